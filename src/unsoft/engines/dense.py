@@ -1,0 +1,156 @@
+"""The dense engine: attention written down as it is defined. It is the specification that all other engines meet.
+
+    s_ij = scale * q_i . k_j                      (+ float mask, for formulas whose bias is "logit")
+    m_i  = max over visible j of peak(s_ij)
+    a_ij = weight(s_ij) / norm(sum over visible j of mass(s_ij) + offset)      0 if the normaliser is 0
+    o_i  = sum over visible j of a_ij v_j
+
+Plain differentiable torch on whole (L, S) matrices, so memory grows with L * S; gradients of any order, forward-mode
+derivatives and torch.compile work. Shapes are those of :class:`unsoft.engines.call.Call`.
+
+How masked and non-finite entries are kept apart:
+
+- A masked entry is evaluated at a point that its row does see and its weight is then replaced by 0. Multiplying by 0
+  would not do: a masked logit may overflow, and 0 * inf is NaN in the output or in the gradient.
+- NaN and Inf in q, k, v and the float mask are replaced by 0 at the start, and NaN is added at the end to exactly the
+  outputs that see one. So a masked one is inert, and gradients are those of the call with 0 in their place.
+- m is treated as a constant: the weights do not depend on it, it only keeps exp in range.
+"""
+
+import torch
+from torch import Tensor
+
+from unsoft.engines.call import Call, finite_part
+from unsoft.engines.dropout import keep, keep_factor, row_keys
+from unsoft.engines.terms import BIAS, Terms, attention_terms
+from unsoft.engines.visibility import visible_tile
+from unsoft.formula.evaluate import evaluate, evaluate_all
+
+_NEUTRAL = 0.5
+"""Logit at which rows that see nothing are evaluated: formulas have their poles and corners at 0, 1 and infinity."""
+
+
+def dense_attention(call: Call) -> tuple[Tensor, Tensor]:
+    """Output (B, H, L, Dv) and weights (B, H, L, S), both in the dtype of the inputs.
+
+    The weights are those before dropout, which touches the output only.
+    """
+    terms = attention_terms(call.formula, call.bias is not None)
+    q, k, v = (finite_part(x.to(call.compute_dtype)) for x in (call.q, call.k, call.v))
+    visible = _visible_entries(call)
+    logits = call.scale * _heads_product(q, k.mT)
+    weights = _weights(terms, _symbols(terms, call, logits), visible)
+    output = _heads_product(_dropped(weights, call), v)
+
+    bad_rows, bad_outputs = _poison(call, visible)
+    output, weights = output + bad_rows + bad_outputs, weights + torch.where(visible, bad_rows, 0.0)
+    return output.to(call.q.dtype), weights.to(call.q.dtype)
+
+
+def _visible_entries(call: Call) -> Tensor:
+    """Bool (B|1, H|1, L, S): the mask and the causal rule together."""
+    length, keys, device = call.q.shape[2], call.k.shape[2], call.q.device
+    visible = torch.ones(1, 1, length, keys, dtype=torch.bool, device=device)
+    tile = visible_tile(call.visible, call.causal_offset, slice(0, length), slice(0, keys), device)
+    return visible if tile is None else visible & tile
+
+
+def _symbols(terms: Terms, call: Call, logits: Tensor) -> dict[str, Tensor]:
+    """Every symbol of the formula but m, each broadcastable to (B, H, L, S)."""
+    dtype, device = call.compute_dtype, call.q.device
+    symbols = {
+        "s": logits,
+        "i": torch.arange(logits.shape[2], dtype=dtype, device=device)[:, None] + (call.causal_offset or 0),
+        "j": torch.arange(logits.shape[3], dtype=dtype, device=device),
+    }
+    if call.counts is not None:
+        symbols["n"] = call.counts[..., None]
+    for name, values in zip(terms.names, call.params, strict=True):
+        symbols[name] = values[:, None, None]
+    if call.bias is not None and call.formula.bias == "logit":
+        symbols["s"] = logits + finite_part(call.bias)
+    elif call.bias is not None:
+        symbols[BIAS] = finite_part(call.bias)
+    return symbols
+
+
+def _weights(terms: Terms, symbols: dict[str, Tensor], visible: Tensor) -> Tensor:
+    rows = {name: x for name, x in symbols.items() if name not in ("s", "j", BIAS)}
+    if symbols["s"].shape[-1] > 0:
+        symbols, rows["m"] = _at_visible_points(terms, symbols, visible)
+    else:
+        rows["m"] = symbols["s"].new_zeros(*symbols["s"].shape[:-1], 1)
+    wanted = {"weight": terms.weight} | ({} if terms.mass is None else {"mass": terms.mass})
+    values = evaluate_all(wanted, symbols | rows)
+    weight = torch.where(visible, values["weight"], 0.0)
+    if terms.mass is None:
+        return weight
+    total = torch.where(visible, values["mass"], 0.0).sum(-1, keepdim=True)
+    return _normalised(terms, rows, weight, total)
+
+
+def _at_visible_points(
+    terms: Terms, symbols: dict[str, Tensor], visible: Tensor
+) -> tuple[dict[str, Tensor], Tensor]:
+    """The symbols with masked entries moved to their row's peak, and that peak m, shape (B, H, L, 1)."""
+    shape = symbols["s"].shape
+    if terms.peak is None:
+        best = visible.expand(shape).to(torch.uint8).argmax(-1, keepdim=True)
+        m = torch.zeros_like(best, dtype=symbols["s"].dtype)
+    else:
+        peaks = evaluate(terms.peak, {name: x.detach() for name, x in symbols.items()})
+        peaks = peaks.masked_fill(~visible, -torch.inf)
+        best = peaks.argmax(-1, keepdim=True)
+        m = peaks.gather(-1, best)
+        m = torch.where(visible.any(-1, keepdim=True), m, 0.0)
+    moved = dict(symbols)
+    for name in {"s", "j", BIAS} & symbols.keys():
+        x = symbols[name].expand(shape)
+        at_best = torch.where(visible.any(-1, keepdim=True), x.detach().gather(-1, best), _NEUTRAL)
+        moved[name] = torch.where(visible, x, at_best)
+    return moved, m
+
+
+def _normalised(terms: Terms, rows: dict[str, Tensor], weight: Tensor, total: Tensor) -> Tensor:
+    if terms.offset is not None:
+        total = total + evaluate(terms.offset, rows)
+    if terms.norm is None:
+        zero, norm = total == 0, total
+    else:
+        zero = evaluate(terms.norm, {name: x.detach() for name, x in rows.items()} | {"z": total.detach()}) == 0
+        # The slope of sqrt at 0 is infinite: take the zero out before the function, not only after it.
+        norm = evaluate(terms.norm, rows | {"z": torch.where(zero, 1.0, total)})
+    return torch.where(zero, 0.0, weight / torch.where(zero, 1.0, norm))
+
+
+def _dropped(weights: Tensor, call: Call) -> Tensor:
+    if call.seed is None:
+        return weights
+    batch, heads, length, keys = weights.shape
+    device = weights.device
+    words = row_keys(call.seed, torch.arange(batch * heads, device=device), torch.arange(length, device=device))
+    kept = keep(words, torch.arange(keys, device=device), call.dropout_p).view(weights.shape)
+    return weights * kept * keep_factor(call.dropout_p)
+
+
+def _poison(call: Call, visible: Tensor) -> tuple[Tensor, Tensor]:
+    """NaN where a row sees something non-finite, else 0: for whole rows (B, H, L, 1), for single outputs (B, H, L, Dv)."""
+    (batch, heads, length, _), keys = call.q.shape, call.k.shape[2]
+    bad_q, bad_k = (~x.isfinite().all(-1) for x in (call.q, call.k))
+    bad_k = bad_k.repeat_interleave(heads // max(call.k.shape[1], 1), dim=1)
+    bad = bad_q[..., :, None] | bad_k[..., None, :]
+    if call.bias is not None:
+        bad = bad | ~call.bias.isfinite()
+    seen = visible.expand(batch, heads, length, keys)
+    bad_rows = (bad & seen).any(-1, keepdim=True)
+    bad_outputs = _heads_product(seen.to(call.compute_dtype), (~call.v.isfinite()).to(call.compute_dtype)) > 0
+    return tuple(torch.where(b, torch.nan, 0.0).to(call.compute_dtype) for b in (bad_rows, bad_outputs))
+
+
+def _heads_product(x: Tensor, y: Tensor) -> Tensor:
+    """(B, H, L, X) times (B, Hk, X, Y): query heads that share a key head are stacked as rows, so y is never copied."""
+    (batch, heads, length, inner), shared = x.shape, y.shape[1]
+    if heads == shared:
+        return x @ y
+    stacked = x.reshape(batch, shared, heads // shared * length, inner)
+    return (stacked @ y).reshape(batch, heads, length, y.shape[-1])

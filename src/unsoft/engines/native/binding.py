@@ -1,0 +1,133 @@
+"""Calls the compiled kernel: tensors in, tensors out, through the plain C interface of kernel/call.h."""
+
+from __future__ import annotations
+
+import ctypes
+import struct
+from functools import lru_cache
+
+import torch
+from torch import Tensor
+
+from unsoft.engines import tiled
+from unsoft.engines.call import compute_dtype
+from unsoft.engines.dropout import keep_factor
+from unsoft.engines.native.codegen import formula_source
+from unsoft.engines.native.compiler import KERNEL, load_libraries
+from unsoft.formula import Formula
+
+_TYPES = {torch.float32: 0, torch.float64: 1, torch.bfloat16: 2, torch.float16: 3}
+_HEAD, _NO_TENSOR = struct.Struct("14q2d"), (0,) * 5
+_FINITE, _OUT_OF_MEMORY = 0, 2
+
+
+class Kernel:
+    """One formula, compiled for one arithmetic type."""
+
+    def __init__(self, formula: Formula, real: str) -> None:
+        sources = {"core": (KERNEL / "core.cpp").read_text(), "formula": formula_source(formula)}
+        self._core, self._formula = load_libraries(sources, real)
+        self._formula.unsoft_mechanism.restype = ctypes.c_void_p
+        self.mechanism = self._formula.unsoft_mechanism()
+        self.forward, self.backward = self._core.unsoft_forward, self._core.unsoft_backward
+
+
+@lru_cache(maxsize=256)
+def kernel(formula: str, dtype: torch.dtype) -> Kernel:
+    """The compiled formula of a :attr:`Formula.key` for inputs of a dtype; compiles it if need be."""
+    return Kernel(Formula.from_key(formula), "double" if dtype == torch.float64 else "float")
+
+
+def forward(
+    q: Tensor, k: Tensor, v: Tensor, visible: Tensor | None, bias: Tensor | None, counts: Tensor | None,
+    params: Tensor, seed: Tensor | None, *, formula: str, causal_offset: int | None, scale: float, dropout_p: float,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    """Output, row peaks and row totals; see :class:`unsoft.engines.operator.Forward`."""
+    out = q.new_empty(*q.shape[:3], v.shape[3])
+    peak = q.new_empty(q.shape[:3], dtype=compute_dtype(q.dtype))
+    total = torch.empty_like(peak)
+    if out.numel() == 0 or k.shape[2] == 0:
+        return out.zero_(), peak.zero_(), total.fill_(1)
+    code = kernel(formula, q.dtype)
+    common = _Common(code, q, k, v, visible, bias, counts, params, seed, causal_offset, scale, dropout_p)
+    if _status(code.forward(common.fields(out, peak, total))) == _FINITE:
+        return out, peak, total
+    options = {"formula": formula, "causal_offset": causal_offset, "scale": scale, "dropout_p": dropout_p}
+    return tiled.forward(q, k, v, visible, bias, counts, params, seed, **options)
+
+
+def backward(
+    grad_out: Tensor, q: Tensor, k: Tensor, v: Tensor, visible: Tensor | None, bias: Tensor | None,
+    counts: Tensor | None, params: Tensor, seed: Tensor | None, out: Tensor, peak: Tensor, total: Tensor, *,
+    formula: str, causal_offset: int | None, scale: float, dropout_p: float, need_bias: bool, need_params: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+    """Gradients of q, k, v, bias and params; see :class:`unsoft.engines.operator.Backward`."""
+    dq, dk, dv = (torch.empty(x.shape, dtype=x.dtype) for x in (q, k, v))
+    dbias = params.new_zeros(*q.shape[:3], k.shape[2]) if need_bias else None
+    dparams = torch.zeros(q.shape[1], params.shape[0], dtype=torch.float64) if need_params else None
+    status = _FINITE
+    if grad_out.numel() == 0 or k.shape[2] == 0:
+        for gradient in (dq, dk, dv):
+            gradient.zero_()
+    else:
+        code = kernel(formula, q.dtype)
+        common = _Common(code, q, k, v, visible, bias, counts, params, seed, causal_offset, scale, dropout_p)
+        fields = common.fields(out, peak, total, (grad_out, dq, dk, dv, dbias, dparams))
+        status = _status(code.backward(fields))
+    if status != _FINITE:
+        options = {"formula": formula, "causal_offset": causal_offset, "scale": scale, "dropout_p": dropout_p}
+        saved = (q, k, v, visible, bias, counts, params, seed, out, peak, total)
+        return tiled.backward(grad_out, *saved, **options, need_bias=need_bias, need_params=need_params)
+    empty = params.new_empty(0)
+    return (
+        dq, dk, dv,
+        empty if dbias is None else dbias.sum_to_size(bias.shape),
+        empty if dparams is None else dparams.T.to(params.dtype),
+    )  # fmt: skip
+
+
+class _Common:
+    """The fields of struct Call that forward and backward share, and the tensors that must outlive the call."""
+
+    def __init__(self, code, q, k, v, visible, bias, counts, params, seed, causal_offset, scale, dropout_p) -> None:
+        (batch, heads, length, width), (_, kv_heads, keys, value_width) = q.shape, v.shape
+        full = (batch, heads, length, keys)
+        self.params = params.T.contiguous()
+        self.visible = None if visible is None else visible.expand(full)
+        self.bias = None if bias is None else bias.expand(full)
+        self.counts = None if counts is None else counts.expand(full[:3])
+        low, high = (0, 0) if seed is None else seed.tolist()
+        self.head = _HEAD.pack(
+            code.mechanism, torch.get_num_threads(), batch, heads, kv_heads, length, keys, width, value_width,
+            causal_offset is not None, causal_offset or 0, low, high, 0 if seed is None else min(round(dropout_p * 2**32), 2**32 - 1),
+            keep_factor(dropout_p), scale,
+        )  # fmt: skip
+        self.inputs = (*_typed(q), *_typed(k), *_typed(v))
+
+    def fields(self, out: Tensor, peak: Tensor, total: Tensor, gradients: tuple | None = None) -> bytes:
+        values = [
+            *self.inputs, *_typed(out), peak.data_ptr(), total.data_ptr(),
+            *_strided(self.counts), *_strided(self.visible), *_strided(self.bias), self.params.data_ptr(),
+        ]  # fmt: skip
+        if gradients is not None:
+            grad_out, dq, dk, dv, dbias, dparams = gradients
+            values += [*_typed(grad_out), *_typed(out), *_typed(dq), *_typed(dk), *_typed(dv), *_strided(dbias)]
+            values.append(0 if dparams is None else dparams.data_ptr())
+        return self.head + struct.pack(f"{len(values)}q", *values)
+
+
+def _typed(x: Tensor) -> tuple[int, ...]:
+    return (x.data_ptr(), *x.stride(), _TYPES[x.dtype])
+
+
+def _strided(x: Tensor | None) -> tuple[int, ...]:
+    if x is None:
+        return _NO_TENSOR
+    strides = x.stride()
+    return (x.data_ptr(), *strides, *(0,) * (4 - len(strides)))
+
+
+def _status(code: int) -> int:
+    if code == _OUT_OF_MEMORY:
+        raise MemoryError("unsoft's native engine could not allocate its tile buffers")
+    return code

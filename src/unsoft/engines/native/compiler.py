@@ -1,0 +1,134 @@
+"""Finds the system's C++ compiler and turns source into a shared library, cached on disk.
+
+The cache key covers the source, every kernel header, the compiler's identity and the CPU's features, so a cached library is
+never used where it was not made for. A library is written aside and renamed into place: processes that compile the same
+formula at once do the work twice but never see half a file.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import os
+import platform
+import shutil
+import subprocess
+import tempfile
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache
+from pathlib import Path
+
+KERNEL = Path(__file__).parent / "kernel"
+_COMPILERS = ("g++", "clang++", "c++")
+_TIMEOUT_SECONDS = 300
+
+
+class CompilationError(RuntimeError):
+    """No usable compiler, or it refused the source; the message is one line for the user."""
+
+
+def cache_directory() -> Path:
+    """Where compiled formulas are kept: ``$UNSOFT_CACHE_DIR``, else ``$XDG_CACHE_HOME/unsoft``, else ``~/.cache/unsoft``."""
+    if chosen := os.environ.get("UNSOFT_CACHE_DIR"):
+        return Path(chosen).expanduser()
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "unsoft"
+
+
+def clear_cache() -> int:
+    """Deletes the compiled libraries of :func:`cache_directory`; returns how many there were."""
+    files = [*cache_directory().glob("*.so"), *cache_directory().glob("*.tmp")]
+    for file in files:
+        file.unlink(missing_ok=True)
+    return sum(file.suffix == ".so" for file in files)
+
+
+def load_libraries(sources: dict[str, str], real: str) -> list[ctypes.CDLL]:
+    """Shared libraries of several sources (name -> text) for ``real`` = "float" or "double", compiled side by side."""
+    with ThreadPoolExecutor(len(sources)) as pool:
+        return list(pool.map(lambda item: _load(*item, real), sources.items()))
+
+
+def _load(name: str, source: str, real: str) -> ctypes.CDLL:
+    library = _library_path(name, source, real)
+    if library.exists():
+        try:
+            return ctypes.CDLL(str(library))
+        except OSError:  # damaged on disk: compile it again
+            library.unlink(missing_ok=True)
+    return ctypes.CDLL(str(_compile(source, real, library)))
+
+
+def _library_path(name: str, source: str, real: str) -> Path:
+    key = hashlib.sha256("\0".join((source, real, _environment_key())).encode()).hexdigest()
+    return cache_directory() / f"{name}-{key[:32]}.so"
+
+
+@cache
+def find_compiler() -> str:
+    """Path of the C++ compiler: ``$CXX`` if set, else the first of g++, clang++ and c++ on the path."""
+    chosen = os.environ.get("CXX")
+    for candidate in (chosen,) if chosen else _COMPILERS:
+        if path := shutil.which(candidate):
+            return path
+    what = f"CXX={chosen} is not an executable" if chosen else f"none of {', '.join(_COMPILERS)} is on the path"
+    raise CompilationError(f"no C++ compiler found: {what}")
+
+
+@cache
+def _environment_key() -> str:
+    compiler = Path(find_compiler()).resolve()
+    stat = compiler.stat()
+    headers = [(KERNEL / file).read_text() for file in sorted(os.listdir(KERNEL))]
+    return "\0".join([str(compiler), str(stat.st_size), str(stat.st_mtime_ns), _cpu_features(), *headers])
+
+
+def _cpu_features() -> str:
+    try:
+        with open("/proc/cpuinfo") as file:  # the first core's entry says it all, and the file can be long
+            text = file.read(8192)
+    except OSError:
+        return f"{platform.machine()} {platform.processor()}"
+    return "\n".join(sorted({line for line in text.splitlines() if line.startswith(("flags", "Features", "CPU part"))}))
+
+
+def _compile(source: str, real: str, library: Path) -> Path:
+    directory = _writable(library.parent)
+    descriptor, unfinished = tempfile.mkstemp(suffix=".tmp", dir=directory)
+    os.close(descriptor)
+    try:
+        _run_compiler(source, real, unfinished)
+        with open(unfinished, "rb") as file:
+            os.fsync(file.fileno())
+        target = directory / library.name
+        os.replace(unfinished, target)
+        return target
+    finally:
+        Path(unfinished).unlink(missing_ok=True)
+
+
+def _writable(directory: Path) -> Path:
+    """The directory, or a private temporary one if it cannot be written to (compiled again in the next process)."""
+    try:
+        directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+        if os.access(directory, os.W_OK):
+            return directory
+    except OSError:
+        pass
+    return Path(tempfile.mkdtemp(prefix="unsoft-"))
+
+
+def _run_compiler(source: str, real: str, output: str) -> None:
+    native = "-mcpu=native" if platform.machine() in ("aarch64", "arm64") else "-march=native"
+    base = [find_compiler(), "-x", "c++", "-", "-std=c++17", "-O2", "-fno-math-errno", "-fPIC", "-shared", "-fvisibility=hidden"]
+    base += [f"-DUNSOFT_REAL={real}", f"-I{KERNEL}", "-o", output]
+    reason = ""
+    # From the best to what every compiler takes: Apple's clang has no OpenMP, some virtual machines no -march=native.
+    for extra in ([native, "-fopenmp"], [native, "-pthread"], ["-pthread"]):
+        try:
+            done = subprocess.run(base + extra, input=source, capture_output=True, text=True, timeout=_TIMEOUT_SECONDS)
+        except (OSError, subprocess.TimeoutExpired) as error:
+            raise CompilationError(f"the C++ compiler {base[0]} does not run: {error}") from None
+        if done.returncode == 0:
+            return
+        reason = reason or next((line for line in done.stderr.splitlines() if "error" in line), done.stderr.strip()[:200])
+    raise CompilationError(f"the C++ compiler {base[0]} failed: {reason}")

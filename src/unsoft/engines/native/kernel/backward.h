@@ -1,0 +1,150 @@
+// Backward: the tiles of the forward pass again, with logits recomputed; all five products stay in one tile.
+//
+// A work item is one key head (all queries of its group), so dk and dv are summed by one thread. The heads left over when
+// threads do not divide them are cut into parts by query tiles; their dk and dv are added up at the end, in a fixed order.
+#pragma once
+#include <numeric>
+#include <vector>
+#include "forward.h"
+
+struct BackwardScratch {
+    int width, value_width;
+    Buffer<real> query_rows, grad_rows, out_rows, packed_queries, packed_grads, keys, values, logits, slopes, dq, bias, bias_gradient;
+    Buffer<uint8_t> visible;
+    Rows rows;
+    explicit BackwardScratch(const Call &c)
+        : width(padded(c.width)), value_width(padded(c.value_width)), query_rows(QUERY_TILE * width),
+          grad_rows(QUERY_TILE * value_width), out_rows(QUERY_TILE * value_width), packed_queries(QUERY_TILE * width),
+          packed_grads(QUERY_TILE * value_width), keys(KEY_TILE * width), values(KEY_TILE * value_width), logits(KEY_TILE * LANES),
+          slopes(KEY_TILE * LANES), dq(QUERY_TILE * width), bias(KEY_TILE * LANES), bias_gradient(KEY_TILE * LANES),
+          visible(KEY_TILE * LANES) {}
+};
+
+static void write_bias_gradient(const Call &c, const Tile &t, int64_t b, int64_t h, int64_t i, int rows) {
+    const Tensor &g = c.bias_gradient;
+    for (int r = 0; r < rows; r++) {
+        real *to = (real *)g.data + b * g.batch + h * g.head + (i + r) * g.row + t.first_key * g.column;
+        for (int key = 0; key < t.keys; key++) to[key * g.column] = t.bias_gradient[long(key) * t.stride + r];
+    }
+}
+
+// One tile of queries against all the keys it sees: adds to dk and dv (rows of padded width), writes dq.
+static bool backward_tile(const Call &c, BackwardScratch &w, int64_t b, int64_t h, int64_t i0, int count, real *dk, real *dv, double *dparameters) {
+    const int64_t hk = h / (c.heads / c.kv_heads);
+    Rows &rows = w.rows;
+    long ldq, ldg, ldo;
+    const real *q = c.q.rows(b, h, i0, count, int(c.width), w.width, w.query_rows, ldq);
+    const real *g = c.grad_out.rows(b, h, i0, count, int(c.value_width), w.value_width, w.grad_rows, ldg);
+    const real *o = c.saved_out.rows(b, h, i0, count, int(c.value_width), w.value_width, w.out_rows, ldo);
+    for (int index = 0; index < count; index++) {
+        rows.set(c, index, b, h, i0 + index);
+        int64_t at = (b * c.heads + h) * c.queries + i0 + index;
+        rows.peak[index] = c.peak[at], rows.total[index] = c.total[at];
+        V delta = {};
+        for (int x = 0; x < w.value_width; x += VL) delta += load(g + index * ldg + x) * load(o + index * ldo + x);
+        rows.delta[index] = horizontal_sum(delta);
+    }
+    rows.pad(count, padded(count));
+    Tile all = {};
+    fill_tile(c, rows, all, 0);
+    all.queries = padded(count), all.parameters = c.parameters + h * c.mechanism->parameters, all.parameter_gradient = dparameters;
+    c.mechanism->prepare(all, rows.total, rows.delta, rows.inverse, rows.slope);
+    for (int p = 0; p * LANES < count; p++) {
+        int n = std::min(LANES, count - p * LANES);
+        pack_lanes(q + long(p) * LANES * ldq, ldq, n, padded(n), int(c.width), real(c.scale), w.packed_queries + p * LANES * w.width);
+        pack_lanes(g + long(p) * LANES * ldg, ldg, n, padded(n), int(c.value_width), 1, w.packed_grads + p * LANES * w.value_width);
+    }
+    std::fill_n((real *)w.dq, long(count) * w.width, real(0));
+    const int64_t end = c.causal ? std::clamp<int64_t>(i0 + count + c.causal_offset, 0, c.keys) : c.keys;
+    for (int64_t j0 = 0; j0 < end; j0 += KEY_TILE) {
+        const int keys = int(std::min<int64_t>(KEY_TILE, end - j0));
+        long ldk, ldv;
+        const real *k = c.k.rows(b, hk, j0, keys, int(c.width), w.width, w.keys, ldk);
+        const real *v = c.v.rows(b, hk, j0, keys, int(c.value_width), w.value_width, w.values, ldv);
+        for (int p = 0; p * LANES < count; p++) {
+            const int first = p * LANES, n = std::min(LANES, count - first), lanes = padded(n);
+            Tile t = all;
+            fill_tile(c, rows, t, first);
+            t.keys = c.causal ? int(std::min<int64_t>(keys, i0 + first + n + c.causal_offset - j0)) : keys;
+            if (t.keys <= 0) continue;
+            t.s = w.logits, t.p = w.slopes, t.queries = t.stride = lanes, t.first_key = j0;
+            t.inverse = rows.inverse + first, t.slope = rows.slope + first;
+            t.bias_gradient = c.bias_gradient.data ? w.bias_gradient.data : nullptr;
+            Seen seen = bring_masks(c, t, b, j0, n, true, w.visible, w.bias,
+                                    [&](int index) { return std::make_pair(h, i0 + first + index); });
+            if (seen == NONE) continue;
+            bool diagonal = c.causal && i0 + first + c.causal_offset < j0 + t.keys - 1;
+            t.plain = seen == ALL && !diagonal && !t.bias && !t.drop_key && n == lanes;
+            for (int index = 0; index < n; index++)
+                rows.limit[first + index] = c.causal ? real(i0 + first + index + c.causal_offset + 1 - j0) : real(t.keys);
+            panel_product(t.keys, int(c.width), k, ldk, w.packed_queries + first * w.width, lanes, w.logits, lanes, lanes / VL);
+            panel_product(t.keys, int(c.value_width), v, ldv, w.packed_grads + first * w.value_width, lanes, w.slopes, lanes, lanes / VL);
+            c.mechanism->backward(t);
+            if (t.bias_gradient) write_bias_gradient(c, t, b, h, i0 + first, n);
+            accumulate<false>(t.keys, w.value_width, n, w.logits, lanes, g + first * ldg, ldg, dv + j0 * w.value_width, w.value_width);
+            accumulate<false>(t.keys, w.width, n, w.slopes, lanes, q + first * ldq, ldq, dk + j0 * w.width, w.width);
+            accumulate<true>(n, w.width, t.keys, w.slopes, lanes, k, ldk, w.dq + first * w.width, w.width);
+        }
+    }
+    bool finite = true;
+    for (int index = 0; index < count; index++)
+        finite &= c.dq.write(b, h, i0 + index, int(c.width), w.dq + long(index) * w.width, real(c.scale));
+    return finite;
+}
+
+static bool write_keys(const Call &c, int64_t unit, int64_t j0, int64_t j1, const real *dk, const real *dv) {
+    bool finite = true;
+    for (int64_t j = j0; j < j1; j++) {
+        finite &= c.dk.write(unit / c.kv_heads, unit % c.kv_heads, j, int(c.width), dk + j * padded(c.width), real(c.scale));
+        finite &= c.dv.write(unit / c.kv_heads, unit % c.kv_heads, j, int(c.value_width), dv + j * padded(c.value_width), 1);
+    }
+    return finite;
+}
+
+static bool backward(const Call &c) {
+    const int64_t group = c.heads / c.kv_heads, units = c.batch * c.kv_heads, parameters = c.mechanism->parameters;
+    const int64_t tiles = (c.queries + QUERY_TILE - 1) / QUERY_TILE;
+    const int64_t over = units % c.threads, whole = units - over;
+    // The smallest number of parts that gives every thread the same share of the left-over heads.
+    const int64_t parts = over ? std::min<int64_t>(c.threads / std::gcd(over, c.threads), std::max<int64_t>(tiles * group, 1)) : 1;
+    const int64_t items = whole + over * parts;
+    const size_t dk_size = size_t(c.keys) * padded(c.width), size = dk_size + size_t(c.keys) * padded(c.value_width);
+    Buffer<real> shared_sums(parts > 1 ? size * over * parts : 0);
+    std::vector<double> dparameters(items * group * parameters, 0.0);
+    std::atomic<bool> finite{true};
+    share(int(c.threads), items, [&](auto next) {
+        BackwardScratch w(c);
+        Buffer<real> own_sums(size);
+        for (int64_t item; (item = next()) < items;) {
+            const int64_t left = item - whole, unit = left < 0 ? item : whole + left / parts;
+            const int64_t part = left < 0 ? 0 : left % parts, step = left < 0 ? 1 : parts;
+            real *sums = left >= 0 && parts > 1 ? shared_sums + size * left : own_sums;
+            std::fill_n(sums, size, real(0));
+            bool good = true;
+            for (int64_t turn = part; turn < group * tiles; turn += step) {
+                int64_t member = turn / tiles, i0 = turn % tiles * QUERY_TILE;
+                int count = int(std::min<int64_t>(QUERY_TILE, c.queries - i0));
+                good &= backward_tile(c, w, unit / c.kv_heads, unit % c.kv_heads * group + member, i0, count, sums, sums + dk_size,
+                                      c.parameter_gradient ? dparameters.data() + (item * group + member) * parameters : nullptr);
+            }
+            if (step == 1) good &= write_keys(c, unit, 0, c.keys, sums, sums + dk_size);
+            if (!good) finite = false;
+        }
+    });
+    if (parts > 1)
+        share(int(c.threads), over, [&](auto next) {
+            for (int64_t left; (left = next()) < over;) {
+                real *sums = shared_sums + size * left * parts;
+                for (int64_t part = 1; part < parts; part++)
+                    for (size_t x = 0; x < size; x++) sums[x] += sums[part * size + x];
+                if (!write_keys(c, whole + left, 0, c.keys, sums, sums + dk_size)) finite = false;
+            }
+        });
+    if (c.parameter_gradient)
+        for (int64_t item = 0; item < items; item++) {
+            int64_t unit = item < whole ? item : whole + (item - whole) / parts;
+            for (int64_t x = 0; x < group * parameters; x++)
+                c.parameter_gradient[unit % c.kv_heads * group * parameters + x] += dparameters[item * group * parameters + x];
+        }
+    return finite;
+}

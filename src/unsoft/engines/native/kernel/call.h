@@ -1,0 +1,106 @@
+// One attention call as Python hands it over, and what forward and backward share: tile sizes, masks, row symbols.
+#pragma once
+#include <algorithm>
+#include "interface.h"
+#include "matmul.h"
+#include "tensors.h"
+#include "threads.h"
+
+// Filled by unsoft/engines/native/binding.py: 64-bit fields only, in this order.
+struct Call {
+    const Mechanism *mechanism;
+    int64_t threads, batch, heads, kv_heads, queries, keys, width, value_width;
+    int64_t causal, causal_offset;              // key j is visible to row i iff j <= i + causal_offset
+    int64_t seed_low, seed_high, drop_below;    // dropout, if drop_below > 0
+    double keep_scale, scale;
+    Source q, k, v;
+    Target out;
+    real *peak, *total;                         // (batch, heads, queries), contiguous
+    Tensor count, visible, bias;                // data null if absent; count of real, visible of bytes, bias of real
+    const real *parameters;                     // (heads, parameters)
+    Source grad_out, saved_out;                 // from here on: backward only
+    Target dq, dk, dv;
+    Tensor bias_gradient;                       // of real, zero at the start
+    double *parameter_gradient;                 // (heads, parameters), zero at the start
+};
+
+constexpr int LANES = PANEL * VL;   // queries that share one panel
+constexpr int KEY_TILE = 96;        // keys per tile: logits of a panel and the values they meet stay in the first cache
+constexpr int PANELS = LANES >= 48 ? 4 : 192 / LANES;
+constexpr int QUERY_TILE = PANELS * LANES;
+
+static inline int padded(int64_t x) { return int((x + VL - 1) / VL * VL); }
+
+static inline uint32_t mix(uint32_t x) {  // lowbias32, the hash shared by all engines
+    x = (x ^ x >> 16) * 0x7feb352du;
+    x = (x ^ x >> 15) * 0x846ca68bu;
+    return x ^ x >> 16;
+}
+
+// The row symbols of up to QUERY_TILE queries, and the tile buffers that masks are brought into.
+struct Rows {
+    real peak[QUERY_TILE], mass[QUERY_TILE], rescale[QUERY_TILE], count[QUERY_TILE], position[QUERY_TILE], limit[QUERY_TILE];
+    real total[QUERY_TILE], inverse[QUERY_TILE], slope[QUERY_TILE], delta[QUERY_TILE];
+    uint32_t drop_key[QUERY_TILE];
+
+    // Query `index` of the tile is row `i` of head `h`.
+    void set(const Call &c, int index, int64_t b, int64_t h, int64_t i) {
+        int64_t position_of_row = i + (c.causal ? c.causal_offset : 0);
+        int64_t seen = c.causal ? std::clamp<int64_t>(position_of_row + 1, 0, c.keys) : c.keys;
+        peak[index] = NOTHING_SEEN;
+        mass[index] = 0;
+        position[index] = real(position_of_row);
+        count[index] = real(seen);
+        if (c.count.data) count[index] = ((const real *)c.count.data)[b * c.count.batch + h * c.count.head + i * c.count.row];
+        if (c.drop_below)
+            drop_key[index] = mix(mix(mix(uint32_t(c.seed_low) + uint32_t(b * c.heads + h) * 0x9E3779B1u) ^ uint32_t(c.seed_high)) +
+                                  uint32_t(i) * 0x85EBCA77u);
+    }
+    void pad(int from, int to) {  // lanes that hold no query
+        for (int index = from; index < to; index++) {
+            peak[index] = NOTHING_SEEN;
+            mass[index] = position[index] = limit[index] = total[index] = delta[index] = 0;
+            count[index] = 1;
+            drop_key[index] = 0;
+        }
+    }
+};
+
+enum Seen { NONE, SOME, ALL };
+
+// Copies a mask's or bias's entries for one query and `keys` keys to `to`, `step` apart; says what the query sees of them.
+template <class T> static Seen copy_entries(const Tensor &x, int64_t b, int64_t h, int64_t i, int64_t j, int keys, T *to, long step) {
+    const T *from = (const T *)x.data + b * x.batch + h * x.head + i * x.row + j * x.column;
+    int seen = 0;
+    for (int key = 0; key < keys; key++) {
+        T entry = from[key * x.column];
+        to[key * step] = entry;
+        seen += entry != 0;
+    }
+    return seen == keys ? ALL : seen ? SOME : NONE;
+}
+
+// Brings the masks of a tile into `t` (laid out as t.s is): query number `index` of the tile is what rows(index) says.
+// Returns NONE if no query sees any key, so that the tile can be skipped.
+template <class Row>
+static Seen bring_masks(const Call &c, Tile &t, int64_t b, int64_t j0, int queries, bool transposed, uint8_t *visible, real *bias, Row row) {
+    t.visible = nullptr;
+    t.bias = nullptr;
+    long step = transposed ? t.stride : 1, next = transposed ? 1 : t.stride;
+    Seen seen = ALL;
+    if (c.visible.data) {
+        bool any = false, every = true;
+        for (int index = 0; index < queries; index++) {
+            Seen s = copy_entries(c.visible, b, row(index).first, row(index).second, j0, t.keys, visible + index * next, step);
+            any |= s != NONE, every &= s == ALL;
+        }
+        seen = !any ? NONE : every ? ALL : SOME;
+        if (seen == SOME) t.visible = visible;
+    }
+    if (c.bias.data && seen != NONE) {
+        for (int index = 0; index < queries; index++)
+            copy_entries(c.bias, b, row(index).first, row(index).second, j0, t.keys, bias + index * next, step);
+        t.bias = bias;
+    }
+    return seen;
+}

@@ -1,0 +1,21 @@
+// The formula-independent half of the native engine. Both functions return 0, or 1 if some output is not finite (the
+// caller then applies the exact rules for NaN and Inf), or 2 if memory ran out.
+#include "backward.h"
+
+extern "C" {
+__attribute__((visibility("default"))) int unsoft_lanes() { return VL; }
+__attribute__((visibility("default"))) int unsoft_forward(const Call *call) {
+    try {
+        return forward(*call) ? 0 : 1;
+    } catch (const std::bad_alloc &) {
+        return 2;
+    }
+}
+__attribute__((visibility("default"))) int unsoft_backward(const Call *call) {
+    try {
+        return backward(*call) ? 0 : 1;
+    } catch (const std::bad_alloc &) {
+        return 2;
+    }
+}
+}

@@ -1,0 +1,80 @@
+// Small dense products out of registers: C (+)= A B, where A is read one number at a time and B one register at a time.
+//
+// Neither operand is packed: A is walked along its rows (or columns, TRANSPOSED), B along its rows. Only the queries are
+// laid out anew (see pack_lanes), once for all the keys they meet.
+#pragma once
+#include "simd.h"
+
+// C[R][NV * VL] (+)= sum_k A(r, k) B[k][NV * VL]; A(r, k) is A[r * lda + k], or A[k * lda + r] if TRANSPOSED.
+template <int R, int NV, bool TRANSPOSED, bool ADD>
+static inline __attribute__((always_inline)) void block(int depth, const real *__restrict a, long lda,
+                                                        const real *__restrict b, long ldb, real *__restrict c, long ldc) {
+    V sum[R][NV];
+#pragma GCC unroll 16
+    for (int r = 0; r < R; r++)
+#pragma GCC unroll 16
+        for (int v = 0; v < NV; v++) sum[r][v] = ADD ? load(c + r * ldc + v * VL) : V{};
+#pragma GCC unroll 2
+    for (int k = 0; k < depth; k++) {
+        V row[NV];
+#pragma GCC unroll 16
+        for (int v = 0; v < NV; v++) row[v] = load(b + k * ldb + v * VL);
+#pragma GCC unroll 16
+        for (int r = 0; r < R; r++) {
+            V x = splat(TRANSPOSED ? a[k * lda + r] : a[r * lda + k]);
+#pragma GCC unroll 16
+            for (int v = 0; v < NV; v++) sum[r][v] += x * row[v];
+        }
+    }
+#pragma GCC unroll 16
+    for (int r = 0; r < R; r++)
+#pragma GCC unroll 16
+        for (int v = 0; v < NV; v++) store(c + r * ldc + v * VL, sum[r][v]);
+}
+
+// All rows of C for one group of NV registers: blocks of R rows, the remainder halved until it fits.
+template <int R, int NV, bool TRANSPOSED, bool ADD>
+static void rows(int m, int depth, const real *a, long lda, const real *b, long ldb, real *c, long ldc) {
+    int r = 0;
+    for (; r + R <= m; r += R) block<R, NV, TRANSPOSED, ADD>(depth, a + (TRANSPOSED ? r : r * lda), lda, b, ldb, c + r * ldc, ldc);
+    if constexpr (R > 1)
+        if (r < m) rows<R / 2, NV, TRANSPOSED, ADD>(m - r, depth, a + (TRANSPOSED ? r : r * lda), lda, b, ldb, c + r * ldc, ldc);
+}
+
+// Logit-shaped products: C[m][queries] = A B with B and C as wide as a panel of queries (1 to 3 registers).
+constexpr int PANEL = 3;
+static void panel_product(int m, int depth, const real *a, long lda, const real *b, long ldb, real *c, long ldc, int registers) {
+    constexpr int R = REGISTERS == 32 ? 8 : 4;
+    if (registers == 3) rows<R, 3, false, false>(m, depth, a, lda, b, ldb, c, ldc);
+    else if (registers == 2) rows<R, 2, false, false>(m, depth, a, lda, b, ldb, c, ldc);
+    else rows<R, 1, false, false>(m, depth, a, lda, b, ldb, c, ldc);
+}
+
+// Value-shaped products: C[m][width] += A B with `width` a multiple of VL (a head's dimension, padded).
+template <bool TRANSPOSED>
+static void accumulate(int m, int width, int depth, const real *a, long lda, const real *b, long ldb, real *c, long ldc) {
+    constexpr int NV = REGISTERS == 32 ? 4 : 2, R = 6;
+    int x = 0;
+    for (; x + NV * VL <= width; x += NV * VL) rows<R, NV, TRANSPOSED, true>(m, depth, a, lda, b + x, ldb, c + x, ldc);
+    for (; x + VL <= width; x += VL) rows<R, 1, TRANSPOSED, true>(m, depth, a, lda, b + x, ldb, c + x, ldc);
+}
+
+// Few queries: C[query][key] = q . k by dot products along the head dimension (width a multiple of VL), one key a turn.
+template <int R>
+static inline void dots(int keys, int width, const real *q, long ldq, const real *k, long ldk, real *c, long ldc) {
+    for (int key = 0; key < keys; key++) {
+        V sum[R] = {};
+        for (int x = 0; x < width; x += VL) {
+            V y = load(k + key * ldk + x);
+#pragma GCC unroll 16
+            for (int r = 0; r < R; r++) sum[r] += load(q + r * ldq + x) * y;
+        }
+        for (int r = 0; r < R; r++) c[r * ldc + key] = horizontal_sum(sum[r]);
+    }
+}
+
+// Queries from rows to lanes: to[x][lane] = scale * from[lane][x], lanes past `count` zero.
+static void pack_lanes(const real *from, long ld, int count, int lanes, int width, real scale, real *to) {
+    for (int lane = 0; lane < lanes; lane++)
+        for (int x = 0; x < width; x++) to[x * lanes + lane] = lane < count ? from[lane * ld + x] * scale : real(0);
+}

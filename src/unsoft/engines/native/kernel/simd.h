@@ -1,0 +1,167 @@
+// One SIMD register as a C++ type, and the elementary functions of formulas on it.
+//
+// GCC/clang vector extensions, no intrinsics where the compiler does as well: the same text becomes AVX-512, AVX2, SSE2
+// or NEON. `real` is float or double, chosen at compile time. Every function whose name starts with v lets NaN through.
+#pragma once
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <limits>
+#include <type_traits>
+#if defined(__AVX512F__) || defined(__F16C__)
+#include <immintrin.h>
+#endif
+
+#ifndef UNSOFT_REAL
+#define UNSOFT_REAL float
+#endif
+typedef UNSOFT_REAL real;
+
+#if defined(__AVX512F__)
+#define UNSOFT_BYTES 64
+#elif defined(__AVX2__)
+#define UNSOFT_BYTES 32
+#else
+#define UNSOFT_BYTES 16
+#endif
+#if defined(__AVX512F__) || defined(__aarch64__)
+constexpr int REGISTERS = 32;
+#else
+constexpr int REGISTERS = 16;
+#endif
+#define UNSOFT_INLINE static inline __attribute__((always_inline))
+
+constexpr int VL = UNSOFT_BYTES / sizeof(real);
+constexpr bool SINGLE = sizeof(real) == 4;
+typedef real V __attribute__((vector_size(UNSOFT_BYTES)));
+typedef real Unaligned __attribute__((vector_size(UNSOFT_BYTES), aligned(sizeof(real)), may_alias));
+typedef decltype(V{} < V{}) I;  // signed integers of the width of real, also the type of a comparison
+typedef std::conditional<SINGLE, int32_t, int64_t>::type word;
+typedef std::conditional<SINGLE, uint32_t, uint64_t>::type uword;
+typedef uword U __attribute__((vector_size(UNSOFT_BYTES)));
+
+UNSOFT_INLINE V splat(real x) { return x - V{}; }
+UNSOFT_INLINE V load(const real *p) { return (V) * (const Unaligned *)p; }
+UNSOFT_INLINE void store(real *p, V x) { *(Unaligned *)p = (Unaligned)x; }
+UNSOFT_INLINE V vselect(I c, V a, V b) { return c ? a : b; }
+// One instruction each; NaN in b comes through, NaN in a does not.
+UNSOFT_INLINE V larger(V a, V b) { return a > b ? a : b; }
+UNSOFT_INLINE V smaller(V a, V b) { return a < b ? a : b; }
+UNSOFT_INLINE V iota() {
+    V x;
+    for (int t = 0; t < VL; t++) x[t] = t;
+    return x;
+}
+// Halves are added until one number is left; a fixed order, the same on every machine of this width.
+template <int N> struct Fold {
+    typedef real Half __attribute__((vector_size(N / 2 * sizeof(real))));
+    template <class Vector> UNSOFT_INLINE real sum(Vector x) {
+        Half part[2];
+        memcpy(part, &x, sizeof x);
+        return Fold<N / 2>::sum(part[0] + part[1]);
+    }
+};
+template <> struct Fold<2> {
+    template <class Vector> UNSOFT_INLINE real sum(Vector x) { return x[0] + x[1]; }
+};
+UNSOFT_INLINE real horizontal_sum(V x) { return Fold<VL>::sum(x); }
+UNSOFT_INLINE real horizontal_max(V x) {  // NaN is kept
+    real best = x[0];
+    for (int t = 1; t < VL; t++) best = best > x[t] ? best : x[t];
+    return best;
+}
+
+UNSOFT_INLINE V vabs(V x) { return (V)((I)x & ~(I)splat(real(-0.0))); }
+UNSOFT_INLINE V vmax(V a, V b) { return vselect(a == a, larger(a, b), a); }
+UNSOFT_INLINE V vmin(V a, V b) { return vselect(a == a, smaller(a, b), a); }
+UNSOFT_INLINE V vrelu(V x) { return larger(V{}, x); }
+UNSOFT_INLINE V vsign(V x) {  // 0 at 0, NaN at NaN
+    V one = (V)(((I)x & (I)splat(real(-0.0))) | (I)splat(1));
+    return vselect(x == V{}, V{}, vselect(x == x, one, x));
+}
+UNSOFT_INLINE V vsqrt(V x) {
+    V y;
+    for (int t = 0; t < VL; t++) y[t] = std::sqrt(x[t]);
+    return y;
+}
+
+// exp by reduction to |r| <= ln(2)/2 and a polynomial; underflows to 0 and overflows to inf like the library's.
+UNSOFT_INLINE V vexp_float(V x) {
+#if defined(__AVX512F__)
+    const V low = splat(real(-87.33654)), high = splat(real(88.72283));
+#else
+    const V low = splat(real(-87.33654)), high = splat(real(88.37626));  // 2^127 is the largest power that is a float
+#endif
+    V clamped = smaller(high, larger(low, x));
+    const V magic = splat(real(12582912));  // adding 1.5 * 2^23 rounds to an integer, kept in the low bits
+    V shifted = clamped * real(1.44269504) + magic;
+    V n = shifted - magic;
+    V r = clamped - n * real(0.693359375);
+    r = r + n * real(2.12194440e-4);
+    V p = splat(real(1.9875691500e-4));
+    p = p * r + real(1.3981999507e-3);
+    p = p * r + real(8.3334519073e-3);
+    p = p * r + real(4.1665795894e-2);
+    p = p * r + real(1.6666665459e-1);
+    p = p * r + real(5.0000001201e-1);
+    p = p * (r * r) + r + real(1);
+#if defined(__AVX512F__)
+    V y = (V)_mm512_scalef_ps((__m512)p, (__m512)n);
+#else
+    V y = (V)((I)p + ((I)shifted << 23));
+#endif
+    y = vselect(x < low, V{}, y);
+    return vselect(x > high, splat(std::numeric_limits<real>::infinity()), y);
+}
+UNSOFT_INLINE V vexp_double(V x) {
+    const V low = splat(real(-708.396)), high = splat(real(709.782));
+    V clamped = smaller(high, larger(low, x));
+    const V magic = splat(real(6755399441055744.0));
+    V shifted = clamped * real(1.4426950408889634074) + magic;
+    V n = shifted - magic;
+    V r = clamped - n * real(6.93145751953125e-1);
+    r = r - n * real(1.42860682030941723212e-6);
+    V rr = r * r;  // Cephes' rational approximation
+    V p = r * ((real(1.26177193074810590878e-4) * rr + real(3.02994407707441961300e-2)) * rr + real(9.99999999999999999910e-1));
+    V q = ((real(3.00198505138664455042e-6) * rr + real(2.52448340349684104192e-3)) * rr + real(2.27265548208155028766e-1)) * rr +
+          real(2.00000000000000000005e0);
+    V y = real(1) + real(2) * p / (q - p);
+    I whole = ((I)shifted << 52) >> 52, half = whole >> 1;  // 2^n as two factors, so that neither overflows
+    y = (V)((I)y + (half << 52)) * (V)((I)splat(1) + ((whole - half) << 52));
+    y = vselect(x < low, V{}, y);
+    return vselect(x > high, splat(std::numeric_limits<real>::infinity()), y);
+}
+UNSOFT_INLINE V vexp(V x) {
+    if constexpr (SINGLE) return vexp_float(x);
+    else return vexp_double(x);
+}
+UNSOFT_INLINE V vsigmoid(V x) { return real(1) / (real(1) + vexp(-x)); }
+UNSOFT_INLINE V vtanh(V x) {
+    V far = real(1) - real(2) / (real(1) + vexp(x + x));
+    V y = x * x, p;  // near 0 the difference above cancels
+    if constexpr (SINGLE) {
+        p = splat(real(-5.70498872745e-3));
+        p = p * y + real(2.06390887954e-2);
+        p = p * y - real(5.37397155531e-2);
+        p = p * y + real(1.33314422036e-1);
+        p = p * y - real(3.33332819422e-1);
+    } else {
+        p = ((real(-9.64399179425052238628e-1) * y - real(9.92877231001918586564e1)) * y - real(1.61468768441708447952e3)) /
+            (((y + real(1.12811678491632931402e2)) * y + real(2.23548839060100448583e3)) * y + real(4.84406305325125486048e3));
+    }
+    return vselect(y < splat(real(0.390625)), x + x * y * p, far);
+}
+// Rare in formulas, and then mostly once a row: the library's scalar functions are good enough.
+#define UNSOFT_LANEWISE(name, function)                     \
+    UNSOFT_INLINE V name(V x) {                             \
+        V y;                                                \
+        for (int t = 0; t < VL; t++) y[t] = function(x[t]); \
+        return y;                                           \
+    }
+UNSOFT_LANEWISE(vlog, std::log)
+UNSOFT_LANEWISE(verf, std::erf)
+UNSOFT_INLINE V vpow(V x, V e) {
+    V y;
+    for (int t = 0; t < VL; t++) y[t] = std::pow(x[t], e[t]);
+    return y;
+}

@@ -1,0 +1,52 @@
+// Work items handed to threads one by one: OpenMP where the compiler has it (the pool that PyTorch uses), else std::thread.
+#pragma once
+#include <atomic>
+#include <cstdlib>
+#include <memory>
+#include <new>
+#ifndef _OPENMP
+#include <thread>
+#include <vector>
+#endif
+
+// Calls body(next) on `threads` threads; each asks next() for the index of its next item until that is >= items.
+template <class Body> static void share(int threads, int64_t items, Body body) {
+    std::atomic<int64_t> counter{0};
+    std::atomic<bool> exhausted{false};
+    auto next = [&]() -> int64_t { return counter.fetch_add(1); };
+    auto work = [&] {
+        try {
+            body(next);
+        } catch (const std::bad_alloc &) {  // an exception must not leave a thread: it is thrown again below
+            exhausted = true;
+        }
+    };
+    if (threads > items) threads = int(items);
+    if (threads <= 1) {
+        work();
+    } else {
+#ifdef _OPENMP
+#pragma omp parallel num_threads(threads)
+        work();
+#else
+        std::vector<std::thread> crew;
+        for (int t = 1; t < threads; t++) crew.emplace_back(work);
+        work();
+        for (auto &worker : crew) worker.join();
+#endif
+    }
+    if (exhausted) throw std::bad_alloc();
+}
+
+template <class T> struct Buffer {  // uninitialised memory, aligned to a cache line
+    T *data;
+    explicit Buffer(size_t count) {
+        size_t bytes = (count * sizeof(T) + 63) / 64 * 64;
+        data = (T *)std::aligned_alloc(64, bytes ? bytes : 64);
+        if (!data) throw std::bad_alloc();
+    }
+    ~Buffer() { std::free(data); }
+    Buffer(const Buffer &) = delete;
+    Buffer &operator=(const Buffer &) = delete;
+    operator T *() const { return data; }
+};

@@ -1,0 +1,294 @@
+// A formula on a tile: included after the generated `struct Formula`, which offers
+//   constants  has_peak, has_mass, strength, parameters, mass_degree
+//   Row row(V m, V n, V i, const real *params)           what depends on the query only, computed once a row
+//   V peak(V s, const Row &, V j)
+//   void value(V s, const Row &, V j, V &weight, V &mass)
+//   void slope(V s, const Row &, V j, V &weight, V &dweight, V &mass, V &dmass)         derivatives by the logit
+//   void parameter_slopes(V s, const Row &, V j, V *dweight, V *dmass)                  derivatives by each parameter
+//   V offset(m, n, i, params), norm(z, ...), norm_slope(z, ...)
+//   void row_parameter_slopes(V z, V m, V n, V i, const real *params, V *doffset, V *dnorm)
+// Nothing here knows which formula it is.
+#pragma once
+#include "interface.h"
+
+namespace {
+
+UNSOFT_INLINE U mix(U x) {  // lowbias32, the hash shared by all engines
+    const U word32 = (U{} + 0xffffffffu);
+    x = (x ^ (x >> 16)) * 0x7feb352du & word32;
+    x = (x ^ (x >> 15)) * 0x846ca68bu & word32;
+    return (x ^ (x >> 16)) & word32;
+}
+
+// Where the vector of one tile position lies, and what surrounds it: the only difference between the two layouts.
+struct Lanes {
+    V count, position, limit;
+    U drop_key;
+};
+
+template <bool ROWS> struct Layout {
+    // ROWS: one query, VL keys from `key` on. Otherwise: VL queries from `query` on, one key.
+    UNSOFT_INLINE Lanes lanes(const Tile &t, int query) {
+        Lanes x;
+        if (ROWS) {
+            x.count = splat(t.count[query]);
+            x.position = splat(t.position[query]);
+            x.limit = splat(t.limit[query]);
+            x.drop_key = U{} + uword(t.drop_key ? t.drop_key[query] : 0);
+        } else {
+            x.count = load(t.count + query);
+            x.position = load(t.position + query);
+            x.limit = load(t.limit + query);
+            x.drop_key = U{};
+            if (t.drop_key)
+                for (int lane = 0; lane < VL; lane++) x.drop_key[lane] = t.drop_key[query + lane];
+        }
+        return x;
+    }
+    UNSOFT_INLINE size_t at(const Tile &t, int query, int key) {
+        return ROWS ? size_t(query) * t.stride + key : size_t(key) * t.stride + query;
+    }
+    UNSOFT_INLINE V key_index(int key) { return ROWS ? iota() + real(key) : splat(real(key)); }
+    UNSOFT_INLINE V statistic(const real *x, int query) { return ROWS ? splat(x[query]) : load(x + query); }
+};
+
+template <bool ROWS> UNSOFT_INLINE I seen(const Tile &t, const Lanes &x, V key, size_t at) {
+    I result = key < x.limit;
+    if (t.visible) {
+        I bytes;
+        for (int lane = 0; lane < VL; lane++) bytes[lane] = t.visible[at + lane];
+        result &= bytes != 0;
+    }
+    return result;
+}
+
+UNSOFT_INLINE V kept(const Tile &t, const Lanes &x, V j) {  // dropout's factor: 0 or keep_scale
+    U index;
+    for (int lane = 0; lane < VL; lane++) index[lane] = uword(uint32_t(int64_t(j[lane])) * 0xC2B2AE3Du);
+    U word = mix((x.drop_key + index) & (U{} + 0xffffffffu));
+    V factor;
+    for (int lane = 0; lane < VL; lane++) factor[lane] = uint32_t(word[lane]) < t.drop_below ? real(0) : t.keep_scale;
+    return factor;
+}
+
+// The formula at one vector, with a strength bias b: weight * exp(b) and mass * exp(degree b). Formulas with a peak are
+// homogeneous in exp(-m), so shifting m by -b is the same and cannot overflow.
+template <class Result, class Evaluate>
+UNSOFT_INLINE Result biased(const Tile &t, const Lanes &x, V &s, V m, size_t at, const Formula::Row &row, Evaluate evaluate) {
+    if (!t.bias) return evaluate(row);
+    V b = load(t.bias + at);
+    if (!Formula::strength) {
+        s += b;
+        return evaluate(row);
+    }
+    if (Formula::has_peak) return evaluate(Formula::row(m - b, x.count, x.position, t.parameters));
+    Result result = evaluate(row);
+    result.scale(vexp(b), vexp(b * real(Formula::mass_degree)));
+    return result;
+}
+
+struct Value {
+    V weight, mass;
+    void scale(V a, V b) { weight *= a, mass *= b; }
+};
+struct Slope {
+    V weight, dweight, mass, dmass;
+    void scale(V a, V b) { weight *= a, dweight *= a, mass *= b, dmass *= b; }
+};
+struct ParameterSlopes {
+    V dweight[Formula::parameters + 1], dmass[Formula::parameters + 1];
+    void scale(V a, V b) {
+        for (int k = 0; k < Formula::parameters; k++) dweight[k] *= a, dmass[k] *= b;
+    }
+};
+
+template <bool ROWS, bool PLAIN> bool forward_tile(const Tile &t) {
+    typedef Layout<ROWS> At;
+    constexpr int step = ROWS ? VL : 1;
+    bool rescaled = false;
+    for (int query = 0; query < t.queries; query += ROWS ? 1 : VL) {
+        const Lanes x = At::lanes(t, query);
+        V old = At::statistic(t.peak, query), m = old;
+        if (Formula::has_peak) {
+            Formula::Row row = Formula::row(V{}, x.count, x.position, t.parameters);
+            for (int key = 0; key < t.keys; key += step) {
+                size_t at = At::at(t, query, key);
+                V s = load(t.s + at), j = At::key_index(key);
+                if (PLAIN) {
+                    m = larger(m, Formula::peak(s, row, j + real(t.first_key)));
+                } else {
+                    V b = t.bias ? load(t.bias + at) : V{};
+                    V top = Formula::strength ? Formula::peak(s, row, j + real(t.first_key)) + b
+                                              : Formula::peak(s + b, row, j + real(t.first_key));
+                    m = vselect(seen<ROWS>(t, x, j, at), larger(m, top), m);
+                }
+            }
+            if (ROWS) m = splat(horizontal_max(m));
+            V factor = vselect(m == old, splat(1), vexp(old - m));
+            bool changed = false;
+            for (int lane = 0; lane < VL; lane++) changed |= factor[lane] != 1;
+            rescaled |= changed;
+            if (ROWS) {
+                t.peak[query] = m[0], t.rescale[query] = factor[0];
+                if (changed) t.mass[query] *= std::pow(factor[0], real(Formula::mass_degree));
+            } else {
+                store(t.peak + query, m), store(t.rescale + query, factor);
+                if (changed) {
+                    V mass_factor = Formula::mass_degree == 1 ? factor : vexp((old - m) * real(Formula::mass_degree));
+                    mass_factor = vselect(m == old, splat(1), mass_factor);
+                    store(t.mass + query, load(t.mass + query) * mass_factor);
+                }
+            }
+        }
+        const Formula::Row row = Formula::row(m, x.count, x.position, t.parameters);
+        V total = {};
+        for (int key = 0; key < t.keys; key += step) {
+            size_t at = At::at(t, query, key);
+            V s = load(t.s + at), index = At::key_index(key), j = index + real(t.first_key);
+            Value y;
+            if (PLAIN) {
+                Formula::value(s, row, j, y.weight, y.mass);
+            } else {
+                y = biased<Value>(t, x, s, m, at, row, [&](const Formula::Row &r) {
+                    Value z;
+                    Formula::value(s, r, j, z.weight, z.mass);
+                    return z;
+                });
+                I visible = seen<ROWS>(t, x, index, at);
+                y.weight = vselect(visible, y.weight, V{});
+                y.mass = vselect(visible, y.mass, V{});
+                if (t.drop_key) y.weight *= kept(t, x, j);
+            }
+            store(t.s + at, y.weight);
+            if (Formula::has_mass) total += y.mass;
+        }
+        if (ROWS) t.mass[query] += horizontal_sum(total);
+        else store(t.mass + query, load(t.mass + query) + total);
+    }
+    return rescaled;
+}
+template <bool ROWS> bool forward(const Tile &t) {
+    return t.plain ? forward_tile<ROWS, true>(t) : forward_tile<ROWS, false>(t);
+}
+
+template <bool PLAIN> void backward_tile(const Tile &t) {
+    typedef Layout<false> At;
+    for (int query = 0; query < t.queries; query += VL) {
+        const Lanes x = At::lanes(t, query);
+        const V m = load(t.peak + query), inverse = load(t.inverse + query), slope = load(t.slope + query);
+        const Formula::Row row = Formula::row(m, x.count, x.position, t.parameters);
+        for (int key = 0; key < t.keys; key++) {
+            size_t at = At::at(t, query, key);
+            V s = load(t.s + at), g = load(t.p + at), index = At::key_index(key), j = index + real(t.first_key);
+            Slope y;
+            if (PLAIN) {
+                Formula::slope(s, row, j, y.weight, y.dweight, y.mass, y.dmass);
+                V weight = Formula::has_mass ? y.weight * inverse : y.weight;
+                V ds = Formula::has_mass ? y.dweight * (g * inverse) + y.dmass * slope : y.dweight * g;
+                store(t.s + at, weight), store(t.p + at, ds);
+                continue;
+            }
+            y = biased<Slope>(t, x, s, m, at, row, [&](const Formula::Row &r) {
+                Slope z;
+                Formula::slope(s, r, j, z.weight, z.dweight, z.mass, z.dmass);
+                return z;
+            });
+            I visible = seen<false>(t, x, index, at);
+            V drop = t.drop_key ? kept(t, x, j) : splat(1);
+            g = g * drop * inverse;
+            V ds = vselect(visible, Formula::has_mass ? y.dweight * g + y.dmass * slope : y.dweight * g, V{});
+            if (t.bias_gradient) {
+                V strong = y.weight * g;
+                if (Formula::has_mass) strong += real(Formula::mass_degree) * y.mass * slope;
+                store(t.bias_gradient + at, Formula::strength ? vselect(visible, strong, V{}) : ds);
+            }
+            store(t.s + at, vselect(visible, y.weight * inverse * drop, V{}));
+            store(t.p + at, ds);
+        }
+    }
+}
+
+template <int PARAMETERS> void parameter_tile(const Tile &t) {  // before backward_tile, which overwrites s and p
+    typedef Layout<false> At;
+    for (int query = 0; query < t.queries; query += VL) {
+        const Lanes x = At::lanes(t, query);
+        const V m = load(t.peak + query), inverse = load(t.inverse + query), slope = load(t.slope + query);
+        const Formula::Row row = Formula::row(m, x.count, x.position, t.parameters);
+        V sum[PARAMETERS] = {};
+        for (int key = 0; key < t.keys; key++) {
+            size_t at = At::at(t, query, key);
+            V s = load(t.s + at), g = load(t.p + at) * inverse, index = At::key_index(key), j = index + real(t.first_key);
+            ParameterSlopes y = biased<ParameterSlopes>(t, x, s, m, at, row, [&](const Formula::Row &r) {
+                ParameterSlopes z;
+                Formula::parameter_slopes(s, r, j, z.dweight, z.dmass);
+                return z;
+            });
+            I visible = seen<false>(t, x, index, at);
+            if (t.drop_key) g *= kept(t, x, j);
+            for (int k = 0; k < PARAMETERS; k++) {
+                V term = y.dweight[k] * g;
+                if (Formula::has_mass) term += y.dmass[k] * slope;
+                sum[k] += vselect(visible, term, V{});
+            }
+        }
+        for (int k = 0; k < PARAMETERS; k++) t.parameter_gradient[k] += horizontal_sum(sum[k]);
+    }
+}
+
+void backward(const Tile &t) {
+    if constexpr (Formula::parameters > 0)
+        if (t.parameter_gradient) parameter_tile<Formula::parameters>(t);
+    if (t.plain) backward_tile<true>(t);
+    else backward_tile<false>(t);
+}
+
+void finish(const Tile &t, real *total, real *inverse) {
+    for (int query = 0; query < t.queries; query += VL) {
+        V m = load(t.peak + query), n = load(t.count + query), i = load(t.position + query), z = load(t.mass + query);
+        I dead = Formula::has_peak ? m == splat(NOTHING_SEEN) : (I)(V{} != V{});
+        m = vselect(dead, V{}, m);
+        V norm = splat(1);
+        if (Formula::has_mass) {
+            z += Formula::offset(m, n, i, t.parameters);
+            norm = Formula::norm(z, m, n, i, t.parameters);
+        } else {
+            z = splat(1);
+        }
+        dead |= norm == V{};
+        store(t.peak + query, m);
+        store(total + query, z);
+        store(inverse + query, vselect(dead, V{}, real(1) / norm));
+    }
+}
+
+void prepare(const Tile &t, const real *total, const real *delta, real *inverse, real *slope) {
+    for (int query = 0; query < t.queries; query += VL) {
+        V one = splat(1), zero = {};
+        if (!Formula::has_mass) {
+            store(inverse + query, one), store(slope + query, zero);
+            continue;
+        }
+        V m = load(t.peak + query), n = load(t.count + query), i = load(t.position + query);
+        V z = load(total + query), d = load(delta + query);
+        V norm = Formula::norm(z, m, n, i, t.parameters);
+        I dead = norm == zero;
+        V inv = vselect(dead, zero, one / norm);
+        V dz = vselect(dead, zero, -d * Formula::norm_slope(z, m, n, i, t.parameters) * inv);
+        store(inverse + query, inv), store(slope + query, dz);
+        if constexpr (Formula::parameters > 0) {
+            if (!t.parameter_gradient) continue;
+            V doffset[Formula::parameters], dnorm[Formula::parameters];
+            Formula::row_parameter_slopes(z, m, n, i, t.parameters, doffset, dnorm);
+            for (int k = 0; k < Formula::parameters; k++)  // a row with d == 0 may be padding, whose slopes can be NaN
+                t.parameter_gradient[k] += horizontal_sum(vselect((d == zero) | dead, zero, doffset[k] * dz - d * dnorm[k] * inv));
+        }
+    }
+}
+
+}  // namespace
+
+extern "C" __attribute__((visibility("default"))) const Mechanism *unsoft_mechanism() {
+    static const Mechanism table = {VL, Formula::parameters, Formula::has_peak, Formula::has_mass, forward<false>,
+                                    forward<true>, backward, finish, prepare};
+    return &table;
+}

@@ -1,0 +1,156 @@
+"""Evaluates expressions on a tile without autograd and almost without allocating: the inner loop of the tiled engine.
+
+A value that spans the whole tile is written into a buffer of a :class:`Workspace`, by torch's ``out=``; its buffer is
+free again after its last use, and an operation may write over an operand that dies there. Everything smaller (a value
+per row, per key, per head, a number) is computed with ordinary torch operations, which costs next to nothing.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from unsoft.formula import Expr, Instruction, lower
+from unsoft.formula.torch_ops import TORCH
+
+
+class Workspace:
+    """Buffers for tiles of one dtype. Tiles may differ in shape; a buffer grows to the largest one it has held."""
+
+    def __init__(self, dtype: torch.dtype, device: torch.device) -> None:
+        self.dtype, self.device = dtype, device
+        self._buffers: list[Tensor] = []
+        self._free: list[int] = []
+        self._views: dict[tuple[int, torch.Size], Tensor] = {}
+        self._owner: dict[int, int] = {}
+        self._numbers: dict[float, Tensor] = {}
+
+    def take(self, shape: torch.Size) -> Tensor:
+        """An uninitialised tensor of this shape, until it is given back."""
+        if not self._free:
+            self._buffers.append(torch.empty(0, dtype=self.dtype, device=self.device))
+            self._free.append(len(self._buffers) - 1)
+        slot = self._free.pop()
+        view = self._views.get((slot, shape))
+        if view is None:
+            view = self._new_view(slot, shape)
+        self._owner[id(view)] = slot
+        return view
+
+    def give_back(self, tensor: Tensor) -> None:
+        """Ends the use of a tensor that :meth:`take` returned; any other tensor is ignored."""
+        slot = self._owner.pop(id(tensor), None)
+        if slot is not None:
+            self._free.append(slot)
+
+    def give_back_all(self) -> None:
+        self._owner.clear()
+        self._free = list(range(len(self._buffers)))
+
+    def number(self, value: float) -> Tensor:
+        """A number as a zero-dimensional tensor, for operations that insist on tensors."""
+        if value not in self._numbers:
+            self._numbers[value] = torch.tensor(value, dtype=self.dtype, device=self.device)
+        return self._numbers[value]
+
+    def _new_view(self, slot: int, shape: torch.Size) -> Tensor:
+        size = shape.numel()
+        if self._buffers[slot].numel() < size:
+            self._buffers[slot] = torch.empty(size, dtype=self.dtype, device=self.device)
+            self._views = {key: view for key, view in self._views.items() if key[0] != slot}
+        view = self._views[slot, shape] = self._buffers[slot][:size].view(shape)
+        return view
+
+
+class Program:
+    """Several expressions, evaluated together on one tile.
+
+    The symbol s is the tile itself, all other symbols broadcast to it. Running the program consumes s: its buffer may
+    hold a result afterwards, unless ``keep_s``.
+
+    >>> from unsoft.formula import parse
+    >>> program = Program({"weight": parse("exp(s - m)"), "double": parse("2*exp(s - m)")})
+    >>> space = Workspace(torch.float64, torch.device("cpu"))
+    >>> s = space.take(torch.Size([2, 2])).copy_(torch.tensor([[0.0, 1.0], [2.0, 2.0]]))
+    >>> program.run({"s": s, "m": torch.tensor([[1.0], [2.0]])}, space)["double"]
+    tensor([[0.7358, 2.0000],
+            [2.0000, 2.0000]], dtype=torch.float64)
+    """
+
+    def __init__(self, outputs: Mapping[str, Expr], keep_s: bool = False) -> None:
+        instructions, self.results = lower(outputs)
+        kept = set(self.results.values()) | ({"s"} if keep_s else set())
+        self._steps = _plan(instructions, kept)
+
+    def run(self, symbols: Mapping[str, Tensor], space: Workspace) -> dict[str, Tensor | float]:
+        """The value of each output; outputs that are the same expression are the same tensor."""
+        values = dict(symbols)
+        for target, op, args, fills_buffer, dying in self._steps:
+            operands = [values[a] if isinstance(a, str) else a for a in args]
+            if fills_buffer:
+                out = values[dying[0]] if dying else space.take(values["s"].shape)
+                values[target] = _FULL[op](space, out, *operands)
+                dying = dying[1:]
+            else:
+                values[target] = TORCH[op](*operands)
+            for name in dying:
+                space.give_back(values[name])
+        return {name: values[r] if isinstance(r, str) else r for name, r in self.results.items()}
+
+
+def _plan(instructions: Sequence[Instruction], kept: set) -> list[tuple]:
+    """Each instruction with: does it fill a buffer, and which buffers it is the last to use."""
+    spanning, buffered = {"s"}, {"s"}
+    for target, op, args in instructions:
+        if spanning.intersection(args):
+            spanning.add(target)
+            if op in _FULL:
+                buffered.add(target)
+    steps, used_later = [], set(kept)
+    for target, op, args in reversed(instructions):
+        names = [a for a in dict.fromkeys(args) if isinstance(a, str)]
+        dying = [a for a in names if a in buffered and a not in used_later]
+        used_later.update(names)
+        steps.append((target, op, args, target in buffered, dying))
+    return steps[::-1]
+
+
+def _unary(function: Callable) -> Callable:
+    return lambda space, out, a: function(a, out=out)
+
+
+def _binary(function: Callable) -> Callable:
+    """torch wants a tensor on the left; a number may stand on the right."""
+    return lambda space, out, a, b: function(a if isinstance(a, Tensor) else space.number(a), b, out=out)
+
+
+def _extreme(function: Callable, bound: str) -> Callable:
+    def call(space: Workspace, out: Tensor, a: Tensor | float, b: Tensor | float) -> Tensor:
+        if isinstance(a, Tensor) and isinstance(b, Tensor):
+            return function(a, b, out=out)
+        x, limit = (a, b) if isinstance(a, Tensor) else (b, a)
+        return torch.clamp(x, **{bound: limit}, out=out)
+
+    return call
+
+
+def _sign(space: Workspace, out: Tensor, a: Tensor) -> Tensor:
+    nan = a.isnan()  # torch.sign(nan) is 0, which would hide a bad logit
+    return torch.sign(a, out=out).masked_fill_(nan, torch.nan)
+
+
+def _where(space: Workspace, out: Tensor, condition: tuple, *branches: Tensor | float) -> Tensor:
+    a, b = (x if isinstance(x, Tensor) else space.number(x) for x in branches)
+    return torch.where(condition[0], a, b, out=out)
+
+
+_FULL: dict[str, Callable] = {
+    **{op: _binary(getattr(torch, op)) for op in ("add", "sub", "mul", "div")},
+    **{op: _unary(getattr(torch, op)) for op in ("neg", "exp", "log", "sqrt", "abs", "tanh", "sigmoid", "erf")},
+    "pow": lambda space, out, a, b: torch.pow(a, b, out=out),
+    "relu": lambda space, out, a: torch.clamp(a, min=0.0, out=out),
+    "max": _extreme(torch.maximum, "min"),
+    "min": _extreme(torch.minimum, "max"),
+    "sign": _sign,
+    "where": _where,
+}

@@ -1,0 +1,66 @@
+"""The expressions that an engine evaluates: a formula with its additive mask written into it.
+
+A float mask b becomes one more symbol, :data:`BIAS`. A formula with ``bias="logit"`` gets it on the logit, where the
+engine adds it before evaluating anything. A formula with ``bias="strength"`` is multiplied by it, weight by exp(b) and
+mass by exp(p b), and since weight(s, m) scales as exp(-m) the stable way to write that is weight(s, m - b), with the
+peak raised by b.
+
+>>> from unsoft.formula import Formula
+>>> cog = Formula(weight="sign(s)*exp(abs(s) - m)", mass="exp(abs(s) - m)", peak="abs(s)")
+>>> terms = attention_terms(cog, biased=True)
+>>> print(terms.weight, terms.peak, sep="; ")
+sign(s)*exp(abs(s) - (m - _bias)); abs(s) + _bias
+"""
+
+from dataclasses import dataclass
+from functools import lru_cache
+
+from unsoft.formula import Expr, Formula
+from unsoft.formula.expr import make, postorder, symbol
+
+BIAS = "_bias"
+
+
+@dataclass(frozen=True)
+class Terms:
+    """What a_ij = weight / norm(sum of mass + offset) consists of; None = not there (norm None = the sum itself)."""
+
+    weight: Expr
+    mass: Expr | None
+    peak: Expr | None
+    norm: Expr | None
+    offset: Expr | None
+    degree: float
+    """p: mass scales as exp(-p m)."""
+    names: tuple[str, ...]
+    """Parameter names, in the order of the rows of ``Call.params``."""
+
+
+@lru_cache(maxsize=256)
+def attention_terms(formula: Formula, biased: bool) -> Terms:
+    """The terms of a formula, with a strength bias in them if ``biased``."""
+    weight, mass, peak = formula.safe_weight, formula.safe_mass, formula.peak
+    degree = formula.mass_degree
+    if biased and formula.bias == "strength":
+        bias = symbol(BIAS)
+        if peak is not None:
+            shifted = symbol("m") - bias
+            weight = substitute(weight, "m", shifted)
+            mass = None if mass is None else substitute(mass, "m", shifted)
+            peak = peak + bias
+        else:
+            weight = weight * make("exp", bias)
+            mass = None if mass is None else mass * make("exp", bias if degree == 1 else degree * bias)
+    names = tuple(sorted(formula.params))
+    return Terms(weight, mass, peak, formula.norm, formula.offset_mass, degree, names)
+
+
+def substitute(expr: Expr, name: str, replacement: Expr) -> Expr:
+    """The expression with a symbol replaced."""
+    new: dict[Expr, Expr] = {}
+    for node in postorder(expr):
+        if node.op == "sym" and node.name == name:
+            new[node] = replacement
+        else:
+            new[node] = make(node.op, *(new[a] for a in node.args)) if name in node.symbols else node
+    return new[expr]

@@ -1,0 +1,233 @@
+"""How the tiled engine walks over an attention matrix: chunks of heads, blocks of rows, blocks of keys.
+
+One tile is (b, h, rows, keys): all heads of a chunk at once, so that one batched matrix product serves many heads.
+Its size is bounded, which is what keeps the memory of the engine linear in the sequence length.
+"""
+
+import dataclasses
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from unsoft.engines.call import compute_dtype, finite_part
+from unsoft.engines.dropout import keep, row_keys
+from unsoft.engines.program import Workspace
+from unsoft.engines.terms import BIAS
+from unsoft.engines.visibility import take, visible_tile
+from unsoft.formula import Formula
+
+
+@dataclass(frozen=True)
+class TileSizes:
+    """Rows and keys of a tile, and its elements over all heads of a chunk."""
+
+    rows: int
+    keys: int
+    elements: int
+
+
+# Measured on 2 cores (Zen 4, 1 MB of L2 each): larger tiles leave the caches, smaller ones pay per torch call.
+CPU_TILES = TileSizes(rows=128, keys=512, elements=1 << 19)
+# A guess for accelerators, where the Python loop should be short and memory bandwidth is high.
+OTHER_TILES = TileSizes(rows=1024, keys=1024, elements=1 << 25)
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """Some heads of some batches: either all heads of several batches or several heads of one."""
+
+    batch: slice
+    heads: slice
+    kv_heads: slice
+
+    @property
+    def batch_size(self) -> int:
+        return self.batch.stop - self.batch.start
+
+    @property
+    def head_count(self) -> int:
+        return self.heads.stop - self.heads.start
+
+    def of(self, x: Tensor) -> Tensor:
+        """The part of a (B|1, H|1, ...) tensor that belongs to the query heads of this chunk."""
+        batch = self.batch if x.shape[0] != 1 else slice(0, 1)
+        heads = self.heads if x.shape[1] != 1 else slice(0, 1)
+        return x[batch, heads]
+
+
+@dataclass(frozen=True)
+class Grid:
+    """Everything about a call that decides which tiles there are and what a tile looks like."""
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    visible: Tensor | None
+    bias: Tensor | None
+    counts: Tensor | None
+    params: Tensor
+    seed: Tensor | None
+    formula: Formula
+    causal_offset: int | None
+    scale: float
+    dropout_p: float
+
+    @cached_property
+    def space(self) -> Workspace:
+        return Workspace(self.dtype, self.q.device)
+
+    @cached_property
+    def dtype(self) -> torch.dtype:
+        return compute_dtype(self.q.dtype)
+
+    @cached_property
+    def group(self) -> int:
+        """Query heads per key head."""
+        return self.q.shape[1] // max(self.k.shape[1], 1)
+
+    @cached_property
+    def sizes(self) -> TileSizes:
+        return CPU_TILES if self.q.device.type == "cpu" else OTHER_TILES
+
+    @cached_property
+    def heads_per_chunk(self) -> int:
+        rows, keys = min(self.q.shape[2], self.sizes.rows), min(self.k.shape[2], self.sizes.keys)
+        return max(1, self.sizes.elements // max(1, self.group * rows * keys))
+
+    def chunks(self) -> Iterator[Chunk]:
+        """Covers all heads; nothing if there is no output at all."""
+        batches, kv_heads = self.k.shape[:2]
+        if self.q.shape[0] * self.q.shape[1] * self.q.shape[2] == 0:
+            return
+        together = max(1, self.heads_per_chunk // kv_heads)
+        for batch in blocks(batches, together):
+            for kv in blocks(kv_heads, min(kv_heads, self.heads_per_chunk)):
+                yield Chunk(batch, slice(kv.start * self.group, kv.stop * self.group), kv)
+
+    def row_blocks(self) -> Iterator[slice]:
+        yield from blocks(self.q.shape[2], self.sizes.rows)
+
+    def key_blocks(self, chunk: Chunk, rows: slice) -> Iterator[tuple[slice, Tensor | None]]:
+        """Blocks of keys that some row of the block sees, each with the bool tile of its hidden entries, if any."""
+        keys = self.k.shape[2]
+        if self.causal_offset is not None:
+            keys = min(keys, max(0, rows.stop + self.causal_offset))
+        stacked = (rows.stop - rows.start) * chunk.batch_size * chunk.head_count
+        mask = None if self.visible is None else chunk.of(self.visible)
+        for block in blocks(keys, max(self.sizes.keys, self.sizes.elements // stacked)):
+            seen = visible_tile(mask, self.causal_offset, rows, block, self.q.device)
+            if seen is None or (mask is not None and seen.all()):
+                yield block, None
+            elif mask is None or seen.any():
+                yield block, ~seen
+
+    def row_symbols(self, chunk: Chunk, rows: slice) -> dict[str, Tensor]:
+        """i, n and the parameters, each broadcastable to (b, h, rows, 1)."""
+        offset = self.causal_offset or 0
+        i = torch.arange(rows.start + offset, rows.stop + offset, dtype=self.dtype, device=self.q.device)
+        symbols = {"i": i[:, None]}
+        if self.counts is not None:
+            symbols["n"] = chunk.of(self.counts)[..., rows, None]
+        for name, values in zip(sorted(self.formula.params), self.params, strict=True):
+            symbols[name] = values[chunk.heads, None, None]
+        return symbols
+
+    def tile_symbols(self, chunk: Chunk, rows: slice, keys: slice, logits: Tensor) -> dict[str, Tensor]:
+        """s, j and the bias, each broadcastable to (b, h, rows, keys). A logit bias is added to the logits in place."""
+        symbols = {"s": logits}
+        if "j" in self.formula.uses:
+            symbols["j"] = torch.arange(keys.start, keys.stop, dtype=self.dtype, device=self.q.device)
+        if self.bias is not None:
+            bias = take(chunk.of(self.bias), rows, keys)
+            if self.formula.bias == "logit":
+                logits.add_(bias)
+            else:
+                symbols[BIAS] = bias
+        return symbols
+
+    def stacked(self, x: Tensor, chunk: Chunk, rows: slice, factor: Tensor | float) -> Tensor:
+        """Rows of a (B, H, L, X) tensor times a factor, query heads of one key head below each other: (b*hk, g*rows, X)."""
+        part = x[chunk.batch, chunk.heads, rows].to(self.dtype) * factor
+        return part.reshape(-1, self.group * part.shape[2], part.shape[3])
+
+    def keys_of(self, x: Tensor, chunk: Chunk) -> Tensor:
+        """The keys or values of a chunk as (b*hk, S, X), in the dtype of the arithmetic."""
+        return x[chunk.batch, chunk.kv_heads].to(self.dtype).reshape(-1, *x.shape[2:])
+
+    def product(self, chunk: Chunk, x: Tensor, y: Tensor) -> Tensor:
+        """x yᵀ as a tile (b, h, rows, keys) in a buffer, for x (b*hk, g*rows, X) and y (b*hk, keys, X)."""
+        shape = torch.Size((chunk.batch_size, chunk.head_count, x.shape[1] // self.group, y.shape[1]))
+        tile = self.space.take(shape)
+        torch.bmm(x, y.transpose(1, 2), out=self.as_matrices(tile))
+        return tile
+
+    def as_matrices(self, tile: Tensor) -> Tensor:
+        """A tile (b, h, rows, keys) as (b*hk, g*rows, keys)."""
+        return tile.view(-1, self.group * tile.shape[2], tile.shape[3])
+
+    def filled(self, value: Tensor | float, like: Tensor) -> Tensor:
+        """A value that spans the tile as a buffer that may be written to; only what is smaller is copied."""
+        if isinstance(value, Tensor) and value.shape == like.shape:
+            return value
+        tile = self.space.take(like.shape)
+        return tile.copy_(value) if isinstance(value, Tensor) else tile.fill_(value)
+
+    def dropped(self, chunk: Chunk, rows: slice, keys: slice) -> Tensor | None:
+        """Bool tile of the weights that dropout removes."""
+        if self.seed is None:
+            return None
+        device, heads = self.q.device, self.q.shape[1]
+        b = torch.arange(chunk.batch.start, chunk.batch.stop, device=device)
+        h = torch.arange(chunk.heads.start, chunk.heads.stop, device=device)
+        words = row_keys(
+            self.seed, (b[:, None] * heads + h).flatten(), torch.arange(rows.start, rows.stop, device=device)
+        )
+        kept = keep(words, torch.arange(keys.start, keys.stop, device=device), self.dropout_p)
+        return ~kept.view(len(b), len(h), *kept.shape[1:])
+
+    @cached_property
+    def all_finite(self) -> bool:
+        """Are q, k, v and the float mask free of NaN and Inf?"""
+        inputs = [x for x in (self.q, self.k, self.v, self.bias) if x is not None]
+        # A sum is one cheap pass without temporaries. It may overflow, so only its failure is looked at closely.
+        if bool(torch.stack([x.sum(dtype=self.dtype) for x in inputs]).isfinite().all()):
+            return True
+        return all(bool(x.isfinite().all()) for x in inputs)
+
+    def cleaned(self) -> "Grid":
+        """The same grid with NaN and Inf replaced by 0."""
+        names = [name for name in ("q", "k", "v", "bias") if getattr(self, name) is not None]
+        return dataclasses.replace(self, **{name: finite_part(getattr(self, name)) for name in names})
+
+    def poison(self) -> Tensor:
+        """(B, H, L, Dv): NaN at the outputs that see something non-finite, 0 elsewhere."""
+        seen_bad = torch.zeros(*self.q.shape[:3], self.v.shape[3], dtype=torch.bool, device=self.q.device)
+        bad_q, bad_k, bad_v = (~x.isfinite() for x in (self.q, self.k, self.v))
+        bad_key_or_value = bad_k.any(-1, keepdim=True) | bad_v
+        for chunk in self.chunks():
+            y = self.keys_of(bad_key_or_value, chunk)
+            for rows in self.row_blocks():
+                place = (chunk.batch, chunk.heads, rows)
+                for keys, hidden in self.key_blocks(chunk, rows):
+                    seen = torch.ones(*seen_bad[place].shape[:3], keys.stop - keys.start, device=self.q.device)
+                    seen = seen.to(self.dtype) if hidden is None else seen.to(self.dtype).masked_fill_(hidden, 0.0)
+                    seen_bad[place] |= (self.as_matrices(seen) @ y[:, keys]).view(seen_bad[place].shape) > 0
+                    bad_rows = bad_q[place].any(-1, keepdim=True) & (seen > 0).any(-1, keepdim=True)
+                    if self.bias is not None:
+                        bad_bias = ~take(chunk.of(self.bias), rows, keys).isfinite()
+                        bad_rows |= (bad_bias & (seen > 0)).any(-1, keepdim=True)
+                    seen_bad[place] |= bad_rows
+        return torch.where(seen_bad, torch.nan, 0.0).to(self.q.dtype)
+
+
+def blocks(length: int, size: int) -> Iterator[slice]:
+    """Slices of at most ``size`` that cover 0..length.
+
+    >>> list(blocks(5, 2))
+    [slice(0, 2, None), slice(2, 4, None), slice(4, 5, None)]
+    """
+    for start in range(0, length, size):
+        yield slice(start, min(start + size, length))

@@ -1,0 +1,84 @@
+"""Who sees whom: the causal rule and the mask of a call, for the whole call or for one tile of it.
+
+A key j is visible to the query row i if the causal rule allows it (j <= i + offset) and the mask allows it. With
+``L`` queries and ``S`` keys the two usual alignments of the causal rule are
+
+    upper_left, offset 0            lower_right, offset S - L
+        keys 0 1 2 3 4                  keys 0 1 2 3 4
+    row 0    x . . . .              row 0    x x x . .
+    row 1    x x . . .              row 1    x x x x .
+    row 2    x x x . .              row 2    x x x x x
+"""
+
+import torch
+from torch import Tensor
+
+
+def split_float_mask(mask: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """An additive mask as (visible, bias): -inf, and the lowest finite number of its dtype, mean "masked".
+
+    Masked entries get the bias 0, so that nothing infinite ever reaches the arithmetic.
+
+    >>> split_float_mask(torch.tensor([0.5, float("-inf"), torch.finfo(torch.float32).min]), torch.float32)
+    (tensor([ True, False, False]), tensor([0.5000, 0.0000, 0.0000]))
+    """
+    hidden = mask <= torch.finfo(mask.dtype).min
+    return ~hidden, torch.where(hidden, 0.0, mask).to(dtype)
+
+
+def causal_tile(rows: slice, keys: slice, offset: int, device: torch.device) -> Tensor:
+    """Bool tile (rows, keys) of the causal rule.
+
+    >>> causal_tile(slice(0, 2), slice(0, 3), 1, torch.device("cpu"))
+    tensor([[ True,  True, False],
+            [ True,  True,  True]])
+    """
+    i = torch.arange(rows.start, rows.stop, device=device)
+    j = torch.arange(keys.start, keys.stop, device=device)
+    return j <= i[:, None] + offset
+
+
+def visible_tile(
+    visible: Tensor | None, offset: int | None, rows: slice, keys: slice, device: torch.device
+) -> Tensor | None:
+    """The visible entries of one tile, broadcastable to (B, H, rows, keys); None = the whole tile is visible."""
+    tile = None if visible is None else take(visible, rows, keys)
+    # The last row sees the most, the first row the least: only tiles that the diagonal cuts need the causal rule.
+    if offset is None or keys.stop - 1 <= rows.start + offset:
+        return tile
+    causal = causal_tile(rows, keys, offset, device)
+    return causal if tile is None else tile & causal
+
+
+def take(broadcast: Tensor, rows: slice, keys: slice) -> Tensor:
+    """The tile (rows, keys) of a tensor whose last two dimensions may have size 1 for "the same everywhere"."""
+    rows = rows if broadcast.shape[-2] != 1 else slice(0, 1)
+    keys = keys if broadcast.shape[-1] != 1 else slice(0, 1)
+    return broadcast[..., rows, keys]
+
+
+def count_visible(
+    visible: Tensor | None, offset: int | None, length: int, keys: int, device: torch.device, dtype: torch.dtype
+) -> Tensor:
+    """How many keys each row sees, shape (B|1, H|1, L); at least 1, so that formulas may divide by it.
+
+    A row that sees nothing outputs zero whatever its count, so calling it 1 changes no result.
+
+    >>> count_visible(None, 0, 3, 2, torch.device("cpu"), torch.float32)
+    tensor([[[1., 2., 2.]]])
+    """
+    last = torch.full((length,), keys, device=device)
+    if offset is not None:
+        last = (torch.arange(length, device=device) + (offset + 1)).clamp(0, keys)
+    if visible is None:
+        counts = last.expand(1, 1, length)
+    elif visible.shape[-1] == 1:
+        counts = visible[..., 0] * last
+    elif offset is None:
+        counts = visible.sum(-1).expand(*visible.shape[:2], length)
+    elif visible.shape[-2] == 1:
+        before = torch.nn.functional.pad(visible[:, :, 0].cumsum(-1), (1, 0))
+        counts = before[..., last]
+    else:
+        counts = visible.tril(offset).sum(-1)
+    return counts.clamp(min=1).to(dtype)

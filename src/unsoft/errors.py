@@ -1,0 +1,17 @@
+"""Every exception and warning that unsoft raises on purpose, so that a caller can catch them by name."""
+
+
+class UnsoftWarning(UserWarning):
+    """Base of all warnings raised by unsoft."""
+
+
+class CompilerWarning(UnsoftWarning):
+    """The native engine cannot be compiled here; the same results are computed by a slower engine."""
+
+
+class FormulaError(ValueError):
+    """A formula is not well formed: its text, its symbols, or its behaviour."""
+
+
+class MechanismError(AssertionError):
+    """A mechanism broke a property of the contract battery, :func:`unsoft.testing.check_mechanism`."""

@@ -1,0 +1,10 @@
+"""A mechanism is a formula: text in, tensors, derivatives and source code out."""
+
+from unsoft.formula.derive import derivative
+from unsoft.formula.evaluate import evaluate, evaluate_all
+from unsoft.formula.expr import Expr
+from unsoft.formula.formula import Formula
+from unsoft.formula.lower import Instruction, lower
+from unsoft.formula.parse import parse
+
+__all__ = ["Expr", "Formula", "Instruction", "derivative", "evaluate", "evaluate_all", "lower", "parse"]

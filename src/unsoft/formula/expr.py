@@ -1,0 +1,212 @@
+"""The expression tree: immutable nodes that are built once and shared.
+
+A node is a number, a symbol or an operation on nodes. Equal expressions are the same object, so comparing and hashing
+are instant and a shared subexpression is computed once. The tree keeps the author's numerical form: nothing is
+reordered or rewritten beyond steps that cannot change a result (x + 0, x * 1, -(-x), arithmetic on exact numbers).
+
+>>> s, m = symbol("s"), symbol("m")
+>>> make("exp", s - m) * 1
+Expr('exp(s - m)')
+>>> make("exp", s - m) is make("exp", s - m)
+True
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+import weakref
+
+from unsoft.errors import FormulaError
+from unsoft.formula.fold import exact, fold
+
+COMPARISONS = ("lt", "le", "gt", "ge", "eq", "ne")
+FUNCTIONS = {  # name in formulas -> number of arguments
+    "exp": 1, "log": 1, "sqrt": 1, "abs": 1, "sign": 1, "tanh": 1, "sigmoid": 1, "relu": 1, "erf": 1,
+    "max": 2, "min": 2, "where": 3,
+}  # fmt: skip
+ARITY = {"neg": 1, **dict.fromkeys(("add", "sub", "mul", "div", "pow", *COMPARISONS), 2), **FUNCTIONS}
+MAX_EXPONENT = 64
+
+_nodes: weakref.WeakValueDictionary[tuple, Expr] = weakref.WeakValueDictionary()
+_lock = threading.Lock()
+
+
+class Expr:
+    """One node. ``op`` is "num", "sym" or an operation; build nodes with :func:`number`, :func:`symbol`, :func:`make`.
+
+    ``symbols`` are the names the value depends on; ``constant`` is the value in double precision if there are none.
+    Python's operators build larger expressions; ``==`` compares (same expression or not), it builds nothing.
+    """
+
+    __slots__ = ("op", "args", "value", "name", "symbols", "constant", "text", "__weakref__")
+
+    op: str
+    args: tuple[Expr, ...]
+    value: int | float | None
+    name: str | None
+    symbols: frozenset[str]
+    constant: float | bool | None
+    text: str | None  # made when first asked for; see __str__
+
+    def __setattr__(self, attribute: str, value: object) -> None:
+        raise AttributeError(f"an Expr cannot be changed (attribute {attribute!r})")
+
+    def __reduce__(self) -> tuple:
+        return _node, (self.op, self.args, self.value, self.name)
+
+    def __str__(self) -> str:
+        if self.text is None:
+            from unsoft.formula.text import source
+
+            object.__setattr__(self, "text", source(self))
+        return self.text
+
+    def __repr__(self) -> str:
+        return f"Expr({str(self)!r})"
+
+    def __bool__(self) -> bool:
+        if self.op in COMPARISONS:
+            raise TypeError(f"the truth of {self} depends on its symbols; use make('where', condition, a, b)")
+        return True
+
+    def __add__(self, other): return _operate("add", self, other)
+    def __radd__(self, other): return _operate("add", other, self)
+    def __sub__(self, other): return _operate("sub", self, other)
+    def __rsub__(self, other): return _operate("sub", other, self)
+    def __mul__(self, other): return _operate("mul", self, other)
+    def __rmul__(self, other): return _operate("mul", other, self)
+    def __truediv__(self, other): return _operate("div", self, other)
+    def __rtruediv__(self, other): return _operate("div", other, self)
+    def __pow__(self, other): return _operate("pow", self, other)
+    def __rpow__(self, other): return _operate("pow", other, self)
+    def __lt__(self, other): return _operate("lt", self, other)
+    def __le__(self, other): return _operate("le", self, other)
+    def __gt__(self, other): return _operate("gt", self, other)
+    def __ge__(self, other): return _operate("ge", self, other)
+    def __neg__(self): return make("neg", self)
+    def __pos__(self): return self
+    def __abs__(self): return make("abs", self)
+
+
+def number(value: int | float) -> Expr:
+    """The node of a finite number; 2 and 2.0 are the same node."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise TypeError(f"a number in a formula must be an int or a float, not {type(value).__name__}")
+    try:
+        real = float(value)
+    except OverflowError:
+        real = math.inf
+    if not math.isfinite(real):
+        raise FormulaError(f"the number {value!r} is not finite in double precision")
+    small = real.is_integer() and abs(real) < 2**53
+    return _node("num", (), int(real) if small else real, None)
+
+
+def symbol(name: str) -> Expr:
+    """The node of a named quantity."""
+    return _node("sym", (), None, name)
+
+
+def make(op: str, *operands: Expr | int | float) -> Expr:
+    """The node ``op(operands)``, after the harmless simplifications described above.
+
+    >>> make("max", symbol("s"), 0)
+    Expr('max(s, 0)')
+    """
+    if ARITY.get(op) != len(operands):
+        raise FormulaError(f"{op} takes {ARITY.get(op, 'no such operation:')} argument(s), not {len(operands)}")
+    args = tuple(a if isinstance(a, Expr) else number(a) for a in operands)
+    for place, arg in enumerate(args):
+        if (arg.op in COMPARISONS) != (op == "where" and place == 0):
+            raise FormulaError(
+                f"the first argument of where must be a comparison, not {arg}"
+                if arg.op not in COMPARISONS
+                else f"the comparison {arg} is not a number; write where({arg}, 1, 0)"
+            )
+    return _simplified(op, args) or _node(op, args, None, None)
+
+
+def postorder(*roots: Expr) -> list[Expr]:
+    """Every node below the roots once, operands before the operations that use them (no recursion, any depth)."""
+    done: dict[Expr, None] = {}
+    stack = list(reversed(roots))
+    while stack:
+        node = stack[-1]
+        missing = [a for a in node.args if a not in done]
+        if missing:
+            stack.extend(reversed(missing))
+        else:
+            done.setdefault(stack.pop())
+    return list(done)
+
+
+def tree_size(root: Expr) -> int:
+    """Number of nodes of the expression written out in full, shared parts counted each time."""
+    size: dict[Expr, int] = {}
+    for node in postorder(root):
+        size[node] = 1 + sum(size[a] for a in node.args)
+    return size[root]
+
+
+def _simplified(op: str, args: tuple[Expr, ...]) -> Expr | None:
+    a, b = args[0], args[-1]
+    if all(arg.op == "num" for arg in args) and (value := exact(op, [arg.value for arg in args])) is not None:
+        return number(value)
+    match op:
+        case "neg" if a.op == "num":
+            return number(-a.value)
+        case "neg" if a.op == "neg":
+            return a.args[0]
+        case "add" if a.value == 0:
+            return b
+        case "add" | "sub" if b.value == 0:
+            return a
+        case "sub" if a.value == 0:
+            return make("neg", b)
+        case "mul" if a.value == 1:
+            return b
+        case "mul" | "div" if b.value == 1:
+            return a
+        case "pow" if b.constant is not None:
+            return _simplified_power(a, b)
+        case "where" if a.constant is not None:
+            return args[1] if a.constant else b
+        case "where" if args[1] is b:
+            return b
+    return None
+
+
+def _simplified_power(base: Expr, exponent: Expr) -> Expr | None:
+    if abs(exponent.constant) > MAX_EXPONENT:
+        raise FormulaError(f"the exponent {exponent.constant:g} is too large; at most {MAX_EXPONENT} is allowed")
+    if exponent.constant == 0:
+        return number(1)
+    return base if exponent.constant == 1 else None
+
+
+def _operate(op: str, a: object, b: object) -> Expr:
+    for operand in (a, b):
+        if isinstance(operand, bool) or not isinstance(operand, (Expr, int, float)):
+            return NotImplemented
+    return make(op, a, b)
+
+
+def _node(op: str, args: tuple[Expr, ...], value: int | float | None, name: str | None) -> Expr:
+    key = (op, args, value, name)
+    with _lock:
+        node = _nodes.get(key)
+        if node is None:
+            node = _nodes[key] = _new(*key)
+    return node
+
+
+def _new(op: str, args: tuple[Expr, ...], value: int | float | None, name: str | None) -> Expr:
+    symbols = frozenset({name}) if op == "sym" else frozenset().union(*(a.symbols for a in args))
+    constant = None if symbols else float(value) if op == "num" else fold(op, [a.constant for a in args])
+    node = object.__new__(Expr)
+    for field, content in zip(Expr.__slots__, (op, args, value, name, symbols, constant, None), strict=False):
+        object.__setattr__(node, field, content)
+    return node
+
+

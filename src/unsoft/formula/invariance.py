@@ -1,0 +1,93 @@
+"""Does the row peak m cancel? Checked with numbers when a formula is made.
+
+The engines subtract a running peak, and different engines meet different values of it on the way. That is harmless
+exactly if raising m by c divides every weight and its normaliser by the same exp(c):
+
+    weight(m + c) = exp(-c) weight(m)        mass(m + c) = exp(-p c) mass(m)        offset_mass(m + c) likewise
+    norm(exp(-p c) z, m + c) = exp(-c) norm(z, m)
+
+p is the mass degree: 1 if weight and mass are of the same kind, 2 for squares under a square root.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from unsoft.errors import FormulaError
+from unsoft.formula.evaluate import evaluate
+from unsoft.formula.expr import Expr
+
+_SHIFTS = (-2.5, 0.75, 6.0)
+
+
+def probes(params: Mapping[str, float], count: int = 256) -> dict[str, Tensor]:
+    """Random but fixed values of all symbols, in float64; parameters near their defaults."""
+    generator = torch.Generator().manual_seed(20240613)
+
+    def uniform(low: float, high: float) -> Tensor:
+        return low + (high - low) * torch.rand(count, dtype=torch.float64, generator=generator)
+
+    env = {
+        "s": uniform(-6, 6),
+        "m": uniform(-1, 8),
+        "n": uniform(1, 200).round(),
+        "i": uniform(0, 200).round(),
+        "j": uniform(0, 200).round(),
+        "z": uniform(-3, 5).exp(),
+    }
+    return env | {name: default * uniform(0.9, 1.1) for name, default in params.items()}
+
+
+def mass_degree(mass: Expr | None, norm: Expr | None, params: Mapping[str, float]) -> float:
+    """The p of this module's docstring: read off the mass if it contains m, else off a homogeneous norm, else 1."""
+    env = probes(params)
+    if mass is not None and "m" in mass.symbols:
+        p = -_log_ratio(mass, env, env | {"m": env["m"] + 1})
+    elif norm is not None:
+        degree = _log_ratio(norm, env, env | {"z": env["z"] * math.e})
+        p = 1 / degree if degree and math.isfinite(degree) else 1.0
+    else:
+        return 1.0
+    return round(p, 6) if math.isfinite(p) else 1.0
+
+
+def _log_ratio(expr: Expr, before: Mapping[str, Tensor], after: Mapping[str, Tensor]) -> float:
+    """log(after / before) if it is the same everywhere, else nan."""
+    ratio = (evaluate(expr, after) / evaluate(expr, before)).log()
+    ratio = ratio[ratio.isfinite()]
+    if not ratio.numel() or (ratio - ratio.median()).abs().max() > 1e-6:
+        return math.nan
+    return ratio.median().item()
+
+
+def check(parts: Mapping[str, Expr | None], p: float, params: Mapping[str, float]) -> None:
+    """Raises FormulaError unless m cancels; parts are weight, mass, offset_mass and norm."""
+    if parts["mass"] is None:
+        raise FormulaError("peak: a peak needs a mass: without a normaliser the shift by m cannot cancel")
+    env = probes(params)
+    for c in _SHIFTS:
+        moved = env | {"m": env["m"] + c, "z": env["z"] * math.exp(-p * c)}
+        for name, expr in parts.items():
+            if expr is not None:
+                degree = p if name in ("mass", "offset_mass") else 1.0
+                _check_part(name, expr, degree, c, env, moved)
+
+
+def _check_part(name: str, expr: Expr, degree: float, c: float, env: Mapping, moved: Mapping) -> None:
+    before, after = evaluate(expr, env) * math.exp(-degree * c), evaluate(expr, moved)
+    wrong = (after - before).abs() > 1e-8 * (before.abs() + after.abs())
+    wrong |= after.isnan() != before.isnan()
+    if wrong.any():
+        k = int(wrong.nonzero()[0])
+        place = ", ".join(f"{symbol} = {env[symbol][k]:.6g}" for symbol in sorted(expr.symbols))
+        scale = "exp(-c)" if degree == 1 else f"exp(-{degree:g} c)"
+        raise FormulaError(
+            f"{name}: the row peak m does not cancel. Raising m by c must multiply {name} = {expr} by {scale}"
+            f"{' (with z scaled along)' if name == 'norm' else ''}; at {place}, c = {c:g} it gives"
+            f" {after[k]:.6g} instead of {before[k]:.6g}. Write exponentials as exp(... - m), also in offset_mass,"
+            " and leave peak out if no exponential needs it"
+        )

@@ -1,0 +1,228 @@
+"""Reads formula text. The grammar below is all there is, and nothing is ever executed:
+
+    value      :=  term  (("+" | "-") term)*
+    term       :=  factor  (("*" | "/") factor)*
+    factor     :=  ("+" | "-") factor  |  atom ["**" factor]
+    atom       :=  number  |  symbol  |  "(" value ")"  |  function "(" value ("," value)* ")"
+                |  "where" "(" value comparison value "," value "," value ")"
+    comparison :=  "<" | "<=" | ">" | ">=" | "==" | "!="
+
+>>> parse("where(s > 0, s**2, 0) / n")
+Expr('where(s > 0, s**2, 0)/n')
+>>> parse("exq(s)")
+Traceback (most recent call last):
+unsoft.errors.FormulaError: formula: unknown function 'exq'; did you mean 'exp'?
+    exq(s)
+    ^
+allowed: numbers, + - * / **, comparisons inside where(condition, a, b), exp log sqrt abs sign tanh sigmoid relu erf \
+max min where, and the names i j m n s
+"""
+
+import difflib
+import re
+from collections.abc import Iterable
+from functools import lru_cache
+
+from unsoft.errors import FormulaError
+from unsoft.formula.expr import COMPARISONS, FUNCTIONS, Expr, make, number, symbol
+from unsoft.formula.tokens import Token, error, tokenize
+
+SYMBOLS = ("s", "m", "n", "i", "j")
+MAX_LENGTH = 2000
+MAX_DEPTH = 64
+MAX_NODES = 2000
+_COMPARE = dict(zip(("<", "<=", ">", ">=", "==", "!="), COMPARISONS, strict=True))
+_SUMS = {"+": "add", "-": "sub"}
+_PRODUCTS = {"*": "mul", "/": "div"}
+_WORDS = {
+    "if": "write where(condition, a, b)",
+    "and": "nest where(...) instead",
+    "or": "nest where(...) instead",
+    "not": "turn the comparison around",
+    "lambda": "a formula is an expression of its symbols",
+}
+
+
+def parse(source: str, symbols: Iterable[str] = SYMBOLS, *, argument: str = "formula") -> Expr:
+    """Formula text to expression; only the given symbol names may occur.
+
+    ``argument`` is the name used in error messages. Raises FormulaError that points at the place.
+    """
+    if not isinstance(source, str):
+        raise TypeError(f"{argument}: expected formula text (str), not {type(source).__name__}")
+    allowed = tuple(sorted(symbols))
+    try:
+        return _Parser(source, allowed, argument).whole()
+    except FormulaError as problem:
+        raise FormulaError(f"{problem}\n{_allowed(allowed)}") from None
+
+
+@lru_cache(maxsize=1024)
+def reread(text: str) -> Expr:
+    """The expression that printed ``text``: no limits and any names, since the text is our own."""
+    names = tuple(set(re.findall(r"[A-Za-z_][A-Za-z0-9_]*", text)) - FUNCTIONS.keys())
+    return _Parser(text, names, "formula", limited=False).whole()
+
+
+def _allowed(symbols: tuple[str, ...]) -> str:
+    return (
+        "allowed: numbers, + - * / **, comparisons inside where(condition, a, b), "
+        f"{' '.join(FUNCTIONS)}, and the names {' '.join(symbols)}"
+    )
+
+
+class _Parser:
+    """Recursive descent; ``depth`` bounds the recursion and ``nodes`` the size of what is built."""
+
+    def __init__(self, source: str, symbols: tuple[str, ...], argument: str, limited: bool = True) -> None:
+        if limited and len(source) > MAX_LENGTH:
+            raise FormulaError(f"{argument}: the text has {len(source)} characters; at most {MAX_LENGTH} are allowed")
+        self.source, self.symbols, self.argument, self.limited = source, symbols, argument, limited
+        self.tokens = tokenize(source, argument)
+        self.next = self.depth = self.nodes = 0
+
+    def whole(self) -> Expr:
+        if self.peek.kind == "end":
+            raise self.wrong("the formula is empty")
+        value = self.value()
+        if self.peek.kind != "end":
+            raise self.wrong(self.leftover(self.peek))
+        return value
+
+    @property
+    def peek(self) -> Token:
+        return self.tokens[self.next]
+
+    def take(self) -> Token:
+        token = self.peek
+        self.next += 1
+        return token
+
+    def wrong(self, problem: str, token: Token | None = None) -> FormulaError:
+        return error(problem, self.source, (token or self.peek).place, self.argument)
+
+    def expect(self, mark: str, why: str) -> None:
+        if self.take().text != mark:
+            self.next -= 1
+            found = repr(self.peek.text) if self.peek.text else "the end"
+            raise self.wrong(f"expected {mark!r} {why}, found {found}")
+
+    def build(self, token: Token, op: str, *args: Expr) -> Expr:
+        self.nodes += 1
+        if self.limited and self.nodes > MAX_NODES:
+            raise self.wrong(f"the formula has more than {MAX_NODES} parts", token)
+        try:
+            return make(op, *args)
+        except FormulaError as problem:
+            raise self.wrong(str(problem), token) from None
+
+    def value(self) -> Expr:
+        left = self.term()
+        while self.peek.text in _SUMS:
+            token = self.take()
+            left = self.build(token, _SUMS[token.text], left, self.term())
+        return left
+
+    def term(self) -> Expr:
+        left = self.factor()
+        while self.peek.text in _PRODUCTS:
+            token = self.take()
+            left = self.build(token, _PRODUCTS[token.text], left, self.factor())
+        return left
+
+    def factor(self) -> Expr:
+        self.depth += 1
+        if self.limited and self.depth > MAX_DEPTH:
+            raise self.wrong(f"the formula is nested more than {MAX_DEPTH} levels deep")
+        token = self.peek
+        if token.text in _SUMS:
+            self.take()
+            inner = self.factor()
+            result = inner if token.text == "+" else self.build(token, "neg", inner)
+        else:
+            result = self.atom()
+            if self.peek.text == "**":
+                token = self.take()
+                result = self.build(token, "pow", result, self.factor())
+        self.depth -= 1
+        return result
+
+    def atom(self) -> Expr:
+        token = self.take()
+        if token.kind == "number":
+            return self.number(token)
+        if token.kind == "name":
+            return self.call(token) if self.peek.text == "(" else self.symbol(token)
+        if token.text == "(":
+            inner = self.value()
+            self.refuse_comparison()
+            self.expect(")", "to close the bracket")
+            return inner
+        found = repr(token.text) if token.text else "the end"
+        raise self.wrong(f"expected a number, a symbol, a function or '(', found {found}", token)
+
+    def number(self, token: Token) -> Expr:
+        try:
+            return number(float(token.text))
+        except FormulaError as problem:
+            raise self.wrong(str(problem), token) from None
+
+    def symbol(self, token: Token) -> Expr:
+        if token.text in self.symbols:
+            return symbol(token.text)
+        if token.text in FUNCTIONS:
+            raise self.wrong(f"{token.text} is a function: write {token.text}(...)", token)
+        raise self.wrong(self.unknown("name", token.text, (*self.symbols, *FUNCTIONS)), token)
+
+    def call(self, token: Token) -> Expr:
+        if token.text not in FUNCTIONS:
+            if token.text in self.symbols:
+                raise self.wrong(f"{token.text} is not a function; a product is written {token.text}*(...)", token)
+            raise self.wrong(self.unknown("function", token.text, tuple(FUNCTIONS)), token)
+        self.take()
+        args = [self.condition() if token.text == "where" else self.value()]
+        self.refuse_comparison()
+        while self.peek.text == ",":
+            self.take()
+            args.append(self.value())
+            self.refuse_comparison()
+        self.expect(")", f"to close {token.text}(")
+        return self.apply(token, args)
+
+    def apply(self, token: Token, args: list[Expr]) -> Expr:
+        arity, many = FUNCTIONS[token.text], token.text in ("max", "min")
+        if len(args) != arity and not (many and len(args) > arity):
+            wanted = f"at least {arity}" if many else str(arity)
+            raise self.wrong(f"{token.text} takes {wanted} argument(s), not {len(args)}", token)
+        if not many:
+            return self.build(token, token.text, *args)
+        result = args[0]
+        for arg in args[1:]:
+            result = self.build(token, token.text, result, arg)
+        return result
+
+    def condition(self) -> Expr:
+        left = self.value()
+        if self.peek.text not in _COMPARE:
+            raise self.wrong("the first argument of where must be a comparison, such as s > 0")
+        token = self.take()
+        return self.build(token, _COMPARE[token.text], left, self.value())
+
+    def refuse_comparison(self) -> None:
+        if self.peek.text in _COMPARE:
+            raise self.wrong(self.leftover(self.peek))
+
+    def leftover(self, token: Token) -> str:
+        if token.text in _COMPARE:
+            return "a comparison may stand only once, as the first argument of where(condition, a, b); no chains a < b < c"
+        if token.text in _WORDS:
+            return f"unexpected {token.text!r}: {_WORDS[token.text]}"
+        if token.kind in ("name", "number") or token.text == "(":
+            return f"unexpected {token.text!r}: an operator is missing before it (a product is written 2*s)"
+        return f"unexpected {token.text!r}"
+
+    def unknown(self, kind: str, name: str, known: tuple[str, ...]) -> str:
+        if name in _WORDS:
+            return f"unexpected {name!r}: {_WORDS[name]}"
+        near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+        return f"unknown {kind} {name!r}" + (f"; did you mean {near[0]!r}?" if near else "")

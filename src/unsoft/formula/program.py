@@ -1,0 +1,118 @@
+"""Expressions as one differentiable operation on tensors.
+
+A program is one autograd function for several expressions. Its derivatives are the symbolic ones, again evaluated by a
+program: they share their common parts, save only the inputs, and can be differentiated to any order, forwards (jvp),
+backwards and under vmap.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cached_property, lru_cache
+
+import torch
+from torch import Tensor
+
+from unsoft.formula.derive import derivative
+from unsoft.formula.expr import Expr
+from unsoft.formula.lower import lower
+from unsoft.formula.parse import reread
+from unsoft.formula.torch_ops import run
+
+
+def values(
+    exprs: tuple[Expr, ...], names: tuple[str, ...], fixed: tuple[str, ...], tensors: Sequence[Tensor]
+) -> tuple[Tensor, ...]:
+    """Values of expressions that are neither numbers nor bare symbols, each of the shape of the symbols it uses.
+
+    ``tensors`` belong to ``names``; no derivative is taken by those named in ``fixed``.
+    """
+    if torch.compiler.is_compiling():
+        # Dynamo can carry text but not expressions into its graph.
+        texts = [_text_in_graph(expr) for expr in exprs]
+        return _values_of_text("\n".join(texts), " ".join(names), " ".join(fixed), *tensors)
+    return _Apply.apply(program(exprs, names, frozenset(fixed)), *tensors)
+
+
+def _values_of_text(texts: str, names: str, fixed: str, *tensors: Tensor) -> tuple[Tensor, ...]:
+    exprs = tuple(reread(text) for text in texts.split("\n"))
+    return _Apply.apply(program(exprs, tuple(names.split()), frozenset(fixed.split())), *tensors)
+
+
+def _text_in_graph(expr: Expr) -> str:
+    """Text of an expression; on the way tells dynamo to call :func:`_values_of_text`, not to look inside."""
+    torch.compiler.allow_in_graph(_values_of_text)
+    return str(expr)
+
+
+# What torch.compiler.assume_constant_result does. Calling that, or allow_in_graph, at import would cost a second,
+# because they import all of dynamo; this way only those who compile pay, at a time when dynamo is loaded anyway.
+_text_in_graph._dynamo_marked_constant = True
+
+
+class Program:
+    """Expressions with the order of their inputs. Use :func:`program`, which builds each one once."""
+
+    def __init__(self, exprs: tuple[Expr, ...], names: tuple[str, ...], fixed: frozenset[str]) -> None:
+        self.exprs, self.names, self.fixed = exprs, names, fixed
+
+    @cached_property
+    def lowered(self) -> tuple:
+        return lower({str(place): expr for place, expr in enumerate(self.exprs)})
+
+    def __call__(self, tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
+        return tuple(run(*self.lowered, dict(zip(self.names, tensors, strict=True))).values())
+
+    def slopes(self, tensors: Sequence[Tensor], wanted: Sequence[bool]) -> dict[tuple[int, int], Tensor | float]:
+        """Derivatives {(output, input): value} that are not zero everywhere, for the wanted inputs."""
+        exprs = {
+            (o, k): slope
+            for k, name in enumerate(self.names)
+            if wanted[k] and name not in self.fixed
+            for o, expr in enumerate(self.exprs)
+            if (slope := derivative(expr, name)).constant != 0
+        }
+        proper = {key: expr for key, expr in exprs.items() if expr.constant is None}
+        found: dict[tuple[int, int], Tensor] = {}
+        if proper:
+            inner = program(tuple(proper.values()), self.names, self.fixed)
+            found = dict(zip(proper, _Apply.apply(inner, *tensors), strict=True))
+        return {key: found.get(key, expr.constant) for key, expr in exprs.items()}
+
+
+@lru_cache(maxsize=1024)
+def program(exprs: tuple[Expr, ...], names: tuple[str, ...], fixed: frozenset[str]) -> Program:
+    """The program of some expressions, made once."""
+    return Program(exprs, names, fixed)
+
+
+class _Apply(torch.autograd.Function):
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(program: Program, *tensors: Tensor) -> tuple[Tensor, ...]:
+        return program(tensors)
+
+    @staticmethod
+    def setup_context(ctx, inputs, output) -> None:
+        ctx.program = inputs[0]
+        ctx.save_for_backward(*inputs[1:])
+        ctx.save_for_forward(*inputs[1:])
+
+    @staticmethod
+    def backward(ctx, *upstream: Tensor):
+        tensors = ctx.saved_tensors
+        grads: list[Tensor | None] = [None] * len(tensors)
+        for (o, k), slope in ctx.program.slopes(tensors, ctx.needs_input_grad[1:]).items():
+            part = (upstream[o] * slope).sum_to_size(tensors[k].shape)
+            grads[k] = part if grads[k] is None else grads[k] + part
+        return None, *grads
+
+    @staticmethod
+    def jvp(ctx, _, *tangents: Tensor | None):
+        tensors = ctx.saved_tensors
+        out: list[Tensor | None] = [None] * len(ctx.program.exprs)
+        for (o, k), slope in ctx.program.slopes(tensors, [t is not None for t in tangents]).items():
+            part = tangents[k] * slope
+            out[o] = part if out[o] is None else out[o] + part
+        return tuple(out)

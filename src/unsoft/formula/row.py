@@ -1,0 +1,35 @@
+"""The definition, for one row: the shortest complete reading of a formula."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from unsoft.formula.evaluate import evaluate
+
+if TYPE_CHECKING:
+    from unsoft.formula.formula import Formula
+
+
+def weights_of_row(formula: Formula, logits: Tensor, values: Mapping[str, Tensor | float]) -> Tensor:
+    """Weights of one row in which every key is visible; see :meth:`Formula.row`."""
+    if unknown := values.keys() - formula.params.keys() - {"i"}:
+        raise ValueError(f"values: {', '.join(sorted(unknown))} is neither a parameter of the formula nor i")
+    count = logits.shape[-1]
+    env = {"s": logits, "n": count, "i": count - 1, "j": torch.arange(count, device=logits.device)}
+    env |= formula.params | values
+    if formula.peak is not None:
+        env["m"] = evaluate(formula.peak, env).detach().amax(-1, keepdim=True)
+    weight = evaluate(formula.safe_weight, env)
+    if formula.mass is None:
+        return weight
+    rest = {name: value for name, value in env.items() if name not in ("s", "j")}
+    total = evaluate(formula.safe_mass, env).sum(-1, keepdim=True)
+    if formula.offset_mass is not None:
+        total = total + evaluate(formula.offset_mass, rest)
+    if formula.norm is not None:
+        total = evaluate(formula.norm, rest | {"z": total})
+    return torch.where(total == 0, 0, weight / torch.where(total == 0, 1, total))

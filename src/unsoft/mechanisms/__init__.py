@@ -1,0 +1,13 @@
+"""The built-in mechanisms, one small file each, and the register that finds them.
+
+>>> formulas = mechanisms()
+>>> list(formulas)[:3]
+['cog', 'identity', 'l2']
+>>> formulas["cog"].weight
+Expr('sign(s)*exp(abs(s) - m)')
+"""
+
+from unsoft.mechanisms.catalogue import mechanisms
+from unsoft.mechanisms.registry import register, resolve
+
+__all__ = ["mechanisms", "register", "resolve"]

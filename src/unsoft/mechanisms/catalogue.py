@@ -1,0 +1,37 @@
+"""All mechanisms at a glance."""
+
+from collections.abc import Iterator, Mapping
+
+from unsoft.formula import Formula
+from unsoft.mechanisms.registry import label, names, resolve
+
+
+class Catalogue(Mapping[str, Formula]):
+    """Formulas by name, in alphabetical order; prints as a table of what each of them promises."""
+
+    def __getitem__(self, name: str) -> Formula:
+        if name not in names():
+            raise KeyError(name)
+        return resolve(name)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(names())
+
+    def __len__(self) -> int:
+        return len(names())
+
+    def rows(self) -> list[dict[str, str]]:
+        """The table, one dictionary of texts for each mechanism."""
+        return [{"name": label(name), **formula.properties.texts()} for name, formula in self.items()]
+
+    def __repr__(self) -> str:
+        rows = self.rows()
+        table = [list(rows[0]), *(list(row.values()) for row in rows)]
+        widths = [max(len(line[column]) for line in table) for column in range(len(table[0]))]
+        lines = ["  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)) for line in table]
+        return "\n".join(line.rstrip() for line in lines)
+
+
+def mechanisms() -> Catalogue:
+    """All built-in and registered mechanisms; a parametrised one such as polynomial(p) stands with its default."""
+    return Catalogue()

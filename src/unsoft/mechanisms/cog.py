@@ -1,0 +1,30 @@
+"""cog: softmax over |s| that keeps the sign of s.
+
+    a_j = sign(s_j) exp(|s_j|) / sum_k exp(|s_k|)
+
+Paper: Lv et al., More Expressive Attention with Negative Weights, arXiv 2411.07176 (withdrawn from ICLR 2026).
+
+Can: subtract: a key with a negative logit is taken away, with strength, so one head can delete or copy. The weights'
+absolute values sum to 1, the weights themselves to anything in [-1, 1].
+Cannot: ignore a key: near s = 0 the weight jumps from -1/Z to +1/Z, so low-precision logits flip signs, and a row of
+tiny logits gives random +-1/n. Keys k and -k collide: both attract the query that fits one of them. With a zero-initialised
+query the output and every gradient are exactly 0 (sign(0) = 0), and training never starts. The paper keeps softmax in the
+first and last layer. ``sinh`` is the smooth control for all of these.
+
+>>> import math, torch
+>>> COG.row(torch.tensor([math.log(3), -math.log(5)]))     # exp(|s|) = 3, 5
+tensor([ 0.3750, -0.6250])
+"""
+
+from unsoft.formula import Formula
+from unsoft.mechanisms.registry import register
+
+COG = Formula(
+    weight="sign(s)*exp(abs(s) - m)",
+    mass="exp(abs(s) - m)",
+    peak="abs(s)",
+    name="cog",
+    paper="Lv et al. 2024, arXiv 2411.07176",
+    summary="signed softmax: adds and subtracts",
+)
+register("cog", COG)

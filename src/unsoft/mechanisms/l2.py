@@ -1,0 +1,27 @@
+"""l2: exponentials normalised to length 1 instead of sum 1.
+
+    a_j = exp(s_j) / sqrt( sum_k exp(2 s_k) )
+
+A variation of softmax in which the squares of the weights sum to 1.
+
+Can: keep the size of the output when many keys agree in weight but their values are independent (the variance of the sum
+is kept, not the mean).
+Cannot: subtract, attend to nothing or give an exact zero. The row sum lies between 1 and sqrt(n), so it grows with length.
+
+>>> import math, torch
+>>> L2.row(torch.tensor([math.log(3), math.log(4)]))       # 3, 4 over 5
+tensor([0.6000, 0.8000])
+"""
+
+from unsoft.formula import Formula
+from unsoft.mechanisms.registry import register
+
+L2 = Formula(
+    weight="exp(s - m)",
+    mass="exp(2*(s - m))",
+    peak="s",
+    norm="sqrt",
+    name="l2",
+    summary="squares of the weights sum to 1",
+)
+register("l2", L2)

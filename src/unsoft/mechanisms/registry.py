@@ -1,0 +1,105 @@
+"""The list of mechanisms. Each file beside this one registers its own; adding a file is enough.
+
+>>> resolve("relu2").weight
+Expr('max(s, 0)**2/n')
+>>> resolve("polynomial(2)").weight
+Expr('s**2/sqrt(n)')
+"""
+
+import difflib
+import importlib
+import inspect
+import pkgutil
+import re
+from collections.abc import Callable
+from functools import cache
+
+from unsoft.formula import Formula
+
+Factory = Callable[..., Formula]
+
+_registered: dict[str, Formula | Factory] = {}
+_made: dict[str, Formula] = {}  # by the text asked for, such as "polynomial(3)"
+_CALL = re.compile(r"\s*([A-Za-z][A-Za-z0-9_-]*)\s*(?:\(\s*([-+0-9.eE]*)\s*\))?\s*")
+
+
+def register(name: str, mechanism: Formula | Factory) -> None:
+    """Adds a formula, or a function of one number with a default that makes a formula, under a new name."""
+    if not isinstance(name, str) or not re.fullmatch(r"[a-z][a-z0-9_-]*", name):
+        raise ValueError(f"name: expected lower case letters, digits, - and _, not {name!r}")
+    if not isinstance(mechanism, Formula) and not callable(mechanism):
+        raise TypeError(f"mechanism: expected a Formula or a function that makes one, not {type(mechanism).__name__}")
+    if name in _registered and _registered[name] is not mechanism:
+        raise ValueError(f"name: a mechanism called {name!r} exists already")
+    _registered[name] = mechanism
+    _made.pop(name, None)
+
+
+def resolve(mechanism: str | Formula) -> Formula:
+    """The formula of a mechanism given by name ("cog", "polynomial(3)") or directly."""
+    if isinstance(mechanism, Formula):
+        return mechanism
+    if not isinstance(mechanism, str):
+        raise TypeError(f"mechanism: expected a name or a Formula, not {type(mechanism).__name__}")
+    _prepare(mechanism)
+    return _made[mechanism]
+
+
+def _prepare(text: str) -> bool:
+    """Makes the formula called ``text`` unless that has been done."""
+    if text not in _made:
+        _made[text] = _make(text)
+    return True
+
+
+# As torch.compiler.assume_constant_result does (which would import all of dynamo): a compiled caller runs this while it
+# is traced, and then sees no more than a look-up in a dictionary.
+_prepare._dynamo_marked_constant = True
+
+
+def _make(text: str) -> Formula:
+    discover()
+    match = _CALL.fullmatch(text)
+    name, argument = match.groups() if match else (text, None)
+    if name not in _registered:
+        raise ValueError(_unknown(text, name))
+    found = _registered[name]
+    if isinstance(found, Formula):
+        if argument is not None:
+            raise ValueError(f"mechanism: {name} takes no number in brackets; write {name!r}, not {text!r}")
+        return found
+    if not argument:
+        return found()
+    try:
+        number = float(argument)
+    except ValueError:
+        raise ValueError(f"mechanism: {argument!r} in {text!r} is not a number; write for example '{name}(2)'") from None
+    return found(int(number) if number.is_integer() else number)
+
+
+def names() -> list[str]:
+    """Names of all mechanisms in alphabetical order."""
+    discover()
+    return sorted(_registered)
+
+
+def label(name: str) -> str:
+    """The name, with the argument of a parametrised mechanism: "polynomial(p)"."""
+    found = _registered[name]
+    if isinstance(found, Formula):
+        return name
+    return f"{name}({', '.join(inspect.signature(found).parameters)})"
+
+
+@cache
+def discover() -> None:
+    """Imports every file of this folder, each of which registers its mechanism."""
+    package = __name__.rpartition(".")[0]
+    for module in pkgutil.iter_modules(importlib.import_module(package).__path__):
+        importlib.import_module(f"{package}.{module.name}")
+
+
+def _unknown(text: str, name: str) -> str:
+    near = difflib.get_close_matches(name.lower(), names(), n=1, cutoff=0.4)
+    suggestion = f"; did you mean {near[0]!r}?" if near else ""
+    return f"mechanism: unknown name {text!r}{suggestion} (known: {', '.join(names())})"
