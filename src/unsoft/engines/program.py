@@ -10,7 +10,9 @@ from collections.abc import Callable, Mapping, Sequence
 import torch
 from torch import Tensor
 
+from unsoft.engines.select import bit_mask, bits, flags_to_mask_
 from unsoft.formula import Expr, Instruction, lower
+from unsoft.formula.expr import COMPARISONS
 from unsoft.formula.torch_ops import TORCH
 
 
@@ -100,12 +102,10 @@ class Program:
 
 def _plan(instructions: Sequence[Instruction], kept: set) -> list[tuple]:
     """Each instruction with: does it fill a buffer, and which buffers it is the last to use."""
-    spanning, buffered = {"s"}, {"s"}
-    for target, op, args in instructions:
-        if spanning.intersection(args):
-            spanning.add(target)
-            if op in _FULL:
-                buffered.add(target)
+    buffered = {"s"}
+    for target, _, args in instructions:
+        if buffered.intersection(args):
+            buffered.add(target)
     steps, used_later = [], set(kept)
     for target, op, args in reversed(instructions):
         names = [a for a in dict.fromkeys(args) if isinstance(a, str)]
@@ -135,13 +135,34 @@ def _extreme(function: Callable, bound: str) -> Callable:
 
 
 def _sign(space: Workspace, out: Tensor, a: Tensor) -> Tensor:
-    nan = a.isnan()  # torch.sign(nan) is 0, which would hide a bad logit
-    return torch.sign(a, out=out).masked_fill_(nan, torch.nan)
+    # torch.sign(nan) is 0, which would hide a bad logit; a number whose bits are all set is NaN.
+    nan = space.take(out.shape)
+    flags_to_mask_(torch.ne(a, a, out=nan))
+    bits(torch.sign(a, out=out)).bitwise_or_(bits(nan))
+    space.give_back(nan)
+    return out
 
 
-def _where(space: Workspace, out: Tensor, condition: tuple, *branches: Tensor | float) -> Tensor:
-    a, b = (x if isinstance(x, Tensor) else space.number(x) for x in branches)
-    return torch.where(condition[0], a, b, out=out)
+def _compare(function: Callable) -> Callable:
+    def call(space: Workspace, out: Tensor, a: Tensor | float, b: Tensor | float) -> Tensor:
+        """The bit mask of the comparison, in a float buffer."""
+        flags_to_mask_(function(a if isinstance(a, Tensor) else space.number(a), b, out=out))
+        return out
+
+    return call
+
+
+def _where(space: Workspace, out: Tensor, condition: Tensor | tuple, *branches: Tensor | float) -> Tensor:
+    mask = bits(condition) if isinstance(condition, Tensor) else bit_mask(condition[0], space.dtype)
+    a, b = (bits(x if isinstance(x, Tensor) else space.number(x)) for x in branches)
+    if branches[1] == 0.0 and not isinstance(branches[1], Tensor):
+        torch.bitwise_and(a, mask, out=bits(out))
+        return out
+    difference = space.take(out.shape)
+    torch.bitwise_xor(a, b, out=bits(difference)).bitwise_and_(mask)
+    torch.bitwise_xor(bits(difference), b, out=bits(out))
+    space.give_back(difference)
+    return out
 
 
 _FULL: dict[str, Callable] = {
@@ -153,4 +174,5 @@ _FULL: dict[str, Callable] = {
     "min": _extreme(torch.minimum, "max"),
     "sign": _sign,
     "where": _where,
+    **{op: _compare(getattr(torch, op)) for op in COMPARISONS},
 }

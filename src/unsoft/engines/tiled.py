@@ -20,6 +20,7 @@ from torch import Tensor
 
 from unsoft.engines.dropout import keep_factor
 from unsoft.engines.program import Program
+from unsoft.engines.select import keep_, keep_or_fill_
 from unsoft.engines.terms import BIAS, Terms, attention_terms
 from unsoft.engines.tiles import Chunk, Grid
 from unsoft.engines.visibility import take
@@ -72,7 +73,7 @@ def backward(
     need_bias: bool,
     need_params: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Gradients of q, k, v, bias (empty unless ``need_bias``) and params (zeros unless ``need_params``)."""
+    """Gradients of q, k, v, bias and params; the last two are empty unless ``need_bias`` and ``need_params``."""
     content = Formula.from_key(formula)
     grid = Grid(q, k, v, visible, bias, counts, params, seed, content, causal_offset, scale, dropout_p)
     if not grid.all_finite:
@@ -121,13 +122,13 @@ def _row_block(
     shape = (chunk.batch_size, chunk.head_count, rows.stop - rows.start)
     z = q.new_zeros(*shape, 1)
     m, highest = z, q.new_full((*shape, 1), -torch.inf)
-    for keys, hidden in grid.key_blocks(chunk, rows):
+    for keys, seen in grid.key_blocks(chunk, rows):
         s = grid.product(chunk, q, k[:, keys])
         symbols = symbols | grid.tile_symbols(chunk, rows, keys, s)
         if peak_program is not None:
             peaks = grid.filled(peak_program.run(symbols, grid.space)["peak"], s)
-            if hidden is not None:
-                peaks.masked_fill_(hidden, -torch.inf)
+            if seen is not None:
+                keep_or_fill_(peaks, seen, grid.space.number(-torch.inf))
             before, highest = highest, torch.maximum(highest, peaks.amax(-1, keepdim=True))
             m = torch.where(highest == -torch.inf, 0.0, highest)
             if keys.start > 0:
@@ -140,14 +141,12 @@ def _row_block(
         weight = grid.filled(values["weight"], s)
         if terms.mass is not None:
             mass = grid.filled(values["mass"], s)
-            if hidden is not None:
-                mass.masked_fill_(hidden, 0.0)
+            if seen is not None:
+                keep_(mass, seen)
             z += mass.sum(-1, keepdim=True)
-        if hidden is not None:
-            weight.masked_fill_(hidden, 0.0)
-        dropped = grid.dropped(chunk, rows, keys)
-        if dropped is not None:
-            weight.masked_fill_(dropped, 0.0)
+        for mask in (seen, grid.kept(chunk, rows, keys)):
+            if mask is not None:
+                keep_(weight, mask)
         summed.baddbmm_(grid.as_matrices(weight), v[:, keys])
         grid.space.give_back_all()
     return summed.view(*shape, v.shape[2]), m, z
@@ -175,9 +174,9 @@ class _Backward:
         biased = grid.bias is not None
         self.terms = attention_terms(grid.formula, biased)
         self.program = _backward_program(grid.formula, biased, need_bias, need_params)
-        self.dq, self.dk, self.dv = (torch.zeros_like(x, dtype=grid.dtype) for x in (grid.q, grid.k, grid.v))
-        self.dbias = torch.zeros_like(grid.bias) if need_bias else grid.params.new_empty(0)
-        self.dparams = torch.zeros_like(grid.params)
+        self.dq, self.dk, self.dv = (x.new_zeros(x.shape, dtype=grid.dtype) for x in (grid.q, grid.k, grid.v))
+        self.dbias = grid.params.new_zeros(grid.bias.shape if need_bias else 0)
+        self.dparams = grid.params.new_zeros(grid.params.shape if need_params else 0)
 
     def run(self) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
         grid = self.grid
@@ -199,25 +198,25 @@ class _Backward:
         q = grid.stacked(grid.q, chunk, rows, grid.scale)
         g = grid.stacked(self.grad_out, chunk, rows, inverse * keep_factor(grid.dropout_p))
         dq = torch.zeros_like(q)
-        for keys, hidden in grid.key_blocks(chunk, rows):
+        for keys, seen in grid.key_blocks(chunk, rows):
             s = grid.product(chunk, q, k[:, keys])
             slopes = self.program.run(symbols | grid.tile_symbols(chunk, rows, keys, s), space)
             d_weight = grid.product(chunk, g, v[:, keys])
-            dropped = grid.dropped(chunk, rows, keys)
-            if dropped is not None:
-                d_weight.masked_fill_(dropped, 0.0)
-            self._add_bias_and_params(chunk, rows, keys, hidden, slopes, d_weight, d_total)
+            kept = grid.kept(chunk, rows, keys)
+            if kept is not None:
+                keep_(d_weight, kept)
+            self._add_bias_and_params(chunk, rows, keys, seen, slopes, d_weight, d_total)
 
-            ds = _chained(slopes, "s", d_weight, d_total, hidden, out=d_weight)
+            ds = _chained(slopes, "s", d_weight, d_total, seen, out=d_weight)
             dq.baddbmm_(grid.as_matrices(ds), k[:, keys])
             dk[:, keys].baddbmm_(grid.as_matrices(ds).transpose(1, 2), q)
             if self.need_bias and grid.formula.bias == "logit":
                 self._add_to_bias(chunk, rows, keys, ds)
 
             weight = grid.filled(slopes["weight", None], ds)
-            for zero in (hidden, dropped):
-                if zero is not None:
-                    weight.masked_fill_(zero, 0.0)
+            for mask in (seen, kept):
+                if mask is not None:
+                    keep_(weight, mask)
             dv[:, keys].baddbmm_(grid.as_matrices(weight).transpose(1, 2), g)
             space.give_back_all()
         self.dq[place] = dq.view_as(self.dq[place]).mul_(grid.scale)
@@ -245,14 +244,14 @@ class _Backward:
                 self.dparams[row, chunk.heads] += part.sum((0, 2, 3))
         return inverse, d_total
 
-    def _add_bias_and_params(self, chunk, rows, keys, hidden, slopes, d_weight, d_total) -> None:
+    def _add_bias_and_params(self, chunk, rows, keys, seen, slopes, d_weight, d_total) -> None:
         space = self.grid.space
         if ("weight", BIAS) in slopes:
-            tile = _chained(slopes, BIAS, d_weight, d_total, hidden, out=space.take(d_weight.shape))
+            tile = _chained(slopes, BIAS, d_weight, d_total, seen, out=space.take(d_weight.shape))
             self._add_to_bias(chunk, rows, keys, tile)
             space.give_back(tile)
         for row, name in enumerate(self.terms.names if self.need_params else ()):
-            tile = _chained(slopes, name, d_weight, d_total, hidden, out=space.take(d_weight.shape))
+            tile = _chained(slopes, name, d_weight, d_total, seen, out=space.take(d_weight.shape))
             self.dparams[row, chunk.heads] += tile.sum((0, 2, 3))
             space.give_back(tile)
 
@@ -261,15 +260,15 @@ class _Backward:
         part += tile.sum_to_size(part.shape)
 
 
-def _chained(slopes: dict, by: str, d_weight: Tensor, d_total: Tensor | float, hidden: Tensor | None, out: Tensor) -> Tensor:
-    """d_weight * weight' + d_total * mass', with 0 where hidden."""
+def _chained(slopes: dict, by: str, d_weight: Tensor, d_total: Tensor | float, seen: Tensor | None, out: Tensor) -> Tensor:
+    """d_weight * weight' + d_total * mass', and 0 where nothing is seen."""
     torch.mul(d_weight, slopes["weight", by], out=out)
     mass = slopes.get(("mass", by), 0.0)
     if isinstance(mass, Tensor):
         out.addcmul_(mass, d_total)
     elif mass != 0.0:
         out.add_(d_total * mass)
-    return out if hidden is None else out.masked_fill_(hidden, 0.0)
+    return out if seen is None else keep_(out, seen)
 
 
 def _norm(terms: Terms, symbols: dict[str, Tensor], z: Tensor) -> Tensor:

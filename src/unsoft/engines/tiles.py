@@ -15,6 +15,7 @@ from torch import Tensor
 from unsoft.engines.call import compute_dtype, finite_part
 from unsoft.engines.dropout import keep, row_keys
 from unsoft.engines.program import Workspace
+from unsoft.engines.select import bit_mask, keep_
 from unsoft.engines.terms import BIAS
 from unsoft.engines.visibility import take, visible_tile
 from unsoft.formula import Formula
@@ -111,7 +112,7 @@ class Grid:
         yield from blocks(self.q.shape[2], self.sizes.rows)
 
     def key_blocks(self, chunk: Chunk, rows: slice) -> Iterator[tuple[slice, Tensor | None]]:
-        """Blocks of keys that some row of the block sees, each with the bool tile of its hidden entries, if any."""
+        """Blocks of keys that some row of the block sees, each with the bit mask of what is seen (None = all)."""
         keys = self.k.shape[2]
         if self.causal_offset is not None:
             keys = min(keys, max(0, rows.stop + self.causal_offset))
@@ -122,7 +123,7 @@ class Grid:
             if seen is None or (mask is not None and seen.all()):
                 yield block, None
             elif mask is None or seen.any():
-                yield block, ~seen
+                yield block, bit_mask(seen, self.dtype)
 
     def row_symbols(self, chunk: Chunk, rows: slice) -> dict[str, Tensor]:
         """i, n and the parameters, each broadcastable to (b, h, rows, 1)."""
@@ -175,8 +176,8 @@ class Grid:
         tile = self.space.take(like.shape)
         return tile.copy_(value) if isinstance(value, Tensor) else tile.fill_(value)
 
-    def dropped(self, chunk: Chunk, rows: slice, keys: slice) -> Tensor | None:
-        """Bool tile of the weights that dropout removes."""
+    def kept(self, chunk: Chunk, rows: slice, keys: slice) -> Tensor | None:
+        """Bit mask of the weights that dropout keeps."""
         if self.seed is None:
             return None
         device, heads = self.q.device, self.q.shape[1]
@@ -186,7 +187,7 @@ class Grid:
             self.seed, (b[:, None] * heads + h).flatten(), torch.arange(rows.start, rows.stop, device=device)
         )
         kept = keep(words, torch.arange(keys.start, keys.stop, device=device), self.dropout_p)
-        return ~kept.view(len(b), len(h), *kept.shape[1:])
+        return bit_mask(kept, self.dtype).view(len(b), len(h), *kept.shape[1:])
 
     @cached_property
     def all_finite(self) -> bool:
@@ -211,9 +212,10 @@ class Grid:
             y = self.keys_of(bad_key_or_value, chunk)
             for rows in self.row_blocks():
                 place = (chunk.batch, chunk.heads, rows)
-                for keys, hidden in self.key_blocks(chunk, rows):
-                    seen = torch.ones(*seen_bad[place].shape[:3], keys.stop - keys.start, device=self.q.device)
-                    seen = seen.to(self.dtype) if hidden is None else seen.to(self.dtype).masked_fill_(hidden, 0.0)
+                for keys, mask in self.key_blocks(chunk, rows):
+                    shape = (*seen_bad[place].shape[:3], keys.stop - keys.start)
+                    seen = torch.ones(shape, dtype=self.dtype, device=self.q.device)
+                    seen = seen if mask is None else keep_(seen, mask)
                     seen_bad[place] |= (self.as_matrices(seen) @ y[:, keys]).view(seen_bad[place].shape) > 0
                     bad_rows = bad_q[place].any(-1, keepdim=True) & (seen > 0).any(-1, keepdim=True)
                     if self.bias is not None:

@@ -4,9 +4,10 @@
 >>> print(Formula(weight="sign(s)*exp(abs(s) - m)", mass="exp(abs(s) - m)", peak="abs(s)").properties)
 Properties(signed=True, row_sum='in [-1, 1]', l1='1', sparse=False, needs_length=False, continuous=False)
 
-The reasoning about sums: with a normaliser, the sum of a row is an average of the ratios weight/mass, weighted by the
-mass, so it lies between the smallest and the largest ratio; an offset pulls it towards 0. Without one, the same holds
-for the ratio of the weight to 1/n. Parameters have their default values; isolated logits such as cog's 0 are left out.
+The reasoning about sums: with a normaliser, the sum of a row is an average of the ratios weight/mass,
+weighted by the mass, so it lies between the smallest and the largest ratio; an offset pulls it towards 0.
+Without one, the same holds for the ratio of the weight to 1/n. Parameters have their default values; isolated
+logits such as cog's 0 are left out.
 """
 
 from __future__ import annotations
@@ -24,7 +25,11 @@ from unsoft.formula.expr import Expr, symbol
 if TYPE_CHECKING:
     from unsoft.formula.formula import Formula
 
-_NARROW, _WIDE = 10.0, 40.0  # a bound that still grows from the narrow to the wide range of logits is no bound
+# A bound that still grows from the narrow to the wide range of logits is no bound.
+_NARROW, _WIDE = 10.0, 40.0
+_CASES = torch.tensor(
+    [[1, 50, 50, 10**6], [0, 49, 49, 10**6 - 1], [0, 0, 30, 70]], dtype=torch.float64
+)  # n, i, j
 _TITLES = {"l1": "sum |a|"}
 
 
@@ -33,8 +38,8 @@ class Properties:
     """Promises of a formula about the weights of a row.
 
     ``row_sum`` and ``l1`` (the sum of absolute weights) are texts such as "1", "< 1", "in [-1, 1]" or "free";
-    ``sparse``: the weight is exactly 0 on a whole interval of logits; ``needs_length``: it depends on the number of
-    visible keys; ``continuous``: no jump in the logit.
+    ``sparse``: the weight is exactly 0 on a whole interval of logits; ``needs_length``: it depends on the
+    number of visible keys; ``continuous``: no jump in the logit.
     """
 
     signed: bool
@@ -47,8 +52,8 @@ class Properties:
     def texts(self) -> dict[str, str]:
         """Titles and contents for a table."""
         shown = {True: "yes", False: "no"}
-        titles = [(field.name, _TITLES.get(field.name, field.name.replace("_", " "))) for field in fields(self)]
-        return {title: shown.get(getattr(self, name), getattr(self, name)) for name, title in titles}
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        return {_TITLES.get(name, name.replace("_", " ")): shown.get(x, x) for name, x in values.items()}
 
 
 def analyse(formula: Formula) -> Properties:
@@ -60,7 +65,7 @@ def analyse(formula: Formula) -> Properties:
         l1=l1,
         sparse=_sparse(formula),
         needs_length="n" in formula.uses,
-        continuous=all(_continuous(formula, expr) for expr in (formula.weight, formula.mass) if expr is not None),
+        continuous=all(_continuous(formula, part) for part in (formula.weight, formula.mass) if part),
     )
 
 
@@ -70,13 +75,13 @@ def is_signed(formula: Formula) -> bool:
 
 
 def _grid(limit: float) -> Tensor:
-    """Logits, symmetric up to a small shift that keeps them off the numbers where formulas have their corners."""
+    """Logits, symmetric up to a small shift that keeps them off the corners that formulas tend to have."""
     return torch.linspace(-limit, limit, 402, dtype=torch.float64) + 0.0123456789
 
 
 def _values(formula: Formula, expr: Expr, s: Tensor) -> Tensor:
     """Values for each logit (rows) and some cases of n, i, j (columns)."""
-    n, i, j = torch.tensor([[1, 0, 0], [50, 49, 0], [50, 49, 30], [10**6, 10**6 - 1, 70]], dtype=torch.float64).T
+    n, i, j = _CASES
     env = {"s": _grid(_NARROW)[:, None], "n": n, "i": i, "j": j, **formula.params}
     if formula.peak is not None:
         env["m"] = evaluate(formula.peak, env).nan_to_num(-math.inf).amax(0).clamp(-_WIDE, _WIDE)
@@ -86,7 +91,7 @@ def _values(formula: Formula, expr: Expr, s: Tensor) -> Tensor:
 def _sums(formula: Formula) -> tuple[str, str]:
     if formula.mass_degree != 1:
         return _sums_of_powers(formula)
-    if not _plain_norm(formula):
+    if not _norm_is(formula, 1):
         return "free", "free"
     ratio, wide = _ratio(formula, _NARROW), _ratio(formula, _WIDE)
     size, grown = ratio.abs().amax(0), wide.abs().amax()
@@ -105,22 +110,20 @@ def _ratio(formula: Formula, limit: float) -> Tensor:
     return torch.where(weight == 0, weight, weight / mass)
 
 
-def _plain_norm(formula: Formula) -> bool:
+def _norm_is(formula: Formula, p: float) -> bool:
+    """Is the norm the p-th root?"""
     z = torch.linspace(-8, 8, 50, dtype=torch.float64).exp()
-    if formula.norm is None:
-        return True
     env = {"z": z, "m": 0.0, "n": 50.0, "i": 49.0, **formula.params}
-    return torch.allclose(evaluate(formula.norm, env), z, rtol=1e-12)
+    norm = symbol("z") if formula.norm is None else formula.norm
+    return torch.allclose(evaluate(norm, env), z ** (1 / p), rtol=1e-9)
 
 
 def _sums_of_powers(formula: Formula) -> tuple[str, str]:
-    """|weight|^p = mass under the p-th root: the weights have p-norm 1, so their absolute sum is at most n^(1 - 1/p)."""
+    """|weight|^p = mass under the p-th root: weights of p-norm 1, of absolute sum at most n^(1 - 1/p)."""
     p, s = formula.mass_degree, _grid(_NARROW)
-    power, mass = (_values(formula, expr, s) for expr in (formula.weight, formula.mass))
-    z = torch.linspace(-8, 8, 50, dtype=torch.float64).exp()
-    root = evaluate(formula.norm, {"z": z, "m": 0.0, "n": 50.0, "i": 49.0, **formula.params})
-    exact = torch.allclose(power.abs() ** p, mass, rtol=1e-9) and torch.allclose(root, z ** (1 / p), rtol=1e-9)
-    if not exact or formula.offset_mass is not None or p < 1:
+    weight, mass = (_values(formula, expr, s) for expr in (formula.weight, formula.mass))
+    exact = p > 1 and torch.allclose(weight.abs() ** p, mass, rtol=1e-9) and _norm_is(formula, p)
+    if not exact or formula.offset_mass is not None:
         return "free", "free"
     most = "sqrt(n)" if p == 2 else f"n^{1 - 1 / p:.4g}"
     return (f"in [-{most}, {most}]" if formula.signed else f"in [1, {most}]"), f"in [1, {most}]"
@@ -136,22 +139,21 @@ def _interval(ratio: Tensor, offset: bool) -> str:
 
 
 def _sparse(formula: Formula) -> bool:
-    """At least five neighbouring grid points have weight 0; the range is too small for an exponential to underflow."""
+    """Five neighbouring grid points have weight 0; the range is too small for exponentials to underflow."""
     zero = (_values(formula, formula.weight, _grid(8.0)) == 0).all(1)
     return bool((zero.unfold(0, 5, 1).all(1)).any())
 
 
 def _continuous(formula: Formula, expr: Expr) -> bool:
-    """Halves every interval of the grid 50 times, keeping the half with the larger step; a jump stays a jump."""
+    """Halves every interval of the grid 32 times, keeping the half with the larger step: jumps stay."""
     grid = _grid(8.0)
     left, right = grid[:-1], grid[1:]
     low, high = _values(formula, expr, left), _values(formula, expr, right)
     size = torch.maximum(low.abs(), high.abs()).nan_to_num(0.0).amax()
-    for _ in range(50):
+    for _ in range(32):
         middle = (left + right) / 2
         value = _values(formula, expr, middle)
         first = (value - low).abs().amax(1) > (high - value).abs().amax(1)
         left, right = torch.where(first, left, middle), torch.where(first, middle, right)
         low, high = torch.where(first[:, None], low, value), torch.where(first[:, None], value, high)
     return not bool(((high - low).abs() > 1e-6 * size).any())
-

@@ -1,8 +1,8 @@
 """Prints instructions as C++ on scalars or SIMD vectors.
 
-The text relies on a type ``real`` and on functions vexp, vlog, vsqrt, vabs, vsign, vmax, vmin, vtanh, vsigmoid, vrelu,
-verf, vpow and vselect(condition, a, b) for it; they and the operators must propagate NaN as described in
-:mod:`unsoft.formula.derive`.
+The text relies on a type ``real`` and on functions vexp, vlog, vsqrt, vabs, vsign, vmax, vmin, vtanh,
+vsigmoid, vrelu, verf, vpow and vselect(condition, a, b) for it; they and the operators must propagate NaN as
+described in :mod:`unsoft.formula.derive`.
 
 >>> operation("exp", ["s - m"]), operation("mul", ["a", "b"]), operation("where", ["c", "a", "b"])
 ('vexp(s - m)', 'a * b', 'vselect(c, a, b)')
@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 from unsoft.formula.derive import derivative
 from unsoft.formula.expr import Expr
 from unsoft.formula.lower import Operand, lower
+from unsoft.formula.order import in_order
 
 if TYPE_CHECKING:
     from unsoft.formula.formula import Formula
@@ -56,7 +57,9 @@ def function(name: str, outputs: Mapping[str, Expr], inputs: Sequence[str]) -> s
     }
     """
     instructions, results = lower(outputs)
-    body = [f"const auto {i.target} = {operation(i.op, [_operand(a) for a in i.args])};" for i in instructions]
+    body = [
+        f"const auto {i.target} = {operation(i.op, [_operand(a) for a in i.args])};" for i in instructions
+    ]
     arguments = [f"real {name}" for name in inputs]
     if len(results) == 1:
         kind, ending = "real", [f"return {_operand(*results.values())};"]
@@ -78,14 +81,8 @@ def formula_source(formula: Formula) -> str:
     functions = []
     for name, expr in (parts | slopes).items():
         of = parts[name.removesuffix("_slope")]
-        functions.append(function(name, {name: expr}, sorted(of.symbols, key=_order)))
+        functions.append(function(name, {name: expr}, in_order(of.symbols)))
     return "\n\n".join(functions) + "\n"
-
-
-def _order(symbol: str) -> tuple[int, str]:
-    """s, z, m, n, i, j first, then parameters by name."""
-    place = "szmnij".find(symbol) if len(symbol) == 1 else -1
-    return (place if place >= 0 else 9, symbol)
 
 
 def _operand(operand: Operand) -> str:

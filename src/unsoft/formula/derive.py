@@ -1,8 +1,8 @@
 """Symbolic derivatives.
 
-Conventions, the same in every engine: sign' = 0, abs'(0) = sign(0) = 0, relu'(0) = 0; max and min pass the derivative
-of the argument they return, at a tie that of the second; where passes the derivative of the chosen branch, so a branch
-that is not chosen can never leak a NaN into a gradient.
+Conventions, the same in every engine: sign' = 0, abs'(0) = sign(0) = 0, relu'(0) = 0; max and min pass the
+derivative of the argument they return, at a tie that of the second; where passes the derivative of the chosen
+branch, so a branch that is not chosen can never leak a NaN into a gradient.
 
 >>> from unsoft.formula.parse import parse
 >>> derivative(parse("max(s, 0)**2 / n"), "s")
@@ -42,7 +42,7 @@ def times(a: Expr, b: Expr) -> Expr:
 
 
 def over(a: Expr, b: Expr) -> Expr:
-    """Quotient in which an exact zero wins, and which enters a where that is zero on one side if b might vanish."""
+    """Quotient in which an exact zero wins, and which enters such a where too if b could vanish."""
     if a is ZERO:
         return ZERO
     if a.op == "where" and ZERO in a.args[1:] and b.op not in ("num", "sym"):

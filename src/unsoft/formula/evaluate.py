@@ -1,8 +1,8 @@
 """Evaluates expressions on tensors, differentiably.
 
-The gradient is not left to autograd's view of each small operation: it is the symbolic derivative, evaluated in turn,
-so that it obeys the conventions of :mod:`unsoft.formula.derive`, saves nothing but the inputs, and can be
-differentiated again to any order.
+The gradient is not left to autograd's view of each small operation: it is the symbolic derivative, evaluated
+in turn, so that it obeys the conventions of :mod:`unsoft.formula.derive`, saves nothing but the inputs, and
+can be differentiated again to any order.
 
 >>> import torch
 >>> from unsoft.formula.parse import parse
@@ -28,8 +28,8 @@ Value = Tensor | float | int
 def evaluate(expr: Expr, env: Mapping[str, Value], *, constants: Collection[str] = ()) -> Tensor:
     """Value of an expression, of the broadcast shape of all tensors in ``env`` and in their floating dtype.
 
-    ``env`` gives each symbol a tensor or a number. Gradients flow to every tensor in it, except those named in
-    ``constants``. The result may be a view of a tensor in ``env`` (of s for the expression "s").
+    ``env`` gives each symbol a tensor or a number. Gradients flow to every tensor in it, except those named
+    in ``constants``. The result may be a view of a tensor in ``env`` (of s for the expression "s").
     """
     return evaluate_all({"value": expr}, env, constants=constants)["value"]
 
@@ -40,26 +40,19 @@ def evaluate_all(
     """Values of several expressions at once, their shared parts computed once; see :func:`evaluate`.
 
     >>> from unsoft.formula.parse import parse
-    >>> {name: y.item() for name, y in evaluate_all({"double": parse("2*s"), "half": parse("s/2")}, {"s": 3}).items()}
-    {'double': 6.0, 'half': 1.5}
+    >>> evaluate_all({"double": parse("2*s"), "half": parse("s/2")}, {"s": 3})
+    {'double': tensor(6.), 'half': tensor(1.5000)}
     """
     used = sorted({name for expr in outputs.values() for name in expr.symbols})
     if missing := [name for name in used if name not in env]:
         raise ValueError(f"env: no value for {', '.join(missing)}; given are {', '.join(sorted(env))}")
     tensors = _as_tensors(env)
-    proper = {name: expr for name, expr in outputs.items() if expr.symbols and expr.op != "sym"}
-    found: dict[str, Tensor] = {}
-    if proper:
-        fixed = tuple(name for name in used if name in constants)
-        results = values(tuple(proper.values()), tuple(used), fixed, [tensors[name] for name in used])
-        found = dict(zip(proper, results, strict=True))
-    for name, expr in outputs.items():
-        if expr.op == "sym":
-            found[name] = tensors[expr.name].detach() if expr.name in constants else tensors[expr.name]
-        elif not expr.symbols:
-            found[name] = next(iter(tensors.values())).new_full((), expr.constant)
-    shape = torch.broadcast_tensors(*tensors.values())[0].shape  # torch.broadcast_shapes would import sympy: 0.5 s
-    return {name: found[name].expand(shape) for name in outputs}
+    like = torch.broadcast_tensors(*tensors.values())[0]  # torch.broadcast_shapes would import sympy: 0.5 s
+    results = values(list(outputs.values()), tensors, frozenset(constants))
+    return {
+        name: (x if isinstance(x, Tensor) else like.new_full((), x)).expand(like.shape)
+        for name, x in zip(outputs, results, strict=True)
+    }
 
 
 def _as_tensors(env: Mapping[str, Value]) -> dict[str, Tensor]:
@@ -71,6 +64,8 @@ def _as_tensors(env: Mapping[str, Value]) -> dict[str, Tensor]:
         dtype = torch.promote_types(dtype, other)
     device = given[0].device if given else None
     return {
-        name: value.to(dtype) if isinstance(value, Tensor) else torch.tensor(float(value), dtype=dtype, device=device)
+        name: value.to(dtype)
+        if isinstance(value, Tensor)
+        else torch.tensor(float(value), dtype=dtype, device=device)
         for name, value in (env or {"": 0}).items()
     }

@@ -1,8 +1,9 @@
 """The expression tree: immutable nodes that are built once and shared.
 
-A node is a number, a symbol or an operation on nodes. Equal expressions are the same object, so comparing and hashing
-are instant and a shared subexpression is computed once. The tree keeps the author's numerical form: nothing is
-reordered or rewritten beyond steps that cannot change a result (x + 0, x * 1, -(-x), arithmetic on exact numbers).
+A node is a number, a symbol or an operation on nodes. Equal expressions are the same object, so comparing and
+hashing are instant and a shared subexpression is computed once. The tree keeps the author's numerical form:
+nothing is reordered or rewritten beyond steps that cannot change a result (x + 0, x * 1, -(-x), arithmetic on
+exact numbers).
 
 >>> s, m = symbol("s"), symbol("m")
 >>> make("exp", s - m) * 1
@@ -26,17 +27,17 @@ FUNCTIONS = {  # name in formulas -> number of arguments
     "max": 2, "min": 2, "where": 3,
 }  # fmt: skip
 ARITY = {"neg": 1, **dict.fromkeys(("add", "sub", "mul", "div", "pow", *COMPARISONS), 2), **FUNCTIONS}
-MAX_EXPONENT = 64
 
 _nodes: weakref.WeakValueDictionary[tuple, Expr] = weakref.WeakValueDictionary()
 _lock = threading.Lock()
 
 
 class Expr:
-    """One node. ``op`` is "num", "sym" or an operation; build nodes with :func:`number`, :func:`symbol`, :func:`make`.
+    """One node. ``op`` is "num", "sym" or an operation; see :func:`number`, :func:`symbol`, :func:`make`.
 
-    ``symbols`` are the names the value depends on; ``constant`` is the value in double precision if there are none.
-    Python's operators build larger expressions; ``==`` compares (same expression or not), it builds nothing.
+    ``symbols`` are the names the value depends on; ``constant`` is the value in double precision if there are
+    none. Python's operators build larger expressions; ``==`` compares (same expression or not), it builds
+    nothing.
     """
 
     __slots__ = ("op", "args", "value", "name", "symbols", "constant", "text", "__weakref__")
@@ -70,6 +71,7 @@ class Expr:
             raise TypeError(f"the truth of {self} depends on its symbols; use make('where', condition, a, b)")
         return True
 
+    # fmt: off
     def __add__(self, other): return _operate("add", self, other)
     def __radd__(self, other): return _operate("add", other, self)
     def __sub__(self, other): return _operate("sub", self, other)
@@ -87,6 +89,7 @@ class Expr:
     def __neg__(self): return make("neg", self)
     def __pos__(self): return self
     def __abs__(self): return make("abs", self)
+    # fmt: on
 
 
 def number(value: int | float) -> Expr:
@@ -115,7 +118,9 @@ def make(op: str, *operands: Expr | int | float) -> Expr:
     Expr('max(s, 0)')
     """
     if ARITY.get(op) != len(operands):
-        raise FormulaError(f"{op} takes {ARITY.get(op, 'no such operation:')} argument(s), not {len(operands)}")
+        raise FormulaError(
+            f"{op} takes {ARITY.get(op, 'no such operation:')} argument(s), not {len(operands)}"
+        )
     args = tuple(a if isinstance(a, Expr) else number(a) for a in operands)
     for place, arg in enumerate(args):
         if (arg.op in COMPARISONS) != (op == "where" and place == 0):
@@ -128,7 +133,7 @@ def make(op: str, *operands: Expr | int | float) -> Expr:
 
 
 def postorder(*roots: Expr) -> list[Expr]:
-    """Every node below the roots once, operands before the operations that use them (no recursion, any depth)."""
+    """Every node below the roots once, operands before the operations that use them; any depth."""
     done: dict[Expr, None] = {}
     stack = list(reversed(roots))
     while stack:
@@ -139,14 +144,6 @@ def postorder(*roots: Expr) -> list[Expr]:
         else:
             done.setdefault(stack.pop())
     return list(done)
-
-
-def tree_size(root: Expr) -> int:
-    """Number of nodes of the expression written out in full, shared parts counted each time."""
-    size: dict[Expr, int] = {}
-    for node in postorder(root):
-        size[node] = 1 + sum(size[a] for a in node.args)
-    return size[root]
 
 
 def _simplified(op: str, args: tuple[Expr, ...]) -> Expr | None:
@@ -168,21 +165,15 @@ def _simplified(op: str, args: tuple[Expr, ...]) -> Expr | None:
             return b
         case "mul" | "div" if b.value == 1:
             return a
-        case "pow" if b.constant is not None:
-            return _simplified_power(a, b)
+        case "pow" if b.constant == 0:
+            return number(1)
+        case "pow" if b.constant == 1:
+            return a
         case "where" if a.constant is not None:
             return args[1] if a.constant else b
         case "where" if args[1] is b:
             return b
     return None
-
-
-def _simplified_power(base: Expr, exponent: Expr) -> Expr | None:
-    if abs(exponent.constant) > MAX_EXPONENT:
-        raise FormulaError(f"the exponent {exponent.constant:g} is too large; at most {MAX_EXPONENT} is allowed")
-    if exponent.constant == 0:
-        return number(1)
-    return base if exponent.constant == 1 else None
 
 
 def _operate(op: str, a: object, b: object) -> Expr:
@@ -208,5 +199,3 @@ def _new(op: str, args: tuple[Expr, ...], value: int | float | None, name: str |
     for field, content in zip(Expr.__slots__, (op, args, value, name, symbols, constant, None), strict=False):
         object.__setattr__(node, field, content)
     return node
-
-

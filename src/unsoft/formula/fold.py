@@ -11,8 +11,21 @@ from fractions import Fraction
 
 from unsoft.errors import FormulaError
 
-_EXACT = {"add": operator.add, "sub": operator.sub, "mul": operator.mul, "div": operator.truediv, "pow": operator.pow}
-_COMPARE = {"lt": operator.lt, "le": operator.le, "gt": operator.gt, "ge": operator.ge, "eq": operator.eq, "ne": operator.ne}
+_EXACT = {
+    "add": operator.add,
+    "sub": operator.sub,
+    "mul": operator.mul,
+    "div": operator.truediv,
+    "pow": operator.pow,
+}
+_COMPARE = {
+    "lt": operator.lt,
+    "le": operator.le,
+    "gt": operator.gt,
+    "ge": operator.ge,
+    "eq": operator.eq,
+    "ne": operator.ne,
+}
 _FLOAT = {
     **_EXACT,
     **_COMPARE,
@@ -34,7 +47,7 @@ _FLOAT = {
 
 
 def fold(op: str, values: Sequence[float | bool]) -> float | bool:
-    """Value of one operation on numbers in double precision; FormulaError if there is no finite real value."""
+    """Value of one operation on numbers in double precision; FormulaError if that is not a finite number."""
     numbers = [v if isinstance(v, bool) else float(v) for v in values]
     try:
         result = _FLOAT[op](*numbers)
@@ -49,7 +62,8 @@ def fold(op: str, values: Sequence[float | bool]) -> float | bool:
 def exact(op: str, values: Sequence[float]) -> int | float | None:
     """Value of an arithmetic operation on numbers if a double can hold it without rounding, else None.
 
-    Only such constants are folded while a formula is read, so that ``s/3`` keeps its 3 and ``1/3`` stays a fraction.
+    Only such constants are folded while a formula is read, so that ``s/3`` keeps its 3 and ``1/3`` stays a
+    fraction.
 
     >>> exact("div", (1, 4)), exact("div", (1, 3))
     (0.25, None)

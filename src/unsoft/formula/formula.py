@@ -10,8 +10,6 @@
 from __future__ import annotations
 
 import json
-import math
-import re
 from collections.abc import Mapping
 from functools import cached_property, lru_cache
 from types import MappingProxyType
@@ -20,39 +18,35 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 
 from unsoft.errors import FormulaError
-from unsoft.formula import invariance
-from unsoft.formula.expr import COMPARISONS, FUNCTIONS, Expr, make, number, postorder, symbol
-from unsoft.formula.parse import parse
+from unsoft.formula import cpp, invariance, javascript, torch_code
+from unsoft.formula.expr import Expr
+from unsoft.formula.latex import formula_latex
+from unsoft.formula.reading import guarded, read_params, read_part
 from unsoft.formula.row import weights_of_row
 
 if TYPE_CHECKING:
     from unsoft.formula.analysis import Properties
 
-_SYMBOLS = {  # the symbols each part may use, besides the parameters
-    "weight": "smnij",
-    "mass": "smnij",
-    "peak": "snij",
-    "norm": "zmni",
-    "offset_mass": "mni",
-}
-_BIASES = ("logit", "strength")
-_RESERVED = frozenset({"s", "m", "n", "i", "j", "z", *FUNCTIONS})
+_PARTS = ("weight", "mass", "peak", "norm", "offset_mass")
+_ABOUT = ("name", "title", "paper", "summary")
 
 
 class Formula:
     """A pointwise attention mechanism, written once and used by every engine.
 
-    Each of ``weight``, ``mass``, ``peak``, ``norm`` and ``offset_mass`` is formula text, a number, an :class:`Expr` or
-    a SymPy expression in the symbols s (logit), m (row peak, if ``peak`` is given), n (number of visible keys), i and j
-    (positions), z (in ``norm``: the summed mass) and the names of ``params``, a mapping from name to default value.
-    ``norm`` may also be the bare name of a function, such as "sqrt". Without ``mass`` the weights are not normalised.
+    Each of ``weight``, ``mass``, ``peak``, ``norm`` and ``offset_mass`` is formula text, a number, an
+    :class:`Expr` or a SymPy expression in the symbols s (logit), m (row peak, if ``peak`` is given), n
+    (number of visible keys), i and j (positions), z (in ``norm``: the summed mass) and the names of
+    ``params``, a mapping from name to default value. ``norm`` may also be the bare name of a function, such
+    as "sqrt". Without ``mass`` the weights are not normalised.
 
-    ``bias`` says what an additive float mask b does: "logit" adds it to s, "strength" multiplies weight and mass by
-    exp(b), which moves the strength of a weight and never its sign. The default is "strength" for signed formulas.
+    ``bias`` says what an additive float mask b does: "logit" adds it to s, "strength" multiplies weight and
+    mass by exp(b), which moves the strength of a weight and never its sign. The default is "strength" for
+    signed formulas.
 
     >>> Formula("exp(s - m)", "exp(s - m)", "s") == Formula(weight="exp(s-m)", mass="exp( s - m )", peak="s")
     True
-    >>> Formula("exp(s)", "exp(s - m)", "s")
+    >>> Formula("exp(s)", "exp(s - m)", "s")  # doctest: +ELLIPSIS
     Traceback (most recent call last):
     unsoft.errors.FormulaError: weight: the row peak m does not cancel. ...
     """
@@ -67,6 +61,10 @@ class Formula:
     params: Mapping[str, float]
     mass_degree: float
     bias: str
+    name: str | None
+    title: str | None
+    paper: str | None
+    summary: str | None
 
     def __init__(
         self,
@@ -84,42 +82,50 @@ class Formula:
         summary: str | None = None,
     ) -> None:
         own = self.__dict__
-        own["params"] = MappingProxyType(_checked_params(params))
-        given = {"weight": weight, "mass": mass, "peak": peak, "norm": norm, "offset_mass": offset_mass}
+        own.update(name=name, title=title or name, paper=paper, summary=summary)
         if weight is None:
             raise TypeError("weight: a formula needs at least a weight, such as 'exp(s - m)'")
-        for part in given:
-            own[part] = None if given[part] is None else self._read(part, given[part], peak is not None)
-        own.update(name=name, title=title or name, paper=paper, summary=summary)
         if mass is None and (norm is not None or offset_mass is not None):
             raise FormulaError("mass: norm and offset_mass act on the summed mass, but no mass is given")
+        if bias not in (None, "logit", "strength"):
+            raise ValueError(f"bias: expected 'logit', 'strength' or None, not {bias!r}")
+        own["params"] = MappingProxyType(read_params(params))
+        for part, given in zip(_PARTS, (weight, mass, peak, norm, offset_mass), strict=True):
+            own[part] = None if given is None else read_part(part, given, self.params, peak is not None)
         own["mass_degree"] = invariance.mass_degree(self.mass, self.norm, self.params)
         if self.peak is not None:
-            parts = {part: own[part] for part in ("weight", "mass", "offset_mass", "norm")}
-            invariance.check(parts, self.mass_degree, self.params)
-        if bias not in (None, *_BIASES):
-            raise ValueError(f"bias: expected 'logit', 'strength' or None, not {bias!r}")
+            invariance.check({part: own[part] for part in _PARTS}, self.mass_degree, self.params)
+        own["safe_weight"] = guarded(self.weight)
+        own["safe_mass"] = None if self.mass is None else guarded(self.mass)
         own["bias"] = bias or ("strength" if self.signed else "logit")
-        own.update(safe_weight=_guarded(self.weight), safe_mass=self.mass and _guarded(self.mass))
-
-    def _read(self, part: str, given: Any, has_peak: bool) -> Expr:
-        symbols = [*_SYMBOLS[part], *self.params]
-        if not has_peak and "m" in symbols:
-            symbols.remove("m")
-        if part == "norm" and given in FUNCTIONS and FUNCTIONS[given] == 1:
-            given = make(given, symbol("z"))
-        return parse(_as_text(part, given), symbols, argument=part)
 
     def row(self, logits: Tensor, **values: Tensor | float) -> Tensor:
         """Weights of a row of visible keys; the last dimension of ``logits`` runs over the keys.
 
-        ``values`` may give parameters other than their defaults, and i, the position of the row (default: the last key's).
+        ``values`` may give parameters other than their defaults, and i, the row's position (default: the last
+        key's).
 
         >>> import torch
         >>> Formula("max(s, 0)/n").row(torch.tensor([2.0, -1.0]))
         tensor([1., 0.])
         """
         return weights_of_row(self, logits, values)
+
+    def torch_source(self) -> str:
+        """Readable Python: a torch function from logits to weights. For people; unsoft never executes it."""
+        return torch_code.formula_source(self)
+
+    def cpp_source(self) -> str:
+        """C++ functions of every part and of the slopes of weight and mass; see :mod:`unsoft.formula.cpp`."""
+        return cpp.formula_source(self)
+
+    def javascript_source(self) -> str:
+        """A JavaScript arrow function from an array of logits to an array of weights."""
+        return javascript.formula_source(self)
+
+    def latex(self) -> str:
+        """The definition in LaTeX."""
+        return formula_latex(self)
 
     def __setattr__(self, attribute: str, value: object) -> None:
         raise AttributeError(f"a Formula cannot be changed (attribute {attribute!r}); make a new one")
@@ -140,8 +146,8 @@ class Formula:
     @cached_property
     def uses(self) -> frozenset[str]:
         """All symbols and parameters that occur anywhere."""
-        parts = (self.weight, self.mass, self.peak, self.norm, self.offset_mass)
-        return frozenset().union(*(part.symbols for part in parts if part is not None))
+        parts = (self.__dict__[part] for part in _PARTS)
+        return frozenset().union(*(expr.symbols for expr in parts if expr is not None))
 
     @cached_property
     def signed(self) -> bool:
@@ -159,10 +165,8 @@ class Formula:
 
     @cached_property
     def key(self) -> str:
-        """Everything that decides the numbers, as one canonical line of JSON; names and papers are left out."""
-        numeric = self.to_dict()
-        for field in ("name", "title", "paper", "summary"):
-            numeric.pop(field, None)
+        """Everything that decides the numbers (not names, papers) as one canonical line of JSON."""
+        numeric = {field: value for field, value in self.to_dict().items() if field not in _ABOUT}
         return json.dumps(numeric, sort_keys=True)
 
     @staticmethod
@@ -173,11 +177,8 @@ class Formula:
 
     def to_dict(self) -> dict[str, Any]:
         """A plain dictionary (text, numbers) that :meth:`from_dict` turns back into an equal formula."""
-        parts = {part: str(self.__dict__[part]) for part in _SYMBOLS if self.__dict__[part] is not None}
-        about = {field: self.__dict__[field] for field in ("name", "title", "paper", "summary")}
-        if about["title"] == about["name"]:
-            del about["title"]
-        about = {field: text for field, text in about.items() if text is not None}
+        parts = {part: str(self.__dict__[part]) for part in _PARTS if self.__dict__[part] is not None}
+        about = {field: self.__dict__[field] for field in _ABOUT if self.__dict__[field] is not None}
         params = {"params": dict(self.params)} if self.params else {}
         return parts | params | {"bias": self.bias} | about
 
@@ -185,40 +186,3 @@ class Formula:
     def from_dict(content: Mapping[str, Any]) -> Formula:
         """The inverse of :meth:`to_dict`."""
         return Formula(**content)
-
-
-def _as_text(part: str, given: Any) -> str:
-    if isinstance(given, str):
-        return given
-    if isinstance(given, Expr):
-        return str(given)
-    if isinstance(given, (int, float)) and not isinstance(given, bool):
-        return str(number(given))
-    if type(given).__module__.partition(".")[0] == "sympy":
-        from unsoft.formula.sympy_bridge import from_sympy
-
-        return str(from_sympy(given))
-    raise TypeError(f"{part}: expected formula text, a number, an Expr or a SymPy expression, not {type(given).__name__}")
-
-
-def _checked_params(params: Mapping[str, float] | None) -> dict[str, float]:
-    if params is not None and not isinstance(params, Mapping):
-        raise TypeError(f"params: expected a mapping from name to default value, not {type(params).__name__}")
-    checked = {}
-    for name, default in sorted((params or {}).items()):
-        if not isinstance(name, str) or not re.fullmatch(r"[A-Za-z][A-Za-z0-9_]*", name) or name in _RESERVED:
-            raise FormulaError(
-                f"params: {name!r} cannot be the name of a parameter; use letters, digits and _, starting with a"
-                f" letter, and none of {' '.join(sorted(_RESERVED))}"
-            )
-        if isinstance(default, bool) or not isinstance(default, (int, float)) or not math.isfinite(default):
-            raise FormulaError(f"params: the default of {name!r} must be a finite number, not {default!r}")
-        checked[name] = float(default)
-    return checked
-
-
-def _guarded(expr: Expr) -> Expr:
-    """where(s == s, expr, s) if a comparison, or a missing s, could swallow a NaN logit."""
-    swallows = "s" not in expr.symbols or any(node.op in COMPARISONS for node in postorder(expr))
-    s = symbol("s")
-    return make("where", make("eq", s, s), expr, s) if swallows else expr

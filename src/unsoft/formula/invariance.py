@@ -1,10 +1,10 @@
 """Does the row peak m cancel? Checked with numbers when a formula is made.
 
-The engines subtract a running peak, and different engines meet different values of it on the way. That is harmless
-exactly if raising m by c divides every weight and its normaliser by the same exp(c):
+The engines subtract a running peak, and different engines meet different values of it on the way. That is
+harmless exactly if raising m by c divides every weight and its normaliser by the same exp(c):
 
-    weight(m + c) = exp(-c) weight(m)        mass(m + c) = exp(-p c) mass(m)        offset_mass(m + c) likewise
-    norm(exp(-p c) z, m + c) = exp(-c) norm(z, m)
+    weight(m + c) = exp(-c) weight(m)        mass(m + c) = exp(-p c) mass(m)        offset_mass(m + c)
+    likewise norm(exp(-p c) z, m + c) = exp(-c) norm(z, m)
 
 p is the mass degree: 1 if weight and mass are of the same kind, 2 for squares under a square root.
 """
@@ -18,10 +18,12 @@ import torch
 from torch import Tensor
 
 from unsoft.errors import FormulaError
+from unsoft.formula.derive import derivative
 from unsoft.formula.evaluate import evaluate
-from unsoft.formula.expr import Expr
+from unsoft.formula.expr import Expr, symbol
 
 _SHIFTS = (-2.5, 0.75, 6.0)
+_EXTREMES = torch.tensor([-1e4, 0.5, 1e4], dtype=torch.float64)
 
 
 def probes(params: Mapping[str, float], count: int = 256) -> dict[str, Tensor]:
@@ -43,7 +45,7 @@ def probes(params: Mapping[str, float], count: int = 256) -> dict[str, Tensor]:
 
 
 def mass_degree(mass: Expr | None, norm: Expr | None, params: Mapping[str, float]) -> float:
-    """The p of this module's docstring: read off the mass if it contains m, else off a homogeneous norm, else 1."""
+    """The p of this module: read off the mass if it contains m, else off a homogeneous norm, else 1."""
     env = probes(params)
     if mass is not None and "m" in mass.symbols:
         p = -_log_ratio(mass, env, env | {"m": env["m"] + 1})
@@ -65,16 +67,38 @@ def _log_ratio(expr: Expr, before: Mapping[str, Tensor], after: Mapping[str, Ten
 
 
 def check(parts: Mapping[str, Expr | None], p: float, params: Mapping[str, float]) -> None:
-    """Raises FormulaError unless m cancels; parts are weight, mass, offset_mass and norm."""
+    """Raises FormulaError unless m cancels and does its work; parts are those of a formula with a peak."""
     if parts["mass"] is None:
         raise FormulaError("peak: a peak needs a mass: without a normaliser the shift by m cannot cancel")
     env = probes(params)
     for c in _SHIFTS:
         moved = env | {"m": env["m"] + c, "z": env["z"] * math.exp(-p * c)}
-        for name, expr in parts.items():
+        for name in ("weight", "mass", "offset_mass", "norm"):
+            expr = symbol("z") if name == "norm" and parts[name] is None else parts[name]
             if expr is not None:
-                degree = p if name in ("mass", "offset_mass") else 1.0
-                _check_part(name, expr, degree, c, env, moved)
+                _check_part(name, expr, p if name.endswith("mass") else 1.0, c, env, moved)
+    for name in ("weight", "mass", "offset_mass"):
+        if parts[name] is not None:
+            _check_range(name, parts[name], parts["peak"], params)
+
+
+def _check_range(name: str, expr: Expr, peak: Expr, params: Mapping[str, float]) -> None:
+    """No overflow, in the value or its slope, in rows of two logits of up to +-10,000."""
+    s, other = (x.flatten() for x in torch.meshgrid(_EXTREMES, _EXTREMES, indexing="ij"))
+    env = {"n": 2.0, "i": 1.0, "j": 0.0, **params}
+    m = torch.maximum(evaluate(peak, env | {"s": s}), evaluate(peak, env | {"s": other}))
+    value, slope = (
+        evaluate(expr, env | {"s": s, "m": m}),
+        evaluate(derivative(expr, "s"), env | {"s": s, "m": m}),
+    )
+    bad = ~(value.isfinite() & slope.isfinite()) & ~m.isnan()
+    if bad.any() and evaluate(expr, probes(params)).isfinite().all():
+        k = int(bad.nonzero()[0])
+        raise FormulaError(
+            f"{name}: {expr} overflows in a row of logits {s[k]:g} and {other[k]:g}, whose peak m is"
+            f" {m[k]:g}. The peak {peak} must be at least as large as every exponent, for all keys; an extra"
+            " exp(-m) needs a peak that is never negative, such as max(s, 0)"
+        )
 
 
 def _check_part(name: str, expr: Expr, degree: float, c: float, env: Mapping, moved: Mapping) -> None:
@@ -83,11 +107,13 @@ def _check_part(name: str, expr: Expr, degree: float, c: float, env: Mapping, mo
     wrong |= after.isnan() != before.isnan()
     if wrong.any():
         k = int(wrong.nonzero()[0])
-        place = ", ".join(f"{symbol} = {env[symbol][k]:.6g}" for symbol in sorted(expr.symbols))
+        place = ", ".join(
+            [f"{symbol} = {env[symbol][k]:.6g}" for symbol in sorted(expr.symbols)] + [f"c = {c:g}"]
+        )
         scale = "exp(-c)" if degree == 1 else f"exp(-{degree:g} c)"
         raise FormulaError(
             f"{name}: the row peak m does not cancel. Raising m by c must multiply {name} = {expr} by {scale}"
-            f"{' (with z scaled along)' if name == 'norm' else ''}; at {place}, c = {c:g} it gives"
-            f" {after[k]:.6g} instead of {before[k]:.6g}. Write exponentials as exp(... - m), also in offset_mass,"
-            " and leave peak out if no exponential needs it"
+            f"{' (with z scaled along)' if name == 'norm' else ''}; at {place} it gives"
+            f" {after[k]:.6g} instead of {before[k]:.6g}. Write exponentials as exp(... - m), also in"
+            " offset_mass, and leave peak out if no exponential needs it"
         )

@@ -1,7 +1,8 @@
 """From expressions to a straight list of instructions, every shared part computed once.
 
-This is what the torch evaluation runs and what the C++ and JavaScript printers write out. Constants are folded,
-integer powers become multiplications, and an instruction names only symbols, numbers or earlier targets.
+This is what the torch evaluation runs and what the C++ and JavaScript printers write out. Constants are
+folded, integer powers become multiplications, and an instruction names only symbols, numbers or earlier
+targets.
 
 >>> from unsoft.formula.parse import parse
 >>> instructions, results = lower({"weight": parse("exp(s - m)"), "mass": parse("exp(s - m)**3")})
@@ -33,8 +34,8 @@ class Instruction(NamedTuple):
 def lower(outputs: Mapping[str, Expr]) -> tuple[list[Instruction], dict[str, Operand]]:
     """Instructions that compute all outputs, and the operand that holds each of them.
 
-    Targets are called _0, _1, ...; no symbol of a formula starts with an underscore. An operation on a comparison
-    (only ``where`` has one) receives it as a target whose op is lt, le, gt, ge, eq or ne.
+    Targets are called _0, _1, ...; no symbol of a formula starts with an underscore. An operation on a
+    comparison (only ``where`` has one) receives it as a target whose op is lt, le, gt, ge, eq or ne.
     """
     builder = _Builder()
     operand: dict[Expr, Operand] = {}
@@ -68,7 +69,7 @@ class _Builder:
         return self.known[key]
 
     def power(self, base: Operand, exponent: int) -> Operand:
-        """Binary powering; x**-n is 1 / x**n, so that a power of a huge or tiny number behaves like its product."""
+        """Binary powering; x**-n is 1 / x**n, so a power of a huge or tiny number acts like its product."""
         if exponent < 0:
             return self.emit("div", 1.0, self.power(base, -exponent))
         if exponent == 1:

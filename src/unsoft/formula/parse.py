@@ -9,18 +9,17 @@
 
 >>> parse("where(s > 0, s**2, 0) / n")
 Expr('where(s > 0, s**2, 0)/n')
->>> parse("exq(s)")
+>>> parse("exq(s)")  # doctest: +ELLIPSIS
 Traceback (most recent call last):
 unsoft.errors.FormulaError: formula: unknown function 'exq'; did you mean 'exp'?
     exq(s)
     ^
-allowed: numbers, + - * / **, comparisons inside where(condition, a, b), exp log sqrt abs sign tanh sigmoid relu erf \
-max min where, and the names i j m n s
+allowed: numbers, + - * / **, comparisons inside where(condition, a, b), exp log ... and the names i j m n s
 """
 
 import difflib
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from functools import lru_cache
 
 from unsoft.errors import FormulaError
@@ -31,6 +30,7 @@ SYMBOLS = ("s", "m", "n", "i", "j")
 MAX_LENGTH = 2000
 MAX_DEPTH = 64
 MAX_NODES = 2000
+MAX_EXPONENT = 64
 _COMPARE = dict(zip(("<", "<=", ">", ">=", "==", "!="), COMPARISONS, strict=True))
 _SUMS = {"+": "add", "-": "sub"}
 _PRODUCTS = {"*": "mul", "/": "div"}
@@ -43,16 +43,23 @@ _WORDS = {
 }
 
 
-def parse(source: str, symbols: Iterable[str] = SYMBOLS, *, argument: str = "formula") -> Expr:
+def parse(
+    source: str,
+    symbols: Iterable[str] = SYMBOLS,
+    *,
+    argument: str = "formula",
+    hints: Mapping[str, str] | None = None,
+) -> Expr:
     """Formula text to expression; only the given symbol names may occur.
 
-    ``argument`` is the name used in error messages. Raises FormulaError that points at the place.
+    ``argument`` is the name used in error messages; ``hints`` explain names that a user might expect but that
+    are not allowed here. Raises FormulaError that points at the place.
     """
     if not isinstance(source, str):
         raise TypeError(f"{argument}: expected formula text (str), not {type(source).__name__}")
     allowed = tuple(sorted(symbols))
     try:
-        return _Parser(source, allowed, argument).whole()
+        return _Parser(source, allowed, argument, _WORDS | (hints or {})).whole()
     except FormulaError as problem:
         raise FormulaError(f"{problem}\n{_allowed(allowed)}") from None
 
@@ -61,7 +68,7 @@ def parse(source: str, symbols: Iterable[str] = SYMBOLS, *, argument: str = "for
 def reread(text: str) -> Expr:
     """The expression that printed ``text``: no limits and any names, since the text is our own."""
     names = tuple(set(re.findall(r"[A-Za-z_][A-Za-z0-9_]*", text)) - FUNCTIONS.keys())
-    return _Parser(text, names, "formula", limited=False).whole()
+    return _Parser(text, names, "formula", _WORDS, limited=False).whole()
 
 
 def _allowed(symbols: tuple[str, ...]) -> str:
@@ -74,10 +81,20 @@ def _allowed(symbols: tuple[str, ...]) -> str:
 class _Parser:
     """Recursive descent; ``depth`` bounds the recursion and ``nodes`` the size of what is built."""
 
-    def __init__(self, source: str, symbols: tuple[str, ...], argument: str, limited: bool = True) -> None:
+    def __init__(
+        self,
+        source: str,
+        symbols: tuple[str, ...],
+        argument: str,
+        hints: Mapping[str, str],
+        limited: bool = True,
+    ) -> None:
         if limited and len(source) > MAX_LENGTH:
-            raise FormulaError(f"{argument}: the text has {len(source)} characters; at most {MAX_LENGTH} are allowed")
-        self.source, self.symbols, self.argument, self.limited = source, symbols, argument, limited
+            raise FormulaError(
+                f"{argument}: the text has {len(source)} characters; at most {MAX_LENGTH} are allowed"
+            )
+        self.source, self.symbols, self.argument = source, symbols, argument
+        self.hints, self.limited = hints, limited
         self.tokens = tokenize(source, argument)
         self.next = self.depth = self.nodes = 0
 
@@ -102,15 +119,21 @@ class _Parser:
         return error(problem, self.source, (token or self.peek).place, self.argument)
 
     def expect(self, mark: str, why: str) -> None:
-        if self.take().text != mark:
-            self.next -= 1
+        if self.peek.text != mark:
+            if self.peek.text in self.hints:
+                raise self.wrong(self.leftover(self.peek))
             found = repr(self.peek.text) if self.peek.text else "the end"
             raise self.wrong(f"expected {mark!r} {why}, found {found}")
+        self.take()
 
     def build(self, token: Token, op: str, *args: Expr) -> Expr:
         self.nodes += 1
         if self.limited and self.nodes > MAX_NODES:
             raise self.wrong(f"the formula has more than {MAX_NODES} parts", token)
+        if self.limited and op == "pow" and abs(args[1].constant or 0) > MAX_EXPONENT:
+            raise self.wrong(
+                f"the exponent {args[1].constant:g} is too large; at most {MAX_EXPONENT} is allowed", token
+            )
         try:
             return make(op, *args)
         except FormulaError as problem:
@@ -177,7 +200,9 @@ class _Parser:
     def call(self, token: Token) -> Expr:
         if token.text not in FUNCTIONS:
             if token.text in self.symbols:
-                raise self.wrong(f"{token.text} is not a function; a product is written {token.text}*(...)", token)
+                raise self.wrong(
+                    f"{token.text} is not a function; a product is written {token.text}*(...)", token
+                )
             raise self.wrong(self.unknown("function", token.text, tuple(FUNCTIONS)), token)
         self.take()
         args = [self.condition() if token.text == "where" else self.value()]
@@ -214,15 +239,15 @@ class _Parser:
 
     def leftover(self, token: Token) -> str:
         if token.text in _COMPARE:
-            return "a comparison may stand only once, as the first argument of where(condition, a, b); no chains a < b < c"
-        if token.text in _WORDS:
-            return f"unexpected {token.text!r}: {_WORDS[token.text]}"
+            return "one comparison may stand in where(condition, a, b), nowhere else; no chains a < b < c"
+        if token.text in self.hints:
+            return f"unexpected {token.text!r}: {self.hints[token.text]}"
         if token.kind in ("name", "number") or token.text == "(":
             return f"unexpected {token.text!r}: an operator is missing before it (a product is written 2*s)"
         return f"unexpected {token.text!r}"
 
     def unknown(self, kind: str, name: str, known: tuple[str, ...]) -> str:
-        if name in _WORDS:
-            return f"unexpected {name!r}: {_WORDS[name]}"
+        if name in self.hints:
+            return f"unexpected {name!r}: {self.hints[name]}"
         near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
         return f"unknown {kind} {name!r}" + (f"; did you mean {near[0]!r}?" if near else "")

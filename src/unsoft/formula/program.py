@@ -1,13 +1,13 @@
 """Expressions as one differentiable operation on tensors.
 
-A program is one autograd function for several expressions. Its derivatives are the symbolic ones, again evaluated by a
-program: they share their common parts, save only the inputs, and can be differentiated to any order, forwards (jvp),
-backwards and under vmap.
+A program is one autograd function for several expressions. Its derivatives are the symbolic ones, again
+evaluated by a program: they share their common parts, save only the inputs, and can be differentiated to any
+order, forwards (jvp), backwards and under vmap.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property, lru_cache
 
 import torch
@@ -21,17 +21,34 @@ from unsoft.formula.torch_ops import run
 
 
 def values(
-    exprs: tuple[Expr, ...], names: tuple[str, ...], fixed: tuple[str, ...], tensors: Sequence[Tensor]
-) -> tuple[Tensor, ...]:
-    """Values of expressions that are neither numbers nor bare symbols, each of the shape of the symbols it uses.
+    exprs: Sequence[Expr], env: Mapping[str, Tensor], fixed: frozenset[str] = frozenset()
+) -> list[Tensor | float]:
+    """Value of each expression: a number if it has no symbols, else of the shape of the symbols it uses.
 
-    ``tensors`` belong to ``names``; no derivative is taken by those named in ``fixed``.
+    No derivative is taken by the names in ``fixed``.
     """
+    proper = tuple(dict.fromkeys(expr for expr in exprs if expr.symbols and expr.op != "sym"))
+    found: dict[Expr, Tensor] = {}
+    if proper:
+        used = {name for expr in proper for name in expr.symbols}
+        names = tuple(sorted(used))
+        found = dict(
+            zip(proper, _apply(proper, names, fixed & used, [env[name] for name in names]), strict=True)
+        )
+    for expr in exprs:
+        if expr.op == "sym":  # an alias, which autograd handles best itself
+            found[expr] = env[expr.name].detach() if expr.name in fixed else env[expr.name]
+    return [found[expr] if expr.symbols else expr.constant for expr in exprs]
+
+
+def _apply(
+    exprs: tuple[Expr, ...], names: tuple[str, ...], fixed: frozenset[str], tensors: Sequence[Tensor]
+) -> tuple[Tensor, ...]:
     if torch.compiler.is_compiling():
         # Dynamo can carry text but not expressions into its graph.
         texts = [_text_in_graph(expr) for expr in exprs]
-        return _values_of_text("\n".join(texts), " ".join(names), " ".join(fixed), *tensors)
-    return _Apply.apply(program(exprs, names, frozenset(fixed)), *tensors)
+        return _values_of_text("\n".join(texts), " ".join(names), " ".join(sorted(fixed)), *tensors)
+    return _Apply.apply(program(exprs, names, fixed), *tensors)
 
 
 def _values_of_text(texts: str, names: str, fixed: str, *tensors: Tensor) -> tuple[Tensor, ...]:
@@ -45,8 +62,8 @@ def _text_in_graph(expr: Expr) -> str:
     return str(expr)
 
 
-# What torch.compiler.assume_constant_result does. Calling that, or allow_in_graph, at import would cost a second,
-# because they import all of dynamo; this way only those who compile pay, at a time when dynamo is loaded anyway.
+# What torch.compiler.assume_constant_result does. Calling that, or allow_in_graph, at import would cost a
+# second, because they import all of dynamo; like this, only those who compile pay, and they have it loaded.
 _text_in_graph._dynamo_marked_constant = True
 
 
@@ -63,21 +80,23 @@ class Program:
     def __call__(self, tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
         return tuple(run(*self.lowered, dict(zip(self.names, tensors, strict=True))).values())
 
-    def slopes(self, tensors: Sequence[Tensor], wanted: Sequence[bool]) -> dict[tuple[int, int], Tensor | float]:
+    def differentiable(self, asked: Sequence[bool]) -> list[bool]:
+        """Which of the inputs asked for get a derivative: all but the fixed ones."""
+        return [yes and name not in self.fixed for yes, name in zip(asked, self.names, strict=True)]
+
+    def slopes(
+        self, tensors: Sequence[Tensor], wanted: Sequence[bool]
+    ) -> dict[tuple[int, int], Tensor | float]:
         """Derivatives {(output, input): value} that are not zero everywhere, for the wanted inputs."""
-        exprs = {
+        slopes = {
             (o, k): slope
             for k, name in enumerate(self.names)
-            if wanted[k] and name not in self.fixed
+            if wanted[k]
             for o, expr in enumerate(self.exprs)
             if (slope := derivative(expr, name)).constant != 0
         }
-        proper = {key: expr for key, expr in exprs.items() if expr.constant is None}
-        found: dict[tuple[int, int], Tensor] = {}
-        if proper:
-            inner = program(tuple(proper.values()), self.names, self.fixed)
-            found = dict(zip(proper, _Apply.apply(inner, *tensors), strict=True))
-        return {key: found.get(key, expr.constant) for key, expr in exprs.items()}
+        env = dict(zip(self.names, tensors, strict=True))
+        return dict(zip(slopes, values(list(slopes.values()), env, self.fixed), strict=True))
 
 
 @lru_cache(maxsize=1024)
@@ -96,23 +115,31 @@ class _Apply(torch.autograd.Function):
     @staticmethod
     def setup_context(ctx, inputs, output) -> None:
         ctx.program = inputs[0]
+        ctx.shapes = [x.shape for x in output]
         ctx.save_for_backward(*inputs[1:])
         ctx.save_for_forward(*inputs[1:])
 
     @staticmethod
     def backward(ctx, *upstream: Tensor):
         tensors = ctx.saved_tensors
+        wanted = ctx.program.differentiable(ctx.needs_input_grad[1:])
         grads: list[Tensor | None] = [None] * len(tensors)
-        for (o, k), slope in ctx.program.slopes(tensors, ctx.needs_input_grad[1:]).items():
+        for (o, k), slope in ctx.program.slopes(tensors, wanted).items():
             part = (upstream[o] * slope).sum_to_size(tensors[k].shape)
             grads[k] = part if grads[k] is None else grads[k] + part
+        for k, yes in enumerate(wanted):
+            if (
+                yes and grads[k] is None
+            ):  # a slope that is zero everywhere, as that of sign(s), is still a slope
+                grads[k] = torch.zeros_like(tensors[k])
         return None, *grads
 
     @staticmethod
     def jvp(ctx, _, *tangents: Tensor | None):
         tensors = ctx.saved_tensors
+        wanted = ctx.program.differentiable([tangent is not None for tangent in tangents])
         out: list[Tensor | None] = [None] * len(ctx.program.exprs)
-        for (o, k), slope in ctx.program.slopes(tensors, [t is not None for t in tangents]).items():
-            part = tangents[k] * slope
+        for (o, k), slope in ctx.program.slopes(tensors, wanted).items():
+            part = (tangents[k] * slope).expand(ctx.shapes[o])
             out[o] = part if out[o] is None else out[o] + part
         return tuple(out)

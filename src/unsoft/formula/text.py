@@ -30,23 +30,27 @@ def precedence(node: Expr) -> int:
     return PRECEDENCE.get(node.op, 1 if node.op in INFIX else ATOM)
 
 
-def _write(node: Expr, parts: list[str]) -> str:
-    if node.op == "num":
-        return repr(node.value)
-    if node.op == "sym":
-        return node.name
+def infix(node: Expr, parts: list[str]) -> str | None:
+    """An operator between its printed operands, with the brackets it needs; None for other nodes."""
     if node.op not in INFIX and node.op != "neg":
-        return f"{node.op}({', '.join(parts)})"
+        return None
     own = precedence(node)
     # Operators group to the left, ** to the right: the other operand needs brackets at equal precedence.
-    loose = len(parts) - 1 if node.op == "pow" else 0
+    loose = {"neg": None, "pow": 1}.get(node.op, 0)
     wrapped = [
-        part
-        if precedence(arg) > own or (precedence(arg) == own and place == loose and node.op != "neg")
-        else f"({part})"
+        part if precedence(arg) > own or (precedence(arg) == own and place == loose) else f"({part})"
         for place, (arg, part) in enumerate(zip(node.args, parts, strict=True))
     ]
     if node.op == "neg":
         return "-" + wrapped[0]
     left, right = wrapped
     return left + INFIX[node.op] + (f"({right})" if right.startswith("-") else right)  # s*(-2), not s*-2
+
+
+def _write(node: Expr, parts: list[str]) -> str:
+    if node.op == "num":
+        return repr(node.value)
+    if node.op == "sym":
+        return node.name
+    plain = infix(node, parts)
+    return f"{node.op}({', '.join(parts)})" if plain is None else plain

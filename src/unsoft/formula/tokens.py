@@ -51,7 +51,7 @@ def tokenize(source: str, argument: str = "formula") -> list[Token]:
 
 
 def error(problem: str, source: str, place: int, argument: str) -> FormulaError:
-    """The error that shows the text with a caret under the place of the problem; long texts are cut around it.
+    """The error that shows the text with a caret under the problem; long texts are cut around it.
 
     >>> print(error("unknown name 'x'", "s + x", 4, "weight"))
     weight: unknown name 'x'

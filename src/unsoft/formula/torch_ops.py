@@ -26,7 +26,9 @@ def run(
     values = dict(env)
     for target, op, args in instructions:
         values[target] = TORCH[op](*(values[a] if isinstance(a, str) else a for a in args))
-    return {name: values[operand] if isinstance(operand, str) else operand for name, operand in results.items()}
+    return {
+        name: values[operand] if isinstance(operand, str) else operand for name, operand in results.items()
+    }
 
 
 def _max(a: Tensor | float, b: Tensor | float) -> Tensor:

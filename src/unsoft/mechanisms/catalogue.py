@@ -28,10 +28,12 @@ class Catalogue(Mapping[str, Formula]):
         rows = self.rows()
         table = [list(rows[0]), *(list(row.values()) for row in rows)]
         widths = [max(len(line[column]) for line in table) for column in range(len(table[0]))]
-        lines = ["  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)) for line in table]
+        lines = [
+            "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)) for line in table
+        ]
         return "\n".join(line.rstrip() for line in lines)
 
 
 def mechanisms() -> Catalogue:
-    """All built-in and registered mechanisms; a parametrised one such as polynomial(p) stands with its default."""
+    """All mechanisms; a parametrised one such as polynomial(p) stands there with its default."""
     return Catalogue()

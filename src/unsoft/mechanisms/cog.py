@@ -2,14 +2,16 @@
 
     a_j = sign(s_j) exp(|s_j|) / sum_k exp(|s_k|)
 
-Paper: Lv et al., More Expressive Attention with Negative Weights, arXiv 2411.07176 (withdrawn from ICLR 2026).
+Paper: Lv et al., More Expressive Attention with Negative Weights, arXiv 2411.07176 (withdrawn from ICLR
+2026).
 
-Can: subtract: a key with a negative logit is taken away, with strength, so one head can delete or copy. The weights'
-absolute values sum to 1, the weights themselves to anything in [-1, 1].
-Cannot: ignore a key: near s = 0 the weight jumps from -1/Z to +1/Z, so low-precision logits flip signs, and a row of
-tiny logits gives random +-1/n. Keys k and -k collide: both attract the query that fits one of them. With a zero-initialised
-query the output and every gradient are exactly 0 (sign(0) = 0), and training never starts. The paper keeps softmax in the
-first and last layer. ``sinh`` is the smooth control for all of these.
+Can: subtract: a key with a negative logit is taken away, with strength, so one head can delete or copy. The
+weights' absolute values sum to 1, the weights themselves to anything in [-1, 1].
+Cannot: ignore a key: near s = 0 the weight jumps from -1/Z to +1/Z, so low-precision logits flip signs, and a
+row of tiny logits gives random +-1/n. Keys k and -k collide: where softmax returns the value of k, sharp cog
+returns half the difference of both values. With a zero-initialised query the output and every gradient are
+exactly 0 (sign(0) = 0), and training never starts. The paper keeps softmax in the first and last layer.
+``sinh`` is the smooth control for all of these.
 
 >>> import math, torch
 >>> COG.row(torch.tensor([math.log(3), -math.log(5)]))     # exp(|s|) = 3, 5
@@ -17,7 +19,7 @@ tensor([ 0.3750, -0.6250])
 """
 
 from unsoft.formula import Formula
-from unsoft.mechanisms.registry import register
+from unsoft.mechanisms.registry import builtin
 
 COG = Formula(
     weight="sign(s)*exp(abs(s) - m)",
@@ -27,4 +29,4 @@ COG = Formula(
     paper="Lv et al. 2024, arXiv 2411.07176",
     summary="signed softmax: adds and subtracts",
 )
-register("cog", COG)
+builtin("cog", COG)

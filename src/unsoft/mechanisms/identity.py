@@ -2,11 +2,12 @@
 
     a_j = s_j / n
 
-This is linear attention without a feature map: sum_j (q.k_j) v_j / n. The ``linear`` engines of later versions compute it
-in O(length); here it runs like every other formula.
+This is linear attention without a feature map: sum_j (q.k_j) v_j / n. The ``linear`` engines of later
+versions compute it in O(length); here it runs like every other formula.
 
 Can: subtract, and give a smooth weight through 0; the cheapest mechanism there is.
-Cannot: focus: weights grow only in proportion to the logit, so one key never stands out from a crowd. The row sum is free.
+Cannot: focus: weights grow only in proportion to the logit, so one key never stands out from a crowd. The row
+sum is free.
 
 >>> import torch
 >>> IDENTITY.row(torch.tensor([1.0, -2.0, 3.0, 2.0]))
@@ -14,11 +15,11 @@ tensor([ 0.2500, -0.5000,  0.7500,  0.5000])
 """
 
 from unsoft.formula import Formula
-from unsoft.mechanisms.registry import register
+from unsoft.mechanisms.registry import builtin
 
 IDENTITY = Formula(
     weight="s/n",
     name="identity",
     summary="linear attention: the plain logit",
 )
-register("identity", IDENTITY)
+builtin("identity", IDENTITY)

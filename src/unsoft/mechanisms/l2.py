@@ -4,9 +4,10 @@
 
 A variation of softmax in which the squares of the weights sum to 1.
 
-Can: keep the size of the output when many keys agree in weight but their values are independent (the variance of the sum
-is kept, not the mean).
-Cannot: subtract, attend to nothing or give an exact zero. The row sum lies between 1 and sqrt(n), so it grows with length.
+Can: keep the size of the output when many keys agree in weight but their values are independent (the variance
+of the sum is kept, not the mean).
+Cannot: subtract, attend to nothing or give an exact zero. The row sum lies between 1 and sqrt(n), so it grows
+with length.
 
 >>> import math, torch
 >>> L2.row(torch.tensor([math.log(3), math.log(4)]))       # 3, 4 over 5
@@ -14,14 +15,14 @@ tensor([0.6000, 0.8000])
 """
 
 from unsoft.formula import Formula
-from unsoft.mechanisms.registry import register
+from unsoft.mechanisms.registry import builtin
 
 L2 = Formula(
     weight="exp(s - m)",
-    mass="exp(2*(s - m))",
+    mass="exp(s - m)**2",
     peak="s",
     norm="sqrt",
     name="l2",
     summary="squares of the weights sum to 1",
 )
-register("l2", L2)
+builtin("l2", L2)

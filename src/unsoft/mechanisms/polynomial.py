@@ -2,8 +2,9 @@
 
     a_j = s_j^p / sqrt(n)
 
-Paper: Saratchandran et al., Rethinking Attention: Polynomial Alternatives to Softmax, arXiv 2410.18613, which argues that
-softmax works because it bounds the size of the attention matrix, and that this scaling does so too.
+Paper: Saratchandran et al., Rethinking Attention: Polynomial Alternatives to Softmax, arXiv 2410.18613, which
+argues that softmax works because it bounds the size of the attention matrix, and that this scaling does so
+too.
 
 Can: subtract for odd p, and pass smoothly through 0; an even p treats k and -k alike and never subtracts.
 Cannot: normalise: the row sum is free and grows with the p-th power of the logits, so large logits need care.
@@ -14,13 +15,15 @@ tensor([ 4.0000, -0.5000,  0.0000,  0.5000])
 """
 
 from unsoft.formula import Formula
-from unsoft.mechanisms.registry import register
+from unsoft.mechanisms.registry import builtin
 
 
 def polynomial(p: int = 3) -> Formula:
     """The formula s**p / sqrt(n) for a whole power p from 1 to 64."""
     if isinstance(p, bool) or not isinstance(p, int) or not 1 <= p <= 64:
-        raise ValueError(f"mechanism: the power p of polynomial(p) must be a whole number from 1 to 64, not {p!r}")
+        raise ValueError(
+            f"mechanism: the power p of polynomial(p) must be a whole number from 1 to 64, not {p!r}"
+        )
     return Formula(
         weight=f"s**{p}/sqrt(n)",
         name=f"polynomial({p})",
@@ -29,4 +32,4 @@ def polynomial(p: int = 3) -> Formula:
     )
 
 
-register("polynomial", polynomial)
+builtin("polynomial", polynomial)

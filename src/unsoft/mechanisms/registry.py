@@ -11,8 +11,9 @@ import importlib
 import inspect
 import pkgutil
 import re
+import sys
+import threading
 from collections.abc import Callable
-from functools import cache
 
 from unsoft.formula import Formula
 
@@ -20,19 +21,34 @@ Factory = Callable[..., Formula]
 
 _registered: dict[str, Formula | Factory] = {}
 _made: dict[str, Formula] = {}  # by the text asked for, such as "polynomial(3)"
+_discovery, _discovered = threading.RLock(), []
 _CALL = re.compile(r"\s*([A-Za-z][A-Za-z0-9_-]*)\s*(?:\(\s*([-+0-9.eE]*)\s*\))?\s*")
 
 
 def register(name: str, mechanism: Formula | Factory) -> None:
-    """Adds a formula, or a function of one number with a default that makes a formula, under a new name."""
+    """Adds a mechanism of your own, a formula or a function of one number that makes one, under a new name.
+
+    >>> register("cog", Formula("s"))
+    Traceback (most recent call last):
+    ValueError: name: a mechanism called 'cog' exists already
+    """
+    discover()
+    builtin(name, mechanism)
+
+
+def builtin(name: str, mechanism: Formula | Factory) -> None:
+    """What the files of this folder call: :func:`register` without looking for other files first."""
     if not isinstance(name, str) or not re.fullmatch(r"[a-z][a-z0-9_-]*", name):
-        raise ValueError(f"name: expected lower case letters, digits, - and _, not {name!r}")
+        raise ValueError(
+            f"name: expected lower case letters, digits, - and _, starting with a letter, not {name!r}"
+        )
     if not isinstance(mechanism, Formula) and not callable(mechanism):
-        raise TypeError(f"mechanism: expected a Formula or a function that makes one, not {type(mechanism).__name__}")
-    if name in _registered and _registered[name] is not mechanism:
+        raise TypeError(
+            f"mechanism: expected a Formula or a function that makes one, not {type(mechanism).__name__}"
+        )
+    if name in _registered:
         raise ValueError(f"name: a mechanism called {name!r} exists already")
     _registered[name] = mechanism
-    _made.pop(name, None)
 
 
 def resolve(mechanism: str | Formula) -> Formula:
@@ -52,8 +68,8 @@ def _prepare(text: str) -> bool:
     return True
 
 
-# As torch.compiler.assume_constant_result does (which would import all of dynamo): a compiled caller runs this while it
-# is traced, and then sees no more than a look-up in a dictionary.
+# As torch.compiler.assume_constant_result does (which would import all of dynamo): a compiled caller runs
+# this while it is traced, and then sees no more than a look-up in a dictionary.
 _prepare._dynamo_marked_constant = True
 
 
@@ -73,7 +89,9 @@ def _make(text: str) -> Formula:
     try:
         number = float(argument)
     except ValueError:
-        raise ValueError(f"mechanism: {argument!r} in {text!r} is not a number; write for example '{name}(2)'") from None
+        raise ValueError(
+            f"mechanism: {argument!r} in {text!r} is not a number; write for example '{name}(2)'"
+        ) from None
     return found(int(number) if number.is_integer() else number)
 
 
@@ -91,12 +109,14 @@ def label(name: str) -> str:
     return f"{name}({', '.join(inspect.signature(found).parameters)})"
 
 
-@cache
 def discover() -> None:
-    """Imports every file of this folder, each of which registers its mechanism."""
-    package = __name__.rpartition(".")[0]
-    for module in pkgutil.iter_modules(importlib.import_module(package).__path__):
-        importlib.import_module(f"{package}.{module.name}")
+    """Imports every file of this folder once; each of them adds its mechanism."""
+    with _discovery:
+        if not _discovered:
+            package = sys.modules[__package__]
+            for module in pkgutil.iter_modules(package.__path__, f"{__package__}."):
+                importlib.import_module(module.name)
+            _discovered.append(True)
 
 
 def _unknown(text: str, name: str) -> str:

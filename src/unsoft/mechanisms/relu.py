@@ -2,12 +2,13 @@
 
     a_j = max(s_j, 0) / n
 
-Paper: Wortsman et al., Replacing softmax with ReLU in Vision Transformers, arXiv 2309.08586 (there with the fixed length
-L; here n counts the keys the row can see, so that a prefix never changes when the sequence grows).
+Paper: Wortsman et al., Replacing softmax with ReLU in Vision Transformers, arXiv 2309.08586 (there with the
+fixed length L; here n counts the keys the row can see, so that a prefix never changes when the sequence
+grows).
 
 Can: give exact zeros, and attend to nothing.
-Cannot: subtract, or normalise: the row sum is free and grows with the logits; a single relevant key among many is
-divided by n. Where all logits are negative there is no gradient.
+Cannot: subtract, or normalise: the row sum is free and grows with the logits; a single relevant key among
+many is divided by n. Where all logits are negative there is no gradient.
 
 >>> import torch
 >>> RELU.row(torch.tensor([-1.0, 3.0, 1.0, 0.0]))
@@ -15,7 +16,7 @@ tensor([0.0000, 0.7500, 0.2500, 0.0000])
 """
 
 from unsoft.formula import Formula
-from unsoft.mechanisms.registry import register
+from unsoft.mechanisms.registry import builtin
 
 RELU = Formula(
     weight="max(s, 0)/n",
@@ -23,4 +24,4 @@ RELU = Formula(
     paper="Wortsman et al. 2023, arXiv 2309.08586",
     summary="rectified, divided by the number of keys",
 )
-register("relu", RELU)
+builtin("relu", RELU)

@@ -2,12 +2,12 @@
 
     a_j = max(s_j, 0)^2 / n
 
-Paper: Hua et al., Transformer Quality in Linear Time (GAU), arXiv 2202.10447. Implementations disagree: some divide the
-logit by n before squaring (1/n^2), some the square (1/n). This is the 1/n form, n counted per row.
+Paper: Hua et al., Transformer Quality in Linear Time (GAU), arXiv 2202.10447. Implementations disagree: some
+divide the logit by n before squaring (1/n^2), some the square (1/n). This is the 1/n form, n counted per row.
 
 Can: give exact zeros, focus more sharply than relu, with a continuous slope.
-Cannot: subtract, or normalise: the row sum is free and grows with the square of the logits; no gradient where all logits
-are negative.
+Cannot: subtract, or normalise: the row sum is free and grows with the square of the logits; no gradient where
+all logits are negative.
 
 >>> import torch
 >>> RELU2.row(torch.tensor([-1.0, 2.0, 1.0, 0.0]))
@@ -15,7 +15,7 @@ tensor([0.0000, 1.0000, 0.2500, 0.0000])
 """
 
 from unsoft.formula import Formula
-from unsoft.mechanisms.registry import register
+from unsoft.mechanisms.registry import builtin
 
 RELU2 = Formula(
     weight="max(s, 0)**2/n",
@@ -23,4 +23,4 @@ RELU2 = Formula(
     paper="Hua et al. 2022, arXiv 2202.10447",
     summary="squared rectified, divided by the number of keys",
 )
-register("relu2", RELU2)
+builtin("relu2", RELU2)

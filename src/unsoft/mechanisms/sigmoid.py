@@ -2,13 +2,13 @@
 
     a_j = 1 / (1 + exp(log(n) - s_j))
 
-Paper: Ramapuram et al., Theory, Analysis, and Best Practices for Sigmoid Self-Attention, arXiv 2409.04431. The bias -log n
-makes a row of zero logits sum to about 1, like softmax. The paper fixes it from the training length; here n counts the
-keys the row can see.
+Paper: Ramapuram et al., Theory, Analysis, and Best Practices for Sigmoid Self-Attention, arXiv 2409.04431.
+The bias -log n makes a row of zero logits sum to about 1, like softmax. The paper fixes it from the training
+length; here n counts the keys the row can see.
 
 Can: attend to many keys fully or to none; keys do not compete, so no reduction over the row is needed.
-Cannot: subtract, or give an exact zero. The row sum is free, between 0 and n; large models need an extra norm or
-LayerScale to train stably.
+Cannot: subtract, or give an exact zero. The row sum is free, between 0 and n; large models need an extra norm
+or LayerScale to train stably.
 
 >>> import math, torch
 >>> SIGMOID.row(torch.tensor([math.log(2), math.log(6)]))      # s - log(2) = log(1), log(3)
@@ -16,7 +16,7 @@ tensor([0.5000, 0.7500])
 """
 
 from unsoft.formula import Formula
-from unsoft.mechanisms.registry import register
+from unsoft.mechanisms.registry import builtin
 
 SIGMOID = Formula(
     weight="sigmoid(s - log(n))",
@@ -24,4 +24,4 @@ SIGMOID = Formula(
     paper="Ramapuram et al. 2024, arXiv 2409.04431",
     summary="independent gates, no competition",
 )
-register("sigmoid", SIGMOID)
+builtin("sigmoid", SIGMOID)

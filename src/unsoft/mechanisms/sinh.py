@@ -2,13 +2,13 @@
 
     a_j = sinh(s_j) / sum_k cosh(s_k)
 
-Our own control for cog (notes/mechanisms.md); whether it is new is not established. It equals a mix of softmax(s) and
--softmax(-s), so it could be computed by two ordinary attention calls.
+Our own control for cog (notes/mechanisms.md); whether it is new is not established. It equals a mix of
+softmax(s) and -softmax(-s), so it could be computed by two ordinary attention calls.
 
-Can: subtract like cog, and pass smoothly through exactly 0 at s = 0, so a key can be ignored and training can start from
-zero. The absolute weights sum to less than 1.
-Cannot: stay strong at small logits: it switches off where cog does not (close to cog at logit spread 2, far from it
-below 1). Keys k and -k still collide.
+Can: subtract like cog, and pass smoothly through exactly 0 at s = 0, so a key can be ignored and training can
+start from zero. The absolute weights sum to less than 1.
+Cannot: stay strong at small logits: it switches off where cog does not (close to cog at logit spread 2, far
+from it below 1). Keys k and -k still collide.
 
 >>> import math, torch
 >>> s = torch.tensor([math.log(2), -math.log(3)])      # sinh = 3/4, -4/3; cosh = 5/4, 5/3, in sum 35/12
@@ -17,7 +17,7 @@ tensor([  9.0000, -16.0000])
 """
 
 from unsoft.formula import Formula
-from unsoft.mechanisms.registry import register
+from unsoft.mechanisms.registry import builtin
 
 SINH = Formula(
     weight="(exp(s - m) - exp(-s - m))/2",
@@ -26,4 +26,4 @@ SINH = Formula(
     name="sinh",
     summary="smooth cog: sinh(s) over the sum of cosh(s)",
 )
-register("sinh", SINH)
+builtin("sinh", SINH)

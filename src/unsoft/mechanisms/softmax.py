@@ -5,8 +5,8 @@
 Paper: Vaswani et al., Attention Is All You Need, arXiv 1706.03762.
 
 Can: rank keys and average their values; every row is a probability distribution, the same at every length.
-Cannot: subtract (no negative weights), attend to nothing (the row sum is 1 even if no key fits, hence attention
-sinks), give an exact zero, or ignore a crowd: n copies of a key get n times the weight.
+Cannot: subtract (no negative weights), attend to nothing (the row sum is 1 even if no key fits, hence
+attention sinks), give an exact zero, or ignore a crowd: n copies of a key get n times the weight.
 
 >>> import math, torch
 >>> SOFTMAX.row(torch.tensor([0.0, math.log(3)]))      # exp(s) = 1, 3
@@ -14,7 +14,7 @@ tensor([0.2500, 0.7500])
 """
 
 from unsoft.formula import Formula
-from unsoft.mechanisms.registry import register
+from unsoft.mechanisms.registry import builtin
 
 SOFTMAX = Formula(
     weight="exp(s - m)",
@@ -24,4 +24,4 @@ SOFTMAX = Formula(
     paper="Vaswani et al. 2017, arXiv 1706.03762",
     summary="a probability distribution over the keys",
 )
-register("softmax", SOFTMAX)
+builtin("softmax", SOFTMAX)

@@ -3,11 +3,12 @@
     a_j = exp(s_j) / (1 + sum_k exp(s_k))
 
 Source: Miller, Attention Is Off By One (2023). It equals softmax with one more key of logit 0 and value 0
-(``nn.MultiheadAttention(add_zero_attn=True)``). The peak is max(s, 0), so that the extra exp(-m) never overflows.
+(``nn.MultiheadAttention(add_zero_attn=True)``). The peak is max(s, 0), so that the extra exp(-m) never
+overflows.
 
 Can: let a row fade to zero when all logits are very negative, which removes the need for attention sinks.
-Cannot: subtract, or give an exact zero; for large logits it is softmax. Longer rows have larger sums, so how much
-"nothing" weighs depends on length.
+Cannot: subtract, or give an exact zero; for large logits it is softmax. Longer rows have larger sums, so how
+much "nothing" weighs depends on length.
 
 >>> import math, torch
 >>> SOFTMAX1.row(torch.tensor([0.0, math.log(2)]))     # exp(s) = 1, 2; their sum with the extra 1 is 4
@@ -15,7 +16,7 @@ tensor([0.2500, 0.5000])
 """
 
 from unsoft.formula import Formula
-from unsoft.mechanisms.registry import register
+from unsoft.mechanisms.registry import builtin
 
 SOFTMAX1 = Formula(
     weight="exp(s - m)",
@@ -26,4 +27,4 @@ SOFTMAX1 = Formula(
     paper="Miller 2023, Attention Is Off By One",
     summary="softmax that can attend to nothing",
 )
-register("softmax1", SOFTMAX1)
+builtin("softmax1", SOFTMAX1)

@@ -2,13 +2,14 @@
 
     a_j = max(exp(s_j) - 1, 0) / sum_k |exp(s_k) - 1|
 
-Paper: Zuhri et al., Softpick: No Attention Sink, No Massive Activations with Rectified Softmax, arXiv 2504.20966. The peak is
-max(s, 0): with the unclamped peak of the official code exp(-m) overflows for rows of very negative logits. The paper's
-epsilon is replaced by the rule that a row of total mass 0 has weights 0.
+Paper: Zuhri et al., Softpick: No Attention Sink, No Massive Activations with Rectified Softmax, arXiv
+2504.20966. The peak is max(s, 0): with the unclamped peak of the official code exp(-m) overflows for rows of
+very negative logits. The paper's epsilon is replaced by the rule that a row of total mass 0 has weights 0.
 
-Can: give exact zeros and attend to nothing; negative logits take part in the normaliser, so they still receive gradient.
-Cannot: subtract. The row sum is at most 1. Reported to lag behind softmax in larger models and long contexts. The first
-exponential minus 1 cancels for tiny logits, where low precision is poor.
+Can: give exact zeros and attend to nothing; negative logits take part in the normaliser, so they still
+receive gradient.
+Cannot: subtract. The row sum is at most 1. Reported to lag behind softmax in larger models and long contexts.
+The first exponential minus 1 cancels for tiny logits, where low precision is poor.
 
 >>> import math, torch
 >>> s = torch.tensor([math.log(3), math.log(2), -math.log(2)])     # exp(s) - 1 = 2, 1, -1/2
@@ -17,7 +18,7 @@ tensor([4.0000, 2.0000, 0.0000])
 """
 
 from unsoft.formula import Formula
-from unsoft.mechanisms.registry import register
+from unsoft.mechanisms.registry import builtin
 
 SOFTPICK = Formula(
     weight="max(exp(s - m) - exp(-m), 0)",
@@ -27,4 +28,4 @@ SOFTPICK = Formula(
     paper="Zuhri et al. 2025, arXiv 2504.20966",
     summary="rectified softmax: exact zeros, no sink",
 )
-register("softpick", SOFTPICK)
+builtin("softpick", SOFTPICK)

@@ -2,12 +2,13 @@
 
     a_j = s_j exp(s_j) / (1 + sum_k |s_k exp(s_k)|)
 
-The peak is max(s, 0): then neither exp(s - m) nor the extra exp(-m) can overflow, and |s| is the largest factor left.
+The peak is max(s, 0): then neither exp(s - m) nor the extra exp(-m) can overflow, and |s| is the largest
+factor left.
 
-Can: subtract a little (s exp(s) is never below -1/e before normalising), ignore a key smoothly at s = 0, attend to nothing.
-The absolute weights sum to less than 1.
-Cannot: subtract strongly: against one positive logit of 3 the strongest negative weight is below 1%. Very negative
-logits are ignored rather than subtracted.
+Can: subtract a little (s exp(s) is never below -1/e before normalising), ignore a key smoothly at s = 0,
+attend to nothing. The absolute weights sum to less than 1.
+Cannot: subtract strongly: against one positive logit of 3 the strongest negative weight is below 1%. Very
+negative logits are ignored rather than subtracted.
 
 >>> import torch
 >>> SWISHMAX.row(torch.tensor([1.0, -1.0]))        # e = 2.71828 and -1/e = -0.36788 over 4.08616
@@ -15,7 +16,7 @@ tensor([ 0.6652, -0.0900])
 """
 
 from unsoft.formula import Formula
-from unsoft.mechanisms.registry import register
+from unsoft.mechanisms.registry import builtin
 
 SWISHMAX = Formula(
     weight="s*exp(s - m)",
@@ -25,4 +26,4 @@ SWISHMAX = Formula(
     name="swishmax",
     summary="smooth, mildly signed, can attend to nothing",
 )
-register("swishmax", SWISHMAX)
+builtin("swishmax", SWISHMAX)

@@ -2,11 +2,12 @@
 
     a_j = tanh(s_j) / n
 
-The division by n is our choice: it keeps the row's absolute sum below 1, as relu and identity are scaled here. CoDA
-(Tay et al., NeurIPS 2019) uses tanh in a different, gated form.
+The division by n is our choice: it keeps the row's absolute sum below 1, as relu and identity are scaled
+here. CoDA (Tay et al., NeurIPS 2019) uses tanh in a different, gated form.
 
 Can: subtract, pass smoothly through 0, and stay bounded however large the logits are.
-Cannot: focus: no key weighs more than 1/n, so one relevant key among many is lost. Saturated logits get no gradient.
+Cannot: focus: no key weighs more than 1/n, so one relevant key among many is lost. Saturated logits get no
+gradient.
 
 >>> import math, torch
 >>> TANH.row(torch.tensor([math.log(2), -math.log(3)]))        # tanh = 3/5, -4/5
@@ -14,11 +15,11 @@ tensor([ 0.3000, -0.4000])
 """
 
 from unsoft.formula import Formula
-from unsoft.mechanisms.registry import register
+from unsoft.mechanisms.registry import builtin
 
 TANH = Formula(
     weight="tanh(s)/n",
     name="tanh",
     summary="bounded signed gates, divided by the number of keys",
 )
-register("tanh", TANH)
+builtin("tanh", TANH)

@@ -49,7 +49,9 @@ static bool backward_tile(const Call &c, BackwardScratch &w, int64_t b, int64_t 
     fill_tile(c, rows, all, 0);
     all.queries = padded(count), all.parameters = c.parameters + h * c.mechanism->parameters, all.parameter_gradient = dparameters;
     c.mechanism->prepare(all, rows.total, rows.delta, rows.inverse, rows.slope);
-    for (int p = 0; p * LANES < count; p++) {
+    const bool few = count <= FEW;
+    if (few) pack_rows(q, ldq, count, w.width, real(c.scale), w.packed_queries);
+    for (int p = 0; !few && p * LANES < count; p++) {
         int n = std::min(LANES, count - p * LANES);
         pack_lanes(q + long(p) * LANES * ldq, ldq, n, padded(n), int(c.width), real(c.scale), w.packed_queries + p * LANES * w.width);
         pack_lanes(g + long(p) * LANES * ldg, ldg, n, padded(n), int(c.value_width), 1, w.packed_grads + p * LANES * w.value_width);
@@ -77,8 +79,14 @@ static bool backward_tile(const Call &c, BackwardScratch &w, int64_t b, int64_t 
             t.plain = seen == ALL && !diagonal && !t.bias && !t.drop_key && n == lanes;
             for (int index = 0; index < n; index++)
                 rows.limit[first + index] = c.causal ? real(i0 + first + index + c.causal_offset + 1 - j0) : real(t.keys);
-            panel_product(t.keys, int(c.width), k, ldk, w.packed_queries + first * w.width, lanes, w.logits, lanes, lanes / VL);
-            panel_product(t.keys, int(c.value_width), v, ldv, w.packed_grads + first * w.value_width, lanes, w.slopes, lanes, lanes / VL);
+            if (few) {
+                few_products(n, t.keys, w.width, w.packed_queries, w.width, k, ldk, w.logits, 1, lanes);
+                few_products(n, t.keys, w.value_width, g, ldg, v, ldv, w.slopes, 1, lanes);
+            } else {
+                const real *queries = w.packed_queries + first * w.width, *grads = w.packed_grads + first * w.value_width;
+                panel_product(t.keys, int(c.width), k, ldk, queries, lanes, w.logits, lanes, lanes / VL);
+                panel_product(t.keys, int(c.value_width), v, ldv, grads, lanes, w.slopes, lanes, lanes / VL);
+            }
             c.mechanism->backward(t);
             if (t.bias_gradient) write_bias_gradient(c, t, b, h, i0 + first, n);
             accumulate<false>(t.keys, w.value_width, n, w.logits, lanes, g + first * ldg, ldg, dv + j0 * w.value_width, w.value_width);

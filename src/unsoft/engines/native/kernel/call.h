@@ -29,6 +29,8 @@ constexpr int KEY_TILE = 96;        // keys per tile: logits of a panel and the 
 constexpr int PANELS = LANES >= 48 ? 4 : 192 / LANES;
 constexpr int QUERY_TILE = PANELS * LANES;
 
+constexpr int FEW = 4;              // up to this many queries of a key head are kept as rows: filling lanes would not pay
+
 static inline int padded(int64_t x) { return int((x + VL - 1) / VL * VL); }
 
 static inline uint32_t mix(uint32_t x) {  // lowbias32, the hash shared by all engines

@@ -3,7 +3,6 @@
 #include <utility>
 #include "call.h"
 
-constexpr int FEW = 4;                // up to this many queries of one key head: one query a row, keys along lanes
 constexpr int KEY_TILE_ROWS = 256;
 
 struct ForwardScratch {
@@ -109,9 +108,8 @@ static bool forward_few(const Call &c, ForwardScratch &w, int64_t b, int64_t h0,
         auto [h, i] = row(index);
         w.rows.set(c, index, b, h, i);
         long ld;
-        real *to = w.packed + index * w.width;
         const real *q = c.q.rows(b, h, i, 1, int(c.width), w.width, w.query_rows, ld);
-        for (int x = 0; x < w.width; x++) to[x] = q[x] * real(c.scale);
+        pack_rows(q, ld, 1, w.width, real(c.scale), w.packed + index * w.width);
     }
     w.rows.pad(count, padded(count));
     bool finite = all_finite(w.packed, w.width, count, w.width);
@@ -132,11 +130,7 @@ static bool forward_few(const Call &c, ForwardScratch &w, int64_t b, int64_t h0,
         const real *k = c.k.rows(b, hk, j0, t.keys, int(c.width), w.width, w.keys, ldk);
         const real *v = c.v.rows(b, hk, j0, t.keys, int(c.value_width), w.value_width, w.values, ldv);
         finite &= all_finite(k, ldk, t.keys, w.width);
-        for (int r = 0; r < count; r += r + 2 <= count ? 2 : 1) {
-            const real *q = w.packed + r * w.width;
-            if (r + 2 <= count) dots<2>(t.keys, w.width, q, w.width, k, ldk, w.logits + r * t.stride, t.stride);
-            else dots<1>(t.keys, w.width, q, w.width, k, ldk, w.logits + r * t.stride, t.stride);
-        }
+        few_products(count, t.keys, w.width, w.packed, w.width, k, ldk, w.logits, t.stride, 1);
         if (c.mechanism->forward_rows(t) && j0 > 0) rescale_sums(w.sums, count, w.value_width, t.rescale);
         accumulate<false>(count, w.value_width, t.keys, w.logits, t.stride, v, ldv, w.sums, w.value_width);
     }

@@ -59,9 +59,10 @@ static void accumulate(int m, int width, int depth, const real *a, long lda, con
     for (; x + VL <= width; x += VL) rows<R, 1, TRANSPOSED, true>(m, depth, a, lda, b + x, ldb, c + x, ldc);
 }
 
-// Few queries: C[query][key] = q . k by dot products along the head dimension (width a multiple of VL), one key a turn.
+// Few queries: dot products along the head dimension (width a multiple of VL), C(query, key) = q . k at
+// c[query * query_step + key * key_step]. Sums in lanes are shorter, so this is also the more accurate way.
 template <int R>
-static inline void dots(int keys, int width, const real *q, long ldq, const real *k, long ldk, real *c, long ldc) {
+static inline void dots(int keys, int width, const real *q, long ldq, const real *k, long ldk, real *c, long query_step, long key_step) {
     for (int key = 0; key < keys; key++) {
         V sum[R] = {};
         for (int x = 0; x < width; x += VL) {
@@ -69,12 +70,24 @@ static inline void dots(int keys, int width, const real *q, long ldq, const real
 #pragma GCC unroll 16
             for (int r = 0; r < R; r++) sum[r] += load(q + r * ldq + x) * y;
         }
-        for (int r = 0; r < R; r++) c[r * ldc + key] = horizontal_sum(sum[r]);
+        for (int r = 0; r < R; r++) c[r * query_step + key * key_step] = horizontal_sum(sum[r]);
     }
+}
+static void few_products(int queries, int keys, int width, const real *q, long ldq, const real *k, long ldk, real *c, long query_step,
+                         long key_step) {
+    int r = 0;
+    for (; r + 2 <= queries; r += 2) dots<2>(keys, width, q + r * ldq, ldq, k, ldk, c + r * query_step, query_step, key_step);
+    if (r < queries) dots<1>(keys, width, q + r * ldq, ldq, k, ldk, c + r * query_step, query_step, key_step);
 }
 
 // Queries from rows to lanes: to[x][lane] = scale * from[lane][x], lanes past `count` zero.
 static void pack_lanes(const real *from, long ld, int count, int lanes, int width, real scale, real *to) {
     for (int lane = 0; lane < lanes; lane++)
         for (int x = 0; x < width; x++) to[x * lanes + lane] = lane < count ? from[lane * ld + x] * scale : real(0);
+}
+
+// The same queries left as rows.
+static void pack_rows(const real *from, long ld, int count, int width, real scale, real *to) {
+    for (int r = 0; r < count; r++)
+        for (int x = 0; x < width; x++) to[r * width + x] = from[r * ld + x] * scale;
 }

@@ -75,9 +75,9 @@ UNSOFT_INLINE V vabs(V x) { return (V)((I)x & ~(I)splat(real(-0.0))); }
 UNSOFT_INLINE V vmax(V a, V b) { return vselect(a == a, larger(a, b), a); }
 UNSOFT_INLINE V vmin(V a, V b) { return vselect(a == a, smaller(a, b), a); }
 UNSOFT_INLINE V vrelu(V x) { return larger(V{}, x); }
-UNSOFT_INLINE V vsign(V x) {  // 0 at 0, NaN at NaN
+UNSOFT_INLINE V vsign(V x) {  // 0 and NaN stay what they are
     V one = (V)(((I)x & (I)splat(real(-0.0))) | (I)splat(1));
-    return vselect(x == V{}, V{}, vselect(x == x, one, x));
+    return vselect(vabs(x) > V{}, one, x);
 }
 UNSOFT_INLINE V vsqrt(V x) {
     V y;
@@ -88,7 +88,7 @@ UNSOFT_INLINE V vsqrt(V x) {
 // exp by reduction to |r| <= ln(2)/2 and a polynomial; underflows to 0 and overflows to inf like the library's.
 UNSOFT_INLINE V vexp_float(V x) {
 #if defined(__AVX512F__)
-    const V low = splat(real(-87.33654)), high = splat(real(88.72283));
+    const V low = splat(real(-87.33654)), high = splat(real(95));  // past 88.7 the scaling below gives inf by itself
 #else
     const V low = splat(real(-87.33654)), high = splat(real(88.37626));  // 2^127 is the largest power that is a float
 #endif
@@ -109,9 +109,9 @@ UNSOFT_INLINE V vexp_float(V x) {
     V y = (V)_mm512_scalef_ps((__m512)p, (__m512)n);
 #else
     V y = (V)((I)p + ((I)shifted << 23));
+    y = vselect(x > high, splat(std::numeric_limits<real>::infinity()), y);
 #endif
-    y = vselect(x < low, V{}, y);
-    return vselect(x > high, splat(std::numeric_limits<real>::infinity()), y);
+    return vselect(x < low, V{}, y);
 }
 UNSOFT_INLINE V vexp_double(V x) {
     const V low = splat(real(-708.396)), high = splat(real(709.782));

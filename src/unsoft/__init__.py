@@ -1,0 +1,15 @@
+"""Attention beyond softmax: one formula, every engine.
+
+>>> import torch, unsoft
+>>> q, k, v = (torch.randn(1, 2, 5, 8) for _ in range(3))
+>>> unsoft.attention(q, k, v, "cog", is_causal=True).shape
+torch.Size([1, 2, 5, 8])
+"""
+
+from unsoft import errors, testing
+from unsoft.attention import attention
+from unsoft.formula import Formula
+from unsoft.mechanisms import mechanisms
+
+__version__ = "0.1.0"
+__all__ = ["Formula", "attention", "errors", "mechanisms", "testing"]

@@ -1,0 +1,119 @@
+"""The front door: one function for every mechanism, with the arguments of torch's own attention."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from unsoft.engines import check_name, choose
+from unsoft.engines.arguments import checked_call
+from unsoft.engines.dense import dense_attention
+from unsoft.formula import Formula
+from unsoft.mechanisms import resolve
+
+
+def attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mechanism: str | Formula = "softmax",
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool | str = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+    *,
+    engine: str = "auto",
+    return_weights: bool = False,
+    params: Mapping[str, float | Tensor] | None = None,
+) -> Tensor | tuple[Tensor, Tensor]:
+    """Attention with any mechanism; the other arguments are those of ``F.scaled_dot_product_attention``.
+
+    >>> import torch
+    >>> q, k, v = (torch.randn(2, 8, 100, 64) for _ in range(3))      # (batch, heads, length, dim)
+    >>> attention(q, k, v, "cog", is_causal=True).shape
+    torch.Size([2, 8, 100, 64])
+    >>> softmax = attention(q, k, v, "softmax")
+    >>> torch.allclose(softmax, torch.nn.functional.scaled_dot_product_attention(q, k, v), atol=1e-5)
+    True
+
+    query
+        (..., heads, L, D), with any number of batch dimensions, or none, or no heads either. float32, float64,
+        bfloat16 or float16; the last two are computed in float32.
+    key, value
+        (..., heads, S, D) and (..., heads, S, Dv). Batch dimensions broadcast; the number of heads must be that of
+        the query unless ``enable_gqa=True``, which lets H / Hk consecutive query heads share one key head.
+    mechanism
+        A name (see ``unsoft.mechanisms()``) or a :class:`~unsoft.Formula` of your own.
+    attn_mask
+        Broadcastable to (..., heads, L, S). Bool: True = may attend. Floating: added to the logits of a
+        non-negative mechanism; for a signed one it multiplies the strength of a weight by exp(mask) and never
+        changes its sign. -inf, and the lowest finite number of the mask's dtype, mean "masked". Also
+        ``torch.nn.attention.bias.CausalBias``.
+    dropout_p
+        Probability of dropping a weight, drawn from torch's generator. Unlike a module, the function does not know
+        whether it is training.
+    is_causal
+        True or "upper_left": row i sees the keys 0..i, as in torch. "lower_right": the last row sees the last key,
+        which is what decoding with a cache means. They differ only if L != S; for 3 queries and 5 keys::
+
+            upper_left  x . . . .      lower_right  x x x . .
+                        x x . . .                   x x x x .
+                        x x x . .                   x x x x x
+
+        Together with a mask: a key must pass both.
+    scale
+        Factor of the dot product, 1 / sqrt(D) by default.
+    engine
+        "auto" picks the fastest one that supports the call; see :mod:`unsoft.engines`. All give the same result.
+    return_weights
+        Also return the weights (..., heads, L, S), before dropout, computed by the dense engine.
+    params
+        Values for the mechanism's parameters, each a number or a tensor: a scalar or one value per query head.
+        Gradients flow to them.
+
+    A row that may see nothing outputs exact zeros. What is masked cannot be felt, even if it is NaN; a NaN or Inf that
+    is visible makes exactly the rows that see it NaN. Wrong arguments raise ValueError or TypeError before any work.
+
+    >>> out, weights = attention(q, k, v, "cog", return_weights=True)
+    >>> torch.allclose(weights.abs().sum(-1), torch.ones(2, 8, 100)), bool((weights < 0).any())
+    (True, True)
+    """
+    check_name(engine)
+    if return_weights and engine not in ("auto", "dense"):
+        raise ValueError(f"attention: argument 'return_weights' needs engine 'dense' or 'auto', not {engine!r}")
+    options = {
+        "attn_mask": attn_mask,
+        "dropout_p": dropout_p,
+        "is_causal": is_causal,
+        "scale": scale,
+        "enable_gqa": enable_gqa,
+        "params": params,
+    }
+    if torch.is_autocast_enabled(_device_type(query)):
+        query, key, value = (_as_autocast(x, query) for x in (query, key, value))
+        with torch.autocast(_device_type(query), enabled=False):
+            return _attention(query, key, value, resolve(mechanism), engine, return_weights, options)
+    return _attention(query, key, value, resolve(mechanism), engine, return_weights, options)
+
+
+def _attention(
+    query: Tensor, key: Tensor, value: Tensor, formula: Formula, engine: str, return_weights: bool, options: dict
+) -> Tensor | tuple[Tensor, Tensor]:
+    call, leading = checked_call(query, key, value, formula, **options)
+    if return_weights:
+        out, weights = dense_attention(call)
+        return out.reshape(*leading, *out.shape[2:]), weights.reshape(*leading, *weights.shape[2:])
+    out = choose(engine, call).run(call)
+    return out.reshape(*leading, *out.shape[2:])
+
+
+def _device_type(x: Any) -> str:
+    return x.device.type if isinstance(x, Tensor) else "cpu"
+
+
+def _as_autocast(x: Any, query: Any) -> Any:
+    """What autocast does to the inputs of torch's own attention; the arithmetic inside keeps its own precision."""
+    narrow = isinstance(x, Tensor) and x.dtype in (torch.float32, torch.bfloat16, torch.float16)
+    return x.to(torch.get_autocast_dtype(_device_type(query))) if narrow else x

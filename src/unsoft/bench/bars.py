@@ -1,0 +1,97 @@
+"""The figures to reach, and whether a run reached them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from unsoft.bench.memory import Memory
+from unsoft.bench.plan import Result
+from unsoft.bench.startup import Startup
+from unsoft.bench.timing import Timing, geometric_mean
+
+
+@dataclass(frozen=True)
+class Bar:
+    """A figure to reach. ``measured`` is None if the run has no (right) result for it."""
+
+    what: str
+    limit: float
+    unit: str
+    measured: float | None
+    scope: str
+
+    @property
+    def passed(self) -> bool | None:
+        return None if self.measured is None else self.measured <= self.limit
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self) | {"passed": self.passed}
+
+
+_RATIOS: tuple[tuple[str, str, str, str, Callable[[Sequence[float]], float], float], ...] = (
+    ("forward, geometric mean", "native", "main", "forward", geometric_mean, 0.90),
+    ("forward, slowest", "native", "main", "forward", max, 1.05),
+    ("forward + backward, geometric mean", "native", "main", "training", geometric_mean, 0.82),
+    ("forward + backward, slowest", "native", "main", "training", max, 1.00),
+    ("forward + backward, slowest", "tiled", "main", "training", max, 2.00),
+    ("short queries against 4096 keys, slowest", "native", "short", "forward", max, 1.15),
+    ("small, batch 16, 12 heads, forward, slowest", "native", "small", "forward", max, 1.15),
+    ("small, batch 16, 12 heads, forward + backward, slowest", "native", "small", "training", max, 1.15),
+    ("bfloat16, forward + backward, slowest", "native", "bfloat16", "training", max, 1.10),
+    ("decoding, batch 8, 8192 keys, slowest", "native", "decode", "forward", max, 1.10),
+)
+_LONG, _SHORT = 16384, 4096
+_LINEAR = 1.25  # four times the tokens may need this much more than four times the memory
+
+
+def bars(results: Sequence[Result]) -> list[Bar]:
+    """Every bar, judged by the results of a run."""
+    timings = [x for x in results if isinstance(x, Timing)]
+    memories = [x for x in results if isinstance(x, Memory)]
+    seconds = {x.what: x.seconds for x in results if isinstance(x, Startup)}
+    return [
+        *(_ratio_bar(timings, *row) for row in _RATIOS),
+        *_memory_bars(memories),
+        Bar("cold compile of one formula", 5.0, "s", seconds.get("cold compile"), "cog"),
+        Bar("warm start adds to the first call", 0.005, "s", seconds.get("warm start"), "cog"),
+        Bar("import unsoft, beyond torch", 0.3, "s", seconds.get("import unsoft"), ""),
+    ]
+
+
+def _ratio_bar(
+    timings: Sequence[Timing],
+    what: str,
+    engine: str,
+    group: str,
+    mode: str,
+    statistic: Callable[[Sequence[float]], float],
+    limit: float,
+) -> Bar:
+    rows = [x for x in timings if (x.engine, x.workload.group, x.workload.mode) == (engine, group, mode)]
+    ratios = [x.ratio for x in rows if x.ratio is not None]
+    # A wrong result must not flatter the rest: with one of them, the bar counts as not measured.
+    measured = statistic(ratios) if ratios and len(ratios) == len(rows) else None
+    return Bar(f"{engine}: {what}", limit, "x", measured, _scope(rows))
+
+
+def _scope(rows: Sequence[Timing]) -> str:
+    names = {x.mechanism for x in rows}
+    if not rows:
+        return ""
+    labels = ", ".join(dict.fromkeys(x.workload.label.removesuffix(" causal") for x in rows))
+    wrong = sum(x.ratio is None for x in rows)
+    return f"{len(names)} mechanisms; {labels}" + (f"; {wrong} WRONG RESULTS" if wrong else "")
+
+
+def _memory_bars(memories: Sequence[Memory]) -> list[Bar]:
+    own = {(x.mode, x.length): x for x in memories if x.engine != "sdpa"}
+    ratios = [x.ratio for (_, length), x in own.items() if length == _LONG]
+    growth = [x.bytes / own[mode, _SHORT].bytes for (mode, n), x in own.items() if n == _LONG and (mode, _SHORT) in own]
+    scope = ", ".join(dict.fromkeys(mode for mode, _ in own))
+    factor = _LONG // _SHORT
+    return [
+        Bar(f"peak extra memory at {_LONG} tokens", 1.8, "x", max(ratios, default=None), scope),
+        Bar(f"memory growth for {factor} times the tokens", factor * _LINEAR, "x own", max(growth, default=None), scope),
+    ]

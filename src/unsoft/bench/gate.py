@@ -1,0 +1,45 @@
+"""Is it right? No ratio is shown for a result that differs from the dense engine in float64."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from unsoft.bench.contender import Contender, engine
+from unsoft.bench.workload import Inputs, Workload
+
+LIMITS = {"float32": 1e-4, "bfloat16": 2e-2}
+"""Largest relative RMS error: far above rounding (float32 1e-6, bfloat16 4e-3), far below any real defect."""
+
+
+def error_of(contender: Contender, workload: Workload, inputs: Inputs) -> float:
+    """The largest relative RMS error of the output and gradients, for the first head of the first batch entry.
+
+    One head is the whole story, since heads never mix, and keeps the float64 reference affordable at any length.
+    """
+    results = [x[:1, :1] for x in contender.compute(workload, inputs)]
+    first = Inputs(*(x[:1, :1].detach().double() for x in (*inputs.qkv, inputs.grad_out)))
+    if workload.mode == "training":
+        for x in first.qkv:
+            x.requires_grad_()
+    references = engine("dense", contender.mechanism).compute(workload, first)
+    return max(relative_error(x, r) for x, r in zip(results, references, strict=True))
+
+
+def relative_error(result: Tensor, reference: Tensor) -> float:
+    """RMS(result - reference) / RMS(reference); infinite if the result is not finite.
+
+    >>> relative_error(torch.tensor([1.0, 2.0]), torch.tensor([1.0, 2.0]))
+    0.0
+    >>> relative_error(torch.tensor([1.0, torch.nan]), torch.tensor([1.0, 2.0]))
+    inf
+    """
+    if not bool(result.isfinite().all()):
+        return float("inf")
+    difference = (result.double() - reference).square().mean().sqrt()
+    return float(difference / reference.square().mean().sqrt().clamp(min=torch.finfo(torch.float64).tiny))
+
+
+def is_right(error: float, workload: Workload) -> bool:
+    """Does the error pass the gate?"""
+    return error <= LIMITS[workload.dtype]

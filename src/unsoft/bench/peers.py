@@ -1,0 +1,67 @@
+"""What one would use without unsoft: dense PyTorch, x-transformers' signed attention, compiled FlexAttention."""
+
+from __future__ import annotations
+
+import importlib.util
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from unsoft.bench.contender import Contender
+
+
+def dense_pytorch() -> Contender:
+    """Softmax attention as it stands in every textbook."""
+    return Contender("dense PyTorch", "softmax", _dense)
+
+
+def x_transformers() -> Contender | None:
+    """The signed (cog) attention of x-transformers, or None where that package is not installed."""
+    if importlib.util.find_spec("x_transformers") is None:
+        return None
+    return Contender("x-transformers", "cog", _signed)
+
+
+def flex_attention() -> Contender:
+    """FlexAttention compiled by inductor, which takes some 20 seconds; on a CPU it has no backward."""
+    return Contender("FlexAttention", "softmax", _flex)
+
+
+def _dense(q: Tensor, k: Tensor, v: Tensor, is_causal: bool) -> Tensor:
+    logits = q @ k.mT * q.shape[-1] ** -0.5
+    if is_causal:
+        hidden = torch.ones(logits.shape[-2:], dtype=torch.bool, device=q.device).triu(1)
+        logits = logits.masked_fill(hidden, -torch.inf)
+    return logits.softmax(-1) @ v
+
+
+def _signed(q: Tensor, k: Tensor, v: Tensor, is_causal: bool) -> Tensor:
+    return _attend(is_causal)(q, k, v)[0]
+
+
+@cache
+def _attend(is_causal: bool) -> Any:
+    from x_transformers.attend import Attend
+
+    return Attend(causal=is_causal, cog_signed=True)
+
+
+def _flex(q: Tensor, k: Tensor, v: Tensor, is_causal: bool) -> Tensor:
+    block_mask = _causal_blocks(q.shape[-2], k.shape[-2]) if is_causal else None
+    return _compiled_flex()(q, k, v, block_mask=block_mask)
+
+
+@cache
+def _compiled_flex() -> Any:
+    from torch.nn.attention.flex_attention import flex_attention as flex
+
+    return torch.compile(flex)
+
+
+@cache
+def _causal_blocks(queries: int, keys: int) -> Any:
+    from torch.nn.attention.flex_attention import create_block_mask
+
+    return create_block_mask(lambda b, h, i, j: j <= i, None, None, queries, keys, device="cpu")

@@ -1,0 +1,136 @@
+"""The list of all steps of a benchmark run: quick (a look), standard (every bar) and full (every case)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import product
+
+import torch
+
+from unsoft.bench import memory, peers, startup
+from unsoft.bench.contender import Contender, engine
+from unsoft.bench.memory import Memory
+from unsoft.bench.startup import Startup
+from unsoft.bench.timing import Timing, measure
+from unsoft.bench.workload import MODES, Workload
+
+Result = Timing | Memory | Startup
+_PEER_LENGTH = 2048
+_COMPILE = "compile"
+
+
+@dataclass(frozen=True)
+class Level:
+    """How much of everything; ``mechanisms`` and ``tiled`` None = every built-in."""
+
+    name: str
+    mechanisms: tuple[str, ...] | None
+    lengths: tuple[int, ...]
+    tiled: tuple[str, ...] | None
+    tiled_lengths: tuple[int, ...]
+    memory_modes: tuple[str, ...]
+    flex: bool
+    rounds: int
+    seconds: float
+    """Rounds go on until this many seconds have passed."""
+    startup_runs: int
+
+
+QUICK = Level("quick", ("softmax", "cog", "relu2", "softpick"), (512, 2048), ("cog",), (512,), ("forward",), False, 5, 0.5, 3)
+STANDARD = Level("standard", None, (512, 2048, 4096), ("cog", "relu2"), (512, 2048), MODES, False, 5, 1.0, 5)
+FULL = Level("full", None, (512, 2048, 4096), None, (512, 2048, 4096), MODES, True, 7, 3.0, 7)
+
+
+@dataclass(frozen=True)
+class Step:
+    """One piece of work that is done as a whole."""
+
+    group: str
+    title: str
+    measure: Callable[[], Sequence[Result]]
+
+
+def steps(level: Level, mechanisms: Sequence[str] | None = None) -> list[Step]:
+    """All steps of a level, for the given mechanisms or for the level's own."""
+    from unsoft.mechanisms import mechanisms as catalogue
+    from unsoft.mechanisms import resolve
+
+    chosen = list(mechanisms or level.mechanisms or catalogue())
+    for name in chosen:
+        resolve(name)
+    timings = [
+        Step(workload.group, _title(workload), partial(measure, workload, contenders, rounds=level.rounds, seconds=level.seconds))
+        for workload, contenders in _contests(level, chosen)
+    ]
+    lone = "cog" if "cog" in chosen else chosen[0]
+    memories = [
+        Step("memory", f"peak memory, {mode}, {length} tokens", partial(memory.measure_memory, lone, mode, length))
+        for mode, length in product(level.memory_modes, (4096, 16384))
+    ]
+    return [
+        Step(_COMPILE, f"compiling {len(chosen)} formulas", partial(_compile_all, chosen)),
+        *timings,
+        *memories,
+        Step("startup", "import time", partial(startup.measure_import, level.startup_runs)),
+        Step("startup", "compile time", partial(startup.measure_compile, level.startup_runs)),
+    ]
+
+
+def choose(todo: Sequence[Step], groups: Sequence[str] | None) -> list[Step]:
+    """The steps of some groups, and the compilation that all of them need; all steps if no group is given."""
+    known = list(dict.fromkeys(step.group for step in todo))
+    for group in groups or ():
+        if group not in known:
+            raise ValueError(f"group: unknown name {group!r} (known: {', '.join(known)})")
+    return [step for step in todo if not groups or step.group in (*groups, _COMPILE)]
+
+
+def _contests(level: Level, mechanisms: list[str]) -> list[tuple[Workload, list[Contender]]]:
+    native = [engine("native", name) for name in mechanisms]
+    contests = []
+    for length, is_causal, mode in product(level.lengths, (False, True), MODES):
+        workload = Workload("main", length, length, is_causal=is_causal, mode=mode)
+        contests.append((workload, native + _tiled(level, mechanisms, workload) + _peers(level, workload)))
+    contests += [(Workload("short", queries, 4096), native) for queries in (1, 16, 64)]
+    small = Workload("small", 128, 128, batch=16, heads=12)
+    contests += [(replace(small, mode=mode, is_causal=c), native) for mode, c in product(MODES, (False, True))]
+    half = {"dtype": "bfloat16", "mode": "training"}
+    for length, is_causal in product(level.lengths, (False, True)):
+        contests.append((Workload("bfloat16", length, length, is_causal=is_causal, **half), native))
+    contests.append((Workload("decode", 1, 8192, batch=8), native))
+    return contests
+
+
+def _tiled(level: Level, mechanisms: list[str], workload: Workload) -> list[Contender]:
+    if workload.mode != "training" or workload.queries not in level.tiled_lengths:
+        return []
+    return [engine("tiled", name) for name in mechanisms if level.tiled is None or name in level.tiled]
+
+
+def _peers(level: Level, workload: Workload) -> list[Contender]:
+    if workload.queries != _PEER_LENGTH:
+        return []
+    found = [peers.dense_pytorch(), peers.x_transformers()]
+    if level.flex and workload.mode == "forward":
+        found.append(peers.flex_attention())
+    return [peer for peer in found if peer is not None]
+
+
+def _title(workload: Workload) -> str:
+    return f"{workload.group}, {workload.mode}, {workload.label}"
+
+
+def _compile_all(mechanisms: list[str]) -> list[Result]:
+    """Compiles the formulas side by side; the first one alone, since all share the kernel that comes with it."""
+    q = torch.zeros(1, 1, 1, 8)
+
+    def first_call(name: str) -> None:
+        engine("native", name).attention(q, q, q, False)
+
+    first_call(mechanisms[0])
+    with ThreadPoolExecutor(torch.get_num_threads()) as pool:
+        list(pool.map(first_call, mechanisms[1:]))
+    return []

@@ -1,0 +1,92 @@
+"""What is kept of a run: results, bars, and the machine, versions and seed they belong to."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import os
+import platform
+import subprocess
+import tempfile
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from unsoft.bench.bars import bars
+from unsoft.bench.memory import Memory
+from unsoft.bench.plan import Result
+from unsoft.bench.startup import Startup
+from unsoft.bench.timing import Timing
+from unsoft.bench.workload import SEED
+
+_PACKAGES = ("unsoft", "torch", "x-transformers")
+
+
+def record(level: str, results: Sequence[Result], *, finished: bool) -> dict[str, Any]:
+    """A run as plain data, ready for JSON. ``finished`` is False for a run that was interrupted."""
+    kinds = {"timings": Timing, "memory": Memory, "startup": Startup}
+    return {
+        "schema": 1,
+        "level": level,
+        "finished": finished,
+        "written": datetime.now(UTC).isoformat(timespec="seconds"),
+        "machine": machine(),
+        "threads": torch.get_num_threads(),
+        "seed": SEED,
+        "versions": versions(),
+        "bars": [bar.to_dict() for bar in bars(results)],
+        **{key: [x.to_dict() for x in results if isinstance(x, kind)] for key, kind in kinds.items()},
+    }
+
+
+def machine() -> str:
+    """One line: processor, cores, system."""
+    return f"{_processor()}, {os.cpu_count()} cores, {platform.system()} {platform.machine()}"
+
+
+def versions() -> dict[str, str]:
+    """Python, the compiler and the packages that took part; "not installed" is an answer too."""
+    found = {"python": platform.python_version(), "compiler": _compiler()}
+    for package in _PACKAGES:
+        try:
+            found[package] = importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            found[package] = "not installed"
+    return found
+
+
+def write_json(path: Path, content: dict[str, Any]) -> None:
+    """Writes aside, then renames: whatever happens, the file is either the old one or the new one, whole."""
+    descriptor, unfinished = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp")
+    try:
+        with open(descriptor, "w") as file:
+            json.dump(content, file, indent=1)
+            file.write("\n")
+            file.flush()
+            os.fsync(file.fileno())
+        os.chmod(unfinished, 0o644)
+        os.replace(unfinished, path)
+    finally:
+        Path(unfinished).unlink(missing_ok=True)
+
+
+def _processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        lines = []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.processor() or "unknown processor"
+
+
+def _compiler() -> str:
+    from unsoft.engines.native.compiler import CompilationError, find_compiler
+
+    try:
+        done = subprocess.run([find_compiler(), "--version"], capture_output=True, text=True, timeout=20)
+    except (CompilationError, OSError, subprocess.TimeoutExpired):
+        return "none"
+    return (done.stdout.splitlines() or ["unknown"])[0]

@@ -1,0 +1,133 @@
+"""Results as tables: first plain rows of text, then drawn by rich."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from unsoft.bench.bars import Bar, bars
+from unsoft.bench.memory import Memory
+from unsoft.bench.plan import Result
+from unsoft.bench.startup import Startup
+from unsoft.bench.timing import Timing
+from unsoft.bench.workload import MODES
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+_MODE_TITLES = {"forward": "forward", "training": "forward + backward"}
+WRONG = "wrong"
+
+
+@dataclass(frozen=True)
+class Grid:
+    """A table of texts."""
+
+    title: str
+    header: list[str]
+    rows: list[list[str]]
+
+
+def grids(results: Sequence[Result]) -> list[Grid]:
+    """All tables of a run, those without a row left out; the bars come last."""
+    timings = [x for x in results if isinstance(x, Timing)]
+    main = [x for x in timings if x.workload.group == "main"]
+    rest = [x for x in timings if x.workload.group != "main"]
+    tables = [
+        *(_ratios(f"{_MODE_TITLES[mode]}, time relative to SDPA", main, mode) for mode in MODES),
+        _other_ratios(rest),
+        _memory([x for x in results if isinstance(x, Memory)]),
+        _startup([x for x in results if isinstance(x, Startup)]),
+        bars_grid(bars(results)),
+    ]
+    return [table for table in tables if table.rows]
+
+
+def bars_grid(judged: Sequence[Bar]) -> Grid:
+    """Every bar with its measured value and the verdict."""
+    verdicts = {True: "pass", False: "FAIL", None: "not measured"}
+    rows = [
+        [bar.what, _quantity(bar.measured, bar.unit), f"<= {_quantity(bar.limit, bar.unit)}", verdicts[bar.passed], bar.scope]
+        for bar in judged
+    ]
+    return Grid("figures to reach", ["what", "measured", "bar", "verdict", "scope"], rows)
+
+
+def draw(grid: Grid) -> Table:
+    """A rich table."""
+    from rich import box
+    from rich.table import Table
+
+    styles = {"pass": "green", "FAIL": "bold red", WRONG: "bold red", "not measured": "dim"}
+    table = Table(title=grid.title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD)
+    for place, name in enumerate(grid.header):
+        is_number = place > 0 and any(row[place][:1].isdigit() for row in grid.rows)
+        table.add_column(name, justify="right" if is_number else "left")
+    for row in grid.rows:
+        table.add_row(*(f"[{styles[cell]}]{cell}[/]" if cell in styles else cell for cell in row))
+    return table
+
+
+def _ratios(title: str, timings: Sequence[Timing], mode: str) -> Grid:
+    """One row for each contender, one column for each workload."""
+    timings = [x for x in timings if x.workload.mode == mode]
+    labels = list(dict.fromkeys(x.workload.label for x in timings))
+    cells = {(_who(x), x.workload.label): _cell(x) for x in timings}
+    whos = dict.fromkeys(_who(x) for x in timings if x.engine != "sdpa")
+    rows = [[*who, *(cells.get((who, label), "") for label in labels)] for who in whos]
+    milliseconds = {x.workload.label: x for x in timings if x.engine == "sdpa"}
+    if rows:
+        rows.append(["SDPA", "softmax", *(_milliseconds(milliseconds[label]) for label in labels)])
+    return Grid(title, ["engine", "mechanism", *labels], rows)
+
+
+def _other_ratios(timings: Sequence[Timing]) -> Grid:
+    """One row for each workload with the extremes over the mechanisms."""
+    rows = []
+    for workload in dict.fromkeys(x.workload for x in timings):
+        here = [x for x in timings if x.workload == workload]
+        own = [x for x in here if x.engine != "sdpa"]
+        ratios = sorted((x.ratio, x.mechanism) for x in own if x.ratio is not None)
+        wrong = [x.mechanism for x in own if x.ratio is None]
+        best, worst = (f"{ratio:.2f} {name}" for ratio, name in (ratios[0], ratios[-1])) if ratios else ("", "")
+        what = [workload.group, _MODE_TITLES[workload.mode], f"{workload.batch} x {workload.heads}", workload.label]
+        sdpa = _milliseconds(next(x for x in here if x.engine == "sdpa"))
+        rows.append([*what, best, f"{WRONG}: {', '.join(wrong)}" if wrong else worst, sdpa])
+    header = ["group", "mode", "batch x heads", "tokens", "fastest", "slowest", "SDPA"]
+    return Grid("special shapes, native, time relative to SDPA", header, rows)
+
+
+def _memory(memories: Sequence[Memory]) -> Grid:
+    rows = [
+        [x.engine, x.mechanism, _MODE_TITLES[x.mode], str(x.length), f"{x.bytes / 2**20:.1f} MB", f"{x.ratio:.2f}"]
+        for x in memories
+    ]
+    return Grid("peak extra memory, 2 heads", ["engine", "mechanism", "mode", "tokens", "memory", "to SDPA"], rows)
+
+
+def _startup(startups: Sequence[Startup]) -> Grid:
+    return Grid("start-up", ["what", "time"], [[x.what, _quantity(x.seconds, "s")] for x in startups])
+
+
+def _who(timing: Timing) -> tuple[str, str]:
+    return timing.engine, timing.mechanism
+
+
+def _cell(timing: Timing) -> str:
+    return WRONG if timing.ratio is None else f"{timing.ratio:.2f}"
+
+
+def _milliseconds(timing: Timing) -> str:
+    return WRONG if timing.seconds is None else f"{timing.seconds * 1e3:.3g} ms"
+
+
+def _quantity(value: float | None, unit: str) -> str:
+    """A number with its unit; short times in milliseconds.
+
+    >>> _quantity(0.0042, "s"), _quantity(2.5, "s"), _quantity(0.8, "x"), _quantity(None, "x")
+    ('4.2 ms', '2.50 s', '0.80 x', '-')
+    """
+    if value is None:
+        return "-"
+    return f"{value * 1e3:.1f} ms" if unit == "s" and value < 0.1 else f"{value:.2f} {unit}"

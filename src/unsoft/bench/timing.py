@@ -1,0 +1,111 @@
+"""How long does it take? Contenders run in turn, so that a change in the machine's mood hits all of them alike."""
+
+from __future__ import annotations
+
+import gc
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from unsoft.bench import gate
+from unsoft.bench.contender import Contender, baseline
+from unsoft.bench.workload import Workload
+
+_SAMPLE_SECONDS = 0.004  # short calls are repeated until a sample is this long
+_MOST_CALLS, _MOST_ROUNDS = 200, 60
+
+
+@dataclass(frozen=True)
+class Timing:
+    """The fastest of ``rounds`` samples of one contender, and the ratio to the baseline of the same interleaved run.
+
+    A contender whose result is wrong (``error`` above the gate) has neither.
+    """
+
+    workload: Workload
+    engine: str
+    mechanism: str
+    error: float
+    rounds: int = 0
+    seconds: float | None = None
+    ratio: float | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        own = asdict(self)
+        return own.pop("workload") | own | {"error": self.error if math.isfinite(self.error) else None}
+
+
+def measure(
+    workload: Workload, contenders: Sequence[Contender], *, rounds: int = 5, seconds: float = 0.0
+) -> list[Timing]:
+    """Times the contenders whose results are right; the first result is the baseline's, with ratio 1."""
+    inputs = workload.inputs()
+    everyone = [baseline(), *contenders]
+    errors = [gate.error_of(contender, workload, inputs) for contender in everyone]
+    functions = {
+        place: lambda contender=contender: contender.compute(workload, inputs)
+        for place, (contender, error) in enumerate(zip(everyone, errors, strict=True))
+        if gate.is_right(error, workload)
+    }
+    samples = interleaved(functions, rounds=rounds, seconds=seconds)
+    fastest = {place: min(taken) for place, taken in samples.items()}
+    timings = []
+    for place, (contender, error) in enumerate(zip(everyone, errors, strict=True)):
+        figures: tuple = ()
+        if place in fastest:
+            ratio = fastest[place] / fastest[0] if 0 in fastest else None
+            figures = (len(samples[place]), fastest[place], ratio)
+        timings.append(Timing(workload, contender.engine, contender.mechanism, error, *figures))
+    return timings
+
+
+def interleaved(
+    functions: Mapping[Any, Callable[[], object]],
+    *,
+    rounds: int = 5,
+    seconds: float = 0.0,
+    clock: Callable[[], float] = time.perf_counter,
+) -> dict[Any, list[float]]:
+    """Samples of the seconds each function takes: ``rounds`` of them, or more until ``seconds`` have passed.
+
+    In every round each function is sampled once. Every other round goes backwards, so that nobody always runs after
+    the same neighbour.
+    """
+
+    def sample(function: Callable[[], object], calls: int) -> float:
+        start = clock()
+        for _ in range(calls):
+            function()
+        return (clock() - start) / calls
+
+    for function in functions.values():
+        function()
+    calls = {
+        name: max(1, min(_MOST_CALLS, math.ceil(_SAMPLE_SECONDS / max(sample(function, 1), 1e-9))))
+        for name, function in functions.items()
+    }
+    samples: dict[Any, list[float]] = {name: [] for name in functions}
+    order, start, done = list(functions), clock(), 0
+    collecting = gc.isenabled()
+    gc.disable()
+    try:
+        while done < rounds or (clock() - start < seconds and done < _MOST_ROUNDS):
+            for name in order:
+                samples[name].append(sample(functions[name], calls[name]))
+            order.reverse()
+            done += 1
+    finally:
+        if collecting:
+            gc.enable()
+    return samples
+
+
+def geometric_mean(values: Sequence[float]) -> float:
+    """The mean that suits ratios.
+
+    >>> geometric_mean([0.5, 2.0])
+    1.0
+    """
+    return math.exp(sum(map(math.log, values)) / len(values))

@@ -1,0 +1,69 @@
+"""The application: its commands, and one rule for everything that goes wrong.
+
+Exit codes: 0 done, 1 failed, 2 wrong usage, 130 interrupted. An error is one line on standard error; set
+``UNSOFT_TRACEBACK=1`` to see where an unexpected one came from.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import Annotated
+
+import typer
+
+from unsoft.cli import cache
+from unsoft.cli.bench import bench
+from unsoft.cli.list import list_mechanisms
+
+app = typer.Typer(
+    name="unsoft",
+    help="Attention beyond softmax.",
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+app.command("list")(list_mechanisms)
+app.command("bench")(bench)
+app.add_typer(cache.app, name="cache")
+
+
+@app.callback(invoke_without_command=True)
+def _root(
+    context: typer.Context,
+    version: Annotated[bool, typer.Option("--version", help="Show the version and exit.")] = False,
+) -> None:
+    if version:
+        typer.echo(f"unsoft {_version()}")
+        raise typer.Exit
+    if context.invoked_subcommand is None:
+        typer.echo(context.get_help())
+
+
+def _version() -> str:
+    from importlib import metadata
+
+    try:
+        return metadata.version("unsoft")
+    except metadata.PackageNotFoundError:
+        return "(not installed: run from its source folder)"
+
+
+def main() -> None:
+    """The console script."""
+    try:
+        code = app(standalone_mode=False)
+    except typer.TyperException as error:
+        _complain(error.format_message())
+        code = error.exit_code
+    except (Exception, typer.Abort) as error:
+        if os.environ.get("UNSOFT_TRACEBACK"):
+            raise
+        _complain(str(error) or type(error).__name__)
+        code = 1
+    sys.exit(code if isinstance(code, int) else 0)
+
+
+def _complain(message: str) -> None:
+    """One line, whatever the message looked like."""
+    typer.echo(f"unsoft: {' '.join(message.split())}", err=True)

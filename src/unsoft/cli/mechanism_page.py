@@ -1,0 +1,53 @@
+"""The page docs/mechanisms.md, written from the mechanisms themselves: ``unsoft list --markdown``."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+
+from unsoft.formula import Formula
+from unsoft.mechanisms import mechanisms
+
+_HEAD = """# Mechanisms
+
+Written by `unsoft list --markdown` from the formulas and docstrings of `src/unsoft/mechanisms/`; do not edit by hand.
+
+Every mechanism turns the logits s of a row into weights: a = weight(s) / norm(sum of mass(s) + offset), where m is the
+largest peak(s) that the row sees and n is the number of keys that it sees. What the columns promise is found by
+analysing the formula: *signed* weights may be negative; *sparse* ones are exactly 0 on a whole interval of logits;
+*needs length* means that the formula uses n; *continuous* that no weight jumps when its logit moves a little.
+"""
+
+
+def mechanism_page() -> str:
+    """The whole page."""
+    rows = mechanisms().rows()
+    table = [list(rows[0]), ["---"] * len(rows[0]), *([f"[{row['name']}](#{_anchor(row['name'])})", *list(row.values())[1:]] for row in rows)]
+    lines = ["| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in table]
+    sections = [_section(row["name"], name, formula) for row, (name, formula) in zip(rows, mechanisms().items(), strict=True)]
+    return "\n".join([_HEAD, *lines, "", *sections])
+
+
+def _anchor(label: str) -> str:
+    return "".join(c for c in label.lower() if c.isalnum() or c in "-_")
+
+
+def _section(label: str, name: str, formula: Formula) -> str:
+    parts = {k: v for k, v in formula.to_dict().items() if k in ("weight", "mass", "offset_mass", "norm", "peak")}
+    written = ", ".join(f"{part} `{text}`" for part, text in parts.items())
+    body = [f"## {label}", f"$${formula.latex()}$$", f"As written: {written}.", *_docstring(name)]
+    return "\n\n".join(body) + "\n"
+
+
+def _docstring(name: str) -> list[str]:
+    """The paragraphs of the mechanism's file; its formula is left out, since it stands above in LaTeX."""
+    module = importlib.import_module(f"unsoft.mechanisms.{name}")
+    paragraphs = inspect.cleandoc(module.__doc__ or "").split("\n\n")
+    first = paragraphs[0].partition(": ")[2]
+    shown = [first[:1].upper() + first[1:]]
+    for paragraph in paragraphs[1:]:
+        if paragraph.startswith(">>>"):
+            shown.append(f"```pycon\n{paragraph}\n```")
+        elif not paragraph.startswith("    "):
+            shown.append(paragraph.replace("\nCannot: ", "\n\nCannot: ").replace("``", "`"))
+    return shown

@@ -1,0 +1,271 @@
+"""From what a user passes to ``attention`` to one checked :class:`Call`. Everything wrong is said here, before any work.
+
+Every message names the argument, what was given, and what would work.
+"""
+
+import math
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from unsoft.engines.call import Call, compute_dtype
+from unsoft.engines.dropout import draw_seed
+from unsoft.engines.visibility import count_visible, split_float_mask
+from unsoft.formula import Formula
+
+DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
+CAUSAL = ("upper_left", "lower_right")
+
+
+def checked_call(
+    query: Any,
+    key: Any,
+    value: Any,
+    formula: Formula,
+    *,
+    attn_mask: Any = None,
+    dropout_p: float = 0.0,
+    is_causal: bool | str = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+    params: Mapping[str, float | Tensor] | None = None,
+) -> tuple[Call, torch.Size]:
+    """The call, and the leading dimensions (batch dimensions and heads) that its results should get."""
+    _check_tensors(query, key, value)
+    _check_sizes(query, key, value)
+    batch = _batch_shape(query, key, value)
+    heads = _head_count(query, key, value, enable_gqa)
+    _check_number("dropout_p", dropout_p, low=0.0, high=1.0)
+    q, k, v = (_as_4d(x, batch) for x in (query, key, value))
+    length, keys = q.shape[2], k.shape[2]
+    dtype, device = compute_dtype(q.dtype), q.device
+
+    offset = _causal_offset("is_causal", is_causal, length, keys)
+    if _is_causal_bias(attn_mask):
+        offset, attn_mask = _both_offsets(offset, _causal_bias_offset(attn_mask, length, keys)), None
+    visible = bias = None
+    if attn_mask is not None:
+        mask = _mask_as_4d(attn_mask, query, batch, length, keys)
+        visible, bias = (mask, None) if mask.dtype == torch.bool else split_float_mask(mask, dtype)
+    call = Call(
+        q,
+        k,
+        v,
+        formula,
+        _parameter_table(formula, params, q.shape[1], dtype, device),
+        visible,
+        bias,
+        offset,
+        count_visible(visible, offset, length, keys, device, dtype) if "n" in formula.uses else None,
+        _scale(scale, q.shape[3]),
+        float(dropout_p),
+        draw_seed(device) if dropout_p > 0 else None,
+    )
+    return call, torch.Size((*batch, *heads))
+
+
+def _check_tensors(query: Any, key: Any, value: Any) -> None:
+    named = {"query": query, "key": key, "value": value}
+    for name, x in named.items():
+        if not isinstance(x, Tensor):
+            raise TypeError(f"attention: argument '{name}' must be a tensor, not {type(x).__name__}")
+        if x.is_nested or x.layout != torch.strided:
+            raise TypeError(f"attention: argument '{name}' must be a dense tensor, not nested or {x.layout}")
+        if x.dtype not in DTYPES:
+            allowed = ", ".join(str(d).removeprefix("torch.") for d in DTYPES)
+            raise TypeError(f"attention: argument '{name}' has dtype {x.dtype}; supported are {allowed}")
+        if x.dim() < 2:
+            raise ValueError(
+                f"attention: argument '{name}' has shape {_shape(x)}; expected (..., heads, length, dim), at least 2-D"
+            )
+    for name in ("key", "value"):
+        x = named[name]
+        if x.dtype != query.dtype:
+            raise TypeError(f"attention: argument '{name}' has dtype {x.dtype}, 'query' has {query.dtype}; they must match")
+        if x.device != query.device:
+            raise ValueError(
+                f"attention: argument '{name}' is on device {x.device}, 'query' is on {query.device}; they must match"
+            )
+        if x.dim() != query.dim():
+            raise ValueError(
+                f"attention: argument '{name}' has {x.dim()} dimensions (shape {_shape(x)}), 'query' has {query.dim()}"
+                f" (shape {_shape(query)}); they must match"
+            )
+
+
+def _check_sizes(query: Tensor, key: Tensor, value: Tensor) -> None:
+    if key.shape[-1] != query.shape[-1]:
+        raise ValueError(_mismatch("key", key, "query", query, "head dimension", -1))
+    if value.shape[-2] != key.shape[-2]:
+        raise ValueError(_mismatch("value", value, "key", key, "keys", -2))
+
+
+def _batch_shape(query: Tensor, key: Tensor, value: Tensor) -> tuple[int, ...]:
+    """The dimensions before the heads, broadcast over the three tensors."""
+    batch = list(query.shape[:-3])
+    for name, x in (("key", key), ("value", value)):
+        for place, size in enumerate(x.shape[:-3]):
+            if size != 1 and batch[place] not in (1, size):
+                raise ValueError(
+                    f"attention: argument '{name}' has batch size {size} in dimension {place} (shape {_shape(x)}), which does"
+                    f" not broadcast with 'query' (shape {_shape(query)}) and 'key' (shape {_shape(key)})"
+                )
+            batch[place] = size if batch[place] == 1 else batch[place]
+    return tuple(batch)
+
+
+def _head_count(query: Tensor, key: Tensor, value: Tensor, enable_gqa: bool) -> tuple[int, ...]:
+    """The head dimension of the output: () for 2-D inputs."""
+    if not isinstance(enable_gqa, bool):
+        raise TypeError(f"attention: argument 'enable_gqa' must be True or False, not {enable_gqa!r}")
+    if query.dim() == 2:
+        return ()
+    heads, shared = query.shape[-3], key.shape[-3]
+    if value.shape[-3] != shared:
+        raise ValueError(_mismatch("value", value, "key", key, "heads", -3))
+    if heads != shared and not enable_gqa:
+        raise ValueError(
+            _mismatch("key", key, "query", query, "heads", -3)
+            + ", unless enable_gqa=True lets groups of query heads share one key head"
+        )
+    if heads != shared and (shared == 0 or heads % shared):
+        raise ValueError(
+            f"attention: argument 'query' has {heads} heads (shape {_shape(query)}), which is not a multiple of the"
+            f" {shared} heads of 'key' (shape {_shape(key)})"
+        )
+    return (heads,)
+
+
+def _as_4d(x: Tensor, batch: tuple[int, ...]) -> Tensor:
+    if x.dim() < 4:
+        return x[(None,) * (4 - x.dim())]
+    if x.shape[:-3] != batch:
+        x = x.expand(*batch, *x.shape[-3:])
+    return x if x.dim() == 4 else x.reshape(math.prod(batch), *x.shape[-3:])
+
+
+def _causal_offset(name: str, alignment: bool | str, length: int, keys: int) -> int | None:
+    if alignment is False:
+        return None
+    if alignment is True or alignment == "upper_left":
+        return 0
+    if alignment == "lower_right":
+        return keys - length
+    error = ValueError if isinstance(alignment, str) else TypeError
+    raise error(f"attention: argument '{name}' must be True, False, 'upper_left' or 'lower_right', not {alignment!r}")
+
+
+def _is_causal_bias(mask: Any) -> bool:
+    # Importing the class costs more than importing unsoft; without its module nobody can have made one.
+    module = sys.modules.get("torch.nn.attention.bias")
+    return module is not None and isinstance(mask, module.CausalBias)
+
+
+def _causal_bias_offset(mask: Any, length: int, keys: int) -> int:
+    if (mask.seq_len_q, mask.seq_len_kv) != (length, keys):
+        raise ValueError(
+            f"attention: argument 'attn_mask' is a CausalBias for {mask.seq_len_q} queries and {mask.seq_len_kv} keys, but"
+            f" there are {length} queries and {keys} keys"
+        )
+    return 0 if mask.variant.name == "UPPER_LEFT" else keys - length
+
+
+def _both_offsets(a: int | None, b: int) -> int:
+    """A key must satisfy both causal rules, which the stricter one decides."""
+    return b if a is None else min(a, b)
+
+
+def _mask_as_4d(mask: Any, query: Tensor, batch: tuple[int, ...], length: int, keys: int) -> Tensor:
+    if not isinstance(mask, Tensor):
+        raise TypeError(f"attention: argument 'attn_mask' must be a tensor or None, not {type(mask).__name__}")
+    if mask.dtype != torch.bool and not mask.dtype.is_floating_point:
+        raise TypeError(
+            f"attention: argument 'attn_mask' has dtype {mask.dtype}; use bool (True = may attend) or a floating dtype"
+            " (added to the logits)"
+        )
+    if mask.device != query.device:
+        raise ValueError(
+            f"attention: argument 'attn_mask' is on device {mask.device}, 'query' is on {query.device}; they must match"
+        )
+    target = (*query.shape[:-2], length, keys)
+    target = (*batch, *target[len(batch) :])
+    fits = mask.dim() <= len(target) and all(
+        size in (1, wanted) for size, wanted in zip(mask.shape[::-1], target[::-1], strict=False)
+    )
+    if not fits:
+        raise ValueError(
+            f"attention: argument 'attn_mask' has shape {_shape(mask)}, which does not broadcast to {target}, the shape"
+            " (..., heads, queries, keys) of the attention weights"
+        )
+    mask = mask.reshape((1,) * (max(4, len(target)) - mask.dim()) + tuple(mask.shape))
+    leading = mask.shape[:-3]
+    if len(leading) == 1:
+        return mask
+    if all(size == 1 for size in leading):
+        return mask.reshape(1, *mask.shape[-3:])
+    return mask.expand(*batch, *mask.shape[-3:]).reshape(math.prod(batch), *mask.shape[-3:])
+
+
+def _parameter_table(
+    formula: Formula, given: Mapping[str, Any] | None, heads: int, dtype: torch.dtype, device: torch.device
+) -> Tensor:
+    """(P, H): the value of each parameter for each query head."""
+    if given is not None and not isinstance(given, Mapping):
+        raise TypeError(f"attention: argument 'params' must be a mapping from name to value, not {type(given).__name__}")
+    given = given or {}
+    known = sorted(formula.params)
+    for name in given:
+        if name not in formula.params:
+            listed = ", ".join(known) or "none"
+            raise ValueError(f"attention: argument 'params' names {name!r}, but the parameters of this mechanism are: {listed}")
+    rows = [_parameter_row(name, given.get(name, formula.params[name]), heads, dtype, device) for name in known]
+    return torch.stack(rows) if rows else torch.zeros(0, heads, dtype=dtype, device=device)
+
+
+def _parameter_row(name: str, value: Any, heads: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    if not isinstance(value, Tensor):
+        _check_number(f"params[{name!r}]", value)
+        return torch.full((heads,), float(value), dtype=dtype, device=device)
+    if not value.dtype.is_floating_point:
+        raise TypeError(f"attention: argument 'params[{name!r}]' has dtype {value.dtype}; use a floating dtype")
+    if value.device != device:
+        raise ValueError(f"attention: argument 'params[{name!r}]' is on device {value.device}, 'query' is on {device}")
+    if tuple(value.shape) not in ((), (heads,)):
+        raise ValueError(
+            f"attention: argument 'params[{name!r}]' has shape {_shape(value)}; use a scalar or one value per query head,"
+            f" shape ({heads},)"
+        )
+    return value.to(dtype).expand(heads)
+
+
+def _scale(scale: float | None, head_dim: int) -> float:
+    if scale is None:
+        return 1.0 / math.sqrt(head_dim) if head_dim else 1.0
+    _check_number("scale", scale)
+    return float(scale)
+
+
+def _check_number(name: str, value: Any, low: float = -math.inf, high: float = math.inf) -> None:
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise TypeError(f"attention: argument '{name}' must be a number, not {type(value).__name__}")
+    if not math.isfinite(value) or not low <= value <= high:
+        allowed = "finite" if low == -math.inf else f"between {low:g} and {high:g}"
+        raise ValueError(f"attention: argument '{name}' must be {allowed}, not {value!r}")
+
+
+def _mismatch(name: str, x: Tensor, other: str, y: Tensor, what: str, dim: int) -> str:
+    return (
+        f"attention: argument '{name}' has {_counted(what, x.shape[dim])} (shape {_shape(x)}), '{other}' has"
+        f" {y.shape[dim]} (shape {_shape(y)}); they must match"
+    )
+
+
+def _counted(what: str, size: int) -> str:
+    return f"{size} {what}" if what.endswith("s") else f"{what} {size}"
+
+
+def _shape(x: Tensor) -> tuple[int, ...]:
+    return tuple(x.shape)

@@ -1,0 +1,136 @@
+"""Prints formulas as plain JavaScript arrow functions, for the playground of the report.
+
+>>> from unsoft.formula.parse import parse
+>>> print(arrow(parse("exp(s - m)"), ["s", "m"]))
+(s, m) => {
+  const _0 = s - m;
+  const _1 = Math.exp(_0);
+  return _1;
+}
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
+
+from unsoft.formula.expr import Expr
+from unsoft.formula.lower import Instruction, Operand, lower
+
+if TYPE_CHECKING:
+    from unsoft.formula.formula import Formula
+
+_INFIX = {
+    "add": "+", "sub": "-", "mul": "*", "div": "/",
+    "lt": "<", "le": "<=", "gt": ">", "ge": ">=", "eq": "===", "ne": "!==",
+}  # fmt: skip
+_HELPERS = {  # operations that Math lacks; the names cannot clash with parameters, which have no $
+    "sigmoid": "const $sigmoid = (x) => 1 / (1 + Math.exp(-x));",
+    "erf": """const $erf = (x) => {
+  const a = Math.abs(x);
+  if (a > 6) return Math.sign(x);
+  if (a < 2.5) {  // series with positive terms only
+    let term = x, sum = x;
+    for (let k = 1; Math.abs(term) > 1e-17 * Math.abs(sum); k++) sum += term *= 2 * x * x / (2 * k + 1);
+    return 2 / Math.sqrt(Math.PI) * Math.exp(-x * x) * sum;
+  }
+  let tail = 0;  // continued fraction of 1 - erf
+  for (let k = 60; k > 0; k--) tail = k / 2 / (a + tail);
+  return Math.sign(x) * (1 - Math.exp(-x * x) / (Math.sqrt(Math.PI) * (a + tail)));
+};""",
+}
+
+
+def arrow(expr: Expr, inputs: Sequence[str]) -> str:
+    """An arrow function of numbers; it contains the helpers it needs."""
+    instructions, _ = lower({"value": expr})
+    return _function(expr, inputs, _helpers(instructions))
+
+
+def formula_source(formula: Formula) -> str:
+    """An arrow function from a row of logits to its weights.
+
+    Its second argument may hold parameters and i, the position of the row.
+
+    >>> from unsoft.formula.formula import Formula
+    >>> print(formula_source(Formula("max(s, 0)/n")))
+    (logits, {i = logits.length - 1} = {}) => {
+      const n = logits.length;
+      const weight = (s, j) => {
+        const _0 = Math.max(s, 0);
+        const _1 = _0 / n;
+        return _1;
+      };
+      return logits.map(weight);
+    }
+    """
+    names = ("peak", "weight", "mass", "offset_mass", "norm")
+    parts = {name: getattr(formula, name) for name in names if getattr(formula, name) is not None}
+    instructions, _ = lower(parts)
+    body = [*_helpers(instructions), "const n = logits.length;"]
+    for name, expr in parts.items():
+        body.append(f"const {name} = {_function(expr, _INPUTS[name])};")
+        if name == "peak":
+            body.append("const m = logits.map(peak).reduce((a, b) => Math.max(a, b), -Infinity);")
+    if "mass" not in parts:
+        body.append("return logits.map(weight);")
+    else:
+        offset = " + offset_mass()" if "offset_mass" in parts else ""
+        total = f"logits.map(mass).reduce((a, b) => a + b, 0){offset}"
+        body.append(f"const total = {f'norm({total})' if 'norm' in parts else total};")
+        body.append("return logits.map((s, j) => total === 0 ? 0 : weight(s, j) / total);")
+    options = ", ".join(
+        ["i = logits.length - 1", *(f"{name} = {value!r}" for name, value in formula.params.items())]
+    )
+    return f"(logits, {{{options}}} = {{}}) => {_block(body)}"
+
+
+_INPUTS = {  # what each part is a function of; m, n, i and the parameters are in scope
+    "peak": ["s", "j"],
+    "weight": ["s", "j"],
+    "mass": ["s", "j"],
+    "offset_mass": [],
+    "norm": ["z"],
+}
+
+
+def _function(expr: Expr, inputs: Sequence[str], helpers: Sequence[str] = ()) -> str:
+    instructions, results = lower({"value": expr})
+    body = [*helpers, *_statements(instructions), f"return {_operand(results['value'])};"]
+    return f"({', '.join(inputs)}) => {_block(body)}"
+
+
+def _helpers(instructions: Iterable[Instruction]) -> list[str]:
+    used = {instruction.op for instruction in instructions}
+    return [text for op, text in _HELPERS.items() if op in used]
+
+
+def _statements(instructions: Iterable[Instruction]) -> list[str]:
+    return [f"const {i.target} = {_operation(i.op, [_operand(a) for a in i.args])};" for i in instructions]
+
+
+def _operation(op: str, args: Sequence[str]) -> str:
+    if op in _INFIX:
+        return f"{args[0]} {_INFIX[op]} {args[1]}"
+    match op:
+        case "neg":
+            return f"-{args[0]}"
+        case "where":
+            return f"{args[0]} ? {args[1]} : {args[2]}"
+        case "relu":
+            return f"Math.max({args[0]}, 0)"
+        case "sigmoid" | "erf":
+            return f"${op}({args[0]})"
+    return f"Math.{op}({', '.join(args)})"
+
+
+def _operand(operand: Operand) -> str:
+    if isinstance(operand, str):
+        return operand
+    text = repr(int(operand) if operand.is_integer() and abs(operand) < 2**53 else operand)
+    return f"({text})" if operand < 0 else text
+
+
+def _block(lines: Iterable[str]) -> str:
+    indented = "\n".join(lines).replace("\n", "\n  ")
+    return f"{{\n  {indented}\n}}"

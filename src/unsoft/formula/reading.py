@@ -1,0 +1,83 @@
+"""Reads what a user gives for the parts of a formula."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from unsoft.errors import FormulaError
+from unsoft.formula.expr import COMPARISONS, FUNCTIONS, Expr, make, number, postorder, symbol
+from unsoft.formula.names import RESERVED
+from unsoft.formula.parse import parse
+
+_SYMBOLS = {"weight": "smnij", "mass": "smnij", "peak": "snij", "norm": "zmni", "offset_mass": "mni"}
+_NOT_HERE = {
+    "s": "norm and offset_mass belong to a whole row, so they have no logit s",
+    "j": "norm and offset_mass belong to a whole row, so they have no key position j",
+    "m": "m, the row peak, exists only if peak= is given, and not in the peak itself",
+    "z": "z, the summed mass, exists only in norm",
+}
+
+
+def read_part(part: str, given: Any, params: Iterable[str], has_peak: bool) -> Expr:
+    """The expression of one part, checked to use no more than its symbols.
+
+    >>> read_part("norm", "sqrt", [], has_peak=False)
+    Expr('sqrt(z)')
+    """
+    symbols = {*_SYMBOLS[part], *params} - (set() if has_peak else {"m"})
+    if part == "norm" and isinstance(given, str) and FUNCTIONS.get(given.strip()) == 1:
+        given = make(given.strip(), symbol("z"))
+    return parse(_as_text(part, given), symbols, argument=part, hints=_NOT_HERE)
+
+
+def read_params(params: Mapping[str, float] | None) -> dict[str, float]:
+    """Names and default values of the parameters, sorted by name.
+
+    >>> read_params({"tau": 1, "beta": 0.5})
+    {'beta': 0.5, 'tau': 1.0}
+    """
+    if params is not None and not isinstance(params, Mapping):
+        raise TypeError(f"params: expected a mapping from name to default value, not {type(params).__name__}")
+    for name, default in (params or {}).items():
+        if (
+            not isinstance(name, str)
+            or not re.fullmatch(r"[A-Za-z][A-Za-z0-9_]*", name, re.ASCII)
+            or name in RESERVED
+        ):
+            raise FormulaError(
+                f"params: {name!r} cannot be the name of a parameter; use letters, digits and _, starting with"
+                " a letter, and no symbol, function or keyword"
+            )
+        if isinstance(default, bool) or not isinstance(default, (int, float)) or not math.isfinite(default):
+            raise FormulaError(f"params: the default of {name!r} must be a finite number, not {default!r}")
+    return {name: float(default) for name, default in sorted((params or {}).items())}
+
+
+def guarded(expr: Expr) -> Expr:
+    """where(s == s, expr, s) if a comparison, or the absence of s, could turn a NaN logit into a number.
+
+    >>> from unsoft.formula.parse import parse
+    >>> guarded(parse("where(s > 0, s, 0)"))
+    Expr('where(s == s, where(s > 0, s, 0), s)')
+    """
+    swallows = "s" not in expr.symbols or any(node.op in COMPARISONS for node in postorder(expr))
+    s = symbol("s")
+    return make("where", make("eq", s, s), expr, s) if swallows else expr
+
+
+def _as_text(part: str, given: Any) -> str:
+    if isinstance(given, str):
+        return given
+    if isinstance(given, Expr):
+        return str(given)
+    if isinstance(given, (int, float)) and not isinstance(given, bool):
+        return str(number(given))
+    if any(base.__module__.partition(".")[0] == "sympy" for base in type(given).__mro__):
+        from unsoft.formula.sympy_bridge import from_sympy
+
+        return str(from_sympy(given))
+    kind = type(given).__name__
+    raise TypeError(f"{part}: expected formula text, a number, an Expr or a SymPy expression, not {kind}")

@@ -1,0 +1,160 @@
+"""To and from SymPy, which is imported only when it is used.
+
+SymPy rewrites what it is given (exp(log(n) - s) becomes n*exp(-s), which overflows), so a formula that has to
+be numerically careful is better written as text.
+
+>>> import sympy
+>>> s = sympy.Symbol("s", real=True)
+>>> from_sympy(sympy.sign(s) * sympy.Max(s, 0) ** 2 / 3)
+Expr('sign(s)*max(s, 0)**2/3')
+>>> from unsoft.formula.parse import parse
+>>> sympy.diff(to_sympy(parse("exp(2*s)")), s)
+2*exp(2*s)
+"""
+
+from __future__ import annotations
+
+from functools import reduce
+from typing import TYPE_CHECKING, Any
+
+from unsoft.errors import FormulaError
+from unsoft.formula.expr import COMPARISONS, Expr, make, number, postorder, symbol
+
+if TYPE_CHECKING:
+    import sympy
+
+_RELATIONS = dict(
+    zip(
+        ("StrictLessThan", "LessThan", "StrictGreaterThan", "GreaterThan", "Equality", "Unequality"),
+        COMPARISONS,
+        strict=True,
+    )
+)
+_FUNCTIONS = {"exp": "exp", "log": "log", "Abs": "abs", "sign": "sign", "tanh": "tanh", "erf": "erf"}
+
+
+def from_sympy(expression: Any) -> Expr:
+    """The expression tree of a SymPy expression; FormulaError if it holds something formulas do not have."""
+    import sympy
+
+    expression = sympy.sympify(expression, strict=True)
+    name = type(expression).__name__
+    args = expression.args
+    if isinstance(expression, sympy.Symbol):
+        return symbol(expression.name)
+    if isinstance(expression, sympy.Rational):
+        return number(int(expression.p)) / number(int(expression.q))
+    if expression.is_Number or expression.is_NumberSymbol:
+        return number(float(expression))
+    if isinstance(expression, sympy.Add):
+        return _sum(expression)
+    if isinstance(expression, sympy.Mul):
+        return _product(expression)
+    if isinstance(expression, sympy.Pow):
+        return _power(*args)
+    if isinstance(expression, sympy.Piecewise):
+        return _piecewise(expression)
+    if name in _RELATIONS:
+        return make(_RELATIONS[name], *map(from_sympy, args))
+    if name in ("Max", "Min"):
+        ordered = sorted(args, key=lambda a: (a.is_number, sympy.default_sort_key(a)))
+        return reduce(lambda a, b: make(name.lower(), a, b), map(from_sympy, ordered))
+    if name in _FUNCTIONS and len(args) == 1:
+        return make(_FUNCTIONS[name], from_sympy(args[0]))
+    allowed = "+ - * / **, exp, log, sqrt, Abs, sign, Max, Min, tanh, erf, Piecewise, comparisons"
+    raise FormulaError(
+        f"SymPy's {name} in {expression} has no counterpart in formulas; allowed are {allowed}"
+    )
+
+
+def to_sympy(expr: Expr) -> sympy.Expr:
+    """The SymPy form of an expression; its symbols are real, n positive."""
+    import sympy
+
+    table = _builders(sympy)
+    result: dict[Expr, Any] = {}
+    for node in postorder(expr):
+        if node.op == "num":
+            result[node] = (
+                sympy.Integer(node.value) if isinstance(node.value, int) else sympy.Float(node.value)
+            )
+        elif node.op == "sym":
+            result[node] = sympy.Symbol(
+                node.name, **({"positive": True} if node.name == "n" else {"real": True})
+            )
+        else:
+            result[node] = table[node.op](*(result[a] for a in node.args))
+    return result[expr]
+
+
+def _sum(expression: sympy.Add) -> Expr:
+    total: Expr = number(0)
+    for term in expression.as_ordered_terms():
+        negative = term.could_extract_minus_sign()
+        part = from_sympy(-term if negative else term)
+        total = total - part if negative else total + part
+    return total
+
+
+def _product(expression: sympy.Mul) -> Expr:
+    import sympy
+
+    over: Expr = number(1)
+    under: Expr = number(1)
+    for factor in expression.as_ordered_factors():
+        base, exponent = factor.as_base_exp()
+        if isinstance(factor, sympy.Rational):
+            over, under = over * number(int(factor.p)), under * number(int(factor.q))
+        elif exponent.is_number and exponent.is_negative and not isinstance(factor, sympy.exp):
+            under = under * _power(base, -exponent)
+        else:
+            over = over * from_sympy(factor)
+    return over / under
+
+
+def _power(base: sympy.Expr, exponent: sympy.Expr) -> Expr:
+    import sympy
+
+    if base == sympy.E:
+        return make("exp", from_sympy(exponent))
+    if exponent == sympy.Rational(1, 2):
+        return make("sqrt", from_sympy(base))
+    if exponent.is_number and exponent.is_negative:
+        return 1 / _power(base, -exponent)
+    return from_sympy(base) if exponent == 1 else from_sympy(base) ** from_sympy(exponent)
+
+
+def _piecewise(expression: sympy.Piecewise) -> Expr:
+    import sympy
+
+    *cases, last = expression.args
+    if last.cond is not sympy.true:
+        raise FormulaError(f"a Piecewise needs a last case with the condition True: {expression}")
+    value = from_sympy(last.expr)
+    for case in reversed(cases):
+        value = make("where", from_sympy(case.cond), from_sympy(case.expr), value)
+    return value
+
+
+def _builders(sympy: Any) -> dict[str, Any]:
+    relations = {op: getattr(sympy, op.capitalize()) for op in COMPARISONS}
+    return relations | {
+        "add": lambda a, b: a + b,
+        "sub": lambda a, b: a - b,
+        "mul": lambda a, b: a * b,
+        "div": lambda a, b: a / b,
+        "pow": lambda a, b: a**b,
+        "neg": lambda a: -a,
+        "exp": sympy.exp,
+        "log": sympy.log,
+        "sqrt": sympy.sqrt,
+        "abs": sympy.Abs,
+        "sign": sympy.sign,
+        "tanh": sympy.tanh,
+        "erf": sympy.erf,
+        "max": sympy.Max,
+        "min": sympy.Min,
+        "sigmoid": lambda a: 1 / (1 + sympy.exp(-a)),
+        "relu": lambda a: sympy.Max(a, 0),
+        "where": lambda condition, a, b: sympy.Piecewise((a, condition), (b, True)),
+    }
