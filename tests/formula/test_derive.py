@@ -46,7 +46,7 @@ def test_every_part_of_every_mechanism(name, part, exact):
         slope = derivative(expr, symbol)
         for logit in (-2.3, -0.4, 0.6, 3.1):
             point = {"s": logit, "m": 3.4, "n": 7.0, "z": 2.2}
-            expected = mpmath.diff(lambda x, p=point: exact(expr, p | {symbol: x}), point[symbol])
+            expected = mpmath.diff(lambda x, p=point, name=symbol: exact(expr, p | {name: x}), point[symbol])
             assert abs(exact(slope, point) - expected) <= 1e-12 * (1 + abs(expected))
 
 

@@ -97,8 +97,8 @@ def _sums(formula: Formula) -> tuple[str, str]:
     size, grown = ratio.abs().amax(0), wide.abs().amax()
     if not grown.isfinite() or grown > 1.01 * size.min():
         return "free", "free"
-    offset = formula.offset_mass is not None
-    return _interval(wide, offset), _interval(wide.abs(), offset)
+    both, offset = torch.cat([ratio, wide]), formula.offset_mass is not None
+    return _interval(both, offset), _interval(both.abs(), offset)
 
 
 def _ratio(formula: Formula, limit: float) -> Tensor:
@@ -130,7 +130,7 @@ def _sums_of_powers(formula: Formula) -> tuple[str, str]:
 
 
 def _interval(ratio: Tensor, offset: bool) -> str:
-    low, high = (float(f"{x:.4g}") for x in (ratio.min(), ratio.max()))
+    low, high = (float(f"{x:.3g}") for x in (ratio.min(), ratio.max()))  # the grid just misses extreme points
     if low == high and not offset:
         return f"{high:g}"
     if low >= 0:

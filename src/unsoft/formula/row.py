@@ -19,8 +19,10 @@ def weights_of_row(formula: Formula, logits: Tensor, values: Mapping[str, Tensor
     if unknown := values.keys() - formula.params.keys() - {"i"}:
         raise ValueError(f"values: {', '.join(sorted(unknown))} is neither a parameter of the formula nor i")
     count = logits.shape[-1]
-    env = {"s": logits, "n": count, "i": count - 1, "j": torch.arange(count, device=logits.device)}
-    env |= formula.params | values
+    env = {"s": logits, "n": count, "i": count - 1, **formula.params, **values}
+    # As tensors, so that a part without s is not evaluated in the default dtype.
+    env = {name: torch.as_tensor(x, dtype=logits.dtype, device=logits.device) for name, x in env.items()}
+    env["j"] = torch.arange(count, dtype=logits.dtype, device=logits.device)
     if formula.peak is not None:
         env["m"] = evaluate(formula.peak, env).detach().amax(-1, keepdim=True)
     weight = evaluate(formula.safe_weight, env)

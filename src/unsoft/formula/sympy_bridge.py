@@ -88,17 +88,19 @@ def to_sympy(expr: Expr) -> sympy.Expr:
 
 
 def _sum(expression: sympy.Add) -> Expr:
-    total: Expr = number(0)
-    for term in expression.as_ordered_terms():
+    terms = sorted(expression.as_ordered_terms(), key=lambda term: term.could_extract_minus_sign())
+    total = from_sympy(terms[0])
+    for term in terms[1:]:  # those with a minus sign come last: s - m, not -m + s
         negative = term.could_extract_minus_sign()
-        part = from_sympy(-term if negative else term)
-        total = total - part if negative else total + part
+        total = total - from_sympy(-term) if negative else total + from_sympy(term)
     return total
 
 
 def _product(expression: sympy.Mul) -> Expr:
     import sympy
 
+    if expression.could_extract_minus_sign():
+        return -from_sympy(-expression)
     over: Expr = number(1)
     under: Expr = number(1)
     for factor in expression.as_ordered_factors():

@@ -3,8 +3,6 @@
 // A work item is one key head (all queries of its group), so dk and dv are summed by one thread. The heads left over when
 // threads do not divide them are cut into parts by query tiles; their dk and dv are added up at the end, in a fixed order.
 #pragma once
-#include <numeric>
-#include <vector>
 #include "forward.h"
 
 struct BackwardScratch {
@@ -46,8 +44,8 @@ static bool backward_tile(const Call &c, BackwardScratch &w, int64_t b, int64_t 
     }
     rows.pad(count, padded(count));
     Tile all = {};
-    fill_tile(c, rows, all, 0);
-    all.queries = padded(count), all.parameters = c.parameters + h * c.mechanism->parameters, all.parameter_gradient = dparameters;
+    fill_tile(c, rows, all, 0, h);
+    all.queries = padded(count), all.parameter_gradient = dparameters;
     c.mechanism->prepare(all, rows.total, rows.delta, rows.inverse, rows.slope);
     const bool few = count <= FEW;
     if (few) pack_rows(q, ldq, count, w.width, real(c.scale), w.packed_queries);
@@ -66,7 +64,7 @@ static bool backward_tile(const Call &c, BackwardScratch &w, int64_t b, int64_t 
         for (int p = 0; p * LANES < count; p++) {
             const int first = p * LANES, n = std::min(LANES, count - first), lanes = padded(n);
             Tile t = all;
-            fill_tile(c, rows, t, first);
+            fill_tile(c, rows, t, first, h);
             t.keys = c.causal ? int(std::min<int64_t>(keys, i0 + first + n + c.causal_offset - j0)) : keys;
             if (t.keys <= 0) continue;
             t.s = w.logits, t.p = w.slopes, t.queries = t.stride = lanes, t.first_key = j0;
@@ -77,8 +75,7 @@ static bool backward_tile(const Call &c, BackwardScratch &w, int64_t b, int64_t 
             if (seen == NONE) continue;
             bool diagonal = c.causal && i0 + first + c.causal_offset < j0 + t.keys - 1;
             t.plain = seen == ALL && !diagonal && !t.bias && !t.drop_key && n == lanes;
-            for (int index = 0; index < n; index++)
-                rows.limit[first + index] = c.causal ? real(i0 + first + index + c.causal_offset + 1 - j0) : real(t.keys);
+            for (int index = first; index < first + n; index++) rows.limit[index] = limit(c, i0 + index, j0, t.keys);
             if (few) {
                 few_products(n, t.keys, w.width, w.packed_queries, w.width, k, ldk, w.logits, 1, lanes);
                 few_products(n, t.keys, w.value_width, g, ldg, v, ldv, w.slopes, 1, lanes);

@@ -1,6 +1,9 @@
 // One attention call as Python hands it over, and what forward and backward share: tile sizes, masks, row symbols.
 #pragma once
 #include <algorithm>
+#include <numeric>
+#include <utility>
+#include <vector>
 #include "interface.h"
 #include "matmul.h"
 #include "tensors.h"
@@ -67,6 +70,20 @@ struct Rows {
         }
     }
 };
+
+// The part of a tile that its queries from `first` on (all of head h, or of heads without parameters) fill in.
+static inline void fill_tile(const Call &c, Rows &rows, Tile &t, int first, int64_t h) {
+    t.peak = rows.peak + first, t.mass = rows.mass + first, t.rescale = rows.rescale + first;
+    t.count = rows.count + first, t.position = rows.position + first, t.limit = rows.limit + first;
+    t.drop_key = c.drop_below ? rows.drop_key + first : nullptr;
+    t.drop_below = uint32_t(c.drop_below), t.keep_scale = real(c.keep_scale);
+    t.parameters = c.parameters + h * c.mechanism->parameters;
+}
+
+// How many of the `keys` keys from j0 on row i may see.
+static inline real limit(const Call &c, int64_t i, int64_t j0, int keys) {
+    return real(c.causal ? std::clamp<int64_t>(i + c.causal_offset + 1 - j0, 0, keys) : keys);
+}
 
 enum Seen { NONE, SOME, ALL };
 

@@ -1,7 +1,20 @@
-// Forward: tiles of queries meet tiles of keys, with the running peak and total of every query ("online").
+// Forward: blocks of queries meet tiles of keys, with the running peak and total of every query ("online").
 #pragma once
-#include <utility>
+#include <cmath>
 #include "call.h"
+
+// Up to QUERY_TILE queries that read the same key head: `span` rows from row i0 on, of each of `members` query heads from h0
+// on. Heads of a group are put into one block when their queries are few, so that keys are read once for all of them.
+struct Block {
+    int64_t b, h0, i0;
+    int members, span;
+    int count() const { return members * span; }
+    int64_t head(int index) const { return h0 + index / span; }
+    int64_t row(int index) const { return i0 + index % span; }
+    // First and last row among the queries `first` .. `first + rows`.
+    int64_t lowest(int first) const { return members == 1 ? i0 + first : i0; }
+    int64_t highest(int first, int rows) const { return members == 1 ? i0 + first + rows - 1 : i0 + span - 1; }
+};
 
 constexpr int KEY_TILE_ROWS = 256;
 
@@ -17,13 +30,6 @@ struct ForwardScratch {
           bias(tile), visible(tile) {}
 };
 
-static inline void fill_tile(const Call &c, Rows &rows, Tile &t, int first) {
-    t.peak = rows.peak + first, t.mass = rows.mass + first, t.rescale = rows.rescale + first;
-    t.count = rows.count + first, t.position = rows.position + first, t.limit = rows.limit + first;
-    t.drop_key = c.drop_below ? rows.drop_key + first : nullptr;
-    t.drop_below = uint32_t(c.drop_below), t.keep_scale = real(c.keep_scale);
-}
-
 // Multiplies the accumulated rows by what the new peak costs them.
 static inline void rescale_sums(real *sums, int count, int width, const real *factor) {
     for (int r = 0; r < count; r++)
@@ -31,133 +37,148 @@ static inline void rescale_sums(real *sums, int count, int width, const real *fa
             for (int x = 0; x < width; x += VL) store(sums + long(r) * width + x, load(sums + long(r) * width + x) * factor[r]);
 }
 
-// Finishes `count` queries: row(index) names head and row of each. Returns whether all outputs are finite.
-template <class Row> static bool write_outputs(const Call &c, ForwardScratch &w, int64_t b, int count, const real *parameters, Row row) {
+static const real *query_rows(const Call &c, ForwardScratch &w, const Block &block, long &ld) {
+    if (block.members == 1) return c.q.rows(block.b, block.h0, block.i0, block.span, int(c.width), w.width, w.query_rows, ld);
+    for (int member = 0; member < block.members; member++) {
+        real *to = w.query_rows + long(member) * block.span * w.width;
+        const real *from = c.q.rows(block.b, block.h0 + member, block.i0, block.span, int(c.width), w.width, to, ld);
+        if (from != to) pack_rows(from, ld, block.span, w.width, 1, to);
+    }
+    ld = w.width;
+    return w.query_rows;
+}
+
+// Sums weights and values of a block over the keys j_begin .. j_end into w.sums and w.rows. Returns whether queries and keys
+// are finite: an infinite one can vanish in a formula (exp(-inf) is 0), so that the output alone does not betray it. Keys
+// are looked at by the last queries only, which see the most of them.
+static bool sum_over_keys(const Call &c, ForwardScratch &w, const Block &block, int64_t j_begin, int64_t j_end) {
+    const int64_t hk = block.h0 / (c.heads / c.kv_heads);
+    const int count = block.count();
+    const bool few = count <= FEW, last = block.i0 + block.span == c.queries;
+    for (int index = 0; index < count; index++) w.rows.set(c, index, block.b, block.head(index), block.row(index));
+    w.rows.pad(count, padded(count));
+    long ldq;
+    const real *q = query_rows(c, w, block, ldq);
+    bool finite = all_finite(q, ldq, count, w.width);
+    if (few) pack_rows(q, ldq, count, w.width, real(c.scale), w.packed);
+    for (int first = 0; !few && first < count; first += LANES) {
+        int rows = std::min(LANES, count - first);
+        pack_lanes(q + first * ldq, ldq, rows, padded(rows), int(c.width), real(c.scale), w.packed + first * w.width);
+    }
+    std::fill_n((real *)w.sums, long(padded(count)) * w.value_width, real(0));
+    if (c.causal) j_end = std::min(j_end, block.highest(0, count) + c.causal_offset + 1);
+    const int tile_keys = few ? KEY_TILE_ROWS : KEY_TILE, panel = few ? FEW : LANES;
+    for (int64_t j0 = j_begin; j0 < j_end; j0 += tile_keys) {
+        const int keys = int(std::min<int64_t>(tile_keys, j_end - j0));
+        long ldk, ldv;
+        const real *k = c.k.rows(block.b, hk, j0, keys, int(c.width), w.width, w.keys, ldk);
+        const real *v = c.v.rows(block.b, hk, j0, keys, int(c.value_width), w.value_width, w.values, ldv);
+        if (last) finite &= all_finite(k, ldk, keys, w.width);
+        for (int first = 0; first < count; first += panel) {
+            const int rows = std::min(panel, count - first), lanes = padded(rows);
+            Tile t = {};
+            fill_tile(c, w.rows, t, first, block.h0);
+            t.keys = keys;
+            if (c.causal) t.keys = int(std::min<int64_t>(keys, block.highest(first, rows) + c.causal_offset + 1 - j0));
+            if (t.keys <= 0) continue;
+            t.s = w.logits, t.queries = few ? rows : lanes, t.stride = few ? KEY_TILE_ROWS : lanes, t.first_key = j0;
+            Seen seen = bring_masks(c, t, block.b, j0, rows, !few, w.visible, w.bias, [&](int index) {
+                return std::make_pair(block.head(first + index), block.row(first + index));
+            });
+            if (seen == NONE) continue;
+            bool diagonal = c.causal && block.lowest(first) + c.causal_offset < j0 + t.keys - 1;
+            t.plain = seen == ALL && !diagonal && !t.bias && !t.drop_key && (!few || t.keys % VL == 0);
+            for (int index = first; index < first + rows; index++) w.rows.limit[index] = limit(c, block.row(index), j0, t.keys);
+            real *sums = w.sums + long(first) * w.value_width;
+            if (few) {
+                few_products(count, t.keys, w.width, w.packed, w.width, k, ldk, w.logits, t.stride, 1);
+                if (c.mechanism->forward_rows(t)) rescale_sums(sums, rows, w.value_width, t.rescale);
+                accumulate<false>(rows, w.value_width, t.keys, w.logits, t.stride, v, ldv, sums, w.value_width);
+            } else {
+                panel_product(t.keys, int(c.width), k, ldk, w.packed + first * w.width, lanes, w.logits, lanes, lanes / VL);
+                if (c.mechanism->forward(t)) rescale_sums(sums, rows, w.value_width, t.rescale);
+                accumulate<true>(rows, w.value_width, t.keys, w.logits, lanes, v, ldv, sums, w.value_width);
+            }
+        }
+    }
+    return finite;
+}
+
+// Divides by the norm and writes outputs, peaks and totals. Returns whether all outputs are finite.
+static bool write_outputs(const Call &c, ForwardScratch &w, const Block &block) {
     Tile t = {};
-    fill_tile(c, w.rows, t, 0);
-    t.queries = padded(count);
-    t.parameters = parameters;
+    fill_tile(c, w.rows, t, 0, block.h0);
+    t.queries = padded(block.count());
     c.mechanism->finish(t, w.rows.total, w.rows.inverse);
     bool finite = true;
-    for (int index = 0; index < count; index++) {
-        auto [h, i] = row(index);
-        finite &= c.out.write(b, h, i, int(c.value_width), w.sums + long(index) * w.value_width, w.rows.inverse[index]);
-        int64_t at = (b * c.heads + h) * c.queries + i;
+    for (int index = 0; index < block.count(); index++) {
+        int64_t h = block.head(index), i = block.row(index), at = (block.b * c.heads + h) * c.queries + i;
+        finite &= c.out.write(block.b, h, i, int(c.value_width), w.sums + long(index) * w.value_width, w.rows.inverse[index]);
         c.peak[at] = w.rows.peak[index], c.total[at] = w.rows.total[index];
     }
     return finite;
 }
 
-// An infinite query or key can vanish in a formula (exp(-inf) is 0), so that the output alone does not betray it. Keys
-// are looked at by the last queries only, which see the most of them.
-
-// Queries i0 .. i0 + count of one head, keys along rows of the tile and queries along lanes.
-static bool forward_tile(const Call &c, ForwardScratch &w, int64_t b, int64_t h, int64_t i0, int count) {
-    const int64_t hk = h / (c.heads / c.kv_heads);
-    const real *parameters = c.parameters + h * c.mechanism->parameters;
-    auto row = [&](int index) { return std::make_pair(h, i0 + index); };
-    for (int index = 0; index < count; index++) w.rows.set(c, index, b, h, i0 + index);
-    w.rows.pad(count, padded(count));
-    long ldq;
-    const real *q = c.q.rows(b, h, i0, count, int(c.width), w.width, w.query_rows, ldq);
-    bool finite = all_finite(q, ldq, count, w.width);
-    const bool last = i0 + count == c.queries;
-    for (int p = 0; p * LANES < count; p++) {
-        int rows = std::min(LANES, count - p * LANES);
-        pack_lanes(q + long(p) * LANES * ldq, ldq, rows, padded(rows), int(c.width), real(c.scale), w.packed + p * LANES * w.width);
+// What one block has summed over a part of the keys, and how such parts are put together.
+struct Partial {
+    Buffer<real> sums, peak, mass;
+    Partial(int count, int width) : sums(size_t(count) * width), peak(count), mass(count) {}
+    void keep(const ForwardScratch &w, int count) {
+        std::copy_n((real *)w.sums, size_t(count) * w.value_width, (real *)sums);
+        std::copy_n(w.rows.peak, count, (real *)peak), std::copy_n(w.rows.mass, count, (real *)mass);
     }
-    std::fill_n((real *)w.sums, long(padded(count)) * w.value_width, real(0));
-    const int64_t end = c.causal ? std::clamp<int64_t>(i0 + count + c.causal_offset, 0, c.keys) : c.keys;
-    for (int64_t j0 = 0; j0 < end; j0 += KEY_TILE) {
-        const int keys = int(std::min<int64_t>(KEY_TILE, end - j0));
-        long ldk, ldv;
-        const real *k = c.k.rows(b, hk, j0, keys, int(c.width), w.width, w.keys, ldk);
-        const real *v = c.v.rows(b, hk, j0, keys, int(c.value_width), w.value_width, w.values, ldv);
-        if (last) finite &= all_finite(k, ldk, keys, w.width);
-        for (int p = 0; p * LANES < count; p++) {
-            const int first = p * LANES, rows = std::min(LANES, count - first), lanes = padded(rows);
-            Tile t = {};
-            fill_tile(c, w.rows, t, first);
-            t.keys = c.causal ? int(std::min<int64_t>(keys, i0 + first + rows + c.causal_offset - j0)) : keys;
-            if (t.keys <= 0) continue;
-            t.s = w.logits, t.queries = t.stride = lanes, t.first_key = j0, t.parameters = parameters;
-            Seen seen = bring_masks(c, t, b, j0, rows, true, w.visible, w.bias, [&](int index) { return row(first + index); });
-            if (seen == NONE) continue;
-            bool diagonal = c.causal && i0 + first + c.causal_offset < j0 + t.keys - 1;
-            t.plain = seen == ALL && !diagonal && !t.bias && !t.drop_key;
-            if (!t.plain)
-                for (int index = 0; index < rows; index++)
-                    w.rows.limit[first + index] = c.causal ? real(i0 + first + index + c.causal_offset + 1 - j0) : real(t.keys);
-            panel_product(t.keys, int(c.width), k, ldk, w.packed + first * w.width, lanes, w.logits, lanes, lanes / VL);
-            real *sums = w.sums + long(first) * w.value_width;
-            if (c.mechanism->forward(t) && j0 > 0) rescale_sums(sums, rows, w.value_width, t.rescale);
-            accumulate<true>(rows, w.value_width, t.keys, w.logits, lanes, v, ldv, sums, w.value_width);
+    void add_to(ForwardScratch &w, int count, const Mechanism &mechanism) const {
+        for (int r = 0; r < count; r++) {
+            real &top = w.rows.peak[r], old = top;
+            top = std::max(old, peak[r]);
+            real before = top == old ? real(1) : std::exp(old - top), factor = top == peak[r] ? real(1) : std::exp(peak[r] - top);
+            w.rows.mass[r] = w.rows.mass[r] * std::pow(before, real(mechanism.mass_degree)) + mass[r] * std::pow(factor, real(mechanism.mass_degree));
+            real *to = w.sums + long(r) * w.value_width;
+            for (int x = 0; x < w.value_width; x++) to[x] = to[x] * before + sums[long(r) * w.value_width + x] * factor;
         }
     }
-    return write_outputs(c, w, b, count, parameters, row) && finite;
-}
-
-// All queries of one key head at once when they are few: decoding. Heads of a group share parameters only if there are
-// none, so a formula with parameters is asked head by head (`members` = 1).
-static bool forward_few(const Call &c, ForwardScratch &w, int64_t b, int64_t h0, int members) {
-    const int64_t hk = h0 / (c.heads / c.kv_heads);
-    const int count = members * int(c.queries);
-    const real *parameters = c.parameters + h0 * c.mechanism->parameters;
-    auto row = [&](int index) { return std::make_pair(h0 + index / c.queries, index % c.queries); };
-    for (int index = 0; index < count; index++) {
-        auto [h, i] = row(index);
-        w.rows.set(c, index, b, h, i);
-        long ld;
-        const real *q = c.q.rows(b, h, i, 1, int(c.width), w.width, w.query_rows, ld);
-        pack_rows(q, ld, 1, w.width, real(c.scale), w.packed + index * w.width);
-    }
-    w.rows.pad(count, padded(count));
-    bool finite = all_finite(w.packed, w.width, count, w.width);
-    std::fill_n((real *)w.sums, long(count) * w.value_width, real(0));
-    const int64_t end = c.causal ? std::clamp<int64_t>(c.queries + c.causal_offset, 0, c.keys) : c.keys;
-    for (int64_t j0 = 0; j0 < end; j0 += KEY_TILE_ROWS) {
-        Tile t = {};
-        fill_tile(c, w.rows, t, 0);
-        t.keys = int(std::min<int64_t>(KEY_TILE_ROWS, end - j0));
-        t.s = w.logits, t.queries = count, t.stride = KEY_TILE_ROWS, t.first_key = j0, t.parameters = parameters;
-        Seen seen = bring_masks(c, t, b, j0, count, false, w.visible, w.bias, row);
-        if (seen == NONE) continue;
-        bool diagonal = c.causal && c.causal_offset < j0 + t.keys - 1;
-        t.plain = seen == ALL && !diagonal && !t.bias && !t.drop_key && t.keys % VL == 0;
-        for (int index = 0; index < count; index++)
-            w.rows.limit[index] = real(c.causal ? std::min<int64_t>(t.keys, row(index).second + c.causal_offset + 1 - j0) : t.keys);
-        long ldk, ldv;
-        const real *k = c.k.rows(b, hk, j0, t.keys, int(c.width), w.width, w.keys, ldk);
-        const real *v = c.v.rows(b, hk, j0, t.keys, int(c.value_width), w.value_width, w.values, ldv);
-        finite &= all_finite(k, ldk, t.keys, w.width);
-        few_products(count, t.keys, w.width, w.packed, w.width, k, ldk, w.logits, t.stride, 1);
-        if (c.mechanism->forward_rows(t) && j0 > 0) rescale_sums(w.sums, count, w.value_width, t.rescale);
-        accumulate<false>(count, w.value_width, t.keys, w.logits, t.stride, v, ldv, w.sums, w.value_width);
-    }
-    return write_outputs(c, w, b, count, parameters, row) && finite;
-}
+};
 
 static bool forward(const Call &c) {
     const int64_t group = c.heads / c.kv_heads;
-    const int64_t members = c.mechanism->parameters ? 1 : group;
-    const bool few = c.queries * members <= FEW;
-    const int64_t tiles = (c.queries + QUERY_TILE - 1) / QUERY_TILE;
-    const int64_t items = few ? c.batch * c.heads / members : c.batch * c.heads * tiles;
+    // Parameters belong to a head, so heads share a block only if there are none.
+    const int members = c.mechanism->parameters == 0 && c.queries * group <= QUERY_TILE ? int(group) : 1;
+    const int64_t tiles = (c.queries + QUERY_TILE - 1) / QUERY_TILE, blocks = c.batch * c.heads / members * tiles;
+    auto block_of = [&](int64_t number) {
+        int64_t head = number / tiles * members, i0 = (tiles - 1 - number % tiles) * QUERY_TILE;  // longest causal rows first
+        return Block{head / c.heads, head % c.heads, i0, members, int(std::min<int64_t>(QUERY_TILE, c.queries - i0))};
+    };
+    // Few blocks and many keys (decoding): cut the keys, so that every thread has the same share.
+    int64_t parts = 1;
+    if (blocks < 4 * c.threads) parts = std::clamp<int64_t>(c.threads / std::gcd(blocks, c.threads), 1, std::max<int64_t>(c.keys / (2 * KEY_TILE_ROWS), 1));
+    const int64_t step = (c.keys + parts - 1) / parts;
+    std::vector<std::unique_ptr<Partial>> partial(parts > 1 ? blocks * parts : 0);
     std::atomic<bool> finite{true};
-    share(int(c.threads), items, [&](auto next) {
+    share(int(c.threads), blocks * parts, [&](auto next) {
         ForwardScratch w(c);
-        for (int64_t item; (item = next()) < items;) {
-            bool good;
-            if (few) {
-                int64_t h0 = item * members;
-                good = forward_few(c, w, h0 / c.heads, h0 % c.heads, int(members));
+        for (int64_t item; (item = next()) < blocks * parts;) {
+            const Block block = block_of(item / parts);
+            const int64_t j_begin = item % parts * step;
+            bool good = sum_over_keys(c, w, block, j_begin, std::min(j_begin + step, c.keys));
+            if (parts > 1) {
+                partial[item] = std::make_unique<Partial>(block.count(), w.value_width);
+                partial[item]->keep(w, block.count());
             } else {
-                int64_t head = item / tiles, tile = tiles - 1 - item % tiles;  // the longest causal tiles first
-                int64_t i0 = tile * QUERY_TILE;
-                good = forward_tile(c, w, head / c.heads, head % c.heads, i0, int(std::min<int64_t>(QUERY_TILE, c.queries - i0)));
+                good &= write_outputs(c, w, block);
             }
             if (!good) finite = false;
         }
     });
+    if (parts > 1) {
+        ForwardScratch w(c);
+        for (int64_t number = 0; number < blocks; number++) {
+            const Block block = block_of(number);
+            for (int index = 0; index < block.count(); index++) w.rows.set(c, index, block.b, block.head(index), block.row(index));
+            w.rows.pad(block.count(), padded(block.count()));
+            std::fill_n((real *)w.sums, long(block.count()) * w.value_width, real(0));
+            for (int64_t part = 0; part < parts; part++) partial[number * parts + part]->add_to(w, block.count(), *c.mechanism);
+            if (!write_outputs(c, w, block)) finite = false;
+        }
+    }
     return finite;
 }

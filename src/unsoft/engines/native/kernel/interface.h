@@ -35,6 +35,7 @@ struct Mechanism {
     int32_t lanes;  // VL of the formula's object, compared with the core's
     int32_t parameters;
     int32_t has_peak, has_mass;
+    double mass_degree;
     // Both return whether any entry of `rescale` differs from 1.
     bool (*forward)(const Tile &);
     bool (*forward_rows)(const Tile &);

@@ -1,0 +1,92 @@
+"""SymPy in and out."""
+
+import pytest
+import sympy
+import torch
+
+from unsoft.errors import FormulaError
+from unsoft.formula import Formula, derivative, evaluate, parse
+from unsoft.formula.sympy_bridge import from_sympy, to_sympy
+from unsoft.mechanisms import mechanisms
+
+s, m = sympy.symbols("s m", real=True)
+n = sympy.Symbol("n", positive=True)
+POINT = {"s": 0.83, "m": 1.7, "n": 6.0, "z": 2.4}
+
+
+def _value(expr):
+    return evaluate(expr, {name: torch.tensor(x, dtype=torch.float64) for name, x in POINT.items()}).item()
+
+
+@pytest.mark.parametrize(
+    ("given", "text"),
+    [
+        (s - m, "s - m"),
+        (-s - m, "-m - s"),
+        (sympy.exp(s) / n, "exp(s)/n"),
+        (sympy.Rational(2, 3) * s, "2*s/3"),
+        (sympy.sqrt(n) * s, "sqrt(n)*s"),
+        (1 / sympy.sqrt(n), "1/sqrt(n)"),
+        (s**-3, "1/s**3"),
+        (sympy.Max(s, 0), "max(s, 0)"),
+        (sympy.Min(s, 0), "min(s, 0)"),
+        (sympy.Abs(s), "abs(s)"),
+        (sympy.sign(s), "sign(s)"),
+        (sympy.tanh(s), "tanh(s)"),
+        (sympy.erf(s), "erf(s)"),
+        (sympy.log(n), "log(n)"),
+        (sympy.Float("0.1") * s, "0.1*s"),
+        (sympy.pi * s, "3.141592653589793*s"),
+        (sympy.Piecewise((s, s > 0), (m, True)), "where(s > 0, s, m)"),
+        (sympy.Piecewise((s, s <= 0), (m, s < 1), (n, True)), "where(s <= 0, s, where(s < 1, m, n))"),
+        (sympy.Integer(3), "3"),
+    ],
+)
+def test_from_sympy(given, text):
+    assert str(from_sympy(given)) == text
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        sympy.gamma(s),
+        sympy.I * s,
+        sympy.Function("f")(s),
+        sympy.Integral(s, s),
+        sympy.Piecewise((s, s > 0)),
+        sympy.oo,
+    ],
+)
+def test_refuses_what_formulas_do_not_have(given):
+    with pytest.raises(FormulaError):
+        from_sympy(given)
+
+
+@pytest.mark.parametrize("name", mechanisms())
+@pytest.mark.parametrize("part", ["weight", "mass", "peak", "norm"])
+def test_every_mechanism_goes_there_and_back(name, part):
+    expr = getattr(mechanisms()[name], part)
+    if expr is not None:
+        assert _value(from_sympy(to_sympy(expr))) == pytest.approx(_value(expr), rel=1e-14)
+
+
+@pytest.mark.parametrize(
+    "text", ["sigmoid(s)", "relu(s)", "relu(-s)", "where(s >= m, s, m)", "s**m", "max(s, m, n)"]
+)
+def test_there_and_back(text):
+    assert _value(from_sympy(to_sympy(parse(text)))) == pytest.approx(_value(parse(text)), rel=1e-14)
+
+
+@pytest.mark.parametrize("name", mechanisms())
+def test_our_derivative_is_theirs(name):
+    weight = mechanisms()[name].weight
+    theirs = sympy.diff(to_sympy(weight), s).subs(sympy.DiracDelta(s), 0)
+    values = {symbol: POINT[symbol.name] for symbol in theirs.free_symbols}
+    assert _value(derivative(weight, "s")) == pytest.approx(float(theirs.subs(values).doit()), rel=1e-12)
+
+
+def test_a_formula_from_sympy_equals_one_from_text():
+    weight = sympy.exp(s - m)
+    assert Formula(weight, weight, s) == Formula("exp(s - m)", "exp(s - m)", "s")
+    with pytest.raises(FormulaError, match="weight: unknown name 'x'"):
+        Formula(sympy.Symbol("x"))
