@@ -1,6 +1,10 @@
 """Evaluation on tensors: numbers, shapes, dtypes and derivatives of every kind."""
 
 import math
+import os
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -120,12 +124,11 @@ def test_gradcheck_in_every_mode():
 
 @pytest.mark.parametrize("text", ["s + m", "s + m*tau", "m - tau"])
 def test_tangents_have_the_shape_of_the_result(text):
-    expr, inputs = parse(text, ["s", "m", "tau"]), _inputs()
-    used = [x for name, x in zip(["s", "m", "tau"], inputs, strict=True) if name in expr.symbols]
-    names = [name for name in ["s", "m", "tau"] if name in expr.symbols]
-    torch.autograd.gradcheck(
-        lambda *x: evaluate(expr, dict(zip(names, x, strict=True))), used, check_forward_ad=True
-    )
+    expr, (s, m, tau) = parse(text, ["s", "m", "tau"]), (x.detach() for x in _inputs())
+    env = {"s": s, "m": m, "tau": tau} if "s" in expr.symbols else {"m": m, "tau": tau}
+    value, tangent = torch.func.jvp(lambda m: evaluate(expr, env | {"m": m}), (m,), (torch.ones_like(m),))
+    assert tangent.shape == value.shape == (2, 3)
+    assert torch.equal(tangent, (tau if "m*tau" in text else torch.ones(3)).to(tangent).expand(2, 3))
 
 
 def test_gradgradcheck():
@@ -175,15 +178,11 @@ def test_compiles_without_a_graph_break_and_agrees():
         torch.testing.assert_close(a, b, rtol=1e-14, atol=1e-14)
 
 
-def test_the_library_does_not_import_slow_packages():
-    import subprocess
-    import sys
-
+def test_formulas_load_no_slow_packages():
     code = (
-        "import sys, torch; import unsoft.mechanisms; from unsoft.mechanisms.registry import resolve; resolve('cog');"
-        "print([name for name in ('sympy', 'numpy.testing', 'rich', 'typer', 'torch._dynamo') if name in sys.modules])"
+        "import sys, torch; from unsoft.mechanisms import resolve; resolve('cog').row(torch.zeros(3));"
+        "print([name for name in ('sympy', 'rich', 'typer', 'torch._dynamo') if name in sys.modules])"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True, env={"PYTHONPATH": "src"}
-    )
+    path = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2] / "src")}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=path)
     assert done.stdout.strip() == "[]"

@@ -141,10 +141,13 @@ def test_refuses_and_points(text, column, message):
     ids=lambda text: f"{text[:8]}x{len(text)}",
 )
 def test_hostile_text_is_refused_quickly(text):
-    start = time.perf_counter()
-    with pytest.raises(FormulaError):
-        parse(text)
-    assert time.perf_counter() - start < 0.05
+    def refusal() -> float:
+        start = time.perf_counter()
+        with pytest.raises(FormulaError):
+            parse(text)
+        return time.perf_counter() - start
+
+    assert min(refusal() for _ in range(5)) < 0.01
 
 
 def test_the_limits_themselves_are_usable():

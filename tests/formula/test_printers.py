@@ -31,7 +31,7 @@ FORMULAS = {**mechanisms(), **OWN}
 EXPRESSIONS = [
     "erf(s)", "erf(s*1e-9)", "erf(3*s)", "sigmoid(40*s)", "tanh(40*s)", "s**13", "max(s, 0.5)", "min(s, m)", "sign(s)",
     "where(s < m, 1, 0)", "where(s <= m, 1, 0)", "where(s > m, 1, 0)", "where(s >= m, 1, 0)", "where(s == m, 1, 0)",
-    "where(s != m, 1, 0)", "exp(-abs(s))", "relu(s)", "abs(s)**0.7", "log(1 + s*s)", "-(s - m) - (-2)", "sqrt(s*s)",
+    "where(s != m, 1, 0)", "where(s < m, 0.1, 1/3)", "log(0.5)*s", "s - log(0.5)/3 + 1/3", "exp(-abs(s))", "relu(s)", "abs(s)**0.7", "log(1 + s*s)", "-(s - m) - (-2)", "sqrt(s*s)",
     "0.1 + s*1e-300", "123456789.123456789*s", "s/(3*m)/7", "s - (m - 1) - (s + m)*(-3)", "2**s", "-s**2", "(-s)**3",
 ]  # fmt: skip
 LOGITS = [-2.75, -1.0, -0.3, 0.0, 0.25, 0.7, 1.0, 2.2, 2.6, 4.0]

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from unsoft.attention import attention
 from unsoft.bench.workload import Inputs, Workload
 
 Attention = Callable[[Tensor, Tensor, Tensor, bool], Tensor]  # q, k, v, is_causal -> output
@@ -36,8 +37,6 @@ def baseline() -> Contender:
 
 def engine(name: str, mechanism: str) -> Contender:
     """A mechanism on one of unsoft's engines."""
-    from unsoft.attention import attention
-
     def run(q: Tensor, k: Tensor, v: Tensor, is_causal: bool) -> Tensor:
         return attention(q, k, v, mechanism, engine=name, is_causal=is_causal)
 

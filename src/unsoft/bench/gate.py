@@ -17,13 +17,13 @@ def error_of(contender: Contender, workload: Workload, inputs: Inputs) -> float:
 
     One head is the whole story, since heads never mix, and keeps the float64 reference affordable at any length.
     """
-    results = [x[:1, :1] for x in contender.compute(workload, inputs)]
+    results = [x[:1, :1].detach() for x in contender.compute(workload, inputs)]
     first = Inputs(*(x[:1, :1].detach().double() for x in (*inputs.qkv, inputs.grad_out)))
     if workload.mode == "training":
         for x in first.qkv:
             x.requires_grad_()
     references = engine("dense", contender.mechanism).compute(workload, first)
-    return max(relative_error(x, r) for x, r in zip(results, references, strict=True))
+    return max(relative_error(x, r.detach()) for x, r in zip(results, references, strict=True))
 
 
 def relative_error(result: Tensor, reference: Tensor) -> float:

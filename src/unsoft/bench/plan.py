@@ -16,32 +16,49 @@ from unsoft.bench.memory import Memory
 from unsoft.bench.startup import Startup
 from unsoft.bench.timing import Timing, measure
 from unsoft.bench.workload import MODES, Workload
+from unsoft.engines.native import availability
+from unsoft.mechanisms import mechanisms as catalogue
+from unsoft.mechanisms import resolve
 
 Result = Timing | Memory | Startup
-_PEER_LENGTH = 2048
 _COMPILE = "compile"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Level:
     """How much of everything; ``mechanisms`` and ``tiled`` None = every built-in."""
 
     name: str
-    mechanisms: tuple[str, ...] | None
-    lengths: tuple[int, ...]
-    tiled: tuple[str, ...] | None
-    tiled_lengths: tuple[int, ...]
-    memory_modes: tuple[str, ...]
-    flex: bool
-    rounds: int
-    seconds: float
+    mechanisms: tuple[str, ...] | None = None
+    lengths: tuple[int, ...] = (512, 2048, 4096)
+    tiled: tuple[str, ...] | None = None
+    tiled_lengths: tuple[int, ...] = (512, 2048, 4096)
+    half_lengths: tuple[int, ...] = (512, 2048, 4096)
+    peer_lengths: tuple[int, ...] = (512, 2048, 4096)
+    memory_modes: tuple[str, ...] = MODES
+    flex: bool = False
+    rounds: int = 5
+    seconds: float = 0.5
     """Rounds go on until this many seconds have passed."""
-    startup_runs: int
+    runs: int = 5
+    """Fresh processes for each start-up figure."""
 
 
-QUICK = Level("quick", ("softmax", "cog", "relu2", "softpick"), (512, 2048), ("cog",), (512,), ("forward",), False, 5, 0.5, 3)
-STANDARD = Level("standard", None, (512, 2048, 4096), ("cog", "relu2"), (512, 2048), MODES, False, 5, 1.0, 5)
-FULL = Level("full", None, (512, 2048, 4096), None, (512, 2048, 4096), MODES, True, 7, 3.0, 7)
+QUICK = Level(
+    name="quick",
+    mechanisms=("softmax", "cog", "relu2", "softpick"),
+    lengths=(512, 2048),
+    tiled=("cog",),
+    tiled_lengths=(512,),
+    half_lengths=(512,),
+    peer_lengths=(512,),
+    memory_modes=("forward",),
+    runs=3,
+)
+STANDARD = Level(
+    name="standard", tiled=("cog", "relu2"), tiled_lengths=(512, 2048), half_lengths=(512, 2048), peer_lengths=(2048,)
+)
+FULL = Level(name="full", flex=True, rounds=7, seconds=3.0, runs=9)
 
 
 @dataclass(frozen=True)
@@ -54,17 +71,21 @@ class Step:
 
 
 def steps(level: Level, mechanisms: Sequence[str] | None = None) -> list[Step]:
-    """All steps of a level, for the given mechanisms or for the level's own."""
-    from unsoft.mechanisms import mechanisms as catalogue
-    from unsoft.mechanisms import resolve
+    """All steps of a level, for the given mechanisms or for the level's own.
 
-    chosen = list(mechanisms or level.mechanisms or catalogue())
-    for name in chosen:
-        resolve(name)
+    Where nothing can be compiled, the library warns and the steps that need the native engine are left out.
+    """
+    chosen = list(dict.fromkeys(mechanisms or level.mechanisms or catalogue()))
+    formulas = [resolve(name) for name in chosen]
+    native = availability.ready(formulas[0].key, double=False)
     timings = [
         Step(workload.group, _title(workload), partial(measure, workload, contenders, rounds=level.rounds, seconds=level.seconds))
-        for workload, contenders in _contests(level, chosen)
+        for workload, contenders in _contests(level, chosen, native)
+        if contenders
     ]
+    imports = Step("startup", "import time", partial(startup.measure_import, level.runs))
+    if not native:
+        return [*timings, imports]
     lone = "cog" if "cog" in chosen else chosen[0]
     memories = [
         Step("memory", f"peak memory, {mode}, {length} tokens", partial(memory.measure_memory, lone, mode, length))
@@ -74,8 +95,8 @@ def steps(level: Level, mechanisms: Sequence[str] | None = None) -> list[Step]:
         Step(_COMPILE, f"compiling {len(chosen)} formulas", partial(_compile_all, chosen)),
         *timings,
         *memories,
-        Step("startup", "import time", partial(startup.measure_import, level.startup_runs)),
-        Step("startup", "compile time", partial(startup.measure_compile, level.startup_runs)),
+        imports,
+        Step("startup", "compile time", partial(startup.measure_compile, level.runs)),
     ]
 
 
@@ -88,8 +109,8 @@ def choose(todo: Sequence[Step], groups: Sequence[str] | None) -> list[Step]:
     return [step for step in todo if not groups or step.group in (*groups, _COMPILE)]
 
 
-def _contests(level: Level, mechanisms: list[str]) -> list[tuple[Workload, list[Contender]]]:
-    native = [engine("native", name) for name in mechanisms]
+def _contests(level: Level, mechanisms: list[str], compiled: bool) -> list[tuple[Workload, list[Contender]]]:
+    native = [engine("native", name) for name in mechanisms if compiled]
     contests = []
     for length, is_causal, mode in product(level.lengths, (False, True), MODES):
         workload = Workload("main", length, length, is_causal=is_causal, mode=mode)
@@ -98,7 +119,7 @@ def _contests(level: Level, mechanisms: list[str]) -> list[tuple[Workload, list[
     small = Workload("small", 128, 128, batch=16, heads=12)
     contests += [(replace(small, mode=mode, is_causal=c), native) for mode, c in product(MODES, (False, True))]
     half = {"dtype": "bfloat16", "mode": "training"}
-    for length, is_causal in product(level.lengths, (False, True)):
+    for length, is_causal in product(level.half_lengths, (False, True)):
         contests.append((Workload("bfloat16", length, length, is_causal=is_causal, **half), native))
     contests.append((Workload("decode", 1, 8192, batch=8), native))
     return contests
@@ -111,7 +132,7 @@ def _tiled(level: Level, mechanisms: list[str], workload: Workload) -> list[Cont
 
 
 def _peers(level: Level, workload: Workload) -> list[Contender]:
-    if workload.queries != _PEER_LENGTH:
+    if workload.queries not in level.peer_lengths:
         return []
     found = [peers.dense_pytorch(), peers.x_transformers()]
     if level.flex and workload.mode == "forward":

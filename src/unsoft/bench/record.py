@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+import unsoft
 from unsoft.bench.bars import bars
 from unsoft.bench.memory import Memory
 from unsoft.bench.plan import Result
@@ -22,7 +23,7 @@ from unsoft.bench.startup import Startup
 from unsoft.bench.timing import Timing
 from unsoft.bench.workload import SEED
 
-_PACKAGES = ("unsoft", "torch", "x-transformers")
+_PEERS = ("x-transformers",)
 
 
 def record(level: str, results: Sequence[Result], *, finished: bool) -> dict[str, Any]:
@@ -49,8 +50,9 @@ def machine() -> str:
 
 def versions() -> dict[str, str]:
     """Python, the compiler and the packages that took part; "not installed" is an answer too."""
-    found = {"python": platform.python_version(), "compiler": _compiler()}
-    for package in _PACKAGES:
+    found = {"unsoft": unsoft.__version__, "torch": torch.__version__, "python": platform.python_version()}
+    found["compiler"] = _compiler()
+    for package in _PEERS:
         try:
             found[package] = importlib.metadata.version(package)
         except importlib.metadata.PackageNotFoundError:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -17,7 +18,9 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 _MODE_TITLES = {"forward": "forward", "training": "forward + backward"}
-WRONG = "wrong"
+WRONG, MISSING = "wrong", "not installed"
+_NUMBER = re.compile(rf"([\d.]+( \w+)?)?|-|{WRONG}|{MISSING}")
+_X_TRANSFORMERS = ["x-transformers", "cog"]
 
 
 @dataclass(frozen=True)
@@ -45,11 +48,12 @@ def grids(results: Sequence[Result]) -> list[Grid]:
 
 
 def bars_grid(judged: Sequence[Bar]) -> Grid:
-    """Every bar with its measured value and the verdict."""
+    """Every bar that the run touched, with its measured value and the verdict."""
     verdicts = {True: "pass", False: "FAIL", None: "not measured"}
     rows = [
         [bar.what, _quantity(bar.measured, bar.unit), f"<= {_quantity(bar.limit, bar.unit)}", verdicts[bar.passed], bar.scope]
         for bar in judged
+        if bar.measured is not None or bar.scope
     ]
     return Grid("figures to reach", ["what", "measured", "bar", "verdict", "scope"], rows)
 
@@ -59,10 +63,10 @@ def draw(grid: Grid) -> Table:
     from rich import box
     from rich.table import Table
 
-    styles = {"pass": "green", "FAIL": "bold red", WRONG: "bold red", "not measured": "dim"}
+    styles = {"pass": "green", "FAIL": "bold red", WRONG: "bold red", "not measured": "dim", MISSING: "dim"}
     table = Table(title=grid.title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD)
     for place, name in enumerate(grid.header):
-        is_number = place > 0 and any(row[place][:1].isdigit() for row in grid.rows)
+        is_number = all(_NUMBER.fullmatch(row[place]) for row in grid.rows)
         table.add_column(name, justify="right" if is_number else "left")
     for row in grid.rows:
         table.add_row(*(f"[{styles[cell]}]{cell}[/]" if cell in styles else cell for cell in row))
@@ -76,6 +80,9 @@ def _ratios(title: str, timings: Sequence[Timing], mode: str) -> Grid:
     cells = {(_who(x), x.workload.label): _cell(x) for x in timings}
     whos = dict.fromkeys(_who(x) for x in timings if x.engine != "sdpa")
     rows = [[*who, *(cells.get((who, label), "") for label in labels)] for who in whos]
+    peers = {row[0] for row in rows}
+    if "dense PyTorch" in peers and _X_TRANSFORMERS[0] not in peers:
+        rows.append([*_X_TRANSFORMERS, MISSING, *[""] * (len(labels) - 1)])
     milliseconds = {x.workload.label: x for x in timings if x.engine == "sdpa"}
     if rows:
         rows.append(["SDPA", "softmax", *(_milliseconds(milliseconds[label]) for label in labels)])

@@ -80,9 +80,7 @@ def interleaved(
             function()
         return (clock() - start) / calls
 
-    for function in functions.values():
-        function()
-    calls = {
+    calls = {  # these first calls also warm up
         name: max(1, min(_MOST_CALLS, math.ceil(_SAMPLE_SECONDS / max(sample(function, 1), 1e-9))))
         for name, function in functions.items()
     }

@@ -12,6 +12,7 @@ from typing import Annotated
 
 import typer
 
+import unsoft
 from unsoft.cli import cache
 from unsoft.cli.bench import bench
 from unsoft.cli.list import list_mechanisms
@@ -34,19 +35,10 @@ def _root(
     version: Annotated[bool, typer.Option("--version", help="Show the version and exit.")] = False,
 ) -> None:
     if version:
-        typer.echo(f"unsoft {_version()}")
+        typer.echo(f"unsoft {unsoft.__version__}")
         raise typer.Exit
     if context.invoked_subcommand is None:
         typer.echo(context.get_help())
-
-
-def _version() -> str:
-    from importlib import metadata
-
-    try:
-        return metadata.version("unsoft")
-    except metadata.PackageNotFoundError:
-        return "(not installed: run from its source folder)"
 
 
 def main() -> None:

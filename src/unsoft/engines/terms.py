@@ -13,7 +13,6 @@ sign(s)*exp(abs(s) - (m - _bias)); abs(s) + _bias
 """
 
 from dataclasses import dataclass
-from functools import lru_cache
 
 from unsoft.formula import Expr, Formula
 from unsoft.formula.expr import make, postorder, symbol
@@ -36,9 +35,28 @@ class Terms:
     """Parameter names, in the order of the rows of ``Call.params``."""
 
 
-@lru_cache(maxsize=256)
+_made: dict[str, Terms] = {}
+
+
 def attention_terms(formula: Formula, biased: bool) -> Terms:
     """The terms of a formula, with a strength bias in them if ``biased``."""
+    return _made[_prepare(formula, biased)]
+
+
+def _prepare(formula: Formula, biased: bool) -> str:
+    """Makes the terms unless that has been done; returns the name under which they are kept."""
+    name = f"{biased:d}{formula.key}"
+    if name not in _made:
+        _made[name] = _make(formula, biased)
+    return name
+
+
+# What torch.compiler.assume_constant_result does, without importing dynamo: a compiled caller runs this while it is
+# traced, and then sees no more than a look-up in a dictionary.
+_prepare._dynamo_marked_constant = True  # type: ignore[attr-defined]
+
+
+def _make(formula: Formula, biased: bool) -> Terms:
     weight, mass, peak = formula.safe_weight, formula.safe_mass, formula.peak
     degree = formula.mass_degree
     if biased and formula.bias == "strength":
@@ -51,8 +69,7 @@ def attention_terms(formula: Formula, biased: bool) -> Terms:
         else:
             weight = weight * make("exp", bias)
             mass = None if mass is None else mass * make("exp", bias if degree == 1 else degree * bias)
-    names = tuple(sorted(formula.params))
-    return Terms(weight, mass, peak, formula.norm, formula.offset_mass, degree, names)
+    return Terms(weight, mass, peak, formula.norm, formula.offset_mass, degree, tuple(sorted(formula.params)))
 
 
 def substitute(expr: Expr, name: str, replacement: Expr) -> Expr:

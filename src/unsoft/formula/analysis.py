@@ -113,7 +113,7 @@ def _ratio(formula: Formula, limit: float) -> Tensor:
 def _norm_is(formula: Formula, p: float) -> bool:
     """Is the norm the p-th root?"""
     z = torch.linspace(-8, 8, 50, dtype=torch.float64).exp()
-    env = {"z": z, "m": 0.0, "n": 50.0, "i": 49.0, **formula.params}
+    env: dict[str, Tensor | float] = {"z": z, "m": 0.0, "n": 50.0, "i": 49.0, **formula.params}
     norm = symbol("z") if formula.norm is None else formula.norm
     return torch.allclose(evaluate(norm, env), z ** (1 / p), rtol=1e-9)
 
@@ -121,7 +121,7 @@ def _norm_is(formula: Formula, p: float) -> bool:
 def _sums_of_powers(formula: Formula) -> tuple[str, str]:
     """|weight|^p = mass under the p-th root: weights of p-norm 1, of absolute sum at most n^(1 - 1/p)."""
     p, s = formula.mass_degree, _grid(_NARROW)
-    weight, mass = (_values(formula, expr, s) for expr in (formula.weight, formula.mass))
+    weight, mass = (_values(formula, part, s) for part in (formula.weight, formula.mass) if part)
     exact = p > 1 and torch.allclose(weight.abs() ** p, mass, rtol=1e-9) and _norm_is(formula, p)
     if not exact or formula.offset_mass is not None:
         return "free", "free"
@@ -139,9 +139,11 @@ def _interval(ratio: Tensor, offset: bool) -> str:
 
 
 def _sparse(formula: Formula) -> bool:
-    """Five neighbouring grid points have weight 0; the range is too small for exponentials to underflow."""
-    zero = (_values(formula, formula.weight, _grid(8.0)) == 0).all(1)
-    return bool((zero.unfold(0, 5, 1).all(1)).any())
+    """A weight of 0 at a grid point, which is no special logit, stands for an interval.
+
+    The range is too small for usual exponentials to underflow.
+    """
+    return bool((_values(formula, formula.weight, _grid(8.0)) == 0).all(1).any())
 
 
 def _continuous(formula: Formula, expr: Expr) -> bool:

@@ -10,6 +10,7 @@ Expr('where(s > 0, 2*max(s, 0), 0)/n')
 """
 
 import math
+from collections.abc import Callable
 from functools import lru_cache
 
 from unsoft.formula.expr import COMPARISONS, Expr, make, number, postorder
@@ -61,7 +62,7 @@ def _power(node: Expr, a: Expr, b: Expr, da: Expr, db: Expr) -> Expr:
     return by_base + by_exponent
 
 
-_RULES = {
+_RULES: dict[str, Callable[..., Expr]] = {
     "add": lambda node, a, b, da, db: da + db,
     "sub": lambda node, a, b, da, db: da - db,
     "mul": lambda node, a, b, da, db: times(b, da) + times(a, db),

@@ -17,6 +17,7 @@ from __future__ import annotations
 import math
 import threading
 import weakref
+from typing import Any
 
 from unsoft.errors import FormulaError
 from unsoft.formula.fold import exact, fold
@@ -29,7 +30,7 @@ FUNCTIONS = {  # name in formulas -> number of arguments
 ARITY = {"neg": 1, **dict.fromkeys(("add", "sub", "mul", "div", "pow", *COMPARISONS), 2), **FUNCTIONS}
 
 _nodes: weakref.WeakValueDictionary[tuple, Expr] = weakref.WeakValueDictionary()
-_lock = threading.Lock()
+_lock = threading.RLock()
 
 
 class Expr:
@@ -44,11 +45,11 @@ class Expr:
 
     op: str
     args: tuple[Expr, ...]
-    value: int | float | None
-    name: str | None
+    value: Any  # int or float of a "num", else None
+    name: Any  # str of a "sym", else None
     symbols: frozenset[str]
-    constant: float | bool | None
-    text: str | None  # made when first asked for; see __str__
+    constant: Any  # float, bool for a comparison, None if there are symbols
+    text: Any  # str, made when first asked for
 
     def __setattr__(self, attribute: str, value: object) -> None:
         raise AttributeError(f"an Expr cannot be changed (attribute {attribute!r})")
@@ -117,18 +118,17 @@ def make(op: str, *operands: Expr | int | float) -> Expr:
     >>> make("max", symbol("s"), 0)
     Expr('max(s, 0)')
     """
-    if ARITY.get(op) != len(operands):
-        raise FormulaError(
-            f"{op} takes {ARITY.get(op, 'no such operation:')} argument(s), not {len(operands)}"
-        )
+    if op not in ARITY:
+        raise FormulaError(f"there is no operation {op!r}")
+    if ARITY[op] != len(operands):
+        raise FormulaError(f"{op} takes {ARITY[op]} argument(s), not {len(operands)}")
     args = tuple(a if isinstance(a, Expr) else number(a) for a in operands)
     for place, arg in enumerate(args):
-        if (arg.op in COMPARISONS) != (op == "where" and place == 0):
-            raise FormulaError(
-                f"the first argument of where must be a comparison, not {arg}"
-                if arg.op not in COMPARISONS
-                else f"the comparison {arg} is not a number; write where({arg}, 1, 0)"
-            )
+        wanted, given = op == "where" and place == 0, arg.op in COMPARISONS
+        if wanted and not given:
+            raise FormulaError(f"the first argument of where must be a comparison, not {arg}")
+        if given and not wanted:
+            raise FormulaError(f"the comparison {arg} is not a number; write where({arg}, 1, 0)")
     return _simplified(op, args) or _node(op, args, None, None)
 
 
@@ -176,14 +176,14 @@ def _simplified(op: str, args: tuple[Expr, ...]) -> Expr | None:
     return None
 
 
-def _operate(op: str, a: object, b: object) -> Expr:
+def _operate(op: str, a: Any, b: Any) -> Expr:
     for operand in (a, b):
         if isinstance(operand, bool) or not isinstance(operand, (Expr, int, float)):
             return NotImplemented
     return make(op, a, b)
 
 
-def _node(op: str, args: tuple[Expr, ...], value: int | float | None, name: str | None) -> Expr:
+def _node(op: str, args: tuple[Expr, ...], value: Any, name: Any) -> Expr:
     key = (op, args, value, name)
     with _lock:
         node = _nodes.get(key)
@@ -192,7 +192,7 @@ def _node(op: str, args: tuple[Expr, ...], value: int | float | None, name: str 
     return node
 
 
-def _new(op: str, args: tuple[Expr, ...], value: int | float | None, name: str | None) -> Expr:
+def _new(op: str, args: tuple[Expr, ...], value: Any, name: Any) -> Expr:
     symbols = frozenset({name}) if op == "sym" else frozenset().union(*(a.symbols for a in args))
     constant = None if symbols else float(value) if op == "num" else fold(op, [a.constant for a in args])
     node = object.__new__(Expr)

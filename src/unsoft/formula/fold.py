@@ -6,7 +6,7 @@
 
 import math
 import operator
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from fractions import Fraction
 
 from unsoft.errors import FormulaError
@@ -26,7 +26,7 @@ _COMPARE = {
     "eq": operator.eq,
     "ne": operator.ne,
 }
-_FLOAT = {
+_FLOAT: dict[str, Callable[..., float]] = {
     **_EXACT,
     **_COMPARE,
     "pow": math.pow,

@@ -13,19 +13,16 @@ import json
 from collections.abc import Mapping
 from functools import cached_property, lru_cache
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch import Tensor
 
 from unsoft.errors import FormulaError
-from unsoft.formula import cpp, invariance, javascript, torch_code
+from unsoft.formula import analysis, cpp, invariance, javascript, torch_code
 from unsoft.formula.expr import Expr
 from unsoft.formula.latex import formula_latex
 from unsoft.formula.reading import guarded, read_params, read_part
 from unsoft.formula.row import weights_of_row
-
-if TYPE_CHECKING:
-    from unsoft.formula.analysis import Properties
 
 _PARTS = ("weight", "mass", "peak", "norm", "offset_mass")
 _ABOUT = ("name", "title", "paper", "summary")
@@ -56,15 +53,24 @@ class Formula:
     peak: Expr | None
     norm: Expr | None
     offset_mass: Expr | None
-    safe_weight: Expr  # weight and mass, guarded where needed so that a NaN logit always gives a NaN
-    safe_mass: Expr | None
     params: Mapping[str, float]
-    mass_degree: float
     bias: str
     name: str | None
     title: str | None
     paper: str | None
     summary: str | None
+    safe_weight: Expr
+    """The weight, guarded where needed so that a NaN logit always gives a NaN weight."""
+    safe_mass: Expr | None
+    """The mass, guarded likewise."""
+    signed: bool
+    """Can a weight be negative (with the default parameters)?"""
+    mass_degree: float
+    """The p for which mass scales as exp(-p m) when weight scales as exp(-m)."""
+    uses: frozenset[str]
+    """All symbols and parameters that occur anywhere."""
+    key: str
+    """Everything that decides the numbers (not names, papers) as one canonical line of JSON."""
 
     def __init__(
         self,
@@ -95,9 +101,14 @@ class Formula:
         own["mass_degree"] = invariance.mass_degree(self.mass, self.norm, self.params)
         if self.peak is not None:
             invariance.check({part: own[part] for part in _PARTS}, self.mass_degree, self.params)
+        # All computed now rather than when asked for: compiled code may read them, but not make them.
         own["safe_weight"] = guarded(self.weight)
         own["safe_mass"] = None if self.mass is None else guarded(self.mass)
+        own["uses"] = frozenset().union(*(own[part].symbols for part in _PARTS if own[part] is not None))
+        own["signed"] = analysis.is_signed(self)
         own["bias"] = bias or ("strength" if self.signed else "logit")
+        numeric = {field: value for field, value in self.to_dict().items() if field not in _ABOUT}
+        own["key"] = json.dumps(numeric, sort_keys=True)
 
     def row(self, logits: Tensor, **values: Tensor | float) -> Tensor:
         """Weights of a row of visible keys; the last dimension of ``logits`` runs over the keys.
@@ -144,30 +155,9 @@ class Formula:
         return Formula.from_dict, (self.to_dict(),)
 
     @cached_property
-    def uses(self) -> frozenset[str]:
-        """All symbols and parameters that occur anywhere."""
-        parts = (self.__dict__[part] for part in _PARTS)
-        return frozenset().union(*(expr.symbols for expr in parts if expr is not None))
-
-    @cached_property
-    def signed(self) -> bool:
-        """Can a weight be negative (with the default parameters)?"""
-        from unsoft.formula.analysis import is_signed
-
-        return is_signed(self)
-
-    @cached_property
-    def properties(self) -> Properties:
+    def properties(self) -> analysis.Properties:
         """What the formula promises, found by analysing it."""
-        from unsoft.formula.analysis import analyse
-
-        return analyse(self)
-
-    @cached_property
-    def key(self) -> str:
-        """Everything that decides the numbers (not names, papers) as one canonical line of JSON."""
-        numeric = {field: value for field, value in self.to_dict().items() if field not in _ABOUT}
-        return json.dumps(numeric, sort_keys=True)
+        return analysis.analyse(self)
 
     @staticmethod
     @lru_cache(maxsize=512)

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -66,7 +67,7 @@ def _log_ratio(expr: Expr, before: Mapping[str, Tensor], after: Mapping[str, Ten
     return ratio.median().item()
 
 
-def check(parts: Mapping[str, Expr | None], p: float, params: Mapping[str, float]) -> None:
+def check(parts: Mapping[str, Any], p: float, params: Mapping[str, float]) -> None:
     """Raises FormulaError unless m cancels and does its work; parts are those of a formula with a peak."""
     if parts["mass"] is None:
         raise FormulaError("peak: a peak needs a mass: without a normaliser the shift by m cannot cancel")

@@ -127,8 +127,7 @@ def _operation(op: str, args: Sequence[str]) -> str:
 def _operand(operand: Operand) -> str:
     if isinstance(operand, str):
         return operand
-    text = repr(int(operand) if operand.is_integer() and abs(operand) < 2**53 else operand)
-    return f"({text})" if operand < 0 else text
+    return repr(int(operand) if operand.is_integer() and abs(operand) < 2**53 else operand)
 
 
 def _block(lines: Iterable[str]) -> str:

@@ -59,7 +59,7 @@ def parse(
         raise TypeError(f"{argument}: expected formula text (str), not {type(source).__name__}")
     allowed = tuple(sorted(symbols))
     try:
-        return _Parser(source, allowed, argument, _WORDS | (hints or {})).whole()
+        return _Parser(source, allowed, argument, {**_WORDS, **(hints or {})}).whole()
     except FormulaError as problem:
         raise FormulaError(f"{problem}\n{_allowed(allowed)}") from None
 

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from unsoft.formula.derive import derivative
 from unsoft.formula.expr import Expr
-from unsoft.formula.lower import lower
+from unsoft.formula.lower import Instruction, Operand, lower
 from unsoft.formula.parse import reread
 from unsoft.formula.torch_ops import run
 
@@ -64,7 +64,7 @@ def _text_in_graph(expr: Expr) -> str:
 
 # What torch.compiler.assume_constant_result does. Calling that, or allow_in_graph, at import would cost a
 # second, because they import all of dynamo; like this, only those who compile pay, and they have it loaded.
-_text_in_graph._dynamo_marked_constant = True
+_text_in_graph._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 class Program:
@@ -74,7 +74,7 @@ class Program:
         self.exprs, self.names, self.fixed = exprs, names, fixed
 
     @cached_property
-    def lowered(self) -> tuple:
+    def lowered(self) -> tuple[list[Instruction], dict[str, Operand]]:
         return lower({str(place): expr for place, expr in enumerate(self.exprs)})
 
     def __call__(self, tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:

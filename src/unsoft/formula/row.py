@@ -26,7 +26,7 @@ def weights_of_row(formula: Formula, logits: Tensor, values: Mapping[str, Tensor
     if formula.peak is not None:
         env["m"] = evaluate(formula.peak, env).detach().amax(-1, keepdim=True)
     weight = evaluate(formula.safe_weight, env)
-    if formula.mass is None:
+    if formula.safe_mass is None:
         return weight
     rest = {name: value for name, value in env.items() if name not in ("s", "j")}
     total = evaluate(formula.safe_mass, env).sum(-1, keepdim=True)

@@ -21,7 +21,7 @@ from unsoft.errors import FormulaError
 from unsoft.formula.expr import COMPARISONS, Expr, make, number, postorder, symbol
 
 if TYPE_CHECKING:
-    import sympy
+    import sympy  # type: ignore[import-untyped]
 
 _RELATIONS = dict(
     zip(

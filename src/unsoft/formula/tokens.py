@@ -45,7 +45,7 @@ def tokenize(source: str, argument: str = "formula") -> list[Token]:
         if match is None:
             raise error(_describe(source[place]), source, place, argument)
         if match.lastgroup != "space":
-            tokens.append(Token(match.lastgroup, match.group(), place))
+            tokens.append(Token(match.lastgroup or "", match.group(), place))
         place = match.end()
     return [*tokens, Token("end", "", len(source))]
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-from unsoft.formula.expr import COMPARISONS, Expr, postorder
+from unsoft.formula.expr import Expr, postorder
 from unsoft.formula.text import infix
 
 if TYPE_CHECKING:
@@ -49,10 +49,9 @@ def formula_source(formula: Formula) -> str:
     if formula.mass is None:
         lines.append("return weight")
     else:
-        offset = (
-            "" if formula.offset_mass is None else f" + {_bracketed(torch_expression(formula.offset_mass))}"
-        )
-        lines.append(f"total = {_bracketed(_per_key(formula.mass))}.sum(-1, keepdim=True){offset}")
+        lines.append(f"total = {_bracketed(_per_key(formula.mass))}.sum(-1, keepdim=True)")
+        if formula.offset_mass is not None:
+            lines[-1] += f" + {_bracketed(torch_expression(formula.offset_mass))}"
         if formula.norm is not None:
             lines += ["z = total", f"total = {torch_expression(formula.norm)}"]
         lines.append("return torch.where(total == 0, 0.0, weight / total)")
@@ -84,14 +83,19 @@ def _bracketed(text: str) -> str:
 
 
 def _write(node: Expr, parts: list[str]) -> str:
-    if node.constant is not None and node.op not in COMPARISONS:
-        return repr(node.value if node.op == "num" else node.constant)
+    if node.op == "num":
+        return repr(node.value)
     if node.op == "sym":
         return node.name
     if (plain := infix(node, parts)) is not None:
         return plain
-    if node.op in ("max", "min") and any(a.constant is not None for a in node.args):
-        tensor, limit = parts if node.args[1].constant is not None else reversed(parts)
+    if node.constant is not None:  # torch's functions take no plain numbers
+        return f"({node.constant!r})"
+    numbers = [a.constant is not None for a in node.args]
+    if node.op in ("max", "min") and any(numbers):
+        tensor, limit = parts if numbers[1] else reversed(parts)
         return f"torch.clamp({tensor}, {'min' if node.op == 'max' else 'max'}={limit})"
+    if node.op == "where" and all(numbers[1:]):  # two plain numbers would give the default dtype
+        parts = [parts[0], f"torch.tensor({parts[1]}, dtype=s.dtype, device=s.device)", parts[2]]
     name = {"max": "maximum", "min": "minimum"}.get(node.op, node.op)
     return f"torch.{name}({', '.join(parts)})"

@@ -9,6 +9,7 @@
 
 import operator
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -18,12 +19,12 @@ from unsoft.formula.lower import Instruction, Operand
 
 def run(
     instructions: Sequence[Instruction], results: Mapping[str, Operand], env: Mapping[str, Tensor]
-) -> dict[str, Tensor | float]:
+) -> dict[str, Any]:
     """Executes lowered instructions on tensors of one dtype, without autograd conventions of our own.
 
     Results have the shape of the symbols they depend on; a result that depends on none stays a number.
     """
-    values = dict(env)
+    values: dict[str, Any] = dict(env)
     for target, op, args in instructions:
         values[target] = TORCH[op](*(values[a] if isinstance(a, str) else a for a in args))
     return {
@@ -31,13 +32,13 @@ def run(
     }
 
 
-def _max(a: Tensor | float, b: Tensor | float) -> Tensor:
+def _max(a: Any, b: Any) -> Tensor:
     if isinstance(a, Tensor) and isinstance(b, Tensor):
         return torch.maximum(a, b)
     return torch.clamp(a, min=b) if isinstance(a, Tensor) else torch.clamp(b, min=a)
 
 
-def _min(a: Tensor | float, b: Tensor | float) -> Tensor:
+def _min(a: Any, b: Any) -> Tensor:
     if isinstance(a, Tensor) and isinstance(b, Tensor):
         return torch.minimum(a, b)
     return torch.clamp(a, max=b) if isinstance(a, Tensor) else torch.clamp(b, max=a)
@@ -53,7 +54,7 @@ class _Compare:
     def __init__(self, compare: Callable) -> None:
         self.compare = compare
 
-    def __call__(self, a: Tensor | float, b: Tensor | float) -> tuple[Tensor, torch.dtype]:
+    def __call__(self, a: Any, b: Any) -> tuple[Tensor, torch.dtype]:
         return self.compare(a, b), (a if isinstance(a, Tensor) else b).dtype
 
 

@@ -21,7 +21,8 @@ Factory = Callable[..., Formula]
 
 _registered: dict[str, Formula | Factory] = {}
 _made: dict[str, Formula] = {}  # by the text asked for, such as "polynomial(3)"
-_discovery, _discovered = threading.RLock(), []
+_discovery = threading.RLock()
+_discovered: list[bool] = []
 _CALL = re.compile(r"\s*([A-Za-z][A-Za-z0-9_-]*)\s*(?:\(\s*([-+0-9.eE]*)\s*\))?\s*")
 
 
@@ -70,7 +71,7 @@ def _prepare(text: str) -> bool:
 
 # As torch.compiler.assume_constant_result does (which would import all of dynamo): a compiled caller runs
 # this while it is traced, and then sees no more than a look-up in a dictionary.
-_prepare._dynamo_marked_constant = True
+_prepare._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def _make(text: str) -> Formula:

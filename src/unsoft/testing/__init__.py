@@ -1,0 +1,6 @@
+"""The contract battery: checks that a mechanism, ours or yours, keeps every promise of unsoft on every engine."""
+
+from unsoft.testing.battery import check_mechanism
+from unsoft.testing.report import Report
+
+__all__ = ["Report", "check_mechanism"]

@@ -1,0 +1,157 @@
+"""One mechanism on one engine, as the properties of the battery see it."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field, replace
+
+import torch
+from torch import Tensor
+
+from unsoft.attention import attention
+from unsoft import engines
+from unsoft.engines.arguments import checked_call
+from unsoft.formula import Formula
+from unsoft.testing.case import DOUBLE, Case, Inputs, draw
+from unsoft.testing.definition import is_near_jump
+from unsoft.testing.measure import Measure, close
+from unsoft.testing.natural import natural_sizes
+from unsoft.testing.tolerance import GATES, SDPA_GATE
+
+Results = dict[str, Tensor]
+"""The output, and the gradient of every leaf under the leaf's name."""
+
+_NEAR = 2.0**-19
+"""Inputs on which the formula jumps this close to a logit (relative) are drawn again: 32 roundings of float32."""
+
+
+class NotApplicable(Exception):
+    """A property or a case says nothing about this mechanism or engine; the message is the reason."""
+
+
+@dataclass(frozen=True)
+class Property:
+    """A promise of the contract: a function that yields one measure for each thing it compared."""
+
+    name: str
+    measures: Callable[[Check], Iterator[Measure]]
+    engines: tuple[str, ...] | None = None
+    """The engines it is about; None = all."""
+
+
+@dataclass(frozen=True)
+class Check:
+    """What a property gets: the mechanism, the engine, and ways to draw, run and compare."""
+
+    formula: Formula
+    engine: str
+    seed: int = 0
+    quick: bool = False
+    memory: dict[object, object] = field(default_factory=dict)
+    """What the engines share: inputs, reference results and natural sizes of the cases."""
+
+    def draw(self, case: Case, grid: torch.dtype = torch.float32, near: float = _NEAR) -> Inputs:
+        """Random inputs on which the result is well defined."""
+        return self._remember(("draw", case, grid, near), lambda: self._draw(case, grid, near))
+
+    def run(self, inputs: Inputs, dtype: torch.dtype = DOUBLE, engine: str | None = None, gradients: bool = True) -> Results:
+        """Runs the call on this check's engine, or another."""
+        engine = engine or self.engine
+        self.require(inputs, dtype, engine)
+        leaves = inputs.copies(dtype)
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(inputs.seed)
+            output = attention(mechanism=self.formula, engine=engine, **inputs.arguments(leaves))
+        if not gradients:
+            return {"output": output.detach()}
+        grads = torch.autograd.grad(
+            output, list(leaves.values()), inputs.grad_out.to(output.dtype), materialize_grads=True
+        )
+        return {"output": output.detach(), **dict(zip(leaves, grads, strict=True))}
+
+    def output(self, inputs: Inputs, dtype: torch.dtype = DOUBLE) -> Tensor:
+        """The output alone."""
+        return self.run(inputs, dtype, gradients=False)["output"]
+
+    def weights(self, inputs: Inputs, dtype: torch.dtype = DOUBLE) -> Tensor:
+        """The weights (B, H, L, S) as any engine has them: what it does to values that form an identity matrix."""
+        eye = torch.eye(inputs.case.keys, dtype=DOUBLE).expand(*inputs.leaves["value"].shape[:2], -1, -1)
+        case = replace(inputs.case, value_width=inputs.case.keys)
+        return self.output(replace(inputs.with_leaves(value=eye), case=case), dtype)
+
+    def reference(self, inputs: Inputs, key: object) -> Results:
+        """What the dense engine says in float64."""
+        return self._remember(("reference", key), lambda: self.run(inputs, DOUBLE, engine="dense"))
+
+    def sizes(self, inputs: Inputs, key: object, dtype: torch.dtype = DOUBLE) -> Results:
+        """The natural size of every result."""
+        return self._remember(("sizes", key, dtype), lambda: _sizes(self.formula, inputs, dtype))
+
+    def compare(
+        self, label: str, results: Results, references: Results, sizes: Results, dtype: torch.dtype = DOUBLE
+    ) -> Iterator[Measure]:
+        """One measure for each result that has a reference: dtype first, then the number."""
+        gate = max(GATES[dtype], SDPA_GATE) if self.engine == "sdpa" else GATES[dtype]
+        for name, reference in references.items():
+            what = f"{label}: {name if name == 'output' else f'gradient of {name}'}"
+            if results[name].dtype != dtype:
+                yield Measure(f"{what} has dtype {results[name].dtype}, not {dtype}", float("inf"))
+            else:
+                yield close(what, results[name], reference, sizes[name], gate, torch.finfo(dtype).eps)
+
+    def against_dense(self, case: Case, dtype: torch.dtype) -> Iterator[Measure]:
+        """Output and every gradient against the dense engine in float64 on the same numbers."""
+        grid = torch.float32 if dtype == DOUBLE else dtype
+        inputs = self.draw(case, grid)
+        results = self.run(inputs, dtype)
+        key = (case, grid)
+        references = self.reference(inputs, key)
+        label = f"{str(dtype).removeprefix('torch.')}, {case}"
+        yield from self.compare(label, results, references, self.sizes(inputs, key, dtype), dtype)
+
+    def over(self, cases: Iterable[Case], measures: Callable[[Case], Iterator[Measure]]) -> Iterator[Measure]:
+        """The measures of all cases that the engine supports; :class:`NotApplicable` if that is none."""
+        found, reason = False, "there is no case"
+        for case in cases:
+            try:
+                for measure in measures(case):
+                    found = True
+                    yield measure
+            except NotApplicable as refusal:
+                reason = str(refusal)
+        if not found:
+            raise NotApplicable(reason)
+
+    def require(self, inputs: Inputs, dtype: torch.dtype, engine: str) -> None:
+        """:class:`NotApplicable` if the engine says that it does not support the call."""
+        if engine == "auto":
+            return
+        arguments = inputs.arguments({name: leaf.to(dtype) for name, leaf in inputs.leaves.items()})
+        q, k, v = (arguments.pop(name) for name in ("query", "key", "value"))
+        call, _ = checked_call(q, k, v, self.formula, **arguments)
+        reason = next(e for e in engines.ENGINES if e.name == engine).supports(call)
+        if reason is not None:
+            raise NotApplicable(reason)
+
+    def _draw(self, case: Case, grid: torch.dtype, near: float) -> Inputs:
+        for attempt in range(50):
+            seed = zlib.crc32(f"{self.seed} {attempt}".encode())
+            inputs = draw(case, self.formula, seed, grid)
+            if not is_near_jump(self.formula, inputs, near):
+                break
+        return inputs
+
+    def _remember(self, key: object, make: Callable):
+        if key not in self.memory:
+            self.memory[key] = make()
+        return self.memory[key]
+
+
+def _sizes(formula: Formula, inputs: Inputs, dtype: torch.dtype) -> Results:
+    sizes = natural_sizes(formula, inputs)
+    if dtype in (torch.float32, DOUBLE):
+        return sizes
+    arithmetic = torch.finfo(torch.float32).eps / torch.finfo(dtype).eps
+    rounded = natural_sizes(formula, inputs, exact_logits=True)
+    return {name: rounded[name] + arithmetic * sizes[name] for name in sizes}

@@ -1,0 +1,118 @@
+"""The definition of attention once more, written for reading and independent of every engine.
+
+    a_ij = weight(s_ij) e^b / norm( sum over visible j of mass(s_ij) e^(p b) + offset_mass )      m_i = max_j peak + b
+
+with b the float mask of formulas whose bias is "strength" and 0 for others. It judges the dense engine, and it supplies
+the sizes of the terms that a result is summed from (see :mod:`unsoft.testing.natural`).
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from unsoft.formula import Expr, Formula, derivative, evaluate
+from unsoft.testing.case import Inputs
+
+
+class Definition:
+    """All matrices (B, H, L, S) of one call, in float64, without gradients."""
+
+    def __init__(self, formula: Formula, inputs: Inputs) -> None:
+        case = inputs.case
+        arguments = inputs.arguments(inputs.leaves)
+        group = case.heads // case.kv_heads
+        self.formula, self.degree = formula, formula.mass_degree
+        self.q = arguments["query"]
+        self.k, self.v = (arguments[name].repeat_interleave(group, dim=1) for name in ("key", "value"))
+        self.scale = arguments.get("scale") or case.width**-0.5
+        self.visible, self.bias = visible_entries(inputs), torch.zeros(())
+        if "mask" in inputs.leaves:
+            self.bias = torch.where(self.visible, inputs.leaves["mask"], 0.0)
+        logits = self.scale * self.q @ self.k.mT
+        strength = formula.bias == "strength"
+        self.boost = self.bias if strength else torch.zeros(())
+        rows = torch.arange(case.length, dtype=torch.float64) + (case.offset or 0)
+        self.symbols = {
+            "s": logits if strength else logits + self.bias,
+            "n": self.visible.sum(-1, keepdim=True).clamp(min=1).double(),
+            "i": rows[:, None],
+            "j": torch.arange(case.keys, dtype=torch.float64),
+            **{name: inputs.leaves[f"params.{name}"].expand(case.heads)[:, None, None] for name in inputs.params},
+        }
+        if formula.peak is not None:
+            peaks = self._evaluate(formula.peak) + self.boost
+            lowest = peaks.new_full((*case.shape[:3], 1), -torch.inf)  # so that there is a maximum over no keys
+            m = torch.cat([lowest, peaks.masked_fill(~self.visible, -torch.inf)], -1).amax(-1, keepdim=True)
+            self.symbols["m"] = m.nan_to_num(neginf=0.0)
+        self.total = torch.ones(*case.shape[:3], 1, dtype=torch.float64)
+        if formula.mass is not None:
+            self.total = self.entries(formula.mass, self.degree).sum(-1, keepdim=True)
+            if formula.offset_mass is not None:
+                self.total = self.total + self.row(formula.offset_mass)
+        self.norm = self.total if formula.norm is None else self.row(formula.norm)
+        self.inverse = torch.where(self.norm == 0, 0.0, 1.0 / self.norm)
+
+    def entries(self, expr: Expr, degree: float = 1.0) -> Tensor:
+        """Values at every visible entry, 0 elsewhere, scaled by the float mask to the power ``degree``."""
+        values = self._evaluate(expr) * (degree * self.boost).exp()
+        return torch.where(self.visible, values, 0.0)
+
+    def row(self, expr: Expr) -> Tensor:
+        """Values (B, H, L, 1) of an expression that needs no key."""
+        symbols = {name: x for name, x in self.symbols.items() if name not in ("s", "j")}
+        return evaluate(expr, symbols | {"z": self.total}).expand(self.total.shape)
+
+    def shifted(self, expr: Expr, distance: Tensor) -> Tensor:
+        """:meth:`entries` at logits moved by a distance."""
+        values = evaluate(expr, self.symbols | {"s": self.symbols["s"] + distance})
+        return torch.where(self.visible, values * self.boost.exp(), 0.0)
+
+    @property
+    def weights(self) -> Tensor:
+        return self.entries(self.formula.weight) * self.inverse
+
+    @property
+    def output(self) -> Tensor:
+        return self.weights @ self.v
+
+    @property
+    def logit_size(self) -> Tensor:
+        """The size of a logit and of its terms, which come with random signs: the root of a sum of squares."""
+        terms = self.scale * (self.q.square() @ self.k.square().mT).sqrt()
+        return terms + self.symbols["s"].abs() + self.bias.abs()
+
+    def _evaluate(self, expr: Expr) -> Tensor:
+        return evaluate(expr, self.symbols).expand(self.visible.shape)
+
+
+def is_near_jump(formula: Formula, inputs: Inputs, distance: float) -> bool:
+    """Does a weight, a mass or a slope of one jump within a relative distance of some logit?
+
+    There the exact result depends on how a logit is rounded, so it cannot judge anything.
+    """
+    definition = Definition(formula, inputs)
+    if definition.visible.numel() == 0:
+        return False
+    step = distance * definition.logit_size
+    parts = [part for part in (formula.weight, formula.mass) if part is not None]
+    for expr in (*parts, *(derivative(part, "s") for part in parts)):
+        change = definition.shifted(expr, step) - definition.shifted(expr, -step)
+        smooth = 8 * step * definition.entries(derivative(expr, "s")).abs()
+        size = definition.entries(expr).square().mean().sqrt()
+        if bool((change.abs() > smooth + 1e-4 * size).any()):
+            return True
+    return False
+
+
+def visible_entries(inputs: Inputs) -> Tensor:
+    """Bool (B, H, L, S): what the masks and the causal rule let each row see."""
+    case = inputs.case
+    visible = torch.ones(case.shape, dtype=torch.bool)
+    if inputs.visible is not None:
+        visible = visible & inputs.visible
+    if "mask" in inputs.leaves:
+        visible = visible & (inputs.leaves["mask"] > -torch.inf)
+    if case.offset is not None:
+        visible = visible.tril(case.offset)
+    return visible

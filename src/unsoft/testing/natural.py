@@ -1,0 +1,113 @@
+"""How large an error rounding may make: the sizes of the terms that each result is a sum of.
+
+A result that is a small difference of large terms cannot be more precise than the terms. So an error is judged against the
+same sums with absolute values in them, carried from the logits through the formula (:mod:`unsoft.testing.rounding`) to the
+output and to every gradient. With N the normaliser, z the total mass, g the gradient of the output, and err(x) the error
+of an expression that starts from a logit whose terms have the size t = scale sqrt(sum q^2 k^2) + |s|:
+
+    tau_i = sum_j err(mass) |norm'| / N            relative error of the normaliser
+    w     = (err(weight) + |weight| tau) / N       of a weight
+    o     : sum_j w |v|                            dv : sum_i w |g|
+    P_ij  = sqrt(sum_c g_ic^2 v_jc^2)              D_i = sum_j w P
+    ds    : (err(weight') + |weight'| tau) P / N + (err(mass') + |mass'| tau) |norm'| D / N
+    dq    : scale sum_j ds |k|                     dk : scale sum_i ds |q|         and so on for masks and parameters
+
+For softmax this is about (1 + 2 sigma) times the natural sizes of reliability.md, section 2. Signed, unnormalised or steep
+formulas need no constants of their own. Half precision is computed in float32 and rounded once at the end, so there the same
+sums count without what the formula makes of a logit's error: err(x) = |x|, tau = 0.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from unsoft.engines.dropout import keep_factor
+from unsoft.formula import Expr, Formula, derivative
+from unsoft.testing.case import Inputs
+from unsoft.testing.definition import Definition
+from unsoft.testing.rounding import with_error
+
+
+def natural_sizes(formula: Formula, inputs: Inputs, exact_logits: bool = False) -> dict[str, Tensor]:
+    """The size of the output and of the gradient of every leaf, in their shapes; ``exact_logits``: err(x) = |x|."""
+    sizes = _Sizes(Definition(formula, inputs), inputs, exact_logits)
+    leaves = inputs.copies(torch.float64)
+    arguments = inputs.arguments(leaves)
+    group = inputs.case.heads // inputs.case.kv_heads
+    # Gradients flow back from a view or a broadcast tensor to its leaf by summing, and so do sizes.
+    used = {name: arguments[name] for name in ("query", "key", "value")}
+    used["key"], used["value"] = (used[name].repeat_interleave(group, 1) for name in ("key", "value"))
+    size = {"query": sizes.query, "key": sizes.key, "value": sizes.value}
+    if "mask" in leaves:
+        used["mask"], size["mask"] = leaves["mask"].expand(inputs.case.shape), sizes.mask
+    for name in inputs.params:
+        used[f"params.{name}"] = leaves[f"params.{name}"].expand(inputs.case.heads)
+        size[f"params.{name}"] = sizes.parameter(name)
+    pulled = torch.autograd.grad(
+        list(used.values()), list(leaves.values()), [size[name] for name in used], materialize_grads=True
+    )
+    return {"output": sizes.output} | dict(zip(leaves, pulled, strict=True))
+
+
+class _Sizes:
+    def __init__(self, definition: Definition, inputs: Inputs, exact_logits: bool) -> None:
+        self.definition, self.exact_logits, formula = definition, exact_logits, definition.formula
+        kept = keep_factor(inputs.case.dropout)
+        self.per_weight = definition.inverse.abs()
+        self.per_mass = torch.zeros_like(self.per_weight)
+        if formula.mass is not None:
+            slope = 1.0 if formula.norm is None else definition.row(derivative(formula.norm, "z")).abs()
+            self.per_mass = torch.where(self.per_weight == 0, 0.0, self.per_weight * slope)
+        self.tau = torch.zeros_like(self.per_weight)
+        if not exact_logits:
+            self.tau = self._mass(formula.mass).sum(-1, keepdim=True)
+        self.w = self._weight(formula.weight)
+        self.p = kept * (inputs.grad_out.square() @ definition.v.square().mT).sqrt()
+        self.delta = (self.w * self.p).sum(-1, keepdim=True)
+        self.ds = self._by("s")
+        self.output = kept * self.w @ definition.v.abs()
+        self.value = kept * self.w.mT @ inputs.grad_out.abs()
+        self.query = definition.scale * self.ds @ definition.k.abs()
+        self.key = definition.scale * self.ds.mT @ definition.q.abs()
+
+    @property
+    def mask(self) -> Tensor:
+        """(B, H, L, S); a strength bias multiplies weight and mass, so those are its slopes."""
+        if self.definition.formula.bias == "logit":
+            return self.ds
+        by_mass = self.definition.degree * self._mass(self.definition.formula.mass) * self.delta
+        return self.w * self.p + by_mass
+
+    def parameter(self, name: str) -> Tensor:
+        """(H,)"""
+        formula, definition = self.definition.formula, self.definition
+        rows = torch.zeros_like(self.delta)
+        if formula.offset_mass is not None:
+            rows = rows + definition.row(derivative(formula.offset_mass, name)).abs() * self.per_mass
+        if formula.norm is not None:
+            rows = rows + definition.row(derivative(formula.norm, name)).abs() * self.per_weight
+        return self._by(name).sum((0, 2, 3)) + (rows * self.delta).sum((0, 2, 3))
+
+    def _by(self, symbol: str) -> Tensor:
+        """(B, H, L, S): the size of the gradient's terms by a symbol of weight and mass."""
+        formula = self.definition.formula
+        by_weight = self._weight(derivative(formula.weight, symbol)) * self.p
+        if formula.mass is None:
+            return by_weight
+        return by_weight + self._mass(derivative(formula.mass, symbol)) * self.delta
+
+    def _weight(self, expr: Expr) -> Tensor:
+        return self._entries(expr, 1.0) * self.per_weight
+
+    def _mass(self, expr: Expr | None) -> Tensor:
+        zero = torch.zeros_like(self.per_mass)
+        return zero if expr is None else self._entries(expr, self.definition.degree) * self.per_mass
+
+    def _entries(self, expr: Expr, degree: float) -> Tensor:
+        """err(expr) + |expr| tau at the visible entries."""
+        definition = self.definition
+        value, error = with_error(expr, definition.symbols, {"s": definition.logit_size})
+        size = abs(value) if self.exact_logits else error + abs(value) * self.tau
+        size = size * (degree * definition.boost).exp()
+        return torch.where(definition.visible, size, 0.0)

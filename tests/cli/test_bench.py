@@ -1,0 +1,79 @@
+"""``unsoft bench`` as a user runs it: a small case, a missing compiler, an interruption."""
+
+import json
+import signal
+import subprocess
+
+import pytest
+
+from unsoft.bench import plan, startup
+from unsoft.bench.plan import Step
+from unsoft.bench.startup import Startup
+from unsoft.bench.timing import Timing
+from unsoft.bench.workload import Workload
+from unsoft.engines.native import availability
+
+SDPA = Timing(Workload("decode", 1, 8), "sdpa", "softmax", 1e-7, 5, 0.001, 1.0)
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory):
+    """One compiler cache for this file, so that the formula is compiled once."""
+    with pytest.MonkeyPatch.context() as patch:
+        folder = tmp_path_factory.mktemp("bench-cache")
+        patch.setenv("UNSOFT_CACHE_DIR", str(folder))
+        yield folder
+
+
+def test_a_small_run_prints_and_keeps_its_figures(run, tmp_path):
+    out = tmp_path / "small.json"
+    done = run("bench", "--quick", "--only", "short", "--mechanism", "cog", "--out", str(out))
+    assert done.returncode == 0, done.stderr
+    assert "figures to reach" in done.stdout and "short queries" in done.stdout
+    assert "\x1b" not in done.stdout + done.stderr, "no colours and no progress bar off a terminal"
+    record = json.loads(out.read_text())
+    assert record["finished"] is True and record["level"] == "quick"
+    assert record["machine"] and record["threads"] >= 1 and record["seed"]
+    assert {"unsoft", "torch", "python", "compiler", "x-transformers"} <= set(record["versions"])
+    own = [row for row in record["timings"] if row["engine"] == "native"]
+    assert [(row["queries"], row["keys"]) for row in own] == [(1, 4096), (16, 4096), (64, 4096)]
+    assert all(row["ratio"] > 0 and row["rounds"] >= 5 and row["error"] < 1e-5 for row in own)
+    measured = {bar["what"]: bar for bar in record["bars"] if bar["measured"] is not None}
+    assert list(measured) == ["native: short queries, slowest"]
+    assert measured["native: short queries, slowest"]["measured"] == max(row["ratio"] for row in own)
+
+
+def test_without_a_compiler_the_rest_is_measured(run_here, monkeypatch):
+    monkeypatch.setattr(availability, "ready", lambda formula, double: False)
+    monkeypatch.setattr(startup, "measure_import", lambda runs: [Startup("import unsoft", 0.5, runs)])
+    done = run_here("bench", "--quick", "--only", "startup")
+    assert done.returncode == 0
+    assert done.stderr == "[1/1] import time\n"
+    assert "FAIL" in done.stdout and "compile" not in done.stdout
+
+
+def test_a_wrong_result_is_an_error(run_here, monkeypatch):
+    wrong = Timing(Workload("decode", 1, 8), "native", "cog", error=0.5)
+    monkeypatch.setattr(plan, "steps", lambda level, mechanisms: [Step("decode", "decode", lambda: [SDPA, wrong])])
+    done = run_here("bench")
+    assert done.returncode == 1
+    assert "wrong: cog" in done.stdout and "some results are wrong" in done.stderr
+
+
+def test_an_interrupted_run_keeps_what_is_done(command, environment, tmp_path):
+    out = tmp_path / "part.json"
+    arguments = ["bench", "--quick", "--only", "short", "--only", "small", "--mechanism", "cog", "--out", str(out)]
+    pipe = subprocess.PIPE
+    with subprocess.Popen([*command, *arguments], stdout=pipe, stderr=pipe, text=True, env=environment) as process:
+        for line in process.stderr:
+            if "short, forward, 64" in line:
+                break
+        process.send_signal(signal.SIGINT)
+        stdout, stderr = process.communicate(timeout=60)
+    assert process.returncode == 130, stderr
+    assert "Traceback" not in stderr and "interrupted" in stderr
+    record = json.loads(out.read_text())
+    assert record["finished"] is False
+    assert {1, 16} <= {row["queries"] for row in record["timings"]}
+    assert "1 x 4096" in stdout
+    assert [file.name for file in tmp_path.glob(".part.json*")] == []

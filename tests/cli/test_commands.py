@@ -1,0 +1,110 @@
+"""``unsoft list`` and ``unsoft cache``, and how every command fails."""
+
+import json
+import subprocess
+import sys
+from importlib.metadata import entry_points
+from pathlib import Path
+
+import pytest
+
+import unsoft
+from unsoft.cli import main
+from unsoft.engines.native import availability, compiler
+
+
+def test_console_script_is_declared():
+    project = (Path(__file__).parents[2] / "pyproject.toml").read_text()
+    assert 'unsoft = "unsoft.cli:main"' in project
+    for entry in entry_points(group="console_scripts", name="unsoft"):
+        assert entry.load() is main
+
+
+def test_version(run):
+    done = run("--version")
+    assert (done.returncode, done.stdout) == (0, f"unsoft {unsoft.__version__}\n")
+
+
+def test_a_mistake_in_a_real_process(run):
+    done = run("nope")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert len(done.stderr.splitlines()) == 1 and "nope" in done.stderr
+
+
+def test_an_unexpected_error_is_one_line_unless_the_traceback_is_asked_for(run_here, monkeypatch, cache):
+    cache.write_text("a file where the folder should be")
+    monkeypatch.setattr(compiler, "clear_cache", lambda: cache.rmdir())
+    done = run_here("cache", "clear")
+    assert done.returncode == 1
+    assert done.stderr.startswith("unsoft: ") and len(done.stderr.splitlines()) == 1
+    monkeypatch.setenv("UNSOFT_TRACEBACK", "1")
+    monkeypatch.setattr(sys, "argv", ["unsoft", "cache", "clear"])
+    with pytest.raises(NotADirectoryError):
+        main()
+
+
+def test_help_names_every_command(run_here):
+    for arguments in ([], ["--help"]):
+        done = run_here(*arguments)
+        assert done.returncode == 0
+        assert all(word in done.stdout for word in ("list", "bench", "cache"))
+
+
+def test_list_shows_every_mechanism_with_its_properties(run):
+    done = run("list")
+    lines = done.stdout.splitlines()
+    for row in unsoft.mechanisms().rows():
+        assert any(all(cell in line for cell in row.values()) for line in lines), row["name"]
+
+
+def test_list_json_holds_formulas_that_can_be_rebuilt(run_here):
+    rows = {row["name"]: row for row in json.loads(run_here("list", "--json").stdout)}
+    assert list(rows) == list(unsoft.mechanisms())
+    for name, formula in unsoft.mechanisms().items():
+        assert unsoft.Formula.from_dict(rows[name]["formula"]) == formula
+    assert rows["cog"]["properties"]["signed"] is True
+
+
+def test_list_markdown_is_the_page_of_the_docs(run_here):
+    page = Path(__file__).parents[2] / "docs" / "mechanisms.md"
+    assert run_here("list", "--markdown").stdout == page.read_text()
+
+
+def test_cache_counts_and_clears_compiled_libraries_only(run_here, cache):
+    assert "0 compiled libraries" in run_here("cache", "info").stdout
+    cache.mkdir()
+    for name in ("a.so", "b.so", "notes.txt"):
+        (cache / name).write_bytes(b"x" * 2**20)
+    info = run_here("cache", "info").stdout
+    assert str(cache) in info and "2 compiled libraries, 2.0 MB" in info
+    assert "2 compiled libraries deleted" in run_here("cache", "clear").stdout
+    assert [file.name for file in cache.iterdir()] == ["notes.txt"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "words"),
+    [
+        (["nope"], 2, "nope"),
+        (["list", "--nope"], 2, "--nope"),
+        (["list", "--json", "--markdown"], 2, "--json and --markdown"),
+        (["cache"], 2, "command"),
+        (["bench", "--quick", "--full"], 2, "--quick and --full"),
+        (["bench", "--out", "/does/not/exist/x.json"], 2, "/does/not/exist"),
+        (["bench", "--mechanism", "cogg"], 1, "did you mean 'cog'?"),
+        (["bench", "--only", "nope", "--mechanism", "cog"], 1, "unknown name 'nope'"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_a_mistake_is_answered_by_one_line(run_here, monkeypatch, arguments, code, words):
+    monkeypatch.setattr(availability, "ready", lambda formula, double: False)
+    done = run_here(*arguments)
+    assert done.returncode == code
+    assert done.stdout == ""
+    assert len(done.stderr.splitlines()) == 1 and done.stderr.startswith("unsoft: ")
+    assert words in done.stderr
+
+
+def test_a_reader_that_stops_early_causes_no_traceback(command, environment):
+    with subprocess.Popen([*command, "list", "--json"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment) as process:
+        process.stdout.close()
+        assert b"Traceback" not in process.stderr.read()

@@ -1,0 +1,47 @@
+"""Pages and pictures made from the library are those that the library makes today."""
+
+import importlib.util
+import json
+import xml.etree.ElementTree
+from pathlib import Path
+
+import torch
+
+import unsoft
+from unsoft.cli.mechanism_page import mechanism_page
+
+DOCS = Path(__file__).parents[1] / "docs"
+
+
+def picture_script():
+    spec = importlib.util.spec_from_file_location("picture", DOCS / "picture.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_mechanism_page_is_up_to_date():
+    assert (DOCS / "mechanisms.md").read_text() == mechanism_page(), "run: unsoft list --markdown > docs/mechanisms.md"
+
+
+def test_picture_shows_every_mechanism():
+    names = [text.text for text in xml.etree.ElementTree.parse(DOCS / "mechanisms.svg").iter() if text.get("class") == "name"]
+    assert names == list(unsoft.mechanisms()), "run: python docs/picture.py"
+
+
+def test_picture_plots_what_the_formula_says():
+    script = picture_script()
+    weights = script.moving_weights(unsoft.mechanisms()["cog"])
+    others = torch.tensor(script.OTHERS, dtype=torch.float64).abs().exp().sum()
+    size = script.LOGITS.abs().exp()
+    assert torch.allclose(weights, script.LOGITS.sign() * size / (size + others))
+
+
+def test_picture_reads_the_benchmark_record(tmp_path):
+    record = tmp_path / "results.json"
+    row = {"group": "main", "engine": "native", "mode": "training", "mechanism": "cog", "ratio": 0.5}
+    rows = [row, row | {"ratio": 2.0}, row | {"engine": "tiled"}, row | {"mechanism": "relu", "ratio": None}]
+    record.write_text(json.dumps({"timings": rows}))
+    assert picture_script().measured_ratios(record) == {"cog": 1.0}
+    assert "1.00x" in picture_script().picture({"cog": 1.0})
+    assert picture_script().measured_ratios(tmp_path / "none.json") == {}

@@ -1,0 +1,82 @@
+"""Imports point downwards, and ``import unsoft`` stays light."""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import unsoft
+
+PACKAGE = Path(unsoft.__file__).parent
+
+LAYERS = [  # from the bottom to the top; a room may import itself and rooms of lower layers
+    {"errors"},
+    {"formula"},
+    {"engines", "magnitude", "measure", "theory"},
+    {"mechanisms"},
+    {"attention"},
+    {"nn", "testing"},
+    {"tasks", "training"},
+    {"report", "study", "hf", "bench"},
+    {"cli"},
+]
+LEVEL = {room: level for level, rooms in enumerate(LAYERS) for room in rooms}
+HEAVY = {"sympy", "typer", "rich", "numpy", "scipy", "transformers", "x_transformers", "hypothesis", "mpmath"}
+FILES = sorted(path for path in PACKAGE.rglob("*.py") if path != PACKAGE / "__init__.py")
+
+
+def room_of(module: str) -> str:
+    """unsoft.formula.expr -> formula; unsoft itself -> "" (the public names)."""
+    return module.split(".")[1] if "." in module else ""
+
+
+def imported(tree: ast.AST) -> set[str]:
+    """Absolute names of all modules imported anywhere in a file, in functions too."""
+    found = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, "relative imports hide the direction: write the full name"
+            found |= {node.module} | ({f"unsoft.{a.name}" for a in node.names} if node.module == "unsoft" else set())
+    return found
+
+
+def upward(room: str, modules: set[str]) -> set[str]:
+    """The imports of a file of ``room`` that do not point down."""
+    rooms = {room_of(name): name for name in modules if name.startswith("unsoft.")}
+    return {name for other, name in rooms.items() if other != room and LEVEL[other] >= LEVEL[room]}
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(PACKAGE)))
+def test_imports_point_down(path):
+    room = path.relative_to(PACKAGE).parts[0].removesuffix(".py")
+    assert room in LEVEL, f"{room} has no place in the order yet: add it to LAYERS"
+    assert not upward(room, imported(ast.parse(path.read_text())))
+
+
+def test_the_rule_can_fail():
+    assert upward("formula", imported(ast.parse("def f():\n    from unsoft.engines.call import Call"))) == {"unsoft.engines.call"}
+    assert upward("engines", imported(ast.parse("from unsoft.formula import Formula"))) == set()
+
+
+def test_theory_stands_alone():
+    for path in (PACKAGE / "theory").rglob("*.py"):
+        assert not {room_of(name) for name in imported(ast.parse(path.read_text()))} & {"engines", "mechanisms"}
+
+
+def test_import_is_light():
+    """What ``import unsoft`` loads beyond ``import torch``, in a fresh process."""
+    code = "import sys, torch; before = set(sys.modules); import unsoft; print(*(set(sys.modules) - before))"
+    loaded = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        check=True,
+        env={"PYTHONPATH": str(PACKAGE.parent), "PATH": ""},
+    ).stdout.split()
+    assert "unsoft.attention" in loaded
+    assert not {name.partition(".")[0] for name in loaded} & HEAVY
+    assert not [name for name in loaded if name.startswith(("unsoft.cli", "unsoft.bench", "torch._dynamo"))]

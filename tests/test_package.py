@@ -1,0 +1,57 @@
+"""What is shipped: the wheel holds the C++ and the typing marker, and every dependency is pinned."""
+
+import re
+import subprocess
+import sys
+import tarfile
+import tomllib
+import zipfile
+from pathlib import Path
+
+import pytest
+
+import unsoft
+
+ROOT = Path(__file__).parents[1]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+KERNEL = sorted(path.name for path in (ROOT / "src/unsoft/engines/native/kernel").iterdir())
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory) -> Path:
+    """A folder with the wheel and the source archive, built as pip would."""
+    folder = tmp_path_factory.mktemp("dist")
+    subprocess.run([sys.executable, "-m", "hatchling", "build", "-d", folder], cwd=ROOT, check=True, capture_output=True)
+    return folder
+
+
+def test_wheel_holds_the_kernel_and_the_typing_marker(built):
+    (wheel,) = built.glob("*.whl")
+    names = set(zipfile.ZipFile(wheel).namelist())
+    assert {f"unsoft/engines/native/kernel/{file}" for file in KERNEL} <= names
+    assert "unsoft/py.typed" in names
+    assert not [name for name in names if name.startswith(("tests/", "docs/")) or name.endswith(".pyc")]
+    assert any(name.endswith("licenses/LICENSE") for name in names)
+
+
+def test_source_archive_can_be_built_and_tested(built):
+    (archive,) = built.glob("*.tar.gz")
+    names = {name.partition("/")[2] for name in tarfile.open(archive).getnames()}
+    assert {f"src/unsoft/engines/native/kernel/{file}" for file in KERNEL} <= names
+    assert {"README.md", "LICENSE", "constraints.txt", "tests/test_package.py", "docs/mechanisms.md", ".ci/run"} <= names
+
+
+def test_wheel_has_the_version_of_the_module(built):
+    assert [wheel.name.split("-")[1] for wheel in built.glob("*.whl")] == [unsoft.__version__]
+
+
+def test_every_direct_dependency_is_pinned():
+    wanted = [*PROJECT["dependencies"], *(x for extra in PROJECT["optional-dependencies"].values() for x in extra)]
+    lines = [line for line in (ROOT / "constraints.txt").read_text().splitlines() if not line.startswith("#")]
+    pins = dict(line.split("==") for line in lines)
+    assert {re.match(r"[\w-]+", requirement)[0] for requirement in wanted} == set(pins)
+
+
+def test_no_registry_address_is_written_down():
+    for file in ("pyproject.toml", "constraints.txt", "README.md", ".ci/run", "CONTRIBUTING.md"):
+        assert not re.search(r"index-url|find-links|://[^\s)]*(pypi|simple|whl)", (ROOT / file).read_text()), file
