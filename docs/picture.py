@@ -46,7 +46,13 @@ def picture(ratios: dict[str, float]) -> str:
     rows = math.ceil(len(formulas) / COLUMNS)
     wide, high = COLUMNS * (WIDE + GAP) + GAP + 12, TOP + rows * PANEL_HIGH - 4
     panels = [
-        panel(name, formula, ratios.get(name), 13 + place % COLUMNS * (WIDE + GAP), TOP + place // COLUMNS * PANEL_HIGH)
+        panel(
+            name,
+            formula,
+            ratios.get(name),
+            13 + place % COLUMNS * (WIDE + GAP),
+            TOP + place // COLUMNS * PANEL_HIGH,
+        )
         for place, (name, formula) in enumerate(formulas.items())
     ]
     note = "weight of one key as its logit goes from -4 to 4 among seven others (top left: the largest)"
@@ -81,7 +87,8 @@ def panel(name: str, formula: unsoft.Formula, ratio: float | None, x: float, y: 
     top, bottom = max(weights.max().item(), 0.0), min(weights.min().item(), 0.0)
     zero, unit = y + 8 + HIGH * top / (top - bottom), HIGH / (top - bottom)
     points = [
-        (x + WIDE * place / (len(weights) - 1), zero - unit * weight) for place, weight in enumerate(weights.tolist())
+        (x + WIDE * place / (len(weights) - 1), zero - unit * weight)
+        for place, weight in enumerate(weights.tolist())
     ]
     curve = " ".join(f"{a:.1f},{b:.1f}" for a, b in points)
     areas = [
@@ -90,7 +97,11 @@ def panel(name: str, formula: unsoft.Formula, ratio: float | None, x: float, y: 
         + f' {x + WIDE:.1f},{zero:.1f}"/>'
         for kind, limit in (("plus", min), ("minus", max))
     ]
-    speed = "" if ratio is None else f'<text class="small" x="{x + WIDE}" y="{y + HIGH + 25}" text-anchor="end">{ratio:.2f}x</text>'
+    speed = (
+        ""
+        if ratio is None
+        else f'<text class="small" x="{x + WIDE}" y="{y + HIGH + 25}" text-anchor="end">{ratio:.2f}x</text>'
+    )
     return "\n".join(
         [
             *areas,

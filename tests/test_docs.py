@@ -21,11 +21,17 @@ def picture_script():
 
 
 def test_mechanism_page_is_up_to_date():
-    assert (DOCS / "mechanisms.md").read_text() == mechanism_page(), "run: unsoft list --markdown > docs/mechanisms.md"
+    assert (DOCS / "mechanisms.md").read_text() == mechanism_page(), (
+        "run: unsoft list --markdown > docs/mechanisms.md"
+    )
 
 
 def test_picture_shows_every_mechanism():
-    names = [text.text for text in xml.etree.ElementTree.parse(DOCS / "mechanisms.svg").iter() if text.get("class") == "name"]
+    names = [
+        text.text
+        for text in xml.etree.ElementTree.parse(DOCS / "mechanisms.svg").iter()
+        if text.get("class") == "name"
+    ]
     assert names == list(unsoft.mechanisms()), "run: python docs/picture.py"
 
 

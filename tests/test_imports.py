@@ -40,7 +40,9 @@ def imported(tree: ast.AST) -> set[str]:
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, "relative imports hide the direction: write the full name"
-            found |= {node.module} | ({f"unsoft.{a.name}" for a in node.names} if node.module == "unsoft" else set())
+            found |= {node.module} | (
+                {f"unsoft.{a.name}" for a in node.names} if node.module == "unsoft" else set()
+            )
     return found
 
 
@@ -58,13 +60,18 @@ def test_imports_point_down(path):
 
 
 def test_the_rule_can_fail():
-    assert upward("formula", imported(ast.parse("def f():\n    from unsoft.engines.call import Call"))) == {"unsoft.engines.call"}
+    assert upward("formula", imported(ast.parse("def f():\n    from unsoft.engines.call import Call"))) == {
+        "unsoft.engines.call"
+    }
     assert upward("engines", imported(ast.parse("from unsoft.formula import Formula"))) == set()
 
 
 def test_theory_stands_alone():
     for path in (PACKAGE / "theory").rglob("*.py"):
-        assert not {room_of(name) for name in imported(ast.parse(path.read_text()))} & {"engines", "mechanisms"}
+        assert not {room_of(name) for name in imported(ast.parse(path.read_text()))} & {
+            "engines",
+            "mechanisms",
+        }
 
 
 def test_import_is_light():

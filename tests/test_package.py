@@ -21,7 +21,9 @@ KERNEL = sorted(path.name for path in (ROOT / "src/unsoft/engines/native/kernel"
 def built(tmp_path_factory) -> Path:
     """A folder with the wheel and the source archive, built as pip would."""
     folder = tmp_path_factory.mktemp("dist")
-    subprocess.run([sys.executable, "-m", "hatchling", "build", "-d", folder], cwd=ROOT, check=True, capture_output=True)
+    subprocess.run(
+        [sys.executable, "-m", "hatchling", "build", "-d", folder], cwd=ROOT, check=True, capture_output=True
+    )
     return folder
 
 
@@ -36,9 +38,17 @@ def test_wheel_holds_the_kernel_and_the_typing_marker(built):
 
 def test_source_archive_can_be_built_and_tested(built):
     (archive,) = built.glob("*.tar.gz")
-    names = {name.partition("/")[2] for name in tarfile.open(archive).getnames()}
+    with tarfile.open(archive) as opened:
+        names = {name.partition("/")[2] for name in opened.getnames()}
     assert {f"src/unsoft/engines/native/kernel/{file}" for file in KERNEL} <= names
-    assert {"README.md", "LICENSE", "constraints.txt", "tests/test_package.py", "docs/mechanisms.md", ".ci/run"} <= names
+    assert {
+        "README.md",
+        "LICENSE",
+        "constraints.txt",
+        "tests/test_package.py",
+        "docs/mechanisms.md",
+        ".ci/run",
+    } <= names
 
 
 def test_wheel_has_the_version_of_the_module(built):
@@ -46,7 +56,10 @@ def test_wheel_has_the_version_of_the_module(built):
 
 
 def test_every_direct_dependency_is_pinned():
-    wanted = [*PROJECT["dependencies"], *(x for extra in PROJECT["optional-dependencies"].values() for x in extra)]
+    wanted = [
+        *PROJECT["dependencies"],
+        *(x for extra in PROJECT["optional-dependencies"].values() for x in extra),
+    ]
     lines = [line for line in (ROOT / "constraints.txt").read_text().splitlines() if not line.startswith("#")]
     pins = dict(line.split("==") for line in lines)
     assert {re.match(r"[\w-]+", requirement)[0] for requirement in wanted} == set(pins)
@@ -54,4 +67,6 @@ def test_every_direct_dependency_is_pinned():
 
 def test_no_registry_address_is_written_down():
     for file in ("pyproject.toml", "constraints.txt", "README.md", ".ci/run", "CONTRIBUTING.md"):
-        assert not re.search(r"index-url|find-links|://[^\s)]*(pypi|simple|whl)", (ROOT / file).read_text()), file
+        assert not re.search(
+            r"index-url|find-links|://[^\s)]*(pypi|simple|whl)", (ROOT / file).read_text()
+        ), file

@@ -29,7 +29,11 @@ def test_commands_create_their_environment_and_install_through_the_constraints(c
 
 
 def test_ci_runs_the_test_command_of_the_readme():
-    steps = [line for line in (ROOT / ".ci" / "run").read_text().splitlines() if not line.startswith(("#", "set ", "cd "))]
+    steps = [
+        line
+        for line in (ROOT / ".ci" / "run").read_text().splitlines()
+        if not line.startswith(("#", "set ", "cd "))
+    ]
     assert steps == [blocks("bash")[1].rstrip("\n")]
 
 

@@ -82,7 +82,9 @@ def attention(
     """
     check_name(engine)
     if return_weights and engine not in ("auto", "dense"):
-        raise ValueError(f"attention: argument 'return_weights' needs engine 'dense' or 'auto', not {engine!r}")
+        raise ValueError(
+            f"attention: argument 'return_weights' needs engine 'dense' or 'auto', not {engine!r}"
+        )
     options = {
         "attn_mask": attn_mask,
         "dropout_p": dropout_p,
@@ -99,7 +101,13 @@ def attention(
 
 
 def _attention(
-    query: Tensor, key: Tensor, value: Tensor, formula: Formula, engine: str, return_weights: bool, options: dict
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    formula: Formula,
+    engine: str,
+    return_weights: bool,
+    options: dict,
 ) -> Tensor | tuple[Tensor, Tensor]:
     call, leading = checked_call(query, key, value, formula, **options)
     if return_weights:

@@ -38,7 +38,9 @@ def test_bars_are_judged_by_mean_and_by_the_slowest():
 
 def test_training_and_other_groups_are_judged_apart():
     slow = [timing("cog", 0.99, mode="training"), timing("cog", 1.99, engine="tiled", mode="training")]
-    found = verdicts([*slow, timing("cog", 1.2, group="short"), timing("cog", 1.05, group="bfloat16", mode="training")])
+    found = verdicts(
+        [*slow, timing("cog", 1.2, group="short"), timing("cog", 1.05, group="bfloat16", mode="training")]
+    )
     assert found["native: forward + backward, geometric mean"] == (pytest.approx(0.99), False)
     assert found["native: forward + backward, slowest"] == (0.99, True)
     assert found["tiled: forward + backward, slowest"] == (1.99, True)
@@ -59,18 +61,27 @@ def test_memory_is_judged_at_the_longest_length_and_by_its_growth():
     found = verdicts([memory(4096, 100, 3.0), memory(16384, 400, 1.7)])
     assert found["peak extra memory at 16384 tokens"] == (1.7, True)
     assert found["memory growth for 4 times the tokens"] == (4.0, True)
-    assert verdicts([memory(4096, 100, 1.0), memory(16384, 1600, 1.0)])["memory growth for 4 times the tokens"] == (16.0, False)
+    assert verdicts([memory(4096, 100, 1.0), memory(16384, 1600, 1.0)])[
+        "memory growth for 4 times the tokens"
+    ] == (16.0, False)
 
 
 def test_startup_bars():
-    found = verdicts([Startup("cold compile", 2.0, 1), Startup("warm start", 0.02, 3), Startup("import unsoft", 0.1, 3)])
+    found = verdicts(
+        [Startup("cold compile", 2.0, 1), Startup("warm start", 0.02, 3), Startup("import unsoft", 0.1, 3)]
+    )
     assert found["cold compile of one formula"] == (2.0, True)
     assert found["warm start adds to the first call"] == (0.02, False)
     assert found["import unsoft, beyond torch"] == (0.1, True)
 
 
 def test_tables_show_ratios_and_name_wrong_results():
-    results = [SDPA, timing("cog", 0.75), timing("relu", None), timing("softmax", 3.0, engine="dense PyTorch")]
+    results = [
+        SDPA,
+        timing("cog", 0.75),
+        timing("relu", None),
+        timing("softmax", 3.0, engine="dense PyTorch"),
+    ]
     results += [replace(SDPA, workload=replace(MAIN, group="decode")), timing("relu", None, group="decode")]
     tables = {grid.title: grid for grid in grids(results)}
     main = tables["forward, time relative to SDPA"]

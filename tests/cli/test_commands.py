@@ -105,6 +105,8 @@ def test_a_mistake_is_answered_by_one_line(run_here, monkeypatch, arguments, cod
 
 
 def test_a_reader_that_stops_early_causes_no_traceback(command, environment):
-    with subprocess.Popen([*command, "list", "--json"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment) as process:
+    with subprocess.Popen(
+        [*command, "list", "--json"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment
+    ) as process:
         process.stdout.close()
         assert b"Traceback" not in process.stderr.read()

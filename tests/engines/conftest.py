@@ -41,7 +41,9 @@ def _make_call(
         return torch.randn(*shape, generator=random, dtype=torch.float64).to(to).requires_grad_()
 
     defaults = torch.tensor([formula.params[name] for name in sorted(formula.params)], dtype=compute)
-    params = defaults[:, None].expand(-1, heads) * (1 + 0.1 * torch.rand(heads, generator=random, dtype=compute))
+    params = defaults[:, None].expand(-1, heads) * (
+        1 + 0.1 * torch.rand(heads, generator=random, dtype=compute)
+    )
     visible = None if mask is None else torch.rand(mask, generator=random) > 0.4
     counts = count_visible(visible, causal, length, keys, torch.device("cpu"), compute)
     return Call(
@@ -103,6 +105,11 @@ def _by_rows(call: Call) -> Tensor:
     return torch.stack(rows).view(batch, heads, length, keys)
 
 
+@pytest.fixture(autouse=True)
+def _seeded() -> None:
+    torch.manual_seed(0)
+
+
 @pytest.fixture
 def make_call() -> Callable[..., Call]:
     """Makes a random :class:`Call`."""
@@ -118,7 +125,9 @@ def by_rows() -> Callable[[Call], Tensor]:
 @pytest.fixture
 def leaves() -> Callable[[Call], list[Tensor]]:
     """Everything in a call that gets a gradient."""
-    return lambda call: [x for x in (call.q, call.k, call.v, call.bias, call.params) if x is not None and x.numel()]
+    return lambda call: [
+        x for x in (call.q, call.k, call.v, call.bias, call.params) if x is not None and x.numel()
+    ]
 
 
 @pytest.fixture

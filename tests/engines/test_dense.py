@@ -19,7 +19,9 @@ POSITIONAL = Formula(
     offset_mass="exp(sink - m)",
     params={"tau": 0.3, "sink": 0.1},
 )
-BRANCHES = Formula(weight="where(s > c, sqrt(max(s - c, 0.01)), -s*s/n)", mass="max(abs(s), 0.1)", params={"c": 0.2})
+BRANCHES = Formula(
+    weight="where(s > c, sqrt(max(s - c, 0.01)), -s*s/n)", mass="max(abs(s), 0.1)", params={"c": 0.2}
+)
 MECHANISMS = [*NAMES, POSITIONAL, BRANCHES]
 KINDS = {
     "plain": {},
@@ -87,12 +89,24 @@ def test_softmax_is_torch_s_softmax(make_call):
     torch.testing.assert_close(dense_attention(call)[0], torch.where(alive, expected, 0.0))
 
 
-@pytest.mark.filterwarnings("ignore:`torch.jit.*:DeprecationWarning")  # torch's own, when forward mode loads its rules
+@pytest.mark.filterwarnings(
+    "ignore:`torch.jit.*:DeprecationWarning"
+)  # torch's own, when forward mode loads its rules
 @pytest.mark.parametrize("mechanism", MECHANISMS, ids=label)
 def test_gradcheck(mechanism, make_call, leaves):
     """First derivatives, reverse and forward mode, of every input, with dead rows, and second derivatives."""
     call = make_call(
-        mechanism, batch=1, heads=2, kv_heads=1, length=3, keys=4, dim=2, value_dim=2, causal=-1, bias=(1, 2, 3, 4), seed=3
+        mechanism,
+        batch=1,
+        heads=2,
+        kv_heads=1,
+        length=3,
+        keys=4,
+        dim=2,
+        value_dim=2,
+        causal=-1,
+        bias=(1, 2, 3, 4),
+        seed=3,
     )
     names = [n for n in ("q", "k", "v", "bias", "params") if getattr(call, n).numel()]
 
@@ -139,7 +153,10 @@ def test_what_is_masked_is_inert(mechanism, poison, make_call, leaves):
     for x in (dirty.k, dirty.v, dirty.bias):
         x.requires_grad_()
     outs = [dense_attention(call)[0] for call in (clean, dirty)]
-    grads = [torch.autograd.grad(out.square().sum(), leaves(call)) for out, call in zip(outs, (clean, dirty), strict=True)]
+    grads = [
+        torch.autograd.grad(out.square().sum(), leaves(call))
+        for out, call in zip(outs, (clean, dirty), strict=True)
+    ]
     assert torch.equal(*outs)
     for a, b in zip(*grads, strict=True):
         assert torch.equal(a, b)
@@ -190,7 +207,9 @@ def test_huge_logits_do_not_overflow(mechanism, sign, make_call, leaves):
     call = replace(call, scale=1.0)
     out, _ = dense_attention(call)
     assert out.isfinite().all()
-    assert all(g.isfinite().all() for g in torch.autograd.grad(out.sum(), leaves(call), materialize_grads=True))
+    assert all(
+        g.isfinite().all() for g in torch.autograd.grad(out.sum(), leaves(call), materialize_grads=True)
+    )
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
@@ -208,14 +227,21 @@ def test_float16_logits_beyond_its_range(make_call):
     assert dense_attention(call)[0].isfinite().all()
 
 
-@pytest.mark.parametrize("sizes", [{"length": 0}, {"keys": 0}, {"batch": 0}, {"value_dim": 0}, {"dim": 0}], ids=str)
+@pytest.mark.parametrize(
+    "sizes", [{"length": 0}, {"keys": 0}, {"batch": 0}, {"value_dim": 0}, {"dim": 0}], ids=str
+)
 @pytest.mark.parametrize("mechanism", ["cog", "sigmoid", "l2"])
 def test_empty_sizes(mechanism, sizes, make_call, leaves):
     call = make_call(mechanism, **sizes) if "dim" not in sizes else replace(make_call(mechanism), scale=1.0)
     if "dim" in sizes:
-        call = replace(call, q=call.q.detach()[..., :0].requires_grad_(), k=call.k.detach()[..., :0].requires_grad_())
+        call = replace(
+            call, q=call.q.detach()[..., :0].requires_grad_(), k=call.k.detach()[..., :0].requires_grad_()
+        )
     out, weights = dense_attention(call)
-    assert out.shape == (*call.q.shape[:3], call.v.shape[3]) and weights.shape == (*call.q.shape[:3], call.k.shape[2])
+    assert out.shape == (*call.q.shape[:3], call.v.shape[3]) and weights.shape == (
+        *call.q.shape[:3],
+        call.k.shape[2],
+    )
     assert out.isfinite().all() and ("keys" not in sizes or (out == 0).all())
     grads = torch.autograd.grad(out.sum(), [call.q, call.k, call.v])
     assert all(g.isfinite().all() for g in grads)
@@ -246,7 +272,9 @@ def test_logit_and_strength_bias_agree_for_softmax(make_call):
 def test_a_normaliser_of_zero_gives_weights_and_gradients_zero(make_call, leaves):
     call = make_call(Formula(weight="relu(s)", mass="relu(s)**2", norm="sqrt"), causal=0)
     with torch.no_grad():
-        call.q.copy_(call.k.repeat_interleave(2, 1)[:, :, :7] * -1.0)  # row 0 sees one key, with a negative logit
+        call.q.copy_(
+            call.k.repeat_interleave(2, 1)[:, :, :7] * -1.0
+        )  # row 0 sees one key, with a negative logit
     out, weights = dense_attention(call)
     assert (weights[:, :, 0] == 0).all() and (out[:, :, 0] == 0).all()
     grads = torch.autograd.grad(out.sum(), [call.q, call.k, call.v])

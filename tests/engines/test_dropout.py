@@ -48,7 +48,9 @@ def test_fraction_and_independence(p):
     assert abs(kept.mean() - (1 - p)) < 5 * sigma / kept.numel() ** 0.5
     centred = (kept - (1 - p)) / sigma
     for dim in range(3):
-        together = (centred.narrow(dim, 0, kept.shape[dim] - 1) * centred.narrow(dim, 1, kept.shape[dim] - 1)).mean()
+        together = (
+            centred.narrow(dim, 0, kept.shape[dim] - 1) * centred.narrow(dim, 1, kept.shape[dim] - 1)
+        ).mean()
         assert abs(together) < 5 / kept.numel() ** 0.5
 
 

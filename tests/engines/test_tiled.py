@@ -8,7 +8,7 @@ import torch
 from unsoft.engines import ENGINES, tiled, tiles
 from unsoft.engines.dense import dense_attention
 from unsoft.engines.program import Program, Workspace
-from unsoft.formula import Formula, parse
+from unsoft.formula import Formula, evaluate, parse
 from unsoft.mechanisms import mechanisms
 from unsoft.testing.tolerance import NaturalSizes, assert_close_to_reference, error_ratio
 
@@ -26,12 +26,18 @@ OWN = {
         weight="where(s > c, sqrt(max(s - c, 0.01)), -s*s/n)", mass="max(abs(s), 0.1)", params={"c": 0.2}
     ),
     "norm with a parameter": Formula(
-        weight="s*exp(abs(s) - m)", mass="exp(2*(abs(s) - m))", peak="abs(s)", norm="g*sqrt(z)", params={"g": 1.5}
+        weight="s*exp(abs(s) - m)",
+        mass="exp(2*(abs(s) - m))",
+        peak="abs(s)",
+        norm="g*sqrt(z)",
+        params={"g": 1.5},
     ),
     "logit as weight": Formula(weight="s", mass="s*s", norm="sqrt"),
     "everything constant": Formula(weight="1", mass="1"),
     "where on rows and min": Formula(weight="where(n > 4, min(s, j), erf(s))", mass="sign(s)*s + 1"),
-    "logit bias on signed": Formula(weight="sign(s)*exp(abs(s) - m)", mass="exp(abs(s) - m)", peak="abs(s)", bias="logit"),
+    "logit bias on signed": Formula(
+        weight="sign(s)*exp(abs(s) - m)", mass="exp(abs(s) - m)", peak="abs(s)", bias="logit"
+    ),
 }
 MECHANISMS = [pytest.param(m, id=m) for m in NAMES] + [pytest.param(f, id=name) for name, f in OWN.items()]
 KINDS = {
@@ -69,14 +75,17 @@ def test_equals_dense_in_float64(mechanism, kind, make_call, leaves):
 @pytest.mark.parametrize("mechanism", NAMES)
 def test_precision(mechanism, dtype, causal, make_call, leaves, in_double):
     """Output and gradients in each dtype, as close to dense float64 as the dtype allows, over several real tiles."""
-    call = make_call(mechanism, dtype=dtype, batch=1, length=150, keys=600, dim=32, value_dim=24, sigma=1.0, causal=causal)
+    call = make_call(
+        mechanism, dtype=dtype, batch=1, length=150, keys=600, dim=32, value_dim=24, sigma=1.0, causal=causal
+    )
     g = torch.randn(1, 4, 150, 24).to(dtype)
     actual = results(RUN, call, leaves, g)
     expected = results(lambda c: dense_attention(c)[0], in_double(call), leaves, g)
     size = NaturalSizes.of(call.q, call.k, call.v, g, call.scale)
     naturals = {"out": size.out, "query": size.query, "key": size.key, "value": size.value}
-    # A third power magnifies the rounding of a logit threefold, and its slope that of a logit's square.
-    gate = {"polynomial": 4.0}.get(mechanism, 1.0) * (1.0 if dtype == torch.float32 else 0.25)
+    # A third power triples the relative error of a logit: c up to 1.5 measured over 24 such calls, all others below 0.92
+    # (softpick as well, except where a row sees a single logit near 0 and e^s - 1 cancels).
+    gate = {"polynomial": 2.0}.get(mechanism, 1.0) * (1.0 if dtype == torch.float32 else 0.25)
     for (name, natural), a, e in zip(naturals.items(), actual, expected, strict=False):
         assert a.dtype == dtype
         assert_close_to_reference(f"{mechanism} {name}", a, e, natural=natural, sigma=size.sigma, gate=gate)
@@ -154,14 +163,21 @@ def test_what_is_masked_is_inert(mechanism, poison, make_call, leaves):
 def test_nonfinite_inputs_give_what_dense_gives(mechanism, poison, make_call, leaves):
     call = make_call(mechanism, causal=0, mask=(2, 1, 7, 9), bias=(1, 4, 7, 9))
     call = replace(call, **{n: getattr(call, n).detach().clone() for n in ("q", "k", "v", "bias")})
-    call.q[0, 1, 2, 3], call.k[0, 1, 5, 0], call.v[1, 0, 4, 2], call.bias[0, 2, 6, 1] = poison, poison, poison, torch.nan
+    call.q[0, 1, 2, 3], call.k[0, 1, 5, 0], call.v[1, 0, 4, 2], call.bias[0, 2, 6, 1] = (
+        poison,
+        poison,
+        poison,
+        torch.nan,
+    )
     for x in (call.q, call.k, call.v, call.bias):
         x.requires_grad_()
     g = torch.randn(2, 4, 7, 5)
     expected = results(lambda c: dense_attention(c)[0], call, leaves, g)
     assert expected[0].isnan().any() and not expected[0].isnan().all()
     for a, e in zip(results(RUN, call, leaves, g), expected, strict=True):
-        torch.testing.assert_close(a, e, rtol=1e-9, atol=1e-10 * (1 + e.nan_to_num().abs().max().item()), equal_nan=True)
+        torch.testing.assert_close(
+            a, e, rtol=1e-9, atol=1e-10 * (1 + e.nan_to_num().abs().max().item()), equal_nan=True
+        )
 
 
 @pytest.mark.parametrize("mechanism", NAMES)
@@ -170,22 +186,27 @@ def test_huge_logits_do_not_overflow(mechanism, make_call, leaves):
     with torch.no_grad():
         call.q.fill_(-100.0)
         call.k.copy_(torch.linspace(-100, 100, 9).view(1, 1, 9, 1))
-    assert all(x.isfinite().all() for x in results(RUN, replace(call, scale=1.0), leaves, torch.ones(2, 4, 7, 5)))
+    assert all(
+        x.isfinite().all() for x in results(RUN, replace(call, scale=1.0), leaves, torch.ones(2, 4, 7, 5))
+    )
 
 
 @pytest.mark.parametrize("sizes", [{"length": 0}, {"keys": 0}, {"batch": 0}, {"value_dim": 0}], ids=str)
 @pytest.mark.parametrize("mechanism", ["cog", "sigmoid", "l2"])
-def test_empty_sizes(mechanism, sizes, make_call, leaves):
+def test_empty_sizes(mechanism, sizes, make_call):
     call = make_call(mechanism, **sizes)
-    out, *grads = results(RUN, call, leaves, torch.ones(*call.q.shape[:3], call.v.shape[3]))
+    inputs = [call.q, call.k, call.v]
+    out, *grads = results(RUN, call, lambda _: inputs, torch.ones(*call.q.shape[:3], call.v.shape[3]))
     assert out.shape == (*call.q.shape[:3], call.v.shape[3]) and (out == 0).all()
-    assert all((g == 0).all() and g.shape == x.shape for g, x in zip(grads, leaves(call), strict=True))
+    assert all((g == 0).all() and g.shape == x.shape for g, x in zip(grads, inputs, strict=True))
 
 
 def test_no_head_dimension(make_call):
     call = make_call("softmax")
     call = replace(call, q=call.q.detach()[..., :0], k=call.k.detach()[..., :0])
-    torch.testing.assert_close(RUN(call), call.v.mean(2, keepdim=True).repeat_interleave(2, 1).expand(-1, -1, 7, -1))
+    torch.testing.assert_close(
+        RUN(call), call.v.mean(2, keepdim=True).repeat_interleave(2, 1).expand(-1, -1, 7, -1)
+    )
 
 
 @pytest.fixture
@@ -215,7 +236,7 @@ def test_hidden_tiles_are_skipped(tile_count, monkeypatch, make_call):
         "nothing": {"causal_offset": -16},
     }.items():
         tile_count.clear()
-        tiled.forward(*replace(call, **changes).fused_arguments[0], **replace(call, **changes).fused_arguments[1])
+        RUN(replace(call, **changes))
         counts[name] = len(tile_count)
     assert counts == {"all": 16, "causal": 10, "blocks": 4, "nothing": 0}
 
@@ -256,17 +277,21 @@ class TestProgram:
     @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
     @pytest.mark.parametrize("text", CASES)
     def test_equals_evaluate(self, text, dtype):
-        from unsoft.formula import evaluate
-
         special = torch.tensor([0.0, -0.0, 1.0, -1.0, torch.nan, torch.inf, -torch.inf, 2.5], dtype=dtype)
         s = special.view(1, 1, 1, 8).repeat(1, 1, 2, 1)
         r = torch.tensor([[0.7], [1.3]], dtype=dtype)
         expected = evaluate(parse(text, ["s", "r"]), {"s": s, "r": r})
-        actual = Program({"y": parse(text, ["s", "r"])}).run({"s": s.clone(), "r": r}, Workspace(dtype, s.device))["y"]
+        actual = Program({"y": parse(text, ["s", "r"])}).run(
+            {"s": s.clone(), "r": r}, Workspace(dtype, s.device)
+        )["y"]
         torch.testing.assert_close(actual.expand_as(s), expected, rtol=1e-6, atol=0, equal_nan=True)
 
     def test_buffers_are_reused_and_results_survive(self):
-        exprs = {"a": parse("exp(s)", ["s"]), "b": parse("exp(s)*exp(s) + tanh(s)", ["s"]), "s": parse("s", ["s"])}
+        exprs = {
+            "a": parse("exp(s)", ["s"]),
+            "b": parse("exp(s)*exp(s) + tanh(s)", ["s"]),
+            "s": parse("s", ["s"]),
+        }
         space = Workspace(torch.float64, torch.device("cpu"))
         s = space.take(torch.Size((2, 3))).copy_(torch.randn(2, 3))
         before = s.clone()

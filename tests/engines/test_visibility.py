@@ -32,7 +32,9 @@ def test_counts_are_what_each_row_sees(shape, offset):
 
 
 @pytest.mark.parametrize("offset", OFFSETS)
-@pytest.mark.parametrize("shape", [None, (1, 1, 1, KEYS), (BATCH, 1, LENGTH, 1), (BATCH, HEADS, LENGTH, KEYS)], ids=str)
+@pytest.mark.parametrize(
+    "shape", [None, (1, 1, 1, KEYS), (BATCH, 1, LENGTH, 1), (BATCH, HEADS, LENGTH, KEYS)], ids=str
+)
 def test_tiles_are_parts_of_the_whole(shape, offset):
     torch.manual_seed(1)
     mask = None if shape is None else torch.rand(shape) > 0.5

@@ -90,10 +90,20 @@ def _scope(rows: Sequence[Timing]) -> str:
 def _memory_bars(memories: Sequence[Memory]) -> list[Bar]:
     own = {(x.mode, x.length): x for x in memories if x.engine != "sdpa"}
     ratios = [x.ratio for (_, length), x in own.items() if length == _LONG]
-    growth = [x.bytes / own[mode, _SHORT].bytes for (mode, n), x in own.items() if n == _LONG and (mode, _SHORT) in own]
+    growth = [
+        x.bytes / own[mode, _SHORT].bytes
+        for (mode, n), x in own.items()
+        if n == _LONG and (mode, _SHORT) in own
+    ]
     scope = ", ".join(dict.fromkeys(mode for mode, _ in own))
     factor = _LONG // _SHORT
     return [
         Bar(f"peak extra memory at {_LONG} tokens", 1.8, "x", max(ratios, default=None), scope),
-        Bar(f"memory growth for {factor} times the tokens", factor * _LINEAR, "x own", max(growth, default=None), scope),
+        Bar(
+            f"memory growth for {factor} times the tokens",
+            factor * _LINEAR,
+            "x own",
+            max(growth, default=None),
+            scope,
+        ),
     ]

@@ -37,6 +37,7 @@ def baseline() -> Contender:
 
 def engine(name: str, mechanism: str) -> Contender:
     """A mechanism on one of unsoft's engines."""
+
     def run(q: Tensor, k: Tensor, v: Tensor, is_causal: bool) -> Tensor:
         return attention(q, k, v, mechanism, engine=name, is_causal=is_causal)
 

@@ -37,7 +37,9 @@ def measure_memory(mechanism: str, mode: str, length: int, name: str = "native")
     """The baseline and a mechanism on an engine at one length."""
     needed = {who: _extra_bytes(who, mechanism, mode, length) for who in ("sdpa", name)}
     return [
-        Memory(who, "softmax" if who == "sdpa" else mechanism, mode, length, used, used / max(needed["sdpa"], 1))
+        Memory(
+            who, "softmax" if who == "sdpa" else mechanism, mode, length, used, used / max(needed["sdpa"], 1)
+        )
         for who, used in needed.items()
     ]
 

@@ -56,7 +56,11 @@ QUICK = Level(
     runs=3,
 )
 STANDARD = Level(
-    name="standard", tiled=("cog", "relu2"), tiled_lengths=(512, 2048), half_lengths=(512, 2048), peer_lengths=(2048,)
+    name="standard",
+    tiled=("cog", "relu2"),
+    tiled_lengths=(512, 2048),
+    half_lengths=(512, 2048),
+    peer_lengths=(2048,),
 )
 FULL = Level(name="full", flex=True, rounds=7, seconds=3.0, runs=9)
 
@@ -79,7 +83,11 @@ def steps(level: Level, mechanisms: Sequence[str] | None = None) -> list[Step]:
     formulas = [resolve(name) for name in chosen]
     native = availability.ready(formulas[0].key, double=False)
     timings = [
-        Step(workload.group, _title(workload), partial(measure, workload, contenders, rounds=level.rounds, seconds=level.seconds))
+        Step(
+            workload.group,
+            _title(workload),
+            partial(measure, workload, contenders, rounds=level.rounds, seconds=level.seconds),
+        )
         for workload, contenders in _contests(level, chosen, native)
         if contenders
     ]
@@ -88,7 +96,11 @@ def steps(level: Level, mechanisms: Sequence[str] | None = None) -> list[Step]:
         return [*timings, imports]
     lone = "cog" if "cog" in chosen else chosen[0]
     memories = [
-        Step("memory", f"peak memory, {mode}, {length} tokens", partial(memory.measure_memory, lone, mode, length))
+        Step(
+            "memory",
+            f"peak memory, {mode}, {length} tokens",
+            partial(memory.measure_memory, lone, mode, length),
+        )
         for mode, length in product(level.memory_modes, (4096, 16384))
     ]
     return [
@@ -117,7 +129,9 @@ def _contests(level: Level, mechanisms: list[str], compiled: bool) -> list[tuple
         contests.append((workload, native + _tiled(level, mechanisms, workload) + _peers(level, workload)))
     contests += [(Workload("short", queries, 4096), native) for queries in (1, 16, 64)]
     small = Workload("small", 128, 128, batch=16, heads=12)
-    contests += [(replace(small, mode=mode, is_causal=c), native) for mode, c in product(MODES, (False, True))]
+    contests += [
+        (replace(small, mode=mode, is_causal=c), native) for mode, c in product(MODES, (False, True))
+    ]
     half = {"dtype": "bfloat16", "mode": "training"}
     for length, is_causal in product(level.half_lengths, (False, True)):
         contests.append((Workload("bfloat16", length, length, is_causal=is_causal, **half), native))

@@ -36,6 +36,7 @@ def record(level: str, results: Sequence[Result], *, finished: bool) -> dict[str
         "written": datetime.now(UTC).isoformat(timespec="seconds"),
         "machine": machine(),
         "threads": torch.get_num_threads(),
+        "load": load(),
         "seed": SEED,
         "versions": versions(),
         "bars": [bar.to_dict() for bar in bars(results)],
@@ -46,6 +47,11 @@ def record(level: str, results: Sequence[Result], *, finished: bool) -> dict[str
 def machine() -> str:
     """One line: processor, cores, system."""
     return f"{_processor()}, {os.cpu_count()} cores, {platform.system()} {platform.machine()}"
+
+
+def load() -> float | None:
+    """How many processes wanted a core during the last minute; None where the system does not tell."""
+    return os.getloadavg()[0] if hasattr(os, "getloadavg") else None
 
 
 def versions() -> dict[str, str]:

@@ -45,7 +45,9 @@ class Startup:
 def measure_import(runs: int) -> list[Startup]:
     """The time of ``import torch``, and what ``import unsoft`` adds to it."""
     taken = [run_probe("-c", _IMPORT) for _ in range(runs)]
-    return [Startup(f"import {name}", min(each[name] for each in taken), runs) for name in ("torch", "unsoft")]
+    return [
+        Startup(f"import {name}", min(each[name] for each in taken), runs) for name in ("torch", "unsoft")
+    ]
 
 
 def measure_compile(runs: int) -> list[Startup]:

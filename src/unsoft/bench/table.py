@@ -51,7 +51,13 @@ def bars_grid(judged: Sequence[Bar]) -> Grid:
     """Every bar that the run touched, with its measured value and the verdict."""
     verdicts = {True: "pass", False: "FAIL", None: "not measured"}
     rows = [
-        [bar.what, _quantity(bar.measured, bar.unit), f"<= {_quantity(bar.limit, bar.unit)}", verdicts[bar.passed], bar.scope]
+        [
+            bar.what,
+            _quantity(bar.measured, bar.unit),
+            f"<= {_quantity(bar.limit, bar.unit)}",
+            verdicts[bar.passed],
+            bar.scope,
+        ]
         for bar in judged
         if bar.measured is not None or bar.scope
     ]
@@ -97,8 +103,15 @@ def _other_ratios(timings: Sequence[Timing]) -> Grid:
         own = [x for x in here if x.engine != "sdpa"]
         ratios = sorted((x.ratio, x.mechanism) for x in own if x.ratio is not None)
         wrong = [x.mechanism for x in own if x.ratio is None]
-        best, worst = (f"{ratio:.2f} {name}" for ratio, name in (ratios[0], ratios[-1])) if ratios else ("", "")
-        what = [workload.group, _MODE_TITLES[workload.mode], f"{workload.batch} x {workload.heads}", workload.label]
+        best, worst = (
+            (f"{ratio:.2f} {name}" for ratio, name in (ratios[0], ratios[-1])) if ratios else ("", "")
+        )
+        what = [
+            workload.group,
+            _MODE_TITLES[workload.mode],
+            f"{workload.batch} x {workload.heads}",
+            workload.label,
+        ]
         sdpa = _milliseconds(next(x for x in here if x.engine == "sdpa"))
         rows.append([*what, best, f"{WRONG}: {', '.join(wrong)}" if wrong else worst, sdpa])
     header = ["group", "mode", "batch x heads", "tokens", "fastest", "slowest", "SDPA"]
@@ -107,10 +120,19 @@ def _other_ratios(timings: Sequence[Timing]) -> Grid:
 
 def _memory(memories: Sequence[Memory]) -> Grid:
     rows = [
-        [x.engine, x.mechanism, _MODE_TITLES[x.mode], str(x.length), f"{x.bytes / 2**20:.1f} MB", f"{x.ratio:.2f}"]
+        [
+            x.engine,
+            x.mechanism,
+            _MODE_TITLES[x.mode],
+            str(x.length),
+            f"{x.bytes / 2**20:.1f} MB",
+            f"{x.ratio:.2f}",
+        ]
         for x in memories
     ]
-    return Grid("peak extra memory, 2 heads", ["engine", "mechanism", "mode", "tokens", "memory", "to SDPA"], rows)
+    return Grid(
+        "peak extra memory, 2 heads", ["engine", "mechanism", "mode", "tokens", "memory", "to SDPA"], rows
+    )
 
 
 def _startup(startups: Sequence[Startup]) -> Grid:

@@ -42,7 +42,9 @@ class Workload:
         generator = torch.Generator().manual_seed(SEED)
         lengths = (self.queries, self.keys, self.keys, self.queries)
         q, k, v, grad_out = (
-            torch.randn(self.batch, self.heads, length, self.width, generator=generator).to(getattr(torch, self.dtype))
+            torch.randn(self.batch, self.heads, length, self.width, generator=generator).to(
+                getattr(torch, self.dtype)
+            )
             for length in lengths
         )
         if self.mode == "training":

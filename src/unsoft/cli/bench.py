@@ -21,7 +21,9 @@ _INTERRUPTED = 130
 
 def bench(
     quick: Annotated[bool, typer.Option("--quick", help="A few mechanisms, about a minute.")] = False,
-    full: Annotated[bool, typer.Option("--full", help="Every case, FlexAttention too; half an hour.")] = False,
+    full: Annotated[
+        bool, typer.Option("--full", help="Every case, FlexAttention too; half an hour.")
+    ] = False,
     out: Annotated[Path | None, typer.Option(help="Keep the results in this JSON file.")] = None,
     mechanism: Annotated[list[str] | None, typer.Option(help="Only this one; may be repeated.")] = None,
     only: Annotated[list[str] | None, typer.Option(help="Only this group of steps; may be repeated.")] = None,
@@ -40,6 +42,7 @@ def bench(
 
     level = QUICK if quick else FULL if full else STANDARD
     todo = choose(steps(level, mechanism), only)
+    _warn_if_busy()
     console = Console(width=None if Console().is_terminal else 140, highlight=False)
     results, finished = _run(todo, lambda results, finished: _keep(out, level.name, results, finished))
     _show(console, results)
@@ -59,6 +62,14 @@ def _check_writable(out: Path) -> None:
         raise typer.BadParameter(f"the folder {directory} does not exist", param_hint="'--out'")
     if out.is_dir() or not os.access(directory, os.W_OK):
         raise typer.BadParameter(f"{out} cannot be written", param_hint="'--out'")
+
+
+def _warn_if_busy() -> None:
+    from unsoft.bench.record import load
+
+    busy, cores = load(), os.cpu_count() or 1
+    if busy is not None and busy > 0.5 * cores:
+        typer.echo(f"unsoft: this machine is busy (load {busy:.1f} on {cores} cores): expect noisy figures", err=True)
 
 
 def _run(todo: list[Step], keep: Callable[[list[Result], bool], None]) -> tuple[list[Result], bool]:

@@ -11,7 +11,9 @@ _WIDE = 120  # columns, when a file or a pipe reads along
 
 
 def list_mechanisms(
-    as_json: Annotated[bool, typer.Option("--json", help="Machine-readable, with formulas and papers.")] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Machine-readable, with formulas and papers.")
+    ] = False,
     markdown: Annotated[bool, typer.Option("--markdown", help="The page docs/mechanisms.md.")] = False,
 ) -> None:
     """Show every mechanism with its formula and properties."""

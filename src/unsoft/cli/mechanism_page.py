@@ -22,9 +22,16 @@ analysing the formula: *signed* weights may be negative; *sparse* ones are exact
 def mechanism_page() -> str:
     """The whole page."""
     rows = mechanisms().rows()
-    table = [list(rows[0]), ["---"] * len(rows[0]), *([f"[{row['name']}](#{_anchor(row['name'])})", *list(row.values())[1:]] for row in rows)]
+    table = [
+        list(rows[0]),
+        ["---"] * len(rows[0]),
+        *([f"[{row['name']}](#{_anchor(row['name'])})", *list(row.values())[1:]] for row in rows),
+    ]
     lines = ["| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in table]
-    sections = [_section(row["name"], name, formula) for row, (name, formula) in zip(rows, mechanisms().items(), strict=True)]
+    sections = [
+        _section(row["name"], name, formula)
+        for row, (name, formula) in zip(rows, mechanisms().items(), strict=True)
+    ]
     return "\n".join([_HEAD, *lines, "", *sections])
 
 
@@ -33,7 +40,9 @@ def _anchor(label: str) -> str:
 
 
 def _section(label: str, name: str, formula: Formula) -> str:
-    parts = {k: v for k, v in formula.to_dict().items() if k in ("weight", "mass", "offset_mass", "norm", "peak")}
+    parts = {
+        k: v for k, v in formula.to_dict().items() if k in ("weight", "mass", "offset_mass", "norm", "peak")
+    }
     written = ", ".join(f"{part} `{text}`" for part, text in parts.items())
     body = [f"## {label}", f"$${formula.latex()}$$", f"As written: {written}.", *_docstring(name)]
     return "\n\n".join(body) + "\n"

@@ -84,7 +84,9 @@ def _check_tensors(query: Any, key: Any, value: Any) -> None:
     for name in ("key", "value"):
         x = named[name]
         if x.dtype != query.dtype:
-            raise TypeError(f"attention: argument '{name}' has dtype {x.dtype}, 'query' has {query.dtype}; they must match")
+            raise TypeError(
+                f"attention: argument '{name}' has dtype {x.dtype}, 'query' has {query.dtype}; they must match"
+            )
         if x.device != query.device:
             raise ValueError(
                 f"attention: argument '{name}' is on device {x.device}, 'query' is on {query.device}; they must match"
@@ -155,7 +157,9 @@ def _causal_offset(name: str, alignment: bool | str, length: int, keys: int) -> 
     if alignment == "lower_right":
         return keys - length
     error = ValueError if isinstance(alignment, str) else TypeError
-    raise error(f"attention: argument '{name}' must be True, False, 'upper_left' or 'lower_right', not {alignment!r}")
+    raise error(
+        f"attention: argument '{name}' must be True, False, 'upper_left' or 'lower_right', not {alignment!r}"
+    )
 
 
 def _is_causal_bias(mask: Any) -> bool:
@@ -180,7 +184,9 @@ def _both_offsets(a: int | None, b: int) -> int:
 
 def _mask_as_4d(mask: Any, query: Tensor, batch: tuple[int, ...], length: int, keys: int) -> Tensor:
     if not isinstance(mask, Tensor):
-        raise TypeError(f"attention: argument 'attn_mask' must be a tensor or None, not {type(mask).__name__}")
+        raise TypeError(
+            f"attention: argument 'attn_mask' must be a tensor or None, not {type(mask).__name__}"
+        )
     if mask.dtype != torch.bool and not mask.dtype.is_floating_point:
         raise TypeError(
             f"attention: argument 'attn_mask' has dtype {mask.dtype}; use bool (True = may attend) or a floating dtype"
@@ -214,14 +220,20 @@ def _parameter_table(
 ) -> Tensor:
     """(P, H): the value of each parameter for each query head."""
     if given is not None and not isinstance(given, Mapping):
-        raise TypeError(f"attention: argument 'params' must be a mapping from name to value, not {type(given).__name__}")
+        raise TypeError(
+            f"attention: argument 'params' must be a mapping from name to value, not {type(given).__name__}"
+        )
     given = given or {}
     known = sorted(formula.params)
     for name in given:
         if name not in formula.params:
             listed = ", ".join(known) or "none"
-            raise ValueError(f"attention: argument 'params' names {name!r}, but the parameters of this mechanism are: {listed}")
-    rows = [_parameter_row(name, given.get(name, formula.params[name]), heads, dtype, device) for name in known]
+            raise ValueError(
+                f"attention: argument 'params' names {name!r}, but the parameters of this mechanism are: {listed}"
+            )
+    rows = [
+        _parameter_row(name, given.get(name, formula.params[name]), heads, dtype, device) for name in known
+    ]
     return torch.stack(rows) if rows else torch.zeros(0, heads, dtype=dtype, device=device)
 
 
@@ -230,9 +242,13 @@ def _parameter_row(name: str, value: Any, heads: int, dtype: torch.dtype, device
         _check_number(f"params[{name!r}]", value)
         return torch.full((heads,), float(value), dtype=dtype, device=device)
     if not value.dtype.is_floating_point:
-        raise TypeError(f"attention: argument 'params[{name!r}]' has dtype {value.dtype}; use a floating dtype")
+        raise TypeError(
+            f"attention: argument 'params[{name!r}]' has dtype {value.dtype}; use a floating dtype"
+        )
     if value.device != device:
-        raise ValueError(f"attention: argument 'params[{name!r}]' is on device {value.device}, 'query' is on {device}")
+        raise ValueError(
+            f"attention: argument 'params[{name!r}]' is on device {value.device}, 'query' is on {device}"
+        )
     if tuple(value.shape) not in ((), (heads,)):
         raise ValueError(
             f"attention: argument 'params[{name!r}]' has shape {_shape(value)}; use a scalar or one value per query head,"

@@ -117,7 +117,9 @@ def _normalised(terms: Terms, rows: dict[str, Tensor], weight: Tensor, total: Te
     if terms.norm is None:
         zero, norm = total == 0, total
     else:
-        zero = evaluate(terms.norm, {name: x.detach() for name, x in rows.items()} | {"z": total.detach()}) == 0
+        zero = (
+            evaluate(terms.norm, {name: x.detach() for name, x in rows.items()} | {"z": total.detach()}) == 0
+        )
         # The slope of sqrt at 0 is infinite: take the zero out before the function, not only after it.
         norm = evaluate(terms.norm, rows | {"z": torch.where(zero, 1.0, total)})
     return torch.where(zero, 0.0, weight / torch.where(zero, 1.0, norm))
@@ -128,7 +130,9 @@ def _dropped(weights: Tensor, call: Call) -> Tensor:
         return weights
     batch, heads, length, keys = weights.shape
     device = weights.device
-    words = row_keys(call.seed, torch.arange(batch * heads, device=device), torch.arange(length, device=device))
+    words = row_keys(
+        call.seed, torch.arange(batch * heads, device=device), torch.arange(length, device=device)
+    )
     kept = keep(words, torch.arange(keys, device=device), call.dropout_p).view(weights.shape)
     return weights * kept * keep_factor(call.dropout_p)
 

@@ -155,19 +155,23 @@ def _compare(function: Callable) -> Callable:
 def _where(space: Workspace, out: Tensor, condition: Tensor | tuple, *branches: Tensor | float) -> Tensor:
     mask = bits(condition) if isinstance(condition, Tensor) else bit_mask(condition[0], space.dtype)
     a, b = (bits(x if isinstance(x, Tensor) else space.number(x)) for x in branches)
-    if branches[1] == 0.0 and not isinstance(branches[1], Tensor):
+    if not isinstance(branches[1], Tensor) and branches[1] == 0.0:
         torch.bitwise_and(a, mask, out=bits(out))
         return out
-    difference = space.take(out.shape)
-    torch.bitwise_xor(a, b, out=bits(difference)).bitwise_and_(mask)
-    torch.bitwise_xor(bits(difference), b, out=bits(out))
-    space.give_back(difference)
+    either = space.take(out.shape)  # b ^ ((a ^ b) & mask): all of a or all of b
+    differing = torch.bitwise_xor(a, b, out=bits(either)) if out.shape in (a.shape, b.shape) else a ^ b
+    torch.bitwise_and(differing, mask, out=bits(either))
+    torch.bitwise_xor(bits(either), b, out=bits(out))
+    space.give_back(either)
     return out
 
 
 _FULL: dict[str, Callable] = {
     **{op: _binary(getattr(torch, op)) for op in ("add", "sub", "mul", "div")},
-    **{op: _unary(getattr(torch, op)) for op in ("neg", "exp", "log", "sqrt", "abs", "tanh", "sigmoid", "erf")},
+    **{
+        op: _unary(getattr(torch, op))
+        for op in ("neg", "exp", "log", "sqrt", "abs", "tanh", "sigmoid", "erf")
+    },
     "pow": lambda space, out, a, b: torch.pow(a, b, out=out),
     "relu": lambda space, out, a: torch.clamp(a, min=0.0, out=out),
     "max": _extreme(torch.maximum, "min"),

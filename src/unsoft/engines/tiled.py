@@ -12,7 +12,6 @@ and the same with derivatives by the bias or by a parameter in place of s. Tiles
 never computed. Both functions are pure and run eagerly; ``operator.py`` makes them differentiable.
 """
 
-import dataclasses
 from functools import lru_cache
 
 import torch
@@ -76,10 +75,15 @@ def backward(
     """Gradients of q, k, v, bias and params; the last two are empty unless ``need_bias`` and ``need_params``."""
     content = Formula.from_key(formula)
     grid = Grid(q, k, v, visible, bias, counts, params, seed, content, causal_offset, scale, dropout_p)
-    if not grid.all_finite:
-        grid = grid.cleaned()
-        out, peak, total = _forward(grid)
-    return _Backward(grid, grad_out, out, peak, total, need_bias, need_params).run()
+    if grid.all_finite:
+        return _Backward(grid, grad_out, out, peak, total, need_bias, need_params).run()
+    clean = grid.cleaned()
+    *gradients, dparams = _Backward(clean, grad_out, *_forward(clean), need_bias, need_params).run()
+    # The function of the non-finite entries themselves is constant (0 in, NaN added), and so is their gradient.
+    inputs = (q, k, v, bias if need_bias else None)
+    return *(
+        g if x is None else torch.where(x.isfinite(), g, 0.0) for g, x in zip(gradients, inputs, strict=True)
+    ), dparams
 
 
 @lru_cache(maxsize=256)
@@ -156,7 +160,11 @@ def _row_block(
 def _backward_program(formula: Formula, biased: bool, need_bias: bool, need_params: bool) -> Program:
     """The weight and the slopes of weight and mass by s, and by the bias and the parameters where needed."""
     terms = attention_terms(formula, biased)
-    by = ("s", *((BIAS,) if need_bias and formula.bias == "strength" else ()), *(terms.names if need_params else ()))
+    by = (
+        "s",
+        *((BIAS,) if need_bias and formula.bias == "strength" else ()),
+        *(terms.names if need_params else ()),
+    )
     slopes = {("weight", name): derivative(terms.weight, name) for name in by}
     if terms.mass is not None:
         slopes |= {("mass", name): derivative(terms.mass, name) for name in by}
@@ -167,7 +175,14 @@ class _Backward:
     """One backward pass: the gradients and what is needed to add one tile to them."""
 
     def __init__(
-        self, grid: Grid, grad_out: Tensor, out: Tensor, peak: Tensor, total: Tensor, need_bias: bool, need_params: bool
+        self,
+        grid: Grid,
+        grad_out: Tensor,
+        out: Tensor,
+        peak: Tensor,
+        total: Tensor,
+        need_bias: bool,
+        need_params: bool,
     ) -> None:
         self.grid, self.grad_out, self.out, self.peak, self.total = grid, grad_out, out, peak, total
         self.need_bias, self.need_params = need_bias, need_params
@@ -221,7 +236,9 @@ class _Backward:
             space.give_back_all()
         self.dq[place] = dq.view_as(self.dq[place]).mul_(grid.scale)
 
-    def _normaliser(self, chunk: Chunk, place: tuple, symbols: dict[str, Tensor]) -> tuple[Tensor | float, Tensor | float]:
+    def _normaliser(
+        self, chunk: Chunk, place: tuple, symbols: dict[str, Tensor]
+    ) -> tuple[Tensor | float, Tensor | float]:
         """1 / N and the gradient of the summed mass, (b, h, rows, 1); adds what offset and norm owe the parameters."""
         terms = self.terms
         if terms.mass is None:
@@ -260,7 +277,9 @@ class _Backward:
         part += tile.sum_to_size(part.shape)
 
 
-def _chained(slopes: dict, by: str, d_weight: Tensor, d_total: Tensor | float, seen: Tensor | None, out: Tensor) -> Tensor:
+def _chained(
+    slopes: dict, by: str, d_weight: Tensor, d_total: Tensor | float, seen: Tensor | None, out: Tensor
+) -> Tensor:
     """d_weight * weight' + d_total * mass', and 0 where nothing is seen."""
     torch.mul(d_weight, slopes["weight", by], out=out)
     mass = slopes.get(("mass", by), 0.0)

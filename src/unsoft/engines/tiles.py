@@ -52,6 +52,11 @@ class Chunk:
     def head_count(self) -> int:
         return self.heads.stop - self.heads.start
 
+    @property
+    def matrices(self) -> int:
+        """Key heads of the chunk: as many matrix products as one tile is."""
+        return self.batch_size * (self.kv_heads.stop - self.kv_heads.start)
+
     def of(self, x: Tensor) -> Tensor:
         """The part of a (B|1, H|1, ...) tensor that belongs to the query heads of this chunk."""
         batch = self.batch if x.shape[0] != 1 else slice(0, 1)
@@ -59,7 +64,7 @@ class Chunk:
         return x[batch, heads]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Grid:
     """Everything about a call that decides which tiles there are and what a tile looks like."""
 
@@ -94,9 +99,15 @@ class Grid:
         return CPU_TILES if self.q.device.type == "cpu" else OTHER_TILES
 
     @cached_property
+    def rows_per_block(self) -> int:
+        """Fewer rows where many query heads share a key head: they stand below each other in one matrix."""
+        stacked = self.group * min(self.k.shape[2], self.sizes.keys)
+        return max(1, min(self.q.shape[2], self.sizes.rows, self.sizes.elements // max(1, stacked)))
+
+    @cached_property
     def heads_per_chunk(self) -> int:
-        rows, keys = min(self.q.shape[2], self.sizes.rows), min(self.k.shape[2], self.sizes.keys)
-        return max(1, self.sizes.elements // max(1, self.group * rows * keys))
+        stacked = self.group * self.rows_per_block * min(self.k.shape[2], self.sizes.keys)
+        return max(1, self.sizes.elements // max(1, stacked))
 
     def chunks(self) -> Iterator[Chunk]:
         """Covers all heads; nothing if there is no output at all."""
@@ -109,7 +120,7 @@ class Grid:
                 yield Chunk(batch, slice(kv.start * self.group, kv.stop * self.group), kv)
 
     def row_blocks(self) -> Iterator[slice]:
-        yield from blocks(self.q.shape[2], self.sizes.rows)
+        yield from blocks(self.q.shape[2], self.rows_per_block)
 
     def key_blocks(self, chunk: Chunk, rows: slice) -> Iterator[tuple[slice, Tensor | None]]:
         """Blocks of keys that some row of the block sees, each with the bit mask of what is seen (None = all)."""
@@ -118,7 +129,7 @@ class Grid:
             keys = min(keys, max(0, rows.stop + self.causal_offset))
         stacked = (rows.stop - rows.start) * chunk.batch_size * chunk.head_count
         mask = None if self.visible is None else chunk.of(self.visible)
-        for block in blocks(keys, max(self.sizes.keys, self.sizes.elements // stacked)):
+        for block in blocks(keys, max(1, self.sizes.elements // stacked)):
             seen = visible_tile(mask, self.causal_offset, rows, block, self.q.device)
             if seen is None or (mask is not None and seen.all()):
                 yield block, None
@@ -152,11 +163,11 @@ class Grid:
     def stacked(self, x: Tensor, chunk: Chunk, rows: slice, factor: Tensor | float) -> Tensor:
         """Rows of a (B, H, L, X) tensor times a factor, query heads of one key head below each other: (b*hk, g*rows, X)."""
         part = x[chunk.batch, chunk.heads, rows].to(self.dtype) * factor
-        return part.reshape(-1, self.group * part.shape[2], part.shape[3])
+        return part.reshape(chunk.matrices, self.group * part.shape[2], part.shape[3])
 
     def keys_of(self, x: Tensor, chunk: Chunk) -> Tensor:
         """The keys or values of a chunk as (b*hk, S, X), in the dtype of the arithmetic."""
-        return x[chunk.batch, chunk.kv_heads].to(self.dtype).reshape(-1, *x.shape[2:])
+        return x[chunk.batch, chunk.kv_heads].to(self.dtype).reshape(chunk.matrices, *x.shape[2:])
 
     def product(self, chunk: Chunk, x: Tensor, y: Tensor) -> Tensor:
         """x yᵀ as a tile (b, h, rows, keys) in a buffer, for x (b*hk, g*rows, X) and y (b*hk, keys, X)."""
@@ -167,7 +178,9 @@ class Grid:
 
     def as_matrices(self, tile: Tensor) -> Tensor:
         """A tile (b, h, rows, keys) as (b*hk, g*rows, keys)."""
-        return tile.view(-1, self.group * tile.shape[2], tile.shape[3])
+        return tile.view(
+            tile.shape[0] * tile.shape[1] // self.group, self.group * tile.shape[2], tile.shape[3]
+        )
 
     def filled(self, value: Tensor | float, like: Tensor) -> Tensor:
         """A value that spans the tile as a buffer that may be written to; only what is smaller is copied."""

@@ -58,7 +58,12 @@ def take(broadcast: Tensor, rows: slice, keys: slice) -> Tensor:
 
 
 def count_visible(
-    visible: Tensor | None, offset: int | None, length: int, keys: int, device: torch.device, dtype: torch.dtype
+    visible: Tensor | None,
+    offset: int | None,
+    length: int,
+    keys: int,
+    device: torch.device,
+    dtype: torch.dtype,
 ) -> Tensor:
     """How many keys each row sees, shape (B|1, H|1, L); at least 1, so that formulas may divide by it.
 

@@ -13,7 +13,18 @@ from unsoft.errors import CompilerWarning, MechanismError
 from unsoft.formula import Formula
 from unsoft.mechanisms import resolve
 from unsoft.testing import (
-    causality, decoding, dropout, dtypes, edges, equivariance, gradients, masking, nonfinite, parity, promises, purity,
+    causality,
+    decoding,
+    dropout,
+    dtypes,
+    edges,
+    equivariance,
+    gradients,
+    masking,
+    nonfinite,
+    parity,
+    promises,
+    purity,
 )  # fmt: skip
 from unsoft.testing.case import Case, draw
 from unsoft.testing.check import Check, NotApplicable, Property
@@ -63,7 +74,7 @@ def check_mechanism(
     names = _engine_names(formula, engines)
     rows = []
     for theme in _themes(only):
-        memory: dict[object, object] = {}  # the engines of a theme share inputs and references
+        memory: dict[object, Any] = {}  # the engines of a theme share inputs and references
         for promise in THEMES[theme]:
             for engine in names:
                 if promise.engines is None or engine in promise.engines:
@@ -77,7 +88,7 @@ def check_mechanism(
 
 def _judge(theme: str, promise: Property, check: Check) -> Row:
     measures: list[Measure] = []
-    about: dict[str, Any] = {"theme": theme, "property": promise.name, "engine": check.engine}
+    about: dict[str, Any] = {"theme": theme, "promise": promise.name, "engine": check.engine}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", CompilerWarning)  # without a compiler the engine's stand-in is checked
         try:
@@ -95,7 +106,7 @@ def _explanation(report: Report, mechanism: str | Formula, quick: bool) -> str:
     what = repr(mechanism) if isinstance(mechanism, str) else f"unsoft.{mechanism!r}"
     options = f"engines=[{first.engine!r}], seed={report.seed}, quick={quick}, only={first.theme!r}"
     lines = [f"{report.mechanism}: {len(report.failures)} of {len(report.rows)} checks failed"]
-    lines += [f"  {row.theme}: {row.property} on {row.engine}: {row.finding}" for row in report.failures]
+    lines += [f"  {row.theme}: {row.promise} on {row.engine}: {row.finding}" for row in report.failures]
     lines += ["again, the first one (Python):", f"  unsoft.testing.check_mechanism({what}, {options})", "", str(report)]
     return "\n".join(lines)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import zlib
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import torch
 from torch import Generator, Tensor
@@ -70,15 +71,15 @@ class Inputs:
     """Names of the formula's parameters."""
     seed: int = 0
     """Seed of torch's generator at the time of the call (for dropout)."""
-    options: dict[str, object] = field(default_factory=dict)
+    options: dict[str, Any] = field(default_factory=dict)
     """Further keyword arguments of the call."""
 
-    def arguments(self, leaves: dict[str, Tensor]) -> dict[str, object]:
+    def arguments(self, leaves: dict[str, Tensor]) -> dict[str, Any]:
         """The keyword arguments of ``attention`` made of (copies of) the leaves."""
         layout = LAYOUTS[self.case.layout]
         return {
             **{name: layout(leaves[name]) for name in ("query", "key", "value")},
-            "attn_mask": leaves["mask"] if "mask" in leaves else self.visible,
+            "attn_mask": leaves.get("mask", self.visible),
             "params": {name: leaves[f"params.{name}"] for name in self.params},
             "is_causal": self.case.causal,
             "enable_gqa": self.case.heads != self.case.kv_heads,

@@ -5,19 +5,19 @@ from __future__ import annotations
 import zlib
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
+from typing import Any, cast
 
 import torch
 from torch import Tensor
 
-from unsoft.attention import attention
 from unsoft import engines
+from unsoft.attention import attention
 from unsoft.engines.arguments import checked_call
 from unsoft.formula import Formula
 from unsoft.testing.case import DOUBLE, Case, Inputs, draw
 from unsoft.testing.definition import is_near_jump
-from unsoft.testing.measure import Measure, close
-from unsoft.testing.natural import natural_sizes
-from unsoft.testing.tolerance import GATES, SDPA_GATE
+from unsoft.testing.measure import GATE, SDPA_GATE, Measure, close
+from unsoft.testing.natural import half_sizes, natural_sizes
 
 Results = dict[str, Tensor]
 """The output, and the gradient of every leaf under the leaf's name."""
@@ -48,7 +48,7 @@ class Check:
     engine: str
     seed: int = 0
     quick: bool = False
-    memory: dict[object, object] = field(default_factory=dict)
+    memory: dict[object, Any] = field(default_factory=dict)
     """What the engines share: inputs, reference results and natural sizes of the cases."""
 
     def draw(self, case: Case, grid: torch.dtype = torch.float32, near: float = _NEAR) -> Inputs:
@@ -60,15 +60,21 @@ class Check:
         engine = engine or self.engine
         self.require(inputs, dtype, engine)
         leaves = inputs.copies(dtype)
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(inputs.seed)
-            output = attention(mechanism=self.formula, engine=engine, **inputs.arguments(leaves))
+        output = self.call(inputs, leaves, engine)
         if not gradients:
             return {"output": output.detach()}
         grads = torch.autograd.grad(
             output, list(leaves.values()), inputs.grad_out.to(output.dtype), materialize_grads=True
         )
         return {"output": output.detach(), **dict(zip(leaves, grads, strict=True))}
+
+    def call(self, inputs: Inputs, leaves: Results, engine: str | None = None) -> Tensor:
+        """The output for (copies of) the leaves, from the generator's state that belongs to the inputs."""
+        with torch.random.fork_rng(devices=[], enabled=inputs.case.dropout > 0):
+            if inputs.case.dropout > 0:
+                torch.manual_seed(inputs.seed)
+            output = attention(mechanism=self.formula, engine=engine or self.engine, **inputs.arguments(leaves))
+        return cast(Tensor, output)
 
     def output(self, inputs: Inputs, dtype: torch.dtype = DOUBLE) -> Tensor:
         """The output alone."""
@@ -85,14 +91,19 @@ class Check:
         return self._remember(("reference", key), lambda: self.run(inputs, DOUBLE, engine="dense"))
 
     def sizes(self, inputs: Inputs, key: object, dtype: torch.dtype = DOUBLE) -> Results:
-        """The natural size of every result."""
-        return self._remember(("sizes", key, dtype), lambda: _sizes(self.formula, inputs, dtype))
+        """What the error of each result is measured against, in units of the dtype's precision."""
+        sizes = self._remember(("sizes", key), lambda: natural_sizes(self.formula, inputs))
+        if dtype in (torch.float32, DOUBLE):
+            return sizes
+        arithmetic = torch.finfo(torch.float32).eps / torch.finfo(dtype).eps
+        rounding = half_sizes(self.formula, inputs, self.reference(inputs, key), dtype)
+        return {name: rounding[name] + arithmetic * sizes[name] for name in sizes}
 
     def compare(
         self, label: str, results: Results, references: Results, sizes: Results, dtype: torch.dtype = DOUBLE
     ) -> Iterator[Measure]:
         """One measure for each result that has a reference: dtype first, then the number."""
-        gate = max(GATES[dtype], SDPA_GATE) if self.engine == "sdpa" else GATES[dtype]
+        gate = SDPA_GATE if self.engine == "sdpa" else GATE
         for name, reference in references.items():
             what = f"{label}: {name if name == 'output' else f'gradient of {name}'}"
             if results[name].dtype != dtype:
@@ -129,7 +140,8 @@ class Check:
             return
         arguments = inputs.arguments({name: leaf.to(dtype) for name, leaf in inputs.leaves.items()})
         q, k, v = (arguments.pop(name) for name in ("query", "key", "value"))
-        call, _ = checked_call(q, k, v, self.formula, **arguments)
+        with torch.random.fork_rng(devices=[], enabled=inputs.case.dropout > 0):
+            call, _ = checked_call(q, k, v, self.formula, **arguments)
         reason = next(e for e in engines.ENGINES if e.name == engine).supports(call)
         if reason is not None:
             raise NotApplicable(reason)
@@ -142,16 +154,7 @@ class Check:
                 break
         return inputs
 
-    def _remember(self, key: object, make: Callable):
+    def _remember(self, key: object, make: Callable[[], Any]) -> Any:
         if key not in self.memory:
             self.memory[key] = make()
         return self.memory[key]
-
-
-def _sizes(formula: Formula, inputs: Inputs, dtype: torch.dtype) -> Results:
-    sizes = natural_sizes(formula, inputs)
-    if dtype in (torch.float32, DOUBLE):
-        return sizes
-    arithmetic = torch.finfo(torch.float32).eps / torch.finfo(dtype).eps
-    rounded = natural_sizes(formula, inputs, exact_logits=True)
-    return {name: rounded[name] + arithmetic * sizes[name] for name in sizes}

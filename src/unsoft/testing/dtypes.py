@@ -13,10 +13,10 @@ from unsoft.testing.measure import Measure, fact
 CASES = [
     Case(7, 9, 8, 5, 2, 4, 2),
     Case(64, 65, 16, 16, 1, 2, 2, mask="additive", causal=True),
-    Case(1, 70, 32, 8, 2, 3, 1, mask="bool"),
+    Case(8, 10, mask="padding", spread=8.0),  # where logits of half precision would show
     Case(66, 66, 24, 8, 1, 2, 2, causal=True),
+    Case(1, 70, 32, 8, 2, 3, 1, mask="bool"),
     Case(9, 12, mask="additive with -inf", layout="heads last"),
-    Case(8, 8, mask="padding", spread=4.0),
 ]
 EXTREME = [Case(5, 6, spread=1e4), Case(70, 70, 8, 8, 1, 2, 1, causal=True, spread=1e4), Case(1, 66, spread=1e4)]
 _HEADROOM = 0.1
@@ -42,15 +42,23 @@ def _in(check: Check, dtype: torch.dtype) -> Iterator[Measure]:
 
 
 def large_logits(check: Check) -> Iterator[Measure]:
-    """Logits of about +-10,000 in float32: results are finite wherever the exact ones fit into float32."""
+    """Logits of +-10,000 to +-100,000, in float32 and in float16, whose largest number is 65,504.
+
+    Results are finite wherever the exact ones fit into the dtype.
+    """
 
     def measures(case: Case) -> Iterator[Measure]:
-        _require_range(check, case, torch.float32)
-        results = check.run(check.draw(case), torch.float32)
-        for name, result in results.items():
-            yield fact(f"{case}: {name if name == 'output' else f'gradient of {name}'} is finite", bool(result.isfinite().all()))
+        yield from _finite(check, case, torch.float32)
+        yield from _finite(check, case, torch.float16)
 
     yield from check.over(EXTREME[:2] if check.quick else EXTREME, measures)
+
+
+def _finite(check: Check, case: Case, dtype: torch.dtype) -> Iterator[Measure]:
+    _require_range(check, case, dtype)
+    for name, result in check.run(check.draw(case, dtype), dtype).items():
+        what = name if name == "output" else f"gradient of {name}"
+        yield fact(f"{dtype}, {case}: {what} is finite", bool(result.isfinite().all()))
 
 
 def _require_range(check: Check, case: Case, dtype: torch.dtype) -> None:

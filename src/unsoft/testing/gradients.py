@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from unsoft.attention import attention
 from unsoft.testing.case import DOUBLE, Case
 from unsoft.testing.check import Check, Property
 from unsoft.testing.measure import Measure, fact
@@ -25,41 +25,34 @@ _AWAY = 1e-4
 def first_order(check: Check) -> Iterator[Measure]:
     """torch's gradcheck: every derivative of every output, to 1e-5 absolute or 0.1% relative."""
     for case in CASES[:2] if check.quick else CASES:
-        function, leaves = _function(check, case)
-        tested = torch.autograd.gradcheck(function, leaves, eps=1e-6, atol=1e-5, rtol=1e-3, raise_exception=False)
-        yield fact(f"gradcheck, {case}", tested)
+        options = {"eps": 1e-6, "atol": 1e-5, "rtol": 1e-3}
+        yield fact(f"gradcheck, {case}", _tested(check, case, torch.autograd.gradcheck, options))
 
 
 def forward_mode(check: Check) -> Iterator[Measure]:
     """torch's gradcheck of the forward-mode derivative, in fast mode: along random directions."""
     for case in CASES[:1] if check.quick else CASES:
-        function, leaves = _function(check, case)
-        options = {"check_forward_ad": True, "check_backward_ad": False, "check_undefined_grad": False}
-        tested = torch.autograd.gradcheck(function, leaves, fast_mode=True, raise_exception=False, **options)
-        yield fact(f"forward-mode gradcheck, {case}", tested)
+        options = {"fast_mode": True, "check_forward_ad": True, "check_backward_ad": False, "check_undefined_grad": False}
+        yield fact(f"forward-mode gradcheck, {case}", _tested(check, case, torch.autograd.gradcheck, options))
 
 
 def second_order(check: Check) -> Iterator[Measure]:
     """torch's gradgradcheck in fast mode: gradients of gradients along random directions."""
     for case in CASES[:1] if check.quick else CASES[:2]:
-        function, leaves = _function(check, case)
-        tested = torch.autograd.gradgradcheck(function, leaves, fast_mode=True, raise_exception=False)
-        yield fact(f"gradgradcheck, {case}", tested)
+        yield fact(f"gradgradcheck, {case}", _tested(check, case, torch.autograd.gradgradcheck, {"fast_mode": True}))
 
 
-def _function(check: Check, case: Case) -> tuple[Callable[..., Tensor], list[Tensor]]:
-    """The call as a function of its leaves, and those."""
+def _tested(check: Check, case: Case, test: Callable[..., bool], options: dict[str, Any]) -> bool:
+    """One of torch's tests of the call as a function of its leaves."""
     inputs = check.draw(case, near=_AWAY)
     leaves = inputs.copies(DOUBLE)
 
     def function(*given: Tensor) -> Tensor:
-        arguments = inputs.arguments(dict(zip(leaves, given, strict=True)))
-        with torch.random.fork_rng(devices=[], enabled=case.dropout > 0):
-            if case.dropout > 0:
-                torch.manual_seed(inputs.seed)
-            return attention(mechanism=check.formula, engine=check.engine, **arguments)
+        return check.call(inputs, dict(zip(leaves, given, strict=True)))
 
-    return function, list(leaves.values())
+    with torch.random.fork_rng(devices=[]):  # torch draws its directions from the global generator
+        torch.manual_seed(inputs.seed)
+        return test(function, list(leaves.values()), raise_exception=False, **options)
 
 
 PROPERTIES = [

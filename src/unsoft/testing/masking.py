@@ -69,11 +69,13 @@ def _broadcast(check: Check, case: Case, patterns: list[tuple[bool, ...]]) -> It
         sizes = check.sizes(short, (case, pattern))
         yield from check.compare(f"{case}, float mask of shape {shape}", check.run(short), expected, sizes)
         seen = mask > -0.5
-        results, expected = (check.output(_hidden(inputs, m)) for m in (seen, seen.expand(case.shape).contiguous()))
-        yield from check.compare(f"{case}, bool mask of shape {shape}", {"output": results}, {"output": expected}, sizes)
+        results, expected = (
+            {"output": check.output(_hidden(inputs, m))} for m in (seen, seen.expand(case.shape).contiguous())
+        )
+        yield from check.compare(f"{case}, bool mask of shape {shape}", results, expected, sizes)
 
 
-def _hidden(inputs: Inputs, visible: Tensor) -> Inputs:
+def _hidden(inputs: Inputs, visible: Tensor | None) -> Inputs:
     leaves = {name: x for name, x in inputs.leaves.items() if name != "mask"}
     return replace(inputs, leaves=leaves, visible=visible)
 
@@ -107,7 +109,7 @@ def _as_strength(check: Check, case: Case) -> Iterator[Measure]:
     yield fact(f"{case}: signs of the weights", torch.equal(plain.sign(), masked.sign()))
     definition = Definition(check.formula, inputs)
     boosted = plain * inputs.leaves["mask"].exp()
-    factor = 1.0
+    factor = torch.ones(())
     if check.formula.mass is not None:
         # The factor is whatever the new normaliser makes of a row; the largest weight tells it.
         best = boosted.abs().argmax(-1, keepdim=True)

@@ -8,7 +8,15 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from unsoft.testing.tolerance import rms
+from unsoft.testing.tolerance import SDPA_GATE, rms
+
+GATE = 1.0
+"""c in RMS(y - r) <= c eps RMS(natural size), for every dtype and mechanism.
+
+XXX"""
+
+__all__ = ["GATE", "SDPA_GATE", "Measure", "close", "equal", "fact"]
+
 
 @dataclass(frozen=True)
 class Measure:

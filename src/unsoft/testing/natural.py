@@ -13,8 +13,10 @@ of an expression that starts from a logit whose terms have the size t = scale sq
     dq    : scale sum_j ds |k|                     dk : scale sum_i ds |q|         and so on for masks and parameters
 
 For softmax this is about (1 + 2 sigma) times the natural sizes of reliability.md, section 2. Signed, unnormalised or steep
-formulas need no constants of their own. Half precision is computed in float32 and rounded once at the end, so there the same
-sums count without what the formula makes of a logit's error: err(x) = |x|, tau = 0.
+formulas need no constants of their own.
+
+Half precision is computed in float32 and rounded once, so a result is off by half a unit of itself at most. Only D_i, which
+the backward pass takes from the rounded output, is less exact: by sqrt(sum_c g_ic^2 o_ic^2) / 2.
 """
 
 from __future__ import annotations
@@ -29,13 +31,25 @@ from unsoft.testing.definition import Definition
 from unsoft.testing.rounding import with_error
 
 
-def natural_sizes(formula: Formula, inputs: Inputs, exact_logits: bool = False) -> dict[str, Tensor]:
-    """The size of the output and of the gradient of every leaf, in their shapes; ``exact_logits``: err(x) = |x|."""
-    sizes = _Sizes(Definition(formula, inputs), inputs, exact_logits)
+def natural_sizes(formula: Formula, inputs: Inputs) -> dict[str, Tensor]:
+    """The size of the output and of the gradient of every leaf, in their shapes."""
+    return _at_leaves(_Sizes(Definition(formula, inputs), inputs), inputs)
+
+
+def half_sizes(
+    formula: Formula, inputs: Inputs, references: dict[str, Tensor], dtype: torch.dtype
+) -> dict[str, Tensor]:
+    """What rounding to half precision adds, given the exact results."""
+    sizes = _at_leaves(_Sizes(Definition(formula, inputs), inputs, only_rounded_output=True), inputs)
+    smallest = torch.finfo(dtype).smallest_normal  # below it the error no longer shrinks with the number
+    return {name: sizes[name] + references[name].abs().clamp(min=smallest) / 2 for name in sizes}
+
+
+def _at_leaves(sizes: _Sizes, inputs: Inputs) -> dict[str, Tensor]:
+    """The sizes in the shapes of the leaves: like gradients, they are summed over whatever a leaf was spread to."""
     leaves = inputs.copies(torch.float64)
     arguments = inputs.arguments(leaves)
     group = inputs.case.heads // inputs.case.kv_heads
-    # Gradients flow back from a view or a broadcast tensor to its leaf by summing, and so do sizes.
     used = {name: arguments[name] for name in ("query", "key", "value")}
     used["key"], used["value"] = (used[name].repeat_interleave(group, 1) for name in ("key", "value"))
     size = {"query": sizes.query, "key": sizes.key, "value": sizes.value}
@@ -51,23 +65,27 @@ def natural_sizes(formula: Formula, inputs: Inputs, exact_logits: bool = False) 
 
 
 class _Sizes:
-    def __init__(self, definition: Definition, inputs: Inputs, exact_logits: bool) -> None:
-        self.definition, self.exact_logits, formula = definition, exact_logits, definition.formula
+    def __init__(self, definition: Definition, inputs: Inputs, only_rounded_output: bool = False) -> None:
+        self.definition, self.exact, formula = definition, only_rounded_output, definition.formula
         kept = keep_factor(inputs.case.dropout)
+        g, v = inputs.grad_out, definition.v
         self.per_weight = definition.inverse.abs()
         self.per_mass = torch.zeros_like(self.per_weight)
         if formula.mass is not None:
             slope = 1.0 if formula.norm is None else definition.row(derivative(formula.norm, "z")).abs()
             self.per_mass = torch.where(self.per_weight == 0, 0.0, self.per_weight * slope)
         self.tau = torch.zeros_like(self.per_weight)
-        if not exact_logits:
+        if only_rounded_output:
+            self.w = self.p = torch.zeros(inputs.case.shape, dtype=torch.float64)
+            self.delta = (g * definition.output).square().sum(-1, keepdim=True).sqrt() / 2
+        else:
             self.tau = self._mass(formula.mass).sum(-1, keepdim=True)
-        self.w = self._weight(formula.weight)
-        self.p = kept * (inputs.grad_out.square() @ definition.v.square().mT).sqrt()
-        self.delta = (self.w * self.p).sum(-1, keepdim=True)
+            self.w = self._weight(formula.weight)
+            self.p = kept * (g.square() @ v.square().mT).sqrt()
+            self.delta = (self.w * self.p).sum(-1, keepdim=True)
         self.ds = self._by("s")
-        self.output = kept * self.w @ definition.v.abs()
-        self.value = kept * self.w.mT @ inputs.grad_out.abs()
+        self.output = kept * self.w @ v.abs()
+        self.value = kept * self.w.mT @ g.abs()
         self.query = definition.scale * self.ds @ definition.k.abs()
         self.key = definition.scale * self.ds.mT @ definition.q.abs()
 
@@ -108,6 +126,6 @@ class _Sizes:
         """err(expr) + |expr| tau at the visible entries."""
         definition = self.definition
         value, error = with_error(expr, definition.symbols, {"s": definition.logit_size})
-        size = abs(value) if self.exact_logits else error + abs(value) * self.tau
+        size = abs(value) if self.exact else error + abs(value) * self.tau
         size = size * (degree * definition.boost).exp()
         return torch.where(definition.visible, size, 0.0)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import cycle
+from typing import Any
 
 import torch
 
@@ -29,7 +30,7 @@ SHAPES = [
     Case(65, 128, 24, 8, 1, 2, 2),
     Case(128, 128, 64, 40, 1, 4, 2),
 ]
-KINDS = [
+KINDS: list[dict[str, Any]] = [
     {},
     {"causal": True},
     {"causal": "lower_right"},

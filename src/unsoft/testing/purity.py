@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import torch
-from torch import Tensor
 
-from unsoft.attention import attention
 from unsoft.testing.case import Case
 from unsoft.testing.check import Check, Property
 from unsoft.testing.measure import Measure, equal, fact
@@ -40,10 +38,9 @@ def _untouched(check: Check, case: Case) -> Iterator[Measure]:
     inputs = check.draw(case)
     check.require(inputs, torch.float32, check.engine)
     leaves = inputs.copies(torch.float32)
-    arguments = inputs.arguments(leaves)
-    given = [x for x in (*arguments.values(), *leaves.values()) if isinstance(x, Tensor)]
+    given = [*leaves.values(), *([] if inputs.visible is None else [inputs.visible])]
     before = [x.detach().clone() for x in given]
-    output = attention(mechanism=check.formula, engine=check.engine, **arguments)
+    output = check.call(inputs, leaves)
     grads = torch.autograd.grad(output, list(leaves.values()), inputs.grad_out.float())
     for x, copy in zip(given, before, strict=True):
         yield equal(f"{case}: an input of shape {tuple(x.shape)} after the call", x.detach().double(), copy.double())

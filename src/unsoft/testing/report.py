@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from unsoft.testing.measure import Measure
@@ -14,7 +14,7 @@ class Row:
     """One property on one engine."""
 
     theme: str
-    property: str
+    promise: str
     engine: str
     cases: int = 0
     worst: Measure | None = None
@@ -65,13 +65,13 @@ class Report:
 
     def __str__(self) -> str:
         head = ("property", "engine", "cases", "finding")
-        table = [head, *((f"{r.theme}: {r.property}", r.engine, str(r.cases), r.finding) for r in self.rows)]
+        table = [head, *((f"{r.theme}: {r.promise}", r.engine, str(r.cases), r.finding) for r in self.rows)]
         widths = [max(len(line[column]) for line in table) for column in range(3)]
         verdict = "all hold" if self.ok else f"{len(self.failures)} of {len(self.rows)} fail"
         return "\n".join([f"{self.mechanism}: {self.cases} comparisons, {verdict}", *_lines(table, widths)])
 
 
-def _lines(table: list[tuple[str, ...]], widths: list[int]) -> Iterator[str]:
+def _lines(table: Sequence[tuple[str, ...]], widths: list[int]) -> Iterator[str]:
     for name, engine, cases, finding in table:
         yield f"{name:<{widths[0]}}  {engine:<{widths[1]}}  {cases:>{widths[2]}}  {finding}".rstrip()
 

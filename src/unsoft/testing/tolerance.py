@@ -65,7 +65,13 @@ def within_tolerance(
 
 
 def assert_close_to_reference(
-    name: str, actual: Tensor, reference: Tensor, *, natural: float, sigma: float = 0.0, gate: float | None = None
+    name: str,
+    actual: Tensor,
+    reference: Tensor,
+    *,
+    natural: float,
+    sigma: float = 0.0,
+    gate: float | None = None,
 ) -> None:
     """AssertionError with the numbers unless :func:`within_tolerance`."""
     ratio, limit = error_ratio(actual, reference, natural=natural, sigma=sigma), _gate(actual, gate)

@@ -53,7 +53,9 @@ def forward(
     if _status(code.forward(common.fields(out, peak, total))) == _FINITE:
         return out, peak, total
     options = {"formula": formula, "causal_offset": causal_offset, "scale": scale, "dropout_p": dropout_p}
-    return tiled.forward(q, k, v, visible, bias, counts, params, seed, **options)
+    exact = tiled.forward(q, k, v, visible, bias, counts, params, seed, **options)
+    finite = _finite_rows(out) & _finite_rows(exact[0])
+    return _where_finite(finite, out, exact[0]), torch.where(finite, peak, exact[1]), torch.where(finite, total, exact[2])
 
 
 def backward(
@@ -77,7 +79,12 @@ def backward(
     if status != _FINITE:
         options = {"formula": formula, "causal_offset": causal_offset, "scale": scale, "dropout_p": dropout_p}
         saved = (q, k, v, visible, bias, counts, params, seed, out, peak, total)
-        return tiled.backward(grad_out, *saved, **options, need_bias=need_bias, need_params=need_params)
+        exact = tiled.backward(grad_out, *saved, **options, need_bias=need_bias, need_params=need_params)
+        rows = [
+            _where_finite(_finite_rows(ours) & _finite_rows(theirs), ours, theirs)
+            for ours, theirs in zip((dq, dk, dv), exact, strict=False)
+        ]
+        return *rows, *exact[3:]
     empty = params.new_empty(0)
     return (
         dq, dk, dv,
@@ -114,6 +121,16 @@ class _Common:
             values += [*_typed(grad_out), *_typed(out), *_typed(dq), *_typed(dk), *_typed(dv), *_strided(dbias)]
             values.append(0 if dparams is None else dparams.data_ptr())
         return self.head + struct.pack(f"{len(values)}q", *values)
+
+
+# The kernel has no rules for NaN and Inf, so a call that meets one is computed again by the engine that has them. Rows that
+# are finite in both keep the kernel's numbers: what a row cannot see must not change it, not even in the last bit.
+def _finite_rows(x: Tensor) -> Tensor:
+    return x.isfinite().all(-1)
+
+
+def _where_finite(finite: Tensor, ours: Tensor, exact: Tensor) -> Tensor:
+    return torch.where(finite[..., None], ours, exact)
 
 
 def _typed(x: Tensor) -> tuple[int, ...]:

@@ -1,0 +1,140 @@
+"""The native engine where its code takes different paths: few rows, odd widths, shared heads and threads, layouts."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+import unsoft
+from unsoft.mechanisms import resolve
+from unsoft.testing.case import LAYOUTS, MASKS, Case
+from unsoft.testing.check import Check
+
+DTYPES = [torch.float32, torch.float64, torch.bfloat16, torch.float16]
+OWN = unsoft.Formula(
+    weight="tanh(b*s)*exp(abs(s) - m)",
+    mass="(1 + c*j)*exp(abs(s) - m)",
+    peak="abs(s)",
+    offset_mass="exp(-m)*c",
+    params={"b": 0.5, "c": 0.2},
+)
+MECHANISMS = [pytest.param(m, id=str(m)) for m in ("softmax", "cog", "relu2")] + [pytest.param(OWN, id="own")]
+
+
+@pytest.fixture(autouse=True, params=[1, 2], ids=["1 thread", "2 threads"])
+def threads(request):
+    before = torch.get_num_threads()
+    torch.set_num_threads(request.param)
+    yield request.param
+    torch.set_num_threads(before)
+
+
+def check(mechanism, case, dtype=torch.float32):
+    measures = list(Check(resolve(mechanism), "native").against_dense(case, dtype))
+    assert measures
+    for measure in measures:
+        assert measure.ok, str(measure)
+
+
+@pytest.mark.parametrize("mechanism", MECHANISMS)
+@pytest.mark.parametrize("length", range(1, 10))
+def test_few_rows(mechanism, length):
+    """Up to eight rows take a path of their own."""
+    check(mechanism, Case(length, 133, 16, 24, 2, 4, 2, causal="lower_right", mask="additive per key"))
+
+
+@pytest.mark.parametrize("mechanism", MECHANISMS)
+@pytest.mark.parametrize("width", [(1, 1), (7, 80), (80, 7), (128, 128), (256, 256), (15, 17), (33, 2)], ids=str)
+@pytest.mark.parametrize("length", [3, 37])
+def test_widths(mechanism, width, length):
+    check(mechanism, Case(length, 41, *width, 1, 2, 1, causal=True))
+
+
+@pytest.mark.parametrize("mechanism", MECHANISMS)
+@pytest.mark.parametrize("heads", [(3, 3), (6, 3), (5, 1), (7, 7), (1, 1), (9, 3)], ids=str)
+@pytest.mark.parametrize("batch", [1, 3])
+def test_heads_and_threads(mechanism, heads, batch):
+    """Key heads that do not divide among the threads; gradients of shared key heads are summed over queries."""
+    check(mechanism, Case(70, 75, 8, 8, batch, *heads, causal="lower_right"))
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("length", [2, 40])
+def test_layouts(layout, dtype, length):
+    check("cog", Case(length, 33, 12, 10, 3, 4, 2, layout=layout, mask="bool"), dtype)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("mask", MASKS)
+@pytest.mark.parametrize("mechanism", MECHANISMS)
+def test_masks_and_dtypes(mechanism, mask, dtype):
+    """Also the gradients of float masks in their own shapes, and of parameters."""
+    check(mechanism, Case(35, 70, 16, 8, 2, 4, 2, mask=mask, causal="lower_right" if mask == "none" else False), dtype)
+
+
+@pytest.mark.parametrize("mechanism", MECHANISMS)
+@pytest.mark.parametrize("shape", [(1, 1, 1, 1), (1, 4, 1, 1), (2, 1, 9, 1), (1, 1, 9, 70), (2, 4, 1, 70), (2, 4, 9, 70), (70,), (9, 1)], ids=str)
+def test_gradient_of_broadcast_masks(mechanism, shape):
+    case = Case(9, 70, 8, 8, 2, 4, 2, mask="additive")
+    subject = Check(resolve(mechanism), "native")
+    inputs = subject.draw(case)
+    full = inputs.leaves["mask"]
+    mask = full[tuple(slice(0, size) for size in (1,) * (4 - len(shape)) + shape)].reshape(shape)
+    inputs = inputs.with_leaves(mask=mask)
+    results = subject.run(inputs, torch.float32)
+    assert results["mask"].shape == shape
+    reference, sizes = subject.reference(inputs, shape), subject.sizes(inputs, shape)
+    for measure in subject.compare(str(shape), results, reference, sizes, torch.float32):
+        assert measure.ok, str(measure)
+
+
+@pytest.mark.parametrize("mechanism", MECHANISMS)
+@pytest.mark.parametrize("length", [1, 5, 70])
+@pytest.mark.parametrize("p", [0.1, 0.9, 1.0])
+def test_dropout(mechanism, length, p):
+    check(mechanism, Case(length, 75, 8, 8, 2, 4, 2, mask="bool", dropout=p))
+
+
+@pytest.mark.parametrize("mechanism", MECHANISMS)
+def test_long_rows(mechanism):
+    """Several blocks of keys and rows, ragged ends, float32 sums over 1500 keys."""
+    case = Case(150, 1500, 32, 24, 1, 2, 1)
+    for kind in ({}, {"causal": "lower_right"}, {"mask": "padding"}, {"length": 3, "spread": 8.0}):
+        check(mechanism, replace(case, **kind))
+
+
+def test_same_threads_same_bits_and_other_threads_within_the_gate(threads):
+    subject = Check(resolve("cog"), "native")
+    inputs = subject.draw(Case(130, 140, 16, 16, 1, 3, 3, causal=True))
+    first, second = subject.run(inputs, torch.float32), subject.run(inputs, torch.float32)
+    assert all(torch.equal(first[name], second[name]) for name in first)
+    torch.set_num_threads(3 - threads)
+    other = subject.run(inputs, torch.float32)
+    for measure in subject.compare("other threads", other, first, subject.sizes(inputs, 0), torch.float32):
+        assert measure.ok, str(measure)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_gradients_only_where_wanted(dtype):
+    q, k, v = (torch.randn(1, 2, 9, 8, dtype=dtype) for _ in range(3))
+    for wanted in (q, k, v):
+        x = wanted.clone().requires_grad_()
+        arguments = [x if y is wanted else y for y in (q, k, v)]
+        out = unsoft.attention(*arguments, "cog", engine="native")
+        dense = unsoft.attention(*(y.double() for y in arguments), "cog", engine="dense")
+        (grad,), (expected,) = (torch.autograd.grad(o.sum(), x) for o in (out, dense))
+        assert grad.dtype == dtype
+        assert torch.allclose(grad.double(), expected.double(), atol=2e-2 if dtype in DTYPES[2:] else 1e-4)
+
+
+def test_grad_out_of_any_layout():
+    q, k, v = (torch.randn(2, 2, 9, 8, requires_grad=True) for _ in range(3))
+    out = unsoft.attention(q, k, v, "softmax1", engine="native")
+    upstream = torch.randn(2, 9, 2, 8).transpose(1, 2)
+    strided = torch.autograd.grad(out, (q, k, v), upstream, retain_graph=True)
+    plain = torch.autograd.grad(out, (q, k, v), upstream.contiguous(), retain_graph=True)
+    assert all(torch.allclose(a, b, atol=1e-6) for a, b in zip(strided, plain, strict=True))
+    summed = torch.autograd.grad(out.sum(), (q, k, v), retain_graph=True)  # an expanded gradient, strides 0
+    plain = torch.autograd.grad(out, (q, k, v), torch.ones_like(out))
+    assert all(torch.allclose(a, b, atol=1e-6) for a, b in zip(summed, plain, strict=True))

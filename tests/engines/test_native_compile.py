@@ -1,0 +1,167 @@
+"""How the native engine compiles and caches: each test starts fresh processes with a cache directory of their own."""
+
+import json
+import os
+import shutil
+import stat
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+import unsoft
+from unsoft.engines.native import compiler
+
+CALLS = """
+import json, sys, warnings
+import torch, unsoft
+torch.set_num_threads(1)
+torch.manual_seed(0)
+q, k, v = (torch.randn(1, 3, 17, 8) for _ in range(3))
+with warnings.catch_warnings(record=True) as seen:
+    warnings.simplefilter("always")
+    results = [unsoft.attention(q, k, v, m, engine=e) for m in sys.argv[1:] for e in ("native", "auto", "native")]
+tiled = [unsoft.attention(q, k, v, m, engine="tiled") for m in sys.argv[1:] for _ in range(3)]
+print(json.dumps({
+    "warnings": [[w.category.__name__, str(w.message)] for w in seen],
+    "equal": all(torch.equal(x, y) for x, y in zip(results, tiled)),
+    "close": all(torch.allclose(x, y, atol=1e-5) for x, y in zip(results, tiled)),
+}))
+"""
+SOURCE = str(Path(unsoft.__file__).parents[1])
+
+
+def start(cache, *mechanisms, **environment):
+    env = os.environ | {"UNSOFT_CACHE_DIR": str(cache), "PYTHONPATH": SOURCE} | environment
+    command = [sys.executable, "-c", CALLS, *(mechanisms or ("cog",))]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=env)
+
+
+def finish(process):
+    out, err = process.communicate(timeout=300)
+    assert process.returncode == 0, err
+    return json.loads(out)
+
+
+def run(cache, *mechanisms, **environment):
+    return finish(start(cache, *mechanisms, **environment))
+
+
+def script(path, text):
+    path.write_text(f"#!/bin/sh\n{text}\n")
+    path.chmod(path.stat().st_mode | stat.S_IXUSR)
+    return str(path)
+
+
+def libraries(cache):
+    return sorted(cache.glob("*.so"))
+
+
+@pytest.fixture
+def logged_compiler(tmp_path):
+    """A compiler that notes every call in a file, and the number of calls so far."""
+    log = tmp_path / "calls"
+    log.touch()
+    path = script(tmp_path / "logged-c++", f'echo call >> {log}\nexec {compiler.find_compiler()} "$@"')
+    return path, lambda: len(log.read_text().splitlines())
+
+
+def test_second_process_does_not_compile(tmp_path, logged_compiler):
+    path, calls = logged_compiler
+    cache = tmp_path / "cache"
+    assert run(cache, "cog", CXX=path) == {"warnings": [], "equal": False, "close": True}
+    first = calls()
+    assert first == len(libraries(cache)) > 0
+    assert run(cache, "cog", CXX=path)["close"]
+    assert calls() == first
+    assert run(cache, "cog", "relu", CXX=path)["close"]
+    assert calls() == first + 1, "another formula shares what does not depend on the formula"
+
+
+def test_processes_that_compile_at_once(tmp_path):
+    cache = tmp_path / "cache"
+    results = [finish(process) for process in [start(cache) for _ in range(4)]]
+    assert all(result == {"warnings": [], "equal": False, "close": True} for result in results)
+    assert not [file for file in cache.iterdir() if file.suffix != ".so"], "nothing unfinished is left behind"
+
+
+@pytest.mark.parametrize("damage", ["empty", "text", "half", "last page"])
+def test_damaged_library_is_compiled_again(tmp_path, logged_compiler, damage):
+    path, calls = logged_compiler
+    cache = tmp_path / "cache"
+    run(cache, CXX=path)
+    before = calls()
+    for library in libraries(cache):
+        content = library.read_bytes()
+        keep = {"empty": b"", "text": b"not a library", "half": content[: len(content) // 2], "last page": content[:-4096]}
+        library.write_bytes(keep[damage])
+    assert run(cache, CXX=path) == {"warnings": [], "equal": False, "close": True}
+    assert calls() == 2 * before
+    assert run(cache, CXX=path)["close"]
+    assert calls() == 2 * before, "the new library stays"
+
+
+@pytest.mark.parametrize("kind", ["missing", "refuses", "writes nothing", "writes nonsense"])
+def test_without_a_working_compiler_one_warning_then_tiled(tmp_path, kind):
+    broken = {
+        "missing": "/nonexistent/c++",
+        "refuses": script(tmp_path / "refuses", "echo 'error: no thanks' >&2\nexit 1"),
+        "writes nothing": script(tmp_path / "writes-nothing", "exit 0"),
+        "writes nonsense": script(
+            tmp_path / "writes-nonsense",
+            'while [ $# -gt 0 ]; do if [ "$1" = -o ]; then echo nonsense > "$2"; fi; shift; done',
+        ),
+    }
+    result = run(tmp_path / "cache", "cog", "relu", "softmax1", CXX=broken[kind])
+    assert [category for category, _ in result["warnings"]] == ["CompilerWarning"]
+    assert "native engine is not available" in result["warnings"][0][1]
+    assert result["equal"], "the tiled engine takes over"
+
+
+@pytest.mark.parametrize("kind", ["below a file", "read-only"])
+def test_cache_directory_that_cannot_be_written(tmp_path, kind):
+    cache = tmp_path / "file" / "cache"
+    if kind == "below a file":
+        cache.parent.touch()
+    else:
+        cache.mkdir(parents=True)
+        cache.chmod(0o500)
+    assert run(cache) == {"warnings": [], "equal": False, "close": True}
+
+
+@pytest.mark.skipif(shutil.which("clang++") is None, reason="needs clang++")
+def test_clang(tmp_path):
+    assert run(tmp_path / "cache", "cog", "relu", CXX="clang++") == {"warnings": [], "equal": False, "close": True}
+
+
+def test_cache_directory_and_clearing(tmp_path, monkeypatch):
+    monkeypatch.setenv("UNSOFT_CACHE_DIR", str(tmp_path))
+    assert compiler.cache_directory() == tmp_path
+    for name in ("a.so", "b.so", "c.tmp", "keep.txt"):
+        (tmp_path / name).touch()
+    assert compiler.clear_cache() == 2
+    assert [file.name for file in tmp_path.iterdir()] == ["keep.txt"]
+    monkeypatch.delenv("UNSOFT_CACHE_DIR")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert compiler.cache_directory() == tmp_path / "unsoft"
+
+
+def test_every_formula_gets_a_library_of_its_own():
+    formulas = [unsoft.Formula("s/n"), unsoft.Formula("s/n", bias="logit"), unsoft.Formula("2*s/n")]
+    from unsoft.engines.native.codegen import formula_source
+
+    paths = {compiler._library_path("formula", formula_source(f), real) for f in formulas for real in ("float", "double")}
+    assert len(paths) == 6
+
+
+def test_warm_start_is_fast():
+    """A second formula object of the same content is not compiled, nor loaded, again."""
+    from unsoft.engines.native.binding import kernel
+
+    q = torch.randn(1, 1, 4, 4)
+    unsoft.attention(q, q, q, unsoft.Formula("exp(s - m)", "exp(s - m)", "s"), engine="native")
+    loaded = kernel.cache_info().misses
+    unsoft.attention(q, q, q, unsoft.Formula("exp(s-m)", "exp(s-m)", peak="s", name="again"), engine="native")
+    assert kernel.cache_info().misses == loaded
