@@ -1,4 +1,4 @@
-"""The front door: what it accepts, what it refuses and how it says so, and the promises that hold for every mechanism."""
+"""The front door: what it accepts, how it refuses, and the promises that hold for every mechanism."""
 
 import inspect
 import itertools

@@ -39,11 +39,12 @@ def attention(
     True
 
     query
-        (..., heads, L, D), with any number of batch dimensions, or none, or no heads either. float32, float64,
-        bfloat16 or float16; the last two are computed in float32.
+        (..., heads, L, D), with any number of batch dimensions, or none, or no heads either. float32,
+        float64, bfloat16 or float16; the last two are computed in float32.
     key, value
-        (..., heads, S, D) and (..., heads, S, Dv). Batch dimensions broadcast; the number of heads must be that of
-        the query unless ``enable_gqa=True``, which lets H / Hk consecutive query heads share one key head.
+        (..., heads, S, D) and (..., heads, S, Dv). Batch dimensions broadcast; the number of heads must be
+        that of the query unless ``enable_gqa=True``, which lets H / Hk consecutive query heads share one key
+        head.
     mechanism
         A name (see ``unsoft.mechanisms()``) or a :class:`~unsoft.Formula` of your own.
     attn_mask
@@ -52,11 +53,11 @@ def attention(
         changes its sign. -inf, and the lowest finite number of the mask's dtype, mean "masked". Also
         ``torch.nn.attention.bias.CausalBias``.
     dropout_p
-        Probability of dropping a weight, drawn from torch's generator. Unlike a module, the function does not know
-        whether it is training.
+        Probability of dropping a weight, drawn from torch's generator. Unlike a module, the function does not
+        know whether it is training.
     is_causal
-        True or "upper_left": row i sees the keys 0..i, as in torch. "lower_right": the last row sees the last key,
-        which is what decoding with a cache means. They differ only if L != S; for 3 queries and 5 keys::
+        True or "upper_left": row i sees the keys 0..i, as in torch. "lower_right": the last row sees the last
+        key, which is what decoding with a cache means. They differ only if L != S; for 3 queries and 5 keys::
 
             upper_left  x . . . .      lower_right  x x x . .
                         x x . . .                   x x x x .
@@ -66,15 +67,17 @@ def attention(
     scale
         Factor of the dot product, 1 / sqrt(D) by default.
     engine
-        "auto" picks the fastest one that supports the call; see :mod:`unsoft.engines`. All give the same result.
+        "auto" picks the fastest one that supports the call; see :mod:`unsoft.engines`. All give the same
+        result.
     return_weights
         Also return the weights (..., heads, L, S), before dropout, computed by the dense engine.
     params
-        Values for the mechanism's parameters, each a number or a tensor: a scalar or one value per query head.
-        Gradients flow to them.
+        Values for the mechanism's parameters, each a number or a tensor: a scalar or one value per query
+        head. Gradients flow to them.
 
-    A row that may see nothing outputs exact zeros. What is masked cannot be felt, even if it is NaN; a NaN or Inf that
-    is visible makes exactly the rows that see it NaN. Wrong arguments raise ValueError or TypeError before any work.
+    A row that may see nothing outputs exact zeros. What is masked cannot be felt, even if it is NaN; a NaN or
+    Inf that is visible makes exactly the rows that see it NaN. Wrong arguments raise ValueError or TypeError
+    before any work.
 
     >>> out, weights = attention(q, k, v, "cog", return_weights=True)
     >>> torch.allclose(weights.abs().sum(-1), torch.ones(2, 8, 100)), bool((weights < 0).any())
@@ -122,6 +125,6 @@ def _device_type(x: Any) -> str:
 
 
 def _as_autocast(x: Any, query: Any) -> Any:
-    """What autocast does to the inputs of torch's own attention; the arithmetic inside keeps its own precision."""
+    """What autocast does to the inputs of torch's attention; the arithmetic inside keeps its precision."""
     narrow = isinstance(x, Tensor) and x.dtype in (torch.float32, torch.bfloat16, torch.float16)
     return x.to(torch.get_autocast_dtype(_device_type(query))) if narrow else x

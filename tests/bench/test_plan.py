@@ -64,6 +64,13 @@ def test_without_the_native_engine_nothing_claims_its_name(monkeypatch):
     assert left and "native" not in left
 
 
+def test_a_formula_that_cannot_be_compiled_is_an_error(monkeypatch):
+    cog = unsoft.mechanisms()["cog"].key
+    monkeypatch.setattr(plan.availability, "ready", lambda formula, double: formula == cog)
+    with pytest.raises(RuntimeError, match="'relu' cannot be compiled"):
+        steps(QUICK, ["cog", "relu"])[0].measure()
+
+
 def test_inputs_are_the_same_in_every_run_and_ready_for_gradients():
     workload = Workload("main", 5, 7, dtype="bfloat16", mode="training")
     first, second = workload.inputs(), workload.inputs()

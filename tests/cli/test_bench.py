@@ -6,7 +6,7 @@ import subprocess
 
 import pytest
 
-from unsoft.bench import plan, startup
+from unsoft.bench import plan, record, startup
 from unsoft.bench.plan import Step
 from unsoft.bench.startup import Startup
 from unsoft.bench.timing import Timing
@@ -31,20 +31,21 @@ def test_a_small_run_prints_and_keeps_its_figures(run, tmp_path):
     assert done.returncode == 0, done.stderr
     assert "figures to reach" in done.stdout and "short queries" in done.stdout
     assert "\x1b" not in done.stdout + done.stderr, "no colours and no progress bar off a terminal"
-    record = json.loads(out.read_text())
-    assert record["finished"] is True and record["level"] == "quick"
-    assert record["machine"] and record["threads"] >= 1 and record["seed"]
-    assert {"unsoft", "torch", "python", "compiler", "x-transformers"} <= set(record["versions"])
-    own = [row for row in record["timings"] if row["engine"] == "native"]
+    kept = json.loads(out.read_text())
+    assert kept["finished"] is True and kept["level"] == "quick"
+    assert kept["machine"] and kept["threads"] >= 1 and kept["seed"]
+    assert {"unsoft", "torch", "python", "compiler", "x-transformers"} <= set(kept["versions"])
+    own = [row for row in kept["timings"] if row["engine"] == "native"]
     assert [(row["queries"], row["keys"]) for row in own] == [(1, 4096), (16, 4096), (64, 4096)]
     assert all(row["ratio"] > 0 and row["rounds"] >= 5 and row["error"] < 1e-5 for row in own)
-    measured = {bar["what"]: bar for bar in record["bars"] if bar["measured"] is not None}
+    measured = {bar["what"]: bar for bar in kept["bars"] if bar["measured"] is not None}
     assert list(measured) == ["native: short queries, slowest"]
     assert measured["native: short queries, slowest"]["measured"] == max(row["ratio"] for row in own)
 
 
 def test_without_a_compiler_the_rest_is_measured(run_here, monkeypatch):
     monkeypatch.setattr(availability, "ready", lambda formula, double: False)
+    monkeypatch.setattr(record, "load", lambda: None)
     monkeypatch.setattr(startup, "measure_import", lambda runs: [Startup("import unsoft", 0.5, runs)])
     done = run_here("bench", "--quick", "--only", "startup")
     assert done.returncode == 0
@@ -57,8 +58,10 @@ def test_a_wrong_result_is_an_error(run_here, monkeypatch):
     monkeypatch.setattr(
         plan, "steps", lambda level, mechanisms: [Step("decode", "decode", lambda: [SDPA, wrong])]
     )
+    monkeypatch.setattr(record, "load", lambda: 99.0)
     done = run_here("bench")
     assert done.returncode == 1
+    assert "busy (load 99.0" in done.stderr
     assert "wrong: cog" in done.stdout and "some results are wrong" in done.stderr
 
 
@@ -87,8 +90,8 @@ def test_an_interrupted_run_keeps_what_is_done(command, environment, tmp_path):
         stdout, stderr = process.communicate(timeout=60)
     assert process.returncode == 130, stderr
     assert "Traceback" not in stderr and "interrupted" in stderr
-    record = json.loads(out.read_text())
-    assert record["finished"] is False
-    assert {1, 16} <= {row["queries"] for row in record["timings"]}
+    kept = json.loads(out.read_text())
+    assert kept["finished"] is False
+    assert {1, 16} <= {row["queries"] for row in kept["timings"]}
     assert "1 x 4096" in stdout
     assert [file.name for file in tmp_path.glob(".part.json*")] == []

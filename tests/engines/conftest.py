@@ -32,7 +32,7 @@ def _make_call(
     dropout: float = 0.0,
     seed: int = 0,
 ) -> Call:
-    """A random call whose tensors want gradients. ``mask`` and ``bias`` are 4-D shapes; the bias hides nothing."""
+    """A random call whose tensors want gradients; ``mask`` and ``bias`` are 4-D shapes."""
     random = torch.Generator().manual_seed(seed)
     formula = resolve(mechanism)
     compute = torch.float64 if dtype == torch.float64 else torch.float32
@@ -63,7 +63,7 @@ def _make_call(
 
 
 def _by_rows(call: Call) -> Tensor:
-    """Weights (B, H, L, S) by the definition: each row on its own, made of the keys it sees and of nothing else."""
+    """Weights (B, H, L, S) by the definition: each row alone, made of the keys it sees and nothing else."""
     (batch, heads, length, _), keys = call.q.shape, call.k.shape[2]
     group = heads // call.k.shape[1]
     formula, p = call.formula, call.formula.mass_degree
@@ -108,6 +108,15 @@ def _by_rows(call: Call) -> Tensor:
 @pytest.fixture(autouse=True)
 def _seeded() -> None:
     torch.manual_seed(0)
+
+
+@pytest.fixture(scope="module")
+def one_thread():
+    """For tensors so small that a second thread is only waited for."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""The specification, judged by the definition row by row, by formulas written by hand, and by numerical derivatives."""
+"""The specification, judged by the definition row by row, by formulas by hand, by numerical slopes."""
 
 import math
 from dataclasses import replace
@@ -11,6 +11,7 @@ from unsoft.engines.dense import dense_attention
 from unsoft.formula import Formula
 from unsoft.mechanisms import mechanisms, resolve
 
+pytestmark = pytest.mark.usefixtures("one_thread")
 NAMES = list(mechanisms())
 POSITIONAL = Formula(
     weight="exp(s - tau*abs(i - j) - m)",

@@ -21,11 +21,15 @@ OWN = unsoft.Formula(
 MECHANISMS = [pytest.param(m, id=str(m)) for m in ("softmax", "cog", "relu2")] + [pytest.param(OWN, id="own")]
 
 
-@pytest.fixture(autouse=True, params=[1, 2], ids=["1 thread", "2 threads"])
-def threads(request):
+THREADS = pytest.mark.parametrize("threads", [1, 2], ids=["1 thread", "2 threads"])
+
+
+@pytest.fixture(autouse=True)
+def number_of_threads(request):
+    """One thread, or as many as the test asks for."""
     before = torch.get_num_threads()
-    torch.set_num_threads(request.param)
-    yield request.param
+    torch.set_num_threads(request.node.callspec.params.get("threads", 1) if hasattr(request.node, "callspec") else 1)
+    yield
     torch.set_num_threads(before)
 
 
@@ -39,7 +43,7 @@ def check(mechanism, case, dtype=torch.float32):
 @pytest.mark.parametrize("mechanism", MECHANISMS)
 @pytest.mark.parametrize("length", range(1, 10))
 def test_few_rows(mechanism, length):
-    """Up to eight rows take a path of their own."""
+    """Few rows take a path of their own."""
     check(mechanism, Case(length, 133, 16, 24, 2, 4, 2, causal="lower_right", mask="additive per key"))
 
 
@@ -51,11 +55,12 @@ def test_widths(mechanism, width, length):
 
 
 @pytest.mark.parametrize("mechanism", MECHANISMS)
-@pytest.mark.parametrize("heads", [(3, 3), (6, 3), (5, 1), (7, 7), (1, 1), (9, 3)], ids=str)
-@pytest.mark.parametrize("batch", [1, 3])
-def test_heads_and_threads(mechanism, heads, batch):
+@pytest.mark.parametrize("heads", [(3, 3), (6, 3), (5, 1), (1, 1), (9, 3)], ids=str)
+@pytest.mark.parametrize("length", [2, 70])
+@THREADS
+def test_heads_and_threads(mechanism, heads, length, threads):
     """Key heads that do not divide among the threads; gradients of shared key heads are summed over queries."""
-    check(mechanism, Case(70, 75, 8, 8, batch, *heads, causal="lower_right"))
+    check(mechanism, Case(length, 75, 8, 8, 1, *heads, causal="lower_right"))
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -67,7 +72,7 @@ def test_layouts(layout, dtype, length):
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("mask", MASKS)
-@pytest.mark.parametrize("mechanism", MECHANISMS)
+@pytest.mark.parametrize("mechanism", ["cog", pytest.param(OWN, id="own")])
 def test_masks_and_dtypes(mechanism, mask, dtype):
     """Also the gradients of float masks in their own shapes, and of parameters."""
     check(mechanism, Case(35, 70, 16, 8, 2, 4, 2, mask=mask, causal="lower_right" if mask == "none" else False), dtype)
@@ -91,19 +96,19 @@ def test_gradient_of_broadcast_masks(mechanism, shape):
 
 @pytest.mark.parametrize("mechanism", MECHANISMS)
 @pytest.mark.parametrize("length", [1, 5, 70])
-@pytest.mark.parametrize("p", [0.1, 0.9, 1.0])
+@pytest.mark.parametrize("p", [0.1, 1.0])
 def test_dropout(mechanism, length, p):
     check(mechanism, Case(length, 75, 8, 8, 2, 4, 2, mask="bool", dropout=p))
 
 
 @pytest.mark.parametrize("mechanism", MECHANISMS)
-def test_long_rows(mechanism):
-    """Several blocks of keys and rows, ragged ends, float32 sums over 1500 keys."""
-    case = Case(150, 1500, 32, 24, 1, 2, 1)
-    for kind in ({}, {"causal": "lower_right"}, {"mask": "padding"}, {"length": 3, "spread": 8.0}):
-        check(mechanism, replace(case, **kind))
+@pytest.mark.parametrize("kind", [{"causal": "lower_right"}, {"mask": "padding"}, {"length": 3, "spread": 8.0}], ids=str)
+def test_long_rows(mechanism, kind):
+    """Several blocks of keys and rows, ragged ends, float32 sums over many keys."""
+    check(mechanism, replace(Case(140, 900, 32, 24, 1, 2, 1), **kind))
 
 
+@THREADS
 def test_same_threads_same_bits_and_other_threads_within_the_gate(threads):
     subject = Check(resolve("cog"), "native")
     inputs = subject.draw(Case(130, 140, 16, 16, 1, 3, 3, causal=True))

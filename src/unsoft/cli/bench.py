@@ -69,7 +69,9 @@ def _warn_if_busy() -> None:
 
     busy, cores = load(), os.cpu_count() or 1
     if busy is not None and busy > 0.5 * cores:
-        typer.echo(f"unsoft: this machine is busy (load {busy:.1f} on {cores} cores): expect noisy figures", err=True)
+        typer.echo(
+            f"unsoft: this machine is busy (load {busy:.1f} on {cores} cores): expect noisy figures", err=True
+        )
 
 
 def _run(todo: list[Step], keep: Callable[[list[Result], bool], None]) -> tuple[list[Result], bool]:

@@ -1,4 +1,5 @@
-"""From what a user passes to ``attention`` to one checked :class:`Call`. Everything wrong is said here, before any work.
+"""From what a user passes to ``attention`` to one checked :class:`Call`. Everything wrong is said here,
+before any work.
 
 Every message names the argument, what was given, and what would work.
 """
@@ -17,7 +18,7 @@ from unsoft.engines.visibility import count_visible, split_float_mask
 from unsoft.formula import Formula
 
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
-CAUSAL = ("upper_left", "lower_right")
+_LARGEST = sys.float_info.max
 
 
 def checked_call(
@@ -264,11 +265,12 @@ def _scale(scale: float | None, head_dim: int) -> float:
     return float(scale)
 
 
-def _check_number(name: str, value: Any, low: float = -math.inf, high: float = math.inf) -> None:
+def _check_number(name: str, value: Any, low: float = -_LARGEST, high: float = _LARGEST) -> None:
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         raise TypeError(f"attention: argument '{name}' must be a number, not {type(value).__name__}")
-    if not math.isfinite(value) or not low <= value <= high:
-        allowed = "finite" if low == -math.inf else f"between {low:g} and {high:g}"
+    # Comparisons alone, which are False for NaN: torch.compile knows no math.isfinite of a symbolic number.
+    if not low <= value <= high:
+        allowed = "finite" if high == _LARGEST else f"between {low:g} and {high:g}"
         raise ValueError(f"attention: argument '{name}' must be {allowed}, not {value!r}")
 
 

@@ -1,6 +1,7 @@
 """One attention call after every argument has been checked: the only thing that an engine sees."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -13,8 +14,8 @@ class Call:
     """A checked call in one fixed layout.
 
     Legend: B batch, H query heads, Hk key/value heads (H is a multiple of Hk, query head h reads key head
-    h // (H // Hk)), L queries, S keys, D and Dv head dimensions, P formula parameters; "B|1" = may be 1, meaning the
-    same for all. ``compute_dtype`` is float64 for float64 inputs and float32 for all others.
+    h // (H // Hk)), L queries, S keys, D and Dv head dimensions, P formula parameters; "B|1" = may be 1,
+    meaning the same for all. ``compute_dtype`` is float64 for float64 inputs and float32 for all others.
     """
 
     q: Tensor
@@ -33,10 +34,10 @@ class Call:
     causal_offset: int | None = None
     """Key j is visible to row i only if j <= i + causal_offset; None = not causal."""
     counts: Tensor | None = None
-    """(B|1, H|1, L) visible keys of each row, at least 1, in compute_dtype; given iff the formula uses ``n``."""
+    """(B|1, H|1, L) visible keys of each row, at least 1, compute_dtype; given iff the formula uses ``n``."""
     scale: float = 1.0
     dropout_p: float = 0.0
-    seed: Tensor | None = field(default=None)
+    seed: Tensor | None = None
     """Two words (see dropout.py); given iff dropout_p > 0."""
 
     @property
@@ -44,7 +45,7 @@ class Call:
         return compute_dtype(self.q.dtype)
 
     @property
-    def fused_arguments(self) -> tuple[tuple[Tensor | None, ...], dict[str, object]]:
+    def fused_arguments(self) -> tuple[tuple[Tensor | None, ...], dict[str, Any]]:
         """The positional tensors and the keywords of the fused engines' ``forward``."""
         tensors = (self.q, self.k, self.v, self.visible, self.bias, self.counts, self.params, self.seed)
         options = {

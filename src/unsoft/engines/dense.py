@@ -1,18 +1,21 @@
-"""The dense engine: attention written down as it is defined. It is the specification that all other engines meet.
+"""The dense engine: attention written down as it is defined. It is the specification that all other engines
+meet.
 
     s_ij = scale * q_i . k_j                      (+ float mask, for formulas whose bias is "logit")
     m_i  = max over visible j of peak(s_ij)
     a_ij = weight(s_ij) / norm(sum over visible j of mass(s_ij) + offset)      0 if the normaliser is 0
     o_i  = sum over visible j of a_ij v_j
 
-Plain differentiable torch on whole (L, S) matrices, so memory grows with L * S; gradients of any order, forward-mode
-derivatives and torch.compile work. Shapes are those of :class:`unsoft.engines.call.Call`.
+Plain differentiable torch on whole (L, S) matrices, so memory grows with L * S; gradients of any order,
+forward-mode derivatives and torch.compile work. Shapes are those of :class:`unsoft.engines.call.Call`.
 
 How masked and non-finite entries are kept apart:
 
-- A masked entry is evaluated at a point that its row does see and its weight is then replaced by 0. Multiplying by 0
+- A masked entry is evaluated at a point that its row does see and its weight is then replaced by 0.
+  Multiplying by 0
   would not do: a masked logit may overflow, and 0 * inf is NaN in the output or in the gradient.
-- NaN and Inf in q, k, v and the float mask are replaced by 0 at the start, and NaN is added at the end to exactly the
+- NaN and Inf in q, k, v and the float mask are replaced by 0 at the start, and NaN is added at the end to
+  exactly the
   outputs that see one. So a masked one is inert, and gradients are those of the call with 0 in their place.
 - m is treated as a constant: the weights do not depend on it, it only keeps exp in range.
 """
@@ -27,7 +30,7 @@ from unsoft.engines.visibility import visible_tile
 from unsoft.formula.evaluate import evaluate, evaluate_all
 
 _NEUTRAL = 0.5
-"""Logit at which rows that see nothing are evaluated: formulas have their poles and corners at 0, 1 and infinity."""
+"""Where rows that see nothing are evaluated: poles and corners of formulas are at 0, 1 and infinity."""
 
 
 def dense_attention(call: Call) -> tuple[Tensor, Tensor]:
@@ -138,7 +141,7 @@ def _dropped(weights: Tensor, call: Call) -> Tensor:
 
 
 def _poison(call: Call, visible: Tensor) -> tuple[Tensor, Tensor]:
-    """NaN where a row sees something non-finite, else 0: for whole rows (B, H, L, 1), for single outputs (B, H, L, Dv)."""
+    """NaN where something non-finite is seen, else 0: for rows (B, H, L, 1) and outputs (B, H, L, Dv)."""
     (batch, heads, length, _), keys = call.q.shape, call.k.shape[2]
     bad_q, bad_k = (~x.isfinite().all(-1) for x in (call.q, call.k))
     bad_k = bad_k.repeat_interleave(heads // max(call.k.shape[1], 1), dim=1)
@@ -148,11 +151,12 @@ def _poison(call: Call, visible: Tensor) -> tuple[Tensor, Tensor]:
     seen = visible.expand(batch, heads, length, keys)
     bad_rows = (bad & seen).any(-1, keepdim=True)
     bad_outputs = _heads_product(seen.to(call.compute_dtype), (~call.v.isfinite()).to(call.compute_dtype)) > 0
-    return tuple(torch.where(b, torch.nan, 0.0).to(call.compute_dtype) for b in (bad_rows, bad_outputs))
+    nan = torch.full((), torch.nan, dtype=call.compute_dtype, device=call.q.device)
+    return torch.where(bad_rows, nan, 0.0), torch.where(bad_outputs, nan, 0.0)
 
 
 def _heads_product(x: Tensor, y: Tensor) -> Tensor:
-    """(B, H, L, X) times (B, Hk, X, Y): query heads that share a key head are stacked as rows, so y is never copied."""
+    """(B, H, L, X) times (B, Hk, X, Y); query heads of one key head are stacked as rows, y is not copied."""
     (batch, heads, length, inner), shared = x.shape, y.shape[1]
     if heads == shared:
         return x @ y

@@ -1,7 +1,9 @@
-"""Dropout decided by a counter, not by a stream: whether weight (b, h, i, j) is kept is a pure function of the seed.
+"""Dropout decided by a counter, not by a stream: whether weight (b, h, i, j) is kept is a pure function of
+the seed.
 
-So every engine drops the same weights whatever its tile order, and a backward pass that recomputes its tiles finds the
-mask of the forward pass again without having stored it. The generator is the 32-bit mixer ``lowbias32``.
+So every engine drops the same weights whatever its tile order, and a backward pass that recomputes its tiles
+finds the mask of the forward pass again without having stored it. The generator is the 32-bit mixer
+``lowbias32``.
 """
 
 import torch
@@ -29,14 +31,15 @@ def keep_factor(p: float) -> float:
 
 
 def row_keys(seed: Tensor, heads: Tensor, rows: Tensor) -> Tensor:
-    """One 32-bit word per (head, row), shape (len(heads), len(rows)); ``heads`` counts b * H + h over all batches."""
+    """One 32-bit word per (head, row), shape (len(heads), len(rows)); ``heads`` holds numbers b * H + h."""
     low, high = seed[0] & _WORD, seed[1] & _WORD
     per_head = _mix(_mix((low + heads * _HEAD_STEP) & _WORD) ^ high)
     return _mix((per_head[:, None] + rows * _ROW_STEP) & _WORD)
 
 
 def keep(row_key: Tensor, keys: Tensor, p: float) -> Tensor:
-    """Bool mask of the weights that survive: ``row_key`` of any shape, one more dimension for the key positions.
+    """Bool mask of the weights that survive: ``row_key`` of any shape, one more dimension for the key
+    positions.
 
     >>> words = row_keys(torch.tensor([1, 2]), torch.arange(4), torch.arange(100))
     >>> kept = keep(words, torch.arange(200), p=0.25)

@@ -1,11 +1,14 @@
-"""Evaluates expressions on a tile without autograd and almost without allocating: the inner loop of the tiled engine.
+"""Evaluates expressions on a tile without autograd and almost without allocating: the inner loop of the tiled
+engine.
 
-A value that spans the whole tile is written into a buffer of a :class:`Workspace`, by torch's ``out=``; its buffer is
-free again after its last use, and an operation may write over an operand that dies there. Everything smaller (a value
-per row, per key, per head, a number) is computed with ordinary torch operations, which costs next to nothing.
+A value that spans the whole tile is written into a buffer of a :class:`Workspace`, by torch's ``out=``; its
+buffer is free again after its last use, and an operation may write over an operand that dies there.
+Everything smaller (a value per row, per key, per head, a number) is computed with ordinary torch operations,
+which costs next to nothing.
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -17,7 +20,7 @@ from unsoft.formula.torch_ops import TORCH
 
 
 class Workspace:
-    """Buffers for tiles of one dtype. Tiles may differ in shape; a buffer grows to the largest one it has held."""
+    """Buffers for tiles of one dtype and any shape; a buffer grows to the largest tile it has held."""
 
     def __init__(self, dtype: torch.dtype, device: torch.device) -> None:
         self.dtype, self.device = dtype, device
@@ -67,8 +70,8 @@ class Workspace:
 class Program:
     """Several expressions, evaluated together on one tile.
 
-    The symbol s is the tile itself, all other symbols broadcast to it. Running the program consumes s: its buffer may
-    hold a result afterwards, unless ``keep_s``.
+    The symbol s is the tile itself, all other symbols broadcast to it. Running the program consumes s: its
+    buffer may hold a result afterwards, unless ``keep_s``.
 
     >>> from unsoft.formula import parse
     >>> program = Program({"weight": parse("exp(s - m)"), "double": parse("2*exp(s - m)")})
@@ -79,13 +82,13 @@ class Program:
             [2.0000, 2.0000]], dtype=torch.float64)
     """
 
-    def __init__(self, outputs: Mapping[str, Expr], keep_s: bool = False) -> None:
+    def __init__(self, outputs: Mapping[Any, Expr], keep_s: bool = False) -> None:
         instructions, self.results = lower(outputs)
         kept = set(self.results.values()) | ({"s"} if keep_s else set())
         self._steps = _plan(instructions, kept)
 
-    def run(self, symbols: Mapping[str, Tensor], space: Workspace) -> dict[str, Tensor | float]:
-        """The value of each output; outputs that are the same expression are the same tensor."""
+    def run(self, symbols: Mapping[str, Tensor], space: Workspace) -> dict[Any, Any]:
+        """The value of each output, a tensor or a number; equal expressions are the same tensor."""
         values = dict(symbols)
         for target, op, args, fills_buffer, dying in self._steps:
             operands = [values[a] if isinstance(a, str) else a for a in args]
@@ -124,12 +127,12 @@ def _binary(function: Callable) -> Callable:
     return lambda space, out, a, b: function(a if isinstance(a, Tensor) else space.number(a), b, out=out)
 
 
-def _extreme(function: Callable, bound: str) -> Callable:
+def _extreme(function: Callable, clamp: Callable) -> Callable:
     def call(space: Workspace, out: Tensor, a: Tensor | float, b: Tensor | float) -> Tensor:
         if isinstance(a, Tensor) and isinstance(b, Tensor):
             return function(a, b, out=out)
         x, limit = (a, b) if isinstance(a, Tensor) else (b, a)
-        return torch.clamp(x, **{bound: limit}, out=out)
+        return clamp(x, limit, out=out)
 
     return call
 
@@ -174,8 +177,8 @@ _FULL: dict[str, Callable] = {
     },
     "pow": lambda space, out, a, b: torch.pow(a, b, out=out),
     "relu": lambda space, out, a: torch.clamp(a, min=0.0, out=out),
-    "max": _extreme(torch.maximum, "min"),
-    "min": _extreme(torch.minimum, "max"),
+    "max": _extreme(torch.maximum, torch.clamp_min),
+    "min": _extreme(torch.minimum, torch.clamp_max),
     "sign": _sign,
     "where": _where,
     **{op: _compare(getattr(torch, op)) for op in COMPARISONS},

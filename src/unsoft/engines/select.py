@@ -1,7 +1,7 @@
 """Choosing between numbers by their bits: exact, branch-free, several times faster than torch.where on a CPU.
 
-A bit mask is an integer tensor of the width of the numbers, -1 (all bits) to keep and 0 to drop. Unlike a product with
-0 and 1 it drops NaN and Inf too.
+A bit mask is an integer tensor of the width of the numbers, -1 (all bits) to keep and 0 to drop. Unlike a
+product with 0 and 1 it drops NaN and Inf too.
 
 >>> x = torch.tensor([1.0, torch.nan, 3.0])
 >>> keep_(x, bit_mask(torch.tensor([True, False, True]), torch.float32))
@@ -37,7 +37,7 @@ def keep_or_fill_(x: Tensor, mask: Tensor, filler: Tensor) -> Tensor:
 
 
 def flags_to_mask_(flags: Tensor) -> Tensor:
-    """Turns 1.0 and 0.0, as torch's comparisons write them into a float tensor, into a mask in the same memory."""
+    """Turns 1.0 and 0.0, which comparisons write into a float tensor, into a mask in the same memory."""
     # 1.0 is a positive integer bit pattern and 0.0 is 0: after negation the sign bit alone tells them apart.
     mask = bits(flags)
     return mask.neg_().bitwise_right_shift_(8 * mask.element_size() - 1)

@@ -1,9 +1,9 @@
 """The expressions that an engine evaluates: a formula with its additive mask written into it.
 
-A float mask b becomes one more symbol, :data:`BIAS`. A formula with ``bias="logit"`` gets it on the logit, where the
-engine adds it before evaluating anything. A formula with ``bias="strength"`` is multiplied by it, weight by exp(b) and
-mass by exp(p b), and since weight(s, m) scales as exp(-m) the stable way to write that is weight(s, m - b), with the
-peak raised by b.
+A float mask b becomes one more symbol, :data:`BIAS`. A formula with ``bias="logit"`` gets it on the logit,
+where the engine adds it before evaluating anything. A formula with ``bias="strength"`` is multiplied by it,
+weight by exp(b) and mass by exp(p b), and since weight(s, m) scales as exp(-m) the stable way to write that
+is weight(s, m - b), with the peak raised by b.
 
 >>> from unsoft.formula import Formula
 >>> cog = Formula(weight="sign(s)*exp(abs(s) - m)", mass="exp(abs(s) - m)", peak="abs(s)")
@@ -13,16 +13,22 @@ sign(s)*exp(abs(s) - (m - _bias)); abs(s) + _bias
 """
 
 from dataclasses import dataclass
+from functools import lru_cache
 
-from unsoft.formula import Expr, Formula
+import torch
+from torch import Tensor
+
+from unsoft.formula import Expr, Formula, Instruction, lower
 from unsoft.formula.expr import make, postorder, symbol
+from unsoft.formula.lower import Operand
+from unsoft.formula.torch_ops import run
 
 BIAS = "_bias"
 
 
 @dataclass(frozen=True)
 class Terms:
-    """What a_ij = weight / norm(sum of mass + offset) consists of; None = not there (norm None = the sum itself)."""
+    """What a_ij = weight / norm(sum of mass + offset) is made of; None = not there (norm: the sum itself)."""
 
     weight: Expr
     mass: Expr | None
@@ -51,8 +57,8 @@ def _prepare(formula: Formula, biased: bool) -> str:
     return name
 
 
-# What torch.compiler.assume_constant_result does, without importing dynamo: a compiled caller runs this while it is
-# traced, and then sees no more than a look-up in a dictionary.
+# What torch.compiler.assume_constant_result does, without importing dynamo: a compiled caller runs this while
+# it is traced, and then sees no more than a look-up in a dictionary.
 _prepare._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
@@ -81,3 +87,19 @@ def substitute(expr: Expr, name: str, replacement: Expr) -> Expr:
         else:
             new[node] = make(node.op, *(new[a] for a in node.args)) if name in node.symbols else node
     return new[expr]
+
+
+def inverse_norm(terms: Terms, symbols: dict[str, Tensor], z: Tensor) -> Tensor:
+    """1 / norm(z) without autograd, and 0 where the norm is 0: such rows have weights 0."""
+    norm = z if terms.norm is None else torch.zeros_like(z) + row_value(terms.norm, symbols | {"z": z})
+    return torch.where(norm == 0, 0.0, 1.0 / norm)
+
+
+def row_value(expr: Expr, symbols: dict[str, Tensor]) -> Tensor | float:
+    """An expression of row quantities, without autograd; a number if it depends on nothing."""
+    return run(*_lowered(expr), symbols)["value"]
+
+
+@lru_cache(maxsize=1024)
+def _lowered(expr: Expr) -> tuple[list[Instruction], dict[str, Operand]]:
+    return lower({"value": expr})

@@ -1,8 +1,10 @@
 """How the tiled engine walks over an attention matrix: chunks of heads, blocks of rows, blocks of keys.
 
-One tile is (b, h, rows, keys): all heads of a chunk at once, so that one batched matrix product serves many heads.
-Its size is bounded, which is what keeps the memory of the engine linear in the sequence length.
+One tile is (b, h, rows, keys): all heads of a chunk at once, so that one batched matrix product serves many
+heads. Its size is bounded, which is what keeps the memory of the engine linear in the sequence length.
 """
+
+from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator
@@ -30,7 +32,8 @@ class TileSizes:
     elements: int
 
 
-# Measured on 2 cores (Zen 4, 1 MB of L2 each): larger tiles leave the caches, smaller ones pay per torch call.
+# Measured on 2 cores (Zen 4, 1 MB of L2 each): larger tiles leave the caches, smaller ones pay per torch
+# call.
 CPU_TILES = TileSizes(rows=128, keys=512, elements=1 << 19)
 # A guess for accelerators, where the Python loop should be short and memory bandwidth is high.
 OTHER_TILES = TileSizes(rows=1024, keys=1024, elements=1 << 25)
@@ -123,7 +126,7 @@ class Grid:
         yield from blocks(self.q.shape[2], self.rows_per_block)
 
     def key_blocks(self, chunk: Chunk, rows: slice) -> Iterator[tuple[slice, Tensor | None]]:
-        """Blocks of keys that some row of the block sees, each with the bit mask of what is seen (None = all)."""
+        """Blocks of keys that some of the rows see, each with the bit mask of what is seen (None = all)."""
         keys = self.k.shape[2]
         if self.causal_offset is not None:
             keys = min(keys, max(0, rows.stop + self.causal_offset))
@@ -148,7 +151,7 @@ class Grid:
         return symbols
 
     def tile_symbols(self, chunk: Chunk, rows: slice, keys: slice, logits: Tensor) -> dict[str, Tensor]:
-        """s, j and the bias, each broadcastable to (b, h, rows, keys). A logit bias is added to the logits in place."""
+        """s, j and the bias, broadcastable to (b, h, rows, keys). A logit bias is added to s in place."""
         symbols = {"s": logits}
         if "j" in self.formula.uses:
             symbols["j"] = torch.arange(keys.start, keys.stop, dtype=self.dtype, device=self.q.device)
@@ -161,7 +164,7 @@ class Grid:
         return symbols
 
     def stacked(self, x: Tensor, chunk: Chunk, rows: slice, factor: Tensor | float) -> Tensor:
-        """Rows of a (B, H, L, X) tensor times a factor, query heads of one key head below each other: (b*hk, g*rows, X)."""
+        """Rows of (B, H, L, X) times a factor, heads of one key head below each other: (b*hk, g*rows, X)."""
         part = x[chunk.batch, chunk.heads, rows].to(self.dtype) * factor
         return part.reshape(chunk.matrices, self.group * part.shape[2], part.shape[3])
 
@@ -206,15 +209,17 @@ class Grid:
     def all_finite(self) -> bool:
         """Are q, k, v and the float mask free of NaN and Inf?"""
         inputs = [x for x in (self.q, self.k, self.v, self.bias) if x is not None]
-        # A sum is one cheap pass without temporaries. It may overflow, so only its failure is looked at closely.
+        # A sum is one cheap pass without temporaries. It may overflow, so only its failure is looked at
+        # closely.
         if bool(torch.stack([x.sum(dtype=self.dtype) for x in inputs]).isfinite().all()):
             return True
         return all(bool(x.isfinite().all()) for x in inputs)
 
-    def cleaned(self) -> "Grid":
+    def cleaned(self) -> Grid:
         """The same grid with NaN and Inf replaced by 0."""
-        names = [name for name in ("q", "k", "v", "bias") if getattr(self, name) is not None]
-        return dataclasses.replace(self, **{name: finite_part(getattr(self, name)) for name in names})
+        bias = None if self.bias is None else finite_part(self.bias)
+        q, k, v = (finite_part(x) for x in (self.q, self.k, self.v))
+        return dataclasses.replace(self, q=q, k=k, v=v, bias=bias)
 
     def poison(self) -> Tensor:
         """(B, H, L, Dv): NaN at the outputs that see something non-finite, 0 elsewhere."""

@@ -1,7 +1,7 @@
 """Who sees whom: the causal rule and the mask of a call, for the whole call or for one tile of it.
 
-A key j is visible to the query row i if the causal rule allows it (j <= i + offset) and the mask allows it. With
-``L`` queries and ``S`` keys the two usual alignments of the causal rule are
+A key j is visible to the query row i if the causal rule allows it (j <= i + offset) and the mask allows it.
+With ``L`` queries and ``S`` keys the two usual alignments of the causal rule are
 
     upper_left, offset 0            lower_right, offset S - L
         keys 0 1 2 3 4                  keys 0 1 2 3 4
@@ -41,9 +41,10 @@ def causal_tile(rows: slice, keys: slice, offset: int, device: torch.device) -> 
 def visible_tile(
     visible: Tensor | None, offset: int | None, rows: slice, keys: slice, device: torch.device
 ) -> Tensor | None:
-    """The visible entries of one tile, broadcastable to (B, H, rows, keys); None = the whole tile is visible."""
+    """The visible entries of one tile, broadcastable to (B, H, rows, keys); None = all are visible."""
     tile = None if visible is None else take(visible, rows, keys)
-    # The last row sees the most, the first row the least: only tiles that the diagonal cuts need the causal rule.
+    # The last row sees the most, the first row the least: only tiles that the diagonal cuts need the causal
+    # rule.
     if offset is None or keys.stop - 1 <= rows.start + offset:
         return tile
     causal = causal_tile(rows, keys, offset, device)
@@ -51,7 +52,7 @@ def visible_tile(
 
 
 def take(broadcast: Tensor, rows: slice, keys: slice) -> Tensor:
-    """The tile (rows, keys) of a tensor whose last two dimensions may have size 1 for "the same everywhere"."""
+    """The tile (rows, keys) of a tensor whose last two dimensions may be 1 for "the same everywhere"."""
     rows = rows if broadcast.shape[-2] != 1 else slice(0, 1)
     keys = keys if broadcast.shape[-1] != 1 else slice(0, 1)
     return broadcast[..., rows, keys]
@@ -72,18 +73,20 @@ def count_visible(
     >>> count_visible(None, 0, 3, 2, torch.device("cpu"), torch.float32)
     tensor([[[1., 2., 2.]]])
     """
-    last = torch.full((length,), keys, device=device)
-    if offset is not None:
-        last = (torch.arange(length, device=device) + (offset + 1)).clamp(0, keys)
+    if visible is None and offset is None:
+        return torch.full((1, 1, length), max(keys, 1), dtype=dtype, device=device)
     if visible is None:
-        counts = last.expand(1, 1, length)
-    elif visible.shape[-1] == 1:
+        last = torch.arange(offset + 1, offset + 1 + length, dtype=dtype, device=device)
+        return last.clamp_(1, max(keys, 1)).view(1, 1, length)
+    if offset is None:
+        # A mask with one column says the same about every key.
+        counts = visible.sum(-1) * (keys if visible.shape[-1] == 1 else 1)
+        return counts.expand(*visible.shape[:2], length).clamp(min=1).to(dtype)
+    last = torch.arange(offset + 1, offset + 1 + length, device=device).clamp_(0, keys)
+    if visible.shape[-1] == 1:
         counts = visible[..., 0] * last
-    elif offset is None:
-        counts = visible.sum(-1).expand(*visible.shape[:2], length)
     elif visible.shape[-2] == 1:
-        before = torch.nn.functional.pad(visible[:, :, 0].cumsum(-1), (1, 0))
-        counts = before[..., last]
+        counts = torch.nn.functional.pad(visible[:, :, 0].cumsum(-1), (1, 0))[..., last]
     else:
         counts = visible.tril(offset).sum(-1)
     return counts.clamp(min=1).to(dtype)

@@ -16,11 +16,11 @@ from unsoft.engines.arguments import checked_call
 from unsoft.formula import Formula
 from unsoft.testing.case import DOUBLE, Case, Inputs, draw
 from unsoft.testing.definition import is_near_jump
-from unsoft.testing.measure import GATE, SDPA_GATE, Measure, close
+from unsoft.testing.measure import GATES, SDPA_GATE, Measure, close
 from unsoft.testing.natural import half_sizes, natural_sizes
 
 Results = dict[str, Tensor]
-"""The output, and the gradient of every leaf under the leaf's name."""
+"""The output, and every gradient under the name of its leaf."""
 
 _NEAR = 2.0**-19
 """Inputs on which the formula jumps this close to a logit (relative) are drawn again: 32 roundings of float32."""
@@ -60,31 +60,35 @@ class Check:
         engine = engine or self.engine
         self.require(inputs, dtype, engine)
         leaves = inputs.copies(dtype)
-        output = self.call(inputs, leaves, engine)
+        arguments = inputs.arguments(leaves)
+        # Gradients of the tensors as they are passed: what autograd makes of a view is not the engine's business.
+        wanted = leaves | {name: arguments[name] for name in ("query", "key", "value")}
+        output = self.call(inputs, arguments, engine)
         if not gradients:
             return {"output": output.detach()}
         grads = torch.autograd.grad(
-            output, list(leaves.values()), inputs.grad_out.to(output.dtype), materialize_grads=True
+            output, list(wanted.values()), inputs.grad_out.to(output.dtype), materialize_grads=True
         )
-        return {"output": output.detach(), **dict(zip(leaves, grads, strict=True))}
+        return {"output": output.detach(), **dict(zip(wanted, grads, strict=True))}
 
-    def call(self, inputs: Inputs, leaves: Results, engine: str | None = None) -> Tensor:
-        """The output for (copies of) the leaves, from the generator's state that belongs to the inputs."""
+    def call(self, inputs: Inputs, arguments: dict[str, Any], engine: str | None = None) -> Tensor:
+        """The output, from the generator's state that belongs to the inputs."""
         with torch.random.fork_rng(devices=[], enabled=inputs.case.dropout > 0):
             if inputs.case.dropout > 0:
                 torch.manual_seed(inputs.seed)
-            output = attention(mechanism=self.formula, engine=engine or self.engine, **inputs.arguments(leaves))
-        return cast(Tensor, output)
+            return cast(Tensor, attention(mechanism=self.formula, engine=engine or self.engine, **arguments))
 
     def output(self, inputs: Inputs, dtype: torch.dtype = DOUBLE) -> Tensor:
         """The output alone."""
         return self.run(inputs, dtype, gradients=False)["output"]
 
     def weights(self, inputs: Inputs, dtype: torch.dtype = DOUBLE) -> Tensor:
-        """The weights (B, H, L, S) as any engine has them: what it does to values that form an identity matrix."""
-        eye = torch.eye(inputs.case.keys, dtype=DOUBLE).expand(*inputs.leaves["value"].shape[:2], -1, -1)
-        case = replace(inputs.case, value_width=inputs.case.keys)
-        return self.output(replace(inputs.with_leaves(value=eye), case=case), dtype)
+        """The weights (B, H, L, S) as any engine has them; see :func:`reading_weights`."""
+        return self.output(reading_weights(inputs), dtype)
+
+    def weight_sizes(self, inputs: Inputs) -> Tensor:
+        """Their natural sizes."""
+        return natural_sizes(self.formula, reading_weights(inputs))["output"]
 
     def reference(self, inputs: Inputs, key: object) -> Results:
         """What the dense engine says in float64."""
@@ -103,7 +107,7 @@ class Check:
         self, label: str, results: Results, references: Results, sizes: Results, dtype: torch.dtype = DOUBLE
     ) -> Iterator[Measure]:
         """One measure for each result that has a reference: dtype first, then the number."""
-        gate = SDPA_GATE if self.engine == "sdpa" else GATE
+        gate = SDPA_GATE if self.engine == "sdpa" else GATES[dtype]
         for name, reference in references.items():
             what = f"{label}: {name if name == 'output' else f'gradient of {name}'}"
             if results[name].dtype != dtype:
@@ -158,3 +162,11 @@ class Check:
         if key not in self.memory:
             self.memory[key] = make()
         return self.memory[key]
+
+
+def reading_weights(inputs: Inputs) -> Inputs:
+    """The same call on values that form an identity matrix, so that the output is the weights."""
+    case = replace(inputs.case, value_width=inputs.case.keys)
+    eye = torch.eye(case.keys, dtype=DOUBLE).expand(*inputs.leaves["value"].shape[:2], -1, -1)
+    grad_out = torch.zeros(*case.shape, dtype=DOUBLE)
+    return replace(inputs.with_leaves(value=eye), case=case, grad_out=grad_out)

@@ -10,7 +10,7 @@ import torch
 
 from unsoft.testing.case import Case
 from unsoft.testing.check import Check, Property
-from unsoft.testing.measure import Measure, close, equal, fact
+from unsoft.testing.measure import GATES, Measure, close, equal, fact
 
 CASES = [
     Case(7, 9, 8, 5, 2, 4, 2, dropout=0.3),
@@ -51,8 +51,8 @@ def _dropped(check: Check, case: Case) -> Iterator[Measure]:
     expected, deviation = case.dropout * count, math.sqrt(count * case.dropout * (1 - case.dropout))
     yield Measure(f"{case}: number of dropped weights", abs(float(gone.sum()) - expected), 5 * deviation)
     kept = torch.where(gone, 0.0, plain / (1 - case.dropout))
-    eps = torch.finfo(torch.float32).eps
-    yield close(f"{case}: the weights that are kept", dropped, kept, kept, 4.0, eps)
+    size, eps = 2 * check.weight_sizes(inputs), torch.finfo(torch.float32).eps
+    yield close(f"{case}: the weights that are kept", dropped, kept, size, GATES[torch.float32], eps)
 
 
 PROPERTIES = [

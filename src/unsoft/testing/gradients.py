@@ -48,7 +48,7 @@ def _tested(check: Check, case: Case, test: Callable[..., bool], options: dict[s
     leaves = inputs.copies(DOUBLE)
 
     def function(*given: Tensor) -> Tensor:
-        return check.call(inputs, dict(zip(leaves, given, strict=True)))
+        return check.call(inputs, inputs.arguments(dict(zip(leaves, given, strict=True))))
 
     with torch.random.fork_rng(devices=[]):  # torch draws its directions from the global generator
         torch.manual_seed(inputs.seed)

@@ -11,8 +11,7 @@ from torch import Tensor
 
 from unsoft.testing.case import DOUBLE, Case, Inputs
 from unsoft.testing.check import Check, Property, Results
-from unsoft.testing.definition import Definition
-from unsoft.testing.measure import Measure, close, equal, fact
+from unsoft.testing.measure import GATES, Measure, close, equal, fact
 
 CASES = [Case(6, 9, 8, 5, 2, 4, 2), Case(70, 80, 8, 8, 1, 2, 2)]
 HIDING = {"False": None, "-inf": -torch.inf, "the lowest number": torch.finfo(DOUBLE).min}
@@ -107,15 +106,14 @@ def _as_strength(check: Check, case: Case) -> Iterator[Measure]:
     inputs = check.draw(case)
     plain, masked = check.weights(_hidden(inputs, None)), check.weights(inputs)
     yield fact(f"{case}: signs of the weights", torch.equal(plain.sign(), masked.sign()))
-    definition = Definition(check.formula, inputs)
     boosted = plain * inputs.leaves["mask"].exp()
     factor = torch.ones(())
     if check.formula.mass is not None:
         # The factor is whatever the new normaliser makes of a row; the largest weight tells it.
         best = boosted.abs().argmax(-1, keepdim=True)
         factor = masked.gather(-1, best) / boosted.gather(-1, best)
-    size = definition.weights.abs() * (2.0 + definition.logit_size)
-    yield close(f"{case}: weights over exp(mask)", masked, boosted * factor, size, 8.0, torch.finfo(DOUBLE).eps)
+    size = 3 * check.weight_sizes(inputs)  # of the masked weight, the plain one and the factor
+    yield close(f"{case}: weights over exp(mask)", masked, boosted * factor, size, GATES[DOUBLE], torch.finfo(DOUBLE).eps)
 
 
 PROPERTIES = [

@@ -10,12 +10,13 @@ from torch import Tensor
 
 from unsoft.testing.tolerance import SDPA_GATE, rms
 
-GATE = 1.0
-"""c in RMS(y - r) <= c eps RMS(natural size), for every dtype and mechanism.
+GATES = {torch.float64: 2.0, torch.float32: 2.0, torch.bfloat16: 1.0, torch.float16: 1.0}
+"""c in RMS(y - r) <= c eps RMS(size), for every mechanism, with the sizes of :mod:`unsoft.testing.natural`.
 
-XXX"""
+The largest c measured (13 built-ins, 11 other formulas, 4 seeds, every engine) was 0.93 in float32 and 0.59 in half
+precision, where 1 is a bound and not an estimate. In float64 the reference is no more precise than the result."""
 
-__all__ = ["GATE", "SDPA_GATE", "Measure", "close", "equal", "fact"]
+__all__ = ["GATES", "SDPA_GATE", "Measure", "close", "equal", "fact"]
 
 
 @dataclass(frozen=True)
@@ -43,11 +44,7 @@ class Measure:
 
 
 def close(label: str, result: Tensor, reference: Tensor, size: Tensor, gate: float, eps: float) -> Measure:
-    """RMS(result - reference) against gate * eps * RMS(size), the rule of :mod:`unsoft.testing.tolerance`.
-
-    With the sizes of :mod:`unsoft.testing.natural` the largest gate needed by any built-in on any engine, over 54 kinds of
-    call, was measured as 0.6 in float32 (0.83 for a steep formula that saturates), 0.5 in float64 and 0.06 in half precision.
-    """
+    """RMS(result - reference) against gate * eps * RMS(size)."""
     if result.shape != reference.shape:
         return Measure(f"{label} has shape {tuple(result.shape)}, not {tuple(reference.shape)}", math.inf)
     return Measure(label, rms(result.double() - reference.double()), gate * eps * rms(size))

@@ -32,41 +32,23 @@ from unsoft.testing.rounding import with_error
 
 
 def natural_sizes(formula: Formula, inputs: Inputs) -> dict[str, Tensor]:
-    """The size of the output and of the gradient of every leaf, in their shapes."""
-    return _at_leaves(_Sizes(Definition(formula, inputs), inputs), inputs)
+    """The size of the output and of every gradient, in their shapes."""
+    return _Sizes(Definition(formula, inputs), inputs).by_name()
 
 
 def half_sizes(
     formula: Formula, inputs: Inputs, references: dict[str, Tensor], dtype: torch.dtype
 ) -> dict[str, Tensor]:
     """What rounding to half precision adds, given the exact results."""
-    sizes = _at_leaves(_Sizes(Definition(formula, inputs), inputs, only_rounded_output=True), inputs)
+    sizes = _Sizes(Definition(formula, inputs), inputs, only_rounded_output=True).by_name()
     smallest = torch.finfo(dtype).smallest_normal  # below it the error no longer shrinks with the number
     return {name: sizes[name] + references[name].abs().clamp(min=smallest) / 2 for name in sizes}
 
 
-def _at_leaves(sizes: _Sizes, inputs: Inputs) -> dict[str, Tensor]:
-    """The sizes in the shapes of the leaves: like gradients, they are summed over whatever a leaf was spread to."""
-    leaves = inputs.copies(torch.float64)
-    arguments = inputs.arguments(leaves)
-    group = inputs.case.heads // inputs.case.kv_heads
-    used = {name: arguments[name] for name in ("query", "key", "value")}
-    used["key"], used["value"] = (used[name].repeat_interleave(group, 1) for name in ("key", "value"))
-    size = {"query": sizes.query, "key": sizes.key, "value": sizes.value}
-    if "mask" in leaves:
-        used["mask"], size["mask"] = leaves["mask"].expand(inputs.case.shape), sizes.mask
-    for name in inputs.params:
-        used[f"params.{name}"] = leaves[f"params.{name}"].expand(inputs.case.heads)
-        size[f"params.{name}"] = sizes.parameter(name)
-    pulled = torch.autograd.grad(
-        list(used.values()), list(leaves.values()), [size[name] for name in used], materialize_grads=True
-    )
-    return {"output": sizes.output} | dict(zip(leaves, pulled, strict=True))
-
-
 class _Sizes:
     def __init__(self, definition: Definition, inputs: Inputs, only_rounded_output: bool = False) -> None:
-        self.definition, self.exact, formula = definition, only_rounded_output, definition.formula
+        self.definition, self.inputs, formula = definition, inputs, definition.formula
+        self.exact = only_rounded_output
         kept = keep_factor(inputs.case.dropout)
         g, v = inputs.grad_out, definition.v
         self.per_weight = definition.inverse.abs()
@@ -88,6 +70,18 @@ class _Sizes:
         self.value = kept * self.w.mT @ g.abs()
         self.query = definition.scale * self.ds @ definition.k.abs()
         self.key = definition.scale * self.ds.mT @ definition.q.abs()
+
+    def by_name(self) -> dict[str, Tensor]:
+        """All sizes; like gradients they are summed over what a tensor is shared by or spread to."""
+        leaves, case = self.inputs.leaves, self.inputs.case
+        groups = (case.kv_heads, case.heads // case.kv_heads)
+        sizes = {"output": self.output, "query": self.query}
+        sizes |= {"key": self.key.unflatten(1, groups).sum(2), "value": self.value.unflatten(1, groups).sum(2)}
+        if "mask" in leaves:
+            sizes["mask"] = self.mask.expand(case.shape).sum_to_size(leaves["mask"].shape)
+        for name in self.inputs.params:
+            sizes[f"params.{name}"] = self.parameter(name).sum_to_size(leaves[f"params.{name}"].shape)
+        return sizes
 
     @property
     def mask(self) -> Tensor:

@@ -11,7 +11,7 @@ from torch import Tensor
 from unsoft.testing.case import Case, Inputs
 from unsoft.testing.check import Check, Property
 from unsoft.testing.definition import visible_entries
-from unsoft.testing.measure import Measure, close, equal, fact
+from unsoft.testing.measure import Measure, equal, fact
 
 CASES = [Case(6, 9, 8, 5, 2, 4, 2, mask="bool"), Case(70, 70, 8, 8, 1, 2, 1, causal=True)]
 BAD = {"NaN": torch.nan, "Inf": torch.inf, "-Inf": -torch.inf}
@@ -63,9 +63,8 @@ def _footprints(check: Check, case: Case) -> Iterator[Measure]:
             label = f"{case}, {number_name} in {leaf}{list(place)}"
             gone = results.isnan() if number_name == "NaN" else ~results.isfinite()
             yield fact(f"{label}: reaches exactly the rows that see it", torch.equal(gone, reached))
-            rest = ~reached
-            eps = torch.finfo(torch.float32).eps
-            yield close(f"{label}: the other rows", results[rest], clean[rest], sizes[rest], 1.0, eps)
+            rest = {"output": results[~reached]}, {"output": clean[~reached]}, {"output": sizes[~reached]}
+            yield from check.compare(f"{label}: the other rows", *rest, torch.float32)
 
 
 def _spoilt(inputs: Inputs, leaf: str, place: tuple[int, ...], number: float) -> Inputs:

@@ -40,7 +40,7 @@ def _untouched(check: Check, case: Case) -> Iterator[Measure]:
     leaves = inputs.copies(torch.float32)
     given = [*leaves.values(), *([] if inputs.visible is None else [inputs.visible])]
     before = [x.detach().clone() for x in given]
-    output = check.call(inputs, leaves)
+    output = check.call(inputs, inputs.arguments(leaves))
     grads = torch.autograd.grad(output, list(leaves.values()), inputs.grad_out.float())
     for x, copy in zip(given, before, strict=True):
         yield equal(f"{case}: an input of shape {tuple(x.shape)} after the call", x.detach().double(), copy.double())

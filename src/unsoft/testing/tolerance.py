@@ -2,10 +2,10 @@
 
     RMS(y - r) <= c * eps(dtype) * (1 + sigma) * (RMS(r) + natural)
 
-sigma is the standard deviation of the logits, whose rounding error grows with them; ``natural`` is the size the result
-would have without cancellation, so that a result that is nearly 0 for good reasons is not measured against 0. NaN and
-Inf must stand in the same places, shape and dtype must be right. Measured for softmax attention: c up to 0.45 in float32
-(PyTorch's own fused kernel: 3.1), 0.11 in float16 and bfloat16.
+sigma is the standard deviation of the logits, whose rounding error grows with them; ``natural`` is the size
+the result would have without cancellation, so that a result that is nearly 0 for good reasons is not measured
+against 0. NaN and Inf must stand in the same places, shape and dtype must be right. Measured for softmax
+attention: c up to 0.45 in float32 (PyTorch's own fused kernel: 3.1), 0.11 in float16 and bfloat16.
 
 >>> reference = torch.linspace(-1, 1, 100, dtype=torch.float64)
 >>> within_tolerance(reference.float(), reference, natural=1.0)
@@ -77,8 +77,8 @@ def assert_close_to_reference(
     ratio, limit = error_ratio(actual, reference, natural=natural, sigma=sigma), _gate(actual, gate)
     if not ratio <= limit:
         raise AssertionError(
-            f"{name}: error ratio c = {ratio:.3g} exceeds {limit:g} ({actual.dtype}, shape {tuple(actual.shape)}, sigma"
-            f" {sigma:.3g}, natural size {natural:.3g}, reference shape {tuple(reference.shape)})"
+            f"{name}: error ratio c = {ratio:.3g} exceeds {limit:g} ({actual.dtype}, shape {tuple(actual.shape)},"
+            f" sigma {sigma:.3g}, natural size {natural:.3g}, reference shape {tuple(reference.shape)})"
         )
 
 

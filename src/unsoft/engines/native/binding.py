@@ -85,11 +85,10 @@ def backward(
             for ours, theirs in zip((dq, dk, dv), exact, strict=False)
         ]
         return *rows, *exact[3:]
-    empty = params.new_empty(0)
     return (
         dq, dk, dv,
-        empty if dbias is None else dbias.sum_to_size(bias.shape),
-        empty if dparams is None else dparams.T.to(params.dtype),
+        params.new_empty(0) if dbias is None else dbias.sum_to_size(bias.shape),
+        params.new_empty(0) if dparams is None else dparams.T.to(params.dtype),
     )  # fmt: skip
 
 

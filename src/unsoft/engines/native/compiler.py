@@ -49,18 +49,18 @@ def load_libraries(sources: dict[str, str], real: str) -> list[ctypes.CDLL]:
 
 
 def _load(name: str, source: str, real: str) -> ctypes.CDLL:
-    library = _library_path(name, source, real)
-    if library.exists():
-        try:
-            return ctypes.CDLL(str(library))
-        except OSError:  # damaged on disk: compile it again
-            library.unlink(missing_ok=True)
-    return ctypes.CDLL(str(_compile(source, real, library)))
-
-
-def _library_path(name: str, source: str, real: str) -> Path:
     key = hashlib.sha256("\0".join((source, real, _environment_key())).encode()).hexdigest()
-    return cache_directory() / f"{name}-{key[:32]}.so"
+    stem = f"{name}-{key[:32]}"
+    for library in cache_directory().glob(f"{stem}-*.so"):
+        # A library that lost its end takes the whole process down when it is loaded, so its name carries its digest.
+        if library.stem.endswith(_digest(library)):
+            return ctypes.CDLL(str(library))
+        library.unlink(missing_ok=True)
+    return _compile(source, real, stem)
+
+
+def _digest(file: Path) -> str:
+    return hashlib.sha256(file.read_bytes()).hexdigest()[:16]
 
 
 @cache
@@ -91,19 +91,24 @@ def _cpu_features() -> str:
     return "\n".join(sorted({line for line in text.splitlines() if line.startswith(("flags", "Features", "CPU part"))}))
 
 
-def _compile(source: str, real: str, library: Path) -> Path:
-    directory = _writable(library.parent)
-    descriptor, unfinished = tempfile.mkstemp(suffix=".tmp", dir=directory)
+def _compile(source: str, real: str, stem: str) -> ctypes.CDLL:
+    directory = _writable(cache_directory())
+    descriptor, path = tempfile.mkstemp(suffix=".tmp", dir=directory)
     os.close(descriptor)
+    unfinished = Path(path)
     try:
-        _run_compiler(source, real, unfinished)
+        _run_compiler(source, real, path)
         with open(unfinished, "rb") as file:
             os.fsync(file.fileno())
-        target = directory / library.name
-        os.replace(unfinished, target)
-        return target
+        library = directory / f"{stem}-{_digest(unfinished)}.so"
+        os.replace(unfinished, library)
     finally:
-        Path(unfinished).unlink(missing_ok=True)
+        unfinished.unlink(missing_ok=True)
+    try:
+        return ctypes.CDLL(str(library))
+    except OSError as error:
+        library.unlink(missing_ok=True)
+        raise CompilationError(f"the C++ compiler {find_compiler()} made no usable library: {error}") from None
 
 
 def _writable(directory: Path) -> Path:
