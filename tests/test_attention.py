@@ -258,8 +258,13 @@ def test_a_mask_together_with_causal_means_both():
     mask = torch.rand(6, 6) > 0.3
     expected = attention(q, k, v, "cog", mask & torch.ones(6, 6, dtype=torch.bool).tril())
     torch.testing.assert_close(attention(q, k, v, "cog", mask, is_causal=True), expected)
-    both = attention(q, k, v, "cog", causal_upper_left(6, 6), is_causal="lower_right")
-    torch.testing.assert_close(both, attention(q, k, v, "cog", is_causal=True))
+    q, k, v = qkv(2, 2, length=3, keys=6)
+    stricter = attention(q, k, v, "cog", is_causal=True)
+    for bias, alignment in (
+        (causal_upper_left(3, 6), "lower_right"),
+        (causal_lower_right(3, 6), "upper_left"),
+    ):
+        torch.testing.assert_close(attention(q, k, v, "cog", bias, is_causal=alignment), stricter)
 
 
 @pytest.mark.parametrize("engine", ENGINES)
@@ -345,6 +350,15 @@ def test_a_float_mask_never_flips_the_sign_of_a_weight(mechanism):
     _, plain = attention(q, k, v, mechanism, return_weights=True)
     _, biased = attention(q, k, v, mechanism, 8 * torch.randn(6, 6, dtype=DOUBLE), return_weights=True)
     assert torch.equal(plain.sign(), biased.sign()) and (plain < 0).any()
+
+
+@pytest.mark.parametrize("engine", ["auto", *ENGINES])
+@pytest.mark.parametrize("mechanism", ["softmax", "cog", "sinh", "l2"])
+def test_a_huge_float_mask_selects_without_overflow(mechanism, engine):
+    q, k, v = qkv(2, 2, dtype=torch.float32)
+    mask = torch.zeros(6, 6).fill_diagonal_(1e4)
+    alone = attention(q, k, v, mechanism, torch.eye(6, dtype=torch.bool), engine="dense")
+    torch.testing.assert_close(attention(q, k, v, mechanism, mask, engine=engine), alone)
 
 
 def test_a_float_mask_is_added_to_the_logits_of_a_non_negative_mechanism():
@@ -443,6 +457,27 @@ def test_torch_compile(engine):
         *(torch.autograd.grad(out.sum(), (q, k, v)) for out in (compiled, run(q, k, v))), strict=True
     ):
         torch.testing.assert_close(a, b)
+
+
+def test_torch_compile_with_changing_sizes():
+    graphs = []
+
+    def count(graph, inputs):
+        graphs.append(graph)
+        return graph.forward
+
+    run = torch.compile(
+        lambda q, k, v, mask: attention(q, k, v, "sigmoid", mask, is_causal=True, engine="tiled"),
+        backend=count,
+        fullgraph=True,
+        dynamic=True,
+    )
+    for length, keys in ((5, 9), (17, 33), (30, 21)):
+        q, k, v = qkv(2, 3, length=length, keys=keys)
+        mask = torch.randn(2, 1, 1, keys)
+        expected = attention(q, k, v, "sigmoid", mask, is_causal=True, engine="dense")
+        torch.testing.assert_close(run(q, k, v, mask), expected)
+    assert len(graphs) == 1
 
 
 def test_every_documented_argument_exists():

@@ -14,9 +14,15 @@ OWN = {
         offset_mass="exp(sink - m)",
         params={"tau": 1.5, "decay": 0.1, "sink": 0.0},
     ),
-    "threshold": unsoft.Formula("where(s > c, s - c, 0)/n", params={"c": 0.5}),  # a corner away from 0, exact zeros, n
+    "threshold": unsoft.Formula(
+        "where(s > c, s - c, 0)/n", params={"c": 0.5}
+    ),  # a corner away from 0, exact zeros, n
     "signed root": unsoft.Formula(  # signed, a norm with a parameter, mass of degree 2
-        "s*exp(b*abs(s) - m)", "(s*exp(b*abs(s) - m))**2", "b*abs(s)", norm="g*sqrt(z)", params={"b": 0.5, "g": 1.5}
+        "s*exp(b*abs(s) - m)",
+        "(s*exp(b*abs(s) - m))**2",
+        "b*abs(s)",
+        norm="g*sqrt(z)",
+        params={"b": 0.5, "g": 1.5},
     ),
 }
 

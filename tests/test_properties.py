@@ -5,13 +5,13 @@ from dataclasses import replace
 import hypothesis.strategies as st
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, given, reject, settings
 
 import unsoft
 from unsoft.formula import Formula
 from unsoft.mechanisms import resolve
 from unsoft.testing.case import LAYOUTS, MASKS, Case
-from unsoft.testing.check import Check
+from unsoft.testing.check import Check, NotApplicable
 
 EXAMPLES = settings(
     max_examples=200, derandomize=True, deadline=None, database=None, suppress_health_check=list(HealthCheck)
@@ -50,7 +50,7 @@ def cases(draw, **fixed):
 
 @st.composite
 def formulas(draw):
-    """Formulas of bounded growth: a smooth or cornered function of s, with or without a normaliser, n, i, j, parameters."""
+    """Formulas of bounded growth: some function of s, with or without a normaliser, n, i, j, parameters."""
     inner = draw(st.sampled_from(["s", "b*s", "s - c", "s + 1/(1 + j)", "s/(1 + abs(i - j))", "2*s"]))
     function = draw(st.sampled_from(["{}", "tanh({})", "max({}, 0)", "abs({})", "erf({})", "sigmoid({})", "({})**3", "({})**2",
                                      "where({} > 0.3, 1, {})", "min({}, 1)", "sign({})*sqrt(abs({}) + 0.1)", "relu({})", "log(1 + ({})**2)"]))  # fmt: skip
@@ -60,16 +60,26 @@ def formulas(draw):
         return Formula(f"({weight})*{draw(st.sampled_from(['1', '1/n', '1/sqrt(n)', 'b']))}", params=params)
     peak = draw(st.sampled_from(["s", "abs(s)", "max(s, 0)", "b*s"]))
     norm = draw(st.sampled_from([None, "z + exp(-m)", "b*z"]))
-    return Formula(f"({weight})*exp({peak} - m)", f"(1 + abs({weight}))*exp({peak} - m)", peak, norm=norm, params=params)
+    return Formula(
+        f"({weight})*exp({peak} - m)", f"(1 + abs({weight}))*exp({peak} - m)", peak, norm=norm, params=params
+    )
 
 
 def check(formula, engine, case, dtype):
-    for measure in Check(formula, engine).against_dense(case, dtype):
-        assert measure.ok, str(measure)
+    try:
+        for measure in Check(formula, engine).against_dense(case, dtype):
+            assert measure.ok, str(measure)
+    except NotApplicable:  # the exact result is too large for the dtype
+        reject()
 
 
 @EXAMPLES
-@given(case=cases(), mechanism=st.sampled_from(NAMES), dtype=st.sampled_from(DTYPES), engine=st.sampled_from(["native", "tiled"]))
+@given(
+    case=cases(),
+    mechanism=st.sampled_from(NAMES),
+    dtype=st.sampled_from(DTYPES),
+    engine=st.sampled_from(["native", "tiled"]),
+)
 def test_fused_engines_equal_dense(case, mechanism, dtype, engine):
     check(resolve(mechanism), engine, case, dtype)
 
@@ -88,7 +98,12 @@ def test_any_formula_runs_native(case, formula):
 
 
 @EXAMPLES
-@given(case=cases(dropout=0.0), mechanism=st.sampled_from(NAMES), engine=st.sampled_from(["native", "tiled", "dense"]), data=st.data())
+@given(
+    case=cases(dropout=0.0),
+    mechanism=st.sampled_from(NAMES),
+    engine=st.sampled_from(["native", "tiled", "dense"]),
+    data=st.data(),
+)
 def test_rows_do_not_know_each_other(case, mechanism, engine, data):
     """Some rows of a call, computed alone with their rows of the mask, are those rows of the whole call."""
     subject = Check(resolve(mechanism), engine)
@@ -114,7 +129,10 @@ def test_packed_sequences_equal_separate_ones(lengths, mechanism, causal, engine
     apart = document[:, None] == document
     packed = unsoft.attention(q, k, v, mechanism, attn_mask=apart, is_causal=causal, engine=engine)
     parts = [x.split(lengths, dim=2) for x in (q, k, v)]
-    separate = [unsoft.attention(*part, mechanism, is_causal=causal, engine=engine) for part in zip(*parts, strict=True)]
+    separate = [
+        unsoft.attention(*part, mechanism, is_causal=causal, engine=engine)
+        for part in zip(*parts, strict=True)
+    ]
     assert torch.allclose(packed, torch.cat(separate, 2), rtol=1e-10, atol=1e-12)
 
 
@@ -131,14 +149,21 @@ def test_shift_of_a_row_of_logits(case, mechanism, shift, engine):
 
 
 @EXAMPLES
-@given(case=cases(dropout=0.0), dtype=st.sampled_from(DTYPES), engine=st.sampled_from(["native", "tiled", "dense"]))
+@given(
+    case=cases(dropout=0.0),
+    dtype=st.sampled_from(DTYPES),
+    engine=st.sampled_from(["native", "tiled", "dense"]),
+)
 def test_softmax_stays_between_its_values(case, dtype, engine):
     subject = Check(resolve("softmax"), engine)
     inputs = subject.draw(case, torch.float32 if dtype == torch.float64 else dtype)
     out = subject.output(inputs, dtype).double()
     v = LAYOUTS[case.layout](inputs.leaves["value"]).repeat_interleave(case.heads // case.kv_heads, 1)
     slack = 4 * torch.finfo(dtype).eps * v.abs().amax()
-    low, high = v.amin(2, keepdim=True).clamp(max=0) - slack, v.amax(2, keepdim=True).clamp(min=0) + slack  # 0: dead rows
+    low, high = (
+        v.amin(2, keepdim=True).clamp(max=0) - slack,
+        v.amax(2, keepdim=True).clamp(min=0) + slack,
+    )  # 0: dead rows
     assert bool(((out >= low) & (out <= high)).all())
 
 
@@ -146,7 +171,7 @@ def test_softmax_stays_between_its_values(case, dtype, engine):
 @given(case=cases(dropout=0.0, layout="contiguous"), mechanism=st.sampled_from(["softmax", "cog", "l2", "softmax1"]),
        engine=st.sampled_from(["native", "tiled", "dense"]))  # fmt: skip
 def test_sharp_logits_pick_the_best_key(case, mechanism, engine):
-    """As the scale grows, the key with the strongest logit (cog: by absolute value, with its sign) takes everything."""
+    """As the scale grows, the key of the largest logit (cog: in absolute value) takes everything."""
     case = replace(case, mask="none", causal=False)
     subject = Check(resolve(mechanism), engine)
     inputs = subject.draw(case)

@@ -1,4 +1,4 @@
-"""The native engine where its code takes different paths: few rows, odd widths, shared heads and threads, layouts."""
+"""The native engine where its code takes different paths: few rows, odd widths, heads and threads, layouts."""
 
 from dataclasses import replace
 
@@ -28,7 +28,9 @@ THREADS = pytest.mark.parametrize("threads", [1, 2], ids=["1 thread", "2 threads
 def number_of_threads(request):
     """One thread, or as many as the test asks for."""
     before = torch.get_num_threads()
-    torch.set_num_threads(request.node.callspec.params.get("threads", 1) if hasattr(request.node, "callspec") else 1)
+    torch.set_num_threads(
+        request.node.callspec.params.get("threads", 1) if hasattr(request.node, "callspec") else 1
+    )
     yield
     torch.set_num_threads(before)
 
@@ -48,7 +50,9 @@ def test_few_rows(mechanism, length):
 
 
 @pytest.mark.parametrize("mechanism", MECHANISMS)
-@pytest.mark.parametrize("width", [(1, 1), (7, 80), (80, 7), (128, 128), (256, 256), (15, 17), (33, 2)], ids=str)
+@pytest.mark.parametrize(
+    "width", [(1, 1), (7, 80), (80, 7), (128, 128), (256, 256), (15, 17), (33, 2)], ids=str
+)
 @pytest.mark.parametrize("length", [3, 37])
 def test_widths(mechanism, width, length):
     check(mechanism, Case(length, 41, *width, 1, 2, 1, causal=True))
@@ -75,11 +79,19 @@ def test_layouts(layout, dtype, length):
 @pytest.mark.parametrize("mechanism", ["cog", pytest.param(OWN, id="own")])
 def test_masks_and_dtypes(mechanism, mask, dtype):
     """Also the gradients of float masks in their own shapes, and of parameters."""
-    check(mechanism, Case(35, 70, 16, 8, 2, 4, 2, mask=mask, causal="lower_right" if mask == "none" else False), dtype)
+    check(
+        mechanism,
+        Case(35, 70, 16, 8, 2, 4, 2, mask=mask, causal="lower_right" if mask == "none" else False),
+        dtype,
+    )
 
 
 @pytest.mark.parametrize("mechanism", MECHANISMS)
-@pytest.mark.parametrize("shape", [(1, 1, 1, 1), (1, 4, 1, 1), (2, 1, 9, 1), (1, 1, 9, 70), (2, 4, 1, 70), (2, 4, 9, 70), (70,), (9, 1)], ids=str)
+@pytest.mark.parametrize(
+    "shape",
+    [(1, 1, 1, 1), (1, 4, 1, 1), (2, 1, 9, 1), (1, 1, 9, 70), (2, 4, 1, 70), (2, 4, 9, 70), (70,), (9, 1)],
+    ids=str,
+)
 def test_gradient_of_broadcast_masks(mechanism, shape):
     case = Case(9, 70, 8, 8, 2, 4, 2, mask="additive")
     subject = Check(resolve(mechanism), "native")
@@ -102,7 +114,9 @@ def test_dropout(mechanism, length, p):
 
 
 @pytest.mark.parametrize("mechanism", MECHANISMS)
-@pytest.mark.parametrize("kind", [{"causal": "lower_right"}, {"mask": "padding"}, {"length": 3, "spread": 8.0}], ids=str)
+@pytest.mark.parametrize(
+    "kind", [{"causal": "lower_right"}, {"mask": "padding"}, {"length": 3, "spread": 8.0}], ids=str
+)
 def test_long_rows(mechanism, kind):
     """Several blocks of keys and rows, ragged ends, float32 sums over many keys."""
     check(mechanism, replace(Case(140, 900, 32, 24, 1, 2, 1), **kind))

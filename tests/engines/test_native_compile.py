@@ -1,4 +1,4 @@
-"""How the native engine compiles and caches: each test starts fresh processes with a cache directory of their own."""
+"""How the native engine compiles and caches: each test starts processes with a cache of their own."""
 
 import json
 import os
@@ -24,7 +24,8 @@ torch.manual_seed(0)
 q, k, v = (torch.randn(1, 3, 17, 8) for _ in range(3))
 with warnings.catch_warnings(record=True) as seen:
     warnings.simplefilter("always")
-    native, auto, again = ([unsoft.attention(q, k, v, m, engine=e) for m in sys.argv[1:]] for e in ("native", "auto", "native"))
+    engines = ("native", "auto", "native")
+    native, auto, again = ([unsoft.attention(q, k, v, m, engine=e) for m in sys.argv[1:]] for e in engines)
 tiled = [unsoft.attention(q, k, v, m, engine="tiled") for m in sys.argv[1:]]
 print(json.dumps({
     "warnings": [[w.category.__name__, str(w.message)] for w in seen],
@@ -95,7 +96,9 @@ def test_processes_that_compile_at_once(tmp_path):
     cache = tmp_path / "cache"
     processes = [start(cache) for _ in range(3)]
     assert [finish(process) for process in processes] == [RIGHT] * 3
-    assert not [file for file in cache.iterdir() if file.suffix == ".tmp"], "nothing unfinished is left behind"
+    assert not [file for file in cache.iterdir() if file.suffix == ".tmp"], (
+        "nothing unfinished is left behind"
+    )
 
 
 @pytest.mark.parametrize("damage", ["text", "half"])
@@ -106,7 +109,9 @@ def test_damaged_library_is_compiled_again(tmp_path, filled_cache, damage):
         content = library.read_bytes()
         library.write_bytes({"text": b"not a library", "half": content[: len(content) // 2]}[damage])
     assert run(cache) == RIGHT
-    assert [file.stat().st_size for file in libraries(cache)] == [file.stat().st_size for file in libraries(filled_cache)]
+    assert [file.stat().st_size for file in libraries(cache)] == [
+        file.stat().st_size for file in libraries(filled_cache)
+    ]
 
 
 @pytest.mark.parametrize("kind", ["missing", "refuses", "writes nothing", "writes nonsense"])
@@ -156,8 +161,12 @@ def test_cache_directory_and_clearing(tmp_path, monkeypatch):
 
 def test_every_formula_gets_a_library_of_its_own():
     formulas = [unsoft.Formula("s/n"), unsoft.Formula("s/n", bias="logit"), unsoft.Formula("2*s/n")]
-    paths = {compiler._library_path("formula", formula_source(f), real) for f in formulas for real in ("float", "double")}
-    assert len(paths) == 6
+    stems = {
+        compiler.library_stem("formula", formula_source(f), real)
+        for f in formulas
+        for real in ("float", "double")
+    }
+    assert len(stems) == 6
 
 
 def test_equal_formulas_share_a_library():

@@ -58,7 +58,9 @@ def stale_count(call):
 
 
 def without_gradient(name):
-    return lambda call: right(replace(call, **{name: x.detach() if (x := getattr(call, name)) is not None else None}))
+    return lambda call: right(
+        replace(call, **{name: x.detach() if (x := getattr(call, name)) is not None else None})
+    )
 
 
 def mask_on_the_logit(call):
@@ -90,7 +92,11 @@ def naive_softmax(call):
 
 def low_precision_softmax(call):
     """Logits and weights are rounded to the dtype of the inputs."""
-    if call.q.dtype in (torch.float32, torch.float64) or call.bias is not None or call.causal_offset is not None:
+    if (
+        call.q.dtype in (torch.float32, torch.float64)
+        or call.bias is not None
+        or call.causal_offset is not None
+    ):
         return right(call)
     group = call.q.shape[1] // call.k.shape[1]
     k, v = (x.repeat_interleave(group, 1) for x in (call.k, call.v))
@@ -145,7 +151,9 @@ def writes_to_an_input(call):
 
 
 def gives_back_an_input(call):
-    alone = call.q.shape == call.v.shape and call.k.shape[2] == 1 and call.visible is None and call.bias is None
+    alone = (
+        call.q.shape == call.v.shape and call.k.shape[2] == 1 and call.visible is None and call.bias is None
+    )
     return call.v if alone else right(call)
 
 
@@ -159,7 +167,9 @@ def leaks_between(dim):
 
 
 def weighs_by_position(call):
-    return right(replace(call, v=call.v * (1 + 0.01 * torch.arange(call.k.shape[2])[:, None].to(call.v.dtype))))
+    return right(
+        replace(call, v=call.v * (1 + 0.01 * torch.arange(call.k.shape[2])[:, None].to(call.v.dtype)))
+    )
 
 
 def nonlinear(call):
@@ -293,7 +303,9 @@ def _with(call, leaves):
 
 
 def slope_once(call):
-    return SlopeOnce.apply(replace(call, bias=None if call.bias is None else call.bias.detach()), call.q, call.k, call.v)
+    return SlopeOnce.apply(
+        replace(call, bias=None if call.bias is None else call.bias.detach()), call.q, call.k, call.v
+    )
 
 
 @pytest.fixture(autouse=True)
@@ -345,7 +357,9 @@ def test_accepts_a_right_engine(mechanism, engine):
 
 
 @pytest.mark.parametrize("seed", range(1, 4))
-@pytest.mark.parametrize("mechanism", ["cog", "relu", "tanh(20*s)/n", "exp(s)/n", "where(s > 1, 1, 0)", "abs(s)**1.5"])
+@pytest.mark.parametrize(
+    "mechanism", ["cog", "relu", "tanh(20*s)/n", "exp(s)/n", "where(s > 1, 1, 0)", "abs(s)**1.5"]
+)
 def test_no_false_alarm(mechanism, seed):
     """Jumps, corners, steep and unbounded formulas, on inputs that the other tests do not use."""
     formula = mechanism if mechanism.isalpha() else Formula(mechanism)
@@ -362,7 +376,9 @@ def test_failure_explains_itself_and_can_be_repeated(engine):
     engine(lambda call: 1.01 * right(call))
     own = Formula("tanh(s)/n")
     with pytest.raises(MechanismError) as failure:
-        unsoft.testing.check_mechanism(own, engines=["broken", "dense"], seed=3, quick=True, only=["parity", "edges"])
+        unsoft.testing.check_mechanism(
+            own, engines=["broken", "dense"], seed=3, quick=True, only=["parity", "edges"]
+        )
     text = str(failure.value)
     assert text.startswith("tanh(s)/n: 2 of ")
     assert "parity: float32 = dense float64 on broken: FAILED: float32, B=" in text
@@ -393,9 +409,10 @@ def test_report_reads_as_a_table():
 
 
 def test_default_engines_are_those_that_support_the_mechanism():
-    engines_of = lambda m: {row.engine for row in unsoft.testing.check_mechanism(m, quick=True, only="purity").rows}  # noqa: E731
-    assert engines_of("softmax") == set(engines.engine_names())
-    assert engines_of("cog") == set(engines.engine_names()) - {"sdpa"}
+    reports = [unsoft.testing.check_mechanism(m, quick=True, only="purity") for m in ("softmax", "cog")]
+    for_softmax, for_cog = ({row.engine for row in report.rows} for report in reports)
+    assert for_softmax == set(engines.engine_names())
+    assert for_cog == for_softmax - {"sdpa"}
 
 
 def test_same_seed_same_inputs_and_global_generator_untouched():
@@ -412,7 +429,11 @@ def test_same_seed_same_inputs_and_global_generator_untouched():
     [
         ({"mechanism": "cogg"}, ValueError, "did you mean 'cog'"),
         ({"mechanism": 3}, TypeError, "mechanism"),
-        ({"mechanism": "cog", "engines": "dense"}, TypeError, r"engines: expected a list of names such as \['dense'\]"),
+        (
+            {"mechanism": "cog", "engines": "dense"},
+            TypeError,
+            r"engines: expected a list of names such as \['dense'\]",
+        ),
         ({"mechanism": "cog", "engines": ["densee"]}, ValueError, "did you mean 'dense'"),
         ({"mechanism": "cog", "only": "party"}, ValueError, "only: unknown theme 'party'"),
     ],

@@ -1,4 +1,4 @@
-"""The contract battery: checks that a mechanism, ours or yours, keeps every promise of unsoft on every engine."""
+"""The contract battery: does a mechanism, ours or yours, keep every promise of unsoft on every engine?"""
 
 from unsoft.testing.battery import check_mechanism
 from unsoft.testing.report import Report

@@ -34,7 +34,8 @@ from unsoft.testing.report import Report, Row, worst_of
 THEMES: dict[str, list[Property]] = {
     module.__name__.rpartition(".")[2]: module.PROPERTIES
     for module in (
-        parity, gradients, causality, decoding, masking, edges, nonfinite, equivariance, dtypes, dropout, purity, promises,
+        parity, gradients, causality, decoding, masking, edges, nonfinite, equivariance, dtypes, dropout, purity,
+        promises,
     )
 }  # fmt: skip
 
@@ -47,10 +48,11 @@ def check_mechanism(
     quick: bool = False,
     only: str | Sequence[str] | None = None,
 ) -> Report:
-    """Checks that a mechanism keeps every promise of unsoft on every engine; raises MechanismError if it does not.
+    """Checks that a mechanism keeps every promise of unsoft on every engine; if not, raises MechanismError.
 
     >>> import unsoft
-    >>> report = check_mechanism(unsoft.Formula("tanh(s)/n"), engines=["dense"], quick=True, only=["edges", "decoding"])
+    >>> own = unsoft.Formula("tanh(s)/n")
+    >>> report = check_mechanism(own, engines=["dense"], quick=True, only=["edges", "decoding"])
     >>> print(report)
     tanh(s)/n: ... comparisons, all hold
     property                    engine  cases  finding
@@ -60,15 +62,15 @@ def check_mechanism(
     mechanism
         A name (see ``unsoft.mechanisms()``) or a Formula of your own.
     engines
-        Names of engines; by default all that support the mechanism, "auto" included. Single cases that an engine does not
-        support are left out.
+        Names of engines; by default all that support the mechanism, "auto" included. Single cases that an
+        engine does not support are left out.
     seed
         Of the random inputs. The same seed gives the same inputs.
     quick
         Fewer cases.
     only
-        Themes to run, of: parity, gradients, causality, decoding, masking, edges, nonfinite, equivariance, dtypes, dropout,
-        purity, promises.
+        Themes to run, of: parity, gradients, causality, decoding, masking, edges, nonfinite, equivariance,
+        dtypes, dropout, purity, promises.
     """
     formula = resolve(mechanism)
     names = _engine_names(formula, engines)
@@ -90,7 +92,9 @@ def _judge(theme: str, promise: Property, check: Check) -> Row:
     measures: list[Measure] = []
     about: dict[str, Any] = {"theme": theme, "promise": promise.name, "engine": check.engine}
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", CompilerWarning)  # without a compiler the engine's stand-in is checked
+        warnings.simplefilter(
+            "ignore", CompilerWarning
+        )  # without a compiler the engine's stand-in is checked
         try:
             measures.extend(promise.measures(check))
         except NotApplicable as reason:
@@ -107,7 +111,12 @@ def _explanation(report: Report, mechanism: str | Formula, quick: bool) -> str:
     options = f"engines=[{first.engine!r}], seed={report.seed}, quick={quick}, only={first.theme!r}"
     lines = [f"{report.mechanism}: {len(report.failures)} of {len(report.rows)} checks failed"]
     lines += [f"  {row.theme}: {row.promise} on {row.engine}: {row.finding}" for row in report.failures]
-    lines += ["again, the first one (Python):", f"  unsoft.testing.check_mechanism({what}, {options})", "", str(report)]
+    lines += [
+        "again, the first one (Python):",
+        f"  unsoft.testing.check_mechanism({what}, {options})",
+        "",
+        str(report),
+    ]
     return "\n".join(lines)
 
 

@@ -17,7 +17,7 @@ DOUBLE = torch.float64
 
 @dataclass(frozen=True)
 class Case:
-    """One kind of call: L queries and S keys of width D, values of width Dv, H query heads on Hk key heads."""
+    """One kind of call: L queries, S keys of width D, values of width Dv, H query heads on Hk key heads."""
 
     length: int = 7
     keys: int = 9

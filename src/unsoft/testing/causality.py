@@ -1,4 +1,4 @@
-"""Causal means causal: nothing after a row reaches it, and a longer sequence does not change what came before."""
+"""Causal means causal: nothing after a row reaches it, and a longer sequence changes nothing before."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ CASES = [
 
 
 def future_is_inert(check: Check) -> Iterator[Measure]:
-    """Changing every query after row t, and every key and value that row t cannot see, changes no bit up to row t.
+    """Changing every query after row t, and all keys and values it cannot see, changes no bit up to row t.
 
     The gradients of those keys and values, taken from the rows up to t, are exactly 0.
     """
@@ -70,7 +70,9 @@ def _grown(check: Check, case: Case) -> Iterator[Measure]:
     leaves = {name: x[:, :, :shorter] if x.dim() == 4 else x for name, x in whole.leaves.items()}
     visible = None if whole.visible is None else whole.visible[..., :shorter]
     small = replace(case, length=shorter, keys=shorter)
-    prefix = replace(whole, case=small, leaves=leaves, grad_out=whole.grad_out[:, :, :shorter], visible=visible)
+    prefix = replace(
+        whole, case=small, leaves=leaves, grad_out=whole.grad_out[:, :, :shorter], visible=visible
+    )
     results, references = check.output(whole)[:, :, :shorter], check.output(prefix)
     sizes = check.sizes(prefix, (small, "prefix"))
     label = f"{case}, first {shorter} rows"

@@ -11,11 +11,15 @@ from unsoft.testing.case import DOUBLE, Case, Inputs
 from unsoft.testing.check import Check, Property
 from unsoft.testing.measure import Measure
 
-CASES = [Case(20, 20, causal=True), Case(70, 70, 16, 8, 1, 4, 2, causal=True), Case(12, 12, causal=True, mask="padding")]
+CASES = [
+    Case(20, 20, causal=True),
+    Case(70, 70, 16, 8, 1, 4, 2, causal=True),
+    Case(12, 12, causal=True, mask="padding"),
+]
 
 
 def decode_is_prefill(check: Check) -> Iterator[Measure]:
-    """Rows computed alone (L = 1, or 3) against the keys so far, aligned to the lower right, equal the rows of one call.
+    """Rows computed alone (L = 1, 3, 8) against the keys so far, lower right, equal those of one call.
 
     In float64 and in float32, within the gates.
     """
@@ -27,7 +31,13 @@ def _decoded(check: Check, case: Case) -> Iterator[Measure]:
     sizes = check.sizes(inputs, (case, torch.float32))["output"]
     for dtype in (DOUBLE,) if check.quick else (DOUBLE, torch.float32):
         whole = check.output(inputs, dtype)
-        for stop, rows in ((1, 1), (case.length // 2, 1), (case.length // 2, 3), (case.length, 1), (case.length, 8)):
+        for stop, rows in (
+            (1, 1),
+            (case.length // 2, 1),
+            (case.length // 2, 3),
+            (case.length, 1),
+            (case.length, 8),
+        ):
             result = check.output(_step(inputs, stop, rows), dtype)
             part = slice(stop - rows, stop)
             yield from check.compare(
@@ -40,7 +50,11 @@ def _step(inputs: Inputs, stop: int, rows: int) -> Inputs:
     """The call that a decoder makes for its newest rows when there are ``stop`` keys."""
     case = replace(inputs.case, length=rows, keys=stop, causal="lower_right")
     leaves = {
-        name: x[:, :, :stop] if name in ("key", "value") else x[:, :, stop - rows : stop] if name == "query" else x
+        name: x[:, :, :stop]
+        if name in ("key", "value")
+        else x[:, :, stop - rows : stop]
+        if name == "query"
+        else x
         for name, x in inputs.leaves.items()
     }
     visible = None if inputs.visible is None else inputs.visible[..., :stop]

@@ -1,9 +1,10 @@
 """The definition of attention once more, written for reading and independent of every engine.
 
-    a_ij = weight(s_ij) e^b / norm( sum over visible j of mass(s_ij) e^(p b) + offset_mass )      m_i = max_j peak + b
+    a_ij = weight(s_ij) e^b / norm( sum over visible j of mass(s_ij) e^(p b) + offset_mass )
+    m_i  = max over visible j of peak(s_ij) + b
 
-with b the float mask of formulas whose bias is "strength" and 0 for others. It judges the dense engine, and it supplies
-the sizes of the terms that a result is summed from (see :mod:`unsoft.testing.natural`).
+with b the float mask of formulas whose bias is "strength" and 0 for others. It judges the dense engine, and
+it supplies the sizes of the terms that a result is summed from (see :mod:`unsoft.testing.natural`).
 """
 
 from __future__ import annotations
@@ -38,11 +39,16 @@ class Definition:
             "n": self.visible.sum(-1, keepdim=True).clamp(min=1).double(),
             "i": rows[:, None],
             "j": torch.arange(case.keys, dtype=torch.float64),
-            **{name: inputs.leaves[f"params.{name}"].expand(case.heads)[:, None, None] for name in inputs.params},
+            **{
+                name: inputs.leaves[f"params.{name}"].expand(case.heads)[:, None, None]
+                for name in inputs.params
+            },
         }
         if formula.peak is not None:
             peaks = self._evaluate(formula.peak) + self.boost
-            lowest = peaks.new_full((*case.shape[:3], 1), -torch.inf)  # so that there is a maximum over no keys
+            lowest = peaks.new_full(
+                (*case.shape[:3], 1), -torch.inf
+            )  # so that there is a maximum over no keys
             m = torch.cat([lowest, peaks.masked_fill(~self.visible, -torch.inf)], -1).amax(-1, keepdim=True)
             self.symbols["m"] = m.nan_to_num(neginf=0.0)
         self.total = torch.ones(*case.shape[:3], 1, dtype=torch.float64)
@@ -78,7 +84,7 @@ class Definition:
 
     @property
     def logit_size(self) -> Tensor:
-        """The size of a logit and of its terms, which come with random signs: the root of a sum of squares."""
+        """The size of a logit, and of its terms, which have random signs: the root of a sum of squares."""
         terms = self.scale * (self.q.square() @ self.k.square().mT).sqrt()
         return terms + self.symbols["s"].abs() + self.bias.abs()
 

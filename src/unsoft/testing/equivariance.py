@@ -53,7 +53,9 @@ def _linear(check: Check, case: Case) -> Iterator[Measure]:
     v = inputs.leaves["value"]
     w = v.roll(1, 2).flip(-1)
     both, first, second = (check.output(inputs.with_leaves(value=x)) for x in (2 * v + 3 * w, v, w))
-    sizes = [check.sizes(inputs.with_leaves(value=x), (case, name))["output"] for name, x in (("v", v), ("w", w))]
+    sizes = [
+        check.sizes(inputs.with_leaves(value=x), (case, name))["output"] for name, x in (("v", v), ("w", w))
+    ]
     size = {"output": 2 * sizes[0] + 3 * sizes[1]}
     yield from check.compare(str(case), {"output": both}, {"output": 2 * first + 3 * second}, size)
 

@@ -32,14 +32,21 @@ def first_order(check: Check) -> Iterator[Measure]:
 def forward_mode(check: Check) -> Iterator[Measure]:
     """torch's gradcheck of the forward-mode derivative, in fast mode: along random directions."""
     for case in CASES[:1] if check.quick else CASES:
-        options = {"fast_mode": True, "check_forward_ad": True, "check_backward_ad": False, "check_undefined_grad": False}
+        options = {
+            "fast_mode": True,
+            "check_forward_ad": True,
+            "check_backward_ad": False,
+            "check_undefined_grad": False,
+        }
         yield fact(f"forward-mode gradcheck, {case}", _tested(check, case, torch.autograd.gradcheck, options))
 
 
 def second_order(check: Check) -> Iterator[Measure]:
     """torch's gradgradcheck in fast mode: gradients of gradients along random directions."""
     for case in CASES[:1] if check.quick else CASES[:2]:
-        yield fact(f"gradgradcheck, {case}", _tested(check, case, torch.autograd.gradgradcheck, {"fast_mode": True}))
+        yield fact(
+            f"gradgradcheck, {case}", _tested(check, case, torch.autograd.gradgradcheck, {"fast_mode": True})
+        )
 
 
 def _tested(check: Check, case: Case, test: Callable[..., bool], options: dict[str, Any]) -> bool:

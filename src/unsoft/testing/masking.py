@@ -11,7 +11,7 @@ from torch import Tensor
 
 from unsoft.testing.case import DOUBLE, Case, Inputs
 from unsoft.testing.check import Check, Property, Results
-from unsoft.testing.measure import GATES, Measure, close, equal, fact
+from unsoft.testing.measure import Measure, close, equal, fact
 
 CASES = [Case(6, 9, 8, 5, 2, 4, 2), Case(70, 80, 8, 8, 1, 2, 2)]
 HIDING = {"False": None, "-inf": -torch.inf, "the lowest number": torch.finfo(DOUBLE).min}
@@ -19,7 +19,9 @@ HIDING = {"False": None, "-inf": -torch.inf, "the lowest number": torch.finfo(DO
 
 
 def masked_is_removed(check: Check) -> Iterator[Measure]:
-    """Hiding keys gives what deleting them gives, output and gradients, within the float64 gate; hidden gradients are 0.
+    """Hiding keys gives what deleting them gives, output and gradients, within the float64 gate.
+
+    The gradients of hidden keys and values are exactly 0.
 
     Deleting moves the keys behind, so for formulas with j only keys at the end are hidden.
     """
@@ -50,7 +52,7 @@ def _kept(results: Results, keep: Tensor) -> Results:
 
 
 def masks_broadcast(check: Check) -> Iterator[Measure]:
-    """A mask of any broadcastable shape acts like the full one, and its gradient is the sum over what it was spread to."""
+    """A mask of any broadcastable shape acts like the full one; its gradient is summed accordingly."""
     case = Case(5, 6, 4, 3, 2, 4, 2)
     small = list(product((True, False), repeat=4))
     yield from check.over([case], lambda case: _broadcast(check, case, small[::3] if check.quick else small))
@@ -85,7 +87,9 @@ def float_mask_rule(check: Check) -> Iterator[Measure]:
     A "strength" mask multiplies weights by exp(mask), up to one factor for each row, and changes no sign.
     """
     rule = {"logit": _as_logit, "strength": _as_strength}[check.formula.bias]
-    yield from check.over([Case(6, 8, mask="additive per key"), Case(4, 70, mask="additive per key")], lambda c: rule(check, c))
+    yield from check.over(
+        [Case(6, 8, mask="additive per key"), Case(4, 70, mask="additive per key")], lambda c: rule(check, c)
+    )
 
 
 def _as_logit(check: Check, case: Case) -> Iterator[Measure]:
@@ -99,13 +103,15 @@ def _as_logit(check: Check, case: Case) -> Iterator[Measure]:
     longer = replace(longer, case=replace(case, width=case.width + 1), options={"scale": scale})
     sizes = check.sizes(inputs, (case, torch.float32))
     expected = {"output": check.output(longer)}
-    yield from check.compare(f"{case}, as a part of the logit", {"output": check.output(inputs)}, expected, sizes)
+    yield from check.compare(
+        f"{case}, as a part of the logit", {"output": check.output(inputs)}, expected, sizes
+    )
 
 
 def _as_strength(check: Check, case: Case) -> Iterator[Measure]:
     inputs = check.draw(case)
     plain, masked = check.weights(_hidden(inputs, None)), check.weights(inputs)
-    yield fact(f"{case}: signs of the weights", torch.equal(plain.sign(), masked.sign()))
+    yield fact(f"{case}: no weight changes its sign", torch.equal(plain.sign(), masked.sign()))
     boosted = plain * inputs.leaves["mask"].exp()
     factor = torch.ones(())
     if check.formula.mass is not None:
@@ -113,7 +119,7 @@ def _as_strength(check: Check, case: Case) -> Iterator[Measure]:
         best = boosted.abs().argmax(-1, keepdim=True)
         factor = masked.gather(-1, best) / boosted.gather(-1, best)
     size = 3 * check.weight_sizes(inputs)  # of the masked weight, the plain one and the factor
-    yield close(f"{case}: weights over exp(mask)", masked, boosted * factor, size, GATES[DOUBLE], torch.finfo(DOUBLE).eps)
+    yield close(f"{case}: weights over exp(mask)", masked, boosted * factor, size, DOUBLE)
 
 
 PROPERTIES = [

@@ -1,22 +1,23 @@
 """How large an error rounding may make: the sizes of the terms that each result is a sum of.
 
-A result that is a small difference of large terms cannot be more precise than the terms. So an error is judged against the
-same sums with absolute values in them, carried from the logits through the formula (:mod:`unsoft.testing.rounding`) to the
-output and to every gradient. With N the normaliser, z the total mass, g the gradient of the output, and err(x) the error
-of an expression that starts from a logit whose terms have the size t = scale sqrt(sum q^2 k^2) + |s|:
+A result that is a small difference of large terms cannot be more precise than the terms. So an error is
+judged against the same sums with absolute values in them, carried from the logits through the formula
+(:mod:`unsoft.testing.rounding`) to the output and to every gradient. With N the normaliser, g the gradient of
+the output, and err(x) the error of an expression that starts from a logit whose terms have the size
+t = scale sqrt(sum q^2 k^2) + |s|:
 
     tau_i = sum_j err(mass) |norm'| / N            relative error of the normaliser
     w     = (err(weight) + |weight| tau) / N       of a weight
     o     : sum_j w |v|                            dv : sum_i w |g|
     P_ij  = sqrt(sum_c g_ic^2 v_jc^2)              D_i = sum_j w P
     ds    : (err(weight') + |weight'| tau) P / N + (err(mass') + |mass'| tau) |norm'| D / N
-    dq    : scale sum_j ds |k|                     dk : scale sum_i ds |q|         and so on for masks and parameters
+    dq    : scale sum_j ds |k|                     dk : scale sum_i ds |q|
 
-For softmax this is about (1 + 2 sigma) times the natural sizes of reliability.md, section 2. Signed, unnormalised or steep
-formulas need no constants of their own.
+and so on for masks and parameters. For softmax this is about (1 + 2 sigma) times the sizes of
+:mod:`unsoft.testing.tolerance`. Signed, unnormalised or steep formulas need no constants of their own.
 
-Half precision is computed in float32 and rounded once, so a result is off by half a unit of itself at most. Only D_i, which
-the backward pass takes from the rounded output, is less exact: by sqrt(sum_c g_ic^2 o_ic^2) / 2.
+Half precision is computed in float32 and rounded once, so a result is off by half a unit of itself at most.
+Only D_i, which the backward pass takes from the rounded output, is less exact: by sqrt(sum_c g_ic^2 o_ic^2)/2.
 """
 
 from __future__ import annotations
@@ -59,7 +60,7 @@ class _Sizes:
         self.tau = torch.zeros_like(self.per_weight)
         if only_rounded_output:
             self.w = self.p = torch.zeros(inputs.case.shape, dtype=torch.float64)
-            self.delta = (g * definition.output).square().sum(-1, keepdim=True).sqrt() / 2
+            self.delta = kept * (g * definition.output).square().sum(-1, keepdim=True).sqrt() / 2
         else:
             self.tau = self._mass(formula.mass).sum(-1, keepdim=True)
             self.w = self._weight(formula.weight)
@@ -76,7 +77,10 @@ class _Sizes:
         leaves, case = self.inputs.leaves, self.inputs.case
         groups = (case.kv_heads, case.heads // case.kv_heads)
         sizes = {"output": self.output, "query": self.query}
-        sizes |= {"key": self.key.unflatten(1, groups).sum(2), "value": self.value.unflatten(1, groups).sum(2)}
+        sizes |= {
+            "key": self.key.unflatten(1, groups).sum(2),
+            "value": self.value.unflatten(1, groups).sum(2),
+        }
         if "mask" in leaves:
             sizes["mask"] = self.mask.expand(case.shape).sum_to_size(leaves["mask"].shape)
         for name in self.inputs.params:
@@ -120,6 +124,8 @@ class _Sizes:
         """err(expr) + |expr| tau at the visible entries."""
         definition = self.definition
         value, error = with_error(expr, definition.symbols, {"s": definition.logit_size})
-        size = abs(value) if self.exact else error + abs(value) * self.tau
+        value = torch.as_tensor(value, dtype=torch.float64).abs()
+        # A symbol or a number alone is exact, but what it is multiplied with is rounded.
+        size = value if self.exact else torch.as_tensor(error).maximum(value) + value * self.tau
         size = size * (degree * definition.boost).exp()
         return torch.where(definition.visible, size, 0.0)

@@ -18,7 +18,7 @@ BAD = {"NaN": torch.nan, "Inf": torch.inf, "-Inf": -torch.inf}
 
 
 def masked_is_inert(check: Check) -> Iterator[Measure]:
-    """Keys and values that no row sees may hold NaN or Inf: output and gradients are what they are without (float32 gate).
+    """Keys and values that no row sees may hold NaN or Inf: nothing else changes (float32 gate).
 
     The gradients of those keys and values are exactly 0.
     """
@@ -44,7 +44,7 @@ def _filled(x: Tensor, keys: Tensor, number: float) -> Tensor:
 
 
 def visible_has_a_footprint(check: Check) -> Iterator[Measure]:
-    """One bad entry of q spoils its row, of k the rows that see the key, of v those rows in its column, and nothing else.
+    """One bad entry of q spoils its row, of k the rows that see the key, of v those rows in its column.
 
     NaN gives NaN, Inf gives NaN or Inf; every other output is what it is without (float32 gate).
     """

@@ -1,4 +1,4 @@
-"""Every engine gives what the dense engine gives in float64, and the dense engine gives what the definition says."""
+"""Every engine gives what the dense engine gives in float64, and that is what the definition says."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from unsoft.testing.check import Check, Property
 from unsoft.testing.definition import Definition
 from unsoft.testing.measure import Measure
 
-# Lengths around the block sizes of engines, one row, one key, more queries than keys and the reverse; widths that are and
-# are not multiples of a vector; one head, shared key heads, odd counts.
+# Lengths around the block sizes of engines, one row, one key, more queries than keys and the reverse; widths
+# that are and are not multiples of a vector; one head, shared key heads, odd counts.
 SHAPES = [
     Case(1, 1, 8, 8, 2, 2, 2),
     Case(1, 64, 16, 5, 2, 4, 2),
@@ -46,7 +46,7 @@ KINDS: list[dict[str, Any]] = [
 
 
 def cases(quick: bool) -> list[Case]:
-    """Every shape with three kinds of mask in turn (quick: every other shape with one), every layout, wide logits."""
+    """Every shape with three masks in turn (quick: every other shape, one mask), every layout, wide logits."""
     kinds = cycle(KINDS)
     shapes = SHAPES[1::2] if quick else SHAPES
     pairs = [replace(shape, **next(kinds)) for _ in range(1 if quick else 3) for shape in shapes]

@@ -13,7 +13,13 @@ from unsoft.testing.check import Check, NotApplicable, Property
 from unsoft.testing.measure import Measure, fact
 
 CASES = [Case(20, 30, mask="bool"), Case(66, 66, causal=True, spread=4.0)]
-_SUMS = {"1": (1.0, 1.0), "<= 1": (-torch.inf, 1.0), "< 1": (-torch.inf, 1.0), "in [-1, 1]": (-1.0, 1.0), "in (-1, 1)": (-1.0, 1.0)}
+_SUMS = {
+    "1": (1.0, 1.0),
+    "<= 1": (-torch.inf, 1.0),
+    "< 1": (-torch.inf, 1.0),
+    "in [-1, 1]": (-1.0, 1.0),
+    "in (-1, 1)": (-1.0, 1.0),
+}
 
 
 def signs(check: Check) -> Iterator[Measure]:
@@ -29,8 +35,11 @@ def _non_negative(check: Check, case: Case) -> Iterator[Measure]:
 
 
 def sums(check: Check) -> Iterator[Measure]:
-    """Row sums, plain and of absolute values, lie where ``row_sum`` and ``l1`` say, to 4 roundings of float64 and the row."""
-    promised = {"sum": check.formula.properties.row_sum, "sum of absolute values": check.formula.properties.l1}
+    """Row sums, plain and of absolute values, lie where ``row_sum`` and ``l1`` say, to 4 sqrt(S) roundings."""
+    promised = {
+        "sum": check.formula.properties.row_sum,
+        "sum of absolute values": check.formula.properties.l1,
+    }
     checked = {name: _SUMS[text] for name, text in promised.items() if text in _SUMS}
     if not checked:
         raise NotApplicable("the formula promises nothing about sums")
@@ -42,7 +51,11 @@ def _in_range(check: Check, case: Case, checked: dict[str, tuple[float, float]])
     alive = weights.abs().sum(-1) > 0
     for name, (low, high) in checked.items():
         total = (weights if name == "sum" else weights.abs()).sum(-1)[alive]
-        yield Measure(f"{case}: {name} of a row", _outside(total, low, high), 4 * torch.finfo(DOUBLE).eps * case.keys**0.5)
+        yield Measure(
+            f"{case}: {name} of a row",
+            _outside(total, low, high),
+            4 * torch.finfo(DOUBLE).eps * case.keys**0.5,
+        )
 
 
 def _outside(x: Tensor, low: float, high: float) -> float:

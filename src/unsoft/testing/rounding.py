@@ -1,7 +1,7 @@
 """Running error analysis: the value of an expression together with the size of its rounding error.
 
-Every operation passes on the errors of its operands, multiplied by its slope, and adds its own rounding. Errors are in units
-of the machine precision, to first order. So a difference of large terms gets the error of its terms:
+Every operation passes on the errors of its operands, multiplied by its slope, and adds its own rounding.
+Errors are in units of the machine precision, to first order. So a difference gets the error of its terms:
 
 >>> from unsoft.formula import parse
 >>> s = torch.tensor([0.5, 20.0], dtype=torch.float64)
@@ -34,7 +34,9 @@ def with_error(expr: Expr, values: Mapping[str, Tensor], errors: Mapping[str, Te
             known[node] = values[node.name], errors.get(node.name, 0.0)
         else:
             operands = [known[arg][0] for arg in node.args]
-            value = TORCH[node.op](*(operands if node.symbols else [torch.tensor(x).double() for x in operands]))
+            value = TORCH[node.op](
+                *(operands if node.symbols else [torch.tensor(x).double() for x in operands])
+            )
             known[node] = value, None
             if node.op not in COMPARISONS:
                 passed = _PASSED[node.op](value, *operands, *(known[arg][1] for arg in node.args))

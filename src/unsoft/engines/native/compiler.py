@@ -49,14 +49,19 @@ def load_libraries(sources: dict[str, str], real: str) -> list[ctypes.CDLL]:
 
 
 def _load(name: str, source: str, real: str) -> ctypes.CDLL:
-    key = hashlib.sha256("\0".join((source, real, _environment_key())).encode()).hexdigest()
-    stem = f"{name}-{key[:32]}"
+    stem = library_stem(name, source, real)
     for library in cache_directory().glob(f"{stem}-*.so"):
         # A library that lost its end takes the whole process down when it is loaded, so its name carries its digest.
         if library.stem.endswith(_digest(library)):
             return ctypes.CDLL(str(library))
         library.unlink(missing_ok=True)
     return _compile(source, real, stem)
+
+
+def library_stem(name: str, source: str, real: str) -> str:
+    """How the file name of a library begins: different for everything that its content depends on."""
+    key = hashlib.sha256("\0".join((source, real, _environment_key())).encode()).hexdigest()
+    return f"{name}-{key[:32]}"
 
 
 def _digest(file: Path) -> str:
