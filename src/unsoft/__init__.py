@@ -10,6 +10,7 @@ from unsoft import errors, testing
 from unsoft.attention import attention
 from unsoft.formula import Formula
 from unsoft.mechanisms import mechanisms
+from unsoft.mechanisms.build import mechanism
 
 __version__ = "0.1.0"
-__all__ = ["Formula", "attention", "errors", "mechanisms", "testing"]
+__all__ = ["Formula", "attention", "errors", "mechanism", "mechanisms", "testing"]

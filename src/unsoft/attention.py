@@ -1,16 +1,14 @@
 """The front door: one function for every mechanism, with the arguments of torch's own attention."""
 
 from collections.abc import Mapping
-from typing import Any
 
-import torch
 from torch import Tensor
 
-from unsoft.engines import check_name, choose
-from unsoft.engines.arguments import checked_call
-from unsoft.engines.dense import dense_attention
+from unsoft.engines import check_name
+from unsoft.engines.run import run_formula
 from unsoft.formula import Formula
 from unsoft.mechanisms import resolve
+from unsoft.mechanisms.build import mechanism_like
 
 
 def attention(
@@ -84,47 +82,20 @@ def attention(
     (True, True)
     """
     check_name(engine)
-    if return_weights and engine not in ("auto", "dense"):
-        raise ValueError(
-            f"attention: argument 'return_weights' needs engine 'dense' or 'auto', not {engine!r}"
-        )
     options = {
         "attn_mask": attn_mask,
         "dropout_p": dropout_p,
         "is_causal": is_causal,
         "scale": scale,
         "enable_gqa": enable_gqa,
-        "params": params,
+        "engine": engine,
+        "return_weights": return_weights,
     }
-    if torch.is_autocast_enabled(_device_type(query)):
-        query, key, value = (_as_autocast(x, query) for x in (query, key, value))
-        with torch.autocast(_device_type(query), enabled=False):
-            return _attention(query, key, value, resolve(mechanism), engine, return_weights, options)
-    return _attention(query, key, value, resolve(mechanism), engine, return_weights, options)
-
-
-def _attention(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    formula: Formula,
-    engine: str,
-    return_weights: bool,
-    options: dict,
-) -> Tensor | tuple[Tensor, Tensor]:
-    call, leading = checked_call(query, key, value, formula, **options)
-    if return_weights:
-        out, weights = dense_attention(call)
-        return out.reshape(*leading, *out.shape[2:]), weights.reshape(*leading, *weights.shape[2:])
-    out = choose(engine, call).run(call)
-    return out.reshape(*leading, *out.shape[2:])
-
-
-def _device_type(x: Any) -> str:
-    return x.device.type if isinstance(x, Tensor) else "cpu"
-
-
-def _as_autocast(x: Any, query: Any) -> Any:
-    """What autocast does to the inputs of torch's attention; the arithmetic inside keeps its precision."""
-    narrow = isinstance(x, Tensor) and x.dtype in (torch.float32, torch.bfloat16, torch.float16)
-    return x.to(torch.get_autocast_dtype(_device_type(query))) if narrow else x
+    found = resolve(mechanism)
+    if isinstance(found, Formula):
+        return run_formula(query, key, value, found, params=params, **options)
+    if params is not None:
+        raise ValueError(
+            f"attention: argument 'params' is for formulas; make a module of {found.name!r} with unsoft.mechanism(...)"
+        )
+    return mechanism_like(found, query, key, value)(query, key, value, **options)

@@ -39,18 +39,23 @@ def dense_attention(call: Call) -> tuple[Tensor, Tensor]:
     The weights are those before dropout, which touches the output only.
     """
     terms = attention_terms(call.formula, call.bias is not None)
-    q, k, v = (finite_part(x.to(call.compute_dtype)) for x in (call.q, call.k, call.v))
-    visible = _visible_entries(call)
+    q, k = (finite_part(x.to(call.compute_dtype)) for x in (call.q, call.k))
+    visible = visible_entries(call)
     logits = call.scale * _heads_product(q, k.mT)
     weights = _weights(terms, _symbols(terms, call, logits), visible)
-    output = _heads_product(_dropped(weights, call), v)
+    return weighted_values(call, weights, visible)
 
+
+def weighted_values(call: Call, weights: Tensor, visible: Tensor) -> tuple[Tensor, Tensor]:
+    """Output of weights (B, H, L, S) that are 0 where not visible: dropout, values and the rules for NaN and Inf."""
+    v = finite_part(call.v.to(call.compute_dtype))
+    output = _heads_product(_dropped(weights, call), v)
     bad_rows, bad_outputs = _poison(call, visible)
     output, weights = output + bad_rows + bad_outputs, weights + torch.where(visible, bad_rows, 0.0)
     return output.to(call.q.dtype), weights.to(call.q.dtype)
 
 
-def _visible_entries(call: Call) -> Tensor:
+def visible_entries(call: Call) -> Tensor:
     """Bool (B|1, H|1, L, S): the mask and the causal rule together."""
     length, keys, device = call.q.shape[2], call.k.shape[2], call.q.device
     visible = torch.ones(1, 1, length, keys, dtype=torch.bool, device=device)

@@ -19,8 +19,9 @@ import torch
 from torch import Tensor
 
 from unsoft.formula import Expr, Formula, Instruction, lower
-from unsoft.formula.expr import make, postorder, symbol
+from unsoft.formula.expr import make, symbol
 from unsoft.formula.lower import Operand
+from unsoft.formula.substitute import substitute
 from unsoft.formula.torch_ops import run
 
 BIAS = "_bias"
@@ -76,17 +77,6 @@ def _make(formula: Formula, biased: bool) -> Terms:
             weight = weight * make("exp", bias)
             mass = None if mass is None else mass * make("exp", bias if degree == 1 else degree * bias)
     return Terms(weight, mass, peak, formula.norm, formula.offset_mass, degree, tuple(sorted(formula.params)))
-
-
-def substitute(expr: Expr, name: str, replacement: Expr) -> Expr:
-    """The expression with a symbol replaced."""
-    new: dict[Expr, Expr] = {}
-    for node in postorder(expr):
-        if node.op == "sym" and node.name == name:
-            new[node] = replacement
-        else:
-            new[node] = make(node.op, *(new[a] for a in node.args)) if name in node.symbols else node
-    return new[expr]
 
 
 def inverse_norm(terms: Terms, symbols: dict[str, Tensor], z: Tensor) -> Tensor:

@@ -7,7 +7,7 @@
 Expr('sign(s)*exp(abs(s) - m)')
 """
 
-from unsoft.mechanisms.catalogue import mechanisms
+from unsoft.mechanisms.catalogue import formulas, mechanisms
 from unsoft.mechanisms.registry import register, resolve
 
-__all__ = ["mechanisms", "register", "resolve"]
+__all__ = ["formulas", "mechanisms", "register", "resolve"]

@@ -3,13 +3,13 @@
 from collections.abc import Iterator, Mapping
 
 from unsoft.formula import Formula
-from unsoft.mechanisms.registry import label, names, resolve
+from unsoft.mechanisms.registry import Plan, label, names, resolve
 
 
-class Catalogue(Mapping[str, Formula]):
-    """Formulas by name, in alphabetical order; prints as a table of what each of them promises."""
+class Catalogue(Mapping[str, Formula | Plan]):
+    """Formulas and families by name, in alphabetical order; prints as a table of what each of them promises."""
 
-    def __getitem__(self, name: str) -> Formula:
+    def __getitem__(self, name: str) -> Formula | Plan:
         if name not in names():
             raise KeyError(name)
         return resolve(name)
@@ -37,3 +37,8 @@ class Catalogue(Mapping[str, Formula]):
 def mechanisms() -> Catalogue:
     """All mechanisms; a parametrised one such as polynomial(p) stands there with its default."""
     return Catalogue()
+
+
+def formulas() -> dict[str, Formula]:
+    """Those mechanisms that are formulas."""
+    return {name: found for name, found in mechanisms().items() if isinstance(found, Formula)}

@@ -1,10 +1,19 @@
 """The list of mechanisms. Each file beside this one registers its own; adding a file is enough.
 
+A name stands for a formula, or for a family: a module with weights or a state of its own. Modifiers stand before a name, joined
+by "+", and act from right to left: on the formula, or around the module.
+
 >>> resolve("relu2").weight
 Expr('max(s, 0)**2/n')
 >>> resolve("polynomial(2)").weight
 Expr('s**2/sqrt(n)')
+>>> resolve("logn(512)+softmax").peak
+Expr('s*(log(n)/6.238324625039508)')
+>>> resolve("gated+gpam").name
+'gated+gpam'
 """
+
+from __future__ import annotations
 
 import difflib
 import importlib
@@ -14,13 +23,80 @@ import re
 import sys
 import threading
 from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
 
 from unsoft.formula import Formula
+from unsoft.formula.analysis import Properties
+
+if TYPE_CHECKING:
+    from unsoft.mechanisms.module import Mechanism, Place
 
 Factory = Callable[..., Formula]
 
-_registered: dict[str, Formula | Factory] = {}
-_made: dict[str, Formula] = {}  # by the text asked for, such as "polynomial(3)"
+
+@dataclass(frozen=True)
+class Family:
+    """A mechanism that is a module, and what the list of mechanisms says of it."""
+
+    name: str
+    build: Callable[..., Mechanism]
+    """From a :class:`Place`, optionally a number or the formula it runs (``base=``), and keywords."""
+    summary: str
+    properties: Properties
+    base: str | None = None
+    """The formula it runs unless told otherwise; modifiers of formulas then rewrite that one."""
+    paper: str | None = None
+    argument: str | None = None
+    """Name of the argument that a number in brackets sets."""
+
+
+@dataclass(frozen=True)
+class Modifier:
+    """Something that stands before a name: rewrites its formula, or wraps its module."""
+
+    name: str
+    change: Callable[..., Any]
+    of_formula: bool
+    summary: str
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a name stands for if it is not a formula: the modules to be made once their place is known."""
+
+    name: str
+    family: Family | None
+    formula: Formula | None = None
+    """The formula that an affine family runs, or, without a family, that the wrappers stand around."""
+    number: float | None = None
+    wrappers: tuple[Callable[[Mechanism], Mechanism], ...] = ()
+
+    @property
+    def properties(self) -> Properties:
+        """Of the mechanism before it is wrapped."""
+        return self.formula.properties if self.family is None else self.family.properties
+
+    def build(self, place: Place, **options: Any) -> Mechanism:
+        """The module at its place; ``options`` are keywords of the family's class."""
+        if self.family is None:
+            from unsoft.mechanisms.module import Pointwise
+
+            module = Pointwise(self.formula, place, **options)
+        else:
+            if self.formula is not None:
+                options = {"base": self.formula, **options}
+            if self.number is not None:
+                options = {self.family.argument: self.number, **options}
+            module = self.family.build(place, **options)
+        for wrap in self.wrappers:
+            module = wrap(module)
+        return module
+
+
+_registered: dict[str, Formula | Factory | Family] = {}
+_modifiers: dict[str, Modifier] = {}
+_made: dict[str, Formula | Plan] = {}  # by the text asked for, such as "polynomial(3)"
 _discovery = threading.RLock()
 _discovered: list[bool] = []
 _CALL = re.compile(r"\s*([A-Za-z][A-Za-z0-9_-]*)\s*(?:\(\s*([-+0-9.eE]*)\s*\))?\s*")
@@ -43,7 +119,7 @@ def builtin(name: str, mechanism: Formula | Factory) -> None:
         raise ValueError(
             f"name: expected lower case letters, digits, - and _, starting with a letter, not {name!r}"
         )
-    if not isinstance(mechanism, Formula) and not callable(mechanism):
+    if not isinstance(mechanism, (Formula, Family)) and not callable(mechanism):
         raise TypeError(
             f"mechanism: expected a Formula or a function that makes one, not {type(mechanism).__name__}"
         )
@@ -52,8 +128,46 @@ def builtin(name: str, mechanism: Formula | Factory) -> None:
     _registered[name] = mechanism
 
 
-def resolve(mechanism: str | Formula) -> Formula:
-    """The formula of a mechanism given by name ("cog", "polynomial(3)") or directly."""
+def family(
+    name: str, build: Callable[..., Mechanism], *, summary: str, properties: Properties, base: str | None = None,
+    paper: str | None = None, argument: str | None = None,
+) -> None:  # fmt: skip
+    """Adds a mechanism that is a module: ``build(place, **options)``."""
+    builtin(name, Family(name, build, summary, properties, base, paper, argument))
+
+
+def formula_modifier(name: str, change: Callable[..., Formula], *, summary: str) -> None:
+    """Adds a modifier that makes a formula from a formula, and optionally a number."""
+    _add_modifier(Modifier(name, change, True, summary))
+
+
+def module_modifier(name: str, change: Callable[..., Mechanism], *, summary: str) -> None:
+    """Adds a modifier that stands around a module."""
+    _add_modifier(Modifier(name, change, False, summary))
+
+
+def _add_modifier(modifier: Modifier) -> None:
+    if modifier.name in _registered or modifier.name in _modifiers:
+        raise ValueError(f"name: a mechanism or modifier called {modifier.name!r} exists already")
+    _modifiers[modifier.name] = modifier
+
+
+def modifiers() -> list[Modifier]:
+    """All modifiers in alphabetical order."""
+    discover()
+    return [_modifiers[name] for name in sorted(_modifiers)]
+
+
+def resolve_formula(mechanism: str | Formula) -> Formula:
+    """:func:`resolve` where only a formula will do."""
+    found = resolve(mechanism)
+    if isinstance(found, Plan):
+        raise ValueError(f"mechanism: {found.name!r} is not a formula; make a module of it with unsoft.mechanism(...)")
+    return found
+
+
+def resolve(mechanism: str | Formula) -> Formula | Plan:
+    """What a mechanism given by name ("cog", "polynomial(3)", "logn+gpam") or directly stands for."""
     if isinstance(mechanism, Formula):
         return mechanism
     if not isinstance(mechanism, str):
@@ -74,26 +188,68 @@ def _prepare(text: str) -> bool:
 _prepare._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
-def _make(text: str) -> Formula:
+def _make(text: str) -> Formula | Plan:
     discover()
-    match = _CALL.fullmatch(text)
-    name, argument = match.groups() if match else (text, None)
+    *before, base = text.split("+")
+    found = _base(text, base.strip())
+    for part in reversed(before):
+        found = _modified(text, part.strip(), found)
+    if isinstance(found, Plan):
+        return replace(found, name=text)
+    return found
+
+
+def _split(text: str, part: str) -> tuple[str, float | int | None, bool]:
+    """Name, number in brackets, and whether there were brackets."""
+    match = _CALL.fullmatch(part)
+    name, argument = match.groups() if match else (part, None)
+    if not argument:
+        return name, None, argument is not None
+    try:
+        number = float(argument)
+    except ValueError:
+        raise ValueError(f"mechanism: {argument!r} in {text!r} is not a number; write for example '{name}(2)'") from None
+    return name, int(number) if number.is_integer() else number, True
+
+
+def _base(text: str, part: str) -> Formula | Plan:
+    name, number, brackets = _split(text, part)
+    if name in _modifiers:
+        raise ValueError(f"mechanism: {name!r} modifies a mechanism and needs one after it, such as '{name}+softmax'")
     if name not in _registered:
         raise ValueError(_unknown(text, name))
     found = _registered[name]
     if isinstance(found, Formula):
-        if argument is not None:
+        if brackets:
             raise ValueError(f"mechanism: {name} takes no number in brackets; write {name!r}, not {text!r}")
         return found
-    if not argument:
-        return found()
-    try:
-        number = float(argument)
-    except ValueError:
+    if isinstance(found, Family):
+        if number is not None and found.argument is None:
+            raise ValueError(f"mechanism: {name} takes no number in brackets; write {name!r}, not {text!r}")
+        base = None if found.base is None else resolve_formula(found.base)
+        return Plan(name, found, base, number)
+    return found() if number is None else found(number)
+
+
+def _modified(text: str, part: str, found: Formula | Plan) -> Formula | Plan:
+    name, number, _ = _split(text, part)
+    if name not in _modifiers:
+        known = ", ".join(sorted(_modifiers))
+        near = difflib.get_close_matches(name.lower(), _modifiers, n=1, cutoff=0.4)
+        hint = f"; did you mean {near[0]!r}?" if near else ""
+        raise ValueError(f"mechanism: unknown modifier {name!r} in {text!r}{hint} (known: {known})")
+    modifier = _modifiers[name]
+    arguments = () if number is None else (number,)
+    if not modifier.of_formula:
+        plan = found if isinstance(found, Plan) else Plan(text, None, found)
+        return replace(plan, wrappers=(*plan.wrappers, lambda module: modifier.change(module, *arguments)))
+    if isinstance(found, Formula):
+        return modifier.change(found, *arguments)
+    if found.formula is None or found.wrappers:
         raise ValueError(
-            f"mechanism: {argument!r} in {text!r} is not a number; write for example '{name}(2)'"
-        ) from None
-    return found(int(number) if number.is_integer() else number)
+            f"mechanism: in {text!r}, {name} rewrites a formula and must stand directly before one (or before a family that runs one)"
+        )
+    return replace(found, formula=modifier.change(found.formula, *arguments))
 
 
 def names() -> list[str]:
@@ -107,6 +263,8 @@ def label(name: str) -> str:
     found = _registered[name]
     if isinstance(found, Formula):
         return name
+    if isinstance(found, Family):
+        return name if found.argument is None else f"{name}({found.argument})"
     return f"{name}({', '.join(inspect.signature(found).parameters)})"
 
 

@@ -1,0 +1,112 @@
+"""What decoding remembers between calls.
+
+A cache belongs to one layer. It is made by ``mechanism.new_cache(batch)``, filled by ``mechanism(q, k, v, cache=cache)`` and
+knows its ``length`` (tokens seen) and ``nbytes`` (memory held).
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+
+import torch
+from torch import Tensor
+
+_FIRST_CAPACITY = 64
+
+
+class Cache(ABC):
+    """Common to all caches: the batch size it was made for, the number of tokens it has seen, the bytes it holds."""
+
+    def __init__(self, batch: int) -> None:
+        if not isinstance(batch, int) or isinstance(batch, bool):
+            raise TypeError(f"new_cache: argument 'batch' must be a whole number, not {type(batch).__name__}")
+        if batch < 0:
+            raise ValueError(f"new_cache: argument 'batch' must not be negative, not {batch}")
+        self.batch, self.length = batch, 0
+
+    @property
+    @abstractmethod
+    def tensors(self) -> tuple[Tensor, ...]:
+        """Everything held, each with the batch as its first dimension."""
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of memory held."""
+        return sum(x.numel() * x.element_size() for x in self.tensors)
+
+    def check(self, key: Tensor) -> None:
+        """ValueError unless a key tensor (batch, heads, length, dim) fits this cache."""
+        if key.dim() != 4 or key.shape[0] != self.batch:
+            raise ValueError(
+                f"argument 'key' has shape {tuple(key.shape)}; the cache was made for (batch, heads, length, dim) with a batch of"
+                f" {self.batch}"
+            )
+
+    @abstractmethod
+    def reorder(self, index: Tensor) -> None:
+        """Puts sequence ``index[b]`` in place b: what beam search does between steps."""
+
+
+class KeyValueCache(Cache):
+    """All keys and values so far, in buffers that double when they are full.
+
+    >>> cache = KeyValueCache(batch=1)
+    >>> keys, values = cache.append(torch.zeros(1, 2, 3, 4), torch.zeros(1, 2, 3, 5))
+    >>> keys, values = cache.append(torch.ones(1, 2, 1, 4), torch.ones(1, 2, 1, 5))
+    >>> keys.shape, values.shape, cache.length
+    (torch.Size([1, 2, 4, 4]), torch.Size([1, 2, 4, 5]), 4)
+    """
+
+    def __init__(self, batch: int) -> None:
+        super().__init__(batch)
+        self._keys: Tensor | None = None
+        self._values: Tensor | None = None
+
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        return () if self._keys is None or self._values is None else (self._keys, self._values)
+
+    def append(self, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+        """Adds the keys and values of new tokens; returns all of them."""
+        self.check(key)
+        self._keys = self._appended(self._keys, key)
+        self._values = self._appended(self._values, value)
+        self.length += key.shape[2]
+        return self._keys[:, :, : self.length], self._values[:, :, : self.length]
+
+    def _appended(self, buffer: Tensor | None, new: Tensor) -> Tensor:
+        end = self.length + new.shape[2]
+        if buffer is not None and torch.is_grad_enabled() and (new.requires_grad or buffer.requires_grad):
+            return torch.cat([buffer[:, :, : self.length], new], dim=2)  # writing in place would cut the graph
+        if buffer is None or buffer.shape[2] < end:
+            larger = new.new_empty(*new.shape[:2], max(2 * end, _FIRST_CAPACITY), new.shape[3])
+            if buffer is not None:
+                larger[:, :, : self.length] = buffer[:, :, : self.length]
+            buffer = larger
+        buffer[:, :, self.length : end] = new
+        return buffer
+
+    def reorder(self, index: Tensor) -> None:
+        self._keys, self._values = (None if x is None else x[index] for x in (self._keys, self._values))
+        self.batch = len(index)
+
+
+class StateCache(Cache):
+    """A state of fixed size, whatever the length: linear attention."""
+
+    def __init__(self, batch: int) -> None:
+        super().__init__(batch)
+        self.state: Tensor | None = None
+
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        return () if self.state is None else (self.state,)
+
+    def advance(self, state: Tensor, tokens: int) -> None:
+        """Takes the state after ``tokens`` more tokens."""
+        self.state = state
+        self.length += tokens
+
+    def reorder(self, index: Tensor) -> None:
+        self.state = None if self.state is None else self.state[index]
+        self.batch = len(index)

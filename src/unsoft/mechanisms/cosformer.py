@@ -1,0 +1,62 @@
+"""cosformer: linear attention with rectified features and a cosine that prefers near keys.
+
+    a_ij  proportional to  relu(q_i) . relu(k_j) cos(pi/2 (i - j) / M)
+
+Paper: Qin et al., cosFormer: Rethinking Softmax in Attention, arXiv 2202.08791 (ICLR 2022). It argues for non-negative
+weights: the counter-view to signed attention.
+
+Can: concentrate locally at linear cost; weights are non-negative and sum to 1. Cannot: look beyond M: the cosine would turn
+negative there, so a longer sequence is an error. M is fixed (``max_length``), not the length of the input as in the authors' code,
+where one and the same prefix gives different outputs as the sequence grows. A row whose features all vanish outputs exact zeros
+(the authors divide by 1e-6 instead). As published: no 1/sqrt(d); ``scale=`` has no effect, it would cancel.
+
+>>> import torch
+>>> from unsoft.mechanisms.module import Place
+>>> layer = Cosformer(Place(heads=2, head_dim=4), max_length=16)
+>>> q, k, v = (torch.rand(1, 2, 6, 4) for _ in range(3))
+>>> _, weights = layer(q, k, v, is_causal=True, return_weights=True)
+>>> torch.allclose(weights.sum(-1), torch.ones(1, 2, 6)), bool((weights >= 0).all())
+(True, True)
+"""
+
+import math
+
+import torch
+from torch import Tensor
+
+from unsoft.formula.analysis import Properties
+from unsoft.mechanisms import features
+from unsoft.mechanisms.linear import Linear
+from unsoft.mechanisms.module import Place
+from unsoft.mechanisms.registry import family
+
+
+class Cosformer(Linear):
+    """See the module's docstring; ``max_length`` is M."""
+
+    def __init__(self, place: Place, max_length: int = 4096) -> None:
+        if isinstance(max_length, bool) or not isinstance(max_length, int) or max_length < 1:
+            raise ValueError(f"cosformer: argument 'max_length' must be a whole number from 1 on, not {max_length!r}")
+        super().__init__(place, features.relu)
+        self.max_length = max_length
+
+    def features(self, q: Tensor, k: Tensor, first_query: int, first_key: int) -> tuple[Tensor, Tensor]:
+        return self._turned(q.relu(), max(first_query, 0)), self._turned(k.relu(), first_key)
+
+    def _turned(self, x: Tensor, first: int) -> Tensor:
+        """[x cos, x sin] of the position: dot products of two such features hold the cosine of the difference."""
+        end = first + x.shape[2]
+        if end > self.max_length:
+            raise ValueError(
+                f"cosformer: position {end - 1} is beyond max_length = {self.max_length}, where its cosine would turn negative; make"
+                f" the mechanism with a larger max_length, such as 'cosformer({end})'"
+            )
+        angle = torch.arange(first, end, device=x.device, dtype=x.dtype)[:, None] * (math.pi / 2 / self.max_length)
+        return torch.cat([x * angle.cos(), x * angle.sin()], dim=-1)
+
+
+family(
+    "cosformer", Cosformer, summary="linear attention, rectified features, near keys preferred by a cosine",
+    paper="Qin et al. 2022, arXiv 2202.08791", argument="max_length",
+    properties=Properties(False, "1", "1", False, False, True),
+)  # fmt: skip

@@ -1,0 +1,84 @@
+"""differential: the difference of two softmax maps with their own keys, normalised per head (Differential Transformer, v1).
+
+    A = softmax(q1 k1) - l softmax(q2 k2)          out = (1 - l0) RMSNorm(A v)
+    l = exp(a1 . b1) - exp(a2 . b2) + l0           l0 = 0.8 - 0.6 exp(-0.3 layer)
+
+Paper: Ye et al., Differential Transformer, arXiv 2410.05258 (ICLR 2025).
+
+Heads come in pairs: query and key heads 2p and 2p + 1 are the two maps of pair p, and the values of both are joined, as in
+the paper (half as many heads, values twice as wide); so shapes are those of ordinary attention. Under grouped-query attention
+query pair p reads key pair p // group, which the authors' plain file gets wrong.
+
+Can: cancel what both maps agree on (noise, sinks). Rows sum to 1 - l before the norm; the norm then fixes the scale.
+Cannot: guarantee that l stays positive, as published: then the maps add.
+
+The weights returned are A times the scale of its row, so weights times values are the output up to the learned gain of the norm
+(1 at the start).
+
+>>> import torch
+>>> from unsoft.mechanisms.module import Place
+>>> layer = Differential(Place(heads=2, head_dim=4))
+>>> layer(*(torch.randn(1, 2, 5, 4) for _ in range(3))).shape
+torch.Size([1, 2, 5, 4])
+"""
+
+import math
+
+import torch
+from torch import Tensor, nn
+
+from unsoft.engines.run import run_formula
+from unsoft.formula import Formula
+from unsoft.formula.analysis import Properties
+from unsoft.mechanisms.affine import combine
+from unsoft.mechanisms.module import Inputs, Mechanism, Place
+from unsoft.mechanisms.registry import family, resolve
+
+_EPS = 1e-5
+
+
+def first_lambda(layer: int) -> float:
+    """l0 of a layer, counted from 0.
+
+    >>> first_lambda(0), round(first_lambda(30), 3)
+    (0.2, 0.8)
+    """
+    return round(0.8 - 0.6 * math.exp(-0.3 * layer), 12)
+
+
+class Differential(Mechanism):
+    """See the module's docstring."""
+
+    def __init__(self, place: Place, base: Formula | None = None) -> None:
+        super().__init__(place)
+        if place.heads % 2:
+            raise ValueError(f"differential: argument 'heads' must be even, since heads come in pairs, not {place.heads}")
+        self.base = base or resolve("softmax")
+        self.first = first_lambda(place.layer)
+        self.vectors = nn.Parameter(0.1 * torch.randn(4, place.head_dim))  # a1, b1, a2, b2
+        self.gain = nn.Parameter(torch.ones(2 * place.values))
+
+    def strength(self) -> Tensor:
+        """l, a single number, computed in float32 at least."""
+        a1, b1, a2, b2 = self.vectors if self.vectors.dtype == torch.float64 else self.vectors.float()
+        return (a1 @ b1).exp() - (a2 @ b2).exp() + self.first
+
+    def attend(self, inputs: Inputs) -> Tensor | tuple[Tensor, Tensor]:
+        values = inputs.value.unflatten(-3, (-1, 2)).transpose(-3, -2).flatten(-2)  # (..., pairs, keys, 2 Dv)
+        mask = inputs.options["attn_mask"]
+        maps = []
+        for which in (0, 1):
+            options = inputs.options
+            if isinstance(mask, Tensor) and mask.dim() >= 3 and mask.shape[-3] > 1:
+                options = options | {"attn_mask": mask[..., which::2, :, :]}
+            query, key = (x[..., which::2, :, :] for x in (inputs.query, inputs.key))
+            maps.append(run_formula(query, key, values, self.base, return_weights=inputs.return_weights, **options))
+        strength = self.strength().to(inputs.query.dtype)
+        result = combine(*maps, torch.ones_like(strength), strength)
+        out, weights = result if isinstance(result, tuple) else (result, None)
+        scale = (1 - self.first) * (out.float().square().mean(-1, keepdim=True) + _EPS).rsqrt().to(out.dtype)
+        out = (out * scale * self.gain.to(out.dtype)).unflatten(-1, (2, -1)).transpose(-3, -2).flatten(-4, -3)
+        return out if weights is None else (out, (weights * scale).repeat_interleave(2, dim=-3))
+
+
+family("differential", Differential, summary="difference of two softmax maps, normalised per head", paper="Ye et al. 2024, arXiv 2410.05258", properties=Properties(True, "free", "free", False, False, True), base="softmax")

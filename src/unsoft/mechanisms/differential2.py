@@ -1,0 +1,62 @@
+"""differential2: the difference of two softmax maps over shared keys, with a factor per token (Differential Transformer V2).
+
+    out_h = A(q_2h, k) v - sigmoid(l_h) A(q_2h+1, k) v          l = W x for each token and head
+
+Source: the authors' second version (January 2026, repository microsoft/unilm, Diff-Transformer-V2).
+
+There are twice as many query heads as output heads, paired 2h and 2h + 1, so that both queries of a pair read the same key
+head under grouped-query attention (the other pairing is wrong there). One fused call; keys and cache are those of ordinary attention.
+x is the hidden state if ``hidden=`` brings it, otherwise the first query of the pair stands in.
+
+Can: cancel what both maps agree on, by an amount that each token chooses. Rows sum to 1 - sigmoid(l), in (0, 1).
+Cannot: amplify: no norm follows, and weights lie in (-1, 1).
+
+>>> import torch
+>>> from unsoft.mechanisms.module import Place
+>>> layer = Differential2(Place(heads=2, head_dim=4))
+>>> layer(torch.randn(1, 4, 5, 4), torch.randn(1, 2, 5, 4), torch.randn(1, 2, 5, 4)).shape
+torch.Size([1, 2, 5, 4])
+"""
+
+from torch import Tensor
+
+from unsoft.engines.run import run_formula
+from unsoft.formula import Formula
+from unsoft.formula.analysis import Properties
+from unsoft.mechanisms.affine import combine
+from unsoft.mechanisms.factor import TokenFactor
+from unsoft.mechanisms.module import Inputs, Mechanism, Place
+from unsoft.mechanisms.registry import family, resolve
+
+
+class Differential2(Mechanism):
+    """See the module's docstring."""
+
+    def __init__(self, place: Place, base: Formula | None = None) -> None:
+        super().__init__(place)
+        self.base = base or resolve("softmax")
+        self.factor = TokenFactor(place, width=1)
+
+    @property
+    def query_heads(self) -> int:
+        return 2 * self.place.heads
+
+    def attend(self, inputs: Inputs) -> Tensor | tuple[Tensor, Tensor]:
+        heads = inputs.query.shape[-3]
+        if heads != self.query_heads:
+            raise ValueError(
+                f"differential2: argument 'query' has {heads} heads (shape {tuple(inputs.query.shape)}); it needs two for each of"
+                f" the {self.place.heads} heads of the output, {self.query_heads}"
+            )
+        options = inputs.options | {"enable_gqa": True}
+        result = run_formula(
+            inputs.query, inputs.key, inputs.value, self.base, return_weights=inputs.return_weights, **options
+        )
+        strength = self.factor(inputs.query[..., 0::2, :, :], inputs.hidden).sigmoid()
+        pairs = result if isinstance(result, tuple) else (result,)
+        first, second = (tuple(x[..., which::2, :, :] for x in pairs) for which in (0, 1))
+        combined = combine(first, second, strength.new_ones(()), strength)
+        return combined if inputs.return_weights else combined[0]
+
+
+family("differential2", Differential2, summary="difference of two softmax maps by an amount each token chooses", paper="Ye et al. 2026, Diff-Transformer V2", properties=Properties(True, "in (0, 1)", "< 2", False, False, True), base="softmax")

@@ -1,0 +1,54 @@
+"""gated: an output gate on any mechanism, the control for every claim about row sums other than 1.
+
+    y = sigmoid(x W + c) * attention(q, k, v)          one gate per token and head, or per channel too
+
+Paper: Qiu et al., Gated Attention for Large Language Models, arXiv 2505.06708.
+
+Can: switch a head off for a token, which removes the attention sink and lets plain softmax attend to nothing. Cannot: subtract one
+key from another. x is the hidden state if ``hidden=`` brings it, otherwise the query. At the start W = 0 and c = 4, so the
+gate is 0.98: almost open.
+
+The weights returned include the gate of the head. With ``elementwise=True`` (a gate for every channel) no matrix of weights can, and
+weights times values are the output before the gate.
+"""
+
+from torch import Tensor
+
+from unsoft.mechanisms.cache import Cache
+from unsoft.mechanisms.factor import TokenFactor
+from unsoft.mechanisms.module import Inputs, Mechanism
+from unsoft.mechanisms.registry import module_modifier
+
+_ALMOST_OPEN = 4.0
+
+
+class Gated(Mechanism):
+    """See the module's docstring."""
+
+    def __init__(self, inner: Mechanism, *, elementwise: bool = False, start: float = _ALMOST_OPEN) -> None:
+        super().__init__(inner.place)
+        self.inner, self.elementwise = inner, elementwise
+        self.factor = TokenFactor(inner.place, width=inner.place.values if elementwise else 1, start=start)
+
+    @property
+    def query_heads(self) -> int:
+        return self.inner.query_heads
+
+    def new_cache(self, batch: int) -> Cache:
+        return self.inner.new_cache(batch)
+
+    def attend(self, inputs: Inputs) -> Tensor | tuple[Tensor, Tensor]:
+        return self._gate(inputs, self.inner.attend(inputs))
+
+    def attend_cached(self, inputs: Inputs, cache: Cache) -> Tensor | tuple[Tensor, Tensor]:
+        return self._gate(inputs, self.inner.attend_cached(inputs, cache))
+
+    def _gate(self, inputs: Inputs, result: Tensor | tuple[Tensor, Tensor]) -> Tensor | tuple[Tensor, Tensor]:
+        every = self.inner.query_heads // self.place.heads
+        gate = self.factor(inputs.query[..., ::every, :, :], inputs.hidden).sigmoid()
+        if not isinstance(result, tuple):
+            return gate * result
+        return gate * result[0], result[1] if self.elementwise else gate * result[1]
+
+
+module_modifier("gated", Gated, summary="a learned output gate per token and head")

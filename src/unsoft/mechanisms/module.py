@@ -1,0 +1,136 @@
+"""Attention as a module: what every mechanism is once it has a place in a network.
+
+A mechanism that is a formula needs no module: ``unsoft.attention`` runs it. Mechanisms with weights of their own, with a state,
+or around another mechanism are subclasses of :class:`Mechanism`; a formula becomes one too (:class:`Pointwise`), so that
+``unsoft.mechanism(name, heads=, head_dim=)`` gives the same kind of object for every name.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from unsoft.engines.run import run_formula
+from unsoft.formula import Formula
+from unsoft.mechanisms.cache import Cache, KeyValueCache
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a mechanism stands in a network; what its parameters are sized and started by."""
+
+    heads: int
+    """Heads of the output."""
+    head_dim: int
+    """Width D of queries and keys."""
+    value_dim: int | None = None
+    """Width Dv of values; D if not given."""
+    hidden_dim: int | None = None
+    """Width of the hidden state that ``hidden=`` brings; without it the query stands in."""
+    layer: int = 0
+    """Number of the layer, counted from 0."""
+    layers: int | None = None
+    """How many layers the network has."""
+
+    @property
+    def values(self) -> int:
+        return self.head_dim if self.value_dim is None else self.value_dim
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """The arguments of one call, after a cache has been read and filled."""
+
+    query: Tensor
+    key: Tensor
+    value: Tensor
+    hidden: Tensor | None = None
+    return_weights: bool = False
+    options: dict[str, Any] = field(default_factory=dict)
+    """attn_mask, dropout_p, is_causal, scale, enable_gqa, engine."""
+
+    def change(self, **changes: Any) -> Inputs:
+        return replace(self, **changes)
+
+
+class Mechanism(nn.Module):
+    """Base class. A subclass says how it attends (:meth:`attend`) and, if it keeps more than keys and values, its cache."""
+
+    def __init__(self, place: Place) -> None:
+        super().__init__()
+        self.place = place
+
+    def forward(
+        self, query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None, dropout_p: float = 0.0,
+        is_causal: bool | str = False, scale: float | None = None, enable_gqa: bool = False, *, engine: str = "auto",
+        return_weights: bool = False, hidden: Tensor | None = None, cache: Cache | None = None,
+    ) -> Tensor | tuple[Tensor, Tensor]:  # fmt: skip
+        """The arguments of :func:`unsoft.attention`, and
+
+        hidden
+            The hidden state (..., length, hidden_dim), for mechanisms that compute a factor from it; the query stands in
+            for it when absent.
+        cache
+            From :meth:`new_cache`. The keys and values given are those of new tokens; the queries see all tokens so far,
+            causally. Works for whole prompts, chunks and single tokens alike.
+        """
+        options = {
+            "attn_mask": attn_mask, "dropout_p": dropout_p, "is_causal": is_causal, "scale": scale,
+            "enable_gqa": enable_gqa, "engine": engine,
+        }  # fmt: skip
+        inputs = Inputs(query, key, value, hidden, return_weights, options)
+        if cache is None:
+            return self.attend(inputs)
+        return self.attend_cached(inputs, cache)
+
+    @abstractmethod
+    def attend(self, inputs: Inputs) -> Tensor | tuple[Tensor, Tensor]:
+        """Output, and weights if asked for."""
+
+    def attend_cached(self, inputs: Inputs, cache: Cache) -> Tensor | tuple[Tensor, Tensor]:
+        """One step of decoding; here for mechanisms that need all keys and values."""
+        if not isinstance(cache, KeyValueCache):
+            raise TypeError(f"argument 'cache' is a {type(cache).__name__}; this mechanism's new_cache() makes another kind")
+        keys, values = cache.append(inputs.key, inputs.value)
+        options = inputs.options | {"is_causal": "lower_right"}
+        return self.attend(inputs.change(key=keys, value=values, options=options))
+
+    def new_cache(self, batch: int) -> Cache:
+        """An empty cache for decoding ``batch`` sequences."""
+        return KeyValueCache(batch)
+
+    @property
+    def query_heads(self) -> int:
+        """How many query heads it wants for ``place.heads`` heads of output."""
+        return self.place.heads
+
+
+class Pointwise(Mechanism):
+    """A formula as a module; its parameters are learnable, one value per head.
+
+    >>> from unsoft.mechanisms.registry import resolve
+    >>> layer = Pointwise(resolve("cog"), Place(heads=2, head_dim=4))
+    >>> layer(torch.randn(1, 2, 3, 4), torch.randn(1, 2, 3, 4), torch.randn(1, 2, 3, 4)).shape
+    torch.Size([1, 2, 3, 4])
+    """
+
+    def __init__(self, formula: Formula, place: Place) -> None:
+        super().__init__(place)
+        self.formula = formula
+        self.values = nn.ParameterDict(
+            {name: nn.Parameter(torch.full((place.heads,), start)) for name, start in formula.params.items()}
+        )
+
+    def attend(self, inputs: Inputs) -> Tensor | tuple[Tensor, Tensor]:
+        params = dict(self.values) or None
+        return run_formula(
+            inputs.query, inputs.key, inputs.value, self.formula, return_weights=inputs.return_weights, params=params,
+            **inputs.options,
+        )  # fmt: skip
+
+    def extra_repr(self) -> str:
+        return self.formula.name or str(self.formula.weight)

@@ -1,0 +1,48 @@
+"""performer(m): linear attention with m positive random features, which approaches softmax as m grows.
+
+    exp(q . k) = E_w[ exp(w.q - |q|^2/2) exp(w.k - |k|^2/2) ],   w Gaussian;   m directions, orthogonal in groups
+
+Paper: Choromanski et al., Rethinking Attention with Performers, arXiv 2009.14794.
+
+Can: come as close to softmax as one pays for, at linear cost: the live demonstration that linear attention needs dimension to focus.
+Cannot: do it cheaply for sharp attention: the number of features needed grows exponentially with the size of the logits.
+The directions are drawn once from ``seed`` and are not trained.
+
+>>> import torch
+>>> from unsoft.mechanisms.module import Place
+>>> q, k, v = (torch.randn(1, 1, 50, 8, generator=torch.Generator().manual_seed(s)) for s in range(3))
+>>> exact = torch.nn.functional.scaled_dot_product_attention(q, k, v)
+>>> errors = [(Performer(Place(1, 8), m)(q, k, v) - exact).norm().item() for m in (8, 128, 2048)]
+>>> errors[0] > errors[1] > errors[2]
+True
+"""
+
+from torch import Tensor
+
+from unsoft.formula.analysis import Properties
+from unsoft.mechanisms.features import orthogonal_directions, positive_random
+from unsoft.mechanisms.linear import Linear
+from unsoft.mechanisms.module import Place
+from unsoft.mechanisms.registry import family
+
+
+class Performer(Linear):
+    """See the module's docstring; ``count`` is m."""
+
+    directions: Tensor
+
+    def __init__(self, place: Place, count: int = 256, *, seed: int = 0) -> None:
+        if isinstance(count, bool) or not isinstance(count, int) or count < 1:
+            raise ValueError(f"performer: the number of features must be a whole number from 1 on, not {count!r}")
+        super().__init__(place, self._map, scaled=True)
+        self.register_buffer("directions", orthogonal_directions(count, place.head_dim, seed))
+
+    def _map(self, x: Tensor) -> Tensor:
+        return positive_random(x, self.directions)
+
+
+family(
+    "performer", Performer, summary="random features that approach softmax as their number grows",
+    paper="Choromanski et al. 2020, arXiv 2009.14794", argument="count",
+    properties=Properties(False, "1", "1", False, False, True),
+)  # fmt: skip

@@ -1,0 +1,67 @@
+"""retention: linear attention whose weights fade with distance (RetNet); decay: the fading alone.
+
+    retention   a_ij = d^(i-j) s_ij        j <= i, not normalised, signed
+    decay       a_ij = d^(i-j)             the linear RNN of document 001: what recurrence forgets, without content
+
+Papers: Sun et al., Retentive Network, arXiv 2307.08621 (d_h = 1 - 2^(-5-h), a norm per head follows outside);
+Orvieto et al., LRU, for the recurrence.
+
+Can: focus without limit: the sparsity measure S goes to 0 with the length; constant cost per token. Cannot: look far: what is
+attended to depends on distance (decay: on nothing else). Both look back only.
+
+d is one number per head in (0, 1), fixed as published, or ``learnable``.
+
+>>> import torch
+>>> from unsoft.mechanisms.module import Place
+>>> _, weights = Decay(Place(1, 4), start=0.5)(*(torch.randn(1, 1, 3, 4) for _ in range(3)), is_causal=True, return_weights=True)
+>>> weights[0, 0]
+tensor([[1.0000, 0.0000, 0.0000],
+        [0.5000, 1.0000, 0.0000],
+        [0.2500, 0.5000, 1.0000]])
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from unsoft.formula.analysis import Properties
+from unsoft.mechanisms import features
+from unsoft.mechanisms.linear import Linear
+from unsoft.mechanisms.module import Place
+from unsoft.mechanisms.registry import family
+
+
+class Retention(Linear):
+    """See the module's docstring. ``start``: d for all heads; by default 1 - 2^(-5-h) for head h."""
+
+    causal_only = True
+
+    def __init__(self, place: Place, start: float | None = None, *, learnable: bool = False) -> None:
+        super().__init__(place, features.identity, scaled=True, normaliser="none")
+        if start is not None and not 0 < start < 1:
+            raise ValueError(f"{type(self).__name__.lower()}: the decay must lie strictly between 0 and 1, not {start!r}")
+        heads = torch.arange(place.heads, dtype=torch.float64)
+        decay = 1 - 2.0 ** (-5 - heads) if start is None else torch.full_like(heads, start)
+        # As logit(d), which keeps a learned d inside (0, 1); the published values need float64 to be exact.
+        self.logit = nn.Parameter(torch.logit(decay).float(), requires_grad=learnable)
+
+    def decay(self) -> Tensor:
+        return self.logit.sigmoid()
+
+
+class Decay(Retention):
+    """Retention without content: every key has the feature 1."""
+
+    def features(self, q: Tensor, k: Tensor, first_query: int, first_key: int) -> tuple[Tensor, Tensor]:
+        return torch.ones_like(q[..., :1]), torch.ones_like(k[..., :1])
+
+
+family(
+    "retention", Retention, summary="linear attention whose weights fade with distance", argument="start",
+    paper="Sun et al. 2023, arXiv 2307.08621", properties=Properties(True, "free", "free", False, False, True),
+)  # fmt: skip
+family(
+    "decay", Decay, summary="weights that fade with distance, whatever the content", argument="start",
+    paper="Orvieto et al. 2023, arXiv 2303.06349", properties=Properties(False, "free", "free", False, False, True),
+)  # fmt: skip

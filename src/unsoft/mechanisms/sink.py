@@ -1,0 +1,37 @@
+"""sink: a learned logit per head that takes part in the normaliser and has no value: a place for attention that has no use.
+
+    a_j = weight(s_j) / norm( sum_k mass(s_k) + exp(sink) )
+
+Known from gpt-oss; with sink = 0 on softmax it is softmax1.
+
+Can: let a head attend to nothing, without a token being misused for it. Cannot: help a formula without a normaliser.
+
+>>> import torch
+>>> from unsoft.mechanisms.registry import resolve
+>>> resolve("sink+softmax").row(torch.tensor([0.0, 0.0]), sink=0.0)           # 1 / (1 + 1 + 1)
+tensor([0.3333, 0.3333])
+"""
+
+from unsoft.formula import Formula
+from unsoft.formula.expr import make, symbol
+from unsoft.mechanisms.registry import formula_modifier
+
+
+def sink(base: Formula, start: float = 0.0) -> Formula:
+    """The formula with a parameter ``sink`` (one per head) whose exponential joins the total mass."""
+    if base.peak is None or base.mass is None:
+        raise ValueError(
+            f"mechanism: sink needs a mechanism that is normalised by exponentials (softmax, cog, sinh ...), not {base.name or base}"
+        )
+    if "sink" in base.params:
+        raise ValueError("mechanism: this mechanism has a sink already")
+    level = symbol("sink")
+    own = make("exp", base.mass_degree * (level - symbol("m")) if base.mass_degree != 1 else level - symbol("m"))
+    offset = own if base.offset_mass is None else base.offset_mass + own
+    return Formula(
+        base.weight, base.mass, make("max", base.peak, level), base.norm, offset, {**base.params, "sink": float(start)},
+        bias=base.bias,
+    )  # fmt: skip
+
+
+formula_modifier("sink", sink, summary="a learned logit per head in the normaliser: attends to nothing if it likes")

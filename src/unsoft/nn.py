@@ -1,0 +1,152 @@
+"""Layers around one mechanism: projections, heads and masks, no mathematics of attention."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import linear, pad
+
+from unsoft.formula import Formula
+from unsoft.mechanisms.build import mechanism as build_mechanism
+from unsoft.mechanisms.cache import Cache
+
+
+class MultiheadAttention(nn.MultiheadAttention):
+    """``torch.nn.MultiheadAttention`` with any mechanism: its constructor and forward, plus ``mechanism=`` and ``cache=``.
+
+    With a mechanism that has no weights of its own it loads the state dict of torch's layer and, with softmax, gives its
+    outputs; rows that may see nothing are 0 instead of NaN. As there, bool masks say True = *not* allowed, and dropout acts on
+    the weights while training. ``is_causal=True`` needs no mask here.
+
+    >>> layer = MultiheadAttention(16, 4, mechanism="cog", batch_first=True)
+    >>> x = torch.randn(2, 10, 16)
+    >>> y, weights = layer(x, x, x, is_causal=True)
+    >>> y.shape, weights.shape
+    (torch.Size([2, 10, 16]), torch.Size([2, 10, 10]))
+    """
+
+    def __init__(
+        self, embed_dim: int, num_heads: int, dropout: float = 0.0, bias: bool = True, add_bias_kv: bool = False,
+        add_zero_attn: bool = False, kdim: int | None = None, vdim: int | None = None, batch_first: bool = False,
+        device: Any = None, dtype: Any = None, *, mechanism: str | Formula = "softmax", layer: int = 0,
+        layers: int | None = None, **options: Any,
+    ) -> None:  # fmt: skip
+        super().__init__(
+            embed_dim, num_heads, dropout, bias, add_bias_kv, add_zero_attn, kdim, vdim, batch_first, device, dtype
+        )
+        place = {"heads": num_heads, "head_dim": self.head_dim, "hidden_dim": embed_dim, "layer": layer, "layers": layers}
+        self.mechanism = build_mechanism(mechanism, **place, **options).to(device=device, dtype=dtype)
+        more = self.mechanism.query_heads // num_heads - 1
+        self.more_queries = (
+            nn.Linear(embed_dim, more * embed_dim, bias, device=device, dtype=dtype) if more else None
+        )
+
+    def new_cache(self, batch: int) -> Cache:
+        """An empty cache for decoding with ``forward(..., cache=)``."""
+        return self.mechanism.new_cache(batch)
+
+    def forward(  # type: ignore[override]
+        self, query: Tensor, key: Tensor, value: Tensor, key_padding_mask: Tensor | None = None, need_weights: bool = True,
+        attn_mask: Tensor | None = None, average_attn_weights: bool = True, is_causal: bool = False, *,
+        cache: Cache | None = None,
+    ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
+        """Output and, if ``need_weights``, the weights: averaged over heads, or (batch, heads, L, S)."""
+        self._check(query, key, value)
+        batched = query.dim() == 3
+        if not batched:
+            query, key, value = (x[None] for x in (query, key, value))
+            key_padding_mask = None if key_padding_mask is None else key_padding_mask[None]
+        elif not self.batch_first:
+            query, key, value = (x.transpose(0, 1) for x in (query, key, value))
+        q, k, v = self._projected(query, key, value)
+        k, v, extra = self._with_extra_keys(k, v)
+        mask = _joined_mask(attn_mask, key_padding_mask, query.shape[0], self.num_heads, extra, q.dtype)
+        result = self.mechanism(
+            q, k, v, mask, self.dropout if self.training else 0.0, is_causal, enable_gqa=q.shape[1] != k.shape[1],
+            return_weights=need_weights, hidden=query, cache=cache,
+        )  # fmt: skip
+        out, weights = result if need_weights else (result, None)
+        out = self.out_proj(out.transpose(1, 2).flatten(2))
+        if weights is not None and average_attn_weights:
+            weights = weights.mean(1)
+        if not batched:
+            return out[0], None if weights is None else weights[0]
+        return out if self.batch_first else out.transpose(0, 1), weights
+
+    def _check(self, query: Tensor, key: Tensor, value: Tensor) -> None:
+        for name, x, width in (("query", query, self.embed_dim), ("key", key, self.kdim), ("value", value, self.vdim)):
+            if x.dim() not in (2, 3) or x.dim() != query.dim() or x.shape[-1] != width:
+                order = "(batch, length, width)" if self.batch_first else "(length, batch, width)"
+                raise ValueError(
+                    f"MultiheadAttention: argument '{name}' has shape {tuple(x.shape)}; expected {order} or (length, width) with"
+                    f" width {width}, like the other two"
+                )
+
+    def _projected(self, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries, keys and values as (batch, heads, length, head_dim)."""
+        if self._qkv_same_embed_dim:
+            weights = self.in_proj_weight.chunk(3)
+        else:
+            weights = (self.q_proj_weight, self.k_proj_weight, self.v_proj_weight)
+        biases = (None,) * 3 if self.in_proj_bias is None else self.in_proj_bias.chunk(3)
+        q, k, v = (
+            linear(x, w, b).unflatten(-1, (self.num_heads, self.head_dim)).transpose(1, 2)
+            for x, w, b in zip((query, key, value), weights, biases, strict=True)
+        )
+        if self.more_queries is not None:  # the further queries of a head stand right after its first
+            more = self.more_queries(query).unflatten(-1, (self.num_heads, -1, self.head_dim)).permute(0, 2, 3, 1, 4)
+            q = torch.cat([q[:, :, None], more], dim=2).flatten(1, 2)
+        return q, k, v
+
+    def _with_extra_keys(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, int]:
+        """Appends the learned key and the zero key, if the layer has them; every query may see those."""
+        extra = 0
+        if self.bias_k is not None and self.bias_v is not None:
+            shape = (self.num_heads, 1, self.head_dim)
+            k, v = (torch.cat([x, b.view(shape).expand(len(x), *shape)], dim=2) for x, b in ((k, self.bias_k), (v, self.bias_v)))
+            extra += 1
+        if self.add_zero_attn:
+            k, v = (pad(x, (0, 0, 0, 1)) for x in (k, v))
+            extra += 1
+        return k, v, extra
+
+
+def _joined_mask(
+    attn_mask: Tensor | None, key_padding_mask: Tensor | None, batch: int, heads: int, extra: int, dtype: torch.dtype
+) -> Tensor | None:
+    """One mask in the convention of ``unsoft.attention``: bool with True = may attend, or additive."""
+    parts = []
+    if attn_mask is not None:
+        if attn_mask.dim() == 3 and attn_mask.shape[0] == batch * heads:
+            attn_mask = attn_mask.unflatten(0, (batch, heads))
+        elif attn_mask.dim() != 2:
+            raise ValueError(
+                f"MultiheadAttention: argument 'attn_mask' has shape {tuple(attn_mask.shape)}; expected (L, S) or (batch * heads, L, S)"
+                f" with batch * heads = {batch * heads}"
+            )
+        parts.append(("attn_mask", attn_mask))
+    if key_padding_mask is not None:
+        if key_padding_mask.dim() != 2 or key_padding_mask.shape[0] != batch:
+            raise ValueError(
+                f"MultiheadAttention: argument 'key_padding_mask' has shape {tuple(key_padding_mask.shape)}; expected (batch, S) with"
+                f" batch = {batch}"
+            )
+        parts.append(("key_padding_mask", key_padding_mask[:, None, None, :]))
+    joined: Tensor | None = None
+    for name, mask in parts:
+        if mask.dtype != torch.bool and not mask.is_floating_point():
+            raise TypeError(f"MultiheadAttention: argument '{name}' has dtype {mask.dtype}; use bool (True = hidden) or floating")
+        mask = pad(mask, (0, extra)) if extra else mask
+        if joined is None:
+            joined = ~mask if mask.dtype == torch.bool else mask
+        elif joined.dtype == torch.bool and mask.dtype == torch.bool:
+            joined = joined & ~mask
+        else:
+            joined = _additive(joined, dtype) + (_additive(~mask, dtype) if mask.dtype == torch.bool else mask)
+    return joined
+
+
+def _additive(mask: Tensor, dtype: torch.dtype) -> Tensor:
+    return torch.where(mask, 0.0, -torch.inf).to(dtype) if mask.dtype == torch.bool else mask
