@@ -12,9 +12,9 @@ from torch.nn.attention.bias import causal_lower_right, causal_upper_left
 
 from unsoft.attention import attention
 from unsoft.formula import Formula
-from unsoft.mechanisms import mechanisms, resolve
+from unsoft.mechanisms import formulas, resolve
 
-NAMES = list(mechanisms())
+NAMES = list(formulas())
 ENGINES = ["dense", "tiled"]
 DOUBLE = torch.float64
 

@@ -9,10 +9,10 @@ import torch.nn.functional as F
 
 from unsoft.engines.dense import dense_attention
 from unsoft.formula import Formula
-from unsoft.mechanisms import mechanisms, resolve
+from unsoft.mechanisms import formulas, resolve
 
 pytestmark = pytest.mark.usefixtures("one_thread")
-NAMES = list(mechanisms())
+NAMES = list(formulas())
 POSITIONAL = Formula(
     weight="exp(s - tau*abs(i - j) - m)",
     mass="exp(s - tau*abs(i - j) - m)",

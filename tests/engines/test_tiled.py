@@ -9,12 +9,12 @@ from unsoft.engines import ENGINES, tiled, tiles
 from unsoft.engines.dense import dense_attention
 from unsoft.engines.program import Program, Workspace
 from unsoft.formula import Formula, evaluate, parse
-from unsoft.mechanisms import mechanisms
+from unsoft.mechanisms import formulas
 from unsoft.testing.tolerance import NaturalSizes, assert_close_to_reference, error_ratio
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 RUN = next(engine.run for engine in ENGINES if engine.name == "tiled")
-NAMES = list(mechanisms())
+NAMES = list(formulas())
 OWN = {
     "positions, offset, parameters": Formula(
         weight="exp(s - tau*abs(i - j) - m)",

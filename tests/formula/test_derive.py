@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from unsoft.formula import derivative, evaluate, parse
-from unsoft.mechanisms import mechanisms
+from unsoft.mechanisms import formulas
 
 EXPRESSIONS = [
     "s + m", "s - m", "m - s", "s*m", "s/m", "m/s", "-s", "s**2", "s**3", "s**-2", "s**7", "s**0.5", "s**m", "2**s",
@@ -38,10 +38,10 @@ def test_agrees_with_numerical_differentiation(text, symbol, order, exact):
         assert value == pytest.approx(float(expected), rel=1e-12, abs=1e-13)
 
 
-@pytest.mark.parametrize("name", mechanisms())
+@pytest.mark.parametrize("name", formulas())
 @pytest.mark.parametrize("part", ["weight", "mass", "peak", "offset_mass", "norm"])
 def test_every_part_of_every_mechanism(name, part, exact):
-    expr = getattr(mechanisms()[name], part)
+    expr = getattr(formulas()[name], part)
     for symbol in () if expr is None else sorted(expr.symbols):
         slope = derivative(expr, symbol)
         for logit in (-2.3, -0.4, 0.6, 3.1):

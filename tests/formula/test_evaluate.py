@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from unsoft.formula import evaluate, evaluate_all, parse
-from unsoft.mechanisms import mechanisms
+from unsoft.mechanisms import formulas
 
 # Torch's own forward-mode decompositions use torch.jit.script.
 pytestmark = pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated:DeprecationWarning")
@@ -159,9 +159,9 @@ def test_vmap_and_its_gradients():
         torch.testing.assert_close(found, expected)
 
 
-@pytest.mark.parametrize("name", mechanisms())
+@pytest.mark.parametrize("name", formulas())
 def test_gradients_of_every_mechanism(name):
-    formula = mechanisms()[name]
+    formula = formulas()[name]
     logits = torch.tensor([[-1.7, 0.4, 2.3], [0.9, -0.2, -3.1]], dtype=torch.float64, requires_grad=True)
     torch.autograd.gradcheck(formula.row, [logits], check_forward_ad=True)
     torch.autograd.gradgradcheck(formula.row, [logits])

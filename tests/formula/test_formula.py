@@ -11,14 +11,14 @@ import torch
 from unsoft.errors import FormulaError
 from unsoft.formula import Formula, evaluate, parse
 from unsoft.formula.expr import make, symbol
-from unsoft.mechanisms import mechanisms
+from unsoft.mechanisms import formulas
 
 SOFTMAX = {"weight": "exp(s - m)", "mass": "exp(s - m)", "peak": "s"}
 
 
-@pytest.mark.parametrize("name", mechanisms())
+@pytest.mark.parametrize("name", formulas())
 def test_travels_by_key_dictionary_pickle_and_copy(name):
-    formula = mechanisms()[name]
+    formula = formulas()[name]
     for other in (
         Formula.from_key(formula.key),
         Formula.from_dict(formula.to_dict()),
@@ -183,6 +183,6 @@ def test_row():
 
 def test_a_row_of_mass_zero_has_weights_zero_and_finite_gradients():
     logits = torch.zeros(3, requires_grad=True)
-    weights = mechanisms()["softpick"].row(logits)
+    weights = formulas()["softpick"].row(logits)
     assert weights.tolist() == [0.0, 0.0, 0.0]
     assert torch.autograd.grad(weights.sum(), logits)[0].isfinite().all()

@@ -4,7 +4,7 @@ import pytest
 
 from unsoft.formula import Instruction, derivative, lower, parse
 from unsoft.formula.expr import ARITY
-from unsoft.mechanisms import mechanisms
+from unsoft.mechanisms import formulas
 
 
 def test_shared_parts_are_computed_once():
@@ -40,9 +40,9 @@ def test_constants_are_folded_and_results_may_be_symbols_or_numbers():
     assert instructions == [Instruction("_0", "mul", ("s", pytest.approx(1.3956124250860895)))]
 
 
-@pytest.mark.parametrize("name", mechanisms())
+@pytest.mark.parametrize("name", formulas())
 def test_every_mechanism_is_in_order_and_deterministic(name):
-    formula = mechanisms()[name]
+    formula = formulas()[name]
     outputs = {"weight": formula.weight, "slope": derivative(formula.weight, "s")}
     instructions, results = lower(outputs)
     assert lower(outputs) == (instructions, results)

@@ -12,7 +12,7 @@ from unsoft.formula.cpp import function, literal, operation
 from unsoft.formula.javascript import arrow
 from unsoft.formula.latex import latex
 from unsoft.formula.torch_code import torch_expression
-from unsoft.mechanisms import mechanisms
+from unsoft.mechanisms import formulas
 
 ROWS = [[-2.5, 0.0, 0.7, 3.2], [-1e4, 1e4, 12.0], [-30.0, -31.5], [0.4]]
 OWN = {
@@ -27,7 +27,7 @@ OWN = {
     "flat": Formula("2", mass="1"),
     "negative": Formula("-s*-2 - (-s - -1.5e-7)"),
 }
-FORMULAS = {**mechanisms(), **OWN}
+FORMULAS = {**formulas(), **OWN}
 EXPRESSIONS = [
     "erf(s)", "erf(s*1e-9)", "erf(3*s)", "sigmoid(40*s)", "tanh(40*s)", "s**13", "max(s, 0.5)", "min(s, m)", "sign(s)",
     "where(s < m, 1, 0)", "where(s <= m, 1, 0)", "where(s > m, 1, 0)", "where(s >= m, 1, 0)", "where(s == m, 1, 0)",
@@ -242,7 +242,7 @@ def test_latex_is_balanced(name):
 
 def test_latex_of_whole_formulas():
     assert (
-        mechanisms()["softmax"].latex() == r"a_{ij} = \frac{e^{s - m}}{\sum_j e^{s - m}}, \qquad m = \max_j s"
+        formulas()["softmax"].latex() == r"a_{ij} = \frac{e^{s - m}}{\sum_j e^{s - m}}, \qquad m = \max_j s"
     )
-    assert mechanisms()["relu"].latex() == r"a_{ij} = \frac{\max(s, 0)}{n}"
+    assert formulas()["relu"].latex() == r"a_{ij} = \frac{\max(s, 0)}{n}"
     assert "1 + " in OWN["roots"].latex() and r"\left(\sum_j" in OWN["roots"].latex()

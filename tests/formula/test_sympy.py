@@ -7,7 +7,7 @@ import torch
 from unsoft.errors import FormulaError
 from unsoft.formula import Formula, derivative, evaluate, parse
 from unsoft.formula.sympy_bridge import from_sympy, to_sympy
-from unsoft.mechanisms import mechanisms
+from unsoft.mechanisms import formulas
 
 s, m = sympy.symbols("s m", real=True)
 n = sympy.Symbol("n", positive=True)
@@ -62,10 +62,10 @@ def test_refuses_what_formulas_do_not_have(given):
         from_sympy(given)
 
 
-@pytest.mark.parametrize("name", mechanisms())
+@pytest.mark.parametrize("name", formulas())
 @pytest.mark.parametrize("part", ["weight", "mass", "peak", "norm"])
 def test_every_mechanism_goes_there_and_back(name, part):
-    expr = getattr(mechanisms()[name], part)
+    expr = getattr(formulas()[name], part)
     if expr is not None:
         assert _value(from_sympy(to_sympy(expr))) == pytest.approx(_value(expr), rel=1e-14)
 
@@ -77,9 +77,9 @@ def test_there_and_back(text):
     assert _value(from_sympy(to_sympy(parse(text)))) == pytest.approx(_value(parse(text)), rel=1e-14)
 
 
-@pytest.mark.parametrize("name", mechanisms())
+@pytest.mark.parametrize("name", formulas())
 def test_our_derivative_is_theirs(name):
-    weight = mechanisms()[name].weight
+    weight = formulas()[name].weight
     theirs = sympy.diff(to_sympy(weight), s).subs(sympy.DiracDelta(s), 0)
     values = {symbol: POINT[symbol.name] for symbol in theirs.free_symbols}
     assert _value(derivative(weight, "s")) == pytest.approx(float(theirs.subs(values).doit()), rel=1e-12)

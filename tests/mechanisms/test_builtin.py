@@ -11,7 +11,7 @@ import torch
 
 import unsoft.mechanisms  # noqa: F401  (the package, which unsoft.mechanisms() may hide)
 from unsoft.formula import derivative, evaluate
-from unsoft.mechanisms import mechanisms, resolve
+from unsoft.mechanisms import formulas, resolve
 
 NAMES = [
     "cog", "identity", "l2", "polynomial", "relu", "relu2", "sigmoid", "sinh", "softmax", "softmax1", "softpick",
@@ -50,7 +50,7 @@ def _defined(name, row):
 
 
 def test_these_are_all():
-    assert list(mechanisms()) == NAMES == sorted(NAMES)
+    assert list(formulas()) == NAMES == sorted(NAMES)
     assert set(DEFINITIONS) == set(PROMISES) == set(NAMES)
 
 
