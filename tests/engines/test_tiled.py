@@ -278,8 +278,9 @@ class TestProgram:
     @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
     @pytest.mark.parametrize("text", CASES)
     def test_equals_evaluate(self, text, dtype):
-        special = torch.tensor([0.0, -0.0, 1.0, -1.0, torch.nan, torch.inf, -torch.inf, 2.5], dtype=dtype)
-        s = special.view(1, 1, 1, 8).repeat(1, 1, 2, 1)
+        tiny = torch.finfo(dtype).smallest_normal * torch.finfo(dtype).eps
+        special = [0.0, -0.0, 1.0, -1.0, torch.nan, torch.inf, -torch.inf, 2.5, tiny, -tiny]
+        s = torch.tensor(special, dtype=dtype).view(1, 1, 1, 10).repeat(1, 1, 2, 1)
         r = torch.tensor([[0.7], [1.3]], dtype=dtype)
         expected = evaluate(parse(text, ["s", "r"]), {"s": s, "r": r})
         actual = Program({"y": parse(text, ["s", "r"])}).run(
