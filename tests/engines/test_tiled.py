@@ -7,9 +7,11 @@ import torch
 
 from unsoft.engines import ENGINES, tiled, tiles
 from unsoft.engines.dense import dense_attention
+from unsoft.engines.peephole import tidy
 from unsoft.engines.program import Program, Workspace
-from unsoft.formula import Formula, evaluate, parse
-from unsoft.mechanisms import mechanisms
+from unsoft.formula import Formula, derivative, evaluate, lower, parse
+from unsoft.formula.torch_ops import run
+from unsoft.mechanisms import mechanisms, resolve
 from unsoft.testing.tolerance import NaturalSizes, assert_close_to_reference, error_ratio
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -287,6 +289,20 @@ class TestProgram:
             {"s": s.clone(), "r": r}, Workspace(dtype, s.device)
         )["y"]
         torch.testing.assert_close(actual.expand_as(s), expected, rtol=1e-6, atol=0, equal_nan=True)
+
+    def test_tidying_changes_no_bit_and_saves_passes(self):
+        formula = resolve("sinh")
+        outputs = {
+            "w": formula.weight,
+            "slope": derivative(formula.weight, "s"),
+            "mass": derivative(formula.mass, "s"),
+        }
+        before = lower(outputs)
+        after = tidy(*before)
+        env = {"s": torch.randn(100), "m": torch.rand(100)}
+        expected, actual = run(*before, env), run(*after, env)
+        assert all(torch.equal(actual[name], expected[name]) for name in outputs)
+        assert len(after[0]) == len(before[0]) - 3
 
     def test_buffers_are_reused_and_results_survive(self):
         exprs = {

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from unsoft.engines.peephole import tidy
 from unsoft.engines.select import bit_mask, bits, flags_to_mask_
 from unsoft.formula import Expr, Instruction, lower
 from unsoft.formula.expr import COMPARISONS
@@ -84,7 +85,7 @@ class Program:
     """
 
     def __init__(self, outputs: Mapping[Any, Expr], keep_s: bool = False) -> None:
-        instructions, self.results = lower(outputs)
+        instructions, self.results = tidy(*lower(outputs))
         kept = set(self.results.values()) | ({"s"} if keep_s else set())
         self._steps = _plan(instructions, kept)
 

@@ -8,6 +8,7 @@ Expr('s**2/sqrt(n)')
 
 import difflib
 import importlib
+import importlib.util
 import inspect
 import pkgutil
 import re
@@ -75,9 +76,10 @@ _prepare._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def _make(text: str) -> Formula:
-    discover()
     match = _CALL.fullmatch(text)
     name, argument = match.groups() if match else (text, None)
+    if name not in _registered and not _found_in_its_file(name):
+        discover()
     if name not in _registered:
         raise ValueError(_unknown(text, name))
     found = _registered[name]
@@ -108,6 +110,16 @@ def label(name: str) -> str:
     if isinstance(found, Formula):
         return name
     return f"{name}({', '.join(inspect.signature(found).parameters)})"
+
+
+def _found_in_its_file(name: str) -> bool:
+    """Imports the file called like the mechanism, if there is one; importing all of them would take longer."""
+    with _discovery:
+        if _discovered or not name.isidentifier():
+            return False
+        if importlib.util.find_spec(f"{__package__}.{name}") is not None:
+            importlib.import_module(f"{__package__}.{name}")
+        return name in _registered
 
 
 def discover() -> None:
