@@ -4,6 +4,7 @@ import pytest
 import torch
 
 import unsoft
+from unsoft.mechanisms import formulas
 from unsoft.testing.battery import THEMES
 
 OWN = {
@@ -37,6 +38,6 @@ def one_thread():
 
 
 @pytest.mark.parametrize("theme", THEMES)
-@pytest.mark.parametrize("mechanism", [*unsoft.mechanisms(), *OWN])
+@pytest.mark.parametrize("mechanism", [*formulas(), *OWN])
 def test_contract(mechanism, theme):
     unsoft.testing.check_mechanism(OWN.get(mechanism, mechanism), only=theme)

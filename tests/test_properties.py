@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, given, reject, settings
 
 import unsoft
 from unsoft.formula import Formula
-from unsoft.mechanisms import resolve
+from unsoft.mechanisms import formulas, resolve
 from unsoft.testing.case import LAYOUTS, MASKS, Case
 from unsoft.testing.check import Check, NotApplicable
 
@@ -17,7 +17,7 @@ EXAMPLES = settings(
     max_examples=200, derandomize=True, deadline=None, database=None, suppress_health_check=list(HealthCheck)
 )
 DTYPES = [torch.float32, torch.float64, torch.bfloat16, torch.float16]
-NAMES = list(unsoft.mechanisms())
+NAMES = list(formulas())
 
 
 @pytest.fixture(autouse=True, scope="module")

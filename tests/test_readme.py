@@ -47,17 +47,17 @@ def test_there_are_python_blocks():
 
 
 def test_the_table_lists_every_mechanism():
-    rows = re.findall(r"^\| ([\w()]+) \| (.*?) \| (yes|) ?\| (yes|) ?\| (.*?) \|$", README, re.MULTILINE)
-    formulas = unsoft.mechanisms()
+    rows = re.findall(r"^\| ([\w()-]+) \| (.*?) \| (yes|) ?\| (yes|) ?\| (.*?) \|$", README, re.MULTILINE)
+    found = unsoft.mechanisms()
     expected = [
         (
             row["name"],
-            formula.summary,
-            "yes" if formula.properties.signed else "",
-            "yes" if formula.properties.sparse else "",
-            formula.properties.row_sum,
+            mechanism.summary,
+            "yes" if mechanism.properties.signed else "",
+            "yes" if mechanism.properties.sparse else "",
+            mechanism.properties.row_sum,
         )
-        for row, formula in zip(formulas.rows(), formulas.values(), strict=True)
+        for row, mechanism in zip(found.rows(), found.values(), strict=True)
     ]
     assert rows == expected
 

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 import unsoft
+from unsoft.mechanisms import formulas
 from unsoft.bench import gate, memory, peers, plan
 from unsoft.bench.plan import FULL, QUICK, STANDARD, choose, steps
 from unsoft.bench.probe import ProbeError, run_probe
@@ -19,7 +20,7 @@ def compiled(monkeypatch):
 
 
 def contests(level):
-    return plan._contests(level, list(level.mechanisms or unsoft.mechanisms()), True)
+    return plan._contests(level, list(level.mechanisms or formulas()), True)
 
 
 @pytest.mark.parametrize("level", [QUICK, STANDARD, FULL], ids=lambda level: level.name)
@@ -36,7 +37,7 @@ def test_every_built_in_runs_on_every_main_workload(level):
         (n, c, m) for n in (512, 2048, 4096) for c in (False, True) for m in ("forward", "training")
     }
     for _, contenders in main:
-        assert [c.mechanism for c in contenders if c.engine == "native"] == list(unsoft.mechanisms())
+        assert [c.mechanism for c in contenders if c.engine == "native"] == list(formulas())
 
 
 def test_special_shapes_are_those_of_the_bars():

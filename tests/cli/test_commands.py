@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 import unsoft
+from unsoft.mechanisms import formulas
 from unsoft.cli import main
 from unsoft.engines.native import availability, compiler
 
@@ -60,8 +61,9 @@ def test_list_shows_every_mechanism_with_its_properties(run):
 def test_list_json_holds_formulas_that_can_be_rebuilt(run_here):
     rows = {row["name"]: row for row in json.loads(run_here("list", "--json").stdout)}
     assert list(rows) == list(unsoft.mechanisms())
-    for name, formula in unsoft.mechanisms().items():
+    for name, formula in formulas().items():
         assert unsoft.Formula.from_dict(rows[name]["formula"]) == formula
+    assert rows["gpam"]["summary"] and rows["gpam"]["formula"]["name"] == "softmax"
     assert rows["cog"]["properties"]["signed"] is True
 
 

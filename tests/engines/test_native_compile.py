@@ -94,24 +94,25 @@ def test_second_process_does_not_compile(tmp_path, logged_compiler):
 
 def test_processes_that_compile_at_once(tmp_path):
     cache = tmp_path / "cache"
-    processes = [start(cache) for _ in range(3)]
-    assert [finish(process) for process in processes] == [RIGHT] * 3
+    processes = [start(cache) for _ in range(2)]
+    assert [finish(process) for process in processes] == [RIGHT] * 2
     assert not [file for file in cache.iterdir() if file.suffix == ".tmp"], (
         "nothing unfinished is left behind"
     )
 
 
-@pytest.mark.parametrize("damage", ["text", "half"])
+@pytest.mark.parametrize("damage", ["half", "one bit"])
 def test_damaged_library_is_compiled_again(tmp_path, filled_cache, damage):
     cache = tmp_path / "cache"
     shutil.copytree(filled_cache, cache)
     for library in libraries(cache):
         content = library.read_bytes()
-        library.write_bytes({"text": b"not a library", "half": content[: len(content) // 2]}[damage])
+        middle = len(content) // 2
+        flipped = content[:middle] + bytes([content[middle] ^ 1]) + content[middle + 1 :]
+        library.write_bytes({"half": content[:middle], "one bit": flipped}[damage])
     assert run(cache) == RIGHT
-    assert [file.stat().st_size for file in libraries(cache)] == [
-        file.stat().st_size for file in libraries(filled_cache)
-    ]
+    sizes, right_sizes = ([file.stat().st_size for file in libraries(c)] for c in (cache, filled_cache))
+    assert sizes == right_sizes
 
 
 @pytest.mark.parametrize("kind", ["missing", "refuses", "writes nothing", "writes nonsense"])
@@ -131,14 +132,15 @@ def test_without_a_working_compiler_one_warning_then_tiled(tmp_path, kind):
     assert result["tiled"] and result["close"], "the tiled engine takes over"
 
 
-@pytest.mark.parametrize("kind", ["below a file", "read-only"])
-def test_cache_directory_that_cannot_be_written(tmp_path, kind):
-    cache = tmp_path / "file" / "cache"
-    if kind == "below a file":
-        cache.parent.touch()
-    else:
-        cache.mkdir(parents=True)
-        cache.chmod(0o500)
+def test_cache_directory_that_cannot_be_made(tmp_path):
+    (tmp_path / "file").touch()
+    assert run(tmp_path / "file" / "cache") == RIGHT
+
+
+def test_cache_directory_that_can_only_be_read(tmp_path, filled_cache):
+    cache = tmp_path / "cache"
+    shutil.copytree(filled_cache, cache)
+    cache.chmod(0o500)
     assert run(cache) == RIGHT
 
 

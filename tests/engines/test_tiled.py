@@ -7,9 +7,11 @@ import torch
 
 from unsoft.engines import ENGINES, tiled, tiles
 from unsoft.engines.dense import dense_attention
+from unsoft.engines.peephole import tidy
 from unsoft.engines.program import Program, Workspace
-from unsoft.formula import Formula, evaluate, parse
-from unsoft.mechanisms import formulas
+from unsoft.formula import Formula, derivative, evaluate, lower, parse
+from unsoft.formula.torch_ops import run
+from unsoft.mechanisms import formulas, resolve
 from unsoft.testing.tolerance import NaturalSizes, assert_close_to_reference, error_ratio
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -278,14 +280,29 @@ class TestProgram:
     @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
     @pytest.mark.parametrize("text", CASES)
     def test_equals_evaluate(self, text, dtype):
-        special = torch.tensor([0.0, -0.0, 1.0, -1.0, torch.nan, torch.inf, -torch.inf, 2.5], dtype=dtype)
-        s = special.view(1, 1, 1, 8).repeat(1, 1, 2, 1)
+        tiny = torch.finfo(dtype).smallest_normal * torch.finfo(dtype).eps
+        special = [0.0, -0.0, 1.0, -1.0, torch.nan, torch.inf, -torch.inf, 2.5, tiny, -tiny]
+        s = torch.tensor(special, dtype=dtype).view(1, 1, 1, 10).repeat(1, 1, 2, 1)
         r = torch.tensor([[0.7], [1.3]], dtype=dtype)
         expected = evaluate(parse(text, ["s", "r"]), {"s": s, "r": r})
         actual = Program({"y": parse(text, ["s", "r"])}).run(
             {"s": s.clone(), "r": r}, Workspace(dtype, s.device)
         )["y"]
         torch.testing.assert_close(actual.expand_as(s), expected, rtol=1e-6, atol=0, equal_nan=True)
+
+    def test_tidying_changes_no_bit_and_saves_passes(self):
+        formula = resolve("sinh")
+        outputs = {
+            "w": formula.weight,
+            "slope": derivative(formula.weight, "s"),
+            "mass": derivative(formula.mass, "s"),
+        }
+        before = lower(outputs)
+        after = tidy(*before)
+        env = {"s": torch.randn(100), "m": torch.rand(100)}
+        expected, actual = run(*before, env), run(*after, env)
+        assert all(torch.equal(actual[name], expected[name]) for name in outputs)
+        assert len(after[0]) == len(before[0]) - 3
 
     def test_buffers_are_reused_and_results_survive(self):
         exprs = {

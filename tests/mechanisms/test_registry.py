@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from unsoft.formula import Formula
-from unsoft.mechanisms import mechanisms, register, registry, resolve
+from unsoft.mechanisms import formulas, mechanisms, register, registry, resolve
 
 
 @pytest.fixture
@@ -116,14 +116,14 @@ def test_adding_a_file_is_enough(own_registry, monkeypatch, tmp_path):
 
 def test_the_catalogue_is_a_mapping_and_a_table():
     found = mechanisms()
-    assert list(found) == sorted(found) and len(found) == 13
-    assert all(isinstance(formula, Formula) for formula in found.values())
+    assert list(found) == sorted(found) and len(found) == 25
+    assert len(formulas()) == 13 and all(isinstance(formula, Formula) for formula in formulas().values())
     with pytest.raises(KeyError):
         found["nothing"]
     assert found.get("polynomial(2)") is None  # only names are keys
     lines = str(found).splitlines()
     assert repr(found) == str(found)
-    assert len(lines) == 14
+    assert len(lines) == 26
     assert lines[0].split("  ")[0] == "name"
     column = lines[0].index("row sum")
     assert all(line[column - 2 : column] == "  " and line[column] != " " for line in lines)

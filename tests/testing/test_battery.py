@@ -356,7 +356,7 @@ def test_accepts_a_right_engine(mechanism, engine):
     assert report.ok and report.cases > 300
 
 
-@pytest.mark.parametrize("seed", range(1, 4))
+@pytest.mark.parametrize("seed", [1, 2])
 @pytest.mark.parametrize(
     "mechanism", ["cog", "relu", "tanh(20*s)/n", "exp(s)/n", "where(s > 1, 1, 0)", "abs(s)**1.5"]
 )

@@ -17,8 +17,8 @@ from unsoft.bench.startup import Startup
 from unsoft.bench.timing import Timing, measure
 from unsoft.bench.workload import MODES, Workload
 from unsoft.engines.native import availability
-from unsoft.mechanisms import mechanisms as catalogue
-from unsoft.mechanisms import resolve
+from unsoft.mechanisms import formulas as catalogue
+from unsoft.mechanisms.registry import resolve_formula as resolve
 
 Result = Timing | Memory | Startup
 _COMPILE = "compile"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -34,10 +34,17 @@ def _records() -> list[dict]:
 
     from unsoft.mechanisms import mechanisms
 
-    return [
-        {"name": name, "formula": formula.to_dict(), "properties": asdict(formula.properties)}
-        for name, formula in mechanisms().items()
-    ]
+    return [{"name": name, **_content(found), "properties": asdict(found.properties)} for name, found in mechanisms().items()]
+
+
+def _content(found: Any) -> dict:
+    """The formula, or for a family what it is and the formula that it runs, if any."""
+    from unsoft.formula import Formula
+
+    if isinstance(found, Formula):
+        return {"formula": found.to_dict()}
+    formula = {} if found.formula is None else {"formula": found.formula.to_dict()}
+    return {"summary": found.summary, "paper": found.family.paper, **formula}
 
 
 def _print_table() -> None:
@@ -46,6 +53,7 @@ def _print_table() -> None:
     from rich.table import Table
 
     from unsoft.mechanisms import mechanisms
+    from unsoft.mechanisms.registry import modifiers
 
     rows = mechanisms().rows()
     table = Table(box=box.SIMPLE_HEAD)
@@ -57,4 +65,6 @@ def _print_table() -> None:
     if not console.is_terminal:
         console = Console(highlight=False, width=_WIDE)
     console.print(table)
+    for modifier in modifiers():
+        console.print(f"{modifier.name}+...  {modifier.summary}", markup=False)
     console.print("Formulas and papers: unsoft list --json")

@@ -7,6 +7,7 @@ import inspect
 
 from unsoft.formula import Formula
 from unsoft.mechanisms import mechanisms
+from unsoft.mechanisms.registry import Plan, modifiers
 
 _HEAD = """# Mechanisms
 
@@ -16,6 +17,9 @@ Every mechanism turns the logits s of a row into weights: a = weight(s) / norm(s
 largest peak(s) that the row sees and n is the number of keys that it sees. What the columns promise is found by
 analysing the formula: *signed* weights may be negative; *sparse* ones are exactly 0 on a whole interval of logits;
 *needs length* means that the formula uses n; *continuous* that no weight jumps when its logit moves a little.
+"""
+
+_MODIFIERS = """Modifiers stand before a name, as in `"logn+cog"` or `"gated+logn+gpam"`:
 """
 
 
@@ -29,10 +33,11 @@ def mechanism_page() -> str:
     ]
     lines = ["| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in table]
     sections = [
-        _section(row["name"], name, formula)
-        for row, (name, formula) in zip(rows, mechanisms().items(), strict=True)
+        _section(row["name"], name, found) if isinstance(found, Formula) else _family_section(row["name"], found)
+        for row, (name, found) in zip(rows, mechanisms().items(), strict=True)
     ]
-    return "\n".join([_HEAD, *lines, "", *sections])
+    notes = [f"- `{modifier.name}+...`: {modifier.summary}" for modifier in modifiers()]
+    return "\n".join([_HEAD, *lines, "", _MODIFIERS, *notes, "", *sections])
 
 
 def _anchor(label: str) -> str:
@@ -46,6 +51,13 @@ def _section(label: str, name: str, formula: Formula) -> str:
     written = ", ".join(f"{part} `{text}`" for part, text in parts.items())
     body = [f"## {label}", f"$${formula.latex()}$$", f"As written: {written}.", *_docstring(name)]
     return "\n\n".join(body) + "\n"
+
+
+def _family_section(label: str, plan: Plan) -> str:
+    """What the docstring of its file says; files with several families are shown under each of them."""
+    module = importlib.import_module(plan.family.build.__module__)
+    text = inspect.cleandoc(module.__doc__ or "").partition("\n>>>")[0].replace("``", "`")
+    return f"## {label}\n\n{text.strip()}\n"
 
 
 def _docstring(name: str) -> list[str]:

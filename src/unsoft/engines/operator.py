@@ -72,12 +72,26 @@ def fused_operator(name: str, forward: Forward, backward: Backward) -> Callable[
         return dq, dk, dv, None, dbias if need_bias else None, None, dparams if need_params else None, None
 
     library.register_autograd(f"unsoft::{name}", differentiate, setup_context=setup)
+    library.register_autograd(f"unsoft::{name}_backward", _refuse)
 
     def run(call: Call) -> Tensor:
         tensors, options = call.fused_arguments
-        return operator(*tensors, **options)[0]
+        # Nobody listens (no gradient, no tracing): the dispatcher would only cost time, which decoding notices.
+        function = forward if _unobserved(tensors) else operator
+        return function(*tensors, **options)[0]
 
     return run
+
+
+def _refuse(ctx: Any, *unused: Tensor) -> None:
+    raise NotImplementedError("unsoft: fused engines have no second derivatives; call attention with engine='dense'")
+
+
+def _unobserved(tensors: tuple[Tensor | None, ...]) -> bool:
+    if torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack() or torch._C._len_torch_function_stack():
+        return False
+    needs_grad = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in tensors)
+    return not needs_grad and all(x is None or type(x) in (Tensor, torch.nn.Parameter) for x in tensors)
 
 
 def _forward_shapes(q: Tensor, k: Tensor, v: Tensor, *rest: Any, **options: Any) -> tuple[Tensor, Tensor, Tensor]:

@@ -7,12 +7,14 @@ Everything smaller (a value per row, per key, per head, a number) is computed wi
 which costs next to nothing.
 """
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from unsoft.engines.peephole import tidy
 from unsoft.engines.select import bit_mask, bits, flags_to_mask_
 from unsoft.formula import Expr, Instruction, lower
 from unsoft.formula.expr import COMPARISONS
@@ -83,7 +85,7 @@ class Program:
     """
 
     def __init__(self, outputs: Mapping[Any, Expr], keep_s: bool = False) -> None:
-        instructions, self.results = lower(outputs)
+        instructions, self.results = tidy(*lower(outputs))
         kept = set(self.results.values()) | ({"s"} if keep_s else set())
         self._steps = _plan(instructions, kept)
 
@@ -138,12 +140,10 @@ def _extreme(function: Callable, clamp: Callable) -> Callable:
 
 
 def _sign(space: Workspace, out: Tensor, a: Tensor) -> Tensor:
-    # torch.sign(nan) is 0, which would hide a bad logit; a number whose bits are all set is NaN.
-    nan = space.take(out.shape)
-    flags_to_mask_(torch.ne(a, a, out=nan))
-    bits(torch.sign(a, out=out)).bitwise_or_(bits(nan))
-    space.give_back(nan)
-    return out
+    # Not torch.sign, which makes 0 of NaN and so would hide a bad logit. The factor twice takes even the smallest
+    # number beyond 1, while 0 and NaN stay what they are.
+    huge = 2.0 ** (math.frexp(torch.finfo(space.dtype).max)[1] - 1)
+    return torch.mul(a, huge, out=out).mul_(huge).clamp_(-1.0, 1.0)
 
 
 def _compare(function: Callable) -> Callable:

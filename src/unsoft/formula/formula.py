@@ -11,9 +11,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from functools import cached_property, lru_cache
+from functools import cached_property
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NamedTuple
+from weakref import WeakValueDictionary
 
 from torch import Tensor
 
@@ -26,6 +27,17 @@ from unsoft.formula.row import weights_of_row
 
 _PARTS = ("weight", "mass", "peak", "norm", "offset_mass")
 _ABOUT = ("name", "title", "paper", "summary")
+_by_key: WeakValueDictionary[str, Formula] = WeakValueDictionary()
+
+
+class Facts(NamedTuple):
+    """What is known of a formula already, which saves the milliseconds of finding it out and checking it.
+
+    For the built-in mechanisms, whose facts a test compares with what is found.
+    """
+
+    signed: bool
+    mass_degree: float = 1.0
 
 
 class Formula:
@@ -86,6 +98,7 @@ class Formula:
         title: str | None = None,
         paper: str | None = None,
         summary: str | None = None,
+        facts: Facts | None = None,
     ) -> None:
         own = self.__dict__
         own.update(name=name, title=title or name, paper=paper, summary=summary)
@@ -98,17 +111,21 @@ class Formula:
         own["params"] = MappingProxyType(read_params(params))
         for part, given in zip(_PARTS, (weight, mass, peak, norm, offset_mass), strict=True):
             own[part] = None if given is None else read_part(part, given, self.params, peak is not None)
-        own["mass_degree"] = invariance.mass_degree(self.mass, self.norm, self.params)
-        if self.peak is not None:
-            invariance.check({part: own[part] for part in _PARTS}, self.mass_degree, self.params)
+        if facts is None:
+            own["mass_degree"] = invariance.mass_degree(self.mass, self.norm, self.params)
+            if self.peak is not None:
+                invariance.check({part: own[part] for part in _PARTS}, self.mass_degree, self.params)
+        else:
+            own["mass_degree"] = facts.mass_degree
         # All computed now rather than when asked for: compiled code may read them, but not make them.
         own["safe_weight"] = guarded(self.weight)
         own["safe_mass"] = None if self.mass is None else guarded(self.mass)
         own["uses"] = frozenset().union(*(own[part].symbols for part in _PARTS if own[part] is not None))
-        own["signed"] = analysis.is_signed(self)
+        own["signed"] = analysis.is_signed(self) if facts is None else facts.signed
         own["bias"] = bias or ("strength" if self.signed else "logit")
         numeric = {field: value for field, value in self.to_dict().items() if field not in _ABOUT}
         own["key"] = json.dumps(numeric, sort_keys=True)
+        _by_key[self.key] = self
 
     def row(self, logits: Tensor, **values: Tensor | float) -> Tensor:
         """Weights of a row of visible keys; the last dimension of ``logits`` runs over the keys.
@@ -160,10 +177,10 @@ class Formula:
         return analysis.analyse(self)
 
     @staticmethod
-    @lru_cache(maxsize=512)
     def from_key(key: str) -> Formula:
-        """The formula of a :attr:`key`."""
-        return Formula.from_dict(json.loads(key))
+        """The formula of a :attr:`key`; the same object as long as it lives."""
+        known = _by_key.get(key)
+        return Formula.from_dict(json.loads(key)) if known is None else known
 
     def to_dict(self) -> dict[str, Any]:
         """A plain dictionary (text, numbers) that :meth:`from_dict` turns back into an equal formula."""

@@ -19,6 +19,7 @@ tensor([ 0.3750, -0.6250])
 """
 
 from unsoft.formula import Formula
+from unsoft.formula.formula import Facts
 from unsoft.mechanisms.registry import builtin
 
 COG = Formula(
@@ -28,5 +29,6 @@ COG = Formula(
     name="cog",
     paper="Lv et al. 2024, arXiv 2411.07176",
     summary="signed softmax: adds and subtracts",
+    facts=Facts(signed=True),
 )
 builtin("cog", COG)

@@ -15,11 +15,13 @@ tensor([ 0.2500, -0.5000,  0.7500,  0.5000])
 """
 
 from unsoft.formula import Formula
+from unsoft.formula.formula import Facts
 from unsoft.mechanisms.registry import builtin
 
 IDENTITY = Formula(
     weight="s/n",
     name="identity",
     summary="linear attention: the plain logit",
+    facts=Facts(signed=True),
 )
 builtin("identity", IDENTITY)

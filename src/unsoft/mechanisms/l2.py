@@ -15,6 +15,7 @@ tensor([0.6000, 0.8000])
 """
 
 from unsoft.formula import Formula
+from unsoft.formula.formula import Facts
 from unsoft.mechanisms.registry import builtin
 
 L2 = Formula(
@@ -24,5 +25,6 @@ L2 = Formula(
     norm="sqrt",
     name="l2",
     summary="squares of the weights sum to 1",
+    facts=Facts(signed=False, mass_degree=2.0),
 )
 builtin("l2", L2)

@@ -15,6 +15,7 @@ tensor([ 4.0000, -0.5000,  0.0000,  0.5000])
 """
 
 from unsoft.formula import Formula
+from unsoft.formula.formula import Facts
 from unsoft.mechanisms.registry import builtin
 
 
@@ -29,6 +30,7 @@ def polynomial(p: int = 3) -> Formula:
         name=f"polynomial({p})",
         paper="Saratchandran et al. 2024, arXiv 2410.18613",
         summary="a power of the logit over the root of the number of keys",
+        facts=Facts(signed=p % 2 == 1),
     )
 
 

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import difflib
 import importlib
+import importlib.util
 import inspect
 import pkgutil
 import re
@@ -71,6 +72,11 @@ class Plan:
     """The formula that an affine family runs, or, without a family, that the wrappers stand around."""
     number: float | None = None
     wrappers: tuple[Callable[[Mechanism], Mechanism], ...] = ()
+
+    @property
+    def summary(self) -> str | None:
+        """What the list says of the mechanism before it is wrapped."""
+        return self.formula.summary if self.family is None else self.family.summary
 
     @property
     def properties(self) -> Properties:
@@ -189,7 +195,8 @@ _prepare._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def _make(text: str) -> Formula | Plan:
-    discover()
+    if not _found_in_its_file(text):
+        discover()
     *before, base = text.split("+")
     found = _base(text, base.strip())
     for part in reversed(before):
@@ -266,6 +273,16 @@ def label(name: str) -> str:
     if isinstance(found, Family):
         return name if found.argument is None else f"{name}({found.argument})"
     return f"{name}({', '.join(inspect.signature(found).parameters)})"
+
+
+def _found_in_its_file(name: str) -> bool:
+    """Imports the file called like the mechanism, if there is one; importing all of them would take longer."""
+    with _discovery:
+        if _discovered or not name.isidentifier():
+            return False
+        if importlib.util.find_spec(f"{__package__}.{name}") is not None:
+            importlib.import_module(f"{__package__}.{name}")
+        return name in _registered
 
 
 def discover() -> None:

@@ -16,6 +16,7 @@ tensor([0.0000, 0.7500, 0.2500, 0.0000])
 """
 
 from unsoft.formula import Formula
+from unsoft.formula.formula import Facts
 from unsoft.mechanisms.registry import builtin
 
 RELU = Formula(
@@ -23,5 +24,6 @@ RELU = Formula(
     name="relu",
     paper="Wortsman et al. 2023, arXiv 2309.08586",
     summary="rectified, divided by the number of keys",
+    facts=Facts(signed=False),
 )
 builtin("relu", RELU)

@@ -15,6 +15,7 @@ tensor([0.0000, 1.0000, 0.2500, 0.0000])
 """
 
 from unsoft.formula import Formula
+from unsoft.formula.formula import Facts
 from unsoft.mechanisms.registry import builtin
 
 RELU2 = Formula(
@@ -22,5 +23,6 @@ RELU2 = Formula(
     name="relu2",
     paper="Hua et al. 2022, arXiv 2202.10447",
     summary="squared rectified, divided by the number of keys",
+    facts=Facts(signed=False),
 )
 builtin("relu2", RELU2)

@@ -16,6 +16,7 @@ tensor([0.5000, 0.7500])
 """
 
 from unsoft.formula import Formula
+from unsoft.formula.formula import Facts
 from unsoft.mechanisms.registry import builtin
 
 SIGMOID = Formula(
@@ -23,5 +24,6 @@ SIGMOID = Formula(
     name="sigmoid",
     paper="Ramapuram et al. 2024, arXiv 2409.04431",
     summary="independent gates, no competition",
+    facts=Facts(signed=False),
 )
 builtin("sigmoid", SIGMOID)

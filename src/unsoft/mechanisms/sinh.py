@@ -2,7 +2,7 @@
 
     a_j = sinh(s_j) / sum_k cosh(s_k)
 
-Our own control for cog (notes/mechanisms.md); whether it is new is not established. It equals a mix of
+Our own control for cog; whether it is new is not established. It equals a mix of
 softmax(s) and -softmax(-s), so it could be computed by two ordinary attention calls.
 
 Can: subtract like cog, and pass smoothly through exactly 0 at s = 0, so a key can be ignored and training can
@@ -17,6 +17,7 @@ tensor([  9.0000, -16.0000])
 """
 
 from unsoft.formula import Formula
+from unsoft.formula.formula import Facts
 from unsoft.mechanisms.registry import builtin
 
 SINH = Formula(
@@ -25,5 +26,6 @@ SINH = Formula(
     peak="abs(s)",
     name="sinh",
     summary="smooth cog: sinh(s) over the sum of cosh(s)",
+    facts=Facts(signed=True),
 )
 builtin("sinh", SINH)

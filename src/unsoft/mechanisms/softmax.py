@@ -14,6 +14,7 @@ tensor([0.2500, 0.7500])
 """
 
 from unsoft.formula import Formula
+from unsoft.formula.formula import Facts
 from unsoft.mechanisms.registry import builtin
 
 SOFTMAX = Formula(
@@ -23,5 +24,6 @@ SOFTMAX = Formula(
     name="softmax",
     paper="Vaswani et al. 2017, arXiv 1706.03762",
     summary="a probability distribution over the keys",
+    facts=Facts(signed=False),
 )
 builtin("softmax", SOFTMAX)

@@ -16,6 +16,7 @@ tensor([0.2500, 0.5000])
 """
 
 from unsoft.formula import Formula
+from unsoft.formula.formula import Facts
 from unsoft.mechanisms.registry import builtin
 
 SOFTMAX1 = Formula(
@@ -26,5 +27,6 @@ SOFTMAX1 = Formula(
     name="softmax1",
     paper="Miller 2023, Attention Is Off By One",
     summary="softmax that can attend to nothing",
+    facts=Facts(signed=False),
 )
 builtin("softmax1", SOFTMAX1)

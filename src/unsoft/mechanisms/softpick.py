@@ -18,6 +18,7 @@ tensor([4.0000, 2.0000, 0.0000])
 """
 
 from unsoft.formula import Formula
+from unsoft.formula.formula import Facts
 from unsoft.mechanisms.registry import builtin
 
 SOFTPICK = Formula(
@@ -27,5 +28,6 @@ SOFTPICK = Formula(
     name="softpick",
     paper="Zuhri et al. 2025, arXiv 2504.20966",
     summary="rectified softmax: exact zeros, no sink",
+    facts=Facts(signed=False),
 )
 builtin("softpick", SOFTPICK)

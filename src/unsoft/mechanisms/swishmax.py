@@ -16,6 +16,7 @@ tensor([ 0.6652, -0.0900])
 """
 
 from unsoft.formula import Formula
+from unsoft.formula.formula import Facts
 from unsoft.mechanisms.registry import builtin
 
 SWISHMAX = Formula(
@@ -25,5 +26,6 @@ SWISHMAX = Formula(
     offset_mass="exp(-m)",
     name="swishmax",
     summary="smooth, mildly signed, can attend to nothing",
+    facts=Facts(signed=True),
 )
 builtin("swishmax", SWISHMAX)

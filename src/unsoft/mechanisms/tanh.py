@@ -15,11 +15,13 @@ tensor([ 0.3000, -0.4000])
 """
 
 from unsoft.formula import Formula
+from unsoft.formula.formula import Facts
 from unsoft.mechanisms.registry import builtin
 
 TANH = Formula(
     weight="tanh(s)/n",
     name="tanh",
     summary="bounded signed gates, divided by the number of keys",
+    facts=Facts(signed=True),
 )
 builtin("tanh", TANH)

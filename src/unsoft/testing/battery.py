@@ -11,7 +11,7 @@ import torch
 from unsoft import engines as all_engines
 from unsoft.errors import CompilerWarning, MechanismError
 from unsoft.formula import Formula
-from unsoft.mechanisms import resolve
+from unsoft.mechanisms.registry import resolve_formula
 from unsoft.testing import (
     causality,
     decoding,
@@ -72,7 +72,7 @@ def check_mechanism(
         Themes to run, of: parity, gradients, causality, decoding, masking, edges, nonfinite, equivariance,
         dtypes, dropout, purity, promises.
     """
-    formula = resolve(mechanism)
+    formula = resolve_formula(mechanism)
     names = _engine_names(formula, engines)
     rows = []
     for theme in _themes(only):

@@ -43,19 +43,27 @@ def clear_cache() -> int:
 
 
 def load_libraries(sources: dict[str, str], real: str) -> list[ctypes.CDLL]:
-    """Shared libraries of several sources (name -> text) for ``real`` = "float" or "double", compiled side by side."""
-    with ThreadPoolExecutor(len(sources)) as pool:
-        return list(pool.map(lambda item: _load(*item, real), sources.items()))
+    """Shared libraries of several sources (name -> text) for ``real`` = "float" or "double".
+
+    Those that are not in the cache are compiled side by side.
+    """
+    stems = {name: library_stem(name, source, real) for name, source in sources.items()}
+    found = {name: _cached(stem) for name, stem in stems.items()}
+    missing = [name for name, library in found.items() if library is None]
+    if missing:
+        with ThreadPoolExecutor(len(missing)) as pool:
+            compiled = pool.map(lambda name: _compile(sources[name], real, stems[name]), missing)
+            found.update(zip(missing, compiled, strict=True))
+    return list(found.values())
 
 
-def _load(name: str, source: str, real: str) -> ctypes.CDLL:
-    stem = library_stem(name, source, real)
+def _cached(stem: str) -> ctypes.CDLL | None:
     for library in cache_directory().glob(f"{stem}-*.so"):
         # A library that lost its end takes the whole process down when it is loaded, so its name carries its digest.
         if library.stem.endswith(_digest(library)):
             return ctypes.CDLL(str(library))
         library.unlink(missing_ok=True)
-    return _compile(source, real, stem)
+    return None
 
 
 def library_stem(name: str, source: str, real: str) -> str:

@@ -73,7 +73,7 @@ static bool sum_over_keys(const Call &c, ForwardScratch &w, const Block &block, 
         long ldk, ldv;
         const real *k = c.k.rows(block.b, hk, j0, keys, int(c.width), w.width, w.keys, ldk);
         const real *v = c.v.rows(block.b, hk, j0, keys, int(c.value_width), w.value_width, w.values, ldv);
-        if (last) finite &= all_finite(k, ldk, keys, w.width);
+        if (last && !few) finite &= all_finite(k, ldk, keys, w.width);
         for (int first = 0; first < count; first += panel) {
             const int rows = std::min(panel, count - first), lanes = padded(rows);
             Tile t = {};
@@ -92,6 +92,7 @@ static bool sum_over_keys(const Call &c, ForwardScratch &w, const Block &block, 
             real *sums = w.sums + long(first) * w.value_width;
             if (few) {
                 few_products(count, t.keys, w.width, w.packed, w.width, k, ldk, w.logits, t.stride, 1);
+                finite &= all_finite(w.logits, t.stride, rows, t.keys);  // far fewer numbers than the keys themselves
                 if (c.mechanism->forward_rows(t)) rescale_sums(sums, rows, w.value_width, t.rescale);
                 accumulate<false>(rows, w.value_width, t.keys, w.logits, t.stride, v, ldv, sums, w.value_width);
             } else {

@@ -55,9 +55,13 @@ UNSOFT_INLINE void read_as(const From *from, int64_t step, int width, real *to, 
 // A sum of x * 0 is 0 exactly if every x is finite.
 static inline bool all_finite(const real *from, long ld, int count, int width) {
     V sum = {};
-    for (int r = 0; r < count; r++)
-        for (int x = 0; x < width; x += VL) sum += load(from + r * ld + x) * real(0);
-    return horizontal_sum(sum) == 0;
+    real rest = 0;
+    for (int r = 0; r < count; r++) {
+        int x = 0;
+        for (; x + VL <= width; x += VL) sum += load(from + r * ld + x) * real(0);
+        for (; x < width; x++) rest += from[r * ld + x] * real(0);
+    }
+    return horizontal_sum(sum) + rest == 0;
 }
 
 struct Source : Tensor {  // a tensor that is read
