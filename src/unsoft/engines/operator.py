@@ -17,11 +17,11 @@ from unsoft.engines.call import Call, compute_dtype
 
 _FORWARD = (
     "(Tensor q, Tensor k, Tensor v, Tensor? visible, Tensor? bias, Tensor? counts, Tensor params, Tensor? seed, *,"
-    " str formula, int? causal_offset, float scale, float dropout_p) -> (Tensor, Tensor, Tensor)"
+    " str formula, SymInt? causal_offset, float scale, float dropout_p) -> (Tensor, Tensor, Tensor)"
 )
 _BACKWARD = (
     "(Tensor grad_out, Tensor q, Tensor k, Tensor v, Tensor? visible, Tensor? bias, Tensor? counts, Tensor params,"
-    " Tensor? seed, Tensor out, Tensor peak, Tensor total, *, str formula, int? causal_offset, float scale,"
+    " Tensor? seed, Tensor out, Tensor peak, Tensor total, *, str formula, SymInt? causal_offset, float scale,"
     " float dropout_p, bool need_bias, bool need_params) -> (Tensor, Tensor, Tensor, Tensor, Tensor)"
 )
 
