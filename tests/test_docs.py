@@ -8,8 +8,8 @@ from pathlib import Path
 import torch
 
 import unsoft
-from unsoft.mechanisms import formulas
 from unsoft.cli.mechanism_page import mechanism_page
+from unsoft.mechanisms import formulas
 
 DOCS = Path(__file__).parents[1] / "docs"
 

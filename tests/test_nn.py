@@ -47,7 +47,9 @@ def test_softmax_gives_torchs_outputs_and_weights(options, average):
     padding[1, 5:] = True
     hidden = torch.rand(LENGTH, 9, generator=torch.Generator().manual_seed(2)) < 0.3
     hidden[:, 0] = False
-    added = torch.randn(BATCH * HEADS, LENGTH, 9, dtype=torch.float64, generator=torch.Generator().manual_seed(3))
+    added = torch.randn(
+        BATCH * HEADS, LENGTH, 9, dtype=torch.float64, generator=torch.Generator().manual_seed(3)
+    )
     for masks in (
         {},
         {"key_padding_mask": padding},
@@ -73,12 +75,12 @@ def test_gradients_and_unbatched_inputs():
         layer(x, x, x, attn_mask=mask)[0].square().sum().backward()
     for theirs, mine in zip(stock.parameters(), ours.parameters(), strict=True):
         torch.testing.assert_close(mine.grad, theirs.grad)
-    torch.testing.assert_close(
-        ours(x, x, x, is_causal=True)[0], stock(x, x, x, attn_mask=mask)[0]
-    )
+    torch.testing.assert_close(ours(x, x, x, is_causal=True)[0], stock(x, x, x, attn_mask=mask)[0])
 
 
-@pytest.mark.parametrize("name", ["cog", "gpam", "differential2", "gated+logn+softmax", "linear-elu1", "cosformer(32)"])
+@pytest.mark.parametrize(
+    "name", ["cog", "gpam", "differential2", "gated+logn+softmax", "linear-elu1", "cosformer(32)"]
+)
 def test_any_mechanism_trains_and_decodes(name):
     torch.manual_seed(0)
     layer = unsoft.nn.MultiheadAttention(WIDTH, HEADS, mechanism=name, batch_first=True)

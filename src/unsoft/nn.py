@@ -34,9 +34,25 @@ class MultiheadAttention(nn.MultiheadAttention):
         layers: int | None = None, **options: Any,
     ) -> None:  # fmt: skip
         super().__init__(
-            embed_dim, num_heads, dropout, bias, add_bias_kv, add_zero_attn, kdim, vdim, batch_first, device, dtype
+            embed_dim,
+            num_heads,
+            dropout,
+            bias,
+            add_bias_kv,
+            add_zero_attn,
+            kdim,
+            vdim,
+            batch_first,
+            device,
+            dtype,
         )
-        place = {"heads": num_heads, "head_dim": self.head_dim, "hidden_dim": embed_dim, "layer": layer, "layers": layers}
+        place = {
+            "heads": num_heads,
+            "head_dim": self.head_dim,
+            "hidden_dim": embed_dim,
+            "layer": layer,
+            "layers": layers,
+        }
         self.mechanism = build_mechanism(mechanism, **place, **options).to(device=device, dtype=dtype)
         more = self.mechanism.query_heads // num_heads - 1
         self.more_queries = (
@@ -76,7 +92,11 @@ class MultiheadAttention(nn.MultiheadAttention):
         return out if self.batch_first else out.transpose(0, 1), weights
 
     def _check(self, query: Tensor, key: Tensor, value: Tensor) -> None:
-        for name, x, width in (("query", query, self.embed_dim), ("key", key, self.kdim), ("value", value, self.vdim)):
+        for name, x, width in (
+            ("query", query, self.embed_dim),
+            ("key", key, self.kdim),
+            ("value", value, self.vdim),
+        ):
             if x.dim() not in (2, 3) or x.dim() != query.dim() or x.shape[-1] != width:
                 order = "(batch, length, width)" if self.batch_first else "(length, batch, width)"
                 raise ValueError(
@@ -96,7 +116,11 @@ class MultiheadAttention(nn.MultiheadAttention):
             for x, w, b in zip((query, key, value), weights, biases, strict=True)
         )
         if self.more_queries is not None:  # the further queries of a head stand right after its first
-            more = self.more_queries(query).unflatten(-1, (self.num_heads, -1, self.head_dim)).permute(0, 2, 3, 1, 4)
+            more = (
+                self.more_queries(query)
+                .unflatten(-1, (self.num_heads, -1, self.head_dim))
+                .permute(0, 2, 3, 1, 4)
+            )
             q = torch.cat([q[:, :, None], more], dim=2).flatten(1, 2)
         return q, k, v
 
@@ -105,7 +129,10 @@ class MultiheadAttention(nn.MultiheadAttention):
         extra = 0
         if self.bias_k is not None and self.bias_v is not None:
             shape = (self.num_heads, 1, self.head_dim)
-            k, v = (torch.cat([x, b.view(shape).expand(len(x), *shape)], dim=2) for x, b in ((k, self.bias_k), (v, self.bias_v)))
+            k, v = (
+                torch.cat([x, b.view(shape).expand(len(x), *shape)], dim=2)
+                for x, b in ((k, self.bias_k), (v, self.bias_v))
+            )
             extra += 1
         if self.add_zero_attn:
             k, v = (pad(x, (0, 0, 0, 1)) for x in (k, v))
@@ -114,7 +141,12 @@ class MultiheadAttention(nn.MultiheadAttention):
 
 
 def _joined_mask(
-    attn_mask: Tensor | None, key_padding_mask: Tensor | None, batch: int, heads: int, extra: int, dtype: torch.dtype
+    attn_mask: Tensor | None,
+    key_padding_mask: Tensor | None,
+    batch: int,
+    heads: int,
+    extra: int,
+    dtype: torch.dtype,
 ) -> Tensor | None:
     """One mask in the convention of ``unsoft.attention``: bool with True = may attend, or additive."""
     parts = []
@@ -137,14 +169,18 @@ def _joined_mask(
     joined: Tensor | None = None
     for name, mask in parts:
         if mask.dtype != torch.bool and not mask.is_floating_point():
-            raise TypeError(f"MultiheadAttention: argument '{name}' has dtype {mask.dtype}; use bool (True = hidden) or floating")
+            raise TypeError(
+                f"MultiheadAttention: argument '{name}' has dtype {mask.dtype}; use bool (True = hidden) or floating"
+            )
         mask = pad(mask, (0, extra)) if extra else mask
         if joined is None:
             joined = ~mask if mask.dtype == torch.bool else mask
         elif joined.dtype == torch.bool and mask.dtype == torch.bool:
             joined = joined & ~mask
         else:
-            joined = _additive(joined, dtype) + (_additive(~mask, dtype) if mask.dtype == torch.bool else mask)
+            joined = _additive(joined, dtype) + (
+                _additive(~mask, dtype) if mask.dtype == torch.bool else mask
+            )
     return joined
 
 

@@ -4,11 +4,11 @@ import pytest
 import torch
 
 import unsoft
-from unsoft.mechanisms import formulas
 from unsoft.bench import gate, memory, peers, plan
 from unsoft.bench.plan import FULL, QUICK, STANDARD, choose, steps
 from unsoft.bench.probe import ProbeError, run_probe
 from unsoft.bench.workload import Workload
+from unsoft.mechanisms import formulas
 
 GROUPS = ["compile", "main", "short", "small", "bfloat16", "decode", "memory", "startup"]
 

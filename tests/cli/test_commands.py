@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 import unsoft
-from unsoft.mechanisms import formulas
 from unsoft.cli import main
 from unsoft.engines.native import availability, compiler
+from unsoft.mechanisms import formulas
 
 
 def test_console_script_is_declared():

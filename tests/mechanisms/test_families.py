@@ -59,7 +59,9 @@ def test_the_fast_form_equals_the_weights_written_out(name, alignment):
             module(q, k, v)
         return
     variables = [x.requires_grad_() for x in (q, k, v)] + [p for p in module.parameters() if p.requires_grad]
-    upstream = torch.randn(2, HEADS, q.shape[2], WIDTH, dtype=torch.float64, generator=torch.Generator().manual_seed(2))
+    upstream = torch.randn(
+        2, HEADS, q.shape[2], WIDTH, dtype=torch.float64, generator=torch.Generator().manual_seed(2)
+    )
     fast = module(q, k, v, is_causal=alignment)
     written, _ = module(q, k, v, is_causal=alignment, return_weights=True)
     torch.testing.assert_close(fast, written, rtol=1e-9, atol=1e-9)
@@ -147,7 +149,9 @@ def test_the_function_runs_a_family_at_its_start(name):
         unsoft.attention(q, k, v, name, params={"tau": 1.0})
 
 
-@pytest.mark.parametrize("options", [{}, {"tied": True}, {"fixed": 0.3}, {"opposed": False}, {"bound": 2.0, "start": 1.5}])
+@pytest.mark.parametrize(
+    "options", [{}, {"tied": True}, {"fixed": 0.3}, {"opposed": False}, {"bound": 2.0, "start": 1.5}]
+)
 def test_gpam_keeps_its_row_sum_and_range(options):
     module = make("gpam", perturb=1.0, **options)
     plus, minus = (x[:, None] for x in module.strengths())
@@ -175,7 +179,9 @@ def test_differential_against_its_definition():
     a1, b1, a2, b2 = module.vectors
     strength = (a1 @ b1).exp() - (a2 @ b2).exp() + (0.8 - 0.6 * math.exp(-0.9))
     joined = (maps[0] - strength * maps[1]) @ torch.cat([v[:, 0], v[:, 1]], dim=-1)
-    normed = torch.nn.functional.rms_norm(joined, (2 * WIDTH,), module.gain, eps=1e-5) * (0.6 * math.exp(-0.9) + 0.2)
+    normed = torch.nn.functional.rms_norm(joined, (2 * WIDTH,), module.gain, eps=1e-5) * (
+        0.6 * math.exp(-0.9) + 0.2
+    )
     out = module(q, k, v)
     torch.testing.assert_close(out[:, 0], normed[..., :WIDTH])
     torch.testing.assert_close(out[:, 1], normed[..., WIDTH:])
@@ -217,9 +223,10 @@ def test_taylor2_is_the_polynomial():
 
 def test_performer_approaches_softmax():
     q, k, v = inputs(make("softmax"))
+    q, k = q / 2, k / 2  # the number of features needed grows exponentially with the logits
     exact = unsoft.attention(q, k, v, "softmax")
     errors = [(make(f"performer({m})")(q, k, v) - exact).norm() / exact.norm() for m in (16, 256, 4096)]
-    assert errors[0] > 2 * errors[1] > 4 * errors[2] and errors[2] < 0.1
+    assert errors[0] > 2 * errors[1] > 4 * errors[2] and errors[2] < 0.05
 
 
 def test_decay_and_retention_weights():
@@ -241,7 +248,9 @@ def test_cosformer_knows_its_limit_and_its_zero_rows():
     module = unsoft.mechanism("cosformer(8)", heads=1, head_dim=4)
     x = torch.rand(1, 1, 8, 4)
     whole = module(x, x, x, is_causal=True)
-    longer = unsoft.mechanism("cosformer(8)", heads=1, head_dim=4)(x[:, :, :5], x[:, :, :5], x[:, :, :5], is_causal=True)
+    longer = unsoft.mechanism("cosformer(8)", heads=1, head_dim=4)(
+        x[:, :, :5], x[:, :, :5], x[:, :, :5], is_causal=True
+    )
     torch.testing.assert_close(whole[:, :, :5], longer)
     with pytest.raises(ValueError, match="position 8 is beyond max_length = 8"):
         module(torch.rand(1, 1, 9, 4), torch.rand(1, 1, 9, 4), torch.rand(1, 1, 9, 4))
@@ -280,7 +289,10 @@ def test_logn_leaves_rows_of_its_length_alone_and_sharpens_longer_ones():
 def test_sink_is_softmax1_at_zero_and_learns():
     q, k, v = inputs(make("softmax"))
     torch.testing.assert_close(
-        unsoft.attention(q, k, v, "sink+softmax"), unsoft.attention(q, k, v, "softmax1"), rtol=1e-10, atol=1e-10
+        unsoft.attention(q, k, v, "sink+softmax"),
+        unsoft.attention(q, k, v, "softmax1"),
+        rtol=1e-10,
+        atol=1e-10,
     )
     module = unsoft.mechanism("sink+cog", heads=HEADS, head_dim=WIDTH).double()
     module(q, k, v).sum().backward()
@@ -319,7 +331,8 @@ def test_mistakes_in_names_are_explained(text, message):
 
 def test_first_last_by_layer():
     kinds = [
-        unsoft.mechanism("first_last(softmax)+logn+cog", heads=2, head_dim=4, layer=t, layers=4).formula for t in range(4)
+        unsoft.mechanism("first_last(softmax)+logn+cog", heads=2, head_dim=4, layer=t, layers=4).formula
+        for t in range(4)
     ]
     assert kinds[0] == kinds[3] == resolve("softmax") and kinds[1] == kinds[2] == resolve("logn+cog")
 

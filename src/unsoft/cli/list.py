@@ -34,7 +34,10 @@ def _records() -> list[dict]:
 
     from unsoft.mechanisms import mechanisms
 
-    return [{"name": name, **_content(found), "properties": asdict(found.properties)} for name, found in mechanisms().items()]
+    return [
+        {"name": name, **_content(found), "properties": asdict(found.properties)}
+        for name, found in mechanisms().items()
+    ]
 
 
 def _content(found: Any) -> dict:

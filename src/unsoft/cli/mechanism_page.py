@@ -33,7 +33,9 @@ def mechanism_page() -> str:
     ]
     lines = ["| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in table]
     sections = [
-        _section(row["name"], name, found) if isinstance(found, Formula) else _family_section(row["name"], found)
+        _section(row["name"], name, found)
+        if isinstance(found, Formula)
+        else _family_section(row["name"], found)
         for row, (name, found) in zip(rows, mechanisms().items(), strict=True)
     ]
     notes = [f"- `{modifier.name}+...`: {modifier.summary}" for modifier in modifiers()]

@@ -49,7 +49,9 @@ class Engine:
 def no_transforms(call: Call) -> str | None:
     """Why a fused operator cannot run here, if so: its derivative is an operator too, not a torch program."""
     if not torch.compiler.is_compiling() and torch._C._functorch.peek_interpreter_stack() is not None:
-        return "fused operators have no rules for torch.func transforms such as vmap and jvp; use engine='dense'"
+        return (
+            "fused operators have no rules for torch.func transforms such as vmap and jvp; use engine='dense'"
+        )
     if torch.autograd.forward_ad._current_level >= 0:
         return "fused operators have no forward-mode derivative; use engine='dense'"
     return None
@@ -70,7 +72,12 @@ def _large(call: Call) -> bool:
 
 
 ENGINES: list[Engine] = [
-    Engine("native", _native_unsupported, fused_operator("native", binding.forward, binding.backward), ready=_native_ready),
+    Engine(
+        "native",
+        _native_unsupported,
+        fused_operator("native", binding.forward, binding.backward),
+        ready=_native_ready,
+    ),
     Engine("sdpa", fused_softmax.unsupported, fused_softmax.run),
     Engine("tiled", no_transforms, fused_operator("tiled", tiled.forward, tiled.backward), pays=_large),
     Engine("dense", lambda call: None, lambda call: dense_attention(call)[0]),
@@ -109,4 +116,6 @@ def check_name(name: str) -> None:
     if name not in engine_names():
         near = difflib.get_close_matches(name, engine_names(), n=1)
         hint = f"; did you mean {near[0]!r}?" if near else ""
-        raise ValueError(f"attention: argument 'engine': unknown name {name!r}{hint} (known: {', '.join(engine_names())})")
+        raise ValueError(
+            f"attention: argument 'engine': unknown name {name!r}{hint} (known: {', '.join(engine_names())})"
+        )

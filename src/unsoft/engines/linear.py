@@ -76,7 +76,13 @@ def state_after(k: Tensor, v: Tensor, decay: Tensor | None = None, state: Tensor
 
 
 def linear_weights(
-    q: Tensor, k: Tensor, *, offset: int | None, normalise: bool, decay: Tensor | None = None, factor: Tensor | None = None
+    q: Tensor,
+    k: Tensor,
+    *,
+    offset: int | None,
+    normalise: bool,
+    decay: Tensor | None = None,
+    factor: Tensor | None = None,
 ) -> Tensor:
     """The weights (B, H, L, S) written out: the specification of :func:`linear_attention`, for looking at and for masks.
 
@@ -87,7 +93,9 @@ def linear_weights(
     keys = k.shape[2]
     weights = (_by_group(q, k.shape[1]) @ k.mT).reshape(batch, heads, length, keys)
     if offset is not None:
-        distance = torch.arange(length, device=q.device)[:, None] + offset - torch.arange(keys, device=q.device)
+        distance = (
+            torch.arange(length, device=q.device)[:, None] + offset - torch.arange(keys, device=q.device)
+        )
         if decay is not None:
             weights = weights * _powers(decay, distance.clamp(min=0))
         weights = torch.where(distance >= 0, weights, 0.0)

@@ -84,17 +84,25 @@ def fused_operator(name: str, forward: Forward, backward: Backward) -> Callable[
 
 
 def _refuse(ctx: Any, *unused: Tensor) -> None:
-    raise NotImplementedError("unsoft: fused engines have no second derivatives; call attention with engine='dense'")
+    raise NotImplementedError(
+        "unsoft: fused engines have no second derivatives; call attention with engine='dense'"
+    )
 
 
 def _unobserved(tensors: tuple[Tensor | None, ...]) -> bool:
-    if torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack() or torch._C._len_torch_function_stack():
+    if (
+        torch.compiler.is_compiling()
+        or torch._C._len_torch_dispatch_stack()
+        or torch._C._len_torch_function_stack()
+    ):
         return False
     needs_grad = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in tensors)
     return not needs_grad and all(x is None or type(x) in (Tensor, torch.nn.Parameter) for x in tensors)
 
 
-def _forward_shapes(q: Tensor, k: Tensor, v: Tensor, *rest: Any, **options: Any) -> tuple[Tensor, Tensor, Tensor]:
+def _forward_shapes(
+    q: Tensor, k: Tensor, v: Tensor, *rest: Any, **options: Any
+) -> tuple[Tensor, Tensor, Tensor]:
     out = q.new_empty(*q.shape[:3], v.shape[3])
     row = q.new_empty(q.shape[:3], dtype=compute_dtype(q.dtype))
     return out, row, torch.empty_like(row)

@@ -20,7 +20,9 @@ def run_formula(
 ) -> Tensor | tuple[Tensor, Tensor]:  # fmt: skip
     """What :func:`unsoft.attention` does for a formula; ``options`` are its remaining arguments."""
     if return_weights and engine not in ("auto", "dense"):
-        raise ValueError(f"attention: argument 'return_weights' needs engine 'dense' or 'auto', not {engine!r}")
+        raise ValueError(
+            f"attention: argument 'return_weights' needs engine 'dense' or 'auto', not {engine!r}"
+        )
     options = {"params": params, **options}
     if torch.is_autocast_enabled(_device_type(query)):
         query, key, value = (_as_autocast(x, query) for x in (query, key, value))
@@ -30,7 +32,13 @@ def run_formula(
 
 
 def _run(
-    query: Tensor, key: Tensor, value: Tensor, formula: Formula, engine: str, return_weights: bool, options: dict
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    formula: Formula,
+    engine: str,
+    return_weights: bool,
+    options: dict,
 ) -> Tensor | tuple[Tensor, Tensor]:
     call, leading = checked_call(query, key, value, formula, **options)
     if return_weights:

@@ -1,9 +1,8 @@
 """The built-in mechanisms, one small file each, and the register that finds them.
 
->>> formulas = mechanisms()
->>> list(formulas)[:3]
-['cog', 'identity', 'l2']
->>> formulas["cog"].weight
+>>> list(mechanisms())[:3]
+['cog', 'cosformer', 'decay']
+>>> formulas()["cog"].weight
 Expr('sign(s)*exp(abs(s) - m)')
 """
 

@@ -21,8 +21,13 @@ def paired_attention(inputs: Inputs, second: Tensor, formula: Formula) -> tuple[
     query, key = inputs.query, inputs.key
     heads, shared = query.shape[-3], key.shape[-3]
     # Heads of one key head must lie together: (groups of the first query, groups of the second) for each key head.
-    both = torch.cat([x.unflatten(-3, (shared, heads // shared)) for x in (query, second)], dim=-3).flatten(-4, -3)
-    options = inputs.options | {"enable_gqa": True, "attn_mask": _twice(inputs.options["attn_mask"], heads, shared)}
+    both = torch.cat([x.unflatten(-3, (shared, heads // shared)) for x in (query, second)], dim=-3).flatten(
+        -4, -3
+    )
+    options = inputs.options | {
+        "enable_gqa": True,
+        "attn_mask": _twice(inputs.options["attn_mask"], heads, shared),
+    }
     if heads != shared and not inputs.options["enable_gqa"]:
         options["enable_gqa"] = False  # the front door explains what is missing
         both = query

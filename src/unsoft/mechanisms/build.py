@@ -42,7 +42,9 @@ def mechanism(
     place = Place(heads, head_dim, value_dim, hidden_dim, layer, layers)
     if isinstance(name, str) and (match := _FIRST_LAST.fullmatch(name)):
         if layers is None:
-            raise ValueError("mechanism: first_last(...) needs to know where it stands: pass layer= and layers=")
+            raise ValueError(
+                "mechanism: first_last(...) needs to know where it stands: pass layer= and layers="
+            )
         name = match[1] if layer in (0, layers - 1) else match[2]
     found = resolve(name)
     if isinstance(found, Formula):
@@ -54,17 +56,25 @@ def mechanism_like(plan: Plan, query: Tensor, key: Tensor, value: Tensor) -> Mec
     """The mechanism as it is at its start, sized by tensors: what ``unsoft.attention`` runs for names that are no formulas."""
     for name, x in (("query", query), ("key", key), ("value", value)):
         if not isinstance(x, Tensor) or x.dim() < 3:
-            raise ValueError(f"attention: argument '{name}' must be a tensor (..., heads, length, dim) for {plan.name!r}")
+            raise ValueError(
+                f"attention: argument '{name}' must be a tensor (..., heads, length, dim) for {plan.name!r}"
+            )
     return _at_its_start(plan, query.shape[-3], query.shape[-1], value.shape[-1], query.device)
 
 
 @lru_cache(maxsize=64)
-def _at_its_start(plan: Plan, query_heads: int, head_dim: int, value_dim: int, device: torch.device) -> Mechanism:
-    with torch.random.fork_rng(devices=[]):  # a start that is random is the same in every call, and costs the caller nothing
+def _at_its_start(
+    plan: Plan, query_heads: int, head_dim: int, value_dim: int, device: torch.device
+) -> Mechanism:
+    with torch.random.fork_rng(
+        devices=[]
+    ):  # a start that is random is the same in every call, and costs the caller nothing
         torch.manual_seed(0)
         module = plan.build(Place(query_heads, head_dim, value_dim))
         if module.query_heads != query_heads:  # several queries for each head of the output
             if query_heads % (module.query_heads // query_heads):
-                raise ValueError(f"attention: argument 'query' has {query_heads} heads; {plan.name!r} needs them in pairs")
+                raise ValueError(
+                    f"attention: argument 'query' has {query_heads} heads; {plan.name!r} needs them in pairs"
+                )
             module = plan.build(Place(query_heads * query_heads // module.query_heads, head_dim, value_dim))
     return module.to(device)

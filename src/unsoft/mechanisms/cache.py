@@ -77,7 +77,9 @@ class KeyValueCache(Cache):
     def _appended(self, buffer: Tensor | None, new: Tensor) -> Tensor:
         end = self.length + new.shape[2]
         if buffer is not None and torch.is_grad_enabled() and (new.requires_grad or buffer.requires_grad):
-            return torch.cat([buffer[:, :, : self.length], new], dim=2)  # writing in place would cut the graph
+            return torch.cat(
+                [buffer[:, :, : self.length], new], dim=2
+            )  # writing in place would cut the graph
         if buffer is None or buffer.shape[2] < end:
             larger = new.new_empty(*new.shape[:2], max(2 * end, _FIRST_CAPACITY), new.shape[3])
             if buffer is not None:

@@ -36,7 +36,9 @@ class Cosformer(Linear):
 
     def __init__(self, place: Place, max_length: int = 4096) -> None:
         if isinstance(max_length, bool) or not isinstance(max_length, int) or max_length < 1:
-            raise ValueError(f"cosformer: argument 'max_length' must be a whole number from 1 on, not {max_length!r}")
+            raise ValueError(
+                f"cosformer: argument 'max_length' must be a whole number from 1 on, not {max_length!r}"
+            )
         super().__init__(place, features.relu)
         self.max_length = max_length
 
@@ -51,7 +53,9 @@ class Cosformer(Linear):
                 f"cosformer: position {end - 1} is beyond max_length = {self.max_length}, where its cosine would turn negative; make"
                 f" the mechanism with a larger max_length, such as 'cosformer({end})'"
             )
-        angle = torch.arange(first, end, device=x.device, dtype=x.dtype)[:, None] * (math.pi / 2 / self.max_length)
+        angle = torch.arange(first, end, device=x.device, dtype=x.dtype)[:, None] * (
+            math.pi / 2 / self.max_length
+        )
         return torch.cat([x * angle.cos(), x * angle.sin()], dim=-1)
 
 

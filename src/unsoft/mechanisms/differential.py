@@ -52,7 +52,9 @@ class Differential(Mechanism):
     def __init__(self, place: Place, base: Formula | None = None) -> None:
         super().__init__(place)
         if place.heads % 2:
-            raise ValueError(f"differential: argument 'heads' must be even, since heads come in pairs, not {place.heads}")
+            raise ValueError(
+                f"differential: argument 'heads' must be even, since heads come in pairs, not {place.heads}"
+            )
         self.base = base or resolve("softmax")
         self.first = first_lambda(place.layer)
         self.vectors = nn.Parameter(0.1 * torch.randn(4, place.head_dim))  # a1, b1, a2, b2
@@ -72,7 +74,9 @@ class Differential(Mechanism):
             if isinstance(mask, Tensor) and mask.dim() >= 3 and mask.shape[-3] > 1:
                 options = options | {"attn_mask": mask[..., which::2, :, :]}
             query, key = (x[..., which::2, :, :] for x in (inputs.query, inputs.key))
-            maps.append(run_formula(query, key, values, self.base, return_weights=inputs.return_weights, **options))
+            maps.append(
+                run_formula(query, key, values, self.base, return_weights=inputs.return_weights, **options)
+            )
         strength = self.strength().to(inputs.query.dtype)
         result = combine(*maps, torch.ones_like(strength), strength)
         out, weights = result if isinstance(result, tuple) else (result, None)
@@ -81,4 +85,11 @@ class Differential(Mechanism):
         return out if weights is None else (out, (weights * scale).repeat_interleave(2, dim=-3))
 
 
-family("differential", Differential, summary="difference of two softmax maps, normalised per head", paper="Ye et al. 2024, arXiv 2410.05258", properties=Properties(True, "free", "free", False, False, True), base="softmax")
+family(
+    "differential",
+    Differential,
+    summary="difference of two softmax maps, normalised per head",
+    paper="Ye et al. 2024, arXiv 2410.05258",
+    properties=Properties(True, "free", "free", False, False, True),
+    base="softmax",
+)

@@ -59,4 +59,11 @@ class Differential2(Mechanism):
         return combined if inputs.return_weights else combined[0]
 
 
-family("differential2", Differential2, summary="difference of two softmax maps by an amount each token chooses", paper="Ye et al. 2026, Diff-Transformer V2", properties=Properties(True, "in (0, 1)", "< 2", False, False, True), base="softmax")
+family(
+    "differential2",
+    Differential2,
+    summary="difference of two softmax maps by an amount each token chooses",
+    paper="Ye et al. 2026, Diff-Transformer V2",
+    properties=Properties(True, "in (0, 1)", "< 2", False, False, True),
+    base="softmax",
+)

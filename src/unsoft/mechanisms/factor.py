@@ -28,12 +28,18 @@ class TokenFactor(nn.Module):
         weight, constant = self.weight.to(query.dtype), self.constant.to(query.dtype)[:, None, :]
         if self.hidden_dim is None:
             if hidden is not None:
-                raise ValueError("argument 'hidden' was given, but the mechanism was made without hidden_dim=; it uses the query")
+                raise ValueError(
+                    "argument 'hidden' was given, but the mechanism was made without hidden_dim=; it uses the query"
+                )
             return query @ weight + constant
         if hidden is None:
-            raise ValueError(f"argument 'hidden' is missing: the mechanism was made with hidden_dim={self.hidden_dim}")
+            raise ValueError(
+                f"argument 'hidden' is missing: the mechanism was made with hidden_dim={self.hidden_dim}"
+            )
         if hidden.shape[-1] != self.hidden_dim:
             raise ValueError(
                 f"argument 'hidden' has width {hidden.shape[-1]} (shape {tuple(hidden.shape)}); hidden_dim is {self.hidden_dim}"
             )
-        return (hidden.to(query.dtype) @ weight).unflatten(-1, (self.heads, self.width)).transpose(-3, -2) + constant
+        return (hidden.to(query.dtype) @ weight).unflatten(-1, (self.heads, self.width)).transpose(
+            -3, -2
+        ) + constant

@@ -51,8 +51,12 @@ def orthogonal_directions(count: int, width: int, seed: int) -> Tensor:
     generator = torch.Generator().manual_seed(seed)
     blocks = []
     for _ in range(-(-count // width)):
-        orthogonal, triangle = torch.linalg.qr(torch.randn(width, width, generator=generator, dtype=torch.float64))
-        orthogonal = orthogonal * triangle.diagonal().sign()  # without this, QR prefers some signs: a biased estimate
+        orthogonal, triangle = torch.linalg.qr(
+            torch.randn(width, width, generator=generator, dtype=torch.float64)
+        )
+        orthogonal = (
+            orthogonal * triangle.diagonal().sign()
+        )  # without this, QR prefers some signs: a biased estimate
         lengths = torch.randn(width, width, generator=generator, dtype=torch.float64).norm(dim=1)
         blocks.append(orthogonal * lengths[:, None])
     return torch.cat(blocks)[:count].float()

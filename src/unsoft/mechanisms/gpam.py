@@ -43,13 +43,19 @@ class Gpam(Mechanism):
         if not (math.isfinite(bound) and bound > 0):
             raise ValueError(f"gpam: argument 'bound' must be positive, not {bound!r}")
         if not 0 < start < bound:
-            raise ValueError(f"gpam: argument 'start' must lie between 0 and bound = {bound:g}, not {start!r}")
+            raise ValueError(
+                f"gpam: argument 'start' must lie between 0 and bound = {bound:g}, not {start!r}"
+            )
         if fixed is not None and not 0 <= fixed < math.inf:
             raise ValueError(f"gpam: argument 'fixed' must be a non-negative number, not {fixed!r}")
         self.base = base or resolve("softmax")
         self.bound, self.tied, self.fixed = bound, tied, fixed
         heads, width = place.heads, place.head_dim
-        first = -torch.eye(width).expand(heads, width, width) if opposed else torch.randn(heads, width, width) / width**0.5
+        first = (
+            -torch.eye(width).expand(heads, width, width)
+            if opposed
+            else torch.randn(heads, width, width) / width**0.5
+        )
         self.negative_map = nn.Parameter(first.clone())
         if fixed is None:
             logit = math.log(start / (bound - start))
@@ -71,4 +77,11 @@ class Gpam(Mechanism):
         return combine(first, second, 1 + plus, minus)
 
 
-family("gpam", Gpam, summary="softmax attention minus a second one, with a fixed row sum", paper="Heo and Choi 2024, arXiv 2410.15578", properties=Properties(True, "1 + l+ - l-", "<= 1 + l+ + l-", False, False, True), base="softmax")
+family(
+    "gpam",
+    Gpam,
+    summary="softmax attention minus a second one, with a fixed row sum",
+    paper="Heo and Choi 2024, arXiv 2410.15578",
+    properties=Properties(True, "1 + l+ - l-", "<= 1 + l+ + l-", False, False, True),
+    base="softmax",
+)

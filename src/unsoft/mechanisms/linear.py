@@ -62,7 +62,9 @@ class Linear(Mechanism):
     ) -> None:  # fmt: skip
         super().__init__(place)
         if normaliser not in ("sum", "count", "none"):
-            raise ValueError(f"linear: argument 'normaliser' must be 'sum', 'count' or 'none', not {normaliser!r}")
+            raise ValueError(
+                f"linear: argument 'normaliser' must be 'sum', 'count' or 'none', not {normaliser!r}"
+            )
         self.query_map, self.key_map = query_map, key_map or query_map
         self.scaled, self.normaliser = scaled, normaliser
 
@@ -87,7 +89,9 @@ class Linear(Mechanism):
 
     def attend_cached(self, inputs: Inputs, cache: Cache) -> Tensor | tuple[Tensor, Tensor]:
         if not isinstance(cache, StateCache):
-            raise TypeError(f"argument 'cache' is a {type(cache).__name__}; this mechanism's new_cache() makes another kind")
+            raise TypeError(
+                f"argument 'cache' is a {type(cache).__name__}; this mechanism's new_cache() makes another kind"
+            )
         cache.check(inputs.key)
         if inputs.query.shape[-2] != inputs.key.shape[-2]:
             raise ValueError(
@@ -95,16 +99,28 @@ class Linear(Mechanism):
                 " every token brings its query, key and value"
             )
         if inputs.return_weights:
-            raise ValueError("argument 'return_weights': a cache of fixed size does not keep the keys that weights belong to")
+            raise ValueError(
+                "argument 'return_weights': a cache of fixed size does not keep the keys that weights belong to"
+            )
         mask = inputs.options["attn_mask"]
         if isinstance(mask, Tensor) and mask.shape[-1] == cache.length + inputs.key.shape[-2]:
             mask = mask[..., cache.length :]  # the keys before are in the state already
-        call, leading = self._call(inputs.change(options=inputs.options | {"is_causal": True, "attn_mask": mask}))
+        call, leading = self._call(
+            inputs.change(options=inputs.options | {"is_causal": True, "attn_mask": mask})
+        )
         if self._needs_weights(call):
-            raise ValueError("arguments 'attn_mask', 'dropout_p': with a cache of fixed size only whole keys can be masked")
+            raise ValueError(
+                "arguments 'attn_mask', 'dropout_p': with a cache of fixed size only whole keys can be masked"
+            )
         fq, fk, v = self._prepared(call, cache.length, cache.length)
         out, state = linear_attention(
-            fq, fk, v, causal=True, normalise=self.normaliser == "sum", decay=self.decay_like(fq), state=cache.state
+            fq,
+            fk,
+            v,
+            causal=True,
+            normalise=self.normaliser == "sum",
+            decay=self.decay_like(fq),
+            state=cache.state,
         )
         counts = None if call.counts is None else call.counts + cache.length
         cache.advance(state, inputs.key.shape[-2])
@@ -113,7 +129,9 @@ class Linear(Mechanism):
 
     def _call(self, inputs: Inputs) -> tuple[Call, torch.Size]:
         if self.causal_only and inputs.options["is_causal"] is False:
-            raise ValueError(f"argument 'is_causal': {type(self).__name__.lower()} looks back only; pass is_causal=True")
+            raise ValueError(
+                f"argument 'is_causal': {type(self).__name__.lower()} looks back only; pass is_causal=True"
+            )
         # The formula tells the argument check whether to count visible keys; it computes nothing here.
         formula = resolve("identity" if self.normaliser == "count" else "softmax")
         options = {name: x for name, x in inputs.options.items() if name != "engine"}
@@ -147,14 +165,22 @@ class Linear(Mechanism):
         normalise = self.normaliser == "sum"
         if not written_out and not self._needs_weights(call):
             fq, fk, v = self._prepared(call, call.causal_offset or 0, 0)
-            out = aligned_attention(fq, fk, v, offset=call.causal_offset, normalise=normalise, decay=self.decay_like(fq))
+            out = aligned_attention(
+                fq, fk, v, offset=call.causal_offset, normalise=normalise, decay=self.decay_like(fq)
+            )
             return self._over_count(out, call.counts).to(call.q.dtype), None
         q, k = finite_part(call.q), finite_part(call.k)
         fq, fk, _ = self._prepared(replace(call, q=q, k=k), call.causal_offset or 0, 0)
         visible = visible_entries(call)
-        factor = visible.to(fq.dtype) if call.bias is None else torch.where(visible, finite_part(call.bias).exp(), 0.0)
+        factor = (
+            visible.to(fq.dtype)
+            if call.bias is None
+            else torch.where(visible, finite_part(call.bias).exp(), 0.0)
+        )
         decay = self.decay_like(fq)
-        weights = linear_weights(fq, fk, offset=call.causal_offset, normalise=normalise, decay=decay, factor=factor)
+        weights = linear_weights(
+            fq, fk, offset=call.causal_offset, normalise=normalise, decay=decay, factor=factor
+        )
         return weighted_values(call, self._over_count(weights, call.counts), visible)
 
     def _over_count(self, x: Tensor, counts: Tensor | None) -> Tensor:
@@ -172,10 +198,30 @@ def _family(query_map: FeatureMap, **options: object) -> Callable[[Place], Linea
     return lambda place: Linear(place, query_map, **options)
 
 
-family("linear-relu", _family(features.relu), summary="linear attention with rectified features", properties=_SHARES)
-family("linear-elu1", _family(features.elu1), summary="linear attention with elu(x) + 1 features", properties=_SHARES)
-family("linear-exp", _family(features.exponential, scaled=True), summary="linear attention with exponential features", properties=_SHARES)
-family("linear-taylor2", _family(features.taylor2, scaled=True), summary="linear attention with the Taylor features of exp", properties=_SHARES)
+family(
+    "linear-relu",
+    _family(features.relu),
+    summary="linear attention with rectified features",
+    properties=_SHARES,
+)
+family(
+    "linear-elu1",
+    _family(features.elu1),
+    summary="linear attention with elu(x) + 1 features",
+    properties=_SHARES,
+)
+family(
+    "linear-exp",
+    _family(features.exponential, scaled=True),
+    summary="linear attention with exponential features",
+    properties=_SHARES,
+)
+family(
+    "linear-taylor2",
+    _family(features.taylor2, scaled=True),
+    summary="linear attention with the Taylor features of exp",
+    properties=_SHARES,
+)
 family(
     "linear-identity",
     _family(features.identity, scaled=True, normaliser="count"),

@@ -94,7 +94,9 @@ class Mechanism(nn.Module):
     def attend_cached(self, inputs: Inputs, cache: Cache) -> Tensor | tuple[Tensor, Tensor]:
         """One step of decoding; here for mechanisms that need all keys and values."""
         if not isinstance(cache, KeyValueCache):
-            raise TypeError(f"argument 'cache' is a {type(cache).__name__}; this mechanism's new_cache() makes another kind")
+            raise TypeError(
+                f"argument 'cache' is a {type(cache).__name__}; this mechanism's new_cache() makes another kind"
+            )
         keys, values = cache.append(inputs.key, inputs.value)
         options = inputs.options | {"is_causal": "lower_right"}
         return self.attend(inputs.change(key=keys, value=values, options=options))

@@ -10,7 +10,7 @@ The directions are drawn once from ``seed`` and are not trained.
 
 >>> import torch
 >>> from unsoft.mechanisms.module import Place
->>> q, k, v = (torch.randn(1, 1, 50, 8, generator=torch.Generator().manual_seed(s)) for s in range(3))
+>>> q, k, v = (torch.randn(1, 1, 50, 8, generator=torch.Generator().manual_seed(s)) / 2 for s in range(3))
 >>> exact = torch.nn.functional.scaled_dot_product_attention(q, k, v)
 >>> errors = [(Performer(Place(1, 8), m)(q, k, v) - exact).norm().item() for m in (8, 128, 2048)]
 >>> errors[0] > errors[1] > errors[2]
@@ -33,7 +33,9 @@ class Performer(Linear):
 
     def __init__(self, place: Place, count: int = 256, *, seed: int = 0) -> None:
         if isinstance(count, bool) or not isinstance(count, int) or count < 1:
-            raise ValueError(f"performer: the number of features must be a whole number from 1 on, not {count!r}")
+            raise ValueError(
+                f"performer: the number of features must be a whole number from 1 on, not {count!r}"
+            )
         super().__init__(place, self._map, scaled=True)
         self.register_buffer("directions", orthogonal_directions(count, place.head_dim, seed))
 

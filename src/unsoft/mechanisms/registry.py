@@ -168,7 +168,9 @@ def resolve_formula(mechanism: str | Formula) -> Formula:
     """:func:`resolve` where only a formula will do."""
     found = resolve(mechanism)
     if isinstance(found, Plan):
-        raise ValueError(f"mechanism: {found.name!r} is not a formula; make a module of it with unsoft.mechanism(...)")
+        raise ValueError(
+            f"mechanism: {found.name!r} is not a formula; make a module of it with unsoft.mechanism(...)"
+        )
     return found
 
 
@@ -215,14 +217,18 @@ def _split(text: str, part: str) -> tuple[str, float | int | None, bool]:
     try:
         number = float(argument)
     except ValueError:
-        raise ValueError(f"mechanism: {argument!r} in {text!r} is not a number; write for example '{name}(2)'") from None
+        raise ValueError(
+            f"mechanism: {argument!r} in {text!r} is not a number; write for example '{name}(2)'"
+        ) from None
     return name, int(number) if number.is_integer() else number, True
 
 
 def _base(text: str, part: str) -> Formula | Plan:
     name, number, brackets = _split(text, part)
     if name in _modifiers:
-        raise ValueError(f"mechanism: {name!r} modifies a mechanism and needs one after it, such as '{name}+softmax'")
+        raise ValueError(
+            f"mechanism: {name!r} modifies a mechanism and needs one after it, such as '{name}+softmax'"
+        )
     if name not in _registered:
         raise ValueError(_unknown(text, name))
     found = _registered[name]

@@ -40,7 +40,9 @@ class Retention(Linear):
     def __init__(self, place: Place, start: float | None = None, *, learnable: bool = False) -> None:
         super().__init__(place, features.identity, scaled=True, normaliser="none")
         if start is not None and not 0 < start < 1:
-            raise ValueError(f"{type(self).__name__.lower()}: the decay must lie strictly between 0 and 1, not {start!r}")
+            raise ValueError(
+                f"{type(self).__name__.lower()}: the decay must lie strictly between 0 and 1, not {start!r}"
+            )
         heads = torch.arange(place.heads, dtype=torch.float64)
         decay = 1 - 2.0 ** (-5 - heads) if start is None else torch.full_like(heads, start)
         # As logit(d), which keeps a learned d inside (0, 1); the published values need float64 to be exact.

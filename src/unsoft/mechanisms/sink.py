@@ -26,7 +26,9 @@ def sink(base: Formula, start: float = 0.0) -> Formula:
     if "sink" in base.params:
         raise ValueError("mechanism: this mechanism has a sink already")
     level = symbol("sink")
-    own = make("exp", base.mass_degree * (level - symbol("m")) if base.mass_degree != 1 else level - symbol("m"))
+    own = make(
+        "exp", base.mass_degree * (level - symbol("m")) if base.mass_degree != 1 else level - symbol("m")
+    )
     offset = own if base.offset_mass is None else base.offset_mass + own
     return Formula(
         base.weight, base.mass, make("max", base.peak, level), base.norm, offset, {**base.params, "sink": float(start)},
@@ -34,4 +36,6 @@ def sink(base: Formula, start: float = 0.0) -> Formula:
     )  # fmt: skip
 
 
-formula_modifier("sink", sink, summary="a learned logit per head in the normaliser: attends to nothing if it likes")
+formula_modifier(
+    "sink", sink, summary="a learned logit per head in the normaliser: attends to nothing if it likes"
+)

@@ -1,5 +1,5 @@
 """The native engine: C++ generated from the formula, compiled by the system's compiler on first use.
 
-    codegen.py    formula -> C++            compiler.py   C++ -> cached shared library
-    binding.py    tensors -> the library    kernel/       what is the same for every formula
+codegen.py    formula -> C++            compiler.py   C++ -> cached shared library
+binding.py    tensors -> the library    kernel/       what is the same for every formula
 """

@@ -55,7 +55,11 @@ def forward(
     options = {"formula": formula, "causal_offset": causal_offset, "scale": scale, "dropout_p": dropout_p}
     exact = tiled.forward(q, k, v, visible, bias, counts, params, seed, **options)
     finite = _finite_rows(out) & _finite_rows(exact[0])
-    return _where_finite(finite, out, exact[0]), torch.where(finite, peak, exact[1]), torch.where(finite, total, exact[2])
+    return (
+        _where_finite(finite, out, exact[0]),
+        torch.where(finite, peak, exact[1]),
+        torch.where(finite, total, exact[2]),
+    )
 
 
 def backward(
@@ -95,7 +99,9 @@ def backward(
 class _Common:
     """The fields of struct Call that forward and backward share, and the tensors that must outlive the call."""
 
-    def __init__(self, code, q, k, v, visible, bias, counts, params, seed, causal_offset, scale, dropout_p) -> None:
+    def __init__(
+        self, code, q, k, v, visible, bias, counts, params, seed, causal_offset, scale, dropout_p
+    ) -> None:
         (batch, heads, length, width), (_, kv_heads, keys, value_width) = q.shape, v.shape
         full = (batch, heads, length, keys)
         self.params = params.T.contiguous()
@@ -117,7 +123,14 @@ class _Common:
         ]  # fmt: skip
         if gradients is not None:
             grad_out, dq, dk, dv, dbias, dparams = gradients
-            values += [*_typed(grad_out), *_typed(out), *_typed(dq), *_typed(dk), *_typed(dv), *_strided(dbias)]
+            values += [
+                *_typed(grad_out),
+                *_typed(out),
+                *_typed(dq),
+                *_typed(dk),
+                *_typed(dv),
+                *_strided(dbias),
+            ]
             values.append(0 if dparams is None else dparams.data_ptr())
         return self.head + struct.pack(f"{len(values)}q", *values)
 

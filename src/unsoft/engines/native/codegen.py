@@ -24,9 +24,15 @@ def formula_source(formula: Formula) -> str:
     value = {"weight": weight} | ({} if mass is None else {"mass": mass})
     slope = value | {f"d{part}": derivative(expr, "s") for part, expr in value.items()}
     by_parameter = {
-        f"d{part}[{k}]": derivative(expr, name) for k, name in enumerate(names) for part, expr in value.items()
+        f"d{part}[{k}]": derivative(expr, name)
+        for k, name in enumerate(names)
+        for part, expr in value.items()
     }
-    functions = {"peak": {} if formula.peak is None else {"peak": formula.peak}, "value": value, "slope": slope}
+    functions = {
+        "peak": {} if formula.peak is None else {"peak": formula.peak},
+        "value": value,
+        "slope": slope,
+    }
     entry = _EntryFunctions(functions | {"parameter_slopes": by_parameter}, names)
     offset, norm = formula.offset_mass, formula.norm
     row_slopes = {f"doffset[{k}]": derivative(offset, p) for k, p in enumerate(names) if offset is not None}
@@ -105,7 +111,9 @@ class _EntryFunctions:
 
         for f, group in functions.items():
             wanted = _needed([results[f"{f}.{output}"] for output in group], by_target)
-            body = [_statement(x, operand) for x in instructions if x.target in wanted and x.target in per_entry]
+            body = [
+                _statement(x, operand) for x in instructions if x.target in wanted and x.target in per_entry
+            ]
             self.bodies[f] = body + [f"{output} = {operand(results[f'{f}.{output}'])};" for output in group]
         wanted = _needed(row_constants, by_target)
         self.row_fields = [row_operand(x) for x in row_constants]

@@ -83,7 +83,9 @@ def find_compiler() -> str:
     for candidate in (chosen,) if chosen else _COMPILERS:
         if path := shutil.which(candidate):
             return path
-    what = f"CXX={chosen} is not an executable" if chosen else f"none of {', '.join(_COMPILERS)} is on the path"
+    what = (
+        f"CXX={chosen} is not an executable" if chosen else f"none of {', '.join(_COMPILERS)} is on the path"
+    )
     raise CompilationError(f"no C++ compiler found: {what}")
 
 
@@ -101,7 +103,9 @@ def _cpu_features() -> str:
             text = file.read(8192)
     except OSError:
         return f"{platform.machine()} {platform.processor()}"
-    return "\n".join(sorted({line for line in text.splitlines() if line.startswith(("flags", "Features", "CPU part"))}))
+    return "\n".join(
+        sorted({line for line in text.splitlines() if line.startswith(("flags", "Features", "CPU part"))})
+    )
 
 
 def _compile(source: str, real: str, stem: str) -> ctypes.CDLL:
@@ -121,7 +125,9 @@ def _compile(source: str, real: str, stem: str) -> ctypes.CDLL:
         return ctypes.CDLL(str(library))
     except OSError as error:
         library.unlink(missing_ok=True)
-        raise CompilationError(f"the C++ compiler {find_compiler()} made no usable library: {error}") from None
+        raise CompilationError(
+            f"the C++ compiler {find_compiler()} made no usable library: {error}"
+        ) from None
 
 
 def _writable(directory: Path) -> Path:
@@ -137,16 +143,31 @@ def _writable(directory: Path) -> Path:
 
 def _run_compiler(source: str, real: str, output: str) -> None:
     native = "-mcpu=native" if platform.machine() in ("aarch64", "arm64") else "-march=native"
-    base = [find_compiler(), "-x", "c++", "-", "-std=c++17", "-O2", "-fno-math-errno", "-fPIC", "-shared", "-fvisibility=hidden"]
+    base = [
+        find_compiler(),
+        "-x",
+        "c++",
+        "-",
+        "-std=c++17",
+        "-O2",
+        "-fno-math-errno",
+        "-fPIC",
+        "-shared",
+        "-fvisibility=hidden",
+    ]
     base += [f"-DUNSOFT_REAL={real}", f"-I{KERNEL}", "-o", output]
     reason = ""
     # From the best to what every compiler takes: Apple's clang has no OpenMP, some virtual machines no -march=native.
     for extra in ([native, "-fopenmp"], [native, "-pthread"], ["-pthread"]):
         try:
-            done = subprocess.run(base + extra, input=source, capture_output=True, text=True, timeout=_TIMEOUT_SECONDS)
+            done = subprocess.run(
+                base + extra, input=source, capture_output=True, text=True, timeout=_TIMEOUT_SECONDS
+            )
         except (OSError, subprocess.TimeoutExpired) as error:
             raise CompilationError(f"the C++ compiler {base[0]} does not run: {error}") from None
         if done.returncode == 0:
             return
-        reason = reason or next((line for line in done.stderr.splitlines() if "error" in line), done.stderr.strip()[:200])
+        reason = reason or next(
+            (line for line in done.stderr.splitlines() if "error" in line), done.stderr.strip()[:200]
+        )
     raise CompilationError(f"the C++ compiler {base[0]} failed: {reason}")
