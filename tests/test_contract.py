@@ -5,6 +5,8 @@ import torch
 
 import unsoft
 from unsoft.mechanisms import formulas
+from unsoft.mechanisms.registry import Plan, resolve
+from unsoft.testing import family
 from unsoft.testing.battery import THEMES
 
 OWN = {
@@ -41,3 +43,50 @@ def one_thread():
 @pytest.mark.parametrize("mechanism", [*formulas(), *OWN])
 def test_contract(mechanism, theme):
     unsoft.testing.check_mechanism(OWN.get(mechanism, mechanism), only=theme)
+
+
+FAMILIES = [name for name, found in unsoft.mechanisms().items() if isinstance(found, Plan)]
+
+
+@pytest.mark.parametrize("name", [*FAMILIES, "gated+softmax", "gated+logn+gpam", "gated+linear-relu", "performer(32)"])
+def test_contract_of_modules(name):
+    report = unsoft.testing.check_mechanism(name)
+    assert len(report.rows) == len(family.PROPERTIES) and all(row.cases for row in report.rows)
+
+
+def _leaks(out, inputs):
+    return out + inputs.value.mean(-2, keepdim=True)
+
+
+def _scaled(out, inputs):
+    return out * (1 + 1e-9)
+
+
+def _shifted(out, inputs):
+    return out.roll(1, dims=-2)
+
+
+def _zeros(out, inputs):
+    return torch.zeros_like(out)
+
+
+@pytest.mark.parametrize("defect", [_leaks, _scaled, _shifted, _zeros])
+def test_a_broken_module_is_rejected(monkeypatch, defect):
+    """The fast form is spoilt, the written-out weights are not."""
+    from unsoft.mechanisms.gpam import Gpam
+
+    right = Gpam.attend
+
+    def wrong(self, inputs):
+        result = right(self, inputs)
+        return result if inputs.return_weights else defect(result, inputs)
+
+    monkeypatch.setattr(Gpam, "attend", wrong)
+    with pytest.raises(unsoft.errors.MechanismError, match="parity: fast form"):
+        unsoft.testing.check_mechanism("gpam")
+
+
+def test_modules_have_no_engines_to_choose():
+    assert isinstance(resolve("gpam"), Plan)
+    with pytest.raises(ValueError, match="is a module"):
+        unsoft.testing.check_mechanism("gpam", engines=["dense"])

@@ -11,7 +11,7 @@ import torch
 from unsoft import engines as all_engines
 from unsoft.errors import CompilerWarning, MechanismError
 from unsoft.formula import Formula
-from unsoft.mechanisms.registry import resolve_formula
+from unsoft.mechanisms.registry import Plan, resolve
 from unsoft.testing import (
     causality,
     decoding,
@@ -28,6 +28,7 @@ from unsoft.testing import (
 )  # fmt: skip
 from unsoft.testing.case import Case, draw
 from unsoft.testing.check import Check, NotApplicable, Property
+from unsoft.testing.family import check_family
 from unsoft.testing.measure import Measure
 from unsoft.testing.report import Report, Row, worst_of
 
@@ -60,7 +61,8 @@ def check_mechanism(
     edges: dead rows            dense ...
 
     mechanism
-        A name (see ``unsoft.mechanisms()``) or a Formula of your own.
+        A name (see ``unsoft.mechanisms()``; "logn+gpam" too) or a Formula of your own. Mechanisms that are modules
+        have a battery of their own, without engines and themes.
     engines
         Names of engines; by default all that support the mechanism, "auto" included. Single cases that an
         engine does not support are left out.
@@ -72,7 +74,9 @@ def check_mechanism(
         Themes to run, of: parity, gradients, causality, decoding, masking, edges, nonfinite, equivariance,
         dtypes, dropout, purity, promises.
     """
-    formula = resolve_formula(mechanism)
+    formula = resolve(mechanism)
+    if isinstance(formula, Plan):
+        return _checked_family(formula, engines, seed, only)
     names = _engine_names(formula, engines)
     rows = []
     for theme in _themes(only):
@@ -85,6 +89,19 @@ def check_mechanism(
     report = Report(title, seed, tuple(rows))
     if not report.ok:
         raise MechanismError(_explanation(report, mechanism, quick))
+    return report
+
+
+def _checked_family(
+    plan: Plan, engines: Sequence[str] | None, seed: int, only: str | Sequence[str] | None
+) -> Report:
+    if engines is not None or only is not None:
+        raise ValueError(f"engines, only: are for formulas; {plan.name!r} is a module and is checked as a whole")
+    report = check_family(plan, seed)
+    if not report.ok:
+        lines = [f"  {row.theme}: {row.promise}: {row.finding}" for row in report.failures]
+        again = f"again (Python): unsoft.testing.check_mechanism({plan.name!r}, seed={seed})"
+        raise MechanismError("\n".join([f"{plan.name}: {len(lines)} checks failed", *lines, again, "", str(report)]))
     return report
 
 

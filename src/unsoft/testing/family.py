@@ -1,0 +1,155 @@
+"""The contract battery for mechanisms that are modules: the same promises, asked of the module.
+
+Computed in float64 with parameters moved away from their start, so that a parameter that has no effect, or the wrong one,
+shows. The reference is the mechanism's own weights written out (``return_weights=True``), which ``tests/mechanisms`` compare
+with each paper's definition; what is compared with them is the fast form, decoding, masks and gradients.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from unsoft.mechanisms.module import Mechanism, Place
+from unsoft.mechanisms.registry import Plan
+from unsoft.testing.measure import Measure, close, equal, fact
+from unsoft.testing.report import Report, Row, worst_of
+
+HEADS, WIDTH, LENGTH, BATCH = 4, 6, 70, 2
+_PERTURB = 0.1
+_SLACK = 64.0
+"""Sizes here are those of results, not of the terms they are sums of: leave room for cancellation (float64)."""
+
+Tensors = tuple[Tensor, Tensor, Tensor]
+
+
+class Subject:
+    """A module with the inputs it is tried on."""
+
+    def __init__(self, plan: Plan, seed: int, dtype: torch.dtype = torch.float64) -> None:
+        self.generator = torch.Generator().manual_seed(seed)
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            self.module: Mechanism = plan.build(Place(HEADS, WIDTH)).to(dtype)
+        with torch.no_grad():
+            for parameter in self.learnable:
+                parameter += _PERTURB * self.random(*parameter.shape, dtype=dtype)
+        self.dtype = dtype
+        self.causal_only = getattr(self.module, "causal_only", False)
+
+    @property
+    def learnable(self) -> list[Tensor]:
+        return [p for p in self.module.parameters() if p.requires_grad]
+
+    def random(self, *shape: int, dtype: torch.dtype | None = None) -> Tensor:
+        return torch.randn(shape, generator=self.generator, dtype=dtype or self.dtype)
+
+    def inputs(self) -> Tensors:
+        heads = (self.module.query_heads, HEADS, HEADS)
+        q, k, v = (self.random(BATCH, h, LENGTH, WIDTH) for h in heads)
+        return q, k, v
+
+    def near(self, label: str, result: Tensor, reference: Tensor) -> Measure:
+        size = _SLACK * (reference.abs() + reference.square().mean().sqrt())
+        return close(label, result.detach(), reference.detach(), size.detach(), self.dtype)
+
+
+def _written_out(x: Subject) -> Iterator[Measure]:
+    for alignment in (True,) if x.causal_only else (True, False):
+        inputs = tuple(t.requires_grad_() for t in x.inputs())
+        fast = x.module(*inputs, is_causal=alignment)
+        written, weights = x.module(*inputs, is_causal=alignment, return_weights=True)
+        yield x.near("output", fast, written)
+        if alignment:
+            yield equal("weights of the future", weights.detach().triu(1), 0.0)
+        upstream = x.random(*fast.shape)
+        variables = [*inputs, *x.learnable]
+        ours, theirs = (torch.autograd.grad(y, variables, upstream, allow_unused=True) for y in (fast, written))
+        for a, b in zip(ours, theirs, strict=True):
+            yield fact("the same inputs have a gradient", (a is None) == (b is None))
+            if a is not None and b is not None:
+                yield x.near("gradient", a, b)
+
+
+def _decoding(x: Subject) -> Iterator[Measure]:
+    q, k, v = x.inputs()
+    whole = x.module(q, k, v, is_causal=True)
+    for cuts in ([0, 1, 2, LENGTH], [0, 33, 34, 35, LENGTH], list(range(0, LENGTH + 1, 7))):
+        cache = x.module.new_cache(BATCH)
+        with torch.no_grad():
+            pieces = [
+                x.module(q[:, :, a:b], k[:, :, a:b], v[:, :, a:b], cache=cache)
+                for a, b in zip(cuts, cuts[1:], strict=False)
+            ]
+        yield x.near("decoding in pieces", torch.cat(pieces, dim=2), whole)
+        yield fact("the cache has seen every token", cache.length == LENGTH and cache.nbytes > 0)
+
+
+def _future(x: Subject) -> Iterator[Measure]:
+    q, k, v = x.inputs()
+    before = x.module(q, k, v, is_causal=True).detach()
+    for t in (q, k, v):
+        t[:, :, 40:] = 3 * x.random(*t[:, :, 40:].shape)
+    after = x.module(q, k, v, is_causal=True).detach()
+    yield equal("rows before a change", after[:, :, :40], before[:, :, :40])
+    yield fact("rows after it change", not torch.equal(after[:, :, 40:], before[:, :, 40:]))
+
+
+def _masked(x: Subject) -> Iterator[Measure]:
+    q, k, v = x.inputs()
+    options: dict[str, Any] = {"is_causal": True} if x.causal_only else {}
+    expected = x.module(q, k[:, :, :60], v[:, :, :60], **options)
+    mask = torch.arange(LENGTH).expand(BATCH, 1, 1, LENGTH) < 60
+    k[:, :, 60:], v[:, :, 60:] = torch.nan, torch.inf
+    yield x.near("keys masked, holding NaN", x.module(q, k, v, mask, **options), expected)
+    nothing = torch.zeros(LENGTH, LENGTH, dtype=torch.bool)
+    q, k, v = (t.requires_grad_() for t in x.inputs())
+    out = x.module(q, k, v, nothing, is_causal=True)
+    yield equal("rows that see nothing", out.detach(), 0.0)
+    (gradient,) = torch.autograd.grad(out.sum(), (v,))
+    yield equal("their gradient", gradient, 0.0)
+
+
+def _precision(x: Subject) -> Iterator[Measure]:
+    q, k, v = x.inputs()
+    exact = x.module(q, k, v, is_causal=True)
+    for dtype, allowed in ((torch.float32, 1e-4), (torch.bfloat16, 0.05)):
+        narrow = x.module(*(t.to(dtype) for t in (q, k, v)), is_causal=True)
+        yield fact(f"{dtype} comes back", narrow.dtype == dtype)
+        off = (narrow.detach().double() - exact.detach()).norm() / exact.detach().norm()
+        yield Measure(f"{dtype}", float(off), allowed)
+
+
+def _equivariance(x: Subject) -> Iterator[Measure]:
+    q, k, v = x.inputs()
+    out = x.module(q, k, v, is_causal=True)
+    yield x.near("one sequence alone", x.module(q[1:], k[1:], v[1:], is_causal=True), out[1:])
+    yield equal("again", x.module(q, k, v, is_causal=True).detach(), out.detach())
+
+
+PROPERTIES: dict[str, Callable[[Subject], Iterator[Measure]]] = {
+    "parity: fast form = weights written out": _written_out,
+    "decoding: pieces = whole": _decoding,
+    "causality: the future": _future,
+    "masking: masked = removed, dead rows": _masked,
+    "dtypes: float32, bfloat16": _precision,
+    "equivariance: batch, determinism": _equivariance,
+}
+
+
+def check_family(plan: Plan, seed: int) -> Report:
+    """The battery for a mechanism that is a module."""
+    rows = []
+    for name, measures in PROPERTIES.items():
+        theme, _, promise = name.partition(": ")
+        found: list[Measure] = []
+        error = ""
+        try:
+            found.extend(measures(Subject(plan, seed)))
+        except Exception as reason:  # whatever a mechanism raises is a finding, not the end of the battery
+            error = f"{type(reason).__name__}: {reason}"
+        rows.append(Row(theme, promise, "module", len(found), worst_of(found), error=error))
+    return Report(plan.name, seed, tuple(rows))
