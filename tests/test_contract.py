@@ -48,7 +48,9 @@ def test_contract(mechanism, theme):
 FAMILIES = [name for name, found in unsoft.mechanisms().items() if isinstance(found, Plan)]
 
 
-@pytest.mark.parametrize("name", [*FAMILIES, "gated+softmax", "gated+logn+gpam", "gated+linear-relu", "performer(32)"])
+@pytest.mark.parametrize(
+    "name", [*FAMILIES, "gated+softmax", "gated+logn+gpam", "gated+linear-relu", "performer(32)"]
+)
 def test_contract_of_modules(name):
     report = unsoft.testing.check_mechanism(name)
     assert len(report.rows) == len(family.PROPERTIES) and all(row.cases for row in report.rows)

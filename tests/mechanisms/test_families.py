@@ -1,6 +1,7 @@
 """Mechanisms that are modules: what holds for all of them, and what each promises."""
 
 import math
+import sys
 
 import pytest
 import torch
@@ -361,3 +362,22 @@ def test_reordering_a_cache_follows_the_beams(name):
     last = [x[[1, 1], :, -1:] for x in (q, k, v)]
     expected = module(q, k, v, is_causal=True)[[1, 1], :, -1:]
     torch.testing.assert_close(module(*last, cache=cache), expected)
+
+
+@pytest.mark.parametrize(
+    "name", ["linear-relu", "linear-identity", "cosformer", "retention", "decay", "performer(32)"]
+)
+def test_segments_change_nothing(name, monkeypatch):
+    module = make(name)
+    q, k, v = (x.requires_grad_() for x in inputs(module))
+    mask = torch.rand(2, 1, 1, LENGTH, generator=torch.Generator().manual_seed(5)) < 0.8
+    variables = [q, k, v, *(p for p in module.parameters() if p.requires_grad)]
+
+    def results():
+        outs = [module(q, k, v, is_causal=True), module(q, k, v, mask, is_causal=True)]
+        return outs + list(torch.autograd.grad(outs[0].square().sum(), variables, allow_unused=True))
+
+    whole = results()
+    monkeypatch.setattr(sys.modules["unsoft.mechanisms.linear"], "SEGMENT", 16)
+    for a, b in zip(results(), whole, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-10)

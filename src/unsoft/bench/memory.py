@@ -56,9 +56,9 @@ def _probe(who: str, mechanism: str, mode: str, length: int) -> int:
     workload = Workload("memory", length, length, heads=HEADS, mode=mode)
     inputs = workload.inputs()
     gc.collect()
-    before = _reset_peak()
+    before = reset_peak()
     contender.compute(workload, inputs)
-    return max(_peak() - before, 0)
+    return max(peak() - before, 0)
 
 
 def _compute(contender: Contender, mode: str, length: int) -> None:
@@ -66,16 +66,16 @@ def _compute(contender: Contender, mode: str, length: int) -> None:
     contender.compute(workload, workload.inputs())
 
 
-def _reset_peak() -> int:
+def reset_peak() -> int:
     """Forgets the peak so far where the system can do that; returns the bytes in use."""
     try:
         Path("/proc/self/clear_refs").write_text("5")
         return _status("VmRSS")
     except OSError:
-        return _peak()
+        return peak()
 
 
-def _peak() -> int:
+def peak() -> int:
     try:
         return _status("VmHWM")
     except OSError:

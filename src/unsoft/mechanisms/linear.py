@@ -44,6 +44,8 @@ from unsoft.mechanisms.module import Inputs, Mechanism, Place
 from unsoft.mechanisms.registry import family, resolve
 
 FeatureMap = Callable[[Tensor], Tensor]
+SEGMENT = 2048
+"""Tokens that are worked on at a time."""
 
 
 class Linear(Mechanism):
@@ -164,10 +166,13 @@ class Linear(Mechanism):
     def _run(self, call: Call, written_out: bool) -> tuple[Tensor, Tensor | None]:
         normalise = self.normaliser == "sum"
         if not written_out and not self._needs_weights(call):
-            fq, fk, v = self._prepared(call, call.causal_offset or 0, 0)
-            out = aligned_attention(
-                fq, fk, v, offset=call.causal_offset, normalise=normalise, decay=self.decay_like(fq)
-            )
+            if call.causal_offset == 0 and call.q.shape[2] == call.k.shape[2]:
+                out = self._in_segments(call)
+            else:
+                fq, fk, v = self._prepared(call, call.causal_offset or 0, 0)
+                out = aligned_attention(
+                    fq, fk, v, offset=call.causal_offset, normalise=normalise, decay=self.decay_like(fq)
+                )
             return self._over_count(out, call.counts).to(call.q.dtype), None
         q, k = finite_part(call.q), finite_part(call.k)
         fq, fk, _ = self._prepared(replace(call, q=q, k=k), call.causal_offset or 0, 0)
@@ -182,6 +187,29 @@ class Linear(Mechanism):
             fq, fk, offset=call.causal_offset, normalise=normalise, decay=decay, factor=factor
         )
         return weighted_values(call, self._over_count(weights, call.counts), visible)
+
+    def _in_segments(self, call: Call) -> Tensor:
+        """A causal call, one segment after the other with the state in between: features never exist for all tokens at once."""
+        # split and not slices: the gradient of a slice is as long as the whole
+        parts = list(zip(*(x.split(SEGMENT, dim=2) for x in (call.q, call.k, call.v)), strict=True))
+        outs, state = [], None
+        for number, (q, k, v) in enumerate(parts):
+            start = number * SEGMENT
+            seen = call.visible
+            if seen is not None and seen.shape[3] > 1:
+                seen = seen[..., start : start + SEGMENT]
+            fq, fk, v = self._prepared(replace(call, q=q, k=k, v=v, visible=seen), start, start)
+            out, state = linear_attention(
+                fq,
+                fk,
+                v,
+                causal=True,
+                normalise=self.normaliser == "sum",
+                decay=self.decay_like(fq),
+                state=state,
+            )
+            outs.append(out)
+        return torch.cat(outs, dim=2) if len(outs) > 1 else outs[0]
 
     def _over_count(self, x: Tensor, counts: Tensor | None) -> Tensor:
         return x if counts is None else x / counts[..., None]

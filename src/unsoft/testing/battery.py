@@ -96,12 +96,16 @@ def _checked_family(
     plan: Plan, engines: Sequence[str] | None, seed: int, only: str | Sequence[str] | None
 ) -> Report:
     if engines is not None or only is not None:
-        raise ValueError(f"engines, only: are for formulas; {plan.name!r} is a module and is checked as a whole")
+        raise ValueError(
+            f"engines, only: are for formulas; {plan.name!r} is a module and is checked as a whole"
+        )
     report = check_family(plan, seed)
     if not report.ok:
         lines = [f"  {row.theme}: {row.promise}: {row.finding}" for row in report.failures]
         again = f"again (Python): unsoft.testing.check_mechanism({plan.name!r}, seed={seed})"
-        raise MechanismError("\n".join([f"{plan.name}: {len(lines)} checks failed", *lines, again, "", str(report)]))
+        raise MechanismError(
+            "\n".join([f"{plan.name}: {len(lines)} checks failed", *lines, again, "", str(report)])
+        )
     return report
 
 

@@ -67,7 +67,9 @@ def _written_out(x: Subject) -> Iterator[Measure]:
             yield equal("weights of the future", weights.detach().triu(1), 0.0)
         upstream = x.random(*fast.shape)
         variables = [*inputs, *x.learnable]
-        ours, theirs = (torch.autograd.grad(y, variables, upstream, allow_unused=True) for y in (fast, written))
+        ours, theirs = (
+            torch.autograd.grad(y, variables, upstream, allow_unused=True) for y in (fast, written)
+        )
         for a, b in zip(ours, theirs, strict=True):
             yield fact("the same inputs have a gradient", (a is None) == (b is None))
             if a is not None and b is not None:
