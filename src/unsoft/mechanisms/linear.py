@@ -115,15 +115,7 @@ class Linear(Mechanism):
                 "arguments 'attn_mask', 'dropout_p': with a cache of fixed size only whole keys can be masked"
             )
         fq, fk, v = self._prepared(call, cache.length, cache.length)
-        out, state = linear_attention(
-            fq,
-            fk,
-            v,
-            causal=True,
-            normalise=self.normaliser == "sum",
-            decay=self.decay_like(fq),
-            state=cache.state,
-        )
+        out, state = self._continued(fq, fk, v, cache.state)
         counts = None if call.counts is None else call.counts + cache.length
         cache.advance(state, inputs.key.shape[-2])
         out = self._over_count(out, counts).to(call.q.dtype)
@@ -199,17 +191,14 @@ class Linear(Mechanism):
             if seen is not None and seen.shape[3] > 1:
                 seen = seen[..., start : start + SEGMENT]
             fq, fk, v = self._prepared(replace(call, q=q, k=k, v=v, visible=seen), start, start)
-            out, state = linear_attention(
-                fq,
-                fk,
-                v,
-                causal=True,
-                normalise=self.normaliser == "sum",
-                decay=self.decay_like(fq),
-                state=state,
-            )
+            out, state = self._continued(fq, fk, v, state)
             outs.append(out)
         return torch.cat(outs, dim=2) if len(outs) > 1 else outs[0]
+
+    def _continued(self, fq: Tensor, fk: Tensor, v: Tensor, state: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Causal attention of tokens that come after a state; the output and the state after them."""
+        normalise, decay = self.normaliser == "sum", self.decay_like(fq)
+        return linear_attention(fq, fk, v, causal=True, normalise=normalise, decay=decay, state=state)
 
     def _over_count(self, x: Tensor, counts: Tensor | None) -> Tensor:
         return x if counts is None else x / counts[..., None]
