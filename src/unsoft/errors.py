@@ -15,3 +15,11 @@ class FormulaError(ValueError):
 
 class MechanismError(AssertionError):
     """A mechanism broke a property of the contract battery, :func:`unsoft.testing.check_mechanism`."""
+
+
+class SolverError(ArithmeticError):
+    """A linear system was not solved to the accuracy asked for; the message says how far it came and what helps."""
+
+
+class ConvergenceWarning(UnsoftWarning):
+    """A linear system inside a gradient was not solved to the accuracy asked for."""

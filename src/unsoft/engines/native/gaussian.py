@@ -1,0 +1,129 @@
+"""The Gaussian matrix of a set of points, held as half of its tiles by compiled code: products and gradients."""
+
+from __future__ import annotations
+
+import ctypes
+import struct
+from functools import lru_cache
+
+import torch
+from torch import Tensor
+
+from unsoft.engines.native.availability import attempt
+from unsoft.engines.native.compiler import KERNEL, load_libraries
+
+_SIDE = 64
+_HEAD = struct.Struct("7q")
+
+
+@lru_cache(maxsize=2)
+def _library(double: bool) -> ctypes.CDLL:
+    source = (KERNEL / "gaussian.cpp").read_text()
+    (library,) = load_libraries({"gaussian": source}, "double" if double else "float")
+    return library
+
+
+def gaussian_ready(double: bool) -> bool:
+    """Is the compiled code there for float32, or float64 if ``double``? If not, says why in a warning, once."""
+    return attempt(("gaussian", double), lambda: _library(double))
+
+
+class PackedGaussian:
+    """Z_jl = exp(-|x_j - x_l|^2) for points (systems, n, d); points that are not present have rows and columns of 0.
+
+    Memory: half of n^2 numbers for each system. One system runs on one thread unless there are fewer systems than threads.
+
+    >>> x = torch.randn(2, 100, 3, dtype=torch.float64)
+    >>> z, ones = PackedGaussian(x), torch.ones(2, 100, dtype=torch.float64)
+    >>> dense = (-torch.cdist(x, x).square()).exp()
+    >>> torch.allclose(z.product(ones), dense.sum(-1))
+    True
+    """
+
+    def __init__(self, x: Tensor, present: Tensor | None = None, first: Tensor | None = None) -> None:
+        """``first`` (systems, n): its product with Z is computed while Z is built, and kept as ``first_product``."""
+        systems, points, width = x.shape
+        blocks = -(-points // _SIDE)
+        self.x = x.detach().contiguous()
+        self.present = x.new_ones(systems, points) if present is None else present.to(x.dtype).contiguous()
+        self.matrix = x.new_empty(systems, blocks * (blocks + 1) // 2 * _SIDE * _SIDE)
+        self._library = _library(x.dtype == torch.float64)
+        self._head = _HEAD.pack(
+            torch.get_num_threads(), systems, points, width,
+            self.x.data_ptr(), self.present.data_ptr(), self.matrix.data_ptr(),
+        )  # fmt: skip
+        self.first_product = None if first is None else torch.empty_like(first)
+        _run(
+            self._library.unsoft_gaussian_build,
+            self._head,
+            None if first is None else first.contiguous(),
+            self.first_product,
+        )
+
+    def product(self, x: Tensor) -> Tensor:
+        """Z x for vectors (systems, n)."""
+        y = torch.empty_like(x, memory_format=torch.contiguous_format)
+        _run(self._library.unsoft_gaussian_product, self._head, x.contiguous(), y)
+        return y
+
+    def gradient(self, u: Tensor, v: Tensor) -> Tensor:
+        """The gradient of sum_r u_r Z v_r with respect to the points; u and v are (systems, rank, n)."""
+        result = torch.empty_like(self.x)
+        _run(
+            self._library.unsoft_gaussian_gradient,
+            self._head,
+            ctypes.c_int64(u.shape[1]),
+            u.contiguous(),
+            v.contiguous(),
+            result,
+        )
+        return result
+
+
+def gaussian_between(x: Tensor, y: Tensor) -> Tensor:
+    """exp(-|x_j - y_l|^2) for points (systems, n, d) and (systems, m, d): a tensor (systems, n, m).
+
+    >>> gaussian_between(torch.zeros(1, 2, 3), torch.ones(1, 1, 3)).flatten()       # exp(-3)
+    tensor([0.0498, 0.0498])
+    """
+    (systems, rows, width), columns = x.shape, y.shape[1]
+    z = x.new_empty(systems, rows, columns)
+    sizes = map(ctypes.c_int64, (torch.get_num_threads(), systems, rows, columns, width))
+    _run(
+        _library(x.dtype == torch.float64).unsoft_gaussian_between,
+        *sizes,
+        x.detach().contiguous(),
+        y.detach().contiguous(),
+        z,
+    )
+    return z
+
+
+def inverse_factors(a: Tensor) -> tuple[Tensor, int]:
+    """L^-1 of each positive definite A = L L^T (systems, n, n), and how many rows could be done in all of them (n if all is well).
+
+    >>> a = torch.tensor([[[4.0, 2.0], [2.0, 5.0]]])           # L = [[2, 0], [1, 2]]
+    >>> inverse_factors(a)
+    (tensor([[[ 0.5000,  0.0000],
+             [-0.2500,  0.5000]]]), 2)
+    """
+    systems, n, _ = a.shape
+    padded = -(-n // _SIDE) * _SIDE
+    m, done = a.new_empty(systems, n, padded), ctypes.c_int64()
+    sizes = map(ctypes.c_int64, (torch.get_num_threads(), systems, n))
+    a = a.detach().contiguous()
+    _run(
+        _library(a.dtype == torch.float64).unsoft_inverse_factors,
+        *sizes,
+        a,
+        m,
+        ctypes.c_int64(padded),
+        ctypes.byref(done),
+    )
+    return m[:, :, :n], done.value
+
+
+def _run(function: ctypes._CFuncPtr, *arguments: object) -> None:
+    pointers = [ctypes.c_void_p(x.data_ptr()) if isinstance(x, Tensor) else x for x in arguments]
+    if function(*pointers):
+        raise MemoryError("unsoft's magnitude kernel could not allocate its buffers")

@@ -1,0 +1,23 @@
+// The linear algebra of magnitude: Gaussian matrices (gaussian.h) and their factors (factor.h). Every function returns 0, or 2 if memory ran out.
+#include "factor.h"
+#include "gaussian.h"
+
+#define UNSOFT_EXPORT(declaration, call)                                    \
+    extern "C" __attribute__((visibility("default"))) int declaration {    \
+        try {                                                               \
+            call;                                                           \
+            return 0;                                                       \
+        } catch (const std::bad_alloc &) {                                  \
+            return 2;                                                       \
+        }                                                                   \
+    }
+
+UNSOFT_EXPORT(unsoft_gaussian_build(const Gaussian *g, const real *x, real *y), gaussian_build(*g, x, y))
+UNSOFT_EXPORT(unsoft_gaussian_product(const Gaussian *g, const real *x, real *y), gaussian_product(*g, x, y))
+UNSOFT_EXPORT(unsoft_gaussian_gradient(const Gaussian *g, int64_t rank, const real *u, const real *v, real *gradient),
+              gaussian_gradient(*g, rank, u, v, gradient))
+UNSOFT_EXPORT(unsoft_gaussian_between(int64_t threads, int64_t systems, int64_t rows, int64_t columns, int64_t width, const real *x,
+                                      const real *y, real *z),
+              gaussian_between(threads, systems, rows, columns, width, x, y, z))
+UNSOFT_EXPORT(unsoft_inverse_factors(int64_t threads, int64_t systems, int64_t n, const real *a, real *m, int64_t ld, int64_t *done),
+              *done = inverse_factors(threads, systems, n, a, m, ld))

@@ -1,0 +1,36 @@
+"""The exact solver: one factorisation; in float64 if float32 does not do."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from unsoft.magnitude.kernel import gaussian
+from unsoft.magnitude.status import Outcome, Status, relative
+
+
+def matrix(x: Tensor, present: Tensor | None, eps: float) -> Tensor:
+    """Z + eps of points (systems, n, d), differentiable; an absent point is a row of the identity."""
+    z = gaussian(x, x)
+    if present is not None:
+        z = torch.where(present[:, :, None] & present[:, None, :], z, 0.0)
+    # 1 + eps itself, and not Z + eps: the diagonal of Z is 1 by definition and has no gradient
+    unit = torch.eye(x.shape[1], dtype=torch.bool, device=x.device)
+    return torch.where(unit, 1 + eps, z)
+
+
+def cholesky(x: Tensor, present: Tensor | None, b: Tensor, eps: float, tolerance: float) -> Outcome:
+    """(Z + eps) w = b by Cholesky; once more in float64 if float32 fails or leaves a residual above the tolerance."""
+    with torch.no_grad():
+        for dtype in dict.fromkeys((x.dtype, torch.float64)):
+            a = matrix(x.to(dtype), present, eps)
+            factor, failed = torch.linalg.cholesky_ex(a)
+            if bool(failed.any()):
+                continue
+            y = torch.cholesky_solve(b.to(dtype)[..., None], factor)
+            residual = relative(b - (a @ y)[..., 0], b)
+            if dtype == torch.float64 or float(residual.amax()) <= tolerance:
+                status = Status.CONVERGED if bool(y.isfinite().all()) else Status.SINGULAR
+                return Outcome(y[..., 0].to(x.dtype), residual.to(x.dtype), status, 0, dtype)
+    nothing = torch.full_like(b, torch.nan)
+    return Outcome(nothing, nothing.new_full((len(b),), torch.nan), Status.SINGULAR, 0, torch.float64)

@@ -1,0 +1,62 @@
+"""The low-rank solver: a few points stand for all, and every point keeps its own diagonal.
+
+    Z ~ C A^-1 C^T + diag(1 - what that explains)        C: similarities to the chosen points, A: among them
+
+Crowds are explained by one point each and share its weight; an isolated point that was not chosen keeps weight near 1, by its
+diagonal. Cost n rank^2 instead of n^3. The residual is measured on a sample of rows, the worst explained among them.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from unsoft.magnitude.cholesky import matrix
+from unsoft.magnitude.factor import inverse_factor
+from unsoft.magnitude.kernel import gaussian
+from unsoft.magnitude.pivoted import pivoted_cholesky
+from unsoft.magnitude.status import Outcome, Status
+
+_SAMPLE = 64
+
+
+def lowrank_weights(
+    x: Tensor, present: Tensor | None, b: Tensor, eps: float, rank: int, tolerance: float, check: bool = True
+) -> tuple[Tensor, Outcome]:
+    """Weights, differentiable (the choice of points is held fixed), and the estimated residual."""
+    chosen = pivoted_cholesky(x, present, rank, tolerance * eps)
+    index = chosen.pivots[..., None].expand(-1, -1, x.shape[-1])
+    centres = x.gather(1, index)
+    c = torch.where(chosen.taken[:, None, :], gaussian(x, centres), 0.0)
+    if present is not None:
+        c = torch.where(present[..., None], c, 0.0)
+    jitter = 16 * torch.finfo(x.dtype).eps
+    thin = (
+        c @ inverse_factor(matrix(centres, chosen.taken, jitter)).mT
+    )  # (systems, n, rank), thin thin^T = C A^-1 C^T
+    unit = torch.eye(thin.shape[-1], dtype=x.dtype, device=x.device)
+    own = (1 - thin.square().sum(-1)).clamp(min=0) + eps  # the diagonal that each point keeps to itself
+    if present is not None:
+        own = torch.where(present, own, 1.0)
+    scaled = thin / own[..., None]
+    inner = inverse_factor(unit + scaled.mT @ thin)
+    explained = inner @ (scaled.mT @ b[..., None])
+    weights = b / own - (scaled @ (inner.mT @ explained))[..., 0]
+    rank = chosen.pivots.shape[1]
+    if not check:
+        return weights, Outcome(weights, x.new_zeros(len(x)), Status.CONVERGED, 0, x.dtype, rank)
+    residual = _sampled_residual(x, b, weights, chosen.left, eps)
+    status = Status.CONVERGED if not len(x) or float(residual.amax()) <= tolerance else Status.INEXACT
+    return weights, Outcome(weights, residual, status, 0, x.dtype, rank)
+
+
+@torch.no_grad()
+def _sampled_residual(x: Tensor, b: Tensor, weights: Tensor, left: Tensor, eps: float) -> Tensor:
+    """Root mean square of b - (Z + eps) w over rows spread evenly and over the rows that are explained worst."""
+    n = x.shape[1]
+    even = torch.arange(0, n, max(1, n // _SAMPLE), device=x.device)[:_SAMPLE].expand(len(x), -1)
+    rows = torch.cat([even, left.topk(min(_SAMPLE // 4, n), dim=-1).indices], dim=-1)
+    z = gaussian(x.gather(1, rows[..., None].expand(-1, -1, x.shape[-1])), x)
+    error = b.gather(1, rows) - (z @ weights[..., None])[..., 0] - eps * weights.gather(1, rows)
+    there = b.gather(1, rows) != 0
+    return (torch.where(there, error, 0.0).square().sum(-1) / there.sum(-1).clamp(min=1)).sqrt()

@@ -1,0 +1,113 @@
+"""The weights of every prefix of a sequence of points, from one factorisation.
+
+With Z + eps = L L^T of all points, M = L^-1 and y = M 1:
+
+    weights of the first i + 1 points      w^(i) = sum of y_r M_r over r <= i
+    their magnitude                        sum of y_r^2 over r <= i
+    weight of the newest, w^(i)_i          y_i M_ii           ("arrival": it never changes once the point is there)
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from unsoft.magnitude.cholesky import matrix
+from unsoft.magnitude.factor import inverse_factor
+from unsoft.magnitude.kernel import gaussian, pull
+from unsoft.magnitude.points import checked_eps, checked_points
+from unsoft.magnitude.truncated import groups
+
+_BLOCK = 128
+
+
+class PrefixWeighting(NamedTuple):
+    """What :func:`prefix_weighting` returns."""
+
+    weights: Tensor
+    """(..., n, n): row i holds the weights of points 0..i in the system of the first i + 1 points; 0 beyond."""
+    magnitude: Tensor
+    """(..., n): of each prefix."""
+    newest: Tensor
+    """(..., n): the weight that each point has when it arrives, the diagonal of ``weights``."""
+
+
+def prefix_weighting(
+    points: Tensor, t: float | Tensor = 1.0, eps: float = 1e-2, *, mask: Tensor | None = None
+) -> PrefixWeighting:
+    """The weights of all prefixes of points (..., n, d); arguments as in :func:`weighting`.
+
+    In float32 an eps below 1e-3 is computed in float64 inside. A masked point has weight 0 in every row.
+
+    >>> prefix_weighting(torch.zeros(3, 2), eps=1.0).weights               # clones: 1 / (n + eps) each
+    tensor([[0.5000, 0.0000, 0.0000],
+            [0.3333, 0.3333, 0.0000],
+            [0.2500, 0.2500, 0.2500]])
+    """
+    eps = checked_eps(eps, "prefix_weighting")
+    checked = checked_points(points, t, mask, "prefix_weighting")
+    x = checked.x.to(working_dtype(checked.x.dtype, eps))
+    m = inverse_factor(matrix(x, checked.present, eps))
+    y = (m @ checked.ones.to(x.dtype)[..., None])[..., 0]
+    table = (y[..., None] * m).cumsum(1)
+    newest = y * m.diagonal(dim1=-2, dim2=-1)
+    results = (table, y.square().cumsum(-1), newest)
+    return PrefixWeighting(*(checked.shaped(r).to(checked.x.dtype) for r in results))
+
+
+def working_dtype(dtype: torch.dtype, eps: float) -> torch.dtype:
+    """float64 where float32 could fail. It depends on nothing but eps: a choice by the points would not be causal."""
+    return torch.float64 if eps < 1e-3 else dtype
+
+
+class _Arrival(torch.autograd.Function):
+    """One system per thread at a time; the factor of each is kept for the gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, present: Tensor | None, b: Tensor, eps: float) -> Tensor:
+        weights, factors = [], []
+        for points, seen, ones in groups(x, present, b):
+            m = inverse_factor(matrix(points, seen, eps))
+            y = (m @ ones[..., None])[..., 0]
+            weights.append(y * m.diagonal(dim1=-2, dim2=-1))
+            factors += [m, y]
+        ctx.save_for_backward(x, present, *factors)
+        return torch.cat(weights)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        x, present, *factors = ctx.saved_tensors
+        gradients = []
+        for number, (points, seen, g) in enumerate(groups(x, present, grad)):
+            m, y = factors[2 * number : 2 * number + 2]
+            # dw_i = -(row i of M) M_ii dA w^(i), summed over i with g_i
+            table = (y[..., None] * m).cumsum_(1)
+            table *= (g * m.diagonal(dim1=-2, dim2=-1))[..., None]
+            outer = _upper_times_lower(m, table)
+            z = gaussian(points, points)
+            if seen is not None:
+                z = torch.where(seen[:, :, None] & seen[:, None, :], z, 0.0)
+            gradients.append(pull(points, z.mul_(outer + outer.mT).neg_()))
+        return torch.cat(gradients), None, None, None
+
+
+def _upper_times_lower(m: Tensor, other: Tensor) -> Tensor:
+    """M^T T of two lower triangular matrices: the rows from k on reach columns up to k only."""
+    n = m.shape[-1]
+    result = torch.zeros_like(other)
+    for start in range(0, n, _BLOCK):
+        end = min(start + _BLOCK, n)
+        rows = slice(start, end)
+        result[:, :end, :end] += m[:, rows, :end].mT @ other[:, rows, :end]
+    return result
+
+
+def arrival_weights(x: Tensor, present: Tensor | None, b: Tensor, eps: float) -> Tensor:
+    """The weight of each point when it arrives (systems, n), differentiable; x are scaled points (systems, n, d)."""
+    return _Arrival.apply(
+        x.to(working_dtype(x.dtype, eps)), present, b.to(working_dtype(x.dtype, eps)), eps
+    ).to(x.dtype)
