@@ -10,7 +10,7 @@ tensor(1.9990)
 """
 
 from unsoft.magnitude.prefix import PrefixWeighting, prefix_weighting
+from unsoft.magnitude.solve import Weighting, weighting
 from unsoft.magnitude.status import Status
-from unsoft.magnitude.weighting import Weighting, weighting
 
 __all__ = ["PrefixWeighting", "Status", "Weighting", "prefix_weighting", "weighting"]

@@ -30,7 +30,7 @@ class Points:
 
     def shaped(self, y: Tensor) -> Tensor:
         """A result (systems, ...) with the batch as it came."""
-        return y.reshape(*self.leading, *y.shape[1:])
+        return y.reshape(self.leading + y.shape[1:])
 
 
 def checked_points(points: Tensor, t: float | Tensor, mask: Tensor | None, where: str) -> Points:

@@ -34,6 +34,10 @@ class Gated(Mechanism):
     def query_heads(self) -> int:
         return self.inner.query_heads
 
+    @property
+    def causal_only(self) -> bool:
+        return self.inner.causal_only
+
     def new_cache(self, batch: int) -> Cache:
         return self.inner.new_cache(batch)
 

@@ -49,6 +49,7 @@ class Inputs:
     key: Tensor
     value: Tensor
     hidden: Tensor | None = None
+    geometry_keys: Tensor | None = None
     return_weights: bool = False
     options: dict[str, Any] = field(default_factory=dict)
     """attn_mask, dropout_p, is_causal, scale, enable_gqa, engine."""
@@ -67,13 +68,17 @@ class Mechanism(nn.Module):
     def forward(
         self, query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None, dropout_p: float = 0.0,
         is_causal: bool | str = False, scale: float | None = None, enable_gqa: bool = False, *, engine: str = "auto",
-        return_weights: bool = False, hidden: Tensor | None = None, cache: Cache | None = None,
+        return_weights: bool = False, hidden: Tensor | None = None, geometry_keys: Tensor | None = None,
+        cache: Cache | None = None,
     ) -> Tensor | tuple[Tensor, Tensor]:  # fmt: skip
         """The arguments of :func:`unsoft.attention`, and
 
         hidden
             The hidden state (..., length, hidden_dim), for mechanisms that compute a factor from it; the query stands in
             for it when absent.
+        geometry_keys
+            Keys (..., key heads, S, any width) for mechanisms that look at the distances between keys, if those should not be
+            the keys that are attended to: rotary embedding makes their distances depend on position.
         cache
             From :meth:`new_cache`. The keys and values given are those of new tokens; the queries see all tokens so far,
             causally. Works for whole prompts, chunks and single tokens alike.
@@ -82,7 +87,7 @@ class Mechanism(nn.Module):
             "attn_mask": attn_mask, "dropout_p": dropout_p, "is_causal": is_causal, "scale": scale,
             "enable_gqa": enable_gqa, "engine": engine,
         }  # fmt: skip
-        inputs = Inputs(query, key, value, hidden, return_weights, options)
+        inputs = Inputs(query, key, value, hidden, geometry_keys, return_weights, options)
         if cache is None:
             return self.attend(inputs)
         return self.attend_cached(inputs, cache)
@@ -104,6 +109,11 @@ class Mechanism(nn.Module):
     def new_cache(self, batch: int) -> Cache:
         """An empty cache for decoding ``batch`` sequences."""
         return KeyValueCache(batch)
+
+    @property
+    def causal_only(self) -> bool:
+        """Does it look back only, so that ``is_causal`` must be set?"""
+        return False
 
     @property
     def query_heads(self) -> int:

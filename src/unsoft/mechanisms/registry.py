@@ -63,6 +63,20 @@ class Modifier:
 
 
 @dataclass(frozen=True)
+class Wrapper:
+    """A module modifier with the number that stood in its brackets."""
+
+    change: Callable[..., Mechanism]
+    arguments: tuple[float, ...]
+
+    def take(self, options: dict[str, Any]) -> dict[str, Any]:
+        """Removes from ``options`` the keywords that are this modifier's own, and returns them."""
+        parameters = inspect.signature(self.change).parameters.values()
+        own = [p.name for p in parameters if p.kind is p.KEYWORD_ONLY and p.name in options]
+        return {name: options.pop(name) for name in own}
+
+
+@dataclass(frozen=True)
 class Plan:
     """What a name stands for if it is not a formula: the modules to be made once their place is known."""
 
@@ -71,7 +85,7 @@ class Plan:
     formula: Formula | None = None
     """The formula that an affine family runs, or, without a family, that the wrappers stand around."""
     number: float | None = None
-    wrappers: tuple[Callable[[Mechanism], Mechanism], ...] = ()
+    wrappers: tuple[Wrapper, ...] = ()
 
     @property
     def summary(self) -> str | None:
@@ -84,7 +98,8 @@ class Plan:
         return self.formula.properties if self.family is None else self.family.properties
 
     def build(self, place: Place, **options: Any) -> Mechanism:
-        """The module at its place; ``options`` are keywords of the family's class."""
+        """The module at its place; ``options`` are keywords of the modifiers (the outermost first) and of the family's class."""
+        around = [(wrapper, wrapper.take(options)) for wrapper in reversed(self.wrappers)]
         if self.family is None:
             from unsoft.mechanisms.module import Pointwise
 
@@ -95,8 +110,8 @@ class Plan:
             if self.number is not None:
                 options = {self.family.argument: self.number, **options}
             module = self.family.build(place, **options)
-        for wrap in self.wrappers:
-            module = wrap(module)
+        for wrapper, own in reversed(around):
+            module = wrapper.change(module, *wrapper.arguments, **own)
         return module
 
 
@@ -148,12 +163,12 @@ def formula_modifier(name: str, change: Callable[..., Formula], *, summary: str)
 
 
 def module_modifier(name: str, change: Callable[..., Mechanism], *, summary: str) -> None:
-    """Adds a modifier that stands around a module."""
+    """Adds a modifier that stands around a module; a family of the same name is what it is around its usual base."""
     _add_modifier(Modifier(name, change, False, summary))
 
 
 def _add_modifier(modifier: Modifier) -> None:
-    if modifier.name in _registered or modifier.name in _modifiers:
+    if modifier.name in _modifiers or isinstance(_registered.get(modifier.name), Formula):
         raise ValueError(f"name: a mechanism or modifier called {modifier.name!r} exists already")
     _modifiers[modifier.name] = modifier
 
@@ -225,7 +240,7 @@ def _split(text: str, part: str) -> tuple[str, float | int | None, bool]:
 
 def _base(text: str, part: str) -> Formula | Plan:
     name, number, brackets = _split(text, part)
-    if name in _modifiers:
+    if name in _modifiers and name not in _registered:
         raise ValueError(
             f"mechanism: {name!r} modifies a mechanism and needs one after it, such as '{name}+softmax'"
         )
@@ -255,7 +270,7 @@ def _modified(text: str, part: str, found: Formula | Plan) -> Formula | Plan:
     arguments = () if number is None else (number,)
     if not modifier.of_formula:
         plan = found if isinstance(found, Plan) else Plan(text, None, found)
-        return replace(plan, wrappers=(*plan.wrappers, lambda module: modifier.change(module, *arguments)))
+        return replace(plan, wrappers=(*plan.wrappers, Wrapper(modifier.change, arguments)))
     if isinstance(found, Formula):
         return modifier.change(found, *arguments)
     if found.formula is None or found.wrappers:

@@ -38,7 +38,7 @@ class Subject:
             for parameter in self.learnable:
                 parameter += _PERTURB * self.random(*parameter.shape, dtype=dtype)
         self.dtype = dtype
-        self.causal_only = getattr(self.module, "causal_only", False)
+        self.causal_only = self.module.causal_only
 
     @property
     def learnable(self) -> list[Tensor]:
@@ -52,8 +52,9 @@ class Subject:
         q, k, v = (self.random(BATCH, h, LENGTH, WIDTH) for h in heads)
         return q, k, v
 
-    def near(self, label: str, result: Tensor, reference: Tensor) -> Measure:
-        size = _SLACK * (reference.abs() + reference.square().mean().sqrt())
+    def near(self, label: str, result: Tensor, reference: Tensor, terms: float = 0.0) -> Measure:
+        """``terms``: the size of what the reference is a sum of, where that is not its own."""
+        size = _SLACK * (reference.abs() + reference.square().mean().sqrt() + terms)
         return close(label, result.detach(), reference.detach(), size.detach(), self.dtype)
 
 
@@ -70,10 +71,12 @@ def _written_out(x: Subject) -> Iterator[Measure]:
         ours, theirs = (
             torch.autograd.grad(y, variables, upstream, allow_unused=True) for y in (fast, written)
         )
-        for a, b in zip(ours, theirs, strict=True):
+        # The gradient of a parameter is a sum over all tokens, of terms as large as the gradients of the inputs.
+        terms = sum(float(b.norm()) for b in theirs[: len(inputs)] if b is not None)
+        for number, (a, b) in enumerate(zip(ours, theirs, strict=True)):
             yield fact("the same inputs have a gradient", (a is None) == (b is None))
             if a is not None and b is not None:
-                yield x.near("gradient", a, b)
+                yield x.near("gradient", a, b, terms if number >= len(inputs) else 0.0)
 
 
 def _decoding(x: Subject) -> Iterator[Measure]:

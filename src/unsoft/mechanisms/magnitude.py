@@ -1,0 +1,283 @@
+"""magnitude: a gate on every key from the geometry of the keys, so that a crowd of look-alikes counts as one.
+
+    Z_jl = exp(-t |k_j - k_l|^2 / d)        (Z + eps) w = 1        gate_j = sigmoid(beta w_j + gamma)
+
+    where="values"    out_i = sum_j a_ij gate_j v_j                               document 002's own
+    where="mass"      out_i = sum_j a'_ij v_j,   a' = gate_j f(s_ij), normalised anew
+
+Source: document 002 (Rosić 2026), which has the bidirectional gate on values, after a few steps of conjugate gradients.
+
+Stands around any mechanism: "magnitude+cog", "magnitude+linear-relu"; "magnitude" alone is "magnitude+softmax". t (positive by
+construction), beta and gamma are learned, one of each per head; heads that share a key head use the mean of theirs.
+
+Attention that is not causal solves the system of all keys, by ``solver`` (cg, ``iterations`` steps; cholesky; lowrank, up to
+``rank``). Causal attention has three forms, ``causal=``:
+
+- arrival: the gate of key j is computed from the keys up to j, exactly, and stays. Fused kernels; a new token costs O(n^2).
+- prefix: row i uses the weights that the keys have in its own prefix, exactly. The gates of all rows are O(n^2).
+- streaming: arrival with a state of fixed size: exact in chunks of ``chunk``, ``centres`` stand for what came before.
+
+Can: tell a crowd from a crowd's size: 50 clones of relevance 1 leave a unique key of relevance 20 the share 0.286 under softmax,
+and nearly 20/21 on the mass if the gate is sharp. Cannot: keep the weights of single keys stable where keys nearly coincide (their sum is; see
+docs/magnitude.md), or know which member of a crowd matters. ``start="open"`` begins with gates of 0.9999.
+
+>>> import torch, unsoft
+>>> layer = unsoft.mechanism("magnitude+cog", heads=2, head_dim=4, where="mass", eps=0.1)
+>>> q, k, v = (torch.randn(1, 2, 6, 4) for _ in range(3))
+>>> layer(q, k, v, is_causal=True).shape
+torch.Size([1, 2, 6, 4])
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor, nn
+
+from unsoft.engines.arguments import checked_call
+from unsoft.engines.call import Call, compute_dtype
+from unsoft.formula import Formula
+from unsoft.formula.analysis import Properties
+from unsoft.magnitude.arriving import ExactArrival, StreamedArrival
+from unsoft.magnitude.cholesky import cholesky, matrix
+from unsoft.magnitude.factor import inverse_factor
+from unsoft.magnitude.implicit import solved_weights
+from unsoft.magnitude.lowrank import lowrank_weights
+from unsoft.magnitude.points import Points, checked_eps
+from unsoft.magnitude.prefix import arrival_weights, working_dtype
+from unsoft.magnitude.streaming import Centres, streamed_weights
+from unsoft.magnitude.truncated import truncated_weights
+from unsoft.mechanisms.cache import Cache
+from unsoft.mechanisms.gated_mass import MassGate
+from unsoft.mechanisms.magnitude_cache import MagnitudeCache
+from unsoft.mechanisms.magnitude_rows import attend_by_rows
+from unsoft.mechanisms.module import Inputs, Mechanism, Place, Pointwise
+from unsoft.mechanisms.registry import family, module_modifier, resolve
+
+WHERE, CAUSAL, SOLVERS = ("values", "mass"), ("arrival", "prefix", "streaming"), ("cg", "cholesky", "lowrank")
+STARTS = {"document": (1.0, 0.0), "open": (0.0, 9.0)}
+"""beta and gamma. Open: beta is 0, so no key, however placed, moves the gate from sigmoid(9) = 0.9999; it learns from there."""
+_LEAST_EPS = 1e-6
+_RESIDUAL = 1e-4
+
+
+class Magnitude(Mechanism):
+    """See the module's docstring."""
+
+    def __init__(
+        self, inner: Mechanism, *, where: str = "values", causal: str = "arrival", start: str = "document", t: float = 1.0,
+        eps: float = 0.1, solver: str = "cg", iterations: int = 5, rank: int = 64, centres: int = 128, chunk: int = 256,
+    ) -> None:  # fmt: skip
+        super().__init__(inner.place)
+        for name, value, known in (
+            ("where", where, WHERE), ("causal", causal, CAUSAL), ("solver", solver, SOLVERS), ("start", start, STARTS),
+        ):  # fmt: skip
+            if value not in known:
+                raise ValueError(
+                    f"magnitude: argument '{name}' must be one of {', '.join(known)}, not {value!r}"
+                )
+        for name, count in (
+            ("iterations", iterations),
+            ("rank", rank),
+            ("centres", centres),
+            ("chunk", chunk),
+        ):
+            if not isinstance(count, int) or isinstance(count, bool) or count < 1:
+                raise ValueError(
+                    f"magnitude: argument '{name}' must be a whole number of at least 1, not {count!r}"
+                )
+        if not (isinstance(t, (int, float)) and 0 < t < math.inf):
+            raise ValueError(f"magnitude: argument 't' must be a positive number, not {t!r}")
+        self.eps = checked_eps(eps, "magnitude", _LEAST_EPS)
+        self.where, self.causal, self.solver = where, causal, solver
+        self.iterations, self.rank, self.centres, self.chunk = iterations, rank, centres, chunk
+        self.inner = MassGate(inner) if where == "mass" else inner
+        heads, (beta, gamma) = inner.place.heads, STARTS[start]
+        self.log_t = nn.Parameter(torch.full((heads,), math.log(t)))
+        self.beta = nn.Parameter(torch.full((heads,), beta))
+        self.gamma = nn.Parameter(torch.full((heads,), gamma))
+
+    @property
+    def query_heads(self) -> int:
+        return self.inner.query_heads
+
+    @property
+    def causal_only(self) -> bool:
+        return self.inner.causal_only
+
+    def extra_repr(self) -> str:
+        how = (
+            f"solver={self.solver}, iterations={self.iterations}"
+            if self.solver == "cg"
+            else f"solver={self.solver}"
+        )
+        return f"where={self.where}, causal={self.causal}, eps={self.eps:g}, {how}"
+
+    def attend(self, inputs: Inputs) -> Tensor | tuple[Tensor, Tensor]:
+        call = self._call(inputs)
+        points = self._points(inputs, call)
+        if call.causal_offset is None:
+            return self._gated(inputs, self._gate(self._bidirectional(points), points))
+        if self.causal == "prefix":
+            x = points.x.to(working_dtype(points.x.dtype, self.eps))
+            m = inverse_factor(matrix(x, points.present, self.eps))
+            y = (m @ points.ones.to(x.dtype)[..., None])[..., 0]
+            return attend_by_rows(self, inputs, m, y, None, call.causal_offset)[0]
+        if self.causal == "arrival":
+            weights = arrival_weights(points.x, points.present, points.ones, self.eps)
+        else:
+            start = Centres.none(points.x, self.centres)
+            weights, _ = streamed_weights(points.x, points.present, self.eps, start, self.chunk)
+        return self._gated(inputs, self._gate(weights, points))
+
+    def new_cache(self, batch: int) -> Cache:
+        arriving = StreamedArrival(self.centres, self.chunk) if self.causal == "streaming" else ExactArrival()
+        return MagnitudeCache(batch, arriving, self.inner.new_cache(batch), rows=self.causal == "prefix")
+
+    def attend_cached(self, inputs: Inputs, cache: Cache) -> Tensor | tuple[Tensor, Tensor]:
+        if not isinstance(cache, MagnitudeCache):
+            raise TypeError(
+                f"argument 'cache' is a {type(cache).__name__}; this mechanism's new_cache() makes another kind"
+            )
+        cache.check(inputs.key)
+        options, new = inputs.options | {"is_causal": True}, inputs.key.shape[-2]
+        mask = options["attn_mask"]
+        if isinstance(mask, Tensor) and mask.shape[-1] == cache.length + new:
+            options["attn_mask"] = mask[
+                ..., cache.length :
+            ]  # what is asked of the mask here is which new keys are there
+        points = self._points(
+            inputs, self._call(inputs.change(query=inputs.query[..., -new:, :], options=options))
+        )
+        seen = (
+            torch.ones_like(points.x[..., 0], dtype=torch.bool) if points.present is None else points.present
+        )
+        weights = cache.arriving.add(points.x.detach(), seen, self.eps)
+        cache.length += new
+        if not cache.rows:
+            return self._gated(inputs, self._gate(weights, points), cache)
+        keys, values = cache.inner.append(inputs.key, inputs.value)
+        whole = inputs.change(key=keys, value=values, options=inputs.options | {"is_causal": "lower_right"})
+        grown = cache.arriving.grown
+        first = cache.length - inputs.query.shape[-2]
+        result, cache.last_row = attend_by_rows(self, whole, grown.m, grown.y, cache.last_row, first)
+        return result
+
+    def gate(self, weights: Tensor) -> Tensor:
+        """sigmoid(beta w + gamma) for weights (batch, key heads, ...)."""
+        heads, more = weights.shape[1], (1,) * (weights.dim() - 2)
+        beta, gamma = (
+            _by_key_head(x, heads).to(weights.dtype).view(-1, *more) for x in (self.beta, self.gamma)
+        )
+        return (beta * weights + gamma).sigmoid()
+
+    def _gate(self, weights: Tensor, points: Points) -> Tensor:
+        return self.gate(points.shaped(weights)).reshape(*points.leading, weights.shape[-1])
+
+    def _bidirectional(self, points: Points) -> Tensor:
+        x, present, b = points.x, points.present, points.ones
+        if self.solver == "cg":
+            return truncated_weights(x, present, b, self.eps, self.iterations, check=False)[0]
+        if self.solver == "lowrank":
+            return lowrank_weights(x, present, b, self.eps, self.rank, _RESIDUAL, check=False)[0]
+        return solved_weights(
+            x, present, b, lambda x, present, b: cholesky(x, present, b, self.eps, _RESIDUAL)
+        )[0]
+
+    def _gated(
+        self, inputs: Inputs, gate: Tensor, cache: MagnitudeCache | None = None
+    ) -> Tensor | tuple[Tensor, Tensor]:
+        """Attention with a gate (batch, key heads, keys) that is the same for all rows."""
+        gate = gate.reshape(*inputs.key.shape[:-1])
+        if self.where == "mass":
+            if cache is None:
+                return self.inner.attend_gated(inputs, gate)
+            return self.inner.attend_gated(inputs, gate, cache.inner, cache.all_gates(gate))
+        gated = inputs.change(value=inputs.value * gate[..., None].to(inputs.value.dtype))
+        result = self.inner.attend(gated) if cache is None else self.inner.attend_cached(gated, cache.inner)
+        if not isinstance(result, tuple):
+            return result
+        if cache is not None:
+            raise ValueError(
+                "argument 'return_weights': with a cache the gates of earlier keys are in their values already"
+            )
+        every = result[1].shape[-3] // gate.shape[-2]
+        return result[0], result[1] * gate.repeat_interleave(every, dim=-2)[..., None, :].to(result[1].dtype)
+
+    def _call(self, inputs: Inputs) -> Call:
+        """The call, checked: its mask says which keys are there."""
+        options = {name: x for name, x in inputs.options.items() if name != "engine"}
+        if self.query_heads != self.place.heads:  # several queries for each head share its key
+            options["enable_gqa"] = True
+        return checked_call(inputs.query, inputs.key, inputs.value, resolve("softmax"), **options)[0]
+
+    def _points(self, inputs: Inputs, call: Call) -> Points:
+        """The keys that the geometry is taken from, scaled by t; a key that no row may see, or that is not finite, is not there."""
+        keys = (
+            call.k
+            if inputs.geometry_keys is None
+            else _checked_geometry(inputs.geometry_keys, inputs.key, call.k)
+        )
+        present = _seen_by_some_row(call)
+        keys = keys.to(compute_dtype(keys.dtype))
+        finite = keys.isfinite().all(-1)
+        if torch.compiler.is_compiling() or not bool(finite.all()):
+            present = finite if present is None else present & finite
+            keys = torch.where(finite[..., None], keys, 0.0)
+        if present is not None:
+            keys = torch.where(present[..., None], keys, 0.0)
+            present = present.expand(keys.shape[:-1]).flatten(0, 1)
+        scale = _by_key_head(self.log_t, keys.shape[1]).to(keys.dtype).exp() / keys.shape[-1]
+        return Points((keys * scale.sqrt()[:, None, None]).flatten(0, 1), present, keys.shape[:2])
+
+
+def _by_key_head(parameter: Tensor, heads: int) -> Tensor:
+    """One value for each key head: the mean of those of the query heads that share it."""
+    if len(parameter) == heads:
+        return parameter
+    if heads == 0 or len(parameter) % heads:
+        raise ValueError(
+            f"magnitude: argument 'key' has {heads} heads; the mechanism was made for {len(parameter)}"
+        )
+    return parameter.unflatten(0, (heads, -1)).mean(-1)
+
+
+def _seen_by_some_row(call: Call) -> Tensor | None:
+    """Bool (B|1, Hk|1, S): may any row see the key?"""
+    if call.visible is None:
+        return None
+    if call.visible.shape[2] > 1 and call.causal_offset is None:
+        raise ValueError(
+            "magnitude: argument 'attn_mask' differs from row to row; the gates of keys would tell a row of keys that it must not see."
+            " Pass is_causal=True, or a mask of whole keys (..., 1, S)"
+        )
+    seen = call.visible.any(2)
+    if seen.shape[1] > 1:
+        seen = seen.unflatten(1, (call.k.shape[1], -1)).any(2)
+    return seen
+
+
+def _checked_geometry(keys: Tensor, key: Tensor, k: Tensor) -> Tensor:
+    if not isinstance(keys, Tensor) or keys.shape[:-1] != key.shape[:-1]:
+        got = tuple(keys.shape) if isinstance(keys, Tensor) else type(keys).__name__
+        raise ValueError(
+            f"magnitude: argument 'geometry_keys' is {got}; expected a tensor (..., key heads, S, width) like 'key', {tuple(key.shape)}"
+        )
+    return keys.expand(*key.shape[:-1], keys.shape[-1]).reshape(*k.shape[:3], keys.shape[-1])
+
+
+def _around_softmax(place: Place, base: Formula, **options: object) -> Magnitude:
+    return Magnitude(Pointwise(base, place), **options)
+
+
+_SUMMARY = "a gate on every key from the geometry of the keys: a crowd of look-alikes counts as one"
+family(
+    "magnitude",
+    _around_softmax,
+    summary=_SUMMARY,
+    paper="Rosić 2026 (document 002)",
+    properties=Properties(False, "in (0, 1)", "< 1", False, False, True),
+    base="softmax",
+)
+module_modifier("magnitude", Magnitude, summary=_SUMMARY)

@@ -1,0 +1,47 @@
+"""What decoding with a magnitude gate remembers: the geometry of the keys so far, and the cache of the mechanism inside."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from unsoft.magnitude.arriving import ExactArrival, StreamedArrival
+from unsoft.mechanisms.cache import Cache, KeyValueCache
+
+
+class MagnitudeCache(Cache):
+    """Made by ``Magnitude.new_cache``. ``rows``: every row has gates of its own, so keys and values are kept ungated."""
+
+    def __init__(
+        self, batch: int, arriving: ExactArrival | StreamedArrival, inner: Cache, *, rows: bool
+    ) -> None:
+        super().__init__(batch)
+        self.arriving, self.rows = arriving, rows
+        self.inner = KeyValueCache(batch) if rows else inner
+        self.last_row: Tensor | None = None
+        """Weights of all keys in the prefix that ended with the last token, if ``rows``."""
+        self.gates: Tensor | None = None
+        """(batch, heads, keys), where the mechanism needs the gates of earlier keys again."""
+
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        own = tuple(x for x in (self.last_row, self.gates) if x is not None)
+        return (*self.inner.tensors, *self.arriving.tensors, *own)
+
+    def all_gates(self, new: Tensor) -> Tensor | None:
+        """The gates of all keys, once those of the new keys are added; None where the mechanism inside keeps no keys either."""
+        if not isinstance(self.inner, KeyValueCache):
+            return None
+        self.gates = new if self.gates is None else torch.cat([self.gates, new], dim=-1)
+        return self.gates
+
+    def reorder(self, index: Tensor) -> None:
+        self.inner.reorder(index)
+        held = self.arriving.tensors
+        if held:
+            heads = len(held[0]) // self.batch
+            systems = (index[:, None] * heads + torch.arange(heads, device=index.device)).flatten()
+            self.arriving.pick(systems)
+            self.last_row = None if self.last_row is None else self.last_row[systems]
+        self.gates = None if self.gates is None else self.gates[index]
+        self.batch = len(index)
