@@ -32,11 +32,7 @@ class _InverseFactor(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, a: Tensor) -> Tensor:
         m, done = inverse_factors(a) if is_native(a) else _by_blocks(a)
-        if done < a.shape[-1]:
-            raise SolverError(
-                f"magnitude: the matrix of similarities is not positive definite in {a.dtype} from point {done} on; points that"
-                " coincide need a larger eps, or float64"
-            )
+        check_done(done, a)
         ctx.save_for_backward(m)
         return m
 
@@ -45,6 +41,15 @@ class _InverseFactor(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> Tensor:
         (m,) = ctx.saved_tensors
         return -(m.mT @ (halved(grad @ m.mT) @ m))
+
+
+def check_done(done: int, x: Tensor) -> None:
+    """SolverError unless all rows of a factor of x (systems, n, ...) could be computed."""
+    if done < x.shape[1]:
+        raise SolverError(
+            f"magnitude: the matrix of similarities is not positive definite in {x.dtype} from point {done} on; points that coincide"
+            " need a larger eps, or float64"
+        )
 
 
 def halved(x: Tensor) -> Tensor:

@@ -15,13 +15,12 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from unsoft.engines.native.gaussian import ArrivalFactors
 from unsoft.magnitude.cholesky import matrix
-from unsoft.magnitude.factor import inverse_factor
-from unsoft.magnitude.kernel import gaussian, pull
+from unsoft.magnitude.factor import check_done, inverse_factor
+from unsoft.magnitude.kernel import gaussian, is_native, pull
 from unsoft.magnitude.points import checked_eps, checked_points
 from unsoft.magnitude.truncated import groups
-
-_BLOCK = 128
 
 
 class PrefixWeighting(NamedTuple):
@@ -63,47 +62,47 @@ def working_dtype(dtype: torch.dtype, eps: float) -> torch.dtype:
     return torch.float64 if eps < 1e-3 else dtype
 
 
+class _Factors:
+    """What :class:`ArrivalFactors` is, by torch."""
+
+    def __init__(self, x: Tensor, present: Tensor | None, eps: float) -> None:
+        self.x, self.present = x, present
+        self.m = inverse_factor(matrix(x, present, eps))
+        self.done = x.shape[1]
+
+    def gradient(self, y: Tensor, slope: Tensor) -> Tensor:
+        # dw_i = -(row i of M) M_ii dA w^(i), summed over i with the slopes
+        table = (y[..., None] * self.m).cumsum_(1)
+        table *= (slope * self.m.diagonal(dim1=-2, dim2=-1))[..., None]
+        outer = self.m.mT @ table
+        z = gaussian(self.x, self.x)
+        if self.present is not None:
+            z = torch.where(self.present[:, :, None] & self.present[:, None, :], z, 0.0)
+        return pull(self.x, -z * (outer + outer.mT))
+
+
 class _Arrival(torch.autograd.Function):
-    """One system per thread at a time; the factor of each is kept for the gradient."""
+    """As many systems at a time as there are threads; the factor of each is kept for the gradient."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, present: Tensor | None, b: Tensor, eps: float) -> Tensor:
-        weights, factors = [], []
+        weights, ctx.factors = [], []
         for points, seen, ones in groups(x, present, b):
-            m = inverse_factor(matrix(points, seen, eps))
-            y = (m @ ones[..., None])[..., 0]
-            weights.append(y * m.diagonal(dim1=-2, dim2=-1))
-            factors += [m, y]
-        ctx.save_for_backward(x, present, *factors)
+            factors = (ArrivalFactors if is_native(x) else _Factors)(points, seen, eps)
+            check_done(factors.done, points)
+            y = (factors.m @ ones[..., None])[..., 0]
+            weights.append(y * factors.m.diagonal(dim1=-2, dim2=-1))
+            ctx.factors.append((factors, y))
         return torch.cat(weights)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        x, present, *factors = ctx.saved_tensors
-        gradients = []
-        for number, (points, seen, g) in enumerate(groups(x, present, grad)):
-            m, y = factors[2 * number : 2 * number + 2]
-            # dw_i = -(row i of M) M_ii dA w^(i), summed over i with g_i
-            table = (y[..., None] * m).cumsum_(1)
-            table *= (g * m.diagonal(dim1=-2, dim2=-1))[..., None]
-            outer = _upper_times_lower(m, table)
-            z = gaussian(points, points)
-            if seen is not None:
-                z = torch.where(seen[:, :, None] & seen[:, None, :], z, 0.0)
-            gradients.append(pull(points, z.mul_(outer + outer.mT).neg_()))
+        slopes = grad.split([len(y) for _, y in ctx.factors])
+        gradients = [
+            factors.gradient(y, slope) for (factors, y), slope in zip(ctx.factors, slopes, strict=True)
+        ]
         return torch.cat(gradients), None, None, None
-
-
-def _upper_times_lower(m: Tensor, other: Tensor) -> Tensor:
-    """M^T T of two lower triangular matrices: the rows from k on reach columns up to k only."""
-    n = m.shape[-1]
-    result = torch.zeros_like(other)
-    for start in range(0, n, _BLOCK):
-        end = min(start + _BLOCK, n)
-        rows = slice(start, end)
-        result[:, :end, :end] += m[:, rows, :end].mT @ other[:, rows, :end]
-    return result
 
 
 def arrival_weights(x: Tensor, present: Tensor | None, b: Tensor, eps: float) -> Tensor:

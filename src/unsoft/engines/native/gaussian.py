@@ -108,8 +108,7 @@ def inverse_factors(a: Tensor) -> tuple[Tensor, int]:
              [-0.2500,  0.5000]]]), 2)
     """
     systems, n, _ = a.shape
-    padded = -(-n // _SIDE) * _SIDE
-    m, done = a.new_empty(systems, n, padded), ctypes.c_int64()
+    m, done = _room(a, systems, n), ctypes.c_int64()
     sizes = map(ctypes.c_int64, (torch.get_num_threads(), systems, n))
     a = a.detach().contiguous()
     _run(
@@ -117,10 +116,53 @@ def inverse_factors(a: Tensor) -> tuple[Tensor, int]:
         *sizes,
         a,
         m,
-        ctypes.c_int64(padded),
+        ctypes.c_int64(m.stride(1)),
         ctypes.byref(done),
     )
     return m[:, :, :n], done.value
+
+
+class ArrivalFactors:
+    """M = L^-1 of Z + eps = L L^T for points (systems, n, d), and the gradient of the weights y_i M_ii; ``done`` as above."""
+
+    def __init__(self, x: Tensor, present: Tensor | None, eps: float) -> None:
+        systems, n, width = x.shape
+        self.x = x.detach().contiguous()
+        self.present = x.new_ones(systems, n) if present is None else present.to(x.dtype).contiguous()
+        self._head = _HEAD.pack(
+            torch.get_num_threads(), systems, n, width, self.x.data_ptr(), self.present.data_ptr(), 0
+        )
+        self._library = _library(x.dtype == torch.float64)
+        room, done = _room(x, systems, n), ctypes.c_int64()
+        self._stride = ctypes.c_int64(room.stride(1))
+        _run(
+            self._library.unsoft_arrival_factors,
+            self._head,
+            ctypes.c_double(eps),
+            room,
+            self._stride,
+            ctypes.byref(done),
+        )
+        self.m, self.done = room[:, :, :n], done.value
+
+    def gradient(self, y: Tensor, slope: Tensor) -> Tensor:
+        """The gradient of the sum of slope_i y_i M_ii with respect to the points; y = M b."""
+        result = torch.empty_like(self.x)
+        _run(
+            self._library.unsoft_arrival_gradient,
+            self._head,
+            self.m,
+            self._stride,
+            y.contiguous(),
+            slope.contiguous(),
+            result,
+        )
+        return result
+
+
+def _room(like: Tensor, systems: int, n: int) -> Tensor:
+    """Memory for factors: rows of whole strips, and never a power of two apart, which caches do not like."""
+    return like.new_empty(systems, n, -(-n // _SIDE) * _SIDE + 16)
 
 
 def _run(function: ctypes._CFuncPtr, *arguments: object) -> None:

@@ -34,7 +34,7 @@ static bool small_factor(int n, real *s, real *inverse) {
     return true;
 }
 
-// m: (n, ld) with ld a multiple of STRIP; a: (n, n), its lower half is read. Returns the number of rows done, n unless A is
+// m: (n, ld) with room for whole strips in a row; a: (n, n), its lower half is read. Returns the number of rows done, n unless A is
 // not positive definite; the others are NaN.
 static int64_t inverse_factor(int64_t n, const real *a, real *m, long ld) {
     Buffer<real> transposed(ld * ld), b(GROWTH * ld), product(GROWTH * ld);
@@ -66,10 +66,9 @@ static int64_t inverse_factor(int64_t n, const real *a, real *m, long ld) {
             for (int k = 0; k <= i; k++)
                 for (long c = 0; c < filled; c += VL)
                     store(m + (first + i) * ld + c, load(m + (first + i) * ld + c) - load(product + k * ld + c) * inverse[i * GROWTH + k]);
-        for (int i = 0; i < rows; i++) {
-            std::copy_n(inverse + i * GROWTH, i + 1, m + (first + i) * ld + first);
-            for (long c = 0; c <= first + i; c++) transposed[c * ld + first + i] = m[(first + i) * ld + c];
-        }
+        for (int i = 0; i < rows; i++) std::copy_n(inverse + i * GROWTH, i + 1, m + (first + i) * ld + first);
+        for (long c = 0; c < first + rows; c++)
+            for (int i = 0; i < rows; i++) transposed[c * ld + first + i] = m[(first + i) * ld + c];
     }
     return n;
 }

@@ -1,6 +1,6 @@
-// The linear algebra of magnitude: Gaussian matrices (gaussian.h) and their factors (factor.h). Every function returns 0, or 2 if memory ran out.
-#include "factor.h"
-#include "gaussian.h"
+// The linear algebra of magnitude: Gaussian matrices (gaussian.h) their factors (factor.h), and the
+// weights that points have when they arrive (arrival.h). Every function returns 0, or 2 if memory ran out.
+#include "arrival.h"
 
 #define UNSOFT_EXPORT(declaration, call)                                    \
     extern "C" __attribute__((visibility("default"))) int declaration {    \
@@ -21,3 +21,7 @@ UNSOFT_EXPORT(unsoft_gaussian_between(int64_t threads, int64_t systems, int64_t 
               gaussian_between(threads, systems, rows, columns, width, x, y, z))
 UNSOFT_EXPORT(unsoft_inverse_factors(int64_t threads, int64_t systems, int64_t n, const real *a, real *m, int64_t ld, int64_t *done),
               *done = inverse_factors(threads, systems, n, a, m, ld))
+UNSOFT_EXPORT(unsoft_arrival_factors(const Gaussian *g, double eps, real *m, int64_t ld, int64_t *done),
+              *done = arrival_factors(*g, real(eps), m, ld))
+UNSOFT_EXPORT(unsoft_arrival_gradient(const Gaussian *g, const real *m, int64_t ld, const real *y, const real *slope, real *gradient),
+              arrival_gradient(*g, m, ld, y, slope, gradient))

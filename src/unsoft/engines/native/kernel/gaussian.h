@@ -150,6 +150,30 @@ UNSOFT_INLINE void distance_rows(int width, const real *rows, const real *column
     }
 }
 
+// One tile of similarities between the points of two blocks, from points as rows and points as columns.
+static void similarity_tile(int width, const real *rows, const real *columns, const real *present_rows, const real *present_columns, real *z) {
+    for (int r = 0; r < SIDE; r += ROWS)
+        distance_rows<ROWS>(width, rows + r * width, columns, present_rows + r, present_columns, z + r * SIDE);
+}
+
+// The points of one system in both layouts, filled up to whole blocks.
+struct Laid {
+    Buffer<real> rows, columns, present;
+    Laid(const Gaussian &g, int64_t s) : rows(g.padded() * g.width), columns(g.padded() * g.width), present(g.padded()) {
+        const int width = int(g.width);
+        std::copy_n(g.x + s * g.points * width, g.points * width, rows.data);
+        std::fill_n(rows + g.points * width, (g.padded() - g.points) * width, real(0));
+        for (long block = 0; block < g.blocks(); block++)  // (block, width, 64), so that points lie along lanes
+            for (int k = 0; k < width; k++)
+                for (int p = 0; p < SIDE; p++) columns[(block * width + k) * SIDE + p] = rows[(block * SIDE + p) * width + k];
+        pad_vector(g.present + s * g.points, g.points, g.padded(), present);
+    }
+    void tile(const Gaussian &g, long row, long column, real *z) const {
+        similarity_tile(int(g.width), rows + row * SIDE * g.width, columns + column * SIDE * g.width, present + row * SIDE,
+                        present + column * SIDE, z);
+    }
+};
+
 // z(j, l) = exp(-|x_j - y_l|^2) for two sets of points of each system, as plain matrices (systems, rows, columns).
 static void gaussian_between(int64_t threads, int64_t systems, int64_t rows, int64_t columns, int64_t width, const real *x, const real *y,
                              real *z) {
@@ -181,26 +205,16 @@ static void gaussian_between(int64_t threads, int64_t systems, int64_t rows, int
 
 // Builds the matrix and, while a tile is in cache, its product with `x` (none if null).
 static void gaussian_build(const Gaussian &g, const real *x, real *y) {
-    const int width = int(g.width);
-    const long padded = g.padded();
     by_parts(
-        g, padded,
+        g, g.padded(),
         [&](int64_t s, int first, int end, real *sums) {
-            Buffer<real> columns(padded * width), rows(padded * width), present(padded), vector(padded);
-            const real *points = g.x + s * g.points * width;
-            std::copy_n(points, g.points * width, rows.data);
-            std::fill_n(rows + g.points * width, (padded - g.points) * width, real(0));
-            for (long block = 0; block < end; block++)  // columns: (block, width, 64), so that points lie along lanes
-                for (int k = 0; k < width; k++)
-                    for (int p = 0; p < SIDE; p++) columns[(block * width + k) * SIDE + p] = rows[(block * SIDE + p) * width + k];
-            pad_vector(g.present + s * g.points, g.points, padded, present);
-            if (x) pad_vector(x + s * g.points, g.points, padded, vector);
+            Laid points(g, s);
+            Buffer<real> vector(g.padded());
+            if (x) pad_vector(x + s * g.points, g.points, g.padded(), vector);
             for (long row = first; row < end; row++)
                 for (long column = 0; column <= row; column++) {
                     real *z = g.tile(s, row, column);
-                    for (int r = 0; r < SIDE; r += ROWS)
-                        distance_rows<ROWS>(width, rows + (row * SIDE + r) * width, columns + column * SIDE * width, present + row * SIDE + r,
-                                         present + column * SIDE, z + r * SIDE);
+                    points.tile(g, row, column, z);
                     if (x)
                         tile_product<COLUMNS>(z, vector + column * SIDE, vector + row * SIDE, sums + row * SIDE, sums + column * SIDE,
                                               row == column);
@@ -209,6 +223,16 @@ static void gaussian_build(const Gaussian &g, const real *x, real *y) {
         [&](int64_t s, const real *sums) {
             if (x) std::copy_n(sums, g.points, y + s * g.points);
         });
+}
+
+// What a tile of W, symmetric as a whole, adds to sum_l W_jl x_l and to sum_l W_jl.
+static void tile_pull(real *w, long row, long column, int width, const real *points, const real *ones, real *sums, real *totals) {
+    if (row == column)  // a point has no distance from itself
+        for (int p = 0; p < SIDE; p++) w[p * (SIDE + 1)] = 0;
+    tile_product<COLUMNS>(w, ones, ones, totals + row * SIDE, totals + column * SIDE, row == column);
+    accumulate<true>(SIDE, width, SIDE, w, SIDE, points + row * SIDE * width, width, sums + column * SIDE * width, width);
+    if (row != column)
+        accumulate<false>(SIDE, width, SIDE, w, SIDE, points + column * SIDE * width, width, sums + row * SIDE * width, width);
 }
 
 // The gradient of sum_r u_r^T Z v_r with respect to the points: with W = Z (elementwise) sum_r (u_r v_r^T + v_r u_r^T),
@@ -243,12 +267,7 @@ static void gaussian_gradient(const Gaussian &g, int64_t rank, const real *u, co
                         ::rows<4, COLUMNS, false, false>(SIDE, depth, left + row * SIDE * depth, depth, across + column * depth * SIDE + c, SIDE,
                                                          w + c, SIDE);
                     for (int e = 0; e < TILE; e += VL) store(w + e, load(w + e) * load(z + e));
-                    if (row == column)  // a point has no distance from itself
-                        for (int p = 0; p < SIDE; p++) w[p * (SIDE + 1)] = 0;
-                    tile_product<COLUMNS>(w, ones, ones, totals + row * SIDE, totals + column * SIDE, row == column);
-                    accumulate<true>(SIDE, width, SIDE, w, SIDE, rows + row * SIDE * width, width, weighted + column * SIDE * width, width);
-                    if (row != column)
-                        accumulate<false>(SIDE, width, SIDE, w, SIDE, rows + column * SIDE * width, width, weighted + row * SIDE * width, width);
+                    tile_pull(w, row, column, width, rows, ones, weighted, totals);
                 }
         },
         [&](int64_t s, const real *sums) {
