@@ -14,7 +14,8 @@ PACKAGE = Path(unsoft.__file__).parent
 LAYERS = [  # from the bottom to the top; a room may import itself and rooms of lower layers
     {"errors"},
     {"formula"},
-    {"engines", "magnitude", "measure", "theory"},
+    {"engines", "magnitude", "theory"},
+    {"measure"},
     {"mechanisms"},
     {"attention"},
     {"nn", "testing"},

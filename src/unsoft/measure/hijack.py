@@ -1,0 +1,171 @@
+"""Is it hijacked? Crowds of look-alike keys against what they are worth (document 002)."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from unsoft.measure.arguments import (
+    check_broadcast,
+    check_count,
+    check_float,
+    check_mask,
+    computed,
+    row_weights,
+)
+from unsoft.measure.groups import key_groups
+from unsoft.measure.rows import Rows, over_rows, ratio
+
+
+class Hijack(NamedTuple):
+    """One number for each row."""
+
+    attention_share: Tensor
+    """Of the row's mass, the part on keys of redundant groups."""
+    magnitude_share: Tensor
+    """Of the magnitude of the keys that the row sees, the part of these groups: what they are worth."""
+    excess: Tensor
+    """The difference: above 0 crowds take more than they are worth, at 0 nothing is hijacked."""
+
+
+def hijack(
+    weights: Tensor,
+    keys: Tensor,
+    mask: Tensor | None = None,
+    *,
+    t: float = 1.0,
+    threshold: float = 0.5,
+    eps: float = 1e-2,
+    magnitude_weights: Tensor | None = None,
+) -> Hijack:
+    """Attention on redundant groups of keys, against their share of the set's magnitude.
+
+        attention_share = sum of |a_j| over j in redundant groups / sum |a|
+        magnitude_share = sum of mu_j over j in redundant groups / sum mu        (Z + eps I) mu = 1
+        excess = attention_share - magnitude_share
+
+    Groups are those of :func:`key_groups` among the keys that any row sees, redundant if the row sees two or more of their keys. ``weights`` is
+    (..., queries, keys), ``keys`` (..., keys, d) with leading dimensions that broadcast to those of the weights. The
+    magnitude weights mu come from :func:`unsoft.magnitude.weighting`, or from ``magnitude_weights``, (..., keys) or
+    (..., queries, keys). If the mask differs from row to row, so does the set whose magnitude counts, and
+    ``magnitude_weights`` must be given: for causal rows ``unsoft.magnitude.prefix_weighting``.
+
+    Answers: do many copies of a key take attention that one copy would not get?
+
+    Range: attention_share 0 to 1; the other two usually in -1 to 1, but magnitude weights can be negative. Rows without
+    redundant groups: 0 everywhere.
+
+    >>> keys = torch.tensor([[9.0, 0.0], [0.0, 0.0], [0.0, 0.0], [0.0, 0.0]])        # one unique key, three clones
+    >>> flat = torch.full((1, 4), 0.25)
+    >>> hijack(flat, keys, magnitude_weights=torch.tensor([1.0, 1 / 3, 1 / 3, 1 / 3]))
+    Hijack(attention_share=tensor([0.7500]), magnitude_share=tensor([0.5000]), excess=tensor([0.2500]))
+    """
+    check_float("weights", weights, 2, "(..., queries, keys)")
+    check_float("keys", keys, 2, "(..., keys, d)")
+    check_mask("mask", mask, weights.shape, weights.device)
+    if keys.shape[-2] != weights.shape[-1]:
+        raise ValueError(
+            f"measure: argument 'keys' has shape {tuple(keys.shape)}, 'weights' {tuple(weights.shape)}; keys need one row"
+            f" for each of the {weights.shape[-1]} keys"
+        )
+    check_broadcast("keys", keys[..., :1].mT, weights.shape)
+    per_row = mask is not None and _differs_between_rows(mask)
+    exists = None if mask is None else mask.expand(weights.shape).any(-2)  # None, or (..., keys)
+    if magnitude_weights is None:
+        if per_row:
+            raise ValueError(
+                "measure: argument 'mask' differs from row to row, and so does the magnitude of what a row sees: pass"
+                " 'magnitude_weights' of shape (..., queries, keys), for causal rows"
+                " unsoft.magnitude.prefix_weighting(keys, t=t, eps=eps)"
+            )
+        magnitude_weights = _weighting(keys, exists, t, eps)
+    worth = _by_row(magnitude_weights, weights)
+    if exists is not None:
+        keys = keys.expand(*weights.shape[:-2], *keys.shape[-2:])
+    groups = key_groups(keys, exists, t=t, threshold=threshold)
+    if per_row:
+        shares = over_rows(_shares_by_group, weights, mask, groups[..., None, :], worth)
+    else:
+        redundant = _redundant(groups, exists)[..., None, :]
+        shares = over_rows(_shares, weights, mask, redundant, worth)
+    attention_share, magnitude_share = shares.unbind(-1)
+    return Hijack(attention_share, magnitude_share, attention_share - magnitude_share)
+
+
+def unique_share(
+    mechanism: Any, clones: Sequence[int], *, unique: float = math.log(20), clone: float = 0.0
+) -> Tensor:
+    """What a unique key keeps of the mass as clones of another key become more.
+
+        |a_unique| / sum |a|        of the row  unique, clone, clone, ..., clone
+
+    ``unique`` and ``clone`` are logits; the defaults are the example of document 002, a key 20 times as relevant as
+    each clone. The result has one number for each number of ``clones``. ``mechanism`` is a :class:`unsoft.Formula` or a
+    function from logits to weights.
+
+    Answers: how many mediocre copies does it take to drown a relevant key?
+
+    Range: 0 to 1; a row without mass: 0.
+
+    >>> from unsoft.formula import Formula
+    >>> unique_share(Formula("exp(s - m)", "exp(s - m)", "s"), [0, 1, 50])        # 20/20, 20/21, 20/70
+    tensor([1.0000, 0.9524, 0.2857], dtype=torch.float64)
+    """
+    weigh = row_weights(mechanism)
+    shares = []
+    for count in clones:
+        check_count("clones", count, 0)
+        row = weigh(torch.tensor([unique] + [clone] * count, dtype=torch.float64)).abs()
+        shares.append(ratio(row[0], row.sum()))
+    return torch.stack(shares) if shares else torch.zeros(0, dtype=torch.float64)
+
+
+def _differs_between_rows(mask: Tensor) -> bool:
+    return mask.dim() > 1 and not torch.equal(mask, mask[..., :1, :].expand_as(mask))
+
+
+def _by_row(magnitude_weights: Tensor, weights: Tensor) -> Tensor:
+    """(..., 1 or queries, keys): a tensor that begins like the weights without queries has none."""
+    check_float("magnitude_weights", magnitude_weights, 1, "(..., keys) or (..., queries, keys)")
+    given = computed(magnitude_weights)
+    if given.dim() < weights.dim():
+        given = given[..., None, :]
+    check_broadcast("magnitude_weights", given, weights.shape)
+    return given
+
+
+def _weighting(keys: Tensor, exists: Tensor | None, t: float, eps: float) -> Tensor:
+    """Magnitude weights of the keys that exist, 0 for the others."""
+    from unsoft.magnitude import weighting
+
+    if exists is None:
+        return weighting(keys, t=t, eps=eps).weights
+    points = keys.expand(*exists.shape, keys.shape[-1])
+    worth = computed(points.new_zeros(exists.shape))
+    for place in itertools.product(*map(range, exists.shape[:-1])):
+        seen = exists[place]
+        if seen.any():
+            worth[place][seen] = weighting(points[place][seen], t=t, eps=eps).weights.to(worth.dtype)
+    return worth
+
+
+def _redundant(groups: Tensor, visible: Tensor | None) -> Tensor:
+    """Which visible keys have a second visible key in their group."""
+    visible = torch.ones_like(groups, dtype=torch.bool) if visible is None else visible
+    members = torch.zeros_like(groups).scatter_add(-1, groups, visible.long())
+    return (members.gather(-1, groups) > 1) & visible
+
+
+def _shares(block: Tensor, visible: Tensor | None, redundant: Tensor, worth: Tensor) -> Tensor:
+    rows, worth = Rows(block, visible), Rows(worth, visible).values
+    crowds = (rows.relative * redundant).sum(-1), (worth * redundant).sum(-1)
+    return torch.stack([rows.per_mass(crowds[0]), ratio(crowds[1], worth.sum(-1)).to(crowds[0].dtype)], -1)
+
+
+def _shares_by_group(block: Tensor, visible: Tensor, groups: Tensor, worth: Tensor) -> Tensor:
+    return _shares(block, visible, _redundant(groups, visible), worth)
