@@ -38,29 +38,37 @@ def key_groups(keys: Tensor, mask: Tensor | None = None, *, t: float = 1.0, thre
     lead, (count, dim) = keys.shape[:-2], keys.shape[-2:]
     exists = torch.ones(keys.shape[:-1], dtype=torch.bool, device=keys.device) if mask is None else mask
     exists = exists.expand(keys.shape[:-1])
-    # In float64: the distance between two clones far from the origin is a difference of large numbers.
     points = torch.where(exists[..., None], keys.detach(), 0.0).double()
     if not points.isfinite().all():
         raise ValueError("measure: argument 'keys' holds NaN or infinite numbers where keys are visible")
     reach = -math.log(threshold) / t * dim
     pairs = zip(points.reshape(-1, count, dim), exists.reshape(-1, count), strict=True)
-    found = [_components((_squared_distances(x) < reach) & seen & seen[:, None]) for x, seen in pairs]
+    found = [_components(_within(x, reach) & seen & seen[:, None]) for x, seen in pairs]
     return torch.stack(found).reshape(*lead, count) if found else exists.long()
 
 
-def _squared_distances(points: Tensor) -> Tensor:
+def _within(points: Tensor, reach: float) -> Tensor:
+    """Which pairs have a squared distance |x_j|^2 - 2 x_j . x_l + |x_l|^2 below ``reach``.
+
+    One product of matrices, which saves passes over the result.
+    """
     points = points - points.mean(0)
-    squares = points.square().sum(-1)
-    return squares + squares[:, None] - 2 * points @ points.mT
+    squares = points.square().sum(-1, keepdim=True)
+    ones = torch.ones_like(squares)
+    left, right = torch.cat([-2 * points, squares, ones], -1), torch.cat([points, ones, squares], -1)
+    # The distance of two clones far out is a small difference of large numbers; otherwise half the digits will do.
+    if not (squares > 1000 * reach).any():
+        left, right = left.float(), right.float()
+    return left @ right.mT < reach
 
 
 def _components(near: Tensor) -> Tensor:
     """Lowest member of each key's connected component, for a symmetric relation (keys, keys)."""
     count = len(near)
     labels = torch.arange(count, device=near.device)
-    near = near | torch.eye(count, dtype=torch.bool, device=near.device)
+    left, right = near.nonzero().unbind(-1)
     while True:
-        lowest = torch.where(near, labels, count).amin(-1)
+        lowest = labels.scatter_reduce(0, left, labels[right], "amin")
         # Whoever led a key until now follows the lowest label that the key has met, and so on to the top:
         # a chain of n keys needs about log n rounds instead of n.
         merged = labels.scatter_reduce(0, labels, lowest, "amin")
