@@ -8,6 +8,7 @@ A ``mask`` (..., tokens) says which tokens exist. Hidden ones change nothing, wh
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
 import torch
@@ -177,15 +178,16 @@ def recovery(
         )
     check_broadcast("inputs", inputs, states.shape)
     lead, (count, dim) = states.shape[:-2], states.shape[-2:]
+    sets = math.prod(lead)
     names = torch.arange(count, device=states.device) if tokens is None else tokens
     _check_tokens(names, states.shape[:-1])
     exists = torch.ones((), dtype=torch.bool, device=states.device) if mask is None else mask
     with torch.no_grad():
         one_by_one = zip(
-            checked.reshape(-1, count, dim),
-            computed(inputs).expand(states.shape).reshape(-1, count, dim),
-            names.expand(*lead, count).reshape(-1, count),
-            exists.expand(*lead, count).reshape(-1, count),
+            checked.reshape(sets, count, dim),
+            computed(inputs).expand(states.shape).reshape(sets, count, dim),
+            names.expand(*lead, count).reshape(sets, count),
+            exists.expand(*lead, count).reshape(sets, count),
             strict=True,
         )
         found = [_recovered(x[seen], e.to(x.dtype)[seen], name[seen]) for x, e, name, seen in one_by_one]
@@ -199,7 +201,7 @@ def _recovered(states: Tensor, inputs: Tensor, names: Tensor) -> Tensor:
     # Cosines are at most 1, so that rounding errors, and with them ties, have an absolute size.
     tied = cosines >= cosines.amax(-1, keepdim=True) - 16 * torch.finfo(cosines.dtype).eps
     right = tied & (names[:, None] == names)
-    return (right.sum(-1) / tied.sum(-1).clamp_min(1)).mean().to(states.dtype)
+    return (right.sum(-1).to(states.dtype) / tied.sum(-1).clamp_min(1)).mean()
 
 
 def _check_tokens(tokens: Tensor, shape: tuple[int, ...]) -> None:

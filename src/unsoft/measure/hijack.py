@@ -98,14 +98,14 @@ def hijack(
 
 
 def unique_share(
-    mechanism: Any, clones: Sequence[int], *, unique: float = math.log(20), clone: float = 0.0
+    mechanism: Any, clones: Sequence[int], *, unique: float = 1 + math.log(20), clone: float = 1.0
 ) -> Tensor:
     """What a unique key keeps of the mass as clones of another key become more.
 
         |a_unique| / sum |a|        of the row  unique, clone, clone, ..., clone
 
-    ``unique`` and ``clone`` are logits; the defaults are the example of document 002, a key 20 times as relevant as
-    each clone. The result has one number for each number of ``clones``. ``mechanism`` is a :class:`unsoft.Formula` or a
+    ``unique`` and ``clone`` are logits; with the defaults exp says that the unique key is 20 times as relevant as each
+    clone, the example of document 002. (Clones with the logit 0 would hold nothing under many signed mechanisms.) The result has one number for each number of ``clones``. ``mechanism`` is a :class:`unsoft.Formula` or a
     function from logits to weights.
 
     Answers: how many mediocre copies does it take to drown a relevant key?
