@@ -174,7 +174,7 @@ def test_bad_logits():
         measure.gradient(FORMULAS["relu"], torch.zeros(2), torch.zeros(3).long())
 
 
-def test_unique_share_of_the_document():
+def test_unique_share_of_the_literature():
     softmax = measure.unique_share(FORMULAS["softmax"], [50])
     assert softmax.item() == pytest.approx(20 / 70)
     assert measure.unique_share(FORMULAS["softmax"], []).shape == (0,)

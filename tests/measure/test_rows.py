@@ -151,7 +151,7 @@ def test_sinks():
 @pytest.mark.parametrize("n", [1, 10, 300])
 @pytest.mark.parametrize("decay", [0.5, 0.9, 0.999])
 def test_sparsity_of_linear_decay(n, decay):
-    """The closed form of document 001."""
+    """The closed form of https://spaces.ac.cn/archives/9889."""
     row = decay ** torch.arange(n, dtype=torch.float64)
     expected = math.sqrt((1 - decay**n) / (n * (1 - decay)) * (1 + decay) / (1 + decay**n))
     assert measure.sparsity(row).item() == pytest.approx(expected, rel=1e-12)

@@ -1,4 +1,4 @@
-"""Does a mechanism tell a key that is irrelevant from one that is opposed? The open question of document 000."""
+"""Does a mechanism tell a key that is irrelevant from one that is opposed? An open question of signed attention."""
 
 from __future__ import annotations
 

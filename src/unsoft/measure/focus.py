@@ -18,7 +18,7 @@ def sparsity(weights: Tensor, mask: Tensor | None = None) -> Tensor:
 
         S = mean |a| / sqrt(mean a^2)        means over the n visible keys
 
-    Answers: can it focus? (The measure of document 001.)
+    Answers: can it focus? (Su Jianlin, 2023, https://spaces.ac.cn/archives/9889)
 
     Range: 1/sqrt(n) (one key has all) to 1 (all sizes equal). Rows without mass: 1, they are flat.
 

@@ -1,8 +1,7 @@
-"""Is it hijacked? Crowds of look-alike keys against what they are worth (document 002)."""
+"""Is it hijacked? Crowds of look-alike keys against what they are worth (Rosić, 2026, "magnitude attention")."""
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -53,7 +52,7 @@ def hijack(
     (..., queries, keys), ``keys`` (..., keys, d) with leading dimensions that broadcast to those of the weights. The
     magnitude weights mu come from :func:`unsoft.magnitude.weighting`, or from ``magnitude_weights``, (..., keys) or
     (..., queries, keys). If the mask differs from row to row, so does the set whose magnitude counts, and
-    ``magnitude_weights`` must be given: for causal rows ``unsoft.magnitude.prefix_weighting``.
+    ``magnitude_weights`` must be given: for causal rows ``unsoft.magnitude.prefix_weighting(keys).weights``.
 
     Answers: do many copies of a key take attention that one copy would not get?
 
@@ -75,18 +74,21 @@ def hijack(
         )
     check_broadcast("keys", keys[..., :1].mT, weights.shape)
     per_row = mask is not None and _differs_between_rows(mask)
-    exists = None if mask is None else mask.expand(weights.shape).any(-2)  # None, or (..., keys)
+    exists = None
+    if mask is not None:
+        exists = mask.expand(weights.shape).any(-2)
+        keys = keys.expand(*weights.shape[:-2], *keys.shape[-2:])
     if magnitude_weights is None:
         if per_row:
             raise ValueError(
                 "measure: argument 'mask' differs from row to row, and so does the magnitude of what a row sees: pass"
                 " 'magnitude_weights' of shape (..., queries, keys), for causal rows"
-                " unsoft.magnitude.prefix_weighting(keys, t=t, eps=eps)"
+                " unsoft.magnitude.prefix_weighting(keys, t=t, eps=eps).weights"
             )
-        magnitude_weights = _weighting(keys, exists, t, eps)
+        from unsoft.magnitude import weighting  # only here: its solvers are not needed otherwise
+
+        magnitude_weights = weighting(keys, t=t, eps=eps, mask=exists).weights
     worth = _by_row(magnitude_weights, weights)
-    if exists is not None:
-        keys = keys.expand(*weights.shape[:-2], *keys.shape[-2:])
     groups = key_groups(keys, exists, t=t, threshold=threshold)
     if per_row:
         shares = over_rows(_shares_by_group, weights, mask, groups[..., None, :], worth)
@@ -105,7 +107,7 @@ def unique_share(
         |a_unique| / sum |a|        of the row  unique, clone, clone, ..., clone
 
     ``unique`` and ``clone`` are logits; with the defaults exp says that the unique key is 20 times as relevant as each
-    clone, the example of document 002. (Clones with the logit 0 would hold nothing under many signed mechanisms.) The result has one number for each number of ``clones``. ``mechanism`` is a :class:`unsoft.Formula` or a
+    clone, the example of the literature. (Clones with the logit 0 would hold nothing under many signed mechanisms.) The result has one number for each number of ``clones``. ``mechanism`` is a :class:`unsoft.Formula` or a
     function from logits to weights.
 
     Answers: how many mediocre copies does it take to drown a relevant key?
@@ -137,21 +139,6 @@ def _by_row(magnitude_weights: Tensor, weights: Tensor) -> Tensor:
         given = given[..., None, :]
     check_broadcast("magnitude_weights", given, weights.shape)
     return given
-
-
-def _weighting(keys: Tensor, exists: Tensor | None, t: float, eps: float) -> Tensor:
-    """Magnitude weights of the keys that exist, 0 for the others."""
-    from unsoft.magnitude import weighting
-
-    if exists is None:
-        return weighting(keys, t=t, eps=eps).weights
-    points = keys.expand(*exists.shape, keys.shape[-1])
-    worth = computed(points.new_zeros(exists.shape))
-    for place in itertools.product(*map(range, exists.shape[:-1])):
-        seen = exists[place]
-        if seen.any():
-            worth[place][seen] = weighting(points[place][seen], t=t, eps=eps).weights.to(worth.dtype)
-    return worth
 
 
 def _redundant(groups: Tensor, visible: Tensor | None) -> Tensor:
