@@ -36,16 +36,24 @@ def key_groups(keys: Tensor, mask: Tensor | None = None, *, t: float = 1.0, thre
             f"measure: argument 'threshold' is {threshold}; similarities to compare with lie between 0 and 1"
         )
     lead, (count, dim) = keys.shape[:-2], keys.shape[-2:]
-    sets = math.prod(lead)
-    exists = torch.ones(keys.shape[:-1], dtype=torch.bool, device=keys.device) if mask is None else mask
-    exists = exists.expand(keys.shape[:-1])
-    points = torch.where(exists[..., None], keys.detach(), 0.0).double()
+    points = keys.detach().double()
+    if mask is not None:
+        mask = mask.expand(keys.shape[:-1])
+        points = torch.where(mask[..., None], points, 0.0)
     if not points.isfinite().all():
         raise ValueError("measure: argument 'keys' holds NaN or infinite numbers where keys are visible")
     reach = -math.log(threshold) / t * dim
-    pairs = zip(points.reshape(sets, count, dim), exists.reshape(sets, count), strict=True)
-    found = [_components(_within(x, reach) & seen & seen[:, None]) for x, seen in pairs]
-    return torch.stack(found).reshape(*lead, count) if found else exists.long()
+    sets = math.prod(lead)
+    found = []
+    for number, x in enumerate(points.reshape(sets, count, dim)):
+        near = _within(x, reach)
+        if mask is not None:
+            exists = mask.reshape(sets, count)[number]
+            near &= exists & exists[:, None]
+        found.append(_components(near))
+    return (
+        torch.stack(found).reshape(*lead, count) if found else keys.new_zeros(*lead, count, dtype=torch.long)
+    )
 
 
 def _within(points: Tensor, reach: float) -> Tensor:

@@ -91,11 +91,13 @@ def hijack(
     worth = _by_row(magnitude_weights, weights)
     groups = key_groups(keys, exists, t=t, threshold=threshold)
     if per_row:
-        shares = over_rows(_shares_by_group, weights, mask, groups[..., None, :], worth)
+        shares = over_rows(_shares_by_row, weights, mask, groups[..., None, :], worth)
+        attention_share, magnitude_share = shares.unbind(-1)
     else:
         redundant = _redundant(groups, exists)[..., None, :]
-        shares = over_rows(_shares, weights, mask, redundant, worth)
-    attention_share, magnitude_share = shares.unbind(-1)
+        attention_share = over_rows(_attention_share, weights, mask, redundant)
+        visible = None if exists is None else exists[..., None, :]
+        magnitude_share = _magnitude_share(worth, visible, redundant).expand(attention_share.shape)
     return Hijack(attention_share, magnitude_share, attention_share - magnitude_share)
 
 
@@ -148,11 +150,18 @@ def _redundant(groups: Tensor, visible: Tensor | None) -> Tensor:
     return (members.gather(-1, groups) > 1) & visible
 
 
-def _shares(block: Tensor, visible: Tensor | None, redundant: Tensor, worth: Tensor) -> Tensor:
-    rows, worth = Rows(block, visible), Rows(worth, visible).values
-    crowds = (rows.relative * redundant).sum(-1), (worth * redundant).sum(-1)
-    return torch.stack([rows.per_mass(crowds[0]), ratio(crowds[1], worth.sum(-1)).to(crowds[0].dtype)], -1)
+def _attention_share(block: Tensor, visible: Tensor | None, redundant: Tensor) -> Tensor:
+    rows = Rows(block, visible)
+    return rows.per_mass((rows.relative * redundant).sum(-1))
 
 
-def _shares_by_group(block: Tensor, visible: Tensor, groups: Tensor, worth: Tensor) -> Tensor:
-    return _shares(block, visible, _redundant(groups, visible), worth)
+def _magnitude_share(worth: Tensor, visible: Tensor | None, redundant: Tensor) -> Tensor:
+    values = Rows(worth, visible).values
+    return ratio((values * redundant).sum(-1), values.sum(-1))
+
+
+def _shares_by_row(block: Tensor, visible: Tensor, groups: Tensor, worth: Tensor) -> Tensor:
+    redundant = _redundant(groups, visible)
+    attention_share = _attention_share(block, visible, redundant)
+    magnitude_share = _magnitude_share(worth, visible, redundant)
+    return torch.stack([attention_share, magnitude_share.to(attention_share.dtype)], -1)

@@ -62,7 +62,7 @@ class Rows:
     @cached_property
     def energy(self) -> Tensor:
         """Sum of squares of ``relative``: at least 1, or 0 in rows without mass."""
-        return self.relative.square().sum(-1)
+        return torch.linalg.vector_norm(self.relative, dim=-1).square()  # squares are not written down
 
     @cached_property
     def empty(self) -> Tensor:
