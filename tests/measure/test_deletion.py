@@ -80,6 +80,18 @@ def test_hidden_keys_change_nothing_and_visible_nan_shows():
         weights, values, values, mask=hidden
     )
     assert measure.deletion(weights, spoilt, values).share.isnan()
+    assert measure.deletion(weights, spoilt).share.isnan()
+
+
+@pytest.mark.parametrize("scale", [1e-30, 1e30])
+def test_size_of_the_source_does_not_matter(scale):
+    """A source twice as long whose value is twice as long is removed by the same multiple."""
+    weights, values, residual = (
+        normal(*shape, seed=seed).float() for seed, shape in enumerate([(2, 3), (3, 2), (3, 2)])
+    )
+    expected, found = (measure.deletion(weights, values * s, residual * s) for s in (1, scale))
+    torch.testing.assert_close(found.share, expected.share)
+    torch.testing.assert_close(found.strength, expected.strength)
 
 
 def test_half_precision_and_gradient():
@@ -97,11 +109,24 @@ def test_half_precision_and_gradient():
     ("arguments", "error", "message"),
     [
         ((torch.ones(2, 3), torch.ones(4, 2)), ValueError, r"'values' has shape \(4, 2\), .* 3 keys"),
-        ((torch.ones(2, 3), torch.ones(5, 3, 2)), ValueError, "'values' has shape"),
+        (
+            (torch.ones(8, 2, 3), torch.ones(2, 3, 2)),
+            ValueError,
+            r"'values' has shape \(2, 3, 2\); .*\(8, 2, 3\)\. .*values.repeat_interleave",
+        ),
+        (
+            (torch.ones(2, 3), torch.ones(3, 2), torch.ones(5, 3, 2)),
+            ValueError,
+            r"'residual' has shape \(5, 3, 2\)",
+        ),
         ((torch.ones(3), torch.ones(3, 2)), ValueError, r"'weights' has shape \(3,\)"),
         ((torch.ones(2, 3), torch.ones(3, 2).int()), TypeError, "'values' has dtype torch.int32"),
         ((torch.ones(2, 3), torch.ones(3, 2), torch.ones(3, 4)), ValueError, "without 'out_proj' their last"),
-        ((torch.ones(2, 3), torch.ones(3, 2), torch.ones(4, 2)), ValueError, "one row for each key"),
+        (
+            (torch.ones(2, 3), torch.ones(3, 2), torch.ones(4, 2)),
+            ValueError,
+            "'residual' .* one row for each of the 3 keys",
+        ),
         (
             (torch.ones(2, 3), torch.ones(3, 2), None, torch.ones(2, 4)),
             ValueError,

@@ -173,7 +173,12 @@ def test_rows_that_see_different_keys_need_their_own_magnitude():
     ("arguments", "keywords", "error", "message"),
     [
         ((torch.ones(2, 3), torch.ones(4, 2)), {}, ValueError, r"'keys' has shape \(4, 2\), .* 3 keys"),
-        ((torch.ones(2, 3), torch.ones(5, 3, 2)), {}, ValueError, "'keys' has shape"),
+        (
+            (torch.ones(8, 2, 3), torch.ones(4, 3, 2)),
+            {},
+            ValueError,
+            r"'keys' has shape \(4, 3, 2\); .*keys.repeat_interleave",
+        ),
         ((torch.ones(2, 3), torch.ones(3, 2).int()), {}, TypeError, "'keys' has dtype torch.int32"),
         ((torch.ones(2, 3), torch.ones(3, 2)), {"t": 0.0}, ValueError, "'t' is 0.0; it must be positive"),
         ((torch.ones(2, 3), torch.ones(3, 2)), {"threshold": 1.0}, ValueError, "'threshold' is 1.0"),

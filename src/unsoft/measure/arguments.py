@@ -56,6 +56,20 @@ def check_broadcast(name: str, x: Tensor, shape: tuple[int, ...]) -> None:
         )
 
 
+def check_leading(name: str, x: Tensor, weights: Tensor) -> None:
+    """The dimensions of ``x`` before the last two broadcast to those of ``weights``, heads and batch."""
+    try:
+        fits = torch.broadcast_shapes(x.shape[:-2], weights.shape[:-2]) == weights.shape[:-2]
+    except RuntimeError:
+        fits = False
+    if not fits:
+        raise ValueError(
+            f"measure: argument '{name}' has shape {tuple(x.shape)}; the dimensions before the last two must broadcast to"
+            f" those of 'weights', {tuple(weights.shape)}. Where query heads share key heads, repeat these:"
+            f" {name}.repeat_interleave(queries_per_key_head, -3)"
+        )
+
+
 def check_count(name: str, value: Any, least: int) -> None:
     """A whole number of at least ``least``."""
     if isinstance(value, bool) or not isinstance(value, int):

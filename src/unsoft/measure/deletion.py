@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from unsoft.measure.arguments import check_broadcast, check_float, check_mask, computed
+from unsoft.measure.arguments import check_float, check_leading, check_mask, computed
 from unsoft.measure.rows import Rows, over_rows, ratio
 
 
@@ -53,8 +53,8 @@ def deletion(
     check_float("weights", weights, 2, "(..., queries, keys)")
     check_float("values", values, 2, "(..., keys, D)")
     check_mask("mask", mask, weights.shape, weights.device)
+    _check_sources(weights, values, residual, out_proj)
     gain = _gain(values, residual, out_proj)
-    _check_keys(values, gain, weights)
 
     def moved(block: Tensor, visible: Tensor | None, gain: Tensor) -> Tensor:
         along = Rows(block, visible).values * gain
@@ -69,42 +69,44 @@ def deletion(
 
 def _gain(values: Tensor, residual: Tensor | None, out_proj: Tensor | None) -> Tensor:
     """(v W_O . r) / |r|^2 for each key, (..., keys)."""
+    values = computed(values)
     if residual is None:
-        if out_proj is not None:
-            raise ValueError(
-                "measure: argument 'out_proj' is given without 'residual', the directions to compare"
-            )
-        return computed((values != 0).any(-1).to(values.dtype))
-    check_float("residual", residual, 2, "(..., keys, E)")
-    values, residual = computed(values), computed(residual)
-    direction = residual
+        size = values.abs().sum(-1)
+        return ratio(size, size)  # 1, or 0 without a direction
+    sources = Rows(residual, None)
+    direction = sources.signed
     if out_proj is not None:
+        # v W . r = v . r W^T, which is as wide as a head and not as the model.
+        direction = direction @ computed(out_proj).mT
+    return ratio((values * direction).sum(-1), sources.energy) / sources.peak[..., 0]
+
+
+def _check_sources(weights: Tensor, values: Tensor, residual: Tensor | None, out_proj: Tensor | None) -> None:
+    given = {"values": values}
+    if residual is not None:
+        check_float("residual", residual, 2, "(..., keys, E)")
+        given["residual"] = residual
+    for name, x in given.items():
+        if x.shape[-2] != weights.shape[-1]:
+            raise ValueError(
+                f"measure: argument '{name}' has shape {tuple(x.shape)}, 'weights' {tuple(weights.shape)}; it needs one row"
+                f" for each of the {weights.shape[-1]} keys"
+            )
+        check_leading(name, x, weights)
+    if out_proj is not None:
+        if residual is None:
+            raise ValueError(
+                "measure: argument 'out_proj' is given without 'residual', the directions to compare with"
+            )
         check_float("out_proj", out_proj, 2, "(..., D, E)")
+        check_leading("out_proj", out_proj, weights)
         if out_proj.shape[-2:] != (values.shape[-1], residual.shape[-1]):
             raise ValueError(
                 f"measure: argument 'out_proj' has shape {tuple(out_proj.shape)}; to map 'values' {tuple(values.shape)}"
                 f" to 'residual' {tuple(residual.shape)} it must end in {(values.shape[-1], residual.shape[-1])}"
             )
-        direction = (
-            residual @ computed(out_proj).mT
-        )  # v W . r = v . r W^T: as wide as a head, not as the model
-    elif residual.shape[-1] != values.shape[-1]:
+    elif residual is not None and residual.shape[-1] != values.shape[-1]:
         raise ValueError(
             f"measure: argument 'residual' has shape {tuple(residual.shape)}, 'values' {tuple(values.shape)}; without"
             " 'out_proj' their last dimensions must match"
         )
-    if residual.shape[-2] != values.shape[-2]:
-        raise ValueError(
-            f"measure: argument 'residual' has shape {tuple(residual.shape)}, 'values' {tuple(values.shape)}; both need"
-            " one row for each key"
-        )
-    return ratio((values * direction).sum(-1), residual.square().sum(-1))
-
-
-def _check_keys(values: Tensor, gain: Tensor, weights: Tensor) -> None:
-    if values.shape[-2] != weights.shape[-1]:
-        raise ValueError(
-            f"measure: argument 'values' has shape {tuple(values.shape)}, 'weights' {tuple(weights.shape)}; values need"
-            f" one row for each of the {weights.shape[-1]} keys"
-        )
-    check_broadcast("values", gain[..., None, :], weights.shape)

@@ -53,8 +53,8 @@ def discrimination(
     True
     """
     weigh = row_weights(mechanism)
-    for name, value in (("geometries", geometries), ("keys", keys), ("dim", dim)):
-        check_count(name, value, 1)
+    for name, count in (("geometries", geometries), ("keys", keys), ("dim", dim)):
+        check_count(name, count, 1)
     for name, value, high in (("opposition", opposition, 1.0), ("spread", spread, math.sqrt(dim))):
         if not 0 <= value <= high:
             raise ValueError(f"measure: argument '{name}' is {value}; it must lie between 0 and {high:g}")

@@ -13,6 +13,7 @@ from unsoft.measure.arguments import (
     check_broadcast,
     check_count,
     check_float,
+    check_leading,
     check_mask,
     computed,
     row_weights,
@@ -72,7 +73,7 @@ def hijack(
             f"measure: argument 'keys' has shape {tuple(keys.shape)}, 'weights' {tuple(weights.shape)}; keys need one row"
             f" for each of the {weights.shape[-1]} keys"
         )
-    check_broadcast("keys", keys[..., :1].mT, weights.shape)
+    check_leading("keys", keys, weights)
     per_row = mask is not None and _differs_between_rows(mask)
     exists = None
     if mask is not None:

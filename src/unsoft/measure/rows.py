@@ -117,23 +117,17 @@ def over_rows(function: Callable[..., Tensor], weights: Tensor, *beside: Tensor 
     >>> over_rows(lambda block, scale: (block * scale).sum(-1), torch.ones(2, 3), torch.tensor([[1.0], [2.0]]))
     tensor([3., 6.])
     """
-    return _walk(function, [weights, *(None if x is None else x.expand(weights.shape) for x in beside)])
+    return _walk(function, weights, [None if x is None else x.expand(weights.shape) for x in beside])
 
 
-def _walk(function: Callable[..., Tensor], tensors: list[Tensor | None]) -> Tensor:
-    shape = tensors[0].shape
-    size = tensors[0].numel()
+def _walk(function: Callable[..., Tensor], weights: Tensor, beside: list[Tensor | None]) -> Tensor:
+    shape, size = weights.shape, weights.numel()
     if size <= _BLOCK or len(shape) == 1:
-        return function(*tensors)
+        return function(weights, *beside)
     inner = size // shape[0]
     if inner > _BLOCK and len(shape) > 2:
-        return torch.stack(
-            [_walk(function, [x if x is None else x[at] for x in tensors]) for at in range(shape[0])]
-        )
+        parts = ((weights[at], [x if x is None else x[at] for x in beside]) for at in range(shape[0]))
+        return torch.stack([_walk(function, *part) for part in parts])
     step = max(1, _BLOCK // inner)
-    return torch.cat(
-        [
-            function(*(x if x is None else x[at : at + step] for x in tensors))
-            for at in range(0, shape[0], step)
-        ]
-    )
+    cuts = [slice(at, at + step) for at in range(0, shape[0], step)]
+    return torch.cat([function(weights[cut], *(x if x is None else x[cut] for x in beside)) for cut in cuts])
