@@ -82,6 +82,14 @@ def test_recovery(noise, named):
         assert found[b].item() == pytest.approx(expected, rel=1e-12)
 
 
+def test_ties_up_to_rounding():
+    """Shifted copies of a vector all have the cosine 0 to (1, 1, ...), but in floating point not exactly."""
+    vector = normal(9)
+    inputs = torch.stack([vector.roll(shift) for shift in range(9)])
+    states = torch.tensor([1.0, -1.0] * 4 + [0.0]).double()[:, None].expand(9, 9)
+    assert measure.recovery(states, inputs).item() == pytest.approx(1 / 9)
+
+
 def test_evolution_noise_and_collapse_are_told_apart():
     inputs = normal(64, 32)
     layers = torch.stack(

@@ -91,6 +91,15 @@ def test_hidden_keys_are_alone_and_may_hold_anything():
         measure.key_groups(spoilt)
 
 
+def test_a_hidden_clone_is_alone():
+    assert measure.key_groups(torch.zeros(4, 2), torch.tensor([True, False, True, False])).tolist() == [
+        0,
+        1,
+        0,
+        3,
+    ]
+
+
 def test_no_keys():
     assert measure.key_groups(torch.zeros(2, 0, 3)).shape == (2, 0)
     assert measure.key_groups(torch.zeros(0, 4, 3)).shape == (0, 4)

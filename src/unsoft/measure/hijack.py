@@ -145,10 +145,10 @@ def _by_row(magnitude_weights: Tensor, weights: Tensor) -> Tensor:
 
 
 def _redundant(groups: Tensor, visible: Tensor | None) -> Tensor:
-    """Which visible keys have a second visible key in their group."""
+    """Which keys lie in a group of which two or more keys are visible."""
     visible = torch.ones_like(groups, dtype=torch.bool) if visible is None else visible
     members = torch.zeros_like(groups).scatter_add(-1, groups, visible.long())
-    return (members.gather(-1, groups) > 1) & visible
+    return members.gather(-1, groups) > 1
 
 
 def _attention_share(block: Tensor, visible: Tensor | None, redundant: Tensor) -> Tensor:
