@@ -1,0 +1,123 @@
+"""Time and memory of the measures on a large weight tensor: ``python benchmarks/measures.py [--out FILE.json]``, about a minute.
+
+The tensor is (32 heads, 2048, 2048) float32, 512 MB. Every time is a ratio to ``weights.abs().sum()`` over it in the same
+interleaved run, the fastest of at least three rounds; the bar is 3. That expression makes a copy; the ratio to a pass that makes none
+(the same in blocks) is shown beside it, for information. Memory is the peak of one call, as a share of the
+tensor's size.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+
+from unsoft import measure
+from unsoft.bench.memory import peak, reset_peak
+from unsoft.bench.probe import run_probe
+from unsoft.bench.record import load, machine, versions, write_json
+from unsoft.bench.timing import interleaved
+from unsoft.measure.rows import over_rows
+
+HEADS, LENGTH, WIDTH = 32, 2048, 64
+COPYING, WALKING = "weights.abs().sum()", "the same in blocks"
+TIME_BAR, MEMORY_BAR = 3.0, 0.25
+
+
+def calls(heads: int = HEADS) -> dict[str, Callable[[], object]]:
+    """Each measure of a weight tensor, on signed weights; whatever else it needs is made beforehand."""
+    generator = torch.Generator().manual_seed(0)
+    weights = torch.empty(heads, LENGTH, LENGTH)
+    for head in weights:
+        sizes = torch.randn(LENGTH, LENGTH, generator=generator).softmax(-1)
+        head.copy_(sizes * torch.randn(LENGTH, generator=generator).sign())
+    values, keys = (torch.randn(heads, LENGTH, WIDTH, generator=generator) for _ in range(2))
+    worth = torch.rand(heads, LENGTH, generator=generator)
+    causal = torch.ones(LENGTH, LENGTH, dtype=torch.bool).tril()
+    return {
+        COPYING: lambda: weights.abs().sum(),
+        WALKING: lambda: over_rows(lambda block: block.abs().sum(-1), weights),
+        "sparsity": lambda: measure.sparsity(weights),
+        "sparsity, causal mask": lambda: measure.sparsity(weights, causal),
+        "entropy": lambda: measure.entropy(weights),
+        "entropy, causal mask": lambda: measure.entropy(weights, causal),
+        "effective_keys": lambda: measure.effective_keys(weights),
+        "participation": lambda: measure.participation(weights),
+        "top_mass": lambda: measure.top_mass(weights),
+        "top_mass, k=10": lambda: measure.top_mass(weights, k=10),
+        "sink_mass": lambda: measure.sink_mass(weights),
+        "distance_to_uniform": lambda: measure.distance_to_uniform(weights),
+        "negative_share": lambda: measure.negative_share(weights),
+        "row_sum": lambda: measure.row_sum(weights),
+        "cancellation": lambda: measure.cancellation(weights),
+        "summary (all of the above)": lambda: measure.summary(weights),
+        "deletion": lambda: measure.deletion(weights, values),
+        "head_similarity": lambda: measure.head_similarity(weights),
+        "hijack, magnitude given": lambda: measure.hijack(weights, keys, magnitude_weights=worth),
+    }
+
+
+def memory() -> dict[str, int]:
+    """Peak bytes of each call beyond its inputs."""
+    for call in calls(heads=1).values():  # loads libraries and starts threads
+        call()
+    needed = {}
+    for name, call in calls().items():
+        before = reset_peak()
+        call()
+        needed[name] = max(peak() - before, 0)
+    return needed
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--out", type=Path)
+    parser.add_argument("--memory", action="store_true", help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    torch.set_grad_enabled(False)
+    if arguments.memory:
+        print(json.dumps(memory()))
+        return
+    size = HEADS * LENGTH * LENGTH * 4
+    seconds = {name: min(taken) for name, taken in interleaved(calls(), rounds=3).items()}
+    # A fixed threshold makes malloc give large blocks back to the system, so that none hide from the peak.
+    needed = run_probe(__file__, "--memory", MALLOC_MMAP_THRESHOLD_="65536")
+    figures = []
+    for name, taken in seconds.items():
+        ratio = taken / seconds[COPYING]
+        used = needed[name] / size
+        passed = name == COPYING or (ratio <= TIME_BAR and used <= MEMORY_BAR)
+        figures.append(
+            {
+                "what": name,
+                "seconds": taken,
+                "ratio": ratio,
+                "at_most": TIME_BAR,
+                "ratio_to_blocks": taken / seconds[WALKING],
+                "memory": used,
+                "memory_at_most": MEMORY_BAR,
+                "passed": passed,
+            }
+        )
+        print(
+            f"{name:<28} {taken * 1e3:7.0f} ms  {ratio:5.2f}x (in blocks {taken / seconds[WALKING]:5.2f}x)"
+            f"  memory {used:5.1%}  {'pass' if passed else 'FAIL'}",
+            flush=True,
+        )
+    if arguments.out:
+        context = {
+            "machine": machine(),
+            "threads": torch.get_num_threads(),
+            "load": load(),
+            "versions": versions(),
+        }
+        write_json(arguments.out, context | {"figures": figures})
+        print(f"written to {arguments.out}")
+
+
+if __name__ == "__main__":
+    sys.exit(main())
