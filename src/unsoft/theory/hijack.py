@@ -25,6 +25,7 @@ from unsoft.theory.arguments import Numbers, read_at_least, read_numbers
 from unsoft.theory.moments import Weight
 from unsoft.theory.sparsity import formula_of
 
+LOG_20 = math.log(20)
 GATES = ("sigmoid", "weight")
 PLACES = ("values", "mass")
 
@@ -38,7 +39,7 @@ class Hijack(NamedTuple):
 
 
 def hijack_share(
-    mechanism: str | Formula, clones: Numbers, *, unique: Numbers = math.log(20), clone: Numbers = 0.0
+    mechanism: str | Formula, clones: Numbers, *, unique: Numbers = LOG_20, clone: Numbers = 0.0
 ) -> Tensor:
     """Share of the absolute weight that one key of logit ``unique`` keeps against ``clones`` keys of logit ``clone``.
 
@@ -57,7 +58,7 @@ def hijack_share(
 def magnitude_hijack(
     clones: Numbers,
     *,
-    unique: Numbers = math.log(20),
+    unique: Numbers = LOG_20,
     clone: Numbers = 0.0,
     base: str | Formula = "softmax",
     on: str = "values",
