@@ -21,12 +21,14 @@ _MOST = 2000  # numbers in one option
 
 def theory(
     mechanism: Annotated[
-        list[str] | None, typer.Argument(help="Names of formulas; without any, a selection.", show_default=False)
+        list[str] | None,
+        typer.Argument(help="Names of formulas; without any, a selection.", show_default=False),
     ] = None,
     beta: Annotated[str, typer.Option(help="Means of the logits: -1,0,1 or first:last:count.")] = "-1,0,1",
     gamma: Annotated[str, typer.Option(help="Spreads of the logits, likewise.")] = "0.05:4:80",
     formula: Annotated[
-        list[str] | None, typer.Option(help='One of your own, "weight=...;mass=...;peak=..."; may be repeated.')
+        list[str] | None,
+        typer.Option(help='One of your own, "weight=...;mass=...;peak=..."; may be repeated.'),
     ] = None,
     n: Annotated[int, typer.Option(help="Number of keys, for formulas that depend on it.")] = 1024,
     out: Annotated[
@@ -39,7 +41,9 @@ def theory(
     """
     betas, gammas = read_range("--beta", beta), read_range("--gamma", gamma)
     if min(gammas) < 0:
-        raise typer.BadParameter(f"a spread cannot be negative, as {min(gammas):g} is", param_hint="'--gamma'")
+        raise typer.BadParameter(
+            f"a spread cannot be negative, as {min(gammas):g} is", param_hint="'--gamma'"
+        )
     if n < 1:
         raise typer.BadParameter(f"expected 1 key or more, not {n}", param_hint="'--n'")
     subjects = _subjects(mechanism or [], [read_formula(text) for text in formula or []], n)
@@ -64,7 +68,8 @@ def read_range(option: str, text: str) -> list[float]:
     ([-1.0, 0.0], [0.0, 0.25, 0.5, 0.75, 1.0])
     """
     wrong = typer.BadParameter(
-        f"expected numbers as in '0.5,1,2' or 'first:last:count' as in '0.1:4:80', not {text!r}", param_hint=f"'{option}'"
+        f"expected numbers as in '0.5,1,2' or 'first:last:count' as in '0.1:4:80', not {text!r}",
+        param_hint=f"'{option}'",
     )
     try:
         if ":" in text:
@@ -96,7 +101,8 @@ def read_formula(text: str) -> Formula:
         name, found, content = (x.strip() for x in piece.partition("="))
         if not found or not content or name in parts or name in params:
             raise typer.BadParameter(
-                f"expected 'weight=...;mass=...;peak=...', each once, but there is {piece.strip()!r}", param_hint="'--formula'"
+                f"expected 'weight=...;mass=...;peak=...', each once, but there is {piece.strip()!r}",
+                param_hint="'--formula'",
             )
         if name in _PARTS:
             parts[name] = content
@@ -120,7 +126,9 @@ def _subjects(names: list[str], own: list[Formula], n: int) -> list[Subject]:
     if not names and not own:
         names = list(_DEFAULT)
     subjects = [Subject(name, resolve_formula(name), n, named=True) for name in dict.fromkeys(names)]
-    return subjects + [Subject(formula.name or str(formula.weight), formula, n, named=False) for formula in own]
+    return subjects + [
+        Subject(formula.name or str(formula.weight), formula, n, named=False) for formula in own
+    ]
 
 
 def _prepare(out: Path) -> None:
@@ -149,7 +157,11 @@ def _print_table(rows: list[dict], gammas: list[float]) -> None:
     from rich.table import Table
 
     every = sorted(set(gammas))
-    shown = every if len(every) <= _SHOWN else [every[round(k * (len(every) - 1) / (_SHOWN - 1))] for k in range(_SHOWN)]
+    shown = (
+        every
+        if len(every) <= _SHOWN
+        else [every[round(k * (len(every) - 1) / (_SHOWN - 1))] for k in range(_SHOWN)]
+    )
     table = Table(box=box.SIMPLE_HEAD, title="S: 1 even, 0 all on one key", title_justify="left")
     for title in ("mechanism", "beta", *(f"gamma {gamma:.3g}" for gamma in shown), "lowest", "found by"):
         table.add_column(title, justify="left" if title in ("mechanism", "found by") else "right")

@@ -17,6 +17,16 @@ from unsoft.cli.theory_data import Rows, Subject
 from unsoft.files import write_whole
 
 _WIDTH, _HEIGHT = 560, 340
+_PANELS = 9
+_COLOURS = [
+    "#a50026",
+    "#e34a33",
+    "#f4a04c",
+    "#222222",
+    "#74add1",
+    "#4575b4",
+    "#22337a",
+]  # dark in the middle: beta = 0
 
 
 @dataclass(frozen=True)
@@ -32,7 +42,9 @@ class Figure:
 def figures(subjects: list[Subject], rows: Rows) -> Iterator[Figure]:
     """All figures, each made when it is asked for."""
     yield _document("relu2", (-2.0, -1.0, -0.5, 0.0, 0.5, 1.0, 2.0), "relu2 focuses only if beta < 0")
-    yield _document("identity", (0.0, 0.5, 1.0, 2.0, 4.0), "the plain logit never focuses: S stays above sqrt(2/pi)")
+    yield _document(
+        "identity", (0.0, 0.5, 1.0, 2.0, 4.0), "The plain logit never focuses: S stays above sqrt(2/pi)"
+    )
     yield _sparsity(rows)
     yield _hijack(subjects)
     yield _length(subjects[0])
@@ -69,14 +81,21 @@ def _csv(rows: Rows) -> bytes:
 
 def _document(name: str, betas: tuple[float, ...], title: str) -> Figure:
     rows = theory_data.document_rows(name, betas)
-    chart = _lines(rows, title, x="gamma", y="S", colour="beta:O", scheme="redblue" if min(betas) < 0 else "viridis")
+    chart = _lines(rows, title, x="gamma", y="S", colour="beta:O", colours=_COLOURS[-len(betas) :])
     return Figure(f"{name}-sparsity", title, rows, chart)
 
 
 def _sparsity(rows: Rows) -> Figure:
     title = "How evenly a row spreads its weight"
-    one = len({row["beta"] for row in rows}) == 1
-    chart = _lines(rows, title, x="gamma", y="S", colour="mechanism:N", dash=None if one else "beta:O")
+    betas = sorted({row["beta"] for row in rows})
+    if len(betas) == 1:
+        return Figure("sparsity", title, rows, _lines(rows, title, x="gamma", y="S", colour="mechanism:N"))
+    some = betas[:: -(-len(betas) // _PANELS)]
+    shown = [row for row in rows if row["beta"] in some]
+    # the title belongs to the whole, and the panels are narrower
+    panel = _lines(shown, None, x="gamma", y="S", colour="mechanism:N", width=_WIDTH // 2)
+    header = alt.Header(labelExpr="'beta = ' + datum.value", title=None)
+    chart = panel.facet(facet=alt.Facet("beta:O", header=header), columns=3).properties(title=title)
     return Figure("sparsity", title, rows, chart)
 
 
@@ -89,7 +108,15 @@ def _hijack(subjects: list[Subject]) -> Figure:
         for row in rows
         if "magnitude on values" not in row["mechanism"]
     ]
-    chart = _lines(shown, title, x="clones", y="share", colour="mechanism:N", log_x=True, y_title="share of the unique key")
+    chart = _lines(
+        _joined(shown, "share"),
+        title,
+        x="clones",
+        y="share",
+        colour="mechanism:N",
+        log_x=True,
+        y_title="share of the unique key",
+    )
     return Figure("hijack", title, rows, chart)
 
 
@@ -104,7 +131,7 @@ def _dimension(subjects: list[Subject]) -> Figure:
     rows = theory_data.dimension_rows(subjects)
     title = "Keys on a sphere of few dimensions, beta = 0, gamma = 1"
     chart = _lines(
-        rows, title, x="dimensions", y="of gaussian", colour="mechanism:N", log_x=True,
+        _joined(rows, "of gaussian"), title, x="dimensions", y="of gaussian", colour="mechanism:N", log_x=True,
         y_title="S, of that for Gaussian keys", zero=False,
     )  # fmt: skip
     return Figure("finite-dimension", title, rows, chart)
@@ -112,10 +139,12 @@ def _dimension(subjects: list[Subject]) -> Figure:
 
 def _performer() -> Figure:
     rows = theory_data.performer_rows()
-    title = "Random features approach softmax (dashed)"
+    title = "Random features approach softmax (dashed), slowly"
     chart = _lines(rows, title, x="features", y="S", colour="gamma:O", log_x=True)
-    limit = alt.Chart(alt.Data(values=rows)).mark_line(strokeDash=[4, 4]).encode(
-        x=alt.X("features:Q"), y=alt.Y("softmax:Q"), color=alt.Color("gamma:O")
+    limit = (
+        alt.Chart(alt.Data(values=rows))
+        .mark_line(strokeDash=[4, 4])
+        .encode(x=alt.X("features:Q"), y=alt.Y("softmax:Q"), color=alt.Color("gamma:O"))
     )
     return Figure("performer", title, rows, chart + limit)
 
@@ -127,25 +156,40 @@ def _rank() -> Figure:
 
 
 def _lines(
-    rows: Rows, title: str, *, x: str, y: str, colour: str, dash: str | None = None, scheme: str | None = None,
-    log_x: bool = False, y_title: str | None = None, order: list[str] | None = None, zero: bool = True,
+    rows: Rows, title: str | None, *, x: str, y: str, colour: str, colours: list[str] | None = None, log_x: bool = False,
+    y_title: str | None = None, order: list[str] | None = None, zero: bool = True, width: int = _WIDTH,
 ) -> Any:  # fmt: skip
     """Lines with a tooltip; a click on the legend singles one out, the wheel zooms."""
     field = colour.partition(":")[0]
     picked = alt.selection_point(fields=[field], bind="legend")
-    scale = alt.Scale(scheme=scheme) if scheme else alt.Undefined
+    scale = alt.Scale(range=colours) if colours else alt.Undefined
     encoding: dict[str, Any] = {
-        "x": alt.X(f"{x}:Q", scale=alt.Scale(type="log") if log_x else alt.Scale(nice=False)),
+        "x": alt.X(f"{x}:Q", scale=alt.Scale(type="log" if log_x else "linear", nice=False)),
         "y": alt.Y(f"{y}:Q", title=y_title or y, scale=alt.Scale(zero=zero)),
-        "color": alt.Color(colour, scale=scale, sort=order or alt.Undefined),
+        "color": alt.Color(
+            colour, scale=scale, sort=order or alt.Undefined, legend=alt.Legend(labelLimit=320)
+        ),
         "opacity": alt.condition(picked, alt.value(1.0), alt.value(0.12)),
-        "tooltip": [alt.Tooltip(f"{name}:{_kind(value)}", format=_format(value)) for name, value in rows[0].items()],
+        "tooltip": [
+            alt.Tooltip(f"{name}:{_kind(value)}", format=_format(value)) for name, value in rows[0].items()
+        ],
     }
-    if dash:
-        encoding["strokeDash"] = alt.StrokeDash(dash)
-    chart = alt.Chart(alt.Data(values=rows)).mark_line(clip=True).encode(**encoding)
-    size = {"title": title, "width": _WIDTH, "height": _HEIGHT}
-    return chart.properties(**size).add_params(picked).interactive()
+    chart = alt.Chart(alt.Data(values=rows)).mark_line(clip=True, interpolate="monotone").encode(**encoding)
+    heading = {} if title is None else {"title": title}
+    return chart.properties(width=width, height=_HEIGHT, **heading).add_params(picked).interactive()
+
+
+def _joined(rows: Rows, y: str) -> Rows:
+    """The rows with one label for mechanisms whose lines coincide, of which only the last drawn would be seen."""
+    lines: dict[str, list[float]] = {}
+    for row in rows:
+        lines.setdefault(row["mechanism"], []).append(row[y])
+    groups: dict[tuple[float, ...], list[str]] = {}
+    for name, values in lines.items():
+        groups.setdefault(tuple(round(value, 6) for value in values), []).append(name)
+    label = {name: ", ".join(names) for names in groups.values() for name in names}
+    first = {names[0] for names in groups.values()}
+    return [row | {"mechanism": label[row["mechanism"]]} for row in rows if row["mechanism"] in first]
 
 
 def _kind(value: object) -> str:
