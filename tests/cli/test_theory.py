@@ -141,6 +141,7 @@ def test_the_data_are_those_of_the_theory(folder):
         (["--gamma", "0:1"], 2, "first:last:count"),
         (["--gamma", "0:1:1"], 2, "first:last:count"),
         (["--beta", "one"], 2, "'one'"),
+        (["--beta", "0:1:200", "--gamma", "0:1:100"], 2, "200 x 100 points"),
         (["--beta", ""], 2, "--beta"),
         (["--n", "0"], 2, "--n"),
         (["--formula", "mass=exp(s)"], 2, "weight="),

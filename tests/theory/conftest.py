@@ -1,4 +1,4 @@
-"""Thirty-digit moments by Gauss-Legendre panels in mpmath: no code and no formula in common with unsoft.theory."""
+"""Thirty-digit moments by Gauss-Legendre panels in mpmath: nothing in common with unsoft.theory."""
 
 from dataclasses import dataclass
 from functools import lru_cache
@@ -7,6 +7,7 @@ import mpmath
 import pytest
 from mpmath import mp, mpf
 
+LOGITS = (-20, -5, -2, -1, 1, 2, 5, 20)  # the scale of f itself, when gamma is large
 DIGITS, REACH, WIDEST = (
     34,
     13,
@@ -21,7 +22,7 @@ def nodes():
 
 
 def panels(edge, mode):
-    """From a corner at ``edge`` outwards past ``mode``: fine at the corner, where a far mode makes a steep slope."""
+    """From a corner at ``edge`` outwards past ``mode``: fine at the corner, where a far mode is steep."""
     stop = max(edge, mode) + REACH
     start = max(edge, mode - REACH)
     width = mpf(1) / (1 + abs(mode - start)) if start == edge else mpf(WIDEST)
@@ -46,7 +47,7 @@ def half_line(beta, gamma, mode, integrands):
 
 @dataclass
 class Reference:
-    """S of f on both sides of a corner at s = 0, given as f(s), f(-s) for s > 0 and where f^p rho peaks."""
+    """S by integration, on both sides of the corner at s = 0."""
 
     def powers(self, beta, gamma):
         """S of relu, relu2 and identity."""
@@ -82,10 +83,10 @@ class Reference:
             }
 
     def any(self, f, beta, gamma, corners=(), modes=((0,), (0,))):
-        """S of any f by mpmath's own quad, split at corners (logits) and around the peaks of both moments (in gamma)."""
+        """S of any f by mpmath's own quad, split at corners (logits) and around the peaks of both moments."""
         with mp.workdps(30):
             beta, gamma = mpf(beta), mpf(gamma)
-            cuts = [(mpf(c) - beta) / gamma for c in corners]
+            cuts = [(mpf(c) - beta) / gamma for c in (*corners, *LOGITS)]
             sums = []
             for p, peaks in zip((1, 2), modes, strict=True):
                 low, high = min(peaks) - REACH, max(peaks) + REACH

@@ -1,4 +1,4 @@
-"""Closed forms against thirty-digit quadrature at 204 points, the document's own expressions, limits and symmetries."""
+"""Closed forms against thirty-digit quadrature at 204 points, the document, limits and symmetries."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""Monte Carlo of the real engines: the weights of one query against very many random keys have the sparsity of the theory."""
+"""Monte Carlo of the real engines: weights of one query against very many random keys."""
 
 import pytest
 import torch

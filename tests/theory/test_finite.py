@@ -43,9 +43,9 @@ def test_errors_are_standard_errors():
     assert 0.7 < float(means.std()) / (sum(run.error for run in runs) / 60) < 1.4
 
 
-def test_beyond_the_longest_spread_softmax_stays_above_its_limit():
+def test_beyond_the_widest_spread_softmax_stays_above_its_limit():
     n = 1024
-    edge = float(theory.longest_spread(n))
+    edge = float(theory.widest_spread(n))
     assert edge == pytest.approx(math.sqrt(math.log(n) / 2))
     near = theory.empirical_sparsity("softmax", 0.0, edge / 2, n, rows=400)
     far = theory.empirical_sparsity("softmax", 0.0, 3 * edge, n, rows=400)
@@ -123,7 +123,7 @@ def performer(query, count, seed, sigma):
 
 
 def test_random_features_fall_towards_softmax():
-    """S comes down as features are added, and stops at softmax's; slowly, and only for small queries within reach."""
+    """S comes down as features are added and stops at softmax's: slowly, and in reach for small queries only."""
     query = torch.tensor([3.0, 0.0], dtype=torch.float64)
     limit = float(theory.sparsity("softmax", 0.0, 3.0 * 0.5))
     means = torch.tensor(

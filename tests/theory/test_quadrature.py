@@ -1,4 +1,4 @@
-"""S of any formula against thirty-digit quadrature, the closed forms, and formulas that are hard on purpose."""
+"""S of any formula against thirty-digit quadrature, the closed forms, and hard cases."""
 
 import math
 
@@ -67,7 +67,7 @@ CASES = {
 
 
 @pytest.mark.parametrize("name", CASES)
-@pytest.mark.parametrize(("beta", "gamma"), [(0.0, 0.3), (-1.5, 1.0), (0.7, 4.0)])
+@pytest.mark.parametrize(("beta", "gamma"), [(0.0, 0.3), (-1.5, 1.0), (0.7, 4.0), (0.3, 30.0)])
 def test_any_formula_agrees_with_quadrature(name, beta, gamma, reference):
     formula, f, corners, slope = CASES[name]
     modes = ((0, 0), (0, 0)) if slope is None else ((0, slope * gamma), (0, 2 * slope * gamma))
@@ -81,6 +81,17 @@ def test_wide_logits_do_not_overflow():
     found = theory.sparsity(Formula("exp(s)"), [0.0, 1e5, -1e5], 30.0)
     assert torch.allclose(found.log(), torch.full((3,), -450.0).double(), rtol=1e-10)
     assert torch.allclose(theory.sparsity(Formula("exp(3*s)"), 0.0, 4.0).log(), torch.tensor(-72.0).double())
+
+
+def test_many_points_are_as_good_as_one():
+    gammas = torch.linspace(0.01, 20, 700, dtype=torch.float64)
+    many = theory.sparsity(Formula("exp(s)"), 0.0, gammas)
+    assert many.shape == (700,) and torch.allclose(many, torch.exp(-(gammas**2) / 2), rtol=1e-9)
+
+
+def test_constant_weights_are_even_and_vanishing_ones_are_not_there():
+    assert float(theory.sparsity(Formula("1/n"), 0.0, 3.0)) == pytest.approx(1.0, abs=1e-14)
+    assert float(theory.sparsity(Formula("max(-abs(s), 0)"), 1.0, 3.0)) == 0.0
 
 
 def test_a_far_threshold_is_seen_through_underflow():

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 _DEFAULT = ("softmax", "cog", "sinh", "relu", "relu2", "sigmoid", "tanh", "identity")
 _PARTS = ("weight", "mass", "peak", "norm", "offset_mass", "name")
 _SHOWN = 7  # columns of gamma in the terminal
-_MOST = 2000  # numbers in one option
+_MOST = 10_000  # points of beta and gamma
 
 
 def theory(
@@ -37,12 +37,17 @@ def theory(
 ) -> None:
     """Show how evenly a long row spreads its weight: S = E|a| / sqrt(E a^2) for logits N(beta, gamma^2).
 
-    1 is even, 0 is all on one key. With --out also: the curves, clones against a unique key, short rows, few dimensions.
+    1 is even, 0 is all on one key. With --out also: the curves, clones against a unique key, short rows, few
+    dimensions.
     """
     betas, gammas = read_range("--beta", beta), read_range("--gamma", gamma)
     if min(gammas) < 0:
         raise typer.BadParameter(
             f"a spread cannot be negative, as {min(gammas):g} is", param_hint="'--gamma'"
+        )
+    if len(betas) * len(gammas) > _MOST:
+        raise typer.BadParameter(
+            f"{len(betas)} x {len(gammas)} points are more than {_MOST}", param_hint="'--beta'"
         )
     if n < 1:
         raise typer.BadParameter(f"expected 1 key or more, not {n}", param_hint="'--n'")
@@ -88,7 +93,7 @@ def read_range(option: str, text: str) -> list[float]:
 
 
 def read_formula(text: str) -> Formula:
-    """ "weight=...;mass=...;peak=..." (also norm, offset_mass, name); any other name is a parameter with its value.
+    """Reads "weight=...;mass=...;peak=..." (also norm, offset_mass, name); other names are parameters.
 
     >>> read_formula("weight=exp(tau*s - m); mass=exp(tau*s - m); peak=tau*s; tau=2").params["tau"]
     2.0
@@ -111,12 +116,13 @@ def read_formula(text: str) -> Formula:
             params[name] = float(content)
         except ValueError:
             raise typer.BadParameter(
-                f"{name!r} is neither a part ({', '.join(_PARTS)}) nor a parameter with a number, in {piece.strip()!r}",
+                f"{name!r} is neither a part ({', '.join(_PARTS)}) nor a parameter with a number,"
+                f" in {piece.strip()!r}",
                 param_hint="'--formula'",
             ) from None
     if "weight" not in parts:
         raise typer.BadParameter("a formula needs at least 'weight=...'", param_hint="'--formula'")
-    return Formula(**parts, params=params)
+    return Formula.from_dict({**parts, "params": params})
 
 
 def _subjects(names: list[str], own: list[Formula], n: int) -> list[Subject]:

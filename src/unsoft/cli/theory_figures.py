@@ -1,4 +1,4 @@
-"""The figures of ``unsoft theory``: charts of the rows of ``theory_data``, written as HTML, PNG, SVG, CSV and JSON."""
+"""The figures of ``unsoft theory``: charts of the rows of ``theory_data``, each written as five files."""
 
 from __future__ import annotations
 
@@ -180,7 +180,7 @@ def _lines(
 
 
 def _joined(rows: Rows, y: str) -> Rows:
-    """The rows with one label for mechanisms whose lines coincide, of which only the last drawn would be seen."""
+    """The rows with one label for mechanisms whose lines coincide; only the last drawn would be seen."""
     lines: dict[str, list[float]] = {}
     for row in rows:
         lines.setdefault(row["mechanism"], []).append(row[y])

@@ -1,4 +1,4 @@
-"""Reads what a user gives as beta, gamma and other numbers: float64 tensors, or an error that names the argument."""
+"""Reads beta, gamma and other numbers: float64 tensors, or an error that names the argument."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def read_numbers(name: str, given: Numbers) -> Tensor:
     tensor([1., 2.], dtype=torch.float64)
     """
     try:
-        numbers = torch.as_tensor(given, dtype=torch.float64)
+        numbers = torch.as_tensor(given, dtype=torch.float64, device="cpu")
     except (TypeError, ValueError, RuntimeError):
         raise TypeError(
             f"{name}: expected a number, a list of numbers or a tensor, not {type(given).__name__}"
@@ -33,14 +33,14 @@ def read_logits(beta: Numbers, gamma: Numbers) -> tuple[Tensor, Tensor]:
     mean, spread = read_numbers("beta", beta), read_numbers("gamma", gamma)
     if (spread < 0).any():
         raise ValueError(
-            f"gamma: the spread of the logits must be 0 (the limit) or positive, but one value is {spread.min():g}"
+            f"gamma: the spread of the logits must not be negative, but one value is {spread.min():g}"
         )
     try:
         mean, spread = torch.broadcast_tensors(mean, spread)
     except RuntimeError:
         raise ValueError(
-            f"beta, gamma: shapes {tuple(mean.shape)} and {tuple(spread.shape)} do not broadcast; give one number,"
-            " equal shapes, or beta of shape (B, 1) and gamma of shape (G,)"
+            f"beta, gamma: shapes {tuple(mean.shape)} and {tuple(spread.shape)} do not broadcast; give one"
+            " number, equal shapes, or beta of shape (B, 1) and gamma of shape (G,)"
         ) from None
     return mean, spread
 

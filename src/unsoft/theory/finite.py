@@ -47,8 +47,9 @@ def empirical_sparsity(
     n: float | None = None,
     params: Mapping[str, float] | None = None,
 ) -> Empirical:
-    """Mean S of random rows of ``length`` keys whose logits are N(beta, gamma^2), or come from keys on a sphere in ``dim`` dimensions.
+    """Mean S of random rows of ``length`` keys whose logits are N(beta, gamma^2).
 
+    With ``dim`` they come from keys on a sphere of that many dimensions, as in :func:`sparsity`.
     A formula that depends on n sees n = length unless told otherwise.
 
     >>> empirical_sparsity("identity", 0.0, 1.0, 4096, rows=64).mean      # sqrt(2/pi) = 0.798
@@ -75,8 +76,8 @@ def length_correction(
 ) -> Tensor:
     """The c of E S_n = S (1 + c/n + O(1/n^2)): rows much longer than |c| are as good as infinite.
 
-    c = 3/8 (M4 / M2^2 - 1) - 1/2 (M3 / (M1 M2) - 1), with M_p = E|f(s)|^p, by Taylor expansion of S_n in its two means. For softmax it grows
-    as 3/8 exp(4 gamma^2): see :func:`longest_spread`.
+    c = 3/8 (M4 / M2^2 - 1) - 1/2 (M3 / (M1 M2) - 1), with M_p = E|f(s)|^p, by Taylor expansion of S_n in its
+    two means. For softmax it grows as 3/8 exp(4 gamma^2): see :func:`widest_spread`.
 
     >>> length_correction("identity", 0.0, 1.0)                 # 3/8 (3 - 1) - 1/2 (2 - 1)
     tensor(0.2500, dtype=torch.float64)
@@ -88,13 +89,14 @@ def length_correction(
     return 3 / 8 * torch.expm1(four - 2 * two) - torch.expm1(three - one - two) / 2
 
 
-def longest_spread(length: Numbers) -> Tensor:
+def widest_spread(length: Numbers) -> Tensor:
     """sqrt(log(n) / 2): the gamma up to which a row of n keys can show softmax's S = exp(-gamma^2 / 2).
 
-    E exp(2 s) comes from logits near beta + 2 gamma^2, but the largest of n logits is near beta + gamma sqrt(2 log n). Once the second is
-    the smaller one, a row no longer holds the keys that make the sum, and S falls more slowly, towards its bound 1/sqrt(n).
+    E exp(2 s) comes from logits near beta + 2 gamma^2, but the largest of n logits is near beta + gamma
+    sqrt(2 log n). Once the second is the smaller one, a row no longer holds the keys that make the sum, and S
+    falls more slowly, towards its bound 1/sqrt(n).
 
-    >>> longest_spread(1024)
+    >>> widest_spread(1024)
     tensor(1.8616, dtype=torch.float64)
     """
     return (read_at_least("length", length, 1.0).log() / 2).sqrt()

@@ -1,11 +1,12 @@
 """Hijacking: how much of a row a unique key keeps against m identical ones (document 002).
 
-One key has the logit u, m clones have the logit c; all other keys are left out. A pointwise mechanism gives the unique key
+One key has the logit u, m clones have the logit c; all other keys are left out. A pointwise mechanism gives
+the unique key
 
     share = |f(u)| / (|f(u)| + m |f(c)|)
 
-whatever its normaliser. The magnitude of the keys counts the clones as one: (Z + eps I) w = 1, with Z = 1 between clones and 0
-between them and the unique key, far away, has the solution
+whatever its normaliser. The magnitude of the keys counts the clones as one: (Z + eps I) w = 1, with Z = 1
+between clones and 0 between them and the unique key, far away, has the solution
 
     w_unique = 1 / (1 + eps)        w_clone = 1 / (m + eps)
 
@@ -31,7 +32,7 @@ PLACES = ("values", "mass")
 
 
 class Hijack(NamedTuple):
-    """What reaches the output: factor of the unique key's value, of all clones' together, and the unique key's share of both."""
+    """Factors of the unique key's value and of all clones' together in the output, and the share of the first."""
 
     unique: Tensor
     clones: Tensor
@@ -41,10 +42,10 @@ class Hijack(NamedTuple):
 def hijack_share(
     mechanism: str | Formula, clones: Numbers, *, unique: Numbers = LOG_20, clone: Numbers = 0.0
 ) -> Tensor:
-    """Share of the absolute weight that one key of logit ``unique`` keeps against ``clones`` keys of logit ``clone``.
+    """Share of the absolute weight that a key of logit ``unique`` keeps against clones of logit ``clone``.
 
-    A formula that depends on n sees n = clones + 1. The default is the example of document 002: a key of relevance exp(u) = 20 against
-    clones of relevance 1.
+    A formula that depends on n sees n = clones + 1. The default is the example of document 002: a key of
+    relevance exp(u) = 20 against clones of relevance 1.
 
     >>> hijack_share("softmax", [1, 50])                 # 20/21, 20/70
     tensor([0.9524, 0.2857], dtype=torch.float64)
@@ -69,12 +70,14 @@ def magnitude_hijack(
 ) -> Hijack:
     """The same against clones when every key is gated by its magnitude weight.
 
-    ``gate="sigmoid"`` is g(w) = sigmoid(slope w + offset), ``gate="weight"`` passes the weight itself, as document 002 computes its
-    example. ``on="values"`` multiplies the values, so the row loses what the gate takes; ``on="mass"`` multiplies the weights before they
-    are normalised. The share is the same; what reaches the output is not.
+    ``gate="sigmoid"`` is g(w) = sigmoid(slope w + offset), ``gate="weight"`` passes the weight itself, as
+    document 002 computes its example. ``on="values"`` multiplies the values, so the row loses what the gate
+    takes; ``on="mass"`` multiplies the weights before they are normalised. The share is the same; what
+    reaches the output is not.
 
-    A sigmoid gate only delays the hijack: as m grows, g(w_clone) -> sigmoid(offset), a constant, so the clones win again once
-    m exceeds exp(u - c) g(w_unique) / sigmoid(offset). Only a gate that falls as 1/m stops it.
+    A sigmoid gate only delays the hijack: as m grows, g(w_clone) -> sigmoid(offset), a constant, so the
+    clones win again once m exceeds exp(u - c) g(w_unique) / sigmoid(offset). Only a gate that falls as 1/m
+    stops it.
 
     >>> magnitude_hijack(50, gate="weight", eps=0.0).share              # 20/21, as if there were one clone
     tensor(0.9524, dtype=torch.float64)

@@ -1,4 +1,4 @@
-"""Where a formula is not smooth: the logits at which an abs, max, relu, sign or where switches, or the weight changes sign."""
+"""Where a formula is not smooth: logits at which a max, abs or where switches, or the weight changes sign."""
 
 from __future__ import annotations
 
@@ -15,10 +15,11 @@ _HALVINGS = 90
 
 
 def kinks(expr: Expr, params: Mapping[str, float | Tensor]) -> Tensor:
-    """Logits in +-100,000 at which the absolute value of the expression has a corner or a jump, in rising order.
+    """Logits in +-100,000 at which |expression| has a corner or a jump, in rising order.
 
-    A switch is found by a change of sign between neighbours of a grid (of step 0.01 near 0, growing with the distance) and then
-    halved down to the last bit. A pair of switches inside one step is missed; the quadrature then has to find it itself.
+    A switch is found by a change of sign between neighbours of a grid (of step 0.01 near 0, growing with the
+    distance) and then halved down to the last bit. A pair of switches inside one step is missed; the
+    quadrature then has to find it itself.
 
     >>> from unsoft.formula import parse
     >>> kinks(parse("max(s - 2, 0) + abs(s + 1)"), {})

@@ -39,8 +39,9 @@ class Minimum(NamedTuple):
 def limits(mechanism: str, beta: float) -> Limits:
     """Limits in gamma at a fixed beta, in closed form.
 
-    softmax, cog and sinh focus without limit as the logits spread. identity, relu and relu2 depend on beta / gamma alone: spreading
-    the logits only brings beta / gamma = 0 nearer, which is a floor, unless beta < 0 makes positive weights rare (relu, relu2).
+    softmax, cog and sinh focus without limit as the logits spread. identity, relu and relu2 depend on beta /
+    gamma alone: spreading the logits only brings beta / gamma = 0 nearer, which is a floor, unless beta < 0
+    makes positive weights rare (relu, relu2).
 
     >>> limits("identity", 1.0)
     Limits(narrow=1.0, wide=0.797..., infimum=0.797...)
@@ -85,7 +86,7 @@ def minimum(
     n: float | None = None,
     params: Mapping[str, float] | None = None,
 ) -> Minimum:
-    """The smallest S for gamma in a range, found on a grid of 64 that closes in three times on its lowest point.
+    """The smallest S for gamma in a range: on a grid of 64 that closes in three times on its lowest point.
 
     >>> found = minimum(Formula("tanh(s)"), 0.0)
     >>> round(found.sparsity, 4), round(found.gamma, 3)

@@ -9,10 +9,10 @@ from unsoft.theory.arguments import Numbers, read_at_least, read_numbers
 
 
 def linear_sparsity(query: Numbers, mean: Numbers, covariance: Numbers) -> Tensor:
-    """S = 1 / sqrt(1 + q' Sigma q / (q' mu)^2) of weights q . k >= 0 for keys of mean mu and covariance Sigma.
+    """S = 1 / sqrt(1 + q' Sigma q / (q' mu)^2) of weights q . k >= 0, for keys of mean mu, covariance Sigma.
 
-    Query and key are the non-negative features g(q), h(k). Exact for any distribution of the keys. ``query`` and ``mean`` are
-    (..., F), ``covariance`` is (..., F, F).
+    Query and key are the non-negative features g(q), h(k). Exact for any distribution of the keys. ``query``
+    and ``mean`` are (..., F), ``covariance`` is (..., F, F).
 
     >>> linear_sparsity([1.0, 0.0], [1.0, 1.0], [[3.0, 0.0], [0.0, 3.0]])
     tensor(0.5000, dtype=torch.float64)
@@ -23,8 +23,8 @@ def linear_sparsity(query: Numbers, mean: Numbers, covariance: Numbers) -> Tenso
     width = q.shape[-1] if q.ndim else 0
     if not width or mu.shape[-1:] != (width,) or sigma.shape[-2:] != (width, width):
         raise ValueError(
-            f"query, mean, covariance: expected (..., F), (..., F) and (..., F, F), not {tuple(q.shape)}, {tuple(mu.shape)}"
-            f" and {tuple(sigma.shape)}"
+            "query, mean, covariance: expected (..., F), (..., F) and (..., F, F),"
+            f" not {tuple(q.shape)}, {tuple(mu.shape)} and {tuple(sigma.shape)}"
         )
     variance = torch.einsum("...i,...ij,...j->...", q, sigma, q)
     if (variance < 0).any():
@@ -35,8 +35,8 @@ def linear_sparsity(query: Numbers, mean: Numbers, covariance: Numbers) -> Tenso
 def iid_linear_sparsity(query: Numbers, mean: Numbers, deviation: Numbers) -> Tensor:
     """S = 1 / sqrt(1 + (sigma/mu)^2 (|q|_2 / |q|_1)^2) when the key features are independent and alike.
 
-    |q|_2 / |q|_1 lies between 1/sqrt(F) (all features equal) and 1 (one feature), so S is never below 1 / sqrt(1 + (sigma/mu)^2),
-    in any dimension: see :func:`iid_linear_floor`.
+    |q|_2 / |q|_1 lies between 1/sqrt(F) (all features equal) and 1 (one feature), so S is never below 1 /
+    sqrt(1 + (sigma/mu)^2), in any dimension: see :func:`iid_linear_floor`.
 
     >>> iid_linear_sparsity([1.0, 1.0, 1.0, 1.0], 1.0, 2.0)      # sigma/mu = 2, |q|_2/|q|_1 = 1/2
     tensor(0.7071, dtype=torch.float64)
@@ -49,7 +49,7 @@ def iid_linear_sparsity(query: Numbers, mean: Numbers, deviation: Numbers) -> Te
 
 
 def iid_linear_floor(mean: Numbers, deviation: Numbers) -> Tensor:
-    """The smallest S of :func:`iid_linear_sparsity` over all queries of any dimension: a query with one feature.
+    """The smallest S of :func:`iid_linear_sparsity` over all queries of any dimension: one feature only.
 
     >>> iid_linear_floor(1.0, 1.0)
     tensor(0.7071, dtype=torch.float64)

@@ -14,13 +14,15 @@ from unsoft.theory.kinks import kinks
 from unsoft.theory.quadrature import log_moments
 from unsoft.theory.signed_log import SignedLog, signed_log
 
+_AT_ONCE = 256  # points, each with some thousand nodes
 _PROBES = torch.tensor([-7.3, -1.1, -0.2, 0.3, 1.7, 8.9], dtype=torch.float64)
 
 
 class Weight:
     """The weight of a formula as a function of the logit alone, up to a constant factor.
 
-    The row peak m is 0, since it cancels; ``n`` is needed if the formula depends on the number of keys in more than its scale.
+    The row peak m is 0, since it cancels; ``n`` is needed if the formula depends on the number of keys in
+    more than its scale.
 
     >>> Weight(Formula("max(s, 0)/n")).signed_log(torch.tensor([2.0, -3.0])).plain
     tensor([2., 0.], dtype=torch.float64)
@@ -36,12 +38,12 @@ class Weight:
             )
         if positions := formula.weight.symbols & {"i", "j"}:
             raise ValueError(
-                f"formula: the weight depends on the position ({', '.join(sorted(positions))}), so its logits do not share one"
-                " distribution and S(beta, gamma) is not defined"
+                f"formula: the weight depends on the position ({', '.join(sorted(positions))}), so its keys do not"
+                " share one distribution and S(beta, gamma) is not defined"
             )
         self.expr = formula.weight
         self.env: dict[str, float | Tensor] = {"m": 0.0, **formula.params, **(params or {})}
-        self.env["n"] = self._count(n)
+        self.keys = self.env["n"] = self._count(n)
 
     def _count(self, n: Numbers | None) -> Tensor:
         if n is not None:
@@ -66,14 +68,14 @@ class Weight:
 
     def log_moments(self, beta: Tensor, gamma: Tensor, powers: tuple[int, ...], dim: int | None) -> Tensor:
         """log E|weight|^p, the powers in the first dimension; for one number of keys."""
-        if self.env["n"].ndim:
+        if self.keys.ndim:
             raise ValueError(
-                f"n: expected one number of keys, not a tensor of shape {tuple(self.env['n'].shape)}"
+                f"n: expected one number of keys, not a tensor of shape {tuple(self.keys.shape)}"
             )
-        found = log_moments(
-            self.log_size, beta.flatten(), gamma.flatten(), powers, kinks(self.expr, self.env), dim
-        )
-        return found.reshape(len(powers), *beta.shape)
+        breaks = kinks(self.expr, self.env)
+        points = zip(beta.flatten().split(_AT_ONCE), gamma.flatten().split(_AT_ONCE), strict=True)
+        found = [log_moments(self.log_size, *point, powers, breaks, dim) for point in points]
+        return torch.cat(found, dim=1).reshape(len(powers), *beta.shape)
 
 
 def limit_spread(beta: Tensor) -> Tensor:

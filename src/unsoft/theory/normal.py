@@ -23,9 +23,10 @@ def density(x: Tensor) -> Tensor:
 def log_rectified_moment(k: int, beta: Tensor, gamma: Tensor) -> Tensor:
     """log of E max(s, 0)^k / (beta^2 + gamma^2)^(k/2) for s ~ N(beta, gamma^2), gamma > 0 and k = 1, 2, 4.
 
-    For beta > -gamma it is the polynomial in beta / gamma that integration by parts gives. Below, that polynomial cancels, so
-    the moment is phi(x) B_k with x = -beta / gamma and B_k = integral of u^k exp(-u^2/2 - u x) over u > 0, whose ratios
-    B_k / B_(k-1) = k / (x + B_(k+1) / B_k) are a continued fraction of positive terms.
+    For beta > -gamma it is the polynomial in beta / gamma that integration by parts gives. Below, that
+    polynomial cancels, so the moment is phi(x) B_k with x = -beta / gamma and B_k = integral of u^k
+    exp(-u^2/2 - u x) over u > 0, whose ratios B_k / B_(k-1) = k / (x + B_(k+1) / B_k) are a continued
+    fraction of positive terms.
 
     >>> one, zero = torch.ones((), dtype=torch.float64), torch.zeros((), dtype=torch.float64)
     >>> log_rectified_moment(2, zero, one).exp()

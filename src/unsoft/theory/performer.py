@@ -11,15 +11,17 @@ from unsoft.theory.arguments import Numbers, read_at_least, read_numbers
 def performer_sparsity(
     query: Numbers, directions: Numbers, mean: Numbers = 0.0, sigma: Numbers = 1.0
 ) -> Tensor:
-    """S of a = sum_r exp(w_r . q) exp(w_r . k - |k|^2/2) for keys k ~ N(mean, sigma^2 I), a non-negative linear attention.
+    """S of a = sum_r exp(w_r . q) exp(w_r . k - |k|^2/2), a linear attention, for keys k ~ N(mean, sigma^2 I).
 
     Both moments are Gaussian integrals over the key,
 
-        E exp(w . k - c |k|^2 / 2) = v^(-D/2) exp((sigma^2 |w|^2 / 2 + w . mean - c |mean|^2 / 2) / v),   v = 1 + c sigma^2,
+        E exp(w . k - c |k|^2 / 2) = v^(-D/2) exp((sigma^2 |w|^2 / 2 + w . mean - c |mean|^2 / 2) / v),   v =
+        1 + c sigma^2,
 
-    with w = w_r, c = 1 for the first and w = w_r + w_t, c = 2 for the second. ``query`` is (D,), ``directions`` (m, D). With many random
-    directions S approaches softmax's exp(-sigma^2 |q|^2 / 2), slowly. It comes from above if keys are short (D sigma^2 below 1 or so); a
-    single feature of long keys is a lognormal of its own, exp(w . k - |k|^2/2), and may be sharper than softmax, at the wrong keys.
+    with w = w_r, c = 1 for the first and w = w_r + w_t, c = 2 for the second. ``query`` is (D,),
+    ``directions`` (m, D). With many random directions S approaches softmax's exp(-sigma^2 |q|^2 / 2), slowly.
+    It comes from above if keys are short (D sigma^2 below 1 or so); a single feature of long keys is a
+    lognormal of its own, exp(w . k - |k|^2/2), and may be sharper than softmax, at the wrong keys.
 
     >>> directions = torch.randn(4, 8, 2, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     >>> performer_sparsity([0.5, 0.0], directions[0])

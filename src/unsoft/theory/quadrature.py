@@ -1,8 +1,9 @@
 """Moments of |f(s)| for a random logit, by adaptive Gauss-Legendre quadrature of many (beta, gamma) at once.
 
-The integrand is |f(beta + gamma e)|^p rho(e), rho being the density of a standard normal, or of the first coordinate of a
-random point on the sphere of radius sqrt(d). It is kept as a logarithm and scaled by its largest value, so that the size of f does
-not matter. Every panel is compared with its two halves, and halved as long as they disagree; panels start at the kinks of f.
+The integrand is |f(beta + gamma e)|^p rho(e), rho being the density of a standard normal, or of the first
+coordinate of a random point on the sphere of radius sqrt(d). It is kept as a logarithm and scaled by its
+largest value, so that the size of f does not matter. Every panel is compared with its two halves, and halved
+as long as they disagree; panels start at the kinks of f.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from torch import Tensor
 
 _FAR = 1000.0  # how far from the mean, in units of gamma, the moments of a formula may lie
 _NODES = 16
-_TOLERANCE = 1e-11  # of a moment, for the disagreement of one panel with its halves; the halves themselves are far closer
+_TOLERANCE = 1e-11  # of a moment: how far a panel may be from its halves, which themselves are far closer
 _ROUNDS = 60
 _POSSIBLE = 38.0  # beyond, the normal density is 0 in float64
 _NEGLIGIBLE = 60.0  # exp(-60) of the largest value
@@ -30,7 +31,7 @@ def log_moments(
     breaks: Tensor,
     dim: int | None = None,
 ) -> Tensor:
-    """log E|f(s)|^p for each power (first dimension) and each of the points (second), which are given as vectors.
+    """log E|f(s)|^p for each power (first dimension) and each point of the vectors beta, gamma (second).
 
     ``log_size`` maps logits to log|f|; ``breaks`` are logits at which panels must end.
 
@@ -46,7 +47,7 @@ def log_moments(
     left, right, owner = left[keep], right[keep], owner[keep]
 
     def logs(left: Tensor, right: Tensor, owner: Tensor) -> tuple[Tensor, Tensor]:
-        """Logarithms of the integrands at the nodes of each panel (powers, panels, nodes), and the weights there."""
+        """Logarithms of the integrands (powers, panels, nodes), and the weights of the nodes."""
         nodes, weights = gauss_legendre()
         half = (right - left)[:, None] / 2
         e = left[:, None] + half * (1 + nodes)
@@ -87,7 +88,7 @@ def log_moments(
 
 @lru_cache(maxsize=1)
 def gauss_legendre() -> tuple[Tensor, Tensor]:
-    """Nodes in (-1, 1) and weights: eigenvalues of the Jacobi matrix, and first entries of its eigenvectors."""
+    """Nodes in (-1, 1) and weights: eigenvalues of the Jacobi matrix, first entries of its eigenvectors."""
     k = torch.arange(1, _NODES, dtype=torch.float64)
     beside = k / (4 * k.square() - 1).sqrt()
     nodes, vectors = torch.linalg.eigh(beside.diag(1) + beside.diag(-1))
@@ -119,8 +120,8 @@ def _refuse_nan(size: Tensor, e: Tensor, logits: Tensor) -> None:
     bad = size.isnan() & (e.abs() < _POSSIBLE)
     if bad.any():
         raise ValueError(
-            f"formula: the weight is not a number at the logit {logits[bad][0]:.4g}, which can occur; guard it with"
-            " where(condition, a, b)"
+            f"formula: the weight is not a number at the logit {logits[bad][0]:.4g}, which can occur; guard it"
+            " with where(condition, a, b)"
         )
 
 
@@ -130,8 +131,8 @@ def _refuse_infinite(edge: Tensor, powers: tuple[int, ...], beta: Tensor, gamma:
     if bad.any():
         p, k = bad.nonzero()[0].tolist()
         raise ValueError(
-            f"formula: E|weight|^{powers[p]} at beta = {beta[k]:g}, gamma = {gamma[k]:g} is infinite, or comes from logits more"
-            f" than {_FAR:g} gamma away; the weight grows too fast for Gaussian logits"
+            f"formula: E|weight|^{powers[p]} at beta = {beta[k]:g}, gamma = {gamma[k]:g} is infinite, or comes"
+            f" from logits more than {_FAR:g} gamma away; the weight grows too fast for Gaussian logits"
         )
 
 

@@ -1,8 +1,9 @@
-"""Values of an expression that may be far too large or too small for a float: sign and logarithm beside the plain value.
+"""Values of an expression that may be far too large or small for a float: sign and logarithm beside the value.
 
-The moments of exp(s) at gamma = 30 reach exp(1800); a sigmoid far below its threshold is exp(-1000). Every node of an
-expression is evaluated both ways, and the logarithm takes over only where the plain value has left the range of float64. It is
-written apart from :mod:`unsoft.formula.evaluate`, which the engines use: the oracle does not share their arithmetic.
+The moments of exp(s) at gamma = 30 reach exp(1800); a sigmoid far below its threshold is exp(-1000). Every
+node of an expression is evaluated both ways, and the logarithm takes over only where the plain value has left
+the range of float64. It is written apart from :mod:`unsoft.formula.evaluate`, which the engines use: the
+oracle does not share their arithmetic.
 
 >>> from unsoft.formula import parse
 >>> s = torch.tensor([1000.0, 0.0, -1000.0], dtype=torch.float64)

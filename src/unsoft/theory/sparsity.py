@@ -27,21 +27,24 @@ def sparsity(
 ) -> Tensor:
     """S = E|a| / sqrt(E a^2) of a row of infinitely many keys whose logits are N(beta, gamma^2).
 
-    1 is perfectly even, 0 is all on one key. beta = q . mu and gamma = sigma |q| for keys k ~ N(mu, sigma^2 I); the row's normaliser
-    cancels. A name ("exp", "softmax", "identity", "relu", "relu2", "cog", "sinh", "softmax1", "l2") uses its closed form, "sigmoid"
-    and every :class:`~unsoft.Formula` numeric integration to about 1e-10.
+    1 is perfectly even, 0 is all on one key. beta = q . mu and gamma = sigma |q| for keys k ~ N(mu, sigma^2
+    I); the row's normaliser cancels. A name ("exp", "softmax", "identity", "relu", "relu2", "cog", "sinh",
+    "softmax1", "l2") uses its closed form, "sigmoid" and every :class:`~unsoft.Formula` numeric integration
+    to about 1e-10.
 
-    beta and gamma broadcast; the result is a float64 tensor. gamma = 0 gives the limit gamma -> 0: 1 if the weight at beta is not 0,
-    0 if it is 0 all around, and what lies between at a corner (sqrt(2/pi) for "identity" at beta = 0).
+    beta and gamma broadcast; the result is a float64 tensor. gamma = 0 gives the limit gamma -> 0: 1 if the
+    weight at beta is not 0, 0 if it is 0 all around, and what lies between at a corner (sqrt(2/pi) for
+    "identity" at beta = 0).
 
     n
-        Number of keys, for formulas that depend on it in more than their scale, such as sigmoid's -log(n). The row itself stays
-        infinitely long.
+        Number of keys, for formulas that depend on it in more than their scale, such as sigmoid's -log(n).
+        The row itself stays infinitely long.
     params
         Values of a formula's parameters other than their defaults.
     dim
-        With it, keys lie on a sphere of that many dimensions (3 or more) instead of being Gaussian: the logit is
-        beta + gamma sqrt(dim) u, u the first coordinate of a random unit vector. The Gaussian is the limit of many dimensions.
+        With it, keys lie on a sphere of that many dimensions (3 or more) instead of being Gaussian: the logit
+        is beta + gamma sqrt(dim) u, u the first coordinate of a random unit vector. The Gaussian is the limit
+        of many dimensions.
 
     >>> sparsity("softmax", 0.0, [0.5, 1.0, 2.0])
     tensor([0.8825, 0.6065, 0.1353], dtype=torch.float64)
@@ -58,7 +61,7 @@ def sparsity(
 
 
 def formula_of(mechanism: str | Formula) -> Formula:
-    """The formula to integrate; of the names, those whose weight is written here once more, apart from the mechanisms."""
+    """The formula to integrate. Weights by name are written here once more, apart from the mechanisms."""
     if isinstance(mechanism, Formula):
         return mechanism
     if not isinstance(mechanism, str):
@@ -67,7 +70,8 @@ def formula_of(mechanism: str | Formula) -> Formula:
         near = difflib.get_close_matches(mechanism.lower(), WEIGHTS, n=1, cutoff=0.4)
         hint = f"; did you mean {near[0]!r}?" if near else ""
         raise ValueError(
-            f"mechanism: the theory knows no {mechanism!r}{hint} (known: {', '.join(sorted(WEIGHTS))}; anything else as a Formula)"
+            f"mechanism: the theory knows no {mechanism!r}{hint}"
+            f" (known: {', '.join(sorted(WEIGHTS))}; anything else as a Formula)"
         )
     return Formula(WEIGHTS[mechanism])
 
