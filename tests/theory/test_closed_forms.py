@@ -64,6 +64,25 @@ def test_odd_weights_do_not_see_the_sign_of_beta(name):
     assert torch.equal(theory.sparsity(name, beta, gamma), theory.sparsity(name, -beta, gamma))
 
 
+@pytest.mark.parametrize("ratio", [0.0, 0.3, 1.0, 3.0, 10.0])
+def test_sinh_of_tiny_logits_is_the_identity(ratio):
+    gamma = torch.logspace(-300, -7, 50, dtype=torch.float64)
+    found, expected = (theory.sparsity(name, ratio * gamma, gamma) for name in ("sinh", "identity"))
+    assert torch.allclose(found, expected, rtol=1e-12)
+
+
+def test_sinh_is_continuous_where_its_series_ends():
+    """The series serves gamma / sqrt(2) < 1e-3; both sides agree with exact moments there."""
+    for beta, gamma in ((0.0, 1.4e-3), (1e-3, 1.41e-3), (2e-3, 1.42e-3), (3e-3, 1.5e-3)):
+        with mpmath.mp.workdps(50):
+            b, g = mpmath.mpf(beta), mpmath.mpf(gamma)
+            rise, fall = (mpmath.erf((g + side * b / g) / mpmath.sqrt(2)) for side in (1, -1))
+            one = mpmath.exp(g * g / 2) * (mpmath.exp(b) * rise + mpmath.exp(-b) * fall) / 2
+            two = (mpmath.exp(2 * g * g) * mpmath.cosh(2 * b) - 1) / 2
+            expected = float(one / mpmath.sqrt(two))
+        assert float(theory.sparsity("sinh", beta, gamma)) == pytest.approx(expected, rel=1e-12)
+
+
 @pytest.mark.parametrize("name", ["identity", "relu", "relu2"])
 def test_powers_depend_on_the_ratio_alone(name):
     ratio = torch.tensor([-3.0, -0.2, 0.0, 1.0, 8.0])
