@@ -148,6 +148,7 @@ def test_the_data_are_those_of_the_theory(folder):
         (["--formula", "exp(s)"], 2, "exp(s)"),
         (["--formula", "weight=s;weight=s"], 2, "each once"),
         (["--formula", "weight=s;wight=exp(s)"], 2, "'wight'"),
+        (["--formula", "weight=s;name=</script><b>"], 2, "a name is made of"),
         (["--formula", "weight=exq(s)"], 1, "did you mean 'exp'"),
         (["--formula", "weight=exp(s);mass=exp(s - m);peak=s"], 1, "does not cancel"),
         (["--formula", "weight=sqrt(s)"], 1, "not a number at the logit"),

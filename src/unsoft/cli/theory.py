@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -120,6 +121,11 @@ def read_formula(text: str) -> Formula:
                 f" in {piece.strip()!r}",
                 param_hint="'--formula'",
             ) from None
+    if not re.fullmatch(r"[\w .+()-]*", parts.get("name", "")):  # it becomes part of pages and tables
+        raise typer.BadParameter(
+            f"a name is made of letters, digits and . + - ( ), not {parts['name']!r}",
+            param_hint="'--formula'",
+        )
     if "weight" not in parts:
         raise typer.BadParameter("a formula needs at least 'weight=...'", param_hint="'--formula'")
     return Formula.from_dict({**parts, "params": params})
