@@ -6,11 +6,22 @@
 torch.Size([1, 2, 5, 8])
 """
 
-from unsoft import errors, magnitude, measure, nn, testing
+from unsoft import errors, magnitude, measure, nn, testing, theory
 from unsoft.attention import attention
 from unsoft.formula import Formula
 from unsoft.mechanisms import mechanisms
 from unsoft.mechanisms.build import mechanism
 
 __version__ = "0.1.0"
-__all__ = ["Formula", "attention", "errors", "magnitude", "measure", "mechanism", "mechanisms", "nn", "testing"]
+__all__ = [
+    "Formula",
+    "attention",
+    "errors",
+    "magnitude",
+    "measure",
+    "mechanism",
+    "mechanisms",
+    "nn",
+    "testing",
+    "theory",
+]

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from unsoft.bench import record as recording
+from unsoft import files
 from unsoft.bench.bars import bars
 from unsoft.bench.memory import Memory
 from unsoft.bench.record import record, write_json
@@ -111,11 +111,10 @@ def test_writing_replaces_the_file_as_a_whole(tmp_path, monkeypatch):
     path = tmp_path / "results.json"
     write_json(path, {"run": 1})
 
-    def broken(content, file, **options):
-        file.write('{"run": ')
+    def broken(descriptor):
         raise OSError("disk full")
 
-    monkeypatch.setattr(recording.json, "dump", broken)
+    monkeypatch.setattr(files.os, "fsync", broken)
     with pytest.raises(OSError, match="disk full"):
         write_json(path, {"run": 2})
     assert json.loads(path.read_text()) == {"run": 1}

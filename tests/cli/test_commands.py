@@ -48,7 +48,7 @@ def test_help_names_every_command(run_here):
     for arguments in ([], ["--help"]):
         done = run_here(*arguments)
         assert done.returncode == 0
-        assert all(word in done.stdout for word in ("list", "bench", "cache"))
+        assert all(word in done.stdout for word in ("list", "bench", "theory", "cache"))
 
 
 def test_list_shows_every_mechanism_with_its_properties(run):

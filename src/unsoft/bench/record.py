@@ -7,7 +7,6 @@ import json
 import os
 import platform
 import subprocess
-import tempfile
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
@@ -22,6 +21,7 @@ from unsoft.bench.plan import Result
 from unsoft.bench.startup import Startup
 from unsoft.bench.timing import Timing
 from unsoft.bench.workload import SEED
+from unsoft.files import write_whole
 
 _PEERS = ("x-transformers",)
 
@@ -67,18 +67,8 @@ def versions() -> dict[str, str]:
 
 
 def write_json(path: Path, content: dict[str, Any]) -> None:
-    """Writes aside, then renames: whatever happens, the file is either the old one or the new one, whole."""
-    descriptor, unfinished = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp")
-    try:
-        with open(descriptor, "w") as file:
-            json.dump(content, file, indent=1)
-            file.write("\n")
-            file.flush()
-            os.fsync(file.fileno())
-        os.chmod(unfinished, 0o644)
-        os.replace(unfinished, path)
-    finally:
-        Path(unfinished).unlink(missing_ok=True)
+    """A record as JSON, whole or not at all."""
+    write_whole(path, (json.dumps(content, indent=1) + "\n").encode())
 
 
 def _processor() -> str:

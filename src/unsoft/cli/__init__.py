@@ -1,4 +1,4 @@
-"""The command line: ``unsoft list | bench | cache``. One thin file per command; see ``app`` for how errors are shown."""
+"""The command line: ``unsoft list | bench | theory | cache``. One thin file per command; see ``app`` for how errors are shown."""
 
 from unsoft.cli.app import main
 

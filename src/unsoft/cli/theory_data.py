@@ -1,0 +1,150 @@
+"""The numbers behind ``unsoft theory``: long tables of plain rows, for CSV, JSON and charts alike."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from unsoft import theory
+from unsoft.formula import Formula
+from unsoft.theory.closed_forms import CLOSED_FORMS
+
+Rows = list[dict[str, Any]]
+DOCUMENT_GAMMAS = [0.02 * k for k in range(1, 251)]
+CLONES = sorted({round(10 ** (k / 8)) for k in range(33)})
+UNIQUE, CLONE = 3.0, 1.0  # logits; a clone that weighs something for every mechanism
+LENGTHS = (64, 1024, 16384)
+DIMENSIONS = (3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)
+FEATURES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
+_INFINITE = "infinite"
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A mechanism to be shown, by name (whose closed form is used if there is one) or as a formula of one's own."""
+
+    label: str
+    formula: Formula
+    n: int
+    named: bool
+
+    @property
+    def closed(self) -> bool:
+        return self.named and self.label in CLOSED_FORMS
+
+    @property
+    def mechanism(self) -> str | Formula:
+        """What the theory takes."""
+        return self.label if self.closed else self.formula
+
+    def sparsity(self, beta: Any, gamma: Any, **options: Any) -> torch.Tensor:
+        return theory.sparsity(self.mechanism, beta, gamma, n=self.n, **options)
+
+
+def sparsity_rows(subjects: list[Subject], betas: list[float], gammas: list[float]) -> Rows:
+    """S of every subject at every (beta, gamma)."""
+    grid = torch.tensor(betas, dtype=torch.float64)[:, None]
+    rows = []
+    for subject in subjects:
+        values = subject.sparsity(grid, gammas).tolist()
+        how = "closed form" if subject.closed else "quadrature"
+        rows += [
+            {"mechanism": subject.label, "beta": beta, "gamma": gamma, "S": value, "found by": how}
+            for beta, line in zip(betas, values, strict=True)
+            for gamma, value in zip(gammas, line, strict=True)
+        ]
+    return rows
+
+
+def document_rows(name: str, betas: tuple[float, ...]) -> Rows:
+    """The curves of document 001: S against gamma for some beta."""
+    values = theory.sparsity(name, torch.tensor(betas, dtype=torch.float64)[:, None], DOCUMENT_GAMMAS)
+    return [
+        {"beta": beta, "gamma": round(gamma, 2), "S": value}
+        for beta, line in zip(betas, values.tolist(), strict=True)
+        for gamma, value in zip(DOCUMENT_GAMMAS, line, strict=True)
+    ]
+
+
+def hijack_rows(subjects: list[Subject]) -> Rows:
+    """Share of a unique key against more and more clones; for magnitude also what reaches the output."""
+    rows = []
+    for subject in subjects:
+        shares = theory.hijack_share(subject.formula, CLONES, unique=UNIQUE, clone=CLONE)
+        rows += _hijack(subject.label, shares, shares, 1 - shares)
+    gates: dict[str, dict[str, Any]] = {
+        "sigmoid(8 w - 4)": {"gate": "sigmoid", "slope": 8.0, "offset": -4.0},
+        "w": {"gate": "weight"},
+    }
+    for name, gate in gates.items():
+        for place in ("values", "mass"):
+            found = theory.magnitude_hijack(CLONES, unique=UNIQUE, clone=CLONE, on=place, **gate)
+            rows += _hijack(f"magnitude on {place}, gate {name}", found.share, found.unique, found.clones)
+    return rows
+
+
+def _hijack(label: str, share: torch.Tensor, unique: torch.Tensor, clones: torch.Tensor) -> Rows:
+    columns = zip(CLONES, share.tolist(), unique.tolist(), clones.tolist(), strict=True)
+    return [
+        {"mechanism": label, "clones": m, "share": s, "unique reaches output": u, "clones reach output": c}
+        for m, s, u, c in columns
+    ]
+
+
+def length_rows(subject: Subject) -> Rows:
+    """Mean S of random rows of finite length against that of an infinite one."""
+    gammas = [0.25 * k for k in range(1, 17)]
+    infinite = subject.sparsity(0.0, gammas).tolist()
+    rows = [
+        {"keys": _INFINITE, "gamma": gamma, "S": value, "error": 0.0, "at least": 0.0}
+        for gamma, value in zip(gammas, infinite, strict=True)
+    ]
+    for length in LENGTHS:
+        for gamma in gammas:
+            found = theory.empirical_sparsity(subject.formula, 0.0, gamma, length, rows=64, n=subject.n)
+            row = {"keys": str(length), "gamma": gamma, "S": found.mean, "error": found.error}
+            rows.append(row | {"at least": 1 / math.sqrt(length)})
+    return rows
+
+
+def dimension_rows(subjects: list[Subject]) -> Rows:
+    """S for keys on a sphere of few dimensions, of that for Gaussian keys."""
+    rows = []
+    for subject in subjects:
+        gaussian = float(subject.sparsity(0.0, 1.0))
+        for dim in DIMENSIONS:
+            value = float(subject.sparsity(0.0, 1.0, dim=dim))
+            rows.append(
+                {"mechanism": subject.label, "dimensions": dim, "S": value, "of gaussian": value / gaussian}
+            )
+    return rows
+
+
+def performer_rows() -> Rows:
+    """S of random features, mean of 30 draws, against softmax, for keys with sigma = 1/2 in 2 dimensions."""
+    generator = torch.Generator().manual_seed(0)
+    draws = torch.randn(30, FEATURES[-1], 2, generator=generator, dtype=torch.float64)
+    rows = []
+    for gamma in (0.5, 1.0, 1.5):
+        query = torch.tensor([2 * gamma, 0.0], dtype=torch.float64)
+        limit = float(theory.sparsity("softmax", 0.0, gamma))
+        for count in FEATURES:
+            found = [float(theory.performer_sparsity(query, w[:count], 0.0, 0.5)) for w in draws]
+            rows.append({"gamma": gamma, "features": count, "S": sum(found) / len(found), "softmax": limit})
+    return rows
+
+
+def rank_rows(width: int = 8) -> Rows:
+    """Ranks of linear attention with ``width`` positive features."""
+    generator = torch.Generator().manual_seed(0)
+    rows = []
+    for length in (4, 8, 16, 32, 64, 96, 128, 192, 256):
+        q, k = torch.rand(2, length, width, generator=generator, dtype=torch.float64)
+        found = theory.ranks(q, k)
+        for kind in ("full", "causal", "effective"):
+            label = {"full": "full matrix", "causal": "causal", "effective": "causal, effective"}[kind]
+            rows.append({"matrix": label, "length": length, "rank": float(getattr(found, kind))})
+    return rows

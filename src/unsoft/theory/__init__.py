@@ -1,0 +1,37 @@
+"""Theory: closed forms and quadrature, an oracle that shares no numerics with what it judges.
+
+>>> from unsoft import theory
+>>> theory.sparsity("relu2", beta=-1.0, gamma=[0.5, 1.0, 2.0])
+tensor([0.0720, 0.2053, 0.3015], dtype=torch.float64)
+"""
+
+from unsoft.theory.finite import Empirical, empirical_sparsity, length_correction, widest_spread
+from unsoft.theory.hijack import Hijack, hijack_share, magnitude_hijack
+from unsoft.theory.limits import Limits, Minimum, can_focus, limits, minimum
+from unsoft.theory.linear import decay_sparsity, iid_linear_floor, iid_linear_sparsity, linear_sparsity
+from unsoft.theory.performer import performer_sparsity
+from unsoft.theory.rank import Ranks, ranks
+from unsoft.theory.sparsity import sparsity
+
+__all__ = [
+    "Empirical",
+    "Hijack",
+    "Limits",
+    "Minimum",
+    "Ranks",
+    "can_focus",
+    "decay_sparsity",
+    "empirical_sparsity",
+    "hijack_share",
+    "iid_linear_floor",
+    "iid_linear_sparsity",
+    "length_correction",
+    "limits",
+    "linear_sparsity",
+    "widest_spread",
+    "magnitude_hijack",
+    "minimum",
+    "performer_sparsity",
+    "ranks",
+    "sparsity",
+]

@@ -1,0 +1,99 @@
+r"""Sparsity in closed form, where one exists: S = E|f(s)| / sqrt(E f(s)^2) for logits s ~ N(beta, gamma^2).
+
+r = beta / gamma throughout; phi and Phi are the density and the distribution function of the standard normal.
+
+    exp        exp(-gamma^2 / 2)
+    identity   [sqrt(2/pi) gamma exp(-r^2/2) + beta erf(r/sqrt 2)] / sqrt(beta^2 + gamma^2)
+    relu       [r Phi + phi] / sqrt((r^2 + 1) Phi + r phi)
+    relu2      [(r^2 + 1) Phi + r phi] / sqrt((r^4 + 6 r^2 + 3) Phi + (r^3 + 5 r) phi)
+    cog        exp(-gamma^2/2) G(1) / sqrt(G(2))
+               G(a) = Phi(a gamma + |r|) + exp(-2 a |beta|) Phi(a gamma - |r|)
+    sinh       E|f| = exp(gamma^2/2) [exp(beta) erf((gamma + r)/sqrt 2) + exp(-beta) erf((gamma - r)/sqrt 2)] / 2
+               E f^2 = [exp(2 gamma^2) cosh(2 beta) - 1] / 2
+
+exp, relu2 and identity are those of document 001 (Su, "Can attention really focus?"), the others are derived
+here. Anything that only rescales the row (a normaliser, an offset, 1/n) cancels, so softmax, softmax1 and l2
+all are exp. The sigmoid has no closed form: E sigmoid(s) is the logistic-normal integral. Each function is
+arranged so that nothing cancels or overflows, and takes gamma > 0 so small that it stands for the limit.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from unsoft.theory.normal import density, log_rectified_moment
+
+_ROOT2 = math.sqrt(2)
+_SMALL = 1e-3  # below this spread the difference of two error functions is taken from its Taylor series
+
+
+def exponential(beta: Tensor, gamma: Tensor) -> Tensor:
+    """S of softmax: exp(-gamma^2 / 2), whatever beta."""
+    return torch.exp(-gamma.square() / 2)
+
+
+def identity(beta: Tensor, gamma: Tensor) -> Tensor:
+    """S of the plain logit; even in beta, never below sqrt(2/pi)."""
+    size, ratio = torch.hypot(beta, gamma), beta / gamma
+    near = math.sqrt(2 / math.pi) * gamma / size * torch.exp(-ratio.square() / 2)
+    return near + beta / size * torch.erf(ratio / _ROOT2)
+
+
+def relu(beta: Tensor, gamma: Tensor) -> Tensor:
+    """S of max(s, 0)."""
+    return torch.exp(log_rectified_moment(1, beta, gamma) - log_rectified_moment(2, beta, gamma) / 2)
+
+
+def relu2(beta: Tensor, gamma: Tensor) -> Tensor:
+    """S of max(s, 0)^2."""
+    return torch.exp(log_rectified_moment(2, beta, gamma) - log_rectified_moment(4, beta, gamma) / 2)
+
+
+def cog(beta: Tensor, gamma: Tensor) -> Tensor:
+    """S of sign(s) exp(|s|); even in beta."""
+    beta, ratio = beta.abs(), beta.abs() / gamma
+
+    def g(a: int) -> Tensor:
+        near, far = torch.special.ndtr(a * gamma + ratio), torch.special.ndtr(a * gamma - ratio)
+        return near + torch.exp(-2 * a * beta) * far
+
+    return torch.exp(-gamma.square() / 2) * g(1) / g(2).sqrt()
+
+
+def sinh(beta: Tensor, gamma: Tensor) -> Tensor:
+    """S of sinh(s); even in beta. Both moments are divided by their leading exponential."""
+    beta, ratio = beta.abs(), (beta.abs() / gamma).clamp(max=1e4)
+    fading = torch.exp(-2 * beta)
+    difference = _erf_around(ratio / _ROOT2, gamma / _ROOT2)
+    both = torch.erf((ratio + gamma) / _ROOT2) + torch.erf((ratio - gamma) / _ROOT2)
+    first = ((1 + fading) * difference - torch.expm1(-2 * beta) * both) / 4
+    spread = -torch.expm1(-2 * gamma.square()) * (1 + fading.square()) / 4
+    second = spread + torch.exp(-2 * gamma.square()) * (torch.expm1(-2 * beta) / 2).square()
+    return torch.exp(-gamma.square() / 2) * first / second.sqrt()
+
+
+def _erf_around(x: Tensor, h: Tensor) -> Tensor:
+    """erf(x + h) - erf(x - h)."""
+    slope = (
+        2 * _ROOT2 * density(_ROOT2 * x)
+    )  # of erf; the next term of the series is below 1e-13 of the first
+    series = 2 * h * slope * (1 + h.square() * (2 * x.square() - 1) / 3)
+    return torch.where(h < _SMALL, series, torch.erf(x + h) - torch.erf(x - h))
+
+
+CLOSED_FORMS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "exp": exponential,
+    "softmax": exponential,
+    "softmax1": exponential,
+    "l2": exponential,
+    "identity": identity,
+    "linear-identity": identity,
+    "relu": relu,
+    "relu2": relu2,
+    "cog": cog,
+    "sinh": sinh,
+}

@@ -1,0 +1,123 @@
+"""Rows of finite length: how soon the statements about infinitely many keys hold."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from unsoft.formula import Formula
+from unsoft.theory.arguments import Numbers, read_at_least, read_logits
+from unsoft.theory.moments import Weight, limit_spread
+from unsoft.theory.sparsity import formula_of, read_dim
+
+_AT_ONCE = 2**20  # logits
+
+
+class Empirical(NamedTuple):
+    """Mean over random rows, and its standard error."""
+
+    mean: float
+    error: float
+
+
+def row_sparsity(log_size: Tensor) -> Tensor:
+    """mean|a| / sqrt(mean a^2) of rows given as log|a|, never below 1/sqrt(n); a row of zeros gives 0.
+
+    >>> row_sparsity(torch.tensor([0.0, -math.inf, -math.inf, -math.inf]))
+    tensor(0.5000)
+    """
+    top = log_size.amax(-1, keepdim=True)
+    size = (log_size - torch.where(top == -math.inf, 0.0, top)).exp()  # the largest is 1, unless all are 0
+    return torch.where(top.squeeze(-1) == -math.inf, 0.0, size.mean(-1) / size.square().mean(-1).sqrt())
+
+
+def empirical_sparsity(
+    mechanism: str | Formula,
+    beta: float,
+    gamma: float,
+    length: int,
+    *,
+    rows: int = 256,
+    dim: int | None = None,
+    seed: int = 0,
+    n: float | None = None,
+    params: Mapping[str, float] | None = None,
+) -> Empirical:
+    """Mean S of random rows of ``length`` keys whose logits are N(beta, gamma^2).
+
+    With ``dim`` they come from keys on a sphere of that many dimensions, as in :func:`sparsity`.
+    A formula that depends on n sees n = length unless told otherwise.
+
+    >>> empirical_sparsity("identity", 0.0, 1.0, 4096, rows=64).mean      # sqrt(2/pi) = 0.798
+    0.79...
+    """
+    (mean, spread), rows = read_logits(beta, gamma), _whole("rows", rows)
+    keys, dim = _whole("length", length), read_dim(dim)
+    if mean.ndim:
+        raise ValueError("beta, gamma: expected one number each")
+    weight = Weight(formula_of(mechanism), n=keys if n is None else n, params=params)
+    found = torch.cat(
+        [row_sparsity(weight.log_size(mean + spread * e)) for e in _noise(rows, keys, dim, seed)]
+    )
+    return Empirical(float(found.mean()), float(found.std(unbiased=False) / math.sqrt(rows)))
+
+
+def length_correction(
+    mechanism: str | Formula,
+    beta: Numbers,
+    gamma: Numbers,
+    *,
+    n: float | None = None,
+    params: Mapping[str, float] | None = None,
+) -> Tensor:
+    """The c of E S_n = S (1 + c/n + O(1/n^2)): rows much longer than |c| are as good as infinite.
+
+    c = 3/8 (M4 / M2^2 - 1) - 1/2 (M3 / (M1 M2) - 1), with M_p = E|f(s)|^p, by Taylor expansion of S_n in its
+    two means. For softmax it grows as 3/8 exp(4 gamma^2): see :func:`widest_spread`.
+
+    >>> length_correction("identity", 0.0, 1.0)                 # 3/8 (3 - 1) - 1/2 (2 - 1)
+    tensor(0.2500, dtype=torch.float64)
+    """
+    mean, spread = read_logits(beta, gamma)
+    spread = torch.where(spread == 0, limit_spread(mean), spread)
+    weight = Weight(formula_of(mechanism), n=n, params=params)
+    one, two, three, four = weight.log_moments(mean, spread, (1, 2, 3, 4), None)
+    return 3 / 8 * torch.expm1(four - 2 * two) - torch.expm1(three - one - two) / 2
+
+
+def widest_spread(length: Numbers) -> Tensor:
+    """sqrt(log(n) / 2): the gamma up to which a row of n keys can show softmax's S = exp(-gamma^2 / 2).
+
+    E exp(2 s) comes from logits near beta + 2 gamma^2, but the largest of n logits is near beta + gamma
+    sqrt(2 log n). Once the second is the smaller one, a row no longer holds the keys that make the sum, and S
+    falls more slowly, towards its bound 1/sqrt(n).
+
+    >>> widest_spread(1024)
+    tensor(1.8616, dtype=torch.float64)
+    """
+    return (read_at_least("length", length, 1.0).log() / 2).sqrt()
+
+
+def _noise(rows: int, length: int, dim: int | None, seed: int) -> Iterator[Tensor]:
+    """Standard logits of all rows, some rows at a time."""
+    generator = torch.Generator().manual_seed(seed)
+    some = max(1, _AT_ONCE // length)
+    for start in range(0, rows, some):
+        shape = (min(some, rows - start), length)
+        e = torch.randn(shape, generator=generator, dtype=torch.float64)
+        if dim is not None:  # the other dim - 1 squared coordinates of a Gaussian point, as a gamma variable
+            others = (
+                torch._standard_gamma(torch.full(shape, (dim - 1) / 2, dtype=torch.float64), generator) * 2
+            )
+            e = math.sqrt(dim) * e / (e.square() + others).sqrt()
+        yield e
+
+
+def _whole(name: str, number: int) -> int:
+    if isinstance(number, bool) or not isinstance(number, int) or number < 1:
+        raise ValueError(f"{name}: expected a whole number from 1 on, not {number!r}")
+    return number

@@ -1,0 +1,120 @@
+"""Hijacking: how much of a row a unique key keeps against m identical ones (document 002).
+
+One key has the logit u, m clones have the logit c; all other keys are left out. A pointwise mechanism gives
+the unique key
+
+    share = |f(u)| / (|f(u)| + m |f(c)|)
+
+whatever its normaliser. The magnitude of the keys counts the clones as one: (Z + eps I) w = 1, with Z = 1
+between clones and 0 between them and the unique key, far away, has the solution
+
+    w_unique = 1 / (1 + eps)        w_clone = 1 / (m + eps)
+
+and a gate g(w) multiplies either the values, after normalisation, or the mass, before it.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from unsoft.formula import Formula
+from unsoft.theory.arguments import Numbers, read_at_least, read_numbers
+from unsoft.theory.moments import Weight
+from unsoft.theory.sparsity import formula_of
+
+LOG_20 = math.log(20)
+GATES = ("sigmoid", "weight")
+PLACES = ("values", "mass")
+
+
+class Hijack(NamedTuple):
+    """Factors of the unique key's value and of all clones' together in the output, and the share of the first."""
+
+    unique: Tensor
+    clones: Tensor
+    share: Tensor
+
+
+def hijack_share(
+    mechanism: str | Formula, clones: Numbers, *, unique: Numbers = LOG_20, clone: Numbers = 0.0
+) -> Tensor:
+    """Share of the absolute weight that a key of logit ``unique`` keeps against clones of logit ``clone``.
+
+    A formula that depends on n sees n = clones + 1. The default is the example of document 002: a key of
+    relevance exp(u) = 20 against clones of relevance 1.
+
+    >>> hijack_share("softmax", [1, 50])                 # 20/21, 20/70
+    tensor([0.9524, 0.2857], dtype=torch.float64)
+    >>> hijack_share("relu2", 50)                        # a clone with logit 0 weighs nothing
+    tensor(1., dtype=torch.float64)
+    """
+    m, u, c = _read(clones, unique, clone)
+    return _share(*_log_weights(mechanism, m, u, c))
+
+
+def magnitude_hijack(
+    clones: Numbers,
+    *,
+    unique: Numbers = LOG_20,
+    clone: Numbers = 0.0,
+    base: str | Formula = "softmax",
+    on: str = "values",
+    gate: str = "sigmoid",
+    slope: float = 1.0,
+    offset: float = 0.0,
+    eps: float = 1e-2,
+) -> Hijack:
+    """The same against clones when every key is gated by its magnitude weight.
+
+    ``gate="sigmoid"`` is g(w) = sigmoid(slope w + offset), ``gate="weight"`` passes the weight itself, as
+    document 002 computes its example. ``on="values"`` multiplies the values, so the row loses what the gate
+    takes; ``on="mass"`` multiplies the weights before they are normalised. The share is the same; what
+    reaches the output is not.
+
+    A sigmoid gate only delays the hijack: as m grows, g(w_clone) -> sigmoid(offset), a constant, so the
+    clones win again once m exceeds exp(u - c) g(w_unique) / sigmoid(offset). Only a gate that falls as 1/m
+    stops it.
+
+    >>> magnitude_hijack(50, gate="weight", eps=0.0).share              # 20/21, as if there were one clone
+    tensor(0.9524, dtype=torch.float64)
+    >>> magnitude_hijack(50, gate="sigmoid").share                      # softmax alone: 0.2857
+    tensor(0.3661, dtype=torch.float64)
+    """
+    if on not in PLACES:
+        raise ValueError(f"on: expected 'values' or 'mass', not {on!r}")
+    if gate not in GATES:
+        raise ValueError(f"gate: expected 'sigmoid' or 'weight', not {gate!r}")
+    m, u, c = _read(clones, unique, clone)
+    ridge = read_at_least("eps", eps, 0.0)
+    own, theirs = 1 / (1 + ridge), 1 / (m + ridge)
+    if gate == "sigmoid":
+        own, theirs = (
+            torch.sigmoid(read_numbers("slope", slope) * w + read_numbers("offset", offset))
+            for w in (own, theirs)
+        )
+    log_unique, log_clones = _log_weights(base, m, u, c)
+    gated = log_unique + own.log(), log_clones + theirs.log()
+    total = torch.logaddexp(*(gated if on == "mass" else (log_unique, log_clones)))
+    total = torch.where(total == -math.inf, 0.0, total)
+    return Hijack((gated[0] - total).exp(), (gated[1] - total).exp(), _share(*gated))
+
+
+def _read(clones: Numbers, unique: Numbers, clone: Numbers) -> tuple[Tensor, Tensor, Tensor]:
+    m = read_at_least("clones", clones, 1.0)
+    return torch.broadcast_tensors(m, read_numbers("unique", unique), read_numbers("clone", clone))
+
+
+def _log_weights(mechanism: str | Formula, m: Tensor, u: Tensor, c: Tensor) -> tuple[Tensor, Tensor]:
+    """log|f(u)| and log(m |f(c)|)."""
+    formula = formula_of(mechanism)
+    weight = Weight(formula, n=m + 1)
+    return weight.log_size(u), weight.log_size(c) + m.log()
+
+
+def _share(log_unique: Tensor, log_clones: Tensor) -> Tensor:
+    """Share of the first; 0 if nothing weighs anything."""
+    return torch.where(log_unique == -math.inf, 0.0, torch.sigmoid(log_unique - log_clones))
