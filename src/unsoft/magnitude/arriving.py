@@ -14,7 +14,7 @@ from unsoft.magnitude.cholesky import matrix
 from unsoft.magnitude.growing import GrowingFactor
 from unsoft.magnitude.kernel import gaussian
 from unsoft.magnitude.prefix import working_dtype
-from unsoft.magnitude.streaming import Centres, advanced, similar_to_centres
+from unsoft.magnitude.streaming import Centres, advanced, learned, regrouped, similar_to_centres
 
 
 def _together(before: Tensor | None, new: Tensor) -> Tensor:
@@ -88,9 +88,12 @@ class StreamedArrival:
         if self.grown.length == self.chunk:
             points, seen, near, weighed = self.points
             among = matrix(points, seen, eps)
-            self.centres = advanced(
-                points, seen, among, near, weighed, self.grown.m, self.grown.y, self.centres
+            state = self.centres
+            after, old, new = regrouped(points, seen, among, near, state)
+            _, mean, _, inside = learned(
+                old, new, weighed, self.grown.m, self.grown.y, state.alpha, state.explained
             )
+            self.centres = advanced(after, mean, inside)
             self.grown, self.points = GrowingFactor(), []
         return weights
 

@@ -5,18 +5,17 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from unsoft.magnitude.kernel import gaussian
+from unsoft.magnitude.kernel import gaussian_within
 from unsoft.magnitude.status import Outcome, Status, relative
 
 
 def matrix(x: Tensor, present: Tensor | None, eps: float) -> Tensor:
     """Z + eps of points (systems, n, d), differentiable; an absent point is a row of the identity."""
-    z = gaussian(x, x)
-    if present is not None:
-        z = torch.where(present[:, :, None] & present[:, None, :], z, 0.0)
-    # 1 + eps itself, and not Z + eps: the diagonal of Z is 1 by definition and has no gradient
+    z = gaussian_within(x, 1 + eps)
+    if present is None:
+        return z
     unit = torch.eye(x.shape[1], dtype=torch.bool, device=x.device)
-    return torch.where(unit, 1 + eps, z)
+    return torch.where(present[:, :, None] & present[:, None, :] | unit, z, 0.0)
 
 
 def cholesky(x: Tensor, present: Tensor | None, b: Tensor, eps: float, tolerance: float) -> Outcome:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from unsoft.engines.native.gaussian import inverse_factors
+from unsoft.engines.native.gaussian import congruences, inverse_factors
 from unsoft.errors import SolverError
 from unsoft.magnitude.kernel import is_native
 
@@ -21,6 +21,8 @@ _BLOCK = 128
 def inverse_factor(a: Tensor) -> Tensor:
     """M with M A M^T = 1 and M lower triangular, for positive definite A (systems, n, n), of which the lower half is read.
 
+    The gradient is the symmetric one.
+
     >>> inverse_factor(torch.tensor([[[4.0, 2.0], [2.0, 5.0]]]))                # L = [[2, 0], [1, 2]]
     tensor([[[ 0.5000,  0.0000],
              [-0.2500,  0.5000]]])
@@ -28,11 +30,17 @@ def inverse_factor(a: Tensor) -> Tensor:
     return _InverseFactor.apply(a)
 
 
+def inverse_factor_of(a: Tensor) -> Tensor:
+    """:func:`inverse_factor` without a gradient."""
+    m, done = inverse_factors(a) if is_native(a) else _by_blocks(a)
+    check_done(done, a)
+    return m
+
+
 class _InverseFactor(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, a: Tensor) -> Tensor:
-        m, done = inverse_factors(a) if is_native(a) else _by_blocks(a)
-        check_done(done, a)
+        m = inverse_factor_of(a)
         ctx.save_for_backward(m)
         return m
 
@@ -40,7 +48,15 @@ class _InverseFactor(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> Tensor:
         (m,) = ctx.saved_tensors
-        return -(m.mT @ (halved(grad @ m.mT) @ m))
+        return congruence(m, halved(grad @ m.mT))
+
+
+def congruence(m: Tensor, t: Tensor) -> Tensor:
+    """The symmetric part of -M^T T M for lower triangular M and T: the gradient of A if T is that of M times M^T, halved."""
+    if is_native(m):
+        return congruences(m, t)
+    product = m.mT @ (t @ m)
+    return -(product + product.mT) / 2
 
 
 def check_done(done: int, x: Tensor) -> None:

@@ -27,7 +27,7 @@ class DenseGaussian:
 
     def __init__(self, x: Tensor, present: Tensor | None = None, first: Tensor | None = None) -> None:
         self.x = x.detach()
-        self.matrix = torch.cdist(self.x, self.x, compute_mode=_EXACT).square().neg().exp()
+        self.matrix = _between(self.x, self.x)
         if present is not None:
             self.matrix = self.matrix * (present[:, :, None] & present[:, None, :])
         self.first_product = None if first is None else self.product(first)
@@ -48,19 +48,41 @@ def similarities(x: Tensor, present: Tensor | None, first: Tensor) -> PackedGaus
 
 
 def pull(x: Tensor, w: Tensor) -> Tensor:
-    """-2 sum_l w_jl (x_j - x_l): the gradient that a symmetric w = Z (gradient of Z, both ways) puts on the points."""
-    w = w - torch.diag_embed(w.diagonal(dim1=-2, dim2=-1))  # a point has no distance from itself
+    """-2 sum_l w_jl (x_j - x_l): the gradient that a symmetric w = Z (gradient of Z, both ways) puts on the points. Overwrites w."""
+    w.diagonal(dim1=-2, dim2=-1).zero_()  # a point has no distance from itself
     return 2 * (w @ x - w.sum(-1, keepdim=True) * x)
+
+
+class _Within(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, diagonal: float) -> Tensor:
+        z = _between(x, x)
+        z.diagonal(dim1=-2, dim2=-1).fill_(diagonal)
+        ctx.save_for_backward(x, z)
+        return z
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        x, z = ctx.saved_tensors
+        return pull(x, z * (grad + grad.mT)), None
+
+
+def gaussian_within(x: Tensor, diagonal: float = 1.0) -> Tensor:
+    """exp(-|x_j - x_l|^2), shape (systems, n, n), of points (systems, n, d), with another diagonal."""
+    return _Within.apply(x, diagonal)
+
+
+def _between(x: Tensor, y: Tensor) -> Tensor:
+    if is_native(x):
+        return gaussian_between(x, y)
+    return torch.cdist(x, y, compute_mode=_EXACT).square().neg().exp()
 
 
 class _Gaussian(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, y: Tensor) -> Tensor:
-        z = (
-            gaussian_between(x, y)
-            if is_native(x)
-            else torch.cdist(x, y, compute_mode=_EXACT).square().neg().exp()
-        )
+        z = _between(x, y)
         ctx.save_for_backward(x, y, z)
         return z
 

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from unsoft.magnitude.kernel import gaussian
+from unsoft.engines.native.gaussian import pivoted
+from unsoft.magnitude.kernel import gaussian, is_native
 
 _CHECK = 8
 """Steps between looks at the trace (each look waits for the device)."""
@@ -40,6 +41,12 @@ def pivoted_cholesky(x: Tensor, present: Tensor | None, rank: int, tolerance: fl
     >>> found.pivots.tolist(), found.left.sum().item()
     ([[0, 2]], 0.0)
     """
+    least = 32 * torch.finfo(x.dtype).eps
+    if is_native(x):
+        factor, pivots, left = pivoted(x, present, min(rank, x.shape[1]), tolerance, least)
+        made = int((pivots >= 0).sum(-1).max()) if pivots.numel() else 0
+        factor, pivots = factor[:, :made].mT, pivots[:, :made]
+        return Pivoted(factor, pivots.clamp(min=0), pivots >= 0, left)
     systems, n, _ = x.shape
     seen = x.new_ones(systems, n) if present is None else present.to(x.dtype)
     rank = min(rank, n)
@@ -57,7 +64,7 @@ def pivoted_cholesky(x: Tensor, present: Tensor | None, rank: int, tolerance: fl
         column = gaussian(x[rows, pivot][:, None], x)[:, 0] * seen
         known = factor[:step, rows, pivot]  # (step, systems)
         column = column - torch.einsum("ks,ksn->sn", known, factor[:step])
-        taken = value > 32 * torch.finfo(x.dtype).eps
+        taken = value > least
         f = torch.where(taken[:, None], column / torch.where(taken, value, 1.0).sqrt()[:, None], 0.0)
         factor[step], pivots[step], was_taken[step] = f, pivot, taken
         left = (left - f.square()).clamp(min=0).scatter(1, pivot[:, None], 0.0)

@@ -15,19 +15,23 @@ If nothing is forgotten and no centre moves, the weights are the exact ones.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from unsoft.magnitude.cholesky import matrix
-from unsoft.magnitude.factor import inverse_factor
-from unsoft.magnitude.kernel import gaussian
+from unsoft.magnitude.factor import congruence, halved, inverse_factor_of
+from unsoft.magnitude.kernel import gaussian, gaussian_within
 
-CENTRES = 128
+CENTRES = 112
 CHUNK = 256
 NEAR = 0.5
 """Similarity from which a point belongs to the crowd of a centre."""
-_JITTER = 1e-4
+_JITTER = 1e-5
+_FAR, _APART = 1e15, 1e12
+_NOBODY = -1
 
 
 @dataclass(frozen=True)
@@ -35,7 +39,7 @@ class Centres:
     """All that is remembered of the points before a chunk."""
 
     x: Tensor
-    """(systems, centres, d)"""
+    """(systems, centres, d); those that are not in use are so far away, and apart, that nothing resembles them."""
     there: Tensor
     """Bool (systems, centres): how many of them are in use."""
     crowd: Tensor
@@ -67,14 +71,19 @@ class Centres:
         return (self.x, self.there, self.crowd, self.idle, self.alpha, self.explained)
 
 
+def _nowhere(x: Tensor, centres: int) -> Tensor:
+    """Places (centres, 1) that are unlike all points and each other."""
+    return (_FAR + torch.arange(centres, dtype=x.dtype, device=x.device) * _APART)[:, None]
+
+
 def similar_to_centres(x: Tensor, present: Tensor | None, state: Centres) -> Tensor:
     """K_xc (systems, n, centres); 0 for a point or a centre that is not there."""
-    near = torch.where(state.there[:, None], gaussian(x, state.x), 0.0)
+    near = gaussian(x, state.x)
     return near if present is None else torch.where(present[..., None], near, 0.0)
 
 
 @torch.no_grad()
-def _regrouped(
+def _choice(
     x: Tensor, present: Tensor | None, near: Tensor, among: Tensor, state: Centres
 ) -> tuple[Tensor, Tensor, Centres]:
     """Which of (centres, points of the chunk) are the next centres, how each is averaged, and their crowds.
@@ -83,21 +92,19 @@ def _regrouped(
     which points enter; and the state with its crowds counted, locations and values not yet moved.
     """
     size, n = near.shape[2], x.shape[1]
-    earlier = torch.ones(n, n, dtype=torch.bool, device=x.device).tril()
-    alike = among.tril(-1).amax(-1)
-    new = (alike < NEAR) & (
-        near.amax(-1) < NEAR
-    )  # unlike every centre and every point of the chunk before it
+    before = among.tril(-1)
+    closest, whose = near.max(-1)
+    new = (before.amax(-1) < NEAR) & (closest < NEAR)  # unlike every centre, and every point of the chunk before it
     if present is not None:
         new = new & present
-    closeness = torch.cat([near, torch.where(new[:, None] & earlier, among, 0.0)], dim=-1)
-    closest, whose = closeness.max(-1)
-    joins = torch.zeros_like(closeness).scatter_(
-        -1, whose[..., None], (closest >= NEAR).to(x.dtype)[..., None]
-    )
+    likest, which = (before * new[:, None]).max(-1)  # of the new ones
+    whose = torch.where(likest > closest, which + size, whose)
+    joins = torch.maximum(likest, closest) >= NEAR
+    whose = torch.where(new, torch.arange(size, size + n, device=x.device), torch.where(joins, whose, _NOBODY))
     if present is not None:
-        joins = joins * present[..., None]
-    joined = joins.sum(1)
+        whose = torch.where(present, whose, _NOBODY)
+    joined = torch.zeros(len(x), size + n, dtype=x.dtype, device=x.device)
+    joined.scatter_add_(1, whose.clamp(min=0), (whose >= 0).to(x.dtype))
     none = joined.new_zeros(len(x), n)
     crowd, idle = torch.cat([state.crowd, none], -1) + joined, torch.cat([state.idle + 1, none], -1)
     idle = torch.where(joined > 0, 0.0, idle)
@@ -106,33 +113,105 @@ def _regrouped(
     score = torch.where(there, crowd - idle / (idle + 1), -1.0)
     choice = score.topk(size, dim=-1).indices.sort(-1).values
     crowd, idle, there = (y.gather(-1, choice) for y in (crowd, idle, there))
-    shares = joins.mT.gather(1, choice[..., None].expand(-1, -1, n)) / crowd.clamp(min=1)[..., None]
+    shares = (choice[..., None] == whose[:, None]) / crowd.clamp(min=1)[..., None]
     return choice, shares, replace(state, crowd=crowd, idle=idle, there=there)
 
 
-def advanced(
-    x: Tensor, present: Tensor | None, among: Tensor, near: Tensor, weighed: Tensor, m: Tensor, y: Tensor, state: Centres
-) -> Centres:  # fmt: skip
-    """The state after a chunk of points x; near is K_xc, weighed K_xc Q, m and y are L^-1 and y of the chunk."""
-    choice, shares, after = _regrouped(x, present, near.detach(), among.detach(), state)
+def _times(matrix: Tensor, vector: Tensor) -> Tensor:
+    """Matrix times vector; for a batch of small ones faster than bmm."""
+    return (matrix * vector[:, None]).sum(-1)
+
+
+def regrouped(
+    x: Tensor, present: Tensor | None, among: Tensor, near: Tensor, state: Centres
+) -> tuple[Centres, Tensor, Tensor]:
+    """The next centres, with what is known of them still to come, and their similarities to the old ones and to the chunk x."""
+    choice, shares, after = _choice(x, present, near.detach(), among.detach(), state)
     index = choice[..., None].expand(-1, -1, x.shape[-1])
     places = torch.cat([state.x, torch.zeros_like(x)], dim=1).gather(1, index)
     # What is not among the shares is what the centre was before.
     moved = torch.baddbmm((1 - shares.sum(-1, keepdim=True)) * places, shares, x)
-    moved = torch.where(after.there[..., None], moved, 0.0)
-    old = torch.where(after.there[:, :, None] & state.there[:, None], gaussian(moved, state.x), 0.0)
-    new = torch.where(after.there[..., None], gaussian(moved, x), 0.0)
-    if present is not None:
-        new = torch.where(present[:, None], new, 0.0)
-    covariance = torch.baddbmm(
-        new, old, weighed.mT, alpha=-1
-    )  # of the values at the new centres and in the chunk
+    moved = torch.where(after.there[..., None], moved, _nowhere(x, len(choice[0])))
+    old, new = gaussian(moved, state.x), gaussian(moved, x)
+    return replace(after, x=moved), old, new if present is None else torch.where(present[:, None], new, 0.0)
+
+
+def learned(
+    old: Tensor, new: Tensor, weighed: Tensor, m: Tensor, y: Tensor, alpha: Tensor, explained: Tensor
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Of the values at the next centres, after a chunk with factor m and surprises y: gain, mean, old Q, explained covariance."""
+    covariance = torch.baddbmm(new, old, weighed.mT, alpha=-1)  # of the values at the next centres and in the chunk
     gain = covariance @ m.mT
-    mean = torch.baddbmm(gain @ y[..., None], old, state.alpha[..., None])
-    inside = torch.baddbmm(gain @ gain.mT, old @ state.explained, old.mT)
-    inverse = inverse_factor(matrix(moved, after.there, _JITTER))
-    solve = inverse.mT @ inverse
-    return replace(after, x=moved, alpha=(solve @ mean)[..., 0], explained=solve @ inside @ solve)
+    mean = _times(gain, y) + _times(old, alpha)
+    moved = old @ explained
+    return gain, mean, moved, torch.baddbmm(gain @ gain.mT, moved, old.mT)
+
+
+def advanced(after: Centres, mean: Tensor, inside: Tensor) -> Centres:
+    """The state after a chunk, from mean and explained covariance at the next centres."""
+    among = gaussian_within(after.x, 1 + _JITTER)
+    alpha, explained = _Solved.apply(among, mean, inside)
+    return replace(after, alpha=alpha, explained=explained)
+
+
+class _Solved(torch.autograd.Function):
+    """A^-1 b and A^-1 H A^-1 for positive definite A and symmetric H."""
+
+    @staticmethod
+    def forward(ctx: Any, a: Tensor, b: Tensor, h: Tensor) -> tuple[Tensor, Tensor]:
+        m = inverse_factor_of(a)
+        inverse = m.mT @ m
+        solved, sandwich = _times(inverse, b), inverse @ h @ inverse
+        ctx.save_for_backward(inverse, solved, sandwich)
+        return solved, sandwich
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, dsolved: Tensor, dsandwich: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        inverse, solved, sandwich = ctx.saved_tensors
+        db = _times(inverse, dsolved)
+        half = (dsandwich + dsandwich.mT) @ inverse  # twice the symmetric part
+        da = torch.baddbmm(db[..., None] * solved[:, None], sandwich, half, beta=-1, alpha=-1)
+        return (da + da.mT) / 2, db, inverse @ half / 2
+
+
+class _Chunk(torch.autograd.Function):
+    """Weights of the points of a chunk, and mean and explained covariance at the next centres.
+
+    Inputs: K_xx + eps, K_xc, 1 for every point that is there; alpha and Q; old and new similarities of the next centres.
+    The gradient is written out: autograd would take twice as many products.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, among: Tensor, near: Tensor, ones: Tensor, alpha: Tensor, explained: Tensor, old: Tensor, new: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        weighed = near @ explained
+        m = inverse_factor_of(torch.baddbmm(among, weighed, near.mT, alpha=-1))
+        y = _times(m, ones - _times(near, alpha))
+        gain, mean, moved, inside = learned(old, new, weighed, m, y, alpha, explained)
+        ctx.save_for_backward(near, alpha, explained, old, weighed, m, y, gain, moved)
+        return y * m.diagonal(dim1=-2, dim2=-1), mean, inside
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, dw: Tensor, dmean: Tensor, dinside: Tensor) -> tuple[Tensor | None, ...]:
+        near, alpha, explained, old, weighed, m, y, gain, moved = ctx.saved_tensors
+        diagonal = m.diagonal(dim1=-2, dim2=-1)
+        both = dinside + dinside.mT
+        dgain = torch.baddbmm(dmean[..., None] * y[:, None], both, gain)
+        dy = dw * diagonal + _times(gain.mT, dmean)
+        slope = torch.baddbmm(dy[..., None] * y[:, None], dgain.mT, gain)
+        slope.diagonal(dim1=-2, dim2=-1).add_(dw * y * diagonal)
+        damong = congruence(m, halved(slope))
+        dcovariance, dsurprise = dgain @ m, _times(m.mT, dy)
+        dold = torch.baddbmm(dmean[..., None] * alpha[:, None], both, moved).baddbmm_(dcovariance, weighed, alpha=-1)
+        dweighed = -(dcovariance.mT @ old)
+        pulled = damong @ near
+        dnear = torch.baddbmm(dsurprise[..., None] * alpha[:, None], dweighed - 2 * pulled, explained, beta=-1)
+        dexplained = torch.baddbmm(near.mT @ (dweighed - pulled), old.mT @ dinside, old)
+        dalpha = _times(old.mT, dmean) - _times(near.mT, dsurprise)
+        return damong, dnear, None, dalpha, dexplained, dold, dcovariance
 
 
 def streamed_weights(
@@ -143,18 +222,20 @@ def streamed_weights(
     The state after an unfinished chunk is the one before it: give those points again, together with those that follow.
     """
     weights = []
-    for start in range(0, x.shape[1], chunk):
-        points = x[:, start : start + chunk]
-        seen = None if present is None else present[:, start : start + chunk]
+    # split and not slices: the gradient of a slice is as long as the whole
+    chunks = x.split(chunk, dim=1)
+    presences = [None] * len(chunks) if present is None else present.split(chunk, dim=1)
+    for points, seen in zip(chunks, presences, strict=True):
         among = matrix(points, seen, eps)
         near = similar_to_centres(points, seen, state)
-        weighed = near @ state.explained
-        m = inverse_factor(torch.baddbmm(among, weighed, near.mT, alpha=-1))
-        surprise = 1 - near @ state.alpha[..., None]
-        if seen is not None:
-            surprise = torch.where(seen[..., None], surprise, 0.0)
-        y = (m @ surprise)[..., 0]
-        weights.append(y * m.diagonal(dim1=-2, dim2=-1))
-        if points.shape[1] == chunk:
-            state = advanced(points, seen, among, near, weighed, m, y, state)
+        ones = points.new_ones(points.shape[:2]) if seen is None else seen.to(points.dtype)
+        last = points.shape[1] < chunk
+        if last:  # nothing follows that would need to know
+            old, new = near[:, :0], near.mT[:, :0]
+        else:
+            after, old, new = regrouped(points, seen, among, near, state)
+        found, mean, inside = _Chunk.apply(among, near, ones, state.alpha, state.explained, old, new)
+        weights.append(found)
+        if not last:
+            state = advanced(after, mean, inside)
     return torch.cat(weights, dim=-1) if weights else x.new_zeros(x.shape[:2]), state

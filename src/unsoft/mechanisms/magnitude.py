@@ -46,7 +46,7 @@ from unsoft.magnitude.implicit import solved_weights
 from unsoft.magnitude.lowrank import lowrank_weights
 from unsoft.magnitude.points import Points, checked_eps
 from unsoft.magnitude.prefix import arrival_weights, working_dtype
-from unsoft.magnitude.streaming import Centres, streamed_weights
+from unsoft.magnitude.streaming import CENTRES, CHUNK, Centres, streamed_weights
 from unsoft.magnitude.truncated import truncated_weights
 from unsoft.mechanisms.cache import Cache
 from unsoft.mechanisms.gated_mass import MassGate
@@ -67,7 +67,7 @@ class Magnitude(Mechanism):
 
     def __init__(
         self, inner: Mechanism, *, where: str = "values", causal: str = "arrival", start: str = "document", t: float = 1.0,
-        eps: float = 0.1, solver: str = "cg", iterations: int = 5, rank: int = 64, centres: int = 128, chunk: int = 256,
+        eps: float = 0.1, solver: str = "cg", iterations: int = 5, rank: int = 64, centres: int = CENTRES, chunk: int = CHUNK,
     ) -> None:  # fmt: skip
         super().__init__(inner.place)
         for name, value, known in (

@@ -42,16 +42,12 @@ class PackedGaussian:
 
     def __init__(self, x: Tensor, present: Tensor | None = None, first: Tensor | None = None) -> None:
         """``first`` (systems, n): its product with Z is computed while Z is built, and kept as ``first_product``."""
-        systems, points, width = x.shape
+        systems, points, _ = x.shape
         blocks = -(-points // _SIDE)
-        self.x = x.detach().contiguous()
-        self.present = x.new_ones(systems, points) if present is None else present.to(x.dtype).contiguous()
+        self.x, self.present = _contiguous(x, present)
         self.matrix = x.new_empty(systems, blocks * (blocks + 1) // 2 * _SIDE * _SIDE)
         self._library = _library(x.dtype == torch.float64)
-        self._head = _HEAD.pack(
-            torch.get_num_threads(), systems, points, width,
-            self.x.data_ptr(), self.present.data_ptr(), self.matrix.data_ptr(),
-        )  # fmt: skip
+        self._head = _head(self.x, self.present, self.matrix)
         self.first_product = None if first is None else torch.empty_like(first)
         _run(
             self._library.unsoft_gaussian_build,
@@ -122,16 +118,30 @@ def inverse_factors(a: Tensor) -> tuple[Tensor, int]:
     return m[:, :, :n], done.value
 
 
+def congruences(m: Tensor, t: Tensor) -> Tensor:
+    """The symmetric part of -M^T T M for lower triangular M and T (systems, n, n).
+
+    >>> m, t = torch.tensor([[[1.0, 0.0], [2.0, 1.0]]]), torch.tensor([[[1.0, 0.0], [4.0, 1.0]]])
+    >>> congruences(m, t)                                           # -[[13, 2], [6, 1]] before it is made symmetric
+    tensor([[[-13.,  -4.],
+             [ -4.,  -1.]]])
+    """
+    systems, n, _ = m.shape
+    if m.stride(2) != 1 or m.stride(0) != n * m.stride(1):
+        m = m.contiguous()
+    result, t = t.new_empty(t.shape), t.contiguous()
+    sizes = map(ctypes.c_int64, (torch.get_num_threads(), systems, n))
+    _run(_library(m.dtype == torch.float64).unsoft_congruences, *sizes, m, ctypes.c_int64(m.stride(1)), t, result)
+    return result
+
+
 class ArrivalFactors:
     """M = L^-1 of Z + eps = L L^T for points (systems, n, d), and the gradient of the weights y_i M_ii; ``done`` as above."""
 
     def __init__(self, x: Tensor, present: Tensor | None, eps: float) -> None:
-        systems, n, width = x.shape
-        self.x = x.detach().contiguous()
-        self.present = x.new_ones(systems, n) if present is None else present.to(x.dtype).contiguous()
-        self._head = _HEAD.pack(
-            torch.get_num_threads(), systems, n, width, self.x.data_ptr(), self.present.data_ptr(), 0
-        )
+        systems, n, _ = x.shape
+        self.x, self.present = _contiguous(x, present)
+        self._head = _head(self.x, self.present)
         self._library = _library(x.dtype == torch.float64)
         room, done = _room(x, systems, n), ctypes.c_int64()
         self._stride = ctypes.c_int64(room.stride(1))
@@ -158,6 +168,30 @@ class ArrivalFactors:
             result,
         )
         return result
+
+
+def pivoted(
+    x: Tensor, present: Tensor | None, rank: int, tolerance: float, least: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    """F (systems, rank, n), pivots (systems, rank; -1 where nothing was left) and what is left of the diagonal (systems, n)."""
+    systems, n, _ = x.shape
+    x, present = _contiguous(x, present)
+    factor, left = x.new_empty(systems, rank, n), x.new_empty(systems, n)
+    pivots = torch.empty(systems, rank, dtype=torch.int64)
+    numbers = (ctypes.c_int64(rank), ctypes.c_double(tolerance), ctypes.c_double(least))
+    _run(_library(x.dtype == torch.float64).unsoft_pivoted, _head(x, present), *numbers, factor, pivots, left)
+    return factor, pivots, left
+
+
+def _contiguous(x: Tensor, present: Tensor | None) -> tuple[Tensor, Tensor]:
+    present = x.new_ones(x.shape[:2]) if present is None else present.to(x.dtype).contiguous()
+    return x.detach().contiguous(), present
+
+
+def _head(x: Tensor, present: Tensor, matrix: Tensor | None = None) -> bytes:
+    """struct Gaussian; the tensors must outlive its use."""
+    pointers = (x.data_ptr(), present.data_ptr(), 0 if matrix is None else matrix.data_ptr())
+    return _HEAD.pack(torch.get_num_threads(), *x.shape, *pointers)
 
 
 def _room(like: Tensor, systems: int, n: int) -> Tensor:

@@ -84,3 +84,31 @@ static int64_t inverse_factors(int64_t threads, int64_t systems, int64_t n, cons
     });
     return done;
 }
+
+// The symmetric part of -M^T T M for lower triangular M and T (systems, n, n; M with rows ld apart), as full matrices.
+static void congruences(int64_t threads, int64_t systems, int64_t n, const real *m, long ld, const real *t, real *result) {
+    const long strips = (n + STRIP - 1) / STRIP, padded = strips * STRIP;
+    share(int(threads), systems, [&](auto next) {
+        Buffer<real> factor(padded * padded), product(padded * padded), tile(STRIP * STRIP);
+        for (int64_t s; (s = next()) < systems;) {
+            std::fill_n(factor.data, padded * padded, real(0));
+            std::fill_n(product.data, padded * padded, real(0));
+            for (long r = 0; r < n; r++) std::copy_n(m + (s * n + r) * ld, r + 1, factor + r * padded);
+            for (long row = 0; row < n; row += STRIP)  // T M: column c of M begins at row c, row r of T ends at column r
+                for (long column = 0; column <= row; column += STRIP)
+                    accumulate<false>(int(std::min<long>(STRIP, n - row)), STRIP, int(std::min<long>(row + STRIP, n) - column),
+                                      t + (s * n + row) * n + column, n, factor + column * padded + column, padded,
+                                      product + row * padded + column, padded);
+            for (long row = 0; row < n; row += STRIP)
+                for (long column = 0; column <= row; column += STRIP) {
+                    std::fill_n(tile.data, STRIP * STRIP, real(0));
+                    const int depth = int(n - row);
+                    accumulate<true>(STRIP, STRIP, depth, factor + row * padded + row, padded, product + row * padded + column, padded, tile, STRIP);
+                    accumulate<true>(STRIP, STRIP, depth, product + row * padded + row, padded, factor + row * padded + column, padded, tile, STRIP);
+                    for (long i = row; i < std::min<long>(row + STRIP, n); i++)
+                        for (long j = column; j < std::min<long>(column + STRIP, i + 1); j++)
+                            result[(s * n + i) * n + j] = result[(s * n + j) * n + i] = -tile[(i - row) * STRIP + j - column] / 2;
+                }
+        }
+    });
+}

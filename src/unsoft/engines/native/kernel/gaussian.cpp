@@ -1,6 +1,7 @@
 // The linear algebra of magnitude: Gaussian matrices (gaussian.h) their factors (factor.h), and the
-// weights that points have when they arrive (arrival.h). Every function returns 0, or 2 if memory ran out.
+// weights that points have when they arrive (arrival.h); pivoted Cholesky (pivoted.h). Every function returns 0, or 2 if memory ran out.
 #include "arrival.h"
+#include "pivoted.h"
 
 #define UNSOFT_EXPORT(declaration, call)                                    \
     extern "C" __attribute__((visibility("default"))) int declaration {    \
@@ -25,3 +26,7 @@ UNSOFT_EXPORT(unsoft_arrival_factors(const Gaussian *g, double eps, real *m, int
               *done = arrival_factors(*g, real(eps), m, ld))
 UNSOFT_EXPORT(unsoft_arrival_gradient(const Gaussian *g, const real *m, int64_t ld, const real *y, const real *slope, real *gradient),
               arrival_gradient(*g, m, ld, y, slope, gradient))
+UNSOFT_EXPORT(unsoft_pivoted(const Gaussian *g, int64_t rank, double tolerance, double least, real *factor, int64_t *pivots, real *left),
+              pivoted_cholesky(*g, rank, real(tolerance), real(least), factor, pivots, left))
+UNSOFT_EXPORT(unsoft_congruences(int64_t threads, int64_t systems, int64_t n, const real *m, int64_t ld, const real *t, real *result),
+              congruences(threads, systems, n, m, ld, t, result))
