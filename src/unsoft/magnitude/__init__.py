@@ -9,8 +9,19 @@
 tensor(1.9990)
 """
 
+from unsoft.magnitude.counting import effective_count, median_t, shares, spread
 from unsoft.magnitude.prefix import PrefixWeighting, prefix_weighting
 from unsoft.magnitude.solve import Weighting, weighting
 from unsoft.magnitude.status import Status
 
-__all__ = ["PrefixWeighting", "Status", "Weighting", "prefix_weighting", "weighting"]
+__all__ = [
+    "PrefixWeighting",
+    "Status",
+    "Weighting",
+    "effective_count",
+    "median_t",
+    "prefix_weighting",
+    "shares",
+    "spread",
+    "weighting",
+]

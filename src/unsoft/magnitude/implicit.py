@@ -45,10 +45,10 @@ class _Implicit(torch.autograd.Function):
         if not adjoint.status.ok:
             text = f"magnitude: the gradient's system was solved to {float(adjoint.residual.max()):.1e} only ({adjoint.status})"
             warnings.warn(text, ConvergenceWarning, stacklevel=2)
-        gradients = [
-            similarities(points, seen, w).gradient(-y[:, None], w[:, None])
-            for points, seen, w, y in groups(x, present, weights, adjoint.weights)
-        ]
+        gradients, z = [], None
+        for points, seen, w, y in groups(x, present, weights, adjoint.weights):
+            z = similarities(points, seen, w, z)
+            gradients.append(z.gradient(-y[:, None], w[:, None]))
         return torch.cat(gradients), None, None, None, None
 
 

@@ -25,7 +25,9 @@ def is_native(x: Tensor) -> bool:
 class DenseGaussian:
     """What :class:`PackedGaussian` is, by torch: the whole matrix of each system, on any device."""
 
-    def __init__(self, x: Tensor, present: Tensor | None = None, first: Tensor | None = None) -> None:
+    def __init__(
+        self, x: Tensor, present: Tensor | None = None, first: Tensor | None = None, reuse: object = None
+    ) -> None:
         self.x = x.detach()
         self.matrix = _between(self.x, self.x)
         if present is not None:
@@ -41,10 +43,13 @@ class DenseGaussian:
         return pull(self.x, self.matrix * (u.mT @ v + v.mT @ u))
 
 
-def similarities(x: Tensor, present: Tensor | None, first: Tensor) -> PackedGaussian | DenseGaussian:
+Matrix = PackedGaussian | DenseGaussian
+
+
+def similarities(x: Tensor, present: Tensor | None, first: Tensor, reuse: Matrix | None = None) -> Matrix:
     """The matrix of points (systems, n, d) as something to multiply with, and its product with ``first``."""
     kind = PackedGaussian if is_native(x) else DenseGaussian
-    return kind(x, present, first)
+    return kind(x, present, first, reuse)
 
 
 def pull(x: Tensor, w: Tensor) -> Tensor:

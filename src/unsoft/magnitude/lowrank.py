@@ -25,8 +25,9 @@ def lowrank_weights(
 ) -> tuple[Tensor, Outcome]:
     """Weights, differentiable (the choice of points is held fixed), and the estimated residual."""
     chosen = pivoted_cholesky(x, present, rank, tolerance * eps)
-    index = chosen.pivots[..., None].expand(-1, -1, x.shape[-1])
-    centres = x.gather(1, index)
+    # Members of a crowd get b / own minus almost all of it: float32 would keep no digit of what is left.
+    dtype, x, b = x.dtype, x.double(), b.double()
+    centres = x.gather(1, chosen.pivots[..., None].expand(-1, -1, x.shape[-1]))
     c = torch.where(chosen.taken[:, None, :], gaussian(x, centres), 0.0)
     if present is not None:
         c = torch.where(present[..., None], c, 0.0)
@@ -43,11 +44,10 @@ def lowrank_weights(
     explained = inner @ (scaled.mT @ b[..., None])
     weights = b / own - (scaled @ (inner.mT @ explained))[..., 0]
     rank = chosen.pivots.shape[1]
-    if not check:
-        return weights, Outcome(weights, x.new_zeros(len(x)), Status.CONVERGED, 0, x.dtype, rank)
-    residual = _sampled_residual(x, b, weights, chosen.left, eps)
+    residual = _sampled_residual(x, b, weights, chosen.left, eps) if check else b.new_zeros(len(b))
     status = Status.CONVERGED if not len(x) or float(residual.amax()) <= tolerance else Status.INEXACT
-    return weights, Outcome(weights, residual, status, 0, x.dtype, rank)
+    weights = weights.to(dtype)
+    return weights, Outcome(weights, residual.to(dtype), status, 0, torch.float64, rank)
 
 
 @torch.no_grad()

@@ -67,8 +67,7 @@ def checked_eps(eps: float, where: str, least: float = 0.0) -> float:
     if not isinstance(eps, Real) or isinstance(eps, bool):
         raise TypeError(f"{where}: argument 'eps' must be a number, not {type(eps).__name__}")
     if not (math.isfinite(eps) and eps >= least):
-        what = "must not be negative" if least == 0 else f"must be at least {least:g}"
-        raise ValueError(f"{where}: argument 'eps' {what} and finite, not {eps}")
+        raise ValueError(f"{where}: argument 'eps' must be finite and at least {least:g}, not {eps}")
     return float(eps)
 
 

@@ -94,7 +94,7 @@ def weighting(
         weights, found = solved_weights(
             x, present, b, _solve(solver, eps, tolerance, iterations or MOST_STEPS, rank or RANK)
         )
-    if reason and found.status in (Status.SINGULAR, Status.BREAKDOWN, Status.STAGNATED):
+    if reason and not found.status.ok:
         weights, found, reason = _rescued(x, present, b, eps, tolerance, found)
         solver = "cg"
     residual = float(found.residual.max()) if len(b) else 0.0

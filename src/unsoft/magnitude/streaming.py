@@ -94,13 +94,17 @@ def _choice(
     size, n = near.shape[2], x.shape[1]
     before = among.tril(-1)
     closest, whose = near.max(-1)
-    new = (before.amax(-1) < NEAR) & (closest < NEAR)  # unlike every centre, and every point of the chunk before it
+    new = (before.amax(-1) < NEAR) & (
+        closest < NEAR
+    )  # unlike every centre, and every point of the chunk before it
     if present is not None:
         new = new & present
     likest, which = (before * new[:, None]).max(-1)  # of the new ones
     whose = torch.where(likest > closest, which + size, whose)
     joins = torch.maximum(likest, closest) >= NEAR
-    whose = torch.where(new, torch.arange(size, size + n, device=x.device), torch.where(joins, whose, _NOBODY))
+    whose = torch.where(
+        new, torch.arange(size, size + n, device=x.device), torch.where(joins, whose, _NOBODY)
+    )
     if present is not None:
         whose = torch.where(present, whose, _NOBODY)
     joined = torch.zeros(len(x), size + n, dtype=x.dtype, device=x.device)
@@ -140,7 +144,9 @@ def learned(
     old: Tensor, new: Tensor, weighed: Tensor, m: Tensor, y: Tensor, alpha: Tensor, explained: Tensor
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Of the values at the next centres, after a chunk with factor m and surprises y: gain, mean, old Q, explained covariance."""
-    covariance = torch.baddbmm(new, old, weighed.mT, alpha=-1)  # of the values at the next centres and in the chunk
+    covariance = torch.baddbmm(
+        new, old, weighed.mT, alpha=-1
+    )  # of the values at the next centres and in the chunk
     gain = covariance @ m.mT
     mean = _times(gain, y) + _times(old, alpha)
     moved = old @ explained
@@ -184,7 +190,14 @@ class _Chunk(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, among: Tensor, near: Tensor, ones: Tensor, alpha: Tensor, explained: Tensor, old: Tensor, new: Tensor
+        ctx: Any,
+        among: Tensor,
+        near: Tensor,
+        ones: Tensor,
+        alpha: Tensor,
+        explained: Tensor,
+        old: Tensor,
+        new: Tensor,
     ) -> tuple[Tensor, Tensor, Tensor]:
         weighed = near @ explained
         m = inverse_factor_of(torch.baddbmm(among, weighed, near.mT, alpha=-1))
@@ -205,10 +218,14 @@ class _Chunk(torch.autograd.Function):
         slope.diagonal(dim1=-2, dim2=-1).add_(dw * y * diagonal)
         damong = congruence(m, halved(slope))
         dcovariance, dsurprise = dgain @ m, _times(m.mT, dy)
-        dold = torch.baddbmm(dmean[..., None] * alpha[:, None], both, moved).baddbmm_(dcovariance, weighed, alpha=-1)
+        dold = torch.baddbmm(dmean[..., None] * alpha[:, None], both, moved).baddbmm_(
+            dcovariance, weighed, alpha=-1
+        )
         dweighed = -(dcovariance.mT @ old)
         pulled = damong @ near
-        dnear = torch.baddbmm(dsurprise[..., None] * alpha[:, None], dweighed - 2 * pulled, explained, beta=-1)
+        dnear = torch.baddbmm(
+            dsurprise[..., None] * alpha[:, None], dweighed - 2 * pulled, explained, beta=-1
+        )
         dexplained = torch.baddbmm(near.mT @ (dweighed - pulled), old.mT @ dinside, old)
         dalpha = _times(old.mT, dmean) - _times(near.mT, dsurprise)
         return damong, dnear, None, dalpha, dexplained, dold, dcovariance

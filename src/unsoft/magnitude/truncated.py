@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from unsoft.magnitude.cg import conjugate_gradients, floor_of, outcome
-from unsoft.magnitude.kernel import DenseGaussian, PackedGaussian, similarities
+from unsoft.magnitude.kernel import Matrix, similarities
 from unsoft.magnitude.status import Outcome, Status, joined
 
 Group = tuple[Tensor, Tensor | None, Tensor]
@@ -33,9 +33,7 @@ class _Recorded(torch.autograd.Function):
     """Z p whose backward pass notes (gradient, p), from which the gradient of Z is made at the end."""
 
     @staticmethod
-    def forward(
-        ctx: Any, p: Tensor, z: PackedGaussian | DenseGaussian, known: Tensor | None, pairs: list
-    ) -> Tensor:
+    def forward(ctx: Any, p: Tensor, z: Matrix, known: Tensor | None, pairs: list) -> Tensor:
         ctx.z, ctx.pairs = z, pairs
         ctx.save_for_backward(p)
         return z.product(p) if known is None else known.clone()
@@ -49,7 +47,7 @@ class _Recorded(torch.autograd.Function):
 
 
 def _steps(
-    z: PackedGaussian | DenseGaussian,
+    z: Matrix,
     b: Tensor,
     eps: float,
     steps: int,
@@ -73,9 +71,9 @@ class _Truncated(torch.autograd.Function):
         check: bool,
         report: list,
     ) -> Tensor:
-        outcomes = []
+        outcomes, z = [], None
         for points, seen, ones in groups(x, present, b):
-            z = similarities(points, seen, ones)
+            z = similarities(points, seen, ones, z)
             found = _steps(z, ones, eps, steps, z.product, z.first_product)
             if check:
                 outcomes.append(outcome(lambda p, z=z: z.product(p) + eps * p, ones, found))
@@ -93,9 +91,9 @@ class _Truncated(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         x, present, b = ctx.saved_tensors
-        gradients = []
+        gradients, z = [], None
         for points, seen, ones, upstream in groups(x, present, b, grad):
-            z = similarities(points, seen, ones)
+            z = similarities(points, seen, ones, z)
             pairs: list[tuple[Tensor, Tensor]] = []
             with torch.enable_grad():
                 start = ones.clone().requires_grad_()

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from unsoft.formula import Formula
-from unsoft.mechanisms.module import Mechanism, Place, Pointwise
+from unsoft.mechanisms.module import Mechanism, Place
 from unsoft.mechanisms.registry import Plan, resolve
 
 _FIRST_LAST = re.compile(r"\s*first_last\(([^()]*(?:\([^()]*\))?[^()]*)\)\s*\+(.*)", re.DOTALL)
@@ -47,9 +47,8 @@ def mechanism(
             )
         name = match[1] if layer in (0, layers - 1) else match[2]
     found = resolve(name)
-    if isinstance(found, Formula):
-        return Pointwise(found, place, **options)
-    return found.build(place, **options)
+    plan = Plan(found.name or "this formula", None, found) if isinstance(found, Formula) else found
+    return plan.build(place, **options)
 
 
 def mechanism_like(plan: Plan, query: Tensor, key: Tensor, value: Tensor) -> Mechanism:

@@ -69,11 +69,15 @@ class Wrapper:
     change: Callable[..., Mechanism]
     arguments: tuple[float, ...]
 
+    @property
+    def names(self) -> list[str]:
+        """Its keywords."""
+        parameters = inspect.signature(self.change).parameters.values()
+        return [p.name for p in parameters if p.kind is p.KEYWORD_ONLY]
+
     def take(self, options: dict[str, Any]) -> dict[str, Any]:
         """Removes from ``options`` the keywords that are this modifier's own, and returns them."""
-        parameters = inspect.signature(self.change).parameters.values()
-        own = [p.name for p in parameters if p.kind is p.KEYWORD_ONLY and p.name in options]
-        return {name: options.pop(name) for name in own}
+        return {name: options.pop(name) for name in self.names if name in options}
 
 
 @dataclass(frozen=True)
@@ -103,7 +107,12 @@ class Plan:
         if self.family is None:
             from unsoft.mechanisms.module import Pointwise
 
-            module = Pointwise(self.formula, place, **options)
+            if options:
+                known = sorted({name for wrapper in self.wrappers for name in wrapper.names})
+                raise TypeError(
+                    f"mechanism: {self.name!r} has no option {', '.join(map(repr, options))}; it has {', '.join(known) or 'none'}"
+                )
+            module = Pointwise(self.formula, place)
         else:
             if self.formula is not None:
                 options = {"base": self.formula, **options}

@@ -40,12 +40,20 @@ class PackedGaussian:
     True
     """
 
-    def __init__(self, x: Tensor, present: Tensor | None = None, first: Tensor | None = None) -> None:
-        """``first`` (systems, n): its product with Z is computed while Z is built, and kept as ``first_product``."""
+    def __init__(
+        self, x: Tensor, present: Tensor | None = None, first: Tensor | None = None, reuse: PackedGaussian | None = None
+    ) -> None:  # fmt: skip
+        """``first`` (systems, n): its product with Z is computed while Z is built, and kept as ``first_product``.
+
+        ``reuse``: a matrix of as many points that is not needed any more, and whose memory is taken.
+        """
         systems, points, _ = x.shape
         blocks = -(-points // _SIDE)
         self.x, self.present = _contiguous(x, present)
-        self.matrix = x.new_empty(systems, blocks * (blocks + 1) // 2 * _SIDE * _SIDE)
+        if reuse is None:
+            self.matrix = x.new_empty(systems, blocks * (blocks + 1) // 2 * _SIDE * _SIDE)
+        else:
+            self.matrix = reuse.matrix[:systems]
         self._library = _library(x.dtype == torch.float64)
         self._head = _head(self.x, self.present, self.matrix)
         self.first_product = None if first is None else torch.empty_like(first)
@@ -131,7 +139,14 @@ def congruences(m: Tensor, t: Tensor) -> Tensor:
         m = m.contiguous()
     result, t = t.new_empty(t.shape), t.contiguous()
     sizes = map(ctypes.c_int64, (torch.get_num_threads(), systems, n))
-    _run(_library(m.dtype == torch.float64).unsoft_congruences, *sizes, m, ctypes.c_int64(m.stride(1)), t, result)
+    _run(
+        _library(m.dtype == torch.float64).unsoft_congruences,
+        *sizes,
+        m,
+        ctypes.c_int64(m.stride(1)),
+        t,
+        result,
+    )
     return result
 
 

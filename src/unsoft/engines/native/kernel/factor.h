@@ -13,13 +13,13 @@
 constexpr int GROWTH = 24;       // rows that are added at a time
 constexpr int STRIP = 4 * 16;    // columns that are multiplied at a time; M is triangular, so half of the strips are empty
 
-// C^-1 of a small S = C C^T, both GROWTH numbers apart; false if S is not positive definite.
-static bool small_factor(int n, real *s, real *inverse) {
+// C^-1 of a small S = C C^T, both GROWTH numbers apart. Returns the number of rows done, n unless S is not positive definite.
+static int small_factor(int n, real *s, real *inverse) {
     for (int j = 0; j < n; j++) {
         for (int k = 0; k < j; k++)
             for (int i = j; i < n; i++) s[i * GROWTH + j] -= s[i * GROWTH + k] * s[j * GROWTH + k];
         real pivot = s[j * GROWTH + j];
-        if (!(pivot > 0)) return false;
+        if (!(pivot > 0)) return j;
         pivot = std::sqrt(pivot);
         for (int i = j; i < n; i++) s[i * GROWTH + j] /= pivot;
     }
@@ -31,11 +31,11 @@ static bool small_factor(int n, real *s, real *inverse) {
         for (int j = 0; j < i; j++) row[j] /= s[i * GROWTH + i];
         row[i] = 1 / s[i * GROWTH + i];
     }
-    return true;
+    return n;
 }
 
 // m: (n, ld) with room for whole strips in a row; a: (n, n), its lower half is read. Returns the number of rows done, n unless A is
-// not positive definite; the others are NaN.
+// not positive definite; what follows is NaN.
 static int64_t inverse_factor(int64_t n, const real *a, real *m, long ld) {
     Buffer<real> transposed(ld * ld), b(GROWTH * ld), product(GROWTH * ld);
     real s[GROWTH * GROWTH], inverse[GROWTH * GROWTH];
@@ -56,9 +56,10 @@ static int64_t inverse_factor(int64_t n, const real *a, real *m, long ld) {
                 for (long k = 0; k < filled; k += VL) sum += load(b + i * ld + k) * load(b + j * ld + k);
                 s[i * GROWTH + j] = a[(first + i) * n + first + j] - horizontal_sum(sum);
             }
-        if (!small_factor(rows, s, inverse)) {
+        const int done = small_factor(rows, s, inverse);
+        if (done < rows) {
             std::fill_n(m + first * ld, (n - first) * ld, std::numeric_limits<real>::quiet_NaN());
-            return first;
+            return first + done;
         }
         for (long c = 0; c < filled; c += STRIP)  // B M: column c of M begins at row c
             accumulate<false>(rows, STRIP, int(first - c), b + c, ld, m + c * ld + c, ld, product + c, ld);
