@@ -25,7 +25,19 @@ LAYERS = [  # from the bottom to the top; a room may import itself and rooms of 
     {"cli"},
 ]
 LEVEL = {room: level for level, rooms in enumerate(LAYERS) for room in rooms}
-HEAVY = {"sympy", "typer", "rich", "numpy", "scipy", "transformers", "x_transformers", "hypothesis", "mpmath", "altair", "vl_convert"}
+HEAVY = {
+    "sympy",
+    "typer",
+    "rich",
+    "numpy",
+    "scipy",
+    "transformers",
+    "x_transformers",
+    "hypothesis",
+    "mpmath",
+    "altair",
+    "vl_convert",
+}
 FILES = sorted(path for path in PACKAGE.rglob("*.py") if path != PACKAGE / "__init__.py")
 
 

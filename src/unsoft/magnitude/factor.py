@@ -14,10 +14,12 @@ from torch.autograd.function import once_differentiable
 from unsoft.engines.native.gaussian import congruences, inverse_factors
 from unsoft.errors import SolverError
 from unsoft.magnitude.kernel import is_native
+from unsoft.magnitude.untraced import untraced
 
 _BLOCK = 128
 
 
+@untraced
 def inverse_factor(a: Tensor) -> Tensor:
     """M with M A M^T = 1 and M lower triangular, for positive definite A (systems, n, n), of which the lower half is read.
 

@@ -12,9 +12,10 @@ _FIRST_CAPACITY = 64
 class GrowingFactor:
     """M = L^-1 and y = M b of a matrix that gets new rows; O(n^2) for each, in buffers that double when they are full.
 
-    >>> grown, a = GrowingFactor(), torch.full((1, 3, 3), 1.0) + torch.eye(3)              # three clones, eps = 1
-    >>> [grown.extend(a[:, [i], :i], a[:, [i], i : i + 1], torch.ones(1, 1)).item() for i in range(3)]
-    [0.5, 0.3333..., 0.25...]
+    >>> import torch
+    >>> grown, a = GrowingFactor(), torch.ones(1, 3, 3) + torch.eye(3)              # three clones, eps = 1
+    >>> torch.cat([grown.extend(a[:, [i], :i], a[:, [i], i : i + 1], torch.ones(1, 1)) for i in range(3)], dim=1)
+    tensor([[0.5000, 0.3333, 0.2500]])
     """
 
     def __init__(self) -> None:

@@ -14,6 +14,7 @@ from unsoft.errors import ConvergenceWarning
 from unsoft.magnitude.kernel import similarities
 from unsoft.magnitude.status import Outcome, joined
 from unsoft.magnitude.truncated import groups
+from unsoft.magnitude.untraced import untraced
 
 Solver = Callable[[Tensor, Tensor | None, Tensor], Outcome]
 """From points (systems, n, d), which are present, and right-hand sides (systems, n)."""
@@ -52,6 +53,7 @@ class _Implicit(torch.autograd.Function):
         return torch.cat(gradients), None, None, None, None
 
 
+@untraced
 def solved_weights(x: Tensor, present: Tensor | None, b: Tensor, solve: Solver) -> tuple[Tensor, Outcome]:
     """Weights, differentiable with respect to the points, and how the solution ended."""
     report: list[Outcome] = []

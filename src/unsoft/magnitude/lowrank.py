@@ -16,10 +16,12 @@ from unsoft.magnitude.factor import inverse_factor
 from unsoft.magnitude.kernel import gaussian
 from unsoft.magnitude.pivoted import pivoted_cholesky
 from unsoft.magnitude.status import Outcome, Status
+from unsoft.magnitude.untraced import untraced
 
 _SAMPLE = 64
 
 
+@untraced
 def lowrank_weights(
     x: Tensor, present: Tensor | None, b: Tensor, eps: float, rank: int, tolerance: float, check: bool = True
 ) -> tuple[Tensor, Outcome]:

@@ -21,6 +21,7 @@ from unsoft.magnitude.factor import check_done, inverse_factor
 from unsoft.magnitude.kernel import gaussian, is_native, pull
 from unsoft.magnitude.points import checked_eps, checked_points
 from unsoft.magnitude.truncated import groups
+from unsoft.magnitude.untraced import untraced
 
 
 class PrefixWeighting(NamedTuple):
@@ -105,6 +106,7 @@ class _Arrival(torch.autograd.Function):
         return torch.cat(gradients), None, None, None
 
 
+@untraced
 def arrival_weights(x: Tensor, present: Tensor | None, b: Tensor, eps: float) -> Tensor:
     """The weight of each point when it arrives (systems, n), differentiable; x are scaled points (systems, n, d)."""
     return _Arrival.apply(

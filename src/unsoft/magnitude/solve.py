@@ -71,7 +71,7 @@ def weighting(
     >>> clones_and_one = torch.tensor([[0.0, 0.0]] * 50 + [[9.0, 9.0]])
     >>> w = weighting(clones_and_one, t=1.0, eps=0.0, solver="cg")
     >>> w.magnitude, w.weights[[0, 50]]
-    (tensor(2.), tensor([0.0200, 1.0000]))
+    (tensor(2.0000), tensor([0.0200, 1.0000]))
     >>> weighting(torch.randn(40, 8), t=2.0).status.name
     'CONVERGED'
     """

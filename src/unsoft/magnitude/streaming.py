@@ -24,6 +24,7 @@ from torch.autograd.function import once_differentiable
 from unsoft.magnitude.cholesky import matrix
 from unsoft.magnitude.factor import congruence, halved, inverse_factor_of
 from unsoft.magnitude.kernel import gaussian, gaussian_within
+from unsoft.magnitude.untraced import untraced
 
 CENTRES = 112
 CHUNK = 256
@@ -231,6 +232,7 @@ class _Chunk(torch.autograd.Function):
         return damong, dnear, None, dalpha, dexplained, dold, dcovariance
 
 
+@untraced
 def streamed_weights(
     x: Tensor, present: Tensor | None, eps: float, state: Centres, chunk: int = CHUNK
 ) -> tuple[Tensor, Centres]:

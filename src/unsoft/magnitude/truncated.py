@@ -17,6 +17,7 @@ from torch.autograd.function import once_differentiable
 from unsoft.magnitude.cg import conjugate_gradients, floor_of, outcome
 from unsoft.magnitude.kernel import Matrix, similarities
 from unsoft.magnitude.status import Outcome, Status, joined
+from unsoft.magnitude.untraced import untraced
 
 Group = tuple[Tensor, Tensor | None, Tensor]
 
@@ -116,6 +117,7 @@ class _Truncated(torch.autograd.Function):
         return torch.cat(gradients), None, None, None, None, None, None
 
 
+@untraced
 def truncated_weights(
     x: Tensor, present: Tensor | None, b: Tensor, eps: float, steps: int, check: bool = True
 ) -> tuple[Tensor, Outcome]:

@@ -1,0 +1,39 @@
+"""Functions that ``torch.compile`` calls as they are: loops over systems and compiled code of our own are not for it to trace."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import wraps
+from typing import Any, TypeVar
+
+import torch
+
+F = TypeVar("F", bound=Callable)
+
+
+def untraced(function: F) -> F:
+    """As ``torch.compiler.disable`` does, but it is asked only when something is compiled: it imports all of dynamo."""
+
+    name = function.__name__
+    _functions[name] = function
+
+    @wraps(function)
+    def run(*arguments: Any, **options: Any) -> Any:
+        if torch.compiler.is_compiling() and _prepare(name):
+            return _disabled[name](*arguments, **options)
+        return function(*arguments, **options)
+
+    return run  # type: ignore[return-value]
+
+
+_functions: dict[str, Callable] = {}
+_disabled: dict[str, Callable] = {}
+
+
+def _prepare(name: str) -> bool:
+    if name not in _disabled:
+        _disabled[name] = torch.compiler.disable(_functions[name])
+    return True
+
+
+_prepare._dynamo_marked_constant = True  # type: ignore[attr-defined]  # runs while tracing, and is not traced itself
