@@ -116,7 +116,7 @@ def test_adding_a_file_is_enough(own_registry, monkeypatch, tmp_path):
 
 def test_the_catalogue_is_a_mapping_and_a_table():
     found = mechanisms()
-    assert list(found) == sorted(found) and len(found) == 25
+    assert list(found) == sorted(found) and len(found) == 26
     assert len(formulas()) == 13 and all(isinstance(formula, Formula) for formula in formulas().values())
     with pytest.raises(KeyError):
         found["nothing"]

@@ -17,9 +17,10 @@ Attention that is not causal solves the system of all keys, by ``solver`` (cg, `
 - prefix: row i uses the weights that the keys have in its own prefix, exactly. The gates of all rows are O(n^2).
 - streaming: arrival with a state of fixed size: exact in chunks of ``chunk``, ``centres`` stand for what came before.
 
-Can: tell a crowd from a crowd's size: 50 clones of relevance 1 leave a unique key of relevance 20 the share 0.286 under softmax,
-and nearly 20/21 on the mass if the gate is sharp. Cannot: keep the weights of single keys stable where keys nearly coincide (their sum is; see
-docs/magnitude.md), or know which member of a crowd matters. ``start="open"`` begins with gates of 0.9999.
+Can: tell a crowd's size from its worth: 50 clones of relevance 1 leave a unique key of relevance 20 the share 0.286 under softmax,
+0.73 on the mass with the gate sigmoid(4 w - 2), 0.999 with sigmoid(12 w - 8). Cannot: keep the weights of single keys steady where
+keys nearly coincide (their sum is far steadier), or know which member of a crowd matters. ``start="open"`` begins with gates of
+0.9999, for pretrained models. docs/magnitude.md has the numbers.
 
 >>> import torch, unsoft
 >>> layer = unsoft.mechanism("magnitude+cog", heads=2, head_dim=4, where="mass", eps=0.1)
