@@ -144,13 +144,13 @@ def _chosen(x: Tensor, present: Tensor | None, eps: float, tolerance: float) -> 
     n = x.shape[1]
     if n <= SMALL:
         return "cholesky", f"{n} points are few"
-    left = pivoted_cholesky(
-        x[:1], None if present is None else present[:1], RANK, 0.1 * tolerance * eps
-    ).left.mean()
-    if eps > 0 and float(left) <= tolerance * eps:
-        return "lowrank", f"{RANK} points explain all {n}"
-    if float(left) < 0.5:
-        return "pcg", f"{RANK} points explain {1 - float(left):.0%} of {n}"
+    first = x[:1], None if present is None else present[:1]
+    if float(pivoted_cholesky(*first, RANK // 8, 0.0).left.mean()) < 0.8:  # a quick look before a longer one
+        left = float(pivoted_cholesky(*first, RANK, 0.1 * tolerance * eps).left.mean())
+        if eps > 0 and left <= tolerance * eps:
+            return "lowrank", f"{RANK} points explain all {n}"
+        if left < 0.5:
+            return "pcg", f"{RANK} points explain {1 - left:.0%} of {n}"
     return "cg", f"{n} points, hardly any of them alike"
 
 

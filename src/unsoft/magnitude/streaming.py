@@ -26,7 +26,7 @@ from unsoft.magnitude.factor import congruence, halved, inverse_factor_of
 from unsoft.magnitude.kernel import gaussian, gaussian_within
 from unsoft.magnitude.untraced import untraced
 
-CENTRES = 112
+CENTRES = 96
 CHUNK = 256
 NEAR = 0.5
 """Similarity from which a point belongs to the crowd of a centre."""
