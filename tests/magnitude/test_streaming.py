@@ -53,6 +53,25 @@ def test_streams_of_crowds(crowds):
             assert float(ours[b][members].sum() / true[b][members].sum()) == pytest.approx(1, abs=0.15)
 
 
+def test_points_near_the_origin_are_points_like_others():
+    """Where nothing is remembered yet, nothing resembles a point."""
+    x = torch.zeros(1, 130, 4, dtype=torch.float64)
+    x[:, 1::2] = 5.0
+    torch.testing.assert_close(run(x, chunk=10)[0], exact(x), rtol=1e-2, atol=1e-3)
+
+
+def test_the_forgotten_still_count():
+    """Many keys that are a little alike: each is forgotten, together they matter."""
+    x = (
+        torch.randn(2, 600, 32, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+        * (2 / 32) ** 0.5
+    )
+    ours, true = run(x)[0], exact(x)
+    late = slice(300, None)
+    assert (ours - true)[:, late].abs().mean() < 0.5 * (true[:, late] - 1 / 1.1).abs().mean()
+    assert ((ours.sigmoid() - true.sigmoid()).abs() <= 0.05).double().mean() >= 0.9
+
+
 def test_forgetting_nothing_of_a_crowd():
     """One crowd of clones among isolated keys: the n-th clone has weight 1 / (n + eps)."""
     x, _ = stream(512, 1, 0.0)

@@ -313,7 +313,9 @@ def test_nan_keys_reach_only_the_rows_that_see_them():
         assert out[0, 0, 12:].isnan().all() and out[0, 0, :12].isfinite().all() and out[1].isfinite().all()
 
 
-@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")  # dynamo looks, after a graph break
+@pytest.mark.filterwarnings(
+    "ignore:The .grad attribute of a Tensor that is not a leaf"
+)  # dynamo looks, after a graph break
 def test_compiles():
     q, k, v = inputs(dtype=torch.float32)
     layer = unsoft.mechanism("magnitude", heads=2, head_dim=6)

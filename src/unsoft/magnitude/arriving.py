@@ -14,7 +14,7 @@ from unsoft.magnitude.cholesky import matrix
 from unsoft.magnitude.growing import GrowingFactor
 from unsoft.magnitude.kernel import gaussian
 from unsoft.magnitude.prefix import working_dtype
-from unsoft.magnitude.streaming import Centres, advanced, learned, regrouped, similar_to_centres
+from unsoft.magnitude.streaming import Centres, advanced, background, learned, regrouped, similar_to_centres
 
 
 def _together(before: Tensor | None, new: Tensor) -> Tensor:
@@ -74,7 +74,8 @@ class StreamedArrival:
     def _within(self, x: Tensor, present: Tensor, eps: float) -> Tensor:
         near = similar_to_centres(x, present, self.centres)
         weighed = near @ self.centres.explained
-        surprise = torch.where(present, 1 - (near @ self.centres.alpha[..., None])[..., 0], 0.0)
+        predicted = (near @ self.centres.alpha[..., None])[..., 0] + background(x, self.centres)
+        surprise = torch.where(present, 1 - predicted, 0.0)
         new = matrix(x, present, eps) - weighed @ near.mT
         old = x[:, :, :0]
         if self.points:
@@ -89,11 +90,11 @@ class StreamedArrival:
             points, seen, near, weighed = self.points
             among = matrix(points, seen, eps)
             state = self.centres
-            after, old, new = regrouped(points, seen, among, near, state)
-            _, mean, _, inside = learned(
-                old, new, weighed, self.grown.m, self.grown.y, state.alpha, state.explained
-            )
-            self.centres = advanced(after, mean, inside)
+            m, y = self.grown.m, self.grown.y
+            after, old, new, lost = regrouped(points, seen, among, near, state)
+            _, mean, _, inside = learned(old, new, weighed, m, y, state.alpha, state.explained)
+            beta, ones = (m.mT @ y[..., None])[..., 0], seen.to(x.dtype)
+            self.centres = advanced(points, ones, among, near, lost, beta, mean, inside, state, after)
             self.grown, self.points = GrowingFactor(), []
         return weights
 

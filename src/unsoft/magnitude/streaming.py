@@ -14,7 +14,7 @@ If nothing is forgotten and no centre moves, the weights are the exact ones.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import torch
@@ -48,9 +48,17 @@ class Centres:
     idle: Tensor
     """(systems, centres): chunks since the last of them."""
     alpha: Tensor
-    """(systems, centres): the prediction at x is K_xc alpha."""
+    """(systems, centres): the prediction at x is K_xc alpha, and what the forgotten still predict."""
     explained: Tensor
     """(systems, centres, centres): Q; the variance at x is K_xx - K_xc Q K_cx."""
+    forgotten: Tensor
+    """(systems,): how many points were forgotten."""
+    total: Tensor
+    """(systems,): what they predicted together at the points of the chunk in which they were forgotten, on average."""
+    level: Tensor
+    """(systems,): what they predict at x is level exp(-|x - middle|^2)."""
+    middle: Tensor
+    """(systems, d): the mean of their places."""
 
     @staticmethod
     def none(x: Tensor, centres: int) -> Centres:
@@ -58,18 +66,15 @@ class Centres:
         systems, _, d = x.shape
         zeros = x.new_zeros(systems, centres)
         there = torch.zeros_like(zeros, dtype=torch.bool)
+        nowhere = _nowhere(x, centres).expand(systems, centres, d)
+        number, place = x.new_zeros(systems), x.new_zeros(systems, d)
         return Centres(
-            x.new_zeros(systems, centres, d),
-            there,
-            zeros,
-            zeros,
-            zeros,
-            x.new_zeros(systems, centres, centres),
-        )
+            nowhere, there, zeros, zeros, zeros, x.new_zeros(systems, centres, centres), number, number, number, place
+        )  # fmt: skip
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
-        return (self.x, self.there, self.crowd, self.idle, self.alpha, self.explained)
+        return tuple(getattr(self, field.name) for field in fields(self))
 
 
 def _nowhere(x: Tensor, centres: int) -> Tensor:
@@ -119,7 +124,8 @@ def _choice(
     choice = score.topk(size, dim=-1).indices.sort(-1).values
     crowd, idle, there = (y.gather(-1, choice) for y in (crowd, idle, there))
     shares = (choice[..., None] == whose[:, None]) / crowd.clamp(min=1)[..., None]
-    return choice, shares, replace(state, crowd=crowd, idle=idle, there=there)
+    lost = torch.cat([state.there, new], -1).scatter(-1, choice, False)
+    return choice, shares, lost.to(x.dtype), replace(state, crowd=crowd, idle=idle, there=there)
 
 
 def _times(matrix: Tensor, vector: Tensor) -> Tensor:
@@ -127,18 +133,55 @@ def _times(matrix: Tensor, vector: Tensor) -> Tensor:
     return (matrix * vector[:, None]).sum(-1)
 
 
+def background(x: Tensor, state: Centres) -> Tensor:
+    """What the forgotten points still predict at x (systems, n): little each, but they are many."""
+    return state.level[:, None] * gaussian(x, state.middle[:, None])[..., 0]
+
+
+def _recalled(
+    x: Tensor,
+    ones: Tensor,
+    among: Tensor,
+    near: Tensor,
+    lost: Tensor,
+    beta: Tensor,
+    before: Centres,
+    after: Centres,
+) -> Centres:
+    """The state with those that are lost, of (centres, points of the chunk), among the forgotten.
+
+    beta are the weights of the points in the prediction, so that those of the centres are alpha - Q K_cx beta.
+    """
+    size, count = near.shape[2], ones.sum(-1).clamp(min=2)
+    weights = torch.cat([before.alpha - _times(before.explained, _times(near.mT, beta)), beta], dim=-1)
+    alike = (
+        torch.cat([near.sum(1), (among.sum(1) - among.diagonal(dim1=-2, dim2=-1)) * ones], dim=-1)
+        / count[:, None]
+    )
+    total = before.total + (lost * weights * alike).sum(-1)
+    forgotten = before.forgotten + lost.sum(-1)
+    places = _times(x.mT, lost[:, size:]) + _times(
+        torch.where(before.there[..., None], before.x, 0.0).mT, lost[:, :size]
+    )
+    middle = (before.forgotten[:, None] * before.middle + places) / forgotten.clamp(min=1)[:, None]
+    mean = (gaussian(x, middle[:, None])[..., 0] * ones).sum(-1) / count
+    level = torch.where(mean > 0, total / torch.where(mean > 0, mean, 1.0), 0.0)
+    return replace(after, forgotten=forgotten, total=total, level=level, middle=middle)
+
+
 def regrouped(
     x: Tensor, present: Tensor | None, among: Tensor, near: Tensor, state: Centres
-) -> tuple[Centres, Tensor, Tensor]:
-    """The next centres, with what is known of them still to come, and their similarities to the old ones and to the chunk x."""
-    choice, shares, after = _choice(x, present, near.detach(), among.detach(), state)
+) -> tuple[Centres, Tensor, Tensor, Tensor]:
+    """The next centres, with what is known of them still to come; their similarities to the old ones and to the chunk x; who is lost."""
+    choice, shares, lost, after = _choice(x, present, near.detach(), among.detach(), state)
     index = choice[..., None].expand(-1, -1, x.shape[-1])
     places = torch.cat([state.x, torch.zeros_like(x)], dim=1).gather(1, index)
     # What is not among the shares is what the centre was before.
     moved = torch.baddbmm((1 - shares.sum(-1, keepdim=True)) * places, shares, x)
     moved = torch.where(after.there[..., None], moved, _nowhere(x, len(choice[0])))
     old, new = gaussian(moved, state.x), gaussian(moved, x)
-    return replace(after, x=moved), old, new if present is None else torch.where(present[:, None], new, 0.0)
+    new = new if present is None else torch.where(present[:, None], new, 0.0)
+    return replace(after, x=moved), old, new, lost
 
 
 def learned(
@@ -154,10 +197,14 @@ def learned(
     return gain, mean, moved, torch.baddbmm(gain @ gain.mT, moved, old.mT)
 
 
-def advanced(after: Centres, mean: Tensor, inside: Tensor) -> Centres:
-    """The state after a chunk, from mean and explained covariance at the next centres."""
-    among = gaussian_within(after.x, 1 + _JITTER)
-    alpha, explained = _Solved.apply(among, mean, inside)
+def advanced(
+    x: Tensor, ones: Tensor, among: Tensor, near: Tensor, lost: Tensor, beta: Tensor, mean: Tensor, inside: Tensor,
+    before: Centres, after: Centres,
+) -> Centres:  # fmt: skip
+    """The state after a chunk, from weights of its points and mean and explained covariance at the next centres."""
+    after = _recalled(x, ones, among, near, lost, beta, before, after)
+    mean = mean + background(after.x, before) - background(after.x, after)
+    alpha, explained = _Solved.apply(gaussian_within(after.x, 1 + _JITTER), mean, inside)
     return replace(after, alpha=alpha, explained=explained)
 
 
@@ -183,9 +230,10 @@ class _Solved(torch.autograd.Function):
 
 
 class _Chunk(torch.autograd.Function):
-    """Weights of the points of a chunk, and mean and explained covariance at the next centres.
+    """Arrival weights of the points of a chunk, their weights in the prediction, and mean and explained covariance at the next centres.
 
-    Inputs: K_xx + eps, K_xc, 1 for every point that is there; alpha and Q; old and new similarities of the next centres.
+    Inputs: K_xx + eps, K_xc, what is expected of each point (1 less the background); alpha and Q; old and new similarities of
+    the next centres.
     The gradient is written out: autograd would take twice as many products.
     """
 
@@ -194,31 +242,36 @@ class _Chunk(torch.autograd.Function):
         ctx: Any,
         among: Tensor,
         near: Tensor,
-        ones: Tensor,
+        expected: Tensor,
         alpha: Tensor,
         explained: Tensor,
         old: Tensor,
         new: Tensor,
-    ) -> tuple[Tensor, Tensor, Tensor]:
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         weighed = near @ explained
         m = inverse_factor_of(torch.baddbmm(among, weighed, near.mT, alpha=-1))
-        y = _times(m, ones - _times(near, alpha))
+        y = _times(m, expected - _times(near, alpha))
+        beta = _times(m.mT, y)
         gain, mean, moved, inside = learned(old, new, weighed, m, y, alpha, explained)
-        ctx.save_for_backward(near, alpha, explained, old, weighed, m, y, gain, moved)
-        return y * m.diagonal(dim1=-2, dim2=-1), mean, inside
+        ctx.save_for_backward(near, alpha, explained, old, weighed, m, y, beta, gain, moved)
+        return y * m.diagonal(dim1=-2, dim2=-1), beta, mean, inside
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, dw: Tensor, dmean: Tensor, dinside: Tensor) -> tuple[Tensor | None, ...]:
-        near, alpha, explained, old, weighed, m, y, gain, moved = ctx.saved_tensors
+    def backward(
+        ctx: Any, dw: Tensor, dbeta: Tensor, dmean: Tensor, dinside: Tensor
+    ) -> tuple[Tensor | None, ...]:
+        near, alpha, explained, old, weighed, m, y, beta, gain, moved = ctx.saved_tensors
         diagonal = m.diagonal(dim1=-2, dim2=-1)
         both = dinside + dinside.mT
         dgain = torch.baddbmm(dmean[..., None] * y[:, None], both, gain)
         dy = dw * diagonal + _times(gain.mT, dmean)
         slope = torch.baddbmm(dy[..., None] * y[:, None], dgain.mT, gain)
         slope.diagonal(dim1=-2, dim2=-1).add_(dw * y * diagonal)
-        damong = congruence(m, halved(slope))
-        dcovariance, dsurprise = dgain @ m, _times(m.mT, dy)
+        through = _times(m.mT, _times(m, dbeta))  # beta = S^-1 surprise
+        cross = through[..., None] * beta[:, None]
+        damong = congruence(m, halved(slope)).sub_(cross, alpha=0.5).sub_(cross.mT, alpha=0.5)
+        dcovariance, dsurprise = dgain @ m, _times(m.mT, dy) + through
         dold = torch.baddbmm(dmean[..., None] * alpha[:, None], both, moved).baddbmm_(
             dcovariance, weighed, alpha=-1
         )
@@ -229,7 +282,7 @@ class _Chunk(torch.autograd.Function):
         )
         dexplained = torch.baddbmm(near.mT @ (dweighed - pulled), old.mT @ dinside, old)
         dalpha = _times(old.mT, dmean) - _times(near.mT, dsurprise)
-        return damong, dnear, None, dalpha, dexplained, dold, dcovariance
+        return damong, dnear, dsurprise, dalpha, dexplained, dold, dcovariance
 
 
 @untraced
@@ -252,9 +305,12 @@ def streamed_weights(
         if last:  # nothing follows that would need to know
             old, new = near[:, :0], near.mT[:, :0]
         else:
-            after, old, new = regrouped(points, seen, among, near, state)
-        found, mean, inside = _Chunk.apply(among, near, ones, state.alpha, state.explained, old, new)
+            after, old, new, lost = regrouped(points, seen, among, near, state)
+        expected = ones - background(points, state) * ones
+        found, beta, mean, inside = _Chunk.apply(
+            among, near, expected, state.alpha, state.explained, old, new
+        )
         weights.append(found)
         if not last:
-            state = advanced(after, mean, inside)
+            state = advanced(points, ones, among, near, lost, beta, mean, inside, state, after)
     return torch.cat(weights, dim=-1) if weights else x.new_zeros(x.shape[:2]), state
