@@ -3,7 +3,7 @@
 Times are ratios to ``F.scaled_dot_product_attention`` of the same shape (B=1 H=8 D=64 float32) in the same interleaved run, the
 fastest of several rounds. The magnitude of one set is compared with magnipy's Cholesky (its three lines, on a matrix from SciPy's
 cdist) and with linear_operator's conjugate gradients, if they are installed (pip install --no-deps magnipy linear_operator jaxtyping
-scipy wadler-lindig). Streams: N = 4096 keys of which 30 % are isolated and the others belong to crowds.
+scipy wadler-lindig). Streams: 2048 keys of which 30 % are isolated and the others belong to crowds.
 """
 
 from __future__ import annotations
@@ -25,9 +25,10 @@ from unsoft.bench.memory import peak, reset_peak
 from unsoft.bench.probe import run_probe
 from unsoft.bench.record import machine, write_json
 from unsoft.bench.timing import interleaved
+from unsoft.magnitude.centres import Centres
 from unsoft.magnitude.points import checked_points
 from unsoft.magnitude.prefix import arrival_weights
-from unsoft.magnitude.streaming import CENTRES, CHUNK, Centres, streamed_weights
+from unsoft.magnitude.streaming import CENTRES, CHUNK, streamed_weights
 
 HEADS, WIDTH, ROUNDS = 8, 64, 7
 EPS = 0.1
@@ -157,7 +158,7 @@ def linear_operator_cg(keys: Tensor, t: float, eps: float, tolerance: float) -> 
     return linear_cg(z.matmul, ones, tolerance=tolerance, max_iter=1000, max_tridiag_iter=0).sum()
 
 
-def stream_figures(n: int = 4096) -> list[dict]:
+def stream_figures(n: int = 2048) -> list[dict]:
     """How far the streaming gates are from the exact ones (sigmoid(w), the document's start)."""
     figures = []
     for noise, number, t in itertools.product((0.02, 0.1), (16, 32, 64), (1.0, 2.0, 4.0)):

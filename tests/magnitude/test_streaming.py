@@ -4,8 +4,9 @@ import pytest
 import torch
 
 from unsoft.magnitude.arriving import StreamedArrival
+from unsoft.magnitude.centres import Centres
 from unsoft.magnitude.prefix import arrival_weights
-from unsoft.magnitude.streaming import Centres, streamed_weights
+from unsoft.magnitude.streaming import streamed_weights
 
 
 def stream(n, crowds, noise, seed=0, systems=2, width=32):

@@ -10,11 +10,13 @@ from dataclasses import fields, replace
 import torch
 from torch import Tensor
 
+from unsoft.magnitude.background import background
+from unsoft.magnitude.centres import Centres, regrouped, similar_to_centres
 from unsoft.magnitude.cholesky import matrix
 from unsoft.magnitude.growing import GrowingFactor
 from unsoft.magnitude.kernel import gaussian
 from unsoft.magnitude.prefix import working_dtype
-from unsoft.magnitude.streaming import Centres, advanced, background, learned, regrouped, similar_to_centres
+from unsoft.magnitude.streaming import advanced, learned
 
 
 def _together(before: Tensor | None, new: Tensor) -> Tensor:

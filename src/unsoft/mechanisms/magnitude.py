@@ -41,13 +41,14 @@ from unsoft.engines.call import Call, compute_dtype
 from unsoft.formula import Formula
 from unsoft.formula.analysis import Properties
 from unsoft.magnitude.arriving import ExactArrival, StreamedArrival
+from unsoft.magnitude.centres import Centres
 from unsoft.magnitude.cholesky import cholesky, matrix
 from unsoft.magnitude.factor import inverse_factor
 from unsoft.magnitude.implicit import solved_weights
 from unsoft.magnitude.lowrank import lowrank_weights
 from unsoft.magnitude.points import Points, checked_eps
 from unsoft.magnitude.prefix import arrival_weights, working_dtype
-from unsoft.magnitude.streaming import CENTRES, CHUNK, Centres, streamed_weights
+from unsoft.magnitude.streaming import CENTRES, CHUNK, streamed_weights
 from unsoft.magnitude.truncated import truncated_weights
 from unsoft.mechanisms.cache import Cache
 from unsoft.mechanisms.gated_mass import MassGate
