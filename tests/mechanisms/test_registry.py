@@ -123,7 +123,7 @@ def test_the_catalogue_is_a_mapping_and_a_table():
     assert found.get("polynomial(2)") is None  # only names are keys
     lines = str(found).splitlines()
     assert repr(found) == str(found)
-    assert len(lines) == 26
+    assert len(lines) == 27
     assert lines[0].split("  ")[0] == "name"
     column = lines[0].index("row sum")
     assert all(line[column - 2 : column] == "  " and line[column] != " " for line in lines)
