@@ -26,14 +26,14 @@ class Swapped(nn.Module):
     identity. The buffer ``swapped`` makes every saved model name something that plain transformers does not expect, and says so.
     """
 
-    def __init__(self, mechanism: Mechanism, label: str, softcap: float | None, window: int | None) -> None:
+    def __init__(self, mechanism: Mechanism, label: str, softcap: float | None, windowed: bool) -> None:
         super().__init__()
         self.mechanism, self.label, self.softcap = mechanism, label, softcap
         place, kept = mechanism.place, mechanism.new_cache(1)
         self.stateful = not isinstance(kept, KeyValueCache)
-        by_rows = window is not None  # a mask for each row, which a state of fixed size cannot honour
         keeps_keys = isinstance(getattr(kept, "inner", kept), KeyValueCache)
-        self.decodes_with_state = self.stateful and (keeps_keys or not by_rows)
+        # A window is a mask for each row, which a state of fixed size cannot honour.
+        self.decodes_with_state = self.stateful and (keeps_keys or not windowed)
         more = mechanism.query_heads // place.heads - 1
         identity = torch.eye(place.head_dim).expand(place.heads, more, -1, -1)
         self.more_queries = nn.Parameter(identity.clone()) if more else None
@@ -78,8 +78,8 @@ class Swapped(nn.Module):
     def _check(self, mask: Tensor | None, causal: bool, length: int, key: Tensor, window: int | None) -> None:
         """ValueError where positions of keys are not what a mechanism with a state takes them for."""
         keys = key.shape[-2]
-        cropped = window is not None and window <= keys and length < keys
-        if cropped and any(isinstance(part, Magnitude) for part in self.mechanism.modules()):
+        whole = window is None or keys < window or length == keys or getattr(key, "unsoft_whole", False)
+        if not whole and any(isinstance(part, Magnitude) for part in self.mechanism.modules()):
             raise ValueError(
                 f"swap: {self.label!r} needs all keys, and this cache keeps those of a sliding window; use generate(), or"
                 " past_key_values=unsoft.hf.MechanismCache(model)"

@@ -9,7 +9,7 @@ from typing import Any
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from unsoft.formula import Formula
-from unsoft.hf.architecture import Found, attention_modules
+from unsoft.hf.architecture import Found, attention_modules, has_window
 from unsoft.hf.attention import NAME, Swapped
 from unsoft.hf.cache import MechanismCache
 from unsoft.hf.recipe import Recipe
@@ -114,6 +114,6 @@ def _swapped(found: Found, recipe: Recipe) -> Swapped:
         raise ValueError(
             f"swap: {type(found.module).__name__} caps its logits at {softcap:g}, and {label!r} has no logits that could be capped"
         )
-    swapped = Swapped(mechanism, label, softcap, getattr(found.module, "sliding_window", None))
+    swapped = Swapped(mechanism, label, softcap, has_window(found.module))
     like = next(found.module.parameters())
     return swapped.to(device=like.device, dtype=like.dtype)
