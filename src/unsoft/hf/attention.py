@@ -78,11 +78,11 @@ class Swapped(nn.Module):
     def _check(self, mask: Tensor | None, causal: bool, length: int, key: Tensor, window: int | None) -> None:
         """ValueError where positions of keys are not what a mechanism with a state takes them for."""
         keys = key.shape[-2]
-        whole = window is None or keys < window or length == keys or getattr(key, "unsoft_whole", False)
-        if not whole and any(isinstance(part, Magnitude) for part in self.mechanism.modules()):
+        partial = window is not None and window <= keys and length < keys
+        if partial and any(isinstance(part, Magnitude) for part in self.mechanism.modules()):
             raise ValueError(
-                f"swap: {self.label!r} needs all keys, and this cache keeps those of a sliding window; use generate(), or"
-                " past_key_values=unsoft.hf.MechanismCache(model)"
+                f"swap: the gates of {self.label!r} need all keys, and this cache shows a sliding window; use generate() or"
+                " past_key_values=unsoft.hf.MechanismCache(model), and around linear attention use_cache=False"
             )
         if mask is None or not causal or torch.compiler.is_compiling():
             return

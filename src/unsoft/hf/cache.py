@@ -82,20 +82,6 @@ class StateLayer(CacheLayerMixin):
             )
 
 
-class WholeLayer(DynamicLayer):
-    """Keys and values of all tokens, also where attention has a sliding window, and marked as such.
-
-    Layers of one kind share a mask, so all of them must be equally long; and gates of keys depend on keys outside the window.
-    """
-
-    def update(
-        self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any
-    ) -> tuple[Tensor, Tensor]:
-        keys, values = super().update(key_states, value_states, *args, **kwargs)
-        keys.unsoft_whole = True
-        return keys, values
-
-
 class MechanismCache(TransformersCache):
     """A cache for a swapped model: states where mechanisms have them, keys and values elsewhere; ``generate`` makes it by itself.
 
@@ -104,7 +90,7 @@ class MechanismCache(TransformersCache):
     >>> tiny = LlamaConfig(vocab_size=9, hidden_size=8, intermediate_size=8, num_hidden_layers=2, num_attention_heads=2)
     >>> model = unsoft.hf.swap(LlamaForCausalLM(tiny).eval(), "linear-elu1", layers=[1])
     >>> MechanismCache(model)
-    MechanismCache(layers=[WholeLayer, StateLayer])
+    MechanismCache(layers=[DynamicLayer, StateLayer])
     """
 
     def __init__(self, model: PreTrainedModel) -> None:
@@ -113,7 +99,7 @@ class MechanismCache(TransformersCache):
     @staticmethod
     def needed(model: PreTrainedModel) -> bool:
         """Does any layer of the decoder keep a state of its own?"""
-        return any(attention.stateful for attention in _decoder(model))
+        return any(attention.decodes_with_state for attention in _decoder(model))
 
 
 def _decoder(model: PreTrainedModel) -> list[Swapped]:
@@ -130,4 +116,5 @@ def _decoder(model: PreTrainedModel) -> list[Swapped]:
 
 
 def _layer(attention: Swapped) -> CacheLayerMixin:
-    return StateLayer(attention) if attention.decodes_with_state else WholeLayer()
+    """Keys and values are kept whole also for sliding windows: layers of one kind share a mask and must be equally long."""
+    return StateLayer(attention) if attention.decodes_with_state else DynamicLayer()
