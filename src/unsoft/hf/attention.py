@@ -37,7 +37,7 @@ class Swapped(nn.Module):
         more = mechanism.query_heads // place.heads - 1
         identity = torch.eye(place.head_dim).expand(place.heads, more, -1, -1)
         self.more_queries = nn.Parameter(identity.clone()) if more else None
-        self.register_buffer(NAME, torch.tensor(1))
+        self.register_buffer("swapped", torch.tensor(1))
 
     def forward(
         self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, *, causal: bool, scale: float | None,

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
 from functools import cache
 from typing import Any
 
+import torch
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from unsoft.formula import Formula
@@ -62,7 +64,9 @@ class SwappedModel:
 
     def __init__(self, config: PreTrainedConfig, *args: Any, **kwargs: Any) -> None:
         super().__init__(config, *args, **kwargs)
-        _install(self, Recipe.from_dict(getattr(config, NAME)))  # type: ignore[arg-type]
+        with _ordinary_tensors():
+            recipe = Recipe.from_dict(getattr(config, NAME))
+        _install(self, recipe)  # type: ignore[arg-type]
 
     def set_attn_implementation(self, attn_implementation: str | dict, *args: Any, **kwargs: Any) -> None:
         """Refuses anything else: it would silently drop the mechanisms."""
@@ -95,13 +99,26 @@ def swapped_class(kind: type[PreTrainedModel]) -> type[PreTrainedModel]:
 
 def _install(model: PreTrainedModel, recipe: Recipe) -> None:
     found = attention_modules(model)
-    built = [_swapped(one, recipe) for one in found]  # all of them first: an error leaves the model as it was
+    with _ordinary_tensors():
+        built = [_swapped(one, recipe) for one in found]  # all of them first: an error leaves the model as it was
     for one, swapped in zip(found, built, strict=True):
         setattr(one.module, NAME, swapped.train(one.module.training))
     PreTrainedModel.set_attn_implementation(model, NAME)
     setattr(model.config, NAME, recipe.to_dict())
     # Written to config.json, so that plain transformers refuses to load what it cannot run.
     model.config.attn_implementation = NAME
+
+
+@contextmanager
+def _ordinary_tensors() -> Iterator[None]:
+    """float32 on the CPU: while transformers loads a model, tensors have no content by default, and formulas cannot be analysed."""
+    dtype = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float32)
+    try:
+        with torch.device("cpu"):
+            yield
+    finally:
+        torch.set_default_dtype(dtype)
 
 
 def _swapped(found: Found, recipe: Recipe) -> Swapped:
