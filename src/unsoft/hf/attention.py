@@ -31,6 +31,7 @@ class Swapped(nn.Module):
         self.mechanism, self.label, self.softcap = mechanism, label, softcap
         place, kept = mechanism.place, mechanism.new_cache(1)
         self.stateful = not isinstance(kept, KeyValueCache)
+        self.gates_keys = any(isinstance(part, Magnitude) for part in mechanism.modules())
         keeps_keys = isinstance(getattr(kept, "inner", kept), KeyValueCache)
         # A window is a mask for each row, which a state of fixed size cannot honour.
         self.decodes_with_state = self.stateful and (keeps_keys or not windowed)
@@ -53,11 +54,18 @@ class Swapped(nn.Module):
             mask, is_causal = self._visibility(mask, causal, query.shape[-2], key, window)
         else:
             is_causal = True
-        result = self.mechanism(
+        run = self.mechanism
+        if self.gates_keys and torch.compiler.is_compiling():
+            run = self._untraced
+        result = run(
             query, key, value, mask, dropout, is_causal, scale, query.shape[1] != key.shape[1],
             return_weights=return_weights, cache=cache,
         )  # fmt: skip
         return result if return_weights else (result, None)
+
+    @torch.compiler.disable  # compiled code of our own solves for the gates: one break in the graph instead of many
+    def _untraced(self, *args: Any, **kwargs: Any) -> Tensor | tuple[Tensor, Tensor]:
+        return self.mechanism(*args, **kwargs)
 
     def _with_more_queries(self, query: Tensor) -> Tensor:
         """The further queries of a head stand right after its first."""
@@ -79,7 +87,7 @@ class Swapped(nn.Module):
         """ValueError where positions of keys are not what a mechanism with a state takes them for."""
         keys = key.shape[-2]
         partial = window is not None and window <= keys and length < keys
-        if partial and any(isinstance(part, Magnitude) for part in self.mechanism.modules()):
+        if partial and self.gates_keys:
             raise ValueError(
                 f"swap: the gates of {self.label!r} need all keys, and this cache shows a sliding window; use generate() or"
                 " past_key_values=unsoft.hf.MechanismCache(model), and around linear attention use_cache=False"

@@ -17,6 +17,8 @@ from unsoft.hf.cache import MechanismCache
 from unsoft.hf.recipe import Recipe
 from unsoft.hf.softcap import cap_logits
 from unsoft.hf.start import open_start
+from unsoft.mechanisms.differential import Differential
+from unsoft.mechanisms.module import Mechanism
 
 
 def swap(
@@ -100,7 +102,9 @@ def swapped_class(kind: type[PreTrainedModel]) -> type[PreTrainedModel]:
 def _install(model: PreTrainedModel, recipe: Recipe) -> None:
     found = attention_modules(model)
     with _ordinary_tensors():
-        built = [_swapped(one, recipe) for one in found]  # all of them first: an error leaves the model as it was
+        built = [
+            _swapped(one, recipe) for one in found
+        ]  # all of them first: an error leaves the model as it was
     for one, swapped in zip(found, built, strict=True):
         setattr(one.module, NAME, swapped.train(one.module.training))
     PreTrainedModel.set_attn_implementation(model, NAME)
@@ -123,6 +127,7 @@ def _ordinary_tensors() -> Iterator[None]:
 
 def _swapped(found: Found, recipe: Recipe) -> Swapped:
     mechanism = recipe.build(found.place)
+    _check_pairs(mechanism, getattr(found.module.config, "num_key_value_heads", None))
     if recipe.init == "open":
         open_start(mechanism)
     label = str(recipe.mechanism_of(found.place.layer, found.place.layers))
@@ -134,3 +139,10 @@ def _swapped(found: Found, recipe: Recipe) -> Swapped:
     swapped = Swapped(mechanism, label, softcap, has_window(found.module))
     like = next(found.module.parameters())
     return swapped.to(device=like.device, dtype=like.dtype)
+
+
+def _check_pairs(mechanism: Mechanism, key_heads: int | None) -> None:
+    if (key_heads or 0) % 2 and any(isinstance(part, Differential) for part in mechanism.modules()):
+        raise ValueError(
+            f"swap: the key heads of 'differential' come in pairs, so their number must be even, not {key_heads}"
+        )
