@@ -7,6 +7,7 @@ import torch
 import transformers
 
 import unsoft
+from unsoft.hf.quiet import quiet
 
 
 @pytest.fixture
@@ -21,7 +22,8 @@ def folder(tmp_path):
         num_attention_heads=2,
         pad_token_id=0,
     )
-    transformers.LlamaForCausalLM(config).save_pretrained(tmp_path / "model")
+    with quiet():
+        transformers.LlamaForCausalLM(config).save_pretrained(tmp_path / "model")
     return tmp_path / "model"
 
 
@@ -62,7 +64,7 @@ def test_init_is_kept(run_here, folder, tmp_path):
             "mixes layers with and without a mechanism",
         ),
         (["{model}", "cog", "--out", "{new}", "--init", "shut"], "'init' must be one of open, paper"),
-        (["no/such/model", "cog", "--out", "{new}"], "the hub cannot be reached"),
+        (["no/such/model", "cog", "--out", "{new}"], "is neither a folder here nor the id of a model"),
         (["{model}", "cog"], "Missing option '--out'"),
     ],
 )

@@ -29,6 +29,7 @@ def swap(
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise typer.BadParameter(f"{out} exists and is not an empty folder", param_hint="'--out'")
     import unsoft
+    from unsoft.hf.quiet import quiet
     from unsoft.hf.recipe import Recipe
 
     which = None if layers is None else read_layers(layers)
@@ -37,9 +38,10 @@ def swap(
         unsoft.mechanism(name, heads=2, head_dim=4, layer=1, layers=3)
     loaded, tokenizer = unsoft.hf.load_model(model)
     unsoft.hf.swap(loaded, mechanism, which, keep_first_last, init)
-    loaded.save_pretrained(out)
-    if tokenizer is not None:
-        tokenizer.save_pretrained(out)
+    with quiet():
+        loaded.save_pretrained(out)
+        if tokenizer is not None:
+            tokenizer.save_pretrained(out)
     typer.echo(
         f"{type(loaded).__name__} with {mechanism} written to {out}; load it with unsoft.hf.load({str(out)!r})"
     )

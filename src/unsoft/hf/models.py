@@ -108,19 +108,25 @@ def _model_class(config: PreTrainedConfig) -> type[PreTrainedModel]:
 def _tokenizer(where: str, **options: bool) -> PreTrainedTokenizerBase | None:
     try:
         with quiet():
-            return transformers.AutoTokenizer.from_pretrained(where, **options)
+            found = transformers.AutoTokenizer.from_pretrained(where, **options)
     except (OSError, ValueError, KeyError, ImportError):
         return None
+    return found if found.vocab_size else None  # of some architectures an empty one is made from nothing
 
 
 def _hub_is_there(where: str) -> bool:
     """Asked once and briefly: transformers itself would try six times, half a minute in all."""
-    import huggingface_hub
-    from huggingface_hub.utils import get_session
+    from huggingface_hub import constants
+    from huggingface_hub.utils import HFValidationError, get_session, validate_repo_id
 
     try:
-        huggingface_hub.utils.validate_repo_id(where)
-        get_session().head(huggingface_hub.constants.ENDPOINT, timeout=_SECONDS)
+        validate_repo_id(where)
+    except HFValidationError:
+        raise ValueError(
+            f"model: {where!r} is neither a folder here nor the id of a model on a hub; names that need no hub: {', '.join(PACKAGED)}"
+        ) from None
+    try:
+        get_session().head(constants.ENDPOINT, timeout=_SECONDS)
     except Exception:  # whatever the reason, the local cache is all there is then
         return False
     return True
