@@ -1,6 +1,8 @@
 """What is saved comes back bit for bit, and plain transformers never drops a mechanism in silence."""
 
+import copy
 import json
+import pickle
 import subprocess
 import sys
 
@@ -64,6 +66,16 @@ def test_bfloat16_stays_bfloat16(tiny, words, tmp_path):
     again = unsoft.hf.load(tmp_path)
     assert {x.dtype for x in again.parameters()} == {torch.bfloat16}
     assert torch.equal(again(words).logits, model(words).logits)
+
+
+@pytest.mark.parametrize("again", [copy.deepcopy, lambda model: pickle.loads(pickle.dumps(model))])
+def test_copies_and_pickles_keep_their_mechanisms(tiny, words, again):
+    model = stirred(unsoft.hf.swap(tiny("llama"), "gated+linear-elu1"))
+    twin = again(model)
+    assert type(twin) is type(model)
+    assert torch.equal(twin(words).logits, model(words).logits)
+    next(x for name, x in twin.named_parameters() if ".unsoft." in name).data.add_(1.0)
+    assert not torch.equal(twin(words).logits, model(words).logits)
 
 
 def test_shards_come_back(tiny, words, tmp_path):

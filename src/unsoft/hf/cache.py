@@ -103,14 +103,16 @@ class MechanismCache(TransformersCache):
 
 
 def _decoder(model: PreTrainedModel) -> list[Swapped]:
-    """Attention by number of the layer in the cache; none where a cache has layers of other kinds too."""
-    if model.config.is_encoder_decoder:
-        return []
-    found = {
-        module.layer_idx: getattr(module, NAME)
-        for module in model.modules()
-        if hasattr(module, NAME) and getattr(module, "layer_idx", None) is not None
+    """Attention by number of the layer in the cache; none where transformers' own caches must do.
+
+    That is where a cache has layers of other kinds too, or where keys are made from what it holds (latent attention).
+    """
+    swapped = {
+        getattr(module, "layer_idx", None): module for module in model.modules() if hasattr(module, NAME)
     }
+    if model.config.is_encoder_decoder or any(hasattr(module, "kv_lora_rank") for module in swapped.values()):
+        return []
+    found = {number: getattr(module, NAME) for number, module in swapped.items() if number is not None}
     whole = sorted(found) == list(range(model.config.get_text_config(decoder=True).num_hidden_layers))
     return [found[number] for number in sorted(found)] if whole else []
 

@@ -70,6 +70,10 @@ class SwappedModel:
             recipe = Recipe.from_dict(getattr(config, NAME))
         _install(self, recipe)  # type: ignore[arg-type]
 
+    def __reduce__(self) -> tuple:
+        """The class is made on the fly, so copies and pickles name the one it was made from."""
+        return _blank, (type(self).__bases__[1],), self.__dict__
+
     def set_attn_implementation(self, attn_implementation: str | dict, *args: Any, **kwargs: Any) -> None:
         """Refuses anything else: it would silently drop the mechanisms."""
         if attn_implementation != NAME:
@@ -90,6 +94,12 @@ class SwappedModel:
             model_kwargs["past_key_values"] = MechanismCache(self)  # type: ignore[arg-type]
             return
         super()._prepare_cache_for_generation(generation_config, model_kwargs, *args, **kwargs)  # type: ignore[misc]
+
+
+def _blank(kind: type[PreTrainedModel]) -> PreTrainedModel:
+    """A swapped model with nothing in it, for copies and pickles to fill."""
+    made = swapped_class(kind)
+    return made.__new__(made)
 
 
 @cache
