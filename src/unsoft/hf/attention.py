@@ -48,7 +48,7 @@ class Swapped(nn.Module):
         if self.mechanism.causal_only and not causal:
             raise ValueError(f"swap: {self.label!r} looks back only, and this attention looks both ways")
         if self.more_queries is not None:
-            query = self._with_more_queries(query)
+            query = _with_more_queries(query, self.more_queries)
         cache = None if torch.compiler.is_compiling() else getattr(key, "unsoft_cache", None)
         if cache is None:
             mask, is_causal = self._visibility(mask, causal, query.shape[-2], key, window)
@@ -66,11 +66,6 @@ class Swapped(nn.Module):
     @torch.compiler.disable  # compiled code of our own solves for the gates: one break in the graph instead of many
     def _untraced(self, *args: Any, **kwargs: Any) -> Tensor | tuple[Tensor, Tensor]:
         return self.mechanism(*args, **kwargs)
-
-    def _with_more_queries(self, query: Tensor) -> Tensor:
-        """The further queries of a head stand right after its first."""
-        more = torch.einsum("bhld,hmde->bhmle", query, self.more_queries.to(query.dtype))
-        return torch.cat([query[:, :, None], more], dim=2).flatten(1, 2)
 
     def _visibility(
         self, mask: Tensor | None, causal: bool, length: int, key: Tensor, window: int | None
@@ -103,6 +98,12 @@ class Swapped(nn.Module):
             raise ValueError(
                 f"swap: {self.label!r} needs to know which keys come later, and this mask lets tokens see some of them"
             )
+
+
+def _with_more_queries(query: Tensor, maps: Tensor) -> Tensor:
+    """The further queries of a head stand right after its first."""
+    more = torch.einsum("bhld,hmde->bhmle", query, maps.to(query.dtype))
+    return torch.cat([query[:, :, None], more], dim=2).flatten(1, 2)
 
 
 def attend(

@@ -39,9 +39,10 @@ class StateLayer(CacheLayerMixin):
     ) -> tuple[Tensor, Tensor]:
         if self.cache is None:
             self.lazy_initialization(key_states, value_states)
-        if self.cache.length != self._promised:
+        taken = self.get_seq_length()
+        if taken != self._promised:
             raise RuntimeError(
-                f"{self._promised} tokens were handed to this cache, and attention took {self.cache.length} of them: the model changes"
+                f"{self._promised} tokens were handed to this cache, and attention took {taken} of them: the model changes"
                 " its keys after the cache, or a forward pass was interrupted; generate with use_cache=False, or begin anew"
             )
         self._promised += key_states.shape[-2]

@@ -29,7 +29,7 @@ class Recipe:
     """
 
     mechanism: str | Formula
-    layers: Collection[int | str] | Mapping[int | str, str | Formula] | None = None
+    layers: int | str | Collection[int | str] | Mapping[int | str, str | Formula] | None = None
     keep_first_last: bool = False
     init: str = "open"
     options: Mapping[str, Any] = field(default_factory=dict)
@@ -70,7 +70,7 @@ class Recipe:
 
     def build(self, place: Place) -> Mechanism:
         """The mechanism at its place. Options are for what was named; kept layers have none."""
-        what = self.mechanism_of(place.layer, place.layers)
+        what = self.mechanism_of(place.layer, place.layers or 1)
         return build_mechanism(
             what, heads=place.heads, head_dim=place.head_dim, value_dim=place.value_dim, layer=place.layer,
             layers=place.layers, **({} if what == KEPT else self.options),

@@ -55,7 +55,7 @@ def swap(
         raise TypeError(f"swap: argument 'model' must be a transformers model, not {type(model).__name__}")
     _install(model, Recipe(mechanism, layers, keep_first_last, init, options))
     if not isinstance(model, SwappedModel):
-        model.__class__ = swapped_class(type(model))
+        model.__class__ = swapped_class(type(model))  # type: ignore[arg-type]
     return model
 
 
@@ -65,7 +65,7 @@ class SwappedModel:
     config: PreTrainedConfig
 
     def __init__(self, config: PreTrainedConfig, *args: Any, **kwargs: Any) -> None:
-        super().__init__(config, *args, **kwargs)
+        super().__init__(config, *args, **kwargs)  # type: ignore[call-arg]
         with _ordinary_tensors():
             recipe = Recipe.from_dict(getattr(config, NAME))
         _install(self, recipe)  # type: ignore[arg-type]
@@ -98,7 +98,7 @@ class SwappedModel:
 
 def _blank(kind: type[PreTrainedModel]) -> PreTrainedModel:
     """A swapped model with nothing in it, for copies and pickles to fill."""
-    made = swapped_class(kind)
+    made = swapped_class(kind)  # type: ignore[arg-type]
     return made.__new__(made)
 
 
@@ -140,7 +140,7 @@ def _swapped(found: Found, recipe: Recipe) -> Swapped:
     _check_pairs(mechanism, getattr(found.module.config, "num_key_value_heads", None))
     if recipe.init == "open":
         open_start(mechanism)
-    label = str(recipe.mechanism_of(found.place.layer, found.place.layers))
+    label = str(recipe.mechanism_of(found.place.layer, found.place.layers or 1))
     softcap = getattr(found.module, "attn_logit_softcapping", None)
     if softcap is not None and not cap_logits(mechanism, softcap):
         raise ValueError(
