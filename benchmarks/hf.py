@@ -17,7 +17,7 @@ import torch
 import transformers
 
 import unsoft
-from unsoft.bench.record import machine, write_json
+from unsoft.bench.record import load, machine, versions, write_json
 from unsoft.bench.timing import interleaved
 
 PROMPT, NEW, LENGTH = 32, 64, 512
@@ -97,7 +97,10 @@ def main() -> None:
         print(f"{figure['what']:<60} {figure['measured']:6.2f}  {verdict}", flush=True)
         results.append(figure | {"passed": bar is None or figure["measured"] <= bar})
     if arguments.out:
-        record = {"machine": machine(), "transformers": transformers.__version__, "figures": results}
+        record = {
+            "machine": machine(), "threads": torch.get_num_threads(), "load": load(), "versions": versions(),
+            "transformers": transformers.__version__, "figures": results,
+        }  # fmt: skip
         write_json(arguments.out, record)
         print(f"written to {arguments.out}")
 

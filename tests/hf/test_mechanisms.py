@@ -118,3 +118,19 @@ def test_every_mechanism_works_both_ways(swapped, words, padded, name, options):
 def test_a_mechanism_that_looks_back_only_does_not_fit_an_encoder(swapped, words):
     with pytest.raises(ValueError, match="'retention' looks back only, and this attention looks both ways"):
         swapped("bert", "retention")(words)
+
+
+@pytest.mark.parametrize("name", ["cog", "relu2", "linear-identity", "retention"])
+def test_packed_texts_do_not_see_each_other(swapped, words, name):
+    """Positions that begin anew mean a new text: the second gives what it gives alone."""
+    model, positions = swapped("llama", name), torch.cat([torch.arange(4), torch.arange(5)])[None]
+    with torch.no_grad():
+        packed = model(words[:1], position_ids=positions, use_cache=False).logits[0, 4:]
+        alone = model(words[:1, 4:], use_cache=False).logits[0]
+    assert (packed - alone).abs().max() <= 1e-5
+
+
+def test_gates_refuse_packed_texts(swapped, words):
+    positions = torch.cat([torch.arange(4), torch.arange(5)])[None]
+    with pytest.raises(ValueError, match="gates of 'magnitude' depend on all keys before"):
+        swapped("llama", "magnitude")(words[:1], position_ids=positions, use_cache=False)

@@ -1,7 +1,9 @@
 """Names of models, and real weights."""
 
 import importlib.util
+import re
 import socket
+from pathlib import Path
 
 import pytest
 import torch
@@ -100,6 +102,15 @@ def test_smollm2_is_swapped_generates_and_comes_back(smollm2, batch, tmp_path):
         model.save_pretrained(tmp_path)
         again = unsoft.hf.load(tmp_path)
         assert torch.equal(again(**batch).logits, model(**batch).logits)
+
+
+@pytest.mark.pretrained
+def test_the_page_is_true(smollm2, monkeypatch, capsys):
+    page = (Path(__file__).parents[2] / "docs" / "hf.md").read_text()
+    monkeypatch.setattr(unsoft.hf, "load_model", lambda name: smollm2)
+    for block in re.findall(r"^```python\n(.*?)^```$", page, re.MULTILINE | re.DOTALL):
+        exec(compile(block, "hf.md", "exec"), {"__name__": "page"})
+    assert "The capital of France is" in capsys.readouterr().out
 
 
 @pytest.mark.pretrained

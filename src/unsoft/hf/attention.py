@@ -87,7 +87,14 @@ class Swapped(nn.Module):
                 f"swap: the gates of {self.label!r} need all keys, and this cache shows a sliding window; use generate() or"
                 " past_key_values=unsoft.hf.MechanismCache(model), and around linear attention use_cache=False"
             )
-        if mask is None or not causal or torch.compiler.is_compiling():
+        if mask is None or not causal:
+            return
+        if self.gates_keys and mask.shape[-2] > 1 and window is None:
+            raise ValueError(
+                f"swap: the gates of {self.label!r} depend on all keys before, and this mask hides some of them from some rows; pass"
+                " packed texts one by one, or padded"
+            )
+        if torch.compiler.is_compiling():
             return
         seen = mask if mask.dtype == torch.bool else mask > torch.finfo(mask.dtype).min
         if length < keys and not bool(seen[..., -1].any()):

@@ -64,7 +64,7 @@ class Recipe:
         if isinstance(self.layers, Mapping):
             found = [what for which, what in self.layers.items() if layer in select(which, layers)]
             return found[-1] if found else self.mechanism
-        if self.layers is not None and layer not in select_all(self.layers, layers):
+        if isinstance(self.layers, Collection) and layer not in select_all(self.layers, layers):
             return KEPT
         return self.mechanism
 
