@@ -134,3 +134,11 @@ def test_gates_refuse_packed_texts(swapped, words):
     positions = torch.cat([torch.arange(4), torch.arange(5)])[None]
     with pytest.raises(ValueError, match="gates of 'magnitude' depend on all keys before"):
         swapped("llama", "magnitude")(words[:1], position_ids=positions, use_cache=False)
+
+
+@pytest.mark.parametrize("name", ["retention", "linear-elu1"])
+def test_masks_that_show_the_future_are_refused_where_order_matters(swapped, words, name):
+    everything = torch.ones(2, 1, 9, 9, dtype=torch.bool)
+    with pytest.raises(ValueError, match="this mask lets tokens see some of them"):
+        swapped("llama", name)(words, attention_mask=everything)
+    assert swapped("llama", "cog")(words, attention_mask=everything).logits.isfinite().all()

@@ -89,19 +89,20 @@ class Swapped(nn.Module):
             )
         if mask is None or not causal:
             return
-        if self.gates_keys and mask.shape[-2] > 1 and window is None:
+        traced = torch.compiler.is_compiling()  # values cannot be asked for then
+        seen = mask if mask.dtype == torch.bool else mask > torch.finfo(mask.dtype).min
+        if not traced and length < keys and not bool(seen[..., -1].any()):
+            raise ValueError(
+                f"swap: {self.label!r} depends on positions, which a static cache does not tell; use the default cache"
+            )
+        if mask.shape[-2] == 1:
+            return
+        if self.gates_keys and window is None:
             raise ValueError(
                 f"swap: the gates of {self.label!r} depend on all keys before, and this mask hides some of them from some rows; pass"
                 " packed texts one by one, or padded"
             )
-        if torch.compiler.is_compiling():
-            return
-        seen = mask if mask.dtype == torch.bool else mask > torch.finfo(mask.dtype).min
-        if length < keys and not bool(seen[..., -1].any()):
-            raise ValueError(
-                f"swap: {self.label!r} depends on positions, which a static cache does not tell; use the default cache"
-            )
-        if seen.shape[-2] > 1 and bool(seen.triu(keys - length + 1).any()):
+        if not traced and bool(seen.triu(keys - length + 1).any()):
             raise ValueError(
                 f"swap: {self.label!r} needs to know which keys come later, and this mask lets tokens see some of them"
             )
