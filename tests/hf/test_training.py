@@ -74,6 +74,16 @@ def test_compiled_models_give_the_same_gradients(tiny, words, name):
     assert_close(gradients(model, words, torch.compile(model, backend="aot_eager")), expected)
 
 
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
+def test_compiled_gates_refuse_packed_texts_too(tiny, words):
+    model = unsoft.hf.swap(tiny("llama"), "magnitude+softmax")
+    torch._dynamo.reset()
+    compiled = torch.compile(model, backend="aot_eager")
+    positions = torch.cat([torch.arange(4), torch.arange(5)])[None]
+    with pytest.raises(ValueError, match="depend on all keys before"):
+        compiled(words[:1], position_ids=positions, use_cache=False)
+
+
 @pytest.mark.parametrize("name", LEARNABLE)
 def test_mechanisms_train_under_trainer_and_checkpoints_resume(tiny, tmp_path, name):
     model = unsoft.hf.swap(tiny("llama"), name, init="paper")

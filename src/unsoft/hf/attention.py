@@ -40,7 +40,16 @@ class Swapped(nn.Module):
         self.more_queries = nn.Parameter(identity.clone()) if more else None
         self.register_buffer("swapped", torch.tensor(1))
 
-    def forward(
+    def forward(self, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor | None]:
+        """What :meth:`_attend` does; not traced where compiled code of our own solves for the gates of keys."""
+        run = self._untraced if self.gates_keys and torch.compiler.is_compiling() else self._attend
+        return run(*args, **kwargs)
+
+    @torch.compiler.disable
+    def _untraced(self, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor | None]:
+        return self._attend(*args, **kwargs)
+
+    def _attend(
         self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, *, causal: bool, scale: float | None,
         dropout: float, window: int | None, return_weights: bool,
     ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
@@ -54,18 +63,11 @@ class Swapped(nn.Module):
             mask, is_causal = self._visibility(mask, causal, query.shape[-2], key, window)
         else:
             is_causal = True
-        run = self.mechanism
-        if self.gates_keys and torch.compiler.is_compiling():
-            run = self._untraced
-        result = run(
+        result = self.mechanism(
             query, key, value, mask, dropout, is_causal, scale, query.shape[1] != key.shape[1],
             return_weights=return_weights, cache=cache,
         )  # fmt: skip
         return result if return_weights else (result, None)
-
-    @torch.compiler.disable  # compiled code of our own solves for the gates: one break in the graph instead of many
-    def _untraced(self, *args: Any, **kwargs: Any) -> Tensor | tuple[Tensor, Tensor]:
-        return self.mechanism(*args, **kwargs)
 
     def _visibility(
         self, mask: Tensor | None, causal: bool, length: int, key: Tensor, window: int | None
@@ -87,24 +89,26 @@ class Swapped(nn.Module):
                 f"swap: the gates of {self.label!r} need all keys, and this cache shows a sliding window; use generate() or"
                 " past_key_values=unsoft.hf.MechanismCache(model), and around linear attention use_cache=False"
             )
-        if mask is None or not causal:
+        if (
+            mask is None or not causal or torch.compiler.is_compiling()
+        ):  # while tracing, values cannot be asked for
             return
-        traced = torch.compiler.is_compiling()  # values cannot be asked for then
         seen = mask if mask.dtype == torch.bool else mask > torch.finfo(mask.dtype).min
-        if not traced and length < keys and not bool(seen[..., -1].any()):
+        if length < keys and not bool(seen[..., -1].any()):
             raise ValueError(
                 f"swap: {self.label!r} depends on positions, which a static cache does not tell; use the default cache"
             )
         if mask.shape[-2] == 1:
             return
-        if self.gates_keys and window is None:
+        if bool(seen.triu(keys - length + 1).any()):
+            raise ValueError(
+                f"swap: {self.label!r} needs to know which keys come later, and this mask lets tokens see some of them"
+            )
+        plain = seen.any(-2, keepdim=True).expand_as(seen).tril(keys - length)
+        if self.gates_keys and window is None and not torch.equal(seen, plain):
             raise ValueError(
                 f"swap: the gates of {self.label!r} depend on all keys before, and this mask hides some of them from some rows; pass"
                 " packed texts one by one, or padded"
-            )
-        if not traced and bool(seen.triu(keys - length + 1).any()):
-            raise ValueError(
-                f"swap: {self.label!r} needs to know which keys come later, and this mask lets tokens see some of them"
             )
 
 
