@@ -16,6 +16,7 @@ import unsoft
 from unsoft.cli import cache
 from unsoft.cli.bench import bench
 from unsoft.cli.list import list_mechanisms
+from unsoft.cli.swap import swap
 from unsoft.cli.theory import theory
 
 app = typer.Typer(
@@ -27,6 +28,7 @@ app = typer.Typer(
 )
 app.command("list")(list_mechanisms)
 app.command("bench")(bench)
+app.command("swap")(swap)
 app.command("theory")(theory)
 app.add_typer(cache.app, name="cache")
 

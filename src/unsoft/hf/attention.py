@@ -1,0 +1,157 @@
+"""The attention function that transformers calls, and the module beside each attention module that it runs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import AttentionInterface, AttentionMaskInterface
+from transformers.utils.output_capturing import _active_collector
+
+from unsoft.hf.architecture import REFUSED
+from unsoft.hf.masks import key_mask
+from unsoft.mechanisms.cache import KeyValueCache
+from unsoft.mechanisms.magnitude import Magnitude
+from unsoft.mechanisms.module import Mechanism
+
+NAME = "unsoft"
+"""Of the attention implementation, of the submodule, and of the section in config.json."""
+
+
+class Swapped(nn.Module):
+    """A mechanism inside an attention module, with what it needs beyond the model's projections.
+
+    Some mechanisms want several queries per head; the model makes one, so the others are a learned linear map of it, at first the
+    identity. The buffer ``swapped`` makes every saved model name something that plain transformers does not expect, and says so.
+    """
+
+    def __init__(self, mechanism: Mechanism, label: str, softcap: float | None, windowed: bool) -> None:
+        super().__init__()
+        self.mechanism, self.label, self.softcap = mechanism, label, softcap
+        place, kept = mechanism.place, mechanism.new_cache(1)
+        self.stateful = not isinstance(kept, KeyValueCache)
+        self.gates_keys = any(isinstance(part, Magnitude) for part in mechanism.modules())
+        keeps_keys = isinstance(getattr(kept, "inner", kept), KeyValueCache)
+        # A window is a mask for each row, which a state of fixed size cannot honour.
+        self.decodes_with_state = self.stateful and (keeps_keys or not windowed)
+        more = mechanism.query_heads // place.heads - 1
+        identity = torch.eye(place.head_dim).expand(place.heads, more, -1, -1)
+        self.more_queries = nn.Parameter(identity.clone()) if more else None
+        self.register_buffer("swapped", torch.tensor(1))
+
+    def forward(self, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor | None]:
+        """What :meth:`_attend` does; not traced where compiled code of our own solves for the gates of keys."""
+        run = self._untraced if self.gates_keys and torch.compiler.is_compiling() else self._attend
+        return run(*args, **kwargs)
+
+    @torch.compiler.disable
+    def _untraced(self, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor | None]:
+        return self._attend(*args, **kwargs)
+
+    def _attend(
+        self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, *, causal: bool, scale: float | None,
+        dropout: float, window: int | None, return_weights: bool,
+    ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
+        """Output (batch, heads, queries, width), and weights if asked for."""
+        if self.mechanism.causal_only and not causal:
+            raise ValueError(f"swap: {self.label!r} looks back only, and this attention looks both ways")
+        if self.more_queries is not None:
+            query = _with_more_queries(query, self.more_queries)
+        cache = None if torch.compiler.is_compiling() else getattr(key, "unsoft_cache", None)
+        if cache is None:
+            mask, is_causal = self._visibility(mask, causal, query.shape[-2], key, window)
+        else:
+            is_causal = True
+        result = self.mechanism(
+            query, key, value, mask, dropout, is_causal, scale, query.shape[1] != key.shape[1],
+            return_weights=return_weights, cache=cache,
+        )  # fmt: skip
+        return result if return_weights else (result, None)
+
+    def _visibility(
+        self, mask: Tensor | None, causal: bool, length: int, key: Tensor, window: int | None
+    ) -> tuple[Tensor | None, bool | str]:
+        """The mask and the causal rule of a call without a state."""
+        if self.stateful:
+            self._check(mask, causal, length, key, window)
+            return mask, "lower_right" if causal else False
+        # A mask for every row has causality in it; a single row sees everything before it.
+        causal = causal and length > 1 and (mask is None or mask.shape[-2] == 1)
+        return mask, "lower_right" if causal else False
+
+    def _check(self, mask: Tensor | None, causal: bool, length: int, key: Tensor, window: int | None) -> None:
+        """ValueError where positions of keys are not what a mechanism with a state takes them for."""
+        keys = key.shape[-2]
+        partial = window is not None and window <= keys and length < keys
+        if partial and self.gates_keys:
+            raise ValueError(
+                f"swap: the gates of {self.label!r} need all keys, and this cache shows a sliding window; use generate() or"
+                " past_key_values=unsoft.hf.MechanismCache(model), and around linear attention use_cache=False"
+            )
+        if (
+            mask is None or not causal or torch.compiler.is_compiling()
+        ):  # while tracing, values cannot be asked for
+            return
+        seen = mask if mask.dtype == torch.bool else mask > torch.finfo(mask.dtype).min
+        if length < keys and not bool(seen[..., -1].any()):
+            raise ValueError(
+                f"swap: {self.label!r} depends on positions, which a static cache does not tell; use the default cache"
+            )
+        if mask.shape[-2] == 1:
+            return
+        if bool(seen.triu(keys - length + 1).any()):
+            raise ValueError(
+                f"swap: {self.label!r} needs to know which keys come later, and this mask lets tokens see some of them"
+            )
+        plain = seen.any(-2, keepdim=True).expand_as(seen).tril(keys - length)
+        if self.gates_keys and window is None and not torch.equal(seen, plain):
+            raise ValueError(
+                f"swap: the gates of {self.label!r} depend on all keys before, and this mask hides some of them from some rows; pass"
+                " packed texts one by one, or padded"
+            )
+
+
+def _with_more_queries(query: Tensor, maps: Tensor) -> Tensor:
+    """The further queries of a head stand right after its first."""
+    more = torch.einsum("bhld,hmde->bhmle", query, maps.to(query.dtype))
+    return torch.cat([query[:, :, None], more], dim=2).flatten(1, 2)
+
+
+def attend(
+    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None,
+    scaling: float | None = None, dropout: float = 0.0, is_causal: bool | None = None, softcap: float | None = None,
+    sliding_window: int | None = None, output_attentions: bool = False, **options: Any,
+) -> tuple[Tensor, Tensor | None]:  # fmt: skip
+    """The function of transformers' attention interface; output as (batch, queries, heads, width)."""
+    swapped = getattr(module, NAME, None)
+    if swapped is None:
+        raise RuntimeError(
+            f"this {type(module).__name__} has no mechanism: a model that was saved after unsoft.hf.swap must be loaded with"
+            " unsoft.hf.load(path)"
+        )
+    for word, meaning in REFUSED.items():
+        if options.get(word) is not None:
+            raise ValueError(f"swap: {type(module).__name__} {meaning} ({word}), which no mechanism carries")
+    if softcap != swapped.softcap:
+        raise ValueError(
+            f"swap: {type(module).__name__} caps its logits at {softcap}, but was swapped with {swapped.softcap}; swap again"
+        )
+    if is_causal is None:
+        is_causal = getattr(module, "is_causal", True) and getattr(module.config, "is_causal", True)
+    out, weights = swapped(
+        query, key, value, attention_mask, causal=bool(is_causal), scale=scaling, dropout=dropout,
+        window=sliding_window, return_weights=output_attentions or _weights_wanted(),
+    )  # fmt: skip
+    return out.transpose(1, 2).contiguous(), weights
+
+
+def _weights_wanted() -> bool:
+    """Was the model called with output_attentions=True? Not every architecture passes that on."""
+    if torch.compiler.is_compiling():
+        return False
+    return "attentions" in (_active_collector.get() or {})
+
+
+AttentionInterface.register(NAME, attend)
+AttentionMaskInterface.register(NAME, key_mask)
