@@ -7,7 +7,15 @@ import math
 import unicodedata
 from typing import Any
 
-_HIDDEN = {"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"}  # control, format (bidi too), surrogates, unassigned, separators
+_HIDDEN = {
+    "Cc",
+    "Cf",
+    "Cs",
+    "Co",
+    "Cn",
+    "Zl",
+    "Zp",
+}  # control, format (bidi too), surrogates, unassigned, separators
 _SHORT = {"\n": "⏎", "\t": "⇥", " ": "␣"}
 
 
@@ -26,7 +34,9 @@ def printable(text: str, limit: int = 40) -> str:
 def _named(c: str) -> str:
     if unicodedata.category(c) not in _HIDDEN:
         return c
-    return f"\\x{ord(c):02x}" if ord(c) < 256 else f"\\u{ord(c):04x}" if ord(c) < 65536 else f"\\U{ord(c):08x}"
+    return (
+        f"\\x{ord(c):02x}" if ord(c) < 256 else f"\\u{ord(c):04x}" if ord(c) < 65536 else f"\\U{ord(c):08x}"
+    )
 
 
 def embedded_json(data: Any) -> str:
@@ -37,7 +47,9 @@ def embedded_json(data: Any) -> str:
     >>> embedded_json({"a": "</script>", "b": float("nan")})
     '{"a":"\\\\u003c/script\\\\u003e","b":null}'
     """
-    text = json.dumps(_finite(data), separators=(",", ":"), allow_nan=False)  # ASCII: line separators are escaped too
+    text = json.dumps(
+        _finite(data), separators=(",", ":"), allow_nan=False
+    )  # ASCII: line separators are escaped too
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 
 

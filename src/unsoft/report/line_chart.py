@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -18,8 +19,8 @@ def line_chart(xs: Sequence[float], ys: Sequence[float], x_name: str) -> dict[st
     >>> chart["points"].split()[0], chart["spoken"]
     ('52.0,172.0', 'from 0.000 at depth 0 to 10 at depth 2')
     """
-    low, high = min(0.0, *ys), max(0.0, *ys)
-    span = (high - low) or 1.0
+    ticks = _ticks(min(0.0, *ys), max(0.0, *ys))
+    low, span = ticks[0], ticks[-1] - ticks[0]
     first, last = min(xs), max(xs)
 
     def x_of(x: float) -> float:
@@ -37,7 +38,20 @@ def line_chart(xs: Sequence[float], ys: Sequence[float], x_name: str) -> dict[st
             {"x": x, "y": y, "label": f"{x_name} {number(at)}: {number(value)}"}
             for (x, y), at, value in zip(places, xs, ys, strict=True)
         ],
-        "ticks": [{"y": y_of(low + span * k / 4), "label": number(low + span * k / 4)} for k in range(5)],
+        "ticks": [{"y": y_of(tick), "label": f"{tick:g}"} for tick in ticks],
         "marks": [{"x": x_of(x), "label": number(x)} for x in xs[::step]],
         "spoken": f"from {number(ys[0])} at {x_name} {number(xs[0])} to {number(ys[-1])} at {x_name} {number(xs[-1])}",
     }  # fmt: skip
+
+
+def _ticks(low: float, high: float) -> list[float]:
+    """Three to seven round numbers that reach from ``low`` or below to ``high`` or above.
+
+    >>> _ticks(0.0, 0.31), _ticks(-3.0, 8.0)
+    ([0.0, 0.1, 0.2, 0.3, 0.4], [-5.0, 0.0, 5.0, 10.0])
+    """
+    rough = (high - low) / 4 or 0.25
+    size = 10.0 ** math.floor(math.log10(rough))
+    step = next(size * factor for factor in (1, 2, 5, 10) if size * factor >= rough * 0.999)
+    first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
+    return [round(k * step, 12) for k in range(first, max(last, first + 1) + 1)]

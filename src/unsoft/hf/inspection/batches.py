@@ -39,10 +39,17 @@ class Batch:
         return labels if len(labels) == length else [str(position) for position in range(length)]
 
 
-def batches(given: Any, tokenizer: Any, batch_size: int, max_length: int, device: torch.device) -> list[Batch]:
+def batches(
+    given: Any,
+    tokenizer: Any,
+    batch_size: int,
+    max_length: int,
+    device: torch.device,
+    most: int | None = None,
+) -> list[Batch]:
     """Texts (str or a sequence of them), token numbers (batch, length), or the keyword arguments of the model.
 
-    Texts that are longer than ``max_length`` tokens are cut into several sequences.
+    Texts that are longer than ``max_length`` tokens are cut into several sequences. ``most`` is the largest number of sequences.
 
     >>> [cut] = batches(torch.tensor([[5, 6, 7]]), None, 8, 512, torch.device("cpu"))
     >>> cut.labels, cut.kept(3)
@@ -67,9 +74,11 @@ def batches(given: Any, tokenizer: Any, batch_size: int, max_length: int, device
             f"inspect: argument 'texts_or_batch' holds tensors for {sorted(sizes) or 'no'} sequences; they must agree on"
             " one number, at least 1"
         )
-    (size,) = sizes
+    size = min(sizes) if most is None else min(*sizes, most)
     inputs = {name: x.to(device) if isinstance(x, Tensor) else x for name, x in inputs.items()}
-    return [_cut(inputs, slice(at, at + batch_size), tokenizer) for at in range(0, size, batch_size)]
+    return [
+        _cut(inputs, slice(at, min(at + batch_size, size)), tokenizer) for at in range(0, size, batch_size)
+    ]
 
 
 def _cut(inputs: dict[str, Any], part: slice, tokenizer: Any) -> Batch:
@@ -94,7 +103,9 @@ def _cut(inputs: dict[str, Any], part: slice, tokenizer: Any) -> Batch:
 
 def _encoded(texts: list[str], tokenizer: Any, max_length: int) -> dict[str, Tensor]:
     if tokenizer is None:
-        raise ValueError("inspect: texts need argument 'tokenizer'; or give a dict such as tokenizer(texts, return_tensors='pt')")
+        raise ValueError(
+            "inspect: texts need argument 'tokenizer'; or give a dict such as tokenizer(texts, return_tensors='pt')"
+        )
     found = tokenizer(texts, truncation=True, max_length=max_length, return_overflowing_tokens=True)
     columns = {name: rows for name, rows in found.items() if name not in NO_MODEL_INPUT}
     columns.setdefault("attention_mask", [[1] * len(row) for row in columns["input_ids"]])
@@ -117,5 +128,7 @@ def token_labels(numbers: list[int], tokenizer: Any) -> list[str]:
 
 def _described(given: Any) -> str:
     if isinstance(given, Sequence):
-        return f"a {type(given).__name__} of {', '.join(sorted({type(x).__name__ for x in given})) or 'nothing'}"
+        return (
+            f"a {type(given).__name__} of {', '.join(sorted({type(x).__name__ for x in given})) or 'nothing'}"
+        )
     return type(given).__name__

@@ -80,5 +80,7 @@ def _second(groups: Tensor) -> Tensor:
     """
     n = groups.shape[-1]
     positions = torch.arange(n, device=groups.device).expand_as(groups)
-    followers = torch.where(positions == groups, n, positions)  # the first member of a group gives it its number
+    followers = torch.where(
+        positions == groups, n, positions
+    )  # the first member of a group gives it its number
     return torch.full_like(groups, n).scatter_reduce(-1, groups, followers, "amin").gather(-1, groups)

@@ -88,7 +88,12 @@ class HeadSums:
         per_row = self._summary / max(self.rows, 1)
         found: dict[str, Tensor] = dict(zip(Summary._fields, per_row.unbind(-1), strict=True))
         deleted = deletion_of(self._moved)
-        found |= {"deletion_share": deleted.share, "deletion_strength": deleted.strength}
+        amount = self._moved[:, 0] / max(self.rows, 1)
+        found |= {
+            "deletion_share": deleted.share,
+            "deletion_strength": deleted.strength,
+            "deletion_amount": amount,
+        }
         attention, magnitude = (self._hijack / max(self.hijack_rows, 1)).unbind(-1)
         found |= {
             "hijack_attention": attention, "hijack_magnitude": magnitude, "hijack_excess": attention - magnitude,

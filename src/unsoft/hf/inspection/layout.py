@@ -15,9 +15,13 @@ from torch import Tensor, nn
 from unsoft.hf.inspection.batches import Batch
 from unsoft.hf.inspection.observe import Seen, observe
 from unsoft.hf.inspection.sequence import sequences
-from unsoft.hf.inspection.weights import own_mechanism
+from unsoft.hf.inspection.weights import swapped_in
 
-_WRONG = {4: 1e-3, 8: 1e-3, 2: 5e-2}  # RMS of the error of an output, of the RMS of the output, by bytes of the dtype
+_WRONG = {
+    4: 1e-3,
+    8: 1e-3,
+    2: 5e-2,
+}  # RMS of the error of an output, of the RMS of the output, by bytes of the dtype
 
 
 @dataclass(frozen=True)
@@ -66,13 +70,11 @@ def find_layout(model: nn.Module, run: Any, batch: Batch) -> Layout:
         )
     layers = {
         number: Layer(
-            number, seen.name, heads, _mechanism_name(seen.module), _by_head(finder.projections.get(number), heads)
+            number, seen.name, heads, _label(seen.module), _by_head(finder.projections.get(number), heads)
         )
         for number, (seen, heads) in finder.calls.items()
     }  # fmt: skip
-    return Layout(
-        layers, _blocks(model, [seen.name for seen, _ in finder.calls.values()]), finder.skipped
-    )
+    return Layout(layers, _blocks(model, [seen.name for seen, _ in finder.calls.values()]), finder.skipped)
 
 
 class _Finder:
@@ -133,11 +135,9 @@ def _checked(model: nn.Module, seen: Seen, kept: list[Tensor | None]) -> int:
     return sequence.heads
 
 
-def _mechanism_name(module: nn.Module) -> str:
-    own = own_mechanism(module)
-    if own is None:
-        return "softmax"
-    return own.extra_repr() or type(own).__name__.lower()
+def _label(module: nn.Module) -> str:
+    swapped = swapped_in(module)
+    return "softmax" if swapped is None else swapped.label
 
 
 def _matrix(module: nn.Module) -> Tensor | None:

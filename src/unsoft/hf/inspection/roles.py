@@ -15,12 +15,12 @@ class Role:
     least: float
     meaning: str
     columns: tuple[str, ...]
-    """Measures that explain a head in this role."""
+    """Measures that explain a head in this role; by the first of them heads are ranked."""
 
     def heads(self, records: list[dict[str, Any]]) -> list[dict[str, Any]]:
         """Records of the heads in this role, strongest first."""
         found = [record for record in records if record[self.measure] >= self.least]
-        return sorted(found, key=lambda record: -record[self.measure])
+        return sorted(found, key=lambda record: -record[self.columns[0]])
 
 
 ROLES = (
@@ -29,11 +29,11 @@ ROLES = (
         ("sink_share", "sink_token", "sink_mass", "effective_keys"),
     ),
     Role(
-        "hijacked", "hijack_excess", 0.1, "crowds of look-alike keys get 10 points more attention than their magnitude is worth",
+        "hijacked", "hijack_excess", 0.25, "crowds of look-alike keys get 25 points more of its attention than they are worth",
         ("hijack_excess", "hijack_attention", "hijack_magnitude", "magnitude_per_key"),
     ),
     Role(
         "deleting", "deletion_share", 0.5, "of what it moves along its sources' own directions, at least half is removed",
-        ("deletion_share", "deletion_strength", "negative_share", "effective_keys"),
+        ("deletion_amount", "deletion_share", "negative_share", "effective_keys"),
     ),
 )  # fmt: skip

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from unsoft.hf.inspection.observe import Seen
-from unsoft.hf.inspection.visible import Visible, visible_keys
-from unsoft.hf.inspection.weights import mechanism_weights, own_mechanism, softmax_rows
+from unsoft.hf.inspection.visible import Visible, looks_back, visible_keys
+from unsoft.hf.inspection.weights import softmax_rows, swapped_in, swapped_weights
 
 _BLOCK = 2**18  # numbers in a block of rows of all heads, as in the measures
 _LEAST_ROWS = 16
@@ -65,6 +65,11 @@ class Sequence:
                 numbers, weights, table = numbers[choice], weights[:, choice], table[:, choice]
             yield numbers, weights, table
 
+    def whole(self) -> Tensor:
+        """All weights at once (heads, n, n), for short sequences."""
+        weights = self._rows(0, self.length, self.visible.table, self.length)
+        return weights if self.visible.table is None else torch.where(self.visible.table, weights, 0.0)
+
     def _rows(self, start: int, stop: int, table: Tensor | None, keys: int) -> Tensor:
         if self.dense is not None:
             return self.dense[:, start:stop, :keys]
@@ -77,7 +82,7 @@ class Sequence:
 def sequences(seen: Seen, kept: list[Tensor | None]) -> Iterator[Sequence]:
     """The sequences of a batch; ``kept`` are the positions of each that are not padding, None if all are."""
     content = content_keys(seen)
-    mechanism = own_mechanism(seen.module)
+    swapped = swapped_in(seen.module)
     for item, positions in enumerate(kept):
 
         def part(x: Tensor, item: int = item, positions: Tensor | None = positions) -> Tensor:
@@ -87,8 +92,8 @@ def sequences(seen: Seen, kept: list[Tensor | None]) -> Iterator[Sequence]:
         visible = visible_keys(seen, item, positions)
         query, key, value = part(seen.query), part(seen.key), part(seen.value)
         dense = None
-        if mechanism is not None:
-            dense = mechanism_weights(mechanism, query, key, value, part(content), visible, seen.scale)
+        if swapped is not None:
+            dense = swapped_weights(swapped, query, key, value, visible, looks_back(seen), seen.scale)
         yield Sequence(
             query, key, value, part(content), visible, None if seen.states is None else part(seen.states),
             seen.scale, seen.options.get("softcap"), dense,

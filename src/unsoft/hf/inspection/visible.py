@@ -8,6 +8,7 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
+from unsoft.hf.attention import NAME
 from unsoft.hf.inspection.observe import Seen
 
 
@@ -35,9 +36,7 @@ def visible_keys(seen: Seen, item: int, kept: Tensor | None) -> Visible:
     n = seen.query.shape[-2] if kept is None else len(kept)
     mask = seen.mask
     if mask is None:
-        causal = seen.options.get("is_causal")
-        causal = getattr(seen.module, "is_causal", True) if causal is None else causal
-        return _of_kind("causal" if causal and n > 1 else "full", n, seen.query.device)
+        return Visible("causal", _causal(n, seen.query.device)) if looks_back(seen) else Visible("full", None)
     if not isinstance(mask, Tensor) or mask.dim() != 4:
         raise ValueError(
             f"inspect: the attention of {seen.name} got a mask of type {type(mask).__name__}"
@@ -46,6 +45,8 @@ def visible_keys(seen: Seen, item: int, kept: Tensor | None) -> Visible:
         )
     table = mask[item if len(mask) > 1 else 0]
     table = table.expand(len(table), seen.query.shape[-2], seen.key.shape[-2])
+    if mask.shape[-2] == 1 and hasattr(seen.module, NAME) and looks_back(seen):
+        table = table & _causal(table.shape[-1], table.device)  # a swapped mechanism's mask names keys only
     if kept is not None:
         table = table[:, kept][:, :, kept]
     if table.dtype == torch.bool:
@@ -64,8 +65,13 @@ def _named(table: Tensor, bias: Tensor | None) -> Visible:
     return Visible("other", table, bias)
 
 
-def _of_kind(kind: str, n: int, device: torch.device) -> Visible:
-    return Visible(kind, _causal(n, device) if kind == "causal" else None)
+def looks_back(seen: Seen) -> bool:
+    """Is the attention causal by itself, as far as its mask does not say?"""
+    told = seen.options.get("is_causal")
+    if told is not None:
+        return bool(told)
+    config = getattr(seen.module, "config", None)
+    return bool(getattr(seen.module, "is_causal", True) and getattr(config, "is_causal", True))
 
 
 @lru_cache(maxsize=2)

@@ -18,7 +18,7 @@ from unsoft.hf.inspection.layout import Layout, find_layout
 from unsoft.hf.inspection.mechanism_card import mechanism_card
 from unsoft.hf.inspection.observe import Seen, observe
 from unsoft.hf.inspection.sequence import sequences
-from unsoft.hf.inspection.weights import own_mechanism
+from unsoft.hf.inspection.weights import swapped_in
 from unsoft.mechanisms.module import Pointwise
 from unsoft.mechanisms.registry import resolve_formula
 
@@ -30,6 +30,7 @@ def inspect(
     tokenizer: Any = None,
     batch_size: int = 4,
     max_length: int = 512,
+    max_sequences: int | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> Inspection:
     """Every measure of :mod:`unsoft.measure` for each layer and head of a transformers model.
@@ -47,6 +48,8 @@ def inspect(
         Sequences that go through the model at a time.
     max_length
         Texts are cut into sequences of at most so many tokens.
+    max_sequences
+        At most so many sequences are looked at, the first ones.
     progress
         Called with (sequences done, all sequences).
 
@@ -59,14 +62,19 @@ def inspect(
     >>> len(found.heads), len(found.depths), 1 <= found.heads[0]["effective_keys"] <= 20
     (8, 3, True)
     """
-    model = getattr(model, "_orig_mod", model)  # of torch.compile, whose graphs cannot be watched
-    _check_model(model)
-    for name, value in (("batch_size", batch_size), ("max_length", max_length)):
+    model = model_of(model)
+    for name, value in (
+        ("batch_size", batch_size),
+        ("max_length", max_length),
+        ("max_sequences", 1 if max_sequences is None else max_sequences),
+    ):
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise ValueError(f"inspect: argument '{name}' must be a whole number of at least 1, not {value!r}")
-    parts = batches(texts_or_batch, tokenizer, batch_size, max_length, model.device)
+            raise ValueError(
+                f"inspect: argument '{name}' must be a whole number of at least 1, not {value!r}"
+            )
+    parts = batches(texts_or_batch, tokenizer, batch_size, max_length, model.device, max_sequences)
     with evaluating(model):
-        run = _runner(model)
+        run = runner(model)
         layout = find_layout(model, run, parts[0])
         walk = Walk(layout)
         done, everything = 0, sum(len(part.kept(0)) for part in parts)
@@ -88,17 +96,21 @@ class Walk:
     def __init__(self, layout: Layout) -> None:
         self.layout, self.depths = layout, Depths()
         self.batch: Batch | None = None
-        self.layers = {layer.number: HeadSums(layer.heads, layer.out_proj) for layer in layout.layers.values()}
+        self.layers = {
+            layer.number: HeadSums(layer.heads, layer.out_proj) for layer in layout.layers.values()
+        }
         self.formulas = {}
 
     def attention(self, seen: Seen) -> None:
         sums = self.layers.get(seen.number)
         if sums is None:
             return
-        own = own_mechanism(seen.module)
-        if own is None or isinstance(own, Pointwise):
+        swapped = swapped_in(seen.module)
+        if swapped is None or isinstance(swapped.mechanism, Pointwise):
             label = self.layout.layers[seen.number].mechanism
-            self.formulas[label] = resolve_formula("softmax") if own is None else own.formula
+            self.formulas[label] = (
+                resolve_formula("softmax") if swapped is None else swapped.mechanism.formula
+            )
         for item, sequence in enumerate(sequences(seen, self.batch.kept(seen.query.shape[-2]))):
             sums.add(sequence, self.batch.words(item, sequence.length))
 
@@ -126,7 +138,9 @@ class Walk:
                 }
             )  # fmt: skip
         cards = {label: mechanism_card(formula) for label, formula in self.formulas.items()}
-        return Inspection(name, count, tokens, heads, self.depths.records(), layers, cards, self.layout.skipped)
+        return Inspection(
+            name, count, tokens, heads, self.depths.records(), layers, cards, self.layout.skipped
+        )
 
 
 @contextmanager
@@ -142,7 +156,7 @@ def evaluating(model: nn.Module) -> Iterator[None]:
             module.training = training
 
 
-def _runner(model: nn.Module) -> Callable[..., Any]:
+def runner(model: nn.Module) -> Callable[..., Any]:
     """Calls the model without its language-model head, which no measure needs and which is wide."""
     body = getattr(model, "base_model", model)
     known = signatures.signature(body.forward).parameters
@@ -154,12 +168,15 @@ def _runner(model: nn.Module) -> Callable[..., Any]:
     return run
 
 
-def _check_model(model: Any) -> None:
+def model_of(model: Any) -> nn.Module:
+    """The transformers model itself, if it can be looked at."""
     from transformers import PreTrainedModel
 
+    model = getattr(model, "_orig_mod", model)  # of torch.compile, whose graphs cannot be watched
     if not isinstance(model, PreTrainedModel):
         raise TypeError(f"inspect: argument 'model' must be a transformers model, not {type(model).__name__}")
     if getattr(model.config, "is_encoder_decoder", False):
         raise ValueError(
             f"inspect: {type(model).__name__} is an encoder and a decoder; give one of them, such as model.get_encoder()"
         )
+    return model

@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from unsoft.hf.attention import NAME, Swapped
 from unsoft.hf.inspection.visible import Visible
-from unsoft.mechanisms.module import Mechanism
 
 
 def softmax_rows(
@@ -35,19 +35,17 @@ def softmax_rows(
     return weights if bool(visible.any(-1).all()) else torch.where(visible, weights, 0.0)
 
 
-def own_mechanism(module: nn.Module) -> Mechanism | None:
-    """The mechanism that was swapped into an attention module, None if it has its stock attention."""
-    return next((child for child in module.children() if isinstance(child, Mechanism)), None)
+def swapped_in(module: nn.Module) -> Swapped | None:
+    """What :func:`unsoft.hf.swap` put into an attention module, None if it has its stock attention."""
+    found = getattr(module, NAME, None)
+    return found if isinstance(found, Swapped) else None
 
 
-def mechanism_weights(
-    mechanism: Mechanism, query: Tensor, key: Tensor, value: Tensor, content_keys: Tensor, visible: Visible, scale: float
-) -> Tensor:  # fmt: skip
+def swapped_weights(swapped: Swapped, query: Tensor, key: Tensor, value: Tensor, visible: Visible, causal: bool, scale: float) -> Tensor:  # fmt: skip
     """Weights (heads, n, n) of a swapped mechanism for one sequence; they exist at once, for one sequence of one layer."""
-    causal = visible.kind == "causal"
-    _, weights = mechanism(
-        query[None], key[None], value[None], None if causal or visible.table is None else visible.table[None],
-        is_causal=causal, scale=scale, enable_gqa=len(query) != len(key), return_weights=True,
-        geometry_keys=None if content_keys is key else content_keys[None],
+    table = visible.table[None] if visible.kind == "other" else None
+    _, weights = swapped(
+        query[None], key[None], value[None], table, causal=causal, scale=scale, dropout=0.0, window=None,
+        return_weights=True,
     )  # fmt: skip
     return weights[0]
