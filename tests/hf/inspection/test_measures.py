@@ -33,7 +33,9 @@ class Oracle:
             with torch.no_grad():
                 out = self.model(alone, output_attentions=True, output_hidden_states=True, use_cache=True)
             cache = out.get("past_key_values")
-            self.sequences.append((alone[0], [w[0] for w in out.attentions], [h[0] for h in out.hidden_states], cache))
+            self.sequences.append(
+                (alone[0], [w[0] for w in out.attentions], [h[0] for h in out.hidden_states], cache)
+            )
 
 
 def rows_of(weights):
@@ -54,12 +56,16 @@ def heads_of(found, layer):
 
 
 def close(found, wanted, tolerance=2e-4):
-    assert torch.allclose(torch.tensor(found, dtype=torch.float64), wanted.double(), atol=tolerance, rtol=tolerance), (found, wanted)
+    assert torch.allclose(
+        torch.tensor(found, dtype=torch.float64), wanted.double(), atol=tolerance, rtol=tolerance
+    ), (found, wanted)
 
 
 def test_there_is_a_record_for_every_head(case):
     name, found, oracle = case
-    assert [(r["layer"], r["head"]) for r in found.heads] == [(layer, head) for layer in (0, 1) for head in range(4)]
+    assert [(r["layer"], r["head"]) for r in found.heads] == [
+        (layer, head) for layer in (0, 1) for head in range(4)
+    ]
     assert found.sequences == 3
     assert found.tokens == sum(len(ids) for ids, *_ in oracle.sequences)
     assert not found.skipped and all(layer["through_out_proj"] for layer in found.layers)
@@ -150,7 +156,8 @@ def test_residual_stream_by_depth(case):
     # Elsewhere than in BERT a final norm stands between the last block and the last of the hidden states.
     for record in found.depths[: 3 if name == "bert" else 2]:
         looked = [
-            measure.collapse(states[record["depth"]], states[0], tokens=ids) for ids, _, states, _ in oracle.sequences
+            measure.collapse(states[record["depth"]], states[0], tokens=ids)
+            for ids, _, states, _ in oracle.sequences
         ]
         for field in measure.collapse(torch.eye(2), torch.eye(2))._fields:
             wanted = sum(float(getattr(x, field)) for x in looked) / len(looked)
@@ -179,7 +186,9 @@ def test_hijack_and_magnitude_of_causal_rows(name, side):
         for at, field in enumerate(("hijack_attention", "hijack_magnitude", "hijack_excess")):
             close([record[field] for record in records], wanted[:, at], 2e-3)
         close([record["magnitude"] for record in records], torch.stack(sizes).mean(0), 1e-3)
-        close([r["groups_per_key"] for r in records], torch.stack(groups).double().mean(0) / (sum(lengths) / 3))
+        close(
+            [r["groups_per_key"] for r in records], torch.stack(groups).double().mean(0) / (sum(lengths) / 3)
+        )
     assert any(record["hijack_attention"] > 0 for record in found.heads), "there is a crowd to be found"
 
 
@@ -208,18 +217,24 @@ def test_keys_are_compared_without_their_rotary_positions(name):
         assert record["groups_per_key"] <= 3 / 6 + 1e-9
     with torch.no_grad():
         rotated = model(ids, use_cache=True).past_key_values.layers[0].keys[0]
-    assert any(len(set(groups.tolist())) > 3 for groups in measure.key_groups(rotated)), "rotated they would differ"
+    assert any(len(set(groups.tolist())) > 3 for groups in measure.key_groups(rotated)), (
+        "rotated they would differ"
+    )
 
 
 def test_rows_of_a_sliding_window_are_solved_one_by_one():
     model, ids = tiny("mistral"), reading("mistral")["input_ids"][:1]
     found = inspect(model, ids)
     assert [layer["hijack_rows"] for layer in found.layers] == [4, 4], "a sample of rows"
-    assert [layer["rows"] for layer in found.layers] == [13, 13], "the other measures have all rows that see two keys"
+    assert [layer["rows"] for layer in found.layers] == [13, 13], (
+        "the other measures have all rows that see two keys"
+    )
     model.set_attn_implementation("eager")
     with torch.no_grad():
         weights = model(ids, output_attentions=True).attentions[0][0]
-        projected = model.model.layers[0].self_attn.k_proj(model.model.layers[0].input_layernorm(model.model.embed_tokens(ids)))
+        projected = model.model.layers[0].self_attn.k_proj(
+            model.model.layers[0].input_layernorm(model.model.embed_tokens(ids))
+        )
     keys = projected.view(14, 2, 8).transpose(0, 1)
     rows = torch.arange(1, 14)[torch.linspace(0, 12, 4).long()]
     shares = []
@@ -227,7 +242,11 @@ def test_rows_of_a_sliding_window_are_solved_one_by_one():
         seen = torch.arange(14).le(row) & torch.arange(14).gt(row - 6)
         worth = magnitude.weighting(keys[:, seen], eps=1e-2).weights.repeat_interleave(2, 0)
         mine = keys[:, seen].repeat_interleave(2, 0)
-        shares.append(measure.hijack(weights[:, row, seen][:, None], mine, magnitude_weights=worth).magnitude_share[:, 0])
+        shares.append(
+            measure.hijack(weights[:, row, seen][:, None], mine, magnitude_weights=worth).magnitude_share[
+                :, 0
+            ]
+        )
     close([record["hijack_magnitude"] for record in heads_of(found, 0)], torch.stack(shares).mean(0), 2e-3)
 
 

@@ -60,7 +60,9 @@ def test_streams_are_the_hidden_states():
         states = model(**inputs, output_hidden_states=True).hidden_states
     assert [(stack, depth) for stack, depth, _ in visitor.streams] == [("model.layers", k) for k in range(3)]
     assert torch.equal(visitor.streams[0][2], states[0]) and torch.equal(visitor.streams[1][2], states[1])
-    assert torch.equal(model.model.norm(visitor.streams[2][2]), states[2]), "the last is seen before the final norm"
+    assert torch.equal(model.model.norm(visitor.streams[2][2]), states[2]), (
+        "the last is seen before the final norm"
+    )
 
 
 def test_nothing_is_left_behind():

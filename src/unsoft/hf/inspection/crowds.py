@@ -48,7 +48,7 @@ def find_crowds(keys: Tensor, visible: Visible) -> Crowds:
     labels = key_groups(keys)
     members = (labels == torch.arange(n, device=keys.device)).sum(-1)
     every = torch.arange(n, device=keys.device)
-    if visible.kind == "full":
+    if visible.table is None:
         found = weighting(keys, eps=EPS)
         redundant = redundant_keys(labels, None)[:, None]
         share = magnitude_share_of(found.weights[:, None], None, redundant)
@@ -58,9 +58,9 @@ def find_crowds(keys: Tensor, visible: Visible) -> Crowds:
         redundant = every[:, None] >= _second(labels)[:, None, :]
         shares, magnitudes = [], []
         for head, points in enumerate(keys):  # the weights of all prefixes are n x n numbers
-            found = prefix_weighting(points, eps=EPS)
-            shares.append(magnitude_share_of(found.weights, visible.table[0], redundant[head]))
-            magnitudes.append(found.magnitude[-1])
+            prefixes = prefix_weighting(points, eps=EPS)
+            shares.append(magnitude_share_of(prefixes.weights, visible.table[0], redundant[head]))
+            magnitudes.append(prefixes.magnitude[-1])
         return Crowds(members, torch.stack(magnitudes), every, redundant, torch.stack(shares))
     table = visible.table[0]
     choice = (table.sum(-1) > 1).nonzero()[:, 0]

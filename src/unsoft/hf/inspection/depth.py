@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -26,11 +28,13 @@ class Depths:
         if names is not None and names.shape != states.shape[:-1]:
             names = None
         for item, positions in enumerate(kept):
-            now, first, tokens = (
-                None if x is None else x[item] if positions is None else x[item][positions]
-                for x in (states, self._inputs[stack], names)
-            )
-            found = torch.stack([x.double().cpu() for x in collapse(now, first, tokens=tokens)])
+
+            def part(x: Tensor, item: int = item, positions: Tensor | None = positions) -> Tensor:
+                return x[item] if positions is None else x[item][positions]
+
+            tokens = None if names is None else part(names)
+            looked = collapse(part(states), part(self._inputs[stack]), tokens=tokens)
+            found = torch.stack([x.double().cpu() for x in looked if x is not None])
             place = (stack, depth)
             self._sums[place] = self._sums.get(place, 0.0) + found
             self._count[place] = self._count.get(place, 0) + 1
@@ -39,7 +43,7 @@ class Depths:
         """Lets go of the tensors of a batch."""
         self._inputs.clear()
 
-    def records(self) -> list[dict[str, float | int | str]]:
+    def records(self) -> list[dict[str, Any]]:
         """Means over sequences, one row for each depth: 0 is what enters the first block."""
         return [
             {"stack": stack, "depth": depth} | dict(zip(Collapse._fields, (sums / self._count[stack, depth]).tolist(), strict=True))

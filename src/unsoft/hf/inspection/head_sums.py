@@ -47,7 +47,9 @@ class HeadSums:
             self._moved += _total(moved_by(rows, gain[:, None, : weights.shape[-1]]), 1)
             for sums, more in zip((self._cosines, self._shared), cosines_of(rows), strict=True):
                 sums += _total(more)
-            columns[:, : weights.shape[-1]] += (ratio(1.0, rows.mass)[:, None] @ rows.relative)[:, 0]
+            columns[:, : weights.shape[-1]] += (
+                ratio(torch.ones_like(rows.mass), rows.mass)[:, None] @ rows.relative
+            )[:, 0]
             self._add_hijack(rows, numbers, crowds)
         self._add_sinks(columns / max(self.rows - rows_before, 1), labels)
         per_head = [x.repeat_interleave(sequence.per_key_head, 0) for x in (crowds.magnitude, crowds.groups)]

@@ -144,9 +144,8 @@ def _matrix(module: nn.Module) -> Tensor | None:
     """The (inputs, outputs) matrix of a linear map, None for other modules."""
     if isinstance(module, nn.Linear):
         return module.weight.mT
-    if type(module).__name__ == "Conv1D" and getattr(module, "weight", None) is not None:  # of GPT-2
-        return module.weight
-    return None
+    weight = getattr(module, "weight", None)
+    return weight if type(module).__name__ == "Conv1D" and isinstance(weight, Tensor) else None  # of GPT-2
 
 
 def _by_head(module: nn.Module | None, heads: int) -> Tensor | None:

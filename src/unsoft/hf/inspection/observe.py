@@ -119,7 +119,7 @@ def observe(model: nn.Module, visitor: Visitor, blocks: dict[str, nn.Module] | N
 
     with ExitStack() as undo:
         # All instances, so that models with an interface of their own are seen too.
-        AttentionInterface.get_interface = get_interface
+        AttentionInterface.get_interface = get_interface  # type: ignore[method-assign, assignment]
         undo.callback(setattr, AttentionInterface, "get_interface", original)
         starts = {model, getattr(model, "base_model", model)}  # a pass may begin at either
         hooks = [start.register_forward_pre_hook(begin, with_kwargs=True) for start in starts]

@@ -214,6 +214,7 @@
     );
     showPattern();
   };
+  at("all-numbers").open = window.matchMedia("(min-width: 1000px)").matches; // there is room beside the pattern
   showMeasure();
   choose(key(chosen.layer, chosen.head), false);
 })();

@@ -60,7 +60,7 @@ class Sequence:
             table, keys = self.visible.rows(start, stop)
             weights = self._rows(start, stop, table, self.length if keys < 0 else keys)
             numbers = torch.arange(start, stop, device=weights.device)
-            if self.visible.kind == "other":
+            if self.visible.kind == "other" and table is not None:
                 choice = (table.sum(-1) > 1).all(0)
                 numbers, weights, table = numbers[choice], weights[:, choice], table[:, choice]
             yield numbers, weights, table

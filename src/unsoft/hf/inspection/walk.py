@@ -5,11 +5,12 @@ from __future__ import annotations
 import inspect as signatures
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
+from unsoft.formula import Formula
 from unsoft.hf.inspection.batches import Batch, batches
 from unsoft.hf.inspection.depth import Depths
 from unsoft.hf.inspection.head_sums import HeadSums
@@ -21,6 +22,9 @@ from unsoft.hf.inspection.sequence import sequences
 from unsoft.hf.inspection.weights import swapped_in
 from unsoft.mechanisms.module import Pointwise
 from unsoft.mechanisms.registry import resolve_formula
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 
 def inspect(
@@ -76,7 +80,7 @@ def inspect(
     with evaluating(model):
         run = runner(model)
         layout = find_layout(model, run, parts[0])
-        walk = Walk(layout)
+        walk = Walk(layout, parts[0])
         done, everything = 0, sum(len(part.kept(0)) for part in parts)
         with observe(model, walk, layout.blocks):
             for part in parts:
@@ -93,26 +97,30 @@ def inspect(
 class Walk:
     """The visitor that measures."""
 
-    def __init__(self, layout: Layout) -> None:
+    def __init__(self, layout: Layout, batch: Batch) -> None:
         self.layout, self.depths = layout, Depths()
-        self.batch: Batch | None = None
+        self.batch = batch
+        """The one that is under way."""
         self.layers = {
             layer.number: HeadSums(layer.heads, layer.out_proj) for layer in layout.layers.values()
         }
-        self.formulas = {}
+        self.formulas: dict[str, Formula] = {}
 
     def attention(self, seen: Seen) -> None:
         sums = self.layers.get(seen.number)
         if sums is None:
             return
-        swapped = swapped_in(seen.module)
-        if swapped is None or isinstance(swapped.mechanism, Pointwise):
-            label = self.layout.layers[seen.number].mechanism
-            self.formulas[label] = (
-                resolve_formula("softmax") if swapped is None else swapped.mechanism.formula
-            )
+        self._note_formula(seen)
         for item, sequence in enumerate(sequences(seen, self.batch.kept(seen.query.shape[-2]))):
             sums.add(sequence, self.batch.words(item, sequence.length))
+
+    def _note_formula(self, seen: Seen) -> None:
+        swapped = swapped_in(seen.module)
+        label = self.layout.layers[seen.number].mechanism
+        if swapped is None:
+            self.formulas[label] = resolve_formula("softmax")
+        elif isinstance(mechanism := swapped.mechanism, Pointwise):
+            self.formulas[label] = mechanism.formula
 
     def stream(self, stack: str, depth: int, states: Tensor) -> None:
         self.depths.add(stack, depth, states, self.batch.kept(states.shape[1]), self.batch.names)
@@ -168,7 +176,7 @@ def runner(model: nn.Module) -> Callable[..., Any]:
     return run
 
 
-def model_of(model: Any) -> nn.Module:
+def model_of(model: Any) -> PreTrainedModel:
     """The transformers model itself, if it can be looked at."""
     from transformers import PreTrainedModel
 
