@@ -51,7 +51,7 @@ class HeadSums:
                 ratio(torch.ones_like(rows.mass), rows.mass)[:, None] @ rows.relative
             )[:, 0]
             self._add_hijack(rows, numbers, crowds)
-        self._add_sinks(columns / max(self.rows - rows_before, 1), labels)
+        self._add_sinks(columns, self.rows - rows_before, labels)
         per_head = [x.repeat_interleave(sequence.per_key_head, 0) for x in (crowds.magnitude, crowds.groups)]
         self._geometry += _total(torch.stack(per_head, -1))
         self.sequences += 1
@@ -79,11 +79,11 @@ class HeadSums:
         self._hijack += _total(torch.stack([share, worth], -1), 1)
         self.hijack_rows += len(chosen)
 
-    def _add_sinks(self, columns: Tensor, labels: Labels[str]) -> None:
+    def _add_sinks(self, columns: Tensor, rows: int, labels: Labels[str]) -> None:
         shares, at = columns.max(-1)
         self._sink += _total(shares)
         for counter, position in zip(self._sink_tokens, at.tolist(), strict=True):
-            counter[labels[position]] += 1
+            counter[labels[position]] += rows
 
     def measures(self) -> dict[str, list[float] | list[str]]:
         """Every measure by name, a number for each head; means over rows, or over sequences where rows have none."""
@@ -103,7 +103,7 @@ class HeadSums:
         sizes, groups = (self._geometry / max(self.sequences, 1)).unbind(-1)
         keys = max(self.keys / max(self.sequences, 1), 1.0)
         found |= {"magnitude": sizes, "magnitude_per_key": sizes / keys, "groups_per_key": groups / keys}
-        found["sink_share"] = self._sink / max(self.sequences, 1)
+        found["sink_share"] = self._sink / max(self.rows, 1)
         similar, twins = self._closest(self.pattern_similarity())
         found |= {"pattern_similarity": similar}
         if self.out_proj is not None:
