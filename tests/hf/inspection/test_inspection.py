@@ -50,6 +50,10 @@ def test_a_head_that_always_looks_at_the_first_token_is_a_sink():
     sinks = inspect(model, reading("gpt2")).ranked("sink")
     assert (sinks[0]["layer"], sinks[0]["head"]) == (0, 2)
     assert sinks[0]["sink_share"] > 0.99 and sinks[0]["sink_mass"] > 0.99
+    assert sinks[0]["sink_token"] == "(first)", "three sequences that begin with different tokens"
+    alike = reading("gpt2")["input_ids"].clone()
+    alike[:, 0] = 5
+    assert inspect(model, alike).ranked("sink")[0]["sink_token"] == "5"
 
 
 def test_a_head_that_writes_minus_its_source_deletes():

@@ -96,7 +96,7 @@ def test_sinks(case):
             words.append([str(int(ids[at])) for at in received.argmax(-1)])
         close([record["sink_share"] for record in heads_of(found, layer)], best / rows)
         for head, record in enumerate(heads_of(found, layer)):
-            assert record["sink_token"] in {row[head] for row in words}
+            assert record["sink_token"] in {row[head] for row in words} | {"(first)"}
             assert record["sink_share"] >= record["sink_mass"] - 1e-6
 
 

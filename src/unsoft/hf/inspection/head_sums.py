@@ -31,6 +31,7 @@ class HeadSums:
         self._geometry = torch.zeros(heads, 2, dtype=torch.float64)
         self._sink = torch.zeros(heads, dtype=torch.float64)
         self._sink_tokens: list[Counter[str]] = [Counter() for _ in range(heads)]
+        self._sink_first = [0] * heads
 
     def add(self, sequence: Sequence, labels: Labels[str]) -> None:
         """``labels`` are the words for the tokens of the sequence."""
@@ -82,8 +83,9 @@ class HeadSums:
     def _add_sinks(self, columns: Tensor, rows: int, labels: Labels[str]) -> None:
         shares, at = columns.max(-1)
         self._sink += _total(shares)
-        for counter, position in zip(self._sink_tokens, at.tolist(), strict=True):
-            counter[labels[position]] += rows
+        for head, position in enumerate(at.tolist()):
+            self._sink_tokens[head][labels[position]] += rows
+            self._sink_first[head] += rows * (position == 0)
 
     def measures(self) -> dict[str, list[float] | list[str]]:
         """Every measure by name, a number for each head; means over rows, or over sequences where rows have none."""
@@ -110,8 +112,14 @@ class HeadSums:
             found["parameter_similarity"] = self._closest(parameter_similarity(self.out_proj))[0]
         result: dict[str, list] = {name: values.tolist() for name, values in found.items()}
         result["pattern_twin"] = twins.tolist()
-        result["sink_token"] = [(counter.most_common(1) or [("", 0)])[0][0] for counter in self._sink_tokens]
+        result["sink_token"] = [self._sink_token(head) for head in range(self.heads)]
         return result
+
+    def _sink_token(self, head: int) -> str:
+        """The token that is the sink most often; "(first)" if that is a matter of place and not of the token."""
+        [(token, often)] = self._sink_tokens[head].most_common(1) or [("", 0)]
+        by_place = 2 * self._sink_first[head] > self.rows >= 2 * often
+        return "(first)" if by_place else token
 
     def pattern_similarity(self) -> Tensor:
         """(heads, heads), the :func:`unsoft.measure.head_similarity` of all rows."""
