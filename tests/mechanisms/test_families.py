@@ -381,3 +381,19 @@ def test_segments_change_nothing(name, monkeypatch):
     monkeypatch.setattr(sys.modules["unsoft.mechanisms.linear"], "SEGMENT", 16)
     for a, b in zip(results(), whole, strict=True):
         torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-10)
+
+
+def test_masked_keys_are_not_counted_while_decoding():
+    """linear-identity divides by the number of keys seen; two texts, of which one begins with two keys that are not there."""
+    layer = unsoft.mechanism("linear-identity", heads=2, head_dim=4)
+    q, k, v = (torch.randn(2, 2, 6, 4, generator=torch.Generator().manual_seed(s)) for s in range(3))
+    mask = torch.ones(2, 1, 1, 6, dtype=torch.bool)
+    mask[1, ..., :2] = False
+    whole = layer(q, k, v, mask, is_causal=True)
+    cache, parts = layer.new_cache(2), []
+    for start, end in ((0, 1), (1, 4), (4, 6)):
+        piece = (x[:, :, start:end] for x in (q, k, v))
+        parts.append(layer(*piece, mask[..., :end], cache=cache))
+    assert torch.allclose(torch.cat(parts, dim=2), whole, atol=1e-6)
+    cache.reorder(torch.tensor([1, 1, 0]))
+    assert cache.seen.flatten().tolist() == [4, 4, 6]

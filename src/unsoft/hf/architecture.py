@@ -68,6 +68,13 @@ def refusal(kind: type[nn.Module]) -> str | None:
     return next((f"{meaning} ({word})" for word, meaning in REFUSED.items() if word in texts), None)
 
 
+def has_window(module: nn.Module) -> bool:
+    """May the module see less than all keys before it: a sliding window, or chunks?"""
+    config = getattr(module, "config", None)
+    window = getattr(module, "sliding_window", getattr(config, "sliding_window", None))
+    return window is not None or getattr(config, "attention_chunk_size", None) is not None
+
+
 def _goes_through(module: nn.Module) -> bool:
     return "ALL_ATTENTION_FUNCTIONS" in _code(type(module)).co_names
 

@@ -26,20 +26,30 @@ class Swapped(nn.Module):
     identity. The buffer ``swapped`` makes every saved model name something that plain transformers does not expect, and says so.
     """
 
-    def __init__(self, mechanism: Mechanism, label: str, softcap: float | None, window: int | None) -> None:
+    def __init__(self, mechanism: Mechanism, label: str, softcap: float | None, windowed: bool) -> None:
         super().__init__()
         self.mechanism, self.label, self.softcap = mechanism, label, softcap
         place, kept = mechanism.place, mechanism.new_cache(1)
         self.stateful = not isinstance(kept, KeyValueCache)
-        by_rows = window is not None  # a mask for each row, which a state of fixed size cannot honour
+        self.gates_keys = any(isinstance(part, Magnitude) for part in mechanism.modules())
         keeps_keys = isinstance(getattr(kept, "inner", kept), KeyValueCache)
-        self.decodes_with_state = self.stateful and (keeps_keys or not by_rows)
+        # A window is a mask for each row, which a state of fixed size cannot honour.
+        self.decodes_with_state = self.stateful and (keeps_keys or not windowed)
         more = mechanism.query_heads // place.heads - 1
         identity = torch.eye(place.head_dim).expand(place.heads, more, -1, -1)
         self.more_queries = nn.Parameter(identity.clone()) if more else None
-        self.register_buffer(NAME, torch.tensor(1))
+        self.register_buffer("swapped", torch.tensor(1))
 
-    def forward(
+    def forward(self, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor | None]:
+        """What :meth:`_attend` does; not traced where compiled code of our own solves for the gates of keys."""
+        run = self._untraced if self.gates_keys and torch.compiler.is_compiling() else self._attend
+        return run(*args, **kwargs)
+
+    @torch.compiler.disable
+    def _untraced(self, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor | None]:
+        return self._attend(*args, **kwargs)
+
+    def _attend(
         self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, *, causal: bool, scale: float | None,
         dropout: float, window: int | None, return_weights: bool,
     ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
@@ -47,7 +57,7 @@ class Swapped(nn.Module):
         if self.mechanism.causal_only and not causal:
             raise ValueError(f"swap: {self.label!r} looks back only, and this attention looks both ways")
         if self.more_queries is not None:
-            query = self._with_more_queries(query)
+            query = _with_more_queries(query, self.more_queries)
         cache = None if torch.compiler.is_compiling() else getattr(key, "unsoft_cache", None)
         if cache is None:
             mask, is_causal = self._visibility(mask, causal, query.shape[-2], key, window)
@@ -58,11 +68,6 @@ class Swapped(nn.Module):
             return_weights=return_weights, cache=cache,
         )  # fmt: skip
         return result if return_weights else (result, None)
-
-    def _with_more_queries(self, query: Tensor) -> Tensor:
-        """The further queries of a head stand right after its first."""
-        more = torch.einsum("bhld,hmde->bhmle", query, self.more_queries.to(query.dtype))
-        return torch.cat([query[:, :, None], more], dim=2).flatten(1, 2)
 
     def _visibility(
         self, mask: Tensor | None, causal: bool, length: int, key: Tensor, window: int | None
@@ -78,23 +83,39 @@ class Swapped(nn.Module):
     def _check(self, mask: Tensor | None, causal: bool, length: int, key: Tensor, window: int | None) -> None:
         """ValueError where positions of keys are not what a mechanism with a state takes them for."""
         keys = key.shape[-2]
-        cropped = window is not None and window <= keys and length < keys
-        if cropped and any(isinstance(part, Magnitude) for part in self.mechanism.modules()):
+        partial = window is not None and window <= keys and length < keys
+        if partial and self.gates_keys:
             raise ValueError(
-                f"swap: {self.label!r} needs all keys, and this cache keeps those of a sliding window; use generate(), or"
-                " past_key_values=unsoft.hf.MechanismCache(model)"
+                f"swap: the gates of {self.label!r} need all keys, and this cache shows a sliding window; use generate() or"
+                " past_key_values=unsoft.hf.MechanismCache(model), and around linear attention use_cache=False"
             )
-        if mask is None or not causal or torch.compiler.is_compiling():
+        if (
+            mask is None or not causal or torch.compiler.is_compiling()
+        ):  # while tracing, values cannot be asked for
             return
         seen = mask if mask.dtype == torch.bool else mask > torch.finfo(mask.dtype).min
         if length < keys and not bool(seen[..., -1].any()):
             raise ValueError(
                 f"swap: {self.label!r} depends on positions, which a static cache does not tell; use the default cache"
             )
-        if seen.shape[-2] > 1 and bool(seen.triu(keys - length + 1).any()):
+        if mask.shape[-2] == 1:
+            return
+        if bool(seen.triu(keys - length + 1).any()):
             raise ValueError(
                 f"swap: {self.label!r} needs to know which keys come later, and this mask lets tokens see some of them"
             )
+        plain = seen.any(-2, keepdim=True).expand_as(seen).tril(keys - length)
+        if self.gates_keys and window is None and not torch.equal(seen, plain):
+            raise ValueError(
+                f"swap: the gates of {self.label!r} depend on all keys before, and this mask hides some of them from some rows; pass"
+                " packed texts one by one, or padded"
+            )
+
+
+def _with_more_queries(query: Tensor, maps: Tensor) -> Tensor:
+    """The further queries of a head stand right after its first."""
+    more = torch.einsum("bhld,hmde->bhmle", query, maps.to(query.dtype))
+    return torch.cat([query[:, :, None], more], dim=2).flatten(1, 2)
 
 
 def attend(

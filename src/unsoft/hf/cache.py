@@ -39,9 +39,10 @@ class StateLayer(CacheLayerMixin):
     ) -> tuple[Tensor, Tensor]:
         if self.cache is None:
             self.lazy_initialization(key_states, value_states)
-        if self.cache.length != self._promised:
+        taken = self.get_seq_length()
+        if taken != self._promised:
             raise RuntimeError(
-                f"{self._promised} tokens were handed to this cache, and attention took {self.cache.length} of them: the model changes"
+                f"{self._promised} tokens were handed to this cache, and attention took {taken} of them: the model changes"
                 " its keys after the cache, or a forward pass was interrupted; generate with use_cache=False, or begin anew"
             )
         self._promised += key_states.shape[-2]
@@ -98,19 +99,21 @@ class MechanismCache(TransformersCache):
 
     @staticmethod
     def needed(model: PreTrainedModel) -> bool:
-        """Does any layer of the decoder keep a state of its own that can be decoded with?"""
-        return any(isinstance(_layer(attention), StateLayer) for attention in _decoder(model))
+        """Does any layer of the decoder keep a state of its own?"""
+        return any(attention.decodes_with_state for attention in _decoder(model))
 
 
 def _decoder(model: PreTrainedModel) -> list[Swapped]:
-    """Attention by number of the layer in the cache; none where a cache has layers of other kinds too."""
-    if model.config.is_encoder_decoder:
-        return []
-    found = {
-        module.layer_idx: getattr(module, NAME)
-        for module in model.modules()
-        if hasattr(module, NAME) and getattr(module, "layer_idx", None) is not None
+    """Attention by number of the layer in the cache; none where transformers' own caches must do.
+
+    That is where a cache has layers of other kinds too, or where keys are made from what it holds (latent attention).
+    """
+    swapped = {
+        getattr(module, "layer_idx", None): module for module in model.modules() if hasattr(module, NAME)
     }
+    if model.config.is_encoder_decoder or any(hasattr(module, "kv_lora_rank") for module in swapped.values()):
+        return []
+    found = {number: getattr(module, NAME) for number, module in swapped.items() if number is not None}
     whole = sorted(found) == list(range(model.config.get_text_config(decoder=True).num_hidden_layers))
     return [found[number] for number in sorted(found)] if whole else []
 

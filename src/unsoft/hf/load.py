@@ -37,9 +37,10 @@ def load(path: str | Path, **options: Any) -> PreTrainedModel:
         kind = getattr(transformers, config.architectures[0], None)
         if kind is None:
             raise ValueError(f"load: this version of transformers does not know {config.architectures[0]!r}")
-        model, report = swapped_class(kind).from_pretrained(
+        loaded: Any = swapped_class(kind).from_pretrained(
             path, config=config, output_loading_info=True, **options
         )
+    model, report = loaded
     for problem in ("missing_keys", "unexpected_keys", "mismatched_keys"):
         if report[problem]:
             raise ValueError(

@@ -17,7 +17,7 @@ from transformers.masking_utils import causal_mask_function, prepare_padding_mas
 
 
 def key_mask(
-    batch_size: int, q_length: int, kv_length: int, q_offset: int | Tensor = 0, kv_offset: int = 0,
+    batch_size: int, q_length: int, kv_length: int, q_offset: Any = 0, kv_offset: int = 0,
     mask_function: Callable = causal_mask_function, attention_mask: Tensor | None = None, local_size: int | None = None,
     allow_is_causal_skip: bool = True, allow_is_bidirectional_skip: bool = False, **options: Any,
 ) -> Tensor | None:  # fmt: skip

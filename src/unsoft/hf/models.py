@@ -11,6 +11,7 @@ from __future__ import annotations
 import importlib.util
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import transformers
 from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
@@ -30,8 +31,8 @@ class Packaged:
     package: str
     distribution: str
     folder: str
-    gguf_file: str | None = None
-    architecture: str | None = None
+    gguf_file: str = ""
+    architecture: str = ""
 
     def path(self) -> Path:
         found = importlib.util.find_spec(self.package)
@@ -65,13 +66,13 @@ def load_model(name: str | Path) -> tuple[PreTrainedModel, PreTrainedTokenizerBa
     known = PACKAGED.get(str(name))
     if known is None:
         return _load(str(name))
-    if known.gguf_file is None:
+    if not known.gguf_file:
         return _load(str(known.path()))
     return _load_gguf(known)
 
 
 def _load(where: str) -> tuple[PreTrainedModel, PreTrainedTokenizerBase | None]:
-    options = {} if Path(where).is_dir() else {"local_files_only": not _hub_is_there(where)}
+    options: dict[str, Any] = {} if Path(where).is_dir() else {"local_files_only": not _hub_is_there(where)}
     try:
         with quiet():
             config = transformers.AutoConfig.from_pretrained(where, **options)
@@ -101,26 +102,32 @@ def _load_gguf(packaged: Packaged) -> tuple[PreTrainedModel, PreTrainedTokenizer
 
 
 def _model_class(config: PreTrainedConfig) -> type[PreTrainedModel]:
-    named = (config.architectures or [None])[0]
-    return getattr(transformers, named or "", transformers.AutoModel)
+    named = (config.architectures or [""])[0]
+    return getattr(transformers, named, transformers.AutoModel)  # type: ignore[arg-type]
 
 
 def _tokenizer(where: str, **options: bool) -> PreTrainedTokenizerBase | None:
     try:
         with quiet():
-            return transformers.AutoTokenizer.from_pretrained(where, **options)
+            found = transformers.AutoTokenizer.from_pretrained(where, **options)
     except (OSError, ValueError, KeyError, ImportError):
         return None
+    return found if found.vocab_size else None  # of some architectures an empty one is made from nothing
 
 
 def _hub_is_there(where: str) -> bool:
     """Asked once and briefly: transformers itself would try six times, half a minute in all."""
-    import huggingface_hub
-    from huggingface_hub.utils import get_session
+    from huggingface_hub import constants
+    from huggingface_hub.utils import HFValidationError, get_session, validate_repo_id
 
     try:
-        huggingface_hub.utils.validate_repo_id(where)
-        get_session().head(huggingface_hub.constants.ENDPOINT, timeout=_SECONDS)
+        validate_repo_id(where)
+    except HFValidationError:
+        raise ValueError(
+            f"model: {where!r} is neither a folder here nor the id of a model on a hub; names that need no hub: {', '.join(PACKAGED)}"
+        ) from None
+    try:
+        get_session().head(constants.ENDPOINT, timeout=_SECONDS)
     except Exception:  # whatever the reason, the local cache is all there is then
         return False
     return True

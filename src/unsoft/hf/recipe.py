@@ -29,7 +29,7 @@ class Recipe:
     """
 
     mechanism: str | Formula
-    layers: Collection[int | str] | Mapping[int | str, str | Formula] | None = None
+    layers: int | str | Collection[int | str] | Mapping[int | str, str | Formula] | None = None
     keep_first_last: bool = False
     init: str = "open"
     options: Mapping[str, Any] = field(default_factory=dict)
@@ -64,13 +64,13 @@ class Recipe:
         if isinstance(self.layers, Mapping):
             found = [what for which, what in self.layers.items() if layer in select(which, layers)]
             return found[-1] if found else self.mechanism
-        if self.layers is not None and layer not in select_all(self.layers, layers):
+        if isinstance(self.layers, Collection) and layer not in select_all(self.layers, layers):
             return KEPT
         return self.mechanism
 
     def build(self, place: Place) -> Mechanism:
         """The mechanism at its place. Options are for what was named; kept layers have none."""
-        what = self.mechanism_of(place.layer, place.layers)
+        what = self.mechanism_of(place.layer, place.layers or 1)
         return build_mechanism(
             what, heads=place.heads, head_dim=place.head_dim, value_dim=place.value_dim, layer=place.layer,
             layers=place.layers, **({} if what == KEPT else self.options),

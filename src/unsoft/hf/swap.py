@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
 from functools import cache
 from typing import Any
 
+import torch
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from unsoft.formula import Formula
-from unsoft.hf.architecture import Found, attention_modules
+from unsoft.hf.architecture import Found, attention_modules, has_window
 from unsoft.hf.attention import NAME, Swapped
 from unsoft.hf.cache import MechanismCache
 from unsoft.hf.recipe import Recipe
 from unsoft.hf.softcap import cap_logits
 from unsoft.hf.start import open_start
+from unsoft.mechanisms.differential import Differential
+from unsoft.mechanisms.module import Mechanism
 
 
 def swap(
@@ -51,7 +55,7 @@ def swap(
         raise TypeError(f"swap: argument 'model' must be a transformers model, not {type(model).__name__}")
     _install(model, Recipe(mechanism, layers, keep_first_last, init, options))
     if not isinstance(model, SwappedModel):
-        model.__class__ = swapped_class(type(model))
+        model.__class__ = swapped_class(type(model))  # type: ignore[arg-type]
     return model
 
 
@@ -61,8 +65,14 @@ class SwappedModel:
     config: PreTrainedConfig
 
     def __init__(self, config: PreTrainedConfig, *args: Any, **kwargs: Any) -> None:
-        super().__init__(config, *args, **kwargs)
-        _install(self, Recipe.from_dict(getattr(config, NAME)))  # type: ignore[arg-type]
+        super().__init__(config, *args, **kwargs)  # type: ignore[call-arg]
+        with _ordinary_tensors():
+            recipe = Recipe.from_dict(getattr(config, NAME))
+        _install(self, recipe)  # type: ignore[arg-type]
+
+    def __reduce__(self) -> tuple:
+        """The class is made on the fly, so copies and pickles name the one it was made from."""
+        return _blank, (type(self).__bases__[1],), self.__dict__
 
     def set_attn_implementation(self, attn_implementation: str | dict, *args: Any, **kwargs: Any) -> None:
         """Refuses anything else: it would silently drop the mechanisms."""
@@ -86,6 +96,12 @@ class SwappedModel:
         super()._prepare_cache_for_generation(generation_config, model_kwargs, *args, **kwargs)  # type: ignore[misc]
 
 
+def _blank(kind: type[PreTrainedModel]) -> PreTrainedModel:
+    """A swapped model with nothing in it, for copies and pickles to fill."""
+    made = swapped_class(kind)  # type: ignore[arg-type]
+    return made.__new__(made)
+
+
 @cache
 def swapped_class(kind: type[PreTrainedModel]) -> type[PreTrainedModel]:
     """A model class whose instances have the mechanisms that their config names. It keeps its name, which pipelines look at."""
@@ -95,7 +111,10 @@ def swapped_class(kind: type[PreTrainedModel]) -> type[PreTrainedModel]:
 
 def _install(model: PreTrainedModel, recipe: Recipe) -> None:
     found = attention_modules(model)
-    built = [_swapped(one, recipe) for one in found]  # all of them first: an error leaves the model as it was
+    with _ordinary_tensors():
+        built = [
+            _swapped(one, recipe) for one in found
+        ]  # all of them first: an error leaves the model as it was
     for one, swapped in zip(found, built, strict=True):
         setattr(one.module, NAME, swapped.train(one.module.training))
     PreTrainedModel.set_attn_implementation(model, NAME)
@@ -104,16 +123,36 @@ def _install(model: PreTrainedModel, recipe: Recipe) -> None:
     model.config.attn_implementation = NAME
 
 
+@contextmanager
+def _ordinary_tensors() -> Iterator[None]:
+    """float32 on the CPU: while transformers loads a model, tensors have no content by default, and formulas cannot be analysed."""
+    dtype = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float32)
+    try:
+        with torch.device("cpu"):
+            yield
+    finally:
+        torch.set_default_dtype(dtype)
+
+
 def _swapped(found: Found, recipe: Recipe) -> Swapped:
     mechanism = recipe.build(found.place)
+    _check_pairs(mechanism, getattr(found.module.config, "num_key_value_heads", None))
     if recipe.init == "open":
         open_start(mechanism)
-    label = str(recipe.mechanism_of(found.place.layer, found.place.layers))
+    label = str(recipe.mechanism_of(found.place.layer, found.place.layers or 1))
     softcap = getattr(found.module, "attn_logit_softcapping", None)
     if softcap is not None and not cap_logits(mechanism, softcap):
         raise ValueError(
             f"swap: {type(found.module).__name__} caps its logits at {softcap:g}, and {label!r} has no logits that could be capped"
         )
-    swapped = Swapped(mechanism, label, softcap, getattr(found.module, "sliding_window", None))
+    swapped = Swapped(mechanism, label, softcap, has_window(found.module))
     like = next(found.module.parameters())
     return swapped.to(device=like.device, dtype=like.dtype)
+
+
+def _check_pairs(mechanism: Mechanism, key_heads: int | None) -> None:
+    if (key_heads or 0) % 2 and any(isinstance(part, Differential) for part in mechanism.modules()):
+        raise ValueError(
+            f"swap: the key heads of 'differential' come in pairs, so their number must be even, not {key_heads}"
+        )

@@ -99,10 +99,20 @@ class StateCache(Cache):
     def __init__(self, batch: int) -> None:
         super().__init__(batch)
         self.state: Tensor | None = None
+        self.seen: Tensor | None = None
+        """(batch, heads | 1): how many keys were not masked, for mechanisms that divide by it."""
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
-        return () if self.state is None else (self.state,)
+        return tuple(x for x in (self.state, self.seen) if x is not None)
+
+    def count(self, present: Tensor) -> Tensor:
+        """How many keys each new token sees, from which of the new keys (batch, heads | 1, tokens) are there."""
+        counts = present.cumsum(-1)
+        if self.seen is not None:
+            counts = counts + self.seen[..., None]
+        self.seen = counts[..., -1]
+        return counts
 
     def advance(self, state: Tensor, tokens: int) -> None:
         """Takes the state after ``tokens`` more tokens."""
@@ -110,5 +120,5 @@ class StateCache(Cache):
         self.length += tokens
 
     def reorder(self, index: Tensor) -> None:
-        self.state = None if self.state is None else self.state[index]
+        self.state, self.seen = (None if x is None else x[index] for x in (self.state, self.seen))
         self.batch = len(index)

@@ -116,7 +116,9 @@ class Linear(Mechanism):
             )
         fq, fk, v = self._prepared(call, cache.length, cache.length)
         out, state = self._continued(fq, fk, v, cache.state)
-        counts = None if call.counts is None else call.counts + cache.length
+        counts = None
+        if self.normaliser == "count":
+            counts = cache.count(_present(call)).clamp(min=1).to(call.compute_dtype)
         cache.advance(state, inputs.key.shape[-2])
         out = self._over_count(out, counts).to(call.q.dtype)
         return out.reshape(*leading, *out.shape[2:])
@@ -206,6 +208,14 @@ class Linear(Mechanism):
     def decay_like(self, x: Tensor) -> Tensor | None:
         decay = self.decay()
         return None if decay is None else decay.to(x.dtype)
+
+
+def _present(call: Call) -> Tensor:
+    """Bool (B, H|1, S): the keys that are not masked, where masks hide whole keys."""
+    batch, keys = call.k.shape[0], call.k.shape[2]
+    if call.visible is None:
+        return torch.ones(batch, 1, keys, dtype=torch.bool, device=call.k.device)
+    return call.visible[:, :, 0].expand(batch, -1, keys)
 
 
 _SHARES = Properties(signed=False, row_sum="1", l1="1", sparse=False, needs_length=False, continuous=True)

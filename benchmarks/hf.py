@@ -1,0 +1,109 @@
+"""Figures of swapped models: ``python benchmarks/hf.py [--out FILE.json]``, about two minutes.
+
+SmolLM2-135M (30 layers, 9 heads over 3 key heads), float32. Every time is a ratio to the same model with transformers' own SDPA
+attention in the same interleaved run, the fastest of at least five rounds; the copies share their weights. Swapped softmax must first
+give the logits of the model's own attention.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+import transformers
+
+import unsoft
+from unsoft.bench.record import load, machine, versions, write_json
+from unsoft.bench.timing import interleaved
+
+PROMPT, NEW, LENGTH = 32, 64, 512
+OWN = "SDPA"
+FORWARD = {"softmax": 1.05, "cog": 1.1}
+GENERATE = {"softmax": 1.15, "cog": 1.15}
+ALSO = ("linear-elu1", "magnitude+softmax")
+"""Measured with --all, without a bar: mechanisms that decode with a state of their own."""
+_WRONG = 1e-3
+
+
+def shared_copy(model: transformers.PreTrainedModel) -> transformers.PreTrainedModel:
+    """A model of its own around the same weights."""
+    return copy.deepcopy(model, {id(x): x for x in (*model.parameters(), *model.buffers())})
+
+
+def contenders(names: tuple[str, ...]) -> tuple[dict[str, transformers.PreTrainedModel], torch.Tensor]:
+    model, tokenizer = unsoft.hf.load_model("smollm2")
+    if model.config._attn_implementation != "sdpa":
+        raise RuntimeError(f"expected SDPA, not {model.config._attn_implementation}")
+    text = (Path(__file__).parent / "README.md").read_text()
+    ids = tokenizer(text, return_tensors="pt").input_ids[:, :LENGTH]
+    named = {OWN: model}
+    for name in names:
+        named[name] = unsoft.hf.swap(shared_copy(model), name)
+    with torch.no_grad():
+        own, ours = (named[name](ids).logits for name in (OWN, "softmax"))
+    if (difference := (own - ours).abs().max().item()) > _WRONG:
+        raise RuntimeError(f"swapped softmax differs from the model's own attention by {difference:g}")
+    return named, ids
+
+
+def forward(model: transformers.PreTrainedModel, ids: torch.Tensor) -> Callable[[], object]:
+    def call() -> object:
+        with torch.no_grad():
+            return model(ids, use_cache=False)
+
+    return call
+
+
+def generate(model: transformers.PreTrainedModel, ids: torch.Tensor) -> Callable[[], object]:
+    prompt = {"input_ids": ids[:, :PROMPT], "attention_mask": torch.ones_like(ids[:, :PROMPT])}
+    options = {"max_new_tokens": NEW, "min_new_tokens": NEW, "do_sample": False}
+    return lambda: model.generate(**prompt, **options)
+
+
+def ratios(calls: dict[str, Callable[[], object]], rounds: int) -> dict[str, float]:
+    seconds = {name: min(taken) for name, taken in interleaved(calls, rounds=rounds).items()}
+    return {name: taken / seconds[OWN] for name, taken in seconds.items() if name != OWN}
+
+
+def figures(rounds: int, names: tuple[str, ...]) -> list[dict]:
+    named, ids = contenders(names)
+    found = []
+    for what, make, bars in (
+        (f"forward of {ids.shape[1]} tokens", forward, FORWARD),
+        (f"generate {NEW} tokens after {PROMPT}", generate, GENERATE),
+    ):
+        measured = ratios({name: make(model, ids) for name, model in named.items()}, rounds)
+        found += [
+            {"what": f"{name}, {what}", "measured": x, "at_most": bars.get(name)}
+            for name, x in measured.items()
+        ]
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--out", type=Path)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--all", action="store_true", help=f"also {', '.join(ALSO)}; three minutes more")
+    arguments = parser.parse_args()
+    results = []
+    for figure in figures(arguments.rounds, (*FORWARD, *ALSO) if arguments.all else tuple(FORWARD)):
+        bar = figure["at_most"]
+        verdict = "" if bar is None else f"<= {bar:<5} {'pass' if figure['measured'] <= bar else 'FAIL'}"
+        print(f"{figure['what']:<60} {figure['measured']:6.2f}  {verdict}", flush=True)
+        results.append(figure | {"passed": bar is None or figure["measured"] <= bar})
+    if arguments.out:
+        record = {
+            "machine": machine(), "threads": torch.get_num_threads(), "load": load(), "versions": versions(),
+            "transformers": transformers.__version__, "figures": results,
+        }  # fmt: skip
+        write_json(arguments.out, record)
+        print(f"written to {arguments.out}")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

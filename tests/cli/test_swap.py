@@ -1,0 +1,76 @@
+"""``unsoft swap``."""
+
+import json
+
+import pytest
+import torch
+import transformers
+
+import unsoft
+from unsoft.hf.quiet import quiet
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """A tiny model, saved."""
+    torch.manual_seed(0)
+    config = transformers.LlamaConfig(
+        vocab_size=20,
+        hidden_size=16,
+        intermediate_size=16,
+        num_hidden_layers=3,
+        num_attention_heads=2,
+        pad_token_id=0,
+    )
+    with quiet():
+        transformers.LlamaForCausalLM(config).save_pretrained(tmp_path / "model")
+    return tmp_path / "model"
+
+
+def labels(path) -> list[str]:
+    return [layer.self_attn.unsoft.label for layer in unsoft.hf.load(path).model.layers]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        ([], ["cog", "cog", "cog"]),
+        (["--keep-first-last"], ["softmax", "cog", "softmax"]),
+        (["--layers", "0,2-"], ["cog", "softmax", "cog"]),
+        (["--layers", "0=relu2"], ["relu2", "cog", "cog"]),
+    ],
+)
+def test_swap_writes_a_model(run_here, folder, tmp_path, arguments, expected):
+    out = tmp_path / "out"
+    done = run_here("swap", str(folder), "cog", "--out", str(out), *arguments)
+    assert done.returncode == 0, done.stderr
+    assert f"LlamaForCausalLM with cog written to {out}" in done.stdout
+    assert labels(out) == expected
+
+
+def test_init_is_kept(run_here, folder, tmp_path):
+    run_here("swap", str(folder), "gpam", "--out", str(tmp_path / "out"), "--init", "paper")
+    assert json.loads((tmp_path / "out" / "config.json").read_text())["unsoft"]["init"] == "paper"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["{model}", "kog", "--out", "{new}"], "unknown name 'kog'; did you mean 'cog'?"),
+        (["{model}", "cog", "--out", "{model}"], "exists and is not an empty folder"),
+        (["{model}", "cog", "--out", "{new}", "--layers", "9"], "9 is not among the 3 layers 0-2"),
+        (
+            ["{model}", "cog", "--out", "{new}", "--layers", "0=cog,1"],
+            "mixes layers with and without a mechanism",
+        ),
+        (["{model}", "cog", "--out", "{new}", "--init", "shut"], "'init' must be one of open, paper"),
+        (["no/such/model", "cog", "--out", "{new}"], "is neither a folder here nor the id of a model"),
+        (["{model}", "cog"], "Missing option '--out'"),
+    ],
+)
+def test_mistakes_are_one_line_and_write_nothing(run_here, folder, tmp_path, arguments, message):
+    new = tmp_path / "out"
+    done = run_here("swap", *(x.format(model=folder, new=new) for x in arguments))
+    assert done.returncode in (1, 2)
+    assert message in done.stderr and len(done.stderr.strip().splitlines()) == 1
+    assert not new.exists()

@@ -1,0 +1,123 @@
+"""States in a transformers cache."""
+
+import pytest
+import torch
+import transformers
+from transformers import DynamicCache, StaticCache
+
+import unsoft
+from unsoft.hf.cache import MechanismCache, StateLayer
+
+STATEFUL = ["linear-elu1", "cosformer", "retention", "magnitude+softmax"]
+
+
+@pytest.fixture
+def model(tiny):
+    return lambda name, kind="llama": unsoft.hf.swap(tiny(kind), name, init="paper")
+
+
+@torch.no_grad()
+def in_pieces(model, words, cache) -> torch.Tensor:
+    parts = [
+        model(piece, past_key_values=cache, use_cache=True).logits
+        for piece in words.split([4, 1, 3, 1], dim=1)
+    ]
+    return torch.cat(parts, dim=1)
+
+
+@pytest.mark.parametrize("name", ["cog", *STATEFUL])
+@pytest.mark.parametrize("make", [MechanismCache, lambda model: DynamicCache(config=model.config)])
+def test_prompts_chunks_and_tokens_give_the_whole(model, words, name, make):
+    layer = model(name)
+    assert (in_pieces(layer, words, make(layer)) - layer(words).logits).abs().max() <= 2e-5
+
+
+def test_a_state_does_not_grow_with_the_text(model, words):
+    layer, sizes = model("linear-elu1"), []
+    cache = MechanismCache(layer)
+    for token in words.split(1, dim=1):
+        layer(token, past_key_values=cache)
+        sizes.append(cache.layers[0].cache.nbytes)
+    assert sizes[0] > 0 and len(set(sizes)) == 1
+    assert cache.get_seq_length() == 9
+
+
+def test_layers_without_a_state_keep_keys_and_values(tiny):
+    model = unsoft.hf.swap(tiny("llama"), "magnitude+softmax", layers=[1])
+    assert [type(layer).__name__ for layer in MechanismCache(model).layers] == ["DynamicLayer", "StateLayer"]
+    assert not MechanismCache.needed(unsoft.hf.swap(model, "cog"))
+
+
+def test_generate_uses_states_by_itself(model, words):
+    result = model("retention").generate(
+        words, max_new_tokens=2, do_sample=False, return_dict_in_generate=True, pad_token_id=0
+    )
+    assert isinstance(result.past_key_values, MechanismCache)
+    assert all(isinstance(layer, StateLayer) for layer in result.past_key_values.layers)
+
+
+@pytest.mark.parametrize("name", ["softmax", "cog", "gpam"])
+def test_static_caches_work_where_keys_and_values_are_all(model, words, name):
+    layer = model(name)
+    assert (
+        in_pieces(layer, words, StaticCache(config=layer.config, max_cache_len=16)) - layer(words).logits
+    ).abs().max() <= 2e-5
+
+
+@pytest.mark.parametrize("name", STATEFUL)
+def test_static_caches_are_refused_where_positions_matter(model, words, name):
+    layer = model(name)
+    with pytest.raises(ValueError, match="a static cache does not tell"):
+        layer(words, past_key_values=StaticCache(config=layer.config, max_cache_len=16))
+
+
+def test_gates_in_a_window_need_their_own_cache(model, words):
+    layer = model("magnitude+softmax", "mistral")
+    assert (in_pieces(layer, words, MechanismCache(layer)) - layer(words).logits).abs().max() <= 2e-5
+    with pytest.raises(ValueError, match=r"need all keys.*unsoft\.hf\.MechanismCache"):
+        in_pieces(layer, words, DynamicCache(config=layer.config))
+
+
+def test_a_state_notices_keys_that_attention_never_took(model, words):
+    layer = model("linear-elu1")
+    cache = MechanismCache(layer)
+    keys = torch.zeros(2, 2, 3, 8)
+    cache.update(keys, keys, 0)
+    with pytest.raises(RuntimeError, match="3 tokens were handed to this cache, and attention took 0"):
+        cache.update(keys, keys, 0)
+
+
+def test_states_are_picked_repeated_and_reset(model, words):
+    layer = model("magnitude+softmax")
+    cache = MechanismCache(layer)
+    layer(words[:, :5], past_key_values=cache)
+    cache.batch_repeat_interleave(2)
+    cache.batch_select_indices(torch.tensor([True, False, False, True]))
+    cache.reorder_cache(torch.tensor([1, 0]))
+    found = layer(words.flip(0)[:, 5:], past_key_values=cache).logits
+    assert (found - layer(words).logits.flip(0)[:, 5:]).abs().max() <= 2e-5
+    cache.reset()
+    assert cache.get_seq_length() == 0
+
+
+def test_a_state_cannot_forget(model, words):
+    cache = MechanismCache(layer := model("linear-elu1"))
+    layer(words, past_key_values=cache)
+    cache.crop(0)
+    with pytest.raises(NotImplementedError, match="cannot forget"):
+        cache.crop(-1)
+    assert not cache.is_croppable
+
+
+@pytest.mark.parametrize("name", ["cog", "linear-elu1", "magnitude+softmax"])
+def test_latent_attention_keeps_its_own_cache(words, name):
+    """DeepSeek's cache holds what keys are made from; values are narrower than keys."""
+    torch.manual_seed(0)
+    config = transformers.DeepseekV3Config(
+        vocab_size=50, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=4,
+        q_lora_rank=8, kv_lora_rank=8, qk_nope_head_dim=8, qk_rope_head_dim=4, v_head_dim=6, first_k_dense_replace=2,
+        n_routed_experts=2, num_experts_per_tok=1, n_group=1, topk_group=1, moe_intermediate_size=8, initializer_range=0.3,
+    )  # fmt: skip
+    model = unsoft.hf.swap(transformers.DeepseekV3ForCausalLM(config).eval(), name, init="paper")
+    settings = {"max_new_tokens": 4, "do_sample": False, "pad_token_id": 0, "eos_token_id": None}
+    assert torch.equal(model.generate(words, **settings), model.generate(words, **settings, use_cache=False))

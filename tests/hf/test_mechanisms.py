@@ -1,0 +1,144 @@
+"""Inside a model every mechanism is causal, ignores padding, and decodes what it would have computed without a cache."""
+
+import pytest
+import torch
+
+import unsoft
+from unsoft.mechanisms.registry import names
+
+VARIANTS = [
+    ("gated+cog", {}),
+    ("logn+softmax", {}),
+    ("sink+softmax", {}),
+    ("gated+linear-relu", {}),
+    ("magnitude+gpam", {}),
+    ("magnitude+linear-elu1", {}),
+    ("magnitude+cog", {"where": "mass"}),
+    ("magnitude+softmax", {"causal": "prefix"}),
+    ("magnitude+softmax", {"causal": "streaming", "centres": 4, "chunk": 3}),
+]
+EVERY = [
+    pytest.param(name, options, id="-".join([name, *map(str, options.values())]))
+    for name, options in [(name, {}) for name in names()] + VARIANTS
+]
+SOME = ["cog", "relu2", "gpam", "linear-identity", "retention", "cosformer", "magnitude"]
+HAS_NO_LOGITS = {"linear-identity", "retention", "cosformer"}  # so Gemma2's cap on logits refuses them
+OTHERS = [
+    (kind, name)
+    for kind in ("gpt2", "gpt_neox", "mistral", "qwen3", "gemma2", "opt")
+    for name in SOME
+    if kind != "gemma2" or name not in HAS_NO_LOGITS
+]
+NEW = {"max_new_tokens": 6, "do_sample": False, "pad_token_id": 0, "eos_token_id": None}
+NOT_CAUSAL = {"decay", "retention"}
+
+
+@pytest.fixture
+def swapped(tiny):
+    """A tiny model with a mechanism as published, whose effect is larger than from an open start."""
+    return lambda kind, name, options=None: unsoft.hf.swap(tiny(kind), name, init="paper", **options or {})
+
+
+@torch.no_grad()
+def check_causal(model, words):
+    changed = words.clone()
+    changed[:, 6:] = (changed[:, 6:] + 7) % 47 + 3
+    one, other = model(words).logits, model(changed).logits
+    assert torch.equal(one[:, :6], other[:, :6])
+    assert (one[:, 6:] - other[:, 6:]).abs().max() > 0.1
+
+
+@torch.no_grad()
+def check_padding(model, padded, side):
+    one, other = padded(side), padded(side, padding=7)
+    real = one["attention_mask"].bool()
+    assert torch.equal(model(**one).logits[real], model(**other).logits[real])
+    unmasked = {"input_ids": other["input_ids"]}
+    if side == "left":  # without the mask the padding is seen
+        assert (model(**one).logits[1, 3:] - model(**unmasked).logits[1, 3:]).abs().max() > 1e-3
+
+
+@torch.no_grad()
+def check_decoding(model, batch):
+    assert torch.equal(model.generate(**batch, **NEW), model.generate(**batch, **NEW, use_cache=False))
+
+
+@pytest.mark.parametrize(("name", "options"), EVERY)
+def test_every_mechanism_is_causal(swapped, words, name, options):
+    check_causal(swapped("llama", name, options), words)
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+@pytest.mark.parametrize(("name", "options"), EVERY)
+def test_every_mechanism_ignores_padding(swapped, padded, name, options, side):
+    check_padding(swapped("llama", name, options), padded, side)
+
+
+@pytest.mark.parametrize(("name", "options"), EVERY)
+def test_a_padded_text_gives_what_it_gives_alone(swapped, padded, words, name, options):
+    model = swapped("llama", name, options)
+    alone = model(words[1:, 3:], position_ids=torch.arange(3, 9)[None]).logits[0]
+    assert (model(**padded("left")).logits[1, 3:] - alone).abs().max() <= 1e-5
+
+
+@pytest.mark.parametrize(("name", "options"), EVERY)
+def test_every_mechanism_decodes_with_a_cache(swapped, padded, name, options):
+    model = swapped("llama", name, options)
+    check_decoding(model, padded(None))
+    check_decoding(model, padded("left"))
+
+
+@pytest.mark.parametrize(("name", "options"), EVERY)
+def test_beam_search_reorders_every_state(swapped, padded, name, options):
+    model, search = swapped("llama", name, options), NEW | {"num_beams": 3}
+    found, expected = (
+        model.generate(**padded("left"), **search, use_cache=cached) for cached in (True, False)
+    )
+    assert torch.equal(found, expected)
+
+
+@pytest.mark.parametrize(("kind", "name"), OTHERS)
+def test_other_architectures(swapped, words, padded, kind, name):
+    model = swapped(kind, name)
+    check_causal(model, words)
+    check_padding(model, padded, "left")
+    check_decoding(model, padded("left"))
+
+
+@pytest.mark.parametrize(("name", "options"), [case for case in EVERY if case.values[0] not in NOT_CAUSAL])
+def test_every_mechanism_works_both_ways(swapped, words, padded, name, options):
+    """In BERT a changed last token changes the first output, and padding changes nothing."""
+    model, changed = swapped("bert", name, options), words.clone()
+    changed[:, -1] = 5
+    with torch.no_grad():
+        assert (model(words).logits[:, 0] - model(changed).logits[:, 0]).abs().max() > 1e-4
+    check_padding(model, padded, "right")
+
+
+def test_a_mechanism_that_looks_back_only_does_not_fit_an_encoder(swapped, words):
+    with pytest.raises(ValueError, match="'retention' looks back only, and this attention looks both ways"):
+        swapped("bert", "retention")(words)
+
+
+@pytest.mark.parametrize("name", ["cog", "relu2", "linear-identity", "retention"])
+def test_packed_texts_do_not_see_each_other(swapped, words, name):
+    """Positions that begin anew mean a new text: the second gives what it gives alone."""
+    model, positions = swapped("llama", name), torch.cat([torch.arange(4), torch.arange(5)])[None]
+    with torch.no_grad():
+        packed = model(words[:1], position_ids=positions, use_cache=False).logits[0, 4:]
+        alone = model(words[:1, 4:], use_cache=False).logits[0]
+    assert (packed - alone).abs().max() <= 1e-5
+
+
+def test_gates_refuse_packed_texts(swapped, words):
+    positions = torch.cat([torch.arange(4), torch.arange(5)])[None]
+    with pytest.raises(ValueError, match="gates of 'magnitude' depend on all keys before"):
+        swapped("llama", "magnitude")(words[:1], position_ids=positions, use_cache=False)
+
+
+@pytest.mark.parametrize("name", ["retention", "linear-elu1"])
+def test_masks_that_show_the_future_are_refused_where_order_matters(swapped, words, name):
+    everything = torch.ones(2, 1, 9, 9, dtype=torch.bool)
+    with pytest.raises(ValueError, match="this mask lets tokens see some of them"):
+        swapped("llama", name)(words, attention_mask=everything)
+    assert swapped("llama", "cog")(words, attention_mask=everything).logits.isfinite().all()

@@ -1,0 +1,134 @@
+"""What is saved comes back bit for bit, and plain transformers never drops a mechanism in silence."""
+
+import copy
+import json
+import pickle
+import subprocess
+import sys
+
+import pytest
+import safetensors.torch
+import torch
+import transformers
+
+import unsoft
+from unsoft.mechanisms.registry import names
+
+OWN = unsoft.Formula(
+    weight="s*exp(tau*s - m)", mass="abs(s)*exp(tau*s - m)", peak="tau*s", params={"tau": 1.0}
+)
+EVERY = [*names(), "gated+cog", "sink+softmax", "magnitude+linear-elu1", "first_last(softmax)+cog", OWN]
+
+
+def stirred(model):
+    """Parameters of the mechanisms moved from where they start, as training would."""
+    torch.manual_seed(1)
+    with torch.no_grad():
+        for name, x in model.named_parameters():
+            if ".unsoft." in name:
+                x.add_(0.1 * torch.randn_like(x))
+    return model
+
+
+@pytest.mark.parametrize("mechanism", EVERY, ids=lambda x: x if isinstance(x, str) else "own")
+def test_every_mechanism_comes_back_bit_for_bit(tiny, words, tmp_path, mechanism):
+    model = stirred(unsoft.hf.swap(tiny("llama"), mechanism, layers={0: "softmax"}))
+    model.save_pretrained(tmp_path)
+    again = unsoft.hf.load(tmp_path)
+    before, after = model.state_dict(), again.state_dict()
+    assert before.keys() == after.keys()
+    assert all(torch.equal(x, after[name]) for name, x in before.items())
+    assert torch.equal(again(words).logits, model(words).logits)
+
+
+@pytest.mark.parametrize("kind", ["gpt2", "mistral", "gemma2", "bert", "vit", "clip"])
+def test_architectures_come_back(tiny, numbers, tmp_path, kind):
+    model = stirred(unsoft.hf.swap(tiny(kind), "gated+cog"))
+    model.save_pretrained(tmp_path)
+    assert torch.equal(numbers(kind, unsoft.hf.load(tmp_path), "right"), numbers(kind, model, "right"))
+
+
+def test_a_loaded_model_can_be_saved_loaded_and_swapped_again(tiny, words, tmp_path):
+    model = stirred(unsoft.hf.swap(tiny("llama"), "magnitude+cog", where="mass"))
+    model.save_pretrained(tmp_path / "one")
+    unsoft.hf.load(tmp_path / "one").save_pretrained(tmp_path / "two")
+    again, tokenizer = unsoft.hf.load_model(tmp_path / "two")
+    assert tokenizer is None
+    assert torch.equal(again(words).logits, model(words).logits)
+    assert (unsoft.hf.swap(again, "softmax")(words).logits - tiny("llama")(words).logits).abs().max() <= 1e-5
+
+
+def test_bfloat16_stays_bfloat16(tiny, words, tmp_path):
+    tiny("llama").save_pretrained(tmp_path)
+    plain = transformers.LlamaForCausalLM.from_pretrained(tmp_path, dtype=torch.bfloat16)
+    model = stirred(unsoft.hf.swap(plain, OWN))
+    model.save_pretrained(tmp_path)
+    again = unsoft.hf.load(tmp_path)
+    assert {x.dtype for x in again.parameters()} == {torch.bfloat16}
+    assert torch.equal(again(words).logits, model(words).logits)
+
+
+@pytest.mark.parametrize("again", [copy.deepcopy, lambda model: pickle.loads(pickle.dumps(model))])
+def test_copies_and_pickles_keep_their_mechanisms(tiny, words, again):
+    model = stirred(unsoft.hf.swap(tiny("llama"), "gated+linear-elu1"))
+    twin = again(model)
+    assert type(twin) is type(model)
+    assert torch.equal(twin(words).logits, model(words).logits)
+    next(x for name, x in twin.named_parameters() if ".unsoft." in name).data.add_(1.0)
+    assert not torch.equal(twin(words).logits, model(words).logits)
+
+
+def test_shards_come_back(tiny, words, tmp_path):
+    model = stirred(unsoft.hf.swap(tiny("llama"), "gpam"))
+    model.save_pretrained(tmp_path, max_shard_size="20kB")
+    assert len(list(tmp_path.glob("*.safetensors"))) > 1
+    assert torch.equal(unsoft.hf.load(tmp_path)(words).logits, model(words).logits)
+
+
+def test_the_mechanism_stands_in_the_config(tiny, tmp_path):
+    unsoft.hf.swap(tiny("llama"), "cog", keep_first_last=True).save_pretrained(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    assert (config["unsoft"]["mechanism"], config["unsoft"]["keep_first_last"]) == ("cog", True)
+    assert (config["model_type"], config["architectures"]) == ("llama", ["LlamaForCausalLM"])
+
+
+def test_plain_transformers_refuses_the_folder(tiny, tmp_path):
+    """In a process that has never heard of unsoft; even when told to use another attention it warns."""
+    unsoft.hf.swap(tiny("llama"), "cog").save_pretrained(tmp_path)
+    code = f"""
+import transformers
+for kind in (transformers.AutoModelForCausalLM, transformers.LlamaForCausalLM):
+    try:
+        kind.from_pretrained({str(tmp_path)!r})
+    except ValueError as error:
+        print("refused", "unsoft" in str(error))
+transformers.LlamaForCausalLM.from_pretrained({str(tmp_path)!r}, attn_implementation="sdpa")
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["refused", "True"] * 2
+    assert "UNEXPECTED" in done.stderr and "unsoft.swapped" in done.stderr
+
+
+def test_plain_transformers_beside_unsoft_fails_at_the_first_call(tiny, words, tmp_path):
+    unsoft.hf.swap(tiny("llama"), "cog").save_pretrained(tmp_path)
+    model = transformers.AutoModelForCausalLM.from_pretrained(tmp_path)
+    with pytest.raises(RuntimeError, match=r"LlamaAttention has no mechanism: .* unsoft.hf.load\(path\)"):
+        model(words)
+
+
+def test_a_damaged_folder_is_refused(tiny, tmp_path):
+    unsoft.hf.swap(tiny("llama"), "gpam").save_pretrained(tmp_path)
+    file = tmp_path / "model.safetensors"
+    tensors = safetensors.torch.load_file(file)
+    del tensors["model.layers.0.self_attn.unsoft.mechanism.plus"]
+    safetensors.torch.save_file(tensors, file, metadata={"format": "pt"})
+    with pytest.raises(ValueError, match=r"is damaged: missing keys .*mechanism.plus"):
+        unsoft.hf.load(tmp_path)
+
+
+def test_what_was_not_swapped_is_not_loaded(tiny, tmp_path):
+    with pytest.raises(ValueError, match="is not a folder with a model"):
+        unsoft.hf.load(tmp_path / "nothing")
+    tiny("llama").save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match="was not saved after unsoft.hf.swap"):
+        unsoft.hf.load(tmp_path)
