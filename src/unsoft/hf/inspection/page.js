@@ -117,7 +117,8 @@
   };
   measure.addEventListener("change", showMeasure);
 
-  // The pattern of the chosen head
+  // The pattern of the chosen head. A space before a word only says that it begins one, and would push labels apart.
+  const word = (token) => token.trim() || token;
   const sentence = at("sentence");
   const weightsOf = (pattern) => {
     const layer = pattern.layers[chosen.layer];
@@ -148,12 +149,12 @@
     grid.style.gridTemplateColumns = `auto repeat(${size}, ${cell}px)`;
     grid.append(make("b", ""));
     pattern.tokens.forEach((token, j) => {
-      const label = make("b", token, "column");
+      const label = make("b", word(token), "column");
       label.title = `${j}: ${token}`;
       grid.append(label);
     });
     for (let i = 0; i < size; i += 1) {
-      const label = make("b", pattern.tokens[i], "row");
+      const label = make("b", word(pattern.tokens[i]), "row");
       label.classList.toggle("now", i === chosen.token);
       grid.append(label);
       for (let j = 0; j < size; j += 1) {
@@ -172,7 +173,7 @@
     const most = Math.max(...row.map(Math.abs));
     tokens.replaceChildren(
       ...pattern.tokens.map((token, j) => {
-        const button = make("button", token, "token");
+        const button = make("button", word(token), "token");
         button.type = "button";
         button.setAttribute("aria-pressed", String(j === chosen.token));
         button.setAttribute("aria-label", `${token}, position ${j}, weight ${short(row[j])}`);
@@ -188,7 +189,7 @@
     );
     if (focused) tokens.children[chosen.token].focus();
     const best = row.indexOf(row.reduce((x, y) => (Math.abs(y) > Math.abs(x) ? y : x)));
-    at("told").textContent = `“${pattern.tokens[chosen.token]}” (position ${chosen.token}) looks most at “${pattern.tokens[best]}” (position ${best}): ${short(row[best])}`;
+    at("told").textContent = `“${word(pattern.tokens[chosen.token])}” (position ${chosen.token}) looks most at “${word(pattern.tokens[best])}” (position ${best}): ${short(row[best])}`;
   };
   if (sentence) {
     sentence.addEventListener("change", () => {
