@@ -9,6 +9,8 @@ from unsoft.mechanisms.registry import Plan, resolve
 from unsoft.testing import family
 from unsoft.testing.battery import THEMES
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 OWN = {
     "decay": unsoft.Formula(  # positions, parameters, a peak and an offset with parameters
         weight="exp(tau*s - decay*abs(i - j) - m)",
@@ -28,15 +30,6 @@ OWN = {
         params={"b": 0.5, "g": 1.5},
     ),
 }
-
-
-@pytest.fixture(autouse=True)
-def one_thread():
-    """Many small calls: a second thread would only wait, and the other core has tests of its own."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 @pytest.mark.parametrize("theme", THEMES)

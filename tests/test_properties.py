@@ -18,14 +18,7 @@ EXAMPLES = settings(
 )
 DTYPES = [torch.float32, torch.float64, torch.bfloat16, torch.float16]
 NAMES = list(formulas())
-
-
-@pytest.fixture(autouse=True, scope="module")
-def one_thread():
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 @st.composite

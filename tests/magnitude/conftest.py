@@ -5,12 +5,8 @@ import torch
 
 
 @pytest.fixture(autouse=True)
-def one_thread():
-    """Many small calls: a second thread would only wait, and the other core has tests of its own."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
+def small(one_thread):
+    """Everything here is small."""
 
 
 @pytest.fixture

@@ -114,7 +114,9 @@ def test_a_masked_key_is_as_if_removed(name):
 
 
 # magnitude's gate belongs to a key head, so heads that share one share its parameters: see tests/mechanisms/test_magnitude.py
-@pytest.mark.parametrize("name", [name for name in ALL if "differential2" not in name and name != "magnitude"])
+@pytest.mark.parametrize(
+    "name", [name for name in ALL if "differential2" not in name and name != "magnitude"]
+)
 def test_grouped_queries_read_the_key_head_of_their_group(name):
     module = make(name)
     q, k, v = inputs(module, kv_heads=2)

@@ -27,13 +27,7 @@ BASES = [
 VALUES_ONLY = ["relu2", "sigmoid", "retention", "linear-identity"]
 FORMS = ["arrival", "prefix", "streaming"]
 
-
-@pytest.fixture(autouse=True)
-def one_thread():
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def plan(base, **options):

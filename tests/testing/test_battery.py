@@ -15,6 +15,8 @@ from unsoft.testing.battery import THEMES
 
 DECAY = Formula("tanh(s)*exp(-a*abs(i - j))", params={"a": 0.3})
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 
 def right(call):
     return dense_attention(call)[0]
@@ -306,14 +308,6 @@ def slope_once(call):
     return SlopeOnce.apply(
         replace(call, bias=None if call.bias is None else call.bias.detach()), call.q, call.k, call.v
     )
-
-
-@pytest.fixture(autouse=True)
-def one_thread():
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 @pytest.fixture

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import os
 import re
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+from unsoft.cli.folder import prepare_folder
 
 if TYPE_CHECKING:
     from unsoft.hf.inspection import Inspection
@@ -43,7 +44,7 @@ def inspect(
     """
     words = _read(text)
     if out is not None:
-        _prepare(out)
+        prepare_folder(out)
     from unsoft.hf.inspection import inspect as inspect_model
     from unsoft.hf.models import load_model
 
@@ -98,18 +99,6 @@ def _read(path: Path | None) -> str:
     if not found.strip():
         raise typer.BadParameter(f"{path} is empty", param_hint="'--text'")
     return found
-
-
-def _prepare(out: Path) -> None:
-    """Everything that would stop the files, before any work."""
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-    except OSError as problem:
-        raise typer.BadParameter(
-            f"{out} cannot be made a folder: {problem.strerror}", param_hint="'--out'"
-        ) from None
-    if not os.access(out, os.W_OK):
-        raise typer.BadParameter(f"{out} cannot be written", param_hint="'--out'")
 
 
 def _print(found: Inspection) -> None:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-import os
 import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+from unsoft.cli.folder import prepare_folder
 
 if TYPE_CHECKING:
     from unsoft.cli.theory_data import Subject
@@ -153,14 +154,7 @@ def _prepare(out: Path) -> None:
             "figures need altair and vl-convert-python; install them with pip install 'unsoft[report]'",
             param_hint="'--out'",
         ) from None
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-    except OSError as problem:
-        raise typer.BadParameter(
-            f"{out} cannot be made a folder: {problem.strerror}", param_hint="'--out'"
-        ) from None
-    if not os.access(out, os.W_OK):
-        raise typer.BadParameter(f"{out} cannot be written", param_hint="'--out'")
+    prepare_folder(out)
 
 
 def _print_table(rows: list[dict], gammas: list[float]) -> None:

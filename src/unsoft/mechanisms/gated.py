@@ -16,30 +16,19 @@ from torch import Tensor
 
 from unsoft.mechanisms.cache import Cache
 from unsoft.mechanisms.factor import TokenFactor
-from unsoft.mechanisms.module import Inputs, Mechanism
+from unsoft.mechanisms.module import Around, Inputs, Mechanism
 from unsoft.mechanisms.registry import module_modifier
 
 _ALMOST_OPEN = 4.0
 
 
-class Gated(Mechanism):
+class Gated(Around):
     """See the module's docstring."""
 
     def __init__(self, inner: Mechanism, *, elementwise: bool = False, start: float = _ALMOST_OPEN) -> None:
-        super().__init__(inner.place)
-        self.inner, self.elementwise = inner, elementwise
+        super().__init__(inner)
+        self.elementwise = elementwise
         self.factor = TokenFactor(inner.place, width=inner.place.values if elementwise else 1, start=start)
-
-    @property
-    def query_heads(self) -> int:
-        return self.inner.query_heads
-
-    @property
-    def causal_only(self) -> bool:
-        return self.inner.causal_only
-
-    def new_cache(self, batch: int) -> Cache:
-        return self.inner.new_cache(batch)
 
     def attend(self, inputs: Inputs) -> Tensor | tuple[Tensor, Tensor]:
         return self._gate(inputs, self.inner.attend(inputs))

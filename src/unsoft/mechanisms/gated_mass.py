@@ -13,27 +13,15 @@ from unsoft.engines.call import compute_dtype
 from unsoft.formula import Formula
 from unsoft.mechanisms.cache import Cache
 from unsoft.mechanisms.linear import Linear
-from unsoft.mechanisms.module import Inputs, Mechanism, Pointwise
+from unsoft.mechanisms.module import Around, Inputs, Mechanism, Pointwise
 
 
-class MassGate(Mechanism):
+class MassGate(Around):
     """A mechanism whose calls bring a gate for every key."""
 
     def __init__(self, inner: Mechanism) -> None:
-        super().__init__(inner.place)
-        self.inner = inner
+        super().__init__(inner)
         self.by_column = _prepared(inner)
-
-    @property
-    def query_heads(self) -> int:
-        return self.inner.query_heads
-
-    @property
-    def causal_only(self) -> bool:
-        return self.inner.causal_only
-
-    def new_cache(self, batch: int) -> Cache:
-        return self.inner.new_cache(batch)
 
     def attend(self, inputs: Inputs) -> Tensor | tuple[Tensor, Tensor]:
         return self.inner.attend(inputs)

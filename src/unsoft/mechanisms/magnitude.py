@@ -54,7 +54,7 @@ from unsoft.mechanisms.cache import Cache
 from unsoft.mechanisms.gated_mass import MassGate
 from unsoft.mechanisms.magnitude_cache import MagnitudeCache
 from unsoft.mechanisms.magnitude_rows import attend_by_rows
-from unsoft.mechanisms.module import Inputs, Mechanism, Place, Pointwise
+from unsoft.mechanisms.module import Around, Inputs, Mechanism, Place, Pointwise
 from unsoft.mechanisms.registry import family, module_modifier, resolve
 
 WHERE, CAUSAL, SOLVERS = ("values", "mass"), ("arrival", "prefix", "streaming"), ("cg", "cholesky", "lowrank")
@@ -64,14 +64,14 @@ _LEAST_EPS = 1e-6
 _RESIDUAL = 1e-4
 
 
-class Magnitude(Mechanism):
+class Magnitude(Around):
     """See the module's docstring."""
 
     def __init__(
         self, inner: Mechanism, *, where: str = "values", causal: str = "arrival", start: str = "document", t: float = 1.0,
         eps: float = 0.1, solver: str = "cg", iterations: int = 5, rank: int = 64, centres: int = CENTRES, chunk: int = CHUNK,
     ) -> None:  # fmt: skip
-        super().__init__(inner.place)
+        super().__init__(inner)
         for name, value, known in (
             ("where", where, WHERE), ("causal", causal, CAUSAL), ("solver", solver, SOLVERS), ("start", start, STARTS),
         ):  # fmt: skip
@@ -94,19 +94,12 @@ class Magnitude(Mechanism):
         self.eps = checked_eps(eps, "magnitude", _LEAST_EPS)
         self.where, self.causal, self.solver = where, causal, solver
         self.iterations, self.rank, self.centres, self.chunk = iterations, rank, centres, chunk
-        self.inner = MassGate(inner) if where == "mass" else inner
+        if where == "mass":
+            self.inner = MassGate(inner)
         heads, (beta, gamma) = inner.place.heads, STARTS[start]
         self.log_t = nn.Parameter(torch.full((heads,), math.log(t)))
         self.beta = nn.Parameter(torch.full((heads,), beta))
         self.gamma = nn.Parameter(torch.full((heads,), gamma))
-
-    @property
-    def query_heads(self) -> int:
-        return self.inner.query_heads
-
-    @property
-    def causal_only(self) -> bool:
-        return self.inner.causal_only
 
     def extra_repr(self) -> str:
         how = (

@@ -121,6 +121,25 @@ class Mechanism(nn.Module):
         return self.place.heads
 
 
+class Around(Mechanism):
+    """A mechanism that stands around another one and keeps what that one keeps; base of the module modifiers."""
+
+    def __init__(self, inner: Mechanism) -> None:
+        super().__init__(inner.place)
+        self.inner = inner
+
+    @property
+    def query_heads(self) -> int:
+        return self.inner.query_heads
+
+    @property
+    def causal_only(self) -> bool:
+        return self.inner.causal_only
+
+    def new_cache(self, batch: int) -> Cache:
+        return self.inner.new_cache(batch)
+
+
 class Pointwise(Mechanism):
     """A formula as a module; its parameters are learnable, one value per head.
 

@@ -1,0 +1,13 @@
+"""Fixtures for all tests."""
+
+import pytest
+import torch
+
+
+@pytest.fixture
+def one_thread():
+    """For many small calls: a second thread would only be waited for, and the other core has tests of its own."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
