@@ -21,7 +21,8 @@ LAYERS = [  # from the bottom to the top; a room may import itself and rooms of 
     {"attention"},
     {"nn", "testing"},
     {"tasks", "training"},
-    {"report", "study", "hf", "bench"},
+    {"report"},
+    {"study", "hf", "bench"},
     {"cli"},
 ]
 LEVEL = {room: level for level, rooms in enumerate(LAYERS) for room in rooms}

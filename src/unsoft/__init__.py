@@ -6,6 +6,9 @@
 torch.Size([1, 2, 5, 8])
 """
 
+import importlib
+from typing import Any
+
 from unsoft import errors, magnitude, measure, nn, testing, theory
 from unsoft.attention import attention
 from unsoft.formula import Formula
@@ -17,6 +20,7 @@ __all__ = [
     "Formula",
     "attention",
     "errors",
+    "hf",
     "magnitude",
     "measure",
     "mechanism",
@@ -25,3 +29,10 @@ __all__ = [
     "testing",
     "theory",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """``unsoft.hf`` on first use: it imports transformers, which takes seconds."""
+    if name == "hf":
+        return importlib.import_module("unsoft.hf")
+    raise AttributeError(f"module 'unsoft' has no attribute {name!r}")

@@ -15,6 +15,7 @@ import typer
 import unsoft
 from unsoft.cli import cache
 from unsoft.cli.bench import bench
+from unsoft.cli.inspect import inspect
 from unsoft.cli.list import list_mechanisms
 from unsoft.cli.theory import theory
 
@@ -28,6 +29,7 @@ app = typer.Typer(
 app.command("list")(list_mechanisms)
 app.command("bench")(bench)
 app.command("theory")(theory)
+app.command("inspect")(inspect)
 app.add_typer(cache.app, name="cache")
 
 

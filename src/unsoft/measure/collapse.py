@@ -52,8 +52,7 @@ def collapse(
         residual(states, mask),
         composite_residual(states, mask),
         mean_cosine(states, mask),
-        effective_rank(states, mask),
-        stable_rank(states, mask),
+        *_ranks(states, mask),
         None if inputs is None else recovery(states, inputs, mask, tokens),
     )
 
@@ -124,7 +123,10 @@ def effective_rank(states: Tensor, mask: Tensor | None = None) -> Tensor:
     >>> effective_rank(torch.diag(torch.tensor([2.0, 2.0, 0.0])))
     tensor(2.)
     """
-    values = _States(states, mask).singular_values()
+    return _effective_rank(_States(states, mask).singular_values())
+
+
+def _effective_rank(values: Tensor) -> Tensor:
     total = values.sum(-1)
     shares = ratio(values, total[..., None])
     # The clamp only keeps log and its slope finite at 0.
@@ -144,11 +146,20 @@ def stable_rank(states: Tensor, mask: Tensor | None = None) -> Tensor:
     >>> stable_rank(torch.diag(torch.tensor([2.0, 1.0, 0.0])))
     tensor(1.2500)
     """
-    values = _States(states, mask).singular_values()
+    return _stable_rank(_States(states, mask).singular_values())
+
+
+def _stable_rank(values: Tensor) -> Tensor:
     if not values.shape[-1]:
         return values.sum(-1)
     strongest = values[..., :1]
     return ratio(values, strongest.expand_as(values)).square().sum(-1)
+
+
+def _ranks(states: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Both, from one decomposition."""
+    values = _States(states, mask).singular_values()
+    return _effective_rank(values), _stable_rank(values)
 
 
 def recovery(

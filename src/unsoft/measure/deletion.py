@@ -54,20 +54,30 @@ def deletion(
     check_float("values", values, 2, "(..., keys, D)")
     check_mask("mask", mask, weights.shape, weights.device)
     _check_sources(weights, values, residual, out_proj)
-    gain = _gain(values, residual, out_proj)
+    gain = gain_of(values, residual, out_proj)
 
     def moved(block: Tensor, visible: Tensor | None, gain: Tensor) -> Tensor:
-        along = Rows(block, visible).values * gain
-        if visible is not None:
-            along = torch.where(visible, along, 0.0)  # the value of a hidden key may be NaN
-        removed = along.clamp(max=0)
-        return torch.stack([-removed.sum(-1), along.abs().sum(-1), (along < 0).sum(-1).to(along.dtype)], -1)
+        return moved_by(Rows(block, visible), gain)
 
-    removed, total, count = over_rows(moved, weights, mask, gain[..., None, :]).sum(-2).unbind(-1)
+    return deletion_of(over_rows(moved, weights, mask, gain[..., None, :]).sum(-2))
+
+
+def moved_by(rows: Rows, gain: Tensor) -> Tensor:
+    """Of each row, with x = a * gain: what is removed, what is moved at all, how many entries remove; (..., 3)."""
+    along = rows.values * gain
+    if rows.visible is not None:
+        along = torch.where(rows.visible, along, 0.0)  # the value of a hidden key may be NaN
+    removed = along.clamp(max=0)
+    return torch.stack([-removed.sum(-1), along.abs().sum(-1), (along < 0).sum(-1).to(along.dtype)], -1)
+
+
+def deletion_of(moved: Tensor) -> Deletion:
+    """From sums of :func:`moved_by` over rows."""
+    removed, total, count = moved.unbind(-1)
     return Deletion(ratio(removed, total), ratio(removed, count))
 
 
-def _gain(values: Tensor, residual: Tensor | None, out_proj: Tensor | None) -> Tensor:
+def gain_of(values: Tensor, residual: Tensor | None, out_proj: Tensor | None) -> Tensor:
     """(v W_O . r) / |r|^2 for each key, (..., keys)."""
     values = computed(values)
     if residual is None:

@@ -38,11 +38,16 @@ def head_similarity(weights: Tensor, mask: Tensor | None = None) -> Tensor:
     for at in range(0, queries, step):
         block = slice(at, at + step)
         rows = Rows(weights[..., block, :], None if mask is None else mask[..., block, :])
-        unit = unit_rows(rows.values).transpose(-3, -2)
-        cosines = cosines + (unit @ unit.mT).sum(-3)
-        filled = (~rows.empty).to(unit.dtype)
-        shared = shared + filled @ filled.mT
+        more_cosines, more_shared = cosines_of(rows)
+        cosines, shared = cosines + more_cosines, shared + more_shared
     return ratio(cosines, shared)
+
+
+def cosines_of(rows: Rows) -> tuple[Tensor, Tensor]:
+    """Sums over the rows (..., heads, queries, keys) of their cosines between heads, and how many rows those heads share."""
+    unit = unit_rows(rows.values).transpose(-3, -2)
+    filled = (~rows.empty).to(unit.dtype)
+    return (unit @ unit.mT).sum(-3), filled @ filled.mT
 
 
 def parameter_similarity(parameters: Tensor) -> Tensor:

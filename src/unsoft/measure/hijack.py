@@ -95,10 +95,10 @@ def hijack(
         shares = over_rows(_shares_by_row, weights, mask, groups[..., None, :], worth)
         attention_share, magnitude_share = shares.unbind(-1)
     else:
-        redundant = _redundant(groups, exists)[..., None, :]
+        redundant = redundant_keys(groups, exists)[..., None, :]
         attention_share = over_rows(_attention_share, weights, mask, redundant)
         visible = None if exists is None else exists[..., None, :]
-        magnitude_share = _magnitude_share(worth, visible, redundant).expand(attention_share.shape)
+        magnitude_share = magnitude_share_of(worth, visible, redundant).expand(attention_share.shape)
     return Hijack(attention_share, magnitude_share, attention_share - magnitude_share)
 
 
@@ -144,7 +144,7 @@ def _by_row(magnitude_weights: Tensor, weights: Tensor) -> Tensor:
     return given
 
 
-def _redundant(groups: Tensor, visible: Tensor | None) -> Tensor:
+def redundant_keys(groups: Tensor, visible: Tensor | None) -> Tensor:
     """Which keys lie in a group of which two or more keys are visible."""
     visible = torch.ones_like(groups, dtype=torch.bool) if visible is None else visible
     members = torch.zeros_like(groups).scatter_add(-1, groups, visible.long())
@@ -152,17 +152,22 @@ def _redundant(groups: Tensor, visible: Tensor | None) -> Tensor:
 
 
 def _attention_share(block: Tensor, visible: Tensor | None, redundant: Tensor) -> Tensor:
-    rows = Rows(block, visible)
+    return attention_share_of(Rows(block, visible), redundant)
+
+
+def attention_share_of(rows: Rows, redundant: Tensor) -> Tensor:
+    """Share of the mass on keys that are ``redundant`` (bool, broadcasts to the rows)."""
     return rows.per_mass((rows.relative * redundant).sum(-1))
 
 
-def _magnitude_share(worth: Tensor, visible: Tensor | None, redundant: Tensor) -> Tensor:
+def magnitude_share_of(worth: Tensor, visible: Tensor | None, redundant: Tensor) -> Tensor:
+    """Share of magnitude weights (..., keys) on keys that are ``redundant``."""
     values = Rows(worth, visible).values
     return ratio((values * redundant).sum(-1), values.sum(-1))
 
 
 def _shares_by_row(block: Tensor, visible: Tensor, groups: Tensor, worth: Tensor) -> Tensor:
-    redundant = _redundant(groups, visible)
+    redundant = redundant_keys(groups, visible)
     attention_share = _attention_share(block, visible, redundant)
-    magnitude_share = _magnitude_share(worth, visible, redundant)
+    magnitude_share = magnitude_share_of(worth, visible, redundant)
     return torch.stack([attention_share, magnitude_share.to(attention_share.dtype)], -1)

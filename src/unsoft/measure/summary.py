@@ -39,10 +39,11 @@ def summary(weights: Tensor, mask: Tensor | None = None) -> Summary:
     >>> looked.effective_keys, looked.cancellation
     (tensor([2.]), tensor([1.]))
     """
-    return Summary(*measure_rows(_all_of, weights, mask).unbind(-1))
+    return Summary(*measure_rows(summary_of, weights, mask).unbind(-1))
 
 
-def _all_of(rows: Rows) -> Tensor:
+def summary_of(rows: Rows) -> Tensor:
+    """The fields of :class:`Summary`, side by side (..., 10)."""
     entropy = focus.entropy_of(rows)
     return torch.stack(
         [

@@ -1,0 +1,120 @@
+"""Decoding with mechanisms that keep a state of their own, through transformers' ``Cache``.
+
+A mechanism that needs keys and values only works with every cache of transformers. Linear attention and magnitude gates keep something
+else: for them a layer of the cache holds the mechanism's own cache, hands the new keys on as they are, and marks them, so that the
+attention function finds the state they belong to.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+from transformers.cache_utils import Cache as TransformersCache
+from transformers.cache_utils import CacheLayerMixin, DynamicLayer
+
+from unsoft.hf.attention import NAME, Swapped
+from unsoft.mechanisms.cache import Cache
+
+
+class StateLayer(CacheLayerMixin):
+    """The layer of a transformers cache that holds a mechanism's own cache."""
+
+    is_sliding = False
+    supports_early_init = False
+
+    def __init__(self, attention: Swapped) -> None:
+        super().__init__()
+        self.attention = attention
+        self.cache: Cache | None = None
+        self._promised = 0
+
+    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
+        self.cache = self.attention.mechanism.new_cache(len(key_states))
+
+    def update(
+        self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any
+    ) -> tuple[Tensor, Tensor]:
+        if self.cache is None:
+            self.lazy_initialization(key_states, value_states)
+        if self.cache.length != self._promised:
+            raise RuntimeError(
+                f"{self._promised} tokens were handed to this cache, and attention took {self.cache.length} of them: the model changes"
+                " its keys after the cache, or a forward pass was interrupted; generate with use_cache=False, or begin anew"
+            )
+        self._promised += key_states.shape[-2]
+        key_states = key_states.view_as(
+            key_states
+        )  # a tensor of its own: the mark must not outlive this call
+        key_states.unsoft_cache = self.cache  # type: ignore[attr-defined]
+        return key_states, value_states
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        return self.get_seq_length() + query_length, 0
+
+    def get_seq_length(self) -> int:
+        return 0 if self.cache is None else self.cache.length
+
+    def get_max_length(self) -> int:
+        return -1
+
+    def reset(self) -> None:
+        self.cache, self._promised = None, 0
+
+    def reorder_cache(self, beam_idx: Tensor) -> None:
+        if self.cache is not None:
+            self.cache.reorder(beam_idx)
+
+    def batch_select_indices(self, indices: Tensor) -> None:
+        if self.cache is not None:
+            self.cache.reorder(torch.arange(self.cache.batch, device=indices.device)[indices])
+
+    def batch_repeat_interleave(self, repeats: int) -> None:
+        if self.cache is not None:
+            self.cache.reorder(torch.arange(self.cache.batch).repeat_interleave(repeats))
+
+    def crop(self, tokens_to_remove: int) -> None:
+        if tokens_to_remove != 0:
+            raise NotImplementedError(
+                "a state cannot forget its last tokens; generate without an assistant model"
+            )
+
+
+class MechanismCache(TransformersCache):
+    """A cache for a swapped model: states where mechanisms have them, keys and values elsewhere; ``generate`` makes it by itself.
+
+    >>> from transformers import LlamaConfig, LlamaForCausalLM
+    >>> import unsoft
+    >>> tiny = LlamaConfig(vocab_size=9, hidden_size=8, intermediate_size=8, num_hidden_layers=2, num_attention_heads=2)
+    >>> model = unsoft.hf.swap(LlamaForCausalLM(tiny).eval(), "linear-elu1", layers=[1])
+    >>> MechanismCache(model)
+    MechanismCache(layers=[DynamicLayer, StateLayer])
+    """
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        super().__init__(layers=[_layer(attention) for attention in _decoder(model)])
+
+    @staticmethod
+    def needed(model: PreTrainedModel) -> bool:
+        """Does any layer of the decoder keep a state of its own that can be decoded with?"""
+        return any(isinstance(_layer(attention), StateLayer) for attention in _decoder(model))
+
+
+def _decoder(model: PreTrainedModel) -> list[Swapped]:
+    """Attention by number of the layer in the cache; none where a cache has layers of other kinds too."""
+    if model.config.is_encoder_decoder:
+        return []
+    found = {
+        module.layer_idx: getattr(module, NAME)
+        for module in model.modules()
+        if hasattr(module, NAME) and getattr(module, "layer_idx", None) is not None
+    }
+    whole = sorted(found) == list(range(model.config.get_text_config(decoder=True).num_hidden_layers))
+    return [found[number] for number in sorted(found)] if whole else []
+
+
+def _layer(attention: Swapped) -> CacheLayerMixin:
+    """Keys and values are kept whole also for sliding windows: layers of one kind share a mask and must be equally long."""
+    return StateLayer(attention) if attention.decodes_with_state else DynamicLayer()

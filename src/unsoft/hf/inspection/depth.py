@@ -1,0 +1,47 @@
+"""Do tokens become the same with depth? Measures of collapse of the residual stream, before and after each block."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from unsoft.measure import collapse
+from unsoft.measure.collapse import Collapse
+
+
+class Depths:
+    """``add`` the streams of every batch, then ask for ``records``."""
+
+    def __init__(self) -> None:
+        self._sums: dict[tuple[str, int], Tensor] = {}
+        self._count: dict[tuple[str, int], int] = {}
+        self._inputs: dict[str, Tensor] = {}
+
+    def add(
+        self, stack: str, depth: int, states: Tensor, kept: list[Tensor | None], names: Tensor | None
+    ) -> None:
+        """States (batch, length, width); ``names`` are integer tokens (batch, length), if there are any."""
+        if depth == 0:
+            self._inputs[stack] = states
+        if names is not None and names.shape != states.shape[:-1]:
+            names = None
+        for item, positions in enumerate(kept):
+            now, first, tokens = (
+                None if x is None else x[item] if positions is None else x[item][positions]
+                for x in (states, self._inputs[stack], names)
+            )
+            found = torch.stack([x.double().cpu() for x in collapse(now, first, tokens=tokens)])
+            place = (stack, depth)
+            self._sums[place] = self._sums.get(place, 0.0) + found
+            self._count[place] = self._count.get(place, 0) + 1
+
+    def forget(self) -> None:
+        """Lets go of the tensors of a batch."""
+        self._inputs.clear()
+
+    def records(self) -> list[dict[str, float | int | str]]:
+        """Means over sequences, one row for each depth: 0 is what enters the first block."""
+        return [
+            {"stack": stack, "depth": depth} | dict(zip(Collapse._fields, (sums / self._count[stack, depth]).tolist(), strict=True))
+            for (stack, depth), sums in sorted(self._sums.items())
+        ]  # fmt: skip

@@ -1,0 +1,73 @@
+"""What an inspection found, as plain records."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from unsoft.files import write_whole
+from unsoft.hf.inspection.roles import ROLES, Role
+
+SCHEMA = 1
+
+
+@dataclass(frozen=True)
+class Inspection:
+    """Records are dicts of plain numbers and words, ready for JSON, CSV or a data frame."""
+
+    model: str
+    sequences: int
+    tokens: int
+    heads: list[dict[str, Any]]
+    """One for each layer and head, with every measure."""
+    depths: list[dict[str, Any]]
+    """The residual stream before each block, and after the last: measures of collapse."""
+    layers: list[dict[str, Any]]
+    """Name, mechanism and the similarity of patterns between heads."""
+    mechanisms: dict[str, dict[str, Any]]
+    """Measures of the mechanisms themselves, for those that are a formula."""
+    skipped: list[str]
+    """Attention that was not looked at, with the reason."""
+
+    def ranked(self, role: Role | str) -> list[dict[str, Any]]:
+        """The heads in a role (``sink``, ``hijacked``, ``deleting``), strongest first."""
+        if isinstance(role, str):
+            known = {known.name: known for known in ROLES}
+            if role not in known:
+                raise ValueError(f"ranked: argument 'role' must be one of {', '.join(known)}, not {role!r}")
+            role = known[role]
+        return role.heads(self.heads)
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"schema": SCHEMA, **asdict(self)}
+
+    def write(self, folder: Path) -> list[Path]:
+        """inspection.json, heads.csv and depths.csv; returns what was written."""
+        files = {
+            "inspection.json": json.dumps(self.to_dict(), indent=1) + "\n",
+            "heads.csv": _csv(self.heads),
+            "depths.csv": _csv(self.depths),
+        }
+        for name, text in files.items():
+            write_whole(folder / name, text.encode())
+        return [folder / name for name in files]
+
+
+def _csv(records: list[dict[str, Any]]) -> str:
+    """Words that a spreadsheet would take for a formula get an apostrophe in front."""
+    text = io.StringIO()
+    columns = list(dict.fromkeys(name for record in records for name in record))
+    writer = csv.DictWriter(text, columns, lineterminator="\n")
+    writer.writeheader()
+    for record in records:
+        writer.writerow(
+            {
+                name: f"'{x}" if isinstance(x, str) and x.lstrip()[:1] in tuple("=+-@") and x.strip() else x
+                for name, x in record.items()
+            }
+        )
+    return text.getvalue()

@@ -1,0 +1,83 @@
+"""An inspection as one page: maps of layers by heads, patterns on sentences, collapse by depth, sorted tables."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from unsoft.hf.inspection.columns import COLUMNS, TITLES, Column
+from unsoft.hf.inspection.inspection import Inspection
+from unsoft.hf.inspection.patterns import Pattern
+from unsoft.hf.inspection.roles import ROLES
+from unsoft.report.escape import printable
+from unsoft.report.line_chart import line_chart
+from unsoft.report.page import page
+
+HERE = Path(__file__).parent
+_PLACE = (Column("layer", "layer", ""), Column("head", "head", ""))
+_TOKEN = Column("sink_token", "sink token", "the token that gets most")
+_DEPTHS = (
+    ("mean_cosine", "Mean cosine", "1: all tokens point the same way"),
+    ("effective_rank", "Effective rank", "directions that the tokens use"),
+    ("stable_rank", "Stable rank", "directions as strong as the strongest"),
+    ("recovery", "Recovery", "tokens that can still be told apart by their input"),
+    ("residual", "Residual", "distance from all tokens being equal"),
+    ("composite_residual", "Composite residual", "the same in the norm of the papers on collapse"),
+)
+MOST_RANKED = 50
+
+
+def inspection_page(found: Inspection, patterns: Sequence[Pattern] = ()) -> str:
+    """The text of an HTML file that needs nothing else."""
+    columns = [column for column in COLUMNS if column.name in found.heads[0]]
+    return page(
+        HERE / "page.html",
+        title=f"unsoft inspect: {printable(found.model, 120)}",
+        styles=[HERE / "page.css"],
+        scripts=[HERE / "page.js"],
+        data={
+            "columns": [
+                {"name": column.name, "title": column.title, "help": column.help} for column in columns
+            ],
+            "heads": [{key: value for key, value in head.items() if key != "sink_token"} for head in found.heads],
+            "tokens": [printable(head["sink_token"]) for head in found.heads],
+            "patterns": [
+                pattern.to_dict() | {"tokens": [printable(token, 16) for token in pattern.tokens]}
+                for pattern in patterns
+            ],
+        },
+        found=found,
+        columns=[*_PLACE, *columns, _TOKEN],
+        roles=[_role(role, found) for role in ROLES],
+        stacks=_stacks(found),
+        sentences=[printable(" ".join(pattern.text.split()), 80) for pattern in patterns],
+        keys=[_key(head) for head in found.heads],
+    )  # fmt: skip
+
+
+def _key(head: dict[str, Any]) -> str:
+    return f"{head['layer']}.{head['head']}"
+
+
+def _role(role: Any, found: Inspection) -> dict[str, Any]:
+    heads = found.ranked(role)
+    columns = [TITLES.get(name, _TOKEN) for name in role.columns]
+    return {
+        "name": role.name, "meaning": role.meaning, "count": len(heads), "rows": heads[:MOST_RANKED],
+        "columns": [*_PLACE, *columns], "keys": [_key(head) for head in heads[:MOST_RANKED]],
+    }  # fmt: skip
+
+
+def _stacks(found: Inspection) -> list[dict[str, Any]]:
+    names = dict.fromkeys(record["stack"] for record in found.depths)
+    result = []
+    for name in names:
+        records = [record for record in found.depths if record["stack"] == name]
+        depths = [record["depth"] for record in records]
+        charts = [
+            {"title": title, "help": text, "chart": line_chart(depths, [record[field] for record in records], "depth")}
+            for field, title, text in _DEPTHS
+        ]  # fmt: skip
+        result.append({"name": name, "charts": charts})
+    return result

