@@ -1,4 +1,8 @@
-"""Do tokens become the same? Random attention layers on top of one another, with and without a skip connection."""
+"""Do tokens become the same? Random attention layers on top of one another, with and without a skip connection.
+
+Queries and keys are random projections of the states; values are the states themselves, so that nothing but the mixing of tokens
+is seen, and a token can still be compared with what it was.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +16,7 @@ from unsoft import measure
 from unsoft.compare.level import Level
 from unsoft.compare.subject import Subject
 
-TOKENS, HEADS = 48, 4
+TOKENS, HEADS, HEAD = 48, 4, 16
 
 
 def collapse(subject: Subject, level: Level) -> list[dict[str, Any]]:
@@ -30,17 +34,12 @@ def collapse(subject: Subject, level: Level) -> list[dict[str, Any]]:
 
 def _stack(subject: Subject, depth: int, skip: bool, seed: int) -> list[tuple[float, float, float]]:
     generator = torch.Generator().manual_seed(100 + seed)
-
-    def normal(*shape: int) -> Tensor:
-        return torch.randn(*shape, generator=generator)
-
-    width = HEADS * 16
-    states = inputs = normal(TOKENS, width)
+    states = inputs = torch.randn(TOKENS, HEADS * HEAD, generator=generator)
     found = [_measured(states, inputs)]
-    for layer in range(depth):
-        projections = normal(3, width, width) / math.sqrt(width)
-        q, k, v = (states @ w for w in projections)
-        mixed = _attend(subject, q, k, v, layer) @ (normal(width, width) / math.sqrt(width))
+    for _ in range(depth):
+        projections = torch.randn(2, HEADS * HEAD, HEADS * HEAD, generator=generator) / math.sqrt(HEADS * HEAD)
+        q, k = (states @ w for w in projections)
+        mixed = _attend(subject, q, k, states)
         states = states + mixed if skip else mixed
         # Only the scale of the whole is set right, so that neither 0 nor infinity is reached; differences between tokens stay.
         states = states / states.square().mean().sqrt().clamp(min=1e-30)
@@ -48,18 +47,14 @@ def _stack(subject: Subject, depth: int, skip: bool, seed: int) -> list[tuple[fl
     return found
 
 
-def _attend(subject: Subject, q: Tensor, k: Tensor, v: Tensor, layer: int) -> Tensor:
-    """Several heads, each with its own weights of the mechanism."""
-    heads = []
-    for query, key, value in zip(q.split(16, -1), k.split(16, -1), v.split(16, -1), strict=True):
-        with torch.no_grad():
-            weights = subject.weights(query[None], key[None], is_causal=True)[0]
-        heads.append(weights @ value)
-    return torch.cat(heads, -1)
+def _attend(subject: Subject, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """All heads at once; each is a batch entry with its own queries and keys."""
+    query, key, value = (x.unflatten(-1, (HEADS, HEAD)).transpose(0, 1) for x in (q, k, v))
+    with torch.no_grad():
+        weights = subject.weights(query, key, is_causal=True)
+    return (weights @ value).transpose(0, 1).flatten(1)
 
 
 def _measured(states: Tensor, inputs: Tensor) -> tuple[float, float, float]:
     residual = measure.residual(states) / states.norm().clamp(min=1e-30)
     return float(residual), float(measure.mean_cosine(states)), float(measure.recovery(states, inputs))
-
-

@@ -13,7 +13,7 @@ from unsoft.compare.subject import WIDTH, Subject
 
 BETAS = (-2.0, -1.0, 0.0, 1.0, 2.0)
 LINE = tuple(round(0.1 * k, 10) for k in range(1, 41))
-POINTS = (0.25, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0)
+POINTS = (0.5, 1.0, 1.5, 2.0, 3.0, 4.0)
 SEED = 1
 
 
@@ -40,18 +40,24 @@ def _theory(subject: Subject, keys: int) -> list[dict[str, Any]]:
 
 def _measured(subject: Subject, level: Level) -> list[dict[str, Any]]:
     rows = []
-    for beta in BETAS if subject.formula is not None else (0.0,):
+    pointwise = subject.formula is not None
+    width = 16 if pointwise else WIDTH  # a formula sees nothing but logits, whatever the keys' width
+    for beta in BETAS if pointwise else (0.0,):
         for gamma in POINTS:
-            found = measured_sparsity(subject, beta, gamma, level.keys, level.rows)
-            error = float(found.std() / math.sqrt(len(found)))
-            rows.append({"kind": "measured", "beta": beta, "gamma": gamma, "S": float(found.mean()), "error": error})
+            found = measured_sparsity(subject, beta, gamma, level.keys, level.rows, width)
+            if len(found) > 1:
+                error = float(found.std() / math.sqrt(len(found)))
+                rows.append({"kind": "measured", "beta": beta, "gamma": gamma, "S": float(found.mean()), "error": error})
     return rows
 
 
 def measured_sparsity(
     subject: Subject, beta: float, gamma: float, keys: int, rows: int, width: int = WIDTH
 ) -> torch.Tensor:
-    """S of ``rows`` rows whose keys are N(mu, 1) in ``width`` dimensions, with |q| = gamma and q . mu = beta."""
+    """S of ``rows`` rows whose keys are N(mu, 1) in ``width`` dimensions, with |q| = gamma and q . mu = beta.
+
+    Rows without any weight, which have no S, are left out.
+    """
     generator = torch.Generator().manual_seed(SEED)
     direction = torch.randn(rows, 1, width, generator=generator)
     direction = direction / direction.norm(dim=-1, keepdim=True)
@@ -59,5 +65,6 @@ def measured_sparsity(
     for at in direction.split(max(1, 2**20 // keys)):
         key = torch.randn(len(at), keys, width, generator=generator) + (beta / gamma) * at
         with torch.no_grad():
-            found.append(measure.sparsity(subject.weights(gamma * at, key, scale=1.0)[:, 0]))
+            weights = subject.weights(gamma * at, key, scale=1.0)[:, 0]
+        found.append(measure.sparsity(weights)[(weights != 0).any(-1)])
     return torch.cat(found).double()

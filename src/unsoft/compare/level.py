@@ -7,7 +7,7 @@ from dataclasses import dataclass
 _QUICK = ("softmax", "cog", "softpick", "relu2", "sigmoid", "identity", "gpam", "linear-relu", "retention", "magnitude")
 _STANDARD = (
     "softmax", "softmax1", "l2", "cog", "sinh", "swishmax", "softpick", "relu", "relu2", "sigmoid", "tanh", "identity", "polynomial",
-    "gpam", "differential", "differential2", "linear-relu", "linear-elu1", "linear-exp", "linear-taylor2", "cosformer", "performer",
+    "gpam", "differential", "differential2", "linear-relu", "linear-elu1", "linear-exp", "cosformer", "performer",
     "retention", "decay", "magnitude", "magnitude+cog", "logn+softmax", "sink+softmax",
 )  # fmt: skip
 
@@ -33,7 +33,7 @@ class Level:
 
 
 QUICK = Level("quick", _QUICK, 1024, 16, 12, 2, (256, 1024), 3, 0.0, 512)
-STANDARD = Level("standard", _STANDARD, 4096, 32, 24, 4, (256, 1024, 2048), 4, 0.0, 1024)
+STANDARD = Level("standard", _STANDARD, 2048, 16, 24, 3, (256, 1024, 2048), 4, 0.0, 512)
 FULL = Level("full", (), 8192, 64, 32, 8, (256, 512, 1024, 2048, 4096), 7, 1.0, 4096)
 """Without names: all there are, and the compositions of the standard level."""
 

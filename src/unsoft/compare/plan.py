@@ -14,15 +14,19 @@ from unsoft.compare.job import Job, Rows
 from unsoft.compare.level import Level
 from unsoft.compare.subject import Subject
 
+REFERENCES = ("softmax", "cog", "relu2", "identity", "gpam", "linear-relu", "magnitude")
+"""Measured in any case: the claims are about them. They cost nothing, so no time is taken of them."""
 SECTIONS = ("focus", "hijack", "sign", "collapse", "solver", "cost", "claims")
 
 
 def plan(subjects: Sequence[Subject], level: Level, only: Sequence[str] = ()) -> list[Job]:
     """Jobs of the wanted sections; all of them unless told otherwise."""
+    known = {subject.label for subject in subjects}
+    more = [Subject(name, name) for name in REFERENCES if name not in known]
     jobs: list[Job] = []
     for section, make in _SECTIONS.items():
         if not only or section in only:
-            jobs += make(subjects, level)
+            jobs += make(subjects if section == "cost" else [*subjects, *more], level)
     return jobs
 
 
@@ -50,13 +54,17 @@ def _hijack(subjects: Sequence[Subject], level: Level) -> list[Job]:
 
 
 def _sign(subjects: Sequence[Subject], level: Level) -> list[Job]:
-    jobs = []
-    for s in subjects:
-        jobs.append(_job("curves", s, lambda s=s: sign.curves(s), 0.1))
-        jobs.append(_job("map", s, lambda s=s: sign.heat_map(s), 0.02))
-        jobs.append(_job("sums", s, lambda s=s: sign.sums(s), 0.05))
-        jobs.append(_job("opposed", s, lambda s=s: sign.opposed(s, level), 0.2, **_sizes(level, "geometries")))
-    return jobs
+    kinds = (
+        ("curves", sign.curves, 0.1, {}),
+        ("map", sign.heat_map, 0.02, {}),
+        ("sums", sign.sums, 0.05, {}),
+        ("opposed", lambda s: sign.opposed(s, level), 0.15, _sizes(level, "geometries")),
+    )
+    return [
+        _job(name, s, lambda s=s, measure=measure: measure(s), expected, **sizes)
+        for name, measure, expected, sizes in kinds
+        for s in subjects
+    ]
 
 
 def _collapse(subjects: Sequence[Subject], level: Level) -> list[Job]:

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 import unsoft
+from unsoft.engines.native.compiler import cache_directory
 from unsoft.files import write_whole
 
 _ROOMS = ("report", "cli", "hf")
@@ -62,8 +63,6 @@ def code_digest() -> str:
 
 
 def default_folder() -> Path:
-    """``UNSOFT_COMPARE_DIR``, or a folder of the user's cache."""
-    if given := os.environ.get("UNSOFT_COMPARE_DIR"):
-        return Path(given)
-    home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(home) / "unsoft" / "compare"
+    """``UNSOFT_COMPARE_DIR``, or ``compare`` beside the compiled formulas."""
+    given = os.environ.get("UNSOFT_COMPARE_DIR")
+    return Path(given).expanduser() if given else cache_directory() / "compare"

@@ -58,9 +58,9 @@ class Subject:
         projections are at random before training.
         """
         module = self.module(width=query.shape[-1]).to(query.dtype)
-        queries = _rotations(query, module.query_heads)
-        keys = _rotations(key, module.place.heads)
-        values = torch.zeros_like(keys)
+        queries = _rotations(query, module.query_heads, 7)
+        keys = _rotations(key, module.place.heads, 8)
+        values = torch.randn(keys.shape, generator=torch.Generator().manual_seed(9)).to(keys)
         causal: bool | str = is_causal or ("lower_right" if module.causal_only else False)
         _, found = module(queries, keys, values, scale=scale, is_causal=causal, return_weights=True)
         return found[:, 0]
@@ -100,8 +100,8 @@ def keys_of(logits: Tensor, width: int = WIDTH, seed: int = 0) -> tuple[Tensor, 
     return query, logits[..., None] * (math.sqrt(width) / query.norm()) * along + noise
 
 
-def _rotations(x: Tensor, count: int) -> Tensor:
-    generator = torch.Generator().manual_seed(7)
+def _rotations(x: Tensor, count: int, seed: int) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
     heads = [x]
     while len(heads) < count:
         square = torch.randn(x.shape[-1], x.shape[-1], generator=generator, dtype=torch.float64)
