@@ -13,7 +13,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 if TYPE_CHECKING:
-    from unsoft.compare.job import Job
+    from unsoft.compare.job import Answer, Job
+    from unsoft.compare.level import Level
+    from unsoft.compare.store import Store
+    from unsoft.compare.subject import Subject
 
 _INTERRUPTED = 130
 
@@ -65,15 +68,17 @@ def compare(
     jobs = plan(subjects, level, only or ())
     if model is not None:
         jobs.append(model_job(model))
+    store = Store(default_folder())
     with _progress(len(jobs)) as announce:
-        answers, finished = run(jobs, Store(default_folder()), announce)
-    _write(out, subjects, answers, level, finished)
+        answers, finished = run(jobs, store, announce)
+    _write(out, store, subjects, answers, level, finished)
     if not finished:
         typer.echo("unsoft: interrupted; the page shows what was measured until then, the next run goes on from there", err=True)
         raise typer.Exit(_INTERRUPTED)
 
 
-def _write(out: Path, subjects: Any, answers: Any, level: Any, finished: bool) -> None:
+def _write(out: Path, store: Store, subjects: list[Subject], answers: list[Answer], level: Level, finished: bool) -> None:
+    from unsoft.compare.library import vega
     from unsoft.compare.model import model_variables
     from unsoft.compare.record import record
     from unsoft.files import write_whole
@@ -86,7 +91,7 @@ def _write(out: Path, subjects: Any, answers: Any, level: Any, finished: bool) -
     results = Results(content)
     drawn = figures(results)
     formulas = {s.label: s.formula for s in subjects if s.formula is not None}
-    page = comparison_page(results, drawn, formulas, model_variables(answers))
+    page = comparison_page(results, drawn, formulas, vega(store), model_variables(answers))
     write_whole(out / PAGE, page.encode())
     written = [out / PAGE, write_record(out, content)]
     tables = write_tables(out, drawn, content)

@@ -1,7 +1,7 @@
 """Do tokens become the same? Random attention layers on top of one another, with and without a skip connection.
 
-Queries and keys are random projections of the states; values are the states themselves, so that nothing but the mixing of tokens
-is seen, and a token can still be compared with what it was.
+Queries and keys are random projections of the states. With skip connections values are too, as in a network before training; without
+them values are the states themselves: nothing but the mixing is seen, and a token can still be compared with what it was.
 """
 
 from __future__ import annotations
@@ -37,10 +37,9 @@ def _stack(subject: Subject, depth: int, skip: bool, seed: int) -> list[tuple[fl
     states = inputs = torch.randn(TOKENS, HEADS * HEAD, generator=generator)
     found = [_measured(states, inputs)]
     for _ in range(depth):
-        projections = torch.randn(2, HEADS * HEAD, HEADS * HEAD, generator=generator) / math.sqrt(HEADS * HEAD)
-        q, k = (states @ w for w in projections)
-        mixed = _attend(subject, q, k, states)
-        states = states + mixed if skip else mixed
+        projections = torch.randn(4, HEADS * HEAD, HEADS * HEAD, generator=generator) / math.sqrt(HEADS * HEAD)
+        q, k, v = (states @ w for w in projections[:3])
+        states = states + _attend(subject, q, k, v) @ projections[3] if skip else _attend(subject, q, k, states)
         # Only the scale of the whole is set right, so that neither 0 nor infinity is reached; differences between tokens stay.
         states = states / states.square().mean().sqrt().clamp(min=1e-30)
         found.append(_measured(states, inputs))

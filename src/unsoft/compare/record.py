@@ -39,9 +39,12 @@ def record(
         "versions": versions() | {name: importlib.metadata.version(name) for name in ("altair", "vl-convert-python")},
         "code": code_digest()[:16],
         "subjects": [
-            {"label": s.label, "summary": s.summary, "formula": None if s.formula is None else s.formula.to_dict()}
+            {
+                "label": s.label, "summary": s.summary, "own": not isinstance(s.mechanism, str),
+                "formula": None if s.formula is None else s.formula.to_dict(),
+            }
             for s in subjects
-        ],
+        ],  # fmt: skip
         "answers": [dataclasses.asdict(answer) for answer in answers],
     }
     results = Results(content)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from unsoft.report.comparison.colours import ordered
+
 
 class Missing(LookupError):
     """A measurement that did not run, or had no answer; the message says why."""
@@ -15,7 +17,8 @@ class Results:
 
     def __init__(self, record: Mapping[str, Any]) -> None:
         self.record = record
-        self.labels: list[str] = [subject["label"] for subject in record["subjects"]]
+        subjects = record["subjects"]
+        self.labels = ordered([s["label"] for s in subjects], [s["label"] for s in subjects if s["own"]])
         self._answers = {(a["name"], a["mechanism"]): a for a in record["answers"]}
 
     def rows(self, name: str, mechanism: str = "") -> list[Any]:

@@ -10,27 +10,23 @@ DASHES = ((1, 0), (6, 3), (2, 2), (8, 2, 2, 2))
 _FIRST = ("softmax", "cog", "relu2", "sigmoid", "identity", "gpam", "linear-relu", "magnitude")
 
 
-def ordered(labels: Sequence[str]) -> list[str]:
-    """The labels, those first that are shown at first.
+def ordered(labels: Sequence[str], own: Sequence[str] = ()) -> list[str]:
+    """The order in which colours are given: what users wrote themselves, then the best known, then the rest.
 
-    >>> ordered(["tanh", "cog", "softmax"])
-    ['softmax', 'cog', 'tanh']
+    >>> ordered(["tanh", "cog", "softmax", "mine"], own=["mine"])
+    ['mine', 'softmax', 'cog', 'tanh']
     """
-    first = [label for label in _FIRST if label in labels]
-    return first + [label for label in labels if label not in first]
+    return list(dict.fromkeys((*own, *(label for label in _FIRST if label in labels), *labels)))
 
 
 def shown_at_first(labels: Sequence[str]) -> list[str]:
-    """As many as there are colours. What the user wrote themselves is always among them."""
-    known = [label for label in ordered(labels) if label in _FIRST]
-    own = [label for label in labels if label not in _FIRST]
-    room = len(PALETTE)
-    return (own[:room] + known)[:room] if len(own) <= 3 else (known + own)[:room]
+    """As many as there are colours."""
+    return list(labels[: len(PALETTE)])
 
 
 def colour_of(labels: Sequence[str]) -> dict[str, str]:
-    return {label: PALETTE[k % len(PALETTE)] for k, label in enumerate(ordered(labels))}
+    return {label: PALETTE[k % len(PALETTE)] for k, label in enumerate(labels)}
 
 
 def dash_of(labels: Sequence[str]) -> dict[str, list[int]]:
-    return {label: list(DASHES[k // len(PALETTE) % len(DASHES)]) for k, label in enumerate(ordered(labels))}
+    return {label: list(DASHES[k // len(PALETTE) % len(DASHES)]) for k, label in enumerate(labels)}

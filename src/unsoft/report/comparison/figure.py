@@ -8,7 +8,7 @@ from typing import Any
 
 import altair as alt
 
-from unsoft.report.comparison.colours import colour_of, dash_of, ordered, shown_at_first
+from unsoft.report.comparison.colours import colour_of, dash_of, shown_at_first
 
 Rows = list[dict[str, Any]]
 _WIDTH, _HEIGHT = 560, 320
@@ -27,11 +27,14 @@ class Figure:
 
     def for_page(self) -> dict[str, Any]:
         """Vega-Lite as wide as its place; the page brings colours of its theme, and chips instead of a legend of mechanisms."""
-        return self.chart.properties(width="container", height=_HEIGHT - 40).to_dict()
+        spec = self.chart.properties(width="container", height=_HEIGHT - 40).to_dict(validate=False)
+        for layer in spec["layer"] if spec.get("params") else ():
+            layer["encoding"].get("color", {}).pop("legend", None)
+        return spec
 
     def for_file(self) -> dict[str, Any]:
         """Vega-Lite with title, legend and size, for PNG and SVG."""
-        spec = self.chart.properties(width=_WIDTH, height=_HEIGHT, title=self.title).to_dict()
+        spec = self.chart.properties(width=_WIDTH, height=_HEIGHT, title=self.title).to_dict(validate=False)
         return spec | {"background": "white", "config": {"view": {"stroke": None}, "axis": {"gridColor": "#e5e5e5"}}}
 
 
@@ -50,11 +53,11 @@ def by_mechanism(
     parameters = [alt.param(name="shown", value=shown_at_first(labels))]
     parameters += [alt.param(name=name, value=value) for name, value, _ in more]
     filters = ["indexof(shown, datum.mechanism) >= 0", *(test for *_, test in more)]
-    order = ordered(labels)
+    order = list(labels)
     colours, dashes = colour_of(labels), dash_of(labels)
     encoding: dict[str, Any] = {
-        "x": alt.X(f"{x}:Q", title=x_title, scale=alt.Scale(type="log" if log_x else "linear", nice=False)),
-        "y": alt.Y(f"{y}:Q", title=y_title, scale=_scale(log_y, y_domain)),
+        "x": _x(x, x_title, log_x),
+        "y": _y(y, y_title, log_y, y_domain),
         "color": alt.Color(
             "mechanism:N", title=None, scale=alt.Scale(domain=order, range=[colours[label] for label in order]),
             legend=alt.Legend(values=shown_at_first(labels), labelLimit=240, symbolType="stroke"),
@@ -86,8 +89,8 @@ def by_number(
 ) -> Any:  # fmt: skip
     """Lines of one mechanism for several values of a number."""
     encoding: dict[str, Any] = {
-        "x": alt.X(f"{x}:Q", title=x_title, scale=alt.Scale(type="log" if log_x else "linear", nice=False)),
-        "y": alt.Y(f"{y}:Q", title=y_title, scale=_scale(log_y, y_domain)),
+        "x": _x(x, x_title, log_x),
+        "y": _y(y, y_title, log_y, y_domain),
         "color": alt.Color(f"{by}:O", title=by_title, scale=alt.Scale(scheme=scheme)),
         "tooltip": [alt.Tooltip(f"{name}:Q") for name in (by, x, y)],
     }
@@ -104,8 +107,15 @@ def _filtered(chart: Any, filters: Sequence[str]) -> Any:
     return chart
 
 
-def _scale(log: bool, domain: Sequence[float] | None) -> Any:
+def _x(name: str, title: str, log: bool) -> Any:
+    axis = alt.Axis(values=[f * 10**k for k in range(5) for f in (1, 2, 5)], format="~g") if log else alt.Axis(tickCount=8)
+    return alt.X(f"{name}:Q", title=title, scale=alt.Scale(type="log" if log else "linear", nice=False), axis=axis)
+
+
+def _y(name: str, title: str, log: bool, domain: Sequence[float] | None) -> Any:
     options: dict[str, Any] = {"type": "log"} if log else {"zero": False}
     if domain is not None:
         options["domain"] = list(domain)
-    return alt.Scale(**options)
+    decades = [10.0**k for k in range(-9, 5)] if domain else [f * 10.0**k for k in range(-2, 4) for f in (1, 2, 5)]
+    axis = alt.Axis(values=decades, format="~g") if log else alt.Axis(tickCount=6)
+    return alt.Y(f"{name}:Q", title=title, scale=alt.Scale(**options), axis=axis)

@@ -171,4 +171,4 @@ def map_figure(results: Results) -> dict[str, Any] | None:
         .properties(width=150, height=150).facet(facet=alt.Facet("mechanism:N", title=None), columns=4)
         .properties(title="Weights on the same queries and keys")
     )  # fmt: skip
-    return chart.to_dict() | {"background": "white"}
+    return chart.to_dict(validate=False) | {"background": "white"}

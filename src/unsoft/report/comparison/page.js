@@ -68,21 +68,20 @@
     tip.style.left = `${Math.min(event.clientX + 12, window.innerWidth - tip.offsetWidth - 8)}px`;
     tip.style.top = `${Math.max(8, event.clientY - tip.offsetHeight - 12)}px`;
   };
-  const theme = () => {
+  const theme = (chips) => {
     const style = getComputedStyle(document.documentElement);
     const colour = (name) => style.getPropertyValue(name).trim();
     const text = { labelColor: colour("--quiet"), titleColor: colour("--ink"), labelFont: "system-ui, sans-serif", titleFont: "system-ui, sans-serif", titleFontWeight: 500 };
     return {
       background: "transparent", view: { stroke: null }, font: "system-ui, sans-serif",
       axis: { ...text, gridColor: colour("--rule"), domainColor: colour("--rule"), tickColor: colour("--rule") },
-      legend: { ...text, orient: "bottom", direction: "horizontal", columns: 4 },
+      legend: { ...text, orient: "bottom", direction: "horizontal", columns: 6, disable: chips },
     };
   };
   const draw = async (place) => {
     const { spec, chips } = data.figures[place.dataset.figure];
     const params = new Set((spec.params || []).map((param) => param.name));
-    const config = theme();
-    if (chips) config.legend.disable = true;
+    const config = theme(chips);
     const own = { ...spec, autosize: { type: "fit-x", contains: "padding" }, params: (spec.params || []).map((param) => ({ ...param, value: signals[param.name] ?? param.value })) };
     if (own.params.length === 0) delete own.params;
     const { view, finalize } = await vegaEmbed(place, own, { ast: true, actions: false, defaultStyle: false, renderer: "svg", tooltip, config });

@@ -8,7 +8,7 @@ from typing import Any
 
 from unsoft.formula import Formula
 from unsoft.report.claims import VERDICTS
-from unsoft.report.comparison.colours import colour_of, dash_of, ordered, shown_at_first
+from unsoft.report.comparison.colours import colour_of, dash_of, shown_at_first
 from unsoft.report.comparison.figure import Figure
 from unsoft.report.comparison.playground import playground_script
 from unsoft.report.page import page
@@ -24,11 +24,12 @@ _SECTIONS = (
 
 
 def comparison_page(
-    results: Results, figures: Sequence[Figure], formulas: Mapping[str, Formula], model: Mapping[str, Any] | None = None
+    results: Results, figures: Sequence[Figure], formulas: Mapping[str, Formula], library: str, model: Mapping[str, Any] | None = None
 ) -> str:
-    """The text of an HTML file that needs nothing else. ``model`` are variables for the section on a real model."""
-    import vl_convert
+    """The text of an HTML file that needs nothing else.
 
+    ``formulas`` are those of the playground, ``library`` the script of Vega-Embed, ``model`` variables for the section on a real model.
+    """
     record = results.record
     labels = results.labels
     colours, dashes, shown = colour_of(labels), dash_of(labels), shown_at_first(labels)
@@ -37,16 +38,16 @@ def comparison_page(
         HERE / "page.html",
         title="unsoft compare: attention mechanisms side by side",
         styles=[HERE / "page.css"],
-        libraries=[vl_convert.javascript_bundle(), playground_script(formulas)],
+        libraries=[library, playground_script(formulas)],
         scripts=[HERE / "formula.js", HERE / "page.js"],
         data={
-            "looks": [{"label": label, "colour": colours[label], "dash": dashes[label]} for label in ordered(labels)],
+            "looks": [{"label": label, "colour": colours[label], "dash": dashes[label]} for label in labels],
             "shown": shown,
             "played": [label for label in shown if label in formulas][:6],
             "figures": {
                 figure.name: {"spec": (spec := figure.for_page()), "chips": bool(spec.get("params"))} for figure in figures
             },
-            "maps": [{"label": label, "rows": rows} for label in ordered(labels) if (rows := results.get("map", label))],
+            "maps": [{"label": label, "rows": rows} for label in labels if (rows := results.get("map", label))],
         },
         results=results,
         record=record,
