@@ -31,7 +31,9 @@ def test_a_family_as_a_function_of_logits_sees_these_logits():
     logits = torch.randn(3, 7, dtype=torch.float64)
     q, k = keys_of(logits)
     torch.testing.assert_close((k @ q[0]) / 8, logits)
-    expected = logits / logits.shape[-1]  # the plain logit over the number of keys, which linear-identity computes in linear time
+    expected = (
+        logits / logits.shape[-1]
+    )  # the plain logit over the number of keys, which linear-identity computes in linear time
     torch.testing.assert_close(subject("linear-identity").row()(logits), expected)
 
 
@@ -51,7 +53,9 @@ def test_clones():
     assert rows["measured", 50] == pytest.approx(20 / 70) and rows["theory", 50] == pytest.approx(20 / 70)
     # the gate of document 002: (Z + 0.1) mu = 1 gives 1/1.1 and 1/50.1
     unique, clone = (1 / (1 + math.exp(-mu)) for mu in (1 / 1.1, 1 / 50.1))
-    assert hijack.measured_share(subject("magnitude"), 50) == pytest.approx(20 * unique / (20 * unique + 50 * clone), rel=1e-3)
+    assert hijack.measured_share(subject("magnitude"), 50) == pytest.approx(
+        20 * unique / (20 * unique + 50 * clone), rel=1e-3
+    )
 
 
 def test_curves_of_the_plain_logit_are_a_line():
@@ -102,7 +106,11 @@ def test_a_step_of_decoding_leaves_the_cache_as_it_was():
 
 def test_the_peer_has_the_ratio_one():
     rows = cost.training([subject("cog")], 64, TINY)
-    assert [row["mechanism"] for row in rows] == [cost.PEER, "cog"] and rows[0]["ratio"] == 1 and rows[1]["seconds"] > 0
+    assert (
+        [row["mechanism"] for row in rows] == [cost.PEER, "cog"]
+        and rows[0]["ratio"] == 1
+        and rows[1]["seconds"] > 0
+    )
 
 
 def test_labels_are_unique_and_unknown_names_are_refused():

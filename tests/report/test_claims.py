@@ -82,7 +82,12 @@ def test_another_measurement_is_another_verdict(measured, claim, name, mechanism
 
 
 def test_claims_that_fail_would_hold_if_the_numbers_were_so(measured):
-    assert verdicts(changed(measured, "norm ratios", "", lambda row: row.update(largest=row["sqrt"])))["norm-ratio"] == "holds"
+    assert (
+        verdicts(changed(measured, "norm ratios", "", lambda row: row.update(largest=row["sqrt"])))[
+            "norm-ratio"
+        ]
+        == "holds"
+    )
     sparser = changed(measured, "dimensions", "", lambda row: row.update(S=1 / row["width"]))
     assert verdicts(sparser)["dimensions"] == "holds"
 
@@ -90,12 +95,23 @@ def test_claims_that_fail_would_hold_if_the_numbers_were_so(measured):
 def test_the_scoreboard_reads_the_measurements(measured):
     board = {row["mechanism"]: row["cells"] for row in scoreboard(Results(measured))}
     assert list(board) == ["softmax", "cog"]
-    assert board["softmax"]["deletes"] == {"value": 0.0, "reading": "no"} and board["cog"]["deletes"]["reading"] == "yes"
-    assert board["softmax"]["clones"]["value"] == pytest.approx(20 / 70) and board["softmax"]["clones"]["reading"] == "no"
+    assert (
+        board["softmax"]["deletes"] == {"value": 0.0, "reading": "no"}
+        and board["cog"]["deletes"]["reading"] == "yes"
+    )
+    assert (
+        board["softmax"]["clones"]["value"] == pytest.approx(20 / 70)
+        and board["softmax"]["clones"]["reading"] == "no"
+    )
     assert board["softmax"]["training"] == {"value": None, "reading": "not run"}
 
 
 def test_readings():
     by_name = {question.name: question for question in QUESTIONS}
-    assert [by_name["training"].reading(x) for x in (0.5, 1.5, 3.0, None)] == ["yes", "partly", "no", "not run"]
+    assert [by_name["training"].reading(x) for x in (0.5, 1.5, 3.0, None)] == [
+        "yes",
+        "partly",
+        "no",
+        "not run",
+    ]
     assert [by_name["clones"].reading(x) for x in (0.9, 0.5, 0.1)] == ["yes", "partly", "no"]

@@ -69,7 +69,9 @@ def slide(page, name, value):
 
 def shown(page, label):
     cells = f"[...document.querySelectorAll('#weights tbody tr')].find((r) => r.dataset.formula === {json.dumps(label)})"
-    return page.run(f"Object.fromEntries([...{cells}.querySelectorAll('td')].map((c) => [c.dataset.field, Number(c.dataset.value)]))")
+    return page.run(
+        f"Object.fromEntries([...{cells}.querySelectorAll('td')].map((c) => [c.dataset.field, Number(c.dataset.value)]))"
+    )
 
 
 def expected(formula, clones=50, similarity=1.0, relevance=20, temperature=1.0, t=1.0, slope=1.0, offset=0.0):
@@ -79,7 +81,9 @@ def expected(formula, clones=50, similarity=1.0, relevance=20, temperature=1.0, 
     z = torch.full((clones + 1, clones + 1), similarity**t, dtype=torch.float64)
     z[0], z[:, 0] = 0, 0
     z.fill_diagonal_(1)
-    mu = torch.linalg.solve(z + 0.01 * torch.eye(clones + 1, dtype=torch.float64), torch.ones(clones + 1, dtype=torch.float64))
+    mu = torch.linalg.solve(
+        z + 0.01 * torch.eye(clones + 1, dtype=torch.float64), torch.ones(clones + 1, dtype=torch.float64)
+    )
     gated = (row * torch.sigmoid(slope * mu + offset)).abs()
     return {
         "unique": float(row[0]), "each": float(row[1]), "rest": float(row[1:].sum()), "share": float(row[0].abs() / row.abs().sum()),
@@ -90,8 +94,21 @@ def expected(formula, clones=50, similarity=1.0, relevance=20, temperature=1.0, 
 def test_it_loads_without_a_word_and_asks_for_nothing(page, path):
     page.run("window.unsoftDrawAll()")
     assert page.complaints == [] and page.requests == [path.as_uri()]
-    assert page.run("[...document.querySelectorAll('.vega')].every((e) => e.dataset.drawn && e.querySelector('svg path'))")
-    sections = ["scoreboard", "focus", "hijack", "sign", "collapse", "solver", "cost", "playground", "claims", "provenance"]
+    assert page.run(
+        "[...document.querySelectorAll('.vega')].every((e) => e.dataset.drawn && e.querySelector('svg path'))"
+    )
+    sections = [
+        "scoreboard",
+        "focus",
+        "hijack",
+        "sign",
+        "collapse",
+        "solver",
+        "cost",
+        "playground",
+        "claims",
+        "provenance",
+    ]
     assert page.run("[...document.querySelectorAll('section')].map((e) => e.id)") == sections
     assert path.stat().st_size < 4_000_000
 
@@ -102,18 +119,32 @@ def test_nothing_written_by_others_runs(page, path):
     assert "default-src &#39;none&#39;" in policy and "unsafe" not in policy
     assert HOSTILE[:20] in page.run("document.getElementById('board').textContent")
     page.run("document.getElementById('own').value = 'constructor'")
-    for text in ("alert(1)", "window", "s.constructor", "(() => 1)()", "weight=s;x=`1`", "__proto__", HOSTILE):
-        page.run(f"(() => {{const e = document.getElementById('own'); e.value = {json.dumps(text)}; e.dispatchEvent(new Event('input'))}})()")
+    for text in (
+        "alert(1)",
+        "window",
+        "s.constructor",
+        "(() => 1)()",
+        "weight=s;x=`1`",
+        "__proto__",
+        HOSTILE,
+    ):
+        page.run(
+            f"(() => {{const e = document.getElementById('own'); e.value = {json.dumps(text)}; e.dispatchEvent(new Event('input'))}})()"
+        )
         assert page.run("!document.getElementById('own-error').hidden"), text
     assert page.complaints == [] and page.run("window.hurt") is None
 
 
 def test_the_scoreboard_sorts(page):
     page.click("#board thead th:nth-child(3) button")
-    values = page.run("[...document.querySelectorAll('#board tbody tr')].map((r) => Number(r.cells[2].dataset.value))")
+    values = page.run(
+        "[...document.querySelectorAll('#board tbody tr')].map((r) => Number(r.cells[2].dataset.value))"
+    )
     assert values == sorted(values, reverse=True) and values[0] > values[-1]
     page.click("#board thead th:nth-child(3) button")
-    assert page.run("[...document.querySelectorAll('#board tbody tr')].map((r) => Number(r.cells[2].dataset.value))") == sorted(values)
+    assert page.run(
+        "[...document.querySelectorAll('#board tbody tr')].map((r) => Number(r.cells[2].dataset.value))"
+    ) == sorted(values)
 
 
 def test_cells_lead_to_their_evidence(page):
@@ -125,7 +156,15 @@ def test_cells_lead_to_their_evidence(page):
     "setting",
     [
         {},
-        {"clones": 7, "similarity": 0.6, "relevance": 5, "temperature": 2.0, "t": 3.0, "slope": 8.0, "offset": -4.0},
+        {
+            "clones": 7,
+            "similarity": 0.6,
+            "relevance": 5,
+            "temperature": 2.0,
+            "t": 3.0,
+            "slope": 8.0,
+            "offset": -4.0,
+        },
         {"clones": 200, "similarity": 0.95, "t": 0.5, "slope": 20.0, "offset": -10.0},
     ],
 )
@@ -134,7 +173,9 @@ def test_sliders_give_the_numbers_of_python(page, setting):
         slide(page, name, value)
     for subject in SUBJECTS:
         if subject.formula is not None:
-            assert shown(page, subject.label) == pytest.approx(expected(subject.formula, **setting), rel=1e-9), subject.label
+            assert shown(page, subject.label) == pytest.approx(
+                expected(subject.formula, **setting), rel=1e-9
+            ), subject.label
 
 
 OWN = [
@@ -150,8 +191,12 @@ OWN = [
 
 @pytest.mark.parametrize("text", OWN)
 def test_a_formula_of_the_readers_own_is_read_as_python_reads_it(page, text):
-    page.run(f"(() => {{const e = document.getElementById('own'); e.value = {json.dumps(text)}; e.dispatchEvent(new Event('input'))}})()")
-    assert page.run("document.getElementById('own-error').hidden"), page.run("document.getElementById('own-error').textContent")
+    page.run(
+        f"(() => {{const e = document.getElementById('own'); e.value = {json.dumps(text)}; e.dispatchEvent(new Event('input'))}})()"
+    )
+    assert page.run("document.getElementById('own-error').hidden"), page.run(
+        "document.getElementById('own-error').textContent"
+    )
     found = shown(page, "your own")
     assert found == pytest.approx(expected(read_formula(text)), rel=1e-9)
 
@@ -163,9 +208,13 @@ def test_a_formula_of_the_readers_own_is_read_as_python_reads_it(page, text):
      "z", "sin(s)", "s = 1"],
 )  # fmt: skip
 def test_what_python_refuses_the_page_refuses(page, text):
-    page.run(f"(() => {{const e = document.getElementById('own'); e.value = {json.dumps(text)}; e.dispatchEvent(new Event('input'))}})()")
+    page.run(
+        f"(() => {{const e = document.getElementById('own'); e.value = {json.dumps(text)}; e.dispatchEvent(new Event('input'))}})()"
+    )
     refused = page.run("!document.getElementById('own-error').hidden")
-    absent = page.run("![...document.querySelectorAll('#weights tbody tr')].some((r) => r.dataset.formula === 'your own')")
+    absent = page.run(
+        "![...document.querySelectorAll('#weights tbody tr')].some((r) => r.dataset.formula === 'your own')"
+    )
     assert absent and (refused or text == "")
     if "=" not in text:
         with pytest.raises(ValueError):
@@ -236,7 +285,9 @@ def test_two_runs_side_by_side(browser, folder, record):
     other["claims"][0]["verdict"] = "does not hold"
     (folder / "changes.html").write_text(two_runs_page(record, other, ("a.json", HOSTILE)))
     browser.open(folder / "changes.html")
-    words = browser.run("[...document.querySelectorAll('#differences tbody tr')].map((r) => r.cells[5].textContent)")
+    words = browser.run(
+        "[...document.querySelectorAll('#differences tbody tr')].map((r) => r.cells[5].textContent)"
+    )
     assert words.count("better") == 1 == words.count("worse") and set(words) == {"better", "worse", "same"}
     assert record["claims"][0]["text"] in browser.run("document.body.textContent")
     assert browser.complaints == [] and browser.run("window.hurt") is None

@@ -62,9 +62,15 @@ def compare(
     from unsoft.compare.subject import subjects_of
 
     if unknown := [section for section in only or [] if section not in SECTIONS]:
-        raise typer.BadParameter(f"there is no section {unknown[0]!r}; there are {', '.join(SECTIONS)}", param_hint="'--only'")
+        raise typer.BadParameter(
+            f"there is no section {unknown[0]!r}; there are {', '.join(SECTIONS)}", param_hint="'--only'"
+        )
     level = QUICK if quick else FULL if full else STANDARD
-    subjects = subjects_of(names or (mechanisms_of(level) if not own else ("softmax", "cog", "relu2", "linear-relu", "magnitude")), own)
+    subjects = subjects_of(
+        names
+        or (mechanisms_of(level) if not own else ("softmax", "cog", "relu2", "linear-relu", "magnitude")),
+        own,
+    )
     jobs = plan(subjects, level, only or ())
     if model is not None:
         jobs.append(model_job(model))
@@ -73,11 +79,16 @@ def compare(
         answers, finished = run(jobs, store, announce)
     _write(out, store, subjects, answers, level, finished)
     if not finished:
-        typer.echo("unsoft: interrupted; the page shows what was measured until then, the next run goes on from there", err=True)
+        typer.echo(
+            "unsoft: interrupted; the page shows what was measured until then, the next run goes on from there",
+            err=True,
+        )
         raise typer.Exit(_INTERRUPTED)
 
 
-def _write(out: Path, store: Store, subjects: list[Subject], answers: list[Answer], level: Level, finished: bool) -> None:
+def _write(
+    out: Path, store: Store, subjects: list[Subject], answers: list[Answer], level: Level, finished: bool
+) -> None:
     from unsoft.compare.library import vega
     from unsoft.compare.model import model_variables
     from unsoft.compare.record import record
@@ -100,7 +111,9 @@ def _write(out: Path, store: Store, subjects: list[Subject], answers: list[Answe
     for name in write_pictures(out, specs):
         _say(f"drawing {name}")
     _print(content)
-    typer.echo(f"{written[0]}: the page\n{written[1]}: everything measured\n{out / 'data'}: {len(tables)} tables\n{out / 'figures'}: {len(specs)} figures as PNG and SVG")
+    typer.echo(
+        f"{written[0]}: the page\n{written[1]}: everything measured\n{out / 'data'}: {len(tables)} tables\n{out / 'figures'}: {len(specs)} figures as PNG and SVG"
+    )
 
 
 def _print(content: dict[str, Any]) -> None:
@@ -115,24 +128,34 @@ def _print(content: dict[str, Any]) -> None:
 
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     table.add_column("mechanism")
-    shown = [q for q in QUESTIONS if any(row["cells"][q.name]["value"] is not None for row in content["scoreboard"])]
+    shown = [
+        q
+        for q in QUESTIONS
+        if any(row["cells"][q.name]["value"] is not None for row in content["scoreboard"])
+    ]
     for question in shown:
         table.add_column(question.title, justify="right")
     marks = {"yes": "●", "partly": "◐", "no": "○", "not run": " "}
     for row in content["scoreboard"]:
         cells = [row["cells"][question.name] for question in shown]
-        table.add_row(printable(row["mechanism"]), *(f"{number(c['value'])} {marks[c['reading']]}" for c in cells))
+        table.add_row(
+            printable(row["mechanism"]), *(f"{number(c['value'])} {marks[c['reading']]}" for c in cells)
+        )
     console = Console(highlight=False, markup=False)
     if not console.is_terminal:
         console = Console(highlight=False, markup=False, width=150)
     console.print(table)
-    counts = {verdict: sum(claim["verdict"] == verdict for claim in content["claims"]) for verdict in VERDICTS}
+    counts = {
+        verdict: sum(claim["verdict"] == verdict for claim in content["claims"]) for verdict in VERDICTS
+    }
     console.print("claims: " + ", ".join(f"{count} {verdict}" for verdict, count in counts.items() if count))
 
 
 def _two_runs(names: list[str], out: Path) -> None:
     if len(names) != 2 or not all(name.endswith(".json") for name in names):
-        raise typer.BadParameter("to see what changed, give two files compare.json and nothing else", param_hint="'MECHANISM'")
+        raise typer.BadParameter(
+            "to see what changed, give two files compare.json and nothing else", param_hint="'MECHANISM'"
+        )
     from unsoft.report.comparison.two_runs import changed_claims, differences, read_record, two_runs_page
 
     try:
@@ -153,7 +176,12 @@ def _two_runs(names: list[str], out: Path) -> None:
         table.add_column(title)
     rows = [row for row in differences(first, second) if row["word"] != "same"]
     for row in rows:
-        table.add_row(printable(row["mechanism"]), row["question"], *(number(row[x]) for x in ("first", "second", "change")), row["word"])
+        table.add_row(
+            printable(row["mechanism"]),
+            row["question"],
+            *(number(row[x]) for x in ("first", "second", "change")),
+            row["word"],
+        )
     console = Console(highlight=False, markup=False)
     console.print(table if rows else "no number changed")
     for claim in changed_claims(first, second):
@@ -170,13 +198,16 @@ def _prepare(out: Path) -> None:
         import vl_convert  # noqa: F401
     except ImportError:
         raise typer.BadParameter(
-            "the page needs altair and vl-convert-python; install them with pip install 'unsoft[report]'", param_hint="'--out'"
+            "the page needs altair and vl-convert-python; install them with pip install 'unsoft[report]'",
+            param_hint="'--out'",
         ) from None
     try:
         for folder in (out, out / "data", out / "figures"):
             folder.mkdir(parents=True, exist_ok=True)
     except OSError as problem:
-        raise typer.BadParameter(f"{out} cannot be made a folder: {problem.strerror}", param_hint="'--out'") from None
+        raise typer.BadParameter(
+            f"{out} cannot be made a folder: {problem.strerror}", param_hint="'--out'"
+        ) from None
     if not os.access(out, os.W_OK):
         raise typer.BadParameter(f"{out} cannot be written", param_hint="'--out'")
 
@@ -210,7 +241,12 @@ def _progress(total: int) -> Iterator[Callable[[Job, int, float], None]]:
 
         yield announce
         return
-    columns = (BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("{task.description}", markup=False))
+    columns = (
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TextColumn("{task.description}", markup=False),
+    )
     with Progress(*columns, console=console, transient=True) as bar:
         task = bar.add_task("", total=total)
         yield lambda job, number, left: bar.update(

@@ -37,9 +37,13 @@ def _stack(subject: Subject, depth: int, skip: bool, seed: int) -> list[tuple[fl
     states = inputs = torch.randn(TOKENS, HEADS * HEAD, generator=generator)
     found = [_measured(states, inputs)]
     for _ in range(depth):
-        projections = torch.randn(4, HEADS * HEAD, HEADS * HEAD, generator=generator) / math.sqrt(HEADS * HEAD)
+        projections = torch.randn(4, HEADS * HEAD, HEADS * HEAD, generator=generator) / math.sqrt(
+            HEADS * HEAD
+        )
         q, k, v = (states @ w for w in projections[:3])
-        states = states + _attend(subject, q, k, v) @ projections[3] if skip else _attend(subject, q, k, states)
+        states = (
+            states + _attend(subject, q, k, v) @ projections[3] if skip else _attend(subject, q, k, states)
+        )
         # Only the scale of the whole is set right, so that neither 0 nor infinity is reached; differences between tokens stay.
         states = states / states.square().mean().sqrt().clamp(min=1e-30)
         found.append(_measured(states, inputs))

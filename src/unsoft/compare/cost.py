@@ -46,7 +46,9 @@ def memory(subjects: Sequence[Subject], lengths: Sequence[int]) -> list[dict[str
 def _ratios(calls: dict[str, Call], level: Level, about: dict[str, Any]) -> list[dict[str, Any]]:
     taken = interleaved(calls, rounds=level.rounds, seconds=level.seconds)
     seconds = {name: min(samples) for name, samples in taken.items()}
-    return [about | {"mechanism": name, "seconds": s, "ratio": s / seconds[PEER]} for name, s in seconds.items()]
+    return [
+        about | {"mechanism": name, "seconds": s, "ratio": s / seconds[PEER]} for name, s in seconds.items()
+    ]
 
 
 def _train(subject: Subject | None, length: int) -> Call:
@@ -54,7 +56,8 @@ def _train(subject: Subject | None, length: int) -> Call:
     module = None if subject is None else subject.module(HEADS)
     queries, heads = (HEADS, HEADS) if module is None else (module.query_heads, module.place.heads)
     q, k, v = (
-        torch.randn(1, h, length, WIDTH, generator=generator).requires_grad_() for h in (queries, heads, heads)
+        torch.randn(1, h, length, WIDTH, generator=generator).requires_grad_()
+        for h in (queries, heads, heads)
     )
 
     def call() -> object:

@@ -25,15 +25,31 @@ def focus(subject: Subject, level: Level) -> list[dict[str, Any]]:
 def _theory(subject: Subject, keys: int) -> list[dict[str, Any]]:
     if subject.formula is None or subject.formula.uses & {"i", "j"}:
         return []
-    named = isinstance(subject.mechanism, str) and subject.mechanism in ("softmax", "cog", "sinh", "relu", "relu2", "identity")
+    named = isinstance(subject.mechanism, str) and subject.mechanism in (
+        "softmax",
+        "cog",
+        "sinh",
+        "relu",
+        "relu2",
+        "identity",
+    )
     gammas, rows = torch.tensor(LINE, dtype=torch.float64), []
     for beta in BETAS:
         try:
             found = theory.sparsity(subject.mechanism if named else subject.formula, beta, gammas, n=keys)
         except ValueError as problem:
-            return [{"kind": "no theory", "beta": 0.0, "gamma": 0.0, "S": None, "note": str(problem).splitlines()[0]}]
+            return [
+                {
+                    "kind": "no theory",
+                    "beta": 0.0,
+                    "gamma": 0.0,
+                    "S": None,
+                    "note": str(problem).splitlines()[0],
+                }
+            ]
         rows += [
-            {"kind": "theory", "beta": beta, "gamma": gamma, "S": s} for gamma, s in zip(LINE, found.tolist(), strict=True)
+            {"kind": "theory", "beta": beta, "gamma": gamma, "S": s}
+            for gamma, s in zip(LINE, found.tolist(), strict=True)
         ]
     return rows
 
@@ -47,7 +63,15 @@ def _measured(subject: Subject, level: Level) -> list[dict[str, Any]]:
             found = measured_sparsity(subject, beta, gamma, level.keys, level.rows, width)
             if len(found) > 1:
                 error = float(found.std() / math.sqrt(len(found)))
-                rows.append({"kind": "measured", "beta": beta, "gamma": gamma, "S": float(found.mean()), "error": error})
+                rows.append(
+                    {
+                        "kind": "measured",
+                        "beta": beta,
+                        "gamma": gamma,
+                        "S": float(found.mean()),
+                        "error": error,
+                    }
+                )
     return rows
 
 

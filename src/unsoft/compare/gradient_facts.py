@@ -19,7 +19,10 @@ def negative_logits() -> list[dict[str, Any]]:
     rows = []
     for name in ("softmax", "cog", "relu"):
         found = measure.gradient(resolve_formula(name), logits, others).key
-        rows += [{"mechanism": name, "logit": s, "gradient": g} for s, g in zip(logits.tolist(), found.tolist(), strict=True)]
+        rows += [
+            {"mechanism": name, "logit": s, "gradient": g}
+            for s, g in zip(logits.tolist(), found.tolist(), strict=True)
+        ]
     return rows
 
 
@@ -34,5 +37,6 @@ def sum_normalised() -> list[dict[str, Any]]:
         "cog": Formula("sign(s)*exp(abs(s) - m)", "exp(abs(s) - m)", "abs(s)").row(logits),
     }
     return [
-        {"kind": kind, "largest": float(a.abs().max()), "mean_size": float(a.abs().sum(-1).mean())} for kind, a in kinds.items()
+        {"kind": kind, "largest": float(a.abs().max()), "mean_size": float(a.abs().sum(-1).mean())}
+        for kind, a in kinds.items()
     ]

@@ -17,7 +17,9 @@ FAR = 40.0
 
 
 def hijack(subject: Subject) -> list[dict[str, Any]]:
-    rows = [{"kind": "measured", "clones": count, "share": measured_share(subject, count)} for count in CLONES]
+    rows = [
+        {"kind": "measured", "clones": count, "share": measured_share(subject, count)} for count in CLONES
+    ]
     return rows + [
         {"kind": "theory", "clones": count, "share": share}
         for count, share in zip(CLONES, _theory(subject), strict=False)

@@ -4,7 +4,18 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-_QUICK = ("softmax", "cog", "softpick", "relu2", "sigmoid", "identity", "gpam", "linear-relu", "retention", "magnitude")
+_QUICK = (
+    "softmax",
+    "cog",
+    "softpick",
+    "relu2",
+    "sigmoid",
+    "identity",
+    "gpam",
+    "linear-relu",
+    "retention",
+    "magnitude",
+)
 _STANDARD = (
     "softmax", "softmax1", "l2", "cog", "sinh", "swishmax", "softpick", "relu", "relu2", "sigmoid", "tanh", "identity", "polynomial",
     "gpam", "differential", "differential2", "linear-relu", "linear-elu1", "linear-exp", "cosformer", "performer",

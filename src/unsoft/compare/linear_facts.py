@@ -28,7 +28,11 @@ def norm_ratios() -> list[dict[str, Any]]:
         climbed = float((q.norm(dim=-1) / q.abs().sum(-1)).max().detach())
         one_hot = torch.eye(width, dtype=torch.float64)[0]
         rows.append(
-            {"width": width, "largest": max(climbed, float(one_hot.norm() / one_hot.abs().sum())), "sqrt": math.sqrt(width)}
+            {
+                "width": width,
+                "largest": max(climbed, float(one_hot.norm() / one_hot.abs().sum())),
+                "sqrt": math.sqrt(width),
+            }
         )
     return rows
 
@@ -44,7 +48,16 @@ def causal_ranks() -> list[dict[str, Any]]:
             weights = subject.weights(query, key, is_causal=is_causal)[0]
             rank = int(torch.linalg.matrix_rank(weights, rtol=1e-12))
             zeros = int((weights.diagonal() == 0).sum())
-            rows.append({"mechanism": name, "causal": is_causal, "length": 96, "features": 16, "rank": rank, "zero_diagonal": zeros})
+            rows.append(
+                {
+                    "mechanism": name,
+                    "causal": is_causal,
+                    "length": 96,
+                    "features": 16,
+                    "rank": rank,
+                    "zero_diagonal": zeros,
+                }
+            )
     return rows
 
 

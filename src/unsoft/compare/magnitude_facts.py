@@ -34,13 +34,22 @@ def sets() -> list[dict[str, Any]]:
         rows.append({"set": "clones", "count": count, "expected": 1 / count, "found": float(found.weights.mean()),
                      "spread": float(found.weights.max() - found.weights.min())})  # fmt: skip
     lonely = torch.cat([cloud(20, 0.1), cloud(1) + 40])
-    rows.append({"set": "isolated", "count": 21, "expected": 1.0, "found": float(weighting(lonely, eps=eps).weights[-1])})
+    rows.append(
+        {
+            "set": "isolated",
+            "count": 21,
+            "expected": 1.0,
+            "found": float(weighting(lonely, eps=eps).weights[-1]),
+        }
+    )
     first, second = cloud(30, 0.5), cloud(40, 0.5) + 60
     parts = [float(weighting(x, eps=eps).magnitude) for x in (first, second)]
     whole = float(weighting(torch.cat([first, second]), eps=eps).magnitude)
     rows.append({"set": "far apart", "count": 70, "expected": sum(parts), "found": whole})
     largest = max(
-        float(weighting(cloud(64, size), eps=eps).magnitude) / 64 for size in (0.1, 0.3, 1.0, 3.0, 10.0) for _ in range(4)
+        float(weighting(cloud(64, size), eps=eps).magnitude) / 64
+        for size in (0.1, 0.3, 1.0, 3.0, 10.0)
+        for _ in range(4)
     )
     rows.append({"set": "bound", "count": 64, "expected": 1.0, "found": largest})
     return rows
@@ -56,7 +65,15 @@ def stability() -> list[dict[str, Any]]:
         try:
             found, other = (weighting(x, eps=eps, solver="cholesky", throw=False) for x in (keys, moved))
         except SolverError as problem:
-            rows.append({"eps": eps, "status": str(problem).splitlines()[0], "change": None, "largest": None, "total": None})
+            rows.append(
+                {
+                    "eps": eps,
+                    "status": str(problem).splitlines()[0],
+                    "change": None,
+                    "largest": None,
+                    "total": None,
+                }
+            )
             continue
         change = float((found.weights - other.weights).norm() / found.weights.norm())
         rows.append(
@@ -69,19 +86,29 @@ def stability() -> list[dict[str, Any]]:
 def units() -> list[dict[str, Any]]:
     """What 50 clones contribute to the output, in units of one of them: gate passed on as it is, and through the sigmoid."""
     clones = torch.zeros(50, WIDTH, dtype=torch.float64)
-    weights = weighting(torch.cat([clones, clones[:1] + 40]), eps=1e-9, solver="cholesky", throw=False).weights[:50]
+    weights = weighting(
+        torch.cat([clones, clones[:1] + 40]), eps=1e-9, solver="cholesky", throw=False
+    ).weights[:50]
     rows = [{"gate": "weight", "slope": None, "offset": None, "units": float(weights.sum())}]
     for slope, offset in ((1.0, 0.0), (4.0, -2.0), (10.0, -5.0)):
         gates = torch.sigmoid(slope * weights + offset)
         alone = torch.sigmoid(torch.tensor(slope + offset, dtype=torch.float64))
-        rows.append({"gate": "sigmoid", "slope": slope, "offset": offset, "units": float(gates.sum() / alone)})
+        rows.append(
+            {"gate": "sigmoid", "slope": slope, "offset": offset, "units": float(gates.sum() / alone)}
+        )
     return rows
 
 
 def example() -> list[dict[str, Any]]:
     """Document 002's example on real attention weights: relevance 20 against 50 keys of relevance 1."""
     softmax = Subject("softmax", "softmax")
-    rows = [{"mechanism": "softmax", "clones": 50, "share": measured_share(softmax, 50, unique=math.log(20), clone=0.0)}]
+    rows = [
+        {
+            "mechanism": "softmax",
+            "clones": 50,
+            "share": measured_share(softmax, 50, unique=math.log(20), clone=0.0),
+        }
+    ]
     plain = Formula("exp(s - m)", "exp(s - m)", "s")
     rows.append(
         {"mechanism": "exp by its formula", "clones": 50,

@@ -9,7 +9,17 @@ from typing import Any
 
 import torch
 
-from unsoft.compare import collapse, cost, focus, gradient_facts, hijack, linear_facts, magnitude_facts, sign, solver
+from unsoft.compare import (
+    collapse,
+    cost,
+    focus,
+    gradient_facts,
+    hijack,
+    linear_facts,
+    magnitude_facts,
+    sign,
+    solver,
+)
 from unsoft.compare.job import Job, Rows
 from unsoft.compare.level import Level
 from unsoft.compare.subject import Subject
@@ -30,7 +40,9 @@ def plan(subjects: Sequence[Subject], level: Level, only: Sequence[str] = ()) ->
     return jobs
 
 
-def _job(name: str, subject: Subject | None, compute: Callable[[], Rows], expected: float, **question: Any) -> Job:
+def _job(
+    name: str, subject: Subject | None, compute: Callable[[], Rows], expected: float, **question: Any
+) -> Job:
     asked = {"name": name, **question}
     if subject is not None:
         asked["mechanism"] = subject.identity
@@ -44,7 +56,13 @@ def _sizes(level: Level, *names: str) -> dict[str, Any]:
 
 def _focus(subjects: Sequence[Subject], level: Level) -> list[Job]:
     return [
-        _job("focus", s, lambda s=s: focus.focus(s, level), level.keys * level.rows * 1.2e-5, **_sizes(level, "keys", "rows"))
+        _job(
+            "focus",
+            s,
+            lambda s=s: focus.focus(s, level),
+            level.keys * level.rows * 1.2e-5,
+            **_sizes(level, "keys", "rows"),
+        )
         for s in subjects
     ]
 
@@ -75,7 +93,9 @@ def _collapse(subjects: Sequence[Subject], level: Level) -> list[Job]:
 
 
 def _solver(subjects: Sequence[Subject], level: Level) -> list[Job]:
-    return [_job(f"solver, {kind}", None, lambda kind=kind: solver.solver(kind), 0.5) for kind in solver.KINDS]
+    return [
+        _job(f"solver, {kind}", None, lambda kind=kind: solver.solver(kind), 0.5) for kind in solver.KINDS
+    ]
 
 
 def _cost(subjects: Sequence[Subject], level: Level) -> list[Job]:
@@ -87,11 +107,30 @@ def _cost(subjects: Sequence[Subject], level: Level) -> list[Job]:
     for n in level.lengths:
         seconds = len(subjects) * level.rounds * 0.01 * (n / 512) ** 2 + 2
         jobs.append(
-            _job(f"training at {n}", None, lambda n=n: cost.training(subjects, n, level), seconds, length=n, **about)
+            _job(
+                f"training at {n}",
+                None,
+                lambda n=n: cost.training(subjects, n, level),
+                seconds,
+                length=n,
+                **about,
+            )
         )
-        jobs.append(_job(f"decoding at {n}", None, lambda n=n: cost.decoding(subjects, n, level), 2.0, length=n, **about))
+        jobs.append(
+            _job(
+                f"decoding at {n}",
+                None,
+                lambda n=n: cost.decoding(subjects, n, level),
+                2.0,
+                length=n,
+                **about,
+            )
+        )
     lengths = level.lengths
-    return [*jobs, _job("memory", None, lambda: cost.memory(subjects, lengths), 8.0, lengths=lengths, **about)]
+    return [
+        *jobs,
+        _job("memory", None, lambda: cost.memory(subjects, lengths), 8.0, lengths=lengths, **about),
+    ]
 
 
 def _claims(subjects: Sequence[Subject], level: Level) -> list[Job]:

@@ -36,11 +36,14 @@ def record(
         "machine": machine(),
         "threads": torch.get_num_threads(),
         "load": load(),
-        "versions": versions() | {name: importlib.metadata.version(name) for name in ("altair", "vl-convert-python")},
+        "versions": versions()
+        | {name: importlib.metadata.version(name) for name in ("altair", "vl-convert-python")},
         "code": code_digest()[:16],
         "subjects": [
             {
-                "label": s.label, "summary": s.summary, "own": not isinstance(s.mechanism, str),
+                "label": s.label,
+                "summary": s.summary,
+                "own": not isinstance(s.mechanism, str),
                 "formula": None if s.formula is None else s.formula.to_dict(),
             }
             for s in subjects

@@ -20,7 +20,9 @@ def run(jobs: Sequence[Job], store: Store, announce: Announce = lambda *_: None)
     answers, spent, done = [], 0.0, 0.0
     for number, job in enumerate(jobs):
         if (found := known.get(id(job))) is not None:
-            answers.append(Answer(job.name, job.mechanism, found["rows"], found["seconds"], True, found["problem"]))
+            answers.append(
+                Answer(job.name, job.mechanism, found["rows"], found["seconds"], True, found["problem"])
+            )
             continue
         pace = spent / done if done else 1.0
         announce(job, number, (todo - done) * pace)
@@ -29,7 +31,10 @@ def run(jobs: Sequence[Job], store: Store, announce: Announce = lambda *_: None)
             rows, problem = job.compute(), ""
         except KeyboardInterrupt:
             return answers, False
-        except (ValueError, RuntimeError) as error:  # one mechanism that cannot answer does not spoil the others
+        except (
+            ValueError,
+            RuntimeError,
+        ) as error:  # one mechanism that cannot answer does not spoil the others
             rows, problem = [], " ".join(str(error).split())[:300]
         seconds = time.perf_counter() - start
         spent, done = spent + seconds, done + job.expected

@@ -49,9 +49,13 @@ class Subject:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(0)
             paired = self.label.split("+")[-1] == "differential"
-            return mechanism(self.mechanism, heads=2 * heads if paired else heads, head_dim=width, layer=layer)
+            return mechanism(
+                self.mechanism, heads=2 * heads if paired else heads, head_dim=width, layer=layer
+            )
 
-    def weights(self, query: Tensor, key: Tensor, *, scale: float | None = None, is_causal: bool = False) -> Tensor:
+    def weights(
+        self, query: Tensor, key: Tensor, *, scale: float | None = None, is_causal: bool = False
+    ) -> Tensor:
         """Weights (batch, queries, keys) of one head for queries (batch, queries, width) and keys (batch, keys, width).
 
         Where a mechanism wants several queries or keys for one head, the further ones are a fixed rotation of the first, as
@@ -77,9 +81,7 @@ class Subject:
         def weigh(logits: Tensor) -> Tensor:
             flat = logits.reshape(-1, logits.shape[-1])
             query, key = keys_of(flat, width, seed)
-            found = [
-                self.weights(query.expand(len(part), 1, width), part)[:, 0] for part in key.split(256)
-            ]
+            found = [self.weights(query.expand(len(part), 1, width), part)[:, 0] for part in key.split(256)]
             return torch.cat(found).reshape(logits.shape)
 
         return weigh

@@ -27,7 +27,9 @@ class Results:
         if found is None:
             raise Missing(f"the measurement '{name}'{of} did not run")
         if not found["rows"]:
-            raise Missing(f"the measurement '{name}'{of} has no answer: {found['problem'] or 'nothing to measure'}")
+            raise Missing(
+                f"the measurement '{name}'{of} has no answer: {found['problem'] or 'nothing to measure'}"
+            )
         return found["rows"]
 
     def get(self, name: str, mechanism: str = "") -> list[Any]:
@@ -44,5 +46,8 @@ class Results:
     def matching(self, start: str) -> list[dict[str, Any]]:
         """The rows of all measurements about no single mechanism whose name begins so."""
         return [
-            row for (name, of), a in self._answers.items() if not of and name.startswith(start) for row in a["rows"]
+            row
+            for (name, of), a in self._answers.items()
+            if not of and name.startswith(start)
+            for row in a["rows"]
         ]

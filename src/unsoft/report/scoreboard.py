@@ -44,7 +44,9 @@ def scoreboard(results: Results) -> list[dict[str, Any]]:
 
 
 def _lowest_sparsity(results: Results, label: str) -> float | None:
-    found = [row["S"] for row in results.get("focus", label) if row["kind"] == "measured" and row["beta"] == 0]
+    found = [
+        row["S"] for row in results.get("focus", label) if row["kind"] == "measured" and row["beta"] == 0
+    ]
     return min(found, default=None)
 
 

@@ -1,7 +1,16 @@
 """Every checkable claim of the three documents, with a verdict that is computed from a measurement and from nothing else."""
 
 from unsoft.report.claims import clones, linear, magnitude, open_questions, signs, sparsity
-from unsoft.report.claims.claim import DOES_NOT_HOLD, HOLDS, LIMITS, NOT_RUN, NOT_TESTABLE, Claim, Judged, judge
+from unsoft.report.claims.claim import (
+    DOES_NOT_HOLD,
+    HOLDS,
+    LIMITS,
+    NOT_RUN,
+    NOT_TESTABLE,
+    Claim,
+    Judged,
+    judge,
+)
 from unsoft.report.results import Results
 
 GROUPS = (signs, sparsity, linear, clones, magnitude, open_questions)

@@ -16,7 +16,9 @@ def example(results: Results) -> Finding:
 
 
 def hijacked(results: Results) -> Finding:
-    rows = {row["clones"]: row["share"] for row in results.rows("hijack", "softmax") if row["kind"] == "measured"}
+    rows = {
+        row["clones"]: row["share"] for row in results.rows("hijack", "softmax") if row["kind"] == "measured"
+    }
     return grade(rows[1] > 0.9 and rows[1000] < 0.05), (
         f"a key 20 times as relevant keeps {rows[1]:.3f} against 1 clone, {rows[50]:.3f} against 50, {rows[1000]:.3f} against 1000"
     )

@@ -15,7 +15,9 @@ def _closed_form(kind: str) -> Callable[[Results], Finding]:
     def check(results: Results) -> Finding:
         rows = [row for row in results.rows("features") if row["kind"] == kind]
         error = max(abs(row["measured"] - row["theory"]) for row in rows)
-        return grade(error < 2e-3), f"largest distance over {len(rows)} widths and 200,000 keys each: {error:.1g}"
+        return grade(
+            error < 2e-3
+        ), f"largest distance over {len(rows)} widths and 200,000 keys each: {error:.1g}"
 
     return check
 

@@ -33,14 +33,23 @@ def additive(results: Results) -> Finding:
 
 def bound(results: Results) -> Finding:
     found = _set(results, "bound")[0]["found"]
-    return grade(found <= 1 + 1e-9), f"largest magnitude over number of points in twenty random sets: {found:.6f}"
+    return grade(
+        found <= 1 + 1e-9
+    ), f"largest magnitude over number of points in twenty random sets: {found:.6f}"
 
 
 def few_steps(results: Results) -> Finding:
-    rows = [row for kind in ("distinct keys", "crowds, nearly coinciding") for row in results.rows(f"solver, {kind}")]
+    rows = [
+        row
+        for kind in ("distinct keys", "crowds, nearly coinciding")
+        for row in results.rows(f"solver, {kind}")
+    ]
     at = {(row["keys"], row["eps"], row["steps"]): row for row in rows}
     distinct, crowds = (at[kind, 0.01, 5] for kind in ("distinct keys", "crowds, nearly coinciding"))
-    good = [row["total"] < 0.01 for row in (distinct, crowds)], [row["weights"] < 0.01 for row in (distinct, crowds)]
+    good = (
+        [row["total"] < 0.01 for row in (distinct, crowds)],
+        [row["weights"] < 0.01 for row in (distinct, crowds)],
+    )
     return grade(all(good[0]) and all(good[1]), distinct["total"] < 0.05), (
         f"after 5 steps at ε = 0.01 the total is off by {distinct['total']:.1%} for distinct keys and {crowds['total']:.1%} for crowds, "
         f"the weights by {distinct['weights']:.0%} and {crowds['weights']:.0%}: enough for the total, not for weights"
@@ -54,7 +63,11 @@ def price(results: Results) -> Finding:
     first, last = rows[0], rows[-1]
     grows = last["ratio"] > 1.5 * first["ratio"]
     causal = [row for row in results.matching("training") if row["mechanism"] == "magnitude"]
-    more = f"; training with causal gates is {causal[-1]['ratio']:.1f} times SDPA at {causal[-1]['length']}" if causal else ""
+    more = (
+        f"; training with causal gates is {causal[-1]['ratio']:.1f} times SDPA at {causal[-1]['length']}"
+        if causal
+        else ""
+    )
     like = not grows and last["ratio"] < 2
     dear = bool(causal) and causal[-1]["ratio"] > 2
     return grade(like and not dear, like), (

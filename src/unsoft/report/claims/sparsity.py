@@ -27,11 +27,17 @@ def _pairs(results: Results, name: str) -> list[tuple[float, float, float, float
 
 def exponential(results: Results) -> Finding:
     pairs = _pairs(results, "softmax")
-    near = max(abs(found - math.exp(-gamma**2 / 2)) for _, gamma, found, _ in pairs if gamma <= 1)
+    near = max(abs(found - math.exp(-(gamma**2) / 2)) for _, gamma, found, _ in pairs if gamma <= 1)
     wide = [(gamma, found) for beta, gamma, found, _ in pairs if beta == 0 and gamma == 3]
-    tail = f"; at gamma = 3 a finite row still has {wide[0][1]:.3f}, the formula {math.exp(-4.5):.3f}" if wide else ""
+    tail = (
+        f"; at gamma = 3 a finite row still has {wide[0][1]:.3f}, the formula {math.exp(-4.5):.3f}"
+        if wide
+        else ""
+    )
     leaves = bool(wide) and wide[0][1] > 2 * math.exp(-4.5)
-    return grade(near < _CLOSE and not leaves, near < _CLOSE), f"largest distance for gamma ≤ 1: {near:.4f}{tail}"
+    return grade(
+        near < _CLOSE and not leaves, near < _CLOSE
+    ), f"largest distance for gamma ≤ 1: {near:.4f}{tail}"
 
 
 def rectified(results: Results) -> Finding:
@@ -45,7 +51,9 @@ def rectified(results: Results) -> Finding:
 def plain(results: Results) -> Finding:
     worst = max(_pairs(results, "identity"), key=lambda at: abs(at[2] - at[3]))
     error = abs(worst[2] - worst[3])
-    return grade(error < _CLOSE), f"largest distance {error:.4f}, at beta = {worst[0]:g}, gamma = {worst[1]:g}"
+    return grade(
+        error < _CLOSE
+    ), f"largest distance {error:.4f}, at beta = {worst[0]:g}, gamma = {worst[1]:g}"
 
 
 def negative_beta(results: Results) -> Finding:
@@ -80,7 +88,9 @@ def even(results: Results) -> Finding:
 
 def linear_is_flat(results: Results) -> Finding:
     lowest = {
-        name: min(row["S"] for row in results.rows("focus", name) if row["kind"] == "measured" and row["beta"] == 0)
+        name: min(
+            row["S"] for row in results.rows("focus", name) if row["kind"] == "measured" and row["beta"] == 0
+        )
         for name in ("softmax", "linear-relu")
     }
     return grade(lowest["linear-relu"] > 2 * lowest["softmax"]), (

@@ -35,14 +35,15 @@ class Figure:
     def for_file(self) -> dict[str, Any]:
         """Vega-Lite with title, legend and size, for PNG and SVG."""
         spec = self.chart.properties(width=_WIDTH, height=_HEIGHT, title=self.title).to_dict(validate=False)
-        return spec | {"background": "white", "config": {"view": {"stroke": None}, "axis": {"gridColor": "#e5e5e5"}}}
+        return spec | {
+            "background": "white",
+            "config": {"view": {"stroke": None}, "axis": {"gridColor": "#e5e5e5"}},
+        }
 
 
 def rounded(rows: Rows) -> Rows:
     """Five digits are more than a chart can show."""
-    return [
-        {key: float(f"{x:.5g}") if isinstance(x, float) else x for key, x in row.items()} for row in rows
-    ]
+    return [{key: float(f"{x:.5g}") if isinstance(x, float) else x for key, x in row.items()} for row in rows]
 
 
 def by_mechanism(
@@ -94,10 +95,18 @@ def by_number(
         "color": alt.Color(f"{by}:O", title=by_title, scale=alt.Scale(scheme=scheme)),
         "tooltip": [alt.Tooltip(f"{name}:Q") for name in (by, x, y)],
     }
-    chart = alt.Chart(alt.Data(values=rounded(rows))).mark_line(clip=True, strokeWidth=2, point=dots is None).encode(**encoding)
+    chart = (
+        alt.Chart(alt.Data(values=rounded(rows)))
+        .mark_line(clip=True, strokeWidth=2, point=dots is None)
+        .encode(**encoding)
+    )
     if not dots:
         return alt.layer(chart)
-    points = alt.Chart(alt.Data(values=rounded(dots))).mark_point(clip=True, size=36, filled=True).encode(**encoding)
+    points = (
+        alt.Chart(alt.Data(values=rounded(dots)))
+        .mark_point(clip=True, size=36, filled=True)
+        .encode(**encoding)
+    )
     return alt.layer(chart, points)
 
 
@@ -108,14 +117,22 @@ def _filtered(chart: Any, filters: Sequence[str]) -> Any:
 
 
 def _x(name: str, title: str, log: bool) -> Any:
-    axis = alt.Axis(values=[f * 10**k for k in range(5) for f in (1, 2, 5)], format="~g") if log else alt.Axis(tickCount=8)
-    return alt.X(f"{name}:Q", title=title, scale=alt.Scale(type="log" if log else "linear", nice=False), axis=axis)
+    axis = (
+        alt.Axis(values=[f * 10**k for k in range(5) for f in (1, 2, 5)], format="~g")
+        if log
+        else alt.Axis(tickCount=8)
+    )
+    return alt.X(
+        f"{name}:Q", title=title, scale=alt.Scale(type="log" if log else "linear", nice=False), axis=axis
+    )
 
 
 def _y(name: str, title: str, log: bool, domain: Sequence[float] | None) -> Any:
     options: dict[str, Any] = {"type": "log"} if log else {"zero": False}
     if domain is not None:
         options["domain"] = list(domain)
-    decades = [10.0**k for k in range(-9, 5)] if domain else [f * 10.0**k for k in range(-2, 4) for f in (1, 2, 5)]
+    decades = (
+        [10.0**k for k in range(-9, 5)] if domain else [f * 10.0**k for k in range(-2, 4) for f in (1, 2, 5)]
+    )
     axis = alt.Axis(values=decades, format="~g") if log else alt.Axis(tickCount=6)
     return alt.Y(f"{name}:Q", title=title, scale=alt.Scale(**options), axis=axis)

@@ -26,8 +26,16 @@ def figures(results: Results) -> list[Figure]:
 def _focus(results: Results) -> Iterator[Figure]:
     for name, title, note in (
         ("relu2", "relu²: document 001's first figure", "Only for beta < 0 does S come near 0."),
-        ("identity", "The plain logit: document 001's second figure", "S never falls below √(2/π) = 0.798, and is even in beta."),
-        ("softmax", "Softmax", "exp(-gamma²/2) for every beta, until the row is too short for such wide logits."),
+        (
+            "identity",
+            "The plain logit: document 001's second figure",
+            "S never falls below √(2/π) = 0.798, and is even in beta.",
+        ),
+        (
+            "softmax",
+            "Softmax",
+            "exp(-gamma²/2) for every beta, until the row is too short for such wide logits.",
+        ),
     ):
         rows = results.get("focus", name)
         lines, dots = _split(rows)
@@ -36,7 +44,9 @@ def _focus(results: Results) -> Iterator[Figure]:
                 lines, "gamma", "S", "beta", x_title="gamma, spread of the logits", y_title="S", by_title="beta", dots=dots,
                 y_domain=[0, 1] if name != "identity" else [0.78, 1],
             )  # fmt: skip
-            yield Figure(f"focus-{name}", "focus", title, note + " Lines: theory; dots: measured.", lines + dots, chart)
+            yield Figure(
+                f"focus-{name}", "focus", title, note + " Lines: theory; dots: measured.", lines + dots, chart
+            )
     lines, dots = _split(results.each("focus"))
     if dots:
         chart = by_mechanism(
@@ -48,8 +58,14 @@ def _focus(results: Results) -> Iterator[Figure]:
 
 
 def _split(rows: Rows) -> tuple[Rows, Rows]:
-    kept = [{key: x for key, x in row.items() if key not in ("error", "note")} for row in rows if row["S"] is not None]
-    return [row for row in kept if row["kind"] == "theory"], [row for row in kept if row["kind"] == "measured"]
+    kept = [
+        {key: x for key, x in row.items() if key not in ("error", "note")}
+        for row in rows
+        if row["S"] is not None
+    ]
+    return [row for row in kept if row["kind"] == "theory"], [
+        row for row in kept if row["kind"] == "measured"
+    ]
 
 
 def _hijack(results: Results) -> Iterator[Figure]:
@@ -66,7 +82,9 @@ def _hijack(results: Results) -> Iterator[Figure]:
     counts = sorted({row["clones"] for row in dots})
     ideal = [
         {"clones": m, "share": share}
-        for m, share in zip(counts, theory.magnitude_hijack(counts, gate="weight", eps=0.1).share.tolist(), strict=True)
+        for m, share in zip(
+            counts, theory.magnitude_hijack(counts, gate="weight", eps=0.1).share.tolist(), strict=True
+        )
     ]
     line = (
         alt.Chart(alt.Data(values=ideal)).mark_line(strokeDash=[2, 4], strokeWidth=2, color="#888888")
@@ -89,14 +107,25 @@ def _sign(results: Results) -> Iterator[Figure]:
         for field in own:
             own[field] = max(own[field], abs(row[field]))
     scaled = [
-        row | {f"of largest {field}": row[field] / (largest[row["mechanism"]][field] or 1) for field in ("weight", "gradient")}
+        row
+        | {
+            f"of largest {field}": row[field] / (largest[row["mechanism"]][field] or 1)
+            for field in ("weight", "gradient")
+        }
         for row in rows
     ]
     chart = by_mechanism(
         results.labels, scaled, "logit", "of largest weight", x_title="logit of one key, fifteen others are N(0, 1)",
         y_title="weight, of its largest size", dots=[], tooltip=["weight"], y_domain=[-1, 1],
     )  # fmt: skip
-    yield Figure("weight", "sign", "Weight against logit", "Below 0 a key is subtracted. Each curve is divided by its largest size.", rows, chart)
+    yield Figure(
+        "weight",
+        "sign",
+        "Weight against logit",
+        "Below 0 a key is subtracted. Each curve is divided by its largest size.",
+        rows,
+        chart,
+    )
     seen = [row for row in scaled if row["of largest gradient"] > _SMALL]
     chart = by_mechanism(
         results.labels, seen, "logit", "of largest gradient", x_title="logit", y_title="slope of the row, of its largest", dots=[], log_y=True,
@@ -111,7 +140,12 @@ def _collapse(results: Results) -> Iterator[Figure]:
     if not rows:
         return
     for field, title, note, log in (
-        ("residual", "Residual over norm", "0: all tokens are the same. A large residual alone is not information, noise has one too.", True),
+        (
+            "residual",
+            "Residual over norm",
+            "0: all tokens are the same. A large residual alone is not information, noise has one too.",
+            True,
+        ),
         ("recovery", "Tokens that can be told by their input", "1: all; at the bottom 1/48, chance.", False),
     ):
         kept = [row for row in rows if not log or row[field] > _SMALL]

@@ -66,5 +66,10 @@ def _csv(rows: Sequence[Mapping[str, Any]]) -> bytes:
     writer = csv.DictWriter(text, columns, lineterminator="\n")
     writer.writeheader()
     for row in rows:
-        writer.writerow({name: f"'{x}" if isinstance(x, str) and x.lstrip()[:1] in tuple("=+-@") and x.strip() else x for name, x in row.items()})
+        writer.writerow(
+            {
+                name: f"'{x}" if isinstance(x, str) and x.lstrip()[:1] in tuple("=+-@") and x.strip() else x
+                for name, x in row.items()
+            }
+        )
     return text.getvalue().encode()

@@ -86,18 +86,23 @@
     if (own.params.length === 0) delete own.params;
     const { view, finalize } = await vegaEmbed(place, own, { ast: true, actions: false, defaultStyle: false, renderer: "svg", tooltip, config });
     views.set(place, { view, params, finalize });
+    for (const name of params) view.signal(name, signals[name]); // they may have changed in the meantime
+    await view.runAsync();
     place.dataset.drawn = "yes";
   };
   const places = [...document.querySelectorAll(".vega")];
-  const waiting = new Set(places);
-  const start = (place) => (waiting.delete(place) ? draw(place) : Promise.resolve());
+  const started = new Map();
+  const start = (place) => {
+    if (!started.has(place)) started.set(place, draw(place));
+    return started.get(place);
+  };
   const watch = new IntersectionObserver(
     (entries) => entries.filter((entry) => entry.isIntersecting).forEach((entry) => start(entry.target)),
     { rootMargin: "400px" },
   );
   places.forEach((place) => watch.observe(place));
-  window.addEventListener("beforeprint", () => [...waiting].forEach(start));
-  window.unsoftDrawAll = () => Promise.all([...waiting].map(start));
+  window.addEventListener("beforeprint", () => places.forEach(start));
+  window.unsoftDrawAll = () => Promise.all(places.map(start)).then(() => true);
   window.matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => {
     for (const [place, { finalize }] of [...views]) {
       finalize();

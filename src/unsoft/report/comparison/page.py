@@ -24,7 +24,11 @@ _SECTIONS = (
 
 
 def comparison_page(
-    results: Results, figures: Sequence[Figure], formulas: Mapping[str, Formula], library: str, model: Mapping[str, Any] | None = None
+    results: Results,
+    figures: Sequence[Figure],
+    formulas: Mapping[str, Formula],
+    library: str,
+    model: Mapping[str, Any] | None = None,
 ) -> str:
     """The text of an HTML file that needs nothing else.
 

@@ -15,5 +15,7 @@ def playground_script(formulas: Mapping[str, Formula]) -> str:
     >>> print(playground_script({"plain": Formula("s/n")}).splitlines()[1])
     const unsoftFormulas = [["plain", (logits, {i = logits.length - 1} = {}) => {
     """
-    pairs = ",\n".join(f"[{embedded_json(label)}, {formula_source(formula)}]" for label, formula in formulas.items())
+    pairs = ",\n".join(
+        f"[{embedded_json(label)}, {formula_source(formula)}]" for label, formula in formulas.items()
+    )
     return f'"use strict";\nconst unsoftFormulas = [{pairs}];\n'

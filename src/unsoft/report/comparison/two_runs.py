@@ -31,7 +31,11 @@ def read_record(path: Path) -> dict[str, Any]:
 def differences(first: Mapping[str, Any], second: Mapping[str, Any]) -> list[dict[str, Any]]:
     """A row for each mechanism and question that either run answered: both numbers, the change, and a word for it."""
     cells = [
-        {(row["mechanism"], name): cell["value"] for row in record["scoreboard"] for name, cell in row["cells"].items()}
+        {
+            (row["mechanism"], name): cell["value"]
+            for row in record["scoreboard"]
+            for name, cell in row["cells"].items()
+        }
         for record in (first, second)
     ]
     rows = []
@@ -70,7 +74,10 @@ def two_runs_page(first: Mapping[str, Any], second: Mapping[str, Any], names: tu
         names=names,
         records=(first, second),
         rows=rows,
-        counts={word: sum(row["word"] == word for row in rows) for word in ("better", "worse", "same", "only in one")},
+        counts={
+            word: sum(row["word"] == word for row in rows)
+            for word in ("better", "worse", "same", "only in one")
+        },
         claims=changed_claims(first, second),
     )
 
