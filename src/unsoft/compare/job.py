@@ -19,6 +19,8 @@ class Job:
     question: Mapping[str, Any]
     compute: Callable[[], Rows]
     expected: float
+    timed: bool = False
+    """Does it measure time? Then all cores are its own; the others are many small steps, which one thread does faster."""
 
     @property
     def title(self) -> str:

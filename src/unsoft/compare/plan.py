@@ -43,10 +43,11 @@ def plan(subjects: Sequence[Subject], level: Level, only: Sequence[str] = ()) ->
 def _job(
     name: str, subject: Subject | None, compute: Callable[[], Rows], expected: float, **question: Any
 ) -> Job:
+    timed = question.pop("timed", False)
     asked = {"name": name, **question}
     if subject is not None:
         asked["mechanism"] = subject.identity
-    return Job(name, "" if subject is None else subject.label, asked, compute, expected)
+    return Job(name, "" if subject is None else subject.label, asked, compute, expected, timed)
 
 
 def _sizes(level: Level, *names: str) -> dict[str, Any]:
@@ -101,7 +102,7 @@ def _solver(subjects: Sequence[Subject], level: Level) -> list[Job]:
 def _cost(subjects: Sequence[Subject], level: Level) -> list[Job]:
     about = {
         "mechanisms": [s.identity for s in subjects], "labels": [s.label for s in subjects],
-        "threads": torch.get_num_threads(), "cores": os.cpu_count(), **_sizes(level, "rounds", "seconds"),
+        "timed": True, "threads": torch.get_num_threads(), "cores": os.cpu_count(), **_sizes(level, "rounds", "seconds"),
     }  # fmt: skip
     jobs = []
     for n in level.lengths:
@@ -135,7 +136,7 @@ def _cost(subjects: Sequence[Subject], level: Level) -> list[Job]:
 
 def _claims(subjects: Sequence[Subject], level: Level) -> list[Job]:
     keys = level.keys
-    timed = {"threads": torch.get_num_threads(), **_sizes(level, "lengths", "rounds")}
+    timed = {"timed": True, "threads": torch.get_num_threads(), **_sizes(level, "lengths", "rounds")}
     return [
         _job("negative logits", None, gradient_facts.negative_logits, 0.1),
         _job("sum normalised", None, gradient_facts.sum_normalised, 0.1),

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+
+import torch
 
 from unsoft.compare.job import Answer, Job
 from unsoft.compare.store import Store, key_of
@@ -28,7 +31,8 @@ def run(jobs: Sequence[Job], store: Store, announce: Announce = lambda *_: None)
         announce(job, number, (todo - done) * pace)
         start = time.perf_counter()
         try:
-            rows, problem = job.compute(), ""
+            with _threads(None if job.timed else 1):
+                rows, problem = job.compute(), ""
         except KeyboardInterrupt:
             return answers, False
         except (
@@ -41,3 +45,13 @@ def run(jobs: Sequence[Job], store: Store, announce: Announce = lambda *_: None)
         store.put(keys[id(job)], {"rows": rows, "seconds": seconds, "problem": problem})
         answers.append(Answer(job.name, job.mechanism, rows, seconds, False, problem))
     return answers, True
+
+
+@contextmanager
+def _threads(count: int | None) -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(count or before)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)

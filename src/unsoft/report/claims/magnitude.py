@@ -70,7 +70,7 @@ def price(results: Results) -> Finding:
     )
     like = not grows and last["ratio"] < 2
     dear = bool(causal) and causal[-1]["ratio"] > 2
-    return grade(like and not dear, like), (
+    return grade(like and not dear, not grows), (
         f"5 CG steps take {first['ratio']:.2f} of an attention forward pass at N = {first['length']}, {last['ratio']:.2f} at {last['length']}{more}"
     )
 
