@@ -23,6 +23,7 @@ LAYERS = [  # from the bottom to the top; a room may import itself and rooms of 
     {"tasks", "training"},
     {"report"},
     {"study", "hf", "bench"},
+    {"compare"},
     {"cli"},
 ]
 LEVEL = {room: level for level, rooms in enumerate(LAYERS) for room in rooms}

@@ -18,7 +18,7 @@ def blocks(language: str) -> list[str]:
 def test_there_are_exactly_two_set_up_commands_of_one_line_each():
     assert [len(block.splitlines()) for block in blocks("bash")] == [1, 1]
     main, tests = blocks("bash")
-    assert main.rstrip().endswith("unsoft bench --quick")
+    assert main.rstrip().endswith("unsoft compare --quick --out report")
     assert "pytest" in tests
 
 

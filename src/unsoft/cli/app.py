@@ -15,6 +15,7 @@ import typer
 import unsoft
 from unsoft.cli import cache
 from unsoft.cli.bench import bench
+from unsoft.cli.compare import compare
 from unsoft.cli.inspect import inspect
 from unsoft.cli.list import list_mechanisms
 from unsoft.cli.swap import swap
@@ -27,6 +28,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
+app.command("compare")(compare)
 app.command("list")(list_mechanisms)
 app.command("bench")(bench)
 app.command("swap")(swap)

@@ -15,13 +15,13 @@ HERE = Path(__file__).parent
 
 def page(
     template: Path, *, title: str, data: Mapping[str, Any], styles: Sequence[Path] = (), scripts: Sequence[Path] = (),
-    **values: Any,
+    libraries: Sequence[str] = (), **values: Any,
 ) -> str:  # fmt: skip
     """A whole page as text.
 
     ``template`` is a Jinja2 file for the inside of ``<main>``, in which every value is escaped; ``values`` are its variables.
     ``data`` is what scripts find in the element ``#data``. ``styles`` and ``scripts`` are files of this package, which follow
-    the theme and the script for tables.
+    the theme and the script for tables. ``libraries`` are texts of further scripts, which run before these.
     """
     from jinja2 import Environment, StrictUndefined
     from markupsafe import Markup
@@ -31,17 +31,21 @@ def page(
     )
     environment.filters |= {"printable": printable, "number": number}
     style = "\n".join(path.read_text() for path in (HERE / "theme.css", *styles))
-    script = "\n".join(path.read_text() for path in (HERE / "tables.js", *scripts))
+    every = [*libraries, "\n".join(path.read_text() for path in (HERE / "tables.js", *scripts))]
+    for script in every:
+        if "</script" in script.lower() or "<!--" in script:
+            raise ValueError("page: a script holds a text that would end its element")
     macros = environment.from_string((HERE / "macros.html").read_text()).module
     body = environment.from_string(template.read_text()).render(title=title, macros=macros, **values)
+    hashes = " ".join(f"'{_hash(script)}'" for script in every)
     return environment.from_string((HERE / "skeleton.html").read_text()).render(
         title=title,
         policy=(
-            f"default-src 'none'; style-src '{_hash(style)}'; script-src '{_hash(script)}'; img-src data:; "
+            f"default-src 'none'; style-src '{_hash(style)}'; script-src {hashes}; img-src data:; "
             "base-uri 'none'; form-action 'none'"
         ),
         style=Markup(style),
-        script=Markup(script),
+        scripts=[Markup(script) for script in every],
         body=Markup(body),
         data=Markup(embedded_json(data)),
     )

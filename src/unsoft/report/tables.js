@@ -4,8 +4,7 @@ for (const table of document.querySelectorAll("table.sortable")) {
   const heads = [...table.tHead.rows[0].cells];
   heads.forEach((head, column) => {
     head.querySelector("button").addEventListener("click", () => {
-      const first = [...table.tBodies[0].rows].find((row) => row.cells[column].textContent.trim());
-      const numeric = first !== undefined && first.cells[column].dataset.value !== undefined;
+      const numeric = [...table.tBodies[0].rows].some((row) => row.cells[column].dataset.value !== undefined);
       const now = head.getAttribute("aria-sort");
       // Numbers begin with the largest, words with the first.
       const down = now ? now === "ascending" : numeric;

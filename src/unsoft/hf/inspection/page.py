@@ -49,8 +49,8 @@ def inspection_page(found: Inspection, patterns: Sequence[Pattern] = ()) -> str:
         },
         found=found,
         columns=[*_PLACE, *columns, _TOKEN],
-        roles=[_role(role, found) for role in ROLES],
-        stacks=_stacks(found),
+        roles=[role_table(role, found) for role in ROLES],
+        stacks=depth_charts(found),
         sentences=[printable(" ".join(pattern.text.split()), 80) for pattern in patterns],
         keys=[_key(head) for head in found.heads],
     )  # fmt: skip
@@ -60,7 +60,8 @@ def _key(head: dict[str, Any]) -> str:
     return f"{head['layer']}.{head['head']}"
 
 
-def _role(role: Any, found: Inspection) -> dict[str, Any]:
+def role_table(role: Any, found: Inspection) -> dict[str, Any]:
+    """The heads in a role, strongest first, for the macro ``table``."""
     heads = found.ranked(role)
     columns = [TITLES.get(name, _TOKEN) for name in role.columns]
     return {
@@ -69,7 +70,8 @@ def _role(role: Any, found: Inspection) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _stacks(found: Inspection) -> list[dict[str, Any]]:
+def depth_charts(found: Inspection) -> list[dict[str, Any]]:
+    """Measures of collapse by depth, for the macro ``line_chart``, one entry for each stack of layers."""
     names = dict.fromkeys(record["stack"] for record in found.depths)
     result = []
     for name in names:

@@ -1,0 +1,39 @@
+"""One measurement: what is asked, and how the answer is found."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+Rows = list[Any]
+
+
+@dataclass(frozen=True)
+class Job:
+    """``question`` is everything that the answer depends on; ``expected`` are seconds on an ordinary machine."""
+
+    name: str
+    mechanism: str
+    """The label of the mechanism, empty if it is about none or about all."""
+    question: Mapping[str, Any]
+    compute: Callable[[], Rows]
+    expected: float
+    timed: bool = False
+    """Does it measure time? Then all cores are its own; the others are many small steps, which one thread does faster."""
+
+    @property
+    def title(self) -> str:
+        return f"{self.name}: {self.mechanism}" if self.mechanism else self.name
+
+
+@dataclass(frozen=True)
+class Answer:
+    """Rows of a job, or why there are none."""
+
+    name: str
+    mechanism: str
+    rows: Rows
+    seconds: float
+    cached: bool = False
+    problem: str = ""

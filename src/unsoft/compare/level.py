@@ -1,0 +1,58 @@
+"""How much is measured: quick, standard or full."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+_QUICK = (
+    "softmax",
+    "cog",
+    "softpick",
+    "relu2",
+    "sigmoid",
+    "identity",
+    "gpam",
+    "linear-relu",
+    "retention",
+    "magnitude",
+)
+_STANDARD = (
+    "softmax", "softmax1", "l2", "cog", "sinh", "swishmax", "softpick", "relu", "relu2", "sigmoid", "tanh", "identity", "polynomial",
+    "gpam", "differential", "differential2", "linear-relu", "linear-elu1", "linear-exp", "cosformer", "performer",
+    "retention", "decay", "magnitude", "magnitude+cog", "logn+softmax", "sink+softmax",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Level:
+    """Sizes of every measurement."""
+
+    name: str
+    mechanisms: tuple[str, ...]
+    keys: int
+    """Length of the rows whose focus is measured."""
+    rows: int
+    depth: int
+    seeds: int
+    """Random networks that collapse is averaged over."""
+    lengths: tuple[int, ...]
+    """N of the costs."""
+    rounds: int
+    seconds: float
+    """At least so long are the contenders of one length timed."""
+    geometries: int
+
+
+QUICK = Level("quick", _QUICK, 1024, 16, 12, 2, (256, 1024), 3, 0.0, 512)
+STANDARD = Level("standard", _STANDARD, 2048, 16, 24, 3, (256, 1024, 2048), 4, 0.0, 512)
+FULL = Level("full", (), 8192, 64, 32, 8, (256, 512, 1024, 2048, 4096), 7, 1.0, 4096)
+"""Without names: all there are, and the compositions of the standard level."""
+
+
+def mechanisms_of(level: Level) -> tuple[str, ...]:
+    """The names that take part unless the user says which."""
+    if level.mechanisms:
+        return level.mechanisms
+    from unsoft.mechanisms.registry import names
+
+    return tuple(dict.fromkeys((*STANDARD.mechanisms, *names())))

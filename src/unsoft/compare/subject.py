@@ -1,0 +1,126 @@
+"""A mechanism that takes part: its name, and its weights for queries and keys of our choice."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from unsoft.formula import Formula
+from unsoft.mechanisms.build import mechanism
+from unsoft.mechanisms.module import Mechanism
+from unsoft.mechanisms.registry import Plan, resolve
+
+WIDTH = 64
+"""Dimensions of queries and keys wherever they are drawn at random."""
+
+
+@dataclass(frozen=True)
+class Subject:
+    """``label`` is what pages and tables call it; ``mechanism`` a name or a formula."""
+
+    label: str
+    mechanism: str | Formula
+
+    @cached_property
+    def found(self) -> Formula | Plan:
+        return resolve(self.mechanism)
+
+    @property
+    def formula(self) -> Formula | None:
+        """The formula, if that is all it is."""
+        return self.found if isinstance(self.found, Formula) else None
+
+    @property
+    def identity(self) -> str:
+        """Everything that decides its numbers, as text."""
+        return self.found.key if isinstance(self.found, Formula) else str(self.mechanism)
+
+    @property
+    def summary(self) -> str:
+        return self.found.summary or ""
+
+    def module(self, heads: int = 1, width: int = WIDTH, layer: int = 0) -> Mechanism:
+        """As it is at its start; mechanisms that come in pairs get twice the heads."""
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(0)
+            paired = self.label.split("+")[-1] == "differential"
+            return mechanism(
+                self.mechanism, heads=2 * heads if paired else heads, head_dim=width, layer=layer
+            )
+
+    def weights(
+        self, query: Tensor, key: Tensor, *, scale: float | None = None, is_causal: bool = False
+    ) -> Tensor:
+        """Weights (batch, queries, keys) of one head for queries (batch, queries, width) and keys (batch, keys, width).
+
+        Where a mechanism wants several queries or keys for one head, the further ones are a fixed rotation of the first, as
+        projections are at random before training.
+        """
+        module = self.module(width=query.shape[-1]).to(query.dtype)
+        queries = _rotations(query, module.query_heads, 7)
+        keys = _rotations(key, module.place.heads, 8)
+        values = torch.randn(keys.shape, generator=torch.Generator().manual_seed(9)).to(keys)
+        causal: bool | str = is_causal or ("lower_right" if module.causal_only else False)
+        _, found = module(queries, keys, values, scale=scale, is_causal=causal, return_weights=True)
+        return found[:, 0]
+
+    def row(self, *, width: int = WIDTH, seed: int = 0) -> Callable[[Tensor], Tensor]:
+        """The function from logits (..., keys) to weights that the mechanism is.
+
+        A formula needs the logits only. For others keys are made that have these logits with one query, and random parts
+        orthogonal to it that stay the same.
+        """
+        if self.formula is not None:
+            return self.formula.row
+
+        def weigh(logits: Tensor) -> Tensor:
+            flat = logits.reshape(-1, logits.shape[-1])
+            query, key = keys_of(flat, width, seed)
+            found = [self.weights(query.expand(len(part), 1, width), part)[:, 0] for part in key.split(256)]
+            return torch.cat(found).reshape(logits.shape)
+
+        return weigh
+
+
+def keys_of(logits: Tensor, width: int = WIDTH, seed: int = 0) -> tuple[Tensor, Tensor]:
+    """A query (1, width) and keys (rows, keys, width) with q . k / sqrt(width) = the logits (rows, keys).
+
+    >>> q, k = keys_of(torch.tensor([[1.0, -2.0]]))
+    >>> torch.allclose(k @ q[0] / 8, torch.tensor([[1.0, -2.0]]), atol=1e-5)
+    True
+    """
+    generator = torch.Generator().manual_seed(seed)
+    query = torch.randn(1, width, generator=generator, dtype=torch.float64).to(logits.dtype)
+    noise = torch.randn(logits.shape[-1], width, generator=generator, dtype=torch.float64).to(logits.dtype)
+    along = query / query.norm()
+    noise = noise - (noise @ along.T) * along
+    return query, logits[..., None] * (math.sqrt(width) / query.norm()) * along + noise
+
+
+def _rotations(x: Tensor, count: int, seed: int) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    heads = [x]
+    while len(heads) < count:
+        square = torch.randn(x.shape[-1], x.shape[-1], generator=generator, dtype=torch.float64)
+        heads.append(x @ torch.linalg.qr(square).Q.to(x.dtype))
+    return torch.stack(heads, 1)
+
+
+def subjects_of(names: Sequence[str], own: Sequence[Formula]) -> list[Subject]:
+    """The mechanisms by name, then the formulas; labels are made unique."""
+    found = [Subject(name, name) for name in dict.fromkeys(names)]
+    for formula in own:
+        label = formula.name or str(formula.weight)
+        taken = {subject.label for subject in found}
+        number = 2
+        while label in taken:
+            label, number = f"{formula.name or formula.weight} ({number})", number + 1
+        found.append(Subject(label, formula))
+    for subject in found:
+        subject.found  # noqa: B018 - an unknown name is an error now, not in the middle of a run
+    return found

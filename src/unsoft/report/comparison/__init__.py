@@ -1,0 +1,1 @@
+"""The page of ``unsoft compare``, its figures and its files."""

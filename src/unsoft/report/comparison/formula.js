@@ -1,0 +1,230 @@
+"use strict";
+// Formulas typed by the reader: the grammar of unsoft.formula.parse, read into a tree of functions. Nothing is ever executed as code.
+const unsoftFormula = (() => {
+  const MOST = { length: 2000, depth: 64, nodes: 2000, exponent: 64 };
+  const ARITY = { exp: 1, log: 1, sqrt: 1, abs: 1, sign: 1, tanh: 1, sigmoid: 1, relu: 1, erf: 1, max: 2, min: 2, where: 3 };
+  const TOKEN = /([ \t\r\n]+)|((?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?)|([A-Za-z_][A-Za-z0-9_]*)|(\*\*|<=|>=|==|!=|[-+*/(),<>])/y;
+  const HINTS = new Map([["^", "powers are written with **"], ["=", "equality is written with =="], ["|", "the absolute value is written abs(s)"]]);
+  const erf = (x) => {
+    const a = Math.abs(x);
+    if (a > 6) return Math.sign(x);
+    if (a < 2.5) {
+      let term = x;
+      let sum = x;
+      for (let k = 1; Math.abs(term) > 1e-17 * Math.abs(sum); k += 1) {
+        term *= (2 * x * x) / (2 * k + 1);
+        sum += term;
+      }
+      return (2 / Math.sqrt(Math.PI)) * Math.exp(-x * x) * sum;
+    }
+    let tail = 0;
+    for (let k = 60; k > 0; k -= 1) tail = k / 2 / (a + tail);
+    return Math.sign(x) * (1 - Math.exp(-x * x) / (Math.sqrt(Math.PI) * (a + tail)));
+  };
+  const ONE = new Map(Object.entries({
+    exp: Math.exp, log: Math.log, sqrt: Math.sqrt, abs: Math.abs, sign: Math.sign, tanh: Math.tanh, erf,
+    sigmoid: (x) => 1 / (1 + Math.exp(-x)), relu: (x) => Math.max(x, 0), neg: (x) => -x,
+  }));
+  const TWO = new Map(Object.entries({
+    "+": (a, b) => a + b, "-": (a, b) => a - b, "*": (a, b) => a * b, "/": (a, b) => a / b, "**": (a, b) => a ** b,
+    max: Math.max, min: Math.min, "<": (a, b) => a < b, "<=": (a, b) => a <= b, ">": (a, b) => a > b, ">=": (a, b) => a >= b,
+    "==": (a, b) => a === b, "!=": (a, b) => a !== b,
+  }));
+  const COMPARE = new Set(["<", "<=", ">", ">=", "==", "!="]);
+
+  const parse = (source, names, part) => {
+    const wrong = (problem, place) => new Error(`${part}: ${problem}\n    ${source}\n    ${" ".repeat(place)}^`);
+    if (source.length > MOST.length) throw new Error(`${part}: the text has ${source.length} characters; at most ${MOST.length} are allowed`);
+    const tokens = [];
+    TOKEN.lastIndex = 0;
+    while (TOKEN.lastIndex < source.length) {
+      const place = TOKEN.lastIndex;
+      const match = TOKEN.exec(source);
+      if (match === null) {
+        const hint = HINTS.get(source[place]);
+        throw wrong(`unexpected '${source[place]}'${hint ? `: ${hint}` : ""}`, place);
+      }
+      if (match[1] === undefined) {
+        const kind = match[2] !== undefined ? "number" : match[3] !== undefined ? "name" : "mark";
+        tokens.push({ kind, text: match[0], place });
+      }
+    }
+    tokens.push({ kind: "end", text: "", place: source.length });
+    let next = 0;
+    let depth = 0;
+    let nodes = 0;
+    const peek = () => tokens[next];
+    const take = () => tokens[next++];
+    const found = (token) => (token.text ? `'${token.text}'` : "the end");
+    const count = (token) => {
+      nodes += 1;
+      if (nodes > MOST.nodes) throw wrong(`the formula has more than ${MOST.nodes} parts`, token.place);
+    };
+    // A node is {at: environment -> number, constant: number or null}.
+    const one = (token, name, a) => {
+      count(token);
+      const f = ONE.get(name);
+      return { at: (e) => f(a.at(e)), constant: a.constant === null ? null : f(a.constant) };
+    };
+    const two = (token, name, a, b) => {
+      count(token);
+      const f = TWO.get(name);
+      if (name === "**" && b.constant !== null && Math.abs(b.constant) > MOST.exponent) {
+        throw wrong(`the exponent ${b.constant} is too large; at most ${MOST.exponent} is allowed`, token.place);
+      }
+      return { at: (e) => f(a.at(e), b.at(e)), constant: a.constant === null || b.constant === null ? null : f(a.constant, b.constant) };
+    };
+    const noComparison = () => {
+      if (COMPARE.has(peek().text)) throw wrong("one comparison may stand in where(condition, a, b), nowhere else", peek().place);
+    };
+    const expect = (mark, why) => {
+      if (peek().text !== mark) throw wrong(`expected '${mark}' ${why}, found ${found(peek())}`, peek().place);
+      take();
+    };
+    const value = () => {
+      let left = term();
+      while (peek().text === "+" || peek().text === "-") {
+        const token = take();
+        left = two(token, token.text, left, term());
+      }
+      return left;
+    };
+    const term = () => {
+      let left = factor();
+      while (peek().text === "*" || peek().text === "/") {
+        const token = take();
+        left = two(token, token.text, left, factor());
+      }
+      return left;
+    };
+    const factor = () => {
+      depth += 1;
+      if (depth > MOST.depth) throw wrong(`the formula is nested more than ${MOST.depth} levels deep`, peek().place);
+      let result;
+      if (peek().text === "+" || peek().text === "-") {
+        const token = take();
+        const inner = factor();
+        result = token.text === "+" ? inner : one(token, "neg", inner);
+      } else {
+        result = atom();
+        if (peek().text === "**") {
+          const token = take();
+          result = two(token, "**", result, factor());
+        }
+      }
+      depth -= 1;
+      return result;
+    };
+    const atom = () => {
+      const token = take();
+      if (token.kind === "number") {
+        const number = Number(token.text);
+        if (!Number.isFinite(number)) throw wrong("the number is not finite in double precision", token.place);
+        return { at: () => number, constant: number };
+      }
+      if (token.kind === "name") return peek().text === "(" ? call(token) : symbol(token);
+      if (token.text === "(") {
+        const inner = value();
+        noComparison();
+        expect(")", "to close the bracket");
+        return inner;
+      }
+      throw wrong(`expected a number, a symbol, a function or '(', found ${found(token)}`, token.place);
+    };
+    const symbol = (token) => {
+      if (names.has(token.text)) return { at: (e) => e.get(token.text), constant: null };
+      if (Object.hasOwn(ARITY, token.text)) throw wrong(`${token.text} is a function: write ${token.text}(...)`, token.place);
+      throw wrong(`unknown name '${token.text}'`, token.place);
+    };
+    const call = (token) => {
+      if (!Object.hasOwn(ARITY, token.text)) {
+        if (names.has(token.text)) throw wrong(`${token.text} is not a function; a product is written ${token.text}*(...)`, token.place);
+        throw wrong(`unknown function '${token.text}'`, token.place);
+      }
+      take();
+      let condition = null;
+      const args = [];
+      if (token.text === "where") {
+        const left = value();
+        if (!COMPARE.has(peek().text)) throw wrong("the first argument of where must be a comparison, such as s > 0", peek().place);
+        const mark = take();
+        condition = two(mark, mark.text, left, value());
+      } else {
+        args.push(value());
+      }
+      noComparison();
+      while (peek().text === ",") {
+        take();
+        args.push(value());
+        noComparison();
+      }
+      expect(")", `to close ${token.text}(`);
+      const many = token.text === "max" || token.text === "min";
+      const given = args.length + (condition ? 1 : 0);
+      if (given !== ARITY[token.text] && !(many && given > 2)) {
+        throw wrong(`${token.text} takes ${many ? "at least 2" : ARITY[token.text]} argument(s), not ${given}`, token.place);
+      }
+      if (condition) {
+        count(token);
+        return { at: (e) => (condition.at(e) ? args[0].at(e) : args[1].at(e)), constant: null };
+      }
+      if (!many) return one(token, token.text, args[0]);
+      return args.slice(1).reduce((result, arg) => two(token, token.text, result, arg), args[0]);
+    };
+    if (peek().kind === "end") throw wrong("the formula is empty", 0);
+    const result = value();
+    if (peek().kind !== "end") {
+      noComparison();
+      throw wrong(`unexpected ${found(peek())}`, peek().place);
+    }
+    return result.at;
+  };
+
+  const PARTS = ["weight", "mass", "peak", "norm", "offset_mass"];
+  // "weight=...; mass=...; peak=...; tau=2", as the command line reads it; a text without "=" is the weight.
+  const read = (text) => {
+    const parts = new Map();
+    const params = new Map();
+    for (const piece of text.split(";").filter((x) => x.trim())) {
+      const match = /^\s*([A-Za-z_][A-Za-z0-9_]*)\s*=(?!=)\s*([^]*)$/.exec(piece);
+      const [name, content] = match ? [match[1], match[2].trim()] : ["weight", piece.trim()];
+      if (parts.has(name) || params.has(name)) throw new Error(`'${name}' is given twice`);
+      if (PARTS.includes(name)) parts.set(name, content);
+      else if (name !== "name") {
+        if (content === "" || !Number.isFinite(Number(content))) throw new Error(`'${name}' is neither a part (${PARTS.join(", ")}) nor a parameter with a number`);
+        if ("smnijz".includes(name) || Object.hasOwn(ARITY, name)) throw new Error(`a parameter cannot be called '${name}'`);
+        params.set(name, Number(content));
+      }
+    }
+    if (!parts.has("weight")) throw new Error("a formula needs at least 'weight=...'");
+    if (!parts.has("mass") && (parts.has("norm") || parts.has("offset_mass"))) throw new Error("norm and offset_mass act on the summed mass, but no mass is given");
+    const common = ["n", "i", ...params.keys()];
+    const peak = parts.has("peak") ? ["m"] : [];
+    const allowed = {
+      peak: ["s", "j", ...common], weight: ["s", "j", ...peak, ...common], mass: ["s", "j", ...peak, ...common],
+      offset_mass: [...peak, ...common], norm: ["z", ...common],
+    };
+    const run = new Map();
+    for (const [name, content] of parts) {
+      const source = name === "norm" && Object.hasOwn(ARITY, content) && ARITY[content] === 1 ? `${content}(z)` : content;
+      run.set(name, parse(source, new Set(allowed[name]), name));
+    }
+    const row = (logits, shift = 0) => {
+      const base = new Map([...params, ["n", logits.length], ["i", logits.length - 1]]);
+      const at = (s, j) => new Map([...base, ["s", s], ["j", j]]);
+      if (run.has("peak")) base.set("m", shift + logits.reduce((top, s, j) => Math.max(top, run.get("peak")(at(s, j))), -Infinity));
+      const weights = logits.map((s, j) => run.get("weight")(at(s, j)));
+      if (!run.has("mass")) return weights;
+      let total = logits.reduce((sum, s, j) => sum + run.get("mass")(at(s, j)), 0);
+      if (run.has("offset_mass")) total += run.get("offset_mass")(base);
+      if (run.has("norm")) total = run.get("norm")(new Map([...base, ["z", total]]));
+      return weights.map((w) => (total === 0 ? 0 : w / total));
+    };
+    if (run.has("peak")) {
+      const [a, b] = [row([1, -0.5, 2], 0), row([1, -0.5, 2], 0.37)];
+      if (a.some((x, k) => Math.abs(x - b[k]) > 1e-6 * (1 + Math.abs(x)))) throw new Error("the row peak m does not cancel: it must only keep exp in range");
+    }
+    return (logits) => row(logits);
+  };
+  return { read };
+})();

@@ -1,0 +1,258 @@
+(() => {
+  const data = JSON.parse(document.getElementById("data").textContent);
+  const at = (id) => document.getElementById(id);
+  const make = (tag, text, kind) => {
+    const element = document.createElement(tag);
+    if (text !== undefined) element.textContent = text;
+    if (kind) element.className = kind;
+    return element;
+  };
+  const short = (x) => {
+    if (!Number.isFinite(x)) return "–";
+    if (x === 0) return "0";
+    return Math.abs(x) >= 1e-3 && Math.abs(x) < 1e4 ? String(Number(x.toPrecision(4))) : x.toExponential(2);
+  };
+
+  // Chips choose mechanisms, and are the legend of all charts.
+  const swatch = (label) => {
+    const space = "http://www.w3.org/2000/svg";
+    const svg = document.createElementNS(space, "svg");
+    svg.setAttribute("viewBox", "0 0 26 8");
+    svg.setAttribute("aria-hidden", "true");
+    const line = document.createElementNS(space, "line");
+    const look = data.looks.find((one) => one.label === label) || { colour: "currentColor", dash: [1, 0] };
+    for (const [name, value] of Object.entries({ x1: 0, x2: 26, y1: 4, y2: 4, stroke: look.colour, "stroke-width": 3, "stroke-dasharray": look.dash[1] ? look.dash.join(" ") : "none" })) {
+      line.setAttribute(name, value);
+    }
+    svg.append(line);
+    return svg;
+  };
+  const chip = (label, pressed, change) => {
+    const button = make("button", undefined, "chip");
+    button.type = "button";
+    button.append(swatch(label), make("span", label));
+    button.setAttribute("aria-pressed", String(pressed));
+    button.addEventListener("click", () => {
+      const now = button.getAttribute("aria-pressed") !== "true";
+      button.setAttribute("aria-pressed", String(now));
+      change(now);
+    });
+    return button;
+  };
+  const shown = new Set(data.shown);
+  const listOfShown = () => data.looks.map((one) => one.label).filter((label) => shown.has(label));
+  const signals = { shown: listOfShown(), beta: 0, skip: 0 };
+  const views = new Map();
+  const send = (name, value) => {
+    signals[name] = value;
+    for (const { view, params } of views.values()) if (params.has(name)) view.signal(name, value).runAsync();
+  };
+  for (const { label } of data.looks) {
+    at("chips").append(
+      chip(label, shown.has(label), (now) => {
+        if (now) shown.add(label);
+        else shown.delete(label);
+        send("shown", listOfShown());
+      }),
+    );
+  }
+  at("beta").addEventListener("change", (event) => send("beta", Number(event.target.value)));
+  at("skip").addEventListener("change", (event) => send("skip", Number(event.target.value)));
+
+  // Charts, each drawn when it comes near the window; the interpreter of Vega runs no code from text.
+  const tip = at("tip");
+  const tooltip = (handler, event, item, value) => {
+    tip.hidden = !value;
+    if (!value) return;
+    tip.textContent = Object.entries(value).map(([key, x]) => `${key}: ${x}`).join("\n");
+    tip.style.left = `${Math.min(event.clientX + 12, window.innerWidth - tip.offsetWidth - 8)}px`;
+    tip.style.top = `${Math.max(8, event.clientY - tip.offsetHeight - 12)}px`;
+  };
+  const theme = (chips) => {
+    const style = getComputedStyle(document.documentElement);
+    const colour = (name) => style.getPropertyValue(name).trim();
+    const text = { labelColor: colour("--quiet"), titleColor: colour("--ink"), labelFont: "system-ui, sans-serif", titleFont: "system-ui, sans-serif", titleFontWeight: 500 };
+    return {
+      background: "transparent", view: { stroke: null }, font: "system-ui, sans-serif",
+      axis: { ...text, gridColor: colour("--rule"), domainColor: colour("--rule"), tickColor: colour("--rule") },
+      legend: { ...text, orient: "bottom", direction: "horizontal", columns: 6, disable: chips },
+    };
+  };
+  const draw = async (place) => {
+    const { spec, chips } = data.figures[place.dataset.figure];
+    const params = new Set((spec.params || []).map((param) => param.name));
+    const config = theme(chips);
+    const own = { ...spec, autosize: { type: "fit-x", contains: "padding" }, params: (spec.params || []).map((param) => ({ ...param, value: signals[param.name] ?? param.value })) };
+    if (own.params.length === 0) delete own.params;
+    const { view, finalize } = await vegaEmbed(place, own, { ast: true, actions: false, defaultStyle: false, renderer: "svg", tooltip, config });
+    views.set(place, { view, params, finalize });
+    for (const name of params) view.signal(name, signals[name]); // they may have changed in the meantime
+    await view.runAsync();
+    place.dataset.drawn = "yes";
+  };
+  const places = [...document.querySelectorAll(".vega")];
+  const started = new Map();
+  const start = (place) => {
+    if (!started.has(place)) started.set(place, draw(place));
+    return started.get(place);
+  };
+  const watch = new IntersectionObserver(
+    (entries) => entries.filter((entry) => entry.isIntersecting).forEach((entry) => start(entry.target)),
+    { rootMargin: "400px" },
+  );
+  places.forEach((place) => watch.observe(place));
+  window.addEventListener("beforeprint", () => places.forEach(start));
+  window.unsoftDrawAll = () => Promise.all(places.map(start)).then(() => true);
+  window.matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => {
+    for (const [place, { finalize }] of [...views]) {
+      finalize();
+      views.delete(place);
+      draw(place);
+    }
+    drawMaps();
+  });
+
+  // Heat maps
+  const drawMaps = () => {
+    const maps = at("maps");
+    maps.replaceChildren();
+    for (const { label, rows } of data.maps) {
+      const figure = make("figure");
+      const canvas = make("canvas");
+      canvas.width = canvas.height = rows.length;
+      canvas.setAttribute("role", "img");
+      canvas.setAttribute("aria-label", `weights of ${label}`);
+      const context = canvas.getContext("2d");
+      rows.forEach((row, i) => {
+        const most = Math.max(...row.map(Math.abs)) || 1;
+        row.slice(0, i + 1).forEach((x, j) => {
+          context.globalAlpha = Math.abs(x) / most;
+          context.fillStyle = x < 0 ? "#d55e00" : "#0072b2";
+          context.fillRect(j, i, 1, 1);
+        });
+      });
+      figure.append(canvas, make("figcaption", label));
+      maps.append(figure);
+    }
+  };
+  drawMaps();
+
+  // Playground
+  const SLIDERS = [
+    ["clones", "clones", 0, 200, 1, 50, "how many copies of the mediocre key"],
+    ["similarity", "similarity of the clones", 0, 1, 0.01, 1, "Z between two clones at t = 1"],
+    ["relevance", "relevance of the unique key", 1, 100, 1, 20, "exp of its logit, over that of a clone"],
+    ["temperature", "temperature", 0.1, 5, 0.1, 1, "divides the logits"],
+    ["t", "t", 0.1, 10, 0.1, 1, "how close keys must be to count as one"],
+    ["slope", "β of the gate", 0, 20, 0.5, 1, "1 in document 002"],
+    ["offset", "γ of the gate", -10, 10, 0.5, 0, "0 in document 002"],
+  ];
+  const EPS = 0.01;
+  const values = {};
+  const formulas = new Map(unsoftFormulas);
+  const chosen = new Set(data.played);
+  const compute = () => {
+    const clones = values.clones;
+    const logits = [1 + Math.log(values.relevance), ...Array(clones).fill(1)].map((s) => s / values.temperature);
+    // All clones are equally far apart, and the unique key is far from them: the solution of (Z + eps) mu = 1 is known.
+    const near = values.similarity ** values.t;
+    const muUnique = 1 / (1 + EPS);
+    const muClone = 1 / (1 + EPS + (clones - 1) * near);
+    const gate = (mu) => 1 / (1 + Math.exp(-(values.slope * mu + values.offset)));
+    return { logits, muUnique, muClone, gateUnique: gate(muUnique), gateClone: gate(muClone) };
+  };
+  const rowOf = (label, weigh, setting) => {
+    const weights = weigh(setting.logits);
+    const unique = weights[0];
+    const rest = weights.slice(1).reduce((a, b) => a + b, 0);
+    const size = weights.slice(1).reduce((a, b) => a + Math.abs(b), 0);
+    const share = (u, c) => (u + c === 0 ? 0 : u / (u + c));
+    return {
+      label, unique, each: weights.length > 1 ? weights[1] : NaN, rest, share: share(Math.abs(unique), size),
+      gated: share(Math.abs(unique) * setting.gateUnique, size * setting.gateClone),
+    };
+  };
+  const own = { weigh: null };
+  const showWeights = () => {
+    const setting = compute();
+    const rows = [...formulas].filter(([label]) => chosen.has(label)).map(([label, weigh]) => rowOf(label, weigh, setting));
+    const error = at("own-error");
+    if (own.weigh) {
+      const row = rowOf("your own", own.weigh, setting);
+      if (![row.unique, row.rest].every(Number.isFinite)) {
+        error.textContent = "the weights of this row are not finite numbers";
+        error.hidden = false;
+      }
+      rows.push(row);
+    }
+    at("weights").tBodies[0].replaceChildren(
+      ...rows.map((row) => {
+        const line = make("tr");
+        line.dataset.formula = row.label;
+        const head = make("th", row.label);
+        head.scope = "row";
+        line.append(head);
+        for (const field of ["unique", "each", "rest", "share", "gated"]) {
+          const cell = make("td", undefined, "number");
+          cell.dataset.field = field;
+          cell.dataset.value = String(row[field]);
+          cell.append(make("span", short(row[field])));
+          if (field === "share" || field === "gated") {
+            const bar = make("div", undefined, "bar");
+            const fill = make("i");
+            fill.style.width = `${100 * Math.min(1, Math.max(0, row[field]))}%`;
+            bar.append(fill);
+            cell.append(bar);
+          }
+          line.append(cell);
+        }
+        return line;
+      }),
+    );
+    at("gate-said").textContent = `μ of the unique key ${short(setting.muUnique)}, of a clone ${short(setting.muClone)}; gates ${short(setting.gateUnique)} and ${short(setting.gateClone)}`;
+  };
+  for (const [name, title, low, high, step, first, help] of SLIDERS) {
+    values[name] = first;
+    const line = make("div", undefined, "slider");
+    const label = make("label", title);
+    label.htmlFor = `slider-${name}`;
+    const output = make("output", String(first));
+    output.htmlFor = `slider-${name}`;
+    const input = make("input");
+    Object.assign(input, { type: "range", id: `slider-${name}`, min: low, max: high, step, value: first });
+    input.addEventListener("input", () => {
+      values[name] = Number(input.value);
+      output.textContent = input.value;
+      showWeights();
+    });
+    line.append(label, output, input, make("small", help));
+    at("sliders").append(line);
+  }
+  at("sliders").addEventListener("submit", (event) => event.preventDefault());
+  for (const label of formulas.keys()) {
+    at("play-chips").append(
+      chip(label, chosen.has(label), (now) => {
+        if (now) chosen.add(label);
+        else chosen.delete(label);
+        showWeights();
+      }),
+    );
+  }
+  const readOwn = () => {
+    const error = at("own-error");
+    error.hidden = true;
+    own.weigh = null;
+    if (at("own").value.trim()) {
+      try {
+        own.weigh = unsoftFormula.read(at("own").value);
+      } catch (problem) {
+        error.textContent = problem.message;
+        error.hidden = false;
+      }
+    }
+    showWeights();
+  };
+  at("own").addEventListener("input", readOwn);
+  readOwn();
+  document.documentElement.dataset.ready = String(Math.round(performance.now()));
+})();

@@ -1,0 +1,90 @@
+"""Two runs side by side: did a change help?"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from unsoft.report.page import page
+from unsoft.report.scoreboard import QUESTIONS
+
+HERE = Path(__file__).parent
+_NOISE = {"training": 0.1, "decoding": 0.2, "memory": 0.05}
+"""Relative changes that repeated runs of the same code show; anything counts for the other questions, whose seeds are fixed."""
+
+
+def read_record(path: Path) -> dict[str, Any]:
+    """The record in a file that ``unsoft compare`` wrote; ValueError that names the file otherwise."""
+    try:
+        found = json.loads(path.read_text())
+    except OSError as problem:
+        raise ValueError(f"{path} cannot be read: {problem.strerror}") from None
+    except ValueError:
+        raise ValueError(f"{path} is not JSON") from None
+    if not isinstance(found, dict) or found.get("kind") != "unsoft compare" or found.get("schema") != 1:
+        raise ValueError(f"{path} was not written by this version of unsoft compare; it writes compare.json")
+    return found
+
+
+def differences(first: Mapping[str, Any], second: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """A row for each mechanism and question that either run answered: both numbers, the change, and a word for it."""
+    cells = [
+        {
+            (row["mechanism"], name): cell["value"]
+            for row in record["scoreboard"]
+            for name, cell in row["cells"].items()
+        }
+        for record in (first, second)
+    ]
+    rows = []
+    for mechanism in dict.fromkeys(name for side in cells for name, _ in side):
+        for question in QUESTIONS:
+            a, b = (side.get((mechanism, question.name)) for side in cells)
+            if a is None and b is None:
+                continue
+            rows.append(
+                {
+                    "mechanism": mechanism, "question": question.title, "first": a, "second": b,
+                    "change": None if a is None or b is None else b - a, "word": _word(question, a, b),
+                }
+            )  # fmt: skip
+    return rows
+
+
+def changed_claims(first: Mapping[str, Any], second: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Claims whose verdict differs."""
+    before = {claim["name"]: claim for claim in first["claims"]}
+    return [
+        {"claim": claim["text"], "first": before[claim["name"]]["verdict"], "second": claim["verdict"]}
+        for claim in second["claims"]
+        if claim["name"] in before and before[claim["name"]]["verdict"] != claim["verdict"]
+    ]
+
+
+def two_runs_page(first: Mapping[str, Any], second: Mapping[str, Any], names: tuple[str, str]) -> str:
+    """The text of an HTML file that needs nothing else."""
+    rows = differences(first, second)
+    return page(
+        HERE / "two_runs.html",
+        title=f"unsoft compare: {names[0]} and {names[1]}",
+        styles=[HERE / "page.css"],
+        data={},
+        names=names,
+        records=(first, second),
+        rows=rows,
+        counts={
+            word: sum(row["word"] == word for row in rows)
+            for word in ("better", "worse", "same", "only in one")
+        },
+        claims=changed_claims(first, second),
+    )
+
+
+def _word(question: Any, a: float | None, b: float | None) -> str:
+    if a is None or b is None:
+        return "only in one"
+    if abs(b - a) <= _NOISE.get(question.name, 1e-6) * max(abs(a), abs(b)):
+        return "same"
+    return "better" if (b < a) == question.low_is_good else "worse"

@@ -1,0 +1,120 @@
+"""Measurements against what they must be: closed forms, torch's own softmax, brute force."""
+
+import math
+
+import pytest
+import torch
+
+from tests.compare.tiny import TINY
+from unsoft.compare import collapse, cost, focus, hijack, linear_facts, magnitude_facts, sign, solver
+from unsoft.compare.subject import Subject, keys_of, subjects_of
+from unsoft.formula import Formula
+
+
+def subject(name):
+    return Subject(name, name)
+
+
+def test_weights_are_those_of_softmax():
+    q, k = torch.randn(2, 3, 5, 8, dtype=torch.float64).unbind()
+    expected = torch.softmax(q @ k.mT / math.sqrt(8), -1)
+    torch.testing.assert_close(subject("softmax").weights(q, k), expected)
+
+
+def test_the_second_map_of_an_affine_pair_is_another_one():
+    q, k = torch.randn(2, 2, 6, 16, dtype=torch.float64, generator=torch.Generator().manual_seed(0)).unbind()
+    for name in ("differential", "differential2", "gpam"):
+        assert (subject(name).weights(q, k) < 0).any(), name
+
+
+def test_a_family_as_a_function_of_logits_sees_these_logits():
+    logits = torch.randn(3, 7, dtype=torch.float64)
+    q, k = keys_of(logits)
+    torch.testing.assert_close((k @ q[0]) / 8, logits)
+    expected = (
+        logits / logits.shape[-1]
+    )  # the plain logit over the number of keys, which linear-identity computes in linear time
+    torch.testing.assert_close(subject("linear-identity").row()(logits), expected)
+
+
+def test_the_plain_logit_has_its_floor():
+    found = focus.measured_sparsity(subject("identity"), 0.0, 2.0, 4096, 8, 16)
+    assert abs(float(found.mean()) - math.sqrt(2 / math.pi)) < 0.01
+
+
+def test_softmax_has_its_closed_form_and_rows_without_weight_are_left_out():
+    found = focus.measured_sparsity(subject("softmax"), 1.0, 0.5, 4096, 8, 16)
+    assert abs(float(found.mean()) - math.exp(-0.125)) < 0.01
+    assert len(focus.measured_sparsity(subject("relu2"), -40.0, 0.5, 64, 4, 16)) == 0
+
+
+def test_clones():
+    rows = {(row["kind"], row["clones"]): row["share"] for row in hijack.hijack(subject("softmax"))}
+    assert rows["measured", 50] == pytest.approx(20 / 70) and rows["theory", 50] == pytest.approx(20 / 70)
+    # the gate of document 002: (Z + 0.1) mu = 1 gives 1/1.1 and 1/50.1
+    unique, clone = (1 / (1 + math.exp(-mu)) for mu in (1 / 1.1, 1 / 50.1))
+    assert hijack.measured_share(subject("magnitude"), 50) == pytest.approx(
+        20 * unique / (20 * unique + 50 * clone), rel=1e-3
+    )
+
+
+def test_curves_of_the_plain_logit_are_a_line():
+    for row in sign.curves(subject("identity")):
+        assert row["weight"] == pytest.approx(row["logit"] / 16) and row["gradient"] == pytest.approx(1 / 16)
+
+
+def test_sums():
+    cog, softmax = sign.sums(subject("cog"))[0], sign.sums(subject("softmax"))[0]
+    assert cog["l1_low"] == pytest.approx(1) == cog["l1_high"] and cog["sum_low"] < 0 < cog["sum_high"]
+    assert softmax["negative"] == 0 == softmax["deletion"] and 0.4 < cog["deletion"] < 0.6
+
+
+def test_tokens_collapse_under_softmax_and_a_map_that_only_looks_at_itself_keeps_them():
+    rows = [row["residual"] for row in collapse.collapse(subject("softmax"), TINY) if not row["skip"]]
+    assert rows[0] > 0.9 > rows[1] > rows[2] > rows[3]
+    alone = Subject("alone", Formula("where(i - j < 1, 1, 0)"))
+    rows = [row for row in collapse.collapse(alone, TINY) if not row["skip"]]
+    assert all(row["recovery"] == 1 and row["residual"] == pytest.approx(rows[0]["residual"]) for row in rows)
+
+
+def test_conjugate_gradients_arrive():
+    rows = solver.solver(solver.KINDS[0])
+    last = [row for row in rows if row["steps"] == 50 and row["eps"] == 0.1][0]
+    first = [row for row in rows if row["steps"] == 1 and row["eps"] == 0.1][0]
+    assert last["weights"] < 1e-6 < 1e-2 < first["weights"]
+
+
+def test_no_query_has_a_larger_ratio_of_norms_than_one():
+    for row in linear_facts.norm_ratios():
+        assert row["largest"] == pytest.approx(1.0)
+
+
+def test_sets_whose_magnitude_is_known():
+    for row in magnitude_facts.sets():
+        if row["set"] == "bound":
+            assert row["found"] <= 1
+        else:
+            assert row["found"] == pytest.approx(row["expected"], rel=1e-6)
+
+
+def test_a_step_of_decoding_leaves_the_cache_as_it_was():
+    for name in ("softmax", "linear-relu", "magnitude"):
+        call = cost._step(subject(name), 16)
+        first, again = call(), call()
+        torch.testing.assert_close(first, again)
+
+
+def test_the_peer_has_the_ratio_one():
+    rows = cost.training([subject("cog")], 64, TINY)
+    assert (
+        [row["mechanism"] for row in rows] == [cost.PEER, "cog"]
+        and rows[0]["ratio"] == 1
+        and rows[1]["seconds"] > 0
+    )
+
+
+def test_labels_are_unique_and_unknown_names_are_refused():
+    twice = [Formula("s/n"), Formula("s/n")]
+    assert [s.label for s in subjects_of(["cog", "cog"], twice)] == ["cog", "s/n", "s/n (2)"]
+    with pytest.raises(ValueError, match="did you mean 'softmax'"):
+        subjects_of(["sofmax"], [])
