@@ -42,7 +42,7 @@ def bench(
 
     level = QUICK if quick else FULL if full else STANDARD
     todo = choose(steps(level, mechanism), only)
-    _warn_if_busy()
+    warn_if_busy()
     console = Console(width=None if Console().is_terminal else 140, highlight=False)
     results, finished = _run(todo, lambda results, finished: _keep(out, level.name, results, finished))
     _show(console, results)
@@ -64,7 +64,8 @@ def _check_writable(out: Path) -> None:
         raise typer.BadParameter(f"{out} cannot be written", param_hint="'--out'")
 
 
-def _warn_if_busy() -> None:
+def warn_if_busy() -> None:
+    """Says so if other processes will disturb what is timed."""
     from unsoft.bench.record import load
 
     busy, cores = load(), os.cpu_count() or 1

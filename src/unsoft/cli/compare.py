@@ -50,6 +50,7 @@ def compare(
     if any(name.endswith(".json") for name in names):
         _two_runs(names, out)
         return
+    from unsoft.cli.bench import warn_if_busy
     from unsoft.cli.theory import read_formula
 
     own = [read_formula(text) for text in formula or []]
@@ -74,6 +75,8 @@ def compare(
     jobs = plan(subjects, level, only or ())
     if model is not None:
         jobs.append(model_job(model))
+    if any(job.timed for job in jobs):
+        warn_if_busy()
     store = Store(default_folder())
     with _progress(len(jobs)) as announce:
         answers, finished = run(jobs, store, announce)

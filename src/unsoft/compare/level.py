@@ -43,8 +43,8 @@ class Level:
     geometries: int
 
 
-QUICK = Level("quick", _QUICK, 1024, 16, 12, 2, (256, 1024), 3, 0.0, 512)
-STANDARD = Level("standard", _STANDARD, 2048, 16, 24, 3, (256, 1024, 2048), 4, 0.0, 512)
+QUICK = Level("quick", _QUICK, 1024, 16, 12, 2, (256, 1024), 5, 0.0, 512)
+STANDARD = Level("standard", _STANDARD, 2048, 16, 24, 3, (256, 1024, 2048), 5, 0.0, 512)
 FULL = Level("full", (), 8192, 64, 32, 8, (256, 512, 1024, 2048, 4096), 7, 1.0, 4096)
 """Without names: all there are, and the compositions of the standard level."""
 
