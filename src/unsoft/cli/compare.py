@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shlex
 import sys
 from collections.abc import Callable, Iterator
@@ -11,6 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+
+from unsoft.cli.folder import prepare_folder
 
 if TYPE_CHECKING:
     from unsoft.compare.job import Answer, Job
@@ -204,15 +205,8 @@ def _prepare(out: Path) -> None:
             "the page needs altair and vl-convert-python; install them with pip install 'unsoft[report]'",
             param_hint="'--out'",
         ) from None
-    try:
-        for folder in (out, out / "data", out / "figures"):
-            folder.mkdir(parents=True, exist_ok=True)
-    except OSError as problem:
-        raise typer.BadParameter(
-            f"{out} cannot be made a folder: {problem.strerror}", param_hint="'--out'"
-        ) from None
-    if not os.access(out, os.W_OK):
-        raise typer.BadParameter(f"{out} cannot be written", param_hint="'--out'")
+    for folder in (out, out / "data", out / "figures"):
+        prepare_folder(folder)
 
 
 def _command() -> str:
