@@ -14,6 +14,7 @@ import torch
 
 import unsoft
 from unsoft.engines.native.compiler import cache_directory
+from unsoft.engines.native.trust import make_private_folder
 from unsoft.files import write_whole
 
 _ROOMS = ("report", "cli", "hf")
@@ -34,7 +35,7 @@ class Store:
         return found if isinstance(found, dict) and found.get("key") == key else None
 
     def put(self, key: str, content: Mapping[str, Any]) -> None:
-        self.folder.mkdir(parents=True, exist_ok=True)
+        make_private_folder(self.folder)
         write_whole(self._path(key), json.dumps({"key": key, **content}).encode())
 
     def _path(self, key: str) -> Path:
