@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from unsoft.engines.run import run_formula
+from unsoft.engines.threads import threads_are_used
 from unsoft.formula import Formula
 from unsoft.mechanisms.cache import Cache, KeyValueCache
 
@@ -83,6 +84,7 @@ class Mechanism(nn.Module):
             From :meth:`new_cache`. The keys and values given are those of new tokens; the queries see all tokens so far,
             causally. Works for whole prompts, chunks and single tokens alike.
         """
+        threads_are_used()
         options = {
             "attn_mask": attn_mask, "dropout_p": dropout_p, "is_causal": is_causal, "scale": scale,
             "enable_gqa": enable_gqa, "engine": engine,
