@@ -48,7 +48,7 @@ def run(command, environment):
 
     def run(*arguments: str, **variables: str) -> Done:
         env = environment | variables
-        done = subprocess.run([*command, *arguments], capture_output=True, text=True, env=env, timeout=120)
+        done = subprocess.run([*command, *arguments], capture_output=True, text=True, env=env, timeout=600)
         return Done(done.returncode, done.stdout, done.stderr)
 
     return run
