@@ -11,7 +11,7 @@ struct Recurrence {
     int64_t map;          // from a query or key to its features
     int64_t normalise;    // divide by the sum of the weights?
     int64_t logarithmic;  // features are logarithms, and a state row ends with the largest one so far
-    int64_t first, limit; // position of the first token, and the one from which on the cosine does not turn further
+    int64_t first, limit; // position of the first token, and the one at which the cosine turns back
     const real *q, *k, *v, *decay;  // contiguous (B, heads, tokens, width); decay (state heads) or null
     const real *before;             // the state (B, state heads, features, values + 1 or 2), or null for an empty one
     real *after, *out;
@@ -31,7 +31,8 @@ static void features_of(const Recurrence &r, const real *x, real scale, int64_t 
     } else if (r.map == ELU1) {
         for (int64_t c = 0; c < n; c++) f[c] = x[c] > 0 ? x[c] + 1 : std::exp(x[c]);
     } else if (r.map == COSINE) {
-        const double angle = double(position < r.limit ? position : r.limit) * r.turn;
+        const int64_t folded = r.limit - std::abs(position % (2 * r.limit) - r.limit);
+        const double angle = double(folded) * r.turn;
         const real cosine = real(std::cos(angle)), sine = real(std::sin(angle));
         for (int64_t c = 0; c < n; c++) {
             const real positive = x[c] > 0 ? x[c] : 0;
