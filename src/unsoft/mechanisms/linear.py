@@ -156,7 +156,8 @@ class Linear(Mechanism):
         # The formula tells the argument check whether to count visible keys; it computes nothing here.
         formula = resolve("identity" if self.normaliser == "count" else "softmax")
         options = {name: x for name, x in inputs.options.items() if name != "engine"}
-        return checked_call(inputs.query, inputs.key, inputs.value, formula, **options)
+        call, leading = checked_call(inputs.query, inputs.key, inputs.value, formula, **options)
+        return _without_zero_bias(call), leading
 
     def _call_of_new_tokens(self, inputs: Inputs, cache: StateCache) -> tuple[Call, torch.Size]:
         cache.check(inputs.key)
@@ -316,6 +317,13 @@ def _zeros(call: Call) -> Tensor:
     """The output of a call without queries, keys or batch; gradients are 0."""
     nothing = sum(x.flatten()[:0].sum() for x in (call.q, call.k, call.v))
     return call.q.new_zeros(*call.q.shape[:3], call.v.shape[3]) + nothing
+
+
+def _without_zero_bias(call: Call) -> Call:
+    """A float mask of 0 and -inf alone is a bool mask."""
+    if call.bias is None or call.bias.requires_grad or torch.compiler.is_compiling() or bool(call.bias.any()):
+        return call
+    return replace(call, bias=None)
 
 
 def _hides_whole_keys(call: Call) -> bool:
