@@ -64,7 +64,12 @@ def test_another_question_is_asked_anew(tmp_path):
 
 
 def test_the_estimate_follows_the_pace(tmp_path):
-    left = []
-    jobs = [Job(str(k), "", {"k": k}, lambda: [0], 10.0) for k in range(3)]
-    run(jobs, Store(tmp_path), lambda job, number, seconds: left.append(seconds))
-    assert left[0] == 30.0 and left[1] < 1 and left[2] < 1  # expected 30 s, but each took next to nothing
+    left, now = [], [0.0]
+
+    def work():
+        now[0] += 2.0
+        return [0]
+
+    jobs = [Job(str(k), "", {"k": k}, work, 10.0) for k in range(3)]
+    run(jobs, Store(tmp_path), lambda job, number, seconds: left.append(seconds), clock=lambda: now[0])
+    assert left == [30.0, 4.0, 2.0]  # expected 10 s each, but each took 2

@@ -7,6 +7,7 @@ import subprocess
 import pytest
 import torch
 
+from tests.conftest import HANG
 from unsoft.formula import Formula, derivative, evaluate, parse
 from unsoft.formula.cpp import function, literal, operation
 from unsoft.formula.javascript import arrow
@@ -89,7 +90,7 @@ def javascript():
         capture_output=True,
         text=True,
         check=True,
-        timeout=60,
+        timeout=HANG,
     )
     return json.loads(done.stdout)
 
