@@ -127,7 +127,12 @@ assert not hasattr(unsoft, "nonsense")
 
 @pytest.mark.parametrize(
     "first",
-    ["", "import unsoft.attention", "import unsoft.mechanisms.registry", "from unsoft.attention import attention"],
+    [
+        "",
+        "import unsoft.attention",
+        "import unsoft.mechanisms.registry",
+        "from unsoft.attention import attention",
+    ],
 )
 def test_public_names_are_what_they_say_whatever_is_imported_first(first):
     subprocess.run(
