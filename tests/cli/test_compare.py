@@ -118,7 +118,16 @@ def test_a_file_of_something_else(run_here, tmp_path):
 
 
 def test_a_model_is_inspected_swapped_and_never_served_stale(run_here, tmp_path):
-    arguments = ("compare", "softmax", "cog", "--quick", "--only", "model", "--model", str(tmp_path / "model"))
+    arguments = (
+        "compare",
+        "softmax",
+        "cog",
+        "--quick",
+        "--only",
+        "model",
+        "--model",
+        str(tmp_path / "model"),
+    )
     missing = run_here(*arguments, "--out", str(tmp_path / "report"))
     assert missing.returncode == 1 and missing.stdout == "" and len(missing.stderr.splitlines()) == 1
     assert "is neither a folder here nor the id of a model" in missing.stderr

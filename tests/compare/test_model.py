@@ -75,7 +75,9 @@ def test_each_mechanism_is_swapped_in(folder, tmp_path):
     unsoft.hf.swap(network, "cog")
     fresh = Model(str(folder))
     fresh.__dict__["loaded"] = (network, unsoft.hf.load_model(folder)[1])
-    assert fresh._perplexity()["perplexity"] == pytest.approx(cog, rel=1e-6), "as if only cog had been swapped in"
+    assert fresh._perplexity()["perplexity"] == pytest.approx(cog, rel=1e-6), (
+        "as if only cog had been swapped in"
+    )
     assert len({round(x, 6) for x in (before, cog, mine)}) == 3
     assert found["model", str(folder)].rows[0]["heads"]
     table = swap_table(list(found.values()))

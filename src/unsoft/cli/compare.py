@@ -141,7 +141,7 @@ def _print(content: dict[str, Any]) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    from unsoft.report.claims import VERDICTS
+    from unsoft.report.claims import NOT_RUN, VERDICTS
     from unsoft.report.escape import printable
     from unsoft.report.page import number
     from unsoft.report.scoreboard import QUESTIONS
@@ -164,11 +164,15 @@ def _print(content: dict[str, Any]) -> None:
     console = Console(highlight=False, markup=False)
     if not console.is_terminal:
         console = Console(highlight=False, markup=False, width=150)
-    console.print(table)
+    if shown:
+        console.print(table)
     counts = {
         verdict: sum(claim["verdict"] == verdict for claim in content["claims"]) for verdict in VERDICTS
     }
-    console.print("claims: " + ", ".join(f"{count} {verdict}" for verdict, count in counts.items() if count))
+    if counts[NOT_RUN] < len(content["claims"]):
+        console.print(
+            "claims: " + ", ".join(f"{count} {verdict}" for verdict, count in counts.items() if count)
+        )
 
 
 def _print_swaps(found: dict[str, Any] | None) -> None:
@@ -184,8 +188,9 @@ def _print_swaps(found: dict[str, Any] | None) -> None:
         f"perplexity on {found['text']}, {found['tokens']} tokens: {number(found['before'])} as the model is"
     )
     for row in found["rows"]:
-        times = f"{number(row['times'])} times that"
-        typer.echo(f"  {printable(row['mechanism']):20} {number(row['after']):>9} after the swap, {times}")
+        typer.echo(
+            f"  {printable(row['mechanism']):20} {number(row['after']):>9} after the swap, {row['times']:.4g} times that"
+        )
     for row in found["refused"]:
         typer.echo(f"  {printable(row['mechanism']):20} not swapped: {row['problem']}")
 

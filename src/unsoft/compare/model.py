@@ -82,7 +82,12 @@ class Model:
 
         network, tokenizer = self.loaded
         found = inspection.inspect(
-            network, _text(), tokenizer=tokenizer, batch_size=2, max_length=self._length, max_sequences=_SEQUENCES
+            network,
+            _text(),
+            tokenizer=tokenizer,
+            batch_size=2,
+            max_length=self._length,
+            max_sequences=_SEQUENCES,
         )
         return replace(found, model=self.name).to_dict()
 

@@ -136,7 +136,12 @@ def _cost(subjects: Sequence[Subject], level: Level) -> list[Job]:
 
 def _claims(subjects: Sequence[Subject], level: Level) -> list[Job]:
     keys = level.keys
-    timed = {"timed": True, "threads": torch.get_num_threads(), "machine": machine(), **_sizes(level, "lengths", "rounds")}
+    timed = {
+        "timed": True,
+        "threads": torch.get_num_threads(),
+        "machine": machine(),
+        **_sizes(level, "lengths", "rounds"),
+    }
     return [
         _job("negative logits", None, gradient_facts.negative_logits, 0.1),
         _job("sum normalised", None, gradient_facts.sum_normalised, 0.1),
