@@ -16,6 +16,7 @@ import torch
 
 import unsoft
 from unsoft.engines.native.compiler import cache_directory
+from unsoft.engines.native.trust import make_private_folder
 from unsoft.files import write_whole
 
 _APART = ("report", "cli", "hf")
@@ -46,7 +47,7 @@ class Store:
         return found if isinstance(found, dict) and found.get("key") == key else None
 
     def put(self, key: str, content: Mapping[str, Any]) -> None:
-        self.folder.mkdir(parents=True, exist_ok=True)
+        make_private_folder(self.folder)
         write_whole(self._path(key), json.dumps({"key": key, **content}).encode())
 
     def files(self) -> list[Path]:
