@@ -122,6 +122,7 @@ SHIM = """
 #include <cstdio>
 typedef double real;
 static real vexp(real x) { return std::exp(x); }
+static real vexpm1(real x) { return std::expm1(x); }
 static real vlog(real x) { return std::log(x); }
 static real vsqrt(real x) { return std::sqrt(x); }
 static real vabs(real x) { return std::fabs(x); }
