@@ -34,6 +34,8 @@ from unsoft.mechanisms.registry import family
 class Cosformer(Linear):
     """See the module's docstring; ``max_length`` is M."""
 
+    uses_positions = True
+
     def __init__(self, place: Place, max_length: int = 4096) -> None:
         if isinstance(max_length, bool) or not isinstance(max_length, int) or max_length < 1:
             raise ValueError(

@@ -36,6 +36,7 @@ from torch import Tensor
 from unsoft.engines.arguments import checked_call
 from unsoft.engines.call import Call
 from unsoft.engines.dense import finite_part, visible_entries, weighted_values
+from unsoft.engines.distances import check_distances
 from unsoft.engines.linear import aligned_attention, linear_attention, linear_weights
 from unsoft.formula.analysis import Properties
 from unsoft.mechanisms import features
@@ -107,9 +108,10 @@ class Linear(Mechanism):
         mask = inputs.options["attn_mask"]
         if isinstance(mask, Tensor) and mask.shape[-1] == cache.length + inputs.key.shape[-2]:
             mask = mask[..., cache.length :]  # the keys before are in the state already
-        call, leading = self._call(
-            inputs.change(options=inputs.options | {"is_causal": True, "attn_mask": mask})
-        )
+        options = inputs.options | {"is_causal": True, "attn_mask": mask}
+        if options["positions"] is not None:
+            options["positions"] = (options["positions"][0], options["positions"][1][..., cache.length :])
+        call, leading = self._call(inputs.change(options=options))
         if self._needs_weights(call):
             raise ValueError(
                 "arguments 'attn_mask', 'dropout_p': with a cache of fixed size only whole keys can be masked"
@@ -131,7 +133,10 @@ class Linear(Mechanism):
         # The formula tells the argument check whether to count visible keys; it computes nothing here.
         formula = resolve("identity" if self.normaliser == "count" else "softmax")
         options = {name: x for name, x in inputs.options.items() if name != "engine"}
-        return checked_call(inputs.query, inputs.key, inputs.value, formula, **options)
+        call, leading = checked_call(inputs.query, inputs.key, inputs.value, formula, **options)
+        if self.uses_positions and options["positions"] is not None:
+            check_distances(call, *options["positions"], type(self).__name__.lower())
+        return call, leading
 
     def _prepared(self, call: Call, first_query: int, first_key: int) -> tuple[Tensor, Tensor, Tensor]:
         """Features of queries and keys and the values, in the dtype of the arithmetic; masked keys are zero."""

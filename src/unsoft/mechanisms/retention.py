@@ -35,7 +35,7 @@ from unsoft.mechanisms.registry import family
 class Retention(Linear):
     """See the module's docstring. ``start``: d for all heads; by default 1 - 2^(-5-h) for head h."""
 
-    causal_only = True
+    causal_only = uses_positions = True
 
     def __init__(self, place: Place, start: float | None = None, *, learnable: bool = False) -> None:
         super().__init__(place, features.identity, scaled=True, normaliser="none")
