@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from unsoft.cli.folder import prepare_folder
+from unsoft.cli.folder import check_folder, prepare_folder
 
 if TYPE_CHECKING:
     from unsoft.compare.job import Answer, Job
@@ -107,6 +107,8 @@ def _write(
     drawn = figures(results)
     formulas = {s.label: s.formula for s in subjects if s.formula is not None}
     page = comparison_page(results, drawn, formulas, vega(store), model_variables(answers))
+    for folder in (out, out / "data", out / "figures"):
+        prepare_folder(folder)
     write_whole(out / PAGE, page.encode())
     written = [out / PAGE, write_record(out, content)]
     tables = write_tables(out, drawn, content)
@@ -160,6 +162,7 @@ def _two_runs(names: list[str], out: Path) -> None:
         raise typer.BadParameter(
             "to see what changed, give two files compare.json and nothing else", param_hint="'MECHANISM'"
         )
+    check_folder(out)
     from unsoft.report.comparison.two_runs import changed_claims, differences, read_record, two_runs_page
 
     try:
@@ -190,6 +193,7 @@ def _two_runs(names: list[str], out: Path) -> None:
     console.print(table if rows else "no number changed")
     for claim in changed_claims(first, second):
         console.print(f"{claim['claim']} {claim['first']} -> {claim['second']}")
+    prepare_folder(out)
     write_whole(out / "changes.html", two_runs_page(first, second, (names[0], names[1])).encode())
     typer.echo(str(out / "changes.html"))
 
@@ -205,8 +209,7 @@ def _prepare(out: Path) -> None:
             "the page needs altair and vl-convert-python; install them with pip install 'unsoft[report]'",
             param_hint="'--out'",
         ) from None
-    for folder in (out, out / "data", out / "figures"):
-        prepare_folder(folder)
+    check_folder(out)
 
 
 def _command() -> str:
