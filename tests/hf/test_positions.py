@@ -10,6 +10,7 @@ from transformers import AttentionInterface, AttentionMaskInterface, DynamicCach
 from transformers.masking_utils import sdpa_mask
 
 import unsoft
+from unsoft.mechanisms.module import Pointwise
 
 FORMULAS = {
     "distance": (
@@ -107,16 +108,22 @@ def test_a_padded_batch_decodes_what_the_definition_says(model, batch, by_hand, 
         for b, (text, logits) in enumerate(expected):
             assert torch.equal(found.sequences[b, -count:], text[0, -count:])
             own = logits[0, -count - 1 : -1]
-            assert (last_tokens(found, count)[b] - own).abs().max() <= 1e-9 * own.abs().max()
+            assert (
+                last_tokens(found, count)[b] - own
+            ).abs().max() <= 1e-6 * own.abs().max()  # kept in float32
 
 
 @pytest.mark.parametrize("name", FORMULAS)
 @pytest.mark.parametrize("cache", ["static", "beams"])
 def test_other_ways_of_generating(model, batch, texts, name, cache):
     swapped = unsoft.hf.swap(model("llama"), FORMULAS[name][0])
-    how = {"cache_implementation": "static", "disable_compile": True} if cache == "static" else {"num_beams": 3}
+    how = (
+        {"cache_implementation": "static", "disable_compile": True} if cache == "static" else {"num_beams": 3}
+    )
     found = swapped.generate(**batch, **NEW | how).sequences
-    expected = swapped.generate(**batch, **NEW | how | {"cache_implementation": None}, use_cache=False).sequences
+    expected = swapped.generate(
+        **batch, **NEW | how | {"cache_implementation": None}, use_cache=False
+    ).sequences
     assert torch.equal(found, expected)
     if cache == "static":
         for b, text in enumerate(texts):
@@ -134,7 +141,11 @@ def pieces(swapped, batch, cache, told):
         with torch.no_grad():
             parts.append(
                 swapped(
-                    ids[:, start:end], attention_mask=mask[:, :end], past_key_values=cache, use_cache=True, **more
+                    ids[:, start:end],
+                    attention_mask=mask[:, :end],
+                    past_key_values=cache,
+                    use_cache=True,
+                    **more,
                 ).logits
             )
         start = end
@@ -153,10 +164,20 @@ def test_padded_prompts_in_pieces(model, batch, by_hand, kind, name, make, told)
     found = pieces(swapped, batch, make(config=swapped.config, **options), told)
     for b, (_, logits) in enumerate(by_hand(kind, weight)):
         own = logits[0, : (LONG, SHORT)[b]]
-        assert (found[b, -len(own) :] - own).abs().max() <= 1e-8 * own.abs().max()
+        tolerance = 1e-9 if told else 1e-5  # rotary positions are computed in float32
+        assert (found[b, -len(own) :] - own).abs().max() <= tolerance * own.abs().max()
 
 
-FAMILIES = ["cosformer", "retention", "decay", "performer", "logn+softmax", "logn+cog", "linear-identity", "softpick"]
+FAMILIES = [
+    "cosformer",
+    "retention",
+    "decay",
+    "performer",
+    "logn+softmax",
+    "logn+cog",
+    "linear-identity",
+    "softpick",
+]
 
 
 @pytest.mark.parametrize("kind", ["llama", "mistral"])
@@ -174,7 +195,7 @@ def test_a_formula_of_gates_and_positions(model, texts, batch):
     """Gates need all keys, and keep a state: positions reach the formula inside."""
     unsoft_model = unsoft.hf.swap(model("llama"), "magnitude+tanh", init="paper")
     for module in unsoft_model.modules():
-        if isinstance(module, unsoft.mechanisms.module.Pointwise):
+        if isinstance(module, Pointwise):
             module.formula = FORMULAS["absolute"][0]
     for layer in unsoft_model.model.layers:
         layer.self_attn.unsoft.uses_positions = True
@@ -206,7 +227,10 @@ def test_texts_that_begin_later_keep_their_positions(model, texts):
     assert (whole - swapped(ids).logits).abs().max() > 1e-3
     cache = DynamicCache(config=swapped.config)
     parts = [swapped(ids[:, :15], position_ids=positions[:, :15], past_key_values=cache).logits]
-    parts += [swapped(ids[:, [t]], position_ids=positions[:, [t]], past_key_values=cache).logits for t in range(15, 20)]
+    parts += [
+        swapped(ids[:, [t]], position_ids=positions[:, [t]], past_key_values=cache).logits
+        for t in range(15, 20)
+    ]
     assert (torch.cat(parts, dim=1) - whole).abs().max() <= 1e-9 * whole.abs().max()
     gap = torch.tensor([[65, 66, 69]])
     with pytest.raises(ValueError, match="not consecutive, so that those of earlier keys are unknown"):
@@ -219,7 +243,7 @@ def test_distances_cannot_have_gaps(model, texts, name):
     swapped = unsoft.hf.swap(model("llama"), name)
     gap = torch.tensor([[0, 1, 5, 6]])
     with pytest.raises(ValueError, match="consecutive"):
-        swapped(texts[0][:, :4], position_ids=gap, use_cache=False)
+        swapped(texts[0][:, :4], attention_mask=torch.ones(1, 4), position_ids=gap, use_cache=False)
 
 
 @torch.no_grad()

@@ -27,9 +27,11 @@ class Swapped(nn.Module):
     identity. The buffer ``swapped`` makes every saved model name something that plain transformers does not expect, and says so.
     """
 
-    def __init__(self, mechanism: Mechanism, label: str, softcap: float | None, windowed: bool) -> None:
+    def __init__(
+        self, mechanism: Mechanism, label: str, softcap: float | None, windowed: bool, causal: bool | None
+    ) -> None:
         super().__init__()
-        self.mechanism, self.label, self.softcap = mechanism, label, softcap
+        self.mechanism, self.label, self.softcap, self.causal = mechanism, label, softcap, bool(causal)
         place, kept = mechanism.place, mechanism.new_cache(1)
         self.stateful = not isinstance(kept, KeyValueCache)
         self.uses_positions = mechanism.uses_positions
@@ -148,7 +150,7 @@ def attend(
             f"swap: {type(module).__name__} caps its logits at {softcap}, but was swapped with {swapped.softcap}; swap again"
         )
     if is_causal is None:
-        is_causal = getattr(module, "is_causal", True) and getattr(module.config, "is_causal", True)
+        is_causal = getattr(module, "is_causal", swapped.causal) and getattr(module.config, "is_causal", True)
     out, weights = swapped(
         query, key, value, attention_mask, causal=bool(is_causal), scale=scaling, dropout=dropout,
         window=sliding_window, return_weights=output_attentions or _weights_wanted(), position_ids=position_ids,
