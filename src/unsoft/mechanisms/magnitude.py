@@ -222,7 +222,7 @@ class Magnitude(Around):
 
     def _call(self, inputs: Inputs) -> Call:
         """The call, checked: its mask says which keys are there."""
-        options = {name: x for name, x in inputs.options.items() if name != "engine"}
+        options = {name: x for name, x in inputs.options.items() if name not in ("engine", "positions")}
         if self.query_heads != self.place.heads:  # several queries for each head share its key
             options["enable_gqa"] = True
         return checked_call(inputs.query, inputs.key, inputs.value, resolve("softmax"), **options)[0]

@@ -50,6 +50,11 @@ template <bool ROWS> struct Layout {
         return ROWS ? size_t(query) * t.stride + key : size_t(key) * t.stride + query;
     }
     UNSOFT_INLINE V key_index(int key) { return ROWS ? iota() + real(key) : splat(real(key)); }
+    // The symbol j of the key, or of VL keys, that `key_index` counts.
+    UNSOFT_INLINE V key_position(const Tile &t, int key) {
+        if (!t.key_position) return key_index(key) + real(t.first_key);
+        return ROWS ? load(t.key_position + key) : splat(t.key_position[key]);
+    }
     UNSOFT_INLINE V statistic(const real *x, int query) { return ROWS ? splat(x[query]) : load(x + query); }
 };
 
@@ -63,9 +68,9 @@ template <bool ROWS> UNSOFT_INLINE I seen(const Tile &t, const Lanes &x, V key, 
     return result;
 }
 
-UNSOFT_INLINE V kept(const Tile &t, const Lanes &x, V j) {  // dropout's factor: 0 or keep_scale
+UNSOFT_INLINE V kept(const Tile &t, const Lanes &x, V key) {  // dropout's factor: 0 or keep_scale
     U index;
-    for (int lane = 0; lane < VL; lane++) index[lane] = uword(uint32_t(int64_t(j[lane])) * 0xC2B2AE3Du);
+    for (int lane = 0; lane < VL; lane++) index[lane] = uword(uint32_t(int64_t(key[lane]) + t.first_key) * 0xC2B2AE3Du);
     U word = mix((x.drop_key + index) & (U{} + 0xffffffffu));
     V factor;
     for (int lane = 0; lane < VL; lane++) factor[lane] = uint32_t(word[lane]) < t.drop_below ? real(0) : t.keep_scale;
@@ -114,15 +119,15 @@ template <bool ROWS, bool PLAIN> bool forward_tile(const Tile &t) {
             Formula::Row row = Formula::row(V{}, x.count, x.position, t.parameters);
             for (int key = 0; key < t.keys; key += step) {
                 size_t at = At::at(t, query, key);
-                V s = load(t.s + at), j = At::key_index(key);
+                V s = load(t.s + at), j = At::key_position(t, key);
                 if (PLAIN) {
-                    m = larger(m, Formula::peak(s, row, j + real(t.first_key), V{}));
+                    m = larger(m, Formula::peak(s, row, j, V{}));
                 } else {
                     V b = t.bias ? load(t.bias + at) : V{};
                     V shifted = Formula::strength || Formula::operand ? s : s + b;
-                    V top = Formula::peak(shifted, row, j + real(t.first_key), b);
+                    V top = Formula::peak(shifted, row, j, b);
                     if (Formula::strength) top += b;
-                    m = vselect(seen<ROWS>(t, x, j, at), larger(m, top), m);
+                    m = vselect(seen<ROWS>(t, x, At::key_index(key), at), larger(m, top), m);
                 }
             }
             if (ROWS) m = splat(horizontal_max(m));
@@ -146,7 +151,7 @@ template <bool ROWS, bool PLAIN> bool forward_tile(const Tile &t) {
         V total = {};
         for (int key = 0; key < t.keys; key += step) {
             size_t at = At::at(t, query, key);
-            V s = load(t.s + at), index = At::key_index(key), j = index + real(t.first_key);
+            V s = load(t.s + at), index = At::key_index(key), j = At::key_position(t, key);
             Value y;
             if (PLAIN) {
                 Formula::value(s, row, j, V{}, y.weight, y.mass);
@@ -159,7 +164,7 @@ template <bool ROWS, bool PLAIN> bool forward_tile(const Tile &t) {
                 I visible = seen<ROWS>(t, x, index, at);
                 y.weight = vselect(visible, y.weight, V{});
                 y.mass = vselect(visible, y.mass, V{});
-                if (t.drop_key) y.weight *= kept(t, x, j);
+                if (t.drop_key) y.weight *= kept(t, x, index);
             }
             store(t.s + at, y.weight);
             if (Formula::has_mass) total += y.mass;
@@ -181,7 +186,7 @@ template <bool PLAIN> void backward_tile(const Tile &t) {
         const Formula::Row row = Formula::row(m, x.count, x.position, t.parameters);
         for (int key = 0; key < t.keys; key++) {
             size_t at = At::at(t, query, key);
-            V s = load(t.s + at), g = load(t.p + at), index = At::key_index(key), j = index + real(t.first_key);
+            V s = load(t.s + at), g = load(t.p + at), index = At::key_index(key), j = At::key_position(t, key);
             Slope y;
             if (PLAIN) {
                 Formula::slope(s, row, j, V{}, y.weight, y.dweight, y.mass, y.dmass);
@@ -196,7 +201,7 @@ template <bool PLAIN> void backward_tile(const Tile &t) {
                 return z;
             });
             I visible = seen<false>(t, x, index, at);
-            V drop = t.drop_key ? kept(t, x, j) : splat(1);
+            V drop = t.drop_key ? kept(t, x, index) : splat(1);
             g = g * drop * inverse;
             V ds = vselect(visible, Formula::has_mass ? y.dweight * g + y.dmass * slope : y.dweight * g, V{});
             if (t.bias_gradient) {
@@ -226,14 +231,14 @@ template <int PARAMETERS> void parameter_tile(const Tile &t) {  // before backwa
         V sum[PARAMETERS] = {};
         for (int key = 0; key < t.keys; key++) {
             size_t at = At::at(t, query, key);
-            V s = load(t.s + at), g = load(t.p + at) * inverse, index = At::key_index(key), j = index + real(t.first_key);
+            V s = load(t.s + at), g = load(t.p + at) * inverse, index = At::key_index(key), j = At::key_position(t, key);
             ParameterSlopes y = biased<ParameterSlopes>(t, x, s, m, at, row, [&](const Formula::Row &r, [[maybe_unused]] V b) {
                 ParameterSlopes z;
                 Formula::parameter_slopes(s, r, j, b, z.dweight, z.dmass);
                 return z;
             });
             I visible = seen<false>(t, x, index, at);
-            if (t.drop_key) g *= kept(t, x, j);
+            if (t.drop_key) g *= kept(t, x, index);
             for (int k = 0; k < PARAMETERS; k++) {
                 V term = y.dweight[k] * g;
                 if (Formula::has_mass) term += y.dmass[k] * slope;
