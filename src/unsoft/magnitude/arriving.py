@@ -1,6 +1,7 @@
 """Decoding: arrival weights of points that come in pieces, equal to those of the whole sequence.
 
-Both kinds have ``add(x, present, eps) -> weights`` for new scaled points (systems, n, d), ``tensors`` and ``pick(index)``.
+Both kinds have ``add(x, present, eps) -> weights`` for new scaled points (systems, n, d) that need no gradient, ``tensors`` and
+``pick(index)``; and ``gate(key, value, eps, constants)``, see :meth:`Window.gate`, for a token in one call.
 """
 
 from __future__ import annotations
@@ -25,6 +26,11 @@ class ExactArrival:
     def add(self, x: Tensor, present: Tensor | None, eps: float) -> Tensor:
         return self.window.add(x.to(working_dtype(x.dtype, eps)), present, eps).to(x.dtype)
 
+    def gate(
+        self, key: Tensor, value: Tensor, eps: float, constants: tuple[Tensor, ...]
+    ) -> tuple[Tensor, Tensor] | None:
+        return self.window.gate(key, value, eps, constants)
+
     @property
     def tensors(self) -> tuple[Tensor, ...]:
         return self.window.tensors
@@ -41,7 +47,6 @@ class StreamedArrival:
         self.state: Centres | None = None
         self.window = Window(limit=first or chunk)
 
-    @torch.no_grad()
     def add(self, x: Tensor, present: Tensor | None, eps: float) -> Tensor:
         dtype, x = x.dtype, x.to(working_dtype(x.dtype, eps))
         if self.state is None:
@@ -52,6 +57,14 @@ class StreamedArrival:
             weights.append(self._piece(x[:, new], None if present is None else present[:, new], eps))
             start = new.stop
         return (weights[0] if len(weights) == 1 else torch.cat(weights, dim=1)).to(dtype)
+
+    def gate(
+        self, key: Tensor, value: Tensor, eps: float, constants: tuple[Tensor, ...]
+    ) -> tuple[Tensor, Tensor] | None:
+        window = self.window
+        if window.length + key.shape[2] >= window.limit:  # the end of a chunk is for add()
+            return None
+        return window.gate(key, value, eps, constants, self.state)
 
     def _piece(self, x: Tensor, present: Tensor | None, eps: float) -> Tensor:
         """Points that are no more than there is room for."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from unsoft.engines.native.gaussian import WindowKernel
 from unsoft.magnitude.background import background
@@ -36,7 +37,7 @@ class Window:
     @property
     def x(self) -> Tensor:
         """(systems, n, d)"""
-        return self._buffers[0][:, : self.length]
+        return self._buffers[0][..., : self.length].mT
 
     @property
     def seen(self) -> Tensor:
@@ -57,26 +58,48 @@ class Window:
     def tensors(self) -> tuple[Tensor, ...]:
         return self._buffers
 
-    @torch.no_grad()
     def add(self, x: Tensor, present: Tensor | None, eps: float, state: Centres | None = None) -> Tensor:
-        """Weights (systems, n) of new points (systems, n, d), in the dtype of the first ones.
+        """Weights (systems, n) of new points (systems, n, d) that need no gradient, in the dtype of the first ones.
 
         A point that is masked or not finite is not there. ``state``: what is remembered of the points before the window; it must not
         change while there are points in it.
         """
-        self._reserve(x, state)
+        start, end = self.length, self.length + x.shape[1]
+        if end > self.capacity or x.shape[::2] != self._buffers[0].shape[:2]:
+            self._reserve(x, state)
         x = x.to(self._buffers[0].dtype)
-        end = self.length + x.shape[1]
-        if is_native(x) and (x.shape[1] <= _FEW or state is not None):
+        if x.shape[1] > _FEW and state is None:
+            weights = self._add_block(x, present, eps, state)
+        elif self._kernel is not None or is_native(x):
             if self._kernel is None:
                 self._kernel = self._new_kernel(state)
-            weights, done = self._kernel.add(self.length, x, present, eps)
+            weights, done = self._kernel.add(start, x, present, eps)
             if done < x.shape[1]:
-                check_done(self.length + done, self._buffers[0][:, :end])
+                check_done(start + done, self._buffers[3][:, :end])
         else:
             weights = self._add_block(x, present, eps, state)
         self.length = end
         return weights
+
+    def gate(
+        self, key: Tensor, value: Tensor, eps: float, constants: tuple[Tensor, ...], state: Centres | None = None
+    ) -> tuple[Tensor, Tensor] | None:
+        """Gates (batch, heads, n) of a few new keys, not yet scaled, and values times those, in one call of the compiled code.
+
+        None where that is not possible (yet): then add() does it.
+        """
+        start, new = self.length, key.shape[2]
+        if self._kernel is None or start + new > self.capacity or new > _FEW:
+            return None
+        systems, width, _ = self._buffers[0].shape
+        same = key.dtype == value.dtype == self._buffers[0].dtype
+        if not same or key.shape[0] * key.shape[1] != systems or key.shape[3] != width or key.shape[:3] != value.shape[:3]:
+            return None
+        gates, gated, done = self._kernel.gate(start, key, value, eps, constants)
+        if done < new:
+            check_done(start + done, self._buffers[3][:, : start + new])
+        self.length += new
+        return gates, gated
 
     def clear(self) -> None:
         """Forgets all points, and the state beside which they stood; keeps the memory."""
@@ -94,15 +117,15 @@ class Window:
         present = finite if present is None else present & finite
         x = torch.where(present[..., None], x, 0.0)
         points, seen, near, m, y = self._buffers
-        points[:, start:end], seen[:, start:end] = x, present.to(x.dtype)
+        points[..., start:end], seen[:, start:end] = x.mT, present.to(x.dtype)
         new, b = matrix(x, present, eps), present.to(x.dtype)
-        old = gaussian(x, points[:, :start]) * b[..., None] * seen[:, None, :start]
+        old = gaussian(x, points[..., :start].mT) * b[..., None] * seen[:, None, :start]
         if state is not None:
             close = similar_to_centres(x, present, state)
             weighed = close @ state.explained
-            new, old = new - weighed @ close.mT, old - weighed @ near[:, :start].mT
+            new, old = new - weighed @ close.mT, old - weighed @ near[..., :start]
             b = torch.where(present, b - (close @ state.alpha[..., None])[..., 0] - background(x, state), 0.0)
-            near[:, start:end] = close
+            near[..., start:end] = close.mT
         c = old @ self.m.mT
         own = inverse_factor_of(new - c @ c.mT)
         fresh = (own @ (b[..., None] - c @ self.y[..., None]))[..., 0]
@@ -114,10 +137,10 @@ class Window:
         """Room for the points x after those that are there."""
         systems, new, width = x.shape
         end = self.length + new
-        if self._buffers and (systems, width) != (len(self._buffers[0]), self._buffers[0].shape[2]):
+        if self._buffers and (systems, width) != self._buffers[0].shape[:2]:
             raise ValueError(
                 f"magnitude: argument 'key' brings points {width} wide in {systems} systems; the cache holds points"
-                f" {self._buffers[0].shape[2]} wide in {len(self._buffers[0])}"
+                f" {self._buffers[0].shape[1]} wide in {len(self._buffers[0])}"
             )
         if end <= self.capacity:
             return
@@ -125,22 +148,26 @@ class Window:
             size = end + max(_FIRST_CAPACITY, end // 4)
         else:
             size = max(end, min(self.limit, max(2 * end, _FIRST_CAPACITY)))
-        stride = -(-size // 16) * 16 + 16  # whole registers, and never a power of two apart, which caches do not like
+        row = _whole(size)
         centres = 0 if state is None else state.x.shape[1]
         like = self._buffers[0] if self._buffers else x
-        larger = (
-            like.new_zeros(systems, size, width), like.new_zeros(systems, size), like.new_zeros(systems, size, centres),
-            like.new_zeros(systems, size, stride), like.new_zeros(systems, size),
-        )  # fmt: skip
+        shapes = ((systems, width, row), (systems, row), (systems, centres, row), (systems, size, row), (systems, row))
+        larger = tuple(like.new_zeros(shape) for shape in shapes)
         for into, was in zip(larger, self._buffers, strict=False):
-            rows = into[:, : self.length]
-            (rows if was.dim() == 2 else rows[..., : was.shape[2]])[:] = was[:, : self.length]
+            part = was[:, : self.length] if was is self._buffers[3] else was
+            into.narrow(-1, 0, part.shape[-1])[tuple(map(slice, part.shape[:-1]))] = part
         self._buffers, self.capacity, self._kernel = larger, size, None
 
     def _new_kernel(self, state: Centres | None) -> WindowKernel:
-        points, _, near, m, _ = self._buffers
-        sizes = (points.shape[0], points.shape[2], near.shape[2], points.shape[1], m.shape[2])
-        held = (
-            () if state is None else (state.x, state.alpha, state.explained, state.level, state.middle)
+        if state is None:
+            return WindowKernel(self.capacity, self._buffers, ())
+        more = _whole(state.x.shape[1]) - state.x.shape[1]
+        places, explained = (pad(y, (0, more)) for y in (state.x.mT, state.explained))
+        return WindowKernel(
+            self.capacity, self._buffers, (places, state.alpha, explained, state.level, state.middle)
         )
-        return WindowKernel(sizes, self._buffers, held)
+
+
+def _whole(size: int) -> int:
+    """The length of a row of whole registers; never a power of two, which caches do not like."""
+    return -(-size // 16) * 16 + 16

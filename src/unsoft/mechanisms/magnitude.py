@@ -149,35 +149,55 @@ class Magnitude(Around):
                 f"argument 'cache' is a {type(cache).__name__}; this mechanism's new_cache() makes another kind"
             )
         cache.check(inputs.key)
-        new = inputs.key.shape[-2]
-        points = self._new_points(inputs, cache)
+        plain = inputs.options["attn_mask"] is None and inputs.geometry_keys is None
+        if plain and not cache.rows and not torch.is_grad_enabled():
+            constants = self._constants(cache, inputs.key)
+            found = cache.arriving.gate(inputs.key, inputs.value, self.eps, constants)
+            if found is not None:
+                cache.length += inputs.key.shape[2]
+                return self._gated(inputs, *found, cache)
+        points = self._plain_points(inputs.key, cache) if plain else self._new_points(inputs, cache)
+        new = points.x.shape[1]
         if 0 in points.x.shape[:2]:
             weights = points.x.detach().sum(-1)
         else:
             weights = cache.arriving.add(points.x.detach(), points.present, self.eps)
         cache.length += new
-        if not cache.rows or inputs.query.numel() == 0 or cache.length == 0:
-            return self._gated(inputs, self._gate(weights, points), cache)
-        keys, values = cache.inner.append(inputs.key, inputs.value)
-        whole = inputs.change(key=keys, value=values, options=inputs.options | {"is_causal": "lower_right"})
-        window = cache.arriving.window
-        first = cache.length - inputs.query.shape[-2]
-        result, cache.last_row = attend_by_rows(self, whole, window.m, window.y, cache.last_row, first)
-        return result
+        if cache.rows and new and inputs.query.numel():
+            keys, values = cache.inner.append(inputs.key, inputs.value)
+            whole = inputs.change(
+                key=keys, value=values, options=inputs.options | {"is_causal": "lower_right"}
+            )
+            window, first = cache.arriving.window, cache.length - inputs.query.shape[-2]
+            result, cache.last_row = attend_by_rows(self, whole, window.m, window.y, cache.last_row, first)
+            return result
+        return self._gated(inputs, self._gate(weights, points), None, cache)
 
     def _new_points(self, inputs: Inputs, cache: MagnitudeCache) -> Points:
         """The points of the keys that a step of decoding brings."""
-        options, key = inputs.options, inputs.key
-        if options["attn_mask"] is None and inputs.geometry_keys is None and not torch.compiler.is_compiling():
-            keys = key.to(compute_dtype(key.dtype))  # what is wrong with the call, the mechanism inside says
-            return Points((keys * self._root(key.shape[1], keys)).flatten(0, 1), None, key.shape[:2])
-        new, mask = key.shape[-2], options["attn_mask"]
-        options = options | {"is_causal": True}
+        new, options = inputs.key.shape[-2], inputs.options | {"is_causal": True}
+        mask = options["attn_mask"]
         if isinstance(mask, Tensor) and mask.shape[-1] == cache.length + new:
-            options["attn_mask"] = mask[..., cache.length :]  # what is asked of the mask here is which new keys are there
-        return self._points(
-            inputs, self._call(inputs.change(query=inputs.query[..., -new:, :], options=options))
-        )
+            options["attn_mask"] = mask[..., cache.length :]  # which of the new keys are there?
+        query = inputs.query[..., inputs.query.shape[-2] - new :, :] if new < inputs.query.shape[-2] else inputs.query
+        return self._points(inputs, self._call(inputs.change(query=query, options=options)))
+
+    def _plain_points(self, key: Tensor, cache: MagnitudeCache) -> Points:
+        """The same without masks, at little cost: what is wrong with the call, the mechanism inside says."""
+        keys = key.detach().to(compute_dtype(key.dtype))
+        root, _, _ = self._constants(cache, keys)
+        return Points((keys * root).flatten(0, 1), None, key.shape[:2])
+
+    def _constants(self, cache: MagnitudeCache, key: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """sqrt(t / d), (heads, 1, 1), and beta and gamma, (heads, 1), of each key head; without a gradient, computed once."""
+        parameters = (self.log_t, self.beta, self.gamma)
+        stamp = (key.shape[1], key.shape[-1], *(x for p in parameters for x in (p.data_ptr(), p._version)))
+        if cache.constants is None or cache.constants[0] != stamp:
+            with torch.no_grad():
+                like = key.to(compute_dtype(key.dtype))
+                beta, gamma = (_by_key_head(x, key.shape[1]).to(like.dtype)[:, None] for x in parameters[1:])
+                cache.constants = stamp, (self._root(key.shape[1], like), beta, gamma)
+        return cache.constants[1]
 
     def gate(self, weights: Tensor) -> Tensor:
         """sigmoid(beta w + gamma) for weights (batch, key heads, ...)."""
@@ -201,15 +221,17 @@ class Magnitude(Around):
         )[0]
 
     def _gated(
-        self, inputs: Inputs, gate: Tensor, cache: MagnitudeCache | None = None
+        self, inputs: Inputs, gate: Tensor, value: Tensor | None = None, cache: MagnitudeCache | None = None
     ) -> Tensor | tuple[Tensor, Tensor]:
-        """Attention with a gate (batch, key heads, keys) that is the same for all rows."""
+        """Attention with a gate (batch, key heads, keys) that is the same for all rows. ``value``: times the gate, if that is known."""
         gate = gate.reshape(*inputs.key.shape[:-1])
         if self.where == "mass":
             if cache is None:
                 return self.inner.attend_gated(inputs, gate)
             return self.inner.attend_gated(inputs, gate, cache.inner, cache.all_gates(gate))
-        gated = inputs.change(value=inputs.value * gate[..., None].to(inputs.value.dtype))
+        if value is None:
+            value = inputs.value * gate[..., None].to(inputs.value.dtype)
+        gated = inputs.change(value=value)
         result = self.inner.attend(gated) if cache is None else self.inner.attend_cached(gated, cache.inner)
         if not isinstance(result, tuple):
             return result

@@ -12,26 +12,39 @@
 #include "threads.h"
 
 struct Window {
-    int64_t threads, systems, width, centres, capacity, ld;  // ld: between rows of M, a multiple of VL, at least the capacity
-    real *x;     // (systems, capacity, width)
-    real *seen;  // (systems, capacity): 1 or 0
-    real *near;  // (systems, capacity, centres)
+    int64_t threads, systems, width, centres, capacity, ld;  // ld: a multiple of 16, at least the capacity; lanes run over points
+    real *x;     // (systems, width, ld)
+    real *seen;  // (systems, ld): 1 or 0
+    real *near;  // (systems, centres, ld)
     real *m;     // (systems, capacity, ld), 0 right of the diagonal
-    real *y;     // (systems, capacity)
-    const real *centre, *alpha, *explained, *level, *middle;  // what is remembered; see centres.py. Null if centres is 0
+    real *y;     // (systems, ld)
+    // What is remembered (see centres.py), null if centres is 0; `places` is a multiple of 16, at least the number of centres.
+    int64_t places;
+    const real *centre;     // (systems, width, places)
+    const real *alpha;      // (systems, centres)
+    const real *explained;  // (systems, centres, places)
+    const real *level;      // (systems,)
+    const real *middle;     // (systems, width)
 };
 
-static real squared_distance(long n, const real *a, const real *b) {
-    V sum[2] = {};
-    long k = 0;
-    for (; k + 2 * VL <= n; k += 2 * VL)
-        for (int v = 0; v < 2; v++) {
-            V difference = load(a + k + v * VL) - load(b + k + v * VL);
-            sum[v] += difference * difference;
-        }
-    real tail = 0;
-    for (; k < n; k++) tail += (a[k] - b[k]) * (a[k] - b[k]);
-    return horizontal_sum(sum[0] + sum[1]) + tail;
+// exp(-|x - y_j|^2) for n points y (width, ld), and 0 from there to a whole register.
+static void similarities(long n, long width, const real *x, const real *y, long ld, real *result) {
+    constexpr int NV = 4;
+    auto columns = [&](auto count, long j) {
+        constexpr int N = decltype(count)::value;
+        V sum[N] = {};
+        for (long k = 0; k < width; k++)
+#pragma GCC unroll 8
+            for (int v = 0; v < N; v++) {
+                V difference = load(y + k * ld + j + v * VL) - x[k];
+                sum[v] += difference * difference;
+            }
+        for (int v = 0; v < N; v++) store(result + j + v * VL, vexp(-sum[v]));
+    };
+    long j = 0;
+    for (; j + NV * VL <= n; j += NV * VL) columns(std::integral_constant<int, NV>(), j);
+    for (; j < n; j += VL) columns(std::integral_constant<int, 1>(), j);
+    std::fill(result + n, result + j, real(0));
 }
 
 static real dot(long n, const real *a, const real *b) {
@@ -42,17 +55,6 @@ static real dot(long n, const real *a, const real *b) {
     real tail = 0;
     for (; k < n; k++) tail += a[k] * b[k];
     return horizontal_sum(sum[0] + sum[1]) + tail;
-}
-
-static void add_multiple(long n, real factor, const real *x, real *y) {
-    long k = 0;
-    for (; k + VL <= n; k += VL) store(y + k, load(y + k) + load(x + k) * factor);
-    for (; k < n; k++) y[k] += factor * x[k];
-}
-
-// exp(-distance), of n numbers; room for whole registers.
-static void exponentials(long n, real *x) {
-    for (long k = 0; k < n; k += VL) store(x + k, vexp(-load(x + k)));
 }
 
 // c_r = M_r a for R rows from r on, and sum += c_r M_r while those rows are in cache. `length` is a multiple of VL.
@@ -74,67 +76,83 @@ template <int R> UNSOFT_INLINE void through_rows(long length, const real *m, lon
 
 // One point of one system, at place n of the window. Returns false if the matrix is not positive definite.
 static bool window_point(const Window &w, int64_t s, long n, real eps, const real *x, bool present, real *room, real *weight) {
-    const long width = long(w.width), centres = long(w.centres), above = (n + VL) / VL * VL;
-    real *points = w.x + s * w.capacity * width, *seen = w.seen + s * w.capacity, *m = w.m + s * w.capacity * w.ld;
-    real *y = w.y + s * w.capacity, *near = w.near + (s * w.capacity + n) * centres;
-    real *a = room, *c = a + w.ld, *sum = c + w.ld, *weighed = sum + w.ld, *similar = weighed + centres + VL;
+    const long width = long(w.width), centres = long(w.centres), ld = long(w.ld), places = long(w.places);
+    const int upto = int((n + VL - 1) / VL * VL);
+    real *points = w.x + s * width * ld, *seen = w.seen + s * ld, *m = w.m + s * w.capacity * ld, *y = w.y + s * ld;
+    real *near = w.near + s * centres * ld;
+    real *a = room, *c = a + ld, *sum = c + ld, *similar = sum + ld, *weighed = similar + places;
     for (long k = 0; present && k < width; k++) present = std::isfinite(x[k]);
-    for (long k = 0; k < width; k++) points[n * width + k] = present ? x[k] : real(0);
+    for (long k = 0; k < width; k++) points[k * ld + n] = present ? x[k] : real(0);
+    for (long k = 0; k < centres; k++) near[k * ld + n] = 0;
     seen[n] = present;
-    std::fill_n(a, above, real(0));
-    std::fill_n(sum, above, real(0));
-    std::fill_n(near, centres, real(0));
+    std::fill_n(sum, upto, real(0));
     real pivot = 1 + eps, surprise = present;
     if (present) {
-        for (long j = 0; j < n; j++) a[j] = squared_distance(width, x, points + j * width);
-        exponentials(n, a);
+        similarities(n, width, x, points, ld, a);
         for (long j = 0; j < n; j++) a[j] *= seen[j];
-        std::fill(a + n, a + above, real(0));
         if (centres) {
-            const real *centre = w.centre + s * centres * width, *explained = w.explained + s * centres * centres;
-            for (long j = 0; j < centres; j++) similar[j] = squared_distance(width, x, centre + j * width);
-            std::fill_n(similar + centres, VL, real(0));
-            exponentials(centres, similar);
-            std::copy_n(similar, centres, near);
-            std::fill_n(weighed, centres, real(0));
-            for (long j = 0; j < centres; j++)
-                if (near[j] != 0) add_multiple(centres, near[j], explained + j * centres, weighed);
-            for (long j = 0; j < n; j++) a[j] -= dot(centres, weighed, w.near + (s * w.capacity + j) * centres);
-            pivot -= dot(centres, weighed, near);
-            surprise -= dot(centres, near, w.alpha + s * centres);
-            surprise -= w.level[s] * std::exp(-squared_distance(width, x, w.middle + s * width));
+            similarities(centres, width, x, w.centre + s * width * places, places, similar);
+            std::fill_n(weighed, places, real(0));
+            accumulate<false>(1, int(places), int(centres), similar, 0, w.explained + s * centres * places, places, weighed, 0);
+            pivot -= dot(centres, weighed, similar);
+            surprise -= dot(centres, similar, w.alpha + s * centres);
+            real distance = 0;
+            for (long k = 0; k < width; k++) distance += (x[k] - w.middle[s * width + k]) * (x[k] - w.middle[s * width + k]);
+            surprise -= w.level[s] * std::exp(-distance);
+            for (long k = 0; k < centres; k++) near[k * ld + n] = similar[k], weighed[k] = -weighed[k];
+            accumulate<false>(1, upto, int(centres), weighed, 0, near, ld, a, 0);
+            std::fill(a + n, a + upto, real(0));
         }
         long r = 0;
-        for (; r + 4 <= n; r += 4) through_rows<4>((r + 4 + VL - 1) / VL * VL, m + r * w.ld, w.ld, a, c + r, sum);
-        for (; r < n; r++) through_rows<1>((r + VL) / VL * VL, m + r * w.ld, w.ld, a, c + r, sum);
+        for (; r + 4 <= n; r += 4) through_rows<4>((r + 4 + VL - 1) / VL * VL, m + r * ld, ld, a, c + r, sum);
+        for (; r < n; r++) through_rows<1>((r + VL) / VL * VL, m + r * ld, ld, a, c + r, sum);
         pivot -= dot(n, c, c);
         surprise -= dot(n, c, y);
     }
     if (!(pivot > 0)) return false;
     const real scale = 1 / std::sqrt(pivot);
-    for (long k = 0; k < n; k++) m[n * w.ld + k] = -sum[k] * scale;
-    m[n * w.ld + n] = scale;
+    for (long k = 0; k < n; k++) m[n * ld + k] = -sum[k] * scale;
+    m[n * ld + n] = scale;
     y[n] = surprise * scale;
     *weight = y[n] * scale;
     return true;
 }
 
-// Adds `rows` points (systems, rows, width) to a window that holds `length`; present: (systems, rows) or null. Returns how many rows
-// could be done in all systems.
-static int64_t window_add(const Window &w, int64_t length, int64_t rows, real eps, const real *x, const bool *present, real *weights) {
+// Instead of weights, gates sigmoid(beta w + gamma) of keys that are still to be scaled, and values times those.
+struct Gate {
+    int64_t heads, value_width;
+    const real *root, *beta, *gamma;  // (heads,)
+    const real *value;                // (systems, rows, value_width)
+    real *gated;                      // the same
+};
+
+// Adds `rows` points (systems, rows, width) to a window that holds `length`; present: (systems, rows) or null; gate: or null. Writes
+// weights, or gates, (systems, rows), and returns how many rows could be done in all systems.
+static int64_t window_add(const Window &w, int64_t length, int64_t rows, real eps, const real *x, const bool *present, const Gate *gate,
+                          real *weights) {
     std::atomic<int64_t> done{rows};
     const int64_t end = length + rows;
     const int64_t work = w.systems * rows * (end * (end + w.width + w.centres) + w.centres * (w.centres + w.width));
     const bool small = work < (1 << 19);  // handing it to other threads would cost more than it saves
     share(small ? 1 : int(w.threads), w.systems, [&](auto next) {
-        Buffer<real> room(3 * w.ld + 2 * (w.centres + VL) + VL);
+        Buffer<real> room(3 * w.ld + 2 * w.places), scaled(w.width);
         for (int64_t s; (s = next()) < w.systems;)
-            for (int64_t r = 0; r < rows; r++)
-                if (!window_point(w, s, long(length + r), eps, x + (s * rows + r) * w.width, !present || present[s * rows + r], room,
-                                  weights + s * rows + r)) {
+            for (int64_t r = 0; r < rows; r++) {
+                const int64_t item = s * rows + r, head = gate ? s % gate->heads : 0;
+                const real *point = x + item * w.width;
+                if (gate) {
+                    for (long k = 0; k < w.width; k++) scaled[k] = point[k] * gate->root[head];
+                    point = scaled;
+                }
+                if (!window_point(w, s, long(length + r), eps, point, !present || present[item], room, weights + item)) {
                     for (int64_t least = done; r < least && !done.compare_exchange_weak(least, r);) {}
                     break;
                 }
+                if (!gate) continue;
+                weights[item] = 1 / (1 + std::exp(-(gate->beta[head] * weights[item] + gate->gamma[head])));
+                for (int64_t k = item * gate->value_width; k < (item + 1) * gate->value_width; k++)
+                    gate->gated[k] = gate->value[k] * weights[item];
+            }
     });
     return done;
 }
