@@ -76,7 +76,9 @@ def upward(room: str, modules: set[str]) -> set[str]:
 def test_imports_point_down(path):
     room = path.relative_to(PACKAGE).parts[0].removesuffix(".py")
     assert room in LEVEL, f"{room} has no place in the order yet: add it to LAYERS"
-    assert upward(room, imported(ast.parse(path.read_text()))) == UPWARD.get(path.relative_to(PACKAGE).as_posix(), set())
+    assert upward(room, imported(ast.parse(path.read_text()))) == UPWARD.get(
+        path.relative_to(PACKAGE).as_posix(), set()
+    )
 
 
 def test_the_rule_can_fail():
