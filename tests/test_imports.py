@@ -26,6 +26,10 @@ LAYERS = [  # from the bottom to the top; a room may import itself and rooms of 
     {"compare"},
     {"cli"},
 ]
+UPWARD = {  # the only imports that point up, in a function, and why
+    # A name ("tanh", "logn+cog") is known to the mechanisms alone. The theory reads the formula, not how it is computed.
+    "theory/named.py": {"unsoft.mechanisms.registry"},
+}
 LEVEL = {room: level for level, rooms in enumerate(LAYERS) for room in rooms}
 HEAVY = {
     "sympy",
@@ -72,7 +76,9 @@ def upward(room: str, modules: set[str]) -> set[str]:
 def test_imports_point_down(path):
     room = path.relative_to(PACKAGE).parts[0].removesuffix(".py")
     assert room in LEVEL, f"{room} has no place in the order yet: add it to LAYERS"
-    assert not upward(room, imported(ast.parse(path.read_text())))
+    assert upward(room, imported(ast.parse(path.read_text()))) == UPWARD.get(
+        path.relative_to(PACKAGE).as_posix(), set()
+    )
 
 
 def test_the_rule_can_fail():
@@ -83,11 +89,10 @@ def test_the_rule_can_fail():
 
 
 def test_theory_stands_alone():
+    """It shares no numerics with what it judges, and in one place it looks up the formula of a name."""
     for path in (PACKAGE / "theory").rglob("*.py"):
-        assert not {room_of(name) for name in imported(ast.parse(path.read_text()))} & {
-            "engines",
-            "mechanisms",
-        }
+        rooms = {room_of(name) for name in imported(ast.parse(path.read_text()))}
+        assert not rooms & ({"engines"} if path.name == "named.py" else {"engines", "mechanisms"})
 
 
 def test_import_is_light():

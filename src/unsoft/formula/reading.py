@@ -72,9 +72,11 @@ def read_bias(given: str | Expr, parts: Iterable[Expr], params: Iterable[str]) -
     try:
         target = parse(_as_text("bias", given), {*"snij", *params}, argument="bias", hints=_NOT_HERE)
     except FormulaError as problem:
-        raise FormulaError(f"bias: expected 'logit', 'strength' or an expression of s\n{problem}") from None
+        raise FormulaError(
+            f"bias: expected 'logit', 'strength' or None, not {given!r}, which is no expression of s either\n{problem}"
+        ) from None
     if "s" not in target.symbols:
-        raise FormulaError(f"bias: a mask is added to an expression of the logit s, and {target} has none")
+        raise FormulaError(f"bias: a mask is added to an expression of the logit s, but {target} has no s")
     for part in parts:
         if "s" in substitute(part, target, number(0)).symbols:
             raise FormulaError(
