@@ -91,8 +91,11 @@ def test_theory_stands_alone():
 
 
 def test_import_is_light():
-    """What ``import unsoft`` loads beyond ``import torch``, in a fresh process."""
-    code = "import sys, torch; before = set(sys.modules); import unsoft; print(*(set(sys.modules) - before))"
+    """What ``import unsoft`` and its first use load beyond ``import torch``, in a fresh process."""
+    code = (
+        "import sys, torch; before = set(sys.modules); import unsoft; unsoft.attention; unsoft.mechanism;"
+        " print(*(set(sys.modules) - before))"
+    )
     loaded = subprocess.run(
         [sys.executable, "-c", code],
         capture_output=True,
@@ -103,3 +106,37 @@ def test_import_is_light():
     assert "unsoft.attention" in loaded
     assert not {name.partition(".")[0] for name in loaded} & HEAVY
     assert not [name for name in loaded if name.startswith(("unsoft.cli", "unsoft.bench", "torch._dynamo"))]
+
+
+FRESH = """
+import sys
+{first}
+import unsoft
+assert {torch} or "torch" not in sys.modules, "torch is imported on first use"
+assert set(unsoft.__all__) <= set(dir(unsoft))
+for name in unsoft.__all__:
+    if name != "hf":
+        found = getattr(unsoft, name)
+        assert isinstance(found, type(sys)) == (name not in ("Formula", "attention", "mechanism", "mechanisms")), name
+assert "cog" in unsoft.mechanisms() and callable(unsoft.attention)
+from unsoft import attention, mechanisms, theory
+assert attention is unsoft.attention and mechanisms is unsoft.mechanisms and theory is unsoft.theory
+assert not hasattr(unsoft, "nonsense")
+"""
+
+
+@pytest.mark.parametrize(
+    "first",
+    [
+        "",
+        "import unsoft.attention",
+        "import unsoft.mechanisms.registry",
+        "from unsoft.attention import attention",
+    ],
+)
+def test_public_names_are_what_they_say_whatever_is_imported_first(first):
+    subprocess.run(
+        [sys.executable, "-c", FRESH.format(first=first, torch=bool(first))],
+        check=True,
+        env={"PYTHONPATH": str(PACKAGE.parent), "PATH": ""},
+    )

@@ -6,7 +6,7 @@ Source: Su Jianlin, kexue.fm/archives/8823, from the wish that the entropy of at
 idea with a learned factor is SSMax, arXiv 2501.19399.
 
 n is what the row itself sees, so a prefix never changes when the sequence grows; a row that sees one key has logit 0. A float mask
-is not scaled: on formulas with a peak it acts on the strength of weights, which for softmax is the same as adding it last.
+is not scaled: it is added after the factor, as ALiBi and its like want it.
 
 >>> import torch
 >>> from unsoft.mechanisms.registry import resolve
@@ -18,8 +18,7 @@ True
 import math
 
 from unsoft.formula import Formula
-from unsoft.formula.expr import Expr, make, symbol
-from unsoft.formula.substitute import substitute
+from unsoft.formula.expr import make, symbol
 from unsoft.mechanisms.registry import formula_modifier
 
 
@@ -27,15 +26,7 @@ def logn(base: Formula, n0: float = 512) -> Formula:
     """The formula with its logits scaled by log(n) / log(n0)."""
     if not (isinstance(n0, (int, float)) and 1 < n0 < math.inf):
         raise ValueError(f"mechanism: the length n0 of logn(n0) must be a number above 1, not {n0!r}")
-    scaled = symbol("s") * (make("log", symbol("n")) / math.log(n0))
-
-    def rescaled(part: Expr | None) -> Expr | None:
-        return None if part is None else substitute(part, "s", scaled)
-
-    return Formula(
-        rescaled(base.weight), rescaled(base.mass), rescaled(base.peak), base.norm, base.offset_mass, base.params,
-        bias=base.bias if base.peak is None else "strength",
-    )  # fmt: skip
+    return base.with_logit(symbol("s") * (make("log", symbol("n")) / math.log(n0)))
 
 
 formula_modifier("logn", logn, summary="logits x log(n) / log(n0): as sharp on long inputs")

@@ -13,7 +13,9 @@ from unsoft.engines.native.availability import attempt
 from unsoft.engines.native.compiler import KERNEL, load_libraries
 
 _SIDE = 64
+_NO_MEMORY = "unsoft's magnitude kernel could not allocate its buffers"
 _HEAD = struct.Struct("7q")
+_WINDOW = struct.Struct("16q")
 
 
 @lru_cache(maxsize=2)
@@ -198,6 +200,36 @@ def pivoted(
     return factor, pivots, left
 
 
+class WindowKernel:
+    """Adds points to the buffers of a :class:`unsoft.magnitude.window.Window`; made anew whenever a buffer is another one."""
+
+    def __init__(self, sizes: tuple[int, ...], buffers: tuple[Tensor, ...], state: tuple[Tensor, ...]) -> None:
+        """``sizes``: systems, width, centres, capacity, stride of M. ``state``: centres, alpha, Q, level and middle, or nothing."""
+        self._kept = tuple(x.contiguous() for x in state)
+        pointers = [x.data_ptr() for x in (*buffers, *self._kept)]
+        self._head = _WINDOW.pack(torch.get_num_threads(), *sizes, *pointers, *(0,) * (10 - len(pointers)))
+        self._add = _library(buffers[0].dtype == torch.float64).unsoft_window_add
+
+    def add(self, length: int, x: Tensor, present: Tensor | None, eps: float) -> tuple[Tensor, int]:
+        """Weights (systems, n) of new points after ``length`` others, and how many of them could be done in all systems."""
+        systems, rows, _ = x.shape
+        x, weights, done = x.contiguous(), x.new_empty(systems, rows), ctypes.c_int64()
+        seen = None if present is None else present.contiguous()
+        status = self._add(
+            self._head,
+            ctypes.c_int64(length),
+            ctypes.c_int64(rows),
+            ctypes.c_double(eps),
+            ctypes.c_void_p(x.data_ptr()),
+            None if seen is None else ctypes.c_void_p(seen.data_ptr()),
+            ctypes.c_void_p(weights.data_ptr()),
+            ctypes.byref(done),
+        )
+        if status:
+            raise MemoryError(_NO_MEMORY)
+        return weights, done.value
+
+
 def _contiguous(x: Tensor, present: Tensor | None) -> tuple[Tensor, Tensor]:
     present = x.new_ones(x.shape[:2]) if present is None else present.to(x.dtype).contiguous()
     return x.detach().contiguous(), present
@@ -217,4 +249,4 @@ def _room(like: Tensor, systems: int, n: int) -> Tensor:
 def _run(function: ctypes._CFuncPtr, *arguments: object) -> None:
     pointers = [ctypes.c_void_p(x.data_ptr()) if isinstance(x, Tensor) else x for x in arguments]
     if function(*pointers):
-        raise MemoryError("unsoft's magnitude kernel could not allocate its buffers")
+        raise MemoryError(_NO_MEMORY)
