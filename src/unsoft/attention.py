@@ -25,6 +25,7 @@ def attention(
     engine: str = "auto",
     return_weights: bool = False,
     params: Mapping[str, float | Tensor] | None = None,
+    positions: tuple[Tensor, Tensor] | None = None,
 ) -> Tensor | tuple[Tensor, Tensor]:
     """Attention with any mechanism; the other arguments are those of ``F.scaled_dot_product_attention``.
 
@@ -72,6 +73,11 @@ def attention(
     params
         Values for the mechanism's parameters, each a number or a tensor: a scalar or one value per query
         head. Gradients flow to them.
+    positions
+        The symbols i and j of a formula: a pair of tensors, (..., L) for the queries and (..., S) for the keys, with or
+        without batch dimensions. By default keys count from 0 and queries as ``is_causal`` aligns them, from 0 without
+        it. Who sees whom does not depend on them. Mechanisms that know distances only, retention and cosformer, refuse
+        positions that are not consecutive.
 
     A row that may see nothing outputs exact zeros. What is masked cannot be felt, even if it is NaN; a NaN or
     Inf that is visible makes exactly the rows that see it NaN. Wrong arguments raise ValueError or TypeError
@@ -90,6 +96,7 @@ def attention(
         "enable_gqa": enable_gqa,
         "engine": engine,
         "return_weights": return_weights,
+        "positions": positions,
     }
     found = resolve(mechanism)
     if isinstance(found, Formula):

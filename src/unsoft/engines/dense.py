@@ -66,11 +66,13 @@ def visible_entries(call: Call) -> Tensor:
 def _symbols(terms: Terms, call: Call, logits: Tensor) -> dict[str, Tensor]:
     """Every symbol of the formula but m, each broadcastable to (B, H, L, S)."""
     dtype, device = call.compute_dtype, call.q.device
-    symbols = {
-        "s": logits,
-        "i": torch.arange(logits.shape[2], dtype=dtype, device=device)[:, None] + (call.causal_offset or 0),
-        "j": torch.arange(logits.shape[3], dtype=dtype, device=device),
-    }
+    length, keys = logits.shape[2:]
+    if call.positions is None:
+        i = torch.arange(length, dtype=dtype, device=device) + (call.causal_offset or 0)
+        j = torch.arange(keys, dtype=dtype, device=device)
+    else:
+        i, j = call.positions[:, None].split([length, keys], dim=-1)
+    symbols = {"s": logits, "i": i[..., None], "j": j[..., None, :]}
     if call.counts is not None:
         symbols["n"] = call.counts[..., None]
     for name, values in zip(terms.names, call.params, strict=True):

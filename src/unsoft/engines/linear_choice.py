@@ -56,6 +56,7 @@ def is_small_step(options: dict, *tensors: Tensor | None) -> bool:
     """May a step whose shapes have been checked run compiled code? ``tensors``: query, key, value and what else takes part."""
     return (
         options["attn_mask"] is None
+        and options["positions"] is None
         and options["dropout_p"] == 0
         and options["engine"] in ("auto", "native")
         and _not_compiled(*tensors) is None
@@ -69,6 +70,8 @@ def _refused(engine: str, reason: str) -> str:
 def _masked(call: Call) -> str | None:
     if call.visible is not None or call.bias is not None or call.dropout_p > 0:
         return "its compiled code knows no masks and no dropout; use 'tiled'"
+    if call.positions is not None:
+        return "its compiled code counts positions from 0; use 'tiled'"
     if call.causal_offset != 0 or call.q.shape[2] != call.k.shape[2]:
         return "its compiled code goes from token to token: as many queries as keys and is_causal=True; use 'tiled'"
     return None

@@ -11,6 +11,7 @@ from transformers.utils.output_capturing import _active_collector
 
 from unsoft.hf.architecture import REFUSED
 from unsoft.hf.masks import key_mask
+from unsoft.hf.positions import token_positions
 from unsoft.mechanisms.cache import KeyValueCache
 from unsoft.mechanisms.magnitude import Magnitude
 from unsoft.mechanisms.module import Mechanism
@@ -26,11 +27,14 @@ class Swapped(nn.Module):
     identity. The buffer ``swapped`` makes every saved model name something that plain transformers does not expect, and says so.
     """
 
-    def __init__(self, mechanism: Mechanism, label: str, softcap: float | None, windowed: bool) -> None:
+    def __init__(
+        self, mechanism: Mechanism, label: str, softcap: float | None, windowed: bool, causal: bool | None
+    ) -> None:
         super().__init__()
-        self.mechanism, self.label, self.softcap = mechanism, label, softcap
+        self.mechanism, self.label, self.softcap, self.causal = mechanism, label, softcap, bool(causal)
         place, kept = mechanism.place, mechanism.new_cache(1)
         self.stateful = not isinstance(kept, KeyValueCache)
+        self.uses_positions = mechanism.uses_positions
         self.gates_keys = any(isinstance(part, Magnitude) for part in mechanism.modules())
         keeps_keys = isinstance(getattr(kept, "inner", kept), KeyValueCache)
         # A window is a mask for each row, which a state of fixed size cannot honour.
@@ -51,7 +55,7 @@ class Swapped(nn.Module):
 
     def _attend(
         self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, *, causal: bool, scale: float | None,
-        dropout: float, window: int | None, return_weights: bool,
+        dropout: float, window: int | None, return_weights: bool, position_ids: Tensor | None, use_cache: bool,
     ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
         """Output (batch, heads, queries, width), and weights if asked for."""
         if self.mechanism.causal_only and not causal:
@@ -59,13 +63,19 @@ class Swapped(nn.Module):
         if self.more_queries is not None:
             query = _with_more_queries(query, self.more_queries)
         cache = None if torch.compiler.is_compiling() else getattr(key, "unsoft_cache", None)
+        positions = None
+        if self.uses_positions:
+            length, keys = query.shape[-2], key.shape[-2] + (0 if cache is None else cache.length)
+            positions = token_positions(
+                position_ids, mask, length, keys, causal=causal, cached=causal and use_cache, label=self.label
+            )
         if cache is None:
             mask, is_causal = self._visibility(mask, causal, query.shape[-2], key, window)
         else:
             is_causal = True
         result = self.mechanism(
             query, key, value, mask, dropout, is_causal, scale, query.shape[1] != key.shape[1],
-            return_weights=return_weights, cache=cache,
+            return_weights=return_weights, cache=cache, positions=positions,
         )  # fmt: skip
         return result if return_weights else (result, None)
 
@@ -77,7 +87,8 @@ class Swapped(nn.Module):
             self._check(mask, causal, length, key, window)
             return mask, "lower_right" if causal else False
         # A mask for every row has causality in it; a single row sees everything before it.
-        causal = causal and length > 1 and (mask is None or mask.shape[-2] == 1)
+        # By its alignment it also counts positions.
+        causal = causal and (length > 1 or self.uses_positions) and (mask is None or mask.shape[-2] == 1)
         return mask, "lower_right" if causal else False
 
     def _check(self, mask: Tensor | None, causal: bool, length: int, key: Tensor, window: int | None) -> None:
@@ -121,7 +132,8 @@ def _with_more_queries(query: Tensor, maps: Tensor) -> Tensor:
 def attend(
     module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None,
     scaling: float | None = None, dropout: float = 0.0, is_causal: bool | None = None, softcap: float | None = None,
-    sliding_window: int | None = None, output_attentions: bool = False, **options: Any,
+    sliding_window: int | None = None, output_attentions: bool = False, position_ids: Tensor | None = None,
+    use_cache: bool | None = None, **options: Any,
 ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
     """The function of transformers' attention interface; output as (batch, queries, heads, width)."""
     swapped = getattr(module, NAME, None)
@@ -138,10 +150,11 @@ def attend(
             f"swap: {type(module).__name__} caps its logits at {softcap}, but was swapped with {swapped.softcap}; swap again"
         )
     if is_causal is None:
-        is_causal = getattr(module, "is_causal", True) and getattr(module.config, "is_causal", True)
+        is_causal = getattr(module, "is_causal", swapped.causal) and getattr(module.config, "is_causal", True)
     out, weights = swapped(
         query, key, value, attention_mask, causal=bool(is_causal), scale=scaling, dropout=dropout,
-        window=sliding_window, return_weights=output_attentions or _weights_wanted(),
+        window=sliding_window, return_weights=output_attentions or _weights_wanted(), position_ids=position_ids,
+        use_cache=use_cache is not False,
     )  # fmt: skip
     return out.transpose(1, 2).contiguous(), weights
 

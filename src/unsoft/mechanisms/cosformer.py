@@ -43,6 +43,8 @@ from unsoft.mechanisms.registry import family
 class Cosformer(Linear):
     """See the module's docstring; ``max_length`` is M."""
 
+    uses_positions = turns = True
+
     def __init__(self, place: Place, max_length: int = 256) -> None:
         if isinstance(max_length, bool) or not isinstance(max_length, int) or max_length < 1:
             raise ValueError(
@@ -52,14 +54,17 @@ class Cosformer(Linear):
         self.position_limit = max_length
 
     def features(self, q: Tensor, k: Tensor, first_query: int, first_key: int) -> tuple[Tensor, Tensor]:
-        return self._turned(q.relu(), first_query), self._turned(k.relu(), first_key)
+        queries, keys = (
+            torch.arange(first, first + x.shape[2], device=x.device)[None]
+            for x, first in ((q, first_query), (k, first_key))
+        )
+        return self.turned(q, queries), self.turned(k, keys)
 
-    def _turned(self, x: Tensor, first: int) -> Tensor:
-        """[x cos, x sin] of the position: dot products of two such features hold the cosine of the difference."""
-        limit = self.position_limit
-        position = torch.arange(first, first + x.shape[2], device=x.device)
-        folded = limit - (position % (2 * limit) - limit).abs()
-        angle = folded[:, None].to(x.dtype) * (math.pi / 2 / limit)
+    def turned(self, x: Tensor, positions: Tensor) -> Tensor:
+        """[relu(x) cos, relu(x) sin] of the position: dot products of two such features hold the cosine of the difference."""
+        limit, x = self.position_limit, x.relu()
+        folded = limit - (positions % (2 * limit) - limit).abs()
+        angle = folded.to(x.dtype)[:, None, :, None] * (math.pi / 2 / limit)
         return torch.cat([x * angle.cos(), x * angle.sin()], dim=-1)
 
 

@@ -42,10 +42,12 @@ from torch import Tensor
 from unsoft.engines.arguments import checked_call
 from unsoft.engines.call import Call, compute_dtype, finite_part
 from unsoft.engines.dense import visible_entries, weighted_values
+from unsoft.engines.distances import check_distances
 from unsoft.engines.linear import aligned_attention, linear_attention, linear_weights
 from unsoft.engines.linear_choice import choose_linear, is_small_step
 from unsoft.engines.linear_nonfinite import finite_call
 from unsoft.engines.native.recurrence import recurrence
+from unsoft.formula import Formula
 from unsoft.formula.analysis import Properties
 from unsoft.mechanisms import features
 from unsoft.mechanisms.cache import Cache, StateCache
@@ -53,6 +55,7 @@ from unsoft.mechanisms.module import Inputs, Mechanism, Place
 from unsoft.mechanisms.registry import family, resolve
 
 FeatureMap = Callable[[Tensor], Tensor]
+_ASKS_FOR_POSITIONS = Formula("j")
 SEGMENT = 2048
 """Tokens that are worked on at a time."""
 
@@ -66,6 +69,8 @@ class Linear(Mechanism):
     """
 
     causal_only = False
+    turns = False
+    """Do the features depend on positions (:meth:`turned`), so that any positions will do?"""
     position_limit = 1
     """The M of a feature map that turns with the position (cosformer)."""
 
@@ -101,6 +106,10 @@ class Linear(Mechanism):
     def features(self, q: Tensor, k: Tensor, first_query: int, first_key: int) -> tuple[Tensor, Tensor]:
         """Features of queries and keys, which stand at positions from ``first_query`` and ``first_key`` on."""
         return self.query_map(q), self.key_map(k)
+
+    def turned(self, x: Tensor, positions: Tensor) -> Tensor:
+        """Features of tokens at ``positions`` (B|1, length), of mechanisms that have ``turns`` set."""
+        raise NotImplementedError
 
     def new_cache(self, batch: int) -> Cache:
         return StateCache(batch)
@@ -153,10 +162,13 @@ class Linear(Mechanism):
             raise ValueError(
                 f"argument 'is_causal': {type(self).__name__.lower()} looks back only; pass is_causal=True"
             )
-        # The formula tells the argument check whether to count visible keys; it computes nothing here.
+        # The formula tells the argument check what to prepare; it computes nothing here.
         formula = resolve("identity" if self.normaliser == "count" else "softmax")
+        formula = _ASKS_FOR_POSITIONS if self.turns else formula
         options = {name: x for name, x in inputs.options.items() if name != "engine"}
         call, leading = checked_call(inputs.query, inputs.key, inputs.value, formula, **options)
+        if self.uses_positions and not self.turns and options["positions"] is not None:
+            check_distances(call, *options["positions"], type(self).__name__.lower())
         return _without_zero_bias(call), leading
 
     def _call_of_new_tokens(self, inputs: Inputs, cache: StateCache) -> tuple[Call, torch.Size]:
@@ -174,9 +186,10 @@ class Linear(Mechanism):
         mask = inputs.options["attn_mask"]
         if isinstance(mask, Tensor) and mask.shape[-1] == cache.length + tokens:
             mask = mask[..., cache.length :]  # the keys before are in the state already
-        call, leading = self._call(
-            inputs.change(options=inputs.options | {"is_causal": True, "attn_mask": mask})
-        )
+        options = inputs.options | {"is_causal": True, "attn_mask": mask}
+        if options["positions"] is not None:
+            options["positions"] = (options["positions"][0], options["positions"][1][..., cache.length :])
+        call, leading = self._call(inputs.change(options=options))
         if not _hides_whole_keys(call):
             raise ValueError(
                 "arguments 'attn_mask', 'dropout_p': with a cache of fixed size only whole keys can be masked"
@@ -274,7 +287,11 @@ class Linear(Mechanism):
         if self.scaled:
             root = abs(call.scale) ** 0.5
             q, k = q * (root if call.scale >= 0 else -root), k * root
-        fq, fk = self.features(q, k, first_query, first_key)
+        if call.positions is None:
+            fq, fk = self.features(q, k, first_query, first_key)
+        else:
+            queries, keys = call.positions.split([q.shape[2], k.shape[2]], dim=1)
+            fq, fk = self.turned(q, queries), self.turned(k, keys)
         seen = _seen(call)
         if seen is not None:
             seen = seen[..., None]
@@ -291,7 +308,11 @@ class Linear(Mechanism):
             seen = call.visible
             if seen is not None and seen.shape[3] > 1:
                 seen = seen[..., start : start + SEGMENT]
-            fq, fk, v = self._prepared(replace(call, q=q, k=k, v=v, visible=seen), start, start)
+            places = call.positions
+            if places is not None:  # as many queries as keys
+                places = places.unflatten(1, (2, -1))[..., start : start + SEGMENT].flatten(1)
+            part = replace(call, q=q, k=k, v=v, visible=seen, positions=places)
+            fq, fk, v = self._prepared(part, start, start)
             out, state = self._after_state(fq, fk, v, state)
             outs.append(out)
         return torch.cat(outs, dim=2) if len(outs) > 1 else outs[0]

@@ -52,7 +52,7 @@ class Inputs:
     geometry_keys: Tensor | None = None
     return_weights: bool = False
     options: dict[str, Any] = field(default_factory=dict)
-    """attn_mask, dropout_p, is_causal, scale, enable_gqa, engine."""
+    """attn_mask, dropout_p, is_causal, scale, enable_gqa, engine, positions."""
 
     def change(self, **changes: Any) -> Inputs:
         return replace(self, **changes)
@@ -69,7 +69,7 @@ class Mechanism(nn.Module):
         self, query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None, dropout_p: float = 0.0,
         is_causal: bool | str = False, scale: float | None = None, enable_gqa: bool = False, *, engine: str = "auto",
         return_weights: bool = False, hidden: Tensor | None = None, geometry_keys: Tensor | None = None,
-        cache: Cache | None = None,
+        cache: Cache | None = None, positions: tuple[Tensor, Tensor] | None = None,
     ) -> Tensor | tuple[Tensor, Tensor]:  # fmt: skip
         """The arguments of :func:`unsoft.attention`, and
 
@@ -81,11 +81,12 @@ class Mechanism(nn.Module):
             the keys that are attended to: rotary embedding makes their distances depend on position.
         cache
             From :meth:`new_cache`. The keys and values given are those of new tokens; the queries see all tokens so far,
-            causally. Works for whole prompts, chunks and single tokens alike.
+            causally. Works for whole prompts, chunks and single tokens alike. Then ``positions`` are those of the new queries
+            and of all keys.
         """
         options = {
             "attn_mask": attn_mask, "dropout_p": dropout_p, "is_causal": is_causal, "scale": scale,
-            "enable_gqa": enable_gqa, "engine": engine,
+            "enable_gqa": enable_gqa, "engine": engine, "positions": positions,
         }  # fmt: skip
         inputs = Inputs(query, key, value, hidden, geometry_keys, return_weights, options)
         if cache is None:
@@ -120,6 +121,12 @@ class Mechanism(nn.Module):
         """How many query heads it wants for ``place.heads`` heads of output."""
         return self.place.heads
 
+    @property
+    def uses_positions(self) -> bool:
+        """Does the result depend on where tokens stand, and not only on who sees whom?"""
+        formulas = (getattr(self, name, None) for name in ("formula", "base"))
+        return any(isinstance(formula, Formula) and formula.uses & {"i", "j"} for formula in formulas)
+
 
 class Around(Mechanism):
     """A mechanism that stands around another one and keeps what that one keeps; base of the module modifiers."""
@@ -135,6 +142,10 @@ class Around(Mechanism):
     @property
     def causal_only(self) -> bool:
         return self.inner.causal_only
+
+    @property
+    def uses_positions(self) -> bool:
+        return self.inner.uses_positions
 
     def new_cache(self, batch: int) -> Cache:
         return self.inner.new_cache(batch)

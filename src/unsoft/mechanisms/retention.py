@@ -51,7 +51,7 @@ _EPS = 1e-6
 class Retention(Linear):
     """See the module's docstring. ``start``: d for all heads; by default 1 - 2^(-5-h) for head h."""
 
-    causal_only = True
+    causal_only = uses_positions = True
 
     def __init__(
         self,
