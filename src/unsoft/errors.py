@@ -9,6 +9,10 @@ class CompilerWarning(UnsoftWarning):
     """The native engine cannot be compiled here; the same results are computed by a slower engine."""
 
 
+class CacheWarning(UnsoftWarning):
+    """Others could have put code into the folder of compiled formulas; it is not used, and formulas are compiled anew."""
+
+
 class FormulaError(ValueError):
     """A formula is not well formed: its text, its symbols, or its behaviour."""
 

@@ -118,7 +118,7 @@ def test_wrong_positions_are_named(positions, error, words, mechanism):
         unsoft.attention(q, k, v, mechanism, positions=positions)
 
 
-@pytest.mark.parametrize("name", ["retention", "decay", "cosformer"])
+@pytest.mark.parametrize("name", ["retention", "decay"])
 def test_mechanisms_that_know_distances_refuse_others(name):
     q, k, v = inputs(2, 2, 2, 4, 4, 4)
     plain = unsoft.attention(q, k, v, name, is_causal=True)
@@ -133,3 +133,20 @@ def test_mechanisms_that_know_distances_refuse_others(name):
     padding = torch.tensor([[0, 0, 1, 1], [1, 1, 1, 1]]).bool()[:, None, None]
     counted = torch.tensor([[1, 1, 0, 1], [0, 1, 2, 3]])
     unsoft.attention(q, k, v, name, padding, is_causal=True, positions=(counted, counted))
+
+
+@pytest.mark.parametrize("length", [5, 150, 2300])  # within M, beyond M, and in two segments
+def test_cosformer_takes_any_positions(length):
+    q, k, v = inputs(2, 2, 2, length, length, 4)
+    layer = unsoft.mechanism("cosformer(100)", heads=2, head_dim=4)
+    places = torch.stack([torch.arange(length) + 71, torch.arange(length) * 3])
+    out = layer(q, k, v, is_causal=True, positions=(places, places))
+    folded = 100 - (places % 200 - 100).abs().double()
+    cosine = (torch.pi / 200 * (folded[:, :, None] - folded[:, None])).cos()[:, None]
+    weights = ((q.relu() @ k.relu().mT) * cosine).tril()
+    total = weights.sum(-1, keepdim=True)
+    expected = torch.where(total == 0, 0.0, weights / total) @ v
+    torch.testing.assert_close(out, expected, rtol=1e-9, atol=1e-9)
+    plain = layer(q, k, v, is_causal=True)
+    counted = torch.arange(length)
+    torch.testing.assert_close(layer(q, k, v, is_causal=True, positions=(counted, counted)), plain)

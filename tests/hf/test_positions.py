@@ -237,7 +237,7 @@ def test_texts_that_begin_later_keep_their_positions(model, texts):
         swapped(ids[:, :3], position_ids=gap, past_key_values=cache)
 
 
-@pytest.mark.parametrize("name", ["retention", "decay", "cosformer"])
+@pytest.mark.parametrize("name", ["retention", "decay"])
 @torch.no_grad()
 def test_distances_cannot_have_gaps(model, texts, name):
     swapped = unsoft.hf.swap(model("llama"), name)

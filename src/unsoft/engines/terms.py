@@ -3,7 +3,7 @@
 A float mask b becomes one more symbol, :data:`BIAS`. A formula with ``bias="logit"`` gets it on the logit,
 where the engine adds it before evaluating anything. A formula with ``bias="strength"`` is multiplied by it,
 weight by exp(b) and mass by exp(p b), and since weight(s, m) scales as exp(-m) the stable way to write that
-is weight(s, m - b), with the peak raised by b.
+is weight(s, m - b), with the peak raised by b. Any other ``bias`` is an expression of s that b is added to.
 
 >>> from unsoft.formula import Formula
 >>> cog = Formula(weight="sign(s)*exp(abs(s) - m)", mass="exp(abs(s) - m)", peak="abs(s)")
@@ -66,8 +66,10 @@ _prepare._dynamo_marked_constant = True  # type: ignore[attr-defined]
 def _make(formula: Formula, biased: bool) -> Terms:
     weight, mass, peak = formula.safe_weight, formula.safe_mass, formula.peak
     degree = formula.mass_degree
-    if biased and formula.bias == "strength":
-        bias = symbol(BIAS)
+    bias = symbol(BIAS)
+    if biased and formula.bias not in ("logit", "strength"):
+        weight, mass, peak = (masked(part, formula) for part in (weight, mass, peak))
+    elif biased and formula.bias == "strength":
         if peak is not None:
             shifted = symbol("m") - bias
             weight = substitute(weight, "m", shifted)
@@ -77,6 +79,17 @@ def _make(formula: Formula, biased: bool) -> Terms:
             weight = weight * make("exp", bias)
             mass = None if mass is None else mass * make("exp", bias if degree == 1 else degree * bias)
     return Terms(weight, mass, peak, formula.norm, formula.offset_mass, degree, tuple(sorted(formula.params)))
+
+
+def masked(part: Expr | None, formula: Formula) -> Expr | None:
+    """A part of a formula with the mask added to what it belongs to.
+
+    >>> from unsoft.formula import parse
+    >>> masked(parse("exp(2*s - m)"), Formula("exp(2*s)", bias="2*s"))
+    Expr('exp(2*s + _bias - m)')
+    """
+    target = formula.mask_target
+    return part if part is None or target is None else substitute(part, target, target + symbol(BIAS))
 
 
 def inverse_norm(terms: Terms, symbols: dict[str, Tensor], z: Tensor) -> Tensor:

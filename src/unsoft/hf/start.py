@@ -11,8 +11,6 @@ Mechanisms that are not listed have one start only.
 
 from __future__ import annotations
 
-import math
-
 import torch
 from torch import Tensor
 
@@ -39,9 +37,8 @@ def open_start(mechanism: Mechanism) -> None:
             beta, gamma = STARTS["open"]
             part.beta.fill_(beta)
             part.gamma.fill_(gamma)
-        elif isinstance(part, Gpam) and part.fixed is None:
-            for strength in (part.plus, part.minus):
-                _fill(strength, math.log(_LITTLE / (part.bound - _LITTLE)) if part.bound > _LITTLE else 0.0)
+        elif isinstance(part, Gpam):
+            part.begin_at(min(_LITTLE, part.bound / 2))
         elif isinstance(part, Differential2):
             part.factor.constant.fill_(_SMALL)
         elif isinstance(part, Pointwise):

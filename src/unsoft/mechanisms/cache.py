@@ -101,6 +101,8 @@ class StateCache(Cache):
         self.state: Tensor | None = None
         self.seen: Tensor | None = None
         """(batch, heads | 1): how many keys were not masked, for mechanisms that divide by it."""
+        self.checked: object = None
+        """Shapes and options of the last step, which need not be checked again."""
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:

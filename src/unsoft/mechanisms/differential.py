@@ -27,6 +27,7 @@ import math
 import torch
 from torch import Tensor, nn
 
+from unsoft.engines.call import compute_dtype
 from unsoft.engines.run import run_formula
 from unsoft.formula import Formula
 from unsoft.formula.analysis import Properties
@@ -80,7 +81,8 @@ class Differential(Mechanism):
         strength = self.strength().to(inputs.query.dtype)
         result = combine(*maps, torch.ones_like(strength), strength)
         out, weights = result if isinstance(result, tuple) else (result, None)
-        scale = (1 - self.first) * (out.float().square().mean(-1, keepdim=True) + _EPS).rsqrt().to(out.dtype)
+        mean_square = out.to(compute_dtype(out.dtype)).square().mean(-1, keepdim=True)
+        scale = (1 - self.first) * (mean_square + _EPS).rsqrt().to(out.dtype)
         out = (out * scale * self.gain.to(out.dtype)).unflatten(-1, (2, -1)).transpose(-3, -2).flatten(-4, -3)
         return out if weights is None else (out, (weights * scale).repeat_interleave(2, dim=-3))
 

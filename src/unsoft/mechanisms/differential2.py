@@ -8,6 +8,9 @@ There are twice as many query heads as output heads, paired 2h and 2h + 1, so th
 head under grouped-query attention (the other pairing is wrong there). One fused call; keys and cache are those of ordinary attention.
 x is the hidden state if ``hidden=`` brings it, otherwise the first query of the pair stands in.
 
+Ours, and not the authors': l has a constant per head besides W x, and W begins at 0, so that every token begins with
+sigmoid(0) = 1/2 of the second map (the authors have no constant and a random W).
+
 Can: cancel what both maps agree on, by an amount that each token chooses. Rows sum to 1 - sigmoid(l), in (0, 1).
 Cannot: amplify: no norm follows, and weights lie in (-1, 1).
 

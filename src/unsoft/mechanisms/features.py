@@ -1,8 +1,7 @@
 """Feature maps of linear attention: functions of one query or key, whose dot products are the weights.
 
 A map gets x (..., length, D), already scaled so that the dot product of a query and a key is the logit, and returns features
-(..., length, F). Features of queries may be scaled by any positive factor per row if the mechanism normalises; those of keys may
-not, since what a key is must not depend on other keys.
+(..., length, F), or their logarithms where features are exponentials: the engine takes maxima out where they cancel.
 """
 
 from __future__ import annotations
@@ -26,24 +25,15 @@ def identity(x: Tensor) -> Tensor:
     return x
 
 
-def exponential(x: Tensor) -> Tensor:
-    return x.exp()
-
-
 def taylor2(x: Tensor) -> Tensor:
     """1 + s + s^2 / 2, the second-order Taylor polynomial of exp(s), as a dot product: F = 1 + D + D^2."""
     squares = (x[..., :, None] * x[..., None, :]).flatten(-2) / math.sqrt(2)
     return torch.cat([torch.ones_like(x[..., :1]), x, squares], dim=-1)
 
 
-def positive_random(x: Tensor, directions: Tensor) -> Tensor:
-    """exp(w . x - |x|^2 / 2) for random directions w: unbiased features of exp(s) (Performer, arXiv 2009.14794).
-
-    The largest value that a direction can reach is taken out, so that nothing overflows; it is a constant and cancels.
-    """
-    directions = directions.to(x.dtype)
-    highest = directions.square().sum(-1).amax() / 2
-    return (x @ directions.mT - x.square().sum(-1, keepdim=True) / 2 - highest).exp()
+def log_positive_random(x: Tensor, directions: Tensor) -> Tensor:
+    """w . x - |x|^2 / 2 for random directions w: logarithms of unbiased features of exp(s) (Performer, arXiv 2009.14794)."""
+    return x @ directions.to(x.dtype).mT - x.square().sum(-1, keepdim=True) / 2
 
 
 def orthogonal_directions(count: int, width: int, seed: int) -> Tensor:

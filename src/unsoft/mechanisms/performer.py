@@ -6,7 +6,9 @@ Paper: Choromanski et al., Rethinking Attention with Performers, arXiv 2009.1479
 
 Can: come as close to softmax as one pays for, at linear cost: the live demonstration that linear attention needs dimension to focus.
 Cannot: do it cheaply for sharp attention: the number of features needed grows exponentially with the size of the logits.
-The directions are drawn once from ``seed`` and are not trained.
+The directions are drawn once from ``seed`` and are not trained. Features are summed by their logarithms, each with its largest value
+so far taken out, so that rows sum to 1 for every head width and every size of queries and keys (the authors subtract one maximum
+over all tokens and add 1e-4 to every feature instead, which looks ahead and is not causal).
 
 >>> import torch
 >>> from unsoft.mechanisms.module import Place
@@ -20,7 +22,7 @@ True
 from torch import Tensor
 
 from unsoft.formula.analysis import Properties
-from unsoft.mechanisms.features import orthogonal_directions, positive_random
+from unsoft.mechanisms.features import log_positive_random, orthogonal_directions
 from unsoft.mechanisms.linear import Linear
 from unsoft.mechanisms.module import Place
 from unsoft.mechanisms.registry import family
@@ -36,11 +38,11 @@ class Performer(Linear):
             raise ValueError(
                 f"performer: the number of features must be a whole number from 1 on, not {count!r}"
             )
-        super().__init__(place, self._map, scaled=True)
+        super().__init__(place, self._map, scaled=True, logarithmic=True)
         self.register_buffer("directions", orthogonal_directions(count, place.head_dim, seed))
 
     def _map(self, x: Tensor) -> Tensor:
-        return positive_random(x, self.directions)
+        return log_positive_random(x, self.directions)
 
 
 family(

@@ -13,7 +13,9 @@ from unsoft.engines.native.availability import attempt
 from unsoft.engines.native.compiler import KERNEL, load_libraries
 
 _SIDE = 64
+_NO_MEMORY = "unsoft's magnitude kernel could not allocate its buffers"
 _HEAD = struct.Struct("7q")
+_WINDOW, _GATE = struct.Struct("17q"), struct.Struct("7q")
 
 
 @lru_cache(maxsize=2)
@@ -198,6 +200,59 @@ def pivoted(
     return factor, pivots, left
 
 
+class WindowKernel:
+    """Adds points to the buffers of a :class:`unsoft.magnitude.window.Window`; made anew whenever a buffer is another one."""
+
+    def __init__(self, capacity: int, buffers: tuple[Tensor, ...], state: tuple[Tensor, ...]) -> None:
+        """``buffers`` as in kernel/window.h. ``state``: places and Q in rows of whole registers, alpha, level and middle; or nothing."""
+        points, _, near, _, _ = buffers
+        sizes = (torch.get_num_threads(), points.shape[0], points.shape[1], near.shape[1], capacity, points.shape[2])
+        self._kept = tuple(x.contiguous() for x in state)
+        remembered = [x.data_ptr() for x in self._kept] or [0] * 5
+        places = self._kept[0].shape[2] if state else 0
+        self._head = _WINDOW.pack(*sizes, *(x.data_ptr() for x in buffers), places, *remembered)
+        self._add = _library(points.dtype == torch.float64).unsoft_window_add
+
+    def add(self, length: int, x: Tensor, present: Tensor | None, eps: float) -> tuple[Tensor, int]:
+        """Weights (systems, n) of new points after ``length`` others, and how many of them could be done in all systems."""
+        weights = x.new_empty(x.shape[:2])
+        return weights, self._run(length, x, present, eps, None, weights)
+
+    def gate(
+        self, length: int, key: Tensor, value: Tensor, eps: float, constants: tuple[Tensor, ...]
+    ) -> tuple[Tensor, Tensor, int]:
+        """Gates (batch, heads, n) of new keys (batch, heads, n, d), values times the gates, and how many could be done.
+
+        ``constants``: sqrt(t / d), beta and gamma of each head.
+        """
+        gates, value = key.new_empty(key.shape[:3]), value.contiguous()
+        gated = torch.empty_like(value)
+        pointers = [x.data_ptr() for x in (*constants, value, gated)]
+        head = _GATE.pack(key.shape[1], value.shape[3], *pointers)
+        return gates, gated, self._run(length, key, None, eps, head, gates)
+
+    def _run(
+        self, length: int, x: Tensor, present: Tensor | None, eps: float, gate: bytes | None, weights: Tensor
+    ) -> int:
+        x, done = x.contiguous(), ctypes.c_int64()
+        if present is not None:
+            present = present.contiguous()
+        status = self._add(
+            self._head,
+            ctypes.c_int64(length),
+            ctypes.c_int64(x.shape[-2]),
+            ctypes.c_double(eps),
+            ctypes.c_void_p(x.data_ptr()),
+            None if present is None else ctypes.c_void_p(present.data_ptr()),
+            gate,
+            ctypes.c_void_p(weights.data_ptr()),
+            ctypes.byref(done),
+        )
+        if status:
+            raise MemoryError(_NO_MEMORY)
+        return done.value
+
+
 def _contiguous(x: Tensor, present: Tensor | None) -> tuple[Tensor, Tensor]:
     present = x.new_ones(x.shape[:2]) if present is None else present.to(x.dtype).contiguous()
     return x.detach().contiguous(), present
@@ -217,4 +272,4 @@ def _room(like: Tensor, systems: int, n: int) -> Tensor:
 def _run(function: ctypes._CFuncPtr, *arguments: object) -> None:
     pointers = [ctypes.c_void_p(x.data_ptr()) if isinstance(x, Tensor) else x for x in arguments]
     if function(*pointers):
-        raise MemoryError("unsoft's magnitude kernel could not allocate its buffers")
+        raise MemoryError(_NO_MEMORY)

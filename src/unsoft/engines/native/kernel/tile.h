@@ -1,10 +1,11 @@
 // A formula on a tile: included after the generated `struct Formula`, which offers
-//   constants  has_peak, has_mass, strength, parameters, mass_degree
+//   constants  has_peak, has_mass, strength, operand, parameters, mass_degree
 //   Row row(V m, V n, V i, const real *params)           what depends on the query only, computed once a row
-//   V peak(V s, const Row &, V j)
-//   void value(V s, const Row &, V j, V &weight, V &mass)
-//   void slope(V s, const Row &, V j, V &weight, V &dweight, V &mass, V &dmass)         derivatives by the logit
-//   void parameter_slopes(V s, const Row &, V j, V *dweight, V *dmass)                  derivatives by each parameter
+//   V peak(V s, const Row &, V j, V b)                   b: the float mask, read only if it is an operand of the formula
+//   void value(V s, const Row &, V j, V b, V &weight, V &mass)
+//   void slope(V s, const Row &, V j, V b, V &weight, V &dweight, V &mass, V &dmass)    derivatives by the logit
+//   void bias_slopes(V s, const Row &, V j, V b, V &dweight, V &dmass)                  derivatives by such a mask
+//   void parameter_slopes(V s, const Row &, V j, V b, V *dweight, V *dmass)             derivatives by each parameter
 //   V offset(m, n, i, params), norm(z, ...), norm_slope(z, ...)
 //   void row_parameter_slopes(V z, V m, V n, V i, const real *params, V *doffset, V *dnorm)
 // Nothing here knows which formula it is.
@@ -80,14 +81,14 @@ UNSOFT_INLINE V kept(const Tile &t, const Lanes &x, V key) {  // dropout's facto
 // homogeneous in exp(-m), so shifting m by -b is the same and cannot overflow.
 template <class Result, class Evaluate>
 UNSOFT_INLINE Result biased(const Tile &t, const Lanes &x, V &s, V m, size_t at, const Formula::Row &row, Evaluate evaluate) {
-    if (!t.bias) return evaluate(row);
+    if (!t.bias) return evaluate(row, V{});
     V b = load(t.bias + at);
     if (!Formula::strength) {
-        s += b;
-        return evaluate(row);
+        if (!Formula::operand) s += b;
+        return evaluate(row, b);
     }
-    if (Formula::has_peak) return evaluate(Formula::row(m - b, x.count, x.position, t.parameters));
-    Result result = evaluate(row);
+    if (Formula::has_peak) return evaluate(Formula::row(m - b, x.count, x.position, t.parameters), b);
+    Result result = evaluate(row, b);
     result.scale(vexp(b), vexp(b * real(Formula::mass_degree)));
     return result;
 }
@@ -120,11 +121,12 @@ template <bool ROWS, bool PLAIN> bool forward_tile(const Tile &t) {
                 size_t at = At::at(t, query, key);
                 V s = load(t.s + at), j = At::key_position(t, key);
                 if (PLAIN) {
-                    m = larger(m, Formula::peak(s, row, j));
+                    m = larger(m, Formula::peak(s, row, j, V{}));
                 } else {
                     V b = t.bias ? load(t.bias + at) : V{};
-                    V top = Formula::strength ? Formula::peak(s, row, j) + b
-                                              : Formula::peak(s + b, row, j);
+                    V shifted = Formula::strength || Formula::operand ? s : s + b;
+                    V top = Formula::peak(shifted, row, j, b);
+                    if (Formula::strength) top += b;
                     m = vselect(seen<ROWS>(t, x, At::key_index(key), at), larger(m, top), m);
                 }
             }
@@ -152,11 +154,11 @@ template <bool ROWS, bool PLAIN> bool forward_tile(const Tile &t) {
             V s = load(t.s + at), index = At::key_index(key), j = At::key_position(t, key);
             Value y;
             if (PLAIN) {
-                Formula::value(s, row, j, y.weight, y.mass);
+                Formula::value(s, row, j, V{}, y.weight, y.mass);
             } else {
-                y = biased<Value>(t, x, s, m, at, row, [&](const Formula::Row &r) {
+                y = biased<Value>(t, x, s, m, at, row, [&](const Formula::Row &r, [[maybe_unused]] V b) {
                     Value z;
-                    Formula::value(s, r, j, z.weight, z.mass);
+                    Formula::value(s, r, j, b, z.weight, z.mass);
                     return z;
                 });
                 I visible = seen<ROWS>(t, x, index, at);
@@ -187,15 +189,15 @@ template <bool PLAIN> void backward_tile(const Tile &t) {
             V s = load(t.s + at), g = load(t.p + at), index = At::key_index(key), j = At::key_position(t, key);
             Slope y;
             if (PLAIN) {
-                Formula::slope(s, row, j, y.weight, y.dweight, y.mass, y.dmass);
+                Formula::slope(s, row, j, V{}, y.weight, y.dweight, y.mass, y.dmass);
                 V weight = Formula::has_mass ? y.weight * inverse : y.weight;
                 V ds = Formula::has_mass ? y.dweight * (g * inverse) + y.dmass * slope : y.dweight * g;
                 store(t.s + at, weight), store(t.p + at, ds);
                 continue;
             }
-            y = biased<Slope>(t, x, s, m, at, row, [&](const Formula::Row &r) {
+            y = biased<Slope>(t, x, s, m, at, row, [&](const Formula::Row &r, [[maybe_unused]] V b) {
                 Slope z;
-                Formula::slope(s, r, j, z.weight, z.dweight, z.mass, z.dmass);
+                Formula::slope(s, r, j, b, z.weight, z.dweight, z.mass, z.dmass);
                 return z;
             });
             I visible = seen<false>(t, x, index, at);
@@ -203,9 +205,16 @@ template <bool PLAIN> void backward_tile(const Tile &t) {
             g = g * drop * inverse;
             V ds = vselect(visible, Formula::has_mass ? y.dweight * g + y.dmass * slope : y.dweight * g, V{});
             if (t.bias_gradient) {
-                V strong = y.weight * g;
-                if (Formula::has_mass) strong += real(Formula::mass_degree) * y.mass * slope;
-                store(t.bias_gradient + at, Formula::strength ? vselect(visible, strong, V{}) : ds);
+                V db = ds;
+                if (Formula::strength) {
+                    db = y.weight * g;
+                    if (Formula::has_mass) db += real(Formula::mass_degree) * y.mass * slope;
+                } else if (Formula::operand) {
+                    V dweight, dmass;
+                    Formula::bias_slopes(s, row, j, load(t.bias + at), dweight, dmass);
+                    db = Formula::has_mass ? dweight * g + dmass * slope : dweight * g;
+                }
+                store(t.bias_gradient + at, vselect(visible, db, V{}));
             }
             store(t.s + at, vselect(visible, y.weight * inverse * drop, V{}));
             store(t.p + at, ds);
@@ -223,9 +232,9 @@ template <int PARAMETERS> void parameter_tile(const Tile &t) {  // before backwa
         for (int key = 0; key < t.keys; key++) {
             size_t at = At::at(t, query, key);
             V s = load(t.s + at), g = load(t.p + at) * inverse, index = At::key_index(key), j = At::key_position(t, key);
-            ParameterSlopes y = biased<ParameterSlopes>(t, x, s, m, at, row, [&](const Formula::Row &r) {
+            ParameterSlopes y = biased<ParameterSlopes>(t, x, s, m, at, row, [&](const Formula::Row &r, [[maybe_unused]] V b) {
                 ParameterSlopes z;
-                Formula::parameter_slopes(s, r, j, z.dweight, z.dmass);
+                Formula::parameter_slopes(s, r, j, b, z.dweight, z.dmass);
                 return z;
             });
             I visible = seen<false>(t, x, index, at);
