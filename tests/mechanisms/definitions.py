@@ -127,7 +127,9 @@ def _differential2(c):
     m = c.module
     maps = c.shares(c.logits()) @ c.v
     own = c.q[:, 0::2]
-    strength = (own @ m.factor.weight.detach().double() + m.factor.constant.detach().double()[:, None]).sigmoid()
+    strength = (
+        own @ m.factor.weight.detach().double() + m.factor.constant.detach().double()[:, None]
+    ).sigmoid()
     return maps[:, 0::2] - strength * maps[:, 1::2]
 
 

@@ -142,14 +142,18 @@ def attend(
         )
     for word in options.keys() & REFUSED.keys() if options else ():
         if options[word] is not None:
-            raise ValueError(f"swap: {type(module).__name__} {REFUSED[word]} ({word}), which no mechanism carries")
+            raise ValueError(
+                f"swap: {type(module).__name__} {REFUSED[word]} ({word}), which no mechanism carries"
+            )
     if softcap != swapped.softcap:
         raise ValueError(
             f"swap: {type(module).__name__} caps its logits at {softcap}, but was swapped with {swapped.softcap}; swap again"
         )
     if is_causal is None:
         # The dictionary, since a config's own look-up costs as much as a small attention call.
-        is_causal = getattr(module, "is_causal", swapped.causal) and vars(module.config).get("is_causal", True)
+        is_causal = getattr(module, "is_causal", swapped.causal) and vars(module.config).get(
+            "is_causal", True
+        )
     out, weights = swapped(
         query, key, value, attention_mask, bool(is_causal), scaling, dropout, sliding_window,
         output_attentions or _weights_wanted(), position_ids, use_cache is not False,
