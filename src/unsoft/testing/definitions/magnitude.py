@@ -22,11 +22,15 @@ def gates(call: WrittenCall, layer: Any) -> Tensor:
     t, beta, gamma = (_by_key_head(x, heads) for x in (layer.log_t.exp(), layer.beta, layer.gamma))
     there = call.there.unflatten(1, (heads, -1)).any(2)
     lengths = call.key.square().sum(-1)
-    squares = lengths[..., :, None] + lengths[..., None, :] - 2 * call.key @ call.key.mT  # the battery's keys make this exact
+    squares = (
+        lengths[..., :, None] + lengths[..., None, :] - 2 * call.key @ call.key.mT
+    )  # the battery's keys make this exact
     similar = call.move((-t[:, None, None] / width * squares).exp())
     if not call.causal:
         solve = _steps if layer.solver == "cg" else _solved
-        weights = solve(_system(similar, there, layer.eps), there.to(similar.dtype), layer.iterations)[:, :, None]
+        weights = solve(_system(similar, there, layer.eps), there.to(similar.dtype), layer.iterations)[
+            :, :, None
+        ]
     elif layer.causal == "prefix":
         weights = _of_rows(similar, there, layer.eps, call.rows)
     else:
