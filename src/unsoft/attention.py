@@ -76,7 +76,7 @@ def attention(
     positions
         The symbols i and j of a formula: a pair of tensors, (..., L) for the queries and (..., S) for the keys, with or
         without batch dimensions. By default keys count from 0 and queries as ``is_causal`` aligns them, from 0 without
-        it. Who sees whom does not depend on them. Mechanisms that know distances only, retention and cosformer, refuse
+        it. Who sees whom does not depend on them. Mechanisms that know distances only, retention and decay, refuse
         positions that are not consecutive.
 
     A row that may see nothing outputs exact zeros. What is masked cannot be felt, even if it is NaN; a NaN or
