@@ -21,6 +21,19 @@ def elu1(x: Tensor) -> Tensor:
     return torch.nn.functional.elu(x) + 1
 
 
+def elu1_of_query(x: Tensor) -> Tensor:
+    """:func:`elu1`, where a row of negative numbers only, whose features are exp(x), has the largest brought to 1.
+
+    Normalising undoes that, and a row below -87 does not vanish in float32.
+
+    >>> elu1_of_query(torch.tensor([[1.0, -200.0], [-200.0, -200.0]]))
+    tensor([[2., 0.],
+            [1., 1.]])
+    """
+    below = x.detach().amax(-1, keepdim=True).clamp(max=0)
+    return torch.where(x > 0, x + 1, (x.clamp(max=0) - below).clamp(max=0).exp())
+
+
 def identity(x: Tensor) -> Tensor:
     return x
 

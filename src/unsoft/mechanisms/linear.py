@@ -389,7 +389,7 @@ family(
 )
 family(
     "linear-elu1",
-    _family(features.elu1, compiled_map="elu1"),
+    _family(features.elu1_of_query, key_map=features.elu1, compiled_map="elu1"),
     summary="linear attention with elu(x) + 1 features",
     properties=_SHARES,
 )
