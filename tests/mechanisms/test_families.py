@@ -7,8 +7,9 @@ import pytest
 import torch
 
 import unsoft
+from unsoft.mechanisms.core.registry import resolve
+from unsoft.mechanisms.core.spec import Plan
 from unsoft.mechanisms.differential import first_lambda
-from unsoft.mechanisms.registry import Plan, resolve
 
 FAMILIES = [name for name, found in unsoft.mechanisms().items() if isinstance(found, Plan)]
 COMPOSED = [

@@ -9,8 +9,8 @@ import torch
 import unsoft
 from unsoft.engines import linear_choice
 from unsoft.engines.linear_log import log_products
-from unsoft.mechanisms.cache import StateCache
-from unsoft.mechanisms.registry import Plan
+from unsoft.mechanisms.core.cache import StateCache
+from unsoft.mechanisms.core.spec import Plan
 from unsoft.testing.definitions import definition_of
 from unsoft.testing.definitions.call import WrittenCall
 

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn.functional import dropout, pad
 from torch.utils.checkpoint import checkpoint
 
-from unsoft.mechanisms.module import Inputs
+from unsoft.mechanisms.core.module import Inputs
 
 if TYPE_CHECKING:
     from unsoft.mechanisms.magnitude import Magnitude
@@ -98,7 +98,9 @@ class _Block:
 
     def __call__(self, m: Tensor, y: Tensor, carry: Tensor) -> tuple[Tensor, ...]:
         new = slice(self.first, self.seen)
-        table = torch.cat([carry[:, None, : self.seen], y[:, new, None] * m[:, new, : self.seen]], dim=1).cumsum(1)
+        table = torch.cat(
+            [carry[:, None, : self.seen], y[:, new, None] * m[:, new, : self.seen]], dim=1
+        ).cumsum(1)
         last = pad(table[:, -1], (0, self.keys - self.seen))
         table = table[:, 1:]
         batch = self.inputs.key.shape[:-2]

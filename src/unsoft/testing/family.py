@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from unsoft.mechanisms.module import Mechanism, Place
-from unsoft.mechanisms.registry import Plan
+from unsoft.mechanisms.core.module import Mechanism, Place
+from unsoft.mechanisms.core.spec import Plan
 from unsoft.testing.measure import Measure, close, equal, fact
 from unsoft.testing.report import Report, Row, worst_of
 
