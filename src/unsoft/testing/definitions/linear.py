@@ -78,7 +78,7 @@ def _over_sum(call: WrittenCall, weights: Tensor) -> Tensor:
 
 def _scaled(call: WrittenCall) -> tuple[Tensor, Tensor]:
     root = abs(call.scale) ** 0.5
-    return call.query * math.copysign(root, call.scale), call.spread(call.key) * root
+    return call.move(call.query * math.copysign(root, call.scale)), call.move(call.spread(call.key) * root)
 
 
 def _log_elu1(x: Tensor) -> Tensor:

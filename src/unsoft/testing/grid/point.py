@@ -25,6 +25,9 @@ AXES: dict[str, tuple[Any, ...]] = {
 }  # fmt: skip
 """What is varied. Lengths stand around the blocks of engines, widths around those of real models."""
 
+EVEN_KEY_HEADS = AXES | {"heads": ("2/2", "4/2")}
+"""For mechanisms whose key heads come in pairs."""
+
 _COMMON = {"keys": ("same", 3), "batch": (1, 3), "causal": ("upper left", 3), "inputs": ("normal", 2)}
 """Values that a sample should prefer, and how often it takes them for each time it takes another one."""
 
@@ -54,7 +57,13 @@ class Point:
     @property
     def key_count(self) -> int:
         """S: as many as queries; a few less; a few more; what a decoder has behind it; none."""
-        counts = {"same": self.length, "fewer": max(1, self.length - 13), "more": self.length + 133, "many": 1500, "none": 0}
+        counts = {
+            "same": self.length,
+            "fewer": max(1, self.length - 13),
+            "more": self.length + 133,
+            "many": 1500,
+            "none": 0,
+        }
         return counts[self.keys]  # fmt: skip
 
     @property
@@ -88,7 +97,9 @@ class Point:
             raise ValueError(f"case: unknown axes {', '.join(sorted(unknown))} (known: {', '.join(AXES)})")
         for axis, value in found.items():
             known = {str(x): x for x in (*AXES[axis], getattr(cls, axis))}
-            if value not in known and not (value.isdigit() and axis in ("length", "width", "values", "batch")):
+            if value not in known and not (
+                value.isdigit() and axis in ("length", "width", "values", "batch")
+            ):
                 raise ValueError(f"case: {axis}={value!r} is not one of {', '.join(known)}")
             found[axis] = known.get(value, int(value) if value.isdigit() else value)
         return cls(**found)
@@ -104,7 +115,9 @@ def sample(seed: str, axes: Mapping[str, Sequence[Any]] = AXES) -> list[Point]:
     source = random.Random(zlib.crc32(seed.encode()))
     count = max(len(values) for values in axes.values())
     columns = {axis: _shuffled(source, axis, values, count) for axis, values in axes.items()}
-    return [_affordable({axis: column[row] for axis, column in columns.items()}) for row in range(count)]
+    return [
+        _affordable({axis: column[row] for axis, column in columns.items()}, axes) for row in range(count)
+    ]
 
 
 def _shuffled(source: random.Random, axis: str, values: Sequence[Any], count: int) -> list[Any]:
@@ -132,19 +145,22 @@ def all_pairs(seed: str, axes: Mapping[str, Sequence[Any]] = AXES) -> Iterator[P
             continue
         chosen = dict(pair)
         for axis in source.sample(sorted(axes), len(axes)):
-            if axis not in chosen:  # the value that settles most of what is missing, among a few drawn at random
+            if (
+                axis not in chosen
+            ):  # the value that settles most of what is missing, among a few drawn at random
                 options = source.sample(list(axes[axis]), min(4, len(axes[axis])))
                 chosen[axis] = max(
-                    options, key=lambda x: sum(frozenset({(axis, x), other}) in missing for other in chosen.items())
+                    options,
+                    key=lambda x: sum(frozenset({(axis, x), other}) in missing for other in chosen.items()),
                 )
         missing -= {frozenset(two) for two in combinations(chosen.items(), 2)}
-        yield _affordable(chosen)
+        yield _affordable(chosen, axes)
 
 
-def _affordable(chosen: Mapping[str, Any]) -> Point:
+def _affordable(chosen: Mapping[str, Any], axes: Mapping[str, Sequence[Any]]) -> Point:
     """The point, with fewer heads and sequences where it is long: what they show, shorter ones show."""
     point = Point(**chosen)
     if max(point.length, point.key_count) <= 600:
         return point
-    heads = {"2/2": "2/2", "4/2": "2/1", "4/1": "2/1"}[point.heads]
+    heads = "2/1" if point.heads != "2/2" and "4/1" in axes["heads"] else "2/2"
     return Point(**{**chosen, "heads": heads, "batch": min(point.batch, 1)})
