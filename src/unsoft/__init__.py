@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from unsoft.attention import attention
     from unsoft.formula import Formula
     from unsoft.mechanisms import mechanisms
-    from unsoft.mechanisms.build import mechanism
+    from unsoft.mechanisms.core.build import mechanism
 
 __version__ = "0.1.0"
 __all__ = [
@@ -36,7 +36,7 @@ __all__ = [
 _HOME = {
     "Formula": "unsoft.formula",
     "attention": "unsoft.attention",
-    "mechanism": "unsoft.mechanisms.build",
+    "mechanism": "unsoft.mechanisms.core.build",
     "mechanisms": "unsoft.mechanisms",
 }
 """The modules of the names that are not modules themselves."""

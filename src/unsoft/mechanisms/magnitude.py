@@ -52,12 +52,12 @@ from unsoft.magnitude.points import Points, checked_eps
 from unsoft.magnitude.prefix import arrival_weights
 from unsoft.magnitude.streaming import CENTRES, CHUNK, streamed_weights
 from unsoft.magnitude.truncated import truncated_weights
-from unsoft.mechanisms.cache import Cache
-from unsoft.mechanisms.gated_mass import MassGate
+from unsoft.mechanisms.core.cache import Cache
+from unsoft.mechanisms.core.gated_mass import MassGate
+from unsoft.mechanisms.core.module import Around, Inputs, Mechanism, Place, Pointwise
+from unsoft.mechanisms.core.registry import family, module_modifier, resolve
 from unsoft.mechanisms.magnitude_cache import MagnitudeCache
 from unsoft.mechanisms.magnitude_rows import attend_by_rows
-from unsoft.mechanisms.module import Around, Inputs, Mechanism, Place, Pointwise
-from unsoft.mechanisms.registry import family, module_modifier, resolve
 
 WHERE, SOLVERS = ("values", "mass"), ("cg", "cholesky", "lowrank")
 CAUSAL = ("auto", "arrival", "prefix", "streaming")

@@ -18,7 +18,7 @@ from unsoft.engines.native.direct import step_directly
 from unsoft.engines.run import run_formula
 from unsoft.engines.threads import threads_are_used
 from unsoft.formula import Formula
-from unsoft.mechanisms.cache import Cache, KeyValueCache
+from unsoft.mechanisms.core.cache import Cache, KeyValueCache
 
 
 @dataclass(frozen=True)
@@ -159,7 +159,7 @@ _PLAIN_OPTIONS = {"scale", "enable_gqa"}
 class Pointwise(Mechanism):
     """A formula as a module; its parameters are learnable, one value per head.
 
-    >>> from unsoft.mechanisms.registry import resolve
+    >>> from unsoft.mechanisms.core.registry import resolve
     >>> layer = Pointwise(resolve("cog"), Place(heads=2, head_dim=4))
     >>> layer(torch.randn(1, 2, 3, 4), torch.randn(1, 2, 3, 4), torch.randn(1, 2, 3, 4)).shape
     torch.Size([1, 2, 3, 4])
