@@ -26,13 +26,17 @@ __all__ = [
     "mechanism",
     "mechanisms",
     "nn",
+    "tasks",
     "testing",
     "theory",
+    "training",
 ]
+
+_ON_FIRST_USE = ("hf", "tasks", "training")
 
 
 def __getattr__(name: str) -> Any:
-    """``unsoft.hf`` on first use: it imports transformers, which takes seconds."""
-    if name == "hf":
-        return importlib.import_module("unsoft.hf")
+    """Rooms on first use: two of them import transformers, which takes seconds."""
+    if name in _ON_FIRST_USE:
+        return importlib.import_module(f"unsoft.{name}")
     raise AttributeError(f"module 'unsoft' has no attribute {name!r}")
