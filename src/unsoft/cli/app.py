@@ -21,6 +21,7 @@ from unsoft.cli.list import list_mechanisms
 from unsoft.cli.swap import swap
 from unsoft.cli.tasks import list_tasks
 from unsoft.cli.theory import theory
+from unsoft.cli.train import train
 
 app = typer.Typer(
     name="unsoft",
@@ -36,6 +37,7 @@ app.command("swap")(swap)
 app.command("tasks")(list_tasks)
 app.command("theory")(theory)
 app.command("inspect")(inspect)
+app.command("train")(train)
 app.add_typer(cache.app, name="cache")
 
 
