@@ -35,7 +35,7 @@ class Batches(Dataset[dict[str, Tensor]]):
         return to_model(batch, self.task, self.width)
 
 
-def test_batches(task: Task, width: int, seed: int) -> Batches:
+def evaluation_batches(task: Task, width: int, seed: int) -> Batches:
     """The examples on which every model is tested: fewer if they are long."""
     length = task.sample(1, seed=seed).inputs.shape[1] if task.kind != "image" else 1
     examples = min(max(_TOKENS // length, 16), 1024)

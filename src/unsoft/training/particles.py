@@ -33,7 +33,7 @@ def descent(
 
     >>> pair = torch.tensor([[0.0], [0.1]])
     >>> descent(pair, torch.zeros(2, 1), "repel")          # gradient descent moves them apart
-    tensor([[ 1.8310], [-1.8310]])
+    tensor([[ 3.6620], [-3.6620]])
     """
     if kind not in KINDS:
         raise ValueError(f"repulse: argument 'kind' must be one of {', '.join(KINDS)}, not {kind!r}")

@@ -21,7 +21,7 @@ from unsoft.files import write_whole
 from unsoft.hf.quiet import quiet
 from unsoft.tasks import Task
 from unsoft.training.checkpoints import sweep
-from unsoft.training.data import test_batches
+from unsoft.training.data import evaluation_batches
 from unsoft.training.model import build
 from unsoft.training.progress import ShowProgress, WriteLog, records
 from unsoft.training.repulsion import Repulsion
@@ -139,7 +139,7 @@ def _goodbye(step: int, steps: int, out: str | Path | None) -> str:
 def _result(trainer: TaskTrainer, spec: Spec, task: Task, seconds: float) -> Result:
     model, device = trainer.model, trainer.args.device
     width = model.config.hidden_size
-    score, loss = measure(model, test_batches(task, width, _TEST), device)
+    score, loss = measure(model, evaluation_batches(task, width, _TEST), device)
     history = records(trainer.state)
     watched = [record["eval_score"] for record in history if "eval_score" in record]
     return Result(
@@ -149,7 +149,7 @@ def _result(trainer: TaskTrainer, spec: Spec, task: Task, seconds: float) -> Res
         score=score,
         validation=watched[-1],
         harder={
-            other.label(than=task): measure(model, test_batches(other, width, _TEST), device)[0]
+            other.label(than=task): measure(model, evaluation_batches(other, width, _TEST), device)[0]
             for other in task.harder()
         },
         chance=task.chance,

@@ -16,7 +16,7 @@ from transformers.trainer_callback import PrinterCallback
 from unsoft.errors import DivergenceError
 from unsoft.tasks import Task
 from unsoft.training.checkpoints import seal
-from unsoft.training.data import Batches, test_batches, unwrap
+from unsoft.training.data import Batches, evaluation_batches, unwrap
 from unsoft.training.spec import Spec
 
 OWN = ".unsoft."
@@ -46,7 +46,7 @@ class TaskTrainer(Trainer):
             model,
             _arguments(spec, folder, save_every, eval_every, report_to),
             train_dataset=Batches(task, width, spec.steps, spec.batch, spec.seed, training=True),
-            eval_dataset=test_batches(task, width, _VALIDATION),
+            eval_dataset=evaluation_batches(task, width, _VALIDATION),
             data_collator=unwrap,
             compute_loss_func=self._loss,
             callbacks=callbacks,
@@ -140,6 +140,7 @@ def _arguments(
         train_sampling_strategy="sequential",
         seed=spec.seed,
         bf16=spec.bf16,
+        use_cpu=not torch.accelerator.is_available(),
         logging_steps=max(1, spec.steps // 100),
         logging_nan_inf_filter=False,
         eval_strategy="steps",
