@@ -29,5 +29,5 @@ class DivergenceError(ArithmeticError):
     """The loss of a training run is not a number any more; checkpoints from before are kept."""
 
 
-class Interrupted(RuntimeError):
-    """A training run was stopped by a signal, after it had saved itself; the same call goes on from there."""
+class Interrupted(KeyboardInterrupt):
+    """A training run was stopped by Ctrl-C or SIGTERM, after it had saved itself; the same call goes on from there."""

@@ -6,6 +6,7 @@ Sequences: SmolLM3, which is Llama with rotary positions that can be left out. I
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -56,7 +57,7 @@ def _sequence_model(spec: Spec, task: Task) -> PreTrainedModel:
         bos_token_id=None,
         eos_token_id=None,
     )
-    return SmolLM3ForCausalLM(config)
+    return SmolLM3ForCausalLM(config)  # type: ignore[no-untyped-call]
 
 
 def _image_model(spec: Spec, task: Task) -> PreTrainedModel:
@@ -72,27 +73,26 @@ def _image_model(spec: Spec, task: Task) -> PreTrainedModel:
         initializer_range=_START / math.sqrt(spec.width),
         hidden_dropout_prob=0.0,
         attention_probs_dropout_prob=0.0,
-        num_labels=task.outputs,
     )
+    config.num_labels = task.outputs
     return ViTForImageClassification(config)
 
 
 def _check(model: PreTrainedModel, task: Task, name: str) -> None:
     """ValueError if a given model cannot take the task's inputs or give its answers."""
-    head = model.get_output_embeddings()
-    outputs = model.config.num_labels if task.kind == "image" else getattr(head, "out_features", 0)
-    width = getattr(model.config, "hidden_size", 0)
+    config: Any = model.config
+    head = model.get_output_embeddings()  # type: ignore[no-untyped-call]
+    outputs = config.num_labels if task.kind == "image" else getattr(head, "out_features", 0)
+    width = getattr(config, "hidden_size", 0)
     if outputs < task.outputs:
         raise ValueError(f"train: {task.name} needs {task.outputs} outputs, and {name} has {outputs}")
-    if task.kind == "tokens" and getattr(model.config, "vocab_size", 0) < task.size:
-        raise ValueError(
-            f"train: {task.name} has {task.size} tokens, and {name} knows {model.config.vocab_size}"
-        )
+    if task.kind == "tokens" and getattr(config, "vocab_size", 0) < task.size:
+        raise ValueError(f"train: {task.name} has {task.size} tokens, and {name} knows {config.vocab_size}")
     if task.kind == "features" and width < task.size:
         raise ValueError(f"train: {task.name} has {task.size} features, and {name} is {width} wide")
-    if task.kind == "image" and getattr(model.config, "image_size", task.size) != task.size:
+    if task.kind == "image" and getattr(config, "image_size", task.size) != task.size:
         raise ValueError(
-            f"train: {task.name} has pictures of {task.size} pixels, and {name} takes {model.config.image_size}"
+            f"train: {task.name} has pictures of {task.size} pixels, and {name} takes {config.image_size}"
         )
 
 

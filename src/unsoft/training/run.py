@@ -9,7 +9,6 @@ import tempfile
 import time
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
 
 import torch
 import transformers
@@ -104,7 +103,7 @@ def train(
             raise Interrupted(_goodbye(trainer.state.global_step, full.steps, out))
         result = _result(trainer, full, task, seconds)
         if out is not None:
-            _finish(folder, trainer.model, result)
+            _finish(folder, trainer.network, result)
         return result
 
 
@@ -137,8 +136,7 @@ def _goodbye(step: int, steps: int, out: str | Path | None) -> str:
 
 
 def _result(trainer: TaskTrainer, spec: Spec, task: Task, seconds: float) -> Result:
-    model, device = trainer.model, trainer.args.device
-    width = model.config.hidden_size
+    model, width, device = trainer.network, trainer.width, trainer.args.device
     score, loss = measure(model, evaluation_batches(task, width, _TEST), device)
     history = records(trainer.state)
     watched = [record["eval_score"] for record in history if "eval_score" in record]
@@ -180,11 +178,5 @@ def _finish(folder: Path, model: PreTrainedModel, result: Result) -> None:
     model.save_pretrained(unfinished)
     shutil.rmtree(folder / "model", ignore_errors=True)
     os.replace(unfinished, folder / "model")
-    write_whole(folder / "result.json", json.dumps(_plain(result.to_dict()), indent=1).encode())
+    write_whole(folder / "result.json", json.dumps(result.to_dict(), indent=1).encode())
     shutil.rmtree(folder / "checkpoints", ignore_errors=True)
-
-
-def _plain(content: dict[str, Any]) -> dict[str, Any]:
-    """Without numbers that JSON does not have; a finished run has none."""
-    json.dumps(content, allow_nan=False)
-    return content

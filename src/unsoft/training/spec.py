@@ -10,8 +10,7 @@ from typing import Any
 
 from unsoft.mechanisms.registry import resolve
 from unsoft.tasks import Task, task
-
-REPULSION = ("svgd", "spos", "repel")
+from unsoft.training.particles import KINDS
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,8 +66,8 @@ class Spec:
             _number(name, getattr(self, name))
         if self.start not in ("paper", "open"):
             raise ValueError(f"train: 'start' must be paper or open, not {self.start!r}")
-        if self.repulse not in ("", *REPULSION):
-            raise ValueError(f"train: 'repulse' must be one of {', '.join(REPULSION)}, not {self.repulse!r}")
+        if self.repulse not in ("", *KINDS):
+            raise ValueError(f"train: 'repulse' must be one of {', '.join(KINDS)}, not {self.repulse!r}")
         if self.init_from:
             given = [name for name in ("layers", "width", "heads", "mlp") if getattr(self, name) is not None]
             if given:
@@ -108,9 +107,9 @@ class Spec:
             else ("layers", "width", "heads", "steps", "batch", "lr")
         )
         missing = {name: getattr(setup, name) for name in names if getattr(self, name) is None}
-        full = replace_unchecked(self, **missing)
+        full = _changed(self, **missing)
         if full.mlp is None and full.width is not None:
-            full = replace_unchecked(full, mlp=2 * full.width)
+            full = _changed(full, mlp=2 * full.width)
         return full
 
     def to_dict(self) -> dict[str, Any]:
@@ -127,7 +126,7 @@ class Spec:
         return Spec(**content)
 
 
-def replace_unchecked(spec: Spec, **changes: Any) -> Spec:
+def _changed(spec: Spec, **changes: Any) -> Spec:
     """A changed copy without another check, which would make the task again."""
     made = object.__new__(Spec)
     for one in fields(Spec):

@@ -40,13 +40,13 @@ class TaskTrainer(Trainer):
         callbacks: list[TrainerCallback],
     ) -> None:
         assert spec.steps and spec.batch and spec.lr is not None
-        self.spec, self.task = spec, task
-        width = model.config.hidden_size
+        self.spec, self.task, self.network = spec, task, model
+        self.width: int = model.config.hidden_size
         super().__init__(
             model,
             _arguments(spec, folder, save_every, eval_every, report_to),
-            train_dataset=Batches(task, width, spec.steps, spec.batch, spec.seed, training=True),
-            eval_dataset=evaluation_batches(task, width, _VALIDATION),
+            train_dataset=Batches(task, self.width, spec.steps, spec.batch, spec.seed, training=True),
+            eval_dataset=evaluation_batches(task, self.width, _VALIDATION),
             data_collator=unwrap,
             compute_loss_func=self._loss,
             callbacks=callbacks,
@@ -55,7 +55,7 @@ class TaskTrainer(Trainer):
 
     def _loss(self, outputs: Any, labels: Tensor, num_items_in_batch: Any = None) -> Tensor:
         loss = self.task.loss(outputs["logits"][..., : self.task.outputs], labels)
-        if self.model.training and not math.isfinite(loss.item()):
+        if self.network.training and not math.isfinite(loss.item()):
             raise DivergenceError(
                 f"train: the loss is {loss.item()} at step {self.state.global_step + 1}; a smaller learning rate than"
                 f" {self.spec.lr:g} may help"
@@ -66,15 +66,14 @@ class TaskTrainer(Trainer):
         """AdamW: weight decay for matrices only, and for the mechanism's own parameters a learning rate of their own."""
         if self.optimizer is None:
             groups: tuple[list[nn.Parameter], ...] = ([], [], [])
-            for name, parameter in (model or self.model).named_parameters():
+            for name, parameter in (model or self.network).named_parameters():
                 if parameter.requires_grad:
                     groups[2 if OWN in name else int(parameter.dim() < 2)].append(parameter)
-            decay = {"lr": self.spec.lr, "weight_decay": self.spec.weight_decay}
-            plain = {"lr": self.spec.lr, "weight_decay": 0.0}
-            own = {"lr": self.spec.mechanism_lr, "weight_decay": 0.0}
+            rates = (self.spec.lr, self.spec.lr, self.spec.mechanism_lr)
+            decays = (self.spec.weight_decay, 0.0, 0.0)
             made = [
-                {"params": group, **settings}
-                for group, settings in zip(groups, (decay, plain, own), strict=True)
+                {"params": group, "lr": rate, "weight_decay": decay}
+                for group, rate, decay in zip(groups, rates, decays, strict=True)
                 if group
             ]
             self.optimizer = torch.optim.AdamW(made, betas=(self.args.adam_beta1, self.args.adam_beta2))
@@ -89,7 +88,7 @@ class TaskTrainer(Trainer):
         """Score and loss, over all answers of all batches."""
         batches = eval_dataset if isinstance(eval_dataset, Batches) else self.eval_dataset
         assert isinstance(batches, Batches)
-        score, loss = measure(self.model, batches, self.args.device)
+        score, loss = measure(self.network, batches, self.args.device)
         found = {f"{metric_key_prefix}_score": score, f"{metric_key_prefix}_loss": loss}
         self.log(dict(found))
         self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, found)
