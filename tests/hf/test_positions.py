@@ -168,29 +168,6 @@ def test_padded_prompts_in_pieces(model, batch, by_hand, kind, name, make, told)
         assert (found[b, -len(own) :] - own).abs().max() <= tolerance * own.abs().max()
 
 
-FAMILIES = [
-    "cosformer",
-    "retention",
-    "decay",
-    "performer",
-    "logn+softmax",
-    "logn+cog",
-    "linear-identity",
-    "softpick",
-]
-
-
-@pytest.mark.parametrize("kind", ["llama", "mistral"])
-@pytest.mark.parametrize("name", FAMILIES)
-def test_families_under_padding(model, texts, batch, kind, name):
-    swapped = unsoft.hf.swap(model(kind), name, init="paper")
-    found = swapped.generate(**batch, **NEW)
-    for b, text in enumerate(texts):
-        alone = swapped.generate(text, **NEW, use_cache=False)
-        steps = last_tokens(alone, 5)[0]
-        assert (last_tokens(found, 5)[b] - steps).abs().max() <= 1e-7 * steps.abs().max()
-
-
 def test_a_formula_of_gates_and_positions(model, texts, batch):
     """Gates need all keys, and keep a state: positions reach the formula inside."""
     unsoft_model = unsoft.hf.swap(model("llama"), "magnitude+tanh", init="paper")

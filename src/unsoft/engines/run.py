@@ -11,6 +11,7 @@ from torch import Tensor
 from unsoft.engines import choose
 from unsoft.engines.arguments import checked_call
 from unsoft.engines.dense import dense_attention
+from unsoft.engines.threads import threads_are_used
 from unsoft.formula import Formula
 
 
@@ -40,6 +41,7 @@ def _run(
     return_weights: bool,
     options: dict,
 ) -> Tensor | tuple[Tensor, Tensor]:
+    threads_are_used()
     call, leading = checked_call(query, key, value, formula, **options)
     if return_weights:
         out, weights = dense_attention(call)

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from unsoft.engines.run import run_formula
+from unsoft.engines.threads import threads_are_used
 from unsoft.formula import Formula
 from unsoft.mechanisms.cache import Cache, KeyValueCache
 
@@ -84,6 +85,7 @@ class Mechanism(nn.Module):
             causally. Works for whole prompts, chunks and single tokens alike. Then ``positions`` are those of the new queries
             and of all keys.
         """
+        threads_are_used()
         options = {
             "attn_mask": attn_mask, "dropout_p": dropout_p, "is_causal": is_causal, "scale": scale,
             "enable_gqa": enable_gqa, "engine": engine, "positions": positions,

@@ -95,7 +95,9 @@ def check_mechanism(
     if formula is not None and options:
         raise ValueError(f"options: {title!r} is a formula and has none; got {', '.join(options)}")
     names = _engine_names(formula, engines)
-    themes = _themes("sizes" if case is not None else only, [*THEMES, "sizes"] if formula is not None else FAMILY_THEMES)
+    themes = _themes(
+        "sizes" if case is not None else only, [*THEMES, "sizes"] if formula is not None else FAMILY_THEMES
+    )
     rows: list[Row] = []
     if formula is not None:
         rows += _formula_rows(formula, names, themes, seed, quick)
@@ -106,16 +108,24 @@ def check_mechanism(
         definition = definition_of(mechanism)
         if definition is None and formula is not None:
             definition = definition_of(formula)
-        points = (Point.parse(case),) if case is not None else points_for(title, seed, quick=quick, thorough=thorough)
+        points = (
+            (Point.parse(case),)
+            if case is not None
+            else points_for(title, seed, quick=quick, thorough=thorough)
+        )
         sizes = Sizes(plan, definition, seed, options, points)
         rows += size_rows(sizes, names, thorough or engines is not None)
     report = Report(title, seed, tuple(rows))
     if not report.ok:
-        raise MechanismError(_explanation(report, mechanism, {"quick": quick, "options": options, "thorough": thorough}))
+        raise MechanismError(
+            _explanation(report, mechanism, {"quick": quick, "options": options, "thorough": thorough})
+        )
     return report
 
 
-def _formula_rows(formula: Formula, names: list[str], themes: list[str], seed: int, quick: bool) -> Iterator[Row]:
+def _formula_rows(
+    formula: Formula, names: list[str], themes: list[str], seed: int, quick: bool
+) -> Iterator[Row]:
     for theme in themes:
         memory: dict[object, Any] = {}  # the engines of a theme share inputs and references
         for promise in THEMES.get(theme, []):

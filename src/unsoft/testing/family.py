@@ -31,7 +31,9 @@ Tensors = tuple[Tensor, Tensor, Tensor]
 class Subject:
     """A module with the inputs it is tried on."""
 
-    def __init__(self, plan: Plan, seed: int, options: Mapping[str, Any], dtype: torch.dtype = torch.float64) -> None:
+    def __init__(
+        self, plan: Plan, seed: int, options: Mapping[str, Any], dtype: torch.dtype = torch.float64
+    ) -> None:
         self.generator = torch.Generator().manual_seed(seed)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
@@ -155,9 +157,13 @@ def _engines(x: Subject) -> Iterator[Measure]:
             found = _answer(x, (q, k, v), name)
             if found is not None:
                 yield x.near(f"engine={name!r}", found, expected)
-        softmax_inside = isinstance(getattr(x.innermost, "formula", getattr(x.innermost, "base", None)), Formula)
+        softmax_inside = isinstance(
+            getattr(x.innermost, "formula", getattr(x.innermost, "base", None)), Formula
+        )
         if not softmax_inside:
-            yield fact("engine='sdpa', which computes softmax, is refused", _answer(x, (q, k, v), "sdpa") is None)
+            yield fact(
+                "engine='sdpa', which computes softmax, is refused", _answer(x, (q, k, v), "sdpa") is None
+            )
 
 
 def _answer(x: Subject, tensors: Tensors, engine: str) -> Tensor | None:

@@ -14,6 +14,7 @@ from unsoft.engines.call import compute_dtype
 from unsoft.engines.dropout import keep_factor
 from unsoft.engines.native.codegen import formula_source
 from unsoft.engines.native.compiler import KERNEL, load_libraries
+from unsoft.engines.threads import thread_count
 from unsoft.formula import Formula
 
 _TYPES = {torch.float32: 0, torch.float64: 1, torch.bfloat16: 2, torch.float16: 3}
@@ -116,7 +117,7 @@ class _Common:
         self.positions = None if positions is None else positions.expand(batch, -1)
         low, high = (0, 0) if seed is None else seed.tolist()
         self.head = _HEAD.pack(
-            code.mechanism, torch.get_num_threads(), batch, heads, kv_heads, length, keys, width, value_width,
+            code.mechanism, thread_count(), batch, heads, kv_heads, length, keys, width, value_width,
             causal_offset is not None, causal_offset or 0, low, high, 0 if seed is None else min(round(dropout_p * 2**32), 2**32 - 1),
             keep_factor(dropout_p), scale,
         )  # fmt: skip

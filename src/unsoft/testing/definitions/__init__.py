@@ -67,7 +67,9 @@ def _base(base: str, number: str | None, rewriting: list[tuple[str, str | None]]
     return None
 
 
-def _rewritten(base: str, number: str | None, rewriting: list[tuple[str, str | None]], layer: Any) -> Pointwise:
+def _rewritten(
+    base: str, number: str | None, rewriting: list[tuple[str, str | None]], layer: Any
+) -> Pointwise:
     found = formulas.polynomial(int(number)) if base == "polynomial" and number else formulas.BUILT_IN[base]
     for name, argument in reversed(rewriting):
         if name.startswith("logn"):

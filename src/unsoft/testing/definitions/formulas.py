@@ -194,7 +194,15 @@ def from_text(formula: Formula, params: Mapping[str, Tensor]) -> Pointwise:
 def logits_of(call: WrittenCall, query: Tensor | None = None) -> Logits:
     """The logits of a call, or of another query in its place."""
     call = call if query is None else call.change(query=query)
-    return Logits(call.logits, call.bias, call.visible, call.count, call.rows[:, None], call.keys, strength=call.strength)
+    return Logits(
+        call.logits,
+        call.bias,
+        call.visible,
+        call.count,
+        call.rows[:, None],
+        call.keys,
+        strength=call.strength,
+    )
 
 
 def visible_part(weights: Tensor, visible: Tensor) -> Tensor:

@@ -48,10 +48,10 @@ def performer(call: WrittenCall, layer: Any) -> Tensor:
 
 
 def cosformer(call: WrittenCall, layer: Any) -> Tensor:
-    """relu(q) . relu(k) cos(pi/2 (i - j) / M), over its sum (Qin et al. 2022); beyond M positions run back and forth."""
-    limit = layer.position_limit
-    rows, keys = (limit - (x % (2 * limit) - limit).abs() for x in (call.rows, call.keys))
-    near = torch.cos(math.pi / 2 * (rows[:, None] - keys) / limit)
+    """relu(q) . relu(k) cos(pi/2 (i - j) / M), over its sum (Qin et al. 2022); beyond M positions go back and forth."""
+    period = 2 * layer.max_length
+    rows, keys = (torch.minimum(p % period, period - p % period) for p in (call.rows, call.keys))
+    near = torch.cos(math.pi / 2 * (rows[:, None] - keys) / layer.max_length)
     return _over_sum(call, call.move(call.query.relu() @ call.spread(call.key).relu().mT * near))
 
 

@@ -30,7 +30,9 @@ def gates(call: WrittenCall, layer: Any) -> Tensor:
     log_t, beta, gamma = (_by_key_head(x, heads) for x in (layer.log_t, layer.beta, layer.gamma))
     there = call.there.unflatten(1, (heads, -1)).any(2)
     lengths = call.key.square().sum(-1)
-    squares = lengths[..., :, None] + lengths[..., None, :] - 2 * call.key @ call.key.mT  # the battery's keys make this exact
+    squares = (
+        lengths[..., :, None] + lengths[..., None, :] - 2 * call.key @ call.key.mT
+    )  # the battery's keys make this exact
     similar = call.move((-log_t.exp()[:, None, None] / width * squares).exp())
     if not call.causal:
         system, right = _system(similar, there, layer.eps), there.to(similar.dtype)

@@ -57,7 +57,13 @@ class Point:
     @property
     def key_count(self) -> int:
         """S: as many as queries; a few less; a few more; what a decoder has behind it; none."""
-        counts = {"same": self.length, "fewer": max(1, self.length - 13), "more": self.length + 133, "many": 1500, "none": 0}
+        counts = {
+            "same": self.length,
+            "fewer": max(1, self.length - 13),
+            "more": self.length + 133,
+            "many": 1500,
+            "none": 0,
+        }
         return counts[self.keys]  # fmt: skip
 
     @property
@@ -91,7 +97,9 @@ class Point:
             raise ValueError(f"case: unknown axes {', '.join(sorted(unknown))} (known: {', '.join(AXES)})")
         for axis, value in found.items():
             known = {str(x): x for x in (*AXES[axis], getattr(cls, axis))}
-            if value not in known and not (value.isdigit() and axis in ("length", "width", "values", "batch")):
+            if value not in known and not (
+                value.isdigit() and axis in ("length", "width", "values", "batch")
+            ):
                 raise ValueError(f"case: {axis}={value!r} is not one of {', '.join(known)}")
             found[axis] = known.get(value, int(value) if value.isdigit() else value)
         return cls(**found)
@@ -107,7 +115,9 @@ def sample(seed: str, axes: Mapping[str, Sequence[Any]] = AXES) -> list[Point]:
     source = random.Random(zlib.crc32(seed.encode()))
     count = max(len(values) for values in axes.values())
     columns = {axis: _shuffled(source, axis, values, count) for axis, values in axes.items()}
-    return [_affordable({axis: column[row] for axis, column in columns.items()}, axes) for row in range(count)]
+    return [
+        _affordable({axis: column[row] for axis, column in columns.items()}, axes) for row in range(count)
+    ]
 
 
 def _shuffled(source: random.Random, axis: str, values: Sequence[Any], count: int) -> list[Any]:
@@ -135,10 +145,13 @@ def all_pairs(seed: str, axes: Mapping[str, Sequence[Any]] = AXES) -> Iterator[P
             continue
         chosen = dict(pair)
         for axis in source.sample(sorted(axes), len(axes)):
-            if axis not in chosen:  # the value that settles most of what is missing, among a few drawn at random
+            if (
+                axis not in chosen
+            ):  # the value that settles most of what is missing, among a few drawn at random
                 options = source.sample(list(axes[axis]), min(4, len(axes[axis])))
                 chosen[axis] = max(
-                    options, key=lambda x: sum(frozenset({(axis, x), other}) in missing for other in chosen.items())
+                    options,
+                    key=lambda x: sum(frozenset({(axis, x), other}) in missing for other in chosen.items()),
                 )
         missing -= {frozenset(two) for two in combinations(chosen.items(), 2)}
         yield _affordable(chosen, axes)

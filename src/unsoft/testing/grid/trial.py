@@ -82,14 +82,24 @@ class Trial:
     def run(self, engine: str = "auto") -> Results:
         """What the mechanism gives."""
         x = self.tensors
-        leaves = {name: getattr(x, name).to(self.dtype, copy=True).requires_grad_() for name in ("query", "key", "value")}
+        leaves = {
+            name: getattr(x, name).to(self.dtype, copy=True).requires_grad_()
+            for name in ("query", "key", "value")
+        }
         mask = x.mask
         if x.float_mask:
             mask = leaves["mask"] = x.mask.to(self.dtype, copy=True).requires_grad_()
-        output = self.layer(*(leaves[name] for name in ("query", "key", "value")), mask, engine=engine, **self.arguments)
+        output = self.layer(
+            *(leaves[name] for name in ("query", "key", "value")), mask, engine=engine, **self.arguments
+        )
         wanted = leaves | {name: p for name, p in self.layer.named_parameters() if p.requires_grad}
-        gradients = torch.autograd.grad(output, list(wanted.values()), x.upstream.to(output.dtype), materialize_grads=True)
-        return {"whole output": output.detach(), **self._results(output, dict(zip(wanted, gradients, strict=True)))}
+        gradients = torch.autograd.grad(
+            output, list(wanted.values()), x.upstream.to(output.dtype), materialize_grads=True
+        )
+        return {
+            "whole output": output.detach(),
+            **self._results(output, dict(zip(wanted, gradients, strict=True))),
+        }
 
     def _results(self, output: Tensor, gradients: Results) -> Results:
         """At the compared rows only: in the others no gradient of a query is expected."""
@@ -183,7 +193,9 @@ class Trial:
             pass
         x = self.tensors
         mask = leaves.get("mask", x.mask)
-        output = layer(*(leaves[name] for name in ("query", "key", "value")), mask, **self.arguments)[:, :, x.rows]
+        output = layer(*(leaves[name] for name in ("query", "key", "value")), mask, **self.arguments)[
+            :, :, x.rows
+        ]
         keys = self.point.key_count  # of weights of a size that a sum over keys could have
         return torch.full((*output.shape[:3], keys), 1 / keys, dtype=DOUBLE), output
 
