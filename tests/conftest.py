@@ -3,6 +3,9 @@
 import pytest
 import torch
 
+HANG = 1800
+"""Seconds after which a process that a test started is taken for hung. No test depends on the clock otherwise."""
+
 
 @pytest.fixture
 def one_thread():

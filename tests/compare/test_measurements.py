@@ -37,6 +37,15 @@ def test_a_family_as_a_function_of_logits_sees_these_logits():
     torch.testing.assert_close(subject("linear-identity").row()(logits), expected)
 
 
+@pytest.mark.parametrize(("name", "made_for"), [("cosformer", 40), ("cosformer(128)", 128)])
+def test_cosformer_is_made_for_the_length_it_is_measured_at(name, made_for):
+    q, k = torch.randn(2, 1, 40, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(0)).unbind()
+    distance = torch.arange(40)[:, None] - torch.arange(40)
+    likeness = (q.relu() @ k.relu().mT) * torch.cos(math.pi / 2 * distance / made_for)
+    expected = likeness.tril() / likeness.tril().sum(-1, keepdim=True)
+    torch.testing.assert_close(subject(name).weights(q, k, is_causal=True), expected.nan_to_num())
+
+
 def test_the_plain_logit_has_its_floor():
     found = focus.measured_sparsity(subject("identity"), 0.0, 2.0, 4096, 8, 16)
     assert abs(float(found.mean()) - math.sqrt(2 / math.pi)) < 0.01

@@ -9,8 +9,9 @@ import torch
 
 import unsoft
 from unsoft.magnitude import prefix_weighting, weighting
+from unsoft.mechanisms.core.registry import resolve
+from unsoft.mechanisms.core.spec import Plan, Wrapper
 from unsoft.mechanisms.magnitude import Magnitude
-from unsoft.mechanisms.registry import Plan, Wrapper, resolve
 from unsoft.testing.family import check_family
 
 BASES = [
@@ -25,7 +26,7 @@ BASES = [
     "gated+softmax",
 ]
 VALUES_ONLY = ["relu2", "sigmoid", "retention", "linear-identity"]
-FORMS = ["arrival", "prefix", "streaming"]
+FORMS = ["auto", "arrival", "prefix", "streaming"]
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -104,7 +105,7 @@ def test_definition(form, where):
 
 
 def crowd_of_fifty():
-    """The document's example: 50 clones of relevance 1 and one unique key of relevance 20, as logits and geometry."""
+    """Rosić's example: 50 clones of relevance 1 and one unique key of relevance 20, as logits and geometry."""
     k = torch.zeros(1, 1, 51, 2, dtype=torch.float64)
     k[..., 50, 0] = 1.0
     q = torch.zeros(1, 1, 1, 2, dtype=torch.float64)
@@ -270,9 +271,9 @@ def test_names():
     ("options", "message"),
     [
         ({"where": "keys"}, "'where' must be one of values, mass, not 'keys'"),
-        ({"causal": "yes"}, "'causal' must be one of arrival, prefix, streaming"),
+        ({"causal": "yes"}, "'causal' must be one of auto, arrival, prefix, streaming"),
         ({"solver": "lu"}, "'solver' must be one of cg, cholesky, lowrank"),
-        ({"start": "closed"}, "'start' must be one of document, open"),
+        ({"start": "closed"}, "'start' must be one of plain, open"),
         ({"eps": 0.0}, "'eps' must be finite and at least 1e-06, not 0.0"),
         ({"t": 0}, "'t' must be a positive number, not 0"),
         ({"iterations": 0}, "'iterations' must be a whole number of at least 1, not 0"),

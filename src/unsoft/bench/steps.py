@@ -13,7 +13,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from unsoft.bench import gate
 from unsoft.bench.timing import Timing
 from unsoft.bench.workload import Workload
-from unsoft.mechanisms.build import mechanism
+from unsoft.mechanisms.core.build import mechanism
 
 STEPS: dict[tuple[str, int], float] = {
     ("cog", 256): 1.6,

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from unsoft.cli.folder import check_file
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
@@ -35,7 +37,7 @@ def bench(
     if quick and full:
         raise typer.BadParameter("choose one of --quick and --full")
     if out is not None:
-        _check_writable(out)
+        check_file(out)
     from rich.console import Console
 
     from unsoft.bench.plan import FULL, QUICK, STANDARD, choose, steps
@@ -54,14 +56,6 @@ def bench(
     if any(getattr(x, "ratio", 0) is None for x in results):
         typer.echo("unsoft: some results are wrong; their times are not shown", err=True)
         raise typer.Exit(1)
-
-
-def _check_writable(out: Path) -> None:
-    directory = out.absolute().parent
-    if not directory.is_dir():
-        raise typer.BadParameter(f"the folder {directory} does not exist", param_hint="'--out'")
-    if out.is_dir() or not os.access(directory, os.W_OK):
-        raise typer.BadParameter(f"{out} cannot be written", param_hint="'--out'")
 
 
 def warn_if_busy() -> None:

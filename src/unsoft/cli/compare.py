@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from unsoft.cli.folder import prepare_folder
+from unsoft.cli.folder import check_folder, prepare_folder
 
 if TYPE_CHECKING:
     from unsoft.compare.job import Answer, Job
@@ -33,12 +33,13 @@ def compare(
     quick: Annotated[bool, typer.Option("--quick", help="A few mechanisms, less than a minute.")] = False,
     full: Annotated[bool, typer.Option("--full", help="Every mechanism, long rows, deep stacks.")] = False,
     model: Annotated[
-        str | None, typer.Option(help="Ask the same of a model: smollm2, minilm, a folder, or a name on the hub.")
+        str | None, typer.Option(help="Inspect a model, and swap each mechanism in: smollm2, minilm, a folder, or a name on the hub.")
     ] = None,
     only: Annotated[
         list[str] | None,
-        typer.Option(help="Only this section (focus, hijack, sign, collapse, solver, cost, claims); may be repeated."),
+        typer.Option(help="Only this section (focus, hijack, sign, collapse, solver, cost, claims, model); may be repeated."),
     ] = None,
+    again: Annotated[bool, typer.Option("--again", help="Measure everything anew, whatever earlier runs have kept.")] = False,
     out: Annotated[Path, typer.Option(help="Folder for the page, its data (JSON, CSV) and figures (PNG, SVG).")] = Path("report"),
 ) -> None:  # fmt: skip
     """Put mechanisms side by side and write one page that needs no network.
@@ -57,16 +58,19 @@ def compare(
     own = [read_formula(text) for text in formula or []]
     _prepare(out)
     from unsoft.compare.level import FULL, QUICK, STANDARD, mechanisms_of
-    from unsoft.compare.model import model_job
+    from unsoft.compare.model import INSPECTION, Model
     from unsoft.compare.plan import SECTIONS, plan
     from unsoft.compare.run import run
     from unsoft.compare.store import Store, default_folder
     from unsoft.compare.subject import subjects_of
 
-    if unknown := [section for section in only or [] if section not in SECTIONS]:
+    sections = (*SECTIONS, "model")
+    if unknown := [section for section in only or [] if section not in sections]:
         raise typer.BadParameter(
-            f"there is no section {unknown[0]!r}; there are {', '.join(SECTIONS)}", param_hint="'--only'"
+            f"there is no section {unknown[0]!r}; there are {', '.join(sections)}", param_hint="'--only'"
         )
+    if "model" in (only or ()) and model is None:
+        raise typer.BadParameter("the section 'model' needs --model", param_hint="'--only'")
     level = QUICK if quick else FULL if full else STANDARD
     subjects = subjects_of(
         names
@@ -74,39 +78,49 @@ def compare(
         own,
     )
     jobs = plan(subjects, level, only or ())
-    if model is not None:
-        jobs.append(model_job(model))
+    if model is not None:  # first, so that a model that cannot be loaded is told before anything is measured
+        jobs = Model(model).jobs(subjects) + jobs
     if any(job.timed for job in jobs):
         warn_if_busy()
     store = Store(default_folder())
     with _progress(len(jobs)) as announce:
-        answers, finished = run(jobs, store, announce)
+        answers, finished = run(jobs, store, announce, again=again)
     _write(out, store, subjects, answers, level, finished)
+    if any(answer.disturbed for answer in answers):
+        typer.echo(
+            "unsoft: other programs used the machine while times were taken; they are shown, but the next run takes them anew",
+            err=True,
+        )
     if not finished:
         typer.echo(
             "unsoft: interrupted; the page shows what was measured until then, the next run goes on from there",
             err=True,
         )
         raise typer.Exit(_INTERRUPTED)
+    if failed := next((answer for answer in answers if answer.name == INSPECTION and answer.problem), None):
+        typer.echo(f"unsoft: {failed.mechanism} could not be inspected: {failed.problem}", err=True)
+        raise typer.Exit(1)
 
 
 def _write(
     out: Path, store: Store, subjects: list[Subject], answers: list[Answer], level: Level, finished: bool
 ) -> None:
     from unsoft.compare.library import vega
-    from unsoft.compare.model import model_variables
+    from unsoft.compare.model import model_variables, swap_table
     from unsoft.compare.record import record
     from unsoft.files import write_whole
     from unsoft.report.comparison.figures import figures, map_figure
     from unsoft.report.comparison.files import PAGE, write_pictures, write_record, write_tables
-    from unsoft.report.comparison.page import comparison_page
+    from unsoft.report.comparison.page import comparison_page, provenance
     from unsoft.report.results import Results
 
-    content = record(subjects, answers, level, finished=finished, command=_command())
+    content = record(subjects, answers, level, finished=finished, command=_command(), out=str(out))
     results = Results(content)
     drawn = figures(results)
     formulas = {s.label: s.formula for s in subjects if s.formula is not None}
     page = comparison_page(results, drawn, formulas, vega(store), model_variables(answers))
+    for folder in (out, out / "data", out / "figures"):
+        prepare_folder(folder)
     write_whole(out / PAGE, page.encode())
     written = [out / PAGE, write_record(out, content)]
     tables = write_tables(out, drawn, content)
@@ -115,6 +129,8 @@ def _write(
     for name in write_pictures(out, specs):
         _say(f"drawing {name}")
     _print(content)
+    _print_swaps(swap_table(answers))
+    typer.echo(f"{provenance(content['answers'])} (--again measures anew)")
     typer.echo(
         f"{written[0]}: the page\n{written[1]}: everything measured\n{out / 'data'}: {len(tables)} tables\n{out / 'figures'}: {len(specs)} figures as PNG and SVG"
     )
@@ -125,7 +141,7 @@ def _print(content: dict[str, Any]) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    from unsoft.report.claims import VERDICTS
+    from unsoft.report.claims import NOT_RUN, VERDICTS
     from unsoft.report.escape import printable
     from unsoft.report.page import number
     from unsoft.report.scoreboard import QUESTIONS
@@ -148,11 +164,35 @@ def _print(content: dict[str, Any]) -> None:
     console = Console(highlight=False, markup=False)
     if not console.is_terminal:
         console = Console(highlight=False, markup=False, width=150)
-    console.print(table)
+    if shown:
+        console.print(table)
     counts = {
         verdict: sum(claim["verdict"] == verdict for claim in content["claims"]) for verdict in VERDICTS
     }
-    console.print("claims: " + ", ".join(f"{count} {verdict}" for verdict, count in counts.items() if count))
+    if counts[NOT_RUN] < len(content["claims"]):
+        console.print(
+            "claims: " + ", ".join(f"{count} {verdict}" for verdict, count in counts.items() if count)
+        )
+
+
+def _print_swaps(found: dict[str, Any] | None) -> None:
+    if found is None:
+        return
+    if found["before"] is None:
+        typer.echo(f"perplexity: {found['problem']}")
+        return
+    from unsoft.report.escape import printable
+    from unsoft.report.page import number
+
+    typer.echo(
+        f"perplexity on {found['text']}, {found['tokens']} tokens: {number(found['before'])} as the model is"
+    )
+    for row in found["rows"]:
+        typer.echo(
+            f"  {printable(row['mechanism']):20} {number(row['after']):>9} after the swap, {row['times']:.4g} times that"
+        )
+    for row in found["refused"]:
+        typer.echo(f"  {printable(row['mechanism']):20} not swapped: {row['problem']}")
 
 
 def _two_runs(names: list[str], out: Path) -> None:
@@ -160,7 +200,14 @@ def _two_runs(names: list[str], out: Path) -> None:
         raise typer.BadParameter(
             "to see what changed, give two files compare.json and nothing else", param_hint="'MECHANISM'"
         )
-    from unsoft.report.comparison.two_runs import changed_claims, differences, read_record, two_runs_page
+    check_folder(out)
+    from unsoft.report.comparison.two_runs import (
+        caveats,
+        changed_claims,
+        differences,
+        read_record,
+        two_runs_page,
+    )
 
     try:
         first, second = (read_record(Path(name)) for name in names)
@@ -188,8 +235,11 @@ def _two_runs(names: list[str], out: Path) -> None:
         )
     console = Console(highlight=False, markup=False)
     console.print(table if rows else "no number changed")
+    for sentence in caveats(first, second):
+        console.print(sentence)
     for claim in changed_claims(first, second):
         console.print(f"{claim['claim']} {claim['first']} -> {claim['second']}")
+    prepare_folder(out)
     write_whole(out / "changes.html", two_runs_page(first, second, (names[0], names[1])).encode())
     typer.echo(str(out / "changes.html"))
 
@@ -205,8 +255,7 @@ def _prepare(out: Path) -> None:
             "the page needs altair and vl-convert-python; install them with pip install 'unsoft[report]'",
             param_hint="'--out'",
         ) from None
-    for folder in (out, out / "data", out / "figures"):
-        prepare_folder(folder)
+    check_folder(out)
 
 
 def _command() -> str:

@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+from unsoft.cli.folder import check_folder
+from unsoft.files import whole_folder
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 
 def swap(
@@ -26,7 +33,8 @@ def swap(
 
     Load it with unsoft.hf.load(DIR); plain transformers refuses it.
     """
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+    check_folder(out)  # loading a model takes long: what would stop it from being written is told before
+    if out.exists() and any(out.iterdir()):
         raise typer.BadParameter(f"{out} exists and is not an empty folder", param_hint="'--out'")
     import unsoft
     from unsoft.hf.quiet import quiet
@@ -38,13 +46,24 @@ def swap(
         unsoft.mechanism(name, heads=2, head_dim=4, layer=1, layers=3)
     loaded, tokenizer = unsoft.hf.load_model(model)
     unsoft.hf.swap(loaded, mechanism, which, keep_first_last, init)
-    with quiet():
-        loaded.save_pretrained(out)
+    _check_space(out, loaded)
+    with quiet(), whole_folder(out) as unfinished:
+        loaded.save_pretrained(unfinished)
         if tokenizer is not None:
-            tokenizer.save_pretrained(out)
+            tokenizer.save_pretrained(unfinished)
     typer.echo(
         f"{type(loaded).__name__} with {mechanism} written to {out}; load it with unsoft.hf.load({str(out)!r})"
     )
+
+
+def _check_space(out: Path, model: PreTrainedModel) -> None:
+    needed = sum(x.numel() * x.element_size() for x in model.state_dict().values())
+    nearest = next(place for place in (out.absolute(), *out.absolute().parents) if place.exists())
+    if (free := shutil.disk_usage(nearest).free) < needed:
+        raise typer.BadParameter(
+            f"{out}: the model takes {needed / 1e6:,.0f} MB, and the disk has {free / 1e6:,.0f} MB left",
+            param_hint="'--out'",
+        )
 
 
 def read_layers(text: str) -> list[str] | dict[str, str]:

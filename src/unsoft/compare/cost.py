@@ -16,7 +16,7 @@ from unsoft.bench.timing import interleaved
 from unsoft.compare.level import Level
 from unsoft.compare.subject import WIDTH, Subject
 from unsoft.formula import Formula
-from unsoft.mechanisms.module import Mechanism
+from unsoft.mechanisms.core.module import Mechanism
 
 HEADS = 4
 PEER = "softmax of PyTorch (SDPA)"
@@ -53,7 +53,7 @@ def _ratios(calls: dict[str, Call], level: Level, about: dict[str, Any]) -> list
 
 def _train(subject: Subject | None, length: int) -> Call:
     generator = torch.Generator().manual_seed(0)
-    module = None if subject is None else subject.module(HEADS)
+    module = None if subject is None else subject.module(length, HEADS)
     queries, heads = (HEADS, HEADS) if module is None else (module.query_heads, module.place.heads)
     q, k, v = (
         torch.randn(1, h, length, WIDTH, generator=generator).requires_grad_()
@@ -83,7 +83,7 @@ def _sdpa_step(length: int) -> Call:
 
 def _step(subject: Subject, length: int) -> Call:
     generator = torch.Generator().manual_seed(0)
-    module = subject.module(HEADS)
+    module = subject.module(length + 2, HEADS)  # a first token and the one that is timed
     cache = module.new_cache(1)
     with torch.no_grad():
         module(*_random(module, length, generator), cache=cache)

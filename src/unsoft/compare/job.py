@@ -21,6 +21,10 @@ class Job:
     expected: float
     timed: bool = False
     """Does it measure time? Then all cores are its own; the others are many small steps, which one thread does faster."""
+    keep: bool = True
+    """May the answer be kept? Not if it depends on something that can change unseen, such as a model on a hub."""
+    prepare: Callable[[], object] | None = None
+    """Called before anything is measured, if this job must run; an error of it ends the whole run."""
 
     @property
     def title(self) -> str:
@@ -36,4 +40,9 @@ class Answer:
     rows: Rows
     seconds: float
     cached: bool = False
+    """Was it measured by an earlier run, and kept?"""
     problem: str = ""
+    measured: str = ""
+    """Date and time (UTC) of the measurement."""
+    disturbed: bool = False
+    """Did other programs use the machine while time was taken? Such an answer is shown, but not kept."""

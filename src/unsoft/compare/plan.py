@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-import os
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 
+from unsoft.bench.record import machine
 from unsoft.compare import (
     collapse,
     cost,
@@ -102,7 +102,7 @@ def _solver(subjects: Sequence[Subject], level: Level) -> list[Job]:
 def _cost(subjects: Sequence[Subject], level: Level) -> list[Job]:
     about = {
         "mechanisms": [s.identity for s in subjects], "labels": [s.label for s in subjects],
-        "timed": True, "threads": torch.get_num_threads(), "cores": os.cpu_count(), **_sizes(level, "rounds", "seconds"),
+        "timed": True, "threads": torch.get_num_threads(), "machine": machine(), **_sizes(level, "rounds", "seconds"),
     }  # fmt: skip
     jobs = []
     for n in level.lengths:
@@ -136,7 +136,12 @@ def _cost(subjects: Sequence[Subject], level: Level) -> list[Job]:
 
 def _claims(subjects: Sequence[Subject], level: Level) -> list[Job]:
     keys = level.keys
-    timed = {"timed": True, "threads": torch.get_num_threads(), **_sizes(level, "lengths", "rounds")}
+    timed = {
+        "timed": True,
+        "threads": torch.get_num_threads(),
+        "machine": machine(),
+        **_sizes(level, "lengths", "rounds"),
+    }
     return [
         _job("negative logits", None, gradient_facts.negative_logits, 0.1),
         _job("sum normalised", None, gradient_facts.sum_normalised, 0.1),

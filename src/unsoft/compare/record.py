@@ -23,13 +23,20 @@ SCHEMA = 1
 
 
 def record(
-    subjects: Sequence[Subject], answers: Sequence[Answer], level: Level, *, finished: bool, command: str
+    subjects: Sequence[Subject],
+    answers: Sequence[Answer],
+    level: Level,
+    *,
+    finished: bool,
+    command: str,
+    out: str = "report",
 ) -> dict[str, Any]:
-    """Ready for JSON. ``finished`` is False for a run that was interrupted."""
+    """Ready for JSON. ``finished`` is False for a run that was interrupted; ``out`` is the folder of the page."""
     content: dict[str, Any] = {
         "schema": SCHEMA,
         "kind": "unsoft compare",
         "command": command,
+        "out": out,
         "level": dataclasses.asdict(level),
         "finished": finished,
         "written": datetime.now(UTC).isoformat(timespec="seconds"),

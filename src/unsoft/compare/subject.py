@@ -11,9 +11,10 @@ import torch
 from torch import Tensor
 
 from unsoft.formula import Formula
-from unsoft.mechanisms.build import mechanism
-from unsoft.mechanisms.module import Mechanism
-from unsoft.mechanisms.registry import Plan, resolve
+from unsoft.mechanisms.core.build import mechanism
+from unsoft.mechanisms.core.module import Mechanism
+from unsoft.mechanisms.core.registry import resolve
+from unsoft.mechanisms.core.spec import Plan
 
 WIDTH = 64
 """Dimensions of queries and keys wherever they are drawn at random."""
@@ -44,14 +45,19 @@ class Subject:
     def summary(self) -> str:
         return self.found.summary or ""
 
-    def module(self, heads: int = 1, width: int = WIDTH, layer: int = 0) -> Mechanism:
-        """As it is at its start; mechanisms that come in pairs get twice the heads."""
+    def module(self, length: int, heads: int = 1, width: int = WIDTH) -> Mechanism:
+        """As it is at its start, for sequences of ``length`` keys; mechanisms that come in pairs get twice the heads.
+
+        The length is for mechanisms that are made for one, as cosformer is, unless the name says which.
+        """
+        made_for = (
+            isinstance(self.found, Plan) and self.found.family is not None and self.found.number is None
+        )
+        options = {"max_length": length} if made_for and self.found.family.argument == "max_length" else {}
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(0)
             paired = self.label.split("+")[-1] == "differential"
-            return mechanism(
-                self.mechanism, heads=2 * heads if paired else heads, head_dim=width, layer=layer
-            )
+            return mechanism(self.mechanism, heads=2 * heads if paired else heads, head_dim=width, **options)
 
     def weights(
         self, query: Tensor, key: Tensor, *, scale: float | None = None, is_causal: bool = False
@@ -61,7 +67,7 @@ class Subject:
         Where a mechanism wants several queries or keys for one head, the further ones are a fixed rotation of the first, as
         projections are at random before training.
         """
-        module = self.module(width=query.shape[-1]).to(query.dtype)
+        module = self.module(key.shape[1], width=query.shape[-1]).to(query.dtype)
         queries = _rotations(query, module.query_heads, 7)
         keys = _rotations(key, module.place.heads, 8)
         values = torch.randn(keys.shape, generator=torch.Generator().manual_seed(9)).to(keys)

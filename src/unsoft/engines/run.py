@@ -32,11 +32,13 @@ def run_formula(
     engine: str = "auto",
     return_weights: bool = False,
     params: Mapping[str, float | Tensor] | None = None,
+    positions: tuple[Tensor, Tensor] | None = None,
 ) -> Tensor | tuple[Tensor, Tensor]:
     """What :func:`unsoft.attention` does for a formula."""
-    plain = attn_mask is None and params is None and return_weights is False and engine in _COMPILED
+    plain = attn_mask is None and params is None and positions is None and return_weights is False
+    plain = plain and engine in _COMPILED and type(dropout_p) is float and dropout_p == 0.0
     # The tracer of torch.compile must not look into the short way.
-    if plain and type(dropout_p) is float and dropout_p == 0.0 and not torch.compiler.is_compiling():
+    if plain and not torch.compiler.is_compiling():
         out = run_directly(query, key, value, formula, is_causal, scale, enable_gqa)
         if out is not None:
             return out
@@ -51,6 +53,7 @@ def run_formula(
         "scale": scale,
         "enable_gqa": enable_gqa,
         "params": params,
+        "positions": positions,
     }
     if torch.is_autocast_enabled(_device_type(query)):
         query, key, value = (_as_autocast(x, query) for x in (query, key, value))

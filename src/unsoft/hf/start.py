@@ -11,15 +11,13 @@ Mechanisms that are not listed have one start only.
 
 from __future__ import annotations
 
-import math
-
 import torch
 from torch import Tensor
 
+from unsoft.mechanisms.core.module import Mechanism, Pointwise
 from unsoft.mechanisms.differential2 import Differential2
 from unsoft.mechanisms.gpam import Gpam
 from unsoft.mechanisms.magnitude import STARTS, Magnitude
-from unsoft.mechanisms.module import Mechanism, Pointwise
 
 _SMALL, _LITTLE = -4.0, 0.02
 
@@ -39,9 +37,8 @@ def open_start(mechanism: Mechanism) -> None:
             beta, gamma = STARTS["open"]
             part.beta.fill_(beta)
             part.gamma.fill_(gamma)
-        elif isinstance(part, Gpam) and part.fixed is None:
-            for strength in (part.plus, part.minus):
-                _fill(strength, math.log(_LITTLE / (part.bound - _LITTLE)) if part.bound > _LITTLE else 0.0)
+        elif isinstance(part, Gpam):
+            part.begin_at(min(_LITTLE, part.bound / 2))
         elif isinstance(part, Differential2):
             part.factor.constant.fill_(_SMALL)
         elif isinstance(part, Pointwise):

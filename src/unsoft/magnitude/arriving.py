@@ -1,6 +1,7 @@
 """Decoding: arrival weights of points that come in pieces, equal to those of the whole sequence.
 
-Both kinds have ``add(x, present, eps) -> weights`` for new scaled points (systems, n, d), ``tensors`` and ``pick(index)``.
+Both kinds have ``add(x, present, eps) -> weights`` for new scaled points (systems, n, d) that need no gradient, ``tensors`` and
+``pick(index)``; and ``gate(key, value, eps, constants)``, see :meth:`Window.gate`, for a token in one call.
 """
 
 from __future__ import annotations
@@ -10,104 +11,86 @@ from dataclasses import fields, replace
 import torch
 from torch import Tensor
 
-from unsoft.magnitude.background import background
-from unsoft.magnitude.centres import Centres, regrouped, similar_to_centres
-from unsoft.magnitude.cholesky import matrix
-from unsoft.magnitude.growing import GrowingFactor
-from unsoft.magnitude.kernel import gaussian
-from unsoft.magnitude.prefix import working_dtype
-from unsoft.magnitude.streaming import advanced, learned
-
-
-def _together(before: Tensor | None, new: Tensor) -> Tensor:
-    return new if before is None else torch.cat([before, new], dim=1)
-
-
-def _old_rows(x: Tensor, present: Tensor, before: Tensor, were_present: Tensor) -> Tensor:
-    return torch.where(present[:, :, None] & were_present[:, None], gaussian(x, before), 0.0)
+from unsoft.magnitude.centres import Centres
+from unsoft.magnitude.cholesky import working_dtype
+from unsoft.magnitude.streaming import chunk_step
+from unsoft.magnitude.window import Window
 
 
 class ExactArrival:
     """Remembers all points and the factor of their matrix."""
 
     def __init__(self) -> None:
-        self.grown = GrowingFactor()
-        self.x: Tensor | None = None
-        self.present: Tensor | None = None
+        self.window = Window()
 
-    @torch.no_grad()
-    def add(self, x: Tensor, present: Tensor, eps: float) -> Tensor:
-        dtype, x = x.dtype, x.to(working_dtype(x.dtype, eps))
-        old = x[:, :, :0] if self.x is None else _old_rows(x, present, self.x, self.present)
-        weights = self.grown.extend(old, matrix(x, present, eps), present.to(x.dtype))
-        self.x, self.present = _together(self.x, x), _together(self.present, present)
-        return weights.to(dtype)
+    def add(self, x: Tensor, present: Tensor | None, eps: float) -> Tensor:
+        return self.window.add(x.to(working_dtype(x.dtype, eps)), present, eps).to(x.dtype)
+
+    def gate(
+        self, key: Tensor, value: Tensor, eps: float, constants: tuple[Tensor, ...]
+    ) -> tuple[Tensor, Tensor] | None:
+        return self.window.gate(key, value, eps, constants)
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
-        return () if self.x is None else (self.x, self.present, *self.grown.tensors)
+        return self.window.tensors
 
     def pick(self, index: Tensor) -> None:
-        if self.x is not None:
-            self.x, self.present = self.x[index], self.present[index]
-            self.grown.pick(index)
+        self.window.pick(index)
 
 
 class StreamedArrival:
-    """Remembers the centres and the unfinished chunk: a state of fixed size."""
+    """Remembers the centres and the unfinished chunk: a state of fixed size. ``first``: the size of the first chunk."""
 
-    def __init__(self, centres: int, chunk: int) -> None:
+    def __init__(self, centres: int, chunk: int, first: int | None = None) -> None:
         self.size, self.chunk = centres, chunk
-        self.centres: Centres | None = None
-        self.grown = GrowingFactor()
-        self.points: list[Tensor] = []
+        self.state: Centres | None = None
+        self.window = Window(limit=first or chunk)
 
-    @torch.no_grad()
-    def add(self, x: Tensor, present: Tensor, eps: float) -> Tensor:
-        if self.centres is None:
-            self.centres = Centres.none(x, self.size)
+    def add(self, x: Tensor, present: Tensor | None, eps: float) -> Tensor:
+        dtype, x = x.dtype, x.to(working_dtype(x.dtype, eps))
+        if self.state is None:
+            self.state = Centres.none(x, self.size)
         weights, start = [], 0
         while start < x.shape[1]:
-            end = min(start + self.chunk - self.grown.length, x.shape[1])
-            weights.append(self._within(x[:, start:end], present[:, start:end], eps))
-            start = end
-        return torch.cat(weights, dim=1)
+            new = slice(start, start + self.window.limit - self.window.length)
+            weights.append(self._piece(x[:, new], None if present is None else present[:, new], eps))
+            start = new.stop
+        return (weights[0] if len(weights) == 1 else torch.cat(weights, dim=1)).to(dtype)
 
-    def _within(self, x: Tensor, present: Tensor, eps: float) -> Tensor:
-        near = similar_to_centres(x, present, self.centres)
-        weighed = near @ self.centres.explained
-        predicted = (near @ self.centres.alpha[..., None])[..., 0] + background(x, self.centres)
-        surprise = torch.where(present, 1 - predicted, 0.0)
-        new = matrix(x, present, eps) - weighed @ near.mT
-        old = x[:, :, :0]
-        if self.points:
-            before, were_present, were_near, _ = self.points
-            old = _old_rows(x, present, before, were_present) - weighed @ were_near.mT
-        weights = self.grown.extend(old, new, surprise)
-        self.points = [
-            _together(was, now)
-            for was, now in zip(self.points or [None] * 4, (x, present, near, weighed), strict=True)
-        ]
-        if self.grown.length == self.chunk:
-            points, seen, near, weighed = self.points
-            among = matrix(points, seen, eps)
-            state = self.centres
-            m, y = self.grown.m, self.grown.y
-            after, old, new, lost = regrouped(points, seen, among, near, state)
-            _, mean, _, inside = learned(old, new, weighed, m, y, state.alpha, state.explained)
-            beta, ones = (m.mT @ y[..., None])[..., 0], seen.to(x.dtype)
-            self.centres = advanced(points, ones, among, near, lost, beta, mean, inside, state, after)
-            self.grown, self.points = GrowingFactor(), []
+    def gate(
+        self, key: Tensor, value: Tensor, eps: float, constants: tuple[Tensor, ...]
+    ) -> tuple[Tensor, Tensor] | None:
+        window = self.window
+        if window.length + key.shape[2] >= window.limit:  # the end of a chunk is for add()
+            return None
+        return window.gate(key, value, eps, constants, self.state)
+
+    def _piece(self, x: Tensor, present: Tensor | None, eps: float) -> Tensor:
+        """Points that are no more than there is room for."""
+        window, state = self.window, self.state
+        if window.length + x.shape[1] < window.limit:
+            return window.add(x, present, eps, state)
+        if window.length == 0:  # a whole chunk, as in training
+            finite = x.isfinite().all(-1)
+            if not bool(finite.all()):
+                present = finite if present is None else present & finite
+                x = torch.where(finite[..., None], x, 0.0)
+            weights, self.state = chunk_step(x, present, eps, state)
+        else:
+            weights = window.add(x, present, eps, state)
+            seen = window.seen.bool()
+            _, self.state = chunk_step(window.x, None if bool(seen.all()) else seen, eps, state)
+        window.clear()
+        window.limit = self.chunk
         return weights
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
-        held = () if self.centres is None else self.centres.tensors
-        return (*held, *self.points, *self.grown.tensors)
+        return (*(() if self.state is None else self.state.tensors), *self.window.tensors)
 
     def pick(self, index: Tensor) -> None:
-        if self.centres is not None:
-            moved = {f.name: getattr(self.centres, f.name)[index] for f in fields(self.centres)}
-            self.centres = replace(self.centres, **moved)
-        self.points = [x[index] for x in self.points]
-        self.grown.pick(index)
+        if self.state is not None:
+            moved = {f.name: getattr(self.state, f.name)[index] for f in fields(self.state)}
+            self.state = replace(self.state, **moved)
+        self.window.pick(index)

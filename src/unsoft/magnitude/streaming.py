@@ -23,7 +23,7 @@ from torch.autograd.function import once_differentiable
 
 from unsoft.magnitude.background import background, recalled, times
 from unsoft.magnitude.centres import Centres, regrouped, similar_to_centres
-from unsoft.magnitude.cholesky import matrix
+from unsoft.magnitude.cholesky import matrix, working_dtype
 from unsoft.magnitude.factor import congruence, halved, inverse_factor_of
 from unsoft.magnitude.kernel import gaussian_within
 from unsoft.magnitude.untraced import untraced
@@ -134,32 +134,43 @@ class _Chunk(torch.autograd.Function):
         return damong, dnear, dsurprise, dalpha, dexplained, dold, dcovariance
 
 
+def chunk_step(
+    points: Tensor, seen: Tensor | None, eps: float, state: Centres, followed: bool = True
+) -> tuple[Tensor, Centres]:
+    """Weights (systems, n) of the points of one chunk, and what is remembered after it; training and decoding both take this step.
+
+    If nothing follows, nothing need be remembered: the state is then the one before.
+    """
+    among = matrix(points, seen, eps)
+    near = similar_to_centres(points, seen, state)
+    ones = points.new_ones(points.shape[:2]) if seen is None else seen.to(points.dtype)
+    if followed:
+        after, old, new, lost = regrouped(points, seen, among, near, state)
+    else:
+        old, new = near[:, :0], near.mT[:, :0]
+    expected = ones - background(points, state) * ones
+    weights, beta, mean, inside = _Chunk.apply(among, near, expected, state.alpha, state.explained, old, new)
+    if not followed:
+        return weights, state
+    return weights, advanced(points, ones, among, near, lost, beta, mean, inside, state, after)
+
+
 @untraced
 def streamed_weights(
-    x: Tensor, present: Tensor | None, eps: float, state: Centres, chunk: int = CHUNK
-) -> tuple[Tensor, Centres]:
-    """Weights (systems, n) of scaled points (systems, n, d), and the state after the last whole chunk.
+    x: Tensor, present: Tensor | None, eps: float, *, centres: int = CENTRES, chunk: int = CHUNK, first: int | None = None
+) -> Tensor:  # fmt: skip
+    """Weights (systems, n) of scaled points (systems, n, d), differentiable. ``first``: the size of the first chunk, if it is another.
 
-    The state after an unfinished chunk is the one before it: give those points again, together with those that follow.
+    As long as there is no more than the first chunk, these are the exact arrival weights.
     """
-    weights = []
+    dtype, x = x.dtype, x.to(working_dtype(x.dtype, eps))
+    n, first = x.shape[1], first or chunk
     # split and not slices: the gradient of a slice is as long as the whole
-    chunks = x.split(chunk, dim=1)
-    presences = [None] * len(chunks) if present is None else present.split(chunk, dim=1)
-    for points, seen in zip(chunks, presences, strict=True):
-        among = matrix(points, seen, eps)
-        near = similar_to_centres(points, seen, state)
-        ones = points.new_ones(points.shape[:2]) if seen is None else seen.to(points.dtype)
-        last = points.shape[1] < chunk
-        if last:  # nothing follows that would need to know
-            old, new = near[:, :0], near.mT[:, :0]
-        else:
-            after, old, new, lost = regrouped(points, seen, among, near, state)
-        expected = ones - background(points, state) * ones
-        found, beta, mean, inside = _Chunk.apply(
-            among, near, expected, state.alpha, state.explained, old, new
-        )
+    sizes = [min(first, n), *(min(chunk, n - start) for start in range(first, n, chunk))]
+    presences = [None] * len(sizes) if present is None else present.split(sizes, dim=1)
+    weights, state, done = [], Centres.none(x, centres), 0
+    for points, seen in zip(x.split(sizes, dim=1), presences, strict=True):
+        done += points.shape[1]
+        found, state = chunk_step(points, seen, eps, state, followed=done < n)
         weights.append(found)
-        if not last:
-            state = advanced(points, ones, among, near, lost, beta, mean, inside, state, after)
-    return torch.cat(weights, dim=-1) if weights else x.new_zeros(x.shape[:2]), state
+    return torch.cat(weights, dim=-1).to(dtype)

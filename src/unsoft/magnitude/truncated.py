@@ -1,8 +1,11 @@
-"""A few steps of conjugate gradients, as document 002 has it, with the exact gradient of those steps.
+"""A few steps of conjugate gradients, as in Rosić 2026, with the exact gradient of those steps.
 
 The backward pass runs the same steps again under autograd, on vectors only: each product with Z leaves a pair of vectors, and
 one last pass over the matrix turns all pairs into the gradient of the points. No more matrices exist at a time than there are
 threads.
+
+A system that converges before its steps are used up stops there: more would only stir rounding errors. Its weights are the
+solution, whose gradient takes one more solution; that of the steps would be short of what the steps not made add to it.
 """
 
 from __future__ import annotations
@@ -14,12 +17,13 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from unsoft.magnitude.cg import conjugate_gradients, floor_of, outcome
+from unsoft.magnitude.cg import Iterated, conjugate_gradients, floor_of, outcome
 from unsoft.magnitude.kernel import Matrix, similarities
 from unsoft.magnitude.status import Outcome, Status, joined
 from unsoft.magnitude.untraced import untraced
 
-Group = tuple[Tensor, Tensor | None, Tensor]
+_ADJOINT_STEPS = 1000
+"""At most so many for the gradient of a system that has converged."""
 
 
 def groups(x: Tensor, present: Tensor | None, *more: Tensor) -> Iterator[tuple[Any, ...]]:
@@ -48,15 +52,10 @@ class _Recorded(torch.autograd.Function):
 
 
 def _steps(
-    z: Matrix,
-    b: Tensor,
-    eps: float,
-    steps: int,
-    product: Callable[[Tensor], Tensor],
-    first: Tensor,
-) -> tuple[Tensor, int, Status]:
+    z: Matrix, b: Tensor, eps: float, steps: int, product: Callable[[Tensor], Tensor], first: Tensor
+) -> Iterated:
     return conjugate_gradients(
-        lambda p: product(p) + eps * p, b, steps=steps, tolerance=floor_of(b.dtype), first=first + eps * b
+        lambda p: product(p) + eps * p, b, steps=steps, tolerance=floor_of(b), first=first + eps * b
     )
 
 
@@ -72,49 +71,53 @@ class _Truncated(torch.autograd.Function):
         check: bool,
         report: list,
     ) -> Tensor:
-        outcomes, z = [], None
+        outcomes, active, z = [], [], None
         for points, seen, ones in groups(x, present, b):
             z = similarities(points, seen, ones, z)
             found = _steps(z, ones, eps, steps, z.product, z.first_product)
+            active.append(found.active)
             if check:
                 outcomes.append(outcome(lambda p, z=z: z.product(p) + eps * p, ones, found))
             else:
-                outcomes.append(
-                    Outcome(found[0], found[0].new_zeros(len(points)), found[2], found[1], x.dtype)
-                )
+                residual = ones.new_zeros(len(ones))
+                outcomes.append(Outcome(found.weights, residual, found.status, found.steps, x.dtype))
         whole = joined(outcomes)
         report.append(whole)
-        ctx.save_for_backward(x, present, b)
+        ctx.save_for_backward(x, present, b, whole.weights, torch.cat(active))
         ctx.eps, ctx.steps = eps, steps
         return whole.weights
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        x, present, b = ctx.saved_tensors
+        x, present, b, weights, active = ctx.saved_tensors
         gradients, z = [], None
-        for points, seen, ones, upstream in groups(x, present, b, grad):
+        for points, seen, ones, *rest in groups(x, present, b, grad, weights, active):
             z = similarities(points, seen, ones, z)
-            pairs: list[tuple[Tensor, Tensor]] = []
-            with torch.enable_grad():
-                start = ones.clone().requires_grad_()
-                first = _Recorded.apply(start, z, z.first_product, pairs)
-                weights, _, _ = _steps(
-                    z,
-                    start,
-                    ctx.eps,
-                    ctx.steps,
-                    lambda p, z=z, pairs=pairs: _Recorded.apply(p, z, None, pairs),
-                    first,
-                )
-                if weights.requires_grad:
-                    torch.autograd.backward(weights, upstream)
-            if pairs:
-                u, v = (torch.stack(side, dim=1) for side in zip(*pairs, strict=True))
-                gradients.append(z.gradient(u, v))
-            else:
-                gradients.append(torch.zeros_like(points))
+            pairs = _pairs(z, ones, ctx.eps, ctx.steps, *rest)
+            u, v = (torch.stack(side, dim=1) for side in zip(*pairs, strict=True))
+            gradients.append(z.gradient(u, v))
         return torch.cat(gradients), None, None, None, None, None, None
+
+
+def _pairs(
+    z: Matrix, ones: Tensor, eps: float, steps: int, upstream: Tensor, weights: Tensor, active: Tensor
+) -> list[tuple[Tensor, Tensor]]:
+    """(u, v) of which the sum of u v^T is the gradient of Z."""
+    pairs: list[tuple[Tensor, Tensor]] = []
+    if bool(active.any()):
+        with torch.enable_grad():
+            start = ones.clone().requires_grad_()
+            first = _Recorded.apply(start, z, z.first_product, pairs)
+            found = _steps(z, start, eps, steps, lambda p: _Recorded.apply(p, z, None, pairs), first)
+            torch.autograd.backward(found.weights, torch.where(active, upstream, 0.0))
+    if not bool(active.all()):
+        right = torch.where(active | (ones == 0), 0.0, upstream)
+        adjoint = conjugate_gradients(
+            lambda p: z.product(p) + eps * p, right, steps=_ADJOINT_STEPS, tolerance=floor_of(right)
+        )
+        pairs.append((-adjoint.weights, torch.where(active, 0.0, weights)))
+    return pairs
 
 
 @untraced

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from unsoft.magnitude.arriving import ExactArrival, StreamedArrival
-from unsoft.mechanisms.cache import Cache, KeyValueCache
+from unsoft.mechanisms.core.cache import Cache, KeyValueCache
 
 
 class MagnitudeCache(Cache):
@@ -18,22 +18,27 @@ class MagnitudeCache(Cache):
         super().__init__(batch)
         self.arriving, self.rows = arriving, rows
         self.inner = KeyValueCache(batch) if rows else inner
+        self.constants: tuple[tuple[int, ...], tuple[Tensor, Tensor, Tensor]] | None = None
+        """What the mechanism computed from its parameters, and which parameters those were."""
         self.last_row: Tensor | None = None
         """Weights of all keys in the prefix that ended with the last token, if ``rows``."""
-        self.gates: Tensor | None = None
-        """(batch, heads, keys), where the mechanism needs the gates of earlier keys again."""
+        self.gates: KeyValueCache | None = None
+        """Where the mechanism needs the gates of earlier keys again."""
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
-        own = tuple(x for x in (self.last_row, self.gates) if x is not None)
-        return (*self.inner.tensors, *self.arriving.tensors, *own)
+        row = () if self.last_row is None else (self.last_row,)
+        gates = () if self.gates is None else self.gates.tensors
+        return (*self.inner.tensors, *self.arriving.tensors, *row, *gates)
 
     def all_gates(self, new: Tensor) -> Tensor | None:
         """The gates of all keys, once those of the new keys are added; None where the mechanism inside keeps no keys either."""
         if not isinstance(self.inner, KeyValueCache):
             return None
-        self.gates = new if self.gates is None else torch.cat([self.gates, new], dim=-1)
-        return self.gates
+        if self.gates is None:
+            self.gates = KeyValueCache(self.batch)
+        gates, _ = self.gates.append(new[..., None], new[..., None][..., :0])  # a key one wide, and no value
+        return gates[..., 0]
 
     def reorder(self, index: Tensor) -> None:
         self.inner.reorder(index)
@@ -43,5 +48,6 @@ class MagnitudeCache(Cache):
             systems = (index[:, None] * heads + torch.arange(heads, device=index.device)).flatten()
             self.arriving.pick(systems)
             self.last_row = None if self.last_row is None else self.last_row[systems]
-        self.gates = None if self.gates is None else self.gates[index]
+        if self.gates is not None:
+            self.gates.reorder(index)
         self.batch = len(index)

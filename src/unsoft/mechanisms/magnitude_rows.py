@@ -6,10 +6,11 @@ from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
-from torch.nn.functional import dropout, pad
+from torch.nn.functional import pad
 from torch.utils.checkpoint import checkpoint
 
-from unsoft.mechanisms.module import Inputs
+from unsoft.mechanisms.core.gated_mass import weighted_values
+from unsoft.mechanisms.core.module import Inputs
 
 if TYPE_CHECKING:
     from unsoft.mechanisms.magnitude import Magnitude
@@ -59,7 +60,10 @@ def _with_masked_keys(inputs: Inputs, more: int) -> Inputs:
         mask = mask.expand(*mask.shape[:-1], inputs.key.shape[-2])
     mask = pad(mask, (0, more), value=False if mask.dtype == torch.bool else -torch.inf)
     key, value = (pad(x, (0, 0, 0, more)) for x in (inputs.key, inputs.value))
-    return inputs.change(key=key, value=value, options=inputs.options | {"attn_mask": mask})
+    options = inputs.options | {"attn_mask": mask}
+    if options["positions"] is not None:
+        options["positions"] = (options["positions"][0], pad(options["positions"][1], (0, more)))
+    return inputs.change(key=key, value=value, options=options)
 
 
 def _nothing(layer: Magnitude, inputs: Inputs, rows: int) -> list[Tensor]:
@@ -82,6 +86,9 @@ class _Block:
             mask = mask if mask.dim() < 2 or mask.shape[-2] == 1 else mask[..., low:high, :]
             options["attn_mask"] = mask if mask.shape[-1] == 1 else mask[..., : self.seen]
         options["is_causal"] = "lower_right"
+        if options["positions"] is not None:
+            queries, keys = options["positions"]
+            options["positions"] = queries[..., low:high], keys[..., : self.seen]
         self.inputs = inputs.change(
             query=inputs.query[..., low:high, :], key=inputs.key[..., : self.seen, :],
             value=inputs.value[..., : self.seen, :],
@@ -92,7 +99,9 @@ class _Block:
 
     def __call__(self, m: Tensor, y: Tensor, carry: Tensor) -> tuple[Tensor, ...]:
         new = slice(self.first, self.seen)
-        table = torch.cat([carry[:, None, : self.seen], y[:, new, None] * m[:, new]], dim=1).cumsum(1)
+        table = torch.cat(
+            [carry[:, None, : self.seen], y[:, new, None] * m[:, new, : self.seen]], dim=1
+        ).cumsum(1)
         last = pad(table[:, -1], (0, self.keys - self.seen))
         table = table[:, 1:]
         batch = self.inputs.key.shape[:-2]
@@ -110,7 +119,4 @@ class _Block:
         )
         every = weights.shape[-3] // gate.shape[-3]
         weights = weights * gate.repeat_interleave(every, dim=-3).to(weights.dtype)
-        value = self.inputs.value.repeat_interleave(weights.shape[-3] // self.inputs.value.shape[-3], dim=-3)
-        seen = weights != 0  # a masked key is inert, even if its value is not finite
-        value = value if bool(value.isfinite().all()) else torch.where(seen.any(-2)[..., None], value, 0.0)
-        return dropout(weights, p) @ value, weights
+        return weighted_values(weights, self.inputs.value, p), weights

@@ -46,7 +46,8 @@ def kernel(formula: str, dtype: torch.dtype) -> Kernel:
 
 def forward(
     q: Tensor, k: Tensor, v: Tensor, visible: Tensor | None, bias: Tensor | None, counts: Tensor | None,
-    params: Tensor, seed: Tensor | None, *, formula: str, causal_offset: int | None, scale: float, dropout_p: float,
+    positions: Tensor | None, params: Tensor, seed: Tensor | None, *, formula: str, causal_offset: int | None,
+    scale: float, dropout_p: float,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """Output, row peaks and row totals; see :class:`unsoft.engines.operator.Forward`."""
     out = q.new_empty(*q.shape[:3], v.shape[3])
@@ -55,11 +56,13 @@ def forward(
     if out.numel() == 0 or k.shape[2] == 0:
         return out.zero_(), peak.zero_(), total.fill_(1)
     code = kernel(formula, q.dtype)
-    common = _Common(code, q, k, v, visible, bias, counts, params, seed, causal_offset, scale, dropout_p)
+    common = _Common(
+        code, q, k, v, visible, bias, counts, positions, params, seed, causal_offset, scale, dropout_p
+    )
     if _status(code.forward(common.fields(out, peak, total))) == FINITE:
         return out, peak, total
     options = {"formula": formula, "causal_offset": causal_offset, "scale": scale, "dropout_p": dropout_p}
-    exact = tiled.forward(q, k, v, visible, bias, counts, params, seed, **options)
+    exact = tiled.forward(q, k, v, visible, bias, counts, positions, params, seed, **options)
     finite = _finite_rows(out) & _finite_rows(exact[0])
     return (
         _where_finite(finite, out, exact[0]),
@@ -70,8 +73,8 @@ def forward(
 
 def backward(
     grad_out: Tensor, q: Tensor, k: Tensor, v: Tensor, visible: Tensor | None, bias: Tensor | None,
-    counts: Tensor | None, params: Tensor, seed: Tensor | None, out: Tensor, peak: Tensor, total: Tensor, *,
-    formula: str, causal_offset: int | None, scale: float, dropout_p: float, need_bias: bool, need_params: bool,
+    counts: Tensor | None, positions: Tensor | None, params: Tensor, seed: Tensor | None, out: Tensor, peak: Tensor,
+    total: Tensor, *, formula: str, causal_offset: int | None, scale: float, dropout_p: float, need_bias: bool, need_params: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     """Gradients of q, k, v, bias and params; see :class:`unsoft.engines.operator.Backward`."""
     dq, dk, dv = (torch.empty(x.shape, dtype=x.dtype) for x in (q, k, v))
@@ -83,12 +86,14 @@ def backward(
             gradient.zero_()
     else:
         code = kernel(formula, q.dtype)
-        common = _Common(code, q, k, v, visible, bias, counts, params, seed, causal_offset, scale, dropout_p)
+        common = _Common(
+            code, q, k, v, visible, bias, counts, positions, params, seed, causal_offset, scale, dropout_p
+        )
         fields = common.fields(out, peak, total, (grad_out, dq, dk, dv, dbias, dparams))
         status = _status(code.backward(fields))
     if status != FINITE:
         options = {"formula": formula, "causal_offset": causal_offset, "scale": scale, "dropout_p": dropout_p}
-        saved = (q, k, v, visible, bias, counts, params, seed, out, peak, total)
+        saved = (q, k, v, visible, bias, counts, positions, params, seed, out, peak, total)
         exact = tiled.backward(grad_out, *saved, **options, need_bias=need_bias, need_params=need_params)
         rows = [
             _where_finite(_finite_rows(ours) & _finite_rows(theirs), ours, theirs)
@@ -106,7 +111,7 @@ class _Common:
     """The fields of struct Call that forward and backward share, and the tensors that must outlive the call."""
 
     def __init__(
-        self, code, q, k, v, visible, bias, counts, params, seed, causal_offset, scale, dropout_p
+        self, code, q, k, v, visible, bias, counts, positions, params, seed, causal_offset, scale, dropout_p
     ) -> None:
         # What lies in the memory of a negative view (x.conj().imag is one) is not what it stands for.
         q, k, v, params = (x.resolve_neg() for x in (q, k, v, params))
@@ -117,6 +122,7 @@ class _Common:
         self.visible = None if visible is None else visible.expand(full)
         self.bias = None if bias is None else bias.expand(full)
         self.counts = None if counts is None else counts.expand(full[:3])
+        self.positions = None if positions is None else positions.expand(batch, -1)
         low, high = (0, 0) if seed is None else seed.tolist()
         self.head = _HEAD.pack(
             code.mechanism, thread_count(), batch, heads, kv_heads, length, keys, width, value_width,
@@ -127,7 +133,7 @@ class _Common:
 
     def fields(self, out: Tensor, peak: Tensor, total: Tensor, gradients: tuple | None = None) -> bytes:
         values = [*self.inputs, *_typed(out)]
-        rest = pack_rest(peak, total, self.counts, self.visible, self.bias, self.params)
+        rest = pack_rest(peak, total, self.counts, self.visible, self.bias, self.positions, self.params)
         more: list[int] = []
         if gradients is not None:
             grad_out, dq, dk, dv, dbias, dparams = gradients
@@ -150,12 +156,13 @@ def pack_rest(
     counts: Tensor | None,
     visible: Tensor | None,
     bias: Tensor | None,
+    positions: Tensor | None,
     params: Tensor,
 ) -> bytes:
     """The fields of struct Call after the output: row statistics (wanted by a backward pass only), masks and parameters."""
     rows = [0 if x is None else x.data_ptr() for x in (peak, total)]
-    masks = [*_strided(counts), *_strided(visible), *_strided(bias)]
-    return struct.pack("18q", *rows, *masks, params.data_ptr())
+    masks = [*_strided(counts), *_strided(visible), *_strided(bias), *_strided(positions)]
+    return struct.pack("23q", *rows, *masks, params.data_ptr())
 
 
 # The kernel has no rules for NaN and Inf, so a call that meets one is computed again by the engine that has them. Rows that

@@ -48,7 +48,7 @@ class _Plan:
         defaults = [formula.params[name] for name in sorted(formula.params)]
         self.parameters = torch.tensor([defaults] * query.shape[1], dtype=compute_dtype(query.dtype))
         self.type = binding.TYPES[query.dtype]
-        self.rest = binding.pack_rest(None, None, None, None, None, self.parameters)
+        self.rest = binding.pack_rest(None, None, None, None, None, None, self.parameters)
 
 
 def run_directly(

@@ -14,7 +14,9 @@ from unsoft.engines.native.compiler import KERNEL, load_libraries
 from unsoft.engines.threads import thread_count
 
 _SIDE = 64
+_NO_MEMORY = "unsoft's magnitude kernel could not allocate its buffers"
 _HEAD = struct.Struct("7q")
+_WINDOW, _GATE = struct.Struct("17q"), struct.Struct("7q")
 
 
 @lru_cache(maxsize=2)
@@ -152,34 +154,40 @@ def congruences(m: Tensor, t: Tensor) -> Tensor:
 
 
 class ArrivalFactors:
-    """M = L^-1 of Z + eps = L L^T for points (systems, n, d), and the gradient of the weights y_i M_ii; ``done`` as above."""
+    """The weights y_i M_ii that points (systems, n, d) have when they arrive, with M = L^-1 of Z + eps = L L^T and y = M b.
 
-    def __init__(self, x: Tensor, present: Tensor | None, eps: float) -> None:
+    ``done`` as above; M and Z are kept for the gradient, the lower half of each.
+    """
+
+    def __init__(self, x: Tensor, present: Tensor | None, b: Tensor, eps: float) -> None:
         systems, n, _ = x.shape
+        blocks = -(-n // _SIDE)
+        half = systems, blocks * (blocks + 1) // 2 * _SIDE * _SIDE
         self.x, self.present = _contiguous(x, present)
-        self._head = _head(self.x, self.present)
+        self._factor, self._matrix = x.new_empty(half), x.new_empty(half)
+        self._head = _head(self.x, self.present, self._matrix)
         self._library = _library(x.dtype == torch.float64)
-        room, done = _room(x, systems, n), ctypes.c_int64()
-        self._stride = ctypes.c_int64(room.stride(1))
+        self._y, self.weights, done = x.new_empty(systems, n), x.new_empty(systems, n), ctypes.c_int64()
         _run(
             self._library.unsoft_arrival_factors,
             self._head,
             ctypes.c_double(eps),
-            room,
-            self._stride,
+            b.contiguous(),
+            self._factor,
+            self._y,
+            self.weights,
             ctypes.byref(done),
         )
-        self.m, self.done = room[:, :, :n], done.value
+        self.done = done.value
 
-    def gradient(self, y: Tensor, slope: Tensor) -> Tensor:
-        """The gradient of the sum of slope_i y_i M_ii with respect to the points; y = M b."""
+    def gradient(self, slope: Tensor) -> Tensor:
+        """The gradient of the sum of slope_i y_i M_ii with respect to the points."""
         result = torch.empty_like(self.x)
         _run(
             self._library.unsoft_arrival_gradient,
             self._head,
-            self.m,
-            self._stride,
-            y.contiguous(),
+            self._factor,
+            self._y,
             slope.contiguous(),
             result,
         )
@@ -197,6 +205,66 @@ def pivoted(
     numbers = (ctypes.c_int64(rank), ctypes.c_double(tolerance), ctypes.c_double(least))
     _run(_library(x.dtype == torch.float64).unsoft_pivoted, _head(x, present), *numbers, factor, pivots, left)
     return factor, pivots, left
+
+
+class WindowKernel:
+    """Adds points to the buffers of a :class:`unsoft.magnitude.window.Window`; made anew whenever a buffer is another one."""
+
+    def __init__(self, capacity: int, buffers: tuple[Tensor, ...], state: tuple[Tensor, ...]) -> None:
+        """``buffers`` as in kernel/window.h. ``state``: places and Q in rows of whole registers, alpha, level and middle; or nothing."""
+        points, _, near, _, _ = buffers
+        sizes = (
+            torch.get_num_threads(),
+            points.shape[0],
+            points.shape[1],
+            near.shape[1],
+            capacity,
+            points.shape[2],
+        )
+        self._kept = tuple(x.contiguous() for x in state)
+        remembered = [x.data_ptr() for x in self._kept] or [0] * 5
+        places = self._kept[0].shape[2] if state else 0
+        self._head = _WINDOW.pack(*sizes, *(x.data_ptr() for x in buffers), places, *remembered)
+        self._add = _library(points.dtype == torch.float64).unsoft_window_add
+
+    def add(self, length: int, x: Tensor, present: Tensor | None, eps: float) -> tuple[Tensor, int]:
+        """Weights (systems, n) of new points after ``length`` others, and how many of them could be done in all systems."""
+        weights = x.new_empty(x.shape[:2])
+        return weights, self._run(length, x, present, eps, None, weights)
+
+    def gate(
+        self, length: int, key: Tensor, value: Tensor, eps: float, constants: tuple[Tensor, ...]
+    ) -> tuple[Tensor, Tensor, int]:
+        """Gates (batch, heads, n) of new keys (batch, heads, n, d), values times the gates, and how many could be done.
+
+        ``constants``: sqrt(t / d), beta and gamma of each head.
+        """
+        gates, value = key.new_empty(key.shape[:3]), value.contiguous()
+        gated = torch.empty_like(value)
+        pointers = [x.data_ptr() for x in (*constants, value, gated)]
+        head = _GATE.pack(key.shape[1], value.shape[3], *pointers)
+        return gates, gated, self._run(length, key, None, eps, head, gates)
+
+    def _run(
+        self, length: int, x: Tensor, present: Tensor | None, eps: float, gate: bytes | None, weights: Tensor
+    ) -> int:
+        x, done = x.contiguous(), ctypes.c_int64()
+        if present is not None:
+            present = present.contiguous()
+        status = self._add(
+            self._head,
+            ctypes.c_int64(length),
+            ctypes.c_int64(x.shape[-2]),
+            ctypes.c_double(eps),
+            ctypes.c_void_p(x.data_ptr()),
+            None if present is None else ctypes.c_void_p(present.data_ptr()),
+            gate,
+            ctypes.c_void_p(weights.data_ptr()),
+            ctypes.byref(done),
+        )
+        if status:
+            raise MemoryError(_NO_MEMORY)
+        return done.value
 
 
 def _contiguous(x: Tensor, present: Tensor | None) -> tuple[Tensor, Tensor]:
@@ -218,4 +286,4 @@ def _room(like: Tensor, systems: int, n: int) -> Tensor:
 def _run(function: ctypes._CFuncPtr, *arguments: object) -> None:
     pointers = [ctypes.c_void_p(x.data_ptr()) if isinstance(x, Tensor) else x for x in arguments]
     if function(*pointers):
-        raise MemoryError("unsoft's magnitude kernel could not allocate its buffers")
+        raise MemoryError(_NO_MEMORY)

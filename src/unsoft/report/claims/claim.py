@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import shlex
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -22,7 +23,8 @@ class Claim:
     document: str
     text: str
     section: str
-    command: str = ""
+    again: str = ""
+    """Arguments of ``unsoft compare`` that measure what it is judged by."""
     check: Callable[[Results], Finding] | None = None
     needs: str = ""
 
@@ -52,7 +54,19 @@ def judge(claim: Claim, results: Results) -> Judged:
             verdict, found = claim.check(results)
         except Missing as why:
             verdict, found = NOT_RUN, str(why)
-    return Judged(claim.name, claim.document, claim.text, claim.section, verdict, found, claim.command)
+    command = command_again(claim.again, results.record) if claim.again else ""
+    return Judged(claim.name, claim.document, claim.text, claim.section, verdict, found, command)
+
+
+def command_again(arguments: str, record: Mapping[str, Any]) -> str:
+    """Measures the same anew, at the level of the run and beside its folder, so that the page one reads stays.
+
+    >>> command_again("cog --only sign", {"level": {"name": "quick"}, "out": "my report"})
+    "unsoft compare cog --only sign --quick --again --out 'my report-again'"
+    """
+    level = record["level"]["name"]
+    flag = f" --{level}" if level in ("quick", "full") else ""
+    return f"unsoft compare {arguments}{flag} --again --out {shlex.quote(record['out'] + '-again')}"
 
 
 def grade(holds: bool, partly: bool = False) -> str:

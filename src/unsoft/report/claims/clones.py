@@ -6,8 +6,8 @@ from unsoft.report.claims.claim import Claim, Finding, grade
 from unsoft.report.results import Results
 
 _DOCUMENT = "002"
-_HIJACK = "unsoft compare softmax magnitude --only hijack --out report"
-_FACTS = "unsoft compare --only claims --out report"
+_HIJACK = "softmax magnitude --only hijack"
+_FACTS = "--only claims"
 
 
 def example(results: Results) -> Finding:

@@ -8,7 +8,7 @@ from unsoft.report.claims.claim import Claim, Finding, grade
 from unsoft.report.results import Results
 
 _DOCUMENT = "001"
-_COMMAND = "unsoft compare --only claims --out report"
+_COMMAND = "--only claims"
 
 
 def _closed_form(kind: str) -> Callable[[Results], Finding]:

@@ -6,7 +6,7 @@ from unsoft.report.claims.claim import Claim, Finding, grade
 from unsoft.report.results import Missing, Results
 
 _DOCUMENT = "002"
-_FACTS = "unsoft compare --only claims --out report"
+_FACTS = "--only claims"
 
 
 def _set(results: Results, name: str) -> list[dict]:
@@ -92,7 +92,7 @@ CLAIMS = (
     Claim("isolated", _DOCUMENT, "An isolated key keeps the weight 1.", "solver", _FACTS, isolated),
     Claim("additive", _DOCUMENT, "Magnitude is additive over sets that are far apart.", "solver", _FACTS, additive),
     Claim("bound", _DOCUMENT, "Magnitude is at most the number of points.", "solver", _FACTS, bound),
-    Claim("few-steps", _DOCUMENT, "3 to 5 steps of conjugate gradients find the optimal weights.", "solver", "unsoft compare --only solver --out report", few_steps),
-    Claim("price", _DOCUMENT, "The cost is that of standard attention, O(N²).", "cost", "unsoft compare magnitude --only claims --only cost --out report", price),
+    Claim("few-steps", _DOCUMENT, "3 to 5 steps of conjugate gradients find the optimal weights.", "solver", "--only solver", few_steps),
+    Claim("price", _DOCUMENT, "The cost is that of standard attention, O(N²).", "cost", "magnitude --only claims --only cost", price),
     Claim("tikhonov", _DOCUMENT, "Tikhonov regularisation keeps the solution stable where keys nearly coincide.", "solver", _FACTS, stable),
 )  # fmt: skip

@@ -89,8 +89,8 @@ def non_negativity(results: Results) -> Finding:
     )
 
 
-_SIGN = "unsoft compare softmax cog gpam --only sign --out report"
-_FACTS = "unsoft compare --only claims --out report"
+_SIGN = "softmax cog gpam --only sign"
+_FACTS = "--only claims"
 CLAIMS = (
     Claim("vanishing-gradient", _DOCUMENT, "Softmax's gradient vanishes for strongly negative logits.", "sign", _FACTS, vanishing_gradient),
     Claim("erased-differences", _DOCUMENT, "Softmax cannot tell weakly irrelevant from strongly opposed keys.", "sign", _SIGN, erased_differences),
@@ -99,6 +99,6 @@ CLAIMS = (
     Claim("deletion", _DOCUMENT, "Softmax can only add; negative weights delete.", "sign", _SIGN, deletion),
     Claim("affine", _DOCUMENT, "GPAM is an affine combination: fixed sum, entries below 0.", "sign", _SIGN, affine),
     Claim("slower-collapse", _DOCUMENT, "GPAM's representations collapse more slowly than softmax's.", "collapse",
-          "unsoft compare softmax gpam --only collapse --out report", slower_collapse),
+          "softmax gpam --only collapse", slower_collapse),
     Claim("non-negativity", _DOCUMENT, "Weights should be non-negative: negative ones aggregate what is opposed and hurt (cosFormer).", "sign", _FACTS, non_negativity),
 )  # fmt: skip

@@ -99,7 +99,7 @@ def linear_is_flat(results: Results) -> Finding:
 
 
 def _command(names: str) -> str:
-    return f"unsoft compare {names} --only focus --out report"
+    return f"{names} --only focus"
 
 
 CLAIMS = (

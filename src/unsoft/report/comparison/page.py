@@ -68,8 +68,27 @@ def comparison_page(
         timings=_timings(record["answers"]),
         problems=[answer for answer in record["answers"] if answer["problem"]],
         sections=[pair for pair in _SECTIONS if model or pair[0] != "model"],
-        **({"inspection": None, "roles": [], "stacks": []} | dict(model or {})),
+        **({"inspection": None, "roles": [], "stacks": [], "swaps": None} | dict(model or {})),
+        provenance=provenance(record["answers"]),
     )  # fmt: skip
+
+
+def provenance(answers: Sequence[Mapping[str, Any]]) -> str:
+    """Which measurements are of this run, which were kept from earlier ones, and which of their times to doubt.
+
+    >>> provenance([{"cached": True, "measured": "2026-01-02T03:04:05+00:00", "disturbed": False}])
+    '1 measurement: none by this run, 1 kept from 2026-01-02, made by the same code'
+    """
+    kept = sorted(answer["measured"][:10] for answer in answers if answer["cached"])
+    text = f"{len(answers)} measurement{'s' * (len(answers) != 1)}: "
+    if not kept:
+        text += "all by this run"
+    else:
+        when = kept[0] if kept[0] == kept[-1] else f"{kept[0]} to {kept[-1]}"
+        text += f"{len(answers) - len(kept) or 'none'} by this run, {len(kept)} kept from {when}, made by the same code"
+    if disturbed := sum(answer["disturbed"] for answer in answers):
+        text += f"; other programs used the machine during {disturbed} of those that take time"
+    return text
 
 
 def _timings(answers: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:

@@ -28,6 +28,25 @@ def read_record(path: Path) -> dict[str, Any]:
     return found
 
 
+def caveats(first: Mapping[str, Any], second: Mapping[str, Any]) -> list[str]:
+    """What else differs between two runs than the change that is asked about; on the page and in the terminal alike."""
+    found = []
+    if first["level"] != second["level"]:
+        names = [run["level"]["name"] for run in (first, second)]
+        how = f"{names[0]} and {names[1]}" if names[0] != names[1] else f"{names[0]}, with other sizes"
+        found.append(f"The runs are of different levels ({how}): their numbers differ for that reason too.")
+    if first["machine"] != second["machine"]:
+        found.append(
+            "The runs are from different machines: their times cannot be compared, though ratios to PyTorch's softmax partly can."
+        )
+    for place, run in (("first", first), ("second", second)):
+        if not run["finished"]:
+            found.append(f"The {place} run was interrupted.")
+        if any(answer.get("disturbed") for answer in run["answers"]):
+            found.append(f"Other programs used the machine while the {place} run took times.")
+    return found
+
+
 def differences(first: Mapping[str, Any], second: Mapping[str, Any]) -> list[dict[str, Any]]:
     """A row for each mechanism and question that either run answered: both numbers, the change, and a word for it."""
     cells = [
@@ -74,6 +93,7 @@ def two_runs_page(first: Mapping[str, Any], second: Mapping[str, Any], names: tu
         names=names,
         records=(first, second),
         rows=rows,
+        caveats=caveats(first, second),
         counts={
             word: sum(row["word"] == word for row in rows)
             for word in ("better", "worse", "same", "only in one")

@@ -16,8 +16,6 @@ struct Block {
     int64_t highest(int first, int rows) const { return members == 1 ? i0 + first + rows - 1 : i0 + span - 1; }
 };
 
-constexpr int KEY_TILE_ROWS = 256;
-
 struct ForwardScratch {
     int width, value_width;
     Buffer<real> query_rows, packed, keys, values, logits, sums, bias;
@@ -83,7 +81,8 @@ static bool sum_over_keys(const Call &c, ForwardScratch &w, const Block &block, 
             t.keys = keys;
             if (c.causal) t.keys = int(std::min<int64_t>(keys, block.highest(first, rows) + c.causal_offset + 1 - j0));
             if (t.keys <= 0) continue;
-            t.s = w.logits, t.queries = few ? rows : lanes, t.stride = few ? KEY_TILE_ROWS : lanes, t.first_key = j0;
+            t.s = w.logits, t.queries = few ? rows : lanes, t.stride = few ? KEY_TILE_ROWS : lanes;
+            set_keys(c, w.rows, t, block.b, j0);
             Seen seen = bring_masks(c, t, block.b, j0, rows, !few, w.visible, w.bias, [&](int index) {
                 return std::make_pair(block.head(first + index), block.row(first + index));
             });
