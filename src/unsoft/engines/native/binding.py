@@ -53,7 +53,8 @@ def forward(call: Call) -> Rows:
     if out.numel() == 0 or k.shape[2] == 0:
         return Rows(out.zero_(), peak.zero_(), total.fill_(1))
     code = kernel(call.formula.key, q.dtype)
-    if _status(code.forward(_Common(code, call).fields(out, peak, total))) == FINITE:
+    common = _Common(code, call)  # held until the kernel has returned
+    if _status(code.forward(common.fields(out, peak, total))) == FINITE:
         return Rows(out, peak, total)
     exact = tiled.forward(call)
     finite = _finite_rows(out) & _finite_rows(exact.out)
@@ -77,7 +78,8 @@ def backward(call: Call, upstream: Upstream) -> Gradients:
             gradient.zero_()
     else:
         code = kernel(call.formula.key, q.dtype)
-        fields = _Common(code, call).fields(*rows, (grad_out, dq, dk, dv, dbias, dparams))
+        common = _Common(code, call)
+        fields = common.fields(*rows, (grad_out, dq, dk, dv, dbias, dparams))
         status = _status(code.backward(fields))
     if status != FINITE:
         exact = tiled.backward(call, upstream)
