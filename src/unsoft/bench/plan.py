@@ -18,7 +18,7 @@ from unsoft.bench.timing import Timing, measure
 from unsoft.bench.workload import MODES, Workload
 from unsoft.engines.native import availability
 from unsoft.mechanisms import formulas as catalogue
-from unsoft.mechanisms.registry import resolve_formula as resolve
+from unsoft.mechanisms.core.registry import resolve_formula as resolve
 
 Result = Timing | Memory | Startup
 _COMPILE = "compile"

@@ -19,7 +19,9 @@ from unsoft.cli.compare import compare
 from unsoft.cli.inspect import inspect
 from unsoft.cli.list import list_mechanisms
 from unsoft.cli.swap import swap
+from unsoft.cli.tasks import list_tasks
 from unsoft.cli.theory import theory
+from unsoft.cli.train import train
 
 app = typer.Typer(
     name="unsoft",
@@ -32,8 +34,10 @@ app.command("compare")(compare)
 app.command("list")(list_mechanisms)
 app.command("bench")(bench)
 app.command("swap")(swap)
+app.command("tasks")(list_tasks)
 app.command("theory")(theory)
 app.command("inspect")(inspect)
+app.command("train")(train)
 app.add_typer(cache.app, name="cache")
 
 

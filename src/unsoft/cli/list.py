@@ -56,7 +56,7 @@ def _print_table() -> None:
     from rich.table import Table
 
     from unsoft.mechanisms import mechanisms
-    from unsoft.mechanisms.registry import modifiers
+    from unsoft.mechanisms.core.registry import modifiers
 
     rows = mechanisms().rows()
     table = Table(box=box.SIMPLE_HEAD)

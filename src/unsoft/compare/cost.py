@@ -16,7 +16,7 @@ from unsoft.bench.timing import interleaved
 from unsoft.compare.level import Level
 from unsoft.compare.subject import WIDTH, Subject
 from unsoft.formula import Formula
-from unsoft.mechanisms.module import Mechanism
+from unsoft.mechanisms.core.module import Mechanism
 
 HEADS = 4
 PEER = "softmax of PyTorch (SDPA)"

@@ -8,7 +8,7 @@ import torch
 
 from unsoft import measure
 from unsoft.formula import Formula
-from unsoft.mechanisms.registry import resolve_formula
+from unsoft.mechanisms.core.registry import resolve_formula
 
 
 def negative_logits() -> list[dict[str, Any]]:

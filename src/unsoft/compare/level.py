@@ -53,6 +53,6 @@ def mechanisms_of(level: Level) -> tuple[str, ...]:
     """The names that take part unless the user says which."""
     if level.mechanisms:
         return level.mechanisms
-    from unsoft.mechanisms.registry import names
+    from unsoft.mechanisms.core.registry import names
 
     return tuple(dict.fromkeys((*STANDARD.mechanisms, *names())))

@@ -11,9 +11,10 @@ import torch
 from torch import Tensor
 
 from unsoft.formula import Formula
-from unsoft.mechanisms.build import mechanism
-from unsoft.mechanisms.module import Mechanism
-from unsoft.mechanisms.registry import Plan, resolve
+from unsoft.mechanisms.core.build import mechanism
+from unsoft.mechanisms.core.module import Mechanism
+from unsoft.mechanisms.core.registry import resolve
+from unsoft.mechanisms.core.spec import Plan
 
 WIDTH = 64
 """Dimensions of queries and keys wherever they are drawn at random."""

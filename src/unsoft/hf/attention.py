@@ -12,9 +12,9 @@ from transformers.utils.output_capturing import _active_collector
 from unsoft.hf.architecture import REFUSED
 from unsoft.hf.masks import key_mask
 from unsoft.hf.positions import token_positions
-from unsoft.mechanisms.cache import KeyValueCache
+from unsoft.mechanisms.core.cache import KeyValueCache
+from unsoft.mechanisms.core.module import Mechanism
 from unsoft.mechanisms.magnitude import Magnitude
-from unsoft.mechanisms.module import Mechanism
 
 NAME = "unsoft"
 """Of the attention implementation, of the submodule, and of the section in config.json."""

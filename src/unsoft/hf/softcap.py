@@ -1,7 +1,7 @@
 """Gemma 2's cap on logits, carried into any formula: s becomes c tanh(s / c).
 
 >>> import torch
->>> from unsoft.mechanisms.registry import resolve
+>>> from unsoft.mechanisms.core.registry import resolve
 >>> logits = torch.tensor([90.0, 0.0, -3.0])
 >>> torch.allclose(capped(resolve("softmax"), 5.0).row(logits), (5 * (logits / 5).tanh()).softmax(-1))
 True
@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from unsoft.formula import Formula
 from unsoft.formula.expr import make, symbol
-from unsoft.mechanisms.module import Mechanism
+from unsoft.mechanisms.core.module import Mechanism
 
 
 def capped(formula: Formula, cap: float) -> Formula:

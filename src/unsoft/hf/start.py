@@ -14,10 +14,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from unsoft.mechanisms.core.module import Mechanism, Pointwise
 from unsoft.mechanisms.differential2 import Differential2
 from unsoft.mechanisms.gpam import Gpam
 from unsoft.mechanisms.magnitude import STARTS, Magnitude
-from unsoft.mechanisms.module import Mechanism, Pointwise
 
 _SMALL, _LITTLE = -4.0, 0.02
 

@@ -17,8 +17,8 @@ from unsoft.hf.cache import MechanismCache
 from unsoft.hf.recipe import Recipe
 from unsoft.hf.softcap import cap_logits
 from unsoft.hf.start import open_start
+from unsoft.mechanisms.core.module import Mechanism
 from unsoft.mechanisms.differential import Differential
-from unsoft.mechanisms.module import Mechanism
 
 
 def swap(

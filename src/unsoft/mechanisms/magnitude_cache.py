@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from unsoft.magnitude.arriving import ExactArrival, StreamedArrival
-from unsoft.mechanisms.cache import Cache, KeyValueCache
+from unsoft.mechanisms.core.cache import Cache, KeyValueCache
 
 
 class MagnitudeCache(Cache):

@@ -18,8 +18,8 @@ from typing import Any
 import torch
 from torch import Generator, Tensor
 
-from unsoft.mechanisms.module import Mechanism, Place
-from unsoft.mechanisms.registry import Plan
+from unsoft.mechanisms.core.module import Mechanism, Place
+from unsoft.mechanisms.core.spec import Plan
 from unsoft.testing.definitions import Definition
 from unsoft.testing.definitions.call import NotDefined, WrittenCall
 from unsoft.testing.grid.point import Point

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from unsoft.mechanisms.module import Place
+from unsoft.mechanisms.core.module import Place
 
 
 class TokenFactor(nn.Module):

@@ -2,13 +2,8 @@
 
     a_ij = g(q_i) . h(k_j) / sum_l g(q_i) . h(k_l)
 
-| name            | g = h                     | features |                                                        |
-|-----------------|---------------------------|----------|--------------------------------------------------------|
-| linear-relu     | relu(x)                   | D        | rows whose features vanish output 0                    |
-| linear-elu1     | elu(x) + 1                | D        | Katharopoulos et al., arXiv 2006.16236                 |
-| linear-exp      | exp(x)                    | D        | summed by logarithms: no size of logits is too large   |
-| linear-taylor2  | (1, x, x x / sqrt 2)      | 1+D+D^2  | second-order Taylor polynomial of exp(s)               |
-| linear-identity | x, divided by n instead   | D        | signed; the formula ``identity`` in linear time        |
+The feature maps g and h get q and k (..., length, D), scaled so that their dot product is the logit if asked for, and return features
+(..., length, F), or their logarithms where features are exponentials: the engine takes maxima out where they cancel.
 
 Can: run at a cost per token that does not grow, with a state of fixed size. Cannot: focus: the sparsity of its rows is bounded by
 the signal-to-noise ratio of the key features (Su 2023); only more features help.
@@ -21,8 +16,8 @@ Engines: "tiled" cuts the sequence into chunks, "dense" writes the weights out, 
 token and has no gradient; "auto" takes it for steps of decoding and chunks for the rest. Others are refused.
 
 >>> import torch
->>> from unsoft.mechanisms.module import Place
->>> layer = Linear(Place(heads=2, head_dim=4), features.relu)
+>>> from unsoft.mechanisms.core.module import Place
+>>> layer = Linear(Place(heads=2, head_dim=4), torch.relu)
 >>> q, k, v = (torch.randn(1, 2, 6, 4) for _ in range(3))
 >>> out, weights = layer(q, k, v, is_causal=True, return_weights=True)
 >>> torch.allclose(out, weights @ v, atol=1e-6)
@@ -48,16 +43,27 @@ from unsoft.engines.linear_choice import choose_linear, is_small_step
 from unsoft.engines.linear_nonfinite import finite_call
 from unsoft.engines.native.recurrence import recurrence
 from unsoft.formula import Formula
-from unsoft.formula.analysis import Properties
-from unsoft.mechanisms import features
-from unsoft.mechanisms.cache import Cache, StateCache
-from unsoft.mechanisms.module import Inputs, Mechanism, Place
-from unsoft.mechanisms.registry import family, resolve
+from unsoft.mechanisms.core.cache import Cache, StateCache
+from unsoft.mechanisms.core.linear_call import (
+    hides_whole_keys,
+    is_empty,
+    present,
+    seen_keys,
+    without_zero_bias,
+    zeros,
+)
+from unsoft.mechanisms.core.module import Inputs, Mechanism, Place
+from unsoft.mechanisms.core.registry import resolve
 
 FeatureMap = Callable[[Tensor], Tensor]
 _ASKS_FOR_POSITIONS = Formula("j")
 SEGMENT = 2048
 """Tokens that are worked on at a time."""
+
+
+def unchanged(x: Tensor) -> Tensor:
+    """The feature map of mechanisms whose features are the query and key themselves, or their logarithms are."""
+    return x
 
 
 class Linear(Mechanism):
@@ -169,7 +175,7 @@ class Linear(Mechanism):
         call, leading = checked_call(inputs.query, inputs.key, inputs.value, formula, **options)
         if self.uses_positions and not self.turns and options["positions"] is not None:
             check_distances(call, *options["positions"], type(self).__name__.lower())
-        return _without_zero_bias(call), leading
+        return without_zero_bias(call), leading
 
     def _call_of_new_tokens(self, inputs: Inputs, cache: StateCache) -> tuple[Call, torch.Size]:
         cache.check(inputs.key)
@@ -190,7 +196,7 @@ class Linear(Mechanism):
         if options["positions"] is not None:
             options["positions"] = (options["positions"][0], options["positions"][1][..., cache.length :])
         call, leading = self._call(inputs.change(options=options))
-        if not _hides_whole_keys(call):
+        if not hides_whole_keys(call):
             raise ValueError(
                 "arguments 'attn_mask', 'dropout_p': with a cache of fixed size only whole keys can be masked"
             )
@@ -237,14 +243,14 @@ class Linear(Mechanism):
     def _continued(self, call: Call, cache: StateCache) -> Tensor:
         """New tokens after a state, by chunks."""
         tokens = call.k.shape[2]
-        if _is_empty(call):
+        if is_empty(call):
             cache.length += tokens
-            return _zeros(call)
-        call, bad = finite_call(call, _seen(call))
+            return zeros(call)
+        call, bad = finite_call(call, seen_keys(call))
         fq, fk, v = self._prepared(call, cache.length, cache.length)
         out, state = self._after_state(fq, fk, v, cache.state)
         if self.normaliser == "count":
-            counts = cache.count(_present(call)).clamp(min=1)
+            counts = cache.count(present(call)).clamp(min=1)
             out = self._over_count(out, counts.to(call.compute_dtype))
         if bad is not None:
             out, state = bad.in_rows(out, 0), bad.in_state(state)
@@ -252,15 +258,15 @@ class Linear(Mechanism):
         return out.to(call.q.dtype)
 
     def _run(self, call: Call, engine: str) -> tuple[Tensor, Tensor | None]:
-        if _is_empty(call):
-            return _zeros(call), call.q.new_zeros(*call.q.shape[:3], call.k.shape[2])
+        if is_empty(call):
+            return zeros(call), call.q.new_zeros(*call.q.shape[:3], call.k.shape[2])
         if engine == "native":
             out = self._compiled(call.q, call.k, call.v, call.scale, self.decay(), StateCache(len(call.q)))
             if out is not None:
                 return out, None
-        if engine == "dense" or not _hides_whole_keys(call):
+        if engine == "dense" or not hides_whole_keys(call):
             return self._written_out(call)
-        call, bad = finite_call(call, _seen(call))
+        call, bad = finite_call(call, seen_keys(call))
         if call.causal_offset == 0 and call.q.shape[2] == call.k.shape[2]:
             out = self._in_segments(call)
         else:
@@ -292,7 +298,7 @@ class Linear(Mechanism):
         else:
             queries, keys = call.positions.split([q.shape[2], k.shape[2]], dim=1)
             fq, fk = self.turned(q, queries), self.turned(k, keys)
-        seen = _seen(call)
+        seen = seen_keys(call)
         if seen is not None:
             seen = seen[..., None]
             fk, v = torch.where(seen, fk, -torch.inf if self.logarithmic else 0.0), torch.where(seen, v, 0.0)
@@ -328,86 +334,3 @@ class Linear(Mechanism):
 
     def _over_count(self, x: Tensor, counts: Tensor | None) -> Tensor:
         return x if counts is None else x / counts[..., None]
-
-
-def _is_empty(call: Call) -> bool:
-    return 0 in (call.q.numel(), call.k.numel(), call.v.numel())
-
-
-def _zeros(call: Call) -> Tensor:
-    """The output of a call without queries, keys or batch; gradients are 0."""
-    nothing = sum(x.flatten()[:0].sum() for x in (call.q, call.k, call.v))
-    return call.q.new_zeros(*call.q.shape[:3], call.v.shape[3]) + nothing
-
-
-def _without_zero_bias(call: Call) -> Call:
-    """A float mask of 0 and -inf alone is a bool mask."""
-    if call.bias is None or call.bias.requires_grad or torch.compiler.is_compiling() or bool(call.bias.any()):
-        return call
-    return replace(call, bias=None)
-
-
-def _hides_whole_keys(call: Call) -> bool:
-    """Can masked keys be left out of all sums? Not if a mask depends on the query, and dropout does."""
-    if call.bias is not None or call.dropout_p > 0:
-        return False
-    return call.visible is None or (call.visible.shape[2] == 1 and _seen(call) is not None)
-
-
-def _seen(call: Call) -> Tensor | None:
-    """Bool (B|1, Hk|1, S|1): the keys that are not masked; None if there is no mask, or the heads of a group disagree."""
-    if call.visible is None:
-        return None
-    seen, shared = call.visible[:, :, 0], call.k.shape[1]
-    if seen.shape[1] in (1, shared):
-        return seen
-    groups = seen.unflatten(1, (shared, -1))
-    alike = bool((groups == groups[:, :, :1]).all())
-    return groups[:, :, 0] if alike else None
-
-
-def _present(call: Call) -> Tensor:
-    """Bool (B, H|1, S): the keys that are not masked, where masks hide whole keys."""
-    batch, keys = call.k.shape[0], call.k.shape[2]
-    if call.visible is None:
-        return torch.ones(batch, 1, keys, dtype=torch.bool, device=call.k.device)
-    return call.visible[:, :, 0].expand(batch, -1, keys)
-
-
-_SHARES = Properties(signed=False, row_sum="1", l1="1", sparse=False, needs_length=False, continuous=True)
-
-
-def _family(query_map: FeatureMap, **options: object) -> Callable[[Place], Linear]:
-    return lambda place: Linear(place, query_map, **options)
-
-
-family(
-    "linear-relu",
-    _family(features.relu, compiled_map="relu"),
-    summary="linear attention with rectified features",
-    properties=_SHARES,
-)
-family(
-    "linear-elu1",
-    _family(features.elu1, compiled_map="elu1"),
-    summary="linear attention with elu(x) + 1 features",
-    properties=_SHARES,
-)
-family(
-    "linear-exp",
-    _family(features.identity, scaled=True, logarithmic=True, compiled_map="identity"),
-    summary="linear attention with exponential features",
-    properties=_SHARES,
-)
-family(
-    "linear-taylor2",
-    _family(features.taylor2, scaled=True),
-    summary="linear attention with the Taylor features of exp",
-    properties=_SHARES,
-)
-family(
-    "linear-identity",
-    _family(features.identity, scaled=True, normaliser="count", compiled_map="identity"),
-    summary="the formula identity in linear time",
-    properties=Properties(True, "free", "free", False, True, True),
-)

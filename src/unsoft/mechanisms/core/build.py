@@ -10,8 +10,9 @@ import torch
 from torch import Tensor
 
 from unsoft.formula import Formula
-from unsoft.mechanisms.module import Mechanism, Place
-from unsoft.mechanisms.registry import Plan, resolve
+from unsoft.mechanisms.core.module import Mechanism, Place
+from unsoft.mechanisms.core.registry import resolve
+from unsoft.mechanisms.core.spec import Plan
 
 _FIRST_LAST = re.compile(r"\s*first_last\(([^()]*(?:\([^()]*\))?[^()]*)\)\s*\+(.*)", re.DOTALL)
 

@@ -12,9 +12,9 @@ from torch.nn.functional import dropout
 
 from unsoft.engines.call import compute_dtype
 from unsoft.formula import Formula
-from unsoft.mechanisms.cache import Cache
-from unsoft.mechanisms.linear import Linear
-from unsoft.mechanisms.module import Around, Inputs, Mechanism, Pointwise
+from unsoft.mechanisms.core.cache import Cache
+from unsoft.mechanisms.core.linear import Linear
+from unsoft.mechanisms.core.module import Around, Inputs, Mechanism, Pointwise
 
 
 class MassGate(Around):

@@ -3,7 +3,8 @@
 from collections.abc import Iterator, Mapping
 
 from unsoft.formula import Formula
-from unsoft.mechanisms.registry import Plan, label, names, resolve
+from unsoft.mechanisms.core.registry import label, names, resolve
+from unsoft.mechanisms.core.spec import Plan
 
 
 class Catalogue(Mapping[str, Formula | Plan]):

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from unsoft.engines.run import run_formula
 from unsoft.formula import Formula
-from unsoft.mechanisms.module import Inputs
+from unsoft.mechanisms.core.module import Inputs
 
 Result = Tensor | tuple[Tensor, Tensor]
 
