@@ -27,3 +27,7 @@ class SolverError(ArithmeticError):
 
 class ConvergenceWarning(UnsoftWarning):
     """A linear system inside a gradient was not solved to the accuracy asked for."""
+
+
+class PluginWarning(UnsoftWarning):
+    """A package that brings mechanisms (entry points ``unsoft.mechanisms``) could not be loaded; the others are there."""
