@@ -20,9 +20,11 @@ LAYERS = [  # from the bottom to the top; a room may import itself and rooms of 
     {"mechanisms"},
     {"attention"},
     {"nn", "testing"},
-    {"tasks", "training"},
+    {"tasks"},
     {"report"},
-    {"study", "hf", "bench"},
+    {"hf", "bench"},
+    {"training"},
+    {"study"},
     {"compare"},
     {"cli"},
 ]

@@ -31,3 +31,11 @@ class ConvergenceWarning(UnsoftWarning):
 
 class PluginWarning(UnsoftWarning):
     """A package that brings mechanisms (entry points ``unsoft.mechanisms``) could not be loaded; the others are there."""
+
+
+class DivergenceError(ArithmeticError):
+    """The loss of a training run is not a number any more; checkpoints from before are kept."""
+
+
+class Interrupted(KeyboardInterrupt):
+    """A training run was stopped by Ctrl-C or SIGTERM, after it had saved itself; the same call goes on from there."""

@@ -172,13 +172,18 @@ class Magnitude(Around):
         else:
             weights = cache.arriving.add(points.x.detach(), points.present, self.eps)
         cache.length += new
-        if cache.rows and new and inputs.query.numel():
+        if cache.rows:
             keys, values = cache.inner.append(inputs.key, inputs.value)
             whole = inputs.change(
                 key=keys, value=values, options=inputs.options | {"is_causal": "lower_right"}
             )
-            window, first = cache.arriving.window, cache.length - inputs.query.shape[-2]
-            result, cache.last_row = attend_by_rows(self, whole, window.m, window.y, cache.last_row, first)
+            if inputs.query.numel() == 0 or keys.numel() == 0:
+                return self.attend(whole)
+            window, rows = cache.arriving.window, inputs.query.shape[-2]
+            before = cache.last_row if rows == new else None  # it is the row before the first new key
+            result, cache.last_row = attend_by_rows(
+                self, whole, window.m, window.y, before, cache.length - rows
+            )
             return result
         return self._gated(inputs, self._gate(weights, points), None, cache)
 

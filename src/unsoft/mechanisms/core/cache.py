@@ -90,31 +90,60 @@ class KeyValueCache(Cache):
     def tensors(self) -> tuple[Tensor, ...]:
         return () if self._keys is None or self._values is None else (self._keys, self._values)
 
+    def room(self, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor] | None:
+        """The buffers, if they have room for new keys and values of these shapes (whose tokens begin at ``length``)."""
+        keys, values = self._keys, self._values
+        if keys is None or values is None or not isinstance(key, Tensor) or not isinstance(value, Tensor):
+            return None
+        (batch, heads, room, width), new = keys.shape, key.shape
+        if len(new) != 4 or (batch, heads, width) != (new[0], new[1], new[3]) or room < self.length + new[2]:
+            return None
+        shape, new = values.shape, value.shape
+        fits = len(new) == 4 and (shape[0], shape[1], shape[3]) == (new[0], new[1], new[3])
+        return (keys, values) if fits and shape[2] >= self.length + new[2] else None
+
     def append(self, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
         """Adds the keys and values of new tokens; returns all of them."""
         self.check(key)
-        self._keys = self._appended(self._keys, key)
-        self._values = self._appended(self._values, value)
-        self.length += key.shape[2]
-        return self._keys[:, :, : self.length], self._values[:, :, : self.length]
+        _check_fits("key", key, self._keys)
+        _check_fits("value", value, self._values)
+        if value.dim() != 4 or value.shape[:3] != key.shape[:3]:
+            raise ValueError(
+                f"argument 'value' has shape {tuple(value.shape)}, 'key' has {tuple(key.shape)}; batch, heads and length must match"
+            )
+        end = self.length + key.shape[2]
+        self._keys = self._appended(self._keys, key, end)
+        self._values = self._appended(self._values, value, end)
+        self.length = end
+        return self._keys.narrow(2, 0, end), self._values.narrow(2, 0, end)
 
-    def _appended(self, buffer: Tensor | None, new: Tensor) -> Tensor:
-        end = self.length + new.shape[2]
+    def _appended(self, buffer: Tensor | None, new: Tensor, end: int) -> Tensor:
         if buffer is not None and torch.is_grad_enabled() and (new.requires_grad or buffer.requires_grad):
-            return torch.cat(
-                [buffer[:, :, : self.length], new], dim=2
-            )  # writing in place would cut the graph
+            # Writing in place would cut the graph.
+            return torch.cat([buffer[:, :, : self.length], new], dim=2)
         if buffer is None or buffer.shape[2] < end:
             larger = new.new_empty(*new.shape[:2], max(2 * end, _FIRST_CAPACITY), new.shape[3])
             if buffer is not None:
                 larger[:, :, : self.length] = buffer[:, :, : self.length]
             buffer = larger
-        buffer[:, :, self.length : end] = new
+        buffer.narrow(2, self.length, end - self.length).copy_(new)
         return buffer
 
     def reorder(self, index: Tensor) -> None:
         self._keys, self._values = (None if x is None else x[index] for x in (self._keys, self._values))
         self.batch = len(index)
+
+
+def _check_fits(name: str, new: Tensor, held: Tensor | None) -> None:
+    """ValueError or TypeError unless new tokens have the heads, width and dtype of those that are held."""
+    if held is None:
+        return
+    if new.dim() != 4 or (new.shape[1], new.shape[3]) != (held.shape[1], held.shape[3]):
+        raise ValueError(
+            f"argument '{name}' has shape {tuple(new.shape)}; the cache holds {held.shape[1]} heads of width {held.shape[3]}"
+        )
+    if new.dtype != held.dtype:
+        raise TypeError(f"argument '{name}' has dtype {new.dtype}; the cache holds {held.dtype}")
 
 
 class StateCache(Cache):

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar
+from dataclasses import dataclass
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
+from unsoft.engines.native.direct import step_directly
 from unsoft.engines.run import run_formula
 from unsoft.engines.threads import threads_are_used
 from unsoft.formula import Formula
@@ -43,8 +44,7 @@ class Place:
         return self.head_dim if self.value_dim is None else self.value_dim
 
 
-@dataclass(frozen=True)
-class Inputs:
+class Inputs(NamedTuple):
     """The arguments of one call, after a cache has been read and filled."""
 
     query: Tensor
@@ -53,11 +53,11 @@ class Inputs:
     hidden: Tensor | None = None
     geometry_keys: Tensor | None = None
     return_weights: bool = False
-    options: dict[str, Any] = field(default_factory=dict)
+    options: dict[str, Any] = {}  # noqa: RUF012 (never written to)
     """attn_mask, dropout_p, is_causal, scale, enable_gqa, engine, positions."""
 
     def change(self, **changes: Any) -> Inputs:
-        return replace(self, **changes)
+        return self._replace(**changes)
 
 
 class Mechanism(nn.Module):
@@ -191,6 +191,9 @@ class Around(Mechanism):
         return self.inner.new_cache(batch)
 
 
+_PLAIN_OPTIONS = {"scale", "enable_gqa"}
+
+
 class Pointwise(Mechanism):
     """A formula as a module; its parameters are learnable, one value per head.
 
@@ -209,8 +212,46 @@ class Pointwise(Mechanism):
             {name: nn.Parameter(torch.full((place.heads,), start)) for name, start in formula.params.items()}
         )
 
+    def forward(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        *args: Any,
+        cache: Cache | None = None,
+        **options: Any,
+    ) -> Tensor | tuple[Tensor, Tensor]:
+        """See :meth:`Mechanism.forward`. A plain step of decoding takes the short way."""
+        plain = type(cache) is KeyValueCache and not args and not self.formula.params
+        if plain and options.keys() <= _PLAIN_OPTIONS and not torch.compiler.is_compiling():
+            out = self._step(query, key, value, cache, **options)
+            if out is not None:
+                return out
+        return super().forward(query, key, value, *args, cache=cache, **options)
+
+    def _step(
+        self, query: Tensor, key: Tensor, value: Tensor, cache: KeyValueCache, scale: float | None = None, enable_gqa: bool = False
+    ) -> Tensor | None:  # fmt: skip
+        room = cache.room(key, value)
+        if room is None:
+            return None
+        out = step_directly(
+            query,
+            key,
+            value,
+            self.formula,
+            scale,
+            enable_gqa,
+            keys=room[0],
+            values=room[1],
+            length=cache.length,
+        )
+        if out is not None:
+            cache.length += key.shape[2]
+        return out
+
     def attend(self, inputs: Inputs) -> Tensor | tuple[Tensor, Tensor]:
-        params = dict(self.values) or None
+        params = dict(self.values) if self.formula.params else None
         return run_formula(
             inputs.query, inputs.key, inputs.value, self.formula, return_weights=inputs.return_weights, params=params,
             **inputs.options,
