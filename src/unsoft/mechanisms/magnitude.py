@@ -184,7 +184,11 @@ class Magnitude(Around):
         mask = options["attn_mask"]
         if isinstance(mask, Tensor) and mask.shape[-1] == cache.length + new:
             options["attn_mask"] = mask[..., cache.length :]  # which of the new keys are there?
-        query = inputs.query[..., inputs.query.shape[-2] - new :, :] if new < inputs.query.shape[-2] else inputs.query
+        query = (
+            inputs.query[..., inputs.query.shape[-2] - new :, :]
+            if new < inputs.query.shape[-2]
+            else inputs.query
+        )
         return self._points(inputs, self._call(inputs.change(query=query, options=options)))
 
     def _plain_points(self, key: Tensor, cache: MagnitudeCache) -> Points:

@@ -93,7 +93,9 @@ class _Block:
 
     def __call__(self, m: Tensor, y: Tensor, carry: Tensor) -> tuple[Tensor, ...]:
         new = slice(self.first, self.seen)
-        table = torch.cat([carry[:, None, : self.seen], y[:, new, None] * m[:, new, : self.seen]], dim=1).cumsum(1)
+        table = torch.cat(
+            [carry[:, None, : self.seen], y[:, new, None] * m[:, new, : self.seen]], dim=1
+        ).cumsum(1)
         last = pad(table[:, -1], (0, self.keys - self.seen))
         table = table[:, 1:]
         batch = self.inputs.key.shape[:-2]

@@ -212,7 +212,14 @@ class WindowKernel:
     def __init__(self, capacity: int, buffers: tuple[Tensor, ...], state: tuple[Tensor, ...]) -> None:
         """``buffers`` as in kernel/window.h. ``state``: places and Q in rows of whole registers, alpha, level and middle; or nothing."""
         points, _, near, _, _ = buffers
-        sizes = (torch.get_num_threads(), points.shape[0], points.shape[1], near.shape[1], capacity, points.shape[2])
+        sizes = (
+            torch.get_num_threads(),
+            points.shape[0],
+            points.shape[1],
+            near.shape[1],
+            capacity,
+            points.shape[2],
+        )
         self._kept = tuple(x.contiguous() for x in state)
         remembered = [x.data_ptr() for x in self._kept] or [0] * 5
         places = self._kept[0].shape[2] if state else 0
