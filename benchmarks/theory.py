@@ -18,7 +18,7 @@ from mpmath import mp, mpf
 
 from unsoft import Formula, theory
 from unsoft.bench.record import machine, write_json
-from unsoft.theory.sparsity import WEIGHTS
+from unsoft.theory.named import WEIGHTS
 
 BETAS, GAMMAS = (-4.0, -0.5, 0.0, 1.0, 20.0), (0.01, 0.3, 1.0, 3.0)
 EXACT: dict[str, Callable] = {

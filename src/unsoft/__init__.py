@@ -7,13 +7,16 @@ torch.Size([1, 2, 5, 8])
 """
 
 import importlib
-from typing import Any
+import sys
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
 
-from unsoft import errors, magnitude, measure, nn, testing, theory
-from unsoft.attention import attention
-from unsoft.formula import Formula
-from unsoft.mechanisms import mechanisms
-from unsoft.mechanisms.build import mechanism
+if TYPE_CHECKING:
+    from unsoft import errors, hf, magnitude, measure, nn, tasks, testing, theory, training
+    from unsoft.attention import attention
+    from unsoft.formula import Formula
+    from unsoft.mechanisms import mechanisms
+    from unsoft.mechanisms.core.build import mechanism
 
 __version__ = "0.1.0"
 __all__ = [
@@ -26,13 +29,41 @@ __all__ = [
     "mechanism",
     "mechanisms",
     "nn",
+    "tasks",
     "testing",
     "theory",
+    "training",
 ]
+
+_HOME = {
+    "Formula": "unsoft.formula",
+    "attention": "unsoft.attention",
+    "mechanism": "unsoft.mechanisms.core.build",
+    "mechanisms": "unsoft.mechanisms",
+}
+"""The modules of the names that are not modules themselves."""
 
 
 def __getattr__(name: str) -> Any:
-    """``unsoft.hf`` on first use: it imports transformers, which takes seconds."""
-    if name == "hf":
-        return importlib.import_module("unsoft.hf")
-    raise AttributeError(f"module 'unsoft' has no attribute {name!r}")
+    """Public names are imported on first use, so that ``unsoft --help`` does not wait for torch, nor you for transformers."""
+    if name not in __all__:
+        raise AttributeError(f"module 'unsoft' has no attribute {name!r}")
+    if name not in _HOME:
+        return importlib.import_module(f"unsoft.{name}")
+    globals()[name] = found = getattr(importlib.import_module(_HOME[name]), name)
+    return found
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
+
+
+class _Package(ModuleType):
+    """``unsoft.attention`` and ``unsoft.mechanisms`` are functions, whichever modules of the same name are imported first."""
+
+    def __setattr__(self, name: str, value: object) -> None:
+        if not (name in _HOME and isinstance(value, ModuleType)):
+            super().__setattr__(name, value)
+
+
+sys.modules[__name__].__class__ = _Package

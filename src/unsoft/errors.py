@@ -9,6 +9,10 @@ class CompilerWarning(UnsoftWarning):
     """The native engine cannot be compiled here; the same results are computed by a slower engine."""
 
 
+class CacheWarning(UnsoftWarning):
+    """Others could have put code into the folder of compiled formulas; it is not used, and formulas are compiled anew."""
+
+
 class FormulaError(ValueError):
     """A formula is not well formed: its text, its symbols, or its behaviour."""
 
@@ -23,3 +27,11 @@ class SolverError(ArithmeticError):
 
 class ConvergenceWarning(UnsoftWarning):
     """A linear system inside a gradient was not solved to the accuracy asked for."""
+
+
+class DivergenceError(ArithmeticError):
+    """The loss of a training run is not a number any more; checkpoints from before are kept."""
+
+
+class Interrupted(KeyboardInterrupt):
+    """A training run was stopped by Ctrl-C or SIGTERM, after it had saved itself; the same call goes on from there."""

@@ -9,8 +9,8 @@ from torch import Tensor, nn
 from torch.nn.functional import linear, pad
 
 from unsoft.formula import Formula
-from unsoft.mechanisms.build import mechanism as build_mechanism
-from unsoft.mechanisms.cache import Cache
+from unsoft.mechanisms.core.build import mechanism as build_mechanism
+from unsoft.mechanisms.core.cache import Cache
 
 
 class MultiheadAttention(nn.MultiheadAttention):

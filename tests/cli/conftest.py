@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 import unsoft
+from tests.conftest import HANG
 from unsoft.cli import main
 
 SCRIPT = Path(sys.executable).parent / "unsoft"
@@ -48,7 +49,7 @@ def run(command, environment):
 
     def run(*arguments: str, **variables: str) -> Done:
         env = environment | variables
-        done = subprocess.run([*command, *arguments], capture_output=True, text=True, env=env, timeout=120)
+        done = subprocess.run([*command, *arguments], capture_output=True, text=True, env=env, timeout=HANG)
         return Done(done.returncode, done.stdout, done.stderr)
 
     return run

@@ -6,6 +6,7 @@ import subprocess
 
 import pytest
 
+from tests.conftest import HANG
 from unsoft.bench import plan, record, startup
 from unsoft.bench.plan import Step
 from unsoft.bench.startup import Startup
@@ -87,7 +88,7 @@ def test_an_interrupted_run_keeps_what_is_done(command, environment, tmp_path):
             if "short, forward, 64" in line:
                 break
         process.send_signal(signal.SIGINT)
-        stdout, stderr = process.communicate(timeout=60)
+        stdout, stderr = process.communicate(timeout=HANG)
     assert process.returncode == 130, stderr
     assert "Traceback" not in stderr and "interrupted" in stderr
     kept = json.loads(out.read_text())

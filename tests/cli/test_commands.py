@@ -112,3 +112,24 @@ def test_a_reader_that_stops_early_causes_no_traceback(command, environment):
     ) as process:
         process.stdout.close()
         assert b"Traceback" not in process.stderr.read()
+
+
+COMMANDS = ["compare", "list", "bench", "swap", "theory", "inspect", "cache", "cache info", "cache clear"]
+
+
+@pytest.mark.parametrize(
+    "arguments", ["--version", "--help", "", *(f"{name} --help" for name in COMMANDS), "nope", "bench --nope"]
+)
+def test_help_does_not_wait_for_torch(environment, arguments):
+    code = "import sys, atexit; atexit.register(lambda: print('torch' in sys.modules)); from unsoft.cli import main; main()"
+    done = subprocess.run(
+        [sys.executable, "-c", code, *arguments.split()], capture_output=True, text=True, env=environment
+    )
+    assert done.stdout.splitlines()[-1] == "False"
+    assert "Traceback" not in done.stderr and done.returncode == (2 if "nope" in arguments else 0)
+
+
+def test_help_of_every_command_is_tried(run_here):
+    shown = run_here("--help").stdout.partition("Commands:")[2].split("\n")
+    names = [line.split()[0] for line in shown if line.startswith("  ") and line[2] != " "]
+    assert names and set(names) == {name for name in COMMANDS if " " not in name}

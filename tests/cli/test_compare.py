@@ -5,7 +5,9 @@ import json
 
 import pytest
 
-from unsoft.compare import plan
+from tests.compare.test_model import save
+from unsoft.compare import run as running
+from unsoft.compare.sections import hijack, sign
 
 SWISH = "name=mine;weight=s*exp(s - m);mass=abs(s)*exp(s - m);peak=s"
 
@@ -14,7 +16,7 @@ SWISH = "name=mine;weight=s*exp(s - m);mass=abs(s)*exp(s - m);peak=s"
 def own_store(tmp_path, monkeypatch):
     """A store of its own; the library for charts is left out, whose bundling takes seconds and which the browser's tests have."""
     monkeypatch.setenv("UNSOFT_COMPARE_DIR", str(tmp_path / "store"))
-    monkeypatch.setattr("unsoft.compare.library.vega", lambda store: "")
+    monkeypatch.setattr("unsoft.compare.output.vega", lambda store: "")
 
 
 def small(out, *more):
@@ -54,8 +56,8 @@ def test_it_leaves_a_page_data_and_figures_and_asks_nothing_twice(run_here, tmp_
     def refuse(*_):
         raise AssertionError("measured again")
 
-    monkeypatch.setattr(plan.sign, "curves", refuse)
-    monkeypatch.setattr(plan.hijack, "hijack", refuse)
+    monkeypatch.setattr(sign, "curves", refuse)
+    monkeypatch.setattr(hijack, "hijack", refuse)
     again = run_here(*small(tmp_path / "second"))
     assert again.returncode == 0 and "left" not in again.stderr
 
@@ -64,7 +66,7 @@ def test_an_interrupt_leaves_what_is_done(run_here, tmp_path, monkeypatch):
     def stop(*_):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(plan.sign, "heat_map", stop)
+    monkeypatch.setattr(sign, "heat_map", stop)
     done = run_here(*small(tmp_path / "report"))
     assert done.returncode == 130 and "interrupted" in done.stderr
     record = json.loads((tmp_path / "report" / "compare.json").read_text())
@@ -114,3 +116,87 @@ def test_a_file_of_something_else(run_here, tmp_path):
     (tmp_path / "a.json").write_text("{}")
     done = run_here("compare", str(tmp_path / "a.json"), str(tmp_path / "a.json"))
     assert done.returncode == 2 and "was not written by" in done.stderr
+
+
+def test_a_model_is_inspected_swapped_and_never_served_stale(run_here, tmp_path):
+    arguments = (
+        "compare",
+        "softmax",
+        "cog",
+        "--quick",
+        "--only",
+        "model",
+        "--model",
+        str(tmp_path / "model"),
+    )
+    missing = run_here(*arguments, "--out", str(tmp_path / "report"))
+    assert missing.returncode == 1 and missing.stdout == "" and len(missing.stderr.splitlines()) == 1
+    assert "is neither a folder here nor the id of a model" in missing.stderr
+    assert not (tmp_path / "report").exists()
+    save(tmp_path / "model")
+    first = run_here(*arguments, "--out", str(tmp_path / "report"))
+    assert first.returncode == 0, first.stderr
+    assert " tokens: " in first.stdout and "sample.txt" in first.stdout
+    assert "cog" in first.stdout.partition("Perplexity on")[2]
+    assert "4 measurements: all by this run" in first.stdout
+    page = (tmp_path / "report" / "index.html").read_text()
+    assert "With each mechanism in place of its own" in page and "all by this run" in page
+    again = run_here(*arguments, "--out", str(tmp_path / "report"))
+    assert "4 measurements: none by this run, 4 kept from" in again.stdout
+    page = (tmp_path / "report" / "index.html").read_text()
+    assert "none by this run" in page and "measured by this run" not in page
+    save(tmp_path / "model", seed=1)
+    changed = run_here(*arguments, "--out", str(tmp_path / "report"))
+    assert "4 measurements: all by this run" in changed.stdout
+    assert changed.stdout.partition("Perplexity on")[2] != first.stdout.partition("Perplexity on")[2]
+
+
+def test_the_section_on_a_model_needs_a_model(run_here, tmp_path):
+    done = run_here("compare", "--only", "model", "--out", str(tmp_path / "report"))
+    assert done.returncode == 2 and "needs --model" in done.stderr
+
+
+def test_again_measures_anew(run_here, tmp_path):
+    arguments = ("compare", "softmax", "--quick", "--only", "hijack", "--out", str(tmp_path / "report"))
+    run_here(*arguments)
+    assert "none by this run" in run_here(*arguments).stdout
+    assert "all by this run" in run_here(*arguments, "--again").stdout
+    cleared = run_here("cache", "clear").stdout
+    assert "results of unsoft compare deleted" in cleared and "0 results" not in cleared
+    assert "all by this run" in run_here(*arguments).stdout
+
+
+def test_times_of_a_busy_machine_are_said_to_be_so_and_taken_anew(run_here, tmp_path, monkeypatch):
+    monkeypatch.setattr(running.Watch, "disturbed", lambda self, threads: True)
+    monkeypatch.setattr("unsoft.compare.sections.cost.memory", lambda subjects, lengths: [])
+    monkeypatch.setattr("unsoft.compare.sections.cost.interleaved", lambda calls, **_: {name: [1.0] for name in calls})
+    arguments = ("compare", "softmax", "--quick", "--only", "cost", "--out", str(tmp_path / "report"))
+    for _ in range(2):
+        done = run_here(*arguments)
+        assert done.returncode == 0
+        assert "other programs used the machine while times were taken" in done.stderr
+        assert "all by this run; other programs used the machine during 6" in done.stdout
+
+
+def test_the_command_to_try_again_keeps_the_level_and_the_page(run_here, tmp_path):
+    out = tmp_path / "report"
+    run_here("compare", "softmax", "--quick", "--only", "hijack", "--out", str(out))
+    claims = {claim["name"]: claim for claim in json.loads((out / "compare.json").read_text())["claims"]}
+    expected = f"unsoft compare softmax magnitude --only hijack --quick --again --out {out}-again"
+    assert claims["hijacking"]["command"] == expected
+    before = (out / "index.html").read_bytes()
+    assert run_here(*expected.split()[1:]).returncode == 0
+    assert (out / "index.html").read_bytes() == before and (tmp_path / "report-again" / "index.html").exists()
+
+
+def test_runs_of_different_levels_are_told_apart(run_here, tmp_path):
+    run_here("compare", "softmax", "--quick", "--only", "hijack", "--out", str(tmp_path))
+    record = json.loads((tmp_path / "compare.json").read_text())
+    record["level"]["name"] = "full"
+    record["finished"] = False
+    (tmp_path / "b.json").write_text(json.dumps(record))
+    files = (str(tmp_path / "compare.json"), str(tmp_path / "b.json"))
+    done = run_here("compare", *files, "--out", str(tmp_path / "changes"))
+    page = (tmp_path / "changes" / "changes.html").read_text()
+    for text in (" ".join(done.stdout.split()), page):
+        assert "different levels (quick and full)" in text and "second run was interrupted" in text

@@ -58,6 +58,9 @@ def test_init_is_kept(run_here, folder, tmp_path):
     [
         (["{model}", "kog", "--out", "{new}"], "unknown name 'kog'; did you mean 'cog'?"),
         (["{model}", "cog", "--out", "{model}"], "exists and is not an empty folder"),
+        (["{model}", "cog", "--out", "{model}/config.json"], "config.json is a file"),
+        (["{model}", "cog", "--out", "{model}/config.json/x"], "config.json is a file"),
+        (["{model}", "cog", "--out", "/proc/out"], "/proc/out cannot be written"),
         (["{model}", "cog", "--out", "{new}", "--layers", "9"], "9 is not among the 3 layers 0-2"),
         (
             ["{model}", "cog", "--out", "{new}", "--layers", "0=cog,1"],
@@ -74,3 +77,39 @@ def test_mistakes_are_one_line_and_write_nothing(run_here, folder, tmp_path, arg
     assert done.returncode in (1, 2)
     assert message in done.stderr and len(done.stderr.strip().splitlines()) == 1
     assert not new.exists()
+
+
+def test_what_cannot_be_written_is_told_before_a_model_is_loaded(run_here, monkeypatch):
+    monkeypatch.setattr("unsoft.hf.load_model", lambda name: pytest.fail("loaded"))
+    done = run_here("swap", "smollm2", "cog", "--out", "/proc/out")
+    assert done.returncode == 2 and "/proc/out cannot be written" in done.stderr
+
+
+def test_a_disk_that_is_too_small(run_here, folder, tmp_path, monkeypatch):
+    monkeypatch.setattr("shutil.disk_usage", lambda place: type("Usage", (), {"free": 1000})())
+    done = run_here("swap", str(folder), "cog", "--out", str(tmp_path / "out"))
+    assert done.returncode == 2 and "MB, and the disk has 0 MB left" in done.stderr
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_disk_that_fills_up_leaves_nothing(run_here, folder, tmp_path, monkeypatch):
+    def full(self, place, **options):
+        (place / "half").write_text("of a model")
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(transformers.PreTrainedModel, "save_pretrained", full)
+    done = run_here("swap", str(folder), "cog", "--out", str(tmp_path / "new" / "out"))
+    assert done.returncode == 1 and "out cannot be written: No space left on device" in done.stderr
+    assert len(done.stderr.strip().splitlines()) == 1
+    assert list((tmp_path / "new").iterdir()) == []
+
+
+def test_mechanisms_that_look_back_only_do_not_go_into_encoders(run_here, tmp_path):
+    config = transformers.BertConfig(
+        vocab_size=20, hidden_size=16, intermediate_size=16, num_hidden_layers=2, num_attention_heads=2
+    )
+    with quiet():
+        transformers.BertModel(config).save_pretrained(tmp_path / "model")
+    done = run_here("swap", str(tmp_path / "model"), "retention", "--out", str(tmp_path / "out"))
+    assert done.returncode == 1 and not (tmp_path / "out").exists()
+    assert "'retention' looks back only, and BertSelfAttention looks both ways" in done.stderr

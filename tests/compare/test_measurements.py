@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from tests.compare.tiny import TINY
-from unsoft.compare import collapse, cost, focus, hijack, linear_facts, magnitude_facts, sign, solver
+from unsoft.compare.sections import collapse, cost, focus, hijack, linear, sign, solver
 from unsoft.compare.subject import Subject, keys_of, subjects_of
 from unsoft.formula import Formula
 
@@ -37,6 +37,15 @@ def test_a_family_as_a_function_of_logits_sees_these_logits():
     torch.testing.assert_close(subject("linear-identity").row()(logits), expected)
 
 
+@pytest.mark.parametrize(("name", "made_for"), [("cosformer", 40), ("cosformer(128)", 128)])
+def test_cosformer_is_made_for_the_length_it_is_measured_at(name, made_for):
+    q, k = torch.randn(2, 1, 40, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(0)).unbind()
+    distance = torch.arange(40)[:, None] - torch.arange(40)
+    likeness = (q.relu() @ k.relu().mT) * torch.cos(math.pi / 2 * distance / made_for)
+    expected = likeness.tril() / likeness.tril().sum(-1, keepdim=True)
+    torch.testing.assert_close(subject(name).weights(q, k, is_causal=True), expected.nan_to_num())
+
+
 def test_the_plain_logit_has_its_floor():
     found = focus.measured_sparsity(subject("identity"), 0.0, 2.0, 4096, 8, 16)
     assert abs(float(found.mean()) - math.sqrt(2 / math.pi)) < 0.01
@@ -51,7 +60,7 @@ def test_softmax_has_its_closed_form_and_rows_without_weight_are_left_out():
 def test_clones():
     rows = {(row["kind"], row["clones"]): row["share"] for row in hijack.hijack(subject("softmax"))}
     assert rows["measured", 50] == pytest.approx(20 / 70) and rows["theory", 50] == pytest.approx(20 / 70)
-    # the gate of document 002: (Z + 0.1) mu = 1 gives 1/1.1 and 1/50.1
+    # the gate of Rosić 2026: (Z + 0.1) mu = 1 gives 1/1.1 and 1/50.1
     unique, clone = (1 / (1 + math.exp(-mu)) for mu in (1 / 1.1, 1 / 50.1))
     assert hijack.measured_share(subject("magnitude"), 50) == pytest.approx(
         20 * unique / (20 * unique + 50 * clone), rel=1e-3
@@ -85,12 +94,12 @@ def test_conjugate_gradients_arrive():
 
 
 def test_no_query_has_a_larger_ratio_of_norms_than_one():
-    for row in linear_facts.norm_ratios():
+    for row in linear.norm_ratios():
         assert row["largest"] == pytest.approx(1.0)
 
 
 def test_sets_whose_magnitude_is_known():
-    for row in magnitude_facts.sets():
+    for row in solver.sets():
         if row["set"] == "bound":
             assert row["found"] <= 1
         else:

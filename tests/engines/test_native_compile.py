@@ -12,6 +12,7 @@ import pytest
 import torch
 
 import unsoft
+from tests.conftest import HANG
 from unsoft.engines.native import compiler
 from unsoft.engines.native.binding import kernel
 from unsoft.engines.native.codegen import formula_source
@@ -44,7 +45,7 @@ def start(cache, *mechanisms, **environment):
 
 
 def finish(process):
-    out, err = process.communicate(timeout=300)
+    out, err = process.communicate(timeout=HANG)
     assert process.returncode == 0, err
     return json.loads(out)
 

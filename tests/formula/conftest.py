@@ -15,6 +15,7 @@ _OPS = {
     "pow": lambda a, b: a**b,
     "neg": lambda a: -a,
     "exp": mpmath.exp,
+    "expm1": mpmath.expm1,
     "log": mpmath.log,
     "sqrt": mpmath.sqrt,
     "abs": abs,

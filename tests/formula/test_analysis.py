@@ -98,3 +98,16 @@ def test_texts_for_tables():
         "needs length": "yes",
         "continuous": "yes",
     }
+
+
+@pytest.mark.parametrize("fading", ["-0.1*(i - j)", "-(i - j)**2", "-0.5*abs(i - j)", "-0.01*j"])
+def test_rows_of_one_mass_sum_to_one_wherever_their_keys_are(fading):
+    """A position term that weight and mass share cancels in the sum of a row."""
+    for weight, peak in ((f"exp(s - m)*exp({fading})", "s"), (f"exp(s + {fading} - m)", f"s + {fading}")):
+        assert Formula(weight, weight, peak).properties.row_sum == "1"
+    assert Formula(f"sigmoid(s)*exp({fading})", f"sigmoid(s)*exp({fading})").properties.row_sum == "1"
+
+
+def test_a_window_promises_no_more_than_one():
+    window = "where(i - j < 5, exp(s - m), 0)"
+    assert Formula(window, window, "s").properties.row_sum == "<= 1"

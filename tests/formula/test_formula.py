@@ -186,3 +186,44 @@ def test_a_row_of_mass_zero_has_weights_zero_and_finite_gradients():
     weights = formulas()["softpick"].row(logits)
     assert weights.tolist() == [0.0, 0.0, 0.0]
     assert torch.autograd.grad(weights.sum(), logits)[0].isfinite().all()
+
+
+@pytest.mark.parametrize(
+    ("weight", "mass", "message"),
+    [
+        ("exp(s)", "exp(s)", 'overflows at the logit 100000.* peak="s"'),
+        ("exp(s/100)", "exp(s/100)", 'overflows .* peak="s/100"'),
+        ("exp(s) - exp(-s)", "exp(s) + exp(-s)", 'overflows .* peak="max\\(s, -s\\)"'),
+        ("2**s", "2**s", r'overflows .* peak="s\*log\(2\)"'),
+        ("exp(-s**2)", "exp(-s**2)", r'vanishes at the logit 100000.* peak="-s\*\*2"'),
+        ("s*exp(abs(s))", "abs(s)*exp(abs(s))", 'overflows .* peak="abs'),
+    ],
+)
+def test_exponentials_without_a_peak_are_refused(weight, mass, message):
+    with pytest.raises(FormulaError, match=message):
+        Formula(weight, mass)
+
+
+@pytest.mark.parametrize(
+    ("weight", "mass"),
+    [("s**4", "s**4"), ("s**64", "s**64"), ("max(s, 0)", "max(s, 0)"), ("sigmoid(s)", "sigmoid(s)"), ("exp(s)", None),
+     ("exp(s)", "1"), ("exp(-abs(s))", "exp(-abs(s)) + 1"), ("abs(s)*exp(-abs(i - j))", "abs(s)*exp(-abs(i - j))")],
+)  # fmt: skip
+def test_no_peak_is_asked_for_where_none_could_help(weight, mass):
+    assert Formula(weight, mass).peak is None
+
+
+def test_a_weight_that_fades_far_away_is_not_taken_for_a_wrong_peak():
+    fading = "exp(s - (i - j)**2 - m)"
+    assert Formula(fading, fading, "s - (i - j)**2").properties.row_sum == "1"
+
+
+def test_a_changed_logit_takes_the_mask_last():
+    base = Formula("exp(s - m)", "exp(s - m)", "max(s, 0)", offset_mass="exp(-m)")
+    changed = base.with_logit(2 * symbol("s"))
+    assert changed.bias == "2*s" and Formula.from_dict(changed.to_dict()) == changed
+    assert Formula("s*exp(s - m)", "abs(s)*exp(s - m)", "s").with_logit(2 * symbol("s")).bias == "strength"
+    with pytest.raises(FormulaError, match="there is another in s\\*exp"):
+        Formula("s*exp(2*s)", bias="2*s")
+    with pytest.raises(FormulaError, match="has no s"):
+        Formula("exp(2*s)", bias="2*n")

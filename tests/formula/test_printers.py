@@ -7,6 +7,7 @@ import subprocess
 import pytest
 import torch
 
+from tests.conftest import HANG
 from unsoft.formula import Formula, derivative, evaluate, parse
 from unsoft.formula.cpp import function, literal, operation
 from unsoft.formula.javascript import arrow
@@ -89,7 +90,7 @@ def javascript():
         capture_output=True,
         text=True,
         check=True,
-        timeout=60,
+        timeout=HANG,
     )
     return json.loads(done.stdout)
 
@@ -121,6 +122,7 @@ SHIM = """
 #include <cstdio>
 typedef double real;
 static real vexp(real x) { return std::exp(x); }
+static real vexpm1(real x) { return std::expm1(x); }
 static real vlog(real x) { return std::log(x); }
 static real vsqrt(real x) { return std::sqrt(x); }
 static real vabs(real x) { return std::fabs(x); }

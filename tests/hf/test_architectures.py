@@ -121,3 +121,18 @@ def test_weights_are_those_of_the_mechanism(tiny, words, name):
     assert first.shape == (2, 4, 9, 9)
     assert torch.allclose(first.sum(-1), torch.ones(2, 4, 9), atol=1e-5)
     assert bool((second.sum(-1) < 1).all())
+
+
+@pytest.mark.parametrize("kind", ["LayoutLMModel", "MarkupLMModel", "AlignTextModel", "ClapTextModel"])
+def test_encoders_that_do_not_say_so_look_both_ways(kind, words):
+    """Their attention has no ``is_causal``; what surrounds it makes no causal mask."""
+    torch.manual_seed(0)
+    model = small(
+        kind, vocab_size=50, hidden_size=32, num_hidden_layers=2, num_attention_heads=4, intermediate_size=48,
+        initializer_range=0.3, max_position_embeddings=64,
+    ).eval()  # fmt: skip
+    model.set_attn_implementation("eager")
+    with torch.no_grad():
+        own, swapped = model(words)[0], unsoft.hf.swap(model, "softmax")(words)[0]
+    assert (swapped - own).abs().max() <= 1e-5
+    assert {found.causal for found in attention_modules(model)} == {False}

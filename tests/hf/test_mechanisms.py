@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import unsoft
-from unsoft.mechanisms.registry import names
+from unsoft.mechanisms.core.registry import names
 
 VARIANTS = [
     ("gated+cog", {}),
@@ -115,9 +115,23 @@ def test_every_mechanism_works_both_ways(swapped, words, padded, name, options):
     check_padding(model, padded, "right")
 
 
-def test_a_mechanism_that_looks_back_only_does_not_fit_an_encoder(swapped, words):
-    with pytest.raises(ValueError, match="'retention' looks back only, and this attention looks both ways"):
-        swapped("bert", "retention")(words)
+@pytest.mark.parametrize("kind", ["bert", "vit", "clip"])
+@pytest.mark.parametrize("name", ["retention", "decay", "gated+retention"])
+def test_a_mechanism_that_looks_back_only_does_not_fit_an_encoder(tiny, kind, name):
+    """It is refused when it is swapped in, and the model stays as it was."""
+    model = tiny(kind)
+    with pytest.raises(
+        ValueError, match=f"{name[-5:]}' looks back only, and .* looks both ways; use a mechanism"
+    ):
+        unsoft.hf.swap(model, name)
+    assert not any(hasattr(module, "unsoft") for module in model.modules())
+
+
+def test_a_tower_that_looks_back_takes_what_looks_back(tiny, words):
+    """CLIP's towers are of one class; the one for text says in every call that it looks back."""
+    text = tiny("clip").text_model
+    with torch.no_grad():
+        unsoft.hf.swap(text, "retention", init="paper")(words)
 
 
 @pytest.mark.parametrize("name", ["cog", "relu2", "linear-identity", "retention"])

@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from unsoft.formula import Formula
-from unsoft.mechanisms import formulas, mechanisms, register, registry, resolve
+from unsoft.mechanisms import formulas, mechanisms, register, resolve
+from unsoft.mechanisms.core import registry
 
 
 @pytest.fixture
@@ -102,7 +103,7 @@ def test_bad_mechanisms(own_registry):
 def test_adding_a_file_is_enough(own_registry, monkeypatch, tmp_path):
     (tmp_path / "brandnew.py").write_text(
         "from unsoft.formula import Formula\n"
-        "from unsoft.mechanisms.registry import builtin\n"
+        "from unsoft.mechanisms.core.registry import builtin\n"
         "builtin('brandnew', Formula('abs(s)/n'))\n"
     )
     package = sys.modules["unsoft.mechanisms"]

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.conftest import HANG
+
 CHROMIUM = next(
     (path for name in ("chromium", "chromium-browser", "google-chrome") if (path := shutil.which(name))), None
 )
@@ -141,5 +143,5 @@ class Browser:
         finally:
             self._in.close()
             self._out.close()
-            self.process.wait(20)
+            self.process.wait(HANG)
             self.profile.cleanup()

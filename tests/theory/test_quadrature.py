@@ -13,9 +13,9 @@ from unsoft.formula import parse
 from unsoft.mechanisms import formulas
 from unsoft.theory.closed_forms import CLOSED_FORMS
 from unsoft.theory.kinks import kinks
+from unsoft.theory.named import WEIGHTS
 from unsoft.theory.quadrature import gauss_legendre
 from unsoft.theory.signed_log import signed_log
-from unsoft.theory.sparsity import WEIGHTS
 
 BETAS = torch.tensor([-30.0, -4.0, -1.0, -1e-3, 0.0, 0.3, 2.0, 25.0], dtype=torch.float64)[:, None]
 GAMMAS = torch.tensor([1e-3, 0.05, 0.4, 1.0, 3.0, 10.0, 30.0], dtype=torch.float64)

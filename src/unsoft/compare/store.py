@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
+import inspect
 import json
 import os
-from collections.abc import Mapping
+import re
+from collections.abc import Callable, Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -14,14 +17,25 @@ import torch
 
 import unsoft
 from unsoft.engines.native.compiler import cache_directory
+from unsoft.engines.native.trust import make_private_folder
 from unsoft.files import write_whole
 
-_ROOMS = ("report", "cli", "hf")
-"""Rooms whose code does not change a measurement."""
+_APART = ("report", "cli", "hf")
+"""Rooms whose code changes no measurement. What is measured on a model names "hf" in its question besides."""
+
+
+_NAME = re.compile(r"[0-9a-f]{40}\.json")
 
 
 class Store:
-    """A folder of JSON files. A file is whole or not there; one that cannot be read counts as not there."""
+    """A folder of JSON files. A file is whole or not there; one that cannot be read counts as not there.
+
+    >>> import tempfile
+    >>> store = Store(Path(tempfile.mkdtemp()))
+    >>> store.put(key_of({"a": 1}), {"rows": [3]})
+    >>> store.get(key_of({"a": 1}))["rows"], store.get(key_of({"a": 2})), store.clear()
+    ([3], None, 1)
+    """
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -34,8 +48,23 @@ class Store:
         return found if isinstance(found, dict) and found.get("key") == key else None
 
     def put(self, key: str, content: Mapping[str, Any]) -> None:
-        self.folder.mkdir(parents=True, exist_ok=True)
+        make_private_folder(self.folder)
         write_whole(self._path(key), json.dumps({"key": key, **content}).encode())
+
+    def files(self) -> list[Path]:
+        """What is kept, and what an interrupted write left behind."""
+        return [path for path in sorted(self.folder.glob("*.json*")) if _NAME.match(path.name)] + [
+            path for path in sorted(self.folder.glob(".*.tmp")) if _NAME.match(path.name[1:])
+        ]
+
+    def clear(self) -> int:
+        """Deletes all of it; returns how many results there were. Files of others in the folder stay."""
+        found = self.files()
+        for path in found:
+            path.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # not there, or not empty
+            self.folder.rmdir()
+        return sum(path.suffix == ".json" for path in found)
 
     def _path(self, key: str) -> Path:
         return self.folder / f"{key}.json"
@@ -52,13 +81,39 @@ def key_of(question: Mapping[str, Any]) -> str:
 
 
 @cache
-def code_digest() -> str:
-    """Of every file of the package that can change a number."""
+def code_digest(room: str = "") -> str:
+    """Of every file of the package that can change a number; or of one room."""
     package, total = Path(unsoft.__file__).parent, hashlib.sha256()
     for path in sorted(package.rglob("*")):
         parts = path.relative_to(package).parts
-        if path.suffix in (".py", ".h", ".cpp") and parts[0] not in _ROOMS:
+        wanted = parts[0] == room if room else parts[0] not in _APART
+        if wanted and path.suffix in (".py", ".h", ".cpp", ".txt"):
             total.update(str(parts).encode() + path.read_bytes())
+    return total.hexdigest()
+
+
+def outside_digest(thing: Callable[..., object]) -> str:
+    """Of the file that holds a function or class; empty if it belongs to the package, which :func:`code_digest` covers.
+
+    >>> outside_digest(code_digest), len(outside_digest(json.dumps))
+    ('', 64)
+    """
+    try:
+        file = Path(inspect.getfile(inspect.unwrap(thing)))
+    except TypeError:
+        return ""
+    if not file.is_file() or file.is_relative_to(Path(unsoft.__file__).parent):
+        return ""
+    return hashlib.sha256(file.read_bytes()).hexdigest()
+
+
+def folder_digest(folder: Path) -> str:
+    """Of all files that lie in a folder, by name and content; folders inside it are not looked at."""
+    total = hashlib.sha256()
+    for path in sorted(folder.iterdir()):
+        if path.is_file():
+            with open(path, "rb") as file:
+                total.update(f"{path.name} {hashlib.file_digest(file, 'sha256').hexdigest()}\n".encode())
     return total.hexdigest()
 
 

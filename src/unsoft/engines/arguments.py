@@ -33,6 +33,7 @@ def checked_call(
     scale: float | None = None,
     enable_gqa: bool = False,
     params: Mapping[str, float | Tensor] | None = None,
+    positions: tuple[Tensor, Tensor] | None = None,
 ) -> tuple[Call, torch.Size]:
     """The call, and the leading dimensions (batch dimensions and heads) that its results should get."""
     _check_tensors(query, key, value)
@@ -61,6 +62,7 @@ def checked_call(
         bias,
         offset,
         count_visible(visible, offset, length, keys, device, dtype) if "n" in formula.uses else None,
+        None if positions is None else _positions(positions, batch, q, k, formula),
         _scale(scale, q.shape[3]),
         float(dropout_p),
         draw_seed(device) if dropout_p > 0 else None,
@@ -214,6 +216,37 @@ def _mask_as_4d(mask: Any, query: Tensor, batch: tuple[int, ...], length: int, k
     if all(size == 1 for size in leading):
         return mask.reshape(1, *mask.shape[-3:])
     return mask.expand(*batch, *mask.shape[-3:]).reshape(math.prod(batch), *mask.shape[-3:])
+
+
+def _positions(given: Any, batch: tuple[int, ...], q: Tensor, k: Tensor, formula: Formula) -> Tensor | None:
+    """(B|1, L + S): positions of the queries, then of the keys; None if the formula does not ask for them."""
+    if not isinstance(given, tuple) or len(given) != 2:
+        raise TypeError(
+            f"attention: argument 'positions' must be a pair of tensors (of queries, of keys), not {type(given).__name__}"
+        )
+    parts = []
+    for what, x, count in zip(("queries", "keys"), given, (q.shape[2], k.shape[2]), strict=True):
+        if not isinstance(x, Tensor) or x.dtype == torch.bool or x.is_complex():
+            found = x.dtype if isinstance(x, Tensor) else type(x).__name__
+            raise TypeError(
+                f"attention: argument 'positions' of {what} must be a tensor of numbers, not {found}"
+            )
+        target = (*batch, count)
+        fits = (
+            0 < x.dim() <= len(target)
+            and x.shape[-1] == count
+            and all(size in (1, wanted) for size, wanted in zip(x.shape[::-1], target[::-1], strict=False))
+        )
+        if not fits:
+            raise ValueError(
+                f"attention: argument 'positions' of {what} has shape {_shape(x)}, which does not broadcast to {target}"
+            )
+        x = x if x.dim() == 1 else x.expand(target)
+        parts.append(x.reshape(-1, count).to(q.device, compute_dtype(q.dtype)))
+    if not formula.uses & {"i", "j"}:
+        return None
+    rows = max(len(x) for x in parts)
+    return torch.cat([x.expand(rows, -1) for x in parts], dim=1)
 
 
 def _parameter_table(

@@ -30,7 +30,7 @@ def _program(formula: Formula, biased: bool, need_bias: bool, need_params: bool)
     terms = attention_terms(formula, biased)
     by = (
         "s",
-        *((BIAS,) if need_bias and formula.bias == "strength" else ()),
+        *((BIAS,) if need_bias and formula.bias != "logit" else ()),
         *(terms.names if need_params else ()),
     )
     slopes = {("weight", name): derivative(terms.weight, name) for name in by}

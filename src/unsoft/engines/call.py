@@ -35,6 +35,9 @@ class Call:
     """Key j is visible to row i only if j <= i + causal_offset; None = not causal."""
     counts: Tensor | None = None
     """(B|1, H|1, L) visible keys of each row, at least 1, compute_dtype; given iff the formula uses ``n``."""
+    positions: Tensor | None = None
+    """(B|1, L + S) the symbols i of all queries, then j of all keys, compute_dtype; given only if the formula uses them.
+    None = rows count from ``causal_offset`` and keys from 0."""
     scale: float = 1.0
     dropout_p: float = 0.0
     seed: Tensor | None = None
@@ -47,7 +50,8 @@ class Call:
     @property
     def fused_arguments(self) -> tuple[tuple[Tensor | None, ...], dict[str, Any]]:
         """The positional tensors and the keywords of the fused engines' ``forward``."""
-        tensors = (self.q, self.k, self.v, self.visible, self.bias, self.counts, self.params, self.seed)
+        masks = (self.visible, self.bias, self.counts, self.positions)
+        tensors = (self.q, self.k, self.v, *masks, self.params, self.seed)
         options = {
             "formula": self.formula.key,
             "causal_offset": self.causal_offset,

@@ -28,6 +28,7 @@ from unsoft.engines.dropout import keep, keep_factor, row_keys
 from unsoft.engines.terms import BIAS, Terms, attention_terms
 from unsoft.engines.visibility import visible_tile
 from unsoft.formula.evaluate import evaluate, evaluate_all
+from unsoft.formula.row import vanishes
 
 _NEUTRAL = 0.5
 """Where rows that see nothing are evaluated: poles and corners of formulas are at 0, 1 and infinity."""
@@ -66,11 +67,13 @@ def visible_entries(call: Call) -> Tensor:
 def _symbols(terms: Terms, call: Call, logits: Tensor) -> dict[str, Tensor]:
     """Every symbol of the formula but m, each broadcastable to (B, H, L, S)."""
     dtype, device = call.compute_dtype, call.q.device
-    symbols = {
-        "s": logits,
-        "i": torch.arange(logits.shape[2], dtype=dtype, device=device)[:, None] + (call.causal_offset or 0),
-        "j": torch.arange(logits.shape[3], dtype=dtype, device=device),
-    }
+    length, keys = logits.shape[2:]
+    if call.positions is None:
+        i = torch.arange(length, dtype=dtype, device=device) + (call.causal_offset or 0)
+        j = torch.arange(keys, dtype=dtype, device=device)
+    else:
+        i, j = call.positions[:, None].split([length, keys], dim=-1)
+    symbols = {"s": logits, "i": i[..., None], "j": j[..., None, :]}
     if call.counts is not None:
         symbols["n"] = call.counts[..., None]
     for name, values in zip(terms.names, call.params, strict=True):
@@ -123,11 +126,10 @@ def _normalised(terms: Terms, rows: dict[str, Tensor], weight: Tensor, total: Te
     if terms.offset is not None:
         total = total + evaluate(terms.offset, rows)
     if terms.norm is None:
-        zero, norm = total == 0, total
+        zero, norm = vanishes(total), total
     else:
-        zero = (
-            evaluate(terms.norm, {name: x.detach() for name, x in rows.items()} | {"z": total.detach()}) == 0
-        )
+        detached = {name: x.detach() for name, x in rows.items()} | {"z": total.detach()}
+        zero = vanishes(evaluate(terms.norm, detached))
         # The slope of sqrt at 0 is infinite: take the zero out before the function, not only after it.
         norm = evaluate(terms.norm, rows | {"z": torch.where(zero, 1.0, total)})
     return torch.where(zero, 0.0, weight / torch.where(zero, 1.0, norm))

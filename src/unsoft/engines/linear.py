@@ -7,7 +7,8 @@ chunk the weights are formed, everything before it is one matrix sum_j d^(..) h(
 also all that decoding needs, whatever the position. Plain differentiable torch; what autograd keeps grows linearly.
 
 Shapes: q (B, H, L, F), k (B, Hk, S, F), v (B, Hk, S, Dv); H is a multiple of Hk. The normaliser is carried along as one
-more column of the values, which is 1 everywhere.
+more column of the values, which is 1 everywhere. Features that are exponentials come as logarithms (``logarithmic``) and are
+summed by linear_log.py, which cannot overflow or vanish.
 """
 
 from __future__ import annotations
@@ -15,11 +16,21 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from unsoft.engines import linear_log
+from unsoft.engines.linear_chunks import by_group, chunk_size, cut, in_order, padded
+
 
 def linear_attention(
-    q: Tensor, k: Tensor, v: Tensor, *, causal: bool, normalise: bool, decay: Tensor | None = None,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    causal: bool,
+    normalise: bool,
+    decay: Tensor | None = None,
     state: Tensor | None = None,
-) -> tuple[Tensor, Tensor]:  # fmt: skip
+    logarithmic: bool = False,
+) -> tuple[Tensor, Tensor]:
     """Output (B, H, L, Dv) and the state (B, heads, F, Dv + 1) after the last key; its last column sums the keys themselves.
 
     A causal call aligns row i with key i (L = S); ``state`` continues from earlier keys. All inputs are finite: rules for NaN
@@ -32,7 +43,11 @@ def linear_attention(
     >>> torch.allclose(torch.cat([first, rest], dim=2), whole)
     True
     """
+    if logarithmic:
+        return linear_log.attention(q, k, v, causal=causal, state=state)
     heads, shared = q.shape[1], k.shape[1]
+    if normalise:
+        q = _largest_one(q)
     if decay is not None and heads != shared:  # a state that decays belongs to a query head
         k, v = (x.repeat_interleave(heads // shared, dim=1) for x in (k, v))
         shared = heads
@@ -40,27 +55,39 @@ def linear_attention(
         out, total, after = _chunked(q, k, v, decay, state)
     else:
         after = state_after(k, v, decay, state)
-        summed = (_by_group(q, shared) @ after).reshape(*q.shape[:3], -1)
+        summed = (by_group(q, shared) @ after).reshape(*q.shape[:3], -1)
         out, total = summed[..., :-1], summed[..., -1:]
     return _divided(out, total) if normalise else out, after
 
 
 def aligned_attention(
-    q: Tensor, k: Tensor, v: Tensor, *, offset: int | None, normalise: bool, decay: Tensor | None = None
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    offset: int | None,
+    normalise: bool,
+    decay: Tensor | None = None,
+    logarithmic: bool = False,
 ) -> Tensor:
     """Output for any number of queries and keys: key j is visible to row i iff j <= i + offset, or always if that is None."""
+    options = {"normalise": normalise, "decay": decay, "logarithmic": logarithmic}
     if offset is None:
-        return linear_attention(q, k, v, causal=False, normalise=normalise, decay=decay)[0]
+        return linear_attention(q, k, v, causal=False, **options)[0]
     length, state = q.shape[2], None
     blind = min(max(-offset, 0), length)  # rows that see nothing
     q = q[:, :, blind:]
     if offset > 0:  # keys that every row sees: they are in the state before the first row
         if decay is not None and q.shape[1] != k.shape[1]:
             k, v = (x.repeat_interleave(q.shape[1] // k.shape[1], dim=1) for x in (k, v))
-        state = state_after(k[:, :, :offset], v[:, :, :offset], decay)
+        before = k[:, :, :offset], v[:, :, :offset]
+        state = linear_log.state_after(*before) if logarithmic else state_after(*before, decay)
         k, v = k[:, :, offset:], v[:, :, offset:]
-    k, v = (_padded(x[:, :, : q.shape[2]], q.shape[2]) for x in (k, v))
-    out, _ = linear_attention(q, k, v, causal=True, normalise=normalise, decay=decay, state=state)
+    if q.shape[2] == 0:
+        return q.new_zeros(*q.shape[:2], length, v.shape[3])
+    k = padded(k[:, :, : q.shape[2]], q.shape[2], -torch.inf if logarithmic else 0.0)
+    v = padded(v[:, :, : q.shape[2]], q.shape[2])
+    out, _ = linear_attention(q, k, v, causal=True, state=state, **options)
     return torch.nn.functional.pad(out, (0, 0, blind, 0)) if blind else out
 
 
@@ -78,42 +105,55 @@ def state_after(k: Tensor, v: Tensor, decay: Tensor | None = None, state: Tensor
 def linear_weights(
     q: Tensor,
     k: Tensor,
+    visible: Tensor,
     *,
     offset: int | None,
     normalise: bool,
     decay: Tensor | None = None,
-    factor: Tensor | None = None,
+    bias: Tensor | None = None,
+    logarithmic: bool = False,
 ) -> Tensor:
     """The weights (B, H, L, S) written out: the specification of :func:`linear_attention`, for looking at and for masks.
 
-    Key j is visible to row i if ``offset`` is None or j <= i + offset; ``factor`` multiplies the weights before they are
-    normalised (0 = masked).
+    ``visible`` is bool and broadcasts to the weights; ``bias`` multiplies them by exp(bias) before they are normalised.
+    ``offset``: row i stands at the position of key i + offset, for the decay.
     """
+    if logarithmic:
+        return linear_log.weights(q, k, visible, bias)
     batch, heads, length, _ = q.shape
     keys = k.shape[2]
-    weights = (_by_group(q, k.shape[1]) @ k.mT).reshape(batch, heads, length, keys)
-    if offset is not None:
-        distance = (
-            torch.arange(length, device=q.device)[:, None] + offset - torch.arange(keys, device=q.device)
-        )
-        if decay is not None:
-            weights = weights * _powers(decay, distance.clamp(min=0))
-        weights = torch.where(distance >= 0, weights, 0.0)
-    if factor is not None:
-        weights = torch.where(factor == 0, 0.0, weights * factor)
+    if normalise:
+        q = _largest_one(q)
+    weights = (by_group(q, k.shape[1]) @ k.mT).reshape(batch, heads, length, keys)
+    if decay is not None:
+        places = torch.arange(length, device=q.device)[:, None] + (offset or 0)
+        distance = places - torch.arange(keys, device=q.device)
+        weights = weights * _powers(decay, distance.clamp(min=0))
+    if bias is not None:
+        if normalise:  # the largest factor of a row is taken out, where it cancels
+            seen = torch.where(visible, bias, -torch.inf).amax(-1, keepdim=True)
+            bias = bias - torch.where(seen.isfinite(), seen, 0.0).detach()
+        weights = weights * torch.where(visible, bias, 0.0).exp()
+    weights = torch.where(visible, weights, 0.0)
     return _divided(weights, weights.sum(-1, keepdim=True)) if normalise else weights
 
 
+def vanishing(dtype: torch.dtype) -> float:
+    """Below this a number counts as 0 where it is divided by: gradients of a quotient by less would overflow."""
+    facts = torch.finfo(dtype)
+    return facts.tiny / facts.eps
+
+
+def _largest_one(q: Tensor) -> Tensor:
+    """Features of queries with the largest of a row brought to 1, which normalising undoes: no size is too small or large."""
+    largest = q.detach().abs().amax(-1, keepdim=True)
+    return q / torch.where(largest < vanishing(q.dtype), 1.0, largest)
+
+
 def _divided(x: Tensor, by: Tensor) -> Tensor:
-    """x / by, and 0 where ``by`` is 0, with gradient 0 there."""
-    zero = by == 0
-    return torch.where(zero, 0.0, x / torch.where(zero, 1.0, by))
-
-
-def _by_group(q: Tensor, shared: int) -> Tensor:
-    """(B, H, L, F) as (B, Hk, G L, F): query heads that share a key head are stacked as rows."""
-    batch, heads, length, width = q.shape
-    return q if heads == shared else q.reshape(batch, shared, heads // shared * length, width)
+    """x / by, and 0 where ``by`` vanishes, with gradient 0 there."""
+    gone = by.abs() < vanishing(by.dtype)
+    return torch.where(gone, 0.0, x / torch.where(gone, 1.0, by))
 
 
 def _powers(decay: Tensor, exponents: Tensor) -> Tensor:
@@ -125,20 +165,15 @@ def _chunked(
     q: Tensor, k: Tensor, v: Tensor, decay: Tensor | None, state: Tensor | None
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Sums over the keys of each row: of weighted values (B, H, L, Dv), of weights (B, H, L, 1); and the state after."""
-    batch, heads, length, width = q.shape
-    shared, group = k.shape[1], heads // k.shape[1]
-    size = min(chunk_size(width), length)
-    chunks = -(-length // size)
+    shared, group, length = k.shape[1], q.shape[1] // k.shape[1], q.shape[2]
+    size = min(chunk_size(q.shape[3]), length)
     after = state_after(k, v, decay, state)
-    q = _padded(q, chunks * size).view(batch, shared, group, chunks, size, width)
-    q = q.transpose(2, 3).reshape(batch, shared, chunks, group * size, width)
-    k = _padded(k, chunks * size).view(batch, shared, chunks, size, width)
-    v = _padded(v, chunks * size).view(batch, shared, chunks, size, v.shape[3])
+    q, k, v = cut(q, size, shared), cut(k, size), cut(v, size)
+    chunks = q.shape[2]
 
     place = torch.arange(size, device=q.device)
-    weights = (q @ k.mT).view(batch, shared, chunks, group, size, size)
-    weights = weights.tril() if decay is None else weights * _decay_inside(decay, place)
-    weights = weights.view(batch, shared, chunks, group * size, size)
+    weights = (q @ k.mT).unflatten(3, (group, size))
+    weights = (weights.tril() if decay is None else weights * _decay_inside(decay, place)).flatten(3, 4)
     fading = None if decay is None else decay**size
     if decay is not None:
         k = k * _powers(decay, size - 1 - place)[:, None, :, None]
@@ -151,27 +186,13 @@ def _chunked(
         before, before_keys = before + earlier[..., :-1], before_keys + earlier[..., -1]
     out = weights @ v + q @ before
     total = weights.sum(4, keepdim=True) + q @ before_keys[..., None]
-
-    def in_order(x: Tensor) -> Tensor:
-        by_group = x.view(batch, shared, chunks, group, size, x.shape[4])
-        return by_group.transpose(2, 3).reshape(batch, heads, chunks * size, x.shape[4])[:, :, :length]
-
-    return in_order(out), in_order(total), after
+    return in_order(out, group, length), in_order(total, group, length), after
 
 
 def _decay_inside(decay: Tensor, place: Tensor) -> Tensor:
     """d^(i-j) for j <= i in a chunk, else 0: (H, 1, 1, size, size)."""
     distance = place[:, None] - place
     return torch.where(distance >= 0, _powers(decay, distance.clamp(min=0)), 0.0)[:, None, None]
-
-
-def chunk_size(width: int) -> int:
-    """Tokens per chunk: work inside chunks grows with it, the number of states shrinks; balanced near the feature width."""
-    return min(max(1 << (width - 1).bit_length(), 64), 512)
-
-
-def _padded(x: Tensor, length: int) -> Tensor:
-    return torch.nn.functional.pad(x, (0, 0, 0, length - x.shape[2])) if length > x.shape[2] else x
 
 
 def _running_sum(added: Tensor, decay: Tensor | None) -> Tensor:

@@ -16,12 +16,13 @@ from torch import Tensor
 from unsoft.engines.call import Call, compute_dtype
 
 _FORWARD = (
-    "(Tensor q, Tensor k, Tensor v, Tensor? visible, Tensor? bias, Tensor? counts, Tensor params, Tensor? seed, *,"
+    "(Tensor q, Tensor k, Tensor v, Tensor? visible, Tensor? bias, Tensor? counts, Tensor? positions, Tensor params,"
+    " Tensor? seed, *,"
     " str formula, SymInt? causal_offset, float scale, float dropout_p) -> (Tensor, Tensor, Tensor)"
 )
 _BACKWARD = (
-    "(Tensor grad_out, Tensor q, Tensor k, Tensor v, Tensor? visible, Tensor? bias, Tensor? counts, Tensor params,"
-    " Tensor? seed, Tensor out, Tensor peak, Tensor total, *, str formula, SymInt? causal_offset, float scale,"
+    "(Tensor grad_out, Tensor q, Tensor k, Tensor v, Tensor? visible, Tensor? bias, Tensor? counts, Tensor? positions,"
+    " Tensor params, Tensor? seed, Tensor out, Tensor peak, Tensor total, *, str formula, SymInt? causal_offset, float scale,"
     " float dropout_p, bool need_bias, bool need_params) -> (Tensor, Tensor, Tensor, Tensor, Tensor)"
 )
 
@@ -31,7 +32,7 @@ class Forward(Protocol):
 
     def __call__(
         self, q: Tensor, k: Tensor, v: Tensor, visible: Tensor | None, bias: Tensor | None, counts: Tensor | None,
-        params: Tensor, seed: Tensor | None, *, formula: str, causal_offset: int | None, scale: float, dropout_p: float,
+        positions: Tensor | None, params: Tensor, seed: Tensor | None, *, formula: str, causal_offset: int | None, scale: float, dropout_p: float,
     ) -> tuple[Tensor, Tensor, Tensor]: ...  # fmt: skip
 
 
@@ -40,8 +41,8 @@ class Backward(Protocol):
 
     def __call__(
         self, grad_out: Tensor, q: Tensor, k: Tensor, v: Tensor, visible: Tensor | None, bias: Tensor | None,
-        counts: Tensor | None, params: Tensor, seed: Tensor | None, out: Tensor, peak: Tensor, total: Tensor, *,
-        formula: str, causal_offset: int | None, scale: float, dropout_p: float, need_bias: bool, need_params: bool,
+        counts: Tensor | None, positions: Tensor | None, params: Tensor, seed: Tensor | None, out: Tensor, peak: Tensor,
+        total: Tensor, *, formula: str, causal_offset: int | None, scale: float, dropout_p: float, need_bias: bool, need_params: bool,
     ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]: ...  # fmt: skip
 
 
@@ -64,12 +65,22 @@ def fused_operator(name: str, forward: Forward, backward: Backward) -> Callable[
 
     def differentiate(ctx: Any, grad_out: Tensor | None, *unused: None) -> tuple:
         if grad_out is None:
-            return (None,) * 8
-        need_bias, need_params = ctx.needs_input_grad[4], ctx.needs_input_grad[6]
+            return (None,) * 9
+        need_bias, need_params = ctx.needs_input_grad[4], ctx.needs_input_grad[7]
         dq, dk, dv, dbias, dparams = gradient(
             grad_out, *ctx.saved_tensors, **ctx.options, need_bias=need_bias, need_params=need_params
         )
-        return dq, dk, dv, None, dbias if need_bias else None, None, dparams if need_params else None, None
+        return (
+            dq,
+            dk,
+            dv,
+            None,
+            dbias if need_bias else None,
+            None,
+            None,
+            dparams if need_params else None,
+            None,
+        )
 
     library.register_autograd(f"unsoft::{name}", differentiate, setup_context=setup)
     library.register_autograd(f"unsoft::{name}_backward", _refuse)
@@ -110,7 +121,7 @@ def _forward_shapes(
 
 def _backward_shapes(
     grad_out: Tensor, q: Tensor, k: Tensor, v: Tensor, visible: Tensor | None, bias: Tensor | None,
-    counts: Tensor | None, params: Tensor, *rest: Any, need_bias: bool, need_params: bool, **options: Any,
+    counts: Tensor | None, positions: Tensor | None, params: Tensor, *rest: Any, need_bias: bool, need_params: bool, **options: Any,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     dq, dk, dv = (x.new_empty(x.shape) for x in (q, k, v))
     dbias = bias.new_empty(bias.shape if need_bias else 0) if bias is not None else params.new_empty(0)

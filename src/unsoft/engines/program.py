@@ -173,7 +173,7 @@ _FULL: dict[str, Callable] = {
     **{op: _binary(getattr(torch, op)) for op in ("add", "sub", "mul", "div")},
     **{
         op: _unary(getattr(torch, op))
-        for op in ("neg", "exp", "log", "sqrt", "abs", "tanh", "sigmoid", "erf")
+        for op in ("neg", "exp", "expm1", "log", "sqrt", "abs", "tanh", "sigmoid", "erf")
     },
     "pow": lambda space, out, a, b: torch.pow(a, b, out=out),
     "relu": lambda space, out, a: torch.clamp(a, min=0.0, out=out),

@@ -3,7 +3,7 @@
 A float mask b becomes one more symbol, :data:`BIAS`. A formula with ``bias="logit"`` gets it on the logit,
 where the engine adds it before evaluating anything. A formula with ``bias="strength"`` is multiplied by it,
 weight by exp(b) and mass by exp(p b), and since weight(s, m) scales as exp(-m) the stable way to write that
-is weight(s, m - b), with the peak raised by b.
+is weight(s, m - b), with the peak raised by b. Any other ``bias`` is an expression of s that b is added to.
 
 >>> from unsoft.formula import Formula
 >>> cog = Formula(weight="sign(s)*exp(abs(s) - m)", mass="exp(abs(s) - m)", peak="abs(s)")
@@ -21,6 +21,7 @@ from torch import Tensor
 from unsoft.formula import Expr, Formula, Instruction, lower
 from unsoft.formula.expr import make, symbol
 from unsoft.formula.lower import Operand
+from unsoft.formula.row import vanishes
 from unsoft.formula.substitute import substitute
 from unsoft.formula.torch_ops import run
 
@@ -66,8 +67,10 @@ _prepare._dynamo_marked_constant = True  # type: ignore[attr-defined]
 def _make(formula: Formula, biased: bool) -> Terms:
     weight, mass, peak = formula.safe_weight, formula.safe_mass, formula.peak
     degree = formula.mass_degree
-    if biased and formula.bias == "strength":
-        bias = symbol(BIAS)
+    bias = symbol(BIAS)
+    if biased and formula.bias not in ("logit", "strength"):
+        weight, mass, peak = (masked(part, formula) for part in (weight, mass, peak))
+    elif biased and formula.bias == "strength":
         if peak is not None:
             shifted = symbol("m") - bias
             weight = substitute(weight, "m", shifted)
@@ -79,10 +82,21 @@ def _make(formula: Formula, biased: bool) -> Terms:
     return Terms(weight, mass, peak, formula.norm, formula.offset_mass, degree, tuple(sorted(formula.params)))
 
 
+def masked(part: Expr | None, formula: Formula) -> Expr | None:
+    """A part of a formula with the mask added to what it belongs to.
+
+    >>> from unsoft.formula import parse
+    >>> masked(parse("exp(2*s - m)"), Formula("exp(2*s)", bias="2*s"))
+    Expr('exp(2*s + _bias - m)')
+    """
+    target = formula.mask_target
+    return part if part is None or target is None else substitute(part, target, target + symbol(BIAS))
+
+
 def inverse_norm(terms: Terms, symbols: dict[str, Tensor], z: Tensor) -> Tensor:
-    """1 / norm(z) without autograd, and 0 where the norm is 0: such rows have weights 0."""
+    """1 / norm(z) without autograd, and 0 where the norm vanishes: such rows have weights 0."""
     norm = z if terms.norm is None else torch.zeros_like(z) + row_value(terms.norm, symbols | {"z": z})
-    return torch.where(norm == 0, 0.0, 1.0 / norm)
+    return torch.where(vanishes(norm), 0.0, 1.0 / norm)
 
 
 def row_value(expr: Expr, symbols: dict[str, Tensor]) -> Tensor | float:

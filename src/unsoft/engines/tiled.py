@@ -22,6 +22,7 @@ def forward(
     visible: Tensor | None,
     bias: Tensor | None,
     counts: Tensor | None,
+    positions: Tensor | None,
     params: Tensor,
     seed: Tensor | None,
     *,
@@ -32,7 +33,9 @@ def forward(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Output (B, H, L, Dv), peak m and total z (B, H, L); arguments as in :class:`~unsoft.engines.Call`."""
     content = Formula.from_key(formula)
-    grid = Grid(q, k, v, visible, bias, counts, params, seed, content, causal_offset, scale, dropout_p)
+    grid = Grid(
+        q, k, v, visible, bias, counts, positions, params, seed, content, causal_offset, scale, dropout_p
+    )
     if grid.all_finite:
         return forward_pass(grid)
     out, peak, total = forward_pass(grid.cleaned())
@@ -47,6 +50,7 @@ def backward(
     visible: Tensor | None,
     bias: Tensor | None,
     counts: Tensor | None,
+    positions: Tensor | None,
     params: Tensor,
     seed: Tensor | None,
     out: Tensor,
@@ -62,7 +66,9 @@ def backward(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Gradients of q, k, v, bias and params; the last two are empty unless needed."""
     content = Formula.from_key(formula)
-    grid = Grid(q, k, v, visible, bias, counts, params, seed, content, causal_offset, scale, dropout_p)
+    grid = Grid(
+        q, k, v, visible, bias, counts, positions, params, seed, content, causal_offset, scale, dropout_p
+    )
     if grid.all_finite:
         return BackwardPass(grid, grad_out, out, peak, total, need_bias, need_params).run()
     clean = grid.cleaned()

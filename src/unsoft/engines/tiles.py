@@ -77,6 +77,7 @@ class Grid:
     visible: Tensor | None
     bias: Tensor | None
     counts: Tensor | None
+    positions: Tensor | None
     params: Tensor
     seed: Tensor | None
     formula: Formula
@@ -141,9 +142,7 @@ class Grid:
 
     def row_symbols(self, chunk: Chunk, rows: slice) -> dict[str, Tensor]:
         """i, n and the parameters, each broadcastable to (b, h, rows, 1)."""
-        offset = self.causal_offset or 0
-        i = torch.arange(rows.start + offset, rows.stop + offset, dtype=self.dtype, device=self.q.device)
-        symbols = {"i": i[:, None]}
+        symbols = {"i": self._positions(chunk, rows, self.causal_offset or 0, 0)[..., None]}
         if self.counts is not None:
             symbols["n"] = chunk.of(self.counts)[..., rows, None]
         for name, values in zip(sorted(self.formula.params), self.params, strict=True):
@@ -154,7 +153,7 @@ class Grid:
         """s, j and the bias, broadcastable to (b, h, rows, keys). A logit bias is added to s in place."""
         symbols = {"s": logits}
         if "j" in self.formula.uses:
-            symbols["j"] = torch.arange(keys.start, keys.stop, dtype=self.dtype, device=self.q.device)
+            symbols["j"] = self._positions(chunk, keys, 0, self.q.shape[2])[..., None, :]
         if self.bias is not None:
             bias = take(chunk.of(self.bias), rows, keys)
             if self.formula.bias == "logit":
@@ -162,6 +161,13 @@ class Grid:
             else:
                 symbols[BIAS] = bias
         return symbols
+
+    def _positions(self, chunk: Chunk, part: slice, offset: int, column: int) -> Tensor:
+        """Of some queries or keys: counted from ``offset``, or read from the columns that begin at ``column``."""
+        if self.positions is None:
+            start, stop = part.start + offset, part.stop + offset
+            return torch.arange(start, stop, dtype=self.dtype, device=self.q.device)
+        return chunk.of(self.positions[:, None])[..., column + part.start : column + part.stop]
 
     def stacked(self, x: Tensor, chunk: Chunk, rows: slice, factor: Tensor | float) -> Tensor:
         """Rows of (B, H, L, X) times a factor, heads of one key head below each other: (b*hk, g*rows, X)."""

@@ -1,6 +1,6 @@
 """Prints instructions as C++ on scalars or SIMD vectors.
 
-The text relies on a type ``real`` and on functions vexp, vlog, vsqrt, vabs, vsign, vmax, vmin, vtanh,
+The text relies on a type ``real`` and on functions vexp, vexpm1, vlog, vsqrt, vabs, vsign, vmax, vmin, vtanh,
 vsigmoid, vrelu, verf, vpow and vselect(condition, a, b) for it; they and the operators must propagate NaN as
 described in :mod:`unsoft.formula.derive`.
 

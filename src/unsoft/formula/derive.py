@@ -2,7 +2,9 @@
 
 Conventions, the same in every engine: sign' = 0, abs'(0) = sign(0) = 0, relu'(0) = 0; max and min pass the
 derivative of the argument they return, at a tie that of the second; where passes the derivative of the chosen
-branch, so a branch that is not chosen can never leak a NaN into a gradient.
+branch, so a branch that is not chosen can never leak a NaN into a gradient. As in torch, 0**p does not depend
+on p, and a**0 not on a: both derivatives are 0 there. Where abs(x) stands in something infinitely steep, such
+as sqrt(abs(x)) at x = 0, the 0 of abs wins.
 
 >>> from unsoft.formula.parse import parse
 >>> derivative(parse("max(s, 0)**2 / n"), "s")
@@ -57,9 +59,26 @@ def _quotient(node: Expr, a: Expr, b: Expr, da: Expr, db: Expr) -> Expr:
 
 
 def _power(node: Expr, a: Expr, b: Expr, da: Expr, db: Expr) -> Expr:
-    by_base = ZERO if da is ZERO else times(times(b, a ** (b - 1)), da)
-    by_exponent = ZERO if db is ZERO else times(node, times(make("log", a), db))
+    by_base = by_exponent = ZERO
+    if da is not ZERO:
+        slope = times(b, a ** (b - 1))
+        steep = b.constant is None or b.constant < 1
+        if b.constant is None:
+            slope = make("where", make("eq", b, 0), ZERO, slope)
+        by_base = _off_corner(a, times(slope, da)) if steep else times(slope, da)
+    if db is not ZERO:
+        slope = times(node, make("log", a))
+        if a.constant is None:
+            slope = make("where", make("eq", a, 0), ZERO, slope)
+        by_exponent = times(slope, db)
     return by_base + by_exponent
+
+
+def _off_corner(a: Expr, slope: Expr) -> Expr:
+    """The slope of a function of ``a`` that is infinitely steep at a = 0; abs'(0) = 0 wins against that."""
+    if a.op != "abs" or slope is ZERO:
+        return slope
+    return make("where", make("eq", a, 0), ZERO, slope)
 
 
 _RULES: dict[str, Callable[..., Expr]] = {
@@ -70,8 +89,9 @@ _RULES: dict[str, Callable[..., Expr]] = {
     "pow": _power,
     "neg": lambda node, a, da: -da,
     "exp": lambda node, a, da: times(node, da),
-    "log": lambda node, a, da: over(da, a),
-    "sqrt": lambda node, a, da: over(da, 2 * node),
+    "expm1": lambda node, a, da: times(make("exp", a), da),
+    "log": lambda node, a, da: _off_corner(a, over(da, a)),
+    "sqrt": lambda node, a, da: _off_corner(a, over(da, 2 * node)),
     "abs": lambda node, a, da: times(make("sign", a), da),
     "sign": lambda node, a, da: ZERO,
     "tanh": lambda node, a, da: times(1 - node * node, da),

@@ -24,7 +24,7 @@ from unsoft.formula.fold import exact, fold
 
 COMPARISONS = ("lt", "le", "gt", "ge", "eq", "ne")
 FUNCTIONS = {  # name in formulas -> number of arguments
-    "exp": 1, "log": 1, "sqrt": 1, "abs": 1, "sign": 1, "tanh": 1, "sigmoid": 1, "relu": 1, "erf": 1,
+    "exp": 1, "expm1": 1, "log": 1, "sqrt": 1, "abs": 1, "sign": 1, "tanh": 1, "sigmoid": 1, "relu": 1, "erf": 1,
     "max": 2, "min": 2, "where": 3,
 }  # fmt: skip
 ARITY = {"neg": 1, **dict.fromkeys(("add", "sub", "mul", "div", "pow", *COMPARISONS), 2), **FUNCTIONS}

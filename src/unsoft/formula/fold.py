@@ -32,6 +32,7 @@ _FLOAT: dict[str, Callable[..., float]] = {
     "pow": math.pow,
     "neg": operator.neg,
     "exp": math.exp,
+    "expm1": math.expm1,
     "log": math.log,
     "sqrt": math.sqrt,
     "abs": abs,

@@ -20,10 +20,11 @@ from torch import Tensor
 
 from unsoft.errors import FormulaError
 from unsoft.formula import analysis, cpp, invariance, javascript, torch_code
-from unsoft.formula.expr import Expr
+from unsoft.formula.expr import Expr, symbol
 from unsoft.formula.latex import formula_latex
-from unsoft.formula.reading import guarded, read_params, read_part
+from unsoft.formula.reading import guarded, read_bias, read_params, read_part
 from unsoft.formula.row import weights_of_row
+from unsoft.formula.substitute import substitute
 
 _PARTS = ("weight", "mass", "peak", "norm", "offset_mass")
 _ABOUT = ("name", "title", "paper", "summary")
@@ -47,17 +48,21 @@ class Formula:
     :class:`Expr` or a SymPy expression in the symbols s (logit), m (row peak, if ``peak`` is given), n
     (number of visible keys), i and j (positions), z (in ``norm``: the summed mass) and the names of
     ``params``, a mapping from name to default value. ``norm`` may also be the bare name of a function, such
-    as "sqrt". Without ``mass`` the weights are not normalised.
+    as "sqrt". Without ``mass`` the weights are not normalised. A mass of exponentials needs a ``peak``.
 
     ``bias`` says what an additive float mask b does: "logit" adds it to s, "strength" multiplies weight and
     mass by exp(b), which moves the strength of a weight and never its sign. The default is "strength" for
-    signed formulas.
+    signed formulas. An expression of s, such as "s*log(n)", has b added to it wherever it occurs; no other s
+    may occur.
 
     >>> Formula("exp(s - m)", "exp(s - m)", "s") == Formula(weight="exp(s-m)", mass="exp( s - m )", peak="s")
     True
     >>> Formula("exp(s)", "exp(s - m)", "s")  # doctest: +ELLIPSIS
     Traceback (most recent call last):
     unsoft.errors.FormulaError: weight: the row peak m does not cancel. ...
+    >>> Formula("exp(s)", "exp(s)")  # doctest: +ELLIPSIS
+    Traceback (most recent call last):
+    unsoft.errors.FormulaError: mass: exp(s) overflows ... and give peak="s" ...
     """
 
     weight: Expr
@@ -67,6 +72,8 @@ class Formula:
     offset_mass: Expr | None
     params: Mapping[str, float]
     bias: str
+    mask_target: Expr | None
+    """What a float mask is added to: s for the bias "logit", None for "strength"."""
     name: str | None
     title: str | None
     paper: str | None
@@ -93,7 +100,7 @@ class Formula:
         offset_mass: Any = None,
         params: Mapping[str, float] | None = None,
         *,
-        bias: str | None = None,
+        bias: str | Expr | None = None,
         name: str | None = None,
         title: str | None = None,
         paper: str | None = None,
@@ -106,8 +113,6 @@ class Formula:
             raise TypeError("weight: a formula needs at least a weight, such as 'exp(s - m)'")
         if mass is None and (norm is not None or offset_mass is not None):
             raise FormulaError("mass: norm and offset_mass act on the summed mass, but no mass is given")
-        if bias not in (None, "logit", "strength"):
-            raise ValueError(f"bias: expected 'logit', 'strength' or None, not {bias!r}")
         own["params"] = MappingProxyType(read_params(params))
         for part, given in zip(_PARTS, (weight, mass, peak, norm, offset_mass), strict=True):
             own[part] = None if given is None else read_part(part, given, self.params, peak is not None)
@@ -115,6 +120,8 @@ class Formula:
             own["mass_degree"] = invariance.mass_degree(self.mass, self.norm, self.params)
             if self.peak is not None:
                 invariance.check({part: own[part] for part in _PARTS}, self.mass_degree, self.params)
+            elif self.mass is not None:
+                invariance.check_without_peak(self.weight, self.mass, self.offset_mass, self.params)
         else:
             own["mass_degree"] = facts.mass_degree
         # All computed now rather than when asked for: compiled code may read them, but not make them.
@@ -122,7 +129,10 @@ class Formula:
         own["safe_mass"] = None if self.mass is None else guarded(self.mass)
         own["uses"] = frozenset().union(*(own[part].symbols for part in _PARTS if own[part] is not None))
         own["signed"] = analysis.is_signed(self) if facts is None else facts.signed
-        own["bias"] = bias or ("strength" if self.signed else "logit")
+        bias = ("strength" if self.signed else "logit") if bias is None else bias
+        parts = [part for part in (self.weight, self.mass, self.peak) if part is not None]
+        own["mask_target"] = target = read_bias(bias, parts, self.params)
+        own["bias"] = {None: "strength", symbol("s"): "logit"}.get(target, str(target))
         numeric = {field: value for field, value in self.to_dict().items() if field not in _ABOUT}
         own["key"] = json.dumps(numeric, sort_keys=True)
         _by_key[self.key] = self
@@ -138,6 +148,22 @@ class Formula:
         tensor([1., 0.])
         """
         return weights_of_row(self, logits, values)
+
+    def with_logit(self, logit: Expr) -> Formula:
+        """The formula of a changed logit, an expression of s. A float mask is added after the change.
+
+        >>> sharper = Formula("exp(s - m)", "exp(s - m)", "s").with_logit(2*symbol("s"))
+        >>> sharper.weight, sharper.bias
+        (Expr('exp(2*s - m)'), '2*s')
+        """
+
+        def of(part: Expr | None) -> Expr | None:
+            return None if part is None else substitute(part, "s", logit)
+
+        bias = "strength" if self.mask_target is None else substitute(self.mask_target, "s", logit)
+        return Formula(
+            of(self.weight), of(self.mass), of(self.peak), self.norm, self.offset_mass, self.params, bias=bias
+        )
 
     def torch_source(self) -> str:
         """Readable Python: a torch function from logits to weights. For people; unsoft never executes it."""

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from functools import reduce
 from typing import Any
 
 import torch
@@ -21,10 +22,12 @@ from torch import Tensor
 from unsoft.errors import FormulaError
 from unsoft.formula.derive import derivative
 from unsoft.formula.evaluate import evaluate
-from unsoft.formula.expr import Expr, symbol
+from unsoft.formula.expr import Expr, make, postorder, symbol
 
 _SHIFTS = (-2.5, 0.75, 6.0)
 _EXTREMES = torch.tensor([-1e4, 0.5, 1e4], dtype=torch.float64)
+_FAR = torch.tensor([1e5, -1e5], dtype=torch.float64)
+"""Logits at which exp(s/100) overflows float64; in float32 it does so at 1e4 already."""
 
 
 def probes(params: Mapping[str, float], count: int = 256) -> dict[str, Tensor]:
@@ -42,6 +45,8 @@ def probes(params: Mapping[str, float], count: int = 256) -> dict[str, Tensor]:
         "j": uniform(0, 200).round(),
         "z": uniform(-3, 5).exp(),
     }
+    near = torch.arange(count) % 2 == 0  # keys beside their query: farther away, weights may have faded to 0
+    env["j"] = torch.where(near, (env["i"] + env["m"].round()).clamp(min=0), env["j"])
     return env | {name: default * uniform(0.9, 1.1) for name, default in params.items()}
 
 
@@ -83,6 +88,59 @@ def check(parts: Mapping[str, Any], p: float, params: Mapping[str, float]) -> No
             _check_range(name, parts[name], parts["peak"], params)
 
 
+def check_without_peak(weight: Expr, mass: Expr, offset: Expr | None, params: Mapping[str, float]) -> None:
+    """Raises FormulaError if exponentials in the mass overflow, or vanish all at once, for want of a peak.
+
+    A row would then be NaN, or 0, where the weights are ordinary numbers. Powers of the logit are let through:
+    they stay in range as long as logits do, and no peak could help them.
+    """
+    found = [_exponent(node) for node in postorder(weight, mass)]
+    exponents = list(dict.fromkeys(x for x in found if x is not None))
+    if not exponents:
+        return
+    env = {"n": 2.0, "i": 1.0, "j": 0.0, **params, "s": _FAR}
+    total = mass if offset is None else mass + offset
+    value = evaluate(total, env)
+    largest = str(exponents[0] if len(exponents) == 1 else _reduced("max", exponents))
+    for k, s in enumerate(_FAR.tolist()):
+        if value[k].isinf():
+            problem = f"overflows at the logit {s:g}"
+        elif value[k] == 0 and evaluate(_floored(total), env)[k] != 0:
+            problem = f"vanishes at the logit {s:g}, so that a row of such logits has no weights"
+        else:
+            continue
+        raise FormulaError(
+            f"mass: {mass} {problem}. Subtract the row peak m in the exponents, which cancels in weight / mass:"
+            f' write exp(... - m) in weight and mass and give peak="{largest}" (multiply an offset_mass and terms'
+            " without exponential by exp(-m), with a peak that is never negative), or write a form that stays in"
+            " range"
+        )
+
+
+def _exponent(node: Expr) -> Expr | None:
+    """x if the node is exp(x), or a**b as exp(b log a), and x depends on the logit."""
+    if node.op in ("exp", "expm1") and "s" in node.symbols:
+        return node.args[0]
+    if node.op == "pow" and "s" in node.args[1].symbols:
+        return node.args[1] * make("log", node.args[0])
+    return None
+
+
+def _floored(expr: Expr) -> Expr:
+    """The expression with exponentials that do not underflow."""
+    new: dict[Expr, Expr] = {}
+    for node in postorder(expr):
+        args = [new[a] for a in node.args]
+        if node.op == "exp":
+            args = [make("max", args[0], -200)]
+        new[node] = make(node.op, *args) if args else node
+    return new[expr]
+
+
+def _reduced(op: str, exprs: list[Expr]) -> Expr:
+    return reduce(lambda a, b: make(op, a, b), exprs)
+
+
 def _check_range(name: str, expr: Expr, peak: Expr, params: Mapping[str, float]) -> None:
     """No overflow, in the value or its slope, in rows of two logits of up to +-10,000."""
     s, other = (x.flatten() for x in torch.meshgrid(_EXTREMES, _EXTREMES, indexing="ij"))
@@ -104,7 +162,7 @@ def _check_range(name: str, expr: Expr, peak: Expr, params: Mapping[str, float])
 
 def _check_part(name: str, expr: Expr, degree: float, c: float, env: Mapping, moved: Mapping) -> None:
     before, after = evaluate(expr, env) * math.exp(-degree * c), evaluate(expr, moved)
-    wrong = (after - before).abs() > 1e-8 * (before.abs() + after.abs())
+    wrong = (after - before).abs() > 1e-8 * (before.abs() + after.abs()) + 1e-290  # where digits get lost
     wrong |= after.isnan() != before.isnan()
     if wrong.any():
         k = int(wrong.nonzero()[0])

@@ -80,6 +80,8 @@ def _write(node: Expr, parts: list[str]) -> str:
             return f"{{{_bracketed(node.args[0], parts[0], ATOM)}}}^{{{parts[1]}}}"
         case "exp":
             return f"e^{{{parts[0]}}}"
+        case "expm1":
+            return rf"\left(e^{{{parts[0]}}} - 1\right)"
         case "sqrt":
             return rf"\sqrt{{{parts[0]}}}"
         case "abs":

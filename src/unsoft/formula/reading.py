@@ -11,6 +11,7 @@ from unsoft.errors import FormulaError
 from unsoft.formula.expr import COMPARISONS, FUNCTIONS, Expr, make, number, postorder, symbol
 from unsoft.formula.names import RESERVED
 from unsoft.formula.parse import parse
+from unsoft.formula.substitute import substitute
 
 _SYMBOLS = {"weight": "smnij", "mass": "smnij", "peak": "snij", "norm": "zmni", "offset_mass": "mni"}
 _NOT_HERE = {
@@ -54,6 +55,34 @@ def read_params(params: Mapping[str, float] | None) -> dict[str, float]:
         if isinstance(default, bool) or not isinstance(default, (int, float)) or not math.isfinite(default):
             raise FormulaError(f"params: the default of {name!r} must be a finite number, not {default!r}")
     return {name: float(default) for name, default in sorted((params or {}).items())}
+
+
+def read_bias(given: str | Expr, parts: Iterable[Expr], params: Iterable[str]) -> Expr | None:
+    """What a float mask is added to in the parts of a formula; None if it changes their strength.
+
+    >>> read_bias("logit", [], [])
+    Expr('s')
+    """
+    if given == "strength":
+        return None
+    if given == "logit":
+        return symbol("s")
+    if not isinstance(given, (str, Expr)):
+        raise TypeError(f"bias: expected 'logit', 'strength' or an expression, not {type(given).__name__}")
+    try:
+        target = parse(_as_text("bias", given), {*"snij", *params}, argument="bias", hints=_NOT_HERE)
+    except FormulaError as problem:
+        raise FormulaError(
+            f"bias: expected 'logit', 'strength' or None, not {given!r}, which is no expression of s either\n{problem}"
+        ) from None
+    if "s" not in target.symbols:
+        raise FormulaError(f"bias: a mask is added to an expression of the logit s, but {target} has no s")
+    for part in parts:
+        if "s" in substitute(part, target, number(0)).symbols:
+            raise FormulaError(
+                f"bias: masks are added to {target}, so every s must stand inside it; there is another in {part}"
+            )
+    return target
 
 
 def guarded(expr: Expr) -> Expr:

@@ -1,19 +1,22 @@
-"""Replaces a symbol of an expression by an expression."""
+"""Replaces a part of an expression by an expression."""
 
-from unsoft.formula.expr import Expr, make, postorder
+from unsoft.formula.expr import Expr, make, postorder, symbol
 
 
-def substitute(expr: Expr, name: str, replacement: Expr) -> Expr:
-    """The expression with a symbol replaced.
+def substitute(expr: Expr, part: str | Expr, replacement: Expr) -> Expr:
+    """The expression with a symbol, or every occurrence of a larger part, replaced.
 
     >>> from unsoft.formula.parse import parse
     >>> substitute(parse("exp(s - m)"), "s", parse("2*s"))
     Expr('exp(2*s - m)')
+    >>> substitute(parse("exp(2*s) + 2*s"), parse("2*s"), parse("n"))
+    Expr('exp(n) + n')
     """
+    part = symbol(part) if isinstance(part, str) else part
     new: dict[Expr, Expr] = {}
     for node in postorder(expr):
-        if node.op == "sym" and node.name == name:
+        if node is part:
             new[node] = replacement
         else:
-            new[node] = make(node.op, *(new[a] for a in node.args)) if name in node.symbols else node
+            new[node] = make(node.op, *(new[a] for a in node.args)) if node.args else node
     return new[expr]

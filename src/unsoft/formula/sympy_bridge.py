@@ -148,6 +148,7 @@ def _builders(sympy: Any) -> dict[str, Any]:
         "pow": lambda a, b: a**b,
         "neg": lambda a: -a,
         "exp": sympy.exp,
+        "expm1": lambda a: sympy.exp(a) - 1,
         "log": sympy.log,
         "sqrt": sympy.sqrt,
         "abs": sympy.Abs,

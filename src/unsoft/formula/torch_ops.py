@@ -73,6 +73,7 @@ TORCH: dict[str, Callable] = {
     "pow": operator.pow,
     "neg": operator.neg,
     "exp": torch.exp,
+    "expm1": torch.expm1,
     "log": torch.log,
     "sqrt": torch.sqrt,
     "abs": torch.abs,

@@ -16,7 +16,7 @@ from typing import Any
 from torch import nn
 from transformers import PreTrainedModel
 
-from unsoft.mechanisms.module import Place
+from unsoft.mechanisms.core.module import Place
 
 REFUSED = {
     "s_aux": "has attention sinks: a learned logit in the normaliser",
@@ -36,6 +36,8 @@ class Found:
     name: str
     module: nn.Module
     place: Place
+    causal: bool | None
+    """Does it look back only? None: its model says so in every call."""
 
 
 def attention_modules(model: PreTrainedModel) -> list[Found]:
@@ -52,7 +54,7 @@ def attention_modules(model: PreTrainedModel) -> list[Found]:
             )
     places = _positions([name for name, _ in named])
     return [
-        Found(name, module, _place(module, layer, layers))
+        Found(name, module, _place(module, layer, layers), _causal(model, name))
         for (name, module), (layer, layers) in zip(named, places, strict=True)
     ]
 
@@ -73,6 +75,19 @@ def has_window(module: nn.Module) -> bool:
     config = getattr(module, "config", None)
     window = getattr(module, "sliding_window", getattr(config, "sliding_window", None))
     return window is not None or getattr(config, "attention_chunk_size", None) is not None
+
+
+def _causal(model: PreTrainedModel, name: str) -> bool | None:
+    """What the attention module called ``name`` says, or else the modules around it."""
+    parts = name.split(".")
+    *around, module = (model.get_submodule(".".join(parts[:count])) for count in range(len(parts) + 1))
+    causal: bool | None = getattr(module, "is_causal", None)
+    if causal:
+        return True
+    codes = [_code(type(part)) for part in around]
+    if any("is_causal" in _texts(code) for code in codes):  # CLIP, whose towers share a class
+        return None
+    return causal is None and any("causal_mask" in called for code in codes for called in code.co_names)
 
 
 def _goes_through(module: nn.Module) -> bool:

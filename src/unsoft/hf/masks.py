@@ -15,6 +15,8 @@ import torch
 from torch import Tensor
 from transformers.masking_utils import causal_mask_function, prepare_padding_mask, sdpa_mask
 
+from unsoft.hf.positions import Shown
+
 
 def key_mask(
     batch_size: int, q_length: int, kv_length: int, q_offset: Any = 0, kv_offset: int = 0,
@@ -33,10 +35,15 @@ def key_mask(
     at_the_end = isinstance(q_offset, int) and q_offset + q_length == kv_offset + kv_length
     plain = (allow_is_causal_skip and at_the_end) or allow_is_bidirectional_skip
     if not plain or (local_size is not None and kv_length >= local_size):
-        return sdpa_mask(
+        table = sdpa_mask(
             batch_size, q_length, kv_length, q_offset, kv_offset, mask_function, attention_mask, local_size,
             allow_is_causal_skip=False, allow_is_bidirectional_skip=False, **options,
         )  # fmt: skip
+        if not torch.compiler.is_compiling():
+            dropped = None if attention_mask is None else ~attention_mask[:, :kv_offset]
+            padding = None if dropped is None else dropped.sum(-1, keepdim=True)
+            table.unsoft_shown = Shown(q_offset - kv_offset, kv_offset, padding)
+        return table
     padding = prepare_padding_mask(attention_mask, kv_length, kv_offset)
     if padding is None:
         return None

@@ -9,8 +9,8 @@ from typing import Any
 
 from unsoft.formula import Formula
 from unsoft.hf.layers import select, select_all
-from unsoft.mechanisms.build import mechanism as build_mechanism
-from unsoft.mechanisms.module import Mechanism, Place
+from unsoft.mechanisms.core.build import mechanism as build_mechanism
+from unsoft.mechanisms.core.module import Mechanism, Place
 
 STARTS = ("open", "paper")
 KEPT = "softmax"

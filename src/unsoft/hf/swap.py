@@ -17,8 +17,7 @@ from unsoft.hf.cache import MechanismCache
 from unsoft.hf.recipe import Recipe
 from unsoft.hf.softcap import cap_logits
 from unsoft.hf.start import open_start
-from unsoft.mechanisms.differential import Differential
-from unsoft.mechanisms.module import Mechanism
+from unsoft.mechanisms.core.module import Mechanism
 
 
 def swap(
@@ -137,22 +136,38 @@ def _ordinary_tensors() -> Iterator[None]:
 
 def _swapped(found: Found, recipe: Recipe) -> Swapped:
     mechanism = recipe.build(found.place)
-    _check_pairs(mechanism, getattr(found.module.config, "num_key_value_heads", None))
+    label = str(recipe.mechanism_of(found.place.layer, found.place.layers or 1))
+    _check_direction(mechanism, label, found)
+    _check_pairs(mechanism, label, getattr(found.module.config, "num_key_value_heads", None))
     if recipe.init == "open":
         open_start(mechanism)
-    label = str(recipe.mechanism_of(found.place.layer, found.place.layers or 1))
     softcap = getattr(found.module, "attn_logit_softcapping", None)
     if softcap is not None and not cap_logits(mechanism, softcap):
         raise ValueError(
             f"swap: {type(found.module).__name__} caps its logits at {softcap:g}, and {label!r} has no logits that could be capped"
         )
-    swapped = Swapped(mechanism, label, softcap, has_window(found.module))
+    swapped = Swapped(mechanism, label, softcap, has_window(found.module), found.causal)
     like = next(found.module.parameters())
     return swapped.to(device=like.device, dtype=like.dtype)
 
 
-def _check_pairs(mechanism: Mechanism, key_heads: int | None) -> None:
-    if (key_heads or 0) % 2 and any(isinstance(part, Differential) for part in mechanism.modules()):
+def _check_direction(mechanism: Mechanism, label: str, found: Found) -> None:
+    both_ways = found.causal is False or not getattr(found.module.config, "is_causal", True)
+    if both_ways and mechanism.causal_only:
         raise ValueError(
-            f"swap: the key heads of 'differential' come in pairs, so their number must be even, not {key_heads}"
+            f"swap: {label!r} looks back only, and {type(found.module).__name__} looks both ways; use a mechanism that can, such as"
+            " 'linear-relu' or 'softmax', there"
         )
+    if both_ways and mechanism.uses_positions and getattr(found.module, "is_decoder", False):
+        raise ValueError(
+            f"swap: {label!r} uses positions, and queries and keys of the cross-attention {found.name} have none in common"
+        )
+
+
+def _check_pairs(mechanism: Mechanism, label: str, key_heads: int | None) -> None:
+    for part in mechanism.parts:
+        if (key_heads or 0) % part.key_head_multiple:
+            raise ValueError(
+                f"swap: the number of key heads must be a multiple of {part.key_head_multiple} for {label!r}, whose heads come in"
+                f" groups, not {key_heads}"
+            )

@@ -5,13 +5,22 @@
 Paper: Qin et al., cosFormer: Rethinking Softmax in Attention, arXiv 2202.08791 (ICLR 2022). It argues for non-negative
 weights: the counter-view to signed attention.
 
-Can: concentrate locally at linear cost; weights are non-negative and sum to 1. Cannot: look beyond M: the cosine would turn
-negative there, so a longer sequence is an error. M is fixed (``max_length``), not the length of the input as in the authors' code,
-where one and the same prefix gives different outputs as the sequence grows. A row whose features all vanish outputs exact zeros
-(the authors divide by 1e-6 instead). As published: no 1/sqrt(d); ``scale=`` has no effect, it would cancel.
+Can: concentrate locally at linear cost; weights are non-negative and sum to 1. Cannot: tell distances apart beyond M.
+
+M is fixed (``max_length``, in brackets by name: "cosformer(2048)"), not the length of the input as in the authors' code, where one
+and the same prefix gives different outputs as the sequence grows. The cosine matters for sequences of about M: at L = M it moves 20 %
+of the weight of the last row, at L = M/2 4 %, at L = M/8 0.2 %, and a much larger M makes this linear-relu. Give the length that you
+work with; the default is 256.
+
+Beyond M (the paper has nothing to say there, and the cosine would turn negative) positions run back and forth between 0 and M:
+position p stands at M - |p mod 2M - M|. Nothing changes up to M, no weight turns negative, decoding never stops, a row still sees
+only the past, and neighbours stay neighbours; but a key 2M back looks as near as the last one.
+
+A row whose features all vanish outputs exact zeros (the authors divide by 1e-6 instead). As published: no 1/sqrt(d); ``scale=`` has
+no effect, it would cancel.
 
 >>> import torch
->>> from unsoft.mechanisms.module import Place
+>>> from unsoft.mechanisms.core.module import Place
 >>> layer = Cosformer(Place(heads=2, head_dim=4), max_length=16)
 >>> q, k, v = (torch.rand(1, 2, 6, 4) for _ in range(3))
 >>> _, weights = layer(q, k, v, is_causal=True, return_weights=True)
@@ -25,37 +34,40 @@ import torch
 from torch import Tensor
 
 from unsoft.formula.analysis import Properties
-from unsoft.mechanisms import features
-from unsoft.mechanisms.linear import Linear
-from unsoft.mechanisms.module import Place
-from unsoft.mechanisms.registry import family
+from unsoft.mechanisms.core.linear import Linear
+from unsoft.mechanisms.core.module import Place
+from unsoft.mechanisms.core.registry import family
 
 
 class Cosformer(Linear):
     """See the module's docstring; ``max_length`` is M."""
 
-    def __init__(self, place: Place, max_length: int = 4096) -> None:
+    uses_positions = turns = True
+
+    def __init__(self, place: Place, max_length: int = 256) -> None:
         if isinstance(max_length, bool) or not isinstance(max_length, int) or max_length < 1:
             raise ValueError(
                 f"cosformer: argument 'max_length' must be a whole number from 1 on, not {max_length!r}"
             )
-        super().__init__(place, features.relu)
+        super().__init__(place, torch.relu, compiled_map="cosine")
         self.max_length = max_length
 
-    def features(self, q: Tensor, k: Tensor, first_query: int, first_key: int) -> tuple[Tensor, Tensor]:
-        return self._turned(q.relu(), max(first_query, 0)), self._turned(k.relu(), first_key)
+    @property
+    def position_limit(self) -> int:
+        return self.max_length
 
-    def _turned(self, x: Tensor, first: int) -> Tensor:
-        """[x cos, x sin] of the position: dot products of two such features hold the cosine of the difference."""
-        end = first + x.shape[2]
-        if end > self.max_length:
-            raise ValueError(
-                f"cosformer: position {end - 1} is beyond max_length = {self.max_length}, where its cosine would turn negative; make"
-                f" the mechanism with a larger max_length, such as 'cosformer({end})'"
-            )
-        angle = torch.arange(first, end, device=x.device, dtype=x.dtype)[:, None] * (
-            math.pi / 2 / self.max_length
+    def features(self, q: Tensor, k: Tensor, first_query: int, first_key: int) -> tuple[Tensor, Tensor]:
+        queries, keys = (
+            torch.arange(first, first + x.shape[2], device=x.device)[None]
+            for x, first in ((q, first_query), (k, first_key))
         )
+        return self.turned(q, queries), self.turned(k, keys)
+
+    def turned(self, x: Tensor, positions: Tensor) -> Tensor:
+        """[relu(x) cos, relu(x) sin] of the position: dot products of two such features hold the cosine of the difference."""
+        limit, x = self.max_length, x.relu()
+        folded = limit - (positions % (2 * limit) - limit).abs()
+        angle = folded.to(x.dtype)[:, None, :, None] * (math.pi / 2 / limit)
         return torch.cat([x * angle.cos(), x * angle.sin()], dim=-1)
 
 

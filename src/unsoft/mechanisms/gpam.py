@@ -8,11 +8,27 @@ Can: subtract, with guarantees: the row sum is exactly 1 + l+ - l-, every weight
 convex combination it lets tokens drift apart where softmax pulls them together. Cannot: be free of its parameters: with a
 random W- the second map is nearly uniform, and what is subtracted is the mean value. It costs two attention maps.
 
-l+ and l- are learnable per head and stay in (0, ``bound``); ``tied=True`` makes them one number, so that rows sum to 1;
-``fixed`` sets both to a constant. The start W- = -I is the case the paper analyses (q- looks away from where q looks).
+Written down, the method is (survey of negative attention 2025)
+
+    P = (1 + l+) P+ + l- P-          P- = softmax(sigma(W- x) k / sqrt d)
+
+and says nothing of signs, sizes and starts. What is ours, and why:
+
+| here by default               | instead of                      | because                                                       |
+|-------------------------------|---------------------------------|---------------------------------------------------------------|
+| minus l-, with l- >= 0        | plus l-, of any sign            | it always subtracts, and the range of weights is a promise    |
+| ReLU(q) W-                    | sigma of the mapped x           | a query is what a mechanism is given; W- = -I then looks away |
+| l+, l- in (0, ``bound`` = 1)  | unbounded                       | weights stay within [-1, 2]                                   |
+| l+ = l- = ``start`` = 0.5     | no start given                  | rows begin with sum 1                                         |
+| W- = -I (``opposed``)         | no start given                  | the case that the paper's theory treats                       |
+
+``literal=True`` is the formula as written, with sigma = ReLU and q in the place of x: plus l-, q- = ReLU(q W-), l+ and l- without a
+bound, beginning at ``start`` and -``start``; rows then sum to 1 + l+ + l-.
+
+l+ and l- are learnable per head; ``tied=True`` makes them one number, so that rows sum to 1; ``fixed`` sets both to a constant.
 
 >>> import torch
->>> from unsoft.mechanisms.module import Place
+>>> from unsoft.mechanisms.core.module import Place
 >>> layer = Gpam(Place(heads=2, head_dim=4), tied=True)
 >>> q, k, v = (torch.randn(1, 2, 5, 4) for _ in range(3))
 >>> _, weights = layer(q, k, v, return_weights=True)
@@ -27,29 +43,40 @@ from torch import Tensor, nn
 
 from unsoft.formula import Formula
 from unsoft.formula.analysis import Properties
-from unsoft.mechanisms.affine import combine, paired_attention
-from unsoft.mechanisms.module import Inputs, Mechanism, Place
-from unsoft.mechanisms.registry import family, resolve
+from unsoft.mechanisms.core.affine import paired_attention
+from unsoft.mechanisms.core.module import Inputs, Mechanism, Place
+from unsoft.mechanisms.core.registry import family, resolve
 
 
 class Gpam(Mechanism):
     """See the module's docstring. ``start``: l+ and l- at the beginning; ``opposed``: W- = -I, else a random map."""
 
+    formula_names = ("base",)
+
     def __init__(
-        self, place: Place, base: Formula | None = None, *, bound: float = 1.0, start: float = 0.5, tied: bool = False,
-        fixed: float | None = None, opposed: bool = True,
-    ) -> None:  # fmt: skip
+        self,
+        place: Place,
+        base: Formula | None = None,
+        *,
+        bound: float = 1.0,
+        start: float = 0.5,
+        tied: bool = False,
+        fixed: float | None = None,
+        opposed: bool = True,
+        literal: bool = False,
+    ) -> None:
         super().__init__(place)
         if not (math.isfinite(bound) and bound > 0):
             raise ValueError(f"gpam: argument 'bound' must be positive, not {bound!r}")
-        if not 0 < start < bound:
+        if not 0 < start < (math.inf if literal else bound):
             raise ValueError(
                 f"gpam: argument 'start' must lie between 0 and bound = {bound:g}, not {start!r}"
             )
         if fixed is not None and not 0 <= fixed < math.inf:
             raise ValueError(f"gpam: argument 'fixed' must be a non-negative number, not {fixed!r}")
         self.base = base or resolve("softmax")
-        self.bound, self.tied, self.fixed = bound, tied, fixed
+        self.bound, self.tied, self.fixed, self.literal = bound, tied, fixed, literal
+        self._known: tuple[object, tuple[Tensor, Tensor]] = (None, (torch.empty(0), torch.empty(0)))
         heads, width = place.heads, place.head_dim
         first = (
             -torch.eye(width).expand(heads, width, width)
@@ -57,24 +84,52 @@ class Gpam(Mechanism):
             else torch.randn(heads, width, width) / width**0.5
         )
         self.negative_map = nn.Parameter(first.clone())
-        if fixed is None:
-            logit = math.log(start / (bound - start))
-            self.plus = nn.Parameter(torch.full((heads,), logit))
-            self.minus = None if tied else nn.Parameter(torch.full((heads,), logit))
+        self.plus = None if fixed is not None else nn.Parameter(torch.empty(heads))
+        self.minus = None if fixed is not None or tied else nn.Parameter(torch.empty(heads))
+        self.begin_at(start)
+
+    @torch.no_grad()
+    def begin_at(self, strength: float) -> None:
+        """Sets what is added of the first map and subtracted of the second, if that is learnable."""
+        if self.plus is not None:
+            self.plus.fill_(strength if self.literal else math.log(strength / (self.bound - strength)))
+            if self.minus is not None:
+                self.minus.copy_(-self.plus if self.literal else self.plus)
+
+    def open_start(self) -> None:
+        """2 % is added of the first map and subtracted of the second."""
+        self.begin_at(min(0.02, self.bound / 2))
 
     def strengths(self) -> tuple[Tensor, Tensor]:
-        """l+ and l-, one value per head."""
-        if self.fixed is not None:
+        """How much is added of the first map and subtracted of the second, one value per head: l+ and l- (-l- if literal)."""
+        if self.plus is None:
             both = self.negative_map.new_full((self.place.heads,), self.fixed)
             return both, both
+        if self.literal:
+            return self.plus, self.plus if self.minus is None else -self.minus
         plus = self.bound * self.plus.sigmoid()
         return plus, plus if self.minus is None else self.bound * self.minus.sigmoid()
 
+    def second_query(self, query: Tensor) -> Tensor:
+        """q-, the query of the map that is subtracted."""
+        negative_map = self.negative_map.to(query.dtype)
+        return (query @ negative_map).relu() if self.literal else query.relu() @ negative_map
+
     def attend(self, inputs: Inputs) -> Tensor | tuple[Tensor, Tensor]:
-        plus, minus = (x.to(inputs.query.dtype)[:, None, None] for x in self.strengths())
-        negative = inputs.query.relu() @ self.negative_map.to(inputs.query.dtype)
-        first, second = paired_attention(inputs, negative, self.base)
-        return combine(first, second, 1 + plus, minus)
+        factors = self._factors(inputs.query.dtype)
+        return paired_attention(inputs, self.second_query(inputs.query), self.base, *factors)
+
+    def _factors(self, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        """1 + l+ and l-; where no gradient is wanted they are computed once for as long as the parameters stay the same."""
+        learned = [x for x in (self.negative_map, self.plus, self.minus) if x is not None]
+        if torch.is_grad_enabled() or torch.compiler.is_compiling() or any(x.is_inference() for x in learned):
+            plus, minus = self.strengths()
+            return (1 + plus).to(dtype), minus.to(dtype)
+        state = (dtype, *((x.data_ptr(), x._version) for x in learned))
+        if self._known[0] != state:
+            plus, minus = self.strengths()
+            self._known = (state, ((1 + plus).to(dtype), minus.to(dtype)))
+        return self._known[1]
 
 
 family(

@@ -2,7 +2,8 @@
 
     a_j = exp(s_j) / sqrt( sum_k exp(2 s_k) )
 
-A variation of softmax in which the squares of the weights sum to 1.
+Source: Su 2022, kexue.fm/archives/9105, on a theoretical flaw of relative positions: where every row sums to 1, equal values
+give equal outputs at every position, whatever relative positions do to the logits. Rows whose squares sum to 1 do not have it.
 
 Can: keep the size of the output when many keys agree in weight but their values are independent (the variance
 of the sum is kept, not the mean).
@@ -16,7 +17,7 @@ tensor([0.6000, 0.8000])
 
 from unsoft.formula import Formula
 from unsoft.formula.formula import Facts
-from unsoft.mechanisms.registry import builtin
+from unsoft.mechanisms.core.registry import builtin
 
 L2 = Formula(
     weight="exp(s - m)",
@@ -24,6 +25,7 @@ L2 = Formula(
     peak="s",
     norm="sqrt",
     name="l2",
+    paper="Su 2022, kexue.fm/archives/9105",
     summary="squares of the weights sum to 1",
     facts=Facts(signed=False, mass_degree=2.0),
 )

@@ -52,12 +52,12 @@ from unsoft.magnitude.points import Points, checked_eps
 from unsoft.magnitude.prefix import arrival_weights
 from unsoft.magnitude.streaming import CENTRES, CHUNK, streamed_weights
 from unsoft.magnitude.truncated import truncated_weights
-from unsoft.mechanisms.cache import Cache
-from unsoft.mechanisms.gated_mass import MassGate
+from unsoft.mechanisms.core.cache import Cache
+from unsoft.mechanisms.core.gated_mass import MassGate
+from unsoft.mechanisms.core.module import Around, Inputs, Mechanism, Place, Pointwise
+from unsoft.mechanisms.core.registry import family, module_modifier, resolve
 from unsoft.mechanisms.magnitude_cache import MagnitudeCache
 from unsoft.mechanisms.magnitude_rows import attend_by_rows
-from unsoft.mechanisms.module import Around, Inputs, Mechanism, Place, Pointwise
-from unsoft.mechanisms.registry import family, module_modifier, resolve
 
 WHERE, SOLVERS = ("values", "mass"), ("cg", "cholesky", "lowrank")
 CAUSAL = ("auto", "arrival", "prefix", "streaming")
@@ -71,6 +71,8 @@ _RESIDUAL = 1e-4
 
 class Magnitude(Around):
     """See the module's docstring."""
+
+    needs_all_keys = True
 
     def __init__(
         self, inner: Mechanism, *, where: str = "values", causal: str = "auto", start: str = "plain", t: float = 1.0,
@@ -108,6 +110,13 @@ class Magnitude(Around):
         self.log_t = nn.Parameter(torch.full((heads,), math.log(t)))
         self.beta = nn.Parameter(torch.full((heads,), beta))
         self.gamma = nn.Parameter(torch.full((heads,), gamma))
+
+    @torch.no_grad()
+    def open_start(self) -> None:
+        """Gates of sigmoid(9) = 0.9999 for every key."""
+        beta, gamma = STARTS["open"]
+        self.beta.fill_(beta)
+        self.gamma.fill_(gamma)
 
     def extra_repr(self) -> str:
         how = (
@@ -253,7 +262,7 @@ class Magnitude(Around):
 
     def _call(self, inputs: Inputs) -> Call:
         """The call, checked: its mask says which keys are there."""
-        options = {name: x for name, x in inputs.options.items() if name != "engine"}
+        options = {name: x for name, x in inputs.options.items() if name not in ("engine", "positions")}
         if self.query_heads != self.place.heads:  # several queries for each head share its key
             options["enable_gqa"] = True
         return checked_call(inputs.query, inputs.key, inputs.value, resolve("softmax"), **options)[0]

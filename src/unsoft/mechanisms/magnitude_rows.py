@@ -9,8 +9,8 @@ from torch import Tensor
 from torch.nn.functional import pad
 from torch.utils.checkpoint import checkpoint
 
-from unsoft.mechanisms.gated_mass import weighted_values
-from unsoft.mechanisms.module import Inputs
+from unsoft.mechanisms.core.gated_mass import weighted_values
+from unsoft.mechanisms.core.module import Inputs
 
 if TYPE_CHECKING:
     from unsoft.mechanisms.magnitude import Magnitude
@@ -60,7 +60,10 @@ def _with_masked_keys(inputs: Inputs, more: int) -> Inputs:
         mask = mask.expand(*mask.shape[:-1], inputs.key.shape[-2])
     mask = pad(mask, (0, more), value=False if mask.dtype == torch.bool else -torch.inf)
     key, value = (pad(x, (0, 0, 0, more)) for x in (inputs.key, inputs.value))
-    return inputs.change(key=key, value=value, options=inputs.options | {"attn_mask": mask})
+    options = inputs.options | {"attn_mask": mask}
+    if options["positions"] is not None:
+        options["positions"] = (options["positions"][0], pad(options["positions"][1], (0, more)))
+    return inputs.change(key=key, value=value, options=options)
 
 
 def _nothing(layer: Magnitude, inputs: Inputs, rows: int) -> list[Tensor]:
@@ -83,6 +86,9 @@ class _Block:
             mask = mask if mask.dim() < 2 or mask.shape[-2] == 1 else mask[..., low:high, :]
             options["attn_mask"] = mask if mask.shape[-1] == 1 else mask[..., : self.seen]
         options["is_causal"] = "lower_right"
+        if options["positions"] is not None:
+            queries, keys = options["positions"]
+            options["positions"] = queries[..., low:high], keys[..., : self.seen]
         self.inputs = inputs.change(
             query=inputs.query[..., low:high, :], key=inputs.key[..., : self.seen, :],
             value=inputs.value[..., : self.seen, :],

@@ -1,69 +1,103 @@
-"""retention: linear attention whose weights fade with distance (RetNet); decay: the fading alone.
+"""retention: linear attention whose weights fade with distance (RetNet).
 
-    retention   a_ij = d^(i-j) s_ij        j <= i, not normalised, signed
-    decay       a_ij = d^(i-j)             the linear RNN of document 001: what recurrence forgets, without content
+    a_ij = d^(i-j) s_ij          j <= i, not normalised, signed
 
-Papers: Sun et al., Retentive Network, arXiv 2307.08621 (d_h = 1 - 2^(-5-h), a norm per head follows outside);
-Orvieto et al., LRU, for the recurrence.
+Paper: Sun et al., Retentive Network, arXiv 2307.08621 (d_h = 1 - 2^(-5-h)).
 
 Can: focus without limit: the sparsity measure S goes to 0 with the length; constant cost per token. Cannot: look far: what is
-attended to depends on distance (decay: on nothing else). Both look back only.
+attended to depends on distance. It looks back only.
 
 d is one number per head in (0, 1), fixed as published, or ``learnable``.
 
+The paper's block is norm(retention) * swish(x W). Without them outputs grow with the number of keys, and more with every layer of a
+deep stack: use them when training from scratch. Both are options, off by default so that the mechanism is the bare map:
+
+    norm="group"   mean 0 and variance 1 over the channels of a head, no weights (the paper's GroupNorm)
+    norm="rms"     root mean square 1 instead, as in the authors' later code
+    gate=True      swish(x W + c) for every channel; x is the hidden state if ``hidden=`` brings it, otherwise the query
+
+The c is ours: with W = 0 and c = 1.278 the gate starts at 1 (the paper has no c and a random W). Weights that are returned
+are those before norm and gate.
+
 >>> import torch
->>> from unsoft.mechanisms.module import Place
->>> _, weights = Decay(Place(1, 4), start=0.5)(*(torch.randn(1, 1, 3, 4) for _ in range(3)), is_causal=True, return_weights=True)
+>>> from unsoft.mechanisms.core.module import Place
+>>> one = torch.ones(1, 1, 3, 4)                             # every logit is 4 / sqrt 4 = 2
+>>> _, weights = Retention(Place(1, 4), start=0.5)(one, one, one, is_causal=True, return_weights=True)
 >>> weights[0, 0]
-tensor([[1.0000, 0.0000, 0.0000],
-        [0.5000, 1.0000, 0.0000],
-        [0.2500, 0.5000, 1.0000]])
+tensor([[2.0000, 0.0000, 0.0000],
+        [1.0000, 2.0000, 0.0000],
+        [0.5000, 1.0000, 2.0000]])
 """
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 from unsoft.formula.analysis import Properties
-from unsoft.mechanisms import features
-from unsoft.mechanisms.linear import Linear
-from unsoft.mechanisms.module import Place
-from unsoft.mechanisms.registry import family
+from unsoft.mechanisms.core.cache import Cache
+from unsoft.mechanisms.core.factor import TokenFactor
+from unsoft.mechanisms.core.linear import Linear, unchanged
+from unsoft.mechanisms.core.module import Inputs, Place
+from unsoft.mechanisms.core.registry import family
+
+_OPEN_GATE = 1.2784645427610738
+"""swish(this) = 1."""
+_EPS = 1e-6
 
 
 class Retention(Linear):
     """See the module's docstring. ``start``: d for all heads; by default 1 - 2^(-5-h) for head h."""
 
-    causal_only = True
+    causal_only = uses_positions = True
 
-    def __init__(self, place: Place, start: float | None = None, *, learnable: bool = False) -> None:
-        super().__init__(place, features.identity, scaled=True, normaliser="none")
+    def __init__(
+        self,
+        place: Place,
+        start: float | None = None,
+        *,
+        learnable: bool = False,
+        norm: str | None = None,
+        gate: bool = False,
+    ) -> None:
+        super().__init__(place, unchanged, scaled=True, normaliser="none", compiled_map="identity")
         if start is not None and not 0 < start < 1:
             raise ValueError(
                 f"{type(self).__name__.lower()}: the decay must lie strictly between 0 and 1, not {start!r}"
             )
+        if norm not in (None, "group", "rms"):
+            raise ValueError(f"retention: argument 'norm' must be 'group', 'rms' or None, not {norm!r}")
         heads = torch.arange(place.heads, dtype=torch.float64)
         decay = 1 - 2.0 ** (-5 - heads) if start is None else torch.full_like(heads, start)
         # As logit(d), which keeps a learned d inside (0, 1); the published values need float64 to be exact.
         self.logit = nn.Parameter(torch.logit(decay).float(), requires_grad=learnable)
+        self.norm = norm
+        self.gate = TokenFactor(place, width=place.values, start=_OPEN_GATE) if gate else None
+
+    def attend(self, inputs: Inputs) -> Tensor | tuple[Tensor, Tensor]:
+        return self._finished(inputs, super().attend(inputs))
+
+    def attend_cached(self, inputs: Inputs, cache: Cache) -> Tensor | tuple[Tensor, Tensor]:
+        return self._finished(inputs, super().attend_cached(inputs, cache))
+
+    def _finished(
+        self, inputs: Inputs, result: Tensor | tuple[Tensor, Tensor]
+    ) -> Tensor | tuple[Tensor, Tensor]:
+        out = result[0] if isinstance(result, tuple) else result
+        if self.norm == "group":
+            out = functional.layer_norm(out, out.shape[-1:], eps=_EPS)
+        elif self.norm == "rms":
+            out = functional.rms_norm(out, out.shape[-1:], eps=_EPS)
+        if self.gate is not None:
+            out = out * functional.silu(self.gate(inputs.query, inputs.hidden))
+        return (out, result[1]) if isinstance(result, tuple) else out
 
     def decay(self) -> Tensor:
         return self.logit.sigmoid()
 
 
-class Decay(Retention):
-    """Retention without content: every key has the feature 1."""
-
-    def features(self, q: Tensor, k: Tensor, first_query: int, first_key: int) -> tuple[Tensor, Tensor]:
-        return torch.ones_like(q[..., :1]), torch.ones_like(k[..., :1])
-
-
 family(
     "retention", Retention, summary="linear attention whose weights fade with distance", argument="start",
     paper="Sun et al. 2023, arXiv 2307.08621", properties=Properties(True, "free", "free", False, False, True),
-)  # fmt: skip
-family(
-    "decay", Decay, summary="weights that fade with distance, whatever the content", argument="start",
-    paper="Orvieto et al. 2023, arXiv 2303.06349", properties=Properties(False, "free", "free", False, False, True),
 )  # fmt: skip

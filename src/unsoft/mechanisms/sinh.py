@@ -3,7 +3,8 @@
     a_j = sinh(s_j) / sum_k cosh(s_k)
 
 Our own control for cog; whether it is new is not established. It equals a mix of
-softmax(s) and -softmax(-s), so it could be computed by two ordinary attention calls.
+softmax(s) and -softmax(-s), so it could be computed by two ordinary attention calls. sinh(s) is written
+cosh(s) tanh(s): the difference of two exponentials would cancel for small logits.
 
 Can: subtract like cog, and pass smoothly through exactly 0 at s = 0, so a key can be ignored and training can
 start from zero. The absolute weights sum to less than 1.
@@ -18,10 +19,10 @@ tensor([  9.0000, -16.0000])
 
 from unsoft.formula import Formula
 from unsoft.formula.formula import Facts
-from unsoft.mechanisms.registry import builtin
+from unsoft.mechanisms.core.registry import builtin
 
 SINH = Formula(
-    weight="(exp(s - m) - exp(-s - m))/2",
+    weight="(exp(s - m) + exp(-s - m))*tanh(s)/2",
     mass="(exp(s - m) + exp(-s - m))/2",
     peak="abs(s)",
     name="sinh",

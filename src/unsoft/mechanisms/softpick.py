@@ -5,11 +5,12 @@
 Paper: Zuhri et al., Softpick: No Attention Sink, No Massive Activations with Rectified Softmax, arXiv
 2504.20966. The peak is max(s, 0): with the unclamped peak of the official code exp(-m) overflows for rows of
 very negative logits. The paper's epsilon is replaced by the rule that a row of total mass 0 has weights 0.
+|exp(s) - 1| is written exp(max(s, 0)) (1 - exp(-|s|)), which neither overflows nor cancels: logits of 1e-30
+give the weights that their ratios say.
 
 Can: give exact zeros and attend to nothing; negative logits take part in the normaliser, so they still
 receive gradient.
 Cannot: subtract. The row sum is at most 1. Reported to lag behind softmax in larger models and long contexts.
-The first exponential minus 1 cancels for tiny logits, where low precision is poor.
 
 >>> import math, torch
 >>> s = torch.tensor([math.log(3), math.log(2), -math.log(2)])     # exp(s) - 1 = 2, 1, -1/2
@@ -19,11 +20,11 @@ tensor([4.0000, 2.0000, 0.0000])
 
 from unsoft.formula import Formula
 from unsoft.formula.formula import Facts
-from unsoft.mechanisms.registry import builtin
+from unsoft.mechanisms.core.registry import builtin
 
 SOFTPICK = Formula(
-    weight="max(exp(s - m) - exp(-m), 0)",
-    mass="abs(exp(s - m) - exp(-m))",
+    weight="max(-sign(s)*exp(max(s, 0) - m)*expm1(-abs(s)), 0)",
+    mass="-exp(max(s, 0) - m)*expm1(-abs(s))",
     peak="max(s, 0)",
     name="softpick",
     paper="Zuhri et al. 2025, arXiv 2504.20966",

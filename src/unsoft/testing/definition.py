@@ -3,17 +3,25 @@
     a_ij = weight(s_ij) e^b / norm( sum over visible j of mass(s_ij) e^(p b) + offset_mass )
     m_i  = max over visible j of peak(s_ij) + b
 
-with b the float mask of formulas whose bias is "strength" and 0 for others. It judges the dense engine, and
-it supplies the sizes of the terms that a result is summed from (see :mod:`unsoft.testing.natural`).
+with b the float mask of formulas whose bias is "strength" and 0 for others, which add it to the logit or to
+an expression of it. It judges the dense engine, and it supplies the sizes of the terms that a result is summed from (see :mod:`unsoft.testing.natural`).
 """
 
 from __future__ import annotations
+
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from unsoft.formula import Expr, Formula, derivative, evaluate
+from unsoft.formula.expr import symbol
+from unsoft.formula.row import vanishes
+from unsoft.formula.substitute import substitute
 from unsoft.testing.case import Inputs
+
+MASK = "_mask"
+"""The symbol of a float mask that is added to an expression of the logit."""
 
 
 class Definition:
@@ -23,7 +31,7 @@ class Definition:
         case = inputs.case
         arguments = inputs.arguments(inputs.leaves)
         group = case.heads // case.kv_heads
-        self.formula, self.degree = formula, formula.mass_degree
+        self.formula, self.degree = _with_mask(formula), formula.mass_degree
         self.q = arguments["query"]
         self.k, self.v = (arguments[name].repeat_interleave(group, dim=1) for name in ("key", "value"))
         self.scale = arguments.get("scale") or case.width**-0.5
@@ -31,11 +39,11 @@ class Definition:
         if "mask" in inputs.leaves:
             self.bias = torch.where(self.visible, inputs.leaves["mask"], 0.0)
         logits = self.scale * self.q @ self.k.mT
-        strength = formula.bias == "strength"
-        self.boost = self.bias if strength else torch.zeros(())
+        self.boost = self.bias if formula.bias == "strength" else torch.zeros(())
         rows = torch.arange(case.length, dtype=torch.float64) + (case.offset or 0)
         self.symbols = {
-            "s": logits if strength else logits + self.bias,
+            "s": logits + self.bias if formula.bias == "logit" else logits,
+            MASK: self.bias,
             "n": self.visible.sum(-1, keepdim=True).clamp(min=1).double(),
             "i": rows[:, None],
             "j": torch.arange(case.keys, dtype=torch.float64),
@@ -45,7 +53,7 @@ class Definition:
             },
         }
         if formula.peak is not None:
-            peaks = self._evaluate(formula.peak) + self.boost
+            peaks = self._evaluate(self.formula.peak) + self.boost
             lowest = peaks.new_full(
                 (*case.shape[:3], 1), -torch.inf
             )  # so that there is a maximum over no keys
@@ -53,11 +61,11 @@ class Definition:
             self.symbols["m"] = m.nan_to_num(neginf=0.0)
         self.total = torch.ones(*case.shape[:3], 1, dtype=torch.float64)
         if formula.mass is not None:
-            self.total = self.entries(formula.mass, self.degree).sum(-1, keepdim=True)
+            self.total = self.entries(self.formula.mass, self.degree).sum(-1, keepdim=True)
             if formula.offset_mass is not None:
                 self.total = self.total + self.row(formula.offset_mass)
         self.norm = self.total if formula.norm is None else self.row(formula.norm)
-        self.inverse = torch.where(self.norm == 0, 0.0, 1.0 / self.norm)
+        self.inverse = torch.where(vanishes(self.norm), 0.0, 1.0 / self.norm)
 
     def entries(self, expr: Expr, degree: float = 1.0) -> Tensor:
         """Values at every visible entry, 0 elsewhere, scaled by the float mask to the power ``degree``."""
@@ -66,7 +74,7 @@ class Definition:
 
     def row(self, expr: Expr) -> Tensor:
         """Values (B, H, L, 1) of an expression that needs no key."""
-        symbols = {name: x for name, x in self.symbols.items() if name not in ("s", "j")}
+        symbols = {name: x for name, x in self.symbols.items() if name not in ("s", "j", MASK)}
         return evaluate(expr, symbols | {"z": self.total}).expand(self.total.shape)
 
     def shifted(self, expr: Expr, distance: Tensor) -> Tensor:
@@ -92,6 +100,26 @@ class Definition:
         return evaluate(expr, self.symbols).expand(self.visible.shape)
 
 
+@dataclass(frozen=True)
+class MaskedFormula:
+    """The parts of a formula, with the symbol of the float mask in them if that is added to an expression."""
+
+    weight: Expr
+    mass: Expr | None
+    peak: Expr | None
+    norm: Expr | None
+    offset_mass: Expr | None
+    bias: str
+
+
+def _with_mask(formula: Formula) -> MaskedFormula:
+    parts = [formula.weight, formula.mass, formula.peak]
+    if formula.bias not in ("logit", "strength"):
+        target = formula.mask_target
+        parts = [None if x is None else substitute(x, target, target + symbol(MASK)) for x in parts]
+    return MaskedFormula(*parts, formula.norm, formula.offset_mass, formula.bias)
+
+
 def is_near_jump(formula: Formula, inputs: Inputs, distance: float) -> bool:
     """Does a weight, a mass or a slope of one jump within a relative distance of some logit?
 
@@ -101,7 +129,7 @@ def is_near_jump(formula: Formula, inputs: Inputs, distance: float) -> bool:
     if definition.visible.numel() == 0:
         return False
     step = distance * definition.logit_size
-    parts = [part for part in (formula.weight, formula.mass) if part is not None]
+    parts = [part for part in (definition.formula.weight, definition.formula.mass) if part is not None]
     for expr in (*parts, *(derivative(part, "s") for part in parts)):
         change = definition.shifted(expr, step) - definition.shifted(expr, -step)
         smooth = 8 * step * definition.entries(derivative(expr, "s")).abs()

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from unsoft.testing.case import DOUBLE, Case, Inputs
 from unsoft.testing.check import Check, Property, Results
+from unsoft.testing.definition import Definition
 from unsoft.testing.measure import Measure, close, equal, fact
 
 CASES = [Case(6, 9, 8, 5, 2, 4, 2), Case(70, 80, 8, 8, 1, 2, 2)]
@@ -84,9 +85,10 @@ def _hidden(inputs: Inputs, visible: Tensor | None) -> Inputs:
 def float_mask_rule(check: Check) -> Iterator[Measure]:
     """A "logit" mask is added to the logit: the same as one more dimension of q and k that produces it.
 
-    A "strength" mask multiplies weights by exp(mask), up to one factor for each row, and changes no sign.
+    A "strength" mask multiplies weights by exp(mask), up to one factor for each row, and changes no sign. Any
+    other is added to an expression of the logit, as logn scales it.
     """
-    rule = {"logit": _as_logit, "strength": _as_strength}[check.formula.bias]
+    rule = {"logit": _as_logit, "strength": _as_strength}.get(check.formula.bias, _as_defined)
     yield from check.over(
         [Case(6, 8, mask="additive per key"), Case(4, 70, mask="additive per key")], lambda c: rule(check, c)
     )
@@ -106,6 +108,14 @@ def _as_logit(check: Check, case: Case) -> Iterator[Measure]:
     yield from check.compare(
         f"{case}, as a part of the logit", {"output": check.output(inputs)}, expected, sizes
     )
+
+
+def _as_defined(check: Check, case: Case) -> Iterator[Measure]:
+    """Added to an expression of the logit: the definition says the rest."""
+    inputs = check.draw(case)
+    expected = {"output": Definition(check.formula, inputs).output}
+    sizes = check.sizes(inputs, (case, torch.float32))
+    yield from check.compare(f"{case}, added last", {"output": check.output(inputs)}, expected, sizes)
 
 
 def _as_strength(check: Check, case: Case) -> Iterator[Measure]:

@@ -28,7 +28,7 @@ from torch import Tensor
 from unsoft.engines.dropout import keep_factor
 from unsoft.formula import Expr, Formula, derivative
 from unsoft.testing.case import Inputs
-from unsoft.testing.definition import Definition
+from unsoft.testing.definition import MASK, Definition
 from unsoft.testing.rounding import with_error
 
 
@@ -92,6 +92,8 @@ class _Sizes:
         """(B, H, L, S); a strength bias multiplies weight and mass, so those are its slopes."""
         if self.definition.formula.bias == "logit":
             return self.ds
+        if self.definition.formula.bias != "strength":
+            return self._by(MASK)
         by_mass = self.definition.degree * self._mass(self.definition.formula.mass) * self.delta
         return self.w * self.p + by_mass
 

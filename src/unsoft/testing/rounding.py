@@ -66,6 +66,7 @@ _PASSED: dict[str, Callable[..., Any]] = {
     "sign": lambda v, a, ea: 0.0,
     "relu": lambda v, a, ea: torch.where(a > 0, ea, 0.0),
     "exp": lambda v, a, ea: v * ea,
+    "expm1": lambda v, a, ea: (v + 1) * ea,
     "log": lambda v, a, ea: ea / abs(a),
     "sqrt": lambda v, a, ea: torch.where(v == 0, 0.0, ea / (2 * v)),
     "tanh": lambda v, a, ea: (1 - v * v) * ea,

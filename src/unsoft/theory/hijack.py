@@ -24,7 +24,7 @@ from torch import Tensor
 from unsoft.formula import Formula
 from unsoft.theory.arguments import Numbers, read_at_least, read_numbers
 from unsoft.theory.moments import Weight
-from unsoft.theory.sparsity import formula_of
+from unsoft.theory.named import formula_of
 
 LOG_20 = math.log(20)
 GATES = ("sigmoid", "weight")

@@ -77,6 +77,8 @@ def _operate(op: str, args: list[SignedLog]) -> SignedLog:
             return _power(a, b)
         case "exp":
             return SignedLog(a.plain.exp(), torch.ones_like(a.plain), a.plain)
+        case "expm1":
+            return _expm1(a)
         case "log":
             return of_plain(torch.where(a.sign >= 0, a.log, math.nan))
         case "sqrt":
@@ -102,6 +104,13 @@ def _operate(op: str, args: list[SignedLog]) -> SignedLog:
             difference = _sum(a, _negative(b)).sign
             return of_plain(getattr(torch, op)(difference, torch.zeros_like(difference)).double())
     raise ValueError(f"formula: the theory does not know the operation {op!r}")
+
+
+def _expm1(a: SignedLog) -> SignedLog:
+    """exp(a) - 1; far above 1 its logarithm is a, nearly."""
+    plain = a.plain.expm1()
+    far = SignedLog(plain, torch.ones_like(plain), a.plain)
+    return _choose(a.plain < 600, of_plain(plain), far)
 
 
 def _negative(a: SignedLog) -> SignedLog:

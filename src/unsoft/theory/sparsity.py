@@ -1,8 +1,7 @@
-"""S(beta, gamma) of any mechanism, the measure of document 001: how evenly a long row spreads its weight."""
+"""S(beta, gamma) of any mechanism, the measure of Su 2023: how evenly a long row spreads its weight."""
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Mapping
 
 import torch
@@ -12,6 +11,7 @@ from unsoft.formula import Formula
 from unsoft.theory.arguments import Numbers, read_logits
 from unsoft.theory.closed_forms import CLOSED_FORMS
 from unsoft.theory.moments import Weight, limit_spread, ratio
+from unsoft.theory.named import formula_of
 
 _LEAST_SPREAD = 1e-100  # stands for 0 in the closed forms
 
@@ -28,17 +28,18 @@ def sparsity(
     """S = E|a| / sqrt(E a^2) of a row of infinitely many keys whose logits are N(beta, gamma^2).
 
     1 is perfectly even, 0 is all on one key. beta = q . mu and gamma = sigma |q| for keys k ~ N(mu, sigma^2
-    I); the row's normaliser cancels. A name ("exp", "softmax", "identity", "relu", "relu2", "cog", "sinh",
-    "softmax1", "l2") uses its closed form, "sigmoid" and every :class:`~unsoft.Formula` numeric integration
-    to about 1e-10.
+    I); the row's normaliser cancels. A mechanism is a name ("tanh", "polynomial(3)", "logn+cog") or a
+    :class:`~unsoft.Formula`. "exp", "softmax", "identity", "relu", "relu2", "cog", "sinh", "softmax1" and "l2"
+    use their closed forms, everything else numeric integration to about 1e-10.
 
     beta and gamma broadcast; the result is a float64 tensor. gamma = 0 gives the limit gamma -> 0: 1 if the
     weight at beta is not 0, 0 if it is 0 all around, and what lies between at a corner (sqrt(2/pi) for
     "identity" at beta = 0).
 
     n
-        Number of keys, for formulas that depend on it in more than their scale, such as sigmoid's -log(n).
-        The row itself stays infinitely long.
+        Number of keys that the formula is told, needed if it depends on n in more than its scale, such as
+        sigmoid's -log(n) or the factor of "logn+cog". The row itself stays infinitely long: S is that of a row
+        that grows while n stays. A factor such as the 1/n of "tanh" cancels and needs no n.
     params
         Values of a formula's parameters other than their defaults.
     dim
@@ -58,33 +59,6 @@ def sparsity(
     if params:
         raise ValueError(f"params: the closed form of {mechanism!r} has no parameters; give a Formula")
     return form(mean, spread.clamp(min=_LEAST_SPREAD))
-
-
-def formula_of(mechanism: str | Formula) -> Formula:
-    """The formula to integrate. Weights by name are written here once more, apart from the mechanisms."""
-    if isinstance(mechanism, Formula):
-        return mechanism
-    if not isinstance(mechanism, str):
-        raise TypeError(f"mechanism: expected a name or a Formula, not {type(mechanism).__name__}")
-    if mechanism not in WEIGHTS:
-        near = difflib.get_close_matches(mechanism.lower(), WEIGHTS, n=1, cutoff=0.4)
-        hint = f"; did you mean {near[0]!r}?" if near else ""
-        raise ValueError(
-            f"mechanism: the theory knows no {mechanism!r}{hint}"
-            f" (known: {', '.join(sorted(WEIGHTS))}; anything else as a Formula)"
-        )
-    return Formula(WEIGHTS[mechanism])
-
-
-WEIGHTS = {  # up to the factors that cancel
-    **dict.fromkeys(("exp", "softmax", "softmax1", "l2"), "exp(s)"),
-    **dict.fromkeys(("identity", "linear-identity"), "s"),
-    "relu": "max(s, 0)",
-    "relu2": "max(s, 0)**2",
-    "cog": "sign(s)*exp(abs(s))",
-    "sinh": "(exp(s) - exp(-s))/2",
-    "sigmoid": "sigmoid(s - log(n))",
-}
 
 
 def _numeric(weight: Weight, beta: Tensor, gamma: Tensor, dim: int | None) -> Tensor:

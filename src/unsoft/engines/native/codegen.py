@@ -8,19 +8,23 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
+from unsoft.engines.terms import BIAS, masked
 from unsoft.formula import Expr, Formula, Instruction, derivative, lower
 from unsoft.formula.cpp import literal, operation
-from unsoft.formula.expr import number, symbol
+from unsoft.formula.expr import COMPARISONS, number, symbol
 from unsoft.formula.lower import Operand
 
-_ENTRY = {"s", "j"}
+_ENTRY = {"s", "j", BIAS}
 _ROW_ARGUMENTS = "V m, V n, V i, const real *params"
 
 
 def formula_source(formula: Formula) -> str:
     """The whole translation unit of a formula."""
     names = sorted(formula.params)
-    weight, mass = formula.safe_weight, formula.safe_mass
+    weight, mass, peak = formula.safe_weight, formula.safe_mass, formula.peak
+    operand = formula.bias not in ("logit", "strength")
+    if operand:
+        weight, mass, peak = (masked(part, formula) for part in (weight, mass, peak))
     value = {"weight": weight} | ({} if mass is None else {"mass": mass})
     slope = value | {f"d{part}": derivative(expr, "s") for part, expr in value.items()}
     by_parameter = {
@@ -29,9 +33,10 @@ def formula_source(formula: Formula) -> str:
         for part, expr in value.items()
     }
     functions = {
-        "peak": {} if formula.peak is None else {"peak": formula.peak},
+        "peak": {} if peak is None else {"peak": peak},
         "value": value,
         "slope": slope,
+        "bias_slopes": {f"d{part}": derivative(expr, BIAS) for part, expr in value.items()},
     }
     entry = _EntryFunctions(functions | {"parameter_slopes": by_parameter}, names)
     offset, norm = formula.offset_mass, formula.norm
@@ -44,30 +49,34 @@ def formula_source(formula: Formula) -> str:
     return f"""#include "interface.h"
 struct Formula {{
     static constexpr bool has_peak = {_bool(formula.peak)}, has_mass = {_bool(mass)};
-    static constexpr bool strength = {_bool(formula.bias == "strength" or None)};
+    static constexpr bool strength = {_bool(formula.bias == "strength" or None)}, operand = {_bool(operand or None)};
     static constexpr int parameters = {len(names)};
     static constexpr double mass_degree = {formula.mass_degree!r};
     struct Row {{
-        V {", ".join(entry.row_fields) or "unused"};
+{_lines(entry.row_declarations)}
     }};
     UNSOFT_INLINE Row row({_ROW_ARGUMENTS}) {{
 {_lines(entry.row_body)}
     }}
-    UNSOFT_INLINE V peak(V s, const Row &row, V j) {{
+    UNSOFT_INLINE V peak(V s, const Row &row, V j, V b) {{
         V peak = {{}};
 {_lines(entry.bodies["peak"])}
         return peak;
     }}
-    UNSOFT_INLINE void value(V s, const Row &row, V j, V &weight, V &mass) {{
+    UNSOFT_INLINE void value(V s, const Row &row, V j, V b, V &weight, V &mass) {{
         mass = V{{}};
 {_lines(entry.bodies["value"])}
     }}
-    UNSOFT_INLINE void slope(V s, const Row &row, V j, V &weight, V &dweight, V &mass, V &dmass) {{
+    UNSOFT_INLINE void slope(V s, const Row &row, V j, V b, V &weight, V &dweight, V &mass, V &dmass) {{
         mass = dmass = V{{}};
 {_lines(entry.bodies["slope"])}
     }}
-    UNSOFT_INLINE void parameter_slopes(V s, const Row &row, V j, V *dweight, V *dmass) {{
+    UNSOFT_INLINE void parameter_slopes(V s, const Row &row, V j, V b, V *dweight, V *dmass) {{
 {_lines(entry.bodies["parameter_slopes"])}
+    }}
+    UNSOFT_INLINE void bias_slopes(V s, const Row &row, V j, V b, V &dweight, V &dmass) {{
+        dmass = V{{}};
+{_lines(entry.bodies["bias_slopes"])}
     }}
     UNSOFT_INLINE V offset({_ROW_ARGUMENTS}) {{
 {_lines(_row_function({"return": offset or _ZERO}, names))}
@@ -117,6 +126,10 @@ class _EntryFunctions:
             self.bodies[f] = body + [f"{output} = {operand(results[f'{f}.{output}'])};" for output in group]
         wanted = _needed(row_constants, by_target)
         self.row_fields = [row_operand(x) for x in row_constants]
+        self.row_declarations = [
+            f"{'I' if x in by_target and by_target[x].op in COMPARISONS else 'V'} {row_operand(x)};"
+            for x in row_constants
+        ]
         self.row_body = _parameters(names)
         self.row_body += [_statement(x, row_operand) for x in instructions if x.target in wanted]
         self.row_body.append("Row row;")
@@ -156,7 +169,7 @@ def _statement(x: Instruction, operand: Callable[[Operand], str]) -> str:
 
 def _operand_names(names: list[str]) -> Callable[[Operand], str]:
     """Operands as C++: parameters are renamed, since their names may mean something there."""
-    renamed = {name: f"param_{k}" for k, name in enumerate(names)}
+    renamed = {name: f"param_{k}" for k, name in enumerate(names)} | {BIAS: "b"}
     return lambda x: renamed.get(x, x) if isinstance(x, str) else f"splat({literal(x)})"
 
 

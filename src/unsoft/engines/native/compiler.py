@@ -18,6 +18,8 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from pathlib import Path
 
+from unsoft.engines.native.trust import temporary_folder, trusted_folder
+
 KERNEL = Path(__file__).parent / "kernel"
 _COMPILERS = ("g++", "clang++", "c++")
 _TIMEOUT_SECONDS = 300
@@ -48,19 +50,27 @@ def load_libraries(sources: dict[str, str], real: str) -> list[ctypes.CDLL]:
     Those that are not in the cache are compiled side by side.
     """
     stems = {name: library_stem(name, source, real) for name, source in sources.items()}
-    found = {name: _cached(stem) for name, stem in stems.items()}
+    try:
+        return _load(sources, real, stems)
+    except OSError as error:
+        raise CompilationError(f"compiled code can neither be kept nor loaded: {error}") from None
+
+
+def _load(sources: dict[str, str], real: str, stems: dict[str, str]) -> list[ctypes.CDLL]:
+    folder = trusted_folder(cache_directory(), [f"{stem}-*.so" for stem in stems.values()])
+    found = {name: _cached(folder, stem) for name, stem in stems.items()}
     missing = [name for name, library in found.items() if library is None]
     if missing:
         with ThreadPoolExecutor(len(missing)) as pool:
-            compiled = pool.map(lambda name: _compile(sources[name], real, stems[name]), missing)
+            compiled = pool.map(lambda name: _compile(sources[name], real, folder, stems[name]), missing)
             found.update(zip(missing, compiled, strict=True))
-    return list(found.values())
+    return [library for library in found.values() if library is not None]
 
 
-def _cached(stem: str) -> ctypes.CDLL | None:
-    for library in cache_directory().glob(f"{stem}-*.so"):
-        # A library that lost its end takes the whole process down when it is loaded, so its name carries its digest.
-        if library.stem.endswith(_digest(library)):
+def _cached(folder: Path, stem: str) -> ctypes.CDLL | None:
+    for library in folder.glob(f"{stem}-*.so"):
+        # What is damaged must never be loaded: it can take the whole process down. So the name carries the digest.
+        if library.stem.endswith(f"-{_digest(library)}"):
             return ctypes.CDLL(str(library))
         library.unlink(missing_ok=True)
     return None
@@ -73,7 +83,7 @@ def library_stem(name: str, source: str, real: str) -> str:
 
 
 def _digest(file: Path) -> str:
-    return hashlib.sha256(file.read_bytes()).hexdigest()[:16]
+    return hashlib.sha256(file.read_bytes()).hexdigest()[:32]
 
 
 @cache
@@ -108,16 +118,18 @@ def _cpu_features() -> str:
     )
 
 
-def _compile(source: str, real: str, stem: str) -> ctypes.CDLL:
-    directory = _writable(cache_directory())
-    descriptor, path = tempfile.mkstemp(suffix=".tmp", dir=directory)
+def _compile(source: str, real: str, folder: Path, stem: str) -> ctypes.CDLL:
+    if not os.access(folder, os.W_OK):
+        folder = temporary_folder()
+    descriptor, path = tempfile.mkstemp(suffix=".tmp", dir=folder)
     os.close(descriptor)
     unfinished = Path(path)
     try:
         _run_compiler(source, real, path)
+        unfinished.chmod(0o700)  # linkers make a new file, with the rights that the umask leaves
         with open(unfinished, "rb") as file:
             os.fsync(file.fileno())
-        library = directory / f"{stem}-{_digest(unfinished)}.so"
+        library = folder / f"{stem}-{_digest(unfinished)}.so"
         os.replace(unfinished, library)
     finally:
         unfinished.unlink(missing_ok=True)
@@ -128,17 +140,6 @@ def _compile(source: str, real: str, stem: str) -> ctypes.CDLL:
         raise CompilationError(
             f"the C++ compiler {find_compiler()} made no usable library: {error}"
         ) from None
-
-
-def _writable(directory: Path) -> Path:
-    """The directory, or a private temporary one if it cannot be written to (compiled again in the next process)."""
-    try:
-        directory.mkdir(parents=True, exist_ok=True, mode=0o700)
-        if os.access(directory, os.W_OK):
-            return directory
-    except OSError:
-        pass
-    return Path(tempfile.mkdtemp(prefix="unsoft-"))
 
 
 def _run_compiler(source: str, real: str, output: str) -> None:

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from unsoft.engines.native.availability import attempt
 from unsoft.engines.native.compiler import KERNEL, load_libraries
+from unsoft.engines.threads import thread_count
 
 _SIDE = 64
 _NO_MEMORY = "unsoft's magnitude kernel could not allocate its buffers"
@@ -94,7 +95,7 @@ def gaussian_between(x: Tensor, y: Tensor) -> Tensor:
     """
     (systems, rows, width), columns = x.shape, y.shape[1]
     z = x.new_empty(systems, rows, columns)
-    sizes = map(ctypes.c_int64, (torch.get_num_threads(), systems, rows, columns, width))
+    sizes = map(ctypes.c_int64, (thread_count(), systems, rows, columns, width))
     _run(
         _library(x.dtype == torch.float64).unsoft_gaussian_between,
         *sizes,
@@ -115,7 +116,7 @@ def inverse_factors(a: Tensor) -> tuple[Tensor, int]:
     """
     systems, n, _ = a.shape
     m, done = _room(a, systems, n), ctypes.c_int64()
-    sizes = map(ctypes.c_int64, (torch.get_num_threads(), systems, n))
+    sizes = map(ctypes.c_int64, (thread_count(), systems, n))
     a = a.detach().contiguous()
     _run(
         _library(a.dtype == torch.float64).unsoft_inverse_factors,
@@ -140,7 +141,7 @@ def congruences(m: Tensor, t: Tensor) -> Tensor:
     if m.stride(2) != 1 or m.stride(0) != n * m.stride(1):
         m = m.contiguous()
     result, t = t.new_empty(t.shape), t.contiguous()
-    sizes = map(ctypes.c_int64, (torch.get_num_threads(), systems, n))
+    sizes = map(ctypes.c_int64, (thread_count(), systems, n))
     _run(
         _library(m.dtype == torch.float64).unsoft_congruences,
         *sizes,
@@ -274,7 +275,7 @@ def _contiguous(x: Tensor, present: Tensor | None) -> tuple[Tensor, Tensor]:
 def _head(x: Tensor, present: Tensor, matrix: Tensor | None = None) -> bytes:
     """struct Gaussian; the tensors must outlive its use."""
     pointers = (x.data_ptr(), present.data_ptr(), 0 if matrix is None else matrix.data_ptr())
-    return _HEAD.pack(torch.get_num_threads(), *x.shape, *pointers)
+    return _HEAD.pack(thread_count(), *x.shape, *pointers)
 
 
 def _room(like: Tensor, systems: int, n: int) -> Tensor:

@@ -2,7 +2,7 @@
 // Formulas typed by the reader: the grammar of unsoft.formula.parse, read into a tree of functions. Nothing is ever executed as code.
 const unsoftFormula = (() => {
   const MOST = { length: 2000, depth: 64, nodes: 2000, exponent: 64 };
-  const ARITY = { exp: 1, log: 1, sqrt: 1, abs: 1, sign: 1, tanh: 1, sigmoid: 1, relu: 1, erf: 1, max: 2, min: 2, where: 3 };
+  const ARITY = { exp: 1, expm1: 1, log: 1, sqrt: 1, abs: 1, sign: 1, tanh: 1, sigmoid: 1, relu: 1, erf: 1, max: 2, min: 2, where: 3 };
   const TOKEN = /([ \t\r\n]+)|((?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?)|([A-Za-z_][A-Za-z0-9_]*)|(\*\*|<=|>=|==|!=|[-+*/(),<>])/y;
   const HINTS = new Map([["^", "powers are written with **"], ["=", "equality is written with =="], ["|", "the absolute value is written abs(s)"]]);
   const erf = (x) => {
@@ -22,7 +22,7 @@ const unsoftFormula = (() => {
     return Math.sign(x) * (1 - Math.exp(-x * x) / (Math.sqrt(Math.PI) * (a + tail)));
   };
   const ONE = new Map(Object.entries({
-    exp: Math.exp, log: Math.log, sqrt: Math.sqrt, abs: Math.abs, sign: Math.sign, tanh: Math.tanh, erf,
+    exp: Math.exp, expm1: Math.expm1, log: Math.log, sqrt: Math.sqrt, abs: Math.abs, sign: Math.sign, tanh: Math.tanh, erf,
     sigmoid: (x) => 1 / (1 + Math.exp(-x)), relu: (x) => Math.max(x, 0), neg: (x) => -x,
   }));
   const TWO = new Map(Object.entries({

@@ -67,7 +67,8 @@ static bool backward_tile(const Call &c, BackwardScratch &w, int64_t b, int64_t 
             fill_tile(c, rows, t, first, h);
             t.keys = c.causal ? int(std::min<int64_t>(keys, i0 + first + n + c.causal_offset - j0)) : keys;
             if (t.keys <= 0) continue;
-            t.s = w.logits, t.p = w.slopes, t.queries = t.stride = lanes, t.first_key = j0;
+            t.s = w.logits, t.p = w.slopes, t.queries = t.stride = lanes;
+            set_keys(c, rows, t, b, j0);
             t.inverse = rows.inverse + first, t.slope = rows.slope + first;
             t.bias_gradient = c.bias_gradient.data ? w.bias_gradient.data : nullptr;
             Seen seen = bring_masks(c, t, b, j0, n, true, w.visible, w.bias,

@@ -18,8 +18,9 @@ struct Call {
     double keep_scale, scale;
     Source q, k, v;
     Target out;
-    real *peak, *total;                         // (batch, heads, queries), contiguous
+    real *peak, *total;                         // (batch, heads, queries), contiguous; null if not wanted
     Tensor count, visible, bias;                // data null if absent; count of real, visible of bytes, bias of real
+    Tensor positions;                           // of real, (batch, queries + keys): i of every query, then j of every key; or null
     const real *parameters;                     // (heads, parameters)
     Source grad_out, saved_out;                 // from here on: backward only
     Target dq, dk, dv;
@@ -32,6 +33,7 @@ constexpr int KEY_TILE = 96;        // keys per tile: logits of a panel and the 
 constexpr int PANELS = LANES >= 48 ? 4 : 192 / LANES;
 constexpr int QUERY_TILE = PANELS * LANES;
 
+constexpr int KEY_TILE_ROWS = 256;  // keys per tile where queries are kept as rows
 constexpr int FEW = 4;              // up to this many queries of a key head are kept as rows: filling lanes would not pay
 
 static inline int padded(int64_t x) { return int((x + VL - 1) / VL * VL); }
@@ -42,11 +44,14 @@ static inline uint32_t mix(uint32_t x) {  // lowbias32, the hash shared by all e
     return x ^ x >> 16;
 }
 
+static inline const real *positions_of(const Call &c, int64_t b) { return (const real *)c.positions.data + b * c.positions.batch; }
+
 // The row symbols of up to QUERY_TILE queries, and the tile buffers that masks are brought into.
 struct Rows {
     real peak[QUERY_TILE], mass[QUERY_TILE], rescale[QUERY_TILE], count[QUERY_TILE], position[QUERY_TILE], limit[QUERY_TILE];
     real total[QUERY_TILE], inverse[QUERY_TILE], slope[QUERY_TILE], delta[QUERY_TILE];
     uint32_t drop_key[QUERY_TILE];
+    real key_position[KEY_TILE_ROWS];
 
     // Query `index` of the tile is row `i` of head `h`.
     void set(const Call &c, int index, int64_t b, int64_t h, int64_t i) {
@@ -54,8 +59,8 @@ struct Rows {
         int64_t seen = c.causal ? std::clamp<int64_t>(position_of_row + 1, 0, c.keys) : c.keys;
         peak[index] = NOTHING_SEEN;
         mass[index] = 0;
-        position[index] = real(position_of_row);
-        count[index] = real(seen);
+        position[index] = c.positions.data ? positions_of(c, b)[i] : real(position_of_row);
+        count[index] = real(std::max<int64_t>(seen, 1));  // formulas divide by it
         if (c.count.data) count[index] = ((const real *)c.count.data)[b * c.count.batch + h * c.count.head + i * c.count.row];
         if (c.drop_below)
             drop_key[index] = mix(mix(mix(uint32_t(c.seed_low) + uint32_t(b * c.heads + h) * 0x9E3779B1u) ^ uint32_t(c.seed_high)) +
@@ -78,6 +83,16 @@ static inline void fill_tile(const Call &c, Rows &rows, Tile &t, int first, int6
     t.drop_key = c.drop_below ? rows.drop_key + first : nullptr;
     t.drop_below = uint32_t(c.drop_below), t.keep_scale = real(c.keep_scale);
     t.parameters = c.parameters + h * c.mechanism->parameters;
+}
+
+// The tile's keys are those of batch b from j0 on.
+static inline void set_keys(const Call &c, Rows &rows, Tile &t, int64_t b, int64_t j0) {
+    t.first_key = j0;
+    t.key_position = nullptr;
+    if (!c.positions.data) return;
+    std::copy_n(positions_of(c, b) + c.queries + j0, t.keys, rows.key_position);
+    std::fill(rows.key_position + t.keys, rows.key_position + padded(t.keys), real(0));
+    t.key_position = rows.key_position;
 }
 
 // How many of the `keys` keys from j0 on row i may see.

@@ -14,7 +14,8 @@ struct Tile {
     int keys;          // number of keys in the tile
     int queries;       // transposed: a multiple of VL, padded; rows: the number of query rows
     int stride;        // distance between rows of s, p, visible, bias
-    int64_t first_key; // position of the tile's first key
+    int64_t first_key; // number of the tile's first key
+    const real *key_position;      // per key: the symbol j, padded to VL; or null: its number
     bool plain;        // every key is visible to every query, no bias, no dropout: skip all checks
     real *peak, *mass; // per query: running maximum and running sum
     real *rescale;     // forward: factor that the core applies to what it has accumulated

@@ -1,10 +1,11 @@
 // A formula on a tile: included after the generated `struct Formula`, which offers
-//   constants  has_peak, has_mass, strength, parameters, mass_degree
+//   constants  has_peak, has_mass, strength, operand, parameters, mass_degree
 //   Row row(V m, V n, V i, const real *params)           what depends on the query only, computed once a row
-//   V peak(V s, const Row &, V j)
-//   void value(V s, const Row &, V j, V &weight, V &mass)
-//   void slope(V s, const Row &, V j, V &weight, V &dweight, V &mass, V &dmass)         derivatives by the logit
-//   void parameter_slopes(V s, const Row &, V j, V *dweight, V *dmass)                  derivatives by each parameter
+//   V peak(V s, const Row &, V j, V b)                   b: the float mask, read only if it is an operand of the formula
+//   void value(V s, const Row &, V j, V b, V &weight, V &mass)
+//   void slope(V s, const Row &, V j, V b, V &weight, V &dweight, V &mass, V &dmass)    derivatives by the logit
+//   void bias_slopes(V s, const Row &, V j, V b, V &dweight, V &dmass)                  derivatives by such a mask
+//   void parameter_slopes(V s, const Row &, V j, V b, V *dweight, V *dmass)             derivatives by each parameter
 //   V offset(m, n, i, params), norm(z, ...), norm_slope(z, ...)
 //   void row_parameter_slopes(V z, V m, V n, V i, const real *params, V *doffset, V *dnorm)
 // Nothing here knows which formula it is.
@@ -49,6 +50,11 @@ template <bool ROWS> struct Layout {
         return ROWS ? size_t(query) * t.stride + key : size_t(key) * t.stride + query;
     }
     UNSOFT_INLINE V key_index(int key) { return ROWS ? iota() + real(key) : splat(real(key)); }
+    // The symbol j of the key, or of VL keys, that `key_index` counts.
+    UNSOFT_INLINE V key_position(const Tile &t, int key) {
+        if (!t.key_position) return key_index(key) + real(t.first_key);
+        return ROWS ? load(t.key_position + key) : splat(t.key_position[key]);
+    }
     UNSOFT_INLINE V statistic(const real *x, int query) { return ROWS ? splat(x[query]) : load(x + query); }
 };
 
@@ -62,9 +68,9 @@ template <bool ROWS> UNSOFT_INLINE I seen(const Tile &t, const Lanes &x, V key, 
     return result;
 }
 
-UNSOFT_INLINE V kept(const Tile &t, const Lanes &x, V j) {  // dropout's factor: 0 or keep_scale
+UNSOFT_INLINE V kept(const Tile &t, const Lanes &x, V key) {  // dropout's factor: 0 or keep_scale
     U index;
-    for (int lane = 0; lane < VL; lane++) index[lane] = uword(uint32_t(int64_t(j[lane])) * 0xC2B2AE3Du);
+    for (int lane = 0; lane < VL; lane++) index[lane] = uword(uint32_t(int64_t(key[lane]) + t.first_key) * 0xC2B2AE3Du);
     U word = mix((x.drop_key + index) & (U{} + 0xffffffffu));
     V factor;
     for (int lane = 0; lane < VL; lane++) factor[lane] = uint32_t(word[lane]) < t.drop_below ? real(0) : t.keep_scale;
@@ -75,17 +81,20 @@ UNSOFT_INLINE V kept(const Tile &t, const Lanes &x, V j) {  // dropout's factor:
 // homogeneous in exp(-m), so shifting m by -b is the same and cannot overflow.
 template <class Result, class Evaluate>
 UNSOFT_INLINE Result biased(const Tile &t, const Lanes &x, V &s, V m, size_t at, const Formula::Row &row, Evaluate evaluate) {
-    if (!t.bias) return evaluate(row);
+    if (!t.bias) return evaluate(row, V{});
     V b = load(t.bias + at);
     if (!Formula::strength) {
-        s += b;
-        return evaluate(row);
+        if (!Formula::operand) s += b;
+        return evaluate(row, b);
     }
-    if (Formula::has_peak) return evaluate(Formula::row(m - b, x.count, x.position, t.parameters));
-    Result result = evaluate(row);
+    if (Formula::has_peak) return evaluate(Formula::row(m - b, x.count, x.position, t.parameters), b);
+    Result result = evaluate(row, b);
     result.scale(vexp(b), vexp(b * real(Formula::mass_degree)));
     return result;
 }
+
+// Below the smallest normal number a normaliser counts as 0: its inverse may overflow.
+UNSOFT_INLINE I vanishes(V norm) { return vabs(norm) < splat(std::numeric_limits<real>::min()); }
 
 struct Value {
     V weight, mass;
@@ -113,14 +122,15 @@ template <bool ROWS, bool PLAIN> bool forward_tile(const Tile &t) {
             Formula::Row row = Formula::row(V{}, x.count, x.position, t.parameters);
             for (int key = 0; key < t.keys; key += step) {
                 size_t at = At::at(t, query, key);
-                V s = load(t.s + at), j = At::key_index(key);
+                V s = load(t.s + at), j = At::key_position(t, key);
                 if (PLAIN) {
-                    m = larger(m, Formula::peak(s, row, j + real(t.first_key)));
+                    m = larger(m, Formula::peak(s, row, j, V{}));
                 } else {
                     V b = t.bias ? load(t.bias + at) : V{};
-                    V top = Formula::strength ? Formula::peak(s, row, j + real(t.first_key)) + b
-                                              : Formula::peak(s + b, row, j + real(t.first_key));
-                    m = vselect(seen<ROWS>(t, x, j, at), larger(m, top), m);
+                    V shifted = Formula::strength || Formula::operand ? s : s + b;
+                    V top = Formula::peak(shifted, row, j, b);
+                    if (Formula::strength) top += b;
+                    m = vselect(seen<ROWS>(t, x, At::key_index(key), at), larger(m, top), m);
                 }
             }
             if (ROWS) m = splat(horizontal_max(m));
@@ -144,20 +154,20 @@ template <bool ROWS, bool PLAIN> bool forward_tile(const Tile &t) {
         V total = {};
         for (int key = 0; key < t.keys; key += step) {
             size_t at = At::at(t, query, key);
-            V s = load(t.s + at), index = At::key_index(key), j = index + real(t.first_key);
+            V s = load(t.s + at), index = At::key_index(key), j = At::key_position(t, key);
             Value y;
             if (PLAIN) {
-                Formula::value(s, row, j, y.weight, y.mass);
+                Formula::value(s, row, j, V{}, y.weight, y.mass);
             } else {
-                y = biased<Value>(t, x, s, m, at, row, [&](const Formula::Row &r) {
+                y = biased<Value>(t, x, s, m, at, row, [&](const Formula::Row &r, [[maybe_unused]] V b) {
                     Value z;
-                    Formula::value(s, r, j, z.weight, z.mass);
+                    Formula::value(s, r, j, b, z.weight, z.mass);
                     return z;
                 });
                 I visible = seen<ROWS>(t, x, index, at);
                 y.weight = vselect(visible, y.weight, V{});
                 y.mass = vselect(visible, y.mass, V{});
-                if (t.drop_key) y.weight *= kept(t, x, j);
+                if (t.drop_key) y.weight *= kept(t, x, index);
             }
             store(t.s + at, y.weight);
             if (Formula::has_mass) total += y.mass;
@@ -179,28 +189,35 @@ template <bool PLAIN> void backward_tile(const Tile &t) {
         const Formula::Row row = Formula::row(m, x.count, x.position, t.parameters);
         for (int key = 0; key < t.keys; key++) {
             size_t at = At::at(t, query, key);
-            V s = load(t.s + at), g = load(t.p + at), index = At::key_index(key), j = index + real(t.first_key);
+            V s = load(t.s + at), g = load(t.p + at), index = At::key_index(key), j = At::key_position(t, key);
             Slope y;
             if (PLAIN) {
-                Formula::slope(s, row, j, y.weight, y.dweight, y.mass, y.dmass);
+                Formula::slope(s, row, j, V{}, y.weight, y.dweight, y.mass, y.dmass);
                 V weight = Formula::has_mass ? y.weight * inverse : y.weight;
                 V ds = Formula::has_mass ? y.dweight * (g * inverse) + y.dmass * slope : y.dweight * g;
                 store(t.s + at, weight), store(t.p + at, ds);
                 continue;
             }
-            y = biased<Slope>(t, x, s, m, at, row, [&](const Formula::Row &r) {
+            y = biased<Slope>(t, x, s, m, at, row, [&](const Formula::Row &r, [[maybe_unused]] V b) {
                 Slope z;
-                Formula::slope(s, r, j, z.weight, z.dweight, z.mass, z.dmass);
+                Formula::slope(s, r, j, b, z.weight, z.dweight, z.mass, z.dmass);
                 return z;
             });
             I visible = seen<false>(t, x, index, at);
-            V drop = t.drop_key ? kept(t, x, j) : splat(1);
+            V drop = t.drop_key ? kept(t, x, index) : splat(1);
             g = g * drop * inverse;
             V ds = vselect(visible, Formula::has_mass ? y.dweight * g + y.dmass * slope : y.dweight * g, V{});
             if (t.bias_gradient) {
-                V strong = y.weight * g;
-                if (Formula::has_mass) strong += real(Formula::mass_degree) * y.mass * slope;
-                store(t.bias_gradient + at, Formula::strength ? vselect(visible, strong, V{}) : ds);
+                V db = ds;
+                if (Formula::strength) {
+                    db = y.weight * g;
+                    if (Formula::has_mass) db += real(Formula::mass_degree) * y.mass * slope;
+                } else if (Formula::operand) {
+                    V dweight, dmass;
+                    Formula::bias_slopes(s, row, j, load(t.bias + at), dweight, dmass);
+                    db = Formula::has_mass ? dweight * g + dmass * slope : dweight * g;
+                }
+                store(t.bias_gradient + at, vselect(visible, db, V{}));
             }
             store(t.s + at, vselect(visible, y.weight * inverse * drop, V{}));
             store(t.p + at, ds);
@@ -217,14 +234,14 @@ template <int PARAMETERS> void parameter_tile(const Tile &t) {  // before backwa
         V sum[PARAMETERS] = {};
         for (int key = 0; key < t.keys; key++) {
             size_t at = At::at(t, query, key);
-            V s = load(t.s + at), g = load(t.p + at) * inverse, index = At::key_index(key), j = index + real(t.first_key);
-            ParameterSlopes y = biased<ParameterSlopes>(t, x, s, m, at, row, [&](const Formula::Row &r) {
+            V s = load(t.s + at), g = load(t.p + at) * inverse, index = At::key_index(key), j = At::key_position(t, key);
+            ParameterSlopes y = biased<ParameterSlopes>(t, x, s, m, at, row, [&](const Formula::Row &r, [[maybe_unused]] V b) {
                 ParameterSlopes z;
-                Formula::parameter_slopes(s, r, j, z.dweight, z.dmass);
+                Formula::parameter_slopes(s, r, j, b, z.dweight, z.dmass);
                 return z;
             });
             I visible = seen<false>(t, x, index, at);
-            if (t.drop_key) g *= kept(t, x, j);
+            if (t.drop_key) g *= kept(t, x, index);
             for (int k = 0; k < PARAMETERS; k++) {
                 V term = y.dweight[k] * g;
                 if (Formula::has_mass) term += y.dmass[k] * slope;
@@ -254,7 +271,7 @@ void finish(const Tile &t, real *total, real *inverse) {
         } else {
             z = splat(1);
         }
-        dead |= norm == V{};
+        dead |= vanishes(norm);
         store(t.peak + query, m);
         store(total + query, z);
         store(inverse + query, vselect(dead, V{}, real(1) / norm));
@@ -271,7 +288,7 @@ void prepare(const Tile &t, const real *total, const real *delta, real *inverse,
         V m = load(t.peak + query), n = load(t.count + query), i = load(t.position + query);
         V z = load(total + query), d = load(delta + query);
         V norm = Formula::norm(z, m, n, i, t.parameters);
-        I dead = norm == zero;
+        I dead = vanishes(norm);
         V inv = vselect(dead, zero, one / norm);
         V dz = vselect(dead, zero, -d * Formula::norm_slope(z, m, n, i, t.parameters) * inv);
         store(inverse + query, inv), store(slope + query, dz);
