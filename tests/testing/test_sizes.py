@@ -10,7 +10,7 @@ import pytest
 
 import unsoft
 from unsoft.mechanisms import formulas
-from unsoft.mechanisms.registry import Plan
+from unsoft.mechanisms.core.spec import Plan
 
 SEED = int(os.environ.get("UNSOFT_TEST_SEED", "0"))
 OWN = {

@@ -10,8 +10,8 @@ import unsoft
 from unsoft.formula.analysis import Properties
 from unsoft.mechanisms import resolve
 from unsoft.mechanisms.gpam import Gpam
-from unsoft.mechanisms.module import Pointwise
-from unsoft.mechanisms.registry import Family, Plan
+from unsoft.mechanisms.core.module import Pointwise
+from unsoft.mechanisms.core.spec import Family, Plan
 from unsoft.testing.definitions import definition_of
 from unsoft.testing.family import check_family
 from unsoft.testing.grid.point import AXES, COMBINED, Point, all_pairs, sample
