@@ -89,12 +89,12 @@ def _step(subject: Subject, length: int) -> Call:
         module(*_random(module, length, generator), cache=cache)
         token = _random(module, 1, generator)
         module(*token, cache=cache)  # buffers grow now, not while the clock runs
-    before = _shallow(cache)
+    before = cache.snapshot()
 
     def call() -> object:
         with torch.no_grad():
             result = module(*token, cache=cache)
-        _restore(before)  # the next step is at the same length again
+        cache.restore(before)  # the next step is at the same length again
         return result
 
     return call
@@ -103,21 +103,6 @@ def _step(subject: Subject, length: int) -> Call:
 def _random(module: Mechanism, length: int, generator: torch.Generator) -> list[torch.Tensor]:
     heads = (module.query_heads, module.place.heads, module.place.heads)
     return [torch.randn(1, h, length, WIDTH, generator=generator) for h in heads]
-
-
-def _shallow(thing: object) -> list[tuple[object, dict[str, Any]]]:
-    """What a cache holds now, with the parts of it that are objects of ours. Buffers are only written behind their end."""
-    held = dict(vars(thing))
-    found = [(thing, held)]
-    for part in held.values():
-        if type(part).__module__.startswith("unsoft.") and hasattr(part, "__dict__"):
-            found += _shallow(part)
-    return found
-
-
-def _restore(held: list[tuple[object, dict[str, Any]]]) -> None:
-    for thing, content in held:
-        vars(thing).update(content)
 
 
 def _portable(mechanism: str | Formula) -> Any:

@@ -56,8 +56,8 @@ class Subject:
         options = {"max_length": length} if made_for and self.found.family.argument == "max_length" else {}
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(0)
-            paired = self.label.split("+")[-1] == "differential"
-            return mechanism(self.mechanism, heads=2 * heads if paired else heads, head_dim=width, **options)
+            heads *= self.found.head_multiple if isinstance(self.found, Plan) else 1
+            return mechanism(self.mechanism, heads=heads, head_dim=width, **options)
 
     def weights(
         self, query: Tensor, key: Tensor, *, scale: float | None = None, is_causal: bool = False

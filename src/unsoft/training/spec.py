@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
-from unsoft.mechanisms.registry import resolve
+from unsoft.mechanisms.core.registry import resolve
 from unsoft.tasks import Task, task
 from unsoft.training.particles import KINDS
 
