@@ -48,7 +48,7 @@ class ShowProgress(TrainerCallback):
         """Starts the bar where the run starts."""
         if self.console.is_terminal:
             columns = (
-                TextColumn("{task.description}"),
+                TextColumn("{task.description}", markup=False),
                 BarColumn(),
                 MofNCompleteColumn(),
                 TimeRemainingColumn(),
