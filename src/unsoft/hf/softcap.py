@@ -21,10 +21,5 @@ def capped(formula: Formula, cap: float) -> Formula:
 
 def cap_logits(mechanism: Mechanism, cap: float) -> bool:
     """Caps every formula inside a mechanism; False if there is none, as in linear attention."""
-    found = False
-    for part in mechanism.modules():
-        for name in ("formula", "base"):
-            if isinstance(getattr(part, name, None), Formula):
-                setattr(part, name, capped(getattr(part, name), cap))
-                found = True
-    return found
+    mechanism.replace_formulas(lambda formula: capped(formula, cap))
+    return bool(mechanism.formulas)

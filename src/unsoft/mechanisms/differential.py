@@ -49,6 +49,9 @@ def first_lambda(layer: int) -> float:
 class Differential(Mechanism):
     """See the module's docstring."""
 
+    formula_names = ("base",)
+    key_head_multiple = 2
+
     def __init__(self, place: Place, base: Formula | None = None) -> None:
         super().__init__(place)
         if place.heads % 2:

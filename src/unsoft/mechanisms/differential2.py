@@ -21,6 +21,7 @@ Cannot: amplify: no norm follows, and weights lie in (-1, 1).
 torch.Size([1, 2, 5, 4])
 """
 
+import torch
 from torch import Tensor
 
 from unsoft.engines.run import run_formula
@@ -34,10 +35,17 @@ from unsoft.mechanisms.core.registry import family, resolve
 class Differential2(Mechanism):
     """See the module's docstring."""
 
+    formula_names = ("base",)
+
     def __init__(self, place: Place, base: Formula | None = None) -> None:
         super().__init__(place)
         self.base = base or resolve("softmax")
         self.factor = TokenFactor(place, width=1)
+
+    @torch.no_grad()
+    def open_start(self) -> None:
+        """sigmoid(-4) = 0.02 of the second map is subtracted."""
+        self.factor.constant.fill_(-4.0)
 
     @property
     def query_heads(self) -> int:

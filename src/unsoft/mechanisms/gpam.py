@@ -51,6 +51,8 @@ from unsoft.mechanisms.core.registry import family, resolve
 class Gpam(Mechanism):
     """See the module's docstring. ``start``: l+ and l- at the beginning; ``opposed``: W- = -I, else a random map."""
 
+    formula_names = ("base",)
+
     def __init__(
         self,
         place: Place,
@@ -93,6 +95,10 @@ class Gpam(Mechanism):
             self.plus.fill_(strength if self.literal else math.log(strength / (self.bound - strength)))
             if self.minus is not None:
                 self.minus.copy_(-self.plus if self.literal else self.plus)
+
+    def open_start(self) -> None:
+        """2 % is added of the first map and subtracted of the second."""
+        self.begin_at(min(0.02, self.bound / 2))
 
     def strengths(self) -> tuple[Tensor, Tensor]:
         """How much is added of the first map and subtracted of the second, one value per head: l+ and l- (-l- if literal)."""

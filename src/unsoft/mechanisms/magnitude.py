@@ -72,6 +72,8 @@ _RESIDUAL = 1e-4
 class Magnitude(Around):
     """See the module's docstring."""
 
+    needs_all_keys = True
+
     def __init__(
         self, inner: Mechanism, *, where: str = "values", causal: str = "auto", start: str = "plain", t: float = 1.0,
         eps: float = 0.1, solver: str = "cg", iterations: int = 5, rank: int = 64, exact: int = EXACT, centres: int = CENTRES,
@@ -108,6 +110,13 @@ class Magnitude(Around):
         self.log_t = nn.Parameter(torch.full((heads,), math.log(t)))
         self.beta = nn.Parameter(torch.full((heads,), beta))
         self.gamma = nn.Parameter(torch.full((heads,), gamma))
+
+    @torch.no_grad()
+    def open_start(self) -> None:
+        """Gates of sigmoid(9) = 0.9999 for every key."""
+        beta, gamma = STARTS["open"]
+        self.beta.fill_(beta)
+        self.gamma.fill_(gamma)
 
     def extra_repr(self) -> str:
         how = (

@@ -31,6 +31,12 @@ class MagnitudeCache(Cache):
         gates = () if self.gates is None else self.gates.tensors
         return (*self.inner.tensors, *self.arriving.tensors, *row, *gates)
 
+    @property
+    def holders(self) -> tuple[object, ...]:
+        """A snapshot holds until the next chunk of a streaming window begins, in the memory of the last one."""
+        gates = () if self.gates is None else self.gates.holders
+        return (self, self.arriving, self.arriving.window, *self.inner.holders, *gates)
+
     def all_gates(self, new: Tensor) -> Tensor | None:
         """The gates of all keys, once those of the new keys are added; None where the mechanism inside keeps no keys either."""
         if not isinstance(self.inner, KeyValueCache):

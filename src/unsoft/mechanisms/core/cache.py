@@ -7,11 +7,13 @@ knows its ``length`` (tokens seen) and ``nbytes`` (memory held).
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from typing import Any
 
 import torch
 from torch import Tensor
 
 _FIRST_CAPACITY = 64
+Snapshot = list[tuple[object, dict[str, Any]]]
 
 
 class Cache(ABC):
@@ -41,6 +43,28 @@ class Cache(ABC):
                 f"argument 'key' has shape {tuple(key.shape)}; the cache was made for (batch, heads, length, dim) with a batch of"
                 f" {self.batch}"
             )
+
+    @property
+    def holders(self) -> tuple[object, ...]:
+        """Itself and the objects inside it that change as tokens come."""
+        return (self,)
+
+    def snapshot(self) -> Snapshot:
+        """What :meth:`restore` goes back to. Nothing is copied: buffers are only written behind their end.
+
+        >>> cache = KeyValueCache(batch=1)
+        >>> before = cache.snapshot()
+        >>> _ = cache.append(torch.zeros(1, 2, 3, 4), torch.zeros(1, 2, 3, 5))
+        >>> cache.restore(before)
+        >>> cache.length
+        0
+        """
+        return [(holder, dict(vars(holder))) for holder in self.holders]
+
+    def restore(self, before: Snapshot) -> None:
+        """Forgets the tokens since a snapshot of this cache; as often as one likes, to try several continuations in turn."""
+        for holder, content in before:
+            vars(holder).update(content)
 
     @abstractmethod
     def reorder(self, index: Tensor) -> None:

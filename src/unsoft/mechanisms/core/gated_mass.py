@@ -13,8 +13,7 @@ from torch.nn.functional import dropout
 from unsoft.engines.call import compute_dtype
 from unsoft.formula import Formula
 from unsoft.mechanisms.core.cache import Cache
-from unsoft.mechanisms.core.linear import Linear
-from unsoft.mechanisms.core.module import Around, Inputs, Mechanism, Pointwise
+from unsoft.mechanisms.core.module import Around, Inputs, Mechanism
 
 
 class MassGate(Around):
@@ -22,7 +21,12 @@ class MassGate(Around):
 
     def __init__(self, inner: Mechanism) -> None:
         super().__init__(inner)
-        self.by_column = _prepared(inner)
+        if inner.mass_gate is None:
+            raise ValueError(
+                "magnitude: where='mass' needs a mechanism with a normaliser; this one has none, and 'values' is the same"
+            )
+        self.by_column = inner.mass_gate == "column"
+        inner.replace_formulas(_with_strength)
 
     def attend(self, inputs: Inputs) -> Tensor | tuple[Tensor, Tensor]:
         return self.inner.attend(inputs)
@@ -79,25 +83,6 @@ def _for_heads(x: Tensor, weights: Tensor) -> Tensor:
 def _divisor(total: Tensor) -> Tensor:
     """1 for rows that see nothing."""
     return torch.where(total > 0, total, 1.0)
-
-
-def _prepared(module: Mechanism) -> bool:
-    """Makes the formulas inside take a float mask as a factor; True for linear attention, which has no formula."""
-    if isinstance(module, Linear):
-        if module.normaliser != "sum":
-            raise ValueError(
-                "magnitude: where='mass' needs a mechanism with a normaliser; this one has none, and 'values' is the same"
-            )
-        return True
-    name = "formula" if isinstance(module, Pointwise) else "base"
-    if isinstance(getattr(module, name, None), Formula):
-        setattr(module, name, _with_strength(getattr(module, name)))
-        return False
-    if isinstance(getattr(module, "inner", None), Mechanism):
-        return _prepared(module.inner)
-    raise ValueError(
-        f"magnitude: where='mass' does not know how to reach the mass of {type(module).__name__}; use 'values'"
-    )
 
 
 def _with_strength(formula: Formula) -> Formula:

@@ -105,6 +105,10 @@ class Linear(Mechanism):
         self.scaled, self.normaliser, self.logarithmic = scaled, normaliser, logarithmic
         self.compiled_map = compiled_map
 
+    @property
+    def mass_gate(self) -> str | None:
+        return "column" if self.normaliser == "sum" else None
+
     def decay(self) -> Tensor | None:
         """d of each head, or None."""
         return None

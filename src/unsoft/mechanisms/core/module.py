@@ -8,8 +8,9 @@ or around another mechanism are subclasses of :class:`Mechanism`; a formula beco
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -60,7 +61,17 @@ class Inputs(NamedTuple):
 
 
 class Mechanism(nn.Module):
-    """Base class. A subclass says how it attends (:meth:`attend`) and, if it keeps more than keys and values, its cache."""
+    """Base class. A subclass says how it attends (:meth:`attend`) and, if it keeps more than keys and values, its cache.
+
+    The rest is what others ask of a mechanism without knowing which it is; a subclass changes what is different for it.
+    """
+
+    formula_names: ClassVar[tuple[str, ...]] = ()
+    """The attributes that hold the formulas it runs; they may be replaced (:meth:`replace_formulas`)."""
+    key_head_multiple: ClassVar[int] = 1
+    """The number of key heads must be a multiple of this."""
+    needs_all_keys: ClassVar[bool] = False
+    """Does it look at all keys at once, so that a cache that shows some of them, or a mask that hides some from some rows, will not do?"""
 
     def __init__(self, place: Place) -> None:
         super().__init__()
@@ -124,10 +135,33 @@ class Mechanism(nn.Module):
         return self.place.heads
 
     @property
+    def parts(self) -> list[Mechanism]:
+        """The mechanism and those inside it."""
+        return [part for part in self.modules() if isinstance(part, Mechanism)]
+
+    @property
+    def formulas(self) -> list[Formula]:
+        """All formulas that it and the mechanisms inside it run; none for linear attention."""
+        return [getattr(part, name) for part in self.parts for name in part.formula_names]
+
+    def replace_formulas(self, change: Callable[[Formula], Formula]) -> None:
+        """Puts ``change(formula)`` in the place of every formula."""
+        for part in self.parts:
+            for name in part.formula_names:
+                setattr(part, name, change(getattr(part, name)))
+
+    def open_start(self) -> None:
+        """Moves its own parameters to where it does what plain attention does, if there is such a place: for trained models."""
+
+    @property
     def uses_positions(self) -> bool:
         """Does the result depend on where tokens stand, and not only on who sees whom?"""
-        formulas = (getattr(self, name, None) for name in ("formula", "base"))
-        return any(isinstance(formula, Formula) and formula.uses & {"i", "j"} for formula in formulas)
+        return any(formula.uses & {"i", "j"} for formula in self.formulas)
+
+    @property
+    def mass_gate(self) -> str | None:
+        """How a gate on the mass of keys gets in: by a "mask" of its formulas, a "column" of the values, or not at all (None)."""
+        return "mask" if self.formulas else None
 
 
 class Around(Mechanism):
@@ -149,6 +183,10 @@ class Around(Mechanism):
     def uses_positions(self) -> bool:
         return self.inner.uses_positions
 
+    @property
+    def mass_gate(self) -> str | None:
+        return self.inner.mass_gate
+
     def new_cache(self, batch: int) -> Cache:
         return self.inner.new_cache(batch)
 
@@ -164,6 +202,8 @@ class Pointwise(Mechanism):
     >>> layer(torch.randn(1, 2, 3, 4), torch.randn(1, 2, 3, 4), torch.randn(1, 2, 3, 4)).shape
     torch.Size([1, 2, 3, 4])
     """
+
+    formula_names = ("formula",)
 
     def __init__(self, formula: Formula, place: Place) -> None:
         super().__init__(place)
@@ -216,6 +256,12 @@ class Pointwise(Mechanism):
             inputs.query, inputs.key, inputs.value, self.formula, return_weights=inputs.return_weights, params=params,
             **inputs.options,
         )  # fmt: skip
+
+    @torch.no_grad()
+    def open_start(self) -> None:
+        """A sink takes exp(-4) = 0.02 of the mass."""
+        if "sink" in self.values:
+            self.values["sink"].fill_(-4.0)
 
     def extra_repr(self) -> str:
         return self.formula.name or str(self.formula.weight)

@@ -81,6 +81,11 @@ class Plan:
         """Of the mechanism before it is wrapped."""
         return self.formula.properties if self.family is None else self.family.properties
 
+    @property
+    def head_multiple(self) -> int:
+        """Its heads come in groups of this many."""
+        return getattr(self.family.build, "key_head_multiple", 1) if self.family is not None else 1
+
     def build(self, place: Place, **options: Any) -> Mechanism:
         """The module at its place; ``options`` are keywords of the modifiers (the outermost first) and of the family's class."""
         around = [(wrapper, wrapper.take(options)) for wrapper in reversed(self.wrappers)]
