@@ -43,6 +43,7 @@ def run_formula(
         out = run_directly(query, key, value, formula, is_causal, scale, enable_gqa)
         if out is not None:
             return out
+    POINTWISE.check(engine)
     check_return_weights(return_weights, engine)
     options = {
         "attn_mask": attn_mask,

@@ -37,10 +37,10 @@ from torch import Tensor
 from unsoft.engines.arguments import checked_call
 from unsoft.engines.call import Call, compute_dtype, finite_part
 from unsoft.engines.dense import visible_entries, weighted_values
-from unsoft.engines.distances import check_distances
-from unsoft.engines.linear import aligned_attention, linear_attention, linear_weights
-from unsoft.engines.linear_choice import LINEAR, LinearResult, LinearWork, is_small_step
-from unsoft.engines.linear_nonfinite import finite_call
+from unsoft.engines.linear.attention import aligned_attention, linear_attention, linear_weights
+from unsoft.engines.linear.choice import LINEAR, LinearResult, LinearWork, is_small_step
+from unsoft.engines.linear.distances import check_distances
+from unsoft.engines.linear.nonfinite import finite_call
 from unsoft.engines.native.recurrence import recurrence
 from unsoft.engines.registry import check_return_weights
 from unsoft.formula import Formula
