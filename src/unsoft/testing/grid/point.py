@@ -136,6 +136,7 @@ COMBINED = [
     Point.parse(text)
     for text in (
         "length=1 keys=more width=64 heads=4/2 batch=2 dtype=float32 mask=left padding causal=lower right",
+        "length=1 keys=more width=20 heads=4/2 batch=2 dtype=float32 mask=rows causal=lower right",
         "length=1 keys=same width=20 heads=4/2 batch=2 dtype=float64 mask=left padding",
         "length=20 width=20 heads=4/2 batch=2 dtype=float32 mask=left padding",
         "length=17 keys=more width=20 dtype=float64 causal=lower right",
@@ -150,6 +151,7 @@ COMBINED = [
         "length=20 width=20 dtype=float64 mask=additive causal=no",
         "length=0 width=20 dtype=float32 mask=left padding",
         "length=9 keys=none width=20 dtype=float32",
+        "length=9 keys=none width=20 dtype=float32 causal=no",
         "length=9 width=20 batch=0 dtype=float32",
     )
 ]
