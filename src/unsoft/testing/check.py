@@ -160,7 +160,7 @@ class Check:
         q, k, v = (arguments.pop(name) for name in ("query", "key", "value"))
         with torch.random.fork_rng(devices=[], enabled=inputs.case.dropout > 0):
             call, _ = checked_call(q, k, v, self.formula, **arguments)
-        reason = next(e for e in engines.ENGINES if e.name == engine).supports(call)
+        reason = engines.POINTWISE.named(engine).supports(call)
         if reason is not None:
             raise NotApplicable(reason)
 

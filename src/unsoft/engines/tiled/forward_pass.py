@@ -9,11 +9,12 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
+from unsoft.engines.call import Rows
 from unsoft.engines.dropout import keep_factor
-from unsoft.engines.program import Program
-from unsoft.engines.select import keep_, keep_or_fill_
 from unsoft.engines.terms import Terms, attention_terms, inverse_norm, row_value
-from unsoft.engines.tiles import Chunk, Grid
+from unsoft.engines.tiled.bit_masks import keep_, keep_or_fill_
+from unsoft.engines.tiled.tile_program import Program
+from unsoft.engines.tiled.tiles import Chunk, Grid
 from unsoft.formula import Formula
 
 
@@ -25,15 +26,15 @@ def _programs(formula: Formula, biased: bool) -> tuple[Terms, Program | None, Pr
     return terms, peak, Program(wanted)
 
 
-def forward_pass(grid: Grid) -> tuple[Tensor, Tensor, Tensor]:
+def forward_pass(grid: Grid) -> Rows:
     """Output (B, H, L, Dv); per row (B, H, L) the peak (0 if there is none) and the total (1 if no mass)."""
-    terms = attention_terms(grid.formula, grid.bias is not None)
-    shape = grid.q.shape[:3]
-    out = grid.q.new_empty(*shape, grid.v.shape[3])
-    peak = torch.zeros(shape, dtype=grid.dtype, device=grid.q.device)
+    terms = attention_terms(grid.call.formula, grid.call.bias is not None)
+    shape = grid.call.q.shape[:3]
+    out = grid.call.q.new_empty(*shape, grid.call.v.shape[3])
+    peak = torch.zeros(shape, dtype=grid.dtype, device=grid.call.q.device)
     total = torch.ones_like(peak)
     for chunk in grid.chunks():
-        k, v = grid.keys_of(grid.k, chunk), grid.keys_of(grid.v, chunk)
+        k, v = grid.keys_of(grid.call.k, chunk), grid.keys_of(grid.call.v, chunk)
         for rows in grid.row_blocks():
             place = (chunk.batch, chunk.heads, rows)
             symbols = grid.row_symbols(chunk, rows)
@@ -41,19 +42,19 @@ def forward_pass(grid: Grid) -> tuple[Tensor, Tensor, Tensor]:
             if terms.offset is not None:
                 z = z + row_value(terms.offset, symbols)
             inverse = inverse_norm(terms, symbols, z) if terms.mass is not None else 1.0
-            out[place] = summed * (inverse * keep_factor(grid.dropout_p))
+            out[place] = summed * (inverse * keep_factor(grid.call.dropout_p))
             peak[place] = symbols["m"].squeeze(-1)
             if terms.mass is not None:
                 total[place] = z.squeeze(-1)
-    return out, peak, total
+    return Rows(out, peak, total)
 
 
 def _row_block(
     grid: Grid, chunk: Chunk, rows: slice, k: Tensor, v: Tensor, symbols: dict[str, Tensor]
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Weighted sum of values (b, h, rows, Dv) before normalising, peak and summed mass (b, h, rows, 1)."""
-    terms, peak_program, program = _programs(grid.formula, grid.bias is not None)
-    q = grid.stacked(grid.q, chunk, rows, grid.scale)
+    terms, peak_program, program = _programs(grid.call.formula, grid.call.bias is not None)
+    q = grid.stacked(grid.call.q, chunk, rows, grid.call.scale)
     summed = q.new_zeros(*q.shape[:2], v.shape[2])
     shape = (chunk.batch_size, chunk.head_count, rows.stop - rows.start)
     z = q.new_zeros(*shape, 1)

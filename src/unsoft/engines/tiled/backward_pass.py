@@ -15,11 +15,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from unsoft.engines.call import Gradients, Upstream
 from unsoft.engines.dropout import keep_factor
-from unsoft.engines.program import Program
-from unsoft.engines.select import keep_
 from unsoft.engines.terms import BIAS, attention_terms, inverse_norm, row_value
-from unsoft.engines.tiles import Chunk, Grid
+from unsoft.engines.tiled.bit_masks import keep_
+from unsoft.engines.tiled.tile_program import Program
+from unsoft.engines.tiled.tiles import Chunk, Grid
 from unsoft.engines.visibility import take
 from unsoft.formula import Formula, derivative
 
@@ -42,44 +43,40 @@ def _program(formula: Formula, biased: bool, need_bias: bool, need_params: bool)
 class BackwardPass:
     """One backward pass: the gradients and what is needed to add one tile to them."""
 
-    def __init__(
-        self,
-        grid: Grid,
-        grad_out: Tensor,
-        out: Tensor,
-        peak: Tensor,
-        total: Tensor,
-        need_bias: bool,
-        need_params: bool,
-    ) -> None:
-        self.grid, self.grad_out, self.out, self.peak, self.total = grid, grad_out, out, peak, total
-        self.need_bias, self.need_params = need_bias, need_params
-        biased = grid.bias is not None
-        self.terms = attention_terms(grid.formula, biased)
-        self.program = _program(grid.formula, biased, need_bias, need_params)
-        self.dq, self.dk, self.dv = (x.new_zeros(x.shape, dtype=grid.dtype) for x in (grid.q, grid.k, grid.v))
-        self.dbias = grid.params.new_zeros(grid.bias.shape if need_bias and grid.bias is not None else 0)
-        self.dparams = grid.params.new_zeros(grid.params.shape if need_params else 0)
+    def __init__(self, grid: Grid, upstream: Upstream) -> None:
+        self.grid, self.grad_out = grid, upstream.grad_out
+        self.out, self.peak, self.total = upstream.rows
+        self.need_bias, self.need_params = need_bias, need_params = upstream.need_bias, upstream.need_params
+        biased = grid.call.bias is not None
+        self.terms = attention_terms(grid.call.formula, biased)
+        self.program = _program(grid.call.formula, biased, need_bias, need_params)
+        self.dq, self.dk, self.dv = (
+            x.new_zeros(x.shape, dtype=grid.dtype) for x in (grid.call.q, grid.call.k, grid.call.v)
+        )
+        self.dbias = grid.call.params.new_zeros(
+            grid.call.bias.shape if need_bias and grid.call.bias is not None else 0
+        )
+        self.dparams = grid.call.params.new_zeros(grid.call.params.shape if need_params else 0)
 
-    def run(self) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    def run(self) -> Gradients:
         grid = self.grid
         for chunk in grid.chunks():
-            k, v = grid.keys_of(grid.k, chunk), grid.keys_of(grid.v, chunk)
+            k, v = grid.keys_of(grid.call.k, chunk), grid.keys_of(grid.call.v, chunk)
             dk, dv = torch.zeros_like(k), torch.zeros_like(v)
             for rows in grid.row_blocks():
                 self._row_block(chunk, rows, k, v, dk, dv)
             part = (chunk.batch, chunk.kv_heads)
             self.dk[part], self.dv[part] = dk.view_as(self.dk[part]), dv.view_as(self.dv[part])
-        narrow = grid.q.dtype
-        return self.dq.to(narrow), self.dk.to(narrow), self.dv.to(narrow), self.dbias, self.dparams
+        narrow = grid.call.q.dtype
+        return Gradients(self.dq.to(narrow), self.dk.to(narrow), self.dv.to(narrow), self.dbias, self.dparams)
 
     def _row_block(self, chunk: Chunk, rows: slice, k: Tensor, v: Tensor, dk: Tensor, dv: Tensor) -> None:
         grid, space = self.grid, self.grid.space
         place = (chunk.batch, chunk.heads, rows)
         symbols = grid.row_symbols(chunk, rows) | {"m": self.peak[place][..., None]}
         inverse, d_total = self._normaliser(chunk, place, symbols)
-        q = grid.stacked(grid.q, chunk, rows, grid.scale)
-        g = grid.stacked(self.grad_out, chunk, rows, inverse * keep_factor(grid.dropout_p))
+        q = grid.stacked(grid.call.q, chunk, rows, grid.call.scale)
+        g = grid.stacked(self.grad_out, chunk, rows, inverse * keep_factor(grid.call.dropout_p))
         dq = torch.zeros_like(q)
         for keys, seen in grid.key_blocks(chunk, rows):
             s = grid.product(chunk, q, k[:, keys])
@@ -93,7 +90,7 @@ class BackwardPass:
             ds = _chained(slopes, "s", d_weight, d_total, seen, out=d_weight)
             dq.baddbmm_(grid.as_matrices(ds), k[:, keys])
             dk[:, keys].baddbmm_(grid.as_matrices(ds).transpose(1, 2), q)
-            if self.need_bias and grid.formula.bias == "logit":
+            if self.need_bias and grid.call.formula.bias == "logit":
                 self._add_to_bias(chunk, rows, keys, ds)
 
             weight = grid.filled(slopes["weight", None], ds)
@@ -102,7 +99,7 @@ class BackwardPass:
                     keep_(weight, mask)
             dv[:, keys].baddbmm_(grid.as_matrices(weight).transpose(1, 2), g)
             space.give_back_all()
-        self.dq[place] = dq.view_as(self.dq[place]).mul_(grid.scale)
+        self.dq[place] = dq.view_as(self.dq[place]).mul_(grid.call.scale)
 
     def _normaliser(self, chunk: Chunk, place: tuple, symbols: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
         """1 / N and the gradient of the total, (b, h, rows, 1); adds what offset and norm owe the params."""

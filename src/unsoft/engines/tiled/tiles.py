@@ -14,13 +14,12 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from unsoft.engines.call import compute_dtype, finite_part
+from unsoft.engines.call import Call, finite_part
 from unsoft.engines.dropout import keep, row_keys
-from unsoft.engines.program import Workspace
-from unsoft.engines.select import bit_mask, keep_
 from unsoft.engines.terms import BIAS
+from unsoft.engines.tiled.bit_masks import bit_mask, keep_
+from unsoft.engines.tiled.tile_program import Workspace
 from unsoft.engines.visibility import take, visible_tile
-from unsoft.formula import Formula
 
 
 @dataclass(frozen=True)
@@ -69,54 +68,42 @@ class Chunk:
 
 @dataclass(frozen=True, eq=False)
 class Grid:
-    """Everything about a call that decides which tiles there are and what a tile looks like."""
+    """Which tiles a call has, and what a tile looks like."""
 
-    q: Tensor
-    k: Tensor
-    v: Tensor
-    visible: Tensor | None
-    bias: Tensor | None
-    counts: Tensor | None
-    positions: Tensor | None
-    params: Tensor
-    seed: Tensor | None
-    formula: Formula
-    causal_offset: int | None
-    scale: float
-    dropout_p: float
+    call: Call
 
     @cached_property
     def space(self) -> Workspace:
-        return Workspace(self.dtype, self.q.device)
+        return Workspace(self.dtype, self.call.q.device)
 
     @cached_property
     def dtype(self) -> torch.dtype:
-        return compute_dtype(self.q.dtype)
+        return self.call.compute_dtype
 
     @cached_property
     def group(self) -> int:
         """Query heads per key head."""
-        return self.q.shape[1] // max(self.k.shape[1], 1)
+        return self.call.q.shape[1] // max(self.call.k.shape[1], 1)
 
     @cached_property
     def sizes(self) -> TileSizes:
-        return CPU_TILES if self.q.device.type == "cpu" else OTHER_TILES
+        return CPU_TILES if self.call.q.device.type == "cpu" else OTHER_TILES
 
     @cached_property
     def rows_per_block(self) -> int:
         """Fewer rows where many query heads share a key head: they stand below each other in one matrix."""
-        stacked = self.group * min(self.k.shape[2], self.sizes.keys)
-        return max(1, min(self.q.shape[2], self.sizes.rows, self.sizes.elements // max(1, stacked)))
+        stacked = self.group * min(self.call.k.shape[2], self.sizes.keys)
+        return max(1, min(self.call.q.shape[2], self.sizes.rows, self.sizes.elements // max(1, stacked)))
 
     @cached_property
     def heads_per_chunk(self) -> int:
-        stacked = self.group * self.rows_per_block * min(self.k.shape[2], self.sizes.keys)
+        stacked = self.group * self.rows_per_block * min(self.call.k.shape[2], self.sizes.keys)
         return max(1, self.sizes.elements // max(1, stacked))
 
     def chunks(self) -> Iterator[Chunk]:
         """Covers all heads; nothing if there is no output at all."""
-        batches, kv_heads = self.k.shape[:2]
-        if self.q.shape[0] * self.q.shape[1] * self.q.shape[2] == 0:
+        batches, kv_heads = self.call.k.shape[:2]
+        if self.call.q.shape[0] * self.call.q.shape[1] * self.call.q.shape[2] == 0:
             return
         together = max(1, self.heads_per_chunk // kv_heads)
         for batch in blocks(batches, together):
@@ -124,17 +111,17 @@ class Grid:
                 yield Chunk(batch, slice(kv.start * self.group, kv.stop * self.group), kv)
 
     def row_blocks(self) -> Iterator[slice]:
-        yield from blocks(self.q.shape[2], self.rows_per_block)
+        yield from blocks(self.call.q.shape[2], self.rows_per_block)
 
     def key_blocks(self, chunk: Chunk, rows: slice) -> Iterator[tuple[slice, Tensor | None]]:
         """Blocks of keys that some of the rows see, each with the bit mask of what is seen (None = all)."""
-        keys = self.k.shape[2]
-        if self.causal_offset is not None:
-            keys = min(keys, max(0, rows.stop + self.causal_offset))
+        keys = self.call.k.shape[2]
+        if self.call.causal_offset is not None:
+            keys = min(keys, max(0, rows.stop + self.call.causal_offset))
         stacked = (rows.stop - rows.start) * chunk.batch_size * chunk.head_count
-        mask = None if self.visible is None else chunk.of(self.visible)
+        mask = None if self.call.visible is None else chunk.of(self.call.visible)
         for block in blocks(keys, max(1, self.sizes.elements // stacked)):
-            seen = visible_tile(mask, self.causal_offset, rows, block, self.q.device)
+            seen = visible_tile(mask, self.call.causal_offset, rows, block, self.call.q.device)
             if seen is None or (mask is not None and seen.all()):
                 yield block, None
             elif mask is None or seen.any():
@@ -142,21 +129,21 @@ class Grid:
 
     def row_symbols(self, chunk: Chunk, rows: slice) -> dict[str, Tensor]:
         """i, n and the parameters, each broadcastable to (b, h, rows, 1)."""
-        symbols = {"i": self._positions(chunk, rows, self.causal_offset or 0, 0)[..., None]}
-        if self.counts is not None:
-            symbols["n"] = chunk.of(self.counts)[..., rows, None]
-        for name, values in zip(sorted(self.formula.params), self.params, strict=True):
+        symbols = {"i": self._positions(chunk, rows, self.call.causal_offset or 0, 0)[..., None]}
+        if self.call.counts is not None:
+            symbols["n"] = chunk.of(self.call.counts)[..., rows, None]
+        for name, values in zip(sorted(self.call.formula.params), self.call.params, strict=True):
             symbols[name] = values[chunk.heads, None, None]
         return symbols
 
     def tile_symbols(self, chunk: Chunk, rows: slice, keys: slice, logits: Tensor) -> dict[str, Tensor]:
         """s, j and the bias, broadcastable to (b, h, rows, keys). A logit bias is added to s in place."""
         symbols = {"s": logits}
-        if "j" in self.formula.uses:
-            symbols["j"] = self._positions(chunk, keys, 0, self.q.shape[2])[..., None, :]
-        if self.bias is not None:
-            bias = take(chunk.of(self.bias), rows, keys)
-            if self.formula.bias == "logit":
+        if "j" in self.call.formula.uses:
+            symbols["j"] = self._positions(chunk, keys, 0, self.call.q.shape[2])[..., None, :]
+        if self.call.bias is not None:
+            bias = take(chunk.of(self.call.bias), rows, keys)
+            if self.call.formula.bias == "logit":
                 logits.add_(bias)
             else:
                 symbols[BIAS] = bias
@@ -164,10 +151,10 @@ class Grid:
 
     def _positions(self, chunk: Chunk, part: slice, offset: int, column: int) -> Tensor:
         """Of some queries or keys: counted from ``offset``, or read from the columns that begin at ``column``."""
-        if self.positions is None:
+        if self.call.positions is None:
             start, stop = part.start + offset, part.stop + offset
-            return torch.arange(start, stop, dtype=self.dtype, device=self.q.device)
-        return chunk.of(self.positions[:, None])[..., column + part.start : column + part.stop]
+            return torch.arange(start, stop, dtype=self.dtype, device=self.call.q.device)
+        return chunk.of(self.call.positions[:, None])[..., column + part.start : column + part.stop]
 
     def stacked(self, x: Tensor, chunk: Chunk, rows: slice, factor: Tensor | float) -> Tensor:
         """Rows of (B, H, L, X) times a factor, heads of one key head below each other: (b*hk, g*rows, X)."""
@@ -200,21 +187,23 @@ class Grid:
 
     def kept(self, chunk: Chunk, rows: slice, keys: slice) -> Tensor | None:
         """Bit mask of the weights that dropout keeps."""
-        if self.seed is None:
+        if self.call.seed is None:
             return None
-        device, heads = self.q.device, self.q.shape[1]
+        device, heads = self.call.q.device, self.call.q.shape[1]
         b = torch.arange(chunk.batch.start, chunk.batch.stop, device=device)
         h = torch.arange(chunk.heads.start, chunk.heads.stop, device=device)
         words = row_keys(
-            self.seed, (b[:, None] * heads + h).flatten(), torch.arange(rows.start, rows.stop, device=device)
+            self.call.seed,
+            (b[:, None] * heads + h).flatten(),
+            torch.arange(rows.start, rows.stop, device=device),
         )
-        kept = keep(words, torch.arange(keys.start, keys.stop, device=device), self.dropout_p)
+        kept = keep(words, torch.arange(keys.start, keys.stop, device=device), self.call.dropout_p)
         return bit_mask(kept, self.dtype).view(len(b), len(h), *kept.shape[1:])
 
     @cached_property
     def all_finite(self) -> bool:
         """Are q, k, v and the float mask free of NaN and Inf?"""
-        inputs = [x for x in (self.q, self.k, self.v, self.bias) if x is not None]
+        inputs = [x for x in (self.call.q, self.call.k, self.call.v, self.call.bias) if x is not None]
         # A sum is one cheap pass without temporaries. It may overflow, so only its failure is looked at
         # closely.
         if bool(torch.stack([x.sum(dtype=self.dtype) for x in inputs]).isfinite().all()):
@@ -223,14 +212,16 @@ class Grid:
 
     def cleaned(self) -> Grid:
         """The same grid with NaN and Inf replaced by 0."""
-        bias = None if self.bias is None else finite_part(self.bias)
-        q, k, v = (finite_part(x) for x in (self.q, self.k, self.v))
-        return dataclasses.replace(self, q=q, k=k, v=v, bias=bias)
+        bias = None if self.call.bias is None else finite_part(self.call.bias)
+        q, k, v = (finite_part(x) for x in (self.call.q, self.call.k, self.call.v))
+        return Grid(dataclasses.replace(self.call, q=q, k=k, v=v, bias=bias))
 
     def poison(self) -> Tensor:
         """(B, H, L, Dv): NaN at the outputs that see something non-finite, 0 elsewhere."""
-        seen_bad = torch.zeros(*self.q.shape[:3], self.v.shape[3], dtype=torch.bool, device=self.q.device)
-        bad_q, bad_k, bad_v = (~x.isfinite() for x in (self.q, self.k, self.v))
+        seen_bad = torch.zeros(
+            *self.call.q.shape[:3], self.call.v.shape[3], dtype=torch.bool, device=self.call.q.device
+        )
+        bad_q, bad_k, bad_v = (~x.isfinite() for x in (self.call.q, self.call.k, self.call.v))
         bad_key_or_value = bad_k.any(-1, keepdim=True) | bad_v
         for chunk in self.chunks():
             y = self.keys_of(bad_key_or_value, chunk)
@@ -238,15 +229,15 @@ class Grid:
                 place = (chunk.batch, chunk.heads, rows)
                 for keys, mask in self.key_blocks(chunk, rows):
                     shape = (*seen_bad[place].shape[:3], keys.stop - keys.start)
-                    seen = torch.ones(shape, dtype=self.dtype, device=self.q.device)
+                    seen = torch.ones(shape, dtype=self.dtype, device=self.call.q.device)
                     seen = seen if mask is None else keep_(seen, mask)
                     seen_bad[place] |= (self.as_matrices(seen) @ y[:, keys]).view(seen_bad[place].shape) > 0
                     bad_rows = bad_q[place].any(-1, keepdim=True) & (seen > 0).any(-1, keepdim=True)
-                    if self.bias is not None:
-                        bad_bias = ~take(chunk.of(self.bias), rows, keys).isfinite()
+                    if self.call.bias is not None:
+                        bad_bias = ~take(chunk.of(self.call.bias), rows, keys).isfinite()
                         bad_rows |= (bad_bias & (seen > 0)).any(-1, keepdim=True)
                     seen_bad[place] |= bad_rows
-        return torch.where(seen_bad, torch.nan, 0.0).to(self.q.dtype)
+        return torch.where(seen_bad, torch.nan, 0.0).to(self.call.q.dtype)
 
 
 def blocks(length: int, size: int) -> Iterator[slice]:

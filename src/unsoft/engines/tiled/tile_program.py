@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from unsoft.engines.peephole import tidy
-from unsoft.engines.select import bit_mask, bits, flags_to_mask_
+from unsoft.engines.tiled.bit_masks import bit_mask, bits, flags_to_mask_
+from unsoft.engines.tiled.peephole import tidy
 from unsoft.formula import Expr, Instruction, lower
 from unsoft.formula.operation import COMPARISONS, OPERATIONS
 
