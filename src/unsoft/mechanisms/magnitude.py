@@ -164,7 +164,7 @@ class Magnitude(Around):
             found = cache.arriving.gate(inputs.key, inputs.value, self.eps, constants)
             if found is not None:
                 cache.length += inputs.key.shape[2]
-                return self._gated(inputs, *found, cache)
+                return self._step(inputs, *found, cache)
         points = self._plain_points(inputs.key, cache) if plain else self._new_points(inputs, cache)
         new = points.x.shape[1]
         if 0 in points.x.shape[:2]:
@@ -187,6 +187,24 @@ class Magnitude(Around):
             return result
         return self._gated(inputs, self._gate(weights, points), None, cache)
 
+    def _step(
+        self, inputs: Inputs, gate: Tensor, value: Tensor, cache: MagnitudeCache
+    ) -> Tensor | tuple[Tensor, Tensor]:
+        """Decoding with known gates and gated values: by the front door of the mechanism inside, which may know a short way."""
+        options = inputs.options
+        asked = inputs.return_weights or inputs.hidden is not None or options["positions"] is not None
+        if self.where == "mass" or asked or options["dropout_p"] or options["engine"] != "auto":
+            return self._gated(inputs, gate, value, cache)
+        found: Tensor = self.inner(
+            inputs.query,
+            inputs.key,
+            value,
+            cache=cache.inner,
+            scale=options["scale"],
+            enable_gqa=options["enable_gqa"],
+        )
+        return found
+
     def _new_points(self, inputs: Inputs, cache: MagnitudeCache) -> Points:
         """The points of the keys that a step of decoding brings."""
         new, options = inputs.key.shape[-2], inputs.options | {"is_causal": True}
@@ -208,8 +226,9 @@ class Magnitude(Around):
 
     def _constants(self, cache: MagnitudeCache, key: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """sqrt(t / d), (heads, 1, 1), and beta and gamma, (heads, 1), of each key head; without a gradient, computed once."""
-        parameters = (self.log_t, self.beta, self.gamma)
-        stamp = (key.shape[1], key.shape[-1], *(x for p in parameters for x in (p.data_ptr(), p._version)))
+        t, b, c = parameters = tuple(self._parameters.values())  # log_t, beta, gamma; asked for by name they cost more
+        _, heads, _, width = key.shape
+        stamp = (heads, width, t.data_ptr(), t._version, b.data_ptr(), b._version, c.data_ptr(), c._version)
         if cache.constants is None or cache.constants[0] != stamp:
             with torch.no_grad():
                 like = key.to(compute_dtype(key.dtype))
