@@ -21,11 +21,11 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from unsoft.magnitude.background import background, recalled, times
-from unsoft.magnitude.centres import Centres, regrouped, similar_to_centres
-from unsoft.magnitude.cholesky import matrix, working_dtype
-from unsoft.magnitude.factor import congruence, halved, inverse_factor_of
-from unsoft.magnitude.kernel import gaussian_within
+from unsoft.magnitude.gaussian.factor import congruence, halved, inverse_factor_of
+from unsoft.magnitude.gaussian.matrix import matrix, working_dtype
+from unsoft.magnitude.gaussian.similarity import gaussian_within
+from unsoft.magnitude.streaming.background import background, recalled, times
+from unsoft.magnitude.streaming.centres import Centres, regrouped, similar_to_centres
 from unsoft.magnitude.untraced import untraced
 
 CENTRES = 96

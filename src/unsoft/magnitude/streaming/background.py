@@ -11,7 +11,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from unsoft.magnitude.centres import Centres
+from unsoft.magnitude.streaming.centres import Centres
 
 
 def times(matrix: Tensor, vector: Tensor) -> Tensor:

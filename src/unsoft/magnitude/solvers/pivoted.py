@@ -5,14 +5,13 @@ Z ~ F F^T, F (n, rank);  what is left, Z - F F^T, is positive semidefinite, so i
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from unsoft.engines.native.gaussian import pivoted
-from unsoft.magnitude.kernel import gaussian, is_native
+from unsoft.magnitude.gaussian.similarity import gaussian, is_native
 
 _CHECK = 8
 """Steps between looks at the trace (each look waits for the device)."""
@@ -70,18 +69,3 @@ def pivoted_cholesky(x: Tensor, present: Tensor | None, rank: int, tolerance: fl
         left = (left - f.square()).clamp(min=0).scatter(1, pivot[:, None], 0.0)
         made = step + 1
     return Pivoted(factor[:made].permute(1, 2, 0), pivots[:made].T, was_taken[:made].T, left)
-
-
-def preconditioner(found: Pivoted, eps: float) -> Callable[[Tensor], Tensor]:
-    """r -> (F F^T + s)^-1 r with s = eps + the mean of what is left: close to (Z + eps)^-1, at the cost of two thin products."""
-    f = found.factor
-    shift = eps + found.left.mean(-1)[:, None, None] + torch.finfo(f.dtype).eps
-    inner = f.mT @ f + shift * torch.eye(f.shape[-1], dtype=f.dtype, device=f.device)
-    half = torch.linalg.solve_triangular(
-        torch.linalg.cholesky(inner), f.mT, upper=False
-    )  # (systems, rank, n)
-
-    def apply(r: Tensor) -> Tensor:
-        return (r - (half.mT @ (half @ r[..., None]))[..., 0]) / shift[..., 0]
-
-    return apply

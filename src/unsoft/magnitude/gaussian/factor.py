@@ -13,7 +13,7 @@ from torch.autograd.function import once_differentiable
 
 from unsoft.engines.native.gaussian import congruences, inverse_factors
 from unsoft.errors import SolverError
-from unsoft.magnitude.kernel import is_native
+from unsoft.magnitude.gaussian.similarity import is_native
 from unsoft.magnitude.untraced import untraced
 
 _BLOCK = 128

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from unsoft.magnitude.arriving import ExactArrival, StreamedArrival
+from unsoft.magnitude.streaming.arriving import ExactArrival, StreamedArrival
 from unsoft.mechanisms.core.cache import Cache, KeyValueCache
 
 

@@ -11,9 +11,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from unsoft.magnitude.status import Outcome, Status, relative
+from unsoft.magnitude.gaussian.system import System
+from unsoft.magnitude.solvers.contract import Outcome, Status, relative
 
 Map = Callable[[Tensor], Tensor]
+MOST_STEPS = 1000
 REFRESH = 50
 """Steps after which the residual is computed anew from the weights."""
 
@@ -86,3 +88,23 @@ def outcome(product: Map, b: Tensor, found: Iterated) -> Outcome:
     """The solution together with its true residual."""
     weights = found.weights.detach()
     return Outcome(weights, relative(b - product(weights), b), found.status, found.steps, b.dtype)
+
+
+def to_tolerance(
+    system: System, b: Tensor, tolerance: float, steps: int | None = None, precondition: Map | None = None
+) -> Outcome:
+    """Steps until the residual is small enough, ``steps`` at most."""
+    z = system.similarities(b)
+
+    def product(p: Tensor) -> Tensor:
+        return z.product(p) + system.eps * p
+
+    found = conjugate_gradients(
+        product,
+        b,
+        steps=steps or MOST_STEPS,
+        tolerance=tolerance,
+        first=z.first_product + system.eps * b,
+        precondition=precondition,
+    )
+    return outcome(product, b, found)

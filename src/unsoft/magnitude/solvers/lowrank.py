@@ -11,22 +11,26 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from unsoft.magnitude.cholesky import matrix
-from unsoft.magnitude.factor import inverse_factor
-from unsoft.magnitude.kernel import gaussian
-from unsoft.magnitude.pivoted import pivoted_cholesky
-from unsoft.magnitude.status import Outcome, Status
+from unsoft.magnitude.gaussian.factor import inverse_factor
+from unsoft.magnitude.gaussian.matrix import matrix
+from unsoft.magnitude.gaussian.similarity import gaussian
+from unsoft.magnitude.gaussian.system import System
+from unsoft.magnitude.solvers.contract import Options, Outcome, Status
+from unsoft.magnitude.solvers.pivoted import pivoted_cholesky
+from unsoft.magnitude.solvers.registry import register
 from unsoft.magnitude.untraced import untraced
 
 _SAMPLE = 64
 
 
+RANK = 256
+
+
 @untraced
-def lowrank_weights(
-    x: Tensor, present: Tensor | None, b: Tensor, eps: float, rank: int, tolerance: float, check: bool = True
-) -> tuple[Tensor, Outcome]:
-    """Weights, differentiable (the choice of points is held fixed), and the estimated residual."""
-    chosen = pivoted_cholesky(x, present, rank, tolerance * eps)
+def lowrank(system: System, b: Tensor, options: Options) -> Outcome:
+    """Differentiable (the choice of points is held fixed), with the estimated residual."""
+    x, present, eps, tolerance = system.x, system.present, system.eps, options.tolerance
+    chosen = pivoted_cholesky(x, present, options.rank or RANK, tolerance * eps)
     # Members of a crowd get b / own minus almost all of it: float32 would keep no digit of what is left.
     dtype, x, b = x.dtype, x.double(), b.double()
     centres = x.gather(1, chosen.pivots[..., None].expand(-1, -1, x.shape[-1]))
@@ -46,10 +50,9 @@ def lowrank_weights(
     explained = inner @ (scaled.mT @ b[..., None])
     weights = b / own - (scaled @ (inner.mT @ explained))[..., 0]
     rank = chosen.pivots.shape[1]
-    residual = _sampled_residual(x, b, weights, chosen.left, eps) if check else b.new_zeros(len(b))
+    residual = _sampled_residual(x, b, weights, chosen.left, eps) if options.check else b.new_zeros(len(b))
     status = Status.CONVERGED if not len(x) or float(residual.amax()) <= tolerance else Status.INEXACT
-    weights = weights.to(dtype)
-    return weights, Outcome(weights, residual.to(dtype), status, 0, torch.float64, rank)
+    return Outcome(weights.to(dtype), residual.to(dtype), status, 0, torch.float64, rank)
 
 
 @torch.no_grad()
@@ -62,3 +65,6 @@ def _sampled_residual(x: Tensor, b: Tensor, weights: Tensor, left: Tensor, eps: 
     error = b.gather(1, rows) - (z @ weights[..., None])[..., 0] - eps * weights.gather(1, rows)
     there = b.gather(1, rows) != 0
     return (torch.where(there, error, 0.0).square().sum(-1) / there.sum(-1).clamp(min=1)).sqrt()
+
+
+register("lowrank", lowrank, takes=("rank",), differentiable=True, needs_ridge=True)

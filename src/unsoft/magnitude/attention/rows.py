@@ -9,18 +9,22 @@ from torch import Tensor
 from torch.nn.functional import pad
 from torch.utils.checkpoint import checkpoint
 
-from unsoft.mechanisms.core.gated_mass import weighted_values
+from unsoft.magnitude.attention.cache import MagnitudeCache
+from unsoft.magnitude.streaming.arriving import ExactArrival
+from unsoft.mechanisms.core.cache import KeyValueCache
+from unsoft.mechanisms.core.gated_mass import MassGate, weighted_values
 from unsoft.mechanisms.core.module import Inputs
 
 if TYPE_CHECKING:
     from unsoft.mechanisms.magnitude import Magnitude
 
+Result = Tensor | tuple[Tensor, Tensor]
 _ROWS = 128
 
 
 def attend_by_rows(
     layer: Magnitude, inputs: Inputs, m: Tensor, y: Tensor, before: Tensor | None, offset: int
-) -> tuple[Tensor | tuple[Tensor, Tensor], Tensor | None]:
+) -> tuple[Result, Tensor]:
     """Attention in which row i has the weights of the first i + offset + 1 keys; also the weights of the last row.
 
     M and y (systems, keys, ...) are those of all keys; ``before`` are the weights of the prefix before the first row.
@@ -50,6 +54,21 @@ def attend_by_rows(
         parts.append(part)
     joined = [torch.cat(part, dim=-2) for part in zip(*parts, strict=True)]
     return (tuple(joined) if inputs.return_weights else joined[0]), carry
+
+
+def attend_by_rows_cached(layer: Magnitude, inputs: Inputs, cache: MagnitudeCache) -> Result:
+    """A step of decoding, once the new keys have arrived."""
+    assert isinstance(cache.inner, KeyValueCache) and isinstance(cache.arriving, ExactArrival)
+    keys, values = cache.inner.append(inputs.key, inputs.value)
+    whole = inputs.change(key=keys, value=values, options=inputs.options | {"is_causal": "lower_right"})
+    if inputs.query.numel() == 0 or keys.numel() == 0:
+        return layer.attend(whole)
+    window, rows = cache.arriving.window, inputs.query.shape[-2]
+    before = (
+        cache.last_row if rows == inputs.key.shape[-2] else None
+    )  # it is the row before the first new key
+    result, cache.last_row = attend_by_rows(layer, whole, window.m, window.y, before, cache.length - rows)
+    return result
 
 
 def _with_masked_keys(inputs: Inputs, more: int) -> Inputs:
@@ -111,12 +130,13 @@ class _Block:
         return (out, pad(weights, (0, self.keys - self.seen)), last) if self.return_weights else (out, last)
 
     def _attend(self, gate: Tensor) -> tuple[Tensor, Tensor]:
-        if self.layer.where == "mass":
-            return self.layer.inner.attend_gated(self.inputs, gate)
+        inner = self.layer.inner
+        if isinstance(inner, MassGate):
+            found = inner.attend_gated(self.inputs, gate)
+            assert isinstance(found, tuple)
+            return found
         p = self.inputs.options["dropout_p"]
-        _, weights = self.layer.inner.attend(
-            self.inputs.change(options=self.inputs.options | {"dropout_p": 0.0})
-        )
+        _, weights = inner.attend(self.inputs.change(options=self.inputs.options | {"dropout_p": 0.0}))
         every = weights.shape[-3] // gate.shape[-3]
         weights = weights * gate.repeat_interleave(every, dim=-3).to(weights.dtype)
         return weighted_values(weights, self.inputs.value, p), weights

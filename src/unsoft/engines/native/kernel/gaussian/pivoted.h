@@ -1,6 +1,6 @@
 // Pivoted Cholesky of the Gaussian matrix: Z ~ F^T F, one row of F after the other, without forming Z.
 #pragma once
-#include "gaussian.h"
+#include "matrix.h"
 
 // factor (systems, rank, points), pivots (systems, rank; -1 where nothing was left to explain), left (systems, points): what
 // remains of the diagonal of Z. A system stops when the mean of that is at most `tolerance`.

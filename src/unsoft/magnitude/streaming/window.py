@@ -7,11 +7,11 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from unsoft.engines.native.gaussian import WindowKernel
-from unsoft.magnitude.background import background
-from unsoft.magnitude.centres import Centres, similar_to_centres
-from unsoft.magnitude.cholesky import matrix
-from unsoft.magnitude.factor import check_done, inverse_factor_of
-from unsoft.magnitude.kernel import gaussian, is_native
+from unsoft.magnitude.gaussian.factor import check_done, inverse_factor_of
+from unsoft.magnitude.gaussian.matrix import matrix
+from unsoft.magnitude.gaussian.similarity import gaussian, is_native
+from unsoft.magnitude.streaming.background import background
+from unsoft.magnitude.streaming.centres import Centres, similar_to_centres
 
 _FIRST_CAPACITY = 64
 _FEW = 16

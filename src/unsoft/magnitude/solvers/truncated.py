@@ -10,35 +10,27 @@ solution, whose gradient takes one more solution; that of the steps would be sho
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from unsoft.magnitude.cg import Iterated, conjugate_gradients, floor_of, outcome
-from unsoft.magnitude.kernel import Matrix, similarities
-from unsoft.magnitude.status import Outcome, Status, joined
+from unsoft.magnitude.gaussian.matrix import Matrix
+from unsoft.magnitude.gaussian.system import System
+from unsoft.magnitude.solvers.conjugate import MOST_STEPS, Iterated, conjugate_gradients, floor_of, outcome
+from unsoft.magnitude.solvers.contract import Options, Outcome, Status, joined
 from unsoft.magnitude.untraced import untraced
 
-_ADJOINT_STEPS = 1000
-"""At most so many for the gradient of a system that has converged."""
-
-
-def groups(x: Tensor, present: Tensor | None, *more: Tensor) -> Iterator[tuple[Any, ...]]:
-    """The systems, as many at a time as there are threads (all at once on other devices): (x, present, ...) of each group."""
-    size = torch.get_num_threads() if x.device.type == "cpu" else max(len(x), 1)
-    for start in range(0, len(x), size):
-        part = slice(start, start + size)
-        yield x[part], None if present is None else present[part], *(y[part] for y in more)
+Pairs = list[tuple[Tensor, Tensor]]
 
 
 class _Recorded(torch.autograd.Function):
     """Z p whose backward pass notes (gradient, p), from which the gradient of Z is made at the end."""
 
     @staticmethod
-    def forward(ctx: Any, p: Tensor, z: Matrix, known: Tensor | None, pairs: list) -> Tensor:
+    def forward(ctx: Any, p: Tensor, z: Matrix, known: Tensor | None, pairs: Pairs) -> Tensor:
         ctx.z, ctx.pairs = z, pairs
         ctx.save_for_backward(p)
         return z.product(p) if known is None else known.clone()
@@ -62,18 +54,13 @@ def _steps(
 class _Truncated(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any,
-        x: Tensor,
-        present: Tensor | None,
-        b: Tensor,
-        eps: float,
-        steps: int,
-        check: bool,
-        report: list,
-    ) -> Tensor:
-        outcomes, active, z = [], [], None
-        for points, seen, ones in groups(x, present, b):
-            z = similarities(points, seen, ones, z)
+        ctx: Any, x: Tensor, present: Tensor | None, b: Tensor, eps: float, steps: int, check: bool, report: list[Outcome]
+    ) -> Tensor:  # fmt: skip
+        outcomes: list[Outcome] = []
+        active: list[Tensor] = []
+        z: Matrix | None = None
+        for group, ones in System(x, present, eps).groups(b):
+            z = group.similarities(ones, z)
             found = _steps(z, ones, eps, steps, z.product, z.first_product)
             active.append(found.active)
             if check:
@@ -91,9 +78,10 @@ class _Truncated(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         x, present, b, weights, active = ctx.saved_tensors
-        gradients, z = [], None
-        for points, seen, ones, *rest in groups(x, present, b, grad, weights, active):
-            z = similarities(points, seen, ones, z)
+        gradients: list[Tensor] = []
+        z: Matrix | None = None
+        for group, ones, *rest in System(x, present, ctx.eps).groups(b, grad, weights, active):
+            z = group.similarities(ones, z)
             pairs = _pairs(z, ones, ctx.eps, ctx.steps, *rest)
             u, v = (torch.stack(side, dim=1) for side in zip(*pairs, strict=True))
             gradients.append(z.gradient(u, v))
@@ -102,9 +90,9 @@ class _Truncated(torch.autograd.Function):
 
 def _pairs(
     z: Matrix, ones: Tensor, eps: float, steps: int, upstream: Tensor, weights: Tensor, active: Tensor
-) -> list[tuple[Tensor, Tensor]]:
+) -> Pairs:
     """(u, v) of which the sum of u v^T is the gradient of Z."""
-    pairs: list[tuple[Tensor, Tensor]] = []
+    pairs: Pairs = []
     if bool(active.any()):
         with torch.enable_grad():
             start = ones.clone().requires_grad_()
@@ -114,19 +102,19 @@ def _pairs(
     if not bool(active.all()):
         right = torch.where(active | (ones == 0), 0.0, upstream)
         adjoint = conjugate_gradients(
-            lambda p: z.product(p) + eps * p, right, steps=_ADJOINT_STEPS, tolerance=floor_of(right)
+            lambda p: z.product(p) + eps * p, right, steps=MOST_STEPS, tolerance=floor_of(right)
         )
         pairs.append((-adjoint.weights, torch.where(active, 0.0, weights)))
     return pairs
 
 
 @untraced
-def truncated_weights(
-    x: Tensor, present: Tensor | None, b: Tensor, eps: float, steps: int, check: bool = True
-) -> tuple[Tensor, Outcome]:
-    """Weights after ``steps`` steps, differentiable, and how that went. Without ``check`` the residual is not computed."""
+def truncated(system: System, b: Tensor, options: Options) -> Outcome:
+    """The weights after ``options.iterations`` steps, differentiable."""
     report: list[Outcome] = []
-    weights = _Truncated.apply(x, present, b, eps, steps, check, report)
+    weights = _Truncated.apply(
+        system.x, system.present, b, system.eps, options.iterations, options.check, report
+    )
     found = report[0]
     reached = Status.TRUNCATED if found.status is Status.STEPS else found.status
-    return weights, Outcome(weights, found.residual, reached, found.iterations, found.precision)
+    return Outcome(weights, found.residual, reached, found.iterations, found.precision)

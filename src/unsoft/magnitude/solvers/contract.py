@@ -1,12 +1,18 @@
-"""How the solution of a linear system ended."""
+"""What a solver of (Z + eps) w = b is given, and what it gives back.
+
+solve(system, b, options) -> Outcome
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
 
 import torch
 from torch import Tensor
+
+from unsoft.magnitude.gaussian.system import System
 
 
 class Status(StrEnum):
@@ -31,10 +37,16 @@ class Status(StrEnum):
         return self in (Status.CONVERGED, Status.TRUNCATED)
 
 
-def worst(statuses: list[Status]) -> Status:
-    """The worst of several; converged if there are none."""
-    order = list(Status)
-    return max(statuses, key=order.index, default=Status.CONVERGED)
+@dataclass(frozen=True)
+class Options:
+    """How to solve; a solver is given only those of ``iterations`` and ``rank`` that it takes."""
+
+    tolerance: float
+    """Relative residual to reach."""
+    iterations: int | None = None
+    rank: int | None = None
+    check: bool = True
+    """If not, nobody will look at the residual, and it need not be computed."""
 
 
 @dataclass(frozen=True)
@@ -51,14 +63,19 @@ class Outcome:
     rank: int = 0
 
 
+Solve = Callable[[System, Tensor, Options], Outcome]
+"""From the operator, right-hand sides (systems, n) and options."""
+
+
 def joined(outcomes: list[Outcome]) -> Outcome:
     """Groups of systems as one."""
     if len(outcomes) == 1:
         return outcomes[0]
+    order = list(Status)
     return Outcome(
         torch.cat([o.weights for o in outcomes]),
         torch.cat([o.residual for o in outcomes]),
-        worst([o.status for o in outcomes]),
+        max((o.status for o in outcomes), key=order.index),
         max(o.iterations for o in outcomes),
         torch.float64 if any(o.precision == torch.float64 for o in outcomes) else torch.float32,
         max(o.rank for o in outcomes),

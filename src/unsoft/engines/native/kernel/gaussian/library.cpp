@@ -1,9 +1,9 @@
-// The linear algebra of magnitude: Gaussian matrices (gaussian.h) their factors (factor.h), and the
+// The linear algebra of magnitude: Gaussian matrices (matrix.h), their factors (factor.h), and the
 // weights that points have when they arrive, all at once (arrival.h) or one after the other (window.h); pivoted Cholesky
 // (pivoted.h). Every function returns 0, or 2 if memory ran out.
-#include "arrival.h"
-#include "pivoted.h"
-#include "window.h"
+#include "gaussian/arrival.h"
+#include "gaussian/pivoted.h"
+#include "gaussian/window.h"
 
 #define UNSOFT_EXPORT(declaration, call)                                    \
     extern "C" __attribute__((visibility("default"))) int declaration {    \

@@ -2,7 +2,7 @@
 // their gradient. One system at a time on each thread; M and Z are kept for the gradient, the lower half of each.
 #pragma once
 #include "factor.h"
-#include "gaussian.h"
+#include "matrix.h"
 
 // Strips of 64 columns of a lower triangular matrix, each from its diagonal tile on and in one piece of memory.
 struct Strips {

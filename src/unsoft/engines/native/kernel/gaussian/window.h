@@ -133,7 +133,7 @@ static int64_t window_add(const Window &w, int64_t length, int64_t rows, real ep
     std::atomic<int64_t> done{rows};
     const int64_t end = length + rows;
     const int64_t work = w.systems * rows * (end * (end + w.width + w.centres) + w.centres * (w.centres + w.width));
-    const bool small = work < (1 << 19);  // handing it to other threads would cost more than it saves
+    const bool small = work < (1 << 17);  // handing it to other threads would cost more than it saves
     share(small ? 1 : int(w.threads), w.systems, [&](auto next) {
         Buffer<real> room(3 * w.ld + 2 * w.places), scaled(w.width);
         for (int64_t s; (s = next()) < w.systems;)

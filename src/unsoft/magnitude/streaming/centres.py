@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields, replace
 import torch
 from torch import Tensor
 
-from unsoft.magnitude.kernel import gaussian
+from unsoft.magnitude.gaussian.similarity import gaussian
 
 NEAR = 0.5
 """Similarity from which a point belongs to the crowd of a centre."""

@@ -11,10 +11,10 @@ from dataclasses import fields, replace
 import torch
 from torch import Tensor
 
-from unsoft.magnitude.centres import Centres
-from unsoft.magnitude.cholesky import working_dtype
-from unsoft.magnitude.streaming import chunk_step
-from unsoft.magnitude.window import Window
+from unsoft.magnitude.gaussian.matrix import working_dtype
+from unsoft.magnitude.streaming.centres import Centres
+from unsoft.magnitude.streaming.chunk import chunk_step
+from unsoft.magnitude.streaming.window import Window
 
 
 class ExactArrival:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from unsoft.engines.native.gaussian import PackedGaussian, gaussian_between, gaussian_ready
+from unsoft.engines.native.gaussian import gaussian_between, gaussian_ready
 
 _EXACT = "donot_use_mm_for_euclid_dist"  # near-clones lose all their digits in |x|^2 + |y|^2 - 2 x y
 
@@ -20,36 +20,6 @@ _EXACT = "donot_use_mm_for_euclid_dist"  # near-clones lose all their digits in 
 def is_native(x: Tensor) -> bool:
     """Does the compiled code handle points like these?"""
     return x.device.type == "cpu" and gaussian_ready(x.dtype == torch.float64)
-
-
-class DenseGaussian:
-    """What :class:`PackedGaussian` is, by torch: the whole matrix of each system, on any device."""
-
-    def __init__(
-        self, x: Tensor, present: Tensor | None = None, first: Tensor | None = None, reuse: object = None
-    ) -> None:
-        self.x = x.detach()
-        self.matrix = _between(self.x, self.x)
-        if present is not None:
-            self.matrix = self.matrix * (present[:, :, None] & present[:, None, :])
-        self.first_product = None if first is None else self.product(first)
-
-    def product(self, x: Tensor) -> Tensor:
-        """Z x for vectors (systems, n)."""
-        return (self.matrix @ x[..., None])[..., 0]
-
-    def gradient(self, u: Tensor, v: Tensor) -> Tensor:
-        """The gradient of sum_r u_r Z v_r with respect to the points; u and v are (systems, rank, n)."""
-        return pull(self.x, self.matrix * (u.mT @ v + v.mT @ u))
-
-
-Matrix = PackedGaussian | DenseGaussian
-
-
-def similarities(x: Tensor, present: Tensor | None, first: Tensor, reuse: Matrix | None = None) -> Matrix:
-    """The matrix of points (systems, n, d) as something to multiply with, and its product with ``first``."""
-    kind = PackedGaussian if is_native(x) else DenseGaussian
-    return kind(x, present, first, reuse)
 
 
 def pull(x: Tensor, w: Tensor) -> Tensor:
@@ -61,7 +31,7 @@ def pull(x: Tensor, w: Tensor) -> Tensor:
 class _Within(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, diagonal: float) -> Tensor:
-        z = _between(x, x)
+        z = between(x, x)
         z.diagonal(dim1=-2, dim2=-1).fill_(diagonal)
         ctx.save_for_backward(x, z)
         return z
@@ -78,7 +48,8 @@ def gaussian_within(x: Tensor, diagonal: float = 1.0) -> Tensor:
     return _Within.apply(x, diagonal)
 
 
-def _between(x: Tensor, y: Tensor) -> Tensor:
+def between(x: Tensor, y: Tensor) -> Tensor:
+    """:func:`gaussian` without a gradient."""
     if is_native(x):
         return gaussian_between(x, y)
     return torch.cdist(x, y, compute_mode=_EXACT).square().neg().exp()
@@ -87,7 +58,7 @@ def _between(x: Tensor, y: Tensor) -> Tensor:
 class _Gaussian(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, y: Tensor) -> Tensor:
-        z = _between(x, y)
+        z = between(x, y)
         ctx.save_for_backward(x, y, z)
         return z
 
