@@ -58,8 +58,8 @@ def cog(beta: Tensor, gamma: Tensor) -> Tensor:
     beta, ratio = beta.abs(), beta.abs() / gamma
 
     def g(a: int) -> Tensor:
-        near, far = torch.special.ndtr(a * gamma + ratio), torch.special.ndtr(a * gamma - ratio)
-        return near + torch.exp(-2 * a * beta) * far
+        near: Tensor = torch.special.ndtr(a * gamma + ratio)
+        return near + torch.exp(-2 * a * beta) * torch.special.ndtr(a * gamma - ratio)
 
     return torch.exp(-gamma.square() / 2) * g(1) / g(2).sqrt()
 
