@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from unsoft.engines.native.gaussian import ArrivalFactors
-from unsoft.magnitude.cholesky import matrix
+from unsoft.magnitude.cholesky import matrix, working_dtype
 from unsoft.magnitude.factor import check_done, inverse_factor
 from unsoft.magnitude.kernel import gaussian, is_native, pull
 from unsoft.magnitude.points import checked_eps, checked_points
@@ -56,11 +56,6 @@ def prefix_weighting(
     newest = y * m.diagonal(dim1=-2, dim2=-1)
     results = (table, y.square().cumsum(-1), newest)
     return PrefixWeighting(*(checked.shaped(r).to(checked.x.dtype) for r in results))
-
-
-def working_dtype(dtype: torch.dtype, eps: float) -> torch.dtype:
-    """float64 where float32 could fail. It depends on nothing but eps: a choice by the points would not be causal."""
-    return torch.float64 if eps < 1e-3 else dtype
 
 
 class _Factors:

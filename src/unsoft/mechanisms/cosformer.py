@@ -51,7 +51,11 @@ class Cosformer(Linear):
                 f"cosformer: argument 'max_length' must be a whole number from 1 on, not {max_length!r}"
             )
         super().__init__(place, features.relu, compiled_map="cosine")
-        self.position_limit = max_length
+        self.max_length = max_length
+
+    @property
+    def position_limit(self) -> int:
+        return self.max_length
 
     def features(self, q: Tensor, k: Tensor, first_query: int, first_key: int) -> tuple[Tensor, Tensor]:
         queries, keys = (
@@ -62,7 +66,7 @@ class Cosformer(Linear):
 
     def turned(self, x: Tensor, positions: Tensor) -> Tensor:
         """[relu(x) cos, relu(x) sin] of the position: dot products of two such features hold the cosine of the difference."""
-        limit, x = self.position_limit, x.relu()
+        limit, x = self.max_length, x.relu()
         folded = limit - (positions % (2 * limit) - limit).abs()
         angle = folded.to(x.dtype)[:, None, :, None] * (math.pi / 2 / limit)
         return torch.cat([x * angle.cos(), x * angle.sin()], dim=-1)

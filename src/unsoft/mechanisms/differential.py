@@ -31,7 +31,6 @@ from unsoft.engines.call import compute_dtype
 from unsoft.engines.run import run_formula
 from unsoft.formula import Formula
 from unsoft.formula.analysis import Properties
-from unsoft.mechanisms.affine import combine
 from unsoft.mechanisms.module import Inputs, Mechanism, Place
 from unsoft.mechanisms.registry import family, resolve
 
@@ -79,12 +78,12 @@ class Differential(Mechanism):
                 run_formula(query, key, values, self.base, return_weights=inputs.return_weights, **options)
             )
         strength = self.strength().to(inputs.query.dtype)
-        result = combine(*maps, torch.ones_like(strength), strength)
-        out, weights = result if isinstance(result, tuple) else (result, None)
+        pairs = zip(*maps, strict=True) if inputs.return_weights else [maps]
+        out, *weights = (first - strength * second for first, second in pairs)
         mean_square = out.to(compute_dtype(out.dtype)).square().mean(-1, keepdim=True)
         scale = (1 - self.first) * (mean_square + _EPS).rsqrt().to(out.dtype)
         out = (out * scale * self.gain.to(out.dtype)).unflatten(-1, (2, -1)).transpose(-3, -2).flatten(-4, -3)
-        return out if weights is None else (out, (weights * scale).repeat_interleave(2, dim=-3))
+        return (out, (weights[0] * scale).repeat_interleave(2, dim=-3)) if weights else out
 
 
 family(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
+from torch.nn.functional import dropout
 
 from unsoft.engines.call import compute_dtype
 from unsoft.formula import Formula
@@ -45,10 +46,10 @@ class MassGate(Around):
 
     def _divided(self, inputs: Inputs, gate: Tensor, cache: Cache | None) -> Tensor | tuple[Tensor, Tensor]:
         if gate.dim() == inputs.key.dim():
-            out, weights = self.inner.attend(inputs.change(return_weights=True))
-            weights = weights * gate.to(weights.dtype)
+            _, weights = self.inner.attend(inputs.change(return_weights=True))
+            weights = weights * _for_heads(gate, weights).to(weights.dtype)
             weights = weights / _divisor(weights.sum(-1, keepdim=True))
-            out = weights @ inputs.value
+            out = weighted_values(weights, inputs.value, inputs.options["dropout_p"])
             return (out, weights) if inputs.return_weights else out
         gate = gate[..., None].to(inputs.value.dtype)
         gated = inputs.change(
@@ -59,8 +60,20 @@ class MassGate(Around):
         total = _divisor(out[..., -1:])
         if not isinstance(result, tuple):
             return out[..., :-1] / total
-        every = result[1].shape[-3] // gate.shape[-3]
-        return out[..., :-1] / total, result[1] * gate.repeat_interleave(every, dim=-3).mT / total
+        return out[..., :-1] / total, result[1] * _for_heads(gate, result[1]).mT / total
+
+
+def weighted_values(weights: Tensor, value: Tensor, dropout_p: float) -> Tensor:
+    """Weights (..., heads, rows, keys) times values (..., key heads, keys, width); a key that nobody sees has no effect, whatever it holds."""
+    value = _for_heads(value, weights)
+    if not bool(value.isfinite().all()):
+        value = torch.where((weights != 0).any(-2)[..., None], value, 0.0)
+    return dropout(weights, dropout_p) @ value
+
+
+def _for_heads(x: Tensor, weights: Tensor) -> Tensor:
+    """What belongs to key heads, once for each head of the weights."""
+    return x.repeat_interleave(weights.shape[-3] // x.shape[-3], dim=-3)
 
 
 def _divisor(total: Tensor) -> Tensor:

@@ -169,7 +169,7 @@ class Linear(Mechanism):
         call, leading = checked_call(inputs.query, inputs.key, inputs.value, formula, **options)
         if self.uses_positions and not self.turns and options["positions"] is not None:
             check_distances(call, *options["positions"], type(self).__name__.lower())
-        return call, leading
+        return _without_zero_bias(call), leading
 
     def _call_of_new_tokens(self, inputs: Inputs, cache: StateCache) -> tuple[Call, torch.Size]:
         cache.check(inputs.key)
@@ -338,6 +338,13 @@ def _zeros(call: Call) -> Tensor:
     """The output of a call without queries, keys or batch; gradients are 0."""
     nothing = sum(x.flatten()[:0].sum() for x in (call.q, call.k, call.v))
     return call.q.new_zeros(*call.q.shape[:3], call.v.shape[3]) + nothing
+
+
+def _without_zero_bias(call: Call) -> Call:
+    """A float mask of 0 and -inf alone is a bool mask."""
+    if call.bias is None or call.bias.requires_grad or torch.compiler.is_compiling() or bool(call.bias.any()):
+        return call
+    return replace(call, bias=None)
 
 
 def _hides_whole_keys(call: Call) -> bool:

@@ -44,12 +44,12 @@ from unsoft.engines.call import Call, compute_dtype
 from unsoft.formula import Formula
 from unsoft.formula.analysis import Properties
 from unsoft.magnitude.arriving import ExactArrival, StreamedArrival
-from unsoft.magnitude.cholesky import cholesky, matrix
+from unsoft.magnitude.cholesky import cholesky, matrix, working_dtype
 from unsoft.magnitude.factor import inverse_factor
 from unsoft.magnitude.implicit import solved_weights
 from unsoft.magnitude.lowrank import lowrank_weights
 from unsoft.magnitude.points import Points, checked_eps
-from unsoft.magnitude.prefix import arrival_weights, working_dtype
+from unsoft.magnitude.prefix import arrival_weights
 from unsoft.magnitude.streaming import CENTRES, CHUNK, streamed_weights
 from unsoft.magnitude.truncated import truncated_weights
 from unsoft.mechanisms.cache import Cache
@@ -234,7 +234,7 @@ class Magnitude(Around):
                 return self.inner.attend_gated(inputs, gate)
             return self.inner.attend_gated(inputs, gate, cache.inner, cache.all_gates(gate))
         if value is None:
-            value = inputs.value * gate[..., None].to(inputs.value.dtype)
+            value = _times(inputs.value, gate[..., None].to(inputs.value.dtype))
         gated = inputs.change(value=value)
         result = self.inner.attend(gated) if cache is None else self.inner.attend_cached(gated, cache.inner)
         if not isinstance(result, tuple):
@@ -275,6 +275,16 @@ class Magnitude(Around):
         """sqrt(t / d) of each key head, (heads, 1, 1)."""
         scale = _by_key_head(self.log_t, heads).to(keys.dtype).exp() / keys.shape[-1]
         return scale.sqrt()[:, None, None]
+
+
+def _times(value: Tensor, gate: Tensor) -> Tensor:
+    """The product; the gradient of the gate knows nothing of a value that is not finite, which may belong to a masked key."""
+    if not gate.requires_grad:
+        return value * gate
+    finite = value.isfinite()
+    if not torch.compiler.is_compiling() and bool(finite.all()):
+        return value * gate
+    return torch.where(finite, value, 0.0) * gate + torch.where(finite, 0.0, value)
 
 
 def _by_key_head(parameter: Tensor, heads: int) -> Tensor:

@@ -6,9 +6,10 @@ from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
-from torch.nn.functional import dropout, pad
+from torch.nn.functional import pad
 from torch.utils.checkpoint import checkpoint
 
+from unsoft.mechanisms.gated_mass import weighted_values
 from unsoft.mechanisms.module import Inputs
 
 if TYPE_CHECKING:
@@ -118,7 +119,4 @@ class _Block:
         )
         every = weights.shape[-3] // gate.shape[-3]
         weights = weights * gate.repeat_interleave(every, dim=-3).to(weights.dtype)
-        value = self.inputs.value.repeat_interleave(weights.shape[-3] // self.inputs.value.shape[-3], dim=-3)
-        seen = weights != 0  # a masked key is inert, even if its value is not finite
-        value = value if bool(value.isfinite().all()) else torch.where(seen.any(-2)[..., None], value, 0.0)
-        return dropout(weights, p) @ value, weights
+        return weighted_values(weights, self.inputs.value, p), weights

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import torch
 from torch import Tensor
@@ -78,9 +78,3 @@ def _pieces(length: int, seed: str) -> list[tuple[int, int]]:
     cuts |= {min(length, start + step) for step in range(3)}
     ordered = sorted(cuts)
     return list(zip(ordered, ordered[1:], strict=False))
-
-
-CHECKS: dict[str, Callable[[Trial, str], Iterator[Measure]]] = {
-    "output and gradients = definition": results,
-    "decoding = definition": decoding,
-}

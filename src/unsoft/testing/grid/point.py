@@ -25,6 +25,9 @@ AXES: dict[str, tuple[Any, ...]] = {
 }  # fmt: skip
 """What is varied. Lengths stand around the blocks of engines, widths around those of real models."""
 
+EVEN_KEY_HEADS = AXES | {"heads": ("2/2", "4/2")}
+"""For mechanisms whose key heads come in pairs."""
+
 _COMMON = {"keys": ("same", 3), "batch": (1, 3), "causal": ("upper left", 3), "inputs": ("normal", 2)}
 """Values that a sample should prefer, and how often it takes them for each time it takes another one."""
 
@@ -112,7 +115,9 @@ def sample(seed: str, axes: Mapping[str, Sequence[Any]] = AXES) -> list[Point]:
     source = random.Random(zlib.crc32(seed.encode()))
     count = max(len(values) for values in axes.values())
     columns = {axis: _shuffled(source, axis, values, count) for axis, values in axes.items()}
-    return [_affordable({axis: column[row] for axis, column in columns.items()}) for row in range(count)]
+    return [
+        _affordable({axis: column[row] for axis, column in columns.items()}, axes) for row in range(count)
+    ]
 
 
 def _shuffled(source: random.Random, axis: str, values: Sequence[Any], count: int) -> list[Any]:
@@ -149,13 +154,13 @@ def all_pairs(seed: str, axes: Mapping[str, Sequence[Any]] = AXES) -> Iterator[P
                     key=lambda x: sum(frozenset({(axis, x), other}) in missing for other in chosen.items()),
                 )
         missing -= {frozenset(two) for two in combinations(chosen.items(), 2)}
-        yield _affordable(chosen)
+        yield _affordable(chosen, axes)
 
 
-def _affordable(chosen: Mapping[str, Any]) -> Point:
+def _affordable(chosen: Mapping[str, Any], axes: Mapping[str, Sequence[Any]]) -> Point:
     """The point, with fewer heads and sequences where it is long: what they show, shorter ones show."""
     point = Point(**chosen)
     if max(point.length, point.key_count) <= 600:
         return point
-    heads = {"2/2": "2/2", "4/2": "2/1", "4/1": "2/1"}[point.heads]
+    heads = "2/1" if point.heads != "2/2" and "4/1" in axes["heads"] else "2/2"
     return Point(**{**chosen, "heads": heads, "batch": min(point.batch, 1)})

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -21,7 +21,7 @@ from torch import Generator, Tensor
 from unsoft.mechanisms.module import Mechanism, Place
 from unsoft.mechanisms.registry import Plan
 from unsoft.testing.definitions import Definition
-from unsoft.testing.definitions.call import WrittenCall
+from unsoft.testing.definitions.call import NotDefined, WrittenCall
 from unsoft.testing.grid.point import Point
 from unsoft.testing.grid.tensors import DOUBLE, Tensors, draw
 from unsoft.testing.tolerance import rms
@@ -38,7 +38,8 @@ class Trial:
     """What the checks of a point get."""
 
     plan: Plan
-    definition: Definition
+    definition: Definition | None
+    """None, or NotDefined: the mechanism itself is the reference, in float64 and without a cache."""
     point: Point
     seed: str
     options: Mapping[str, Any]
@@ -128,15 +129,15 @@ class Trial:
         x, weights = self.tensors, self.reference["weights"]
         v, g, w = rms(x.value), rms(x.upstream[:, :, x.rows]), rms(weights)
         by_weight = g * v * self.point.value_width**0.5
-        # Features of linear attention are not small where queries and keys are.
-        feature = 0.0 if self.plan.family is None else 1.0
+        # Features of linear attention are not small where queries and keys are, and cancel where they are scaled.
+        features = [0.0 if self.plan.family is None else 1 + 1 / (rms(y) or 1.0) for y in (x.query, x.key)]
         scale = self.point.width**-0.5
         by_mask = 0.0 if x.mask is None else max(1.0, weights.numel() / max(1, x.mask.numel())) ** 0.5
         return {
             "output": v,
             "value": g,
-            "query": by_weight * (scale * rms(x.key) + feature),
-            "key": by_weight * (scale * rms(x.query) + feature),
+            "query": by_weight * (scale * rms(x.key) + features[0]),
+            "key": by_weight * (scale * rms(x.query) + features[1]),
             "mask": by_weight * w * by_mask,
             "parameter": by_weight * w * weights.numel() ** 0.5,
         }
@@ -172,7 +173,7 @@ class Trial:
             output = x.value.new_zeros(self.point.batch, heads, len(x.rows), self.point.value_width)
             gradients = {name: torch.zeros_like(leaf) for name, leaf in wanted.items()}
         else:
-            weights, output = self.definition(self.written(leaves).change(move=moved), layer)
+            weights, output = self._written_out(leaves, layer, None if source is None else moved)
             found = torch.autograd.grad(
                 output, list(wanted.values()), moved(x.upstream[:, :, x.rows]), materialize_grads=True
             )
@@ -180,6 +181,23 @@ class Trial:
         return {
             "output": output.detach(), "weights": weights.detach(), **gradients, "query": gradients["query"][:, :, x.rows],
         }  # fmt: skip
+
+    def _written_out(
+        self, leaves: Mapping[str, Tensor], layer: Mechanism, rounding: Callable[[Tensor], Tensor] | None
+    ) -> tuple[Tensor, Tensor]:
+        """Weights and output at the compared rows."""
+        try:
+            if self.definition is not None:
+                return self.definition(self.written(leaves).change(rounding=rounding), layer)
+        except NotDefined:
+            pass
+        x = self.tensors
+        mask = leaves.get("mask", x.mask)
+        output = layer(*(leaves[name] for name in ("query", "key", "value")), mask, **self.arguments)[
+            :, :, x.rows
+        ]
+        keys = self.point.key_count  # of weights of a size that a sum over keys could have
+        return torch.full((*output.shape[:3], keys), 1 / keys, dtype=DOUBLE), output
 
     def written(self, leaves: Mapping[str, Tensor]) -> WrittenCall:
         """The call at the compared rows, as a definition sees it."""
@@ -200,6 +218,3 @@ class Trial:
             bias.expand(shape)[:, :, x.rows], there, rows, point.offset is not None,
             self.scale or point.width**-0.5,
         )  # fmt: skip
-
-    def change(self, **changes: Any) -> Trial:
-        return replace(self, **changes)
