@@ -23,8 +23,14 @@ def picture_script():
 
 def test_mechanism_page_is_up_to_date():
     assert (DOCS / "mechanisms.md").read_text() == mechanism_page(), (
-        "run: unsoft list --markdown > docs/mechanisms.md"
+        "run: make docs"
     )
+
+
+def test_picture_is_up_to_date():
+    script = picture_script()
+    drawn = script.picture(script.measured_ratios(script.RECORD))
+    assert script.PICTURE.read_text() == drawn, "run: make docs"
 
 
 def test_picture_shows_every_mechanism():
@@ -33,7 +39,7 @@ def test_picture_shows_every_mechanism():
         for text in xml.etree.ElementTree.parse(DOCS / "mechanisms.svg").iter()
         if text.get("class") == "name"
     ]
-    assert names == list(formulas()), "run: python docs/picture.py"
+    assert names == list(formulas()), "run: make docs"
 
 
 def test_picture_plots_what_the_formula_says():
