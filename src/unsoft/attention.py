@@ -8,7 +8,7 @@ from unsoft.engines import check_name
 from unsoft.engines.run import run_formula
 from unsoft.formula import Formula
 from unsoft.mechanisms import resolve
-from unsoft.mechanisms.build import mechanism_like
+from unsoft.mechanisms.core.build import mechanism_like
 
 
 def attention(

@@ -74,5 +74,7 @@ def attention_and_bound(
     spread = (weights(s + slip) - weights(s - slip)).abs() + (
         4 * slip + (16 + 4 * s.shape[-1] ** 0.5) * eps
     ) * a.abs()
+    if name in ("sinh", "softpick"):  # written as differences of exponentials, which cancel near 0
+        spread = spread + 4 * eps * torch.where(seen, DEFINITIONS["softmax"](s.abs(), seen, n), 0.0)
     out = a @ v
     return out, spread @ v.abs() + (torch.finfo(dtype).eps + eps) * out.abs() + torch.finfo(dtype).tiny

@@ -4,10 +4,10 @@ import random
 
 import pytest
 import torch
-from tests.engines.definitions import DEFINITIONS, attention_and_bound
 from torch.nn.functional import scaled_dot_product_attention
 
 import unsoft
+from tests.engines.definitions import DEFINITIONS, attention_and_bound
 from unsoft.engines.native import direct
 from unsoft.mechanisms import resolve
 

@@ -5,7 +5,7 @@ import torch
 
 import unsoft
 from tests.engines.definitions import attention_and_bound
-from unsoft.mechanisms.cache import KeyValueCache
+from unsoft.mechanisms.core.cache import KeyValueCache
 
 HEADS, WIDTH = 4, 64
 

@@ -9,8 +9,8 @@ import torch
 import unsoft
 from unsoft.engines import linear_choice
 from unsoft.engines.linear_log import log_products
-from unsoft.mechanisms.cache import StateCache
-from unsoft.mechanisms.registry import Plan
+from unsoft.mechanisms.core.cache import StateCache
+from unsoft.mechanisms.core.spec import Plan
 from unsoft.testing.definitions import definition_of
 from unsoft.testing.definitions.call import WrittenCall
 
@@ -179,6 +179,21 @@ def test_tiny_and_large_inputs(name):
         # At 1e9 |x|^2 of performer leaves float32, and so does exp(x) of linear-elu1 for negative x.
         if size > 1e-30 and not (size == 1e9 and name in ("performer", "linear-elu1")):
             near(y, attend(name, module, q, k, v, offset=0), 1e-4, v)
+
+
+@pytest.mark.parametrize("name", ["performer", "linear-elu1"])
+def test_a_factor_of_a_whole_row_cancels(name):
+    """exp(-|q|^2 / 2) of performer, and exp(x) of elu1 for a query far below 0, do not cost digits or the whole row."""
+    module = make(name, width=3)
+    q, k, v = draw(module, 20, width=3)
+    q = -100 * q.abs() if name == "linear-elu1" else 1000 * q
+    k = k if name == "linear-elu1" else 0.01 * k
+    expected = attend(name, module, q, k, v, offset=0)
+    near(module(q, k, v, is_causal=True), expected, 1e-4, v)
+    cache = module.new_cache(2)
+    with torch.no_grad():
+        steps = [module(*(x[:, :, [t]] for x in (q, k, v)), cache=cache) for t in range(20)]
+    near(torch.cat(steps, 2), expected, 1e-4, v)
 
 
 @pytest.mark.parametrize("name", ["performer(32)", "linear-exp"])

@@ -36,12 +36,12 @@ def run_formula(
 ) -> Tensor | tuple[Tensor, Tensor]:
     """What :func:`unsoft.attention` does for a formula."""
     plain = attn_mask is None and params is None and positions is None and return_weights is False
-    if plain and engine in _COMPILED and type(dropout_p) is float and dropout_p == 0.0:
-        # The tracer of torch.compile must not look into the short way.
-        if not torch.compiler.is_compiling():
-            out = run_directly(query, key, value, formula, is_causal, scale, enable_gqa)
-            if out is not None:
-                return out
+    plain = plain and engine in _COMPILED and type(dropout_p) is float and dropout_p == 0.0
+    # The tracer of torch.compile must not look into the short way.
+    if plain and not torch.compiler.is_compiling():
+        out = run_directly(query, key, value, formula, is_causal, scale, enable_gqa)
+        if out is not None:
+            return out
     if return_weights and engine not in ("auto", "dense"):
         raise ValueError(
             f"attention: argument 'return_weights' needs engine 'dense' or 'auto', not {engine!r}"

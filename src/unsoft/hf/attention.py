@@ -12,9 +12,8 @@ from transformers.utils.output_capturing import _active_collector
 from unsoft.hf.architecture import REFUSED
 from unsoft.hf.masks import key_mask
 from unsoft.hf.positions import token_positions
-from unsoft.mechanisms.cache import KeyValueCache
-from unsoft.mechanisms.magnitude import Magnitude
-from unsoft.mechanisms.module import Mechanism
+from unsoft.mechanisms.core.cache import KeyValueCache
+from unsoft.mechanisms.core.module import Mechanism
 
 NAME = "unsoft"
 """Of the attention implementation, of the submodule, and of the section in config.json."""
@@ -35,7 +34,7 @@ class Swapped(nn.Module):
         place, kept = mechanism.place, mechanism.new_cache(1)
         self.stateful = not isinstance(kept, KeyValueCache)
         self.uses_positions = mechanism.uses_positions
-        self.gates_keys = any(isinstance(part, Magnitude) for part in mechanism.modules())
+        self.gates_keys = any(part.needs_all_keys for part in mechanism.parts)
         keeps_keys = isinstance(getattr(kept, "inner", kept), KeyValueCache)
         # A window is a mask for each row, which a state of fixed size cannot honour.
         self.decodes_with_state = self.stateful and (keeps_keys or not windowed)

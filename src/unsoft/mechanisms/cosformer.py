@@ -20,7 +20,7 @@ A row whose features all vanish outputs exact zeros (the authors divide by 1e-6 
 no effect, it would cancel.
 
 >>> import torch
->>> from unsoft.mechanisms.module import Place
+>>> from unsoft.mechanisms.core.module import Place
 >>> layer = Cosformer(Place(heads=2, head_dim=4), max_length=16)
 >>> q, k, v = (torch.rand(1, 2, 6, 4) for _ in range(3))
 >>> _, weights = layer(q, k, v, is_causal=True, return_weights=True)
@@ -34,10 +34,9 @@ import torch
 from torch import Tensor
 
 from unsoft.formula.analysis import Properties
-from unsoft.mechanisms import features
-from unsoft.mechanisms.linear import Linear
-from unsoft.mechanisms.module import Place
-from unsoft.mechanisms.registry import family
+from unsoft.mechanisms.core.linear import Linear
+from unsoft.mechanisms.core.module import Place
+from unsoft.mechanisms.core.registry import family
 
 
 class Cosformer(Linear):
@@ -50,7 +49,7 @@ class Cosformer(Linear):
             raise ValueError(
                 f"cosformer: argument 'max_length' must be a whole number from 1 on, not {max_length!r}"
             )
-        super().__init__(place, features.relu, compiled_map="cosine")
+        super().__init__(place, torch.relu, compiled_map="cosine")
         self.max_length = max_length
 
     @property

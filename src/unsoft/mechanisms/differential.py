@@ -16,7 +16,7 @@ The weights returned are A times the scale of its row, so weights times values a
 (1 at the start).
 
 >>> import torch
->>> from unsoft.mechanisms.module import Place
+>>> from unsoft.mechanisms.core.module import Place
 >>> layer = Differential(Place(heads=2, head_dim=4))
 >>> layer(*(torch.randn(1, 2, 5, 4) for _ in range(3))).shape
 torch.Size([1, 2, 5, 4])
@@ -31,8 +31,8 @@ from unsoft.engines.call import compute_dtype
 from unsoft.engines.run import run_formula
 from unsoft.formula import Formula
 from unsoft.formula.analysis import Properties
-from unsoft.mechanisms.module import Inputs, Mechanism, Place
-from unsoft.mechanisms.registry import family, resolve
+from unsoft.mechanisms.core.module import Inputs, Mechanism, Place
+from unsoft.mechanisms.core.registry import family, resolve
 
 _EPS = 1e-5
 
@@ -48,6 +48,9 @@ def first_lambda(layer: int) -> float:
 
 class Differential(Mechanism):
     """See the module's docstring."""
+
+    formula_names = ("base",)
+    key_head_multiple = 2
 
     def __init__(self, place: Place, base: Formula | None = None) -> None:
         super().__init__(place)

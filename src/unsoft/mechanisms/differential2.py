@@ -15,29 +15,37 @@ Can: cancel what both maps agree on, by an amount that each token chooses. Rows 
 Cannot: amplify: no norm follows, and weights lie in (-1, 1).
 
 >>> import torch
->>> from unsoft.mechanisms.module import Place
+>>> from unsoft.mechanisms.core.module import Place
 >>> layer = Differential2(Place(heads=2, head_dim=4))
 >>> layer(torch.randn(1, 4, 5, 4), torch.randn(1, 2, 5, 4), torch.randn(1, 2, 5, 4)).shape
 torch.Size([1, 2, 5, 4])
 """
 
+import torch
 from torch import Tensor
 
 from unsoft.engines.run import run_formula
 from unsoft.formula import Formula
 from unsoft.formula.analysis import Properties
-from unsoft.mechanisms.factor import TokenFactor
-from unsoft.mechanisms.module import Inputs, Mechanism, Place
-from unsoft.mechanisms.registry import family, resolve
+from unsoft.mechanisms.core.factor import TokenFactor
+from unsoft.mechanisms.core.module import Inputs, Mechanism, Place
+from unsoft.mechanisms.core.registry import family, resolve
 
 
 class Differential2(Mechanism):
     """See the module's docstring."""
 
+    formula_names = ("base",)
+
     def __init__(self, place: Place, base: Formula | None = None) -> None:
         super().__init__(place)
         self.base = base or resolve("softmax")
         self.factor = TokenFactor(place, width=1)
+
+    @torch.no_grad()
+    def open_start(self) -> None:
+        """sigmoid(-4) = 0.02 of the second map is subtracted."""
+        self.factor.constant.fill_(-4.0)
 
     @property
     def query_heads(self) -> int:

@@ -28,7 +28,7 @@ bound, beginning at ``start`` and -``start``; rows then sum to 1 + l+ + l-.
 l+ and l- are learnable per head; ``tied=True`` makes them one number, so that rows sum to 1; ``fixed`` sets both to a constant.
 
 >>> import torch
->>> from unsoft.mechanisms.module import Place
+>>> from unsoft.mechanisms.core.module import Place
 >>> layer = Gpam(Place(heads=2, head_dim=4), tied=True)
 >>> q, k, v = (torch.randn(1, 2, 5, 4) for _ in range(3))
 >>> _, weights = layer(q, k, v, return_weights=True)
@@ -43,13 +43,15 @@ from torch import Tensor, nn
 
 from unsoft.formula import Formula
 from unsoft.formula.analysis import Properties
-from unsoft.mechanisms.affine import paired_attention
-from unsoft.mechanisms.module import Inputs, Mechanism, Place
-from unsoft.mechanisms.registry import family, resolve
+from unsoft.mechanisms.core.affine import paired_attention
+from unsoft.mechanisms.core.module import Inputs, Mechanism, Place
+from unsoft.mechanisms.core.registry import family, resolve
 
 
 class Gpam(Mechanism):
     """See the module's docstring. ``start``: l+ and l- at the beginning; ``opposed``: W- = -I, else a random map."""
+
+    formula_names = ("base",)
 
     def __init__(
         self,
@@ -93,6 +95,10 @@ class Gpam(Mechanism):
             self.plus.fill_(strength if self.literal else math.log(strength / (self.bound - strength)))
             if self.minus is not None:
                 self.minus.copy_(-self.plus if self.literal else self.plus)
+
+    def open_start(self) -> None:
+        """2 % is added of the first map and subtracted of the second."""
+        self.begin_at(min(0.02, self.bound / 2))
 
     def strengths(self) -> tuple[Tensor, Tensor]:
         """How much is added of the first map and subtracted of the second, one value per head: l+ and l- (-l- if literal)."""

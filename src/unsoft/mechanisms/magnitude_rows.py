@@ -9,8 +9,8 @@ from torch import Tensor
 from torch.nn.functional import pad
 from torch.utils.checkpoint import checkpoint
 
-from unsoft.mechanisms.gated_mass import weighted_values
-from unsoft.mechanisms.module import Inputs
+from unsoft.mechanisms.core.gated_mass import weighted_values
+from unsoft.mechanisms.core.module import Inputs
 
 if TYPE_CHECKING:
     from unsoft.mechanisms.magnitude import Magnitude

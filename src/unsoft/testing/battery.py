@@ -11,7 +11,8 @@ import torch
 from unsoft import engines as all_engines
 from unsoft.errors import CompilerWarning, MechanismError
 from unsoft.formula import Formula
-from unsoft.mechanisms.registry import Plan, resolve
+from unsoft.mechanisms.core.registry import resolve
+from unsoft.mechanisms.core.spec import Plan
 from unsoft.testing import (
     causality,
     decoding,

@@ -15,8 +15,8 @@ from torch import Tensor
 
 from unsoft.engines import engine_names
 from unsoft.formula import Formula
-from unsoft.mechanisms.module import Mechanism, Place
-from unsoft.mechanisms.registry import Plan
+from unsoft.mechanisms.core.module import Mechanism, Place
+from unsoft.mechanisms.core.spec import Plan
 from unsoft.testing.measure import Measure, close, equal, fact
 from unsoft.testing.report import Report, Row, worst_of
 

@@ -11,10 +11,10 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from unsoft.mechanisms.registry import Plan
+from unsoft.mechanisms.core.spec import Plan
 from unsoft.testing.definitions import Definition
 from unsoft.testing.grid.checks import decoding, results
-from unsoft.testing.grid.point import AXES, EVEN_KEY_HEADS, Point, all_pairs, sample
+from unsoft.testing.grid.point import AXES, COMBINED, EVEN_KEY_HEADS, Point, all_pairs, sample
 from unsoft.testing.grid.trial import Trial
 from unsoft.testing.measure import Measure, fact
 
@@ -60,14 +60,12 @@ class Sizes:
 
 
 def _decodable(points: tuple[Point, ...]) -> tuple[Point, ...]:
-    """Points at which tokens come one after the other; some of every third one, changed so that they do.
+    """Points at which tokens come one after the other, and some of the others changed so that they do.
 
     Every other mask there hides whole keys: caches of fixed size know no others.
     """
-    if len(points) == 1:
-        return points
-    found = []
-    for number, point in enumerate(p for p in points[::3] if p.length > 1):
+    found = [p for p in points if p.causal == "upper left" and p.keys == "same" and p.length]
+    for number, point in enumerate(p for p in points[len(COMBINED) :: 3] if p.length > 1):
         mask = point.mask if number % 2 else ("left padding", "none", "right padding")[number // 2 % 3]
         found.append(replace(point, causal="upper left", keys="same", mask=mask))
     return tuple(dict.fromkeys(found))
@@ -81,6 +79,6 @@ def points_for(name: str, seed: int, *, quick: bool = False, thorough: bool = Fa
     """A sample for the mechanism called ``name``; quick: its short points; thorough: every pair of values."""
     axes = EVEN_KEY_HEADS if re.search(r"differential(?!2)", name) else AXES
     if thorough:
-        return tuple(all_pairs(f"{seed} {name}", axes))
+        return (*COMBINED, *all_pairs(f"{seed} {name}", axes))
     found = sample(f"{seed} {name}", axes)
-    return tuple(p for p in found if max(p.length, p.key_count) <= 300) if quick else tuple(found)
+    return (*COMBINED, *(p for p in found if not quick or max(p.length, p.key_count) <= 300))

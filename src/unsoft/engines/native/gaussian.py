@@ -154,34 +154,40 @@ def congruences(m: Tensor, t: Tensor) -> Tensor:
 
 
 class ArrivalFactors:
-    """M = L^-1 of Z + eps = L L^T for points (systems, n, d), and the gradient of the weights y_i M_ii; ``done`` as above."""
+    """The weights y_i M_ii that points (systems, n, d) have when they arrive, with M = L^-1 of Z + eps = L L^T and y = M b.
 
-    def __init__(self, x: Tensor, present: Tensor | None, eps: float) -> None:
+    ``done`` as above; M and Z are kept for the gradient, the lower half of each.
+    """
+
+    def __init__(self, x: Tensor, present: Tensor | None, b: Tensor, eps: float) -> None:
         systems, n, _ = x.shape
+        blocks = -(-n // _SIDE)
+        half = systems, blocks * (blocks + 1) // 2 * _SIDE * _SIDE
         self.x, self.present = _contiguous(x, present)
-        self._head = _head(self.x, self.present)
+        self._factor, self._matrix = x.new_empty(half), x.new_empty(half)
+        self._head = _head(self.x, self.present, self._matrix)
         self._library = _library(x.dtype == torch.float64)
-        room, done = _room(x, systems, n), ctypes.c_int64()
-        self._stride = ctypes.c_int64(room.stride(1))
+        self._y, self.weights, done = x.new_empty(systems, n), x.new_empty(systems, n), ctypes.c_int64()
         _run(
             self._library.unsoft_arrival_factors,
             self._head,
             ctypes.c_double(eps),
-            room,
-            self._stride,
+            b.contiguous(),
+            self._factor,
+            self._y,
+            self.weights,
             ctypes.byref(done),
         )
-        self.m, self.done = room[:, :, :n], done.value
+        self.done = done.value
 
-    def gradient(self, y: Tensor, slope: Tensor) -> Tensor:
-        """The gradient of the sum of slope_i y_i M_ii with respect to the points; y = M b."""
+    def gradient(self, slope: Tensor) -> Tensor:
+        """The gradient of the sum of slope_i y_i M_ii with respect to the points."""
         result = torch.empty_like(self.x)
         _run(
             self._library.unsoft_arrival_gradient,
             self._head,
-            self.m,
-            self._stride,
-            y.contiguous(),
+            self._factor,
+            self._y,
             slope.contiguous(),
             result,
         )

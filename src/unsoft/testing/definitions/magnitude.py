@@ -81,7 +81,11 @@ def _steps(system: Tensor, right: Tensor, steps: int) -> Tensor:
         basis = torch.cat([basis, _unit(new)[..., None]], dim=-1)
     inside = basis.mT @ system @ basis
     inside = inside + torch.diag_embed((inside.diagonal(dim1=-2, dim2=-1) == 0).to(inside.dtype))
-    return (basis @ torch.linalg.solve(inside, basis.mT @ right[..., None]))[..., 0]
+    found = (basis @ torch.linalg.solve(inside, basis.mT @ right[..., None]))[..., 0]
+    # Where that solves the system, one more step would change nothing, here or near here: the slope is the solution's.
+    left = right - (system @ found[..., None])[..., 0]
+    solved = left.norm(dim=-1, keepdim=True) <= 1e-10 * right.norm(dim=-1, keepdim=True)
+    return torch.where(solved, _solved(system, right), found)
 
 
 def _rounded_steps(system: Tensor, right: Tensor, steps: int, rounding: Callable[[Tensor], Tensor]) -> Tensor:
@@ -89,7 +93,7 @@ def _rounded_steps(system: Tensor, right: Tensor, steps: int, rounding: Callable
     w, r = torch.zeros_like(right), right
     p, size = r, (r * r).sum(-1, keepdim=True)
     for _ in range(steps):
-        product = rounding((system @ p[..., None])[..., 0])
+        product = (rounding(system) @ p[..., None])[..., 0]
         alpha = rounding(over(size, (p * product).sum(-1, keepdim=True)))
         w, r = rounding(w + alpha * p), r - rounding(alpha * product)
         size, before = (r * r).sum(-1, keepdim=True), size

@@ -50,7 +50,7 @@ def decoding(trial: Trial, engine: str) -> Iterator[Measure]:
     """With a cache, in uneven pieces, the output is the same: what the definition says of the whole sequence."""
     point, x = trial.point, trial.tensors
     if point.causal != "upper left" or point.keys != "same" or point.length == 0:
-        return
+        return  # a cache is filled from the first token on
     q, k, v = (y.to(trial.dtype) for y in (x.query, x.key, x.value))
     mask = x.mask.to(trial.dtype) if x.float_mask else x.mask
     cache, parts = trial.layer.new_cache(point.batch), []

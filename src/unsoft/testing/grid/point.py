@@ -28,8 +28,10 @@ AXES: dict[str, tuple[Any, ...]] = {
 EVEN_KEY_HEADS = AXES | {"heads": ("2/2", "4/2")}
 """For mechanisms whose key heads come in pairs."""
 
-_COMMON = {"keys": ("same", 3), "batch": (1, 3), "causal": ("upper left", 3), "inputs": ("normal", 2)}
-"""Values that a sample should prefer, and how often it takes them for each time it takes another one."""
+_COMMON = {"keys": ("same", 2), "batch": (1, 2), "causal": ("upper left", 1), "inputs": ("normal", 1)}
+"""Values that a sample takes more often than others."""
+_ONCE = {"length": (0,), "keys": ("none",), "batch": (0,), "inputs": ("denormal",)}
+"""Values that show little else, so that a sample takes them only once."""
 
 
 @dataclass(frozen=True)
@@ -122,12 +124,38 @@ def sample(seed: str, axes: Mapping[str, Sequence[Any]] = AXES) -> list[Point]:
 
 def _shuffled(source: random.Random, axis: str, values: Sequence[Any], count: int) -> list[Any]:
     """Every value, filled up with the common one and others, in random order."""
-    common, often = _COMMON.get(axis, (None, 0))
-    column = list(values)
+    common, often = _COMMON.get(axis, (values[0], 0))
+    column, more = list(values), [x for x in values if x not in _ONCE.get(axis, ())] + [common] * often
     while len(column) < count:
-        column.append(source.choice([*values, *[common] * often] if common in values else list(values)))
+        column.append(source.choice(more))
     source.shuffle(column)
     return column
+
+
+COMBINED = [
+    Point.parse(text)
+    for text in (
+        "length=1 keys=more width=64 heads=4/2 batch=2 dtype=float32 mask=left padding causal=lower right",
+        "length=1 keys=more width=20 heads=4/2 batch=2 dtype=float32 mask=rows causal=lower right",
+        "length=1 keys=same width=20 heads=4/2 batch=2 dtype=float64 mask=left padding",
+        "length=20 width=20 heads=4/2 batch=2 dtype=float32 mask=left padding",
+        "length=17 keys=more width=20 dtype=float64 causal=lower right",
+        "length=17 keys=more width=20 dtype=float32 causal=upper left",
+        "length=129 width=64 dtype=float32",
+        "length=30 keys=fewer width=20 dtype=float64 mask=additive causal=lower right",
+        "length=40 width=80 dtype=float32 inputs=real norms",
+        "length=40 width=128 dtype=float32 inputs=real norms",
+        "length=20 width=20 dtype=float64 inputs=zero rows causal=no",
+        "length=20 width=20 dtype=float32 inputs=logits of 1e4 causal=no",
+        "length=20 width=20 dtype=float64 inputs=logits of 1e-30 causal=no",
+        "length=20 width=20 dtype=float64 mask=additive causal=no",
+        "length=0 width=20 dtype=float32 mask=left padding",
+        "length=9 keys=none width=20 dtype=float32",
+        "length=9 keys=none width=20 dtype=float32 causal=no",
+        "length=9 width=20 batch=0 dtype=float32",
+    )
+]
+"""Three things at once, which a sample shows at best in pairs; each of these was a defect once."""
 
 
 def all_pairs(seed: str, axes: Mapping[str, Sequence[Any]] = AXES) -> Iterator[Point]:

@@ -18,8 +18,8 @@ from typing import Any
 import torch
 from torch import Generator, Tensor
 
-from unsoft.mechanisms.module import Mechanism, Place
-from unsoft.mechanisms.registry import Plan
+from unsoft.mechanisms.core.module import Mechanism, Place
+from unsoft.mechanisms.core.spec import Plan
 from unsoft.testing.definitions import Definition
 from unsoft.testing.definitions.call import NotDefined, WrittenCall
 from unsoft.testing.grid.point import Point
@@ -126,20 +126,22 @@ class Trial:
 
     def _natural_sizes(self) -> dict[str, float]:
         """Of the terms that results are sums of, so that one that cancels to nothing is not measured against nothing."""
-        x, weights = self.tensors, self.reference["weights"]
-        v, g, w = rms(x.value), rms(x.upstream[:, :, x.rows]), rms(weights)
+        x, weights, keys = self.tensors, self.reference["weights"], max(1, self.point.key_count)
+        q, k, v, g = (rms(y) for y in (x.query, x.key, x.value, x.upstream[:, :, x.rows]))
+        scale, entries, w = self.point.width**-0.5, weights.numel(), rms(weights) + 1 / keys
         by_weight = g * v * self.point.value_width**0.5
-        # Features of linear attention are not small where queries and keys are, and cancel where they are scaled.
-        features = [0.0 if self.plan.family is None else 1 + 1 / (rms(y) or 1.0) for y in (x.query, x.key)]
-        scale = self.point.width**-0.5
-        by_mask = 0.0 if x.mask is None else max(1.0, weights.numel() / max(1, x.mask.numel())) ** 0.5
+        # What is not a formula of the logit may have features that are not small where queries and keys are.
+        formula = self.plan.formula if self.plan.family is None and not self.plan.wrappers else None
+        by_query, by_key = (0.0 if formula is not None else 1 + 1 / (size or 1.0) for size in (q, k))
+        shared = 1.0 if x.mask is None else max(1.0, entries / max(1, x.mask.numel())) ** 0.5
+        reach = keys if formula is None or {"i", "j"} & formula.uses else 1  # of a parameter that multiplies positions
         return {
             "output": v,
             "value": g,
-            "query": by_weight * (scale * rms(x.key) + features[0]),
-            "key": by_weight * (scale * rms(x.query) + features[1]),
-            "mask": by_weight * w * by_mask,
-            "parameter": by_weight * w * weights.numel() ** 0.5,
+            "query": by_weight * (scale * k + by_query),
+            "key": by_weight * (scale * q + by_key),
+            "mask": by_weight * w * shared,
+            "parameter": by_weight * w * entries**0.5 * (1 + q + scale * q * k + reach),
         }
 
     @cached_property
