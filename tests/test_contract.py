@@ -5,7 +5,6 @@ import torch
 
 import unsoft
 from unsoft.mechanisms import formulas
-from unsoft.mechanisms.core.registry import resolve
 from unsoft.mechanisms.core.spec import Plan
 from unsoft.testing import family
 from unsoft.testing.battery import THEMES

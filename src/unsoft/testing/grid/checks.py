@@ -52,7 +52,7 @@ def decoding(trial: Trial, engine: str) -> Iterator[Measure]:
     if point.causal != "upper left" or point.keys != "same" or point.length == 0:
         return  # a cache is filled from the first token on
     q, k, v = (y.to(trial.dtype) for y in (x.query, x.key, x.value))
-    mask = x.mask.to(trial.dtype) if x.float_mask else x.mask
+    mask = x.visible if x.bias is None else x.bias.to(trial.dtype)
     cache, parts = trial.layer.new_cache(point.batch), []
     with torch.no_grad():
         for start, end in _pieces(point.length, f"{trial.seed} {point}"):
