@@ -105,7 +105,9 @@ def attention_figures() -> list[dict]:
             training=True,
             causal="arrival",
         ),
-        attention_figure("causal auto (the default), 4096, forward", 5.0, 4096, is_causal=True, training=False),
+        attention_figure(
+            "causal auto (the default), 4096, forward", 5.0, 4096, is_causal=True, training=False
+        ),
         attention_figure(
             "causal auto (the default), 1024, forward + backward", 2.5, 1024, is_causal=True, training=True
         ),
@@ -200,7 +202,11 @@ def both_weights(keys: Tensor, t: float) -> tuple[Tensor, Tensor]:
 def default_decode_figures() -> list[dict]:
     """One token in the default form, whole step, against the attention of one query to as many keys; and prefill with a cache."""
     figures = []
-    for context, at_most in ((256, 4.0), (1024, 3.0), (4096, 2.0)):  # each the end of a chunk: 256 + 4 or 20 times 192
+    for context, at_most in (
+        (256, 4.0),
+        (1024, 3.0),
+        (4096, 2.0),
+    ):  # each the end of a chunk: 256 + 4 or 20 times 192
         layer = unsoft.mechanism("magnitude", heads=HEADS, head_dim=WIDTH)
         q, k, v = (torch.randn(1, HEADS, context, WIDTH) for _ in range(3))
         token = [torch.randn(1, HEADS, 1, WIDTH) for _ in range(3)]

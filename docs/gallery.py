@@ -7,8 +7,9 @@ import shutil
 import sys
 from pathlib import Path
 
-from unsoft.report.comparison.figures import figures
-from unsoft.report.results import Results
+from unsoft.compare.output import views_of
+from unsoft.compare.results import Results
+from unsoft.report.figure import Figure
 
 HERE = Path(__file__).parent
 
@@ -18,24 +19,22 @@ def main(report: Path) -> None:
     record = json.loads((report / "compare.json").read_text())
     pictures = HERE / "gallery"
     pictures.mkdir(exist_ok=True)
-    drawn = [(figure.name, figure.title, figure.note) for figure in figures(Results(record))]
-    drawn.append(("maps", "Weights on the same queries and keys", "Blue adds, orange subtracts."))
-    for name, *_ in drawn:
-        shutil.copyfile(report / "figures" / f"{name}.svg", pictures / f"{name}.svg")
+    drawn = [figure for view in views_of(Results(record)) for figure in view["figures"]]
+    for figure in drawn:
+        shutil.copyfile(report / "figures" / f"{figure.name}.svg", pictures / f"{figure.name}.svg")
     (HERE / "gallery.md").write_text(gallery(record, drawn))
 
 
-def gallery(record: dict, drawn: list[tuple[str, str, str]]) -> str:
+def gallery(record: dict, drawn: list[Figure]) -> str:
     """The page as Markdown."""
-    lines = [
-        "# Gallery", "",
-        f"Figures of `{record['command']}` on {record['machine']}, {record['written'][:10]}; made by `python docs/gallery.py report`.",
-        "See [compare](compare.md) for what is measured.", "",
-    ]  # fmt: skip
-    for name, title, note in drawn:
-        lines += [f"## {title}", "", note, "", f"![{title}](gallery/{name}.svg)", ""]
-    lines += ["## Claims", "", "| document | claim | verdict | measured |", "|---|---|---|---|"]
-    lines += [f"| {c['document']} | {c['text']} | {c['verdict']} | {c['found']} |" for c in record["claims"]]
+    made = f"on {record['machine']}, {record['written'][:10]}; made by `python docs/gallery.py report`."
+    lines = ["# Gallery", "", f"Figures of `{record['command']}` {made}"]
+    lines += ["See [compare](compare.md) for what is measured.", ""]
+    for figure in drawn:
+        picture = f"![{figure.title}](gallery/{figure.name}.svg)"
+        lines += [f"## {figure.title}", "", figure.note, "", picture, ""]
+    lines += ["## Claims", "", "| source | claim | verdict | measured |", "|---|---|---|---|"]
+    lines += [f"| {c['source']} | {c['text']} | {c['verdict']} | {c['found']} |" for c in record["claims"]]
     return "\n".join(lines) + "\n"
 
 

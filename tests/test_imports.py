@@ -124,7 +124,7 @@ assert set(unsoft.__all__) <= set(dir(unsoft))
 for name in unsoft.__all__:
     if name != "hf":
         found = getattr(unsoft, name)
-        assert isinstance(found, type(sys)) == (name not in ("Formula", "attention", "mechanism", "mechanisms")), name
+        assert isinstance(found, type(sys)) == (name not in ("Formula", "attention", "mechanism", "mechanisms", "register")), name
 assert "cog" in unsoft.mechanisms() and callable(unsoft.attention)
 from unsoft import attention, mechanisms, theory
 assert attention is unsoft.attention and mechanisms is unsoft.mechanisms and theory is unsoft.theory

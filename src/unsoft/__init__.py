@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from unsoft import errors, hf, magnitude, measure, nn, tasks, testing, theory, training
     from unsoft.attention import attention
     from unsoft.formula import Formula
-    from unsoft.mechanisms import mechanisms
+    from unsoft.mechanisms import mechanisms, register
     from unsoft.mechanisms.core.build import mechanism
 
 __version__ = "0.1.0"
@@ -29,6 +29,7 @@ __all__ = [
     "mechanism",
     "mechanisms",
     "nn",
+    "register",
     "tasks",
     "testing",
     "theory",
@@ -40,6 +41,7 @@ _HOME = {
     "attention": "unsoft.attention",
     "mechanism": "unsoft.mechanisms.core.build",
     "mechanisms": "unsoft.mechanisms",
+    "register": "unsoft.mechanisms",
 }
 """The modules of the names that are not modules themselves."""
 

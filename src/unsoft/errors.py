@@ -29,6 +29,10 @@ class ConvergenceWarning(UnsoftWarning):
     """A linear system inside a gradient was not solved to the accuracy asked for."""
 
 
+class PluginWarning(UnsoftWarning):
+    """A package that brings mechanisms (entry points ``unsoft.mechanisms``) could not be loaded; the others are there."""
+
+
 class DivergenceError(ArithmeticError):
     """The loss of a training run is not a number any more; checkpoints from before are kept."""
 

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import csv
+import io
+import json
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 
 def write_whole(path: Path, content: bytes) -> None:
@@ -22,6 +26,34 @@ def write_whole(path: Path, content: bytes) -> None:
         os.replace(unfinished, path)
     finally:
         Path(unfinished).unlink(missing_ok=True)
+
+
+def write_json(path: Path, content: object) -> None:
+    """Plain data as JSON, one value on a line."""
+    write_whole(path, (json.dumps(content, indent=1) + "\n").encode())
+
+
+def write_csv(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
+    """A table; its columns are all that occur in any row, in the order in which they first do."""
+    write_whole(path, csv_text(rows).encode())
+
+
+def csv_text(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Words that a spreadsheet would take for a formula get an apostrophe in front.
+
+    >>> csv_text([{"word": "=1+1", "size": -2}, {"word": "plain", "more": None}])
+    "word,size,more\\n'=1+1,-2,\\nplain,,\\n"
+    """
+    text = io.StringIO()
+    columns = list(dict.fromkeys(name for row in rows for name in row))
+    writer = csv.DictWriter(text, columns, lineterminator="\n")
+    writer.writeheader()
+    writer.writerows({name: _harmless(value) for name, value in row.items()} for row in rows)
+    return text.getvalue()
+
+
+def _harmless(value: object) -> object:
+    return f"'{value}" if isinstance(value, str) and value.lstrip()[:1] in tuple("=+-@") else value
 
 
 @contextmanager

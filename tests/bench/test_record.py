@@ -10,11 +10,12 @@ import pytest
 from unsoft import files
 from unsoft.bench.bars import bars
 from unsoft.bench.memory import Memory
-from unsoft.bench.record import record, write_json
+from unsoft.bench.record import record
 from unsoft.bench.startup import Startup
 from unsoft.bench.table import grids
 from unsoft.bench.timing import Timing
 from unsoft.bench.workload import Workload
+from unsoft.files import write_json
 
 MAIN = Workload("main", 512, 512)
 SDPA = Timing(MAIN, "sdpa", "softmax", 1e-7, 5, 0.001, 1.0)

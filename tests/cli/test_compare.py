@@ -6,7 +6,8 @@ import json
 import pytest
 
 from tests.compare.test_model import save
-from unsoft.compare import busy, plan
+from unsoft.compare import run as running
+from unsoft.compare.sections import hijack, sign
 
 SWISH = "name=mine;weight=s*exp(s - m);mass=abs(s)*exp(s - m);peak=s"
 
@@ -15,7 +16,7 @@ SWISH = "name=mine;weight=s*exp(s - m);mass=abs(s)*exp(s - m);peak=s"
 def own_store(tmp_path, monkeypatch):
     """A store of its own; the library for charts is left out, whose bundling takes seconds and which the browser's tests have."""
     monkeypatch.setenv("UNSOFT_COMPARE_DIR", str(tmp_path / "store"))
-    monkeypatch.setattr("unsoft.compare.library.vega", lambda store: "")
+    monkeypatch.setattr("unsoft.compare.output.vega", lambda store: "")
 
 
 def small(out, *more):
@@ -55,8 +56,8 @@ def test_it_leaves_a_page_data_and_figures_and_asks_nothing_twice(run_here, tmp_
     def refuse(*_):
         raise AssertionError("measured again")
 
-    monkeypatch.setattr(plan.sign, "curves", refuse)
-    monkeypatch.setattr(plan.hijack, "hijack", refuse)
+    monkeypatch.setattr(sign, "curves", refuse)
+    monkeypatch.setattr(hijack, "hijack", refuse)
     again = run_here(*small(tmp_path / "second"))
     assert again.returncode == 0 and "left" not in again.stderr
 
@@ -65,7 +66,7 @@ def test_an_interrupt_leaves_what_is_done(run_here, tmp_path, monkeypatch):
     def stop(*_):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(plan.sign, "heat_map", stop)
+    monkeypatch.setattr(sign, "heat_map", stop)
     done = run_here(*small(tmp_path / "report"))
     assert done.returncode == 130 and "interrupted" in done.stderr
     record = json.loads((tmp_path / "report" / "compare.json").read_text())
@@ -136,7 +137,7 @@ def test_a_model_is_inspected_swapped_and_never_served_stale(run_here, tmp_path)
     first = run_here(*arguments, "--out", str(tmp_path / "report"))
     assert first.returncode == 0, first.stderr
     assert " tokens: " in first.stdout and "sample.txt" in first.stdout
-    assert "cog" in first.stdout.partition("perplexity on")[2]
+    assert "cog" in first.stdout.partition("Perplexity on")[2]
     assert "4 measurements: all by this run" in first.stdout
     page = (tmp_path / "report" / "index.html").read_text()
     assert "With each mechanism in place of its own" in page and "all by this run" in page
@@ -147,7 +148,7 @@ def test_a_model_is_inspected_swapped_and_never_served_stale(run_here, tmp_path)
     save(tmp_path / "model", seed=1)
     changed = run_here(*arguments, "--out", str(tmp_path / "report"))
     assert "4 measurements: all by this run" in changed.stdout
-    assert changed.stdout.partition("perplexity on")[2] != first.stdout.partition("perplexity on")[2]
+    assert changed.stdout.partition("Perplexity on")[2] != first.stdout.partition("Perplexity on")[2]
 
 
 def test_the_section_on_a_model_needs_a_model(run_here, tmp_path):
@@ -166,15 +167,15 @@ def test_again_measures_anew(run_here, tmp_path):
 
 
 def test_times_of_a_busy_machine_are_said_to_be_so_and_taken_anew(run_here, tmp_path, monkeypatch):
-    monkeypatch.setattr(busy.Watch, "disturbed", lambda self, threads: True)
-    monkeypatch.setattr("unsoft.compare.cost.memory", lambda subjects, lengths: [])
-    monkeypatch.setattr("unsoft.compare.cost.interleaved", lambda calls, **_: {name: [1.0] for name in calls})
+    monkeypatch.setattr(running.Watch, "disturbed", lambda self, threads: True)
+    monkeypatch.setattr("unsoft.compare.sections.cost.memory", lambda subjects, lengths: [])
+    monkeypatch.setattr("unsoft.compare.sections.cost.interleaved", lambda calls, **_: {name: [1.0] for name in calls})
     arguments = ("compare", "softmax", "--quick", "--only", "cost", "--out", str(tmp_path / "report"))
     for _ in range(2):
         done = run_here(*arguments)
         assert done.returncode == 0
         assert "other programs used the machine while times were taken" in done.stderr
-        assert "all by this run; other programs used the machine during 5" in done.stdout
+        assert "all by this run; other programs used the machine during 6" in done.stdout
 
 
 def test_the_command_to_try_again_keeps_the_level_and_the_page(run_here, tmp_path):

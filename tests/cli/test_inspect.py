@@ -7,7 +7,7 @@ import pytest
 from transformers import BertTokenizer
 
 from tests.hf.inspection.tiny import tiny
-from unsoft.cli.inspect import first_sentences
+from unsoft.cli.commands.inspect import first_sentences
 
 
 @pytest.fixture(scope="module")

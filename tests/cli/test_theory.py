@@ -11,7 +11,7 @@ from html.parser import HTMLParser
 import pytest
 
 from unsoft import theory
-from unsoft.cli.theory import read_formula
+from unsoft.cli.arguments import read_formula
 
 FIGURES = {
     "relu2-sparsity", "identity-sparsity", "sparsity", "hijack", "finite-length", "finite-dimension", "performer", "rank",

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from tests.compare.tiny import TINY
-from unsoft.compare import collapse, cost, focus, hijack, linear_facts, magnitude_facts, sign, solver
+from unsoft.compare.sections import collapse, cost, focus, hijack, linear, sign, solver
 from unsoft.compare.subject import Subject, keys_of, subjects_of
 from unsoft.formula import Formula
 
@@ -60,7 +60,7 @@ def test_softmax_has_its_closed_form_and_rows_without_weight_are_left_out():
 def test_clones():
     rows = {(row["kind"], row["clones"]): row["share"] for row in hijack.hijack(subject("softmax"))}
     assert rows["measured", 50] == pytest.approx(20 / 70) and rows["theory", 50] == pytest.approx(20 / 70)
-    # the gate of document 002: (Z + 0.1) mu = 1 gives 1/1.1 and 1/50.1
+    # the gate of Rosić 2026: (Z + 0.1) mu = 1 gives 1/1.1 and 1/50.1
     unique, clone = (1 / (1 + math.exp(-mu)) for mu in (1 / 1.1, 1 / 50.1))
     assert hijack.measured_share(subject("magnitude"), 50) == pytest.approx(
         20 * unique / (20 * unique + 50 * clone), rel=1e-3
@@ -94,12 +94,12 @@ def test_conjugate_gradients_arrive():
 
 
 def test_no_query_has_a_larger_ratio_of_norms_than_one():
-    for row in linear_facts.norm_ratios():
+    for row in linear.norm_ratios():
         assert row["largest"] == pytest.approx(1.0)
 
 
 def test_sets_whose_magnitude_is_known():
-    for row in magnitude_facts.sets():
+    for row in solver.sets():
         if row["set"] == "bound":
             assert row["found"] <= 1
         else:

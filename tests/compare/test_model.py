@@ -1,6 +1,7 @@
 """A model: inspected as it is, each mechanism swapped in, perplexity before and after; nothing stale."""
 
 import math
+from dataclasses import asdict
 
 import pytest
 import torch
@@ -8,9 +9,10 @@ from transformers import BertTokenizer
 
 import unsoft
 from tests.hf.inspection.tiny import tiny
-from unsoft.compare import model
-from unsoft.compare.model import Model, swap_table
+from unsoft.compare.results import Results
 from unsoft.compare.run import run
+from unsoft.compare.sections import model
+from unsoft.compare.sections.model import Model, perplexities
 from unsoft.compare.store import Store
 from unsoft.compare.subject import Subject
 from unsoft.formula import Formula
@@ -45,7 +47,14 @@ def folder(tmp_path):
     return save(tmp_path / "model")
 
 
-def perplexities(folder, store):
+def table(answers):
+    """The part of the page that shows perplexities."""
+    subjects = [{"label": s.label, "own": False} for s in SUBJECTS]
+    found = [asdict(answer) for answer in answers.values()]
+    return perplexities(Results({"subjects": subjects, "answers": found}))
+
+
+def answers_of(folder, store):
     answers, finished = run(Model(str(folder)).jobs(SUBJECTS), Store(store))
     assert finished
     return {(a.name, a.mechanism): a for a in answers}
@@ -66,7 +75,7 @@ def test_perplexity_is_that_of_the_models_own_loss(folder):
 
 
 def test_each_mechanism_is_swapped_in(folder, tmp_path):
-    found = perplexities(folder, tmp_path / "store")
+    found = answers_of(folder, tmp_path / "store")
     before, softmax, cog, mine = (
         found["perplexity", name].rows[0]["perplexity"] for name in ("", "softmax", "cog", "mine")
     )
@@ -79,12 +88,13 @@ def test_each_mechanism_is_swapped_in(folder, tmp_path):
         "as if only cog had been swapped in"
     )
     assert len({round(x, 6) for x in (before, cog, mine)}) == 3
-    assert found["model", str(folder)].rows[0]["heads"]
-    table = swap_table(list(found.values()))
-    assert table["before"] == before and table["tokens"] > 500
-    assert [row["after"] for row in table["rows"]] == sorted(row["after"] for row in table["rows"])
-    near = [row for row in table["rows"] if row["after"] < 1.1 * before]
-    assert table["near"] == len(near)
+    assert found["model", ""].rows[0]["heads"]
+    part = table(found)
+    after = [row["perplexity after"] for row in part.rows]
+    near = [x for x in after if x < 1.1 * before]
+    assert len(after) == len(SUBJECTS) and after == sorted(after)
+    assert f"{len(near)} of {len(after)} stay within 10% of that" in part.text
+    assert f"{before:.4g} as the model is" in part.text and "sample.txt" in part.text and part.in_terminal
 
 
 def test_a_mechanism_that_does_not_fit_does_not_spoil_the_others(folder, tmp_path, monkeypatch):
@@ -93,17 +103,17 @@ def test_a_mechanism_that_does_not_fit_does_not_spoil_the_others(folder, tmp_pat
             raise ValueError("swap: it does not fit")
 
     monkeypatch.setattr("unsoft.hf.swap", refuse)
-    table = swap_table(list(perplexities(folder, tmp_path / "store").values()))
-    assert [row["problem"] for row in table["refused"]] == ["swap: it does not fit"]
-    assert len(table["rows"]) == len(SUBJECTS) - 1
+    part = table(answers_of(folder, tmp_path / "store"))
+    assert "Not swapped: cog: swap: it does not fit." in part.text
+    assert len(part.rows) == len(SUBJECTS) - 1
 
 
 def test_a_changed_folder_is_measured_anew(folder, tmp_path):
-    first = perplexities(folder, tmp_path / "store")
-    again = perplexities(folder, tmp_path / "store")
+    first = answers_of(folder, tmp_path / "store")
+    again = answers_of(folder, tmp_path / "store")
     assert all(answer.cached for answer in again.values())
     save(folder, seed=1)
-    other = perplexities(folder, tmp_path / "store")
+    other = answers_of(folder, tmp_path / "store")
     assert not any(answer.cached for answer in other.values())
     assert other["perplexity", ""].rows != first["perplexity", ""].rows
 
@@ -118,7 +128,7 @@ def test_another_code_of_hf_is_another_question(folder, monkeypatch):
 
 
 def test_a_model_without_next_tokens_is_inspected_all_the_same(tmp_path):
-    found = perplexities(save(tmp_path / "bert", "bert"), tmp_path / "store")
-    assert found["model", str(tmp_path / "bert")].rows
-    table = swap_table(list(found.values()))
-    assert table["before"] is None and "no perplexity" in table["problem"]
+    found = answers_of(save(tmp_path / "bert", "bert"), tmp_path / "store")
+    assert found["model", ""].rows
+    part = table(found)
+    assert not part.rows and "no perplexity" in part.text

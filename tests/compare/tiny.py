@@ -1,10 +1,9 @@
 """A comparison so small that it takes seconds, run through the real pipeline."""
 
-from unsoft.compare.job import Answer
 from unsoft.compare.level import Level
-from unsoft.compare.plan import plan
-from unsoft.compare.record import record
-from unsoft.compare.run import run
+from unsoft.compare.output import record
+from unsoft.compare.run import Answer, run
+from unsoft.compare.section import Request, plan
 from unsoft.compare.store import Store
 from unsoft.compare.subject import Subject
 
@@ -12,7 +11,7 @@ TINY = Level("tiny", (), 256, 4, 3, 1, (64, 128), 1, 0.0, 32)
 
 
 def answers_of(subjects: list[Subject], folder, only=()) -> list[Answer]:
-    found, finished = run(plan(subjects, TINY, only), Store(folder))
+    found, finished = run(plan(Request(subjects, TINY), only), Store(folder))
     assert finished
     return found
 

@@ -171,7 +171,9 @@ def test_steps_beyond_convergence(kind, dtype, near):
     squares = (theirs[:, :, None] - theirs[:, None]).square().sum(-1) / 16
     a = torch.exp(-squares) + 0.1 * torch.eye(130, dtype=torch.float64)
     exact = torch.linalg.solve(a, torch.ones(2, 130, 1, dtype=torch.float64))[..., 0]
-    torch.testing.assert_close(found.weights.double(), exact, rtol=0, atol=near * float(exact.detach().abs().max()))
+    torch.testing.assert_close(
+        found.weights.double(), exact, rtol=0, atol=near * float(exact.detach().abs().max())
+    )
     (x,) = torch.autograd.grad((found.weights * upstream.to(dtype)).sum(), ours)
     (y,) = torch.autograd.grad((exact * upstream).sum(), theirs)
     torch.testing.assert_close(x.double(), y, rtol=0, atol=near * float(y.abs().max()))

@@ -74,7 +74,9 @@ def test_what_cannot_be_done_is_said(code):
         window.add(torch.zeros(1, 3, 2), None, 0.0)
     window = Window()
     window.add(torch.zeros(2, 3, 2), None, 0.1)
-    with pytest.raises(ValueError, match="'key' brings points 5 wide in 2 systems; the cache holds points 2 wide in 2"):
+    with pytest.raises(
+        ValueError, match="'key' brings points 5 wide in 2 systems; the cache holds points 2 wide in 2"
+    ):
         window.add(torch.zeros(2, 3, 5), None, 0.1)
 
 
@@ -82,7 +84,11 @@ def test_gates_in_one_call_are_the_gates():
     """What a decoding step does at once, and what it does in parts."""
     x, _ = points(50, systems=4)
     together, apart = Window(), Window()
-    root, beta, gamma = torch.tensor([0.7, 1.2], dtype=x.dtype), torch.tensor([1.5, -0.5]), torch.tensor([0.1, 0.3])
+    root, beta, gamma = (
+        torch.tensor([0.7, 1.2], dtype=x.dtype),
+        torch.tensor([1.5, -0.5]),
+        torch.tensor([0.1, 0.3]),
+    )
     constants = (root[:, None, None], beta.to(x.dtype)[:, None], gamma.to(x.dtype)[:, None])
     keys = x.unflatten(0, (2, 2))
     values = torch.randn(2, 2, 50, 7, dtype=x.dtype)

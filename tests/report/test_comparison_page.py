@@ -10,15 +10,14 @@ import torch
 
 from tests.compare.tiny import record_of
 from tests.report.browser import Browser, needs_chromium
-from unsoft.cli.theory import read_formula
-from unsoft.compare.library import vega
+from unsoft.cli.arguments import read_formula
+from unsoft.compare.output import vega, views_of
+from unsoft.compare.results import Results
 from unsoft.compare.store import Store
 from unsoft.compare.subject import Subject
 from unsoft.formula import Formula
-from unsoft.report.comparison.figures import figures
 from unsoft.report.comparison.page import comparison_page
 from unsoft.report.comparison.two_runs import two_runs_page
-from unsoft.report.results import Results
 
 HOSTILE = "</script><script>window.hurt = 1</script><img src=x onerror='window.hurt = 1'>{{7*7}}"
 SUBJECTS = [
@@ -42,7 +41,7 @@ def record(folder):
 def path(folder, record):
     results = Results(record)
     formulas = {s.label: s.formula for s in SUBJECTS if s.formula is not None}
-    text = comparison_page(results, figures(results), formulas, vega(Store(folder / "store")))
+    text = comparison_page(record, results.labels, views_of(results), formulas, vega(Store(folder / "store")))
     (folder / "index.html").write_text(text)
     return folder / "index.html"
 

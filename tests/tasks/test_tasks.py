@@ -195,7 +195,7 @@ def test_scores_are_means_of_grades():
         ("recall", {"form": "joint"}, "one of stream, joined"),
         ("recall", {"length": 65}, "even"),
         ("induction", {"length": 200}, "vocabulary"),
-        ("induction", {"questions": 32}, "at most 31 questions"),
+        ("induction", {"questions": 16}, "at most 15 questions"),
         ("focus", {"length": 10}, "at least 16, not 10"),
         ("selective-copy", {"length": 12}, "at least 13, not 12"),
         ("fuzzy-recall", {"words": 99}, "fewer than 99"),

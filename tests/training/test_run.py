@@ -14,6 +14,7 @@ from unsoft.errors import DivergenceError, Interrupted
 from unsoft.training import Spec, train
 from unsoft.training.checkpoints import is_whole, seal, sweep
 from unsoft.training.data import Batches
+from unsoft.training.folder import claimed
 from unsoft.training.trainer import TaskTrainer
 
 TINY = {
@@ -193,7 +194,7 @@ def test_a_damaged_checkpoint_is_never_loaded(tmp_path, uninterrupted, signal_at
 
 def test_killed_between_the_last_checkpoint_and_the_result(tmp_path, uninterrupted, monkeypatch):
     with monkeypatch.context() as patch:
-        patch.setattr("unsoft.training.run._finish", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+        patch.setattr("unsoft.training.run.finish", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
         with pytest.raises(KeyboardInterrupt):
             run(Spec(**TINY), tmp_path / "run")
     result = run(Spec(**TINY), tmp_path / "run")
@@ -211,8 +212,23 @@ def test_a_finished_run_is_not_run_again(tmp_path, uninterrupted, monkeypatch):
     (tmp_path / "full/thesis.tex").write_text("mine")
     with pytest.raises(ValueError, match="is not empty and holds no run"):
         run(Spec(**TINY), tmp_path / "full")
-    with pytest.raises(ValueError, match="cannot be written"):
+    with pytest.raises(ValueError, match="cannot be (read|written)"):
         run(Spec(**TINY), tmp_path / "full/thesis.tex")
+
+
+def test_what_cannot_be_built_leaves_no_folder_behind(tmp_path):
+    with pytest.raises(TypeError, match="strength"):
+        run(Spec(**TINY, mechanism="gated+cog", options={"strength": 2}), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_two_processes_do_not_train_in_one_folder(tmp_path):
+    with (
+        claimed(tmp_path / "run", Spec(**TINY).filled()),
+        pytest.raises(ValueError, match="another process is training in"),
+    ):
+        run(Spec(**TINY), tmp_path / "run")
+    assert run(Spec(**TINY), tmp_path / "run").steps == 20
 
 
 def test_divergence_is_said_at_once_and_the_checkpoint_before_is_kept(tmp_path, monkeypatch):

@@ -33,6 +33,7 @@ def test_a_spec_is_plain_data():
         ({"task": "copy", "repulse": "svg"}, "svgd, spos, repel"),
         ({"task": "copy", "start": "closed"}, "paper or open"),
         ({"task": "copy", "init_from": "smollm2", "layers": 2}, "'layers' is decided by the model"),
+        ({"task": "copy", "seed": 2**32}, "less than"),
         ({"task": "copy", "sed": 1}, "has no 'sed'"),
     ],
 )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.metadata
-import json
 import os
 import platform
 import subprocess
@@ -21,7 +20,6 @@ from unsoft.bench.plan import Result
 from unsoft.bench.startup import Startup
 from unsoft.bench.timing import Timing
 from unsoft.bench.workload import SEED
-from unsoft.files import write_whole
 
 _PEERS = ("x-transformers",)
 
@@ -64,11 +62,6 @@ def versions() -> dict[str, str]:
         except importlib.metadata.PackageNotFoundError:
             found[package] = "not installed"
     return found
-
-
-def write_json(path: Path, content: dict[str, Any]) -> None:
-    """A record as JSON, whole or not at all."""
-    write_whole(path, (json.dumps(content, indent=1) + "\n").encode())
 
 
 def _processor() -> str:

@@ -1,4 +1,4 @@
-"""The command line: ``unsoft list | bench | theory | cache``. One thin file per command; see ``app`` for how errors are shown."""
+"""The command line. Each file of ``commands`` is a command; see ``app`` for how errors are shown."""
 
 from unsoft.cli.app import main
 

@@ -6,42 +6,37 @@ Exit codes: 0 done, 1 failed, 2 wrong usage, 130 interrupted. An error is one li
 
 from __future__ import annotations
 
+import importlib
 import os
+import pkgutil
 import sys
 from typing import Annotated
 
 import typer
 
 import unsoft
-from unsoft.cli import cache
-from unsoft.cli.bench import bench
-from unsoft.cli.compare import compare
-from unsoft.cli.inspect import inspect
-from unsoft.cli.list import list_mechanisms
-from unsoft.cli.swap import swap
-from unsoft.cli.tasks import list_tasks
-from unsoft.cli.theory import theory
-from unsoft.cli.train import train
-
-app = typer.Typer(
-    name="unsoft",
-    help="Attention beyond softmax.",
-    add_completion=False,
-    pretty_exceptions_enable=False,
-    rich_markup_mode=None,
-)
-app.command("compare")(compare)
-app.command("list")(list_mechanisms)
-app.command("bench")(bench)
-app.command("swap")(swap)
-app.command("tasks")(list_tasks)
-app.command("theory")(theory)
-app.command("inspect")(inspect)
-app.command("train")(train)
-app.add_typer(cache.app, name="cache")
+from unsoft.cli import commands
 
 
-@app.callback(invoke_without_command=True)
+def application() -> typer.Typer:
+    """All commands. Their files import what they need when they run, so that help does not wait for torch."""
+    app = typer.Typer(
+        name="unsoft",
+        help="Attention beyond softmax.",
+        add_completion=False,
+        pretty_exceptions_enable=False,
+        rich_markup_mode=None,
+    )
+    app.callback(invoke_without_command=True)(_root)
+    for module in pkgutil.iter_modules(commands.__path__):
+        command = importlib.import_module(f"{commands.__name__}.{module.name}").command
+        if isinstance(command, typer.Typer):
+            app.add_typer(command, name=module.name)
+        else:
+            app.command(module.name)(command)
+    return app
+
+
 def _root(
     context: typer.Context,
     version: Annotated[bool, typer.Option("--version", help="Show the version and exit.")] = False,
@@ -56,7 +51,7 @@ def _root(
 def main() -> None:
     """The console script."""
     try:
-        code = app(standalone_mode=False)
+        code = application()(standalone_mode=False)
     except typer.TyperException as error:
         _complain(error.format_message())
         code = error.exit_code

@@ -13,7 +13,7 @@ from unsoft.formula import Formula
 from unsoft.theory.closed_forms import CLOSED_FORMS
 
 Rows = list[dict[str, Any]]
-DOCUMENT_GAMMAS = [0.02 * k for k in range(1, 251)]
+CLOSED_GAMMAS = [0.02 * k for k in range(1, 251)]
 CLONES = sorted({round(10 ** (k / 8)) for k in range(33)})
 UNIQUE, CLONE = 3.0, 1.0  # logits; a clone that weighs something for every mechanism
 LENGTHS = (64, 1024, 16384)
@@ -59,13 +59,13 @@ def sparsity_rows(subjects: list[Subject], betas: list[float], gammas: list[floa
     return rows
 
 
-def document_rows(name: str, betas: tuple[float, ...]) -> Rows:
-    """The curves of document 001: S against gamma for some beta."""
-    values = theory.sparsity(name, torch.tensor(betas, dtype=torch.float64)[:, None], DOCUMENT_GAMMAS)
+def closed_rows(name: str, betas: tuple[float, ...]) -> Rows:
+    """S against gamma for some beta, in closed form, as Su 2023 draws it."""
+    values = theory.sparsity(name, torch.tensor(betas, dtype=torch.float64)[:, None], CLOSED_GAMMAS)
     return [
         {"beta": beta, "gamma": round(gamma, 2), "S": value}
         for beta, line in zip(betas, values.tolist(), strict=True)
-        for gamma, value in zip(DOCUMENT_GAMMAS, line, strict=True)
+        for gamma, value in zip(CLOSED_GAMMAS, line, strict=True)
     ]
 
 

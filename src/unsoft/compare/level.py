@@ -39,7 +39,7 @@ class Level:
     """N of the costs."""
     rounds: int
     seconds: float
-    """At least so long are the contenders of one length timed."""
+    """The mechanisms are timed in turn for at least so many seconds."""
     geometries: int
 
 
@@ -47,12 +47,3 @@ QUICK = Level("quick", _QUICK, 1024, 16, 12, 2, (256, 1024), 5, 0.0, 512)
 STANDARD = Level("standard", _STANDARD, 2048, 16, 24, 3, (256, 1024, 2048), 5, 0.0, 512)
 FULL = Level("full", (), 8192, 64, 32, 8, (256, 512, 1024, 2048, 4096), 7, 1.0, 4096)
 """Without names: all there are, and the compositions of the standard level."""
-
-
-def mechanisms_of(level: Level) -> tuple[str, ...]:
-    """The names that take part unless the user says which."""
-    if level.mechanisms:
-        return level.mechanisms
-    from unsoft.mechanisms.core.registry import names
-
-    return tuple(dict.fromkeys((*STANDARD.mechanisms, *names())))

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import inspect
 import json
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -89,6 +90,21 @@ def code_digest(room: str = "") -> str:
         if wanted and path.suffix in (".py", ".h", ".cpp", ".txt"):
             total.update(str(parts).encode() + path.read_bytes())
     return total.hexdigest()
+
+
+def outside_digest(thing: Callable[..., object]) -> str:
+    """Of the file that holds a function or class; empty if it belongs to the package, which :func:`code_digest` covers.
+
+    >>> outside_digest(code_digest), len(outside_digest(json.dumps))
+    ('', 64)
+    """
+    try:
+        file = Path(inspect.getfile(inspect.unwrap(thing)))
+    except TypeError:
+        return ""
+    if not file.is_file() or file.is_relative_to(Path(unsoft.__file__).parent):
+        return ""
+    return hashlib.sha256(file.read_bytes()).hexdigest()
 
 
 def folder_digest(folder: Path) -> str:

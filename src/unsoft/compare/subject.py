@@ -10,9 +10,12 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
+from unsoft.compare.level import STANDARD, Level
+from unsoft.compare.store import outside_digest
 from unsoft.formula import Formula
 from unsoft.mechanisms.core.build import mechanism
 from unsoft.mechanisms.core.module import Mechanism
+from unsoft.mechanisms.core.registry import names as names_of_all
 from unsoft.mechanisms.core.registry import resolve
 from unsoft.mechanisms.core.spec import Plan
 
@@ -38,8 +41,11 @@ class Subject:
 
     @property
     def identity(self) -> str:
-        """Everything that decides its numbers, as text."""
-        return self.found.key if isinstance(self.found, Formula) else str(self.mechanism)
+        """Everything that decides its numbers, as text; the code too, of a mechanism that somebody else has registered."""
+        if isinstance(self.found, Formula):
+            return self.found.key
+        code = "" if self.found.family is None else outside_digest(self.found.family.build)
+        return f"{self.mechanism} {code}".strip()
 
     @property
     def summary(self) -> str:
@@ -115,6 +121,15 @@ def _rotations(x: Tensor, count: int, seed: int) -> Tensor:
         square = torch.randn(x.shape[-1], x.shape[-1], generator=generator, dtype=torch.float64)
         heads.append(x @ torch.linalg.qr(square).Q.to(x.dtype))
     return torch.stack(heads, 1)
+
+
+def default_names(level: Level, own: bool) -> tuple[str, ...]:
+    """The names that take part unless the user says which: a few beside formulas of one's own, all there are at the full level."""
+    if own:
+        return ("softmax", "cog", "relu2", "linear-relu", "magnitude")
+    if level.mechanisms:
+        return level.mechanisms
+    return tuple(dict.fromkeys((*STANDARD.mechanisms, *names_of_all())))
 
 
 def subjects_of(names: Sequence[str], own: Sequence[Formula]) -> list[Subject]:

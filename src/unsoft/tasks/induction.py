@@ -24,10 +24,10 @@ class Induction(Task):
     )
     source: ClassVar[str] = "Olsson et al. 2022 (arXiv 2209.11895)"
 
-    length: int = 32
+    length: int = 16
     """Tokens before the questions."""
     questions: int = 8
-    vocabulary: int = 128
+    vocabulary: int = 64
 
     def __post_init__(self) -> None:
         self.at_least(2, "length", "vocabulary")

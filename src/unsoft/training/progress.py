@@ -48,7 +48,7 @@ class ShowProgress(TrainerCallback):
         """Starts the bar where the run starts."""
         if self.console.is_terminal:
             columns = (
-                TextColumn("{task.description}"),
+                TextColumn("{task.description}", markup=False),
                 BarColumn(),
                 MofNCompleteColumn(),
                 TimeRemainingColumn(),
@@ -79,11 +79,13 @@ class ShowProgress(TrainerCallback):
         if "eval_score" in logs:
             self.score = f"{self.metric} {logs['eval_score']:.4f}"
             if self.bar is None:
-                self.console.print(
-                    f"{self.title}: step {state.global_step} of {state.max_steps}, {self.loss}, {self.score}"
-                )
+                self.say(f"step {state.global_step} of {state.max_steps}, {self.loss}, {self.score}")
         if self.bar is not None:
             self.bar.update(self.number, description=f"{self.title}  {self.loss}  {self.score}")
+
+    def say(self, words: str) -> None:
+        """A line of its own."""
+        self.console.print(f"{self.title}: {words}")
 
     def close(self) -> None:
         """Takes the bar away, however the run ended."""

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import os
-import shutil
 import tempfile
 import time
 from contextlib import ExitStack
@@ -12,15 +9,15 @@ from pathlib import Path
 
 import torch
 import transformers
-from transformers import PreTrainedModel, TrainerCallback
+from transformers import TrainerCallback
 
 import unsoft
 from unsoft.errors import Interrupted
-from unsoft.files import write_whole
 from unsoft.hf.quiet import quiet
 from unsoft.tasks import Task
 from unsoft.training.checkpoints import sweep
 from unsoft.training.data import evaluation_batches
+from unsoft.training.folder import CHECKPOINTS, LOG, claimed, finish, finished
 from unsoft.training.model import build
 from unsoft.training.progress import ShowProgress, WriteLog, records
 from unsoft.training.repulsion import Repulsion
@@ -67,35 +64,39 @@ def train(
     for name, value in (("save_every", save_every), ("eval_every", eval_every)):
         if value is not None and value < 1:
             raise ValueError(f"train: argument {name!r} must be at least 1, not {value}")
+    if out is not None and (found := finished(Path(out), full)) is not None:
+        return found
     tenth = max(1, full.steps // 10)
     with ExitStack() as closing:
+        closing.enter_context(quiet())
+        model = build(full, task)  # first of all: what cannot be built leaves no folder behind
         if out is None:
-            folder, save_every = Path(closing.enter_context(tempfile.TemporaryDirectory())), None
+            folder = Path(closing.enter_context(tempfile.TemporaryDirectory()))
         else:
-            folder, save_every = Path(out), save_every or tenth
-            if (found := _claim(folder, full)) is not None:
-                return found
+            folder = Path(out)
+            closing.enter_context(claimed(folder, full))
         stop = StopOnSignal()
         closing.enter_context(stop.listening())
-        callbacks: list[TrainerCallback] = [stop, WriteLog(folder / "log.jsonl")]
+        callbacks: list[TrainerCallback] = [stop, WriteLog(folder / LOG)]
         if full.repulse:
             callbacks.append(Repulsion(alpha=full.alpha, kind=full.repulse))
+        newest, damaged = sweep(folder / CHECKPOINTS)
         if progress:
             shown = ShowProgress(f"{full.task} {full.mechanism}", task.metric)
             closing.callback(shown.close)
             callbacks.append(shown)
-        closing.enter_context(quiet())
+            for name in damaged:
+                shown.say(f"{name} is not complete and was removed")
         trainer = TaskTrainer(
-            build(full, task),
+            model,
             full,
             task,
-            folder=folder / "checkpoints",
-            save_every=save_every,
+            folder=folder / CHECKPOINTS,
+            save_every=None if out is None else save_every or tenth,
             eval_every=eval_every or tenth,
             report_to=report_to or [],
             callbacks=callbacks,
         )
-        newest, _ = sweep(folder / "checkpoints")
         begin = time.perf_counter()
         trainer.train(resume_from_checkpoint=None if newest is None else str(newest))
         seconds = time.perf_counter() - begin
@@ -103,30 +104,8 @@ def train(
             raise Interrupted(_goodbye(trainer.state.global_step, full.steps, out))
         result = _result(trainer, full, task, seconds)
         if out is not None:
-            _finish(folder, trainer.network, result)
+            finish(folder, model, result)
         return result
-
-
-def _claim(folder: Path, spec: Spec) -> Result | None:
-    """Makes the folder this run's own; the result, if the run is finished already."""
-    mine, written = spec.to_dict(), folder / "spec.json"
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        if not written.exists():
-            if any(path.name != "log.jsonl" and not path.name.endswith(".tmp") for path in folder.iterdir()):
-                raise ValueError(
-                    f"train: {str(folder)!r} is not empty and holds no run; choose another folder"
-                )
-            write_whole(written, json.dumps(mine, indent=1).encode())
-        theirs = json.loads(written.read_bytes())
-        if (folder / "result.json").exists() and theirs == mine:
-            return Result.from_dict(json.loads((folder / "result.json").read_bytes()))
-    except OSError as problem:
-        raise ValueError(f"train: {str(folder)!r} cannot be written: {problem.strerror}") from None
-    if theirs != mine:
-        other = ", ".join(f"{name} {theirs.get(name)!r}" for name in mine if theirs.get(name) != mine[name])
-        raise ValueError(f"train: {str(folder)!r} holds another run ({other}); choose another folder")
-    return None
 
 
 def _goodbye(step: int, steps: int, out: str | Path | None) -> str:
@@ -169,14 +148,3 @@ def _result(trainer: TaskTrainer, spec: Spec, task: Task, seconds: float) -> Res
             "transformers": transformers.__version__,
         },
     )
-
-
-def _finish(folder: Path, model: PreTrainedModel, result: Result) -> None:
-    """The model first and the result last: a folder with a result is complete. Checkpoints have done their work then."""
-    unfinished = folder / ".model.tmp"
-    shutil.rmtree(unfinished, ignore_errors=True)
-    model.save_pretrained(unfinished)
-    shutil.rmtree(folder / "model", ignore_errors=True)
-    os.replace(unfinished, folder / "model")
-    write_whole(folder / "result.json", json.dumps(result.to_dict(), indent=1).encode())
-    shutil.rmtree(folder / "checkpoints", ignore_errors=True)

@@ -62,6 +62,9 @@ class Spec:
         for name in ("layers", "width", "heads", "mlp", "steps", "batch"):
             _whole(name, getattr(self, name), 1)
         _whole("warmup", self.warmup, 0)
+        _whole("seed", self.seed, 0)
+        if self.seed >= 1 << 32:
+            raise ValueError(f"train: 'seed' must be less than 2**32, not {self.seed}")
         for name in ("lr", "mechanism_lr", "weight_decay", "alpha"):
             _number(name, getattr(self, name))
         if self.start not in ("paper", "open"):

@@ -76,7 +76,8 @@ class TaskTrainer(Trainer):
                 for group, rate, decay in zip(groups, rates, decays, strict=True)
                 if group
             ]
-            self.optimizer = torch.optim.AdamW(made, betas=(self.args.adam_beta1, self.args.adam_beta2))
+            betas = (self.args.adam_beta1, self.args.adam_beta2)
+            self.optimizer = torch.optim.AdamW(made, betas=betas, fused=True)
         return self.optimizer
 
     def evaluate(

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import csv
-import io
-import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from unsoft.files import write_whole
+from unsoft.files import write_csv, write_json
 from unsoft.hf.inspection.roles import ROLES, Role
 
 SCHEMA = 1
@@ -47,27 +44,7 @@ class Inspection:
 
     def write(self, folder: Path) -> list[Path]:
         """inspection.json, heads.csv and depths.csv; returns what was written."""
-        files = {
-            "inspection.json": json.dumps(self.to_dict(), indent=1) + "\n",
-            "heads.csv": _csv(self.heads),
-            "depths.csv": _csv(self.depths),
-        }
-        for name, text in files.items():
-            write_whole(folder / name, text.encode())
-        return [folder / name for name in files]
-
-
-def _csv(records: list[dict[str, Any]]) -> str:
-    """Words that a spreadsheet would take for a formula get an apostrophe in front."""
-    text = io.StringIO()
-    columns = list(dict.fromkeys(name for record in records for name in record))
-    writer = csv.DictWriter(text, columns, lineterminator="\n")
-    writer.writeheader()
-    for record in records:
-        writer.writerow(
-            {
-                name: f"'{x}" if isinstance(x, str) and x.lstrip()[:1] in tuple("=+-@") and x.strip() else x
-                for name, x in record.items()
-            }
-        )
-    return text.getvalue()
+        write_json(folder / "inspection.json", self.to_dict())
+        write_csv(folder / "heads.csv", self.heads)
+        write_csv(folder / "depths.csv", self.depths)
+        return [folder / name for name in ("inspection.json", "heads.csv", "depths.csv")]

@@ -41,7 +41,7 @@
   };
   const shown = new Set(data.shown);
   const listOfShown = () => data.looks.map((one) => one.label).filter((label) => shown.has(label));
-  const signals = { shown: listOfShown(), beta: 0, skip: 0 };
+  const signals = { shown: listOfShown() };
   const views = new Map();
   const send = (name, value) => {
     signals[name] = value;
@@ -56,8 +56,10 @@
       }),
     );
   }
-  at("beta").addEventListener("change", (event) => send("beta", Number(event.target.value)));
-  at("skip").addEventListener("change", (event) => send("skip", Number(event.target.value)));
+  for (const choice of document.querySelectorAll("[data-signal]")) {
+    signals[choice.dataset.signal] = Number(choice.value);
+    choice.addEventListener("change", () => send(choice.dataset.signal, Number(choice.value)));
+  }
 
   // Charts, each drawn when it comes near the window; the interpreter of Vega runs no code from text.
   const tip = at("tip");
@@ -86,7 +88,7 @@
     if (own.params.length === 0) delete own.params;
     const { view, finalize } = await vegaEmbed(place, own, { ast: true, actions: false, defaultStyle: false, renderer: "svg", tooltip, config });
     views.set(place, { view, params, finalize });
-    for (const name of params) view.signal(name, signals[name]); // they may have changed in the meantime
+    for (const name of params) if (name in signals) view.signal(name, signals[name]); // they may have changed in the meantime
     await view.runAsync();
     place.dataset.drawn = "yes";
   };
@@ -114,9 +116,11 @@
 
   // Heat maps
   const drawMaps = () => {
-    const maps = at("maps");
-    maps.replaceChildren();
-    for (const { label, rows } of data.maps) {
+    document.querySelectorAll(".maps").forEach((place, k) => drawInto(place, data.maps[k]));
+  };
+  const drawInto = (place, maps) => {
+    place.replaceChildren();
+    for (const { label, rows } of maps) {
       const figure = make("figure");
       const canvas = make("canvas");
       canvas.width = canvas.height = rows.length;
@@ -132,7 +136,7 @@
         });
       });
       figure.append(canvas, make("figcaption", label));
-      maps.append(figure);
+      place.append(figure);
     }
   };
   drawMaps();
@@ -144,8 +148,8 @@
     ["relevance", "relevance of the unique key", 1, 100, 1, 20, "exp of its logit, over that of a clone"],
     ["temperature", "temperature", 0.1, 5, 0.1, 1, "divides the logits"],
     ["t", "t", 0.1, 10, 0.1, 1, "how close keys must be to count as one"],
-    ["slope", "β of the gate", 0, 20, 0.5, 1, "1 in document 002"],
-    ["offset", "γ of the gate", -10, 10, 0.5, 0, "0 in document 002"],
+    ["slope", "β of the gate", 0, 20, 0.5, 1, "1 in Rosić 2026"],
+    ["offset", "γ of the gate", -10, 10, 0.5, 0, "0 in Rosić 2026"],
   ];
   const EPS = 0.01;
   const values = {};

@@ -1,43 +1,74 @@
-"""The record of a comparison as one page."""
+"""The record of a comparison as one page. It shows the sections that it is given, and knows none by name."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from unsoft.formula import Formula
-from unsoft.report.claims import VERDICTS
-from unsoft.report.comparison.colours import colour_of, dash_of, shown_at_first
-from unsoft.report.comparison.figure import Figure
-from unsoft.report.comparison.playground import playground_script
+from unsoft.formula.javascript import formula_source, operations_source
+from unsoft.report.escape import embedded_json
+from unsoft.report.figure import colour_of, dash_of, shown_at_first
 from unsoft.report.page import page
-from unsoft.report.results import Results
-from unsoft.report.scoreboard import QUESTIONS
 
 HERE = Path(__file__).parent
-VERDICT_CLASS = dict(zip(VERDICTS, ("yes", "partly", "no", "not-run", "not-run"), strict=True))
-_SECTIONS = (
-    ("scoreboard", "Scoreboard"), ("focus", "Focus"), ("hijack", "Hijack"), ("sign", "Sign"), ("collapse", "Collapse"), ("solver", "Solver"),
-    ("cost", "Cost"), ("playground", "Playground"), ("model", "Model"), ("claims", "Claims"), ("provenance", "Provenance"),
-)  # fmt: skip
+SCHEMA = 2
+"""Of the record: it is raised whenever older records cannot be read any more."""
+_PLAYED = 6
+"""Formulas that the playground shows at first."""
+
+
+@dataclass(frozen=True)
+class Control:
+    """A choice above the charts of a section: ``options`` are pairs of a value and its words; the charts know it as ``name``."""
+
+    name: str
+    label: str
+    options: Sequence[tuple[float, str]]
+    first: float = 0.0
+
+
+@dataclass(frozen=True)
+class Part:
+    """Something in a section besides its figures: text, then a table, small charts by depth, or heat maps, if there are any."""
+
+    heading: str = ""
+    text: str = ""
+    columns: Sequence[Mapping[str, str]] = ()
+    """Of the table: name, title and help of each."""
+    rows: Sequence[Mapping[str, Any]] = ()
+    charts: Sequence[Mapping[str, Any]] = ()
+    """For the macro ``line_chart``: title, help and chart."""
+    maps: Sequence[Mapping[str, Any]] = ()
+    """Label and rows of weights of each."""
+    in_terminal: bool = False
+    """Is it worth a place in the terminal, too?"""
 
 
 def comparison_page(
-    results: Results,
-    figures: Sequence[Figure],
+    record: Mapping[str, Any],
+    labels: Sequence[str],
+    sections: Sequence[Mapping[str, Any]],
     formulas: Mapping[str, Formula],
     library: str,
-    model: Mapping[str, Any] | None = None,
 ) -> str:
     """The text of an HTML file that needs nothing else.
 
-    ``formulas`` are those of the playground, ``library`` the script of Vega-Embed, ``model`` variables for the section on a real model.
+    ``labels`` are the mechanisms in the order of their colours; ``sections`` have name, title, question, about, controls, figures and
+    parts; ``formulas`` are those of the playground; ``library`` is the script of Vega-Embed.
     """
-    record = results.record
-    labels = results.labels
     colours, dashes, shown = colour_of(labels), dash_of(labels), shown_at_first(labels)
-    counts = {verdict: sum(claim["verdict"] == verdict for claim in record["claims"]) for verdict in VERDICTS}
+    verdicts = {
+        verdict: sum(claim["verdict"] == verdict for claim in record["claims"])
+        for verdict in record["verdicts"]
+    }
+    figures = [figure for section in sections for figure in section["figures"] if figure.on_page]
+    specs = {figure.name: figure.for_page() for figure in figures}
+    maps = [list(part.maps) for section in sections for part in section["parts"] if part.maps]
+    links = [("scoreboard", "Scoreboard"), *((section["name"], section["title"]) for section in sections)]
+    links += [("playground", "Playground"), ("claims", "Claims"), ("provenance", "Provenance")]
     return page(
         HERE / "page.html",
         title="unsoft compare: attention mechanisms side by side",
@@ -47,30 +78,38 @@ def comparison_page(
         data={
             "looks": [{"label": label, "colour": colours[label], "dash": dashes[label]} for label in labels],
             "shown": shown,
-            "played": [label for label in shown if label in formulas][:6],
+            "played": [label for label in shown if label in formulas][:_PLAYED],
             "figures": {
-                figure.name: {"spec": (spec := figure.for_page()), "chips": bool(spec.get("params"))} for figure in figures
+                name: {"spec": spec, "chips": bool(spec.get("params"))} for name, spec in specs.items()
             },
-            "maps": [{"label": label, "rows": rows} for label in labels if (rows := results.get("map", label))],
+            "maps": maps,
         },
-        results=results,
         record=record,
-        figures=figures,
-        questions=QUESTIONS,
-        board=record["scoreboard"],
-        claims=record["claims"],
-        verdicts=list(counts.items()),
-        verdict_class=VERDICT_CLASS,
-        betas=[-2.0, -1.0, 0.0, 1.0, 2.0],
+        labels=labels,
+        links=links,
+        sections=sections,
+        verdicts=verdicts,
+        provenance=provenance(record["answers"]),
         timing_columns=[
-            {"name": name, "title": title, "help": ""} for name, title in (("name", "measurement"), ("count", "times"), ("seconds", "seconds"))
+            {"name": name, "title": name, "help": ""} for name in ("measurement", "times", "seconds")
         ],
         timings=_timings(record["answers"]),
         problems=[answer for answer in record["answers"] if answer["problem"]],
-        sections=[pair for pair in _SECTIONS if model or pair[0] != "model"],
-        **({"inspection": None, "roles": [], "stacks": [], "swaps": None} | dict(model or {})),
-        provenance=provenance(record["answers"]),
-    )  # fmt: skip
+    )
+
+
+def playground_script(formulas: Mapping[str, Formula]) -> str:
+    """A script that defines ``unsoftFormulas``, a list of [label, function from logits to weights], as the formulas print it.
+
+    It also defines ``unsoftOperations``, with which the page reads formulas that are typed into it.
+
+    >>> print(playground_script({"plain": Formula("s/n")}).splitlines()[1])
+    const unsoftFormulas = [["plain", (logits, {i = logits.length - 1} = {}) => {
+    """
+    pairs = ",\n".join(
+        f"[{embedded_json(label)}, {formula_source(formula)}]" for label, formula in formulas.items()
+    )
+    return f'"use strict";\nconst unsoftFormulas = [{pairs}];\n{operations_source()}'
 
 
 def provenance(answers: Sequence[Mapping[str, Any]]) -> str:
@@ -94,7 +133,7 @@ def provenance(answers: Sequence[Mapping[str, Any]]) -> str:
 def _timings(answers: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     total: dict[str, dict[str, Any]] = {}
     for answer in answers:
-        row = total.setdefault(answer["name"], {"name": answer["name"], "count": 0, "seconds": 0.0})
-        row["count"] += 1
+        row = total.setdefault(answer["name"], {"measurement": answer["name"], "times": 0, "seconds": 0.0})
+        row["times"] += 1
         row["seconds"] += answer["seconds"]
     return list(total.values())

@@ -7,12 +7,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from unsoft.report.comparison.page import SCHEMA
 from unsoft.report.page import page
-from unsoft.report.scoreboard import QUESTIONS
 
 HERE = Path(__file__).parent
-_NOISE = {"training": 0.1, "decoding": 0.2, "memory": 0.05}
-"""Relative changes that repeated runs of the same code show; anything counts for the other questions, whose seeds are fixed."""
 
 
 def read_record(path: Path) -> dict[str, Any]:
@@ -23,7 +21,7 @@ def read_record(path: Path) -> dict[str, Any]:
         raise ValueError(f"{path} cannot be read: {problem.strerror}") from None
     except ValueError:
         raise ValueError(f"{path} is not JSON") from None
-    if not isinstance(found, dict) or found.get("kind") != "unsoft compare" or found.get("schema") != 1:
+    if not isinstance(found, dict) or found.get("kind") != "unsoft compare" or found.get("schema") != SCHEMA:
         raise ValueError(f"{path} was not written by this version of unsoft compare; it writes compare.json")
     return found
 
@@ -59,14 +57,14 @@ def differences(first: Mapping[str, Any], second: Mapping[str, Any]) -> list[dic
     ]
     rows = []
     for mechanism in dict.fromkeys(name for side in cells for name, _ in side):
-        for question in QUESTIONS:
-            a, b = (side.get((mechanism, question.name)) for side in cells)
+        for column in second["columns"]:
+            a, b = (side.get((mechanism, column["name"])) for side in cells)
             if a is None and b is None:
                 continue
             rows.append(
                 {
-                    "mechanism": mechanism, "question": question.title, "first": a, "second": b,
-                    "change": None if a is None or b is None else b - a, "word": _word(question, a, b),
+                    "mechanism": mechanism, "question": column["title"], "first": a, "second": b,
+                    "change": None if a is None or b is None else b - a, "word": _word(column, a, b),
                 }
             )  # fmt: skip
     return rows
@@ -94,6 +92,7 @@ def two_runs_page(first: Mapping[str, Any], second: Mapping[str, Any], names: tu
         records=(first, second),
         rows=rows,
         caveats=caveats(first, second),
+        noisy=[(c["title"], c["noise"]) for c in second["columns"] if c["noise"] > 0.001],
         counts={
             word: sum(row["word"] == word for row in rows)
             for word in ("better", "worse", "same", "only in one")
@@ -102,9 +101,9 @@ def two_runs_page(first: Mapping[str, Any], second: Mapping[str, Any], names: tu
     )
 
 
-def _word(question: Any, a: float | None, b: float | None) -> str:
+def _word(column: Mapping[str, Any], a: float | None, b: float | None) -> str:
     if a is None or b is None:
         return "only in one"
-    if abs(b - a) <= _NOISE.get(question.name, 1e-6) * max(abs(a), abs(b)):
+    if abs(b - a) <= column["noise"] * max(abs(a), abs(b)):
         return "same"
-    return "better" if (b < a) == question.low_is_good else "worse"
+    return "better" if (b < a) == column["low_is_good"] else "worse"

@@ -1,0 +1,107 @@
+"""What users give to commands, checked before any work: folders and files to write, formulas as text."""
+
+from __future__ import annotations
+
+import os
+import re
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import typer
+
+if TYPE_CHECKING:
+    from unsoft.formula import Formula
+
+_OUT = "'--out'"
+_PARTS = ("weight", "mass", "peak", "norm", "offset_mass", "name")
+
+
+def check_folder(out: Path) -> None:
+    """Can files be written in the folder ``out``, which need not exist yet? Leaves nothing behind."""
+    nearest = out.absolute()
+    try:
+        while not nearest.exists():
+            nearest = nearest.parent
+        if not nearest.is_dir():
+            raise typer.BadParameter(f"{out} cannot be made a folder: {nearest} is a file", param_hint=_OUT)
+        descriptor, tried = tempfile.mkstemp(dir=nearest, prefix=".unsoft-", suffix=".tmp")
+        # Asking for permission is not enough: root has it everywhere, on read-only file systems too.
+        try:
+            os.write(descriptor, b"\n")
+        finally:
+            os.close(descriptor)
+            os.unlink(tried)
+    except OSError as problem:
+        raise typer.BadParameter(f"{out} cannot be written: {problem.strerror}", param_hint=_OUT) from None
+
+
+def prepare_folder(out: Path) -> None:
+    """Makes the folder ``out``, in which files can be written."""
+    check_folder(out)
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as problem:
+        raise typer.BadParameter(
+            f"{out} cannot be made a folder: {problem.strerror}", param_hint=_OUT
+        ) from None
+
+
+def check_file(out: Path) -> None:
+    """Can the file ``out`` be written or replaced? Its folder must exist."""
+    if not out.absolute().parent.is_dir():
+        raise typer.BadParameter(f"the folder {out.absolute().parent} does not exist", param_hint=_OUT)
+    if out.is_dir():
+        raise typer.BadParameter(f"{out} is a folder, not a file", param_hint=_OUT)
+    check_folder(out.absolute().parent)
+
+
+def check_drawing() -> None:
+    """Are the packages there that draw figures and pages?"""
+    try:
+        import altair  # noqa: F401
+        import jinja2  # noqa: F401
+        import vl_convert  # noqa: F401
+    except ImportError:
+        raise typer.BadParameter(
+            "pages and figures need altair and vl-convert-python; install them with pip install 'unsoft[report]'",
+            param_hint=_OUT,
+        ) from None
+
+
+def read_formula(text: str) -> Formula:
+    """Reads "weight=...;mass=...;peak=..." (also norm, offset_mass, name); other names are parameters.
+
+    >>> read_formula("weight=exp(tau*s - m); mass=exp(tau*s - m); peak=tau*s; tau=2").params["tau"]
+    2.0
+    """
+    from unsoft.formula import Formula
+
+    parts: dict[str, str] = {}
+    params: dict[str, float] = {}
+    for piece in filter(str.strip, text.split(";")):
+        name, found, content = (x.strip() for x in piece.partition("="))
+        if not found or not content or name in parts or name in params:
+            raise typer.BadParameter(
+                f"expected 'weight=...;mass=...;peak=...', each once, but there is {piece.strip()!r}",
+                param_hint="'--formula'",
+            )
+        if name in _PARTS:
+            parts[name] = content
+            continue
+        try:
+            params[name] = float(content)
+        except ValueError:
+            raise typer.BadParameter(
+                f"{name!r} is neither a part ({', '.join(_PARTS)}) nor a parameter with a number,"
+                f" in {piece.strip()!r}",
+                param_hint="'--formula'",
+            ) from None
+    if not re.fullmatch(r"[\w .+()-]*", parts.get("name", "")):  # it becomes part of pages and tables
+        raise typer.BadParameter(
+            f"a name is made of letters, digits and . + - ( ), not {parts['name']!r}",
+            param_hint="'--formula'",
+        )
+    if "weight" not in parts:
+        raise typer.BadParameter("a formula needs at least 'weight=...'", param_hint="'--formula'")
+    return Formula.from_dict({**parts, "params": params})

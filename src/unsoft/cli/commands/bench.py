@@ -1,0 +1,83 @@
+"""``unsoft bench``: how fast, how big, how right."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from unsoft.cli.arguments import check_file
+from unsoft.cli.terminal import INTERRUPTED, console, note, progress, warn_if_busy
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from unsoft.bench.plan import Result, Step
+
+
+def command(
+    quick: Annotated[bool, typer.Option("--quick", help="A few mechanisms, about a minute.")] = False,
+    full: Annotated[
+        bool, typer.Option("--full", help="Every case, FlexAttention too; half an hour.")
+    ] = False,
+    out: Annotated[Path | None, typer.Option(help="Keep the results in this JSON file.")] = None,
+    mechanism: Annotated[list[str] | None, typer.Option(help="Only this one; may be repeated.")] = None,
+    only: Annotated[list[str] | None, typer.Option(help="Only this group of steps; may be repeated.")] = None,
+) -> None:
+    """Measure every mechanism side by side with PyTorch's fused softmax (SDPA).
+
+    Without an option: all mechanisms, about six minutes. An interrupted run shows and keeps what it has done.
+    """
+    if quick and full:
+        raise typer.BadParameter("choose one of --quick and --full")
+    if out is not None:
+        check_file(out)
+    from unsoft.bench.plan import FULL, QUICK, STANDARD, choose, steps
+
+    level = QUICK if quick else FULL if full else STANDARD
+    todo = choose(steps(level, mechanism), only)
+    warn_if_busy()
+    results, finished = _run(todo, lambda results, finished: _keep(out, level.name, results, finished))
+    _show(results)
+    if out is not None:
+        typer.echo(f"written to {out}")
+    if not finished:
+        note("interrupted; the figures above are those measured until then")
+        raise typer.Exit(INTERRUPTED)
+    if any(getattr(x, "ratio", 0) is None for x in results):
+        note("some results are wrong; their times are not shown")
+        raise typer.Exit(1)
+
+
+def _run(todo: list[Step], keep: Callable[[list[Result], bool], None]) -> tuple[list[Result], bool]:
+    """The results, and whether all steps were done; what is done is kept after every step."""
+    results: list[Result] = []
+    try:
+        with progress(len(todo), refresh=False) as announce:
+            for number, step in enumerate(todo):
+                announce(number, f"{number} {step.title}", step.title)
+                results += step.measure()
+                keep(results, False)
+        keep(results, True)
+    except KeyboardInterrupt:
+        return results, False
+    return results, True
+
+
+def _keep(out: Path | None, level: str, results: list[Result], finished: bool) -> None:
+    if out is not None:
+        from unsoft.bench.record import record
+        from unsoft.files import write_json
+
+        write_json(out, record(level, results, finished=finished))
+
+
+def _show(results: list[Result]) -> None:
+    from unsoft.bench.record import machine, versions
+    from unsoft.bench.table import draw, grids
+
+    screen = console()
+    screen.print(f"{machine()}; " + ", ".join(f"{name} {version}" for name, version in versions().items()))
+    for grid in grids(results):
+        screen.print(draw(grid))

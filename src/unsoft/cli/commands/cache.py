@@ -1,0 +1,31 @@
+"""``unsoft cache``: compiled formulas and kept measurements on disk."""
+
+from __future__ import annotations
+
+import typer
+
+command = typer.Typer(help="Compiled formulas and kept measurements on disk.", rich_markup_mode=None)
+
+
+@command.command()
+def info() -> None:
+    """Show what is kept where, how many there are, and their size."""
+    from unsoft.compare.store import Store, default_folder
+    from unsoft.engines.native.compiler import cache_directory
+
+    directory = cache_directory()
+    sizes = [file.stat().st_size for file in directory.glob("*.so")]
+    typer.echo(f"{directory}: {len(sizes)} compiled libraries, {sum(sizes) / 2**20:.1f} MB")
+    kept = Store(default_folder())
+    size = sum(file.stat().st_size for file in kept.files())
+    typer.echo(f"{kept.folder}: {len(kept.files())} results of unsoft compare, {size / 2**20:.1f} MB")
+
+
+@command.command()
+def clear() -> None:
+    """Delete all of it; formulas are compiled, and comparisons measured, again when needed."""
+    from unsoft.compare.store import Store, default_folder
+    from unsoft.engines.native.compiler import cache_directory, clear_cache
+
+    typer.echo(f"{cache_directory()}: {clear_cache()} compiled libraries deleted")
+    typer.echo(f"{default_folder()}: {Store(default_folder()).clear()} results of unsoft compare deleted")

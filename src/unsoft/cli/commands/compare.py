@@ -1,0 +1,200 @@
+"""``unsoft compare``: mechanisms side by side, as one page."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from unsoft.cli.arguments import check_drawing, check_folder, read_formula
+from unsoft.cli.terminal import INTERRUPTED, cell, console, note, progress, say, show_table, warn_if_busy
+
+if TYPE_CHECKING:
+    from unsoft.compare.run import Answer, Job
+
+_MARKS = {"yes": "●", "partly": "◐", "no": "○", "not run": " "}
+
+
+def command(
+    mechanism: Annotated[
+        list[str] | None,
+        typer.Argument(
+            help="Names of mechanisms, or two compare.json to see what changed; without any, a selection.",
+            show_default=False,
+        ),
+    ] = None,
+    formula: Annotated[
+        list[str] | None,
+        typer.Option(help='One of your own, "weight=...;mass=...;peak=..."; may be repeated.'),
+    ] = None,
+    quick: Annotated[bool, typer.Option("--quick", help="A few mechanisms, less than a minute.")] = False,
+    full: Annotated[bool, typer.Option("--full", help="Every mechanism, long rows, deep stacks.")] = False,
+    model: Annotated[
+        str | None,
+        typer.Option(
+            help="Inspect a model, and swap each mechanism in: smollm2, minilm, a folder, or a name on the hub."
+        ),
+    ] = None,
+    only: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Only this section (focus, hijack, sign, collapse, solver, cost, model, claims); may be repeated."
+        ),
+    ] = None,
+    again: Annotated[
+        bool, typer.Option("--again", help="Measure everything anew, whatever earlier runs have kept.")
+    ] = False,
+    out: Annotated[
+        Path, typer.Option(help="Folder for the page, its data (JSON, CSV) and figures (PNG, SVG).")
+    ] = Path("report"),
+) -> None:
+    """Put mechanisms side by side and write one page that needs no network.
+
+    What is measured is kept, so a run that was interrupted, or asked again, goes on where the last one ended.
+    """
+    if quick and full:
+        raise typer.BadParameter("choose one of --quick and --full")
+    names = list(mechanism or [])
+    if any(name.endswith(".json") for name in names):
+        _two_runs(names, out)
+        return
+    own = [read_formula(text) for text in formula or []]
+    check_drawing()
+    check_folder(out)
+    from unsoft.compare.level import FULL, QUICK, STANDARD
+    from unsoft.compare.run import run
+    from unsoft.compare.section import Request, plan
+    from unsoft.compare.store import Store, default_folder
+    from unsoft.compare.subject import default_names, subjects_of
+
+    level = QUICK if quick else FULL if full else STANDARD
+    subjects = subjects_of(names or default_names(level, bool(own)), own)
+    request = Request(subjects, level, model)
+    _check_sections(request, only or [])
+    jobs = plan(request, only or ())
+    if any(job.timed for job in jobs):
+        warn_if_busy()
+    store = Store(default_folder())
+    with progress(len(jobs)) as announce:
+
+        def told(job: Job, number: int, left: float) -> None:
+            announce(number, job.name, f"{job.title}, about {left:.0f} s left")
+
+        answers, finished = run(jobs, store, told, again=again)
+    _write(out, request, answers, finished, store)
+    if any(answer.disturbed for answer in answers):
+        note(
+            "other programs used the machine while times were taken; they are shown, but the next run takes them anew"
+        )
+    if not finished:
+        note("interrupted; the page shows what was measured until then, the next run goes on from there")
+        raise typer.Exit(INTERRUPTED)
+    for job, answer in zip(jobs, answers, strict=True):
+        if job.required and answer.problem:
+            note(f"{job.title} could not be measured: {answer.problem}")
+            raise typer.Exit(1)
+
+
+def _check_sections(request: Any, only: list[str]) -> None:
+    """Wrong names of sections, and sections that need another option."""
+    from unsoft.compare.section import CLAIMS, sections
+
+    known = {section.name: section for section in sections()}
+    for name in only:
+        if name not in known and name != CLAIMS:
+            there = ", ".join((*known, CLAIMS))
+            raise typer.BadParameter(
+                f"there is no section {name!r}; there are {there}", param_hint="'--only'"
+            )
+        section = known.get(name)
+        if section is not None and section.needs and section.jobs and not section.jobs(request):
+            raise typer.BadParameter(f"the section {name!r} needs {section.needs}", param_hint="'--only'")
+
+
+def _write(out: Path, request: Any, answers: list[Answer], finished: bool, store: Any) -> None:
+    from unsoft.compare.output import PAGE, RECORD, record, views_of, write
+    from unsoft.compare.results import Results
+    from unsoft.report.comparison.page import provenance
+
+    line = shlex.join(["unsoft", *sys.argv[1:]])
+    content = record(request.subjects, answers, request.level, finished=finished, command=line, out=str(out))
+    views = views_of(Results(content))
+    counts = write(out, content, views, request.subjects, store, say)
+    _print_scoreboard(content)
+    for part in (part for view in views for part in view["parts"] if part.in_terminal):
+        typer.echo(f"{part.heading}\n{part.text}")
+        names = [column["name"] for column in part.columns]
+        columns = {
+            column["title"]: "right" if name != names[0] else "left"
+            for name, column in zip(names, part.columns, strict=True)
+        }
+        if part.rows:
+            show_table(columns, [[cell(row[name]) for name in names] for row in part.rows], box=False)
+    typer.echo(f"{provenance(content['answers'])} (--again measures anew)")
+    typer.echo(f"{out / PAGE}: the page\n{out / RECORD}: everything measured")
+    typer.echo(
+        f"{out / 'data'}: {counts['tables']} tables\n{out / 'figures'}: {counts['figures']} figures as PNG and SVG"
+    )
+
+
+def _print_scoreboard(content: dict[str, Any]) -> None:
+    """The columns that have an answer, and how many claims got which verdict."""
+    board = content["scoreboard"]
+    shown = [
+        column
+        for column in content["columns"]
+        if any(row["cells"][column["name"]]["value"] is not None for row in board)
+    ]
+    if shown:
+        rows = []
+        for row in board:
+            cells = [row["cells"][column["name"]] for column in shown]
+            rows.append(
+                [cell(row["mechanism"]), *(f"{cell(c['value'])} {_MARKS[c['reading']]}" for c in cells)]
+            )
+        show_table({"mechanism": "left"} | {column["title"]: "right" for column in shown}, rows, box=False)
+    verdicts = [claim["verdict"] for claim in content["claims"]]
+    counts = [(verdicts.count(verdict), verdict) for verdict in content["verdicts"] if verdict in verdicts]
+    if len(counts) > 1:
+        typer.echo("claims: " + ", ".join(f"{count} {verdict}" for count, verdict in counts))
+
+
+def _two_runs(names: list[str], out: Path) -> None:
+    if len(names) != 2 or not all(name.endswith(".json") for name in names):
+        raise typer.BadParameter(
+            "to see what changed, give two files compare.json and nothing else", param_hint="'MECHANISM'"
+        )
+    check_drawing()
+    check_folder(out)
+    from unsoft.files import write_whole
+    from unsoft.report.comparison.two_runs import (
+        caveats,
+        changed_claims,
+        differences,
+        read_record,
+        two_runs_page,
+    )
+
+    try:
+        first, second = (read_record(Path(name)) for name in names)
+    except ValueError as problem:
+        raise typer.BadParameter(str(problem), param_hint="'MECHANISM'") from None
+    fields = ("mechanism", "question", "first", "second", "change", "word")
+    rows = [
+        [cell(row[field]) for field in fields] for row in differences(first, second) if row["word"] != "same"
+    ]
+    if rows:
+        show_table({field if field != "word" else "": "left" for field in fields}, rows, box=False)
+    else:
+        typer.echo("no number changed")
+    screen = console()
+    for sentence in caveats(first, second):
+        screen.print(sentence)
+    for claim in changed_claims(first, second):
+        screen.print(f"{claim['claim']} {claim['first']} -> {claim['second']}")
+    out.mkdir(parents=True, exist_ok=True)
+    write_whole(out / "changes.html", two_runs_page(first, second, (names[0], names[1])).encode())
+    typer.echo(str(out / "changes.html"))

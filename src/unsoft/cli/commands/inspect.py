@@ -1,0 +1,131 @@
+"""``unsoft inspect``: which heads of a model are sinks, which are hijacked, which delete."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from unsoft.cli.arguments import prepare_folder
+from unsoft.cli.terminal import cell, console, show_table
+
+if TYPE_CHECKING:
+    from unsoft.hf.inspection import Inspection
+
+_SHOWN = 8  # heads of each role in the terminal
+_SENTENCES = 3
+
+
+def command(
+    model: Annotated[str, typer.Argument(help="smollm2, minilm, a folder, or a name on the hub.")],
+    text: Annotated[
+        Path | None,
+        typer.Option(help="Text to look at, UTF-8; without it a page of our own.", show_default=False),
+    ] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(help="Keep records (JSON, CSV) and a page (HTML) in this folder.", show_default=False),
+    ] = None,
+    length: Annotated[
+        int, typer.Option(min=2, help="The text is cut into sequences of so many tokens.")
+    ] = 512,
+    sequences: Annotated[int, typer.Option(min=1, help="At most so many sequences are looked at.")] = 16,
+    batch: Annotated[int, typer.Option(min=1, help="Sequences that go through the model at a time.")] = 4,
+    sentence: Annotated[
+        list[str] | None,
+        typer.Option(help="A sentence whose patterns the page shows; may be repeated.", show_default=False),
+    ] = None,
+) -> None:
+    """Measure every head of a model: focus, sinks, hijacking by look-alike keys, deletion, collapse by depth.
+
+    The model is only watched, nothing is swapped or changed.
+    """
+    words = _read(text)
+    if out is not None:
+        prepare_folder(out)
+    from unsoft.hf.inspection import inspect as inspect_model
+    from unsoft.hf.models import load_model
+
+    network, tokenizer = load_model(model)
+    if tokenizer is None:
+        raise typer.BadParameter(
+            f"{model} has no tokenizer, so it cannot read text; use unsoft.hf.inspect(model, batch) from Python",
+            param_hint="'MODEL'",
+        )
+    longest = min(length, getattr(network.config, "max_position_embeddings", None) or length)
+    found = inspect_model(
+        network, words, tokenizer=tokenizer, batch_size=batch, max_length=longest, max_sequences=sequences
+    )
+    found = replace(found, model=model)
+    _print(found)
+    if out is None:
+        return
+    from unsoft.files import write_whole
+    from unsoft.hf.inspection.page import inspection_page
+    from unsoft.hf.inspection.patterns import find_patterns
+
+    patterns = find_patterns(network, sentence or first_sentences(words), tokenizer)
+    write_whole(out / "inspection.html", inspection_page(found, patterns).encode())
+    for path in (*found.write(out), out / "inspection.html"):
+        typer.echo(str(path))
+
+
+def first_sentences(text: str, count: int = _SENTENCES) -> list[str]:
+    """Sentences of a few words that begin a text.
+
+    >>> first_sentences("Hm. This is a sentence.  And is this another one? Yes.")
+    ['This is a sentence.', 'And is this another one?']
+    """
+    pieces = (" ".join(piece.split()) for piece in re.split(r"(?<=[.!?])\s+", text[:20_000]))
+    found = [piece for piece in pieces if len(piece.split()) > 3][:count]
+    return found or [text[:200]]
+
+
+def _read(path: Path | None) -> str:
+    from unsoft.hf import inspection
+
+    if path is None:
+        return (Path(inspection.__file__).parent / "sample.txt").read_text()
+    try:
+        found = path.read_text(encoding="utf-8")
+    except UnicodeDecodeError:
+        raise typer.BadParameter(f"{path} is not text in UTF-8", param_hint="'--text'") from None
+    except OSError as problem:
+        raise typer.BadParameter(
+            f"{path} cannot be read: {problem.strerror}", param_hint="'--text'"
+        ) from None
+    if not found.strip():
+        raise typer.BadParameter(f"{path} is empty", param_hint="'--text'")
+    return found
+
+
+def _print(found: Inspection) -> None:
+    from unsoft.hf.inspection.columns import TITLES
+    from unsoft.hf.inspection.roles import ROLES
+    from unsoft.report.escape import printable
+
+    screen = console()
+    screen.print(
+        f"{printable(found.model, 80)}: {len(found.heads)} heads in {len(found.layers)} layers, {found.tokens} tokens in"
+        f" {found.sequences} sequences"
+    )
+    for line in found.skipped:
+        screen.print(f"not looked at: {printable(line, 200)}")
+    for role in ROLES:
+        heads = found.ranked(role)
+        screen.print(f"\n{len(heads)} {role.name}: {role.meaning}")
+        if not heads:
+            continue
+        titles = (TITLES[name].title if name in TITLES else "token" for name in role.columns)
+        rows = [[cell(head[name]) for name in ("layer", "head", *role.columns)] for head in heads[:_SHOWN]]
+        show_table(dict.fromkeys(("layer", "head", *titles), "right"), rows, box=False)
+        if len(heads) > _SHOWN:
+            screen.print(f"and {len(heads) - _SHOWN} more")
+    screen.print("\nthe residual stream")
+    fields = ("depth", "mean_cosine", "effective_rank", "stable_rank", "recovery", "residual")
+    step = max(1, -(-len(found.depths) // 8))
+    rows = [[cell(record[field]) for field in fields] for record in found.depths[::step]]
+    show_table(dict.fromkeys((field.replace("_", " ") for field in fields), "right"), rows, box=False)

@@ -1,0 +1,83 @@
+"""``unsoft swap``: a model with another mechanism, written to a folder."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from unsoft.cli.arguments import check_folder
+from unsoft.files import whole_folder
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+
+def command(
+    model: Annotated[str, typer.Argument(help="smollm2, minilm, a folder, or a hub id.")],
+    mechanism: Annotated[str, typer.Argument(help="Such as cog or magnitude+softmax; see unsoft list.")],
+    out: Annotated[Path, typer.Option(help="The folder to write; new or empty.")],
+    layers: Annotated[
+        str | None, typer.Option(help="Only these: 0,4-7,-1; or what each of them gets: 0=softmax,8-=relu2.")
+    ] = None,
+    keep_first_last: Annotated[
+        bool, typer.Option("--keep-first-last", help="Softmax in the first and last layer.")
+    ] = False,
+    init: Annotated[
+        str, typer.Option(help="Start of learnable parts: open (close to softmax) or paper.")
+    ] = "open",
+) -> None:
+    """Put a mechanism into the attention of a transformers model and save it.
+
+    Load it with unsoft.hf.load(DIR); plain transformers refuses it.
+    """
+    check_folder(out)  # loading a model takes long: what would stop it from being written is told before
+    if out.exists() and any(out.iterdir()):
+        raise typer.BadParameter(f"{out} exists and is not an empty folder", param_hint="'--out'")
+    import unsoft
+    from unsoft.hf.quiet import quiet
+    from unsoft.hf.recipe import Recipe
+
+    which = None if layers is None else read_layers(layers)
+    Recipe(mechanism, which, keep_first_last, init)  # wrong arguments are told before a model is loaded
+    for name in {mechanism, *(which.values() if isinstance(which, dict) else ())}:
+        unsoft.mechanism(name, heads=2, head_dim=4, layer=1, layers=3)
+    loaded, tokenizer = unsoft.hf.load_model(model)
+    unsoft.hf.swap(loaded, mechanism, which, keep_first_last, init)
+    _check_space(out, loaded)
+    with quiet(), whole_folder(out) as unfinished:
+        loaded.save_pretrained(unfinished)
+        if tokenizer is not None:
+            tokenizer.save_pretrained(unfinished)
+    typer.echo(
+        f"{type(loaded).__name__} with {mechanism} written to {out}; load it with unsoft.hf.load({str(out)!r})"
+    )
+
+
+def _check_space(out: Path, model: PreTrainedModel) -> None:
+    needed = sum(x.numel() * x.element_size() for x in model.state_dict().values())
+    nearest = next(place for place in (out.absolute(), *out.absolute().parents) if place.exists())
+    if (free := shutil.disk_usage(nearest).free) < needed:
+        raise typer.BadParameter(
+            f"{out}: the model takes {needed / 1e6:,.0f} MB, and the disk has {free / 1e6:,.0f} MB left",
+            param_hint="'--out'",
+        )
+
+
+def read_layers(text: str) -> list[str] | dict[str, str]:
+    """The argument ``layers`` of :func:`unsoft.hf.swap` from text.
+
+    >>> read_layers("0,4-7"), read_layers("0=softmax, 8-=relu2")
+    (['0', '4-7'], {'0': 'softmax', '8-': 'relu2'})
+    """
+    parts = [part.strip() for part in text.split(",")]
+    if not any("=" in part for part in parts):
+        return parts
+    pairs = [part.split("=", 1) for part in parts]
+    if any(len(pair) != 2 for pair in pairs):
+        raise typer.BadParameter(
+            f"{text!r} mixes layers with and without a mechanism", param_hint="'--layers'"
+        )
+    return {which.strip(): what.strip() for which, what in pairs}

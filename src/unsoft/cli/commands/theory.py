@@ -1,0 +1,135 @@
+"""``unsoft theory``: what can focus, what is hijacked, and how soon the theory holds."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from unsoft.cli.arguments import check_drawing, prepare_folder, read_formula
+from unsoft.cli.terminal import show_table
+
+if TYPE_CHECKING:
+    from unsoft.cli.theory_data import Subject
+    from unsoft.formula import Formula
+
+_DEFAULT = ("softmax", "cog", "sinh", "relu", "relu2", "sigmoid", "tanh", "identity")
+_SHOWN = 7  # columns of gamma in the terminal
+_MOST = 10_000  # points of beta and gamma
+
+
+def command(
+    mechanism: Annotated[
+        list[str] | None,
+        typer.Argument(help="Names of formulas; without any, a selection.", show_default=False),
+    ] = None,
+    beta: Annotated[str, typer.Option(help="Means of the logits: -1,0,1 or first:last:count.")] = "-1,0,1",
+    gamma: Annotated[str, typer.Option(help="Spreads of the logits, likewise.")] = "0.05:4:80",
+    formula: Annotated[
+        list[str] | None,
+        typer.Option(help='One of your own, "weight=...;mass=...;peak=..."; may be repeated.'),
+    ] = None,
+    n: Annotated[int, typer.Option(help="Number of keys, for formulas that depend on it.")] = 1024,
+    out: Annotated[
+        Path | None, typer.Option(help="Keep figures (HTML, PNG, SVG) and data (CSV, JSON) in this folder.")
+    ] = None,
+) -> None:
+    """Show how evenly a long row spreads its weight: S = E|a| / sqrt(E a^2) for logits N(beta, gamma^2).
+
+    1 is even, 0 is all on one key. With --out also: the curves, clones against a unique key, short rows, few
+    dimensions.
+    """
+    betas, gammas = read_range("--beta", beta), read_range("--gamma", gamma)
+    if min(gammas) < 0:
+        raise typer.BadParameter(
+            f"a spread cannot be negative, as {min(gammas):g} is", param_hint="'--gamma'"
+        )
+    if len(betas) * len(gammas) > _MOST:
+        raise typer.BadParameter(
+            f"{len(betas)} x {len(gammas)} points are more than {_MOST}", param_hint="'--beta'"
+        )
+    if n < 1:
+        raise typer.BadParameter(f"expected 1 key or more, not {n}", param_hint="'--n'")
+    subjects = _subjects(mechanism or [], [read_formula(text) for text in formula or []], n)
+    if out is not None:
+        check_drawing()
+        prepare_folder(out)
+    from unsoft.cli.theory_data import sparsity_rows
+
+    rows = sparsity_rows(subjects, betas, gammas)
+    _print_table(rows, gammas)
+    if out is not None:
+        from unsoft.cli.theory_figures import figures, write_figure
+
+        for figure in figures(subjects, rows):
+            write_figure(figure, out)
+            typer.echo(f"{out / figure.name}.html .png .svg .csv .json: {figure.title}")
+
+
+def read_range(option: str, text: str) -> list[float]:
+    """Numbers "a,b,c", or "first:last:count" for that many at equal distances.
+
+    >>> read_range("--beta", "-1, 0"), read_range("--gamma", "0:1:5")
+    ([-1.0, 0.0], [0.0, 0.25, 0.5, 0.75, 1.0])
+    """
+    wrong = typer.BadParameter(
+        f"expected numbers as in '0.5,1,2' or 'first:last:count' as in '0.1:4:80', not {text!r}",
+        param_hint=f"'{option}'",
+    )
+    try:
+        if ":" in text:
+            first, last, count = text.split(":")
+            steps = int(count)
+            if not 2 <= steps <= _MOST:
+                raise wrong
+            found = [float(first) + (float(last) - float(first)) * k / (steps - 1) for k in range(steps)]
+        else:
+            found = [float(part) for part in text.split(",")]
+    except ValueError:
+        raise wrong from None
+    if not all(map(math.isfinite, found)) or len(found) > _MOST:
+        raise wrong
+    return found
+
+
+def _subjects(names: list[str], own: list[Formula], n: int) -> list[Subject]:
+    from unsoft.cli.theory_data import Subject
+    from unsoft.mechanisms.core.registry import resolve_formula
+
+    if not names and not own:
+        names = list(_DEFAULT)
+    subjects = [Subject(name, resolve_formula(name), n, named=True) for name in dict.fromkeys(names)]
+    return subjects + [
+        Subject(formula.name or str(formula.weight), formula, n, named=False) for formula in own
+    ]
+
+
+def _print_table(rows: list[dict[str, Any]], gammas: list[float]) -> None:
+    every = sorted(set(gammas))
+    shown = every
+    if len(every) > _SHOWN:
+        shown = [every[round(k * (len(every) - 1) / (_SHOWN - 1))] for k in range(_SHOWN)]
+    titles = ("mechanism", "beta", *(f"gamma {gamma:.3g}" for gamma in shown), "lowest", "found by")
+    columns = {title: "left" if title in ("mechanism", "found by") else "right" for title in titles}
+    curves: dict[tuple[str, float], dict[float, float]] = {}
+    found_by = {}
+    for row in rows:
+        curves.setdefault((row["mechanism"], row["beta"]), {})[row["gamma"]] = row["S"]
+        found_by[row["mechanism"]] = row["found by"]
+    lines = [
+        [
+            name,
+            f"{beta:g}",
+            *(_cell(curve[gamma]) for gamma in shown),
+            _cell(min(curve.values())),
+            found_by[name],
+        ]
+        for (name, beta), curve in curves.items()
+    ]
+    show_table(columns, lines, title="S: 1 even, 0 all on one key")
+
+
+def _cell(value: float) -> str:
+    return f"{value:.4f}" if value >= 1e-3 or value == 0 else f"{value:.1e}"

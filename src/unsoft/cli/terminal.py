@@ -1,0 +1,107 @@
+"""What commands show: tables, progress, and what to know about the machine."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+INTERRUPTED = 130
+"""The exit code after Ctrl-C."""
+_WIDE = 140
+"""Columns, when a file or a pipe reads."""
+
+
+def console() -> Console:
+    """Text as it is, without colours made up from it; wide where there is no window to fit."""
+    from rich.console import Console
+
+    found = Console(highlight=False, markup=False)
+    return found if found.is_terminal else Console(highlight=False, markup=False, width=_WIDE)
+
+
+def show_table(
+    columns: Mapping[str, str],
+    rows: Sequence[Sequence[object]],
+    *,
+    title: str | None = None,
+    box: bool = True,
+) -> None:
+    """``columns`` are titles with "left", "right", or "whole" for one that is never broken."""
+    from rich import box as boxes
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=boxes.SIMPLE_HEAD, pad_edge=box, title=title, title_justify="left")
+    for name, kind in columns.items():
+        table.add_column(name, justify="right" if kind == "right" else "left", no_wrap=kind == "whole")
+    for row in rows:
+        table.add_row(*(Text(str(cell)) for cell in row))
+    console().print(table)
+
+
+@contextmanager
+def progress(total: int, *, refresh: bool = True) -> Iterator[Callable[[int, str, str], None]]:
+    """Yields what to call before each step, with its number, kind and title: a bar on a terminal, else a line for each new kind.
+
+    Without ``refresh`` the bar is drawn between steps only, to leave the cores alone.
+    """
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    screen = Console(stderr=True)
+    if not screen.is_terminal:
+        said: list[str] = []
+
+        def announce(number: int, kind: str, title: str) -> None:
+            if said[-1:] != [kind]:
+                said.append(kind)
+                typer.echo(f"[{number + 1}/{total}] {title}", err=True)
+
+        yield announce
+        return
+    text = TextColumn("{task.description}", markup=False)
+    columns = (BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), text)
+    with Progress(*columns, console=screen, auto_refresh=refresh, transient=True) as bar:
+        task = bar.add_task("", total=total)
+
+        def update(number: int, kind: str, title: str) -> None:
+            bar.update(task, completed=number, description=title, refresh=True)
+
+        yield update
+
+
+def say(line: str) -> None:
+    """A line on a terminal that the next one replaces."""
+    from rich.console import Console
+
+    if Console(stderr=True).is_terminal:
+        typer.echo(f"{line}\x1b[K\r", err=True, nl=False)
+
+
+def note(line: str) -> None:
+    """A line on standard error."""
+    typer.echo(f"unsoft: {line}", err=True)
+
+
+def warn_if_busy() -> None:
+    """Says so if other processes will disturb what is timed."""
+    from unsoft.bench.record import load
+
+    busy, cores = load(), os.cpu_count() or 1
+    if busy is not None and busy > 0.5 * cores:
+        note(f"this machine is busy (load {busy:.1f} on {cores} cores): expect noisy figures")
+
+
+def cell(value: Any) -> str:
+    """A number or word of a table, short and harmless."""
+    from unsoft.report.escape import printable
+    from unsoft.report.page import number
+
+    return printable(value) if isinstance(value, str) else number(value)

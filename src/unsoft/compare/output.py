@@ -1,0 +1,133 @@
+"""What a comparison leaves behind: its record as plain data, and a folder with the page, tables and pictures."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import importlib.metadata
+import json
+from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from unsoft.bench.record import load, machine, versions
+from unsoft.compare.level import Level
+from unsoft.compare.results import Results
+from unsoft.compare.run import Answer
+from unsoft.compare.section import conclusions, sections
+from unsoft.compare.store import Store, code_digest, key_of
+from unsoft.compare.subject import Subject
+from unsoft.files import write_csv, write_json, write_whole
+from unsoft.report.comparison.page import SCHEMA, comparison_page
+from unsoft.report.figure import Figure, svg_and_png
+
+PAGE, RECORD = "index.html", "compare.json"
+
+
+def record(
+    subjects: Sequence[Subject],
+    answers: Sequence[Answer],
+    level: Level,
+    *,
+    finished: bool,
+    command: str,
+    out: str = "report",
+) -> dict[str, Any]:
+    """Ready for JSON. ``finished`` is False for a run that was interrupted; ``out`` is the folder of the page."""
+    content: dict[str, Any] = {
+        "schema": SCHEMA,
+        "kind": "unsoft compare",
+        "command": command,
+        "out": out,
+        "level": dataclasses.asdict(level),
+        "finished": finished,
+        "written": datetime.now(UTC).isoformat(timespec="seconds"),
+        "machine": machine(),
+        "threads": torch.get_num_threads(),
+        "load": load(),
+        "versions": versions()
+        | {name: importlib.metadata.version(name) for name in ("altair", "vl-convert-python")},
+        "code": code_digest()[:16],
+        "subjects": [
+            {
+                "label": s.label,
+                "summary": s.summary,
+                "own": not isinstance(s.mechanism, str),
+                "formula": None if s.formula is None else s.formula.to_dict(),
+            }
+            for s in subjects
+        ],
+        "answers": [dataclasses.asdict(answer) for answer in answers],
+    }
+    return content | conclusions(Results(content), level.name, out)
+
+
+def views_of(results: Results) -> list[dict[str, Any]]:
+    """The sections as the page shows them."""
+    return [view for section in sections() if (view := section.view(results)) is not None]
+
+
+def write(
+    out: Path,
+    content: dict[str, Any],
+    views: Sequence[dict[str, Any]],
+    subjects: Sequence[Subject],
+    store: Store,
+    say: Callable[[str], None] = lambda _: None,
+) -> dict[str, int]:
+    """Everything into the folder ``out``; how many tables and pictures there are. ``say`` is told what is being drawn."""
+    figures: list[Figure] = [figure for view in views for figure in view["figures"]]
+    formulas = {s.label: s.formula for s in subjects if s.formula is not None}
+    page = comparison_page(content, Results(content).labels, views, formulas, vega(store))
+    for folder in (out, out / "data", out / "figures"):
+        folder.mkdir(parents=True, exist_ok=True)
+    write_whole(out / PAGE, page.encode())
+    write_json(out / RECORD, content)
+    tables = {figure.name: figure.rows for figure in figures}
+    tables["scoreboard"] = [
+        {"mechanism": row["mechanism"]} | {name: cell["value"] for name, cell in row["cells"].items()}
+        for row in content["scoreboard"]
+    ]
+    tables["claims"] = content["claims"]
+    for name, rows in tables.items():
+        if rows:
+            write_csv(out / "data" / f"{name}.csv", rows)
+    _write_pictures(out / "figures", figures, say)
+    return {"tables": sum(map(bool, tables.values())), "figures": len(figures)}
+
+
+def _write_pictures(folder: Path, figures: Sequence[Figure], say: Callable[[str], None]) -> None:
+    """PNG and SVG; pictures whose specification has not changed are left as they are."""
+    index_path = folder / "index.json"
+    try:
+        index = json.loads(index_path.read_text())
+    except (OSError, ValueError):
+        index = {}
+    for figure in figures:
+        spec = figure.for_file()
+        digest = hashlib.sha256(json.dumps(spec, sort_keys=True).encode()).hexdigest()
+        if index.get(figure.name) == digest and all(
+            (folder / f"{figure.name}.{kind}").exists() for kind in ("svg", "png")
+        ):
+            continue
+        say(f"drawing {figure.name}")
+        for kind, picture in svg_and_png(spec).items():
+            write_whole(folder / f"{figure.name}.{kind}", picture)
+        index[figure.name] = digest
+        write_json(index_path, index)
+
+
+def vega(store: Store) -> str:
+    """The JavaScript that draws charts, as vl-convert brings it: one script. Bundling takes seconds, so it is kept."""
+    key = key_of({"name": "vega", "version": importlib.metadata.version("vl-convert-python")})
+    found = store.get(key)
+    if found is not None and isinstance(found.get("script"), str):
+        return str(found["script"])
+    import vl_convert
+
+    script = str(vl_convert.javascript_bundle())
+    store.put(key, {"script": script})
+    return script

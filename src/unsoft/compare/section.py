@@ -1,0 +1,240 @@
+"""What a section of a comparison consists of, and where its files are found: each file of ``sections`` is one."""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+import shlex
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from unsoft.compare import sections as folder
+from unsoft.compare.level import Level
+from unsoft.compare.results import Missing, Results
+from unsoft.compare.run import Job, Rows
+from unsoft.compare.store import outside_digest
+from unsoft.compare.subject import Subject
+
+if TYPE_CHECKING:
+    from unsoft.report.comparison.page import Control, Part
+    from unsoft.report.figure import Figure
+
+HOLDS, LIMITS, DOES_NOT_HOLD = "holds", "holds with limits", "does not hold"
+NOT_TESTABLE, NOT_RUN = "not testable here", "not run"
+VERDICTS = {HOLDS: "yes", LIMITS: "partly", DOES_NOT_HOLD: "no", NOT_TESTABLE: "not-run", NOT_RUN: "not-run"}
+"""With the kind of mark that pages give each."""
+CLAIMS = "claims"
+"""Stands for the facts of all sections, as the name of a section to measure."""
+SURVEY, SU, ROSIC = "survey of negative attention 2025", "Su 2023", "Rosić 2026"
+"""Where claims come from."""
+REFERENCES = ("softmax", "cog", "relu2", "identity", "gpam", "linear-relu", "magnitude")
+"""Measured in any case, since claims are about them; but no time is taken of them."""
+Finding = tuple[str, str]
+"""The verdict and what was measured, in words with numbers."""
+
+
+@dataclass(frozen=True)
+class Request:
+    """What the user wants compared."""
+
+    subjects: Sequence[Subject]
+    level: Level
+    model: str | None = None
+
+    @property
+    def everyone(self) -> list[Subject]:
+        """The mechanisms of the user, and those that claims are about."""
+        known = {subject.label for subject in self.subjects}
+        return [*self.subjects, *(Subject(name, name) for name in REFERENCES if name not in known)]
+
+
+@dataclass(frozen=True)
+class Column:
+    """A question of the scoreboard: a number for each mechanism, and a reading of it.
+
+    ``yes`` and ``partly`` are thresholds of the number; above them is good unless ``low_is_good``. ``noise`` is the relative change that
+    repeated runs of the same code show.
+    """
+
+    name: str
+    title: str
+    help: str
+    answer: Callable[[Results, str], float | None] | None
+    yes: float = 0.0
+    partly: float = 0.0
+    low_is_good: bool = False
+    noise: float = 1e-6
+
+    def cell(self, results: Results, label: str) -> dict[str, Any]:
+        value = None if self.answer is None else self.answer(results, label)
+        return {"value": value, "reading": self.reading(value)}
+
+    def reading(self, value: float | None) -> str:
+        """In words: yes, partly, no, or not run."""
+        if value is None:
+            return NOT_RUN
+        sign = -1.0 if self.low_is_good else 1.0
+        if sign * value >= sign * self.yes:
+            return "yes"
+        return "partly" if sign * value >= sign * self.partly else "no"
+
+
+@dataclass(frozen=True)
+class Claim:
+    """``check`` finds a verdict from measurements; without it the claim is not run, for the reason ``needs``.
+
+    ``again`` are the arguments of ``unsoft compare`` that measure what it is judged by.
+    """
+
+    name: str
+    source: str
+    text: str
+    again: str = ""
+    check: Callable[[Results], Finding] | None = None
+    needs: str = ""
+    evidence: str = ""
+    """The section that shows it, if that is another one."""
+
+    def judge(self, results: Results) -> Finding:
+        """A verdict is only ever computed from what was measured; without that it is "not run", and why."""
+        if self.check is None:
+            return NOT_RUN, self.needs
+        try:
+            return self.check(results)
+        except Missing as why:
+            return NOT_RUN, str(why)
+
+
+@dataclass(frozen=True)
+class Section:
+    """One question about mechanisms: how it is measured, drawn, scored, and which claims it decides.
+
+    ``order`` is its place among the others. Everything else is optional. ``jobs`` measure the mechanisms of a request, ``facts`` what
+    claims need besides. ``figures`` and ``parts`` are what the page shows; without either it has no place there.
+    """
+
+    name: str
+    order: int
+    title: str = ""
+    """In the page's list of sections."""
+    question: str = ""
+    """The heading of the section."""
+    about: str = ""
+    """What to know before looking at the figures."""
+    jobs: Callable[[Request], list[Job]] | None = None
+    facts: Callable[[Level], list[Job]] | None = None
+    figures: Callable[[Results], Iterable[Figure]] | None = None
+    parts: Callable[[Results], Iterable[Part]] | None = None
+    controls: Sequence[Control] = ()
+    columns: Sequence[Column] = ()
+    claims: Sequence[Claim] = ()
+    needs: str = ""
+    """The option without which there is nothing to measure."""
+
+    def view(self, results: Results) -> dict[str, Any] | None:
+        """What the page shows; None for a section without a place there, or that needs an option which was not given."""
+        figures = list(self.figures(results)) if self.figures else []
+        parts = list(self.parts(results)) if self.parts else []
+        if not (self.figures or self.parts) or (self.needs and not figures and not parts):
+            return None
+        texts = {"name": self.name, "title": self.title, "question": self.question, "about": self.about}
+        return texts | {"controls": self.controls, "figures": figures, "parts": parts}
+
+
+def sections() -> list[Section]:
+    """All there are, in order."""
+    found = []
+    for module in pkgutil.iter_modules(folder.__path__, f"{folder.__name__}."):
+        found.append(importlib.import_module(module.name).SECTION)
+    return sorted(found, key=lambda section: (section.order, section.name))
+
+
+def plan(request: Request, only: Sequence[str] = ()) -> list[Job]:
+    """The jobs of the wanted sections, all unless told otherwise; first those that must prepare something, facts last."""
+    jobs: list[Job] = []
+    facts: list[Job] = []
+    for section in sections():
+        wanted = not only or section.name in only
+        if wanted and section.jobs:
+            jobs += _with_code(section.jobs, section.jobs(request))
+        if (wanted or CLAIMS in only) and section.facts:
+            facts += _with_code(section.facts, section.facts(request.level))
+    return sorted(jobs, key=lambda job: job.prepare is None) + facts
+
+
+def job(
+    name: str,
+    subject: Subject | None,
+    compute: Callable[[], Rows],
+    expected: float,
+    *,
+    timed: bool = False,
+    **question: Any,
+) -> Job:
+    """A measurement of one mechanism, or of none; ``question`` are the sizes that the answer depends on."""
+    asked = {"name": name, **question}
+    if subject is not None:
+        asked["mechanism"] = subject.identity
+    return Job(name, "" if subject is None else subject.label, asked, compute, expected, timed)
+
+
+def grade(holds: bool, partly: bool = False) -> str:
+    """The verdict of a yes or no, with something between.
+
+    >>> grade(True), grade(False, True), grade(False)
+    ('holds', 'holds with limits', 'does not hold')
+    """
+    return HOLDS if holds else LIMITS if partly else DOES_NOT_HOLD
+
+
+def conclusions(results: Results, level: str, out: str) -> dict[str, Any]:
+    """What measurements say, as plain data: the columns and rows of the scoreboard, and every claim with its verdict."""
+    every = sections()
+    labels = [subject["label"] for subject in results.record["subjects"]]
+    columns = [
+        (section, column)
+        for section in every
+        for column in section.columns
+        if not section.needs or any(column.cell(results, label)["value"] is not None for label in labels)
+    ]
+    told = ("name", "title", "help", "low_is_good", "noise")
+    return {
+        "columns": [
+            {"section": section.name} | {name: getattr(column, name) for name in told}
+            for section, column in columns
+        ],
+        "scoreboard": [
+            {"mechanism": subject["label"], "summary": subject["summary"]}
+            | {"cells": {column.name: column.cell(results, subject["label"]) for _, column in columns}}
+            for subject in results.record["subjects"]
+        ],
+        "claims": [
+            _judged(claim, section, results, level, out) for section in every for claim in section.claims
+        ],
+        "verdicts": VERDICTS,
+    }
+
+
+def _judged(claim: Claim, section: Section, results: Results, level: str, out: str) -> dict[str, str]:
+    verdict, found = claim.judge(results)
+    texts = {"name": claim.name, "source": claim.source, "text": claim.text}
+    shown = claim.evidence or (section.name if section.figures or section.parts else "")
+    command = command_again(claim.again, level, out) if claim.again else ""
+    return texts | {"section": shown, "verdict": verdict, "found": found, "command": command}
+
+
+def command_again(arguments: str, level: str, out: str) -> str:
+    """Measures the same anew, at the level of the run and beside its folder, so that the page one reads stays.
+
+    >>> command_again("cog --only sign", "quick", "my report")
+    "unsoft compare cog --only sign --quick --again --out 'my report-again'"
+    """
+    flag = f" --{level}" if level in ("quick", "full") else ""
+    return f"unsoft compare {arguments}{flag} --again --out {shlex.quote(f'{out}-again')}"
+
+
+def _with_code(made_by: Callable[..., object], jobs: list[Job]) -> list[Job]:
+    """The code of a section that is not part of the package belongs to its questions."""
+    code = outside_digest(made_by)
+    return [replace(one, question={**one.question, "code": code}) for one in jobs] if code else jobs

@@ -1,0 +1,262 @@
+"""What does it cost? Training and decoding beside PyTorch's fused softmax, in the same interleaved run, and memory."""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch.nn.functional import scaled_dot_product_attention
+
+from unsoft.bench.memory import peak, reset_peak
+from unsoft.bench.probe import run_probe
+from unsoft.bench.record import machine
+from unsoft.bench.timing import interleaved
+from unsoft.compare.level import Level
+from unsoft.compare.results import Missing, Results
+from unsoft.compare.run import Job
+from unsoft.compare.section import ROSIC, Claim, Column, Finding, Request, Section, grade, job
+from unsoft.compare.subject import WIDTH, Subject
+from unsoft.formula import Formula
+from unsoft.magnitude.truncated import truncated_weights
+from unsoft.mechanisms.core.module import Mechanism
+from unsoft.report.figure import Figure, by_mechanism
+
+HEADS = 4
+PEER = "softmax of PyTorch (SDPA)"
+Call = Callable[[], object]
+
+
+def jobs(request: Request) -> list[Job]:
+    """Of the mechanisms that were asked for; times depend on the machine and on all who take turns."""
+    subjects, level = request.subjects, request.level
+    about = _timed(level) | {
+        "mechanisms": [s.identity for s in subjects],
+        "labels": [s.label for s in subjects],
+    }
+    found = []
+    for n in level.lengths:
+        seconds = len(subjects) * level.rounds * 0.01 * (n / 512) ** 2 + 2
+        one = about | {"length": n}
+        found.append(job(f"training at {n}", None, lambda n=n: training(subjects, n, level), seconds, **one))
+        found.append(job(f"decoding at {n}", None, lambda n=n: decoding(subjects, n, level), 2.0, **one))
+    lengths = level.lengths
+    return [*found, job("memory", None, lambda: memory(subjects, lengths), 8.0, **about, lengths=lengths)]
+
+
+def facts(level: Level) -> list[Job]:
+    return [
+        job("price of the solver", None, lambda: price(level), 2.0, **_timed(level), lengths=level.lengths)
+    ]
+
+
+def _timed(level: Level) -> dict[str, Any]:
+    where = {"timed": True, "threads": torch.get_num_threads(), "machine": machine()}
+    return where | {"rounds": level.rounds, "seconds": level.seconds}
+
+
+def training(subjects: Sequence[Subject], length: int, level: Level) -> list[dict[str, Any]]:
+    """Causal forward and backward, B=1 H=4 D=64 float32: seconds, and the ratio to SDPA."""
+    calls = {PEER: _train(None, length)} | {s.label: _train(s, length) for s in subjects}
+    return _ratios(calls, level, {"what": "training", "length": length})
+
+
+def decoding(subjects: Sequence[Subject], length: int, level: Level) -> list[dict[str, Any]]:
+    """One more token after ``length`` tokens: seconds, and the ratio to SDPA over kept keys and values."""
+    calls = {PEER: _sdpa_step(length)} | {s.label: _step(s, length) for s in subjects}
+    return _ratios(calls, level, {"what": "decoding", "length": length})
+
+
+def memory(subjects: Sequence[Subject], lengths: Sequence[int]) -> list[dict[str, Any]]:
+    """Peak bytes of training on top of the inputs, all in one process of its own."""
+    task = {"lengths": list(lengths), "subjects": [[s.label, _portable(s.mechanism)] for s in subjects]}
+    rows = run_probe("-m", __name__, json.dumps(task), MALLOC_MMAP_THRESHOLD_="65536")["rows"]
+    base = {row["length"]: max(row["bytes"], 1) for row in rows if row["mechanism"] == PEER}
+    return [row | {"ratio": row["bytes"] / base[row["length"]]} for row in rows]
+
+
+def _ratios(calls: dict[str, Call], level: Level, about: dict[str, Any]) -> list[dict[str, Any]]:
+    taken = interleaved(calls, rounds=level.rounds, seconds=level.seconds)
+    seconds = {name: min(samples) for name, samples in taken.items()}
+    return [
+        about | {"mechanism": name, "seconds": s, "ratio": s / seconds[PEER]} for name, s in seconds.items()
+    ]
+
+
+def _train(subject: Subject | None, length: int) -> Call:
+    generator = torch.Generator().manual_seed(0)
+    module = None if subject is None else subject.module(length, HEADS)
+    queries, heads = (HEADS, HEADS) if module is None else (module.query_heads, module.place.heads)
+    q, k, v = (
+        torch.randn(1, h, length, WIDTH, generator=generator).requires_grad_()
+        for h in (queries, heads, heads)
+    )
+
+    def call() -> object:
+        if module is None:
+            out = scaled_dot_product_attention(q, k, v, is_causal=True)
+        else:
+            out = module(q, k, v, is_causal=True)
+        return torch.autograd.grad(out.sum(), (q, k, v), allow_unused=True)  # decay looks at no content
+
+    return call
+
+
+def _sdpa_step(length: int) -> Call:
+    generator = torch.Generator().manual_seed(0)
+    q, k, v = (torch.randn(1, HEADS, n, WIDTH, generator=generator) for n in (1, length + 1, length + 1))
+
+    def call() -> object:
+        with torch.no_grad():
+            return scaled_dot_product_attention(q, k, v)
+
+    return call
+
+
+def _step(subject: Subject, length: int) -> Call:
+    generator = torch.Generator().manual_seed(0)
+    module = subject.module(length + 2, HEADS)  # a first token and the one that is timed
+    cache = module.new_cache(1)
+    with torch.no_grad():
+        module(*_random(module, length, generator), cache=cache)
+        token = _random(module, 1, generator)
+        module(*token, cache=cache)  # buffers grow now, not while the clock runs
+    before = cache.snapshot()
+
+    def call() -> object:
+        with torch.no_grad():
+            result = module(*token, cache=cache)
+        cache.restore(before)  # the next step is at the same length again
+        return result
+
+    return call
+
+
+def _random(module: Mechanism, length: int, generator: torch.Generator) -> list[torch.Tensor]:
+    heads = (module.query_heads, module.place.heads, module.place.heads)
+    return [torch.randn(1, h, length, WIDTH, generator=generator) for h in heads]
+
+
+def _portable(mechanism: str | Formula) -> Any:
+    return mechanism if isinstance(mechanism, str) else mechanism.to_dict()
+
+
+def _probe(task: dict[str, Any]) -> list[dict[str, Any]]:
+    known = [
+        Subject(label, given if isinstance(given, str) else Formula.from_dict(given))
+        for label, given in task["subjects"]
+    ]
+    rows = []
+    for subject in (None, *known):
+        _train(subject, 128)()  # loads libraries, starts threads
+        for length in task["lengths"]:
+            call = _train(subject, length)
+            before = reset_peak()
+            call()
+            rows.append(
+                {"mechanism": PEER if subject is None else subject.label, "what": "memory", "length": length, "bytes": max(peak() - before, 0)}
+            )  # fmt: skip
+    return rows
+
+
+def price(level: Level) -> list[dict[str, Any]]:
+    """Seconds of five CG steps on all keys against a forward pass of SDPA, four heads: does the ratio grow with N?"""
+    rows = []
+    for length in level.lengths:
+        generator = torch.Generator().manual_seed(0)
+        q, k, v = (torch.randn(1, 4, length, WIDTH, generator=generator) for _ in range(3))
+        points, ones = k[0] / math.sqrt(WIDTH), torch.ones(4, length)
+
+        def attention(q: torch.Tensor = q, k: torch.Tensor = k, v: torch.Tensor = v) -> object:
+            return scaled_dot_product_attention(q, k, v)
+
+        def solve(points: torch.Tensor = points, ones: torch.Tensor = ones) -> object:
+            return truncated_weights(points, None, ones, 0.1, 5, check=False)
+
+        with torch.no_grad():
+            taken = interleaved({"attention": attention, "solve": solve}, rounds=max(level.rounds, 5))
+        seconds = {name: min(samples) for name, samples in taken.items()}
+        rows.append({"length": length, **seconds, "ratio": seconds["solve"] / seconds["attention"]})
+    return rows
+
+
+def figures(results: Results) -> Iterator[Figure]:
+    fair = "Causal, B=1 H=4 D=64 float32, against PyTorch's fused softmax in the same interleaved run."
+    kept = "Against PyTorch's fused softmax over kept keys and values, without a cache to keep."
+    for what, title, note in (
+        ("training", "Training: time of forward and backward", fair),
+        ("decoding", "Decoding: time of one more token", kept),
+        ("memory", "Memory: peak of training", "On top of the inputs, in a process of its own."),
+    ):
+        rows = [row for row in results.matching(what) if row["mechanism"] in results.labels]
+        if rows:
+            chart = by_mechanism(
+                results.labels,
+                rows,
+                "length",
+                "ratio",
+                x_title="N, keys",
+                y_title="times PyTorch's softmax",
+                log_x=True,
+                log_y=True,
+                tooltip=["bytes" if what == "memory" else "seconds"],
+            )
+            yield Figure(f"cost-{what}", title, note, rows, chart)
+
+
+def _column(what: str, text: str, yes: float, partly: float, noise: float) -> Column:
+    def answer(results: Results, label: str) -> float | None:
+        rows = [row for row in results.matching(what) if row.get("mechanism") == label]
+        return float(max(rows, key=lambda row: row["length"])["ratio"]) if rows else None
+
+    help = f"{text} at the largest N, of PyTorch's fused softmax"
+    return Column(what, what, help, answer, yes, partly, low_is_good=True, noise=noise)
+
+
+def _price(results: Results) -> Finding:
+    rows = results.rows("price of the solver")
+    if len(rows) < 2:
+        raise Missing("it takes two lengths to see a growth")
+    first, last = rows[0], rows[-1]
+    grows = (
+        last["ratio"] > 1.5 * first["ratio"]
+    )  # the claim is about growth; a constant factor only limits it
+    causal = [row for row in results.matching("training") if row["mechanism"] == "magnitude"]
+    more = (
+        f"; training with causal gates is {causal[-1]['ratio']:.1f} times SDPA at {causal[-1]['length']}"
+        if causal
+        else ""
+    )
+    like = not grows and last["ratio"] < 2
+    dear = bool(causal) and causal[-1]["ratio"] > 2
+    return grade(like and not dear, not grows), (
+        f"5 CG steps take {first['ratio']:.2f} of an attention forward pass at N = {first['length']}, {last['ratio']:.2f} at {last['length']}{more}"
+    )
+
+
+SECTION = Section(
+    name="cost",
+    order=60,
+    title="Cost",
+    question="What does it cost?",
+    jobs=jobs,
+    facts=facts,
+    figures=figures,
+    columns=[
+        _column("training", "time of forward and backward", 1.1, 2.0, noise=0.1),
+        _column("decoding", "time of one more token", 2.5, 10.0, noise=0.2),
+        _column("memory", "peak memory of training", 1.1, 2.0, noise=0.05),
+    ],
+    claims=[
+        Claim(
+            "price", ROSIC, "The cost is that of standard attention, O(N²).", "magnitude --only cost", _price
+        )
+    ],
+)
+
+
+if __name__ == "__main__":
+    print(json.dumps({"rows": _probe(json.loads(sys.argv[1]))}))

@@ -1,0 +1,61 @@
+"""A place that cannot be written to is told before any work, by every command that writes."""
+
+from pathlib import Path
+
+import pytest
+import typer
+
+from unsoft.cli.arguments import check_file, check_folder, prepare_folder
+
+READ_ONLY = Path("/proc")  # for root too
+needs_proc = pytest.mark.skipif(not READ_ONLY.is_dir(), reason="this system has no read-only folder to try")
+
+
+def test_a_folder_is_tried_and_left_as_it_was(tmp_path):
+    check_folder(tmp_path)
+    check_folder(tmp_path / "new" / "deep")
+    assert list(tmp_path.iterdir()) == []
+    prepare_folder(tmp_path / "new" / "deep")
+    assert list((tmp_path / "new" / "deep").iterdir()) == []
+
+
+def test_a_file_in_the_way(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(typer.BadParameter, match="cannot be made a folder: .*file is a file"):
+        check_folder(tmp_path / "file" / "deep")
+    check_file(tmp_path / "file")
+    with pytest.raises(typer.BadParameter, match="is a folder, not a file"):
+        check_file(tmp_path)
+    with pytest.raises(typer.BadParameter, match="does not exist"):
+        check_file(tmp_path / "none" / "x.json")
+
+
+def _refuse(*_, **__):
+    raise AssertionError("work began before --out was tried")
+
+
+@needs_proc
+@pytest.mark.parametrize(
+    ("arguments", "out"),
+    [
+        (["bench", "--quick"], "/proc/x.json"),
+        (["compare", "--quick"], "/proc/report"),
+        (["compare", "a.json", "b.json"], "/proc/report"),
+        (["theory", "softmax"], "/proc/figures"),
+        (["inspect", "minilm"], "/proc/figures"),
+    ],
+    ids=lambda value: value[0] if isinstance(value, list) else "",
+)
+def test_no_work_is_done_for_a_place_that_cannot_be_written(run_here, monkeypatch, arguments, out):
+    for work in (
+        "unsoft.bench.plan.steps",
+        "unsoft.compare.run.run",
+        "unsoft.report.comparison.two_runs.read_record",
+        "unsoft.theory.sparsity",
+        "unsoft.hf.models.load_model",
+    ):
+        monkeypatch.setattr(work, _refuse)
+    done = run_here(*arguments, "--out", out)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert out.rpartition("/")[0] in done.stderr and "cannot be written" in done.stderr
+    assert "Errno" not in done.stderr and len(done.stderr.splitlines()) == 1
