@@ -315,8 +315,9 @@ def engine(monkeypatch):
     """Adds an engine called "broken", or puts one in the place of another."""
 
     def add(run, name="broken"):
-        others = [e for e in engines.ENGINES if e.name != name]
-        monkeypatch.setattr(engines, "ENGINES", [*others, Engine(name, lambda call: None, run)])
+        changed = [*(e for e in engines.ENGINES if e.name != name), Engine(name, lambda call: None, run)]
+        monkeypatch.setattr(engines, "ENGINES", changed)
+        monkeypatch.setattr(engines, "_NAMES", ("auto", *(e.name for e in changed)))
 
     return add
 

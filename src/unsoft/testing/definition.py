@@ -95,8 +95,9 @@ class Definition:
     @property
     def logit_size(self) -> Tensor:
         """The size of a logit, and of its terms, which have random signs: the root of a sum of squares."""
-        terms: Tensor = self.scale * (self.q.square() @ self.k.square().mT).sqrt()
-        return terms + self.symbols["s"].abs() + self.bias.abs()
+        terms = self.scale * (self.q.square() @ self.k.square().mT).sqrt()
+        size: Tensor = terms + self.symbols["s"].abs() + self.bias.abs()
+        return size
 
     def _evaluate(self, expr: Expr) -> Tensor:
         return evaluate(expr, self.symbols).expand(self.visible.shape)
