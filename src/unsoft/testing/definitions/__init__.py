@@ -46,7 +46,7 @@ def definition_of(mechanism: str | Formula) -> Definition | None:
     """
     if isinstance(mechanism, Formula):
         return _pointwise(lambda layer: formulas.from_text(mechanism, dict(layer.values)))
-    *modifiers, (base, number) = [_PART.fullmatch(part.strip()).groups() for part in mechanism.split("+")]
+    *modifiers, (base, number) = [_name_and_number(part) for part in mechanism.split("+")]
     if base == "magnitude":
         modifiers, base = [*modifiers, ("magnitude", None)], "softmax"
     rewriting = [(name, argument) for name, argument in modifiers if name not in _AROUND]
@@ -55,6 +55,11 @@ def definition_of(mechanism: str | Formula) -> Definition | None:
     for name in reversed(around):
         found = None if found is None else _AROUND[name](found)
     return found
+
+
+def _name_and_number(part: str) -> tuple[str, str | None]:
+    match = _PART.fullmatch(part.strip())
+    return (match[1], match[2]) if match else (part, None)
 
 
 def _base(base: str, number: str | None, rewriting: list[tuple[str, str | None]]) -> Definition | None:

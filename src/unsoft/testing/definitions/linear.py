@@ -63,7 +63,8 @@ def retention(call: WrittenCall, layer: Any) -> Tensor:
 def decay(call: WrittenCall, layer: Any) -> Tensor:
     """d^(i-j)."""
     distance = (call.rows[:, None] - call.keys).clamp(min=0)
-    return layer.logit.to(call.query.dtype).sigmoid()[:, None, None] ** distance * _factor(call)
+    d: Tensor = layer.logit.to(call.query.dtype).sigmoid()[:, None, None]
+    return d**distance * _factor(call)
 
 
 def _factor(call: WrittenCall) -> Tensor:

@@ -20,7 +20,8 @@ def gpam(call: WrittenCall, layer: Any, formula: Pointwise) -> Tensor:
     mapped = (call.query @ layer.negative_map).relu(), call.query.relu() @ layer.negative_map
     negative = call.move(mapped[0] if layer.literal else mapped[1])
     first, second = (visible_part(formula(logits_of(call, q)), call.visible) for q in (call.query, negative))
-    return (1 + plus) * first - minus * second
+    weights: Tensor = (1 + plus) * first - minus * second
+    return weights
 
 
 def differential(call: WrittenCall, layer: Any, formula: Pointwise) -> tuple[Tensor, Tensor]:
@@ -45,11 +46,16 @@ def differential(call: WrittenCall, layer: Any, formula: Pointwise) -> tuple[Ten
 def differential2(call: WrittenCall, layer: Any, formula: Pointwise) -> Tensor:
     """A(q_2h) - sigmoid(l_h) A(q_2h+1), with l linear in the first query (Ye et al. 2026)."""
     weights = visible_part(formula(logits_of(call)), call.visible)
-    strength = (call.query[:, 0::2] @ layer.factor.weight + layer.factor.constant[:, None]).sigmoid()
+    strength = _sigmoid(call.query[:, 0::2], layer.factor)
     return weights[:, 0::2] - strength * weights[:, 1::2]
 
 
 def gate(call: WrittenCall, layer: Any) -> Tensor:
     """The factor (B, heads, R, 1) of "gated": sigmoid(q W + c) (Qiu et al. 2025)."""
     query = call.query[:, :: call.query.shape[1] // layer.place.heads]
-    return (query @ layer.factor.weight + layer.factor.constant[:, None]).sigmoid()
+    return _sigmoid(query, layer.factor)
+
+
+def _sigmoid(query: Tensor, factor: Any) -> Tensor:
+    logit: Tensor = query @ factor.weight + factor.constant[:, None]
+    return logit.sigmoid()
