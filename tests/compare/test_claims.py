@@ -5,9 +5,9 @@ import copy
 import pytest
 
 from tests.compare.tiny import record_of
-from unsoft.compare.subject import Subject
-from unsoft.compare.results import Results
+from unsoft.compare.run import Results
 from unsoft.compare.section import VERDICTS, conclusions, sections
+from unsoft.compare.subject import Subject
 
 ASKED = {
     "vanishing-gradient", "cog-sums", "deletion", "slower-collapse", "non-negativity", "repulsion", "entropy-neurons", "frequency-neurons",

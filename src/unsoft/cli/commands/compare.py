@@ -14,6 +14,8 @@ from unsoft.cli.terminal import INTERRUPTED, cell, console, note, progress, say,
 
 if TYPE_CHECKING:
     from unsoft.compare.run import Answer, Job
+    from unsoft.compare.section import Request
+    from unsoft.compare.store import Store
 
 _MARKS = {"yes": "●", "partly": "◐", "no": "○", "not run": " "}
 
@@ -98,7 +100,7 @@ def command(
             raise typer.Exit(1)
 
 
-def _check_sections(request: Any, only: list[str]) -> None:
+def _check_sections(request: Request, only: list[str]) -> None:
     """Wrong names of sections, and sections that need another option."""
     from unsoft.compare.section import CLAIMS, sections
 
@@ -109,18 +111,26 @@ def _check_sections(request: Any, only: list[str]) -> None:
             raise typer.BadParameter(
                 f"there is no section {name!r}; there are {there}", param_hint="'--only'"
             )
-        section = known.get(name)
-        if section is not None and section.needs and section.jobs and not section.jobs(request):
-            raise typer.BadParameter(f"the section {name!r} needs {section.needs}", param_hint="'--only'")
+        needs = known[name].needs if name in known else ""
+        if needs and not getattr(request, needs):
+            raise typer.BadParameter(f"the section {name!r} needs --{needs}", param_hint="'--only'")
 
 
-def _write(out: Path, request: Any, answers: list[Answer], finished: bool, store: Any) -> None:
+def _write(out: Path, request: Request, answers: list[Answer], finished: bool, store: Store) -> None:
     from unsoft.compare.output import PAGE, RECORD, record, views_of, write
-    from unsoft.compare.results import Results
+    from unsoft.compare.run import Results
     from unsoft.report.comparison.page import provenance
 
     line = shlex.join(["unsoft", *sys.argv[1:]])
-    content = record(request.subjects, answers, request.level, finished=finished, command=line, out=str(out))
+    content = record(
+        request.subjects,
+        answers,
+        request.level,
+        finished=finished,
+        command=line,
+        out=str(out),
+        model=request.model,
+    )
     views = views_of(Results(content))
     counts = write(out, content, views, request.subjects, store, say)
     _print_scoreboard(content)

@@ -8,8 +8,7 @@ import torch
 
 from unsoft import measure
 from unsoft.compare.level import Level
-from unsoft.compare.results import Results
-from unsoft.compare.run import Job
+from unsoft.compare.run import Job, Results
 from unsoft.compare.section import CLAIMS, SURVEY, Claim, Finding, Section, grade, job
 from unsoft.formula import Formula
 from unsoft.mechanisms.registry import resolve_formula
