@@ -6,7 +6,7 @@ import json
 import pytest
 
 from tests.compare.test_model import save
-from unsoft.compare import run as running
+from unsoft.compare import jobs as running
 from unsoft.compare.sections import hijack, sign
 
 SWISH = "name=mine;weight=s*exp(s - m);mass=abs(s)*exp(s - m);peak=s"

@@ -9,7 +9,7 @@ from transformers import BertTokenizer
 
 import unsoft
 from tests.hf.inspection.tiny import tiny
-from unsoft.compare.run import Results, run
+from unsoft.compare.jobs import Results, run
 from unsoft.compare.sections import model
 from unsoft.compare.sections.model import Model, perplexities
 from unsoft.compare.store import Store

@@ -7,13 +7,15 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 import unsoft
-from tests.compare.tiny import TINY
+from tests.compare.tiny import TINY, record_of
 from unsoft.cli import main
 from unsoft.compare import sections
 from unsoft.compare.section import Section
 from unsoft.compare.section import sections as all_sections
+from unsoft.compare.subject import Subject
 
 OWN = '''
 """How heavy is the first of three equal keys?"""
@@ -112,6 +114,17 @@ def test_a_new_section_is_one_file(own, tmp_path, monkeypatch, capsys):
     sys.modules.pop("unsoft.compare.sections.first")
     code, text = compare(monkeypatch, capsys, *arguments)
     assert "all by this run" in text and "0.167" in text, "its code is part of the question"
+
+
+def test_the_section_that_the_docs_show(tmp_path, monkeypatch):
+    page = (Path(__file__).parents[2] / "docs" / "compare.md").read_text()
+    (tmp_path / "heaviest.py").write_text(page.partition("```python\n")[2].partition("```")[0])
+    monkeypatch.setattr(sections, "__path__", [*sections.__path__, str(tmp_path)])
+    record = record_of([Subject("softmax", "softmax")], tmp_path / "store", ["heaviest"])
+    sys.modules.pop("unsoft.compare.sections.heaviest")
+    value = record["scoreboard"][0]["cells"]["heaviest"]["value"]
+    q, k = torch.randn(2, 1, 4, 64, generator=torch.Generator().manual_seed(0))
+    assert value == pytest.approx(float(torch.softmax(q @ k.mT / 8, -1).max()), rel=1e-5)
 
 
 def test_every_section_of_ours_is_complete():

@@ -14,8 +14,8 @@ from typing import Any
 import torch
 
 from unsoft.bench.record import load, machine, versions
+from unsoft.compare.jobs import Answer, Results
 from unsoft.compare.level import Level
-from unsoft.compare.run import Answer, Results
 from unsoft.compare.section import conclusions, sections
 from unsoft.compare.store import Store, code_digest, key_of
 from unsoft.compare.subject import Subject

@@ -10,8 +10,8 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from unsoft.compare import sections as folder
+from unsoft.compare.jobs import Job, Missing, Results, Rows
 from unsoft.compare.level import Level
-from unsoft.compare.run import Job, Missing, Results, Rows
 from unsoft.compare.store import outside_digest
 from unsoft.compare.subject import Subject
 
@@ -220,7 +220,7 @@ def _judged(claim: Claim, section: Section, results: Results, level: str, out: s
 
 
 def command_again(arguments: str, level: str, out: str) -> str:
-    """Measures the same anew, at the level of the run and beside its folder, so that the page one reads stays.
+    """Measures the same again, at the level of the run and beside its folder, so that the page one reads stays.
 
     >>> command_again("cog --only sign", "quick", "my report")
     "unsoft compare cog --only sign --quick --again --out 'my report-again'"

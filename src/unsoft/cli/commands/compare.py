@@ -13,7 +13,7 @@ from unsoft.cli.arguments import check_drawing, check_folder, read_formula
 from unsoft.cli.terminal import INTERRUPTED, cell, console, note, progress, say, show_table, warn_if_busy
 
 if TYPE_CHECKING:
-    from unsoft.compare.run import Answer, Job
+    from unsoft.compare.jobs import Answer, Job
     from unsoft.compare.section import Request
     from unsoft.compare.store import Store
 
@@ -47,7 +47,7 @@ def command(
         ),
     ] = None,
     again: Annotated[
-        bool, typer.Option("--again", help="Measure everything anew, whatever earlier runs have kept.")
+        bool, typer.Option("--again", help="Measure everything again, whatever earlier runs have kept.")
     ] = False,
     out: Annotated[
         Path, typer.Option(help="Folder for the page, its data (JSON, CSV) and figures (PNG, SVG).")
@@ -66,8 +66,8 @@ def command(
     own = [read_formula(text) for text in formula or []]
     check_drawing()
     check_folder(out)
+    from unsoft.compare.jobs import run
     from unsoft.compare.level import FULL, QUICK, STANDARD
-    from unsoft.compare.run import run
     from unsoft.compare.section import Request, plan
     from unsoft.compare.store import Store, default_folder
     from unsoft.compare.subject import default_names, subjects_of
@@ -89,7 +89,7 @@ def command(
     _write(out, request, answers, finished, store)
     if any(answer.disturbed for answer in answers):
         note(
-            "other programs used the machine while times were taken; they are shown, but the next run takes them anew"
+            "other programs used the machine while times were taken; they are shown, but the next run takes them again"
         )
     if not finished:
         note("interrupted; the page shows what was measured until then, the next run goes on from there")
@@ -117,8 +117,8 @@ def _check_sections(request: Request, only: list[str]) -> None:
 
 
 def _write(out: Path, request: Request, answers: list[Answer], finished: bool, store: Store) -> None:
+    from unsoft.compare.jobs import Results
     from unsoft.compare.output import PAGE, RECORD, record, views_of, write
-    from unsoft.compare.run import Results
     from unsoft.report.comparison.page import provenance
 
     line = shlex.join(["unsoft", *sys.argv[1:]])
@@ -143,7 +143,7 @@ def _write(out: Path, request: Request, answers: list[Answer], finished: bool, s
         }
         if part.rows:
             show_table(columns, [[cell(row[name]) for name in names] for row in part.rows], box=False)
-    typer.echo(f"{provenance(content['answers'])} (--again measures anew)")
+    typer.echo(f"{provenance(content['answers'])} (--again measures everything again)")
     typer.echo(f"{out / PAGE}: the page\n{out / RECORD}: everything measured")
     typer.echo(
         f"{out / 'data'}: {counts['tables']} tables\n{out / 'figures'}: {counts['figures']} figures as PNG and SVG"

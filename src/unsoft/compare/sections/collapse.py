@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from unsoft import measure
+from unsoft.compare.jobs import Job, Missing, Results
 from unsoft.compare.level import Level
-from unsoft.compare.run import Job, Missing, Results
 from unsoft.compare.section import SURVEY, Claim, Column, Finding, Request, Section, grade, job
 from unsoft.compare.subject import Subject
 from unsoft.report.comparison.page import Control

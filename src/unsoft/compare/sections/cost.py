@@ -16,8 +16,8 @@ from unsoft.bench.memory import peak, reset_peak
 from unsoft.bench.probe import run_probe
 from unsoft.bench.record import machine
 from unsoft.bench.timing import interleaved
+from unsoft.compare.jobs import Job, Missing, Results
 from unsoft.compare.level import Level
-from unsoft.compare.run import Job, Missing, Results
 from unsoft.compare.section import ROSIC, Claim, Column, Finding, Request, Section, grade, job
 from unsoft.compare.subject import WIDTH, Subject
 from unsoft.formula import Formula

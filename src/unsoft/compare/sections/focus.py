@@ -10,8 +10,8 @@ from typing import Any
 import torch
 
 from unsoft import measure, theory
+from unsoft.compare.jobs import Job, Missing, Results
 from unsoft.compare.level import Level
-from unsoft.compare.run import Job, Missing, Results
 from unsoft.compare.section import SU, Claim, Column, Finding, Request, Section, grade, job
 from unsoft.compare.subject import WIDTH, Subject
 from unsoft.report.comparison.page import Control

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 
 from unsoft import theory
+from unsoft.compare.jobs import Job, Results
 from unsoft.compare.level import Level
-from unsoft.compare.run import Job, Results
 from unsoft.compare.section import CLAIMS, ROSIC, Claim, Column, Finding, Request, Section, grade, job
 from unsoft.compare.subject import WIDTH, Subject
 from unsoft.formula import Formula

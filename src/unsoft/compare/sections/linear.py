@@ -10,8 +10,8 @@ from typing import Any
 import torch
 
 from unsoft import measure, theory
+from unsoft.compare.jobs import Job, Results
 from unsoft.compare.level import Level
-from unsoft.compare.run import Job, Results
 from unsoft.compare.section import CLAIMS, SU, Claim, Finding, Section, grade, job
 from unsoft.compare.sections.focus import measured_sparsity
 from unsoft.compare.subject import Subject

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from unsoft.compare.run import Job, Results, Rows
+from unsoft.compare.jobs import Job, Results, Rows
 from unsoft.compare.section import Column, Request, Section
 from unsoft.compare.store import code_digest, folder_digest
 from unsoft.compare.subject import Subject

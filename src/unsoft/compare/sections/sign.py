@@ -9,8 +9,8 @@ from typing import Any
 import torch
 
 from unsoft import measure
+from unsoft.compare.jobs import Job, Results, Rows
 from unsoft.compare.level import Level
-from unsoft.compare.run import Job, Results, Rows
 from unsoft.compare.section import SURVEY, Claim, Column, Finding, Request, Section, grade, job
 from unsoft.compare.subject import WIDTH, Subject
 from unsoft.report.comparison.page import Part

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from unsoft.compare.jobs import Job, Results
 from unsoft.compare.level import Level
-from unsoft.compare.run import Job, Results
 from unsoft.compare.section import CLAIMS, ROSIC, Claim, Finding, Request, Section, grade, job
 from unsoft.errors import SolverError
 from unsoft.magnitude import weighting
