@@ -25,10 +25,9 @@ from unsoft.bench.memory import peak, reset_peak
 from unsoft.bench.probe import run_probe
 from unsoft.bench.record import machine, write_json
 from unsoft.bench.timing import interleaved
-from unsoft.magnitude.centres import Centres
 from unsoft.magnitude.points import checked_points
 from unsoft.magnitude.prefix import arrival_weights
-from unsoft.magnitude.streaming import CENTRES, CHUNK, streamed_weights
+from unsoft.magnitude.streaming import CHUNK, streamed_weights
 
 HEADS, WIDTH, ROUNDS = 8, 64, 7
 EPS = 0.1
@@ -99,7 +98,18 @@ def attention_figures() -> list[dict]:
             solver="lowrank",
         ),
         attention_figure(
-            "causal arrival, exact, 1024, forward + backward", 5.0, 1024, is_causal=True, training=True
+            "causal arrival, exact, 1024, forward + backward",
+            2.5,
+            1024,
+            is_causal=True,
+            training=True,
+            causal="arrival",
+        ),
+        attention_figure(
+            "causal auto (the default), 4096, forward", 5.0, 4096, is_causal=True, training=False
+        ),
+        attention_figure(
+            "causal auto (the default), 1024, forward + backward", 2.5, 1024, is_causal=True, training=True
         ),
         attention_figure(
             "causal streaming, 4096, forward + backward",
@@ -159,7 +169,7 @@ def linear_operator_cg(keys: Tensor, t: float, eps: float, tolerance: float) -> 
 
 
 def stream_figures(n: int = 2048) -> list[dict]:
-    """How far the streaming gates are from the exact ones (sigmoid(w), the document's start)."""
+    """How far the streaming gates are from the exact ones (sigmoid(w), the default start)."""
     figures = []
     for noise, number, t in itertools.product((0.02, 0.1), (16, 32, 64), (1.0, 2.0, 4.0)):
         keys, label = crowds(2, n, number, noise=noise, spread=2.0)
@@ -186,7 +196,52 @@ def both_weights(keys: Tensor, t: float) -> tuple[Tensor, Tensor]:
     """Arrival weights, exact in float64 and streamed in float32."""
     points = checked_points(keys, t, None, "benchmark")
     exact = arrival_weights(points.x.double(), None, points.ones.double(), EPS)
-    return exact, streamed_weights(points.x, None, EPS, Centres.none(points.x, CENTRES), CHUNK)[0].double()
+    return exact, streamed_weights(points.x, None, EPS).double()
+
+
+def default_decode_figures() -> list[dict]:
+    """One token in the default form, whole step, against the attention of one query to as many keys; and prefill with a cache."""
+    figures = []
+    for context, at_most in (
+        (256, 4.0),
+        (1024, 3.0),
+        (4096, 2.0),
+    ):  # each the end of a chunk: 256 + 4 or 20 times 192
+        layer = unsoft.mechanism("magnitude", heads=HEADS, head_dim=WIDTH)
+        q, k, v = (torch.randn(1, HEADS, context, WIDTH) for _ in range(3))
+        token = [torch.randn(1, HEADS, 1, WIDTH) for _ in range(3)]
+        cache = layer.new_cache(1)
+        with torch.no_grad():
+            layer(q, k, v, cache=cache)
+
+            start = cache.length, cache.arriving.state, cache.arriving.window.length
+
+            def ours(layer=layer, token=token, cache=cache, start=start) -> None:
+                """A chunk of steps, with the work at its end, after which the cache is put back to where it was."""
+                for _ in range(CHUNK):
+                    layer(*token, cache=cache)
+                cache.length = cache.inner.length = start[0]
+                cache.arriving.state, cache.arriving.window.length = start[1:]
+
+            def sdpa(q=token[0], k=k, v=v) -> None:
+                for _ in range(CHUNK):
+                    scaled_dot_product_attention(q, k, v)
+
+            seconds = interleaved({"ours": ours, "sdpa": sdpa}, rounds=ROUNDS, seconds=2.0)
+        taken = {name: min(times) for name, times in seconds.items()}
+        what = f"causal auto (the default), decode at {context}"
+        figures.append({"what": what, "measured": taken["ours"] / taken["sdpa"], "at_most": at_most})
+    held = (cache.nbytes - cache.inner.nbytes) / 2**20
+    figures.append({"what": f"{what}: MB held beside keys and values", "measured": held, "at_most": 8.0})
+
+    def prefill() -> None:
+        with torch.no_grad():
+            layer(q, k, v, cache=layer.new_cache(1))
+
+    calls = {"ours": prefill, "sdpa": lambda: scaled_dot_product_attention(q, k, v, is_causal=True)}
+    taken = {name: min(times) for name, times in interleaved(calls, rounds=ROUNDS, seconds=2.0).items()}
+    what = f"causal auto (the default), prefill of {context} with a cache"
+    return [*figures, {"what": what, "measured": taken["ours"] / taken["sdpa"], "at_most": 5.0}]
 
 
 def decode_figures() -> list[dict]:
@@ -248,7 +303,10 @@ def main() -> int:
         memory_probe(chosen.memory)
         return 0
     figures = []
-    for part in (attention_figures, one_set_figures, memory_figures, decode_figures, stream_figures):
+    parts = (
+        attention_figures, default_decode_figures, one_set_figures, memory_figures, decode_figures, stream_figures,
+    )  # fmt: skip
+    for part in parts:
         for figure in part():
             figures.append(figure)
             print(_line(figure), flush=True)

@@ -5,7 +5,7 @@ import torch
 
 import unsoft
 from unsoft.mechanisms import formulas
-from unsoft.mechanisms.registry import Plan, resolve
+from unsoft.mechanisms.core.spec import Plan
 from unsoft.testing import family
 from unsoft.testing.battery import THEMES
 
@@ -45,7 +45,9 @@ FAMILIES = [name for name, found in unsoft.mechanisms().items() if isinstance(fo
     "name", [*FAMILIES, "gated+softmax", "gated+logn+gpam", "gated+linear-relu", "performer(32)"]
 )
 def test_contract_of_modules(name):
-    report = unsoft.testing.check_mechanism(name)
+    """Their sizes have a test of their own: tests/testing/test_sizes.py."""
+    themes = [theme for theme in family.FAMILY_THEMES if theme != "sizes"]
+    report = unsoft.testing.check_mechanism(name, only=themes)
     assert len(report.rows) == len(family.PROPERTIES) and all(row.cases for row in report.rows)
 
 
@@ -78,10 +80,12 @@ def test_a_broken_module_is_rejected(monkeypatch, defect):
 
     monkeypatch.setattr(Gpam, "attend", wrong)
     with pytest.raises(unsoft.errors.MechanismError, match="parity: fast form"):
-        unsoft.testing.check_mechanism("gpam")
+        unsoft.testing.check_mechanism("gpam", only="parity")
 
 
-def test_modules_have_no_engines_to_choose():
-    assert isinstance(resolve("gpam"), Plan)
-    with pytest.raises(ValueError, match="is a module"):
-        unsoft.testing.check_mechanism("gpam", engines=["dense"])
+def test_options_are_for_modules_and_themes_are_known():
+    assert unsoft.testing.check_mechanism("gpam", only="parity", options={"tied": True}).ok
+    with pytest.raises(ValueError, match="options: 'cog' is a formula"):
+        unsoft.testing.check_mechanism("cog", options={"tied": True})
+    with pytest.raises(ValueError, match="unknown theme 'dropout'"):
+        unsoft.testing.check_mechanism("gpam", only="dropout")

@@ -2,6 +2,8 @@
 
 import importlib.util
 import json
+import sys
+import types
 import xml.etree.ElementTree
 from pathlib import Path
 
@@ -10,6 +12,7 @@ import torch
 import unsoft
 from unsoft.cli.mechanism_page import mechanism_page
 from unsoft.mechanisms import formulas
+from unsoft.tasks import registry
 
 DOCS = Path(__file__).parents[1] / "docs"
 
@@ -52,3 +55,14 @@ def test_picture_reads_the_benchmark_record(tmp_path):
     assert picture_script().measured_ratios(record) == {"cog": 1.0}
     assert "1.00x" in picture_script().picture({"cog": 1.0})
     assert picture_script().measured_ratios(tmp_path / "none.json") == {}
+
+
+def test_training_page_lists_every_task_and_runs(monkeypatch):
+    page = (DOCS / "training.md").read_text()
+    listed = page.partition("<!-- tasks -->\n")[2].partition("<!-- end -->")[0]
+    assert listed == "".join(f"| {name} | {kind.tells} |\n" for name, kind in unsoft.tasks.tasks().items())
+    monkeypatch.setattr(registry, "_registered", dict(registry._registered))  # the page registers a task
+    for number, source in enumerate(page.split("```python\n")[1:]):
+        module = types.ModuleType(f"training_page_{number}")
+        monkeypatch.setitem(sys.modules, module.__name__, module)  # dataclasses look their module up
+        exec(compile(source.partition("```")[0], "training.md", "exec"), module.__dict__)

@@ -12,11 +12,11 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from unsoft import errors, hf, magnitude, measure, nn, testing, theory
+    from unsoft import errors, hf, magnitude, measure, nn, tasks, testing, theory, training
     from unsoft.attention import attention
     from unsoft.formula import Formula
-    from unsoft.mechanisms import mechanisms
-    from unsoft.mechanisms.build import mechanism
+    from unsoft.mechanisms import mechanisms, register
+    from unsoft.mechanisms.core.build import mechanism
 
 __version__ = "0.1.0"
 __all__ = [
@@ -29,15 +29,19 @@ __all__ = [
     "mechanism",
     "mechanisms",
     "nn",
+    "register",
+    "tasks",
     "testing",
     "theory",
+    "training",
 ]
 
 _HOME = {
     "Formula": "unsoft.formula",
     "attention": "unsoft.attention",
-    "mechanism": "unsoft.mechanisms.build",
+    "mechanism": "unsoft.mechanisms.core.build",
     "mechanisms": "unsoft.mechanisms",
+    "register": "unsoft.mechanisms",
 }
 """The modules of the names that are not modules themselves."""
 

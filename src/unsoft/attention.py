@@ -8,7 +8,7 @@ from unsoft.engines import check_name
 from unsoft.engines.run import run_formula
 from unsoft.formula import Formula
 from unsoft.mechanisms import resolve
-from unsoft.mechanisms.build import mechanism_like
+from unsoft.mechanisms.core.build import mechanism_like
 
 
 def attention(
@@ -76,7 +76,7 @@ def attention(
     positions
         The symbols i and j of a formula: a pair of tensors, (..., L) for the queries and (..., S) for the keys, with or
         without batch dimensions. By default keys count from 0 and queries as ``is_causal`` aligns them, from 0 without
-        it. Who sees whom does not depend on them. Mechanisms that know distances only, retention and cosformer, refuse
+        it. Who sees whom does not depend on them. Mechanisms that know distances only, retention and decay, refuse
         positions that are not consecutive.
 
     A row that may see nothing outputs exact zeros. What is masked cannot be felt, even if it is NaN; a NaN or
@@ -88,21 +88,17 @@ def attention(
     (True, True)
     """
     check_name(engine)
-    options = {
-        "attn_mask": attn_mask,
-        "dropout_p": dropout_p,
-        "is_causal": is_causal,
-        "scale": scale,
-        "enable_gqa": enable_gqa,
-        "engine": engine,
-        "return_weights": return_weights,
-        "positions": positions,
-    }
     found = resolve(mechanism)
     if isinstance(found, Formula):
-        return run_formula(query, key, value, found, params=params, **options)
+        return run_formula(
+            query, key, value, found, attn_mask, dropout_p, is_causal, scale, enable_gqa,
+            engine=engine, return_weights=return_weights, params=params, positions=positions,
+        )  # fmt: skip
     if params is not None:
         raise ValueError(
             f"attention: argument 'params' is for formulas; make a module of {found.name!r} with unsoft.mechanism(...)"
         )
-    return mechanism_like(found, query, key, value)(query, key, value, **options)
+    return mechanism_like(found, query, key, value)(
+        query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa,
+        engine=engine, return_weights=return_weights, positions=positions,
+    )  # fmt: skip

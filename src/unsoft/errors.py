@@ -27,3 +27,15 @@ class SolverError(ArithmeticError):
 
 class ConvergenceWarning(UnsoftWarning):
     """A linear system inside a gradient was not solved to the accuracy asked for."""
+
+
+class PluginWarning(UnsoftWarning):
+    """A package that brings mechanisms (entry points ``unsoft.mechanisms``) could not be loaded; the others are there."""
+
+
+class DivergenceError(ArithmeticError):
+    """The loss of a training run is not a number any more; checkpoints from before are kept."""
+
+
+class Interrupted(KeyboardInterrupt):
+    """A training run was stopped by Ctrl-C or SIGTERM, after it had saved itself; the same call goes on from there."""

@@ -1,4 +1,8 @@
-"""Layers around one mechanism: projections, heads and masks, no mathematics of attention."""
+"""Layers around one mechanism: projections, heads and masks, no mathematics of attention.
+
+Mechanisms of your own are subclasses of ``Mechanism``, or of ``WrittenOut`` if all you want to write is their weights; see
+:func:`unsoft.register`.
+"""
 
 from __future__ import annotations
 
@@ -9,8 +13,12 @@ from torch import Tensor, nn
 from torch.nn.functional import linear, pad
 
 from unsoft.formula import Formula
-from unsoft.mechanisms.build import mechanism as build_mechanism
-from unsoft.mechanisms.cache import Cache
+from unsoft.mechanisms.core.build import mechanism as build_mechanism
+from unsoft.mechanisms.core.cache import Cache
+from unsoft.mechanisms.core.module import Inputs, Mechanism, Place
+from unsoft.mechanisms.core.written import WrittenOut
+
+__all__ = ["Inputs", "Mechanism", "MultiheadAttention", "Place", "WrittenOut"]
 
 
 class MultiheadAttention(nn.MultiheadAttention):

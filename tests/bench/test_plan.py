@@ -5,6 +5,7 @@ import torch
 
 import unsoft
 from unsoft.bench import gate, memory, peers, plan
+from unsoft.bench import steps as decoding
 from unsoft.bench.plan import FULL, QUICK, STANDARD, choose, steps
 from unsoft.bench.probe import ProbeError, run_probe
 from unsoft.bench.workload import Workload
@@ -46,11 +47,39 @@ def test_special_shapes_are_those_of_the_bars():
     assert shapes["small"] == (16, 12, 128, "float32")
     assert shapes["decode"] == (8, 8, 8192, "float32")
     assert shapes["bfloat16"][3] == "bfloat16"
+    assert [w.keys for w, _ in contests(STANDARD) if w.group == "decode" and w.batch == 1] == [64, 256, 1024]
+
+
+def test_every_step_of_decoding_has_a_bar(compiled):
+    titles = [step.title for step in steps(STANDARD) if "step at" in step.title]
+    assert titles == [f"decode, {name}, step at {position}" for name, position in decoding.STEPS]
+    assert {name for name, _ in decoding.STEPS} == {
+        "cog",
+        "gpam",
+        "linear-relu",
+        "cosformer",
+        "retention",
+        "magnitude",
+    }
+
+
+@pytest.mark.parametrize("name", ["cog", "linear-relu", "gpam"])
+def test_a_step_is_measured_if_it_is_right(name):
+    sdpa, own = decoding.measure_step(name, 20, rounds=1)
+    assert (sdpa.engine, own.engine, own.workload.label) == ("sdpa", "module", "step at 20")
+    assert own.ratio == own.seconds / sdpa.seconds and own.error < 1e-5
+
+
+def test_a_wrong_step_has_no_time(monkeypatch):
+    monkeypatch.setattr(decoding, "_whole", lambda name, q, k, v, position: torch.zeros(1, 8, 9, 64))
+    _, own = decoding.measure_step("cog", 20, rounds=1)
+    assert own.ratio is None and own.seconds is None
 
 
 def test_mechanisms_and_groups_can_be_chosen(compiled):
     chosen = choose(steps(QUICK, ["relu", "relu"]), ["decode", "startup"])
-    assert [step.group for step in chosen] == ["compile", "decode", "startup", "startup"]
+    assert list(dict.fromkeys(step.group for step in chosen)) == ["compile", "decode", "startup"]
+    assert not any("step at" in step.title for step in chosen), "only what was asked for"
     assert chosen[0].title == "compiling 1 formulas"
     with pytest.raises(ValueError, match="unknown name 'cogg'"):
         steps(QUICK, ["cogg"])

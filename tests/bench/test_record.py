@@ -49,6 +49,18 @@ def test_training_and_other_groups_are_judged_apart():
     assert found["native: bfloat16, forward + backward, slowest"] == (1.05, True)
 
 
+def test_decoding_is_judged_by_length_and_by_mechanism():
+    decode = {"group": "decode", "queries": 1}
+    results = [timing("cog", 1.7, keys=64, **decode), timing("cog", 1.7, keys=256, **decode)]
+    results.append(timing("magnitude", 2.5, engine="module", keys=1024, mode="step", **decode))
+    found = verdicts(results)
+    assert found["native: decoding at 64, slowest"] == (1.7, True)
+    assert found["native: decoding at 256, slowest"] == (1.7, False)
+    assert found["native: decoding, slowest"] == (None, None)
+    assert found["magnitude: step of decoding at 1024"] == (2.5, True)
+    assert found["magnitude: step of decoding at 256"] == (None, None)
+
+
 def test_a_wrong_result_takes_the_whole_bar_away():
     bar = bars([SDPA, timing("cog", 0.5), timing("relu", None)])[0]
     assert (bar.measured, bar.passed) == (None, None)
@@ -83,7 +95,8 @@ def test_tables_show_ratios_and_name_wrong_results():
         timing("relu", None),
         timing("softmax", 3.0, engine="dense PyTorch"),
     ]
-    results += [replace(SDPA, workload=replace(MAIN, group="decode")), timing("relu", None, group="decode")]
+    decode = {"group": "decode", "queries": 1, "keys": 8192}
+    results += [replace(SDPA, workload=replace(MAIN, **decode)), timing("relu", None, **decode)]
     tables = {grid.title: grid for grid in grids(results)}
     main = tables["forward, time relative to SDPA"]
     assert main.header == ["engine", "mechanism", "512"]

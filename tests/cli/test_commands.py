@@ -114,7 +114,19 @@ def test_a_reader_that_stops_early_causes_no_traceback(command, environment):
         assert b"Traceback" not in process.stderr.read()
 
 
-COMMANDS = ["compare", "list", "bench", "swap", "theory", "inspect", "cache", "cache info", "cache clear"]
+COMMANDS = [
+    "compare",
+    "list",
+    "bench",
+    "swap",
+    "tasks",
+    "theory",
+    "train",
+    "inspect",
+    "cache",
+    "cache info",
+    "cache clear",
+]
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ import torch
 
 import unsoft
 from unsoft.hf.softcap import capped
-from unsoft.mechanisms.registry import resolve
+from unsoft.mechanisms.core.registry import resolve
 
 
 def normalised(weight, mass, extra=0.0):

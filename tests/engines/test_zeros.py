@@ -55,3 +55,14 @@ def test_comparisons_of_row_quantities_compile(text):
             unsoft.attention(q, k, v, formula, is_causal=causal, engine=e) for e in ("dense", "native")
         )
         torch.testing.assert_close(native, dense, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize(("dtype", "size"), [(torch.float32, 1e-41), (torch.float64, 1e-311)])
+def test_a_normaliser_whose_inverse_overflows_counts_as_zero(dtype, size, engine):
+    q = torch.ones(1, 1, 1, 1, dtype=dtype, requires_grad=True)
+    k = (size * torch.tensor([1.0, -2.0, 3.0, 0.0], dtype=dtype)).view(1, 1, 4, 1).requires_grad_()
+    v = torch.eye(4, dtype=dtype).view(1, 1, 4, 4).requires_grad_()
+    out = unsoft.attention(q, k, v, "softpick", scale=1.0, engine=engine)
+    assert (out == 0).all()
+    assert all((x == 0).all() for x in torch.autograd.grad(out.sum(), (q, k, v)))

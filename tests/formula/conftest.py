@@ -26,6 +26,8 @@ _OPS = {
     "sigmoid": lambda a: 1 / (1 + mpmath.exp(-a)),
     "relu": lambda a: max(a, mpmath.mpf(0)),
     "erf": mpmath.erf,
+    "softplus": lambda a: mpmath.log1p(mpmath.exp(a)),
+    **{name: getattr(mpmath, name) for name in ("log1p", "sin", "cos", "sinh", "cosh")},
     "where": lambda c, a, b: a if c else b,
     "lt": lambda a, b: a < b,
     "le": lambda a, b: a <= b,

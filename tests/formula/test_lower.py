@@ -3,7 +3,7 @@
 import pytest
 
 from unsoft.formula import Instruction, derivative, lower, parse
-from unsoft.formula.expr import ARITY
+from unsoft.formula.operation import OPERATIONS
 from unsoft.mechanisms import formulas
 
 
@@ -48,8 +48,8 @@ def test_every_mechanism_is_in_order_and_deterministic(name):
     assert lower(outputs) == (instructions, results)
     known = {"s", "m", "n", "i", "j"}
     for target, op, args in instructions:
-        assert op in ARITY and op != "pow"
-        assert len(args) == ARITY[op]
+        assert op in OPERATIONS and op != "pow"
+        assert len(args) == OPERATIONS[op].arity
         assert all(isinstance(a, float) or a in known for a in args)
         assert any(isinstance(a, str) for a in args)
         assert target not in known

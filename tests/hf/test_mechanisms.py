@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import unsoft
-from unsoft.mechanisms.registry import names
+from unsoft.mechanisms.core.registry import names
 
 VARIANTS = [
     ("gated+cog", {}),

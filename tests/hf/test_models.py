@@ -105,6 +105,35 @@ def test_smollm2_is_swapped_generates_and_comes_back(smollm2, batch, tmp_path):
 
 
 @pytest.mark.pretrained
+@pytest.mark.parametrize("name", ["performer", "linear-exp", "cosformer", "softmax"])
+@torch.no_grad()
+def test_rows_sum_to_what_they_should_at_the_norms_of_a_real_model(smollm2, name):
+    """Values of 1 make every output the sum of its row, through the path that the model takes."""
+    model, tokenizer = smollm2
+    unsoft.hf.swap(model, name)
+    ids = tokenizer(f"{TEXT}. " * 6, return_tensors="pt").input_ids
+    assert ids.shape[1] > 129
+    sums, remove = [], []
+    for layer in model.model.layers:
+        swapped = layer.self_attn.unsoft
+
+        def ask(module, arguments):
+            query, key, value = arguments[:3]
+            ones = torch.ones_like(value)
+            sums.append(module.mechanism(query, key, ones, None, 0.0, True, enable_gqa=True)[..., 0])
+
+        remove.append(swapped.register_forward_pre_hook(ask))
+    model(ids, use_cache=False)
+    for handle in remove:
+        handle.remove()
+    sums = torch.stack(sums)
+    if name == "cosformer":  # a row whose rectified features meet no key's is 0
+        sums = sums[sums != 0]
+        assert len(sums) > 0.9 * 30 * 9 * ids.shape[1]
+    assert (sums - 1).abs().max() <= 1e-4
+
+
+@pytest.mark.pretrained
 def test_the_page_is_true(smollm2, monkeypatch, capsys):
     page = (Path(__file__).parents[2] / "docs" / "hf.md").read_text()
     monkeypatch.setattr(unsoft.hf, "load_model", lambda name: smollm2)

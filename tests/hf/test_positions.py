@@ -10,7 +10,7 @@ from transformers import AttentionInterface, AttentionMaskInterface, DynamicCach
 from transformers.masking_utils import sdpa_mask
 
 import unsoft
-from unsoft.mechanisms.module import Pointwise
+from unsoft.mechanisms.core.module import Pointwise
 
 FORMULAS = {
     "distance": (
@@ -166,29 +166,6 @@ def test_padded_prompts_in_pieces(model, batch, by_hand, kind, name, make, told)
         own = logits[0, : (LONG, SHORT)[b]]
         tolerance = 1e-9 if told else 1e-5  # rotary positions are computed in float32
         assert (found[b, -len(own) :] - own).abs().max() <= tolerance * own.abs().max()
-
-
-FAMILIES = [
-    "cosformer",
-    "retention",
-    "decay",
-    "performer",
-    "logn+softmax",
-    "logn+cog",
-    "linear-identity",
-    "softpick",
-]
-
-
-@pytest.mark.parametrize("kind", ["llama", "mistral"])
-@pytest.mark.parametrize("name", FAMILIES)
-def test_families_under_padding(model, texts, batch, kind, name):
-    swapped = unsoft.hf.swap(model(kind), name, init="paper")
-    found = swapped.generate(**batch, **NEW)
-    for b, text in enumerate(texts):
-        alone = swapped.generate(text, **NEW, use_cache=False)
-        steps = last_tokens(alone, 5)[0]
-        assert (last_tokens(found, 5)[b] - steps).abs().max() <= 1e-7 * steps.abs().max()
 
 
 def test_a_formula_of_gates_and_positions(model, texts, batch):

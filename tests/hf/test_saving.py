@@ -12,7 +12,7 @@ import torch
 import transformers
 
 import unsoft
-from unsoft.mechanisms.registry import names
+from unsoft.mechanisms.core.registry import names
 
 OWN = unsoft.Formula(
     weight="s*exp(tau*s - m)", mass="abs(s)*exp(tau*s - m)", peak="tau*s", params={"tau": 1.0}

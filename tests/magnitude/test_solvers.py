@@ -144,3 +144,55 @@ def test_sizes_around_a_tile(exact, n):
     expected_weights = exact(k, 1.5, 0.1)
     for solver in ("cg", "pcg", "lowrank", "cholesky"):
         assert relative(weighting(k, 1.5, 0.1, solver).weights, expected_weights) < 1e-8
+
+
+def crowded(kind, n=130, width=16):
+    """Keys (2, n, width) whose system conjugate gradients solve in a few steps."""
+    g = torch.Generator().manual_seed(0)
+    k = torch.randn(2, n, width, generator=g, dtype=torch.float64)
+    if kind == "seven places":
+        k = k[:, torch.arange(n) % 7]
+    elif kind == "one alone":
+        k[:, :-1] = k[:, :1]
+    elif kind == "far apart":
+        k = 3 * k
+    return k
+
+
+@pytest.mark.parametrize("kind", ["seven places", "one alone", "far apart"])
+@pytest.mark.parametrize(("dtype", "near"), [(torch.float32, 1e-4), (torch.float64, 1e-11)])
+def test_steps_beyond_convergence(kind, dtype, near):
+    """20 steps of what needs fewer: the solution, and its gradient, as dense algebra has it."""
+    keys = crowded(kind).to(dtype)
+    upstream = torch.randn(2, 130, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    ours, theirs = keys.clone().requires_grad_(), keys.double().requires_grad_()
+    found = weighting(ours, 1.0, 0.1, "cg", iterations=20)
+    assert found.status is Status.CONVERGED and found.iterations < 20
+    squares = (theirs[:, :, None] - theirs[:, None]).square().sum(-1) / 16
+    a = torch.exp(-squares) + 0.1 * torch.eye(130, dtype=torch.float64)
+    exact = torch.linalg.solve(a, torch.ones(2, 130, 1, dtype=torch.float64))[..., 0]
+    torch.testing.assert_close(
+        found.weights.double(), exact, rtol=0, atol=near * float(exact.detach().abs().max())
+    )
+    (x,) = torch.autograd.grad((found.weights * upstream.to(dtype)).sum(), ours)
+    (y,) = torch.autograd.grad((exact * upstream).sum(), theirs)
+    torch.testing.assert_close(x.double(), y, rtol=0, atol=near * float(y.abs().max()))
+
+
+def test_each_system_stops_by_itself():
+    """Side by side with one that has not converged: each has the gradient it has alone."""
+    keys = torch.stack([crowded("one alone")[0], crowded("random")[0]])
+    threads = torch.get_num_threads()
+    torch.set_num_threads(2)  # as many systems are solved side by side
+    try:
+        x = keys.clone().requires_grad_()
+        together = weighting(x, 4.0, 0.01, "cg", iterations=8).weights
+        (gradient,) = torch.autograd.grad(together.square().sum(), x)
+    finally:
+        torch.set_num_threads(threads)
+    for number, k in enumerate(keys):
+        k = k.clone().requires_grad_()
+        alone = weighting(k, 4.0, 0.01, "cg", iterations=8)
+        assert (alone.status is Status.CONVERGED) == (number == 0)
+        torch.testing.assert_close(together[number], alone.weights)
+        torch.testing.assert_close(gradient[number], *torch.autograd.grad(alone.weights.square().sum(), k))

@@ -7,8 +7,9 @@ import pytest
 import torch
 
 import unsoft
+from unsoft.mechanisms.core.registry import resolve
+from unsoft.mechanisms.core.spec import Plan
 from unsoft.mechanisms.differential import first_lambda
-from unsoft.mechanisms.registry import Plan, resolve
 
 FAMILIES = [name for name, found in unsoft.mechanisms().items() if isinstance(found, Plan)]
 COMPOSED = [
@@ -248,20 +249,9 @@ def test_decay_and_retention_weights():
     assert learnable.logit.grad.abs().min() > 0
 
 
-def test_cosformer_knows_its_limit_and_its_zero_rows():
+def test_cosformer_rows_without_features_are_zero():
     module = unsoft.mechanism("cosformer(8)", heads=1, head_dim=4)
     x = torch.rand(1, 1, 8, 4)
-    whole = module(x, x, x, is_causal=True)
-    longer = unsoft.mechanism("cosformer(8)", heads=1, head_dim=4)(
-        x[:, :, :5], x[:, :, :5], x[:, :, :5], is_causal=True
-    )
-    torch.testing.assert_close(whole[:, :, :5], longer)
-    with pytest.raises(ValueError, match="position 8 is beyond max_length = 8"):
-        module(torch.rand(1, 1, 9, 4), torch.rand(1, 1, 9, 4), torch.rand(1, 1, 9, 4))
-    cache = module.new_cache(1)
-    module(x, x, x, cache=cache)
-    with pytest.raises(ValueError, match="beyond max_length"):
-        module(x[:, :, :1], x[:, :, :1], x[:, :, :1], cache=cache)
     query = -x
     query.requires_grad_()
     out = module(query, x, x)
@@ -381,7 +371,7 @@ def test_segments_change_nothing(name, monkeypatch):
         return outs + list(torch.autograd.grad(outs[0].square().sum(), variables, allow_unused=True))
 
     whole = results()
-    monkeypatch.setattr(sys.modules["unsoft.mechanisms.linear"], "SEGMENT", 16)
+    monkeypatch.setattr(sys.modules["unsoft.mechanisms.core.linear"], "SEGMENT", 16)
     for a, b in zip(results(), whole, strict=True):
         torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-10)
 

@@ -9,8 +9,9 @@ import torch
 
 import unsoft
 from unsoft.magnitude import prefix_weighting, weighting
+from unsoft.mechanisms.core.registry import resolve
+from unsoft.mechanisms.core.spec import Plan, Wrapper
 from unsoft.mechanisms.magnitude import Magnitude
-from unsoft.mechanisms.registry import Plan, Wrapper, resolve
 from unsoft.testing.family import check_family
 
 BASES = [

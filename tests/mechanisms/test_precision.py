@@ -5,7 +5,7 @@ import pytest
 import torch
 
 import unsoft
-from unsoft.mechanisms.registry import resolve
+from unsoft.mechanisms.core.registry import resolve
 
 
 def over(weights, masses, extra=0):

@@ -5,8 +5,10 @@ import sys
 import pytest
 import torch
 
+import unsoft
 from unsoft.formula import Formula
-from unsoft.mechanisms import formulas, mechanisms, register, registry, resolve
+from unsoft.mechanisms import formulas, mechanisms, register, resolve, unregister
+from unsoft.mechanisms.core import registry
 
 
 @pytest.fixture
@@ -15,6 +17,7 @@ def own_registry(monkeypatch):
     registry.discover()
     monkeypatch.setattr(registry, "_registered", dict(registry._registered))
     monkeypatch.setattr(registry, "_made", dict(registry._made))
+    monkeypatch.setattr(registry, "_homes", dict(registry._homes))
     return registry
 
 
@@ -95,14 +98,102 @@ def test_bad_names(own_registry, name):
 
 
 def test_bad_mechanisms(own_registry):
-    with pytest.raises(TypeError, match="mechanism: expected a Formula or a function"):
+    with pytest.raises(TypeError, match="mechanism: expected a Formula, a function"):
         register("text", "exp(s)")
+    with pytest.raises(TypeError, match=r"must be a subclass of unsoft\.nn\.Mechanism"):
+        register("plain", torch.nn.Linear)
+    with pytest.raises(TypeError, match="unknown promise 'rowsum'"):
+        register("mine", Nearest, rowsum="1")
+    with pytest.raises(TypeError, match="are for classes"):
+        register("mine", Formula("s"), row_sum="free")
+
+
+class Nearest(unsoft.nn.WrittenOut):
+    """All weight on the key with the largest logit, times a learned number per head."""
+
+    def __init__(self, place, power: float = 1.0):
+        super().__init__(place)
+        self.size = torch.nn.Parameter(torch.full((place.heads, 1, 1), float(power)))
+
+    def weights(self, logits, visible):
+        best = (
+            logits.masked_fill(~visible, -torch.inf).argmax(-1, keepdim=True)
+            if logits.shape[-1]
+            else logits.long()
+        )
+        return torch.zeros_like(logits).scatter(-1, best, 1.0) * self.size
+
+
+def test_a_module_of_your_own_works_by_name_everywhere(own_registry):
+    register("nearest", Nearest, argument="power", signed=False, sparse=True, continuous=False)
+    assert mechanisms()["nearest"].summary.startswith("All weight on the key")
+    assert "nearest(power)" in str(mechanisms())
+    q, k, v = (torch.randn(2, 4, 9, 8) for _ in range(3))
+    out, weights = unsoft.attention(q, k, v, "nearest(0.5)", is_causal=True, return_weights=True)
+    torch.testing.assert_close(weights.sum(-1), torch.full((2, 4, 9), 0.5))
+    torch.testing.assert_close(out, weights @ v)
+    assert not unsoft.testing.check_mechanism("nearest", only=["decoding", "causality", "masking"]).failures
+    layer = unsoft.nn.MultiheadAttention(16, 2, mechanism="gated+nearest", batch_first=True)
+    assert layer(*(torch.randn(1, 5, 16) for _ in range(3)))[0].shape == (1, 5, 16)
+    with pytest.raises(ValueError, match="writes its weights out"):
+        unsoft.attention(q, k, v, "nearest", engine="native")
+    unregister("nearest")
+    with pytest.raises(ValueError, match="unknown name"):
+        resolve("nearest(0.5)")
+    with pytest.raises(ValueError, match="was not given by"):
+        unregister("cog")
+
+
+def test_a_saved_model_says_which_module_to_import(own_registry, tmp_path):
+    transformers = pytest.importorskip("transformers")
+    register("nearest", Nearest, argument="power", signed=False, sparse=True, continuous=False)
+    config = transformers.LlamaConfig(
+        vocab_size=9, hidden_size=8, intermediate_size=8, num_hidden_layers=2, num_attention_heads=2
+    )
+    model = unsoft.hf.swap(transformers.LlamaForCausalLM(config).eval(), "gated+nearest(2)")
+    model.save_pretrained(tmp_path)
+    ids = torch.arange(4)[None]
+    torch.testing.assert_close(unsoft.hf.load(tmp_path)(ids).logits, model(ids).logits)
+    unregister("nearest")
+    with pytest.raises(
+        ValueError, match=f"'nearest' is not registered; the module '{__name__}'.*import it first"
+    ):
+        unsoft.hf.load(tmp_path)
+
+
+class Entry:
+    """What importlib.metadata gives for an entry point."""
+
+    def __init__(self, name, load):
+        self.name, self.value, self.module, self.load = name, f"package:{name}", "package", load
+
+
+def test_packages_bring_mechanisms_by_entry_points(own_registry, monkeypatch):
+    def broken():
+        raise ImportError("no module named 'gone'")
+
+    entries = [
+        Entry("square", lambda: Formula("s**2")),
+        Entry("gone", broken),
+        Entry("nearest", lambda: Nearest),
+    ]
+    monkeypatch.setattr(own_registry, "_discovered", [])
+    monkeypatch.setattr(
+        own_registry.metadata, "entry_points", lambda group: entries if group == "unsoft.mechanisms" else []
+    )
+    with pytest.warns(
+        unsoft.errors.PluginWarning,
+        match="'gone' .* could not be loaded: ImportError: no module named 'gone'",
+    ):
+        assert {"square", "nearest"} <= set(mechanisms())
+    assert own_registry.foreign_homes("gated+square") == {"square": "package"}
+    assert unsoft.mechanism("nearest", heads=2, head_dim=4).size.shape == (2, 1, 1)
 
 
 def test_adding_a_file_is_enough(own_registry, monkeypatch, tmp_path):
     (tmp_path / "brandnew.py").write_text(
         "from unsoft.formula import Formula\n"
-        "from unsoft.mechanisms.registry import builtin\n"
+        "from unsoft.mechanisms.core.registry import builtin\n"
         "builtin('brandnew', Formula('abs(s)/n'))\n"
     )
     package = sys.modules["unsoft.mechanisms"]

@@ -9,6 +9,7 @@ from typing import Any
 from unsoft.bench.memory import Memory
 from unsoft.bench.plan import Result
 from unsoft.bench.startup import Startup
+from unsoft.bench.steps import STEPS
 from unsoft.bench.timing import Timing, geometric_mean
 
 
@@ -31,7 +32,7 @@ class Bar:
         return asdict(self) | {"passed": self.passed}
 
 
-_RATIOS: tuple[tuple[str, str, str, str, Callable[[Sequence[float]], float], float], ...] = (
+_RATIOS: tuple[tuple, ...] = (
     ("forward, geometric mean", "native", "main", "forward", geometric_mean, 0.90),
     ("forward, slowest", "native", "main", "forward", max, 1.05),
     ("forward + backward, geometric mean", "native", "main", "training", geometric_mean, 0.82),
@@ -41,7 +42,11 @@ _RATIOS: tuple[tuple[str, str, str, str, Callable[[Sequence[float]], float], flo
     ("small, forward, slowest", "native", "small", "forward", max, 1.15),
     ("small, forward + backward, slowest", "native", "small", "training", max, 1.15),
     ("bfloat16, forward + backward, slowest", "native", "bfloat16", "training", max, 1.10),
-    ("decoding, slowest", "native", "decode", "forward", max, 1.10),
+    ("decoding, slowest", "native", "decode", "forward", max, 1.10, "1 x 8192"),
+    *(
+        (f"decoding at {keys}, slowest", "native", "decode", "forward", max, limit, f"1 x {keys}")
+        for keys, limit in ((64, 1.8), (256, 1.3), (1024, 1.0))
+    ),
 )
 _LONG, _SHORT = 16384, 4096
 _LINEAR = 1.25  # four times the tokens may need this much more than four times the memory
@@ -54,6 +59,7 @@ def bars(results: Sequence[Result]) -> list[Bar]:
     seconds = {x.what: x.seconds for x in results if isinstance(x, Startup)}
     return [
         *(_ratio_bar(timings, *row) for row in _RATIOS),
+        *(_step_bar(timings, name, position, limit) for (name, position), limit in STEPS.items()),
         *_memory_bars(memories),
         Bar("cold compile of one formula", 5.0, "s", seconds.get("cold compile")),
         Bar("warm start adds to the first call", 0.005, "s", seconds.get("warm start")),
@@ -69,12 +75,21 @@ def _ratio_bar(
     mode: str,
     statistic: Callable[[Sequence[float]], float],
     limit: float,
+    label: str | None = None,
 ) -> Bar:
+    """A bar over the timings of an engine in a group; ``label`` names one workload of it."""
     rows = [x for x in timings if (x.engine, x.workload.group, x.workload.mode) == (engine, group, mode)]
+    rows = [x for x in rows if label in (None, x.workload.label)]
     ratios = [x.ratio for x in rows if x.ratio is not None]
     # A wrong result must not flatter the rest: with one of them, the bar counts as not measured.
     measured = statistic(ratios) if ratios and len(ratios) == len(rows) else None
     return Bar(f"{engine}: {what}", limit, "x", measured, _scope(rows))
+
+
+def _step_bar(timings: Sequence[Timing], name: str, position: int, limit: float) -> Bar:
+    rows = [x for x in timings if (x.workload.mode, x.workload.keys, x.mechanism) == ("step", position, name)]
+    ratio = rows[0].ratio if rows else None
+    return Bar(f"{name}: step of decoding at {position}", limit, "x", ratio, _scope(rows))
 
 
 def _scope(rows: Sequence[Timing]) -> str:

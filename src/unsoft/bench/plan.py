@@ -11,6 +11,7 @@ from itertools import product
 import torch
 
 from unsoft.bench import memory, peers, startup
+from unsoft.bench import steps as decoding
 from unsoft.bench.contender import Contender, engine
 from unsoft.bench.memory import Memory
 from unsoft.bench.startup import Startup
@@ -18,7 +19,7 @@ from unsoft.bench.timing import Timing, measure
 from unsoft.bench.workload import MODES, Workload
 from unsoft.engines.native import availability
 from unsoft.mechanisms import formulas as catalogue
-from unsoft.mechanisms.registry import resolve_formula as resolve
+from unsoft.mechanisms.core.registry import resolve_formula as resolve
 
 Result = Timing | Memory | Startup
 _COMPILE = "compile"
@@ -91,6 +92,15 @@ def steps(level: Level, mechanisms: Sequence[str] | None = None) -> list[Step]:
         for workload, contenders in _contests(level, chosen, native)
         if contenders
     ]
+    timings += [
+        Step(
+            "decode",
+            f"decode, {name}, {decoding.workload(position).label}",
+            partial(decoding.measure_step, name, position, rounds=level.rounds, seconds=level.seconds),
+        )
+        for name, position in decoding.STEPS
+        if native and (mechanisms is None or name in chosen)
+    ]
     imports = Step("startup", "import time", partial(startup.measure_import, level.runs))
     if not native:
         return [*timings, imports]
@@ -135,6 +145,7 @@ def _contests(level: Level, mechanisms: list[str], compiled: bool) -> list[tuple
     half = {"dtype": "bfloat16", "mode": "training"}
     for length, is_causal in product(level.half_lengths, (False, True)):
         contests.append((Workload("bfloat16", length, length, is_causal=is_causal, **half), native))
+    contests += [(Workload("decode", 1, keys), native) for keys in (64, 256, 1024)]
     contests.append((Workload("decode", 1, 8192, batch=8), native))
     return contests
 

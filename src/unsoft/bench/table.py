@@ -17,7 +17,7 @@ from unsoft.bench.workload import MODES
 if TYPE_CHECKING:
     from rich.table import Table
 
-_MODE_TITLES = {"forward": "forward", "training": "forward + backward"}
+_MODE_TITLES = {"forward": "forward", "training": "forward + backward", "step": "step of decoding"}
 WRONG, MISSING = "wrong", "not installed"
 _NUMBER = re.compile(rf"([\d.]+( \w+)?)?|-|{WRONG}|{MISSING}")
 _X_TRANSFORMERS = ["x-transformers", "cog"]

@@ -9,6 +9,7 @@ from torch import Tensor
 
 SEED = 20_241_107
 MODES = ("forward", "training")
+"""Of calls; "step" is one more, a step of decoding with a cache."""
 
 
 @dataclass(frozen=True)
@@ -34,6 +35,8 @@ class Workload:
     @property
     def label(self) -> str:
         """A short name inside the group."""
+        if self.mode == "step":
+            return f"step at {self.keys}"
         size = f"{self.queries}" if self.queries == self.keys else f"{self.queries} x {self.keys}"
         return f"{size} causal" if self.is_causal else size
 

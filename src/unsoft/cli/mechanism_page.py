@@ -7,7 +7,8 @@ import inspect
 
 from unsoft.formula import Formula
 from unsoft.mechanisms import mechanisms
-from unsoft.mechanisms.registry import Plan, modifiers
+from unsoft.mechanisms.core.registry import modifiers
+from unsoft.mechanisms.core.spec import Plan
 
 _HEAD = """# Mechanisms
 

@@ -13,10 +13,11 @@ from torch import Tensor
 from unsoft.compare.level import STANDARD, Level
 from unsoft.compare.store import outside_digest
 from unsoft.formula import Formula
-from unsoft.mechanisms.build import mechanism
-from unsoft.mechanisms.module import Mechanism
-from unsoft.mechanisms.registry import Plan, resolve
-from unsoft.mechanisms.registry import names as names_of_all
+from unsoft.mechanisms.core.build import mechanism
+from unsoft.mechanisms.core.module import Mechanism
+from unsoft.mechanisms.core.registry import names as names_of_all
+from unsoft.mechanisms.core.registry import resolve
+from unsoft.mechanisms.core.spec import Plan
 
 WIDTH = 64
 """Dimensions of queries and keys wherever they are drawn at random."""
@@ -60,8 +61,8 @@ class Subject:
         options = {"max_length": length} if open_number and open_number.argument == "max_length" else {}
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(0)
-            paired = self.label.split("+")[-1] == "differential"
-            return mechanism(self.mechanism, heads=2 * heads if paired else heads, head_dim=width, **options)
+            heads *= self.found.head_multiple if isinstance(self.found, Plan) else 1
+            return mechanism(self.mechanism, heads=heads, head_dim=width, **options)
 
     def weights(
         self, query: Tensor, key: Tensor, *, scale: float | None = None, is_causal: bool = False

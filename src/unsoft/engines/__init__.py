@@ -78,11 +78,14 @@ ENGINES: list[Engine] = [
         fused_operator("native", binding.forward, binding.backward),
         ready=_native_ready,
     ),
-    Engine("sdpa", fused_softmax.unsupported, fused_softmax.run),
+    Engine("sdpa", lambda call: no_transforms(call) or fused_softmax.unsupported(call), fused_softmax.run),
     Engine("tiled", no_transforms, fused_operator("tiled", tiled.forward, tiled.backward), pays=_large),
     Engine("dense", lambda call: None, lambda call: dense_attention(call)[0]),
 ]
 """All engines, the preferred ones first: ``auto`` takes the first that supports the call, pays and is ready."""
+
+
+_NAMES = ("auto", *(engine.name for engine in ENGINES))
 
 
 def engine_names() -> list[str]:
@@ -91,7 +94,7 @@ def engine_names() -> list[str]:
     >>> engine_names()
     ['auto', 'native', 'sdpa', 'tiled', 'dense']
     """
-    return ["auto", *(engine.name for engine in ENGINES)]
+    return list(_NAMES)
 
 
 def choose(name: str, call: Call) -> Engine:
@@ -111,6 +114,8 @@ def _by_name(name: str) -> Engine:
 
 def check_name(name: str) -> None:
     """ValueError or TypeError unless ``name`` is an engine."""
+    if type(name) is str and name in _NAMES:
+        return
     if not isinstance(name, str):
         raise TypeError(f"attention: argument 'engine' must be a name, not {type(name).__name__}")
     if name not in engine_names():

@@ -28,6 +28,7 @@ from unsoft.engines.dropout import keep, keep_factor, row_keys
 from unsoft.engines.terms import BIAS, Terms, attention_terms
 from unsoft.engines.visibility import visible_tile
 from unsoft.formula.evaluate import evaluate, evaluate_all
+from unsoft.formula.row import vanishes
 
 _NEUTRAL = 0.5
 """Where rows that see nothing are evaluated: poles and corners of formulas are at 0, 1 and infinity."""
@@ -125,11 +126,10 @@ def _normalised(terms: Terms, rows: dict[str, Tensor], weight: Tensor, total: Te
     if terms.offset is not None:
         total = total + evaluate(terms.offset, rows)
     if terms.norm is None:
-        zero, norm = total == 0, total
+        zero, norm = vanishes(total), total
     else:
-        zero = (
-            evaluate(terms.norm, {name: x.detach() for name, x in rows.items()} | {"z": total.detach()}) == 0
-        )
+        detached = {name: x.detach() for name, x in rows.items()} | {"z": total.detach()}
+        zero = vanishes(evaluate(terms.norm, detached))
         # The slope of sqrt at 0 is infinite: take the zero out before the function, not only after it.
         norm = evaluate(terms.norm, rows | {"z": torch.where(zero, 1.0, total)})
     return torch.where(zero, 0.0, weight / torch.where(zero, 1.0, norm))

@@ -17,8 +17,7 @@ from typing import Any
 
 from unsoft.formula import Instruction
 from unsoft.formula.lower import Operand
-
-_COMMUTATIVE = ("add", "mul")
+from unsoft.formula.operation import OPERATIONS
 
 
 def tidy(
@@ -31,7 +30,7 @@ def tidy(
     kept: list[Instruction] = []
     for target, op, args in instructions:
         op, args = _rewritten(op, tuple(renamed.get(a, a) for a in args), negated)
-        key = (op, *(sorted(args, key=str) if op in _COMMUTATIVE else args))
+        key = (op, *(sorted(args, key=str) if OPERATIONS[op].commutative else args))
         renamed[target] = known.setdefault(key, target)
         if renamed[target] == target:
             kept.append(Instruction(target, op, args))

@@ -7,8 +7,7 @@ Everything smaller (a value per row, per key, per head, a number) is computed wi
 which costs next to nothing.
 """
 
-import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -17,8 +16,7 @@ from torch import Tensor
 from unsoft.engines.peephole import tidy
 from unsoft.engines.select import bit_mask, bits, flags_to_mask_
 from unsoft.formula import Expr, Instruction, lower
-from unsoft.formula.expr import COMPARISONS
-from unsoft.formula.torch_ops import TORCH
+from unsoft.formula.operation import COMPARISONS, OPERATIONS
 
 
 class Workspace:
@@ -96,10 +94,10 @@ class Program:
             operands = [values[a] if isinstance(a, str) else a for a in args]
             if fills_buffer:
                 out = values[dying[0]] if dying else space.take(values["s"].shape)
-                values[target] = _FULL[op](space, out, *operands)
+                values[target] = _filled(op, space, out, *operands)
                 dying = dying[1:]
             else:
-                values[target] = TORCH[op](*operands)
+                values[target] = OPERATIONS[op].torch(*operands)
             for name in dying:
                 space.give_back(values[name])
         return {name: values[r] if isinstance(r, str) else r for name, r in self.results.items()}
@@ -120,39 +118,18 @@ def _plan(instructions: Sequence[Instruction], kept: set) -> list[tuple]:
     return steps[::-1]
 
 
-def _unary(function: Callable) -> Callable:
-    return lambda space, out, a: function(a, out=out)
-
-
-def _binary(function: Callable) -> Callable:
-    """torch wants a tensor on the left; a number may stand on the right."""
-    return lambda space, out, a, b: function(a if isinstance(a, Tensor) else space.number(a), b, out=out)
-
-
-def _extreme(function: Callable, clamp: Callable) -> Callable:
-    def call(space: Workspace, out: Tensor, a: Tensor | float, b: Tensor | float) -> Tensor:
-        if isinstance(a, Tensor) and isinstance(b, Tensor):
-            return function(a, b, out=out)
-        x, limit = (a, b) if isinstance(a, Tensor) else (b, a)
-        return clamp(x, limit, out=out)
-
-    return call
-
-
-def _sign(space: Workspace, out: Tensor, a: Tensor) -> Tensor:
-    # Not torch.sign, which makes 0 of NaN and so would hide a bad logit. The factor twice takes even the smallest
-    # number beyond 1, while 0 and NaN stay what they are.
-    huge = 2.0 ** (math.frexp(torch.finfo(space.dtype).max)[1] - 1)
-    return torch.mul(a, huge, out=out).mul_(huge).clamp_(-1.0, 1.0)
-
-
-def _compare(function: Callable) -> Callable:
-    def call(space: Workspace, out: Tensor, a: Tensor | float, b: Tensor | float) -> Tensor:
-        """The bit mask of the comparison, in a float buffer."""
-        flags_to_mask_(function(a if isinstance(a, Tensor) else space.number(a), b, out=out))
-        return out
-
-    return call
+def _filled(op: str, space: Workspace, out: Tensor, *operands: Any) -> Tensor:
+    """The value of one operation, written into ``out``."""
+    if op == "where":
+        return _where(space, out, *operands)
+    operation, (first, *others) = OPERATIONS[op], operands
+    if operation.into is None:
+        return out.copy_(operation.torch(*operands))
+    # torch wants a tensor on the left; a number may stand on the right.
+    operation.into(first if isinstance(first, Tensor) else space.number(first), *others, out=out)
+    if op in COMPARISONS:
+        flags_to_mask_(out)  # a bit mask in a float buffer
+    return out
 
 
 def _where(space: Workspace, out: Tensor, condition: Tensor | tuple, *branches: Tensor | float) -> Tensor:
@@ -167,19 +144,3 @@ def _where(space: Workspace, out: Tensor, condition: Tensor | tuple, *branches: 
     torch.bitwise_xor(bits(either), b, out=bits(out))
     space.give_back(either)
     return out
-
-
-_FULL: dict[str, Callable] = {
-    **{op: _binary(getattr(torch, op)) for op in ("add", "sub", "mul", "div")},
-    **{
-        op: _unary(getattr(torch, op))
-        for op in ("neg", "exp", "expm1", "log", "sqrt", "abs", "tanh", "sigmoid", "erf")
-    },
-    "pow": lambda space, out, a, b: torch.pow(a, b, out=out),
-    "relu": lambda space, out, a: torch.clamp(a, min=0.0, out=out),
-    "max": _extreme(torch.maximum, torch.clamp_min),
-    "min": _extreme(torch.minimum, torch.clamp_max),
-    "sign": _sign,
-    "where": _where,
-    **{op: _compare(getattr(torch, op)) for op in COMPARISONS},
-}

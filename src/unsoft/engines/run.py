@@ -11,19 +11,50 @@ from torch import Tensor
 from unsoft.engines import choose
 from unsoft.engines.arguments import checked_call
 from unsoft.engines.dense import dense_attention
+from unsoft.engines.native.direct import run_directly
+from unsoft.engines.threads import threads_are_used
 from unsoft.formula import Formula
+
+_COMPILED = ("auto", "native")
 
 
 def run_formula(
-    query: Tensor, key: Tensor, value: Tensor, formula: Formula, *, engine: str = "auto", return_weights: bool = False,
-    params: Mapping[str, float | Tensor] | None = None, **options: Any,
-) -> Tensor | tuple[Tensor, Tensor]:  # fmt: skip
-    """What :func:`unsoft.attention` does for a formula; ``options`` are its remaining arguments."""
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    formula: Formula,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool | str = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+    *,
+    engine: str = "auto",
+    return_weights: bool = False,
+    params: Mapping[str, float | Tensor] | None = None,
+    positions: tuple[Tensor, Tensor] | None = None,
+) -> Tensor | tuple[Tensor, Tensor]:
+    """What :func:`unsoft.attention` does for a formula."""
+    plain = attn_mask is None and params is None and positions is None and return_weights is False
+    plain = plain and engine in _COMPILED and type(dropout_p) is float and dropout_p == 0.0
+    # The tracer of torch.compile must not look into the short way.
+    if plain and not torch.compiler.is_compiling():
+        out = run_directly(query, key, value, formula, is_causal, scale, enable_gqa)
+        if out is not None:
+            return out
     if return_weights and engine not in ("auto", "dense"):
         raise ValueError(
             f"attention: argument 'return_weights' needs engine 'dense' or 'auto', not {engine!r}"
         )
-    options = {"params": params, **options}
+    options = {
+        "attn_mask": attn_mask,
+        "dropout_p": dropout_p,
+        "is_causal": is_causal,
+        "scale": scale,
+        "enable_gqa": enable_gqa,
+        "params": params,
+        "positions": positions,
+    }
     if torch.is_autocast_enabled(_device_type(query)):
         query, key, value = (_as_autocast(x, query) for x in (query, key, value))
         with torch.autocast(_device_type(query), enabled=False):
@@ -38,8 +69,9 @@ def _run(
     formula: Formula,
     engine: str,
     return_weights: bool,
-    options: dict,
+    options: dict[str, Any],
 ) -> Tensor | tuple[Tensor, Tensor]:
+    threads_are_used()
     call, leading = checked_call(query, key, value, formula, **options)
     if return_weights:
         out, weights = dense_attention(call)

@@ -21,6 +21,7 @@ from torch import Tensor
 from unsoft.formula import Expr, Formula, Instruction, lower
 from unsoft.formula.expr import make, symbol
 from unsoft.formula.lower import Operand
+from unsoft.formula.row import vanishes
 from unsoft.formula.substitute import substitute
 from unsoft.formula.torch_ops import run
 
@@ -93,9 +94,9 @@ def masked(part: Expr | None, formula: Formula) -> Expr | None:
 
 
 def inverse_norm(terms: Terms, symbols: dict[str, Tensor], z: Tensor) -> Tensor:
-    """1 / norm(z) without autograd, and 0 where the norm is 0: such rows have weights 0."""
+    """1 / norm(z) without autograd, and 0 where the norm vanishes: such rows have weights 0."""
     norm = z if terms.norm is None else torch.zeros_like(z) + row_value(terms.norm, symbols | {"z": z})
-    return torch.where(norm == 0, 0.0, 1.0 / norm)
+    return torch.where(vanishes(norm), 0.0, 1.0 / norm)
 
 
 def row_value(expr: Expr, symbols: dict[str, Tensor]) -> Tensor | float:

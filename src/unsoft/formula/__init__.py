@@ -1,5 +1,6 @@
 """A mechanism is a formula: text in, tensors, derivatives and source code out."""
 
+import unsoft.formula.operations  # noqa: F401  (the operations add themselves)
 from unsoft.formula.derive import derivative
 from unsoft.formula.evaluate import evaluate, evaluate_all
 from unsoft.formula.expr import Expr

@@ -15,19 +15,15 @@ True
 from __future__ import annotations
 
 import math
+import operator
 import threading
 import weakref
+from collections.abc import Callable, Sequence
+from fractions import Fraction
 from typing import Any
 
 from unsoft.errors import FormulaError
-from unsoft.formula.fold import exact, fold
-
-COMPARISONS = ("lt", "le", "gt", "ge", "eq", "ne")
-FUNCTIONS = {  # name in formulas -> number of arguments
-    "exp": 1, "expm1": 1, "log": 1, "sqrt": 1, "abs": 1, "sign": 1, "tanh": 1, "sigmoid": 1, "relu": 1, "erf": 1,
-    "max": 2, "min": 2, "where": 3,
-}  # fmt: skip
-ARITY = {"neg": 1, **dict.fromkeys(("add", "sub", "mul", "div", "pow", *COMPARISONS), 2), **FUNCTIONS}
+from unsoft.formula.operation import COMPARISONS, OPERATIONS
 
 _nodes: weakref.WeakValueDictionary[tuple, Expr] = weakref.WeakValueDictionary()
 _lock = threading.RLock()
@@ -118,10 +114,10 @@ def make(op: str, *operands: Expr | int | float) -> Expr:
     >>> make("max", symbol("s"), 0)
     Expr('max(s, 0)')
     """
-    if op not in ARITY:
+    if op not in OPERATIONS:
         raise FormulaError(f"there is no operation {op!r}")
-    if ARITY[op] != len(operands):
-        raise FormulaError(f"{op} takes {ARITY[op]} argument(s), not {len(operands)}")
+    if OPERATIONS[op].arity != len(operands):
+        raise FormulaError(f"{op} takes {OPERATIONS[op].arity} argument(s), not {len(operands)}")
     args = tuple(a if isinstance(a, Expr) else number(a) for a in operands)
     for place, arg in enumerate(args):
         wanted, given = op == "where" and place == 0, arg.op in COMPARISONS
@@ -199,3 +195,53 @@ def _new(op: str, args: tuple[Expr, ...], value: Any, name: Any) -> Expr:
     for field, content in zip(Expr.__slots__, (op, args, value, name, symbols, constant, None), strict=False):
         object.__setattr__(node, field, content)
     return node
+
+
+def fold(op: str, values: Sequence[float | bool]) -> float | bool:
+    """Value of one operation on numbers in double precision; FormulaError if that is not a finite number.
+
+    >>> fold("add", (2, 3)), fold("max", (2, 3)), fold("lt", (2, 3))
+    (5.0, 3.0, True)
+    """
+    numbers = [v if isinstance(v, bool) else float(v) for v in values]
+    try:
+        result = OPERATIONS[op].fold(*numbers)
+    except (ArithmeticError, ValueError):
+        result = math.nan
+    if not math.isfinite(result):
+        shown = ", ".join(f"{v:g}" for v in numbers)
+        raise FormulaError(f"the constant {op}({shown}) is not a finite real number")
+    return result
+
+
+def exact(op: str, values: Sequence[float]) -> int | float | None:
+    """Value of an arithmetic operation on numbers if a double can hold it without rounding, else None.
+
+    Only such constants are folded while a formula is read, so that ``s/3`` keeps its 3 and ``1/3`` stays a
+    fraction.
+
+    >>> exact("div", (1, 4)), exact("div", (1, 3))
+    (0.25, None)
+    """
+    if op not in _EXACT or (op == "div" and values[1] == 0) or (op == "pow" and not _small_power(*values)):
+        return None
+    a, b = values
+    true = _EXACT[op](Fraction(a), int(b) if op == "pow" else Fraction(b))
+    try:
+        rounded = float(true)
+    except OverflowError:
+        return None
+    return rounded if Fraction(rounded) == true else None
+
+
+def _small_power(base: float, exponent: float) -> bool:
+    return float(exponent).is_integer() and abs(exponent) <= 64 and (base != 0 or exponent > 0)
+
+
+_EXACT: dict[str, Callable[..., Any]] = {
+    "add": operator.add,
+    "sub": operator.sub,
+    "mul": operator.mul,
+    "div": operator.truediv,
+    "pow": operator.pow,
+}

@@ -19,7 +19,7 @@ from weakref import WeakValueDictionary
 from torch import Tensor
 
 from unsoft.errors import FormulaError
-from unsoft.formula import analysis, cpp, invariance, javascript, torch_code
+from unsoft.formula import analysis, invariance, javascript, torch_code
 from unsoft.formula.expr import Expr, symbol
 from unsoft.formula.latex import formula_latex
 from unsoft.formula.reading import guarded, read_bias, read_params, read_part
@@ -168,10 +168,6 @@ class Formula:
     def torch_source(self) -> str:
         """Readable Python: a torch function from logits to weights. For people; unsoft never executes it."""
         return torch_code.formula_source(self)
-
-    def cpp_source(self) -> str:
-        """C++ functions of every part and of the slopes of weight and mass; see :mod:`unsoft.formula.cpp`."""
-        return cpp.formula_source(self)
 
     def javascript_source(self) -> str:
         """A JavaScript arrow function from an array of logits to an array of weights."""

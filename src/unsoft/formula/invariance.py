@@ -23,6 +23,7 @@ from unsoft.errors import FormulaError
 from unsoft.formula.derive import derivative
 from unsoft.formula.evaluate import evaluate
 from unsoft.formula.expr import Expr, make, postorder, symbol
+from unsoft.formula.operation import OPERATIONS
 
 _SHIFTS = (-2.5, 0.75, 6.0)
 _EXTREMES = torch.tensor([-1e4, 0.5, 1e4], dtype=torch.float64)
@@ -118,12 +119,15 @@ def check_without_peak(weight: Expr, mass: Expr, offset: Expr | None, params: Ma
 
 
 def _exponent(node: Expr) -> Expr | None:
-    """x if the node is exp(x), or a**b as exp(b log a), and x depends on the logit."""
-    if node.op in ("exp", "expm1") and "s" in node.symbols:
-        return node.args[0]
-    if node.op == "pow" and "s" in node.args[1].symbols:
-        return node.args[1] * make("log", node.args[0])
-    return None
+    """What is in the exponent, if the node grows exponentially with it and it depends on the logit."""
+    rule = None if node.op in ("num", "sym") else OPERATIONS[node.op].exponent
+    exponent = None if rule is None else rule(*node.args)
+    return exponent if exponent is not None and "s" in exponent.symbols and _rises(node) else None
+
+
+def _rises(node: Expr) -> bool:
+    """A power rises with the logit exponentially only if the logit is in its exponent."""
+    return node.op != "pow" or "s" in node.args[1].symbols
 
 
 def _floored(expr: Expr) -> Expr:

@@ -11,34 +11,16 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from unsoft.formula.expr import Expr
 from unsoft.formula.lower import Instruction, Operand, lower
+from unsoft.formula.operation import FUNCTIONS, OPERATIONS
 
 if TYPE_CHECKING:
     from unsoft.formula.formula import Formula
-
-_INFIX = {
-    "add": "+", "sub": "-", "mul": "*", "div": "/",
-    "lt": "<", "le": "<=", "gt": ">", "ge": ">=", "eq": "===", "ne": "!==",
-}  # fmt: skip
-_HELPERS = {  # operations that Math lacks; the names cannot clash with parameters, which have no $
-    "sigmoid": "const $sigmoid = (x) => 1 / (1 + Math.exp(-x));",
-    "erf": """const $erf = (x) => {
-  const a = Math.abs(x);
-  if (a > 6) return Math.sign(x);
-  if (a < 2.5) {  // series with positive terms only
-    let term = x, sum = x;
-    for (let k = 1; Math.abs(term) > 1e-17 * Math.abs(sum); k++) sum += term *= 2 * x * x / (2 * k + 1);
-    return 2 / Math.sqrt(Math.PI) * Math.exp(-x * x) * sum;
-  }
-  let tail = 0;  // continued fraction of 1 - erf
-  for (let k = 60; k > 0; k--) tail = k / 2 / (a + tail);
-  return Math.sign(x) * (1 - Math.exp(-x * x) / (Math.sqrt(Math.PI) * (a + tail)));
-};""",
-}
 
 
 def arrow(expr: Expr, inputs: Sequence[str]) -> str:
@@ -85,6 +67,35 @@ def formula_source(formula: Formula) -> str:
     return f"(logits, {{{options}}} = {{}}) => {_block(body)}"
 
 
+def operations_source() -> str:
+    """The table of all functions and operators, for a page that reads formulas itself.
+
+    ``unsoftOperations`` maps the name or symbol of each to its number of operands and the function.
+
+    >>> '["cos", {arity: 1, of: (a) => Math.cos(a)}]' in operations_source()
+    True
+    """
+    entries = []
+    for name, operation in OPERATIONS.items():
+        letters = ["a", "b", "c"][: operation.arity]
+        value = _operation(name, letters)
+        written = json.dumps(operation.symbol or name)
+        entries.append(
+            f"    [{written}, {{arity: {operation.arity}, of: ({', '.join(letters)}) => {value}}}],"
+        )
+    definitions = [x.javascript_definition for x in OPERATIONS.values() if x.javascript_definition]
+    functions = json.dumps(list(FUNCTIONS))
+    body = [
+        *definitions,
+        f"const functions = new Set({functions});",
+        "const table = new Map([",
+        *entries,
+        "]);",
+    ]
+    lines = "\n".join(f"  {line}" for line in [*body, "return { functions, table };"])
+    return f"const unsoftOperations = (() => {{\n{lines}\n}})();\n"
+
+
 _INPUTS = {  # what each part is a function of; m, n, i and the parameters are in scope
     "peak": ["s", "j"],
     "weight": ["s", "j"],
@@ -101,8 +112,8 @@ def _function(expr: Expr, inputs: Sequence[str], helpers: Sequence[str] = ()) ->
 
 
 def _helpers(instructions: Iterable[Instruction]) -> list[str]:
-    used = {instruction.op for instruction in instructions}
-    return [text for op, text in _HELPERS.items() if op in used]
+    texts = (OPERATIONS[op].javascript_definition for op in sorted({x.op for x in instructions}))
+    return [text for text in texts if text]
 
 
 def _statements(instructions: Iterable[Instruction]) -> list[str]:
@@ -110,18 +121,7 @@ def _statements(instructions: Iterable[Instruction]) -> list[str]:
 
 
 def _operation(op: str, args: Sequence[str]) -> str:
-    if op in _INFIX:
-        return f"{args[0]} {_INFIX[op]} {args[1]}"
-    match op:
-        case "neg":
-            return f"-{args[0]}"
-        case "where":
-            return f"{args[0]} ? {args[1]} : {args[2]}"
-        case "relu":
-            return f"Math.max({args[0]}, 0)"
-        case "sigmoid" | "erf":
-            return f"${op}({args[0]})"
-    return f"Math.{op}({', '.join(args)})"
+    return OPERATIONS[op].write("javascript", f"Math.{op}", list(args))
 
 
 def _operand(operand: Operand) -> str:

@@ -10,7 +10,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from unsoft.formula.expr import Expr, postorder
-from unsoft.formula.text import ATOM, PRECEDENCE, precedence
+from unsoft.formula.operation import ATOM, OPERATIONS
+from unsoft.formula.text import precedence
 
 if TYPE_CHECKING:
     from unsoft.formula.formula import Formula
@@ -19,11 +20,6 @@ _GREEK = {
     "alpha", "beta", "gamma", "delta", "epsilon", "zeta", "eta", "theta", "iota", "kappa", "mu", "nu", "xi", "pi",
     "rho", "sigma", "tau", "upsilon", "phi", "chi", "psi", "omega",
 }  # fmt: skip
-_INFIX = {
-    "add": " + ", "sub": " - ", "mul": r"\, ",
-    "lt": " < ", "le": r" \le ", "gt": " > ", "ge": r" \ge ", "eq": " = ", "ne": r" \ne ",
-}  # fmt: skip
-_NAMES = {"log": r"\log", "max": r"\max", "min": r"\min", "tanh": r"\tanh", "sigmoid": r"\sigma"}
 
 
 def latex(expr: Expr) -> str:
@@ -74,37 +70,25 @@ def _write(node: Expr, parts: list[str]) -> str:
             return _symbol(node.name)
         case "neg":
             return "-" + _bracketed(node.args[0], parts[0], 3)
-        case "div":
-            return rf"\frac{{{parts[0]}}}{{{parts[1]}}}"
         case "pow":
             return f"{{{_bracketed(node.args[0], parts[0], ATOM)}}}^{{{parts[1]}}}"
-        case "exp":
-            return f"e^{{{parts[0]}}}"
-        case "expm1":
-            return rf"\left(e^{{{parts[0]}}} - 1\right)"
-        case "sqrt":
-            return rf"\sqrt{{{parts[0]}}}"
-        case "abs":
-            return rf"\left|{parts[0]}\right|"
-        case "where":
-            condition, yes, no = parts
-            return rf"\begin{{cases}} {yes} & {condition} \\ {no} & \text{{otherwise}} \end{{cases}}"
-    if node.op in _INFIX:
-        own = precedence(node)
+    operation = OPERATIONS[node.op]
+    if operation.symbol is not None and operation.latex is not None and "{0}" not in operation.latex:
+        own = operation.precedence
         left, right = (
             _bracketed(arg, part, own + place)
             for place, (arg, part) in enumerate(zip(node.args, parts, strict=True))
         )
-        return left + _INFIX[node.op] + (rf"\left({right}\right)" if right.startswith("-") else right)
-    name = _NAMES.get(node.op, rf"\operatorname{{{node.op}}}")
-    return f"{name}({', '.join(parts)})"
+        return left + operation.latex + (rf"\left({right}\right)" if right.startswith("-") else right)
+    return operation.write("latex", rf"\operatorname{{{node.op}}}", parts)
 
 
 def _bracketed(node: Expr, text: str, least: int) -> str:
     """The text, in brackets if it binds less tightly than ``least``."""
-    # As printed here, a fraction and an exponential bind like a power, and cases like nothing else.
-    shown = {"div": PRECEDENCE["pow"], "exp": PRECEDENCE["pow"], "where": 0}
-    return text if shown.get(node.op, precedence(node)) >= least else rf"\left({text}\right)"
+    binds = precedence(node)
+    if node.op not in ("num", "sym") and OPERATIONS[node.op].latex_binds != ATOM:
+        binds = OPERATIONS[node.op].latex_binds  # as printed here: a fraction and an exponential like a power
+    return text if binds >= least else rf"\left({text}\right)"
 
 
 def _number(value: int | float) -> str:

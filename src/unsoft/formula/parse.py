@@ -23,7 +23,8 @@ from collections.abc import Iterable, Mapping
 from functools import lru_cache
 
 from unsoft.errors import FormulaError
-from unsoft.formula.expr import COMPARISONS, FUNCTIONS, Expr, make, number, symbol
+from unsoft.formula.expr import Expr, make, number, symbol
+from unsoft.formula.operation import COMPARISONS, FUNCTIONS
 from unsoft.formula.tokens import Token, error, tokenize
 
 SYMBOLS = ("s", "m", "n", "i", "j")

@@ -2,16 +2,34 @@
 
 from __future__ import annotations
 
+import keyword
 import math
 import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
 from unsoft.errors import FormulaError
-from unsoft.formula.expr import COMPARISONS, FUNCTIONS, Expr, make, number, postorder, symbol
-from unsoft.formula.names import RESERVED
+from unsoft.formula.expr import Expr, make, number, postorder, symbol
+from unsoft.formula.operation import COMPARISONS, FUNCTIONS
 from unsoft.formula.parse import parse
 from unsoft.formula.substitute import substitute
+
+# Names that a parameter cannot have, because the formula or the code printed from it uses them.
+_SYMBOL_NAMES = frozenset("smnijz")
+_PARTS = frozenset({"weight", "mass", "peak", "norm", "offset_mass"})
+_CODE = frozenset({"logits", "total", "torch", "real", "Math", "NaN", "Infinity", "undefined", "arguments"})
+_CPP_AND_JAVASCRIPT = frozenset({
+    "abstract", "alignas", "alignof", "asm", "auto", "bool", "boolean", "byte", "case", "catch", "char",
+    "concept", "const", "constexpr", "constinit", "default", "delete", "debugger", "do", "double",
+    "dynamic_cast", "enum", "eval", "explicit", "export", "extends", "extern", "final", "finally", "float",
+    "friend", "function", "goto", "implements", "inline", "instanceof", "int", "interface", "let", "long",
+    "mutable", "namespace", "native", "new", "noexcept", "null", "nullptr", "operator", "package", "private",
+    "protected", "public", "register", "reinterpret_cast", "requires", "short", "signed", "sizeof", "static",
+    "static_assert", "static_cast", "struct", "super", "switch", "synchronized", "template", "this",
+    "thread_local", "throw", "throws", "transient", "true", "false", "typedef", "typeid", "typename",
+    "typeof", "union", "unsigned", "using", "var", "virtual", "void", "volatile", "wchar_t",
+})  # fmt: skip
+_RESERVED = _SYMBOL_NAMES | _PARTS | _CODE | _CPP_AND_JAVASCRIPT | frozenset(keyword.kwlist)
 
 _SYMBOLS = {"weight": "smnij", "mass": "smnij", "peak": "snij", "norm": "zmni", "offset_mass": "mni"}
 _NOT_HERE = {
@@ -46,7 +64,8 @@ def read_params(params: Mapping[str, float] | None) -> dict[str, float]:
         if (
             not isinstance(name, str)
             or not re.fullmatch(r"[A-Za-z][A-Za-z0-9_]*", name, re.ASCII)
-            or name in RESERVED
+            or name in _RESERVED
+            or name in FUNCTIONS
         ):
             raise FormulaError(
                 f"params: {name!r} cannot be the name of a parameter; use letters, digits and _, starting with"

@@ -34,4 +34,14 @@ def weights_of_row(formula: Formula, logits: Tensor, values: Mapping[str, Tensor
         total = total + evaluate(formula.offset_mass, rest)
     if formula.norm is not None:
         total = evaluate(formula.norm, rest | {"z": total})
-    return torch.where(total == 0, 0, weight / torch.where(total == 0, 1, total))
+    vanishing = vanishes(total)
+    return torch.where(vanishing, 0, weight / torch.where(vanishing, 1, total))
+
+
+def vanishes(norm: Tensor) -> Tensor:
+    """Where a normaliser counts as 0: below the smallest normal number, since its inverse may overflow.
+
+    >>> vanishes(torch.tensor([0.0, 1e-40, 1e-30, -1.0]))
+    tensor([ True,  True, False, False])
+    """
+    return norm.abs() < torch.finfo(norm.dtype).smallest_normal

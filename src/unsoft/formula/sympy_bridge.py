@@ -18,19 +18,11 @@ from functools import reduce
 from typing import TYPE_CHECKING, Any
 
 from unsoft.errors import FormulaError
-from unsoft.formula.expr import COMPARISONS, Expr, make, number, postorder, symbol
+from unsoft.formula.expr import Expr, make, number, postorder, symbol
+from unsoft.formula.operation import OPERATIONS
 
 if TYPE_CHECKING:
     import sympy  # type: ignore[import-untyped]
-
-_RELATIONS = dict(
-    zip(
-        ("StrictLessThan", "LessThan", "StrictGreaterThan", "GreaterThan", "Equality", "Unequality"),
-        COMPARISONS,
-        strict=True,
-    )
-)
-_FUNCTIONS = {"exp": "exp", "log": "log", "Abs": "abs", "sign": "sign", "tanh": "tanh", "erf": "erf"}
 
 
 def from_sympy(expression: Any) -> Expr:
@@ -54,14 +46,14 @@ def from_sympy(expression: Any) -> Expr:
         return _power(*args)
     if isinstance(expression, sympy.Piecewise):
         return _piecewise(expression)
-    if name in _RELATIONS:
-        return make(_RELATIONS[name], *map(from_sympy, args))
     if name in ("Max", "Min"):
         ordered = sorted(args, key=lambda a: (a.is_number, sympy.default_sort_key(a)))
         return reduce(lambda a, b: make(name.lower(), a, b), map(from_sympy, ordered))
-    if name in _FUNCTIONS and len(args) == 1:
-        return make(_FUNCTIONS[name], from_sympy(args[0]))
-    allowed = "+ - * / **, exp, log, sqrt, Abs, sign, Max, Min, tanh, erf, Piecewise, comparisons"
+    for operation in OPERATIONS.values():
+        if name == operation.sympy_name and len(args) == operation.arity:
+            return make(operation.name, *map(from_sympy, args))
+    functions = sorted({x.sympy_name for x in OPERATIONS.values() if x.sympy_name and x.symbol is None})
+    allowed = f"+ - * / **, sqrt, Max, Min, Piecewise, comparisons, {', '.join(functions)}"
     raise FormulaError(
         f"SymPy's {name} in {expression} has no counterpart in formulas; allowed are {allowed}"
     )
@@ -71,7 +63,6 @@ def to_sympy(expr: Expr) -> sympy.Expr:
     """The SymPy form of an expression; its symbols are real, n positive."""
     import sympy
 
-    table = _builders(sympy)
     result: dict[Expr, Any] = {}
     for node in postorder(expr):
         if node.op == "num":
@@ -83,7 +74,11 @@ def to_sympy(expr: Expr) -> sympy.Expr:
                 node.name, **({"positive": True} if node.name == "n" else {"real": True})
             )
         else:
-            result[node] = table[node.op](*(result[a] for a in node.args))
+            operation, operands = OPERATIONS[node.op], [result[a] for a in node.args]
+            if operation.sympy is None:
+                result[node] = getattr(sympy, node.op)(*operands)
+            else:
+                result[node] = operation.sympy(sympy, *operands)
     return result[expr]
 
 
@@ -136,28 +131,3 @@ def _piecewise(expression: sympy.Piecewise) -> Expr:
     for case in reversed(cases):
         value = make("where", from_sympy(case.cond), from_sympy(case.expr), value)
     return value
-
-
-def _builders(sympy: Any) -> dict[str, Any]:
-    relations = {op: getattr(sympy, op.capitalize()) for op in COMPARISONS}
-    return relations | {
-        "add": lambda a, b: a + b,
-        "sub": lambda a, b: a - b,
-        "mul": lambda a, b: a * b,
-        "div": lambda a, b: a / b,
-        "pow": lambda a, b: a**b,
-        "neg": lambda a: -a,
-        "exp": sympy.exp,
-        "expm1": lambda a: sympy.exp(a) - 1,
-        "log": sympy.log,
-        "sqrt": sympy.sqrt,
-        "abs": sympy.Abs,
-        "sign": sympy.sign,
-        "tanh": sympy.tanh,
-        "erf": sympy.erf,
-        "max": sympy.Max,
-        "min": sympy.Min,
-        "sigmoid": lambda a: 1 / (1 + sympy.exp(-a)),
-        "relu": lambda a: sympy.Max(a, 0),
-        "where": lambda condition, a, b: sympy.Piecewise((a, condition), (b, True)),
-    }

@@ -6,13 +6,10 @@
 """
 
 from unsoft.formula.expr import Expr, postorder
+from unsoft.formula.operation import ATOM, OPERATIONS
 
-INFIX = {
-    "lt": " < ", "le": " <= ", "gt": " > ", "ge": " >= ", "eq": " == ", "ne": " != ",
-    "add": " + ", "sub": " - ", "mul": "*", "div": "/", "pow": "**",
-}  # fmt: skip
-PRECEDENCE = {"add": 2, "sub": 2, "mul": 3, "div": 3, "neg": 4, "pow": 5}
-ATOM = 6
+_LOOSE = 2
+"""Operators that bind this loosely, or more so, are printed between spaces."""
 
 
 def source(root: Expr) -> str:
@@ -26,15 +23,15 @@ def source(root: Expr) -> str:
 def precedence(node: Expr) -> int:
     """How tightly the printed form of a node binds; a negative number binds like a negation."""
     if node.op == "num":
-        return PRECEDENCE["neg"] if node.value < 0 else ATOM
-    return PRECEDENCE.get(node.op, 1 if node.op in INFIX else ATOM)
+        return OPERATIONS["neg"].precedence if node.value < 0 else ATOM
+    return ATOM if node.op == "sym" else OPERATIONS[node.op].precedence
 
 
 def infix(node: Expr, parts: list[str]) -> str | None:
     """An operator between its printed operands, with the brackets it needs; None for other nodes."""
-    if node.op not in INFIX and node.op != "neg":
-        return None
     own = precedence(node)
+    if own == ATOM or node.op == "num":
+        return None
     # Operators group to the left, ** to the right: the other operand needs brackets at equal precedence.
     loose = {"neg": None, "pow": 1}.get(node.op, 0)
     wrapped = [
@@ -44,7 +41,9 @@ def infix(node: Expr, parts: list[str]) -> str | None:
     if node.op == "neg":
         return "-" + wrapped[0]
     left, right = wrapped
-    return left + INFIX[node.op] + (f"({right})" if right.startswith("-") else right)  # s*(-2), not s*-2
+    symbol = OPERATIONS[node.op].symbol or ""
+    between = f" {symbol} " if own <= _LOOSE else symbol
+    return left + between + (f"({right})" if right.startswith("-") else right)  # s*(-2), not s*-2
 
 
 def _write(node: Expr, parts: list[str]) -> str:

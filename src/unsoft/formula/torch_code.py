@@ -11,6 +11,7 @@ import re
 from typing import TYPE_CHECKING
 
 from unsoft.formula.expr import Expr, postorder
+from unsoft.formula.operation import OPERATIONS
 from unsoft.formula.text import infix
 
 if TYPE_CHECKING:
@@ -97,5 +98,4 @@ def _write(node: Expr, parts: list[str]) -> str:
         return f"torch.clamp({tensor}, {'min' if node.op == 'max' else 'max'}={limit})"
     if node.op == "where" and all(numbers[1:]):  # two plain numbers would give the default dtype
         parts = [parts[0], f"torch.tensor({parts[1]}, dtype=s.dtype, device=s.device)", parts[2]]
-    name = {"max": "maximum", "min": "minimum"}.get(node.op, node.op)
-    return f"torch.{name}({', '.join(parts)})"
+    return OPERATIONS[node.op].write("python", f"torch.{node.op}", parts)

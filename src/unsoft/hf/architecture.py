@@ -16,7 +16,7 @@ from typing import Any
 from torch import nn
 from transformers import PreTrainedModel
 
-from unsoft.mechanisms.module import Place
+from unsoft.mechanisms.core.module import Place
 
 REFUSED = {
     "s_aux": "has attention sinks: a learned logit in the normaliser",

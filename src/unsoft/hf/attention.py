@@ -12,9 +12,8 @@ from transformers.utils.output_capturing import _active_collector
 from unsoft.hf.architecture import REFUSED
 from unsoft.hf.masks import key_mask
 from unsoft.hf.positions import token_positions
-from unsoft.mechanisms.cache import KeyValueCache
-from unsoft.mechanisms.magnitude import Magnitude
-from unsoft.mechanisms.module import Mechanism
+from unsoft.mechanisms.core.cache import KeyValueCache
+from unsoft.mechanisms.core.module import Mechanism
 
 NAME = "unsoft"
 """Of the attention implementation, of the submodule, and of the section in config.json."""
@@ -35,61 +34,59 @@ class Swapped(nn.Module):
         place, kept = mechanism.place, mechanism.new_cache(1)
         self.stateful = not isinstance(kept, KeyValueCache)
         self.uses_positions = mechanism.uses_positions
-        self.gates_keys = any(isinstance(part, Magnitude) for part in mechanism.modules())
+        self.gates_keys = any(part.needs_all_keys for part in mechanism.parts)
         keeps_keys = isinstance(getattr(kept, "inner", kept), KeyValueCache)
         # A window is a mask for each row, which a state of fixed size cannot honour.
         self.decodes_with_state = self.stateful and (keeps_keys or not windowed)
+        self.causal_only = mechanism.causal_only
         more = mechanism.query_heads // place.heads - 1
+        self.wants_more_queries = more > 0
         identity = torch.eye(place.head_dim).expand(place.heads, more, -1, -1)
         self.more_queries = nn.Parameter(identity.clone()) if more else None
         self.register_buffer("swapped", torch.tensor(1))
 
-    def forward(self, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor | None]:
+    def forward(self, *args: Any) -> tuple[Tensor, Tensor | None]:
         """What :meth:`_attend` does; not traced where compiled code of our own solves for the gates of keys."""
-        run = self._untraced if self.gates_keys and torch.compiler.is_compiling() else self._attend
-        return run(*args, **kwargs)
+        if self.gates_keys and torch.compiler.is_compiling():
+            return self._untraced(*args)
+        return self._attend(*args)
 
     @torch.compiler.disable
-    def _untraced(self, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor | None]:
-        return self._attend(*args, **kwargs)
+    def _untraced(self, *args: Any) -> tuple[Tensor, Tensor | None]:
+        return self._attend(*args)
 
     def _attend(
-        self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, *, causal: bool, scale: float | None,
+        self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, causal: bool, scale: float | None,
         dropout: float, window: int | None, return_weights: bool, position_ids: Tensor | None, use_cache: bool,
     ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
         """Output (batch, heads, queries, width), and weights if asked for."""
-        if self.mechanism.causal_only and not causal:
+        if self.causal_only and not causal:
             raise ValueError(f"swap: {self.label!r} looks back only, and this attention looks both ways")
-        if self.more_queries is not None:
+        if self.wants_more_queries:
             query = _with_more_queries(query, self.more_queries)
-        cache = None if torch.compiler.is_compiling() else getattr(key, "unsoft_cache", None)
-        positions = None
+        length, cache, positions = query.shape[2], None, None
+        if self.stateful and not torch.compiler.is_compiling():
+            cache = getattr(key, "unsoft_cache", None)
         if self.uses_positions:
-            length, keys = query.shape[-2], key.shape[-2] + (0 if cache is None else cache.length)
+            keys = key.shape[2] + (0 if cache is None else cache.length)
             positions = token_positions(
                 position_ids, mask, length, keys, causal=causal, cached=causal and use_cache, label=self.label
             )
-        if cache is None:
-            mask, is_causal = self._visibility(mask, causal, query.shape[-2], key, window)
+        if cache is not None:
+            is_causal: bool | str = True
+        elif self.stateful:
+            self._check(mask, causal, length, key, window)
+            is_causal = "lower_right" if causal else False
         else:
-            is_causal = True
+            # A mask for every row has causality in it. A single row sees everything before it, and needs the rule only where
+            # positions are counted by it.
+            needed = (length > 1 or self.uses_positions) and (mask is None or mask.shape[2] == 1)
+            is_causal = "lower_right" if causal and needed else False
         result = self.mechanism(
             query, key, value, mask, dropout, is_causal, scale, query.shape[1] != key.shape[1],
             return_weights=return_weights, cache=cache, positions=positions,
         )  # fmt: skip
         return result if return_weights else (result, None)
-
-    def _visibility(
-        self, mask: Tensor | None, causal: bool, length: int, key: Tensor, window: int | None
-    ) -> tuple[Tensor | None, bool | str]:
-        """The mask and the causal rule of a call without a state."""
-        if self.stateful:
-            self._check(mask, causal, length, key, window)
-            return mask, "lower_right" if causal else False
-        # A mask for every row has causality in it; a single row sees everything before it.
-        # By its alignment it also counts positions.
-        causal = causal and (length > 1 or self.uses_positions) and (mask is None or mask.shape[-2] == 1)
-        return mask, "lower_right" if causal else False
 
     def _check(self, mask: Tensor | None, causal: bool, length: int, key: Tensor, window: int | None) -> None:
         """ValueError where positions of keys are not what a mechanism with a state takes them for."""
@@ -142,19 +139,23 @@ def attend(
             f"this {type(module).__name__} has no mechanism: a model that was saved after unsoft.hf.swap must be loaded with"
             " unsoft.hf.load(path)"
         )
-    for word, meaning in REFUSED.items():
-        if options.get(word) is not None:
-            raise ValueError(f"swap: {type(module).__name__} {meaning} ({word}), which no mechanism carries")
+    for word in options.keys() & REFUSED.keys() if options else ():
+        if options[word] is not None:
+            raise ValueError(
+                f"swap: {type(module).__name__} {REFUSED[word]} ({word}), which no mechanism carries"
+            )
     if softcap != swapped.softcap:
         raise ValueError(
             f"swap: {type(module).__name__} caps its logits at {softcap}, but was swapped with {swapped.softcap}; swap again"
         )
     if is_causal is None:
-        is_causal = getattr(module, "is_causal", swapped.causal) and getattr(module.config, "is_causal", True)
+        # The dictionary, since a config's own look-up costs as much as a small attention call.
+        is_causal = getattr(module, "is_causal", swapped.causal) and vars(module.config).get(
+            "is_causal", True
+        )
     out, weights = swapped(
-        query, key, value, attention_mask, causal=bool(is_causal), scale=scaling, dropout=dropout,
-        window=sliding_window, return_weights=output_attentions or _weights_wanted(), position_ids=position_ids,
-        use_cache=use_cache is not False,
+        query, key, value, attention_mask, bool(is_causal), scaling, dropout, sliding_window,
+        output_attentions or _weights_wanted(), position_ids, use_cache is not False,
     )  # fmt: skip
     return out.transpose(1, 2).contiguous(), weights
 

@@ -9,8 +9,9 @@ from typing import Any
 
 from unsoft.formula import Formula
 from unsoft.hf.layers import select, select_all
-from unsoft.mechanisms.build import mechanism as build_mechanism
-from unsoft.mechanisms.module import Mechanism, Place
+from unsoft.mechanisms.core.build import mechanism as build_mechanism
+from unsoft.mechanisms.core.module import Mechanism, Place
+from unsoft.mechanisms.core.registry import foreign_homes, names
 
 STARTS = ("open", "paper")
 KEPT = "softmax"
@@ -83,14 +84,25 @@ class Recipe:
             layers = {str(which): _plain(what) for which, what in layers.items()}
         elif layers is not None:
             layers = [str(which) for which in layers]
-        return {
+        found = {
             "mechanism": _plain(self.mechanism), "layers": layers, "keep_first_last": self.keep_first_last,
             "init": self.init, "options": dict(self.options),
         }  # fmt: skip
+        named = [self.mechanism, *(self.layers.values() if isinstance(self.layers, Mapping) else ())]
+        homes = [foreign_homes(name) for name in named if isinstance(name, str)]
+        modules = {name: module for home in homes for name, module in home.items()}
+        return found | ({"modules": modules} if modules else {})
 
     @staticmethod
     def from_dict(content: Mapping[str, Any]) -> Recipe:
-        """The inverse of :meth:`to_dict`."""
+        """The inverse of :meth:`to_dict`; ValueError if a mechanism that others registered is not there."""
+        known = names()
+        for name, module in content.get("modules", {}).items():
+            if name not in known:
+                raise ValueError(
+                    f"load: the mechanism {name!r} is not registered; the module {module!r} did that (unsoft.register) when this"
+                    " model was saved: import it first"
+                )
         layers = content["layers"]
         if isinstance(layers, Mapping):
             layers = {which: _read(what) for which, what in layers.items()}

@@ -1,7 +1,7 @@
 """Gemma 2's cap on logits, carried into any formula: s becomes c tanh(s / c).
 
 >>> import torch
->>> from unsoft.mechanisms.registry import resolve
+>>> from unsoft.mechanisms.core.registry import resolve
 >>> logits = torch.tensor([90.0, 0.0, -3.0])
 >>> torch.allclose(capped(resolve("softmax"), 5.0).row(logits), (5 * (logits / 5).tanh()).softmax(-1))
 True
@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from unsoft.formula import Formula
 from unsoft.formula.expr import make, symbol
-from unsoft.mechanisms.module import Mechanism
+from unsoft.mechanisms.core.module import Mechanism
 
 
 def capped(formula: Formula, cap: float) -> Formula:
@@ -21,10 +21,5 @@ def capped(formula: Formula, cap: float) -> Formula:
 
 def cap_logits(mechanism: Mechanism, cap: float) -> bool:
     """Caps every formula inside a mechanism; False if there is none, as in linear attention."""
-    found = False
-    for part in mechanism.modules():
-        for name in ("formula", "base"):
-            if isinstance(getattr(part, name, None), Formula):
-                setattr(part, name, capped(getattr(part, name), cap))
-                found = True
-    return found
+    mechanism.replace_formulas(lambda formula: capped(formula, cap))
+    return bool(mechanism.formulas)

@@ -11,18 +11,9 @@ Mechanisms that are not listed have one start only.
 
 from __future__ import annotations
 
-import torch
-from torch import Tensor
-
-from unsoft.mechanisms.differential2 import Differential2
-from unsoft.mechanisms.gpam import Gpam
-from unsoft.mechanisms.magnitude import STARTS, Magnitude
-from unsoft.mechanisms.module import Mechanism, Pointwise
-
-_SMALL, _LITTLE = -4.0, 0.02
+from unsoft.mechanisms.core.module import Mechanism
 
 
-@torch.no_grad()
 def open_start(mechanism: Mechanism) -> None:
     """Moves every part of a mechanism to its start near the identity, where it has one.
 
@@ -32,19 +23,5 @@ def open_start(mechanism: Mechanism) -> None:
     >>> layer.gamma, layer.inner.values["sink"]
     (Parameter containing: tensor([9., 9.], requires_grad=True), Parameter containing: tensor([-4., -4.], requires_grad=True))
     """
-    for part in mechanism.modules():
-        if isinstance(part, Magnitude):
-            beta, gamma = STARTS["open"]
-            part.beta.fill_(beta)
-            part.gamma.fill_(gamma)
-        elif isinstance(part, Gpam):
-            part.begin_at(min(_LITTLE, part.bound / 2))
-        elif isinstance(part, Differential2):
-            part.factor.constant.fill_(_SMALL)
-        elif isinstance(part, Pointwise):
-            _fill(part.values.get("sink"), _SMALL)
-
-
-def _fill(parameter: Tensor | None, value: float) -> None:
-    if parameter is not None:
-        parameter.fill_(value)
+    for part in mechanism.parts:
+        part.open_start()

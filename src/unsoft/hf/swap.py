@@ -17,8 +17,7 @@ from unsoft.hf.cache import MechanismCache
 from unsoft.hf.recipe import Recipe
 from unsoft.hf.softcap import cap_logits
 from unsoft.hf.start import open_start
-from unsoft.mechanisms.differential import Differential
-from unsoft.mechanisms.module import Mechanism
+from unsoft.mechanisms.core.module import Mechanism
 
 
 def swap(
@@ -139,7 +138,7 @@ def _swapped(found: Found, recipe: Recipe) -> Swapped:
     mechanism = recipe.build(found.place)
     label = str(recipe.mechanism_of(found.place.layer, found.place.layers or 1))
     _check_direction(mechanism, label, found)
-    _check_pairs(mechanism, getattr(found.module.config, "num_key_value_heads", None))
+    _check_pairs(mechanism, label, getattr(found.module.config, "num_key_value_heads", None))
     if recipe.init == "open":
         open_start(mechanism)
     softcap = getattr(found.module, "attn_logit_softcapping", None)
@@ -165,8 +164,10 @@ def _check_direction(mechanism: Mechanism, label: str, found: Found) -> None:
         )
 
 
-def _check_pairs(mechanism: Mechanism, key_heads: int | None) -> None:
-    if (key_heads or 0) % 2 and any(isinstance(part, Differential) for part in mechanism.modules()):
-        raise ValueError(
-            f"swap: the key heads of 'differential' come in pairs, so their number must be even, not {key_heads}"
-        )
+def _check_pairs(mechanism: Mechanism, label: str, key_heads: int | None) -> None:
+    for part in mechanism.parts:
+        if (key_heads or 0) % part.key_head_multiple:
+            raise ValueError(
+                f"swap: the number of key heads must be a multiple of {part.key_head_multiple} for {label!r}, whose heads come in"
+                f" groups, not {key_heads}"
+            )

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from unsoft.magnitude.centres import Centres
-from unsoft.magnitude.prefix import working_dtype
+from unsoft.magnitude.cholesky import working_dtype
 from unsoft.magnitude.streaming import chunk_step
 from unsoft.magnitude.window import Window
 

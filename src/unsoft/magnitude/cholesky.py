@@ -9,6 +9,11 @@ from unsoft.magnitude.kernel import gaussian_within
 from unsoft.magnitude.status import Outcome, Status, relative
 
 
+def working_dtype(dtype: torch.dtype, eps: float) -> torch.dtype:
+    """float64 where float32 could fail. It depends on nothing but eps: a choice by the points would not be causal."""
+    return torch.float64 if eps < 1e-3 else dtype
+
+
 def matrix(x: Tensor, present: Tensor | None, eps: float) -> Tensor:
     """Z + eps of points (systems, n, d), differentiable; an absent point is a row of the identity."""
     z = gaussian_within(x, 1 + eps)
@@ -19,9 +24,12 @@ def matrix(x: Tensor, present: Tensor | None, eps: float) -> Tensor:
 
 
 def cholesky(x: Tensor, present: Tensor | None, b: Tensor, eps: float, tolerance: float) -> Outcome:
-    """(Z + eps) w = b by Cholesky; once more in float64 if float32 fails or leaves a residual above the tolerance."""
+    """(Z + eps) w = b by Cholesky; once more in float64 if float32 fails or leaves a residual above the tolerance.
+
+    With a small eps a small residual promises little about the weights of points that nearly coincide: float64 at once.
+    """
     with torch.no_grad():
-        for dtype in dict.fromkeys((x.dtype, torch.float64)):
+        for dtype in dict.fromkeys((working_dtype(x.dtype, eps), torch.float64)):
             a = matrix(x.to(dtype), present, eps)
             factor, failed = torch.linalg.cholesky_ex(a)
             if bool(failed.any()):

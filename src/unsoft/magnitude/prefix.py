@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from unsoft.engines.native.gaussian import ArrivalFactors
-from unsoft.magnitude.cholesky import matrix
+from unsoft.magnitude.cholesky import matrix, working_dtype
 from unsoft.magnitude.factor import check_done, inverse_factor
 from unsoft.magnitude.kernel import gaussian, is_native, pull
 from unsoft.magnitude.points import checked_eps, checked_points
@@ -58,22 +58,19 @@ def prefix_weighting(
     return PrefixWeighting(*(checked.shaped(r).to(checked.x.dtype) for r in results))
 
 
-def working_dtype(dtype: torch.dtype, eps: float) -> torch.dtype:
-    """float64 where float32 could fail. It depends on nothing but eps: a choice by the points would not be causal."""
-    return torch.float64 if eps < 1e-3 else dtype
-
-
 class _Factors:
     """What :class:`ArrivalFactors` is, by torch."""
 
-    def __init__(self, x: Tensor, present: Tensor | None, eps: float) -> None:
+    def __init__(self, x: Tensor, present: Tensor | None, b: Tensor, eps: float) -> None:
         self.x, self.present = x, present
         self.m = inverse_factor(matrix(x, present, eps))
+        self.y = (self.m @ b[..., None])[..., 0]
+        self.weights = self.y * self.m.diagonal(dim1=-2, dim2=-1)
         self.done = x.shape[1]
 
-    def gradient(self, y: Tensor, slope: Tensor) -> Tensor:
+    def gradient(self, slope: Tensor) -> Tensor:
         # dw_i = -(row i of M) M_ii dA w^(i), summed over i with the slopes
-        table = (y[..., None] * self.m).cumsum_(1)
+        table = (self.y[..., None] * self.m).cumsum_(1)
         table *= (slope * self.m.diagonal(dim1=-2, dim2=-1))[..., None]
         outer = self.m.mT @ table
         z = gaussian(self.x, self.x)
@@ -87,22 +84,18 @@ class _Arrival(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, present: Tensor | None, b: Tensor, eps: float) -> Tensor:
-        weights, ctx.factors = [], []
+        ctx.factors = []
         for points, seen, ones in groups(x, present, b):
-            factors = (ArrivalFactors if is_native(x) else _Factors)(points, seen, eps)
+            factors = (ArrivalFactors if is_native(x) else _Factors)(points, seen, ones, eps)
             check_done(factors.done, points)
-            y = (factors.m @ ones[..., None])[..., 0]
-            weights.append(y * factors.m.diagonal(dim1=-2, dim2=-1))
-            ctx.factors.append((factors, y))
-        return torch.cat(weights)
+            ctx.factors.append(factors)
+        return torch.cat([factors.weights for factors in ctx.factors])
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        slopes = grad.split([len(y) for _, y in ctx.factors])
-        gradients = [
-            factors.gradient(y, slope) for (factors, y), slope in zip(ctx.factors, slopes, strict=True)
-        ]
+        slopes = grad.split([len(factors.weights) for factors in ctx.factors])
+        gradients = [factors.gradient(slope) for factors, slope in zip(ctx.factors, slopes, strict=True)]
         return torch.cat(gradients), None, None, None
 
 

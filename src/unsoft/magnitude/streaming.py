@@ -23,10 +23,9 @@ from torch.autograd.function import once_differentiable
 
 from unsoft.magnitude.background import background, recalled, times
 from unsoft.magnitude.centres import Centres, regrouped, similar_to_centres
-from unsoft.magnitude.cholesky import matrix
+from unsoft.magnitude.cholesky import matrix, working_dtype
 from unsoft.magnitude.factor import congruence, halved, inverse_factor_of
 from unsoft.magnitude.kernel import gaussian_within
-from unsoft.magnitude.prefix import working_dtype
 from unsoft.magnitude.untraced import untraced
 
 CENTRES = 96

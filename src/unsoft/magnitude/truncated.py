@@ -62,7 +62,14 @@ def _steps(
 class _Truncated(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, present: Tensor | None, b: Tensor, eps: float, steps: int, check: bool, report: list
+        ctx: Any,
+        x: Tensor,
+        present: Tensor | None,
+        b: Tensor,
+        eps: float,
+        steps: int,
+        check: bool,
+        report: list,
     ) -> Tensor:
         outcomes, active, z = [], [], None
         for points, seen, ones in groups(x, present, b):

@@ -82,7 +82,12 @@ class Window:
         return weights
 
     def gate(
-        self, key: Tensor, value: Tensor, eps: float, constants: tuple[Tensor, ...], state: Centres | None = None
+        self,
+        key: Tensor,
+        value: Tensor,
+        eps: float,
+        constants: tuple[Tensor, ...],
+        state: Centres | None = None,
     ) -> tuple[Tensor, Tensor] | None:
         """Gates (batch, heads, n) of a few new keys, not yet scaled, and values times those, in one call of the compiled code.
 
@@ -93,7 +98,12 @@ class Window:
             return None
         systems, width, _ = self._buffers[0].shape
         same = key.dtype == value.dtype == self._buffers[0].dtype
-        if not same or key.shape[0] * key.shape[1] != systems or key.shape[3] != width or key.shape[:3] != value.shape[:3]:
+        if (
+            not same
+            or key.shape[0] * key.shape[1] != systems
+            or key.shape[3] != width
+            or key.shape[:3] != value.shape[:3]
+        ):
             return None
         gates, gated, done = self._kernel.gate(start, key, value, eps, constants)
         if done < new:
@@ -151,7 +161,13 @@ class Window:
         row = _whole(size)
         centres = 0 if state is None else state.x.shape[1]
         like = self._buffers[0] if self._buffers else x
-        shapes = ((systems, width, row), (systems, row), (systems, centres, row), (systems, size, row), (systems, row))
+        shapes = (
+            (systems, width, row),
+            (systems, row),
+            (systems, centres, row),
+            (systems, size, row),
+            (systems, row),
+        )
         larger = tuple(like.new_zeros(shape) for shape in shapes)
         for into, was in zip(larger, self._buffers, strict=False):
             part = was[:, : self.length] if was is self._buffers[3] else was

@@ -6,7 +6,7 @@
 Expr('sign(s)*exp(abs(s) - m)')
 """
 
-from unsoft.mechanisms.catalogue import formulas, mechanisms
-from unsoft.mechanisms.registry import register, resolve
+from unsoft.mechanisms.core.catalogue import formulas, mechanisms
+from unsoft.mechanisms.core.registry import register, resolve, unregister
 
-__all__ = ["formulas", "mechanisms", "register", "resolve"]
+__all__ = ["formulas", "mechanisms", "register", "resolve", "unregister"]

@@ -20,7 +20,7 @@ tensor([ 0.3750, -0.6250])
 
 from unsoft.formula import Formula
 from unsoft.formula.formula import Facts
-from unsoft.mechanisms.registry import builtin
+from unsoft.mechanisms.core.registry import builtin
 
 COG = Formula(
     weight="sign(s)*exp(abs(s) - m)",

@@ -20,7 +20,7 @@ A row whose features all vanish outputs exact zeros (the authors divide by 1e-6 
 no effect, it would cancel.
 
 >>> import torch
->>> from unsoft.mechanisms.module import Place
+>>> from unsoft.mechanisms.core.module import Place
 >>> layer = Cosformer(Place(heads=2, head_dim=4), max_length=16)
 >>> q, k, v = (torch.rand(1, 2, 6, 4) for _ in range(3))
 >>> _, weights = layer(q, k, v, is_causal=True, return_weights=True)
@@ -34,10 +34,9 @@ import torch
 from torch import Tensor
 
 from unsoft.formula.analysis import Properties
-from unsoft.mechanisms import features
-from unsoft.mechanisms.linear import Linear
-from unsoft.mechanisms.module import Place
-from unsoft.mechanisms.registry import family
+from unsoft.mechanisms.core.linear import Linear
+from unsoft.mechanisms.core.module import Place
+from unsoft.mechanisms.core.registry import family
 
 
 class Cosformer(Linear):
@@ -50,8 +49,12 @@ class Cosformer(Linear):
             raise ValueError(
                 f"cosformer: argument 'max_length' must be a whole number from 1 on, not {max_length!r}"
             )
-        super().__init__(place, features.relu, compiled_map="cosine")
-        self.position_limit = max_length
+        super().__init__(place, torch.relu, compiled_map="cosine")
+        self.max_length = max_length
+
+    @property
+    def position_limit(self) -> int:
+        return self.max_length
 
     def features(self, q: Tensor, k: Tensor, first_query: int, first_key: int) -> tuple[Tensor, Tensor]:
         queries, keys = (
@@ -62,7 +65,7 @@ class Cosformer(Linear):
 
     def turned(self, x: Tensor, positions: Tensor) -> Tensor:
         """[relu(x) cos, relu(x) sin] of the position: dot products of two such features hold the cosine of the difference."""
-        limit, x = self.position_limit, x.relu()
+        limit, x = self.max_length, x.relu()
         folded = limit - (positions % (2 * limit) - limit).abs()
         angle = folded.to(x.dtype)[:, None, :, None] * (math.pi / 2 / limit)
         return torch.cat([x * angle.cos(), x * angle.sin()], dim=-1)

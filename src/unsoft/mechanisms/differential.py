@@ -16,7 +16,7 @@ The weights returned are A times the scale of its row, so weights times values a
 (1 at the start).
 
 >>> import torch
->>> from unsoft.mechanisms.module import Place
+>>> from unsoft.mechanisms.core.module import Place
 >>> layer = Differential(Place(heads=2, head_dim=4))
 >>> layer(*(torch.randn(1, 2, 5, 4) for _ in range(3))).shape
 torch.Size([1, 2, 5, 4])
@@ -31,9 +31,8 @@ from unsoft.engines.call import compute_dtype
 from unsoft.engines.run import run_formula
 from unsoft.formula import Formula
 from unsoft.formula.analysis import Properties
-from unsoft.mechanisms.affine import combine
-from unsoft.mechanisms.module import Inputs, Mechanism, Place
-from unsoft.mechanisms.registry import family, resolve
+from unsoft.mechanisms.core.module import Inputs, Mechanism, Place
+from unsoft.mechanisms.core.registry import family, resolve
 
 _EPS = 1e-5
 
@@ -49,6 +48,9 @@ def first_lambda(layer: int) -> float:
 
 class Differential(Mechanism):
     """See the module's docstring."""
+
+    formula_names = ("base",)
+    key_head_multiple = 2
 
     def __init__(self, place: Place, base: Formula | None = None) -> None:
         super().__init__(place)
@@ -79,12 +81,12 @@ class Differential(Mechanism):
                 run_formula(query, key, values, self.base, return_weights=inputs.return_weights, **options)
             )
         strength = self.strength().to(inputs.query.dtype)
-        result = combine(*maps, torch.ones_like(strength), strength)
-        out, weights = result if isinstance(result, tuple) else (result, None)
+        pairs = zip(*maps, strict=True) if inputs.return_weights else [maps]
+        out, *weights = (first - strength * second for first, second in pairs)
         mean_square = out.to(compute_dtype(out.dtype)).square().mean(-1, keepdim=True)
         scale = (1 - self.first) * (mean_square + _EPS).rsqrt().to(out.dtype)
         out = (out * scale * self.gain.to(out.dtype)).unflatten(-1, (2, -1)).transpose(-3, -2).flatten(-4, -3)
-        return out if weights is None else (out, (weights * scale).repeat_interleave(2, dim=-3))
+        return (out, (weights[0] * scale).repeat_interleave(2, dim=-3)) if weights else out
 
 
 family(

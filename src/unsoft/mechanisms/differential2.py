@@ -15,30 +15,37 @@ Can: cancel what both maps agree on, by an amount that each token chooses. Rows 
 Cannot: amplify: no norm follows, and weights lie in (-1, 1).
 
 >>> import torch
->>> from unsoft.mechanisms.module import Place
+>>> from unsoft.mechanisms.core.module import Place
 >>> layer = Differential2(Place(heads=2, head_dim=4))
 >>> layer(torch.randn(1, 4, 5, 4), torch.randn(1, 2, 5, 4), torch.randn(1, 2, 5, 4)).shape
 torch.Size([1, 2, 5, 4])
 """
 
+import torch
 from torch import Tensor
 
 from unsoft.engines.run import run_formula
 from unsoft.formula import Formula
 from unsoft.formula.analysis import Properties
-from unsoft.mechanisms.affine import combine
-from unsoft.mechanisms.factor import TokenFactor
-from unsoft.mechanisms.module import Inputs, Mechanism, Place
-from unsoft.mechanisms.registry import family, resolve
+from unsoft.mechanisms.core.factor import TokenFactor
+from unsoft.mechanisms.core.module import Inputs, Mechanism, Place
+from unsoft.mechanisms.core.registry import family, resolve
 
 
 class Differential2(Mechanism):
     """See the module's docstring."""
 
+    formula_names = ("base",)
+
     def __init__(self, place: Place, base: Formula | None = None) -> None:
         super().__init__(place)
         self.base = base or resolve("softmax")
         self.factor = TokenFactor(place, width=1)
+
+    @torch.no_grad()
+    def open_start(self) -> None:
+        """sigmoid(-4) = 0.02 of the second map is subtracted."""
+        self.factor.constant.fill_(-4.0)
 
     @property
     def query_heads(self) -> int:
@@ -51,15 +58,17 @@ class Differential2(Mechanism):
                 f"differential2: argument 'query' has {heads} heads (shape {tuple(inputs.query.shape)}); it needs two for each of"
                 f" the {self.place.heads} heads of the output, {self.query_heads}"
             )
-        options = inputs.options | {"enable_gqa": True}
+        mask = inputs.options["attn_mask"]
+        if isinstance(mask, Tensor) and mask.dim() >= 3 and 1 < mask.shape[-3] == self.place.heads:
+            mask = mask.repeat_interleave(2, dim=-3)  # one for both queries of a pair
+        options = inputs.options | {"enable_gqa": True, "attn_mask": mask}
         result = run_formula(
             inputs.query, inputs.key, inputs.value, self.base, return_weights=inputs.return_weights, **options
         )
         strength = self.factor(inputs.query[..., 0::2, :, :], inputs.hidden).sigmoid()
-        pairs = result if isinstance(result, tuple) else (result,)
-        first, second = (tuple(x[..., which::2, :, :] for x in pairs) for which in (0, 1))
-        combined = combine(first, second, strength.new_ones(()), strength)
-        return combined if inputs.return_weights else combined[0]
+        results = result if isinstance(result, tuple) else (result,)
+        out, *weights = (x[..., 0::2, :, :] - strength * x[..., 1::2, :, :] for x in results)
+        return (out, weights[0]) if weights else out
 
 
 family(

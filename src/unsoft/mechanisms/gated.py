@@ -14,10 +14,10 @@ weights times values are the output before the gate.
 
 from torch import Tensor
 
-from unsoft.mechanisms.cache import Cache
-from unsoft.mechanisms.factor import TokenFactor
-from unsoft.mechanisms.module import Around, Inputs, Mechanism
-from unsoft.mechanisms.registry import module_modifier
+from unsoft.mechanisms.core.cache import Cache
+from unsoft.mechanisms.core.factor import TokenFactor
+from unsoft.mechanisms.core.module import Around, Inputs, Mechanism
+from unsoft.mechanisms.core.registry import module_modifier
 
 _ALMOST_OPEN = 4.0
 

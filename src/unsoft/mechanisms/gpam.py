@@ -28,7 +28,7 @@ bound, beginning at ``start`` and -``start``; rows then sum to 1 + l+ + l-.
 l+ and l- are learnable per head; ``tied=True`` makes them one number, so that rows sum to 1; ``fixed`` sets both to a constant.
 
 >>> import torch
->>> from unsoft.mechanisms.module import Place
+>>> from unsoft.mechanisms.core.module import Place
 >>> layer = Gpam(Place(heads=2, head_dim=4), tied=True)
 >>> q, k, v = (torch.randn(1, 2, 5, 4) for _ in range(3))
 >>> _, weights = layer(q, k, v, return_weights=True)
@@ -43,13 +43,15 @@ from torch import Tensor, nn
 
 from unsoft.formula import Formula
 from unsoft.formula.analysis import Properties
-from unsoft.mechanisms.affine import combine, paired_attention
-from unsoft.mechanisms.module import Inputs, Mechanism, Place
-from unsoft.mechanisms.registry import family, resolve
+from unsoft.mechanisms.core.affine import paired_attention
+from unsoft.mechanisms.core.module import Inputs, Mechanism, Place
+from unsoft.mechanisms.core.registry import family, resolve
 
 
 class Gpam(Mechanism):
     """See the module's docstring. ``start``: l+ and l- at the beginning; ``opposed``: W- = -I, else a random map."""
+
+    formula_names = ("base",)
 
     def __init__(
         self,
@@ -74,6 +76,7 @@ class Gpam(Mechanism):
             raise ValueError(f"gpam: argument 'fixed' must be a non-negative number, not {fixed!r}")
         self.base = base or resolve("softmax")
         self.bound, self.tied, self.fixed, self.literal = bound, tied, fixed, literal
+        self._known: tuple[object, tuple[Tensor, Tensor]] = (None, (torch.empty(0), torch.empty(0)))
         heads, width = place.heads, place.head_dim
         first = (
             -torch.eye(width).expand(heads, width, width)
@@ -81,22 +84,25 @@ class Gpam(Mechanism):
             else torch.randn(heads, width, width) / width**0.5
         )
         self.negative_map = nn.Parameter(first.clone())
-        if fixed is None:
-            self.plus = nn.Parameter(torch.empty(heads))
-            self.minus = None if tied else nn.Parameter(torch.empty(heads))
-            self.begin_at(start)
+        self.plus = None if fixed is not None else nn.Parameter(torch.empty(heads))
+        self.minus = None if fixed is not None or tied else nn.Parameter(torch.empty(heads))
+        self.begin_at(start)
 
     @torch.no_grad()
     def begin_at(self, strength: float) -> None:
         """Sets what is added of the first map and subtracted of the second, if that is learnable."""
-        if self.fixed is None:
+        if self.plus is not None:
             self.plus.fill_(strength if self.literal else math.log(strength / (self.bound - strength)))
             if self.minus is not None:
                 self.minus.copy_(-self.plus if self.literal else self.plus)
 
+    def open_start(self) -> None:
+        """2 % is added of the first map and subtracted of the second."""
+        self.begin_at(min(0.02, self.bound / 2))
+
     def strengths(self) -> tuple[Tensor, Tensor]:
         """How much is added of the first map and subtracted of the second, one value per head: l+ and l- (-l- if literal)."""
-        if self.fixed is not None:
+        if self.plus is None:
             both = self.negative_map.new_full((self.place.heads,), self.fixed)
             return both, both
         if self.literal:
@@ -110,9 +116,20 @@ class Gpam(Mechanism):
         return (query @ negative_map).relu() if self.literal else query.relu() @ negative_map
 
     def attend(self, inputs: Inputs) -> Tensor | tuple[Tensor, Tensor]:
-        plus, minus = (x.to(inputs.query.dtype)[:, None, None] for x in self.strengths())
-        first, second = paired_attention(inputs, self.second_query(inputs.query), self.base)
-        return combine(first, second, 1 + plus, minus)
+        factors = self._factors(inputs.query.dtype)
+        return paired_attention(inputs, self.second_query(inputs.query), self.base, *factors)
+
+    def _factors(self, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        """1 + l+ and l-; where no gradient is wanted they are computed once for as long as the parameters stay the same."""
+        learned = [x for x in (self.negative_map, self.plus, self.minus) if x is not None]
+        if torch.is_grad_enabled() or torch.compiler.is_compiling() or any(x.is_inference() for x in learned):
+            plus, minus = self.strengths()
+            return (1 + plus).to(dtype), minus.to(dtype)
+        state = (dtype, *((x.data_ptr(), x._version) for x in learned))
+        if self._known[0] != state:
+            plus, minus = self.strengths()
+            self._known = (state, ((1 + plus).to(dtype), minus.to(dtype)))
+        return self._known[1]
 
 
 family(

@@ -16,7 +16,7 @@ tensor([ 0.2500, -0.5000,  0.7500,  0.5000])
 
 from unsoft.formula import Formula
 from unsoft.formula.formula import Facts
-from unsoft.mechanisms.registry import builtin
+from unsoft.mechanisms.core.registry import builtin
 
 IDENTITY = Formula(
     weight="s/n",

@@ -17,7 +17,7 @@ tensor([0.6000, 0.8000])
 
 from unsoft.formula import Formula
 from unsoft.formula.formula import Facts
-from unsoft.mechanisms.registry import builtin
+from unsoft.mechanisms.core.registry import builtin
 
 L2 = Formula(
     weight="exp(s - m)",

@@ -11,7 +11,7 @@ standard normal inputs. ``logn16`` does the same. A float mask is not scaled: it
 want it.
 
 >>> import torch
->>> from unsoft.mechanisms.registry import resolve
+>>> from unsoft.mechanisms.core.registry import resolve
 >>> weights = resolve("logn(2)+softmax").row(torch.tensor([1.0, 0.0, 0.0, 0.0]))          # log 4 / log 2 = 2
 >>> torch.allclose(weights, torch.tensor([2.0, 0.0, 0.0, 0.0]).softmax(-1))
 True
@@ -24,7 +24,7 @@ import math
 
 from unsoft.formula import Formula
 from unsoft.formula.expr import make, symbol
-from unsoft.mechanisms.registry import formula_modifier
+from unsoft.mechanisms.core.registry import formula_modifier
 
 
 def logn(base: Formula, n0: float = 512, least: float = 1) -> Formula:

@@ -44,20 +44,20 @@ from unsoft.engines.call import Call, compute_dtype
 from unsoft.formula import Formula
 from unsoft.formula.analysis import Properties
 from unsoft.magnitude.arriving import ExactArrival, StreamedArrival
-from unsoft.magnitude.cholesky import cholesky, matrix
+from unsoft.magnitude.cholesky import cholesky, matrix, working_dtype
 from unsoft.magnitude.factor import inverse_factor
 from unsoft.magnitude.implicit import solved_weights
 from unsoft.magnitude.lowrank import lowrank_weights
 from unsoft.magnitude.points import Points, checked_eps
-from unsoft.magnitude.prefix import arrival_weights, working_dtype
+from unsoft.magnitude.prefix import arrival_weights
 from unsoft.magnitude.streaming import CENTRES, CHUNK, streamed_weights
 from unsoft.magnitude.truncated import truncated_weights
-from unsoft.mechanisms.cache import Cache
-from unsoft.mechanisms.gated_mass import MassGate
+from unsoft.mechanisms.core.cache import Cache
+from unsoft.mechanisms.core.gated_mass import MassGate
+from unsoft.mechanisms.core.module import Around, Inputs, Mechanism, Place, Pointwise
+from unsoft.mechanisms.core.registry import family, module_modifier, resolve
 from unsoft.mechanisms.magnitude_cache import MagnitudeCache
 from unsoft.mechanisms.magnitude_rows import attend_by_rows
-from unsoft.mechanisms.module import Around, Inputs, Mechanism, Place, Pointwise
-from unsoft.mechanisms.registry import family, module_modifier, resolve
 
 WHERE, SOLVERS = ("values", "mass"), ("cg", "cholesky", "lowrank")
 CAUSAL = ("auto", "arrival", "prefix", "streaming")
@@ -71,6 +71,8 @@ _RESIDUAL = 1e-4
 
 class Magnitude(Around):
     """See the module's docstring."""
+
+    needs_all_keys = True
 
     def __init__(
         self, inner: Mechanism, *, where: str = "values", causal: str = "auto", start: str = "plain", t: float = 1.0,
@@ -108,6 +110,13 @@ class Magnitude(Around):
         self.log_t = nn.Parameter(torch.full((heads,), math.log(t)))
         self.beta = nn.Parameter(torch.full((heads,), beta))
         self.gamma = nn.Parameter(torch.full((heads,), gamma))
+
+    @torch.no_grad()
+    def open_start(self) -> None:
+        """Gates of sigmoid(9) = 0.9999 for every key."""
+        beta, gamma = STARTS["open"]
+        self.beta.fill_(beta)
+        self.gamma.fill_(gamma)
 
     def extra_repr(self) -> str:
         how = (
@@ -163,13 +172,18 @@ class Magnitude(Around):
         else:
             weights = cache.arriving.add(points.x.detach(), points.present, self.eps)
         cache.length += new
-        if cache.rows and new and inputs.query.numel():
+        if cache.rows:
             keys, values = cache.inner.append(inputs.key, inputs.value)
             whole = inputs.change(
                 key=keys, value=values, options=inputs.options | {"is_causal": "lower_right"}
             )
-            window, first = cache.arriving.window, cache.length - inputs.query.shape[-2]
-            result, cache.last_row = attend_by_rows(self, whole, window.m, window.y, cache.last_row, first)
+            if inputs.query.numel() == 0 or keys.numel() == 0:
+                return self.attend(whole)
+            window, rows = cache.arriving.window, inputs.query.shape[-2]
+            before = cache.last_row if rows == new else None  # it is the row before the first new key
+            result, cache.last_row = attend_by_rows(
+                self, whole, window.m, window.y, before, cache.length - rows
+            )
             return result
         return self._gated(inputs, self._gate(weights, points), None, cache)
 
@@ -179,7 +193,11 @@ class Magnitude(Around):
         mask = options["attn_mask"]
         if isinstance(mask, Tensor) and mask.shape[-1] == cache.length + new:
             options["attn_mask"] = mask[..., cache.length :]  # which of the new keys are there?
-        query = inputs.query[..., inputs.query.shape[-2] - new :, :] if new < inputs.query.shape[-2] else inputs.query
+        query = (
+            inputs.query[..., inputs.query.shape[-2] - new :, :]
+            if new < inputs.query.shape[-2]
+            else inputs.query
+        )
         return self._points(inputs, self._call(inputs.change(query=query, options=options)))
 
     def _plain_points(self, key: Tensor, cache: MagnitudeCache) -> Points:
@@ -230,7 +248,7 @@ class Magnitude(Around):
                 return self.inner.attend_gated(inputs, gate)
             return self.inner.attend_gated(inputs, gate, cache.inner, cache.all_gates(gate))
         if value is None:
-            value = inputs.value * gate[..., None].to(inputs.value.dtype)
+            value = _times(inputs.value, gate[..., None].to(inputs.value.dtype))
         gated = inputs.change(value=value)
         result = self.inner.attend(gated) if cache is None else self.inner.attend_cached(gated, cache.inner)
         if not isinstance(result, tuple):
@@ -271,6 +289,16 @@ class Magnitude(Around):
         """sqrt(t / d) of each key head, (heads, 1, 1)."""
         scale = _by_key_head(self.log_t, heads).to(keys.dtype).exp() / keys.shape[-1]
         return scale.sqrt()[:, None, None]
+
+
+def _times(value: Tensor, gate: Tensor) -> Tensor:
+    """The product; the gradient of the gate knows nothing of a value that is not finite, which may belong to a masked key."""
+    if not gate.requires_grad:
+        return value * gate
+    finite = value.isfinite()
+    if not torch.compiler.is_compiling() and bool(finite.all()):
+        return value * gate
+    return torch.where(finite, value, 0.0) * gate + torch.where(finite, 0.0, value)
 
 
 def _by_key_head(parameter: Tensor, heads: int) -> Tensor:

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from unsoft.magnitude.arriving import ExactArrival, StreamedArrival
-from unsoft.mechanisms.cache import Cache, KeyValueCache
+from unsoft.mechanisms.core.cache import Cache, KeyValueCache
 
 
 class MagnitudeCache(Cache):
@@ -30,6 +30,12 @@ class MagnitudeCache(Cache):
         row = () if self.last_row is None else (self.last_row,)
         gates = () if self.gates is None else self.gates.tensors
         return (*self.inner.tensors, *self.arriving.tensors, *row, *gates)
+
+    @property
+    def holders(self) -> tuple[object, ...]:
+        """A snapshot holds until the next chunk of a streaming window begins, in the memory of the last one."""
+        gates = () if self.gates is None else self.gates.holders
+        return (self, self.arriving, self.arriving.window, *self.inner.holders, *gates)
 
     def all_gates(self, new: Tensor) -> Tensor | None:
         """The gates of all keys, once those of the new keys are added; None where the mechanism inside keeps no keys either."""

@@ -6,10 +6,11 @@ from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
-from torch.nn.functional import dropout, pad
+from torch.nn.functional import pad
 from torch.utils.checkpoint import checkpoint
 
-from unsoft.mechanisms.module import Inputs
+from unsoft.mechanisms.core.gated_mass import weighted_values
+from unsoft.mechanisms.core.module import Inputs
 
 if TYPE_CHECKING:
     from unsoft.mechanisms.magnitude import Magnitude
@@ -98,7 +99,9 @@ class _Block:
 
     def __call__(self, m: Tensor, y: Tensor, carry: Tensor) -> tuple[Tensor, ...]:
         new = slice(self.first, self.seen)
-        table = torch.cat([carry[:, None, : self.seen], y[:, new, None] * m[:, new, : self.seen]], dim=1).cumsum(1)
+        table = torch.cat(
+            [carry[:, None, : self.seen], y[:, new, None] * m[:, new, : self.seen]], dim=1
+        ).cumsum(1)
         last = pad(table[:, -1], (0, self.keys - self.seen))
         table = table[:, 1:]
         batch = self.inputs.key.shape[:-2]
@@ -116,7 +119,4 @@ class _Block:
         )
         every = weights.shape[-3] // gate.shape[-3]
         weights = weights * gate.repeat_interleave(every, dim=-3).to(weights.dtype)
-        value = self.inputs.value.repeat_interleave(weights.shape[-3] // self.inputs.value.shape[-3], dim=-3)
-        seen = weights != 0  # a masked key is inert, even if its value is not finite
-        value = value if bool(value.isfinite().all()) else torch.where(seen.any(-2)[..., None], value, 0.0)
-        return dropout(weights, p) @ value, weights
+        return weighted_values(weights, self.inputs.value, p), weights

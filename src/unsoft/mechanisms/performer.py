@@ -11,7 +11,7 @@ so far taken out, so that rows sum to 1 for every head width and every size of q
 over all tokens and add 1e-4 to every feature instead, which looks ahead and is not causal).
 
 >>> import torch
->>> from unsoft.mechanisms.module import Place
+>>> from unsoft.mechanisms.core.module import Place
 >>> q, k, v = (torch.randn(1, 1, 50, 8, generator=torch.Generator().manual_seed(s)) / 2 for s in range(3))
 >>> exact = torch.nn.functional.scaled_dot_product_attention(q, k, v)
 >>> errors = [(Performer(Place(1, 8), m)(q, k, v) - exact).norm().item() for m in (8, 128, 2048)]
@@ -19,13 +19,34 @@ over all tokens and add 1e-4 to every feature instead, which looks ahead and is 
 True
 """
 
+import torch
 from torch import Tensor
 
 from unsoft.formula.analysis import Properties
-from unsoft.mechanisms.features import log_positive_random, orthogonal_directions
-from unsoft.mechanisms.linear import Linear
-from unsoft.mechanisms.module import Place
-from unsoft.mechanisms.registry import family
+from unsoft.mechanisms.core.linear import Linear
+from unsoft.mechanisms.core.module import Place
+from unsoft.mechanisms.core.registry import family
+
+
+def log_positive_random(x: Tensor, directions: Tensor) -> Tensor:
+    """w . x - |x|^2 / 2 for random directions w: logarithms of unbiased features of exp(s) (Performer, arXiv 2009.14794)."""
+    return x @ directions.to(x.dtype).mT - x.square().sum(-1, keepdim=True) / 2
+
+
+def orthogonal_directions(count: int, width: int, seed: int) -> Tensor:
+    """``count`` random directions, orthogonal in groups of ``width``, with the lengths of Gaussian vectors."""
+    generator = torch.Generator().manual_seed(seed)
+    blocks = []
+    for _ in range(-(-count // width)):
+        orthogonal, triangle = torch.linalg.qr(
+            torch.randn(width, width, generator=generator, dtype=torch.float64)
+        )
+        orthogonal = (
+            orthogonal * triangle.diagonal().sign()
+        )  # without this, QR prefers some signs: a biased estimate
+        lengths = torch.randn(width, width, generator=generator, dtype=torch.float64).norm(dim=1)
+        blocks.append(orthogonal * lengths[:, None])
+    return torch.cat(blocks)[:count].float()
 
 
 class Performer(Linear):
@@ -38,10 +59,13 @@ class Performer(Linear):
             raise ValueError(
                 f"performer: the number of features must be a whole number from 1 on, not {count!r}"
             )
-        super().__init__(place, self._map, scaled=True, logarithmic=True)
+        super().__init__(place, self._query_map, self._key_map, scaled=True, logarithmic=True)
         self.register_buffer("directions", orthogonal_directions(count, place.head_dim, seed))
 
-    def _map(self, x: Tensor) -> Tensor:
+    def _query_map(self, x: Tensor) -> Tensor:
+        return x @ self.directions.to(x.dtype).mT  # exp(-|q|^2 / 2) is the same for the whole row and cancels
+
+    def _key_map(self, x: Tensor) -> Tensor:
         return log_positive_random(x, self.directions)
 
 

@@ -16,7 +16,7 @@ tensor([ 4.0000, -0.5000,  0.0000,  0.5000])
 
 from unsoft.formula import Formula
 from unsoft.formula.formula import Facts
-from unsoft.mechanisms.registry import builtin
+from unsoft.mechanisms.core.registry import builtin
 
 
 def polynomial(p: int = 3) -> Formula:

@@ -17,7 +17,7 @@ tensor([0.0000, 0.7500, 0.2500, 0.0000])
 
 from unsoft.formula import Formula
 from unsoft.formula.formula import Facts
-from unsoft.mechanisms.registry import builtin
+from unsoft.mechanisms.core.registry import builtin
 
 RELU = Formula(
     weight="max(s, 0)/n",

@@ -1,12 +1,11 @@
-"""retention: linear attention whose weights fade with distance (RetNet); decay: the fading alone.
+"""retention: linear attention whose weights fade with distance (RetNet).
 
-    retention   a_ij = d^(i-j) s_ij        j <= i, not normalised, signed
-    decay       a_ij = d^(i-j)             the linear RNN of Su 2023: what recurrence forgets, without content
+    a_ij = d^(i-j) s_ij          j <= i, not normalised, signed
 
-Papers: Sun et al., Retentive Network, arXiv 2307.08621 (d_h = 1 - 2^(-5-h)); Orvieto et al., LRU, for the recurrence.
+Paper: Sun et al., Retentive Network, arXiv 2307.08621 (d_h = 1 - 2^(-5-h)).
 
 Can: focus without limit: the sparsity measure S goes to 0 with the length; constant cost per token. Cannot: look far: what is
-attended to depends on distance (decay: on nothing else). Both look back only.
+attended to depends on distance. It looks back only.
 
 d is one number per head in (0, 1), fixed as published, or ``learnable``.
 
@@ -21,12 +20,13 @@ The c is ours: with W = 0 and c = 1.278 the gate starts at 1 (the paper has no c
 are those before norm and gate.
 
 >>> import torch
->>> from unsoft.mechanisms.module import Place
->>> _, weights = Decay(Place(1, 4), start=0.5)(*(torch.randn(1, 1, 3, 4) for _ in range(3)), is_causal=True, return_weights=True)
+>>> from unsoft.mechanisms.core.module import Place
+>>> one = torch.ones(1, 1, 3, 4)                             # every logit is 4 / sqrt 4 = 2
+>>> _, weights = Retention(Place(1, 4), start=0.5)(one, one, one, is_causal=True, return_weights=True)
 >>> weights[0, 0]
-tensor([[1.0000, 0.0000, 0.0000],
-        [0.5000, 1.0000, 0.0000],
-        [0.2500, 0.5000, 1.0000]])
+tensor([[2.0000, 0.0000, 0.0000],
+        [1.0000, 2.0000, 0.0000],
+        [0.5000, 1.0000, 2.0000]])
 """
 
 from __future__ import annotations
@@ -36,12 +36,11 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from unsoft.formula.analysis import Properties
-from unsoft.mechanisms import features
-from unsoft.mechanisms.cache import Cache
-from unsoft.mechanisms.factor import TokenFactor
-from unsoft.mechanisms.linear import Linear
-from unsoft.mechanisms.module import Inputs, Place
-from unsoft.mechanisms.registry import family
+from unsoft.mechanisms.core.cache import Cache
+from unsoft.mechanisms.core.factor import TokenFactor
+from unsoft.mechanisms.core.linear import Linear, unchanged
+from unsoft.mechanisms.core.module import Inputs, Place
+from unsoft.mechanisms.core.registry import family
 
 _OPEN_GATE = 1.2784645427610738
 """swish(this) = 1."""
@@ -62,7 +61,7 @@ class Retention(Linear):
         norm: str | None = None,
         gate: bool = False,
     ) -> None:
-        super().__init__(place, features.identity, scaled=True, normaliser="none", compiled_map="identity")
+        super().__init__(place, unchanged, scaled=True, normaliser="none", compiled_map="identity")
         if start is not None and not 0 < start < 1:
             raise ValueError(
                 f"{type(self).__name__.lower()}: the decay must lie strictly between 0 and 1, not {start!r}"
@@ -98,22 +97,7 @@ class Retention(Linear):
         return self.logit.sigmoid()
 
 
-class Decay(Retention):
-    """Retention without content: every key has the feature 1."""
-
-    def __init__(self, place: Place, start: float | None = None, *, learnable: bool = False) -> None:
-        super().__init__(place, start, learnable=learnable)
-        self.compiled_map = None  # compiled code would multiply queries and keys
-
-    def features(self, q: Tensor, k: Tensor, first_query: int, first_key: int) -> tuple[Tensor, Tensor]:
-        return torch.ones_like(q[..., :1]), torch.ones_like(k[..., :1])
-
-
 family(
     "retention", Retention, summary="linear attention whose weights fade with distance", argument="start",
     paper="Sun et al. 2023, arXiv 2307.08621", properties=Properties(True, "free", "free", False, False, True),
-)  # fmt: skip
-family(
-    "decay", Decay, summary="weights that fade with distance, whatever the content", argument="start",
-    paper="Orvieto et al. 2023, arXiv 2303.06349", properties=Properties(False, "free", "free", False, False, True),
 )  # fmt: skip

@@ -17,7 +17,7 @@ tensor([0.5000, 0.7500])
 
 from unsoft.formula import Formula
 from unsoft.formula.formula import Facts
-from unsoft.mechanisms.registry import builtin
+from unsoft.mechanisms.core.registry import builtin
 
 SIGMOID = Formula(
     weight="sigmoid(s - log(n))",

@@ -19,7 +19,7 @@ tensor([  9.0000, -16.0000])
 
 from unsoft.formula import Formula
 from unsoft.formula.formula import Facts
-from unsoft.mechanisms.registry import builtin
+from unsoft.mechanisms.core.registry import builtin
 
 SINH = Formula(
     weight="(exp(s - m) + exp(-s - m))*tanh(s)/2",

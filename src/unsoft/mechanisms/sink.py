@@ -7,14 +7,14 @@ Known from gpt-oss; with sink = 0 on softmax it is softmax1.
 Can: let a head attend to nothing, without a token being misused for it. Cannot: help a formula without a normaliser.
 
 >>> import torch
->>> from unsoft.mechanisms.registry import resolve
+>>> from unsoft.mechanisms.core.registry import resolve
 >>> resolve("sink+softmax").row(torch.tensor([0.0, 0.0]), sink=0.0)           # 1 / (1 + 1 + 1)
 tensor([0.3333, 0.3333])
 """
 
 from unsoft.formula import Formula
 from unsoft.formula.expr import make, symbol
-from unsoft.mechanisms.registry import formula_modifier
+from unsoft.mechanisms.core.registry import formula_modifier
 
 
 def sink(base: Formula, start: float = 0.0) -> Formula:

@@ -15,7 +15,7 @@ tensor([0.2500, 0.7500])
 
 from unsoft.formula import Formula
 from unsoft.formula.formula import Facts
-from unsoft.mechanisms.registry import builtin
+from unsoft.mechanisms.core.registry import builtin
 
 SOFTMAX = Formula(
     weight="exp(s - m)",

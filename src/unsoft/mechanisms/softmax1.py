@@ -17,7 +17,7 @@ tensor([0.2500, 0.5000])
 
 from unsoft.formula import Formula
 from unsoft.formula.formula import Facts
-from unsoft.mechanisms.registry import builtin
+from unsoft.mechanisms.core.registry import builtin
 
 SOFTMAX1 = Formula(
     weight="exp(s - m)",

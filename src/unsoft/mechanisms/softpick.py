@@ -20,7 +20,7 @@ tensor([4.0000, 2.0000, 0.0000])
 
 from unsoft.formula import Formula
 from unsoft.formula.formula import Facts
-from unsoft.mechanisms.registry import builtin
+from unsoft.mechanisms.core.registry import builtin
 
 SOFTPICK = Formula(
     weight="max(-sign(s)*exp(max(s, 0) - m)*expm1(-abs(s)), 0)",

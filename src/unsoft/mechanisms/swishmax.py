@@ -17,7 +17,7 @@ tensor([ 0.6652, -0.0900])
 
 from unsoft.formula import Formula
 from unsoft.formula.formula import Facts
-from unsoft.mechanisms.registry import builtin
+from unsoft.mechanisms.core.registry import builtin
 
 SWISHMAX = Formula(
     weight="s*exp(s - m)",

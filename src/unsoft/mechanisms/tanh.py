@@ -16,7 +16,7 @@ tensor([ 0.3000, -0.4000])
 
 from unsoft.formula import Formula
 from unsoft.formula.formula import Facts
-from unsoft.mechanisms.registry import builtin
+from unsoft.mechanisms.core.registry import builtin
 
 TANH = Formula(
     weight="tanh(s)/n",

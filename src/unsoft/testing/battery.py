@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -11,7 +11,8 @@ import torch
 from unsoft import engines as all_engines
 from unsoft.errors import CompilerWarning, MechanismError
 from unsoft.formula import Formula
-from unsoft.mechanisms.registry import Plan, resolve
+from unsoft.mechanisms.core.registry import resolve
+from unsoft.mechanisms.core.spec import Plan
 from unsoft.testing import (
     causality,
     decoding,
@@ -28,9 +29,12 @@ from unsoft.testing import (
 )  # fmt: skip
 from unsoft.testing.case import Case, draw
 from unsoft.testing.check import Check, NotApplicable, Property
-from unsoft.testing.family import check_family
+from unsoft.testing.definitions import definition_of
+from unsoft.testing.family import FAMILY_THEMES, check_family
+from unsoft.testing.grid.point import Point
 from unsoft.testing.measure import Measure
 from unsoft.testing.report import Report, Row, worst_of
+from unsoft.testing.sizes import CHECKS, Sizes, points_for
 
 THEMES: dict[str, list[Property]] = {
     module.__name__.rpartition(".")[2]: module.PROPERTIES
@@ -48,8 +52,13 @@ def check_mechanism(
     seed: int = 0,
     quick: bool = False,
     only: str | Sequence[str] | None = None,
+    options: Mapping[str, Any] | None = None,
+    thorough: bool = False,
+    case: str | None = None,
 ) -> Report:
     """Checks that a mechanism keeps every promise of unsoft on every engine; if not, raises MechanismError.
+
+    Takes about half a minute, with ``quick`` a few seconds, ``thorough`` some minutes.
 
     >>> import unsoft
     >>> own = unsoft.Formula("tanh(s)/n")
@@ -61,52 +70,83 @@ def check_mechanism(
     edges: dead rows            dense ...
 
     mechanism
-        A name (see ``unsoft.mechanisms()``; "logn+gpam" too) or a Formula of your own. Mechanisms that are modules
-        have a battery of their own, without engines and themes.
+        A name (see ``unsoft.mechanisms()``; "logn+gpam" too) or a Formula of your own.
     engines
         Names of engines; by default all that support the mechanism, "auto" included. Single cases that an
         engine does not support are left out.
     seed
-        Of the random inputs. The same seed gives the same inputs.
+        Of the random inputs and of the sizes that are drawn. The same seed gives the same inputs.
     quick
-        Fewer cases.
+        Fewer and smaller cases.
     only
         Themes to run, of: parity, gradients, causality, decoding, masking, edges, nonfinite, equivariance,
-        dtypes, dropout, purity, promises.
+        dtypes, dropout, purity, promises, sizes. Mechanisms that are modules have some of them, and "engines".
+    options
+        Keywords of the mechanism's class, as ``unsoft.mechanism`` takes them: ``{"where": "mass"}`` for magnitude.
+    thorough
+        In the theme "sizes", every pair of lengths, widths, dtypes, masks ... on every engine, instead of a
+        sample in which every one of them occurs.
+    case
+        One case of the theme "sizes", as a failure prints it: "length=129 width=96 dtype=float32".
     """
-    formula = resolve(mechanism)
-    if isinstance(formula, Plan):
-        return _checked_family(formula, engines, seed, only)
+    found = resolve(mechanism)
+    formula = found if isinstance(found, Formula) else None
+    title = mechanism if isinstance(mechanism, str) else mechanism.name or str(mechanism.weight)
+    options = dict(options or {})
+    if formula is not None and options:
+        raise ValueError(f"options: {title!r} is a formula and has none; got {', '.join(options)}")
     names = _engine_names(formula, engines)
-    rows = []
-    for theme in _themes(only):
-        memory: dict[object, Any] = {}  # the engines of a theme share inputs and references
-        for promise in THEMES[theme]:
-            for engine in names:
-                if promise.engines is None or engine in promise.engines:
-                    rows.append(_judge(theme, promise, Check(formula, engine, seed, quick, memory)))
-    title = mechanism if isinstance(mechanism, str) else formula.name or str(formula.weight)
+    themes = _themes(
+        "sizes" if case is not None else only, [*THEMES, "sizes"] if formula is not None else FAMILY_THEMES
+    )
+    rows: list[Row] = []
+    if formula is not None:
+        rows += _formula_rows(formula, names, themes, seed, quick)
+    elif isinstance(found, Plan):
+        rows += check_family(found, seed, options, themes).rows
+    if "sizes" in themes:
+        plan = found if isinstance(found, Plan) else Plan(title, None, found)
+        definition = definition_of(mechanism)
+        if definition is None and formula is not None:
+            definition = definition_of(formula)
+        points = (
+            (Point.parse(case),)
+            if case is not None
+            else points_for(title, seed, quick=quick, thorough=thorough)
+        )
+        sizes = Sizes(plan, definition, seed, options, points)
+        rows += size_rows(sizes, names, thorough or engines is not None)
     report = Report(title, seed, tuple(rows))
     if not report.ok:
-        raise MechanismError(_explanation(report, mechanism, quick))
-    return report
-
-
-def _checked_family(
-    plan: Plan, engines: Sequence[str] | None, seed: int, only: str | Sequence[str] | None
-) -> Report:
-    if engines is not None or only is not None:
-        raise ValueError(
-            f"engines, only: are for formulas; {plan.name!r} is a module and is checked as a whole"
-        )
-    report = check_family(plan, seed)
-    if not report.ok:
-        lines = [f"  {row.theme}: {row.promise}: {row.finding}" for row in report.failures]
-        again = f"again (Python): unsoft.testing.check_mechanism({plan.name!r}, seed={seed})"
         raise MechanismError(
-            "\n".join([f"{plan.name}: {len(lines)} checks failed", *lines, again, "", str(report)])
+            _explanation(report, mechanism, {"quick": quick, "options": options, "thorough": thorough})
         )
     return report
+
+
+def _formula_rows(
+    formula: Formula, names: list[str], themes: list[str], seed: int, quick: bool
+) -> Iterator[Row]:
+    for theme in themes:
+        memory: dict[object, Any] = {}  # the engines of a theme share inputs and references
+        for promise in THEMES.get(theme, []):
+            for engine in names:
+                if promise.engines is None or engine in promise.engines:
+                    yield _judge(theme, promise, Check(formula, engine, seed, quick, memory))
+
+
+def size_rows(sizes: Sizes, names: Sequence[str], every: bool = False) -> list[Row]:
+    """The theme "sizes". "auto" gets all points; the other engines share them, unless ``every`` one is to have all."""
+    others = () if every else tuple(name for name in names if name != "auto")
+    rows = []
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", CompilerWarning)
+        for check in CHECKS:
+            for engine in names:
+                measures = list(sizes.measures(check, engine, sizes.of(check, engine, others)))
+                skipped = "" if measures else "no point of the grid applies"
+                rows.append(Row("sizes", check, engine, len(measures), worst_of(measures), skipped))
+    return rows
 
 
 def _judge(theme: str, promise: Property, check: Check) -> Row:
@@ -125,27 +165,33 @@ def _judge(theme: str, promise: Property, check: Check) -> Row:
     return Row(**about, cases=len(measures), worst=worst_of(measures))
 
 
-def _explanation(report: Report, mechanism: str | Formula, quick: bool) -> str:
+def _explanation(report: Report, mechanism: str | Formula, options: Mapping[str, Any]) -> str:
     """The failures, how to run the first one again, and the whole table."""
     first = report.failures[0]
     what = repr(mechanism) if isinstance(mechanism, str) else f"unsoft.{mechanism!r}"
-    options = f"engines=[{first.engine!r}], seed={report.seed}, quick={quick}, only={first.theme!r}"
+    given = {
+        "engines": [first.engine] if first.engine in all_engines.engine_names() else None,
+        "seed": report.seed,
+        **options,
+        **({"case": first.worst.case} if first.worst and first.worst.case else {"only": first.theme}),
+    }
+    keywords = ", ".join(f"{name}={value!r}" for name, value in given.items() if value or name == "seed")
     lines = [f"{report.mechanism}: {len(report.failures)} of {len(report.rows)} checks failed"]
     lines += [f"  {row.theme}: {row.promise} on {row.engine}: {row.finding}" for row in report.failures]
     lines += [
         "again, the first one (Python):",
-        f"  unsoft.testing.check_mechanism({what}, {options})",
+        f"  unsoft.testing.check_mechanism({what}, {keywords})",
         "",
         str(report),
     ]
     return "\n".join(lines)
 
 
-def _engine_names(formula: Formula, engines: Sequence[str] | None) -> list[str]:
+def _engine_names(formula: Formula | None, engines: Sequence[str] | None) -> list[str]:
     if isinstance(engines, str):
         raise TypeError(f"engines: expected a list of names such as [{engines!r}], not one name")
     if engines is None:
-        return [name for name in all_engines.engine_names() if _supports(name, formula)]
+        return [name for name in all_engines.engine_names() if formula is None or _supports(name, formula)]
     for name in engines:
         all_engines.check_name(name)
     return list(engines)
@@ -160,9 +206,9 @@ def _supports(engine: str, formula: Formula) -> bool:
     return True
 
 
-def _themes(only: str | Sequence[str] | None) -> list[str]:
-    wanted = [only] if isinstance(only, str) else list(THEMES) if only is None else list(only)
+def _themes(only: str | Sequence[str] | None, known: Sequence[str]) -> list[str]:
+    wanted = [only] if isinstance(only, str) else list(known) if only is None else list(only)
     for theme in wanted:
-        if theme not in THEMES:
-            raise ValueError(f"only: unknown theme {theme!r} (known: {', '.join(THEMES)})")
-    return [theme for theme in THEMES if theme in wanted]
+        if theme not in known:
+            raise ValueError(f"only: unknown theme {theme!r} (known: {', '.join(known)})")
+    return [theme for theme in known if theme in wanted]

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from unsoft.formula import Expr, Formula, derivative, evaluate
 from unsoft.formula.expr import symbol
+from unsoft.formula.row import vanishes
 from unsoft.formula.substitute import substitute
 from unsoft.testing.case import Inputs
 
@@ -64,7 +65,7 @@ class Definition:
             if formula.offset_mass is not None:
                 self.total = self.total + self.row(formula.offset_mass)
         self.norm = self.total if formula.norm is None else self.row(formula.norm)
-        self.inverse = torch.where(self.norm == 0, 0.0, 1.0 / self.norm)
+        self.inverse = torch.where(vanishes(self.norm), 0.0, 1.0 / self.norm)
 
     def entries(self, expr: Expr, degree: float = 1.0) -> Tensor:
         """Values at every visible entry, 0 elsewhere, scaled by the float mask to the power ``degree``."""

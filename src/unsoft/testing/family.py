@@ -7,14 +7,16 @@ with each paper's definition; what is compared with them is the fast form, decod
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from unsoft.mechanisms.module import Mechanism, Place
-from unsoft.mechanisms.registry import Plan
+from unsoft.engines import engine_names
+from unsoft.formula import Formula
+from unsoft.mechanisms.core.module import Mechanism, Place
+from unsoft.mechanisms.core.spec import Plan
 from unsoft.testing.measure import Measure, close, equal, fact
 from unsoft.testing.report import Report, Row, worst_of
 
@@ -29,16 +31,26 @@ Tensors = tuple[Tensor, Tensor, Tensor]
 class Subject:
     """A module with the inputs it is tried on."""
 
-    def __init__(self, plan: Plan, seed: int, dtype: torch.dtype = torch.float64) -> None:
+    def __init__(
+        self, plan: Plan, seed: int, options: Mapping[str, Any], dtype: torch.dtype = torch.float64
+    ) -> None:
         self.generator = torch.Generator().manual_seed(seed)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
-            self.module: Mechanism = plan.build(Place(HEADS, WIDTH)).to(dtype)
+            self.module: Mechanism = plan.build(Place(HEADS, WIDTH), **options).to(dtype)
         with torch.no_grad():
             for parameter in self.learnable:
                 parameter += _PERTURB * self.random(*parameter.shape, dtype=dtype)
         self.dtype = dtype
         self.causal_only = self.module.causal_only
+
+    @property
+    def innermost(self) -> Mechanism:
+        """The mechanism inside all modifiers."""
+        module = self.module
+        while isinstance(getattr(module, "inner", None), Mechanism):
+            module = module.inner
+        return module
 
     @property
     def learnable(self) -> list[Tensor]:
@@ -135,6 +147,35 @@ def _equivariance(x: Subject) -> Iterator[Measure]:
     yield equal("again", x.module(q, k, v, is_causal=True).detach(), out.detach())
 
 
+def _engines(x: Subject) -> Iterator[Measure]:
+    """``engine=`` does what it says: a name that is none is refused, and so is one that cannot run this mechanism."""
+    q, k, v = x.inputs()
+    with torch.no_grad():
+        expected = x.module(q, k, v, is_causal=True)
+        yield fact("an unknown engine is refused", _answer(x, (q, k, v), "no such engine") is None)
+        for name in engine_names():
+            found = _answer(x, (q, k, v), name)
+            if found is not None:
+                yield x.near(f"engine={name!r}", found, expected)
+        softmax_inside = isinstance(
+            getattr(x.innermost, "formula", getattr(x.innermost, "base", None)), Formula
+        )
+        if not softmax_inside:
+            yield fact(
+                "engine='sdpa', which computes softmax, is refused", _answer(x, (q, k, v), "sdpa") is None
+            )
+
+
+def _answer(x: Subject, tensors: Tensors, engine: str) -> Tensor | None:
+    """The output, or None if the engine is refused by a ValueError that names the argument."""
+    try:
+        return x.module(*tensors, is_causal=True, engine=engine)
+    except ValueError as refusal:
+        if "engine" not in str(refusal):
+            raise
+        return None
+
+
 PROPERTIES: dict[str, Callable[[Subject], Iterator[Measure]]] = {
     "parity: fast form = weights written out": _written_out,
     "decoding: pieces = whole": _decoding,
@@ -142,18 +183,25 @@ PROPERTIES: dict[str, Callable[[Subject], Iterator[Measure]]] = {
     "masking: masked = removed, dead rows": _masked,
     "dtypes: float32, bfloat16": _precision,
     "equivariance: batch, determinism": _equivariance,
+    "engines: honoured or refused": _engines,
 }
+FAMILY_THEMES = [*(name.partition(":")[0] for name in PROPERTIES), "sizes"]
+"""The themes that :func:`unsoft.testing.check_mechanism` knows for modules."""
 
 
-def check_family(plan: Plan, seed: int) -> Report:
-    """The battery for a mechanism that is a module."""
+def check_family(
+    plan: Plan, seed: int, options: Mapping[str, Any] | None = None, themes: Sequence[str] = FAMILY_THEMES
+) -> Report:
+    """The battery for a mechanism that is a module, without its theme "sizes"."""
     rows = []
     for name, measures in PROPERTIES.items():
         theme, _, promise = name.partition(": ")
+        if theme not in themes:
+            continue
         found: list[Measure] = []
         error = ""
         try:
-            found.extend(measures(Subject(plan, seed)))
+            found.extend(measures(Subject(plan, seed, options or {})))
         except Exception as reason:  # whatever a mechanism raises is a finding, not the end of the battery
             error = f"{type(reason).__name__}: {reason}"
         rows.append(Row(theme, promise, "module", len(found), worst_of(found), error=error))

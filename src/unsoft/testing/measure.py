@@ -26,6 +26,8 @@ class Measure:
     label: str
     error: float
     tolerance: float = 0.0
+    case: str = ""
+    """The point of the grid it was taken at, if it was."""
 
     @property
     def ok(self) -> bool:
@@ -40,7 +42,7 @@ class Measure:
 
     def __str__(self) -> str:
         if self.error == math.inf and self.tolerance == 0:
-            return f"{self.label}: not so"
+            return f"{self.label}: this does not hold"
         limit = "must be equal" if self.tolerance == 0 else f"tolerance {self.tolerance:.3g}"
         return f"{self.label}: error {self.error:.3g}, {limit}"
 

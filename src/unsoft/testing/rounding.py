@@ -12,16 +12,16 @@ Errors are in units of the machine precision, to first order. So a difference ge
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from unsoft.formula import Expr
-from unsoft.formula.expr import COMPARISONS, postorder
-from unsoft.formula.torch_ops import TORCH
+from unsoft.formula import Expr, derivative, evaluate
+from unsoft.formula.expr import make, postorder, symbol
+from unsoft.formula.operation import COMPARISONS, OPERATIONS
 
 
 def with_error(expr: Expr, values: Mapping[str, Tensor], errors: Mapping[str, Tensor]) -> tuple[Any, Any]:
@@ -34,45 +34,25 @@ def with_error(expr: Expr, values: Mapping[str, Tensor], errors: Mapping[str, Te
             known[node] = values[node.name], errors.get(node.name, 0.0)
         else:
             operands = [known[arg][0] for arg in node.args]
-            value = TORCH[node.op](
-                *(operands if node.symbols else [torch.tensor(x).double() for x in operands])
-            )
+            operation = OPERATIONS[node.op]
+            if not node.symbols:
+                operands = [torch.tensor(x).double() for x in operands]
+            value = operation.torch(*operands)
             known[node] = value, None
             if node.op not in COMPARISONS:
-                passed = _PASSED[node.op](value, *operands, *(known[arg][1] for arg in node.args))
+                pass_on = operation.error or partial(_by_slopes, node.op)
+                passed = pass_on(value, *operands, *(known[arg][1] for arg in node.args))
                 known[node] = value, passed + abs(value)
     return known[expr]
 
 
-def _power(v: Any, a: Any, b: Any, ea: Any, eb: Any) -> Any:
-    passed = abs(b * a ** (b - 1)) * ea + abs(b * v)
-    # The logarithm is only taken where the exponent varies, which needs a positive base anyway.
-    return passed + abs(v * torch.log(a)) * eb if isinstance(b, Tensor) else passed
-
-
-def _choose(condition: Any, a: Any, b: Any) -> Tensor:
-    zero = torch.zeros((), dtype=torch.float64)
-    return torch.where(condition, zero + a, zero + b)
-
-
-_PASSED: dict[str, Callable[..., Any]] = {
-    "add": lambda v, a, b, ea, eb: ea + eb,
-    "sub": lambda v, a, b, ea, eb: ea + eb,
-    "mul": lambda v, a, b, ea, eb: abs(a) * eb + abs(b) * ea,
-    "div": lambda v, a, b, ea, eb: (ea + abs(v) * eb) / abs(b),
-    "pow": _power,
-    "neg": lambda v, a, ea: ea,
-    "abs": lambda v, a, ea: ea,
-    "sign": lambda v, a, ea: 0.0,
-    "relu": lambda v, a, ea: torch.where(a > 0, ea, 0.0),
-    "exp": lambda v, a, ea: v * ea,
-    "expm1": lambda v, a, ea: (v + 1) * ea,
-    "log": lambda v, a, ea: ea / abs(a),
-    "sqrt": lambda v, a, ea: torch.where(v == 0, 0.0, ea / (2 * v)),
-    "tanh": lambda v, a, ea: (1 - v * v) * ea,
-    "sigmoid": lambda v, a, ea: v * (1 - v) * ea,
-    "erf": lambda v, a, ea: 2 / math.sqrt(math.pi) * torch.exp(-a * a) * ea,
-    "max": lambda v, a, b, ea, eb: _choose(torch.as_tensor(a > b), ea, eb),
-    "min": lambda v, a, b, ea, eb: _choose(torch.as_tensor(a < b), ea, eb),
-    "where": lambda v, c, a, b, ec, ea, eb: _choose(c[0], ea, eb),
-}
+def _by_slopes(op: str, value: Any, *operands_and_errors: Any) -> Any:
+    """What an operation passes on by its derivatives: the default of :attr:`Operation.error`."""
+    arity = OPERATIONS[op].arity
+    operands, errors = operands_and_errors[:arity], operands_and_errors[arity:]
+    names = [f"x{k}" for k in range(arity)]
+    node = make(op, *map(symbol, names))
+    env = dict(zip(names, operands, strict=True))
+    return sum(
+        evaluate(derivative(node, name), env).abs() * error for name, error in zip(names, errors, strict=True)
+    )

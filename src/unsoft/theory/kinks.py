@@ -7,7 +7,8 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from unsoft.formula.expr import Expr, make, postorder
+from unsoft.formula.expr import Expr, postorder
+from unsoft.formula.operation import OPERATIONS
 from unsoft.theory.signed_log import signed_log
 
 _REACH, _FINE, _POINTS = 1e5, 0.25, 8001
@@ -36,10 +37,9 @@ def _switches(expr: Expr) -> set[Expr]:
     """Expressions whose change of sign makes a corner or a jump."""
     switches = {expr}
     for node in postorder(expr):
-        if node.op in ("abs", "sign", "relu"):
-            switches.add(node.args[0])
-        elif node.op in ("max", "min", "lt", "le", "gt", "ge"):
-            switches.add(make("sub", *node.args))
+        corner = None if node.op in ("num", "sym") else OPERATIONS[node.op].corner
+        if corner is not None:
+            switches.add(corner(*node.args))
     return {switch for switch in switches if "s" in switch.symbols}
 
 

@@ -52,7 +52,7 @@ def _content(found: Any) -> dict[str, Any]:
 
 def _print_table() -> None:
     from unsoft.mechanisms import mechanisms
-    from unsoft.mechanisms.registry import modifiers
+    from unsoft.mechanisms.core.registry import modifiers
 
     rows = mechanisms().rows()
     show_table(

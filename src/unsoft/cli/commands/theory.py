@@ -96,7 +96,7 @@ def read_range(option: str, text: str) -> list[float]:
 
 def _subjects(names: list[str], own: list[Formula], n: int) -> list[Subject]:
     from unsoft.cli.theory_data import Subject
-    from unsoft.mechanisms.registry import resolve_formula
+    from unsoft.mechanisms.core.registry import resolve_formula
 
     if not names and not own:
         names = list(_DEFAULT)

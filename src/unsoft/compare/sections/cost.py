@@ -22,7 +22,7 @@ from unsoft.compare.section import ROSIC, Claim, Column, Finding, Request, Secti
 from unsoft.compare.subject import WIDTH, Subject
 from unsoft.formula import Formula
 from unsoft.magnitude.truncated import truncated_weights
-from unsoft.mechanisms.module import Mechanism
+from unsoft.mechanisms.core.module import Mechanism
 from unsoft.report.figure import Figure, by_mechanism
 
 HEADS = 4
@@ -125,12 +125,12 @@ def _step(subject: Subject, length: int) -> Call:
         module(*_random(module, length, generator), cache=cache)
         token = _random(module, 1, generator)
         module(*token, cache=cache)  # buffers grow now, not while the clock runs
-    before = _shallow(cache)
+    before = cache.snapshot()
 
     def call() -> object:
         with torch.no_grad():
             result = module(*token, cache=cache)
-        _restore(before)  # the next step is at the same length again
+        cache.restore(before)  # the next step is at the same length again
         return result
 
     return call
@@ -139,21 +139,6 @@ def _step(subject: Subject, length: int) -> Call:
 def _random(module: Mechanism, length: int, generator: torch.Generator) -> list[torch.Tensor]:
     heads = (module.query_heads, module.place.heads, module.place.heads)
     return [torch.randn(1, h, length, WIDTH, generator=generator) for h in heads]
-
-
-def _shallow(thing: object) -> list[tuple[object, dict[str, Any]]]:
-    """What a cache holds now, with the parts of it that are objects of ours. Buffers are only written behind their end."""
-    held = dict(vars(thing))
-    found = [(thing, held)]
-    for part in held.values():
-        if type(part).__module__.startswith("unsoft.") and hasattr(part, "__dict__"):
-            found += _shallow(part)
-    return found
-
-
-def _restore(held: list[tuple[object, dict[str, Any]]]) -> None:
-    for thing, content in held:
-        vars(thing).update(content)
 
 
 def _portable(mechanism: str | Formula) -> Any:

@@ -11,7 +11,7 @@ from unsoft.compare.jobs import Job, Results
 from unsoft.compare.level import Level
 from unsoft.compare.section import CLAIMS, SURVEY, Claim, Finding, Section, grade, job
 from unsoft.formula import Formula
-from unsoft.mechanisms.registry import resolve_formula
+from unsoft.mechanisms.core.registry import resolve_formula
 
 
 def facts(level: Level) -> list[Job]:

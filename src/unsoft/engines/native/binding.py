@@ -14,11 +14,16 @@ from unsoft.engines.call import compute_dtype
 from unsoft.engines.dropout import keep_factor
 from unsoft.engines.native.codegen import formula_source
 from unsoft.engines.native.compiler import KERNEL, load_libraries
+from unsoft.engines.threads import thread_count
 from unsoft.formula import Formula
 
-_TYPES = {torch.float32: 0, torch.float64: 1, torch.bfloat16: 2, torch.float16: 3}
+TYPES = {torch.float32: 0, torch.float64: 1, torch.bfloat16: 2, torch.float16: 3}
+VARIABLE = struct.Struct("14q2d24q")
+"""The first fields of struct Call: sizes, flags and numbers, then q, k, v and out with their strides and types."""
+APPEND = struct.Struct("15q")
+"""struct Append."""
 _HEAD, _NO_TENSOR = struct.Struct("14q2d"), (0,) * 5
-_FINITE, _OUT_OF_MEMORY = 0, 2
+FINITE, _OUT_OF_MEMORY = 0, 2
 
 
 class Kernel:
@@ -30,6 +35,7 @@ class Kernel:
         self._formula.unsoft_mechanism.restype = ctypes.c_void_p
         self.mechanism = self._formula.unsoft_mechanism()
         self.forward, self.backward = self._core.unsoft_forward, self._core.unsoft_backward
+        self.step = self._core.unsoft_step
 
 
 @lru_cache(maxsize=256)
@@ -53,7 +59,7 @@ def forward(
     common = _Common(
         code, q, k, v, visible, bias, counts, positions, params, seed, causal_offset, scale, dropout_p
     )
-    if _status(code.forward(common.fields(out, peak, total))) == _FINITE:
+    if _status(code.forward(common.fields(out, peak, total))) == FINITE:
         return out, peak, total
     options = {"formula": formula, "causal_offset": causal_offset, "scale": scale, "dropout_p": dropout_p}
     exact = tiled.forward(q, k, v, visible, bias, counts, positions, params, seed, **options)
@@ -74,7 +80,7 @@ def backward(
     dq, dk, dv = (torch.empty(x.shape, dtype=x.dtype) for x in (q, k, v))
     dbias = params.new_zeros(*q.shape[:3], k.shape[2]) if need_bias else None
     dparams = torch.zeros(q.shape[1], params.shape[0], dtype=torch.float64) if need_params else None
-    status = _FINITE
+    status = FINITE
     if grad_out.numel() == 0 or k.shape[2] == 0:
         for gradient in (dq, dk, dv):
             gradient.zero_()
@@ -85,7 +91,7 @@ def backward(
         )
         fields = common.fields(out, peak, total, (grad_out, dq, dk, dv, dbias, dparams))
         status = _status(code.backward(fields))
-    if status != _FINITE:
+    if status != FINITE:
         options = {"formula": formula, "causal_offset": causal_offset, "scale": scale, "dropout_p": dropout_p}
         saved = (q, k, v, visible, bias, counts, positions, params, seed, out, peak, total)
         exact = tiled.backward(grad_out, *saved, **options, need_bias=need_bias, need_params=need_params)
@@ -107,6 +113,9 @@ class _Common:
     def __init__(
         self, code, q, k, v, visible, bias, counts, positions, params, seed, causal_offset, scale, dropout_p
     ) -> None:
+        # What lies in the memory of a negative view (x.conj().imag is one) is not what it stands for.
+        q, k, v, params = (x.resolve_neg() for x in (q, k, v, params))
+        self.tensors = q, k, v
         (batch, heads, length, width), (_, kv_heads, keys, value_width) = q.shape, v.shape
         full = (batch, heads, length, keys)
         self.params = params.T.contiguous()
@@ -116,21 +125,20 @@ class _Common:
         self.positions = None if positions is None else positions.expand(batch, -1)
         low, high = (0, 0) if seed is None else seed.tolist()
         self.head = _HEAD.pack(
-            code.mechanism, torch.get_num_threads(), batch, heads, kv_heads, length, keys, width, value_width,
+            code.mechanism, thread_count(), batch, heads, kv_heads, length, keys, width, value_width,
             causal_offset is not None, causal_offset or 0, low, high, 0 if seed is None else min(round(dropout_p * 2**32), 2**32 - 1),
             keep_factor(dropout_p), scale,
         )  # fmt: skip
         self.inputs = (*_typed(q), *_typed(k), *_typed(v))
 
     def fields(self, out: Tensor, peak: Tensor, total: Tensor, gradients: tuple | None = None) -> bytes:
-        values = [
-            *self.inputs, *_typed(out), peak.data_ptr(), total.data_ptr(),
-            *_strided(self.counts), *_strided(self.visible), *_strided(self.bias), *_strided(self.positions),
-            self.params.data_ptr(),
-        ]  # fmt: skip
+        values = [*self.inputs, *_typed(out)]
+        rest = pack_rest(peak, total, self.counts, self.visible, self.bias, self.positions, self.params)
+        more: list[int] = []
         if gradients is not None:
             grad_out, dq, dk, dv, dbias, dparams = gradients
-            values += [
+            self.grad_out = grad_out = grad_out.resolve_neg()
+            more += [
                 *_typed(grad_out),
                 *_typed(out),
                 *_typed(dq),
@@ -138,8 +146,23 @@ class _Common:
                 *_typed(dv),
                 *_strided(dbias),
             ]
-            values.append(0 if dparams is None else dparams.data_ptr())
-        return self.head + struct.pack(f"{len(values)}q", *values)
+            more.append(0 if dparams is None else dparams.data_ptr())
+        return self.head + struct.pack("24q", *values) + rest + struct.pack(f"{len(more)}q", *more)
+
+
+def pack_rest(
+    peak: Tensor | None,
+    total: Tensor | None,
+    counts: Tensor | None,
+    visible: Tensor | None,
+    bias: Tensor | None,
+    positions: Tensor | None,
+    params: Tensor,
+) -> bytes:
+    """The fields of struct Call after the output: row statistics (wanted by a backward pass only), masks and parameters."""
+    rows = [0 if x is None else x.data_ptr() for x in (peak, total)]
+    masks = [*_strided(counts), *_strided(visible), *_strided(bias), *_strided(positions)]
+    return struct.pack("23q", *rows, *masks, params.data_ptr())
 
 
 # The kernel has no rules for NaN and Inf, so a call that meets one is computed again by the engine that has them. Rows that
@@ -153,7 +176,7 @@ def _where_finite(finite: Tensor, ours: Tensor, exact: Tensor) -> Tensor:
 
 
 def _typed(x: Tensor) -> tuple[int, ...]:
-    return (x.data_ptr(), *x.stride(), _TYPES[x.dtype])
+    return (x.data_ptr(), *x.stride(), TYPES[x.dtype])
 
 
 def _strided(x: Tensor | None) -> tuple[int, ...]:

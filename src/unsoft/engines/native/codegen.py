@@ -10,9 +10,10 @@ from collections.abc import Callable, Mapping
 
 from unsoft.engines.terms import BIAS, masked
 from unsoft.formula import Expr, Formula, Instruction, derivative, lower
-from unsoft.formula.cpp import literal, operation
-from unsoft.formula.expr import COMPARISONS, number, symbol
+from unsoft.formula.cpp import definitions, literal, operation
+from unsoft.formula.expr import number, postorder, symbol
 from unsoft.formula.lower import Operand
+from unsoft.formula.operation import COMPARISONS
 
 _ENTRY = {"s", "j", BIAS}
 _ROW_ARGUMENTS = "V m, V n, V i, const real *params"
@@ -32,11 +33,12 @@ def formula_source(formula: Formula) -> str:
         for k, name in enumerate(names)
         for part, expr in value.items()
     }
+    by_bias = {f"d{part}": derivative(expr, BIAS) for part, expr in value.items()}
     functions = {
         "peak": {} if peak is None else {"peak": peak},
         "value": value,
         "slope": slope,
-        "bias_slopes": {f"d{part}": derivative(expr, BIAS) for part, expr in value.items()},
+        "bias_slopes": by_bias,
     }
     entry = _EntryFunctions(functions | {"parameter_slopes": by_parameter}, names)
     offset, norm = formula.offset_mass, formula.norm
@@ -46,7 +48,10 @@ def formula_source(formula: Formula) -> str:
         row_slopes.setdefault(f"doffset[{k}]", _ZERO), row_slopes.setdefault(f"dnorm[{k}]", _ZERO)
     norm_slope = _ONE if norm is None else derivative(norm, "z")
     signature = f"(V z, {_ROW_ARGUMENTS})"
+    rows = [x for x in (peak, offset, norm, norm_slope, *row_slopes.values()) if x is not None]
+    used = {node.op for node in postorder(*slope.values(), *by_bias.values(), *by_parameter.values(), *rows)}
     return f"""#include "interface.h"
+{definitions(used - {"num", "sym"})}
 struct Formula {{
     static constexpr bool has_peak = {_bool(formula.peak)}, has_mass = {_bool(mass)};
     static constexpr bool strength = {_bool(formula.bias == "strength" or None)}, operand = {_bool(operand or None)};

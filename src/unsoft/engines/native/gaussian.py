@@ -11,6 +11,7 @@ from torch import Tensor
 
 from unsoft.engines.native.availability import attempt
 from unsoft.engines.native.compiler import KERNEL, load_libraries
+from unsoft.engines.threads import thread_count
 
 _SIDE = 64
 _NO_MEMORY = "unsoft's magnitude kernel could not allocate its buffers"
@@ -94,7 +95,7 @@ def gaussian_between(x: Tensor, y: Tensor) -> Tensor:
     """
     (systems, rows, width), columns = x.shape, y.shape[1]
     z = x.new_empty(systems, rows, columns)
-    sizes = map(ctypes.c_int64, (torch.get_num_threads(), systems, rows, columns, width))
+    sizes = map(ctypes.c_int64, (thread_count(), systems, rows, columns, width))
     _run(
         _library(x.dtype == torch.float64).unsoft_gaussian_between,
         *sizes,
@@ -115,7 +116,7 @@ def inverse_factors(a: Tensor) -> tuple[Tensor, int]:
     """
     systems, n, _ = a.shape
     m, done = _room(a, systems, n), ctypes.c_int64()
-    sizes = map(ctypes.c_int64, (torch.get_num_threads(), systems, n))
+    sizes = map(ctypes.c_int64, (thread_count(), systems, n))
     a = a.detach().contiguous()
     _run(
         _library(a.dtype == torch.float64).unsoft_inverse_factors,
@@ -140,7 +141,7 @@ def congruences(m: Tensor, t: Tensor) -> Tensor:
     if m.stride(2) != 1 or m.stride(0) != n * m.stride(1):
         m = m.contiguous()
     result, t = t.new_empty(t.shape), t.contiguous()
-    sizes = map(ctypes.c_int64, (torch.get_num_threads(), systems, n))
+    sizes = map(ctypes.c_int64, (thread_count(), systems, n))
     _run(
         _library(m.dtype == torch.float64).unsoft_congruences,
         *sizes,
@@ -153,34 +154,40 @@ def congruences(m: Tensor, t: Tensor) -> Tensor:
 
 
 class ArrivalFactors:
-    """M = L^-1 of Z + eps = L L^T for points (systems, n, d), and the gradient of the weights y_i M_ii; ``done`` as above."""
+    """The weights y_i M_ii that points (systems, n, d) have when they arrive, with M = L^-1 of Z + eps = L L^T and y = M b.
 
-    def __init__(self, x: Tensor, present: Tensor | None, eps: float) -> None:
+    ``done`` as above; M and Z are kept for the gradient, the lower half of each.
+    """
+
+    def __init__(self, x: Tensor, present: Tensor | None, b: Tensor, eps: float) -> None:
         systems, n, _ = x.shape
+        blocks = -(-n // _SIDE)
+        half = systems, blocks * (blocks + 1) // 2 * _SIDE * _SIDE
         self.x, self.present = _contiguous(x, present)
-        self._head = _head(self.x, self.present)
+        self._factor, self._matrix = x.new_empty(half), x.new_empty(half)
+        self._head = _head(self.x, self.present, self._matrix)
         self._library = _library(x.dtype == torch.float64)
-        room, done = _room(x, systems, n), ctypes.c_int64()
-        self._stride = ctypes.c_int64(room.stride(1))
+        self._y, self.weights, done = x.new_empty(systems, n), x.new_empty(systems, n), ctypes.c_int64()
         _run(
             self._library.unsoft_arrival_factors,
             self._head,
             ctypes.c_double(eps),
-            room,
-            self._stride,
+            b.contiguous(),
+            self._factor,
+            self._y,
+            self.weights,
             ctypes.byref(done),
         )
-        self.m, self.done = room[:, :, :n], done.value
+        self.done = done.value
 
-    def gradient(self, y: Tensor, slope: Tensor) -> Tensor:
-        """The gradient of the sum of slope_i y_i M_ii with respect to the points; y = M b."""
+    def gradient(self, slope: Tensor) -> Tensor:
+        """The gradient of the sum of slope_i y_i M_ii with respect to the points."""
         result = torch.empty_like(self.x)
         _run(
             self._library.unsoft_arrival_gradient,
             self._head,
-            self.m,
-            self._stride,
-            y.contiguous(),
+            self._factor,
+            self._y,
             slope.contiguous(),
             result,
         )
@@ -206,7 +213,14 @@ class WindowKernel:
     def __init__(self, capacity: int, buffers: tuple[Tensor, ...], state: tuple[Tensor, ...]) -> None:
         """``buffers`` as in kernel/window.h. ``state``: places and Q in rows of whole registers, alpha, level and middle; or nothing."""
         points, _, near, _, _ = buffers
-        sizes = (torch.get_num_threads(), points.shape[0], points.shape[1], near.shape[1], capacity, points.shape[2])
+        sizes = (
+            torch.get_num_threads(),
+            points.shape[0],
+            points.shape[1],
+            near.shape[1],
+            capacity,
+            points.shape[2],
+        )
         self._kept = tuple(x.contiguous() for x in state)
         remembered = [x.data_ptr() for x in self._kept] or [0] * 5
         places = self._kept[0].shape[2] if state else 0
@@ -261,7 +275,7 @@ def _contiguous(x: Tensor, present: Tensor | None) -> tuple[Tensor, Tensor]:
 def _head(x: Tensor, present: Tensor, matrix: Tensor | None = None) -> bytes:
     """struct Gaussian; the tensors must outlive its use."""
     pointers = (x.data_ptr(), present.data_ptr(), 0 if matrix is None else matrix.data_ptr())
-    return _HEAD.pack(torch.get_num_threads(), *x.shape, *pointers)
+    return _HEAD.pack(thread_count(), *x.shape, *pointers)
 
 
 def _room(like: Tensor, systems: int, n: int) -> Tensor:

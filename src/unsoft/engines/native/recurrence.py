@@ -13,6 +13,7 @@ from torch import Tensor
 from unsoft.engines.linear import vanishing
 from unsoft.engines.native.availability import attempt
 from unsoft.engines.native.compiler import KERNEL, load_libraries
+from unsoft.engines.threads import thread_count
 
 MAPS = {"identity": 0, "relu": 1, "elu1": 2, "cosine": 3}
 """Feature maps that the compiled code knows; others are applied before."""
@@ -66,7 +67,7 @@ def recurrence(
     after = q.new_empty(batch, state_heads, features, values + (2 if logarithmic else 1))
     out = q.new_empty(batch, heads, tokens, values)
     call = _CALL.pack(
-        torch.get_num_threads(), batch, heads, key_heads, state_heads, tokens, width, values, features,
+        thread_count(), batch, heads, key_heads, state_heads, tokens, width, values, features,
         MAPS[feature_map], normalise, logarithmic, first, limit, q.data_ptr(), k.data_ptr(), v.data_ptr(),
         0 if decay is None else decay.data_ptr(), 0 if state is None else state.data_ptr(), after.data_ptr(),
         out.data_ptr(), *scales, math.pi / 2 / limit, vanishing(q.dtype),

@@ -19,7 +19,7 @@ _OTHERS = 63
 def mechanism_card(formula: Formula) -> dict[str, Any]:
     """Unique share, discrimination and gradient of one formula, with rows of 64 keys whose other logits are 0.
 
-    >>> from unsoft.mechanisms.registry import resolve_formula
+    >>> from unsoft.mechanisms.core.registry import resolve_formula
     >>> card = mechanism_card(resolve_formula("softmax"))
     >>> round(card["unique_share"]["10"], 4)                # 20 / 30
     0.6667

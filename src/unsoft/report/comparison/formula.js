@@ -1,35 +1,12 @@
 "use strict";
 // Formulas typed by the reader: the grammar of unsoft.formula.parse, read into a tree of functions. Nothing is ever executed as code.
+// unsoftOperations, the table of operations, is written by unsoft.formula.javascript.
 const unsoftFormula = (() => {
   const MOST = { length: 2000, depth: 64, nodes: 2000, exponent: 64 };
-  const ARITY = { exp: 1, expm1: 1, log: 1, sqrt: 1, abs: 1, sign: 1, tanh: 1, sigmoid: 1, relu: 1, erf: 1, max: 2, min: 2, where: 3 };
+  const { functions, table } = unsoftOperations;
+  const arity = (name) => table.get(name).arity;
   const TOKEN = /([ \t\r\n]+)|((?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?)|([A-Za-z_][A-Za-z0-9_]*)|(\*\*|<=|>=|==|!=|[-+*/(),<>])/y;
   const HINTS = new Map([["^", "powers are written with **"], ["=", "equality is written with =="], ["|", "the absolute value is written abs(s)"]]);
-  const erf = (x) => {
-    const a = Math.abs(x);
-    if (a > 6) return Math.sign(x);
-    if (a < 2.5) {
-      let term = x;
-      let sum = x;
-      for (let k = 1; Math.abs(term) > 1e-17 * Math.abs(sum); k += 1) {
-        term *= (2 * x * x) / (2 * k + 1);
-        sum += term;
-      }
-      return (2 / Math.sqrt(Math.PI)) * Math.exp(-x * x) * sum;
-    }
-    let tail = 0;
-    for (let k = 60; k > 0; k -= 1) tail = k / 2 / (a + tail);
-    return Math.sign(x) * (1 - Math.exp(-x * x) / (Math.sqrt(Math.PI) * (a + tail)));
-  };
-  const ONE = new Map(Object.entries({
-    exp: Math.exp, expm1: Math.expm1, log: Math.log, sqrt: Math.sqrt, abs: Math.abs, sign: Math.sign, tanh: Math.tanh, erf,
-    sigmoid: (x) => 1 / (1 + Math.exp(-x)), relu: (x) => Math.max(x, 0), neg: (x) => -x,
-  }));
-  const TWO = new Map(Object.entries({
-    "+": (a, b) => a + b, "-": (a, b) => a - b, "*": (a, b) => a * b, "/": (a, b) => a / b, "**": (a, b) => a ** b,
-    max: Math.max, min: Math.min, "<": (a, b) => a < b, "<=": (a, b) => a <= b, ">": (a, b) => a > b, ">=": (a, b) => a >= b,
-    "==": (a, b) => a === b, "!=": (a, b) => a !== b,
-  }));
   const COMPARE = new Set(["<", "<=", ">", ">=", "==", "!="]);
 
   const parse = (source, names, part) => {
@@ -63,12 +40,12 @@ const unsoftFormula = (() => {
     // A node is {at: environment -> number, constant: number or null}.
     const one = (token, name, a) => {
       count(token);
-      const f = ONE.get(name);
+      const f = table.get(name).of;
       return { at: (e) => f(a.at(e)), constant: a.constant === null ? null : f(a.constant) };
     };
     const two = (token, name, a, b) => {
       count(token);
-      const f = TWO.get(name);
+      const f = table.get(name).of;
       if (name === "**" && b.constant !== null && Math.abs(b.constant) > MOST.exponent) {
         throw wrong(`the exponent ${b.constant} is too large; at most ${MOST.exponent} is allowed`, token.place);
       }
@@ -133,11 +110,11 @@ const unsoftFormula = (() => {
     };
     const symbol = (token) => {
       if (names.has(token.text)) return { at: (e) => e.get(token.text), constant: null };
-      if (Object.hasOwn(ARITY, token.text)) throw wrong(`${token.text} is a function: write ${token.text}(...)`, token.place);
+      if (functions.has(token.text)) throw wrong(`${token.text} is a function: write ${token.text}(...)`, token.place);
       throw wrong(`unknown name '${token.text}'`, token.place);
     };
     const call = (token) => {
-      if (!Object.hasOwn(ARITY, token.text)) {
+      if (!functions.has(token.text)) {
         if (names.has(token.text)) throw wrong(`${token.text} is not a function; a product is written ${token.text}*(...)`, token.place);
         throw wrong(`unknown function '${token.text}'`, token.place);
       }
@@ -161,14 +138,14 @@ const unsoftFormula = (() => {
       expect(")", `to close ${token.text}(`);
       const many = token.text === "max" || token.text === "min";
       const given = args.length + (condition ? 1 : 0);
-      if (given !== ARITY[token.text] && !(many && given > 2)) {
-        throw wrong(`${token.text} takes ${many ? "at least 2" : ARITY[token.text]} argument(s), not ${given}`, token.place);
+      if (given !== arity(token.text) && !(many && given > 2)) {
+        throw wrong(`${token.text} takes ${many ? "at least 2" : arity(token.text)} argument(s), not ${given}`, token.place);
       }
       if (condition) {
         count(token);
         return { at: (e) => (condition.at(e) ? args[0].at(e) : args[1].at(e)), constant: null };
       }
-      if (!many) return one(token, token.text, args[0]);
+      if (!many) return args.length === 1 ? one(token, token.text, args[0]) : two(token, token.text, args[0], args[1]);
       return args.slice(1).reduce((result, arg) => two(token, token.text, result, arg), args[0]);
     };
     if (peek().kind === "end") throw wrong("the formula is empty", 0);
@@ -192,7 +169,7 @@ const unsoftFormula = (() => {
       if (PARTS.includes(name)) parts.set(name, content);
       else if (name !== "name") {
         if (content === "" || !Number.isFinite(Number(content))) throw new Error(`'${name}' is neither a part (${PARTS.join(", ")}) nor a parameter with a number`);
-        if ("smnijz".includes(name) || Object.hasOwn(ARITY, name)) throw new Error(`a parameter cannot be called '${name}'`);
+        if ("smnijz".includes(name) || functions.has(name)) throw new Error(`a parameter cannot be called '${name}'`);
         params.set(name, Number(content));
       }
     }
@@ -206,7 +183,7 @@ const unsoftFormula = (() => {
     };
     const run = new Map();
     for (const [name, content] of parts) {
-      const source = name === "norm" && Object.hasOwn(ARITY, content) && ARITY[content] === 1 ? `${content}(z)` : content;
+      const source = name === "norm" && functions.has(content) && arity(content) === 1 ? `${content}(z)` : content;
       run.set(name, parse(source, new Set(allowed[name]), name));
     }
     const row = (logits, shift = 0) => {

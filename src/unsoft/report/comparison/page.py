@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from unsoft.formula import Formula
-from unsoft.formula.javascript import formula_source
+from unsoft.formula.javascript import formula_source, operations_source
 from unsoft.report.escape import embedded_json
 from unsoft.report.figure import colour_of, dash_of, shown_at_first
 from unsoft.report.page import page
@@ -101,13 +101,15 @@ def comparison_page(
 def playground_script(formulas: Mapping[str, Formula]) -> str:
     """A script that defines ``unsoftFormulas``, a list of [label, function from logits to weights], as the formulas print it.
 
+    It also defines ``unsoftOperations``, with which the page reads formulas that are typed into it.
+
     >>> print(playground_script({"plain": Formula("s/n")}).splitlines()[1])
     const unsoftFormulas = [["plain", (logits, {i = logits.length - 1} = {}) => {
     """
     pairs = ",\n".join(
         f"[{embedded_json(label)}, {formula_source(formula)}]" for label, formula in formulas.items()
     )
-    return f'"use strict";\nconst unsoftFormulas = [{pairs}];\n'
+    return f'"use strict";\nconst unsoftFormulas = [{pairs}];\n{operations_source()}'
 
 
 def provenance(answers: Sequence[Mapping[str, Any]]) -> str:

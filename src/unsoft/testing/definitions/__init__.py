@@ -16,7 +16,7 @@ from torch import Tensor
 
 from unsoft.formula import Formula
 from unsoft.testing.definitions import formulas, linear, magnitude, pairs
-from unsoft.testing.definitions.call import WrittenCall
+from unsoft.testing.definitions.call import NotDefined, WrittenCall
 from unsoft.testing.definitions.formulas import Pointwise
 
 Defined = tuple[Tensor, Tensor]
@@ -49,8 +49,8 @@ def definition_of(mechanism: str | Formula) -> Definition | None:
     *modifiers, (base, number) = [_PART.fullmatch(part.strip()).groups() for part in mechanism.split("+")]
     if base == "magnitude":
         modifiers, base = [*modifiers, ("magnitude", None)], "softmax"
-    rewriting = [(name, argument) for name, argument in modifiers if name in ("logn", "sink")]
-    around = [name for name, _ in modifiers if name not in ("logn", "sink")]
+    rewriting = [(name, argument) for name, argument in modifiers if name not in _AROUND]
+    around = [name for name, _ in modifiers if name in _AROUND]
     found = _base(base, number, rewriting)
     for name in reversed(around):
         found = None if found is None else _AROUND[name](found)
@@ -67,11 +67,13 @@ def _base(base: str, number: str | None, rewriting: list[tuple[str, str | None]]
     return None
 
 
-def _rewritten(base: str, number: str | None, rewriting: list[tuple[str, str | None]], layer: Any) -> Pointwise:
+def _rewritten(
+    base: str, number: str | None, rewriting: list[tuple[str, str | None]], layer: Any
+) -> Pointwise:
     found = formulas.polynomial(int(number)) if base == "polynomial" and number else formulas.BUILT_IN[base]
     for name, argument in reversed(rewriting):
-        if name == "logn":
-            found = formulas.logn(found, float(argument or 512), base in formulas.EXPONENTIAL)
+        if name.startswith("logn"):
+            found = formulas.logn(found, float(argument or 512), 16.0 if name == "logn16" else 1.0)
         else:
             found = formulas.sink(found, layer.values["sink"] if hasattr(layer, "values") else torch.zeros(1))
     return found
@@ -114,6 +116,8 @@ def _gated(inner: Definition) -> Definition:
 
 def _magnitude(inner: Definition) -> Definition:
     def definition(call: WrittenCall, layer: Any) -> Defined:
+        if not magnitude.is_defined(call, layer):
+            raise NotDefined("what a gate of bounded cost forgets is not a formula")
         gate = magnitude.gates(call, layer)
         if layer.where == "mass":
             log = gate.log().repeat_interleave(call.query.shape[1] // gate.shape[1], dim=1)

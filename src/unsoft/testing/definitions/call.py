@@ -10,6 +10,10 @@ import torch
 from torch import Tensor
 
 
+class NotDefined(Exception):
+    """No formula says what the mechanism does here; the message is the reason."""
+
+
 @dataclass(frozen=True)
 class WrittenCall:
     """Some rows of a call to a mechanism.
@@ -34,8 +38,8 @@ class WrittenCall:
     """(R,) positions i, counted from the first key."""
     causal: bool
     scale: float
-    move: Callable[[Tensor], Tensor] = staticmethod(lambda x: x)
-    """What rounding does to an intermediate result; nothing, unless the sensitivity of a definition is being measured."""
+    rounding: Callable[[Tensor], Tensor] | None = None
+    """What rounding does to an intermediate result, where it is measured how much that matters."""
     strength: bool = False
     """Does the float mask multiply weight and mass by its exponential, whatever the mechanism's own rule is?"""
 
@@ -53,6 +57,10 @@ class WrittenCall:
     def logits(self) -> Tensor:
         """(B, H, R, S): scale q . k, without the mask."""
         return self.move(self.scale * (self.query @ self.spread(self.key).mT))
+
+    def move(self, x: Tensor) -> Tensor:
+        """An intermediate result, or that with a rounding error."""
+        return x if self.rounding is None else self.rounding(x)
 
     def spread(self, x: Tensor) -> Tensor:
         """A tensor (B, Hk, ...) of the key heads, for every query head: head h reads key head h // group."""

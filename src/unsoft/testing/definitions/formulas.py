@@ -151,31 +151,23 @@ BUILT_IN: dict[str, Pointwise] = {
 }
 
 
-EXPONENTIAL = ("cog", "l2", "sinh", "softmax", "softmax1", "softpick", "swishmax")
-"""Those whose weights are exponentials of the logit."""
-
-
 def sink(inner: Pointwise, level: Tensor) -> Pointwise:
     """One more logit per head in the normaliser, without a value."""
     return lambda x: inner(replace(x, sink=level[:, None, None]))
 
 
-def logn(inner: Pointwise, n0: float, exponential: bool) -> Pointwise:
-    """s log(n) / log(n0). The float mask is not scaled: it acts on the strength where weights are exponentials."""
-
-    def weights(x: Logits) -> Tensor:
-        return inner(replace(x, s=x.s * x.n.log() / math.log(n0), strength=x.strength or exponential))
-
-    return weights
+def logn(inner: Pointwise, n0: float, least: float = 1.0) -> Pointwise:
+    """s log(n) / log(n0), with n at least ``least``; a float mask is added after it."""
+    return lambda x: inner(replace(x, s=x.s * x.n.clamp(min=least).log() / math.log(n0)))
 
 
 def from_text(formula: Formula, params: Mapping[str, Tensor]) -> Pointwise:
     """A formula of a user's own, evaluated as it stands: its text is its definition."""
 
     def weights(x: Logits) -> Tensor:
-        strength = formula.bias == "strength"
-        boost = x.bias if strength or x.strength else torch.zeros_like(x.bias)
-        env = {"s": x.s if strength or x.strength else x.s + x.bias, "n": x.n, "i": x.i, "j": x.j}
+        strength = formula.mask_target is None or x.strength
+        boost = x.bias if strength else torch.zeros_like(x.bias)
+        env = {"s": x.s if strength else x.s + x.bias, "n": x.n, "i": x.i, "j": x.j}
         env |= {name: value[:, None, None] for name, value in params.items()}
         shape = x.visible.shape
         if formula.peak is not None:
@@ -202,7 +194,15 @@ def from_text(formula: Formula, params: Mapping[str, Tensor]) -> Pointwise:
 def logits_of(call: WrittenCall, query: Tensor | None = None) -> Logits:
     """The logits of a call, or of another query in its place."""
     call = call if query is None else call.change(query=query)
-    return Logits(call.logits, call.bias, call.visible, call.count, call.rows[:, None], call.keys, strength=call.strength)
+    return Logits(
+        call.logits,
+        call.bias,
+        call.visible,
+        call.count,
+        call.rows[:, None],
+        call.keys,
+        strength=call.strength,
+    )
 
 
 def visible_part(weights: Tensor, visible: Tensor) -> Tensor:

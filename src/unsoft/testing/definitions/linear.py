@@ -48,9 +48,10 @@ def performer(call: WrittenCall, layer: Any) -> Tensor:
 
 
 def cosformer(call: WrittenCall, layer: Any) -> Tensor:
-    """relu(q) . relu(k) cos(pi/2 (i - j) / M), over its sum (Qin et al. 2022)."""
-    distance = call.rows[:, None] - call.keys
-    near = torch.cos(math.pi / 2 * distance / layer.max_length)
+    """relu(q) . relu(k) cos(pi/2 (i - j) / M), over its sum (Qin et al. 2022); beyond M positions go back and forth."""
+    period = 2 * layer.max_length
+    rows, keys = (torch.minimum(p % period, period - p % period) for p in (call.rows, call.keys))
+    near = torch.cos(math.pi / 2 * (rows[:, None] - keys) / layer.max_length)
     return _over_sum(call, call.move(call.query.relu() @ call.spread(call.key).relu().mT * near))
 
 
@@ -77,7 +78,7 @@ def _over_sum(call: WrittenCall, weights: Tensor) -> Tensor:
 
 def _scaled(call: WrittenCall) -> tuple[Tensor, Tensor]:
     root = abs(call.scale) ** 0.5
-    return call.query * math.copysign(root, call.scale), call.spread(call.key) * root
+    return call.move(call.query * math.copysign(root, call.scale)), call.move(call.spread(call.key) * root)
 
 
 def _log_elu1(x: Tensor) -> Tensor:

@@ -3,30 +3,45 @@
     Z_jl = exp(-t |k_j - k_l|^2 / d)        (Z + eps) w = 1        gate_j = sigmoid(beta w_j + gamma)
 
 Keys that are not there are taken out of the system. Bidirectional: the system of all keys; arrival: that of the keys up to j;
-prefix: that of the keys up to row i.
+prefix: that of the keys up to row i. Streaming is arrival as long as nothing is forgotten; what it makes of more keys than its
+first chunk holds depends on what it forgets, and no formula says that.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from unsoft.testing.definitions.call import WrittenCall
+from unsoft.testing.definitions.call import WrittenCall, over
+
+
+def is_defined(call: WrittenCall, layer: Any) -> bool:
+    """Does a formula say what the gates are?"""
+    exact = not call.causal or layer.causal in ("arrival", "prefix")
+    return (exact or call.key.shape[2] <= layer.first) and (call.causal or layer.solver != "lowrank")
 
 
 def gates(call: WrittenCall, layer: Any) -> Tensor:
     """(B, Hk, 1 or R, S): the factor of every key, for all rows or for each of them."""
     batch, heads, keys, width = call.key.shape
-    t, beta, gamma = (_by_key_head(x, heads) for x in (layer.log_t.exp(), layer.beta, layer.gamma))
+    log_t, beta, gamma = (_by_key_head(x, heads) for x in (layer.log_t, layer.beta, layer.gamma))
     there = call.there.unflatten(1, (heads, -1)).any(2)
     lengths = call.key.square().sum(-1)
-    squares = lengths[..., :, None] + lengths[..., None, :] - 2 * call.key @ call.key.mT  # the battery's keys make this exact
-    similar = call.move((-t[:, None, None] / width * squares).exp())
+    squares = (
+        lengths[..., :, None] + lengths[..., None, :] - 2 * call.key @ call.key.mT
+    )  # the battery's keys make this exact
+    similar = call.move((-log_t.exp()[:, None, None] / width * squares).exp())
     if not call.causal:
-        solve = _steps if layer.solver == "cg" else _solved
-        weights = solve(_system(similar, there, layer.eps), there.to(similar.dtype), layer.iterations)[:, :, None]
+        system, right = _system(similar, there, layer.eps), there.to(similar.dtype)
+        if layer.solver != "cg":
+            weights = _solved(system, right)[:, :, None]
+        elif call.rounding is None:
+            weights = _steps(system, right, layer.iterations)[:, :, None]
+        else:
+            weights = _rounded_steps(system, right, layer.iterations, call.rounding)[:, :, None]
     elif layer.causal == "prefix":
         weights = _of_rows(similar, there, layer.eps, call.rows)
     else:
@@ -46,7 +61,7 @@ def _system(similar: Tensor, there: Tensor, eps: float) -> Tensor:
     return torch.where(both, similar, 0.0) + torch.diag_embed(ridge)
 
 
-def _solved(system: Tensor, right: Tensor, steps: int = 0) -> Tensor:
+def _solved(system: Tensor, right: Tensor) -> Tensor:
     return torch.linalg.solve(system, right[..., None])[..., 0] if right.numel() else right
 
 
@@ -66,7 +81,24 @@ def _steps(system: Tensor, right: Tensor, steps: int) -> Tensor:
         basis = torch.cat([basis, _unit(new)[..., None]], dim=-1)
     inside = basis.mT @ system @ basis
     inside = inside + torch.diag_embed((inside.diagonal(dim1=-2, dim2=-1) == 0).to(inside.dtype))
-    return (basis @ torch.linalg.solve(inside, basis.mT @ right[..., None]))[..., 0]
+    found = (basis @ torch.linalg.solve(inside, basis.mT @ right[..., None]))[..., 0]
+    # Where that solves the system, one more step would change nothing, here or near here: the slope is the solution's.
+    left = right - (system @ found[..., None])[..., 0]
+    solved = left.norm(dim=-1, keepdim=True) <= 1e-10 * right.norm(dim=-1, keepdim=True)
+    return torch.where(solved, _solved(system, right), found)
+
+
+def _rounded_steps(system: Tensor, right: Tensor, steps: int, rounding: Callable[[Tensor], Tensor]) -> Tensor:
+    """The textbook's recurrence with the rounding errors that it makes and amplifies."""
+    w, r = torch.zeros_like(right), right
+    p, size = r, (r * r).sum(-1, keepdim=True)
+    for _ in range(steps):
+        product = (rounding(system) @ p[..., None])[..., 0]
+        alpha = rounding(over(size, (p * product).sum(-1, keepdim=True)))
+        w, r = rounding(w + alpha * p), r - rounding(alpha * product)
+        size, before = (r * r).sum(-1, keepdim=True), size
+        p = r + rounding(over(size, before) * p)
+    return w
 
 
 def _unit(x: Tensor) -> Tensor:

@@ -12,9 +12,13 @@ from unsoft.testing.definitions.formulas import Pointwise, logits_of, visible_pa
 
 
 def gpam(call: WrittenCall, layer: Any, formula: Pointwise) -> Tensor:
-    """(1 + l+) A(q) - l- A(relu(q) W-) (Heo and Choi 2024)."""
-    plus, minus = (x[:, None, None] for x in layer.strengths())
-    negative = call.query.relu() @ layer.negative_map
+    """(1 + l+) A(q) - l- A(relu(q) W-), or as written: plus l- A(relu(q W-)) (Heo and Choi 2024)."""
+    plus, minus = (x[:, None, None] for x in (layer.plus, layer.minus))
+    plus, minus = (
+        (plus, -minus) if layer.literal else (layer.bound * plus.sigmoid(), layer.bound * minus.sigmoid())
+    )
+    mapped = (call.query @ layer.negative_map).relu(), call.query.relu() @ layer.negative_map
+    negative = call.move(mapped[0] if layer.literal else mapped[1])
     first, second = (visible_part(formula(logits_of(call, q)), call.visible) for q in (call.query, negative))
     return (1 + plus) * first - minus * second
 

@@ -25,8 +25,13 @@ AXES: dict[str, tuple[Any, ...]] = {
 }  # fmt: skip
 """What is varied. Lengths stand around the blocks of engines, widths around those of real models."""
 
-_COMMON = {"keys": ("same", 3), "batch": (1, 3), "causal": ("upper left", 3), "inputs": ("normal", 2)}
-"""Values that a sample should prefer, and how often it takes them for each time it takes another one."""
+EVEN_KEY_HEADS = AXES | {"heads": ("2/2", "4/2")}
+"""For mechanisms whose key heads come in pairs."""
+
+_COMMON = {"keys": ("same", 2), "batch": (1, 2), "causal": ("upper left", 1), "inputs": ("normal", 1)}
+"""Values that a sample takes more often than others."""
+_ONCE = {"length": (0,), "keys": ("none",), "batch": (0,), "inputs": ("denormal",)}
+"""Values that show little else, so that a sample takes them only once."""
 
 
 @dataclass(frozen=True)
@@ -54,7 +59,13 @@ class Point:
     @property
     def key_count(self) -> int:
         """S: as many as queries; a few less; a few more; what a decoder has behind it; none."""
-        counts = {"same": self.length, "fewer": max(1, self.length - 13), "more": self.length + 133, "many": 1500, "none": 0}
+        counts = {
+            "same": self.length,
+            "fewer": max(1, self.length - 13),
+            "more": self.length + 133,
+            "many": 1500,
+            "none": 0,
+        }
         return counts[self.keys]  # fmt: skip
 
     @property
@@ -88,7 +99,9 @@ class Point:
             raise ValueError(f"case: unknown axes {', '.join(sorted(unknown))} (known: {', '.join(AXES)})")
         for axis, value in found.items():
             known = {str(x): x for x in (*AXES[axis], getattr(cls, axis))}
-            if value not in known and not (value.isdigit() and axis in ("length", "width", "values", "batch")):
+            if value not in known and not (
+                value.isdigit() and axis in ("length", "width", "values", "batch")
+            ):
                 raise ValueError(f"case: {axis}={value!r} is not one of {', '.join(known)}")
             found[axis] = known.get(value, int(value) if value.isdigit() else value)
         return cls(**found)
@@ -104,17 +117,45 @@ def sample(seed: str, axes: Mapping[str, Sequence[Any]] = AXES) -> list[Point]:
     source = random.Random(zlib.crc32(seed.encode()))
     count = max(len(values) for values in axes.values())
     columns = {axis: _shuffled(source, axis, values, count) for axis, values in axes.items()}
-    return [_affordable({axis: column[row] for axis, column in columns.items()}) for row in range(count)]
+    return [
+        _affordable({axis: column[row] for axis, column in columns.items()}, axes) for row in range(count)
+    ]
 
 
 def _shuffled(source: random.Random, axis: str, values: Sequence[Any], count: int) -> list[Any]:
     """Every value, filled up with the common one and others, in random order."""
-    common, often = _COMMON.get(axis, (None, 0))
-    column = list(values)
+    common, often = _COMMON.get(axis, (values[0], 0))
+    column, more = list(values), [x for x in values if x not in _ONCE.get(axis, ())] + [common] * often
     while len(column) < count:
-        column.append(source.choice([*values, *[common] * often] if common in values else list(values)))
+        column.append(source.choice(more))
     source.shuffle(column)
     return column
+
+
+COMBINED = [
+    Point.parse(text)
+    for text in (
+        "length=1 keys=more width=64 heads=4/2 batch=2 dtype=float32 mask=left padding causal=lower right",
+        "length=1 keys=more width=20 heads=4/2 batch=2 dtype=float32 mask=rows causal=lower right",
+        "length=1 keys=same width=20 heads=4/2 batch=2 dtype=float64 mask=left padding",
+        "length=20 width=20 heads=4/2 batch=2 dtype=float32 mask=left padding",
+        "length=17 keys=more width=20 dtype=float64 causal=lower right",
+        "length=17 keys=more width=20 dtype=float32 causal=upper left",
+        "length=129 width=64 dtype=float32",
+        "length=30 keys=fewer width=20 dtype=float64 mask=additive causal=lower right",
+        "length=40 width=80 dtype=float32 inputs=real norms",
+        "length=40 width=128 dtype=float32 inputs=real norms",
+        "length=20 width=20 dtype=float64 inputs=zero rows causal=no",
+        "length=20 width=20 dtype=float32 inputs=logits of 1e4 causal=no",
+        "length=20 width=20 dtype=float64 inputs=logits of 1e-30 causal=no",
+        "length=20 width=20 dtype=float64 mask=additive causal=no",
+        "length=0 width=20 dtype=float32 mask=left padding",
+        "length=9 keys=none width=20 dtype=float32",
+        "length=9 keys=none width=20 dtype=float32 causal=no",
+        "length=9 width=20 batch=0 dtype=float32",
+    )
+]
+"""Three things at once, which a sample shows at best in pairs; each of these was a defect once."""
 
 
 def all_pairs(seed: str, axes: Mapping[str, Sequence[Any]] = AXES) -> Iterator[Point]:
@@ -132,19 +173,22 @@ def all_pairs(seed: str, axes: Mapping[str, Sequence[Any]] = AXES) -> Iterator[P
             continue
         chosen = dict(pair)
         for axis in source.sample(sorted(axes), len(axes)):
-            if axis not in chosen:  # the value that settles most of what is missing, among a few drawn at random
+            if (
+                axis not in chosen
+            ):  # the value that settles most of what is missing, among a few drawn at random
                 options = source.sample(list(axes[axis]), min(4, len(axes[axis])))
                 chosen[axis] = max(
-                    options, key=lambda x: sum(frozenset({(axis, x), other}) in missing for other in chosen.items())
+                    options,
+                    key=lambda x: sum(frozenset({(axis, x), other}) in missing for other in chosen.items()),
                 )
         missing -= {frozenset(two) for two in combinations(chosen.items(), 2)}
-        yield _affordable(chosen)
+        yield _affordable(chosen, axes)
 
 
-def _affordable(chosen: Mapping[str, Any]) -> Point:
+def _affordable(chosen: Mapping[str, Any], axes: Mapping[str, Sequence[Any]]) -> Point:
     """The point, with fewer heads and sequences where it is long: what they show, shorter ones show."""
     point = Point(**chosen)
     if max(point.length, point.key_count) <= 600:
         return point
-    heads = {"2/2": "2/2", "4/2": "2/1", "4/1": "2/1"}[point.heads]
+    heads = "2/1" if point.heads != "2/2" and "4/1" in axes["heads"] else "2/2"
     return Point(**{**chosen, "heads": heads, "batch": min(point.batch, 1)})

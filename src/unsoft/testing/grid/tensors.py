@@ -47,7 +47,10 @@ def draw(point: Point, seed: str, query_heads: int) -> Tensors:
     def normal(*shape: int) -> Tensor:
         return torch.randn(*shape, generator=source, dtype=DOUBLE)
 
-    query, key = normal(point.batch, query_heads, point.length, point.width), normal(point.batch, kv_heads, keys, point.width)
+    query, key = (
+        normal(point.batch, query_heads, point.length, point.width),
+        normal(point.batch, kv_heads, keys, point.width),
+    )
     query, key = INPUTS[point.inputs](point, query, key, normal)
     rows = _rows(point, source)
     upstream = torch.zeros(point.batch, heads, point.length, point.value_width, dtype=DOUBLE)
@@ -87,24 +90,36 @@ def _real(point: Point, query: Tensor, key: Tensor, normal: Callable[..., Tensor
     return _quarters(1.9 * query), _quarters(1.2 * key + 1.75 * normal(1, key.shape[1], 1, key.shape[3]))
 
 
-def _zero_rows(point: Point, query: Tensor, key: Tensor, normal: Callable[..., Tensor]) -> tuple[Tensor, Tensor]:
+def _zero_rows(
+    point: Point, query: Tensor, key: Tensor, normal: Callable[..., Tensor]
+) -> tuple[Tensor, Tensor]:
     query[:, :, 1::3], key[:, :, 1::4] = 0.0, 0.0
     return _quarters(query), _quarters(key)
 
 
-def _equal_keys(point: Point, query: Tensor, key: Tensor, normal: Callable[..., Tensor]) -> tuple[Tensor, Tensor]:
-    return _quarters(query), _quarters(normal(key.shape[0], key.shape[1], 1, key.shape[3])).expand_as(key).clone()
+def _equal_keys(
+    point: Point, query: Tensor, key: Tensor, normal: Callable[..., Tensor]
+) -> tuple[Tensor, Tensor]:
+    return _quarters(query), _quarters(normal(key.shape[0], key.shape[1], 1, key.shape[3])).expand_as(
+        key
+    ).clone()
 
 
-def _opposite_keys(point: Point, query: Tensor, key: Tensor, normal: Callable[..., Tensor]) -> tuple[Tensor, Tensor]:
+def _opposite_keys(
+    point: Point, query: Tensor, key: Tensor, normal: Callable[..., Tensor]
+) -> tuple[Tensor, Tensor]:
     pairs = _quarters(key)
     pairs[:, :, 1::2] = -pairs[:, :, : 2 * (key.shape[2] // 2) : 2]
     return _quarters(query), pairs
 
 
 def _times(query_power: dict[str, int], key_power: dict[str, int]) -> Draw:
-    def scaled(point: Point, query: Tensor, key: Tensor, normal: Callable[..., Tensor]) -> tuple[Tensor, Tensor]:
-        return _quarters(query) * 2.0 ** query_power[point.dtype], _quarters(key) * 2.0 ** key_power[point.dtype]
+    def scaled(
+        point: Point, query: Tensor, key: Tensor, normal: Callable[..., Tensor]
+    ) -> tuple[Tensor, Tensor]:
+        return _quarters(query) * 2.0 ** query_power[point.dtype], _quarters(key) * 2.0 ** key_power[
+            point.dtype
+        ]
 
     return scaled
 
@@ -151,7 +166,9 @@ MASKS: dict[str, Callable[[Point, Generator, int], Tensor | None]] = {
     "left padding": lambda point, source, heads: _padding(point, source, left=True),
     "right padding": lambda point, source, heads: _padding(point, source, left=False),
     "rows": lambda point, source, heads: _some(point, source, heads),
-    "additive per key": lambda point, source, heads: _additive(point.batch, 1, 1, point.key_count, source=source),
+    "additive per key": lambda point, source, heads: _additive(
+        point.batch, 1, 1, point.key_count, source=source
+    ),
     "additive": lambda point, source, heads: _additive(point.length, point.key_count, source=source),
     "dead rows": lambda point, source, heads: _dead(point, source),
 }

@@ -10,18 +10,18 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
 import torch
 from torch import Generator, Tensor
 
-from unsoft.mechanisms.module import Mechanism, Place
-from unsoft.mechanisms.registry import Plan
+from unsoft.mechanisms.core.module import Mechanism, Place
+from unsoft.mechanisms.core.spec import Plan
 from unsoft.testing.definitions import Definition
-from unsoft.testing.definitions.call import WrittenCall
+from unsoft.testing.definitions.call import NotDefined, WrittenCall
 from unsoft.testing.grid.point import Point
 from unsoft.testing.grid.tensors import DOUBLE, Tensors, draw
 from unsoft.testing.tolerance import rms
@@ -38,7 +38,8 @@ class Trial:
     """What the checks of a point get."""
 
     plan: Plan
-    definition: Definition
+    definition: Definition | None
+    """None, or NotDefined: the mechanism itself is the reference, in float64 and without a cache."""
     point: Point
     seed: str
     options: Mapping[str, Any]
@@ -81,14 +82,24 @@ class Trial:
     def run(self, engine: str = "auto") -> Results:
         """What the mechanism gives."""
         x = self.tensors
-        leaves = {name: getattr(x, name).to(self.dtype, copy=True).requires_grad_() for name in ("query", "key", "value")}
+        leaves = {
+            name: getattr(x, name).to(self.dtype, copy=True).requires_grad_()
+            for name in ("query", "key", "value")
+        }
         mask = x.mask
         if x.float_mask:
             mask = leaves["mask"] = x.mask.to(self.dtype, copy=True).requires_grad_()
-        output = self.layer(*(leaves[name] for name in ("query", "key", "value")), mask, engine=engine, **self.arguments)
+        output = self.layer(
+            *(leaves[name] for name in ("query", "key", "value")), mask, engine=engine, **self.arguments
+        )
         wanted = leaves | {name: p for name, p in self.layer.named_parameters() if p.requires_grad}
-        gradients = torch.autograd.grad(output, list(wanted.values()), x.upstream.to(output.dtype), materialize_grads=True)
-        return {"whole output": output.detach(), **self._results(output, dict(zip(wanted, gradients, strict=True)))}
+        gradients = torch.autograd.grad(
+            output, list(wanted.values()), x.upstream.to(output.dtype), materialize_grads=True
+        )
+        return {
+            "whole output": output.detach(),
+            **self._results(output, dict(zip(wanted, gradients, strict=True))),
+        }
 
     def _results(self, output: Tensor, gradients: Results) -> Results:
         """At the compared rows only: in the others no gradient of a query is expected."""
@@ -115,20 +126,22 @@ class Trial:
 
     def _natural_sizes(self) -> dict[str, float]:
         """Of the terms that results are sums of, so that one that cancels to nothing is not measured against nothing."""
-        x, weights = self.tensors, self.reference["weights"]
-        v, g, w = rms(x.value), rms(x.upstream[:, :, x.rows]), rms(weights)
+        x, weights, keys = self.tensors, self.reference["weights"], max(1, self.point.key_count)
+        q, k, v, g = (rms(y) for y in (x.query, x.key, x.value, x.upstream[:, :, x.rows]))
+        scale, entries, w = self.point.width**-0.5, weights.numel(), rms(weights) + 1 / keys
         by_weight = g * v * self.point.value_width**0.5
-        # Features of linear attention are not small where queries and keys are.
-        feature = 0.0 if self.plan.family is None else 1.0
-        scale = self.point.width**-0.5
-        by_mask = 0.0 if x.mask is None else max(1.0, weights.numel() / max(1, x.mask.numel())) ** 0.5
+        # What is not a formula of the logit may have features that are not small where queries and keys are.
+        formula = self.plan.formula if self.plan.family is None and not self.plan.wrappers else None
+        by_query, by_key = (0.0 if formula is not None else 1 + 1 / (size or 1.0) for size in (q, k))
+        shared = 1.0 if x.mask is None else max(1.0, entries / max(1, x.mask.numel())) ** 0.5
+        reach = keys if formula is None or {"i", "j"} & formula.uses else 1  # of a parameter that multiplies positions
         return {
             "output": v,
             "value": g,
-            "query": by_weight * (scale * rms(x.key) + feature),
-            "key": by_weight * (scale * rms(x.query) + feature),
-            "mask": by_weight * w * by_mask,
-            "parameter": by_weight * w * weights.numel() ** 0.5,
+            "query": by_weight * (scale * k + by_query),
+            "key": by_weight * (scale * q + by_key),
+            "mask": by_weight * w * shared,
+            "parameter": by_weight * w * entries**0.5 * (1 + q + scale * q * k + reach),
         }
 
     @cached_property
@@ -162,7 +175,7 @@ class Trial:
             output = x.value.new_zeros(self.point.batch, heads, len(x.rows), self.point.value_width)
             gradients = {name: torch.zeros_like(leaf) for name, leaf in wanted.items()}
         else:
-            weights, output = self.definition(self.written(leaves).change(move=moved), layer)
+            weights, output = self._written_out(leaves, layer, None if source is None else moved)
             found = torch.autograd.grad(
                 output, list(wanted.values()), moved(x.upstream[:, :, x.rows]), materialize_grads=True
             )
@@ -170,6 +183,23 @@ class Trial:
         return {
             "output": output.detach(), "weights": weights.detach(), **gradients, "query": gradients["query"][:, :, x.rows],
         }  # fmt: skip
+
+    def _written_out(
+        self, leaves: Mapping[str, Tensor], layer: Mechanism, rounding: Callable[[Tensor], Tensor] | None
+    ) -> tuple[Tensor, Tensor]:
+        """Weights and output at the compared rows."""
+        try:
+            if self.definition is not None:
+                return self.definition(self.written(leaves).change(rounding=rounding), layer)
+        except NotDefined:
+            pass
+        x = self.tensors
+        mask = leaves.get("mask", x.mask)
+        output = layer(*(leaves[name] for name in ("query", "key", "value")), mask, **self.arguments)[
+            :, :, x.rows
+        ]
+        keys = self.point.key_count  # of weights of a size that a sum over keys could have
+        return torch.full((*output.shape[:3], keys), 1 / keys, dtype=DOUBLE), output
 
     def written(self, leaves: Mapping[str, Tensor]) -> WrittenCall:
         """The call at the compared rows, as a definition sees it."""
@@ -190,6 +220,3 @@ class Trial:
             bias.expand(shape)[:, :, x.rows], there, rows, point.offset is not None,
             self.scale or point.width**-0.5,
         )  # fmt: skip
-
-    def change(self, **changes: Any) -> Trial:
-        return replace(self, **changes)

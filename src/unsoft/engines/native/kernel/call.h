@@ -18,7 +18,7 @@ struct Call {
     double keep_scale, scale;
     Source q, k, v;
     Target out;
-    real *peak, *total;                         // (batch, heads, queries), contiguous
+    real *peak, *total;                         // (batch, heads, queries), contiguous; null if not wanted
     Tensor count, visible, bias;                // data null if absent; count of real, visible of bytes, bias of real
     Tensor positions;                           // of real, (batch, queries + keys): i of every query, then j of every key; or null
     const real *parameters;                     // (heads, parameters)
@@ -60,7 +60,7 @@ struct Rows {
         peak[index] = NOTHING_SEEN;
         mass[index] = 0;
         position[index] = c.positions.data ? positions_of(c, b)[i] : real(position_of_row);
-        count[index] = real(seen);
+        count[index] = real(std::max<int64_t>(seen, 1));  // formulas divide by it
         if (c.count.data) count[index] = ((const real *)c.count.data)[b * c.count.batch + h * c.count.head + i * c.count.row];
         if (c.drop_below)
             drop_key[index] = mix(mix(mix(uint32_t(c.seed_low) + uint32_t(b * c.heads + h) * 0x9E3779B1u) ^ uint32_t(c.seed_high)) +

@@ -1,5 +1,6 @@
 // The formula-independent half of the native engine. Both functions return 0, or 1 if some output is not finite (the
 // caller then applies the exact rules for NaN and Inf), or 2 if memory ran out.
+#include "append.h"
 #include "backward.h"
 
 extern "C" {
@@ -10,6 +11,11 @@ __attribute__((visibility("default"))) int unsoft_forward(const Call *call) {
     } catch (const std::bad_alloc &) {
         return 2;
     }
+}
+// Appends keys and values to the buffers of a cache, then attends to them.
+__attribute__((visibility("default"))) int unsoft_step(const Append *keys, const Append *values, const Call *call) {
+    append(*keys), append(*values);
+    return unsoft_forward(call);
 }
 __attribute__((visibility("default"))) int unsoft_backward(const Call *call) {
     try {

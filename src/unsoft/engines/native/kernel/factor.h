@@ -12,6 +12,7 @@
 
 constexpr int GROWTH = 24;       // rows that are added at a time
 constexpr int STRIP = 4 * 16;    // columns that are multiplied at a time; M is triangular, so half of the strips are empty
+constexpr int REGS = REGISTERS == 32 ? 4 : 2, PANEL_WIDTH = REGS * VL;  // what a product of six rows keeps in registers
 
 // C^-1 of a small S = C C^T, both GROWTH numbers apart. Returns the number of rows done, n unless S is not positive definite.
 static int small_factor(int n, real *s, real *inverse) {
@@ -34,42 +35,72 @@ static int small_factor(int n, real *s, real *inverse) {
     return n;
 }
 
-// m: (n, ld) with room for whole strips in a row; a: (n, n), its lower half is read. Returns the number of rows done, n unless A is
+// Panels of columns, each in one piece of memory: of M from their first row on (lower), or of M^T up to their last (upper).
+struct Panels {
+    const long count, height;
+    Buffer<real> lower, upper;
+    explicit Panels(long n)
+        : count((n + PANEL_WIDTH - 1) / PANEL_WIDTH), height(count * PANEL_WIDTH),
+          lower(size_t(count) * (count + 1) / 2 * PANEL_WIDTH * PANEL_WIDTH), upper(size_t(count) * (count + 1) / 2 * PANEL_WIDTH * PANEL_WIDTH) {
+        std::fill_n(upper.data, count * (count + 1) / 2 * PANEL_WIDTH * PANEL_WIDTH, real(0));
+    }
+    real *below(long panel) const { return lower + (panel * height - PANEL_WIDTH * (panel * (panel - 1) / 2)) * PANEL_WIDTH; }
+    real *above(long panel) const { return upper + panel * (panel + 1) / 2 * PANEL_WIDTH * PANEL_WIDTH; }
+};
+
+// S = A - B B^T for new rows: A (rows, n) at their own columns, B (rows, filled).
+static void remainder(int rows, long filled, const real *a, long n, const real *b, long ld, real *s) {
+    real dots_of[6 * GROWTH];
+    for (int i = 0; i < rows; i += 6) {
+        const int high = std::min(6, rows - i), wide = i + high;
+        if (high == 6) dots<6>(wide, int(filled), b + i * ld, ld, b, ld, dots_of, GROWTH, 1);
+        else few_products(high, wide, int(filled), b + i * ld, ld, b, ld, dots_of, GROWTH, 1);
+        for (int r = 0; r < high; r++)
+            for (int j = 0; j <= i + r; j++) s[(i + r) * GROWTH + j] = a[(i + r) * n + j] - dots_of[r * GROWTH + j];
+    }
+}
+
+// m: (n, ld) with room for whole panels in a row; a: (n, n), its lower half is read. Returns the number of rows done, n unless A is
 // not positive definite; what follows is NaN.
 static int64_t inverse_factor(int64_t n, const real *a, real *m, long ld) {
-    Buffer<real> transposed(ld * ld), b(GROWTH * ld), product(GROWTH * ld);
+    Panels panels(n);
+    Buffer<real> b(GROWTH * ld), product(GROWTH * ld);
     real s[GROWTH * GROWTH], inverse[GROWTH * GROWTH];
     std::fill_n(m, n * ld, real(0));
-    std::fill_n(transposed.data, ld * ld, real(0));
     for (int64_t first = 0; first < n; first += GROWTH) {
-        const int rows = int(std::min<int64_t>(GROWTH, n - first));
-        const long filled = (first + STRIP - 1) / STRIP * STRIP;
-        for (int r = 0; r < rows; r++) {
-            std::fill_n(b + r * ld, filled, real(0));
-            std::fill_n(product + r * ld, filled, real(0));
+        const int count = int(std::min<int64_t>(GROWTH, n - first));
+        const long full = (first + PANEL_WIDTH - 1) / PANEL_WIDTH, filled = full * PANEL_WIDTH;
+        for (long p = 0; p < full; p++) {  // B = A M^T: column c of M^T ends at row c
+            const long c = p * PANEL_WIDTH;
+            rows<6, REGS, false, false>(count, int(std::min<int64_t>(c + PANEL_WIDTH, first)), a + first * n, n, panels.above(p), PANEL_WIDTH,
+                                        b + c, ld);
         }
-        for (long c = 0; c < filled; c += STRIP)  // B = A M^T: column c of M^T ends at row c
-            accumulate<false>(rows, STRIP, int(std::min<int64_t>(c + STRIP, first)), a + first * n, n, transposed + c, ld, b + c, ld);
-        for (int i = 0; i < rows; i++)
-            for (int j = 0; j <= i; j++) {
-                V sum = {};
-                for (long k = 0; k < filled; k += VL) sum += load(b + i * ld + k) * load(b + j * ld + k);
-                s[i * GROWTH + j] = a[(first + i) * n + first + j] - horizontal_sum(sum);
-            }
-        const int done = small_factor(rows, s, inverse);
-        if (done < rows) {
+        remainder(count, filled, a + first * n + first, n, b, ld, s);
+        const int done = small_factor(count, s, inverse);
+        if (done < count) {
             std::fill_n(m + first * ld, (n - first) * ld, std::numeric_limits<real>::quiet_NaN());
             return first + done;
         }
-        for (long c = 0; c < filled; c += STRIP)  // B M: column c of M begins at row c
-            accumulate<false>(rows, STRIP, int(first - c), b + c, ld, m + c * ld + c, ld, product + c, ld);
-        for (int i = 0; i < rows; i++)
-            for (int k = 0; k <= i; k++)
-                for (long c = 0; c < filled; c += VL)
-                    store(m + (first + i) * ld + c, load(m + (first + i) * ld + c) - load(product + k * ld + c) * inverse[i * GROWTH + k]);
-        for (int i = 0; i < rows; i++) std::copy_n(inverse + i * GROWTH, i + 1, m + (first + i) * ld + first);
-        for (long c = 0; c < first + rows; c++)
-            for (int i = 0; i < rows; i++) transposed[c * ld + first + i] = m[(first + i) * ld + c];
+        for (int e = 0; e < GROWTH * GROWTH; e++) s[e] = -inverse[e];
+        for (long p = 0; p < full; p++) {  // B M: column c of M begins at row c
+            const long c = p * PANEL_WIDTH;
+            rows<6, REGS, false, false>(count, int(first - c), b + c, ld, panels.below(p), PANEL_WIDTH, product + c, ld);
+            for (int r = 0; r < count; r += 6) {
+                const int high = std::min(6, count - r);
+                rows<6, REGS, false, false>(high, r + high, s + r * GROWTH, GROWTH, product + c, ld, m + (first + r) * ld + c, ld);
+            }
+        }
+        for (int i = 0; i < count; i++) {
+            std::copy_n(inverse + i * GROWTH, i + 1, m + (first + i) * ld + first);
+            std::fill_n(m + (first + i) * ld + first + i + 1, ld - first - i - 1, real(0));
+            for (long p = 0; p * PANEL_WIDTH <= first + i; p++)
+                std::copy_n(m + (first + i) * ld + p * PANEL_WIDTH, PANEL_WIDTH, panels.below(p) + (first + i - p * PANEL_WIDTH) * PANEL_WIDTH);
+        }
+        for (long k = 0; k < first + count; k++)
+            for (int i = 0; i < count; i++) {
+                const long c = first + i;
+                if (k <= c) panels.above(c / PANEL_WIDTH)[k * PANEL_WIDTH + c % PANEL_WIDTH] = m[c * ld + k];
+            }
     }
     return n;
 }

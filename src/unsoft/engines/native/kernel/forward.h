@@ -22,10 +22,12 @@ struct ForwardScratch {
     Buffer<uint8_t> visible;
     Rows rows;
     static constexpr int tile = std::max(KEY_TILE * LANES, KEY_TILE_ROWS * FEW);
-    explicit ForwardScratch(const Call &c)
-        : width(padded(c.width)), value_width(padded(c.value_width)), query_rows(QUERY_TILE * width), packed(QUERY_TILE * width),
-          keys(KEY_TILE_ROWS * width), values(KEY_TILE_ROWS * value_width), logits(tile), sums(QUERY_TILE * value_width),
-          bias(tile), visible(tile) {}
+    // For blocks of up to `rows` queries. Small calls spend much of their time on memory: none is taken that will not be used.
+    ForwardScratch(const Call &c, int rows)
+        : width(padded(c.width)), value_width(padded(c.value_width)), query_rows(size_t(rows) * width), packed(size_t(padded(rows)) * width),
+          keys(c.k.direct(int(c.width)) ? 0 : KEY_TILE_ROWS * width),
+          values(c.v.direct(int(c.value_width)) ? 0 : KEY_TILE_ROWS * value_width), logits(tile),
+          sums(size_t(padded(rows)) * value_width), bias(c.bias.data ? tile : 0), visible(c.visible.data ? tile : 0) {}
 };
 
 // Multiplies the accumulated rows by what the new peak costs them.
@@ -114,7 +116,7 @@ static bool write_outputs(const Call &c, ForwardScratch &w, const Block &block) 
     for (int index = 0; index < block.count(); index++) {
         int64_t h = block.head(index), i = block.row(index), at = (block.b * c.heads + h) * c.queries + i;
         finite &= c.out.write(block.b, h, i, int(c.value_width), w.sums + long(index) * w.value_width, w.rows.inverse[index]);
-        c.peak[at] = w.rows.peak[index], c.total[at] = w.rows.total[index];
+        if (c.peak) c.peak[at] = w.rows.peak[index], c.total[at] = w.rows.total[index];
     }
     return finite;
 }
@@ -152,10 +154,13 @@ static bool forward(const Call &c) {
     int64_t parts = 1;
     if (blocks < 4 * c.threads) parts = std::clamp<int64_t>(c.threads / std::gcd(blocks, c.threads), 1, std::max<int64_t>(c.keys / (2 * KEY_TILE_ROWS), 1));
     const int64_t step = (c.keys + parts - 1) / parts;
+    const int rows = members * int(std::min<int64_t>(QUERY_TILE, c.queries));
+    // Waking other threads takes as long as some 100,000 multiplications.
+    const bool tiny = c.batch * c.heads * c.queries * c.keys * (c.width + c.value_width) < 1 << 17;
     std::vector<std::unique_ptr<Partial>> partial(parts > 1 ? blocks * parts : 0);
     std::atomic<bool> finite{true};
-    share(int(c.threads), blocks * parts, [&](auto next) {
-        ForwardScratch w(c);
+    share(tiny ? 1 : int(c.threads), blocks * parts, [&](auto next) {
+        ForwardScratch w(c, rows);
         for (int64_t item; (item = next()) < blocks * parts;) {
             const Block block = block_of(item / parts);
             const int64_t j_begin = item % parts * step;
@@ -170,7 +175,7 @@ static bool forward(const Call &c) {
         }
     });
     if (parts > 1) {
-        ForwardScratch w(c);
+        ForwardScratch w(c, rows);
         for (int64_t number = 0; number < blocks; number++) {
             const Block block = block_of(number);
             for (int index = 0; index < block.count(); index++) w.rows.set(c, index, block.b, block.head(index), block.row(index));

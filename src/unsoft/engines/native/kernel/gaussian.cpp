@@ -24,10 +24,10 @@ UNSOFT_EXPORT(unsoft_gaussian_between(int64_t threads, int64_t systems, int64_t 
               gaussian_between(threads, systems, rows, columns, width, x, y, z))
 UNSOFT_EXPORT(unsoft_inverse_factors(int64_t threads, int64_t systems, int64_t n, const real *a, real *m, int64_t ld, int64_t *done),
               *done = inverse_factors(threads, systems, n, a, m, ld))
-UNSOFT_EXPORT(unsoft_arrival_factors(const Gaussian *g, double eps, real *m, int64_t ld, int64_t *done),
-              *done = arrival_factors(*g, real(eps), m, ld))
-UNSOFT_EXPORT(unsoft_arrival_gradient(const Gaussian *g, const real *m, int64_t ld, const real *y, const real *slope, real *gradient),
-              arrival_gradient(*g, m, ld, y, slope, gradient))
+UNSOFT_EXPORT(unsoft_arrival_factors(const Gaussian *g, double eps, const real *b, real *factor, real *y, real *weights, int64_t *done),
+              *done = arrival_factors(*g, real(eps), b, factor, y, weights))
+UNSOFT_EXPORT(unsoft_arrival_gradient(const Gaussian *g, real *factor, const real *y, const real *slope, real *gradient),
+              arrival_gradient(*g, factor, y, slope, gradient))
 UNSOFT_EXPORT(unsoft_pivoted(const Gaussian *g, int64_t rank, double tolerance, double least, real *factor, int64_t *pivots, real *left),
               pivoted_cholesky(*g, rank, real(tolerance), real(least), factor, pivots, left))
 UNSOFT_EXPORT(unsoft_congruences(int64_t threads, int64_t systems, int64_t n, const real *m, int64_t ld, const real *t, real *result),

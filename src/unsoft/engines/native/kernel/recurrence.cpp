@@ -24,12 +24,14 @@ static bool all_finite(const real *x, int64_t n) {
     return sum == 0;
 }
 
-static void features_of(const Recurrence &r, const real *x, real scale, int64_t position, real *f) {
+// `row`: of a query, where a factor of all features cancels.
+static void features_of(const Recurrence &r, const real *x, real scale, int64_t position, bool row, real *f) {
     const int64_t n = r.width;
     if (r.map == RELU) {
         for (int64_t c = 0; c < n; c++) f[c] = x[c] > 0 ? x[c] : 0;
     } else if (r.map == ELU1) {
-        for (int64_t c = 0; c < n; c++) f[c] = x[c] > 0 ? x[c] + 1 : std::exp(x[c]);
+        real below = row ? std::min(*std::max_element(x, x + n), real(0)) : 0;  // exp of all that is negative could vanish
+        for (int64_t c = 0; c < n; c++) f[c] = x[c] > 0 ? x[c] + 1 : std::exp(x[c] - below);
     } else if (r.map == COSINE) {
         const int64_t folded = r.limit - std::abs(position % (2 * r.limit) - r.limit);
         const double angle = double(folded) * r.turn;
@@ -75,12 +77,12 @@ struct Head {
         const real keep = r.decay ? r.decay[h] : real(1);
         for (int64_t t = 0; t < r.tokens; t++, old = state) {
             const int64_t token = (b * r.key_heads + source) * r.tokens + t;
-            features_of(r, r.k + token * r.width, real(r.key_scale), r.first + t, key);
+            features_of(r, r.k + token * r.width, real(r.key_scale), r.first + t, false, key);
             std::copy(r.v + token * r.values, r.v + (token + 1) * r.values, value.data);
             value[r.values] = 1;
             for (int64_t g = 0; g < group; g++) {
                 const int64_t at = (b * r.heads + h * group + g) * r.tokens + t;
-                features_of(r, r.q + at * r.width, real(r.query_scale), r.first + t, query);
+                features_of(r, r.q + at * r.width, real(r.query_scale), r.first + t, true, query);
                 if (!r.logarithmic && r.normalise) bring_to_one();
                 std::fill(y.data, y.data + columns, real(0));
                 if (g == 0 && !r.logarithmic) {  // update and read in one pass

@@ -93,6 +93,9 @@ UNSOFT_INLINE Result biased(const Tile &t, const Lanes &x, V &s, V m, size_t at,
     return result;
 }
 
+// Below the smallest normal number a normaliser counts as 0: its inverse may overflow.
+UNSOFT_INLINE I vanishes(V norm) { return vabs(norm) < splat(std::numeric_limits<real>::min()); }
+
 struct Value {
     V weight, mass;
     void scale(V a, V b) { weight *= a, mass *= b; }
@@ -268,7 +271,7 @@ void finish(const Tile &t, real *total, real *inverse) {
         } else {
             z = splat(1);
         }
-        dead |= norm == V{};
+        dead |= vanishes(norm);
         store(t.peak + query, m);
         store(total + query, z);
         store(inverse + query, vselect(dead, V{}, real(1) / norm));
@@ -285,7 +288,7 @@ void prepare(const Tile &t, const real *total, const real *delta, real *inverse,
         V m = load(t.peak + query), n = load(t.count + query), i = load(t.position + query);
         V z = load(total + query), d = load(delta + query);
         V norm = Formula::norm(z, m, n, i, t.parameters);
-        I dead = norm == zero;
+        I dead = vanishes(norm);
         V inv = vselect(dead, zero, one / norm);
         V dz = vselect(dead, zero, -d * Formula::norm_slope(z, m, n, i, t.parameters) * inv);
         store(inverse + query, inv), store(slope + query, dz);

@@ -1,0 +1,89 @@
+"""``unsoft tasks``: every task, what it tells apart, and what counts as good and bad on it."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from unsoft.cli.plugin import Plugin, load_plugin
+
+if TYPE_CHECKING:
+    from unsoft.tasks import Task
+
+
+def command(
+    as_json: Annotated[bool, typer.Option("--json", help="Machine-readable, with all knobs.")] = False,
+    scores: Annotated[
+        bool, typer.Option("--scores", help="Run the known solution of each, and the shortcut if it has one.")
+    ] = False,
+    plugin: Plugin = None,
+) -> None:
+    """Show every task on which mechanisms can be trained."""
+    load_plugin(plugin)
+    from unsoft.tasks import tasks
+
+    made = [kind() for kind in tasks().values()]
+    if as_json:
+        typer.echo(json.dumps([_record(task, scores) for task in made], indent=1))
+    else:
+        _print_table(made, scores)
+
+
+def _record(task: Task, scores: bool) -> dict[str, Any]:
+    from dataclasses import asdict
+
+    record = {
+        "name": task.name,
+        "tells": task.tells,
+        "source": task.source,
+        "inputs": task.kind,
+        "metric": task.metric,
+        "higher_is_better": task.higher_is_better,
+        "chance": task.chance,
+        "knobs": task.knobs(),
+        "setup": asdict(task.setup),
+        "harder": [other.label(than=task) for other in task.harder()],
+    }
+    return record | (_scores(task) if scores else {})
+
+
+def _scores(task: Task) -> dict[str, Any]:
+    try:
+        return {"known": task.known(), "shortcut": task.shortcut_score()}
+    except ValueError as problem:  # scikit-learn is not there
+        return {"known": None, "shortcut": None, "problem": str(problem)}
+
+
+def _print_table(made: list[Task], scores: bool) -> None:
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(box=box.SIMPLE_HEAD)
+    for title in (
+        "name",
+        "tells apart",
+        "metric",
+        "chance",
+        *(("known", "shortcut") if scores else ()),
+        "model",
+    ):
+        table.add_column(title, no_wrap=title == "name")
+    for task in made:
+        setup = task.setup
+        found = _scores(task) if scores else {}
+        table.add_row(
+            task.name,
+            task.tells,
+            task.metric,
+            f"{task.chance:.3g}",
+            *("" if found[name] is None else f"{found[name]:.3g}" for name in ("known", "shortcut") if found),
+            f"{setup.layers} x {setup.width}, {setup.heads} heads, {setup.steps} steps",
+        )
+    console = Console(highlight=False)
+    if not console.is_terminal:
+        console = Console(highlight=False, width=120)
+    console.print(table)
+    console.print("Knobs: unsoft tasks --json. Train one: unsoft train TASK --mechanism cog")

@@ -1,0 +1,154 @@
+"""``unsoft train``: one mechanism on one task."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from unsoft.cli.plugin import Plugin, load_plugin
+
+if TYPE_CHECKING:
+    from unsoft.training import Result
+
+_INTERRUPTED = 130
+
+
+def command(
+    task: Annotated[str, typer.Argument(help="See unsoft tasks.")],
+    mechanism: Annotated[
+        str, typer.Option(help="Such as cog or magnitude+softmax; see unsoft list.")
+    ] = "softmax",
+    knob: Annotated[
+        list[str] | None,
+        typer.Option("--set", help="Difficulty: repeats=16; may be repeated.", show_default=False),
+    ] = None,
+    option: Annotated[
+        list[str] | None,
+        typer.Option(help="A keyword of the mechanism: where=mass; may be repeated.", show_default=False),
+    ] = None,
+    layers: Annotated[
+        int | None, typer.Option(help="Unless given, the task's own.", show_default=False)
+    ] = None,
+    width: Annotated[int | None, typer.Option(help="Likewise.", show_default=False)] = None,
+    heads: Annotated[int | None, typer.Option(help="Likewise.", show_default=False)] = None,
+    mlp: Annotated[
+        int | None,
+        typer.Option(help="Width inside each layer's perceptron; twice the width.", show_default=False),
+    ] = None,
+    steps: Annotated[
+        int | None, typer.Option(help="Unless given, the task's own.", show_default=False)
+    ] = None,
+    batch: Annotated[int | None, typer.Option(help="Likewise.", show_default=False)] = None,
+    lr: Annotated[float | None, typer.Option(help="Likewise.", show_default=False)] = None,
+    mechanism_lr: Annotated[
+        float, typer.Option(help="Learning rate of the mechanism's own parameters.")
+    ] = 0.03,
+    weight_decay: Annotated[float, typer.Option(help="Of the model's matrices.")] = 0.01,
+    warmup: Annotated[int, typer.Option(help="Steps until the learning rate is reached.")] = 50,
+    seed: Annotated[int, typer.Option(help="Of weights and data.")] = 0,
+    start: Annotated[str, typer.Option(help="Start of learnable mechanisms: paper or open.")] = "paper",
+    init_from: Annotated[
+        str, typer.Option(help="A model to start from: a folder, smollm2, minilm.", show_default=False)
+    ] = "",
+    bf16: Annotated[bool, typer.Option("--bf16", help="Mixed precision with bfloat16.")] = False,
+    repulse: Annotated[
+        str, typer.Option(help="Heads repel each other: svgd, spos or repel.", show_default=False)
+    ] = "",
+    alpha: Annotated[float, typer.Option(help="Strength of the repulsion.")] = 0.1,
+    out: Annotated[
+        Path | None, typer.Option(help="Folder of the run; runs/TASK-MECHANISM-SEED.", show_default=False)
+    ] = None,
+    save_every: Annotated[
+        int | None,
+        typer.Option(min=1, help="Steps between checkpoints; a tenth of the run.", show_default=False),
+    ] = None,
+    eval_every: Annotated[
+        int | None,
+        typer.Option(min=1, help="Steps between looks at the score; likewise.", show_default=False),
+    ] = None,
+    report_to: Annotated[
+        list[str] | None,
+        typer.Option(help="tensorboard, wandb, trackio, ...; may be repeated.", show_default=False),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the whole result.")] = False,
+    plugin: Plugin = None,
+) -> None:
+    """Train a small transformer with a mechanism on a task, and test it.
+
+    Ctrl-C saves and stops; the same command goes on from there, to the same weights bit for bit.
+    """
+    load_plugin(plugin)
+    from unsoft.errors import Interrupted
+    from unsoft.training import Spec
+    from unsoft.training import train as run
+
+    spec = Spec(
+        task=task,
+        knobs=read_pairs(knob, "--set"),
+        mechanism=mechanism,
+        options=read_pairs(option, "--option"),
+        start=start,
+        init_from=init_from,
+        layers=layers,
+        width=width,
+        heads=heads,
+        mlp=mlp,
+        steps=steps,
+        batch=batch,
+        lr=lr,
+        mechanism_lr=mechanism_lr,
+        weight_decay=weight_decay,
+        warmup=warmup,
+        seed=seed,
+        bf16=bf16,
+        repulse=repulse,
+        alpha=alpha,
+    )
+    folder = out or Path("runs") / f"{task}-{mechanism}-{seed}"
+    try:
+        result = run(
+            spec, folder, save_every=save_every, eval_every=eval_every, report_to=report_to, progress=True
+        )
+    except Interrupted as stopped:
+        typer.echo(f"unsoft: {stopped}", err=True)
+        raise typer.Exit(_INTERRUPTED) from None
+    if as_json:
+        typer.echo(json.dumps(result.to_dict(), indent=1))
+    else:
+        _print(result, folder)
+
+
+def read_pairs(pairs: list[str] | None, option: str) -> dict[str, Any]:
+    """Names and values; numbers and true or false are read as such.
+
+    >>> read_pairs(["repeats=16", "form=joined"], "--set")
+    {'repeats': 16, 'form': 'joined'}
+    """
+    found = {}
+    for pair in pairs or []:
+        name, equals, text = pair.partition("=")
+        if not equals:
+            raise typer.BadParameter(f"{pair!r} is not NAME=VALUE", param_hint=f"'{option}'")
+        try:
+            found[name.strip()] = json.loads(text)
+        except ValueError:
+            found[name.strip()] = text
+    return found
+
+
+def _print(result: Result, folder: Path) -> None:
+    better = "higher" if result.higher_is_better else "lower"
+    fallback = "" if result.shortcut is None else f", shortcut {result.shortcut:.3f}"
+    typer.echo(
+        f"{result.metric} {result.score:.4f}  (chance {result.chance:.3f}{fallback}, known solution {result.known:.3f};"
+        f" {better} is better)"
+    )
+    for label, score in result.harder.items():
+        typer.echo(f"  {label}: {score:.4f}")
+    for name, values in result.learned.items():
+        shown = ", ".join(f"{value:.3g}" for value in values[:8]) + (", ..." if len(values) > 8 else "")
+        typer.echo(f"  learned {name}: {shown}")
+    typer.echo(f"{result.parameters} parameters, {result.steps} steps, {result.seconds:.0f} s; in {folder}")

@@ -1,0 +1,172 @@
+"""The short way to the compiled kernel, for calls that need nothing else: decoding makes thousands of small ones.
+
+What depends only on the formula, the shape of the queries and the flags is found out once and kept (:class:`_Plan`); what may
+change from call to call (the number of keys, where tensors lie) is compared with it. Whatever is unusual in any way (a wrong
+argument, a gradient, a transform, a mask, NaN) is left to the general way, which has all rules and messages.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+from torch.autograd import forward_ad
+
+from unsoft.engines.call import compute_dtype
+from unsoft.engines.native import binding
+from unsoft.engines.native.availability import ready
+from unsoft.engines.threads import thread_count
+from unsoft.formula import Formula
+
+_ALIGNMENTS = (False, True, "upper_left", "lower_right")
+_SCALES = (float, type(None))
+_MOST_PLANS = 512
+_plans: dict[tuple, _Plan] = {}
+
+
+def observed() -> bool:
+    """Does anything listen to torch's operations: a mode, a transform, a tracer, autocast? Then nothing may go past them."""
+    return bool(
+        torch._C._len_torch_dispatch_stack()
+        or torch._C._len_torch_function_stack()
+        or torch._C._is_any_autocast_enabled()
+        or forward_ad._current_level >= 0
+        or torch._C._functorch.peek_interpreter_stack() is not None
+        or torch._C._get_tracing_state() is not None
+    )
+
+
+class _Plan:
+    """What stays the same between calls. It keeps alive what its numbers point to."""
+
+    def __init__(self, formula: Formula, query: Tensor, scale: float | None) -> None:
+        self.formula = formula
+        self.shape = query.shape
+        self.scale = 1.0 / math.sqrt(query.shape[3]) if scale is None else float(scale)
+        self.kernel = binding.kernel(formula.key, query.dtype)
+        defaults = [formula.params[name] for name in sorted(formula.params)]
+        self.parameters = torch.tensor([defaults] * query.shape[1], dtype=compute_dtype(query.dtype))
+        self.type = binding.TYPES[query.dtype]
+        self.rest = binding.pack_rest(None, None, None, None, None, None, self.parameters)
+
+
+def run_directly(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    formula: Formula,
+    is_causal: bool | str,
+    scale: float | None,
+    enable_gqa: bool,
+) -> Tensor | None:
+    """The output, or None if the call has to take the general way."""
+    try:
+        plan = _plan_of(query, key, value, formula, is_causal, scale, enable_gqa)
+        if plan is None:
+            return None
+        out, fields = _fields(plan, query, key, value, key.shape[2], is_causal)
+    except (RuntimeError, ValueError):  # not of four dimensions, sparse, nested
+        return None
+    return out if plan.kernel.forward(fields) == binding.FINITE else None
+
+
+def step_directly(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    formula: Formula,
+    scale: float | None,
+    enable_gqa: bool,
+    *,
+    keys: Tensor,
+    values: Tensor,
+    length: int,
+) -> Tensor | None:
+    """One step of decoding: writes new keys and values behind the first ``length`` of the buffers ``keys`` and ``values``,
+    which have room for them, and attends to all of them. None if the step has to take the general way; then nothing counts.
+    """
+    try:
+        plan = _plan_of(query, key, value, formula, "lower_right", scale, enable_gqa)
+        if plan is None or keys.dtype is not query.dtype or values.dtype is not query.dtype:
+            return None
+        if keys.requires_grad or values.requires_grad:
+            return None
+        new = _append(keys, key, length), _append(values, value, length)
+        out, fields = _fields(plan, query, keys, values, length + key.shape[2], "lower_right")
+    except (RuntimeError, ValueError):
+        return None
+    return out if plan.kernel.step(*new, fields) == binding.FINITE else None
+
+
+def _append(buffer: Tensor, new: Tensor, length: int) -> bytes:
+    strides, size = buffer.stride(), buffer.element_size()
+    start = buffer.data_ptr() + length * strides[2] * size
+    return binding.APPEND.pack(*new.shape, size, start, *strides, new.data_ptr(), *new.stride())
+
+
+def _plan_of(
+    query: Tensor, key: Tensor, value: Tensor, formula: Formula, is_causal: bool | str, scale: float | None, enable_gqa: bool
+) -> _Plan | None:  # fmt: skip
+    """The plan of a call without anything unusual."""
+    if type(query) is not Tensor or type(key) is not Tensor or type(value) is not Tensor or observed():
+        return None
+    if torch.is_grad_enabled() and (query.requires_grad or key.requires_grad or value.requires_grad):
+        return None
+    if type(is_causal) not in (bool, str) or type(enable_gqa) is not bool or type(scale) not in _SCALES:
+        return None
+    dtype = query.dtype
+    plan = _plan(query, dtype, formula, is_causal, scale)
+    if plan is None or key.dtype is not dtype or value.dtype is not dtype:
+        return None
+    batch, heads, _, width = plan.shape
+    key_batch, shared, keys, key_width = key.shape
+    value_batch, value_heads, values, value_width = value.shape
+    fits = (key_batch, key_width, value_batch, value_heads, values) == (batch, width, batch, shared, keys)
+    if not fits or not keys or not value_width or not (key.is_cpu and value.is_cpu):
+        return None
+    if heads != shared and not (enable_gqa and shared and heads % shared == 0):
+        return None
+    if query.is_neg() or key.is_neg() or value.is_neg():  # what lies in memory is not what they stand for
+        return None
+    return plan
+
+
+def _fields(
+    plan: _Plan, query: Tensor, key: Tensor, value: Tensor, keys: int, is_causal: bool | str
+) -> tuple[Tensor, bytes]:
+    """The output, not yet computed, and struct Call."""
+    batch, heads, queries, width = plan.shape
+    shared, value_width, kind = key.shape[1], value.shape[3], plan.type
+    if width == value_width and query.is_contiguous():
+        out = torch.empty_like(query)
+    else:
+        out = query.new_empty((batch, heads, queries, value_width))
+    fields = binding.VARIABLE.pack(
+        plan.kernel.mechanism, thread_count(), batch, heads, shared, queries, keys, width, value_width,
+        is_causal is not False, keys - queries if is_causal == "lower_right" else 0, 0, 0, 0, 1.0, plan.scale,
+        query.data_ptr(), *query.stride(), kind,
+        key.data_ptr(), *key.stride(), kind,
+        value.data_ptr(), *value.stride(), kind,
+        out.data_ptr(), *out.stride(), kind,
+    )  # fmt: skip
+    return out, fields + plan.rest
+
+
+def _plan(
+    query: Tensor, dtype: torch.dtype, formula: Formula, is_causal: bool | str, scale: float | None
+) -> _Plan | None:
+    shape = query.shape
+    what = (id(formula), shape, dtype, is_causal, scale)
+    plan = _plans.get(what)
+    if plan is not None and plan.formula is formula:
+        return plan if query.is_cpu else None
+    usual = len(shape) == 4 and 0 not in shape and query.is_cpu and dtype in binding.TYPES
+    if not usual or is_causal not in _ALIGNMENTS or not (scale is None or math.isfinite(scale)):
+        return None
+    if not ready(formula.key, dtype == torch.float64):
+        return None
+    if len(_plans) >= _MOST_PLANS:
+        _plans.clear()
+    plan = _plans[what] = _Plan(formula, query, scale)
+    return plan

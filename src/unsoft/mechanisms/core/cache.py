@@ -1,0 +1,179 @@
+"""What decoding remembers between calls.
+
+A cache belongs to one layer. It is made by ``mechanism.new_cache(batch)``, filled by ``mechanism(q, k, v, cache=cache)`` and
+knows its ``length`` (tokens seen) and ``nbytes`` (memory held).
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import Any
+
+import torch
+from torch import Tensor
+
+_FIRST_CAPACITY = 64
+Snapshot = list[tuple[object, dict[str, Any]]]
+
+
+class Cache(ABC):
+    """Common to all caches: the batch size it was made for, the number of tokens it has seen, the bytes it holds."""
+
+    def __init__(self, batch: int) -> None:
+        if not isinstance(batch, int) or isinstance(batch, bool):
+            raise TypeError(f"new_cache: argument 'batch' must be a whole number, not {type(batch).__name__}")
+        if batch < 0:
+            raise ValueError(f"new_cache: argument 'batch' must not be negative, not {batch}")
+        self.batch, self.length = batch, 0
+
+    @property
+    @abstractmethod
+    def tensors(self) -> tuple[Tensor, ...]:
+        """Everything held, each with the batch as its first dimension."""
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of memory held."""
+        return sum(x.numel() * x.element_size() for x in self.tensors)
+
+    def check(self, key: Tensor) -> None:
+        """ValueError unless a key tensor (batch, heads, length, dim) fits this cache."""
+        if key.dim() != 4 or key.shape[0] != self.batch:
+            raise ValueError(
+                f"argument 'key' has shape {tuple(key.shape)}; the cache was made for (batch, heads, length, dim) with a batch of"
+                f" {self.batch}"
+            )
+
+    @property
+    def holders(self) -> tuple[object, ...]:
+        """Itself and the objects inside it that change as tokens come."""
+        return (self,)
+
+    def snapshot(self) -> Snapshot:
+        """What :meth:`restore` goes back to. Nothing is copied: buffers are only written behind their end.
+
+        >>> cache = KeyValueCache(batch=1)
+        >>> before = cache.snapshot()
+        >>> _ = cache.append(torch.zeros(1, 2, 3, 4), torch.zeros(1, 2, 3, 5))
+        >>> cache.restore(before)
+        >>> cache.length
+        0
+        """
+        return [(holder, dict(vars(holder))) for holder in self.holders]
+
+    def restore(self, before: Snapshot) -> None:
+        """Forgets the tokens since a snapshot of this cache; as often as one likes, to try several continuations in turn."""
+        for holder, content in before:
+            vars(holder).update(content)
+
+    @abstractmethod
+    def reorder(self, index: Tensor) -> None:
+        """Puts sequence ``index[b]`` in place b: what beam search does between steps."""
+
+
+class KeyValueCache(Cache):
+    """All keys and values so far, in buffers that double when they are full.
+
+    >>> cache = KeyValueCache(batch=1)
+    >>> keys, values = cache.append(torch.zeros(1, 2, 3, 4), torch.zeros(1, 2, 3, 5))
+    >>> keys, values = cache.append(torch.ones(1, 2, 1, 4), torch.ones(1, 2, 1, 5))
+    >>> keys.shape, values.shape, cache.length
+    (torch.Size([1, 2, 4, 4]), torch.Size([1, 2, 4, 5]), 4)
+    """
+
+    def __init__(self, batch: int) -> None:
+        super().__init__(batch)
+        self._keys: Tensor | None = None
+        self._values: Tensor | None = None
+
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        return () if self._keys is None or self._values is None else (self._keys, self._values)
+
+    def room(self, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor] | None:
+        """The buffers, if they have room for new keys and values of these shapes (whose tokens begin at ``length``)."""
+        keys, values = self._keys, self._values
+        if keys is None or values is None or not isinstance(key, Tensor) or not isinstance(value, Tensor):
+            return None
+        (batch, heads, room, width), new = keys.shape, key.shape
+        if len(new) != 4 or (batch, heads, width) != (new[0], new[1], new[3]) or room < self.length + new[2]:
+            return None
+        shape, new = values.shape, value.shape
+        fits = len(new) == 4 and (shape[0], shape[1], shape[3]) == (new[0], new[1], new[3])
+        return (keys, values) if fits and shape[2] >= self.length + new[2] else None
+
+    def append(self, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+        """Adds the keys and values of new tokens; returns all of them."""
+        self.check(key)
+        _check_fits("key", key, self._keys)
+        _check_fits("value", value, self._values)
+        if value.dim() != 4 or value.shape[:3] != key.shape[:3]:
+            raise ValueError(
+                f"argument 'value' has shape {tuple(value.shape)}, 'key' has {tuple(key.shape)}; batch, heads and length must match"
+            )
+        end = self.length + key.shape[2]
+        self._keys = self._appended(self._keys, key, end)
+        self._values = self._appended(self._values, value, end)
+        self.length = end
+        return self._keys.narrow(2, 0, end), self._values.narrow(2, 0, end)
+
+    def _appended(self, buffer: Tensor | None, new: Tensor, end: int) -> Tensor:
+        if buffer is not None and torch.is_grad_enabled() and (new.requires_grad or buffer.requires_grad):
+            # Writing in place would cut the graph.
+            return torch.cat([buffer[:, :, : self.length], new], dim=2)
+        if buffer is None or buffer.shape[2] < end:
+            larger = new.new_empty(*new.shape[:2], max(2 * end, _FIRST_CAPACITY), new.shape[3])
+            if buffer is not None:
+                larger[:, :, : self.length] = buffer[:, :, : self.length]
+            buffer = larger
+        buffer.narrow(2, self.length, end - self.length).copy_(new)
+        return buffer
+
+    def reorder(self, index: Tensor) -> None:
+        self._keys, self._values = (None if x is None else x[index] for x in (self._keys, self._values))
+        self.batch = len(index)
+
+
+def _check_fits(name: str, new: Tensor, held: Tensor | None) -> None:
+    """ValueError or TypeError unless new tokens have the heads, width and dtype of those that are held."""
+    if held is None:
+        return
+    if new.dim() != 4 or (new.shape[1], new.shape[3]) != (held.shape[1], held.shape[3]):
+        raise ValueError(
+            f"argument '{name}' has shape {tuple(new.shape)}; the cache holds {held.shape[1]} heads of width {held.shape[3]}"
+        )
+    if new.dtype != held.dtype:
+        raise TypeError(f"argument '{name}' has dtype {new.dtype}; the cache holds {held.dtype}")
+
+
+class StateCache(Cache):
+    """A state of fixed size, whatever the length: linear attention."""
+
+    def __init__(self, batch: int) -> None:
+        super().__init__(batch)
+        self.state: Tensor | None = None
+        self.seen: Tensor | None = None
+        """(batch, heads | 1): how many keys were not masked, for mechanisms that divide by it."""
+        self.checked: object = None
+        """Shapes and options of the last step, which need not be checked again."""
+
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        return tuple(x for x in (self.state, self.seen) if x is not None)
+
+    def count(self, present: Tensor) -> Tensor:
+        """How many keys each new token sees, from which of the new keys (batch, heads | 1, tokens) are there."""
+        counts = present.cumsum(-1)
+        if self.seen is not None:
+            counts = counts + self.seen[..., None]
+        self.seen = counts[..., -1]
+        return counts
+
+    def advance(self, state: Tensor, tokens: int) -> None:
+        """Takes the state after ``tokens`` more tokens."""
+        self.state = state
+        self.length += tokens
+
+    def reorder(self, index: Tensor) -> None:
+        self.state, self.seen = (None if x is None else x[index] for x in (self.state, self.seen))
+        self.batch = len(index)

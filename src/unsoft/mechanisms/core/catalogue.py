@@ -1,0 +1,45 @@
+"""All mechanisms at a glance."""
+
+from collections.abc import Iterator, Mapping
+
+from unsoft.formula import Formula
+from unsoft.mechanisms.core.registry import label, names, resolve
+from unsoft.mechanisms.core.spec import Plan
+
+
+class Catalogue(Mapping[str, Formula | Plan]):
+    """Formulas and families by name, in alphabetical order; prints as a table of what each of them promises."""
+
+    def __getitem__(self, name: str) -> Formula | Plan:
+        if name not in names():
+            raise KeyError(name)
+        return resolve(name)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(names())
+
+    def __len__(self) -> int:
+        return len(names())
+
+    def rows(self) -> list[dict[str, str]]:
+        """The table, one dictionary of texts for each mechanism."""
+        return [{"name": label(name), **formula.properties.texts()} for name, formula in self.items()]
+
+    def __repr__(self) -> str:
+        rows = self.rows()
+        table = [list(rows[0]), *(list(row.values()) for row in rows)]
+        widths = [max(len(line[column]) for line in table) for column in range(len(table[0]))]
+        lines = [
+            "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)) for line in table
+        ]
+        return "\n".join(line.rstrip() for line in lines)
+
+
+def mechanisms() -> Catalogue:
+    """All mechanisms; a parametrised one such as polynomial(p) stands there with its default."""
+    return Catalogue()
+
+
+def formulas() -> dict[str, Formula]:
+    """Those mechanisms that are formulas."""
+    return {name: found for name, found in mechanisms().items() if isinstance(found, Formula)}

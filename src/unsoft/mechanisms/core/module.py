@@ -1,0 +1,267 @@
+"""Attention as a module: what every mechanism is once it has a place in a network.
+
+A mechanism that is a formula needs no module: ``unsoft.attention`` runs it. Mechanisms with weights of their own, with a state,
+or around another mechanism are subclasses of :class:`Mechanism`; a formula becomes one too (:class:`Pointwise`), so that
+``unsoft.mechanism(name, heads=, head_dim=)`` gives the same kind of object for every name.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, ClassVar, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from unsoft.engines.native.direct import step_directly
+from unsoft.engines.run import run_formula
+from unsoft.engines.threads import threads_are_used
+from unsoft.formula import Formula
+from unsoft.mechanisms.core.cache import Cache, KeyValueCache
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a mechanism stands in a network; what its parameters are sized and started by."""
+
+    heads: int
+    """Heads of the output."""
+    head_dim: int
+    """Width D of queries and keys."""
+    value_dim: int | None = None
+    """Width Dv of values; D if not given."""
+    hidden_dim: int | None = None
+    """Width of the hidden state that ``hidden=`` brings; without it the query stands in."""
+    layer: int = 0
+    """Number of the layer, counted from 0."""
+    layers: int | None = None
+    """How many layers the network has."""
+
+    @property
+    def values(self) -> int:
+        return self.head_dim if self.value_dim is None else self.value_dim
+
+
+class Inputs(NamedTuple):
+    """The arguments of one call, after a cache has been read and filled."""
+
+    query: Tensor
+    key: Tensor
+    value: Tensor
+    hidden: Tensor | None = None
+    geometry_keys: Tensor | None = None
+    return_weights: bool = False
+    options: dict[str, Any] = {}  # noqa: RUF012 (never written to)
+    """attn_mask, dropout_p, is_causal, scale, enable_gqa, engine, positions."""
+
+    def change(self, **changes: Any) -> Inputs:
+        return self._replace(**changes)
+
+
+class Mechanism(nn.Module):
+    """Base class. A subclass says how it attends (:meth:`attend`) and, if it keeps more than keys and values, its cache.
+
+    The rest is what others ask of a mechanism without knowing which it is; a subclass changes what is different for it.
+    """
+
+    formula_names: ClassVar[tuple[str, ...]] = ()
+    """The attributes that hold the formulas it runs; they may be replaced (:meth:`replace_formulas`)."""
+    key_head_multiple: ClassVar[int] = 1
+    """The number of key heads must be a multiple of this."""
+    needs_all_keys: ClassVar[bool] = False
+    """Does it look at all keys at once, so that a cache that shows some of them, or a mask that hides some from some rows, will not do?"""
+
+    def __init__(self, place: Place) -> None:
+        super().__init__()
+        self.place = place
+
+    def forward(
+        self, query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None, dropout_p: float = 0.0,
+        is_causal: bool | str = False, scale: float | None = None, enable_gqa: bool = False, *, engine: str = "auto",
+        return_weights: bool = False, hidden: Tensor | None = None, geometry_keys: Tensor | None = None,
+        cache: Cache | None = None, positions: tuple[Tensor, Tensor] | None = None,
+    ) -> Tensor | tuple[Tensor, Tensor]:  # fmt: skip
+        """The arguments of :func:`unsoft.attention`, and
+
+        hidden
+            The hidden state (..., length, hidden_dim), for mechanisms that compute a factor from it; the query stands in
+            for it when absent.
+        geometry_keys
+            Keys (..., key heads, S, any width) for mechanisms that look at the distances between keys, if those should not be
+            the keys that are attended to: rotary embedding makes their distances depend on position.
+        cache
+            From :meth:`new_cache`. The keys and values given are those of new tokens; the queries see all tokens so far,
+            causally. Works for whole prompts, chunks and single tokens alike. Then ``positions`` are those of the new queries
+            and of all keys.
+        """
+        threads_are_used()
+        options = {
+            "attn_mask": attn_mask, "dropout_p": dropout_p, "is_causal": is_causal, "scale": scale,
+            "enable_gqa": enable_gqa, "engine": engine, "positions": positions,
+        }  # fmt: skip
+        inputs = Inputs(query, key, value, hidden, geometry_keys, return_weights, options)
+        if cache is None:
+            return self.attend(inputs)
+        return self.attend_cached(inputs, cache)
+
+    @abstractmethod
+    def attend(self, inputs: Inputs) -> Tensor | tuple[Tensor, Tensor]:
+        """Output, and weights if asked for."""
+
+    def attend_cached(self, inputs: Inputs, cache: Cache) -> Tensor | tuple[Tensor, Tensor]:
+        """One step of decoding; here for mechanisms that need all keys and values."""
+        if not isinstance(cache, KeyValueCache):
+            raise TypeError(
+                f"argument 'cache' is a {type(cache).__name__}; this mechanism's new_cache() makes another kind"
+            )
+        keys, values = cache.append(inputs.key, inputs.value)
+        options = inputs.options | {"is_causal": "lower_right"}
+        return self.attend(inputs.change(key=keys, value=values, options=options))
+
+    def new_cache(self, batch: int) -> Cache:
+        """An empty cache for decoding ``batch`` sequences."""
+        return KeyValueCache(batch)
+
+    @property
+    def causal_only(self) -> bool:
+        """Does it look back only, so that ``is_causal`` must be set?"""
+        return False
+
+    @property
+    def query_heads(self) -> int:
+        """How many query heads it wants for ``place.heads`` heads of output."""
+        return self.place.heads
+
+    @property
+    def parts(self) -> list[Mechanism]:
+        """The mechanism and those inside it."""
+        return [part for part in self.modules() if isinstance(part, Mechanism)]
+
+    @property
+    def formulas(self) -> list[Formula]:
+        """All formulas that it and the mechanisms inside it run; none for linear attention."""
+        return [getattr(part, name) for part in self.parts for name in part.formula_names]
+
+    def replace_formulas(self, change: Callable[[Formula], Formula]) -> None:
+        """Puts ``change(formula)`` in the place of every formula."""
+        for part in self.parts:
+            for name in part.formula_names:
+                setattr(part, name, change(getattr(part, name)))
+
+    def open_start(self) -> None:
+        """Moves its own parameters to where it does what plain attention does, if there is such a place: for trained models."""
+
+    @property
+    def uses_positions(self) -> bool:
+        """Does the result depend on where tokens stand, and not only on who sees whom?"""
+        return any(formula.uses & {"i", "j"} for formula in self.formulas)
+
+    @property
+    def mass_gate(self) -> str | None:
+        """How a gate on the mass of keys gets in: by a "mask" of its formulas, a "column" of the values, or not at all (None)."""
+        return "mask" if self.formulas else None
+
+
+class Around(Mechanism):
+    """A mechanism that stands around another one and keeps what that one keeps; base of the module modifiers."""
+
+    def __init__(self, inner: Mechanism) -> None:
+        super().__init__(inner.place)
+        self.inner = inner
+
+    @property
+    def query_heads(self) -> int:
+        return self.inner.query_heads
+
+    @property
+    def causal_only(self) -> bool:
+        return self.inner.causal_only
+
+    @property
+    def uses_positions(self) -> bool:
+        return self.inner.uses_positions
+
+    @property
+    def mass_gate(self) -> str | None:
+        return self.inner.mass_gate
+
+    def new_cache(self, batch: int) -> Cache:
+        return self.inner.new_cache(batch)
+
+
+_PLAIN_OPTIONS = {"scale", "enable_gqa"}
+
+
+class Pointwise(Mechanism):
+    """A formula as a module; its parameters are learnable, one value per head.
+
+    >>> from unsoft.mechanisms.core.registry import resolve
+    >>> layer = Pointwise(resolve("cog"), Place(heads=2, head_dim=4))
+    >>> layer(torch.randn(1, 2, 3, 4), torch.randn(1, 2, 3, 4), torch.randn(1, 2, 3, 4)).shape
+    torch.Size([1, 2, 3, 4])
+    """
+
+    formula_names = ("formula",)
+
+    def __init__(self, formula: Formula, place: Place) -> None:
+        super().__init__(place)
+        self.formula = formula
+        self.values = nn.ParameterDict(
+            {name: nn.Parameter(torch.full((place.heads,), start)) for name, start in formula.params.items()}
+        )
+
+    def forward(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        *args: Any,
+        cache: Cache | None = None,
+        **options: Any,
+    ) -> Tensor | tuple[Tensor, Tensor]:
+        """See :meth:`Mechanism.forward`. A plain step of decoding takes the short way."""
+        plain = type(cache) is KeyValueCache and not args and not self.formula.params
+        if plain and options.keys() <= _PLAIN_OPTIONS and not torch.compiler.is_compiling():
+            out = self._step(query, key, value, cache, **options)
+            if out is not None:
+                return out
+        return super().forward(query, key, value, *args, cache=cache, **options)
+
+    def _step(
+        self, query: Tensor, key: Tensor, value: Tensor, cache: KeyValueCache, scale: float | None = None, enable_gqa: bool = False
+    ) -> Tensor | None:  # fmt: skip
+        room = cache.room(key, value)
+        if room is None:
+            return None
+        out = step_directly(
+            query,
+            key,
+            value,
+            self.formula,
+            scale,
+            enable_gqa,
+            keys=room[0],
+            values=room[1],
+            length=cache.length,
+        )
+        if out is not None:
+            cache.length += key.shape[2]
+        return out
+
+    def attend(self, inputs: Inputs) -> Tensor | tuple[Tensor, Tensor]:
+        params = dict(self.values) if self.formula.params else None
+        return run_formula(
+            inputs.query, inputs.key, inputs.value, self.formula, return_weights=inputs.return_weights, params=params,
+            **inputs.options,
+        )  # fmt: skip
+
+    @torch.no_grad()
+    def open_start(self) -> None:
+        """A sink takes exp(-4) = 0.02 of the mass."""
+        if "sink" in self.values:
+            self.values["sink"].fill_(-4.0)
+
+    def extra_repr(self) -> str:
+        return self.formula.name or str(self.formula.weight)

@@ -1,0 +1,335 @@
+"""The list of mechanisms. Each file of the folder above registers its own; adding a file is enough.
+
+A name stands for a formula, or for a family: a module with weights or a state of its own. Modifiers stand before a name, joined
+by "+", and act from right to left: on the formula, or around the module.
+
+>>> resolve("relu2").weight
+Expr('max(s, 0)**2/n')
+>>> resolve("polynomial(2)").weight
+Expr('s**2/sqrt(n)')
+>>> resolve("logn(512)+softmax").peak
+Expr('s*(log(n)/6.238324625039508)')
+>>> resolve("gated+gpam").name
+'gated+gpam'
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import importlib.util
+import inspect
+import pkgutil
+import re
+import sys
+import threading
+import warnings
+from collections.abc import Callable
+from dataclasses import fields, replace
+from importlib import metadata
+from typing import TYPE_CHECKING, Any
+
+from unsoft.errors import PluginWarning
+from unsoft.formula import Formula
+from unsoft.formula.analysis import Properties
+from unsoft.mechanisms.core.spec import Factory, Family, Modifier, Plan, Wrapper
+
+if TYPE_CHECKING:
+    from unsoft.mechanisms.core.module import Mechanism
+
+_FOLDER = "unsoft.mechanisms"
+PLUGINS = "unsoft.mechanisms"
+"""The group of entry points by which other packages bring mechanisms."""
+_registered: dict[str, Formula | Factory | Family] = {}
+_modifiers: dict[str, Modifier] = {}
+_homes: dict[str, str] = {}  # of mechanisms that others registered: the module that did
+_made: dict[str, Formula | Plan] = {}  # by the text asked for, such as "polynomial(3)"
+_discovery = threading.RLock()
+_discovered: list[bool] = []
+_CALL = re.compile(r"\s*([A-Za-z][A-Za-z0-9_-]*)\s*(?:\(\s*([-+0-9.eE]*)\s*\))?\s*")
+
+
+def register(
+    name: str,
+    mechanism: Formula | Factory | type[Mechanism],
+    *,
+    summary: str = "",
+    paper: str | None = None,
+    argument: str | None = None,
+    **promises: Any,
+) -> None:
+    """Adds a mechanism of your own under a new name, which then works wherever a name does.
+
+    ``mechanism`` is a formula, a function of one number that makes one, or a class: a subclass of :class:`unsoft.nn.Mechanism`, made
+    as ``cls(place, **options)``. Of a class, ``argument`` is the keyword that a number in brackets sets ("mine(3)"), and
+    ``promises`` says what is true of its weights: ``signed=``, ``row_sum=``, ``l1=``, ``sparse=``, ``needs_length=``, ``continuous=``
+    (see ``unsoft.Formula.properties``); ``unsoft.testing.check_mechanism(name)`` holds it to them.
+
+    Names live as long as the process, or until ``unregister(name)``. A saved model remembers the module that called this function, so that loading it
+    elsewhere can say what has to be imported first. A package can do that for its users by an entry point of the group
+    ``unsoft.mechanisms`` that names the module.
+
+    >>> import torch, unsoft
+    >>> class Average(unsoft.nn.WrittenOut):
+    ...     "The same weight for every key."
+    ...     def weights(self, logits, visible):
+    ...         return visible / visible.sum(-1, keepdim=True).clamp(min=1)
+    >>> unsoft.register("average", Average, row_sum="1", l1="1", signed=False)
+    >>> unsoft.attention(*(torch.ones(1, 2, 3, 4) for _ in range(3)), "average").sum()
+    tensor(24.)
+    >>> unregister("average")
+    >>> register("cog", Formula("s"))
+    Traceback (most recent call last):
+    ValueError: name: a mechanism called 'cog' exists already
+    """
+    discover()
+    home = sys._getframe(1).f_globals.get("__name__", "__main__")
+    if isinstance(mechanism, type):
+        mechanism = _family_of(name, mechanism, summary, paper, argument, promises)
+    elif promises or argument or paper or summary:
+        raise TypeError(
+            "register: summary, paper, argument and promises are for classes; a formula has them of its own"
+        )
+    builtin(name, mechanism)
+    _homes[name] = home
+
+
+def _family_of(
+    name: str, cls: type, summary: str, paper: str | None, argument: str | None, promises: dict[str, Any]
+) -> Family:
+    from unsoft.mechanisms.core.module import Mechanism
+
+    if not issubclass(cls, Mechanism):
+        raise TypeError(
+            f"mechanism: {cls.__name__} must be a subclass of unsoft.nn.Mechanism (an nn.Module that knows masks, caches and places),"
+            " or of unsoft.nn.WrittenOut, which needs no more than a method weights(logits, visible)"
+        )
+    known = [field.name for field in fields(Properties)]
+    for given in promises:
+        if given not in known:
+            raise TypeError(f"register: unknown promise {given!r} (known: {', '.join(known)})")
+    nothing = {"signed": True, "row_sum": "free", "l1": "free", "sparse": False}
+    properties = Properties(**nothing | {"needs_length": False, "continuous": True} | promises)
+    first_line = inspect.cleandoc(cls.__doc__ or name).partition("\n")[0]
+    return Family(name, cls, summary or first_line, properties, None, paper, argument)
+
+
+def unregister(name: str) -> None:
+    """Takes a name away that :func:`register` gave: to run a notebook cell again, for example."""
+    if name not in _homes:
+        raise ValueError(f"name: {name!r} was not given by unsoft.register")
+    for names in (_registered, _homes):
+        del names[name]
+    for text in [text for text in _made if name in text]:
+        del _made[text]
+
+
+def builtin(name: str, mechanism: Formula | Factory | Family) -> None:
+    """What the files of this folder call: :func:`register` without looking for other files first."""
+    if not isinstance(name, str) or not re.fullmatch(r"[a-z][a-z0-9_-]*", name):
+        raise ValueError(
+            f"name: expected lower case letters, digits, - and _, starting with a letter, not {name!r}"
+        )
+    if not isinstance(mechanism, (Formula, Family)) and not callable(mechanism):
+        raise TypeError(
+            f"mechanism: expected a Formula, a function that makes one or a class, not {type(mechanism).__name__}"
+        )
+    if name in _registered:
+        raise ValueError(f"name: a mechanism called {name!r} exists already")
+    _registered[name] = mechanism
+
+
+def family(
+    name: str, build: Callable[..., Mechanism], *, summary: str, properties: Properties, base: str | None = None,
+    paper: str | None = None, argument: str | None = None,
+) -> None:  # fmt: skip
+    """Adds a mechanism that is a module: ``build(place, **options)``."""
+    builtin(name, Family(name, build, summary, properties, base, paper, argument))
+
+
+def formula_modifier(name: str, change: Callable[..., Formula], *, summary: str) -> None:
+    """Adds a modifier that makes a formula from a formula, and optionally a number."""
+    _add_modifier(Modifier(name, change, True, summary))
+
+
+def module_modifier(name: str, change: Callable[..., Mechanism], *, summary: str) -> None:
+    """Adds a modifier that stands around a module; a family of the same name is what it is around its usual base."""
+    _add_modifier(Modifier(name, change, False, summary))
+
+
+def _add_modifier(modifier: Modifier) -> None:
+    if modifier.name in _modifiers or isinstance(_registered.get(modifier.name), Formula):
+        raise ValueError(f"name: a mechanism or modifier called {modifier.name!r} exists already")
+    _modifiers[modifier.name] = modifier
+
+
+def modifiers() -> list[Modifier]:
+    """All modifiers in alphabetical order."""
+    discover()
+    return [_modifiers[name] for name in sorted(_modifiers)]
+
+
+def resolve_formula(mechanism: str | Formula) -> Formula:
+    """:func:`resolve` where only a formula will do."""
+    found = resolve(mechanism)
+    if isinstance(found, Plan):
+        raise ValueError(
+            f"mechanism: {found.name!r} is not a formula; make a module of it with unsoft.mechanism(...)"
+        )
+    return found
+
+
+def resolve(mechanism: str | Formula) -> Formula | Plan:
+    """What a mechanism given by name ("cog", "polynomial(3)", "logn+gpam") or directly stands for."""
+    if isinstance(mechanism, Formula):
+        return mechanism
+    if not isinstance(mechanism, str):
+        raise TypeError(f"mechanism: expected a name or a Formula, not {type(mechanism).__name__}")
+    _prepare(mechanism)
+    return _made[mechanism]
+
+
+def _prepare(text: str) -> bool:
+    """Makes the formula called ``text`` unless that has been done."""
+    if text not in _made:
+        _made[text] = _make(text)
+    return True
+
+
+# As torch.compiler.assume_constant_result does (which would import all of dynamo): a compiled caller runs
+# this while it is traced, and then sees no more than a look-up in a dictionary.
+_prepare._dynamo_marked_constant = True  # type: ignore[attr-defined]
+
+
+def _make(text: str) -> Formula | Plan:
+    if not _found_in_its_file(text):
+        discover()
+    *before, base = text.split("+")
+    found = _base(text, base.strip())
+    for part in reversed(before):
+        found = _modified(text, part.strip(), found)
+    if isinstance(found, Plan):
+        return replace(found, name=text)
+    return found
+
+
+def _split(text: str, part: str) -> tuple[str, float | int | None, bool]:
+    """Name, number in brackets, and whether there were brackets."""
+    match = _CALL.fullmatch(part)
+    name, argument = match.groups() if match else (part, None)
+    if not argument:
+        return name, None, argument is not None
+    try:
+        number = float(argument)
+    except ValueError:
+        raise ValueError(
+            f"mechanism: {argument!r} in {text!r} is not a number; write for example '{name}(2)'"
+        ) from None
+    return name, int(number) if number.is_integer() else number, True
+
+
+def _base(text: str, part: str) -> Formula | Plan:
+    name, number, brackets = _split(text, part)
+    if name in _modifiers and name not in _registered:
+        raise ValueError(
+            f"mechanism: {name!r} modifies a mechanism and needs one after it, such as '{name}+softmax'"
+        )
+    if name not in _registered:
+        raise ValueError(_unknown(text, name))
+    found = _registered[name]
+    if isinstance(found, Formula):
+        if brackets:
+            raise ValueError(f"mechanism: {name} takes no number in brackets; write {name!r}, not {text!r}")
+        return found
+    if isinstance(found, Family):
+        if number is not None and found.argument is None:
+            raise ValueError(f"mechanism: {name} takes no number in brackets; write {name!r}, not {text!r}")
+        base = None if found.base is None else resolve_formula(found.base)
+        return Plan(name, found, base, number)
+    return found() if number is None else found(number)
+
+
+def _modified(text: str, part: str, found: Formula | Plan) -> Formula | Plan:
+    name, number, _ = _split(text, part)
+    if name not in _modifiers:
+        known = ", ".join(sorted(_modifiers))
+        near = difflib.get_close_matches(name.lower(), _modifiers, n=1, cutoff=0.4)
+        hint = f"; did you mean {near[0]!r}?" if near else ""
+        raise ValueError(f"mechanism: unknown modifier {name!r} in {text!r}{hint} (known: {known})")
+    modifier = _modifiers[name]
+    arguments = () if number is None else (number,)
+    if not modifier.of_formula:
+        plan = found if isinstance(found, Plan) else Plan(text, None, found)
+        return replace(plan, wrappers=(*plan.wrappers, Wrapper(modifier.change, arguments)))
+    if isinstance(found, Formula):
+        return modifier.change(found, *arguments)
+    if found.formula is None or found.wrappers:
+        raise ValueError(
+            f"mechanism: in {text!r}, {name} rewrites a formula and must stand directly before one (or before a family that runs one)"
+        )
+    return replace(found, formula=modifier.change(found.formula, *arguments))
+
+
+def foreign_homes(text: str) -> dict[str, str]:
+    """The mechanisms that a text such as "gated+mine(3)" names and others registered, with the modules that did."""
+    parts = [_split(text, part.strip())[0] for part in text.split("+")]
+    return {name: _homes[name] for name in parts if name in _homes}
+
+
+def names() -> list[str]:
+    """Names of all mechanisms in alphabetical order."""
+    discover()
+    return sorted(_registered)
+
+
+def label(name: str) -> str:
+    """The name, with the argument of a parametrised mechanism: "polynomial(p)"."""
+    found = _registered[name]
+    if isinstance(found, Formula):
+        return name
+    if isinstance(found, Family):
+        return name if found.argument is None else f"{name}({found.argument})"
+    return f"{name}({', '.join(inspect.signature(found).parameters)})"
+
+
+def _found_in_its_file(name: str) -> bool:
+    """Imports the file called like the mechanism, if there is one; importing all of them would take longer."""
+    file = name.replace("-", "_")
+    with _discovery:
+        if _discovered or not file.isidentifier():
+            return False
+        if importlib.util.find_spec(f"{_FOLDER}.{file}") is not None:
+            importlib.import_module(f"{_FOLDER}.{file}")
+        return name in _registered
+
+
+def discover() -> None:
+    """Imports every file of the folder once; each of them adds its mechanism."""
+    with _discovery:
+        if not _discovered:
+            for module in pkgutil.iter_modules(sys.modules[_FOLDER].__path__, f"{_FOLDER}."):
+                if not module.ispkg:
+                    importlib.import_module(module.name)
+            _discovered.append(True)
+            for entry in metadata.entry_points(group=PLUGINS):
+                _load_plugin(entry)
+
+
+def _load_plugin(entry: metadata.EntryPoint) -> None:
+    """Imports what an installed package brings; its module registers, or the entry point is the mechanism itself."""
+    try:
+        found = entry.load()
+        if not inspect.ismodule(found) and entry.name not in _registered:
+            register(entry.name, found)
+            _homes[entry.name] = entry.module
+    except Exception as error:  # one package that does not work must not take all mechanisms away
+        text = (
+            f"the plug-in {entry.name!r} ({entry.value}) could not be loaded: {type(error).__name__}: {error}"
+        )
+        warnings.warn(text, PluginWarning, stacklevel=2)
+
+
+def _unknown(text: str, name: str) -> str:
+    near = difflib.get_close_matches(name.lower(), names(), n=1, cutoff=0.4)
+    suggestion = f"; did you mean {near[0]!r}?" if near else ""
+    return f"mechanism: unknown name {text!r}{suggestion} (known: {', '.join(names())})"

@@ -1,0 +1,44 @@
+"""decay: weights that fade with distance, whatever the content: what a linear recurrence forgets.
+
+    a_ij = d^(i-j)          j <= i, not normalised
+
+The linear RNN of Su 2023; paper: Orvieto et al., Resurrecting Recurrent Neural Networks (LRU), arXiv 2303.06349.
+
+Can: focus without limit: the sparsity measure S goes to 0 with the length; constant cost per token. Cannot: look at content, or far.
+It looks back only. d is one number per head in (0, 1), as in retention, or ``learnable``.
+
+>>> import torch
+>>> from unsoft.mechanisms.core.module import Place
+>>> _, weights = Decay(Place(1, 4), start=0.5)(*(torch.randn(1, 1, 3, 4) for _ in range(3)), is_causal=True, return_weights=True)
+>>> weights[0, 0]
+tensor([[1.0000, 0.0000, 0.0000],
+        [0.5000, 1.0000, 0.0000],
+        [0.2500, 0.5000, 1.0000]])
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from unsoft.formula.analysis import Properties
+from unsoft.mechanisms.core.module import Place
+from unsoft.mechanisms.core.registry import family
+from unsoft.mechanisms.retention import Retention
+
+
+class Decay(Retention):
+    """Retention without content: every key has the feature 1."""
+
+    def __init__(self, place: Place, start: float | None = None, *, learnable: bool = False) -> None:
+        super().__init__(place, start, learnable=learnable)
+        self.compiled_map = None  # compiled code would multiply queries and keys
+
+    def features(self, q: Tensor, k: Tensor, first_query: int, first_key: int) -> tuple[Tensor, Tensor]:
+        return torch.ones_like(q[..., :1]), torch.ones_like(k[..., :1])
+
+
+family(
+    "decay", Decay, summary="weights that fade with distance, whatever the content", argument="start",
+    paper="Orvieto et al. 2023, arXiv 2303.06349", properties=Properties(False, "free", "free", False, False, True),
+)  # fmt: skip

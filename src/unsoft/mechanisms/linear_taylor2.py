@@ -1,0 +1,46 @@
+"""linear-taylor2: linear attention with the second-order Taylor polynomial of exp.
+
+    a_ij = p(s_ij) / sum_l p(s_il)          p(s) = 1 + s + s^2 / 2 > 0
+
+As features: (1, x, x x^T / sqrt 2), 1 + D + D^2 of them.
+
+Can: run at a cost per token that does not grow, with a state of fixed size. Cannot: focus: the sparsity of its rows is bounded by
+the signal-to-noise ratio of the key features (Su 2023); only more features help.
+
+Masks that hide whole keys (padding) stay linear. A mask that depends on the query, a float mask (which multiplies a weight by
+exp(mask)) and dropout need the weights written out, at quadratic cost.
+
+>>> import torch, unsoft
+>>> layer = unsoft.mechanism("linear-taylor2", heads=2, head_dim=4)
+>>> q, k, v = (torch.randn(1, 2, 6, 4) for _ in range(3))
+>>> out, weights = layer(q, k, v, is_causal=True, return_weights=True)
+>>> torch.allclose(out, weights @ v, atol=1e-6)
+True
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from unsoft.formula.analysis import Properties
+from unsoft.mechanisms.core.linear import Linear
+from unsoft.mechanisms.core.registry import family
+
+
+def taylor2(x: Tensor) -> Tensor:
+    """1 + s + s^2 / 2, the second-order Taylor polynomial of exp(s), as a dot product: F = 1 + D + D^2."""
+    squares = (x[..., :, None] * x[..., None, :]).flatten(-2) / math.sqrt(2)
+    return torch.cat([torch.ones_like(x[..., :1]), x, squares], dim=-1)
+
+
+family(
+    "linear-taylor2",
+    lambda place: Linear(place, taylor2, scaled=True),
+    summary="linear attention with the Taylor features of exp",
+    properties=Properties(
+        signed=False, row_sum="1", l1="1", sparse=False, needs_length=False, continuous=True
+    ),
+)

@@ -1,0 +1,61 @@
+"""Copy: say a sequence again."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from unsoft.tasks.draw import integers, one_integer
+from unsoft.tasks.registry import register
+from unsoft.tasks.task import Batch, Setup, Task, chosen, labelled_last
+
+
+@register
+@dataclass(frozen=True, kw_only=True)
+class Copy(Task):
+    """Random tokens, a mark, and the same tokens again. Longer sequences in the test than in training."""
+
+    name: ClassVar[str] = "copy"
+    tells: ClassVar[str] = (
+        "mechanisms that keep a sequence apart by its positions, also at lengths not seen in training"
+    )
+
+    length: int = 16
+    """Tokens to copy: 1 to ``length`` while training, exactly ``length`` in the test."""
+    vocabulary: int = 16
+
+    def __post_init__(self) -> None:
+        self.at_least(1, "length")
+        self.at_least(2, "vocabulary")
+
+    @property
+    def setup(self) -> Setup:
+        return Setup(layers=2, heads=2, steps=1500, positions=True)
+
+    @property
+    def size(self) -> int:
+        return self.vocabulary + 1
+
+    @property
+    def outputs(self) -> int:
+        return self.vocabulary
+
+    @property
+    def choices(self) -> range:
+        return range(self.vocabulary)
+
+    def harder(self) -> tuple[Task, ...]:
+        return tuple(replace(self, length=self.length * factor) for factor in (2, 4))
+
+    def draw(self, count: int, random: torch.Generator, training: bool) -> Batch:
+        length = one_integer(1, self.length, random) if training else self.length
+        tokens = integers(self.vocabulary, (count, length), random)
+        mark = torch.full((count, 1), self.vocabulary)
+        return labelled_last(torch.cat([tokens, mark, tokens[:, :-1]], 1), tokens)
+
+    def solve(self, inputs: Tensor) -> Tensor:
+        """Reads back half the sequence."""
+        return chosen(inputs.roll(inputs.shape[1] // 2, 1).clamp(max=self.vocabulary - 1), self.outputs)

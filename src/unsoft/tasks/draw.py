@@ -1,0 +1,66 @@
+"""Random draws that tasks share. Everything comes from a generator, so a seed is all that is needed to see the same data again."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+
+import torch
+from torch import Tensor
+
+
+def generator(seed: int, *names: object) -> torch.Generator:
+    """A generator of its own for each seed and names: torch's takes 32 bits of a seed, so they are a digest of all.
+
+    >>> first, second = (torch.rand(1, generator=generator(0, "test", index)) for index in (0, 1))
+    >>> bool(first == second)
+    False
+    """
+    digest = hashlib.blake2b(repr((seed, *names)).encode(), digest_size=4).digest()
+    return torch.Generator().manual_seed(int.from_bytes(digest, "little"))
+
+
+def integers(below: int, shape: tuple[int, ...], random: torch.Generator) -> Tensor:
+    """Whole numbers from 0 to ``below`` - 1, all as likely."""
+    return torch.randint(below, shape, generator=random)
+
+
+def one_integer(low: int, high: int, random: torch.Generator) -> int:
+    """A whole number from ``low`` to ``high``, both included."""
+    return int(torch.randint(low, high + 1, (), generator=random))
+
+
+def distinct(count: int, below: int, many: int, random: torch.Generator) -> Tensor:
+    """``many`` different numbers under ``below`` in random order, (count, many).
+
+    >>> distinct(1, 3, 3, generator(0)).sort().values
+    tensor([[0, 1, 2]])
+    """
+    return torch.rand(count, below, generator=random).argsort(1)[:, :many]
+
+
+def normal(shape: tuple[int, ...], random: torch.Generator) -> Tensor:
+    """Standard normal numbers."""
+    return torch.randn(shape, generator=random)
+
+
+def directions(shape: tuple[int, ...], random: torch.Generator) -> Tensor:
+    """Vectors of length 1 in random directions."""
+    return torch.nn.functional.normalize(normal(shape, random), dim=-1)
+
+
+def blurred(vectors: Tensor, noise: float, random: torch.Generator) -> Tensor:
+    """Vectors with noise whose expected squared length is ``noise`` squared."""
+    return vectors + noise * normal(tuple(vectors.shape), random) / math.sqrt(vectors.shape[-1])
+
+
+def shuffled(items: Tensor, random: torch.Generator) -> Tensor:
+    """The items of dimension 1 in random order, another one for each row."""
+    order = torch.rand(items.shape[:2], generator=random).argsort(1)
+    return take(items, order)
+
+
+def take(items: Tensor, which: Tensor) -> Tensor:
+    """The items of dimension 1 whose numbers are (batch, many)."""
+    index = which.reshape(*which.shape, *(1 for _ in items.shape[2:]))
+    return items.gather(1, index.expand(*which.shape, *items.shape[2:]))

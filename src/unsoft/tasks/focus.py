@@ -1,0 +1,75 @@
+"""Focus: find one key, in contexts much longer than in training."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from unsoft.tasks.draw import blurred, directions, distinct, integers, take
+from unsoft.tasks.evidence import items, pointing, question, saying
+from unsoft.tasks.registry import register
+from unsoft.tasks.task import Batch, Setup, Task, chosen, labelled_last
+
+
+@register
+@dataclass(frozen=True, kw_only=True)
+class Focus(Task):
+    """What does the one item say that points where the question points? All others point anywhere; each question asks for another item."""
+
+    name: ClassVar[str] = "focus"
+    tells: ClassVar[str] = "mechanisms that still find one key as contexts grow from those that spread out"
+    source: ClassVar[str] = "the setting of Su 2023 (focus of attention), trained"
+    kind: ClassVar[str] = "features"
+
+    length: int = 128
+    """Items and questions."""
+    questions: int = 8
+    labels: int = 16
+    noise: float = 0.1
+    dim: int = 16
+
+    def __post_init__(self) -> None:
+        self.at_least(1, "questions")
+        self.at_least(2, "labels", "dim")
+        self.between(0, 1, "noise")
+        self.at_least(1, "length")
+        self.require(
+            self.length >= 2 * self.questions,
+            f"{self.questions} questions need a length of at least {2 * self.questions}, not {self.length}",
+        )
+
+    @property
+    def setup(self) -> Setup:
+        return Setup(steps=2000, batch=16)
+
+    @property
+    def size(self) -> int:
+        return self.dim + self.labels + 1
+
+    @property
+    def outputs(self) -> int:
+        return self.labels
+
+    @property
+    def choices(self) -> range:
+        return range(self.labels)
+
+    def harder(self) -> tuple[Task, ...]:
+        return tuple(replace(self, length=self.length * factor) for factor in (4, 8, 32))
+
+    def draw(self, count: int, random: torch.Generator, training: bool) -> Batch:
+        many = self.length - self.questions
+        where = directions((count, many, self.dim), random)
+        said = integers(self.labels, (count, many), random)
+        which = distinct(count, many, self.questions, random)
+        asked = question(blurred(take(where, which), self.noise, random), self.labels, 1)
+        return labelled_last(torch.cat([items(where, said, self.labels, 1), asked], 1), take(said, which))
+
+    def solve(self, inputs: Tensor) -> Tensor:
+        """Takes the item with the largest cosine to the question."""
+        where, many = pointing(inputs, self.dim), self.length - self.questions
+        nearest = (where @ where[:, :many].mT).argmax(-1)
+        return chosen(take(saying(inputs[:, :many], self.dim, self.labels), nearest), self.labels)

@@ -1,0 +1,20 @@
+"""Noisy recall: in-context recall between tokens that mean nothing."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from unsoft.tasks.in_context_recall import InContextRecall
+from unsoft.tasks.registry import register
+
+
+@register
+@dataclass(frozen=True, kw_only=True)
+class NoisyRecall(InContextRecall):
+    """In-context recall of which a share is noise."""
+
+    name: ClassVar[str] = "noisy-recall"
+    tells: ClassVar[str] = "mechanisms that ignore what is irrelevant from those that are diluted by it"
+
+    noise: float = 0.3

@@ -1,0 +1,49 @@
+"""Batches for transformers' Trainer: drawn when they are asked for, from the number of the step, so that resuming needs no cursor."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+from torch.utils.data import Dataset
+
+from unsoft.tasks import Task
+from unsoft.training.model import to_model
+
+_TOKENS, _AT_ONCE = 1 << 16, 1 << 14
+"""About so many tokens are a test, and go through the model at a time."""
+
+
+@dataclass(frozen=True)
+class Batches(Dataset[dict[str, Tensor]]):
+    """Item i is a whole batch: number i of the task's stream."""
+
+    task: Task
+    width: int
+    """Of the model."""
+    count: int
+    size: int
+    """Examples in a batch."""
+    seed: int
+    training: bool
+
+    def __len__(self) -> int:
+        return self.count
+
+    def __getitem__(self, index: int) -> dict[str, Tensor]:
+        batch = self.task.sample(self.size, seed=self.seed, index=index, training=self.training)
+        return to_model(batch, self.task, self.width)
+
+
+def evaluation_batches(task: Task, width: int, seed: int) -> Batches:
+    """The examples on which every model is tested: fewer if they are long."""
+    length = task.sample(1, seed=seed).inputs.shape[1] if task.kind != "image" else 1
+    examples = min(max(_TOKENS // length, 16), 1024)
+    size = min(max(_AT_ONCE // length, 1), examples)
+    return Batches(task, width, -(-examples // size), size, seed, training=False)
+
+
+def unwrap(items: list[dict[str, Tensor]]) -> dict[str, Tensor]:
+    """What collates a list of one batch."""
+    (batch,) = items
+    return batch

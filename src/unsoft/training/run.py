@@ -1,0 +1,150 @@
+"""``train``: one run, from its spec to its result; interrupted runs go on where they stopped."""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from contextlib import ExitStack
+from pathlib import Path
+
+import torch
+import transformers
+from transformers import TrainerCallback
+
+import unsoft
+from unsoft.errors import Interrupted
+from unsoft.hf.quiet import quiet
+from unsoft.tasks import Task
+from unsoft.training.checkpoints import sweep
+from unsoft.training.data import evaluation_batches
+from unsoft.training.folder import CHECKPOINTS, LOG, claimed, finish, finished
+from unsoft.training.model import build
+from unsoft.training.progress import ShowProgress, WriteLog, records
+from unsoft.training.repulsion import Repulsion
+from unsoft.training.result import Result
+from unsoft.training.spec import Spec
+from unsoft.training.stopping import StopOnSignal
+from unsoft.training.trainer import OWN, TaskTrainer, measure
+
+_FEW = 32
+_TEST = 0  # seed of the examples of the final test, the same for every run
+
+
+def train(
+    spec: Spec,
+    out: str | Path | None = None,
+    *,
+    save_every: int | None = None,
+    eval_every: int | None = None,
+    report_to: list[str] | None = None,
+    progress: bool = False,
+) -> Result:
+    """Trains what ``spec`` says and tests it.
+
+    out
+        A folder for the run: ``spec.json``, ``log.jsonl``, checkpoints while it goes on, and in the end ``model`` (which
+        :func:`unsoft.hf.load` reads) and ``result.json``. If it holds the same run unfinished, that is continued, and the weights become bit
+        for bit those of a run that was never stopped; if it is finished, its result is returned. Without a folder nothing is kept.
+    save_every, eval_every
+        Steps from one checkpoint, or look at the score, to the next; a tenth of the run unless told otherwise.
+    report_to
+        Trackers that transformers' Trainer knows, such as ["tensorboard"].
+
+    Ctrl-C and SIGTERM save a checkpoint and raise :class:`unsoft.errors.Interrupted`; a loss that is not finite raises
+    :class:`unsoft.errors.DivergenceError`.
+
+    >>> import unsoft
+    >>> spec = unsoft.training.Spec(task="copy", knobs={"length": 2}, mechanism="cog", width=16, steps=2, batch=2)
+    >>> result = unsoft.training.train(spec)
+    >>> result.steps, result.chance, result.known
+    (2, 0.0625, 1.0)
+    """
+    full, task = spec.filled(), spec.make_task()
+    assert full.steps
+    for name, value in (("save_every", save_every), ("eval_every", eval_every)):
+        if value is not None and value < 1:
+            raise ValueError(f"train: argument {name!r} must be at least 1, not {value}")
+    if out is not None and (found := finished(Path(out), full)) is not None:
+        return found
+    tenth = max(1, full.steps // 10)
+    with ExitStack() as closing:
+        closing.enter_context(quiet())
+        model = build(full, task)  # first of all: what cannot be built leaves no folder behind
+        if out is None:
+            folder = Path(closing.enter_context(tempfile.TemporaryDirectory()))
+        else:
+            folder = Path(out)
+            closing.enter_context(claimed(folder, full))
+        stop = StopOnSignal()
+        closing.enter_context(stop.listening())
+        callbacks: list[TrainerCallback] = [stop, WriteLog(folder / LOG)]
+        if full.repulse:
+            callbacks.append(Repulsion(alpha=full.alpha, kind=full.repulse))
+        newest, damaged = sweep(folder / CHECKPOINTS)
+        if progress:
+            shown = ShowProgress(f"{full.task} {full.mechanism}", task.metric)
+            closing.callback(shown.close)
+            callbacks.append(shown)
+            for name in damaged:
+                shown.say(f"{name} is not complete and was removed")
+        trainer = TaskTrainer(
+            model,
+            full,
+            task,
+            folder=folder / CHECKPOINTS,
+            save_every=None if out is None else save_every or tenth,
+            eval_every=eval_every or tenth,
+            report_to=report_to or [],
+            callbacks=callbacks,
+        )
+        begin = time.perf_counter()
+        trainer.train(resume_from_checkpoint=None if newest is None else str(newest))
+        seconds = time.perf_counter() - begin
+        if stop.came and trainer.state.global_step < full.steps:
+            raise Interrupted(_goodbye(trainer.state.global_step, full.steps, out))
+        result = _result(trainer, full, task, seconds)
+        if out is not None:
+            finish(folder, model, result)
+        return result
+
+
+def _goodbye(step: int, steps: int, out: str | Path | None) -> str:
+    if out is None:
+        return f"train: stopped at step {step} of {steps}; nothing was kept, since no folder was given"
+    return f"train: stopped at step {step} of {steps}; saved in {str(out)!r}, and the same command goes on from there"
+
+
+def _result(trainer: TaskTrainer, spec: Spec, task: Task, seconds: float) -> Result:
+    model, width, device = trainer.network, trainer.width, trainer.args.device
+    score, loss = measure(model, evaluation_batches(task, width, _TEST), device)
+    history = records(trainer.state)
+    watched = [record["eval_score"] for record in history if "eval_score" in record]
+    return Result(
+        spec=spec.to_dict(),
+        metric=task.metric,
+        higher_is_better=task.higher_is_better,
+        score=score,
+        validation=watched[-1],
+        harder={
+            other.label(than=task): measure(model, evaluation_batches(other, width, _TEST), device)[0]
+            for other in task.harder()
+        },
+        chance=task.chance,
+        known=task.known(seed=_TEST),
+        shortcut=task.shortcut_score(seed=_TEST),
+        loss=loss,
+        parameters=sum(parameter.numel() for parameter in model.parameters()),
+        learned={
+            name: parameter.detach().flatten().tolist()
+            for name, parameter in model.named_parameters()
+            if OWN in name and parameter.numel() <= _FEW
+        },
+        steps=trainer.state.global_step,
+        seconds=seconds,
+        history=history,
+        versions={
+            "unsoft": unsoft.__version__,
+            "torch": torch.__version__,
+            "transformers": transformers.__version__,
+        },
+    )

@@ -1,0 +1,43 @@
+"""``unsoft tasks``."""
+
+import json
+
+from unsoft.tasks import tasks
+
+OWN = """
+from dataclasses import dataclass
+from typing import ClassVar
+
+import unsoft
+from unsoft.tasks.copy import Copy
+
+
+@unsoft.tasks.register
+@dataclass(frozen=True, kw_only=True)
+class Echo(Copy):
+    name: ClassVar[str] = "echo-of-a-user"
+    tells: ClassVar[str] = "nothing in particular"
+"""
+
+
+def test_every_task_is_listed(run_here):
+    done = run_here("tasks")
+    assert done.returncode == 0
+    assert all(f" {name} " in done.stdout for name in tasks())
+
+
+def test_json_has_everything(run_here):
+    records = {record["name"]: record for record in json.loads(run_here("tasks", "--json").stdout)}
+    assert set(records) == set(tasks())
+    assert records["census"]["harder"] == ["repeats=16", "repeats=64"]
+    assert records["recall"]["knobs"]["pairs"] == 8 and records["recall"]["setup"]["layers"] == 2
+    assert all(record["tells"] and record["metric"] for record in records.values())
+
+
+def test_a_users_own_task_comes_from_a_file(run, tmp_path):
+    file = tmp_path / "own_tasks.py"
+    file.write_text(OWN)
+    done = run("tasks", "--json", "--plugin", str(file))
+    assert "echo-of-a-user" in [record["name"] for record in json.loads(done.stdout)]
+    done = run("tasks", "--plugin", str(tmp_path / "none.py"))
+    assert done.returncode == 2 and len(done.stderr.splitlines()) == 1 and "none.py" in done.stderr

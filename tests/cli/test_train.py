@@ -1,0 +1,129 @@
+"""``unsoft train`` as a user runs it: killed, out of disk, wrongly called."""
+
+import json
+import resource
+import signal
+import subprocess
+import time
+
+import pytest
+import torch
+
+import unsoft
+
+TINY = (
+    "train",
+    "copy",
+    "--set",
+    "length=3",
+    "--set",
+    "vocabulary=4",
+    "--width",
+    "16",
+    "--heads",
+    "1",
+    "--batch",
+    "4",
+)
+
+
+def weights(folder):
+    return unsoft.hf.load(folder / "model").state_dict()
+
+
+def assert_equal(one, other):
+    assert one.keys() == other.keys()
+    assert all(torch.equal(one[name], other[name]) for name in one)
+
+
+def test_a_killed_run_goes_on_to_the_same_weights(run_here, command, environment, tmp_path, one_thread):
+    """SIGKILL in the middle, then SIGTERM, then to the end; in another folder never stopped."""
+    steps = [*TINY, "--steps", "300", "--save-every", "20", "--eval-every", "100"]
+    folder = tmp_path / "run"
+    for number, code in ((signal.SIGKILL, -9), (signal.SIGTERM, 130)):
+        before = newest(folder)
+        process = subprocess.Popen(
+            [*command, *steps, "--out", str(folder)],
+            env=environment | {"OMP_NUM_THREADS": "1"},
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        while newest(folder) <= before and process.poll() is None:
+            time.sleep(0.02)
+        process.send_signal(number)
+        _, errors = process.communicate(timeout=120)
+        assert process.returncode == code, errors
+        if number == signal.SIGTERM:
+            assert "the same command goes on from there" in errors.splitlines()[-1]
+            assert "Traceback" not in errors
+    for name in ("run", "whole"):
+        done = run_here(*steps, "--out", str(tmp_path / name), "--json")
+        assert json.loads(done.stdout)["steps"] == 300
+    assert_equal(weights(folder), weights(tmp_path / "whole"))
+
+
+def newest(folder) -> int:
+    """The step of the newest checkpoint that is complete."""
+    found = folder.glob("checkpoints/checkpoint-*/complete.json")
+    return max((int(path.parent.name.split("-")[1]) for path in found), default=0)
+
+
+@pytest.fixture
+def small_files():
+    """No file may grow over 16 KiB meanwhile, which weights do."""
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (16 << 10, limits[1]))
+    yield
+    resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+
+
+def test_a_full_disk_is_one_line(run_here, tmp_path, small_files):
+    done = run_here(*TINY, "--steps", "3", "--out", str(tmp_path / "run"))
+    assert done.returncode == 1
+    (last,) = [line for line in done.stderr.splitlines() if line.startswith("unsoft:")]
+    assert "step 1 cannot be written" in last and "Traceback" not in done.stderr
+    assert not list((tmp_path / "run/checkpoints").iterdir())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "problem"),
+    [
+        (["cpoy"], "did you mean 'copy'"),
+        (["copy", "--mechanism", "cogg"], "cogg"),
+        (["copy", "--set", "length"], "not NAME=VALUE"),
+        (["copy", "--set", "length=0"], "'length' must be at least 1, not 0"),
+        (["recall", "--set", "length=20"], "length of at least 32, not 20"),
+        (["text", "--set", "path=/no/such.txt"], "'/no/such.txt' cannot be read"),
+        (["copy", "--steps", "0"], "'steps' must be at least 1"),
+        (["copy", "--init-from", "/no/such/model"], "model"),
+        (["copy", "--mechanism", "cog", "--option", "strength=2"], "strength"),
+        (["copy", "--repulse", "svg"], "svgd, spos, repel"),
+    ],
+)
+def test_what_cannot_be_run_is_one_line(run_here, tmp_path, monkeypatch, arguments, problem):
+    monkeypatch.chdir(tmp_path)
+    done = run_here("train", *arguments)
+    assert done.returncode in (1, 2)
+    assert len(done.stderr.splitlines()) == 1 and problem in done.stderr
+
+
+def test_divergence_is_one_line(run_here, tmp_path):
+    done = run_here(*TINY, "--steps", "9", "--warmup", "0", "--lr", "1e30", "--out", str(tmp_path / "run"))
+    assert done.returncode == 1
+    last = done.stderr.splitlines()[-1]
+    assert last.startswith("unsoft: train: the loss is") and "smaller learning rate" in last
+
+
+def test_what_is_printed(run_here, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    done = run_here(*TINY, "--steps", "2", "--mechanism", "magnitude+softmax", "--repulse", "repel")
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    assert (
+        lines[0].startswith("accuracy 0.")
+        and "chance 0.250" in lines[0]
+        and "known solution 1.000" in lines[0]
+    )
+    assert "  length=6: 0." in done.stdout and "learned" in done.stdout
+    assert lines[-1].endswith("in runs/copy-magnitude+softmax-0")
+    assert "step 2 of 2, loss" in done.stderr

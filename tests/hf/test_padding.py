@@ -1,0 +1,51 @@
+"""Left padding in a swapped model: every mechanism and every modifier, at lengths beyond one tile, with its cache."""
+
+import pytest
+import torch
+
+import unsoft
+from unsoft.mechanisms.core.registry import modifiers, names, resolve
+
+LONG, SHORT, NEW = 140, 131, 3
+BASES = ("cog", "softmax", "linear-elu1", "retention", "gpam")
+
+
+def _fits(name: str) -> bool:
+    try:
+        return resolve(name) is not None
+    except ValueError:
+        return False
+
+
+EVERY = names() + [
+    name for modifier in modifiers() for base in BASES if _fits(name := f"{modifier.name}+{base}")
+]
+WINDOWS = ["cog", "logn+softmax", "softpick", "retention", "cosformer", "performer", "linear-identity"]
+CASES = [("llama", name) for name in EVERY] + [("mistral", name) for name in WINDOWS]
+
+
+def test_every_modifier_is_among_the_cases():
+    assert {modifier.name for modifier in modifiers()} <= {
+        name.split("+")[0] for name in EVERY if "+" in name
+    }
+
+
+@pytest.mark.parametrize(("kind", "name"), CASES)
+def test_a_padded_batch_decodes_what_each_text_does_alone(tiny, kind, name):
+    """The batch with padding and caches, against each text by itself without either; in float64, logits kept in float32."""
+    window = {"sliding_window": 40} if kind == "mistral" else {}
+    model = tiny(kind, max_position_embeddings=256, num_hidden_layers=1, **window).double()
+    model = unsoft.hf.swap(model, name, init="paper")
+    draw = torch.Generator().manual_seed(0)
+    ids = torch.randint(3, 50, (2, LONG), generator=draw)
+    mask = torch.ones_like(ids)
+    mask[1, : LONG - SHORT] = 0
+    settings = {
+        "max_new_tokens": NEW, "do_sample": False, "pad_token_id": 0, "eos_token_id": None, "output_logits": True,
+        "return_dict_in_generate": True,
+    }  # fmt: skip
+    found = model.generate(input_ids=ids, attention_mask=mask, **settings).logits
+    for b, start in enumerate((0, LONG - SHORT)):
+        alone = model.generate(ids[[b], start:], **settings, use_cache=False).logits
+        for step, expected in zip(found, alone, strict=True):
+            assert (step[b] - expected[0]).abs().max() <= 1e-5 * expected.abs().max()

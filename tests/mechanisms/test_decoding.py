@@ -1,0 +1,125 @@
+"""Decoding with a cache, step by step: the compiled step, its growing buffers, and what it leaves to the general way."""
+
+import pytest
+import torch
+
+import unsoft
+from tests.engines.definitions import attention_and_bound
+from unsoft.mechanisms.core.cache import KeyValueCache
+
+HEADS, WIDTH = 4, 64
+
+
+def normal(*shape, seed=0, dtype=torch.float32):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).to(dtype)
+
+
+def token(x, start, end):
+    return x[:, :, start:end]
+
+
+@pytest.fixture(autouse=True)
+def no_gradients():
+    with torch.no_grad():
+        yield
+
+
+@pytest.mark.parametrize("name", ["cog", "softmax", "relu2", "softpick", "sigmoid"])
+@pytest.mark.parametrize(
+    ("dtype", "shared", "value_width"),
+    [(torch.float32, 4, 64), (torch.bfloat16, 2, 24), (torch.float64, 1, 3)],
+)
+def test_uneven_chunks_against_the_definition(name, dtype, shared, value_width):
+    """Chunks of 1 and of many tokens, past the sizes at which the buffers grow (64, 130, ...)."""
+    q, k, v = (
+        normal(2, h, 262, d, seed=h + d, dtype=dtype)
+        for h, d in ((HEADS, WIDTH), (shared, WIDTH), (shared, value_width))
+    )
+    if dtype == torch.bfloat16:  # as projections leave them
+        q, k, v = (x.transpose(1, 2).contiguous().transpose(1, 2) for x in (q, k, v))
+    layer = unsoft.mechanism(name, heads=HEADS, head_dim=WIDTH, value_dim=value_width)
+    cache, out, ends = layer.new_cache(2), [], [1, 2, 63, 64, 65, 129, 130, 131, 255, 256, 257, 258, 262]
+    for start, end in zip([0, *ends], ends, strict=False):
+        out.append(layer(*(token(x, start, end) for x in (q, k, v)), cache=cache, enable_gqa=shared != HEADS))
+    seen = torch.ones(262, 262, dtype=torch.bool).tril()
+    expected, bound = attention_and_bound(name, q, k, v, seen)
+    assert ((torch.cat(out, 2).double() - expected).abs() <= bound).all()
+    assert cache.length == 262
+
+
+def steps(layer, q, k, v, start, cache, **options):
+    return torch.cat(
+        [
+            layer(*(token(x, t, t + 1) for x in (q, k, v)), cache=cache, **options)
+            for t in range(start, q.shape[2])
+        ],
+        2,
+    )
+
+
+def test_nan_poisons_the_rows_that_see_it_and_is_appended_once():
+    q, k, v = (normal(1, HEADS, 80, WIDTH, seed=t) for t in range(3))
+    k[0, 1, 70] = torch.nan
+    layer = unsoft.mechanism("cog", heads=HEADS, head_dim=WIDTH)
+    cache = layer.new_cache(1)
+    found = steps(layer, q, k, v, 0, cache)
+    assert cache.length == 80
+    poisoned = found.isnan().any(-1)
+    assert poisoned[0, 1, 70:].all() and poisoned.sum() == 10
+    torch.testing.assert_close(
+        found[:, [0, 2, 3]], unsoft.attention(q, k, v, "cog", is_causal=True)[:, [0, 2, 3]]
+    )
+
+
+@pytest.mark.parametrize("wrong", ["batch", "heads", "width", "value", "dtype"])
+def test_what_does_not_fit_is_refused_and_the_cache_stays(wrong):
+    layer = unsoft.mechanism("cog", heads=HEADS, head_dim=WIDTH)
+    cache, x = layer.new_cache(1), normal(1, HEADS, 10, WIDTH)
+    before = layer(x, x, x, cache=cache)
+    one = normal(1, HEADS, 1, WIDTH, seed=5)
+    bad = {
+        "batch": (one.expand(2, -1, -1, -1),) * 3,
+        "heads": (one, one[:, :1], one[:, :1]),
+        "width": (one[..., :8],) * 3,
+        "value": (one, one, one[:, :, :0]),
+        "dtype": (one, one.double(), one),
+    }[wrong]
+    with pytest.raises((ValueError, TypeError), match="argument"):
+        layer(*bad, cache=cache)
+    assert cache.length == 10
+    whole = layer(torch.cat([x, one], 2), torch.cat([x, one], 2), torch.cat([x, one], 2), is_causal=True)
+    torch.testing.assert_close(torch.cat([before, layer(one, one, one, cache=cache)], 2), whole)
+
+
+def test_gradients_flow_through_steps():
+    q, k, v = (normal(1, HEADS, 6, WIDTH, seed=t) for t in range(3))
+    layer = unsoft.mechanism("cog", heads=HEADS, head_dim=WIDTH)
+    with torch.enable_grad():
+        inputs = [x.clone().requires_grad_() for x in (q, k, v)]
+        found = torch.autograd.grad(steps(layer, *inputs, 0, layer.new_cache(1)).square().sum(), inputs)
+        inputs = [x.clone().requires_grad_() for x in (q, k, v)]
+        expected = torch.autograd.grad(
+            unsoft.attention(*inputs, "cog", is_causal=True).square().sum(), inputs
+        )
+    for x, y in zip(found, expected, strict=True):
+        torch.testing.assert_close(x, y, atol=1e-4, rtol=1e-4)
+
+
+def test_options_of_a_step():
+    """A scale, a mask and an engine by name, each against the whole."""
+    q, k, v = (normal(1, HEADS, 20, WIDTH, seed=t) for t in range(3))
+    layer = unsoft.mechanism("cog", heads=HEADS, head_dim=WIDTH)
+    for options in ({"scale": 0.5}, {"engine": "dense"}, {"engine": "tiled", "scale": 0.01}):
+        whole = layer(q, k, v, is_causal=True, **options)
+        torch.testing.assert_close(
+            steps(layer, q, k, v, 0, layer.new_cache(1), **options), whole, atol=1e-5, rtol=1e-4
+        )
+    with pytest.raises(ValueError, match="engine"):
+        layer(q, k, v, cache=layer.new_cache(1), engine="nope")
+
+
+def test_growing_buffer_is_not_copied_at_every_step():
+    cache, x = KeyValueCache(1), normal(1, 1, 1, 4)
+    cache.append(x, x)
+    places = {cache.append(x, x)[0].data_ptr() for _ in range(60)}
+    assert len(places) == 1

@@ -1,0 +1,74 @@
+"""Every mechanism, modifier and form of magnitude at the sizes and in the states of the grid.
+
+In every run a sample that shows each length, width, dtype, mask ... once for each mechanism, drawn from a seed that pytest prints
+(UNSOFT_TEST_SEED sets another); `make test-slow` runs every pair of them.
+"""
+
+import os
+
+import pytest
+
+import unsoft
+from unsoft.mechanisms import formulas
+from unsoft.mechanisms.core.spec import Plan
+
+SEED = int(os.environ.get("UNSOFT_TEST_SEED", "0"))
+OWN = {
+    "decay": unsoft.Formula(  # positions, parameters, a peak and an offset with parameters
+        weight="exp(tau*s - decay*abs(i - j) - m)",
+        mass="exp(tau*s - decay*abs(i - j) - m)",
+        peak="max(tau*s - decay*abs(i - j), sink)",
+        offset_mass="exp(sink - m)",
+        params={"tau": 1.5, "decay": 0.01, "sink": 0.0},
+    ),
+    "absolute positions": unsoft.Formula("sigmoid(s)*exp(-0.001*i)/(1 + j)"),
+    "learned power": unsoft.Formula("sign(s)*abs(s)**p/n", params={"p": 1.5}),
+}
+FAMILIES = [name for name, found in unsoft.mechanisms().items() if isinstance(found, Plan)]
+MODIFIED = [
+    "logn+softmax", "logn+softpick", "logn+relu", "logn16(64)+cog", "sink+softmax", "sink+logn+sinh", "sink+l2", "logn+gpam",
+    "logn+differential", "gated+softmax", "gated+logn+gpam", "gated+linear-relu", "gated+differential2", "performer(32)",
+    "cosformer(1100)", "retention(0.9)", "polynomial(2)",
+]  # fmt: skip
+FORMS = {
+    f"{base} {where} {causal}": (base, {"where": where, "causal": causal})
+    for base, where, causal in [
+        ("magnitude", "values", "arrival"),
+        ("magnitude", "values", "prefix"),
+        ("magnitude", "values", "streaming"),
+        ("magnitude", "mass", "auto"),
+        ("magnitude", "mass", "arrival"),
+        ("magnitude", "mass", "prefix"),
+        ("magnitude", "mass", "streaming"),
+        ("magnitude+cog", "mass", "prefix"),
+        ("magnitude+softpick", "mass", "arrival"),
+        ("magnitude+linear-relu", "mass", "arrival"),
+        ("magnitude+linear-relu", "values", "prefix"),
+        ("magnitude+retention", "values", "arrival"),
+        ("magnitude+gpam", "mass", "arrival"),
+        ("magnitude+differential", "values", "arrival"),
+        ("magnitude+differential2", "mass", "prefix"),
+        ("magnitude+gated+softmax", "values", "arrival"),
+    ]
+} | {
+    "magnitude cholesky": ("magnitude", {"solver": "cholesky"}),
+    "magnitude cg 20": ("magnitude", {"iterations": 20, "eps": 100.0}),  # past convergence
+    "magnitude lowrank": ("magnitude", {"solver": "lowrank"}),
+}  # fmt: skip
+ALL = {name: (OWN.get(name, name), {}) for name in [*formulas(), *OWN, *FAMILIES, *MODIFIED]} | FORMS
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_a_sample(name):
+    """Gates are as costly as the cube of the length, so most of their forms are spared the longest ones here."""
+    mechanism, options = ALL[name]
+    unsoft.testing.check_mechanism(mechanism, options=options, seed=SEED, only="sizes", quick=name in FORMS)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ALL)
+def test_every_pair(name):
+    mechanism, options = ALL[name]
+    unsoft.testing.check_mechanism(mechanism, options=options, seed=SEED, only="sizes", thorough=True)

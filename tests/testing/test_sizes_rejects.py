@@ -1,0 +1,270 @@
+"""The theme "sizes" can fail: planted defects, each of them once real, are rejected with a message that names the reason."""
+
+import math
+import re
+
+import pytest
+import torch
+
+import unsoft
+from unsoft.formula.analysis import Properties
+from unsoft.mechanisms import resolve
+from unsoft.mechanisms.core.module import Pointwise
+from unsoft.mechanisms.core.spec import Family, Plan
+from unsoft.mechanisms.gpam import Gpam
+from unsoft.testing.definitions import definition_of
+from unsoft.testing.family import check_family
+from unsoft.testing.grid.point import AXES, COMBINED, Point, all_pairs, sample
+from unsoft.testing.sizes import CHECKS, Sizes, points_for
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+PROMISES = Properties(True, "free", "free", False, False, True)
+
+
+class Broken(Pointwise):
+    """A formula with a defect, given as a function of the layer and the inputs that may raise or change the output."""
+
+    def __init__(self, formula, place, spoil=None, cached=None):
+        super().__init__(formula, place)
+        self.spoil, self.cached = spoil, cached
+
+    def attend(self, inputs):
+        out = super().attend(inputs)
+        return out if self.spoil is None else self.spoil(out, inputs)
+
+    def attend_cached(self, inputs, cache):
+        if self.cached is None:
+            return super().attend_cached(inputs, cache)
+        return self.cached(self, inputs, cache)
+
+
+def plan(formula, **defect):
+    def build(place):
+        return Broken(formula, place, **defect)
+
+    return Plan("broken", Family("broken", build, "", PROMISES))
+
+
+def findings(plan, definition, points=None):
+    """Every comparison that failed."""
+    sizes = Sizes(plan, definition, points=points or points_for("broken", 0, quick=True))
+    return [
+        f"{check}: {measure}"
+        for check in CHECKS
+        for measure in sizes.measures(check, "auto", sizes.of(check, "auto", ()))
+        if not measure.ok
+    ]
+
+
+def crash(condition, message):
+    def spoil(out, inputs):
+        if condition(inputs):
+            raise RuntimeError(message)
+        return out
+
+    return spoil
+
+
+def width(x):
+    return x.query.shape[-1]
+
+
+def zeros_when_wide(out, x):
+    return 0 * out if width(x) >= 96 and out.dtype == torch.float32 else out
+
+
+def slope_of_nan_when_wide(out, x):
+    """Right values; the gradient is 0 times infinity."""
+    if width(x) in (80, 96) and out.dtype == torch.float32:
+        return out + 0 * (x.query - x.query.detach()).sum(-1, keepdim=True).abs().sqrt()
+    return out
+
+
+def off_in_float64(out, x):
+    """By 1e5 roundings."""
+    return out * (1 + 2e-11) if out.dtype == torch.float64 else out
+
+
+def empty(x):
+    return 0 in x.query.shape or 0 in x.key.shape
+
+
+def grouped_step(x):
+    return x.query.shape[1] != x.key.shape[1] and x.query.shape[2] == 1 and x.options["attn_mask"] is not None
+
+
+def rows_before_the_first_key(out, x):
+    """Differs from the definition where L > S, lower right, with a float mask."""
+    mask = x.options["attn_mask"]
+    late = x.options["is_causal"] == "lower_right" and x.query.shape[2] > x.key.shape[2]
+    return out * 1.001 if late and mask is not None and mask.is_floating_point() else out
+
+
+def padding_counts(out, x):
+    """n counts the keys of the padding too."""
+    mask = x.options["attn_mask"]
+    if mask is None or mask.dtype != torch.bool:
+        return out
+    return out * mask.float().mean(-1, keepdim=True).to(out.dtype)
+
+
+SOFTMAX = {
+    "more than 128 tokens": (
+        crash(lambda x: x.options["is_causal"] and x.key.shape[2] > 128, "the carried row is narrower"),
+        r"raised RuntimeError: the carried row is narrower",
+    ),
+    "L is not S": (
+        crash(lambda x: x.query.shape[2] not in (1, x.key.shape[2]) and x.query.shape[2] > 0, "17 queries, 150 keys"),
+        r"keys=(more|fewer|many).* raised RuntimeError: 17 queries",
+    ),
+    "zeros for wide heads in float32": (zeros_when_wide, r"width=(96|128|160|256).*dtype=float32.* error"),
+    "gradients of wide heads in float32": (slope_of_nan_when_wide, r"width=(80|96).*gradient of query is finite: this does not hold"),
+    "empty sizes": (crash(empty, "reshape of 0 elements"), r"raised RuntimeError: reshape of 0 elements"),
+    "a padded step with grouped queries": (
+        crash(grouped_step, "size of tensor a (4) must match b (2)"), r"length=1 .*raised RuntimeError: size of tensor",
+    ),
+    "a float mask and L > S": (rows_before_the_first_key, r"keys=fewer.* mask=additive.*causal=lower right: \S+.* error"),
+    "1e5 roundings": (off_in_float64, r"dtype=float64.*error .* tolerance"),
+    "padding counts": (padding_counts, r"mask=(left|right) padding.*error"),
+    "half the output in bfloat16": (
+        lambda out, x: out.float() if out.dtype == torch.bfloat16 else out, r"output has dtype torch.bfloat16",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("defect", SOFTMAX)
+def test_rejects(defect):
+    spoil, message = SOFTMAX[defect]
+    found = findings(plan(resolve("softmax"), spoil=spoil), definition_of("softmax"))
+    assert any(re.search(message, text) for text in found), found
+
+
+def count_from_zero(layer, inputs, cache):
+    """The rows of a step stand at positions from 0, whatever the cache holds."""
+    keys, values = cache.append(inputs.key, inputs.value)
+    rows, total = inputs.query.shape[2], keys.shape[2]
+    seen = torch.ones(rows, total, dtype=torch.bool).tril(total - rows)
+    mask = inputs.options["attn_mask"]
+    if mask is not None:
+        seen = seen & mask if mask.dtype == torch.bool else torch.where(seen, mask, -torch.inf)
+    options = inputs.options | {"is_causal": False, "attn_mask": seen}
+    return layer.attend(inputs.change(key=keys, value=values, options=options))
+
+
+def test_positions_counted_from_zero_under_a_cache():
+    formula = unsoft.Formula("sigmoid(s)*exp(-0.1*(i - j))/n")
+    found = findings(plan(formula, cached=count_from_zero), definition_of(formula))
+    assert {text.partition(":")[0] for text in found} == {"decoding = definition"}
+    assert all("output with a cache: error" in text for text in found)
+
+
+class NaivePower(Broken):
+    """sign(s) |s|^p by logarithms: the slope by p is 0 times infinity where a logit is 0."""
+
+    def attend(self, inputs):
+        q, k, v = (x.double() for x in (inputs.query, inputs.key, inputs.value))
+        group = q.shape[1] // k.shape[1]
+        s = (inputs.options["scale"] or q.shape[-1] ** -0.5) * q @ k.repeat_interleave(group, 1).mT
+        weights = s.sign() * (self.values["p"][:, None, None] * s.abs().log()).exp()
+        return (weights @ v.repeat_interleave(group, 1)).to(inputs.query.dtype)
+
+
+class NaiveSoftmax(Broken):
+    """exp(s) over its sum, without a peak."""
+
+    def attend(self, inputs):
+        q, k, v = inputs.query, inputs.key, inputs.value
+        group = q.shape[1] // k.shape[1]
+        weights = ((inputs.options["scale"] or q.shape[-1] ** -0.5) * q @ k.repeat_interleave(group, 1).mT).exp()
+        return weights / weights.sum(-1, keepdim=True) @ v.repeat_interleave(group, 1)
+
+
+class CancellingSoftpick(Broken):
+    """exp(s) - 1 as it stands."""
+
+    def attend(self, inputs):
+        q, k, v = inputs.query, inputs.key, inputs.value
+        group = q.shape[1] // k.shape[1]
+        s = (inputs.options["scale"] or q.shape[-1] ** -0.5) * q @ k.repeat_interleave(group, 1).mT
+        size = s.exp() - 1
+        total = size.abs().sum(-1, keepdim=True)
+        return size.relu() / torch.where(total == 0, 1.0, total) @ v.repeat_interleave(group, 1)
+
+
+class ScaledMask(Broken):
+    """The factor of logn on the float mask too."""
+
+    def attend(self, inputs):
+        mask = inputs.options["attn_mask"]
+        if mask is not None and mask.is_floating_point():
+            keys = (mask > -torch.inf).sum(-1, keepdim=True).clamp(min=1)
+            inputs = inputs.change(options=inputs.options | {"attn_mask": mask * (keys.log() / math.log(512))})
+        return super().attend(inputs)
+
+
+@pytest.mark.parametrize(
+    ("layer", "mechanism", "message"),
+    [
+        (NaivePower, unsoft.Formula("sign(s)*abs(s)**p", params={"p": 1.5}), r"inputs=zero rows.*gradient of values\.p is finite"),
+        (NaiveSoftmax, "softmax", r"inputs=logits of 1e4.*is finite: this does not hold"),
+        (CancellingSoftpick, "softpick", r"inputs=logits of 1e-30.*output: error"),
+        (ScaledMask, "logn+softmax", r"mask=additive.*output: error"),
+    ],
+)  # fmt: skip
+def test_rejects_arithmetic(layer, mechanism, message):
+    """Without masks and causality, which these layers do not know."""
+    formula = resolve(mechanism)
+    broken = Plan("broken", Family("broken", lambda place: layer(formula, place), "", PROMISES))
+    points = [p for p in COMBINED if p.causal == "no" and (p.mask == "none" or layer is ScaledMask)]
+    found = findings(broken, definition_of(mechanism), tuple(points))
+    assert any(re.search(message, text) for text in found), found
+
+
+class DeafToEngines(Broken):
+    def attend(self, inputs):
+        return super().attend(inputs.change(options=inputs.options | {"engine": "auto"}))
+
+
+def test_rejects_an_engine_that_is_dropped():
+    broken = Plan("broken", Family("broken", lambda place: DeafToEngines(resolve("cog"), place), "", PROMISES))
+    rows = {row.theme: row for row in check_family(broken, 0).rows}
+    assert rows["engines"].finding == "FAILED: an unknown engine is refused: this does not hold"
+    assert all(row.ok for theme, row in rows.items() if theme != "engines")
+
+
+def test_accepts_what_is_right():
+    assert findings(plan(resolve("softmax")), definition_of("softmax")) == []
+
+
+def test_a_failure_prints_the_case_that_repeats_it(monkeypatch):
+    monkeypatch.setattr(Gpam, "strengths", lambda self: (self.plus.sigmoid(), self.plus.sigmoid()))
+    with pytest.raises(unsoft.errors.MechanismError) as failure:
+        unsoft.testing.check_mechanism("gpam", seed=3, only="sizes", quick=True)
+    command = next(line for line in str(failure.value).splitlines() if "check_mechanism(" in line)
+    assert "case='length=" in command and "seed=3" in command
+    with pytest.raises(unsoft.errors.MechanismError):
+        eval(command.strip(), {"unsoft": unsoft})
+
+
+def test_a_sample_shows_every_value_of_every_axis():
+    for seed in range(20):
+        points = sample(f"{seed} cog")
+        for axis, values in AXES.items():
+            missing = set(values) - {getattr(p, axis) for p in points}
+            assert missing <= {"4/2", "4/1", 2}, (axis, missing)  # long points have fewer heads and sequences
+
+
+def test_all_pairs_shows_every_pair():
+    points = list(all_pairs("0 cog"))
+    for a, b in [("length", "width"), ("dtype", "inputs"), ("mask", "causal"), ("keys", "values"), ("length", "dtype")]:
+        assert len({(getattr(p, a), getattr(p, b)) for p in points}) == len(AXES[a]) * len(AXES[b])
+    assert len(points) < 400
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [("lenght=3", "unknown axes lenght"), ("mask=soft", "mask='soft' is not one of none"), ("dtype=float8", "is not one of float64")],
+)  # fmt: skip
+def test_bad_cases(text, message):
+    with pytest.raises(ValueError, match=message):
+        Point.parse(text)

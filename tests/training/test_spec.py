@@ -1,0 +1,49 @@
+"""A run as data."""
+
+import json
+import math
+
+import pytest
+
+from unsoft.training import Spec
+
+
+def test_a_spec_is_plain_data():
+    spec = Spec(
+        task="needle", mechanism="magnitude+cog", knobs={"crowd": 4}, options={"where": "mass"}, lr=0.001
+    )
+    again = Spec.from_dict(json.loads(json.dumps(spec.to_dict())))
+    assert again == spec
+    full = spec.filled()
+    assert (full.lr, full.width, full.mlp, full.batch) == (0.001, 64, 128, 128)
+    assert full.filled() == full
+
+
+@pytest.mark.parametrize(
+    ("content", "problem"),
+    [
+        ({"task": "censsus"}, "did you mean 'census'"),
+        ({"task": "census", "mechanism": "cogg"}, "cogg"),
+        ({"task": "census", "knobs": {"repeat": 4}}, "no knob is called 'repeat'"),
+        ({"task": "recall", "knobs": {"length": 10}}, "length of at least 32, not 10"),
+        ({"task": "census", "width": 16}, "20 features"),
+        ({"task": "copy", "width": 30, "heads": 4}, "does not give 4 heads"),
+        ({"task": "copy", "steps": 0}, "'steps' must be at least 1, not 0"),
+        ({"task": "copy", "lr": math.nan}, "'lr' must be a number"),
+        ({"task": "copy", "repulse": "svg"}, "svgd, spos, repel"),
+        ({"task": "copy", "start": "closed"}, "paper or open"),
+        ({"task": "copy", "init_from": "smollm2", "layers": 2}, "'layers' is decided by the model"),
+        ({"task": "copy", "seed": 2**32}, "less than"),
+        ({"task": "copy", "sed": 1}, "has no 'sed'"),
+    ],
+)
+def test_what_cannot_be_run_is_said_before_anything_runs(content, problem):
+    with pytest.raises(ValueError, match=problem):
+        Spec.from_dict(content)
+
+
+def test_wrong_types_are_named():
+    with pytest.raises(TypeError, match="'steps' must be a whole number, not '9'"):
+        Spec(task="copy", steps="9")
+    with pytest.raises(TypeError, match="plain data"):
+        Spec(task="copy", options={"base": object()})
