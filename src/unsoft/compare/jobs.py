@@ -1,4 +1,4 @@
-"""Measurements as jobs, run one after the other; what is done is kept at once, and found again the next time."""
+"""Jobs, run one after the other, and their answers; what is done is kept at once, and found again the next time."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ import torch
 
 from unsoft.bench.record import load
 from unsoft.compare.store import Store, key_of
+from unsoft.report.figure import in_order
 
 Rows = list[Any]
 _NOISE = 0.25
@@ -60,6 +61,56 @@ class Answer:
     """Date and time (UTC) of the measurement."""
     disturbed: bool = False
     """Did other programs use the machine while time was taken? Such an answer is shown, but not kept."""
+
+
+class Missing(LookupError):
+    """A measurement that did not run, or had no answer; the message says why."""
+
+
+class Results:
+    """The answers in a record, by name. ``rows("focus", "cog")`` are plain dictionaries; absent ones raise :class:`Missing`."""
+
+    def __init__(self, record: Mapping[str, Any]) -> None:
+        self.record = record
+        subjects = record["subjects"]
+        self.labels = in_order([s["label"] for s in subjects], [s["label"] for s in subjects if s["own"]])
+        self._answers = {(a["name"], a["mechanism"]): a for a in record["answers"]}
+
+    def rows(self, name: str, mechanism: str = "") -> list[Any]:
+        found = self._answers.get((name, mechanism))
+        of = f" of {mechanism}" if mechanism else ""
+        if found is None:
+            raise Missing(f"the measurement '{name}'{of} did not run")
+        if not found["rows"]:
+            raise Missing(
+                f"the measurement '{name}'{of} has no answer: {found['problem'] or 'nothing to measure'}"
+            )
+        return list(found["rows"])
+
+    def get(self, name: str, mechanism: str = "") -> list[Any]:
+        """The rows, or none."""
+        try:
+            return self.rows(name, mechanism)
+        except Missing:
+            return []
+
+    def problem(self, name: str, mechanism: str = "") -> str:
+        """Why a measurement has no rows; empty if it has some, or did not run."""
+        found = self._answers.get((name, mechanism))
+        return "" if found is None else str(found["problem"])
+
+    def each(self, name: str) -> list[dict[str, Any]]:
+        """The rows of all mechanisms that take part, with the mechanism's label in each."""
+        return [{"mechanism": label, **row} for label in self.labels for row in self.get(name, label)]
+
+    def matching(self, start: str) -> list[dict[str, Any]]:
+        """The rows of all measurements about no single mechanism whose name begins so."""
+        return [
+            row
+            for (name, of), a in self._answers.items()
+            if not of and name.startswith(start)
+            for row in a["rows"]
+        ]
 
 
 Announce = Callable[[Job, int, float], None]
