@@ -75,6 +75,10 @@ class Recall(Task):
         return self.values if self.form == "joined" else self.size
 
     @property
+    def answers_in_tokens(self) -> bool:
+        return self.form == "stream"
+
+    @property
     def choices(self) -> range:
         start = 0 if self.form == "joined" else self.keys
         return range(start, start + self.values)
