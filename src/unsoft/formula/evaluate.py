@@ -47,7 +47,8 @@ def evaluate_all(
     if missing := [name for name in used if name not in env]:
         raise ValueError(f"env: no value for {', '.join(missing)}; given are {', '.join(sorted(env))}")
     tensors = _as_tensors(env)
-    like = torch.broadcast_tensors(*tensors.values())[0]  # torch.broadcast_shapes would import sympy: 0.5 s
+    # torch.broadcast_shapes would import sympy: 0.5 s
+    like: Tensor = torch.broadcast_tensors(*tensors.values())[0]  # type: ignore[no-untyped-call]
     results = values(list(outputs.values()), tensors, frozenset(constants))
     return {
         name: (x if isinstance(x, Tensor) else like.new_full((), x)).expand(like.shape)

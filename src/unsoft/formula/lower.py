@@ -59,7 +59,7 @@ def _integer(exponent: Expr) -> int | None:
 class _Builder:
     def __init__(self) -> None:
         self.instructions: list[Instruction] = []
-        self.known: dict[tuple, str] = {}
+        self.known: dict[tuple[Operand, ...], str] = {}
 
     def emit(self, op: str, *args: Operand) -> str:
         key = (op, *args)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import cached_property, lru_cache
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -48,17 +49,21 @@ def _apply(
         # Dynamo can carry text but not expressions into its graph.
         texts = [_text_in_graph(expr) for expr in exprs]
         return _values_of_text("\n".join(texts), " ".join(names), " ".join(sorted(fixed)), *tensors)
-    return _Apply.apply(program(exprs, names, fixed), *tensors)
+    return _applied(program(exprs, names, fixed), tensors)
 
 
 def _values_of_text(texts: str, names: str, fixed: str, *tensors: Tensor) -> tuple[Tensor, ...]:
     exprs = tuple(reread(text) for text in texts.split("\n"))
-    return _Apply.apply(program(exprs, tuple(names.split()), frozenset(fixed.split())), *tensors)
+    return _applied(program(exprs, tuple(names.split()), frozenset(fixed.split())), tensors)
+
+
+def _applied(program: Program, tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
+    return cast(tuple[Tensor, ...], _Apply.apply(program, *tensors))  # type: ignore[no-untyped-call]
 
 
 def _text_in_graph(expr: Expr) -> str:
     """Text of an expression; on the way tells dynamo to call :func:`_values_of_text`, not to look inside."""
-    torch.compiler.allow_in_graph(_values_of_text)
+    torch.compiler.allow_in_graph(_values_of_text)  # type: ignore[no-untyped-call]
     return str(expr)
 
 
@@ -113,14 +118,14 @@ class _Apply(torch.autograd.Function):
         return program(tensors)
 
     @staticmethod
-    def setup_context(ctx, inputs, output) -> None:
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
         ctx.program = inputs[0]
         ctx.shapes = [x.shape for x in output]
         ctx.save_for_backward(*inputs[1:])
         ctx.save_for_forward(*inputs[1:])
 
     @staticmethod
-    def backward(ctx, *upstream: Tensor):
+    def backward(ctx: Any, *upstream: Tensor) -> tuple[Tensor | None, ...]:
         tensors = ctx.saved_tensors
         wanted = ctx.program.differentiable(ctx.needs_input_grad[1:])
         grads: list[Tensor | None] = [None] * len(tensors)
@@ -135,7 +140,7 @@ class _Apply(torch.autograd.Function):
         return None, *grads
 
     @staticmethod
-    def jvp(ctx, _, *tangents: Tensor | None):
+    def jvp(ctx: Any, _: None, *tangents: Tensor | None) -> tuple[Tensor | None, ...]:
         tensors = ctx.saved_tensors
         wanted = ctx.program.differentiable([tangent is not None for tangent in tangents])
         out: list[Tensor | None] = [None] * len(ctx.program.exprs)

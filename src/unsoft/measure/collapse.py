@@ -17,6 +17,17 @@ from torch import Tensor
 from unsoft.measure.arguments import check_broadcast, check_float, check_mask, computed
 from unsoft.measure.rows import ratio, unit_rows
 
+__all__ = [
+    "Collapse",
+    "collapse",
+    "composite_residual",
+    "effective_rank",
+    "mean_cosine",
+    "recovery",
+    "residual",
+    "stable_rank",
+]
+
 
 class Collapse(NamedTuple):
     """Each field is the measure of the same name, one number for each set of states."""

@@ -10,6 +10,8 @@ from torch import Tensor
 from unsoft.measure.arguments import check_float, check_leading, check_mask, computed
 from unsoft.measure.rows import Rows, over_rows, ratio
 
+__all__ = ["Deletion", "deletion"]
+
 
 class Deletion(NamedTuple):
     """One number for each head (the shape of the weights without queries and keys)."""

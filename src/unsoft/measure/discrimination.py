@@ -11,6 +11,8 @@ from torch import Tensor
 from unsoft.measure.arguments import check_count, row_weights
 from unsoft.measure.rows import ratio
 
+__all__ = ["Discrimination", "discrimination"]
+
 
 class Discrimination(NamedTuple):
     """Plain numbers, over all sampled geometries."""

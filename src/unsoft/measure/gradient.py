@@ -9,6 +9,8 @@ from torch import Tensor
 
 from unsoft.measure.arguments import check_float, row_weights
 
+__all__ = ["Gradient", "gradient"]
+
 
 class Gradient(NamedTuple):
     """Each field has one number for each value of the moving logit."""

@@ -21,6 +21,8 @@ from unsoft.measure.arguments import (
 from unsoft.measure.groups import key_groups
 from unsoft.measure.rows import Rows, over_rows, ratio
 
+__all__ = ["Hijack", "hijack", "unique_share"]
+
 
 class Hijack(NamedTuple):
     """One number for each row."""

@@ -173,7 +173,8 @@ def definition(call: WrittenCall, layer: Any, formula: Pointwise) -> Tensor:
     mapped = (call.query @ layer.negative_map).relu(), call.query.relu() @ layer.negative_map
     negative = call.move(mapped[0] if layer.literal else mapped[1])
     first, second = (visible_part(formula(logits_of(call, q)), call.visible) for q in (call.query, negative))
-    return (1 + plus) * first - minus * second
+    weights: Tensor = (1 + plus) * first - minus * second
+    return weights
 
 
 family(

@@ -103,7 +103,8 @@ class Retention(Linear):
 def fading(call: WrittenCall, layer: Any) -> Tensor:
     """d^(i-j), for the definitions of retention and decay."""
     distance = (call.rows[:, None] - call.keys).clamp(min=0)
-    return layer.logit.to(call.query.dtype).sigmoid()[:, None, None] ** distance * mask_factor(call)
+    d: Tensor = layer.logit.to(call.query.dtype).sigmoid()[:, None, None]
+    return d**distance * mask_factor(call)
 
 
 def definition(call: WrittenCall, layer: Any) -> Tensor:

@@ -140,9 +140,9 @@ def normalised(
     highest = torch.cat([exponent(e) for _, e in (*weight, *mass)] + extra, dim=-1).detach()
     highest = torch.cat([highest, torch.full_like(x.s[..., :1], -torch.inf)], dim=-1).amax(-1, keepdim=True)
     highest = torch.where(highest.isfinite(), highest, 0.0)
-    top = sum(c * (exponent(e) - highest).exp() for c, e in weight)
-    total = sum((c * (power * (exponent(e) - highest)).exp()).sum(-1, keepdim=True) for c, e in mass)
-    total = total + sum((power * (e - highest)).exp() for e in extra)
+    top = torch.stack([c * (exponent(e) - highest).exp() for c, e in weight]).sum(0)
+    masses = [(c * (power * (exponent(e) - highest)).exp()).sum(-1, keepdim=True) for c, e in mass]
+    total = torch.stack([*masses, *((power * (e - highest)).exp() for e in extra)]).sum(0)
     return over(top, total if power == 1.0 else _root(total, power))
 
 

@@ -37,7 +37,7 @@ def definition_of(mechanism: str | Formula) -> Definition | None:
     """
     if isinstance(mechanism, Formula):
         return _pointwise(lambda layer: from_text(mechanism, dict(layer.values)))
-    *before, base = [_PART.fullmatch(part.strip()).groups() for part in mechanism.split("+")]
+    *before, base = [_name_and_number(part) for part in mechanism.split("+")]
     if base[0] == "magnitude":
         before, base = [*before, base], ("softmax", None)
     around = [name for name, _ in before if name in _wrappers()]
@@ -45,6 +45,11 @@ def definition_of(mechanism: str | Formula) -> Definition | None:
     for name in reversed(around):
         found = None if found is None else _wrappers()[name](found)
     return found
+
+
+def _name_and_number(part: str) -> Part:
+    match = _PART.fullmatch(part.strip())
+    return (match[1], match[2]) if match else (part, None)
 
 
 def _wrappers() -> dict[str, Callable[[Definition], Definition]]:
