@@ -72,7 +72,7 @@ def _symbols(terms: Terms, call: Call, logits: Tensor) -> dict[str, Tensor]:
         i = torch.arange(length, dtype=dtype, device=device) + (call.causal_offset or 0)
         j = torch.arange(keys, dtype=dtype, device=device)
     else:
-        i, j = call.positions[:, None].split([length, keys], dim=-1)
+        i, j = call.positions[:, None, :length], call.positions[:, None, length:]
     symbols = {"s": logits, "i": i[..., None], "j": j[..., None, :]}
     if call.counts is not None:
         symbols["n"] = call.counts[..., None]

@@ -7,6 +7,8 @@ dense   torch operations                      weights written out; quadratic mem
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -53,7 +55,7 @@ def choose_linear(
     return "dense" if engine == "dense" else "tiled"
 
 
-def is_small_step(options: dict, *tensors: Tensor | None) -> bool:
+def is_small_step(options: dict[str, Any], *tensors: Tensor | None) -> bool:
     """May a step whose shapes have been checked run compiled code? ``tensors``: query, key, value and what else takes part."""
     return (
         options["attn_mask"] is None

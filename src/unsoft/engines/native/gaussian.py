@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import struct
 from functools import lru_cache
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -283,7 +284,7 @@ def _room(like: Tensor, systems: int, n: int) -> Tensor:
     return like.new_empty(systems, n, -(-n // _SIDE) * _SIDE + 16)
 
 
-def _run(function: ctypes._CFuncPtr, *arguments: object) -> None:
+def _run(function: Any, *arguments: object) -> None:
     pointers = [ctypes.c_void_p(x.data_ptr()) if isinstance(x, Tensor) else x for x in arguments]
     if function(*pointers):
         raise MemoryError(_NO_MEMORY)
