@@ -9,4 +9,4 @@ import torch
 
 def apply(function: type[torch.autograd.Function], *arguments: Any) -> Any:
     """``function.apply(*arguments)``: a tensor, or as many as its forward pass returns."""
-    return function.apply(*arguments)  # type: ignore[no-untyped-call]
+    return function.apply(*arguments)
