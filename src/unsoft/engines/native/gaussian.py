@@ -60,12 +60,12 @@ class PackedGaussian:
             self.matrix = reuse.matrix[:systems]
         self._library = _library(x.dtype == torch.float64)
         self._head = _head(self.x, self.present, self.matrix)
-        self.first_product = None if first is None else torch.empty_like(first)
+        self.first_product = x.new_empty(0) if first is None else torch.empty_like(first)
         _run(
             self._library.unsoft_gaussian_build,
             self._head,
             None if first is None else first.contiguous(),
-            self.first_product,
+            None if first is None else self.first_product,
         )
 
     def product(self, x: Tensor) -> Tensor:
