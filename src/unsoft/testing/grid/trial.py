@@ -134,7 +134,9 @@ class Trial:
         formula = self.plan.formula if self.plan.family is None and not self.plan.wrappers else None
         by_query, by_key = (0.0 if formula is not None else 1 + 1 / (size or 1.0) for size in (q, k))
         shared = 1.0 if x.mask is None else max(1.0, entries / max(1, x.mask.numel())) ** 0.5
-        reach = keys if formula is None or {"i", "j"} & formula.uses else 1  # of a parameter that multiplies positions
+        reach = (
+            keys if formula is None or {"i", "j"} & formula.uses else 1
+        )  # of a parameter that multiplies positions
         return {
             "output": v,
             "value": g,
