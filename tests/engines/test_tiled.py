@@ -10,7 +10,7 @@ from unsoft.engines.dense import dense_attention
 from unsoft.engines.peephole import tidy
 from unsoft.engines.program import Program, Workspace
 from unsoft.formula import Formula, derivative, evaluate, lower, parse
-from unsoft.formula.torch_ops import run
+from unsoft.formula.instructions import run
 from unsoft.mechanisms import formulas
 from unsoft.testing.tolerance import NaturalSizes, assert_close_to_reference, error_ratio
 

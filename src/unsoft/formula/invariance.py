@@ -21,7 +21,7 @@ from torch import Tensor
 
 from unsoft.errors import FormulaError
 from unsoft.formula.derive import derivative
-from unsoft.formula.evaluate import evaluate
+from unsoft.formula.evaluation import evaluate
 from unsoft.formula.expr import Expr, make, postorder, symbol
 from unsoft.formula.operation import OPERATIONS
 
