@@ -74,5 +74,5 @@ class Cosformer(Linear):
 family(
     "cosformer", Cosformer, summary="linear attention, rectified features, near keys preferred by a cosine",
     paper="Qin et al. 2022, arXiv 2202.08791", argument="max_length",
-    properties=Properties(False, "1", "1", False, False, True),
+    properties=Properties(False, "1", "1", True, False, True),
 )  # fmt: skip

@@ -13,13 +13,16 @@ from unsoft.testing.check import Check, NotApplicable, Property
 from unsoft.testing.measure import Measure, fact
 
 CASES = [Case(20, 30, mask="bool"), Case(66, 66, causal=True, spread=4.0)]
-_SUMS = {
+SUMS = {
     "1": (1.0, 1.0),
     "<= 1": (-torch.inf, 1.0),
     "< 1": (-torch.inf, 1.0),
     "in [-1, 1]": (-1.0, 1.0),
     "in (-1, 1)": (-1.0, 1.0),
+    "in (0, 1)": (0.0, 1.0),
+    "< 2": (-torch.inf, 2.0),
 }
+"""What a text about a sum says: the least and the largest it may be."""
 
 
 def signs(check: Check) -> Iterator[Measure]:
@@ -40,7 +43,7 @@ def sums(check: Check) -> Iterator[Measure]:
         "sum": check.formula.properties.row_sum,
         "sum of absolute values": check.formula.properties.l1,
     }
-    checked = {name: _SUMS[text] for name, text in promised.items() if text in _SUMS}
+    checked = {name: SUMS[text] for name, text in promised.items() if text in SUMS}
     if not checked:
         raise NotApplicable("the formula promises nothing about sums")
     yield from check.over(CASES, lambda case: _in_range(check, case, checked))
@@ -53,12 +56,13 @@ def _in_range(check: Check, case: Case, checked: dict[str, tuple[float, float]])
         total = (weights if name == "sum" else weights.abs()).sum(-1)[alive]
         yield Measure(
             f"{case}: {name} of a row",
-            _outside(total, low, high),
+            outside(total, low, high),
             4 * torch.finfo(DOUBLE).eps * case.keys**0.5,
         )
 
 
-def _outside(x: Tensor, low: float, high: float) -> float:
+def outside(x: Tensor, low: Tensor | float, high: Tensor | float) -> float:
+    """How far the worst number is from an interval."""
     return float(torch.maximum(x - high, low - x).clamp(min=0.0).max())
 
 

@@ -39,12 +39,11 @@ def identity(call: WrittenCall, layer: Any) -> Tensor:
 
 
 def performer(call: WrittenCall, layer: Any) -> Tensor:
-    """Features exp(w . x - |x|^2 / 2) for the layer's directions w (Choromanski et al. 2020)."""
+    """Features exp(w . x - |x|^2 / 2) for the layer's directions w (Choromanski et al. 2020); that of a query cancels in its row."""
     directions = layer.directions.to(call.query.dtype)
-    query, key = (
-        call.move(x @ directions.mT) - call.move(x.square().sum(-1, keepdim=True)) / 2 for x in _scaled(call)
-    )
-    return _from_logarithms(call, query, key)
+    query, key = _scaled(call)
+    lengths = call.move(key.square().sum(-1, keepdim=True)) / 2
+    return _from_logarithms(call, call.move(query @ directions.mT), call.move(key @ directions.mT) - lengths)
 
 
 def cosformer(call: WrittenCall, layer: Any) -> Tensor:
