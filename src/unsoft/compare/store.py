@@ -98,13 +98,17 @@ def outside_digest(thing: Callable[..., object]) -> str:
     >>> outside_digest(code_digest), len(outside_digest(json.dumps))
     ('', 64)
     """
+    file = outside_file(thing)
+    return "" if file is None else hashlib.sha256(file.read_bytes()).hexdigest()
+
+
+def outside_file(thing: Callable[..., object]) -> Path | None:
+    """The file that holds a function or class, unless it belongs to the package, or there is none."""
     try:
         file = Path(inspect.getfile(inspect.unwrap(thing)))
     except TypeError:
-        return ""
-    if not file.is_file() or file.is_relative_to(Path(unsoft.__file__).parent):
-        return ""
-    return hashlib.sha256(file.read_bytes()).hexdigest()
+        return None
+    return file if file.is_file() and not file.is_relative_to(Path(unsoft.__file__).parent) else None
 
 
 def folder_digest(folder: Path) -> str:

@@ -17,7 +17,7 @@ from unsoft.mechanisms.core.build import mechanism
 from unsoft.mechanisms.core.module import Mechanism
 from unsoft.mechanisms.core.registry import names as names_of_all
 from unsoft.mechanisms.core.registry import resolve
-from unsoft.mechanisms.core.spec import Plan
+from unsoft.mechanisms.core.spec import Family, Plan
 
 WIDTH = 64
 """Dimensions of queries and keys wherever they are drawn at random."""
@@ -44,8 +44,12 @@ class Subject:
         """Everything that decides its numbers, as text; the code too, of a mechanism that somebody else has registered."""
         if isinstance(self.found, Formula):
             return self.found.key
-        code = "" if self.found.family is None else outside_digest(self.found.family.build)
-        return f"{self.mechanism} {code}".strip()
+        return f"{self.mechanism} {'' if self.family is None else outside_digest(self.family.build)}".strip()
+
+    @property
+    def family(self) -> Family | None:
+        """The family, if it is one, with or without something around it."""
+        return None if isinstance(self.found, Formula) else self.found.family
 
     @property
     def summary(self) -> str:
@@ -56,9 +60,9 @@ class Subject:
 
         The length is for mechanisms that are made for one, as cosformer is, unless the name says which.
         """
-        plan = self.found if isinstance(self.found, Plan) else None
-        open_number = None if plan is None or plan.number is not None else plan.family
-        options = {"max_length": length} if open_number and open_number.argument == "max_length" else {}
+        made_for_a_length = self.family is not None and self.family.argument == "max_length"
+        said = isinstance(self.found, Plan) and self.found.number is not None
+        options = {"max_length": length} if made_for_a_length and not said else {}
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(0)
             heads *= self.found.head_multiple if isinstance(self.found, Plan) else 1

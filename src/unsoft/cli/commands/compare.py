@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from unsoft.cli.arguments import check_drawing, check_folder, read_formula
+from unsoft.cli.plugin import Plugin, load_plugin
 from unsoft.cli.terminal import INTERRUPTED, cell, console, note, progress, say, show_table, warn_if_busy
 
 if TYPE_CHECKING:
@@ -52,6 +53,7 @@ def command(
     out: Annotated[
         Path, typer.Option(help="Folder for the page, its data (JSON, CSV) and figures (PNG, SVG).")
     ] = Path("report"),
+    plugin: Plugin = None,
 ) -> None:
     """Put mechanisms side by side and write one page that needs no network.
 
@@ -63,6 +65,7 @@ def command(
     if any(name.endswith(".json") for name in names):
         _two_runs(names, out)
         return
+    load_plugin(plugin)
     own = [read_formula(text) for text in formula or []]
     check_drawing()
     check_folder(out)

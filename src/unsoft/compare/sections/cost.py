@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import runpy
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
@@ -19,6 +20,7 @@ from unsoft.bench.timing import interleaved
 from unsoft.compare.jobs import Job, Missing, Results
 from unsoft.compare.level import Level
 from unsoft.compare.section import ROSIC, Claim, Column, Finding, Request, Section, grade, job
+from unsoft.compare.store import outside_file
 from unsoft.compare.subject import WIDTH, Subject
 from unsoft.formula import Formula
 from unsoft.magnitude.truncated import truncated_weights
@@ -73,7 +75,13 @@ def decoding(subjects: Sequence[Subject], length: int, level: Level) -> list[dic
 
 def memory(subjects: Sequence[Subject], lengths: Sequence[int]) -> list[dict[str, Any]]:
     """Peak bytes of training on top of the inputs, all in one process of its own."""
-    task = {"lengths": list(lengths), "subjects": [[s.label, _portable(s.mechanism)] for s in subjects]}
+    families = [s.family for s in subjects if s.family is not None]
+    files = {str(file) for family in families if (file := outside_file(family.build)) is not None}
+    task = {
+        "lengths": list(lengths),
+        "subjects": [[s.label, _portable(s.mechanism)] for s in subjects],
+        "files": sorted(files),
+    }
     rows = run_probe("-m", __name__, json.dumps(task), MALLOC_MMAP_THRESHOLD_="65536")["rows"]
     base = {row["length"]: max(row["bytes"], 1) for row in rows if row["mechanism"] == PEER}
     return [row | {"ratio": row["bytes"] / base[row["length"]]} for row in rows]
@@ -146,6 +154,8 @@ def _portable(mechanism: str | Formula) -> Any:
 
 
 def _probe(task: dict[str, Any]) -> list[dict[str, Any]]:
+    for file in task["files"]:
+        runpy.run_path(file)  # registers a mechanism of the user's own
     known = [
         Subject(label, given if isinstance(given, str) else Formula.from_dict(given))
         for label, given in task["subjects"]
