@@ -125,7 +125,7 @@ def vega(store: Store) -> str:
     """The JavaScript that draws charts, as vl-convert brings it: one script. Bundling takes seconds, so it is kept."""
     key = key_of({"name": "vega", "version": importlib.metadata.version("vl-convert-python")})
     found = store.get(key)
-    if found is not None and isinstance(found.get("script"), str):
+    if found is not None and isinstance(found.get("script"), str) and store.trusts(key):
         return str(found["script"])
     import vl_convert
 
