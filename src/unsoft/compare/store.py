@@ -95,7 +95,8 @@ def code_digest(room: str = "") -> str:
 
 
 def outside_digest(thing: Callable[..., object]) -> str:
-    """Of the file that holds a function or class; empty if it belongs to the package, which :func:`code_digest` covers.
+    """Of the file that holds a function or class; empty if it belongs to
+    the package, which :func:`code_digest` covers.
 
     >>> outside_digest(code_digest), len(outside_digest(json.dumps))
     ('', 64)

@@ -38,13 +38,13 @@ def command(
     model: Annotated[
         str | None,
         typer.Option(
-            help="Inspect a model, and swap each mechanism in: smollm2, minilm, a folder, or a name on the hub."
+            help="Inspect a model, and swap each mechanism in: smollm2, minilm, a folder, a name on the hub."
         ),
     ] = None,
     only: Annotated[
         list[str] | None,
         typer.Option(
-            help="Only this section (focus, hijack, sign, collapse, solver, cost, model, claims); may be repeated."
+            help="Only focus, hijack, sign, collapse, solver, cost, model or claims; may be repeated."
         ),
     ] = None,
     again: Annotated[
@@ -92,7 +92,8 @@ def command(
     _write(out, request, answers, finished, store)
     if any(answer.disturbed for answer in answers):
         note(
-            "other programs used the machine while times were taken; they are shown, but the next run takes them again"
+            "other programs used the machine while times were taken; they are shown, but the next run takes"
+            " them again"
         )
     if not finished:
         note("interrupted; the page shows what was measured until then, the next run goes on from there")
@@ -149,7 +150,8 @@ def _write(out: Path, request: Request, answers: list[Answer], finished: bool, s
     typer.echo(f"{provenance(content['answers'])} (--again measures everything again)")
     typer.echo(f"{out / PAGE}: the page\n{out / RECORD}: everything measured")
     typer.echo(
-        f"{out / 'data'}: {counts['tables']} tables\n{out / 'figures'}: {counts['figures']} figures as PNG and SVG"
+        f"{out / 'data'}: {counts['tables']} tables\n{out / 'figures'}: {counts['figures']} figures as PNG"
+        " and SVG"
     )
 
 

@@ -1,4 +1,7 @@
-"""What does it cost? Training and decoding beside PyTorch's fused softmax, in the same interleaved run, and memory."""
+"""What does it cost?
+
+Training and decoding beside PyTorch's fused softmax, in the same interleaved run, and memory.
+"""
 
 from __future__ import annotations
 
@@ -168,13 +171,20 @@ def _probe(task: dict[str, Any]) -> list[dict[str, Any]]:
             before = reset_peak()
             call()
             rows.append(
-                {"mechanism": PEER if subject is None else subject.label, "what": "memory", "length": length, "bytes": max(peak() - before, 0)}
-            )  # fmt: skip
+                {
+                    "mechanism": PEER if subject is None else subject.label,
+                    "what": "memory",
+                    "length": length,
+                    "bytes": max(peak() - before, 0),
+                }
+            )
     return rows
 
 
 def price(level: Level) -> list[dict[str, Any]]:
-    """Seconds of five CG steps on all keys against a forward pass of SDPA, four heads: does the ratio grow with N?"""
+    """Seconds of five CG steps on all keys against a forward pass of
+    SDPA, four heads: does the ratio grow with N?
+    """
     rows = []
     for length in level.lengths:
         generator = torch.Generator().manual_seed(0)
@@ -244,7 +254,8 @@ def _price(results: Results) -> Finding:
     like = not grows and last["ratio"] < 2
     dear = bool(causal) and causal[-1]["ratio"] > 2
     return grade(like and not dear, not grows), (
-        f"5 CG steps take {first['ratio']:.2f} of an attention forward pass at N = {first['length']}, {last['ratio']:.2f} at {last['length']}{more}"
+        f"5 CG steps take {first['ratio']:.2f} of an attention forward pass at N = {first['length']},"
+        f" {last['ratio']:.2f} at {last['length']}{more}"
     )
 
 
