@@ -6,7 +6,7 @@ import json
 import pytest
 
 from tests.compare.test_model import save
-from unsoft.compare import run as running
+from unsoft.compare import jobs as running
 from unsoft.compare.sections import hijack, sign
 
 SWISH = "name=mine;weight=s*exp(s - m);mass=abs(s)*exp(s - m);peak=s"
@@ -169,7 +169,9 @@ def test_again_measures_anew(run_here, tmp_path):
 def test_times_of_a_busy_machine_are_said_to_be_so_and_taken_anew(run_here, tmp_path, monkeypatch):
     monkeypatch.setattr(running.Watch, "disturbed", lambda self, threads: True)
     monkeypatch.setattr("unsoft.compare.sections.cost.memory", lambda subjects, lengths: [])
-    monkeypatch.setattr("unsoft.compare.sections.cost.interleaved", lambda calls, **_: {name: [1.0] for name in calls})
+    monkeypatch.setattr(
+        "unsoft.compare.sections.cost.interleaved", lambda calls, **_: {name: [1.0] for name in calls}
+    )
     arguments = ("compare", "softmax", "--quick", "--only", "cost", "--out", str(tmp_path / "report"))
     for _ in range(2):
         done = run_here(*arguments)

@@ -2,9 +2,9 @@
 
 import pytest
 
-from unsoft.compare import run as running
+from unsoft.compare import jobs as running
 from unsoft.compare import store
-from unsoft.compare.run import Job, run
+from unsoft.compare.jobs import Job, run
 from unsoft.compare.store import Store, code_digest, folder_digest, key_of
 
 

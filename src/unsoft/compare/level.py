@@ -39,7 +39,7 @@ class Level:
     """N of the costs."""
     rounds: int
     seconds: float
-    """The mechanisms are timed in turn for at least so many seconds."""
+    """The mechanisms are timed in turn, for at least this time in all."""
     geometries: int
 
 

@@ -14,9 +14,8 @@ from typing import Any
 import torch
 
 from unsoft.bench.record import load, machine, versions
+from unsoft.compare.jobs import Answer, Results
 from unsoft.compare.level import Level
-from unsoft.compare.results import Results
-from unsoft.compare.run import Answer
 from unsoft.compare.section import conclusions, sections
 from unsoft.compare.store import Store, code_digest, key_of
 from unsoft.compare.subject import Subject
@@ -35,6 +34,7 @@ def record(
     finished: bool,
     command: str,
     out: str = "report",
+    model: str | None = None,
 ) -> dict[str, Any]:
     """Ready for JSON. ``finished`` is False for a run that was interrupted; ``out`` is the folder of the page."""
     content: dict[str, Any] = {
@@ -42,6 +42,7 @@ def record(
         "kind": "unsoft compare",
         "command": command,
         "out": out,
+        "model": model,
         "level": dataclasses.asdict(level),
         "finished": finished,
         "written": datetime.now(UTC).isoformat(timespec="seconds"),
@@ -67,7 +68,7 @@ def record(
 
 def views_of(results: Results) -> list[dict[str, Any]]:
     """The sections as the page shows them."""
-    return [view for section in sections() if (view := section.view(results)) is not None]
+    return [view for section in sections(results.record) if (view := section.view(results)) is not None]
 
 
 def write(
@@ -128,6 +129,6 @@ def vega(store: Store) -> str:
         return str(found["script"])
     import vl_convert
 
-    script = str(vl_convert.javascript_bundle())
+    script = str(vl_convert.javascript_bundle())  # type: ignore[call-arg]
     store.put(key, {"script": script})
     return script

@@ -56,10 +56,9 @@ class Subject:
 
         The length is for mechanisms that are made for one, as cosformer is, unless the name says which.
         """
-        made_for = (
-            isinstance(self.found, Plan) and self.found.family is not None and self.found.number is None
-        )
-        options = {"max_length": length} if made_for and self.found.family.argument == "max_length" else {}
+        plan = self.found if isinstance(self.found, Plan) else None
+        open_number = None if plan is None or plan.number is not None else plan.family
+        options = {"max_length": length} if open_number and open_number.argument == "max_length" else {}
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(0)
             heads *= self.found.head_multiple if isinstance(self.found, Plan) else 1
@@ -78,7 +77,7 @@ class Subject:
         keys = _rotations(key, module.place.heads, 8)
         values = torch.randn(keys.shape, generator=torch.Generator().manual_seed(9)).to(keys)
         causal: bool | str = is_causal or ("lower_right" if module.causal_only else False)
-        _, found = module(queries, keys, values, scale=scale, is_causal=causal, return_weights=True)
+        found: Tensor = module(queries, keys, values, scale=scale, is_causal=causal, return_weights=True)[1]
         return found[:, 0]
 
     def row(self, *, width: int = WIDTH, seed: int = 0) -> Callable[[Tensor], Tensor]:
@@ -93,7 +92,9 @@ class Subject:
         def weigh(logits: Tensor) -> Tensor:
             flat = logits.reshape(-1, logits.shape[-1])
             query, key = keys_of(flat, width, seed)
-            found = [self.weights(query.expand(len(part), 1, width), part)[:, 0] for part in key.split(256)]
+            found = [
+                self.weights(query.expand(len(part), 1, width), part)[:, 0] for part in torch.split(key, 256)
+            ]
             return torch.cat(found).reshape(logits.shape)
 
         return weigh

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from unsoft.engines import choose
+from unsoft.engines import POINTWISE
 from unsoft.engines.arguments import checked_call
 from unsoft.engines.dense import dense_attention
 from unsoft.engines.native.direct import run_directly
@@ -76,7 +76,7 @@ def _run(
     if return_weights:
         out, weights = dense_attention(call)
         return out.reshape(*leading, *out.shape[2:]), weights.reshape(*leading, *weights.shape[2:])
-    out = choose(engine, call).run(call)
+    out = POINTWISE.choose(engine, call).run(call)
     return out.reshape(*leading, *out.shape[2:])
 
 

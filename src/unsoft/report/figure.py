@@ -40,7 +40,7 @@ class Figure:
         sizes = {} if isinstance(self.chart, alt.FacetChart) else {"width": _WIDTH, "height": _HEIGHT}
         spec = self.chart.properties(title=self.title, **sizes).to_dict(validate=False)
         config = {"view": {"stroke": None}, "axis": {"gridColor": "#e5e5e5"}}
-        return spec | {"background": "white", "config": config}
+        return {**spec, "background": "white", "config": config}
 
 
 def svg_and_png(spec: dict[str, Any]) -> dict[str, bytes]:
@@ -170,11 +170,23 @@ def by_value(
     return _lines_and_dots(rows, dots, encoding).add_params(picked).interactive()
 
 
+def grey_dots(rows: Rows, x: str, y: str) -> Any:
+    """A line to compare the others with, to be added to a chart."""
+    line = alt.Chart(_data(rows)).mark_line(strokeDash=[2, 4], strokeWidth=2, color="#888888")
+    return line.encode(x=f"{x}:Q", y=f"{y}:Q", tooltip=[f"{x}:Q", f"{y}:Q"])
+
+
+def dashes(rows: Rows, x: str, y: str, by: str) -> Any:
+    """Dashed lines in the colours of those of ``by``, to be added to a chart."""
+    line = alt.Chart(_data(rows)).mark_line(strokeDash=[4, 4])
+    return line.encode(x=alt.X(f"{x}:Q"), y=alt.Y(f"{y}:Q"), color=alt.Color(f"{by}:O"))
+
+
 def heat_maps(rows: Rows) -> Any:
     """A square for each mechanism: weights between -1 and 1 by query and key."""
     colours = alt.Scale(scheme="blueorange", domain=[1, -1])
     return (
-        alt.Chart(alt.Data(values=rows))
+        alt.Chart(_data(rows))
         .mark_rect()
         .encode(
             x=alt.X("key:O", axis=None),
@@ -205,10 +217,14 @@ def _chart(rows: Rows, filters: Sequence[str]) -> Any:
     values = [
         {key: float(f"{x:.5g}") if isinstance(x, float) else x for key, x in row.items()} for row in rows
     ]
-    chart: Any = alt.Chart(alt.Data(values=values))
+    chart: Any = alt.Chart(_data(values))
     for test in filters:
         chart = chart.transform_filter(test)
     return chart
+
+
+def _data(rows: Rows) -> Any:
+    return alt.Data(values=rows)  # type: ignore[no-untyped-call]
 
 
 def _x(name: str, title: str, log: bool) -> Any:

@@ -8,16 +8,16 @@ with each paper's definition; what is compared with them is the fast form, decod
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
 
 from unsoft.engines import engine_names
-from unsoft.formula import Formula
 from unsoft.mechanisms.core.module import Mechanism, Place
 from unsoft.mechanisms.core.spec import Plan
 from unsoft.testing.measure import Measure, close, equal, fact
+from unsoft.testing.promises import bounds_of, outside
 from unsoft.testing.report import Report, Row, worst_of
 
 HEADS, WIDTH, LENGTH, BATCH = 4, 6, 70, 2
@@ -41,16 +41,8 @@ class Subject:
         with torch.no_grad():
             for parameter in self.learnable:
                 parameter += _PERTURB * self.random(*parameter.shape, dtype=dtype)
-        self.dtype = dtype
+        self.dtype, self.plan = dtype, plan
         self.causal_only = self.module.causal_only
-
-    @property
-    def innermost(self) -> Mechanism:
-        """The mechanism inside all modifiers."""
-        module = self.module
-        while isinstance(getattr(module, "inner", None), Mechanism):
-            module = module.inner
-        return module
 
     @property
     def learnable(self) -> list[Tensor]:
@@ -157,10 +149,7 @@ def _engines(x: Subject) -> Iterator[Measure]:
             found = _answer(x, (q, k, v), name)
             if found is not None:
                 yield x.near(f"engine={name!r}", found, expected)
-        softmax_inside = isinstance(
-            getattr(x.innermost, "formula", getattr(x.innermost, "base", None)), Formula
-        )
-        if not softmax_inside:
+        if not x.module.formulas:
             yield fact(
                 "engine='sdpa', which computes softmax, is refused", _answer(x, (q, k, v), "sdpa") is None
             )
@@ -169,11 +158,38 @@ def _engines(x: Subject) -> Iterator[Measure]:
 def _answer(x: Subject, tensors: Tensors, engine: str) -> Tensor | None:
     """The output, or None if the engine is refused by a ValueError that names the argument."""
     try:
-        return x.module(*tensors, is_causal=True, engine=engine)
+        return cast(Tensor, x.module(*tensors, is_causal=True, engine=engine))
     except ValueError as refusal:
         if "engine" not in str(refusal):
             raise
         return None
+
+
+def _promises(x: Subject) -> Iterator[Measure]:
+    if x.plan.wrappers:  # a gate around it changes what the mechanism inside promises
+        return
+    p = x.plan.properties
+    q, k, v = x.inputs()
+    for size in (1.0, 4.0):
+        _, weights = x.module(size * q, size * k, v, is_causal=True, return_weights=True)
+        weights = weights.detach()
+        seen = torch.ones(LENGTH, LENGTH, dtype=torch.bool).tril()
+        if not p.signed:
+            yield fact("no negative weight", bool((weights >= 0).all()))
+        if not p.sparse and size == 1.0:
+            # Whole rows may vanish (all features 0), and one weight in a while, but not a part of the logits.
+            zeros = ((weights == 0) & seen)[(weights != 0).any(-1)]
+            yield fact("exact zeros are no rule", float(zeros.float().mean()) < 0.25)
+        alive = weights.abs().sum(-1) > 0
+        counts = seen.sum(-1).to(x.dtype).expand(alive.shape)[alive]
+        for name, text in (("sum", p.row_sum), ("sum of absolute values", p.l1)):
+            total = (weights if name == "sum" else weights.abs()).sum(-1)
+            low, high = bounds_of(text, x.module, total.shape)
+            yield Measure(
+                f"{name} of a row",
+                outside(total[alive], *(b[alive] if isinstance(b, Tensor) else b for b in (low, high))),
+                64 * torch.finfo(x.dtype).eps * float(counts.max()) ** 0.5,
+            )
 
 
 PROPERTIES: dict[str, Callable[[Subject], Iterator[Measure]]] = {
@@ -184,6 +200,7 @@ PROPERTIES: dict[str, Callable[[Subject], Iterator[Measure]]] = {
     "dtypes: float32, bfloat16": _precision,
     "equivariance: batch, determinism": _equivariance,
     "engines: honoured or refused": _engines,
+    "promises: row sums, signs, zeros": _promises,
 }
 FAMILY_THEMES = [*(name.partition(":")[0] for name in PROPERTIES), "sizes"]
 """The themes that :func:`unsoft.testing.check_mechanism` knows for modules."""

@@ -13,7 +13,9 @@ from unsoft.cli.arguments import check_drawing, check_folder, read_formula
 from unsoft.cli.terminal import INTERRUPTED, cell, console, note, progress, say, show_table, warn_if_busy
 
 if TYPE_CHECKING:
-    from unsoft.compare.run import Answer, Job
+    from unsoft.compare.jobs import Answer, Job
+    from unsoft.compare.section import Request
+    from unsoft.compare.store import Store
 
 _MARKS = {"yes": "●", "partly": "◐", "no": "○", "not run": " "}
 
@@ -45,7 +47,7 @@ def command(
         ),
     ] = None,
     again: Annotated[
-        bool, typer.Option("--again", help="Measure everything anew, whatever earlier runs have kept.")
+        bool, typer.Option("--again", help="Measure everything again, whatever earlier runs have kept.")
     ] = False,
     out: Annotated[
         Path, typer.Option(help="Folder for the page, its data (JSON, CSV) and figures (PNG, SVG).")
@@ -64,8 +66,8 @@ def command(
     own = [read_formula(text) for text in formula or []]
     check_drawing()
     check_folder(out)
+    from unsoft.compare.jobs import run
     from unsoft.compare.level import FULL, QUICK, STANDARD
-    from unsoft.compare.run import run
     from unsoft.compare.section import Request, plan
     from unsoft.compare.store import Store, default_folder
     from unsoft.compare.subject import default_names, subjects_of
@@ -87,7 +89,7 @@ def command(
     _write(out, request, answers, finished, store)
     if any(answer.disturbed for answer in answers):
         note(
-            "other programs used the machine while times were taken; they are shown, but the next run takes them anew"
+            "other programs used the machine while times were taken; they are shown, but the next run takes them again"
         )
     if not finished:
         note("interrupted; the page shows what was measured until then, the next run goes on from there")
@@ -98,7 +100,7 @@ def command(
             raise typer.Exit(1)
 
 
-def _check_sections(request: Any, only: list[str]) -> None:
+def _check_sections(request: Request, only: list[str]) -> None:
     """Wrong names of sections, and sections that need another option."""
     from unsoft.compare.section import CLAIMS, sections
 
@@ -109,18 +111,26 @@ def _check_sections(request: Any, only: list[str]) -> None:
             raise typer.BadParameter(
                 f"there is no section {name!r}; there are {there}", param_hint="'--only'"
             )
-        section = known.get(name)
-        if section is not None and section.needs and section.jobs and not section.jobs(request):
-            raise typer.BadParameter(f"the section {name!r} needs {section.needs}", param_hint="'--only'")
+        needs = known[name].needs if name in known else ""
+        if needs and not getattr(request, needs):
+            raise typer.BadParameter(f"the section {name!r} needs --{needs}", param_hint="'--only'")
 
 
-def _write(out: Path, request: Any, answers: list[Answer], finished: bool, store: Any) -> None:
+def _write(out: Path, request: Request, answers: list[Answer], finished: bool, store: Store) -> None:
+    from unsoft.compare.jobs import Results
     from unsoft.compare.output import PAGE, RECORD, record, views_of, write
-    from unsoft.compare.results import Results
     from unsoft.report.comparison.page import provenance
 
     line = shlex.join(["unsoft", *sys.argv[1:]])
-    content = record(request.subjects, answers, request.level, finished=finished, command=line, out=str(out))
+    content = record(
+        request.subjects,
+        answers,
+        request.level,
+        finished=finished,
+        command=line,
+        out=str(out),
+        model=request.model,
+    )
     views = views_of(Results(content))
     counts = write(out, content, views, request.subjects, store, say)
     _print_scoreboard(content)
@@ -133,7 +143,7 @@ def _write(out: Path, request: Any, answers: list[Answer], finished: bool, store
         }
         if part.rows:
             show_table(columns, [[cell(row[name]) for name in names] for row in part.rows], box=False)
-    typer.echo(f"{provenance(content['answers'])} (--again measures anew)")
+    typer.echo(f"{provenance(content['answers'])} (--again measures everything again)")
     typer.echo(f"{out / PAGE}: the page\n{out / RECORD}: everything measured")
     typer.echo(
         f"{out / 'data'}: {counts['tables']} tables\n{out / 'figures'}: {counts['figures']} figures as PNG and SVG"

@@ -30,9 +30,9 @@ def command(
         typer.Option(help="Keep records (JSON, CSV) and a page (HTML) in this folder.", show_default=False),
     ] = None,
     length: Annotated[
-        int, typer.Option(min=2, help="The text is cut into sequences of so many tokens.")
+        int, typer.Option(min=2, help="Tokens of each sequence that the text is cut into.")
     ] = 512,
-    sequences: Annotated[int, typer.Option(min=1, help="At most so many sequences are looked at.")] = 16,
+    sequences: Annotated[int, typer.Option(min=1, help="The most sequences that are looked at.")] = 16,
     batch: Annotated[int, typer.Option(min=1, help="Sequences that go through the model at a time.")] = 4,
     sentence: Annotated[
         list[str] | None,

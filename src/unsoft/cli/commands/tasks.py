@@ -68,9 +68,9 @@ def _print_table(made: list[Task], scores: bool) -> None:
         "metric",
         "chance",
         *(("known", "shortcut") if scores else ()),
-        "model",
+        "layers x width / heads",
     ):
-        table.add_column(title, no_wrap=title == "name")
+        table.add_column(title, no_wrap=title != "tells apart")
     for task in made:
         setup = task.setup
         found = _scores(task) if scores else {}
@@ -78,9 +78,9 @@ def _print_table(made: list[Task], scores: bool) -> None:
             task.name,
             task.tells,
             task.metric,
-            f"{task.chance:.3g}",
-            *("" if found[name] is None else f"{found[name]:.3g}" for name in ("known", "shortcut") if found),
-            f"{setup.layers} x {setup.width}, {setup.heads} heads, {setup.steps} steps",
+            f"{task.chance:.3f}",
+            *("" if found[name] is None else f"{found[name]:.3f}" for name in ("known", "shortcut") if found),
+            f"{setup.layers} x {setup.width} / {setup.heads}",
         )
     console = Console(highlight=False)
     if not console.is_terminal:

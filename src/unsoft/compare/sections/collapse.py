@@ -8,15 +8,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from unsoft import measure
+from unsoft.compare.jobs import Job, Missing, Results
 from unsoft.compare.level import Level
-from unsoft.compare.results import Missing, Results
-from unsoft.compare.run import Job
 from unsoft.compare.section import SURVEY, Claim, Column, Finding, Request, Section, grade, job
 from unsoft.compare.subject import Subject
 from unsoft.report.comparison.page import Control
@@ -31,7 +31,7 @@ def jobs(request: Request) -> list[Job]:
     level = request.level
     sizes = {"depth": level.depth, "seeds": level.seeds}
     return [
-        job("collapse", s, lambda s=s: collapse(s, level), level.depth * level.seeds * 0.012, **sizes)
+        job("collapse", s, partial(collapse, s, level), level.depth * level.seeds * 0.012, sizes)
         for s in request.everyone
     ]
 
@@ -68,7 +68,7 @@ def _stack(subject: Subject, depth: int, skip: bool, seed: int) -> list[tuple[fl
 
 def _attend(subject: Subject, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     """All heads at once; each is a batch entry with its own queries and keys."""
-    query, key, value = (x.unflatten(-1, (HEADS, HEAD)).transpose(0, 1) for x in (q, k, v))
+    query, key, value = (x.view(TOKENS, HEADS, HEAD).transpose(0, 1) for x in (q, k, v))
     with torch.no_grad():
         weights = subject.weights(query, key, is_causal=True)
     return (weights @ value).transpose(0, 1).flatten(1)

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import torch
 
 from unsoft import measure, theory
+from unsoft.compare.jobs import Job, Missing, Results
 from unsoft.compare.level import Level
-from unsoft.compare.results import Missing, Results
-from unsoft.compare.run import Job
 from unsoft.compare.section import SU, Claim, Column, Finding, Request, Section, grade, job
 from unsoft.compare.subject import WIDTH, Subject
 from unsoft.report.comparison.page import Control
@@ -28,7 +28,7 @@ _CLOSE = 0.02
 def jobs(request: Request) -> list[Job]:
     level = request.level
     seconds, sizes = level.keys * level.rows * 1.2e-5, {"keys": level.keys, "rows": level.rows}
-    return [job("focus", s, lambda s=s: focus(s, level), seconds, **sizes) for s in request.everyone]
+    return [job("focus", s, partial(focus, s, level), seconds, sizes) for s in request.everyone]
 
 
 def focus(subject: Subject, level: Level) -> list[dict[str, Any]]:
@@ -78,7 +78,7 @@ def measured_sparsity(
     direction = torch.randn(rows, 1, width, generator=generator)
     direction = direction / direction.norm(dim=-1, keepdim=True)
     found = []
-    for at in direction.split(max(1, 2**20 // keys)):
+    for at in torch.split(direction, max(1, 2**20 // keys)):
         key = torch.randn(len(at), keys, width, generator=generator) + (beta / gamma) * at
         with torch.no_grad():
             weights = subject.weights(gamma * at, key, scale=1.0)[:, 0]

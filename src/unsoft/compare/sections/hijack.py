@@ -4,20 +4,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
-import altair as alt
 import torch
 
 from unsoft import theory
+from unsoft.compare.jobs import Job, Results
 from unsoft.compare.level import Level
-from unsoft.compare.results import Results
-from unsoft.compare.run import Job
 from unsoft.compare.section import CLAIMS, ROSIC, Claim, Column, Finding, Request, Section, grade, job
 from unsoft.compare.subject import WIDTH, Subject
 from unsoft.formula import Formula
 from unsoft.magnitude import weighting
-from unsoft.report.figure import Figure, by_mechanism
+from unsoft.report.figure import Figure, by_mechanism, grey_dots
 
 CLONES = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000)
 UNIQUE, CLONE = 1 + math.log(20), 1.0
@@ -26,7 +25,7 @@ FAR = 40.0
 
 
 def jobs(request: Request) -> list[Job]:
-    return [job("hijack", s, lambda s=s: hijack(s), 0.1) for s in request.everyone]
+    return [job("hijack", s, partial(hijack, s), 0.1) for s in request.everyone]
 
 
 def facts(level: Level) -> list[Job]:
@@ -129,11 +128,7 @@ def figures(results: Results) -> Iterator[Figure]:
     counts = sorted({row["clones"] for row in dots})
     shares = theory.magnitude_hijack(counts, gate="weight", eps=0.1).share.tolist()
     ideal = [{"clones": m, "share": share} for m, share in zip(counts, shares, strict=True)]
-    line = (
-        alt.Chart(alt.Data(values=ideal))
-        .mark_line(strokeDash=[2, 4], strokeWidth=2, color="#888888")
-        .encode(x="clones:Q", y="share:Q", tooltip=["clones:Q", "share:Q"])
-    )
+    line = grey_dots(ideal, "clones", "share")
     note = (
         "A key of relevance 20 against clones of relevance 1. Lines: theory where there is one; dots: measured. Grey dots: a gate that"
         " passes the magnitude weight itself, as Rosić 2026 computes the example; the sigmoid gate defined there only delays the hijack."

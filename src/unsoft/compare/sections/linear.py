@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
 
 from unsoft import measure, theory
+from unsoft.compare.jobs import Job, Results
 from unsoft.compare.level import Level
-from unsoft.compare.results import Results
-from unsoft.compare.run import Job
 from unsoft.compare.section import CLAIMS, SU, Claim, Finding, Section, grade, job
 from unsoft.compare.sections.focus import measured_sparsity
 from unsoft.compare.subject import Subject
@@ -24,7 +24,7 @@ def facts(level: Level) -> list[Job]:
     return [
         job("norm ratios", None, norm_ratios, 0.3),
         job("causal ranks", None, causal_ranks, 0.1),
-        job("dimensions", None, lambda: dimensions(keys), 1.5, keys=keys),
+        job("dimensions", None, partial(dimensions, keys), 1.5, {"keys": keys}),
         job("features", None, features, 0.5),
         job("decay", None, decay, 0.1),
     ]

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import importlib.metadata
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from unsoft.compare.results import Results
-from unsoft.compare.run import Job
+from unsoft.compare.jobs import Job, Results, Rows
 from unsoft.compare.section import Column, Request, Section
 from unsoft.compare.store import code_digest, folder_digest
 from unsoft.compare.subject import Subject
@@ -29,7 +28,7 @@ INSPECTION, PERPLEXITY = "model", "perplexity"
 
 
 def jobs(request: Request) -> list[Job]:
-    return [] if request.model is None else Model(request.model).jobs(request.subjects)
+    return Model(str(request.model)).jobs(request.subjects)
 
 
 class Model:
@@ -53,7 +52,7 @@ class Model:
             raise ValueError(f"model: {self.name} has no tokenizer, so it cannot read text")
         return network, tokenizer
 
-    def jobs(self, subjects: list[Subject] | tuple[Subject, ...] | Any) -> list[Job]:
+    def jobs(self, subjects: Sequence[Subject]) -> list[Job]:
         """The inspection and the perplexity before anything is swapped, then the perplexity after each swap, in place."""
         about = {
             "model": self.name,
@@ -66,13 +65,13 @@ class Model:
         options: dict[str, Any] = {"keep": self.folder is not None, "prepare": self._load}
         asked = {"name": INSPECTION, **about}
         found = [
-            Job(INSPECTION, "", asked, lambda: [self._inspected()], 30.0, required=True, **options),
-            Job(PERPLEXITY, "", asked | {"name": PERPLEXITY}, lambda: [self._perplexity()], 5.0, **options),
+            Job(INSPECTION, "", asked, self._inspected, 30.0, required=True, **options),
+            Job(PERPLEXITY, "", asked | {"name": PERPLEXITY}, self._perplexity, 5.0, **options),
         ]
         for subject in subjects:
             question = asked | {"name": PERPLEXITY, "mechanism": subject.identity}
             found.append(
-                Job(PERPLEXITY, subject.label, question, lambda s=subject: [self._swapped(s)], 5.0, **options)
+                Job(PERPLEXITY, subject.label, question, partial(self._swapped, subject), 5.0, **options)
             )
         return found
 
@@ -83,7 +82,7 @@ class Model:
     def _length(self) -> int:
         return min(_LENGTH, getattr(self.loaded[0].config, "max_position_embeddings", None) or _LENGTH)
 
-    def _inspected(self) -> dict[str, Any]:
+    def _inspected(self) -> Rows:
         from unsoft.hf import inspection
 
         network, tokenizer = self.loaded
@@ -95,9 +94,9 @@ class Model:
             max_length=self._length,
             max_sequences=_SEQUENCES,
         )
-        return replace(found, model=self.name).to_dict()
+        return [replace(found, model=self.name).to_dict()]
 
-    def _swapped(self, subject: Subject) -> dict[str, Any]:
+    def _swapped(self, subject: Subject) -> Rows:
         from unsoft.hf import swap
 
         self._check_language_model()
@@ -106,7 +105,7 @@ class Model:
             swap(self.loaded[0], subject.mechanism)
         return self._perplexity()
 
-    def _perplexity(self) -> dict[str, Any]:
+    def _perplexity(self) -> Rows:
         """exp of the mean surprise, in nats, at each next token of the text."""
         from unsoft.hf.inspection.batches import batches
 
@@ -121,7 +120,7 @@ class Model:
             total, count = total + float(surprise[real].sum()), count + int(real.sum())
         if not math.isfinite(total):
             raise ValueError("its logits are not finite numbers")
-        return {"perplexity": math.exp(min(total / count, 700.0)), "tokens": count}
+        return [{"perplexity": math.exp(min(total / count, 700.0)), "tokens": count}]
 
     def _check_language_model(self) -> None:
         network = self.loaded[0]
@@ -217,5 +216,5 @@ SECTION = Section(
             noise=1e-3,
         )
     ],
-    needs="--model",
+    needs="model",
 )

@@ -7,9 +7,8 @@ from typing import Any
 import torch
 
 from unsoft import measure
+from unsoft.compare.jobs import Job, Results
 from unsoft.compare.level import Level
-from unsoft.compare.results import Results
-from unsoft.compare.run import Job
 from unsoft.compare.section import CLAIMS, SURVEY, Claim, Finding, Section, grade, job
 from unsoft.formula import Formula
 from unsoft.mechanisms.core.registry import resolve_formula

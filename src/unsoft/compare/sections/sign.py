@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import torch
 
 from unsoft import measure
+from unsoft.compare.jobs import Job, Results, Rows
 from unsoft.compare.level import Level
-from unsoft.compare.results import Results
-from unsoft.compare.run import Job
 from unsoft.compare.section import SURVEY, Claim, Column, Finding, Request, Section, grade, job
 from unsoft.compare.subject import WIDTH, Subject
 from unsoft.report.comparison.page import Part
@@ -23,21 +23,17 @@ _MAPS, _BLUE = "Weights on the same queries and keys", "Blue adds, orange subtra
 
 
 def jobs(request: Request) -> list[Job]:
-    level = request.level
-    kinds: tuple[tuple[str, Callable[[Subject], Any], float, dict[str, int]], ...] = (
-        ("curves", lambda s: curves(s), 0.1, {}),
-        ("map", lambda s: heat_map(s), 0.02, {}),
-        ("sums", lambda s: sums(s), 0.05, {}),
-        ("opposed", lambda s: opposed(s, level), 0.15, {"geometries": level.geometries}),
-    )
-    return [
-        job(name, s, lambda s=s, measure=measure: measure(s), expected, **sizes)
-        for name, measure, expected, sizes in kinds
-        for s in request.everyone
+    kinds = (("curves", curves, 0.1), ("map", heat_map, 0.02), ("sums", sums, 0.05))
+    found = [
+        job(name, s, partial(call, s), expected) for name, call, expected in kinds for s in request.everyone
+    ]
+    sizes = {"geometries": request.level.geometries}
+    return found + [
+        job("opposed", s, partial(opposed, s, request.level), 0.15, sizes) for s in request.everyone
     ]
 
 
-def curves(subject: Subject) -> list[dict[str, Any]]:
+def curves(subject: Subject) -> Rows:
     """Weight of a key and |da/ds| of the row against the key's logit; fifteen others are N(0, 1)."""
     generator = torch.Generator().manual_seed(2)
     others = torch.randn(OTHERS, generator=generator, dtype=torch.float64)
@@ -52,7 +48,7 @@ def curves(subject: Subject) -> list[dict[str, Any]]:
     ]
 
 
-def heat_map(subject: Subject) -> list[list[float]]:
+def heat_map(subject: Subject) -> Rows:
     """Causal weights on the same twenty tokens for every mechanism."""
     query, key = _tokens()
     with torch.no_grad():
@@ -60,7 +56,7 @@ def heat_map(subject: Subject) -> list[list[float]]:
     return [[round(x, 5) for x in row] for row in found.tolist()]
 
 
-def sums(subject: Subject) -> list[dict[str, Any]]:
+def sums(subject: Subject) -> Rows:
     """Sums of rows on random tokens: what is promised, what is free, what is negative."""
     generator = torch.Generator().manual_seed(4)
     query, key = (torch.randn(4, 128, WIDTH, generator=generator, dtype=torch.float64) for _ in range(2))

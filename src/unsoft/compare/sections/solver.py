@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from unsoft.compare.jobs import Job, Results
 from unsoft.compare.level import Level
-from unsoft.compare.results import Results
-from unsoft.compare.run import Job
 from unsoft.compare.section import CLAIMS, ROSIC, Claim, Finding, Request, Section, grade, job
 from unsoft.errors import SolverError
 from unsoft.magnitude import weighting
@@ -24,7 +24,7 @@ KINDS = ("distinct keys", "crowds, nearly coinciding")
 
 
 def jobs(request: Request) -> list[Job]:
-    return [job(f"solver, {kind}", None, lambda kind=kind: solver(kind), 0.5) for kind in KINDS]
+    return [job(f"solver, {kind}", None, partial(solver, kind), 0.5) for kind in KINDS]
 
 
 def facts(level: Level) -> list[Job]:

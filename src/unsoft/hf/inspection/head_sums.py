@@ -11,11 +11,11 @@ from torch import Tensor
 
 from unsoft.hf.inspection.crowds import Crowds, find_crowds
 from unsoft.hf.inspection.sequence import Sequence
-from unsoft.measure.deletion import deletion_of, gain_of, moved_by
+from unsoft.measure.erasing import deletion_of, gain_of, moved_by
 from unsoft.measure.heads import cosines_of, parameter_similarity
-from unsoft.measure.hijack import attention_share_of
+from unsoft.measure.overview import Summary, summary_of
+from unsoft.measure.redundancy import attention_share_of
 from unsoft.measure.rows import Rows, ratio
-from unsoft.measure.summary import Summary, summary_of
 
 
 class HeadSums:
