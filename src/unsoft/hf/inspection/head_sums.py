@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence as Labels
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -110,7 +111,7 @@ class HeadSums:
         found |= {"pattern_similarity": similar}
         if self.out_proj is not None:
             found["parameter_similarity"] = self._closest(parameter_similarity(self.out_proj))[0]
-        result: dict[str, list] = {name: values.tolist() for name, values in found.items()}
+        result: dict[str, list[Any]] = {name: values.tolist() for name, values in found.items()}
         result["pattern_twin"] = twins.tolist()
         result["sink_token"] = [self._sink_token(head) for head in range(self.heads)]
         return result
