@@ -27,7 +27,7 @@ from unsoft.bench.record import machine, write_json
 from unsoft.bench.timing import interleaved
 from unsoft.magnitude.points import checked_points
 from unsoft.magnitude.prefix import arrival_weights
-from unsoft.magnitude.streaming import CHUNK, streamed_weights
+from unsoft.magnitude.streaming.chunk import CHUNK, streamed_weights
 
 HEADS, WIDTH, ROUNDS = 8, 64, 7
 EPS = 0.1

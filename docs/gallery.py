@@ -7,8 +7,8 @@ import shutil
 import sys
 from pathlib import Path
 
+from unsoft.compare.jobs import Results
 from unsoft.compare.output import views_of
-from unsoft.compare.results import Results
 from unsoft.report.figure import Figure
 
 HERE = Path(__file__).parent

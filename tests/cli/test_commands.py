@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import unsoft
-from unsoft.cli import main
+from unsoft.cli import commands, main
 from unsoft.engines.native import availability, compiler
 from unsoft.mechanisms import formulas
 
@@ -145,3 +145,23 @@ def test_help_of_every_command_is_tried(run_here):
     shown = run_here("--help").stdout.partition("Commands:")[2].split("\n")
     names = [line.split()[0] for line in shown if line.startswith("  ") and line[2] != " "]
     assert names and set(names) == {name for name in COMMANDS if " " not in name}
+
+
+def test_a_new_command_is_one_file(run_here, tmp_path, monkeypatch):
+    """A file in the folder of commands is listed, has help, runs and fails as the others do."""
+    (tmp_path / "hello.py").write_text(
+        'def command(name: str) -> None:\n    """Greet somebody."""\n    if not name:\n        raise ValueError("no name")\n'
+        "    print('hello', name)\n"
+    )
+    monkeypatch.setattr(commands, "__path__", [*commands.__path__, str(tmp_path)])
+    assert "Greet somebody." in run_here("--help").stdout
+    assert "NAME" in run_here("hello", "--help").stdout
+    assert run_here("hello", "you").stdout == "hello you\n"
+    failed = run_here("hello", "")
+    assert (failed.returncode, failed.stderr) == (1, "unsoft: no name\n")
+    sys.modules.pop("unsoft.cli.commands.hello")
+
+
+def test_no_command_imports_another():
+    for path in Path(commands.__file__).parent.glob("*.py"):
+        assert "unsoft.cli.commands" not in path.read_text(), path.name

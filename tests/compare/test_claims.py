@@ -5,7 +5,7 @@ import copy
 import pytest
 
 from tests.compare.tiny import record_of
-from unsoft.compare.results import Results
+from unsoft.compare.jobs import Results
 from unsoft.compare.section import VERDICTS, conclusions, sections
 from unsoft.compare.subject import Subject
 

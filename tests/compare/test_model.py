@@ -9,8 +9,7 @@ from transformers import BertTokenizer
 
 import unsoft
 from tests.hf.inspection.tiny import tiny
-from unsoft.compare.results import Results
-from unsoft.compare.run import run
+from unsoft.compare.jobs import Results, run
 from unsoft.compare.sections import model
 from unsoft.compare.sections.model import Model, perplexities
 from unsoft.compare.store import Store
@@ -69,7 +68,7 @@ def test_perplexity_is_that_of_the_models_own_loss(folder):
         with torch.no_grad():
             total += float(network(numbers, labels=numbers).loss) * (numbers.shape[1] - 1)
         count += numbers.shape[1] - 1
-    found = Model(str(folder))._perplexity()
+    (found,) = Model(str(folder))._perplexity()
     assert found["tokens"] == count > 500
     assert found["perplexity"] == pytest.approx(math.exp(total / count), rel=1e-5)
 
@@ -84,7 +83,7 @@ def test_each_mechanism_is_swapped_in(folder, tmp_path):
     unsoft.hf.swap(network, "cog")
     fresh = Model(str(folder))
     fresh.__dict__["loaded"] = (network, unsoft.hf.load_model(folder)[1])
-    assert fresh._perplexity()["perplexity"] == pytest.approx(cog, rel=1e-6), (
+    assert fresh._perplexity()[0]["perplexity"] == pytest.approx(cog, rel=1e-6), (
         "as if only cog had been swapped in"
     )
     assert len({round(x, 6) for x in (before, cog, mine)}) == 3

@@ -1,8 +1,8 @@
 """A comparison so small that it takes seconds, run through the real pipeline."""
 
+from unsoft.compare.jobs import Answer, run
 from unsoft.compare.level import Level
 from unsoft.compare.output import record
-from unsoft.compare.run import Answer, run
 from unsoft.compare.section import Request, plan
 from unsoft.compare.store import Store
 from unsoft.compare.subject import Subject

@@ -11,8 +11,8 @@ import torch
 from tests.compare.tiny import record_of
 from tests.report.browser import Browser, needs_chromium
 from unsoft.cli.arguments import read_formula
+from unsoft.compare.jobs import Results
 from unsoft.compare.output import vega, views_of
-from unsoft.compare.results import Results
 from unsoft.compare.store import Store
 from unsoft.compare.subject import Subject
 from unsoft.formula import Formula

@@ -58,6 +58,8 @@ def _section(label: str, name: str, formula: Formula) -> str:
 
 def _family_section(label: str, plan: Plan) -> str:
     """What the docstring of its file says; files with several families are shown under each of them."""
+    if plan.family is None:
+        raise TypeError(f"{label} is a formula with something around it, and has no page of its own")
     module = importlib.import_module(plan.family.build.__module__)
     text = inspect.cleandoc(module.__doc__ or "").partition("\n>>>")[0].replace("``", "`")
     return f"## {label}\n\n{text.strip()}\n"

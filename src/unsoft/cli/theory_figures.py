@@ -11,7 +11,7 @@ import altair as alt
 from unsoft.cli import theory_data
 from unsoft.cli.theory_data import Rows, Subject
 from unsoft.files import write_csv, write_json, write_whole
-from unsoft.report.figure import Figure, by_value, html, svg_and_png
+from unsoft.report.figure import Figure, by_value, dashes, html, svg_and_png
 
 _PANELS = 9
 _COLOURS = ["#a50026", "#e34a33", "#f4a04c", "#222222", "#74add1", "#4575b4", "#22337a"]
@@ -96,12 +96,7 @@ def _performer() -> Figure:
     rows = theory_data.performer_rows()
     title = "Random features approach softmax (dashed), slowly"
     chart = _lines(rows, "features", "S", "gamma", log_x=True, zero=True)
-    limit = (
-        alt.Chart(alt.Data(values=rows))
-        .mark_line(strokeDash=[4, 4])
-        .encode(x=alt.X("features:Q"), y=alt.Y("softmax:Q"), color=alt.Color("gamma:O"))
-    )
-    return Figure("performer", title, "", rows, chart + limit)
+    return Figure("performer", title, "", rows, chart + dashes(rows, "features", "softmax", "gamma"))
 
 
 def _rank() -> Figure:

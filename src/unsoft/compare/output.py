@@ -1,4 +1,4 @@
-"""What a comparison leaves behind: its record as plain data, and a folder with the page, tables and pictures."""
+"""What a comparison leaves behind: its record as plain data; a folder with the page, tables and pictures."""
 
 from __future__ import annotations
 
@@ -14,9 +14,8 @@ from typing import Any
 import torch
 
 from unsoft.bench.record import load, machine, versions
+from unsoft.compare.jobs import Answer, Results
 from unsoft.compare.level import Level
-from unsoft.compare.results import Results
-from unsoft.compare.run import Answer
 from unsoft.compare.section import conclusions, sections
 from unsoft.compare.store import Store, code_digest, key_of
 from unsoft.compare.subject import Subject
@@ -35,13 +34,18 @@ def record(
     finished: bool,
     command: str,
     out: str = "report",
+    model: str | None = None,
 ) -> dict[str, Any]:
-    """Ready for JSON. ``finished`` is False for a run that was interrupted; ``out`` is the folder of the page."""
+    """Ready for JSON.
+
+    ``finished`` is False for a run that was interrupted; ``out`` is the folder of the page.
+    """
     content: dict[str, Any] = {
         "schema": SCHEMA,
         "kind": "unsoft compare",
         "command": command,
         "out": out,
+        "model": model,
         "level": dataclasses.asdict(level),
         "finished": finished,
         "written": datetime.now(UTC).isoformat(timespec="seconds"),
@@ -67,7 +71,7 @@ def record(
 
 def views_of(results: Results) -> list[dict[str, Any]]:
     """The sections as the page shows them."""
-    return [view for section in sections() if (view := section.view(results)) is not None]
+    return [view for section in sections(results.record) if (view := section.view(results)) is not None]
 
 
 def write(
@@ -78,7 +82,10 @@ def write(
     store: Store,
     say: Callable[[str], None] = lambda _: None,
 ) -> dict[str, int]:
-    """Everything into the folder ``out``; how many tables and pictures there are. ``say`` is told what is being drawn."""
+    """Everything into the folder ``out``; how many tables and pictures there are.
+
+    ``say`` is told what is being drawn.
+    """
     figures: list[Figure] = [figure for view in views for figure in view["figures"]]
     formulas = {s.label: s.formula for s in subjects if s.formula is not None}
     page = comparison_page(content, Results(content).labels, views, formulas, vega(store))
@@ -121,13 +128,16 @@ def _write_pictures(folder: Path, figures: Sequence[Figure], say: Callable[[str]
 
 
 def vega(store: Store) -> str:
-    """The JavaScript that draws charts, as vl-convert brings it: one script. Bundling takes seconds, so it is kept."""
+    """The JavaScript that draws charts, as vl-convert brings it: one script.
+
+    Bundling takes seconds, so it is kept.
+    """
     key = key_of({"name": "vega", "version": importlib.metadata.version("vl-convert-python")})
     found = store.get(key)
-    if found is not None and isinstance(found.get("script"), str):
+    if found is not None and isinstance(found.get("script"), str) and store.trusts(key):
         return str(found["script"])
     import vl_convert
 
-    script = str(vl_convert.javascript_bundle())
+    script = str(vl_convert.javascript_bundle())  # type: ignore[call-arg]
     store.put(key, {"script": script})
     return script

@@ -1,18 +1,19 @@
-"""What a section of a comparison consists of, and where its files are found: each file of ``sections`` is one."""
+"""What a section of a comparison consists of, and where its files
+are found: each file of ``sections`` is one.
+"""
 
 from __future__ import annotations
 
 import importlib
 import pkgutil
 import shlex
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from unsoft.compare import sections as folder
+from unsoft.compare.jobs import Job, Missing, Results, Rows
 from unsoft.compare.level import Level
-from unsoft.compare.results import Missing, Results
-from unsoft.compare.run import Job, Rows
 from unsoft.compare.store import outside_digest
 from unsoft.compare.subject import Subject
 
@@ -53,8 +54,8 @@ class Request:
 class Column:
     """A question of the scoreboard: a number for each mechanism, and a reading of it.
 
-    ``yes`` and ``partly`` are thresholds of the number; above them is good unless ``low_is_good``. ``noise`` is the relative change that
-    repeated runs of the same code show.
+    ``yes`` and ``partly`` are thresholds of the number; above them is good unless ``low_is_good``. ``noise``
+    is the relative change that repeated runs of the same code show.
     """
 
     name: str
@@ -110,8 +111,9 @@ class Claim:
 class Section:
     """One question about mechanisms: how it is measured, drawn, scored, and which claims it decides.
 
-    ``order`` is its place among the others. Everything else is optional. ``jobs`` measure the mechanisms of a request, ``facts`` what
-    claims need besides. ``figures`` and ``parts`` are what the page shows; without either it has no place there.
+    ``order`` is its place among the others. Everything else is optional. ``jobs`` measure the mechanisms of a
+    request, ``facts`` what claims need besides. ``figures`` and ``parts`` are what the page shows; without
+    either it has no place there.
     """
 
     name: str
@@ -130,31 +132,37 @@ class Section:
     columns: Sequence[Column] = ()
     claims: Sequence[Claim] = ()
     needs: str = ""
-    """The option without which there is nothing to measure."""
+    """The field of a request (and of its record) without which there is nothing to measure or to show."""
 
     def view(self, results: Results) -> dict[str, Any] | None:
-        """What the page shows; None for a section without a place there, or that needs an option which was not given."""
+        """What the page shows; None for a section without a place there, or
+        that needs an option which was not given.
+        """
         figures = list(self.figures(results)) if self.figures else []
         parts = list(self.parts(results)) if self.parts else []
-        if not (self.figures or self.parts) or (self.needs and not figures and not parts):
+        if not (self.figures or self.parts):
             return None
         texts = {"name": self.name, "title": self.title, "question": self.question, "about": self.about}
         return texts | {"controls": self.controls, "figures": figures, "parts": parts}
 
 
-def sections() -> list[Section]:
-    """All there are, in order."""
+def sections(record: Mapping[str, Any] | None = None) -> list[Section]:
+    """All there are, in order; or those that have what they need in a record."""
     found = []
     for module in pkgutil.iter_modules(folder.__path__, f"{folder.__name__}."):
         found.append(importlib.import_module(module.name).SECTION)
+    if record is not None:
+        found = [section for section in found if not section.needs or record.get(section.needs)]
     return sorted(found, key=lambda section: (section.order, section.name))
 
 
 def plan(request: Request, only: Sequence[str] = ()) -> list[Job]:
-    """The jobs of the wanted sections, all unless told otherwise; first those that must prepare something, facts last."""
+    """The jobs of the wanted sections, all unless told otherwise; first
+    those that must prepare something, facts last.
+    """
     jobs: list[Job] = []
     facts: list[Job] = []
-    for section in sections():
+    for section in sections(vars(request)):
         wanted = not only or section.name in only
         if wanted and section.jobs:
             jobs += _with_code(section.jobs, section.jobs(request))
@@ -168,12 +176,12 @@ def job(
     subject: Subject | None,
     compute: Callable[[], Rows],
     expected: float,
+    sizes: Mapping[str, Any] | None = None,
     *,
     timed: bool = False,
-    **question: Any,
 ) -> Job:
-    """A measurement of one mechanism, or of none; ``question`` are the sizes that the answer depends on."""
-    asked = {"name": name, **question}
+    """A measurement of one mechanism, or of none; ``sizes`` are what its answer depends on besides."""
+    asked = {"name": name, **(sizes or {})}
     if subject is not None:
         asked["mechanism"] = subject.identity
     return Job(name, "" if subject is None else subject.label, asked, compute, expected, timed)
@@ -189,15 +197,11 @@ def grade(holds: bool, partly: bool = False) -> str:
 
 
 def conclusions(results: Results, level: str, out: str) -> dict[str, Any]:
-    """What measurements say, as plain data: the columns and rows of the scoreboard, and every claim with its verdict."""
-    every = sections()
-    labels = [subject["label"] for subject in results.record["subjects"]]
-    columns = [
-        (section, column)
-        for section in every
-        for column in section.columns
-        if not section.needs or any(column.cell(results, label)["value"] is not None for label in labels)
-    ]
+    """What measurements say, as plain data: the columns and rows of the
+    scoreboard, and every claim with its verdict.
+    """
+    every = sections(results.record)
+    columns = [(section, column) for section in every for column in section.columns]
     told = ("name", "title", "help", "low_is_good", "noise")
     return {
         "columns": [
@@ -225,7 +229,8 @@ def _judged(claim: Claim, section: Section, results: Results, level: str, out: s
 
 
 def command_again(arguments: str, level: str, out: str) -> str:
-    """Measures the same anew, at the level of the run and beside its folder, so that the page one reads stays.
+    """Measures the same again, at the level of the run and beside its
+    folder, so that the page one reads stays.
 
     >>> command_again("cog --only sign", "quick", "my report")
     "unsoft compare cog --only sign --quick --again --out 'my report-again'"

@@ -20,10 +20,9 @@ from torch import Tensor
 
 from unsoft.formula import Expr, Formula, Instruction, lower
 from unsoft.formula.expr import make, symbol
-from unsoft.formula.lower import Operand
+from unsoft.formula.instructions import Operand, run
 from unsoft.formula.row import vanishes
 from unsoft.formula.substitute import substitute
-from unsoft.formula.torch_ops import run
 
 BIAS = "_bias"
 

@@ -5,10 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from unsoft.magnitude.kernel import similarities
+from unsoft.magnitude.gaussian.system import System
 from unsoft.magnitude.points import checked_points
 from unsoft.magnitude.solve import weighting
-from unsoft.magnitude.truncated import groups
 
 
 def effective_count(
@@ -36,10 +35,8 @@ def spread(points: Tensor, t: float | Tensor = 1.0, *, mask: Tensor | None = Non
     tensor(2.)
     """
     checked = checked_points(points, t, mask, "spread")
-    sums = [
-        similarities(x.detach(), present, b).first_product
-        for x, present, b in groups(checked.x, checked.present, checked.ones)
-    ]
+    system = System(checked.x.detach(), checked.present, 0.0)
+    sums = [group.similarities(ones).first_product for group, (ones,) in system.groups(checked.ones)]
     total = torch.cat(sums) if sums else checked.ones
     return checked.shaped(torch.where(total > 0, checked.ones / total.clamp(min=1e-30), 0.0).sum(-1))
 

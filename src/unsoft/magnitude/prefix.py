@@ -16,11 +16,12 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from unsoft.engines.native.gaussian import ArrivalFactors
-from unsoft.magnitude.cholesky import matrix, working_dtype
-from unsoft.magnitude.factor import check_done, inverse_factor
-from unsoft.magnitude.kernel import gaussian, is_native, pull
+from unsoft.magnitude.autograd import apply
+from unsoft.magnitude.gaussian.factor import check_done, inverse_factor
+from unsoft.magnitude.gaussian.matrix import matrix, working_dtype
+from unsoft.magnitude.gaussian.similarity import gaussian, is_native, pull
+from unsoft.magnitude.gaussian.system import System
 from unsoft.magnitude.points import checked_eps, checked_points
-from unsoft.magnitude.truncated import groups
 from unsoft.magnitude.untraced import untraced
 
 
@@ -49,13 +50,18 @@ def prefix_weighting(
     """
     eps = checked_eps(eps, "prefix_weighting")
     checked = checked_points(points, t, mask, "prefix_weighting")
-    x = checked.x.to(working_dtype(checked.x.dtype, eps))
-    m = inverse_factor(matrix(x, checked.present, eps))
-    y = (m @ checked.ones.to(x.dtype)[..., None])[..., 0]
+    m, y = prefix_factors(checked.x, checked.present, eps)
     table = (y[..., None] * m).cumsum(1)
     newest = y * m.diagonal(dim1=-2, dim2=-1)
     results = (table, y.square().cumsum(-1), newest)
     return PrefixWeighting(*(checked.shaped(r).to(checked.x.dtype) for r in results))
+
+
+def prefix_factors(x: Tensor, present: Tensor | None, eps: float) -> tuple[Tensor, Tensor]:
+    """M (systems, n, n) and y (systems, n) of scaled points (systems, n, d), differentiable."""
+    x = x.to(working_dtype(x.dtype, eps))
+    m = inverse_factor(matrix(x, present, eps))
+    return m, m.sum(-1) if present is None else (m @ present.to(x.dtype)[..., None])[..., 0]
 
 
 class _Factors:
@@ -85,9 +91,9 @@ class _Arrival(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, present: Tensor | None, b: Tensor, eps: float) -> Tensor:
         ctx.factors = []
-        for points, seen, ones in groups(x, present, b):
-            factors = (ArrivalFactors if is_native(x) else _Factors)(points, seen, ones, eps)
-            check_done(factors.done, points)
+        for group, (ones,) in System(x, present, eps).groups(b):
+            factors = (ArrivalFactors if is_native(x) else _Factors)(group.x, group.present, ones, eps)
+            check_done(factors.done, group.x)
             ctx.factors.append(factors)
         return torch.cat([factors.weights for factors in ctx.factors])
 
@@ -102,6 +108,6 @@ class _Arrival(torch.autograd.Function):
 @untraced
 def arrival_weights(x: Tensor, present: Tensor | None, b: Tensor, eps: float) -> Tensor:
     """The weight of each point when it arrives (systems, n), differentiable; x are scaled points (systems, n, d)."""
-    return _Arrival.apply(
-        x.to(working_dtype(x.dtype, eps)), present, b.to(working_dtype(x.dtype, eps)), eps
-    ).to(x.dtype)
+    dtype = working_dtype(x.dtype, eps)
+    weights: Tensor = apply(_Arrival, x.to(dtype), present, b.to(dtype), eps)
+    return weights.to(x.dtype)

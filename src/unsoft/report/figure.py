@@ -11,7 +11,9 @@ import altair as alt
 Rows = list[dict[str, Any]]
 _WIDTH, _HEIGHT = 560, 320
 PALETTE = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#8c6bb1", "#999999")
-"""Okabe and Ito's for colour-blind readers, with black and yellow, which one of the two themes would hide, replaced."""
+"""Okabe and Ito's for colour-blind readers, with black and yellow,
+which one of the two themes would hide, replaced.
+"""
 _DASHES = ((1, 0), (6, 3), (2, 2), (8, 2, 2, 2))
 _FIRST = ("softmax", "cog", "relu2", "sigmoid", "identity", "gpam", "linear-relu", "magnitude")
 
@@ -29,7 +31,9 @@ class Figure:
     """False if a page shows the same by other means, and only files are wanted."""
 
     def for_page(self) -> dict[str, Any]:
-        """Vega-Lite as wide as its place; the page brings colours of its theme, and chips instead of a legend of mechanisms."""
+        """Vega-Lite as wide as its place; the page brings colours of its theme,
+        and chips instead of a legend of mechanisms.
+        """
         spec = self.chart.properties(width="container", height=_HEIGHT - 40).to_dict(validate=False)
         for layer in spec["layer"] if spec.get("params") else ():
             layer["encoding"].get("color", {}).pop("legend", None)
@@ -40,7 +44,7 @@ class Figure:
         sizes = {} if isinstance(self.chart, alt.FacetChart) else {"width": _WIDTH, "height": _HEIGHT}
         spec = self.chart.properties(title=self.title, **sizes).to_dict(validate=False)
         config = {"view": {"stroke": None}, "axis": {"gridColor": "#e5e5e5"}}
-        return spec | {"background": "white", "config": config}
+        return {**spec, "background": "white", "config": config}
 
 
 def svg_and_png(spec: dict[str, Any]) -> dict[str, bytes]:
@@ -59,7 +63,8 @@ def html(spec: dict[str, Any]) -> bytes:
 
 
 def in_order(labels: Sequence[str], own: Sequence[str] = ()) -> list[str]:
-    """The order in which mechanisms get their colours: what users wrote themselves, then the best known, then the rest.
+    """The order in which mechanisms get their colours: what users wrote
+    themselves, then the best known, then the rest.
 
     >>> in_order(["tanh", "cog", "softmax", "mine"], own=["mine"])
     ['mine', 'softmax', 'cog', 'tanh']
@@ -170,11 +175,23 @@ def by_value(
     return _lines_and_dots(rows, dots, encoding).add_params(picked).interactive()
 
 
+def grey_dots(rows: Rows, x: str, y: str) -> Any:
+    """A line to compare the others with, to be added to a chart."""
+    line = alt.Chart(_data(rows)).mark_line(strokeDash=[2, 4], strokeWidth=2, color="#888888")
+    return line.encode(x=f"{x}:Q", y=f"{y}:Q", tooltip=[f"{x}:Q", f"{y}:Q"])
+
+
+def dashes(rows: Rows, x: str, y: str, by: str) -> Any:
+    """Dashed lines in the colours of those of ``by``, to be added to a chart."""
+    line = alt.Chart(_data(rows)).mark_line(strokeDash=[4, 4])
+    return line.encode(x=alt.X(f"{x}:Q"), y=alt.Y(f"{y}:Q"), color=alt.Color(f"{by}:O"))
+
+
 def heat_maps(rows: Rows) -> Any:
     """A square for each mechanism: weights between -1 and 1 by query and key."""
     colours = alt.Scale(scheme="blueorange", domain=[1, -1])
     return (
-        alt.Chart(alt.Data(values=rows))
+        alt.Chart(_data(rows))
         .mark_rect()
         .encode(
             x=alt.X("key:O", axis=None),
@@ -205,10 +222,14 @@ def _chart(rows: Rows, filters: Sequence[str]) -> Any:
     values = [
         {key: float(f"{x:.5g}") if isinstance(x, float) else x for key, x in row.items()} for row in rows
     ]
-    chart: Any = alt.Chart(alt.Data(values=values))
+    chart: Any = alt.Chart(_data(values))
     for test in filters:
         chart = chart.transform_filter(test)
     return chart
+
+
+def _data(rows: Rows) -> Any:
+    return alt.Data(values=rows)  # type: ignore[no-untyped-call]
 
 
 def _x(name: str, title: str, log: bool) -> Any:

@@ -78,8 +78,8 @@ class _Sizes:
         groups = (case.kv_heads, case.heads // case.kv_heads)
         sizes = {"output": self.output, "query": self.query}
         sizes |= {
-            "key": self.key.unflatten(1, groups).sum(2),
-            "value": self.value.unflatten(1, groups).sum(2),
+            name: size.reshape(size.shape[0], *groups, *size.shape[2:]).sum(2)
+            for name, size in (("key", self.key), ("value", self.value))
         }
         if "mask" in leaves:
             sizes["mask"] = self.mask.expand(case.shape).sum_to_size(leaves["mask"].shape)

@@ -10,10 +10,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from unsoft.cli.arguments import check_drawing, check_folder, read_formula
+from unsoft.cli.plugin import Plugin, load_plugin
 from unsoft.cli.terminal import INTERRUPTED, cell, console, note, progress, say, show_table, warn_if_busy
 
 if TYPE_CHECKING:
-    from unsoft.compare.run import Answer, Job
+    from unsoft.compare.jobs import Answer, Job
+    from unsoft.compare.section import Request
+    from unsoft.compare.store import Store
 
 _MARKS = {"yes": "●", "partly": "◐", "no": "○", "not run": " "}
 
@@ -35,21 +38,22 @@ def command(
     model: Annotated[
         str | None,
         typer.Option(
-            help="Inspect a model, and swap each mechanism in: smollm2, minilm, a folder, or a name on the hub."
+            help="Inspect a model, and swap each mechanism in: smollm2, minilm, a folder, a name on the hub."
         ),
     ] = None,
     only: Annotated[
         list[str] | None,
         typer.Option(
-            help="Only this section (focus, hijack, sign, collapse, solver, cost, model, claims); may be repeated."
+            help="Only focus, hijack, sign, collapse, solver, cost, model or claims; may be repeated."
         ),
     ] = None,
     again: Annotated[
-        bool, typer.Option("--again", help="Measure everything anew, whatever earlier runs have kept.")
+        bool, typer.Option("--again", help="Measure everything again, whatever earlier runs have kept.")
     ] = False,
     out: Annotated[
         Path, typer.Option(help="Folder for the page, its data (JSON, CSV) and figures (PNG, SVG).")
     ] = Path("report"),
+    plugin: Plugin = None,
 ) -> None:
     """Put mechanisms side by side and write one page that needs no network.
 
@@ -61,11 +65,12 @@ def command(
     if any(name.endswith(".json") for name in names):
         _two_runs(names, out)
         return
+    load_plugin(plugin)
     own = [read_formula(text) for text in formula or []]
     check_drawing()
     check_folder(out)
+    from unsoft.compare.jobs import run
     from unsoft.compare.level import FULL, QUICK, STANDARD
-    from unsoft.compare.run import run
     from unsoft.compare.section import Request, plan
     from unsoft.compare.store import Store, default_folder
     from unsoft.compare.subject import default_names, subjects_of
@@ -87,7 +92,8 @@ def command(
     _write(out, request, answers, finished, store)
     if any(answer.disturbed for answer in answers):
         note(
-            "other programs used the machine while times were taken; they are shown, but the next run takes them anew"
+            "other programs used the machine while times were taken; they are shown, but the next run takes"
+            " them again"
         )
     if not finished:
         note("interrupted; the page shows what was measured until then, the next run goes on from there")
@@ -98,7 +104,7 @@ def command(
             raise typer.Exit(1)
 
 
-def _check_sections(request: Any, only: list[str]) -> None:
+def _check_sections(request: Request, only: list[str]) -> None:
     """Wrong names of sections, and sections that need another option."""
     from unsoft.compare.section import CLAIMS, sections
 
@@ -109,18 +115,26 @@ def _check_sections(request: Any, only: list[str]) -> None:
             raise typer.BadParameter(
                 f"there is no section {name!r}; there are {there}", param_hint="'--only'"
             )
-        section = known.get(name)
-        if section is not None and section.needs and section.jobs and not section.jobs(request):
-            raise typer.BadParameter(f"the section {name!r} needs {section.needs}", param_hint="'--only'")
+        needs = known[name].needs if name in known else ""
+        if needs and not getattr(request, needs):
+            raise typer.BadParameter(f"the section {name!r} needs --{needs}", param_hint="'--only'")
 
 
-def _write(out: Path, request: Any, answers: list[Answer], finished: bool, store: Any) -> None:
+def _write(out: Path, request: Request, answers: list[Answer], finished: bool, store: Store) -> None:
+    from unsoft.compare.jobs import Results
     from unsoft.compare.output import PAGE, RECORD, record, views_of, write
-    from unsoft.compare.results import Results
     from unsoft.report.comparison.page import provenance
 
     line = shlex.join(["unsoft", *sys.argv[1:]])
-    content = record(request.subjects, answers, request.level, finished=finished, command=line, out=str(out))
+    content = record(
+        request.subjects,
+        answers,
+        request.level,
+        finished=finished,
+        command=line,
+        out=str(out),
+        model=request.model,
+    )
     views = views_of(Results(content))
     counts = write(out, content, views, request.subjects, store, say)
     _print_scoreboard(content)
@@ -133,10 +147,11 @@ def _write(out: Path, request: Any, answers: list[Answer], finished: bool, store
         }
         if part.rows:
             show_table(columns, [[cell(row[name]) for name in names] for row in part.rows], box=False)
-    typer.echo(f"{provenance(content['answers'])} (--again measures anew)")
+    typer.echo(f"{provenance(content['answers'])} (--again measures everything again)")
     typer.echo(f"{out / PAGE}: the page\n{out / RECORD}: everything measured")
     typer.echo(
-        f"{out / 'data'}: {counts['tables']} tables\n{out / 'figures'}: {counts['figures']} figures as PNG and SVG"
+        f"{out / 'data'}: {counts['tables']} tables\n{out / 'figures'}: {counts['figures']} figures as PNG"
+        " and SVG"
     )
 
 

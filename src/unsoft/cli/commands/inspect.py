@@ -30,9 +30,9 @@ def command(
         typer.Option(help="Keep records (JSON, CSV) and a page (HTML) in this folder.", show_default=False),
     ] = None,
     length: Annotated[
-        int, typer.Option(min=2, help="The text is cut into sequences of so many tokens.")
+        int, typer.Option(min=2, help="Tokens of each sequence that the text is cut into.")
     ] = 512,
-    sequences: Annotated[int, typer.Option(min=1, help="At most so many sequences are looked at.")] = 16,
+    sequences: Annotated[int, typer.Option(min=1, help="The most sequences that are looked at.")] = 16,
     batch: Annotated[int, typer.Option(min=1, help="Sequences that go through the model at a time.")] = 4,
     sentence: Annotated[
         list[str] | None,
@@ -52,7 +52,10 @@ def command(
     network, tokenizer = load_model(model)
     if tokenizer is None:
         raise typer.BadParameter(
-            f"{model} has no tokenizer, so it cannot read text; use unsoft.hf.inspect(model, batch) from Python",
+            (
+                f"{model} has no tokenizer, so it cannot read text; use unsoft.hf.inspect(model, batch) from"
+                " Python"
+            ),
             param_hint="'MODEL'",
         )
     longest = min(length, getattr(network.config, "max_position_embeddings", None) or length)
@@ -109,7 +112,8 @@ def _print(found: Inspection) -> None:
 
     screen = console()
     screen.print(
-        f"{printable(found.model, 80)}: {len(found.heads)} heads in {len(found.layers)} layers, {found.tokens} tokens in"
+        f"{printable(found.model, 80)}: {len(found.heads)} heads in {len(found.layers)} layers,"
+        f" {found.tokens} tokens in"
         f" {found.sequences} sequences"
     )
     for line in found.skipped:

@@ -1,11 +1,16 @@
-"""What does it cost? Training and decoding beside PyTorch's fused softmax, in the same interleaved run, and memory."""
+"""What does it cost?
+
+Training and decoding beside PyTorch's fused softmax, in the same interleaved run, and memory.
+"""
 
 from __future__ import annotations
 
 import json
 import math
+import runpy
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -15,13 +20,15 @@ from unsoft.bench.memory import peak, reset_peak
 from unsoft.bench.probe import run_probe
 from unsoft.bench.record import machine
 from unsoft.bench.timing import interleaved
+from unsoft.compare.jobs import Job, Missing, Results
 from unsoft.compare.level import Level
-from unsoft.compare.results import Missing, Results
-from unsoft.compare.run import Job
 from unsoft.compare.section import ROSIC, Claim, Column, Finding, Request, Section, grade, job
+from unsoft.compare.store import outside_file
 from unsoft.compare.subject import WIDTH, Subject
 from unsoft.formula import Formula
-from unsoft.magnitude.truncated import truncated_weights
+from unsoft.magnitude.gaussian.system import System
+from unsoft.magnitude.solvers.contract import Options
+from unsoft.magnitude.solvers.truncated import truncated
 from unsoft.mechanisms.core.module import Mechanism
 from unsoft.report.figure import Figure, by_mechanism
 
@@ -33,29 +40,30 @@ Call = Callable[[], object]
 def jobs(request: Request) -> list[Job]:
     """Of the mechanisms that were asked for; times depend on the machine and on all who take turns."""
     subjects, level = request.subjects, request.level
-    about = _timed(level) | {
+    about = _where(level) | {
         "mechanisms": [s.identity for s in subjects],
         "labels": [s.label for s in subjects],
     }
     found = []
     for n in level.lengths:
-        seconds = len(subjects) * level.rounds * 0.01 * (n / 512) ** 2 + 2
-        one = about | {"length": n}
-        found.append(job(f"training at {n}", None, lambda n=n: training(subjects, n, level), seconds, **one))
-        found.append(job(f"decoding at {n}", None, lambda n=n: decoding(subjects, n, level), 2.0, **one))
-    lengths = level.lengths
-    return [*found, job("memory", None, lambda: memory(subjects, lengths), 8.0, **about, lengths=lengths)]
+        seconds, one = len(subjects) * level.rounds * 0.01 * (n / 512) ** 2 + 2, about | {"length": n}
+        call = partial(training, subjects, n, level)
+        found.append(job(f"training at {n}", None, call, seconds, one, timed=True))
+        call = partial(decoding, subjects, n, level)
+        found.append(job(f"decoding at {n}", None, call, 2.0, one, timed=True))
+    sizes = about | {"lengths": level.lengths}
+    return [*found, job("memory", None, partial(memory, subjects, level.lengths), 8.0, sizes, timed=True)]
 
 
 def facts(level: Level) -> list[Job]:
-    return [
-        job("price of the solver", None, lambda: price(level), 2.0, **_timed(level), lengths=level.lengths)
-    ]
+    sizes = _where(level) | {"lengths": level.lengths}
+    return [job("price of the solver", None, partial(price, level), 2.0, sizes, timed=True)]
 
 
-def _timed(level: Level) -> dict[str, Any]:
-    where = {"timed": True, "threads": torch.get_num_threads(), "machine": machine()}
-    return where | {"rounds": level.rounds, "seconds": level.seconds}
+def _where(level: Level) -> dict[str, Any]:
+    """What times depend on, besides what is timed."""
+    machine_and_threads = {"machine": machine(), "threads": torch.get_num_threads()}
+    return machine_and_threads | {"rounds": level.rounds, "seconds": level.seconds}
 
 
 def training(subjects: Sequence[Subject], length: int, level: Level) -> list[dict[str, Any]]:
@@ -72,7 +80,13 @@ def decoding(subjects: Sequence[Subject], length: int, level: Level) -> list[dic
 
 def memory(subjects: Sequence[Subject], lengths: Sequence[int]) -> list[dict[str, Any]]:
     """Peak bytes of training on top of the inputs, all in one process of its own."""
-    task = {"lengths": list(lengths), "subjects": [[s.label, _portable(s.mechanism)] for s in subjects]}
+    families = [s.family for s in subjects if s.family is not None]
+    files = {str(file) for family in families if (file := outside_file(family.build)) is not None}
+    task = {
+        "lengths": list(lengths),
+        "subjects": [[s.label, _portable(s.mechanism)] for s in subjects],
+        "files": sorted(files),
+    }
     rows = run_probe("-m", __name__, json.dumps(task), MALLOC_MMAP_THRESHOLD_="65536")["rows"]
     base = {row["length"]: max(row["bytes"], 1) for row in rows if row["mechanism"] == PEER}
     return [row | {"ratio": row["bytes"] / base[row["length"]]} for row in rows]
@@ -145,6 +159,8 @@ def _portable(mechanism: str | Formula) -> Any:
 
 
 def _probe(task: dict[str, Any]) -> list[dict[str, Any]]:
+    for file in task["files"]:
+        runpy.run_path(file)  # registers a mechanism of the user's own
     known = [
         Subject(label, given if isinstance(given, str) else Formula.from_dict(given))
         for label, given in task["subjects"]
@@ -157,13 +173,20 @@ def _probe(task: dict[str, Any]) -> list[dict[str, Any]]:
             before = reset_peak()
             call()
             rows.append(
-                {"mechanism": PEER if subject is None else subject.label, "what": "memory", "length": length, "bytes": max(peak() - before, 0)}
-            )  # fmt: skip
+                {
+                    "mechanism": PEER if subject is None else subject.label,
+                    "what": "memory",
+                    "length": length,
+                    "bytes": max(peak() - before, 0),
+                }
+            )
     return rows
 
 
 def price(level: Level) -> list[dict[str, Any]]:
-    """Seconds of five CG steps on all keys against a forward pass of SDPA, four heads: does the ratio grow with N?"""
+    """Seconds of five CG steps on all keys against a forward pass of
+    SDPA, four heads: does the ratio grow with N?
+    """
     rows = []
     for length in level.lengths:
         generator = torch.Generator().manual_seed(0)
@@ -174,7 +197,7 @@ def price(level: Level) -> list[dict[str, Any]]:
             return scaled_dot_product_attention(q, k, v)
 
         def solve(points: torch.Tensor = points, ones: torch.Tensor = ones) -> object:
-            return truncated_weights(points, None, ones, 0.1, 5, check=False)
+            return truncated(System(points, None, 0.1), ones, Options(1e-4, iterations=5, check=False))
 
         with torch.no_grad():
             taken = interleaved({"attention": attention, "solve": solve}, rounds=max(level.rounds, 5))
@@ -233,7 +256,8 @@ def _price(results: Results) -> Finding:
     like = not grows and last["ratio"] < 2
     dear = bool(causal) and causal[-1]["ratio"] > 2
     return grade(like and not dear, not grows), (
-        f"5 CG steps take {first['ratio']:.2f} of an attention forward pass at N = {first['length']}, {last['ratio']:.2f} at {last['length']}{more}"
+        f"5 CG steps take {first['ratio']:.2f} of an attention forward pass at N = {first['length']},"
+        f" {last['ratio']:.2f} at {last['length']}{more}"
     )
 
 

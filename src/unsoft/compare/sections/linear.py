@@ -1,17 +1,20 @@
-"""Is it rank that linear attention lacks? Norms, ranks, dimensions, independent features and decay: only claims, no figures."""
+"""Is it rank that linear attention lacks?
+
+Norms, ranks, dimensions, independent features and decay: only claims, no figures.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
 
 from unsoft import measure, theory
+from unsoft.compare.jobs import Job, Results
 from unsoft.compare.level import Level
-from unsoft.compare.results import Results
-from unsoft.compare.run import Job
 from unsoft.compare.section import CLAIMS, SU, Claim, Finding, Section, grade, job
 from unsoft.compare.sections.focus import measured_sparsity
 from unsoft.compare.subject import Subject
@@ -24,14 +27,16 @@ def facts(level: Level) -> list[Job]:
     return [
         job("norm ratios", None, norm_ratios, 0.3),
         job("causal ranks", None, causal_ranks, 0.1),
-        job("dimensions", None, lambda: dimensions(keys), 1.5, keys=keys),
+        job("dimensions", None, partial(dimensions, keys), 1.5, {"keys": keys}),
         job("features", None, features, 0.5),
         job("decay", None, decay, 0.1),
     ]
 
 
 def norm_ratios() -> list[dict[str, Any]]:
-    """The largest |q|_2 / |q|_1 found in each dimension, by ascent from random non-negative queries and at one-hot ones."""
+    """The largest |q|_2 / |q|_1 found in each dimension, by ascent from
+    random non-negative queries and at one-hot ones.
+    """
     rows = []
     generator = torch.Generator().manual_seed(6)
     for width in WIDTHS:
@@ -80,10 +85,14 @@ def causal_ranks() -> list[dict[str, Any]]:
 def dimensions(keys: int) -> list[dict[str, Any]]:
     """S of linear attention at gamma = 1 as queries and keys get more dimensions."""
     return [
-        {"mechanism": name, "width": width, "S": float(measured_sparsity(Subject(name, name), 0.0, 1.0, keys, 24, width).mean())}
+        {
+            "mechanism": name,
+            "width": width,
+            "S": float(measured_sparsity(Subject(name, name), 0.0, 1.0, keys, 24, width).mean()),
+        }
         for name in ("linear-relu", "linear-elu1", "linear-exp")
         for width in WIDTHS[1:]
-    ]  # fmt: skip
+    ]
 
 
 def features() -> list[dict[str, Any]]:
@@ -115,9 +124,13 @@ def decay() -> list[dict[str, Any]]:
             row = subject.weights(zero[:, :1], zero)[0, 0]
             rate = float(row[-2] / row[-1])
             rows.append(
-                {"decay": rate, "length": length, "measured": float(measure.sparsity(row)),
-                 "theory": float(theory.decay_sparsity(length, min(rate, 1.0)))}
-            )  # fmt: skip
+                {
+                    "decay": rate,
+                    "length": length,
+                    "measured": float(measure.sparsity(row)),
+                    "theory": float(theory.decay_sparsity(length, min(rate, 1.0))),
+                }
+            )
     return rows
 
 
@@ -137,7 +150,8 @@ def _decay(results: Results) -> Finding:
     error = max(abs(row["measured"] - row["theory"]) for row in rows)
     fast = [row["measured"] for row in rows if row["decay"] < 0.95]
     return grade(error < 1e-6 and fast[-1] < fast[0] / 3), (
-        f"largest distance {error:.1g}; with decay 0.9 S goes from {fast[0]:.3f} to {fast[-1]:.3f} as rows get longer"
+        f"largest distance {error:.1g}; with decay 0.9 S goes from {fast[0]:.3f} to {fast[-1]:.3f} as rows"
+        " get longer"
     )
 
 
@@ -146,7 +160,8 @@ def _norms(results: Results) -> Finding:
     largest = max(row["largest"] for row in rows)
     last = rows[-1]
     return grade(all(abs(row["largest"] - row["sqrt"]) < 0.1 * row["sqrt"] for row in rows)), (
-        f"the largest found is {largest:.4f} in every dimension up to {last['width']}, where √d = {last['sqrt']:.0f}; "
+        f"the largest found is {largest:.4f} in every dimension up to {last['width']}, where √d ="
+        f" {last['sqrt']:.0f}; "
         "it lies between 1/√d and 1"
     )
 
@@ -164,7 +179,8 @@ def _rank(results: Results) -> Finding:
         else "tiny entries on the diagonal are no rank in double precision"
     )
     return grade(not lost, bool(full)), (
-        f"of {causal[0]['length']}: full for {', '.join(full) or 'none'}; {', '.join(lost) or 'none'} lost some ({why}); "
+        f"of {causal[0]['length']}: full for {', '.join(full) or 'none'}; {', '.join(lost) or 'none'} lost"
+        f" some ({why}); "
         f"without the mask at most {low}"
         if lost
         else f"full, {causal[0]['length']}, for {', '.join(full)}; without the mask at most {low}"

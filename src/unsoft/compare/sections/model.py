@@ -1,19 +1,20 @@
-"""The same questions asked of a real model: it is inspected as it is, and each mechanism is swapped in, without training."""
+"""The same questions asked of a real model: it is inspected as it is, and
+each mechanism is swapped in, without training.
+"""
 
 from __future__ import annotations
 
 import importlib.metadata
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from unsoft.compare.results import Results
-from unsoft.compare.run import Job
+from unsoft.compare.jobs import Job, Results, Rows
 from unsoft.compare.section import Column, Request, Section
 from unsoft.compare.store import code_digest, folder_digest
 from unsoft.compare.subject import Subject
@@ -29,7 +30,7 @@ INSPECTION, PERPLEXITY = "model", "perplexity"
 
 
 def jobs(request: Request) -> list[Job]:
-    return [] if request.model is None else Model(request.model).jobs(request.subjects)
+    return Model(str(request.model)).jobs(request.subjects)
 
 
 class Model:
@@ -53,8 +54,10 @@ class Model:
             raise ValueError(f"model: {self.name} has no tokenizer, so it cannot read text")
         return network, tokenizer
 
-    def jobs(self, subjects: list[Subject] | tuple[Subject, ...] | Any) -> list[Job]:
-        """The inspection and the perplexity before anything is swapped, then the perplexity after each swap, in place."""
+    def jobs(self, subjects: Sequence[Subject]) -> list[Job]:
+        """The inspection and the perplexity before anything is swapped, then
+        the perplexity after each swap, in place.
+        """
         about = {
             "model": self.name,
             "length": _LENGTH,
@@ -66,13 +69,13 @@ class Model:
         options: dict[str, Any] = {"keep": self.folder is not None, "prepare": self._load}
         asked = {"name": INSPECTION, **about}
         found = [
-            Job(INSPECTION, "", asked, lambda: [self._inspected()], 30.0, required=True, **options),
-            Job(PERPLEXITY, "", asked | {"name": PERPLEXITY}, lambda: [self._perplexity()], 5.0, **options),
+            Job(INSPECTION, "", asked, self._inspected, 30.0, required=True, **options),
+            Job(PERPLEXITY, "", asked | {"name": PERPLEXITY}, self._perplexity, 5.0, **options),
         ]
         for subject in subjects:
             question = asked | {"name": PERPLEXITY, "mechanism": subject.identity}
             found.append(
-                Job(PERPLEXITY, subject.label, question, lambda s=subject: [self._swapped(s)], 5.0, **options)
+                Job(PERPLEXITY, subject.label, question, partial(self._swapped, subject), 5.0, **options)
             )
         return found
 
@@ -83,7 +86,7 @@ class Model:
     def _length(self) -> int:
         return min(_LENGTH, getattr(self.loaded[0].config, "max_position_embeddings", None) or _LENGTH)
 
-    def _inspected(self) -> dict[str, Any]:
+    def _inspected(self) -> Rows:
         from unsoft.hf import inspection
 
         network, tokenizer = self.loaded
@@ -95,9 +98,9 @@ class Model:
             max_length=self._length,
             max_sequences=_SEQUENCES,
         )
-        return replace(found, model=self.name).to_dict()
+        return [replace(found, model=self.name).to_dict()]
 
-    def _swapped(self, subject: Subject) -> dict[str, Any]:
+    def _swapped(self, subject: Subject) -> Rows:
         from unsoft.hf import swap
 
         self._check_language_model()
@@ -106,7 +109,7 @@ class Model:
             swap(self.loaded[0], subject.mechanism)
         return self._perplexity()
 
-    def _perplexity(self) -> dict[str, Any]:
+    def _perplexity(self) -> Rows:
         """exp of the mean surprise, in nats, at each next token of the text."""
         from unsoft.hf.inspection.batches import batches
 
@@ -121,7 +124,7 @@ class Model:
             total, count = total + float(surprise[real].sum()), count + int(real.sum())
         if not math.isfinite(total):
             raise ValueError("its logits are not finite numbers")
-        return {"perplexity": math.exp(min(total / count, 700.0)), "tokens": count}
+        return [{"perplexity": math.exp(min(total / count, 700.0)), "tokens": count}]
 
     def _check_language_model(self) -> None:
         network = self.loaded[0]
@@ -147,7 +150,8 @@ def parts(results: Results) -> Iterator[Part]:
     found = Inspection(**{key: x for key, x in inspected[0].items() if key != "schema"})
     yield Part(
         printable(found.model, 80),
-        f"{len(found.heads)} heads, {found.tokens} tokens of text in {found.sequences} sequences. The same questions, asked of its own"
+        f"{len(found.heads)} heads, {found.tokens} tokens of text in {found.sequences} sequences. The same"
+        " questions, asked of its own"
         " attention as unsoft inspect does.",
     )
     yield perplexities(results)
@@ -181,7 +185,8 @@ def perplexities(results: Results) -> Part:
             refused.append(f"{printable(label)}: {problem}.")
     near = sum(row[titles[2]] < _NEAR for row in rows)
     text = (
-        f"Perplexity on {TEXT}, {before[0]['tokens']} tokens: {number(before[0]['perplexity'])} as the model is. Each mechanism stands in all"
+        f"Perplexity on {TEXT}, {before[0]['tokens']} tokens: {number(before[0]['perplexity'])} as the model"
+        " is. Each mechanism stands in all"
         f" layers as it starts, without training: {near} of {len(rows)} stay within {_NEAR - 1:.0%} of that."
     )
     return Part(
@@ -209,7 +214,10 @@ SECTION = Section(
         Column(
             "perplexity",
             "perplexity",
-            "of the model with the mechanism in all layers, without training, over that of the model as it is",
+            (
+                "of the model with the mechanism in all layers, without training, over that of the model as"
+                " it is"
+            ),
             _times,
             _NEAR,
             2.0,
@@ -217,5 +225,5 @@ SECTION = Section(
             noise=1e-3,
         )
     ],
-    needs="--model",
+    needs="model",
 )

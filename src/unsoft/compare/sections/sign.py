@@ -1,16 +1,20 @@
-"""Does sign matter? Weight and gradient of one key as its logit moves, maps on the same queries and keys, opposed against irrelevant."""
+"""Does sign matter?
+
+Weight and gradient of one key as its logit moves, maps on the same queries and keys, opposed against
+irrelevant.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import torch
 
 from unsoft import measure
+from unsoft.compare.jobs import Job, Results, Rows
 from unsoft.compare.level import Level
-from unsoft.compare.results import Results
-from unsoft.compare.run import Job
 from unsoft.compare.section import SURVEY, Claim, Column, Finding, Request, Section, grade, job
 from unsoft.compare.subject import WIDTH, Subject
 from unsoft.report.comparison.page import Part
@@ -23,21 +27,17 @@ _MAPS, _BLUE = "Weights on the same queries and keys", "Blue adds, orange subtra
 
 
 def jobs(request: Request) -> list[Job]:
-    level = request.level
-    kinds: tuple[tuple[str, Callable[[Subject], Any], float, dict[str, int]], ...] = (
-        ("curves", lambda s: curves(s), 0.1, {}),
-        ("map", lambda s: heat_map(s), 0.02, {}),
-        ("sums", lambda s: sums(s), 0.05, {}),
-        ("opposed", lambda s: opposed(s, level), 0.15, {"geometries": level.geometries}),
-    )
-    return [
-        job(name, s, lambda s=s, measure=measure: measure(s), expected, **sizes)
-        for name, measure, expected, sizes in kinds
-        for s in request.everyone
+    kinds = (("curves", curves, 0.1), ("map", heat_map, 0.02), ("sums", sums, 0.05))
+    found = [
+        job(name, s, partial(call, s), expected) for name, call, expected in kinds for s in request.everyone
+    ]
+    sizes = {"geometries": request.level.geometries}
+    return found + [
+        job("opposed", s, partial(opposed, s, request.level), 0.15, sizes) for s in request.everyone
     ]
 
 
-def curves(subject: Subject) -> list[dict[str, Any]]:
+def curves(subject: Subject) -> Rows:
     """Weight of a key and |da/ds| of the row against the key's logit; fifteen others are N(0, 1)."""
     generator = torch.Generator().manual_seed(2)
     others = torch.randn(OTHERS, generator=generator, dtype=torch.float64)
@@ -52,7 +52,7 @@ def curves(subject: Subject) -> list[dict[str, Any]]:
     ]
 
 
-def heat_map(subject: Subject) -> list[list[float]]:
+def heat_map(subject: Subject) -> Rows:
     """Causal weights on the same twenty tokens for every mechanism."""
     query, key = _tokens()
     with torch.no_grad():
@@ -60,7 +60,7 @@ def heat_map(subject: Subject) -> list[list[float]]:
     return [[round(x, 5) for x in row] for row in found.tolist()]
 
 
-def sums(subject: Subject) -> list[dict[str, Any]]:
+def sums(subject: Subject) -> Rows:
     """Sums of rows on random tokens: what is promised, what is free, what is negative."""
     generator = torch.Generator().manual_seed(4)
     query, key = (torch.randn(4, 128, WIDTH, generator=generator, dtype=torch.float64) for _ in range(2))
@@ -147,7 +147,10 @@ def _curve_figures(results: Results, rows: list[dict[str, Any]]) -> Iterator[Fig
         tooltip=["gradient"],
         y_domain=[1e-4, 1],
     )
-    note = "What a loss can still tell this key. Softmax's slope dies off like exp(s); where a line ends it is exactly 0."
+    note = (
+        "What a loss can still tell this key. Softmax's slope dies off like exp(s); where a line ends it is"
+        " exactly 0."
+    )
     yield Figure("gradient", "Gradient against logit", note, seen, chart)
 
 
@@ -178,7 +181,8 @@ def _erased_differences(results: Results) -> Finding:
     softmax, cog = (results.rows("opposed", name)[0] for name in ("softmax", "cog"))
     erased = softmax["auc"] < 0.6
     return grade(erased, softmax["gap"] < cog["gap"] / 2), (
-        f"softmax keeps the order (auc {softmax['auc']:.3f}) but can take away only {softmax['gap']:.2f} fair shares; "
+        f"softmax keeps the order (auc {softmax['auc']:.3f}) but can take away only {softmax['gap']:.2f}"
+        " fair shares; "
         f"cog takes {cog['gap']:.1f}"
     )
 
@@ -195,14 +199,16 @@ def _cog_sums(results: Results) -> Finding:
     unit = abs(row["l1_low"] - 1) < 1e-6 and abs(row["l1_high"] - 1) < 1e-6
     free = row["sum_low"] < -0.1 and row["sum_high"] > 0.1
     return grade(unit and free, unit), (
-        f"sum of sizes {row['l1_low']:.6f} to {row['l1_high']:.6f}; row sum {row['sum_low']:.2f} to {row['sum_high']:.2f}"
+        f"sum of sizes {row['l1_low']:.6f} to {row['l1_high']:.6f}; row sum {row['sum_low']:.2f} to"
+        f" {row['sum_high']:.2f}"
     )
 
 
 def _deletion(results: Results) -> Finding:
     cog, softmax = results.rows("sums", "cog")[0], results.rows("sums", "softmax")[0]
     return grade(cog["deletion"] > 0.1 and softmax["deletion"] == 0), (
-        f"{cog['deletion']:.0%} of what cog moves along the sources' own directions is removed, {softmax['deletion']:.0%} for softmax "
+        f"{cog['deletion']:.0%} of what cog moves along the sources' own directions is removed,"
+        f" {softmax['deletion']:.0%} for softmax "
         "(without an output projection; what trained heads do is not run)"
     )
 
@@ -211,7 +217,8 @@ def _affine(results: Results) -> Finding:
     row = results.rows("sums", "gpam")[0]
     fixed = abs(row["sum_low"] - row["sum_high"]) < 1e-6
     return grade(fixed and row["negative"] > 0), (
-        f"gpam's rows sum to {row['sum_low']:.4f} to {row['sum_high']:.4f}, {row['negative']:.1%} of the weight is negative"
+        f"gpam's rows sum to {row['sum_low']:.4f} to {row['sum_high']:.4f}, {row['negative']:.1%} of the"
+        " weight is negative"
     )
 
 

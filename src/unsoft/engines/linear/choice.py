@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from unsoft.engines.call import Call
+from unsoft.engines.native.direct import observed
 from unsoft.engines.native.recurrence import recurrence_ready
 from unsoft.engines.registry import Engine, Registry
 
@@ -115,9 +116,6 @@ def _not_compiled(*tensors: Tensor | None) -> str | None:
         return "its compiled code has no gradient; use 'tiled', or torch.no_grad()"
     if tensors[0] is not None and tensors[0].device.type != "cpu":
         return f"it runs on the CPU, and the tensors are on {tensors[0].device}; use 'tiled'"
-    if (
-        torch._C._functorch.peek_interpreter_stack() is not None
-        or torch.autograd.forward_ad._current_level >= 0
-    ):
-        return "compiled code has no rules for torch.func transforms; use 'dense'"
+    if observed():
+        return "compiled code goes past torch's modes and torch.func transforms; use 'tiled', or 'dense'"
     return None

@@ -12,7 +12,7 @@ from unsoft.engines.terms import BIAS, masked
 from unsoft.formula import Expr, Formula, Instruction, derivative, lower
 from unsoft.formula.cpp import definitions, literal, operation
 from unsoft.formula.expr import number, postorder, symbol
-from unsoft.formula.lower import Operand
+from unsoft.formula.instructions import Operand
 from unsoft.formula.operation import COMPARISONS
 
 _ENTRY = {"s", "j", BIAS}

@@ -22,7 +22,7 @@ _WINDOW, _GATE = struct.Struct("17q"), struct.Struct("7q")
 
 @lru_cache(maxsize=2)
 def _library(double: bool) -> ctypes.CDLL:
-    source = (KERNEL / "gaussian.cpp").read_text()
+    source = (KERNEL / "gaussian" / "library.cpp").read_text()
     (library,) = load_libraries({"gaussian": source}, "double" if double else "float")
     return library
 
@@ -60,12 +60,12 @@ class PackedGaussian:
             self.matrix = reuse.matrix[:systems]
         self._library = _library(x.dtype == torch.float64)
         self._head = _head(self.x, self.present, self.matrix)
-        self.first_product = None if first is None else torch.empty_like(first)
+        self.first_product = x.new_empty(0) if first is None else torch.empty_like(first)
         _run(
             self._library.unsoft_gaussian_build,
             self._head,
             None if first is None else first.contiguous(),
-            self.first_product,
+            None if first is None else self.first_product,
         )
 
     def product(self, x: Tensor) -> Tensor:
@@ -209,10 +209,10 @@ def pivoted(
 
 
 class WindowKernel:
-    """Adds points to the buffers of a :class:`unsoft.magnitude.window.Window`; made anew whenever a buffer is another one."""
+    """Adds points to the buffers of a :class:`unsoft.magnitude.streaming.window.Window`; made anew whenever a buffer is another one."""
 
     def __init__(self, capacity: int, buffers: tuple[Tensor, ...], state: tuple[Tensor, ...]) -> None:
-        """``buffers`` as in kernel/window.h. ``state``: places and Q in rows of whole registers, alpha, level and middle; or nothing."""
+        """``buffers`` as in kernel/gaussian/window.h. ``state``: places and Q in rows of whole registers, alpha, level and middle; or nothing."""
         points, _, near, _, _ = buffers
         sizes = (
             torch.get_num_threads(),

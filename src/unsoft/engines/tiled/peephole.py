@@ -16,14 +16,14 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from unsoft.formula import Instruction
-from unsoft.formula.lower import Operand
+from unsoft.formula.instructions import Operand
 from unsoft.formula.operation import OPERATIONS
 
 
 def tidy(
     instructions: Sequence[Instruction], results: Mapping[Any, Operand]
 ) -> tuple[list[Instruction], dict[Any, Operand]]:
-    """Instructions and results as :func:`unsoft.formula.lower` gives them, shorter."""
+    """Instructions and results as :func:`unsoft.formula.instructions` gives them, shorter."""
     renamed: dict[Operand, Operand] = {}
     known: dict[tuple[Operand, ...], str] = {}
     negated: dict[Operand, Operand] = {}
