@@ -16,7 +16,7 @@ from torch import Tensor
 from unsoft.engines.tiled.bit_masks import bit_mask, bits, flags_to_mask_
 from unsoft.engines.tiled.peephole import tidy
 from unsoft.formula import Expr, Instruction, lower
-from unsoft.formula.lower import Operand
+from unsoft.formula.instructions import Operand
 from unsoft.formula.operation import COMPARISONS, OPERATIONS
 
 

@@ -29,6 +29,11 @@ def attend_by_rows(
 
     M and y (systems, keys, ...) are those of all keys; ``before`` are the weights of the prefix before the first row.
     """
+    engine = inputs.options["engine"]
+    if engine not in ("auto", "dense"):
+        raise ValueError(
+            f"magnitude: argument 'engine': causal='prefix' writes the weights of every row out, as 'dense' does; {engine!r} does not"
+        )
     rows, keys = inputs.query.shape[-2], inputs.key.shape[-2]
     if rows + offset > keys:  # rows after the last key: fill up with keys that are masked
         more = rows + offset - keys
