@@ -17,7 +17,7 @@ from unsoft.engines.threads import thread_count
 _SIDE = 64
 _NO_MEMORY = "unsoft's magnitude kernel could not allocate its buffers"
 _HEAD = struct.Struct("7q")
-_WINDOW, _GATE = struct.Struct("17q"), struct.Struct("7q")
+_WINDOW, _GATE = struct.Struct("16q"), struct.Struct("7q")
 
 
 @lru_cache(maxsize=2)
@@ -215,7 +215,6 @@ class WindowKernel:
         """``buffers`` as in kernel/gaussian/window.h. ``state``: places and Q in rows of whole registers, alpha, level and middle; or nothing."""
         points, _, near, _, _ = buffers
         sizes = (
-            torch.get_num_threads(),
             points.shape[0],
             points.shape[1],
             near.shape[1],
@@ -253,6 +252,7 @@ class WindowKernel:
         if present is not None:
             present = present.contiguous()
         status = self._add(
+            ctypes.c_int64(thread_count()),
             self._head,
             ctypes.c_int64(length),
             ctypes.c_int64(x.shape[-2]),
