@@ -189,7 +189,7 @@ def _bounds(text: str, module: Mechanism) -> tuple[Tensor | float, Tensor | floa
         return -math.inf, math.inf
     if text in SUMS:
         return SUMS[text]
-    plus, minus = (strength.detach()[:, None] for strength in module.strengths())
+    plus, minus = (strength.detach()[:, None] for strength in cast(Any, module).strengths())
     return {
         "1 + l+ - l-": (1 + plus - minus, 1 + plus - minus),
         "<= 1 + l+ + l-": (-math.inf, 1 + plus + minus),
