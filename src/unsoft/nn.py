@@ -71,7 +71,7 @@ class MultiheadAttention(nn.MultiheadAttention):
         """An empty cache for decoding with ``forward(..., cache=)``."""
         return self.mechanism.new_cache(batch)
 
-    def forward(  # type: ignore[override]
+    def forward(
         self, query: Tensor, key: Tensor, value: Tensor, key_padding_mask: Tensor | None = None, need_weights: bool = True,
         attn_mask: Tensor | None = None, average_attn_weights: bool = True, is_causal: bool = False, *,
         cache: Cache | None = None,

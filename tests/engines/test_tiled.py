@@ -13,7 +13,7 @@ from unsoft.engines.tiled import tiles
 from unsoft.engines.tiled.peephole import tidy
 from unsoft.engines.tiled.tile_program import Program, Workspace
 from unsoft.formula import Formula, derivative, evaluate, lower, parse
-from unsoft.formula.torch_ops import run
+from unsoft.formula.instructions import run
 from unsoft.mechanisms import formulas
 
 pytestmark = pytest.mark.usefixtures("one_thread")

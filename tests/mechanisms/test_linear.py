@@ -10,9 +10,9 @@ import unsoft
 from unsoft.engines import linear_choice
 from unsoft.engines.linear_log import log_products
 from unsoft.mechanisms.core.cache import StateCache
+from unsoft.mechanisms.core.definition import WrittenCall
 from unsoft.mechanisms.core.spec import Plan
 from unsoft.testing.definitions import definition_of
-from unsoft.testing.definitions.call import WrittenCall
 
 NAMES = [
     name for name, found in unsoft.mechanisms().items() if isinstance(found, Plan) and name != "magnitude"

@@ -13,6 +13,8 @@ summed by linear_log.py, which cannot overflow or vanish.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -71,7 +73,7 @@ def aligned_attention(
     logarithmic: bool = False,
 ) -> Tensor:
     """Output for any number of queries and keys: key j is visible to row i iff j <= i + offset, or always if that is None."""
-    options = {"normalise": normalise, "decay": decay, "logarithmic": logarithmic}
+    options: dict[str, Any] = {"normalise": normalise, "decay": decay, "logarithmic": logarithmic}
     if offset is None:
         return linear_attention(q, k, v, causal=False, **options)[0]
     length, state = q.shape[2], None
@@ -172,7 +174,7 @@ def _chunked(
     chunks = q.shape[2]
 
     place = torch.arange(size, device=q.device)
-    weights = (q @ k.mT).unflatten(3, (group, size))
+    weights = (q @ k.mT).reshape(*q.shape[:3], group, size, size)
     weights = (weights.tril() if decay is None else weights * _decay_inside(decay, place)).flatten(3, 4)
     fading = None if decay is None else decay**size
     if decay is not None:

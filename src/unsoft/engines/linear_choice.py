@@ -7,11 +7,14 @@ dense   torch operations                      weights written out; quadratic mem
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
 from unsoft.engines import check_name
 from unsoft.engines.call import Call
+from unsoft.engines.native.direct import observed
 from unsoft.engines.native.recurrence import recurrence_ready
 
 STEP = 16
@@ -52,7 +55,7 @@ def choose_linear(
     return "dense" if engine == "dense" else "tiled"
 
 
-def is_small_step(options: dict, *tensors: Tensor | None) -> bool:
+def is_small_step(options: dict[str, Any], *tensors: Tensor | None) -> bool:
     """May a step whose shapes have been checked run compiled code? ``tensors``: query, key, value and what else takes part."""
     return (
         options["attn_mask"] is None
@@ -85,9 +88,6 @@ def _not_compiled(*tensors: Tensor | None) -> str | None:
         return "its compiled code has no gradient; use 'tiled', or torch.no_grad()"
     if tensors[0] is not None and tensors[0].device.type != "cpu":
         return f"it runs on the CPU, and the tensors are on {tensors[0].device}; use 'tiled'"
-    if (
-        torch._C._functorch.peek_interpreter_stack() is not None
-        or torch.autograd.forward_ad._current_level >= 0
-    ):
-        return "compiled code has no rules for torch.func transforms; use 'dense'"
+    if observed():
+        return "compiled code goes past torch's modes and torch.func transforms; use 'tiled', or 'dense'"
     return None

@@ -45,24 +45,24 @@ class Swapped(nn.Module):
         self.more_queries = nn.Parameter(identity.clone()) if more else None
         self.register_buffer("swapped", torch.tensor(1))
 
-    def forward(self, *args: Any) -> tuple[Tensor, Tensor | None]:
+    def forward(self, *args: Any, **options: Any) -> tuple[Tensor, Tensor | None]:
         """What :meth:`_attend` does; not traced where compiled code of our own solves for the gates of keys."""
         if self.gates_keys and torch.compiler.is_compiling():
-            return self._untraced(*args)
-        return self._attend(*args)
+            return self._untraced(*args, **options)  # type: ignore[no-any-return]
+        return self._attend(*args, **options)
 
-    @torch.compiler.disable
-    def _untraced(self, *args: Any) -> tuple[Tensor, Tensor | None]:
-        return self._attend(*args)
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    def _untraced(self, *args: Any, **options: Any) -> tuple[Tensor, Tensor | None]:
+        return self._attend(*args, **options)
 
     def _attend(
         self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, causal: bool, scale: float | None,
-        dropout: float, window: int | None, return_weights: bool, position_ids: Tensor | None, use_cache: bool,
+        dropout: float, window: int | None, return_weights: bool, position_ids: Tensor | None = None, use_cache: bool = False,
     ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
         """Output (batch, heads, queries, width), and weights if asked for."""
         if self.causal_only and not causal:
             raise ValueError(f"swap: {self.label!r} looks back only, and this attention looks both ways")
-        if self.wants_more_queries:
+        if self.wants_more_queries and self.more_queries is not None:
             query = _with_more_queries(query, self.more_queries)
         length, cache, positions = query.shape[2], None, None
         if self.stateful and not torch.compiler.is_compiling():

@@ -26,7 +26,7 @@ class StateLayer(CacheLayerMixin):
     supports_early_init = False
 
     def __init__(self, attention: Swapped) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.attention = attention
         self.cache: Cache | None = None
         self._promised = 0

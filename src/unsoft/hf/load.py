@@ -40,6 +40,7 @@ def load(path: str | Path, **options: Any) -> PreTrainedModel:
         loaded: Any = swapped_class(kind).from_pretrained(
             path, config=config, output_loading_info=True, **options
         )
+    model: PreTrainedModel
     model, report = loaded
     for problem in ("missing_keys", "unexpected_keys", "mismatched_keys"):
         if report[problem]:

@@ -118,7 +118,9 @@ def _tokenizer(where: str, **options: bool) -> PreTrainedTokenizerBase | None:
 def _hub_is_there(where: str) -> bool:
     """Asked once and briefly: transformers itself would try six times, half a minute in all."""
     from huggingface_hub import constants
-    from huggingface_hub.utils import HFValidationError, get_session, validate_repo_id
+    from huggingface_hub.errors import HFValidationError
+    from huggingface_hub.utils._http import get_session
+    from huggingface_hub.utils._validators import validate_repo_id
 
     try:
         validate_repo_id(where)

@@ -16,7 +16,6 @@ from unsoft.hf.attention import NAME, Swapped
 from unsoft.hf.cache import MechanismCache
 from unsoft.hf.recipe import Recipe
 from unsoft.hf.softcap import cap_logits
-from unsoft.hf.start import open_start
 from unsoft.mechanisms.core.module import Mechanism
 
 
@@ -69,11 +68,13 @@ class SwappedModel:
             recipe = Recipe.from_dict(getattr(config, NAME))
         _install(self, recipe)  # type: ignore[arg-type]
 
-    def __reduce__(self) -> tuple:
+    def __reduce__(self) -> tuple[Any, ...]:
         """The class is made on the fly, so copies and pickles name the one it was made from."""
         return _blank, (type(self).__bases__[1],), self.__dict__
 
-    def set_attn_implementation(self, attn_implementation: str | dict, *args: Any, **kwargs: Any) -> None:
+    def set_attn_implementation(
+        self, attn_implementation: str | dict[str, str], *args: Any, **kwargs: Any
+    ) -> None:
         """Refuses anything else: it would silently drop the mechanisms."""
         if attn_implementation != NAME:
             raise ValueError(
@@ -83,7 +84,7 @@ class SwappedModel:
         super().set_attn_implementation(attn_implementation, *args, **kwargs)  # type: ignore[misc]
 
     def _prepare_cache_for_generation(
-        self, generation_config: Any, model_kwargs: dict, *args: Any, **kwargs: Any
+        self, generation_config: Any, model_kwargs: dict[str, Any], *args: Any, **kwargs: Any
     ) -> None:
         plain = (
             generation_config.cache_implementation in (None, "dynamic")
@@ -139,8 +140,9 @@ def _swapped(found: Found, recipe: Recipe) -> Swapped:
     label = str(recipe.mechanism_of(found.place.layer, found.place.layers or 1))
     _check_direction(mechanism, label, found)
     _check_pairs(mechanism, label, getattr(found.module.config, "num_key_value_heads", None))
-    if recipe.init == "open":
-        open_start(mechanism)
+    if recipe.init == "open":  # where each part does least; docs/hf.md lists how little
+        for part in mechanism.parts:
+            part.open_start()
     softcap = getattr(found.module, "attn_logit_softcapping", None)
     if softcap is not None and not cap_logits(mechanism, softcap):
         raise ValueError(

@@ -36,7 +36,7 @@ def spread(points: Tensor, t: float | Tensor = 1.0, *, mask: Tensor | None = Non
     """
     checked = checked_points(points, t, mask, "spread")
     system = System(checked.x.detach(), checked.present, 0.0)
-    sums = [group.similarities(ones).first_product for group, ones in system.groups(checked.ones)]
+    sums = [group.similarities(ones).first_product for group, (ones,) in system.groups(checked.ones)]
     total = torch.cat(sums) if sums else checked.ones
     return checked.shaped(torch.where(total > 0, checked.ones / total.clamp(min=1e-30), 0.0).sum(-1))
 

@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from unsoft.engines.native.gaussian import ArrivalFactors
+from unsoft.magnitude.autograd import apply
 from unsoft.magnitude.gaussian.factor import check_done, inverse_factor
 from unsoft.magnitude.gaussian.matrix import matrix, working_dtype
 from unsoft.magnitude.gaussian.similarity import gaussian, is_native, pull
@@ -90,7 +91,7 @@ class _Arrival(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, present: Tensor | None, b: Tensor, eps: float) -> Tensor:
         ctx.factors = []
-        for group, ones in System(x, present, eps).groups(b):
+        for group, (ones,) in System(x, present, eps).groups(b):
             factors = (ArrivalFactors if is_native(x) else _Factors)(group.x, group.present, ones, eps)
             check_done(factors.done, group.x)
             ctx.factors.append(factors)
@@ -107,6 +108,6 @@ class _Arrival(torch.autograd.Function):
 @untraced
 def arrival_weights(x: Tensor, present: Tensor | None, b: Tensor, eps: float) -> Tensor:
     """The weight of each point when it arrives (systems, n), differentiable; x are scaled points (systems, n, d)."""
-    return _Arrival.apply(
-        x.to(working_dtype(x.dtype, eps)), present, b.to(working_dtype(x.dtype, eps)), eps
-    ).to(x.dtype)
+    dtype = working_dtype(x.dtype, eps)
+    weights: Tensor = apply(_Arrival, x.to(dtype), present, b.to(dtype), eps)
+    return weights.to(x.dtype)

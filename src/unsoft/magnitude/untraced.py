@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 import torch
 
-F = TypeVar("F", bound=Callable)
+F = TypeVar("F", bound=Callable[..., Any])
 
 
 def untraced(function: F) -> F:
@@ -26,8 +26,8 @@ def untraced(function: F) -> F:
     return run  # type: ignore[return-value]
 
 
-_functions: dict[str, Callable] = {}
-_disabled: dict[str, Callable] = {}
+_functions: dict[str, Callable[..., Any]] = {}
+_disabled: dict[str, Callable[..., Any]] = {}
 
 
 def _prepare(name: str) -> bool:

@@ -48,6 +48,7 @@ from unsoft.formula import Formula
 from unsoft.formula.analysis import Properties
 from unsoft.mechanisms.core.affine import paired_attention
 from unsoft.mechanisms.core.cache import Cache, KeyValueCache
+from unsoft.mechanisms.core.definition import Pointwise, WrittenCall, logits_of, visible_part
 from unsoft.mechanisms.core.module import SHORT_OPTIONS, Inputs, Mechanism, Place, short_step
 from unsoft.mechanisms.core.registry import family, resolve
 
@@ -163,6 +164,19 @@ class Gpam(Mechanism):
         return self._known[1]
 
 
+def definition(call: WrittenCall, layer: Any, formula: Pointwise) -> Tensor:
+    """(1 + l+) A(q) - l- A(relu(q) W-), or as written: plus l- A(relu(q W-)) (Heo and Choi 2024)."""
+    plus, minus = (x[:, None, None] for x in (layer.plus, layer.minus))
+    plus, minus = (
+        (plus, -minus) if layer.literal else (layer.bound * plus.sigmoid(), layer.bound * minus.sigmoid())
+    )
+    mapped = (call.query @ layer.negative_map).relu(), call.query.relu() @ layer.negative_map
+    negative = call.move(mapped[0] if layer.literal else mapped[1])
+    first, second = (visible_part(formula(logits_of(call, q)), call.visible) for q in (call.query, negative))
+    weights: Tensor = (1 + plus) * first - minus * second
+    return weights
+
+
 family(
     "gpam",
     Gpam,
@@ -170,4 +184,5 @@ family(
     paper="Heo and Choi 2024, arXiv 2410.15578",
     properties=Properties(True, "1 + l+ - l-", "<= 1 + l+ + l-", False, False, True),
     base="softmax",
+    definition=definition,
 )

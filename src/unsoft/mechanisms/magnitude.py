@@ -35,6 +35,7 @@ torch.Size([1, 2, 6, 4])
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -57,7 +58,7 @@ from unsoft.magnitude.streaming.chunk import CENTRES, CHUNK, streamed_weights
 from unsoft.mechanisms.core.cache import Cache
 from unsoft.mechanisms.core.gated_mass import MassGate
 from unsoft.mechanisms.core.module import Around, Inputs, Mechanism, Place, Pointwise
-from unsoft.mechanisms.core.registry import family, module_modifier, resolve
+from unsoft.mechanisms.core.registry import family, module_modifier, resolve_formula
 
 Result = Tensor | tuple[Tensor, Tensor]
 WHERE = ("values", "mass")
@@ -243,7 +244,7 @@ class Magnitude(Around):
         options = {name: x for name, x in inputs.options.items() if name not in ("engine", "positions")}
         if self.query_heads != self.place.heads:  # several queries for each head share its key
             options["enable_gqa"] = True
-        return checked_call(inputs.query, inputs.key, inputs.value, resolve("softmax"), **options)[0]
+        return checked_call(inputs.query, inputs.key, inputs.value, resolve_formula("softmax"), **options)[0]
 
 
 def _check_choices(**chosen: str) -> None:
@@ -273,7 +274,7 @@ def _times(value: Tensor, gate: Tensor) -> Tensor:
     return torch.where(finite, value, 0.0) * gate + torch.where(finite, 0.0, value)
 
 
-def _around_softmax(place: Place, base: Formula, **options: object) -> Magnitude:
+def _around_softmax(place: Place, base: Formula, **options: Any) -> Magnitude:
     return Magnitude(Pointwise(base, place), **options)
 
 

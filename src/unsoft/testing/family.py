@@ -7,7 +7,6 @@ with each paper's definition; what is compared with them is the fast form, decod
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, cast
 
@@ -19,7 +18,7 @@ from unsoft.mechanisms.core.module import Mechanism, Place
 from unsoft.mechanisms.core.spec import Plan
 from unsoft.testing.check import NotApplicable
 from unsoft.testing.measure import Measure, close, equal, fact
-from unsoft.testing.promises import SUMS, outside
+from unsoft.testing.promises import bounds_of, outside
 from unsoft.testing.report import Report, Row, worst_of
 
 HEADS, WIDTH, LENGTH, BATCH = 4, 6, 70, 2
@@ -43,7 +42,7 @@ class Subject:
         with torch.no_grad():
             for parameter in self.learnable:
                 parameter += _PERTURB * self.random(*parameter.shape, dtype=dtype)
-        self.plan, self.dtype = plan, dtype
+        self.dtype, self.plan = dtype, plan
         self.causal_only = self.module.causal_only
 
     @property
@@ -157,45 +156,6 @@ def _engines(x: Subject) -> Iterator[Measure]:
             )
 
 
-def _promises(x: Subject) -> Iterator[Measure]:
-    """The weights keep what the list of mechanisms says of them: sums, sign, exact zeros. (Of what is wrapped it says nothing.)"""
-    promised = x.plan.properties
-    if x.plan.wrappers:
-        raise NotApplicable("the list says what the mechanism inside promises, before it is wrapped")
-    _, weights = x.module(*x.inputs(), is_causal=True, return_weights=True)
-    weights = weights.detach()
-    alive = weights.abs().sum(-1) > 0
-    for what, text, total in (
-        ("sum", promised.row_sum, weights.sum(-1)),
-        ("sum of absolute values", promised.l1, weights.abs().sum(-1)),
-    ):
-        low, high = (
-            torch.as_tensor(bound, dtype=x.dtype).expand(alive.shape)[alive]
-            for bound in _bounds(text, x.module)
-        )
-        allowed = 4 * _SLACK * torch.finfo(x.dtype).eps * LENGTH**0.5
-        yield Measure(f"the {what} of a row is {text}", outside(total[alive], low, high), allowed)
-    seen = torch.ones(LENGTH, LENGTH, dtype=torch.bool).tril().expand(weights.shape)
-    for yes, what, found in (
-        (promised.signed, "negative weights", weights < 0),
-        (promised.sparse, "weights that are exactly 0", (weights == 0) & seen & alive[..., None]),
-    ):
-        yield fact(f"there are {'' if yes else 'no '}{what}", bool(found.any()) == yes)
-
-
-def _bounds(text: str, module: Mechanism) -> tuple[Tensor | float, Tensor | float]:
-    """The least and the largest value that a promise about a sum allows, for all heads or for each of them."""
-    if text == "free":
-        return -math.inf, math.inf
-    if text in SUMS:
-        return SUMS[text]
-    plus, minus = (strength.detach()[:, None] for strength in cast(Any, module).strengths())
-    return {
-        "1 + l+ - l-": (1 + plus - minus, 1 + plus - minus),
-        "<= 1 + l+ + l-": (-math.inf, 1 + plus + minus),
-    }[text]
-
-
 def _answer(x: Subject, tensors: Tensors, engine: str) -> Tensor | None:
     """The output, or None if the engine is refused by a ValueError that names the argument."""
     try:
@@ -206,6 +166,35 @@ def _answer(x: Subject, tensors: Tensors, engine: str) -> Tensor | None:
         return None
 
 
+def _promises(x: Subject) -> Iterator[Measure]:
+    """The weights keep what the list of mechanisms says of them: sums, sign, exact zeros."""
+    promised = x.plan.properties
+    if x.plan.wrappers:
+        raise NotApplicable("the list says what the mechanism inside promises, before it is wrapped")
+    q, k, v = x.inputs()
+    seen = torch.ones(LENGTH, LENGTH, dtype=torch.bool).tril()
+    allowed = 64 * torch.finfo(x.dtype).eps * LENGTH**0.5
+    for size in (1.0, 4.0):
+        _, weights = x.module(size * q, size * k, v, is_causal=True, return_weights=True)
+        weights = weights.detach()
+        alive = weights.abs().sum(-1) > 0
+        for what, text, total in (
+            ("sum", promised.row_sum, weights.sum(-1)),
+            ("sum of absolute values", promised.l1, weights.abs().sum(-1)),
+        ):
+            low, high = (
+                torch.as_tensor(bound, dtype=x.dtype).expand(alive.shape)[alive]
+                for bound in bounds_of(text, x.module, alive.shape)
+            )
+            yield Measure(f"the {what} of a row is {text}", outside(total[alive], low, high), allowed)
+        if not promised.signed:
+            yield fact("there are no negative weights", bool((weights >= 0).all()))
+        if size == 1.0:  # larger logits may underflow
+            zeros = bool(((weights == 0) & seen & alive[..., None]).any())
+            what = f"there are {'' if promised.sparse else 'no '}weights that are exactly 0"
+            yield fact(what, zeros == promised.sparse)
+
+
 PROPERTIES: dict[str, Callable[[Subject], Iterator[Measure]]] = {
     "parity: fast form = weights written out": _written_out,
     "decoding: pieces = whole": _decoding,
@@ -214,7 +203,7 @@ PROPERTIES: dict[str, Callable[[Subject], Iterator[Measure]]] = {
     "dtypes: float32, bfloat16": _precision,
     "equivariance: batch, determinism": _equivariance,
     "engines: honoured or refused": _engines,
-    "promises: sums, sign, zeros": _promises,
+    "promises: row sums, signs, zeros": _promises,
 }
 FAMILY_THEMES = [*(name.partition(":")[0] for name in PROPERTIES), "sizes"]
 """The themes that :func:`unsoft.testing.check_mechanism` knows for modules."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import struct
 from functools import lru_cache
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -59,12 +60,12 @@ class PackedGaussian:
             self.matrix = reuse.matrix[:systems]
         self._library = _library(x.dtype == torch.float64)
         self._head = _head(self.x, self.present, self.matrix)
-        self.first_product = None if first is None else torch.empty_like(first)
+        self.first_product = x.new_empty(0) if first is None else torch.empty_like(first)
         _run(
             self._library.unsoft_gaussian_build,
             self._head,
             None if first is None else first.contiguous(),
-            self.first_product,
+            None if first is None else self.first_product,
         )
 
     def product(self, x: Tensor) -> Tensor:
@@ -283,7 +284,7 @@ def _room(like: Tensor, systems: int, n: int) -> Tensor:
     return like.new_empty(systems, n, -(-n // _SIDE) * _SIDE + 16)
 
 
-def _run(function: ctypes._CFuncPtr, *arguments: object) -> None:
+def _run(function: Any, *arguments: object) -> None:
     pointers = [ctypes.c_void_p(x.data_ptr()) if isinstance(x, Tensor) else x for x in arguments]
     if function(*pointers):
         raise MemoryError(_NO_MEMORY)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import ctypes
 import math
 import struct
+from collections.abc import Callable
 from functools import lru_cache
 
 import torch
@@ -22,10 +22,11 @@ _NOT_FINITE, _OUT_OF_MEMORY = 1, 2
 
 
 @lru_cache(maxsize=2)
-def _function(double: bool) -> ctypes._CFuncPtr:
+def _function(double: bool) -> Callable[[bytes], int]:
     source = (KERNEL / "recurrence.cpp").read_text()
     (library,) = load_libraries({"recurrence": source}, "double" if double else "float")
-    return library.unsoft_recurrence
+    function: Callable[[bytes], int] = library.unsoft_recurrence
+    return function
 
 
 def recurrence_ready(double: bool) -> bool:

@@ -14,7 +14,7 @@ from torch import Tensor
 from unsoft.hf.inspection.visible import Visible
 from unsoft.magnitude import prefix_weighting, weighting
 from unsoft.measure import key_groups
-from unsoft.measure.hijack import magnitude_share_of, redundant_keys
+from unsoft.measure.redundancy import magnitude_share_of, redundant_keys
 
 EPS = 1e-2
 SAMPLED_ROWS = 4

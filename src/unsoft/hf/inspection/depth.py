@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from unsoft.measure import collapse
-from unsoft.measure.collapse import Collapse
+from unsoft.measure.states import Collapse
 
 
 class Depths:

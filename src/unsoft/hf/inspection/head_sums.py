@@ -4,17 +4,18 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence as Labels
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from unsoft.hf.inspection.crowds import Crowds, find_crowds
 from unsoft.hf.inspection.sequence import Sequence
-from unsoft.measure.deletion import deletion_of, gain_of, moved_by
+from unsoft.measure.erasing import deletion_of, gain_of, moved_by
 from unsoft.measure.heads import cosines_of, parameter_similarity
-from unsoft.measure.hijack import attention_share_of
+from unsoft.measure.overview import Summary, summary_of
+from unsoft.measure.redundancy import attention_share_of
 from unsoft.measure.rows import Rows, ratio
-from unsoft.measure.summary import Summary, summary_of
 
 
 class HeadSums:
@@ -110,7 +111,7 @@ class HeadSums:
         found |= {"pattern_similarity": similar}
         if self.out_proj is not None:
             found["parameter_similarity"] = self._closest(parameter_similarity(self.out_proj))[0]
-        result: dict[str, list] = {name: values.tolist() for name, values in found.items()}
+        result: dict[str, list[Any]] = {name: values.tolist() for name, values in found.items()}
         result["pattern_twin"] = twins.tolist()
         result["sink_token"] = [self._sink_token(head) for head in range(self.heads)]
         return result

@@ -103,7 +103,7 @@ class _Finder:
 
     def stream(self, stack: str, depth: int, states: Tensor) -> None: ...
 
-    def projection(self, module: nn.Module, arguments: tuple) -> None:
+    def projection(self, module: nn.Module, arguments: tuple[Any, ...]) -> None:
         """The first linear map that is given exactly what attention returned is the output projection."""
         if self._open is None or not arguments:
             return

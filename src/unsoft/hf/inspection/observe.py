@@ -93,13 +93,13 @@ def observe(model: nn.Module, visitor: Visitor, blocks: dict[str, nn.Module] | N
 
         return attention
 
-    def begin(module: nn.Module, arguments: tuple, options: dict[str, Any]) -> None:
+    def begin(module: nn.Module, arguments: tuple[Any, ...], options: dict[str, Any]) -> None:
         current.calls, current.states, current.rotary, current.depth = 0, None, None, {}
 
     def enter(name: str) -> Callable[..., None]:
         stack = stack_of(name)
 
-        def hook(module: nn.Module, arguments: tuple, options: dict[str, Any]) -> None:
+        def hook(module: nn.Module, arguments: tuple[Any, ...], options: dict[str, Any]) -> None:
             current.states = arguments[0] if arguments else options.get("hidden_states")
             current.rotary = options.get("position_embeddings")
             if isinstance(current.states, Tensor):
@@ -111,7 +111,7 @@ def observe(model: nn.Module, visitor: Visitor, blocks: dict[str, nn.Module] | N
     def leave(name: str) -> Callable[..., None]:
         stack = stack_of(name)
 
-        def hook(module: nn.Module, arguments: tuple, result: Any) -> None:
+        def hook(module: nn.Module, arguments: tuple[Any, ...], result: Any) -> None:
             states = result if isinstance(result, Tensor) else result[0]
             visitor.stream(stack, current.depth[stack], states)
 

@@ -44,6 +44,7 @@ def swapped_in(module: nn.Module) -> Swapped | None:
 def swapped_weights(swapped: Swapped, query: Tensor, key: Tensor, value: Tensor, visible: Visible, causal: bool, scale: float) -> Tensor:  # fmt: skip
     """Weights (heads, n, n) of a swapped mechanism for one sequence; they exist at once, for one sequence of one layer."""
     table = visible.table[None] if visible.kind == "other" and visible.table is not None else None
+    weights: Tensor
     _, weights = swapped(
         query[None], key[None], value[None], table, causal=causal, scale=scale, dropout=0.0, window=None,
         return_weights=True,

@@ -40,7 +40,8 @@ def by_key_head(parameter: Tensor, heads: int) -> Tensor:
         raise ValueError(
             f"magnitude: argument 'key' has {heads} heads; the mechanism was made for {len(parameter)}"
         )
-    return parameter.unflatten(0, (heads, -1)).mean(-1)
+    mean: Tensor = parameter.unflatten(0, (heads, -1)).mean(-1)
+    return mean
 
 
 def _seen_by_some_row(call: Call) -> Tensor | None:

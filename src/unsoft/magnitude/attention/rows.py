@@ -58,7 +58,7 @@ def attend_by_rows(
         )
         parts.append(part)
     joined = [torch.cat(part, dim=-2) for part in zip(*parts, strict=True)]
-    return (tuple(joined) if inputs.return_weights else joined[0]), carry
+    return ((joined[0], joined[1]) if inputs.return_weights else joined[0]), carry
 
 
 def attend_by_rows_cached(layer: Magnitude, inputs: Inputs, cache: MagnitudeCache) -> Result:

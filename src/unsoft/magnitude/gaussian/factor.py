@@ -13,6 +13,7 @@ from torch.autograd.function import once_differentiable
 
 from unsoft.engines.native.gaussian import congruences, inverse_factors
 from unsoft.errors import SolverError
+from unsoft.magnitude.autograd import apply
 from unsoft.magnitude.gaussian.similarity import is_native
 from unsoft.magnitude.untraced import untraced
 
@@ -29,7 +30,8 @@ def inverse_factor(a: Tensor) -> Tensor:
     tensor([[[ 0.5000,  0.0000],
              [-0.2500,  0.5000]]])
     """
-    return _InverseFactor.apply(a)
+    m: Tensor = apply(_InverseFactor, a)
+    return m
 
 
 def inverse_factor_of(a: Tensor) -> Tensor:

@@ -26,14 +26,12 @@ def matrix(x: Tensor, present: Tensor | None, eps: float) -> Tensor:
 class DenseGaussian:
     """What :class:`PackedGaussian` is, by torch: the whole matrix of each system, on any device."""
 
-    def __init__(
-        self, x: Tensor, present: Tensor | None = None, first: Tensor | None = None, reuse: object = None
-    ) -> None:
+    def __init__(self, x: Tensor, present: Tensor | None = None, first: Tensor | None = None) -> None:
         self.x = x.detach()
         self.matrix = between(self.x, self.x)
         if present is not None:
             self.matrix = self.matrix * (present[:, :, None] & present[:, None, :])
-        self.first_product = None if first is None else self.product(first)
+        self.first_product = x.new_empty(0) if first is None else self.product(first)
 
     def product(self, x: Tensor) -> Tensor:
         """Z x for vectors (systems, n)."""
@@ -49,5 +47,6 @@ Matrix = PackedGaussian | DenseGaussian
 
 def similarities(x: Tensor, present: Tensor | None, first: Tensor, reuse: Matrix | None = None) -> Matrix:
     """The matrix of points (systems, n, d) as something to multiply with, and its product with ``first``."""
-    kind = PackedGaussian if is_native(x) else DenseGaussian
-    return kind(x, present, first, reuse)
+    if is_native(x):
+        return PackedGaussian(x, present, first, reuse if isinstance(reuse, PackedGaussian) else None)
+    return DenseGaussian(x, present, first)

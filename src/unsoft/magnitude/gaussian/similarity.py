@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from unsoft.engines.native.gaussian import gaussian_between, gaussian_ready
+from unsoft.magnitude.autograd import apply
 
 _EXACT = "donot_use_mm_for_euclid_dist"  # near-clones lose all their digits in |x|^2 + |y|^2 - 2 x y
 
@@ -45,7 +46,8 @@ class _Within(torch.autograd.Function):
 
 def gaussian_within(x: Tensor, diagonal: float = 1.0) -> Tensor:
     """exp(-|x_j - x_l|^2), shape (systems, n, n), of points (systems, n, d), with another diagonal."""
-    return _Within.apply(x, diagonal)
+    z: Tensor = apply(_Within, x, diagonal)
+    return z
 
 
 def between(x: Tensor, y: Tensor) -> Tensor:
@@ -80,4 +82,5 @@ def gaussian(x: Tensor, y: Tensor) -> Tensor:
     >>> x.grad.abs().max()                                                  # coinciding points: 0, not NaN
     tensor(0.)
     """
-    return _Gaussian.apply(x, y)
+    z: Tensor = apply(_Gaussian, x, y)
+    return z

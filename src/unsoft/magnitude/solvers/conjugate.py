@@ -5,6 +5,7 @@ Written in operations that autograd follows: run with gradients it differentiate
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -32,7 +33,7 @@ class Iterated(NamedTuple):
 
 def floor_of(b: Tensor) -> float:
     """The relative residual below which further steps only stir rounding errors, for right-hand sides (systems, n)."""
-    return (32 + 4 * b.shape[-1] ** 0.5) * torch.finfo(b.dtype).eps
+    return (32 + 4 * math.sqrt(b.shape[-1])) * torch.finfo(b.dtype).eps
 
 
 def conjugate_gradients(

@@ -31,10 +31,11 @@ def preconditioner(found: Pivoted, eps: float) -> Callable[[Tensor], Tensor]:
         torch.linalg.cholesky(inner), f.mT, upper=False
     )  # (systems, rank, n)
 
-    def apply(r: Tensor) -> Tensor:
-        return (r - (half.mT @ (half @ r[..., None]))[..., 0]) / shift[..., 0]
+    def preconditioned(r: Tensor) -> Tensor:
+        found: Tensor = (r - (half.mT @ (half @ r[..., None]))[..., 0]) / shift[..., 0]
+        return found
 
-    return apply
+    return preconditioned
 
 
 register("pcg", pcg, takes=("iterations", "rank"))

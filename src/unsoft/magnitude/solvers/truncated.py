@@ -11,12 +11,14 @@ solution, whose gradient takes one more solution; that of the steps would be sho
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from unsoft.magnitude.autograd import apply
 from unsoft.magnitude.gaussian.matrix import Matrix
 from unsoft.magnitude.gaussian.system import System
 from unsoft.magnitude.solvers.conjugate import MOST_STEPS, Iterated, conjugate_gradients, floor_of, outcome
@@ -51,6 +53,10 @@ def _steps(
     )
 
 
+def _with_ridge(z: Matrix, eps: float, p: Tensor) -> Tensor:
+    return z.product(p) + eps * p
+
+
 class _Truncated(torch.autograd.Function):
     @staticmethod
     def forward(
@@ -59,12 +65,12 @@ class _Truncated(torch.autograd.Function):
         outcomes: list[Outcome] = []
         active: list[Tensor] = []
         z: Matrix | None = None
-        for group, ones in System(x, present, eps).groups(b):
+        for group, (ones,) in System(x, present, eps).groups(b):
             z = group.similarities(ones, z)
             found = _steps(z, ones, eps, steps, z.product, z.first_product)
             active.append(found.active)
             if check:
-                outcomes.append(outcome(lambda p, z=z: z.product(p) + eps * p, ones, found))
+                outcomes.append(outcome(partial(_with_ridge, z, eps), ones, found))
             else:
                 residual = ones.new_zeros(len(ones))
                 outcomes.append(Outcome(found.weights, residual, found.status, found.steps, x.dtype))
@@ -80,7 +86,7 @@ class _Truncated(torch.autograd.Function):
         x, present, b, weights, active = ctx.saved_tensors
         gradients: list[Tensor] = []
         z: Matrix | None = None
-        for group, ones, *rest in System(x, present, ctx.eps).groups(b, grad, weights, active):
+        for group, (ones, *rest) in System(x, present, ctx.eps).groups(b, grad, weights, active):
             z = group.similarities(ones, z)
             pairs = _pairs(z, ones, ctx.eps, ctx.steps, *rest)
             u, v = (torch.stack(side, dim=1) for side in zip(*pairs, strict=True))
@@ -96,13 +102,13 @@ def _pairs(
     if bool(active.any()):
         with torch.enable_grad():
             start = ones.clone().requires_grad_()
-            first = _Recorded.apply(start, z, z.first_product, pairs)
-            found = _steps(z, start, eps, steps, lambda p: _Recorded.apply(p, z, None, pairs), first)
+            first = apply(_Recorded, start, z, z.first_product, pairs)
+            found = _steps(z, start, eps, steps, lambda p: apply(_Recorded, p, z, None, pairs), first)
             torch.autograd.backward(found.weights, torch.where(active, upstream, 0.0))
     if not bool(active.all()):
         right = torch.where(active | (ones == 0), 0.0, upstream)
         adjoint = conjugate_gradients(
-            lambda p: z.product(p) + eps * p, right, steps=MOST_STEPS, tolerance=floor_of(right)
+            partial(_with_ridge, z, eps), right, steps=MOST_STEPS, tolerance=floor_of(right)
         )
         pairs.append((-adjoint.weights, torch.where(active, 0.0, weights)))
     return pairs
@@ -112,8 +118,8 @@ def _pairs(
 def truncated(system: System, b: Tensor, options: Options) -> Outcome:
     """The weights after ``options.iterations`` steps, differentiable."""
     report: list[Outcome] = []
-    weights = _Truncated.apply(
-        system.x, system.present, b, system.eps, options.iterations, options.check, report
+    weights = apply(
+        _Truncated, system.x, system.present, b, system.eps, options.iterations, options.check, report
     )
     found = report[0]
     reached = Status.TRUNCATED if found.status is Status.STEPS else found.status

@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from unsoft.magnitude.autograd import apply
 from unsoft.magnitude.gaussian.factor import congruence, halved, inverse_factor_of
 from unsoft.magnitude.gaussian.matrix import matrix, working_dtype
 from unsoft.magnitude.gaussian.similarity import gaussian_within
@@ -53,7 +54,7 @@ def advanced(
     """The state after a chunk, from weights of its points and mean and explained covariance at the next centres."""
     after = recalled(x, ones, among, near, lost, beta, before, after)
     mean = mean + background(after.x, before) - background(after.x, after)
-    alpha, explained = _Solved.apply(gaussian_within(after.x, 1 + _JITTER), mean, inside)
+    alpha, explained = apply(_Solved, gaussian_within(after.x, 1 + _JITTER), mean, inside)
     return replace(after, alpha=alpha, explained=explained)
 
 
@@ -149,7 +150,7 @@ def chunk_step(
     else:
         old, new = near[:, :0], near.mT[:, :0]
     expected = ones - background(points, state) * ones
-    weights, beta, mean, inside = _Chunk.apply(among, near, expected, state.alpha, state.explained, old, new)
+    weights, beta, mean, inside = apply(_Chunk, among, near, expected, state.alpha, state.explained, old, new)
     if not followed:
         return weights, state
     return weights, advanced(points, ones, among, near, lost, beta, mean, inside, state, after)

@@ -21,15 +21,15 @@ _FEW = 16
 class Window:
     """Points, their matrix' factor M = L^-1 and y = M b; exact among themselves and, if there are centres, beside those.
 
-    ``limit``: how many points it will hold, if that is known; else the buffers grow as long as points come.
+    ``most``: how many points it will hold at most, if that is known; else the buffers grow as long as points come.
 
     >>> window = Window()
     >>> torch.cat([window.add(torch.zeros(1, 1, 2), None, eps=1.0) for _ in range(3)], dim=1)      # three clones
     tensor([[0.5000, 0.3333, 0.2500]])
     """
 
-    def __init__(self, limit: int | None = None) -> None:
-        self.length, self.limit = 0, limit
+    def __init__(self, most: int | None = None) -> None:
+        self.length, self.most = 0, most
         self.capacity = 0
         self._buffers: tuple[Tensor, ...] = ()
         self._kernel: WindowKernel | None = None
@@ -154,10 +154,10 @@ class Window:
             )
         if end <= self.capacity:
             return
-        if self.limit is None:
+        if self.most is None:
             size = end + max(_FIRST_CAPACITY, end // 4)
         else:
-            size = max(end, min(self.limit, max(2 * end, _FIRST_CAPACITY)))
+            size = max(end, min(self.most, max(2 * end, _FIRST_CAPACITY)))
         row = _whole(size)
         centres = 0 if state is None else state.x.shape[1]
         like = self._buffers[0] if self._buffers else x
