@@ -41,14 +41,15 @@ class Recipe:
         for mechanism in (self.mechanism, *named):
             if not isinstance(mechanism, (str, Formula)):
                 raise TypeError(
-                    f"swap: a mechanism is a name or a Formula, not {type(mechanism).__name__} ({mechanism!r})"
+                    f"swap: a mechanism is a name or a Formula, not {type(mechanism).__name__}"
+                    f" ({mechanism!r})"
                 )
         if isinstance(self.layers, (str, int)):
             object.__setattr__(self, "layers", [self.layers])
         if self.layers is not None and not isinstance(self.layers, Collection):
             raise TypeError(
-                f"swap: argument 'layers' must be numbers and ranges, or a mapping from them to mechanisms, not"
-                f" {type(self.layers).__name__}"
+                "swap: argument 'layers' must be numbers and ranges, or a mapping from them to mechanisms,"
+                f" not {type(self.layers).__name__}"
             )
         if self.init not in STARTS:
             raise ValueError(f"swap: argument 'init' must be one of {', '.join(STARTS)}, not {self.init!r}")
@@ -74,9 +75,14 @@ class Recipe:
         """The mechanism at its place. Options are for what was named; kept layers have none."""
         what = self.mechanism_of(place.layer, place.layers or 1)
         return build_mechanism(
-            what, heads=place.heads, head_dim=place.head_dim, value_dim=place.value_dim, layer=place.layer,
-            layers=place.layers, **({} if what == KEPT else self.options),
-        )  # fmt: skip
+            what,
+            heads=place.heads,
+            head_dim=place.head_dim,
+            value_dim=place.value_dim,
+            layer=place.layer,
+            layers=place.layers,
+            **({} if what == KEPT else self.options),
+        )
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data that :meth:`from_dict` turns back into an equal recipe."""
@@ -86,9 +92,12 @@ class Recipe:
         elif layers is not None:
             layers = [str(which) for which in layers]
         found = {
-            "mechanism": _plain(self.mechanism), "layers": layers, "keep_first_last": self.keep_first_last,
-            "init": self.init, "options": dict(self.options),
-        }  # fmt: skip
+            "mechanism": _plain(self.mechanism),
+            "layers": layers,
+            "keep_first_last": self.keep_first_last,
+            "init": self.init,
+            "options": dict(self.options),
+        }
         named = [self.mechanism, *(self.layers.values() if isinstance(self.layers, Mapping) else ())]
         homes = [foreign_homes(name) for name in named if isinstance(name, str)]
         modules = {name: module for home in homes for name, module in home.items()}
@@ -101,8 +110,8 @@ class Recipe:
         for name, module in content.get("modules", {}).items():
             if name not in known:
                 raise ValueError(
-                    f"load: the mechanism {name!r} is not registered; the module {module!r} did that (unsoft.register) when this"
-                    " model was saved: import it first"
+                    f"load: the mechanism {name!r} is not registered; the module {module!r} did that"
+                    " (unsoft.register) when this model was saved: import it first"
                 )
         layers = content["layers"]
         if isinstance(layers, Mapping):
@@ -125,7 +134,8 @@ def _read(content: str | Mapping[str, Any]) -> str | Formula:
 
 
 def select(which: int | str, count: int) -> list[int]:
-    """The layers, counted from 0, that ``which`` means in a stack of ``count``: 3, -1 (the last), "4-7", "8-" (to the end).
+    """The layers, counted from 0, that ``which`` means in a stack of ``count``: 3, -1 (the last), "4-7", "8-"
+    (to the end).
 
     >>> select("1-", 4), select(-1, 4), select("0-1", 4)
     ([1, 2, 3], [3], [0, 1])
