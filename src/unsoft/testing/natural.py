@@ -28,26 +28,26 @@ from torch import Tensor
 from unsoft.engines.dropout import keep_factor
 from unsoft.formula import Expr, Formula, derivative
 from unsoft.testing.case import Inputs
-from unsoft.testing.definition import MASK, Definition
+from unsoft.testing.matrices import MASK, Matrices
 from unsoft.testing.rounding import with_error
 
 
 def natural_sizes(formula: Formula, inputs: Inputs) -> dict[str, Tensor]:
     """The size of the output and of every gradient, in their shapes."""
-    return _Sizes(Definition(formula, inputs), inputs).by_name()
+    return _Sizes(Matrices(formula, inputs), inputs).by_name()
 
 
 def half_sizes(
     formula: Formula, inputs: Inputs, references: dict[str, Tensor], dtype: torch.dtype
 ) -> dict[str, Tensor]:
     """What rounding to half precision adds, given the exact results."""
-    sizes = _Sizes(Definition(formula, inputs), inputs, only_rounded_output=True).by_name()
+    sizes = _Sizes(Matrices(formula, inputs), inputs, only_rounded_output=True).by_name()
     smallest = torch.finfo(dtype).smallest_normal  # below it the error no longer shrinks with the number
     return {name: sizes[name] + references[name].abs().clamp(min=smallest) / 2 for name in sizes}
 
 
 class _Sizes:
-    def __init__(self, definition: Definition, inputs: Inputs, only_rounded_output: bool = False) -> None:
+    def __init__(self, definition: Matrices, inputs: Inputs, only_rounded_output: bool = False) -> None:
         self.definition, self.inputs, formula = definition, inputs, definition.formula
         self.exact = only_rounded_output
         kept = keep_factor(inputs.case.dropout)
