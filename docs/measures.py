@@ -14,13 +14,13 @@ PAGE = Path(__file__).with_suffix(".md")
 FIRST = (  # on the page; other modules follow in alphabetical order
     "focus",
     "sign",
-    "summary",
-    "deletion",
-    "discrimination",
+    "overview",
+    "erasing",
+    "separation",
     "groups",
-    "hijack",
-    "collapse",
-    "gradient",
+    "redundancy",
+    "states",
+    "slopes",
     "heads",
 )
 

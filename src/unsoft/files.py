@@ -58,7 +58,8 @@ def _harmless(value: object) -> object:
 
 @contextmanager
 def whole_folder(path: Path) -> Iterator[Path]:
-    """A folder to write in, which becomes ``path`` (new, or empty) when all has been written; after a failure nothing is left.
+    """A folder to write in, which becomes ``path`` (new, or empty) when all
+    has been written; after a failure nothing is left.
 
     >>> with tempfile.TemporaryDirectory() as place:
     ...     with whole_folder(Path(place) / "out") as unfinished:

@@ -6,8 +6,11 @@ import json
 import pytest
 
 from tests.compare.test_model import save
+from unsoft.cli.plugin import load_plugin
 from unsoft.compare import jobs as running
-from unsoft.compare.sections import hijack, sign
+from unsoft.compare.sections import cost, hijack, sign
+from unsoft.compare.subject import Subject
+from unsoft.mechanisms.core.registry import unregister
 
 SWISH = "name=mine;weight=s*exp(s - m);mass=abs(s)*exp(s - m);peak=s"
 
@@ -202,3 +205,50 @@ def test_runs_of_different_levels_are_told_apart(run_here, tmp_path):
     page = (tmp_path / "changes" / "changes.html").read_text()
     for text in (" ".join(done.stdout.split()), page):
         assert "different levels (quick and full)" in text and "second run was interrupted" in text
+
+
+OWN = """import unsoft
+
+class Average(unsoft.nn.WrittenOut):
+    "The same weight for every key."
+    def weights(self, logits, visible):
+        return FACTOR * visible / visible.sum(-1, keepdim=True).clamp(min=1)
+
+FACTOR = 1.0
+unsoft.register("{name}", Average, row_sum="1", l1="1", signed=False)
+"""
+
+
+def test_a_mechanism_of_ones_own_takes_part_and_its_code_is_part_of_the_question(run_here, tmp_path):
+    out = tmp_path / "report"
+    arguments = (
+        "average",
+        "--quick",
+        "--only",
+        "hijack",
+        "--out",
+        str(out),
+        "--plugin",
+        str(tmp_path / "average.py"),
+    )
+    (tmp_path / "average.py").write_text(OWN.replace("{name}", "average"))
+    done = run_here("compare", *arguments)
+    assert done.returncode == 0, done.stderr
+    record = json.loads((out / "compare.json").read_text())
+    assert record["scoreboard"][0]["cells"]["clones"]["value"] == pytest.approx(1 / 51)
+    identity = Subject("average", "average").identity
+    unregister("average")
+    (tmp_path / "average.py").write_text(
+        OWN.replace("{name}", "average").replace("FACTOR = 1.0", "FACTOR = 2.0")
+    )
+    run_here("compare", *arguments)
+    assert Subject("average", "average").identity != identity
+    unregister("average")
+
+
+def test_memory_of_a_mechanism_of_ones_own_is_measured_in_a_process_that_knows_it(tmp_path):
+    (tmp_path / "heavy.py").write_text(OWN.replace("{name}", "heavy"))
+    load_plugin(str(tmp_path / "heavy.py"))
+    rows = cost.memory([Subject("heavy", "heavy")], [128])
+    unregister("heavy")
+    assert [row["mechanism"] for row in rows] == [cost.PEER, "heavy"]

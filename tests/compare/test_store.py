@@ -5,6 +5,7 @@ import pytest
 from unsoft.compare import jobs as running
 from unsoft.compare import store
 from unsoft.compare.jobs import Job, run
+from unsoft.compare.output import vega
 from unsoft.compare.store import Store, code_digest, folder_digest, key_of
 
 
@@ -195,3 +196,17 @@ def test_a_folder_is_known_by_its_content(tmp_path):
     second = folder_digest(tmp_path)
     (tmp_path / "weights").rename(tmp_path / "other")
     assert len({first, second, folder_digest(tmp_path)}) == 3
+
+
+def test_a_script_that_others_could_have_planted_does_not_get_into_the_page(tmp_path, monkeypatch):
+    folder = tmp_path / "store"
+    monkeypatch.setattr("vl_convert.javascript_bundle", lambda: "ours")
+    assert vega(Store(folder)) == "ours" and folder.stat().st_mode & 0o777 == 0o700
+    (file,) = Store(folder).files()
+    for path in (file, folder):
+        file.write_text(file.read_text().replace("ours", "kept"))
+        assert vega(Store(folder)) == "kept"
+        before = path.stat().st_mode
+        path.chmod(before | 0o022)
+        assert vega(Store(folder)) == "ours"
+        path.chmod(before)

@@ -10,7 +10,9 @@ from unsoft.magnitude.solvers.contract import Outcome, Status, relative
 
 
 def by_lu(system, b, options):
-    """The whole contract: operator, right-hand sides and options in; weights, status and true residual out."""
+    """The whole contract: operator, right-hand sides and options in; weights, status and true
+    residual out.
+    """
     a = system.matrix()
     weights = torch.linalg.solve(a, b[..., None])[..., 0]
     residual = relative(b - (a @ weights[..., None])[..., 0], b)
@@ -37,7 +39,8 @@ def test_a_new_solver_has_a_name_a_status_and_a_gradient(lu, exact, keys):
 def test_the_mechanism_knows_it_too(lu):
     q, k, v = (torch.randn(1, 2, 20, 4, dtype=torch.float64) for _ in range(3))
     ours, theirs = (
-        unsoft.mechanism("magnitude", heads=2, head_dim=4, solver=name).double() for name in ("lu", "cholesky")
+        unsoft.mechanism("magnitude", heads=2, head_dim=4, solver=name).double()
+        for name in ("lu", "cholesky")
     )
     torch.testing.assert_close(ours(q, k, v), theirs(q, k, v))
     assert "solver=lu" in repr(ours)
@@ -46,7 +49,9 @@ def test_the_mechanism_knows_it_too(lu):
 def test_what_it_does_not_take_is_refused(lu):
     with pytest.raises(ValueError, match="'rank' belongs to solver 'lowrank' or 'pcg', not 'lu'"):
         weighting(torch.randn(5, 2), solver="lu", rank=3)
-    with pytest.raises(ValueError, match="'solver' must be one of auto, cg, cholesky, lowrank, lu, pcg, not 'qr'"):
+    with pytest.raises(
+        ValueError, match="'solver' must be one of auto, cg, cholesky, lowrank, lu, pcg, not 'qr'"
+    ):
         weighting(torch.randn(5, 2), solver="qr")
 
 

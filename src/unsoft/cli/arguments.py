@@ -64,7 +64,10 @@ def check_drawing() -> None:
         import vl_convert  # noqa: F401
     except ImportError:
         raise typer.BadParameter(
-            "pages and figures need altair and vl-convert-python; install them with pip install 'unsoft[report]'",
+            (
+                "pages and figures need altair and vl-convert-python; install them with pip install"
+                " 'unsoft[report]'"
+            ),
             param_hint=_OUT,
         ) from None
 

@@ -48,7 +48,8 @@ def show_table(
 
 @contextmanager
 def progress(total: int, *, refresh: bool = True) -> Iterator[Callable[[int, str, str], None]]:
-    """Yields what to call before each step, with its number, kind and title: a bar on a terminal, else a line for each new kind.
+    """Yields what to call before each step, with its number, kind and title: a
+    bar on a terminal, else a line for each new kind.
 
     Without ``refresh`` the bar is drawn between steps only, to leave the cores alone.
     """

@@ -24,7 +24,9 @@ _INFINITE = "infinite"
 
 @dataclass(frozen=True)
 class Subject:
-    """A mechanism to be shown, by name (whose closed form is used if there is one) or as a formula of one's own."""
+    """A mechanism to be shown, by name (whose closed form is used if
+    there is one) or as a formula of one's own.
+    """
 
     label: str
     formula: Formula

@@ -1,4 +1,6 @@
-"""Jobs, run one after the other, and their answers; what is done is kept at once, and found again the next time."""
+"""Jobs, run one after the other, and their answers; what is done is
+kept at once, and found again the next time.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,10 @@ _NOISE = 0.25
 
 @dataclass(frozen=True)
 class Job:
-    """One measurement. ``question`` is everything that the answer depends on; ``expected`` are seconds on an ordinary machine."""
+    """One measurement.
+
+    ``question`` is everything that the answer depends on; ``expected`` are seconds on an ordinary machine.
+    """
 
     name: str
     mechanism: str
@@ -33,9 +38,15 @@ class Job:
     compute: Callable[[], Rows]
     expected: float
     timed: bool = False
-    """Does it measure time? Then all cores are its own; the others are many small steps, which one thread does faster."""
+    """Does it measure time?
+
+    Then all cores are its own; the others are many small steps, which one thread does faster.
+    """
     keep: bool = True
-    """May the answer be kept? Not if it depends on something that can change unseen, such as a model on a hub."""
+    """May the answer be kept?
+
+    Not if it depends on something that can change unseen, such as a model on a hub.
+    """
     prepare: Callable[[], object] | None = None
     """Called before anything is measured, if this job must run; an error of it ends the whole run."""
     required: bool = False
@@ -68,7 +79,10 @@ class Missing(LookupError):
 
 
 class Results:
-    """The answers in a record, by name. ``rows("focus", "cog")`` are plain dictionaries; absent ones raise :class:`Missing`."""
+    """The answers in a record, by name.
+
+    ``rows("focus", "cog")`` are plain dictionaries; absent ones raise :class:`Missing`.
+    """
 
     def __init__(self, record: Mapping[str, Any]) -> None:
         self.record = record
@@ -125,10 +139,11 @@ def run(
     again: bool = False,
     clock: Callable[[], float] = time.perf_counter,
 ) -> tuple[list[Answer], bool]:
-    """The answers in the order of the jobs, and whether all were done: an interrupt ends the run, not what it has found.
+    """The answers in the order of the jobs, and whether all were done: an
+    interrupt ends the run, not what it has found.
 
-    With ``again`` everything is measured, whatever the store holds. Failures are not kept, nor are times that were taken
-    while other programs used the machine.
+    With ``again`` everything is measured, whatever the store holds. Failures are not kept, nor are times that
+    were taken while other programs used the machine.
     """
     keys = {id(job): key_of(job.question) for job in jobs}
     asked = [] if again else [job for job in jobs if job.keep]
@@ -184,16 +199,18 @@ def _threads(count: int | None) -> Iterator[None]:
 
 
 class Watch:
-    """Did other programs disturb what is timed? The load average cannot tell, since it counts our own work too.
+    """Did other programs disturb what is timed? The load average
+    cannot tell, since it counts our own work too.
 
-    So the processor time of the whole machine is compared with that of this process, from when the watch is made.
+    So the processor time of the whole machine is compared with that of this process, from when the watch is
+    made.
     """
 
     def __init__(self) -> None:
         self._start = (time.perf_counter(), _all_seconds(), _own_seconds())
 
     def others(self) -> float | None:
-        """How many cores other programs have used on average since then; None where the system does not tell."""
+        """How many cores other programs have used since then; None where the system does not tell."""
         wall, everyone, own = self._start
         now = _all_seconds()
         if everyone is None or now is None:
@@ -201,7 +218,10 @@ class Watch:
         return max(0.0, (now - everyone) - (_own_seconds() - own)) / max(time.perf_counter() - wall, 1e-9)
 
     def disturbed(self, threads: int) -> bool:
-        """Did they take cores that ``threads`` threads of ours needed? Without an answer, the load average decides."""
+        """Did they take cores that ``threads`` threads of ours needed?
+
+        Without an answer, the load average decides.
+        """
         others, cores = self.others(), len(_cores())
         if others is None:
             waiting = load()

@@ -17,10 +17,34 @@ _QUICK = (
     "magnitude",
 )
 _STANDARD = (
-    "softmax", "softmax1", "l2", "cog", "sinh", "swishmax", "softpick", "relu", "relu2", "sigmoid", "tanh", "identity", "polynomial",
-    "gpam", "differential", "differential2", "linear-relu", "linear-elu1", "linear-exp", "cosformer", "performer",
-    "retention", "decay", "magnitude", "magnitude+cog", "logn+softmax", "sink+softmax",
-)  # fmt: skip
+    "softmax",
+    "softmax1",
+    "l2",
+    "cog",
+    "sinh",
+    "swishmax",
+    "softpick",
+    "relu",
+    "relu2",
+    "sigmoid",
+    "tanh",
+    "identity",
+    "polynomial",
+    "gpam",
+    "differential",
+    "differential2",
+    "linear-relu",
+    "linear-elu1",
+    "linear-exp",
+    "cosformer",
+    "performer",
+    "retention",
+    "decay",
+    "magnitude",
+    "magnitude+cog",
+    "logn+softmax",
+    "sink+softmax",
+)
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""What a comparison leaves behind: its record as plain data, and a folder with the page, tables and pictures."""
+"""What a comparison leaves behind: its record as plain data; a folder with the page, tables and pictures."""
 
 from __future__ import annotations
 
@@ -36,7 +36,10 @@ def record(
     out: str = "report",
     model: str | None = None,
 ) -> dict[str, Any]:
-    """Ready for JSON. ``finished`` is False for a run that was interrupted; ``out`` is the folder of the page."""
+    """Ready for JSON.
+
+    ``finished`` is False for a run that was interrupted; ``out`` is the folder of the page.
+    """
     content: dict[str, Any] = {
         "schema": SCHEMA,
         "kind": "unsoft compare",
@@ -79,7 +82,10 @@ def write(
     store: Store,
     say: Callable[[str], None] = lambda _: None,
 ) -> dict[str, int]:
-    """Everything into the folder ``out``; how many tables and pictures there are. ``say`` is told what is being drawn."""
+    """Everything into the folder ``out``; how many tables and pictures there are.
+
+    ``say`` is told what is being drawn.
+    """
     figures: list[Figure] = [figure for view in views for figure in view["figures"]]
     formulas = {s.label: s.formula for s in subjects if s.formula is not None}
     page = comparison_page(content, Results(content).labels, views, formulas, vega(store))
@@ -122,10 +128,13 @@ def _write_pictures(folder: Path, figures: Sequence[Figure], say: Callable[[str]
 
 
 def vega(store: Store) -> str:
-    """The JavaScript that draws charts, as vl-convert brings it: one script. Bundling takes seconds, so it is kept."""
+    """The JavaScript that draws charts, as vl-convert brings it: one script.
+
+    Bundling takes seconds, so it is kept.
+    """
     key = key_of({"name": "vega", "version": importlib.metadata.version("vl-convert-python")})
     found = store.get(key)
-    if found is not None and isinstance(found.get("script"), str):
+    if found is not None and isinstance(found.get("script"), str) and store.trusts(key):
         return str(found["script"])
     import vl_convert
 

@@ -1,4 +1,6 @@
-"""What a section of a comparison consists of, and where its files are found: each file of ``sections`` is one."""
+"""What a section of a comparison consists of, and where its files
+are found: each file of ``sections`` is one.
+"""
 
 from __future__ import annotations
 
@@ -52,8 +54,8 @@ class Request:
 class Column:
     """A question of the scoreboard: a number for each mechanism, and a reading of it.
 
-    ``yes`` and ``partly`` are thresholds of the number; above them is good unless ``low_is_good``. ``noise`` is the relative change that
-    repeated runs of the same code show.
+    ``yes`` and ``partly`` are thresholds of the number; above them is good unless ``low_is_good``. ``noise``
+    is the relative change that repeated runs of the same code show.
     """
 
     name: str
@@ -109,8 +111,9 @@ class Claim:
 class Section:
     """One question about mechanisms: how it is measured, drawn, scored, and which claims it decides.
 
-    ``order`` is its place among the others. Everything else is optional. ``jobs`` measure the mechanisms of a request, ``facts`` what
-    claims need besides. ``figures`` and ``parts`` are what the page shows; without either it has no place there.
+    ``order`` is its place among the others. Everything else is optional. ``jobs`` measure the mechanisms of a
+    request, ``facts`` what claims need besides. ``figures`` and ``parts`` are what the page shows; without
+    either it has no place there.
     """
 
     name: str
@@ -132,7 +135,9 @@ class Section:
     """The field of a request (and of its record) without which there is nothing to measure or to show."""
 
     def view(self, results: Results) -> dict[str, Any] | None:
-        """What the page shows; None for a section without a place there, or that needs an option which was not given."""
+        """What the page shows; None for a section without a place there, or
+        that needs an option which was not given.
+        """
         figures = list(self.figures(results)) if self.figures else []
         parts = list(self.parts(results)) if self.parts else []
         if not (self.figures or self.parts):
@@ -152,7 +157,9 @@ def sections(record: Mapping[str, Any] | None = None) -> list[Section]:
 
 
 def plan(request: Request, only: Sequence[str] = ()) -> list[Job]:
-    """The jobs of the wanted sections, all unless told otherwise; first those that must prepare something, facts last."""
+    """The jobs of the wanted sections, all unless told otherwise; first
+    those that must prepare something, facts last.
+    """
     jobs: list[Job] = []
     facts: list[Job] = []
     for section in sections(vars(request)):
@@ -190,7 +197,9 @@ def grade(holds: bool, partly: bool = False) -> str:
 
 
 def conclusions(results: Results, level: str, out: str) -> dict[str, Any]:
-    """What measurements say, as plain data: the columns and rows of the scoreboard, and every claim with its verdict."""
+    """What measurements say, as plain data: the columns and rows of the
+    scoreboard, and every claim with its verdict.
+    """
     every = sections(results.record)
     columns = [(section, column) for section in every for column in section.columns]
     told = ("name", "title", "help", "low_is_good", "noise")
@@ -220,7 +229,8 @@ def _judged(claim: Claim, section: Section, results: Results, level: str, out: s
 
 
 def command_again(arguments: str, level: str, out: str) -> str:
-    """Measures the same again, at the level of the run and beside its folder, so that the page one reads stays.
+    """Measures the same again, at the level of the run and beside its
+    folder, so that the page one reads stays.
 
     >>> command_again("cog --only sign", "quick", "my report")
     "unsoft compare cog --only sign --quick --again --out 'my report-again'"

@@ -17,13 +17,11 @@ import torch
 
 import unsoft
 from unsoft.engines.native.compiler import cache_directory
-from unsoft.engines.native.trust import make_private_folder
+from unsoft.engines.native.trust import distrust, make_private_folder
 from unsoft.files import write_whole
 
 _APART = ("report", "cli", "hf")
 """Rooms whose code changes no measurement. What is measured on a model names "hf" in its question besides."""
-
-
 _NAME = re.compile(r"[0-9a-f]{40}\.json")
 
 
@@ -50,6 +48,10 @@ class Store:
     def put(self, key: str, content: Mapping[str, Any]) -> None:
         make_private_folder(self.folder)
         write_whole(self._path(key), json.dumps({"key": key, **content}).encode())
+
+    def trusts(self, key: str) -> bool:
+        """Can only the user have written what is kept under ``key``? Asked of what is code."""
+        return distrust(Path(os.path.realpath(self.folder)), [self._path(key)]) is None
 
     def files(self) -> list[Path]:
         """What is kept, and what an interrupted write left behind."""
@@ -93,18 +95,23 @@ def code_digest(room: str = "") -> str:
 
 
 def outside_digest(thing: Callable[..., object]) -> str:
-    """Of the file that holds a function or class; empty if it belongs to the package, which :func:`code_digest` covers.
+    """Of the file that holds a function or class; empty if it belongs to
+    the package, which :func:`code_digest` covers.
 
     >>> outside_digest(code_digest), len(outside_digest(json.dumps))
     ('', 64)
     """
+    file = outside_file(thing)
+    return "" if file is None else hashlib.sha256(file.read_bytes()).hexdigest()
+
+
+def outside_file(thing: Callable[..., object]) -> Path | None:
+    """The file that holds a function or class, unless it belongs to the package, or there is none."""
     try:
         file = Path(inspect.getfile(inspect.unwrap(thing)))
     except TypeError:
-        return ""
-    if not file.is_file() or file.is_relative_to(Path(unsoft.__file__).parent):
-        return ""
-    return hashlib.sha256(file.read_bytes()).hexdigest()
+        return None
+    return file if file.is_file() and not file.is_relative_to(Path(unsoft.__file__).parent) else None
 
 
 def folder_digest(folder: Path) -> str:

@@ -17,7 +17,7 @@ from unsoft.mechanisms.core.build import mechanism
 from unsoft.mechanisms.core.module import Mechanism
 from unsoft.mechanisms.core.registry import names as names_of_all
 from unsoft.mechanisms.core.registry import resolve
-from unsoft.mechanisms.core.spec import Plan
+from unsoft.mechanisms.core.spec import Family, Plan
 
 WIDTH = 64
 """Dimensions of queries and keys wherever they are drawn at random."""
@@ -41,24 +41,31 @@ class Subject:
 
     @property
     def identity(self) -> str:
-        """Everything that decides its numbers, as text; the code too, of a mechanism that somebody else has registered."""
+        """Everything that decides its numbers, as text; the code too, of a
+        mechanism that somebody else has registered.
+        """
         if isinstance(self.found, Formula):
             return self.found.key
-        code = "" if self.found.family is None else outside_digest(self.found.family.build)
-        return f"{self.mechanism} {code}".strip()
+        return f"{self.mechanism} {'' if self.family is None else outside_digest(self.family.build)}".strip()
+
+    @property
+    def family(self) -> Family | None:
+        """The family, if it is one, with or without something around it."""
+        return None if isinstance(self.found, Formula) else self.found.family
 
     @property
     def summary(self) -> str:
         return self.found.summary or ""
 
     def module(self, length: int, heads: int = 1, width: int = WIDTH) -> Mechanism:
-        """As it is at its start, for sequences of ``length`` keys; mechanisms that come in pairs get twice the heads.
+        """As it is at its start, for sequences of ``length`` keys;
+        mechanisms that come in pairs get twice the heads.
 
         The length is for mechanisms that are made for one, as cosformer is, unless the name says which.
         """
-        plan = self.found if isinstance(self.found, Plan) else None
-        open_number = None if plan is None or plan.number is not None else plan.family
-        options = {"max_length": length} if open_number and open_number.argument == "max_length" else {}
+        made_for_a_length = self.family is not None and self.family.argument == "max_length"
+        said = isinstance(self.found, Plan) and self.found.number is not None
+        options = {"max_length": length} if made_for_a_length and not said else {}
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(0)
             heads *= self.found.head_multiple if isinstance(self.found, Plan) else 1
@@ -67,10 +74,11 @@ class Subject:
     def weights(
         self, query: Tensor, key: Tensor, *, scale: float | None = None, is_causal: bool = False
     ) -> Tensor:
-        """Weights (batch, queries, keys) of one head for queries (batch, queries, width) and keys (batch, keys, width).
+        """Weights (batch, queries, keys) of one head for queries (batch,
+        queries, width) and keys (batch, keys, width).
 
-        Where a mechanism wants several queries or keys for one head, the further ones are a fixed rotation of the first, as
-        projections are at random before training.
+        Where a mechanism wants several queries or keys for one head, the further ones are a fixed rotation of
+        the first, as projections are at random before training.
         """
         module = self.module(key.shape[1], width=query.shape[-1]).to(query.dtype)
         queries = _rotations(query, module.query_heads, 7)
@@ -83,8 +91,8 @@ class Subject:
     def row(self, *, width: int = WIDTH, seed: int = 0) -> Callable[[Tensor], Tensor]:
         """The function from logits (..., keys) to weights that the mechanism is.
 
-        A formula needs the logits only. For others keys are made that have these logits with one query, and random parts
-        orthogonal to it that stay the same.
+        A formula needs the logits only. For others keys are made that have these logits with one query, and
+        random parts orthogonal to it that stay the same.
         """
         if self.formula is not None:
             return self.formula.row
@@ -125,7 +133,9 @@ def _rotations(x: Tensor, count: int, seed: int) -> Tensor:
 
 
 def default_names(level: Level, own: bool) -> tuple[str, ...]:
-    """The names that take part unless the user says which: a few beside formulas of one's own, all there are at the full level."""
+    """The names that take part unless the user says which: a few beside
+    formulas of one's own, all there are at the full level.
+    """
     if own:
         return ("softmax", "cog", "relu2", "linear-relu", "magnitude")
     if level.mechanisms:

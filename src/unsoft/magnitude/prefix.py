@@ -4,7 +4,8 @@ With Z + eps = L L^T of all points, M = L^-1 and y = M 1:
 
     weights of the first i + 1 points      w^(i) = sum of y_r M_r over r <= i
     their magnitude                        sum of y_r^2 over r <= i
-    weight of the newest, w^(i)_i          y_i M_ii           ("arrival": it never changes once the point is there)
+    weight of the newest, w^(i)_i          y_i M_ii           ("arrival": it never changes once the point is
+    there)
 """
 
 from __future__ import annotations
@@ -15,7 +16,8 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from unsoft.engines.native.gaussian import ArrivalFactors
+from unsoft.engines.native.gaussian_arrival import ArrivalFactors
+from unsoft.magnitude.autograd import apply
 from unsoft.magnitude.gaussian.factor import check_done, inverse_factor
 from unsoft.magnitude.gaussian.matrix import matrix, working_dtype
 from unsoft.magnitude.gaussian.similarity import gaussian, is_native, pull
@@ -28,7 +30,8 @@ class PrefixWeighting(NamedTuple):
     """What :func:`prefix_weighting` returns."""
 
     weights: Tensor
-    """(..., n, n): row i holds the weights of points 0..i in the system of the first i + 1 points; 0 beyond."""
+    """(..., n, n): row i holds the weights of points 0..i in the system of the first i + 1 points; 0 beyond.
+    """
     magnitude: Tensor
     """(..., n): of each prefix."""
     newest: Tensor
@@ -90,7 +93,7 @@ class _Arrival(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, present: Tensor | None, b: Tensor, eps: float) -> Tensor:
         ctx.factors = []
-        for group, ones in System(x, present, eps).groups(b):
+        for group, (ones,) in System(x, present, eps).groups(b):
             factors = (ArrivalFactors if is_native(x) else _Factors)(group.x, group.present, ones, eps)
             check_done(factors.done, group.x)
             ctx.factors.append(factors)
@@ -106,7 +109,9 @@ class _Arrival(torch.autograd.Function):
 
 @untraced
 def arrival_weights(x: Tensor, present: Tensor | None, b: Tensor, eps: float) -> Tensor:
-    """The weight of each point when it arrives (systems, n), differentiable; x are scaled points (systems, n, d)."""
-    return _Arrival.apply(
-        x.to(working_dtype(x.dtype, eps)), present, b.to(working_dtype(x.dtype, eps)), eps
-    ).to(x.dtype)
+    """The weight of each point when it arrives (systems, n), differentiable; x are scaled points (systems, n,
+    d).
+    """
+    dtype = working_dtype(x.dtype, eps)
+    weights: Tensor = apply(_Arrival, x.to(dtype), present, b.to(dtype), eps)
+    return weights.to(x.dtype)

@@ -31,7 +31,7 @@ __all__: list[str] = []
 
 def _collect() -> None:
     found = {info.name for info in pkgutil.iter_modules(__path__)}
-    for name in [*sorted(found - {"summary"}), "summary"]:  # which has a field for every measure before it
+    for name in [*sorted(found - {"overview"}), "overview"]:  # which has a field for every measure before it
         module = importlib.import_module(f"{__name__}.{name}")
         for public in getattr(module, "__all__", ()):
             globals()[public] = getattr(module, public)

@@ -84,6 +84,6 @@ def definition(call: WrittenCall, layer: Any) -> Tensor:
 family(
     "cosformer", Cosformer, summary="linear attention, rectified features, near keys preferred by a cosine",
     paper="Qin et al. 2022, arXiv 2202.08791", argument="max_length",
-    properties=Properties(False, "1", "1", False, False, True),
+    properties=Properties(False, "1", "1", True, False, True),
     definition=definition,
 )  # fmt: skip

@@ -42,7 +42,7 @@ family(
     lambda place: Linear(place, torch.relu, compiled_map="relu"),
     summary="linear attention with rectified features",
     properties=Properties(
-        signed=False, row_sum="1", l1="1", sparse=False, needs_length=False, continuous=True
+        signed=False, row_sum="1", l1="1", sparse=True, needs_length=False, continuous=True
     ),
     definition=definition,
 )

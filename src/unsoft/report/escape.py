@@ -1,4 +1,7 @@
-"""What others wrote, made harmless. Templates escape text and attributes; these are the two other places it can go to."""
+"""What others wrote, made harmless.
+
+Templates escape text and attributes; these are the two other places it can go to.
+"""
 
 from __future__ import annotations
 

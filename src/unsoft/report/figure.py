@@ -11,7 +11,9 @@ import altair as alt
 Rows = list[dict[str, Any]]
 _WIDTH, _HEIGHT = 560, 320
 PALETTE = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#8c6bb1", "#999999")
-"""Okabe and Ito's for colour-blind readers, with black and yellow, which one of the two themes would hide, replaced."""
+"""Okabe and Ito's for colour-blind readers, with black and yellow,
+which one of the two themes would hide, replaced.
+"""
 _DASHES = ((1, 0), (6, 3), (2, 2), (8, 2, 2, 2))
 _FIRST = ("softmax", "cog", "relu2", "sigmoid", "identity", "gpam", "linear-relu", "magnitude")
 
@@ -29,7 +31,9 @@ class Figure:
     """False if a page shows the same by other means, and only files are wanted."""
 
     def for_page(self) -> dict[str, Any]:
-        """Vega-Lite as wide as its place; the page brings colours of its theme, and chips instead of a legend of mechanisms."""
+        """Vega-Lite as wide as its place; the page brings colours of its theme,
+        and chips instead of a legend of mechanisms.
+        """
         spec = self.chart.properties(width="container", height=_HEIGHT - 40).to_dict(validate=False)
         for layer in spec["layer"] if spec.get("params") else ():
             layer["encoding"].get("color", {}).pop("legend", None)
@@ -59,7 +63,8 @@ def html(spec: dict[str, Any]) -> bytes:
 
 
 def in_order(labels: Sequence[str], own: Sequence[str] = ()) -> list[str]:
-    """The order in which mechanisms get their colours: what users wrote themselves, then the best known, then the rest.
+    """The order in which mechanisms get their colours: what users wrote
+    themselves, then the best known, then the rest.
 
     >>> in_order(["tanh", "cog", "softmax", "mine"], own=["mine"])
     ['mine', 'softmax', 'cog', 'tanh']

@@ -32,7 +32,11 @@ def line_chart(xs: Sequence[float], ys: Sequence[float], x_name: str) -> dict[st
     places = [(x_of(x), y_of(y)) for x, y in zip(xs, ys, strict=True)]
     step = max(1, -(-len(xs) // 8))
     return {
-        "width": _WIDTH, "height": _HEIGHT, "left": _LEFT, "right": _RIGHT, "bottom": _BOTTOM,
+        "width": _WIDTH,
+        "height": _HEIGHT,
+        "left": _LEFT,
+        "right": _RIGHT,
+        "bottom": _BOTTOM,
         "points": " ".join(f"{x},{y}" for x, y in places),
         "dots": [
             {"x": x, "y": y, "label": f"{x_name} {number(at)}: {number(value)}"}
@@ -40,8 +44,11 @@ def line_chart(xs: Sequence[float], ys: Sequence[float], x_name: str) -> dict[st
         ],
         "ticks": [{"y": y_of(tick), "label": f"{tick:g}"} for tick in ticks],
         "marks": [{"x": x_of(x), "label": number(x)} for x in xs[::step]],
-        "spoken": f"from {number(ys[0])} at {x_name} {number(xs[0])} to {number(ys[-1])} at {x_name} {number(xs[-1])}",
-    }  # fmt: skip
+        "spoken": (
+            f"from {number(ys[0])} at {x_name} {number(xs[0])} to {number(ys[-1])} at {x_name}"
+            f" {number(xs[-1])}"
+        ),
+    }
 
 
 def _ticks(low: float, high: float) -> list[float]:

@@ -1,4 +1,6 @@
-"""The skeleton of every page: one file, no network, a policy that runs nothing but the scripts it was written with."""
+"""The skeleton of every page: one file, no network, a policy that runs
+nothing but the scripts it was written with.
+"""
 
 from __future__ import annotations
 
@@ -14,14 +16,21 @@ HERE = Path(__file__).parent
 
 
 def page(
-    template: Path, *, title: str, data: Mapping[str, Any], styles: Sequence[Path] = (), scripts: Sequence[Path] = (),
-    libraries: Sequence[str] = (), **values: Any,
-) -> str:  # fmt: skip
+    template: Path,
+    *,
+    title: str,
+    data: Mapping[str, Any],
+    styles: Sequence[Path] = (),
+    scripts: Sequence[Path] = (),
+    libraries: Sequence[str] = (),
+    **values: Any,
+) -> str:
     """A whole page as text.
 
-    ``template`` is a Jinja2 file for the inside of ``<main>``, in which every value is escaped; ``values`` are its variables.
-    ``data`` is what scripts find in the element ``#data``. ``styles`` and ``scripts`` are files of this package, which follow
-    the theme and the script for tables. ``libraries`` are texts of further scripts, which run before these.
+    ``template`` is a Jinja2 file for the inside of ``<main>``, in which every value is escaped; ``values``
+    are its variables. ``data`` is what scripts find in the element ``#data``. ``styles`` and ``scripts`` are
+    files of this package, which follow the theme and the script for tables. ``libraries`` are texts of
+    further scripts, which run before these.
     """
     from jinja2 import Environment, StrictUndefined
     from markupsafe import Markup

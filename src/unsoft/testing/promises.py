@@ -22,6 +22,7 @@ _SUMS = {
     "in [-1, 1]": (-1.0, 1.0),
     "in (-1, 1)": (-1.0, 1.0),
 }
+"""What a text about a sum says: the least and the largest it may be."""
 
 
 def signs(check: Check) -> Iterator[Measure]:

@@ -5,9 +5,10 @@
 tensor([0.0720, 0.2053, 0.3015], dtype=torch.float64)
 """
 
+from unsoft.theory.bounds import Limits, Minimum, can_focus, limits, minimum
 from unsoft.theory.finite import Empirical, empirical_sparsity, length_correction, widest_spread
 from unsoft.theory.hijack import Hijack, hijack_share, magnitude_hijack
-from unsoft.theory.limits import Limits, Minimum, can_focus, limits, minimum
+from unsoft.theory.infinite import sparsity
 from unsoft.theory.linear import (
     Ranks,
     decay_sparsity,
@@ -17,7 +18,6 @@ from unsoft.theory.linear import (
     performer_sparsity,
     ranks,
 )
-from unsoft.theory.sparsity import sparsity
 
 __all__ = [
     "Empirical",

@@ -63,7 +63,8 @@ def cog(beta: Tensor, gamma: Tensor) -> Tensor:
 
     def g(a: int) -> Tensor:
         near: Tensor = torch.special.ndtr(a * gamma + ratio)
-        return near + torch.exp(-2 * a * beta) * torch.special.ndtr(a * gamma - ratio)
+        far: Tensor = torch.special.ndtr(a * gamma - ratio)
+        return near + torch.exp(-2 * a * beta) * far
 
     return torch.exp(-gamma.square() / 2) * g(1) / g(2).sqrt()
 

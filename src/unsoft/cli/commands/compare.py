@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from unsoft.cli.arguments import check_drawing, check_folder, read_formula
+from unsoft.cli.plugin import Plugin, load_plugin
 from unsoft.cli.terminal import INTERRUPTED, cell, console, note, progress, say, show_table, warn_if_busy
 
 if TYPE_CHECKING:
@@ -37,13 +38,13 @@ def command(
     model: Annotated[
         str | None,
         typer.Option(
-            help="Inspect a model, and swap each mechanism in: smollm2, minilm, a folder, or a name on the hub."
+            help="Inspect a model, and swap each mechanism in: smollm2, minilm, a folder, a name on the hub."
         ),
     ] = None,
     only: Annotated[
         list[str] | None,
         typer.Option(
-            help="Only this section (focus, hijack, sign, collapse, solver, cost, model, claims); may be repeated."
+            help="Only focus, hijack, sign, collapse, solver, cost, model or claims; may be repeated."
         ),
     ] = None,
     again: Annotated[
@@ -52,6 +53,7 @@ def command(
     out: Annotated[
         Path, typer.Option(help="Folder for the page, its data (JSON, CSV) and figures (PNG, SVG).")
     ] = Path("report"),
+    plugin: Plugin = None,
 ) -> None:
     """Put mechanisms side by side and write one page that needs no network.
 
@@ -63,6 +65,7 @@ def command(
     if any(name.endswith(".json") for name in names):
         _two_runs(names, out)
         return
+    load_plugin(plugin)
     own = [read_formula(text) for text in formula or []]
     check_drawing()
     check_folder(out)
@@ -89,7 +92,8 @@ def command(
     _write(out, request, answers, finished, store)
     if any(answer.disturbed for answer in answers):
         note(
-            "other programs used the machine while times were taken; they are shown, but the next run takes them again"
+            "other programs used the machine while times were taken; they are shown, but the next run takes"
+            " them again"
         )
     if not finished:
         note("interrupted; the page shows what was measured until then, the next run goes on from there")
@@ -146,7 +150,8 @@ def _write(out: Path, request: Request, answers: list[Answer], finished: bool, s
     typer.echo(f"{provenance(content['answers'])} (--again measures everything again)")
     typer.echo(f"{out / PAGE}: the page\n{out / RECORD}: everything measured")
     typer.echo(
-        f"{out / 'data'}: {counts['tables']} tables\n{out / 'figures'}: {counts['figures']} figures as PNG and SVG"
+        f"{out / 'data'}: {counts['tables']} tables\n{out / 'figures'}: {counts['figures']} figures as PNG"
+        " and SVG"
     )
 
 

@@ -52,7 +52,10 @@ def command(
     network, tokenizer = load_model(model)
     if tokenizer is None:
         raise typer.BadParameter(
-            f"{model} has no tokenizer, so it cannot read text; use unsoft.hf.inspect(model, batch) from Python",
+            (
+                f"{model} has no tokenizer, so it cannot read text; use unsoft.hf.inspect(model, batch) from"
+                " Python"
+            ),
             param_hint="'MODEL'",
         )
     longest = min(length, getattr(network.config, "max_position_embeddings", None) or length)
@@ -109,7 +112,8 @@ def _print(found: Inspection) -> None:
 
     screen = console()
     screen.print(
-        f"{printable(found.model, 80)}: {len(found.heads)} heads in {len(found.layers)} layers, {found.tokens} tokens in"
+        f"{printable(found.model, 80)}: {len(found.heads)} heads in {len(found.layers)} layers,"
+        f" {found.tokens} tokens in"
         f" {found.sequences} sequences"
     )
     for line in found.skipped:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from unsoft.cli.plugin import Plugin, load_plugin
+from unsoft.cli.terminal import show_table
 
 if TYPE_CHECKING:
     from unsoft.tasks import Task
@@ -57,33 +58,13 @@ def _scores(task: Task) -> dict[str, Any]:
 
 
 def _print_table(made: list[Task], scores: bool) -> None:
-    from rich import box
-    from rich.console import Console
-    from rich.table import Table
-
-    table = Table(box=box.SIMPLE_HEAD)
-    for title in (
-        "name",
-        "tells apart",
-        "metric",
-        "chance",
-        *(("known", "shortcut") if scores else ()),
-        "layers x width / heads",
-    ):
-        table.add_column(title, no_wrap=title != "tells apart")
+    shown = ("known", "shortcut") if scores else ()
+    columns = dict.fromkeys(("name", "tells apart", "metric", "chance", *shown, "layers x width / heads"), "left")
+    rows = []
     for task in made:
-        setup = task.setup
-        found = _scores(task) if scores else {}
-        table.add_row(
-            task.name,
-            task.tells,
-            task.metric,
-            f"{task.chance:.3f}",
-            *("" if found[name] is None else f"{found[name]:.3f}" for name in ("known", "shortcut") if found),
-            f"{setup.layers} x {setup.width} / {setup.heads}",
-        )
-    console = Console(highlight=False)
-    if not console.is_terminal:
-        console = Console(highlight=False, width=120)
-    console.print(table)
-    console.print("Knobs: unsoft tasks --json. Train one: unsoft train TASK --mechanism cog")
+        setup, found = task.setup, _scores(task) if scores else {}
+        numbers = ["" if found[name] is None else f"{found[name]:.3g}" for name in shown]
+        model = f"{setup.layers} x {setup.width} / {setup.heads}"
+        rows.append([task.name, task.tells, task.metric, f"{task.chance:.3g}", *numbers, model])
+    show_table(columns | {"name": "whole"}, rows)
+    typer.echo("Knobs: unsoft tasks --json. Train one: unsoft train TASK --mechanism cog")

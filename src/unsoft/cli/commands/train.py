@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from unsoft.cli.arguments import check_folder
 from unsoft.cli.plugin import Plugin, load_plugin
+from unsoft.cli.terminal import INTERRUPTED, note
 
 if TYPE_CHECKING:
     from unsoft.training import Result
-
-_INTERRUPTED = 130
 
 
 def command(
@@ -81,6 +81,8 @@ def command(
     Ctrl-C saves and stops; the same command goes on from there, to the same weights bit for bit.
     """
     load_plugin(plugin)
+    folder = out or Path("runs") / f"{task}-{mechanism}-{seed}"
+    check_folder(folder)
     from unsoft.errors import Interrupted
     from unsoft.training import Spec
     from unsoft.training import train as run
@@ -107,14 +109,13 @@ def command(
         repulse=repulse,
         alpha=alpha,
     )
-    folder = out or Path("runs") / f"{task}-{mechanism}-{seed}"
     try:
         result = run(
             spec, folder, save_every=save_every, eval_every=eval_every, report_to=report_to, progress=True
         )
     except Interrupted as stopped:
-        typer.echo(f"unsoft: {stopped}", err=True)
-        raise typer.Exit(_INTERRUPTED) from None
+        note(str(stopped))
+        raise typer.Exit(INTERRUPTED) from None
     if as_json:
         typer.echo(json.dumps(result.to_dict(), indent=1))
     else:

@@ -1,1 +1,3 @@
-"""The sections of a comparison: each file here is one, with its question, measurements, figures, columns and claims, as ``SECTION``."""
+"""The sections of a comparison: each file here is one, with its question,
+measurements, figures, columns and claims, as ``SECTION``.
+"""

@@ -1,7 +1,9 @@
-"""Do tokens become the same? Random attention layers on top of one another, with and without a skip connection.
+"""Do tokens become the same? Random attention layers on top of one
+another, with and without a skip connection.
 
-Queries and keys are random projections of the states. With skip connections values are too, as in a network before training; without
-them values are the states themselves: nothing but the mixing is seen, and a token can still be compared with what it was.
+Queries and keys are random projections of the states. With skip connections values are too, as in a network
+before training; without them values are the states themselves: nothing but the mixing is seen, and a token
+can still be compared with what it was.
 """
 
 from __future__ import annotations
@@ -60,7 +62,8 @@ def _stack(subject: Subject, depth: int, skip: bool, seed: int) -> list[tuple[fl
             states = states + _attend(subject, q, k, v) @ projections[3]
         else:
             states = _attend(subject, q, k, states)
-        # Only the scale of the whole is set right, so that neither 0 nor infinity is reached; differences between tokens stay.
+        # Only the scale of the whole is set right, so that neither 0 nor infinity is reached;
+        # differences between tokens stay.
         states = states / states.square().mean().sqrt().clamp(min=1e-30)
         found.append(_measured(states, inputs))
     return found
@@ -126,9 +129,11 @@ def slower(results: Results) -> Finding:
         ratios[skip] = gpam[middle] / softmax[middle]
         ends[skip] = (softmax[max(softmax)], gpam[max(gpam)])
     held = [ratio > 1.05 for ratio in ratios.values()]
-    last = f"without them softmax ends at {ends[False][0]:.1g} and gpam at {ends[False][1]:.1g} after {max(softmax)} layers"
+    at = f"softmax ends at {ends[False][0]:.1g} and gpam at {ends[False][1]:.1g}"
+    last = f"without them {at} after {max(softmax)} layers"
     return grade(all(held), any(held)), (
-        f"residual of gpam over softmax's after {middle} random layers: {ratios[False]:.2f} without, {ratios[True]:.2f} with skip"
+        f"residual of gpam over softmax's after {middle} random layers: {ratios[False]:.2f} without,"
+        f" {ratios[True]:.2f} with skip"
         f" connections; {last}"
     )
 
@@ -139,8 +144,10 @@ SECTION = Section(
     title="Collapse",
     question="Do tokens become the same?",
     about=(
-        f"Random queries and keys in every layer, {TOKENS} tokens. Without skip connections the values are the tokens themselves, so that"
-        " nothing but the mixing is seen; with them values are random projections, as in a network before training."
+        f"Random queries and keys in every layer, {TOKENS} tokens. Without skip connections the values are"
+        " the tokens themselves, so that"
+        " nothing but the mixing is seen; with them values are random projections, as in a network before"
+        " training."
     ),
     jobs=jobs,
     figures=figures,
@@ -149,7 +156,10 @@ SECTION = Section(
         Column(
             "rank",
             "keeps rank?",
-            "residual over norm after the deepest layer, attention only: 0 means that all tokens are the same",
+            (
+                "residual over norm after the deepest layer, attention only: 0 means that all tokens are the"
+                " same"
+            ),
             _last_depth("residual", False),
             0.5,
             0.1,

@@ -1,9 +1,13 @@
-"""What does it cost? Training and decoding beside PyTorch's fused softmax, in the same interleaved run, and memory."""
+"""What does it cost?
+
+Training and decoding beside PyTorch's fused softmax, in the same interleaved run, and memory.
+"""
 
 from __future__ import annotations
 
 import json
 import math
+import runpy
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
@@ -19,6 +23,7 @@ from unsoft.bench.timing import interleaved
 from unsoft.compare.jobs import Job, Missing, Results
 from unsoft.compare.level import Level
 from unsoft.compare.section import ROSIC, Claim, Column, Finding, Request, Section, grade, job
+from unsoft.compare.store import outside_file
 from unsoft.compare.subject import WIDTH, Subject
 from unsoft.formula import Formula
 from unsoft.magnitude.gaussian.system import System
@@ -75,7 +80,13 @@ def decoding(subjects: Sequence[Subject], length: int, level: Level) -> list[dic
 
 def memory(subjects: Sequence[Subject], lengths: Sequence[int]) -> list[dict[str, Any]]:
     """Peak bytes of training on top of the inputs, all in one process of its own."""
-    task = {"lengths": list(lengths), "subjects": [[s.label, _portable(s.mechanism)] for s in subjects]}
+    families = [s.family for s in subjects if s.family is not None]
+    files = {str(file) for family in families if (file := outside_file(family.build)) is not None}
+    task = {
+        "lengths": list(lengths),
+        "subjects": [[s.label, _portable(s.mechanism)] for s in subjects],
+        "files": sorted(files),
+    }
     rows = run_probe("-m", __name__, json.dumps(task), MALLOC_MMAP_THRESHOLD_="65536")["rows"]
     base = {row["length"]: max(row["bytes"], 1) for row in rows if row["mechanism"] == PEER}
     return [row | {"ratio": row["bytes"] / base[row["length"]]} for row in rows]
@@ -148,6 +159,8 @@ def _portable(mechanism: str | Formula) -> Any:
 
 
 def _probe(task: dict[str, Any]) -> list[dict[str, Any]]:
+    for file in task["files"]:
+        runpy.run_path(file)  # registers a mechanism of the user's own
     known = [
         Subject(label, given if isinstance(given, str) else Formula.from_dict(given))
         for label, given in task["subjects"]
@@ -160,13 +173,20 @@ def _probe(task: dict[str, Any]) -> list[dict[str, Any]]:
             before = reset_peak()
             call()
             rows.append(
-                {"mechanism": PEER if subject is None else subject.label, "what": "memory", "length": length, "bytes": max(peak() - before, 0)}
-            )  # fmt: skip
+                {
+                    "mechanism": PEER if subject is None else subject.label,
+                    "what": "memory",
+                    "length": length,
+                    "bytes": max(peak() - before, 0),
+                }
+            )
     return rows
 
 
 def price(level: Level) -> list[dict[str, Any]]:
-    """Seconds of five CG steps on all keys against a forward pass of SDPA, four heads: does the ratio grow with N?"""
+    """Seconds of five CG steps on all keys against a forward pass of
+    SDPA, four heads: does the ratio grow with N?
+    """
     rows = []
     for length in level.lengths:
         generator = torch.Generator().manual_seed(0)
@@ -236,7 +256,8 @@ def _price(results: Results) -> Finding:
     like = not grows and last["ratio"] < 2
     dear = bool(causal) and causal[-1]["ratio"] > 2
     return grade(like and not dear, not grows), (
-        f"5 CG steps take {first['ratio']:.2f} of an attention forward pass at N = {first['length']}, {last['ratio']:.2f} at {last['length']}{more}"
+        f"5 CG steps take {first['ratio']:.2f} of an attention forward pass at N = {first['length']},"
+        f" {last['ratio']:.2f} at {last['length']}{more}"
     )
 
 

@@ -1,4 +1,7 @@
-"""Can it focus? S of rows measured on real attention weights, and the theory of infinitely many keys beside it."""
+"""Can it focus?
+
+S of rows measured on real attention weights, and the theory of infinitely many keys beside it.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +35,9 @@ def jobs(request: Request) -> list[Job]:
 
 
 def focus(subject: Subject, level: Level) -> list[dict[str, Any]]:
-    """Theory at every gamma of the line, measurements at some of them; families have measurements at beta = 0 only."""
+    """Theory at every gamma of the line, measurements at some of them;
+    families have measurements at beta = 0 only.
+    """
     return _theory(subject, level.keys) + _measured(subject, level)
 
 
@@ -170,7 +175,8 @@ def _rectified(results: Results) -> Finding:
     worst = max(_pairs(results, "relu2"), key=lambda at: abs(at[2] - at[3]))
     error = abs(worst[2] - worst[3])
     return grade(error < _CLOSE, error < 3 * _CLOSE), (
-        f"largest distance {error:.4f}, at beta = {worst[0]:g}, gamma = {worst[1]:g} ({worst[2]:.3f} measured, {worst[3]:.3f} theory)"
+        f"largest distance {error:.4f}, at beta = {worst[0]:g}, gamma = {worst[1]:g} ({worst[2]:.3f}"
+        f" measured, {worst[3]:.3f} theory)"
     )
 
 
@@ -218,7 +224,8 @@ def _linear_is_flat(results: Results) -> Finding:
         results.rows("focus", name)  # or the claim is not run
         lowest[name] = _lowest(results, name) or 0.0
     return grade(lowest["linear-relu"] > 2 * lowest["softmax"]), (
-        f"lowest S for gamma up to 4: softmax {lowest['softmax']:.3f}, linear attention with relu {lowest['linear-relu']:.3f}"
+        f"lowest S for gamma up to 4: softmax {lowest['softmax']:.3f}, linear attention with relu"
+        f" {lowest['linear-relu']:.3f}"
     )
 
 
@@ -231,7 +238,10 @@ SECTION = Section(
     order=10,
     title="Focus",
     question="Can it focus?",
-    about="S = E|a| / √(E a²) over a row whose logits are N(beta, gamma²): 1 if the row is even, near 0 if all is on one key.",
+    about=(
+        "S = E|a| / √(E a²) over a row whose logits are N(beta, gamma²): 1 if the row is even, near 0 if all is"
+        " on one key."
+    ),
     jobs=jobs,
     figures=figures,
     controls=[Control("beta", "beta of the last chart", [(beta, f"{beta:g}") for beta in BETAS])],

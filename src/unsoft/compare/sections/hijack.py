@@ -20,7 +20,10 @@ from unsoft.report.figure import Figure, by_mechanism, grey_dots
 
 CLONES = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000)
 UNIQUE, CLONE = 1 + math.log(20), 1.0
-"""Logits: exp says that the unique key is 20 times as relevant. Logit 0 would be nothing to many signed mechanisms."""
+"""Logits: exp says that the unique key is 20 times as relevant.
+
+Logit 0 would be nothing to many signed mechanisms.
+"""
 FAR = 40.0
 
 
@@ -73,7 +76,9 @@ def _theory(subject: Subject) -> list[float]:
 
 
 def units() -> list[dict[str, Any]]:
-    """What 50 clones contribute to the output, in units of one of them: gate passed on as it is, and through the sigmoid."""
+    """What 50 clones contribute to the output, in units of one of them:
+    gate passed on as it is, and through the sigmoid.
+    """
     clones = torch.zeros(50, WIDTH, dtype=torch.float64)
     weights = weighting(
         torch.cat([clones, clones[:1] + 40]), eps=1e-9, solver="cholesky", throw=False
@@ -100,9 +105,12 @@ def example() -> list[dict[str, Any]]:
     ]
     plain = Formula("exp(s - m)", "exp(s - m)", "s")
     rows.append(
-        {"mechanism": "exp by its formula", "clones": 50,
-         "share": float(plain.row(torch.tensor([math.log(20)] + [0.0] * 50, dtype=torch.float64))[0])}
-    )  # fmt: skip
+        {
+            "mechanism": "exp by its formula",
+            "clones": 50,
+            "share": float(plain.row(torch.tensor([math.log(20)] + [0.0] * 50, dtype=torch.float64))[0]),
+        }
+    )
     return rows
 
 
@@ -130,8 +138,10 @@ def figures(results: Results) -> Iterator[Figure]:
     ideal = [{"clones": m, "share": share} for m, share in zip(counts, shares, strict=True)]
     line = grey_dots(ideal, "clones", "share")
     note = (
-        "A key of relevance 20 against clones of relevance 1. Lines: theory where there is one; dots: measured. Grey dots: a gate that"
-        " passes the magnitude weight itself, as Rosić 2026 computes the example; the sigmoid gate defined there only delays the hijack."
+        "A key of relevance 20 against clones of relevance 1. Lines: theory where there is one; dots:"
+        " measured. Grey dots: a gate that"
+        " passes the magnitude weight itself, as Rosić 2026 computes the example; the sigmoid gate defined"
+        " there only delays the hijack."
     )
     yield Figure("hijack", "Share of the unique key", note, rows, chart + line)
 
@@ -151,7 +161,8 @@ def _hijacked(results: Results) -> Finding:
         row["clones"]: row["share"] for row in results.rows("hijack", "softmax") if row["kind"] == "measured"
     }
     return grade(rows[1] > 0.9 and rows[1000] < 0.05), (
-        f"a key 20 times as relevant keeps {rows[1]:.3f} against 1 clone, {rows[50]:.3f} against 50, {rows[1000]:.3f} against 1000"
+        f"a key 20 times as relevant keeps {rows[1]:.3f} against 1 clone, {rows[50]:.3f} against 50,"
+        f" {rows[1000]:.3f} against 1000"
     )
 
 
@@ -167,7 +178,8 @@ def _gate(results: Results) -> Finding:
         else "no help at its start"
     )
     return grade(stops, delays), (
-        f"against 50 clones {gated[50]:.3f} instead of {softmax[50]:.3f}, against 1000 {gated[1000]:.3f} instead of"
+        f"against 50 clones {gated[50]:.3f} instead of {softmax[50]:.3f}, against 1000 {gated[1000]:.3f}"
+        " instead of"
         f" {softmax[1000]:.3f}" + ("" if stops else f": {why}")
     )
 
@@ -178,7 +190,8 @@ def _one_unit(results: Results) -> Finding:
     sigmoid = next(row["units"] for row in rows if row["gate"] == "sigmoid")
     sharp = rows[-1]
     return grade(abs(sigmoid - 1) < 0.1, abs(weight - 1) < 0.01), (
-        f"50 clones count as {weight:.2f} if the gate passes the weight itself, as {sigmoid:.1f} through sigmoid(μ), as {sharp['units']:.2f} "
+        f"50 clones count as {weight:.2f} if the gate passes the weight itself, as {sigmoid:.1f} through"
+        f" sigmoid(μ), as {sharp['units']:.2f} "
         f"through sigmoid({sharp['slope']:g}μ {sharp['offset']:+g})"
     )
 
@@ -197,7 +210,10 @@ SECTION = Section(
         Column(
             "clones",
             "resists clones?",
-            "share that a key of relevance 20 keeps against 50 clones of relevance 1; one clone leaves it 0.95 under softmax",
+            (
+                "share that a key of relevance 20 keeps against 50 clones of relevance 1; one clone leaves it"
+                " 0.95 under softmax"
+            ),
             _share_at_50,
             0.8,
             0.33,

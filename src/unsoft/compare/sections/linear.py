@@ -1,4 +1,7 @@
-"""Is it rank that linear attention lacks? Norms, ranks, dimensions, independent features and decay: only claims, no figures."""
+"""Is it rank that linear attention lacks?
+
+Norms, ranks, dimensions, independent features and decay: only claims, no figures.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +34,9 @@ def facts(level: Level) -> list[Job]:
 
 
 def norm_ratios() -> list[dict[str, Any]]:
-    """The largest |q|_2 / |q|_1 found in each dimension, by ascent from random non-negative queries and at one-hot ones."""
+    """The largest |q|_2 / |q|_1 found in each dimension, by ascent from
+    random non-negative queries and at one-hot ones.
+    """
     rows = []
     generator = torch.Generator().manual_seed(6)
     for width in WIDTHS:
@@ -80,10 +85,14 @@ def causal_ranks() -> list[dict[str, Any]]:
 def dimensions(keys: int) -> list[dict[str, Any]]:
     """S of linear attention at gamma = 1 as queries and keys get more dimensions."""
     return [
-        {"mechanism": name, "width": width, "S": float(measured_sparsity(Subject(name, name), 0.0, 1.0, keys, 24, width).mean())}
+        {
+            "mechanism": name,
+            "width": width,
+            "S": float(measured_sparsity(Subject(name, name), 0.0, 1.0, keys, 24, width).mean()),
+        }
         for name in ("linear-relu", "linear-elu1", "linear-exp")
         for width in WIDTHS[1:]
-    ]  # fmt: skip
+    ]
 
 
 def features() -> list[dict[str, Any]]:
@@ -115,9 +124,13 @@ def decay() -> list[dict[str, Any]]:
             row = subject.weights(zero[:, :1], zero)[0, 0]
             rate = float(row[-2] / row[-1])
             rows.append(
-                {"decay": rate, "length": length, "measured": float(measure.sparsity(row)),
-                 "theory": float(theory.decay_sparsity(length, min(rate, 1.0)))}
-            )  # fmt: skip
+                {
+                    "decay": rate,
+                    "length": length,
+                    "measured": float(measure.sparsity(row)),
+                    "theory": float(theory.decay_sparsity(length, min(rate, 1.0))),
+                }
+            )
     return rows
 
 
@@ -137,7 +150,8 @@ def _decay(results: Results) -> Finding:
     error = max(abs(row["measured"] - row["theory"]) for row in rows)
     fast = [row["measured"] for row in rows if row["decay"] < 0.95]
     return grade(error < 1e-6 and fast[-1] < fast[0] / 3), (
-        f"largest distance {error:.1g}; with decay 0.9 S goes from {fast[0]:.3f} to {fast[-1]:.3f} as rows get longer"
+        f"largest distance {error:.1g}; with decay 0.9 S goes from {fast[0]:.3f} to {fast[-1]:.3f} as rows"
+        " get longer"
     )
 
 
@@ -146,7 +160,8 @@ def _norms(results: Results) -> Finding:
     largest = max(row["largest"] for row in rows)
     last = rows[-1]
     return grade(all(abs(row["largest"] - row["sqrt"]) < 0.1 * row["sqrt"] for row in rows)), (
-        f"the largest found is {largest:.4f} in every dimension up to {last['width']}, where √d = {last['sqrt']:.0f}; "
+        f"the largest found is {largest:.4f} in every dimension up to {last['width']}, where √d ="
+        f" {last['sqrt']:.0f}; "
         "it lies between 1/√d and 1"
     )
 
@@ -164,7 +179,8 @@ def _rank(results: Results) -> Finding:
         else "tiny entries on the diagonal are no rank in double precision"
     )
     return grade(not lost, bool(full)), (
-        f"of {causal[0]['length']}: full for {', '.join(full) or 'none'}; {', '.join(lost) or 'none'} lost some ({why}); "
+        f"of {causal[0]['length']}: full for {', '.join(full) or 'none'}; {', '.join(lost) or 'none'} lost"
+        f" some ({why}); "
         f"without the mask at most {low}"
         if lost
         else f"full, {causal[0]['length']}, for {', '.join(full)}; without the mask at most {low}"

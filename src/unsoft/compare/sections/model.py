@@ -1,4 +1,6 @@
-"""The same questions asked of a real model: it is inspected as it is, and each mechanism is swapped in, without training."""
+"""The same questions asked of a real model: it is inspected as it is, and
+each mechanism is swapped in, without training.
+"""
 
 from __future__ import annotations
 
@@ -53,7 +55,9 @@ class Model:
         return network, tokenizer
 
     def jobs(self, subjects: Sequence[Subject]) -> list[Job]:
-        """The inspection and the perplexity before anything is swapped, then the perplexity after each swap, in place."""
+        """The inspection and the perplexity before anything is swapped, then
+        the perplexity after each swap, in place.
+        """
         about = {
             "model": self.name,
             "length": _LENGTH,
@@ -146,7 +150,8 @@ def parts(results: Results) -> Iterator[Part]:
     found = Inspection(**{key: x for key, x in inspected[0].items() if key != "schema"})
     yield Part(
         printable(found.model, 80),
-        f"{len(found.heads)} heads, {found.tokens} tokens of text in {found.sequences} sequences. The same questions, asked of its own"
+        f"{len(found.heads)} heads, {found.tokens} tokens of text in {found.sequences} sequences. The same"
+        " questions, asked of its own"
         " attention as unsoft inspect does.",
     )
     yield perplexities(results)
@@ -180,7 +185,8 @@ def perplexities(results: Results) -> Part:
             refused.append(f"{printable(label)}: {problem}.")
     near = sum(row[titles[2]] < _NEAR for row in rows)
     text = (
-        f"Perplexity on {TEXT}, {before[0]['tokens']} tokens: {number(before[0]['perplexity'])} as the model is. Each mechanism stands in all"
+        f"Perplexity on {TEXT}, {before[0]['tokens']} tokens: {number(before[0]['perplexity'])} as the model"
+        " is. Each mechanism stands in all"
         f" layers as it starts, without training: {near} of {len(rows)} stay within {_NEAR - 1:.0%} of that."
     )
     return Part(
@@ -208,7 +214,10 @@ SECTION = Section(
         Column(
             "perplexity",
             "perplexity",
-            "of the model with the mechanism in all layers, without training, over that of the model as it is",
+            (
+                "of the model with the mechanism in all layers, without training, over that of the model as"
+                " it is"
+            ),
             _times,
             _NEAR,
             2.0,

@@ -1,4 +1,6 @@
-"""The case for and against non-negative weights: gradients at negative logits, and what signed weights are divided by."""
+"""The case for and against non-negative weights: gradients at negative
+logits, and what signed weights are divided by.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +39,9 @@ def negative_logits() -> list[dict[str, Any]]:
 
 
 def sum_normalised() -> list[dict[str, Any]]:
-    """The largest |weight| of random rows: signed weights over their plain sum, against the sum of their sizes."""
+    """The largest |weight| of random rows: signed weights over their
+    plain sum, against the sum of their sizes.
+    """
     generator = torch.Generator().manual_seed(13)
     logits = torch.randn(2000, 64, generator=generator, dtype=torch.float64)
     kinds = {
@@ -59,7 +63,8 @@ def _vanishing_gradient(results: Results) -> Finding:
     rate = slope["softmax", -8.0] / slope["softmax", -10.0]
     cog = slope["cog", -4.0] / slope["softmax", -4.0]
     return grade(lost < 1e-3), (
-        f"softmax's slope at logit -10 is {lost:.1g} of that at 0 and falls by {rate:.2f} for each 2 (e² = 7.39); "
+        f"softmax's slope at logit -10 is {lost:.1g} of that at 0 and falls by {rate:.2f} for each 2 (e² ="
+        " 7.39); "
         f"at -4 cog's is {cog:.0f} times as large"
     )
 
@@ -69,8 +74,10 @@ def _non_negativity(results: Results) -> Finding:
     plain, sizes = rows["signed, divided by the sum"], rows["signed, divided by the sum of sizes"]
     bounded = sizes <= 1
     return grade(not bounded, plain > 10), (
-        f"signed weights over their plain sum, as cosFormer tried them, reach {plain:.0f}; over the sum of their sizes, as in cog, "
-        f"at most {sizes:.2f}: {'the case is against that normaliser' if bounded else 'neither is bounded'}; whether signs hurt a trained"
+        f"signed weights over their plain sum, as cosFormer tried them, reach {plain:.0f}; over the sum of"
+        " their sizes, as in cog, "
+        f"at most {sizes:.2f}: {'the case is against that normaliser' if bounded else 'neither is bounded'};"
+        " whether signs hurt a trained"
         " model is not run"
     )
 

@@ -1,4 +1,8 @@
-"""Does sign matter? Weight and gradient of one key as its logit moves, maps on the same queries and keys, opposed against irrelevant."""
+"""Does sign matter?
+
+Weight and gradient of one key as its logit moves, maps on the same queries and keys, opposed against
+irrelevant.
+"""
 
 from __future__ import annotations
 
@@ -143,7 +147,10 @@ def _curve_figures(results: Results, rows: list[dict[str, Any]]) -> Iterator[Fig
         tooltip=["gradient"],
         y_domain=[1e-4, 1],
     )
-    note = "What a loss can still tell this key. Softmax's slope dies off like exp(s); where a line ends it is exactly 0."
+    note = (
+        "What a loss can still tell this key. Softmax's slope dies off like exp(s); where a line ends it is"
+        " exactly 0."
+    )
     yield Figure("gradient", "Gradient against logit", note, seen, chart)
 
 
@@ -174,7 +181,8 @@ def _erased_differences(results: Results) -> Finding:
     softmax, cog = (results.rows("opposed", name)[0] for name in ("softmax", "cog"))
     erased = softmax["auc"] < 0.6
     return grade(erased, softmax["gap"] < cog["gap"] / 2), (
-        f"softmax keeps the order (auc {softmax['auc']:.3f}) but can take away only {softmax['gap']:.2f} fair shares; "
+        f"softmax keeps the order (auc {softmax['auc']:.3f}) but can take away only {softmax['gap']:.2f}"
+        " fair shares; "
         f"cog takes {cog['gap']:.1f}"
     )
 
@@ -191,14 +199,16 @@ def _cog_sums(results: Results) -> Finding:
     unit = abs(row["l1_low"] - 1) < 1e-6 and abs(row["l1_high"] - 1) < 1e-6
     free = row["sum_low"] < -0.1 and row["sum_high"] > 0.1
     return grade(unit and free, unit), (
-        f"sum of sizes {row['l1_low']:.6f} to {row['l1_high']:.6f}; row sum {row['sum_low']:.2f} to {row['sum_high']:.2f}"
+        f"sum of sizes {row['l1_low']:.6f} to {row['l1_high']:.6f}; row sum {row['sum_low']:.2f} to"
+        f" {row['sum_high']:.2f}"
     )
 
 
 def _deletion(results: Results) -> Finding:
     cog, softmax = results.rows("sums", "cog")[0], results.rows("sums", "softmax")[0]
     return grade(cog["deletion"] > 0.1 and softmax["deletion"] == 0), (
-        f"{cog['deletion']:.0%} of what cog moves along the sources' own directions is removed, {softmax['deletion']:.0%} for softmax "
+        f"{cog['deletion']:.0%} of what cog moves along the sources' own directions is removed,"
+        f" {softmax['deletion']:.0%} for softmax "
         "(without an output projection; what trained heads do is not run)"
     )
 
@@ -207,7 +217,8 @@ def _affine(results: Results) -> Finding:
     row = results.rows("sums", "gpam")[0]
     fixed = abs(row["sum_low"] - row["sum_high"]) < 1e-6
     return grade(fixed and row["negative"] > 0), (
-        f"gpam's rows sum to {row['sum_low']:.4f} to {row['sum_high']:.4f}, {row['negative']:.1%} of the weight is negative"
+        f"gpam's rows sum to {row['sum_low']:.4f} to {row['sum_high']:.4f}, {row['negative']:.1%} of the"
+        " weight is negative"
     )
 
 

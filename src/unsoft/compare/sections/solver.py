@@ -1,4 +1,7 @@
-"""How many steps of conjugate gradients does magnitude need? Weights and total against the exact solution, and what is known of sets."""
+"""How many steps of conjugate gradients does magnitude need?
+
+Weights and total against the exact solution, and what is known of sets.
+"""
 
 from __future__ import annotations
 
@@ -50,9 +53,15 @@ def solver(kind: str) -> list[dict[str, Any]]:
             error = (found.weights - exact.weights).norm() / exact.weights.norm()
             total = (found.magnitude - exact.magnitude).abs() / exact.magnitude.abs()
             rows.append(
-                {"keys": kind, "eps": eps, "steps": steps, "weights": float(error), "total": float(total),
-                 "magnitude": float(exact.magnitude)}
-            )  # fmt: skip
+                {
+                    "keys": kind,
+                    "eps": eps,
+                    "steps": steps,
+                    "weights": float(error),
+                    "total": float(total),
+                    "magnitude": float(exact.magnitude),
+                }
+            )
     return rows
 
 
@@ -67,8 +76,15 @@ def sets() -> list[dict[str, Any]]:
     for count in (2, 10, 50):
         clones = cloud(1).expand(count, WIDTH)
         found = weighting(clones, eps=eps, solver="cholesky", throw=False)
-        rows.append({"set": "clones", "count": count, "expected": 1 / count, "found": float(found.weights.mean()),
-                     "spread": float(found.weights.max() - found.weights.min())})  # fmt: skip
+        rows.append(
+            {
+                "set": "clones",
+                "count": count,
+                "expected": 1 / count,
+                "found": float(found.weights.mean()),
+                "spread": float(found.weights.max() - found.weights.min()),
+            }
+        )
     lonely = torch.cat([cloud(20, 0.1), cloud(1) + 40])
     rows.append(
         {
@@ -92,7 +108,9 @@ def sets() -> list[dict[str, Any]]:
 
 
 def stability() -> list[dict[str, Any]]:
-    """Nearly equal keys in float32: what the exact solver says, and how far weights move if keys move by 1e-6."""
+    """Nearly equal keys in float32: what the exact solver says, and
+    how far weights move if keys move by 1e-6.
+    """
     generator = torch.Generator().manual_seed(12)
     keys = torch.randn(1, WIDTH, generator=generator) + 1e-3 * torch.randn(64, WIDTH, generator=generator)
     moved = keys + 1e-6 * torch.randn(64, WIDTH, generator=generator)
@@ -113,9 +131,14 @@ def stability() -> list[dict[str, Any]]:
             continue
         change = float((found.weights - other.weights).norm() / found.weights.norm())
         rows.append(
-            {"eps": eps, "status": found.status.name.lower(), "change": change if math.isfinite(change) else None,
-             "largest": float(found.weights.abs().max().nan_to_num()), "total": float(found.magnitude.nan_to_num())}
-        )  # fmt: skip
+            {
+                "eps": eps,
+                "status": found.status.name.lower(),
+                "change": change if math.isfinite(change) else None,
+                "largest": float(found.weights.abs().max().nan_to_num()),
+                "total": float(found.magnitude.nan_to_num()),
+            }
+        )
     return rows
 
 
@@ -181,8 +204,10 @@ def _few_steps(results: Results) -> Finding:
         [row["weights"] < 0.01 for row in (distinct, crowds)],
     )
     return grade(all(good[0]) and all(good[1]), distinct["total"] < 0.05), (
-        f"after 5 steps at ε = 0.01 the total is off by {distinct['total']:.1%} for distinct keys and {crowds['total']:.1%} for crowds, "
-        f"the weights by {distinct['weights']:.0%} and {crowds['weights']:.0%}: {'' if all(good[0]) else 'not '}enough for the total, "
+        f"after 5 steps at ε = 0.01 the total is off by {distinct['total']:.1%} for distinct keys and"
+        f" {crowds['total']:.1%} for crowds, "
+        f"the weights by {distinct['weights']:.0%} and {crowds['weights']:.0%}:"
+        f" {'' if all(good[0]) else 'not '}enough for the total, "
         f"{'' if all(good[1]) else 'not '}for the weights"
     )
 
@@ -193,7 +218,8 @@ def _stable(results: Results) -> Finding:
     worse = bare["change"] is None or bare["change"] > 100 * ridge["change"]
     without = bare["status"] if bare["change"] is None else f"by {bare['change']:.0%}"
     return grade(worse and ridge["change"] < 1e-3), (
-        f"if nearly equal keys move by 1e-6, weights move {without} without the ridge and by {ridge['change']:.1g} with ε = 0.01"
+        f"if nearly equal keys move by 1e-6, weights move {without} without the ridge and by"
+        f" {ridge['change']:.1g} with ε = 0.01"
     )
 
 
@@ -204,7 +230,8 @@ SECTION = Section(
     title="Solver",
     question="How many steps does magnitude need?",
     about=(
-        "Conjugate gradients against the exact solution. The total of the weights settles before the weights of single keys do, above all"
+        "Conjugate gradients against the exact solution. The total of the weights settles before the weights"
+        " of single keys do, above all"
         " where keys nearly coincide."
     ),
     jobs=jobs,

@@ -1,4 +1,6 @@
-"""What only trained models can tell: claims that say so instead of guessing, and an empty column of the scoreboard."""
+"""What only trained models can tell: claims that say so instead of
+guessing, and an empty column of the scoreboard.
+"""
 
 from __future__ import annotations
 

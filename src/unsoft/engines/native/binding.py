@@ -119,7 +119,13 @@ class _Common:
         )  # fmt: skip
         self.inputs = (*_typed(q), *_typed(k), *_typed(v))
 
-    def fields(self, out: Tensor, peak: Tensor, total: Tensor, gradients: tuple | None = None) -> bytes:
+    def fields(
+        self,
+        out: Tensor,
+        peak: Tensor,
+        total: Tensor,
+        gradients: tuple[Tensor, Tensor, Tensor, Tensor, Tensor | None, Tensor | None] | None = None,
+    ) -> bytes:
         values = [*self.inputs, *_typed(out)]
         rest = pack_rest(peak, total, self.counts, self.visible, self.bias, self.positions, self.params)
         more: list[int] = []

@@ -101,7 +101,9 @@ class BackwardPass:
             space.give_back_all()
         self.dq[place] = dq.view_as(self.dq[place]).mul_(grid.call.scale)
 
-    def _normaliser(self, chunk: Chunk, place: tuple, symbols: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
+    def _normaliser(
+        self, chunk: Chunk, place: tuple[slice, ...], symbols: dict[str, Tensor]
+    ) -> tuple[Tensor, Tensor]:
         """1 / N and the gradient of the total, (b, h, rows, 1); adds what offset and norm owe the params."""
         terms = self.terms
         if terms.mass is None:
@@ -124,7 +126,16 @@ class BackwardPass:
                 self.dparams[row, chunk.heads] += part.sum((0, 2, 3))
         return inverse, d_total
 
-    def _add_bias_and_params(self, chunk, rows, keys, seen, slopes, d_weight, d_total) -> None:
+    def _add_bias_and_params(
+        self,
+        chunk: Chunk,
+        rows: slice,
+        keys: slice,
+        seen: Tensor | None,
+        slopes: dict[Any, Any],
+        d_weight: Tensor,
+        d_total: Tensor,
+    ) -> None:
         space = self.grid.space
         if ("weight", BIAS) in slopes:
             tile = _chained(slopes, BIAS, d_weight, d_total, seen, out=space.take(d_weight.shape))

@@ -16,16 +16,16 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from unsoft.formula import Instruction
-from unsoft.formula.lower import Operand
+from unsoft.formula.instructions import Operand
 from unsoft.formula.operation import OPERATIONS
 
 
 def tidy(
     instructions: Sequence[Instruction], results: Mapping[Any, Operand]
 ) -> tuple[list[Instruction], dict[Any, Operand]]:
-    """Instructions and results as :func:`unsoft.formula.lower` gives them, shorter."""
+    """Instructions and results as :func:`unsoft.formula.instructions` gives them, shorter."""
     renamed: dict[Operand, Operand] = {}
-    known: dict[tuple, str] = {}
+    known: dict[tuple[Operand, ...], str] = {}
     negated: dict[Operand, Operand] = {}
     kept: list[Instruction] = []
     for target, op, args in instructions:
@@ -40,7 +40,9 @@ def tidy(
     return _used(kept, set(final.values())), final
 
 
-def _rewritten(op: str, args: tuple[Operand, ...], negated: Mapping[Operand, Operand]) -> tuple[str, tuple]:
+def _rewritten(
+    op: str, args: tuple[Operand, ...], negated: Mapping[Operand, Operand]
+) -> tuple[str, tuple[Operand, ...]]:
     match op, args:
         case ("mul", (-1.0, x)) | ("mul", (x, -1.0)):
             return "neg", (x,)

@@ -16,6 +16,7 @@ from torch import Tensor
 from unsoft.engines.tiled.bit_masks import bit_mask, bits, flags_to_mask_
 from unsoft.engines.tiled.peephole import tidy
 from unsoft.formula import Expr, Instruction, lower
+from unsoft.formula.instructions import Operand
 from unsoft.formula.operation import COMPARISONS, OPERATIONS
 
 
@@ -103,7 +104,10 @@ class Program:
         return {name: values[r] if isinstance(r, str) else r for name, r in self.results.items()}
 
 
-def _plan(instructions: Sequence[Instruction], kept: set) -> list[tuple]:
+_Step = tuple[str, str, tuple[Operand, ...], bool, list[str]]
+
+
+def _plan(instructions: Sequence[Instruction], kept: set[Operand]) -> list[_Step]:
     """Each instruction with: does it fill a buffer, and which buffers it is the last to use."""
     buffered = {"s"}
     for target, _, args in instructions:
@@ -132,7 +136,9 @@ def _filled(op: str, space: Workspace, out: Tensor, *operands: Any) -> Tensor:
     return out
 
 
-def _where(space: Workspace, out: Tensor, condition: Tensor | tuple, *branches: Tensor | float) -> Tensor:
+def _where(
+    space: Workspace, out: Tensor, condition: Tensor | tuple[Tensor], *branches: Tensor | float
+) -> Tensor:
     mask = bits(condition) if isinstance(condition, Tensor) else bit_mask(condition[0], space.dtype)
     a, b = (bits(x if isinstance(x, Tensor) else space.number(x)) for x in branches)
     if not isinstance(branches[1], Tensor) and branches[1] == 0.0:

@@ -48,16 +48,16 @@ class Chunk:
 
     @property
     def batch_size(self) -> int:
-        return self.batch.stop - self.batch.start
+        return size_of(self.batch)
 
     @property
     def head_count(self) -> int:
-        return self.heads.stop - self.heads.start
+        return size_of(self.heads)
 
     @property
     def matrices(self) -> int:
         """Key heads of the chunk: as many matrix products as one tile is."""
-        return self.batch_size * (self.kv_heads.stop - self.kv_heads.start)
+        return self.batch_size * size_of(self.kv_heads)
 
     def of(self, x: Tensor) -> Tensor:
         """The part of a (B|1, H|1, ...) tensor that belongs to the query heads of this chunk."""
@@ -238,6 +238,12 @@ class Grid:
                         bad_rows |= (bad_bias & (seen > 0)).any(-1, keepdim=True)
                     seen_bad[place] |= bad_rows
         return torch.where(seen_bad, torch.nan, 0.0).to(self.call.q.dtype)
+
+
+def size_of(part: slice) -> int:
+    """How many places a slice with a start and an end covers."""
+    size: int = part.stop - part.start
+    return size
 
 
 def blocks(length: int, size: int) -> Iterator[slice]:

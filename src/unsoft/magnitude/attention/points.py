@@ -11,7 +11,9 @@ from unsoft.mechanisms.core.module import Inputs
 
 
 def key_points(call: Call, inputs: Inputs, log_t: Tensor) -> Points:
-    """The keys, or those that were given for their geometry, scaled; a key that no row may see, or that is not finite, is not there."""
+    """The keys, or those that were given for their geometry, scaled; a key that no row may see, or that is
+    not finite, is not there.
+    """
     given = inputs.geometry_keys
     keys = call.k if given is None else _checked_geometry(given, inputs.key, call.k)
     present = _seen_by_some_row(call)
@@ -40,7 +42,8 @@ def by_key_head(parameter: Tensor, heads: int) -> Tensor:
         raise ValueError(
             f"magnitude: argument 'key' has {heads} heads; the mechanism was made for {len(parameter)}"
         )
-    return parameter.unflatten(0, (heads, -1)).mean(-1)
+    mean: Tensor = parameter.unflatten(0, (heads, -1)).mean(-1)
+    return mean
 
 
 def _seen_by_some_row(call: Call) -> Tensor | None:

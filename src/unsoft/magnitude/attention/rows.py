@@ -25,10 +25,17 @@ _ROWS = 128
 def attend_by_rows(
     layer: Magnitude, inputs: Inputs, m: Tensor, y: Tensor, before: Tensor | None, offset: int
 ) -> tuple[Result, Tensor]:
-    """Attention in which row i has the weights of the first i + offset + 1 keys; also the weights of the last row.
+    """Attention in which row i has the weights of the first i + offset + 1 keys; also the weights of the last
+    row.
 
-    M and y (systems, keys, ...) are those of all keys; ``before`` are the weights of the prefix before the first row.
+    M and y (systems, keys, ...) are those of all keys; ``before`` are the weights of the prefix before the
+    first row.
     """
+    engine = inputs.options["engine"]
+    if engine not in ("auto", "dense"):
+        raise ValueError(
+            f"magnitude: argument 'engine': causal='prefix' writes the weights of every row out, as 'dense' does; {engine!r} does not"
+        )
     rows, keys = inputs.query.shape[-2], inputs.key.shape[-2]
     if rows + offset > keys:  # rows after the last key: fill up with keys that are masked
         more = rows + offset - keys
@@ -53,7 +60,7 @@ def attend_by_rows(
         )
         parts.append(part)
     joined = [torch.cat(part, dim=-2) for part in zip(*parts, strict=True)]
-    return (tuple(joined) if inputs.return_weights else joined[0]), carry
+    return ((joined[0], joined[1]) if inputs.return_weights else joined[0]), carry
 
 
 def attend_by_rows_cached(layer: Magnitude, inputs: Inputs, cache: MagnitudeCache) -> Result:
@@ -109,11 +116,13 @@ class _Block:
             queries, keys = options["positions"]
             options["positions"] = queries[..., low:high], keys[..., : self.seen]
         self.inputs = inputs.change(
-            query=inputs.query[..., low:high, :], key=inputs.key[..., : self.seen, :],
+            query=inputs.query[..., low:high, :],
+            key=inputs.key[..., : self.seen, :],
             value=inputs.value[..., : self.seen, :],
             hidden=None if inputs.hidden is None else inputs.hidden[..., low:high, :],
-            options=options, return_weights=True,
-        )  # fmt: skip
+            options=options,
+            return_weights=True,
+        )
         self.return_weights = inputs.return_weights
 
     def __call__(self, m: Tensor, y: Tensor, carry: Tensor) -> tuple[Tensor, ...]:

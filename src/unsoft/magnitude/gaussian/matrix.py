@@ -1,4 +1,6 @@
-"""The matrix of a set of points: whole, with its ridge, or as something to multiply with that need not be whole."""
+"""The matrix of a set of points: whole, with its ridge, or as something to multiply with that need not be
+whole.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,9 @@ from unsoft.magnitude.gaussian.similarity import between, gaussian_within, is_na
 
 
 def working_dtype(dtype: torch.dtype, eps: float) -> torch.dtype:
-    """float64 where float32 could fail. It depends on nothing but eps: a choice by the points would not be causal."""
+    """float64 where float32 could fail. It depends on nothing but eps: a choice by the points would not be
+    causal.
+    """
     return torch.float64 if eps < 1e-3 else dtype
 
 
@@ -26,14 +30,12 @@ def matrix(x: Tensor, present: Tensor | None, eps: float) -> Tensor:
 class DenseGaussian:
     """What :class:`PackedGaussian` is, by torch: the whole matrix of each system, on any device."""
 
-    def __init__(
-        self, x: Tensor, present: Tensor | None = None, first: Tensor | None = None, reuse: object = None
-    ) -> None:
+    def __init__(self, x: Tensor, present: Tensor | None = None, first: Tensor | None = None) -> None:
         self.x = x.detach()
         self.matrix = between(self.x, self.x)
         if present is not None:
             self.matrix = self.matrix * (present[:, :, None] & present[:, None, :])
-        self.first_product = None if first is None else self.product(first)
+        self.first_product = x.new_empty(0) if first is None else self.product(first)
 
     def product(self, x: Tensor) -> Tensor:
         """Z x for vectors (systems, n)."""
@@ -49,5 +51,6 @@ Matrix = PackedGaussian | DenseGaussian
 
 def similarities(x: Tensor, present: Tensor | None, first: Tensor, reuse: Matrix | None = None) -> Matrix:
     """The matrix of points (systems, n, d) as something to multiply with, and its product with ``first``."""
-    kind = PackedGaussian if is_native(x) else DenseGaussian
-    return kind(x, present, first, reuse)
+    if is_native(x):
+        return PackedGaussian(x, present, first, reuse if isinstance(reuse, PackedGaussian) else None)
+    return DenseGaussian(x, present, first)

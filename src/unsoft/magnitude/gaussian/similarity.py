@@ -1,7 +1,9 @@
-"""The similarity of points, exp(-|x - y|^2), by compiled code where there is some and by torch everywhere else.
+"""The similarity of points, exp(-|x - y|^2), by compiled code where there is some and by torch everywhere
+else.
 
-Points come scaled (x = k sqrt(t / d), see points.py), so that the kernel has no parameter and t learns through the scaling.
-Gradients are written out: they exist where points coincide, where the gradient of a distance does not.
+Points come scaled (x = k sqrt(t / d), see points.py), so that the kernel has no parameter and t learns
+through the scaling. Gradients are written out: they exist where points coincide, where the gradient of a
+distance does not.
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from unsoft.engines.native.gaussian import gaussian_between, gaussian_ready
+from unsoft.magnitude.autograd import apply
 
 _EXACT = "donot_use_mm_for_euclid_dist"  # near-clones lose all their digits in |x|^2 + |y|^2 - 2 x y
 
@@ -23,7 +26,9 @@ def is_native(x: Tensor) -> bool:
 
 
 def pull(x: Tensor, w: Tensor) -> Tensor:
-    """-2 sum_l w_jl (x_j - x_l): the gradient that a symmetric w = Z (gradient of Z, both ways) puts on the points. Overwrites w."""
+    """-2 sum_l w_jl (x_j - x_l): the gradient that a symmetric w = Z (gradient of Z, both ways) puts on the
+    points. Overwrites w.
+    """
     w.diagonal(dim1=-2, dim2=-1).zero_()  # a point has no distance from itself
     return 2 * (w @ x - w.sum(-1, keepdim=True) * x)
 
@@ -45,7 +50,8 @@ class _Within(torch.autograd.Function):
 
 def gaussian_within(x: Tensor, diagonal: float = 1.0) -> Tensor:
     """exp(-|x_j - x_l|^2), shape (systems, n, n), of points (systems, n, d), with another diagonal."""
-    return _Within.apply(x, diagonal)
+    z: Tensor = apply(_Within, x, diagonal)
+    return z
 
 
 def between(x: Tensor, y: Tensor) -> Tensor:
@@ -80,4 +86,5 @@ def gaussian(x: Tensor, y: Tensor) -> Tensor:
     >>> x.grad.abs().max()                                                  # coinciding points: 0, not NaN
     tensor(0.)
     """
-    return _Gaussian.apply(x, y)
+    z: Tensor = apply(_Gaussian, x, y)
+    return z

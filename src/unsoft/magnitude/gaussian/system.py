@@ -32,11 +32,13 @@ class System:
     def to(self, dtype: torch.dtype) -> System:
         return System(self.x.to(dtype), self.present, self.eps)
 
-    def groups(self, *more: Tensor) -> Iterator[tuple[System, *tuple[Tensor, ...]]]:
-        """As many systems at a time as there are threads (all at once on other devices), with their parts of ``more``."""
+    def groups(self, *more: Tensor) -> Iterator[tuple[System, list[Tensor]]]:
+        """As many systems at a time as there are threads (all at once on other devices), with their parts of
+        ``more``.
+        """
         x, present = self.x, self.present
         size = torch.get_num_threads() if x.device.type == "cpu" else max(len(x), 1)
         for start in range(0, len(x), size):
             part = slice(start, start + size)
             group = System(x[part], None if present is None else present[part], self.eps)
-            yield group, *(y[part] for y in more)
+            yield group, [y[part] for y in more]

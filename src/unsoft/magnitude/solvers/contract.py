@@ -84,4 +84,5 @@ def joined(outcomes: list[Outcome]) -> Outcome:
 
 def relative(residual: Tensor, b: Tensor) -> Tensor:
     """|r| / |b| of each system; 0 for a system without points."""
-    return residual.norm(dim=-1) / b.norm(dim=-1).clamp(min=torch.finfo(b.dtype).tiny)
+    found: Tensor = residual.norm(dim=-1) / b.norm(dim=-1).clamp(min=torch.finfo(b.dtype).tiny)
+    return found

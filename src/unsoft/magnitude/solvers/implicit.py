@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from unsoft.errors import ConvergenceWarning
+from unsoft.magnitude.autograd import apply
 from unsoft.magnitude.gaussian.matrix import Matrix
 from unsoft.magnitude.gaussian.system import System
 from unsoft.magnitude.solvers.contract import Options, Outcome, Solve, joined
@@ -28,20 +29,27 @@ def implicit(solve: Solve) -> Solve:
 @untraced
 def _solved(solve: Solve, system: System, b: Tensor, options: Options) -> Outcome:
     report: list[Outcome] = []
-    weights = _Implicit.apply(system.x, system.present, b, system.eps, options, solve, report)
+    weights = apply(_Implicit, system.x, system.present, b, system.eps, options, solve, report)
     found = report[0]
     return Outcome(weights, found.residual, found.status, found.iterations, found.precision, found.rank)
 
 
 def _in_groups(solve: Solve, system: System, b: Tensor, options: Options) -> Outcome:
-    return joined([solve(group, right, options) for group, right in system.groups(b)])
+    return joined([solve(group, right, options) for group, (right,) in system.groups(b)])
 
 
 class _Implicit(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, present: Tensor | None, b: Tensor, eps: float, options: Options, solve: Solve, report: list[Outcome]
-    ) -> Tensor:  # fmt: skip
+        ctx: Any,
+        x: Tensor,
+        present: Tensor | None,
+        b: Tensor,
+        eps: float,
+        options: Options,
+        solve: Solve,
+        report: list[Outcome],
+    ) -> Tensor:
         found = _in_groups(solve, System(x, present, eps), b, options)
         report.append(found)
         ctx.save_for_backward(x, present, found.weights)
@@ -61,7 +69,7 @@ class _Implicit(torch.autograd.Function):
             warnings.warn(text, ConvergenceWarning, stacklevel=2)
         gradients: list[Tensor] = []
         z: Matrix | None = None
-        for group, w, y in system.groups(weights, adjoint.weights):
+        for group, (w, y) in system.groups(weights, adjoint.weights):
             z = group.similarities(w, z)
             gradients.append(z.gradient(-y[:, None], w[:, None]))
         return torch.cat(gradients), None, None, None, None, None, None

@@ -23,7 +23,9 @@ def pcg(system: System, b: Tensor, options: Options) -> Outcome:
 
 
 def preconditioner(found: Pivoted, eps: float) -> Callable[[Tensor], Tensor]:
-    """r -> (F F^T + s)^-1 r with s = eps + the mean of what is left: close to (Z + eps)^-1, at the cost of two thin products."""
+    """r -> (F F^T + s)^-1 r with s = eps + the mean of what is left: close to (Z + eps)^-1, at the cost of
+    two thin products.
+    """
     f = found.factor
     shift = eps + found.left.mean(-1)[:, None, None] + torch.finfo(f.dtype).eps
     inner = f.mT @ f + shift * torch.eye(f.shape[-1], dtype=f.dtype, device=f.device)
@@ -31,10 +33,11 @@ def preconditioner(found: Pivoted, eps: float) -> Callable[[Tensor], Tensor]:
         torch.linalg.cholesky(inner), f.mT, upper=False
     )  # (systems, rank, n)
 
-    def apply(r: Tensor) -> Tensor:
-        return (r - (half.mT @ (half @ r[..., None]))[..., 0]) / shift[..., 0]
+    def preconditioned(r: Tensor) -> Tensor:
+        found: Tensor = (r - (half.mT @ (half @ r[..., None]))[..., 0]) / shift[..., 0]
+        return found
 
-    return apply
+    return preconditioned
 
 
 register("pcg", pcg, takes=("iterations", "rank"))

@@ -1,6 +1,7 @@
 """Decoding: arrival weights of points that come in pieces, equal to those of the whole sequence.
 
-Both kinds have ``add(x, present, eps) -> weights`` for new scaled points (systems, n, d) that need no gradient, ``tensors`` and
+Both kinds have ``add(x, present, eps) -> weights`` for new scaled points (systems, n, d) that need no
+gradient, ``tensors`` and
 ``pick(index)``; and ``gate(key, value, eps, constants)``, see :meth:`Window.gate`, for a token in one call.
 """
 
@@ -40,12 +41,16 @@ class ExactArrival:
 
 
 class StreamedArrival:
-    """Remembers the centres and the unfinished chunk: a state of fixed size. ``first``: the size of the first chunk."""
+    """Remembers the centres and the unfinished chunk: a state of fixed size. ``first``: the size of the first
+    chunk.
+    """
 
     def __init__(self, centres: int, chunk: int, first: int | None = None) -> None:
         self.size, self.chunk = centres, chunk
         self.state: Centres | None = None
-        self.window = Window(limit=first or chunk)
+        self.limit = first or chunk
+        """The size of the chunk that is being filled."""
+        self.window = Window(most=max(self.limit, chunk))
 
     def add(self, x: Tensor, present: Tensor | None, eps: float) -> Tensor:
         dtype, x = x.dtype, x.to(working_dtype(x.dtype, eps))
@@ -53,8 +58,9 @@ class StreamedArrival:
             self.state = Centres.none(x, self.size)
         weights, start = [], 0
         while start < x.shape[1]:
-            new = slice(start, start + self.window.limit - self.window.length)
-            weights.append(self._piece(x[:, new], None if present is None else present[:, new], eps))
+            new = slice(start, start + self.limit - self.window.length)
+            seen = None if present is None else present[:, new]
+            weights.append(self._piece(self.state, x[:, new], seen, eps))
             start = new.stop
         return (weights[0] if len(weights) == 1 else torch.cat(weights, dim=1)).to(dtype)
 
@@ -62,14 +68,14 @@ class StreamedArrival:
         self, key: Tensor, value: Tensor, eps: float, constants: tuple[Tensor, ...]
     ) -> tuple[Tensor, Tensor] | None:
         window = self.window
-        if window.length + key.shape[2] >= window.limit:  # the end of a chunk is for add()
+        if window.length + key.shape[2] >= self.limit:  # the end of a chunk is for add()
             return None
         return window.gate(key, value, eps, constants, self.state)
 
-    def _piece(self, x: Tensor, present: Tensor | None, eps: float) -> Tensor:
+    def _piece(self, state: Centres, x: Tensor, present: Tensor | None, eps: float) -> Tensor:
         """Points that are no more than there is room for."""
-        window, state = self.window, self.state
-        if window.length + x.shape[1] < window.limit:
+        window = self.window
+        if window.length + x.shape[1] < self.limit:
             return window.add(x, present, eps, state)
         if window.length == 0:  # a whole chunk, as in training
             finite = x.isfinite().all(-1)
@@ -82,7 +88,7 @@ class StreamedArrival:
             seen = window.seen.bool()
             _, self.state = chunk_step(window.x, None if bool(seen.all()) else seen, eps, state)
         window.clear()
-        window.limit = self.chunk
+        self.limit = self.chunk
         return weights
 
     @property

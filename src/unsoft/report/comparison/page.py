@@ -22,7 +22,9 @@ _PLAYED = 6
 
 @dataclass(frozen=True)
 class Control:
-    """A choice above the charts of a section: ``options`` are pairs of a value and its words; the charts know it as ``name``."""
+    """A choice above the charts of a section: ``options`` are pairs of a
+    value and its words; the charts know it as ``name``.
+    """
 
     name: str
     label: str
@@ -32,7 +34,9 @@ class Control:
 
 @dataclass(frozen=True)
 class Part:
-    """Something in a section besides its figures: text, then a table, small charts by depth, or heat maps, if there are any."""
+    """Something in a section besides its figures: text, then a table, small
+    charts by depth, or heat maps, if there are any.
+    """
 
     heading: str = ""
     text: str = ""
@@ -56,8 +60,9 @@ def comparison_page(
 ) -> str:
     """The text of an HTML file that needs nothing else.
 
-    ``labels`` are the mechanisms in the order of their colours; ``sections`` have name, title, question, about, controls, figures and
-    parts; ``formulas`` are those of the playground; ``library`` is the script of Vega-Embed.
+    ``labels`` are the mechanisms in the order of their colours; ``sections`` have name, title, question,
+    about, controls, figures and parts; ``formulas`` are those of the playground; ``library`` is the script of
+    Vega-Embed.
     """
     colours, dashes, shown = colour_of(labels), dash_of(labels), shown_at_first(labels)
     verdicts = {
@@ -99,7 +104,8 @@ def comparison_page(
 
 
 def playground_script(formulas: Mapping[str, Formula]) -> str:
-    """A script that defines ``unsoftFormulas``, a list of [label, function from logits to weights], as the formulas print it.
+    """A script that defines ``unsoftFormulas``, a list of [label, function
+    from logits to weights], as the formulas print it.
 
     It also defines ``unsoftOperations``, with which the page reads formulas that are typed into it.
 
@@ -113,7 +119,8 @@ def playground_script(formulas: Mapping[str, Formula]) -> str:
 
 
 def provenance(answers: Sequence[Mapping[str, Any]]) -> str:
-    """Which measurements are of this run, which were kept from earlier ones, and which of their times to doubt.
+    """Which measurements are of this run, which were kept from earlier
+    ones, and which of their times to doubt.
 
     >>> provenance([{"cached": True, "measured": "2026-01-02T03:04:05+00:00", "disturbed": False}])
     '1 measurement: none by this run, 1 kept from 2026-01-02, made by the same code'
@@ -124,7 +131,8 @@ def provenance(answers: Sequence[Mapping[str, Any]]) -> str:
         text += "all by this run"
     else:
         when = kept[0] if kept[0] == kept[-1] else f"{kept[0]} to {kept[-1]}"
-        text += f"{len(answers) - len(kept) or 'none'} by this run, {len(kept)} kept from {when}, made by the same code"
+        now = len(answers) - len(kept)
+        text += f"{now or 'none'} by this run, {len(kept)} kept from {when}, made by the same code"
     if disturbed := sum(answer["disturbed"] for answer in answers):
         text += f"; other programs used the machine during {disturbed} of those that take time"
     return text

@@ -27,7 +27,9 @@ def read_record(path: Path) -> dict[str, Any]:
 
 
 def caveats(first: Mapping[str, Any], second: Mapping[str, Any]) -> list[str]:
-    """What else differs between two runs than the change that is asked about; on the page and in the terminal alike."""
+    """What else differs between two runs than the change that is asked
+    about; on the page and in the terminal alike.
+    """
     found = []
     if first["level"] != second["level"]:
         names = [run["level"]["name"] for run in (first, second)]
@@ -35,7 +37,8 @@ def caveats(first: Mapping[str, Any], second: Mapping[str, Any]) -> list[str]:
         found.append(f"The runs are of different levels ({how}): their numbers differ for that reason too.")
     if first["machine"] != second["machine"]:
         found.append(
-            "The runs are from different machines: their times cannot be compared, though ratios to PyTorch's softmax partly can."
+            "The runs are from different machines: their times cannot be compared, though ratios to"
+            " PyTorch's softmax partly can."
         )
     for place, run in (("first", first), ("second", second)):
         if not run["finished"]:
@@ -46,7 +49,9 @@ def caveats(first: Mapping[str, Any], second: Mapping[str, Any]) -> list[str]:
 
 
 def differences(first: Mapping[str, Any], second: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """A row for each mechanism and question that either run answered: both numbers, the change, and a word for it."""
+    """A row for each mechanism and question that either run answered:
+    both numbers, the change, and a word for it.
+    """
     cells = [
         {
             (row["mechanism"], name): cell["value"]
@@ -63,10 +68,14 @@ def differences(first: Mapping[str, Any], second: Mapping[str, Any]) -> list[dic
                 continue
             rows.append(
                 {
-                    "mechanism": mechanism, "question": column["title"], "first": a, "second": b,
-                    "change": None if a is None or b is None else b - a, "word": _word(column, a, b),
+                    "mechanism": mechanism,
+                    "question": column["title"],
+                    "first": a,
+                    "second": b,
+                    "change": None if a is None or b is None else b - a,
+                    "word": _word(column, a, b),
                 }
-            )  # fmt: skip
+            )
     return rows
 
 

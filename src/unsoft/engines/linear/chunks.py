@@ -27,7 +27,12 @@ def cut(x: Tensor, size: int, shared: int | None = None, filler: float = 0.0) ->
 
 def in_order(x: Tensor, group: int, length: int) -> Tensor:
     """The inverse of :func:`cut`: (B, shared, chunks, group * size, X) as (B, heads, length, X)."""
-    return x.unflatten(3, (group, -1)).transpose(2, 3).flatten(3, 4).flatten(1, 2)[:, :, :length]
+    return (
+        x.reshape(*x.shape[:3], group, -1, x.shape[4])
+        .transpose(2, 3)
+        .flatten(3, 4)
+        .flatten(1, 2)[:, :, :length]
+    )
 
 
 def padded(x: Tensor, length: int, filler: float = 0.0) -> Tensor:

@@ -1,10 +1,10 @@
-"""From expressions to a straight list of instructions, every shared part computed once.
+"""From expressions to a straight list of instructions, every shared part computed once; and running them.
 
 This is what the torch evaluation runs and what the C++ and JavaScript printers write out. Constants are
 folded, integer powers become multiplications, and an instruction names only symbols, numbers or earlier
 targets.
 
->>> from unsoft.formula.parse import parse
+>>> from unsoft.formula.parser import parse
 >>> instructions, results = lower({"weight": parse("exp(s - m)"), "mass": parse("exp(s - m)**3")})
 >>> for instruction in instructions: print(*instruction)
 _0 sub ('s', 'm')
@@ -15,10 +15,13 @@ _3 mul ('_2', '_1')
 {'weight': '_1', 'mass': '_3'}
 """
 
-from collections.abc import Mapping
-from typing import NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from torch import Tensor
 
 from unsoft.formula.expr import Expr, postorder
+from unsoft.formula.operation import OPERATIONS
 
 Operand = str | float
 
@@ -54,6 +57,26 @@ def lower(outputs: Mapping[str, Expr]) -> tuple[list[Instruction], dict[str, Ope
 def _integer(exponent: Expr) -> int | None:
     value = exponent.constant
     return int(value) if value is not None and value.is_integer() else None
+
+
+def run(
+    instructions: Sequence[Instruction], results: Mapping[str, Operand], env: Mapping[str, Tensor]
+) -> dict[str, Any]:
+    """Executes lowered instructions on tensors of one dtype: one torch call each, without conventions of our own for autograd.
+
+    >>> import torch
+    >>> from unsoft.formula.parser import parse
+    >>> run(*lower({"y": parse("max(s, 0)")}), {"s": torch.tensor([-1.0, 3.0])})["y"].tolist()
+    [0.0, 3.0]
+
+    Results have the shape of the symbols they depend on; a result that depends on none stays a number.
+    """
+    values: dict[str, Any] = dict(env)
+    for target, op, args in instructions:
+        values[target] = OPERATIONS[op].torch(*(values[a] if isinstance(a, str) else a for a in args))
+    return {
+        name: values[operand] if isinstance(operand, str) else operand for name, operand in results.items()
+    }
 
 
 class _Builder:

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from unsoft.engines.linear_chunks import by_group, cut, in_order
+from unsoft.engines.linear.chunks import by_group, cut, in_order
 
 _CHUNK = 64
 """Tokens per chunk: inside a chunk there are two exponentials and a logarithm for every pair."""
@@ -27,7 +27,7 @@ _EXACT_AT_ONCE = 1 << 22
 def attention(
     q: Tensor, k: Tensor, v: Tensor, *, causal: bool, state: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Output (B, H, L, Dv) and the state after the last key; arguments as of :func:`unsoft.engines.linear.linear_attention`.
+    """Output (B, H, L, Dv) and the state after the last key; arguments as of :func:`unsoft.engines.linear.attention.linear_attention`.
 
     >>> q, k, v = (torch.randn(1, 2, 9, 3, dtype=torch.float64) for _ in range(3))
     >>> out, _ = attention(300 * q, 300 * k, v, causal=False)          # exp(300 q) alone would overflow
@@ -46,7 +46,8 @@ def attention(
     size = min(_CHUNK, length)
     q, k, v = cut(q, size, shared), cut(k, size, filler=-torch.inf), cut(v, size)
     place = torch.arange(size, device=q.device)
-    inside = log_products(q, k).unflatten(3, (group, size))
+    inside = log_products(q, k)
+    inside = inside.reshape(*inside.shape[:3], group, size, size)
     inside = torch.where(place[:, None] >= place, inside, -torch.inf).flatten(3, 4)
     before = _states_before(k, v, state)
     rows = q + _finite(before[..., -1])[:, :, :, None]
@@ -104,7 +105,7 @@ def _summed_one_by_one(q: Tensor, k: Tensor) -> Tensor:
         checkpoint(
             lambda a, b: (a[..., :, None, :] + b[..., None, :, :]).logsumexp(-1), part, k, use_reentrant=False
         )
-        for part in q.split(rows, dim=-2)
+        for part in torch.split(q, rows, dim=-2)
     ]
     return torch.cat(parts, dim=-2)
 
@@ -124,8 +125,8 @@ def _states_before(k: Tensor, v: Tensor, state: Tensor | None) -> Tensor:
 def _joined(a: Tensor, b: Tensor) -> Tensor:
     largest = torch.maximum(a[..., -1:], b[..., -1:])
     shift = _finite(largest)
-    sums = sum(x[..., :-1] * (x[..., -1:] - shift).exp() for x in (a, b))
-    return torch.cat([sums, largest], dim=-1)
+    one, other = (x[..., :-1] * (x[..., -1:] - shift).exp() for x in (a, b))
+    return torch.cat([one + other, largest], dim=-1)
 
 
 def _finite(x: Tensor) -> Tensor:

@@ -11,7 +11,7 @@ import torch
 from unsoft.formula import Formula
 from unsoft.theory.arguments import read_numbers
 from unsoft.theory.closed_forms import CLOSED_FORMS
-from unsoft.theory.sparsity import sparsity
+from unsoft.theory.infinite import sparsity
 
 IDENTITY_FLOOR = math.sqrt(2 / math.pi)
 """The plain logit never gets below this, 0.798, for any beta and gamma."""

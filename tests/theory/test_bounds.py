@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from unsoft import Formula, theory
+from unsoft.theory.bounds import IDENTITY_FLOOR, RELU2_FLOOR, RELU_FLOOR
 from unsoft.theory.closed_forms import CLOSED_FORMS
-from unsoft.theory.limits import IDENTITY_FLOOR, RELU2_FLOOR, RELU_FLOOR
 
 GAMMAS = torch.logspace(-6, 6, 200, dtype=torch.float64)
 

@@ -27,6 +27,6 @@ def check_distances(call: Call, queries: Tensor, keys: Tensor, name: str) -> Non
         wrong = torch.cat([(j != shift) & there, (i != shift) & row_there], dim=-1)
     if bool(wrong.any()):
         raise ValueError(
-            f"{name}: argument 'positions' must be consecutive: its weights depend on distances, which it takes from the order of the"
-            " tokens"
+            f"{name}: argument 'positions' must be consecutive: its weights depend on distances, which it"
+            " takes from the order of the tokens"
         )
