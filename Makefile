@@ -1,10 +1,39 @@
-# What the checks are called. `make test` is the README's test command; `make test-slow` the whole grid of sizes and states,
-# for the night: every mechanism at every pair of lengths, widths, dtypes, masks ... (tests/testing/test_sizes.py).
-PYTEST = .venv/bin/pytest
+# What the checks are called. `make check` before every commit; `make test` is the README's test command; `make test-slow` the whole
+# grid of sizes and states, for the night: every mechanism at every pair of lengths, widths, dtypes, masks ... (tests/testing/test_sizes.py).
+BIN = .venv/bin
+PYTEST = $(BIN)/pytest
+# Rooms whose types are complete: mypy in strict mode finds nothing. Others are checked in mypy's plain mode.
+STRICT = src/unsoft/hf src/unsoft/nn.py src/unsoft/testing
+# What notices most mistakes per second: formulas, the registry, who sees whom, the order of imports, pages.
+FAST = tests/formula tests/mechanisms/test_registry.py tests/engines/test_visibility.py tests/hf/test_layers.py \
+	tests/test_docs.py tests/test_imports.py tests/test_readme.py
 
-.PHONY: test test-slow
+.PHONY: check types test test-slow docs gallery bench
+check: types
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(PYTEST) -q -n auto $(FAST)
+
+types:
+	$(BIN)/mypy
+	$(BIN)/mypy --strict --follow-imports=silent $(STRICT)
+
 test:
 	.ci/run
 
 test-slow:
 	UNSOFT_TEST_SEED=$${UNSOFT_TEST_SEED:-$$(date +%Y%m%d)} $(PYTEST) -q -n auto -m slow
+
+# Every page and picture that is made from the library; tests/test_docs.py and tests/measure/test_page.py say when one is stale.
+docs:
+	$(BIN)/unsoft list --markdown > docs/mechanisms.md
+	$(BIN)/python docs/measures.py
+	$(BIN)/python docs/picture.py
+
+# Measured anew, several minutes on a quiet machine.
+gallery:
+	$(BIN)/unsoft compare --out report --again
+	$(BIN)/python docs/gallery.py report
+
+bench:
+	$(BIN)/unsoft bench --out benchmarks/results.json

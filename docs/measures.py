@@ -11,16 +11,16 @@ from typing import NamedTuple
 from unsoft import measure
 
 PAGE = Path(__file__).with_suffix(".md")
-MODULES = (  # the order of the page
+FIRST = (  # on the page; other modules follow in alphabetical order
     "focus",
     "sign",
-    "summary",
-    "deletion",
-    "discrimination",
+    "overview",
+    "erasing",
+    "separation",
     "groups",
-    "hijack",
-    "collapse",
-    "gradient",
+    "redundancy",
+    "states",
+    "slopes",
     "heads",
 )
 
@@ -86,15 +86,14 @@ def groups() -> list[Group]:
         getattr(measure, name) for name in measure.__all__ if inspect.isfunction(getattr(measure, name))
     ]
     placed = []
-    for module in MODULES:
+    others = sorted({f.__module__.rpartition(".")[2] for f in functions} - set(FIRST))
+    for module in (*FIRST, *others):
         own = [f for f in functions if f.__module__ == f"unsoft.measure.{module}"]
         own.sort(key=lambda f: f.__code__.co_firstlineno)
         text = inspect.getdoc(inspect.getmodule(own[0]))
         heading = re.match(r".*?[?.]", text)[0]
         about = text.removeprefix(heading).strip().replace("``", "`")
         placed.append(Group(heading.rstrip("."), about, [entry(f) for f in own]))
-    if sum(len(group.entries) for group in placed) != len(functions):
-        raise ValueError("a module of unsoft.measure is missing from MODULES")
     return placed
 
 

@@ -9,6 +9,7 @@ import torch
 def pytest_report_header():
     return f"sizes are drawn from UNSOFT_TEST_SEED={os.environ.get('UNSOFT_TEST_SEED', '0')}"
 
+
 HANG = 1800
 """Seconds after which a process that a test started is taken for hung. No test depends on the clock otherwise."""
 

@@ -2,6 +2,7 @@
 
 import importlib.util
 import json
+import re
 import sys
 import types
 import xml.etree.ElementTree
@@ -25,9 +26,13 @@ def picture_script():
 
 
 def test_mechanism_page_is_up_to_date():
-    assert (DOCS / "mechanisms.md").read_text() == mechanism_page(), (
-        "run: unsoft list --markdown > docs/mechanisms.md"
-    )
+    assert (DOCS / "mechanisms.md").read_text() == mechanism_page(), "run: make docs"
+
+
+def test_picture_is_up_to_date():
+    script = picture_script()
+    drawn = script.picture(script.measured_ratios(script.RECORD))
+    assert script.PICTURE.read_text() == drawn, "run: make docs"
 
 
 def test_picture_shows_every_mechanism():
@@ -36,7 +41,7 @@ def test_picture_shows_every_mechanism():
         for text in xml.etree.ElementTree.parse(DOCS / "mechanisms.svg").iter()
         if text.get("class") == "name"
     ]
-    assert names == list(formulas()), "run: python docs/picture.py"
+    assert names == list(formulas()), "run: make docs"
 
 
 def test_picture_plots_what_the_formula_says():
@@ -66,3 +71,44 @@ def test_training_page_lists_every_task_and_runs(monkeypatch):
         module = types.ModuleType(f"training_page_{number}")
         monkeypatch.setitem(sys.modules, module.__name__, module)  # dataclasses look their module up
         exec(compile(source.partition("```")[0], "training.md", "exec"), module.__dict__)
+
+
+ARCHITECTURE = (DOCS / "architecture.md").read_text()
+SOURCE = Path(unsoft.__file__).parent
+
+
+def source_of(place: str) -> Path:
+    return SOURCE / "engines" / "native" / place if place.startswith("kernel/") else SOURCE / place
+
+
+def test_architecture_names_files_that_are_there():
+    places = set(re.findall(r"`([\w/]+(?:\.py|\.h|/))`", ARCHITECTURE))
+    assert len(places) > 25
+    assert not [place for place in places if not source_of(place).exists()]
+
+
+def test_architecture_names_functions_that_are_there():
+    pairs = re.findall(r"`([\w.]+)` (?:in|\()\s*`([\w/]+\.(?:py|h))`", " ".join(ARCHITECTURE.split()))
+    assert len(pairs) > 20
+    for name, place in pairs:
+        text = source_of(place).read_text()
+        assert re.search(rf"\b(?:def|class|static bool) {name.split('.')[0]}\b", text), (
+            f"{name} is not in {place}"
+        )
+
+
+def test_architecture_shows_every_room():
+    rooms = {
+        path.stem
+        for path in SOURCE.iterdir()
+        if path.suffix in ("", ".py") and not path.name.startswith("__")
+    }
+    drawn = ARCHITECTURE.partition("```mermaid")[2].partition("```")[0]
+    assert not [room for room in rooms - {"errors", "files", "study"} if not re.search(rf"\b{room}\b", drawn)]
+
+
+def test_walks_of_architecture_run():
+    tensor, token, number = (part.partition("```")[0] for part in ARCHITECTURE.split("```python\n")[1:])
+    compile(number, "architecture.md", "exec")  # measures for a minute
+    for walk in (tensor, token):
+        exec(compile(walk, "architecture.md", "exec"), {"__name__": "walk"})

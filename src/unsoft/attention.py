@@ -1,14 +1,71 @@
 """The front door: one function for every mechanism, with the arguments of torch's own attention."""
 
 from collections.abc import Mapping
+from typing import Literal, overload
 
 from torch import Tensor
 
-from unsoft.engines import check_name
 from unsoft.engines.run import run_formula
 from unsoft.formula import Formula
 from unsoft.mechanisms import resolve
 from unsoft.mechanisms.core.build import mechanism_like
+
+
+@overload
+def attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mechanism: str | Formula = ...,
+    attn_mask: Tensor | None = ...,
+    dropout_p: float = ...,
+    is_causal: bool | str = ...,
+    scale: float | None = ...,
+    enable_gqa: bool = ...,
+    *,
+    engine: str = ...,
+    return_weights: Literal[False] = ...,
+    params: Mapping[str, float | Tensor] | None = ...,
+    positions: tuple[Tensor, Tensor] | None = ...,
+) -> Tensor: ...
+
+
+@overload
+def attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mechanism: str | Formula = ...,
+    attn_mask: Tensor | None = ...,
+    dropout_p: float = ...,
+    is_causal: bool | str = ...,
+    scale: float | None = ...,
+    enable_gqa: bool = ...,
+    *,
+    engine: str = ...,
+    return_weights: Literal[True],
+    params: Mapping[str, float | Tensor] | None = ...,
+    positions: tuple[Tensor, Tensor] | None = ...,
+) -> tuple[Tensor, Tensor]: ...
+
+
+@overload
+def attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mechanism: str | Formula = ...,
+    attn_mask: Tensor | None = ...,
+    dropout_p: float = ...,
+    is_causal: bool | str = ...,
+    scale: float | None = ...,
+    enable_gqa: bool = ...,
+    *,
+    engine: str = ...,
+    return_weights: bool,
+    params: Mapping[str, float | Tensor] | None = ...,
+    positions: tuple[Tensor, Tensor] | None = ...,
+) -> Tensor | tuple[Tensor, Tensor]: ...
 
 
 def attention(
@@ -87,18 +144,39 @@ def attention(
     >>> torch.allclose(weights.abs().sum(-1), torch.ones(2, 8, 100)), bool((weights < 0).any())
     (True, True)
     """
-    check_name(engine)
     found = resolve(mechanism)
     if isinstance(found, Formula):
         return run_formula(
-            query, key, value, found, attn_mask, dropout_p, is_causal, scale, enable_gqa,
-            engine=engine, return_weights=return_weights, params=params, positions=positions,
-        )  # fmt: skip
+            query,
+            key,
+            value,
+            found,
+            attn_mask,
+            dropout_p,
+            is_causal,
+            scale,
+            enable_gqa,
+            engine=engine,
+            return_weights=return_weights,
+            params=params,
+            positions=positions,
+        )
     if params is not None:
         raise ValueError(
             f"attention: argument 'params' is for formulas; make a module of {found.name!r} with unsoft.mechanism(...)"
         )
-    return mechanism_like(found, query, key, value)(
-        query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa,
-        engine=engine, return_weights=return_weights, positions=positions,
-    )  # fmt: skip
+    module = mechanism_like(found, query, key, value)
+    result: Tensor | tuple[Tensor, Tensor] = module(
+        query,
+        key,
+        value,
+        attn_mask,
+        dropout_p,
+        is_causal,
+        scale,
+        enable_gqa,
+        engine=engine,
+        return_weights=return_weights,
+        positions=positions,
+    )
+    return result

@@ -1,7 +1,7 @@
 """Layers around one mechanism: projections, heads and masks, no mathematics of attention.
 
-Mechanisms of your own are subclasses of ``Mechanism``, or of ``WrittenOut`` if all you want to write is their weights; see
-:func:`unsoft.register`.
+Mechanisms of your own are subclasses of ``Mechanism``, or of ``WrittenOut`` if all you want to write is their
+weights; see :func:`unsoft.register`.
 """
 
 from __future__ import annotations
@@ -22,11 +22,12 @@ __all__ = ["Inputs", "Mechanism", "MultiheadAttention", "Place", "WrittenOut"]
 
 
 class MultiheadAttention(nn.MultiheadAttention):
-    """``torch.nn.MultiheadAttention`` with any mechanism: its constructor and forward, plus ``mechanism=`` and ``cache=``.
+    """``torch.nn.MultiheadAttention`` with any mechanism: its constructor and forward, plus ``mechanism=``
+    and ``cache=``.
 
-    With a mechanism that has no weights of its own it loads the state dict of torch's layer and, with softmax, gives its
-    outputs; rows that may see nothing are 0 instead of NaN. As there, bool masks say True = *not* allowed, and dropout acts on
-    the weights while training. ``is_causal=True`` needs no mask here.
+    With a mechanism that has no weights of its own it loads the state dict of torch's layer and, with
+    softmax, gives its outputs; rows that may see nothing are 0 instead of NaN. As there, bool masks say True
+    = *not* allowed, and dropout acts on the weights while training. ``is_causal=True`` needs no mask here.
 
     >>> layer = MultiheadAttention(16, 4, mechanism="cog", batch_first=True)
     >>> x = torch.randn(2, 10, 16)
@@ -36,11 +37,24 @@ class MultiheadAttention(nn.MultiheadAttention):
     """
 
     def __init__(
-        self, embed_dim: int, num_heads: int, dropout: float = 0.0, bias: bool = True, add_bias_kv: bool = False,
-        add_zero_attn: bool = False, kdim: int | None = None, vdim: int | None = None, batch_first: bool = False,
-        device: Any = None, dtype: Any = None, *, mechanism: str | Formula = "softmax", layer: int = 0,
-        layers: int | None = None, **options: Any,
-    ) -> None:  # fmt: skip
+        self,
+        embed_dim: int,
+        num_heads: int,
+        dropout: float = 0.0,
+        bias: bool = True,
+        add_bias_kv: bool = False,
+        add_zero_attn: bool = False,
+        kdim: int | None = None,
+        vdim: int | None = None,
+        batch_first: bool = False,
+        device: Any = None,
+        dtype: Any = None,
+        *,
+        mechanism: str | Formula = "softmax",
+        layer: int = 0,
+        layers: int | None = None,
+        **options: Any,
+    ) -> None:
         super().__init__(
             embed_dim,
             num_heads,
@@ -71,11 +85,19 @@ class MultiheadAttention(nn.MultiheadAttention):
         """An empty cache for decoding with ``forward(..., cache=)``."""
         return self.mechanism.new_cache(batch)
 
-    def forward(  # type: ignore[override]
-        self, query: Tensor, key: Tensor, value: Tensor, key_padding_mask: Tensor | None = None, need_weights: bool = True,
-        attn_mask: Tensor | None = None, average_attn_weights: bool = True, is_causal: bool = False, *,
+    def forward(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        key_padding_mask: Tensor | None = None,
+        need_weights: bool = True,
+        attn_mask: Tensor | None = None,
+        average_attn_weights: bool = True,
+        is_causal: bool = False,
+        *,
         cache: Cache | None = None,
-    ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
+    ) -> tuple[Tensor, Tensor | None]:
         """Output and, if ``need_weights``, the weights: averaged over heads, or (batch, heads, L, S)."""
         self._check(query, key, value)
         batched = query.dim() == 3
@@ -88,9 +110,17 @@ class MultiheadAttention(nn.MultiheadAttention):
         k, v, extra = self._with_extra_keys(k, v)
         mask = _joined_mask(attn_mask, key_padding_mask, query.shape[0], self.num_heads, extra, q.dtype)
         result = self.mechanism(
-            q, k, v, mask, self.dropout if self.training else 0.0, is_causal, enable_gqa=q.shape[1] != k.shape[1],
-            return_weights=need_weights, hidden=query, cache=cache,
-        )  # fmt: skip
+            q,
+            k,
+            v,
+            mask,
+            self.dropout if self.training else 0.0,
+            is_causal,
+            enable_gqa=q.shape[1] != k.shape[1],
+            return_weights=need_weights,
+            hidden=query,
+            cache=cache,
+        )
         out, weights = result if need_weights else (result, None)
         out = self.out_proj(out.transpose(1, 2).flatten(2))
         if weights is not None and average_attn_weights:
@@ -108,8 +138,8 @@ class MultiheadAttention(nn.MultiheadAttention):
             if x.dim() not in (2, 3) or x.dim() != query.dim() or x.shape[-1] != width:
                 order = "(batch, length, width)" if self.batch_first else "(length, batch, width)"
                 raise ValueError(
-                    f"MultiheadAttention: argument '{name}' has shape {tuple(x.shape)}; expected {order} or (length, width) with"
-                    f" width {width}, like the other two"
+                    f"MultiheadAttention: argument '{name}' has shape {tuple(x.shape)}; expected {order} or"
+                    f" (length, width) with width {width}, like the other two"
                 )
 
     def _projected(self, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -163,22 +193,23 @@ def _joined_mask(
             attn_mask = attn_mask.unflatten(0, (batch, heads))
         elif attn_mask.dim() != 2:
             raise ValueError(
-                f"MultiheadAttention: argument 'attn_mask' has shape {tuple(attn_mask.shape)}; expected (L, S) or (batch * heads, L, S)"
-                f" with batch * heads = {batch * heads}"
+                f"MultiheadAttention: argument 'attn_mask' has shape {tuple(attn_mask.shape)}; expected (L,"
+                f" S) or (batch * heads, L, S) with batch * heads = {batch * heads}"
             )
         parts.append(("attn_mask", attn_mask))
     if key_padding_mask is not None:
         if key_padding_mask.dim() != 2 or key_padding_mask.shape[0] != batch:
             raise ValueError(
-                f"MultiheadAttention: argument 'key_padding_mask' has shape {tuple(key_padding_mask.shape)}; expected (batch, S) with"
-                f" batch = {batch}"
+                f"MultiheadAttention: argument 'key_padding_mask' has shape {tuple(key_padding_mask.shape)};"
+                f" expected (batch, S) with batch = {batch}"
             )
         parts.append(("key_padding_mask", key_padding_mask[:, None, None, :]))
     joined: Tensor | None = None
     for name, mask in parts:
         if mask.dtype != torch.bool and not mask.is_floating_point():
             raise TypeError(
-                f"MultiheadAttention: argument '{name}' has dtype {mask.dtype}; use bool (True = hidden) or floating"
+                f"MultiheadAttention: argument '{name}' has dtype {mask.dtype}; use bool (True = hidden) or"
+                " floating"
             )
         mask = pad(mask, (0, extra)) if extra else mask
         if joined is None:

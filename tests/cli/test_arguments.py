@@ -51,7 +51,7 @@ def test_no_work_is_done_for_a_place_that_cannot_be_written(run_here, monkeypatc
         "unsoft.bench.plan.steps",
         "unsoft.compare.jobs.run",
         "unsoft.report.comparison.two_runs.read_record",
-        "unsoft.theory.sparsity",
+        "unsoft.theory.infinite",
         "unsoft.hf.models.load_model",
     ):
         monkeypatch.setattr(work, _refuse)

@@ -7,8 +7,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from unsoft.engines import tiles
 from unsoft.engines.call import Call
+from unsoft.engines.tiled import tiles
 from unsoft.engines.visibility import count_visible
 from unsoft.formula import Formula, evaluate
 from unsoft.mechanisms import resolve

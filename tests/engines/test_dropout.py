@@ -7,11 +7,11 @@ import pytest
 import torch
 
 from unsoft.attention import attention
-from unsoft.engines import ENGINES
+from unsoft.engines import POINTWISE
 from unsoft.engines.dropout import draw_seed, keep, keep_factor, row_keys
 
 pytestmark = pytest.mark.usefixtures("one_thread")
-RUN = {engine.name: engine.run for engine in ENGINES}
+RUN = {engine.name: engine.run for engine in POINTWISE.engines}
 WORD = 2**32
 
 

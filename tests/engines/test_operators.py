@@ -13,7 +13,7 @@ def arguments(make_call, kind, dtype):
         "plain": {},
         "everything": {"mask": (2, 1, 7, 9), "bias": (1, 4, 7, 9), "causal": 2, "dropout": 0.3},
     }
-    return make_call(OWN if kind == "everything" else "cog", dtype=dtype, **options[kind]).fused_arguments
+    return make_call(OWN if kind == "everything" else "cog", dtype=dtype, **options[kind]).flat()
 
 
 @pytest.mark.parametrize("kind", ["plain", "everything"])

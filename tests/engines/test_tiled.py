@@ -5,17 +5,19 @@ from dataclasses import replace
 import pytest
 import torch
 
-from unsoft.engines import ENGINES, tiled, tiles
+from tests.engines.tolerance import NaturalSizes, assert_close_to_reference, error_ratio
+from unsoft.engines import POINTWISE, tiled
+from unsoft.engines.call import Call, Upstream
 from unsoft.engines.dense import dense_attention
-from unsoft.engines.peephole import tidy
-from unsoft.engines.program import Program, Workspace
+from unsoft.engines.tiled import tiles
+from unsoft.engines.tiled.peephole import tidy
+from unsoft.engines.tiled.tile_program import Program, Workspace
 from unsoft.formula import Formula, derivative, evaluate, lower, parse
-from unsoft.formula.torch_ops import run
-from unsoft.mechanisms import formulas, resolve
-from unsoft.testing.tolerance import NaturalSizes, assert_close_to_reference, error_ratio
+from unsoft.formula.instructions import run
+from unsoft.mechanisms import formulas
 
 pytestmark = pytest.mark.usefixtures("one_thread")
-RUN = next(engine.run for engine in ENGINES if engine.name == "tiled")
+RUN = POINTWISE.named("tiled").run
 NAMES = list(formulas())
 OWN = {
     "positions, offset, parameters": Formula(
@@ -254,19 +256,17 @@ def test_tiles_stay_small(n, tile_count, make_call):
 
 def test_operator_contract(make_call):
     call = make_call("cog", bias=(1, 4, 7, 9), causal=1)
-    tensors, options = call.fused_arguments
+    tensors, options = call.flat()
     torch.library.opcheck(torch.ops.unsoft.tiled.default, tensors, options)
 
 
 def test_gradients_that_are_not_needed_are_empty(make_call):
     call = make_call("swishmax", bias=(1, 1, 7, 9))
-    tensors, options = call.fused_arguments
-    tensors = tuple(x if x is None else x.detach() for x in tensors)
-    outputs = tiled.forward(*tensors, **options)
-    *_, dbias, dparams = tiled.backward(
-        outputs[0], *tensors, *outputs, **options, need_bias=False, need_params=False
-    )
-    assert dbias.numel() == 0 and dparams.numel() == 0
+    tensors, options = call.flat()
+    call = Call.from_flat(tuple(x if x is None else x.detach() for x in tensors), **options)
+    rows = tiled.forward(call)
+    gradients = tiled.backward(call, Upstream(rows.out, rows, need_bias=False, need_params=False))
+    assert gradients.bias.numel() == 0 and gradients.params.numel() == 0
 
 
 class TestProgram:
@@ -291,7 +291,7 @@ class TestProgram:
         torch.testing.assert_close(actual.expand_as(s), expected, rtol=1e-6, atol=0, equal_nan=True)
 
     def test_tidying_changes_no_bit_and_saves_passes(self):
-        formula = resolve("sinh")
+        formula = Formula("(exp(s - m) - exp(-s - m))/2", "(exp(s - m) + exp(-s - m))/2", "abs(s)")
         outputs = {
             "w": formula.weight,
             "slope": derivative(formula.weight, "s"),

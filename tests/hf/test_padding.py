@@ -1,4 +1,5 @@
-"""Left padding in a swapped model: every mechanism and every modifier, at lengths beyond one tile, with its cache."""
+"""Left padding in a swapped model: every mechanism and every modifier, at lengths beyond one tile, with its
+cache."""
 
 import pytest
 import torch
@@ -32,7 +33,8 @@ def test_every_modifier_is_among_the_cases():
 
 @pytest.mark.parametrize(("kind", "name"), CASES)
 def test_a_padded_batch_decodes_what_each_text_does_alone(tiny, kind, name):
-    """The batch with padding and caches, against each text by itself without either; in float64, logits kept in float32."""
+    """The batch with padding and caches, against each text by itself without either; in float64, logits kept
+    in float32."""
     window = {"sliding_window": 40} if kind == "mistral" else {}
     model = tiny(kind, max_position_embeddings=256, num_hidden_layers=1, **window).double()
     model = unsoft.hf.swap(model, name, init="paper")
@@ -41,9 +43,13 @@ def test_a_padded_batch_decodes_what_each_text_does_alone(tiny, kind, name):
     mask = torch.ones_like(ids)
     mask[1, : LONG - SHORT] = 0
     settings = {
-        "max_new_tokens": NEW, "do_sample": False, "pad_token_id": 0, "eos_token_id": None, "output_logits": True,
+        "max_new_tokens": NEW,
+        "do_sample": False,
+        "pad_token_id": 0,
+        "eos_token_id": None,
+        "output_logits": True,
         "return_dict_in_generate": True,
-    }  # fmt: skip
+    }
     found = model.generate(input_ids=ids, attention_mask=mask, **settings).logits
     for b, start in enumerate((0, LONG - SHORT)):
         alone = model.generate(ids[[b], start:], **settings, use_cache=False).logits

@@ -1,6 +1,8 @@
-"""Positions in a swapped model: i, j and n of a formula against attention written by hand, with caches, padding and windows.
+"""Positions in a swapped model: i, j and n of a formula against attention written by hand, with caches,
+padding and windows.
 
-The reference is the same model, one text at a time, without padding or cache, with an eager attention that is written here.
+The reference is the same model, one text at a time, without padding or cache, with an eager attention that is
+written here.
 """
 
 import pytest
@@ -25,14 +27,19 @@ FORMULAS = {
 }
 LONG, SHORT = 140, 131
 NEW = {
-    "max_new_tokens": 5, "do_sample": False, "pad_token_id": 0, "eos_token_id": None, "output_logits": True,
+    "max_new_tokens": 5,
+    "do_sample": False,
+    "pad_token_id": 0,
+    "eos_token_id": None,
+    "output_logits": True,
     "return_dict_in_generate": True,
-}  # fmt: skip
+}
 KINDS = {"llama": {}, "gpt2": {}, "mistral": {"sliding_window": 40}, "gpt_neox": {}}
 
 
 def define(weight):
-    """A model's attention is from now on ``weight(s, i, j, n)`` of the keys that a row sees, for one text from its start."""
+    """A model's attention is from now on ``weight(s, i, j, n)`` of the keys that a row sees, for one text
+    from its start."""
 
     def attend(module, query, key, value, attention_mask, scaling=None, **options):
         assert len(query) == 1 and query.shape[2] == key.shape[2]
@@ -235,9 +242,16 @@ def test_encoders_count_from_the_first_word(tiny, padded, words):
 def test_cross_attention_has_no_common_positions():
     torch.manual_seed(0)
     config = transformers.BartConfig(
-        vocab_size=50, d_model=32, encoder_layers=1, decoder_layers=1, encoder_attention_heads=4, decoder_attention_heads=4,
-        encoder_ffn_dim=32, decoder_ffn_dim=32, max_position_embeddings=64,
-    )  # fmt: skip
+        vocab_size=50,
+        d_model=32,
+        encoder_layers=1,
+        decoder_layers=1,
+        encoder_attention_heads=4,
+        decoder_attention_heads=4,
+        encoder_ffn_dim=32,
+        decoder_ffn_dim=32,
+        max_position_embeddings=64,
+    )
     model = transformers.BartForConditionalGeneration(config).eval()
     with pytest.raises(ValueError, match="cross-attention"):
         unsoft.hf.swap(model, FORMULAS["distance"][0])

@@ -1,18 +1,23 @@
-"""Compiled code against torch: the two ways to compute everything in kernel.py, factor.py, pivoted.py and prefix.py."""
+"""Compiled code against torch: the two ways to compute everything in gaussian/, solvers/pivoted.py and
+prefix.py.
+"""
 
 import pytest
 import torch
 
 from unsoft.engines.native import gaussian as native
-from unsoft.magnitude import kernel, prefix_weighting, weighting
-from unsoft.magnitude.factor import congruence, inverse_factor
-from unsoft.magnitude.pivoted import pivoted_cholesky
+from unsoft.magnitude import prefix_weighting, weighting
+from unsoft.magnitude.gaussian import matrix
+from unsoft.magnitude.gaussian.factor import congruence, inverse_factor
 from unsoft.magnitude.prefix import arrival_weights
+from unsoft.magnitude.solvers.pivoted import pivoted_cholesky
 
 ROOMS = [
-    "unsoft.magnitude.kernel",
-    "unsoft.magnitude.factor",
-    "unsoft.magnitude.pivoted",
+    "unsoft.magnitude.gaussian.similarity",
+    "unsoft.magnitude.gaussian.matrix",
+    "unsoft.magnitude.gaussian.factor",
+    "unsoft.magnitude.solvers.pivoted",
+    "unsoft.magnitude.streaming.window",
     "unsoft.magnitude.prefix",
 ]
 
@@ -36,7 +41,7 @@ def test_packed_and_dense(n, dtype):
     g = torch.Generator().manual_seed(n)
     x, present = torch.randn(3, n, 9, generator=g, dtype=dtype) / 3, torch.rand(3, n, generator=g) > 0.2
     first, u, v = (torch.randn(s, generator=g, dtype=dtype) for s in ((3, n), (3, 4, n), (3, 4, n)))
-    packed, dense = (kind(x, present, first) for kind in (native.PackedGaussian, kernel.DenseGaussian))
+    packed, dense = (kind(x, present, first) for kind in (native.PackedGaussian, matrix.DenseGaussian))
     tolerance = {"rtol": 100 * torch.finfo(dtype).eps, "atol": 100 * torch.finfo(dtype).eps * n**0.5}
     torch.testing.assert_close(packed.first_product, dense.first_product, **tolerance)
     torch.testing.assert_close(packed.product(first), dense.product(first), **tolerance)
@@ -48,7 +53,7 @@ def test_threads_and_systems(systems):
     """Fewer systems than threads are cut into parts, more are shared out."""
     x = torch.randn(systems, 300, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     v = torch.randn(systems, 300, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
-    expected = kernel.DenseGaussian(x, None, v)
+    expected = matrix.DenseGaussian(x, None, v)
     threads = torch.get_num_threads()
     try:
         for number in (1, 2, 3):
@@ -68,7 +73,7 @@ def test_memory_is_reused():
     second = native.PackedGaussian(x[:1] + 1, None, ones[:1], first)
     assert second.matrix.data_ptr() == first.matrix.data_ptr()
     torch.testing.assert_close(
-        second.first_product, kernel.DenseGaussian(x[:1] + 1, None, ones[:1]).first_product
+        second.first_product, matrix.DenseGaussian(x[:1] + 1, None, ones[:1]).first_product
     )
 
 

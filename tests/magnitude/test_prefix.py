@@ -5,9 +5,9 @@ import torch
 
 from unsoft.errors import SolverError
 from unsoft.magnitude import prefix_weighting
-from unsoft.magnitude.arriving import ExactArrival
 from unsoft.magnitude.points import checked_points
 from unsoft.magnitude.prefix import arrival_weights
+from unsoft.magnitude.streaming.arriving import ExactArrival
 
 
 def separate_solves(a, b):

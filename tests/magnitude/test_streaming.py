@@ -1,11 +1,13 @@
-"""Streaming weights: exact where nothing is forgotten, close to exact on streams of crowds, bounded, causal, differentiable."""
+"""Streaming weights: exact where nothing is forgotten, close to exact on streams of crowds, bounded, causal,
+differentiable.
+"""
 
 import pytest
 import torch
 
-from unsoft.magnitude.arriving import StreamedArrival
 from unsoft.magnitude.prefix import arrival_weights
-from unsoft.magnitude.streaming import streamed_weights
+from unsoft.magnitude.streaming.arriving import StreamedArrival
+from unsoft.magnitude.streaming.chunk import streamed_weights
 
 
 def stream(n, crowds, noise, seed=0, systems=2, width=32):

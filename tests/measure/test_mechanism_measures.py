@@ -7,7 +7,7 @@ import torch
 
 import unsoft
 from unsoft import measure
-from unsoft.measure.discrimination import _chance_of_less
+from unsoft.measure.separation import _chance_of_less
 from unsoft.mechanisms import formulas
 
 FORMULAS = formulas()

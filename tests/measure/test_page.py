@@ -20,7 +20,7 @@ def script():
 
 
 def test_page_is_up_to_date(script):
-    assert (DOCS / "measures.md").read_text() == script.page(), "run: python docs/measures.py"
+    assert (DOCS / "measures.md").read_text() == script.page(), "run: make docs"
 
 
 def test_every_measure_is_on_the_page(script):

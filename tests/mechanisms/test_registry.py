@@ -6,9 +6,12 @@ import pytest
 import torch
 
 import unsoft
+from unsoft.cli.mechanism_page import mechanism_page
+from unsoft.compare.subject import subjects_of
 from unsoft.formula import Formula
 from unsoft.mechanisms import formulas, mechanisms, register, resolve, unregister
 from unsoft.mechanisms.core import registry
+from unsoft.testing.definitions import definition_of
 
 
 @pytest.fixture
@@ -18,6 +21,8 @@ def own_registry(monkeypatch):
     monkeypatch.setattr(registry, "_registered", dict(registry._registered))
     monkeypatch.setattr(registry, "_made", dict(registry._made))
     monkeypatch.setattr(registry, "_homes", dict(registry._homes))
+    monkeypatch.setattr(registry, "_definitions", dict(registry._definitions))
+    monkeypatch.setattr(registry, "_promises", dict(registry._promises))
     return registry
 
 
@@ -144,6 +149,12 @@ def test_a_module_of_your_own_works_by_name_everywhere(own_registry):
         unregister("cog")
 
 
+def test_promises_of_a_module_are_held_against_its_weights(own_registry):
+    register("nearest", Nearest, argument="power", signed=False, sparse=False, row_sum="in [0, 0.5]")
+    with pytest.raises(unsoft.errors.MechanismError, match="promises"):
+        unsoft.testing.check_mechanism("nearest", only="promises")
+
+
 def test_a_saved_model_says_which_module_to_import(own_registry, tmp_path):
     transformers = pytest.importorskip("transformers")
     register("nearest", Nearest, argument="power", signed=False, sparse=True, continuous=False)
@@ -190,31 +201,118 @@ def test_packages_bring_mechanisms_by_entry_points(own_registry, monkeypatch):
     assert unsoft.mechanism("nearest", heads=2, head_dim=4).size.shape == (2, 1, 1)
 
 
-def test_adding_a_file_is_enough(own_registry, monkeypatch, tmp_path):
-    (tmp_path / "brandnew.py").write_text(
-        "from unsoft.formula import Formula\n"
-        "from unsoft.mechanisms.core.registry import builtin\n"
-        "builtin('brandnew', Formula('abs(s)/n'))\n"
-    )
+BRANDNEW = """brandnew: a weight that grows with the size of the logit, whatever its sign.
+
+    a_j = |s_j| / n
+
+Can: see opposed keys. Cannot: tell them from similar ones.
+
+>>> import torch
+>>> BRANDNEW.row(torch.tensor([2.0, -4.0]))
+tensor([1., 2.])
+"""
+FILE = f'''"""{BRANDNEW}"""
+
+from unsoft.formula import Formula
+from unsoft.formula.analysis import Properties
+from unsoft.mechanisms.core.registry import builtin
+
+BRANDNEW = Formula("abs(s)/n", name="brandnew", summary="the size of the logit")
+
+
+def definition(x):
+    return (x.s + x.bias).abs() / x.n
+
+
+builtin(
+    "brandnew",
+    BRANDNEW,
+    definition=definition,
+    promises=Properties(
+        signed=False, row_sum="free", l1="free", sparse=False, needs_length=True, continuous=True
+    ),
+)
+'''
+MODULE = '''"""brandnew-module: the mean of the values that a row sees.
+
+    a_ij = 1 / n
+
+Can: nothing else. Cannot: look.
+"""
+
+from unsoft.formula.analysis import Properties
+from unsoft.mechanisms.core.definition import over_sum
+from unsoft.mechanisms.core.registry import family
+from unsoft.mechanisms.core.written import WrittenOut
+
+
+class Mean(WrittenOut):
+    def weights(self, logits, visible):
+        return visible.to(logits.dtype) / visible.sum(-1, keepdim=True).clamp(min=1)
+
+
+def definition(call, layer):
+    return over_sum(call.change(bias=0 * call.bias), 1.0 + 0 * call.logits)
+
+
+family(
+    "brandnew-module",
+    Mean,
+    summary="the mean",
+    properties=Properties(
+        signed=False, row_sum="1", l1="1", sparse=False, needs_length=False, continuous=True
+    ),
+    definition=definition,
+)
+'''
+
+
+@pytest.fixture
+def two_files_more(own_registry, monkeypatch, tmp_path):
+    """A formula and a module, dropped into the folder."""
+    (tmp_path / "brandnew.py").write_text(FILE)
+    (tmp_path / "brandnew_module.py").write_text(MODULE)
     package = sys.modules["unsoft.mechanisms"]
     monkeypatch.setattr(package, "__path__", [*package.__path__, str(tmp_path)])
     monkeypatch.setattr(own_registry, "_discovered", [])
-    assert "brandnew" in mechanisms()
+    yield
+    for name in ("brandnew", "brandnew_module"):
+        del sys.modules[f"unsoft.mechanisms.{name}"]
+        delattr(package, name)
+
+
+def test_adding_a_file_is_enough(own_registry, two_files_more):
+    """It is listed, documented, checked against its definition and promises, and compared, with no other edit."""
+    assert {"brandnew", "brandnew-module"} <= set(mechanisms())
     assert str(resolve("brandnew").weight) == "abs(s)/n"
-    del sys.modules["unsoft.mechanisms.brandnew"]
-    delattr(package, "brandnew")
+    page = mechanism_page()
+    assert (
+        "## brandnew\n" in page
+        and "## brandnew-module\n" in page
+        and "The size of" not in page.split("## brandnew")[0]
+    )
+    assert resolve("brandnew").properties == own_registry.promises("brandnew")
+    for name in ("brandnew", "brandnew-module"):
+        assert definition_of(name) is not None
+        report = unsoft.testing.check_mechanism(name, only=["promises", "causality"])
+        assert not report.failures and report.rows
+        (subject,) = subjects_of([name], [])
+        weights = subject.weights(torch.randn(1, 3, 16), torch.randn(1, 5, 16))
+        assert weights.shape == (1, 3, 5) and (weights >= 0).all()
 
 
 def test_the_catalogue_is_a_mapping_and_a_table():
     found = mechanisms()
-    assert list(found) == sorted(found) and len(found) == 26
-    assert len(formulas()) == 13 and all(isinstance(formula, Formula) for formula in formulas().values())
+    assert list(found) == sorted(found) and len(found) == len(set(found))
+    assert 0 < len(formulas()) < len(found) and all(
+        isinstance(formula, Formula) for formula in formulas().values()
+    )
     with pytest.raises(KeyError):
         found["nothing"]
     assert found.get("polynomial(2)") is None  # only names are keys
     lines = str(found).splitlines()
     assert repr(found) == str(found)
-    assert len(lines) == 27
+    assert len(lines) == len(found) + 1
     assert lines[0].split("  ")[0] == "name"
     column = lines[0].index("row sum")
     assert all(line[column - 2 : column] == "  " and line[column] != " " for line in lines)

@@ -315,8 +315,8 @@ def engine(monkeypatch):
     """Adds an engine called "broken", or puts one in the place of another."""
 
     def add(run, name="broken"):
-        others = [e for e in engines.ENGINES if e.name != name]
-        monkeypatch.setattr(engines, "ENGINES", [*others, Engine(name, lambda call: None, run)])
+        others = [e for e in engines.POINTWISE.engines if e.name != name]
+        monkeypatch.setattr(engines.POINTWISE, "engines", [*others, Engine(name, lambda call: None, run)])
 
     return add
 

@@ -47,7 +47,7 @@ def plan(formula, **defect):
 
 def findings(plan, definition, points=None):
     """Every comparison that failed."""
-    sizes = Sizes(plan, definition, points=points or points_for("broken", 0, quick=True))
+    sizes = Sizes(plan, definition, points=points or points_for(plan, 0, quick=True))
     return [
         f"{check}: {measure}"
         for check in CHECKS
@@ -175,7 +175,9 @@ class NaiveSoftmax(Broken):
     def attend(self, inputs):
         q, k, v = inputs.query, inputs.key, inputs.value
         group = q.shape[1] // k.shape[1]
-        weights = ((inputs.options["scale"] or q.shape[-1] ** -0.5) * q @ k.repeat_interleave(group, 1).mT).exp()
+        weights = (
+            (inputs.options["scale"] or q.shape[-1] ** -0.5) * q @ k.repeat_interleave(group, 1).mT
+        ).exp()
         return weights / weights.sum(-1, keepdim=True) @ v.repeat_interleave(group, 1)
 
 
@@ -198,7 +200,9 @@ class ScaledMask(Broken):
         mask = inputs.options["attn_mask"]
         if mask is not None and mask.is_floating_point():
             keys = (mask > -torch.inf).sum(-1, keepdim=True).clamp(min=1)
-            inputs = inputs.change(options=inputs.options | {"attn_mask": mask * (keys.log() / math.log(512))})
+            inputs = inputs.change(
+                options=inputs.options | {"attn_mask": mask * (keys.log() / math.log(512))}
+            )
         return super().attend(inputs)
 
 
@@ -226,7 +230,9 @@ class DeafToEngines(Broken):
 
 
 def test_rejects_an_engine_that_is_dropped():
-    broken = Plan("broken", Family("broken", lambda place: DeafToEngines(resolve("cog"), place), "", PROMISES))
+    broken = Plan(
+        "broken", Family("broken", lambda place: DeafToEngines(resolve("cog"), place), "", PROMISES)
+    )
     rows = {row.theme: row for row in check_family(broken, 0).rows}
     assert rows["engines"].finding == "FAILED: an unknown engine is refused: this does not hold"
     assert all(row.ok for theme, row in rows.items() if theme != "engines")
@@ -256,7 +262,13 @@ def test_a_sample_shows_every_value_of_every_axis():
 
 def test_all_pairs_shows_every_pair():
     points = list(all_pairs("0 cog"))
-    for a, b in [("length", "width"), ("dtype", "inputs"), ("mask", "causal"), ("keys", "values"), ("length", "dtype")]:
+    for a, b in [
+        ("length", "width"),
+        ("dtype", "inputs"),
+        ("mask", "causal"),
+        ("keys", "values"),
+        ("length", "dtype"),
+    ]:
         assert len({(getattr(p, a), getattr(p, b)) for p in points}) == len(AXES[a]) * len(AXES[b])
     assert len(points) < 400
 

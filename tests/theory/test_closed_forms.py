@@ -1,4 +1,4 @@
-"""Closed forms against thirty-digit quadrature at 204 points, the document, limits and symmetries."""
+"""Closed forms against thirty-digit quadrature at 204 points, Su 2023, limits and symmetries."""
 
 import math
 
@@ -37,7 +37,7 @@ def test_exponentials_agree_with_quadrature(beta, reference):
 
 
 def document_relu2(beta, gamma):
-    """The expression printed in document 001."""
+    """The expression printed in Su 2023."""
     b, g = mpmath.mpf(beta), mpmath.mpf(gamma)
     e, rise = mpmath.exp(-(b**2) / (2 * g**2)), mpmath.erf(b / (mpmath.sqrt(2) * g)) + 1
     top = e * (mpmath.sqrt(2) * b * g + mpmath.sqrt(mpmath.pi) / e * (b**2 + g**2) * rise)

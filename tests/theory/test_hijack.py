@@ -1,4 +1,4 @@
-"""Clones against a unique key: the document's numbers, the linear system itself, and the real engines."""
+"""Clones against a unique key: the numbers of Rosić 2026, the linear system itself, and the real engines."""
 
 import math
 

@@ -31,7 +31,7 @@ def test_independent_features_are_the_general_case():
 
 
 def test_no_query_of_any_dimension_gets_below_the_floor():
-    """Document 001 gives sqrt(d) as the largest |q|_2/|q|_1; it is 1, and the floor does not fall with d."""
+    """Su 2023 gives sqrt(d) as the largest |q|_2/|q|_1; it is 1, and the floor does not fall with d."""
     floor = float(theory.iid_linear_floor(0.5, 1.0))
     assert floor == pytest.approx(1 / math.sqrt(5))
     for width in (1, 4, 64, 1024):

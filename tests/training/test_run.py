@@ -326,6 +326,27 @@ def test_training_works_beside_the_main_thread(tmp_path, uninterrupted):
     assert_equal(weights(tmp_path / "run"), weights(uninterrupted[0]))
 
 
+def test_a_run_can_start_from_the_model_of_another(tmp_path, uninterrupted):
+    folder, _ = uninterrupted
+    spec = Spec(
+        task="copy",
+        knobs=TINY["knobs"],
+        init_from=str(folder / "model"),
+        mechanism="sink+softmax",
+        steps=1,
+        batch=4,
+        lr=0.0,
+    )
+    run(spec, tmp_path / "run")
+    before, after = weights(folder), weights(tmp_path / "run")
+    assert all(
+        torch.equal(before[name], after[name]) for name in before
+    )  # nothing moved, at a learning rate of 0
+    assert {name for name in after if name not in before} and unsoft.hf.load(
+        tmp_path / "run/model"
+    ).config.unsoft["mechanism"] == "sink+softmax"
+
+
 def test_wrong_intervals_are_named():
     for name in ("save_every", "eval_every"):
         with pytest.raises(ValueError, match=f"'{name}' must be at least 1, not 0"):

@@ -32,7 +32,7 @@ class Bar:
         return asdict(self) | {"passed": self.passed}
 
 
-_RATIOS: tuple[tuple, ...] = (
+_RATIOS: tuple[tuple[Any, ...], ...] = (
     ("forward, geometric mean", "native", "main", "forward", geometric_mean, 0.90),
     ("forward, slowest", "native", "main", "forward", max, 1.05),
     ("forward + backward, geometric mean", "native", "main", "training", geometric_mean, 0.82),

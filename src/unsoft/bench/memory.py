@@ -47,7 +47,8 @@ def measure_memory(mechanism: str, mode: str, length: int, name: str = "native")
 def _extra_bytes(who: str, mechanism: str, mode: str, length: int) -> int:
     task = json.dumps({"who": who, "mechanism": mechanism, "mode": mode, "length": length})
     # A fixed threshold makes malloc give large blocks back to the system, so that none hide from the peak.
-    return run_probe("-m", __name__, task, MALLOC_MMAP_THRESHOLD_="65536")["bytes"]
+    found: int = run_probe("-m", __name__, task, MALLOC_MMAP_THRESHOLD_="65536")["bytes"]
+    return found
 
 
 def _probe(who: str, mechanism: str, mode: str, length: int) -> int:

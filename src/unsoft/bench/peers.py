@@ -34,23 +34,26 @@ def _dense(q: Tensor, k: Tensor, v: Tensor, is_causal: bool) -> Tensor:
     if is_causal:
         hidden = torch.ones(logits.shape[-2:], dtype=torch.bool, device=q.device).triu(1)
         logits = logits.masked_fill(hidden, -torch.inf)
-    return logits.softmax(-1) @ v
+    out: Tensor = logits.softmax(-1) @ v
+    return out
 
 
 def _signed(q: Tensor, k: Tensor, v: Tensor, is_causal: bool) -> Tensor:
-    return _attend(is_causal)(q, k, v)[0]
+    out: Tensor = _attend(is_causal)(q, k, v)[0]
+    return out
 
 
 @cache
 def _attend(is_causal: bool) -> Any:
-    from x_transformers.attend import Attend
+    from x_transformers.attend import Attend  # type: ignore[import-untyped,unused-ignore]
 
     return Attend(causal=is_causal, cog_signed=True)
 
 
 def _flex(q: Tensor, k: Tensor, v: Tensor, is_causal: bool) -> Tensor:
     block_mask = _causal_blocks(q.shape[-2], k.shape[-2]) if is_causal else None
-    return _compiled_flex()(q, k, v, block_mask=block_mask)
+    out: Tensor = _compiled_flex()(q, k, v, block_mask=block_mask)
+    return out
 
 
 @cache

@@ -142,9 +142,9 @@ def _contests(level: Level, mechanisms: list[str], compiled: bool) -> list[tuple
     contests += [
         (replace(small, mode=mode, is_causal=c), native) for mode, c in product(MODES, (False, True))
     ]
-    half = {"dtype": "bfloat16", "mode": "training"}
+    half = Workload("bfloat16", 0, 0, dtype="bfloat16", mode="training")
     for length, is_causal in product(level.half_lengths, (False, True)):
-        contests.append((Workload("bfloat16", length, length, is_causal=is_causal, **half), native))
+        contests.append((replace(half, queries=length, keys=length, is_causal=is_causal), native))
     contests += [(Workload("decode", 1, keys), native) for keys in (64, 256, 1024)]
     contests.append((Workload("decode", 1, 8192, batch=8), native))
     return contests

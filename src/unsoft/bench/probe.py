@@ -32,4 +32,5 @@ def run_probe(*command: str, **environment: str) -> dict[str, Any]:
     if done.returncode != 0:
         complaint = done.stderr.strip().splitlines() or [f"exit code {done.returncode}"]
         raise ProbeError(complaint[-1])
-    return json.loads(done.stdout)
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found

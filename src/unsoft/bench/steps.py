@@ -90,7 +90,7 @@ def _steps(
 def _whole(name: str, q: Tensor, k: Tensor, v: Tensor, position: int) -> Tensor:
     """The same rows by the same mechanism in float64, all tokens at once."""
     module = mechanism(name, heads=k.shape[1], head_dim=k.shape[3]).double()
-    whole = module(*(x.double() for x in (q, k, v)), is_causal=True)
+    whole: Tensor = module(*(x.double() for x in (q, k, v)), is_causal=True)
     return whole[:, :, position:]
 
 

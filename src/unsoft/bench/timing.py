@@ -34,7 +34,8 @@ class Timing:
 
     def to_dict(self) -> dict[str, Any]:
         own = asdict(self)
-        return own.pop("workload") | own | {"error": self.error if math.isfinite(self.error) else None}
+        workload: dict[str, Any] = own.pop("workload")
+        return workload | own | {"error": self.error if math.isfinite(self.error) else None}
 
 
 def measure(
@@ -53,7 +54,7 @@ def measure(
     fastest = {place: min(taken) for place, taken in samples.items()}
     timings = []
     for place, (contender, error) in enumerate(zip(everyone, errors, strict=True)):
-        figures: tuple = ()
+        figures: tuple[Any, ...] = ()
         if place in fastest:
             ratio = fastest[place] / fastest[0] if 0 in fastest else None
             figures = (len(samples[place]), fastest[place], ratio)

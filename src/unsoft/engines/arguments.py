@@ -209,13 +209,13 @@ def _mask_as_4d(mask: Any, query: Tensor, batch: tuple[int, ...], length: int, k
             f"attention: argument 'attn_mask' has shape {_shape(mask)}, which does not broadcast to {target}, the shape"
             " (..., heads, queries, keys) of the attention weights"
         )
-    mask = mask.reshape((1,) * (max(4, len(target)) - mask.dim()) + tuple(mask.shape))
-    leading = mask.shape[:-3]
+    whole: Tensor = mask.reshape((1,) * (max(4, len(target)) - mask.dim()) + tuple(mask.shape))
+    leading = whole.shape[:-3]
     if len(leading) == 1:
-        return mask
+        return whole
     if all(size == 1 for size in leading):
-        return mask.reshape(1, *mask.shape[-3:])
-    return mask.expand(*batch, *mask.shape[-3:]).reshape(math.prod(batch), *mask.shape[-3:])
+        return whole.reshape(1, *whole.shape[-3:])
+    return whole.expand(*batch, *whole.shape[-3:]).reshape(math.prod(batch), *whole.shape[-3:])
 
 
 def _positions(given: Any, batch: tuple[int, ...], q: Tensor, k: Tensor, formula: Formula) -> Tensor | None:

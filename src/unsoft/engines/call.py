@@ -1,7 +1,10 @@
 """One attention call after every argument has been checked: the only thing that an engine sees."""
 
+from __future__ import annotations
+
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -47,18 +50,52 @@ class Call:
     def compute_dtype(self) -> torch.dtype:
         return compute_dtype(self.q.dtype)
 
-    @property
-    def fused_arguments(self) -> tuple[tuple[Tensor | None, ...], dict[str, Any]]:
-        """The positional tensors and the keywords of the fused engines' ``forward``."""
-        masks = (self.visible, self.bias, self.counts, self.positions)
-        tensors = (self.q, self.k, self.v, *masks, self.params, self.seed)
+    def flat(self) -> tuple[tuple[Tensor | None, ...], dict[str, Any]]:
+        """The tensors of :data:`TENSORS` and the other fields: all that an operator of torch may take."""
         options = {
             "formula": self.formula.key,
             "causal_offset": self.causal_offset,
             "scale": self.scale,
             "dropout_p": self.dropout_p,
         }
-        return tensors, options
+        return tuple(getattr(self, name) for name in TENSORS), options
+
+    @classmethod
+    def from_flat(cls, tensors: Sequence[Tensor | None], *, formula: str, **options: Any) -> Call:
+        """The call that :meth:`flat` was made of."""
+        fields: dict[str, Any] = dict(zip(TENSORS, tensors, strict=True))
+        return cls(formula=Formula.from_key(formula), **fields, **options)
+
+
+TENSORS = ("q", "k", "v", "visible", "bias", "counts", "positions", "params", "seed")
+"""The fields of a call that are tensors, in the order in which operators take them."""
+
+
+class Rows(NamedTuple):
+    """What a forward pass gives: the output (B, H, L, Dv), and per row the peak and the total mass (B, H, L)."""
+
+    out: Tensor
+    peak: Tensor
+    total: Tensor
+
+
+class Upstream(NamedTuple):
+    """What a backward pass gets besides the call."""
+
+    grad_out: Tensor
+    rows: Rows
+    need_bias: bool
+    need_params: bool
+
+
+class Gradients(NamedTuple):
+    """What a backward pass gives; bias and params are empty unless needed."""
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    bias: Tensor
+    params: Tensor
 
 
 def compute_dtype(dtype: torch.dtype) -> torch.dtype:

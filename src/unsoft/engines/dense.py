@@ -27,7 +27,7 @@ from unsoft.engines.call import Call, finite_part
 from unsoft.engines.dropout import keep, keep_factor, row_keys
 from unsoft.engines.terms import BIAS, Terms, attention_terms
 from unsoft.engines.visibility import visible_tile
-from unsoft.formula.evaluate import evaluate, evaluate_all
+from unsoft.formula.evaluation import evaluate, evaluate_all
 from unsoft.formula.row import vanishes
 
 _NEUTRAL = 0.5
@@ -72,7 +72,7 @@ def _symbols(terms: Terms, call: Call, logits: Tensor) -> dict[str, Tensor]:
         i = torch.arange(length, dtype=dtype, device=device) + (call.causal_offset or 0)
         j = torch.arange(keys, dtype=dtype, device=device)
     else:
-        i, j = call.positions[:, None].split([length, keys], dim=-1)
+        i, j = call.positions[:, None, :length], call.positions[:, None, length:]
     symbols = {"s": logits, "i": i[..., None], "j": j[..., None, :]}
     if call.counts is not None:
         symbols["n"] = call.counts[..., None]

@@ -8,10 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from unsoft.engines import choose
+from unsoft.engines import POINTWISE
 from unsoft.engines.arguments import checked_call
 from unsoft.engines.dense import dense_attention
 from unsoft.engines.native.direct import run_directly
+from unsoft.engines.registry import check_return_weights
 from unsoft.engines.threads import threads_are_used
 from unsoft.formula import Formula
 
@@ -42,10 +43,8 @@ def run_formula(
         out = run_directly(query, key, value, formula, is_causal, scale, enable_gqa)
         if out is not None:
             return out
-    if return_weights and engine not in ("auto", "dense"):
-        raise ValueError(
-            f"attention: argument 'return_weights' needs engine 'dense' or 'auto', not {engine!r}"
-        )
+    POINTWISE.check(engine)
+    check_return_weights(return_weights, engine)
     options = {
         "attn_mask": attn_mask,
         "dropout_p": dropout_p,
@@ -76,7 +75,7 @@ def _run(
     if return_weights:
         out, weights = dense_attention(call)
         return out.reshape(*leading, *out.shape[2:]), weights.reshape(*leading, *weights.shape[2:])
-    out = choose(engine, call).run(call)
+    out = POINTWISE.choose(engine, call).run(call)
     return out.reshape(*leading, *out.shape[2:])
 
 

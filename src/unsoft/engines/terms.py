@@ -20,10 +20,9 @@ from torch import Tensor
 
 from unsoft.formula import Expr, Formula, Instruction, lower
 from unsoft.formula.expr import make, symbol
-from unsoft.formula.lower import Operand
+from unsoft.formula.instructions import Operand, run
 from unsoft.formula.row import vanishes
 from unsoft.formula.substitute import substitute
-from unsoft.formula.torch_ops import run
 
 BIAS = "_bias"
 
@@ -69,7 +68,7 @@ def _make(formula: Formula, biased: bool) -> Terms:
     degree = formula.mass_degree
     bias = symbol(BIAS)
     if biased and formula.bias not in ("logit", "strength"):
-        weight, mass, peak = (masked(part, formula) for part in (weight, mass, peak))
+        weight, mass, peak = masked(weight, formula), _masked(mass, formula), _masked(peak, formula)
     elif biased and formula.bias == "strength":
         if peak is not None:
             shifted = symbol("m") - bias
@@ -82,7 +81,7 @@ def _make(formula: Formula, biased: bool) -> Terms:
     return Terms(weight, mass, peak, formula.norm, formula.offset_mass, degree, tuple(sorted(formula.params)))
 
 
-def masked(part: Expr | None, formula: Formula) -> Expr | None:
+def masked(part: Expr, formula: Formula) -> Expr:
     """A part of a formula with the mask added to what it belongs to.
 
     >>> from unsoft.formula import parse
@@ -90,7 +89,11 @@ def masked(part: Expr | None, formula: Formula) -> Expr | None:
     Expr('exp(2*s + _bias - m)')
     """
     target = formula.mask_target
-    return part if part is None or target is None else substitute(part, target, target + symbol(BIAS))
+    return part if target is None else substitute(part, target, target + symbol(BIAS))
+
+
+def _masked(part: Expr | None, formula: Formula) -> Expr | None:
+    return None if part is None else masked(part, formula)
 
 
 def inverse_norm(terms: Terms, symbols: dict[str, Tensor], z: Tensor) -> Tensor:
@@ -101,7 +104,8 @@ def inverse_norm(terms: Terms, symbols: dict[str, Tensor], z: Tensor) -> Tensor:
 
 def row_value(expr: Expr, symbols: dict[str, Tensor]) -> Tensor | float:
     """An expression of row quantities, without autograd; a number if it depends on nothing."""
-    return run(*_lowered(expr), symbols)["value"]
+    value: Tensor | float = run(*_lowered(expr), symbols)["value"]
+    return value
 
 
 @lru_cache(maxsize=1024)

@@ -75,9 +75,10 @@ def count_visible(
     """
     if visible is None and offset is None:
         return torch.full((1, 1, length), max(keys, 1), dtype=dtype, device=device)
-    if visible is None:
+    if visible is None and offset is not None:
         last = torch.arange(offset + 1, offset + 1 + length, dtype=dtype, device=device)
         return last.clamp_(1, max(keys, 1)).view(1, 1, length)
+    assert visible is not None
     if offset is None:
         # A mask with one column says the same about every key.
         counts = visible.sum(-1) * (keys if visible.shape[-1] == 1 else 1)

@@ -2,10 +2,10 @@
 
 import unsoft.formula.operations  # noqa: F401  (the operations add themselves)
 from unsoft.formula.derive import derivative
-from unsoft.formula.evaluate import evaluate, evaluate_all
+from unsoft.formula.evaluation import evaluate, evaluate_all
 from unsoft.formula.expr import Expr
 from unsoft.formula.formula import Formula
-from unsoft.formula.lower import Instruction, lower
-from unsoft.formula.parse import parse
+from unsoft.formula.instructions import Instruction, lower
+from unsoft.formula.parser import parse
 
 __all__ = ["Expr", "Formula", "Instruction", "derivative", "evaluate", "evaluate_all", "lower", "parse"]

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from unsoft.formula.evaluate import evaluate
+from unsoft.formula.evaluation import evaluate
 from unsoft.formula.expr import Expr, symbol
 
 if TYPE_CHECKING:

@@ -1,6 +1,6 @@
 """Products and quotients of derivatives, in which an exact zero wins and stays out of harm's way.
 
->>> from unsoft.formula.parse import parse
+>>> from unsoft.formula.parser import parse
 >>> times(parse("1/s"), parse("where(s > 0, s, 0)"))
 Expr('where(s > 0, 1/s*s, 0)')
 """

@@ -6,7 +6,7 @@ branch, so a branch that is not chosen can never leak a NaN into a gradient. As 
 on p, and a**0 not on a: both derivatives are 0 there. Where abs(x) stands in something infinitely steep, such
 as sqrt(abs(x)) at x = 0, the 0 of abs wins.
 
->>> from unsoft.formula.parse import parse
+>>> from unsoft.formula.parser import parse
 >>> derivative(parse("max(s, 0)**2 / n"), "s")
 Expr('where(s > 0, 2*max(s, 0), 0)/n')
 """

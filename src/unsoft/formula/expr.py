@@ -20,13 +20,14 @@ import threading
 import weakref
 from collections.abc import Callable, Sequence
 from fractions import Fraction
-from typing import Any
+from typing import Any, TypeAlias
 
 from unsoft.errors import FormulaError
 from unsoft.formula.operation import COMPARISONS, OPERATIONS
 
-_nodes: weakref.WeakValueDictionary[tuple, Expr] = weakref.WeakValueDictionary()
+_nodes: weakref.WeakValueDictionary[tuple[Any, ...], Expr] = weakref.WeakValueDictionary()
 _lock = threading.RLock()
+Operand: TypeAlias = "Expr | int | float"
 
 
 class Expr:
@@ -50,7 +51,7 @@ class Expr:
     def __setattr__(self, attribute: str, value: object) -> None:
         raise AttributeError(f"an Expr cannot be changed (attribute {attribute!r})")
 
-    def __reduce__(self) -> tuple:
+    def __reduce__(self) -> tuple[Any, ...]:
         return _node, (self.op, self.args, self.value, self.name)
 
     def __str__(self) -> str:
@@ -58,7 +59,7 @@ class Expr:
             from unsoft.formula.text import source
 
             object.__setattr__(self, "text", source(self))
-        return self.text
+        return str(self.text)
 
     def __repr__(self) -> str:
         return f"Expr({str(self)!r})"
@@ -69,23 +70,23 @@ class Expr:
         return True
 
     # fmt: off
-    def __add__(self, other): return _operate("add", self, other)
-    def __radd__(self, other): return _operate("add", other, self)
-    def __sub__(self, other): return _operate("sub", self, other)
-    def __rsub__(self, other): return _operate("sub", other, self)
-    def __mul__(self, other): return _operate("mul", self, other)
-    def __rmul__(self, other): return _operate("mul", other, self)
-    def __truediv__(self, other): return _operate("div", self, other)
-    def __rtruediv__(self, other): return _operate("div", other, self)
-    def __pow__(self, other): return _operate("pow", self, other)
-    def __rpow__(self, other): return _operate("pow", other, self)
-    def __lt__(self, other): return _operate("lt", self, other)
-    def __le__(self, other): return _operate("le", self, other)
-    def __gt__(self, other): return _operate("gt", self, other)
-    def __ge__(self, other): return _operate("ge", self, other)
-    def __neg__(self): return make("neg", self)
-    def __pos__(self): return self
-    def __abs__(self): return make("abs", self)
+    def __add__(self, other: Operand) -> Expr: return _operate("add", self, other)
+    def __radd__(self, other: Operand) -> Expr: return _operate("add", other, self)
+    def __sub__(self, other: Operand) -> Expr: return _operate("sub", self, other)
+    def __rsub__(self, other: Operand) -> Expr: return _operate("sub", other, self)
+    def __mul__(self, other: Operand) -> Expr: return _operate("mul", self, other)
+    def __rmul__(self, other: Operand) -> Expr: return _operate("mul", other, self)
+    def __truediv__(self, other: Operand) -> Expr: return _operate("div", self, other)
+    def __rtruediv__(self, other: Operand) -> Expr: return _operate("div", other, self)
+    def __pow__(self, other: Operand) -> Expr: return _operate("pow", self, other)
+    def __rpow__(self, other: Operand) -> Expr: return _operate("pow", other, self)
+    def __lt__(self, other: Operand) -> Expr: return _operate("lt", self, other)
+    def __le__(self, other: Operand) -> Expr: return _operate("le", self, other)
+    def __gt__(self, other: Operand) -> Expr: return _operate("gt", self, other)
+    def __ge__(self, other: Operand) -> Expr: return _operate("ge", self, other)
+    def __neg__(self) -> Expr: return make("neg", self)
+    def __pos__(self) -> Expr: return self
+    def __abs__(self) -> Expr: return make("abs", self)
     # fmt: on
 
 
@@ -175,7 +176,7 @@ def _simplified(op: str, args: tuple[Expr, ...]) -> Expr | None:
 def _operate(op: str, a: Any, b: Any) -> Expr:
     for operand in (a, b):
         if isinstance(operand, bool) or not isinstance(operand, (Expr, int, float)):
-            return NotImplemented
+            return NotImplemented  # type: ignore[no-any-return]  # Python tries the other side
     return make(op, a, b)
 
 

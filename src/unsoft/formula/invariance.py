@@ -21,7 +21,7 @@ from torch import Tensor
 
 from unsoft.errors import FormulaError
 from unsoft.formula.derive import derivative
-from unsoft.formula.evaluate import evaluate
+from unsoft.formula.evaluation import evaluate
 from unsoft.formula.expr import Expr, make, postorder, symbol
 from unsoft.formula.operation import OPERATIONS
 
@@ -99,7 +99,7 @@ def check_without_peak(weight: Expr, mass: Expr, offset: Expr | None, params: Ma
     exponents = list(dict.fromkeys(x for x in found if x is not None))
     if not exponents:
         return
-    env = {"n": 2.0, "i": 1.0, "j": 0.0, **params, "s": _FAR}
+    env: dict[str, Tensor | float] = {"n": 2.0, "i": 1.0, "j": 0.0, **params, "s": _FAR}
     total = mass if offset is None else mass + offset
     value = evaluate(total, env)
     largest = str(exponents[0] if len(exponents) == 1 else _reduced("max", exponents))
@@ -164,7 +164,9 @@ def _check_range(name: str, expr: Expr, peak: Expr, params: Mapping[str, float])
         )
 
 
-def _check_part(name: str, expr: Expr, degree: float, c: float, env: Mapping, moved: Mapping) -> None:
+def _check_part(
+    name: str, expr: Expr, degree: float, c: float, env: Mapping[str, Tensor], moved: Mapping[str, Tensor]
+) -> None:
     before, after = evaluate(expr, env) * math.exp(-degree * c), evaluate(expr, moved)
     wrong = (after - before).abs() > 1e-8 * (before.abs() + after.abs()) + 1e-290  # where digits get lost
     wrong |= after.isnan() != before.isnan()

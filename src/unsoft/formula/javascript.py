@@ -1,6 +1,6 @@
 """Prints formulas as plain JavaScript arrow functions, for the playground of the report.
 
->>> from unsoft.formula.parse import parse
+>>> from unsoft.formula.parser import parse
 >>> print(arrow(parse("exp(s - m)"), ["s", "m"]))
 (s, m) => {
   const _0 = s - m;
@@ -16,7 +16,7 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from unsoft.formula.expr import Expr
-from unsoft.formula.lower import Instruction, Operand, lower
+from unsoft.formula.instructions import Instruction, Operand, lower
 from unsoft.formula.operation import FUNCTIONS, OPERATIONS
 
 if TYPE_CHECKING:

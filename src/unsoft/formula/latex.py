@@ -1,6 +1,6 @@
 r"""Prints formulas as LaTeX.
 
->>> from unsoft.formula.parse import parse
+>>> from unsoft.formula.parser import parse
 >>> print(latex(parse("sign(s)*exp(abs(s) - m)/n")))
 \frac{\operatorname{sign}(s)\, e^{\left|s\right| - m}}{n}
 """

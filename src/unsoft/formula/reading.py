@@ -11,7 +11,7 @@ from typing import Any
 from unsoft.errors import FormulaError
 from unsoft.formula.expr import Expr, make, number, postorder, symbol
 from unsoft.formula.operation import COMPARISONS, FUNCTIONS
-from unsoft.formula.parse import parse
+from unsoft.formula.parser import parse
 from unsoft.formula.substitute import substitute
 
 # Names that a parameter cannot have, because the formula or the code printed from it uses them.
@@ -107,7 +107,7 @@ def read_bias(given: str | Expr, parts: Iterable[Expr], params: Iterable[str]) -
 def guarded(expr: Expr) -> Expr:
     """where(s == s, expr, s) if a comparison, or the absence of s, could turn a NaN logit into a number.
 
-    >>> from unsoft.formula.parse import parse
+    >>> from unsoft.formula.parser import parse
     >>> guarded(parse("where(s > 0, s, 0)"))
     Expr('where(s == s, where(s > 0, s, 0), s)')
     """

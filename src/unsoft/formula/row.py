@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from unsoft.formula.evaluate import evaluate
+from unsoft.formula.evaluation import evaluate
 
 if TYPE_CHECKING:
     from unsoft.formula.formula import Formula

@@ -6,7 +6,7 @@ from unsoft.formula.expr import Expr, make, postorder, symbol
 def substitute(expr: Expr, part: str | Expr, replacement: Expr) -> Expr:
     """The expression with a symbol, or every occurrence of a larger part, replaced.
 
-    >>> from unsoft.formula.parse import parse
+    >>> from unsoft.formula.parser import parse
     >>> substitute(parse("exp(s - m)"), "s", parse("2*s"))
     Expr('exp(2*s - m)')
     >>> substitute(parse("exp(2*s) + 2*s"), parse("2*s"), parse("n"))

@@ -7,7 +7,7 @@ be numerically careful is better written as text.
 >>> s = sympy.Symbol("s", real=True)
 >>> from_sympy(sympy.sign(s) * sympy.Max(s, 0) ** 2 / 3)
 Expr('sign(s)*max(s, 0)**2/3')
->>> from unsoft.formula.parse import parse
+>>> from unsoft.formula.parser import parse
 >>> sympy.diff(to_sympy(parse("exp(2*s)")), s)
 2*exp(2*s)
 """

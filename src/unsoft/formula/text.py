@@ -50,6 +50,6 @@ def _write(node: Expr, parts: list[str]) -> str:
     if node.op == "num":
         return repr(node.value)
     if node.op == "sym":
-        return node.name
+        return str(node.name)
     plain = infix(node, parts)
     return f"{node.op}({', '.join(parts)})" if plain is None else plain

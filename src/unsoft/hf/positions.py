@@ -1,8 +1,10 @@
-"""Where the tokens of a swapped model stand: the symbols i and j of a formula, and what distances are checked against.
+"""Where the tokens of a swapped model stand: the symbols i and j of a formula, and what distances are checked
+against.
 
-Positions are the model's own ``position_ids``. Padding does not count: where a model was not told of it and simply numbers all
-tokens, the tokens of each text are numbered from 0 instead, as ``generate`` does. A cache holds keys and not their positions, so
-earlier keys are taken to stand right before the new ones; positions with gaps are refused where a cache would lose them.
+Positions are the model's own ``position_ids``. Padding does not count: where a model was not told of it and
+simply numbers all tokens, the tokens of each text are numbered from 0 instead, as ``generate`` does. A cache
+holds keys and not their positions, so earlier keys are taken to stand right before the new ones; positions
+with gaps are refused where a cache would lose them.
 """
 
 from __future__ import annotations
@@ -15,7 +17,8 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Shown:
-    """Which keys a mask is about, where its own shape does not tell; attached to the mask as ``unsoft_shown``."""
+    """Which keys a mask is about, where its own shape does not tell; attached to the mask as
+    ``unsoft_shown``."""
 
     first_query: int | Tensor
     """Number of the first query's own key among the keys shown."""
@@ -26,9 +29,17 @@ class Shown:
 
 
 def token_positions(
-    position_ids: Tensor | None, mask: Tensor | None, length: int, keys: int, *, causal: bool, cached: bool, label: str
-) -> tuple[Tensor, Tensor] | None:  # fmt: skip
-    """Positions of the queries (batch | 1, length) and of the keys (batch | 1, keys); None: simply in order, the last ones aligned.
+    position_ids: Tensor | None,
+    mask: Tensor | None,
+    length: int,
+    keys: int,
+    *,
+    causal: bool,
+    cached: bool,
+    label: str,
+) -> tuple[Tensor, Tensor] | None:
+    """Positions of the queries (batch | 1, length) and of the keys (batch | 1, keys); None: simply in order,
+    the last ones aligned.
 
     >>> padding = torch.tensor([[[[False, False, True, True, True]]]])
     >>> token_positions(None, padding, 2, 5, causal=True, cached=True, label="mine")
@@ -41,7 +52,8 @@ def token_positions(
         )
     if position_ids is not None and position_ids.dim() != 2:
         raise ValueError(
-            f"swap: {label!r} uses positions, one number per token, and this model has {tuple(position_ids.shape)}"
+            f"swap: {label!r} uses positions, one number per token, and this model has"
+            f" {tuple(position_ids.shape)}"
         )
     order = torch.arange(keys - length, keys, device=None if position_ids is None else position_ids.device)
     if mask is None and (position_ids is None or (not traced and bool((position_ids == order).all()))):
@@ -59,13 +71,14 @@ def token_positions(
     if length == keys and (not consecutive or traced):
         if not traced and cached:
             raise ValueError(
-                f"swap: {label!r} uses positions, and these position_ids are not consecutive: a cache would not tell where its keys"
-                " stand; pass use_cache=False"
+                f"swap: {label!r} uses positions, and these position_ids are not consecutive: a cache would"
+                " not tell where its keys stand; pass use_cache=False"
             )
         return given, given
     if not consecutive:
         raise ValueError(
-            f"swap: {label!r} uses positions, and these position_ids are not consecutive, so that those of earlier keys are unknown"
+            f"swap: {label!r} uses positions, and these position_ids are not consecutive, so that those of"
+            " earlier keys are unknown"
         )
     shift = torch.where(there.any(-1, keepdim=True), shift, 0)
     return expected + shift, ordinal + shift
@@ -74,8 +87,8 @@ def token_positions(
 def _order(
     mask: Tensor | None, length: int, keys: int, order: Tensor
 ) -> tuple[Tensor, Tensor, int | Tensor, Tensor]:
-    """From a mask: which keys are there, the number of each query's own key, how many keys came before the first one shown, and
-    how many that are there came before each key."""
+    """From a mask: which keys are there, the number of each query's own key, how many keys came before the
+    first one shown, and how many that are there came before each key."""
     own, first_key, padding = order[None], 0, None
     if mask is None:
         real = torch.ones(1, keys, dtype=torch.bool, device=order.device)

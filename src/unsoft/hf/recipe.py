@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Mapping
+import re
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from unsoft.formula import Formula
-from unsoft.hf.layers import select, select_all
 from unsoft.mechanisms.core.build import mechanism as build_mechanism
 from unsoft.mechanisms.core.module import Mechanism, Place
 from unsoft.mechanisms.core.registry import foreign_homes, names
@@ -16,6 +16,7 @@ from unsoft.mechanisms.core.registry import foreign_homes, names
 STARTS = ("open", "paper")
 KEPT = "softmax"
 """What layers run that are not named, or kept."""
+_ONE, _RANGE = re.compile(r"-?\d+"), re.compile(r"(\d+)-(\d*)")
 
 
 @dataclass(frozen=True)
@@ -40,14 +41,15 @@ class Recipe:
         for mechanism in (self.mechanism, *named):
             if not isinstance(mechanism, (str, Formula)):
                 raise TypeError(
-                    f"swap: a mechanism is a name or a Formula, not {type(mechanism).__name__} ({mechanism!r})"
+                    f"swap: a mechanism is a name or a Formula, not {type(mechanism).__name__}"
+                    f" ({mechanism!r})"
                 )
         if isinstance(self.layers, (str, int)):
             object.__setattr__(self, "layers", [self.layers])
         if self.layers is not None and not isinstance(self.layers, Collection):
             raise TypeError(
-                f"swap: argument 'layers' must be numbers and ranges, or a mapping from them to mechanisms, not"
-                f" {type(self.layers).__name__}"
+                "swap: argument 'layers' must be numbers and ranges, or a mapping from them to mechanisms,"
+                f" not {type(self.layers).__name__}"
             )
         if self.init not in STARTS:
             raise ValueError(f"swap: argument 'init' must be one of {', '.join(STARTS)}, not {self.init!r}")
@@ -73,9 +75,14 @@ class Recipe:
         """The mechanism at its place. Options are for what was named; kept layers have none."""
         what = self.mechanism_of(place.layer, place.layers or 1)
         return build_mechanism(
-            what, heads=place.heads, head_dim=place.head_dim, value_dim=place.value_dim, layer=place.layer,
-            layers=place.layers, **({} if what == KEPT else self.options),
-        )  # fmt: skip
+            what,
+            heads=place.heads,
+            head_dim=place.head_dim,
+            value_dim=place.value_dim,
+            layer=place.layer,
+            layers=place.layers,
+            **({} if what == KEPT else self.options),
+        )
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data that :meth:`from_dict` turns back into an equal recipe."""
@@ -85,9 +92,12 @@ class Recipe:
         elif layers is not None:
             layers = [str(which) for which in layers]
         found = {
-            "mechanism": _plain(self.mechanism), "layers": layers, "keep_first_last": self.keep_first_last,
-            "init": self.init, "options": dict(self.options),
-        }  # fmt: skip
+            "mechanism": _plain(self.mechanism),
+            "layers": layers,
+            "keep_first_last": self.keep_first_last,
+            "init": self.init,
+            "options": dict(self.options),
+        }
         named = [self.mechanism, *(self.layers.values() if isinstance(self.layers, Mapping) else ())]
         homes = [foreign_homes(name) for name in named if isinstance(name, str)]
         modules = {name: module for home in homes for name, module in home.items()}
@@ -100,8 +110,8 @@ class Recipe:
         for name, module in content.get("modules", {}).items():
             if name not in known:
                 raise ValueError(
-                    f"load: the mechanism {name!r} is not registered; the module {module!r} did that (unsoft.register) when this"
-                    " model was saved: import it first"
+                    f"load: the mechanism {name!r} is not registered; the module {module!r} did that"
+                    " (unsoft.register) when this model was saved: import it first"
                 )
         layers = content["layers"]
         if isinstance(layers, Mapping):
@@ -121,3 +131,39 @@ def _plain(mechanism: str | Formula) -> str | dict[str, Any]:
 
 def _read(content: str | Mapping[str, Any]) -> str | Formula:
     return content if isinstance(content, str) else Formula.from_dict(content)
+
+
+def select(which: int | str, count: int) -> list[int]:
+    """The layers, counted from 0, that ``which`` means in a stack of ``count``: 3, -1 (the last), "4-7", "8-"
+    (to the end).
+
+    >>> select("1-", 4), select(-1, 4), select("0-1", 4)
+    ([1, 2, 3], [3], [0, 1])
+    >>> select(7, 4)
+    Traceback (most recent call last):
+    ValueError: layers: 7 is not among the 4 layers 0-3
+    """
+    text = str(which).strip()
+    if isinstance(which, bool) or not isinstance(which, (int, str)):
+        raise TypeError(
+            f"layers: expected a number or text such as '4-7', not {which!r} ({type(which).__name__})"
+        )
+    if _ONE.fullmatch(text):
+        number = int(text)
+        first = last = number + count if number < 0 else number
+    elif match := _RANGE.fullmatch(text):
+        first, last = int(match[1]), int(match[2]) if match[2] else count - 1
+    else:
+        raise ValueError(f"layers: expected a number, '4-7' or '8-', not {which!r}")
+    if not 0 <= first <= last < count:
+        raise ValueError(f"layers: {text} is not among the {count} layers 0-{count - 1}")
+    return list(range(first, last + 1))
+
+
+def select_all(which: Iterable[int | str], count: int) -> set[int]:
+    """The layers that several of them mean.
+
+    >>> sorted(select_all([0, "2-"], 5))
+    [0, 2, 3, 4]
+    """
+    return {layer for one in which for layer in select(one, count)}

@@ -16,20 +16,23 @@ from unsoft.hf.attention import NAME, Swapped
 from unsoft.hf.cache import MechanismCache
 from unsoft.hf.recipe import Recipe
 from unsoft.hf.softcap import cap_logits
-from unsoft.hf.start import open_start
 from unsoft.mechanisms.core.module import Mechanism
 
 
 def swap(
-    model: PreTrainedModel, mechanism: str | Formula,
+    model: PreTrainedModel,
+    mechanism: str | Formula,
     layers: int | str | Collection[int | str] | Mapping[int | str, str | Formula] | None = None,
-    keep_first_last: bool = False, init: str = "open", **options: Any,
-) -> PreTrainedModel:  # fmt: skip
+    keep_first_last: bool = False,
+    init: str = "open",
+    **options: Any,
+) -> PreTrainedModel:
     """The same model with ``mechanism`` in its attention; changed in place and returned.
 
     layers
         None: all of them. Numbers and ranges (``[0, "4-7", -1]``): only those, softmax elsewhere. A mapping
-        (``{0: "softmax", "8-": "cog"}``): those get their own, all others ``mechanism``. Towers are counted each for itself.
+        (``{0: "softmax", "8-": "cog"}``): those get their own, all others ``mechanism``. Towers are counted
+        each for itself.
     keep_first_last
         Softmax in the first and last layer, as Cog's authors prescribe.
     init
@@ -37,12 +40,14 @@ def swap(
     options
         Keywords of the mechanism, such as ``where="mass"`` for magnitude.
 
-    Projections, positions and masks stay the model's own. Parameters of the mechanism are submodules of the attention modules: they are
-    trained, saved by ``save_pretrained`` and read by :func:`unsoft.hf.load`. A model that cannot be swapped faithfully is a ValueError.
+    Projections, positions and masks stay the model's own. Parameters of the mechanism are submodules of the
+    attention modules: they are trained, saved by ``save_pretrained`` and read by :func:`unsoft.hf.load`. A
+    model that cannot be swapped faithfully is a ValueError.
 
     >>> import torch, unsoft
     >>> from transformers import LlamaConfig, LlamaForCausalLM
-    >>> tiny = LlamaConfig(vocab_size=9, hidden_size=8, intermediate_size=8, num_hidden_layers=2, num_attention_heads=2)
+    >>> sizes = {"vocab_size": 9, "hidden_size": 8, "intermediate_size": 8}
+    >>> tiny = LlamaConfig(**sizes, num_hidden_layers=2, num_attention_heads=2)
     >>> model, ids = LlamaForCausalLM(tiny).eval(), torch.arange(9)[None]
     >>> before = model(ids).logits
     >>> torch.allclose(unsoft.hf.swap(model, "softmax")(ids).logits, before, atol=1e-6)
@@ -69,21 +74,23 @@ class SwappedModel:
             recipe = Recipe.from_dict(getattr(config, NAME))
         _install(self, recipe)  # type: ignore[arg-type]
 
-    def __reduce__(self) -> tuple:
+    def __reduce__(self) -> tuple[Any, ...]:
         """The class is made on the fly, so copies and pickles name the one it was made from."""
         return _blank, (type(self).__bases__[1],), self.__dict__
 
-    def set_attn_implementation(self, attn_implementation: str | dict, *args: Any, **kwargs: Any) -> None:
+    def set_attn_implementation(
+        self, attn_implementation: str | dict[str, str], *args: Any, **kwargs: Any
+    ) -> None:
         """Refuses anything else: it would silently drop the mechanisms."""
         if attn_implementation != NAME:
             raise ValueError(
-                f"set_attn_implementation: {attn_implementation!r} would drop the mechanisms of this model; use unsoft.hf.swap(model,"
-                " 'softmax') for softmax"
+                f"set_attn_implementation: {attn_implementation!r} would drop the mechanisms of this model;"
+                " use unsoft.hf.swap(model, 'softmax') for softmax"
             )
         super().set_attn_implementation(attn_implementation, *args, **kwargs)  # type: ignore[misc]
 
     def _prepare_cache_for_generation(
-        self, generation_config: Any, model_kwargs: dict, *args: Any, **kwargs: Any
+        self, generation_config: Any, model_kwargs: dict[str, Any], *args: Any, **kwargs: Any
     ) -> None:
         plain = (
             generation_config.cache_implementation in (None, "dynamic")
@@ -103,7 +110,8 @@ def _blank(kind: type[PreTrainedModel]) -> PreTrainedModel:
 
 @cache
 def swapped_class(kind: type[PreTrainedModel]) -> type[PreTrainedModel]:
-    """A model class whose instances have the mechanisms that their config names. It keeps its name, which pipelines look at."""
+    """A model class whose instances have the mechanisms that their config names. It keeps its name, which
+    pipelines look at."""
     names = {"__module__": kind.__module__, "__qualname__": kind.__qualname__, "__doc__": kind.__doc__}
     return type(kind.__name__, (SwappedModel, kind), names)
 
@@ -124,7 +132,8 @@ def _install(model: PreTrainedModel, recipe: Recipe) -> None:
 
 @contextmanager
 def _ordinary_tensors() -> Iterator[None]:
-    """float32 on the CPU: while transformers loads a model, tensors have no content by default, and formulas cannot be analysed."""
+    """float32 on the CPU: while transformers loads a model, tensors have no content by default, and formulas
+    cannot be analysed."""
     dtype = torch.get_default_dtype()
     torch.set_default_dtype(torch.float32)
     try:
@@ -139,12 +148,14 @@ def _swapped(found: Found, recipe: Recipe) -> Swapped:
     label = str(recipe.mechanism_of(found.place.layer, found.place.layers or 1))
     _check_direction(mechanism, label, found)
     _check_pairs(mechanism, label, getattr(found.module.config, "num_key_value_heads", None))
-    if recipe.init == "open":
-        open_start(mechanism)
+    if recipe.init == "open":  # where each part does least; docs/hf.md lists how little
+        for part in mechanism.parts:
+            part.open_start()
     softcap = getattr(found.module, "attn_logit_softcapping", None)
     if softcap is not None and not cap_logits(mechanism, softcap):
         raise ValueError(
-            f"swap: {type(found.module).__name__} caps its logits at {softcap:g}, and {label!r} has no logits that could be capped"
+            f"swap: {type(found.module).__name__} caps its logits at {softcap:g}, and {label!r} has no"
+            " logits that could be capped"
         )
     swapped = Swapped(mechanism, label, softcap, has_window(found.module), found.causal)
     like = next(found.module.parameters())
@@ -155,12 +166,13 @@ def _check_direction(mechanism: Mechanism, label: str, found: Found) -> None:
     both_ways = found.causal is False or not getattr(found.module.config, "is_causal", True)
     if both_ways and mechanism.causal_only:
         raise ValueError(
-            f"swap: {label!r} looks back only, and {type(found.module).__name__} looks both ways; use a mechanism that can, such as"
-            " 'linear-relu' or 'softmax', there"
+            f"swap: {label!r} looks back only, and {type(found.module).__name__} looks both ways; use a"
+            " mechanism that can, such as 'linear-relu' or 'softmax', there"
         )
     if both_ways and mechanism.uses_positions and getattr(found.module, "is_decoder", False):
         raise ValueError(
-            f"swap: {label!r} uses positions, and queries and keys of the cross-attention {found.name} have none in common"
+            f"swap: {label!r} uses positions, and queries and keys of the cross-attention {found.name} have"
+            " none in common"
         )
 
 
@@ -168,6 +180,6 @@ def _check_pairs(mechanism: Mechanism, label: str, key_heads: int | None) -> Non
     for part in mechanism.parts:
         if (key_heads or 0) % part.key_head_multiple:
             raise ValueError(
-                f"swap: the number of key heads must be a multiple of {part.key_head_multiple} for {label!r}, whose heads come in"
-                f" groups, not {key_heads}"
+                f"swap: the number of key heads must be a multiple of {part.key_head_multiple} for"
+                f" {label!r}, whose heads come in groups, not {key_heads}"
             )

@@ -4,7 +4,8 @@ With Z + eps = L L^T of all points, M = L^-1 and y = M 1:
 
     weights of the first i + 1 points      w^(i) = sum of y_r M_r over r <= i
     their magnitude                        sum of y_r^2 over r <= i
-    weight of the newest, w^(i)_i          y_i M_ii           ("arrival": it never changes once the point is there)
+    weight of the newest, w^(i)_i          y_i M_ii           ("arrival": it never changes once the point is
+    there)
 """
 
 from __future__ import annotations
@@ -15,12 +16,13 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from unsoft.engines.native.gaussian import ArrivalFactors
-from unsoft.magnitude.cholesky import matrix, working_dtype
-from unsoft.magnitude.factor import check_done, inverse_factor
-from unsoft.magnitude.kernel import gaussian, is_native, pull
+from unsoft.engines.native.gaussian_arrival import ArrivalFactors
+from unsoft.magnitude.autograd import apply
+from unsoft.magnitude.gaussian.factor import check_done, inverse_factor
+from unsoft.magnitude.gaussian.matrix import matrix, working_dtype
+from unsoft.magnitude.gaussian.similarity import gaussian, is_native, pull
+from unsoft.magnitude.gaussian.system import System
 from unsoft.magnitude.points import checked_eps, checked_points
-from unsoft.magnitude.truncated import groups
 from unsoft.magnitude.untraced import untraced
 
 
@@ -28,7 +30,8 @@ class PrefixWeighting(NamedTuple):
     """What :func:`prefix_weighting` returns."""
 
     weights: Tensor
-    """(..., n, n): row i holds the weights of points 0..i in the system of the first i + 1 points; 0 beyond."""
+    """(..., n, n): row i holds the weights of points 0..i in the system of the first i + 1 points; 0 beyond.
+    """
     magnitude: Tensor
     """(..., n): of each prefix."""
     newest: Tensor
@@ -49,13 +52,18 @@ def prefix_weighting(
     """
     eps = checked_eps(eps, "prefix_weighting")
     checked = checked_points(points, t, mask, "prefix_weighting")
-    x = checked.x.to(working_dtype(checked.x.dtype, eps))
-    m = inverse_factor(matrix(x, checked.present, eps))
-    y = (m @ checked.ones.to(x.dtype)[..., None])[..., 0]
+    m, y = prefix_factors(checked.x, checked.present, eps)
     table = (y[..., None] * m).cumsum(1)
     newest = y * m.diagonal(dim1=-2, dim2=-1)
     results = (table, y.square().cumsum(-1), newest)
     return PrefixWeighting(*(checked.shaped(r).to(checked.x.dtype) for r in results))
+
+
+def prefix_factors(x: Tensor, present: Tensor | None, eps: float) -> tuple[Tensor, Tensor]:
+    """M (systems, n, n) and y (systems, n) of scaled points (systems, n, d), differentiable."""
+    x = x.to(working_dtype(x.dtype, eps))
+    m = inverse_factor(matrix(x, present, eps))
+    return m, m.sum(-1) if present is None else (m @ present.to(x.dtype)[..., None])[..., 0]
 
 
 class _Factors:
@@ -85,9 +93,9 @@ class _Arrival(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, present: Tensor | None, b: Tensor, eps: float) -> Tensor:
         ctx.factors = []
-        for points, seen, ones in groups(x, present, b):
-            factors = (ArrivalFactors if is_native(x) else _Factors)(points, seen, ones, eps)
-            check_done(factors.done, points)
+        for group, (ones,) in System(x, present, eps).groups(b):
+            factors = (ArrivalFactors if is_native(x) else _Factors)(group.x, group.present, ones, eps)
+            check_done(factors.done, group.x)
             ctx.factors.append(factors)
         return torch.cat([factors.weights for factors in ctx.factors])
 
@@ -101,7 +109,9 @@ class _Arrival(torch.autograd.Function):
 
 @untraced
 def arrival_weights(x: Tensor, present: Tensor | None, b: Tensor, eps: float) -> Tensor:
-    """The weight of each point when it arrives (systems, n), differentiable; x are scaled points (systems, n, d)."""
-    return _Arrival.apply(
-        x.to(working_dtype(x.dtype, eps)), present, b.to(working_dtype(x.dtype, eps)), eps
-    ).to(x.dtype)
+    """The weight of each point when it arrives (systems, n), differentiable; x are scaled points (systems, n,
+    d).
+    """
+    dtype = working_dtype(x.dtype, eps)
+    weights: Tensor = apply(_Arrival, x.to(dtype), present, b.to(dtype), eps)
+    return weights.to(x.dtype)

@@ -1,4 +1,6 @@
-"""Functions that ``torch.compile`` calls as they are: loops over systems and compiled code of our own are not for it to trace."""
+"""Functions that ``torch.compile`` calls as they are: loops over systems and compiled code of our own are not
+for it to trace.
+"""
 
 from __future__ import annotations
 
@@ -8,11 +10,13 @@ from typing import Any, TypeVar
 
 import torch
 
-F = TypeVar("F", bound=Callable)
+F = TypeVar("F", bound=Callable[..., Any])
 
 
 def untraced(function: F) -> F:
-    """As ``torch.compiler.disable`` does, but it is asked only when something is compiled: it imports all of dynamo."""
+    """As ``torch.compiler.disable`` does, but it is asked only when something is compiled: it imports all of
+    dynamo.
+    """
 
     name = function.__name__
     _functions[name] = function
@@ -26,8 +30,8 @@ def untraced(function: F) -> F:
     return run  # type: ignore[return-value]
 
 
-_functions: dict[str, Callable] = {}
-_disabled: dict[str, Callable] = {}
+_functions: dict[str, Callable[..., Any]] = {}
+_disabled: dict[str, Callable[..., Any]] = {}
 
 
 def _prepare(name: str) -> bool:

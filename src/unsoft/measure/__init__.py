@@ -17,67 +17,30 @@ tensor([1., 4.])
 - Half precision is computed and answered in float32.
 - Differentiable, except ``recovery``, ``key_groups``, ``discrimination``, ``gradient`` and counting.
 - Large tensors are walked through in blocks of rows; no copy of their size is made, unless gradients need it.
+
+A file of this folder is a measure: what its ``__all__`` names is found here, and a row measure (``@row_measure``) is part of
+``summary`` and so of ``unsoft inspect``.
 """
 
-from unsoft.measure.collapse import (
-    Collapse,
-    collapse,
-    composite_residual,
-    effective_rank,
-    mean_cosine,
-    recovery,
-    residual,
-    stable_rank,
-)
-from unsoft.measure.deletion import Deletion, deletion
-from unsoft.measure.discrimination import Discrimination, discrimination
-from unsoft.measure.focus import (
-    distance_to_uniform,
-    effective_keys,
-    entropy,
-    participation,
-    sink_mass,
-    sparsity,
-    top_mass,
-)
-from unsoft.measure.gradient import Gradient, gradient
-from unsoft.measure.groups import key_groups
-from unsoft.measure.heads import head_similarity, parameter_similarity
-from unsoft.measure.hijack import Hijack, hijack, unique_share
-from unsoft.measure.sign import cancellation, negative_share, row_sum
-from unsoft.measure.summary import Summary, summary
+import importlib
+import pkgutil
+from typing import Any as _Any
 
-__all__ = [
-    "Collapse",
-    "Deletion",
-    "Discrimination",
-    "Gradient",
-    "Hijack",
-    "Summary",
-    "cancellation",
-    "collapse",
-    "composite_residual",
-    "deletion",
-    "discrimination",
-    "distance_to_uniform",
-    "effective_keys",
-    "effective_rank",
-    "entropy",
-    "gradient",
-    "head_similarity",
-    "hijack",
-    "key_groups",
-    "mean_cosine",
-    "negative_share",
-    "parameter_similarity",
-    "participation",
-    "recovery",
-    "residual",
-    "row_sum",
-    "sink_mass",
-    "sparsity",
-    "stable_rank",
-    "summary",
-    "top_mass",
-    "unique_share",
-]
+__all__: list[str] = []
+
+
+def _collect() -> None:
+    found = {info.name for info in pkgutil.iter_modules(__path__)}
+    for name in [*sorted(found - {"overview"}), "overview"]:  # which has a field for every measure before it
+        module = importlib.import_module(f"{__name__}.{name}")
+        for public in getattr(module, "__all__", ()):
+            globals()[public] = getattr(module, public)
+            __all__.append(public)
+    __all__.sort()
+
+
+_collect()
+
+
+def __getattr__(name: str) -> _Any:  # for type checkers, which cannot see what was collected
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

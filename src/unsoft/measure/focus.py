@@ -10,7 +10,17 @@ import torch
 from torch import Tensor
 
 from unsoft.measure.arguments import check_count
-from unsoft.measure.rows import Rows, measure_rows, ratio
+from unsoft.measure.rows import Rows, measure_rows, ratio, row_measure
+
+__all__ = [
+    "distance_to_uniform",
+    "effective_keys",
+    "entropy",
+    "participation",
+    "sink_mass",
+    "sparsity",
+    "top_mass",
+]
 
 
 def sparsity(weights: Tensor, mask: Tensor | None = None) -> Tensor:
@@ -55,7 +65,7 @@ def effective_keys(weights: Tensor, mask: Tensor | None = None) -> Tensor:
     >>> effective_keys(torch.tensor([0.5, -0.5, 0.0]))
     tensor(2.)
     """
-    return measure_rows(lambda rows: keys_of_entropy(rows, entropy_of(rows)), weights, mask)
+    return measure_rows(effective_keys_of, weights, mask)
 
 
 def participation(weights: Tensor, mask: Tensor | None = None) -> Tensor:
@@ -120,35 +130,38 @@ def distance_to_uniform(weights: Tensor, mask: Tensor | None = None) -> Tensor:
     return measure_rows(distance_to_uniform_of, weights, mask)
 
 
+@row_measure
 def sparsity_of(rows: Rows) -> Tensor:
     spread = torch.where(rows.empty, 1.0, rows.count * rows.energy).sqrt()
     return torch.where(rows.empty, 1.0, rows.mass / spread)
 
 
+@row_measure
 def entropy_of(rows: Rows) -> Tensor:
-    size = rows.relative
-    # The clamp only keeps log and its slope finite at 0, where size * log is 0 anyway.
-    logs = size.clamp_min(torch.finfo(size.dtype).tiny).log()
-    mean_log = rows.per_mass((logs * size).sum(-1))
-    return torch.where(rows.empty, rows.count.clamp_min(1), rows.mass).log() - mean_log
+    return rows.entropy
 
 
-def keys_of_entropy(rows: Rows, entropy: Tensor) -> Tensor:
-    return torch.where(rows.count == 0, 0.0, entropy.exp())
+@row_measure
+def effective_keys_of(rows: Rows) -> Tensor:
+    return torch.where(rows.count == 0, 0.0, rows.entropy.exp())
 
 
+@row_measure
 def participation_of(rows: Rows) -> Tensor:
     return ratio(rows.mass.square(), rows.energy, otherwise=rows.count)
 
 
+@row_measure
 def top_mass_of(rows: Rows, k: int = 1) -> Tensor:
     return rows.per_mass(largest_sum(rows.relative, k))
 
 
+@row_measure
 def sink_mass_of(rows: Rows, sinks: int = 1) -> Tensor:
     return rows.per_mass(rows.relative[..., :sinks].sum(-1))
 
 
+@row_measure
 def distance_to_uniform_of(rows: Rows) -> Tensor:
     # What lies above the mean weighs as much as what lies below; hidden keys, at 0, are not above.
     mean = rows.mass / rows.count.clamp_min(1)

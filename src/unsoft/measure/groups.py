@@ -9,6 +9,8 @@ from torch import Tensor
 
 from unsoft.measure.arguments import check_float, check_mask
 
+__all__ = ["key_groups"]
+
 
 def key_groups(keys: Tensor, mask: Tensor | None = None, *, t: float = 1.0, threshold: float = 0.5) -> Tensor:
     """For each key the number of its group, which is the position of the group's first key.

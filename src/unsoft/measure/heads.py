@@ -7,6 +7,8 @@ from torch import Tensor
 from unsoft.measure.arguments import check_float, check_mask, computed
 from unsoft.measure.rows import Rows, ratio, unit_rows
 
+__all__ = ["head_similarity", "parameter_similarity"]
+
 _BLOCK = 2**20  # numbers in a block of rows of all heads
 
 

@@ -9,14 +9,19 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cached_property
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
 from unsoft.measure.arguments import check_float, check_mask, computed
 
+RowMeasure = TypeVar("RowMeasure", bound=Callable[..., Tensor])
 _BLOCK = 2**18  # numbers in a block; several blocks of float32 fit a second-level cache
+
+
+ROW_MEASURES: dict[str, Callable[[Rows], Tensor]] = {}
+"""What :func:`unsoft.measure.summary` computes of each row, by name."""
 
 
 class Rows:
@@ -76,9 +81,23 @@ class Rows:
             return self.values.new_tensor(self.values.shape[-1])
         return self.visible.sum(-1).to(self.values.dtype)
 
+    @cached_property
+    def entropy(self) -> Tensor:
+        """Of the sizes, in nats."""
+        # The clamp only keeps log and its slope finite at 0, where size * log is 0 anyway.
+        logs = self.relative.clamp_min(torch.finfo(self.relative.dtype).tiny).log()
+        mean_log = self.per_mass((logs * self.relative).sum(-1))
+        return torch.where(self.empty, self.count.clamp_min(1), self.mass).log() - mean_log
+
     def per_mass(self, part: Tensor, otherwise: Tensor | float = 0.0) -> Tensor:
         """``part`` (in units of ``relative``) over the mass; ``otherwise`` in rows without mass."""
         return ratio(part, self.mass, otherwise)
+
+
+def row_measure(function: RowMeasure) -> RowMeasure:
+    """Makes a function ``NAME_of(rows)``, one number for each row, part of every summary as NAME."""
+    ROW_MEASURES[function.__name__.removesuffix("_of")] = function
+    return function
 
 
 def ratio(part: Tensor, whole: Tensor, otherwise: Tensor | float = 0.0) -> Tensor:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from unsoft.measure.rows import Rows, measure_rows
+from unsoft.measure.rows import Rows, measure_rows, row_measure
+
+__all__ = ["cancellation", "negative_share", "row_sum"]
 
 
 def negative_share(weights: Tensor, mask: Tensor | None = None) -> Tensor:
@@ -55,13 +57,16 @@ def cancellation(weights: Tensor, mask: Tensor | None = None) -> Tensor:
     return measure_rows(cancellation_of, weights, mask)
 
 
+@row_measure
 def negative_share_of(rows: Rows) -> Tensor:
     return rows.per_mass(-rows.signed.clamp(max=0).sum(-1))
 
 
+@row_measure
 def row_sum_of(rows: Rows) -> Tensor:
     return rows.values.sum(-1)
 
 
+@row_measure
 def cancellation_of(rows: Rows) -> Tensor:
     return 1 - rows.per_mass(rows.signed.sum(-1).abs(), otherwise=1.0)

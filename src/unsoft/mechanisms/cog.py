@@ -18,8 +18,12 @@ exactly 0 (sign(0) = 0), and training never starts. The paper keeps softmax in t
 tensor([ 0.3750, -0.6250])
 """
 
+from torch import Tensor
+
 from unsoft.formula import Formula
+from unsoft.formula.analysis import Properties
 from unsoft.formula.formula import Facts
+from unsoft.mechanisms.core.definition import Logits, normalised
 from unsoft.mechanisms.core.registry import builtin
 
 COG = Formula(
@@ -31,4 +35,18 @@ COG = Formula(
     summary="signed softmax: adds and subtracts",
     facts=Facts(signed=True),
 )
-builtin("cog", COG)
+
+
+def definition(x: Logits) -> Tensor:
+    return normalised(x, [(x.s.sign(), x.s.abs())], [(1.0, x.s.abs())], x.bias)
+
+
+builtin(
+    "cog",
+    COG,
+    definition=definition,
+    # |sign(s) exp|s|| is the mass: absolute sum 1; the signs are free; the weight jumps from -1/Z to 1/Z at 0.
+    promises=Properties(
+        signed=True, row_sum="in [-1, 1]", l1="1", sparse=False, needs_length=False, continuous=False
+    ),
+)

@@ -29,11 +29,13 @@ no effect, it would cancel.
 """
 
 import math
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from unsoft.formula.analysis import Properties
+from unsoft.mechanisms.core.definition import WrittenCall, over_sum
 from unsoft.mechanisms.core.linear import Linear
 from unsoft.mechanisms.core.module import Place
 from unsoft.mechanisms.core.registry import family
@@ -71,8 +73,17 @@ class Cosformer(Linear):
         return torch.cat([x * angle.cos(), x * angle.sin()], dim=-1)
 
 
+def definition(call: WrittenCall, layer: Any) -> Tensor:
+    """relu(q) . relu(k) cos(pi/2 (i - j) / M), over its sum (Qin et al. 2022); beyond M positions go back and forth."""
+    period = 2 * layer.max_length
+    rows, keys = (torch.minimum(p % period, period - p % period) for p in (call.rows, call.keys))
+    near = torch.cos(math.pi / 2 * (rows[:, None] - keys) / layer.max_length)
+    return over_sum(call, call.move(call.query.relu() @ call.spread(call.key).relu().mT * near))
+
+
 family(
     "cosformer", Cosformer, summary="linear attention, rectified features, near keys preferred by a cosine",
     paper="Qin et al. 2022, arXiv 2202.08791", argument="max_length",
-    properties=Properties(False, "1", "1", False, False, True),
+    properties=Properties(False, "1", "1", True, False, True),
+    definition=definition,
 )  # fmt: skip

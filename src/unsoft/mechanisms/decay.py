@@ -8,7 +8,9 @@ Can: focus without limit: the sparsity measure S goes to 0 with the length; cons
 It looks back only. d is one number per head in (0, 1), as in retention, or ``learnable``.
 
 >>> import torch
->>> from unsoft.mechanisms.core.module import Place
+>>> from unsoft.mechanisms.core.definition import WrittenCall
+from unsoft.mechanisms.core.definition import WrittenCall
+from unsoft.mechanisms.core.module import Place
 >>> _, weights = Decay(Place(1, 4), start=0.5)(*(torch.randn(1, 1, 3, 4) for _ in range(3)), is_causal=True, return_weights=True)
 >>> weights[0, 0]
 tensor([[1.0000, 0.0000, 0.0000],
@@ -18,13 +20,16 @@ tensor([[1.0000, 0.0000, 0.0000],
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
 from unsoft.formula.analysis import Properties
+from unsoft.mechanisms.core.definition import WrittenCall
 from unsoft.mechanisms.core.module import Place
 from unsoft.mechanisms.core.registry import family
-from unsoft.mechanisms.retention import Retention
+from unsoft.mechanisms.retention import Retention, fading
 
 
 class Decay(Retention):
@@ -38,7 +43,13 @@ class Decay(Retention):
         return torch.ones_like(q[..., :1]), torch.ones_like(k[..., :1])
 
 
+def definition(call: WrittenCall, layer: Any) -> Tensor:
+    """d^(i-j)."""
+    return fading(call, layer)
+
+
 family(
     "decay", Decay, summary="weights that fade with distance, whatever the content", argument="start",
     paper="Orvieto et al. 2023, arXiv 2303.06349", properties=Properties(False, "free", "free", False, False, True),
+    definition=definition,
 )  # fmt: skip

@@ -23,6 +23,7 @@ torch.Size([1, 2, 5, 4])
 """
 
 import math
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -31,6 +32,7 @@ from unsoft.engines.call import compute_dtype
 from unsoft.engines.run import run_formula
 from unsoft.formula import Formula
 from unsoft.formula.analysis import Properties
+from unsoft.mechanisms.core.definition import Pointwise, WrittenCall, logits_of, visible_part
 from unsoft.mechanisms.core.module import Inputs, Mechanism, Place
 from unsoft.mechanisms.core.registry import family, resolve
 
@@ -89,6 +91,25 @@ class Differential(Mechanism):
         return (out, (weights[0] * scale).repeat_interleave(2, dim=-3)) if weights else out
 
 
+def definition(call: WrittenCall, layer: Any, formula: Pointwise) -> tuple[Tensor, Tensor]:
+    """(A1 - l A2) v for each pair of heads, then RMSNorm and 1 - l0 (Ye et al. 2024): weights and output."""
+    maps = []
+    for which in (0, 1):
+        half = call.change(
+            query=call.query[:, which::2], key=call.key[:, which::2],
+            visible=call.visible[:, which::2], bias=call.bias[:, which::2],
+        )  # fmt: skip
+        maps.append(visible_part(formula(logits_of(half)), half.visible))
+    a1, b1, a2, b2 = layer.vectors
+    strength = (a1 * b1).sum().exp() - (a2 * b2).sum().exp() + layer.first
+    weights = maps[0] - strength * maps[1]
+    joined = torch.cat([call.value[:, 0::2], call.value[:, 1::2]], dim=-1)
+    out = weights @ joined.repeat_interleave(weights.shape[1] // joined.shape[1], dim=1)
+    scale = (1 - layer.first) * (out.square().mean(-1, keepdim=True) + 1e-5).rsqrt()
+    first, second = (out * scale * layer.gain).chunk(2, dim=-1)
+    return (weights * scale).repeat_interleave(2, dim=1), torch.stack([first, second], dim=2).flatten(1, 2)
+
+
 family(
     "differential",
     Differential,
@@ -96,4 +117,5 @@ family(
     paper="Ye et al. 2024, arXiv 2410.05258",
     properties=Properties(True, "free", "free", False, False, True),
     base="softmax",
+    definition=definition,
 )

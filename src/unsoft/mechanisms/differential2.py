@@ -21,12 +21,15 @@ Cannot: amplify: no norm follows, and weights lie in (-1, 1).
 torch.Size([1, 2, 5, 4])
 """
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
 from unsoft.engines.run import run_formula
 from unsoft.formula import Formula
 from unsoft.formula.analysis import Properties
+from unsoft.mechanisms.core.definition import Pointwise, WrittenCall, logits_of, visible_part
 from unsoft.mechanisms.core.factor import TokenFactor
 from unsoft.mechanisms.core.module import Inputs, Mechanism, Place
 from unsoft.mechanisms.core.registry import family, resolve
@@ -71,6 +74,13 @@ class Differential2(Mechanism):
         return (out, weights[0]) if weights else out
 
 
+def definition(call: WrittenCall, layer: Any, formula: Pointwise) -> Tensor:
+    """A(q_2h) - sigmoid(l_h) A(q_2h+1), with l linear in the first query (Ye et al. 2026)."""
+    weights = visible_part(formula(logits_of(call)), call.visible)
+    strength = (call.query[:, 0::2] @ layer.factor.weight + layer.factor.constant[:, None]).sigmoid()
+    return weights[:, 0::2] - strength * weights[:, 1::2]
+
+
 family(
     "differential2",
     Differential2,
@@ -78,4 +88,5 @@ family(
     paper="Ye et al. 2026, Diff-Transformer V2",
     properties=Properties(True, "in (0, 1)", "< 2", False, False, True),
     base="softmax",
+    definition=definition,
 )

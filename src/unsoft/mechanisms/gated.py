@@ -12,9 +12,12 @@ The weights returned include the gate of the head. With ``elementwise=True`` (a 
 weights times values are the output before the gate.
 """
 
+from typing import Any
+
 from torch import Tensor
 
 from unsoft.mechanisms.core.cache import Cache
+from unsoft.mechanisms.core.definition import Definition, WrittenCall
 from unsoft.mechanisms.core.factor import TokenFactor
 from unsoft.mechanisms.core.module import Around, Inputs, Mechanism
 from unsoft.mechanisms.core.registry import module_modifier
@@ -44,4 +47,21 @@ class Gated(Around):
         return gate * result[0], result[1] if self.elementwise else gate * result[1]
 
 
-module_modifier("gated", Gated, summary="a learned output gate per token and head")
+def _gate_of(call: WrittenCall, layer: Any) -> Tensor:
+    """The factor (B, heads, R, 1) of "gated": sigmoid(q W + c) (Qiu et al. 2025)."""
+    query = call.query[:, :: call.query.shape[1] // layer.place.heads]
+    return (query @ layer.factor.weight + layer.factor.constant[:, None]).sigmoid()
+
+
+def definition(inner: Definition) -> Definition:
+    """Weights and output times the gate."""
+
+    def gated(call: WrittenCall, layer: Any) -> tuple[Tensor, Tensor]:
+        factor = _gate_of(call, layer)
+        weights, out = inner(call, layer.inner)
+        return factor * weights, factor * out
+
+    return gated
+
+
+module_modifier("gated", Gated, summary="a learned output gate per token and head", definition=definition)

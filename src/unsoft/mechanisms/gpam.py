@@ -37,14 +37,19 @@ True
 """
 
 import math
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from unsoft.engines.native.direct import observed
+from unsoft.engines.native.pairs import pair_difference, pair_queries, pairs_ready
 from unsoft.formula import Formula
 from unsoft.formula.analysis import Properties
 from unsoft.mechanisms.core.affine import paired_attention
-from unsoft.mechanisms.core.module import Inputs, Mechanism, Place
+from unsoft.mechanisms.core.cache import Cache, KeyValueCache
+from unsoft.mechanisms.core.definition import Pointwise, WrittenCall, logits_of, visible_part
+from unsoft.mechanisms.core.module import SHORT_OPTIONS, Inputs, Mechanism, Place, short_step
 from unsoft.mechanisms.core.registry import family, resolve
 
 
@@ -76,7 +81,7 @@ class Gpam(Mechanism):
             raise ValueError(f"gpam: argument 'fixed' must be a non-negative number, not {fixed!r}")
         self.base = base or resolve("softmax")
         self.bound, self.tied, self.fixed, self.literal = bound, tied, fixed, literal
-        self._known: tuple[object, tuple[Tensor, Tensor]] = (None, (torch.empty(0), torch.empty(0)))
+        self._known: tuple[object, tuple[Tensor, Tensor]] | None = None
         heads, width = place.heads, place.head_dim
         first = (
             -torch.eye(width).expand(heads, width, width)
@@ -115,6 +120,33 @@ class Gpam(Mechanism):
         negative_map = self.negative_map.to(query.dtype)
         return (query @ negative_map).relu() if self.literal else query.relu() @ negative_map
 
+    def forward(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        *args: Any,
+        cache: Cache | None = None,
+        **options: Any,
+    ) -> Tensor | tuple[Tensor, Tensor]:
+        """See :meth:`Mechanism.forward`. A plain step of decoding takes the short way."""
+        plain = type(cache) is KeyValueCache and cache.length and not args and options.keys() <= SHORT_OPTIONS
+        if plain and not torch.is_grad_enabled() and not observed():
+            out = self._step(query, key, value, cache, options.get("scale"))
+            if out is not None:
+                return out
+        return super().forward(query, key, value, *args, cache=cache, **options)
+
+    def _step(
+        self, query: Tensor, key: Tensor, value: Tensor, cache: KeyValueCache, scale: float | None
+    ) -> Tensor | None:
+        negative_map = self.negative_map
+        if not pairs_ready(query, negative_map) or key.dim() != 4 or key.shape[1] != query.shape[1]:
+            return None
+        both = pair_queries(query, negative_map, self.literal)
+        maps = short_step(self.base, cache, both, key, value, scale, True)
+        return None if maps is None else pair_difference(maps, *self._factors(query.dtype))
+
     def attend(self, inputs: Inputs) -> Tensor | tuple[Tensor, Tensor]:
         factors = self._factors(inputs.query.dtype)
         return paired_attention(inputs, self.second_query(inputs.query), self.base, *factors)
@@ -126,10 +158,23 @@ class Gpam(Mechanism):
             plus, minus = self.strengths()
             return (1 + plus).to(dtype), minus.to(dtype)
         state = (dtype, *((x.data_ptr(), x._version) for x in learned))
-        if self._known[0] != state:
+        if self._known is None or self._known[0] != state:
             plus, minus = self.strengths()
             self._known = (state, ((1 + plus).to(dtype), minus.to(dtype)))
         return self._known[1]
+
+
+def definition(call: WrittenCall, layer: Any, formula: Pointwise) -> Tensor:
+    """(1 + l+) A(q) - l- A(relu(q) W-), or as written: plus l- A(relu(q W-)) (Heo and Choi 2024)."""
+    plus, minus = (x[:, None, None] for x in (layer.plus, layer.minus))
+    plus, minus = (
+        (plus, -minus) if layer.literal else (layer.bound * plus.sigmoid(), layer.bound * minus.sigmoid())
+    )
+    mapped = (call.query @ layer.negative_map).relu(), call.query.relu() @ layer.negative_map
+    negative = call.move(mapped[0] if layer.literal else mapped[1])
+    first, second = (visible_part(formula(logits_of(call, q)), call.visible) for q in (call.query, negative))
+    weights: Tensor = (1 + plus) * first - minus * second
+    return weights
 
 
 family(
@@ -139,4 +184,5 @@ family(
     paper="Heo and Choi 2024, arXiv 2410.15578",
     properties=Properties(True, "1 + l+ - l-", "<= 1 + l+ + l-", False, False, True),
     base="softmax",
+    definition=definition,
 )

@@ -14,8 +14,12 @@ sum is free.
 tensor([ 0.2500, -0.5000,  0.7500,  0.5000])
 """
 
+from torch import Tensor
+
 from unsoft.formula import Formula
+from unsoft.formula.analysis import Properties
 from unsoft.formula.formula import Facts
+from unsoft.mechanisms.core.definition import Logits
 from unsoft.mechanisms.core.registry import builtin
 
 IDENTITY = Formula(
@@ -24,4 +28,18 @@ IDENTITY = Formula(
     summary="linear attention: the plain logit",
     facts=Facts(signed=True),
 )
-builtin("identity", IDENTITY)
+
+
+def definition(x: Logits) -> Tensor:
+    return x.s * x.bias.exp() / x.n
+
+
+builtin(
+    "identity",
+    IDENTITY,
+    definition=definition,
+    # s/n: the sum is the mean logit, anything.
+    promises=Properties(
+        signed=True, row_sum="free", l1="free", sparse=False, needs_length=True, continuous=True
+    ),
+)

@@ -15,8 +15,12 @@ with length.
 tensor([0.6000, 0.8000])
 """
 
+from torch import Tensor
+
 from unsoft.formula import Formula
+from unsoft.formula.analysis import Properties
 from unsoft.formula.formula import Facts
+from unsoft.mechanisms.core.definition import Logits, normalised
 from unsoft.mechanisms.core.registry import builtin
 
 L2 = Formula(
@@ -29,4 +33,23 @@ L2 = Formula(
     summary="squares of the weights sum to 1",
     facts=Facts(signed=False, mass_degree=2.0),
 )
-builtin("l2", L2)
+
+
+def definition(x: Logits) -> Tensor:
+    return normalised(x, [(1.0, x.s)], [(1.0, x.s)], x.bias, power=2.0)
+
+
+builtin(
+    "l2",
+    L2,
+    definition=definition,
+    # 2-norm 1 and positive: the sum is least (1) for one key alone and most (sqrt(n)) for n equal ones.
+    promises=Properties(
+        signed=False,
+        row_sum="in [1, sqrt(n)]",
+        l1="in [1, sqrt(n)]",
+        sparse=False,
+        needs_length=False,
+        continuous=True,
+    ),
+)

@@ -20,10 +20,13 @@ True
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
 from unsoft.formula.analysis import Properties
+from unsoft.mechanisms.core.definition import WrittenCall, shares_of_sums
 from unsoft.mechanisms.core.linear import Linear
 from unsoft.mechanisms.core.registry import family
 
@@ -47,6 +50,15 @@ def elu1_of_query(x: Tensor) -> Tensor:
     return torch.where(x > 0, x + 1, (x.clamp(max=0) - below).clamp(max=0).exp())
 
 
+def _log_elu1(x: Tensor) -> Tensor:
+    return torch.where(x > 0, torch.log1p(x.relu()), x.clamp(max=0))
+
+
+def definition(call: WrittenCall, layer: Any) -> Tensor:
+    """elu(x) + 1 is exp(x) for negative x (Katharopoulos et al. 2020)."""
+    return shares_of_sums(call, _log_elu1(call.query), _log_elu1(call.spread(call.key)))
+
+
 family(
     "linear-elu1",
     lambda place: Linear(place, elu1_of_query, elu1, compiled_map="elu1"),
@@ -55,4 +67,5 @@ family(
     properties=Properties(
         signed=False, row_sum="1", l1="1", sparse=False, needs_length=False, continuous=True
     ),
+    definition=definition,
 )

@@ -20,9 +20,21 @@ True
 
 from __future__ import annotations
 
+from typing import Any
+
+from torch import Tensor
+
 from unsoft.formula.analysis import Properties
+from unsoft.mechanisms.core.definition import WrittenCall, scaled, shares_of_sums
 from unsoft.mechanisms.core.linear import Linear, unchanged
 from unsoft.mechanisms.core.registry import family
+
+
+def definition(call: WrittenCall, layer: Any) -> Tensor:
+    """sum over coordinates of exp(q + k), with q . k the logit."""
+    query, key = scaled(call)
+    return shares_of_sums(call, query, key)
+
 
 family(
     "linear-exp",
@@ -31,4 +43,5 @@ family(
     properties=Properties(
         signed=False, row_sum="1", l1="1", sparse=False, needs_length=False, continuous=True
     ),
+    definition=definition,
 )

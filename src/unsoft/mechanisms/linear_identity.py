@@ -18,9 +18,20 @@ True
 
 from __future__ import annotations
 
+from typing import Any
+
+from torch import Tensor
+
 from unsoft.formula.analysis import Properties
+from unsoft.mechanisms.core.definition import WrittenCall, mask_factor
 from unsoft.mechanisms.core.linear import Linear, unchanged
 from unsoft.mechanisms.core.registry import family
+
+
+def definition(call: WrittenCall, layer: Any) -> Tensor:
+    """s / n."""
+    return call.logits * mask_factor(call) / call.count
+
 
 family(
     "linear-identity",
@@ -29,4 +40,5 @@ family(
     properties=Properties(
         signed=True, row_sum="free", l1="free", sparse=False, needs_length=True, continuous=True
     ),
+    definition=definition,
 )

@@ -21,17 +21,28 @@ True
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
+from torch import Tensor
 
 from unsoft.formula.analysis import Properties
+from unsoft.mechanisms.core.definition import WrittenCall, over_sum
 from unsoft.mechanisms.core.linear import Linear
 from unsoft.mechanisms.core.registry import family
+
+
+def definition(call: WrittenCall, layer: Any) -> Tensor:
+    """relu(q) . relu(k), over its sum."""
+    return over_sum(call, call.move(call.query.relu() @ call.spread(call.key).relu().mT))
+
 
 family(
     "linear-relu",
     lambda place: Linear(place, torch.relu, compiled_map="relu"),
     summary="linear attention with rectified features",
     properties=Properties(
-        signed=False, row_sum="1", l1="1", sparse=False, needs_length=False, continuous=True
+        signed=False, row_sum="1", l1="1", sparse=True, needs_length=False, continuous=True
     ),
+    definition=definition,
 )

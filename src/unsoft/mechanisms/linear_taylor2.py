@@ -21,11 +21,13 @@ True
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from unsoft.formula.analysis import Properties
+from unsoft.mechanisms.core.definition import WrittenCall, over_sum
 from unsoft.mechanisms.core.linear import Linear
 from unsoft.mechanisms.core.registry import family
 
@@ -36,6 +38,12 @@ def taylor2(x: Tensor) -> Tensor:
     return torch.cat([torch.ones_like(x[..., :1]), x, squares], dim=-1)
 
 
+def definition(call: WrittenCall, layer: Any) -> Tensor:
+    """1 + s + s^2 / 2, over its sum."""
+    s = call.logits
+    return over_sum(call, 1 + s + s**2 / 2)
+
+
 family(
     "linear-taylor2",
     lambda place: Linear(place, taylor2, scaled=True),
@@ -43,4 +51,5 @@ family(
     properties=Properties(
         signed=False, row_sum="1", l1="1", sparse=False, needs_length=False, continuous=True
     ),
+    definition=definition,
 )

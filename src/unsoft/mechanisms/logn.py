@@ -21,9 +21,11 @@ True
 """
 
 import math
+from dataclasses import replace
 
 from unsoft.formula import Formula
 from unsoft.formula.expr import make, symbol
+from unsoft.mechanisms.core.definition import Pointwise
 from unsoft.mechanisms.core.registry import formula_modifier
 
 
@@ -40,5 +42,16 @@ def logn16(base: Formula, n0: float = 512) -> Formula:
     return logn(base, n0, least=16)
 
 
-formula_modifier("logn", logn, summary="logits x log(n) / log(n0): as sharp on long inputs")
-formula_modifier("logn16", logn16, summary="logn with n counted as at least 16")
+def definition(inner: Pointwise, n0: float | None, layer: object, least: float = 1.0) -> Pointwise:
+    """s log(n) / log(n0), with n at least ``least``; a float mask is added after it."""
+    return lambda x: inner(replace(x, s=x.s * x.n.clamp(min=least).log() / math.log(n0 or 512)))
+
+
+def definition16(inner: Pointwise, n0: float | None, layer: object) -> Pointwise:
+    return definition(inner, n0, layer, least=16.0)
+
+
+formula_modifier(
+    "logn", logn, summary="logits x log(n) / log(n0): as sharp on long inputs", definition=definition
+)
+formula_modifier("logn16", logn16, summary="logn with n counted as at least 16", definition=definition16)

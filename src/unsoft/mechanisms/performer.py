@@ -19,10 +19,13 @@ over all tokens and add 1e-4 to every feature instead, which looks ahead and is 
 True
 """
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
 from unsoft.formula.analysis import Properties
+from unsoft.mechanisms.core.definition import WrittenCall, scaled, shares_of_sums
 from unsoft.mechanisms.core.linear import Linear
 from unsoft.mechanisms.core.module import Place
 from unsoft.mechanisms.core.registry import family
@@ -69,8 +72,20 @@ class Performer(Linear):
         return log_positive_random(x, self.directions)
 
 
+def definition(call: WrittenCall, layer: Any) -> Tensor:
+    """Features exp(w . x - |x|^2 / 2) for the layer's directions w (Choromanski et al. 2020).
+
+    A query's |x|^2 / 2 is left out: it cancels in its row.
+    """
+    directions = layer.directions.to(call.query.dtype)
+    query, key = scaled(call)
+    lengths = call.move(key.square().sum(-1, keepdim=True)) / 2
+    return shares_of_sums(call, call.move(query @ directions.mT), call.move(key @ directions.mT) - lengths)
+
+
 family(
     "performer", Performer, summary="random features that approach softmax as their number grows",
     paper="Choromanski et al. 2020, arXiv 2009.14794", argument="count",
     properties=Properties(False, "1", "1", False, False, True),
+    definition=definition,
 )  # fmt: skip

@@ -14,8 +14,12 @@ Cannot: normalise: the row sum is free and grows with the p-th power of the logi
 tensor([ 4.0000, -0.5000,  0.0000,  0.5000])
 """
 
+from torch import Tensor
+
 from unsoft.formula import Formula
+from unsoft.formula.analysis import Properties
 from unsoft.formula.formula import Facts
+from unsoft.mechanisms.core.definition import Logits, Pointwise
 from unsoft.mechanisms.core.registry import builtin
 
 
@@ -34,4 +38,22 @@ def polynomial(p: int = 3) -> Formula:
     )
 
 
-builtin("polynomial", polynomial)
+def definition(p: int = 3) -> Pointwise:
+    """Odd powers are signed: the float mask acts on the strength."""
+
+    def weights(x: Logits) -> Tensor:
+        power = x.s**p * x.bias.exp() if p % 2 else x.added**p * x.boost.exp()
+        return power / x.n.sqrt()
+
+    return weights
+
+
+builtin(
+    "polynomial",
+    polynomial,
+    definition=definition,
+    # s^3/sqrt(n): anything.
+    promises=Properties(
+        signed=True, row_sum="free", l1="free", sparse=False, needs_length=True, continuous=True
+    ),
+)

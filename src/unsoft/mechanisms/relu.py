@@ -15,8 +15,12 @@ many is divided by n. Where all logits are negative there is no gradient.
 tensor([0.0000, 0.7500, 0.2500, 0.0000])
 """
 
+from torch import Tensor
+
 from unsoft.formula import Formula
+from unsoft.formula.analysis import Properties
 from unsoft.formula.formula import Facts
+from unsoft.mechanisms.core.definition import Logits
 from unsoft.mechanisms.core.registry import builtin
 
 RELU = Formula(
@@ -26,4 +30,18 @@ RELU = Formula(
     summary="rectified, divided by the number of keys",
     facts=Facts(signed=False),
 )
-builtin("relu", RELU)
+
+
+def definition(x: Logits) -> Tensor:
+    return x.added.relu() * x.boost.exp() / x.n
+
+
+builtin(
+    "relu",
+    RELU,
+    definition=definition,
+    # Zero for all s <= 0; grows with s.
+    promises=Properties(
+        signed=False, row_sum="free", l1="free", sparse=True, needs_length=True, continuous=True
+    ),
+)

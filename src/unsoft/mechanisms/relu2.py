@@ -14,8 +14,12 @@ all logits are negative.
 tensor([0.0000, 1.0000, 0.2500, 0.0000])
 """
 
+from torch import Tensor
+
 from unsoft.formula import Formula
+from unsoft.formula.analysis import Properties
 from unsoft.formula.formula import Facts
+from unsoft.mechanisms.core.definition import Logits
 from unsoft.mechanisms.core.registry import builtin
 
 RELU2 = Formula(
@@ -25,4 +29,18 @@ RELU2 = Formula(
     summary="squared rectified, divided by the number of keys",
     facts=Facts(signed=False),
 )
-builtin("relu2", RELU2)
+
+
+def definition(x: Logits) -> Tensor:
+    return x.added.relu() ** 2 * x.boost.exp() / x.n
+
+
+builtin(
+    "relu2",
+    RELU2,
+    definition=definition,
+    # Zero for all s <= 0; grows with s.
+    promises=Properties(
+        signed=False, row_sum="free", l1="free", sparse=True, needs_length=True, continuous=True
+    ),
+)

@@ -31,12 +31,15 @@ tensor([[2.0000, 0.0000, 0.0000],
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
 from unsoft.formula.analysis import Properties
 from unsoft.mechanisms.core.cache import Cache
+from unsoft.mechanisms.core.definition import WrittenCall, mask_factor
 from unsoft.mechanisms.core.factor import TokenFactor
 from unsoft.mechanisms.core.linear import Linear, unchanged
 from unsoft.mechanisms.core.module import Inputs, Place
@@ -97,7 +100,20 @@ class Retention(Linear):
         return self.logit.sigmoid()
 
 
+def fading(call: WrittenCall, layer: Any) -> Tensor:
+    """d^(i-j), for the definitions of retention and decay."""
+    distance = (call.rows[:, None] - call.keys).clamp(min=0)
+    d: Tensor = layer.logit.to(call.query.dtype).sigmoid()[:, None, None]
+    return d**distance * mask_factor(call)
+
+
+def definition(call: WrittenCall, layer: Any) -> Tensor:
+    """d^(i-j) s, not normalised (Sun et al. 2023)."""
+    return fading(call, layer) * call.logits
+
+
 family(
     "retention", Retention, summary="linear attention whose weights fade with distance", argument="start",
     paper="Sun et al. 2023, arXiv 2307.08621", properties=Properties(True, "free", "free", False, False, True),
+    definition=definition,
 )  # fmt: skip

@@ -15,8 +15,12 @@ or LayerScale to train stably.
 tensor([0.5000, 0.7500])
 """
 
+from torch import Tensor
+
 from unsoft.formula import Formula
+from unsoft.formula.analysis import Properties
 from unsoft.formula.formula import Facts
+from unsoft.mechanisms.core.definition import Logits
 from unsoft.mechanisms.core.registry import builtin
 
 SIGMOID = Formula(
@@ -26,4 +30,18 @@ SIGMOID = Formula(
     summary="independent gates, no competition",
     facts=Facts(signed=False),
 )
-builtin("sigmoid", SIGMOID)
+
+
+def definition(x: Logits) -> Tensor:
+    return (x.added - x.n.log()).sigmoid() * x.boost.exp()
+
+
+builtin(
+    "sigmoid",
+    SIGMOID,
+    definition=definition,
+    # Each key between 0 and 1, never 0: the sum is up to n.
+    promises=Properties(
+        signed=False, row_sum="free", l1="free", sparse=False, needs_length=True, continuous=True
+    ),
+)

@@ -17,8 +17,12 @@ from it below 1). Keys k and -k still collide.
 tensor([  9.0000, -16.0000])
 """
 
+from torch import Tensor
+
 from unsoft.formula import Formula
+from unsoft.formula.analysis import Properties
 from unsoft.formula.formula import Facts
+from unsoft.mechanisms.core.definition import Logits, normalised
 from unsoft.mechanisms.core.registry import builtin
 
 SINH = Formula(
@@ -29,4 +33,18 @@ SINH = Formula(
     summary="smooth cog: sinh(s) over the sum of cosh(s)",
     facts=Facts(signed=True),
 )
-builtin("sinh", SINH)
+
+
+def definition(x: Logits) -> Tensor:
+    return normalised(x, [(0.5, x.s), (-0.5, -x.s)], [(0.5, x.s), (0.5, -x.s)], x.bias)
+
+
+builtin(
+    "sinh",
+    SINH,
+    definition=definition,
+    # |sinh| < cosh.
+    promises=Properties(
+        signed=True, row_sum="in [-1, 1]", l1="<= 1", sparse=False, needs_length=False, continuous=True
+    ),
+)

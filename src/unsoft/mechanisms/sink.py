@@ -12,8 +12,14 @@ Can: let a head attend to nothing, without a token being misused for it. Cannot:
 tensor([0.3333, 0.3333])
 """
 
+from dataclasses import replace
+from typing import Any
+
+import torch
+
 from unsoft.formula import Formula
 from unsoft.formula.expr import make, symbol
+from unsoft.mechanisms.core.definition import Pointwise
 from unsoft.mechanisms.core.registry import formula_modifier
 
 
@@ -36,6 +42,15 @@ def sink(base: Formula, start: float = 0.0) -> Formula:
     )  # fmt: skip
 
 
+def definition(inner: Pointwise, start: float | None, layer: Any) -> Pointwise:
+    """One more logit per head in the normaliser, without a value."""
+    level = layer.values["sink"] if hasattr(layer, "values") else torch.zeros(1)
+    return lambda x: inner(replace(x, sink=level[:, None, None]))
+
+
 formula_modifier(
-    "sink", sink, summary="a learned logit per head in the normaliser: attends to nothing if it likes"
+    "sink",
+    sink,
+    summary="a learned logit per head in the normaliser: attends to nothing if it likes",
+    definition=definition,
 )

@@ -13,8 +13,12 @@ attention sinks), give an exact zero, or ignore a crowd: n copies of a key get n
 tensor([0.2500, 0.7500])
 """
 
+from torch import Tensor
+
 from unsoft.formula import Formula
+from unsoft.formula.analysis import Properties
 from unsoft.formula.formula import Facts
+from unsoft.mechanisms.core.definition import Logits, normalised
 from unsoft.mechanisms.core.registry import builtin
 
 SOFTMAX = Formula(
@@ -26,4 +30,15 @@ SOFTMAX = Formula(
     summary="a probability distribution over the keys",
     facts=Facts(signed=False),
 )
-builtin("softmax", SOFTMAX)
+
+
+def definition(x: Logits) -> Tensor:
+    return normalised(x, [(1.0, x.s)], [(1.0, x.s)], x.bias)
+
+
+builtin(
+    "softmax",
+    SOFTMAX,
+    definition=definition,
+    promises=Properties(signed=False, row_sum="1", l1="1", sparse=False, needs_length=False, continuous=True),
+)

@@ -15,8 +15,12 @@ much "nothing" weighs depends on length.
 tensor([0.2500, 0.5000])
 """
 
+from torch import Tensor
+
 from unsoft.formula import Formula
+from unsoft.formula.analysis import Properties
 from unsoft.formula.formula import Facts
+from unsoft.mechanisms.core.definition import Logits, normalised
 from unsoft.mechanisms.core.registry import builtin
 
 SOFTMAX1 = Formula(
@@ -29,4 +33,18 @@ SOFTMAX1 = Formula(
     summary="softmax that can attend to nothing",
     facts=Facts(signed=False),
 )
-builtin("softmax1", SOFTMAX1)
+
+
+def definition(x: Logits) -> Tensor:
+    return normalised(x, [(1.0, x.s)], [(1.0, x.s)], x.bias, offsets=[0.0])
+
+
+builtin(
+    "softmax1",
+    SOFTMAX1,
+    definition=definition,
+    # The extra 1 takes its share.
+    promises=Properties(
+        signed=False, row_sum="< 1", l1="< 1", sparse=False, needs_length=False, continuous=True
+    ),
+)

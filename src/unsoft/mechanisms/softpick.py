@@ -18,8 +18,13 @@ Cannot: subtract. The row sum is at most 1. Reported to lag behind softmax in la
 tensor([4.0000, 2.0000, 0.0000])
 """
 
+import torch
+from torch import Tensor
+
 from unsoft.formula import Formula
+from unsoft.formula.analysis import Properties
 from unsoft.formula.formula import Facts
+from unsoft.mechanisms.core.definition import Logits, normalised
 from unsoft.mechanisms.core.registry import builtin
 
 SOFTPICK = Formula(
@@ -31,4 +36,21 @@ SOFTPICK = Formula(
     summary="rectified softmax: exact zeros, no sink",
     facts=Facts(signed=False),
 )
-builtin("softpick", SOFTPICK)
+
+
+def definition(x: Logits) -> Tensor:
+    """exp(s) - 1 is exp(max(s, 0)) times 1 - exp(-|s|), with the sign of s."""
+    s = x.added
+    size = -torch.expm1(-s.abs())
+    return normalised(x, [(size * (s > 0), s.relu())], [(size, s.relu())], x.boost)
+
+
+builtin(
+    "softpick",
+    SOFTPICK,
+    definition=definition,
+    # Zero for s <= 0, and these keys still take their share of the mass.
+    promises=Properties(
+        signed=False, row_sum="<= 1", l1="<= 1", sparse=True, needs_length=False, continuous=True
+    ),
+)

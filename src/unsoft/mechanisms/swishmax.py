@@ -15,8 +15,12 @@ negative logits are ignored rather than subtracted.
 tensor([ 0.6652, -0.0900])
 """
 
+from torch import Tensor
+
 from unsoft.formula import Formula
+from unsoft.formula.analysis import Properties
 from unsoft.formula.formula import Facts
+from unsoft.mechanisms.core.definition import Logits, normalised
 from unsoft.mechanisms.core.registry import builtin
 
 SWISHMAX = Formula(
@@ -28,4 +32,18 @@ SWISHMAX = Formula(
     summary="smooth, mildly signed, can attend to nothing",
     facts=Facts(signed=True),
 )
-builtin("swishmax", SWISHMAX)
+
+
+def definition(x: Logits) -> Tensor:
+    return normalised(x, [(x.s, x.s)], [(x.s.abs(), x.s)], x.bias, offsets=[0.0])
+
+
+builtin(
+    "swishmax",
+    SWISHMAX,
+    definition=definition,
+    # |weight| = mass, but the extra 1 takes its share.
+    promises=Properties(
+        signed=True, row_sum="in (-1, 1)", l1="< 1", sparse=False, needs_length=False, continuous=True
+    ),
+)

@@ -14,8 +14,12 @@ gradient.
 tensor([ 0.3000, -0.4000])
 """
 
+from torch import Tensor
+
 from unsoft.formula import Formula
+from unsoft.formula.analysis import Properties
 from unsoft.formula.formula import Facts
+from unsoft.mechanisms.core.definition import Logits
 from unsoft.mechanisms.core.registry import builtin
 
 TANH = Formula(
@@ -24,4 +28,18 @@ TANH = Formula(
     summary="bounded signed gates, divided by the number of keys",
     facts=Facts(signed=True),
 )
-builtin("tanh", TANH)
+
+
+def definition(x: Logits) -> Tensor:
+    return x.s.tanh() * x.bias.exp() / x.n
+
+
+builtin(
+    "tanh",
+    TANH,
+    definition=definition,
+    # n weights of at most 1/n.
+    promises=Properties(
+        signed=True, row_sum="in [-1, 1]", l1="<= 1", sparse=False, needs_length=True, continuous=True
+    ),
+)

@@ -44,6 +44,10 @@ class Copy(Task):
         return self.vocabulary
 
     @property
+    def answers_in_tokens(self) -> bool:
+        return True
+
+    @property
     def choices(self) -> range:
         return range(self.vocabulary)
 

@@ -63,6 +63,10 @@ class FuzzyRecall(Task):
         return self.size
 
     @property
+    def answers_in_tokens(self) -> bool:
+        return True
+
+    @property
     def choices(self) -> range:
         return range(self.keys, self.keys + self.values)
 

@@ -54,6 +54,10 @@ class Induction(Task):
         return self.vocabulary
 
     @property
+    def answers_in_tokens(self) -> bool:
+        return True
+
+    @property
     def choices(self) -> range:
         return range(self.vocabulary)
 

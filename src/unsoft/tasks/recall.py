@@ -48,6 +48,10 @@ class Recall(Task):
             self.pairs <= self.keys, f"{self.pairs} pairs need as many keys, and there are {self.keys}"
         )
         if self.form == "stream":
+            self.require(
+                self.pairs <= self.values,
+                f"{self.pairs} pairs need as many values, and there are {self.values}",
+            )
             self.require(self.length % 2 == 0, f"'length' must be even, not {self.length}")
             self.require(
                 4 * self.pairs <= self.length,
@@ -64,29 +68,33 @@ class Recall(Task):
     def size(self) -> int:
         if self.form == "joined":
             return self.keys * self.values + self.keys
-        return 1 + self.keys + self.values
+        return self.keys + self.values
 
     @property
     def outputs(self) -> int:
         return self.values if self.form == "joined" else self.size
 
     @property
+    def answers_in_tokens(self) -> bool:
+        return self.form == "stream"
+
+    @property
     def choices(self) -> range:
-        start = 0 if self.form == "joined" else 1 + self.keys
+        start = 0 if self.form == "joined" else self.keys
         return range(start, start + self.values)
 
     def draw(self, count: int, random: torch.Generator, training: bool) -> Batch:
         keys = distinct(count, self.keys, self.pairs, random)
-        values = integers(self.values, (count, self.pairs), random)
         if self.form == "joined":
+            values = integers(self.values, (count, self.pairs), random)
             order = distinct(count, self.pairs, self.pairs, random)
             asked = self.keys * self.values + take(keys, order)
             return labelled_last(torch.cat([keys * self.values + values, asked], 1), take(values, order))
-        return self._stream(keys + 1, values + 1 + self.keys, random)
+        return self._stream(keys, self.keys + distinct(count, self.values, self.pairs, random), random)
 
     def _stream(self, keys: Tensor, values: Tensor, random: torch.Generator) -> Batch:
         count, start = len(keys), 2 * self.pairs
-        inputs = integers(self.size - 1, (count, self.length), random) + 1
+        inputs = integers(self.size, (count, self.length), random)
         inputs[:, 0:start:2], inputs[:, 1:start:2] = keys, values
         places = (self.length - start) // 2
         likely = torch.arange(1, places + 1, dtype=torch.float64) ** (self.power - 1)

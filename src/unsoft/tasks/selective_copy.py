@@ -48,6 +48,10 @@ class SelectiveCopy(Task):
         return self.vocabulary
 
     @property
+    def answers_in_tokens(self) -> bool:
+        return True
+
+    @property
     def choices(self) -> range:
         return range(self.vocabulary)
 

@@ -81,6 +81,11 @@ class Task(ABC):
         """How many numbers a model gives at each position."""
 
     @property
+    def answers_in_tokens(self) -> bool:
+        """Are labels tokens of the inputs? Models then have one embedding for both, without which copying starts late."""
+        return False
+
+    @property
     @abstractmethod
     def choices(self) -> range:
         """The labels among which one who knows nothing would guess."""

@@ -58,6 +58,10 @@ class Text(Task):
         return _BYTES
 
     @property
+    def answers_in_tokens(self) -> bool:
+        return True
+
+    @property
     def choices(self) -> range:
         return range(_BYTES)
 

@@ -112,7 +112,7 @@ def check_mechanism(
         points = (
             (Point.parse(case),)
             if case is not None
-            else points_for(title, seed, quick=quick, thorough=thorough)
+            else points_for(plan, seed, quick=quick, thorough=thorough)
         )
         sizes = Sizes(plan, definition, seed, options, points)
         rows += size_rows(sizes, names, thorough or engines is not None)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import zlib
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor
@@ -19,6 +19,7 @@ from unsoft.testing.definition import is_near_jump
 from unsoft.testing.measure import GATES, Measure, close, fact
 from unsoft.testing.natural import half_sizes, natural_sizes
 
+T = TypeVar("T")
 Results = dict[str, Tensor]
 """The output, and every gradient under the name of its leaf."""
 
@@ -160,7 +161,7 @@ class Check:
         q, k, v = (arguments.pop(name) for name in ("query", "key", "value"))
         with torch.random.fork_rng(devices=[], enabled=inputs.case.dropout > 0):
             call, _ = checked_call(q, k, v, self.formula, **arguments)
-        reason = next(e for e in engines.ENGINES if e.name == engine).supports(call)
+        reason = engines.POINTWISE.named(engine).supports(call)
         if reason is not None:
             raise NotApplicable(reason)
 
@@ -172,10 +173,10 @@ class Check:
                 break
         return inputs
 
-    def _remember(self, key: object, make: Callable[[], Any]) -> Any:
+    def _remember(self, key: object, make: Callable[[], T]) -> T:
         if key not in self.memory:
             self.memory[key] = make()
-        return self.memory[key]
+        return cast(T, self.memory[key])
 
 
 def reading_weights(inputs: Inputs) -> Inputs:

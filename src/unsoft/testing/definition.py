@@ -32,9 +32,11 @@ class Definition:
         arguments = inputs.arguments(inputs.leaves)
         group = case.heads // case.kv_heads
         self.formula, self.degree = _with_mask(formula), formula.mass_degree
-        self.q = arguments["query"]
+        self.q: Tensor = arguments["query"]
+        self.k: Tensor
+        self.v: Tensor
         self.k, self.v = (arguments[name].repeat_interleave(group, dim=1) for name in ("key", "value"))
-        self.scale = arguments.get("scale") or case.width**-0.5
+        self.scale: float = arguments.get("scale") or case.width**-0.5
         self.visible, self.bias = visible_entries(inputs), torch.zeros(())
         if "mask" in inputs.leaves:
             self.bias = torch.where(self.visible, inputs.leaves["mask"], 0.0)
@@ -52,7 +54,7 @@ class Definition:
                 for name in inputs.params
             },
         }
-        if formula.peak is not None:
+        if self.formula.peak is not None:
             peaks = self._evaluate(self.formula.peak) + self.boost
             lowest = peaks.new_full(
                 (*case.shape[:3], 1), -torch.inf
@@ -60,7 +62,7 @@ class Definition:
             m = torch.cat([lowest, peaks.masked_fill(~self.visible, -torch.inf)], -1).amax(-1, keepdim=True)
             self.symbols["m"] = m.nan_to_num(neginf=0.0)
         self.total = torch.ones(*case.shape[:3], 1, dtype=torch.float64)
-        if formula.mass is not None:
+        if self.formula.mass is not None:
             self.total = self.entries(self.formula.mass, self.degree).sum(-1, keepdim=True)
             if formula.offset_mass is not None:
                 self.total = self.total + self.row(formula.offset_mass)
@@ -94,7 +96,8 @@ class Definition:
     def logit_size(self) -> Tensor:
         """The size of a logit, and of its terms, which have random signs: the root of a sum of squares."""
         terms = self.scale * (self.q.square() @ self.k.square().mT).sqrt()
-        return terms + self.symbols["s"].abs() + self.bias.abs()
+        size: Tensor = terms + self.symbols["s"].abs() + self.bias.abs()
+        return size
 
     def _evaluate(self, expr: Expr) -> Tensor:
         return evaluate(expr, self.symbols).expand(self.visible.shape)
@@ -113,11 +116,13 @@ class MaskedFormula:
 
 
 def _with_mask(formula: Formula) -> MaskedFormula:
-    parts = [formula.weight, formula.mass, formula.peak]
-    if formula.bias not in ("logit", "strength"):
-        target = formula.mask_target
-        parts = [None if x is None else substitute(x, target, target + symbol(MASK)) for x in parts]
-    return MaskedFormula(*parts, formula.norm, formula.offset_mass, formula.bias)
+    target = None if formula.bias in ("logit", "strength") else formula.mask_target
+
+    def masked(part: Expr) -> Expr:
+        return part if target is None else substitute(part, target, target + symbol(MASK))
+
+    mass, peak = (None if x is None else masked(x) for x in (formula.mass, formula.peak))
+    return MaskedFormula(masked(formula.weight), mass, peak, formula.norm, formula.offset_mass, formula.bias)
 
 
 def is_near_jump(formula: Formula, inputs: Inputs, distance: float) -> bool:

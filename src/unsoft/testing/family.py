@@ -8,16 +8,17 @@ with each paper's definition; what is compared with them is the fast form, decod
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
 
 from unsoft.engines import engine_names
-from unsoft.formula import Formula
 from unsoft.mechanisms.core.module import Mechanism, Place
 from unsoft.mechanisms.core.spec import Plan
+from unsoft.testing.check import NotApplicable
 from unsoft.testing.measure import Measure, close, equal, fact
+from unsoft.testing.promises import bounds_of, outside
 from unsoft.testing.report import Report, Row, worst_of
 
 HEADS, WIDTH, LENGTH, BATCH = 4, 6, 70, 2
@@ -41,16 +42,8 @@ class Subject:
         with torch.no_grad():
             for parameter in self.learnable:
                 parameter += _PERTURB * self.random(*parameter.shape, dtype=dtype)
-        self.dtype = dtype
+        self.dtype, self.plan = dtype, plan
         self.causal_only = self.module.causal_only
-
-    @property
-    def innermost(self) -> Mechanism:
-        """The mechanism inside all modifiers."""
-        module = self.module
-        while isinstance(getattr(module, "inner", None), Mechanism):
-            module = module.inner
-        return module
 
     @property
     def learnable(self) -> list[Tensor]:
@@ -157,10 +150,7 @@ def _engines(x: Subject) -> Iterator[Measure]:
             found = _answer(x, (q, k, v), name)
             if found is not None:
                 yield x.near(f"engine={name!r}", found, expected)
-        softmax_inside = isinstance(
-            getattr(x.innermost, "formula", getattr(x.innermost, "base", None)), Formula
-        )
-        if not softmax_inside:
+        if not x.module.formulas:
             yield fact(
                 "engine='sdpa', which computes softmax, is refused", _answer(x, (q, k, v), "sdpa") is None
             )
@@ -169,11 +159,40 @@ def _engines(x: Subject) -> Iterator[Measure]:
 def _answer(x: Subject, tensors: Tensors, engine: str) -> Tensor | None:
     """The output, or None if the engine is refused by a ValueError that names the argument."""
     try:
-        return x.module(*tensors, is_causal=True, engine=engine)
+        return cast(Tensor, x.module(*tensors, is_causal=True, engine=engine))
     except ValueError as refusal:
         if "engine" not in str(refusal):
             raise
         return None
+
+
+def _promises(x: Subject) -> Iterator[Measure]:
+    """The weights keep what the list of mechanisms says of them: sums, sign, exact zeros."""
+    promised = x.plan.properties
+    if x.plan.wrappers:
+        raise NotApplicable("the list says what the mechanism inside promises, before it is wrapped")
+    q, k, v = x.inputs()
+    seen = torch.ones(LENGTH, LENGTH, dtype=torch.bool).tril()
+    allowed = 64 * torch.finfo(x.dtype).eps * LENGTH**0.5
+    for size in (1.0, 4.0):
+        _, weights = x.module(size * q, size * k, v, is_causal=True, return_weights=True)
+        weights = weights.detach()
+        alive = weights.abs().sum(-1) > 0
+        for what, text, total in (
+            ("sum", promised.row_sum, weights.sum(-1)),
+            ("sum of absolute values", promised.l1, weights.abs().sum(-1)),
+        ):
+            low, high = (
+                torch.as_tensor(bound, dtype=x.dtype).expand(alive.shape)[alive]
+                for bound in bounds_of(text, x.module, alive.shape)
+            )
+            yield Measure(f"the {what} of a row is {text}", outside(total[alive], low, high), allowed)
+        if not promised.signed:
+            yield fact("there are no negative weights", bool((weights >= 0).all()))
+        if size == 1.0:  # larger logits may underflow
+            zeros = bool(((weights == 0) & seen & alive[..., None]).any())
+            what = f"there are {'' if promised.sparse else 'no '}weights that are exactly 0"
+            yield fact(what, zeros == promised.sparse)
 
 
 PROPERTIES: dict[str, Callable[[Subject], Iterator[Measure]]] = {
@@ -184,6 +203,7 @@ PROPERTIES: dict[str, Callable[[Subject], Iterator[Measure]]] = {
     "dtypes: float32, bfloat16": _precision,
     "equivariance: batch, determinism": _equivariance,
     "engines: honoured or refused": _engines,
+    "promises: row sums, signs, zeros": _promises,
 }
 FAMILY_THEMES = [*(name.partition(":")[0] for name in PROPERTIES), "sizes"]
 """The themes that :func:`unsoft.testing.check_mechanism` knows for modules."""
@@ -199,10 +219,12 @@ def check_family(
         if theme not in themes:
             continue
         found: list[Measure] = []
-        error = ""
+        error = skipped = ""
         try:
             found.extend(measures(Subject(plan, seed, options or {})))
+        except NotApplicable as reason:
+            skipped = str(reason)
         except Exception as reason:  # whatever a mechanism raises is a finding, not the end of the battery
             error = f"{type(reason).__name__}: {reason}"
-        rows.append(Row(theme, promise, "module", len(found), worst_of(found), error=error))
+        rows.append(Row(theme, promise, "module", len(found), worst_of(found), skipped, error))
     return Report(plan.name, seed, tuple(rows))

@@ -14,7 +14,7 @@ t = scale sqrt(sum q^2 k^2) + |s|:
     dq    : scale sum_j ds |k|                     dk : scale sum_i ds |q|
 
 and so on for masks and parameters. For softmax this is about (1 + 2 sigma) times the sizes of
-:mod:`unsoft.testing.tolerance`. Signed, unnormalised or steep formulas need no constants of their own.
+docs/numerics.md. Signed, unnormalised or steep formulas need no constants of their own.
 
 Half precision is computed in float32 and rounded once, so a result is off by half a unit of itself at most.
 Only D_i, which the backward pass takes from the rounded output, is less exact: by sqrt(sum_c g_ic^2 o_ic^2)/2.
@@ -78,8 +78,8 @@ class _Sizes:
         groups = (case.kv_heads, case.heads // case.kv_heads)
         sizes = {"output": self.output, "query": self.query}
         sizes |= {
-            "key": self.key.unflatten(1, groups).sum(2),
-            "value": self.value.unflatten(1, groups).sum(2),
+            name: size.reshape(size.shape[0], *groups, *size.shape[2:]).sum(2)
+            for name, size in (("key", self.key), ("value", self.value))
         }
         if "mask" in leaves:
             sizes["mask"] = self.mask.expand(case.shape).sum_to_size(leaves["mask"].shape)

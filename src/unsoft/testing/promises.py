@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import re
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -20,6 +22,7 @@ _SUMS = {
     "in [-1, 1]": (-1.0, 1.0),
     "in (-1, 1)": (-1.0, 1.0),
 }
+"""What a text about a sum says: the least and the largest it may be."""
 
 
 def signs(check: Check) -> Iterator[Measure]:
@@ -53,13 +56,36 @@ def _in_range(check: Check, case: Case, checked: dict[str, tuple[float, float]])
         total = (weights if name == "sum" else weights.abs()).sum(-1)[alive]
         yield Measure(
             f"{case}: {name} of a row",
-            _outside(total, low, high),
+            outside(total, low, high),
             4 * torch.finfo(DOUBLE).eps * case.keys**0.5,
         )
 
 
-def _outside(x: Tensor, low: float, high: float) -> float:
-    return float(torch.maximum(x - high, low - x).clamp(min=0.0).max())
+def outside(x: Tensor, low: float | Tensor, high: float | Tensor) -> float:
+    """How far the furthest of some numbers lies outside of its range."""
+    return float(torch.maximum(x - high, low - x).clamp(min=0.0).max()) if x.numel() else 0.0
+
+
+def bounds_of(text: str, module: Any, shape: Sequence[int]) -> tuple[float | Tensor, float | Tensor]:
+    """Low and high end of what a promise about sums says of rows (batch, heads, length) of a module.
+
+    Besides the texts of formulas there are "in (a, b)", "< a", "<= a", and gpam's in terms of its own l+ and l-.
+
+    >>> bounds_of("in (0, 1)", None, ()), bounds_of("< 2", None, ())
+    ((0.0, 1.0), (-inf, 2.0))
+    """
+    if "l+" in text:
+        plus, minus = (x.detach()[None, :, None].expand(shape) for x in module.strengths())
+        return (1 + plus - minus,) * 2 if "<=" not in text else (-torch.inf, 1 + plus + minus)
+    if text in _SUMS:
+        return _SUMS[text]
+    if match := re.fullmatch(r"in [(\[](\S+), (\S+)[)\]]", text):
+        return float(match[1]), float(match[2])
+    if match := re.fullmatch(r"<=? (\S+)", text):
+        return -torch.inf, float(match[1])
+    if text == "free":
+        return -torch.inf, torch.inf
+    raise ValueError(f"promises: {text!r} is not understood; say 'free', '1', '< 1', 'in [-1, 1]' or similar")
 
 
 def _with_defaults(check: Check, case: Case) -> Inputs:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from unsoft.mechanisms.core.module import Place
 from unsoft.mechanisms.core.spec import Plan
 from unsoft.testing.definitions import Definition
 from unsoft.testing.grid.checks import decoding, results
@@ -75,9 +76,10 @@ def _raised(point: Point, error: Exception) -> Measure:
     return replace(fact(f"{point}: raised {type(error).__name__}: {error}", False), case=str(point))
 
 
-def points_for(name: str, seed: int, *, quick: bool = False, thorough: bool = False) -> tuple[Point, ...]:
-    """A sample for the mechanism called ``name``; quick: its short points; thorough: every pair of values."""
-    axes = EVEN_KEY_HEADS if re.search(r"differential(?!2)", name) else AXES
+def points_for(plan: Plan, seed: int, *, quick: bool = False, thorough: bool = False) -> tuple[Point, ...]:
+    """A sample for a mechanism; quick: its short points; thorough: every pair of values."""
+    name, layer = plan.name, plan.build(Place(heads=2, head_dim=2))
+    axes = AXES if all(part.key_head_multiple == 1 for part in layer.parts) else EVEN_KEY_HEADS
     if thorough:
         return (*COMBINED, *all_pairs(f"{seed} {name}", axes))
     found = sample(f"{seed} {name}", axes)

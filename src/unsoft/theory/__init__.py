@@ -5,13 +5,19 @@
 tensor([0.0720, 0.2053, 0.3015], dtype=torch.float64)
 """
 
+from unsoft.theory.bounds import Limits, Minimum, can_focus, limits, minimum
 from unsoft.theory.finite import Empirical, empirical_sparsity, length_correction, widest_spread
 from unsoft.theory.hijack import Hijack, hijack_share, magnitude_hijack
-from unsoft.theory.limits import Limits, Minimum, can_focus, limits, minimum
-from unsoft.theory.linear import decay_sparsity, iid_linear_floor, iid_linear_sparsity, linear_sparsity
-from unsoft.theory.performer import performer_sparsity
-from unsoft.theory.rank import Ranks, ranks
-from unsoft.theory.sparsity import sparsity
+from unsoft.theory.infinite import sparsity
+from unsoft.theory.linear import (
+    Ranks,
+    decay_sparsity,
+    iid_linear_floor,
+    iid_linear_sparsity,
+    linear_sparsity,
+    performer_sparsity,
+    ranks,
+)
 
 __all__ = [
     "Empirical",

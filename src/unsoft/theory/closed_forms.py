@@ -11,9 +11,9 @@ r = beta / gamma throughout; phi and Phi are the density and the distribution fu
     sinh       E|f| = exp(gamma^2/2) [exp(beta) erf((gamma + r)/sqrt 2) + exp(-beta) erf((gamma - r)/sqrt 2)] / 2
                E f^2 = [exp(2 gamma^2) cosh(2 beta) - 1] / 2
 
-exp, relu2 and identity are those of document 001 (Su, "Can attention really focus?"), the others are derived
-here. Anything that only rescales the row (a normaliser, an offset, 1/n) cancels, so softmax, softmax1 and l2
-all are exp. The sigmoid has no closed form: E sigmoid(s) is the logistic-normal integral. Each function is
+exp, relu2 and identity are those of Su 2023 ("Can attention really focus?"), the others are derived here.
+Anything that only rescales the row (a normaliser, an offset, 1/n) cancels, so softmax, softmax1 and l2 all are
+exp. The sigmoid has no closed form: E sigmoid(s) is the logistic-normal integral. Each function is
 arranged so that nothing cancels or overflows, and takes gamma > 0 so small that it stands for the limit.
 """
 
@@ -25,10 +25,14 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from unsoft.theory.normal import density, log_rectified_moment
-
 _ROOT2 = math.sqrt(2)
 _SMALL = 1e-3  # below this spread the difference of two error functions is taken from its Taylor series
+_TERMS = 400  # of the continued fraction, whose error at x = 1 is about exp(-2 sqrt(2 * terms)) = 3e-25
+_POLYNOMIALS = {  # E max(r + e, 0)^k = P(r) Phi(r) + Q(r) phi(r): (power of r, coefficient) of P and of Q
+    1: (((1, 1.0),), ((0, 1.0),)),
+    2: (((2, 1.0), (0, 1.0)), ((1, 1.0),)),
+    4: (((4, 1.0), (2, 6.0), (0, 3.0)), ((3, 1.0), (1, 5.0))),
+}
 
 
 def exponential(beta: Tensor, gamma: Tensor) -> Tensor:
@@ -58,7 +62,8 @@ def cog(beta: Tensor, gamma: Tensor) -> Tensor:
     beta, ratio = beta.abs(), beta.abs() / gamma
 
     def g(a: int) -> Tensor:
-        near, far = torch.special.ndtr(a * gamma + ratio), torch.special.ndtr(a * gamma - ratio)
+        near: Tensor = torch.special.ndtr(a * gamma + ratio)
+        far: Tensor = torch.special.ndtr(a * gamma - ratio)
         return near + torch.exp(-2 * a * beta) * far
 
     return torch.exp(-gamma.square() / 2) * g(1) / g(2).sqrt()
@@ -83,6 +88,41 @@ def _erf_around(x: Tensor, h: Tensor) -> Tensor:
     )  # of erf; the next term of the series is below 1e-13 of the first
     series = 2 * h * slope * (1 + h.square() * (2 * x.square() - 1) / 3)
     return torch.where(h < _SMALL, series, torch.erf(x + h) - torch.erf(x - h))
+
+
+def density(x: Tensor) -> Tensor:
+    """phi, the density of the standard normal distribution."""
+    return torch.exp(-x.square() / 2) / math.sqrt(2 * math.pi)
+
+
+def log_rectified_moment(k: int, beta: Tensor, gamma: Tensor) -> Tensor:
+    """log of E max(s, 0)^k / (beta^2 + gamma^2)^(k/2) for s ~ N(beta, gamma^2), gamma > 0 and k = 1, 2, 4.
+
+    For beta > -gamma it is the polynomial in beta / gamma that integration by parts gives. Below, that
+    polynomial cancels, so the moment is phi(x) B_k with x = -beta / gamma and B_k = integral of u^k
+    exp(-u^2/2 - u x) over u > 0, whose ratios B_k / B_(k-1) = k / (x + B_(k+1) / B_k) are a continued
+    fraction of positive terms.
+
+    >>> one, zero = torch.ones((), dtype=torch.float64), torch.zeros((), dtype=torch.float64)
+    >>> log_rectified_moment(2, zero, one).exp()
+    tensor(0.5000, dtype=torch.float64)
+    """
+    size = torch.hypot(beta, gamma)
+    cosine, sine = beta / size, gamma / size
+    ratio = (beta / gamma).clamp(-1e4, 1e4)  # beyond 40, Phi and phi are 0 or 1 in float64
+    whole, edge = _POLYNOMIALS[k]
+    common = sum(c * cosine**p * sine ** (k - p) for p, c in whole)
+    corner = sum(c * cosine**p * sine ** (k - p) for p, c in edge)
+    direct = (common * torch.special.ndtr(ratio) + corner * density(ratio)).clamp(min=1e-300).log()
+    x = (-beta / gamma).clamp(min=1.0)
+    tail = torch.zeros_like(x)
+    log_b = torch.special.erfcx(x / math.sqrt(2)).log() + math.log(math.pi / 2) / 2
+    for term in range(_TERMS, 0, -1):
+        tail = term / (x + tail)
+        if term <= k:
+            log_b = log_b + tail.log()
+    rare = log_b - x.square() / 2 - math.log(2 * math.pi) / 2 - k / 2 * x.square().log1p()
+    return torch.where(beta > -gamma, direct, rare)
 
 
 CLOSED_FORMS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {

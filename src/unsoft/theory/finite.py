@@ -11,9 +11,9 @@ from torch import Tensor
 
 from unsoft.formula import Formula
 from unsoft.theory.arguments import Numbers, read_at_least, read_logits
+from unsoft.theory.infinite import read_dim
 from unsoft.theory.moments import Weight, limit_spread
 from unsoft.theory.named import formula_of
-from unsoft.theory.sparsity import read_dim
 
 _AT_ONCE = 2**20  # logits
 

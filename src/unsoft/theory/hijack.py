@@ -1,4 +1,4 @@
-"""Hijacking: how much of a row a unique key keeps against m identical ones (document 002).
+"""Hijacking: how much of a row a unique key keeps against m identical ones (Rosić 2026).
 
 One key has the logit u, m clones have the logit c; all other keys are left out. A pointwise mechanism gives
 the unique key
@@ -44,7 +44,7 @@ def hijack_share(
 ) -> Tensor:
     """Share of the absolute weight that a key of logit ``unique`` keeps against clones of logit ``clone``.
 
-    A formula that depends on n sees n = clones + 1. The default is the example of document 002: a key of
+    A formula that depends on n sees n = clones + 1. The default is the example of Rosić 2026: a key of
     relevance exp(u) = 20 against clones of relevance 1.
 
     >>> hijack_share("softmax", [1, 50])                 # 20/21, 20/70
@@ -71,7 +71,7 @@ def magnitude_hijack(
     """The same against clones when every key is gated by its magnitude weight.
 
     ``gate="sigmoid"`` is g(w) = sigmoid(slope w + offset), ``gate="weight"`` passes the weight itself, as
-    document 002 computes its example. ``on="values"`` multiplies the values, so the row loses what the gate
+    Rosić 2026 computes its example. ``on="values"`` multiplies the values, so the row loses what the gate
     takes; ``on="mass"`` multiplies the weights before they are normalised. The share is the same; what
     reaches the output is not.
 

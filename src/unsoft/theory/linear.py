@@ -1,6 +1,8 @@
-"""Sparsity of linear attention with non-negative features, and of plain decay (document 001)."""
+"""Linear attention: its sparsity for non-negative features and for random ones, that of plain decay (Su 2023), and its rank."""
 
 from __future__ import annotations
+
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -81,3 +83,86 @@ def _from_noise(deviation: Tensor, mean: Tensor) -> Tensor:
     """mean / sqrt(mean^2 + deviation^2); all weights 0 counts as 0, the limit of a mean that vanishes."""
     size = torch.hypot(mean, deviation)
     return torch.where(size == 0, 0.0, mean.abs() / torch.where(size == 0, 1.0, size))
+
+
+def performer_sparsity(
+    query: Numbers, directions: Numbers, mean: Numbers = 0.0, sigma: Numbers = 1.0
+) -> Tensor:
+    """S of a = sum_r exp(w_r . q) exp(w_r . k - |k|^2/2), a linear attention, for keys k ~ N(mean, sigma^2 I).
+
+    Both moments are Gaussian integrals over the key,
+
+        E exp(w . k - c |k|^2 / 2) = v^(-D/2) exp((sigma^2 |w|^2 / 2 + w . mean - c |mean|^2 / 2) / v),   v =
+        1 + c sigma^2,
+
+    with w = w_r, c = 1 for the first and w = w_r + w_t, c = 2 for the second. ``query`` is (D,),
+    ``directions`` (m, D). With many random directions S approaches softmax's exp(-sigma^2 |q|^2 / 2), slowly.
+    It comes from above if keys are short (D sigma^2 below 1 or so); a single feature of long keys is a
+    lognormal of its own, exp(w . k - |k|^2/2), and may be sharper than softmax, at the wrong keys.
+
+    >>> directions = torch.randn(4, 8, 2, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    >>> performer_sparsity([0.5, 0.0], directions[0])
+    tensor(0.9..., dtype=torch.float64)
+    """
+    q, w = read_numbers("query", query), read_numbers("directions", directions)
+    if q.ndim != 1 or w.ndim != 2 or w.shape[1] != len(q):
+        raise ValueError(
+            f"query, directions: expected shapes (D,) and (m, D), not {tuple(q.shape)} and {tuple(w.shape)}"
+        )
+    centre = read_numbers("mean", mean).expand(len(q))
+    variance = read_at_least("sigma", sigma, 0.0).square()
+    strength = w @ q
+    first = torch.logsumexp(strength + _log_integral(w.square().sum(-1), w @ centre, centre, variance, 1), 0)
+    squares = w.square().sum(-1)
+    pair_squares = squares[:, None] + squares + 2 * w @ w.mT
+    pair_means = (w @ centre)[:, None] + w @ centre
+    pairs = strength[:, None] + strength + _log_integral(pair_squares, pair_means, centre, variance, 2)
+    return torch.exp(first - torch.logsumexp(pairs.flatten(), 0) / 2)
+
+
+def _log_integral(square: Tensor, product: Tensor, centre: Tensor, variance: Tensor, c: int) -> Tensor:
+    """log E exp(w . k - c |k|^2 / 2), from |w|^2 and w . mean."""
+    wider = 1 + c * variance
+    exponent = variance * square / 2 + product - c * centre.square().sum() / 2
+    return exponent / wider - len(centre) / 2 * wider.log()
+
+
+class Ranks(NamedTuple):
+    """Of the matrix q_i . k_j: its length, the numeric ranks of all of it and of its lower triangle, and more."""
+
+    length: int
+    full: int
+    causal: int
+    smallest: float
+    """Smallest singular value of the lower triangle, of the largest."""
+    effective: float
+    """exp(entropy) of the lower triangle's normalised singular values: how many directions carry weight."""
+
+
+def ranks(query_features: Tensor, key_features: Tensor) -> Ranks:
+    """Ranks of the attention matrix of non-negative features (length, F), bidirectional and causal.
+
+    The full matrix is a product of (length, F) and (F, length), so its rank is at most F. The causal one is
+    triangular with the diagonal q_i . k_i: if no entry of that is 0, its determinant is not 0 and its rank is
+    the length. So a low rank cannot be what holds causal linear attention back.
+
+    >>> q, k = torch.rand(2, 64, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    >>> ranks(q, k)[:3]
+    (64, 4, 64)
+    """
+    q, k = read_numbers("query_features", query_features), read_numbers("key_features", key_features)
+    if q.ndim != 2 or q.shape != k.shape or not q.numel():
+        raise ValueError(
+            "query_features, key_features: expected one shape (length, F),"
+            f" not {tuple(q.shape)} and {tuple(k.shape)}"
+        )
+    weights = q @ k.mT
+    values = torch.linalg.svdvals(weights.tril())
+    share = values / values.sum().clamp(min=1e-300)
+    return Ranks(
+        len(q),
+        int(torch.linalg.matrix_rank(weights)),
+        int(torch.linalg.matrix_rank(weights.tril())),
+        float(values[-1] / values[0].clamp(min=1e-300)),
+        float(torch.special.entr(share).sum().exp()),
+    )

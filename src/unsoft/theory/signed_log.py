@@ -2,7 +2,7 @@
 
 The moments of exp(s) at gamma = 30 reach exp(1800); a sigmoid far below its threshold is exp(-1000). Every
 node of an expression is evaluated both ways, and the logarithm takes over only where the plain value has left
-the range of float64. It is written apart from :mod:`unsoft.formula.evaluate`, which the engines use: the
+the range of float64. It is written apart from :mod:`unsoft.formula.evaluation`, which the engines use: the
 oracle does not share their arithmetic.
 
 >>> from unsoft.formula import parse

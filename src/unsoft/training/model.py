@@ -51,7 +51,7 @@ def _sequence_model(spec: Spec, task: Task) -> PreTrainedModel:
         initializer_range=_START / math.sqrt(spec.width),
         rope_parameters={"rope_type": "default", "rope_theta": 10_000.0},
         no_rope_layers=[int(task.setup.positions)] * spec.layers,
-        tie_word_embeddings=False,
+        tie_word_embeddings=task.answers_in_tokens,
         use_cache=False,
         pad_token_id=None,
         bos_token_id=None,

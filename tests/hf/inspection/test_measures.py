@@ -7,7 +7,7 @@ import unsoft
 from tests.hf.inspection.tiny import TEXT, reading, tiny
 from unsoft import magnitude, measure
 from unsoft.hf.inspection import inspect
-from unsoft.measure.summary import Summary
+from unsoft.measure.overview import Summary
 
 OUT_PROJ = {
     "llama": lambda m, k: m.model.layers[k].self_attn.o_proj.weight.T,

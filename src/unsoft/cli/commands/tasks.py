@@ -59,12 +59,12 @@ def _scores(task: Task) -> dict[str, Any]:
 
 def _print_table(made: list[Task], scores: bool) -> None:
     shown = ("known", "shortcut") if scores else ()
-    columns = dict.fromkeys(("name", "tells apart", "metric", "chance", *shown, "model"), "left")
+    columns = dict.fromkeys(("name", "tells apart", "metric", "chance", *shown, "layers x width / heads"), "left")
     rows = []
     for task in made:
         setup, found = task.setup, _scores(task) if scores else {}
         numbers = ["" if found[name] is None else f"{found[name]:.3g}" for name in shown]
-        model = f"{setup.layers} x {setup.width}, {setup.heads} heads, {setup.steps} steps"
+        model = f"{setup.layers} x {setup.width} / {setup.heads}"
         rows.append([task.name, task.tells, task.metric, f"{task.chance:.3g}", *numbers, model])
     show_table(columns | {"name": "whole"}, rows)
     typer.echo("Knobs: unsoft tasks --json. Train one: unsoft train TASK --mechanism cog")

@@ -26,7 +26,9 @@ from unsoft.compare.section import ROSIC, Claim, Column, Finding, Request, Secti
 from unsoft.compare.store import outside_file
 from unsoft.compare.subject import WIDTH, Subject
 from unsoft.formula import Formula
-from unsoft.magnitude.truncated import truncated_weights
+from unsoft.magnitude.gaussian.system import System
+from unsoft.magnitude.solvers.contract import Options
+from unsoft.magnitude.solvers.truncated import truncated
 from unsoft.mechanisms.core.module import Mechanism
 from unsoft.report.figure import Figure, by_mechanism
 
@@ -195,7 +197,7 @@ def price(level: Level) -> list[dict[str, Any]]:
             return scaled_dot_product_attention(q, k, v)
 
         def solve(points: torch.Tensor = points, ones: torch.Tensor = ones) -> object:
-            return truncated_weights(points, None, ones, 0.1, 5, check=False)
+            return truncated(System(points, None, 0.1), ones, Options(1e-4, iterations=5, check=False))
 
         with torch.no_grad():
             taken = interleaved({"attention": attention, "solve": solve}, rounds=max(level.rounds, 5))

@@ -38,4 +38,4 @@ def ready(formula: str, double: bool) -> bool:
 
 
 # As torch.compiler.assume_constant_result does, without importing all of dynamo: a traced caller asks once, while traced.
-ready._dynamo_marked_constant = True
+ready._dynamo_marked_constant = True  # type: ignore[attr-defined]

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from unsoft.engines import tiled
-from unsoft.engines.call import compute_dtype
+from unsoft.engines.call import Call, Gradients, Rows, Upstream
 from unsoft.engines.dropout import keep_factor
 from unsoft.engines.native.codegen import formula_source
 from unsoft.engines.native.compiler import KERNEL, load_libraries
@@ -44,39 +44,31 @@ def kernel(formula: str, dtype: torch.dtype) -> Kernel:
     return Kernel(Formula.from_key(formula), "double" if dtype == torch.float64 else "float")
 
 
-def forward(
-    q: Tensor, k: Tensor, v: Tensor, visible: Tensor | None, bias: Tensor | None, counts: Tensor | None,
-    positions: Tensor | None, params: Tensor, seed: Tensor | None, *, formula: str, causal_offset: int | None,
-    scale: float, dropout_p: float,
-) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    """Output, row peaks and row totals; see :class:`unsoft.engines.operator.Forward`."""
+def forward(call: Call) -> Rows:
+    """Output, row peaks and row totals."""
+    q, k, v = call.q, call.k, call.v
     out = q.new_empty(*q.shape[:3], v.shape[3])
-    peak = q.new_empty(q.shape[:3], dtype=compute_dtype(q.dtype))
+    peak = q.new_empty(q.shape[:3], dtype=call.compute_dtype)
     total = torch.empty_like(peak)
     if out.numel() == 0 or k.shape[2] == 0:
-        return out.zero_(), peak.zero_(), total.fill_(1)
-    code = kernel(formula, q.dtype)
-    common = _Common(
-        code, q, k, v, visible, bias, counts, positions, params, seed, causal_offset, scale, dropout_p
-    )
+        return Rows(out.zero_(), peak.zero_(), total.fill_(1))
+    code = kernel(call.formula.key, q.dtype)
+    common = _Common(code, call)  # held until the kernel has returned
     if _status(code.forward(common.fields(out, peak, total))) == FINITE:
-        return out, peak, total
-    options = {"formula": formula, "causal_offset": causal_offset, "scale": scale, "dropout_p": dropout_p}
-    exact = tiled.forward(q, k, v, visible, bias, counts, positions, params, seed, **options)
-    finite = _finite_rows(out) & _finite_rows(exact[0])
-    return (
-        _where_finite(finite, out, exact[0]),
-        torch.where(finite, peak, exact[1]),
-        torch.where(finite, total, exact[2]),
+        return Rows(out, peak, total)
+    exact = tiled.forward(call)
+    finite = _finite_rows(out) & _finite_rows(exact.out)
+    return Rows(
+        _where_finite(finite, out, exact.out),
+        torch.where(finite, peak, exact.peak),
+        torch.where(finite, total, exact.total),
     )
 
 
-def backward(
-    grad_out: Tensor, q: Tensor, k: Tensor, v: Tensor, visible: Tensor | None, bias: Tensor | None,
-    counts: Tensor | None, positions: Tensor | None, params: Tensor, seed: Tensor | None, out: Tensor, peak: Tensor,
-    total: Tensor, *, formula: str, causal_offset: int | None, scale: float, dropout_p: float, need_bias: bool, need_params: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
-    """Gradients of q, k, v, bias and params; see :class:`unsoft.engines.operator.Backward`."""
+def backward(call: Call, upstream: Upstream) -> Gradients:
+    """Gradients of q, k, v, bias and params; the last two are empty unless needed."""
+    q, k, v, params = call.q, call.k, call.v, call.params
+    grad_out, rows, need_bias, need_params = upstream
     dq, dk, dv = (torch.empty(x.shape, dtype=x.dtype) for x in (q, k, v))
     dbias = params.new_zeros(*q.shape[:3], k.shape[2]) if need_bias else None
     dparams = torch.zeros(q.shape[1], params.shape[0], dtype=torch.float64) if need_params else None
@@ -85,53 +77,55 @@ def backward(
         for gradient in (dq, dk, dv):
             gradient.zero_()
     else:
-        code = kernel(formula, q.dtype)
-        common = _Common(
-            code, q, k, v, visible, bias, counts, positions, params, seed, causal_offset, scale, dropout_p
-        )
-        fields = common.fields(out, peak, total, (grad_out, dq, dk, dv, dbias, dparams))
+        code = kernel(call.formula.key, q.dtype)
+        common = _Common(code, call)
+        fields = common.fields(*rows, (grad_out, dq, dk, dv, dbias, dparams))
         status = _status(code.backward(fields))
     if status != FINITE:
-        options = {"formula": formula, "causal_offset": causal_offset, "scale": scale, "dropout_p": dropout_p}
-        saved = (q, k, v, visible, bias, counts, positions, params, seed, out, peak, total)
-        exact = tiled.backward(grad_out, *saved, **options, need_bias=need_bias, need_params=need_params)
-        rows = [
+        exact = tiled.backward(call, upstream)
+        dq, dk, dv = (
             _where_finite(_finite_rows(ours) & _finite_rows(theirs), ours, theirs)
-            for ours, theirs in zip((dq, dk, dv), exact, strict=False)
-        ]
-        return *rows, *exact[3:]
-    return (
-        dq, dk, dv,
-        params.new_empty(0) if dbias is None else dbias.sum_to_size(bias.shape),
+            for ours, theirs in ((dq, exact.q), (dk, exact.k), (dv, exact.v))
+        )
+        return exact._replace(q=dq, k=dk, v=dv)
+    return Gradients(
+        dq,
+        dk,
+        dv,
+        params.new_empty(0) if dbias is None or call.bias is None else dbias.sum_to_size(call.bias.shape),
         params.new_empty(0) if dparams is None else dparams.T.to(params.dtype),
-    )  # fmt: skip
+    )
 
 
 class _Common:
     """The fields of struct Call that forward and backward share, and the tensors that must outlive the call."""
 
-    def __init__(
-        self, code, q, k, v, visible, bias, counts, positions, params, seed, causal_offset, scale, dropout_p
-    ) -> None:
+    def __init__(self, code: Kernel, call: Call) -> None:
         # What lies in the memory of a negative view (x.conj().imag is one) is not what it stands for.
-        q, k, v, params = (x.resolve_neg() for x in (q, k, v, params))
-        self.tensors = q, k, v
+        q, k, v = self.tensors = call.q.resolve_neg(), call.k.resolve_neg(), call.v.resolve_neg()
         (batch, heads, length, width), (_, kv_heads, keys, value_width) = q.shape, v.shape
-        full = (batch, heads, length, keys)
-        self.params = params.T.contiguous()
-        self.visible = None if visible is None else visible.expand(full)
-        self.bias = None if bias is None else bias.expand(full)
-        self.counts = None if counts is None else counts.expand(full[:3])
-        self.positions = None if positions is None else positions.expand(batch, -1)
+        full, seed = (batch, heads, length, keys), call.seed
+        self.params = call.params.resolve_neg().T.contiguous()
+        self.visible = None if call.visible is None else call.visible.expand(full)
+        self.bias = None if call.bias is None else call.bias.expand(full)
+        self.counts = None if call.counts is None else call.counts.expand(full[:3])
+        self.positions = None if call.positions is None else call.positions.expand(batch, -1)
         low, high = (0, 0) if seed is None else seed.tolist()
+        drop_below = 0 if seed is None else min(round(call.dropout_p * 2**32), 2**32 - 1)
         self.head = _HEAD.pack(
             code.mechanism, thread_count(), batch, heads, kv_heads, length, keys, width, value_width,
-            causal_offset is not None, causal_offset or 0, low, high, 0 if seed is None else min(round(dropout_p * 2**32), 2**32 - 1),
-            keep_factor(dropout_p), scale,
+            call.causal_offset is not None, call.causal_offset or 0, low, high, drop_below,
+            keep_factor(call.dropout_p), call.scale,
         )  # fmt: skip
         self.inputs = (*_typed(q), *_typed(k), *_typed(v))
 
-    def fields(self, out: Tensor, peak: Tensor, total: Tensor, gradients: tuple | None = None) -> bytes:
+    def fields(
+        self,
+        out: Tensor,
+        peak: Tensor,
+        total: Tensor,
+        gradients: tuple[Tensor, Tensor, Tensor, Tensor, Tensor | None, Tensor | None] | None = None,
+    ) -> bytes:
         values = [*self.inputs, *_typed(out)]
         rest = pack_rest(peak, total, self.counts, self.visible, self.bias, self.positions, self.params)
         more: list[int] = []

@@ -12,7 +12,7 @@ from unsoft.engines.terms import BIAS, masked
 from unsoft.formula import Expr, Formula, Instruction, derivative, lower
 from unsoft.formula.cpp import definitions, literal, operation
 from unsoft.formula.expr import number, postorder, symbol
-from unsoft.formula.lower import Operand
+from unsoft.formula.instructions import Operand
 from unsoft.formula.operation import COMPARISONS
 
 _ENTRY = {"s", "j", BIAS}
@@ -25,7 +25,8 @@ def formula_source(formula: Formula) -> str:
     weight, mass, peak = formula.safe_weight, formula.safe_mass, formula.peak
     operand = formula.bias not in ("logit", "strength")
     if operand:
-        weight, mass, peak = (masked(part, formula) for part in (weight, mass, peak))
+        weight = masked(weight, formula)
+        mass, peak = (None if part is None else masked(part, formula) for part in (mass, peak))
     value = {"weight": weight} | ({} if mass is None else {"mass": mass})
     slope = value | {f"d{part}": derivative(expr, "s") for part, expr in value.items()}
     by_parameter = {
@@ -154,12 +155,12 @@ def _row_function(outputs: Mapping[str, Expr], names: list[str]) -> list[str]:
 def _needed(wanted: list[Operand], by_target: Mapping[str, Instruction]) -> set[str]:
     """Targets of all instructions that the wanted operands rest on."""
     seen: set[str] = set()
-    stack = [w for w in wanted if w in by_target]
+    stack = [w for w in wanted if isinstance(w, str) and w in by_target]
     while stack:
         target = stack.pop()
         if target not in seen:
             seen.add(target)
-            stack.extend(a for a in by_target[target].args if a in by_target)
+            stack.extend(a for a in by_target[target].args if isinstance(a, str) and a in by_target)
     return seen
 
 

@@ -103,7 +103,7 @@ def find_compiler() -> str:
 def _environment_key() -> str:
     compiler = Path(find_compiler()).resolve()
     stat = compiler.stat()
-    headers = [(KERNEL / file).read_text() for file in sorted(os.listdir(KERNEL))]
+    headers = [file.read_text() for file in sorted(KERNEL.rglob("*")) if file.is_file()]
     return "\0".join([str(compiler), str(stat.st_size), str(stat.st_mtime_ns), _cpu_features(), *headers])
 
 

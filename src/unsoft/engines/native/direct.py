@@ -22,7 +22,7 @@ from unsoft.formula import Formula
 _ALIGNMENTS = (False, True, "upper_left", "lower_right")
 _SCALES = (float, type(None))
 _MOST_PLANS = 512
-_plans: dict[tuple, _Plan] = {}
+_plans: dict[tuple[object, ...], _Plan] = {}
 
 
 def observed() -> bool:

@@ -34,7 +34,8 @@ class Batch:
         return [None if bool(row.all()) else row.nonzero()[:, 0] for row in mask.bool()]
 
     def words(self, item: int, length: int) -> list[str]:
-        """Labels of a sequence of ``length`` kept tokens; its positions where the model made tokens of its own."""
+        """Labels of a sequence of ``length`` kept tokens; its positions where the model made tokens of its
+        own."""
         labels = self.labels[item] if item < len(self.labels) else []
         return labels if len(labels) == length else [str(position) for position in range(length)]
 
@@ -47,9 +48,11 @@ def batches(
     device: torch.device,
     most: int | None = None,
 ) -> list[Batch]:
-    """Texts (str or a sequence of them), token numbers (batch, length), or the keyword arguments of the model.
+    """Texts (str or a sequence of them), token numbers (batch, length), or the keyword arguments of the
+    model.
 
-    Texts that are longer than ``max_length`` tokens are cut into several sequences. ``most`` is the largest number of sequences.
+    Texts that are longer than ``max_length`` tokens are cut into several sequences. ``most`` is the largest
+    number of sequences.
 
     >>> [cut] = batches(torch.tensor([[5, 6, 7]]), None, 8, 512, torch.device("cpu"))
     >>> cut.labels, cut.kept(3)
@@ -65,14 +68,14 @@ def batches(
         inputs = _encoded(list(given), tokenizer, max_length)
     else:
         raise TypeError(
-            "inspect: argument 'texts_or_batch' must be a text, a list of texts, a tensor of token numbers, or a"
-            f" dict of the model's arguments, not {_described(given)}"
+            "inspect: argument 'texts_or_batch' must be a text, a list of texts, a tensor of token numbers,"
+            f" or a dict of the model's arguments, not {_described(given)}"
         )
     sizes = {len(x) for x in inputs.values() if isinstance(x, Tensor)}
     if len(sizes) != 1 or 0 in sizes:
         raise ValueError(
-            f"inspect: argument 'texts_or_batch' holds tensors for {sorted(sizes) or 'no'} sequences; they must agree on"
-            " one number, at least 1"
+            f"inspect: argument 'texts_or_batch' holds tensors for {sorted(sizes) or 'no'} sequences; they"
+            " must agree on one number, at least 1"
         )
     size = min(sizes) if most is None else min(*sizes, most)
     inputs = {name: x.to(device) if isinstance(x, Tensor) else x for name, x in inputs.items()}
@@ -89,9 +92,11 @@ def _cut(inputs: dict[str, Any], part: slice, tokenizer: Any) -> Batch:
         if real is not None and len(real) and int(real[-1]) + 1 < mask.shape[1]:
             end, length = int(real[-1]) + 1, mask.shape[1]
             cut = {
-                name: x[:, :end] if isinstance(x, Tensor) and x.shape[1:2] == (length,) and x.dim() == 2 else x
+                name: x[:, :end]
+                if isinstance(x, Tensor) and x.shape[1:2] == (length,) and x.dim() == 2
+                else x
                 for name, x in cut.items()
-            }  # fmt: skip
+            }
             numbers, mask = cut.get("input_ids"), cut.get("attention_mask")
     labels = []
     if numbers is not None:
@@ -104,7 +109,8 @@ def _cut(inputs: dict[str, Any], part: slice, tokenizer: Any) -> Batch:
 def _encoded(texts: list[str], tokenizer: Any, max_length: int) -> dict[str, Tensor]:
     if tokenizer is None:
         raise ValueError(
-            "inspect: texts need argument 'tokenizer'; or give a dict such as tokenizer(texts, return_tensors='pt')"
+            "inspect: texts need argument 'tokenizer'; or give a dict such as tokenizer(texts,"
+            " return_tensors='pt')"
         )
     found = tokenizer(texts, truncation=True, max_length=max_length, return_overflowing_tokens=True)
     columns = {name: rows for name, rows in found.items() if name not in NO_MODEL_INPUT}

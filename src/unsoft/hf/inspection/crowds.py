@@ -1,7 +1,8 @@
 """Crowds of look-alike keys: how many different keys does a head have, and what are the crowds worth?
 
-The groups are those of :func:`unsoft.measure.key_groups`, the worth that of :func:`unsoft.measure.hijack`, both with their
-default resolution t = 1. What rows need is computed once for each key head, not for each row and query head.
+The groups are those of :func:`unsoft.measure.key_groups`, the worth that of :func:`unsoft.measure.hijack`,
+both with their default resolution t = 1. What rows need is computed once for each key head, not for each row
+and query head.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from torch import Tensor
 from unsoft.hf.inspection.visible import Visible
 from unsoft.magnitude import prefix_weighting, weighting
 from unsoft.measure import key_groups
-from unsoft.measure.hijack import magnitude_share_of, redundant_keys
+from unsoft.measure.redundancy import magnitude_share_of, redundant_keys
 
 EPS = 1e-2
 SAMPLED_ROWS = 4
@@ -39,7 +40,7 @@ class Crowds:
 
 def find_crowds(keys: Tensor, visible: Visible) -> Crowds:
     """
-    >>> keys = torch.tensor([[[9.0, 0.0], [0.0, 0.0], [0.0, 0.0], [0.0, 0.0]]])        # one unique key, three clones
+    >>> keys = torch.tensor([[[9.0, 0.0], [0.0, 0.0], [0.0, 0.0], [0.0, 0.0]]])  # one unique key, three clones
     >>> found = find_crowds(keys, Visible("full", None))
     >>> found.groups, found.redundant[0, 0]
     (tensor([2]), tensor([False,  True,  True,  True]))

@@ -1,4 +1,5 @@
-"""Do tokens become the same with depth? Measures of collapse of the residual stream, before and after each block."""
+"""Do tokens become the same with depth? Measures of collapse of the residual stream, before and after each
+block."""
 
 from __future__ import annotations
 
@@ -8,7 +9,7 @@ import torch
 from torch import Tensor
 
 from unsoft.measure import collapse
-from unsoft.measure.collapse import Collapse
+from unsoft.measure.states import Collapse
 
 
 class Depths:
@@ -46,6 +47,7 @@ class Depths:
     def records(self) -> list[dict[str, Any]]:
         """Means over sequences, one row for each depth: 0 is what enters the first block."""
         return [
-            {"stack": stack, "depth": depth} | dict(zip(Collapse._fields, (sums / self._count[stack, depth]).tolist(), strict=True))
+            {"stack": stack, "depth": depth}
+            | dict(zip(Collapse._fields, (sums / self._count[stack, depth]).tolist(), strict=True))
             for (stack, depth), sums in sorted(self._sums.items())
-        ]  # fmt: skip
+        ]

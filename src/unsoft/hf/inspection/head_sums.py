@@ -1,20 +1,22 @@
-"""Sums over rows of one layer, from which every measure of its heads follows. Rows come in blocks and are forgotten."""
+"""Sums over rows of one layer, from which every measure of its heads follows. Rows come in blocks and are
+forgotten."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence as Labels
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from unsoft.hf.inspection.crowds import Crowds, find_crowds
 from unsoft.hf.inspection.sequence import Sequence
-from unsoft.measure.deletion import deletion_of, gain_of, moved_by
+from unsoft.measure.erasing import deletion_of, gain_of, moved_by
 from unsoft.measure.heads import cosines_of, parameter_similarity
-from unsoft.measure.hijack import attention_share_of
+from unsoft.measure.overview import Summary, summary_of
+from unsoft.measure.redundancy import attention_share_of
 from unsoft.measure.rows import Rows, ratio
-from unsoft.measure.summary import Summary, summary_of
 
 
 class HeadSums:
@@ -88,7 +90,8 @@ class HeadSums:
             self._sink_first[head] += rows * (position == 0)
 
     def measures(self) -> dict[str, list[float] | list[str]]:
-        """Every measure by name, a number for each head; means over rows, or over sequences where rows have none."""
+        """Every measure by name, a number for each head; means over rows, or over sequences where rows have
+        none."""
         per_row = self._summary / max(self.rows, 1)
         found: dict[str, Tensor] = dict(zip(Summary._fields, per_row.unbind(-1), strict=True))
         deleted = deletion_of(self._moved)
@@ -100,8 +103,10 @@ class HeadSums:
         }
         attention, magnitude = (self._hijack / max(self.hijack_rows, 1)).unbind(-1)
         found |= {
-            "hijack_attention": attention, "hijack_magnitude": magnitude, "hijack_excess": attention - magnitude,
-        }  # fmt: skip
+            "hijack_attention": attention,
+            "hijack_magnitude": magnitude,
+            "hijack_excess": attention - magnitude,
+        }
         sizes, groups = (self._geometry / max(self.sequences, 1)).unbind(-1)
         keys = max(self.keys / max(self.sequences, 1), 1.0)
         found |= {"magnitude": sizes, "magnitude_per_key": sizes / keys, "groups_per_key": groups / keys}
@@ -110,13 +115,14 @@ class HeadSums:
         found |= {"pattern_similarity": similar}
         if self.out_proj is not None:
             found["parameter_similarity"] = self._closest(parameter_similarity(self.out_proj))[0]
-        result: dict[str, list] = {name: values.tolist() for name, values in found.items()}
+        result: dict[str, list[Any]] = {name: values.tolist() for name, values in found.items()}
         result["pattern_twin"] = twins.tolist()
         result["sink_token"] = [self._sink_token(head) for head in range(self.heads)]
         return result
 
     def _sink_token(self, head: int) -> str:
-        """The token that is the sink most often; "(first)" if that is a matter of place and not of the token."""
+        """The token that is the sink most often; "(first)" if that is a matter of place and not of the
+        token."""
         [(token, often)] = self._sink_tokens[head].most_common(1) or [("", 0)]
         by_place = 2 * self._sink_first[head] > self.rows >= 2 * often
         return "(first)" if by_place else token

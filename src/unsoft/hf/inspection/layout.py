@@ -1,7 +1,7 @@
 """Where a model has its attention, found by watching one forward pass; nothing is known by name.
 
-The pass also proves that inspection sees the truth: the weights computed beside each call, times the values, must give
-the call's own output. A model for which they do not is refused.
+The pass also proves that inspection sees the truth: the weights computed beside each call, times the values,
+must give the call's own output. A model for which they do not is refused.
 """
 
 from __future__ import annotations
@@ -34,7 +34,8 @@ class Layer:
     mechanism: str
     """``softmax`` for stock attention."""
     out_proj: Tensor | None
-    """(heads, head dim, width): what each head's output is multiplied with, None if no such projection was found."""
+    """(heads, head dim, width): what each head's output is multiplied with, None if no such projection was
+    found."""
 
 
 @dataclass(frozen=True)
@@ -65,7 +66,8 @@ def find_layout(model: nn.Module, run: Any, batch: Batch) -> Layout:
             hook.remove()
     if not finder.calls:
         raise ValueError(
-            f"inspect: {type(model).__name__} made no call through transformers' attention interface, so there is nothing to"
+            f"inspect: {type(model).__name__} made no call through transformers' attention interface, so"
+            " there is nothing to"
             " look at" + (f" ({'; '.join(finder.skipped)})" if finder.skipped else "")
         )
     layers = {
@@ -73,7 +75,7 @@ def find_layout(model: nn.Module, run: Any, batch: Batch) -> Layout:
             number, seen.name, heads, _label(seen.module), _by_head(finder.projections.get(number), heads)
         )
         for number, (seen, heads) in finder.calls.items()
-    }  # fmt: skip
+    }
     return Layout(layers, _blocks(model, [seen.name for seen, _ in finder.calls.values()]), finder.skipped)
 
 
@@ -88,8 +90,8 @@ class _Finder:
     def attention(self, seen: Seen) -> None:
         if seen.query.shape[-2] != seen.key.shape[-2]:
             self.skipped.append(
-                f"{seen.name}: {seen.query.shape[-2]} queries look at {seen.key.shape[-2]} keys that are not their own"
-                " sequence"
+                f"{seen.name}: {seen.query.shape[-2]} queries look at {seen.key.shape[-2]} keys that are not"
+                " their own sequence"
             )
             return
         heads = _checked(self.model, seen, self.batch.kept(seen.query.shape[-2])[:1])
@@ -103,7 +105,7 @@ class _Finder:
 
     def stream(self, stack: str, depth: int, states: Tensor) -> None: ...
 
-    def projection(self, module: nn.Module, arguments: tuple) -> None:
+    def projection(self, module: nn.Module, arguments: tuple[Any, ...]) -> None:
         """The first linear map that is given exactly what attention returned is the output projection."""
         if self._open is None or not arguments:
             return
@@ -129,8 +131,9 @@ def _checked(model: nn.Module, seen: Seen, kept: list[Tensor | None]) -> int:
         extra = sorted(name for name in ("s_aux", "position_bias") if seen.options.get(name) is not None)
         reason = f", it adds {' and '.join(extra)}" if extra else ""
         raise ValueError(
-            f"inspect: the attention of {seen.name} in {type(model).__name__} is not what inspection would compute"
-            f"{reason}: weights times values differ from its output by {float((error / size).sqrt()):.1e} of its size"
+            f"inspect: the attention of {seen.name} in {type(model).__name__} is not what inspection would"
+            f" compute{reason}: weights times values differ from its output by"
+            f" {float((error / size).sqrt()):.1e} of its size"
         )
     return sequence.heads
 

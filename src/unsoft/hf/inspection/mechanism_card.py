@@ -1,4 +1,5 @@
-"""Measures of a mechanism rather than of weights: what its formula makes of clones, opposed keys and negative logits."""
+"""Measures of a mechanism rather than of weights: what its formula makes of clones, opposed keys and negative
+logits."""
 
 from __future__ import annotations
 
@@ -17,7 +18,8 @@ _OTHERS = 63
 
 @lru_cache(maxsize=16)  # a quarter of a second each
 def mechanism_card(formula: Formula) -> dict[str, Any]:
-    """Unique share, discrimination and gradient of one formula, with rows of 64 keys whose other logits are 0.
+    """Unique share, discrimination and gradient of one formula, with rows of 64 keys whose other logits are
+    0.
 
     >>> from unsoft.mechanisms.core.registry import resolve_formula
     >>> card = mechanism_card(resolve_formula("softmax"))

@@ -1,10 +1,12 @@
-"""Looks over a model's shoulder: every attention call of a forward pass is shown to a visitor, and nothing is changed.
+"""Looks over a model's shoulder: every attention call of a forward pass is shown to a visitor, and nothing is
+changed.
 
-The model's own attention function runs as it would anyway; the visitor gets its arguments and its output. So outputs
-are bit-equal with and without observation, on stock attention of any kind and on a swapped mechanism alike.
+The model's own attention function runs as it would anyway; the visitor gets its arguments and its output. So
+outputs are bit-equal with and without observation, on stock attention of any kind and on a swapped mechanism
+alike.
 
-Seen are models whose attention goes through transformers' attention interface. Not seen: attention written out inside
-a model's own forward, and models inside ``torch.export`` graphs.
+Seen are models whose attention goes through transformers' attention interface. Not seen: attention written
+out inside a model's own forward, and models inside ``torch.export`` graphs.
 """
 
 from __future__ import annotations
@@ -19,7 +21,8 @@ from torch import Tensor, nn
 
 @dataclass(frozen=True)
 class Seen:
-    """One attention call: (batch, heads, length, dim) of queries, keys and values, as the attention function got them."""
+    """One attention call: (batch, heads, length, dim) of queries, keys and values, as the attention function
+    got them."""
 
     number: int
     """Of the call in its forward pass, from 0: what inspection calls the layer."""
@@ -47,7 +50,8 @@ class Visitor(Protocol):
     def attention(self, seen: Seen) -> None: ...
 
     def stream(self, stack: str, depth: int, states: Tensor) -> None:
-        """The residual stream (batch, length, width) before block ``depth`` of a stack, and after its last."""
+        """The residual stream (batch, length, width) before block ``depth`` of a stack, and after its
+        last."""
 
 
 @dataclass
@@ -64,7 +68,8 @@ class _Current:
 def observe(model: nn.Module, visitor: Visitor, blocks: dict[str, nn.Module] | None = None) -> Iterator[None]:
     """Shows ``visitor`` every attention call of ``model`` inside the ``with`` block.
 
-    ``blocks`` are the model's blocks by name (``"layers.3"``), for those who want to see the residual stream too.
+    ``blocks`` are the model's blocks by name (``"layers.3"``), for those who want to see the residual stream
+    too.
     """
     from transformers import AttentionInterface
 
@@ -75,31 +80,47 @@ def observe(model: nn.Module, visitor: Visitor, blocks: dict[str, nn.Module] | N
     def get_interface(self: Any, implementation: str, default: Callable[..., Any]) -> Callable[..., Any]:
         function = original(self, implementation, default)
 
-        def attention(module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: Any = None, *more: Any,
-                      **options: Any) -> Any:  # fmt: skip
+        def attention(
+            module: nn.Module,
+            query: Tensor,
+            key: Tensor,
+            value: Tensor,
+            mask: Any = None,
+            *more: Any,
+            **options: Any,
+        ) -> Any:
             mask = options.pop("attention_mask", mask)
             result = function(module, query, key, value, mask, *more, **options)
             if id(module) in names:  # another model may run at the same time
                 scale = options.get("scaling")
                 visitor.attention(
                     Seen(
-                        current.calls, names[id(module)], module, query, key, value, mask,
-                        query.shape[-1] ** -0.5 if scale is None else scale, options, result[0], current.states,
+                        current.calls,
+                        names[id(module)],
+                        module,
+                        query,
+                        key,
+                        value,
+                        mask,
+                        query.shape[-1] ** -0.5 if scale is None else scale,
+                        options,
+                        result[0],
+                        current.states,
                         current.rotary,
                     )
-                )  # fmt: skip
+                )
                 current.calls += 1
             return result
 
         return attention
 
-    def begin(module: nn.Module, arguments: tuple, options: dict[str, Any]) -> None:
+    def begin(module: nn.Module, arguments: tuple[Any, ...], options: dict[str, Any]) -> None:
         current.calls, current.states, current.rotary, current.depth = 0, None, None, {}
 
     def enter(name: str) -> Callable[..., None]:
         stack = stack_of(name)
 
-        def hook(module: nn.Module, arguments: tuple, options: dict[str, Any]) -> None:
+        def hook(module: nn.Module, arguments: tuple[Any, ...], options: dict[str, Any]) -> None:
             current.states = arguments[0] if arguments else options.get("hidden_states")
             current.rotary = options.get("position_embeddings")
             if isinstance(current.states, Tensor):
@@ -111,7 +132,7 @@ def observe(model: nn.Module, visitor: Visitor, blocks: dict[str, nn.Module] | N
     def leave(name: str) -> Callable[..., None]:
         stack = stack_of(name)
 
-        def hook(module: nn.Module, arguments: tuple, result: Any) -> None:
+        def hook(module: nn.Module, arguments: tuple[Any, ...], result: Any) -> None:
             states = result if isinstance(result, Tensor) else result[0]
             visitor.stream(stack, current.depth[stack], states)
 

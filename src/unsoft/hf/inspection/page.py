@@ -1,4 +1,5 @@
-"""An inspection as one page: maps of layers by heads, patterns on sentences, collapse by depth, sorted tables."""
+"""An inspection as one page: maps of layers by heads, patterns on sentences, collapse by depth, sorted
+tables."""
 
 from __future__ import annotations
 
@@ -40,7 +41,9 @@ def inspection_page(found: Inspection, patterns: Sequence[Pattern] = ()) -> str:
             "columns": [
                 {"name": column.name, "title": column.title, "help": column.help} for column in columns
             ],
-            "heads": [{key: value for key, value in head.items() if key != "sink_token"} for head in found.heads],
+            "heads": [
+                {key: value for key, value in head.items() if key != "sink_token"} for head in found.heads
+            ],
             "tokens": [printable(head["sink_token"]) for head in found.heads],
             "patterns": [
                 pattern.to_dict() | {"tokens": [printable(token, 16) for token in pattern.tokens]}
@@ -53,7 +56,7 @@ def inspection_page(found: Inspection, patterns: Sequence[Pattern] = ()) -> str:
         stacks=depth_charts(found),
         sentences=[printable(" ".join(pattern.text.split()), 80) for pattern in patterns],
         keys=[_key(head) for head in found.heads],
-    )  # fmt: skip
+    )
 
 
 def _key(head: dict[str, Any]) -> str:
@@ -65,9 +68,13 @@ def role_table(role: Any, found: Inspection) -> dict[str, Any]:
     heads = found.ranked(role)
     columns = [TITLES.get(name, _TOKEN) for name in role.columns]
     return {
-        "name": role.name, "meaning": role.meaning, "count": len(heads), "rows": heads[:MOST_RANKED],
-        "columns": [*_PLACE, *columns], "keys": [_key(head) for head in heads[:MOST_RANKED]],
-    }  # fmt: skip
+        "name": role.name,
+        "meaning": role.meaning,
+        "count": len(heads),
+        "rows": heads[:MOST_RANKED],
+        "columns": [*_PLACE, *columns],
+        "keys": [_key(head) for head in heads[:MOST_RANKED]],
+    }
 
 
 def depth_charts(found: Inspection) -> list[dict[str, Any]]:
@@ -78,8 +85,12 @@ def depth_charts(found: Inspection) -> list[dict[str, Any]]:
         records = [record for record in found.depths if record["stack"] == name]
         depths = [record["depth"] for record in records]
         charts = [
-            {"title": title, "help": text, "chart": line_chart(depths, [record[field] for record in records], "depth")}
+            {
+                "title": title,
+                "help": text,
+                "chart": line_chart(depths, [record[field] for record in records], "depth"),
+            }
             for field, title, text in _DEPTHS
-        ]  # fmt: skip
+        ]
         result.append({"name": name, "charts": charts})
     return result

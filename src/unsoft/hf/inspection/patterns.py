@@ -27,7 +27,8 @@ class Pattern:
     layers: dict[int, Tensor]
 
     def to_dict(self) -> dict[str, Any]:
-        """Weights as bytes in base64, one signed byte each, 127 for the largest size of a head; scales undo that."""
+        """Weights as bytes in base64, one signed byte each, 127 for the largest size of a head; scales undo
+        that."""
         layers = {}
         for number, weights in self.layers.items():
             scale = weights.abs().amax((-2, -1)).clamp_min(torch.finfo(weights.dtype).tiny)

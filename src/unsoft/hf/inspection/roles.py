@@ -25,15 +25,24 @@ class Role:
 
 ROLES = (
     Role(
-        "sink", "sink_share", 0.5, "at least half of all its attention goes to one token",
+        "sink",
+        "sink_share",
+        0.5,
+        "at least half of all its attention goes to one token",
         ("sink_share", "sink_token", "sink_mass", "effective_keys"),
     ),
     Role(
-        "hijacked", "hijack_excess", 0.25, "crowds of look-alike keys get 25 points more of its attention than they are worth",
+        "hijacked",
+        "hijack_excess",
+        0.25,
+        "crowds of look-alike keys get 25 points more of its attention than they are worth",
         ("hijack_excess", "hijack_attention", "hijack_magnitude", "magnitude_per_key"),
     ),
     Role(
-        "deleting", "deletion_share", 0.5, "of what it moves along its sources' own directions, at least half is removed",
+        "deleting",
+        "deletion_share",
+        0.5,
+        "of what it moves along its sources' own directions, at least half is removed",
         ("deletion_amount", "deletion_share", "negative_share", "effective_keys"),
     ),
-)  # fmt: skip
+)

@@ -48,10 +48,11 @@ class Sequence:
         return self.key.shape[-2]
 
     def row_blocks(self) -> Iterator[tuple[Tensor, Tensor, Tensor | None]]:
-        """(numbers of rows, weights (heads, rows, keys), visible or None) over rows that see two keys or more.
+        """(numbers of rows, weights (heads, rows, keys), visible or None) over rows that see two keys or
+        more.
 
-        A row that sees a single key has no choice, so its numbers say nothing. ``keys`` can be fewer than n where the
-        rest is hidden from all rows of the block.
+        A row that sees a single key has no choice, so its numbers say nothing. ``keys`` can be fewer than n
+        where the rest is hidden from all rows of the block.
         """
         first = 1 if self.visible.kind == "causal" or self.length == 1 else 0
         step = max(_LEAST_ROWS, _BLOCK // max(1, self.heads * self.length))
@@ -95,16 +96,23 @@ def sequences(seen: Seen, kept: list[Tensor | None]) -> Iterator[Sequence]:
         if swapped is not None:
             dense = swapped_weights(swapped, query, key, value, visible, looks_back(seen), seen.scale)
         yield Sequence(
-            query, key, value, part(content), visible, None if seen.states is None else part(seen.states),
-            seen.scale, seen.options.get("softcap"), dense,
-        )  # fmt: skip
+            query,
+            key,
+            value,
+            part(content),
+            visible,
+            None if seen.states is None else part(seen.states),
+            seen.scale,
+            seen.options.get("softcap"),
+            dense,
+        )
 
 
 def content_keys(seen: Seen) -> Tensor:
     """The keys as they were before the rotary embedding, or as they are if there was none.
 
-    A rotation by the negative angle undoes it, in whatever way the model's own function pairs the dimensions. That the
-    way back leads to the keys again is checked; if not, they stay as attention sees them.
+    A rotation by the negative angle undoes it, in whatever way the model's own function pairs the dimensions.
+    That the way back leads to the keys again is checked; if not, they stay as attention sees them.
     """
     rotate = getattr(sys.modules[type(seen.module).__module__], "apply_rotary_pos_emb", None)
     if seen.rotary is None or rotate is None:

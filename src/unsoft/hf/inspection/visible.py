@@ -39,9 +39,9 @@ def visible_keys(seen: Seen, item: int, kept: Tensor | None) -> Visible:
         return Visible("causal", _causal(n, seen.query.device)) if looks_back(seen) else Visible("full", None)
     if not isinstance(mask, Tensor) or mask.dim() != 4:
         raise ValueError(
-            f"inspect: the attention of {seen.name} got a mask of type {type(mask).__name__}"
-            f"{list(mask.shape) if isinstance(mask, Tensor) else ''}, from which visibility cannot be read; load the model"
-            " with attn_implementation='sdpa' or 'eager'"
+            f"inspect: the attention of {seen.name} got a mask of type"
+            f" {type(mask).__name__}{list(mask.shape) if isinstance(mask, Tensor) else ''}, from which"
+            " visibility cannot be read; load the model with attn_implementation='sdpa' or 'eager'"
         )
     table = mask[item if len(mask) > 1 else 0]
     table = table.expand(len(table), seen.query.shape[-2], seen.key.shape[-2])

@@ -1,4 +1,5 @@
-"""``inspect``: walks a model's attention with some texts and measures every head, batch by batch, layer by layer."""
+"""``inspect``: walks a model's attention with some texts and measures every head, batch by batch, layer by
+layer."""
 
 from __future__ import annotations
 
@@ -39,15 +40,16 @@ def inspect(
 ) -> Inspection:
     """Every measure of :mod:`unsoft.measure` for each layer and head of a transformers model.
 
-        per row: focus and sign (``measure.summary``), hijack        over rows: deletion, similarity of patterns
-        per set of keys: magnitude, groups                           per depth: collapse of the residual stream
+        per row: focus and sign (``measure.summary``), hijack    over rows: deletion, similarity of patterns
+        per set of keys: magnitude, groups                       per depth: collapse of the residual stream
 
-    Works on stock attention and on swapped mechanisms; changes nothing, outputs are bit-equal with and without it. The
-    map of no more than a block of rows exists at a time (of one sequence and layer for mechanisms that are no formula).
+    Works on stock attention and on swapped mechanisms; changes nothing, outputs are bit-equal with and
+    without it. The map of no more than a block of rows exists at a time (of one sequence and layer for
+    mechanisms that are no formula).
 
     texts_or_batch
-        A text or texts (with ``tokenizer``), token numbers (batch, length), or a dict of the model's arguments with its
-        ``attention_mask``. Padding is left out of everything.
+        A text or texts (with ``tokenizer``), token numbers (batch, length), or a dict of the model's
+        arguments with its ``attention_mask``. Padding is left out of everything.
     batch_size
         Sequences that go through the model at a time.
     max_length
@@ -57,7 +59,8 @@ def inspect(
     progress
         Called with (sequences done, all sequences).
 
-    Means are over rows that see two keys or more. Keys are compared with each other without their rotary positions.
+    Means are over rows that see two keys or more. Keys are compared with each other without their rotary
+    positions.
 
     >>> from transformers import LlamaConfig, LlamaForCausalLM
     >>> config = LlamaConfig(vocab_size=50, hidden_size=16, intermediate_size=16, num_hidden_layers=2,
@@ -128,7 +131,8 @@ class Walk:
     def result(self, name: str, count: int, tokens: int) -> Inspection:
         if not any(sums.rows for sums in self.layers.values()):
             raise ValueError(
-                "inspect: argument 'texts_or_batch' has no sequence of two tokens or more, so no row has a choice"
+                "inspect: argument 'texts_or_batch' has no sequence of two tokens or more, so no row has a"
+                " choice"
             )
         heads, layers = [], []
         for number, sums in self.layers.items():
@@ -140,11 +144,15 @@ class Walk:
             ]
             layers.append(
                 {
-                    "layer": number, "name": layer.name, "mechanism": layer.mechanism, "rows": sums.rows,
-                    "hijack_rows": sums.hijack_rows, "through_out_proj": layer.out_proj is not None,
+                    "layer": number,
+                    "name": layer.name,
+                    "mechanism": layer.mechanism,
+                    "rows": sums.rows,
+                    "hijack_rows": sums.hijack_rows,
+                    "through_out_proj": layer.out_proj is not None,
                     "pattern_similarity": sums.pattern_similarity().tolist(),
                 }
-            )  # fmt: skip
+            )
         cards = {label: mechanism_card(formula) for label, formula in self.formulas.items()}
         return Inspection(
             name, count, tokens, heads, self.depths.records(), layers, cards, self.layout.skipped
@@ -185,6 +193,7 @@ def model_of(model: Any) -> PreTrainedModel:
         raise TypeError(f"inspect: argument 'model' must be a transformers model, not {type(model).__name__}")
     if getattr(model.config, "is_encoder_decoder", False):
         raise ValueError(
-            f"inspect: {type(model).__name__} is an encoder and a decoder; give one of them, such as model.get_encoder()"
+            f"inspect: {type(model).__name__} is an encoder and a decoder; give one of them, such as"
+            " model.get_encoder()"
         )
     return model

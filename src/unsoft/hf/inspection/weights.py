@@ -10,8 +10,13 @@ from unsoft.hf.inspection.visible import Visible
 
 
 def softmax_rows(
-    query: Tensor, key: Tensor, scale: float, visible: Tensor | None, bias: Tensor | None = None, softcap: float | None = None
-) -> Tensor:  # fmt: skip
+    query: Tensor,
+    key: Tensor,
+    scale: float,
+    visible: Tensor | None,
+    bias: Tensor | None = None,
+    softcap: float | None = None,
+) -> Tensor:
     """Weights (heads, rows, keys) of stock attention for some of its rows.
 
         s = scale q . k        softcap: s = c tanh(s / c)        a = softmax(s + bias over visible keys)
@@ -41,11 +46,22 @@ def swapped_in(module: nn.Module) -> Swapped | None:
     return found if isinstance(found, Swapped) else None
 
 
-def swapped_weights(swapped: Swapped, query: Tensor, key: Tensor, value: Tensor, visible: Visible, causal: bool, scale: float) -> Tensor:  # fmt: skip
-    """Weights (heads, n, n) of a swapped mechanism for one sequence; they exist at once, for one sequence of one layer."""
+def swapped_weights(
+    swapped: Swapped, query: Tensor, key: Tensor, value: Tensor, visible: Visible, causal: bool, scale: float
+) -> Tensor:
+    """Weights (heads, n, n) of a swapped mechanism for one sequence; they exist at once, for one sequence of
+    one layer."""
     table = visible.table[None] if visible.kind == "other" and visible.table is not None else None
+    weights: Tensor
     _, weights = swapped(
-        query[None], key[None], value[None], table, causal=causal, scale=scale, dropout=0.0, window=None,
+        query[None],
+        key[None],
+        value[None],
+        table,
+        causal=causal,
+        scale=scale,
+        dropout=0.0,
+        window=None,
         return_weights=True,
-    )  # fmt: skip
+    )
     return weights[0]

@@ -191,7 +191,29 @@ class Around(Mechanism):
         return self.inner.new_cache(batch)
 
 
-_PLAIN_OPTIONS = {"scale", "enable_gqa"}
+SHORT_OPTIONS = {"scale", "enable_gqa"}
+"""The options that :func:`short_step` knows."""
+
+
+def short_step(
+    formula: Formula,
+    cache: KeyValueCache,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> Tensor | None:
+    """A plain step of decoding by one call of compiled code; None, and nothing done, if it has to take the general way."""
+    room = cache.room(key, value)
+    if room is None:
+        return None
+    out = step_directly(
+        query, key, value, formula, scale, enable_gqa, keys=room[0], values=room[1], length=cache.length
+    )
+    if out is not None:
+        cache.length += key.shape[2]
+    return out
 
 
 class Pointwise(Mechanism):
@@ -223,32 +245,11 @@ class Pointwise(Mechanism):
     ) -> Tensor | tuple[Tensor, Tensor]:
         """See :meth:`Mechanism.forward`. A plain step of decoding takes the short way."""
         plain = type(cache) is KeyValueCache and not args and not self.formula.params
-        if plain and options.keys() <= _PLAIN_OPTIONS and not torch.compiler.is_compiling():
-            out = self._step(query, key, value, cache, **options)
+        if plain and options.keys() <= SHORT_OPTIONS and not torch.compiler.is_compiling():
+            out = short_step(self.formula, cache, query, key, value, **options)
             if out is not None:
                 return out
         return super().forward(query, key, value, *args, cache=cache, **options)
-
-    def _step(
-        self, query: Tensor, key: Tensor, value: Tensor, cache: KeyValueCache, scale: float | None = None, enable_gqa: bool = False
-    ) -> Tensor | None:  # fmt: skip
-        room = cache.room(key, value)
-        if room is None:
-            return None
-        out = step_directly(
-            query,
-            key,
-            value,
-            self.formula,
-            scale,
-            enable_gqa,
-            keys=room[0],
-            values=room[1],
-            length=cache.length,
-        )
-        if out is not None:
-            cache.length += key.shape[2]
-        return out
 
     def attend(self, inputs: Inputs) -> Tensor | tuple[Tensor, Tensor]:
         params = dict(self.values) if self.formula.params else None

@@ -42,6 +42,8 @@ PLUGINS = "unsoft.mechanisms"
 """The group of entry points by which other packages bring mechanisms."""
 _registered: dict[str, Formula | Factory | Family] = {}
 _modifiers: dict[str, Modifier] = {}
+_definitions: dict[str, Callable[..., Any]] = {}
+_promises: dict[str, Properties] = {}
 _homes: dict[str, str] = {}  # of mechanisms that others registered: the module that did
 _made: dict[str, Formula | Plan] = {}  # by the text asked for, such as "polynomial(3)"
 _discovery = threading.RLock()
@@ -56,6 +58,7 @@ def register(
     summary: str = "",
     paper: str | None = None,
     argument: str | None = None,
+    definition: Callable[..., Any] | None = None,
     **promises: Any,
 ) -> None:
     """Adds a mechanism of your own under a new name, which then works wherever a name does.
@@ -63,7 +66,8 @@ def register(
     ``mechanism`` is a formula, a function of one number that makes one, or a class: a subclass of :class:`unsoft.nn.Mechanism`, made
     as ``cls(place, **options)``. Of a class, ``argument`` is the keyword that a number in brackets sets ("mine(3)"), and
     ``promises`` says what is true of its weights: ``signed=``, ``row_sum=``, ``l1=``, ``sparse=``, ``needs_length=``, ``continuous=``
-    (see ``unsoft.Formula.properties``); ``unsoft.testing.check_mechanism(name)`` holds it to them.
+    (see ``unsoft.Formula.properties``); ``unsoft.testing.check_mechanism(name)`` holds it to them, and to its ``definition`` in
+    plain torch if there is one (unsoft.mechanisms.core.definition says what that gets and returns).
 
     Names live as long as the process, or until ``unregister(name)``. A saved model remembers the module that called this function, so that loading it
     elsewhere can say what has to be imported first. A package can do that for its users by an entry point of the group
@@ -73,7 +77,7 @@ def register(
     >>> class Average(unsoft.nn.WrittenOut):
     ...     "The same weight for every key."
     ...     def weights(self, logits, visible):
-    ...         return visible / visible.sum(-1, keepdim=True).clamp(min=1)
+    ...         return visible.to(logits.dtype) / visible.sum(-1, keepdim=True).clamp(min=1)
     >>> unsoft.register("average", Average, row_sum="1", l1="1", signed=False)
     >>> unsoft.attention(*(torch.ones(1, 2, 3, 4) for _ in range(3)), "average").sum()
     tensor(24.)
@@ -90,7 +94,7 @@ def register(
         raise TypeError(
             "register: summary, paper, argument and promises are for classes; a formula has them of its own"
         )
-    builtin(name, mechanism)
+    builtin(name, mechanism, definition=definition)
     _homes[name] = home
 
 
@@ -118,14 +122,23 @@ def unregister(name: str) -> None:
     """Takes a name away that :func:`register` gave: to run a notebook cell again, for example."""
     if name not in _homes:
         raise ValueError(f"name: {name!r} was not given by unsoft.register")
-    for names in (_registered, _homes):
-        del names[name]
+    for names in (_registered, _homes, _definitions):
+        names.pop(name, None)
     for text in [text for text in _made if name in text]:
         del _made[text]
 
 
-def builtin(name: str, mechanism: Formula | Factory | Family) -> None:
-    """What the files of this folder call: :func:`register` without looking for other files first."""
+def builtin(
+    name: str,
+    mechanism: Formula | Factory | Family,
+    *,
+    promises: Properties | None = None,
+    definition: Callable[..., Any] | None = None,
+) -> None:
+    """What the files of the folder call: :func:`register` without looking for other files first.
+
+    ``promises`` of a formula are stated by hand, beside those that are found by analysing it; ``definition``: see definition.py.
+    """
     if not isinstance(name, str) or not re.fullmatch(r"[a-z][a-z0-9_-]*", name):
         raise ValueError(
             f"name: expected lower case letters, digits, - and _, starting with a letter, not {name!r}"
@@ -137,30 +150,67 @@ def builtin(name: str, mechanism: Formula | Factory | Family) -> None:
     if name in _registered:
         raise ValueError(f"name: a mechanism called {name!r} exists already")
     _registered[name] = mechanism
+    if definition is not None:
+        _definitions[name] = definition
+    if promises is not None:
+        _promises[name] = promises
+
+
+def definition(name: str) -> Callable[..., Any] | None:
+    """The definition that the file of a mechanism or modifier holds."""
+    discover()
+    return _definitions.get(name)
+
+
+def promises(name: str) -> Properties | None:
+    """What the file of a formula says of it."""
+    discover()
+    return _promises.get(name)
 
 
 def family(
-    name: str, build: Callable[..., Mechanism], *, summary: str, properties: Properties, base: str | None = None,
-    paper: str | None = None, argument: str | None = None,
-) -> None:  # fmt: skip
+    name: str,
+    build: Callable[..., Mechanism],
+    *,
+    summary: str,
+    properties: Properties,
+    base: str | None = None,
+    paper: str | None = None,
+    argument: str | None = None,
+    definition: Callable[..., Any] | None = None,
+) -> None:
     """Adds a mechanism that is a module: ``build(place, **options)``."""
-    builtin(name, Family(name, build, summary, properties, base, paper, argument))
+    builtin(name, Family(name, build, summary, properties, base, paper, argument), definition=definition)
 
 
-def formula_modifier(name: str, change: Callable[..., Formula], *, summary: str) -> None:
+def formula_modifier(
+    name: str,
+    change: Callable[..., Formula],
+    *,
+    summary: str,
+    definition: Callable[..., Any] | None = None,
+) -> None:
     """Adds a modifier that makes a formula from a formula, and optionally a number."""
-    _add_modifier(Modifier(name, change, True, summary))
+    _add_modifier(Modifier(name, change, True, summary), definition)
 
 
-def module_modifier(name: str, change: Callable[..., Mechanism], *, summary: str) -> None:
+def module_modifier(
+    name: str,
+    change: Callable[..., Mechanism],
+    *,
+    summary: str,
+    definition: Callable[..., Any] | None = None,
+) -> None:
     """Adds a modifier that stands around a module; a family of the same name is what it is around its usual base."""
-    _add_modifier(Modifier(name, change, False, summary))
+    _add_modifier(Modifier(name, change, False, summary), definition)
 
 
-def _add_modifier(modifier: Modifier) -> None:
+def _add_modifier(modifier: Modifier, definition: Callable[..., Any] | None) -> None:
     if modifier.name in _modifiers or isinstance(_registered.get(modifier.name), Formula):
         raise ValueError(f"name: a mechanism or modifier called {modifier.name!r} exists already")
     _modifiers[modifier.name] = modifier
+    if definition is not None:
+        _definitions[modifier.name] = definition
 
 
 def modifiers() -> list[Modifier]:
@@ -280,6 +330,11 @@ def names() -> list[str]:
     """Names of all mechanisms in alphabetical order."""
     discover()
     return sorted(_registered)
+
+
+def takes_number(name: str) -> bool:
+    """Is it made by a function of one number, as polynomial(p) is?"""
+    return not isinstance(_registered[name], (Formula, Family))
 
 
 def label(name: str) -> str:

@@ -1,5 +1,5 @@
 "use strict";
-// Formulas typed by the reader: the grammar of unsoft.formula.parse, read into a tree of functions. Nothing is ever executed as code.
+// Formulas typed by the reader: the grammar of unsoft.formula.parser, read into a tree of functions. Nothing is ever executed as code.
 // unsoftOperations, the table of operations, is written by unsoft.formula.javascript.
 const unsoftFormula = (() => {
   const MOST = { length: 2000, depth: 64, nodes: 2000, exponent: 64 };

@@ -1,8 +1,6 @@
 """Every mechanism once more, straight from its paper in plain torch: what the battery judges results by.
 
-Slow, quadratic and in float64; independent of every engine and of the mechanisms' own code, from which only the parameters
-and the settings are read. A definition takes a :class:`WrittenCall` and the layer, and returns the weights (B, heads, R, S), or
-weights and output where the output is more than weights times values.
+Each mechanism's file holds its definition (see unsoft.mechanisms.core.definition); here they are put together as a name says.
 """
 
 from __future__ import annotations
@@ -11,31 +9,24 @@ import re
 from collections.abc import Callable
 from typing import Any
 
-import torch
-from torch import Tensor
-
 from unsoft.formula import Formula
-from unsoft.testing.definitions import formulas, linear, magnitude, pairs
-from unsoft.testing.definitions.call import NotDefined, WrittenCall
-from unsoft.testing.definitions.formulas import Pointwise
+from unsoft.mechanisms.core import registry
+from unsoft.mechanisms.core.definition import (
+    Defined,
+    Definition,
+    NotDefined,
+    Pointwise,
+    WrittenCall,
+    logits_of,
+    visible_part,
+)
+from unsoft.mechanisms.core.spec import Plan
+from unsoft.testing.definitions import magnitude
+from unsoft.testing.definitions.text import from_text
 
-Defined = tuple[Tensor, Tensor]
-"""Weights and output."""
-Definition = Callable[[WrittenCall, Any], Defined]
-
-_LINEAR = {
-    "linear-relu": linear.relu,
-    "linear-elu1": linear.elu1,
-    "linear-exp": linear.exponential,
-    "linear-taylor2": linear.taylor2,
-    "linear-identity": linear.identity,
-    "performer": linear.performer,
-    "cosformer": linear.cosformer,
-    "retention": linear.retention,
-    "decay": linear.decay,
-}
-_PAIRS = {"gpam": pairs.gpam, "differential": pairs.differential, "differential2": pairs.differential2}
 _PART = re.compile(r"([a-z][a-z0-9_-]*)(?:\(([^()]*)\))?")
+Part = tuple[str, str | None]
+"""A name and the number in its brackets."""
 
 
 def definition_of(mechanism: str | Formula) -> Definition | None:
@@ -45,71 +36,66 @@ def definition_of(mechanism: str | Formula) -> Definition | None:
     (False, True)
     """
     if isinstance(mechanism, Formula):
-        return _pointwise(lambda layer: formulas.from_text(mechanism, dict(layer.values)))
-    *modifiers, (base, number) = [_PART.fullmatch(part.strip()).groups() for part in mechanism.split("+")]
-    if base == "magnitude":
-        modifiers, base = [*modifiers, ("magnitude", None)], "softmax"
-    rewriting = [(name, argument) for name, argument in modifiers if name not in _AROUND]
-    around = [name for name, _ in modifiers if name in _AROUND]
-    found = _base(base, number, rewriting)
+        return _pointwise(lambda layer: from_text(mechanism, dict(layer.values)))
+    *before, base = [_name_and_number(part) for part in mechanism.split("+")]
+    if base[0] == "magnitude":
+        before, base = [*before, base], ("softmax", None)
+    around = [name for name, _ in before if name in _wrappers()]
+    found = _base(base, [part for part in before if part[0] not in around])
     for name in reversed(around):
-        found = None if found is None else _AROUND[name](found)
+        found = None if found is None else _wrappers()[name](found)
     return found
 
 
-def _base(base: str, number: str | None, rewriting: list[tuple[str, str | None]]) -> Definition | None:
-    if base in _LINEAR:
-        return _linear(_LINEAR[base])
-    if base in _PAIRS:
-        return _pair(_PAIRS[base], lambda layer: _rewritten("softmax", None, rewriting, layer))
-    if base in formulas.BUILT_IN:
-        return _pointwise(lambda layer: _rewritten(base, number, rewriting, layer))
-    return None
+def _name_and_number(part: str) -> Part:
+    match = _PART.fullmatch(part.strip())
+    return (match[1], match[2]) if match else (part, None)
 
 
-def _rewritten(
-    base: str, number: str | None, rewriting: list[tuple[str, str | None]], layer: Any
-) -> Pointwise:
-    found = formulas.polynomial(int(number)) if base == "polynomial" and number else formulas.BUILT_IN[base]
+def _wrappers() -> dict[str, Callable[[Definition], Definition]]:
+    held = {m.name: registry.definition(m.name) for m in registry.modifiers() if not m.of_formula}
+    return {name: found for name, found in held.items() if found is not None} | {"magnitude": _magnitude}
+
+
+def _base(base: Part, rewriting: list[Part]) -> Definition | None:
+    found = registry.definition(base[0])
+    if found is None:
+        return None
+    stands_for = registry.resolve(base[0])
+    if isinstance(stands_for, Formula):
+        return _pointwise(lambda layer: _rewritten(base, rewriting, layer))
+    assert isinstance(stands_for, Plan) and stands_for.family is not None
+    if stands_for.family.base is None:
+        return _completed(found)
+    inner = (stands_for.family.base, None)
+    return _completed(lambda call, layer: found(call, layer, _rewritten(inner, rewriting, layer)))
+
+
+def _rewritten(base: Part, rewriting: list[Part], layer: Any) -> Pointwise:
+    found = registry.definition(base[0])
+    if registry.takes_number(base[0]):
+        found = found(int(base[1])) if base[1] else found()
     for name, argument in reversed(rewriting):
-        if name.startswith("logn"):
-            found = formulas.logn(found, float(argument or 512), 16.0 if name == "logn16" else 1.0)
-        else:
-            found = formulas.sink(found, layer.values["sink"] if hasattr(layer, "values") else torch.zeros(1))
+        found = registry.definition(name)(found, float(argument) if argument else None, layer)
     return found
 
 
 def _pointwise(formula: Callable[[Any], Pointwise]) -> Definition:
     def definition(call: WrittenCall, layer: Any) -> Defined:
-        weights = formulas.visible_part(formula(layer)(formulas.logits_of(call)), call.visible)
+        weights = visible_part(formula(layer)(logits_of(call)), call.visible)
         return weights, weights @ call.spread(call.value)
 
     return definition
 
 
-def _linear(weights_of: Callable[[WrittenCall, Any], Tensor]) -> Definition:
+def _completed(found: Callable[[WrittenCall, Any], Any]) -> Definition:
+    """With the output, where that is weights times values."""
+
     def definition(call: WrittenCall, layer: Any) -> Defined:
-        weights = weights_of(call, layer)
-        return weights, weights @ call.spread(call.value)
-
-    return definition
-
-
-def _pair(found: Callable[..., Any], formula: Callable[[Any], Pointwise]) -> Definition:
-    def definition(call: WrittenCall, layer: Any) -> Defined:
-        result = found(call, layer, formula(layer))
+        result = found(call, layer)
         if isinstance(result, tuple):
             return result
         return result, result @ call.value.repeat_interleave(result.shape[1] // call.value.shape[1], dim=1)
-
-    return definition
-
-
-def _gated(inner: Definition) -> Definition:
-    def definition(call: WrittenCall, layer: Any) -> Defined:
-        factor = pairs.gate(call, layer)
-        weights, out = inner(call, layer.inner)
-        return factor * weights, factor * out
 
     return definition
 
@@ -130,6 +116,3 @@ def _magnitude(inner: Definition) -> Definition:
         return weights * gate.repeat_interleave(weights.shape[1] // gate.shape[1], dim=1), out
 
     return definition
-
-
-_AROUND = {"gated": _gated, "magnitude": _magnitude}

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from unsoft.testing.definitions.call import WrittenCall, over
+from unsoft.mechanisms.core.definition import WrittenCall, over
 
 
 def is_defined(call: WrittenCall, layer: Any) -> bool:
@@ -28,7 +28,7 @@ def gates(call: WrittenCall, layer: Any) -> Tensor:
     """(B, Hk, 1 or R, S): the factor of every key, for all rows or for each of them."""
     batch, heads, keys, width = call.key.shape
     log_t, beta, gamma = (_by_key_head(x, heads) for x in (layer.log_t, layer.beta, layer.gamma))
-    there = call.there.unflatten(1, (heads, -1)).any(2)
+    there = call.there.reshape(batch, heads, -1, keys).any(2)
     lengths = call.key.square().sum(-1)
     squares = (
         lengths[..., :, None] + lengths[..., None, :] - 2 * call.key @ call.key.mT
@@ -51,7 +51,7 @@ def gates(call: WrittenCall, layer: Any) -> Tensor:
 
 def _by_key_head(x: Tensor, heads: int) -> Tensor:
     """Query heads that share a key head use the mean of their parameters."""
-    return x.unflatten(0, (heads, -1)).mean(-1)
+    return x.reshape(heads, -1).mean(-1)
 
 
 def _system(similar: Tensor, there: Tensor, eps: float) -> Tensor:
@@ -112,7 +112,8 @@ def _arrivals(system: Tensor, there: Tensor) -> Tensor:
         return there.to(system.dtype)
     lower = torch.linalg.cholesky(system)
     y = torch.linalg.solve_triangular(lower, there.to(system.dtype)[..., None], upper=False)[..., 0]
-    return y / lower.diagonal(dim1=-2, dim2=-1)
+    weights: Tensor = y / lower.diagonal(dim1=-2, dim2=-1)
+    return weights
 
 
 def _of_rows(similar: Tensor, there: Tensor, eps: float, rows: Tensor) -> Tensor:

@@ -26,16 +26,14 @@ class Tensors:
     query: Tensor
     key: Tensor
     value: Tensor
-    mask: Tensor | None
-    """Bool, or floating: a float mask."""
+    visible: Tensor | None
+    """A bool mask, if there is one."""
+    bias: Tensor | None
+    """A float mask, if there is one."""
     upstream: Tensor
     """The gradient of the output: 0 but for the chosen rows."""
     rows: Tensor
     """The rows that are compared."""
-
-    @property
-    def float_mask(self) -> bool:
-        return self.mask is not None and self.mask.is_floating_point()
 
 
 def draw(point: Point, seed: str, query_heads: int) -> Tensors:
@@ -56,7 +54,9 @@ def draw(point: Point, seed: str, query_heads: int) -> Tensors:
     upstream = torch.zeros(point.batch, heads, point.length, point.value_width, dtype=DOUBLE)
     upstream[:, :, rows] = _narrow(normal(point.batch, heads, len(rows), point.value_width))
     value = _narrow(normal(point.batch, kv_heads, keys, point.value_width))
-    return Tensors(query, key, value, MASKS[point.mask](point, source, query_heads), upstream, rows)
+    mask = MASKS[point.mask](point, source, query_heads)
+    visible, bias = (None, mask) if mask is not None and mask.is_floating_point() else (mask, None)
+    return Tensors(query, key, value, visible, bias, upstream, rows)
 
 
 def _rows(point: Point, source: Generator) -> Tensor:

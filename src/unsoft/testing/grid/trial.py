@@ -18,16 +18,19 @@ from typing import Any
 import torch
 from torch import Generator, Tensor
 
+from unsoft.mechanisms.core.definition import NotDefined, WrittenCall
 from unsoft.mechanisms.core.module import Mechanism, Place
 from unsoft.mechanisms.core.spec import Plan
 from unsoft.testing.definitions import Definition
-from unsoft.testing.definitions.call import NotDefined, WrittenCall
 from unsoft.testing.grid.point import Point
 from unsoft.testing.grid.tensors import DOUBLE, Tensors, draw
-from unsoft.testing.tolerance import rms
+from unsoft.testing.measure import rms
 
 Results = dict[str, Tensor]
 """The output at the compared rows, and every gradient under the name of what it belongs to."""
+DTYPES = {
+    str(dtype).removeprefix("torch."): dtype for dtype in (torch.float64, torch.float32, torch.bfloat16)
+}
 _MOVE = 2.0**-24
 _PERTURB = 0.1
 """Parameters are moved away from their start by this, so that one that has no effect, or the wrong one, shows."""
@@ -46,7 +49,7 @@ class Trial:
 
     @property
     def dtype(self) -> torch.dtype:
-        return getattr(torch, self.point.dtype)
+        return DTYPES[self.point.dtype]
 
     @cached_property
     def layer(self) -> Mechanism:
@@ -59,7 +62,7 @@ class Trial:
         with torch.no_grad():
             for parameter in layer.parameters():
                 if parameter.requires_grad:
-                    parameter += _PERTURB * torch.randn(parameter.shape, generator=source)
+                    parameter.add_(torch.randn(parameter.shape, generator=source), alpha=_PERTURB)
         return layer.to(torch.bfloat16).to(self.dtype)
 
     @cached_property
@@ -86,9 +89,9 @@ class Trial:
             name: getattr(x, name).to(self.dtype, copy=True).requires_grad_()
             for name in ("query", "key", "value")
         }
-        mask = x.mask
-        if x.float_mask:
-            mask = leaves["mask"] = x.mask.to(self.dtype, copy=True).requires_grad_()
+        if x.bias is not None:
+            leaves["mask"] = x.bias.to(self.dtype, copy=True).requires_grad_()
+        mask = leaves.get("mask", x.visible)
         output = self.layer(
             *(leaves[name] for name in ("query", "key", "value")), mask, engine=engine, **self.arguments
         )
@@ -133,8 +136,10 @@ class Trial:
         # What is not a formula of the logit may have features that are not small where queries and keys are.
         formula = self.plan.formula if self.plan.family is None and not self.plan.wrappers else None
         by_query, by_key = (0.0 if formula is not None else 1 + 1 / (size or 1.0) for size in (q, k))
-        shared = 1.0 if x.mask is None else max(1.0, entries / max(1, x.mask.numel())) ** 0.5
-        reach = keys if formula is None or {"i", "j"} & formula.uses else 1  # of a parameter that multiplies positions
+        shared = 1.0 if x.bias is None else max(1.0, entries / max(1, x.bias.numel())) ** 0.5
+        reach = (
+            keys if formula is None or {"i", "j"} & formula.uses else 1
+        )  # of a parameter that multiplies positions
         return {
             "output": v,
             "value": g,
@@ -165,8 +170,8 @@ class Trial:
             "key": moved(x.key, *x.key.shape[:3], 1),
             "value": moved(x.value),
         }
-        if x.float_mask:
-            leaves["mask"] = torch.where(x.mask.isinf(), x.mask, moved(x.mask.nan_to_num(neginf=0.0)))
+        if x.bias is not None:
+            leaves["mask"] = torch.where(x.bias.isinf(), x.bias, moved(x.bias.nan_to_num(neginf=0.0)))
         leaves = {name: leaf.clone().requires_grad_() for name, leaf in leaves.items()}
         wanted = leaves | {name: p for name, p in layer.named_parameters() if p.requires_grad}
         heads, _ = self.point.head_counts
@@ -194,7 +199,7 @@ class Trial:
         except NotDefined:
             pass
         x = self.tensors
-        mask = leaves.get("mask", x.mask)
+        mask = leaves.get("mask", x.visible)
         output = layer(*(leaves[name] for name in ("query", "key", "value")), mask, **self.arguments)[
             :, :, x.rows
         ]
@@ -207,11 +212,11 @@ class Trial:
         shape = (*x.query.shape[:3], point.key_count)
         seen = torch.ones(shape, dtype=torch.bool)
         bias = torch.zeros((), dtype=DOUBLE)
-        if x.float_mask:
+        if "mask" in leaves:
             mask = leaves["mask"]
             seen, bias = (mask > -torch.inf).expand(shape), mask.masked_fill(mask == -torch.inf, 0.0)
-        elif x.mask is not None:
-            seen = x.mask.expand(shape)
+        elif x.visible is not None:
+            seen = x.visible.expand(shape)
         there = seen.any(2)
         visible = seen if point.offset is None else seen.tril(point.offset)
         rows = (x.rows + (point.offset or 0)).to(DOUBLE)

@@ -4,7 +4,6 @@
 #include "backward.h"
 
 extern "C" {
-__attribute__((visibility("default"))) int unsoft_lanes() { return VL; }
 __attribute__((visibility("default"))) int unsoft_forward(const Call *call) {
     try {
         return forward(*call) ? 0 : 1;

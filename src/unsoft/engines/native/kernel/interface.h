@@ -33,7 +33,6 @@ struct Tile {
 };
 
 struct Mechanism {
-    int32_t lanes;  // VL of the formula's object, compared with the core's
     int32_t parameters;
     int32_t has_peak, has_mass;
     double mass_degree;

@@ -305,7 +305,7 @@ void prepare(const Tile &t, const real *total, const real *delta, real *inverse,
 }  // namespace
 
 extern "C" __attribute__((visibility("default"))) const Mechanism *unsoft_mechanism() {
-    static const Mechanism table = {VL, Formula::parameters, Formula::has_peak, Formula::has_mass, Formula::mass_degree,
+    static const Mechanism table = {Formula::parameters, Formula::has_peak, Formula::has_mass, Formula::mass_degree,
                                     forward<false>, forward<true>, backward, finish, prepare};
     return &table;
 }

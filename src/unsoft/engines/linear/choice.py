@@ -1,0 +1,121 @@
+"""Which engine runs a call of linear attention; a name that cannot is refused with the reason.
+
+native  compiled code, from token to token    causal, without masks, dropout and gradient; CPU
+tiled   torch operations on chunks            everything, any device; linear memory
+dense   torch operations                      weights written out; quadratic memory
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from unsoft.engines.call import Call
+from unsoft.engines.native.direct import observed
+from unsoft.engines.native.recurrence import recurrence_ready
+from unsoft.engines.registry import Engine, Registry
+
+STEP = 16
+"""Up to this many tokens at a time, compiled code is faster than chunks."""
+
+LinearResult = tuple[Tensor, Tensor | None]
+"""Output, and the weights where they were written out."""
+
+
+@dataclass(frozen=True)
+class LinearWork:
+    """Linear attention of one checked call, and the ways of computing it that its mechanism offers."""
+
+    call: Call
+    state: Tensor | None
+    decay: Tensor | None
+    compiled: Callable[[], LinearResult | None]
+    """None if something is not finite, which compiled code has no rules for."""
+    by_chunks: Callable[[], LinearResult]
+    written_out: Callable[[], LinearResult]
+    cached: bool = False
+    """Do the tokens continue a state?"""
+    weights: bool = False
+    """Are the weights asked for too?"""
+
+
+def _native_unsupported(work: LinearWork) -> str | None:
+    call = work.call
+    return _no_weights(work) or _masked(call) or _not_compiled(call.q, call.k, call.v, work.state, work.decay)
+
+
+def _native_run(work: LinearWork) -> LinearResult:
+    found = work.compiled()
+    return work.by_chunks() if found is None else found
+
+
+def _never_supported(work: LinearWork) -> str:
+    return "it computes softmax, and this is linear attention"
+
+
+def _no_weights(work: LinearWork) -> str | None:
+    return "it does not form the weights; use 'dense'" if work.weights else None
+
+
+def _dense_unsupported(work: LinearWork) -> str | None:
+    if work.cached:
+        return "a cache of fixed size does not keep the keys that weights belong to"
+    return None
+
+
+def _is_small_and_cached(work: LinearWork) -> bool:
+    return work.cached and work.call.q.shape[2] <= STEP
+
+
+def _native_ready(work: LinearWork) -> bool:
+    return recurrence_ready(work.call.q.dtype == torch.float64)
+
+
+LINEAR: Registry[LinearWork, LinearResult] = Registry(
+    [
+        Engine("native", _native_unsupported, _native_run, pays=_is_small_and_cached, ready=_native_ready),
+        Engine("sdpa", _never_supported, lambda work: work.by_chunks()),
+        Engine("tiled", _no_weights, lambda work: work.by_chunks()),
+        Engine("dense", _dense_unsupported, lambda work: work.written_out()),
+    ],
+    fallback="tiled",
+)
+"""All engines for linear attention, the preferred ones first."""
+
+
+def is_small_step(options: dict[str, Any], *tensors: Tensor | None) -> bool:
+    """May a step whose shapes have been checked run compiled code? ``tensors``: query, key, value and what else takes part."""
+    return (
+        options["attn_mask"] is None
+        and options["positions"] is None
+        and options["dropout_p"] == 0
+        and options["engine"] in ("auto", "native")
+        and _not_compiled(*tensors) is None
+    )
+
+
+def _masked(call: Call) -> str | None:
+    if call.visible is not None or call.bias is not None or call.dropout_p > 0:
+        return "its compiled code knows no masks and no dropout; use 'tiled'"
+    if call.positions is not None:
+        return "its compiled code counts positions from 0; use 'tiled'"
+    if call.causal_offset != 0 or call.q.shape[2] != call.k.shape[2]:
+        return "its compiled code goes from token to token: as many queries as keys and is_causal=True; use 'tiled'"
+    return None
+
+
+def _not_compiled(*tensors: Tensor | None) -> str | None:
+    """Why compiled code cannot run on these tensors, if so."""
+    if torch.compiler.is_compiling():
+        return "torch.compile cannot look into compiled code; use 'tiled'"
+    if torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in tensors):
+        return "its compiled code has no gradient; use 'tiled', or torch.no_grad()"
+    if tensors[0] is not None and tensors[0].device.type != "cpu":
+        return f"it runs on the CPU, and the tensors are on {tensors[0].device}; use 'tiled'"
+    if observed():
+        return "compiled code goes past torch's modes and torch.func transforms; use 'tiled', or 'dense'"
+    return None

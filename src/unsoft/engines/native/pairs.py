@@ -1,0 +1,91 @@
+"""A step of a pair of attention maps by compiled code: the second query before the maps, their difference after them."""
+
+from __future__ import annotations
+
+import ctypes
+import struct
+from functools import lru_cache
+
+import torch
+from torch import Tensor
+
+from unsoft.engines.native.availability import attempt
+from unsoft.engines.native.compiler import KERNEL, load_libraries
+
+_CALL = struct.Struct("13q")
+_TYPES = (torch.float32, torch.float64)
+
+
+@lru_cache(maxsize=2)
+def _library(double: bool) -> ctypes.CDLL:
+    source = (KERNEL / "pairs.cpp").read_text()
+    (library,) = load_libraries({"pairs": source}, "double" if double else "float")
+    return library
+
+
+def pairs_ready(query: Tensor, negative_map: Tensor) -> bool:
+    """Can the compiled code take this query (B, H, T, D) and map (H, D, D)?"""
+    dtype = query.dtype
+    usual = query.dim() == 4 and query.is_cpu and dtype in _TYPES and negative_map.dtype is dtype
+    fits = usual and negative_map.shape == (query.shape[1], query.shape[3], query.shape[3])
+    return fits and attempt(("pairs", dtype), lambda: _library(dtype is torch.float64))
+
+
+def pair_queries(query: Tensor, negative_map: Tensor, mapped_first: bool) -> Tensor:
+    """(B, 2 H, T, D): each query head, and after it relu(q) W, or relu(q W) if ``mapped_first``.
+
+    >>> q, w = torch.tensor([[[[1.0, -2.0]]]]), torch.tensor([[[3.0, 5.0], [7.0, 9.0]]])
+    >>> pair_queries(q, w, False).flatten(0, 2)
+    tensor([[ 1., -2.],
+            [ 3.,  5.]])
+    """
+    query, negative_map = query.contiguous(), negative_map.contiguous()
+    batch, heads, tokens, width = query.shape
+    both = query.new_empty(batch, 2 * heads, tokens, width)
+    _library(query.dtype is torch.float64).unsoft_pair_queries(
+        _CALL.pack(
+            batch,
+            heads,
+            tokens,
+            width,
+            0,
+            mapped_first,
+            query.data_ptr(),
+            negative_map.data_ptr(),
+            both.data_ptr(),
+            0,
+            0,
+            0,
+            0,
+        )  # fmt: skip
+    )
+    return both
+
+
+def pair_difference(maps: Tensor, plus: Tensor, minus: Tensor) -> Tensor:
+    """plus A1 - minus A2 for outputs (B, 2 H, T, Dv) of heads that lie in pairs; two numbers for each pair.
+
+    >>> maps = torch.tensor([[[[1.0, 2.0]], [[10.0, 20.0]]]])
+    >>> pair_difference(maps, torch.tensor([2.0]), torch.tensor([0.5])).flatten()
+    tensor([-3., -6.])
+    """
+    batch, heads, tokens, values = maps.shape
+    out = maps.new_empty(batch, heads // 2, tokens, values)
+    _library(maps.dtype is torch.float64).unsoft_pair_difference(
+        _CALL.pack(
+            batch,
+            heads // 2,
+            tokens,
+            0,
+            values,
+            0,
+            0,
+            0,
+            0,
+            maps.data_ptr(),
+            plus.data_ptr(),
+            minus.data_ptr(),
+            out.data_ptr(),
+        )  # fmt: skip
+    )
+    return out

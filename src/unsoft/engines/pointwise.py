@@ -1,0 +1,72 @@
+"""The engines that run a formula."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from unsoft.engines import sdpa, tiled
+from unsoft.engines.call import Call
+from unsoft.engines.dense import dense_attention
+from unsoft.engines.native import availability, binding
+from unsoft.engines.operator import fused_operator
+from unsoft.engines.registry import Engine, Registry
+
+SMALL = 1 << 14
+"""Up to this many weights one dense evaluation takes fewer torch calls than a walk over tiles."""
+
+
+def _no_transforms(call: Call) -> str | None:
+    """Why a fused operator cannot run here, if so: its derivative is an operator too, not a torch program."""
+    if not torch.compiler.is_compiling() and torch._C._functorch.peek_interpreter_stack() is not None:
+        return (
+            "fused operators have no rules for torch.func transforms such as vmap and jvp; use engine='dense'"
+        )
+    if torch.autograd.forward_ad._current_level >= 0:
+        return "fused operators have no forward-mode derivative; use engine='dense'"
+    return None
+
+
+def _native_unsupported(call: Call) -> str | None:
+    if call.q.device.type != "cpu":
+        return f"it runs on the CPU, and the tensors are on {call.q.device}; use 'tiled' there"
+    return _no_transforms(call)
+
+
+def _native_ready(call: Call) -> bool:
+    return availability.ready(call.formula.key, call.q.dtype == torch.float64)
+
+
+def _sdpa_unsupported(call: Call) -> str | None:
+    return _no_transforms(call) or sdpa.unsupported(call)
+
+
+def _is_large(call: Call) -> bool:
+    return call.q.shape[:3].numel() * call.k.shape[2] > SMALL
+
+
+def _never_unsupported(call: Call) -> None:
+    return None
+
+
+def _dense(call: Call) -> Tensor:
+    return dense_attention(call)[0]
+
+
+POINTWISE: Registry[Call, Tensor] = Registry(
+    [
+        Engine(
+            "native",
+            _native_unsupported,
+            fused_operator("native", binding.forward, binding.backward),
+            ready=_native_ready,
+        ),
+        Engine("sdpa", _sdpa_unsupported, sdpa.run),
+        Engine(
+            "tiled", _no_transforms, fused_operator("tiled", tiled.forward, tiled.backward), pays=_is_large
+        ),
+        Engine("dense", _never_unsupported, _dense),
+    ],
+    fallback="tiled",
+)
+"""All engines for formulas, the preferred ones first."""

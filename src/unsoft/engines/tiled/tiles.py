@@ -1,0 +1,256 @@
+"""How the tiled engine walks over an attention matrix: chunks of heads, blocks of rows, blocks of keys.
+
+One tile is (b, h, rows, keys): all heads of a chunk at once, so that one batched matrix product serves many
+heads. Its size is bounded, which is what keeps the memory of the engine linear in the sequence length.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from unsoft.engines.call import Call, finite_part
+from unsoft.engines.dropout import keep, row_keys
+from unsoft.engines.terms import BIAS
+from unsoft.engines.tiled.bit_masks import bit_mask, keep_
+from unsoft.engines.tiled.tile_program import Workspace
+from unsoft.engines.visibility import take, visible_tile
+
+
+@dataclass(frozen=True)
+class TileSizes:
+    """Rows and keys of a tile, and its elements over all heads of a chunk."""
+
+    rows: int
+    keys: int
+    elements: int
+
+
+# Measured on 2 cores (Zen 4, 1 MB of L2 each): larger tiles leave the caches, smaller ones pay per torch
+# call.
+CPU_TILES = TileSizes(rows=128, keys=512, elements=1 << 19)
+# A guess for accelerators, where the Python loop should be short and memory bandwidth is high.
+OTHER_TILES = TileSizes(rows=1024, keys=1024, elements=1 << 25)
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """Some heads of some batches: either all heads of several batches or several heads of one."""
+
+    batch: slice
+    heads: slice
+    kv_heads: slice
+
+    @property
+    def batch_size(self) -> int:
+        return size_of(self.batch)
+
+    @property
+    def head_count(self) -> int:
+        return size_of(self.heads)
+
+    @property
+    def matrices(self) -> int:
+        """Key heads of the chunk: as many matrix products as one tile is."""
+        return self.batch_size * size_of(self.kv_heads)
+
+    def of(self, x: Tensor) -> Tensor:
+        """The part of a (B|1, H|1, ...) tensor that belongs to the query heads of this chunk."""
+        batch = self.batch if x.shape[0] != 1 else slice(0, 1)
+        heads = self.heads if x.shape[1] != 1 else slice(0, 1)
+        return x[batch, heads]
+
+
+@dataclass(frozen=True, eq=False)
+class Grid:
+    """Which tiles a call has, and what a tile looks like."""
+
+    call: Call
+
+    @cached_property
+    def space(self) -> Workspace:
+        return Workspace(self.dtype, self.call.q.device)
+
+    @cached_property
+    def dtype(self) -> torch.dtype:
+        return self.call.compute_dtype
+
+    @cached_property
+    def group(self) -> int:
+        """Query heads per key head."""
+        return self.call.q.shape[1] // max(self.call.k.shape[1], 1)
+
+    @cached_property
+    def sizes(self) -> TileSizes:
+        return CPU_TILES if self.call.q.device.type == "cpu" else OTHER_TILES
+
+    @cached_property
+    def rows_per_block(self) -> int:
+        """Fewer rows where many query heads share a key head: they stand below each other in one matrix."""
+        stacked = self.group * min(self.call.k.shape[2], self.sizes.keys)
+        return max(1, min(self.call.q.shape[2], self.sizes.rows, self.sizes.elements // max(1, stacked)))
+
+    @cached_property
+    def heads_per_chunk(self) -> int:
+        stacked = self.group * self.rows_per_block * min(self.call.k.shape[2], self.sizes.keys)
+        return max(1, self.sizes.elements // max(1, stacked))
+
+    def chunks(self) -> Iterator[Chunk]:
+        """Covers all heads; nothing if there is no output at all."""
+        batches, kv_heads = self.call.k.shape[:2]
+        if self.call.q.shape[0] * self.call.q.shape[1] * self.call.q.shape[2] == 0:
+            return
+        together = max(1, self.heads_per_chunk // kv_heads)
+        for batch in blocks(batches, together):
+            for kv in blocks(kv_heads, min(kv_heads, self.heads_per_chunk)):
+                yield Chunk(batch, slice(kv.start * self.group, kv.stop * self.group), kv)
+
+    def row_blocks(self) -> Iterator[slice]:
+        yield from blocks(self.call.q.shape[2], self.rows_per_block)
+
+    def key_blocks(self, chunk: Chunk, rows: slice) -> Iterator[tuple[slice, Tensor | None]]:
+        """Blocks of keys that some of the rows see, each with the bit mask of what is seen (None = all)."""
+        keys = self.call.k.shape[2]
+        if self.call.causal_offset is not None:
+            keys = min(keys, max(0, rows.stop + self.call.causal_offset))
+        stacked = (rows.stop - rows.start) * chunk.batch_size * chunk.head_count
+        mask = None if self.call.visible is None else chunk.of(self.call.visible)
+        for block in blocks(keys, max(1, self.sizes.elements // stacked)):
+            seen = visible_tile(mask, self.call.causal_offset, rows, block, self.call.q.device)
+            if seen is None or (mask is not None and seen.all()):
+                yield block, None
+            elif mask is None or seen.any():
+                yield block, bit_mask(seen, self.dtype)
+
+    def row_symbols(self, chunk: Chunk, rows: slice) -> dict[str, Tensor]:
+        """i, n and the parameters, each broadcastable to (b, h, rows, 1)."""
+        symbols = {"i": self._positions(chunk, rows, self.call.causal_offset or 0, 0)[..., None]}
+        if self.call.counts is not None:
+            symbols["n"] = chunk.of(self.call.counts)[..., rows, None]
+        for name, values in zip(sorted(self.call.formula.params), self.call.params, strict=True):
+            symbols[name] = values[chunk.heads, None, None]
+        return symbols
+
+    def tile_symbols(self, chunk: Chunk, rows: slice, keys: slice, logits: Tensor) -> dict[str, Tensor]:
+        """s, j and the bias, broadcastable to (b, h, rows, keys). A logit bias is added to s in place."""
+        symbols = {"s": logits}
+        if "j" in self.call.formula.uses:
+            symbols["j"] = self._positions(chunk, keys, 0, self.call.q.shape[2])[..., None, :]
+        if self.call.bias is not None:
+            bias = take(chunk.of(self.call.bias), rows, keys)
+            if self.call.formula.bias == "logit":
+                logits.add_(bias)
+            else:
+                symbols[BIAS] = bias
+        return symbols
+
+    def _positions(self, chunk: Chunk, part: slice, offset: int, column: int) -> Tensor:
+        """Of some queries or keys: counted from ``offset``, or read from the columns that begin at ``column``."""
+        if self.call.positions is None:
+            start, stop = part.start + offset, part.stop + offset
+            return torch.arange(start, stop, dtype=self.dtype, device=self.call.q.device)
+        return chunk.of(self.call.positions[:, None])[..., column + part.start : column + part.stop]
+
+    def stacked(self, x: Tensor, chunk: Chunk, rows: slice, factor: Tensor | float) -> Tensor:
+        """Rows of (B, H, L, X) times a factor, heads of one key head below each other: (b*hk, g*rows, X)."""
+        part = x[chunk.batch, chunk.heads, rows].to(self.dtype) * factor
+        return part.reshape(chunk.matrices, self.group * part.shape[2], part.shape[3])
+
+    def keys_of(self, x: Tensor, chunk: Chunk) -> Tensor:
+        """The keys or values of a chunk as (b*hk, S, X), in the dtype of the arithmetic."""
+        return x[chunk.batch, chunk.kv_heads].to(self.dtype).reshape(chunk.matrices, *x.shape[2:])
+
+    def product(self, chunk: Chunk, x: Tensor, y: Tensor) -> Tensor:
+        """x yᵀ as a tile (b, h, rows, keys) in a buffer, for x (b*hk, g*rows, X) and y (b*hk, keys, X)."""
+        shape = torch.Size((chunk.batch_size, chunk.head_count, x.shape[1] // self.group, y.shape[1]))
+        tile = self.space.take(shape)
+        torch.bmm(x, y.transpose(1, 2), out=self.as_matrices(tile))
+        return tile
+
+    def as_matrices(self, tile: Tensor) -> Tensor:
+        """A tile (b, h, rows, keys) as (b*hk, g*rows, keys)."""
+        return tile.view(
+            tile.shape[0] * tile.shape[1] // self.group, self.group * tile.shape[2], tile.shape[3]
+        )
+
+    def filled(self, value: Tensor | float, like: Tensor) -> Tensor:
+        """A value that spans the tile as a buffer that may be written to; only what is smaller is copied."""
+        if isinstance(value, Tensor) and value.shape == like.shape:
+            return value
+        tile = self.space.take(like.shape)
+        return tile.copy_(value) if isinstance(value, Tensor) else tile.fill_(value)
+
+    def kept(self, chunk: Chunk, rows: slice, keys: slice) -> Tensor | None:
+        """Bit mask of the weights that dropout keeps."""
+        if self.call.seed is None:
+            return None
+        device, heads = self.call.q.device, self.call.q.shape[1]
+        b = torch.arange(chunk.batch.start, chunk.batch.stop, device=device)
+        h = torch.arange(chunk.heads.start, chunk.heads.stop, device=device)
+        words = row_keys(
+            self.call.seed,
+            (b[:, None] * heads + h).flatten(),
+            torch.arange(rows.start, rows.stop, device=device),
+        )
+        kept = keep(words, torch.arange(keys.start, keys.stop, device=device), self.call.dropout_p)
+        return bit_mask(kept, self.dtype).view(len(b), len(h), *kept.shape[1:])
+
+    @cached_property
+    def all_finite(self) -> bool:
+        """Are q, k, v and the float mask free of NaN and Inf?"""
+        inputs = [x for x in (self.call.q, self.call.k, self.call.v, self.call.bias) if x is not None]
+        # A sum is one cheap pass without temporaries. It may overflow, so only its failure is looked at
+        # closely.
+        if bool(torch.stack([x.sum(dtype=self.dtype) for x in inputs]).isfinite().all()):
+            return True
+        return all(bool(x.isfinite().all()) for x in inputs)
+
+    def cleaned(self) -> Grid:
+        """The same grid with NaN and Inf replaced by 0."""
+        bias = None if self.call.bias is None else finite_part(self.call.bias)
+        q, k, v = (finite_part(x) for x in (self.call.q, self.call.k, self.call.v))
+        return Grid(dataclasses.replace(self.call, q=q, k=k, v=v, bias=bias))
+
+    def poison(self) -> Tensor:
+        """(B, H, L, Dv): NaN at the outputs that see something non-finite, 0 elsewhere."""
+        seen_bad = torch.zeros(
+            *self.call.q.shape[:3], self.call.v.shape[3], dtype=torch.bool, device=self.call.q.device
+        )
+        bad_q, bad_k, bad_v = (~x.isfinite() for x in (self.call.q, self.call.k, self.call.v))
+        bad_key_or_value = bad_k.any(-1, keepdim=True) | bad_v
+        for chunk in self.chunks():
+            y = self.keys_of(bad_key_or_value, chunk)
+            for rows in self.row_blocks():
+                place = (chunk.batch, chunk.heads, rows)
+                for keys, mask in self.key_blocks(chunk, rows):
+                    shape = (*seen_bad[place].shape[:3], keys.stop - keys.start)
+                    seen = torch.ones(shape, dtype=self.dtype, device=self.call.q.device)
+                    seen = seen if mask is None else keep_(seen, mask)
+                    seen_bad[place] |= (self.as_matrices(seen) @ y[:, keys]).view(seen_bad[place].shape) > 0
+                    bad_rows = bad_q[place].any(-1, keepdim=True) & (seen > 0).any(-1, keepdim=True)
+                    if self.call.bias is not None:
+                        bad_bias = ~take(chunk.of(self.call.bias), rows, keys).isfinite()
+                        bad_rows |= (bad_bias & (seen > 0)).any(-1, keepdim=True)
+                    seen_bad[place] |= bad_rows
+        return torch.where(seen_bad, torch.nan, 0.0).to(self.call.q.dtype)
+
+
+def size_of(part: slice) -> int:
+    """How many places a slice with a start and an end covers."""
+    size: int = part.stop - part.start
+    return size
+
+
+def blocks(length: int, size: int) -> Iterator[slice]:
+    """Slices of at most ``size`` that cover 0..length.
+
+    >>> list(blocks(5, 2))
+    [slice(0, 2, None), slice(2, 4, None), slice(4, 5, None)]
+    """
+    for start in range(0, length, size):
+        yield slice(start, min(start + size, length))

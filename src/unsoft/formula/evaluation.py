@@ -1,0 +1,208 @@
+"""Evaluates expressions on tensors, differentiably.
+
+The gradient is not left to autograd's view of each small operation: it is the symbolic derivative, evaluated
+in turn, so that it obeys the conventions of :mod:`unsoft.formula.derive`, saves nothing but the inputs, and
+can be differentiated again to any order, forwards (jvp), backwards and under vmap: several expressions are one
+autograd function, whose derivatives are evaluated by the same function.
+
+>>> import torch
+>>> from unsoft.formula.parser import parse
+>>> s = torch.tensor([-1.0, 0.0, 2.0], requires_grad=True)
+>>> y = evaluate(parse("max(s, 0)**2 / n"), {"s": s, "n": 2})
+>>> y.tolist()
+[0.0, 0.0, 2.0]
+>>> torch.autograd.grad(y.sum(), s)[0].tolist()
+[0.0, 0.0, 2.0]
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from functools import cached_property, lru_cache
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+
+from unsoft.formula.derive import derivative
+from unsoft.formula.expr import Expr
+from unsoft.formula.instructions import Instruction, Operand, lower, run
+from unsoft.formula.parser import reread
+
+Value = Tensor | float | int
+
+
+def evaluate(expr: Expr, env: Mapping[str, Value], *, constants: Collection[str] = ()) -> Tensor:
+    """Value of an expression, of the broadcast shape of all tensors in ``env`` and in their floating dtype.
+
+    ``env`` gives each symbol a tensor or a number. Gradients flow to every tensor in it, except those named
+    in ``constants``. The result may be a view of a tensor in ``env`` (of s for the expression "s").
+    """
+    return evaluate_all({"value": expr}, env, constants=constants)["value"]
+
+
+def evaluate_all(
+    outputs: Mapping[str, Expr], env: Mapping[str, Value], *, constants: Collection[str] = ()
+) -> dict[str, Tensor]:
+    """Values of several expressions at once, their shared parts computed once; see :func:`evaluate`.
+
+    >>> from unsoft.formula.parser import parse
+    >>> evaluate_all({"double": parse("2*s"), "half": parse("s/2")}, {"s": 3})
+    {'double': tensor(6.), 'half': tensor(1.5000)}
+    """
+    used = sorted({name for expr in outputs.values() for name in expr.symbols})
+    if missing := [name for name in used if name not in env]:
+        raise ValueError(f"env: no value for {', '.join(missing)}; given are {', '.join(sorted(env))}")
+    tensors = _as_tensors(env)
+    # torch.broadcast_shapes would import sympy: 0.5 s
+    like: Tensor = torch.broadcast_tensors(*tensors.values())[0]  # type: ignore[no-untyped-call]
+    results = values(list(outputs.values()), tensors, frozenset(constants))
+    return {
+        name: (x if isinstance(x, Tensor) else like.new_full((), x)).expand(like.shape)
+        for name, x in zip(outputs, results, strict=True)
+    }
+
+
+def _as_tensors(env: Mapping[str, Value]) -> dict[str, Tensor]:
+    """All values as tensors of one floating dtype on one device; at least one tensor."""
+    given = [value for value in env.values() if isinstance(value, Tensor)]
+    floating = [value.dtype for value in given if value.is_floating_point()]
+    dtype = floating[0] if floating else torch.get_default_dtype()
+    for other in floating[1:]:
+        dtype = torch.promote_types(dtype, other)
+    device = given[0].device if given else None
+    return {
+        name: value.to(dtype)
+        if isinstance(value, Tensor)
+        else torch.tensor(float(value), dtype=dtype, device=device)
+        for name, value in (env or {"": 0}).items()
+    }
+
+
+def values(
+    exprs: Sequence[Expr], env: Mapping[str, Tensor], fixed: frozenset[str] = frozenset()
+) -> list[Tensor | float]:
+    """Value of each expression: a number if it has no symbols, else of the shape of the symbols it uses.
+
+    No derivative is taken by the names in ``fixed``.
+    """
+    proper = tuple(dict.fromkeys(expr for expr in exprs if expr.symbols and expr.op != "sym"))
+    found: dict[Expr, Tensor] = {}
+    if proper:
+        used = {name for expr in proper for name in expr.symbols}
+        names = tuple(sorted(used))
+        found = dict(
+            zip(proper, _apply(proper, names, fixed & used, [env[name] for name in names]), strict=True)
+        )
+    for expr in exprs:
+        if expr.op == "sym":  # an alias, which autograd handles best itself
+            found[expr] = env[expr.name].detach() if expr.name in fixed else env[expr.name]
+    return [found[expr] if expr.symbols else expr.constant for expr in exprs]
+
+
+def _apply(
+    exprs: tuple[Expr, ...], names: tuple[str, ...], fixed: frozenset[str], tensors: Sequence[Tensor]
+) -> tuple[Tensor, ...]:
+    if torch.compiler.is_compiling():
+        # Dynamo can carry text but not expressions into its graph.
+        texts = [_text_in_graph(expr) for expr in exprs]
+        return _values_of_text("\n".join(texts), " ".join(names), " ".join(sorted(fixed)), *tensors)
+    return _applied(program(exprs, names, fixed), tensors)
+
+
+def _values_of_text(texts: str, names: str, fixed: str, *tensors: Tensor) -> tuple[Tensor, ...]:
+    exprs = tuple(reread(text) for text in texts.split("\n"))
+    return _applied(program(exprs, tuple(names.split()), frozenset(fixed.split())), tensors)
+
+
+def _applied(program: Program, tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
+    return cast(tuple[Tensor, ...], _Apply.apply(program, *tensors))  # type: ignore[no-untyped-call]
+
+
+def _text_in_graph(expr: Expr) -> str:
+    """Text of an expression; on the way tells dynamo to call :func:`_values_of_text`, not to look inside."""
+    torch.compiler.allow_in_graph(_values_of_text)  # type: ignore[no-untyped-call]
+    return str(expr)
+
+
+# What torch.compiler.assume_constant_result does. Calling that, or allow_in_graph, at import would cost a
+# second, because they import all of dynamo; like this, only those who compile pay, and they have it loaded.
+_text_in_graph._dynamo_marked_constant = True  # type: ignore[attr-defined]
+
+
+class Program:
+    """Expressions with the order of their inputs. Use :func:`program`, which builds each one once."""
+
+    def __init__(self, exprs: tuple[Expr, ...], names: tuple[str, ...], fixed: frozenset[str]) -> None:
+        self.exprs, self.names, self.fixed = exprs, names, fixed
+
+    @cached_property
+    def lowered(self) -> tuple[list[Instruction], dict[str, Operand]]:
+        return lower({str(place): expr for place, expr in enumerate(self.exprs)})
+
+    def __call__(self, tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
+        return tuple(run(*self.lowered, dict(zip(self.names, tensors, strict=True))).values())
+
+    def differentiable(self, asked: Sequence[bool]) -> list[bool]:
+        """Which of the inputs asked for get a derivative: all but the fixed ones."""
+        return [yes and name not in self.fixed for yes, name in zip(asked, self.names, strict=True)]
+
+    def slopes(
+        self, tensors: Sequence[Tensor], wanted: Sequence[bool]
+    ) -> dict[tuple[int, int], Tensor | float]:
+        """Derivatives {(output, input): value} that are not zero everywhere, for the wanted inputs."""
+        slopes = {
+            (o, k): slope
+            for k, name in enumerate(self.names)
+            if wanted[k]
+            for o, expr in enumerate(self.exprs)
+            if (slope := derivative(expr, name)).constant != 0
+        }
+        env = dict(zip(self.names, tensors, strict=True))
+        return dict(zip(slopes, values(list(slopes.values()), env, self.fixed), strict=True))
+
+
+@lru_cache(maxsize=1024)
+def program(exprs: tuple[Expr, ...], names: tuple[str, ...], fixed: frozenset[str]) -> Program:
+    """The program of some expressions, made once."""
+    return Program(exprs, names, fixed)
+
+
+class _Apply(torch.autograd.Function):
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(program: Program, *tensors: Tensor) -> tuple[Tensor, ...]:
+        return program(tensors)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+        ctx.program = inputs[0]
+        ctx.shapes = [x.shape for x in output]
+        ctx.save_for_backward(*inputs[1:])
+        ctx.save_for_forward(*inputs[1:])
+
+    @staticmethod
+    def backward(ctx: Any, *upstream: Tensor) -> tuple[Tensor | None, ...]:
+        tensors = ctx.saved_tensors
+        wanted = ctx.program.differentiable(ctx.needs_input_grad[1:])
+        grads: list[Tensor | None] = [None] * len(tensors)
+        for (o, k), slope in ctx.program.slopes(tensors, wanted).items():
+            part = (upstream[o] * slope).sum_to_size(tensors[k].shape)
+            grads[k] = part if grads[k] is None else grads[k] + part
+        for k, yes in enumerate(wanted):
+            if (
+                yes and grads[k] is None
+            ):  # a slope that is zero everywhere, as that of sign(s), is still a slope
+                grads[k] = torch.zeros_like(tensors[k])
+        return None, *grads
+
+    @staticmethod
+    def jvp(ctx: Any, _: None, *tangents: Tensor | None) -> tuple[Tensor | None, ...]:
+        tensors = ctx.saved_tensors
+        wanted = ctx.program.differentiable([tangent is not None for tangent in tangents])
+        out: list[Tensor | None] = [None] * len(ctx.program.exprs)
+        for (o, k), slope in ctx.program.slopes(tensors, wanted).items():
+            part = (tangents[k] * slope).expand(ctx.shapes[o])
+            out[o] = part if out[o] is None else out[o] + part
+        return tuple(out)

@@ -1,0 +1,139 @@
+"""What streaming magnitude remembers: centres of crowds, and how they are chosen, moved and forgotten."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields, replace
+
+import torch
+from torch import Tensor
+
+from unsoft.magnitude.gaussian.similarity import gaussian
+
+NEAR = 0.5
+"""Similarity from which a point belongs to the crowd of a centre."""
+_FAR, _APART = 1e15, 1e12
+_NOBODY = -1
+
+
+@dataclass(frozen=True)
+class Centres:
+    """All that is remembered of the points before a chunk."""
+
+    x: Tensor
+    """(systems, centres, d); those that are not in use are so far away, and apart, that nothing resembles
+    them.
+    """
+    there: Tensor
+    """Bool (systems, centres): how many of them are in use."""
+    crowd: Tensor
+    """(systems, centres): how many points were near each."""
+    idle: Tensor
+    """(systems, centres): chunks since the last of them."""
+    alpha: Tensor
+    """(systems, centres): the prediction at x is K_xc alpha, and what the forgotten still predict."""
+    explained: Tensor
+    """(systems, centres, centres): Q; the variance at x is K_xx - K_xc Q K_cx."""
+    forgotten: Tensor
+    """(systems,): how many points were forgotten."""
+    total: Tensor
+    """(systems,): what they predicted together at the points of the chunk in which they were forgotten, on
+    average.
+    """
+    level: Tensor
+    """(systems,): what they predict at x is level exp(-|x - middle|^2)."""
+    middle: Tensor
+    """(systems, d): the mean of their places."""
+
+    @staticmethod
+    def none(x: Tensor, centres: int) -> Centres:
+        """Before the first point, for points like ``x`` (systems, n, d)."""
+        systems, _, d = x.shape
+        zeros = x.new_zeros(systems, centres)
+        there = torch.zeros_like(zeros, dtype=torch.bool)
+        nowhere = _nowhere(x, centres).expand(systems, centres, d)
+        number, place = x.new_zeros(systems), x.new_zeros(systems, d)
+        return Centres(
+            nowhere,
+            there,
+            zeros,
+            zeros,
+            zeros,
+            x.new_zeros(systems, centres, centres),
+            number,
+            number,
+            number,
+            place,
+        )
+
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        return tuple(getattr(self, field.name) for field in fields(self))
+
+
+def _nowhere(x: Tensor, centres: int) -> Tensor:
+    """Places (centres, 1) that are unlike all points and each other."""
+    return (_FAR + torch.arange(centres, dtype=x.dtype, device=x.device) * _APART)[:, None]
+
+
+def similar_to_centres(x: Tensor, present: Tensor | None, state: Centres) -> Tensor:
+    """K_xc (systems, n, centres); 0 for a point or a centre that is not there."""
+    near = gaussian(x, state.x)
+    return near if present is None else torch.where(present[..., None], near, 0.0)
+
+
+@torch.no_grad()
+def _choice(
+    x: Tensor, present: Tensor | None, near: Tensor, among: Tensor, state: Centres
+) -> tuple[Tensor, Tensor, Tensor, Centres]:
+    """Which of (centres, points of the chunk) are the next centres, how each is averaged, and their crowds.
+
+    Returns the choice (systems, centres), indices into centres followed by points; the shares (systems,
+    centres, points) with which points enter; who is lost, of (centres, points); and the state with its crowds
+    counted, not yet moved.
+    """
+    size, n = near.shape[2], x.shape[1]
+    before = among.tril(-1)
+    closest, whose = near.max(-1)
+    new = (before.amax(-1) < NEAR) & (
+        closest < NEAR
+    )  # unlike every centre, and every point of the chunk before it
+    if present is not None:
+        new = new & present
+    likest, which = (before * new[:, None]).max(-1)  # of the new ones
+    whose = torch.where(likest > closest, which + size, whose)
+    joins = torch.maximum(likest, closest) >= NEAR
+    whose = torch.where(
+        new, torch.arange(size, size + n, device=x.device), torch.where(joins, whose, _NOBODY)
+    )
+    if present is not None:
+        whose = torch.where(present, whose, _NOBODY)
+    joined = torch.zeros(len(x), size + n, dtype=x.dtype, device=x.device)
+    joined.scatter_add_(1, whose.clamp(min=0), (whose >= 0).to(x.dtype))
+    none = joined.new_zeros(len(x), n)
+    crowd, idle = torch.cat([state.crowd, none], -1) + joined, torch.cat([state.idle + 1, none], -1)
+    idle = torch.where(joined > 0, 0.0, idle)
+    there = torch.cat([state.there, new], -1)
+    # Larger crowds first; among equals the one that was met last, with a weight that never outvotes a member.
+    score = torch.where(there, crowd - idle / (idle + 1), -1.0)
+    choice = score.topk(size, dim=-1).indices.sort(-1).values
+    crowd, idle, there = (y.gather(-1, choice) for y in (crowd, idle, there))
+    shares = (choice[..., None] == whose[:, None]) / crowd.clamp(min=1)[..., None]
+    lost = torch.cat([state.there, new], -1).scatter(-1, choice, False)
+    return choice, shares, lost.to(x.dtype), replace(state, crowd=crowd, idle=idle, there=there)
+
+
+def regrouped(
+    x: Tensor, present: Tensor | None, among: Tensor, near: Tensor, state: Centres
+) -> tuple[Centres, Tensor, Tensor, Tensor]:
+    """The next centres, with what is known of them still to come; their similarities to the old ones and to
+    the chunk x; who is lost.
+    """
+    choice, shares, lost, after = _choice(x, present, near.detach(), among.detach(), state)
+    index = choice[..., None].expand(-1, -1, x.shape[-1])
+    places = torch.cat([state.x, torch.zeros_like(x)], dim=1).gather(1, index)
+    # What is not among the shares is what the centre was before.
+    moved = torch.baddbmm((1 - shares.sum(-1, keepdim=True)) * places, shares, x)
+    moved = torch.where(after.there[..., None], moved, _nowhere(x, len(choice[0])))
+    old, new = gaussian(moved, state.x), gaussian(moved, x)
+    new = new if present is None else torch.where(present[:, None], new, 0.0)
+    return replace(after, x=moved), old, new, lost

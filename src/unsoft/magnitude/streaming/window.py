@@ -1,0 +1,195 @@
+"""Arrival weights of points that come in pieces: the factor of their matrix grows, a row for each point
+(bordered update).
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from unsoft.engines.native.gaussian_arrival import WindowKernel
+from unsoft.magnitude.gaussian.factor import check_done, inverse_factor_of
+from unsoft.magnitude.gaussian.matrix import matrix
+from unsoft.magnitude.gaussian.similarity import gaussian, is_native
+from unsoft.magnitude.streaming.background import background
+from unsoft.magnitude.streaming.centres import Centres, similar_to_centres
+
+_FIRST_CAPACITY = 64
+_FEW = 16
+"""Up to so many new points are cheaper one by one than as a block."""
+
+
+class Window:
+    """Points, their matrix' factor M = L^-1 and y = M b; exact among themselves and, if there are centres,
+    beside those.
+
+    ``most``: how many points it will hold at most, if that is known; else the buffers grow as long as points
+    come.
+
+    >>> window = Window()
+    >>> torch.cat([window.add(torch.zeros(1, 1, 2), None, eps=1.0) for _ in range(3)], dim=1)      # three clones
+    tensor([[0.5000, 0.3333, 0.2500]])
+    """
+
+    def __init__(self, most: int | None = None) -> None:
+        self.length, self.most = 0, most
+        self.capacity = 0
+        self._buffers: tuple[Tensor, ...] = ()
+        self._kernel: WindowKernel | None = None
+
+    @property
+    def x(self) -> Tensor:
+        """(systems, n, d)"""
+        return self._buffers[0][..., : self.length].mT
+
+    @property
+    def seen(self) -> Tensor:
+        """(systems, n): 1, or 0 for a point that is not there."""
+        return self._buffers[1][:, : self.length]
+
+    @property
+    def m(self) -> Tensor:
+        """(systems, n, n)"""
+        return self._buffers[3][:, : self.length, : self.length]
+
+    @property
+    def y(self) -> Tensor:
+        """(systems, n)"""
+        return self._buffers[4][:, : self.length]
+
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        return self._buffers
+
+    def add(self, x: Tensor, present: Tensor | None, eps: float, state: Centres | None = None) -> Tensor:
+        """Weights (systems, n) of new points (systems, n, d) that need no gradient, in the dtype of the first
+        ones.
+
+        A point that is masked or not finite is not there. ``state``: what is remembered of the points before
+        the window; it must not change while there are points in it.
+        """
+        start, end = self.length, self.length + x.shape[1]
+        if end > self.capacity or x.shape[::2] != self._buffers[0].shape[:2]:
+            self._reserve(x, state)
+        x = x.to(self._buffers[0].dtype)
+        if x.shape[1] > _FEW and state is None:
+            weights = self._add_block(x, present, eps, state)
+        elif self._kernel is not None or is_native(x):
+            if self._kernel is None:
+                self._kernel = self._new_kernel(state)
+            weights, done = self._kernel.add(start, x, present, eps)
+            if done < x.shape[1]:
+                check_done(start + done, self._buffers[3][:, :end])
+        else:
+            weights = self._add_block(x, present, eps, state)
+        self.length = end
+        return weights
+
+    def gate(
+        self,
+        key: Tensor,
+        value: Tensor,
+        eps: float,
+        constants: tuple[Tensor, ...],
+        state: Centres | None = None,
+    ) -> tuple[Tensor, Tensor] | None:
+        """Gates (batch, heads, n) of a few new keys, not yet scaled, and values times those, in one call of
+        the compiled code.
+
+        None where that is not possible (yet): then add() does it.
+        """
+        start, new = self.length, key.shape[2]
+        if self._kernel is None or start + new > self.capacity or new > _FEW:
+            return None
+        systems, width, _ = self._buffers[0].shape
+        same = key.dtype == value.dtype == self._buffers[0].dtype
+        if (
+            not same
+            or key.shape[0] * key.shape[1] != systems
+            or key.shape[3] != width
+            or key.shape[:3] != value.shape[:3]
+        ):
+            return None
+        gates, gated, done = self._kernel.gate(start, key, value, eps, constants)
+        if done < new:
+            check_done(start + done, self._buffers[3][:, : start + new])
+        self.length += new
+        return gates, gated
+
+    def clear(self) -> None:
+        """Forgets all points, and the state beside which they stood; keeps the memory."""
+        self.length, self._kernel = 0, None
+
+    def pick(self, index: Tensor) -> None:
+        """Puts system ``index[s]`` in place s."""
+        self._buffers = tuple(x[index] for x in self._buffers)
+        self._kernel = None
+
+    def _add_block(self, x: Tensor, present: Tensor | None, eps: float, state: Centres | None) -> Tensor:
+        """By torch: what the compiled code does row by row."""
+        start, end = self.length, self.length + x.shape[1]
+        finite = x.isfinite().all(-1)
+        present = finite if present is None else present & finite
+        x = torch.where(present[..., None], x, 0.0)
+        points, seen, near, m, y = self._buffers
+        points[..., start:end], seen[:, start:end] = x.mT, present.to(x.dtype)
+        new, b = matrix(x, present, eps), present.to(x.dtype)
+        old = gaussian(x, points[..., :start].mT) * b[..., None] * seen[:, None, :start]
+        if state is not None:
+            close = similar_to_centres(x, present, state)
+            weighed = close @ state.explained
+            new, old = new - weighed @ close.mT, old - weighed @ near[..., :start]
+            b = torch.where(present, b - (close @ state.alpha[..., None])[..., 0] - background(x, state), 0.0)
+            near[..., start:end] = close.mT
+        c = old @ self.m.mT
+        own = inverse_factor_of(new - c @ c.mT)
+        fresh = (own @ (b[..., None] - c @ self.y[..., None]))[..., 0]
+        m[:, start:end, :start], m[:, start:end, start:end] = -(own @ (c @ self.m)), own
+        y[:, start:end] = fresh
+        return fresh * own.diagonal(dim1=-2, dim2=-1)
+
+    def _reserve(self, x: Tensor, state: Centres | None) -> None:
+        """Room for the points x after those that are there."""
+        systems, new, width = x.shape
+        end = self.length + new
+        if self._buffers and (systems, width) != self._buffers[0].shape[:2]:
+            raise ValueError(
+                f"magnitude: argument 'key' brings points {width} wide in {systems} systems; the cache holds points"
+                f" {self._buffers[0].shape[1]} wide in {len(self._buffers[0])}"
+            )
+        if end <= self.capacity:
+            return
+        if self.most is None:
+            size = end + max(_FIRST_CAPACITY, end // 4)
+        else:
+            size = max(end, min(self.most, max(2 * end, _FIRST_CAPACITY)))
+        row = _whole(size)
+        centres = 0 if state is None else state.x.shape[1]
+        like = self._buffers[0] if self._buffers else x
+        shapes = (
+            (systems, width, row),
+            (systems, row),
+            (systems, centres, row),
+            (systems, size, row),
+            (systems, row),
+        )
+        larger = tuple(like.new_zeros(shape) for shape in shapes)
+        for into, was in zip(larger, self._buffers, strict=False):
+            part = was[:, : self.length] if was is self._buffers[3] else was
+            into.narrow(-1, 0, part.shape[-1])[tuple(map(slice, part.shape[:-1]))] = part
+        self._buffers, self.capacity, self._kernel = larger, size, None
+
+    def _new_kernel(self, state: Centres | None) -> WindowKernel:
+        if state is None:
+            return WindowKernel(self.capacity, self._buffers, ())
+        more = _whole(state.x.shape[1]) - state.x.shape[1]
+        places, explained = (pad(y, (0, more)) for y in (state.x.mT, state.explained))
+        return WindowKernel(
+            self.capacity, self._buffers, (places, state.alpha, explained, state.level, state.middle)
+        )
+
+
+def _whole(size: int) -> int:
+    """The length of a row of whole registers; never a power of two, which caches do not like."""
+    return -(-size // 16) * 16 + 16
