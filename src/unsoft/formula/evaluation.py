@@ -55,7 +55,7 @@ def evaluate_all(
         raise ValueError(f"env: no value for {', '.join(missing)}; given are {', '.join(sorted(env))}")
     tensors = _as_tensors(env)
     # torch.broadcast_shapes would import sympy: 0.5 s
-    like: Tensor = torch.broadcast_tensors(*tensors.values())[0]  # type: ignore[no-untyped-call]
+    like: Tensor = torch.broadcast_tensors(*tensors.values())[0]
     results = values(list(outputs.values()), tensors, frozenset(constants))
     return {
         name: (x if isinstance(x, Tensor) else like.new_full((), x)).expand(like.shape)
@@ -121,7 +121,7 @@ def _applied(program: Program, tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
 
 def _text_in_graph(expr: Expr) -> str:
     """Text of an expression; on the way tells dynamo to call :func:`_values_of_text`, not to look inside."""
-    torch.compiler.allow_in_graph(_values_of_text)  # type: ignore[no-untyped-call]
+    torch.compiler.allow_in_graph(_values_of_text)
     return str(expr)
 
 

@@ -190,7 +190,7 @@ class Formula:
         parts = ", ".join(f"{field}={value!r}" for field, value in self.to_dict().items())
         return f"Formula({parts})"
 
-    def __reduce__(self) -> tuple:
+    def __reduce__(self) -> tuple[Any, ...]:
         return Formula.from_dict, (self.to_dict(),)
 
     @cached_property

@@ -87,7 +87,7 @@ def _write(node: Expr, parts: list[str]) -> str:
     if node.op == "num":
         return repr(node.value)
     if node.op == "sym":
-        return node.name
+        return str(node.name)
     if (plain := infix(node, parts)) is not None:
         return plain
     if node.constant is not None:  # torch's functions take no plain numbers

@@ -67,7 +67,8 @@ class Rows:
     @cached_property
     def energy(self) -> Tensor:
         """Sum of squares of ``relative``: at least 1, or 0 in rows without mass."""
-        return torch.linalg.vector_norm(self.relative, dim=-1).square()  # squares are not written down
+        length: Tensor = torch.linalg.vector_norm(self.relative, dim=-1)  # squares are not written down
+        return length.square()
 
     @cached_property
     def empty(self) -> Tensor:

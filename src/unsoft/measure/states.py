@@ -80,7 +80,8 @@ def residual(states: Tensor, mask: Tensor | None = None) -> Tensor:
     >>> residual(torch.tensor([[1.0, 0.0], [-1.0, 0.0]]))
     tensor(1.4142)
     """
-    return torch.linalg.vector_norm(_States(states, mask).centred(), dim=(-2, -1))
+    size: Tensor = torch.linalg.vector_norm(_States(states, mask).centred(), dim=(-2, -1))
+    return size
 
 
 def composite_residual(states: Tensor, mask: Tensor | None = None) -> Tensor:

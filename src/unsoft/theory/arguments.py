@@ -36,7 +36,7 @@ def read_logits(beta: Numbers, gamma: Numbers) -> tuple[Tensor, Tensor]:
             f"gamma: the spread of the logits must not be negative, but one value is {spread.min():g}"
         )
     try:
-        mean, spread = torch.broadcast_tensors(mean, spread)  # type: ignore[no-untyped-call]
+        mean, spread = torch.broadcast_tensors(mean, spread)
     except RuntimeError:
         raise ValueError(
             f"beta, gamma: shapes {tuple(mean.shape)} and {tuple(spread.shape)} do not broadcast; give one"

@@ -105,7 +105,9 @@ def magnitude_hijack(
 
 def _read(clones: Numbers, unique: Numbers, clone: Numbers) -> tuple[Tensor, Tensor, Tensor]:
     m = read_at_least("clones", clones, 1.0)
-    return torch.broadcast_tensors(m, read_numbers("unique", unique), read_numbers("clone", clone))
+    u, c = read_numbers("unique", unique), read_numbers("clone", clone)
+    broadcast: tuple[Tensor, Tensor, Tensor] = torch.broadcast_tensors(m, u, c)
+    return broadcast
 
 
 def _log_weights(mechanism: str | Formula, m: Tensor, u: Tensor, c: Tensor) -> tuple[Tensor, Tensor]:

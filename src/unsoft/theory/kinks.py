@@ -30,7 +30,7 @@ def kinks(expr: Expr, params: Mapping[str, float | Tensor]) -> Tensor:
     steps = torch.linspace(-1, 1, _POINTS, dtype=torch.float64) + 1 / (3 * _POINTS)
     grid = _FINE * torch.sinh(steps * torch.asinh(torch.tensor(_REACH / _FINE, dtype=torch.float64)))
     found = [_roots(switch, params, grid) for switch in _switches(expr)]
-    corners: Tensor = torch.cat([*found, grid.new_zeros(0)]).unique()  # type: ignore[no-untyped-call]
+    corners: Tensor = torch.cat([*found, grid.new_zeros(0)]).unique()
     return corners
 
 

@@ -9,10 +9,11 @@ import torch
 from torch import Tensor
 
 from unsoft.formula import Formula
+from unsoft.formula.signed_log import SignedLog
 from unsoft.theory.arguments import Numbers, read_at_least
 from unsoft.theory.kinks import kinks
 from unsoft.theory.quadrature import log_moments
-from unsoft.theory.signed_log import SignedLog, signed_log
+from unsoft.theory.signed_log import signed_log
 
 _AT_ONCE = 256  # points, each with some thousand nodes
 _PROBES = torch.tensor([-7.3, -1.1, -0.2, 0.3, 1.7, 8.9], dtype=torch.float64)
