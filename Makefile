@@ -3,7 +3,7 @@
 BIN = .venv/bin
 PYTEST = $(BIN)/pytest
 # Rooms whose types are complete: mypy in strict mode finds nothing. Others are checked in mypy's plain mode.
-STRICT = src/unsoft/hf src/unsoft/nn.py
+STRICT = src/unsoft/hf src/unsoft/nn.py src/unsoft/testing
 # What notices most mistakes per second: formulas, the registry, who sees whom, the order of imports, pages.
 FAST = tests/formula tests/mechanisms/test_registry.py tests/engines/test_visibility.py tests/hf/test_layers.py \
 	tests/test_docs.py tests/test_imports.py tests/test_readme.py

@@ -1,9 +1,10 @@
 """Figures of magnitude attention: ``python benchmarks/magnitude.py [--out FILE.json]``, about three minutes.
 
-Times are ratios to ``F.scaled_dot_product_attention`` of the same shape (B=1 H=8 D=64 float32) in the same interleaved run, the
-fastest of several rounds. The magnitude of one set is compared with magnipy's Cholesky (its three lines, on a matrix from SciPy's
-cdist) and with linear_operator's conjugate gradients, if they are installed (pip install --no-deps magnipy linear_operator jaxtyping
-scipy wadler-lindig). Streams: 2048 keys of which 30 % are isolated and the others belong to crowds.
+Times are ratios to ``F.scaled_dot_product_attention`` of the same shape (B=1 H=8 D=64 float32) in the same
+interleaved run, the fastest of several rounds. The magnitude of one set is compared with magnipy's Cholesky
+(its three lines, on a matrix from SciPy's cdist) and with linear_operator's conjugate gradients, if they are
+installed (pip install --no-deps magnipy linear_operator jaxtyping scipy wadler-lindig). Streams: 2048 keys of
+which 30 % are isolated and the others belong to crowds.
 """
 
 from __future__ import annotations
@@ -36,7 +37,9 @@ EPS = 0.1
 def crowds(
     systems: int, n: int, number: int, noise: float, spread: float, seed: int = 0
 ) -> tuple[Tensor, Tensor]:
-    """Keys (systems, n, 64), 30 % of them isolated (label -1), the others near one of ``number`` places, and the labels."""
+    """Keys (systems, n, 64), 30 % of them isolated (label -1), the others near one of ``number`` places, and
+    the labels.
+    """
     g = torch.Generator().manual_seed(seed)
     places = torch.randn(systems, number, WIDTH, generator=g)
     label = torch.randint(number, (systems, n), generator=g)
@@ -123,7 +126,9 @@ def attention_figures() -> list[dict]:
 
 
 def one_set_figures(n: int = 4096) -> list[dict]:
-    """Seconds of peers over ours, for one set of random keys at t = 1, eps = 0.01: a higher ratio is better."""
+    """Seconds of peers over ours, for one set of random keys at t = 1, eps = 0.01: a higher ratio
+    is better.
+    """
     keys = torch.randn(n, WIDTH, generator=torch.Generator().manual_seed(0))
     tolerance = 1e-4
     calls: dict[str, Callable[[], object]] = {
@@ -200,7 +205,9 @@ def both_weights(keys: Tensor, t: float) -> tuple[Tensor, Tensor]:
 
 
 def default_decode_figures() -> list[dict]:
-    """One token in the default form, whole step, against the attention of one query to as many keys; and prefill with a cache."""
+    """One token in the default form, whole step, against the attention of one query to as many keys; and
+    prefill with a cache.
+    """
     figures = []
     for context, at_most in (
         (256, 4.0),
@@ -217,7 +224,9 @@ def default_decode_figures() -> list[dict]:
             start = cache.length, cache.arriving.state, cache.arriving.window.length
 
             def ours(layer=layer, token=token, cache=cache, start=start) -> None:
-                """A chunk of steps, with the work at its end, after which the cache is put back to where it was."""
+                """A chunk of steps, with the work at its end, after which the cache is put back to where it
+                was.
+                """
                 for _ in range(CHUNK):
                     layer(*token, cache=cache)
                 cache.length = cache.inner.length = start[0]
@@ -304,8 +313,13 @@ def main() -> int:
         return 0
     figures = []
     parts = (
-        attention_figures, default_decode_figures, one_set_figures, memory_figures, decode_figures, stream_figures,
-    )  # fmt: skip
+        attention_figures,
+        default_decode_figures,
+        one_set_figures,
+        memory_figures,
+        decode_figures,
+        stream_figures,
+    )
     for part in parts:
         for figure in part():
             figures.append(figure)

@@ -13,7 +13,9 @@ CROWDS, MEMBERS, WIDTH = 10, 30, 16
 
 
 def keys(noise: float) -> torch.Tensor:
-    """10 crowds of 30 keys, each key ``noise`` away from its crowd's place in every coordinate, and 20 keys alone."""
+    """10 crowds of 30 keys, each key ``noise`` away from its crowd's place in every coordinate, and 20 keys
+    alone.
+    """
     g = torch.Generator().manual_seed(0)
     places = torch.randn(CROWDS, WIDTH, generator=g, dtype=torch.float64).repeat(MEMBERS, 1)
     crowded = places + noise * torch.randn(places.shape, generator=g, dtype=torch.float64)
@@ -32,12 +34,26 @@ def ridge() -> None:
         for eps in (1e-6, 1e-3, 0.01, 0.1):
             w = weighting(keys(noise), 1.0, eps, "cholesky").weights
             totals = torch.stack([w[: CROWDS * MEMBERS][c::CROWDS].sum() for c in range(CROWDS)])
-            row(noise, eps, float(w.sum()), float(w.min()), float(w.max()), f"{totals.max():.3g} / {totals.min():.3g}")
+            row(
+                noise,
+                eps,
+                float(w.sum()),
+                float(w.min()),
+                float(w.max()),
+                f"{totals.max():.3g} / {totals.min():.3g}",
+            )
 
 
 def steps() -> None:
     print("\n## iterations of cg, eps = 0.1\n")
-    row("noise", "steps", "residual", "error of the magnitude", "largest error of a weight", "largest error of a gate")
+    row(
+        "noise",
+        "steps",
+        "residual",
+        "error of the magnitude",
+        "largest error of a weight",
+        "largest error of a gate",
+    )
     row(*["---"] * 6)
     for noise in (0.3, 0.003):
         exact = weighting(keys(noise), 1.0, 0.1, "cholesky")
@@ -45,7 +61,14 @@ def steps() -> None:
             found = weighting(keys(noise), 1.0, 0.1, "cg", iterations=count)
             off = (found.weights - exact.weights).abs().max()
             gate = (found.weights.sigmoid() - exact.weights.sigmoid()).abs().max()
-            row(noise, count, found.residual, float((found.magnitude / exact.magnitude - 1).abs()), float(off), float(gate))
+            row(
+                noise,
+                count,
+                found.residual,
+                float((found.magnitude / exact.magnitude - 1).abs()),
+                float(off),
+                float(gate),
+            )
 
 
 def ranks() -> None:
@@ -72,7 +95,9 @@ def shares() -> None:
     row("none (softmax)", "", *[float(unsoft.attention(q, k, k, return_weights=True)[1][..., 50])] * 2)
     for beta, gamma in ((1.0, 0.0), (4.0, -2.0), (12.0, -8.0)):
         for where in ("values", "mass"):
-            layer = unsoft.mechanism("magnitude", heads=1, head_dim=2, where=where, solver="cholesky", eps=1e-3).double()
+            layer = unsoft.mechanism(
+                "magnitude", heads=1, head_dim=2, where=where, solver="cholesky", eps=1e-3
+            ).double()
             with torch.no_grad():
                 layer.beta.fill_(beta)
                 layer.gamma.fill_(gamma)

@@ -5,7 +5,6 @@ from typing import Literal, overload
 
 from torch import Tensor
 
-from unsoft.engines import check_name
 from unsoft.engines.run import run_formula
 from unsoft.formula import Formula
 from unsoft.mechanisms import resolve
@@ -145,7 +144,6 @@ def attention(
     >>> torch.allclose(weights.abs().sum(-1), torch.ones(2, 8, 100)), bool((weights < 0).any())
     (True, True)
     """
-    check_name(engine)
     found = resolve(mechanism)
     if isinstance(found, Formula):
         return run_formula(

@@ -155,7 +155,7 @@ def test_a_new_command_is_one_file(run_here, tmp_path, monkeypatch):
     )
     monkeypatch.setattr(commands, "__path__", [*commands.__path__, str(tmp_path)])
     assert "Greet somebody." in run_here("--help").stdout
-    assert "NAME" in run_here("hello", "--help").stdout
+    assert "Usage: unsoft hello" in run_here("hello", "--help").stdout
     assert run_here("hello", "you").stdout == "hello you\n"
     failed = run_here("hello", "")
     assert (failed.returncode, failed.stderr) == (1, "unsoft: no name\n")

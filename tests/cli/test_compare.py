@@ -6,7 +6,7 @@ import json
 import pytest
 
 from tests.compare.test_model import save
-from unsoft.cli.plugin import load_plugin
+from unsoft.cli.arguments import load_plugin
 from unsoft.compare import jobs as running
 from unsoft.compare.sections import cost, hijack, sign
 from unsoft.compare.subject import Subject

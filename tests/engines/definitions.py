@@ -1,52 +1,16 @@
-"""Attention as the papers define it, in plain torch and float64: the reference of tests, independent of unsoft."""
-
-import math
-from collections.abc import Callable
+"""What a call of attention must give by the definition of its mechanism, and how far rounding can move it."""
 
 import torch
 from torch import Tensor
 
-# Weights of unmasked rows: logits s (..., keys), which keys are seen (same shape), and their number n (..., 1).
-Weights = Callable[[Tensor, Tensor, Tensor], Tensor]
+from unsoft.mechanisms import formulas
+from unsoft.mechanisms.core.definition import Logits
+from unsoft.mechanisms.core.registry import definition
 
-
-def _normalised(
-    weight: Callable[[Tensor], Tensor], mass: Callable[[Tensor], Tensor], nothing: float = 0.0
-) -> Weights:
-    """weight(s) / (nothing + sum of mass(s)), both without overflow: they get exp(s - m), which m cancels from."""
-
-    def weights(s: Tensor, seen: Tensor, n: Tensor) -> Tensor:
-        m = torch.where(seen, s.abs(), 0.0).amax(-1, keepdim=True)
-        total = torch.where(seen, mass(s, m), 0.0).sum(-1, keepdim=True) + nothing * (-m).exp()
-        return torch.where(total == 0, 0.0, weight(s, m) / torch.where(total == 0, 1.0, total))
-
-    return weights
-
-
-def _exp(s: Tensor, m: Tensor) -> Tensor:
-    return (s - m).exp()
-
-
-DEFINITIONS: dict[str, Weights] = {
-    "softmax": _normalised(_exp, _exp),  # Vaswani et al. 2017
-    "softmax1": _normalised(_exp, _exp, nothing=1.0),  # Miller 2023
-    "cog": _normalised(lambda s, m: s.sign() * _exp(s.abs(), m), lambda s, m: _exp(s.abs(), m)),  # Lv et al. 2024
-    "sinh": _normalised(lambda s, m: _exp(s, m) - _exp(-s, m), lambda s, m: _exp(s, m) + _exp(-s, m)),
-    "softpick": _normalised(  # Zuhri et al. 2025
-        lambda s, m: (s.expm1() * (-m).exp()).clamp(min=0), lambda s, m: (s.expm1() * (-m).exp()).abs()
-    ),
-    "swishmax": _normalised(lambda s, m: s * _exp(s, m), lambda s, m: s.abs() * _exp(s, m), nothing=1.0),
-    "l2": lambda s, seen, n: torch.where(seen, s, -math.inf).softmax(-1) / (
-        torch.where(seen, s, -math.inf).softmax(-1).square().sum(-1, keepdim=True).sqrt()
-    ),
-    "identity": lambda s, seen, n: s / n,
-    "relu": lambda s, seen, n: s.clamp(min=0) / n,  # Wortsman et al. 2023
-    "relu2": lambda s, seen, n: s.clamp(min=0).square() / n,  # Hua et al. 2022
-    "tanh": lambda s, seen, n: s.tanh() / n,
-    "sigmoid": lambda s, seen, n: (s - n.log()).sigmoid(),  # Ramapuram et al. 2024
-    "polynomial(3)": lambda s, seen, n: s**3 / n.sqrt(),  # Saratchandran et al. 2024
-}  # fmt: skip
-"""Without the entries that a row does not see, and for rows that see something."""
+DEFINED = sorted(name for name in formulas() if definition(name) is not None and name != "polynomial")
+"""Formulas whose file has their definition in plain torch, without the one that takes a number."""
+CANCELLING = ("sinh", "softpick")
+"""Written as differences of exponentials, which lose digits near 0."""
 
 
 def attention_and_bound(
@@ -54,8 +18,8 @@ def attention_and_bound(
 ) -> tuple[Tensor, Tensor]:
     """The output in float64, and how far rounding in q's arithmetic (float32 at least) can move each number of it.
 
-    ``seen`` is a bool mask broadcastable to (batch, heads, queries, keys). The bound follows from what rounds: the logits (a
-    sum of ``width`` products), the weights, the sum over keys, and the output in its own type.
+    ``seen`` is a bool mask broadcastable to (batch, heads, queries, keys). The bound follows from what rounds: the logits
+    (a sum of ``width`` products), the weights, the sum over keys, and the output in its own type.
     """
     dtype, eps = q.dtype, torch.finfo(torch.float64 if q.dtype == torch.float64 else torch.float32).eps
     group = q.shape[1] // max(k.shape[1], 1)
@@ -65,16 +29,17 @@ def attention_and_bound(
     s = q @ k.mT * scale
     seen = torch.ones_like(s, dtype=torch.bool) if seen is None else seen.expand(s.shape)
     n = seen.sum(-1, keepdim=True).clamp(min=1).double()
+    i, j = (torch.arange(size, dtype=s.dtype) for size in s.shape[2:])
 
-    def weights(logits: Tensor) -> Tensor:
-        return torch.where(seen & seen.any(-1, keepdim=True), DEFINITIONS[name](logits, seen, n), 0.0)
+    def weights(logits: Tensor, name: str = name) -> Tensor:
+        found = definition(name)(Logits(logits, torch.zeros_like(logits), seen, n, i[:, None], j))
+        return torch.where(seen & seen.any(-1, keepdim=True), found, 0.0)
 
     a = weights(s)
     slip = 4 * eps * abs(scale) * q.norm(dim=-1, keepdim=True) * k.norm(dim=-1)[..., None, :]
-    spread = (weights(s + slip) - weights(s - slip)).abs() + (
-        4 * slip + (16 + 4 * s.shape[-1] ** 0.5) * eps
-    ) * a.abs()
-    if name in ("sinh", "softpick"):  # written as differences of exponentials, which cancel near 0
-        spread = spread + 4 * eps * torch.where(seen, DEFINITIONS["softmax"](s.abs(), seen, n), 0.0)
+    spread = (weights(s + slip) - weights(s - slip)).abs()
+    spread = spread + (4 * slip + (16 + 4 * s.shape[-1] ** 0.5) * eps) * a.abs()
+    if name in CANCELLING:
+        spread = spread + 4 * eps * weights(s.abs(), "softmax")
     out = a @ v
     return out, spread @ v.abs() + (torch.finfo(dtype).eps + eps) * out.abs() + torch.finfo(dtype).tiny

@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+from tests.engines.tolerance import NaturalSizes, assert_close_to_reference, error_ratio
 from unsoft.engines import POINTWISE, tiled
 from unsoft.engines.call import Call, Upstream
 from unsoft.engines.dense import dense_attention
@@ -14,7 +15,6 @@ from unsoft.engines.tiled.tile_program import Program, Workspace
 from unsoft.formula import Formula, derivative, evaluate, lower, parse
 from unsoft.formula.instructions import run
 from unsoft.mechanisms import formulas
-from unsoft.testing.tolerance import NaturalSizes, assert_close_to_reference, error_ratio
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 RUN = POINTWISE.named("tiled").run

@@ -1,4 +1,6 @@
-"""Compiled code against torch: the two ways to compute everything in gaussian/, solvers/pivoted.py and prefix.py."""
+"""Compiled code against torch: the two ways to compute everything in gaussian/, solvers/pivoted.py and
+prefix.py.
+"""
 
 import pytest
 import torch

@@ -10,7 +10,9 @@ from unsoft.magnitude.solvers.contract import Outcome, Status, relative
 
 
 def by_lu(system, b, options):
-    """The whole contract: operator, right-hand sides and options in; weights, status and true residual out."""
+    """The whole contract: operator, right-hand sides and options in; weights, status and true
+    residual out.
+    """
     a = system.matrix()
     weights = torch.linalg.solve(a, b[..., None])[..., 0]
     residual = relative(b - (a @ weights[..., None])[..., 0], b)

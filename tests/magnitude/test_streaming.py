@@ -1,4 +1,6 @@
-"""Streaming weights: exact where nothing is forgotten, close to exact on streams of crowds, bounded, causal, differentiable."""
+"""Streaming weights: exact where nothing is forgotten, close to exact on streams of crowds, bounded, causal,
+differentiable.
+"""
 
 import pytest
 import torch

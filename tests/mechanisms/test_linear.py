@@ -7,8 +7,8 @@ import pytest
 import torch
 
 import unsoft
-from unsoft.engines import linear_choice
-from unsoft.engines.linear_log import log_products
+from unsoft.engines.linear import choice
+from unsoft.engines.linear.logarithms import log_products
 from unsoft.mechanisms.core.cache import StateCache
 from unsoft.mechanisms.core.definition import WrittenCall
 from unsoft.mechanisms.core.spec import Plan
@@ -257,7 +257,7 @@ def test_compiled_steps_equal_chunks(name, dtype, kv_heads):
 
 
 def test_without_a_compiler_steps_are_chunks(monkeypatch):
-    monkeypatch.setattr(linear_choice, "recurrence_ready", lambda double: False)
+    monkeypatch.setattr(choice, "recurrence_ready", lambda double: False)
     module = make("linear-relu", dtype=torch.float64)
     q, k, v = draw(module, 9, dtype=torch.float64)
     cache = module.new_cache(2)

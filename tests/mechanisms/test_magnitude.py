@@ -105,7 +105,9 @@ def test_definition(form, where):
 
 
 def crowd_of_fifty():
-    """Rosić's example: 50 clones of relevance 1 and one unique key of relevance 20, as logits and geometry."""
+    """Rosić's example: 50 clones of relevance 1 and one unique key of relevance 20, as logits and
+    geometry.
+    """
     k = torch.zeros(1, 1, 51, 2, dtype=torch.float64)
     k[..., 50, 0] = 1.0
     q = torch.zeros(1, 1, 1, 2, dtype=torch.float64)
@@ -178,7 +180,9 @@ def test_learns_from_every_parameter():
 
 
 def test_geometry_keys():
-    """The geometry comes from other keys, of another width, and rotation of the attended keys no longer matters."""
+    """The geometry comes from other keys, of another width, and rotation of the attended keys no longer
+    matters.
+    """
     q, k, v = inputs()
     other = torch.randn(2, 2, 30, 3, dtype=torch.float64)
     layer = moved(causal="arrival")

@@ -1,4 +1,6 @@
-"""Magnitude at the sizes people use, in every form, against its definition in plain torch: solve the system, or each prefix's."""
+"""Magnitude at the sizes people use, in every form, against its definition in plain torch: solve the system,
+or each prefix's.
+"""
 
 import math
 
@@ -24,7 +26,9 @@ def solved(keys, t, eps):
 
 
 def one_row(layer, q, k, v, head, row, last, where, form):
-    """The output of one query, which sees the keys up to ``last``: softmax, gates and sums written out in float64."""
+    """The output of one query, which sees the keys up to ``last``: softmax, gates and sums written out in
+    float64.
+    """
     t, beta, gamma = (float(p.detach().double()[head]) for p in (layer.log_t, layer.beta, layer.gamma))
     q, k, v = (x[0, head].double() for x in (q, k, v))
     k, v = k[: last + 1], v[: last + 1]
@@ -170,7 +174,9 @@ def test_empty_sizes(base, options, where):
 @pytest.mark.parametrize("where", ["values", "mass"])
 @pytest.mark.parametrize("form", FORMS)
 def test_one_row_of_a_padded_batch_with_shared_key_heads(base, where, form):
-    """Decoding: keys of two heads for queries of four, left padding, one query; as if every query head had keys of its own."""
+    """Decoding: keys of two heads for queries of four, left padding, one query; as if every query head had
+    keys of its own.
+    """
     torch.manual_seed(0)
     layer = unsoft.mechanism(f"magnitude+{base}", heads=4, head_dim=8, where=where, causal=form).double()
     q = torch.randn(2, layer.query_heads, 20, 8, dtype=torch.float64)

@@ -1,12 +1,15 @@
-"""What users give to commands, checked before any work: folders and files to write, formulas as text."""
+"""What users give to commands, checked before any work: folders and files to write, formulas, plug-ins."""
 
 from __future__ import annotations
 
+import importlib
+import importlib.util
 import os
 import re
+import sys
 import tempfile
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -15,6 +18,14 @@ if TYPE_CHECKING:
 
 _OUT = "'--out'"
 _PARTS = ("weight", "mass", "peak", "norm", "offset_mass", "name")
+Plugin = Annotated[
+    str | None,
+    typer.Option(
+        help="A module or a .py file to import first: it registers tasks or mechanisms of your own.",
+        show_default=False,
+    ),
+]
+"""The option ``--plugin``: code of the user's own that registers tasks or mechanisms before a command runs."""
 
 
 def check_folder(out: Path) -> None:
@@ -108,3 +119,22 @@ def read_formula(text: str) -> Formula:
     if "weight" not in parts:
         raise typer.BadParameter("a formula needs at least 'weight=...'", param_hint="'--formula'")
     return Formula.from_dict({**parts, "params": params})
+
+
+def load_plugin(name: str | None) -> None:
+    """Imports a module by its name, or a file by its path."""
+    if name is None:
+        return
+    path = Path(name)
+    try:
+        if path.suffix != ".py":
+            importlib.import_module(name)
+            return
+        spec = importlib.util.spec_from_file_location(path.stem, path)
+        if spec is None or spec.loader is None:
+            raise ImportError(f"{name} is not Python")
+        module = importlib.util.module_from_spec(spec)
+        sys.modules[path.stem] = module  # dataclasses look their module up
+        spec.loader.exec_module(module)
+    except (ImportError, OSError) as problem:
+        raise typer.BadParameter(f"{name} cannot be imported: {problem}", param_hint="'--plugin'") from None

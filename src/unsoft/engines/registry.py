@@ -80,3 +80,11 @@ class Registry(Generic[Work, Result]):
             raise ValueError(
                 f"attention: argument 'engine': unknown name {name!r}{hint} (known: {', '.join(known)})"
             )
+
+
+def check_return_weights(return_weights: bool, engine: str) -> None:
+    """ValueError if weights are asked of an engine that never forms them."""
+    if return_weights and engine not in ("auto", "dense"):
+        raise ValueError(
+            f"attention: argument 'return_weights' needs engine 'dense' or 'auto', not {engine!r}"
+        )

@@ -12,6 +12,7 @@ from unsoft.engines import POINTWISE
 from unsoft.engines.arguments import checked_call
 from unsoft.engines.dense import dense_attention
 from unsoft.engines.native.direct import run_directly
+from unsoft.engines.registry import check_return_weights
 from unsoft.engines.threads import threads_are_used
 from unsoft.formula import Formula
 
@@ -42,10 +43,8 @@ def run_formula(
         out = run_directly(query, key, value, formula, is_causal, scale, enable_gqa)
         if out is not None:
             return out
-    if return_weights and engine not in ("auto", "dense"):
-        raise ValueError(
-            f"attention: argument 'return_weights' needs engine 'dense' or 'auto', not {engine!r}"
-        )
+    POINTWISE.check(engine)
+    check_return_weights(return_weights, engine)
     options = {
         "attn_mask": attn_mask,
         "dropout_p": dropout_p,

@@ -1,4 +1,6 @@
-"""Functions with a gradient of their own, called in one typed place: torch leaves ``Function.apply`` untyped."""
+"""Functions with a gradient of their own, called in one typed place: torch leaves
+``Function.apply`` untyped.
+"""
 
 from __future__ import annotations
 

@@ -18,7 +18,8 @@ def effective_count(
     mask: Tensor | None = None,
     solver: str = "auto",
 ) -> Tensor:
-    """The magnitude of each set of points (..., n, d): between 1 and n if eps is small, additive over sets that are far apart.
+    """The magnitude of each set of points (..., n, d): between 1 and n if eps is small, additive over sets
+    that are far apart.
 
     >>> effective_count(torch.tensor([[0.0], [0.0], [50.0]]), eps=1e-6)             # a pair of clones and one alone
     tensor(2.0000)
@@ -27,7 +28,8 @@ def effective_count(
 
 
 def spread(points: Tensor, t: float | Tensor = 1.0, *, mask: Tensor | None = None) -> Tensor:
-    """Willerton's spread, sum_j 1 / sum_l Z_jl: a cheap relative of magnitude, positive term by term, no system to solve.
+    """Willerton's spread, sum_j 1 / sum_l Z_jl: a cheap relative of magnitude, positive term by term, no
+    system to solve.
 
     It removes clones among themselves only; near a crowd it counts more than magnitude does.
 
@@ -42,7 +44,8 @@ def spread(points: Tensor, t: float | Tensor = 1.0, *, mask: Tensor | None = Non
 
 
 def shares(weights: Tensor, labels: Tensor, groups: int | None = None) -> Tensor:
-    """The part of the magnitude that each group of points has: weights (..., n), labels 0, 1, ... (negative: in no group).
+    """The part of the magnitude that each group of points has: weights (..., n), labels 0, 1, ... (negative:
+    in no group).
 
     >>> w = weighting(torch.tensor([[0.0], [0.0], [50.0], [90.0]]), eps=1e-6).weights
     >>> shares(w, torch.tensor([0, 0, 1, 2]))
@@ -62,9 +65,11 @@ def shares(weights: Tensor, labels: Tensor, groups: int | None = None) -> Tensor
 
 
 def median_t(points: Tensor, *, mask: Tensor | None = None, most: int = 2048) -> Tensor:
-    """A scale to start from: t with Z = 1/e at the median distance, d / median of |k_j - k_l|^2 over pairs that differ.
+    """A scale to start from: t with Z = 1/e at the median distance, d / median of |k_j - k_l|^2 over pairs
+    that differ.
 
-    Of more than ``most`` points an evenly spaced selection is looked at. Sets without two different points get 1.
+    Of more than ``most`` points an evenly spaced selection is looked at. Sets without two different points
+    get 1.
 
     >>> median_t(torch.tensor([[0.0, 0.0], [3.0, 4.0]]))                               # 2 / 25
     tensor(0.0800)

@@ -4,7 +4,8 @@ With Z + eps = L L^T of all points, M = L^-1 and y = M 1:
 
     weights of the first i + 1 points      w^(i) = sum of y_r M_r over r <= i
     their magnitude                        sum of y_r^2 over r <= i
-    weight of the newest, w^(i)_i          y_i M_ii           ("arrival": it never changes once the point is there)
+    weight of the newest, w^(i)_i          y_i M_ii           ("arrival": it never changes once the point is
+    there)
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from unsoft.engines.native.gaussian import ArrivalFactors
+from unsoft.engines.native.gaussian_arrival import ArrivalFactors
 from unsoft.magnitude.autograd import apply
 from unsoft.magnitude.gaussian.factor import check_done, inverse_factor
 from unsoft.magnitude.gaussian.matrix import matrix, working_dtype
@@ -29,7 +30,8 @@ class PrefixWeighting(NamedTuple):
     """What :func:`prefix_weighting` returns."""
 
     weights: Tensor
-    """(..., n, n): row i holds the weights of points 0..i in the system of the first i + 1 points; 0 beyond."""
+    """(..., n, n): row i holds the weights of points 0..i in the system of the first i + 1 points; 0 beyond.
+    """
     magnitude: Tensor
     """(..., n): of each prefix."""
     newest: Tensor
@@ -107,7 +109,9 @@ class _Arrival(torch.autograd.Function):
 
 @untraced
 def arrival_weights(x: Tensor, present: Tensor | None, b: Tensor, eps: float) -> Tensor:
-    """The weight of each point when it arrives (systems, n), differentiable; x are scaled points (systems, n, d)."""
+    """The weight of each point when it arrives (systems, n), differentiable; x are scaled points (systems, n,
+    d).
+    """
     dtype = working_dtype(x.dtype, eps)
     weights: Tensor = apply(_Arrival, x.to(dtype), present, b.to(dtype), eps)
     return weights.to(x.dtype)

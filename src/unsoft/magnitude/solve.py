@@ -28,13 +28,17 @@ class Weighting:
     """The weights of points and how they were found."""
 
     weights: Tensor
-    """(..., n): how much of the set each point stands for; 0 for a masked point. Can be negative where points nearly coincide."""
+    """(..., n): how much of the set each point stands for; 0 for a masked point. Can be negative where points
+    nearly coincide.
+    """
     magnitude: Tensor
     """(...): sum of the weights, the effective number of points."""
     status: Status
     """Of the worst system; its text says what it means."""
     residual: float
-    """|1 - (Z + eps) w| / |1| of the worst system, computed from the weights (``lowrank``: on a sample of rows)."""
+    """|1 - (Z + eps) w| / |1| of the worst system, computed from the weights (``lowrank``: on a sample of
+    rows).
+    """
     iterations: int
     """Steps of conjugate gradients; 0 for the other solvers."""
     solver: str
@@ -44,23 +48,35 @@ class Weighting:
 
 
 def weighting(
-    points: Tensor, t: float | Tensor = 1.0, eps: float = 1e-2, solver: str = "auto", *, mask: Tensor | None = None,
-    throw: bool = True, iterations: int | None = None, tolerance: float | None = None, rank: int | None = None,
-) -> Weighting:  # fmt: skip
+    points: Tensor,
+    t: float | Tensor = 1.0,
+    eps: float = 1e-2,
+    solver: str = "auto",
+    *,
+    mask: Tensor | None = None,
+    throw: bool = True,
+    iterations: int | None = None,
+    tolerance: float | None = None,
+    rank: int | None = None,
+) -> Weighting:
     """Solves (Z + eps 1) w = 1 with Z_jl = exp(-t |k_j - k_l|^2 / d) for points k of shape (..., n, d).
 
-    Clones share the weight of one point, an isolated point keeps 1 / (1 + eps); the sum is the effective number of points.
+    Clones share the weight of one point, an isolated point keeps 1 / (1 + eps); the sum is the effective
+    number of points.
 
     t
-        How close points must be to count as one; a number or a tensor that broadcasts to the batch. Differentiable.
+        How close points must be to count as one; a number or a tensor that broadcasts to the batch.
+        Differentiable.
     solver
-        ``cholesky`` exact; ``cg`` conjugate gradients, ``iterations`` steps and no more (the exact gradient of those), or to the
-        tolerance if that is not given; ``pcg`` the same with a pivoted-Cholesky preconditioner of ``rank``; ``lowrank`` up to
+        ``cholesky`` exact; ``cg`` conjugate gradients, ``iterations`` steps and no more (the exact gradient
+        of those), or to the tolerance if that is not given; ``pcg`` the same with a pivoted-Cholesky
+        preconditioner of ``rank``; ``lowrank`` up to
         ``rank`` points stand for all; ``auto`` chooses, see ``.solver``.
     mask
         Bool (..., n), False = the point is as if absent.
     throw
-        Raise :class:`unsoft.errors.SolverError` if the tolerance is not reached; otherwise look at ``.status``.
+        Raise :class:`unsoft.errors.SolverError` if the tolerance is not reached; otherwise look at
+        ``.status``.
     tolerance
         Relative residual: 1e-4 in float32, 1e-10 in float64 unless given.
 
@@ -91,9 +107,14 @@ def weighting(
     residual = float(found.residual.max()) if len(b) else 0.0
     name = f"{solver}({found.rank})" if found.rank else solver
     result = Weighting(
-        checked.shaped(weights), checked.shaped(weights.sum(-1)), found.status, residual, found.iterations,
-        f"{name}: {reason}" if reason else name, found.precision,
-    )  # fmt: skip
+        checked.shaped(weights),
+        checked.shaped(weights.sum(-1)),
+        found.status,
+        residual,
+        found.iterations,
+        f"{name}: {reason}" if reason else name,
+        found.precision,
+    )
     if throw and not found.status.ok:
         raise SolverError(
             f"weighting: residual {residual:.1e} after {found.iterations} steps of {result.solver}; {found.status}"
@@ -118,7 +139,9 @@ def _chosen(system: System, tolerance: float) -> tuple[str, str]:
 
 @implicit
 def _in_float64(system: System, b: Tensor, options: Options) -> Outcome:
-    """What ``auto`` does when its choice fails: conjugate gradients, which find the smallest weights of a singular system."""
+    """What ``auto`` does when its choice fails: conjugate gradients, which find the smallest weights of a
+    singular system.
+    """
     found = to_tolerance(system.to(torch.float64), b.double(), options.tolerance)
     weights, residual = found.weights.to(b.dtype), found.residual.to(b.dtype)
     return Outcome(weights, residual, found.status, found.iterations, torch.float64)

@@ -1,4 +1,6 @@
-"""Functions that ``torch.compile`` calls as they are: loops over systems and compiled code of our own are not for it to trace."""
+"""Functions that ``torch.compile`` calls as they are: loops over systems and compiled code of our own are not
+for it to trace.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,9 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 def untraced(function: F) -> F:
-    """As ``torch.compiler.disable`` does, but it is asked only when something is compiled: it imports all of dynamo."""
+    """As ``torch.compiler.disable`` does, but it is asked only when something is compiled: it imports all of
+    dynamo.
+    """
 
     name = function.__name__
     _functions[name] = function

@@ -7,23 +7,30 @@
 
 Source: Rosić 2026, which has the bidirectional gate on values, after a few steps of conjugate gradients.
 
-Stands around any mechanism: "magnitude+cog", "magnitude+linear-relu"; "magnitude" alone is "magnitude+softmax". t (positive by
-construction), beta and gamma are learned, one of each per head; heads that share a key head use the mean of theirs.
+Stands around any mechanism: "magnitude+cog", "magnitude+linear-relu"; "magnitude" alone is
+"magnitude+softmax". t (positive by construction), beta and gamma are learned, one of each per head; heads
+that share a key head use the mean of theirs.
 
-Attention that is not causal solves the system of all keys, by ``solver`` (cg, ``iterations`` steps; cholesky; lowrank, up to
+Attention that is not causal solves the system of all keys, by ``solver`` (cg, ``iterations`` steps; cholesky;
+lowrank, up to
 ``rank``). Causal attention has four forms, ``causal=``:
 
-- auto (the default): arrival for the first ``exact`` tokens, streaming after them. State and cost of a token are bounded.
-- arrival: the gate of key j is computed from the keys up to j, exactly, and stays. Fused kernels; a new token costs O(n^2).
-- prefix: row i uses the weights that the keys have in its own prefix, exactly. The gates of all rows are O(n^2).
-- streaming: arrival with a state of fixed size: exact in chunks of ``chunk``, ``centres`` stand for what came before.
+- auto (the default): arrival for the first ``exact`` tokens, streaming after them. State and cost of a token
+  are bounded.
+- arrival: the gate of key j is computed from the keys up to j, exactly, and stays. Fused kernels; a new token
+  costs O(n^2).
+- prefix: row i uses the weights that the keys have in its own prefix, exactly. The gates of all rows are
+  O(n^2).
+- streaming: arrival with a state of fixed size: exact in chunks of ``chunk``, ``centres`` stand for what came
+  before.
 
 Which of the two ``auto`` uses is a matter of the position alone, so training, prefill and decoding agree.
 
-Can: tell a crowd's size from its worth: 50 clones of relevance 1 leave a unique key of relevance 20 the share 0.286 under softmax,
-0.73 on the mass with the gate sigmoid(4 w - 2), 0.999 with sigmoid(12 w - 8). Cannot: keep the weights of single keys steady where
-keys nearly coincide (their sum is far steadier), or know which member of a crowd matters. ``start="plain"`` is beta = 1, gamma = 0 (the
-paper gives no start values); ``start="open"`` begins with gates of 0.9999, for pretrained models. docs/magnitude.md has the numbers.
+Can: tell a crowd's size from its worth: 50 clones of relevance 1 leave a unique key of relevance 20 the share
+0.286 under softmax, 0.73 on the mass with the gate sigmoid(4 w - 2), 0.999 with sigmoid(12 w - 8). Cannot:
+keep the weights of single keys steady where keys nearly coincide (their sum is far steadier), or know which
+member of a crowd matters. ``start="plain"`` is beta = 1, gamma = 0 (the paper gives no start values);
+``start="open"`` begins with gates of 0.9999, for pretrained models. docs/magnitude.md has the numbers.
 
 >>> import torch, unsoft
 >>> layer = unsoft.mechanism("magnitude+cog", heads=2, head_dim=4, where="mass", eps=0.1)
@@ -45,6 +52,7 @@ from unsoft.engines.call import Call, compute_dtype
 from unsoft.formula import Formula
 from unsoft.formula.analysis import Properties
 from unsoft.magnitude.attention.cache import MagnitudeCache
+from unsoft.magnitude.attention.options import STARTS, check_choices, check_counts
 from unsoft.magnitude.attention.points import by_key_head, key_points, key_scale
 from unsoft.magnitude.attention.rows import attend_by_rows, attend_by_rows_cached
 from unsoft.magnitude.gaussian.system import System
@@ -52,7 +60,6 @@ from unsoft.magnitude.points import Points, checked_eps
 from unsoft.magnitude.prefix import arrival_weights, prefix_factors
 from unsoft.magnitude.solvers.contract import Options
 from unsoft.magnitude.solvers.registry import solver as solver_of
-from unsoft.magnitude.solvers.registry import solver_names
 from unsoft.magnitude.streaming.arriving import ExactArrival, StreamedArrival
 from unsoft.magnitude.streaming.chunk import CENTRES, CHUNK, streamed_weights
 from unsoft.mechanisms.core.cache import Cache
@@ -61,10 +68,6 @@ from unsoft.mechanisms.core.module import Around, Inputs, Mechanism, Place, Poin
 from unsoft.mechanisms.core.registry import family, module_modifier, resolve_formula
 
 Result = Tensor | tuple[Tensor, Tensor]
-WHERE = ("values", "mass")
-CAUSAL = ("auto", "arrival", "prefix", "streaming")
-STARTS = {"plain": (1.0, 0.0), "open": (0.0, 9.0)}
-"""beta and gamma. Open: beta is 0, so no key, however placed, moves the gate from sigmoid(9) = 0.9999; it learns from there."""
 EXACT = 256
 """Tokens for which causal="auto" is exact."""
 _LEAST_EPS = 1e-6
@@ -78,13 +81,24 @@ class Magnitude(Around):
     inner: Mechanism
 
     def __init__(
-        self, inner: Mechanism, *, where: str = "values", causal: str = "auto", start: str = "plain", t: float = 1.0,
-        eps: float = 0.1, solver: str = "cg", iterations: int = 5, rank: int = 64, exact: int = EXACT, centres: int = CENTRES,
+        self,
+        inner: Mechanism,
+        *,
+        where: str = "values",
+        causal: str = "auto",
+        start: str = "plain",
+        t: float = 1.0,
+        eps: float = 0.1,
+        solver: str = "cg",
+        iterations: int = 5,
+        rank: int = 64,
+        exact: int = EXACT,
+        centres: int = CENTRES,
         chunk: int = CHUNK,
-    ) -> None:  # fmt: skip
+    ) -> None:
         super().__init__(inner)
-        _check_choices(where=where, causal=causal, solver=solver, start=start)
-        _check_counts(iterations=iterations, rank=rank, exact=exact, centres=centres, chunk=chunk)
+        check_choices(where=where, causal=causal, solver=solver, start=start)
+        check_counts(iterations=iterations, rank=rank, exact=exact, centres=centres, chunk=chunk)
         if not (isinstance(t, (int, float)) and 0 < t < math.inf):
             raise ValueError(f"magnitude: argument 't' must be a positive number, not {t!r}")
         self.eps = checked_eps(eps, "magnitude", _LEAST_EPS)
@@ -183,7 +197,9 @@ class Magnitude(Around):
         return Points((keys * root).flatten(0, 1), None, key.shape[:2])
 
     def _constants(self, cache: MagnitudeCache, key: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """sqrt(t / d), (heads, 1, 1), and beta and gamma, (heads, 1), of each key head; without a gradient, computed once."""
+        """sqrt(t / d), (heads, 1, 1), and beta and gamma, (heads, 1), of each key head; without a gradient,
+        computed once.
+        """
         parameters = (self.log_t, self.beta, self.gamma)
         _, heads, _, width = key.shape
         stamp = (heads, width, *(x.data_ptr() for x in parameters), *(x._version for x in parameters))
@@ -206,7 +222,9 @@ class Magnitude(Around):
         return self.gate(points.shaped(weights)).reshape(*points.leading, weights.shape[-1])
 
     def _step(self, inputs: Inputs, gate: Tensor, value: Tensor, cache: MagnitudeCache) -> Result:
-        """Decoding with known gates and gated values: by the front door of the mechanism inside, which may know a short way."""
+        """Decoding with known gates and gated values: by the front door of the mechanism inside, which may
+        know a short way.
+        """
         options = inputs.options
         asked = inputs.return_weights or inputs.hidden is not None or options["positions"] is not None
         if self.where == "mass" or asked or options["dropout_p"] or options["engine"] != "auto":
@@ -220,7 +238,9 @@ class Magnitude(Around):
     def _gated(
         self, inputs: Inputs, gate: Tensor, value: Tensor | None = None, cache: MagnitudeCache | None = None
     ) -> Result:
-        """Attention with a gate (batch, key heads, keys) that is the same for all rows. ``value``: times the gate, if that is known."""
+        """Attention with a gate (batch, key heads, keys) that is the same for all rows. ``value``: times the
+        gate, if that is known.
+        """
         gate = gate.reshape(*inputs.key.shape[:-1])
         if isinstance(self.inner, MassGate):
             if cache is None:
@@ -247,25 +267,10 @@ class Magnitude(Around):
         return checked_call(inputs.query, inputs.key, inputs.value, resolve_formula("softmax"), **options)[0]
 
 
-def _check_choices(**chosen: str) -> None:
-    known = {"where": WHERE, "causal": CAUSAL, "solver": solver_names(), "start": tuple(STARTS)}
-    for name, value in chosen.items():
-        if value not in known[name]:
-            raise ValueError(
-                f"magnitude: argument '{name}' must be one of {', '.join(known[name])}, not {value!r}"
-            )
-
-
-def _check_counts(**counts: int) -> None:
-    for name, count in counts.items():
-        if not isinstance(count, int) or isinstance(count, bool) or count < 1:
-            raise ValueError(
-                f"magnitude: argument '{name}' must be a whole number of at least 1, not {count!r}"
-            )
-
-
 def _times(value: Tensor, gate: Tensor) -> Tensor:
-    """The product; the gradient of the gate knows nothing of a value that is not finite, which may belong to a masked key."""
+    """The product; the gradient of the gate knows nothing of a value that is not finite, which may belong to
+    a masked key.
+    """
     if not gate.requires_grad:
         return value * gate
     finite = value.isfinite()

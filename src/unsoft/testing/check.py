@@ -15,7 +15,7 @@ from unsoft.attention import attention
 from unsoft.engines.arguments import checked_call
 from unsoft.formula import Formula
 from unsoft.testing.case import DOUBLE, Case, Inputs, draw
-from unsoft.testing.definition import is_near_jump
+from unsoft.testing.matrices import is_near_jump
 from unsoft.testing.measure import GATES, Measure, close, fact
 from unsoft.testing.natural import half_sizes, natural_sizes
 

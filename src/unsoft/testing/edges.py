@@ -9,7 +9,7 @@ import torch
 
 from unsoft.testing.case import Case, Inputs
 from unsoft.testing.check import Check, Property
-from unsoft.testing.definition import visible_entries
+from unsoft.testing.matrices import visible_entries
 from unsoft.testing.measure import Measure, equal, fact
 
 DEAD = [

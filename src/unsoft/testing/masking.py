@@ -11,7 +11,7 @@ from torch import Tensor
 
 from unsoft.testing.case import DOUBLE, Case, Inputs
 from unsoft.testing.check import Check, Property, Results
-from unsoft.testing.definition import Definition
+from unsoft.testing.matrices import Matrices
 from unsoft.testing.measure import Measure, close, equal, fact
 
 CASES = [Case(6, 9, 8, 5, 2, 4, 2), Case(70, 80, 8, 8, 1, 2, 2)]
@@ -113,7 +113,7 @@ def _as_logit(check: Check, case: Case) -> Iterator[Measure]:
 def _as_defined(check: Check, case: Case) -> Iterator[Measure]:
     """Added to an expression of the logit: the definition says the rest."""
     inputs = check.draw(case)
-    expected = {"output": Definition(check.formula, inputs).output}
+    expected = {"output": Matrices(check.formula, inputs).output}
     sizes = check.sizes(inputs, (case, torch.float32))
     yield from check.compare(f"{case}, added last", {"output": check.output(inputs)}, expected, sizes)
 

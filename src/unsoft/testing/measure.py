@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from unsoft.engines.call import compute_dtype
-from unsoft.testing.tolerance import rms
 
 GATES = {torch.float64: 4.0, torch.float32: 4.0, torch.bfloat16: 1.0, torch.float16: 1.0}
 """c in RMS(y - r) <= c eps RMS(size), for every mechanism, with the sizes of :mod:`unsoft.testing.natural`.
@@ -72,3 +71,8 @@ def equal(label: str, result: Tensor, expected: Tensor | float) -> Measure:
 def fact(label: str, holds: bool) -> Measure:
     """Something that is either true or not; the label says what should be."""
     return Measure(label, 0.0 if holds else math.inf)
+
+
+def rms(x: Tensor) -> float:
+    """Root of the mean square; 0 for an empty tensor."""
+    return float(x.detach().double().square().mean().sqrt()) if x.numel() else 0.0

@@ -14,7 +14,7 @@ t = scale sqrt(sum q^2 k^2) + |s|:
     dq    : scale sum_j ds |k|                     dk : scale sum_i ds |q|
 
 and so on for masks and parameters. For softmax this is about (1 + 2 sigma) times the sizes of
-:mod:`unsoft.testing.tolerance`. Signed, unnormalised or steep formulas need no constants of their own.
+docs/numerics.md. Signed, unnormalised or steep formulas need no constants of their own.
 
 Half precision is computed in float32 and rounded once, so a result is off by half a unit of itself at most.
 Only D_i, which the backward pass takes from the rounded output, is less exact: by sqrt(sum_c g_ic^2 o_ic^2)/2.
@@ -28,26 +28,26 @@ from torch import Tensor
 from unsoft.engines.dropout import keep_factor
 from unsoft.formula import Expr, Formula, derivative
 from unsoft.testing.case import Inputs
-from unsoft.testing.definition import MASK, Definition
+from unsoft.testing.matrices import MASK, Matrices
 from unsoft.testing.rounding import with_error
 
 
 def natural_sizes(formula: Formula, inputs: Inputs) -> dict[str, Tensor]:
     """The size of the output and of every gradient, in their shapes."""
-    return _Sizes(Definition(formula, inputs), inputs).by_name()
+    return _Sizes(Matrices(formula, inputs), inputs).by_name()
 
 
 def half_sizes(
     formula: Formula, inputs: Inputs, references: dict[str, Tensor], dtype: torch.dtype
 ) -> dict[str, Tensor]:
     """What rounding to half precision adds, given the exact results."""
-    sizes = _Sizes(Definition(formula, inputs), inputs, only_rounded_output=True).by_name()
+    sizes = _Sizes(Matrices(formula, inputs), inputs, only_rounded_output=True).by_name()
     smallest = torch.finfo(dtype).smallest_normal  # below it the error no longer shrinks with the number
     return {name: sizes[name] + references[name].abs().clamp(min=smallest) / 2 for name in sizes}
 
 
 class _Sizes:
-    def __init__(self, definition: Definition, inputs: Inputs, only_rounded_output: bool = False) -> None:
+    def __init__(self, definition: Matrices, inputs: Inputs, only_rounded_output: bool = False) -> None:
         self.definition, self.inputs, formula = definition, inputs, definition.formula
         self.exact = only_rounded_output
         kept = keep_factor(inputs.case.dropout)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from unsoft.testing.case import Case, Inputs
 from unsoft.testing.check import Check, Property
-from unsoft.testing.definition import visible_entries
+from unsoft.testing.matrices import visible_entries
 from unsoft.testing.measure import Measure, equal, fact
 
 CASES = [Case(6, 9, 8, 5, 2, 4, 2, mask="bool"), Case(70, 70, 8, 8, 1, 2, 1, causal=True)]

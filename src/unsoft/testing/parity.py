@@ -11,7 +11,7 @@ import torch
 
 from unsoft.testing.case import DOUBLE, LAYOUTS, Case
 from unsoft.testing.check import Check, Property
-from unsoft.testing.definition import Definition
+from unsoft.testing.matrices import Matrices
 from unsoft.testing.measure import Measure
 
 # Lengths around the block sizes of engines, one row, one key, more queries than keys and the reverse; widths
@@ -62,7 +62,7 @@ def is_defined(check: Check) -> Iterator[Measure]:
     """The dense engine in float64 gives what a direct reading of the formula gives."""
     for case in cases(check.quick):
         inputs = check.draw(case)
-        defined = {"output": Definition(check.formula, inputs).output}
+        defined = {"output": Matrices(check.formula, inputs).output}
         results = check.reference(inputs, (case, torch.float32))
         yield from check.compare(str(case), results, defined, check.sizes(inputs, (case, torch.float32)))
 

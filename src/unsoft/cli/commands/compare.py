@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from unsoft.cli.arguments import check_drawing, check_folder, read_formula
-from unsoft.cli.plugin import Plugin, load_plugin
+from unsoft.cli.arguments import Plugin, check_drawing, check_folder, load_plugin, read_formula
 from unsoft.cli.terminal import INTERRUPTED, cell, console, note, progress, say, show_table, warn_if_busy
 
 if TYPE_CHECKING:

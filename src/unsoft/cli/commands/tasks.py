@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from unsoft.cli.plugin import Plugin, load_plugin
+from unsoft.cli.arguments import Plugin, load_plugin
 from unsoft.cli.terminal import show_table
 
 if TYPE_CHECKING:

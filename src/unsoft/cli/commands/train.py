@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from unsoft.cli.arguments import check_folder
-from unsoft.cli.plugin import Plugin, load_plugin
+from unsoft.cli.arguments import Plugin, check_folder, load_plugin
 from unsoft.cli.terminal import INTERRUPTED, note
 
 if TYPE_CHECKING:

@@ -1,4 +1,6 @@
-"""The Gaussian matrix of a set of points, held as half of its tiles by compiled code: products and gradients."""
+"""The Gaussian matrix of a set of points, held as half of its tiles by compiled code: products
+and gradients.
+"""
 
 from __future__ import annotations
 
@@ -14,28 +16,32 @@ from unsoft.engines.native.availability import attempt
 from unsoft.engines.native.compiler import KERNEL, load_libraries
 from unsoft.engines.threads import thread_count
 
-_SIDE = 64
-_NO_MEMORY = "unsoft's magnitude kernel could not allocate its buffers"
+SIDE = 64
+NO_MEMORY = "unsoft's magnitude kernel could not allocate its buffers"
 _HEAD = struct.Struct("7q")
-_WINDOW, _GATE = struct.Struct("17q"), struct.Struct("7q")
 
 
 @lru_cache(maxsize=2)
-def _library(double: bool) -> ctypes.CDLL:
+def library(double: bool) -> ctypes.CDLL:
+    """The compiled code for float32, or float64 if ``double``."""
     source = (KERNEL / "gaussian" / "library.cpp").read_text()
     (library,) = load_libraries({"gaussian": source}, "double" if double else "float")
     return library
 
 
 def gaussian_ready(double: bool) -> bool:
-    """Is the compiled code there for float32, or float64 if ``double``? If not, says why in a warning, once."""
-    return attempt(("gaussian", double), lambda: _library(double))
+    """Is the compiled code there for float32, or float64 if ``double``? If not, says why in a
+    warning, once.
+    """
+    return attempt(("gaussian", double), lambda: library(double))
 
 
 class PackedGaussian:
-    """Z_jl = exp(-|x_j - x_l|^2) for points (systems, n, d); points that are not present have rows and columns of 0.
+    """Z_jl = exp(-|x_j - x_l|^2) for points (systems, n, d); points that are not present have rows and
+    columns of 0.
 
-    Memory: half of n^2 numbers for each system. One system runs on one thread unless there are fewer systems than threads.
+    Memory: half of n^2 numbers for each system. One system runs on one thread unless there are fewer systems
+    than threads.
 
     >>> x = torch.randn(2, 100, 3, dtype=torch.float64)
     >>> z, ones = PackedGaussian(x), torch.ones(2, 100, dtype=torch.float64)
@@ -45,23 +51,28 @@ class PackedGaussian:
     """
 
     def __init__(
-        self, x: Tensor, present: Tensor | None = None, first: Tensor | None = None, reuse: PackedGaussian | None = None
-    ) -> None:  # fmt: skip
-        """``first`` (systems, n): its product with Z is computed while Z is built, and kept as ``first_product``.
+        self,
+        x: Tensor,
+        present: Tensor | None = None,
+        first: Tensor | None = None,
+        reuse: PackedGaussian | None = None,
+    ) -> None:
+        """``first`` (systems, n): its product with Z is computed while Z is built, and kept as
+        ``first_product``.
 
         ``reuse``: a matrix of as many points that is not needed any more, and whose memory is taken.
         """
         systems, points, _ = x.shape
-        blocks = -(-points // _SIDE)
-        self.x, self.present = _contiguous(x, present)
+        blocks = -(-points // SIDE)
+        self.x, self.present = contiguous(x, present)
         if reuse is None:
-            self.matrix = x.new_empty(systems, blocks * (blocks + 1) // 2 * _SIDE * _SIDE)
+            self.matrix = x.new_empty(systems, blocks * (blocks + 1) // 2 * SIDE * SIDE)
         else:
             self.matrix = reuse.matrix[:systems]
-        self._library = _library(x.dtype == torch.float64)
-        self._head = _head(self.x, self.present, self.matrix)
+        self._library = library(x.dtype == torch.float64)
+        self._head = head(self.x, self.present, self.matrix)
         self.first_product = x.new_empty(0) if first is None else torch.empty_like(first)
-        _run(
+        run(
             self._library.unsoft_gaussian_build,
             self._head,
             None if first is None else first.contiguous(),
@@ -71,13 +82,13 @@ class PackedGaussian:
     def product(self, x: Tensor) -> Tensor:
         """Z x for vectors (systems, n)."""
         y = torch.empty_like(x, memory_format=torch.contiguous_format)
-        _run(self._library.unsoft_gaussian_product, self._head, x.contiguous(), y)
+        run(self._library.unsoft_gaussian_product, self._head, x.contiguous(), y)
         return y
 
     def gradient(self, u: Tensor, v: Tensor) -> Tensor:
         """The gradient of sum_r u_r Z v_r with respect to the points; u and v are (systems, rank, n)."""
         result = torch.empty_like(self.x)
-        _run(
+        run(
             self._library.unsoft_gaussian_gradient,
             self._head,
             ctypes.c_int64(u.shape[1]),
@@ -97,8 +108,8 @@ def gaussian_between(x: Tensor, y: Tensor) -> Tensor:
     (systems, rows, width), columns = x.shape, y.shape[1]
     z = x.new_empty(systems, rows, columns)
     sizes = map(ctypes.c_int64, (thread_count(), systems, rows, columns, width))
-    _run(
-        _library(x.dtype == torch.float64).unsoft_gaussian_between,
+    run(
+        library(x.dtype == torch.float64).unsoft_gaussian_between,
         *sizes,
         x.detach().contiguous(),
         y.detach().contiguous(),
@@ -108,7 +119,8 @@ def gaussian_between(x: Tensor, y: Tensor) -> Tensor:
 
 
 def inverse_factors(a: Tensor) -> tuple[Tensor, int]:
-    """L^-1 of each positive definite A = L L^T (systems, n, n), and how many rows could be done in all of them (n if all is well).
+    """L^-1 of each positive definite A = L L^T (systems, n, n), and how many rows could be done in all of
+    them (n if all is well).
 
     >>> a = torch.tensor([[[4.0, 2.0], [2.0, 5.0]]])           # L = [[2, 0], [1, 2]]
     >>> inverse_factors(a)
@@ -119,8 +131,8 @@ def inverse_factors(a: Tensor) -> tuple[Tensor, int]:
     m, done = _room(a, systems, n), ctypes.c_int64()
     sizes = map(ctypes.c_int64, (thread_count(), systems, n))
     a = a.detach().contiguous()
-    _run(
-        _library(a.dtype == torch.float64).unsoft_inverse_factors,
+    run(
+        library(a.dtype == torch.float64).unsoft_inverse_factors,
         *sizes,
         a,
         m,
@@ -143,8 +155,8 @@ def congruences(m: Tensor, t: Tensor) -> Tensor:
         m = m.contiguous()
     result, t = t.new_empty(t.shape), t.contiguous()
     sizes = map(ctypes.c_int64, (thread_count(), systems, n))
-    _run(
-        _library(m.dtype == torch.float64).unsoft_congruences,
+    run(
+        library(m.dtype == torch.float64).unsoft_congruences,
         *sizes,
         m,
         ctypes.c_int64(m.stride(1)),
@@ -154,126 +166,28 @@ def congruences(m: Tensor, t: Tensor) -> Tensor:
     return result
 
 
-class ArrivalFactors:
-    """The weights y_i M_ii that points (systems, n, d) have when they arrive, with M = L^-1 of Z + eps = L L^T and y = M b.
-
-    ``done`` as above; M and Z are kept for the gradient, the lower half of each.
-    """
-
-    def __init__(self, x: Tensor, present: Tensor | None, b: Tensor, eps: float) -> None:
-        systems, n, _ = x.shape
-        blocks = -(-n // _SIDE)
-        half = systems, blocks * (blocks + 1) // 2 * _SIDE * _SIDE
-        self.x, self.present = _contiguous(x, present)
-        self._factor, self._matrix = x.new_empty(half), x.new_empty(half)
-        self._head = _head(self.x, self.present, self._matrix)
-        self._library = _library(x.dtype == torch.float64)
-        self._y, self.weights, done = x.new_empty(systems, n), x.new_empty(systems, n), ctypes.c_int64()
-        _run(
-            self._library.unsoft_arrival_factors,
-            self._head,
-            ctypes.c_double(eps),
-            b.contiguous(),
-            self._factor,
-            self._y,
-            self.weights,
-            ctypes.byref(done),
-        )
-        self.done = done.value
-
-    def gradient(self, slope: Tensor) -> Tensor:
-        """The gradient of the sum of slope_i y_i M_ii with respect to the points."""
-        result = torch.empty_like(self.x)
-        _run(
-            self._library.unsoft_arrival_gradient,
-            self._head,
-            self._factor,
-            self._y,
-            slope.contiguous(),
-            result,
-        )
-        return result
-
-
 def pivoted(
     x: Tensor, present: Tensor | None, rank: int, tolerance: float, least: float
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """F (systems, rank, n), pivots (systems, rank; -1 where nothing was left) and what is left of the diagonal (systems, n)."""
+    """F (systems, rank, n), pivots (systems, rank; -1 where nothing was left) and what is left of the
+    diagonal (systems, n).
+    """
     systems, n, _ = x.shape
-    x, present = _contiguous(x, present)
+    x, present = contiguous(x, present)
     factor, left = x.new_empty(systems, rank, n), x.new_empty(systems, n)
     pivots = torch.empty(systems, rank, dtype=torch.int64)
     numbers = (ctypes.c_int64(rank), ctypes.c_double(tolerance), ctypes.c_double(least))
-    _run(_library(x.dtype == torch.float64).unsoft_pivoted, _head(x, present), *numbers, factor, pivots, left)
+    run(library(x.dtype == torch.float64).unsoft_pivoted, head(x, present), *numbers, factor, pivots, left)
     return factor, pivots, left
 
 
-class WindowKernel:
-    """Adds points to the buffers of a :class:`unsoft.magnitude.streaming.window.Window`; made anew whenever a buffer is another one."""
-
-    def __init__(self, capacity: int, buffers: tuple[Tensor, ...], state: tuple[Tensor, ...]) -> None:
-        """``buffers`` as in kernel/gaussian/window.h. ``state``: places and Q in rows of whole registers, alpha, level and middle; or nothing."""
-        points, _, near, _, _ = buffers
-        sizes = (
-            torch.get_num_threads(),
-            points.shape[0],
-            points.shape[1],
-            near.shape[1],
-            capacity,
-            points.shape[2],
-        )
-        self._kept = tuple(x.contiguous() for x in state)
-        remembered = [x.data_ptr() for x in self._kept] or [0] * 5
-        places = self._kept[0].shape[2] if state else 0
-        self._head = _WINDOW.pack(*sizes, *(x.data_ptr() for x in buffers), places, *remembered)
-        self._add = _library(points.dtype == torch.float64).unsoft_window_add
-
-    def add(self, length: int, x: Tensor, present: Tensor | None, eps: float) -> tuple[Tensor, int]:
-        """Weights (systems, n) of new points after ``length`` others, and how many of them could be done in all systems."""
-        weights = x.new_empty(x.shape[:2])
-        return weights, self._run(length, x, present, eps, None, weights)
-
-    def gate(
-        self, length: int, key: Tensor, value: Tensor, eps: float, constants: tuple[Tensor, ...]
-    ) -> tuple[Tensor, Tensor, int]:
-        """Gates (batch, heads, n) of new keys (batch, heads, n, d), values times the gates, and how many could be done.
-
-        ``constants``: sqrt(t / d), beta and gamma of each head.
-        """
-        gates, value = key.new_empty(key.shape[:3]), value.contiguous()
-        gated = torch.empty_like(value)
-        pointers = [x.data_ptr() for x in (*constants, value, gated)]
-        head = _GATE.pack(key.shape[1], value.shape[3], *pointers)
-        return gates, gated, self._run(length, key, None, eps, head, gates)
-
-    def _run(
-        self, length: int, x: Tensor, present: Tensor | None, eps: float, gate: bytes | None, weights: Tensor
-    ) -> int:
-        x, done = x.contiguous(), ctypes.c_int64()
-        if present is not None:
-            present = present.contiguous()
-        status = self._add(
-            self._head,
-            ctypes.c_int64(length),
-            ctypes.c_int64(x.shape[-2]),
-            ctypes.c_double(eps),
-            ctypes.c_void_p(x.data_ptr()),
-            None if present is None else ctypes.c_void_p(present.data_ptr()),
-            gate,
-            ctypes.c_void_p(weights.data_ptr()),
-            ctypes.byref(done),
-        )
-        if status:
-            raise MemoryError(_NO_MEMORY)
-        return done.value
-
-
-def _contiguous(x: Tensor, present: Tensor | None) -> tuple[Tensor, Tensor]:
+def contiguous(x: Tensor, present: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Points and which of them there are, 1 or 0, as the compiled code wants them."""
     present = x.new_ones(x.shape[:2]) if present is None else present.to(x.dtype).contiguous()
     return x.detach().contiguous(), present
 
 
-def _head(x: Tensor, present: Tensor, matrix: Tensor | None = None) -> bytes:
+def head(x: Tensor, present: Tensor, matrix: Tensor | None = None) -> bytes:
     """struct Gaussian; the tensors must outlive its use."""
     pointers = (x.data_ptr(), present.data_ptr(), 0 if matrix is None else matrix.data_ptr())
     return _HEAD.pack(thread_count(), *x.shape, *pointers)
@@ -281,10 +195,11 @@ def _head(x: Tensor, present: Tensor, matrix: Tensor | None = None) -> bytes:
 
 def _room(like: Tensor, systems: int, n: int) -> Tensor:
     """Memory for factors: rows of whole strips, and never a power of two apart, which caches do not like."""
-    return like.new_empty(systems, n, -(-n // _SIDE) * _SIDE + 16)
+    return like.new_empty(systems, n, -(-n // SIDE) * SIDE + 16)
 
 
-def _run(function: Any, *arguments: object) -> None:
+def run(function: Any, *arguments: object) -> None:
+    """Calls compiled code; a tensor is handed over by its address."""
     pointers = [ctypes.c_void_p(x.data_ptr()) if isinstance(x, Tensor) else x for x in arguments]
     if function(*pointers):
-        raise MemoryError(_NO_MEMORY)
+        raise MemoryError(NO_MEMORY)

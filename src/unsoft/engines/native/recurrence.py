@@ -10,7 +10,7 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from unsoft.engines.linear import vanishing
+from unsoft.engines.linear.attention import vanishing
 from unsoft.engines.native.availability import attempt
 from unsoft.engines.native.compiler import KERNEL, load_libraries
 from unsoft.engines.threads import thread_count
@@ -48,14 +48,14 @@ def recurrence(
     first: int = 0,
     limit: int = 1,
 ) -> tuple[Tensor, Tensor] | None:
-    """What :func:`unsoft.engines.linear.linear_attention` gives for a causal call, or None if something is not finite.
+    """What :func:`unsoft.engines.linear.attention.linear_attention` gives for a causal call, or None if something is not finite.
 
     q, k, v are float32 or float64 on the CPU; ``feature_map`` is applied to them times ``scales`` ("cosine": see cosformer, whose
     positions begin at ``first`` and whose M is ``limit``). The state given is not changed.
 
     >>> q, k, v = (torch.rand(1, 2, 5, 3) for _ in range(3))
     >>> out, state = recurrence(q, k, v, None, normalise=True)
-    >>> from unsoft.engines.linear import linear_attention
+    >>> from unsoft.engines.linear.attention import linear_attention
     >>> torch.allclose(out, linear_attention(q, k, v, causal=True, normalise=True)[0])
     True
     """

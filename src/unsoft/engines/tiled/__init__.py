@@ -10,7 +10,7 @@ import torch
 
 from unsoft.engines.call import Call, Gradients, Rows, Upstream
 from unsoft.engines.tiled.backward_pass import BackwardPass
-from unsoft.engines.tiled.forward_pass import forward_pass
+from unsoft.engines.tiled.forward_pass import run_forward
 from unsoft.engines.tiled.tiles import Grid
 
 
@@ -18,8 +18,8 @@ def forward(call: Call) -> Rows:
     """Output and row statistics."""
     grid = Grid(call)
     if grid.all_finite:
-        return forward_pass(grid)
-    rows = forward_pass(grid.cleaned())
+        return run_forward(grid)
+    rows = run_forward(grid.cleaned())
     return rows._replace(out=rows.out + grid.poison())
 
 
@@ -29,7 +29,7 @@ def backward(call: Call, upstream: Upstream) -> Gradients:
     if grid.all_finite:
         return BackwardPass(grid, upstream).run()
     clean = grid.cleaned()
-    found = BackwardPass(clean, upstream._replace(rows=forward_pass(clean))).run()
+    found = BackwardPass(clean, upstream._replace(rows=run_forward(clean))).run()
     # A non-finite entry counts as the constant 0, with NaN added to what sees it, so its own gradient is 0.
     q, k, v = (
         torch.where(x.isfinite(), dx, 0.0)

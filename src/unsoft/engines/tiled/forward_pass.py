@@ -26,7 +26,7 @@ def _programs(formula: Formula, biased: bool) -> tuple[Terms, Program | None, Pr
     return terms, peak, Program(wanted)
 
 
-def forward_pass(grid: Grid) -> Rows:
+def run_forward(grid: Grid) -> Rows:
     """Output (B, H, L, Dv); per row (B, H, L) the peak (0 if there is none) and the total (1 if no mass)."""
     terms = attention_terms(grid.call.formula, grid.call.bias is not None)
     shape = grid.call.q.shape[:3]

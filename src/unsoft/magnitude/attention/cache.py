@@ -1,4 +1,6 @@
-"""What decoding with a magnitude gate remembers: the geometry of the keys so far, and the cache of the mechanism inside."""
+"""What decoding with a magnitude gate remembers: the geometry of the keys so far, and the cache of the
+mechanism inside.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,9 @@ from unsoft.mechanisms.core.cache import Cache, KeyValueCache
 
 
 class MagnitudeCache(Cache):
-    """Made by ``Magnitude.new_cache``. ``rows``: every row has gates of its own, so keys and values are kept ungated."""
+    """Made by ``Magnitude.new_cache``. ``rows``: every row has gates of its own, so keys and values are kept
+    ungated.
+    """
 
     def __init__(
         self, batch: int, arriving: ExactArrival | StreamedArrival, inner: Cache, *, rows: bool
@@ -33,12 +37,16 @@ class MagnitudeCache(Cache):
 
     @property
     def holders(self) -> tuple[object, ...]:
-        """A snapshot holds until the next chunk of a streaming window begins, in the memory of the last one."""
+        """A snapshot holds until the next chunk of a streaming window begins, in the memory of
+        the last one.
+        """
         gates = () if self.gates is None else self.gates.holders
         return (self, self.arriving, self.arriving.window, *self.inner.holders, *gates)
 
     def all_gates(self, new: Tensor) -> Tensor | None:
-        """The gates of all keys, once those of the new keys are added; None where the mechanism inside keeps no keys either."""
+        """The gates of all keys, once those of the new keys are added; None where the mechanism inside keeps
+        no keys either.
+        """
         if not isinstance(self.inner, KeyValueCache):
             return None
         if self.gates is None:

@@ -11,7 +11,9 @@ from unsoft.mechanisms.core.module import Inputs
 
 
 def key_points(call: Call, inputs: Inputs, log_t: Tensor) -> Points:
-    """The keys, or those that were given for their geometry, scaled; a key that no row may see, or that is not finite, is not there."""
+    """The keys, or those that were given for their geometry, scaled; a key that no row may see, or that is
+    not finite, is not there.
+    """
     given = inputs.geometry_keys
     keys = call.k if given is None else _checked_geometry(given, inputs.key, call.k)
     present = _seen_by_some_row(call)

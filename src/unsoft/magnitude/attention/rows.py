@@ -25,9 +25,11 @@ _ROWS = 128
 def attend_by_rows(
     layer: Magnitude, inputs: Inputs, m: Tensor, y: Tensor, before: Tensor | None, offset: int
 ) -> tuple[Result, Tensor]:
-    """Attention in which row i has the weights of the first i + offset + 1 keys; also the weights of the last row.
+    """Attention in which row i has the weights of the first i + offset + 1 keys; also the weights of the last
+    row.
 
-    M and y (systems, keys, ...) are those of all keys; ``before`` are the weights of the prefix before the first row.
+    M and y (systems, keys, ...) are those of all keys; ``before`` are the weights of the prefix before the
+    first row.
     """
     engine = inputs.options["engine"]
     if engine not in ("auto", "dense"):
@@ -114,11 +116,13 @@ class _Block:
             queries, keys = options["positions"]
             options["positions"] = queries[..., low:high], keys[..., : self.seen]
         self.inputs = inputs.change(
-            query=inputs.query[..., low:high, :], key=inputs.key[..., : self.seen, :],
+            query=inputs.query[..., low:high, :],
+            key=inputs.key[..., : self.seen, :],
             value=inputs.value[..., : self.seen, :],
             hidden=None if inputs.hidden is None else inputs.hidden[..., low:high, :],
-            options=options, return_weights=True,
-        )  # fmt: skip
+            options=options,
+            return_weights=True,
+        )
         self.return_weights = inputs.return_weights
 
     def __call__(self, m: Tensor, y: Tensor, carry: Tensor) -> tuple[Tensor, ...]:

@@ -1,6 +1,7 @@
 """The inverse M = L^-1 of a Cholesky factor A = L L^T, from which the weights of every prefix can be read.
 
-Rows of M depend on the rows of A up to theirs only. Derivative: dM = -F(M dA M^T) M, with F the lower half, diagonal halved.
+Rows of M depend on the rows of A up to theirs only. Derivative: dM = -F(M dA M^T) M, with F the lower half,
+diagonal halved.
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ _BLOCK = 128
 
 @untraced
 def inverse_factor(a: Tensor) -> Tensor:
-    """M with M A M^T = 1 and M lower triangular, for positive definite A (systems, n, n), of which the lower half is read.
+    """M with M A M^T = 1 and M lower triangular, for positive definite A (systems, n, n), of which the lower
+    half is read.
 
     The gradient is the symmetric one.
 
@@ -56,7 +58,9 @@ class _InverseFactor(torch.autograd.Function):
 
 
 def congruence(m: Tensor, t: Tensor) -> Tensor:
-    """The symmetric part of -M^T T M for lower triangular M and T: the gradient of A if T is that of M times M^T, halved."""
+    """The symmetric part of -M^T T M for lower triangular M and T: the gradient of A if T is that of M times
+    M^T, halved.
+    """
     if is_native(m):
         return congruences(m, t)
     product = m.mT @ (t @ m)
@@ -78,7 +82,9 @@ def halved(x: Tensor) -> Tensor:
 
 
 def _by_blocks(a: Tensor) -> tuple[Tensor, int]:
-    """What the compiled code does, block row by block row; also the number of rows before the first that fails."""
+    """What the compiled code does, block row by block row; also the number of rows before the first that
+    fails.
+    """
     n = a.shape[-1]
     m = torch.zeros_like(a)
     for start in range(0, n, _BLOCK):

@@ -1,4 +1,6 @@
-"""The matrix of a set of points: whole, with its ridge, or as something to multiply with that need not be whole."""
+"""The matrix of a set of points: whole, with its ridge, or as something to multiply with that need not be
+whole.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,9 @@ from unsoft.magnitude.gaussian.similarity import between, gaussian_within, is_na
 
 
 def working_dtype(dtype: torch.dtype, eps: float) -> torch.dtype:
-    """float64 where float32 could fail. It depends on nothing but eps: a choice by the points would not be causal."""
+    """float64 where float32 could fail. It depends on nothing but eps: a choice by the points would not be
+    causal.
+    """
     return torch.float64 if eps < 1e-3 else dtype
 
 

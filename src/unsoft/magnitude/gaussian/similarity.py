@@ -1,7 +1,9 @@
-"""The similarity of points, exp(-|x - y|^2), by compiled code where there is some and by torch everywhere else.
+"""The similarity of points, exp(-|x - y|^2), by compiled code where there is some and by torch everywhere
+else.
 
-Points come scaled (x = k sqrt(t / d), see points.py), so that the kernel has no parameter and t learns through the scaling.
-Gradients are written out: they exist where points coincide, where the gradient of a distance does not.
+Points come scaled (x = k sqrt(t / d), see points.py), so that the kernel has no parameter and t learns
+through the scaling. Gradients are written out: they exist where points coincide, where the gradient of a
+distance does not.
 """
 
 from __future__ import annotations
@@ -24,7 +26,9 @@ def is_native(x: Tensor) -> bool:
 
 
 def pull(x: Tensor, w: Tensor) -> Tensor:
-    """-2 sum_l w_jl (x_j - x_l): the gradient that a symmetric w = Z (gradient of Z, both ways) puts on the points. Overwrites w."""
+    """-2 sum_l w_jl (x_j - x_l): the gradient that a symmetric w = Z (gradient of Z, both ways) puts on the
+    points. Overwrites w.
+    """
     w.diagonal(dim1=-2, dim2=-1).zero_()  # a point has no distance from itself
     return 2 * (w @ x - w.sum(-1, keepdim=True) * x)
 

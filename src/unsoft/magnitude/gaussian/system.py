@@ -33,7 +33,9 @@ class System:
         return System(self.x.to(dtype), self.present, self.eps)
 
     def groups(self, *more: Tensor) -> Iterator[tuple[System, list[Tensor]]]:
-        """As many systems at a time as there are threads (all at once on other devices), with their parts of ``more``."""
+        """As many systems at a time as there are threads (all at once on other devices), with their parts of
+        ``more``.
+        """
         x, present = self.x, self.present
         size = torch.get_num_threads() if x.device.type == "cpu" else max(len(x), 1)
         for start in range(0, len(x), size):

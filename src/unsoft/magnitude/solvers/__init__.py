@@ -1,4 +1,5 @@
-"""Solvers of (Z + eps) w = b: every file of this folder that registers one (registry.py says how) is found by itself.
+"""Solvers of (Z + eps) w = b: every file of this folder that registers one (registry.py says how) is found by
+itself.
 
 contract.py   what a solver is given and gives back        registry.py   solvers by name
 cg.py         conjugate gradients                          pcg.py        the same, preconditioned

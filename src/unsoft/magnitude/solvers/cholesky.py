@@ -15,7 +15,8 @@ from unsoft.magnitude.solvers.registry import register
 def cholesky(system: System, b: Tensor, options: Options) -> Outcome:
     """Once more in float64 if float32 fails or leaves a residual above the tolerance.
 
-    With a small eps a small residual promises little about the weights of points that nearly coincide: float64 at once.
+    With a small eps a small residual promises little about the weights of points that nearly coincide:
+    float64 at once.
     """
     own = system.x.dtype
     for dtype in dict.fromkeys((working_dtype(own, system.eps), torch.float64)):

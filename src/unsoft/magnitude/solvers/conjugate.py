@@ -1,6 +1,8 @@
-"""Conjugate gradients for (Z + eps) w = b, a fixed number of steps or to a tolerance, plain or preconditioned.
+"""Conjugate gradients for (Z + eps) w = b, a fixed number of steps or to a tolerance, plain or
+preconditioned.
 
-Written in operations that autograd follows: run with gradients it differentiates the very iterations that were made.
+Written in operations that autograd follows: run with gradients it differentiates the very iterations that
+were made.
 """
 
 from __future__ import annotations
@@ -32,16 +34,26 @@ class Iterated(NamedTuple):
 
 
 def floor_of(b: Tensor) -> float:
-    """The relative residual below which further steps only stir rounding errors, for right-hand sides (systems, n)."""
+    """The relative residual below which further steps only stir rounding errors, for right-hand sides
+    (systems, n).
+    """
     return (32 + 4 * math.sqrt(b.shape[-1])) * torch.finfo(b.dtype).eps
 
 
 def conjugate_gradients(
-    product: Map, b: Tensor, *, steps: int, tolerance: float, first: Tensor | None = None, precondition: Map | None = None
-) -> Iterated:  # fmt: skip
-    """Weights, steps made, and how it ended, for systems that are solved side by side; each stops when it has converged.
+    product: Map,
+    b: Tensor,
+    *,
+    steps: int,
+    tolerance: float,
+    first: Tensor | None = None,
+    precondition: Map | None = None,
+) -> Iterated:
+    """Weights, steps made, and how it ended, for systems that are solved side by side; each stops when it has
+    converged.
 
-    ``product`` multiplies with the whole matrix, eps included. ``first`` is its product with b, if that is known.
+    ``product`` multiplies with the whole matrix, eps included. ``first`` is its product with b, if that is
+    known.
 
     >>> a = torch.tensor([[[2.0, 1.0], [1.0, 2.0]]])
     >>> conjugate_gradients(lambda x: (a @ x[..., None])[..., 0], torch.ones(1, 2), steps=9, tolerance=1e-6)[:3]

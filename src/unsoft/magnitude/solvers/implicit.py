@@ -41,8 +41,15 @@ def _in_groups(solve: Solve, system: System, b: Tensor, options: Options) -> Out
 class _Implicit(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, present: Tensor | None, b: Tensor, eps: float, options: Options, solve: Solve, report: list[Outcome]
-    ) -> Tensor:  # fmt: skip
+        ctx: Any,
+        x: Tensor,
+        present: Tensor | None,
+        b: Tensor,
+        eps: float,
+        options: Options,
+        solve: Solve,
+        report: list[Outcome],
+    ) -> Tensor:
         found = _in_groups(solve, System(x, present, eps), b, options)
         report.append(found)
         ctx.save_for_backward(x, present, found.weights)

@@ -2,8 +2,9 @@
 
     Z ~ C A^-1 C^T + diag(1 - what that explains)        C: similarities to the chosen points, A: among them
 
-Crowds are explained by one point each and share its weight; an isolated point that was not chosen keeps weight near 1, by its
-diagonal. Cost n rank^2 instead of n^3. The residual is measured on a sample of rows, the worst explained among them.
+Crowds are explained by one point each and share its weight; an isolated point that was not chosen keeps
+weight near 1, by its diagonal. Cost n rank^2 instead of n^3. The residual is measured on a sample of rows,
+the worst explained among them.
 """
 
 from __future__ import annotations
@@ -57,7 +58,9 @@ def lowrank(system: System, b: Tensor, options: Options) -> Outcome:
 
 @torch.no_grad()
 def _sampled_residual(x: Tensor, b: Tensor, weights: Tensor, left: Tensor, eps: float) -> Tensor:
-    """Root mean square of b - (Z + eps) w over rows spread evenly and over the rows that are explained worst."""
+    """Root mean square of b - (Z + eps) w over rows spread evenly and over the rows that are
+    explained worst.
+    """
     n = x.shape[1]
     even = torch.arange(0, n, max(1, n // _SAMPLE), device=x.device)[:_SAMPLE].expand(len(x), -1)
     rows = torch.cat([even, left.topk(min(_SAMPLE // 4, n), dim=-1).indices], dim=-1)

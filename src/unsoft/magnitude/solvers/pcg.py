@@ -23,7 +23,9 @@ def pcg(system: System, b: Tensor, options: Options) -> Outcome:
 
 
 def preconditioner(found: Pivoted, eps: float) -> Callable[[Tensor], Tensor]:
-    """r -> (F F^T + s)^-1 r with s = eps + the mean of what is left: close to (Z + eps)^-1, at the cost of two thin products."""
+    """r -> (F F^T + s)^-1 r with s = eps + the mean of what is left: close to (Z + eps)^-1, at the cost of
+    two thin products.
+    """
     f = found.factor
     shift = eps + found.left.mean(-1)[:, None, None] + torch.finfo(f.dtype).eps
     inner = f.mT @ f + shift * torch.eye(f.shape[-1], dtype=f.dtype, device=f.device)

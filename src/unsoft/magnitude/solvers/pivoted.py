@@ -1,4 +1,5 @@
-"""Pivoted Cholesky: the few points that explain a Gaussian matrix best, found one after the other without forming it.
+"""Pivoted Cholesky: the few points that explain a Gaussian matrix best, found one after the other without
+forming it.
 
 Z ~ F F^T, F (n, rank);  what is left, Z - F F^T, is positive semidefinite, so its trace bounds every error
 """
@@ -33,7 +34,8 @@ class Pivoted:
 
 @torch.no_grad()
 def pivoted_cholesky(x: Tensor, present: Tensor | None, rank: int, tolerance: float) -> Pivoted:
-    """Takes the point that is explained worst, until the mean of what is left is below the tolerance or the rank is reached.
+    """Takes the point that is explained worst, until the mean of what is left is below the tolerance or the
+    rank is reached.
 
     >>> x = torch.tensor([[[0.0], [0.0], [9.0], [9.0], [9.0]]])                     # two crowds
     >>> found = pivoted_cholesky(x, None, rank=5, tolerance=1e-6)

@@ -1,4 +1,6 @@
-"""Solvers by name. A solver is a file in this folder that ends with :func:`register`; ``weighting`` and the mechanism then know it."""
+"""Solvers by name. A solver is a file in this folder that ends with :func:`register`; ``weighting`` and the
+mechanism then know it.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,9 @@ class Solver:
     takes: frozenset[str]
     """Which of "iterations" and "rank" mean something to it."""
     truncates: bool
-    """Are ``iterations`` the steps to make, whatever the residual, with the gradient of those? Otherwise they are the most."""
+    """Are ``iterations`` the steps to make, whatever the residual, with the gradient of those? Otherwise they
+    are the most.
+    """
     needs_ridge: bool
     """Must eps be positive?"""
 
@@ -37,8 +41,8 @@ def register(
 ) -> None:
     """Makes a solver known by name.
 
-    Unless it is ``differentiable`` by itself, ``solve`` is called without gradients, on a few systems at a time, and the gradient is
-    that of the solution: one more call.
+    Unless it is ``differentiable`` by itself, ``solve`` is called without gradients, on a few systems at a
+    time, and the gradient is that of the solution: one more call.
     """
     found = solve if differentiable else implicit(solve)
     _solvers[name] = Solver(name, found, frozenset(takes), truncates, needs_ridge)

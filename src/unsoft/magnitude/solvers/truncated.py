@@ -1,11 +1,12 @@
 """A few steps of conjugate gradients, as in Rosić 2026, with the exact gradient of those steps.
 
-The backward pass runs the same steps again under autograd, on vectors only: each product with Z leaves a pair of vectors, and
-one last pass over the matrix turns all pairs into the gradient of the points. No more matrices exist at a time than there are
-threads.
+The backward pass runs the same steps again under autograd, on vectors only: each product with Z leaves a pair
+of vectors, and one last pass over the matrix turns all pairs into the gradient of the points. No more
+matrices exist at a time than there are threads.
 
-A system that converges before its steps are used up stops there: more would only stir rounding errors. Its weights are the
-solution, whose gradient takes one more solution; that of the steps would be short of what the steps not made add to it.
+A system that converges before its steps are used up stops there: more would only stir rounding errors. Its
+weights are the solution, whose gradient takes one more solution; that of the steps would be short of what the
+steps not made add to it.
 """
 
 from __future__ import annotations
@@ -60,8 +61,15 @@ def _with_ridge(z: Matrix, eps: float, p: Tensor) -> Tensor:
 class _Truncated(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, present: Tensor | None, b: Tensor, eps: float, steps: int, check: bool, report: list[Outcome]
-    ) -> Tensor:  # fmt: skip
+        ctx: Any,
+        x: Tensor,
+        present: Tensor | None,
+        b: Tensor,
+        eps: float,
+        steps: int,
+        check: bool,
+        report: list[Outcome],
+    ) -> Tensor:
         outcomes: list[Outcome] = []
         active: list[Tensor] = []
         z: Matrix | None = None

@@ -1,6 +1,7 @@
 """Decoding: arrival weights of points that come in pieces, equal to those of the whole sequence.
 
-Both kinds have ``add(x, present, eps) -> weights`` for new scaled points (systems, n, d) that need no gradient, ``tensors`` and
+Both kinds have ``add(x, present, eps) -> weights`` for new scaled points (systems, n, d) that need no
+gradient, ``tensors`` and
 ``pick(index)``; and ``gate(key, value, eps, constants)``, see :meth:`Window.gate`, for a token in one call.
 """
 
@@ -40,7 +41,9 @@ class ExactArrival:
 
 
 class StreamedArrival:
-    """Remembers the centres and the unfinished chunk: a state of fixed size. ``first``: the size of the first chunk."""
+    """Remembers the centres and the unfinished chunk: a state of fixed size. ``first``: the size of the first
+    chunk.
+    """
 
     def __init__(self, centres: int, chunk: int, first: int | None = None) -> None:
         self.size, self.chunk = centres, chunk

@@ -1,6 +1,7 @@
 """What the points that streaming magnitude has forgotten still predict: little each, but they are many.
 
-at x: level exp(-|x - middle|^2)        middle: the mean of their places; level: so that the points of the last chunk see, on average, what
+at x: level exp(-|x - middle|^2)        middle: the mean of their places; level: so that the points of the
+last chunk see, on average, what
                                         the forgotten predicted together when they were forgotten
 """
 
@@ -40,7 +41,8 @@ def recalled(
 ) -> Centres:
     """The state with those that are lost, of (centres, points of the chunk), among the forgotten.
 
-    beta are the weights of the points in the prediction, so that those of the centres are alpha - Q K_cx beta.
+    beta are the weights of the points in the prediction, so that those of the centres are alpha - Q K_cx
+    beta.
     """
     size, count = near.shape[2], ones.sum(-1).clamp(min=2)
     weights = torch.cat([before.alpha - times(before.explained, times(near.mT, beta)), beta], dim=-1)

@@ -20,7 +20,9 @@ class Centres:
     """All that is remembered of the points before a chunk."""
 
     x: Tensor
-    """(systems, centres, d); those that are not in use are so far away, and apart, that nothing resembles them."""
+    """(systems, centres, d); those that are not in use are so far away, and apart, that nothing resembles
+    them.
+    """
     there: Tensor
     """Bool (systems, centres): how many of them are in use."""
     crowd: Tensor
@@ -34,7 +36,9 @@ class Centres:
     forgotten: Tensor
     """(systems,): how many points were forgotten."""
     total: Tensor
-    """(systems,): what they predicted together at the points of the chunk in which they were forgotten, on average."""
+    """(systems,): what they predicted together at the points of the chunk in which they were forgotten, on
+    average.
+    """
     level: Tensor
     """(systems,): what they predict at x is level exp(-|x - middle|^2)."""
     middle: Tensor
@@ -49,8 +53,17 @@ class Centres:
         nowhere = _nowhere(x, centres).expand(systems, centres, d)
         number, place = x.new_zeros(systems), x.new_zeros(systems, d)
         return Centres(
-            nowhere, there, zeros, zeros, zeros, x.new_zeros(systems, centres, centres), number, number, number, place
-        )  # fmt: skip
+            nowhere,
+            there,
+            zeros,
+            zeros,
+            zeros,
+            x.new_zeros(systems, centres, centres),
+            number,
+            number,
+            number,
+            place,
+        )
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
@@ -74,8 +87,9 @@ def _choice(
 ) -> tuple[Tensor, Tensor, Tensor, Centres]:
     """Which of (centres, points of the chunk) are the next centres, how each is averaged, and their crowds.
 
-    Returns the choice (systems, centres), indices into centres followed by points; the shares (systems, centres, points) with
-    which points enter; who is lost, of (centres, points); and the state with its crowds counted, not yet moved.
+    Returns the choice (systems, centres), indices into centres followed by points; the shares (systems,
+    centres, points) with which points enter; who is lost, of (centres, points); and the state with its crowds
+    counted, not yet moved.
     """
     size, n = near.shape[2], x.shape[1]
     before = among.tril(-1)
@@ -111,7 +125,9 @@ def _choice(
 def regrouped(
     x: Tensor, present: Tensor | None, among: Tensor, near: Tensor, state: Centres
 ) -> tuple[Centres, Tensor, Tensor, Tensor]:
-    """The next centres, with what is known of them still to come; their similarities to the old ones and to the chunk x; who is lost."""
+    """The next centres, with what is known of them still to come; their similarities to the old ones and to
+    the chunk x; who is lost.
+    """
     choice, shares, lost, after = _choice(x, present, near.detach(), among.detach(), state)
     index = choice[..., None].expand(-1, -1, x.shape[-1])
     places = torch.cat([state.x, torch.zeros_like(x)], dim=1).gather(1, index)

@@ -1,15 +1,17 @@
-"""Arrival weights of a stream of points with a state of fixed size: exact in a window, centres stand for all that came before.
+"""Arrival weights of a stream of points with a state of fixed size: exact in a window, centres stand for all
+that came before.
 
-The weight of a new point is (1 - what the points before predict at it) / (the variance of that prediction + eps), in the
-language of Gaussian processes: every point is an observation of the value 1 with noise eps. The state is what is known of
-the values at the centres, their mean and covariance; a chunk of points is one step of a Kalman filter. Within a chunk all
-similarities are exact. After it every point that was near a centre moves the centre to the mean of its crowd, every other one
-becomes a centre, and where there are too many the ones with the smallest crowds that have not been met for longest go.
+The weight of a new point is (1 - what the points before predict at it) / (the variance of that prediction +
+eps), in the language of Gaussian processes: every point is an observation of the value 1 with noise eps. The
+state is what is known of the values at the centres, their mean and covariance; a chunk of points is one step
+of a Kalman filter. Within a chunk all similarities are exact. After it every point that was near a centre
+moves the centre to the mean of its crowd, every other one becomes a centre, and where there are too many the
+ones with the smallest crowds that have not been met for longest go.
 
 If nothing is forgotten and no centre moves, the weights are the exact ones.
 
-    points of the chunk x, centres c        alpha = K_cc^-1 mean        Q = K_cc^-1 (K_cc - covariance) K_cc^-1
-    S = K_xx + eps - K_xc Q K_cx = L L^T    y = L^-1 (1 - K_xc alpha)   weight_i = y_i / L_ii
+    points of the chunk x, centres c        alpha = K_cc^-1 mean        Q = K_cc^-1 (K_cc - covariance)
+    K_cc^-1 S = K_xx + eps - K_xc Q K_cx = L L^T    y = L^-1 (1 - K_xc alpha)   weight_i = y_i / L_ii
 """
 
 from __future__ import annotations
@@ -37,7 +39,9 @@ _JITTER = 1e-5
 def learned(
     old: Tensor, new: Tensor, weighed: Tensor, m: Tensor, y: Tensor, alpha: Tensor, explained: Tensor
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Of the values at the next centres, after a chunk with factor m and surprises y: gain, mean, old Q, explained covariance."""
+    """Of the values at the next centres, after a chunk with factor m and surprises y: gain, mean, old Q,
+    explained covariance.
+    """
     covariance = torch.baddbmm(
         new, old, weighed.mT, alpha=-1
     )  # of the values at the next centres and in the chunk
@@ -48,10 +52,20 @@ def learned(
 
 
 def advanced(
-    x: Tensor, ones: Tensor, among: Tensor, near: Tensor, lost: Tensor, beta: Tensor, mean: Tensor, inside: Tensor,
-    before: Centres, after: Centres,
-) -> Centres:  # fmt: skip
-    """The state after a chunk, from weights of its points and mean and explained covariance at the next centres."""
+    x: Tensor,
+    ones: Tensor,
+    among: Tensor,
+    near: Tensor,
+    lost: Tensor,
+    beta: Tensor,
+    mean: Tensor,
+    inside: Tensor,
+    before: Centres,
+    after: Centres,
+) -> Centres:
+    """The state after a chunk, from weights of its points and mean and explained covariance at the next
+    centres.
+    """
     after = recalled(x, ones, among, near, lost, beta, before, after)
     mean = mean + background(after.x, before) - background(after.x, after)
     alpha, explained = apply(_Solved, gaussian_within(after.x, 1 + _JITTER), mean, inside)
@@ -80,11 +94,11 @@ class _Solved(torch.autograd.Function):
 
 
 class _Chunk(torch.autograd.Function):
-    """Arrival weights of the points of a chunk, their weights in the prediction, and mean and explained covariance at the next centres.
+    """Arrival weights of the points of a chunk, their weights in the prediction, and mean and explained
+    covariance at the next centres.
 
-    Inputs: K_xx + eps, K_xc, what is expected of each point (1 less the background); alpha and Q; old and new similarities of
-    the next centres.
-    The gradient is written out: autograd would take twice as many products.
+    Inputs: K_xx + eps, K_xc, what is expected of each point (1 less the background); alpha and Q; old and new
+    similarities of the next centres. The gradient is written out: autograd would take twice as many products.
     """
 
     @staticmethod
@@ -138,7 +152,8 @@ class _Chunk(torch.autograd.Function):
 def chunk_step(
     points: Tensor, seen: Tensor | None, eps: float, state: Centres, followed: bool = True
 ) -> tuple[Tensor, Centres]:
-    """Weights (systems, n) of the points of one chunk, and what is remembered after it; training and decoding both take this step.
+    """Weights (systems, n) of the points of one chunk, and what is remembered after it; training and decoding
+    both take this step.
 
     If nothing follows, nothing need be remembered: the state is then the one before.
     """
@@ -158,9 +173,16 @@ def chunk_step(
 
 @untraced
 def streamed_weights(
-    x: Tensor, present: Tensor | None, eps: float, *, centres: int = CENTRES, chunk: int = CHUNK, first: int | None = None
-) -> Tensor:  # fmt: skip
-    """Weights (systems, n) of scaled points (systems, n, d), differentiable. ``first``: the size of the first chunk, if it is another.
+    x: Tensor,
+    present: Tensor | None,
+    eps: float,
+    *,
+    centres: int = CENTRES,
+    chunk: int = CHUNK,
+    first: int | None = None,
+) -> Tensor:
+    """Weights (systems, n) of scaled points (systems, n, d), differentiable. ``first``: the size of the first
+    chunk, if it is another.
 
     As long as there is no more than the first chunk, these are the exact arrival weights.
     """

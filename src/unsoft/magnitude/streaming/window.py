@@ -1,4 +1,6 @@
-"""Arrival weights of points that come in pieces: the factor of their matrix grows, a row for each point (bordered update)."""
+"""Arrival weights of points that come in pieces: the factor of their matrix grows, a row for each point
+(bordered update).
+"""
 
 from __future__ import annotations
 
@@ -6,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from unsoft.engines.native.gaussian import WindowKernel
+from unsoft.engines.native.gaussian_arrival import WindowKernel
 from unsoft.magnitude.gaussian.factor import check_done, inverse_factor_of
 from unsoft.magnitude.gaussian.matrix import matrix
 from unsoft.magnitude.gaussian.similarity import gaussian, is_native
@@ -19,9 +21,11 @@ _FEW = 16
 
 
 class Window:
-    """Points, their matrix' factor M = L^-1 and y = M b; exact among themselves and, if there are centres, beside those.
+    """Points, their matrix' factor M = L^-1 and y = M b; exact among themselves and, if there are centres,
+    beside those.
 
-    ``most``: how many points it will hold at most, if that is known; else the buffers grow as long as points come.
+    ``most``: how many points it will hold at most, if that is known; else the buffers grow as long as points
+    come.
 
     >>> window = Window()
     >>> torch.cat([window.add(torch.zeros(1, 1, 2), None, eps=1.0) for _ in range(3)], dim=1)      # three clones
@@ -59,10 +63,11 @@ class Window:
         return self._buffers
 
     def add(self, x: Tensor, present: Tensor | None, eps: float, state: Centres | None = None) -> Tensor:
-        """Weights (systems, n) of new points (systems, n, d) that need no gradient, in the dtype of the first ones.
+        """Weights (systems, n) of new points (systems, n, d) that need no gradient, in the dtype of the first
+        ones.
 
-        A point that is masked or not finite is not there. ``state``: what is remembered of the points before the window; it must not
-        change while there are points in it.
+        A point that is masked or not finite is not there. ``state``: what is remembered of the points before
+        the window; it must not change while there are points in it.
         """
         start, end = self.length, self.length + x.shape[1]
         if end > self.capacity or x.shape[::2] != self._buffers[0].shape[:2]:
@@ -89,7 +94,8 @@ class Window:
         constants: tuple[Tensor, ...],
         state: Centres | None = None,
     ) -> tuple[Tensor, Tensor] | None:
-        """Gates (batch, heads, n) of a few new keys, not yet scaled, and values times those, in one call of the compiled code.
+        """Gates (batch, heads, n) of a few new keys, not yet scaled, and values times those, in one call of
+        the compiled code.
 
         None where that is not possible (yet): then add() does it.
         """

@@ -1,7 +1,8 @@
-"""A gate on the mass of every key, for any mechanism that has a normaliser: weights proportional to gate_j f(s_ij).
+"""A gate on the mass of every key, for any mechanism that has a normaliser: weights proportional to gate_j
+f(s_ij).
 
-Formulas get the logarithm of the gate as a float mask that multiplies weight and mass; linear attention carries the gate as
-one more column of the values and divides by it.
+Formulas get the logarithm of the gate as a float mask that multiplies weight and mass; linear attention
+carries the gate as one more column of the values and divides by it.
 """
 
 from __future__ import annotations
@@ -68,7 +69,9 @@ class MassGate(Around):
 
 
 def weighted_values(weights: Tensor, value: Tensor, dropout_p: float) -> Tensor:
-    """Weights (..., heads, rows, keys) times values (..., key heads, keys, width); a key that nobody sees has no effect, whatever it holds."""
+    """Weights (..., heads, rows, keys) times values (..., key heads, keys, width); a key that nobody sees has
+    no effect, whatever it holds.
+    """
     value = _for_heads(value, weights)
     if not bool(value.isfinite().all()):
         value = torch.where((weights != 0).any(-2)[..., None], value, 0.0)

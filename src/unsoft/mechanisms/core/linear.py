@@ -37,11 +37,12 @@ from torch import Tensor
 from unsoft.engines.arguments import checked_call
 from unsoft.engines.call import Call, compute_dtype, finite_part
 from unsoft.engines.dense import visible_entries, weighted_values
-from unsoft.engines.distances import check_distances
-from unsoft.engines.linear import aligned_attention, linear_attention, linear_weights
-from unsoft.engines.linear_choice import choose_linear, is_small_step
-from unsoft.engines.linear_nonfinite import finite_call
+from unsoft.engines.linear.attention import aligned_attention, linear_attention, linear_weights
+from unsoft.engines.linear.choice import LINEAR, LinearResult, LinearWork, is_small_step
+from unsoft.engines.linear.distances import check_distances
+from unsoft.engines.linear.nonfinite import finite_call
 from unsoft.engines.native.recurrence import recurrence
+from unsoft.engines.registry import check_return_weights
 from unsoft.formula import Formula
 from unsoft.mechanisms.core.cache import Cache, StateCache
 from unsoft.mechanisms.core.linear_call import (
@@ -127,9 +128,22 @@ class Linear(Mechanism):
     def attend(self, inputs: Inputs) -> Tensor | tuple[Tensor, Tensor]:
         call, leading = self._call(inputs)
         options = inputs.options
-        engine = choose_linear(options["engine"], call, None, self.decay(), weights=inputs.return_weights)
+        check_return_weights(inputs.return_weights, options["engine"])
+        decay = self.decay()
+        work = LinearWork(
+            call,
+            None,
+            decay,
+            compiled=lambda: self._compiled(
+                call.q, call.k, call.v, call.scale, decay, StateCache(len(call.q))
+            ),
+            by_chunks=lambda: self._by_chunks(call),
+            written_out=lambda: self._written_out(call),
+            weights=inputs.return_weights,
+        )
+        engine = LINEAR.choose(options["engine"], work)
         with torch.autocast(call.q.device.type, enabled=False):
-            out, weights = self._run(call, engine)
+            out, weights = _nothing(call) if is_empty(call) else engine.run(work)
         out = out.reshape(*leading, *out.shape[2:])
         return (out, weights.reshape(*leading, *weights.shape[2:])) if inputs.return_weights else out
 
@@ -151,20 +165,22 @@ class Linear(Mechanism):
             options["enable_gqa"],
         )
         if shape == cache.checked and is_small_step(options, q, k, v, cache.state, decay):
-            out = self._compiled(q, k, v, options["scale"], decay, cache)
-            if out is not None:
-                return out
+            found = self._compiled(q, k, v, options["scale"], decay, cache)
+            if found is not None:
+                return found[0]
         call, leading = self._call_of_new_tokens(inputs, cache)
         cache.checked = shape
         with torch.autocast(q.device.type, enabled=False):
-            engine = choose_linear(options["engine"], call, cache.state, decay, cached=True)
-            out = (
-                self._compiled(call.q, call.k, call.v, call.scale, decay, cache)
-                if engine == "native"
-                else None
+            work = LinearWork(
+                call,
+                cache.state,
+                decay,
+                compiled=lambda: self._compiled(call.q, call.k, call.v, call.scale, decay, cache),
+                by_chunks=lambda: self._continued(call, cache),
+                written_out=lambda: self._written_out(call),
+                cached=True,
             )
-            if out is None:  # chunks, or compiled code met NaN
-                out = self._continued(call, cache)
+            out, _ = LINEAR.choose(options["engine"], work).run(work)
         return out.reshape(*leading, *out.shape[2:])
 
     def _call(self, inputs: Inputs) -> tuple[Call, torch.Size]:
@@ -208,8 +224,8 @@ class Linear(Mechanism):
 
     def _compiled(
         self, q: Tensor, k: Tensor, v: Tensor, scale: float | None, decay: Tensor | None, cache: StateCache
-    ) -> Tensor | None:
-        """One step of decoding by compiled code, or None if it met NaN or Inf."""
+    ) -> LinearResult | None:
+        """Tokens after the state of the cache by compiled code, or None if it met NaN or Inf."""
         dtype = compute_dtype(q.dtype)
         narrow = None if q.dtype == dtype else q.dtype
         if narrow is not None:
@@ -242,14 +258,14 @@ class Linear(Mechanism):
             present = torch.ones(len(k), 1, k.shape[2], dtype=torch.bool)
             out = self._over_count(out, cache.count(present).to(dtype))
         cache.advance(state, k.shape[2])
-        return out if narrow is None else out.to(narrow)
+        return (out if narrow is None else out.to(narrow)), None
 
-    def _continued(self, call: Call, cache: StateCache) -> Tensor:
+    def _continued(self, call: Call, cache: StateCache) -> LinearResult:
         """New tokens after a state, by chunks."""
         tokens = call.k.shape[2]
         if is_empty(call):
             cache.length += tokens
-            return zeros(call)
+            return zeros(call), None
         call, bad = finite_call(call, seen_keys(call))
         fq, fk, v = self._prepared(call, cache.length, cache.length)
         out, state = self._after_state(fq, fk, v, cache.state)
@@ -259,16 +275,10 @@ class Linear(Mechanism):
         if bad is not None:
             out, state = bad.in_rows(out, 0), bad.in_state(state)
         cache.advance(state, tokens)
-        return out.to(call.q.dtype)
+        return out.to(call.q.dtype), None
 
-    def _run(self, call: Call, engine: str) -> tuple[Tensor, Tensor | None]:
-        if is_empty(call):
-            return zeros(call), call.q.new_zeros(*call.q.shape[:3], call.k.shape[2])
-        if engine == "native":
-            out = self._compiled(call.q, call.k, call.v, call.scale, self.decay(), StateCache(len(call.q)))
-            if out is not None:
-                return out, None
-        if engine == "dense" or not hides_whole_keys(call):
+    def _by_chunks(self, call: Call) -> LinearResult:
+        if not hides_whole_keys(call):
             return self._written_out(call)
         call, bad = finite_call(call, seen_keys(call))
         if call.causal_offset == 0 and call.q.shape[2] == call.k.shape[2]:
@@ -338,3 +348,8 @@ class Linear(Mechanism):
 
     def _over_count(self, x: Tensor, counts: Tensor | None) -> Tensor:
         return x if counts is None else x / counts[..., None]
+
+
+def _nothing(call: Call) -> LinearResult:
+    """Output and weights of a call without queries, keys or batch."""
+    return zeros(call), call.q.new_zeros(*call.q.shape[:3], call.k.shape[2])

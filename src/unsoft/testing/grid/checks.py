@@ -10,8 +10,7 @@ import torch
 from torch import Tensor
 
 from unsoft.testing.grid.trial import Trial
-from unsoft.testing.measure import Measure, fact
-from unsoft.testing.tolerance import rms
+from unsoft.testing.measure import Measure, fact, rms
 
 GATE = 16.0
 """c in RMS(y - r) <= c eps size, with the sizes of :class:`Trial`."""

@@ -24,7 +24,7 @@ from unsoft.mechanisms.core.spec import Plan
 from unsoft.testing.definitions import Definition
 from unsoft.testing.grid.point import Point
 from unsoft.testing.grid.tensors import DOUBLE, Tensors, draw
-from unsoft.testing.tolerance import rms
+from unsoft.testing.measure import rms
 
 Results = dict[str, Tensor]
 """The output at the compared rows, and every gradient under the name of what it belongs to."""

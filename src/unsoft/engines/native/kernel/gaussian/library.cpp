@@ -32,6 +32,6 @@ UNSOFT_EXPORT(unsoft_pivoted(const Gaussian *g, int64_t rank, double tolerance, 
               pivoted_cholesky(*g, rank, real(tolerance), real(least), factor, pivots, left))
 UNSOFT_EXPORT(unsoft_congruences(int64_t threads, int64_t systems, int64_t n, const real *m, int64_t ld, const real *t, real *result),
               congruences(threads, systems, n, m, ld, t, result))
-UNSOFT_EXPORT(unsoft_window_add(const Window *w, int64_t length, int64_t rows, double eps, const real *x, const bool *present, const Gate *gate,
+UNSOFT_EXPORT(unsoft_window_add(int64_t threads, const Window *w, int64_t length, int64_t rows, double eps, const real *x, const bool *present, const Gate *gate,
                                 real *weights, int64_t *done),
-              *done = window_add(*w, length, rows, real(eps), x, present, gate, weights))
+              *done = window_add(threads, *w, length, rows, real(eps), x, present, gate, weights))

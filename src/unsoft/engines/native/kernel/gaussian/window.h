@@ -12,7 +12,7 @@
 #include "threads.h"
 
 struct Window {
-    int64_t threads, systems, width, centres, capacity, ld;  // ld: a multiple of 16, at least the capacity; lanes run over points
+    int64_t systems, width, centres, capacity, ld;  // ld: a multiple of 16, at least the capacity; lanes run over points
     real *x;     // (systems, width, ld)
     real *seen;  // (systems, ld): 1 or 0
     real *near;  // (systems, centres, ld)
@@ -128,13 +128,13 @@ struct Gate {
 
 // Adds `rows` points (systems, rows, width) to a window that holds `length`; present: (systems, rows) or null; gate: or null. Writes
 // weights, or gates, (systems, rows), and returns how many rows could be done in all systems.
-static int64_t window_add(const Window &w, int64_t length, int64_t rows, real eps, const real *x, const bool *present, const Gate *gate,
+static int64_t window_add(int64_t threads, const Window &w, int64_t length, int64_t rows, real eps, const real *x, const bool *present, const Gate *gate,
                           real *weights) {
     std::atomic<int64_t> done{rows};
     const int64_t end = length + rows;
     const int64_t work = w.systems * rows * (end * (end + w.width + w.centres) + w.centres * (w.centres + w.width));
     const bool small = work < (1 << 17);  // handing it to other threads would cost more than it saves
-    share(small ? 1 : int(w.threads), w.systems, [&](auto next) {
+    share(small ? 1 : int(threads), w.systems, [&](auto next) {
         Buffer<real> room(3 * w.ld + 2 * w.places), scaled(w.width);
         for (int64_t s; (s = next()) < w.systems;)
             for (int64_t r = 0; r < rows; r++) {

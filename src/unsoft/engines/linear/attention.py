@@ -8,7 +8,7 @@ also all that decoding needs, whatever the position. Plain differentiable torch;
 
 Shapes: q (B, H, L, F), k (B, Hk, S, F), v (B, Hk, S, Dv); H is a multiple of Hk. The normaliser is carried along as one
 more column of the values, which is 1 everywhere. Features that are exponentials come as logarithms (``logarithmic``) and are
-summed by linear_log.py, which cannot overflow or vanish.
+summed by logarithms.py, which cannot overflow or vanish.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from unsoft.engines import linear_log
-from unsoft.engines.linear_chunks import by_group, chunk_size, cut, in_order, padded
+from unsoft.engines.linear import logarithms
+from unsoft.engines.linear.chunks import by_group, chunk_size, cut, in_order, padded
 
 
 def linear_attention(
@@ -46,7 +46,7 @@ def linear_attention(
     True
     """
     if logarithmic:
-        return linear_log.attention(q, k, v, causal=causal, state=state)
+        return logarithms.attention(q, k, v, causal=causal, state=state)
     heads, shared = q.shape[1], k.shape[1]
     if normalise:
         q = _largest_one(q)
@@ -83,7 +83,7 @@ def aligned_attention(
         if decay is not None and q.shape[1] != k.shape[1]:
             k, v = (x.repeat_interleave(q.shape[1] // k.shape[1], dim=1) for x in (k, v))
         before = k[:, :, :offset], v[:, :, :offset]
-        state = linear_log.state_after(*before) if logarithmic else state_after(*before, decay)
+        state = logarithms.state_after(*before) if logarithmic else state_after(*before, decay)
         k, v = k[:, :, offset:], v[:, :, offset:]
     if q.shape[2] == 0:
         return q.new_zeros(*q.shape[:2], length, v.shape[3])
@@ -121,7 +121,7 @@ def linear_weights(
     ``offset``: row i stands at the position of key i + offset, for the decay.
     """
     if logarithmic:
-        return linear_log.weights(q, k, visible, bias)
+        return logarithms.weights(q, k, visible, bias)
     batch, heads, length, _ = q.shape
     keys = k.shape[2]
     if normalise:

@@ -20,6 +20,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from unsoft.testing.measure import rms
+
 GATES = {torch.float32: 1.0, torch.float64: 4.0, torch.float16: 0.25, torch.bfloat16: 0.25}
 """The largest c that passes."""
 SDPA_GATE = 4.0
@@ -80,11 +82,6 @@ def assert_close_to_reference(
             f"{name}: error ratio c = {ratio:.3g} exceeds {limit:g} ({actual.dtype}, shape {tuple(actual.shape)},"
             f" sigma {sigma:.3g}, natural size {natural:.3g}, reference shape {tuple(reference.shape)})"
         )
-
-
-def rms(x: Tensor) -> float:
-    """Root of the mean square; 0 for an empty tensor."""
-    return float(x.detach().double().square().mean().sqrt()) if x.numel() else 0.0
 
 
 def _gate(actual: Tensor, gate: float | None) -> float:

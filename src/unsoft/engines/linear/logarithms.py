@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from unsoft.engines.linear_chunks import by_group, cut, in_order
+from unsoft.engines.linear.chunks import by_group, cut, in_order
 
 _CHUNK = 64
 """Tokens per chunk: inside a chunk there are two exponentials and a logarithm for every pair."""
@@ -27,7 +27,7 @@ _EXACT_AT_ONCE = 1 << 22
 def attention(
     q: Tensor, k: Tensor, v: Tensor, *, causal: bool, state: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Output (B, H, L, Dv) and the state after the last key; arguments as of :func:`unsoft.engines.linear.linear_attention`.
+    """Output (B, H, L, Dv) and the state after the last key; arguments as of :func:`unsoft.engines.linear.attention.linear_attention`.
 
     >>> q, k, v = (torch.randn(1, 2, 9, 3, dtype=torch.float64) for _ in range(3))
     >>> out, _ = attention(300 * q, 300 * k, v, causal=False)          # exp(300 q) alone would overflow

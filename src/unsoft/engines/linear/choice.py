@@ -7,52 +7,84 @@ dense   torch operations                      weights written out; quadratic mem
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from unsoft.engines import check_name
 from unsoft.engines.call import Call
 from unsoft.engines.native.direct import observed
 from unsoft.engines.native.recurrence import recurrence_ready
+from unsoft.engines.registry import Engine, Registry
 
 STEP = 16
 """Up to this many tokens at a time, compiled code is faster than chunks."""
 
+LinearResult = tuple[Tensor, Tensor | None]
+"""Output, and the weights where they were written out."""
 
-def choose_linear(
-    engine: str,
-    call: Call,
-    state: Tensor | None,
-    decay: Tensor | None,
-    *,
-    cached: bool = False,
-    weights: bool = False,
-) -> str:
-    """ "native", "tiled" or "dense"; ``cached``: the tokens continue a state; ``weights``: they are asked for too."""
-    check_name(engine)
-    if weights and engine not in ("auto", "dense"):
-        raise ValueError(
-            f"attention: argument 'return_weights' needs engine 'dense' or 'auto', not {engine!r}"
-        )
-    if weights:
-        return "dense"
-    small = cached and call.q.shape[2] <= STEP
-    if engine == "native" or (engine == "auto" and small):
-        reason = _masked(call) or _not_compiled(call.q, call.k, call.v, state, decay)
-        if reason is None and recurrence_ready(call.q.dtype == torch.float64):
-            return "native"
-        if reason is not None and engine == "native":
-            raise ValueError(_refused(engine, reason))
-        return "tiled"
-    if engine == "sdpa":
-        raise ValueError(_refused(engine, "it computes softmax, and this is linear attention"))
-    if engine == "dense" and cached:
-        raise ValueError(
-            _refused(engine, "a cache of fixed size does not keep the keys that weights belong to")
-        )
-    return "dense" if engine == "dense" else "tiled"
+
+@dataclass(frozen=True)
+class LinearWork:
+    """Linear attention of one checked call, and the ways of computing it that its mechanism offers."""
+
+    call: Call
+    state: Tensor | None
+    decay: Tensor | None
+    compiled: Callable[[], LinearResult | None]
+    """None if something is not finite, which compiled code has no rules for."""
+    by_chunks: Callable[[], LinearResult]
+    written_out: Callable[[], LinearResult]
+    cached: bool = False
+    """Do the tokens continue a state?"""
+    weights: bool = False
+    """Are the weights asked for too?"""
+
+
+def _native_unsupported(work: LinearWork) -> str | None:
+    call = work.call
+    return _no_weights(work) or _masked(call) or _not_compiled(call.q, call.k, call.v, work.state, work.decay)
+
+
+def _native_run(work: LinearWork) -> LinearResult:
+    found = work.compiled()
+    return work.by_chunks() if found is None else found
+
+
+def _never_supported(work: LinearWork) -> str:
+    return "it computes softmax, and this is linear attention"
+
+
+def _no_weights(work: LinearWork) -> str | None:
+    return "it does not form the weights; use 'dense'" if work.weights else None
+
+
+def _dense_unsupported(work: LinearWork) -> str | None:
+    if work.cached:
+        return "a cache of fixed size does not keep the keys that weights belong to"
+    return None
+
+
+def _is_small_and_cached(work: LinearWork) -> bool:
+    return work.cached and work.call.q.shape[2] <= STEP
+
+
+def _native_ready(work: LinearWork) -> bool:
+    return recurrence_ready(work.call.q.dtype == torch.float64)
+
+
+LINEAR: Registry[LinearWork, LinearResult] = Registry(
+    [
+        Engine("native", _native_unsupported, _native_run, pays=_is_small_and_cached, ready=_native_ready),
+        Engine("sdpa", _never_supported, lambda work: work.by_chunks()),
+        Engine("tiled", _no_weights, lambda work: work.by_chunks()),
+        Engine("dense", _dense_unsupported, lambda work: work.written_out()),
+    ],
+    fallback="tiled",
+)
+"""All engines for linear attention, the preferred ones first."""
 
 
 def is_small_step(options: dict[str, Any], *tensors: Tensor | None) -> bool:
@@ -64,10 +96,6 @@ def is_small_step(options: dict[str, Any], *tensors: Tensor | None) -> bool:
         and options["engine"] in ("auto", "native")
         and _not_compiled(*tensors) is None
     )
-
-
-def _refused(engine: str, reason: str) -> str:
-    return f"attention: argument 'engine': {engine!r} does not support this call: {reason}"
 
 
 def _masked(call: Call) -> str | None:

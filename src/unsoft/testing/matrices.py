@@ -24,7 +24,7 @@ MASK = "_mask"
 """The symbol of a float mask that is added to an expression of the logit."""
 
 
-class Definition:
+class Matrices:
     """All matrices (B, H, L, S) of one call, in float64, without gradients."""
 
     def __init__(self, formula: Formula, inputs: Inputs) -> None:
@@ -130,7 +130,7 @@ def is_near_jump(formula: Formula, inputs: Inputs, distance: float) -> bool:
 
     There the exact result depends on how a logit is rounded, so it cannot judge anything.
     """
-    definition = Definition(formula, inputs)
+    definition = Matrices(formula, inputs)
     if definition.visible.numel() == 0:
         return False
     step = distance * definition.logit_size
