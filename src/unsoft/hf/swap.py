@@ -178,8 +178,10 @@ def _check_direction(mechanism: Mechanism, label: str, found: Found) -> None:
 
 def _check_pairs(mechanism: Mechanism, label: str, key_heads: int | None) -> None:
     for part in mechanism.parts:
-        if (key_heads or 0) % part.key_head_multiple:
+        multiple = part.key_head_multiple
+        if (key_heads or 0) % multiple:
+            wanted = "even" if multiple == 2 else f"a multiple of {multiple}"
             raise ValueError(
-                f"swap: the number of key heads must be a multiple of {part.key_head_multiple} for"
-                f" {label!r}, whose heads come in groups, not {key_heads}"
+                f"swap: {label!r} puts heads together, so the number of key heads must be {wanted}, not"
+                f" {key_heads}"
             )
