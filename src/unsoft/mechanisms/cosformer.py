@@ -52,11 +52,7 @@ class Cosformer(Linear):
                 f"cosformer: argument 'max_length' must be a whole number from 1 on, not {max_length!r}"
             )
         super().__init__(place, torch.relu, compiled_map="cosine")
-        self.max_length = max_length
-
-    @property
-    def position_limit(self) -> int:
-        return self.max_length
+        self.max_length = self.position_limit = max_length
 
     def features(self, q: Tensor, k: Tensor, first_query: int, first_key: int) -> tuple[Tensor, Tensor]:
         queries, keys = (

@@ -34,7 +34,7 @@ from unsoft.formula import Formula
 from unsoft.formula.analysis import Properties
 from unsoft.mechanisms.core.definition import Pointwise, WrittenCall, logits_of, visible_part
 from unsoft.mechanisms.core.module import Inputs, Mechanism, Place
-from unsoft.mechanisms.core.registry import family, resolve
+from unsoft.mechanisms.core.registry import family, resolve_formula
 
 _EPS = 1e-5
 
@@ -60,7 +60,7 @@ class Differential(Mechanism):
             raise ValueError(
                 f"differential: argument 'heads' must be even, since heads come in pairs, not {place.heads}"
             )
-        self.base = base or resolve("softmax")
+        self.base = base or resolve_formula("softmax")
         self.first = first_lambda(place.layer)
         self.vectors = nn.Parameter(0.1 * torch.randn(4, place.head_dim))  # a1, b1, a2, b2
         self.gain = nn.Parameter(torch.ones(2 * place.values))
@@ -68,12 +68,13 @@ class Differential(Mechanism):
     def strength(self) -> Tensor:
         """l, a single number, computed in float32 at least."""
         a1, b1, a2, b2 = self.vectors if self.vectors.dtype == torch.float64 else self.vectors.float()
-        return (a1 @ b1).exp() - (a2 @ b2).exp() + self.first
+        strength: Tensor = (a1 @ b1).exp() - (a2 @ b2).exp() + self.first
+        return strength
 
     def attend(self, inputs: Inputs) -> Tensor | tuple[Tensor, Tensor]:
         values = inputs.value.unflatten(-3, (-1, 2)).transpose(-3, -2).flatten(-2)  # (..., pairs, keys, 2 Dv)
         mask = inputs.options["attn_mask"]
-        maps = []
+        maps: list[Any] = []
         for which in (0, 1):
             options = inputs.options
             if isinstance(mask, Tensor) and mask.dim() >= 3 and mask.shape[-3] > 1:

@@ -32,7 +32,7 @@ from unsoft.formula.analysis import Properties
 from unsoft.mechanisms.core.definition import Pointwise, WrittenCall, logits_of, visible_part
 from unsoft.mechanisms.core.factor import TokenFactor
 from unsoft.mechanisms.core.module import Inputs, Mechanism, Place
-from unsoft.mechanisms.core.registry import family, resolve
+from unsoft.mechanisms.core.registry import family, resolve_formula
 
 
 class Differential2(Mechanism):
@@ -42,7 +42,7 @@ class Differential2(Mechanism):
 
     def __init__(self, place: Place, base: Formula | None = None) -> None:
         super().__init__(place)
-        self.base = base or resolve("softmax")
+        self.base = base or resolve_formula("softmax")
         self.factor = TokenFactor(place, width=1)
 
     @torch.no_grad()
@@ -77,7 +77,7 @@ class Differential2(Mechanism):
 def definition(call: WrittenCall, layer: Any, formula: Pointwise) -> Tensor:
     """A(q_2h) - sigmoid(l_h) A(q_2h+1), with l linear in the first query (Ye et al. 2026)."""
     weights = visible_part(formula(logits_of(call)), call.visible)
-    strength = (call.query[:, 0::2] @ layer.factor.weight + layer.factor.constant[:, None]).sigmoid()
+    strength: Tensor = (call.query[:, 0::2] @ layer.factor.weight + layer.factor.constant[:, None]).sigmoid()
     return weights[:, 0::2] - strength * weights[:, 1::2]
 
 

@@ -41,7 +41,7 @@ class Gated(Around):
 
     def _gate(self, inputs: Inputs, result: Tensor | tuple[Tensor, Tensor]) -> Tensor | tuple[Tensor, Tensor]:
         every = self.inner.query_heads // self.place.heads
-        gate = self.factor(inputs.query[..., ::every, :, :], inputs.hidden).sigmoid()
+        gate: Tensor = self.factor(inputs.query[..., ::every, :, :], inputs.hidden).sigmoid()
         if not isinstance(result, tuple):
             return gate * result
         return gate * result[0], result[1] if self.elementwise else gate * result[1]
@@ -50,7 +50,8 @@ class Gated(Around):
 def _gate_of(call: WrittenCall, layer: Any) -> Tensor:
     """The factor (B, heads, R, 1) of "gated": sigmoid(q W + c) (Qiu et al. 2025)."""
     query = call.query[:, :: call.query.shape[1] // layer.place.heads]
-    return (query @ layer.factor.weight + layer.factor.constant[:, None]).sigmoid()
+    gate: Tensor = (query @ layer.factor.weight + layer.factor.constant[:, None]).sigmoid()
+    return gate
 
 
 def definition(inner: Definition) -> Definition:

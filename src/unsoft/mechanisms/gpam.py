@@ -37,7 +37,7 @@ True
 """
 
 import math
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -50,7 +50,7 @@ from unsoft.mechanisms.core.affine import paired_attention
 from unsoft.mechanisms.core.cache import Cache, KeyValueCache
 from unsoft.mechanisms.core.definition import Pointwise, WrittenCall, logits_of, visible_part
 from unsoft.mechanisms.core.module import SHORT_OPTIONS, Inputs, Mechanism, Place, short_step
-from unsoft.mechanisms.core.registry import family, resolve
+from unsoft.mechanisms.core.registry import family, resolve_formula
 
 
 class Gpam(Mechanism):
@@ -79,7 +79,7 @@ class Gpam(Mechanism):
             )
         if fixed is not None and not 0 <= fixed < math.inf:
             raise ValueError(f"gpam: argument 'fixed' must be a non-negative number, not {fixed!r}")
-        self.base = base or resolve("softmax")
+        self.base = base or resolve_formula("softmax")
         self.bound, self.tied, self.fixed, self.literal = bound, tied, fixed, literal
         self._known: tuple[object, tuple[Tensor, Tensor]] | None = None
         heads, width = place.heads, place.head_dim
@@ -108,7 +108,7 @@ class Gpam(Mechanism):
     def strengths(self) -> tuple[Tensor, Tensor]:
         """How much is added of the first map and subtracted of the second, one value per head: l+ and l- (-l- if literal)."""
         if self.plus is None:
-            both = self.negative_map.new_full((self.place.heads,), self.fixed)
+            both = self.negative_map.new_full((self.place.heads,), cast(float, self.fixed))
             return both, both
         if self.literal:
             return self.plus, self.plus if self.minus is None else -self.minus
@@ -130,8 +130,8 @@ class Gpam(Mechanism):
         **options: Any,
     ) -> Tensor | tuple[Tensor, Tensor]:
         """See :meth:`Mechanism.forward`. A plain step of decoding takes the short way."""
-        plain = type(cache) is KeyValueCache and cache.length and not args and options.keys() <= SHORT_OPTIONS
-        if plain and not torch.is_grad_enabled() and not observed():
+        plain = not args and options.keys() <= SHORT_OPTIONS and not torch.is_grad_enabled()
+        if plain and type(cache) is KeyValueCache and cache.length and not observed():
             out = self._step(query, key, value, cache, options.get("scale"))
             if out is not None:
                 return out

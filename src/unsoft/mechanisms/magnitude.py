@@ -9,7 +9,7 @@ Source: Rosić 2026, which has the bidirectional gate on values, after a few ste
 
 Stands around any mechanism: "magnitude+cog", "magnitude+linear-relu"; "magnitude" alone is
 "magnitude+softmax". t (positive by construction), beta and gamma are learned, one of each per head; heads
-that share a key head use the mean of theirs.
+that share a key head use the mean of theirs (of t the geometric mean).
 
 Attention that is not causal solves the system of all keys, by ``solver`` (cg, ``iterations`` steps; cholesky;
 lowrank, up to

@@ -11,9 +11,9 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from unsoft.mechanisms.core.definition import Definition
 from unsoft.mechanisms.core.module import Place
 from unsoft.mechanisms.core.spec import Plan
-from unsoft.testing.definitions import Definition
 from unsoft.testing.grid.checks import decoding, results
 from unsoft.testing.grid.point import AXES, COMBINED, EVEN_KEY_HEADS, Point, all_pairs, sample
 from unsoft.testing.grid.trial import Trial

@@ -57,7 +57,7 @@ def _sequence_model(spec: Spec, task: Task) -> PreTrainedModel:
         bos_token_id=None,
         eos_token_id=None,
     )
-    return SmolLM3ForCausalLM(config)  # type: ignore[no-untyped-call]
+    return SmolLM3ForCausalLM(config)
 
 
 def _image_model(spec: Spec, task: Task) -> PreTrainedModel:
@@ -81,7 +81,7 @@ def _image_model(spec: Spec, task: Task) -> PreTrainedModel:
 def _check(model: PreTrainedModel, task: Task, name: str) -> None:
     """ValueError if a given model cannot take the task's inputs or give its answers."""
     config: Any = model.config
-    head = model.get_output_embeddings()  # type: ignore[no-untyped-call]
+    head = model.get_output_embeddings()
     outputs = config.num_labels if task.kind == "image" else getattr(head, "out_features", 0)
     width = getattr(config, "hidden_size", 0)
     if outputs < task.outputs:

@@ -59,7 +59,9 @@ def _scores(task: Task) -> dict[str, Any]:
 
 def _print_table(made: list[Task], scores: bool) -> None:
     shown = ("known", "shortcut") if scores else ()
-    columns = dict.fromkeys(("name", "tells apart", "metric", "chance", *shown, "layers x width / heads"), "left")
+    columns = dict.fromkeys(
+        ("name", "tells apart", "metric", "chance", *shown, "layers x width / heads"), "left"
+    )
     rows = []
     for task in made:
         setup, found = task.setup, _scores(task) if scores else {}

@@ -38,4 +38,4 @@ def paired_attention(inputs: Inputs, second: Tensor, formula: Formula, a: Tensor
         first, other = x.reshape(*x.shape[:-3], shared, 2, group, *x.shape[-2:]).unbind(-4)
         return torch.addcmul(plus * first, minus, other, value=-1).flatten(-4, -3)
 
-    return tuple(combined(x) for x in result) if isinstance(result, tuple) else combined(result)
+    return (combined(result[0]), combined(result[1])) if isinstance(result, tuple) else combined(result)

@@ -40,6 +40,6 @@ class TokenFactor(nn.Module):
             raise ValueError(
                 f"argument 'hidden' has width {hidden.shape[-1]} (shape {tuple(hidden.shape)}); hidden_dim is {self.hidden_dim}"
             )
-        return (hidden.to(query.dtype) @ weight).unflatten(-1, (self.heads, self.width)).transpose(
-            -3, -2
-        ) + constant
+        by_head = (hidden.to(query.dtype) @ weight).unflatten(-1, (self.heads, self.width))
+        factor: Tensor = by_head.transpose(-3, -2) + constant
+        return factor

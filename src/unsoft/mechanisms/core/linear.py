@@ -54,7 +54,7 @@ from unsoft.mechanisms.core.linear_call import (
     zeros,
 )
 from unsoft.mechanisms.core.module import Inputs, Mechanism, Place
-from unsoft.mechanisms.core.registry import resolve
+from unsoft.mechanisms.core.registry import resolve_formula
 
 FeatureMap = Callable[[Tensor], Tensor]
 _ASKS_FOR_POSITIONS = Formula("j")
@@ -145,7 +145,9 @@ class Linear(Mechanism):
         with torch.autocast(call.q.device.type, enabled=False):
             out, weights = _nothing(call) if is_empty(call) else engine.run(work)
         out = out.reshape(*leading, *out.shape[2:])
-        return (out, weights.reshape(*leading, *weights.shape[2:])) if inputs.return_weights else out
+        if not inputs.return_weights or weights is None:
+            return out
+        return out, weights.reshape(*leading, *weights.shape[2:])
 
     def attend_cached(self, inputs: Inputs, cache: Cache) -> Tensor | tuple[Tensor, Tensor]:
         if not isinstance(cache, StateCache):
@@ -189,12 +191,13 @@ class Linear(Mechanism):
                 f"argument 'is_causal': {type(self).__name__.lower()} looks back only; pass is_causal=True"
             )
         # The formula tells the argument check what to prepare; it computes nothing here.
-        formula = resolve("identity" if self.normaliser == "count" else "softmax")
+        formula = resolve_formula("identity" if self.normaliser == "count" else "softmax")
         formula = _ASKS_FOR_POSITIONS if self.turns else formula
         options = {name: x for name, x in inputs.options.items() if name != "engine"}
         call, leading = checked_call(inputs.query, inputs.key, inputs.value, formula, **options)
         if self.uses_positions and not self.turns and options["positions"] is not None:
-            check_distances(call, *options["positions"], type(self).__name__.lower())
+            queries, keys = options["positions"]
+            check_distances(call, queries, keys, type(self).__name__.lower())
         return without_zero_bias(call), leading
 
     def _call_of_new_tokens(self, inputs: Inputs, cache: StateCache) -> tuple[Call, torch.Size]:

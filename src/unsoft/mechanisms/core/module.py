@@ -244,8 +244,8 @@ class Pointwise(Mechanism):
         **options: Any,
     ) -> Tensor | tuple[Tensor, Tensor]:
         """See :meth:`Mechanism.forward`. A plain step of decoding takes the short way."""
-        plain = type(cache) is KeyValueCache and not args and not self.formula.params
-        if plain and options.keys() <= SHORT_OPTIONS and not torch.compiler.is_compiling():
+        plain = not args and not self.formula.params and options.keys() <= SHORT_OPTIONS
+        if plain and type(cache) is KeyValueCache and not torch.compiler.is_compiling():
             out = short_step(self.formula, cache, query, key, value, **options)
             if out is not None:
                 return out

@@ -27,7 +27,7 @@ import warnings
 from collections.abc import Callable
 from dataclasses import fields, replace
 from importlib import metadata
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from unsoft.errors import PluginWarning
 from unsoft.formula import Formula
@@ -89,12 +89,14 @@ def register(
     discover()
     home = sys._getframe(1).f_globals.get("__name__", "__main__")
     if isinstance(mechanism, type):
-        mechanism = _family_of(name, mechanism, summary, paper, argument, promises)
+        family_of_class = _family_of(name, mechanism, summary, paper, argument, promises)
+        builtin(name, family_of_class, definition=definition)
     elif promises or argument or paper or summary:
         raise TypeError(
             "register: summary, paper, argument and promises are for classes; a formula has them of its own"
         )
-    builtin(name, mechanism, definition=definition)
+    else:
+        builtin(name, mechanism, definition=definition)
     _homes[name] = home
 
 
@@ -112,7 +114,7 @@ def _family_of(
     for given in promises:
         if given not in known:
             raise TypeError(f"register: unknown promise {given!r} (known: {', '.join(known)})")
-    nothing = {"signed": True, "row_sum": "free", "l1": "free", "sparse": False}
+    nothing: dict[str, Any] = {"signed": True, "row_sum": "free", "l1": "free", "sparse": False}
     properties = Properties(**nothing | {"needs_length": False, "continuous": True} | promises)
     first_line = inspect.cleandoc(cls.__doc__ or name).partition("\n")[0]
     return Family(name, cls, summary or first_line, properties, None, paper, argument)
@@ -312,7 +314,7 @@ def _modified(text: str, part: str, found: Formula | Plan) -> Formula | Plan:
         plan = found if isinstance(found, Plan) else Plan(text, None, found)
         return replace(plan, wrappers=(*plan.wrappers, Wrapper(modifier.change, arguments)))
     if isinstance(found, Formula):
-        return modifier.change(found, *arguments)
+        return cast("Formula", modifier.change(found, *arguments))
     if found.formula is None or found.wrappers:
         raise ValueError(
             f"mechanism: in {text!r}, {name} rewrites a formula and must stand directly before one (or before a family that runs one)"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from unsoft.formula import Formula
 from unsoft.formula.analysis import Properties
@@ -74,12 +74,17 @@ class Plan:
     @property
     def summary(self) -> str | None:
         """What the list says of the mechanism before it is wrapped."""
-        return self.formula.summary if self.family is None else self.family.summary
+        return self._named.summary
 
     @property
     def properties(self) -> Properties:
         """Of the mechanism before it is wrapped."""
-        return self.formula.properties if self.family is None else self.family.properties
+        return self._named.properties
+
+    @property
+    def _named(self) -> Formula | Family:
+        """What the list of mechanisms speaks of; a plan has a formula wherever it has no family."""
+        return cast("Formula", self.formula) if self.family is None else self.family
 
     @property
     def head_multiple(self) -> int:
@@ -97,12 +102,12 @@ class Plan:
                 raise TypeError(
                     f"mechanism: {self.name!r} has no option {', '.join(map(repr, options))}; it has {', '.join(known) or 'none'}"
                 )
-            module = Pointwise(self.formula, place)
+            module: Mechanism = Pointwise(cast("Formula", self.formula), place)
         else:
             if self.formula is not None:
                 options = {"base": self.formula, **options}
             if self.number is not None:
-                options = {self.family.argument: self.number, **options}
+                options = {cast(str, self.family.argument): self.number, **options}
             module = self.family.build(place, **options)
         for wrapper, own in reversed(around):
             module = wrapper.change(module, *wrapper.arguments, **own)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 from unsoft.formula import Formula
 from unsoft.mechanisms.core import registry
@@ -72,12 +72,13 @@ def _base(base: Part, rewriting: list[Part]) -> Definition | None:
 
 
 def _rewritten(base: Part, rewriting: list[Part], layer: Any) -> Pointwise:
-    found = registry.definition(base[0])
+    found: Any = registry.definition(base[0])
     if registry.takes_number(base[0]):
         found = found(int(base[1])) if base[1] else found()
     for name, argument in reversed(rewriting):
-        found = registry.definition(name)(found, float(argument) if argument else None, layer)
-    return found
+        rewrite: Any = registry.definition(name)
+        found = rewrite(found, float(argument) if argument else None, layer)
+    return cast(Pointwise, found)
 
 
 def _pointwise(formula: Callable[[Any], Pointwise]) -> Definition:

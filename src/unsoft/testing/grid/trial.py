@@ -18,10 +18,9 @@ from typing import Any
 import torch
 from torch import Generator, Tensor
 
-from unsoft.mechanisms.core.definition import NotDefined, WrittenCall
+from unsoft.mechanisms.core.definition import Definition, NotDefined, WrittenCall
 from unsoft.mechanisms.core.module import Mechanism, Place
 from unsoft.mechanisms.core.spec import Plan
-from unsoft.testing.definitions import Definition
 from unsoft.testing.grid.point import Point
 from unsoft.testing.grid.tensors import DOUBLE, Tensors, draw
 from unsoft.testing.measure import rms
