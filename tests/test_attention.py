@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch.nn.attention.bias import causal_lower_right, causal_upper_left
 
 from unsoft.attention import attention
-from unsoft.engines import run
+from unsoft.engines import POINTWISE
 from unsoft.formula import Formula
 from unsoft.mechanisms import formulas, resolve
 
@@ -176,7 +176,7 @@ def test_no_kernel_runs_before_the_checks(monkeypatch):
     def refuse(*arguments):
         raise AssertionError("an engine was called")
 
-    monkeypatch.setattr(run, "choose", refuse)
+    monkeypatch.setattr(POINTWISE, "choose", refuse)
     with pytest.raises(ValueError, match="argument 'value'"):
         attention(X, X, tensor(2, 4, 3, 8))
 

@@ -14,7 +14,8 @@ import unsoft
 
 ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-KERNEL = sorted(path.name for path in (ROOT / "src/unsoft/engines/native/kernel").iterdir())
+_FOLDER = ROOT / "src/unsoft/engines/native/kernel"
+KERNEL = sorted(str(path.relative_to(_FOLDER)) for path in _FOLDER.rglob("*") if path.is_file())
 
 
 @pytest.fixture(scope="module")

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from unsoft.engines.call import TENSORS, Call, Gradients, Rows, Upstream
+from unsoft.engines.call import TENSORS, Call, Gradients, Rows, Upstream, compute_dtype
 
 Forward = Callable[[Call], Rows]
 Backward = Callable[[Call, Upstream], Gradients]
@@ -104,19 +104,20 @@ def _is_unobserved(call: Call) -> bool:
     return not needs_grad and all(type(x) in (Tensor, torch.nn.Parameter) for x in tensors)
 
 
+# The shape rules make no Call: while tracing, tensors hold no numbers, and a formula cannot be made without some.
 def _forward_shapes(*tensors: Any, **options: Any) -> tuple[Tensor, Tensor, Tensor]:
-    call = Call.from_flat(tensors, **options)
-    out = call.q.new_empty(*call.q.shape[:3], call.v.shape[3])
-    row = call.q.new_empty(call.q.shape[:3], dtype=call.compute_dtype)
-    return out, row, torch.empty_like(row)
+    given = dict(zip(TENSORS, tensors, strict=True))
+    q, v = given["q"], given["v"]
+    row = q.new_empty(q.shape[:3], dtype=compute_dtype(q.dtype))
+    return q.new_empty(*q.shape[:3], v.shape[3]), row, torch.empty_like(row)
 
 
 def _backward_shapes(
     grad_out: Tensor, *tensors: Any, need_bias: bool, need_params: bool, **options: Any
 ) -> tuple[Tensor, ...]:
-    call = Call.from_flat(tensors[:_COUNT], **options)
-    dq, dk, dv = (x.new_empty(x.shape) for x in (call.q, call.k, call.v))
-    params = call.params.new_empty(call.params.shape if need_params else 0)
-    if call.bias is None:
-        return dq, dk, dv, call.params.new_empty(0), params
-    return dq, dk, dv, call.bias.new_empty(call.bias.shape if need_bias else 0), params
+    given = dict(zip(TENSORS, tensors[:_COUNT], strict=True))
+    dq, dk, dv = (given[name].new_empty(given[name].shape) for name in ("q", "k", "v"))
+    params, bias = given["params"], given["bias"]
+    dparams = params.new_empty(params.shape if need_params else 0)
+    dbias = params.new_empty(0) if bias is None else bias.new_empty(bias.shape if need_bias else 0)
+    return dq, dk, dv, dbias, dparams

@@ -135,7 +135,7 @@ class Formula:
         own["bias"] = {None: "strength", symbol("s"): "logit"}.get(target, str(target))
         numeric = {field: value for field, value in self.to_dict().items() if field not in _ABOUT}
         own["key"] = json.dumps(numeric, sort_keys=True)
-        _by_key[self.key] = self
+        _by_key.setdefault(self.key, self)  # an equal formula that lives shorter must not take its place
 
     def row(self, logits: Tensor, **values: Tensor | float) -> Tensor:
         """Weights of a row of visible keys; the last dimension of ``logits`` runs over the keys.

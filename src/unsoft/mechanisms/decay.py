@@ -8,9 +8,7 @@ Can: focus without limit: the sparsity measure S goes to 0 with the length; cons
 It looks back only. d is one number per head in (0, 1), as in retention, or ``learnable``.
 
 >>> import torch
->>> from unsoft.mechanisms.core.definition import WrittenCall
-from unsoft.mechanisms.core.definition import WrittenCall
-from unsoft.mechanisms.core.module import Place
+>>> from unsoft.mechanisms.core.module import Place
 >>> _, weights = Decay(Place(1, 4), start=0.5)(*(torch.randn(1, 1, 3, 4) for _ in range(3)), is_causal=True, return_weights=True)
 >>> weights[0, 0]
 tensor([[1.0000, 0.0000, 0.0000],

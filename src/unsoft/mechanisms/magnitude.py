@@ -51,10 +51,6 @@ from unsoft.engines.arguments import checked_call
 from unsoft.engines.call import Call, compute_dtype
 from unsoft.formula import Formula
 from unsoft.formula.analysis import Properties
-from unsoft.magnitude.attention.cache import MagnitudeCache
-from unsoft.magnitude.attention.options import STARTS, check_choices, check_counts
-from unsoft.magnitude.attention.points import by_key_head, key_points, key_scale
-from unsoft.magnitude.attention.rows import attend_by_rows, attend_by_rows_cached
 from unsoft.magnitude.gaussian.system import System
 from unsoft.magnitude.points import Points, checked_eps
 from unsoft.magnitude.prefix import arrival_weights, prefix_factors
@@ -64,6 +60,10 @@ from unsoft.magnitude.streaming.arriving import ExactArrival, StreamedArrival
 from unsoft.magnitude.streaming.chunk import CENTRES, CHUNK, streamed_weights
 from unsoft.mechanisms.core.cache import Cache
 from unsoft.mechanisms.core.gated_mass import MassGate
+from unsoft.mechanisms.core.magnitude.cache import MagnitudeCache
+from unsoft.mechanisms.core.magnitude.options import STARTS, check_choices, check_counts
+from unsoft.mechanisms.core.magnitude.points import by_key_head, key_points, key_scale
+from unsoft.mechanisms.core.magnitude.rows import attend_by_rows, attend_by_rows_cached
 from unsoft.mechanisms.core.module import Around, Inputs, Mechanism, Place, Pointwise
 from unsoft.mechanisms.core.registry import family, module_modifier, resolve_formula
 

@@ -9,10 +9,10 @@ from torch import Tensor
 from torch.nn.functional import pad
 from torch.utils.checkpoint import checkpoint
 
-from unsoft.magnitude.attention.cache import MagnitudeCache
 from unsoft.magnitude.streaming.arriving import ExactArrival
 from unsoft.mechanisms.core.cache import KeyValueCache
 from unsoft.mechanisms.core.gated_mass import MassGate, weighted_values
+from unsoft.mechanisms.core.magnitude.cache import MagnitudeCache
 from unsoft.mechanisms.core.module import Inputs
 
 if TYPE_CHECKING:
