@@ -1,7 +1,7 @@
 """One mechanism at one point of the grid: its layer, its tensors, what its definition says, and how exact a result can be.
 
-How large an error may be is found by asking the definition again with every input moved by a relative 2^-24: what that
-changes, times the precision of the dtype, is what rounding may change too. A row of queries and a key are moved as a whole,
+How large an error may be is found by asking the definition again with every input moved by a relative 2^-24, for
+float64 2^-40: what that changes, times the precision of the dtype, is what rounding may change too. A row of queries and a key are moved as a whole,
 so that a logit that is exactly 0 stays 0. On top of it comes the precision times the size of the result and of what it
 is a sum of (docs/numerics.md).
 """
@@ -30,7 +30,8 @@ Results = dict[str, Tensor]
 DTYPES = {
     str(dtype).removeprefix("torch."): dtype for dtype in (torch.float64, torch.float32, torch.bfloat16)
 }
-_MOVE = 2.0**-24
+_MOVES = {torch.float64: 2.0**-40, torch.float32: 2.0**-24, torch.bfloat16: 2.0**-24}
+"""How far inputs are moved: near the precision itself, as the change may grow in proportion for small errors only."""
 _PERTURB = 0.1
 """Parameters are moved away from their start by this, so that one that has no effect, or the wrong one, shows."""
 
@@ -122,7 +123,7 @@ class Trial:
         sizes = {}
         for name, exact in self.reference.items():
             if name != "weights":
-                change = max(rms(other[name] - exact) for other in moved) / _MOVE
+                change = max(rms(other[name] - exact) for other in moved) / _MOVES[self.dtype]
                 sizes[name] = change + rms(exact) + natural.get(name, natural["parameter"])
         return sizes
 
@@ -158,7 +159,7 @@ class Trial:
         def moved(x: Tensor, *shape: int) -> Tensor:
             if source is None:
                 return x
-            return x * (1 + _MOVE * torch.randn(shape or x.shape, generator=source, dtype=DOUBLE))
+            return x * (1 + _MOVES[self.dtype] * torch.randn(shape or x.shape, generator=source, dtype=DOUBLE))
 
         x, layer = self.tensors, copy.deepcopy(self._exact_layer)
         with torch.no_grad():
