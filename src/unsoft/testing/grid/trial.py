@@ -159,7 +159,9 @@ class Trial:
         def moved(x: Tensor, *shape: int) -> Tensor:
             if source is None:
                 return x
-            return x * (1 + _MOVES[self.dtype] * torch.randn(shape or x.shape, generator=source, dtype=DOUBLE))
+            return x * (
+                1 + _MOVES[self.dtype] * torch.randn(shape or x.shape, generator=source, dtype=DOUBLE)
+            )
 
         x, layer = self.tensors, copy.deepcopy(self._exact_layer)
         with torch.no_grad():
