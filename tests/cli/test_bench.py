@@ -82,7 +82,12 @@ def test_an_interrupted_run_keeps_what_is_done(command, environment, tmp_path):
     ]
     pipe = subprocess.PIPE
     with subprocess.Popen(
-        [*command, *arguments], stdout=pipe, stderr=pipe, text=True, env=environment
+        [*command, *arguments],
+        stdout=pipe,
+        stderr=pipe,
+        text=True,
+        env=environment,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a shell's background jobs ignore it
     ) as process:
         for line in process.stderr:
             if "short, forward, 64" in line:
