@@ -87,7 +87,8 @@ def test_an_interrupted_run_keeps_what_is_done(command, environment, tmp_path):
         stderr=pipe,
         text=True,
         env=environment,
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a shell's background jobs ignore it
+        # The background jobs of a shell ignore this signal, and so would ours.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     ) as process:
         for line in process.stderr:
             if "short, forward, 64" in line:
