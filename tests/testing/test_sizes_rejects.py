@@ -280,3 +280,24 @@ def test_all_pairs_shows_every_pair():
 def test_bad_cases(text, message):
     with pytest.raises(ValueError, match=message):
         Point.parse(text)
+
+
+ONE_BY_ONE = "length=2 width=1 values=5 heads=4/1 batch=2 dtype=float32 inputs=opposite keys mask=dead rows"
+PIECES = "length=129 width=1 heads=4/2 batch=2 dtype=float64 inputs=zero rows mask=rows"
+OPPOSITE = "length=511 keys=fewer width=128 values=40 heads=4/2 dtype=float64 inputs=opposite keys mask=right padding causal=no"
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "case"),
+    [
+        ("linear-taylor2", {}, ONE_BY_ONE),  # a mask by rows looks like padding in steps of one token
+        (
+            "magnitude+differential2",
+            {"where": "mass", "causal": "prefix"},
+            PIECES,
+        ),  # a key nobody sees in its own step
+        ("magnitude", {}, OPPOSITE),  # steps that amplify small errors, but not large ones
+    ],
+)
+def test_nothing_is_asked_that_nobody_can_know(name, options, case):
+    unsoft.testing.check_mechanism(name, options=options, case=case, seed=0, engines=["auto"], only="sizes")

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -115,6 +115,26 @@ class Trial:
         """What the definition gives, output and gradients."""
         return self._defined(None)
 
+    def decoded(self, pieces: Sequence[tuple[int, int]]) -> Tensor | None:
+        """The output that the definition gives where tokens come in pieces; None if it does not say.
+
+        Which keys there are (magnitude) is known from the rows of the piece that a key comes with: later rows are not there yet.
+        """
+        x = self.tensors
+        leaves = {name: getattr(x, name) for name in ("query", "key", "value")}
+        if x.bias is not None:
+            leaves["mask"] = x.bias
+        call = self.written(leaves)
+        seen = self._seen(leaves)
+        there = torch.cat([seen[:, :, start:end, start:end].any(2) for start, end in pieces], dim=-1)
+        if self.definition is None or bool((there == call.there).all()):
+            return self.reference["output"]
+        try:
+            with torch.no_grad():
+                return self.definition(call.change(there=there), copy.deepcopy(self._exact_layer))[1]
+        except NotDefined:
+            return None
+
     @cached_property
     def sizes(self) -> dict[str, float]:
         """For every result the error, in units of the precision, that it may have."""
@@ -211,19 +231,20 @@ class Trial:
     def written(self, leaves: Mapping[str, Tensor]) -> WrittenCall:
         """The call at the compared rows, as a definition sees it."""
         x, point = self.tensors, self.point
-        shape = (*x.query.shape[:3], point.key_count)
-        seen = torch.ones(shape, dtype=torch.bool)
-        bias = torch.zeros((), dtype=DOUBLE)
+        seen, bias = self._seen(leaves), torch.zeros((), dtype=DOUBLE)
         if "mask" in leaves:
-            mask = leaves["mask"]
-            seen, bias = (mask > -torch.inf).expand(shape), mask.masked_fill(mask == -torch.inf, 0.0)
-        elif x.visible is not None:
-            seen = x.visible.expand(shape)
+            bias = leaves["mask"].masked_fill(leaves["mask"] == -torch.inf, 0.0)
         there = seen.any(2)
         visible = seen if point.offset is None else seen.tril(point.offset)
         rows = (x.rows + (point.offset or 0)).to(DOUBLE)
         return WrittenCall(
             leaves["query"][:, :, x.rows], leaves["key"], leaves["value"], visible[:, :, x.rows],
-            bias.expand(shape)[:, :, x.rows], there, rows, point.offset is not None,
+            bias.expand(seen.shape)[:, :, x.rows], there, rows, point.offset is not None,
             self.scale or point.width**-0.5,
         )  # fmt: skip
+
+    def _seen(self, leaves: Mapping[str, Tensor]) -> Tensor:
+        """Bool (B, H, L, S): what the mask alone lets rows see."""
+        seen = leaves["mask"] > -torch.inf if "mask" in leaves else self.tensors.visible
+        shape = (*self.tensors.query.shape[:3], self.point.key_count)
+        return torch.ones(shape, dtype=torch.bool) if seen is None else seen.expand(shape)
