@@ -19,8 +19,9 @@ from torch.nn.functional import scaled_dot_product_attention
 import unsoft
 from unsoft.bench.memory import peak, reset_peak
 from unsoft.bench.probe import run_probe
-from unsoft.bench.record import machine, write_json
+from unsoft.bench.record import machine
 from unsoft.bench.timing import interleaved
+from unsoft.files import write_json
 
 HEADS, WIDTH, ROUNDS = 8, 64, 5
 LINEAR = ("linear-relu", "linear-elu1", "cosformer(8192)", "retention")

@@ -17,8 +17,9 @@ import torch
 import transformers
 
 import unsoft
-from unsoft.bench.record import load, machine, versions, write_json
+from unsoft.bench.record import load, machine, versions
 from unsoft.bench.timing import interleaved
+from unsoft.files import write_json
 
 PROMPT, NEW, LENGTH = 32, 64, 512
 OWN = "SDPA"

@@ -19,8 +19,9 @@ from torch import Tensor, nn
 
 from unsoft.bench.memory import peak, reset_peak
 from unsoft.bench.probe import run_probe
-from unsoft.bench.record import load, machine, versions, write_json
+from unsoft.bench.record import load, machine, versions
 from unsoft.bench.timing import interleaved
+from unsoft.files import write_json
 from unsoft.hf.inspection import inspect
 from unsoft.hf.inspection.observe import observe
 from unsoft.hf.models import load_model

@@ -24,8 +24,9 @@ from torch.nn.functional import scaled_dot_product_attention
 import unsoft
 from unsoft.bench.memory import peak, reset_peak
 from unsoft.bench.probe import run_probe
-from unsoft.bench.record import machine, write_json
+from unsoft.bench.record import machine
 from unsoft.bench.timing import interleaved
+from unsoft.files import write_json
 from unsoft.magnitude.points import checked_points
 from unsoft.magnitude.prefix import arrival_weights
 from unsoft.magnitude.streaming.chunk import CHUNK, streamed_weights

@@ -19,8 +19,9 @@ import torch
 from unsoft import measure
 from unsoft.bench.memory import peak, reset_peak
 from unsoft.bench.probe import run_probe
-from unsoft.bench.record import load, machine, versions, write_json
+from unsoft.bench.record import load, machine, versions
 from unsoft.bench.timing import interleaved
+from unsoft.files import write_json
 from unsoft.measure.rows import over_rows
 
 HEADS, LENGTH, WIDTH = 32, 2048, 64

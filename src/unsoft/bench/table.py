@@ -68,6 +68,7 @@ def draw(grid: Grid) -> Table:
     """A rich table."""
     from rich import box
     from rich.table import Table
+    from rich.text import Text
 
     styles = {"pass": "green", "FAIL": "bold red", WRONG: "bold red", "not measured": "dim", MISSING: "dim"}
     table = Table(title=grid.title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD)
@@ -75,7 +76,7 @@ def draw(grid: Grid) -> Table:
         is_number = all(_NUMBER.fullmatch(row[place]) for row in grid.rows)
         table.add_column(name, justify="right" if is_number else "left")
     for row in grid.rows:
-        table.add_row(*(f"[{styles[cell]}]{cell}[/]" if cell in styles else cell for cell in row))
+        table.add_row(*(Text(cell, style=styles.get(cell, "")) for cell in row))
     return table
 
 
