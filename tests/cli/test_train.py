@@ -92,8 +92,9 @@ def test_a_full_disk_is_one_line(run_here, tmp_path, small_files):
         (["copy", "--mechanism", "cogg"], "cogg"),
         (["copy", "--set", "length"], "not NAME=VALUE"),
         (["copy", "--set", "length=0"], "'length' must be at least 1, not 0"),
-        (["recall", "--set", "length=20"], "length of at least 32, not 20"),
-        (["text", "--set", "path=/no/such.txt"], "'/no/such.txt' cannot be read"),
+        (["recall", "--set", "length=14"], "length of at least 16, not 14"),
+        (["text", "--file", "/no/such.txt"], "'/no/such.txt' cannot be read"),
+        (["copy", "--file", "/no/such.txt"], "copy: no knob is called 'path'"),
         (["copy", "--steps", "0"], "'steps' must be at least 1"),
         (["copy", "--init-from", "/no/such/model"], "model"),
         (["copy", "--mechanism", "cog", "--option", "strength=2"], "strength"),
@@ -124,6 +125,7 @@ def test_what_is_printed(run_here, tmp_path, monkeypatch):
         and "chance 0.250" in lines[0]
         and "known solution 1.000" in lines[0]
     )
-    assert "  length=6: 0." in done.stdout and "learned" in done.stdout
+    assert "  length 6: 0." in done.stdout and "learned" in done.stdout
+    assert "  first token: 0." in done.stdout
     assert lines[-1].endswith("in runs/copy-magnitude+softmax-0")
     assert "step 2 of 2, loss" in done.stderr

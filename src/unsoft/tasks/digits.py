@@ -53,10 +53,6 @@ class Digits(Task):
     def outputs(self) -> int:
         return _CLASSES
 
-    @property
-    def choices(self) -> range:
-        return range(_CLASSES)
-
     def _part(self, training: bool) -> tuple[Tensor, Tensor]:
         pictures, digits = _pictures()
         if not training:

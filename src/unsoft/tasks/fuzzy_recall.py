@@ -12,14 +12,14 @@ from torch import Tensor
 from unsoft.tasks.draw import one_integer
 from unsoft.tasks.in_context_recall import MAD
 from unsoft.tasks.registry import register
-from unsoft.tasks.task import IGNORE, Batch, Setup, Task, chosen
+from unsoft.tasks.task import IGNORE, Batch, Retelling, Setup, chosen
 
 Word = tuple[int, ...]
 
 
 @register
 @dataclass(frozen=True, kw_only=True)
-class FuzzyRecall(Task):
+class FuzzyRecall(Retelling):
     """Keys are words of 1 to ``longest`` key tokens and values words of as many value tokens; when a key
     comes again, every token of its value is asked. In the test all keys have the full length. Sequences are
     filled up with a blank in front."""
@@ -58,14 +58,6 @@ class FuzzyRecall(Task):
     @property
     def size(self) -> int:
         return self.keys + self.values + 1
-
-    @property
-    def outputs(self) -> int:
-        return self.size
-
-    @property
-    def answers_in_tokens(self) -> bool:
-        return True
 
     @property
     def choices(self) -> range:

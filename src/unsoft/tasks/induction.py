@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
@@ -10,12 +10,12 @@ from torch import Tensor
 
 from unsoft.tasks.draw import distinct, take
 from unsoft.tasks.registry import register
-from unsoft.tasks.task import Batch, Setup, Task, chosen, labelled_last
+from unsoft.tasks.task import Batch, Retelling, Setup, chosen, labelled_last
 
 
 @register
 @dataclass(frozen=True, kw_only=True)
-class Induction(Task):
+class Induction(Retelling):
     """Different tokens in random order, then some of them again in another order:
     each asks for the token that followed it."""
 
@@ -24,6 +24,8 @@ class Induction(Task):
         "mechanisms from which two layers build an induction head, also at lengths not seen in training"
     )
     source: ClassVar[str] = "Olsson et al. 2022 (arXiv 2209.11895)"
+
+    difficulty: ClassVar[str] = "length"
 
     length: int = 16
     """Tokens before the questions."""
@@ -50,24 +52,9 @@ class Induction(Task):
     def size(self) -> int:
         return self.vocabulary
 
-    @property
-    def outputs(self) -> int:
-        return self.vocabulary
-
-    @property
-    def answers_in_tokens(self) -> bool:
-        return True
-
-    @property
-    def choices(self) -> range:
-        return range(self.vocabulary)
-
-    def harder(self) -> tuple[Task, ...]:
-        return tuple(
-            replace(self, length=length)
-            for length in (self.length * 2, self.length * 4)
-            if length <= self.vocabulary
-        )
+    def difficulties(self) -> tuple[int, ...]:
+        own = self.length
+        return tuple(length for length in (own, 2 * own, 4 * own) if length <= self.vocabulary)
 
     def draw(self, count: int, random: torch.Generator, training: bool) -> Batch:
         tokens = distinct(count, self.vocabulary, self.length, random)

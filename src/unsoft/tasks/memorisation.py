@@ -51,10 +51,6 @@ class Memorisation(Task):
     def outputs(self) -> int:
         return self.values
 
-    @property
-    def choices(self) -> range:
-        return range(self.values)
-
     def _values(self) -> Tensor:
         return integers(self.values, (self.keys,), generator(self.facts, "facts"))
 

@@ -11,12 +11,12 @@ from torch import Tensor
 from unsoft.tasks.draw import distinct, integers
 from unsoft.tasks.in_context_recall import MAD
 from unsoft.tasks.registry import register
-from unsoft.tasks.task import Batch, Setup, Task, chosen, labelled_last
+from unsoft.tasks.task import Batch, Retelling, Setup, chosen, labelled_last
 
 
 @register
 @dataclass(frozen=True, kw_only=True)
-class SelectiveCopy(Task):
+class SelectiveCopy(Retelling):
     """Tokens at random places between blanks, a mark, and as many blanks as tokens: say them there,
     in their order."""
 
@@ -47,14 +47,6 @@ class SelectiveCopy(Task):
     @property
     def outputs(self) -> int:
         return self.vocabulary
-
-    @property
-    def answers_in_tokens(self) -> bool:
-        return True
-
-    @property
-    def choices(self) -> range:
-        return range(self.vocabulary)
 
     def draw(self, count: int, random: torch.Generator, training: bool) -> Batch:
         blank, mark = self.vocabulary, self.vocabulary + 1

@@ -6,7 +6,7 @@ import fcntl
 import json
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -44,10 +44,10 @@ def finished(folder: Path, spec: Spec) -> Result | None:
 
 
 @contextmanager
-def claimed(folder: Path, spec: Spec) -> Iterator[None]:
+def claimed(folder: Path, spec: Spec, files: Mapping[str, str] | None = None) -> Iterator[None]:
     """Makes the folder this run's own; meanwhile no other process can train in it.
 
-    A lock ends with its process, however that ends.
+    ``files`` are put beside its spec. A lock ends with its process, however that ends.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -61,6 +61,8 @@ def claimed(folder: Path, spec: Spec) -> Iterator[None]:
             raise ValueError(f"train: another process is training in {str(folder)!r}") from None
         if not (folder / _SPEC).exists():
             write_whole(folder / _SPEC, json.dumps(spec.to_dict(), indent=1).encode())
+        for name, content in (files or {}).items():
+            write_whole(folder / name, content.encode())
         yield
     (folder / _LOCK).unlink(missing_ok=True)
 

@@ -7,27 +7,20 @@ import time
 from contextlib import ExitStack
 from pathlib import Path
 
-import torch
-import transformers
 from transformers import TrainerCallback
 
-import unsoft
 from unsoft.errors import Interrupted
 from unsoft.hf.quiet import quiet
-from unsoft.tasks import Task
 from unsoft.training.checkpoints import sweep
-from unsoft.training.data import evaluation_batches
+from unsoft.training.final_test import final_result
 from unsoft.training.folder import CHECKPOINTS, LOG, claimed, finish, finished
 from unsoft.training.model import build
-from unsoft.training.progress import ShowProgress, WriteLog, records
+from unsoft.training.progress import ShowProgress, WriteLog
 from unsoft.training.repulsion import Repulsion
 from unsoft.training.result import Result
 from unsoft.training.spec import Spec
 from unsoft.training.stopping import StopOnSignal
-from unsoft.training.trainer import OWN, TaskTrainer, measure
-
-_FEW = 32
-_TEST = 0  # seed of the examples of the final test, the same for every run
+from unsoft.training.trainer import TaskTrainer
 
 
 def train(
@@ -77,7 +70,7 @@ def train(
             folder = Path(closing.enter_context(tempfile.TemporaryDirectory()))
         else:
             folder = Path(out)
-            closing.enter_context(claimed(folder, full))
+            closing.enter_context(claimed(folder, full, task.files()))
         stop = StopOnSignal()
         closing.enter_context(stop.listening())
         callbacks: list[TrainerCallback] = [stop, WriteLog(folder / LOG)]
@@ -105,7 +98,7 @@ def train(
         seconds = time.perf_counter() - begin
         if stop.came and trainer.state.global_step < full.steps:
             raise Interrupted(_goodbye(trainer.state.global_step, full.steps, out))
-        result = _result(trainer, full, task, seconds)
+        result = final_result(trainer, seconds)
         if out is not None:
             finish(folder, model, result)
         return result
@@ -117,40 +110,4 @@ def _goodbye(step: int, steps: int, out: str | Path | None) -> str:
     return (
         f"train: stopped at step {step} of {steps}; saved in {str(out)!r}, and the same command goes on from"
         " there"
-    )
-
-
-def _result(trainer: TaskTrainer, spec: Spec, task: Task, seconds: float) -> Result:
-    model, width, device = trainer.network, trainer.width, trainer.args.device
-    score, loss = measure(model, evaluation_batches(task, width, _TEST), device)
-    history = records(trainer.state)
-    watched = [record["eval_score"] for record in history if "eval_score" in record]
-    return Result(
-        spec=spec.to_dict(),
-        metric=task.metric,
-        higher_is_better=task.higher_is_better,
-        score=score,
-        validation=watched[-1],
-        harder={
-            other.label(than=task): measure(model, evaluation_batches(other, width, _TEST), device)[0]
-            for other in task.harder()
-        },
-        chance=task.chance,
-        known=task.known(seed=_TEST),
-        shortcut=task.shortcut_score(seed=_TEST),
-        loss=loss,
-        parameters=sum(parameter.numel() for parameter in model.parameters()),
-        learned={
-            name: parameter.detach().flatten().tolist()
-            for name, parameter in model.named_parameters()
-            if OWN in name and parameter.numel() <= _FEW
-        },
-        steps=trainer.state.global_step,
-        seconds=seconds,
-        history=history,
-        versions={
-            "unsoft": unsoft.__version__,
-            "torch": torch.__version__,
-            "transformers": transformers.__version__,
-        },
     )

@@ -22,6 +22,7 @@ from unsoft.training.spec import Spec
 
 OWN = ".unsoft."
 """In the name of every parameter that belongs to a mechanism; see :mod:`unsoft.hf.attention`."""
+_FEW = 32
 _VALIDATION = 1  # seed of the examples on which runs are watched; the final test has others
 
 
@@ -43,6 +44,7 @@ class TaskTrainer(Trainer):
         assert spec.steps and spec.batch and spec.lr is not None
         self.spec, self.task, self.network = spec, task, model
         self.width: int = model.config.hidden_size
+        self.started = own_values(model)
         super().__init__(
             model,
             _arguments(spec, folder, save_every, eval_every, report_to),
@@ -111,6 +113,19 @@ class TaskTrainer(Trainer):
                 f" {self.args.output_dir}: {reason}; the one before is kept, and the same command goes on"
                 " from there"
             ) from problem
+
+
+def own_values(model: nn.Module) -> dict[str, list[float]]:
+    """The values of a mechanism's own parameters, where they are few; of a logarithm the number itself."""
+    found = {}
+    for name, parameter in model.named_parameters():
+        if OWN in name and parameter.numel() <= _FEW:
+            values = parameter.detach().float().flatten()
+            where, _, last = name.rpartition(".")
+            if last.startswith("log_"):
+                name, values = f"{where}.{last.removeprefix('log_')}", values.exp()
+            found[name] = values.tolist()
+    return found
 
 
 @torch.no_grad()
