@@ -1,8 +1,10 @@
-"""The short way to the compiled kernel, for calls that need nothing else: decoding makes thousands of small ones.
+"""The short way to the compiled kernel, for calls that need nothing else:
+decoding makes thousands of small ones.
 
-What depends only on the formula, the shape of the queries and the flags is found out once and kept (:class:`_Plan`); what may
-change from call to call (the number of keys, where tensors lie) is compared with it. Whatever is unusual in any way (a wrong
-argument, a gradient, a transform, a mask, NaN) is left to the general way, which has all rules and messages.
+What depends only on the formula, the shape of the queries and the flags is found out once and kept
+(:class:`_Plan`); what may change from call to call (the number of keys, where tensors lie) is compared with
+it. Whatever is unusual in any way (a wrong argument, a gradient, a transform, a mask, NaN) is left to the
+general way, which has all rules and messages.
 """
 
 from __future__ import annotations
@@ -26,7 +28,10 @@ _plans: dict[tuple[object, ...], _Plan] = {}
 
 
 def observed() -> bool:
-    """Does anything listen to torch's operations: a mode, a transform, a tracer, autocast? Then nothing may go past them."""
+    """Does anything listen to torch's operations: a mode, a transform, a tracer, autocast?
+
+    Then nothing may go past them.
+    """
     return bool(
         torch._C._len_torch_dispatch_stack()
         or torch._C._len_torch_function_stack()
@@ -83,8 +88,9 @@ def step_directly(
     values: Tensor,
     length: int,
 ) -> Tensor | None:
-    """One step of decoding: writes new keys and values behind the first ``length`` of the buffers ``keys`` and ``values``,
-    which have room for them, and attends to all of them. None if the step has to take the general way; then nothing counts.
+    """One step of decoding: writes new keys and values behind the first ``length`` of the buffers ``keys``
+    and ``values``, which have room for them, and attends to all of them. None if the step has to take the
+    general way; then nothing counts.
     """
     try:
         plan = _plan_of(query, key, value, formula, "lower_right", scale, enable_gqa)
@@ -106,8 +112,14 @@ def _append(buffer: Tensor, new: Tensor, length: int) -> bytes:
 
 
 def _plan_of(
-    query: Tensor, key: Tensor, value: Tensor, formula: Formula, is_causal: bool | str, scale: float | None, enable_gqa: bool
-) -> _Plan | None:  # fmt: skip
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    formula: Formula,
+    is_causal: bool | str,
+    scale: float | None,
+    enable_gqa: bool,
+) -> _Plan | None:
     """The plan of a call without anything unusual."""
     if type(query) is not Tensor or type(key) is not Tensor or type(value) is not Tensor or observed():
         return None
@@ -143,13 +155,35 @@ def _fields(
     else:
         out = query.new_empty((batch, heads, queries, value_width))
     fields = binding.VARIABLE.pack(
-        plan.kernel.mechanism, thread_count(), batch, heads, shared, queries, keys, width, value_width,
-        is_causal is not False, keys - queries if is_causal == "lower_right" else 0, 0, 0, 0, 1.0, plan.scale,
-        query.data_ptr(), *query.stride(), kind,
-        key.data_ptr(), *key.stride(), kind,
-        value.data_ptr(), *value.stride(), kind,
-        out.data_ptr(), *out.stride(), kind,
-    )  # fmt: skip
+        plan.kernel.mechanism,
+        thread_count(),
+        batch,
+        heads,
+        shared,
+        queries,
+        keys,
+        width,
+        value_width,
+        is_causal is not False,
+        keys - queries if is_causal == "lower_right" else 0,
+        0,
+        0,
+        0,
+        1.0,
+        plan.scale,
+        query.data_ptr(),
+        *query.stride(),
+        kind,
+        key.data_ptr(),
+        *key.stride(),
+        kind,
+        value.data_ptr(),
+        *value.stride(),
+        kind,
+        out.data_ptr(),
+        *out.stride(),
+        kind,
+    )
     return out, fields + plan.rest
 
 
