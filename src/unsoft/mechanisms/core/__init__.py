@@ -3,6 +3,7 @@
 module.py       what every mechanism is and says of itself
 cache.py        what decoding remembers
 registry.py     names, and what they stand for
+plugins.py      mechanisms that users and other packages bring
 spec.py         that, as data
 build.py        a name as a module
 catalogue.py    all mechanisms at a glance

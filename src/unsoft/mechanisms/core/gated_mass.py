@@ -14,10 +14,10 @@ from torch.nn.functional import dropout
 from unsoft.engines.call import compute_dtype
 from unsoft.formula import Formula
 from unsoft.mechanisms.core.cache import Cache
-from unsoft.mechanisms.core.module import Around, Inputs, Mechanism
+from unsoft.mechanisms.core.module import Inputs, Mechanism, Wrapper
 
 
-class MassGate(Around):
+class MassGate(Wrapper):
     """A mechanism whose calls bring a gate for every key."""
 
     def __init__(self, inner: Mechanism) -> None:

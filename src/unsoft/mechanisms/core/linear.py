@@ -19,8 +19,8 @@ goes from token to token and has no gradient; "auto" takes it for steps of decod
 Others are refused.
 
 >>> import torch
->>> from unsoft.mechanisms.core.module import Place
->>> layer = Linear(Place(heads=2, head_dim=4), torch.relu)
+>>> from unsoft.mechanisms.core.spec import LayerSpec
+>>> layer = Linear(LayerSpec(heads=2, head_dim=4), torch.relu)
 >>> q, k, v = (torch.randn(1, 2, 6, 4) for _ in range(3))
 >>> out, weights = layer(q, k, v, is_causal=True, return_weights=True)
 >>> torch.allclose(out, weights @ v, atol=1e-6)
@@ -56,8 +56,9 @@ from unsoft.mechanisms.core.linear_call import (
     without_zero_bias,
     zeros,
 )
-from unsoft.mechanisms.core.module import Inputs, Mechanism, Place
+from unsoft.mechanisms.core.module import Inputs, Mechanism
 from unsoft.mechanisms.core.registry import resolve_formula
+from unsoft.mechanisms.core.spec import LayerSpec
 
 FeatureMap = Callable[[Tensor], Tensor]
 _ASKS_FOR_POSITIONS = Formula("j")
@@ -88,7 +89,7 @@ class Linear(Mechanism):
 
     def __init__(
         self,
-        place: Place,
+        layer_spec: LayerSpec,
         query_map: FeatureMap,
         key_map: FeatureMap | None = None,
         *,
@@ -99,7 +100,7 @@ class Linear(Mechanism):
     ) -> None:
         """``compiled_map``: the name of the map in compiled code (engines/native/recurrence.py),
         if it is there."""
-        super().__init__(place)
+        super().__init__(layer_spec)
         if normaliser not in ("sum", "count", "none"):
             raise ValueError(
                 f"linear: argument 'normaliser' must be 'sum', 'count' or 'none', not {normaliser!r}"
