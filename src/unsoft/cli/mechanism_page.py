@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import re
 
 from unsoft.formula import Formula
 from unsoft.mechanisms import mechanisms
@@ -77,5 +78,5 @@ def _docstring(name: str) -> list[str]:
         if paragraph.startswith(">>>"):
             shown.append(f"```pycon\n{paragraph}\n```")
         elif not paragraph.startswith("    "):
-            shown.append(paragraph.replace("\nCannot: ", "\n\nCannot: ").replace("``", "`"))
+            shown.append(re.sub(r"\s(?=Cannot: )", "\n\n", paragraph).replace("``", "`"))
     return shown
