@@ -150,39 +150,27 @@ class _Driver:
         return self.state()
 
     def plan(self) -> None:
-        """Writes down the runs that are decided by now."""
-        mine = [self.known[key] for key in self.planned.values()]
-        new = []
-        for run in self.study.runs(mine):
-            if run.place in self.planned:
-                continue
-            record = self.record_of(run)
-            if record.key not in self.known:
-                new.append(record)
-            elif (there := self.known[record.key]).sweep != record.sweep or there.swept != record.swept:
-                new.append(replace(there, sweep=record.sweep, swept=record.swept))
-            else:
-                record = there
-            self.planned[run.place] = record.key
-        if new:
-            self.store.put(new)
-            self.known |= {record.key: record for record in new}
+        """Writes down the runs that are decided by now; what is done already may decide more."""
+        before = -1
+        while before < len(self.planned):
+            before = len(self.planned)
+            mine = [self.known[key] for key in self.planned.values()]
+            new = [run for run in self.study.runs(mine) if run.place not in self.planned]
+            records = [self.record_of(run) for run in new]
+            self.store.put(records)
+            self.known |= {record.key: record for record in records}
+            self.planned |= {run.place: record.key for run, record in zip(new, records, strict=True)}
 
     def record_of(self, run: Run) -> Record:
         """The row of a run: as another study finished it, or still to be run."""
         empty = planned(self.study, run)
-        if self.any_code:
-            for old in reversed(list(self.known.values())):
-                if (
-                    (old.group, old.mechanism, old.seed, old.point) == run.place
-                    and old.spec == empty.spec
-                    and old.status == DONE
-                ):
-                    return replace(old, sweep=self.study.sweep, swept=run.swept)
-        if empty.key in self.known or (other := self.store.finished(empty.key)) is None:
+        found = self.known.get(empty.key) or self.store.finished(empty.key)
+        if found is None and self.any_code:
+            found = next((old for old in reversed(self.known.values()) if _same(old, empty)), None)
+        if found is None:
             return empty
-        same = ("study", "group", "mechanism", "point", "sweep", "swept")
-        return replace(other, **{name: getattr(empty, name) for name in same})
+        of_study = ("study", "group", "mechanism", "point", "sweep", "swept")
+        return replace(found, **{name: getattr(empty, name) for name in of_study})
 
     def submit(self) -> None:
         free = self.workers.free()
@@ -238,6 +226,11 @@ class _Driver:
             seconds_left=left,
             interrupted=self.signals > 0,
         )
+
+
+def _same(old: Record, new: Record) -> bool:
+    """Is it the same run, finished by another version of the code?"""
+    return old.status == DONE and (old.mechanism, old.spec) == (new.mechanism, new.spec)
 
 
 @contextmanager

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import io
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
@@ -148,7 +149,7 @@ def read_records(path: str | Path, study: str | None = None) -> list[Record]:
     try:
         text = path.read_text()
         rows: Iterable[Any] = (
-            json.loads(text) if path.suffix == ".json" else csv.DictReader(text.splitlines())
+            json.loads(text) if path.suffix == ".json" else csv.DictReader(io.StringIO(text, newline=""))
         )
         found = [Record.from_row(row) for row in rows]
     except (OSError, ValueError, TypeError, AttributeError) as problem:
