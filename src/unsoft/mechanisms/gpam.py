@@ -153,11 +153,11 @@ class Gpam(Mechanism):
 
     def _factors(self, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         """1 + l+ and l-; where no gradient is wanted they are computed once for as long as the parameters stay the same."""
-        learned = [x for x in (self.negative_map, self.plus, self.minus) if x is not None]
+        learned = [x for x in (self.plus, self.minus) if x is not None]
         if torch.is_grad_enabled() or torch.compiler.is_compiling() or any(x.is_inference() for x in learned):
             plus, minus = self.strengths()
             return (1 + plus).to(dtype), minus.to(dtype)
-        state = (dtype, *((x.data_ptr(), x._version) for x in learned))
+        state = (dtype, self.negative_map.device, *((x.data_ptr(), x._version) for x in learned))
         if self._known is None or self._known[0] != state:
             plus, minus = self.strengths()
             self._known = (state, ((1 + plus).to(dtype), minus.to(dtype)))

@@ -21,7 +21,8 @@ LOG, CHECKPOINTS = "log.jsonl", "checkpoints"
 
 
 def finished(folder: Path, spec: Spec) -> Result | None:
-    """The result of this very run if the folder has it; ValueError if the folder is another run's or something else."""
+    """The result of this very run if the folder has it; ValueError if the folder is another run's or
+    something else."""
     written = folder / _SPEC
     try:
         if not written.exists():
@@ -44,7 +45,10 @@ def finished(folder: Path, spec: Spec) -> Result | None:
 
 @contextmanager
 def claimed(folder: Path, spec: Spec) -> Iterator[None]:
-    """Makes the folder this run's own; meanwhile no other process can train in it. A lock ends with its process, however that ends."""
+    """Makes the folder this run's own; meanwhile no other process can train in it.
+
+    A lock ends with its process, however that ends.
+    """
     try:
         folder.mkdir(parents=True, exist_ok=True)
         lock = (folder / _LOCK).open("w")
@@ -62,7 +66,10 @@ def claimed(folder: Path, spec: Spec) -> Iterator[None]:
 
 
 def finish(folder: Path, model: PreTrainedModel, result: Result) -> None:
-    """The model first and the result last: a folder with a result is complete. Checkpoints have done their work then."""
+    """The model first and the result last: a folder with a result is complete.
+
+    Checkpoints have done their work then.
+    """
     unfinished = folder / f".{_MODEL}.tmp"
     shutil.rmtree(unfinished, ignore_errors=True)
     model.save_pretrained(unfinished)

@@ -1,4 +1,5 @@
-"""transformers' Trainer for a task: its loss and score, a learning rate for the mechanism, and checkpoints that are sealed."""
+"""transformers' Trainer for a task: its loss and score, a learning rate for the mechanism,
+and checkpoints that are sealed."""
 
 from __future__ import annotations
 
@@ -57,13 +58,14 @@ class TaskTrainer(Trainer):
         loss = self.task.loss(outputs["logits"][..., : self.task.outputs], labels)
         if self.network.training and not math.isfinite(loss.item()):
             raise DivergenceError(
-                f"train: the loss is {loss.item()} at step {self.state.global_step + 1}; a smaller learning rate than"
-                f" {self.spec.lr:g} may help"
+                f"train: the loss is {loss.item()} at step {self.state.global_step + 1}; a smaller learning"
+                f" rate than {self.spec.lr:g} may help"
             )
         return loss
 
     def create_optimizer(self, model: nn.Module | None = None) -> torch.optim.Optimizer:
-        """AdamW: weight decay for matrices only, and for the mechanism's own parameters a learning rate of their own."""
+        """AdamW: weight decay for matrices only, and for the mechanism's own parameters a learning rate of
+        their own."""
         if self.optimizer is None:
             groups: tuple[list[nn.Parameter], ...] = ([], [], [])
             for name, parameter in (model or self.network).named_parameters():
@@ -105,8 +107,9 @@ class TaskTrainer(Trainer):
             shutil.rmtree(folder, ignore_errors=True)
             reason = getattr(problem, "strerror", None) or str(problem)
             raise OSError(
-                f"train: the checkpoint of step {self.state.global_step} cannot be written to {self.args.output_dir}: {reason};"
-                " the one before is kept, and the same command goes on from there"
+                f"train: the checkpoint of step {self.state.global_step} cannot be written to"
+                f" {self.args.output_dir}: {reason}; the one before is kept, and the same command goes on"
+                " from there"
             ) from problem
 
 

@@ -20,8 +20,6 @@ from unsoft.formula import Formula
 TYPES = {torch.float32: 0, torch.float64: 1, torch.bfloat16: 2, torch.float16: 3}
 VARIABLE = struct.Struct("14q2d24q")
 """The first fields of struct Call: sizes, flags and numbers, then q, k, v and out with their strides and types."""
-APPEND = struct.Struct("15q")
-"""struct Append."""
 _HEAD, _NO_TENSOR = struct.Struct("14q2d"), (0,) * 5
 FINITE, _OUT_OF_MEMORY = 0, 2
 

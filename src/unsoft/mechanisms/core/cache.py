@@ -12,6 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from unsoft.engines.native.step import Step
+
 _FIRST_CAPACITY = 64
 Snapshot = list[tuple[object, dict[str, Any]]]
 
@@ -85,22 +87,17 @@ class KeyValueCache(Cache):
         super().__init__(batch)
         self._keys: Tensor | None = None
         self._values: Tensor | None = None
+        self.step: Step | None = None
+        """The last step of decoding, prepared to be repeated."""
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
         return () if self._keys is None or self._values is None else (self._keys, self._values)
 
-    def room(self, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor] | None:
-        """The buffers, if they have room for new keys and values of these shapes (whose tokens begin at ``length``)."""
-        keys, values = self._keys, self._values
-        if keys is None or values is None or not isinstance(key, Tensor) or not isinstance(value, Tensor):
-            return None
-        (batch, heads, room, width), new = keys.shape, key.shape
-        if len(new) != 4 or (batch, heads, width) != (new[0], new[1], new[3]) or room < self.length + new[2]:
-            return None
-        shape, new = values.shape, value.shape
-        fits = len(new) == 4 and (shape[0], shape[1], shape[3]) == (new[0], new[1], new[3])
-        return (keys, values) if fits and shape[2] >= self.length + new[2] else None
+    @property
+    def buffers(self) -> tuple[Tensor | None, Tensor | None]:
+        """Keys and values, with room for more behind the first ``length`` of them."""
+        return self._keys, self._values
 
     def append(self, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
         """Adds the keys and values of new tokens; returns all of them."""

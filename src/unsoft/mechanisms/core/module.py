@@ -15,7 +15,7 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from unsoft.engines.native.direct import step_directly
+from unsoft.engines.native.step import prepare_step
 from unsoft.engines.run import run_formula
 from unsoft.engines.threads import threads_are_used
 from unsoft.formula import Formula
@@ -205,13 +205,16 @@ def short_step(
     enable_gqa: bool = False,
 ) -> Tensor | None:
     """A plain step of decoding by one call of compiled code; None, and nothing done, if it has to take the general way."""
-    room = cache.room(key, value)
-    if room is None:
-        return None
-    out = step_directly(
-        query, key, value, formula, scale, enable_gqa, keys=room[0], values=room[1], length=cache.length
-    )
-    if out is not None:
+    buffers, options = cache.buffers, (scale, enable_gqa)
+    step = cache.step
+    if step is None or not step.serves(formula, buffers, options):
+        step = cache.step = prepare_step(query, key, value, formula, scale, enable_gqa, buffers)
+        if step is None:
+            return None
+    out = step.run(query, key, value, cache.length)
+    if out is None:
+        cache.step = None  # inputs of another shape, or a buffer that is full
+    else:
         cache.length += key.shape[2]
     return out
 
