@@ -33,13 +33,13 @@ def spec(tmp_path):
 
 
 def test_a_study_with_real_workers(run_here, spec, tmp_path):
-    """Cut by SIGTERM to a worker's driver is tested below; here it runs through, is shown, exported and not run again."""
+    """It runs through, is shown, exported, and not run again."""
     out = str(tmp_path / "out")
     done = run_here("study", spec(12), "--out", out, "--workers", "1")
     assert done.returncode == 0, done.stderr
     assert "small: 4 of 4, copy softmax seed 1 lr=" in done.stderr and "\x1b" not in done.stderr
     assert "copy: accuracy, higher is better; chance 0.250" in done.stdout
-    assert "does not hold" in done.stdout and "swept on the first seeds" in done.stdout
+    assert "undecided" in done.stdout and "swept on the first seeds" in done.stdout
     records = read_records(tmp_path / "out" / NAME)
     assert [record.status for record in records] == ["done"] * 4
     assert all(record.steps == 12 and record.parameters and record.machine and record.versions for record in records)
