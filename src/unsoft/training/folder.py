@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from transformers import PreTrainedModel
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from unsoft.files import write_whole
 
@@ -60,11 +60,18 @@ def claimed(folder: Path, spec: Mapping[str, Any], who: str) -> Iterator[None]:
     (folder / _LOCK).unlink(missing_ok=True)
 
 
-def finish(folder: Path, model: PreTrainedModel, result: Mapping[str, Any]) -> None:
+def finish(
+    folder: Path,
+    model: PreTrainedModel,
+    result: Mapping[str, Any],
+    tokenizer: PreTrainedTokenizerBase | None = None,
+) -> None:
     """The model first and the result last: a folder with a result is complete. Checkpoints have done their work then."""
     unfinished = folder / f".{_MODEL}.tmp"
     shutil.rmtree(unfinished, ignore_errors=True)
     model.save_pretrained(unfinished)
+    if tokenizer is not None:
+        tokenizer.save_pretrained(unfinished)
     shutil.rmtree(folder / _MODEL, ignore_errors=True)
     os.replace(unfinished, folder / _MODEL)
     write_whole(folder / _RESULT, json.dumps(result, indent=1).encode())
