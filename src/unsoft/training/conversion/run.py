@@ -78,7 +78,7 @@ class _Work:
         self.test = test.spaced(max(1, spec.held_out // spec.tokens)).to(device)
         self.stop = StopOnSignal()
         self.measured: dict[str, dict[str, Any]] = {"losses": {}, "layer_errors": {}, "seconds": {}}
-        self.shown = ShowProgress(f"{spec.model} to {spec.mechanism}", "")
+        self.shown = ShowProgress(f"{Path(spec.model).name} to {spec.mechanism}", "")
 
     def done(self) -> Converted:
         (self.out / CHECKPOINTS).mkdir(exist_ok=True)
@@ -173,10 +173,10 @@ class _Work:
 def _language_model(spec: Conversion) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     """Model and tokenizer, in float32; ValueError if there is no next token to predict."""
     model, tokenizer = load_model(spec.model)
-    kind = type(model).__name__
     if model.get_output_embeddings() is None or not model.can_generate():
         raise ValueError(
-            f"convert: {spec.model} is a {kind}, which predicts no next token; give a causal language model"
+            f"convert: {spec.model} is a {type(model).__name__}, which predicts no next token; give a causal language"
+            " model"
         )
     if tokenizer is None:
         raise ValueError(
