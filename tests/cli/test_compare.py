@@ -17,7 +17,8 @@ SWISH = "name=mine;weight=s*exp(s - m);mass=abs(s)*exp(s - m);peak=s"
 
 @pytest.fixture(autouse=True)
 def own_store(tmp_path, monkeypatch):
-    """A store of its own; the library for charts is left out, whose bundling takes seconds and which the browser's tests have."""
+    """A store of its own; the library for charts is left out, whose bundling takes seconds and which the
+    browser's tests have."""
     monkeypatch.setenv("UNSOFT_COMPARE_DIR", str(tmp_path / "store"))
     monkeypatch.setattr("unsoft.compare.output.vega", lambda store: "")
 

@@ -30,7 +30,9 @@ with warnings.catch_warnings(record=True) as seen:
 tiled = [unsoft.attention(q, k, v, m, engine="tiled") for m in sys.argv[1:]]
 print(json.dumps({
     "warnings": [[w.category.__name__, str(w.message)] for w in seen],
-    "close": all(torch.allclose(x, y, atol=1e-5) for some in (native, auto, again) for x, y in zip(some, tiled)),
+    "close": all(
+        torch.allclose(x, y, atol=1e-5) for some in (native, auto, again) for x, y in zip(some, tiled)
+    ),
     "tiled": all(torch.equal(x, y) for some in (native, again) for x, y in zip(some, tiled)),
 }))
 """

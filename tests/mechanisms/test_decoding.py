@@ -1,4 +1,7 @@
-"""Decoding with a cache, step by step: the compiled step, its growing buffers, and what it leaves to the general way."""
+"""Decoding with a cache, step by step: the compiled step, its growing buffers,
+and what it leaves to the general way."""
+
+import copy
 
 import pytest
 import torch
@@ -123,3 +126,25 @@ def test_growing_buffer_is_not_copied_at_every_step():
     cache.append(x, x)
     places = {cache.append(x, x)[0].data_ptr() for _ in range(60)}
     assert len(places) == 1
+
+
+@pytest.mark.parametrize("name", ["cog", "gpam"])
+def test_a_prepared_step_belongs_to_its_own_cache(name):
+    """A copy of a cache, beams that change places and a step back each write into the right buffers."""
+    q, k, v = (normal(2, HEADS, 72, WIDTH, seed=seed) for seed in range(3))
+    layer = unsoft.mechanism(name, heads=HEADS, head_dim=WIDTH)
+    expected = layer(q, k, v, is_causal=True)[:, :, 66:]
+    cache = layer.new_cache(2)
+    layer(*(token(x, 0, 60) for x in (q, k, v)), cache=cache)
+    for t in range(60, 66):
+        layer(*(token(x, t, t + 1) for x in (q, k, v)), cache=cache)
+    other = copy.deepcopy(cache)
+    steps(layer, *(-x for x in (q, k, v)), 66, other)
+    before = cache.snapshot()
+    steps(layer, *(-x for x in (q, k, v)), 66, cache)
+    cache.restore(before)
+    torch.testing.assert_close(steps(layer, q, k, v, 66, cache), expected, rtol=1e-5, atol=1e-5)
+    cache.restore(before)
+    cache.reorder(torch.tensor([1, 0]))
+    swapped = steps(layer, *(x.flip(0) for x in (q, k, v)), 66, cache)
+    torch.testing.assert_close(swapped.flip(0), expected, rtol=1e-5, atol=1e-5)

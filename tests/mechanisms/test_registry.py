@@ -282,7 +282,8 @@ def two_files_more(own_registry, monkeypatch, tmp_path):
 
 
 def test_adding_a_file_is_enough(own_registry, two_files_more):
-    """It is listed, documented, checked against its definition and promises, and compared, with no other edit."""
+    """It is listed, documented, checked against its definition and promises, and compared,
+    with no other edit."""
     assert {"brandnew", "brandnew-module"} <= set(mechanisms())
     assert str(resolve("brandnew").weight) == "abs(s)/n"
     page = mechanism_page()

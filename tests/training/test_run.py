@@ -139,7 +139,8 @@ def test_a_stopped_run_ends_with_the_same_weights(tmp_path, uninterrupted, signa
 
 
 def test_a_run_with_noise_of_its_own_resumes_too(tmp_path, signal_at):
-    """SPOS draws from torch's generator, whose state is in the checkpoint; the gate of the mechanism is learned."""
+    """SPOS draws from torch's generator, whose state is in the checkpoint;
+    the gate of the mechanism is learned."""
     spec = Spec(**TINY | {"heads": 4}, mechanism="gated+cog", repulse="spos")
     run(spec, tmp_path / "whole")
     signal_at(9, signal.SIGINT)

@@ -25,7 +25,8 @@ Plugin = Annotated[
         show_default=False,
     ),
 ]
-"""The option ``--plugin``: code of the user's own that registers tasks or mechanisms before a command runs."""
+"""The option ``--plugin``: code of the user's own that registers tasks or mechanisms before a command
+runs."""
 
 
 def check_folder(out: Path) -> None:

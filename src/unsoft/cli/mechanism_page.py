@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import re
 
 from unsoft.formula import Formula
 from unsoft.mechanisms import mechanisms
@@ -12,12 +13,14 @@ from unsoft.mechanisms.core.spec import Plan
 
 _HEAD = """# Mechanisms
 
-Written by `unsoft list --markdown` from the formulas and docstrings of `src/unsoft/mechanisms/`; do not edit by hand.
+Written by `unsoft list --markdown` from the formulas and docstrings of `src/unsoft/mechanisms/`;
+do not edit by hand.
 
-Every mechanism turns the logits s of a row into weights: a = weight(s) / norm(sum of mass(s) + offset), where m is the
-largest peak(s) that the row sees and n is the number of keys that it sees. What the columns promise is found by
-analysing the formula: *signed* weights may be negative; *sparse* ones are exactly 0 on a whole interval of logits;
-*needs length* means that the formula uses n; *continuous* that no weight jumps when its logit moves a little.
+Every mechanism turns the logits s of a row into weights: a = weight(s) / norm(sum of mass(s) + offset),
+where m is the largest peak(s) that the row sees and n is the number of keys that it sees. What the columns
+promise is found by analysing the formula: *signed* weights may be negative; *sparse* ones are exactly 0 on a
+whole interval of logits; *needs length* means that the formula uses n; *continuous* that no weight jumps when
+its logit moves a little.
 """
 
 _MODIFIERS = """Modifiers stand before a name, as in `"logn+cog"` or `"gated+logn+gpam"`:
@@ -75,5 +78,5 @@ def _docstring(name: str) -> list[str]:
         if paragraph.startswith(">>>"):
             shown.append(f"```pycon\n{paragraph}\n```")
         elif not paragraph.startswith("    "):
-            shown.append(paragraph.replace("\nCannot: ", "\n\nCannot: ").replace("``", "`"))
+            shown.append(re.sub(r"\s(?=Cannot: )", "\n\n", paragraph).replace("``", "`"))
     return shown

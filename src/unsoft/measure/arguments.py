@@ -1,4 +1,7 @@
-"""What a user passes to a measure, checked once. Every message names the argument, what was given and what works."""
+"""What a user passes to a measure, checked once.
+
+Every message names the argument, what was given and what works.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,8 @@ def check_float(name: str, x: Any, dims: int, shape: str) -> None:
         )
     if not x.dtype.is_floating_point:
         raise TypeError(
-            f"measure: argument '{name}' has dtype {x.dtype}; use a floating dtype, for example {name}.float()"
+            f"measure: argument '{name}' has dtype {x.dtype}; use a floating dtype, for example"
+            f" {name}.float()"
         )
     if x.dim() < dims:
         raise ValueError(f"measure: argument '{name}' has shape {tuple(x.shape)}; expected {shape}")
@@ -35,8 +39,8 @@ def check_mask(name: str, mask: Any, shape: tuple[int, ...], device: torch.devic
         )
     if mask.dtype != torch.bool:
         raise TypeError(
-            f"measure: argument '{name}' has dtype {mask.dtype}; use bool, True = visible. Of an additive mask pass"
-            f" {name} > torch.finfo({name}.dtype).min, of zeros and ones {name}.bool()"
+            f"measure: argument '{name}' has dtype {mask.dtype}; use bool, True = visible. Of an additive"
+            f" mask pass {name} > torch.finfo({name}.dtype).min, of zeros and ones {name}.bool()"
         )
     if mask.device != device:
         raise ValueError(
@@ -52,7 +56,8 @@ def check_broadcast(name: str, x: Tensor, shape: tuple[int, ...]) -> None:
     )
     if not fits:
         raise ValueError(
-            f"measure: argument '{name}' has shape {tuple(x.shape)}, which does not broadcast to {tuple(shape)}"
+            f"measure: argument '{name}' has shape {tuple(x.shape)}, which does not broadcast to"
+            f" {tuple(shape)}"
         )
 
 
@@ -64,9 +69,9 @@ def check_leading(name: str, x: Tensor, weights: Tensor) -> None:
         fits = False
     if not fits:
         raise ValueError(
-            f"measure: argument '{name}' has shape {tuple(x.shape)}; the dimensions before the last two must broadcast to"
-            f" those of 'weights', {tuple(weights.shape)}. Where query heads share key heads, repeat these:"
-            f" {name}.repeat_interleave(queries_per_key_head, -3)"
+            f"measure: argument '{name}' has shape {tuple(x.shape)}; the dimensions before the last two must"
+            f" broadcast to those of 'weights', {tuple(weights.shape)}. Where query heads share key heads,"
+            f" repeat these: {name}.repeat_interleave(queries_per_key_head, -3)"
         )
 
 
@@ -93,8 +98,8 @@ def row_weights(mechanism: Any) -> Callable[[Tensor], Tensor]:
         return mechanism.row
     if not callable(mechanism):
         raise TypeError(
-            "measure: argument 'mechanism' must be a Formula or a function from logits (..., keys) to weights, not"
-            f" {mechanism!r}; for a name such as 'cog' pass unsoft.mechanisms()['cog']"
+            "measure: argument 'mechanism' must be a Formula or a function from logits (..., keys) to"
+            f" weights, not {mechanism!r}; for a name such as 'cog' pass unsoft.mechanisms()['cog']"
         )
 
     def checked(logits: Tensor) -> Tensor:
@@ -102,8 +107,8 @@ def row_weights(mechanism: Any) -> Callable[[Tensor], Tensor]:
         if not isinstance(weights, Tensor) or weights.shape != logits.shape:
             given = tuple(weights.shape) if isinstance(weights, Tensor) else type(weights).__name__
             raise ValueError(
-                f"measure: argument 'mechanism' turned logits of shape {tuple(logits.shape)} into {given}; it must"
-                " return one weight for each logit"
+                f"measure: argument 'mechanism' turned logits of shape {tuple(logits.shape)} into {given}; it"
+                " must return one weight for each logit"
             )
         return weights
 

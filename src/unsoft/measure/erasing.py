@@ -34,22 +34,23 @@ def deletion(
         x_ij = a_ij (v_j W_O . r_j) / |r_j|^2
         share = sum of |x| over x < 0 / sum |x|        strength = mean of |x| over x < 0
 
-    x_ij is the multiple of the source's residual r_j (..., keys, E) that row i receives from key j: +1 would copy the
-    source, -1 would delete it from a row that holds it. W_O is ``out_proj`` (..., D, E), a head's part of the output
-    projection; without it values and residual must live in the same space. Without ``residual`` the direction is the
-    value's own, x_ij = a_ij, and only negative weights can delete. ``values`` (..., keys, D); everything before the
-    last two dimensions broadcasts to that of ``weights`` (..., queries, keys).
+    x_ij is the multiple of the source's residual r_j (..., keys, E) that row i receives from key j: +1 would
+    copy the source, -1 would delete it from a row that holds it. W_O is ``out_proj`` (..., D, E), a head's
+    part of the output projection; without it values and residual must live in the same space. Without
+    ``residual`` the direction is the value's own, x_ij = a_ij, and only negative weights can delete.
+    ``values`` (..., keys, D); everything before the last two dimensions broadcasts to that of ``weights``
+    (..., queries, keys).
 
     Answers: does the head delete, or only add? Even softmax can, through W_O.
 
-    Range: share 0 to 1, strength at least 0; both 0 for a head that deletes nothing. A source without a direction
-    (all 0) is neither copied nor deleted.
+    Range: share 0 to 1, strength at least 0; both 0 for a head that deletes nothing. A source without a
+    direction (all 0) is neither copied nor deleted.
 
     >>> weights = torch.tensor([[0.75, -0.25]])
     >>> values = torch.tensor([[1.0, 0.0], [0.0, 2.0]])
     >>> deletion(weights, values)
     Deletion(share=tensor(0.2500), strength=tensor(0.2500))
-    >>> deletion(weights, values, residual=torch.tensor([[-1.0, 0.0], [0.0, 1.0]]))       # both sources are removed
+    >>> deletion(weights, values, residual=torch.tensor([[-1.0, 0.0], [0.0, 1.0]]))  # both are removed
     Deletion(share=tensor(1.), strength=tensor(0.6250))
     """
     check_float("weights", weights, 2, "(..., queries, keys)")
@@ -65,7 +66,8 @@ def deletion(
 
 
 def moved_by(rows: Rows, gain: Tensor) -> Tensor:
-    """Of each row, with x = a * gain: what is removed, what is moved at all, how many entries remove; (..., 3)."""
+    """Of each row, with x = a * gain: what is removed, what is moved at all, how many entries remove;
+    (..., 3)."""
     along = rows.values * gain
     if rows.visible is not None:
         along = torch.where(rows.visible, along, 0.0)  # the value of a hidden key may be NaN
@@ -101,8 +103,8 @@ def _check_sources(weights: Tensor, values: Tensor, residual: Tensor | None, out
     for name, x in given.items():
         if x.shape[-2] != weights.shape[-1]:
             raise ValueError(
-                f"measure: argument '{name}' has shape {tuple(x.shape)}, 'weights' {tuple(weights.shape)}; it needs one row"
-                f" for each of the {weights.shape[-1]} keys"
+                f"measure: argument '{name}' has shape {tuple(x.shape)}, 'weights' {tuple(weights.shape)}; it"
+                f" needs one row for each of the {weights.shape[-1]} keys"
             )
         check_leading(name, x, weights)
     if out_proj is not None:
@@ -114,11 +116,12 @@ def _check_sources(weights: Tensor, values: Tensor, residual: Tensor | None, out
         check_leading("out_proj", out_proj, weights)
         if out_proj.shape[-2:] != (values.shape[-1], residual.shape[-1]):
             raise ValueError(
-                f"measure: argument 'out_proj' has shape {tuple(out_proj.shape)}; to map 'values' {tuple(values.shape)}"
-                f" to 'residual' {tuple(residual.shape)} it must end in {(values.shape[-1], residual.shape[-1])}"
+                f"measure: argument 'out_proj' has shape {tuple(out_proj.shape)}; to map 'values'"
+                f" {tuple(values.shape)} to 'residual' {tuple(residual.shape)} it must end in"
+                f" {(values.shape[-1], residual.shape[-1])}"
             )
     elif residual is not None and residual.shape[-1] != values.shape[-1]:
         raise ValueError(
-            f"measure: argument 'residual' has shape {tuple(residual.shape)}, 'values' {tuple(values.shape)}; without"
-            " 'out_proj' their last dimensions must match"
+            f"measure: argument 'residual' has shape {tuple(residual.shape)}, 'values' {tuple(values.shape)};"
+            " without 'out_proj' their last dimensions must match"
         )

@@ -1,7 +1,7 @@
 """Can it focus? Seven answers, all of the sizes |a|, so that signed and unnormalised weights have them too.
 
-n is the number of keys that a row sees and p_j = |a_j| / sum |a|. A row without mass (all weights 0) prefers no
-key: it counts as flat, like the limit of c, c, ..., c for c to 0, and has no share of mass anywhere.
+n is the number of keys that a row sees and p_j = |a_j| / sum |a|. A row without mass (all weights 0) prefers
+no key: it counts as flat, like the limit of c, c, ..., c for c to 0, and has no share of mass anywhere.
 """
 
 from __future__ import annotations
@@ -171,8 +171,8 @@ def distance_to_uniform_of(rows: Rows) -> Tensor:
 def largest_sum(sizes: Tensor, k: int) -> Tensor:
     """Sum of the k largest numbers of each row.
 
-    The k largest of a row lie in those k columns of its (height, width) arrangement that have the largest maxima, so
-    only k * height of them are sorted, not the whole row.
+    The k largest of a row lie in those k columns of its (height, width) arrangement that have the largest
+    maxima, so only k * height of them are sorted, not the whole row.
 
     >>> largest_sum(torch.tensor([4.0, 1.0, 5.0]), 2)
     tensor(9.)

@@ -17,10 +17,10 @@ def key_groups(keys: Tensor, mask: Tensor | None = None, *, t: float = 1.0, thre
 
         Z_jl = exp(-t |k_j - k_l|^2 / d) > threshold        groups = connected components of this relation
 
-    Connected components do not depend on the order of the keys, as clusters around leaders would. A long chain of near
-    keys becomes one group; :func:`hijack` compares groups with their magnitude, which counts such a chain as many.
-    ``keys`` is (..., keys, d), ``mask`` (..., keys) says which keys exist; a hidden key is a group of its own. Memory
-    is one matrix keys x keys.
+    Connected components do not depend on the order of the keys, as clusters around leaders would. A long
+    chain of near keys becomes one group; :func:`hijack` compares groups with their magnitude, which counts
+    such a chain as many. ``keys`` is (..., keys, d), ``mask`` (..., keys) says which keys exist; a hidden key
+    is a group of its own. Memory is one matrix keys x keys.
 
     Answers: which keys are redundant, seen at the resolution t?
 
@@ -67,7 +67,8 @@ def _within(points: Tensor, reach: float) -> Tensor:
     squares = points.square().sum(-1, keepdim=True)
     ones = torch.ones_like(squares)
     left, right = torch.cat([-2 * points, squares, ones], -1), torch.cat([points, ones, squares], -1)
-    # The distance of two clones far out is a small difference of large numbers; otherwise half the digits will do.
+    # The distance of two clones far out is a small difference of large numbers;
+    # otherwise half the digits will do.
     if not (squares > 1000 * reach).any():
         left, right = left.float(), right.float()
     return left @ right.mT < reach

@@ -17,13 +17,13 @@ def head_similarity(weights: Tensor, mask: Tensor | None = None) -> Tensor:
 
         sim_gh = mean_i  a_gi . a_hi / (|a_gi| |a_hi|)
 
-    ``weights`` is (..., heads, queries, keys), the result (..., heads, heads). Rows count if both heads have mass in
-    them.
+    ``weights`` is (..., heads, queries, keys), the result (..., heads, heads).
+    Rows count if both heads have mass in them.
 
     Answers: are heads redundant, copies of one another?
 
-    Range: -1 (opposite) through 0 (different keys) to 1 (the same up to scale); at least 0 for non-negative weights.
-    Heads that share no row with mass: 0.
+    Range: -1 (opposite) through 0 (different keys) to 1 (the same up to scale); at least 0 for non-negative
+    weights. Heads that share no row with mass: 0.
 
     >>> import torch
     >>> head_similarity(torch.tensor([[[1.0, 0.0]], [[0.0, 1.0]], [[-2.0, 0.0]]]))
@@ -46,7 +46,8 @@ def head_similarity(weights: Tensor, mask: Tensor | None = None) -> Tensor:
 
 
 def cosines_of(rows: Rows) -> tuple[Tensor, Tensor]:
-    """Sums over the rows (..., heads, queries, keys) of their cosines between heads, and how many rows those heads share."""
+    """Sums over the rows (..., heads, queries, keys) of their cosines between heads,
+    and how many rows those heads share."""
     unit = unit_rows(rows.values).transpose(-3, -2)
     filled = (~rows.empty).to(unit.dtype)
     return (unit @ unit.mT).sum(-3), filled @ filled.mT
@@ -57,8 +58,8 @@ def parameter_similarity(parameters: Tensor) -> Tensor:
 
         sim_gh = w_g . w_h / (|w_g| |w_h|)
 
-    ``parameters`` is (heads, ...), such as a query projection seen as (heads, head_dim, model_dim); the result is
-    (heads, heads).
+    ``parameters`` is (heads, ...), such as a query projection seen as (heads, head_dim, model_dim);
+    the result is (heads, heads).
 
     Answers: did heads learn the same thing?
 

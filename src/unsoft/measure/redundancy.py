@@ -1,4 +1,7 @@
-"""Is it hijacked? Crowds of look-alike keys against what they are worth (Rosić, 2026, "magnitude attention")."""
+"""Is it hijacked?
+
+Crowds of look-alike keys against what they are worth (Rosić, 2026, "magnitude attention").
+"""
 
 from __future__ import annotations
 
@@ -51,18 +54,19 @@ def hijack(
         magnitude_share = sum of mu_j over j in redundant groups / sum mu        (Z + eps I) mu = 1
         excess = attention_share - magnitude_share
 
-    Groups are those of :func:`key_groups` among the keys that any row sees, redundant if the row sees two or more of their keys. ``weights`` is
-    (..., queries, keys), ``keys`` (..., keys, d) with leading dimensions that broadcast to those of the weights. The
-    magnitude weights mu come from :func:`unsoft.magnitude.weighting`, or from ``magnitude_weights``, (..., keys) or
-    (..., queries, keys). If the mask differs from row to row, so does the set whose magnitude counts, and
-    ``magnitude_weights`` must be given: for causal rows ``unsoft.magnitude.prefix_weighting(keys).weights``.
+    Groups are those of :func:`key_groups` among the keys that any row sees, redundant if the row sees two or
+    more of their keys. ``weights`` is (..., queries, keys), ``keys`` (..., keys, d) with leading dimensions
+    that broadcast to those of the weights. The magnitude weights mu come from
+    :func:`unsoft.magnitude.weighting`, or from ``magnitude_weights``, (..., keys) or (..., queries, keys). If
+    the mask differs from row to row, so does the set whose magnitude counts, and ``magnitude_weights`` must
+    be given: for causal rows ``unsoft.magnitude.prefix_weighting(keys).weights``.
 
     Answers: do many copies of a key take attention that one copy would not get?
 
-    Range: attention_share 0 to 1; the other two usually in -1 to 1, but magnitude weights can be negative. Rows without
-    redundant groups: 0 everywhere.
+    Range: attention_share 0 to 1; the other two usually in -1 to 1, but magnitude weights can be negative.
+    Rows without redundant groups: 0 everywhere.
 
-    >>> keys = torch.tensor([[9.0, 0.0], [0.0, 0.0], [0.0, 0.0], [0.0, 0.0]])        # one unique key, three clones
+    >>> keys = torch.tensor([[9.0, 0.0], [0.0, 0.0], [0.0, 0.0], [0.0, 0.0]])  # one unique key, three clones
     >>> flat = torch.full((1, 4), 0.25)
     >>> hijack(flat, keys, magnitude_weights=torch.tensor([1.0, 1 / 3, 1 / 3, 1 / 3]))
     Hijack(attention_share=tensor([0.7500]), magnitude_share=tensor([0.5000]), excess=tensor([0.2500]))
@@ -72,8 +76,8 @@ def hijack(
     check_mask("mask", mask, weights.shape, weights.device)
     if keys.shape[-2] != weights.shape[-1]:
         raise ValueError(
-            f"measure: argument 'keys' has shape {tuple(keys.shape)}, 'weights' {tuple(weights.shape)}; keys need one row"
-            f" for each of the {weights.shape[-1]} keys"
+            f"measure: argument 'keys' has shape {tuple(keys.shape)}, 'weights' {tuple(weights.shape)}; keys"
+            f" need one row for each of the {weights.shape[-1]} keys"
         )
     check_leading("keys", keys, weights)
     per_row = mask is not None and _differs_between_rows(mask)
@@ -84,8 +88,8 @@ def hijack(
     if magnitude_weights is None:
         if per_row:
             raise ValueError(
-                "measure: argument 'mask' differs from row to row, and so does the magnitude of what a row sees: pass"
-                " 'magnitude_weights' of shape (..., queries, keys), for causal rows"
+                "measure: argument 'mask' differs from row to row, and so does the magnitude of what a row"
+                " sees: pass 'magnitude_weights' of shape (..., queries, keys), for causal rows"
                 " unsoft.magnitude.prefix_weighting(keys, t=t, eps=eps).weights"
             )
         from unsoft.magnitude import weighting  # only here: its solvers are not needed otherwise
@@ -111,9 +115,10 @@ def unique_share(
 
         |a_unique| / sum |a|        of the row  unique, clone, clone, ..., clone
 
-    ``unique`` and ``clone`` are logits; with the defaults exp says that the unique key is 20 times as relevant as each
-    clone, the example of the literature. (Clones with the logit 0 would hold nothing under many signed mechanisms.) The result has one number for each number of ``clones``. ``mechanism`` is a :class:`unsoft.Formula` or a
-    function from logits to weights.
+    ``unique`` and ``clone`` are logits; with the defaults exp says that the unique key is 20 times as
+    relevant as each clone, the example of the literature. (Clones with the logit 0 would hold nothing under
+    many signed mechanisms.) The result has one number for each number of ``clones``. ``mechanism`` is a
+    :class:`unsoft.Formula` or a function from logits to weights.
 
     Answers: how many mediocre copies does it take to drown a relevant key?
 

@@ -1,8 +1,9 @@
 """Rows of attention weights, walked through in blocks that fit the cache.
 
 A weight tensor may be as large as memory allows, so nothing here makes a second one: each block of rows is
-measured completely before the next is touched. Sums of squares and logarithms are taken of ``relative`` sizes, so
-that a measure that does not depend on the scale of a row does not overflow or underflow with it either.
+measured completely before the next is touched. Sums of squares and logarithms are taken of ``relative``
+sizes, so that a measure that does not depend on the scale of a row does not overflow or underflow with it
+either.
 """
 
 from __future__ import annotations
@@ -131,10 +132,11 @@ def measure_rows(function: Callable[[Rows], Tensor], weights: Any, mask: Any) ->
 def over_rows(function: Callable[..., Tensor], weights: Tensor, *beside: Tensor | None) -> Tensor:
     """``function(block, *beside)`` of blocks of rows, put together again.
 
-    ``beside`` are tensors that broadcast to ``weights``, or None; they are cut alongside, never copied. The result
-    of ``function`` begins with the dimensions of its block except the last.
+    ``beside`` are tensors that broadcast to ``weights``, or None; they are cut alongside, never copied. The
+    result of ``function`` begins with the dimensions of its block except the last.
 
-    >>> over_rows(lambda block, scale: (block * scale).sum(-1), torch.ones(2, 3), torch.tensor([[1.0], [2.0]]))
+    >>> scale = torch.tensor([[1.0], [2.0]])
+    >>> over_rows(lambda block, scale: (block * scale).sum(-1), torch.ones(2, 3), scale)
     tensor([3., 6.])
     """
     return _walk(function, weights, [None if x is None else x.expand(weights.shape) for x in beside])

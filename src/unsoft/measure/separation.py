@@ -1,4 +1,7 @@
-"""Does a mechanism tell a key that is irrelevant from one that is opposed? An open question of signed attention."""
+"""Does a mechanism tell a key that is irrelevant from one that is opposed?
+
+An open question of signed attention.
+"""
 
 from __future__ import annotations
 
@@ -35,16 +38,19 @@ def discrimination(
 ) -> Discrimination:
     """Whether irrelevant and opposed keys get different weights, and by how much.
 
-        auc = P(a_opposed < a_irrelevant) + P(equal) / 2        gap = E[ n (a_irrelevant - a_opposed) / sum |a| ]
+        auc = P(a_opposed < a_irrelevant) + P(equal) / 2
+        gap = E[ n (a_irrelevant - a_opposed) / sum |a| ]
 
     Each geometry has a query, ``keys`` - 1 other keys (standard normal, ``dim`` wide) and one more key, once
-    irrelevant and once opposed, with the scale 1/sqrt(dim). The opposed key has the cosine -``opposition`` to the
-    query. The irrelevant key has a random direction, whose cosine is 0 up to ``spread``/sqrt(dim); ``spread=0`` makes
-    it exactly orthogonal. ``mechanism`` is a :class:`unsoft.Formula` or a function from logits to weights.
+    irrelevant and once opposed, with the scale 1/sqrt(dim). The opposed key has the cosine -``opposition`` to
+    the query. The irrelevant key has a random direction, whose cosine is 0 up to ``spread``/sqrt(dim);
+    ``spread=0`` makes it exactly orthogonal. ``mechanism`` is a :class:`unsoft.Formula` or a function from
+    logits to weights.
 
-    Answers: is "not about this" different from "the opposite of this"? The auc asks whether the order is right, which
-    softmax manages; the gap asks whether it matters: softmax has at most its share of a neutral key to take away,
-    signed mechanisms go on below 0, and mechanisms that cut at 0 (relu) see no difference at all for ``spread=0``.
+    Answers: is "not about this" different from "the opposite of this"? The auc asks whether the order is
+    right, which softmax manages; the gap asks whether it matters: softmax has at most its share of a neutral
+    key to take away, signed mechanisms go on below 0, and mechanisms that cut at 0 (relu) see no difference
+    at all for ``spread=0``.
 
     Range: auc 0 to 1, where 1/2 cannot tell; gap any number, 0 cannot tell.
 

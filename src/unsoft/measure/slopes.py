@@ -28,13 +28,13 @@ def gradient(mechanism: Any, logits: Tensor, others: Tensor) -> Gradient:
 
         weight = |J_00|        key = sqrt(sum_j J_j0^2)        query = sqrt(sum_jl J_jl^2)
 
-    For a loss whose slope along the values, dloss/do . v_j, is independent with variance 1 for each key, ``key`` is the
-    root mean square of dloss/ds_0, and with standard normal keys and the scale 1/sqrt(dim), ``query`` is that of
-    |dloss/dq|. ``logits`` is (points,), ``others`` (keys - 1,); ``mechanism`` is a :class:`unsoft.Formula` or a
-    differentiable function from logits to weights.
+    For a loss whose slope along the values, dloss/do . v_j, is independent with variance 1 for each key,
+    ``key`` is the root mean square of dloss/ds_0, and with standard normal keys and the scale 1/sqrt(dim),
+    ``query`` is that of |dloss/dq|. ``logits`` is (points,), ``others`` (keys - 1,); ``mechanism`` is a
+    :class:`unsoft.Formula` or a differentiable function from logits to weights.
 
-    Answers: does a key with a negative logit still learn? Under softmax its gradient dies off like exp(s), under relu
-    it is exactly 0.
+    Answers: does a key with a negative logit still learn? Under softmax its gradient dies off like exp(s),
+    under relu it is exactly 0.
 
     Range: at least 0.
 
@@ -48,8 +48,8 @@ def gradient(mechanism: Any, logits: Tensor, others: Tensor) -> Gradient:
     check_float("others", others, 1, "(keys - 1,)")
     if logits.dim() != 1 or others.dim() != 1:
         raise ValueError(
-            f"measure: arguments 'logits' and 'others' must have one dimension, not shapes {tuple(logits.shape)} and"
-            f" {tuple(others.shape)}"
+            "measure: arguments 'logits' and 'others' must have one dimension, not shapes"
+            f" {tuple(logits.shape)} and {tuple(others.shape)}"
         )
     with torch.enable_grad():
         moving = logits.detach()[:, None]

@@ -1,7 +1,8 @@
 """Do tokens become the same? Measures of the states (..., tokens, dim) of a layer; stack layers in front.
 
-A small residual means that the tokens have collapsed. A large one does not mean that they carry information, noise has
-a residual too: ``recovery`` says whether the states have evolved and can still be told apart, or only differ.
+A small residual means that the tokens have collapsed. A large one does not mean that they carry information,
+noise has a residual too: ``recovery`` says whether the states have evolved and can still be told apart, or
+only differ.
 
 A ``mask`` (..., tokens) says which tokens exist. Hidden ones change nothing, whatever they hold.
 """
@@ -46,10 +47,10 @@ def collapse(
 ) -> Collapse:
     """Every measure of collapse at once; give ``inputs`` to tell evolution from collapse and from noise.
 
-        (|R|_F, sqrt(|R|_1 |R|_inf), mean cosine, effective rank, stable rank, recovery)        R = X - 1 mean(X)
+        (|R|_F, sqrt(|R|_1 |R|_inf), mean cosine, effective rank, stable rank, recovery)    R = X - 1 mean(X)
 
-    Answers: evolution (residual stays, recovery stays), noise (residual stays, recovery at 1/tokens) or collapse
-    (residual goes to 0)?
+    Answers: evolution (residual stays, recovery stays), noise (residual stays, recovery at 1/tokens) or
+    collapse (residual goes to 0)?
 
     Range: that of each measure.
 
@@ -89,8 +90,8 @@ def composite_residual(states: Tensor, mask: Tensor | None = None) -> Tensor:
 
         sqrt(|R|_1 |R|_inf)        R = X - 1 mean(X), |R|_1 largest column sum, |R|_inf largest row sum of |R|
 
-    Answers: does a layer keep the bound |res(attention(X))| <= c |res(X)|^3 of Dong et al. (2021)? The papers take the
-    best vector in place of the mean, so theirs is at most this.
+    Answers: does a layer keep the bound |res(attention(X))| <= c |res(X)|^3 of Dong et al. (2021)? The papers
+    take the best vector in place of the mean, so theirs is at most this.
 
     Range: at least 0; 0 if all tokens are equal.
 
@@ -181,23 +182,24 @@ def recovery(
 
         mean_i [ argmax_j cos(x_i - mean(X), e_j - mean(E)) = i ]
 
-    ``inputs`` (..., tokens, dim) are usually the embeddings that entered the first layer. A tie counts as the share of
-    right answers in it. With ``tokens`` (..., tokens), integer names of the tokens, any copy of the right token is
-    right. Memory is one matrix tokens x tokens. Not differentiable.
+    ``inputs`` (..., tokens, dim) are usually the embeddings that entered the first layer. A tie counts as the
+    share of right answers in it. With ``tokens`` (..., tokens), integer names of the tokens, any copy of the
+    right token is right. Memory is one matrix tokens x tokens. Not differentiable.
 
     Answers: can each token still be identified, or has it drowned in the others or in noise?
 
     Range: 0 to 1. If all states are equal, and on average for noise: 1/tokens (chance). No tokens: 0.
 
-    >>> recovery(torch.tensor([[5.0, 1.0], [1.0, 5.0], [9.0, 9.0]]), torch.tensor([[1.0, 0.0], [0.0, 1.0], [1.0, 1.0]]))
+    >>> states = torch.tensor([[5.0, 1.0], [1.0, 5.0], [9.0, 9.0]])
+    >>> recovery(states, inputs=torch.tensor([[1.0, 0.0], [0.0, 1.0], [1.0, 1.0]]))
     tensor(1.)
     """
     check_float("inputs", inputs, 2, "(..., tokens, dim)")
     checked = _States(states, mask).values
     if inputs.shape[-2:] != states.shape[-2:]:
         raise ValueError(
-            f"measure: argument 'inputs' has shape {tuple(inputs.shape)}, 'states' {tuple(states.shape)}; the last two"
-            " dimensions (tokens, dim) must match"
+            f"measure: argument 'inputs' has shape {tuple(inputs.shape)}, 'states' {tuple(states.shape)}; the"
+            " last two dimensions (tokens, dim) must match"
         )
     check_broadcast("inputs", inputs, states.shape)
     lead, (count, dim) = states.shape[:-2], states.shape[-2:]

@@ -1,19 +1,21 @@
-"""differential: the difference of two softmax maps with their own keys, normalised per head (Differential Transformer, v1).
+"""differential: the difference of two softmax maps with their own keys,
+normalised per head (Differential Transformer, v1).
 
     A = softmax(q1 k1) - l softmax(q2 k2)          out = (1 - l0) RMSNorm(A v)
     l = exp(a1 . b1) - exp(a2 . b2) + l0           l0 = 0.8 - 0.6 exp(-0.3 layer)
 
 Paper: Ye et al., Differential Transformer, arXiv 2410.05258 (ICLR 2025).
 
-Heads come in pairs: query and key heads 2p and 2p + 1 are the two maps of pair p, and the values of both are joined, as in
-the paper (half as many heads, values twice as wide); so shapes are those of ordinary attention. Under grouped-query attention
-query pair p reads key pair p // group, which the authors' plain file gets wrong.
+Heads come in pairs: query and key heads 2p and 2p + 1 are the two maps of pair p, and the values of both are
+joined, as in the paper (half as many heads, values twice as wide); so shapes are those of ordinary attention.
+Under grouped-query attention query pair p reads key pair p // group, which the authors' plain file gets
+wrong.
 
-Can: cancel what both maps agree on (noise, sinks). Rows sum to 1 - l before the norm; the norm then fixes the scale.
-Cannot: guarantee that l stays positive, as published: then the maps add.
+Can: cancel what both maps agree on (noise, sinks). Rows sum to 1 - l before the norm; the norm then fixes the
+scale. Cannot: guarantee that l stays positive, as published: then the maps add.
 
-The weights returned are A times the scale of its row, so weights times values are the output up to the learned gain of the norm
-(1 at the start).
+The weights returned are A times the scale of its row, so weights times values are the output up to the
+learned gain of the norm (1 at the start).
 
 >>> import torch
 >>> from unsoft.mechanisms.core.module import Place
@@ -97,9 +99,11 @@ def definition(call: WrittenCall, layer: Any, formula: Pointwise) -> tuple[Tenso
     maps = []
     for which in (0, 1):
         half = call.change(
-            query=call.query[:, which::2], key=call.key[:, which::2],
-            visible=call.visible[:, which::2], bias=call.bias[:, which::2],
-        )  # fmt: skip
+            query=call.query[:, which::2],
+            key=call.key[:, which::2],
+            visible=call.visible[:, which::2],
+            bias=call.bias[:, which::2],
+        )
         maps.append(visible_part(formula(logits_of(half)), half.visible))
     a1, b1, a2, b2 = layer.vectors
     strength = (a1 * b1).sum().exp() - (a2 * b2).sum().exp() + layer.first

@@ -1,18 +1,20 @@
-"""differential2: the difference of two softmax maps over shared keys, with a factor per token (Differential Transformer V2).
+"""differential2: the difference of two softmax maps over shared keys,
+with a factor per token (Differential Transformer V2).
 
     out_h = A(q_2h, k) v - sigmoid(l_h) A(q_2h+1, k) v          l = W x for each token and head
 
 Source: the authors' second version (January 2026, repository microsoft/unilm, Diff-Transformer-V2).
 
-There are twice as many query heads as output heads, paired 2h and 2h + 1, so that both queries of a pair read the same key
-head under grouped-query attention (the other pairing is wrong there). One fused call; keys and cache are those of ordinary attention.
-x is the hidden state if ``hidden=`` brings it, otherwise the first query of the pair stands in.
+There are twice as many query heads as output heads, paired 2h and 2h + 1, so that both queries of a pair read
+the same key head under grouped-query attention (the other pairing is wrong there). One fused call; keys and
+cache are those of ordinary attention. x is the hidden state if ``hidden=`` brings it, otherwise the first
+query of the pair stands in.
 
-Ours, and not the authors': l has a constant per head besides W x, and W begins at 0, so that every token begins with
-sigmoid(0) = 1/2 of the second map (the authors have no constant and a random W).
+Ours, and not the authors': l has a constant per head besides W x, and W begins at 0, so that every token
+begins with sigmoid(0) = 1/2 of the second map (the authors have no constant and a random W).
 
-Can: cancel what both maps agree on, by an amount that each token chooses. Rows sum to 1 - sigmoid(l), in (0, 1).
-Cannot: amplify: no norm follows, and weights lie in (-1, 1).
+Can: cancel what both maps agree on, by an amount that each token chooses. Rows sum to 1 - sigmoid(l), in (0,
+1). Cannot: amplify: no norm follows, and weights lie in (-1, 1).
 
 >>> import torch
 >>> from unsoft.mechanisms.core.module import Place
@@ -58,8 +60,8 @@ class Differential2(Mechanism):
         heads = inputs.query.shape[-3]
         if heads != self.query_heads:
             raise ValueError(
-                f"differential2: argument 'query' has {heads} heads (shape {tuple(inputs.query.shape)}); it needs two for each of"
-                f" the {self.place.heads} heads of the output, {self.query_heads}"
+                f"differential2: argument 'query' has {heads} heads (shape {tuple(inputs.query.shape)}); it"
+                f" needs two for each of the {self.place.heads} heads of the output, {self.query_heads}"
             )
         mask = inputs.options["attn_mask"]
         if isinstance(mask, Tensor) and mask.dim() >= 3 and 1 < mask.shape[-3] == self.place.heads:

@@ -160,7 +160,8 @@ class Magnitude(Around):
     def attend_cached(self, inputs: Inputs, cache: Cache) -> Result:
         if not isinstance(cache, MagnitudeCache):
             raise TypeError(
-                f"argument 'cache' is a {type(cache).__name__}; this mechanism's new_cache() makes another kind"
+                f"argument 'cache' is a {type(cache).__name__}; this mechanism's new_cache() makes another"
+                " kind"
             )
         cache.check(inputs.key)
         plain = inputs.options["attn_mask"] is None and inputs.geometry_keys is None
@@ -254,7 +255,8 @@ class Magnitude(Around):
             return result
         if cache is not None:
             raise ValueError(
-                "argument 'return_weights': with a cache the gates of earlier keys are in their values already"
+                "argument 'return_weights': with a cache the gates of earlier keys are in their values"
+                " already"
             )
         every = result[1].shape[-3] // gate.shape[-2]
         return result[0], result[1] * gate.repeat_interleave(every, dim=-2)[..., None, :].to(result[1].dtype)

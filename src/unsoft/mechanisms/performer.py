@@ -1,14 +1,15 @@
 """performer(m): linear attention with m positive random features, which approaches softmax as m grows.
 
-    exp(q . k) = E_w[ exp(w.q - |q|^2/2) exp(w.k - |k|^2/2) ],   w Gaussian;   m directions, orthogonal in groups
+    exp(q . k) = E_w[ exp(w.q - |q|^2/2) exp(w.k - |k|^2/2) ],  w Gaussian; m directions, orthogonal in groups
 
 Paper: Choromanski et al., Rethinking Attention with Performers, arXiv 2009.14794.
 
-Can: come as close to softmax as one pays for, at linear cost: the live demonstration that linear attention needs dimension to focus.
-Cannot: do it cheaply for sharp attention: the number of features needed grows exponentially with the size of the logits.
-The directions are drawn once from ``seed`` and are not trained. Features are summed by their logarithms, each with its largest value
-so far taken out, so that rows sum to 1 for every head width and every size of queries and keys (the authors subtract one maximum
-over all tokens and add 1e-4 to every feature instead, which looks ahead and is not causal).
+Can: come as close to softmax as one pays for, at linear cost: the live demonstration that linear attention
+needs dimension to focus. Cannot: do it cheaply for sharp attention: the number of features needed grows
+exponentially with the size of the logits. The directions are drawn once from ``seed`` and are not trained.
+Features are summed by their logarithms, each with its largest value so far taken out, so that rows sum to 1
+for every head width and every size of queries and keys (the authors subtract one maximum over all tokens and
+add 1e-4 to every feature instead, which looks ahead and is not causal).
 
 >>> import torch
 >>> from unsoft.mechanisms.core.module import Place
@@ -32,12 +33,14 @@ from unsoft.mechanisms.core.registry import family
 
 
 def log_positive_random(x: Tensor, directions: Tensor) -> Tensor:
-    """w . x - |x|^2 / 2 for random directions w: logarithms of unbiased features of exp(s) (Performer, arXiv 2009.14794)."""
+    """w . x - |x|^2 / 2 for random directions w: logarithms of unbiased features of exp(s) (Performer, arXiv
+    2009.14794)."""
     return x @ directions.to(x.dtype).mT - x.square().sum(-1, keepdim=True) / 2
 
 
 def orthogonal_directions(count: int, width: int, seed: int) -> Tensor:
-    """``count`` random directions, orthogonal in groups of ``width``, with the lengths of Gaussian vectors."""
+    """``count`` random directions, orthogonal in groups of ``width``,
+    with the lengths of Gaussian vectors."""
     generator = torch.Generator().manual_seed(seed)
     blocks = []
     for _ in range(-(-count // width)):
@@ -84,8 +87,11 @@ def definition(call: WrittenCall, layer: Any) -> Tensor:
 
 
 family(
-    "performer", Performer, summary="random features that approach softmax as their number grows",
-    paper="Choromanski et al. 2020, arXiv 2009.14794", argument="count",
+    "performer",
+    Performer,
+    summary="random features that approach softmax as their number grows",
+    paper="Choromanski et al. 2020, arXiv 2009.14794",
+    argument="count",
     properties=Properties(False, "1", "1", False, False, True),
     definition=definition,
-)  # fmt: skip
+)

@@ -4,20 +4,22 @@
 
 Paper: Sun et al., Retentive Network, arXiv 2307.08621 (d_h = 1 - 2^(-5-h)).
 
-Can: focus without limit: the sparsity measure S goes to 0 with the length; constant cost per token. Cannot: look far: what is
-attended to depends on distance. It looks back only.
+Can: focus without limit: the sparsity measure S goes to 0 with the length; constant cost per token. Cannot:
+look far: what is attended to depends on distance. It looks back only.
 
 d is one number per head in (0, 1), fixed as published, or ``learnable``.
 
-The paper's block is norm(retention) * swish(x W). Without them outputs grow with the number of keys, and more with every layer of a
-deep stack: use them when training from scratch. Both are options, off by default so that the mechanism is the bare map:
+The paper's block is norm(retention) * swish(x W). Without them outputs grow with the number of keys, and more
+with every layer of a deep stack: use them when training from scratch. Both are options, off by default so
+that the mechanism is the bare map:
 
     norm="group"   mean 0 and variance 1 over the channels of a head, no weights (the paper's GroupNorm)
     norm="rms"     root mean square 1 instead, as in the authors' later code
-    gate=True      swish(x W + c) for every channel; x is the hidden state if ``hidden=`` brings it, otherwise the query
+    gate=True      swish(x W + c) for every channel; x is the hidden state if ``hidden=`` brings it,
+                   otherwise the query
 
-The c is ours: with W = 0 and c = 1.278 the gate starts at 1 (the paper has no c and a random W). Weights that are returned
-are those before norm and gate.
+The c is ours: with W = 0 and c = 1.278 the gate starts at 1 (the paper has no c and a random W). Weights that
+are returned are those before norm and gate.
 
 >>> import torch
 >>> from unsoft.mechanisms.core.module import Place
@@ -113,7 +115,11 @@ def definition(call: WrittenCall, layer: Any) -> Tensor:
 
 
 family(
-    "retention", Retention, summary="linear attention whose weights fade with distance", argument="start",
-    paper="Sun et al. 2023, arXiv 2307.08621", properties=Properties(True, "free", "free", False, False, True),
+    "retention",
+    Retention,
+    summary="linear attention whose weights fade with distance",
+    argument="start",
+    paper="Sun et al. 2023, arXiv 2307.08621",
+    properties=Properties(True, "free", "free", False, False, True),
     definition=definition,
-)  # fmt: skip
+)

@@ -1,4 +1,5 @@
-"""Data with a known answer: small tasks that tell mechanisms apart. One file each; ``unsoft tasks`` lists them.
+"""Data with a known answer: small tasks that tell mechanisms apart. One file each;
+``unsoft tasks`` lists them.
 
 >>> import unsoft
 >>> task = unsoft.tasks.task("deletion")

@@ -19,7 +19,10 @@ _SAME = 0.8  # the cosine above which two items come from one source
 @register
 @dataclass(frozen=True, kw_only=True)
 class Census(Task):
-    """What does the majority of sources say? Items are noisy copies of their source; some sources are copied much more often."""
+    """What does the majority of sources say?
+
+    Items are noisy copies of their source; some sources are copied much more often.
+    """
 
     name: ClassVar[str] = "census"
     tells: ClassVar[str] = "mechanisms that count units of information from those that count copies"
@@ -27,7 +30,10 @@ class Census(Task):
 
     sources: int = 5
     repeats: int = 8
-    """A source has (repeats + 1) / 2 copies on average. While training it is 1 to ``repeats``, in the test exactly ``repeats``."""
+    """A source has (repeats + 1) / 2 copies on average.
+
+    While training it is 1 to ``repeats``, in the test exactly ``repeats``.
+    """
     noise: float = 0.1
     dim: int = 16
 

@@ -17,9 +17,11 @@ from unsoft.tasks.task import IGNORE, Batch, Setup, Task, chosen
 @register
 @dataclass(frozen=True, kw_only=True)
 class Compression(Task):
-    """Random tokens and a mark; from the mark's output alone all tokens must be read, so labels are (batch, length, tokens).
+    """Random tokens and a mark; from the mark's output alone all tokens must be read,
+    so labels are (batch, length, tokens).
 
-    MAD reads them with a multilayer perceptron that is told the position, here it is one linear map, the model's last.
+    MAD reads them with a multilayer perceptron that is told the position, here it is one linear map,
+    the model's last.
     """
 
     name: ClassVar[str] = "compression"

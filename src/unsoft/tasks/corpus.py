@@ -1,4 +1,5 @@
-"""Text that every machine has: the documentation and the sources that come with Python; or any file or folder."""
+"""Text that every machine has: the documentation and the sources that come with Python;
+or any file or folder."""
 
 from __future__ import annotations
 
@@ -16,10 +17,11 @@ _TESTED = 0.1
 
 @lru_cache(maxsize=4)
 def corpus(path: str = "") -> tuple[Tensor, Tensor]:
-    """Bytes for training and for the test. Documents go wholly to one of them, by a digest of their name, whatever else is there.
+    """Bytes for training and for the test. Documents go wholly to one of them, by a digest of their name,
+    whatever else is there.
 
-    A folder: each file in it is a document. A single file: its last tenth is the test. Nothing: Python's own documentation
-    topics and the modules of its standard library.
+    A folder: each file in it is a document. A single file: its last tenth is the test. Nothing: Python's own
+    documentation topics and the modules of its standard library.
     """
     documents = _documents(Path(path)) if path else _python()
     parts: tuple[list[bytes], list[bytes]] = ([], [])

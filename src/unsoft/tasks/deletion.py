@@ -19,9 +19,11 @@ class Deletion(Task):
     """What is left?
 
     form
-        "sum": items lie on ``places`` lists; the question names two of them: which item is on the first and not on the second? Which list
-        is added and which subtracted is known only to the question, so one layer needs weights of both signs.
-        "stream": each token writes a value to one of ``places``, overwrites what is there, or deletes it; in the end every place is asked.
+        "sum": items lie on ``places`` lists; the question names two of them: which item is on the first and
+        not on the second? Which list is added and which subtracted is known only to the question, so one
+        layer needs weights of both signs.
+        "stream": each token writes a value to one of ``places``, overwrites what is there, or deletes it; in
+        the end every place is asked.
     """
 
     name: ClassVar[str] = "deletion"
@@ -123,7 +125,10 @@ class Deletion(Task):
         return labelled_last(torch.cat([tokens, pairs + self.places + order], 1), take(left, order))
 
     def solve(self, inputs: Tensor) -> Tensor:
-        """The sum: +1 for every item of the first list, -1 for every one of the second. The stream: the last token of each place."""
+        """The sum: +1 for every item of the first list, -1 for every one of the second.
+
+        The stream: the last token of each place.
+        """
         return self._signed_sum(inputs) if self.form == "sum" else self._last(inputs)
 
     def _signed_sum(self, inputs: Tensor, minus: float = -1.0) -> Tensor:

@@ -1,4 +1,7 @@
-"""Random draws that tasks share. Everything comes from a generator, so a seed is all that is needed to see the same data again."""
+"""Random draws that tasks share.
+
+Everything comes from a generator, so a seed is all that is needed to see the same data again.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,8 @@ from torch import Tensor
 
 
 def generator(seed: int, *names: object) -> torch.Generator:
-    """A generator of its own for each seed and names: torch's takes 32 bits of a seed, so they are a digest of all.
+    """A generator of its own for each seed and names: torch's takes 32 bits of a seed,
+    so they are a digest of all.
 
     >>> first, second = (torch.rand(1, generator=generator(0, "test", index)) for index in (0, 1))
     >>> bool(first == second)

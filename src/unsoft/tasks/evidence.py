@@ -1,7 +1,8 @@
 """Items as vectors: where it points, what it says, and marks. Shared by the tasks whose inputs are features.
 
-An item has a direction (``dim`` numbers), a label (one of ``labels``) and a mark; marks are for tokens that are no items, such as the
-question. Directions are larger than labels, since they have to be compared and labels only read.
+An item has a direction (``dim`` numbers), a label (one of ``labels``) and a mark; marks are for tokens that
+are no items, such as the question. Directions are larger than labels, since they have to be compared and
+labels only read.
 """
 
 from __future__ import annotations

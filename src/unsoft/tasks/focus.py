@@ -17,7 +17,10 @@ from unsoft.tasks.task import Batch, Setup, Task, chosen, labelled_last
 @register
 @dataclass(frozen=True, kw_only=True)
 class Focus(Task):
-    """What does the one item say that points where the question points? All others point anywhere; each question asks for another item."""
+    """What does the one item say that points where the question points?
+
+    All others point anywhere; each question asks for another item.
+    """
 
     name: ClassVar[str] = "focus"
     tells: ClassVar[str] = "mechanisms that still find one key as contexts grow from those that spread out"

@@ -20,8 +20,9 @@ Word = tuple[int, ...]
 @register
 @dataclass(frozen=True, kw_only=True)
 class FuzzyRecall(Task):
-    """Keys are words of 1 to ``longest`` key tokens and values words of as many value tokens; when a key comes again, every token of its
-    value is asked. In the test all keys have the full length. Sequences are filled up with a blank in front."""
+    """Keys are words of 1 to ``longest`` key tokens and values words of as many value tokens; when a key
+    comes again, every token of its value is asked. In the test all keys have the full length. Sequences are
+    filled up with a blank in front."""
 
     name: ClassVar[str] = "fuzzy-recall"
     tells: ClassVar[str] = "mechanisms that put a key together from several tokens before they look it up"

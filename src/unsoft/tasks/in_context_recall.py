@@ -19,7 +19,8 @@ MAD = "Poli et al. 2024, Mechanistic design (arXiv 2403.17844)"
 @register
 @dataclass(frozen=True, kw_only=True)
 class InContextRecall(Task):
-    """Key, value, key, value, ...: a key has the same value throughout a sequence, and is asked whenever it comes again."""
+    """Key, value, key, value, ...: a key has the same value throughout a sequence,
+    and is asked whenever it comes again."""
 
     name: ClassVar[str] = "in-context-recall"
     tells: ClassVar[str] = (

@@ -16,7 +16,8 @@ from unsoft.tasks.task import Batch, Setup, Task, chosen, labelled_last
 @register
 @dataclass(frozen=True, kw_only=True)
 class Induction(Task):
-    """Different tokens in random order, then some of them again in another order: each asks for the token that followed it."""
+    """Different tokens in random order, then some of them again in another order:
+    each asks for the token that followed it."""
 
     name: ClassVar[str] = "induction"
     tells: ClassVar[str] = (

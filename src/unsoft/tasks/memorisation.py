@@ -17,9 +17,11 @@ from unsoft.tasks.task import IGNORE, Batch, Setup, Task, chosen
 @register
 @dataclass(frozen=True, kw_only=True)
 class Memorisation(Task):
-    """Key, blank, key, blank, ...: at each blank give the value of the key before it, which is the same in every sequence ever drawn.
+    """Key, blank, key, blank, ...: at each blank give the value of the key before it,
+    which is the same in every sequence ever drawn.
 
-    Facts are those of training, since there is nothing else to be known: the control in which the mechanism should not matter.
+    Facts are those of training, since there is nothing else to be known:
+    the control in which the mechanism should not matter.
     """
 
     name: ClassVar[str] = "memorisation"

@@ -17,7 +17,10 @@ from unsoft.tasks.task import Batch, Setup, Task, chosen, labelled_last
 @register
 @dataclass(frozen=True, kw_only=True)
 class Needle(Task):
-    """What does the item say that points where the question points? A crowd of look-alikes points close by and says something else."""
+    """What does the item say that points where the question points?
+
+    A crowd of look-alikes points close by and says something else.
+    """
 
     name: ClassVar[str] = "needle"
     tells: ClassVar[str] = "mechanisms that many look-alike keys hijack from those that they do not"

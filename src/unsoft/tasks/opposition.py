@@ -22,7 +22,8 @@ _CLEAR = 0.5  # the cosine from which an item is evidence
 class Opposition(Task):
     """One item may point where the question points, or exactly against it; all others point across it.
 
-    Answers: the label of the item that supports (0 to labels - 1), of the one that opposes (labels to 2 labels - 1), or 2 labels: neither.
+    Answers: the label of the item that supports (0 to labels - 1),
+    of the one that opposes (labels to 2 labels - 1), or 2 labels: neither.
     """
 
     name: ClassVar[str] = "opposition"
@@ -98,5 +99,6 @@ class Opposition(Task):
         return self._answer(inputs, sees_opposition=True)
 
     def shortcut(self, inputs: Tensor) -> Tensor:
-        """Sees support only, as one head does whose weights cannot be negative: opposition looks like neither."""
+        """Sees support only, as one head does whose weights cannot be negative:
+        opposition looks like neither."""
         return self._answer(inputs, sees_opposition=False)

@@ -19,9 +19,9 @@ class Recall(Task):
     """Multi-query associative recall.
 
     form
-        "stream", as in zoology: key and value are two tokens, so a model needs two layers; then ``pairs`` of the remaining places ask
-        for a key, nearer ones more often by a power law, and random tokens fill the rest. "joined": each pair is one token, which
-        one layer can answer.
+        "stream", as in zoology: key and value are two tokens, so a model needs two layers; then ``pairs`` of
+        the remaining places ask for a key, nearer ones more often by a power law, and random tokens fill the
+        rest. "joined": each pair is one token, which one layer can answer.
     power
         1: questions are spread evenly; towards 0: soon after the pairs.
     """
@@ -55,7 +55,8 @@ class Recall(Task):
             self.require(self.length % 2 == 0, f"'length' must be even, not {self.length}")
             self.require(
                 4 * self.pairs <= self.length,
-                f"{self.pairs} pairs and their questions need a length of at least {4 * self.pairs}, not {self.length}",
+                f"{self.pairs} pairs and their questions need a length of at least {4 * self.pairs}, not"
+                f" {self.length}",
             )
 
     @property

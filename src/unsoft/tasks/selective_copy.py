@@ -17,7 +17,8 @@ from unsoft.tasks.task import Batch, Setup, Task, chosen, labelled_last
 @register
 @dataclass(frozen=True, kw_only=True)
 class SelectiveCopy(Task):
-    """Tokens at random places between blanks, a mark, and as many blanks as tokens: say them there, in their order."""
+    """Tokens at random places between blanks, a mark, and as many blanks as tokens: say them there,
+    in their order."""
 
     name: ClassVar[str] = "selective-copy"
     tells: ClassVar[str] = (

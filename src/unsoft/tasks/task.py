@@ -22,7 +22,8 @@ class Batch(NamedTuple):
     inputs: Tensor
     """Tokens (batch, length), features (batch, length, size) or images (batch, channels, height, width)."""
     labels: Tensor
-    """The right answer at every position that is asked, IGNORE elsewhere; (batch, length), or (batch,) for images."""
+    """The right answer at every position that is asked, IGNORE elsewhere; (batch, length),
+    or (batch,) for images."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,8 +44,9 @@ class Setup:
 class Task(ABC):
     """The base of every task. A task is a frozen dataclass whose fields are the knobs of its difficulty.
 
-    A task of your own says its name, what it tells apart, what goes in and out, how examples are drawn and how they are solved;
-    :func:`unsoft.tasks.register` makes it known to ``unsoft tasks`` and ``unsoft train``.
+    A task of your own says its name, what it tells apart, what goes in and out, how examples are drawn and
+    how they are solved; :func:`unsoft.tasks.register` makes it known to ``unsoft tasks`` and
+    ``unsoft train``.
 
     >>> import unsoft
     >>> task = unsoft.tasks.task("recall", pairs=4, length=32)
@@ -82,7 +84,10 @@ class Task(ABC):
 
     @property
     def answers_in_tokens(self) -> bool:
-        """Are labels tokens of the inputs? Models then have one embedding for both, without which copying starts late."""
+        """Are labels tokens of the inputs?
+
+        Models then have one embedding for both, without which copying starts late.
+        """
         return False
 
     @property
@@ -116,7 +121,8 @@ class Task(ABC):
         return chosen(integers(len(self.choices), labels.shape, random) + self.choices.start, self.outputs)
 
     def sample(self, count: int, *, seed: int = 0, index: int = 0, training: bool = False) -> Batch:
-        """Batch number ``index`` of a stream; the streams of different seeds, and of training and test, have nothing in common."""
+        """Batch number ``index`` of a stream; the streams of different seeds, and of training and test,
+        have nothing in common."""
         if count < 1:
             raise ValueError(f"{self.name}: argument 'count' must be at least 1, not {count}")
         return self.draw(count, generator(seed, "training" if training else "test", index), training)

@@ -89,7 +89,8 @@ class Text(Task):
         return torch.nn.functional.cross_entropy(found.float(), wanted, reduction="none") / math.log(2)
 
     def solve(self, inputs: Tensor) -> Tensor:
-        """Counts of three bytes in the training text, mixed with those of two and one (Witten and Bell 1991); as logarithms."""
+        """Counts of three bytes in the training text, mixed with those of two and one (Witten and Bell 1991);
+        as logarithms."""
         before = torch.nn.functional.pad(inputs, (1, 0), value=ord("\n"))[:, :-1]
         likely = torch.full((_BYTES,), 1 / _BYTES)
         for counts, context in zip(_counts(self.path), (None, inputs, before * _BYTES + inputs), strict=True):

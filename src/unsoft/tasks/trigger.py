@@ -20,8 +20,8 @@ _START, _TRIGGER = -2, -1
 class Trigger(Task):
     """At the trigger give the mean of all content before it, at every other token give zero.
 
-    Labels are vectors, (batch, length, dim). The score is the squared error over that of always giving zero: 1 is doing nothing,
-    0 is perfect. Content is drawn around a centre that differs from sequence to sequence.
+    Labels are vectors, (batch, length, dim). The score is the squared error over that of always giving zero:
+    1 is doing nothing, 0 is perfect. Content is drawn around a centre that differs from sequence to sequence.
     """
 
     name: ClassVar[str] = "trigger"
@@ -67,7 +67,8 @@ class Trigger(Task):
 
     @property
     def _energy(self) -> float:
-        """The expected squared length of a label: the trigger is one of ``length`` tokens, after 1 to length - 1 others."""
+        """The expected squared length of a label: the trigger is one of ``length`` tokens,
+        after 1 to length - 1 others."""
         before = range(1, self.length)
         return self.dim * (1 + self.noise**2 * sum(1 / n for n in before) / len(before)) / self.length
 

@@ -1,8 +1,9 @@
 """The contract battery for mechanisms that are modules: the same promises, asked of the module.
 
-Computed in float64 with parameters moved away from their start, so that a parameter that has no effect, or the wrong one,
-shows. The reference is the mechanism's own weights written out (``return_weights=True``), which ``tests/mechanisms`` compare
-with each paper's definition; what is compared with them is the fast form, decoding, masks and gradients.
+Computed in float64 with parameters moved away from their start, so that a parameter that has no effect, or
+the wrong one, shows. The reference is the mechanism's own weights written out (``return_weights=True``),
+which ``tests/mechanisms`` compare with each paper's definition; what is compared with them is the fast form,
+decoding, masks and gradients.
 """
 
 from __future__ import annotations
@@ -24,7 +25,8 @@ from unsoft.testing.report import Report, Row, worst_of
 HEADS, WIDTH, LENGTH, BATCH = 4, 6, 70, 2
 _PERTURB = 0.1
 _SLACK = 64.0
-"""Sizes here are those of results, not of the terms they are sums of: leave room for cancellation (float64)."""
+"""Sizes here are those of results, not of the terms they are sums of:
+leave room for cancellation (float64)."""
 
 Tensors = tuple[Tensor, Tensor, Tensor]
 
@@ -76,7 +78,8 @@ def _written_out(x: Subject) -> Iterator[Measure]:
         ours, theirs = (
             torch.autograd.grad(y, variables, upstream, allow_unused=True) for y in (fast, written)
         )
-        # The gradient of a parameter is a sum over all tokens, of terms as large as the gradients of the inputs.
+        # The gradient of a parameter is a sum over all tokens, of terms as large as the gradients of the
+        # inputs.
         terms = sum(float(b.norm()) for b in theirs[: len(inputs)] if b is not None)
         for number, (a, b) in enumerate(zip(ours, theirs, strict=True)):
             yield fact("the same inputs have a gradient", (a is None) == (b is None))
@@ -141,7 +144,8 @@ def _equivariance(x: Subject) -> Iterator[Measure]:
 
 
 def _engines(x: Subject) -> Iterator[Measure]:
-    """``engine=`` does what it says: a name that is none is refused, and so is one that cannot run this mechanism."""
+    """``engine=`` does what it says: a name that is none is refused,
+    and so is one that cannot run this mechanism."""
     q, k, v = x.inputs()
     with torch.no_grad():
         expected = x.module(q, k, v, is_causal=True)

@@ -1,7 +1,8 @@
 """At every size and in every state the mechanism does what its definition says, with and without a cache.
 
-The definition is independent of all engines: plain torch from the paper (:mod:`unsoft.testing.definitions`), for a formula
-of your own its text. Sizes and states are those of :mod:`unsoft.testing.grid.point`: a sample that shows each of them, or all pairs.
+The definition is independent of all engines: plain torch from the paper (:mod:`unsoft.testing.definitions`),
+for a formula of your own its text. Sizes and states are those of :mod:`unsoft.testing.grid.point`: a sample
+that shows each of them, or all pairs.
 """
 
 from __future__ import annotations
@@ -24,7 +25,8 @@ CHECKS: dict[str, Callable[[Trial, str], Iterator[Measure]]] = {
     "decoding = definition": decoding,
 }
 _REFUSED = re.compile(r"argument '(attn_mask|is_causal|engine)'|arguments 'attn_mask'")
-"""A ValueError that says so is no failure: the call is one that the mechanism, or the engine, does not claim to do."""
+"""A ValueError that says so is no failure: the call is one that the mechanism, or the engine,
+does not claim to do."""
 
 
 @dataclass(frozen=True)
@@ -40,7 +42,8 @@ class Sizes:
     """What was computed already; engines and checks share references."""
 
     def of(self, check: str, engine: str, others: tuple[str, ...]) -> tuple[Point, ...]:
-        """The points of one engine: all for "auto", and for each of the others a share, so that together they have all."""
+        """The points of one engine: all for "auto", and for each of the others a share,
+        so that together they have all."""
         points = _decodable(self.points) if check == "decoding = definition" else self.points
         return points if engine not in others else points[others.index(engine) :: len(others)]
 

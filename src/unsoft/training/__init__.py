@@ -1,4 +1,5 @@
-"""Training on tasks with transformers' Trainer, and heads that repel each other. Needs the extra ``hf``; imported on demand.
+"""Training on tasks with transformers' Trainer, and heads that repel each other. Needs the extra ``hf``;
+imported on demand.
 
 >>> import unsoft
 >>> spec = unsoft.training.Spec(task="census", mechanism="magnitude+cog", steps=3)

@@ -1,4 +1,5 @@
-"""Checkpoints that are whole or not there: Trainer writes a folder file by file, so each gets a seal with digests when it is complete.
+"""Checkpoints that are whole or not there: Trainer writes a folder file by file,
+so each gets a seal with digests when it is complete.
 
 A folder without a seal, or with a file that is not what the seal says, is never loaded.
 """

@@ -1,4 +1,5 @@
-"""Batches for transformers' Trainer: drawn when they are asked for, from the number of the step, so that resuming needs no cursor."""
+"""Batches for transformers' Trainer: drawn when they are asked for, from the number of the step,
+so that resuming needs no cursor."""
 
 from __future__ import annotations
 

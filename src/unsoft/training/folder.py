@@ -20,7 +20,8 @@ LOG, CHECKPOINTS = "log.jsonl", "checkpoints"
 
 
 def finished(folder: Path, spec: Mapping[str, Any], who: str) -> dict[str, Any] | None:
-    """The result of this very run if the folder has it; ValueError if the folder is another run's or something else."""
+    """The result of this very run if the folder has it; ValueError if the folder is another run's or
+    something else."""
     written = folder / _SPEC
     try:
         if not written.exists():
@@ -43,7 +44,8 @@ def finished(folder: Path, spec: Mapping[str, Any], who: str) -> dict[str, Any] 
 
 @contextmanager
 def claimed(folder: Path, spec: Mapping[str, Any], who: str) -> Iterator[None]:
-    """Makes the folder this run's own; meanwhile no other process can train in it. A lock ends with its process, however that ends."""
+    """Makes the folder this run's own; meanwhile no other process can train in it. A lock ends with its
+    process, however that ends."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         lock = (folder / _LOCK).open("w")
@@ -66,7 +68,8 @@ def finish(
     result: Mapping[str, Any],
     tokenizer: PreTrainedTokenizerBase | None = None,
 ) -> None:
-    """The model first and the result last: a folder with a result is complete. Checkpoints have done their work then."""
+    """The model first and the result last: a folder with a result is complete. Checkpoints have done their
+    work then."""
     unfinished = folder / f".{_MODEL}.tmp"
     shutil.rmtree(unfinished, ignore_errors=True)
     model.save_pretrained(unfinished)

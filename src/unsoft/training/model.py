@@ -23,7 +23,10 @@ from unsoft.tasks import Batch, Task
 from unsoft.training.spec import Spec
 
 _START = 0.8
-"""Initial weights have this over the root of the width: 0.1 at 64. With transformers' 0.02 small models do not start to learn."""
+"""Initial weights have this over the root of the width: 0.1 at 64.
+
+With transformers' 0.02 small models do not start to learn.
+"""
 
 
 def build(spec: Spec, task: Task) -> PreTrainedModel:
@@ -97,7 +100,10 @@ def _check(model: PreTrainedModel, task: Task, name: str) -> None:
 
 
 def to_model(batch: Batch, task: Task, width: int) -> dict[str, Tensor]:
-    """A batch as keywords of a model. Features are embeddings that fill the first of the model's dimensions."""
+    """A batch as keywords of a model.
+
+    Features are embeddings that fill the first of the model's dimensions.
+    """
     if task.kind == "features":
         inputs = torch.nn.functional.pad(batch.inputs, (0, width - task.size))
         return {"inputs_embeds": inputs, "labels": batch.labels}

@@ -1,9 +1,11 @@
-"""Particles that sample a distribution together: each follows the gradients of all, and is pushed away from the others.
+"""Particles that sample a distribution together: each follows the gradients of all,
+and is pushed away from the others.
 
-Particles are the rows of ``places`` (particles, size), ``gradients`` those of the potential U = -log p at each, and K a Gaussian kernel:
+Particles are the rows of ``places`` (particles, size), ``gradients`` those of the potential U = -log p at
+each, and K a Gaussian kernel:
 
-    svgd    g_i = 1/M sum_j (K_ij G_j - alpha K_ij (x_i - x_j) / h^2)                     (Liu and Wang 2016)
-    spos    the same + T G_i - sqrt(2 T / step) noise                       (Zhang et al. 2020, their 1 / beta is T)
+    svgd    g_i = 1/M sum_j (K_ij G_j - alpha K_ij (x_i - x_j) / h^2)               (Liu and Wang 2016)
+    spos    the same + T G_i - sqrt(2 T / step) noise                 (Zhang et al. 2020, their 1 / beta is T)
     repel   G_i - alpha/M sum_j K_ij (x_i - x_j) / h^2: everyone's own gradient, and the push
 
 A step of gradient descent along g_i with the given step size is the published update.
@@ -51,10 +53,12 @@ def descent(
 
 
 def _kernel(places: Tensor) -> tuple[Tensor, float, Tensor]:
-    """Kernel matrix, squared bandwidth by the median of squared distances between different particles, and the places.
+    """Kernel matrix, squared bandwidth by the median of squared distances between different particles,
+    and the places.
 
-    Published code takes the median of the whole matrix, whose diagonal is 0: with two particles that is no bandwidth at all. Particles in
-    one and the same place have no direction to be pushed in, so they get a random one.
+    Published code takes the median of the whole matrix, whose diagonal is 0: with two particles that is no
+    bandwidth at all. Particles in one and the same place have no direction to be pushed in, so they get a
+    random one.
     """
     squares = _squares(places)
     different = ~torch.eye(len(places), dtype=torch.bool, device=places.device)
@@ -67,5 +71,6 @@ def _kernel(places: Tensor) -> tuple[Tensor, float, Tensor]:
 
 
 def _squares(places: Tensor) -> Tensor:
-    # The usual shortcut over inner products cancels where particles are close, which is where repulsion matters.
+    # The usual shortcut over inner products cancels where particles are close,
+    # which is where repulsion matters.
     return torch.cdist(places, places, compute_mode="donot_use_mm_for_euclid_dist").square()

@@ -1,4 +1,5 @@
-"""What a run shows and writes while it goes on: a bar with loss and score, and a line of JSON for each record."""
+"""What a run shows and writes while it goes on: a bar with loss and score,
+and a line of JSON for each record."""
 
 from __future__ import annotations
 
@@ -22,7 +23,10 @@ def records(state: TrainerState) -> list[dict[str, Any]]:
 
 
 class WriteLog(TrainerCallback):
-    """The history as JSON lines. The file is written anew each time: a resumed run repeats no line and loses none."""
+    """The history as JSON lines.
+
+    The file is written anew each time: a resumed run repeats no line and loses none.
+    """
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -35,7 +39,8 @@ class WriteLog(TrainerCallback):
 
 
 class ShowProgress(TrainerCallback):
-    """A bar in a terminal; elsewhere a line for each test, or for each record where there is no metric to test."""
+    """A bar in a terminal; elsewhere a line for each test, or for each record where there is no metric to
+    test."""
 
     def __init__(self, title: str, metric: str) -> None:
         self.title, self.metric, self.loss, self.score = title, metric, "", ""

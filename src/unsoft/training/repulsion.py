@@ -1,10 +1,11 @@
-"""Heads that repel each other: the heads of an attention layer as particles of a posterior (An et al. 2020, arXiv 2009.09364).
+"""Heads that repel each other: the heads of an attention layer as particles of a posterior (An et al. 2020,
+arXiv 2009.09364).
 
 Only the gradient changes, between backward and the optimizer's step; models and inference stay what they are.
 
-A head is a contiguous block of rows of the query, key or value projection, each matrix a system of particles of its own. (The published
-ELECTRA code reshapes the matrix so that its "heads" are interleaved columns; that is not repeated here.) With grouped queries, keys and
-values have fewer heads, and so fewer particles.
+A head is a contiguous block of rows of the query, key or value projection, each matrix a system of particles
+of its own. (The published ELECTRA code reshapes the matrix so that its "heads" are interleaved columns; that
+is not repeated here.) With grouped queries, keys and values have fewer heads, and so fewer particles.
 """
 
 from __future__ import annotations
@@ -29,11 +30,12 @@ _NAMES = (
 
 
 def head_matrices(model: PreTrainedModel) -> list[tuple[str, nn.Parameter, int]]:
-    """Every projection to queries, keys and values: its name, its weight (heads * width, inputs), and the number of its heads.
+    """Every projection to queries, keys and values: its name, its weight (heads * width, inputs),
+    and the number of its heads.
 
     >>> from transformers import LlamaConfig, LlamaForCausalLM
-    >>> config = LlamaConfig(vocab_size=9, hidden_size=16, intermediate_size=8, num_hidden_layers=1, num_attention_heads=4,
-    ...     num_key_value_heads=2)
+    >>> sizes = {"vocab_size": 9, "hidden_size": 16, "intermediate_size": 8, "num_hidden_layers": 1}
+    >>> config = LlamaConfig(**sizes, num_attention_heads=4, num_key_value_heads=2)
     >>> [(name.rpartition(".")[2], heads) for name, _, heads in head_matrices(LlamaForCausalLM(config))]
     [('q_proj', 4), ('k_proj', 2), ('v_proj', 2)]
     """
@@ -48,7 +50,8 @@ def _matrices(model: PreTrainedModel) -> Iterator[tuple[str, nn.Parameter, int]]
         )
         if names is None:
             raise ValueError(
-                f"repulse: {type(found.module).__name__} has no separate linear maps to queries, keys and values"
+                f"repulse: {type(found.module).__name__} has no separate linear maps to queries, keys and"
+                " values"
             )
         for name in names:
             weight = parts[name].weight
@@ -65,22 +68,26 @@ def repulse(
     temperature: float = 1e-9,
     step_size: float = 1e-3,
 ) -> None:
-    """Changes the gradients of a model's heads in place; call it between ``loss.backward()`` and ``optimizer.step()``.
+    """Changes the gradients of a model's heads in place; call it between ``loss.backward()`` and
+    ``optimizer.step()``.
 
     alpha
         Strength of the push.
     kind
-        "svgd": heads share their gradients by how close they are, and push each other. "spos": the same with noise, which keeps heads
-        spread where many dimensions let them collapse. "repel": every head keeps its own gradient, and is pushed.
+        "svgd": heads share their gradients by how close they are, and push each other. "spos": the same with
+        noise, which keeps heads spread where many dimensions let them collapse. "repel": every head keeps its
+        own gradient, and is pushed.
     temperature, step_size
-        Of the noise of "spos": its own gradient counts ``temperature``; the step size is the learning rate. Under Adam, which rescales
-        gradients, this is no exact sampler.
+        Of the noise of "spos": its own gradient counts ``temperature``; the step size is the learning rate.
+        Under Adam, which rescales gradients, this is no exact sampler.
 
-    Distances are float32 whatever the model's dtype. Heads that are exactly alike are pushed in random directions.
+    Distances are float32 whatever the model's dtype. Heads that are exactly alike are pushed in random
+    directions.
 
     >>> import torch
     >>> from transformers import LlamaConfig, LlamaForCausalLM
-    >>> config = LlamaConfig(vocab_size=9, hidden_size=16, intermediate_size=8, num_hidden_layers=1, num_attention_heads=4)
+    >>> sizes = {"vocab_size": 9, "hidden_size": 16, "intermediate_size": 8, "num_hidden_layers": 1}
+    >>> config = LlamaConfig(**sizes, num_attention_heads=4)
     >>> model, words = LlamaForCausalLM(config), torch.arange(9)[None]
     >>> optimizer = torch.optim.AdamW(model.parameters())
     >>> model(words, labels=words).loss.backward()
@@ -120,8 +127,8 @@ def _change(
 class Repulsion(TrainerCallback):
     """The same for transformers' Trainer: ``Trainer(model, ..., callbacks=[Repulsion(alpha=0.1)])``.
 
-    Trainer calls it after it has clipped the gradients, so the push is measured against clipped gradients; they are clipped once
-    more after it. The noise of "spos" has the step size of the schedule.
+    Trainer calls it after it has clipped the gradients, so the push is measured against clipped gradients;
+    they are clipped once more after it. The noise of "spos" has the step size of the schedule.
     """
 
     def __init__(self, alpha: float = 0.1, kind: str = "svgd", *, temperature: float = 1e-9) -> None:

@@ -43,19 +43,22 @@ def train(
     """Trains what ``spec`` says and tests it.
 
     out
-        A folder for the run: ``spec.json``, ``log.jsonl``, checkpoints while it goes on, and in the end ``model`` (which
-        :func:`unsoft.hf.load` reads) and ``result.json``. If it holds the same run unfinished, that is continued, and the weights become bit
-        for bit those of a run that was never stopped; if it is finished, its result is returned. Without a folder nothing is kept.
+        A folder for the run: ``spec.json``, ``log.jsonl``, checkpoints while it goes on, and in the end
+        ``model`` (which :func:`unsoft.hf.load` reads) and ``result.json``. If it holds the same run
+        unfinished, that is continued, and the weights become bit for bit those of a run that was never
+        stopped; if it is finished, its result is returned. Without a folder nothing is kept.
     save_every, eval_every
-        Steps from one checkpoint, or look at the score, to the next; a tenth of the run unless told otherwise.
+        Steps from one checkpoint, or look at the score, to the next;
+        a tenth of the run unless told otherwise.
     report_to
         Trackers that transformers' Trainer knows, such as ["tensorboard"].
 
-    Ctrl-C and SIGTERM save a checkpoint and raise :class:`unsoft.errors.Interrupted`; a loss that is not finite raises
-    :class:`unsoft.errors.DivergenceError`.
+    Ctrl-C and SIGTERM save a checkpoint and raise :class:`unsoft.errors.Interrupted`; a loss that is not
+    finite raises :class:`unsoft.errors.DivergenceError`.
 
     >>> import unsoft
-    >>> spec = unsoft.training.Spec(task="copy", knobs={"length": 2}, mechanism="cog", width=16, steps=2, batch=2)
+    >>> task = {"task": "copy", "knobs": {"length": 2}}
+    >>> spec = unsoft.training.Spec(**task, mechanism="cog", width=16, steps=2, batch=2)
     >>> result = unsoft.training.train(spec)
     >>> result.steps, result.chance, result.known
     (2, 0.0625, 1.0)
@@ -112,7 +115,10 @@ def train(
 def _goodbye(step: int, steps: int, out: str | Path | None) -> str:
     if out is None:
         return f"train: stopped at step {step} of {steps}; nothing was kept, since no folder was given"
-    return f"train: stopped at step {step} of {steps}; saved in {str(out)!r}, and the same command goes on from there"
+    return (
+        f"train: stopped at step {step} of {steps}; saved in {str(out)!r}, and the same command goes on from"
+        " there"
+    )
 
 
 def _result(trainer: TaskTrainer, spec: Spec, task: Task, seconds: float) -> Result:

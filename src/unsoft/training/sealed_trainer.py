@@ -1,5 +1,5 @@
-"""transformers' Trainer as every run here needs it: sealed checkpoints, a learning rate for the mechanism, a word when
-the loss is not finite."""
+"""transformers' Trainer as every run here needs it: sealed checkpoints, a learning rate for the mechanism, a
+word when the loss is not finite."""
 
 from __future__ import annotations
 
@@ -24,7 +24,8 @@ OWN = ".unsoft."
 def arguments(
     folder: Path, *, steps: int, lr: float, warmup: int, save_every: int | None, **more: Any
 ) -> TrainingArguments:
-    """Trainer's arguments that all runs share: AdamW (0.9, 0.98), cosine, clipping at 1; data in order, a batch an item."""
+    """Trainer's arguments that all runs share: AdamW (0.9, 0.98), cosine, clipping at 1; data in order, a
+    batch an item."""
     return TrainingArguments(
         output_dir=str(folder),
         max_steps=steps,
@@ -73,7 +74,8 @@ class SealedTrainer(Trainer):
         return loss
 
     def create_optimizer(self, model: nn.Module | None = None) -> torch.optim.Optimizer:
-        """AdamW: weight decay for matrices only, and for the mechanism's own parameters a learning rate of their own."""
+        """AdamW: weight decay for matrices only, and for the mechanism's own parameters a learning rate of
+        their own."""
         if self.optimizer is None:
             groups: tuple[list[nn.Parameter], ...] = ([], [], [])
             for name, parameter in (model or self.network).named_parameters():
@@ -101,5 +103,6 @@ class SealedTrainer(Trainer):
             reason = getattr(problem, "strerror", None) or str(problem)
             raise OSError(
                 f"{self.who}: the checkpoint of step {self.state.global_step} cannot be written to"
-                f" {self.args.output_dir}: {reason}; the one before is kept, and the same command goes on from there"
+                f" {self.args.output_dir}: {reason}; the one before is kept, and the same command goes on"
+                f" from there"
             ) from problem

@@ -34,7 +34,8 @@ class Spec:
     start: str = "paper"
     """Where learnable mechanisms begin: "paper", or "open" (close to doing nothing)."""
     init_from: str = ""
-    """A model to start from, instead of a new one: a folder or a name that :func:`unsoft.hf.load_model` knows."""
+    """A model to start from, instead of a new one: a folder or a name that :func:`unsoft.hf.load_model`
+    knows."""
     layers: int | None = None
     width: int | None = None
     heads: int | None = None
@@ -44,7 +45,10 @@ class Spec:
     batch: int | None = None
     lr: float | None = None
     mechanism_lr: float = 0.03
-    """Learning rate of the mechanism's own parameters: with the model's they hardly move. They have no weight decay."""
+    """Learning rate of the mechanism's own parameters: with the model's they hardly move.
+
+    They have no weight decay.
+    """
     weight_decay: float = 0.01
     warmup: int = 50
     seed: int = 0
@@ -89,7 +93,8 @@ class Spec:
             )
         if made.kind == "features" and full.width < made.size:
             raise ValueError(
-                f"train: {self.task} has {made.size} features, so 'width' must be at least that, not {full.width}"
+                f"train: {self.task} has {made.size} features, so 'width' must be at least that, not"
+                f" {full.width}"
             )
 
     def make_task(self) -> Task:

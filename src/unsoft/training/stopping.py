@@ -27,7 +27,8 @@ class StopOnSignal(TrainerCallback):
 
     @contextmanager
     def listening(self) -> Iterator[None]:
-        """Handles signals meanwhile, and puts the handlers back; threads other than the first cannot, and get none."""
+        """Handles signals meanwhile, and puts the handlers back; threads other than the first cannot,
+        and get none."""
         if threading.current_thread() is not threading.main_thread():
             yield
             return

@@ -1,4 +1,5 @@
-"""Conversions: they bring a model closer to the original, can be stopped at any moment, and end with the same weights."""
+"""Conversions: they bring a model closer to the original, can be stopped at any moment, and end with the same
+weights."""
 
 import json
 import math

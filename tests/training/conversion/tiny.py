@@ -1,4 +1,5 @@
-"""A tiny language model with a tokenizer of bytes, in a folder; and a text whose next letter can be learned."""
+"""A tiny language model with a tokenizer of bytes, in a folder; and a text whose next letter can be
+learned."""
 
 from pathlib import Path
 
@@ -13,7 +14,8 @@ TEXT = "the quick brown fox jumps over the lazy dog and runs home. " * 60
 
 
 def save_model(folder: Path) -> Path:
-    """Llama with 2 layers and grouped heads, the same weights every time, large enough that attention matters."""
+    """Llama with 2 layers and grouped heads, the same weights every time, large enough that attention
+    matters."""
     torch.manual_seed(0)
     config = LlamaConfig(
         vocab_size=256, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4,

@@ -60,7 +60,8 @@ def command(
     as_json: Annotated[bool, typer.Option("--json", help="Print the whole result.")] = False,
     plugin: Plugin = None,
 ) -> None:
-    """Move a pretrained language model to another mechanism: swap, match each layer to the original, fine-tune.
+    """Move a pretrained language model to another mechanism: swap, match each layer to the original,
+    fine-tune.
 
     Ctrl-C saves and stops; the same command goes on from there. DIR/model is what unsoft.hf.load reads.
     """

@@ -52,7 +52,8 @@ def command(
         if tokenizer is not None:
             tokenizer.save_pretrained(unfinished)
     typer.echo(
-        f"{type(loaded).__name__} with {mechanism} written to {out}; load it with unsoft.hf.load({str(out)!r})"
+        f"{type(loaded).__name__} with {mechanism} written to {out}; load it with"
+        f" unsoft.hf.load({str(out)!r})"
     )
 
 

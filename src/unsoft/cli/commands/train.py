@@ -143,8 +143,8 @@ def _print(result: Result, folder: Path) -> None:
     better = "higher" if result.higher_is_better else "lower"
     fallback = "" if result.shortcut is None else f", shortcut {result.shortcut:.3f}"
     typer.echo(
-        f"{result.metric} {result.score:.4f}  (chance {result.chance:.3f}{fallback}, known solution {result.known:.3f};"
-        f" {better} is better)"
+        f"{result.metric} {result.score:.4f}  (chance {result.chance:.3f}{fallback}, known solution"
+        f" {result.known:.3f}; {better} is better)"
     )
     for label, score in result.harder.items():
         typer.echo(f"  {label}: {score:.4f}")

@@ -239,8 +239,8 @@ SECTION = Section(
     title="Focus",
     question="Can it focus?",
     about=(
-        "S = E|a| / √(E a²) over a row whose logits are N(beta, gamma²): 1 if the row is even, near 0 if all is"
-        " on one key."
+        "S = E|a| / √(E a²) over a row whose logits are N(beta, gamma²): 1 if the row is even, near 0 if all"
+        " is on one key."
     ),
     jobs=jobs,
     figures=figures,

@@ -1,8 +1,8 @@
 """Finds the system's C++ compiler and turns source into a shared library, cached on disk.
 
-The cache key covers the source, every kernel header, the compiler's identity and the CPU's features, so a cached library is
-never used where it was not made for. A library is written aside and renamed into place: processes that compile the same
-formula at once do the work twice but never see half a file.
+The cache key covers the source, every kernel header, the compiler's identity and the CPU's features, so a
+cached library is never used where it was not made for. A library is written aside and renamed into place:
+processes that compile the same formula at once do the work twice but never see half a file.
 """
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ class CompilationError(RuntimeError):
 
 
 def cache_directory() -> Path:
-    """Where compiled formulas are kept: ``$UNSOFT_CACHE_DIR``, else ``$XDG_CACHE_HOME/unsoft``, else ``~/.cache/unsoft``."""
+    """Where compiled formulas are kept: ``$UNSOFT_CACHE_DIR``, else ``$XDG_CACHE_HOME/unsoft``,
+    else ``~/.cache/unsoft``."""
     if chosen := os.environ.get("UNSOFT_CACHE_DIR"):
         return Path(chosen).expanduser()
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "unsoft"
@@ -69,7 +70,8 @@ def _load(sources: dict[str, str], real: str, stems: dict[str, str]) -> list[cty
 
 def _cached(folder: Path, stem: str) -> ctypes.CDLL | None:
     for library in folder.glob(f"{stem}-*.so"):
-        # What is damaged must never be loaded: it can take the whole process down. So the name carries the digest.
+        # What is damaged must never be loaded: it can take the whole process down.
+        # So the name carries the digest.
         if library.stem.endswith(f"-{_digest(library)}"):
             return ctypes.CDLL(str(library))
         library.unlink(missing_ok=True)
@@ -158,7 +160,8 @@ def _run_compiler(source: str, real: str, output: str) -> None:
     ]
     base += [f"-DUNSOFT_REAL={real}", f"-I{KERNEL}", "-o", output]
     reason = ""
-    # From the best to what every compiler takes: Apple's clang has no OpenMP, some virtual machines no -march=native.
+    # From the best to what every compiler takes: Apple's clang has no OpenMP,
+    # some virtual machines no -march=native.
     for extra in ([native, "-fopenmp"], [native, "-pthread"], ["-pthread"]):
         try:
             done = subprocess.run(

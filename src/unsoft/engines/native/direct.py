@@ -1,8 +1,10 @@
-"""The short way to the compiled kernel, for calls that need nothing else: decoding makes thousands of small ones.
+"""The short way to the compiled kernel, for calls that need nothing else:
+decoding makes thousands of small ones.
 
-What depends only on the formula, the shape of the queries and the flags is found out once and kept (:class:`_Plan`); what may
-change from call to call (the number of keys, where tensors lie) is compared with it. Whatever is unusual in any way (a wrong
-argument, a gradient, a transform, a mask, NaN) is left to the general way, which has all rules and messages.
+What depends only on the formula, the shape of the queries and the flags is found out once and kept
+(:class:`Plan`); what may change from call to call (the number of keys, where tensors lie) is compared with
+it. Whatever is unusual in any way (a wrong argument, a gradient, a transform, a mask, NaN) is left to the
+general way, which has all rules and messages.
 """
 
 from __future__ import annotations
@@ -22,11 +24,14 @@ from unsoft.formula import Formula
 _ALIGNMENTS = (False, True, "upper_left", "lower_right")
 _SCALES = (float, type(None))
 _MOST_PLANS = 512
-_plans: dict[tuple[object, ...], _Plan] = {}
+_plans: dict[tuple[object, ...], Plan] = {}
 
 
 def observed() -> bool:
-    """Does anything listen to torch's operations: a mode, a transform, a tracer, autocast? Then nothing may go past them."""
+    """Does anything listen to torch's operations: a mode, a transform, a tracer, autocast?
+
+    Then nothing may go past them.
+    """
     return bool(
         torch._C._len_torch_dispatch_stack()
         or torch._C._len_torch_function_stack()
@@ -37,7 +42,7 @@ def observed() -> bool:
     )
 
 
-class _Plan:
+class Plan:
     """What stays the same between calls. It keeps alive what its numbers point to."""
 
     def __init__(self, formula: Formula, query: Tensor, scale: float | None) -> None:
@@ -62,52 +67,28 @@ def run_directly(
 ) -> Tensor | None:
     """The output, or None if the call has to take the general way."""
     try:
-        plan = _plan_of(query, key, value, formula, is_causal, scale, enable_gqa)
+        plan = plan_of(query, key, value, formula, is_causal, scale, enable_gqa)
         if plan is None:
             return None
-        out, fields = _fields(plan, query, key, value, key.shape[2], is_causal)
+        if plan.shape[3] == value.shape[3] and query.is_contiguous():
+            out = torch.empty_like(query)
+        else:
+            out = query.new_empty((*plan.shape[:3], value.shape[3]))
+        fields = pack_call(plan, query, key, value, out, key.shape[2], is_causal)
     except (RuntimeError, ValueError):  # not of four dimensions, sparse, nested
         return None
     return out if plan.kernel.forward(fields) == binding.FINITE else None
 
 
-def step_directly(
+def plan_of(
     query: Tensor,
     key: Tensor,
     value: Tensor,
     formula: Formula,
+    is_causal: bool | str,
     scale: float | None,
     enable_gqa: bool,
-    *,
-    keys: Tensor,
-    values: Tensor,
-    length: int,
-) -> Tensor | None:
-    """One step of decoding: writes new keys and values behind the first ``length`` of the buffers ``keys`` and ``values``,
-    which have room for them, and attends to all of them. None if the step has to take the general way; then nothing counts.
-    """
-    try:
-        plan = _plan_of(query, key, value, formula, "lower_right", scale, enable_gqa)
-        if plan is None or keys.dtype is not query.dtype or values.dtype is not query.dtype:
-            return None
-        if keys.requires_grad or values.requires_grad:
-            return None
-        new = _append(keys, key, length), _append(values, value, length)
-        out, fields = _fields(plan, query, keys, values, length + key.shape[2], "lower_right")
-    except (RuntimeError, ValueError):
-        return None
-    return out if plan.kernel.step(*new, fields) == binding.FINITE else None
-
-
-def _append(buffer: Tensor, new: Tensor, length: int) -> bytes:
-    strides, size = buffer.stride(), buffer.element_size()
-    start = buffer.data_ptr() + length * strides[2] * size
-    return binding.APPEND.pack(*new.shape, size, start, *strides, new.data_ptr(), *new.stride())
-
-
-def _plan_of(
-    query: Tensor, key: Tensor, value: Tensor, formula: Formula, is_causal: bool | str, scale: float | None, enable_gqa: bool
-) -> _Plan | None:  # fmt: skip
+) -> Plan | None:
     """The plan of a call without anything unusual."""
     if type(query) is not Tensor or type(key) is not Tensor or type(value) is not Tensor or observed():
         return None
@@ -132,30 +113,27 @@ def _plan_of(
     return plan
 
 
-def _fields(
-    plan: _Plan, query: Tensor, key: Tensor, value: Tensor, keys: int, is_causal: bool | str
-) -> tuple[Tensor, bytes]:
-    """The output, not yet computed, and struct Call."""
+def pack_call(
+    plan: Plan, query: Tensor, key: Tensor, value: Tensor, out: Tensor, keys: int, is_causal: bool | str
+) -> bytes:
+    """Struct Call, for an output that is not yet computed."""
     batch, heads, queries, width = plan.shape
-    shared, value_width, kind = key.shape[1], value.shape[3], plan.type
-    if width == value_width and query.is_contiguous():
-        out = torch.empty_like(query)
-    else:
-        out = query.new_empty((batch, heads, queries, value_width))
+    numbers = (plan.kernel.mechanism, thread_count(), batch, heads, key.shape[1], queries, keys, width)
+    offset = keys - queries if is_causal == "lower_right" else 0
+    kind = plan.type
     fields = binding.VARIABLE.pack(
-        plan.kernel.mechanism, thread_count(), batch, heads, shared, queries, keys, width, value_width,
-        is_causal is not False, keys - queries if is_causal == "lower_right" else 0, 0, 0, 0, 1.0, plan.scale,
-        query.data_ptr(), *query.stride(), kind,
-        key.data_ptr(), *key.stride(), kind,
-        value.data_ptr(), *value.stride(), kind,
-        out.data_ptr(), *out.stride(), kind,
-    )  # fmt: skip
-    return out, fields + plan.rest
+        *(*numbers, value.shape[3], is_causal is not False, offset, 0, 0, 0, 1.0, plan.scale),
+        *(query.data_ptr(), *query.stride(), kind),
+        *(key.data_ptr(), *key.stride(), kind),
+        *(value.data_ptr(), *value.stride(), kind),
+        *(out.data_ptr(), *out.stride(), kind),
+    )
+    return fields + plan.rest
 
 
 def _plan(
     query: Tensor, dtype: torch.dtype, formula: Formula, is_causal: bool | str, scale: float | None
-) -> _Plan | None:
+) -> Plan | None:
     shape = query.shape
     what = (id(formula), shape, dtype, is_causal, scale)
     plan = _plans.get(what)
@@ -168,5 +146,5 @@ def _plan(
         return None
     if len(_plans) >= _MOST_PLANS:
         _plans.clear()
-    plan = _plans[what] = _Plan(formula, query, scale)
+    plan = _plans[what] = Plan(formula, query, scale)
     return plan

@@ -40,7 +40,7 @@ class Crowds:
 
 def find_crowds(keys: Tensor, visible: Visible) -> Crowds:
     """
-    >>> keys = torch.tensor([[[9.0, 0.0], [0.0, 0.0], [0.0, 0.0], [0.0, 0.0]]])  # one unique key, three clones
+    >>> keys = torch.tensor([[[9.0, 0.0], [0.0, 0.0], [0.0, 0.0], [0.0, 0.0]]])  # one unique, three clones
     >>> found = find_crowds(keys, Visible("full", None))
     >>> found.groups, found.redundant[0, 0]
     (tensor([2]), tensor([False,  True,  True,  True]))

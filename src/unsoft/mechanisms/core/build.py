@@ -18,14 +18,22 @@ _FIRST_LAST = re.compile(r"\s*first_last\(([^()]*(?:\([^()]*\))?[^()]*)\)\s*\+(.
 
 
 def mechanism(
-    name: str | Formula, *, heads: int, head_dim: int, value_dim: int | None = None, hidden_dim: int | None = None,
-    layer: int = 0, layers: int | None = None, **options: Any,
-) -> Mechanism:  # fmt: skip
+    name: str | Formula,
+    *,
+    heads: int,
+    head_dim: int,
+    value_dim: int | None = None,
+    hidden_dim: int | None = None,
+    layer: int = 0,
+    layers: int | None = None,
+    **options: Any,
+) -> Mechanism:
     """The mechanism called ``name`` (or a formula) as an ``nn.Module``.
 
-    ``heads`` and ``head_dim`` are those of the queries' layer; ``value_dim`` that of the values if it differs; ``hidden_dim`` the
-    width of ``hidden=``, for mechanisms that compute a factor from the hidden state (without it they use the query); ``layer`` of
-    ``layers`` where it stands. Further keywords go to the mechanism's own class.
+    ``heads`` and ``head_dim`` are those of the queries' layer; ``value_dim`` that of the values if it
+    differs; ``hidden_dim`` the width of ``hidden=``, for mechanisms that compute a factor from the hidden
+    state (without it they use the query); ``layer`` of ``layers`` where it stands. Further keywords go to the
+    mechanism's own class.
 
     ``"first_last(softmax)+cog"`` keeps softmax in the first and last layer, as Cog's authors prescribe.
 
@@ -37,7 +45,8 @@ def mechanism(
     >>> steps = [layer(q[:, :, [t]], k[:, :, [t]], v[:, :, [t]], cache=cache) for t in range(5)]
     >>> torch.allclose(torch.cat(steps, dim=2), whole, atol=1e-6)
     True
-    >>> [mechanism("first_last(softmax)+cog", heads=2, head_dim=8, layer=t, layers=3).extra_repr() for t in range(3)]
+    >>> name = "first_last(softmax)+cog"
+    >>> [mechanism(name, heads=2, head_dim=8, layer=t, layers=3).extra_repr() for t in range(3)]
     ['softmax', 'cog', 'softmax']
     """
     place = Place(heads, head_dim, value_dim, hidden_dim, layer, layers)
@@ -53,7 +62,8 @@ def mechanism(
 
 
 def mechanism_like(plan: Plan, query: Tensor, key: Tensor, value: Tensor) -> Mechanism:
-    """The mechanism as it is at its start, sized by tensors: what ``unsoft.attention`` runs for names that are no formulas."""
+    """The mechanism as it is at its start, sized by tensors: what ``unsoft.attention`` runs for names that
+    are no formulas."""
     for name, x in (("query", query), ("key", key), ("value", value)):
         if not isinstance(x, Tensor) or x.dim() < 3:
             raise ValueError(

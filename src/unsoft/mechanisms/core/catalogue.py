@@ -8,7 +8,8 @@ from unsoft.mechanisms.core.spec import Plan
 
 
 class Catalogue(Mapping[str, Formula | Plan]):
-    """Formulas and families by name, in alphabetical order; prints as a table of what each of them promises."""
+    """Formulas and families by name, in alphabetical order; prints as a table of what each of them
+    promises."""
 
     def __getitem__(self, name: str) -> Formula | Plan:
         if name not in names():

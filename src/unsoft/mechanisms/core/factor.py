@@ -1,4 +1,5 @@
-"""A learned number (or vector) per token and head, computed from the hidden state, or from the query in its place."""
+"""A learned number (or vector) per token and head, computed from the hidden state,
+or from the query in its place."""
 
 from __future__ import annotations
 
@@ -9,10 +10,11 @@ from unsoft.mechanisms.core.module import Place
 
 
 class TokenFactor(nn.Module):
-    """x W + c per head, shape (..., heads, length, width); at the start W is 0, so every token begins with ``start``.
+    """x W + c per head, shape (..., heads, length, width); at the start W is 0,
+    so every token begins with ``start``.
 
-    ``hidden`` is (..., length, hidden_dim), shared by the heads, with W (hidden_dim, heads * width); the query that stands in
-    for it is (..., heads, length, head_dim), with one W (head_dim, width) for each head.
+    ``hidden`` is (..., length, hidden_dim), shared by the heads, with W (hidden_dim, heads * width); the
+    query that stands in for it is (..., heads, length, head_dim), with one W (head_dim, width) for each head.
     """
 
     def __init__(self, place: Place, width: int, start: float = 0.0) -> None:
@@ -29,7 +31,8 @@ class TokenFactor(nn.Module):
         if self.hidden_dim is None:
             if hidden is not None:
                 raise ValueError(
-                    "argument 'hidden' was given, but the mechanism was made without hidden_dim=; it uses the query"
+                    "argument 'hidden' was given, but the mechanism was made without hidden_dim=; it uses"
+                    " the query"
                 )
             return query @ weight + constant
         if hidden is None:
@@ -38,7 +41,8 @@ class TokenFactor(nn.Module):
             )
         if hidden.shape[-1] != self.hidden_dim:
             raise ValueError(
-                f"argument 'hidden' has width {hidden.shape[-1]} (shape {tuple(hidden.shape)}); hidden_dim is {self.hidden_dim}"
+                f"argument 'hidden' has width {hidden.shape[-1]} (shape {tuple(hidden.shape)}); hidden_dim is"
+                f" {self.hidden_dim}"
             )
         by_head = (hidden.to(query.dtype) @ weight).unflatten(-1, (self.heads, self.width))
         factor: Tensor = by_head.transpose(-3, -2) + constant

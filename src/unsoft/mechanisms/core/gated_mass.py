@@ -24,7 +24,8 @@ class MassGate(Around):
         super().__init__(inner)
         if inner.mass_gate is None:
             raise ValueError(
-                "magnitude: where='mass' needs a mechanism with a normaliser; this one has none, and 'values' is the same"
+                "magnitude: where='mass' needs a mechanism with a normaliser; this one has none, and"
+                " 'values' is the same"
             )
         self.by_column = inner.mass_gate == "column"
         inner.replace_formulas(_with_strength)
@@ -91,8 +92,8 @@ def _divisor(total: Tensor) -> Tensor:
 def _with_strength(formula: Formula) -> Formula:
     if formula.mass is None:
         raise ValueError(
-            f"magnitude: where='mass' needs a mechanism with a normaliser; {formula.name or formula.weight} has none, and 'values' is"
-            " the same"
+            f"magnitude: where='mass' needs a mechanism with a normaliser; {formula.name or formula.weight}"
+            " has none, and 'values' is the same"
         )
     if formula.bias == "strength" or formula.name == "softmax":  # for softmax both are one
         return formula

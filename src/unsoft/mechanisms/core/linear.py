@@ -1,19 +1,22 @@
-"""Linear attention: the weight of a key is a dot product of features, so time and memory grow linearly with the length.
+"""Linear attention: the weight of a key is a dot product of features,
+so time and memory grow linearly with the length.
 
     a_ij = g(q_i) . h(k_j) / sum_l g(q_i) . h(k_l)
 
-The feature maps g and h get q and k (..., length, D), scaled so that their dot product is the logit if asked for, and return features
-(..., length, F), or their logarithms where features are exponentials: the engine takes maxima out where they cancel.
+The feature maps g and h get q and k (..., length, D), scaled so that their dot product is the logit if asked
+for, and return features (..., length, F), or their logarithms where features are exponentials: the engine
+takes maxima out where they cancel.
 
-Can: run at a cost per token that does not grow, with a state of fixed size. Cannot: focus: the sparsity of its rows is bounded by
-the signal-to-noise ratio of the key features (Su 2023); only more features help.
+Can: run at a cost per token that does not grow, with a state of fixed size. Cannot: focus: the sparsity of
+its rows is bounded by the signal-to-noise ratio of the key features (Su 2023); only more features help.
 
-Masks that hide whole keys (padding) stay linear. A mask that depends on the query, a float mask (which multiplies a weight by
-exp(mask)) and dropout need the weights written out, at quadratic cost. A row whose features are 0, or so small that nothing can be
-divided by them (below 1e-31 in float32), outputs 0.
+Masks that hide whole keys (padding) stay linear. A mask that depends on the query, a float mask (which
+multiplies a weight by exp(mask)) and dropout need the weights written out, at quadratic cost. A row whose
+features are 0, or so small that nothing can be divided by them (below 1e-31 in float32), outputs 0.
 
-Engines: "tiled" cuts the sequence into chunks, "dense" writes the weights out, "native" is compiled code that goes from token to
-token and has no gradient; "auto" takes it for steps of decoding and chunks for the rest. Others are refused.
+Engines: "tiled" cuts the sequence into chunks, "dense" writes the weights out, "native" is compiled code that
+goes from token to token and has no gradient; "auto" takes it for steps of decoding and chunks for the rest.
+Others are refused.
 
 >>> import torch
 >>> from unsoft.mechanisms.core.module import Place
@@ -63,16 +66,18 @@ SEGMENT = 2048
 
 
 def unchanged(x: Tensor) -> Tensor:
-    """The feature map of mechanisms whose features are the query and key themselves, or their logarithms are."""
+    """The feature map of mechanisms whose features are the query and key themselves,
+    or their logarithms are."""
     return x
 
 
 class Linear(Mechanism):
     """Linear attention with feature maps of your own: functions from (..., length, D) to (..., length, F).
 
-    ``key_map`` defaults to ``query_map``. ``scaled``: the maps get q and k times sqrt(scale), so that a dot product of them is
-    the logit; otherwise the raw q and k, and ``scale=`` has no effect. ``normaliser``: "sum" of the weights, "count" of visible
-    keys, or "none". ``logarithmic``: the maps give the logarithms of positive features, for a "sum" that cannot overflow.
+    ``key_map`` defaults to ``query_map``. ``scaled``: the maps get q and k times sqrt(scale), so that a dot
+    product of them is the logit; otherwise the raw q and k, and ``scale=`` has no effect. ``normaliser``:
+    "sum" of the weights, "count" of visible keys, or "none". ``logarithmic``: the maps give the logarithms of
+    positive features, for a "sum" that cannot overflow.
     """
 
     causal_only = False
@@ -92,7 +97,8 @@ class Linear(Mechanism):
         logarithmic: bool = False,
         compiled_map: str | None = None,
     ) -> None:
-        """``compiled_map``: the name of the map in compiled code (engines/native/recurrence.py), if it is there."""
+        """``compiled_map``: the name of the map in compiled code (engines/native/recurrence.py),
+        if it is there."""
         super().__init__(place)
         if normaliser not in ("sum", "count", "none"):
             raise ValueError(
@@ -100,7 +106,8 @@ class Linear(Mechanism):
             )
         if logarithmic and normaliser != "sum":
             raise ValueError(
-                f"linear: argument 'logarithmic' needs the normaliser 'sum', where sizes cancel, not {normaliser!r}"
+                "linear: argument 'logarithmic' needs the normaliser 'sum', where sizes cancel, not"
+                f" {normaliser!r}"
             )
         self.query_map, self.key_map = query_map, key_map or query_map
         self.scaled, self.normaliser, self.logarithmic = scaled, normaliser, logarithmic
@@ -115,7 +122,8 @@ class Linear(Mechanism):
         return None
 
     def features(self, q: Tensor, k: Tensor, first_query: int, first_key: int) -> tuple[Tensor, Tensor]:
-        """Features of queries and keys, which stand at positions from ``first_query`` and ``first_key`` on."""
+        """Features of queries and keys, which stand at positions from ``first_query`` and ``first_key``
+        on."""
         return self.query_map(q), self.key_map(k)
 
     def turned(self, x: Tensor, positions: Tensor) -> Tensor:
@@ -152,7 +160,8 @@ class Linear(Mechanism):
     def attend_cached(self, inputs: Inputs, cache: Cache) -> Tensor | tuple[Tensor, Tensor]:
         if not isinstance(cache, StateCache):
             raise TypeError(
-                f"argument 'cache' is a {type(cache).__name__}; this mechanism's new_cache() makes another kind"
+                f"argument 'cache' is a {type(cache).__name__}; this mechanism's new_cache() makes another"
+                " kind"
             )
         q, k, v, options = inputs.query, inputs.key, inputs.value, inputs.options
         decay = self.decay()
@@ -205,12 +214,13 @@ class Linear(Mechanism):
         tokens = inputs.key.shape[-2]
         if inputs.query.shape[-2] != tokens:
             raise ValueError(
-                f"argument 'key' has {tokens} tokens, 'query' has {inputs.query.shape[-2]}: with a cache of fixed size"
-                " every token brings its query, key and value"
+                f"argument 'key' has {tokens} tokens, 'query' has {inputs.query.shape[-2]}: with a cache of"
+                " fixed size every token brings its query, key and value"
             )
         if inputs.return_weights:
             raise ValueError(
-                "argument 'return_weights': a cache of fixed size does not keep the keys that weights belong to"
+                "argument 'return_weights': a cache of fixed size does not keep the keys that weights belong"
+                " to"
             )
         mask = inputs.options["attn_mask"]
         if isinstance(mask, Tensor) and mask.shape[-1] == cache.length + tokens:
@@ -305,7 +315,8 @@ class Linear(Mechanism):
         return weighted_values(call, self._over_count(weights, call.counts), visible)
 
     def _prepared(self, call: Call, first_query: int, first_key: int) -> tuple[Tensor, Tensor, Tensor]:
-        """Features of queries and keys and the values, in the dtype of the arithmetic; masked keys count nothing."""
+        """Features of queries and keys and the values, in the dtype of the arithmetic;
+        masked keys count nothing."""
         q, k, v = (x.to(call.compute_dtype) for x in (call.q, call.k, call.v))
         if self.scaled:
             root = abs(call.scale) ** 0.5
@@ -322,7 +333,8 @@ class Linear(Mechanism):
         return fq, fk, v
 
     def _in_segments(self, call: Call) -> Tensor:
-        """A causal call, one segment after the other with the state in between: features never exist for all tokens at once."""
+        """A causal call, one segment after the other with the state in between:
+        features never exist for all tokens at once."""
         # split and not slices: the gradient of a slice is as long as the whole
         parts = list(zip(*(x.split(SEGMENT, dim=2) for x in (call.q, call.k, call.v)), strict=True))
         outs, state = [], None

@@ -1,8 +1,9 @@
 """Attention as a module: what every mechanism is once it has a place in a network.
 
-A mechanism that is a formula needs no module: ``unsoft.attention`` runs it. Mechanisms with weights of their own, with a state,
-or around another mechanism are subclasses of :class:`Mechanism`; a formula becomes one too (:class:`Pointwise`), so that
-``unsoft.mechanism(name, heads=, head_dim=)`` gives the same kind of object for every name.
+A mechanism that is a formula needs no module: ``unsoft.attention`` runs it. Mechanisms with weights of their
+own, with a state, or around another mechanism are subclasses of :class:`Mechanism`; a formula becomes one too
+(:class:`Pointwise`), so that ``unsoft.mechanism(name, heads=, head_dim=)`` gives the same kind of object for
+every name.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from unsoft.engines.native.direct import step_directly
+from unsoft.engines.native.step import prepare_step
 from unsoft.engines.run import run_formula
 from unsoft.engines.threads import threads_are_used
 from unsoft.formula import Formula
@@ -61,9 +62,11 @@ class Inputs(NamedTuple):
 
 
 class Mechanism(nn.Module):
-    """Base class. A subclass says how it attends (:meth:`attend`) and, if it keeps more than keys and values, its cache.
+    """Base class. A subclass says how it attends (:meth:`attend`) and, if it keeps more than keys and values,
+    its cache.
 
-    The rest is what others ask of a mechanism without knowing which it is; a subclass changes what is different for it.
+    The rest is what others ask of a mechanism without knowing which it is;
+    a subclass changes what is different for it.
     """
 
     formula_names: ClassVar[tuple[str, ...]] = ()
@@ -71,36 +74,55 @@ class Mechanism(nn.Module):
     key_head_multiple: ClassVar[int] = 1
     """The number of key heads must be a multiple of this."""
     needs_all_keys: ClassVar[bool] = False
-    """Does it look at all keys at once, so that a cache that shows some of them, or a mask that hides some from some rows, will not do?"""
+    """Does it look at all keys at once, so that a cache that shows some of them,
+    or a mask that hides some from some rows, will not do?"""
 
     def __init__(self, place: Place) -> None:
         super().__init__()
         self.place = place
 
     def forward(
-        self, query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None, dropout_p: float = 0.0,
-        is_causal: bool | str = False, scale: float | None = None, enable_gqa: bool = False, *, engine: str = "auto",
-        return_weights: bool = False, hidden: Tensor | None = None, geometry_keys: Tensor | None = None,
-        cache: Cache | None = None, positions: tuple[Tensor, Tensor] | None = None,
-    ) -> Tensor | tuple[Tensor, Tensor]:  # fmt: skip
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        attn_mask: Tensor | None = None,
+        dropout_p: float = 0.0,
+        is_causal: bool | str = False,
+        scale: float | None = None,
+        enable_gqa: bool = False,
+        *,
+        engine: str = "auto",
+        return_weights: bool = False,
+        hidden: Tensor | None = None,
+        geometry_keys: Tensor | None = None,
+        cache: Cache | None = None,
+        positions: tuple[Tensor, Tensor] | None = None,
+    ) -> Tensor | tuple[Tensor, Tensor]:
         """The arguments of :func:`unsoft.attention`, and
 
         hidden
-            The hidden state (..., length, hidden_dim), for mechanisms that compute a factor from it; the query stands in
-            for it when absent.
+            The hidden state (..., length, hidden_dim), for mechanisms that compute a factor from it;
+            the query stands in for it when absent.
         geometry_keys
-            Keys (..., key heads, S, any width) for mechanisms that look at the distances between keys, if those should not be
-            the keys that are attended to: rotary embedding makes their distances depend on position.
+            Keys (..., key heads, S, any width) for mechanisms that look at the distances between keys, if
+            those should not be the keys that are attended to: rotary embedding makes their distances depend
+            on position.
         cache
-            From :meth:`new_cache`. The keys and values given are those of new tokens; the queries see all tokens so far,
-            causally. Works for whole prompts, chunks and single tokens alike. Then ``positions`` are those of the new queries
-            and of all keys.
+            From :meth:`new_cache`. The keys and values given are those of new tokens; the queries see all
+            tokens so far, causally. Works for whole prompts, chunks and single tokens alike. Then
+            ``positions`` are those of the new queries and of all keys.
         """
         threads_are_used()
         options = {
-            "attn_mask": attn_mask, "dropout_p": dropout_p, "is_causal": is_causal, "scale": scale,
-            "enable_gqa": enable_gqa, "engine": engine, "positions": positions,
-        }  # fmt: skip
+            "attn_mask": attn_mask,
+            "dropout_p": dropout_p,
+            "is_causal": is_causal,
+            "scale": scale,
+            "enable_gqa": enable_gqa,
+            "engine": engine,
+            "positions": positions,
+        }
         inputs = Inputs(query, key, value, hidden, geometry_keys, return_weights, options)
         if cache is None:
             return self.attend(inputs)
@@ -114,7 +136,8 @@ class Mechanism(nn.Module):
         """One step of decoding; here for mechanisms that need all keys and values."""
         if not isinstance(cache, KeyValueCache):
             raise TypeError(
-                f"argument 'cache' is a {type(cache).__name__}; this mechanism's new_cache() makes another kind"
+                f"argument 'cache' is a {type(cache).__name__}; this mechanism's new_cache() makes another"
+                " kind"
             )
         keys, values = cache.append(inputs.key, inputs.value)
         options = inputs.options | {"is_causal": "lower_right"}
@@ -151,7 +174,8 @@ class Mechanism(nn.Module):
                 setattr(part, name, change(getattr(part, name)))
 
     def open_start(self) -> None:
-        """Moves its own parameters to where it does what plain attention does, if there is such a place: for trained models."""
+        """Moves its own parameters to where it does what plain attention does, if there is such a place:
+        for trained models."""
 
     @property
     def uses_positions(self) -> bool:
@@ -160,12 +184,14 @@ class Mechanism(nn.Module):
 
     @property
     def mass_gate(self) -> str | None:
-        """How a gate on the mass of keys gets in: by a "mask" of its formulas, a "column" of the values, or not at all (None)."""
+        """How a gate on the mass of keys gets in: by a "mask" of its formulas, a "column" of the values,
+        or not at all (None)."""
         return "mask" if self.formulas else None
 
 
 class Around(Mechanism):
-    """A mechanism that stands around another one and keeps what that one keeps; base of the module modifiers."""
+    """A mechanism that stands around another one and keeps what that one keeps;
+    base of the module modifiers."""
 
     def __init__(self, inner: Mechanism) -> None:
         super().__init__(inner.place)
@@ -204,14 +230,18 @@ def short_step(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> Tensor | None:
-    """A plain step of decoding by one call of compiled code; None, and nothing done, if it has to take the general way."""
-    room = cache.room(key, value)
-    if room is None:
-        return None
-    out = step_directly(
-        query, key, value, formula, scale, enable_gqa, keys=room[0], values=room[1], length=cache.length
-    )
-    if out is not None:
+    """A plain step of decoding by one call of compiled code; None, and nothing done,
+    if it has to take the general way."""
+    buffers, options = cache.buffers, (scale, enable_gqa)
+    step = cache.step
+    if step is None or not step.serves(formula, buffers, options):
+        step = cache.step = prepare_step(query, key, value, formula, scale, enable_gqa, buffers)
+        if step is None:
+            return None
+    out = step.run(query, key, value, cache.length)
+    if out is None:
+        cache.step = None  # inputs of another shape, or a buffer that is full
+    else:
         cache.length += key.shape[2]
     return out
 
@@ -254,9 +284,14 @@ class Pointwise(Mechanism):
     def attend(self, inputs: Inputs) -> Tensor | tuple[Tensor, Tensor]:
         params = dict(self.values) if self.formula.params else None
         return run_formula(
-            inputs.query, inputs.key, inputs.value, self.formula, return_weights=inputs.return_weights, params=params,
+            inputs.query,
+            inputs.key,
+            inputs.value,
+            self.formula,
+            return_weights=inputs.return_weights,
+            params=params,
             **inputs.options,
-        )  # fmt: skip
+        )
 
     @torch.no_grad()
     def open_start(self) -> None:

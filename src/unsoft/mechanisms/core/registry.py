@@ -1,7 +1,7 @@
 """The list of mechanisms. Each file of the folder above registers its own; adding a file is enough.
 
-A name stands for a formula, or for a family: a module with weights or a state of its own. Modifiers stand before a name, joined
-by "+", and act from right to left: on the formula, or around the module.
+A name stands for a formula, or for a family: a module with weights or a state of its own. Modifiers stand
+before a name, joined by "+", and act from right to left: on the formula, or around the module.
 
 >>> resolve("relu2").weight
 Expr('max(s, 0)**2/n')
@@ -63,15 +63,17 @@ def register(
 ) -> None:
     """Adds a mechanism of your own under a new name, which then works wherever a name does.
 
-    ``mechanism`` is a formula, a function of one number that makes one, or a class: a subclass of :class:`unsoft.nn.Mechanism`, made
-    as ``cls(place, **options)``. Of a class, ``argument`` is the keyword that a number in brackets sets ("mine(3)"), and
-    ``promises`` says what is true of its weights: ``signed=``, ``row_sum=``, ``l1=``, ``sparse=``, ``needs_length=``, ``continuous=``
-    (see ``unsoft.Formula.properties``); ``unsoft.testing.check_mechanism(name)`` holds it to them, and to its ``definition`` in
-    plain torch if there is one (unsoft.mechanisms.core.definition says what that gets and returns).
+    ``mechanism`` is a formula, a function of one number that makes one, or a class: a subclass of
+    :class:`unsoft.nn.Mechanism`, made as ``cls(place, **options)``. Of a class, ``argument`` is the keyword
+    that a number in brackets sets ("mine(3)"), and ``promises`` says what is true of its weights:
+    ``signed=``, ``row_sum=``, ``l1=``, ``sparse=``, ``needs_length=``, ``continuous=`` (see
+    ``unsoft.Formula.properties``); ``unsoft.testing.check_mechanism(name)`` holds it to them, and to its
+    ``definition`` in plain torch if there is one (unsoft.mechanisms.core.definition says what that gets and
+    returns).
 
-    Names live as long as the process, or until ``unregister(name)``. A saved model remembers the module that called this function, so that loading it
-    elsewhere can say what has to be imported first. A package can do that for its users by an entry point of the group
-    ``unsoft.mechanisms`` that names the module.
+    Names live as long as the process, or until ``unregister(name)``. A saved model remembers the module that
+    called this function, so that loading it elsewhere can say what has to be imported first. A package can do
+    that for its users by an entry point of the group ``unsoft.mechanisms`` that names the module.
 
     >>> import torch, unsoft
     >>> class Average(unsoft.nn.WrittenOut):
@@ -107,8 +109,9 @@ def _family_of(
 
     if not issubclass(cls, Mechanism):
         raise TypeError(
-            f"mechanism: {cls.__name__} must be a subclass of unsoft.nn.Mechanism (an nn.Module that knows masks, caches and places),"
-            " or of unsoft.nn.WrittenOut, which needs no more than a method weights(logits, visible)"
+            f"mechanism: {cls.__name__} must be a subclass of unsoft.nn.Mechanism (an nn.Module that knows"
+            " masks, caches and places), or of unsoft.nn.WrittenOut, which needs no more than a method"
+            " weights(logits, visible)"
         )
     known = [field.name for field in fields(Properties)]
     for given in promises:
@@ -139,7 +142,8 @@ def builtin(
 ) -> None:
     """What the files of the folder call: :func:`register` without looking for other files first.
 
-    ``promises`` of a formula are stated by hand, beside those that are found by analysing it; ``definition``: see definition.py.
+    ``promises`` of a formula are stated by hand, beside those that are found by analysing it; ``definition``:
+    see definition.py.
     """
     if not isinstance(name, str) or not re.fullmatch(r"[a-z][a-z0-9_-]*", name):
         raise ValueError(
@@ -147,7 +151,8 @@ def builtin(
         )
     if not isinstance(mechanism, (Formula, Family)) and not callable(mechanism):
         raise TypeError(
-            f"mechanism: expected a Formula, a function that makes one or a class, not {type(mechanism).__name__}"
+            "mechanism: expected a Formula, a function that makes one or a class, not"
+            f" {type(mechanism).__name__}"
         )
     if name in _registered:
         raise ValueError(f"name: a mechanism called {name!r} exists already")
@@ -203,7 +208,8 @@ def module_modifier(
     summary: str,
     definition: Callable[..., Any] | None = None,
 ) -> None:
-    """Adds a modifier that stands around a module; a family of the same name is what it is around its usual base."""
+    """Adds a modifier that stands around a module; a family of the same name is what it is around its usual
+    base."""
     _add_modifier(Modifier(name, change, False, summary), definition)
 
 
@@ -317,13 +323,15 @@ def _modified(text: str, part: str, found: Formula | Plan) -> Formula | Plan:
         return cast("Formula", modifier.change(found, *arguments))
     if found.formula is None or found.wrappers:
         raise ValueError(
-            f"mechanism: in {text!r}, {name} rewrites a formula and must stand directly before one (or before a family that runs one)"
+            f"mechanism: in {text!r}, {name} rewrites a formula and must stand directly before one (or before"
+            " a family that runs one)"
         )
     return replace(found, formula=modifier.change(found.formula, *arguments))
 
 
 def foreign_homes(text: str) -> dict[str, str]:
-    """The mechanisms that a text such as "gated+mine(3)" names and others registered, with the modules that did."""
+    """The mechanisms that a text such as "gated+mine(3)" names and others registered,
+    with the modules that did."""
     parts = [_split(text, part.strip())[0] for part in text.split("+")]
     return {name: _homes[name] for name in parts if name in _homes}
 
@@ -350,7 +358,8 @@ def label(name: str) -> str:
 
 
 def _found_in_its_file(name: str) -> bool:
-    """Imports the file called like the mechanism, if there is one; importing all of them would take longer."""
+    """Imports the file called like the mechanism, if there is one;
+    importing all of them would take longer."""
     file = name.replace("-", "_")
     with _discovery:
         if _discovered or not file.isidentifier():
@@ -373,7 +382,8 @@ def discover() -> None:
 
 
 def _load_plugin(entry: metadata.EntryPoint) -> None:
-    """Imports what an installed package brings; its module registers, or the entry point is the mechanism itself."""
+    """Imports what an installed package brings; its module registers,
+    or the entry point is the mechanism itself."""
     try:
         found = entry.load()
         if not inspect.ismodule(found) and entry.name not in _registered:

@@ -1,4 +1,5 @@
-"""What a name stands for, as data: a formula, a family of modules, modifiers around it; modules are made from it later."""
+"""What a name stands for, as data: a formula, a family of modules, modifiers around it;
+modules are made from it later."""
 
 from __future__ import annotations
 
@@ -92,7 +93,8 @@ class Plan:
         return getattr(self.family.build, "key_head_multiple", 1) if self.family is not None else 1
 
     def build(self, place: Place, **options: Any) -> Mechanism:
-        """The module at its place; ``options`` are keywords of the modifiers (the outermost first) and of the family's class."""
+        """The module at its place; ``options`` are keywords of the modifiers (the outermost first) and of the
+        family's class."""
         around = [(wrapper, wrapper.take(options)) for wrapper in reversed(self.wrappers)]
         if self.family is None:
             from unsoft.mechanisms.core.module import Pointwise
@@ -100,7 +102,8 @@ class Plan:
             if options:
                 known = sorted({name for wrapper in self.wrappers for name in wrapper.names})
                 raise TypeError(
-                    f"mechanism: {self.name!r} has no option {', '.join(map(repr, options))}; it has {', '.join(known) or 'none'}"
+                    f"mechanism: {self.name!r} has no option {', '.join(map(repr, options))}; it has"
+                    f" {', '.join(known) or 'none'}"
                 )
             module: Mechanism = Pointwise(cast("Formula", self.formula), place)
         else:

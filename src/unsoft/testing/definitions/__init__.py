@@ -1,6 +1,7 @@
 """Every mechanism once more, straight from its paper in plain torch: what the battery judges results by.
 
-Each mechanism's file holds its definition (see unsoft.mechanisms.core.definition); here they are put together as a name says.
+Each mechanism's file holds its definition (see unsoft.mechanisms.core.definition);
+here they are put together as a name says.
 """
 
 from __future__ import annotations
@@ -30,7 +31,8 @@ Part = tuple[str, str | None]
 
 
 def definition_of(mechanism: str | Formula) -> Definition | None:
-    """The definition of a mechanism by name, modifiers included; the text itself for a formula of your own; None if unknown.
+    """The definition of a mechanism by name, modifiers included; the text itself for a formula of your own;
+    None if unknown.
 
     >>> definition_of("gated+logn+gpam") is None, definition_of("no-such-family") is None
     (False, True)

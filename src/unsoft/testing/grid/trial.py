@@ -1,9 +1,10 @@
-"""One mechanism at one point of the grid: its layer, its tensors, what its definition says, and how exact a result can be.
+"""One mechanism at one point of the grid: its layer, its tensors, what its definition says,
+and how exact a result can be.
 
-How large an error may be is found by asking the definition again with every input moved by a relative 2^-24, for
-float64 2^-40: what that changes, times the precision of the dtype, is what rounding may change too. A row of queries and a key are moved as a whole,
-so that a logit that is exactly 0 stays 0. On top of it comes the precision times the size of the result and of what it
-is a sum of (docs/numerics.md).
+How large an error may be is found by asking the definition again with every input moved by a relative 2^-24,
+for float64 2^-40: what that changes, times the precision of the dtype, is what rounding may change too. A row
+of queries and a key are moved as a whole, so that a logit that is exactly 0 stays 0. On top of it comes the
+precision times the size of the result and of what it is a sum of (docs/numerics.md).
 """
 
 from __future__ import annotations
@@ -31,9 +32,11 @@ DTYPES = {
     str(dtype).removeprefix("torch."): dtype for dtype in (torch.float64, torch.float32, torch.bfloat16)
 }
 _MOVES = {torch.float64: 2.0**-40, torch.float32: 2.0**-24, torch.bfloat16: 2.0**-24}
-"""How far inputs are moved: near the precision itself, as the change may grow in proportion for small errors only."""
+"""How far inputs are moved: near the precision itself, as the change may grow in proportion for small errors
+only."""
 _PERTURB = 0.1
-"""Parameters are moved away from their start by this, so that one that has no effect, or the wrong one, shows."""
+"""Parameters are moved away from their start by this, so that one that has no effect, or the wrong one,
+shows."""
 
 
 @dataclass(frozen=True)
@@ -71,7 +74,8 @@ class Trial:
 
     @property
     def scale(self) -> float | None:
-        """The argument of that name: a power of two, so that logits stay exact; None where the default is one."""
+        """The argument of that name: a power of two, so that logits stay exact;
+        None where the default is one."""
         exact = 2.0 ** round(math.log2(self.point.width**-0.5))
         return None if exact == self.point.width**-0.5 else exact
 
@@ -118,7 +122,8 @@ class Trial:
     def decoded(self, pieces: Sequence[tuple[int, int]]) -> Tensor | None:
         """The output that the definition gives where tokens come in pieces; None if it does not say.
 
-        Which keys there are (magnitude) is known from the rows of the piece that a key comes with: later rows are not there yet.
+        Which keys there are (magnitude) is known from the rows of the piece that a key comes with:
+        later rows are not there yet.
         """
         x = self.tensors
         leaves = {name: getattr(x, name) for name in ("query", "key", "value")}
@@ -148,7 +153,8 @@ class Trial:
         return sizes
 
     def _natural_sizes(self) -> dict[str, float]:
-        """Of the terms that results are sums of, so that one that cancels to nothing is not measured against nothing."""
+        """Of the terms that results are sums of, so that one that cancels to nothing is not measured against
+        nothing."""
         x, weights, keys = self.tensors, self.reference["weights"], max(1, self.point.key_count)
         q, k, v, g = (rms(y) for y in (x.query, x.key, x.value, x.upstream[:, :, x.rows]))
         scale, entries, w = self.point.width**-0.5, weights.numel(), rms(weights) + 1 / keys
@@ -208,8 +214,11 @@ class Trial:
             )
             gradients = dict(zip(wanted, found, strict=True))
         return {
-            "output": output.detach(), "weights": weights.detach(), **gradients, "query": gradients["query"][:, :, x.rows],
-        }  # fmt: skip
+            "output": output.detach(),
+            "weights": weights.detach(),
+            **gradients,
+            "query": gradients["query"][:, :, x.rows],
+        }
 
     def _written_out(
         self, leaves: Mapping[str, Tensor], layer: Mechanism, rounding: Callable[[Tensor], Tensor] | None
@@ -238,10 +247,16 @@ class Trial:
         visible = seen if point.offset is None else seen.tril(point.offset)
         rows = (x.rows + (point.offset or 0)).to(DOUBLE)
         return WrittenCall(
-            leaves["query"][:, :, x.rows], leaves["key"], leaves["value"], visible[:, :, x.rows],
-            bias.expand(seen.shape)[:, :, x.rows], there, rows, point.offset is not None,
+            leaves["query"][:, :, x.rows],
+            leaves["key"],
+            leaves["value"],
+            visible[:, :, x.rows],
+            bias.expand(seen.shape)[:, :, x.rows],
+            there,
+            rows,
+            point.offset is not None,
             self.scale or point.width**-0.5,
-        )  # fmt: skip
+        )
 
     def _seen(self, leaves: Mapping[str, Tensor]) -> Tensor:
         """Bool (B, H, L, S): what the mask alone lets rows see."""

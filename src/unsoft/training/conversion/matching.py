@@ -40,7 +40,8 @@ class Pair:
         return label
 
     def errors(self, ids: Tensor) -> Tensor:
-        """For each module that differs: the squared distance of its output to the original's, over the original's square.
+        """For each module that differs: the squared distance of its output to the original's, over the
+        original's square.
 
         One pass of the original; gradients reach the copy's attention only.
         """

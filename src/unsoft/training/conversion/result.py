@@ -15,12 +15,14 @@ class Converted:
 
     spec: Mapping[str, Any]
     perplexity: Mapping[str, float]
-    """On text that was never trained on: of the original, and after the swap and each stage that took place."""
+    """On text that was never trained on: of the original, and after the swap and each stage that took
+    place."""
     margin: Mapping[str, float]
-    """Half the width of a 95 % interval of the difference to the original's loss, paired by text; 0 for the original."""
+    """Half the width of a 95 % interval of the difference to the original's loss, paired by text; 0 for the
+    original."""
     layer_errors: Mapping[str, list[float]]
-    """For each layer that changed, of its attention's output given the original's input: |ours - original|^2 / |original|^2
-    on the same text."""
+    """For each layer that changed, of its attention's output given the original's input: |ours - original|^2
+    / |original|^2 on the same text."""
     tokens: Mapping[str, int]
     """Seen in each stage."""
     seconds: Mapping[str, float]

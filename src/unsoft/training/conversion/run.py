@@ -1,4 +1,5 @@
-"""``convert``: from a pretrained model to one with another mechanism; interrupted conversions go on where they stopped."""
+"""``convert``: from a pretrained model to one with another mechanism; interrupted conversions go on where
+they stopped."""
 
 from __future__ import annotations
 
@@ -38,18 +39,20 @@ def convert(
 ) -> Converted:
     """Moves a pretrained causal language model to another mechanism.
 
-    First the swap, with the mechanism's open start. Then every changed attention module learns to give the original's output
-    for the original's input, all layers at once and independently. Then the whole model is fine-tuned on the next token.
+    First the swap, with the mechanism's open start. Then every changed attention module learns to give the
+    original's output for the original's input, all layers at once and independently. Then the whole model is
+    fine-tuned on the next token.
 
     out
-        A folder: ``spec.json``, ``match.jsonl`` and ``tune.jsonl``, checkpoints while it goes on, and in the end ``model``
-        (which :func:`unsoft.hf.load` reads, float32, with the tokenizer) and ``result.json``. If it holds the same conversion
-        unfinished, that is continued; if it is finished, its result is returned.
+        A folder: ``spec.json``, ``match.jsonl`` and ``tune.jsonl``, checkpoints while it goes on, and in the
+        end ``model`` (which :func:`unsoft.hf.load` reads, float32, with the tokenizer) and ``result.json``.
+        If it holds the same conversion unfinished, that is continued; if it is finished, its result is
+        returned.
     save_every
         Steps from one checkpoint to the next; a quarter of each stage unless told otherwise.
 
-    Ctrl-C and SIGTERM save a checkpoint and raise :class:`unsoft.errors.Interrupted`; a loss that is not finite raises
-    :class:`unsoft.errors.DivergenceError`.
+    Ctrl-C and SIGTERM save a checkpoint and raise :class:`unsoft.errors.Interrupted`; a loss that is not
+    finite raises :class:`unsoft.errors.DivergenceError`.
     """
     check_whole("convert", "save_every", save_every, 1)
     out = Path(out)
@@ -175,7 +178,8 @@ def _language_model(spec: Conversion) -> tuple[PreTrainedModel, PreTrainedTokeni
     model, tokenizer = load_model(spec.model)
     if model.get_output_embeddings() is None or not model.can_generate():
         raise ValueError(
-            f"convert: {spec.model} is a {type(model).__name__}, which predicts no next token; give a causal language"
+            f"convert: {spec.model} is a {type(model).__name__}, which predicts no next token; give a"
+            f" causal language"
             " model"
         )
     if tokenizer is None:

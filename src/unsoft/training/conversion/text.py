@@ -19,7 +19,8 @@ _EDGE = 4
 
 
 class Windows:
-    """Pieces of ``length`` tokens of one part of a corpus. Only what is drawn is tokenized, so large texts cost no more."""
+    """Pieces of ``length`` tokens of one part of a corpus. Only what is drawn is tokenized, so large texts
+    cost no more."""
 
     def __init__(self, content: bytes, tokenizer: PreTrainedTokenizerBase, length: int, part: str) -> None:
         self.content, self.tokenizer, self.length = content, tokenizer, length
@@ -28,7 +29,8 @@ class Windows:
         while (found := len(self._tokens(content[-self.bytes :]))) < length + _EDGE:
             if self.bytes == len(content):
                 raise ValueError(
-                    f"convert: the {part} text has {found} tokens, too few for windows of {length}; give a longer text"
+                    f"convert: the {part} text has {found} tokens, too few for windows of {length}; give a"
+                    f" longer text"
                     " or a smaller 'tokens'"
                 )
             self.bytes = min(2 * self.bytes, len(content))

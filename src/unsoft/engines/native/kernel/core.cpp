@@ -1,7 +1,7 @@
 // The formula-independent half of the native engine. Both functions return 0, or 1 if some output is not finite (the
 // caller then applies the exact rules for NaN and Inf), or 2 if memory ran out.
-#include "append.h"
 #include "backward.h"
+#include "step.h"
 
 extern "C" {
 __attribute__((visibility("default"))) int unsoft_forward(const Call *call) {
@@ -11,10 +11,11 @@ __attribute__((visibility("default"))) int unsoft_forward(const Call *call) {
         return 2;
     }
 }
-// Appends keys and values to the buffers of a cache, then attends to them.
-__attribute__((visibility("default"))) int unsoft_step(const Append *keys, const Append *values, const Call *call) {
-    append(*keys), append(*values);
-    return unsoft_forward(call);
+// Appends keys and values to the buffers of a cache, then attends to them. `step` is kept from step to step.
+__attribute__((visibility("default"))) int unsoft_step(Step *step, const Token *token) {
+    step->move_to(*token);
+    append(step->keys), append(step->values);
+    return unsoft_forward(&step->call);
 }
 __attribute__((visibility("default"))) int unsoft_backward(const Call *call) {
     try {

@@ -34,7 +34,8 @@ def attend_by_rows(
     engine = inputs.options["engine"]
     if engine not in ("auto", "dense"):
         raise ValueError(
-            f"magnitude: argument 'engine': causal='prefix' writes the weights of every row out, as 'dense' does; {engine!r} does not"
+            "magnitude: argument 'engine': causal='prefix' writes the weights of every row out, as 'dense'"
+            f" does; {engine!r} does not"
         )
     rows, keys = inputs.query.shape[-2], inputs.key.shape[-2]
     if rows + offset > keys:  # rows after the last key: fill up with keys that are masked

@@ -1,0 +1,113 @@
+"""Steps of decoding by one call of compiled code: new keys and values go into the buffers of a cache,
+then it attends to all.
+
+What stays the same from step to step (formula, shapes, buffers) is checked and packed once
+(:func:`prepare_step`); after that a step compares a few numbers and passes on six. Whatever is unusual in any
+way is left to the general way, as in direct.py.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import struct
+
+import torch
+from torch import Tensor
+
+from unsoft.engines.native import binding
+from unsoft.engines.native.direct import Plan, observed, pack_call, plan_of
+from unsoft.engines.threads import thread_count
+from unsoft.formula import Formula
+
+_APPEND = struct.Struct("15q")
+_TOKEN = struct.Struct("6q")
+
+
+class Step:
+    """Steps of one kind, prepared: one formula, queries, keys and values of one shape,
+    the buffers of one cache."""
+
+    def __init__(
+        self, plan: Plan, new: tuple[Tensor, Tensor, Tensor], buffers: tuple[Tensor, Tensor], options: object
+    ) -> None:
+        query, key, value = new
+        keys, values = buffers
+        self.plan, self.buffers, self.options = (
+            plan,
+            buffers,
+            options,
+        )  # the numbers below point into the first two
+        self.dtype = query.dtype
+        self.layouts = [(x.shape, x.stride()) for x in new]
+        self.tokens, self.room = key.shape[2], keys.shape[2]
+        self.alike = query.is_contiguous() and query.shape[3] == value.shape[3]
+        self.out_shape = (*query.shape[:3], value.shape[3])
+        call = pack_call(plan, query, keys, values, self._empty(query), self.tokens, "lower_right")
+        self._memory = ctypes.create_string_buffer(
+            _pack_append(keys, key) + _pack_append(values, value) + call
+        )
+        self._step = plan.kernel.step
+
+    def serves(self, formula: Formula, buffers: tuple[Tensor | None, Tensor | None], options: object) -> bool:
+        """Was it prepared for this formula, these very buffers and these options?"""
+        same = self.buffers[0] is buffers[0] and self.buffers[1] is buffers[1]
+        return same and self.plan.formula is formula and self.options == options
+
+    def run(self, query: Tensor, key: Tensor, value: Tensor, length: int) -> Tensor | None:
+        """The output of the step after ``length`` tokens.
+
+        None if it has to take the general way; then nothing counts.
+        """
+        if length + self.tokens > self.room or observed():
+            return None
+        grad = torch.is_grad_enabled()
+        for x, (shape, strides) in zip((query, key, value), self.layouts, strict=True):
+            if type(x) is not Tensor or x.dtype is not self.dtype or x.shape != shape or not x.is_cpu:
+                return None
+            if x.stride() != strides or x.is_neg() or (grad and x.requires_grad):
+                return None
+        out = self._empty(query)
+        token = _TOKEN.pack(
+            length, thread_count(), query.data_ptr(), key.data_ptr(), value.data_ptr(), out.data_ptr()
+        )
+        return out if self._step(self._memory, token) == binding.FINITE else None
+
+    def _empty(self, query: Tensor) -> Tensor:
+        return torch.empty_like(query) if self.alike else query.new_empty(self.out_shape)
+
+    def __deepcopy__(self, memo: object) -> None:
+        """A copy of a cache has buffers of its own, so it prepares its own step."""
+        return
+
+
+def prepare_step(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    formula: Formula,
+    scale: float | None,
+    enable_gqa: bool,
+    buffers: tuple[Tensor | None, Tensor | None],
+) -> Step | None:
+    """A step for inputs like these, or None if such inputs have to take the general way."""
+    keys, values = buffers
+    if keys is None or values is None or keys.requires_grad or values.requires_grad:
+        return None
+    try:
+        plan = plan_of(query, key, value, formula, "lower_right", scale, enable_gqa)
+        if plan is None or keys.dtype is not query.dtype or values.dtype is not query.dtype:
+            return None
+        if not (_fits(keys, key) and _fits(values, value) and keys.shape[2] == values.shape[2]):
+            return None
+        return Step(plan, (query, key, value), (keys, values), (scale, enable_gqa))
+    except (RuntimeError, ValueError):  # not of four dimensions, sparse, nested
+        return None
+
+
+def _fits(buffer: Tensor, new: Tensor) -> bool:
+    (batch, heads, _, width), shape = buffer.shape, new.shape
+    return (batch, heads, width) == (shape[0], shape[1], shape[3]) and buffer.stride(3) == 1
+
+
+def _pack_append(buffer: Tensor, new: Tensor) -> bytes:
+    return _APPEND.pack(*new.shape, buffer.element_size(), 0, *buffer.stride(), 0, *new.stride())
