@@ -1,7 +1,7 @@
 """Runs the default of every task and writes what it found into docs/tasks.md.
 
 ``python docs/tasks.py`` runs what ``docs/tasks.json`` does not have yet, one after another, and writes the
-record after each; ``--only NAME`` one task, ``--again`` although it is there, ``--table`` only the page.
+record after each; ``--only NAME ...`` some tasks, ``--again`` also what is there, ``--table`` the page alone.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from unsoft.training import Spec, train
 PAGE, RECORD = Path(__file__).with_suffix(".md"), Path(__file__).with_suffix(".json")
 START, END = "<!-- measured -->\n", "<!-- end of measured -->\n"
 RIVALS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
-    # The mechanism that should do better than softmax on a task, its options, and what else is not the default.
+    # The mechanism that should do better than softmax, its options, and what else is not the default.
     "census": ("magnitude+softmax", {"where": "mass"}, {}),
     "deletion": ("cog", {}, {}),
     "focus": ("logn+softmax", {}, {}),
@@ -69,7 +69,7 @@ def measured(spec: Spec) -> dict[str, Any]:
 def table(rows: list[dict[str, Any]]) -> str:
     """The rows in Markdown."""
     lines = [
-        "| task | mechanism | score | chance | shortcut | known | hardest test | steps | seconds | measured |",
+        "| task | mechanism | score | chance | shortcut | known | hardest test | steps | seconds | date |",
         "|---|---|---|---|---|---|---|---|---|---|",
     ]
     for row in rows:
@@ -100,16 +100,17 @@ def page(text: str, rows: list[dict[str, Any]]) -> str:
 def main() -> None:
     """Runs what is missing."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--only", help="one task")
+    parser.add_argument("--only", nargs="+", help="some tasks, in this order")
     parser.add_argument("--again", action="store_true", help="also what has been measured")
     parser.add_argument("--table", action="store_true", help="run nothing")
     given = parser.parse_args()
     torch.set_num_threads(1)
     order = [json.dumps(spec.to_dict()) for spec in runs()]
     rows = {json.dumps(row["run"]): row for row in json.loads(RECORD.read_text())} if RECORD.exists() else {}
-    for spec in runs() if not given.table else []:
+    names = given.only or list(unsoft.tasks.tasks())
+    for spec in sorted((one for one in runs() if one.task in names), key=lambda one: names.index(one.task)):
         key = json.dumps(spec.to_dict())
-        if (given.only in (None, spec.task)) and (given.again or key not in rows):
+        if not given.table and (given.again or key not in rows):
             print(spec.task, spec.mechanism, flush=True)
             rows[key] = measured(spec)
             print(rows[key]["score"], rows[key]["seconds"], flush=True)

@@ -1,13 +1,17 @@
 """``unsoft train`` as a user runs it: killed, out of disk, wrongly called."""
 
+import errno
 import json
+import os
 import resource
 import signal
 import subprocess
 import time
+from pathlib import Path
 
 import pytest
 import torch
+from transformers import PreTrainedModel
 
 import unsoft
 
@@ -83,6 +87,26 @@ def test_a_full_disk_is_one_line(run_here, tmp_path, small_files):
     (last,) = [line for line in done.stderr.splitlines() if line.startswith("unsoft:")]
     assert "step 1 cannot be written" in last and "Traceback" not in done.stderr
     assert not list((tmp_path / "run/checkpoints").iterdir())
+
+
+def test_a_disk_that_is_full_in_the_end_is_one_line_and_the_run_can_end_later(run_here, tmp_path):
+    """The checkpoint is written, the model is not: that takes the same room again."""
+    line = (*TINY, "--steps", "3", "--save-every", "3", "--out", str(tmp_path / "run"))
+    save = PreTrainedModel.save_pretrained
+
+    def save_checkpoints_only(model, folder, **options):
+        if Path(folder).name.startswith(".model"):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        save(model, folder, **options)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(PreTrainedModel, "save_pretrained", save_checkpoints_only)
+        done = run_here(*line)
+    assert done.returncode == 1
+    (last,) = [one for one in done.stderr.splitlines() if one.startswith("unsoft:")]
+    assert "No space left on device; its last checkpoint is kept" in last and "Traceback" not in done.stderr
+    assert newest(tmp_path / "run") == 3 and not (tmp_path / "run/result.json").exists()
+    assert run_here(*line).returncode == 0 and (tmp_path / "run/model").is_dir()
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,5 @@
-"""Inside a model every mechanism is causal, ignores padding, and decodes what it would have computed without a cache."""
+"""Inside a model every mechanism is causal, ignores padding, and decodes what it would have computed without
+a cache."""
 
 import pytest
 import torch

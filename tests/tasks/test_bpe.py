@@ -17,7 +17,7 @@ def path(tmp_path):
     """Words that repeat, and bytes that are no text in any encoding."""
     source = random.Random(0)
     words = [bytes(source.randrange(97, 123) for _ in range(source.randint(2, 7))) for _ in range(50)]
-    content = b" ".join(source.choices(words, k=3000)) + bytes(range(256)) * 8
+    content = bytes(range(256)) * 8 + b" ".join(source.choices(words, k=3000))
     file = tmp_path / "words.bin"
     file.write_bytes(content)
     return str(file)
@@ -30,7 +30,8 @@ def test_nothing_is_lost_and_tokens_are_those_of_the_training_text(path):
         assert tokenizer.decode(ids.tolist()).encode("latin-1") == bytes(content.tolist())
     assert tokenizer.get_vocab_size() == 300 and found.train.max() < 300
     assert found.bytes_per_token == len(corpus(path)[1]) / len(found.test)
-    assert len(found.train) < 0.7 * len(corpus(path)[0])  # words are made of fewer tokens than bytes
+    noise = 8 * 256  # bytes that hardly ever make a word
+    assert len(found.train) - noise < 0.7 * (len(corpus(path)[0]) - noise)
     # Nothing of the test text is used: with another test text of the same length the tokens are the same.
     changed = path + ".changed"
     train, test = corpus(path)

@@ -1,4 +1,5 @@
-"""What one would use without unsoft: dense PyTorch, x-transformers' signed attention, compiled FlexAttention."""
+"""What one would use without unsoft: dense PyTorch, x-transformers' signed attention,
+compiled FlexAttention."""
 
 from __future__ import annotations
 

@@ -82,22 +82,25 @@ def _check_tensors(query: Any, key: Any, value: Any) -> None:
             raise TypeError(f"attention: argument '{name}' has dtype {x.dtype}; supported are {allowed}")
         if x.dim() < 2:
             raise ValueError(
-                f"attention: argument '{name}' has shape {_shape(x)}; expected (..., heads, length, dim), at least 2-D"
+                f"attention: argument '{name}' has shape {_shape(x)}; expected (..., heads, length, dim), at"
+                " least 2-D"
             )
     for name in ("key", "value"):
         x = named[name]
         if x.dtype != query.dtype:
             raise TypeError(
-                f"attention: argument '{name}' has dtype {x.dtype}, 'query' has {query.dtype}; they must match"
+                f"attention: argument '{name}' has dtype {x.dtype}, 'query' has {query.dtype}; they must"
+                " match"
             )
         if x.device != query.device:
             raise ValueError(
-                f"attention: argument '{name}' is on device {x.device}, 'query' is on {query.device}; they must match"
+                f"attention: argument '{name}' is on device {x.device}, 'query' is on {query.device}; they"
+                " must match"
             )
         if x.dim() != query.dim():
             raise ValueError(
-                f"attention: argument '{name}' has {x.dim()} dimensions (shape {_shape(x)}), 'query' has {query.dim()}"
-                f" (shape {_shape(query)}); they must match"
+                f"attention: argument '{name}' has {x.dim()} dimensions (shape {_shape(x)}), 'query' has"
+                f" {query.dim()} (shape {_shape(query)}); they must match"
             )
 
 
@@ -115,8 +118,9 @@ def _batch_shape(query: Tensor, key: Tensor, value: Tensor) -> tuple[int, ...]:
         for place, size in enumerate(x.shape[:-3]):
             if size != 1 and batch[place] not in (1, size):
                 raise ValueError(
-                    f"attention: argument '{name}' has batch size {size} in dimension {place} (shape {_shape(x)}), which does"
-                    f" not broadcast with 'query' (shape {_shape(query)}) and 'key' (shape {_shape(key)})"
+                    f"attention: argument '{name}' has batch size {size} in dimension {place} (shape"
+                    f" {_shape(x)}), which does not broadcast with 'query' (shape {_shape(query)}) and 'key'"
+                    f" (shape {_shape(key)})"
                 )
             batch[place] = size if batch[place] == 1 else batch[place]
     return tuple(batch)
@@ -138,8 +142,8 @@ def _head_count(query: Tensor, key: Tensor, value: Tensor, enable_gqa: bool) -> 
         )
     if heads != shared and (shared == 0 or heads % shared):
         raise ValueError(
-            f"attention: argument 'query' has {heads} heads (shape {_shape(query)}), which is not a multiple of the"
-            f" {shared} heads of 'key' (shape {_shape(key)})"
+            f"attention: argument 'query' has {heads} heads (shape {_shape(query)}), which is not a multiple"
+            f" of the {shared} heads of 'key' (shape {_shape(key)})"
         )
     return (heads,)
 
@@ -174,8 +178,8 @@ def _is_causal_bias(mask: Any) -> bool:
 def _causal_bias_offset(mask: Any, length: int, keys: int) -> int:
     if (mask.seq_len_q, mask.seq_len_kv) != (length, keys):
         raise ValueError(
-            f"attention: argument 'attn_mask' is a CausalBias for {mask.seq_len_q} queries and {mask.seq_len_kv} keys, but"
-            f" there are {length} queries and {keys} keys"
+            f"attention: argument 'attn_mask' is a CausalBias for {mask.seq_len_q} queries and"
+            f" {mask.seq_len_kv} keys, but there are {length} queries and {keys} keys"
         )
     return 0 if mask.variant.name == "UPPER_LEFT" else keys - length
 
@@ -192,12 +196,13 @@ def _mask_as_4d(mask: Any, query: Tensor, batch: tuple[int, ...], length: int, k
         )
     if mask.dtype != torch.bool and not mask.dtype.is_floating_point:
         raise TypeError(
-            f"attention: argument 'attn_mask' has dtype {mask.dtype}; use bool (True = may attend) or a floating dtype"
-            " (added to the logits)"
+            f"attention: argument 'attn_mask' has dtype {mask.dtype}; use bool (True = may attend) or a"
+            " floating dtype (added to the logits)"
         )
     if mask.device != query.device:
         raise ValueError(
-            f"attention: argument 'attn_mask' is on device {mask.device}, 'query' is on {query.device}; they must match"
+            f"attention: argument 'attn_mask' is on device {mask.device}, 'query' is on {query.device}; they"
+            " must match"
         )
     target = (*query.shape[:-2], length, keys)
     target = (*batch, *target[len(batch) :])
@@ -206,8 +211,8 @@ def _mask_as_4d(mask: Any, query: Tensor, batch: tuple[int, ...], length: int, k
     )
     if not fits:
         raise ValueError(
-            f"attention: argument 'attn_mask' has shape {_shape(mask)}, which does not broadcast to {target}, the shape"
-            " (..., heads, queries, keys) of the attention weights"
+            f"attention: argument 'attn_mask' has shape {_shape(mask)}, which does not broadcast to {target},"
+            " the shape (..., heads, queries, keys) of the attention weights"
         )
     whole: Tensor = mask.reshape((1,) * (max(4, len(target)) - mask.dim()) + tuple(mask.shape))
     leading = whole.shape[:-3]
@@ -222,7 +227,8 @@ def _positions(given: Any, batch: tuple[int, ...], q: Tensor, k: Tensor, formula
     """(B|1, L + S): positions of the queries, then of the keys; None if the formula does not ask for them."""
     if not isinstance(given, tuple) or len(given) != 2:
         raise TypeError(
-            f"attention: argument 'positions' must be a pair of tensors (of queries, of keys), not {type(given).__name__}"
+            "attention: argument 'positions' must be a pair of tensors (of queries, of keys), not"
+            f" {type(given).__name__}"
         )
     parts = []
     for what, x, count in zip(("queries", "keys"), given, (q.shape[2], k.shape[2]), strict=True):
@@ -239,7 +245,8 @@ def _positions(given: Any, batch: tuple[int, ...], q: Tensor, k: Tensor, formula
         )
         if not fits:
             raise ValueError(
-                f"attention: argument 'positions' of {what} has shape {_shape(x)}, which does not broadcast to {target}"
+                f"attention: argument 'positions' of {what} has shape {_shape(x)}, which does not broadcast"
+                f" to {target}"
             )
         x = x if x.dim() == 1 else x.expand(target)
         parts.append(x.reshape(-1, count).to(q.device, compute_dtype(q.dtype)))
@@ -263,7 +270,8 @@ def _parameter_table(
         if name not in formula.params:
             listed = ", ".join(known) or "none"
             raise ValueError(
-                f"attention: argument 'params' names {name!r}, but the parameters of this mechanism are: {listed}"
+                f"attention: argument 'params' names {name!r}, but the parameters of this mechanism are:"
+                f" {listed}"
             )
     rows = [
         _parameter_row(name, given.get(name, formula.params[name]), heads, dtype, device) for name in known
@@ -285,8 +293,8 @@ def _parameter_row(name: str, value: Any, heads: int, dtype: torch.dtype, device
         )
     if tuple(value.shape) not in ((), (heads,)):
         raise ValueError(
-            f"attention: argument 'params[{name!r}]' has shape {_shape(value)}; use a scalar or one value per query head,"
-            f" shape ({heads},)"
+            f"attention: argument 'params[{name!r}]' has shape {_shape(value)}; use a scalar or one value per"
+            f" query head, shape ({heads},)"
         )
     return value.to(dtype).expand(heads)
 

@@ -117,7 +117,8 @@ def weighting(
     )
     if throw and not found.status.ok:
         raise SolverError(
-            f"weighting: residual {residual:.1e} after {found.iterations} steps of {result.solver}; {found.status}"
+            f"weighting: residual {residual:.1e} after {found.iterations} steps of {result.solver};"
+            f" {found.status}"
         )
     return result
 

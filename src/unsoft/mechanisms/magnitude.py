@@ -64,8 +64,9 @@ from unsoft.mechanisms.core.magnitude.cache import MagnitudeCache
 from unsoft.mechanisms.core.magnitude.options import STARTS, check_choices, check_counts
 from unsoft.mechanisms.core.magnitude.points import by_key_head, key_points, key_scale
 from unsoft.mechanisms.core.magnitude.rows import attend_by_rows, attend_by_rows_cached
-from unsoft.mechanisms.core.module import Around, Inputs, Mechanism, Place, Pointwise
+from unsoft.mechanisms.core.module import Inputs, Mechanism, Pointwise, Wrapper
 from unsoft.mechanisms.core.registry import family, module_modifier, resolve_formula
+from unsoft.mechanisms.core.spec import LayerSpec
 
 Result = Tensor | tuple[Tensor, Tensor]
 EXACT = 256
@@ -74,7 +75,7 @@ _LEAST_EPS = 1e-6
 _RESIDUAL = 1e-4
 
 
-class Magnitude(Around):
+class Magnitude(Wrapper):
     """See the module's docstring."""
 
     needs_all_keys = True
@@ -107,7 +108,7 @@ class Magnitude(Around):
         self.first = exact if causal == "auto" else chunk
         if where == "mass":
             self.inner = MassGate(inner)
-        heads, (beta, gamma) = inner.place.heads, STARTS[start]
+        heads, (beta, gamma) = inner.layer_spec.heads, STARTS[start]
         self.log_t = nn.Parameter(torch.full((heads,), math.log(t)))
         self.beta = nn.Parameter(torch.full((heads,), beta))
         self.gamma = nn.Parameter(torch.full((heads,), gamma))
@@ -160,7 +161,8 @@ class Magnitude(Around):
     def attend_cached(self, inputs: Inputs, cache: Cache) -> Result:
         if not isinstance(cache, MagnitudeCache):
             raise TypeError(
-                f"argument 'cache' is a {type(cache).__name__}; this mechanism's new_cache() makes another kind"
+                f"argument 'cache' is a {type(cache).__name__}; this mechanism's new_cache() makes another"
+                " kind"
             )
         cache.check(inputs.key)
         plain = inputs.options["attn_mask"] is None and inputs.geometry_keys is None
@@ -254,7 +256,8 @@ class Magnitude(Around):
             return result
         if cache is not None:
             raise ValueError(
-                "argument 'return_weights': with a cache the gates of earlier keys are in their values already"
+                "argument 'return_weights': with a cache the gates of earlier keys are in their values"
+                " already"
             )
         every = result[1].shape[-3] // gate.shape[-2]
         return result[0], result[1] * gate.repeat_interleave(every, dim=-2)[..., None, :].to(result[1].dtype)
@@ -262,7 +265,7 @@ class Magnitude(Around):
     def _call(self, inputs: Inputs) -> Call:
         """The call, checked: its mask says which keys are there."""
         options = {name: x for name, x in inputs.options.items() if name not in ("engine", "positions")}
-        if self.query_heads != self.place.heads:  # several queries for each head share its key
+        if self.query_heads != self.layer_spec.heads:  # several queries for each head share its key
             options["enable_gqa"] = True
         return checked_call(inputs.query, inputs.key, inputs.value, resolve_formula("softmax"), **options)[0]
 
@@ -279,8 +282,8 @@ def _times(value: Tensor, gate: Tensor) -> Tensor:
     return torch.where(finite, value, 0.0) * gate + torch.where(finite, 0.0, value)
 
 
-def _around_softmax(place: Place, base: Formula, **options: Any) -> Magnitude:
-    return Magnitude(Pointwise(base, place), **options)
+def _around_softmax(layer_spec: LayerSpec, base: Formula, **options: Any) -> Magnitude:
+    return Magnitude(Pointwise(base, layer_spec), **options)
 
 
 _SUMMARY = "a gate on every key from the geometry of the keys: a crowd of look-alikes counts as one"

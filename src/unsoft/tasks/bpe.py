@@ -1,6 +1,6 @@
 """Tokens of several bytes for the task ``text``: byte-pair encoding, learned from the training text alone.
 
-Every byte is one character of latin-1, so any file can be encoded and decoded without loss, whatever it holds.
+Every byte is one character of latin-1, so any file can be encoded and decoded without loss.
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ def encode(path: str, vocabulary: int) -> Encoded:
     made.train_from_iterator(train, trainer)
     if made.get_vocab_size() < vocabulary:
         raise ValueError(
-            f"text: the training text makes only {made.get_vocab_size()} tokens; 'vocabulary' must be at most that,"
-            f" not {vocabulary}"
+            f"text: the training text makes only {made.get_vocab_size()} tokens; 'vocabulary' must be at most"
+            f" that, not {vocabulary}"
         )
     first, second = (
         torch.tensor([token for line in made.encode_batch_fast(lines) for token in line.ids])

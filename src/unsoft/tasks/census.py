@@ -49,7 +49,7 @@ class Census(Task):
 
     @property
     def setup(self) -> Setup:
-        return Setup(steps=1500, batch=64)
+        return Setup(steps=600)
 
     @property
     def size(self) -> int:

@@ -29,12 +29,12 @@ class Compression(Marked):
     tells: ClassVar[str] = "mechanisms that gather a sequence into one token without mixing it up"
     source: ClassVar[str] = MAD
 
-    length: int = 8
+    length: int = 6
     """Tokens before the mark."""
 
     @property
     def setup(self) -> Setup:
-        return Setup(layers=2, heads=4, steps=2000, positions=True)
+        return Setup(layers=2, heads=4, steps=1000, positions=True)
 
     @property
     def outputs(self) -> int:

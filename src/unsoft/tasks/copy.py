@@ -26,12 +26,12 @@ class Copy(Marked, Retelling):
 
     difficulty: ClassVar[str] = "length"
 
-    length: int = 16
+    length: int = 8
     """Tokens to copy: 1 to ``length`` while training, exactly ``length`` in the test."""
 
     @property
     def setup(self) -> Setup:
-        return Setup(layers=2, heads=2, steps=1500, positions=True)
+        return Setup(layers=2, steps=600, positions=True)
 
     @property
     def outputs(self) -> int:

@@ -29,8 +29,9 @@ class Focus(Lookup):
 
     length: int = 128
     """Items and questions."""
-    questions: int = 8
+    questions: int = 32
     labels: int = 16
+    dim: int = 8
 
     def __post_init__(self) -> None:
         self.at_least(1, "questions")
@@ -44,7 +45,7 @@ class Focus(Lookup):
 
     @property
     def setup(self) -> Setup:
-        return Setup(steps=2000, batch=16)
+        return Setup(steps=400, batch=8)
 
     def difficulties(self) -> tuple[int, ...]:
         shorter = max(self.length // 2, 2 * self.questions)

@@ -28,13 +28,13 @@ class FuzzyRecall(Retelling):
     tells: ClassVar[str] = "mechanisms that put a key together from several tokens before they look it up"
     source: ClassVar[str] = MAD
 
-    length: int = 64
-    keys: int = 8
+    length: int = 32
+    keys: int = 6
     """Key tokens."""
-    values: int = 8
+    values: int = 6
     """Value tokens."""
     longest: int = 2
-    words: int = 6
+    words: int = 3
     """Keys in a sequence."""
 
     def __post_init__(self) -> None:
@@ -53,7 +53,7 @@ class FuzzyRecall(Retelling):
 
     @property
     def setup(self) -> Setup:
-        return Setup(layers=3, heads=2, steps=3000, positions=True)
+        return Setup(layers=3, heads=2, steps=800, batch=32, positions=True)
 
     @property
     def size(self) -> int:

@@ -28,7 +28,7 @@ class InContextRecall(Retelling):
     )
     source: ClassVar[str] = MAD
 
-    length: int = 64
+    length: int = 32
     keys: int = 8
     values: int = 8
     noise: float = 0.0
@@ -44,7 +44,7 @@ class InContextRecall(Retelling):
 
     @property
     def setup(self) -> Setup:
-        return Setup(layers=2, heads=2, steps=1500, positions=True)
+        return Setup(layers=2, steps=500, batch=32, positions=True)
 
     @property
     def size(self) -> int:

@@ -27,10 +27,10 @@ class Induction(Retelling):
 
     difficulty: ClassVar[str] = "length"
 
-    length: int = 16
+    length: int = 8
     """Tokens before the questions."""
-    questions: int = 8
-    vocabulary: int = 64
+    questions: int = 7
+    vocabulary: int = 32
 
     def __post_init__(self) -> None:
         self.at_least(2, "length", "vocabulary")
@@ -46,7 +46,7 @@ class Induction(Retelling):
 
     @property
     def setup(self) -> Setup:
-        return Setup(layers=2, heads=2, steps=2000, positions=True)
+        return Setup(layers=2, steps=600, positions=True)
 
     @property
     def size(self) -> int:

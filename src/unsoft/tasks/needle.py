@@ -8,7 +8,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from unsoft.tasks.draw import blurred, directions, integers, one_integer, shuffled
+from unsoft.tasks.draw import across_from, blurred, directions, integers, one_integer, shuffled
 from unsoft.tasks.evidence import Lookup, items, pointing, question, saying
 from unsoft.tasks.registry import register
 from unsoft.tasks.task import Batch, Setup, chosen, labelled_last
@@ -26,7 +26,7 @@ class Needle(Lookup):
     tells: ClassVar[str] = "mechanisms that many look-alike keys hijack from those that they do not"
     difficulty: ClassVar[str] = "crowd"
 
-    crowd: int = 16
+    crowd: int = 8
     """Look-alikes: 1 to ``crowd`` while training, exactly ``crowd`` in the test."""
     similarity: float = 0.9
     """Cosine between the question and the crowd."""
@@ -42,7 +42,7 @@ class Needle(Lookup):
 
     @property
     def setup(self) -> Setup:
-        return Setup(steps=1500, batch=128)
+        return Setup(steps=800)
 
     def difficulties(self) -> tuple[int, ...]:
         few = {1, max(self.crowd // 4, 1)}
@@ -51,10 +51,7 @@ class Needle(Lookup):
     def draw(self, count: int, random: torch.Generator, training: bool) -> Batch:
         crowd = one_integer(1, self.crowd, random) if training else self.crowd
         asked = directions((count, 1, self.dim), random)
-        across = directions((count, 1, self.dim), random)
-        across = torch.nn.functional.normalize(
-            across - (across * asked).sum(-1, keepdim=True) * asked, dim=-1
-        )
+        across = across_from(asked, directions((count, 1, self.dim), random))
         close = self.similarity * asked + (1 - self.similarity**2) ** 0.5 * across
         where = torch.cat(
             [blurred(asked, self.noise, random), blurred(close.expand(-1, crowd, -1), self.noise, random)], 1

@@ -8,7 +8,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from unsoft.tasks.draw import blurred, directions, integers, shuffled
+from unsoft.tasks.draw import across_from, blurred, directions, integers, shuffled
 from unsoft.tasks.evidence import Lookup, items, question, saying
 from unsoft.tasks.registry import register
 from unsoft.tasks.task import Batch, Setup, chosen, labelled_last
@@ -56,8 +56,7 @@ class Opposition(Lookup):
     def draw(self, count: int, random: torch.Generator, training: bool) -> Batch:
         asked = directions((count, 1, self.dim), random)
         case = integers(3, (count, 1), random)
-        where = directions((count, self.irrelevant + 1, self.dim), random)
-        where = torch.nn.functional.normalize(where - (where * asked).sum(-1, keepdim=True) * asked, dim=-1)
+        where = across_from(asked, directions((count, self.irrelevant + 1, self.dim), random))
         sign = torch.tensor([1.0, -1.0, 0.0])[case][..., None]
         where[:, :1] = torch.where(sign == 0, where[:, :1], sign * asked)
         said = integers(self.labels, (count, self.irrelevant + 1), random)

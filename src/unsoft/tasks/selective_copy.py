@@ -26,8 +26,8 @@ class SelectiveCopy(Retelling):
     )
     source: ClassVar[str] = MAD
 
-    length: int = 48
-    tokens: int = 6
+    length: int = 20
+    tokens: int = 4
     """To be copied."""
     vocabulary: int = 8
 
@@ -38,7 +38,7 @@ class SelectiveCopy(Retelling):
 
     @property
     def setup(self) -> Setup:
-        return Setup(layers=2, heads=2, steps=3000, positions=True)
+        return Setup(layers=2, heads=2, steps=800, positions=True)
 
     @property
     def size(self) -> int:

@@ -82,7 +82,7 @@ class Task(ABC):
 
     @property
     def outputs(self) -> int:
-        """How many numbers a model gives at each position: one for each token, unless the task says otherwise."""
+        """How many numbers a model gives at each position: one for each token, unless said otherwise."""
         return self.size
 
     @property
@@ -95,7 +95,7 @@ class Task(ABC):
 
     @property
     def choices(self) -> range:
-        """The labels among which one who knows nothing would guess: all of them, unless the task says otherwise."""
+        """The labels among which one who knows nothing would guess: all, unless said otherwise."""
         return range(self.outputs)
 
     @abstractmethod
@@ -111,7 +111,7 @@ class Task(ABC):
         return None
 
     def difficulties(self) -> tuple[int, ...]:
-        """Values of the knob :attr:`difficulty` at which a trained model is tested, from easy to far beyond training."""
+        """Values of the knob :attr:`difficulty` at which models are tested, from easy to hard."""
         return ()
 
     def sweep(self) -> tuple[Task, ...]:

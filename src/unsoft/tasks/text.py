@@ -24,7 +24,7 @@ _LARGEST = 4096
 @register
 @dataclass(frozen=True, kw_only=True)
 class Text(Retelling):
-    """The next byte or token of a text. Windows are drawn from documents for training, and others for the test.
+    """The next byte or token of a text. Training and test draw windows from different documents.
 
     path
         A file, or a folder whose files are the documents; without it the text that comes with Python.
@@ -63,7 +63,7 @@ class Text(Retelling):
 
     @property
     def setup(self) -> Setup:
-        return Setup(layers=2, width=64, heads=4, steps=2000, batch=16, positions=True)
+        return Setup(layers=2, width=64, heads=4, steps=500, batch=16, positions=True)
 
     @property
     def _encoded(self) -> Encoded | None:

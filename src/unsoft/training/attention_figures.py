@@ -14,12 +14,13 @@ def attention_figures(model: PreTrainedModel, inputs: dict[str, Tensor]) -> dict
     """Figures of every layer, on one batch of the keywords of a model.
 
     first_token
-        The share of all attention (in absolute value) that goes to the first token; rows that see only that token do not count.
-        Softmax attention which has nothing to attend to puts its weight somewhere, most often here (a sink).
+        The share of all attention (in absolute value) that goes to the first token; the row that sees nothing
+        else does not count. Softmax attention which has nothing to attend to puts its weight somewhere, most
+        often here (a sink).
     head_diversity
-        1 - the mean similarity between the attention patterns of two heads, :func:`unsoft.measure.head_similarity`: 0 if all
-        heads do the same, 1 if no two of them look at the same keys, more if they subtract what others add. Only
-        for two and more heads.
+        1 - the mean similarity between the attention patterns of two heads,
+        :func:`unsoft.measure.head_similarity`: 0 if all heads do the same, 1 if no two of them look at the
+        same keys, more if they subtract what others add. Only for two and more heads.
 
     >>> import unsoft
     >>> spec = unsoft.training.Spec(task="copy", width=16, heads=2).filled()

@@ -1,4 +1,4 @@
-"""The test at the end of a run: scores over all difficulties, what they have to be compared with, and what the model learned."""
+"""The test at the end of a run: scores over difficulties, what they are compared with, what was learned."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def final_result(trainer: TaskTrainer, seconds: float) -> Result:
 
 
 def _references(batches: Batches) -> tuple[float, float | None]:
-    """The scores of the known solution and of the shortcut, on the very examples on which a model is tested."""
+    """The scores of the known solution and of the shortcut, on the examples on which a model is tested."""
     task: Task = batches.task
     known, shortcut = [], []
     for index in range(len(batches)):

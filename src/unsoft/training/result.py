@@ -22,8 +22,8 @@ class Result:
     difficulty: str
     """The knob of the task over which ``score_by`` goes; "" if there is none."""
     score_by: list[dict[str, Any]]
-    """From easy to hard: the ``value`` of that knob, whether it is ``harder`` than training, the ``score`` there,
-    and those of the ``known`` solution and of the ``shortcut``."""
+    """From easy to hard: the ``value`` of that knob, whether it is ``harder`` than training, the ``score``
+    there, and those of the ``known`` solution and of the ``shortcut``."""
     chance: float
     known: float
     """The score of the known solution."""

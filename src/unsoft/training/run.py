@@ -60,8 +60,8 @@ def train(
     for name, value in (("save_every", save_every), ("eval_every", eval_every)):
         if value is not None and value < 1:
             raise ValueError(f"train: argument {name!r} must be at least 1, not {value}")
-    if out is not None and (found := finished(Path(out), full)) is not None:
-        return found
+    if out is not None and (found := finished(Path(out), full.to_dict(), "train")) is not None:
+        return Result.from_dict(found)
     tenth = max(1, full.steps // 10)
     with ExitStack() as closing:
         closing.enter_context(quiet())
@@ -70,7 +70,7 @@ def train(
             folder = Path(closing.enter_context(tempfile.TemporaryDirectory()))
         else:
             folder = Path(out)
-            closing.enter_context(claimed(folder, full, task.files()))
+            closing.enter_context(claimed(folder, full.to_dict(), "train", task.files()))
         stop = StopOnSignal()
         closing.enter_context(stop.listening())
         callbacks: list[TrainerCallback] = [stop, WriteLog(folder / LOG)]
@@ -100,7 +100,7 @@ def train(
             raise Interrupted(_goodbye(trainer.state.global_step, full.steps, out))
         result = final_result(trainer, seconds)
         if out is not None:
-            finish(folder, model, result)
+            finish(folder, model, result.to_dict())
         return result
 
 

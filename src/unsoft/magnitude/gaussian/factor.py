@@ -71,8 +71,8 @@ def check_done(done: int, x: Tensor) -> None:
     """SolverError unless all rows of a factor of x (systems, n, ...) could be computed."""
     if done < x.shape[1]:
         raise SolverError(
-            f"magnitude: the matrix of similarities is not positive definite in {x.dtype} from point {done} on; points that coincide"
-            " need a larger eps, or float64"
+            f"magnitude: the matrix of similarities is not positive definite in {x.dtype} from point {done}"
+            " on; points that coincide need a larger eps, or float64"
         )
 
 

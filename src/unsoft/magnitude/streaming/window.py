@@ -28,7 +28,7 @@ class Window:
     come.
 
     >>> window = Window()
-    >>> torch.cat([window.add(torch.zeros(1, 1, 2), None, eps=1.0) for _ in range(3)], dim=1)      # three clones
+    >>> torch.cat([window.add(torch.zeros(1, 1, 2), None, eps=1.0) for _ in range(3)], dim=1)  # clones
     tensor([[0.5000, 0.3333, 0.2500]])
     """
 
@@ -155,8 +155,8 @@ class Window:
         end = self.length + new
         if self._buffers and (systems, width) != self._buffers[0].shape[:2]:
             raise ValueError(
-                f"magnitude: argument 'key' brings points {width} wide in {systems} systems; the cache holds points"
-                f" {self._buffers[0].shape[1]} wide in {len(self._buffers[0])}"
+                f"magnitude: argument 'key' brings points {width} wide in {systems} systems; the cache holds"
+                f" points {self._buffers[0].shape[1]} wide in {len(self._buffers[0])}"
             )
         if end <= self.capacity:
             return

@@ -1,23 +1,26 @@
-"""Linear attention: the weight of a key is a dot product of features, so time and memory grow linearly with the length.
+"""Linear attention: the weight of a key is a dot product of features,
+so time and memory grow linearly with the length.
 
     a_ij = g(q_i) . h(k_j) / sum_l g(q_i) . h(k_l)
 
-The feature maps g and h get q and k (..., length, D), scaled so that their dot product is the logit if asked for, and return features
-(..., length, F), or their logarithms where features are exponentials: the engine takes maxima out where they cancel.
+The feature maps g and h get q and k (..., length, D), scaled so that their dot product is the logit if asked
+for, and return features (..., length, F), or their logarithms where features are exponentials: the engine
+takes maxima out where they cancel.
 
-Can: run at a cost per token that does not grow, with a state of fixed size. Cannot: focus: the sparsity of its rows is bounded by
-the signal-to-noise ratio of the key features (Su 2023); only more features help.
+Can: run at a cost per token that does not grow, with a state of fixed size. Cannot: focus: the sparsity of
+its rows is bounded by the signal-to-noise ratio of the key features (Su 2023); only more features help.
 
-Masks that hide whole keys (padding) stay linear. A mask that depends on the query, a float mask (which multiplies a weight by
-exp(mask)) and dropout need the weights written out, at quadratic cost. A row whose features are 0, or so small that nothing can be
-divided by them (below 1e-31 in float32), outputs 0.
+Masks that hide whole keys (padding) stay linear. A mask that depends on the query, a float mask (which
+multiplies a weight by exp(mask)) and dropout need the weights written out, at quadratic cost. A row whose
+features are 0, or so small that nothing can be divided by them (below 1e-31 in float32), outputs 0.
 
-Engines: "tiled" cuts the sequence into chunks, "dense" writes the weights out, "native" is compiled code that goes from token to
-token and has no gradient; "auto" takes it for steps of decoding and chunks for the rest. Others are refused.
+Engines: "tiled" cuts the sequence into chunks, "dense" writes the weights out, "native" is compiled code that
+goes from token to token and has no gradient; "auto" takes it for steps of decoding and chunks for the rest.
+Others are refused.
 
 >>> import torch
->>> from unsoft.mechanisms.core.module import Place
->>> layer = Linear(Place(heads=2, head_dim=4), torch.relu)
+>>> from unsoft.mechanisms.core.spec import LayerSpec
+>>> layer = Linear(LayerSpec(heads=2, head_dim=4), torch.relu)
 >>> q, k, v = (torch.randn(1, 2, 6, 4) for _ in range(3))
 >>> out, weights = layer(q, k, v, is_causal=True, return_weights=True)
 >>> torch.allclose(out, weights @ v, atol=1e-6)
@@ -53,8 +56,9 @@ from unsoft.mechanisms.core.linear_call import (
     without_zero_bias,
     zeros,
 )
-from unsoft.mechanisms.core.module import Inputs, Mechanism, Place
+from unsoft.mechanisms.core.module import Inputs, Mechanism
 from unsoft.mechanisms.core.registry import resolve_formula
+from unsoft.mechanisms.core.spec import LayerSpec
 
 FeatureMap = Callable[[Tensor], Tensor]
 _ASKS_FOR_POSITIONS = Formula("j")
@@ -63,16 +67,18 @@ SEGMENT = 2048
 
 
 def unchanged(x: Tensor) -> Tensor:
-    """The feature map of mechanisms whose features are the query and key themselves, or their logarithms are."""
+    """The feature map of mechanisms whose features are the query and key themselves,
+    or their logarithms are."""
     return x
 
 
 class Linear(Mechanism):
     """Linear attention with feature maps of your own: functions from (..., length, D) to (..., length, F).
 
-    ``key_map`` defaults to ``query_map``. ``scaled``: the maps get q and k times sqrt(scale), so that a dot product of them is
-    the logit; otherwise the raw q and k, and ``scale=`` has no effect. ``normaliser``: "sum" of the weights, "count" of visible
-    keys, or "none". ``logarithmic``: the maps give the logarithms of positive features, for a "sum" that cannot overflow.
+    ``key_map`` defaults to ``query_map``. ``scaled``: the maps get q and k times sqrt(scale), so that a dot
+    product of them is the logit; otherwise the raw q and k, and ``scale=`` has no effect. ``normaliser``:
+    "sum" of the weights, "count" of visible keys, or "none". ``logarithmic``: the maps give the logarithms of
+    positive features, for a "sum" that cannot overflow.
     """
 
     causal_only = False
@@ -83,7 +89,7 @@ class Linear(Mechanism):
 
     def __init__(
         self,
-        place: Place,
+        layer_spec: LayerSpec,
         query_map: FeatureMap,
         key_map: FeatureMap | None = None,
         *,
@@ -92,15 +98,17 @@ class Linear(Mechanism):
         logarithmic: bool = False,
         compiled_map: str | None = None,
     ) -> None:
-        """``compiled_map``: the name of the map in compiled code (engines/native/recurrence.py), if it is there."""
-        super().__init__(place)
+        """``compiled_map``: the name of the map in compiled code (engines/native/recurrence.py),
+        if it is there."""
+        super().__init__(layer_spec)
         if normaliser not in ("sum", "count", "none"):
             raise ValueError(
                 f"linear: argument 'normaliser' must be 'sum', 'count' or 'none', not {normaliser!r}"
             )
         if logarithmic and normaliser != "sum":
             raise ValueError(
-                f"linear: argument 'logarithmic' needs the normaliser 'sum', where sizes cancel, not {normaliser!r}"
+                "linear: argument 'logarithmic' needs the normaliser 'sum', where sizes cancel, not"
+                f" {normaliser!r}"
             )
         self.query_map, self.key_map = query_map, key_map or query_map
         self.scaled, self.normaliser, self.logarithmic = scaled, normaliser, logarithmic
@@ -115,7 +123,8 @@ class Linear(Mechanism):
         return None
 
     def features(self, q: Tensor, k: Tensor, first_query: int, first_key: int) -> tuple[Tensor, Tensor]:
-        """Features of queries and keys, which stand at positions from ``first_query`` and ``first_key`` on."""
+        """Features of queries and keys, which stand at positions from ``first_query`` and ``first_key``
+        on."""
         return self.query_map(q), self.key_map(k)
 
     def turned(self, x: Tensor, positions: Tensor) -> Tensor:
@@ -152,7 +161,8 @@ class Linear(Mechanism):
     def attend_cached(self, inputs: Inputs, cache: Cache) -> Tensor | tuple[Tensor, Tensor]:
         if not isinstance(cache, StateCache):
             raise TypeError(
-                f"argument 'cache' is a {type(cache).__name__}; this mechanism's new_cache() makes another kind"
+                f"argument 'cache' is a {type(cache).__name__}; this mechanism's new_cache() makes another"
+                " kind"
             )
         q, k, v, options = inputs.query, inputs.key, inputs.value, inputs.options
         decay = self.decay()
@@ -205,12 +215,13 @@ class Linear(Mechanism):
         tokens = inputs.key.shape[-2]
         if inputs.query.shape[-2] != tokens:
             raise ValueError(
-                f"argument 'key' has {tokens} tokens, 'query' has {inputs.query.shape[-2]}: with a cache of fixed size"
-                " every token brings its query, key and value"
+                f"argument 'key' has {tokens} tokens, 'query' has {inputs.query.shape[-2]}: with a cache of"
+                " fixed size every token brings its query, key and value"
             )
         if inputs.return_weights:
             raise ValueError(
-                "argument 'return_weights': a cache of fixed size does not keep the keys that weights belong to"
+                "argument 'return_weights': a cache of fixed size does not keep the keys that weights belong"
+                " to"
             )
         mask = inputs.options["attn_mask"]
         if isinstance(mask, Tensor) and mask.shape[-1] == cache.length + tokens:
@@ -305,7 +316,8 @@ class Linear(Mechanism):
         return weighted_values(call, self._over_count(weights, call.counts), visible)
 
     def _prepared(self, call: Call, first_query: int, first_key: int) -> tuple[Tensor, Tensor, Tensor]:
-        """Features of queries and keys and the values, in the dtype of the arithmetic; masked keys count nothing."""
+        """Features of queries and keys and the values, in the dtype of the arithmetic;
+        masked keys count nothing."""
         q, k, v = (x.to(call.compute_dtype) for x in (call.q, call.k, call.v))
         if self.scaled:
             root = abs(call.scale) ** 0.5
@@ -322,7 +334,8 @@ class Linear(Mechanism):
         return fq, fk, v
 
     def _in_segments(self, call: Call) -> Tensor:
-        """A causal call, one segment after the other with the state in between: features never exist for all tokens at once."""
+        """A causal call, one segment after the other with the state in between:
+        features never exist for all tokens at once."""
         # split and not slices: the gradient of a slice is as long as the whole
         parts = list(zip(*(x.split(SEGMENT, dim=2) for x in (call.q, call.k, call.v)), strict=True))
         outs, state = [], None
