@@ -225,8 +225,8 @@ def test_what_cannot_be_built_leaves_no_folder_behind(tmp_path):
 
 def test_two_processes_do_not_train_in_one_folder(tmp_path):
     with (
-        claimed(tmp_path / "run", Spec(**TINY).filled()),
-        pytest.raises(ValueError, match="another process is training in"),
+        claimed(tmp_path / "run", Spec(**TINY).filled().to_dict(), "train"),
+        pytest.raises(ValueError, match="another process works in"),
     ):
         run(Spec(**TINY), tmp_path / "run")
     assert run(Spec(**TINY), tmp_path / "run").steps == 20
