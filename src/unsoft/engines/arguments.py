@@ -84,7 +84,7 @@ def _causal_offset(name: str, alignment: bool | str, length: int, keys: int) -> 
 
 
 def _is_causal_bias(mask: Any) -> bool:
-    # Importing the class costs more than importing unsoft; without its module nobody can have made one.
+    # Importing the class costs more than importing unsoft; if its module is not imported, none exists.
     module = sys.modules.get("torch.nn.attention.bias")
     return module is not None and isinstance(mask, module.CausalBias)
 

@@ -3,7 +3,7 @@
     Z_jl = exp(-t |k_j - k_l|^2 / d)        (Z + eps) w = 1        gate_j = sigmoid(beta w_j + gamma)
 
     where="values"    out_i = sum_j a_ij gate_j v_j                               as in Rosić 2026
-    where="mass"      out_i = sum_j a'_ij v_j,   a' = gate_j f(s_ij), normalised anew
+    where="mass"      out_i = sum_j a'_ij v_j,   a' = gate_j f(s_ij), normalised again
 
 Source: Rosić 2026, which has the bidirectional gate on values, after a few steps of conjugate gradients.
 
@@ -134,7 +134,7 @@ class Magnitude(Wrapper):
     def attend(self, inputs: Inputs) -> Result:
         call = self._call(inputs)
         points = key_points(call, inputs, self.log_t)
-        if 0 in points.x.shape[:2] or call.q.numel() == 0:  # nothing to weigh, or nobody to see it
+        if 0 in points.x.shape[:2] or call.q.numel() == 0:  # no keys, or no queries
             return self._gated(inputs, self._gate(points.x.sum(-1), points))
         if call.causal_offset is None:
             return self._gated(inputs, self._gate(self._bidirectional(points), points))

@@ -118,7 +118,7 @@ class Window:
         return gates, gated
 
     def clear(self) -> None:
-        """Forgets all points, and the state beside which they stood; keeps the memory."""
+        """Forgets all points, and the state they were added to; keeps the memory."""
         self.length, self._kernel = 0, None
 
     def pick(self, index: Tensor) -> None:
