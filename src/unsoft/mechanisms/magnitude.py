@@ -3,7 +3,7 @@
     Z_jl = exp(-t |k_j - k_l|^2 / d)        (Z + eps) w = 1        gate_j = sigmoid(beta w_j + gamma)
 
     where="values"    out_i = sum_j a_ij gate_j v_j                               as in Rosić 2026
-    where="mass"      out_i = sum_j a'_ij v_j,   a' = gate_j f(s_ij), normalised anew
+    where="mass"      out_i = sum_j a'_ij v_j,   a' = gate_j f(s_ij), normalised again
 
 Source: Rosić 2026, which has the bidirectional gate on values, after a few steps of conjugate gradients.
 
@@ -12,8 +12,7 @@ Stands around any mechanism: "magnitude+cog", "magnitude+linear-relu"; "magnitud
 that share a key head use the mean of theirs (of t the geometric mean).
 
 Attention that is not causal solves the system of all keys, by ``solver`` (cg, ``iterations`` steps; cholesky;
-lowrank, up to
-``rank``). Causal attention has four forms, ``causal=``:
+lowrank, up to ``rank``). Causal attention has four forms, ``causal=``:
 
 - auto (the default): arrival for the first ``exact`` tokens, streaming after them. State and cost of a token
   are bounded.
@@ -120,6 +119,14 @@ class Magnitude(Wrapper):
         self.beta.fill_(beta)
         self.gamma.fill_(gamma)
 
+    @property
+    def clone_theory(self) -> dict[str, Any] | None:
+        base = self.inner.inner if isinstance(self.inner, MassGate) else self.inner
+        if not isinstance(base, Pointwise) or base.uses_positions:
+            return None
+        slope, offset = self.beta[0].item(), self.gamma[0].item()
+        return {"base": base.formula, "on": self.where, "slope": slope, "offset": offset, "eps": self.eps}
+
     def extra_repr(self) -> str:
         steps = f", iterations={self.iterations}" if solver_of(self.solver).truncates else ""
         return f"where={self.where}, causal={self.causal}, eps={self.eps:g}, solver={self.solver}{steps}"
@@ -127,7 +134,7 @@ class Magnitude(Wrapper):
     def attend(self, inputs: Inputs) -> Result:
         call = self._call(inputs)
         points = key_points(call, inputs, self.log_t)
-        if 0 in points.x.shape[:2] or call.q.numel() == 0:  # nothing to weigh, or nobody to see it
+        if 0 in points.x.shape[:2] or call.q.numel() == 0:  # no keys, or no queries
             return self._gated(inputs, self._gate(points.x.sum(-1), points))
         if call.causal_offset is None:
             return self._gated(inputs, self._gate(self._bidirectional(points), points))
@@ -199,9 +206,7 @@ class Magnitude(Wrapper):
         return Points((keys * root).flatten(0, 1), None, key.shape[:2])
 
     def _constants(self, cache: MagnitudeCache, key: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """sqrt(t / d), (heads, 1, 1), and beta and gamma, (heads, 1), of each key head; without a gradient,
-        computed once.
-        """
+        """sqrt(t / d), (heads, 1, 1), and beta and gamma, (heads, 1), of each key head; computed once."""
         parameters = (self.log_t, self.beta, self.gamma)
         _, heads, _, width = key.shape
         stamp = (heads, width, *(x.data_ptr() for x in parameters), *(x._version for x in parameters))
@@ -224,9 +229,7 @@ class Magnitude(Wrapper):
         return self.gate(points.shaped(weights)).reshape(*points.leading, weights.shape[-1])
 
     def _step(self, inputs: Inputs, gate: Tensor, value: Tensor, cache: MagnitudeCache) -> Result:
-        """Decoding with known gates and gated values: by the front door of the mechanism inside, which may
-        know a short way.
-        """
+        """Decoding with known gates and gated values: the mechanism inside may know a short way."""
         options = inputs.options
         asked = inputs.return_weights or inputs.hidden is not None or options["positions"] is not None
         if self.where == "mass" or asked or options["dropout_p"] or options["engine"] != "auto":
@@ -240,9 +243,7 @@ class Magnitude(Wrapper):
     def _gated(
         self, inputs: Inputs, gate: Tensor, value: Tensor | None = None, cache: MagnitudeCache | None = None
     ) -> Result:
-        """Attention with a gate (batch, key heads, keys) that is the same for all rows. ``value``: times the
-        gate, if that is known.
-        """
+        """Attention with one gate (batch, key heads, keys) for all rows. ``value``: gated, if known."""
         gate = gate.reshape(*inputs.key.shape[:-1])
         if isinstance(self.inner, MassGate):
             if cache is None:
@@ -271,9 +272,7 @@ class Magnitude(Wrapper):
 
 
 def _times(value: Tensor, gate: Tensor) -> Tensor:
-    """The product; the gradient of the gate knows nothing of a value that is not finite, which may belong to
-    a masked key.
-    """
+    """The product. A value that is not finite, as a masked key's may be, gives the gate no gradient."""
     if not gate.requires_grad:
         return value * gate
     finite = value.isfinite()
