@@ -110,6 +110,7 @@ def test_foreign_files_are_refused(tmp_path):
         ({"method": "lasso"}, "'method' must be one of mean, pca, probe, not 'lasso'"),
         ({"site": "attention"}, "'site' must be one of block, mlp"),
         ({"pool": "max"}, "'pool' must be one of last, mean"),
+        ({"positive": PAIRS[1]}, "the same states on the mean at layer 0, so there is no direction"),
         ({"positive": ["w1", "", "w2", "w3"]}, "the text '' has no token"),
     ],
 )

@@ -35,6 +35,11 @@ class PairedStates:
         """From negative to positive."""
         check_method(method)
         vectors = {layer: direction(up, self.negative[layer], method) for layer, up in self.positive.items()}
+        if same := [layer for layer, vector in vectors.items() if not bool(vector.any())]:
+            raise ValueError(
+                f"steer: the two kinds of examples have the same states on the mean at layer {same[0]}, so there"
+                " is no direction"
+            )
         return Directions(vectors, self.site, method, self.model, self.about)
 
     def shuffled(self, seed: int) -> PairedStates:

@@ -75,6 +75,8 @@ def noise(inputs: Inputs, seed: int) -> dict[str, Any]:
 def with_caption(model: PreTrainedModel, inputs: Inputs, caption: Tensor) -> dict[str, Any]:
     """The arguments of one forward pass over prompt and caption (tokens,)."""
     ids = inputs["input_ids"]
+    if len(caption) == 0 or bool((caption == model.config.image_token_id).any()):
+        raise ValueError("steer: a caption must have at least one token, and no image token")
     suffix = int(model.config.model_type == "paligemma")  # which looks both ways in what is marked with 0
     added = {"input_ids": caption, "attention_mask": torch.ones_like(caption)}
     found = dict(inputs)

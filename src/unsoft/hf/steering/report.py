@@ -47,14 +47,17 @@ def write(
     claim: str = "steering-text",
     score: str = "log odds",
     measures: Sequence[dict[str, Any]] = (),
+    maps: Sequence[dict[str, Any]] = (),
     pictures: Sequence[dict[str, Any]] = (),
 ) -> list[Path]:
     """verdicts.json, controls.csv, doses.csv and steering.html; returns what was written.
 
-    ``score`` says what is scored. ``measures`` are rows (name, before, after, change) of what else was measured;
-    ``pictures`` are those of :func:`unsoft.hf.steering.picture.relevance_picture` with their words.
+    ``score`` says what is scored. ``measures`` are rows of what else was measured before and after, ``maps``
+    rows of how true the maps of relevance are, and ``pictures`` those maps with their words; page.html shows
+    which fields they have.
     """
     record = verdicts(model, claim, judgement, command) | {"score": score, "measures": list(measures)}
+    record["maps"] = list(maps)
     write_json(folder / VERDICTS, record)
     write_csv(folder / "controls.csv", [asdict(one) for one in judgement.controls])
     write_csv(folder / "doses.csv", judgement.doses)
