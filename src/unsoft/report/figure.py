@@ -55,6 +55,13 @@ def svg_and_png(spec: dict[str, Any]) -> dict[str, bytes]:
     return {"svg": svg.encode(), "png": vl_convert.svg_to_png(svg, scale=2)}
 
 
+def vega_script() -> str:
+    """The JavaScript that draws charts, as vl-convert brings it: one script. Bundling takes seconds."""
+    import vl_convert
+
+    return str(vl_convert.javascript_bundle())  # type: ignore[call-arg]
+
+
 def html(spec: dict[str, Any]) -> bytes:
     """A page with a chart and all the JavaScript it needs inside."""
     import vl_convert
@@ -99,10 +106,12 @@ def by_mechanism(
     tooltip: Sequence[str] = (),
     choose: dict[str, Any] | None = None,
     y_domain: Sequence[float] | None = None,
+    ends: tuple[str, str] | None = None,
 ) -> Any:
     """Lines of mechanisms, dots of measurements; chips of the page choose the mechanisms.
 
     ``choose`` are further columns of which the page shows one value at a time, with the value shown at first.
+    ``ends`` are columns with the lower and upper end of an interval around y.
     """
     chosen = choose or {}
     filters = ["indexof(shown, datum.mechanism) >= 0", *(f"datum.{name} == {name}" for name in chosen)]
@@ -125,7 +134,13 @@ def by_mechanism(
     dash = alt.StrokeDash("mechanism:N", legend=None, scale=scale)
     parameters = [alt.param(name="shown", value=shown_at_first(labels))]
     parameters += [alt.param(name=name, value=value) for name, value in chosen.items()]
-    return _lines_and_dots(rows, dots, encoding, filters, strokeDash=dash).add_params(*parameters)
+    drawn = _lines_and_dots(rows, dots, encoding, filters, strokeDash=dash)
+    if ends is not None:
+        whole = [row for row in dots or rows if row[ends[0]] is not None]
+        low, high = _y(ends[0], y_title, log_y, y_domain), alt.Y2(ends[1])
+        bars = _chart(whole, filters).mark_rule(clip=True, strokeWidth=1.5, opacity=0.6)
+        drawn = alt.layer(*drawn.layer, bars.encode(**{**encoding, "y": low, "y2": high}))
+    return drawn.add_params(*parameters)
 
 
 def by_value(
@@ -233,7 +248,7 @@ def _data(rows: Rows) -> Any:
 
 
 def _x(name: str, title: str, log: bool) -> Any:
-    values = [f * 10**k for k in range(5) for f in (1, 2, 5)]
+    values = [f * 10.0**k for k in range(-6, 5) for f in (1, 2, 5)]
     axis = alt.Axis(values=values, format="~g") if log else alt.Axis(tickCount=8)
     scale = alt.Scale(type="log" if log else "linear", nice=False)
     return alt.X(f"{name}:Q", title=title, scale=scale, axis=axis)

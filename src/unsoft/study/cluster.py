@@ -22,7 +22,9 @@ class RayWorkers:
         try:
             import ray
         except ImportError:
-            raise ValueError("study: a cluster needs ray; install it with pip install 'unsoft[cluster]'") from None
+            raise ValueError(
+                "study: a cluster needs ray; install it with pip install 'unsoft[cluster]'"
+            ) from None
         quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR"}
         try:
             if address == HERE:

@@ -44,7 +44,9 @@ def _train(job: dict[str, Any]) -> dict[str, Any]:
     from unsoft.training import Spec, train
 
     if job.get("code", code_digest()) != code_digest():
-        raise ValueError(f"this worker has another version of unsoft (code {code_digest()}, not {job['code']})")
+        raise ValueError(
+            f"this worker has another version of unsoft (code {code_digest()}, not {job['code']})"
+        )
     torch.set_num_threads(job["threads"])
     folder, spec = Path(job["folder"]), Spec.from_dict(job["spec"])
     assert spec.steps is not None

@@ -182,6 +182,33 @@ def export(
     typer.echo(f"{to}: {len(records)} runs")
 
 
+@command.command()
+def report(
+    out: _Out = Path("study"),
+    to: Annotated[
+        Path | None, typer.Option(help="Folder of the page; report in --out.", show_default=False)
+    ] = None,
+) -> None:
+    """Write one page that needs no network, with its charts and their numbers."""
+    from unsoft.cli.arguments import check_drawing
+    from unsoft.study.store import NAME, Store
+
+    with Store(out / NAME) as store:
+        records, definitions = store.records(), [store.definition(name) for name in store.studies()]
+    check_drawing()
+    folder = to or out / "report"
+    check_folder(folder)
+    from unsoft.study import Study
+    from unsoft.study.page import PAGE, write_report
+
+    studies = [Study.from_dict(definition) for definition in definitions if definition is not None]
+    counts = write_report(studies, records, folder)
+    typer.echo(f"{folder / PAGE}: the page")
+    typer.echo(
+        f"{folder / 'data'}: its numbers\n{folder / 'figures'}: {counts['figures']} charts as PNG and SVG"
+    )
+
+
 def _print(out: Path, name: str) -> None:
     """The table of a study, its verdict, and how rates were chosen."""
     from unsoft.study import Study, summarise, verdict
