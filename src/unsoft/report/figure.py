@@ -134,12 +134,14 @@ def by_mechanism(
     dash = alt.StrokeDash("mechanism:N", legend=None, scale=scale)
     parameters = [alt.param(name="shown", value=shown_at_first(labels))]
     parameters += [alt.param(name=name, value=value) for name, value in chosen.items()]
-    drawn = _lines_and_dots(rows, dots, encoding, filters, strokeDash=dash)
+    bars = None
     if ends is not None:
-        whole = [row for row in dots or rows if row[ends[0]] is not None]
+        encoding["x"].scale.padding = 12  # intervals at the ends of the axis would be cut
         low, high = _y(ends[0], y_title, log_y, y_domain), alt.Y2(ends[1])
+        whole = [row for row in dots or rows if row[ends[0]] is not None]
         bars = _chart(whole, filters).mark_rule(clip=True, strokeWidth=1.5, opacity=0.6)
-        drawn = alt.layer(*drawn.layer, bars.encode(**{**encoding, "y": low, "y2": high}))
+        bars = bars.encode(**{**encoding, "y": low, "y2": high})
+    drawn = _lines_and_dots(rows, dots, encoding, filters, bars, strokeDash=dash)
     return drawn.add_params(*parameters)
 
 
@@ -219,10 +221,15 @@ def heat_maps(rows: Rows) -> Any:
 
 
 def _lines_and_dots(
-    rows: Rows, dots: Rows | None, encoding: dict[str, Any], filters: Sequence[str] = (), **of_lines: Any
+    rows: Rows,
+    dots: Rows | None,
+    encoding: dict[str, Any],
+    filters: Sequence[str] = (),
+    below: Any = None,
+    **of_lines: Any,
 ) -> Any:
-    """``dots`` None marks the points of the lines, an empty list leaves them bare."""
-    layers = []
+    """``dots`` None marks the points of the lines, an empty list leaves them bare; ``below`` is a layer to begin with."""
+    layers = [] if below is None else [below]
     if rows:
         line = _chart(rows, filters).mark_line(clip=True, strokeWidth=2, point=dots is None)
         layers.append(line.encode(**encoding, **of_lines))

@@ -28,7 +28,6 @@ _COLUMNS = (
     ("rate", "rate", "how it was chosen stands above the table"),
     ("parameters", "parameters", ""),
     ("time", "ms per step", "with looks at the score, on the machine of the study"),
-    ("learned", "learned", "mean of the mechanism's own parameters, with smallest and largest"),
     ("failed", "failed runs", ""),
 )
 
@@ -106,6 +105,7 @@ def _section(study: Study, group: str, summaries: Sequence[Summary], labels: Seq
         "sweep": mine[0].sweep_words if mine else "",
         "rows": [_row(one) for one in there],
         "figures": figures_of(there, labels) if there else [],
+        "learned": {one.mechanism: _learned(one.learned) for one in there if one.learned},
         "first": there[0] if there else None,
         "missing": [one.mechanism for one in mine if not one.seeds],
     }
@@ -123,7 +123,6 @@ def _row(one: Summary) -> dict[str, Any]:
         "rate": one.point.removeprefix("lr="),
         "parameters": one.parameters,
         "time": None if one.seconds_per_step is None else 1e3 * one.seconds_per_step,
-        "learned": _learned(one.learned),
         "failed": one.failed,
     }
 
