@@ -117,7 +117,7 @@ def by_mechanism(
     filters = ["indexof(shown, datum.mechanism) >= 0", *(f"datum.{name} == {name}" for name in chosen)]
     order, colours, dashes = list(labels), colour_of(labels), dash_of(labels)
     encoding: dict[str, Any] = {
-        "x": _x(x, x_title, log_x),
+        "x": _x(x, x_title, log_x, padding=0 if ends is None else 12),
         "y": _y(y, y_title, log_y, y_domain),
         "color": alt.Color(
             "mechanism:N",
@@ -136,7 +136,6 @@ def by_mechanism(
     parameters += [alt.param(name=name, value=value) for name, value in chosen.items()]
     bars = None
     if ends is not None:
-        encoding["x"].scale.padding = 12  # intervals at the ends of the axis would be cut
         low, high = _y(ends[0], y_title, log_y, y_domain), alt.Y2(ends[1])
         whole = [row for row in dots or rows if row[ends[0]] is not None]
         bars = _chart(whole, filters).mark_rule(clip=True, strokeWidth=1.5, opacity=0.6)
@@ -254,10 +253,13 @@ def _data(rows: Rows) -> Any:
     return alt.Data(values=rows)  # type: ignore[no-untyped-call]
 
 
-def _x(name: str, title: str, log: bool) -> Any:
+def _x(name: str, title: str, log: bool, padding: int = 0) -> Any:
+    """``padding`` are pixels at both ends, without which dots and intervals there would be cut."""
     values = [f * 10.0**k for k in range(-6, 5) for f in (1, 2, 5)]
     axis = alt.Axis(values=values, format="~g") if log else alt.Axis(tickCount=8)
-    scale = alt.Scale(type="log" if log else "linear", nice=False)
+    scale = alt.Scale(
+        type="log" if log else "linear", nice=False, **({"padding": padding} if padding else {})
+    )
     return alt.X(f"{name}:Q", title=title, scale=scale, axis=axis)
 
 
