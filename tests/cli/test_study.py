@@ -58,7 +58,7 @@ def test_a_study_with_real_workers(run_here, spec, tmp_path):
 
 @pytest.mark.slow
 def test_ctrl_c_and_kill_lose_nothing(command, environment, run_here, spec, tmp_path):
-    """Ctrl-C cuts a run, which saves itself; SIGKILL of the driver takes its workers along; then it runs to its end."""
+    """Ctrl-C cuts a run, which saves itself; SIGKILL of the driver takes its workers along."""
     out = tmp_path / "out"
     line = [*command, "study", spec(100), "--out", str(out), "--workers", "1"]
     for number, code in ((signal.SIGINT, 130), (signal.SIGKILL, -9)):

@@ -227,7 +227,9 @@ def _lines_and_dots(
     below: Any = None,
     **of_lines: Any,
 ) -> Any:
-    """``dots`` None marks the points of the lines, an empty list leaves them bare; ``below`` is a layer to begin with."""
+    """``dots`` None marks the points of the lines, an empty list leaves them bare; ``below`` is a layer to
+    begin with.
+    """
     layers = [] if below is None else [below]
     if rows:
         line = _chart(rows, filters).mark_line(clip=True, strokeWidth=2, point=dots is None)

@@ -50,7 +50,7 @@ def figures_of(group: Sequence[Summary], labels: Sequence[str]) -> list[Figure]:
         (
             "cost",
             "Score against cost",
-            "On the test, at the time of a step on the machine of the study; bars are 95 % intervals over seeds.",
+            "On the test, by the time of a step; bars are 95 % intervals over seeds.",
             _cost,
             "ms per step",
             False,
