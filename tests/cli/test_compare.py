@@ -10,7 +10,7 @@ from unsoft.cli.arguments import load_plugin
 from unsoft.compare import jobs as running
 from unsoft.compare.sections import cost, hijack, sign
 from unsoft.compare.subject import Subject
-from unsoft.mechanisms.core.registry import unregister
+from unsoft.mechanisms.core.plugins import unregister
 
 SWISH = "name=mine;weight=s*exp(s - m);mass=abs(s)*exp(s - m);peak=s"
 

@@ -30,7 +30,7 @@ def test_swapped_softmax_gives_the_models_own_eager_numbers(tiny, numbers, name,
 
 def test_towers_are_counted_each_for_itself(tiny):
     places = [
-        (found.name.split(".")[0], found.place.layer, found.place.layers)
+        (found.name.split(".")[0], found.layer_spec.layer, found.layer_spec.layers)
         for found in attention_modules(tiny("clip"))
     ]
     assert places == [
@@ -42,8 +42,8 @@ def test_towers_are_counted_each_for_itself(tiny):
 
 
 def test_sizes_are_those_of_the_model(tiny):
-    place = attention_modules(tiny("llama"))[1].place
-    assert (place.heads, place.head_dim, place.layer, place.layers) == (4, 8, 1, 2)
+    layer_spec = attention_modules(tiny("llama"))[1].layer_spec
+    assert (layer_spec.heads, layer_spec.head_dim, layer_spec.layer, layer_spec.layers) == (4, 8, 1, 2)
 
 
 def small(kind: str, **settings: object) -> transformers.PreTrainedModel:

@@ -8,10 +8,10 @@ import torch
 
 import unsoft
 from unsoft.mechanisms.core.registry import resolve
-from unsoft.mechanisms.core.spec import Plan
+from unsoft.mechanisms.core.spec import MechanismSpec
 from unsoft.mechanisms.differential import first_lambda
 
-FAMILIES = [name for name, found in unsoft.mechanisms().items() if isinstance(found, Plan)]
+FAMILIES = [name for name, found in unsoft.mechanisms().items() if isinstance(found, MechanismSpec)]
 COMPOSED = [
     "logn+cog",
     "sink+softmax",

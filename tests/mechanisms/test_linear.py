@@ -12,11 +12,13 @@ from unsoft.engines.linear import choice
 from unsoft.engines.linear.logarithms import log_products
 from unsoft.mechanisms.core.cache import StateCache
 from unsoft.mechanisms.core.definition import WrittenCall
-from unsoft.mechanisms.core.spec import Plan
+from unsoft.mechanisms.core.spec import MechanismSpec
 from unsoft.testing.definitions import definition_of
 
 NAMES = [
-    name for name, found in unsoft.mechanisms().items() if isinstance(found, Plan) and name != "magnitude"
+    name
+    for name, found in unsoft.mechanisms().items()
+    if isinstance(found, MechanismSpec) and name != "magnitude"
 ]
 
 LINEAR = [
@@ -39,7 +41,7 @@ def draw(
     module, length, keys=None, *, kv_heads=None, width=8, size=1.0, dtype=torch.float32, batch=2, values=None
 ):
     generator = torch.Generator().manual_seed(length)
-    kv_heads = module.place.heads if kv_heads is None else kv_heads
+    kv_heads = module.layer_spec.heads if kv_heads is None else kv_heads
     keys = length if keys is None else keys
     shapes = [(module.query_heads, length, width), (kv_heads, keys, width), (kv_heads, keys, values or width)]
     q, k, v = (torch.randn(batch, *shape, generator=generator, dtype=torch.float64) for shape in shapes)

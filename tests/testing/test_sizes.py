@@ -10,7 +10,7 @@ import pytest
 
 import unsoft
 from unsoft.mechanisms import formulas
-from unsoft.mechanisms.core.spec import Plan
+from unsoft.mechanisms.core.spec import MechanismSpec
 
 SEED = int(os.environ.get("UNSOFT_TEST_SEED", "0"))
 OWN = {
@@ -24,7 +24,7 @@ OWN = {
     "absolute positions": unsoft.Formula("sigmoid(s)*exp(-0.001*i)/(1 + j)"),
     "learned power": unsoft.Formula("sign(s)*abs(s)**p/n", params={"p": 1.5}),
 }
-FAMILIES = [name for name, found in unsoft.mechanisms().items() if isinstance(found, Plan)]
+FAMILIES = [name for name, found in unsoft.mechanisms().items() if isinstance(found, MechanismSpec)]
 MODIFIED = [
     "logn+softmax",
     "logn+softpick",

@@ -11,7 +11,7 @@ import unsoft
 from unsoft.formula.analysis import Properties
 from unsoft.mechanisms import resolve
 from unsoft.mechanisms.core.module import Pointwise
-from unsoft.mechanisms.core.spec import Family, Plan
+from unsoft.mechanisms.core.spec import Family, MechanismSpec
 from unsoft.mechanisms.gpam import Gpam
 from unsoft.testing.definitions import definition_of
 from unsoft.testing.family import check_family
@@ -26,8 +26,8 @@ class Broken(Pointwise):
     """A formula with a defect, given as a function of the layer and the inputs that may raise or change the
     output."""
 
-    def __init__(self, formula, place, spoil=None, cached=None):
-        super().__init__(formula, place)
+    def __init__(self, formula, layer_spec, spoil=None, cached=None):
+        super().__init__(formula, layer_spec)
         self.spoil, self.cached = spoil, cached
 
     def attend(self, inputs):
@@ -41,10 +41,10 @@ class Broken(Pointwise):
 
 
 def plan(formula, **defect):
-    def build(place):
-        return Broken(formula, place, **defect)
+    def build(layer_spec):
+        return Broken(formula, layer_spec, **defect)
 
-    return Plan("broken", Family("broken", build, "", PROMISES))
+    return MechanismSpec("broken", Family("broken", build, "", PROMISES))
 
 
 def findings(plan, definition, points=None):
@@ -235,7 +235,9 @@ class ScaledMask(Broken):
 def test_rejects_arithmetic(layer, mechanism, message):
     """Without masks and causality, which these layers do not know."""
     formula = resolve(mechanism)
-    broken = Plan("broken", Family("broken", lambda place: layer(formula, place), "", PROMISES))
+    broken = MechanismSpec(
+        "broken", Family("broken", lambda layer_spec: layer(formula, layer_spec), "", PROMISES)
+    )
     points = [p for p in COMBINED if p.causal == "no" and (p.mask == "none" or layer is ScaledMask)]
     found = findings(broken, definition_of(mechanism), tuple(points))
     assert any(re.search(message, text) for text in found), found
@@ -247,8 +249,8 @@ class DeafToEngines(Broken):
 
 
 def test_rejects_an_engine_that_is_dropped():
-    broken = Plan(
-        "broken", Family("broken", lambda place: DeafToEngines(resolve("cog"), place), "", PROMISES)
+    broken = MechanismSpec(
+        "broken", Family("broken", lambda layer_spec: DeafToEngines(resolve("cog"), layer_spec), "", PROMISES)
     )
     rows = {row.theme: row for row in check_family(broken, 0).rows}
     assert rows["engines"].finding == "FAILED: an unknown engine is refused: this does not hold"

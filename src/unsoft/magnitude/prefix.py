@@ -16,11 +16,11 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from unsoft.engines.native.gaussian_arrival import ArrivalFactors
+from unsoft.engines.gaussian import kernels_for
 from unsoft.magnitude.autograd import apply
 from unsoft.magnitude.gaussian.factor import check_done, inverse_factor
 from unsoft.magnitude.gaussian.matrix import matrix, working_dtype
-from unsoft.magnitude.gaussian.similarity import gaussian, is_native, pull
+from unsoft.magnitude.gaussian.similarity import gaussian, pull
 from unsoft.magnitude.points import checked_eps, checked_points
 from unsoft.magnitude.untraced import untraced
 
@@ -91,7 +91,8 @@ class _Arrival(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, present: Tensor | None, b: Tensor, eps: float) -> Tensor:
-        ctx.factors = (ArrivalFactors if is_native(x) else _Factors)(x, present, b, eps)
+        kernels = kernels_for(x)
+        ctx.factors = (_Factors if kernels is None else kernels.arrival)(x, present, b, eps)
         check_done(ctx.factors.done, x)
         weights: Tensor = ctx.factors.weights
         return weights

@@ -135,7 +135,7 @@ def _chosen(system: System, tolerance: float) -> tuple[str, str]:
             return "lowrank", f"{RANK} points explain all {n}"
         if left < 0.5:
             return "pcg", f"{RANK} points explain {1 - left:.0%} of {n}"
-    return "cg", f"{n} points, hardly any of them alike"
+    return "cg", f"{n} points, hardly any of them similar"
 
 
 @implicit

@@ -22,8 +22,8 @@ A row whose features all vanish outputs exact zeros (the authors divide by 1e-6 
 1/sqrt(d); ``scale=`` has no effect, it would cancel.
 
 >>> import torch
->>> from unsoft.mechanisms.core.module import Place
->>> layer = Cosformer(Place(heads=2, head_dim=4), max_length=16)
+>>> from unsoft.mechanisms.core.spec import LayerSpec
+>>> layer = Cosformer(LayerSpec(heads=2, head_dim=4), max_length=16)
 >>> q, k, v = (torch.rand(1, 2, 6, 4) for _ in range(3))
 >>> _, weights = layer(q, k, v, is_causal=True, return_weights=True)
 >>> torch.allclose(weights.sum(-1), torch.ones(1, 2, 6)), bool((weights >= 0).all())
@@ -39,8 +39,8 @@ from torch import Tensor
 from unsoft.formula.analysis import Properties
 from unsoft.mechanisms.core.definition import WrittenCall, over_sum
 from unsoft.mechanisms.core.linear import Linear
-from unsoft.mechanisms.core.module import Place
 from unsoft.mechanisms.core.registry import family
+from unsoft.mechanisms.core.spec import LayerSpec
 
 
 class Cosformer(Linear):
@@ -48,12 +48,12 @@ class Cosformer(Linear):
 
     uses_positions = turns = True
 
-    def __init__(self, place: Place, max_length: int = 256) -> None:
+    def __init__(self, layer_spec: LayerSpec, max_length: int = 256) -> None:
         if isinstance(max_length, bool) or not isinstance(max_length, int) or max_length < 1:
             raise ValueError(
                 f"cosformer: argument 'max_length' must be a whole number from 1 on, not {max_length!r}"
             )
-        super().__init__(place, torch.relu, compiled_map="cosine")
+        super().__init__(layer_spec, torch.relu, compiled_map="cosine")
         self.max_length = self.position_limit = max_length
 
     def features(self, q: Tensor, k: Tensor, first_query: int, first_key: int) -> tuple[Tensor, Tensor]:

@@ -10,9 +10,9 @@ look at content, or far. It looks back only. d is one number per head in (0, 1),
 ``learnable``.
 
 >>> import torch
->>> from unsoft.mechanisms.core.module import Place
+>>> from unsoft.mechanisms.core.spec import LayerSpec
 >>> q, k, v = (torch.randn(1, 1, 3, 4) for _ in range(3))
->>> _, weights = Decay(Place(1, 4), start=0.5)(q, k, v, is_causal=True, return_weights=True)
+>>> _, weights = Decay(LayerSpec(1, 4), start=0.5)(q, k, v, is_causal=True, return_weights=True)
 >>> weights[0, 0]
 tensor([[1.0000, 0.0000, 0.0000],
         [0.5000, 1.0000, 0.0000],
@@ -28,16 +28,16 @@ from torch import Tensor
 
 from unsoft.formula.analysis import Properties
 from unsoft.mechanisms.core.definition import WrittenCall
-from unsoft.mechanisms.core.module import Place
 from unsoft.mechanisms.core.registry import family
+from unsoft.mechanisms.core.spec import LayerSpec
 from unsoft.mechanisms.retention import Retention, fading
 
 
 class Decay(Retention):
     """Retention without content: every key has the feature 1."""
 
-    def __init__(self, place: Place, start: float | None = None, *, learnable: bool = False) -> None:
-        super().__init__(place, start, learnable=learnable)
+    def __init__(self, layer_spec: LayerSpec, start: float | None = None, *, learnable: bool = False) -> None:
+        super().__init__(layer_spec, start, learnable=learnable)
         self.compiled_map = None  # compiled code would multiply queries and keys
 
     def features(self, q: Tensor, k: Tensor, first_query: int, first_key: int) -> tuple[Tensor, Tensor]:

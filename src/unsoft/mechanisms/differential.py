@@ -18,8 +18,8 @@ The weights returned are A times the scale of its row, so weights times values a
 learned gain of the norm (1 at the start).
 
 >>> import torch
->>> from unsoft.mechanisms.core.module import Place
->>> layer = Differential(Place(heads=2, head_dim=4))
+>>> from unsoft.mechanisms.core.spec import LayerSpec
+>>> layer = Differential(LayerSpec(heads=2, head_dim=4))
 >>> layer(*(torch.randn(1, 2, 5, 4) for _ in range(3))).shape
 torch.Size([1, 2, 5, 4])
 """
@@ -35,8 +35,9 @@ from unsoft.engines.run import run_formula
 from unsoft.formula import Formula
 from unsoft.formula.analysis import Properties
 from unsoft.mechanisms.core.definition import Pointwise, WrittenCall, logits_of, visible_part
-from unsoft.mechanisms.core.module import Inputs, Mechanism, Place
+from unsoft.mechanisms.core.module import Inputs, Mechanism
 from unsoft.mechanisms.core.registry import family, resolve_formula
+from unsoft.mechanisms.core.spec import LayerSpec
 
 _EPS = 1e-5
 
@@ -56,16 +57,17 @@ class Differential(Mechanism):
     formula_names = ("base",)
     key_head_multiple = 2
 
-    def __init__(self, place: Place, base: Formula | None = None) -> None:
-        super().__init__(place)
-        if place.heads % 2:
+    def __init__(self, layer_spec: LayerSpec, base: Formula | None = None) -> None:
+        super().__init__(layer_spec)
+        if layer_spec.heads % 2:
             raise ValueError(
-                f"differential: argument 'heads' must be even, since heads come in pairs, not {place.heads}"
+                "differential: argument 'heads' must be even, since heads come in pairs, not"
+                f" {layer_spec.heads}"
             )
         self.base = base or resolve_formula("softmax")
-        self.first = first_lambda(place.layer)
-        self.vectors = nn.Parameter(0.1 * torch.randn(4, place.head_dim))  # a1, b1, a2, b2
-        self.gain = nn.Parameter(torch.ones(2 * place.values))
+        self.first = first_lambda(layer_spec.layer)
+        self.vectors = nn.Parameter(0.1 * torch.randn(4, layer_spec.head_dim))  # a1, b1, a2, b2
+        self.gain = nn.Parameter(torch.ones(2 * layer_spec.values))
 
     def strength(self) -> Tensor:
         """l, a single number, computed in float32 at least."""

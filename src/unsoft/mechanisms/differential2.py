@@ -17,8 +17,8 @@ Can: cancel what both maps agree on, by an amount that each token chooses. Rows 
 1). Cannot: amplify: no norm follows, and weights lie in (-1, 1).
 
 >>> import torch
->>> from unsoft.mechanisms.core.module import Place
->>> layer = Differential2(Place(heads=2, head_dim=4))
+>>> from unsoft.mechanisms.core.spec import LayerSpec
+>>> layer = Differential2(LayerSpec(heads=2, head_dim=4))
 >>> layer(torch.randn(1, 4, 5, 4), torch.randn(1, 2, 5, 4), torch.randn(1, 2, 5, 4)).shape
 torch.Size([1, 2, 5, 4])
 """
@@ -33,8 +33,9 @@ from unsoft.formula import Formula
 from unsoft.formula.analysis import Properties
 from unsoft.mechanisms.core.definition import Pointwise, WrittenCall, logits_of, visible_part
 from unsoft.mechanisms.core.factor import TokenFactor
-from unsoft.mechanisms.core.module import Inputs, Mechanism, Place
+from unsoft.mechanisms.core.module import Inputs, Mechanism
 from unsoft.mechanisms.core.registry import family, resolve_formula
+from unsoft.mechanisms.core.spec import LayerSpec
 
 
 class Differential2(Mechanism):
@@ -42,10 +43,10 @@ class Differential2(Mechanism):
 
     formula_names = ("base",)
 
-    def __init__(self, place: Place, base: Formula | None = None) -> None:
-        super().__init__(place)
+    def __init__(self, layer_spec: LayerSpec, base: Formula | None = None) -> None:
+        super().__init__(layer_spec)
         self.base = base or resolve_formula("softmax")
-        self.factor = TokenFactor(place, width=1)
+        self.factor = TokenFactor(layer_spec, width=1)
 
     @torch.no_grad()
     def open_start(self) -> None:
@@ -54,17 +55,17 @@ class Differential2(Mechanism):
 
     @property
     def query_heads(self) -> int:
-        return 2 * self.place.heads
+        return 2 * self.layer_spec.heads
 
     def attend(self, inputs: Inputs) -> Tensor | tuple[Tensor, Tensor]:
         heads = inputs.query.shape[-3]
         if heads != self.query_heads:
             raise ValueError(
                 f"differential2: argument 'query' has {heads} heads (shape {tuple(inputs.query.shape)}); it"
-                f" needs two for each of the {self.place.heads} heads of the output, {self.query_heads}"
+                f" needs two for each of the {self.layer_spec.heads} heads of the output, {self.query_heads}"
             )
         mask = inputs.options["attn_mask"]
-        if isinstance(mask, Tensor) and mask.dim() >= 3 and 1 < mask.shape[-3] == self.place.heads:
+        if isinstance(mask, Tensor) and mask.dim() >= 3 and 1 < mask.shape[-3] == self.layer_spec.heads:
             mask = mask.repeat_interleave(2, dim=-3)  # one for both queries of a pair
         options = inputs.options | {"enable_gqa": True, "attn_mask": mask}
         result = run_formula(

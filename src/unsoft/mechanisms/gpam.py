@@ -31,8 +31,8 @@ l+ and l- are learnable per head; ``tied=True`` makes them one number, so that r
 ``fixed`` sets both to a constant.
 
 >>> import torch
->>> from unsoft.mechanisms.core.module import Place
->>> layer = Gpam(Place(heads=2, head_dim=4), tied=True)
+>>> from unsoft.mechanisms.core.spec import LayerSpec
+>>> layer = Gpam(LayerSpec(heads=2, head_dim=4), tied=True)
 >>> q, k, v = (torch.randn(1, 2, 5, 4) for _ in range(3))
 >>> _, weights = layer(q, k, v, return_weights=True)
 >>> torch.allclose(weights.sum(-1), torch.ones(1, 2, 5), atol=1e-6)
@@ -52,8 +52,9 @@ from unsoft.formula.analysis import Properties
 from unsoft.mechanisms.core.affine import paired_attention
 from unsoft.mechanisms.core.cache import Cache, KeyValueCache
 from unsoft.mechanisms.core.definition import Pointwise, WrittenCall, logits_of, visible_part
-from unsoft.mechanisms.core.module import SHORT_OPTIONS, Inputs, Mechanism, Place, short_step
+from unsoft.mechanisms.core.module import SHORT_OPTIONS, Inputs, Mechanism, short_step
 from unsoft.mechanisms.core.registry import family, resolve_formula
+from unsoft.mechanisms.core.spec import LayerSpec
 
 
 class Gpam(Mechanism):
@@ -66,7 +67,7 @@ class Gpam(Mechanism):
 
     def __init__(
         self,
-        place: Place,
+        layer_spec: LayerSpec,
         base: Formula | None = None,
         *,
         bound: float = 1.0,
@@ -76,7 +77,7 @@ class Gpam(Mechanism):
         opposed: bool = True,
         literal: bool = False,
     ) -> None:
-        super().__init__(place)
+        super().__init__(layer_spec)
         if not (math.isfinite(bound) and bound > 0):
             raise ValueError(f"gpam: argument 'bound' must be positive, not {bound!r}")
         if not 0 < start < (math.inf if literal else bound):
@@ -88,7 +89,7 @@ class Gpam(Mechanism):
         self.base = base or resolve_formula("softmax")
         self.bound, self.tied, self.fixed, self.literal = bound, tied, fixed, literal
         self._known: tuple[object, tuple[Tensor, Tensor]] | None = None
-        heads, width = place.heads, place.head_dim
+        heads, width = layer_spec.heads, layer_spec.head_dim
         first = (
             -torch.eye(width).expand(heads, width, width)
             if opposed
@@ -115,7 +116,7 @@ class Gpam(Mechanism):
         """How much is added of the first map and subtracted of the second, one value per head:
         l+ and l- (-l- if literal)."""
         if self.plus is None:
-            both = self.negative_map.new_full((self.place.heads,), cast(float, self.fixed))
+            both = self.negative_map.new_full((self.layer_spec.heads,), cast(float, self.fixed))
             return both, both
         if self.literal:
             return self.plus, self.plus if self.minus is None else -self.minus

@@ -62,7 +62,7 @@ def definition(call: WrittenCall, layer: Any) -> Tensor:
 
 family(
     "linear-elu1",
-    lambda place: Linear(place, elu1_of_query, elu1, compiled_map="elu1"),
+    lambda layer_spec: Linear(layer_spec, elu1_of_query, elu1, compiled_map="elu1"),
     summary="linear attention with elu(x) + 1 features",
     paper="Katharopoulos et al. 2020, arXiv 2006.16236",
     properties=Properties(

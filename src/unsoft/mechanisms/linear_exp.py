@@ -39,7 +39,7 @@ def definition(call: WrittenCall, layer: Any) -> Tensor:
 
 family(
     "linear-exp",
-    lambda place: Linear(place, unchanged, scaled=True, logarithmic=True, compiled_map="identity"),
+    lambda layer_spec: Linear(layer_spec, unchanged, scaled=True, logarithmic=True, compiled_map="identity"),
     summary="linear attention with exponential features",
     properties=Properties(
         signed=False, row_sum="1", l1="1", sparse=False, needs_length=False, continuous=True

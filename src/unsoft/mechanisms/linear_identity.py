@@ -35,7 +35,9 @@ def definition(call: WrittenCall, layer: Any) -> Tensor:
 
 family(
     "linear-identity",
-    lambda place: Linear(place, unchanged, scaled=True, normaliser="count", compiled_map="identity"),
+    lambda layer_spec: Linear(
+        layer_spec, unchanged, scaled=True, normaliser="count", compiled_map="identity"
+    ),
     summary="the formula identity in linear time",
     properties=Properties(
         signed=True, row_sum="free", l1="free", sparse=False, needs_length=True, continuous=True

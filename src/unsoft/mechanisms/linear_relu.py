@@ -39,7 +39,7 @@ def definition(call: WrittenCall, layer: Any) -> Tensor:
 
 family(
     "linear-relu",
-    lambda place: Linear(place, torch.relu, compiled_map="relu"),
+    lambda layer_spec: Linear(layer_spec, torch.relu, compiled_map="relu"),
     summary="linear attention with rectified features",
     properties=Properties(
         signed=False, row_sum="1", l1="1", sparse=True, needs_length=False, continuous=True

@@ -46,7 +46,7 @@ def definition(call: WrittenCall, layer: Any) -> Tensor:
 
 family(
     "linear-taylor2",
-    lambda place: Linear(place, taylor2, scaled=True),
+    lambda layer_spec: Linear(layer_spec, taylor2, scaled=True),
     summary="linear attention with the Taylor features of exp",
     properties=Properties(
         signed=False, row_sum="1", l1="1", sparse=False, needs_length=False, continuous=True

@@ -12,10 +12,10 @@ for every head width and every size of queries and keys (the authors subtract on
 add 1e-4 to every feature instead, which looks ahead and is not causal).
 
 >>> import torch
->>> from unsoft.mechanisms.core.module import Place
+>>> from unsoft.mechanisms.core.spec import LayerSpec
 >>> q, k, v = (torch.randn(1, 1, 50, 8, generator=torch.Generator().manual_seed(s)) / 2 for s in range(3))
 >>> exact = torch.nn.functional.scaled_dot_product_attention(q, k, v)
->>> errors = [(Performer(Place(1, 8), m)(q, k, v) - exact).norm().item() for m in (8, 128, 2048)]
+>>> errors = [(Performer(LayerSpec(1, 8), m)(q, k, v) - exact).norm().item() for m in (8, 128, 2048)]
 >>> errors[0] > errors[1] > errors[2]
 True
 """
@@ -28,8 +28,8 @@ from torch import Tensor
 from unsoft.formula.analysis import Properties
 from unsoft.mechanisms.core.definition import WrittenCall, scaled, shares_of_sums
 from unsoft.mechanisms.core.linear import Linear
-from unsoft.mechanisms.core.module import Place
 from unsoft.mechanisms.core.registry import family
+from unsoft.mechanisms.core.spec import LayerSpec
 
 
 def log_positive_random(x: Tensor, directions: Tensor) -> Tensor:
@@ -60,13 +60,13 @@ class Performer(Linear):
 
     directions: Tensor
 
-    def __init__(self, place: Place, count: int = 256, *, seed: int = 0) -> None:
+    def __init__(self, layer_spec: LayerSpec, count: int = 256, *, seed: int = 0) -> None:
         if isinstance(count, bool) or not isinstance(count, int) or count < 1:
             raise ValueError(
                 f"performer: the number of features must be a whole number from 1 on, not {count!r}"
             )
-        super().__init__(place, self._query_map, self._key_map, scaled=True, logarithmic=True)
-        self.register_buffer("directions", orthogonal_directions(count, place.head_dim, seed))
+        super().__init__(layer_spec, self._query_map, self._key_map, scaled=True, logarithmic=True)
+        self.register_buffer("directions", orthogonal_directions(count, layer_spec.head_dim, seed))
 
     def _query_map(self, x: Tensor) -> Tensor:
         return x @ self.directions.to(x.dtype).mT  # exp(-|q|^2 / 2) is the same for the whole row and cancels

@@ -12,7 +12,7 @@ from unsoft import engines as all_engines
 from unsoft.errors import CompilerWarning, MechanismError
 from unsoft.formula import Formula
 from unsoft.mechanisms.core.registry import resolve
-from unsoft.mechanisms.core.spec import Plan
+from unsoft.mechanisms.core.spec import MechanismSpec
 from unsoft.testing import (
     causality,
     decoding,
@@ -114,19 +114,19 @@ def check_mechanism(
     rows: list[Row] = []
     if formula is not None:
         rows += _formula_rows(formula, names, themes, seed, quick)
-    elif isinstance(found, Plan):
+    elif isinstance(found, MechanismSpec):
         rows += check_family(found, seed, options, themes).rows
     if "sizes" in themes:
-        plan = found if isinstance(found, Plan) else Plan(title, None, found)
+        spec = found if isinstance(found, MechanismSpec) else MechanismSpec(title, None, found)
         definition = definition_of(mechanism)
         if definition is None and formula is not None:
             definition = definition_of(formula)
         points = (
             (Point.parse(case),)
             if case is not None
-            else points_for(plan, seed, quick=quick, thorough=thorough)
+            else points_for(spec, seed, quick=quick, thorough=thorough)
         )
-        sizes = Sizes(plan, definition, seed, options, points)
+        sizes = Sizes(spec, definition, seed, options, points)
         rows += size_rows(sizes, names, thorough or engines is not None)
     report = Report(title, seed, tuple(rows))
     if not report.ok:

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from unsoft.engines import engine_names
-from unsoft.mechanisms.core.module import Mechanism, Place
-from unsoft.mechanisms.core.spec import Plan
+from unsoft.mechanisms.core.module import Mechanism
+from unsoft.mechanisms.core.spec import LayerSpec, MechanismSpec
 from unsoft.testing.check import NotApplicable
 from unsoft.testing.measure import Measure, close, equal, fact
 from unsoft.testing.promises import bounds_of, outside
@@ -35,16 +35,16 @@ class Subject:
     """A module with the inputs it is tried on."""
 
     def __init__(
-        self, plan: Plan, seed: int, options: Mapping[str, Any], dtype: torch.dtype = torch.float64
+        self, spec: MechanismSpec, seed: int, options: Mapping[str, Any], dtype: torch.dtype = torch.float64
     ) -> None:
         self.generator = torch.Generator().manual_seed(seed)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
-            self.module: Mechanism = plan.build(Place(HEADS, WIDTH), **options).to(dtype)
+            self.module: Mechanism = spec.build(LayerSpec(HEADS, WIDTH), **options).to(dtype)
         with torch.no_grad():
             for parameter in self.learnable:
                 parameter += _PERTURB * self.random(*parameter.shape, dtype=dtype)
-        self.dtype, self.plan = dtype, plan
+        self.dtype, self.spec = dtype, spec
         self.causal_only = self.module.causal_only
 
     @property
@@ -172,8 +172,8 @@ def _answer(x: Subject, tensors: Tensors, engine: str) -> Tensor | None:
 
 def _promises(x: Subject) -> Iterator[Measure]:
     """The weights keep what the list of mechanisms says of them: sums, sign, exact zeros."""
-    promised = x.plan.properties
-    if x.plan.wrappers:
+    promised = x.spec.properties
+    if x.spec.modifiers:
         raise NotApplicable("the list says what the mechanism inside promises, before it is wrapped")
     q, k, v = x.inputs()
     seen = torch.ones(LENGTH, LENGTH, dtype=torch.bool).tril()
@@ -214,7 +214,10 @@ FAMILY_THEMES = [*(name.partition(":")[0] for name in PROPERTIES), "sizes"]
 
 
 def check_family(
-    plan: Plan, seed: int, options: Mapping[str, Any] | None = None, themes: Sequence[str] = FAMILY_THEMES
+    spec: MechanismSpec,
+    seed: int,
+    options: Mapping[str, Any] | None = None,
+    themes: Sequence[str] = FAMILY_THEMES,
 ) -> Report:
     """The battery for a mechanism that is a module, without its theme "sizes"."""
     rows = []
@@ -225,10 +228,10 @@ def check_family(
         found: list[Measure] = []
         error = skipped = ""
         try:
-            found.extend(measures(Subject(plan, seed, options or {})))
+            found.extend(measures(Subject(spec, seed, options or {})))
         except NotApplicable as reason:
             skipped = str(reason)
         except Exception as reason:  # whatever a mechanism raises is a finding, not the end of the battery
             error = f"{type(reason).__name__}: {reason}"
         rows.append(Row(theme, promise, "module", len(found), worst_of(found), skipped, error))
-    return Report(plan.name, seed, tuple(rows))
+    return Report(spec.name, seed, tuple(rows))

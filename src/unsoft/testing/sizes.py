@@ -13,8 +13,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from unsoft.mechanisms.core.definition import Definition
-from unsoft.mechanisms.core.module import Place
-from unsoft.mechanisms.core.spec import Plan
+from unsoft.mechanisms.core.spec import LayerSpec, MechanismSpec
 from unsoft.testing.grid.checks import decoding, results
 from unsoft.testing.grid.point import AXES, COMBINED, EVEN_KEY_HEADS, Point, all_pairs, sample
 from unsoft.testing.grid.trial import Trial
@@ -33,7 +32,7 @@ does not claim to do."""
 class Sizes:
     """A mechanism, and the points that it is tried at."""
 
-    plan: Plan
+    spec: MechanismSpec
     definition: Definition | None
     seed: int = 0
     options: Mapping[str, Any] = field(default_factory=dict)
@@ -51,7 +50,7 @@ class Sizes:
         """One check at some points; whatever is raised is a finding."""
         for point in points:
             trial = self.trials.setdefault(
-                point, Trial(self.plan, self.definition, point, str(self.seed), self.options)
+                point, Trial(self.spec, self.definition, point, str(self.seed), self.options)
             )
             try:
                 for measure in CHECKS[check](trial, engine):
@@ -79,9 +78,11 @@ def _raised(point: Point, error: Exception) -> Measure:
     return replace(fact(f"{point}: raised {type(error).__name__}: {error}", False), case=str(point))
 
 
-def points_for(plan: Plan, seed: int, *, quick: bool = False, thorough: bool = False) -> tuple[Point, ...]:
+def points_for(
+    spec: MechanismSpec, seed: int, *, quick: bool = False, thorough: bool = False
+) -> tuple[Point, ...]:
     """A sample for a mechanism; quick: its short points; thorough: every pair of values."""
-    name, layer = plan.name, plan.build(Place(heads=2, head_dim=2))
+    name, layer = spec.name, spec.build(LayerSpec(heads=2, head_dim=2))
     axes = AXES if all(part.key_head_multiple == 1 for part in layer.parts) else EVEN_KEY_HEADS
     if thorough:
         return (*COMBINED, *all_pairs(f"{seed} {name}", axes))

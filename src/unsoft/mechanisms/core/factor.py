@@ -6,7 +6,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from unsoft.mechanisms.core.module import Place
+from unsoft.mechanisms.core.spec import LayerSpec
 
 
 class TokenFactor(nn.Module):
@@ -17,14 +17,14 @@ class TokenFactor(nn.Module):
     query that stands in for it is (..., heads, length, head_dim), with one W (head_dim, width) for each head.
     """
 
-    def __init__(self, place: Place, width: int, start: float = 0.0) -> None:
+    def __init__(self, layer_spec: LayerSpec, width: int, start: float = 0.0) -> None:
         super().__init__()
-        self.heads, self.width, self.hidden_dim = place.heads, width, place.hidden_dim
-        self.constant = nn.Parameter(torch.full((place.heads, width), start))
-        if place.hidden_dim is None:
-            self.weight = nn.Parameter(torch.zeros(place.heads, place.head_dim, width))
+        self.heads, self.width, self.hidden_dim = layer_spec.heads, width, layer_spec.hidden_dim
+        self.constant = nn.Parameter(torch.full((layer_spec.heads, width), start))
+        if layer_spec.hidden_dim is None:
+            self.weight = nn.Parameter(torch.zeros(layer_spec.heads, layer_spec.head_dim, width))
         else:
-            self.weight = nn.Parameter(torch.zeros(place.hidden_dim, place.heads * width))
+            self.weight = nn.Parameter(torch.zeros(layer_spec.hidden_dim, layer_spec.heads * width))
 
     def forward(self, query: Tensor, hidden: Tensor | None) -> Tensor:
         weight, constant = self.weight.to(query.dtype), self.constant.to(query.dtype)[:, None, :]

@@ -14,10 +14,10 @@ from torch.nn.functional import dropout
 from unsoft.engines.call import compute_dtype
 from unsoft.formula import Formula
 from unsoft.mechanisms.core.cache import Cache
-from unsoft.mechanisms.core.module import Around, Inputs, Mechanism
+from unsoft.mechanisms.core.module import Inputs, Mechanism, Wrapper
 
 
-class MassGate(Around):
+class MassGate(Wrapper):
     """A mechanism whose calls bring a gate for every key."""
 
     def __init__(self, inner: Mechanism) -> None:
@@ -70,7 +70,7 @@ class MassGate(Around):
 
 
 def weighted_values(weights: Tensor, value: Tensor, dropout_p: float) -> Tensor:
-    """Weights (..., heads, rows, keys) times values (..., key heads, keys, width); a key that nobody sees has
+    """Weights (..., heads, rows, keys) times values (..., key heads, keys, width); a key that no row sees has
     no effect, whatever it holds.
     """
     value = _for_heads(value, weights)

@@ -1,4 +1,4 @@
-"""Attention as a module: what every mechanism is once it has a place in a network.
+"""Attention as a module: what every mechanism is once it belongs to a layer of a network.
 
 A mechanism that is a formula needs no module: ``unsoft.attention`` runs it. Mechanisms with weights of their
 own, with a state, or around another mechanism are subclasses of :class:`Mechanism`; a formula becomes one too
@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
 
 import torch
@@ -21,28 +20,7 @@ from unsoft.engines.run import run_formula
 from unsoft.engines.threads import threads_are_used
 from unsoft.formula import Formula
 from unsoft.mechanisms.core.cache import Cache, KeyValueCache
-
-
-@dataclass(frozen=True)
-class Place:
-    """Where a mechanism stands in a network; what its parameters are sized and started by."""
-
-    heads: int
-    """Heads of the output."""
-    head_dim: int
-    """Width D of queries and keys."""
-    value_dim: int | None = None
-    """Width Dv of values; D if not given."""
-    hidden_dim: int | None = None
-    """Width of the hidden state that ``hidden=`` brings; without it the query stands in."""
-    layer: int = 0
-    """Number of the layer, counted from 0."""
-    layers: int | None = None
-    """How many layers the network has."""
-
-    @property
-    def values(self) -> int:
-        return self.head_dim if self.value_dim is None else self.value_dim
+from unsoft.mechanisms.core.spec import LayerSpec
 
 
 class Inputs(NamedTuple):
@@ -77,9 +55,9 @@ class Mechanism(nn.Module):
     """Does it look at all keys at once, so that a cache that shows some of them,
     or a mask that hides some from some rows, will not do?"""
 
-    def __init__(self, place: Place) -> None:
+    def __init__(self, layer_spec: LayerSpec) -> None:
         super().__init__()
-        self.place = place
+        self.layer_spec = layer_spec
 
     def forward(
         self,
@@ -154,8 +132,8 @@ class Mechanism(nn.Module):
 
     @property
     def query_heads(self) -> int:
-        """How many query heads it wants for ``place.heads`` heads of output."""
-        return self.place.heads
+        """How many query heads it wants for ``layer_spec.heads`` heads of output."""
+        return self.layer_spec.heads
 
     @property
     def parts(self) -> list[Mechanism]:
@@ -188,13 +166,19 @@ class Mechanism(nn.Module):
         or not at all (None)."""
         return "mask" if self.formulas else None
 
+    @property
+    def clone_theory(self) -> dict[str, Any] | None:
+        """Keywords of :func:`unsoft.theory.magnitude_hijack` if that says how much attention clones of a key
+        get at the start; otherwise None."""
+        return None
 
-class Around(Mechanism):
+
+class Wrapper(Mechanism):
     """A mechanism that stands around another one and keeps what that one keeps;
     base of the module modifiers."""
 
     def __init__(self, inner: Mechanism) -> None:
-        super().__init__(inner.place)
+        super().__init__(inner.layer_spec)
         self.inner = inner
 
     @property
@@ -250,18 +234,21 @@ class Pointwise(Mechanism):
     """A formula as a module; its parameters are learnable, one value per head.
 
     >>> from unsoft.mechanisms.core.registry import resolve
-    >>> layer = Pointwise(resolve("cog"), Place(heads=2, head_dim=4))
+    >>> layer = Pointwise(resolve("cog"), LayerSpec(heads=2, head_dim=4))
     >>> layer(torch.randn(1, 2, 3, 4), torch.randn(1, 2, 3, 4), torch.randn(1, 2, 3, 4)).shape
     torch.Size([1, 2, 3, 4])
     """
 
     formula_names = ("formula",)
 
-    def __init__(self, formula: Formula, place: Place) -> None:
-        super().__init__(place)
+    def __init__(self, formula: Formula, layer_spec: LayerSpec) -> None:
+        super().__init__(layer_spec)
         self.formula = formula
         self.values = nn.ParameterDict(
-            {name: nn.Parameter(torch.full((place.heads,), start)) for name, start in formula.params.items()}
+            {
+                name: nn.Parameter(torch.full((layer_spec.heads,), start))
+                for name, start in formula.params.items()
+            }
         )
 
     def forward(

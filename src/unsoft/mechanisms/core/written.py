@@ -26,9 +26,9 @@ class WrittenOut(Mechanism):
     ...     def weights(self, logits, visible):
     ...         best = logits.masked_fill(~visible, -torch.inf).argmax(-1)
     ...         return torch.nn.functional.one_hot(best, logits.shape[-1])
-    >>> from unsoft.mechanisms.core.module import Place
+    >>> from unsoft.mechanisms.core.spec import LayerSpec
     >>> q, k, v = (torch.randn(1, 2, 5, 4) for _ in range(3))
-    >>> out, weights = Nearest(Place(heads=2, head_dim=4))(q, k, v, is_causal=True, return_weights=True)
+    >>> out, weights = Nearest(LayerSpec(heads=2, head_dim=4))(q, k, v, is_causal=True, return_weights=True)
     >>> torch.equal(weights.sum(-1), torch.ones(1, 2, 5)), bool((weights.triu(1) == 0).all())
     (True, True)
     """

@@ -21,7 +21,7 @@ from unsoft.mechanisms.core.definition import (
     logits_of,
     visible_part,
 )
-from unsoft.mechanisms.core.spec import Plan
+from unsoft.mechanisms.core.spec import MechanismSpec
 from unsoft.testing.definitions import magnitude
 from unsoft.testing.definitions.text import from_text
 
@@ -66,7 +66,7 @@ def _base(base: Part, rewriting: list[Part]) -> Definition | None:
     stands_for = registry.resolve(base[0])
     if isinstance(stands_for, Formula):
         return _pointwise(lambda layer: _rewritten(base, rewriting, layer))
-    assert isinstance(stands_for, Plan) and stands_for.family is not None
+    assert isinstance(stands_for, MechanismSpec) and stands_for.family is not None
     if stands_for.family.base is None:
         return _completed(found)
     inner = (stands_for.family.base, None)

@@ -20,8 +20,8 @@ import torch
 from torch import Generator, Tensor
 
 from unsoft.mechanisms.core.definition import Definition, NotDefined, WrittenCall
-from unsoft.mechanisms.core.module import Mechanism, Place
-from unsoft.mechanisms.core.spec import Plan
+from unsoft.mechanisms.core.module import Mechanism
+from unsoft.mechanisms.core.spec import LayerSpec, MechanismSpec
 from unsoft.testing.grid.point import Point
 from unsoft.testing.grid.tensors import DOUBLE, Tensors, draw
 from unsoft.testing.measure import rms
@@ -43,7 +43,7 @@ shows."""
 class Trial:
     """What the checks of a point get."""
 
-    plan: Plan
+    spec: MechanismSpec
     definition: Definition | None
     """None, or NotDefined: the mechanism itself is the reference, in float64 and without a cache."""
     point: Point
@@ -60,7 +60,9 @@ class Trial:
         heads, _ = self.point.head_counts
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(0)
-            layer = self.plan.build(Place(heads, self.point.width, self.point.value_width), **self.options)
+            layer = self.spec.build(
+                LayerSpec(heads, self.point.width, self.point.value_width), **self.options
+            )
         source = Generator().manual_seed(1)
         with torch.no_grad():
             for parameter in layer.parameters():
@@ -160,7 +162,7 @@ class Trial:
         scale, entries, w = self.point.width**-0.5, weights.numel(), rms(weights) + 1 / keys
         by_weight = g * v * self.point.value_width**0.5
         # What is not a formula of the logit may have features that are not small where queries and keys are.
-        formula = self.plan.formula if self.plan.family is None and not self.plan.wrappers else None
+        formula = self.spec.formula if self.spec.family is None and not self.spec.modifiers else None
         by_query, by_key = (0.0 if formula is not None else 1 + 1 / (size or 1.0) for size in (q, k))
         shared = 1.0 if x.bias is None else max(1.0, entries / max(1, x.bias.numel())) ** 0.5
         reach = (

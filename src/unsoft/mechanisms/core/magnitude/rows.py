@@ -95,7 +95,7 @@ def _with_masked_keys(inputs: Inputs, more: int) -> Inputs:
 
 def _nothing(layer: Magnitude, inputs: Inputs, rows: int) -> list[Tensor]:
     """What rows that see no key give."""
-    shape = (*inputs.query.shape[:-3], layer.place.heads, rows)
+    shape = (*inputs.query.shape[:-3], layer.layer_spec.heads, rows)
     out = inputs.query.new_zeros(*shape, inputs.value.shape[-1])
     return [out, inputs.query.new_zeros(*shape, inputs.key.shape[-2])] if inputs.return_weights else [out]
 
