@@ -26,6 +26,7 @@ from unsoft.training.result import Result
 from unsoft.training.sealed_trainer import OWN
 from unsoft.training.spec import Spec
 from unsoft.training.stopping import StopOnSignal
+from unsoft.training.trackers import check_trackers
 from unsoft.training.trainer import TaskTrainer, measure
 
 _FEW = 32
@@ -78,6 +79,7 @@ def train(
     if out is not None and (found := finished(Path(out), full.to_dict(), "train")) is not None:
         return Result.from_dict(found)
     _check_processes(full, fsdp)
+    check_trackers(report_to or [])
     first, damaged, tenth = processes.is_first(), [], max(1, full.steps // 10)
     with ExitStack() as closing:
         closing.enter_context(quiet())
