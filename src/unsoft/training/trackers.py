@@ -15,13 +15,10 @@ def check_trackers(names: Iterable[str]) -> None:
     Traceback (most recent call last):
     ValueError: train: ...
     """
-    there = get_available_reporting_integrations()
+    known, there = sorted(INTEGRATION_TO_CALLBACK), get_available_reporting_integrations()
     for name in names:
-        if name not in INTEGRATION_TO_CALLBACK:
-            raise ValueError(
-                f"train: Trainer knows no tracker {name!r}; it knows {',"
-                f" '.join(sorted(INTEGRATION_TO_CALLBACK))}"
-            )
+        if name not in known:
+            raise ValueError(f"train: Trainer knows no tracker {name!r}; it knows {', '.join(known)}")
         if name not in there:
             raise ValueError(
                 f"train: the tracker {name!r} needs a package that is not here; pip install {name}"
