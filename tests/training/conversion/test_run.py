@@ -212,6 +212,12 @@ def test_what_cannot_be_converted_is_said_before_anything_is_written(spec, sourc
         assert not (tmp_path / "run").exists()
 
 
+def test_several_processes_are_refused(spec, tmp_path, monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(ValueError, match="start it without torchrun"):
+        convert(spec(), tmp_path / "run")
+
+
 @pytest.mark.parametrize(
     ("changes", "problem"),
     [

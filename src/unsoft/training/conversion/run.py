@@ -19,6 +19,7 @@ from unsoft.files import write_json
 from unsoft.hf import load_model
 from unsoft.hf.quiet import quiet
 from unsoft.tasks.corpus import corpus
+from unsoft.training import processes
 from unsoft.training.checkpoints import sweep
 from unsoft.training.checks import check_whole
 from unsoft.training.conversion.matching import Pair
@@ -55,6 +56,8 @@ def convert(
     finite raises :class:`unsoft.errors.DivergenceError`.
     """
     check_whole("convert", "save_every", save_every, 1)
+    if processes.count() > 1:
+        raise ValueError("convert: a conversion runs in one process; start it without torchrun")
     out = Path(out)
     if (found := finished(out, spec.to_dict(), "convert")) is not None:
         return Converted(**found)
