@@ -1,4 +1,4 @@
-"""Scenes, their pictures and captions, the training run, and the experiment on a model that is not trained."""
+"""Scenes, their pictures and captions, the training run, and the experiment on an untrained model."""
 
 import csv
 import json
@@ -186,8 +186,11 @@ def test_the_whole_experiment_on_a_model_that_knows_nothing(model, tmp_path, mon
     assert names[0] == "held-out scenes" and names[-2:] == ["missed things", "unrelated loss"]
     assert found.judgement.before == -found.before.invented.mean()
     files = write_report(tmp_path, model, found, "unsoft steer scenes")
-    record = json.loads((tmp_path / "verdicts.json").read_text())
-    assert record["claim"] == "steering" and [one["name"] for one in record["measures"]][2] == "recall"
+    record = json.loads((tmp_path / "steering.json").read_text())
+    assert (
+        record["verdicts"][0]["claim"] == "steering"
+        and [one["name"] for one in record["measures"]][2] == "recall"
+    )
     assert record["measures"][0]["before"] == pytest.approx(found.before.chair_objects)
     assert all(path.is_file() for path in files)
     page = (tmp_path / "steering.html").read_text()

@@ -27,7 +27,7 @@ from unsoft.scenes.drawing import Scene, Thing
 from unsoft.scenes.measures import Described, caption_loss, describe, pictures
 
 FIT, CHOICE, TEST = 48, 64, 160
-"""Scenes to find directions from, to choose the strength on, and to measure on; no scene is in two of them."""
+"""Scenes to find directions from, to choose the strength on, and to measure on; drawn apart."""
 STRENGTHS = (0.5, 1.0, 1.5, 2.0, 3.0, 4.0)
 MISSED, LOSS = 0.05, 0.1
 """Margins: things missed for each scene, and nats per token on captions without habit."""
@@ -106,7 +106,7 @@ def run_experiment(
 
 
 def choose_strength(model: PreTrainedModel, directions: Directions, scenes: Sequence[Scene]) -> float:
-    """The strength with the fewest inventions among those that miss no more than the margin; the least if none."""
+    """The strength with the fewest inventions among those within the margin of what may be missed."""
     plain = describe(model, scenes)
     found = {strength: describe(model, scenes, directions, strength) for strength in STRENGTHS}
     allowed = {

@@ -1,4 +1,4 @@
-"""What captions say of scenes: things that are not there (CHAIR, Rohrbach et al. 2018), and things left out."""
+"""What captions say of scenes: things that are not there (CHAIR, Rohrbach et al. 2018), things left out."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ SCORE = "things named per caption that are not in the picture, with a minus sign
 
 
 def write_report(folder: Path, model: PreTrainedModel, found: Found, command: str) -> list[Path]:
-    """verdicts.json, tables, the directions and the page; returns what was written."""
+    """steering.json, tables, the directions and the page; returns what was written."""
     scenes = found.scenes[:_AUDITED]
     examples = captioned(model, scenes)
     maps = audit_maps(model, scenes, examples)

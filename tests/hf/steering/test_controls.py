@@ -116,7 +116,7 @@ def test_every_step_is_told_and_data_are_plain():
     said = []
     content = judged(said=said.append).to_dict()
     assert len(said) == steps(side_effects=1)
-    assert {"verdict", "found", "rule", "controls", "doses", "strength", "before", "after"} == set(content)
+    assert {"controls", "doses", "strength", "before", "after"} == set(content)
     assert [dose["strength"] for dose in content["doses"]] == [-1, -0.5, 0, 0.5, 1]
 
 

@@ -1,4 +1,4 @@
-"""Is steering a real intervention? One table of controls, each with an interval and a rule that is fixed here.
+"""Is steering a real intervention? One table of controls, each with an interval and a rule fixed here.
 
 The effect of directions is the change of a score, item by item, on items that played no part in finding them.
 It counts as real if it is there, if no control has as much of it, and if it grows with the strength; with
@@ -89,7 +89,7 @@ class Judgement:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data."""
-        return {"verdict": self.verdict, "found": self.told(), "rule": VERDICT_RULE, **asdict(self)}
+        return asdict(self)
 
 
 def steps(side_effects: int, draws: int = DRAWS) -> int:
