@@ -1,4 +1,4 @@
-"""Trains the model of the scenes in a minute or two of one core; interrupted runs go on where they stopped."""
+"""Trains the model of the scenes in a minute or two of one core; an interrupted run goes on later."""
 
 from __future__ import annotations
 
