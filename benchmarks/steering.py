@@ -1,10 +1,10 @@
 """Overhead of steering in ``generate`` on SmolLM2: ``python benchmarks/steering.py [--out FILE.json]``.
 
-Two minutes or so: 24 tokens after a prompt of 64, float32, threads as torch chooses, without chance and without
-an end. The model as it is, steered at all 30 layers, and steered at 10 layers where only generated tokens are and
-keep their norm, take turns in one process; the fastest round of each counts, and the bar is a ratio of 1.03.
-Entering and leaving the block is part of the time, the fingerprint of the model included. Before that, what is
-written after steering must be what was written before, and logits bit-equal.
+Two minutes or so: 24 tokens after a prompt of 64, float32, threads as torch chooses, without chance and
+without an end. The model as it is, steered at all 30 layers, and steered at 10 layers where only generated
+tokens are and keep their norm, take turns in one process; the fastest round of each counts, and the bar is a
+ratio of 1.03. Entering and leaving the block is part of the time, the fingerprint of the model included.
+Before that, what is written after steering must be what was written before, and logits bit-equal.
 """
 
 from __future__ import annotations
