@@ -1,7 +1,9 @@
-"""Figures of the mechanisms that are modules: ``python benchmarks/families.py [--out FILE.json]``, about a minute.
+"""Figures of the mechanisms that are modules: ``python benchmarks/families.py [--out FILE.json]``,
+about a minute.
 
-Every time is a ratio to ``F.scaled_dot_product_attention`` of the same shape (B=1 H=8 D=64 float32) in the same interleaved run,
-the fastest of at least five rounds. Memory is the peak of forward + backward in a process of its own.
+Every time is a ratio to ``F.scaled_dot_product_attention`` of the same shape (B=1 H=8 D=64 float32) in the
+same interleaved run, the fastest of at least five rounds. Memory is the peak of forward + backward in a
+process of its own.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Figures of swapped models: ``python benchmarks/hf.py [--out FILE.json]``, about two minutes.
 
-SmolLM2-135M (30 layers, 9 heads over 3 key heads), float32. Every time is a ratio to the same model with transformers' own SDPA
-attention in the same interleaved run, the fastest of at least five rounds; the copies share their weights. Swapped softmax must first
-give the logits of the model's own attention.
+SmolLM2-135M (30 layers, 9 heads over 3 key heads), float32. Every time is a ratio to the same model with
+transformers' own SDPA attention in the same interleaved run, the fastest of at least five rounds; the copies
+share their weights. Swapped softmax must first give the logits of the model's own attention.
 """
 
 from __future__ import annotations
@@ -99,9 +99,13 @@ def main() -> None:
         results.append(figure | {"passed": bar is None or figure["measured"] <= bar})
     if arguments.out:
         record = {
-            "machine": machine(), "threads": torch.get_num_threads(), "load": load(), "versions": versions(),
-            "transformers": transformers.__version__, "figures": results,
-        }  # fmt: skip
+            "machine": machine(),
+            "threads": torch.get_num_threads(),
+            "load": load(),
+            "versions": versions(),
+            "transformers": transformers.__version__,
+            "figures": results,
+        }
         write_json(arguments.out, record)
         print(f"written to {arguments.out}")
 

@@ -1,10 +1,12 @@
-"""Time and memory of inspection on SmolLM2: ``python benchmarks/inspection.py [--out FILE.json]``, five minutes or so.
+"""Time and memory of inspection on SmolLM2: ``python benchmarks/inspection.py [--out FILE.json]``,
+five minutes or so.
 
-16 sequences of 512 tokens, float32, threads as torch chooses. The plain forward pass (logits included) and ``unsoft.hf.inspect`` take
-turns in one process, and the fastest round of each counts; the bar is a ratio of 6. Before that, logits with and without observation
-must be bit-equal. Memory is the peak of each beyond the loaded model, in processes of their own; the bar is 2 GB more than the forward
-pass needs. What inspection finds is written in docs/inspection.md. (Not called inspect.py: a script's folder comes first on
-Python's path, and every program that imports the standard module of that name would get the script.)
+16 sequences of 512 tokens, float32, threads as torch chooses. The plain forward pass (logits included) and
+``unsoft.hf.inspect`` take turns in one process, and the fastest round of each counts; the bar is a ratio of
+6. Before that, logits with and without observation must be bit-equal. Memory is the peak of each beyond the
+loaded model, in processes of their own; the bar is 2 GB more than the forward pass needs. What inspection
+finds is written in docs/inspection.md. (Not called inspect.py: a script's folder comes first on Python's
+path, and every program that imports the standard module of that name would get the script.)
 """
 
 from __future__ import annotations
@@ -77,14 +79,21 @@ def main() -> None:
     seconds = {name: min(taken) for name, taken in interleaved(calls, rounds=1).items()}
     ratio, more = seconds["inspect"] / seconds["forward"], needed["inspect"] - needed["forward"]
     figures = {
-        "sequences": SEQUENCES, "length": LENGTH, "seconds": seconds, "ratio": ratio, "ratio_at_most": TIME_BAR,
-        "bytes": needed, "more_bytes": more, "more_bytes_at_most": MEMORY_BAR,
+        "sequences": SEQUENCES,
+        "length": LENGTH,
+        "seconds": seconds,
+        "ratio": ratio,
+        "ratio_at_most": TIME_BAR,
+        "bytes": needed,
+        "more_bytes": more,
+        "more_bytes_at_most": MEMORY_BAR,
         "passed": ratio <= TIME_BAR and more <= MEMORY_BAR,
-    }  # fmt: skip
+    }
     print(
-        f"forward {seconds['forward']:.1f} s, inspect {seconds['inspect']:.1f} s: {ratio:.2f}x (at most {TIME_BAR:g}x)\n"
-        f"memory beyond the model: forward {needed['forward'] / 1e9:.2f} GB, inspect {needed['inspect'] / 1e9:.2f} GB: "
-        f"{more / 1e9:+.2f} GB (at most {MEMORY_BAR / 1e9:g} more)\n{'pass' if figures['passed'] else 'FAIL'}"
+        f"forward {seconds['forward']:.1f} s, inspect {seconds['inspect']:.1f} s: {ratio:.2f}x (at most"
+        f" {TIME_BAR:g}x)\nmemory beyond the model: forward {needed['forward'] / 1e9:.2f} GB, inspect"
+        f" {needed['inspect'] / 1e9:.2f} GB: {more / 1e9:+.2f} GB (at most {MEMORY_BAR / 1e9:g}"
+        f" more)\n{'pass' if figures['passed'] else 'FAIL'}"
     )
     if arguments.out:
         context = {

@@ -143,7 +143,9 @@ def one_set_figures(n: int = 4096) -> list[dict]:
     chosen = unsoft.magnitude.weighting(keys, 1.0, 0.01, tolerance=tolerance)
     return [
         {
-            "what": f"magnitude of one set, {n}: {name} / ours ({chosen.solver}; residual {chosen.residual:.0e})",
+            "what": (
+                f"magnitude of one set, {n}: {name} / ours ({chosen.solver}; residual {chosen.residual:.0e})"
+            ),
             "measured": seconds[name] / seconds["ours"],
             "at_least": 3.0,
         }
@@ -300,7 +302,10 @@ def memory_probe(length: int) -> None:
 def memory_figures(length: int = 8192) -> list[dict]:
     measured = run_probe(__file__, "--memory", str(length), MALLOC_MMAP_THRESHOLD_="65536")["matrices"]
     threads = torch.get_num_threads()
-    what = f"peak memory of cg, {length}, forward + backward, in N x N matrices ({threads} threads, {HEADS} heads)"
+    what = (
+        f"peak memory of cg, {length}, forward + backward, in N x N matrices"
+        f" ({threads} threads, {HEADS} heads)"
+    )
     return [{"what": what, "measured": measured, "at_most": float(threads)}]
 
 

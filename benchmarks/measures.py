@@ -1,9 +1,10 @@
-"""Time and memory of the measures on a large weight tensor: ``python benchmarks/measures.py [--out FILE.json]``, about a minute.
+"""Time and memory of the measures on a large weight tensor:
+``python benchmarks/measures.py [--out FILE.json]``, about a minute.
 
-The tensor is (32 heads, 2048, 2048) float32, 512 MB. Every time is a ratio to ``weights.abs().sum()`` over it in the same
-interleaved run, the fastest of at least three rounds; the bar is 3. That expression makes a copy; the ratio to a pass that makes none
-(the same in blocks) is shown beside it, for information. Memory is the peak of one call, as a share of the
-tensor's size.
+The tensor is (32 heads, 2048, 2048) float32, 512 MB. Every time is a ratio to ``weights.abs().sum()`` over it
+in the same interleaved run, the fastest of at least three rounds; the bar is 3. That expression makes a copy;
+the ratio to a pass that makes none (the same in blocks) is shown beside it, for information. Memory is the
+peak of one call, as a share of the tensor's size.
 """
 
 from __future__ import annotations

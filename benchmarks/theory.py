@@ -31,8 +31,11 @@ EXACT: dict[str, Callable] = {
     "sinh": mp.sinh,
 }
 NEW = (
-    "tanh(s)*exp(0.{0}*abs(s))", "max(s - 0.{0}, 0)**2 - min(s, 0)", "where(s > 0.{0}, exp(s), -exp(-s))", "s/(1.{0} + s**2)",
-)  # fmt: skip
+    "tanh(s)*exp(0.{0}*abs(s))",
+    "max(s - 0.{0}, 0)**2 - min(s, 0)",
+    "where(s > 0.{0}, exp(s), -exp(-s))",
+    "s/(1.{0} + s**2)",
+)
 
 
 def exact(f: Callable, beta: float, gamma: float) -> float:

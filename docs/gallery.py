@@ -1,4 +1,5 @@
-"""Writes docs/gallery.md and its pictures from a folder that ``unsoft compare`` left: ``python docs/gallery.py report``."""
+"""Writes docs/gallery.md and its pictures from a folder that ``unsoft compare`` left:
+``python docs/gallery.py report``."""
 
 from __future__ import annotations
 

@@ -107,7 +107,8 @@ def page() -> str:
     lines = [
         "# Measures",
         "",
-        "Written by `python docs/measures.py` from the docstrings of `src/unsoft/measure/`; do not edit by hand. The",
+        "Written by `python docs/measures.py` from the docstrings of `src/unsoft/measure/`; do not edit by"
+        " hand. The",
         "examples of single measures assume `import torch` and `from unsoft.measure import *`.",
         "",
     ]

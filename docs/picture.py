@@ -1,7 +1,8 @@
 """Draws docs/mechanisms.svg from the library itself: ``python docs/picture.py``.
 
-Each panel shows the weight that a key gets while its logit moves from -4 to 4 and seven other keys stay where they are.
-Where benchmarks/results.json exists, the measured time of training (forward + backward) is written beside the name.
+Each panel shows the weight that a key gets while its logit moves from -4 to 4 and seven other keys stay where
+they are. Where benchmarks/results.json exists, the measured time of training (forward + backward) is written
+beside the name.
 """
 
 from __future__ import annotations
@@ -25,13 +26,17 @@ LOGITS = torch.linspace(-4, 4, 97, dtype=torch.float64)
 COLUMNS, WIDE, HIGH, GAP, TOP = 7, 118, 74, 14, 62
 PANEL_HIGH = HIGH + 46
 STYLE = """
-  .card { fill: #ffffff; stroke: #d0d7de } text { fill: #1f2328; font: 13px system-ui, -apple-system, 'Segoe UI', 'DejaVu Sans', sans-serif }
-  .small { font-size: 11px; fill: #656d76 } .title { font-size: 17px; font-weight: 600 } .name { font-weight: 600 }
-  .axis { stroke: #afb8c1; stroke-width: 1 } .curve { fill: none; stroke: #1f2328; stroke-width: 1.6; stroke-linejoin: round }
+  .card { fill: #ffffff; stroke: #d0d7de }
+  text { fill: #1f2328; font: 13px system-ui, -apple-system, 'Segoe UI', 'DejaVu Sans', sans-serif }
+  .small { font-size: 11px; fill: #656d76 }
+  .title { font-size: 17px; font-weight: 600 } .name { font-weight: 600 }
+  .axis { stroke: #afb8c1; stroke-width: 1 }
+  .curve { fill: none; stroke: #1f2328; stroke-width: 1.6; stroke-linejoin: round }
   .plus { fill: #2f81f7; fill-opacity: .45 } .minus { fill: #f0663a; fill-opacity: .5 }
   @media (prefers-color-scheme: dark) {
     .card { fill: #0d1117; stroke: #30363d } text { fill: #e6edf3 } .small { fill: #8d96a0 }
-    .axis { stroke: #484f58 } .curve { stroke: #e6edf3 } .plus { fill-opacity: .6 } .minus { fill-opacity: .65 }
+    .axis { stroke: #484f58 } .curve { stroke: #e6edf3 }
+    .plus { fill-opacity: .6 } .minus { fill-opacity: .65 }
   }
 """
 
@@ -42,7 +47,8 @@ def main() -> None:
 
 
 def picture(ratios: dict[str, float]) -> str:
-    """The SVG; ``ratios`` maps mechanism names to the time of training relative to PyTorch's fused softmax."""
+    """The SVG; ``ratios`` maps mechanism names to the time of training relative to PyTorch's fused
+    softmax."""
     formulas = built_in_formulas()
     rows = math.ceil(len(formulas) / COLUMNS)
     wide, high = COLUMNS * (WIDE + GAP) + GAP + 12, TOP + rows * PANEL_HIGH - 4
@@ -61,7 +67,8 @@ def picture(ratios: dict[str, float]) -> str:
         note += "; right: time to train, PyTorch's softmax = 1"
     return "\n".join(
         [
-            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {wide} {high}" role="img" aria-label="{escape(note)}">',
+            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {wide} {high}" role="img"'
+            f' aria-label="{escape(note)}">',
             f"<style>{STYLE}</style>",
             f'<rect class="card" x="0.5" y="0.5" width="{wide - 1}" height="{high - 1}" rx="8"/>',
             '<text class="title" x="16" y="27">Which keys count, and which count against</text>',
@@ -77,13 +84,15 @@ def legend(wide: float) -> str:
     """What the two colours mean, at the top right."""
     marks = (("plus", "adds", wide - 170), ("minus", "subtracts", wide - 100))
     return "\n".join(
-        f'<rect class="{kind}" x="{x}" y="17" width="12" height="12"/><text class="small" x="{x + 18}" y="27">{text}</text>'
+        f'<rect class="{kind}" x="{x}" y="17" width="12" height="12"/>'
+        f'<text class="small" x="{x + 18}" y="27">{text}</text>'
         for kind, text, x in marks
     )
 
 
 def panel(name: str, formula: unsoft.Formula, ratio: float | None, x: float, y: float) -> str:
-    """One mechanism: its curve scaled to its own largest weight, the area above and below zero in two colours."""
+    """One mechanism: its curve scaled to its own largest weight, the area above and below zero in two
+    colours."""
     weights = moving_weights(formula)
     top, bottom = max(weights.max().item(), 0.0), min(weights.min().item(), 0.0)
     zero, unit = y + 8 + HIGH * top / (top - bottom), HIGH / (top - bottom)

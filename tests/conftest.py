@@ -2,8 +2,14 @@
 
 import os
 
-import pytest
-import torch
+if "PYTEST_XDIST_WORKER" in os.environ:
+    # Every core has a worker already: a second thread of each would mostly wait, and OpenMP waits by
+    # spinning, which doubled the time of the suite. Tests about threads set their number themselves.
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+
+import pytest  # noqa: E402
+import torch  # noqa: E402
 
 
 def pytest_report_header():
@@ -11,12 +17,16 @@ def pytest_report_header():
 
 
 HANG = 1800
-"""Seconds after which a process that a test started is taken for hung. No test depends on the clock otherwise."""
+"""Seconds after which a process that a test started is taken for hung.
+
+No test depends on the clock otherwise.
+"""
 
 
 @pytest.fixture
 def one_thread():
-    """For many small calls: a second thread would only be waited for, and the other core has tests of its own."""
+    """For many small calls: a second thread would only be waited for,
+    and the other core has tests of its own."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     yield

@@ -58,7 +58,8 @@ BAD = {
     ),
     "head dimension": (
         ValueError,
-        r"'key' has head dimension 7 \(shape \(2, 4, 5, 7\)\), 'query' has 8 \(shape \(2, 4, 5, 8\)\); they must match",
+        r"'key' has head dimension 7 \(shape \(2, 4, 5, 7\)\), 'query' has 8 \(shape \(2, 4, 5, 8\)\);"
+        " they must match",
         {"key": tensor(2, 4, 5, 7)},
     ),
     "number of keys": (

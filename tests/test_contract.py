@@ -5,7 +5,7 @@ import torch
 
 import unsoft
 from unsoft.mechanisms import formulas
-from unsoft.mechanisms.core.spec import Plan
+from unsoft.mechanisms.core.spec import MechanismSpec
 from unsoft.testing import family
 from unsoft.testing.battery import THEMES
 
@@ -38,7 +38,7 @@ def test_contract(mechanism, theme):
     unsoft.testing.check_mechanism(OWN.get(mechanism, mechanism), only=theme)
 
 
-FAMILIES = [name for name, found in unsoft.mechanisms().items() if isinstance(found, Plan)]
+FAMILIES = [name for name, found in unsoft.mechanisms().items() if isinstance(found, MechanismSpec)]
 
 
 @pytest.mark.parametrize(

@@ -29,7 +29,8 @@ LAYERS = [  # from the bottom to the top; a room may import itself and rooms of 
     {"cli"},
 ]
 UPWARD = {  # the only imports that point up, in a function, and why
-    # A name ("tanh", "logn+cog") is known to the mechanisms alone. The theory reads the formula, not how it is computed.
+    # A name ("tanh", "logn+cog") is known to the mechanisms alone. The theory reads the formula,
+    # not how it is computed.
     "theory/named.py": {"unsoft.mechanisms.core.registry"},
 }
 LEVEL = {room: level for level, rooms in enumerate(LAYERS) for room in rooms}
@@ -124,7 +125,8 @@ assert set(unsoft.__all__) <= set(dir(unsoft))
 for name in unsoft.__all__:
     if name != "hf":
         found = getattr(unsoft, name)
-        assert isinstance(found, type(sys)) == (name not in ("Formula", "attention", "mechanism", "mechanisms", "register")), name
+        names = ("Formula", "attention", "mechanism", "mechanisms", "register")
+        assert isinstance(found, type(sys)) == (name not in names), name
 assert "cog" in unsoft.mechanisms() and callable(unsoft.attention)
 from unsoft import attention, mechanisms, theory
 assert attention is unsoft.attention and mechanisms is unsoft.mechanisms and theory is unsoft.theory

@@ -45,8 +45,25 @@ def cases(draw, **fixed):
 def formulas(draw):
     """Formulas of bounded growth: some function of s, with or without a normaliser, n, i, j, parameters."""
     inner = draw(st.sampled_from(["s", "b*s", "s - c", "s + 1/(1 + j)", "s/(1 + abs(i - j))", "2*s"]))
-    function = draw(st.sampled_from(["{}", "tanh({})", "max({}, 0)", "abs({})", "erf({})", "sigmoid({})", "({})**3", "({})**2",
-                                     "where({} > 0.3, 1, {})", "min({}, 1)", "sign({})*sqrt(abs({}) + 0.1)", "relu({})", "log(1 + ({})**2)"]))  # fmt: skip
+    function = draw(
+        st.sampled_from(
+            [
+                "{}",
+                "tanh({})",
+                "max({}, 0)",
+                "abs({})",
+                "erf({})",
+                "sigmoid({})",
+                "({})**3",
+                "({})**2",
+                "where({} > 0.3, 1, {})",
+                "min({}, 1)",
+                "sign({})*sqrt(abs({}) + 0.1)",
+                "relu({})",
+                "log(1 + ({})**2)",
+            ]
+        )
+    )
     weight = function.replace("{}", f"({inner})")
     params = {"b": 0.7, "c": 0.2}
     if draw(st.booleans()):
@@ -113,8 +130,12 @@ def test_rows_do_not_know_each_other(case, mechanism, engine, data):
 
 
 @EXAMPLES
-@given(lengths=st.lists(st.integers(1, 20), min_size=1, max_size=4), mechanism=st.sampled_from(NAMES),
-       causal=st.booleans(), engine=st.sampled_from(["native", "tiled"]))  # fmt: skip
+@given(
+    lengths=st.lists(st.integers(1, 20), min_size=1, max_size=4),
+    mechanism=st.sampled_from(NAMES),
+    causal=st.booleans(),
+    engine=st.sampled_from(["native", "tiled"]),
+)
 def test_packed_sequences_equal_separate_ones(lengths, mechanism, causal, engine):
     """Several sequences in one call, kept apart by a block mask."""
     document = torch.repeat_interleave(torch.arange(len(lengths)), torch.tensor(lengths))
@@ -130,8 +151,12 @@ def test_packed_sequences_equal_separate_ones(lengths, mechanism, causal, engine
 
 
 @EXAMPLES
-@given(case=cases(dropout=0.0, layout="contiguous"), mechanism=st.sampled_from(["softmax", "l2"]), shift=st.floats(-50, 50),
-       engine=st.sampled_from(["native", "tiled", "dense"]))  # fmt: skip
+@given(
+    case=cases(dropout=0.0, layout="contiguous"),
+    mechanism=st.sampled_from(["softmax", "l2"]),
+    shift=st.floats(-50, 50),
+    engine=st.sampled_from(["native", "tiled", "dense"]),
+)
 def test_shift_of_a_row_of_logits(case, mechanism, shift, engine):
     """Mechanisms that only compare logits do not feel a constant added to a row of them."""
     subject = Check(resolve(mechanism), engine)
@@ -161,8 +186,11 @@ def test_softmax_stays_between_its_values(case, dtype, engine):
 
 
 @EXAMPLES
-@given(case=cases(dropout=0.0, layout="contiguous"), mechanism=st.sampled_from(["softmax", "cog", "l2", "softmax1"]),
-       engine=st.sampled_from(["native", "tiled", "dense"]))  # fmt: skip
+@given(
+    case=cases(dropout=0.0, layout="contiguous"),
+    mechanism=st.sampled_from(["softmax", "cog", "l2", "softmax1"]),
+    engine=st.sampled_from(["native", "tiled", "dense"]),
+)
 def test_sharp_logits_pick_the_best_key(case, mechanism, engine):
     """As the scale grows, the key of the largest logit (cog: in absolute value) takes everything."""
     case = replace(case, mask="none", causal=False)

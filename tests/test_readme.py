@@ -1,4 +1,5 @@
-"""The README is true: its two commands are the ones CI runs, its python blocks run, its table is the registry's."""
+"""The README is true: its two commands are the ones CI runs, its python blocks run,
+its table is the registry's."""
 
 import re
 from pathlib import Path

@@ -47,7 +47,8 @@ _HOME = {
 
 
 def __getattr__(name: str) -> Any:
-    """Public names are imported on first use, so that ``unsoft --help`` does not wait for torch, nor you for transformers."""
+    """Public names are imported on first use, so that ``unsoft --help`` does not wait for torch,
+    nor you for transformers."""
     if name not in __all__:
         raise AttributeError(f"module 'unsoft' has no attribute {name!r}")
     if name not in _HOME:
@@ -61,7 +62,8 @@ def __dir__() -> list[str]:
 
 
 class _Package(ModuleType):
-    """``unsoft.attention`` and ``unsoft.mechanisms`` are functions, whichever modules of the same name are imported first."""
+    """``unsoft.attention`` and ``unsoft.mechanisms`` are functions,
+    whichever modules of the same name are imported first."""
 
     def __setattr__(self, name: str, value: object) -> None:
         if not (name in _HOME and isinstance(value, ModuleType)):

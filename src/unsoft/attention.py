@@ -131,10 +131,10 @@ def attention(
         Values for the mechanism's parameters, each a number or a tensor: a scalar or one value per query
         head. Gradients flow to them.
     positions
-        The symbols i and j of a formula: a pair of tensors, (..., L) for the queries and (..., S) for the keys, with or
-        without batch dimensions. By default keys count from 0 and queries as ``is_causal`` aligns them, from 0 without
-        it. Who sees whom does not depend on them. Mechanisms that know distances only, retention and decay, refuse
-        positions that are not consecutive.
+        The symbols i and j of a formula: a pair of tensors, (..., L) for the queries and (..., S) for the
+        keys, with or without batch dimensions. By default keys count from 0 and queries as ``is_causal``
+        aligns them, from 0 without it. Who sees whom does not depend on them. Mechanisms that know distances
+        only, retention and decay, refuse positions that are not consecutive.
 
     A row that may see nothing outputs exact zeros. What is masked cannot be felt, even if it is NaN; a NaN or
     Inf that is visible makes exactly the rows that see it NaN. Wrong arguments raise ValueError or TypeError
@@ -163,7 +163,8 @@ def attention(
         )
     if params is not None:
         raise ValueError(
-            f"attention: argument 'params' is for formulas; make a module of {found.name!r} with unsoft.mechanism(...)"
+            f"attention: argument 'params' is for formulas; make a module of {found.name!r} with"
+            " unsoft.mechanism(...)"
         )
     module = mechanism_like(found, query, key, value)
     result: Tensor | tuple[Tensor, Tensor] = module(

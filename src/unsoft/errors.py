@@ -10,7 +10,8 @@ class CompilerWarning(UnsoftWarning):
 
 
 class CacheWarning(UnsoftWarning):
-    """Others could have put code into the folder of compiled formulas; it is not used, and formulas are compiled anew."""
+    """Others could have put code into the folder of compiled formulas; it is not used,
+    and formulas are compiled again."""
 
 
 class FormulaError(ValueError):
@@ -22,7 +23,8 @@ class MechanismError(AssertionError):
 
 
 class SolverError(ArithmeticError):
-    """A linear system was not solved to the accuracy asked for; the message says how far it came and what helps."""
+    """A linear system was not solved to the accuracy asked for; the message says how far it came and what
+    helps."""
 
 
 class ConvergenceWarning(UnsoftWarning):
@@ -30,7 +32,8 @@ class ConvergenceWarning(UnsoftWarning):
 
 
 class PluginWarning(UnsoftWarning):
-    """A package that brings mechanisms (entry points ``unsoft.mechanisms``) could not be loaded; the others are there."""
+    """A package that brings mechanisms (entry points ``unsoft.mechanisms``) could not be loaded;
+    the others are there."""
 
 
 class DivergenceError(ArithmeticError):
@@ -38,4 +41,5 @@ class DivergenceError(ArithmeticError):
 
 
 class Interrupted(KeyboardInterrupt):
-    """A training run was stopped by Ctrl-C or SIGTERM, after it had saved itself; the same call goes on from there."""
+    """A training run was stopped by Ctrl-C or SIGTERM, after it had saved itself;
+    the same call goes on from there."""

@@ -15,10 +15,11 @@ from torch.nn.functional import linear, pad
 from unsoft.formula import Formula
 from unsoft.mechanisms.core.build import mechanism as build_mechanism
 from unsoft.mechanisms.core.cache import Cache
-from unsoft.mechanisms.core.module import Inputs, Mechanism, Place
+from unsoft.mechanisms.core.module import Inputs, Mechanism
+from unsoft.mechanisms.core.spec import LayerSpec
 from unsoft.mechanisms.core.written import WrittenOut
 
-__all__ = ["Inputs", "Mechanism", "MultiheadAttention", "Place", "WrittenOut"]
+__all__ = ["Inputs", "Mechanism", "MultiheadAttention", "LayerSpec", "WrittenOut"]
 
 
 class MultiheadAttention(nn.MultiheadAttention):
@@ -68,14 +69,14 @@ class MultiheadAttention(nn.MultiheadAttention):
             device,
             dtype,
         )
-        place = {
+        sizes = {
             "heads": num_heads,
             "head_dim": self.head_dim,
             "hidden_dim": embed_dim,
             "layer": layer,
             "layers": layers,
         }
-        self.mechanism = build_mechanism(mechanism, **place, **options).to(device=device, dtype=dtype)
+        self.mechanism = build_mechanism(mechanism, **sizes, **options).to(device=device, dtype=dtype)
         more = self.mechanism.query_heads // num_heads - 1
         self.more_queries = (
             nn.Linear(embed_dim, more * embed_dim, bias, device=device, dtype=dtype) if more else None

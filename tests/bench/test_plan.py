@@ -125,7 +125,8 @@ def test_signed_peer_meets_the_definition_of_cog_where_it_is_installed():
 
 
 def test_memory_probe_sees_what_a_call_allocates():
-    """The dense engine at 1024 tokens holds several (heads, 1024, 1024) matrices; SDPA little more than its output."""
+    """The dense engine at 1024 tokens holds several (heads, 1024, 1024) matrices;
+    SDPA little more than its output."""
     sdpa, dense = memory.measure_memory("cog", "forward", 1024, "dense")
     matrix = memory.HEADS * 1024 * 1024 * 4
     assert dense.bytes >= 2 * matrix

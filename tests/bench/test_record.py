@@ -110,8 +110,11 @@ def test_tables_show_ratios_and_name_wrong_results():
     assert tables["special shapes, native, time relative to SDPA"].rows[0][-2] == "wrong: relu"
     assert "forward + backward, time relative to SDPA" not in tables
     shown = {row[0]: row[3] for row in tables["figures to reach"].rows}
-    assert shown == {"native: forward, geometric mean": "not measured", "native: forward, slowest": "not measured",
-                     "native: decoding, slowest": "not measured"}  # fmt: skip
+    assert shown == {
+        "native: forward, geometric mean": "not measured",
+        "native: forward, slowest": "not measured",
+        "native: decoding, slowest": "not measured",
+    }
 
 
 def test_record_is_plain_json_even_with_infinite_errors():

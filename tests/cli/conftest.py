@@ -1,4 +1,5 @@
-"""The command, in a process of its own as a user runs it, or in this one, which saves importing torch again."""
+"""The command, in a process of its own as a user runs it, or in this one,
+which saves importing torch again."""
 
 import os
 import subprocess

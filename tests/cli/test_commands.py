@@ -133,7 +133,10 @@ COMMANDS = [
     "arguments", ["--version", "--help", "", *(f"{name} --help" for name in COMMANDS), "nope", "bench --nope"]
 )
 def test_help_does_not_wait_for_torch(environment, arguments):
-    code = "import sys, atexit; atexit.register(lambda: print('torch' in sys.modules)); from unsoft.cli import main; main()"
+    code = (
+        "import sys, atexit; atexit.register(lambda: print('torch' in sys.modules));"
+        " from unsoft.cli import main; main()"
+    )
     done = subprocess.run(
         [sys.executable, "-c", code, *arguments.split()], capture_output=True, text=True, env=environment
     )
@@ -150,7 +153,8 @@ def test_help_of_every_command_is_tried(run_here):
 def test_a_new_command_is_one_file(run_here, tmp_path, monkeypatch):
     """A file in the folder of commands is listed, has help, runs and fails as the others do."""
     (tmp_path / "hello.py").write_text(
-        'def command(name: str) -> None:\n    """Greet somebody."""\n    if not name:\n        raise ValueError("no name")\n'
+        'def command(name: str) -> None:\n    """Greet somebody."""\n'
+        '    if not name:\n        raise ValueError("no name")\n'
         "    print('hello', name)\n"
     )
     monkeypatch.setattr(commands, "__path__", [*commands.__path__, str(tmp_path)])

@@ -10,14 +10,15 @@ from unsoft.cli.arguments import load_plugin
 from unsoft.compare import jobs as running
 from unsoft.compare.sections import cost, hijack, sign
 from unsoft.compare.subject import Subject
-from unsoft.mechanisms.core.registry import unregister
+from unsoft.mechanisms.core.plugins import unregister
 
 SWISH = "name=mine;weight=s*exp(s - m);mass=abs(s)*exp(s - m);peak=s"
 
 
 @pytest.fixture(autouse=True)
 def own_store(tmp_path, monkeypatch):
-    """A store of its own; the library for charts is left out, whose bundling takes seconds and which the browser's tests have."""
+    """A store of its own; the library for charts is left out, whose bundling takes seconds and which the
+    browser's tests have."""
     monkeypatch.setenv("UNSOFT_COMPARE_DIR", str(tmp_path / "store"))
     monkeypatch.setattr("unsoft.compare.output.vega", lambda store: "")
 

@@ -100,9 +100,12 @@ def test_ones_own_sentences(run_here, folder, text, tmp_path):
 
 
 def test_sentences_of_a_text():
-    assert first_sentences("One. Two words here now! Is this the next one? And this is a third. Not this one.", 2) == [
-        "Two words here now!", "Is this the next one?",
-    ]  # fmt: skip
+    assert first_sentences(
+        "One. Two words here now! Is this the next one? And this is a third. Not this one.", 2
+    ) == [
+        "Two words here now!",
+        "Is this the next one?",
+    ]
     assert first_sentences("word") == ["word"]
 
 

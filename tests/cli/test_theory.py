@@ -14,8 +14,15 @@ from unsoft import theory
 from unsoft.cli.arguments import read_formula
 
 FIGURES = {
-    "relu2-sparsity", "identity-sparsity", "sparsity", "hijack", "finite-length", "finite-dimension", "performer", "rank",
-}  # fmt: skip
+    "relu2-sparsity",
+    "identity-sparsity",
+    "sparsity",
+    "hijack",
+    "finite-length",
+    "finite-dimension",
+    "performer",
+    "rank",
+}
 SWISH = "weight=s*exp(s - m);mass=abs(s)*exp(s - m);peak=s"
 
 
@@ -54,8 +61,15 @@ def test_the_table_holds_the_theory(run):
 
 
 def test_a_formula_from_the_command_line(run_here):
-    done = run_here("theory", "--formula", "weight=exp(tau*s - m);mass=exp(tau*s - m);peak=tau*s;tau=2;name=sharp",
-                    "--beta", "0", "--gamma", "0.5")  # fmt: skip
+    done = run_here(
+        "theory",
+        "--formula",
+        "weight=exp(tau*s - m);mass=exp(tau*s - m);peak=tau*s;tau=2;name=sharp",
+        "--beta",
+        "0",
+        "--gamma",
+        "0.5",
+    )
     assert done.returncode == 0, done.stderr
     assert table(done.stdout) == [["sharp", "0", "0.6065", "0.6065", "quadrature"]]  # exp(-(2 * 0.5)^2 / 2)
 

@@ -10,19 +10,46 @@ from unsoft.compare.section import VERDICTS, conclusions, sections
 from unsoft.compare.subject import Subject
 
 ASKED = {
-    "vanishing-gradient", "cog-sums", "deletion", "slower-collapse", "non-negativity", "repulsion", "entropy-neurons", "frequency-neurons",
-    "steering", "exp", "relu2", "identity", "general-linear", "iid-linear", "decay", "relu2-beta", "identity-floor", "identity-even",
-    "norm-ratio", "causal-rank", "dimensions", "example", "clones-share", "isolated", "additive", "bound", "few-steps", "price",
-    "tikhonov", "one-unit",
-}  # fmt: skip
+    "vanishing-gradient",
+    "cog-sums",
+    "deletion",
+    "slower-collapse",
+    "non-negativity",
+    "repulsion",
+    "entropy-neurons",
+    "frequency-neurons",
+    "steering",
+    "exp",
+    "relu2",
+    "identity",
+    "general-linear",
+    "iid-linear",
+    "decay",
+    "relu2-beta",
+    "identity-floor",
+    "identity-even",
+    "norm-ratio",
+    "causal-rank",
+    "dimensions",
+    "example",
+    "clones-share",
+    "isolated",
+    "additive",
+    "bound",
+    "few-steps",
+    "price",
+    "tikhonov",
+    "one-unit",
+}
 
 
 @pytest.fixture(scope="module")
 def measured(tmp_path_factory):
     return record_of(
-        [Subject("softmax", "softmax"), Subject("cog", "cog")], tmp_path_factory.mktemp("store"),
+        [Subject("softmax", "softmax"), Subject("cog", "cog")],
+        tmp_path_factory.mktemp("store"),
         ["focus", "hijack", "sign", "collapse", "solver", "claims"],
-    )  # fmt: skip
+    )
 
 
 def concluded(record):
@@ -49,8 +76,22 @@ def test_every_claim_of_the_issue_is_there_once():
 def test_verdicts_that_mathematics_decides(measured):
     found = verdicts(measured)
     assert set(found.values()) <= set(VERDICTS)
-    for name in ("vanishing-gradient", "cog-sums", "deletion", "identity-even", "general-linear", "decay", "example", "clones-share",
-                 "isolated", "additive", "bound", "forced-sum", "relu2-beta", "hijacking"):  # fmt: skip
+    for name in (
+        "vanishing-gradient",
+        "cog-sums",
+        "deletion",
+        "identity-even",
+        "general-linear",
+        "decay",
+        "example",
+        "clones-share",
+        "isolated",
+        "additive",
+        "bound",
+        "forced-sum",
+        "relu2-beta",
+        "hijacking",
+    ):
         assert found[name] == "holds", name
     assert found["norm-ratio"] == "does not hold" and found["dimensions"] == "does not hold"
     assert found["one-unit"] == found["gate"] == found["few-steps"] == "holds with limits"

@@ -1,4 +1,7 @@
-"""A section is one file: a new one is measured, drawn, scored, judged, kept and shown with no other edit. And how far a number walks."""
+"""A section is one file: a new one is measured, drawn, scored, judged, kept and shown with no other edit.
+
+And how far a number walks.
+"""
 
 import collections
 import inspect
@@ -34,11 +37,13 @@ def first(subject):
 def figures(results):
     if rows := results.each("first key"):
         chart = by_mechanism(results.labels, rows, "keys", "weight", x_title="keys", y_title="weight")
-        yield Figure("first-key", "Weight of the first key", "1 over their number, if nothing else.", rows, chart)
+        note = "1 over their number, if nothing else."
+        yield Figure("first-key", "Weight of the first key", note, rows, chart)
 
 def parts(results):
-    rows = [{"mechanism": label, "weight": results.get("first key", label)[-1]["weight"]} for label in results.labels]
-    yield Part("In numbers", "Of three keys.", [{"name": n, "title": n, "help": ""} for n in rows[0]], rows, in_terminal=True)
+    rows = [{"mechanism": label, "weight": third(results, label)} for label in results.labels]
+    columns = [{"name": n, "title": n, "help": ""} for n in rows[0]]
+    yield Part("In numbers", "Of three keys.", columns, rows, in_terminal=True)
 
 def third(results, label):
     rows = results.get("first key", label)
@@ -50,8 +55,10 @@ def fair(results):
 
 FACTOR = 1.0
 SECTION = Section(
-    name="first", order=45, title="First", question="How heavy is the first key?", about="All keys are equal.", jobs=jobs, figures=figures,
-    parts=parts, columns=[Column("third", "a third?", "weight of one of three equal keys", third, 0.3, 0.1)],
+    name="first", order=45, title="First", question="How heavy is the first key?",
+    about="All keys are equal.",
+    jobs=jobs, figures=figures, parts=parts,
+    columns=[Column("third", "a third?", "weight of one of three equal keys", third, 0.3, 0.1)],
     claims=[Claim("fair", "nobody 2026", "Equal keys share alike.", "softmax --only first", fair)],
 )
 '''

@@ -16,10 +16,12 @@ CANCELLING = ("sinh", "softpick")
 def attention_and_bound(
     name: str, q: Tensor, k: Tensor, v: Tensor, seen: Tensor | None = None, scale: float | None = None
 ) -> tuple[Tensor, Tensor]:
-    """The output in float64, and how far rounding in q's arithmetic (float32 at least) can move each number of it.
+    """The output in float64, and how far rounding in q's arithmetic (float32 at least) can move each number
+    of it.
 
-    ``seen`` is a bool mask broadcastable to (batch, heads, queries, keys). The bound follows from what rounds: the logits
-    (a sum of ``width`` products), the weights, the sum over keys, and the output in its own type.
+    ``seen`` is a bool mask broadcastable to (batch, heads, queries, keys). The bound follows from what
+    rounds: the logits (a sum of ``width`` products), the weights, the sum over keys, and the output in its
+    own type.
     """
     dtype, eps = q.dtype, torch.finfo(torch.float64 if q.dtype == torch.float64 else torch.float32).eps
     group = q.shape[1] // max(k.shape[1], 1)

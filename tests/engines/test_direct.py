@@ -1,4 +1,5 @@
-"""The short way to the kernel: the same numbers as the definitions, and never taken where something else has to happen."""
+"""The short way to the kernel: the same numbers as the definitions,
+and never taken where something else has to happen."""
 
 import random
 
@@ -135,8 +136,21 @@ class Counting(torch.overrides.TorchFunctionMode):
         lambda q: q.tolist(),
         lambda q: torch.nested.nested_tensor([q[0], q[0]]),
     ],
-    ids=["gradient", "subclass", "parameter", "negative view", "3-D", "meta", "sparse", "nan", "int", "empty", "list", "nested"],
-)  # fmt: skip
+    ids=[
+        "gradient",
+        "subclass",
+        "parameter",
+        "negative view",
+        "3-D",
+        "meta",
+        "sparse",
+        "nan",
+        "int",
+        "empty",
+        "list",
+        "nested",
+    ],
+)
 @pytest.mark.parametrize("which", [0, 1, 2])
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
 def test_left_to_the_general_way(change, which):
@@ -151,8 +165,15 @@ def test_left_to_the_general_way(change, which):
 
 
 @pytest.mark.parametrize(
-    "arguments", [(1, None, False), (False, 1, False), (False, None, 1), ("sideways", None, False), (False, float("nan"), False)]
-)  # fmt: skip
+    "arguments",
+    [
+        (1, None, False),
+        (False, 1, False),
+        (False, None, 1),
+        ("sideways", None, False),
+        (False, float("nan"), False),
+    ],
+)
 def test_wrong_arguments_are_left_to_the_general_way(arguments):
     q = normal(1, 1, 2, 4)
     directly(q, q, q, "cog", True, 1.0, True)

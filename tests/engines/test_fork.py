@@ -1,4 +1,5 @@
-"""Use, fork, use in the child: OpenMP threads do not survive a fork, and a child that hands them work waits for ever."""
+"""Use, fork, use in the child: OpenMP threads do not survive a fork,
+and a child that hands them work waits for ever."""
 
 import os
 import subprocess

@@ -1,4 +1,5 @@
-"""A float mask is added after a modifier has changed the logit: every engine against plain torch from the definitions."""
+"""A float mask is added after a modifier has changed the logit:
+every engine against plain torch from the definitions."""
 
 import math
 

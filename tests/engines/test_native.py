@@ -1,4 +1,5 @@
-"""The native engine where its code takes different paths: few rows, odd widths, heads and threads, layouts."""
+"""The native engine where its code takes different paths: few rows, odd widths, heads and threads,
+layouts."""
 
 from dataclasses import replace
 
@@ -63,7 +64,8 @@ def test_widths(mechanism, width, length):
 @pytest.mark.parametrize("length", [2, 70])
 @THREADS
 def test_heads_and_threads(mechanism, heads, length, threads):
-    """Key heads that do not divide among the threads; gradients of shared key heads are summed over queries."""
+    """Key heads that do not divide among the threads; gradients of shared key heads are summed over
+    queries."""
     check(mechanism, Case(length, 75, 8, 8, 1, *heads, causal="lower_right"))
 
 

@@ -30,7 +30,9 @@ with warnings.catch_warnings(record=True) as seen:
 tiled = [unsoft.attention(q, k, v, m, engine="tiled") for m in sys.argv[1:]]
 print(json.dumps({
     "warnings": [[w.category.__name__, str(w.message)] for w in seen],
-    "close": all(torch.allclose(x, y, atol=1e-5) for some in (native, auto, again) for x, y in zip(some, tiled)),
+    "close": all(
+        torch.allclose(x, y, atol=1e-5) for some in (native, auto, again) for x, y in zip(some, tiled)
+    ),
     "tiled": all(torch.equal(x, y) for some in (native, again) for x, y in zip(some, tiled)),
 }))
 """
@@ -179,3 +181,26 @@ def test_equal_formulas_share_a_library():
     loaded = kernel.cache_info().misses
     unsoft.attention(q, q, q, unsoft.Formula("exp(s-m)", "exp(s-m)", peak="s", name="again"), engine="native")
     assert kernel.cache_info().misses == loaded
+
+
+def test_a_changed_header_makes_only_those_anew_that_include_it(tmp_path, monkeypatch):
+    """arrival.h is reached through library.cpp, matmul.h through another header."""
+    copy = tmp_path / "kernel"
+    shutil.copytree(compiler.KERNEL, copy)
+    monkeypatch.setattr(compiler, "KERNEL", copy)
+    sources = {file.name: file.read_text() for file in copy.rglob("*.cpp")}
+
+    def stems():
+        compiler._included_headers.cache_clear()
+        return {name: compiler.library_stem(name, source, "float") for name, source in sources.items()}
+
+    for header, who in {
+        "gaussian/arrival.h": {"library.cpp"},
+        "matmul.h": {"library.cpp", "core.cpp"},
+        "simd.h": set(sources),
+    }.items():
+        before = stems()
+        with open(copy / header, "a") as file:
+            file.write("// changed\n")
+        after = stems()
+        assert {name for name in sources if before[name] != after[name]} == who

@@ -37,5 +37,7 @@ def test_backward_operator(make_call, engine, kind, needed):
     need = {"need_bias": needed and tensors[4] is not None, "need_params": needed}
     torch.library.opcheck(
         getattr(torch.ops.unsoft, f"{engine}_backward").default,
-        (torch.randn_like(saved[0]), *tensors, *saved), options | need, test_utils=["test_schema", "test_faketensor"],
-    )  # fmt: skip
+        (torch.randn_like(saved[0]), *tensors, *saved),
+        options | need,
+        test_utils=["test_schema", "test_faketensor"],
+    )

@@ -1,4 +1,5 @@
-"""The symbols i and j may be given: every engine, forward and backward, against the definition in plain torch."""
+"""The symbols i and j may be given: every engine, forward and backward,
+against the definition in plain torch."""
 
 import pytest
 import torch

@@ -1,4 +1,5 @@
-"""A new engine is one entry in the list of its kind: it is then accepted by name, preferred by auto, or refused with its reason."""
+"""A new engine is one entry in the list of its kind: it is then accepted by name, preferred by auto,
+or refused with its reason."""
 
 import pytest
 import torch

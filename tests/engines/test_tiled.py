@@ -272,10 +272,35 @@ def test_gradients_that_are_not_needed_are_empty(make_call):
 class TestProgram:
     """The interpreter alone."""
 
-    CASES = ("s", "-s", "2 - s", "3/s", "s**2", "max(s, 0)", "max(1, s)", "min(s, r)", "max(s, r)", "sign(s)", "abs(s)",
-             "relu(s)", "tanh(s)", "sigmoid(s)", "erf(s)", "exp(s)", "where(s > r, s, 0)", "where(s <= 0, 1, s)",
-             "where(r < 1, s, r)", "where(s == s, r, 5)", "where(s != s, s, 2)", "sqrt(abs(s))", "log(abs(s) + 1)",
-             "abs(s)**1.5", "r*r", "s*r - s/r", "where(0 < s, r, s*s)")  # fmt: skip
+    CASES = (
+        "s",
+        "-s",
+        "2 - s",
+        "3/s",
+        "s**2",
+        "max(s, 0)",
+        "max(1, s)",
+        "min(s, r)",
+        "max(s, r)",
+        "sign(s)",
+        "abs(s)",
+        "relu(s)",
+        "tanh(s)",
+        "sigmoid(s)",
+        "erf(s)",
+        "exp(s)",
+        "where(s > r, s, 0)",
+        "where(s <= 0, 1, s)",
+        "where(r < 1, s, r)",
+        "where(s == s, r, 5)",
+        "where(s != s, s, 2)",
+        "sqrt(abs(s))",
+        "log(abs(s) + 1)",
+        "abs(s)**1.5",
+        "r*r",
+        "s*r - s/r",
+        "where(0 < s, r, s*s)",
+    )
 
     @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
     @pytest.mark.parametrize("text", CASES)

@@ -1,4 +1,5 @@
-"""Zero queries, padded rows and other places where a slope could be 0 times infinity: every engine against plain torch."""
+"""Zero queries, padded rows and other places where a slope could be 0 times infinity:
+every engine against plain torch."""
 
 import pytest
 import torch

@@ -79,8 +79,9 @@ def assert_close_to_reference(
     ratio, limit = error_ratio(actual, reference, natural=natural, sigma=sigma), _gate(actual, gate)
     if not ratio <= limit:
         raise AssertionError(
-            f"{name}: error ratio c = {ratio:.3g} exceeds {limit:g} ({actual.dtype}, shape {tuple(actual.shape)},"
-            f" sigma {sigma:.3g}, natural size {natural:.3g}, reference shape {tuple(reference.shape)})"
+            f"{name}: error ratio c = {ratio:.3g} exceeds {limit:g} ({actual.dtype}, shape"
+            f" {tuple(actual.shape)}, sigma {sigma:.3g}, natural size {natural:.3g}, reference shape"
+            f" {tuple(reference.shape)})"
         )
 
 

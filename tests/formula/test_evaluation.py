@@ -17,10 +17,31 @@ pytestmark = pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated
 
 VALUES = torch.tensor([-50.0, -3.2, -1.0, -0.1, 0.0, 0.3, 1.0, 2.5, 50.0], dtype=torch.float64)
 FUNCTIONS = [
-    "exp(s)", "abs(s)", "sign(s)", "tanh(s)", "sigmoid(s)", "relu(s)", "erf(s)", "max(s, 1)", "max(1, s)", "min(s, 1)",
-    "min(1, s)", "max(s, m)", "min(s, m)", "s**2", "s**3", "s**5", "s**7", "s**13", "where(s > 0.3, 0.1, s)",
-    "where(s < m, 0.1, 0.2)", "where(s >= 0.3, 1, 0)", "where(s <= 0.3, s, m)", "where(s == 1, 7, s)", "-s + 2*m - s/3",
-]  # fmt: skip
+    "exp(s)",
+    "abs(s)",
+    "sign(s)",
+    "tanh(s)",
+    "sigmoid(s)",
+    "relu(s)",
+    "erf(s)",
+    "max(s, 1)",
+    "max(1, s)",
+    "min(s, 1)",
+    "min(1, s)",
+    "max(s, m)",
+    "min(s, m)",
+    "s**2",
+    "s**3",
+    "s**5",
+    "s**7",
+    "s**13",
+    "where(s > 0.3, 0.1, s)",
+    "where(s < m, 0.1, 0.2)",
+    "where(s >= 0.3, 1, 0)",
+    "where(s <= 0.3, s, m)",
+    "where(s == 1, 7, s)",
+    "-s + 2*m - s/3",
+]
 
 
 @pytest.mark.parametrize("text", FUNCTIONS)

@@ -206,9 +206,17 @@ def test_exponentials_without_a_peak_are_refused(weight, mass, message):
 
 @pytest.mark.parametrize(
     ("weight", "mass"),
-    [("s**4", "s**4"), ("s**64", "s**64"), ("max(s, 0)", "max(s, 0)"), ("sigmoid(s)", "sigmoid(s)"), ("exp(s)", None),
-     ("exp(s)", "1"), ("exp(-abs(s))", "exp(-abs(s)) + 1"), ("abs(s)*exp(-abs(i - j))", "abs(s)*exp(-abs(i - j))")],
-)  # fmt: skip
+    [
+        ("s**4", "s**4"),
+        ("s**64", "s**64"),
+        ("max(s, 0)", "max(s, 0)"),
+        ("sigmoid(s)", "sigmoid(s)"),
+        ("exp(s)", None),
+        ("exp(s)", "1"),
+        ("exp(-abs(s))", "exp(-abs(s)) + 1"),
+        ("abs(s)*exp(-abs(i - j))", "abs(s)*exp(-abs(i - j))"),
+    ],
+)
 def test_no_peak_is_asked_for_where_none_could_help(weight, mass):
     assert Formula(weight, mass).peak is None
 

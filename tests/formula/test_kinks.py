@@ -1,7 +1,8 @@
-"""Derivatives at corners, zeros and saddle points of every operation, against torch's own autograd on the same expression.
+"""Derivatives at corners, zeros and saddle points of every operation,
+against torch's own autograd on the same expression.
 
-Where the conventions of :mod:`unsoft.formula.derive` are our own (ties of max and min, infinitely steep functions of abs), the
-expected number is written out.
+Where the conventions of :mod:`unsoft.formula.derive` are our own (ties of max and min, infinitely steep
+functions of abs), the expected number is written out.
 """
 
 import math

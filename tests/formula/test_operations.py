@@ -93,7 +93,10 @@ def _run_javascript(formula, text):
         pytest.skip("node is not installed")
     reader = (page.HERE / "formula.js").read_text()
     row = json.dumps(LOGITS.tolist())
-    script = f"{operations_source()}{reader}\nconsole.log(JSON.stringify([({formula.javascript_source()})({row}), unsoftFormula.read({json.dumps(text)})({row})]))"
+    printed, typed = formula.javascript_source(), f"unsoftFormula.read({json.dumps(text)})"
+    script = (
+        f"{operations_source()}{reader}\nconsole.log(JSON.stringify([({printed})({row}), {typed}({row})]))"
+    )
     done = subprocess.run([node, "-"], input=script, capture_output=True, text=True, check=True, timeout=HANG)
     return json.loads(done.stdout)
 

@@ -1,4 +1,5 @@
-"""One formula in four languages: every printed text, run by its own language, gives the numbers of evaluate."""
+"""One formula in four languages: every printed text, run by its own language,
+gives the numbers of evaluate."""
 
 import json
 import shutil
@@ -22,7 +23,8 @@ from unsoft.mechanisms import formulas
 ROWS = [[-2.5, 0.0, 0.7, 3.2], [-1e4, 1e4, 12.0], [-30.0, -31.5], [0.4]]
 OWN = {
     "everything": Formula(
-        "sqrt(abs(s))*erf(s/tau) + where(s >= 1, min(s, 3), relu(-s)) + max(s, j, i)/n + (s + 7)**-2 + sigmoid(s)*tanh(s)",
+        "sqrt(abs(s))*erf(s/tau) + where(s >= 1, min(s, 3), relu(-s)) + max(s, j, i)/n + (s + 7)**-2 +"
+        " sigmoid(s)*tanh(s)",
         params={"tau": 1.5},
     ),
     "roots": Formula(
@@ -34,12 +36,48 @@ OWN = {
 }
 FORMULAS = {**formulas(), **OWN}
 EXPRESSIONS = [
-    "erf(s)", "erf(s*1e-9)", "erf(3*s)", "sigmoid(40*s)", "tanh(40*s)", "s**13", "max(s, 0.5)", "min(s, m)", "sign(s)",
-    "where(s < m, 1, 0)", "where(s <= m, 1, 0)", "where(s > m, 1, 0)", "where(s >= m, 1, 0)", "where(s == m, 1, 0)",
-    "where(s != m, 1, 0)", "where(s < m, 0.1, 1/3)", "log(0.5)*s", "s - log(0.5)/3 + 1/3", "exp(-abs(s))", "relu(s)", "abs(s)**0.7", "log(1 + s*s)", "-(s - m) - (-2)", "sqrt(s*s)",
-    "0.1 + s*1e-300", "123456789.123456789*s", "s/(3*m)/7", "s - (m - 1) - (s + m)*(-3)", "2**s", "-s**2", "(-s)**3", "expm1(s*1e-9)", "log1p(s*s)", "softplus(s)",
-    "softplus(40*s)", "softplus(-40*s)", "sin(s)", "cos(3*s)", "sinh(s)", "cosh(s)", "sinh(s*1e-9)",
-]  # fmt: skip
+    "erf(s)",
+    "erf(s*1e-9)",
+    "erf(3*s)",
+    "sigmoid(40*s)",
+    "tanh(40*s)",
+    "s**13",
+    "max(s, 0.5)",
+    "min(s, m)",
+    "sign(s)",
+    "where(s < m, 1, 0)",
+    "where(s <= m, 1, 0)",
+    "where(s > m, 1, 0)",
+    "where(s >= m, 1, 0)",
+    "where(s == m, 1, 0)",
+    "where(s != m, 1, 0)",
+    "where(s < m, 0.1, 1/3)",
+    "log(0.5)*s",
+    "s - log(0.5)/3 + 1/3",
+    "exp(-abs(s))",
+    "relu(s)",
+    "abs(s)**0.7",
+    "log(1 + s*s)",
+    "-(s - m) - (-2)",
+    "sqrt(s*s)",
+    "0.1 + s*1e-300",
+    "123456789.123456789*s",
+    "s/(3*m)/7",
+    "s - (m - 1) - (s + m)*(-3)",
+    "2**s",
+    "-s**2",
+    "(-s)**3",
+    "expm1(s*1e-9)",
+    "log1p(s*s)",
+    "softplus(s)",
+    "softplus(40*s)",
+    "softplus(-40*s)",
+    "sin(s)",
+    "cos(3*s)",
+    "sinh(s)",
+    "cosh(s)",
+    "sinh(s*1e-9)",
+]
 LOGITS = [-2.75, -1.0, -0.3, 0.0, 0.25, 0.7, 1.0, 2.2, 2.6, 4.0]
 
 
@@ -47,7 +85,8 @@ def _expected(text: str) -> torch.Tensor:
     return evaluate(parse(text), {"s": torch.tensor(LOGITS, dtype=torch.float64), "m": 0.7})
 
 
-# -- torch: executing our own output in a test is the point; the library never does it ---------------------------------
+# -- torch: executing our own output in a test is the point; the library never does it
+# ---------------------------------
 
 
 @pytest.mark.parametrize("name", FORMULAS)
@@ -72,7 +111,8 @@ def test_torch_expression(text):
     torch.testing.assert_close(found, _expected(text), rtol=1e-14, atol=1e-300)
 
 
-# -- JavaScript --------------------------------------------------------------------------------------------------------
+# -- JavaScript
+# --------------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -91,7 +131,10 @@ def javascript():
     ]
     done = subprocess.run(
         [node, "-"],
-        input=f'"use strict"; console.log(JSON.stringify({{rows: {{{",".join(rows)}}}, values: {{{",".join(values)}}}}}))',
+        input=(
+            f'"use strict"; console.log(JSON.stringify({{rows: {{{",".join(rows)}}},'
+            f" values: {{{','.join(values)}}}}}))"
+        ),
         capture_output=True,
         text=True,
         check=True,
@@ -120,7 +163,7 @@ def test_javascript_takes_parameters_and_position():
     assert source.startswith("(logits, {i = logits.length - 1, tau = 2.5} = {}) => {")
 
 
-# -- C++ ---------------------------------------------------------------------------------------------------------------
+# -- C++
 
 KERNEL = Path(codegen.__file__).parent / "kernel"
 POINT = {"s": -0.8, "m": 1.3, "n": 5.0, "i": 4.0, "j": 2.0, "z": 2.7, "tau": 1.5}
@@ -134,7 +177,8 @@ template <class F> void show() {
     F::slope(s, row, j, V{}, weight, dweight, mass, dmass);
     if (F::has_peak) print(F::peak(s, row, j, V{}));
     print(weight), print(dweight);
-    if (F::has_mass) print(mass), print(dmass), print(F::offset(m, n, i, &tau)), print(F::norm(z, m, n, i, &tau));
+    if (F::has_mass) print(mass), print(dmass);
+    if (F::has_mass) print(F::offset(m, n, i, &tau)), print(F::norm(z, m, n, i, &tau));
 }
 template <class F> void show_at(real logit) {
     V weight, mass;
@@ -146,7 +190,8 @@ template <class F> void show_at(real logit) {
 
 @pytest.fixture(scope="module")
 def cpp(tmp_path_factory):
-    """Compiles what the native engine compiles, without its loops, into one program and reads what it prints."""
+    """Compiles what the native engine compiles, without its loops,
+    into one program and reads what it prints."""
     compiler = shutil.which("g++") or shutil.which("clang++")
     if compiler is None:
         pytest.skip("no C++ compiler is installed")
@@ -188,7 +233,8 @@ def _struct(name, formula):
 
 
 def _cpp_values(formula):
-    """What ``show`` prints: peak, weight and its slope, and with a mass also that, its slope, offset and norm."""
+    """What ``show`` prints: peak, weight and its slope, and with a mass also that, its slope,
+    offset and norm."""
     weight, mass, zero, z = formula.weight, formula.mass, parse("0"), symbol("z")
     yield from [] if formula.peak is None else [formula.peak]
     yield from (weight, derivative(weight, "s"))
@@ -226,7 +272,7 @@ def test_cpp_operations():
     assert operation("sigmoid", ["a"]) == "vsigmoid(a)"
 
 
-# -- LaTeX -------------------------------------------------------------------------------------------------------------
+# -- LaTeX
 
 
 @pytest.mark.parametrize(

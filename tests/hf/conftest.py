@@ -1,4 +1,5 @@
-"""Tiny random models of ten architectures, with weights so large that attention matters, and what they are called with."""
+"""Tiny random models of ten architectures, with weights so large that attention matters,
+and what they are called with."""
 
 from __future__ import annotations
 
@@ -11,13 +12,26 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 _SIZE = {
-    "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 48, "vocab_size": 50,
-    "initializer_range": 0.3, "max_position_embeddings": 64, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2,
-}  # fmt: skip
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "intermediate_size": 48,
+    "vocab_size": 50,
+    "initializer_range": 0.3,
+    "max_position_embeddings": 64,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
 _VISION = {
-    "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 48, "image_size": 12,
-    "patch_size": 4, "initializer_range": 0.3,
-}  # fmt: skip
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "intermediate_size": 48,
+    "image_size": 12,
+    "patch_size": 4,
+    "initializer_range": 0.3,
+}
 _ROTARY = {"num_key_value_heads": 2, "head_dim": 8}
 _KINDS = {
     "llama": ("LlamaForCausalLM", _SIZE | _ROTARY),
@@ -41,7 +55,7 @@ _KINDS = {
             "projection_dim": 16,
         },
     ),
-}  # fmt: skip
+}
 
 
 @pytest.fixture
@@ -80,7 +94,8 @@ def padded(words) -> Callable[..., dict[str, Tensor]]:
 
 @pytest.fixture
 def numbers(padded) -> Callable[..., Tensor]:
-    """What a model makes of the padded batch or of two images: the outputs of everything that is not padding."""
+    """What a model makes of the padded batch or of two images: the outputs of everything that is not
+    padding."""
 
     @torch.no_grad()
     def numbers(name: str, model: PreTrainedModel, side: str | None) -> Tensor:

@@ -1,4 +1,5 @@
-"""Every architecture keeps its own behaviour under swapped softmax, and those that cannot are refused by name."""
+"""Every architecture keeps its own behaviour under swapped softmax,
+and those that cannot are refused by name."""
 
 import pytest
 import torch
@@ -29,7 +30,7 @@ def test_swapped_softmax_gives_the_models_own_eager_numbers(tiny, numbers, name,
 
 def test_towers_are_counted_each_for_itself(tiny):
     places = [
-        (found.name.split(".")[0], found.place.layer, found.place.layers)
+        (found.name.split(".")[0], found.layer_spec.layer, found.layer_spec.layers)
         for found in attention_modules(tiny("clip"))
     ]
     assert places == [
@@ -41,8 +42,8 @@ def test_towers_are_counted_each_for_itself(tiny):
 
 
 def test_sizes_are_those_of_the_model(tiny):
-    place = attention_modules(tiny("llama"))[1].place
-    assert (place.heads, place.head_dim, place.layer, place.layers) == (4, 8, 1, 2)
+    layer_spec = attention_modules(tiny("llama"))[1].layer_spec
+    assert (layer_spec.heads, layer_spec.head_dim, layer_spec.layer, layer_spec.layers) == (4, 8, 1, 2)
 
 
 def small(kind: str, **settings: object) -> transformers.PreTrainedModel:
@@ -52,9 +53,19 @@ def small(kind: str, **settings: object) -> transformers.PreTrainedModel:
 
 def test_attention_sinks_are_refused_by_name():
     model = small(
-        "GptOssForCausalLM", vocab_size=9, hidden_size=16, intermediate_size=8, num_hidden_layers=1, num_attention_heads=2,
-        num_key_value_heads=1, head_dim=8, num_local_experts=2, num_experts_per_tok=1, pad_token_id=0, eos_token_id=1,
-    )  # fmt: skip
+        "GptOssForCausalLM",
+        vocab_size=9,
+        hidden_size=16,
+        intermediate_size=8,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        head_dim=8,
+        num_local_experts=2,
+        num_experts_per_tok=1,
+        pad_token_id=0,
+        eos_token_id=1,
+    )
     with pytest.raises(
         ValueError,
         match=r"GptOssForCausalLM cannot be swapped faithfully: GptOssAttention has attention sinks",
@@ -128,9 +139,15 @@ def test_encoders_that_do_not_say_so_look_both_ways(kind, words):
     """Their attention has no ``is_causal``; what surrounds it makes no causal mask."""
     torch.manual_seed(0)
     model = small(
-        kind, vocab_size=50, hidden_size=32, num_hidden_layers=2, num_attention_heads=4, intermediate_size=48,
-        initializer_range=0.3, max_position_embeddings=64,
-    ).eval()  # fmt: skip
+        kind,
+        vocab_size=50,
+        hidden_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        intermediate_size=48,
+        initializer_range=0.3,
+        max_position_embeddings=64,
+    ).eval()
     model.set_attn_implementation("eager")
     with torch.no_grad():
         own, swapped = model(words)[0], unsoft.hf.swap(model, "softmax")(words)[0]

@@ -114,10 +114,25 @@ def test_latent_attention_keeps_its_own_cache(words, name):
     """DeepSeek's cache holds what keys are made from; values are narrower than keys."""
     torch.manual_seed(0)
     config = transformers.DeepseekV3Config(
-        vocab_size=50, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=4,
-        q_lora_rank=8, kv_lora_rank=8, qk_nope_head_dim=8, qk_rope_head_dim=4, v_head_dim=6, first_k_dense_replace=2,
-        n_routed_experts=2, num_experts_per_tok=1, n_group=1, topk_group=1, moe_intermediate_size=8, initializer_range=0.3,
-    )  # fmt: skip
+        vocab_size=50,
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=4,
+        q_lora_rank=8,
+        kv_lora_rank=8,
+        qk_nope_head_dim=8,
+        qk_rope_head_dim=4,
+        v_head_dim=6,
+        first_k_dense_replace=2,
+        n_routed_experts=2,
+        num_experts_per_tok=1,
+        n_group=1,
+        topk_group=1,
+        moe_intermediate_size=8,
+        initializer_range=0.3,
+    )
     model = unsoft.hf.swap(transformers.DeepseekV3ForCausalLM(config).eval(), name, init="paper")
     settings = {"max_new_tokens": 4, "do_sample": False, "pad_token_id": 0, "eos_token_id": None}
     assert torch.equal(model.generate(words, **settings), model.generate(words, **settings, use_cache=False))

@@ -11,7 +11,10 @@ import torch
 import unsoft
 from unsoft.hf import models
 
-TEXT = "It was the best of times, it was the worst of times, it was the age of wisdom, it was the age of foolishness"
+TEXT = (
+    "It was the best of times, it was the worst of times,"
+    " it was the age of wisdom, it was the age of foolishness"
+)
 
 
 @pytest.fixture

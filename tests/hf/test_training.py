@@ -64,7 +64,8 @@ def test_gradient_checkpointing_changes_no_gradient(tiny, words, name):
     assert_close(gradients(model, words), expected)
 
 
-# Gates are solved for outside the graph; where a graph breaks, torch itself looks at .grad of what is no leaf.
+# Gates are solved for outside the graph; where a graph breaks,
+# torch itself looks at .grad of what is no leaf.
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
 @pytest.mark.parametrize("name", COMPILED)
 def test_compiled_models_give_the_same_gradients(tiny, words, name):
@@ -89,9 +90,18 @@ def test_mechanisms_train_under_trainer_and_checkpoints_resume(tiny, tmp_path, n
     model = unsoft.hf.swap(tiny("llama"), name, init="paper")
     before = {parameter: x.detach().clone() for parameter, x in own(model).items()}
     settings = transformers.TrainingArguments(
-        output_dir=str(tmp_path), max_steps=6, learning_rate=0.01, per_device_train_batch_size=4, use_cpu=True, seed=0,
-        save_steps=3, report_to=[], disable_tqdm=True, dataloader_pin_memory=False, logging_steps=1,
-    )  # fmt: skip
+        output_dir=str(tmp_path),
+        max_steps=6,
+        learning_rate=0.01,
+        per_device_train_batch_size=4,
+        use_cpu=True,
+        seed=0,
+        save_steps=3,
+        report_to=[],
+        disable_tqdm=True,
+        dataloader_pin_memory=False,
+        logging_steps=1,
+    )
     trainer = transformers.Trainer(model, settings, train_dataset=Texts())
     trainer.train()
     losses = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]

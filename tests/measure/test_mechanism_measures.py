@@ -39,13 +39,15 @@ def test_softmax_tells_but_has_little_to_take_away():
 
 
 def test_gap_of_identity_by_quadrature():
-    """With one key the row is its own mass: +-1 each, so the gap is 1 - (-1) when irrelevant is positive, else 0."""
+    """With one key the row is its own mass: +-1 each, so the gap is 1 - (-1) when irrelevant is positive,
+    else 0."""
     found = measure.discrimination(FORMULAS["identity"], keys=1, geometries=20_000)
     assert found.gap == pytest.approx(1.0, abs=0.03)
 
 
 def test_geometry_has_the_cosines_it_promises():
-    """The logit of the opposed key is -opposition |q| |k| / sqrt(dim): its mean over chi-distributed lengths."""
+    """The logit of the opposed key is -opposition |q| |k| / sqrt(dim):
+    its mean over chi-distributed lengths."""
     seen = []
 
     def spy(logits):
@@ -129,7 +131,8 @@ def test_gradient_by_differences(name):
 
 
 def test_gradient_is_what_a_random_loss_teaches():
-    """The meaning given in the docstring, by Monte Carlo: values, keys and the loss' slope are drawn at random."""
+    """The meaning given in the docstring, by Monte Carlo: values, keys and the loss' slope are drawn at
+    random."""
     generator = torch.Generator().manual_seed(0)
     draws, dim, s = 20_000, 8, torch.tensor([-1.0], dtype=torch.float64)
     found = measure.gradient(FORMULAS["softmax"], s, OTHERS)

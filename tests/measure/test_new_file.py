@@ -1,4 +1,5 @@
-"""A new measure is one file: dropped into the folder, it is exported, summed up and documented with no other edit."""
+"""A new measure is one file: dropped into the folder, it is exported,
+summed up and documented with no other edit."""
 
 import os
 import shutil

@@ -228,7 +228,10 @@ def test_magnitude_of_the_library_with_padding():
 
 
 def test_a_crowd_takes_more_than_it_is_worth():
-    """Needs unsoft.magnitude. The example of the literature: 50 clones and one unique key, 20 times as relevant."""
+    """Needs unsoft.magnitude.
+
+    The example of the literature: 50 clones and one unique key, 20 times as relevant.
+    """
     keys = torch.zeros(51, 8, dtype=torch.float64)
     keys[0] = 10
     row = torch.tensor([[20.0] + [1.0] * 50], dtype=torch.float64) / 70

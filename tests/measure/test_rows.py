@@ -116,7 +116,8 @@ def test_one_row_alone(name):
 @pytest.mark.parametrize("block", [1, 7, 20, 40, 100, 1000])
 @pytest.mark.parametrize("name", NO_MASS)
 def test_blocks_make_no_difference(monkeypatch, name, block):
-    """1: a row is larger than a block; 20: some rows; 40: one matrix; 100: some of the inner ones; 1000: all."""
+    """1: a row is larger than a block; 20: some rows; 40: one matrix; 100: some of the inner ones; 1000:
+    all."""
     weights, mask = random_weights(*SHAPE), masks(SHAPE)["some"]
     expected = reference(name, weights, mask)
     monkeypatch.setattr(rows_module, "_BLOCK", block)
@@ -342,7 +343,8 @@ NUMBERS = st.floats(-1e3, 1e3, allow_nan=False, width=32)
 @settings(max_examples=100, deadline=None)
 @given(st.lists(NUMBERS, min_size=1, max_size=12), st.randoms(use_true_random=False))
 def test_ranges_and_order(row, random):
-    """Every value lies in the range that its docstring promises, and most do not depend on the order of the keys."""
+    """Every value lies in the range that its docstring promises, and most do not depend on the order of the
+    keys."""
     weights, n = torch.tensor(row, dtype=torch.float64), len(row)
     looked, slack = measure.summary(weights), 1e-12
     low = {"sparsity": n**-0.5, "effective_keys": 1, "participation": 1}

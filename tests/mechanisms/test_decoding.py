@@ -1,4 +1,5 @@
-"""Decoding with a cache, step by step: the compiled step, its growing buffers, and what it leaves to the general way."""
+"""Decoding with a cache, step by step: the compiled step, its growing buffers,
+and what it leaves to the general way."""
 
 import copy
 

@@ -8,14 +8,22 @@ import torch
 
 import unsoft
 from unsoft.mechanisms.core.registry import resolve
-from unsoft.mechanisms.core.spec import Plan
+from unsoft.mechanisms.core.spec import MechanismSpec
 from unsoft.mechanisms.differential import first_lambda
 
-FAMILIES = [name for name, found in unsoft.mechanisms().items() if isinstance(found, Plan)]
+FAMILIES = [name for name, found in unsoft.mechanisms().items() if isinstance(found, MechanismSpec)]
 COMPOSED = [
-    "logn+cog", "sink+softmax", "sink+logn+sinh", "gated+softmax", "gated+logn+gpam", "gated+linear-relu",
-    "gated+differential2", "performer(32)", "cosformer(99)", "retention(0.9)",
-]  # fmt: skip
+    "logn+cog",
+    "sink+softmax",
+    "sink+logn+sinh",
+    "gated+softmax",
+    "gated+logn+gpam",
+    "gated+linear-relu",
+    "gated+differential2",
+    "performer(32)",
+    "cosformer(99)",
+    "retention(0.9)",
+]
 ALL = FAMILIES + COMPOSED
 HEADS, WIDTH, LENGTH = 4, 6, 70
 
@@ -114,7 +122,8 @@ def test_a_masked_key_is_as_if_removed(name):
     torch.testing.assert_close(module(q, k, v, mask, **alignment), expected, rtol=1e-9, atol=1e-9)
 
 
-# magnitude's gate belongs to a key head, so heads that share one share its parameters: see tests/mechanisms/test_magnitude.py
+# magnitude's gate belongs to a key head, so heads that share one share its parameters:
+# see tests/mechanisms/test_magnitude.py
 @pytest.mark.parametrize(
     "name", [name for name in ALL if "differential2" not in name and name != "magnitude"]
 )
@@ -377,7 +386,8 @@ def test_segments_change_nothing(name, monkeypatch):
 
 
 def test_masked_keys_are_not_counted_while_decoding():
-    """linear-identity divides by the number of keys seen; two texts, of which one begins with two keys that are not there."""
+    """linear-identity divides by the number of keys seen; two texts,
+    of which one begins with two keys that are not there."""
     layer = unsoft.mechanism("linear-identity", heads=2, head_dim=4)
     q, k, v = (torch.randn(2, 2, 6, 4, generator=torch.Generator().manual_seed(s)) for s in range(3))
     mask = torch.ones(2, 1, 1, 6, dtype=torch.bool)

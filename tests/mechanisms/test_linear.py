@@ -1,4 +1,5 @@
-"""Linear attention and pairs at real sizes and at their edges, against their definitions in plain torch (unsoft.testing.definitions)."""
+"""Linear attention and pairs at real sizes and at their edges,
+against their definitions in plain torch (unsoft.testing.definitions)."""
 
 import copy
 import math
@@ -11,11 +12,13 @@ from unsoft.engines.linear import choice
 from unsoft.engines.linear.logarithms import log_products
 from unsoft.mechanisms.core.cache import StateCache
 from unsoft.mechanisms.core.definition import WrittenCall
-from unsoft.mechanisms.core.spec import Plan
+from unsoft.mechanisms.core.spec import MechanismSpec
 from unsoft.testing.definitions import definition_of
 
 NAMES = [
-    name for name, found in unsoft.mechanisms().items() if isinstance(found, Plan) and name != "magnitude"
+    name
+    for name, found in unsoft.mechanisms().items()
+    if isinstance(found, MechanismSpec) and name != "magnitude"
 ]
 
 LINEAR = [
@@ -38,7 +41,7 @@ def draw(
     module, length, keys=None, *, kv_heads=None, width=8, size=1.0, dtype=torch.float32, batch=2, values=None
 ):
     generator = torch.Generator().manual_seed(length)
-    kv_heads = module.place.heads if kv_heads is None else kv_heads
+    kv_heads = module.layer_spec.heads if kv_heads is None else kv_heads
     keys = length if keys is None else keys
     shapes = [(module.query_heads, length, width), (kv_heads, keys, width), (kv_heads, keys, values or width)]
     q, k, v = (torch.randn(batch, *shape, generator=generator, dtype=torch.float64) for shape in shapes)
@@ -46,7 +49,8 @@ def draw(
 
 
 def attend(name, module, q, k, v, *, visible=None, bias=None, offset=None):
-    """The definition's output in float64; ``offset``: row i stands at the position of key i + offset, None: sees all keys."""
+    """The definition's output in float64; ``offset``: row i stands at the position of key i + offset, None:
+    sees all keys."""
     q, k, v = (x.detach().double() for x in (q, k, v))
     shape = (len(q), q.shape[1], q.shape[2], k.shape[2])
     rows = torch.arange(q.shape[2]) + (offset or 0)
@@ -168,7 +172,8 @@ def test_sums_of_exponentials_that_no_float_holds():
 
 @pytest.mark.parametrize("name", LINEAR)
 def test_tiny_and_large_inputs(name):
-    """Denormal queries and keys count as 0 or as what they are, but never give NaN; large ones do not overflow."""
+    """Denormal queries and keys count as 0 or as what they are, but never give NaN;
+    large ones do not overflow."""
     module = make(name)
     normalised = module.normaliser == "sum"
     for size in (1e-40, 1e-25, 1e-16, 1e9) if normalised and name != "linear-taylor2" else (1e-40, 1e-16):
@@ -183,7 +188,8 @@ def test_tiny_and_large_inputs(name):
 
 @pytest.mark.parametrize("name", ["performer", "linear-elu1"])
 def test_a_factor_of_a_whole_row_cancels(name):
-    """exp(-|q|^2 / 2) of performer, and exp(x) of elu1 for a query far below 0, do not cost digits or the whole row."""
+    """exp(-|q|^2 / 2) of performer, and exp(x) of elu1 for a query far below 0,
+    do not cost digits or the whole row."""
     module = make(name, width=3)
     q, k, v = draw(module, 20, width=3)
     q = -100 * q.abs() if name == "linear-elu1" else 1000 * q
@@ -199,7 +205,8 @@ def test_a_factor_of_a_whole_row_cancels(name):
 @pytest.mark.parametrize("offset", [None, 0])
 @pytest.mark.parametrize("engine", ["auto", "dense"])
 def test_a_huge_query_costs_no_digits(offset, engine):
-    """Its largest feature cancels in a row, so it must go before keys are added: float32 has steps of 0.001 at 10,000."""
+    """Its largest feature cancels in a row, so it must go before keys are added:
+    float32 has steps of 0.001 at 10,000."""
     module = make("performer", width=20)
     q, k, v = draw(module, 130, width=20)
     q = 8192 * q
@@ -224,7 +231,8 @@ def test_cosformer_is_not_linear_relu():
 
 @pytest.mark.parametrize("length", [256, 257, 700])
 def test_cosformer_beyond_its_length(length):
-    """Up to M the paper's formula; beyond it decoding goes on, weights stay non-negative and sum to 1, prefixes stay the same."""
+    """Up to M the paper's formula; beyond it decoding goes on, weights stay non-negative and sum to 1,
+    prefixes stay the same."""
     module = make("cosformer", dtype=torch.float64)
     q, k, v = draw(module, length, dtype=torch.float64)
     q, k = q.abs(), k.abs()  # no row vanishes

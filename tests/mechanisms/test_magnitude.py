@@ -10,7 +10,7 @@ import torch
 import unsoft
 from unsoft.magnitude import prefix_weighting, weighting
 from unsoft.mechanisms.core.registry import resolve
-from unsoft.mechanisms.core.spec import Plan, Wrapper
+from unsoft.mechanisms.core.spec import AppliedModifier, MechanismSpec
 from unsoft.mechanisms.magnitude import Magnitude
 from unsoft.testing.family import check_family
 
@@ -33,11 +33,11 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 
 def plan(base, **options):
     found = resolve(base)
-    found = found if isinstance(found, Plan) else Plan(base, None, found)
+    found = found if isinstance(found, MechanismSpec) else MechanismSpec(base, None, found)
     return replace(
         found,
         name=f"magnitude+{base} {options}",
-        wrappers=(*found.wrappers, Wrapper(partial(Magnitude, **options), ())),
+        modifiers=(*found.modifiers, AppliedModifier(partial(Magnitude, **options), ())),
     )
 
 

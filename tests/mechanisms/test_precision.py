@@ -1,4 +1,5 @@
-"""No formula cancels: weights of rows from 1e-300 to 1e3 have a relative error of some roundings, against 60 digits."""
+"""No formula cancels: weights of rows from 1e-300 to 1e3 have a relative error of some roundings,
+against 60 digits."""
 
 import mpmath
 import pytest

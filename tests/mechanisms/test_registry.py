@@ -10,7 +10,7 @@ from unsoft.cli.mechanism_page import mechanism_page
 from unsoft.compare.subject import subjects_of
 from unsoft.formula import Formula
 from unsoft.mechanisms import formulas, mechanisms, register, resolve, unregister
-from unsoft.mechanisms.core import registry
+from unsoft.mechanisms.core import plugins, registry
 from unsoft.testing.definitions import definition_of
 
 
@@ -20,7 +20,7 @@ def own_registry(monkeypatch):
     registry.discover()
     monkeypatch.setattr(registry, "_registered", dict(registry._registered))
     monkeypatch.setattr(registry, "_made", dict(registry._made))
-    monkeypatch.setattr(registry, "_homes", dict(registry._homes))
+    monkeypatch.setattr(plugins, "_homes", dict(plugins._homes))
     monkeypatch.setattr(registry, "_definitions", dict(registry._definitions))
     monkeypatch.setattr(registry, "_promises", dict(registry._promises))
     return registry
@@ -116,9 +116,9 @@ def test_bad_mechanisms(own_registry):
 class Nearest(unsoft.nn.WrittenOut):
     """All weight on the key with the largest logit, times a learned number per head."""
 
-    def __init__(self, place, power: float = 1.0):
-        super().__init__(place)
-        self.size = torch.nn.Parameter(torch.full((place.heads, 1, 1), float(power)))
+    def __init__(self, layer_spec, power: float = 1.0):
+        super().__init__(layer_spec)
+        self.size = torch.nn.Parameter(torch.full((layer_spec.heads, 1, 1), float(power)))
 
     def weights(self, logits, visible):
         best = (
@@ -190,14 +190,14 @@ def test_packages_bring_mechanisms_by_entry_points(own_registry, monkeypatch):
     ]
     monkeypatch.setattr(own_registry, "_discovered", [])
     monkeypatch.setattr(
-        own_registry.metadata, "entry_points", lambda group: entries if group == "unsoft.mechanisms" else []
+        plugins.metadata, "entry_points", lambda group: entries if group == "unsoft.mechanisms" else []
     )
     with pytest.warns(
         unsoft.errors.PluginWarning,
         match="'gone' .* could not be loaded: ImportError: no module named 'gone'",
     ):
         assert {"square", "nearest"} <= set(mechanisms())
-    assert own_registry.foreign_homes("gated+square") == {"square": "package"}
+    assert plugins.foreign_homes("gated+square") == {"square": "package"}
     assert unsoft.mechanism("nearest", heads=2, head_dim=4).size.shape == (2, 1, 1)
 
 
@@ -282,7 +282,8 @@ def two_files_more(own_registry, monkeypatch, tmp_path):
 
 
 def test_adding_a_file_is_enough(own_registry, two_files_more):
-    """It is listed, documented, checked against its definition and promises, and compared, with no other edit."""
+    """It is listed, documented, checked against its definition and promises, and compared,
+    with no other edit."""
     assert {"brandnew", "brandnew-module"} <= set(mechanisms())
     assert str(resolve("brandnew").weight) == "abs(s)/n"
     page = mechanism_page()

@@ -35,7 +35,10 @@ def needs_chromium() -> None:
 
 
 class Browser:
-    """One page at a time. ``requests`` are all addresses that the page asked for, ``complaints`` what the console said."""
+    """One page at a time.
+
+    ``requests`` are all addresses that the page asked for, ``complaints`` what the console said.
+    """
 
     def __init__(self) -> None:
         self.profile = tempfile.TemporaryDirectory(ignore_cleanup_errors=True)
@@ -48,11 +51,24 @@ class Browser:
             os.dup2(b, 4)
 
         self.process = subprocess.Popen(
-            [CHROMIUM, "--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--hide-scrollbars",
-             "--disable-background-networking", "--no-first-run", f"--user-data-dir={self.profile.name}",
-             "--remote-debugging-pipe", "about:blank"],
-            preexec_fn=wire, close_fds=False, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-        )  # fmt: skip
+            [
+                CHROMIUM,
+                "--headless=new",
+                "--no-sandbox",
+                "--disable-gpu",
+                "--disable-dev-shm-usage",
+                "--hide-scrollbars",
+                "--disable-background-networking",
+                "--no-first-run",
+                f"--user-data-dir={self.profile.name}",
+                "--remote-debugging-pipe",
+                "about:blank",
+            ],
+            preexec_fn=wire,
+            close_fds=False,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
         os.close(theirs_in)
         os.close(theirs_out)
         self._in, self._out = os.fdopen(ours_in, "rb"), os.fdopen(ours_out, "wb")
@@ -126,7 +142,8 @@ class Browser:
     def click(self, selector: str) -> None:
         """A click of the mouse in the middle of an element, wherever it is."""
         x, y = self.run(
-            f"(() => {{const e = document.querySelector({json.dumps(selector)}); e.scrollIntoView({{block: 'center'}});"
+            f"(() => {{const e = document.querySelector({json.dumps(selector)});"
+            " e.scrollIntoView({block: 'center'});"
             " const b = e.getBoundingClientRect(); return [b.x + b.width / 2, b.y + b.height / 2]})()"
         )
         for kind in ("mousePressed", "mouseReleased"):

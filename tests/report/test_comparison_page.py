@@ -1,4 +1,5 @@
-"""The page of a comparison in a real browser: it loads, sorts, computes what Python computes, and nothing written by others runs."""
+"""The page of a comparison in a real browser: it loads, sorts, computes what Python computes,
+and nothing written by others runs."""
 
 import itertools
 import json
@@ -21,10 +22,13 @@ from unsoft.report.comparison.two_runs import two_runs_page
 
 HOSTILE = "</script><script>window.hurt = 1</script><img src=x onerror='window.hurt = 1'>{{7*7}}"
 SUBJECTS = [
-    Subject("softmax", "softmax"), Subject("cog", "cog"), Subject("relu2", "relu2"), Subject("gpam", "gpam"),
+    Subject("softmax", "softmax"),
+    Subject("cog", "cog"),
+    Subject("relu2", "relu2"),
+    Subject("gpam", "gpam"),
     Subject(HOSTILE, Formula("s*exp(s - m)", "abs(s)*exp(s - m)", "s", name=HOSTILE)),
     Subject("__proto__", Formula("tanh(s)/n", name="__proto__")),
-]  # fmt: skip
+]
 
 
 @pytest.fixture(scope="module")
@@ -62,14 +66,19 @@ def page(browser, path):
 
 def slide(page, name, value):
     page.run(
-        f"(() => {{const e = document.getElementById('slider-{name}'); e.value = {value}; e.dispatchEvent(new Event('input'))}})()"
+        f"(() => {{const e = document.getElementById('slider-{name}'); e.value = {value}; e.dispatchEvent(new"
+        f" Event('input'))}})()"
     )
 
 
 def shown(page, label):
-    cells = f"[...document.querySelectorAll('#weights tbody tr')].find((r) => r.dataset.formula === {json.dumps(label)})"
+    cells = (
+        "[...document.querySelectorAll('#weights tbody tr')]"
+        f".find((r) => r.dataset.formula === {json.dumps(label)})"
+    )
     return page.run(
-        f"Object.fromEntries([...{cells}.querySelectorAll('td')].map((c) => [c.dataset.field, Number(c.dataset.value)]))"
+        f"Object.fromEntries([...{cells}.querySelectorAll('td')].map((c) => [c.dataset.field,"
+        " Number(c.dataset.value)]))"
     )
 
 
@@ -85,9 +94,12 @@ def expected(formula, clones=50, similarity=1.0, relevance=20, temperature=1.0, 
     )
     gated = (row * torch.sigmoid(slope * mu + offset)).abs()
     return {
-        "unique": float(row[0]), "each": float(row[1]), "rest": float(row[1:].sum()), "share": float(row[0].abs() / row.abs().sum()),
+        "unique": float(row[0]),
+        "each": float(row[1]),
+        "rest": float(row[1:].sum()),
+        "share": float(row[0].abs() / row.abs().sum()),
         "gated": float(gated[0] / gated.sum()),
-    }  # fmt: skip
+    }
 
 
 def test_it_loads_without_a_word_and_asks_for_nothing(page, path):
@@ -128,7 +140,8 @@ def test_nothing_written_by_others_runs(page, path):
         HOSTILE,
     ):
         page.run(
-            f"(() => {{const e = document.getElementById('own'); e.value = {json.dumps(text)}; e.dispatchEvent(new Event('input'))}})()"
+            f"(() => {{const e = document.getElementById('own'); e.value = {json.dumps(text)};"
+            f" e.dispatchEvent(new Event('input'))}})()"
         )
         assert page.run("!document.getElementById('own-error').hidden"), text
     assert page.complaints == [] and page.run("window.hurt") is None
@@ -191,7 +204,8 @@ OWN = [
 @pytest.mark.parametrize("text", OWN)
 def test_a_formula_of_the_readers_own_is_read_as_python_reads_it(page, text):
     page.run(
-        f"(() => {{const e = document.getElementById('own'); e.value = {json.dumps(text)}; e.dispatchEvent(new Event('input'))}})()"
+        f"(() => {{const e = document.getElementById('own'); e.value = {json.dumps(text)};"
+        f" e.dispatchEvent(new Event('input'))}})()"
     )
     assert page.run("document.getElementById('own-error').hidden"), page.run(
         "document.getElementById('own-error').textContent"
@@ -202,13 +216,39 @@ def test_a_formula_of_the_readers_own_is_read_as_python_reads_it(page, text):
 
 @pytest.mark.parametrize(
     "text",
-    ["", "weight=", "s +", "s s", "2s", "exp s", "exp()", "max(s)", "where(s, 1, 2)", "where(1 < s < 2, 1, 0)", "s > 0", "(s", "s)", "s^2", "x", "m",
-     "weight=s;weight=s", "norm=sqrt;weight=s", "weight=exp(s);mass=exp(s - m);peak=s", "s**65", "1e999*s", "s" + "+s" * 3000, "(" * 70 + "s" + ")" * 70,
-     "z", "cot(s)", "s = 1"],
-)  # fmt: skip
+    [
+        "",
+        "weight=",
+        "s +",
+        "s s",
+        "2s",
+        "exp s",
+        "exp()",
+        "max(s)",
+        "where(s, 1, 2)",
+        "where(1 < s < 2, 1, 0)",
+        "s > 0",
+        "(s",
+        "s)",
+        "s^2",
+        "x",
+        "m",
+        "weight=s;weight=s",
+        "norm=sqrt;weight=s",
+        "weight=exp(s);mass=exp(s - m);peak=s",
+        "s**65",
+        "1e999*s",
+        "s" + "+s" * 3000,
+        "(" * 70 + "s" + ")" * 70,
+        "z",
+        "cot(s)",
+        "s = 1",
+    ],
+)
 def test_what_python_refuses_the_page_refuses(page, text):
     page.run(
-        f"(() => {{const e = document.getElementById('own'); e.value = {json.dumps(text)}; e.dispatchEvent(new Event('input'))}})()"
+        f"(() => {{const e = document.getElementById('own'); e.value = {json.dumps(text)};"
+        f" e.dispatchEvent(new Event('input'))}})()"
     )
     refused = page.run("!document.getElementById('own-error').hidden")
     absent = page.run(
@@ -231,13 +271,23 @@ def test_random_formulas_agree(page):
         if depth == 0:
             return ("s", "n", "j", "0.5", "2", "s")[pick(6)]
         a, b, c = (expression(depth - 1) for _ in range(3))
-        return (f"{a} + {b}", f"{a} - {b}", f"{a}*{b}", f"-({a})", f"tanh({a})", f"max({a}, {b})", f"where({a} <= {b}, {c}, {a})",
-                f"sigmoid({a})*{b}", f"({a})/({b} + 3.5)")[pick(9)]  # fmt: skip
+        return (
+            f"{a} + {b}",
+            f"{a} - {b}",
+            f"{a}*{b}",
+            f"-({a})",
+            f"tanh({a})",
+            f"max({a}, {b})",
+            f"where({a} <= {b}, {c}, {a})",
+            f"sigmoid({a})*{b}",
+            f"({a})/({b} + 3.5)",
+        )[pick(9)]
 
     texts = [expression(3) for _ in range(120)]
     logits = [1.5, -0.25, 0.75]
     found = page.run(
-        f"{json.dumps(texts)}.map((text) => unsoftFormula.read(text)({json.dumps(logits)}).map((x) => Number.isFinite(x) ? x : null))"
+        f"{json.dumps(texts)}.map((text) => unsoftFormula.read(text)({json.dumps(logits)}).map((x) =>"
+        " Number.isFinite(x) ? x : null))"
     )
     compared = 0
     for text, values in zip(texts, found, strict=True):

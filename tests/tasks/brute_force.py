@@ -1,4 +1,5 @@
-"""Every task solved again, one example at a time and in plain Python: from the inputs alone to {position: answer}."""
+"""Every task solved again, one example at a time and in plain Python:
+from the inputs alone to {position: answer}."""
 
 import math
 from collections import Counter

@@ -1,4 +1,5 @@
-"""What every task promises: the same data from the same seed, exact answers, a chance level and a known solution that are true."""
+"""What every task promises: the same data from the same seed, exact answers,
+a chance level and a known solution that are true."""
 
 import importlib.util
 import math

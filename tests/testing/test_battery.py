@@ -211,12 +211,27 @@ DEFECTS = {
     "1% too large, float64": (lambda call: 1.01 * right(call), "relu2", "parity", "float64 = dense float64"),
     "swapped heads": (lambda call: right(call).roll(1, 1), "softmax", "parity", "float32 = dense float64"),
     "shifted rows": (lambda call: right(call).roll(1, 2), "cog", "parity", "float32 = dense float64"),
-    "reversed values": (lambda call: right(replace(call, v=call.v.flip(2))), "relu", "parity", "float32 = dense float64"),
+    "reversed values": (
+        lambda call: right(replace(call, v=call.v.flip(2))),
+        "relu",
+        "parity",
+        "float32 = dense float64",
+    ),
     "mask off by one": (mask_off_by_one, "softmax", "parity", "float32 = dense float64"),
     "no mask": (lambda call: right(replace(call, visible=None)), "sinh", "parity", "float32 = dense float64"),
-    "no float mask": (lambda call: right(replace(call, bias=None)), "l2", "parity", "float32 = dense float64"),
+    "no float mask": (
+        lambda call: right(replace(call, bias=None)),
+        "l2",
+        "parity",
+        "float32 = dense float64",
+    ),
     "causal off by one": (off_by_one, "softmax", "parity", "float32 = dense float64"),
-    "wrong scale": (lambda call: right(replace(call, scale=1.01 * call.scale)), "cog", "parity", "float32 = dense float64"),
+    "wrong scale": (
+        lambda call: right(replace(call, scale=1.01 * call.scale)),
+        "cog",
+        "parity",
+        "float32 = dense float64",
+    ),
     "one NaN": (one_nan, "softmax", "parity", "float32 = dense float64"),
     "one wrong row": (last_row_zero, "tanh", "parity", "float32 = dense float64"),
     "wrong dtype": (lambda call: right(call).double(), "softmax", "parity", "float32 = dense float64"),
@@ -225,7 +240,9 @@ DEFECTS = {
     "stale n": (stale_count, "sigmoid", "parity", "float32 = dense float64"),
     "parameters of head 0": (
         lambda call: right(replace(call, params=call.params[:, :1].expand_as(call.params))),
-        DECAY, "parity", "float32 = dense float64",
+        DECAY,
+        "parity",
+        "float32 = dense float64",
     ),
     "gradients 1% too large": (with_slopes(1.01), "softpick", "parity", "float32 = dense float64"),
     "no gradient of q": (without_gradient("q"), "softmax", "parity", "float32 = dense float64"),
@@ -241,19 +258,39 @@ DEFECTS = {
     "masked keys count": (stale_count, "tanh", "masking", "masked = removed"),
     "mask read as a row": (mask_off_by_one, "softmax", "masking", "masked = removed"),
     "mask gradient not summed": (
-        lambda call: right(replace(call, bias=None if call.bias is None else call.bias.expand(call.q.shape[0], -1, -1, -1).clone()))
-        if call.bias is None or call.bias.shape[0] != 1 else with_slopes(1.01)(call),
-        "softmax", "masking", "masks broadcast",
+        lambda call: (
+            right(
+                replace(
+                    call,
+                    bias=None if call.bias is None else call.bias.expand(call.q.shape[0], -1, -1, -1).clone(),
+                )
+            )
+            if call.bias is None or call.bias.shape[0] != 1
+            else with_slopes(1.01)(call)
+        ),
+        "softmax",
+        "masking",
+        "masks broadcast",
     ),
     "mask flips signs": (mask_on_the_logit, "cog", "masking", "float mask rule"),
     "mask on the strength": (mask_as_strength, "relu2", "masking", "float mask rule"),
     "dead rows average": (mean_for_dead_rows, "softmax", "edges", "dead rows"),
     "dead rows have gradients": (gradient_of_dead_rows, "cog", "edges", "dead rows"),
     "masked is only very small": (lowest_number_instead_of_masked, "softmax", "edges", "dead rows"),
-    "nothing visible, something seen": (lowest_number_instead_of_masked, "softmax", "edges", "nothing visible"),
+    "nothing visible, something seen": (
+        lowest_number_instead_of_masked,
+        "softmax",
+        "edges",
+        "nothing visible",
+    ),
     "no empty inputs": (nothing_for_nothing, "softmax", "edges", "empty tensors"),
     "masked NaN leaks": (poisoned_by_anything, "softmax", "nonfinite", "masked NaN is inert"),
-    "NaN swallowed": (lambda call: right(call).nan_to_num(), "cog", "nonfinite", "visible NaN has a footprint"),
+    "NaN swallowed": (
+        lambda call: right(call).nan_to_num(),
+        "cog",
+        "nonfinite",
+        "visible NaN has a footprint",
+    ),
     "NaN spoils whole rows": (whole_row_poisoned, "relu", "nonfinite", "visible NaN has a footprint"),
     "key order matters": (weighs_by_position, "softmax", "equivariance", "keys permute"),
     "rows leak": (leaks_between(2), "softmax", "equivariance", "queries permute"),
@@ -262,7 +299,12 @@ DEFECTS = {
     "not linear": (nonlinear, "softmax", "equivariance", "linear in the values"),
     "computed in bfloat16": (low_precision_softmax, "softmax", "dtypes", "bfloat16 = dense float64"),
     "computed in float16": (low_precision_softmax, "softmax", "dtypes", "float16 = dense float64"),
-    "half precision returns float32": (lambda call: right(call).float(), "cog", "dtypes", "bfloat16 = dense float64"),
+    "half precision returns float32": (
+        lambda call: right(call).float(),
+        "cog",
+        "dtypes",
+        "bfloat16 = dense float64",
+    ),
     "exp overflows": (naive_softmax, "softmax", "dtypes", "large logits are finite"),
     "another dropout": (own_dropout, "softmax", "dropout", "engines agree"),
     "no dropout": (dropout_ignored, "cog", "dropout", "share and factor"),
@@ -273,7 +315,7 @@ DEFECTS = {
     "gives back an input": (gives_back_an_input, "softmax", "purity", "inputs stay as they are"),
     "a negative weight": (slightly_negative, "softmax", "promises", "signs"),
     "a sum below 1": (lambda call: 0.999999 * right(call), "softmax", "promises", "row sums"),
-}  # fmt: skip
+}
 DENSE_DEFECTS = {
     "1% too large": (lambda call: 1.01 * right(call), "parity", "dense = definition"),
     "slope too large": (with_slopes(1.01), "gradients", "first derivatives"),

@@ -1,7 +1,7 @@
 """Every mechanism, modifier and form of magnitude at the sizes and in the states of the grid.
 
-In every run a sample that shows each length, width, dtype, mask ... once for each mechanism, drawn from a seed that pytest prints
-(UNSOFT_TEST_SEED sets another); `make test-slow` runs every pair of them.
+In every run a sample that shows each length, width, dtype, mask ... once for each mechanism, drawn from a
+seed that pytest prints (UNSOFT_TEST_SEED sets another); `make test-slow` runs every pair of them.
 """
 
 import os
@@ -10,7 +10,7 @@ import pytest
 
 import unsoft
 from unsoft.mechanisms import formulas
-from unsoft.mechanisms.core.spec import Plan
+from unsoft.mechanisms.core.spec import MechanismSpec
 
 SEED = int(os.environ.get("UNSOFT_TEST_SEED", "0"))
 OWN = {
@@ -24,12 +24,26 @@ OWN = {
     "absolute positions": unsoft.Formula("sigmoid(s)*exp(-0.001*i)/(1 + j)"),
     "learned power": unsoft.Formula("sign(s)*abs(s)**p/n", params={"p": 1.5}),
 }
-FAMILIES = [name for name, found in unsoft.mechanisms().items() if isinstance(found, Plan)]
+FAMILIES = [name for name, found in unsoft.mechanisms().items() if isinstance(found, MechanismSpec)]
 MODIFIED = [
-    "logn+softmax", "logn+softpick", "logn+relu", "logn16(64)+cog", "sink+softmax", "sink+logn+sinh", "sink+l2", "logn+gpam",
-    "logn+differential", "gated+softmax", "gated+logn+gpam", "gated+linear-relu", "gated+differential2", "performer(32)",
-    "cosformer(1100)", "retention(0.9)", "polynomial(2)",
-]  # fmt: skip
+    "logn+softmax",
+    "logn+softpick",
+    "logn+relu",
+    "logn16(64)+cog",
+    "sink+softmax",
+    "sink+logn+sinh",
+    "sink+l2",
+    "logn+gpam",
+    "logn+differential",
+    "gated+softmax",
+    "gated+logn+gpam",
+    "gated+linear-relu",
+    "gated+differential2",
+    "performer(32)",
+    "cosformer(1100)",
+    "retention(0.9)",
+    "polynomial(2)",
+]
 FORMS = {
     f"{base} {where} {causal}": (base, {"where": where, "causal": causal})
     for base, where, causal in [
@@ -54,7 +68,7 @@ FORMS = {
     "magnitude cholesky": ("magnitude", {"solver": "cholesky"}),
     "magnitude cg 20": ("magnitude", {"iterations": 20, "eps": 100.0}),  # past convergence
     "magnitude lowrank": ("magnitude", {"solver": "lowrank"}),
-}  # fmt: skip
+}
 ALL = {name: (OWN.get(name, name), {}) for name in [*formulas(), *OWN, *FAMILIES, *MODIFIED]} | FORMS
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -62,7 +76,8 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 
 @pytest.mark.parametrize("name", ALL)
 def test_a_sample(name):
-    """Gates are as costly as the cube of the length, so most of their forms are spared the longest ones here."""
+    """Gates are as costly as the cube of the length, so most of their forms are spared the longest ones
+    here."""
     mechanism, options = ALL[name]
     unsoft.testing.check_mechanism(mechanism, options=options, seed=SEED, only="sizes", quick=name in FORMS)
 

@@ -1,4 +1,5 @@
-"""The theme "sizes" can fail: planted defects, each of them once real, are rejected with a message that names the reason."""
+"""The theme "sizes" can fail: planted defects, each of them once real,
+are rejected with a message that names the reason."""
 
 import math
 import re
@@ -10,7 +11,7 @@ import unsoft
 from unsoft.formula.analysis import Properties
 from unsoft.mechanisms import resolve
 from unsoft.mechanisms.core.module import Pointwise
-from unsoft.mechanisms.core.spec import Family, Plan
+from unsoft.mechanisms.core.spec import Family, MechanismSpec
 from unsoft.mechanisms.gpam import Gpam
 from unsoft.testing.definitions import definition_of
 from unsoft.testing.family import check_family
@@ -22,10 +23,11 @@ PROMISES = Properties(True, "free", "free", False, False, True)
 
 
 class Broken(Pointwise):
-    """A formula with a defect, given as a function of the layer and the inputs that may raise or change the output."""
+    """A formula with a defect, given as a function of the layer and the inputs that may raise or change the
+    output."""
 
-    def __init__(self, formula, place, spoil=None, cached=None):
-        super().__init__(formula, place)
+    def __init__(self, formula, layer_spec, spoil=None, cached=None):
+        super().__init__(formula, layer_spec)
         self.spoil, self.cached = spoil, cached
 
     def attend(self, inputs):
@@ -39,10 +41,10 @@ class Broken(Pointwise):
 
 
 def plan(formula, **defect):
-    def build(place):
-        return Broken(formula, place, **defect)
+    def build(layer_spec):
+        return Broken(formula, layer_spec, **defect)
 
-    return Plan("broken", Family("broken", build, "", PROMISES))
+    return MechanismSpec("broken", Family("broken", build, "", PROMISES))
 
 
 def findings(plan, definition, points=None):
@@ -114,22 +116,33 @@ SOFTMAX = {
         r"raised RuntimeError: the carried row is narrower",
     ),
     "L is not S": (
-        crash(lambda x: x.query.shape[2] not in (1, x.key.shape[2]) and x.query.shape[2] > 0, "17 queries, 150 keys"),
+        crash(
+            lambda x: x.query.shape[2] not in (1, x.key.shape[2]) and x.query.shape[2] > 0,
+            "17 queries, 150 keys",
+        ),
         r"keys=(more|fewer|many).* raised RuntimeError: 17 queries",
     ),
     "zeros for wide heads in float32": (zeros_when_wide, r"width=(96|128|160|256).*dtype=float32.* error"),
-    "gradients of wide heads in float32": (slope_of_nan_when_wide, r"width=(80|96).*gradient of query is finite: this does not hold"),
+    "gradients of wide heads in float32": (
+        slope_of_nan_when_wide,
+        r"width=(80|96).*gradient of query is finite: this does not hold",
+    ),
     "empty sizes": (crash(empty, "reshape of 0 elements"), r"raised RuntimeError: reshape of 0 elements"),
     "a padded step with grouped queries": (
-        crash(grouped_step, "size of tensor a (4) must match b (2)"), r"length=1 .*raised RuntimeError: size of tensor",
+        crash(grouped_step, "size of tensor a (4) must match b (2)"),
+        r"length=1 .*raised RuntimeError: size of tensor",
     ),
-    "a float mask and L > S": (rows_before_the_first_key, r"keys=fewer.* mask=additive.*causal=lower right: \S+.* error"),
+    "a float mask and L > S": (
+        rows_before_the_first_key,
+        r"keys=fewer.* mask=additive.*causal=lower right: \S+.* error",
+    ),
     "1e5 roundings": (off_in_float64, r"dtype=float64.*error .* tolerance"),
     "padding counts": (padding_counts, r"mask=(left|right) padding.*error"),
     "half the output in bfloat16": (
-        lambda out, x: out.float() if out.dtype == torch.bfloat16 else out, r"output has dtype torch.bfloat16",
+        lambda out, x: out.float() if out.dtype == torch.bfloat16 else out,
+        r"output has dtype torch.bfloat16",
     ),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("defect", SOFTMAX)
@@ -209,16 +222,22 @@ class ScaledMask(Broken):
 @pytest.mark.parametrize(
     ("layer", "mechanism", "message"),
     [
-        (NaivePower, unsoft.Formula("sign(s)*abs(s)**p", params={"p": 1.5}), r"inputs=zero rows.*gradient of values\.p is finite"),
+        (
+            NaivePower,
+            unsoft.Formula("sign(s)*abs(s)**p", params={"p": 1.5}),
+            r"inputs=zero rows.*gradient of values\.p is finite",
+        ),
         (NaiveSoftmax, "softmax", r"inputs=logits of 1e4.*is finite: this does not hold"),
         (CancellingSoftpick, "softpick", r"inputs=logits of 1e-30.*output: error"),
         (ScaledMask, "logn+softmax", r"mask=additive.*output: error"),
     ],
-)  # fmt: skip
+)
 def test_rejects_arithmetic(layer, mechanism, message):
     """Without masks and causality, which these layers do not know."""
     formula = resolve(mechanism)
-    broken = Plan("broken", Family("broken", lambda place: layer(formula, place), "", PROMISES))
+    broken = MechanismSpec(
+        "broken", Family("broken", lambda layer_spec: layer(formula, layer_spec), "", PROMISES)
+    )
     points = [p for p in COMBINED if p.causal == "no" and (p.mask == "none" or layer is ScaledMask)]
     found = findings(broken, definition_of(mechanism), tuple(points))
     assert any(re.search(message, text) for text in found), found
@@ -230,8 +249,8 @@ class DeafToEngines(Broken):
 
 
 def test_rejects_an_engine_that_is_dropped():
-    broken = Plan(
-        "broken", Family("broken", lambda place: DeafToEngines(resolve("cog"), place), "", PROMISES)
+    broken = MechanismSpec(
+        "broken", Family("broken", lambda layer_spec: DeafToEngines(resolve("cog"), layer_spec), "", PROMISES)
     )
     rows = {row.theme: row for row in check_family(broken, 0).rows}
     assert rows["engines"].finding == "FAILED: an unknown engine is refused: this does not hold"
@@ -275,8 +294,12 @@ def test_all_pairs_shows_every_pair():
 
 @pytest.mark.parametrize(
     ("text", "message"),
-    [("lenght=3", "unknown axes lenght"), ("mask=soft", "mask='soft' is not one of none"), ("dtype=float8", "is not one of float64")],
-)  # fmt: skip
+    [
+        ("lenght=3", "unknown axes lenght"),
+        ("mask=soft", "mask='soft' is not one of none"),
+        ("dtype=float8", "is not one of float64"),
+    ],
+)
 def test_bad_cases(text, message):
     with pytest.raises(ValueError, match=message):
         Point.parse(text)
@@ -284,7 +307,10 @@ def test_bad_cases(text, message):
 
 ONE_BY_ONE = "length=2 width=1 values=5 heads=4/1 batch=2 dtype=float32 inputs=opposite keys mask=dead rows"
 PIECES = "length=129 width=1 heads=4/2 batch=2 dtype=float64 inputs=zero rows mask=rows"
-OPPOSITE = "length=511 keys=fewer width=128 values=40 heads=4/2 dtype=float64 inputs=opposite keys mask=right padding causal=no"
+OPPOSITE = (
+    "length=511 keys=fewer width=128 values=40 heads=4/2 dtype=float64 inputs=opposite keys"
+    " mask=right padding causal=no"
+)
 
 
 @pytest.mark.parametrize(

@@ -43,7 +43,8 @@ def test_relu2_focuses_only_if_beta_is_negative():
 
 
 def test_the_minimum_of_a_formula_is_found_inside_the_range():
-    """A plateau on a floor is even if all logits are on the plateau, or all are off it, and not in between."""
+    """A plateau on a floor is even if all logits are on the plateau, or all are off it,
+    and not in between."""
     formula = Formula("where(abs(s) < 1, 1, 0) + 0.2")
     found = theory.minimum(formula, 0.0, gamma=(0.01, 30.0))
     dense = theory.sparsity(formula, 0.0, torch.logspace(-2, math.log10(30), 3000, dtype=torch.float64))

@@ -123,7 +123,8 @@ def performer(query, count, seed, sigma):
 
 
 def test_random_features_fall_towards_softmax():
-    """S comes down as features are added and stops at softmax's: slowly, and in reach for small queries only."""
+    """S comes down as features are added and stops at softmax's: slowly,
+    and in reach for small queries only."""
     query = torch.tensor([3.0, 0.0], dtype=torch.float64)
     limit = float(theory.sparsity("softmax", 0.0, 3.0 * 0.5))
     means = torch.tensor(

@@ -204,11 +204,32 @@ def test_gauss_legendre_integrates_polynomials():
 
 
 FUNCTIONS = [
-    "exp(s)", "log(abs(s))", "sqrt(abs(s))", "abs(s)", "sign(s)", "tanh(s)", "sigmoid(s)", "relu(s)", "erf(s)",
-    "max(s, 1)", "min(s, -1)", "where(s >= 0.5, s, -3)", "where(s < 0.5, s, 7)", "where(s <= 0.5, 2, s)",
-    "where(s == 0.5, 2, s)", "where(s != 0.5, 2, s)", "s**3", "s**-2", "abs(s)**0.5", "-s", "s/3", "(s - 1)/(s + 7)",
-    "2**s", "exp(s) - exp(-s)", "s*s - s",
-]  # fmt: skip
+    "exp(s)",
+    "log(abs(s))",
+    "sqrt(abs(s))",
+    "abs(s)",
+    "sign(s)",
+    "tanh(s)",
+    "sigmoid(s)",
+    "relu(s)",
+    "erf(s)",
+    "max(s, 1)",
+    "min(s, -1)",
+    "where(s >= 0.5, s, -3)",
+    "where(s < 0.5, s, 7)",
+    "where(s <= 0.5, 2, s)",
+    "where(s == 0.5, 2, s)",
+    "where(s != 0.5, 2, s)",
+    "s**3",
+    "s**-2",
+    "abs(s)**0.5",
+    "-s",
+    "s/3",
+    "(s - 1)/(s + 7)",
+    "2**s",
+    "exp(s) - exp(-s)",
+    "s*s - s",
+]
 
 
 @pytest.mark.parametrize("text", FUNCTIONS)

@@ -1,4 +1,5 @@
-"""Particles sample what they should: the published facts about SVGD and SPOS, on distributions that are known exactly."""
+"""Particles sample what they should: the published facts about SVGD and SPOS,
+on distributions that are known exactly."""
 
 import math
 
@@ -59,7 +60,8 @@ def test_the_fixed_point_of_svgd_on_a_gaussian_has_its_mean_and_spread(one_threa
 
 
 def test_spos_keeps_the_spread_where_svgd_collapses(one_thread):
-    """A standard normal in 50 dimensions with 20 particles: SVGD's variance is known to collapse with the dimension."""
+    """A standard normal in 50 dimensions with 20 particles: SVGD's variance is known to collapse with the
+    dimension."""
     torch.manual_seed(0)
     found = {}
     for kind, step in (("svgd", 0.3), ("spos", 0.05)):

@@ -73,7 +73,8 @@ def test_distances_are_float32_in_a_model_of_bfloat16():
 
 @pytest.mark.parametrize("kind", ["svgd", "spos", "repel"])
 def test_equal_heads_separate(kind):
-    """Queries and keys of all heads alike: repulsion pulls them apart, plain training of the same length hardly does."""
+    """Queries and keys of all heads alike: repulsion pulls them apart,
+    plain training of the same length hardly does."""
     apart = {}
     for repelled in (False, True):
         model = llama(key_heads=4)

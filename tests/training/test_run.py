@@ -139,7 +139,8 @@ def test_a_stopped_run_ends_with_the_same_weights(tmp_path, uninterrupted, signa
 
 
 def test_a_run_with_noise_of_its_own_resumes_too(tmp_path, signal_at):
-    """SPOS draws from torch's generator, whose state is in the checkpoint; the gate of the mechanism is learned."""
+    """SPOS draws from torch's generator, whose state is in the checkpoint;
+    the gate of the mechanism is learned."""
     spec = Spec(**TINY | {"heads": 4}, mechanism="gated+cog", repulse="spos")
     run(spec, tmp_path / "whole")
     signal_at(9, signal.SIGINT)
@@ -224,8 +225,8 @@ def test_what_cannot_be_built_leaves_no_folder_behind(tmp_path):
 
 def test_two_processes_do_not_train_in_one_folder(tmp_path):
     with (
-        claimed(tmp_path / "run", Spec(**TINY).filled()),
-        pytest.raises(ValueError, match="another process is training in"),
+        claimed(tmp_path / "run", Spec(**TINY).filled().to_dict(), "train"),
+        pytest.raises(ValueError, match="another process works in"),
     ):
         run(Spec(**TINY), tmp_path / "run")
     assert run(Spec(**TINY), tmp_path / "run").steps == 20

@@ -1,4 +1,5 @@
-"""Who computes it: PyTorch's fused softmax, the engines of unsoft, and peers that a user might take instead."""
+"""Who computes it: PyTorch's fused softmax, the engines of unsoft,
+and peers that a user might take instead."""
 
 from __future__ import annotations
 

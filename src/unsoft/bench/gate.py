@@ -16,9 +16,11 @@ LIMITS = {"float32": 1e-4, "bfloat16": 2e-2}
 
 
 def error_of(contender: Contender, workload: Workload, inputs: Inputs) -> float:
-    """The largest relative RMS error of the output and gradients, for the first head of the first batch entry.
+    """The largest relative RMS error of the output and gradients,
+    for the first head of the first batch entry.
 
-    One head is the whole story, since heads never mix, and keeps the float64 reference affordable at any length.
+    One head is the whole story, since heads never mix, and keeps the float64 reference affordable at any
+    length.
     """
     results = contender.compute(workload, inputs)
     references = _reference(contender.mechanism, replace(workload, group="", mode="training"))

@@ -1,4 +1,5 @@
-"""What one would use without unsoft: dense PyTorch, x-transformers' signed attention, compiled FlexAttention."""
+"""What one would use without unsoft: dense PyTorch, x-transformers' signed attention,
+compiled FlexAttention."""
 
 from __future__ import annotations
 
@@ -13,7 +14,7 @@ from unsoft.bench.contender import Contender
 
 
 def dense_pytorch() -> Contender:
-    """Softmax attention as it stands in every textbook."""
+    """Softmax attention as textbooks write it."""
     return Contender("dense PyTorch", "softmax", _dense)
 
 

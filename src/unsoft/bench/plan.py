@@ -170,7 +170,8 @@ def _title(workload: Workload) -> str:
 
 
 def _compile_all(mechanisms: list[str]) -> list[Result]:
-    """Compiles the formulas side by side, and makes sure that nothing else will run under the name of native."""
+    """Compiles the formulas side by side, and makes sure that nothing else will run under the name of
+    native."""
 
     def compile_one(name: str) -> None:
         if not availability.ready(resolve(name).key, double=False):

@@ -1,4 +1,5 @@
-"""Runs a measurement in a fresh process, which is the only place where start-up and peak memory can be seen."""
+"""Runs a measurement in a fresh process, which is the only place where start-up and peak memory can be
+seen."""
 
 from __future__ import annotations
 

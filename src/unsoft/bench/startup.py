@@ -1,4 +1,7 @@
-"""What the first call costs: importing the library, compiling a formula, finding it compiled. All in fresh processes."""
+"""What the first call costs: importing the library, compiling a formula, finding it compiled.
+
+All in fresh processes.
+"""
 
 from __future__ import annotations
 
@@ -51,7 +54,8 @@ def measure_import(runs: int) -> list[Startup]:
 
 
 def measure_compile(runs: int) -> list[Startup]:
-    """What the first native call of a process costs, with nothing compiled yet and with everything compiled."""
+    """What the first native call of a process costs, with nothing compiled yet and with everything
+    compiled."""
     with tempfile.TemporaryDirectory(prefix="unsoft-bench-") as directory:
         cold = run_probe("-c", _FIRST_CALL, UNSOFT_CACHE_DIR=directory)["added"]
         warm = [run_probe("-c", _FIRST_CALL, UNSOFT_CACHE_DIR=directory)["added"] for _ in range(runs)]

@@ -36,7 +36,10 @@ def workload(position: int) -> Workload:
 
 @torch.no_grad()
 def measure_step(name: str, position: int, *, rounds: int = 5, seconds: float = 0.0) -> list[Timing]:
-    """The baseline's timing and the mechanism's. Every sample starts from the same cache, which grows by a few tokens only."""
+    """The baseline's timing and the mechanism's.
+
+    Every sample starts from the same cache, which grows by a few tokens only.
+    """
     work = workload(position)
     module = mechanism(name, heads=work.heads, head_dim=work.width)
     tokens = position + 1 + _CALLS

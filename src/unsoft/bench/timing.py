@@ -1,4 +1,7 @@
-"""How long does it take? Contenders run in turn, so that a change in the machine's mood hits all of them alike."""
+"""How long does it take?
+
+Contenders run in turn, so that a change in the machine's speed affects all of them equally.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,8 @@ _MOST_CALLS, _MOST_ROUNDS = 200, 60
 
 @dataclass(frozen=True)
 class Timing:
-    """The fastest of ``rounds`` samples of one contender, and the ratio to the baseline of the same interleaved run.
+    """The fastest of ``rounds`` samples of one contender, and the ratio to the baseline of the same
+    interleaved run.
 
     A contender whose result is wrong (``error`` above the gate) has neither.
     """
@@ -71,8 +75,8 @@ def interleaved(
 ) -> dict[Any, list[float]]:
     """Samples of the seconds each function takes: ``rounds`` of them, or more until ``seconds`` have passed.
 
-    In every round each function is sampled once. Every other round goes backwards, so that nobody always runs after
-    the same neighbour.
+    In every round each function is sampled once. Every other round goes backwards,
+    so that none always runs after the same one.
     """
 
     def sample(function: Callable[[], object], calls: int) -> float:

@@ -14,7 +14,8 @@ MODES = ("forward", "training")
 
 @dataclass(frozen=True)
 class Workload:
-    """One attention problem. ``group`` names the set of measurements it belongs to; "training" = forward + backward.
+    """One attention problem. ``group`` names the set of measurements it belongs to;
+    "training" = forward + backward.
 
     >>> Workload("main", queries=512, keys=512, is_causal=True).label
     '512 causal'
@@ -41,7 +42,8 @@ class Workload:
         return f"{size} causal" if self.is_causal else size
 
     def inputs(self) -> Inputs:
-        """Normally distributed q, k, v and output gradient, the same in every run; logits have about unit size."""
+        """Normally distributed q, k, v and output gradient, the same in every run;
+        logits have about unit size."""
         generator = torch.Generator().manual_seed(SEED)
         lengths = (self.queries, self.keys, self.keys, self.queries)
         q, k, v, grad_out = (

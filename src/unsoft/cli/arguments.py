@@ -84,6 +84,19 @@ def check_drawing() -> None:
         ) from None
 
 
+def read_text(path: Path, option: str) -> str:
+    """The text of a file that ``option`` names: UTF-8, and not empty."""
+    try:
+        found = path.read_text(encoding="utf-8")
+    except UnicodeDecodeError:
+        raise typer.BadParameter(f"{path} is not text in UTF-8", param_hint=option) from None
+    except OSError as problem:
+        raise typer.BadParameter(f"{path} cannot be read: {problem.strerror}", param_hint=option) from None
+    if not found.strip():
+        raise typer.BadParameter(f"{path} is empty", param_hint=option)
+    return found
+
+
 def read_formula(text: str) -> Formula:
     """Reads "weight=...;mass=...;peak=..." (also norm, offset_mass, name); other names are parameters.
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import re
 
 from unsoft.formula import Formula
 from unsoft.mechanisms import mechanisms
 from unsoft.mechanisms.core.registry import modifiers
-from unsoft.mechanisms.core.spec import Plan
+from unsoft.mechanisms.core.spec import MechanismSpec
 
 _HEAD = """# Mechanisms
 
@@ -58,11 +59,11 @@ def _section(label: str, name: str, formula: Formula) -> str:
     return "\n\n".join(body) + "\n"
 
 
-def _family_section(label: str, plan: Plan) -> str:
+def _family_section(label: str, spec: MechanismSpec) -> str:
     """What the docstring of its file says; files with several families are shown under each of them."""
-    if plan.family is None:
+    if spec.family is None:
         raise TypeError(f"{label} is a formula with something around it, and has no page of its own")
-    module = importlib.import_module(plan.family.build.__module__)
+    module = importlib.import_module(spec.family.build.__module__)
     text = inspect.cleandoc(module.__doc__ or "").partition("\n>>>")[0].replace("``", "`")
     return f"## {label}\n\n{text.strip()}\n"
 
@@ -77,5 +78,5 @@ def _docstring(name: str) -> list[str]:
         if paragraph.startswith(">>>"):
             shown.append(f"```pycon\n{paragraph}\n```")
         elif not paragraph.startswith("    "):
-            shown.append(paragraph.replace("\nCannot: ", "\n\nCannot: ").replace("``", "`"))
+            shown.append(re.sub(r"\s(?=Cannot: )", "\n\n", paragraph).replace("``", "`"))
     return shown

@@ -125,7 +125,7 @@ class Results:
         return [{"mechanism": label, **row} for label in self.labels for row in self.get(name, label)]
 
     def matching(self, start: str) -> list[dict[str, Any]]:
-        """The rows of all measurements about no single mechanism whose name begins so."""
+        """The rows of all measurements about no single mechanism whose name starts with this."""
         return [
             row
             for (name, of), a in self._answers.items()

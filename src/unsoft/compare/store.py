@@ -18,7 +18,7 @@ import torch
 import unsoft
 from unsoft.engines.native.compiler import cache_directory
 from unsoft.engines.native.trust import distrust, make_private_folder
-from unsoft.files import write_whole
+from unsoft.files import package_digest, write_whole
 
 _APART = ("report", "cli", "hf")
 """Rooms whose code changes no measurement. What is measured on a model names "hf" in its question besides."""
@@ -85,13 +85,8 @@ def key_of(question: Mapping[str, Any]) -> str:
 @cache
 def code_digest(room: str = "") -> str:
     """Of every file of the package that can change a number; or of one room."""
-    package, total = Path(unsoft.__file__).parent, hashlib.sha256()
-    for path in sorted(package.rglob("*")):
-        parts = path.relative_to(package).parts
-        wanted = parts[0] == room if room else parts[0] not in _APART
-        if wanted and path.suffix in (".py", ".h", ".cpp", ".txt"):
-            total.update(str(parts).encode() + path.read_bytes())
-    return total.hexdigest()
+    rooms = (lambda name: name == room) if room else (lambda name: name not in _APART)
+    return package_digest(lambda path: rooms(path.partition("/")[0]))
 
 
 def outside_digest(thing: Callable[..., object]) -> str:

@@ -17,7 +17,7 @@ from unsoft.mechanisms.core.build import mechanism
 from unsoft.mechanisms.core.module import Mechanism
 from unsoft.mechanisms.core.registry import names as names_of_all
 from unsoft.mechanisms.core.registry import resolve
-from unsoft.mechanisms.core.spec import Family, Plan
+from unsoft.mechanisms.core.spec import Family, MechanismSpec
 
 WIDTH = 64
 """Dimensions of queries and keys wherever they are drawn at random."""
@@ -31,7 +31,7 @@ class Subject:
     mechanism: str | Formula
 
     @cached_property
-    def found(self) -> Formula | Plan:
+    def found(self) -> Formula | MechanismSpec:
         return resolve(self.mechanism)
 
     @property
@@ -64,11 +64,11 @@ class Subject:
         The length is for mechanisms that are made for one, as cosformer is, unless the name says which.
         """
         made_for_a_length = self.family is not None and self.family.argument == "max_length"
-        said = isinstance(self.found, Plan) and self.found.number is not None
+        said = isinstance(self.found, MechanismSpec) and self.found.number is not None
         options = {"max_length": length} if made_for_a_length and not said else {}
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(0)
-            heads *= self.found.head_multiple if isinstance(self.found, Plan) else 1
+            heads *= self.found.head_multiple if isinstance(self.found, MechanismSpec) else 1
             return mechanism(self.mechanism, heads=heads, head_dim=width, **options)
 
     def weights(
@@ -82,7 +82,7 @@ class Subject:
         """
         module = self.module(key.shape[1], width=query.shape[-1]).to(query.dtype)
         queries = _rotations(query, module.query_heads, 7)
-        keys = _rotations(key, module.place.heads, 8)
+        keys = _rotations(key, module.layer_spec.heads, 8)
         values = torch.randn(keys.shape, generator=torch.Generator().manual_seed(9)).to(keys)
         causal: bool | str = is_causal or ("lower_right" if module.causal_only else False)
         found: Tensor = module(queries, keys, values, scale=scale, is_causal=causal, return_weights=True)[1]

@@ -1,13 +1,13 @@
 """The engines and how one is chosen.
 
-An engine is a name, a question ("do you support this call?", answered by None or by the reason why not) and a function
-from a checked call to output (:mod:`unsoft.engines.registry`). All engines of one kind give the same result; they differ in
-speed, memory and what they can do. For formulas (:mod:`unsoft.engines.pointwise`):
+An engine is a name, a question ("do you support this call?", answered by None or by the reason why not) and a
+function from a checked call to output (:mod:`unsoft.engines.registry`). All engines of one kind give the same
+result; they differ in speed, memory and what they can do. For formulas (:mod:`unsoft.engines.pointwise`):
 
-    native  C++ made from the formula, CPU     the fastest wherever a compiler is found; linear memory
-    sdpa    PyTorch's fused kernel             softmax on finite inputs without masks
-    tiled   torch operations                   any device; linear memory
-    dense   torch operations                   the specification; any derivative and transform; quadratic memory
+    native  C++ made from the formula, CPU   the fastest wherever a compiler is found; linear memory
+    sdpa    PyTorch's fused kernel           softmax on finite inputs without masks
+    tiled   torch operations                 any device; linear memory
+    dense   torch operations                 the specification; any derivative and transform; quadratic memory
 """
 
 from unsoft.engines.call import Call

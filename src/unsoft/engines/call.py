@@ -39,8 +39,8 @@ class Call:
     counts: Tensor | None = None
     """(B|1, H|1, L) visible keys of each row, at least 1, compute_dtype; given iff the formula uses ``n``."""
     positions: Tensor | None = None
-    """(B|1, L + S) the symbols i of all queries, then j of all keys, compute_dtype; given only if the formula uses them.
-    None = rows count from ``causal_offset`` and keys from 0."""
+    """(B|1, L + S) the symbols i of all queries, then j of all keys, compute_dtype; given only if the formula
+    uses them. None = rows count from ``causal_offset`` and keys from 0."""
     scale: float = 1.0
     dropout_p: float = 0.0
     seed: Tensor | None = None
@@ -72,7 +72,8 @@ TENSORS = ("q", "k", "v", "visible", "bias", "counts", "positions", "params", "s
 
 
 class Rows(NamedTuple):
-    """What a forward pass gives: the output (B, H, L, Dv), and per row the peak and the total mass (B, H, L)."""
+    """What a forward pass gives: the output (B, H, L, Dv), and per row the peak and the total mass (B, H,
+    L)."""
 
     out: Tensor
     peak: Tensor

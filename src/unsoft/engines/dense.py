@@ -48,7 +48,8 @@ def dense_attention(call: Call) -> tuple[Tensor, Tensor]:
 
 
 def weighted_values(call: Call, weights: Tensor, visible: Tensor) -> tuple[Tensor, Tensor]:
-    """Output of weights (B, H, L, S) that are 0 where not visible: dropout, values and the rules for NaN and Inf."""
+    """Output of weights (B, H, L, S) that are 0 where not visible: dropout,
+    values and the rules for NaN and Inf."""
     v = finite_part(call.v.to(call.compute_dtype))
     output = _heads_product(_dropped(weights, call), v)
     bad_rows, bad_outputs = _poison(call, visible)

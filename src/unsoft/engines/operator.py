@@ -1,9 +1,10 @@
 """Makes PyTorch operators of an engine's forward and backward functions.
 
-A fused engine is a pair of plain functions: from a :class:`Call` to its :class:`Rows`, and from a call and what came back
-(:class:`Upstream`) to :class:`Gradients`. Here they become operators of the dispatcher, with a shape rule for tracing and a
-gradient, so that autograd, ``torch.compile`` and ``torch.library.opcheck`` know them. Operators take tensors and numbers
-only, so this is also the one place where a call is taken apart and put together again.
+A fused engine is a pair of plain functions: from a :class:`Call` to its :class:`Rows`, and from a call and
+what came back (:class:`Upstream`) to :class:`Gradients`. Here they become operators of the dispatcher, with a
+shape rule for tracing and a gradient, so that autograd, ``torch.compile`` and ``torch.library.opcheck`` know
+them. Operators take tensors and numbers only, so this is also the one place where a call is taken apart and
+put together again.
 """
 
 from __future__ import annotations
@@ -24,14 +25,15 @@ _INPUTS = ", ".join(f"Tensor{'' if name in _ALWAYS else '?'} {name}" for name in
 _OPTIONS = "str formula, SymInt? causal_offset, float scale, float dropout_p"
 _FORWARD = f"({_INPUTS}, *, {_OPTIONS}) -> (Tensor, Tensor, Tensor)"
 _BACKWARD = (
-    f"(Tensor grad_out, {_INPUTS}, Tensor out, Tensor peak, Tensor total, *, {_OPTIONS}, bool need_bias, bool need_params)"
-    " -> (Tensor, Tensor, Tensor, Tensor, Tensor)"
+    f"(Tensor grad_out, {_INPUTS}, Tensor out, Tensor peak, Tensor total, *, {_OPTIONS}, bool need_bias, bool"
+    " need_params) -> (Tensor, Tensor, Tensor, Tensor, Tensor)"
 )
 _COUNT = len(TENSORS)
 
 
 def fused_operator(name: str, forward: Forward, backward: Backward) -> Callable[[Call], Tensor]:
-    """Registers ``unsoft::<name>`` and ``unsoft::<name>_backward``; returns the function that runs a call on them."""
+    """Registers ``unsoft::<name>`` and ``unsoft::<name>_backward``;
+    returns the function that runs a call on them."""
 
     def forward_flat(*tensors: Tensor | None, **options: Any) -> tuple[Tensor, ...]:
         return tuple(forward(Call.from_flat(tensors, **options)))
@@ -104,7 +106,8 @@ def _is_unobserved(call: Call) -> bool:
     return not needs_grad and all(type(x) in (Tensor, torch.nn.Parameter) for x in tensors)
 
 
-# The shape rules make no Call: while tracing, tensors hold no numbers, and a formula cannot be made without some.
+# The shape rules make no Call: while tracing, tensors hold no numbers,
+# and a formula cannot be made without some.
 def _forward_shapes(*tensors: Any, **options: Any) -> tuple[Tensor, Tensor, Tensor]:
     given = dict(zip(TENSORS, tensors, strict=True))
     q, v = given["q"], given["v"]

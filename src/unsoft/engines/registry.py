@@ -27,7 +27,10 @@ class Engine(Generic[Work, Result]):
     pays: Callable[[Work], bool] = _always
     """Would ``auto`` want it for this work, if it is the first that supports it?"""
     ready: Callable[[Work], bool] = _always
-    """Could everything it needs be prepared? If not, a warning has been given and the next engine takes over."""
+    """Could everything it needs be prepared?
+
+    If not, a warning has been given and the next engine takes over.
+    """
 
 
 class Registry(Generic[Work, Result]):

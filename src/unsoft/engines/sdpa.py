@@ -1,7 +1,8 @@
 """PyTorch's own fused kernel, for softmax where nothing can make its result differ from the specification.
 
-It has no exact rules for NaN and Inf (a masked NaN poisons rows that cannot see it, a NaN query gives zeros), so it is used
-for finite inputs only, and without masks, whose entries it may not honour for such values either.
+It has no exact rules for NaN and Inf (a masked NaN poisons rows that cannot see it, a NaN query gives zeros),
+so it is used for finite inputs only, and without masks, whose entries it may not honour for such values
+either.
 """
 
 import torch
@@ -33,6 +34,10 @@ def unsupported(call: Call) -> str | None:
 
 def run(call: Call) -> Tensor:
     return scaled_dot_product_attention(
-        call.q, call.k, call.v, is_causal=call.causal_offset is not None, scale=call.scale,
+        call.q,
+        call.k,
+        call.v,
+        is_causal=call.causal_offset is not None,
+        scale=call.scale,
         enable_gqa=call.q.shape[1] != call.k.shape[1],
-    )  # fmt: skip
+    )

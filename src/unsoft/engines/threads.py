@@ -1,8 +1,9 @@
 """How many threads there are: those of torch, but one in a forked child.
 
-The OpenMP threads of a process do not live on in a child made by ``os.fork`` (as the workers of a DataLoader are), and code
-that hands work to them waits for ever; torch's own operations do too. So compiled code runs on one thread there, and torch
-is told to do the same if unsoft had computed something before, which may have started those threads.
+The OpenMP threads of a process do not live on in a child made by ``os.fork`` (as the workers of a DataLoader
+are), and code that hands work to them waits for ever; torch's own operations do too. So compiled code runs on
+one thread there, and torch is told to do the same if unsoft had computed something before, which may have
+started those threads.
 """
 
 from __future__ import annotations

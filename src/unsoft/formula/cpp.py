@@ -1,6 +1,7 @@
 """Prints instructions as C++ on SIMD registers, for the native engine.
 
-The text relies on the functions of engines/native/kernel/simd.h and on the definitions that operations bring along.
+The text relies on the functions of engines/native/kernel/simd.h and on the definitions that operations bring
+along.
 
 >>> operation("exp", ["s"]), operation("mul", ["a", "b"]), operation("where", ["c", "a", "b"])
 ('vexp(s)', 'a * b', 'vselect(c, a, b)')

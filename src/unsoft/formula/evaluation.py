@@ -2,8 +2,8 @@
 
 The gradient is not left to autograd's view of each small operation: it is the symbolic derivative, evaluated
 in turn, so that it obeys the conventions of :mod:`unsoft.formula.derive`, saves nothing but the inputs, and
-can be differentiated again to any order, forwards (jvp), backwards and under vmap: several expressions are one
-autograd function, whose derivatives are evaluated by the same function.
+can be differentiated again to any order, forwards (jvp), backwards and under vmap: several expressions are
+one autograd function, whose derivatives are evaluated by the same function.
 
 >>> import torch
 >>> from unsoft.formula.parser import parse

@@ -69,25 +69,56 @@ class Expr:
             raise TypeError(f"the truth of {self} depends on its symbols; use make('where', condition, a, b)")
         return True
 
-    # fmt: off
-    def __add__(self, other: Operand) -> Expr: return _operate("add", self, other)
-    def __radd__(self, other: Operand) -> Expr: return _operate("add", other, self)
-    def __sub__(self, other: Operand) -> Expr: return _operate("sub", self, other)
-    def __rsub__(self, other: Operand) -> Expr: return _operate("sub", other, self)
-    def __mul__(self, other: Operand) -> Expr: return _operate("mul", self, other)
-    def __rmul__(self, other: Operand) -> Expr: return _operate("mul", other, self)
-    def __truediv__(self, other: Operand) -> Expr: return _operate("div", self, other)
-    def __rtruediv__(self, other: Operand) -> Expr: return _operate("div", other, self)
-    def __pow__(self, other: Operand) -> Expr: return _operate("pow", self, other)
-    def __rpow__(self, other: Operand) -> Expr: return _operate("pow", other, self)
-    def __lt__(self, other: Operand) -> Expr: return _operate("lt", self, other)
-    def __le__(self, other: Operand) -> Expr: return _operate("le", self, other)
-    def __gt__(self, other: Operand) -> Expr: return _operate("gt", self, other)
-    def __ge__(self, other: Operand) -> Expr: return _operate("ge", self, other)
-    def __neg__(self) -> Expr: return make("neg", self)
-    def __pos__(self) -> Expr: return self
-    def __abs__(self) -> Expr: return make("abs", self)
-    # fmt: on
+    def __add__(self, other: Operand) -> Expr:
+        return _operate("add", self, other)
+
+    def __radd__(self, other: Operand) -> Expr:
+        return _operate("add", other, self)
+
+    def __sub__(self, other: Operand) -> Expr:
+        return _operate("sub", self, other)
+
+    def __rsub__(self, other: Operand) -> Expr:
+        return _operate("sub", other, self)
+
+    def __mul__(self, other: Operand) -> Expr:
+        return _operate("mul", self, other)
+
+    def __rmul__(self, other: Operand) -> Expr:
+        return _operate("mul", other, self)
+
+    def __truediv__(self, other: Operand) -> Expr:
+        return _operate("div", self, other)
+
+    def __rtruediv__(self, other: Operand) -> Expr:
+        return _operate("div", other, self)
+
+    def __pow__(self, other: Operand) -> Expr:
+        return _operate("pow", self, other)
+
+    def __rpow__(self, other: Operand) -> Expr:
+        return _operate("pow", other, self)
+
+    def __lt__(self, other: Operand) -> Expr:
+        return _operate("lt", self, other)
+
+    def __le__(self, other: Operand) -> Expr:
+        return _operate("le", self, other)
+
+    def __gt__(self, other: Operand) -> Expr:
+        return _operate("gt", self, other)
+
+    def __ge__(self, other: Operand) -> Expr:
+        return _operate("ge", self, other)
+
+    def __neg__(self) -> Expr:
+        return make("neg", self)
+
+    def __pos__(self) -> Expr:
+        return self
+
+    def __abs__(self) -> Expr:
+        return make("abs", self)
 
 
 def number(value: int | float) -> Expr:

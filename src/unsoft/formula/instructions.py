@@ -62,7 +62,8 @@ def _integer(exponent: Expr) -> int | None:
 def run(
     instructions: Sequence[Instruction], results: Mapping[str, Operand], env: Mapping[str, Tensor]
 ) -> dict[str, Any]:
-    """Executes lowered instructions on tensors of one dtype: one torch call each, without conventions of our own for autograd.
+    """Executes lowered instructions on tensors of one dtype: one torch call each,
+    without conventions of our own for autograd.
 
     >>> import torch
     >>> from unsoft.formula.parser import parse

@@ -92,8 +92,8 @@ def check(parts: Mapping[str, Any], p: float, params: Mapping[str, float]) -> No
 def check_without_peak(weight: Expr, mass: Expr, offset: Expr | None, params: Mapping[str, float]) -> None:
     """Raises FormulaError if exponentials in the mass overflow, or vanish all at once, for want of a peak.
 
-    A row would then be NaN, or 0, where the weights are ordinary numbers. Powers of the logit are let through:
-    they stay in range as long as logits do, and no peak could help them.
+    A row would then be NaN, or 0, where the weights are ordinary numbers. Powers of the logit are let
+    through: they stay in range as long as logits do, and no peak could help them.
     """
     found = [_exponent(node) for node in postorder(weight, mass)]
     exponents = list(dict.fromkeys(x for x in found if x is not None))
@@ -111,10 +111,10 @@ def check_without_peak(weight: Expr, mass: Expr, offset: Expr | None, params: Ma
         else:
             continue
         raise FormulaError(
-            f"mass: {mass} {problem}. Subtract the row peak m in the exponents, which cancels in weight / mass:"
-            f' write exp(... - m) in weight and mass and give peak="{largest}" (multiply an offset_mass and terms'
-            " without exponential by exp(-m), with a peak that is never negative), or write a form that stays in"
-            " range"
+            f"mass: {mass} {problem}. Subtract the row peak m in the exponents, which cancels in weight /"
+            " mass: write exp(... - m) in weight and mass and give"
+            f' peak="{largest}" (multiply an offset_mass and terms without exponential by exp(-m), with a'
+            " peak that is never negative), or write a form that stays in range"
         )
 
 

@@ -16,10 +16,12 @@ from unsoft.formula.text import precedence
 if TYPE_CHECKING:
     from unsoft.formula.formula import Formula
 
-_GREEK = {
-    "alpha", "beta", "gamma", "delta", "epsilon", "zeta", "eta", "theta", "iota", "kappa", "mu", "nu", "xi", "pi",
-    "rho", "sigma", "tau", "upsilon", "phi", "chi", "psi", "omega",
-}  # fmt: skip
+_GREEK = set(
+    """
+    alpha beta gamma delta epsilon zeta eta theta iota kappa mu nu xi pi rho sigma tau upsilon phi chi psi
+    omega
+    """.split()
+)
 
 
 def latex(expr: Expr) -> str:

@@ -1,12 +1,14 @@
 """The record of one operation: everything that any engine, printer or check needs to know of it.
 
-Parser, derivatives, evaluation, C++, JavaScript, LaTeX, SymPy, the theory and the battery all read these records, so an
-operation that is added here works everywhere:
+Parser, derivatives, evaluation, C++, JavaScript, LaTeX, SymPy, the theory and the battery all read these
+records, so an operation that is added here works everywhere:
 
 >>> import math, torch
 >>> from unsoft.formula.expr import make
->>> cube = Operation(name="cube", arity=1, fold=lambda x: x**3, torch=lambda x: x**3,
-...                  slope=lambda node, a, da: 3*a**2*da, cpp="({0} * {0} * {0})", javascript="({0})**3", python="({0})**3")
+>>> cube = Operation(
+...     name="cube", arity=1, fold=lambda x: x**3, torch=lambda x: x**3, slope=lambda node, a, da: 3*a**2*da,
+...     cpp="({0} * {0} * {0})", javascript="({0})**3", python="({0})**3",
+... )
 >>> add(cube)
 >>> from unsoft.formula import derivative, parse
 >>> derivative(parse("cube(2*s)"), "s")
@@ -42,7 +44,8 @@ class Operation:
     slope: Callable[..., Expr] | None = None
     """(node, operands, slopes of the operands) -> derivative; None for comparisons, which are flat."""
     into: Callable[..., Any] | None = None
-    """``torch`` with a keyword ``out``, for an engine that allocates nothing; without it the result is copied."""
+    """``torch`` with a keyword ``out``, for an engine that allocates nothing;
+    without it the result is copied."""
     python: str | None = None
     """Torch code; default: torch.NAME(...)."""
     cpp: str | None = None
@@ -62,7 +65,8 @@ class Operation:
     sympy_name: str | None = None
     """SymPy's class that is read as this operation."""
     log_form: Callable[..., SignedLog] | None = None
-    """The value in signs and logarithms, for numbers too large or small for a float; default: it stays in range."""
+    """The value in signs and logarithms, for numbers too large or small for a float; default:
+    it stays in range."""
     error: Callable[..., Any] | None = None
     """(value, operands, their rounding errors) -> the error passed on; default: that of the slopes."""
     symbol: str | None = None

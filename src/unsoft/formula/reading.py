@@ -18,17 +18,17 @@ from unsoft.formula.substitute import substitute
 _SYMBOL_NAMES = frozenset("smnijz")
 _PARTS = frozenset({"weight", "mass", "peak", "norm", "offset_mass"})
 _CODE = frozenset({"logits", "total", "torch", "real", "Math", "NaN", "Infinity", "undefined", "arguments"})
-_CPP_AND_JAVASCRIPT = frozenset({
-    "abstract", "alignas", "alignof", "asm", "auto", "bool", "boolean", "byte", "case", "catch", "char",
-    "concept", "const", "constexpr", "constinit", "default", "delete", "debugger", "do", "double",
-    "dynamic_cast", "enum", "eval", "explicit", "export", "extends", "extern", "final", "finally", "float",
-    "friend", "function", "goto", "implements", "inline", "instanceof", "int", "interface", "let", "long",
-    "mutable", "namespace", "native", "new", "noexcept", "null", "nullptr", "operator", "package", "private",
-    "protected", "public", "register", "reinterpret_cast", "requires", "short", "signed", "sizeof", "static",
-    "static_assert", "static_cast", "struct", "super", "switch", "synchronized", "template", "this",
-    "thread_local", "throw", "throws", "transient", "true", "false", "typedef", "typeid", "typename",
-    "typeof", "union", "unsigned", "using", "var", "virtual", "void", "volatile", "wchar_t",
-})  # fmt: skip
+_CPP_AND_JAVASCRIPT = frozenset(
+    """
+    abstract alignas alignof asm auto bool boolean byte case catch char concept const constexpr constinit
+    default delete debugger do double dynamic_cast enum eval explicit export extends extern final finally
+    float friend function goto implements inline instanceof int interface let long mutable namespace
+    native new noexcept null nullptr operator package private protected public register reinterpret_cast
+    requires short signed sizeof static static_assert static_cast struct super switch synchronized
+    template this thread_local throw throws transient true false typedef typeid typename typeof union
+    unsigned using var virtual void volatile wchar_t
+    """.split()
+)
 _RESERVED = _SYMBOL_NAMES | _PARTS | _CODE | _CPP_AND_JAVASCRIPT | frozenset(keyword.kwlist)
 
 _SYMBOLS = {"weight": "smnij", "mass": "smnij", "peak": "snij", "norm": "zmni", "offset_mass": "mni"}
@@ -68,8 +68,8 @@ def read_params(params: Mapping[str, float] | None) -> dict[str, float]:
             or name in FUNCTIONS
         ):
             raise FormulaError(
-                f"params: {name!r} cannot be the name of a parameter; use letters, digits and _, starting with"
-                " a letter, and no symbol, function or keyword"
+                f"params: {name!r} cannot be the name of a parameter; use letters, digits and _, starting"
+                " with a letter, and no symbol, function or keyword"
             )
         if isinstance(default, bool) or not isinstance(default, (int, float)) or not math.isfinite(default):
             raise FormulaError(f"params: the default of {name!r} must be a finite number, not {default!r}")
@@ -92,14 +92,16 @@ def read_bias(given: str | Expr, parts: Iterable[Expr], params: Iterable[str]) -
         target = parse(_as_text("bias", given), {*"snij", *params}, argument="bias", hints=_NOT_HERE)
     except FormulaError as problem:
         raise FormulaError(
-            f"bias: expected 'logit', 'strength' or None, not {given!r}, which is no expression of s either\n{problem}"
+            f"bias: expected 'logit', 'strength' or None, not {given!r}, which is no expression of s"
+            f" either\n{problem}"
         ) from None
     if "s" not in target.symbols:
         raise FormulaError(f"bias: a mask is added to an expression of the logit s, but {target} has no s")
     for part in parts:
         if "s" in substitute(part, target, number(0)).symbols:
             raise FormulaError(
-                f"bias: masks are added to {target}, so every s must stand inside it; there is another in {part}"
+                f"bias: masks are added to {target}, so every s must stand inside it; there is another in"
+                f" {part}"
             )
     return target
 

@@ -1,7 +1,7 @@
 """Numbers far too large or small for a float, as sign and logarithm beside the plain value.
 
-The logarithm takes over only where the plain value has left the range of float64. The theory integrates with these: its
-moments of exp(s) reach exp(1800).
+The logarithm takes over only where the plain value has left the range of float64. The theory integrates with
+these: its moments of exp(s) reach exp(1800).
 
 >>> total = plus(exponential(of_plain(torch.tensor(1000.0))), of_plain(torch.tensor(-1.0)))
 >>> total.log

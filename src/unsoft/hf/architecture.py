@@ -18,7 +18,7 @@ from typing import Any
 from torch import nn
 from transformers import PreTrainedModel
 
-from unsoft.mechanisms.core.module import Place
+from unsoft.mechanisms.core.spec import LayerSpec
 
 REFUSED = {
     "s_aux": "has attention sinks: a learned logit in the normaliser",
@@ -33,11 +33,11 @@ _WIDTH = ("qk_head_dim", "head_dim", "attention_head_size", "head_size")
 
 @dataclass(frozen=True)
 class Found:
-    """An attention module, its name in the model, and its place."""
+    """An attention module, its name in the model, and its sizes."""
 
     name: str
     module: nn.Module
-    place: Place
+    layer_spec: LayerSpec
     causal: bool | None
     """Does it look back only? None: its model says so in every call."""
 
@@ -59,7 +59,7 @@ def attention_modules(model: PreTrainedModel) -> list[Found]:
             )
     places = _positions([name for name, _ in named])
     return [
-        Found(name, module, _place(module, layer, layers), _causal(model, name))
+        Found(name, module, _layer_spec(module, layer, layers), _causal(model, name))
         for (name, module), (layer, layers) in zip(named, places, strict=True)
     ]
 
@@ -130,11 +130,11 @@ def _positions(names: list[str]) -> list[tuple[int, int]]:
     return [(stacks[stack].index(block), len(stacks[stack])) for stack, block in split]
 
 
-def _place(module: nn.Module, layer: int, layers: int) -> Place:
+def _layer_spec(module: nn.Module, layer: int, layers: int) -> LayerSpec:
     heads = _size(module, _HEADS, "heads")
     width = _size(module, _WIDTH, "the width of a head")
     value = getattr(module, "v_head_dim", None)
-    return Place(heads, width, value if isinstance(value, int) else None, None, layer, layers)
+    return LayerSpec(heads, width, value if isinstance(value, int) else None, None, layer, layers)
 
 
 def _size(module: nn.Module, names: tuple[str, ...], what: str) -> int:

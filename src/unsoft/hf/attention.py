@@ -33,7 +33,7 @@ class Swapped(nn.Module):
     ) -> None:
         super().__init__()
         self.mechanism, self.label, self.softcap, self.causal = mechanism, label, softcap, bool(causal)
-        place, kept = mechanism.place, mechanism.new_cache(1)
+        layer_spec, kept = mechanism.layer_spec, mechanism.new_cache(1)
         self.stateful = not isinstance(kept, KeyValueCache)
         self.uses_positions = mechanism.uses_positions
         self.gates_keys = any(part.needs_all_keys for part in mechanism.parts)
@@ -41,9 +41,9 @@ class Swapped(nn.Module):
         # A window is a mask for each row, which a state of fixed size cannot honour.
         self.decodes_with_state = self.stateful and (keeps_keys or not windowed)
         self.causal_only = mechanism.causal_only
-        more = mechanism.query_heads // place.heads - 1
+        more = mechanism.query_heads // layer_spec.heads - 1
         self.wants_more_queries = more > 0
-        identity = torch.eye(place.head_dim).expand(place.heads, more, -1, -1)
+        identity = torch.eye(layer_spec.head_dim).expand(layer_spec.heads, more, -1, -1)
         self.more_queries = nn.Parameter(identity.clone()) if more else None
         self.register_buffer("swapped", torch.tensor(1))
 

@@ -99,8 +99,9 @@ def _load_gguf(packaged: Packaged) -> tuple[PreTrainedModel, PreTrainedTokenizer
     with quiet():
         model = getattr(transformers, packaged.architecture).from_pretrained(where, gguf_file=file)
         tokenizer = transformers.AutoTokenizer.from_pretrained(where, gguf_file=file)
-    # The weights are plain float32 now; what is left of the quantiser would only forbid to save them.
-    model.hf_quantizer = None
+    # The weights are plain float32 now; what is left of the quantiser would only forbid to save and to train
+    # them.
+    model.hf_quantizer, model.is_quantized = None, False
     del model.config.quantization_config
     return model, tokenizer
 

@@ -10,8 +10,10 @@ from typing import Any
 
 from unsoft.formula import Formula
 from unsoft.mechanisms.core.build import mechanism as build_mechanism
-from unsoft.mechanisms.core.module import Mechanism, Place
-from unsoft.mechanisms.core.registry import foreign_homes, names
+from unsoft.mechanisms.core.module import Mechanism
+from unsoft.mechanisms.core.plugins import foreign_homes
+from unsoft.mechanisms.core.registry import names
+from unsoft.mechanisms.core.spec import LayerSpec
 
 STARTS = ("open", "paper")
 KEPT = "softmax"
@@ -71,16 +73,16 @@ class Recipe:
             return KEPT
         return self.mechanism
 
-    def build(self, place: Place) -> Mechanism:
-        """The mechanism at its place. Options are for what was named; kept layers have none."""
-        what = self.mechanism_of(place.layer, place.layers or 1)
+    def build(self, layer_spec: LayerSpec) -> Mechanism:
+        """The mechanism of a layer. Options are for what was named; kept layers have none."""
+        what = self.mechanism_of(layer_spec.layer, layer_spec.layers or 1)
         return build_mechanism(
             what,
-            heads=place.heads,
-            head_dim=place.head_dim,
-            value_dim=place.value_dim,
-            layer=place.layer,
-            layers=place.layers,
+            heads=layer_spec.heads,
+            head_dim=layer_spec.head_dim,
+            value_dim=layer_spec.value_dim,
+            layer=layer_spec.layer,
+            layers=layer_spec.layers,
             **({} if what == KEPT else self.options),
         )
 

@@ -144,8 +144,8 @@ def _ordinary_tensors() -> Iterator[None]:
 
 
 def _swapped(found: Found, recipe: Recipe) -> Swapped:
-    mechanism = recipe.build(found.place)
-    label = str(recipe.mechanism_of(found.place.layer, found.place.layers or 1))
+    mechanism = recipe.build(found.layer_spec)
+    label = str(recipe.mechanism_of(found.layer_spec.layer, found.layer_spec.layers or 1))
     _check_direction(mechanism, label, found)
     _check_pairs(mechanism, label, getattr(found.module.config, "num_key_value_heads", None))
     if recipe.init == "open":  # where each part does least; docs/hf.md lists how little

@@ -21,7 +21,7 @@ def effective_count(
     """The magnitude of each set of points (..., n, d): between 1 and n if eps is small, additive over sets
     that are far apart.
 
-    >>> effective_count(torch.tensor([[0.0], [0.0], [50.0]]), eps=1e-6)             # a pair of clones and one alone
+    >>> effective_count(torch.tensor([[0.0], [0.0], [50.0]]), eps=1e-6)  # a pair of clones and one alone
     tensor(2.0000)
     """
     return weighting(points, t, eps, solver, mask=mask).magnitude
@@ -56,7 +56,8 @@ def shares(weights: Tensor, labels: Tensor, groups: int | None = None) -> Tensor
     if labels.shape != weights.shape:
         if labels.dim() > weights.dim() or labels.shape[-1:] != weights.shape[-1:]:
             raise ValueError(
-                f"shares: argument 'labels' has shape {tuple(labels.shape)}; it must broadcast to the weights, {tuple(weights.shape)}"
+                f"shares: argument 'labels' has shape {tuple(labels.shape)}; it must broadcast to the"
+                f" weights, {tuple(weights.shape)}"
             )
         labels = labels.expand(weights.shape)
     count = int(labels.max()) + 1 if groups is None and labels.numel() else groups or 0

@@ -45,7 +45,8 @@ def checked_points(points: Tensor, t: float | Tensor, mask: Tensor | None, where
         )
     if points.dim() < 2 or points.shape[-1] == 0:
         raise ValueError(
-            f"{where}: argument 'points' has shape {tuple(points.shape)}; expected (..., n, d) with d of at least 1"
+            f"{where}: argument 'points' has shape {tuple(points.shape)}; expected (..., n, d) with d of at"
+            " least 1"
         )
     *leading, n, d = points.shape
     x = points.to(torch.float64 if points.dtype == torch.float64 else torch.float32)
@@ -83,7 +84,8 @@ def _checked_mask(mask: Tensor | None, shape: torch.Size, where: str) -> Tensor 
         return mask.expand(shape[:-1])
     except RuntimeError:
         raise ValueError(
-            f"{where}: argument 'mask' has shape {tuple(mask.shape)}; it must broadcast to {tuple(shape[:-1])}, the points without d"
+            f"{where}: argument 'mask' has shape {tuple(mask.shape)}; it must broadcast to"
+            f" {tuple(shape[:-1])}, the points without d"
         ) from None
 
 
@@ -101,5 +103,6 @@ def _checked_scale(t: float | Tensor, x: Tensor, leading: list[int], where: str)
         return factor.expand(leading)[..., None, None]
     except RuntimeError:
         raise ValueError(
-            f"{where}: argument 't' has shape {tuple(factor.shape)}; it must broadcast to the batch of points, {tuple(leading)}"
+            f"{where}: argument 't' has shape {tuple(factor.shape)}; it must broadcast to the batch of"
+            f" points, {tuple(leading)}"
         ) from None

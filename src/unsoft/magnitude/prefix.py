@@ -16,12 +16,11 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from unsoft.engines.native.gaussian_arrival import ArrivalFactors
+from unsoft.engines.gaussian import kernels_for
 from unsoft.magnitude.autograd import apply
 from unsoft.magnitude.gaussian.factor import check_done, inverse_factor
 from unsoft.magnitude.gaussian.matrix import matrix, working_dtype
-from unsoft.magnitude.gaussian.similarity import gaussian, is_native, pull
-from unsoft.magnitude.gaussian.system import System
+from unsoft.magnitude.gaussian.similarity import gaussian, pull
 from unsoft.magnitude.points import checked_eps, checked_points
 from unsoft.magnitude.untraced import untraced
 
@@ -88,23 +87,20 @@ class _Factors:
 
 
 class _Arrival(torch.autograd.Function):
-    """As many systems at a time as there are threads; the factor of each is kept for the gradient."""
+    """The factors of all systems are kept for the gradient."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, present: Tensor | None, b: Tensor, eps: float) -> Tensor:
-        ctx.factors = []
-        for group, (ones,) in System(x, present, eps).groups(b):
-            factors = (ArrivalFactors if is_native(x) else _Factors)(group.x, group.present, ones, eps)
-            check_done(factors.done, group.x)
-            ctx.factors.append(factors)
-        return torch.cat([factors.weights for factors in ctx.factors])
+        kernels = kernels_for(x)
+        ctx.factors = (_Factors if kernels is None else kernels.arrival)(x, present, b, eps)
+        check_done(ctx.factors.done, x)
+        weights: Tensor = ctx.factors.weights
+        return weights
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        slopes = grad.split([len(factors.weights) for factors in ctx.factors])
-        gradients = [factors.gradient(slope) for factors, slope in zip(ctx.factors, slopes, strict=True)]
-        return torch.cat(gradients), None, None, None
+        return ctx.factors.gradient(grad), None, None, None
 
 
 @untraced

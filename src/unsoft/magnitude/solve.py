@@ -117,7 +117,8 @@ def weighting(
     )
     if throw and not found.status.ok:
         raise SolverError(
-            f"weighting: residual {residual:.1e} after {found.iterations} steps of {result.solver}; {found.status}"
+            f"weighting: residual {residual:.1e} after {found.iterations} steps of {result.solver};"
+            f" {found.status}"
         )
     return result
 
@@ -134,7 +135,7 @@ def _chosen(system: System, tolerance: float) -> tuple[str, str]:
             return "lowrank", f"{RANK} points explain all {n}"
         if left < 0.5:
             return "pcg", f"{RANK} points explain {1 - left:.0%} of {n}"
-    return "cg", f"{n} points, hardly any of them alike"
+    return "cg", f"{n} points, hardly any of them similar"
 
 
 @implicit

@@ -7,6 +7,7 @@ Expr('sign(s)*exp(abs(s) - m)')
 """
 
 from unsoft.mechanisms.core.catalogue import formulas, mechanisms
-from unsoft.mechanisms.core.registry import register, resolve, unregister
+from unsoft.mechanisms.core.plugins import register, unregister
+from unsoft.mechanisms.core.registry import resolve
 
 __all__ = ["formulas", "mechanisms", "register", "resolve", "unregister"]

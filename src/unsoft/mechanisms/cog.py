@@ -45,7 +45,8 @@ builtin(
     "cog",
     COG,
     definition=definition,
-    # |sign(s) exp|s|| is the mass: absolute sum 1; the signs are free; the weight jumps from -1/Z to 1/Z at 0.
+    # |sign(s) exp|s|| is the mass: absolute sum 1; the signs are free;
+    # the weight jumps from -1/Z to 1/Z at 0.
     promises=Properties(
         signed=True, row_sum="in [-1, 1]", l1="1", sparse=False, needs_length=False, continuous=False
     ),

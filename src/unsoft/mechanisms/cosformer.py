@@ -2,26 +2,28 @@
 
     a_ij  proportional to  relu(q_i) . relu(k_j) cos(pi/2 (i - j) / M)
 
-Paper: Qin et al., cosFormer: Rethinking Softmax in Attention, arXiv 2202.08791 (ICLR 2022). It argues for non-negative
-weights: the counter-view to signed attention.
+Paper: Qin et al., cosFormer: Rethinking Softmax in Attention, arXiv 2202.08791 (ICLR 2022). It argues for
+non-negative weights: the counter-view to signed attention.
 
-Can: concentrate locally at linear cost; weights are non-negative and sum to 1. Cannot: tell distances apart beyond M.
+Can: concentrate locally at linear cost; weights are non-negative and sum to 1. Cannot:
+tell distances apart beyond M.
 
-M is fixed (``max_length``, in brackets by name: "cosformer(2048)"), not the length of the input as in the authors' code, where one
-and the same prefix gives different outputs as the sequence grows. The cosine matters for sequences of about M: at L = M it moves 20 %
-of the weight of the last row, at L = M/2 4 %, at L = M/8 0.2 %, and a much larger M makes this linear-relu. Give the length that you
-work with; the default is 256.
+M is fixed (``max_length``, in brackets by name: "cosformer(2048)"), not the length of the input as in the
+authors' code, where one and the same prefix gives different outputs as the sequence grows. The cosine matters
+for sequences of about M: at L = M it moves 20 % of the weight of the last row, at L = M/2 4 %, at L = M/8 0.2
+%, and a much larger M makes this linear-relu. Give the length that you work with; the default is 256.
 
-Beyond M (the paper has nothing to say there, and the cosine would turn negative) positions run back and forth between 0 and M:
-position p stands at M - |p mod 2M - M|. Nothing changes up to M, no weight turns negative, decoding never stops, a row still sees
-only the past, and neighbours stay neighbours; but a key 2M back looks as near as the last one.
+Beyond M (the paper has nothing to say there, and the cosine would turn negative) positions run back and forth
+between 0 and M: position p stands at M - |p mod 2M - M|. Nothing changes up to M, no weight turns negative,
+decoding never stops, a row still sees only the past, and neighbours stay neighbours; but a key 2M back looks
+as near as the last one.
 
-A row whose features all vanish outputs exact zeros (the authors divide by 1e-6 instead). As published: no 1/sqrt(d); ``scale=`` has
-no effect, it would cancel.
+A row whose features all vanish outputs exact zeros (the authors divide by 1e-6 instead). As published: no
+1/sqrt(d); ``scale=`` has no effect, it would cancel.
 
 >>> import torch
->>> from unsoft.mechanisms.core.module import Place
->>> layer = Cosformer(Place(heads=2, head_dim=4), max_length=16)
+>>> from unsoft.mechanisms.core.spec import LayerSpec
+>>> layer = Cosformer(LayerSpec(heads=2, head_dim=4), max_length=16)
 >>> q, k, v = (torch.rand(1, 2, 6, 4) for _ in range(3))
 >>> _, weights = layer(q, k, v, is_causal=True, return_weights=True)
 >>> torch.allclose(weights.sum(-1), torch.ones(1, 2, 6)), bool((weights >= 0).all())
@@ -37,8 +39,8 @@ from torch import Tensor
 from unsoft.formula.analysis import Properties
 from unsoft.mechanisms.core.definition import WrittenCall, over_sum
 from unsoft.mechanisms.core.linear import Linear
-from unsoft.mechanisms.core.module import Place
 from unsoft.mechanisms.core.registry import family
+from unsoft.mechanisms.core.spec import LayerSpec
 
 
 class Cosformer(Linear):
@@ -46,12 +48,12 @@ class Cosformer(Linear):
 
     uses_positions = turns = True
 
-    def __init__(self, place: Place, max_length: int = 256) -> None:
+    def __init__(self, layer_spec: LayerSpec, max_length: int = 256) -> None:
         if isinstance(max_length, bool) or not isinstance(max_length, int) or max_length < 1:
             raise ValueError(
                 f"cosformer: argument 'max_length' must be a whole number from 1 on, not {max_length!r}"
             )
-        super().__init__(place, torch.relu, compiled_map="cosine")
+        super().__init__(layer_spec, torch.relu, compiled_map="cosine")
         self.max_length = self.position_limit = max_length
 
     def features(self, q: Tensor, k: Tensor, first_query: int, first_key: int) -> tuple[Tensor, Tensor]:
@@ -62,7 +64,8 @@ class Cosformer(Linear):
         return self.turned(q, queries), self.turned(k, keys)
 
     def turned(self, x: Tensor, positions: Tensor) -> Tensor:
-        """[relu(x) cos, relu(x) sin] of the position: dot products of two such features hold the cosine of the difference."""
+        """[relu(x) cos, relu(x) sin] of the position: dot products of two such features hold the cosine of
+        the difference."""
         limit, x = self.max_length, x.relu()
         folded = limit - (positions % (2 * limit) - limit).abs()
         angle = folded.to(x.dtype)[:, None, :, None] * (math.pi / 2 / limit)
@@ -70,7 +73,8 @@ class Cosformer(Linear):
 
 
 def definition(call: WrittenCall, layer: Any) -> Tensor:
-    """relu(q) . relu(k) cos(pi/2 (i - j) / M), over its sum (Qin et al. 2022); beyond M positions go back and forth."""
+    """relu(q) . relu(k) cos(pi/2 (i - j) / M), over its sum (Qin et al. 2022);
+    beyond M positions go back and forth."""
     period = 2 * layer.max_length
     rows, keys = (torch.minimum(p % period, period - p % period) for p in (call.rows, call.keys))
     near = torch.cos(math.pi / 2 * (rows[:, None] - keys) / layer.max_length)
@@ -78,8 +82,11 @@ def definition(call: WrittenCall, layer: Any) -> Tensor:
 
 
 family(
-    "cosformer", Cosformer, summary="linear attention, rectified features, near keys preferred by a cosine",
-    paper="Qin et al. 2022, arXiv 2202.08791", argument="max_length",
+    "cosformer",
+    Cosformer,
+    summary="linear attention, rectified features, near keys preferred by a cosine",
+    paper="Qin et al. 2022, arXiv 2202.08791",
+    argument="max_length",
     properties=Properties(False, "1", "1", True, False, True),
     definition=definition,
-)  # fmt: skip
+)

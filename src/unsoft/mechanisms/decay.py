@@ -2,14 +2,17 @@
 
     a_ij = d^(i-j)          j <= i, not normalised
 
-The linear RNN of Su 2023; paper: Orvieto et al., Resurrecting Recurrent Neural Networks (LRU), arXiv 2303.06349.
+The linear RNN of Su 2023; paper: Orvieto et al., Resurrecting Recurrent Neural Networks (LRU),
+arXiv 2303.06349.
 
-Can: focus without limit: the sparsity measure S goes to 0 with the length; constant cost per token. Cannot: look at content, or far.
-It looks back only. d is one number per head in (0, 1), as in retention, or ``learnable``.
+Can: focus without limit: the sparsity measure S goes to 0 with the length; constant cost per token. Cannot:
+look at content, or far. It looks back only. d is one number per head in (0, 1), as in retention, or
+``learnable``.
 
 >>> import torch
->>> from unsoft.mechanisms.core.module import Place
->>> _, weights = Decay(Place(1, 4), start=0.5)(*(torch.randn(1, 1, 3, 4) for _ in range(3)), is_causal=True, return_weights=True)
+>>> from unsoft.mechanisms.core.spec import LayerSpec
+>>> q, k, v = (torch.randn(1, 1, 3, 4) for _ in range(3))
+>>> _, weights = Decay(LayerSpec(1, 4), start=0.5)(q, k, v, is_causal=True, return_weights=True)
 >>> weights[0, 0]
 tensor([[1.0000, 0.0000, 0.0000],
         [0.5000, 1.0000, 0.0000],
@@ -25,16 +28,16 @@ from torch import Tensor
 
 from unsoft.formula.analysis import Properties
 from unsoft.mechanisms.core.definition import WrittenCall
-from unsoft.mechanisms.core.module import Place
 from unsoft.mechanisms.core.registry import family
+from unsoft.mechanisms.core.spec import LayerSpec
 from unsoft.mechanisms.retention import Retention, fading
 
 
 class Decay(Retention):
     """Retention without content: every key has the feature 1."""
 
-    def __init__(self, place: Place, start: float | None = None, *, learnable: bool = False) -> None:
-        super().__init__(place, start, learnable=learnable)
+    def __init__(self, layer_spec: LayerSpec, start: float | None = None, *, learnable: bool = False) -> None:
+        super().__init__(layer_spec, start, learnable=learnable)
         self.compiled_map = None  # compiled code would multiply queries and keys
 
     def features(self, q: Tensor, k: Tensor, first_query: int, first_key: int) -> tuple[Tensor, Tensor]:
@@ -47,7 +50,11 @@ def definition(call: WrittenCall, layer: Any) -> Tensor:
 
 
 family(
-    "decay", Decay, summary="weights that fade with distance, whatever the content", argument="start",
-    paper="Orvieto et al. 2023, arXiv 2303.06349", properties=Properties(False, "free", "free", False, False, True),
+    "decay",
+    Decay,
+    summary="weights that fade with distance, whatever the content",
+    argument="start",
+    paper="Orvieto et al. 2023, arXiv 2303.06349",
+    properties=Properties(False, "free", "free", False, False, True),
     definition=definition,
-)  # fmt: skip
+)

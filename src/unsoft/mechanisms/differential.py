@@ -1,23 +1,25 @@
-"""differential: the difference of two softmax maps with their own keys, normalised per head (Differential Transformer, v1).
+"""differential: the difference of two softmax maps with their own keys,
+normalised per head (Differential Transformer, v1).
 
     A = softmax(q1 k1) - l softmax(q2 k2)          out = (1 - l0) RMSNorm(A v)
     l = exp(a1 . b1) - exp(a2 . b2) + l0           l0 = 0.8 - 0.6 exp(-0.3 layer)
 
 Paper: Ye et al., Differential Transformer, arXiv 2410.05258 (ICLR 2025).
 
-Heads come in pairs: query and key heads 2p and 2p + 1 are the two maps of pair p, and the values of both are joined, as in
-the paper (half as many heads, values twice as wide); so shapes are those of ordinary attention. Under grouped-query attention
-query pair p reads key pair p // group, which the authors' plain file gets wrong.
+Heads come in pairs: query and key heads 2p and 2p + 1 are the two maps of pair p, and the values of both are
+joined, as in the paper (half as many heads, values twice as wide); so shapes are those of ordinary attention.
+Under grouped-query attention query pair p reads key pair p // group, which the authors' plain file gets
+wrong.
 
-Can: cancel what both maps agree on (noise, sinks). Rows sum to 1 - l before the norm; the norm then fixes the scale.
-Cannot: guarantee that l stays positive, as published: then the maps add.
+Can: cancel what both maps agree on (noise, sinks). Rows sum to 1 - l before the norm; the norm then fixes the
+scale. Cannot: guarantee that l stays positive, as published: then the maps add.
 
-The weights returned are A times the scale of its row, so weights times values are the output up to the learned gain of the norm
-(1 at the start).
+The weights returned are A times the scale of its row, so weights times values are the output up to the
+learned gain of the norm (1 at the start).
 
 >>> import torch
->>> from unsoft.mechanisms.core.module import Place
->>> layer = Differential(Place(heads=2, head_dim=4))
+>>> from unsoft.mechanisms.core.spec import LayerSpec
+>>> layer = Differential(LayerSpec(heads=2, head_dim=4))
 >>> layer(*(torch.randn(1, 2, 5, 4) for _ in range(3))).shape
 torch.Size([1, 2, 5, 4])
 """
@@ -33,8 +35,9 @@ from unsoft.engines.run import run_formula
 from unsoft.formula import Formula
 from unsoft.formula.analysis import Properties
 from unsoft.mechanisms.core.definition import Pointwise, WrittenCall, logits_of, visible_part
-from unsoft.mechanisms.core.module import Inputs, Mechanism, Place
+from unsoft.mechanisms.core.module import Inputs, Mechanism
 from unsoft.mechanisms.core.registry import family, resolve_formula
+from unsoft.mechanisms.core.spec import LayerSpec
 
 _EPS = 1e-5
 
@@ -54,16 +57,17 @@ class Differential(Mechanism):
     formula_names = ("base",)
     key_head_multiple = 2
 
-    def __init__(self, place: Place, base: Formula | None = None) -> None:
-        super().__init__(place)
-        if place.heads % 2:
+    def __init__(self, layer_spec: LayerSpec, base: Formula | None = None) -> None:
+        super().__init__(layer_spec)
+        if layer_spec.heads % 2:
             raise ValueError(
-                f"differential: argument 'heads' must be even, since heads come in pairs, not {place.heads}"
+                "differential: argument 'heads' must be even, since heads come in pairs, not"
+                f" {layer_spec.heads}"
             )
         self.base = base or resolve_formula("softmax")
-        self.first = first_lambda(place.layer)
-        self.vectors = nn.Parameter(0.1 * torch.randn(4, place.head_dim))  # a1, b1, a2, b2
-        self.gain = nn.Parameter(torch.ones(2 * place.values))
+        self.first = first_lambda(layer_spec.layer)
+        self.vectors = nn.Parameter(0.1 * torch.randn(4, layer_spec.head_dim))  # a1, b1, a2, b2
+        self.gain = nn.Parameter(torch.ones(2 * layer_spec.values))
 
     def strength(self) -> Tensor:
         """l, a single number, computed in float32 at least."""
@@ -97,9 +101,11 @@ def definition(call: WrittenCall, layer: Any, formula: Pointwise) -> tuple[Tenso
     maps = []
     for which in (0, 1):
         half = call.change(
-            query=call.query[:, which::2], key=call.key[:, which::2],
-            visible=call.visible[:, which::2], bias=call.bias[:, which::2],
-        )  # fmt: skip
+            query=call.query[:, which::2],
+            key=call.key[:, which::2],
+            visible=call.visible[:, which::2],
+            bias=call.bias[:, which::2],
+        )
         maps.append(visible_part(formula(logits_of(half)), half.visible))
     a1, b1, a2, b2 = layer.vectors
     strength = (a1 * b1).sum().exp() - (a2 * b2).sum().exp() + layer.first

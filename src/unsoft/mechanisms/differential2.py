@@ -1,22 +1,24 @@
-"""differential2: the difference of two softmax maps over shared keys, with a factor per token (Differential Transformer V2).
+"""differential2: the difference of two softmax maps over shared keys,
+with a factor per token (Differential Transformer V2).
 
     out_h = A(q_2h, k) v - sigmoid(l_h) A(q_2h+1, k) v          l = W x for each token and head
 
 Source: the authors' second version (January 2026, repository microsoft/unilm, Diff-Transformer-V2).
 
-There are twice as many query heads as output heads, paired 2h and 2h + 1, so that both queries of a pair read the same key
-head under grouped-query attention (the other pairing is wrong there). One fused call; keys and cache are those of ordinary attention.
-x is the hidden state if ``hidden=`` brings it, otherwise the first query of the pair stands in.
+There are twice as many query heads as output heads, paired 2h and 2h + 1, so that both queries of a pair read
+the same key head under grouped-query attention (the other pairing is wrong there). One fused call; keys and
+cache are those of ordinary attention. x is the hidden state if ``hidden=`` brings it, otherwise the first
+query of the pair stands in.
 
-Ours, and not the authors': l has a constant per head besides W x, and W begins at 0, so that every token begins with
-sigmoid(0) = 1/2 of the second map (the authors have no constant and a random W).
+Ours, and not the authors': l has a constant per head besides W x, and W begins at 0, so that every token
+begins with sigmoid(0) = 1/2 of the second map (the authors have no constant and a random W).
 
-Can: cancel what both maps agree on, by an amount that each token chooses. Rows sum to 1 - sigmoid(l), in (0, 1).
-Cannot: amplify: no norm follows, and weights lie in (-1, 1).
+Can: cancel what both maps agree on, by an amount that each token chooses. Rows sum to 1 - sigmoid(l), in (0,
+1). Cannot: amplify: no norm follows, and weights lie in (-1, 1).
 
 >>> import torch
->>> from unsoft.mechanisms.core.module import Place
->>> layer = Differential2(Place(heads=2, head_dim=4))
+>>> from unsoft.mechanisms.core.spec import LayerSpec
+>>> layer = Differential2(LayerSpec(heads=2, head_dim=4))
 >>> layer(torch.randn(1, 4, 5, 4), torch.randn(1, 2, 5, 4), torch.randn(1, 2, 5, 4)).shape
 torch.Size([1, 2, 5, 4])
 """
@@ -31,8 +33,9 @@ from unsoft.formula import Formula
 from unsoft.formula.analysis import Properties
 from unsoft.mechanisms.core.definition import Pointwise, WrittenCall, logits_of, visible_part
 from unsoft.mechanisms.core.factor import TokenFactor
-from unsoft.mechanisms.core.module import Inputs, Mechanism, Place
+from unsoft.mechanisms.core.module import Inputs, Mechanism
 from unsoft.mechanisms.core.registry import family, resolve_formula
+from unsoft.mechanisms.core.spec import LayerSpec
 
 
 class Differential2(Mechanism):
@@ -40,10 +43,10 @@ class Differential2(Mechanism):
 
     formula_names = ("base",)
 
-    def __init__(self, place: Place, base: Formula | None = None) -> None:
-        super().__init__(place)
+    def __init__(self, layer_spec: LayerSpec, base: Formula | None = None) -> None:
+        super().__init__(layer_spec)
         self.base = base or resolve_formula("softmax")
-        self.factor = TokenFactor(place, width=1)
+        self.factor = TokenFactor(layer_spec, width=1)
 
     @torch.no_grad()
     def open_start(self) -> None:
@@ -52,17 +55,17 @@ class Differential2(Mechanism):
 
     @property
     def query_heads(self) -> int:
-        return 2 * self.place.heads
+        return 2 * self.layer_spec.heads
 
     def attend(self, inputs: Inputs) -> Tensor | tuple[Tensor, Tensor]:
         heads = inputs.query.shape[-3]
         if heads != self.query_heads:
             raise ValueError(
-                f"differential2: argument 'query' has {heads} heads (shape {tuple(inputs.query.shape)}); it needs two for each of"
-                f" the {self.place.heads} heads of the output, {self.query_heads}"
+                f"differential2: argument 'query' has {heads} heads (shape {tuple(inputs.query.shape)}); it"
+                f" needs two for each of the {self.layer_spec.heads} heads of the output, {self.query_heads}"
             )
         mask = inputs.options["attn_mask"]
-        if isinstance(mask, Tensor) and mask.dim() >= 3 and 1 < mask.shape[-3] == self.place.heads:
+        if isinstance(mask, Tensor) and mask.dim() >= 3 and 1 < mask.shape[-3] == self.layer_spec.heads:
             mask = mask.repeat_interleave(2, dim=-3)  # one for both queries of a pair
         options = inputs.options | {"enable_gqa": True, "attn_mask": mask}
         result = run_formula(

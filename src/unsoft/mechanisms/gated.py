@@ -4,12 +4,12 @@
 
 Paper: Qiu et al., Gated Attention for Large Language Models, arXiv 2505.06708.
 
-Can: switch a head off for a token, which removes the attention sink and lets plain softmax attend to nothing. Cannot: subtract one
-key from another. x is the hidden state if ``hidden=`` brings it, otherwise the query. At the start W = 0 and c = 4, so the
-gate is 0.98: almost open.
+Can: switch a head off for a token, which removes the attention sink and lets plain softmax attend to nothing.
+Cannot: subtract one key from another. x is the hidden state if ``hidden=`` brings it, otherwise the query. At
+the start W = 0 and c = 4, so the gate is 0.98: almost open.
 
-The weights returned include the gate of the head. With ``elementwise=True`` (a gate for every channel) no matrix of weights can, and
-weights times values are the output before the gate.
+The weights returned include the gate of the head. With ``elementwise=True`` (a gate for every channel) no
+matrix of weights can, and weights times values are the output before the gate.
 """
 
 from typing import Any
@@ -19,19 +19,21 @@ from torch import Tensor
 from unsoft.mechanisms.core.cache import Cache
 from unsoft.mechanisms.core.definition import Definition, WrittenCall
 from unsoft.mechanisms.core.factor import TokenFactor
-from unsoft.mechanisms.core.module import Around, Inputs, Mechanism
+from unsoft.mechanisms.core.module import Inputs, Mechanism, Wrapper
 from unsoft.mechanisms.core.registry import module_modifier
 
 _ALMOST_OPEN = 4.0
 
 
-class Gated(Around):
+class Gated(Wrapper):
     """See the module's docstring."""
 
     def __init__(self, inner: Mechanism, *, elementwise: bool = False, start: float = _ALMOST_OPEN) -> None:
         super().__init__(inner)
         self.elementwise = elementwise
-        self.factor = TokenFactor(inner.place, width=inner.place.values if elementwise else 1, start=start)
+        self.factor = TokenFactor(
+            inner.layer_spec, width=inner.layer_spec.values if elementwise else 1, start=start
+        )
 
     def attend(self, inputs: Inputs) -> Tensor | tuple[Tensor, Tensor]:
         return self._gate(inputs, self.inner.attend(inputs))
@@ -40,7 +42,7 @@ class Gated(Around):
         return self._gate(inputs, self.inner.attend_cached(inputs, cache))
 
     def _gate(self, inputs: Inputs, result: Tensor | tuple[Tensor, Tensor]) -> Tensor | tuple[Tensor, Tensor]:
-        every = self.inner.query_heads // self.place.heads
+        every = self.inner.query_heads // self.layer_spec.heads
         gate: Tensor = self.factor(inputs.query[..., ::every, :, :], inputs.hidden).sigmoid()
         if not isinstance(result, tuple):
             return gate * result
@@ -49,7 +51,7 @@ class Gated(Around):
 
 def _gate_of(call: WrittenCall, layer: Any) -> Tensor:
     """The factor (B, heads, R, 1) of "gated": sigmoid(q W + c) (Qiu et al. 2025)."""
-    query = call.query[:, :: call.query.shape[1] // layer.place.heads]
+    query = call.query[:, :: call.query.shape[1] // layer.layer_spec.heads]
     gate: Tensor = (query @ layer.factor.weight + layer.factor.constant[:, None]).sigmoid()
     return gate
 

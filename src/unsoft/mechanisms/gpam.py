@@ -2,11 +2,13 @@
 
     P = (1 + l+) softmax(q k) - l- softmax(q- k)          q- = ReLU(q) W-
 
-Paper: Heo and Choi, Generalized Probabilistic Attention Mechanism in Transformers, arXiv 2410.15578 (rejected from ICLR 2025).
+Paper: Heo and Choi, Generalized Probabilistic Attention Mechanism in Transformers,
+arXiv 2410.15578 (rejected from ICLR 2025).
 
-Can: subtract, with guarantees: the row sum is exactly 1 + l+ - l-, every weight lies in [-l-, 1 + l+]. As an affine instead of a
-convex combination it lets tokens drift apart where softmax pulls them together. Cannot: be free of its parameters: with a
-random W- the second map is nearly uniform, and what is subtracted is the mean value. It costs two attention maps.
+Can: subtract, with guarantees: the row sum is exactly 1 + l+ - l-, every weight lies in [-l-, 1 + l+]. As an
+affine instead of a convex combination it lets tokens drift apart where softmax pulls them together. Cannot:
+be free of its parameters: with a random W- the second map is nearly uniform, and what is subtracted is the
+mean value. It costs two attention maps.
 
 Written down, the method is (survey of negative attention 2025)
 
@@ -14,22 +16,23 @@ Written down, the method is (survey of negative attention 2025)
 
 and says nothing of signs, sizes and starts. What is ours, and why:
 
-| here by default               | instead of                      | because                                                       |
-|-------------------------------|---------------------------------|---------------------------------------------------------------|
-| minus l-, with l- >= 0        | plus l-, of any sign            | it always subtracts, and the range of weights is a promise    |
-| ReLU(q) W-                    | sigma of the mapped x           | a query is what a mechanism is given; W- = -I then looks away |
-| l+, l- in (0, ``bound`` = 1)  | unbounded                       | weights stay within [-1, 2]                                   |
-| l+ = l- = ``start`` = 0.5     | no start given                  | rows begin with sum 1                                         |
-| W- = -I (``opposed``)         | no start given                  | the case that the paper's theory treats                       |
+| here by default              | instead of            | because                                             |
+|------------------------------|-----------------------|-----------------------------------------------------|
+| minus l-, with l- >= 0       | plus l-, of any sign  | it always subtracts; the range of weights is known  |
+| ReLU(q) W-                   | sigma of the mapped x | a mechanism is given q, not x; W- = -I looks away   |
+| l+, l- in (0, ``bound`` = 1) | unbounded             | weights stay within [-1, 2]                         |
+| l+ = l- = ``start`` = 0.5    | no start given        | rows begin with sum 1                               |
+| W- = -I (``opposed``)        | no start given        | the case that the paper's theory treats             |
 
-``literal=True`` is the formula as written, with sigma = ReLU and q in the place of x: plus l-, q- = ReLU(q W-), l+ and l- without a
-bound, beginning at ``start`` and -``start``; rows then sum to 1 + l+ + l-.
+``literal=True`` is the formula as written, with sigma = ReLU and q in the place of x: plus l-, q- = ReLU(q
+W-), l+ and l- without a bound, beginning at ``start`` and -``start``; rows then sum to 1 + l+ + l-.
 
-l+ and l- are learnable per head; ``tied=True`` makes them one number, so that rows sum to 1; ``fixed`` sets both to a constant.
+l+ and l- are learnable per head; ``tied=True`` makes them one number, so that rows sum to 1;
+``fixed`` sets both to a constant.
 
 >>> import torch
->>> from unsoft.mechanisms.core.module import Place
->>> layer = Gpam(Place(heads=2, head_dim=4), tied=True)
+>>> from unsoft.mechanisms.core.spec import LayerSpec
+>>> layer = Gpam(LayerSpec(heads=2, head_dim=4), tied=True)
 >>> q, k, v = (torch.randn(1, 2, 5, 4) for _ in range(3))
 >>> _, weights = layer(q, k, v, return_weights=True)
 >>> torch.allclose(weights.sum(-1), torch.ones(1, 2, 5), atol=1e-6)
@@ -49,18 +52,22 @@ from unsoft.formula.analysis import Properties
 from unsoft.mechanisms.core.affine import paired_attention
 from unsoft.mechanisms.core.cache import Cache, KeyValueCache
 from unsoft.mechanisms.core.definition import Pointwise, WrittenCall, logits_of, visible_part
-from unsoft.mechanisms.core.module import SHORT_OPTIONS, Inputs, Mechanism, Place, short_step
+from unsoft.mechanisms.core.module import SHORT_OPTIONS, Inputs, Mechanism, short_step
 from unsoft.mechanisms.core.registry import family, resolve_formula
+from unsoft.mechanisms.core.spec import LayerSpec
 
 
 class Gpam(Mechanism):
-    """See the module's docstring. ``start``: l+ and l- at the beginning; ``opposed``: W- = -I, else a random map."""
+    """See the module's docstring.
+
+    ``start``: l+ and l- at the beginning; ``opposed``: W- = -I, else a random map.
+    """
 
     formula_names = ("base",)
 
     def __init__(
         self,
-        place: Place,
+        layer_spec: LayerSpec,
         base: Formula | None = None,
         *,
         bound: float = 1.0,
@@ -70,7 +77,7 @@ class Gpam(Mechanism):
         opposed: bool = True,
         literal: bool = False,
     ) -> None:
-        super().__init__(place)
+        super().__init__(layer_spec)
         if not (math.isfinite(bound) and bound > 0):
             raise ValueError(f"gpam: argument 'bound' must be positive, not {bound!r}")
         if not 0 < start < (math.inf if literal else bound):
@@ -82,7 +89,7 @@ class Gpam(Mechanism):
         self.base = base or resolve_formula("softmax")
         self.bound, self.tied, self.fixed, self.literal = bound, tied, fixed, literal
         self._known: tuple[object, tuple[Tensor, Tensor]] | None = None
-        heads, width = place.heads, place.head_dim
+        heads, width = layer_spec.heads, layer_spec.head_dim
         first = (
             -torch.eye(width).expand(heads, width, width)
             if opposed
@@ -106,9 +113,10 @@ class Gpam(Mechanism):
         self.begin_at(min(0.02, self.bound / 2))
 
     def strengths(self) -> tuple[Tensor, Tensor]:
-        """How much is added of the first map and subtracted of the second, one value per head: l+ and l- (-l- if literal)."""
+        """How much is added of the first map and subtracted of the second, one value per head:
+        l+ and l- (-l- if literal)."""
         if self.plus is None:
-            both = self.negative_map.new_full((self.place.heads,), cast(float, self.fixed))
+            both = self.negative_map.new_full((self.layer_spec.heads,), cast(float, self.fixed))
             return both, both
         if self.literal:
             return self.plus, self.plus if self.minus is None else -self.minus
@@ -152,7 +160,8 @@ class Gpam(Mechanism):
         return paired_attention(inputs, self.second_query(inputs.query), self.base, *factors)
 
     def _factors(self, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        """1 + l+ and l-; where no gradient is wanted they are computed once for as long as the parameters stay the same."""
+        """1 + l+ and l-; where no gradient is wanted they are computed once for as long as the parameters
+        stay the same."""
         learned = [x for x in (self.plus, self.minus) if x is not None]
         if torch.is_grad_enabled() or torch.compiler.is_compiling() or any(x.is_inference() for x in learned):
             plus, minus = self.strengths()

@@ -2,8 +2,9 @@
 
     a_j = exp(s_j) / sqrt( sum_k exp(2 s_k) )
 
-Source: Su 2022, kexue.fm/archives/9105, on a theoretical flaw of relative positions: where every row sums to 1, equal values
-give equal outputs at every position, whatever relative positions do to the logits. Rows whose squares sum to 1 do not have it.
+Source: Su 2022, kexue.fm/archives/9105, on a theoretical flaw of relative positions: where every row sums to
+1, equal values give equal outputs at every position, whatever relative positions do to the logits. Rows whose
+squares sum to 1 do not have it.
 
 Can: keep the size of the output when many keys agree in weight but their values are independent (the variance
 of the sum is kept, not the mean).

@@ -4,11 +4,11 @@
 
 Paper: Katharopoulos et al., Transformers are RNNs, arXiv 2006.16236. No 1/sqrt(d): ``scale=`` has no effect.
 
-Can: run at a cost per token that does not grow, with a state of fixed size. Cannot: focus: the sparsity of its rows is bounded by
-the signal-to-noise ratio of the key features (Su 2023); only more features help.
+Can: run at a cost per token that does not grow, with a state of fixed size. Cannot: focus: the sparsity of
+its rows is bounded by the signal-to-noise ratio of the key features (Su 2023); only more features help.
 
-Masks that hide whole keys (padding) stay linear. A mask that depends on the query, a float mask (which multiplies a weight by
-exp(mask)) and dropout need the weights written out, at quadratic cost.
+Masks that hide whole keys (padding) stay linear. A mask that depends on the query, a float mask (which
+multiplies a weight by exp(mask)) and dropout need the weights written out, at quadratic cost.
 
 >>> import torch, unsoft
 >>> layer = unsoft.mechanism("linear-elu1", heads=2, head_dim=4)
@@ -37,7 +37,8 @@ def elu1(x: Tensor) -> Tensor:
 
 
 def elu1_of_query(x: Tensor) -> Tensor:
-    """:func:`elu1`, where a row of negative numbers only, whose features are exp(x), has the largest brought to 1.
+    """:func:`elu1`, where a row of negative numbers only, whose features are exp(x),
+    has the largest brought to 1.
 
     Normalising undoes that, and a row below -87 does not vanish in float32.
 
@@ -61,7 +62,7 @@ def definition(call: WrittenCall, layer: Any) -> Tensor:
 
 family(
     "linear-elu1",
-    lambda place: Linear(place, elu1_of_query, elu1, compiled_map="elu1"),
+    lambda layer_spec: Linear(layer_spec, elu1_of_query, elu1, compiled_map="elu1"),
     summary="linear attention with elu(x) + 1 features",
     paper="Katharopoulos et al. 2020, arXiv 2006.16236",
     properties=Properties(

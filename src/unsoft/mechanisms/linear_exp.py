@@ -1,14 +1,15 @@
 """linear-exp: linear attention with exponential features.
 
-    a_ij = sum_f exp(q_if + k_jf) / sum_l sum_f exp(q_if + k_lf)          q, k scaled so that q . k is the logit
+    a_ij = sum_f exp(q_if + k_jf) / sum_l sum_f exp(q_if + k_lf)    q, k scaled so that q . k is the logit
 
-Features are summed by their logarithms, each with its largest value so far taken out: no size of logits is too large.
+Features are summed by their logarithms, each with its largest value so far taken out:
+no size of logits is too large.
 
-Can: run at a cost per token that does not grow, with a state of fixed size. Cannot: focus: the sparsity of its rows is bounded by
-the signal-to-noise ratio of the key features (Su 2023); only more features help.
+Can: run at a cost per token that does not grow, with a state of fixed size. Cannot: focus: the sparsity of
+its rows is bounded by the signal-to-noise ratio of the key features (Su 2023); only more features help.
 
-Masks that hide whole keys (padding) stay linear. A mask that depends on the query, a float mask (which multiplies a weight by
-exp(mask)) and dropout need the weights written out, at quadratic cost.
+Masks that hide whole keys (padding) stay linear. A mask that depends on the query, a float mask (which
+multiplies a weight by exp(mask)) and dropout need the weights written out, at quadratic cost.
 
 >>> import torch, unsoft
 >>> layer = unsoft.mechanism("linear-exp", heads=2, head_dim=4)
@@ -38,7 +39,7 @@ def definition(call: WrittenCall, layer: Any) -> Tensor:
 
 family(
     "linear-exp",
-    lambda place: Linear(place, unchanged, scaled=True, logarithmic=True, compiled_map="identity"),
+    lambda layer_spec: Linear(layer_spec, unchanged, scaled=True, logarithmic=True, compiled_map="identity"),
     summary="linear attention with exponential features",
     properties=Properties(
         signed=False, row_sum="1", l1="1", sparse=False, needs_length=False, continuous=True

@@ -2,11 +2,11 @@
 
     a_ij = s_ij / n          n: the number of keys that row i sees; signed, not normalised
 
-Can: run at a cost per token that does not grow, with a state of fixed size. Cannot: focus: the sparsity of its rows is bounded by
-the signal-to-noise ratio of the key features (Su 2023); only more features help.
+Can: run at a cost per token that does not grow, with a state of fixed size. Cannot: focus: the sparsity of
+its rows is bounded by the signal-to-noise ratio of the key features (Su 2023); only more features help.
 
-Masks that hide whole keys (padding) stay linear. A mask that depends on the query, a float mask (which multiplies a weight by
-exp(mask)) and dropout need the weights written out, at quadratic cost.
+Masks that hide whole keys (padding) stay linear. A mask that depends on the query, a float mask (which
+multiplies a weight by exp(mask)) and dropout need the weights written out, at quadratic cost.
 
 >>> import torch, unsoft
 >>> layer = unsoft.mechanism("linear-identity", heads=2, head_dim=4)
@@ -35,7 +35,9 @@ def definition(call: WrittenCall, layer: Any) -> Tensor:
 
 family(
     "linear-identity",
-    lambda place: Linear(place, unchanged, scaled=True, normaliser="count", compiled_map="identity"),
+    lambda layer_spec: Linear(
+        layer_spec, unchanged, scaled=True, normaliser="count", compiled_map="identity"
+    ),
     summary="the formula identity in linear time",
     properties=Properties(
         signed=True, row_sum="free", l1="free", sparse=False, needs_length=True, continuous=True

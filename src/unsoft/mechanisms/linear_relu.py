@@ -2,14 +2,14 @@
 
     a_ij = relu(q_i) . relu(k_j) / sum_l relu(q_i) . relu(k_l)
 
-No 1/sqrt(d): ``scale=`` has no effect, it would cancel. A row whose features are 0, or so small that nothing can be divided by them
-(below 1e-31 in float32), outputs 0.
+No 1/sqrt(d): ``scale=`` has no effect, it would cancel. A row whose features are 0, or so small that nothing
+can be divided by them (below 1e-31 in float32), outputs 0.
 
-Can: run at a cost per token that does not grow, with a state of fixed size. Cannot: focus: the sparsity of its rows is bounded by
-the signal-to-noise ratio of the key features (Su 2023); only more features help.
+Can: run at a cost per token that does not grow, with a state of fixed size. Cannot: focus: the sparsity of
+its rows is bounded by the signal-to-noise ratio of the key features (Su 2023); only more features help.
 
-Masks that hide whole keys (padding) stay linear. A mask that depends on the query, a float mask (which multiplies a weight by
-exp(mask)) and dropout need the weights written out, at quadratic cost.
+Masks that hide whole keys (padding) stay linear. A mask that depends on the query, a float mask (which
+multiplies a weight by exp(mask)) and dropout need the weights written out, at quadratic cost.
 
 >>> import torch, unsoft
 >>> layer = unsoft.mechanism("linear-relu", heads=2, head_dim=4)
@@ -39,7 +39,7 @@ def definition(call: WrittenCall, layer: Any) -> Tensor:
 
 family(
     "linear-relu",
-    lambda place: Linear(place, torch.relu, compiled_map="relu"),
+    lambda layer_spec: Linear(layer_spec, torch.relu, compiled_map="relu"),
     summary="linear attention with rectified features",
     properties=Properties(
         signed=False, row_sum="1", l1="1", sparse=True, needs_length=False, continuous=True

@@ -4,11 +4,11 @@
 
 As features: (1, x, x x^T / sqrt 2), 1 + D + D^2 of them.
 
-Can: run at a cost per token that does not grow, with a state of fixed size. Cannot: focus: the sparsity of its rows is bounded by
-the signal-to-noise ratio of the key features (Su 2023); only more features help.
+Can: run at a cost per token that does not grow, with a state of fixed size. Cannot: focus: the sparsity of
+its rows is bounded by the signal-to-noise ratio of the key features (Su 2023); only more features help.
 
-Masks that hide whole keys (padding) stay linear. A mask that depends on the query, a float mask (which multiplies a weight by
-exp(mask)) and dropout need the weights written out, at quadratic cost.
+Masks that hide whole keys (padding) stay linear. A mask that depends on the query, a float mask (which
+multiplies a weight by exp(mask)) and dropout need the weights written out, at quadratic cost.
 
 >>> import torch, unsoft
 >>> layer = unsoft.mechanism("linear-taylor2", heads=2, head_dim=4)
@@ -46,7 +46,7 @@ def definition(call: WrittenCall, layer: Any) -> Tensor:
 
 family(
     "linear-taylor2",
-    lambda place: Linear(place, taylor2, scaled=True),
+    lambda layer_spec: Linear(layer_spec, taylor2, scaled=True),
     summary="linear attention with the Taylor features of exp",
     properties=Properties(
         signed=False, row_sum="1", l1="1", sparse=False, needs_length=False, continuous=True

@@ -1,14 +1,15 @@
-"""logn: logits scaled by the logarithm of how many keys a row sees, so that attention stays as sharp on longer inputs.
+"""logn: logits scaled by the logarithm of how many keys a row sees,
+so that attention stays as sharp on longer inputs.
 
     s -> s log(n) / log(n0)          n0 = 512: rows of that length are left as they are
 
-Source: Su 2021, kexue.fm/archives/8823, from the wish that the entropy of attention not grow with the length; the same
-idea with a learned factor is SSMax, arXiv 2501.19399.
+Source: Su 2021, kexue.fm/archives/8823, from the wish that the entropy of attention not grow with the length;
+the same idea with a learned factor is SSMax, arXiv 2501.19399.
 
-n is what the row itself sees, so a prefix never changes when the sequence grows; a row that sees one key has logit 0. Su's code
-(bert4keras) takes n as at least 16, which leaves the first rows of a causal sequence sharper: outputs there differ by up to 0.4 for
-standard normal inputs. ``logn16`` does the same. A float mask is not scaled: it is added after the factor, as ALiBi and its like
-want it.
+n is what the row itself sees, so a prefix never changes when the sequence grows; a row that sees one key has
+logit 0. Su's code (bert4keras) takes n as at least 16, which leaves the first rows of a causal sequence
+sharper: outputs there differ by up to 0.4 for standard normal inputs. ``logn16`` does the same. A float mask
+is not scaled: it is added after the factor, as ALiBi and its like want it.
 
 >>> import torch
 >>> from unsoft.mechanisms.core.registry import resolve

@@ -3,7 +3,7 @@
     Z_jl = exp(-t |k_j - k_l|^2 / d)        (Z + eps) w = 1        gate_j = sigmoid(beta w_j + gamma)
 
     where="values"    out_i = sum_j a_ij gate_j v_j                               as in Rosić 2026
-    where="mass"      out_i = sum_j a'_ij v_j,   a' = gate_j f(s_ij), normalised anew
+    where="mass"      out_i = sum_j a'_ij v_j,   a' = gate_j f(s_ij), normalised again
 
 Source: Rosić 2026, which has the bidirectional gate on values, after a few steps of conjugate gradients.
 
@@ -12,8 +12,7 @@ Stands around any mechanism: "magnitude+cog", "magnitude+linear-relu"; "magnitud
 that share a key head use the mean of theirs (of t the geometric mean).
 
 Attention that is not causal solves the system of all keys, by ``solver`` (cg, ``iterations`` steps; cholesky;
-lowrank, up to
-``rank``). Causal attention has four forms, ``causal=``:
+lowrank, up to ``rank``). Causal attention has four forms, ``causal=``:
 
 - auto (the default): arrival for the first ``exact`` tokens, streaming after them. State and cost of a token
   are bounded.
@@ -64,8 +63,9 @@ from unsoft.mechanisms.core.magnitude.cache import MagnitudeCache
 from unsoft.mechanisms.core.magnitude.options import STARTS, check_choices, check_counts
 from unsoft.mechanisms.core.magnitude.points import by_key_head, key_points, key_scale
 from unsoft.mechanisms.core.magnitude.rows import attend_by_rows, attend_by_rows_cached
-from unsoft.mechanisms.core.module import Around, Inputs, Mechanism, Place, Pointwise
+from unsoft.mechanisms.core.module import Inputs, Mechanism, Pointwise, Wrapper
 from unsoft.mechanisms.core.registry import family, module_modifier, resolve_formula
+from unsoft.mechanisms.core.spec import LayerSpec
 
 Result = Tensor | tuple[Tensor, Tensor]
 EXACT = 256
@@ -74,7 +74,7 @@ _LEAST_EPS = 1e-6
 _RESIDUAL = 1e-4
 
 
-class Magnitude(Around):
+class Magnitude(Wrapper):
     """See the module's docstring."""
 
     needs_all_keys = True
@@ -107,7 +107,7 @@ class Magnitude(Around):
         self.first = exact if causal == "auto" else chunk
         if where == "mass":
             self.inner = MassGate(inner)
-        heads, (beta, gamma) = inner.place.heads, STARTS[start]
+        heads, (beta, gamma) = inner.layer_spec.heads, STARTS[start]
         self.log_t = nn.Parameter(torch.full((heads,), math.log(t)))
         self.beta = nn.Parameter(torch.full((heads,), beta))
         self.gamma = nn.Parameter(torch.full((heads,), gamma))
@@ -119,6 +119,14 @@ class Magnitude(Around):
         self.beta.fill_(beta)
         self.gamma.fill_(gamma)
 
+    @property
+    def clone_theory(self) -> dict[str, Any] | None:
+        base = self.inner.inner if isinstance(self.inner, MassGate) else self.inner
+        if not isinstance(base, Pointwise) or base.uses_positions:
+            return None
+        slope, offset = self.beta[0].item(), self.gamma[0].item()
+        return {"base": base.formula, "on": self.where, "slope": slope, "offset": offset, "eps": self.eps}
+
     def extra_repr(self) -> str:
         steps = f", iterations={self.iterations}" if solver_of(self.solver).truncates else ""
         return f"where={self.where}, causal={self.causal}, eps={self.eps:g}, solver={self.solver}{steps}"
@@ -126,7 +134,7 @@ class Magnitude(Around):
     def attend(self, inputs: Inputs) -> Result:
         call = self._call(inputs)
         points = key_points(call, inputs, self.log_t)
-        if 0 in points.x.shape[:2] or call.q.numel() == 0:  # nothing to weigh, or nobody to see it
+        if 0 in points.x.shape[:2] or call.q.numel() == 0:  # no keys, or no queries
             return self._gated(inputs, self._gate(points.x.sum(-1), points))
         if call.causal_offset is None:
             return self._gated(inputs, self._gate(self._bidirectional(points), points))
@@ -160,7 +168,8 @@ class Magnitude(Around):
     def attend_cached(self, inputs: Inputs, cache: Cache) -> Result:
         if not isinstance(cache, MagnitudeCache):
             raise TypeError(
-                f"argument 'cache' is a {type(cache).__name__}; this mechanism's new_cache() makes another kind"
+                f"argument 'cache' is a {type(cache).__name__}; this mechanism's new_cache() makes another"
+                " kind"
             )
         cache.check(inputs.key)
         plain = inputs.options["attn_mask"] is None and inputs.geometry_keys is None
@@ -197,9 +206,7 @@ class Magnitude(Around):
         return Points((keys * root).flatten(0, 1), None, key.shape[:2])
 
     def _constants(self, cache: MagnitudeCache, key: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """sqrt(t / d), (heads, 1, 1), and beta and gamma, (heads, 1), of each key head; without a gradient,
-        computed once.
-        """
+        """sqrt(t / d), (heads, 1, 1), and beta and gamma, (heads, 1), of each key head; computed once."""
         parameters = (self.log_t, self.beta, self.gamma)
         _, heads, _, width = key.shape
         stamp = (heads, width, *(x.data_ptr() for x in parameters), *(x._version for x in parameters))
@@ -222,9 +229,7 @@ class Magnitude(Around):
         return self.gate(points.shaped(weights)).reshape(*points.leading, weights.shape[-1])
 
     def _step(self, inputs: Inputs, gate: Tensor, value: Tensor, cache: MagnitudeCache) -> Result:
-        """Decoding with known gates and gated values: by the front door of the mechanism inside, which may
-        know a short way.
-        """
+        """Decoding with known gates and gated values: the mechanism inside may know a short way."""
         options = inputs.options
         asked = inputs.return_weights or inputs.hidden is not None or options["positions"] is not None
         if self.where == "mass" or asked or options["dropout_p"] or options["engine"] != "auto":
@@ -238,9 +243,7 @@ class Magnitude(Around):
     def _gated(
         self, inputs: Inputs, gate: Tensor, value: Tensor | None = None, cache: MagnitudeCache | None = None
     ) -> Result:
-        """Attention with a gate (batch, key heads, keys) that is the same for all rows. ``value``: times the
-        gate, if that is known.
-        """
+        """Attention with one gate (batch, key heads, keys) for all rows. ``value``: gated, if known."""
         gate = gate.reshape(*inputs.key.shape[:-1])
         if isinstance(self.inner, MassGate):
             if cache is None:
@@ -254,7 +257,8 @@ class Magnitude(Around):
             return result
         if cache is not None:
             raise ValueError(
-                "argument 'return_weights': with a cache the gates of earlier keys are in their values already"
+                "argument 'return_weights': with a cache the gates of earlier keys are in their values"
+                " already"
             )
         every = result[1].shape[-3] // gate.shape[-2]
         return result[0], result[1] * gate.repeat_interleave(every, dim=-2)[..., None, :].to(result[1].dtype)
@@ -262,15 +266,13 @@ class Magnitude(Around):
     def _call(self, inputs: Inputs) -> Call:
         """The call, checked: its mask says which keys are there."""
         options = {name: x for name, x in inputs.options.items() if name not in ("engine", "positions")}
-        if self.query_heads != self.place.heads:  # several queries for each head share its key
+        if self.query_heads != self.layer_spec.heads:  # several queries for each head share its key
             options["enable_gqa"] = True
         return checked_call(inputs.query, inputs.key, inputs.value, resolve_formula("softmax"), **options)[0]
 
 
 def _times(value: Tensor, gate: Tensor) -> Tensor:
-    """The product; the gradient of the gate knows nothing of a value that is not finite, which may belong to
-    a masked key.
-    """
+    """The product. A value that is not finite, as a masked key's may be, gives the gate no gradient."""
     if not gate.requires_grad:
         return value * gate
     finite = value.isfinite()
@@ -279,8 +281,8 @@ def _times(value: Tensor, gate: Tensor) -> Tensor:
     return torch.where(finite, value, 0.0) * gate + torch.where(finite, 0.0, value)
 
 
-def _around_softmax(place: Place, base: Formula, **options: Any) -> Magnitude:
-    return Magnitude(Pointwise(base, place), **options)
+def _around_softmax(layer_spec: LayerSpec, base: Formula, **options: Any) -> Magnitude:
+    return Magnitude(Pointwise(base, layer_spec), **options)
 
 
 _SUMMARY = "a gate on every key from the geometry of the keys: a crowd of look-alikes counts as one"

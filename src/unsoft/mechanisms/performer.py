@@ -1,20 +1,21 @@
 """performer(m): linear attention with m positive random features, which approaches softmax as m grows.
 
-    exp(q . k) = E_w[ exp(w.q - |q|^2/2) exp(w.k - |k|^2/2) ],   w Gaussian;   m directions, orthogonal in groups
+    exp(q . k) = E_w[ exp(w.q - |q|^2/2) exp(w.k - |k|^2/2) ],  w Gaussian; m directions, orthogonal in groups
 
 Paper: Choromanski et al., Rethinking Attention with Performers, arXiv 2009.14794.
 
-Can: come as close to softmax as one pays for, at linear cost: the live demonstration that linear attention needs dimension to focus.
-Cannot: do it cheaply for sharp attention: the number of features needed grows exponentially with the size of the logits.
-The directions are drawn once from ``seed`` and are not trained. Features are summed by their logarithms, each with its largest value
-so far taken out, so that rows sum to 1 for every head width and every size of queries and keys (the authors subtract one maximum
-over all tokens and add 1e-4 to every feature instead, which looks ahead and is not causal).
+Can: come as close to softmax as one pays for, at linear cost: the live demonstration that linear attention
+needs dimension to focus. Cannot: do it cheaply for sharp attention: the number of features needed grows
+exponentially with the size of the logits. The directions are drawn once from ``seed`` and are not trained.
+Features are summed by their logarithms, each with its largest value so far taken out, so that rows sum to 1
+for every head width and every size of queries and keys (the authors subtract one maximum over all tokens and
+add 1e-4 to every feature instead, which looks ahead and is not causal).
 
 >>> import torch
->>> from unsoft.mechanisms.core.module import Place
+>>> from unsoft.mechanisms.core.spec import LayerSpec
 >>> q, k, v = (torch.randn(1, 1, 50, 8, generator=torch.Generator().manual_seed(s)) / 2 for s in range(3))
 >>> exact = torch.nn.functional.scaled_dot_product_attention(q, k, v)
->>> errors = [(Performer(Place(1, 8), m)(q, k, v) - exact).norm().item() for m in (8, 128, 2048)]
+>>> errors = [(Performer(LayerSpec(1, 8), m)(q, k, v) - exact).norm().item() for m in (8, 128, 2048)]
 >>> errors[0] > errors[1] > errors[2]
 True
 """
@@ -27,17 +28,19 @@ from torch import Tensor
 from unsoft.formula.analysis import Properties
 from unsoft.mechanisms.core.definition import WrittenCall, scaled, shares_of_sums
 from unsoft.mechanisms.core.linear import Linear
-from unsoft.mechanisms.core.module import Place
 from unsoft.mechanisms.core.registry import family
+from unsoft.mechanisms.core.spec import LayerSpec
 
 
 def log_positive_random(x: Tensor, directions: Tensor) -> Tensor:
-    """w . x - |x|^2 / 2 for random directions w: logarithms of unbiased features of exp(s) (Performer, arXiv 2009.14794)."""
+    """w . x - |x|^2 / 2 for random directions w: logarithms of unbiased features of exp(s) (Performer, arXiv
+    2009.14794)."""
     return x @ directions.to(x.dtype).mT - x.square().sum(-1, keepdim=True) / 2
 
 
 def orthogonal_directions(count: int, width: int, seed: int) -> Tensor:
-    """``count`` random directions, orthogonal in groups of ``width``, with the lengths of Gaussian vectors."""
+    """``count`` random directions, orthogonal in groups of ``width``,
+    with the lengths of Gaussian vectors."""
     generator = torch.Generator().manual_seed(seed)
     blocks = []
     for _ in range(-(-count // width)):
@@ -57,13 +60,13 @@ class Performer(Linear):
 
     directions: Tensor
 
-    def __init__(self, place: Place, count: int = 256, *, seed: int = 0) -> None:
+    def __init__(self, layer_spec: LayerSpec, count: int = 256, *, seed: int = 0) -> None:
         if isinstance(count, bool) or not isinstance(count, int) or count < 1:
             raise ValueError(
                 f"performer: the number of features must be a whole number from 1 on, not {count!r}"
             )
-        super().__init__(place, self._query_map, self._key_map, scaled=True, logarithmic=True)
-        self.register_buffer("directions", orthogonal_directions(count, place.head_dim, seed))
+        super().__init__(layer_spec, self._query_map, self._key_map, scaled=True, logarithmic=True)
+        self.register_buffer("directions", orthogonal_directions(count, layer_spec.head_dim, seed))
 
     def _query_map(self, x: Tensor) -> Tensor:
         return x @ self.directions.to(x.dtype).mT  # exp(-|q|^2 / 2) is the same for the whole row and cancels
@@ -84,8 +87,11 @@ def definition(call: WrittenCall, layer: Any) -> Tensor:
 
 
 family(
-    "performer", Performer, summary="random features that approach softmax as their number grows",
-    paper="Choromanski et al. 2020, arXiv 2009.14794", argument="count",
+    "performer",
+    Performer,
+    summary="random features that approach softmax as their number grows",
+    paper="Choromanski et al. 2020, arXiv 2009.14794",
+    argument="count",
     properties=Properties(False, "1", "1", False, False, True),
     definition=definition,
-)  # fmt: skip
+)

@@ -4,25 +4,27 @@
 
 Paper: Sun et al., Retentive Network, arXiv 2307.08621 (d_h = 1 - 2^(-5-h)).
 
-Can: focus without limit: the sparsity measure S goes to 0 with the length; constant cost per token. Cannot: look far: what is
-attended to depends on distance. It looks back only.
+Can: focus without limit: the sparsity measure S goes to 0 with the length; constant cost per token. Cannot:
+look far: what is attended to depends on distance. It looks back only.
 
 d is one number per head in (0, 1), fixed as published, or ``learnable``.
 
-The paper's block is norm(retention) * swish(x W). Without them outputs grow with the number of keys, and more with every layer of a
-deep stack: use them when training from scratch. Both are options, off by default so that the mechanism is the bare map:
+The paper's block is norm(retention) * swish(x W). Without them outputs grow with the number of keys, and more
+with every layer of a deep stack: use them when training from scratch. Both are options, off by default so
+that the mechanism is the bare map:
 
     norm="group"   mean 0 and variance 1 over the channels of a head, no weights (the paper's GroupNorm)
     norm="rms"     root mean square 1 instead, as in the authors' later code
-    gate=True      swish(x W + c) for every channel; x is the hidden state if ``hidden=`` brings it, otherwise the query
+    gate=True      swish(x W + c) for every channel; x is the hidden state if ``hidden=`` brings it,
+                   otherwise the query
 
-The c is ours: with W = 0 and c = 1.278 the gate starts at 1 (the paper has no c and a random W). Weights that are returned
-are those before norm and gate.
+The c is ours: with W = 0 and c = 1.278 the gate starts at 1 (the paper has no c and a random W). Weights that
+are returned are those before norm and gate.
 
 >>> import torch
->>> from unsoft.mechanisms.core.module import Place
+>>> from unsoft.mechanisms.core.spec import LayerSpec
 >>> one = torch.ones(1, 1, 3, 4)                             # every logit is 4 / sqrt 4 = 2
->>> _, weights = Retention(Place(1, 4), start=0.5)(one, one, one, is_causal=True, return_weights=True)
+>>> _, weights = Retention(LayerSpec(1, 4), start=0.5)(one, one, one, is_causal=True, return_weights=True)
 >>> weights[0, 0]
 tensor([[2.0000, 0.0000, 0.0000],
         [1.0000, 2.0000, 0.0000],
@@ -42,8 +44,9 @@ from unsoft.mechanisms.core.cache import Cache
 from unsoft.mechanisms.core.definition import WrittenCall, mask_factor
 from unsoft.mechanisms.core.factor import TokenFactor
 from unsoft.mechanisms.core.linear import Linear, unchanged
-from unsoft.mechanisms.core.module import Inputs, Place
+from unsoft.mechanisms.core.module import Inputs
 from unsoft.mechanisms.core.registry import family
+from unsoft.mechanisms.core.spec import LayerSpec
 
 _OPEN_GATE = 1.2784645427610738
 """swish(this) = 1."""
@@ -57,26 +60,26 @@ class Retention(Linear):
 
     def __init__(
         self,
-        place: Place,
+        layer_spec: LayerSpec,
         start: float | None = None,
         *,
         learnable: bool = False,
         norm: str | None = None,
         gate: bool = False,
     ) -> None:
-        super().__init__(place, unchanged, scaled=True, normaliser="none", compiled_map="identity")
+        super().__init__(layer_spec, unchanged, scaled=True, normaliser="none", compiled_map="identity")
         if start is not None and not 0 < start < 1:
             raise ValueError(
                 f"{type(self).__name__.lower()}: the decay must lie strictly between 0 and 1, not {start!r}"
             )
         if norm not in (None, "group", "rms"):
             raise ValueError(f"retention: argument 'norm' must be 'group', 'rms' or None, not {norm!r}")
-        heads = torch.arange(place.heads, dtype=torch.float64)
+        heads = torch.arange(layer_spec.heads, dtype=torch.float64)
         decay = 1 - 2.0 ** (-5 - heads) if start is None else torch.full_like(heads, start)
         # As logit(d), which keeps a learned d inside (0, 1); the published values need float64 to be exact.
         self.logit = nn.Parameter(torch.logit(decay).float(), requires_grad=learnable)
         self.norm = norm
-        self.gate = TokenFactor(place, width=place.values, start=_OPEN_GATE) if gate else None
+        self.gate = TokenFactor(layer_spec, width=layer_spec.values, start=_OPEN_GATE) if gate else None
 
     def attend(self, inputs: Inputs) -> Tensor | tuple[Tensor, Tensor]:
         return self._finished(inputs, super().attend(inputs))
@@ -113,7 +116,11 @@ def definition(call: WrittenCall, layer: Any) -> Tensor:
 
 
 family(
-    "retention", Retention, summary="linear attention whose weights fade with distance", argument="start",
-    paper="Sun et al. 2023, arXiv 2307.08621", properties=Properties(True, "free", "free", False, False, True),
+    "retention",
+    Retention,
+    summary="linear attention whose weights fade with distance",
+    argument="start",
+    paper="Sun et al. 2023, arXiv 2307.08621",
+    properties=Properties(True, "free", "free", False, False, True),
     definition=definition,
-)  # fmt: skip
+)

@@ -1,10 +1,12 @@
-"""sink: a learned logit per head that takes part in the normaliser and has no value: a place for attention that has no use.
+"""sink: a learned logit per head that takes part in the normaliser and has no value:
+a place for attention that has no use.
 
     a_j = weight(s_j) / norm( sum_k mass(s_k) + exp(sink) )
 
 Known from gpt-oss; with sink = 0 on softmax it is softmax1.
 
-Can: let a head attend to nothing, without a token being misused for it. Cannot: help a formula without a normaliser.
+Can: let a head attend to nothing, without a token being misused for it. Cannot:
+help a formula without a normaliser.
 
 >>> import torch
 >>> from unsoft.mechanisms.core.registry import resolve
@@ -27,7 +29,8 @@ def sink(base: Formula, start: float = 0.0) -> Formula:
     """The formula with a parameter ``sink`` (one per head) whose exponential joins the total mass."""
     if base.peak is None or base.mass is None:
         raise ValueError(
-            f"mechanism: sink needs a mechanism that is normalised by exponentials (softmax, cog, sinh ...), not {base.name or base}"
+            "mechanism: sink needs a mechanism that is normalised by exponentials (softmax, cog, sinh ...),"
+            f" not {base.name or base}"
         )
     if "sink" in base.params:
         raise ValueError("mechanism: this mechanism has a sink already")
@@ -37,9 +40,14 @@ def sink(base: Formula, start: float = 0.0) -> Formula:
     )
     offset = own if base.offset_mass is None else base.offset_mass + own
     return Formula(
-        base.weight, base.mass, make("max", base.peak, level), base.norm, offset, {**base.params, "sink": float(start)},
+        base.weight,
+        base.mass,
+        make("max", base.peak, level),
+        base.norm,
+        offset,
+        {**base.params, "sink": float(start)},
         bias=base.bias,
-    )  # fmt: skip
+    )
 
 
 def definition(inner: Pointwise, start: float | None, layer: Any) -> Pointwise:

@@ -12,7 +12,7 @@ from unsoft import engines as all_engines
 from unsoft.errors import CompilerWarning, MechanismError
 from unsoft.formula import Formula
 from unsoft.mechanisms.core.registry import resolve
-from unsoft.mechanisms.core.spec import Plan
+from unsoft.mechanisms.core.spec import MechanismSpec
 from unsoft.testing import (
     causality,
     decoding,
@@ -26,7 +26,7 @@ from unsoft.testing import (
     parity,
     promises,
     purity,
-)  # fmt: skip
+)
 from unsoft.testing.case import Case, draw
 from unsoft.testing.check import Check, NotApplicable, Property
 from unsoft.testing.definitions import definition_of
@@ -39,10 +39,20 @@ from unsoft.testing.sizes import CHECKS, Sizes, points_for
 THEMES: dict[str, list[Property]] = {
     module.__name__.rpartition(".")[2]: module.PROPERTIES
     for module in (
-        parity, gradients, causality, decoding, masking, edges, nonfinite, equivariance, dtypes, dropout, purity,
+        parity,
+        gradients,
+        causality,
+        decoding,
+        masking,
+        edges,
+        nonfinite,
+        equivariance,
+        dtypes,
+        dropout,
+        purity,
         promises,
     )
-}  # fmt: skip
+}
 
 
 def check_mechanism(
@@ -80,9 +90,11 @@ def check_mechanism(
         Fewer and smaller cases.
     only
         Themes to run, of: parity, gradients, causality, decoding, masking, edges, nonfinite, equivariance,
-        dtypes, dropout, purity, promises, sizes. Mechanisms that are modules have some of them, and "engines".
+        dtypes, dropout, purity, promises, sizes. Mechanisms that are modules have some of them,
+        and "engines".
     options
-        Keywords of the mechanism's class, as ``unsoft.mechanism`` takes them: ``{"where": "mass"}`` for magnitude.
+        Keywords of the mechanism's class, as ``unsoft.mechanism`` takes them:
+        ``{"where": "mass"}`` for magnitude.
     thorough
         In the theme "sizes", every pair of lengths, widths, dtypes, masks ... on every engine, instead of a
         sample in which every one of them occurs.
@@ -102,19 +114,19 @@ def check_mechanism(
     rows: list[Row] = []
     if formula is not None:
         rows += _formula_rows(formula, names, themes, seed, quick)
-    elif isinstance(found, Plan):
+    elif isinstance(found, MechanismSpec):
         rows += check_family(found, seed, options, themes).rows
     if "sizes" in themes:
-        plan = found if isinstance(found, Plan) else Plan(title, None, found)
+        spec = found if isinstance(found, MechanismSpec) else MechanismSpec(title, None, found)
         definition = definition_of(mechanism)
         if definition is None and formula is not None:
             definition = definition_of(formula)
         points = (
             (Point.parse(case),)
             if case is not None
-            else points_for(plan, seed, quick=quick, thorough=thorough)
+            else points_for(spec, seed, quick=quick, thorough=thorough)
         )
-        sizes = Sizes(plan, definition, seed, options, points)
+        sizes = Sizes(spec, definition, seed, options, points)
         rows += size_rows(sizes, names, thorough or engines is not None)
     report = Report(title, seed, tuple(rows))
     if not report.ok:
@@ -136,7 +148,8 @@ def _formula_rows(
 
 
 def size_rows(sizes: Sizes, names: Sequence[str], every: bool = False) -> list[Row]:
-    """The theme "sizes". "auto" gets all points; the other engines share them, unless ``every`` one is to have all."""
+    """The theme "sizes". "auto" gets all points; the other engines share them,
+    unless ``every`` one is to have all."""
     others = () if every else tuple(name for name in names if name != "auto")
     rows = []
     with warnings.catch_warnings():

@@ -42,8 +42,11 @@ def _decoded(check: Check, case: Case) -> Iterator[Measure]:
             part = slice(stop - rows, stop)
             yield from check.compare(
                 f"{case}, rows {part.start} to {stop} alone in {dtype}",
-                {"output": result}, {"output": whole[:, :, part]}, {"output": sizes[:, :, part]}, dtype,
-            )  # fmt: skip
+                {"output": result},
+                {"output": whole[:, :, part]},
+                {"output": sizes[:, :, part]},
+                dtype,
+            )
 
 
 def _step(inputs: Inputs, stop: int, rows: int) -> Inputs:

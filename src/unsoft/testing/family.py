@@ -1,8 +1,9 @@
 """The contract battery for mechanisms that are modules: the same promises, asked of the module.
 
-Computed in float64 with parameters moved away from their start, so that a parameter that has no effect, or the wrong one,
-shows. The reference is the mechanism's own weights written out (``return_weights=True``), which ``tests/mechanisms`` compare
-with each paper's definition; what is compared with them is the fast form, decoding, masks and gradients.
+Computed in float64 with parameters moved away from their start, so that a parameter that has no effect, or
+the wrong one, shows. The reference is the mechanism's own weights written out (``return_weights=True``),
+which ``tests/mechanisms`` compare with each paper's definition; what is compared with them is the fast form,
+decoding, masks and gradients.
 """
 
 from __future__ import annotations
@@ -14,8 +15,8 @@ import torch
 from torch import Tensor
 
 from unsoft.engines import engine_names
-from unsoft.mechanisms.core.module import Mechanism, Place
-from unsoft.mechanisms.core.spec import Plan
+from unsoft.mechanisms.core.module import Mechanism
+from unsoft.mechanisms.core.spec import LayerSpec, MechanismSpec
 from unsoft.testing.check import NotApplicable
 from unsoft.testing.measure import Measure, close, equal, fact
 from unsoft.testing.promises import bounds_of, outside
@@ -24,7 +25,8 @@ from unsoft.testing.report import Report, Row, worst_of
 HEADS, WIDTH, LENGTH, BATCH = 4, 6, 70, 2
 _PERTURB = 0.1
 _SLACK = 64.0
-"""Sizes here are those of results, not of the terms they are sums of: leave room for cancellation (float64)."""
+"""Sizes here are those of results, not of the terms they are sums of:
+leave room for cancellation (float64)."""
 
 Tensors = tuple[Tensor, Tensor, Tensor]
 
@@ -33,16 +35,16 @@ class Subject:
     """A module with the inputs it is tried on."""
 
     def __init__(
-        self, plan: Plan, seed: int, options: Mapping[str, Any], dtype: torch.dtype = torch.float64
+        self, spec: MechanismSpec, seed: int, options: Mapping[str, Any], dtype: torch.dtype = torch.float64
     ) -> None:
         self.generator = torch.Generator().manual_seed(seed)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
-            self.module: Mechanism = plan.build(Place(HEADS, WIDTH), **options).to(dtype)
+            self.module: Mechanism = spec.build(LayerSpec(HEADS, WIDTH), **options).to(dtype)
         with torch.no_grad():
             for parameter in self.learnable:
                 parameter += _PERTURB * self.random(*parameter.shape, dtype=dtype)
-        self.dtype, self.plan = dtype, plan
+        self.dtype, self.spec = dtype, spec
         self.causal_only = self.module.causal_only
 
     @property
@@ -76,7 +78,8 @@ def _written_out(x: Subject) -> Iterator[Measure]:
         ours, theirs = (
             torch.autograd.grad(y, variables, upstream, allow_unused=True) for y in (fast, written)
         )
-        # The gradient of a parameter is a sum over all tokens, of terms as large as the gradients of the inputs.
+        # The gradient of a parameter is a sum over all tokens, of terms as large as the gradients of the
+        # inputs.
         terms = sum(float(b.norm()) for b in theirs[: len(inputs)] if b is not None)
         for number, (a, b) in enumerate(zip(ours, theirs, strict=True)):
             yield fact("the same inputs have a gradient", (a is None) == (b is None))
@@ -141,7 +144,8 @@ def _equivariance(x: Subject) -> Iterator[Measure]:
 
 
 def _engines(x: Subject) -> Iterator[Measure]:
-    """``engine=`` does what it says: a name that is none is refused, and so is one that cannot run this mechanism."""
+    """``engine=`` does what it says: a name that is none is refused,
+    and so is one that cannot run this mechanism."""
     q, k, v = x.inputs()
     with torch.no_grad():
         expected = x.module(q, k, v, is_causal=True)
@@ -168,8 +172,8 @@ def _answer(x: Subject, tensors: Tensors, engine: str) -> Tensor | None:
 
 def _promises(x: Subject) -> Iterator[Measure]:
     """The weights keep what the list of mechanisms says of them: sums, sign, exact zeros."""
-    promised = x.plan.properties
-    if x.plan.wrappers:
+    promised = x.spec.properties
+    if x.spec.modifiers:
         raise NotApplicable("the list says what the mechanism inside promises, before it is wrapped")
     q, k, v = x.inputs()
     seen = torch.ones(LENGTH, LENGTH, dtype=torch.bool).tril()
@@ -210,7 +214,10 @@ FAMILY_THEMES = [*(name.partition(":")[0] for name in PROPERTIES), "sizes"]
 
 
 def check_family(
-    plan: Plan, seed: int, options: Mapping[str, Any] | None = None, themes: Sequence[str] = FAMILY_THEMES
+    spec: MechanismSpec,
+    seed: int,
+    options: Mapping[str, Any] | None = None,
+    themes: Sequence[str] = FAMILY_THEMES,
 ) -> Report:
     """The battery for a mechanism that is a module, without its theme "sizes"."""
     rows = []
@@ -221,10 +228,10 @@ def check_family(
         found: list[Measure] = []
         error = skipped = ""
         try:
-            found.extend(measures(Subject(plan, seed, options or {})))
+            found.extend(measures(Subject(spec, seed, options or {})))
         except NotApplicable as reason:
             skipped = str(reason)
         except Exception as reason:  # whatever a mechanism raises is a finding, not the end of the battery
             error = f"{type(reason).__name__}: {reason}"
         rows.append(Row(theme, promise, "module", len(found), worst_of(found), skipped, error))
-    return Report(plan.name, seed, tuple(rows))
+    return Report(spec.name, seed, tuple(rows))

@@ -4,7 +4,8 @@
     m_i  = max over visible j of peak(s_ij) + b
 
 with b the float mask of formulas whose bias is "strength" and 0 for others, which add it to the logit or to
-an expression of it. It judges the dense engine, and it supplies the sizes of the terms that a result is summed from (see :mod:`unsoft.testing.natural`).
+an expression of it. It judges the dense engine, and it supplies the sizes of the terms that a result is
+summed from (see :mod:`unsoft.testing.natural`).
 """
 
 from __future__ import annotations

@@ -17,7 +17,8 @@ and so on for masks and parameters. For softmax this is about (1 + 2 sigma) time
 docs/numerics.md. Signed, unnormalised or steep formulas need no constants of their own.
 
 Half precision is computed in float32 and rounded once, so a result is off by half a unit of itself at most.
-Only D_i, which the backward pass takes from the rounded output, is less exact: by sqrt(sum_c g_ic^2 o_ic^2)/2.
+Only D_i, which the backward pass takes from the rounded output, is less exact:
+by sqrt(sum_c g_ic^2 o_ic^2)/2.
 """
 
 from __future__ import annotations

@@ -46,7 +46,8 @@ KINDS: list[dict[str, Any]] = [
 
 
 def cases(quick: bool) -> list[Case]:
-    """Every shape with three masks in turn (quick: every other shape, one mask), every layout, wide logits."""
+    """Every shape with three masks in turn (quick: every other shape, one mask), every layout,
+    wide logits."""
     kinds = cycle(KINDS)
     shapes = SHAPES[1::2] if quick else SHAPES
     pairs = [replace(shape, **next(kinds)) for _ in range(1 if quick else 3) for shape in shapes]

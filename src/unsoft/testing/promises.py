@@ -38,7 +38,8 @@ def _non_negative(check: Check, case: Case) -> Iterator[Measure]:
 
 
 def sums(check: Check) -> Iterator[Measure]:
-    """Row sums, plain and of absolute values, lie where ``row_sum`` and ``l1`` say, to 4 sqrt(S) roundings."""
+    """Row sums, plain and of absolute values, lie where ``row_sum`` and ``l1`` say,
+    to 4 sqrt(S) roundings."""
     promised = {
         "sum": check.formula.properties.row_sum,
         "sum of absolute values": check.formula.properties.l1,
@@ -69,7 +70,8 @@ def outside(x: Tensor, low: float | Tensor, high: float | Tensor) -> float:
 def bounds_of(text: str, module: Any, shape: Sequence[int]) -> tuple[float | Tensor, float | Tensor]:
     """Low and high end of what a promise about sums says of rows (batch, heads, length) of a module.
 
-    Besides the texts of formulas there are "in (a, b)", "< a", "<= a", and gpam's in terms of its own l+ and l-.
+    Besides the texts of formulas there are "in (a, b)", "< a", "<= a",
+    and gpam's in terms of its own l+ and l-.
 
     >>> bounds_of("in (0, 1)", None, ()), bounds_of("< 2", None, ())
     ((0.0, 1.0), (-inf, 2.0))

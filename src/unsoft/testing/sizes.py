@@ -1,7 +1,8 @@
 """At every size and in every state the mechanism does what its definition says, with and without a cache.
 
-The definition is independent of all engines: plain torch from the paper (:mod:`unsoft.testing.definitions`), for a formula
-of your own its text. Sizes and states are those of :mod:`unsoft.testing.grid.point`: a sample that shows each of them, or all pairs.
+The definition is independent of all engines: plain torch from the paper (:mod:`unsoft.testing.definitions`),
+for a formula of your own its text. Sizes and states are those of :mod:`unsoft.testing.grid.point`: a sample
+that shows each of them, or all pairs.
 """
 
 from __future__ import annotations
@@ -12,8 +13,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from unsoft.mechanisms.core.definition import Definition
-from unsoft.mechanisms.core.module import Place
-from unsoft.mechanisms.core.spec import Plan
+from unsoft.mechanisms.core.spec import LayerSpec, MechanismSpec
 from unsoft.testing.grid.checks import decoding, results
 from unsoft.testing.grid.point import AXES, COMBINED, EVEN_KEY_HEADS, Point, all_pairs, sample
 from unsoft.testing.grid.trial import Trial
@@ -24,14 +24,15 @@ CHECKS: dict[str, Callable[[Trial, str], Iterator[Measure]]] = {
     "decoding = definition": decoding,
 }
 _REFUSED = re.compile(r"argument '(attn_mask|is_causal|engine)'|arguments 'attn_mask'")
-"""A ValueError that says so is no failure: the call is one that the mechanism, or the engine, does not claim to do."""
+"""A ValueError that says so is no failure: the call is one that the mechanism, or the engine,
+does not claim to do."""
 
 
 @dataclass(frozen=True)
 class Sizes:
     """A mechanism, and the points that it is tried at."""
 
-    plan: Plan
+    spec: MechanismSpec
     definition: Definition | None
     seed: int = 0
     options: Mapping[str, Any] = field(default_factory=dict)
@@ -40,7 +41,8 @@ class Sizes:
     """What was computed already; engines and checks share references."""
 
     def of(self, check: str, engine: str, others: tuple[str, ...]) -> tuple[Point, ...]:
-        """The points of one engine: all for "auto", and for each of the others a share, so that together they have all."""
+        """The points of one engine: all for "auto", and for each of the others a share,
+        so that together they have all."""
         points = _decodable(self.points) if check == "decoding = definition" else self.points
         return points if engine not in others else points[others.index(engine) :: len(others)]
 
@@ -48,7 +50,7 @@ class Sizes:
         """One check at some points; whatever is raised is a finding."""
         for point in points:
             trial = self.trials.setdefault(
-                point, Trial(self.plan, self.definition, point, str(self.seed), self.options)
+                point, Trial(self.spec, self.definition, point, str(self.seed), self.options)
             )
             try:
                 for measure in CHECKS[check](trial, engine):
@@ -76,9 +78,11 @@ def _raised(point: Point, error: Exception) -> Measure:
     return replace(fact(f"{point}: raised {type(error).__name__}: {error}", False), case=str(point))
 
 
-def points_for(plan: Plan, seed: int, *, quick: bool = False, thorough: bool = False) -> tuple[Point, ...]:
+def points_for(
+    spec: MechanismSpec, seed: int, *, quick: bool = False, thorough: bool = False
+) -> tuple[Point, ...]:
     """A sample for a mechanism; quick: its short points; thorough: every pair of values."""
-    name, layer = plan.name, plan.build(Place(heads=2, head_dim=2))
+    name, layer = spec.name, spec.build(LayerSpec(heads=2, head_dim=2))
     axes = AXES if all(part.key_head_multiple == 1 for part in layer.parts) else EVEN_KEY_HEADS
     if thorough:
         return (*COMBINED, *all_pairs(f"{seed} {name}", axes))

@@ -8,12 +8,13 @@ r = beta / gamma throughout; phi and Phi are the density and the distribution fu
     relu2      [(r^2 + 1) Phi + r phi] / sqrt((r^4 + 6 r^2 + 3) Phi + (r^3 + 5 r) phi)
     cog        exp(-gamma^2/2) G(1) / sqrt(G(2))
                G(a) = Phi(a gamma + |r|) + exp(-2 a |beta|) Phi(a gamma - |r|)
-    sinh       E|f| = exp(gamma^2/2) [exp(beta) erf((gamma + r)/sqrt 2) + exp(-beta) erf((gamma - r)/sqrt 2)] / 2
+    sinh       E|f| = exp(gamma^2/2) / 2
+                      [exp(beta) erf((gamma + r)/sqrt 2) + exp(-beta) erf((gamma - r)/sqrt 2)]
                E f^2 = [exp(2 gamma^2) cosh(2 beta) - 1] / 2
 
 exp, relu2 and identity are those of Su 2023 ("Can attention really focus?"), the others are derived here.
-Anything that only rescales the row (a normaliser, an offset, 1/n) cancels, so softmax, softmax1 and l2 all are
-exp. The sigmoid has no closed form: E sigmoid(s) is the logistic-normal integral. Each function is
+Anything that only rescales the row (a normaliser, an offset, 1/n) cancels, so softmax, softmax1 and l2 all
+are exp. The sigmoid has no closed form: E sigmoid(s) is the logistic-normal integral. Each function is
 arranged so that nothing cancels or overflows, and takes gamma > 0 so small that it stands for the limit.
 """
 

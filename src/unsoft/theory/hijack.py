@@ -32,7 +32,8 @@ PLACES = ("values", "mass")
 
 
 class Hijack(NamedTuple):
-    """Factors of the unique key's value and of all clones' together in the output, and the share of the first."""
+    """Factors of the unique key's value and of all clones' together in the output,
+    and the share of the first."""
 
     unique: Tensor
     clones: Tensor

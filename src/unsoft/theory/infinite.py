@@ -29,8 +29,8 @@ def sparsity(
 
     1 is perfectly even, 0 is all on one key. beta = q . mu and gamma = sigma |q| for keys k ~ N(mu, sigma^2
     I); the row's normaliser cancels. A mechanism is a name ("tanh", "polynomial(3)", "logn+cog") or a
-    :class:`~unsoft.Formula`. "exp", "softmax", "identity", "relu", "relu2", "cog", "sinh", "softmax1" and "l2"
-    use their closed forms, everything else numeric integration to about 1e-10.
+    :class:`~unsoft.Formula`. "exp", "softmax", "identity", "relu", "relu2", "cog", "sinh", "softmax1" and
+    "l2" use their closed forms, everything else numeric integration to about 1e-10.
 
     beta and gamma broadcast; the result is a float64 tensor. gamma = 0 gives the limit gamma -> 0: 1 if the
     weight at beta is not 0, 0 if it is 0 all around, and what lies between at a corner (sqrt(2/pi) for
@@ -38,8 +38,8 @@ def sparsity(
 
     n
         Number of keys that the formula is told, needed if it depends on n in more than its scale, such as
-        sigmoid's -log(n) or the factor of "logn+cog". The row itself stays infinitely long: S is that of a row
-        that grows while n stays. A factor such as the 1/n of "tanh" cancels and needs no n.
+        sigmoid's -log(n) or the factor of "logn+cog". The row itself stays infinitely long: S is that of a
+        row that grows while n stays. A factor such as the 1/n of "tanh" cancels and needs no n.
     params
         Values of a formula's parameters other than their defaults.
     dim

@@ -1,4 +1,5 @@
-"""Linear attention: its sparsity for non-negative features and for random ones, that of plain decay (Su 2023), and its rank."""
+"""Linear attention: its sparsity for non-negative features and for random ones,
+that of plain decay (Su 2023), and its rank."""
 
 from __future__ import annotations
 
@@ -88,7 +89,8 @@ def _from_noise(deviation: Tensor, mean: Tensor) -> Tensor:
 def performer_sparsity(
     query: Numbers, directions: Numbers, mean: Numbers = 0.0, sigma: Numbers = 1.0
 ) -> Tensor:
-    """S of a = sum_r exp(w_r . q) exp(w_r . k - |k|^2/2), a linear attention, for keys k ~ N(mean, sigma^2 I).
+    """S of a = sum_r exp(w_r . q) exp(w_r . k - |k|^2/2), a linear attention,
+    for keys k ~ N(mean, sigma^2 I).
 
     Both moments are Gaussian integrals over the key,
 
@@ -128,7 +130,8 @@ def _log_integral(square: Tensor, product: Tensor, centre: Tensor, variance: Ten
 
 
 class Ranks(NamedTuple):
-    """Of the matrix q_i . k_j: its length, the numeric ranks of all of it and of its lower triangle, and more."""
+    """Of the matrix q_i . k_j: its length, the numeric ranks of all of it and of its lower triangle,
+    and more."""
 
     length: int
     full: int

@@ -39,8 +39,8 @@ class Weight:
             )
         if positions := formula.weight.symbols & {"i", "j"}:
             raise ValueError(
-                f"formula: the weight depends on the position ({', '.join(sorted(positions))}), so its keys do not"
-                " share one distribution and S(beta, gamma) is not defined"
+                f"formula: the weight depends on the position ({', '.join(sorted(positions))}), so its keys"
+                " do not share one distribution and S(beta, gamma) is not defined"
             )
         self.expr = formula.weight
         self.env: dict[str, float | Tensor] = {"m": 0.0, **formula.params, **(params or {})}

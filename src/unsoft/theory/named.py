@@ -1,8 +1,8 @@
 """Which formula a name stands for.
 
-Those with a closed form are written here once more, so that the theory judges the mechanisms' own text. Every other name
-("tanh", "polynomial(3)", "logn+cog") is looked up among the mechanisms, of which no more is read than the expressions: how they
-are evaluated is the theory's own (:mod:`unsoft.theory.signed_log`).
+Those with a closed form are written here once more, so that the theory judges the mechanisms' own text. Every
+other name ("tanh", "polynomial(3)", "logn+cog") is looked up among the mechanisms, of which no more is read
+than the expressions: how they are evaluated is the theory's own (:mod:`unsoft.theory.signed_log`).
 """
 
 from __future__ import annotations
@@ -36,6 +36,7 @@ def formula_of(mechanism: str | Formula) -> Formula:
     except ValueError as problem:
         if isinstance(mechanism, str) and "is not a formula" in str(problem):
             raise ValueError(
-                f"mechanism: {mechanism!r} is not a formula, so it has no weight that depends on the logit alone"
+                f"mechanism: {mechanism!r} is not a formula, so it has no weight that depends on the logit"
+                " alone"
             ) from None
         raise

@@ -120,8 +120,8 @@ def _refuse_nan(size: Tensor, e: Tensor, logits: Tensor) -> None:
     bad = size.isnan() & (e.abs() < _POSSIBLE)
     if bad.any():
         raise ValueError(
-            f"formula: the weight is not a number at the logit {logits[bad][0]:.4g}, which can occur; guard it"
-            " with where(condition, a, b)"
+            f"formula: the weight is not a number at the logit {logits[bad][0]:.4g}, which can occur; guard"
+            " it with where(condition, a, b)"
         )
 
 
@@ -131,8 +131,8 @@ def _refuse_infinite(edge: Tensor, powers: tuple[int, ...], beta: Tensor, gamma:
     if bad.any():
         p, k = bad.nonzero()[0].tolist()
         raise ValueError(
-            f"formula: E|weight|^{powers[p]} at beta = {beta[k]:g}, gamma = {gamma[k]:g} is infinite, or comes"
-            f" from logits more than {_FAR:g} gamma away; the weight grows too fast for Gaussian logits"
+            f"formula: E|weight|^{powers[p]} at beta = {beta[k]:g}, gamma = {gamma[k]:g} is infinite, or"
+            f" comes from logits more than {_FAR:g} gamma away; the weight grows too fast for Gaussian logits"
         )
 
 

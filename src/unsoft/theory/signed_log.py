@@ -1,4 +1,5 @@
-"""Values of an expression that may be far too large or small for a float: sign and logarithm beside the value.
+"""Values of an expression that may be far too large or small for a float:
+sign and logarithm beside the value.
 
 The moments of exp(s) at gamma = 30 reach exp(1800); a sigmoid far below its threshold is exp(-1000). Every
 node of an expression is evaluated both ways, and the logarithm takes over only where the plain value has left

@@ -7,9 +7,10 @@ imported on demand.
 64
 """
 
+from unsoft.training.conversion import Conversion, Converted, convert
 from unsoft.training.repulsion import Repulsion, repulse
 from unsoft.training.result import Result
 from unsoft.training.run import train
 from unsoft.training.spec import Spec
 
-__all__ = ["Repulsion", "Result", "Spec", "repulse", "train"]
+__all__ = ["Conversion", "Converted", "Repulsion", "Result", "Spec", "convert", "repulse", "train"]

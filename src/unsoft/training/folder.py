@@ -6,21 +6,20 @@ import fcntl
 import json
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
-from transformers import PreTrainedModel
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from unsoft.files import write_whole
-from unsoft.training.result import Result
-from unsoft.training.spec import Spec
 
 _SPEC, _RESULT, _MODEL, _LOCK = "spec.json", "result.json", "model", ".lock"
 LOG, CHECKPOINTS = "log.jsonl", "checkpoints"
 
 
-def finished(folder: Path, spec: Spec) -> Result | None:
+def finished(folder: Path, spec: Mapping[str, Any], who: str) -> dict[str, Any] | None:
     """The result of this very run if the folder has it; ValueError if the folder is another run's or
     something else."""
     written = folder / _SPEC
@@ -28,52 +27,55 @@ def finished(folder: Path, spec: Spec) -> Result | None:
         if not written.exists():
             if folder.exists() and any(path.name != _LOCK for path in folder.iterdir()):
                 raise ValueError(
-                    f"train: {str(folder)!r} is not empty and holds no run; choose another folder"
+                    f"{who}: {str(folder)!r} is not empty and holds no run; choose another folder"
                 )
             return None
-        theirs, mine = json.loads(written.read_bytes()), spec.to_dict()
-        if theirs != mine:
+        theirs = json.loads(written.read_bytes())
+        if theirs != spec:
             other = ", ".join(
-                f"{name} {theirs.get(name)!r}" for name in mine if theirs.get(name) != mine[name]
+                f"{name} {theirs.get(name)!r}" for name in spec if theirs.get(name) != spec[name]
             )
-            raise ValueError(f"train: {str(folder)!r} holds another run ({other}); choose another folder")
+            raise ValueError(f"{who}: {str(folder)!r} holds another run ({other}); choose another folder")
         there = folder / _RESULT
-        return Result.from_dict(json.loads(there.read_bytes())) if there.exists() else None
+        return json.loads(there.read_bytes()) if there.exists() else None
     except OSError as problem:
-        raise ValueError(f"train: {str(folder)!r} cannot be read: {problem.strerror}") from None
+        raise ValueError(f"{who}: {str(folder)!r} cannot be read: {problem.strerror}") from None
 
 
 @contextmanager
-def claimed(folder: Path, spec: Spec) -> Iterator[None]:
-    """Makes the folder this run's own; meanwhile no other process can train in it.
-
-    A lock ends with its process, however that ends.
-    """
+def claimed(folder: Path, spec: Mapping[str, Any], who: str) -> Iterator[None]:
+    """Makes the folder this run's own; meanwhile no other process can train in it. A lock ends with its
+    process, however that ends."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         lock = (folder / _LOCK).open("w")
     except OSError as problem:
-        raise ValueError(f"train: {str(folder)!r} cannot be written: {problem.strerror}") from None
+        raise ValueError(f"{who}: {str(folder)!r} cannot be written: {problem.strerror}") from None
     with lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
-            raise ValueError(f"train: another process is training in {str(folder)!r}") from None
+            raise ValueError(f"{who}: another process works in {str(folder)!r}") from None
         if not (folder / _SPEC).exists():
-            write_whole(folder / _SPEC, json.dumps(spec.to_dict(), indent=1).encode())
+            write_whole(folder / _SPEC, json.dumps(spec, indent=1).encode())
         yield
     (folder / _LOCK).unlink(missing_ok=True)
 
 
-def finish(folder: Path, model: PreTrainedModel, result: Result) -> None:
-    """The model first and the result last: a folder with a result is complete.
-
-    Checkpoints have done their work then.
-    """
+def finish(
+    folder: Path,
+    model: PreTrainedModel,
+    result: Mapping[str, Any],
+    tokenizer: PreTrainedTokenizerBase | None = None,
+) -> None:
+    """The model first and the result last: a folder with a result is complete. Checkpoints have done their
+    work then."""
     unfinished = folder / f".{_MODEL}.tmp"
     shutil.rmtree(unfinished, ignore_errors=True)
     model.save_pretrained(unfinished)
+    if tokenizer is not None:
+        tokenizer.save_pretrained(unfinished)
     shutil.rmtree(folder / _MODEL, ignore_errors=True)
     os.replace(unfinished, folder / _MODEL)
-    write_whole(folder / _RESULT, json.dumps(result.to_dict(), indent=1).encode())
+    write_whole(folder / _RESULT, json.dumps(result, indent=1).encode())
     shutil.rmtree(folder / CHECKPOINTS, ignore_errors=True)

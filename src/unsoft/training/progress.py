@@ -25,7 +25,7 @@ def records(state: TrainerState) -> list[dict[str, Any]]:
 class WriteLog(TrainerCallback):
     """The history as JSON lines.
 
-    The file is written anew each time: a resumed run repeats no line and loses none.
+    The file is written again each time: a resumed run repeats no line and loses none.
     """
 
     def __init__(self, path: Path) -> None:
@@ -39,7 +39,8 @@ class WriteLog(TrainerCallback):
 
 
 class ShowProgress(TrainerCallback):
-    """A bar in a terminal; elsewhere a line for each test."""
+    """A bar in a terminal; elsewhere a line for each test, or for each record where there is no metric to
+    test."""
 
     def __init__(self, title: str, metric: str) -> None:
         self.title, self.metric, self.loss, self.score = title, metric, "", ""
@@ -82,10 +83,11 @@ class ShowProgress(TrainerCallback):
             self.loss = f"loss {logs['loss']:.4f}"
         if "eval_score" in logs:
             self.score = f"{self.metric} {logs['eval_score']:.4f}"
-            if self.bar is None:
-                self.say(f"step {state.global_step} of {state.max_steps}, {self.loss}, {self.score}")
         if self.bar is not None:
             self.bar.update(self.number, description=f"{self.title}  {self.loss}  {self.score}")
+        elif "eval_score" in logs or ("loss" in logs and not self.metric):
+            words = (f"step {state.global_step} of {state.max_steps}", self.loss, self.score)
+            self.say(", ".join(filter(None, words)))
 
     def say(self, words: str) -> None:
         """A line of its own."""

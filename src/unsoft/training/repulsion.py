@@ -56,7 +56,7 @@ def _matrices(model: PreTrainedModel) -> Iterator[tuple[str, nn.Parameter, int]]
         for name in names:
             weight = parts[name].weight
             assert isinstance(weight, nn.Parameter)
-            yield f"{found.name}.{name}", weight, len(weight) // found.place.head_dim
+            yield f"{found.name}.{name}", weight, len(weight) // found.layer_spec.head_dim
 
 
 @torch.no_grad()

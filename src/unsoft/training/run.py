@@ -22,9 +22,10 @@ from unsoft.training.model import build
 from unsoft.training.progress import ShowProgress, WriteLog, records
 from unsoft.training.repulsion import Repulsion
 from unsoft.training.result import Result
+from unsoft.training.sealed_trainer import OWN
 from unsoft.training.spec import Spec
 from unsoft.training.stopping import StopOnSignal
-from unsoft.training.trainer import OWN, TaskTrainer, measure
+from unsoft.training.trainer import TaskTrainer, measure
 
 _FEW = 32
 _TEST = 0  # seed of the examples of the final test, the same for every run
@@ -67,8 +68,8 @@ def train(
     for name, value in (("save_every", save_every), ("eval_every", eval_every)):
         if value is not None and value < 1:
             raise ValueError(f"train: argument {name!r} must be at least 1, not {value}")
-    if out is not None and (found := finished(Path(out), full)) is not None:
-        return found
+    if out is not None and (found := finished(Path(out), full.to_dict(), "train")) is not None:
+        return Result.from_dict(found)
     tenth = max(1, full.steps // 10)
     with ExitStack() as closing:
         closing.enter_context(quiet())
@@ -77,7 +78,7 @@ def train(
             folder = Path(closing.enter_context(tempfile.TemporaryDirectory()))
         else:
             folder = Path(out)
-            closing.enter_context(claimed(folder, full))
+            closing.enter_context(claimed(folder, full.to_dict(), "train"))
         stop = StopOnSignal()
         closing.enter_context(stop.listening())
         callbacks: list[TrainerCallback] = [stop, WriteLog(folder / LOG)]
@@ -107,7 +108,7 @@ def train(
             raise Interrupted(_goodbye(trainer.state.global_step, full.steps, out))
         result = _result(trainer, full, task, seconds)
         if out is not None:
-            finish(folder, model, result)
+            finish(folder, model, result.to_dict())
         return result
 
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
 from unsoft.mechanisms.core.registry import resolve
 from unsoft.tasks import Task, task
+from unsoft.training.checks import check_number, check_seed, check_whole
 from unsoft.training.particles import KINDS
 
 
@@ -64,13 +64,11 @@ class Spec:
             raise TypeError(f"train: 'mechanism' must be a name, not {self.mechanism!r}")
         resolve(self.mechanism)
         for name in ("layers", "width", "heads", "mlp", "steps", "batch"):
-            _whole(name, getattr(self, name), 1)
-        _whole("warmup", self.warmup, 0)
-        _whole("seed", self.seed, 0)
-        if self.seed >= 1 << 32:
-            raise ValueError(f"train: 'seed' must be less than 2**32, not {self.seed}")
+            check_whole("train", name, getattr(self, name), 1)
+        check_whole("train", "warmup", self.warmup, 0)
+        check_seed("train", self.seed)
         for name in ("lr", "mechanism_lr", "weight_decay", "alpha"):
-            _number(name, getattr(self, name))
+            check_number("train", name, getattr(self, name))
         if self.start not in ("paper", "open"):
             raise ValueError(f"train: 'start' must be paper or open, not {self.start!r}")
         if self.repulse not in ("", *KINDS):
@@ -140,21 +138,3 @@ def _changed(spec: Spec, **changes: Any) -> Spec:
     for one in fields(Spec):
         object.__setattr__(made, one.name, changes.get(one.name, getattr(spec, one.name)))
     return made
-
-
-def _whole(name: str, value: Any, minimum: int) -> None:
-    if value is None:
-        return
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise TypeError(f"train: {name!r} must be a whole number, not {value!r}")
-    if value < minimum:
-        raise ValueError(f"train: {name!r} must be at least {minimum}, not {value}")
-
-
-def _number(name: str, value: Any) -> None:
-    if value is None:
-        return
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        raise TypeError(f"train: {name!r} must be a number, not {value!r}")
-    if not (math.isfinite(value) and value >= 0):
-        raise ValueError(f"train: {name!r} must be a number of at least 0, not {value}")

@@ -76,8 +76,9 @@ def test_labels_are_the_tokens_and_padding_has_none():
 def test_images_and_two_towers():
     found = inspect(tiny("clip"), reading("clip"))
     assert len(found.heads) == 4 * 4 and {record["stack"] for record in found.depths} == {
-        "text_model.encoder.layers", "vision_model.encoder.layers",
-    }  # fmt: skip
+        "text_model.encoder.layers",
+        "vision_model.encoder.layers",
+    }
     assert len(inspect(tiny("vit"), reading("vit")).heads) == 8
 
 
@@ -159,7 +160,7 @@ def test_position_bias_is_refused():
         (torch.tensor([[5, 6]]), {"max_length": 2.5}, ValueError, "'max_length'"),
         (torch.tensor([[5, 6]]), {"max_sequences": 0}, ValueError, "'max_sequences'"),
     ],
-)  # fmt: skip
+)
 def test_nonsense_is_answered_with_what_would_work(given, options, error, words):
     with pytest.raises(error, match=words):
         inspect(tiny("llama"), given, **options)

@@ -39,7 +39,8 @@ def test_a_head_that_always_looks_at_the_first_token_is_a_sink():
     model = tiny("gpt2")
     attention = model.transformer.h[0].attn
     with torch.no_grad():
-        # Queries of head 2 are constant; keys of head 2 are the position embedding's first coordinate, huge for token 0 only.
+        # Queries of head 2 are constant; keys of head 2 are the position embedding's first coordinate,
+        # huge for token 0 only.
         attention.c_attn.weight[:, 16:24] = 0
         attention.c_attn.bias[16:24] = torch.tensor([9.0] + [0.0] * 7)
         attention.c_attn.weight[:, 48:56] = 0
@@ -57,7 +58,8 @@ def test_a_head_that_always_looks_at_the_first_token_is_a_sink():
 
 
 def test_a_head_that_writes_minus_its_source_deletes():
-    """Values are the residual stream's own coordinates (no norm between), the output projection takes them away again."""
+    """Values are the residual stream's own coordinates (no norm between),
+    the output projection takes them away again."""
     model = tiny("gpt2")
     block = model.transformer.h[0]
     block.ln_1 = torch.nn.Identity()

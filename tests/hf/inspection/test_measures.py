@@ -1,4 +1,5 @@
-"""The numbers are those of ``unsoft.measure`` on the model's own attention maps, taken one sequence at a time, without padding."""
+"""The numbers are those of ``unsoft.measure`` on the model's own attention maps,
+taken one sequence at a time, without padding."""
 
 import pytest
 import torch
@@ -43,8 +44,11 @@ def rows_of(weights):
     return (weights[0] > 0).sum(-1) > 1
 
 
-@pytest.fixture(scope="module", params=[(name, side) for name in TEXT for side in ("", "left", "right")],
-                ids=lambda case: "-".join(case))  # fmt: skip
+@pytest.fixture(
+    scope="module",
+    params=[(name, side) for name in TEXT for side in ("", "left", "right")],
+    ids=lambda case: "-".join(case),
+)
 def case(request):
     name, side = request.param
     inputs = reading(name, side)

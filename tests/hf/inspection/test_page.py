@@ -86,7 +86,8 @@ def test_light_and_dark_differ_and_can_be_read(browser, file):
 def test_the_map_has_a_button_for_every_head_coloured_by_the_measure(browser, file, found):
     browser.open(file)
     shades = browser.run(
-        "[...document.querySelectorAll('#map button')].map((b) => [b.dataset.key, Number(b.style.getPropertyValue('--v')), b.title])"
+        "[...document.querySelectorAll('#map button')].map((b) => [b.dataset.key,"
+        " Number(b.style.getPropertyValue('--v')), b.title])"
     )
     values = [head["sink_share"] for head in found.heads]
     low, high = min(values), max(values)
@@ -99,7 +100,8 @@ def test_the_map_has_a_button_for_every_head_coloured_by_the_measure(browser, fi
 def test_another_measure_colours_the_map_anew(browser, file, found):
     browser.open(file)
     browser.run(
-        "(() => {const m = document.getElementById('measure'); m.value = 'hijack_excess'; m.dispatchEvent(new Event('change'))})()"
+        "(() => {const m = document.getElementById('measure'); m.value = 'hijack_excess';"
+        " m.dispatchEvent(new Event('change'))})()"
     )
     largest = max(abs(head["hijack_excess"]) for head in found.heads)
     for head in found.heads:
@@ -134,7 +136,8 @@ def test_a_click_on_a_head_shows_its_pattern_with_the_tokens(browser, file, patt
 def test_another_sentence_and_another_token(browser, file, patterns):
     browser.open(file)
     browser.run(
-        "(() => {const s = document.getElementById('sentence'); s.value = '1'; s.dispatchEvent(new Event('change'))})()"
+        "(() => {const s = document.getElementById('sentence'); s.value = '1';"
+        " s.dispatchEvent(new Event('change'))})()"
     )
     tokens = patterns[1].tokens
     assert len(tokens) == 32
@@ -149,7 +152,8 @@ def test_another_sentence_and_another_token(browser, file, patterns):
 
 def focused(browser):
     return browser.run(
-        "(document.activeElement.dataset.key || document.activeElement.id || document.activeElement.textContent)"
+        "(document.activeElement.dataset.key || document.activeElement.id ||"
+        " document.activeElement.textContent)"
     )
 
 
@@ -170,9 +174,13 @@ def test_arrows_walk_the_map(browser, file):
     browser.open(file)
     browser.run("document.querySelector('#map button').focus()")
     for key, expected in (
-        ("ArrowRight", "0.1"), ("ArrowDown", "1.1"), ("ArrowDown", "1.1"), ("ArrowLeft", "1.0"), ("ArrowLeft", "1.0"),
+        ("ArrowRight", "0.1"),
+        ("ArrowDown", "1.1"),
+        ("ArrowDown", "1.1"),
+        ("ArrowLeft", "1.0"),
+        ("ArrowLeft", "1.0"),
         ("ArrowUp", "0.0"),
-    ):  # fmt: skip
+    ):
         browser.press(key)
         assert focused(browser) == expected
     assert text(browser, "#chosen-title") == "Layer 0, head 0"

@@ -36,7 +36,8 @@ def test_outputs_are_bit_equal(case):
 
 
 def test_sinks_and_depth(case):
-    """Softmax heads rest on the first token ([CLS] in MiniLM, whatever comes first in SmolLM2); states become alike with depth."""
+    """Softmax heads rest on the first token ([CLS] in MiniLM, whatever comes first in SmolLM2);
+    states become alike with depth."""
     name, model, tokenizer = case
     found = inspect(model, TEXT, tokenizer=tokenizer, max_length=96, max_sequences=2)
     assert len(found.heads) == {"minilm": 72, "smollm2": 270}[name]

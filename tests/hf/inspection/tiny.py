@@ -57,7 +57,7 @@ BUILD = {
             num_hidden_layers=2,
             num_attention_heads=4,
             max_position_embeddings=64,
-        )  # fmt: skip
+        )
     ),
     "bert": lambda: BertModel(BertConfig(**SIZES, max_position_embeddings=64)),
     "vit": lambda: ViTModel(ViTConfig(**NARROW, image_size=16, patch_size=4)),
@@ -66,7 +66,7 @@ BUILD = {
             text_config=NARROW | {"vocab_size": WORDS, "max_position_embeddings": 32},
             vision_config=NARROW | {"image_size": 16, "patch_size": 4},
             projection_dim=16,
-        )  # fmt: skip
+        )
     ),
 }
 TEXT = [name for name in BUILD if name not in ("vit", "clip")]

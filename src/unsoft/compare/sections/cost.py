@@ -40,7 +40,7 @@ Call = Callable[[], object]
 
 
 def jobs(request: Request) -> list[Job]:
-    """Of the mechanisms that were asked for; times depend on the machine and on all who take turns."""
+    """Of the mechanisms that were asked for; times depend on the machine and on what else is timed in turn."""
     subjects, level = request.subjects, request.level
     about = _where(level) | {
         "mechanisms": [s.identity for s in subjects],
@@ -105,7 +105,7 @@ def _ratios(calls: dict[str, Call], level: Level, about: dict[str, Any]) -> list
 def _train(subject: Subject | None, length: int) -> Call:
     generator = torch.Generator().manual_seed(0)
     module = None if subject is None else subject.module(length, HEADS)
-    queries, heads = (HEADS, HEADS) if module is None else (module.query_heads, module.place.heads)
+    queries, heads = (HEADS, HEADS) if module is None else (module.query_heads, module.layer_spec.heads)
     q, k, v = (
         torch.randn(1, h, length, WIDTH, generator=generator).requires_grad_()
         for h in (queries, heads, heads)
@@ -152,7 +152,7 @@ def _step(subject: Subject, length: int) -> Call:
 
 
 def _random(module: Mechanism, length: int, generator: torch.Generator) -> list[torch.Tensor]:
-    heads = (module.query_heads, module.place.heads, module.place.heads)
+    heads = (module.query_heads, module.layer_spec.heads, module.layer_spec.heads)
     return [torch.randn(1, h, length, WIDTH, generator=generator) for h in heads]
 
 

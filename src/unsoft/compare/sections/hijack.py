@@ -77,13 +77,15 @@ def measured_share(subject: Subject, clones: int, unique: float = UNIQUE, clone:
 
 
 def _theory(subject: Subject) -> list[float]:
-    if subject.mechanism == "magnitude":
-        return theory.magnitude_hijack(CLONES, unique=UNIQUE, clone=CLONE, eps=0.1).share.tolist()
-    if subject.mechanism == "magnitude+cog":
-        return theory.magnitude_hijack(CLONES, unique=UNIQUE, clone=CLONE, eps=0.1, base="cog").share.tolist()
-    if subject.formula is None or subject.formula.uses & {"i", "j"}:
-        return []
+    """The shares that theory expects, as far as there is a theory of the mechanism."""
     try:
+        if subject.formula is None:
+            gates = subject.module(max(CLONES) + 1).clone_theory
+            if gates is None:
+                return []
+            return theory.magnitude_hijack(CLONES, unique=UNIQUE, clone=CLONE, **gates).share.tolist()
+        if subject.formula.uses & {"i", "j"}:
+            return []
         return theory.hijack_share(subject.formula, CLONES, unique=UNIQUE, clone=CLONE).tolist()
     except ValueError:
         return []

@@ -1,14 +1,15 @@
 """Linear attention: weights that are products of features, computed in time and memory linear in the length.
 
-    a_ij = d^(i-j) f(q_i) . h(k_j) / normaliser_i        j <= i if causal        d: decay of the head, 1 if there is none
+    a_ij = d^(i-j) f(q_i) . h(k_j) / normaliser_i    j <= i if causal    d: decay of the head, or 1
 
-The engine gets the features f(q), h(k) and never forms the (L, S) matrix: the causal sum over j is cut into chunks; inside a
-chunk the weights are formed, everything before it is one matrix sum_j d^(..) h(k_j) v_j^T per head, the state. The state is
-also all that decoding needs, whatever the position. Plain differentiable torch; what autograd keeps grows linearly.
+The engine gets the features f(q), h(k) and never forms the (L, S) matrix: the causal sum over j is cut into
+chunks; inside a chunk the weights are formed, everything before it is one matrix sum_j d^(..) h(k_j) v_j^T
+per head, the state. The state is also all that decoding needs, whatever the position. Plain differentiable
+torch; what autograd keeps grows linearly.
 
-Shapes: q (B, H, L, F), k (B, Hk, S, F), v (B, Hk, S, Dv); H is a multiple of Hk. The normaliser is carried along as one
-more column of the values, which is 1 everywhere. Features that are exponentials come as logarithms (``logarithmic``) and are
-summed by logarithms.py, which cannot overflow or vanish.
+Shapes: q (B, H, L, F), k (B, Hk, S, F), v (B, Hk, S, Dv); H is a multiple of Hk. The normaliser is carried
+along as one more column of the values, which is 1 everywhere. Features that are exponentials come as
+logarithms (``logarithmic``) and are summed by logarithms.py, which cannot overflow or vanish.
 """
 
 from __future__ import annotations
@@ -33,15 +34,18 @@ def linear_attention(
     state: Tensor | None = None,
     logarithmic: bool = False,
 ) -> tuple[Tensor, Tensor]:
-    """Output (B, H, L, Dv) and the state (B, heads, F, Dv + 1) after the last key; its last column sums the keys themselves.
+    """Output (B, H, L, Dv) and the state (B, heads, F, Dv + 1) after the last key;
+    its last column sums the keys themselves.
 
-    A causal call aligns row i with key i (L = S); ``state`` continues from earlier keys. All inputs are finite: rules for NaN
-    and for masks are the caller's.
+    A causal call aligns row i with key i (L = S); ``state`` continues from earlier keys. All inputs are
+    finite: rules for NaN and for masks are the caller's.
 
     >>> q, k, v = (torch.rand(1, 2, 6, 3, dtype=torch.float64) for _ in range(3))
     >>> whole, _ = linear_attention(q, k, v, causal=True, normalise=True)
-    >>> first, state = linear_attention(q[:, :, :4], k[:, :, :4], v[:, :, :4], causal=True, normalise=True)
-    >>> rest, _ = linear_attention(q[:, :, 4:], k[:, :, 4:], v[:, :, 4:], causal=True, normalise=True, state=state)
+    >>> first = (x[:, :, :4] for x in (q, k, v))
+    >>> first, state = linear_attention(*first, causal=True, normalise=True)
+    >>> rest = (x[:, :, 4:] for x in (q, k, v))
+    >>> rest, _ = linear_attention(*rest, causal=True, normalise=True, state=state)
     >>> torch.allclose(torch.cat([first, rest], dim=2), whole)
     True
     """
@@ -72,7 +76,8 @@ def aligned_attention(
     decay: Tensor | None = None,
     logarithmic: bool = False,
 ) -> Tensor:
-    """Output for any number of queries and keys: key j is visible to row i iff j <= i + offset, or always if that is None."""
+    """Output for any number of queries and keys: key j is visible to row i iff j <= i + offset,
+    or always if that is None."""
     options: dict[str, Any] = {"normalise": normalise, "decay": decay, "logarithmic": logarithmic}
     if offset is None:
         return linear_attention(q, k, v, causal=False, **options)[0]
@@ -94,7 +99,8 @@ def aligned_attention(
 
 
 def state_after(k: Tensor, v: Tensor, decay: Tensor | None = None, state: Tensor | None = None) -> Tensor:
-    """The state after all the keys given: sum_j d^(S-1-j) h(k_j) [v_j, 1]^T, plus d^S times the state before them."""
+    """The state after all the keys given: sum_j d^(S-1-j) h(k_j) [v_j, 1]^T,
+    plus d^S times the state before them."""
     length = k.shape[2]
     if decay is not None and length > 1:
         k = k * _powers(decay, torch.arange(length - 1, -1, -1, device=k.device))[..., None]
@@ -115,10 +121,11 @@ def linear_weights(
     bias: Tensor | None = None,
     logarithmic: bool = False,
 ) -> Tensor:
-    """The weights (B, H, L, S) written out: the specification of :func:`linear_attention`, for looking at and for masks.
+    """The weights (B, H, L, S) written out: the specification of :func:`linear_attention`,
+    for looking at and for masks.
 
-    ``visible`` is bool and broadcasts to the weights; ``bias`` multiplies them by exp(bias) before they are normalised.
-    ``offset``: row i stands at the position of key i + offset, for the decay.
+    ``visible`` is bool and broadcasts to the weights; ``bias`` multiplies them by exp(bias) before they are
+    normalised. ``offset``: row i stands at the position of key i + offset, for the decay.
     """
     if logarithmic:
         return logarithms.weights(q, k, visible, bias)
@@ -141,13 +148,15 @@ def linear_weights(
 
 
 def vanishing(dtype: torch.dtype) -> float:
-    """Below this a number counts as 0 where it is divided by: gradients of a quotient by less would overflow."""
+    """Below this a number counts as 0 where it is divided by: gradients of a quotient by less would
+    overflow."""
     facts = torch.finfo(dtype)
     return facts.tiny / facts.eps
 
 
 def _largest_one(q: Tensor) -> Tensor:
-    """Features of queries with the largest of a row brought to 1, which normalising undoes: no size is too small or large."""
+    """Features of queries with the largest of a row brought to 1, which normalising undoes:
+    no size is too small or large."""
     largest = q.detach().abs().amax(-1, keepdim=True)
     return q / torch.where(largest < vanishing(q.dtype), 1.0, largest)
 
@@ -166,7 +175,8 @@ def _powers(decay: Tensor, exponents: Tensor) -> Tensor:
 def _chunked(
     q: Tensor, k: Tensor, v: Tensor, decay: Tensor | None, state: Tensor | None
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Sums over the keys of each row: of weighted values (B, H, L, Dv), of weights (B, H, L, 1); and the state after."""
+    """Sums over the keys of each row: of weighted values (B, H, L, Dv), of weights (B, H, L, 1);
+    and the state after."""
     shared, group, length = k.shape[1], q.shape[1] // k.shape[1], q.shape[2]
     size = min(chunk_size(q.shape[3]), length)
     after = state_after(k, v, decay, state)
@@ -198,7 +208,10 @@ def _decay_inside(decay: Tensor, place: Tensor) -> Tensor:
 
 
 def _running_sum(added: Tensor, decay: Tensor | None) -> Tensor:
-    """Sums over the chunks (dimension 2) before each chunk. A loop: torch's cumsum is slow along an outer dimension."""
+    """Sums over the chunks (dimension 2) before each chunk.
+
+    A loop: torch's cumsum is slow along an outer dimension.
+    """
     current = torch.zeros_like(added[:, :, 0])
     factor = 1.0 if decay is None else decay.view(-1, *(1,) * (added.dim() - 3))
     sums = []

@@ -88,7 +88,10 @@ LINEAR: Registry[LinearWork, LinearResult] = Registry(
 
 
 def is_small_step(options: dict[str, Any], *tensors: Tensor | None) -> bool:
-    """May a step whose shapes have been checked run compiled code? ``tensors``: query, key, value and what else takes part."""
+    """May a step whose shapes have been checked run compiled code?
+
+    ``tensors``: query, key, value and what else takes part.
+    """
     return (
         options["attn_mask"] is None
         and options["positions"] is None
@@ -104,7 +107,10 @@ def _masked(call: Call) -> str | None:
     if call.positions is not None:
         return "its compiled code counts positions from 0; use 'tiled'"
     if call.causal_offset != 0 or call.q.shape[2] != call.k.shape[2]:
-        return "its compiled code goes from token to token: as many queries as keys and is_causal=True; use 'tiled'"
+        return (
+            "its compiled code goes from token to token: as many queries as keys and is_causal=True;"
+            " use 'tiled'"
+        )
     return None
 
 

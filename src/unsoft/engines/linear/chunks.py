@@ -1,4 +1,5 @@
-"""Tokens of linear attention cut into chunks, and back; query heads that share a key head are stacked as rows."""
+"""Tokens of linear attention cut into chunks, and back; query heads that share a key head are stacked as
+rows."""
 
 from __future__ import annotations
 
@@ -7,14 +8,16 @@ from torch import Tensor
 
 
 def chunk_size(width: int) -> int:
-    """Tokens per chunk: work inside chunks grows with it, the number of states shrinks; balanced near the feature width."""
+    """Tokens per chunk: work inside chunks grows with it, the number of states shrinks;
+    balanced near the feature width."""
     return min(max(1 << (width - 1).bit_length(), 64), 512)
 
 
 def cut(x: Tensor, size: int, shared: int | None = None, filler: float = 0.0) -> Tensor:
-    """(B, heads, L, F) as (B, shared, chunks, group * size, F), the last chunk filled up; without ``shared`` there is no group.
+    """(B, heads, L, F) as (B, shared, chunks, group * size, F), the last chunk filled up;
+    without ``shared`` there is no group.
 
-    >>> cut(torch.arange(6.0).view(1, 2, 3, 1), size=2, shared=1).flatten(3)       # two heads in a group, two chunks
+    >>> cut(torch.arange(6.0).view(1, 2, 3, 1), size=2, shared=1).flatten(3)  # two heads, two chunks
     tensor([[[[0., 1., 3., 4.],
               [2., 0., 5., 0.]]]])
     """

@@ -1,11 +1,13 @@
-"""Linear attention whose features are exponentials, given by their logarithms: nothing overflows and no row vanishes.
+"""Linear attention whose features are exponentials, given by their logarithms:
+nothing overflows and no row vanishes.
 
     a_ij = sum_f exp(q_if + k_jf) / sum_l sum_f exp(q_if + k_lf)
 
-The state keeps for every feature f the largest k_jf so far, M_f, and sums of exp(k_jf - M_f): the sum for the weights themselves
-is at least 1 once a key was seen. A row takes out its own largest q_if + M_f, and so has a term of at least 1 in its total. Inside
-a chunk the weights are formed as logarithms and each row takes out the largest that it sees. So the sizes of queries and keys do
-not matter, and no row depends on a later key, not even by a maximum.
+The state keeps for every feature f the largest k_jf so far, M_f, and sums of exp(k_jf - M_f): the sum for the
+weights themselves is at least 1 once a key was seen. A row takes out its own largest q_if + M_f, and so has a
+term of at least 1 in its total. Inside a chunk the weights are formed as logarithms and each row takes out
+the largest that it sees. So the sizes of queries and keys do not matter, and no row depends on a later key,
+not even by a maximum.
 
 The state is (B, Hk, F, Dv + 2): sums of weighted values, sums of weights, M. A key that is masked is -inf.
 """
@@ -27,7 +29,8 @@ _EXACT_AT_ONCE = 1 << 22
 def attention(
     q: Tensor, k: Tensor, v: Tensor, *, causal: bool, state: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Output (B, H, L, Dv) and the state after the last key; arguments as of :func:`unsoft.engines.linear.attention.linear_attention`.
+    """Output (B, H, L, Dv) and the state after the last key; arguments as of
+    :func:`unsoft.engines.linear.attention.linear_attention`.
 
     >>> q, k, v = (torch.randn(1, 2, 9, 3, dtype=torch.float64) for _ in range(3))
     >>> out, _ = attention(300 * q, 300 * k, v, causal=False)          # exp(300 q) alone would overflow
@@ -83,8 +86,8 @@ def weights(q: Tensor, k: Tensor, visible: Tensor, bias: Tensor | None) -> Tenso
 def log_products(q: Tensor, k: Tensor) -> Tensor:
     """log sum_f exp(q_if + k_jf) for rows q (..., L, F) and k (..., S, F); -inf where a key is masked.
 
-    A product of matrices in float64 is enough unless a query and a key lie more than exp(600) apart from the best that each
-    of them could meet; such pairs are summed one by one.
+    A product of matrices in float64 is enough unless a query and a key lie more than exp(600) apart from the
+    best that each of them could meet; such pairs are summed one by one.
     """
     masked = k.detach().amax(-1) == -torch.inf
     k = torch.where(masked[..., None], 0.0, k)
@@ -133,7 +136,8 @@ def _joined(a: Tensor, b: Tensor) -> Tensor:
 def _largest_zero(q: Tensor) -> Tensor:
     """Logarithms of a query's features with the largest brought to 0, which normalising undoes.
 
-    Otherwise a query of 10,000 would leave its sums with keys, which tell them apart, three digits after the point in float32.
+    Otherwise a query of 10,000 would leave its sums with keys, which tell them apart,
+    three digits after the point in float32.
     """
     return q - q.detach().amax(-1, keepdim=True)
 

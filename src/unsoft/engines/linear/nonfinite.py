@@ -1,7 +1,8 @@
-"""NaN and Inf in linear attention, at linear cost: a row is NaN iff it sees a bad query or key, a column iff it sees a bad value.
+"""NaN and Inf in linear attention, at linear cost: a row is NaN iff it sees a bad query or key,
+a column iff it sees a bad value.
 
-The sums are made without the bad numbers, and what depends on them is set to NaN afterwards; a state that has taken one in is NaN
-itself, so that all later rows are.
+The sums are made without the bad numbers, and what depends on them is set to NaN afterwards; a state that has
+taken one in is NaN itself, so that all later rows are.
 """
 
 from __future__ import annotations
@@ -42,7 +43,8 @@ class Bad:
 
 
 def finite_call(call: Call, seen: Tensor | None) -> tuple[Call, Bad | None]:
-    """The call with 0 for what is not finite, and where that was; ``seen`` (B|1, Hk|1, S|1): keys that are not masked."""
+    """The call with 0 for what is not finite, and where that was; ``seen`` (B|1, Hk|1, S|1):
+    keys that are not masked."""
     if torch.compiler.is_compiling():  # cannot ask for values while tracing
         return call, None
     dtype = call.compute_dtype

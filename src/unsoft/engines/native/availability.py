@@ -25,7 +25,10 @@ def attempt(what: Hashable, compile_it: Callable[[], object]) -> bool:
         compile_it()
     except CompilationError as error:
         if str(error) not in _failed.values():
-            text = f"unsoft's native engine is not available ({error}); the same results are computed by a slower engine"
+            text = (
+                f"unsoft's native engine is not available ({error}); the same results are computed by a"
+                " slower engine"
+            )
             warnings.warn(text, CompilerWarning, stacklevel=3)
         _failed[what] = str(error)
         return False
@@ -37,5 +40,6 @@ def ready(formula: str, double: bool) -> bool:
     return attempt((formula, double), lambda: kernel(formula, torch.float64 if double else torch.float32))
 
 
-# As torch.compiler.assume_constant_result does, without importing all of dynamo: a traced caller asks once, while traced.
+# As torch.compiler.assume_constant_result does, without importing all of dynamo: a traced caller asks once,
+# while traced.
 ready._dynamo_marked_constant = True  # type: ignore[attr-defined]

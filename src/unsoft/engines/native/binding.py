@@ -19,7 +19,8 @@ from unsoft.formula import Formula
 
 TYPES = {torch.float32: 0, torch.float64: 1, torch.bfloat16: 2, torch.float16: 3}
 VARIABLE = struct.Struct("14q2d24q")
-"""The first fields of struct Call: sizes, flags and numbers, then q, k, v and out with their strides and types."""
+"""The first fields of struct Call: sizes, flags and numbers, then q, k,
+v and out with their strides and types."""
 _HEAD, _NO_TENSOR = struct.Struct("14q2d"), (0,) * 5
 FINITE, _OUT_OF_MEMORY = 0, 2
 
@@ -96,7 +97,8 @@ def backward(call: Call, upstream: Upstream) -> Gradients:
 
 
 class _Common:
-    """The fields of struct Call that forward and backward share, and the tensors that must outlive the call."""
+    """The fields of struct Call that forward and backward share, and the tensors that must outlive the
+    call."""
 
     def __init__(self, code: Kernel, call: Call) -> None:
         # What lies in the memory of a negative view (x.conj().imag is one) is not what it stands for.
@@ -111,10 +113,23 @@ class _Common:
         low, high = (0, 0) if seed is None else seed.tolist()
         drop_below = 0 if seed is None else min(round(call.dropout_p * 2**32), 2**32 - 1)
         self.head = _HEAD.pack(
-            code.mechanism, thread_count(), batch, heads, kv_heads, length, keys, width, value_width,
-            call.causal_offset is not None, call.causal_offset or 0, low, high, drop_below,
-            keep_factor(call.dropout_p), call.scale,
-        )  # fmt: skip
+            code.mechanism,
+            thread_count(),
+            batch,
+            heads,
+            kv_heads,
+            length,
+            keys,
+            width,
+            value_width,
+            call.causal_offset is not None,
+            call.causal_offset or 0,
+            low,
+            high,
+            drop_below,
+            keep_factor(call.dropout_p),
+            call.scale,
+        )
         self.inputs = (*_typed(q), *_typed(k), *_typed(v))
 
     def fields(
@@ -151,14 +166,16 @@ def pack_rest(
     positions: Tensor | None,
     params: Tensor,
 ) -> bytes:
-    """The fields of struct Call after the output: row statistics (wanted by a backward pass only), masks and parameters."""
+    """The fields of struct Call after the output: row statistics (wanted by a backward pass only),
+    masks and parameters."""
     rows = [0 if x is None else x.data_ptr() for x in (peak, total)]
     masks = [*_strided(counts), *_strided(visible), *_strided(bias), *_strided(positions)]
     return struct.pack("23q", *rows, *masks, params.data_ptr())
 
 
-# The kernel has no rules for NaN and Inf, so a call that meets one is computed again by the engine that has them. Rows that
-# are finite in both keep the kernel's numbers: what a row cannot see must not change it, not even in the last bit.
+# The kernel has no rules for NaN and Inf, so a call that meets one is computed again by the engine that has
+# them. Rows that are finite in both keep the kernel's numbers: what a row cannot see must not change it, not
+# even in the last bit.
 def _finite_rows(x: Tensor) -> Tensor:
     return x.isfinite().all(-1)
 

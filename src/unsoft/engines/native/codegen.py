@@ -1,7 +1,7 @@
 """Writes the C++ of one formula: the ``struct Formula`` that kernel/tile.h is compiled around.
 
-What depends on the query only (m, n, i and the parameters) is computed once a row and kept in ``struct Row``; what
-depends on the logit s or the key position j is computed for every entry. Derivatives are symbolic.
+What depends on the query only (m, n, i and the parameters) is computed once a row and kept in ``struct Row``;
+what depends on the logit s or the key position j is computed for every entry. Derivatives are symbolic.
 """
 
 from __future__ import annotations
@@ -55,7 +55,8 @@ def formula_source(formula: Formula) -> str:
 {definitions(used - {"num", "sym"})}
 struct Formula {{
     static constexpr bool has_peak = {_bool(formula.peak)}, has_mass = {_bool(mass)};
-    static constexpr bool strength = {_bool(formula.bias == "strength" or None)}, operand = {_bool(operand or None)};
+    static constexpr bool strength = {_bool(formula.bias == "strength" or None)};
+    static constexpr bool operand = {_bool(operand or None)};
     static constexpr int parameters = {len(names)};
     static constexpr double mass_degree = {formula.mass_degree!r};
     struct Row {{

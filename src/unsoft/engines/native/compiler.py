@@ -1,8 +1,8 @@
 """Finds the system's C++ compiler and turns source into a shared library, cached on disk.
 
-The cache key covers the source, every kernel header, the compiler's identity and the CPU's features, so a cached library is
-never used where it was not made for. A library is written aside and renamed into place: processes that compile the same
-formula at once do the work twice but never see half a file.
+The cache key covers the source, every kernel header it includes, the compiler's identity and the CPU's
+features, so a cached library is never used where it was not made for. A library is written aside and renamed
+into place: processes that compile the same formula at once do the work twice but never see half a file.
 """
 
 from __future__ import annotations
@@ -11,11 +11,12 @@ import ctypes
 import hashlib
 import os
 import platform
+import re
 import shutil
 import subprocess
 import tempfile
 from concurrent.futures import ThreadPoolExecutor
-from functools import cache
+from functools import cache, lru_cache
 from pathlib import Path
 
 from unsoft.engines.native.trust import temporary_folder, trusted_folder
@@ -23,6 +24,7 @@ from unsoft.engines.native.trust import temporary_folder, trusted_folder
 KERNEL = Path(__file__).parent / "kernel"
 _COMPILERS = ("g++", "clang++", "c++")
 _TIMEOUT_SECONDS = 300
+_INCLUDE = re.compile(r'^\s*#\s*include\s+"([^"]+)"', re.MULTILINE)
 
 
 class CompilationError(RuntimeError):
@@ -30,7 +32,8 @@ class CompilationError(RuntimeError):
 
 
 def cache_directory() -> Path:
-    """Where compiled formulas are kept: ``$UNSOFT_CACHE_DIR``, else ``$XDG_CACHE_HOME/unsoft``, else ``~/.cache/unsoft``."""
+    """Where compiled formulas are kept: ``$UNSOFT_CACHE_DIR``, else ``$XDG_CACHE_HOME/unsoft``,
+    else ``~/.cache/unsoft``."""
     if chosen := os.environ.get("UNSOFT_CACHE_DIR"):
         return Path(chosen).expanduser()
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "unsoft"
@@ -69,7 +72,8 @@ def _load(sources: dict[str, str], real: str, stems: dict[str, str]) -> list[cty
 
 def _cached(folder: Path, stem: str) -> ctypes.CDLL | None:
     for library in folder.glob(f"{stem}-*.so"):
-        # What is damaged must never be loaded: it can take the whole process down. So the name carries the digest.
+        # What is damaged must never be loaded: it can take the whole process down.
+        # So the name carries the digest.
         if library.stem.endswith(f"-{_digest(library)}"):
             return ctypes.CDLL(str(library))
         library.unlink(missing_ok=True)
@@ -78,8 +82,23 @@ def _cached(folder: Path, stem: str) -> ctypes.CDLL | None:
 
 def library_stem(name: str, source: str, real: str) -> str:
     """How the file name of a library begins: different for everything that its content depends on."""
-    key = hashlib.sha256("\0".join((source, real, _environment_key())).encode()).hexdigest()
+    texts = (source, real, _environment_key(), *_included_headers(source, KERNEL))
+    key = hashlib.sha256("\0".join(texts).encode()).hexdigest()
     return f"{name}-{key[:32]}"
+
+
+@lru_cache(maxsize=8)  # most sources are those of the kernels; those of formulas include the same headers
+def _included_headers(source: str, folder: Path) -> list[str]:
+    """The headers in the kernel's folder that a source includes, also through others, in a fixed order."""
+    texts: dict[Path, str] = {}
+    waiting = [(folder, name) for name in _INCLUDE.findall(source)]
+    while waiting:
+        beside, name = waiting.pop()
+        file = next(path for path in ((beside / name).resolve(), (folder / name).resolve()) if path.is_file())
+        if file not in texts:
+            texts[file] = file.read_text()
+            waiting += [(file.parent, other) for other in _INCLUDE.findall(texts[file])]
+    return [texts[file] for file in sorted(texts)]
 
 
 def _digest(file: Path) -> str:
@@ -103,8 +122,7 @@ def find_compiler() -> str:
 def _environment_key() -> str:
     compiler = Path(find_compiler()).resolve()
     stat = compiler.stat()
-    headers = [file.read_text() for file in sorted(KERNEL.rglob("*")) if file.is_file()]
-    return "\0".join([str(compiler), str(stat.st_size), str(stat.st_mtime_ns), _cpu_features(), *headers])
+    return "\0".join([str(compiler), str(stat.st_size), str(stat.st_mtime_ns), _cpu_features()])
 
 
 def _cpu_features() -> str:
@@ -158,7 +176,8 @@ def _run_compiler(source: str, real: str, output: str) -> None:
     ]
     base += [f"-DUNSOFT_REAL={real}", f"-I{KERNEL}", "-o", output]
     reason = ""
-    # From the best to what every compiler takes: Apple's clang has no OpenMP, some virtual machines no -march=native.
+    # From the best to what every compiler takes: Apple's clang has no OpenMP,
+    # some virtual machines no -march=native.
     for extra in ([native, "-fopenmp"], [native, "-pthread"], ["-pthread"]):
         try:
             done = subprocess.run(

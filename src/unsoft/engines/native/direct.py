@@ -1,8 +1,10 @@
-"""The short way to the compiled kernel, for calls that need nothing else: decoding makes thousands of small ones.
+"""The short way to the compiled kernel, for calls that need nothing else:
+decoding makes thousands of small ones.
 
-What depends only on the formula, the shape of the queries and the flags is found out once and kept (:class:`Plan`); what may
-change from call to call (the number of keys, where tensors lie) is compared with it. Whatever is unusual in any way (a wrong
-argument, a gradient, a transform, a mask, NaN) is left to the general way, which has all rules and messages.
+What depends only on the formula, the shape of the queries and the flags is found out once and kept
+(:class:`Plan`); what may change from call to call (the number of keys, where tensors lie) is compared with
+it. Whatever is unusual in any way (a wrong argument, a gradient, a transform, a mask, NaN) is left to the
+general way, which has all rules and messages.
 """
 
 from __future__ import annotations
@@ -26,7 +28,10 @@ _plans: dict[tuple[object, ...], Plan] = {}
 
 
 def observed() -> bool:
-    """Does anything listen to torch's operations: a mode, a transform, a tracer, autocast? Then nothing may go past them."""
+    """Does anything listen to torch's operations: a mode, a transform, a tracer, autocast?
+
+    Then nothing may go past them.
+    """
     return bool(
         torch._C._len_torch_dispatch_stack()
         or torch._C._len_torch_function_stack()

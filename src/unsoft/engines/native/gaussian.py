@@ -146,7 +146,7 @@ def congruences(m: Tensor, t: Tensor) -> Tensor:
     """The symmetric part of -M^T T M for lower triangular M and T (systems, n, n).
 
     >>> m, t = torch.tensor([[[1.0, 0.0], [2.0, 1.0]]]), torch.tensor([[[1.0, 0.0], [4.0, 1.0]]])
-    >>> congruences(m, t)                                           # -[[13, 2], [6, 1]] before it is made symmetric
+    >>> congruences(m, t)  # -[[13, 2], [6, 1]] before it is made symmetric
     tensor([[[-13.,  -4.],
              [ -4.,  -1.]]])
     """

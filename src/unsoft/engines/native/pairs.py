@@ -1,4 +1,5 @@
-"""A step of a pair of attention maps by compiled code: the second query before the maps, their difference after them."""
+"""A step of a pair of attention maps by compiled code: the second query before the maps,
+their difference after them."""
 
 from __future__ import annotations
 
@@ -57,7 +58,7 @@ def pair_queries(query: Tensor, negative_map: Tensor, mapped_first: bool) -> Ten
             0,
             0,
             0,
-        )  # fmt: skip
+        )
     )
     return both
 
@@ -86,6 +87,6 @@ def pair_difference(maps: Tensor, plus: Tensor, minus: Tensor) -> Tensor:
             plus.data_ptr(),
             minus.data_ptr(),
             out.data_ptr(),
-        )  # fmt: skip
+        )
     )
     return out

@@ -1,4 +1,5 @@
-"""Linear attention by compiled code, token by token: decoding, where many small torch calls would take longer than the work."""
+"""Linear attention by compiled code, token by token: decoding,
+where many small torch calls would take longer than the work."""
 
 from __future__ import annotations
 
@@ -30,7 +31,10 @@ def _function(double: bool) -> Callable[[bytes], int]:
 
 
 def recurrence_ready(double: bool) -> bool:
-    """Is the compiled code there for float32, or float64 if ``double``? If not, says why in a warning, once."""
+    """Is the compiled code there for float32, or float64 if ``double``?
+
+    If not, says why in a warning, once.
+    """
     return attempt(("recurrence", double), lambda: _function(double))
 
 
@@ -48,10 +52,12 @@ def recurrence(
     first: int = 0,
     limit: int = 1,
 ) -> tuple[Tensor, Tensor] | None:
-    """What :func:`unsoft.engines.linear.attention.linear_attention` gives for a causal call, or None if something is not finite.
+    """What :func:`unsoft.engines.linear.attention.linear_attention` gives for a causal call,
+    or None if something is not finite.
 
-    q, k, v are float32 or float64 on the CPU; ``feature_map`` is applied to them times ``scales`` ("cosine": see cosformer, whose
-    positions begin at ``first`` and whose M is ``limit``). The state given is not changed.
+    q, k, v are float32 or float64 on the CPU; ``feature_map`` is applied to them times ``scales`` ("cosine":
+    see cosformer, whose positions begin at ``first`` and whose M is ``limit``). The state given is not
+    changed.
 
     >>> q, k, v = (torch.rand(1, 2, 5, 3) for _ in range(3))
     >>> out, state = recurrence(q, k, v, None, normalise=True)
@@ -68,11 +74,31 @@ def recurrence(
     after = q.new_empty(batch, state_heads, features, values + (2 if logarithmic else 1))
     out = q.new_empty(batch, heads, tokens, values)
     call = _CALL.pack(
-        thread_count(), batch, heads, key_heads, state_heads, tokens, width, values, features,
-        MAPS[feature_map], normalise, logarithmic, first, limit, q.data_ptr(), k.data_ptr(), v.data_ptr(),
-        0 if decay is None else decay.data_ptr(), 0 if state is None else state.data_ptr(), after.data_ptr(),
-        out.data_ptr(), *scales, math.pi / 2 / limit, vanishing(q.dtype),
-    )  # fmt: skip
+        thread_count(),
+        batch,
+        heads,
+        key_heads,
+        state_heads,
+        tokens,
+        width,
+        values,
+        features,
+        MAPS[feature_map],
+        normalise,
+        logarithmic,
+        first,
+        limit,
+        q.data_ptr(),
+        k.data_ptr(),
+        v.data_ptr(),
+        0 if decay is None else decay.data_ptr(),
+        0 if state is None else state.data_ptr(),
+        after.data_ptr(),
+        out.data_ptr(),
+        *scales,
+        math.pi / 2 / limit,
+        vanishing(q.dtype),
+    )
     status = _function(q.dtype == torch.float64)(call)
     if status == _OUT_OF_MEMORY:
         raise MemoryError("unsoft's native engine could not allocate its buffers")

@@ -1,7 +1,9 @@
-"""Steps of decoding by one call of compiled code: new keys and values go into the buffers of a cache, then it attends to all.
+"""Steps of decoding by one call of compiled code: new keys and values go into the buffers of a cache,
+then it attends to all.
 
-What stays the same from step to step (formula, shapes, buffers) is checked and packed once (:func:`prepare_step`); after that
-a step compares a few numbers and passes on six. Whatever is unusual in any way is left to the general way, as in direct.py.
+What stays the same from step to step (formula, shapes, buffers) is checked and packed once
+(:func:`prepare_step`); after that a step compares a few numbers and passes on six. Whatever is unusual in any
+way is left to the general way, as in direct.py.
 """
 
 from __future__ import annotations
@@ -22,7 +24,8 @@ _TOKEN = struct.Struct("6q")
 
 
 class Step:
-    """Steps of one kind, prepared: one formula, queries, keys and values of one shape, the buffers of one cache."""
+    """Steps of one kind, prepared: one formula, queries, keys and values of one shape,
+    the buffers of one cache."""
 
     def __init__(
         self, plan: Plan, new: tuple[Tensor, Tensor, Tensor], buffers: tuple[Tensor, Tensor], options: object
@@ -51,7 +54,10 @@ class Step:
         return same and self.plan.formula is formula and self.options == options
 
     def run(self, query: Tensor, key: Tensor, value: Tensor, length: int) -> Tensor | None:
-        """The output of the step after ``length`` tokens. None if it has to take the general way; then nothing counts."""
+        """The output of the step after ``length`` tokens.
+
+        None if it has to take the general way; then nothing counts.
+        """
         if length + self.tokens > self.room or observed():
             return None
         grad = torch.is_grad_enabled()

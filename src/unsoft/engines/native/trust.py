@@ -1,8 +1,8 @@
 """May code be loaded from a folder? Only if nobody but its user (and root) can put anything into it.
 
-A shared library runs with all rights of the process that loads it, so a folder that others can write to is as good as a
-program of theirs. Where that is so, a private temporary folder is used instead, and a warning says why and what helps.
-Access control lists are not looked at.
+A shared library runs with all rights of the process that loads it, so a folder that others can write to is as
+good as a program of theirs. Where that is so, a private temporary folder is used instead, and a warning says
+why and what helps. Access control lists are not looked at.
 """
 
 from __future__ import annotations
@@ -30,10 +30,11 @@ def make_private_folder(folder: Path) -> None:
 
 
 def trusted_folder(folder: Path, patterns: list[str]) -> Path:
-    """The folder with all links resolved, made if need be; or a private temporary one, if that one cannot be trusted.
+    """The folder with all links resolved, made if need be; or a private temporary one,
+    if that one cannot be trusted.
 
-    ``patterns`` match the files that will be loaded from it. Once the folder has been found to be trustworthy nobody else
-    can change what is in it, so what was checked is what is loaded.
+    ``patterns`` match the files that will be loaded from it. Once the folder has been found to be trustworthy
+    nobody else can change what is in it, so what was checked is what is loaded.
     """
     folder = Path(os.path.realpath(folder))
     try:
@@ -46,8 +47,9 @@ def trusted_folder(folder: Path, patterns: list[str]) -> Path:
     if reason not in _warned:
         _warned.add(reason)
         text = (
-            f"unsoft loads no compiled code from {folder}: {reason}; formulas are compiled anew for this process."
-            " Set UNSOFT_CACHE_DIR to a folder that only you can write to, or mend this one"
+            f"unsoft loads no compiled code from {folder}: {reason}; formulas are compiled again for this"
+            " process. Set UNSOFT_CACHE_DIR to a folder that only you can write to, or correct the rights of"
+            " this one"
         )
         warnings.warn(text, CacheWarning, stacklevel=2)
     return temporary_folder()
@@ -55,7 +57,8 @@ def trusted_folder(folder: Path, patterns: list[str]) -> Path:
 
 @cache
 def temporary_folder() -> Path:
-    """A folder of this process alone, deleted when it ends; PermissionError if even there others could plant code."""
+    """A folder of this process alone, deleted when it ends; PermissionError if even there others could plant
+    code."""
     folder, owner = Path(os.path.realpath(tempfile.mkdtemp(prefix="unsoft-"))), os.getpid()
     if reason := distrust(folder, []):
         folder.rmdir()
@@ -70,7 +73,8 @@ def temporary_folder() -> Path:
 
 
 def distrust(folder: Path, files: list[Path]) -> str | None:
-    """Why somebody else could have put code into the folder (a resolved path) or the files in it; None if nobody could."""
+    """Why somebody else could have put code into the folder (a resolved path) or the files in it;
+    None if nobody could."""
     if not hasattr(
         os, "geteuid"
     ):  # Windows: the user's own folders are protected by their access control lists
@@ -102,7 +106,10 @@ def _others_can_replace_entries(folder: os.stat_result) -> bool:
 
 
 def _is_private_group(uid: int, gid: int) -> bool:
-    """Is it the group that many systems make for each user, with nobody else in it? Home folders are open to that one."""
+    """Is it the group that many systems make for each user, with nobody else in it?
+
+    Home folders are open to that one.
+    """
     import grp
     import pwd
 

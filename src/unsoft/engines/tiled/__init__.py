@@ -1,9 +1,9 @@
 """The tiled engine: any formula, any device, torch operations only, memory linear in the sequence length.
 
 The attention matrix exists only as tiles, and tiles that the mask or causality hides are never computed. The
-forward pass (:mod:`unsoft.engines.tiled.forward_pass`) saves two numbers per row, the peak and the summed mass; the
-backward pass (:mod:`unsoft.engines.tiled.backward_pass`) recomputes each tile from them. Both functions here are
-pure and run eagerly; ``operator.py`` makes them differentiable.
+forward pass (:mod:`unsoft.engines.tiled.forward_pass`) saves two numbers per row, the peak and the summed
+mass; the backward pass (:mod:`unsoft.engines.tiled.backward_pass`) recomputes each tile from them. Both
+functions here are pure and run eagerly; ``operator.py`` makes them differentiable.
 """
 
 import torch

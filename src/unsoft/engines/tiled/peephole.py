@@ -1,6 +1,8 @@
-"""Fewer instructions with the same results, bit for bit: every instruction saved is one pass over a tile saved.
+"""Fewer instructions with the same results, bit for bit: every instruction saved is one pass over a tile
+saved.
 
-Symbolic derivatives are full of (-1) x, a - (-b) and of products that differ only in the order of their factors.
+Symbolic derivatives are full of (-1) x, a - (-b) and of products that differ only in the order of their
+factors.
 
 >>> from unsoft.formula import lower, parse
 >>> instructions, results = tidy(*lower({"y": parse("s*m + m*s"), "x": parse("s - m*(-1)")}))

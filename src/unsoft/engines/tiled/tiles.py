@@ -150,7 +150,8 @@ class Grid:
         return symbols
 
     def _positions(self, chunk: Chunk, part: slice, offset: int, column: int) -> Tensor:
-        """Of some queries or keys: counted from ``offset``, or read from the columns that begin at ``column``."""
+        """Of some queries or keys: counted from ``offset``, or read from the columns that begin at
+        ``column``."""
         if self.call.positions is None:
             start, stop = part.start + offset, part.stop + offset
             return torch.arange(start, stop, dtype=self.dtype, device=self.call.q.device)

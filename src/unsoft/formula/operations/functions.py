@@ -27,7 +27,9 @@ _ERF = """const $erf = (x) => {
   for (let k = 60; k > 0; k--) tail = k / 2 / (a + tail);
   return Math.sign(x) * (1 - Math.exp(-x * x) / (Math.sqrt(Math.PI) * (a + tail)));
 };"""
-_SOFTPLUS = """static inline real softplus(real x) { return (x > 0 ? x : real(0)) + std::log1p(std::exp(-std::fabs(x))); }
+_SOFTPLUS = """static inline real softplus(real x) {
+    return (x > 0 ? x : real(0)) + std::log1p(std::exp(-std::fabs(x)));
+}
 """
 
 

@@ -12,10 +12,9 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from unsoft.engines.native.gaussian import congruences, inverse_factors
+from unsoft.engines.gaussian import kernels_for
 from unsoft.errors import SolverError
 from unsoft.magnitude.autograd import apply
-from unsoft.magnitude.gaussian.similarity import is_native
 from unsoft.magnitude.untraced import untraced
 
 _BLOCK = 128
@@ -38,7 +37,8 @@ def inverse_factor(a: Tensor) -> Tensor:
 
 def inverse_factor_of(a: Tensor) -> Tensor:
     """:func:`inverse_factor` without a gradient."""
-    m, done = inverse_factors(a) if is_native(a) else _by_blocks(a)
+    kernels = kernels_for(a)
+    m, done = _by_blocks(a) if kernels is None else kernels.inverse_factors(a)
     check_done(done, a)
     return m
 
@@ -61,8 +61,9 @@ def congruence(m: Tensor, t: Tensor) -> Tensor:
     """The symmetric part of -M^T T M for lower triangular M and T: the gradient of A if T is that of M times
     M^T, halved.
     """
-    if is_native(m):
-        return congruences(m, t)
+    kernels = kernels_for(m)
+    if kernels is not None:
+        return kernels.congruences(m, t)
     product = m.mT @ (t @ m)
     return -(product + product.mT) / 2
 
@@ -71,8 +72,8 @@ def check_done(done: int, x: Tensor) -> None:
     """SolverError unless all rows of a factor of x (systems, n, ...) could be computed."""
     if done < x.shape[1]:
         raise SolverError(
-            f"magnitude: the matrix of similarities is not positive definite in {x.dtype} from point {done} on; points that coincide"
-            " need a larger eps, or float64"
+            f"magnitude: the matrix of similarities is not positive definite in {x.dtype} from point {done}"
+            " on; points that coincide need a larger eps, or float64"
         )
 
 

@@ -7,8 +7,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from unsoft.engines.gaussian import kernels_for
 from unsoft.engines.native.gaussian import PackedGaussian
-from unsoft.magnitude.gaussian.similarity import between, gaussian_within, is_native, pull
+from unsoft.magnitude.gaussian.similarity import between, gaussian_within, pull
 
 
 def working_dtype(dtype: torch.dtype, eps: float) -> torch.dtype:
@@ -51,6 +52,7 @@ Matrix = PackedGaussian | DenseGaussian
 
 def similarities(x: Tensor, present: Tensor | None, first: Tensor, reuse: Matrix | None = None) -> Matrix:
     """The matrix of points (systems, n, d) as something to multiply with, and its product with ``first``."""
-    if is_native(x):
-        return PackedGaussian(x, present, first, reuse if isinstance(reuse, PackedGaussian) else None)
-    return DenseGaussian(x, present, first)
+    kernels = kernels_for(x)
+    if kernels is None:
+        return DenseGaussian(x, present, first)
+    return kernels.matrix(x, present, first, reuse if isinstance(reuse, kernels.matrix) else None)

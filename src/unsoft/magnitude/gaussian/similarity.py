@@ -14,15 +14,10 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from unsoft.engines.native.gaussian import gaussian_between, gaussian_ready
+from unsoft.engines.gaussian import kernels_for
 from unsoft.magnitude.autograd import apply
 
 _EXACT = "donot_use_mm_for_euclid_dist"  # near-clones lose all their digits in |x|^2 + |y|^2 - 2 x y
-
-
-def is_native(x: Tensor) -> bool:
-    """Does the compiled code handle points like these?"""
-    return x.device.type == "cpu" and gaussian_ready(x.dtype == torch.float64)
 
 
 def pull(x: Tensor, w: Tensor) -> Tensor:
@@ -56,8 +51,9 @@ def gaussian_within(x: Tensor, diagonal: float = 1.0) -> Tensor:
 
 def between(x: Tensor, y: Tensor) -> Tensor:
     """:func:`gaussian` without a gradient."""
-    if is_native(x):
-        return gaussian_between(x, y)
+    kernels = kernels_for(x)
+    if kernels is not None:
+        return kernels.between(x, y)
     return torch.cdist(x, y, compute_mode=_EXACT).square().neg().exp()
 
 

@@ -20,7 +20,7 @@ from unsoft.magnitude.solvers.contract import Outcome, Status, relative
 Map = Callable[[Tensor], Tensor]
 MOST_STEPS = 1000
 REFRESH = 50
-"""Steps after which the residual is computed anew from the weights."""
+"""Steps after which the residual is computed again from the weights."""
 
 
 class Iterated(NamedTuple):
@@ -56,7 +56,9 @@ def conjugate_gradients(
     known.
 
     >>> a = torch.tensor([[[2.0, 1.0], [1.0, 2.0]]])
-    >>> conjugate_gradients(lambda x: (a @ x[..., None])[..., 0], torch.ones(1, 2), steps=9, tolerance=1e-6)[:3]
+    >>> def product(x):
+    ...     return (a @ x[..., None])[..., 0]
+    >>> conjugate_gradients(product, torch.ones(1, 2), steps=9, tolerance=1e-6)[:3]
     (tensor([[0.3333, 0.3333]]), 1, <Status.CONVERGED: 'converged'>)
     """
     w, r = torch.zeros_like(b), b

@@ -24,11 +24,17 @@ class Status(StrEnum):
         "inexact: the approximation is coarser than the tolerance; allow a higher rank, or use another solver"
     )
     STEPS = "not converged: out of steps; allow more iterations, raise eps, or use solver 'pcg' or 'cholesky'"
-    STAGNATED = "not converged: rounding keeps the residual from falling; use float64, raise eps, or loosen the tolerance"
+    STAGNATED = (
+        "not converged: rounding keeps the residual from falling; use float64, raise eps, or loosen the"
+        " tolerance"
+    )
     BREAKDOWN = (
         "not converged: the matrix is not positive definite in this precision; use float64 or raise eps"
     )
-    SINGULAR = "singular: points coincide and eps does not tell them apart; raise eps, or use solver 'cg' for the smallest weights"
+    SINGULAR = (
+        "singular: points coincide and eps does not tell them apart; raise eps, or use solver 'cg' for the"
+        " smallest weights"
+    )
     NOT_FINITE = "not finite: numbers overflowed; rescale the points"
 
     @property
@@ -46,7 +52,7 @@ class Options:
     iterations: int | None = None
     rank: int | None = None
     check: bool = True
-    """If not, nobody will look at the residual, and it need not be computed."""
+    """If not, the residual is not used, and need not be computed."""
 
 
 @dataclass(frozen=True)

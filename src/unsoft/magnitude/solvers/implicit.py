@@ -65,7 +65,10 @@ class _Implicit(torch.autograd.Function):
             grad = grad * present
         adjoint = _in_groups(ctx.solve, system, grad.contiguous(), ctx.options)
         if not adjoint.status.ok:
-            text = f"magnitude: the gradient's system was solved to {float(adjoint.residual.max()):.1e} only ({adjoint.status})"
+            text = (
+                f"magnitude: the gradient's system was solved to {float(adjoint.residual.max()):.1e} only"
+                f" ({adjoint.status})"
+            )
             warnings.warn(text, ConvergenceWarning, stacklevel=2)
         gradients: list[Tensor] = []
         z: Matrix | None = None

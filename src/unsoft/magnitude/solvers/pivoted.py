@@ -11,8 +11,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from unsoft.engines.native.gaussian import pivoted
-from unsoft.magnitude.gaussian.similarity import gaussian, is_native
+from unsoft.engines.gaussian import kernels_for
+from unsoft.magnitude.gaussian.similarity import gaussian
 
 _CHECK = 8
 """Steps between looks at the trace (each look waits for the device)."""
@@ -43,8 +43,9 @@ def pivoted_cholesky(x: Tensor, present: Tensor | None, rank: int, tolerance: fl
     ([[0, 2]], 0.0)
     """
     least = 32 * torch.finfo(x.dtype).eps
-    if is_native(x):
-        factor, pivots, left = pivoted(x, present, min(rank, x.shape[1]), tolerance, least)
+    kernels = kernels_for(x)
+    if kernels is not None:
+        factor, pivots, left = kernels.pivoted(x, present, min(rank, x.shape[1]), tolerance, least)
         made = int((pivots >= 0).sum(-1).max()) if pivots.numel() else 0
         factor, pivots = factor[:, :made].mT, pivots[:, :made]
         return Pivoted(factor, pivots.clamp(min=0), pivots >= 0, left)

@@ -8,10 +8,11 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from unsoft.engines.gaussian import kernels_for
 from unsoft.engines.native.gaussian_arrival import WindowKernel
 from unsoft.magnitude.gaussian.factor import check_done, inverse_factor_of
 from unsoft.magnitude.gaussian.matrix import matrix
-from unsoft.magnitude.gaussian.similarity import gaussian, is_native
+from unsoft.magnitude.gaussian.similarity import gaussian
 from unsoft.magnitude.streaming.background import background
 from unsoft.magnitude.streaming.centres import Centres, similar_to_centres
 
@@ -28,7 +29,7 @@ class Window:
     come.
 
     >>> window = Window()
-    >>> torch.cat([window.add(torch.zeros(1, 1, 2), None, eps=1.0) for _ in range(3)], dim=1)      # three clones
+    >>> torch.cat([window.add(torch.zeros(1, 1, 2), None, eps=1.0) for _ in range(3)], dim=1)  # clones
     tensor([[0.5000, 0.3333, 0.2500]])
     """
 
@@ -75,10 +76,9 @@ class Window:
         x = x.to(self._buffers[0].dtype)
         if x.shape[1] > _FEW and state is None:
             weights = self._add_block(x, present, eps, state)
-        elif self._kernel is not None or is_native(x):
-            if self._kernel is None:
-                self._kernel = self._new_kernel(state)
-            weights, done = self._kernel.add(start, x, present, eps)
+        elif (kernel := self._kernel or self._new_kernel(x, state)) is not None:
+            self._kernel = kernel
+            weights, done = kernel.add(start, x, present, eps)
             if done < x.shape[1]:
                 check_done(start + done, self._buffers[3][:, :end])
         else:
@@ -118,7 +118,7 @@ class Window:
         return gates, gated
 
     def clear(self) -> None:
-        """Forgets all points, and the state beside which they stood; keeps the memory."""
+        """Forgets all points, and the state they were added to; keeps the memory."""
         self.length, self._kernel = 0, None
 
     def pick(self, index: Tensor) -> None:
@@ -155,8 +155,8 @@ class Window:
         end = self.length + new
         if self._buffers and (systems, width) != self._buffers[0].shape[:2]:
             raise ValueError(
-                f"magnitude: argument 'key' brings points {width} wide in {systems} systems; the cache holds points"
-                f" {self._buffers[0].shape[1]} wide in {len(self._buffers[0])}"
+                f"magnitude: argument 'key' brings points {width} wide in {systems} systems; the cache holds"
+                f" points {self._buffers[0].shape[1]} wide in {len(self._buffers[0])}"
             )
         if end <= self.capacity:
             return
@@ -180,12 +180,16 @@ class Window:
             into.narrow(-1, 0, part.shape[-1])[tuple(map(slice, part.shape[:-1]))] = part
         self._buffers, self.capacity, self._kernel = larger, size, None
 
-    def _new_kernel(self, state: Centres | None) -> WindowKernel:
+    def _new_kernel(self, x: Tensor, state: Centres | None) -> WindowKernel | None:
+        """None where torch has to do it."""
+        kernels = kernels_for(x)
+        if kernels is None:
+            return None
         if state is None:
-            return WindowKernel(self.capacity, self._buffers, ())
+            return kernels.window(self.capacity, self._buffers, ())
         more = _whole(state.x.shape[1]) - state.x.shape[1]
         places, explained = (pad(y, (0, more)) for y in (state.x.mT, state.explained))
-        return WindowKernel(
+        return kernels.window(
             self.capacity, self._buffers, (places, state.alpha, explained, state.level, state.middle)
         )
 

@@ -1,9 +1,16 @@
 """What mechanisms are made of; the files beside this folder are the mechanisms themselves, one each.
 
-module.py       what every mechanism is and says of itself      cache.py        what decoding remembers
-registry.py     names, and what they stand for                  spec.py         that, as data
-build.py        a name as a module                              catalogue.py    all mechanisms at a glance
-linear.py       linear attention                                affine.py       differences of two attention maps
-written.py      mechanisms given by their weights               factor.py       a learned number for each token
-gated_mass.py   a gate on the mass of every key                 definition.py   what results are held against
+module.py       what every mechanism is and says of itself
+cache.py        what decoding remembers
+registry.py     names, and what they stand for
+plugins.py      mechanisms that users and other packages bring
+spec.py         that, as data
+build.py        a name as a module
+catalogue.py    all mechanisms at a glance
+linear.py       linear attention; linear_call.py and linear_decoding.py are parts of it
+affine.py       differences of two attention maps
+written.py      mechanisms given by their weights
+factor.py       a learned number for each token
+gated_mass.py   a gate on the mass of every key
+definition.py   what results are held against
 """

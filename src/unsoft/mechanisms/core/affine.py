@@ -1,7 +1,7 @@
 """Affine pairs: a A(q1, k) - b A(q2, k), where both maps come from one fused call.
 
-The two queries of a head are put side by side as heads that share keys and values, as grouped-query attention does, so keys
-are read once and no dense matrix is formed.
+The two queries of a head are put side by side as heads that share keys and values, as grouped-query attention
+does, so keys are read once and no dense matrix is formed.
 """
 
 from __future__ import annotations
@@ -17,14 +17,16 @@ Result = Tensor | tuple[Tensor, Tensor]
 
 
 def paired_attention(inputs: Inputs, second: Tensor, formula: Formula, a: Tensor, b: Tensor) -> Result:
-    """a A(query, k) v - b A(second, k) v, and the weights if asked for; a and b have one number for each head."""
+    """a A(query, k) v - b A(second, k) v, and the weights if asked for;
+    a and b have one number for each head."""
     query, key, options = inputs.query, inputs.key, inputs.options
     heads, shared = query.shape[-3], key.shape[-3]
     if heads != shared and (not options["enable_gqa"] or shared == 0 or heads % shared):
         # The front door explains what does not fit.
         return run_formula(query, key, inputs.value, formula, return_weights=inputs.return_weights, **options)
     group = heads // max(shared, 1)
-    # Heads of one key head must lie together: (group of the first query, group of the second) for each key head.
+    # Heads of one key head must lie together: (group of the first query, group of the second) for each key
+    # head.
     grouped = (*query.shape[:-3], shared, group, *query.shape[-2:])
     both = torch.stack((query.reshape(grouped), second.reshape(grouped)), dim=-4).flatten(-5, -3)
     mask = options["attn_mask"]

@@ -1,4 +1,4 @@
-"""``unsoft.mechanism``: any mechanism, by name, as a module at its place in a network."""
+"""``unsoft.mechanism``: any mechanism, by name, as a module for one layer of a network."""
 
 from __future__ import annotations
 
@@ -10,22 +10,30 @@ import torch
 from torch import Tensor
 
 from unsoft.formula import Formula
-from unsoft.mechanisms.core.module import Mechanism, Place
+from unsoft.mechanisms.core.module import Mechanism
 from unsoft.mechanisms.core.registry import resolve
-from unsoft.mechanisms.core.spec import Plan
+from unsoft.mechanisms.core.spec import LayerSpec, MechanismSpec
 
 _FIRST_LAST = re.compile(r"\s*first_last\(([^()]*(?:\([^()]*\))?[^()]*)\)\s*\+(.*)", re.DOTALL)
 
 
 def mechanism(
-    name: str | Formula, *, heads: int, head_dim: int, value_dim: int | None = None, hidden_dim: int | None = None,
-    layer: int = 0, layers: int | None = None, **options: Any,
-) -> Mechanism:  # fmt: skip
+    name: str | Formula,
+    *,
+    heads: int,
+    head_dim: int,
+    value_dim: int | None = None,
+    hidden_dim: int | None = None,
+    layer: int = 0,
+    layers: int | None = None,
+    **options: Any,
+) -> Mechanism:
     """The mechanism called ``name`` (or a formula) as an ``nn.Module``.
 
-    ``heads`` and ``head_dim`` are those of the queries' layer; ``value_dim`` that of the values if it differs; ``hidden_dim`` the
-    width of ``hidden=``, for mechanisms that compute a factor from the hidden state (without it they use the query); ``layer`` of
-    ``layers`` where it stands. Further keywords go to the mechanism's own class.
+    ``heads`` and ``head_dim`` are those of the queries' layer; ``value_dim`` that of the values if it
+    differs; ``hidden_dim`` the width of ``hidden=``, for mechanisms that compute a factor from the hidden
+    state (without it they use the query); ``layer`` of ``layers`` where it stands. Further keywords go to the
+    mechanism's own class.
 
     ``"first_last(softmax)+cog"`` keeps softmax in the first and last layer, as Cog's authors prescribe.
 
@@ -37,10 +45,11 @@ def mechanism(
     >>> steps = [layer(q[:, :, [t]], k[:, :, [t]], v[:, :, [t]], cache=cache) for t in range(5)]
     >>> torch.allclose(torch.cat(steps, dim=2), whole, atol=1e-6)
     True
-    >>> [mechanism("first_last(softmax)+cog", heads=2, head_dim=8, layer=t, layers=3).extra_repr() for t in range(3)]
+    >>> name = "first_last(softmax)+cog"
+    >>> [mechanism(name, heads=2, head_dim=8, layer=t, layers=3).extra_repr() for t in range(3)]
     ['softmax', 'cog', 'softmax']
     """
-    place = Place(heads, head_dim, value_dim, hidden_dim, layer, layers)
+    layer_spec = LayerSpec(heads, head_dim, value_dim, hidden_dim, layer, layers)
     if isinstance(name, str) and (match := _FIRST_LAST.fullmatch(name)):
         if layers is None:
             raise ValueError(
@@ -48,33 +57,36 @@ def mechanism(
             )
         name = match[1] if layer in (0, layers - 1) else match[2]
     found = resolve(name)
-    plan = Plan(found.name or "this formula", None, found) if isinstance(found, Formula) else found
-    return plan.build(place, **options)
+    spec = MechanismSpec(found.name or "this formula", None, found) if isinstance(found, Formula) else found
+    return spec.build(layer_spec, **options)
 
 
-def mechanism_like(plan: Plan, query: Tensor, key: Tensor, value: Tensor) -> Mechanism:
-    """The mechanism as it is at its start, sized by tensors: what ``unsoft.attention`` runs for names that are no formulas."""
+def mechanism_like(spec: MechanismSpec, query: Tensor, key: Tensor, value: Tensor) -> Mechanism:
+    """The mechanism as it is at its start, sized by tensors: what ``unsoft.attention`` runs for names that
+    are no formulas."""
     for name, x in (("query", query), ("key", key), ("value", value)):
         if not isinstance(x, Tensor) or x.dim() < 3:
             raise ValueError(
-                f"attention: argument '{name}' must be a tensor (..., heads, length, dim) for {plan.name!r}"
+                f"attention: argument '{name}' must be a tensor (..., heads, length, dim) for {spec.name!r}"
             )
-    return _at_its_start(plan, query.shape[-3], query.shape[-1], value.shape[-1], query.device)
+    return _at_its_start(spec, query.shape[-3], query.shape[-1], value.shape[-1], query.device)
 
 
 @lru_cache(maxsize=64)
 def _at_its_start(
-    plan: Plan, query_heads: int, head_dim: int, value_dim: int, device: torch.device
+    spec: MechanismSpec, query_heads: int, head_dim: int, value_dim: int, device: torch.device
 ) -> Mechanism:
     with torch.random.fork_rng(
         devices=[]
     ):  # a start that is random is the same in every call, and costs the caller nothing
         torch.manual_seed(0)
-        module = plan.build(Place(query_heads, head_dim, value_dim))
+        module = spec.build(LayerSpec(query_heads, head_dim, value_dim))
         if module.query_heads != query_heads:  # several queries for each head of the output
             if query_heads % (module.query_heads // query_heads):
                 raise ValueError(
-                    f"attention: argument 'query' has {query_heads} heads; {plan.name!r} needs them in pairs"
+                    f"attention: argument 'query' has {query_heads} heads; {spec.name!r} needs them in pairs"
                 )
-            module = plan.build(Place(query_heads * query_heads // module.query_heads, head_dim, value_dim))
+            module = spec.build(
+                LayerSpec(query_heads * query_heads // module.query_heads, head_dim, value_dim)
+            )
     return module.to(device)

@@ -1,7 +1,7 @@
 """What decoding remembers between calls.
 
-A cache belongs to one layer. It is made by ``mechanism.new_cache(batch)``, filled by ``mechanism(q, k, v, cache=cache)`` and
-knows its ``length`` (tokens seen) and ``nbytes`` (memory held).
+A cache belongs to one layer. It is made by ``mechanism.new_cache(batch)``, filled by
+``mechanism(q, k, v, cache=cache)`` and knows its ``length`` (tokens seen) and ``nbytes`` (memory held).
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ Snapshot = list[tuple[object, dict[str, Any]]]
 
 
 class Cache(ABC):
-    """Common to all caches: the batch size it was made for, the number of tokens it has seen, the bytes it holds."""
+    """Common to all caches: the batch size it was made for, the number of tokens it has seen,
+    the bytes it holds."""
 
     def __init__(self, batch: int) -> None:
         if not isinstance(batch, int) or isinstance(batch, bool):
@@ -42,8 +43,8 @@ class Cache(ABC):
         """ValueError unless a key tensor (batch, heads, length, dim) fits this cache."""
         if key.dim() != 4 or key.shape[0] != self.batch:
             raise ValueError(
-                f"argument 'key' has shape {tuple(key.shape)}; the cache was made for (batch, heads, length, dim) with a batch of"
-                f" {self.batch}"
+                f"argument 'key' has shape {tuple(key.shape)}; the cache was made for (batch, heads, length,"
+                f" dim) with a batch of {self.batch}"
             )
 
     @property
@@ -64,7 +65,8 @@ class Cache(ABC):
         return [(holder, dict(vars(holder))) for holder in self.holders]
 
     def restore(self, before: Snapshot) -> None:
-        """Forgets the tokens since a snapshot of this cache; as often as one likes, to try several continuations in turn."""
+        """Forgets the tokens since a snapshot of this cache; as often as one likes,
+        to try several continuations in turn."""
         for holder, content in before:
             vars(holder).update(content)
 
@@ -106,7 +108,8 @@ class KeyValueCache(Cache):
         _check_fits("value", value, self._values)
         if value.dim() != 4 or value.shape[:3] != key.shape[:3]:
             raise ValueError(
-                f"argument 'value' has shape {tuple(value.shape)}, 'key' has {tuple(key.shape)}; batch, heads and length must match"
+                f"argument 'value' has shape {tuple(value.shape)}, 'key' has {tuple(key.shape)}; batch, heads"
+                " and length must match"
             )
         end = self.length + key.shape[2]
         self._keys = self._appended(self._keys, key, end)
@@ -137,7 +140,8 @@ def _check_fits(name: str, new: Tensor, held: Tensor | None) -> None:
         return
     if new.dim() != 4 or (new.shape[1], new.shape[3]) != (held.shape[1], held.shape[3]):
         raise ValueError(
-            f"argument '{name}' has shape {tuple(new.shape)}; the cache holds {held.shape[1]} heads of width {held.shape[3]}"
+            f"argument '{name}' has shape {tuple(new.shape)}; the cache holds {held.shape[1]} heads of width"
+            f" {held.shape[3]}"
         )
     if new.dtype != held.dtype:
         raise TypeError(f"argument '{name}' has dtype {new.dtype}; the cache holds {held.dtype}")
@@ -159,7 +163,8 @@ class StateCache(Cache):
         return tuple(x for x in (self.state, self.seen) if x is not None)
 
     def count(self, present: Tensor) -> Tensor:
-        """How many keys each new token sees, from which of the new keys (batch, heads | 1, tokens) are there."""
+        """How many keys each new token sees, from which of the new keys (batch, heads | 1, tokens) are
+        there."""
         counts = present.cumsum(-1)
         if self.seen is not None:
             counts = counts + self.seen[..., None]

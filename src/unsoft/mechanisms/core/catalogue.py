@@ -4,13 +4,14 @@ from collections.abc import Iterator, Mapping
 
 from unsoft.formula import Formula
 from unsoft.mechanisms.core.registry import label, names, resolve
-from unsoft.mechanisms.core.spec import Plan
+from unsoft.mechanisms.core.spec import MechanismSpec
 
 
-class Catalogue(Mapping[str, Formula | Plan]):
-    """Formulas and families by name, in alphabetical order; prints as a table of what each of them promises."""
+class Catalogue(Mapping[str, Formula | MechanismSpec]):
+    """Formulas and families by name, in alphabetical order; prints as a table of what each of them
+    promises."""
 
-    def __getitem__(self, name: str) -> Formula | Plan:
+    def __getitem__(self, name: str) -> Formula | MechanismSpec:
         if name not in names():
             raise KeyError(name)
         return resolve(name)

@@ -1,9 +1,10 @@
 """What mechanisms are held against: their papers once more in plain torch, slow, quadratic and in float64.
 
-The definition of a mechanism stands in its file and is given to the register. It shares nothing with the engines, nor with the code
-beside it, of which only parameters and settings are read. A formula's is a function from :class:`Logits` to weights; a module's
-one from a :class:`WrittenCall` and the layer to weights (B, heads, R, S), or to weights and output where the output is more than
-weights times values; that of a module that runs a formula gets the definition of the formula too.
+The definition of a mechanism is in its file and is passed to the registry. It shares nothing with the
+engines, nor with the code beside it, of which only parameters and settings are read. A formula's is a
+function from :class:`Logits` to weights; a module's one from a :class:`WrittenCall` and the layer to weights
+(B, heads, R, S), or to weights and output where the output is more than weights times values; that of a
+module that runs a formula gets the definition of the formula too.
 """
 
 from __future__ import annotations
@@ -29,8 +30,9 @@ class NotDefined(Exception):
 class WrittenCall:
     """Some rows of a call to a mechanism.
 
-    Rows of attention do not know each other, so a definition may be asked for some of them only: R of the L queries, at the
-    positions ``rows``. All S keys are there, and what is masked is said by ``visible`` alone, causality included.
+    Rows of attention do not know each other, so a definition may be asked for some of them only: R of the L
+    queries, at the positions ``rows``. All S keys are there, and what is masked is said by ``visible`` alone,
+    causality included.
     """
 
     query: Tensor
@@ -52,7 +54,8 @@ class WrittenCall:
     rounding: Callable[[Tensor], Tensor] | None = None
     """What rounding does to an intermediate result, where it is measured how much that matters."""
     strength: bool = False
-    """Does the float mask multiply weight and mass by its exponential, whatever the mechanism's own rule is?"""
+    """Does the float mask multiply weight and mass by its exponential,
+    whatever the mechanism's own rule is?"""
 
     @property
     def count(self) -> Tensor:
@@ -126,9 +129,15 @@ Pointwise = Callable[[Logits], Tensor]
 
 
 def normalised(
-    x: Logits, weight: Sequence[Term], mass: Sequence[Term], boost: Tensor, offsets: Sequence[float] = (), power: float = 1.0
-) -> Tensor:  # fmt: skip
-    """Weights over (total mass)^(1 / power), all times exp(boost); the masses are those of the weights to the ``power``."""
+    x: Logits,
+    weight: Sequence[Term],
+    mass: Sequence[Term],
+    boost: Tensor,
+    offsets: Sequence[float] = (),
+    power: float = 1.0,
+) -> Tensor:
+    """Weights over (total mass)^(1 / power), all times exp(boost);
+    the masses are those of the weights to the ``power``."""
     hidden = ~x.visible
 
     def exponent(e: Tensor) -> Tensor:
@@ -185,7 +194,8 @@ def scaled(call: WrittenCall) -> tuple[Tensor, Tensor]:
 
 
 def shares_of_sums(call: WrittenCall, query: Tensor, key: Tensor) -> Tensor:
-    """Shares of sum_f exp(query_f + key_f), a row at a time: all features of all pairs at once would not fit."""
+    """Shares of sum_f exp(query_f + key_f), a row at a time: all features of all pairs at once would not
+    fit."""
     rows = [(query[:, :, r, None, :] + key).logsumexp(-1) for r in range(query.shape[2])]
     log = torch.stack(rows, dim=2) if rows else query.new_zeros(call.visible.shape)
     return shares(log + call.bias, call.visible)

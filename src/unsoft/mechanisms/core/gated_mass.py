@@ -14,17 +14,18 @@ from torch.nn.functional import dropout
 from unsoft.engines.call import compute_dtype
 from unsoft.formula import Formula
 from unsoft.mechanisms.core.cache import Cache
-from unsoft.mechanisms.core.module import Around, Inputs, Mechanism
+from unsoft.mechanisms.core.module import Inputs, Mechanism, Wrapper
 
 
-class MassGate(Around):
+class MassGate(Wrapper):
     """A mechanism whose calls bring a gate for every key."""
 
     def __init__(self, inner: Mechanism) -> None:
         super().__init__(inner)
         if inner.mass_gate is None:
             raise ValueError(
-                "magnitude: where='mass' needs a mechanism with a normaliser; this one has none, and 'values' is the same"
+                "magnitude: where='mass' needs a mechanism with a normaliser; this one has none, and"
+                " 'values' is the same"
             )
         self.by_column = inner.mass_gate == "column"
         inner.replace_formulas(_with_strength)
@@ -69,7 +70,7 @@ class MassGate(Around):
 
 
 def weighted_values(weights: Tensor, value: Tensor, dropout_p: float) -> Tensor:
-    """Weights (..., heads, rows, keys) times values (..., key heads, keys, width); a key that nobody sees has
+    """Weights (..., heads, rows, keys) times values (..., key heads, keys, width); a key that no row sees has
     no effect, whatever it holds.
     """
     value = _for_heads(value, weights)
@@ -91,8 +92,8 @@ def _divisor(total: Tensor) -> Tensor:
 def _with_strength(formula: Formula) -> Formula:
     if formula.mass is None:
         raise ValueError(
-            f"magnitude: where='mass' needs a mechanism with a normaliser; {formula.name or formula.weight} has none, and 'values' is"
-            " the same"
+            f"magnitude: where='mass' needs a mechanism with a normaliser; {formula.name or formula.weight}"
+            " has none, and 'values' is the same"
         )
     if formula.bias == "strength" or formula.name == "softmax":  # for softmax both are one
         return formula

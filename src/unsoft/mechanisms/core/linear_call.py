@@ -1,4 +1,5 @@
-"""What linear attention asks of a checked call: is there anything to do, and which keys are masked as a whole?"""
+"""What linear attention asks of a checked call: is there anything to do,
+and which keys are masked as a whole?"""
 
 from __future__ import annotations
 
@@ -35,7 +36,8 @@ def hides_whole_keys(call: Call) -> bool:
 
 
 def seen_keys(call: Call) -> Tensor | None:
-    """Bool (B|1, Hk|1, S|1): the keys that are not masked; None if there is no mask, or the heads of a group disagree."""
+    """Bool (B|1, Hk|1, S|1): the keys that are not masked; None if there is no mask,
+    or the heads of a group disagree."""
     if call.visible is None:
         return None
     keys, shared = call.visible[:, :, 0], call.k.shape[1]

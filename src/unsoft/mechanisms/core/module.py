@@ -1,15 +1,15 @@
-"""Attention as a module: what every mechanism is once it has a place in a network.
+"""Attention as a module: what every mechanism is once it belongs to a layer of a network.
 
-A mechanism that is a formula needs no module: ``unsoft.attention`` runs it. Mechanisms with weights of their own, with a state,
-or around another mechanism are subclasses of :class:`Mechanism`; a formula becomes one too (:class:`Pointwise`), so that
-``unsoft.mechanism(name, heads=, head_dim=)`` gives the same kind of object for every name.
+A mechanism that is a formula needs no module: ``unsoft.attention`` runs it. Mechanisms with weights of their
+own, with a state, or around another mechanism are subclasses of :class:`Mechanism`; a formula becomes one too
+(:class:`Pointwise`), so that ``unsoft.mechanism(name, heads=, head_dim=)`` gives the same kind of object for
+every name.
 """
 
 from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
 
 import torch
@@ -20,28 +20,7 @@ from unsoft.engines.run import run_formula
 from unsoft.engines.threads import threads_are_used
 from unsoft.formula import Formula
 from unsoft.mechanisms.core.cache import Cache, KeyValueCache
-
-
-@dataclass(frozen=True)
-class Place:
-    """Where a mechanism stands in a network; what its parameters are sized and started by."""
-
-    heads: int
-    """Heads of the output."""
-    head_dim: int
-    """Width D of queries and keys."""
-    value_dim: int | None = None
-    """Width Dv of values; D if not given."""
-    hidden_dim: int | None = None
-    """Width of the hidden state that ``hidden=`` brings; without it the query stands in."""
-    layer: int = 0
-    """Number of the layer, counted from 0."""
-    layers: int | None = None
-    """How many layers the network has."""
-
-    @property
-    def values(self) -> int:
-        return self.head_dim if self.value_dim is None else self.value_dim
+from unsoft.mechanisms.core.spec import LayerSpec
 
 
 class Inputs(NamedTuple):
@@ -61,9 +40,11 @@ class Inputs(NamedTuple):
 
 
 class Mechanism(nn.Module):
-    """Base class. A subclass says how it attends (:meth:`attend`) and, if it keeps more than keys and values, its cache.
+    """Base class. A subclass says how it attends (:meth:`attend`) and, if it keeps more than keys and values,
+    its cache.
 
-    The rest is what others ask of a mechanism without knowing which it is; a subclass changes what is different for it.
+    The rest is what others ask of a mechanism without knowing which it is;
+    a subclass changes what is different for it.
     """
 
     formula_names: ClassVar[tuple[str, ...]] = ()
@@ -71,36 +52,55 @@ class Mechanism(nn.Module):
     key_head_multiple: ClassVar[int] = 1
     """The number of key heads must be a multiple of this."""
     needs_all_keys: ClassVar[bool] = False
-    """Does it look at all keys at once, so that a cache that shows some of them, or a mask that hides some from some rows, will not do?"""
+    """Does it look at all keys at once, so that a cache that shows some of them,
+    or a mask that hides some from some rows, will not do?"""
 
-    def __init__(self, place: Place) -> None:
+    def __init__(self, layer_spec: LayerSpec) -> None:
         super().__init__()
-        self.place = place
+        self.layer_spec = layer_spec
 
     def forward(
-        self, query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None, dropout_p: float = 0.0,
-        is_causal: bool | str = False, scale: float | None = None, enable_gqa: bool = False, *, engine: str = "auto",
-        return_weights: bool = False, hidden: Tensor | None = None, geometry_keys: Tensor | None = None,
-        cache: Cache | None = None, positions: tuple[Tensor, Tensor] | None = None,
-    ) -> Tensor | tuple[Tensor, Tensor]:  # fmt: skip
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        attn_mask: Tensor | None = None,
+        dropout_p: float = 0.0,
+        is_causal: bool | str = False,
+        scale: float | None = None,
+        enable_gqa: bool = False,
+        *,
+        engine: str = "auto",
+        return_weights: bool = False,
+        hidden: Tensor | None = None,
+        geometry_keys: Tensor | None = None,
+        cache: Cache | None = None,
+        positions: tuple[Tensor, Tensor] | None = None,
+    ) -> Tensor | tuple[Tensor, Tensor]:
         """The arguments of :func:`unsoft.attention`, and
 
         hidden
-            The hidden state (..., length, hidden_dim), for mechanisms that compute a factor from it; the query stands in
-            for it when absent.
+            The hidden state (..., length, hidden_dim), for mechanisms that compute a factor from it;
+            the query stands in for it when absent.
         geometry_keys
-            Keys (..., key heads, S, any width) for mechanisms that look at the distances between keys, if those should not be
-            the keys that are attended to: rotary embedding makes their distances depend on position.
+            Keys (..., key heads, S, any width) for mechanisms that look at the distances between keys, if
+            those should not be the keys that are attended to: rotary embedding makes their distances depend
+            on position.
         cache
-            From :meth:`new_cache`. The keys and values given are those of new tokens; the queries see all tokens so far,
-            causally. Works for whole prompts, chunks and single tokens alike. Then ``positions`` are those of the new queries
-            and of all keys.
+            From :meth:`new_cache`. The keys and values given are those of new tokens; the queries see all
+            tokens so far, causally. Works for whole prompts, chunks and single tokens alike. Then
+            ``positions`` are those of the new queries and of all keys.
         """
         threads_are_used()
         options = {
-            "attn_mask": attn_mask, "dropout_p": dropout_p, "is_causal": is_causal, "scale": scale,
-            "enable_gqa": enable_gqa, "engine": engine, "positions": positions,
-        }  # fmt: skip
+            "attn_mask": attn_mask,
+            "dropout_p": dropout_p,
+            "is_causal": is_causal,
+            "scale": scale,
+            "enable_gqa": enable_gqa,
+            "engine": engine,
+            "positions": positions,
+        }
         inputs = Inputs(query, key, value, hidden, geometry_keys, return_weights, options)
         if cache is None:
             return self.attend(inputs)
@@ -114,7 +114,8 @@ class Mechanism(nn.Module):
         """One step of decoding; here for mechanisms that need all keys and values."""
         if not isinstance(cache, KeyValueCache):
             raise TypeError(
-                f"argument 'cache' is a {type(cache).__name__}; this mechanism's new_cache() makes another kind"
+                f"argument 'cache' is a {type(cache).__name__}; this mechanism's new_cache() makes another"
+                " kind"
             )
         keys, values = cache.append(inputs.key, inputs.value)
         options = inputs.options | {"is_causal": "lower_right"}
@@ -131,8 +132,8 @@ class Mechanism(nn.Module):
 
     @property
     def query_heads(self) -> int:
-        """How many query heads it wants for ``place.heads`` heads of output."""
-        return self.place.heads
+        """How many query heads it wants for ``layer_spec.heads`` heads of output."""
+        return self.layer_spec.heads
 
     @property
     def parts(self) -> list[Mechanism]:
@@ -151,7 +152,8 @@ class Mechanism(nn.Module):
                 setattr(part, name, change(getattr(part, name)))
 
     def open_start(self) -> None:
-        """Moves its own parameters to where it does what plain attention does, if there is such a place: for trained models."""
+        """Moves its own parameters to where it does what plain attention does, if there is such a place:
+        for trained models."""
 
     @property
     def uses_positions(self) -> bool:
@@ -160,15 +162,23 @@ class Mechanism(nn.Module):
 
     @property
     def mass_gate(self) -> str | None:
-        """How a gate on the mass of keys gets in: by a "mask" of its formulas, a "column" of the values, or not at all (None)."""
+        """How a gate on the mass of keys gets in: by a "mask" of its formulas, a "column" of the values,
+        or not at all (None)."""
         return "mask" if self.formulas else None
 
+    @property
+    def clone_theory(self) -> dict[str, Any] | None:
+        """Keywords of :func:`unsoft.theory.magnitude_hijack` if that says how much attention clones of a key
+        get at the start; otherwise None."""
+        return None
 
-class Around(Mechanism):
-    """A mechanism that stands around another one and keeps what that one keeps; base of the module modifiers."""
+
+class Wrapper(Mechanism):
+    """A mechanism that stands around another one and keeps what that one keeps;
+    base of the module modifiers."""
 
     def __init__(self, inner: Mechanism) -> None:
-        super().__init__(inner.place)
+        super().__init__(inner.layer_spec)
         self.inner = inner
 
     @property
@@ -204,7 +214,8 @@ def short_step(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> Tensor | None:
-    """A plain step of decoding by one call of compiled code; None, and nothing done, if it has to take the general way."""
+    """A plain step of decoding by one call of compiled code; None, and nothing done,
+    if it has to take the general way."""
     buffers, options = cache.buffers, (scale, enable_gqa)
     step = cache.step
     if step is None or not step.serves(formula, buffers, options):
@@ -223,18 +234,21 @@ class Pointwise(Mechanism):
     """A formula as a module; its parameters are learnable, one value per head.
 
     >>> from unsoft.mechanisms.core.registry import resolve
-    >>> layer = Pointwise(resolve("cog"), Place(heads=2, head_dim=4))
+    >>> layer = Pointwise(resolve("cog"), LayerSpec(heads=2, head_dim=4))
     >>> layer(torch.randn(1, 2, 3, 4), torch.randn(1, 2, 3, 4), torch.randn(1, 2, 3, 4)).shape
     torch.Size([1, 2, 3, 4])
     """
 
     formula_names = ("formula",)
 
-    def __init__(self, formula: Formula, place: Place) -> None:
-        super().__init__(place)
+    def __init__(self, formula: Formula, layer_spec: LayerSpec) -> None:
+        super().__init__(layer_spec)
         self.formula = formula
         self.values = nn.ParameterDict(
-            {name: nn.Parameter(torch.full((place.heads,), start)) for name, start in formula.params.items()}
+            {
+                name: nn.Parameter(torch.full((layer_spec.heads,), start))
+                for name, start in formula.params.items()
+            }
         )
 
     def forward(
@@ -257,9 +271,14 @@ class Pointwise(Mechanism):
     def attend(self, inputs: Inputs) -> Tensor | tuple[Tensor, Tensor]:
         params = dict(self.values) if self.formula.params else None
         return run_formula(
-            inputs.query, inputs.key, inputs.value, self.formula, return_weights=inputs.return_weights, params=params,
+            inputs.query,
+            inputs.key,
+            inputs.value,
+            self.formula,
+            return_weights=inputs.return_weights,
+            params=params,
             **inputs.options,
-        )  # fmt: skip
+        )
 
     @torch.no_grad()
     def open_start(self) -> None:

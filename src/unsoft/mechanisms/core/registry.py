@@ -1,7 +1,7 @@
 """The list of mechanisms. Each file of the folder above registers its own; adding a file is enough.
 
-A name stands for a formula, or for a family: a module with weights or a state of its own. Modifiers stand before a name, joined
-by "+", and act from right to left: on the formula, or around the module.
+A name stands for a formula, or for a family: a module with weights or a state of its own. Modifiers stand
+before a name, joined by "+", and act from right to left: on the formula, or around the module.
 
 >>> resolve("relu2").weight
 Expr('max(s, 0)**2/n')
@@ -23,111 +23,26 @@ import pkgutil
 import re
 import sys
 import threading
-import warnings
 from collections.abc import Callable
-from dataclasses import fields, replace
-from importlib import metadata
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, cast
 
-from unsoft.errors import PluginWarning
 from unsoft.formula import Formula
 from unsoft.formula.analysis import Properties
-from unsoft.mechanisms.core.spec import Factory, Family, Modifier, Plan, Wrapper
+from unsoft.mechanisms.core.spec import AppliedModifier, Factory, Family, MechanismSpec, Modifier
 
 if TYPE_CHECKING:
     from unsoft.mechanisms.core.module import Mechanism
 
 _FOLDER = "unsoft.mechanisms"
-PLUGINS = "unsoft.mechanisms"
-"""The group of entry points by which other packages bring mechanisms."""
 _registered: dict[str, Formula | Factory | Family] = {}
 _modifiers: dict[str, Modifier] = {}
 _definitions: dict[str, Callable[..., Any]] = {}
 _promises: dict[str, Properties] = {}
-_homes: dict[str, str] = {}  # of mechanisms that others registered: the module that did
-_made: dict[str, Formula | Plan] = {}  # by the text asked for, such as "polynomial(3)"
+_made: dict[str, Formula | MechanismSpec] = {}  # by the text asked for, such as "polynomial(3)"
 _discovery = threading.RLock()
 _discovered: list[bool] = []
 _CALL = re.compile(r"\s*([A-Za-z][A-Za-z0-9_-]*)\s*(?:\(\s*([-+0-9.eE]*)\s*\))?\s*")
-
-
-def register(
-    name: str,
-    mechanism: Formula | Factory | type[Mechanism],
-    *,
-    summary: str = "",
-    paper: str | None = None,
-    argument: str | None = None,
-    definition: Callable[..., Any] | None = None,
-    **promises: Any,
-) -> None:
-    """Adds a mechanism of your own under a new name, which then works wherever a name does.
-
-    ``mechanism`` is a formula, a function of one number that makes one, or a class: a subclass of :class:`unsoft.nn.Mechanism`, made
-    as ``cls(place, **options)``. Of a class, ``argument`` is the keyword that a number in brackets sets ("mine(3)"), and
-    ``promises`` says what is true of its weights: ``signed=``, ``row_sum=``, ``l1=``, ``sparse=``, ``needs_length=``, ``continuous=``
-    (see ``unsoft.Formula.properties``); ``unsoft.testing.check_mechanism(name)`` holds it to them, and to its ``definition`` in
-    plain torch if there is one (unsoft.mechanisms.core.definition says what that gets and returns).
-
-    Names live as long as the process, or until ``unregister(name)``. A saved model remembers the module that called this function, so that loading it
-    elsewhere can say what has to be imported first. A package can do that for its users by an entry point of the group
-    ``unsoft.mechanisms`` that names the module.
-
-    >>> import torch, unsoft
-    >>> class Average(unsoft.nn.WrittenOut):
-    ...     "The same weight for every key."
-    ...     def weights(self, logits, visible):
-    ...         return visible.to(logits.dtype) / visible.sum(-1, keepdim=True).clamp(min=1)
-    >>> unsoft.register("average", Average, row_sum="1", l1="1", signed=False)
-    >>> unsoft.attention(*(torch.ones(1, 2, 3, 4) for _ in range(3)), "average").sum()
-    tensor(24.)
-    >>> unregister("average")
-    >>> register("cog", Formula("s"))
-    Traceback (most recent call last):
-    ValueError: name: a mechanism called 'cog' exists already
-    """
-    discover()
-    home = sys._getframe(1).f_globals.get("__name__", "__main__")
-    if isinstance(mechanism, type):
-        family_of_class = _family_of(name, mechanism, summary, paper, argument, promises)
-        builtin(name, family_of_class, definition=definition)
-    elif promises or argument or paper or summary:
-        raise TypeError(
-            "register: summary, paper, argument and promises are for classes; a formula has them of its own"
-        )
-    else:
-        builtin(name, mechanism, definition=definition)
-    _homes[name] = home
-
-
-def _family_of(
-    name: str, cls: type, summary: str, paper: str | None, argument: str | None, promises: dict[str, Any]
-) -> Family:
-    from unsoft.mechanisms.core.module import Mechanism
-
-    if not issubclass(cls, Mechanism):
-        raise TypeError(
-            f"mechanism: {cls.__name__} must be a subclass of unsoft.nn.Mechanism (an nn.Module that knows masks, caches and places),"
-            " or of unsoft.nn.WrittenOut, which needs no more than a method weights(logits, visible)"
-        )
-    known = [field.name for field in fields(Properties)]
-    for given in promises:
-        if given not in known:
-            raise TypeError(f"register: unknown promise {given!r} (known: {', '.join(known)})")
-    nothing: dict[str, Any] = {"signed": True, "row_sum": "free", "l1": "free", "sparse": False}
-    properties = Properties(**nothing | {"needs_length": False, "continuous": True} | promises)
-    first_line = inspect.cleandoc(cls.__doc__ or name).partition("\n")[0]
-    return Family(name, cls, summary or first_line, properties, None, paper, argument)
-
-
-def unregister(name: str) -> None:
-    """Takes a name away that :func:`register` gave: to run a notebook cell again, for example."""
-    if name not in _homes:
-        raise ValueError(f"name: {name!r} was not given by unsoft.register")
-    for names in (_registered, _homes, _definitions):
-        names.pop(name, None)
-    for text in [text for text in _made if name in text]:
-        del _made[text]
 
 
 def builtin(
@@ -137,9 +52,10 @@ def builtin(
     promises: Properties | None = None,
     definition: Callable[..., Any] | None = None,
 ) -> None:
-    """What the files of the folder call: :func:`register` without looking for other files first.
+    """What the files of the folder call: ``unsoft.register`` without looking for other files first.
 
-    ``promises`` of a formula are stated by hand, beside those that are found by analysing it; ``definition``: see definition.py.
+    ``promises`` of a formula are stated by hand, beside those that are found by analysing it; ``definition``:
+    see definition.py.
     """
     if not isinstance(name, str) or not re.fullmatch(r"[a-z][a-z0-9_-]*", name):
         raise ValueError(
@@ -147,7 +63,8 @@ def builtin(
         )
     if not isinstance(mechanism, (Formula, Family)) and not callable(mechanism):
         raise TypeError(
-            f"mechanism: expected a Formula, a function that makes one or a class, not {type(mechanism).__name__}"
+            "mechanism: expected a Formula, a function that makes one or a class, not"
+            f" {type(mechanism).__name__}"
         )
     if name in _registered:
         raise ValueError(f"name: a mechanism called {name!r} exists already")
@@ -156,6 +73,14 @@ def builtin(
         _definitions[name] = definition
     if promises is not None:
         _promises[name] = promises
+
+
+def forget(name: str) -> None:
+    """Takes a name away, and everything that was made by it."""
+    for names in (_registered, _definitions, _promises):
+        names.pop(name, None)
+    for text in [text for text in _made if name in text]:
+        del _made[text]
 
 
 def definition(name: str) -> Callable[..., Any] | None:
@@ -181,29 +106,22 @@ def family(
     argument: str | None = None,
     definition: Callable[..., Any] | None = None,
 ) -> None:
-    """Adds a mechanism that is a module: ``build(place, **options)``."""
+    """Adds a mechanism that is a module: ``build(layer_spec, **options)``."""
     builtin(name, Family(name, build, summary, properties, base, paper, argument), definition=definition)
 
 
 def formula_modifier(
-    name: str,
-    change: Callable[..., Formula],
-    *,
-    summary: str,
-    definition: Callable[..., Any] | None = None,
+    name: str, change: Callable[..., Formula], *, summary: str, definition: Callable[..., Any] | None = None
 ) -> None:
     """Adds a modifier that makes a formula from a formula, and optionally a number."""
     _add_modifier(Modifier(name, change, True, summary), definition)
 
 
 def module_modifier(
-    name: str,
-    change: Callable[..., Mechanism],
-    *,
-    summary: str,
-    definition: Callable[..., Any] | None = None,
+    name: str, change: Callable[..., Mechanism], *, summary: str, definition: Callable[..., Any] | None = None
 ) -> None:
-    """Adds a modifier that stands around a module; a family of the same name is what it is around its usual base."""
+    """Adds a modifier that stands around a module; a family of the same name is what it is around its usual
+    base."""
     _add_modifier(Modifier(name, change, False, summary), definition)
 
 
@@ -224,14 +142,14 @@ def modifiers() -> list[Modifier]:
 def resolve_formula(mechanism: str | Formula) -> Formula:
     """:func:`resolve` where only a formula will do."""
     found = resolve(mechanism)
-    if isinstance(found, Plan):
+    if isinstance(found, MechanismSpec):
         raise ValueError(
             f"mechanism: {found.name!r} is not a formula; make a module of it with unsoft.mechanism(...)"
         )
     return found
 
 
-def resolve(mechanism: str | Formula) -> Formula | Plan:
+def resolve(mechanism: str | Formula) -> Formula | MechanismSpec:
     """What a mechanism given by name ("cog", "polynomial(3)", "logn+gpam") or directly stands for."""
     if isinstance(mechanism, Formula):
         return mechanism
@@ -253,19 +171,19 @@ def _prepare(text: str) -> bool:
 _prepare._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
-def _make(text: str) -> Formula | Plan:
+def _make(text: str) -> Formula | MechanismSpec:
     if not _found_in_its_file(text):
         discover()
     *before, base = text.split("+")
     found = _base(text, base.strip())
     for part in reversed(before):
         found = _modified(text, part.strip(), found)
-    if isinstance(found, Plan):
+    if isinstance(found, MechanismSpec):
         return replace(found, name=text)
     return found
 
 
-def _split(text: str, part: str) -> tuple[str, float | int | None, bool]:
+def split_name(text: str, part: str) -> tuple[str, float | int | None, bool]:
     """Name, number in brackets, and whether there were brackets."""
     match = _CALL.fullmatch(part)
     name, argument = match.groups() if match else (part, None)
@@ -280,8 +198,8 @@ def _split(text: str, part: str) -> tuple[str, float | int | None, bool]:
     return name, int(number) if number.is_integer() else number, True
 
 
-def _base(text: str, part: str) -> Formula | Plan:
-    name, number, brackets = _split(text, part)
+def _base(text: str, part: str) -> Formula | MechanismSpec:
+    name, number, brackets = split_name(text, part)
     if name in _modifiers and name not in _registered:
         raise ValueError(
             f"mechanism: {name!r} modifies a mechanism and needs one after it, such as '{name}+softmax'"
@@ -297,12 +215,12 @@ def _base(text: str, part: str) -> Formula | Plan:
         if number is not None and found.argument is None:
             raise ValueError(f"mechanism: {name} takes no number in brackets; write {name!r}, not {text!r}")
         base = None if found.base is None else resolve_formula(found.base)
-        return Plan(name, found, base, number)
+        return MechanismSpec(name, found, base, number)
     return found() if number is None else found(number)
 
 
-def _modified(text: str, part: str, found: Formula | Plan) -> Formula | Plan:
-    name, number, _ = _split(text, part)
+def _modified(text: str, part: str, found: Formula | MechanismSpec) -> Formula | MechanismSpec:
+    name, number, _ = split_name(text, part)
     if name not in _modifiers:
         known = ", ".join(sorted(_modifiers))
         near = difflib.get_close_matches(name.lower(), _modifiers, n=1, cutoff=0.4)
@@ -311,21 +229,16 @@ def _modified(text: str, part: str, found: Formula | Plan) -> Formula | Plan:
     modifier = _modifiers[name]
     arguments = () if number is None else (number,)
     if not modifier.of_formula:
-        plan = found if isinstance(found, Plan) else Plan(text, None, found)
-        return replace(plan, wrappers=(*plan.wrappers, Wrapper(modifier.change, arguments)))
+        spec = found if isinstance(found, MechanismSpec) else MechanismSpec(text, None, found)
+        return replace(spec, modifiers=(*spec.modifiers, AppliedModifier(modifier.change, arguments)))
     if isinstance(found, Formula):
         return cast("Formula", modifier.change(found, *arguments))
-    if found.formula is None or found.wrappers:
+    if found.formula is None or found.modifiers:
         raise ValueError(
-            f"mechanism: in {text!r}, {name} rewrites a formula and must stand directly before one (or before a family that runs one)"
+            f"mechanism: in {text!r}, {name} rewrites a formula and must stand directly before one (or before"
+            " a family that runs one)"
         )
     return replace(found, formula=modifier.change(found.formula, *arguments))
-
-
-def foreign_homes(text: str) -> dict[str, str]:
-    """The mechanisms that a text such as "gated+mine(3)" names and others registered, with the modules that did."""
-    parts = [_split(text, part.strip())[0] for part in text.split("+")]
-    return {name: _homes[name] for name in parts if name in _homes}
 
 
 def names() -> list[str]:
@@ -350,7 +263,8 @@ def label(name: str) -> str:
 
 
 def _found_in_its_file(name: str) -> bool:
-    """Imports the file called like the mechanism, if there is one; importing all of them would take longer."""
+    """Imports the file called like the mechanism, if there is one;
+    importing all of them would take longer."""
     file = name.replace("-", "_")
     with _discovery:
         if _discovered or not file.isidentifier():
@@ -368,22 +282,9 @@ def discover() -> None:
                 if not module.ispkg:
                     importlib.import_module(module.name)
             _discovered.append(True)
-            for entry in metadata.entry_points(group=PLUGINS):
-                _load_plugin(entry)
+            from unsoft.mechanisms.core.plugins import load_plugins
 
-
-def _load_plugin(entry: metadata.EntryPoint) -> None:
-    """Imports what an installed package brings; its module registers, or the entry point is the mechanism itself."""
-    try:
-        found = entry.load()
-        if not inspect.ismodule(found) and entry.name not in _registered:
-            register(entry.name, found)
-            _homes[entry.name] = entry.module
-    except Exception as error:  # one package that does not work must not take all mechanisms away
-        text = (
-            f"the plug-in {entry.name!r} ({entry.value}) could not be loaded: {type(error).__name__}: {error}"
-        )
-        warnings.warn(text, PluginWarning, stacklevel=2)
+            load_plugins()
 
 
 def _unknown(text: str, name: str) -> str:

@@ -1,4 +1,7 @@
-"""What a name stands for, as data: a formula, a family of modules, modifiers around it; modules are made from it later."""
+"""What a name and a layer stand for, as data; modules are made from it later.
+
+A name: a formula, or a family of modules, with modifiers around it. A layer: its heads and widths.
+"""
 
 from __future__ import annotations
 
@@ -11,9 +14,31 @@ from unsoft.formula import Formula
 from unsoft.formula.analysis import Properties
 
 if TYPE_CHECKING:
-    from unsoft.mechanisms.core.module import Mechanism, Place
+    from unsoft.mechanisms.core.module import Mechanism
 
 Factory = Callable[..., Formula]
+
+
+@dataclass(frozen=True)
+class LayerSpec:
+    """The layer that a mechanism is made for: its parameters are sized and started by these numbers."""
+
+    heads: int
+    """Heads of the output."""
+    head_dim: int
+    """Width D of queries and keys."""
+    value_dim: int | None = None
+    """Width Dv of values; D if not given."""
+    hidden_dim: int | None = None
+    """Width of the hidden state that ``hidden=`` brings; without it the query stands in."""
+    layer: int = 0
+    """Number of the layer, counted from 0."""
+    layers: int | None = None
+    """How many layers the network has."""
+
+    @property
+    def values(self) -> int:
+        return self.head_dim if self.value_dim is None else self.value_dim
 
 
 @dataclass(frozen=True)
@@ -22,7 +47,7 @@ class Family:
 
     name: str
     build: Callable[..., Mechanism]
-    """From a :class:`Place`, optionally a number or the formula it runs (``base=``), and keywords."""
+    """From a :class:`LayerSpec`, optionally a number or the formula it runs (``base=``), and keywords."""
     summary: str
     properties: Properties
     base: str | None = None
@@ -43,8 +68,8 @@ class Modifier:
 
 
 @dataclass(frozen=True)
-class Wrapper:
-    """A module modifier with the number that stood in its brackets."""
+class AppliedModifier:
+    """A modifier of modules as it stood in a name: with the number in its brackets, if any."""
 
     change: Callable[..., Mechanism]
     arguments: tuple[float, ...]
@@ -61,15 +86,15 @@ class Wrapper:
 
 
 @dataclass(frozen=True)
-class Plan:
-    """What a name stands for if it is not a formula: the modules to be made once their place is known."""
+class MechanismSpec:
+    """What a name stands for if it is not a formula: the modules to be made once their layer is known."""
 
     name: str
     family: Family | None
     formula: Formula | None = None
-    """The formula that an affine family runs, or, without a family, that the wrappers stand around."""
+    """The formula that an affine family runs, or, without a family, that the modifiers stand around."""
     number: float | None = None
-    wrappers: tuple[Wrapper, ...] = ()
+    modifiers: tuple[AppliedModifier, ...] = ()
 
     @property
     def summary(self) -> str | None:
@@ -83,7 +108,7 @@ class Plan:
 
     @property
     def _named(self) -> Formula | Family:
-        """What the list of mechanisms speaks of; a plan has a formula wherever it has no family."""
+        """What the list of mechanisms speaks of; it has a formula wherever it has no family."""
         return cast("Formula", self.formula) if self.family is None else self.family
 
     @property
@@ -91,24 +116,26 @@ class Plan:
         """Its heads come in groups of this many."""
         return getattr(self.family.build, "key_head_multiple", 1) if self.family is not None else 1
 
-    def build(self, place: Place, **options: Any) -> Mechanism:
-        """The module at its place; ``options`` are keywords of the modifiers (the outermost first) and of the family's class."""
-        around = [(wrapper, wrapper.take(options)) for wrapper in reversed(self.wrappers)]
+    def build(self, layer_spec: LayerSpec, **options: Any) -> Mechanism:
+        """The module for a layer; ``options`` are keywords of the modifiers (the outermost first) and of the
+        family's class."""
+        around = [(modifier, modifier.take(options)) for modifier in reversed(self.modifiers)]
         if self.family is None:
             from unsoft.mechanisms.core.module import Pointwise
 
             if options:
-                known = sorted({name for wrapper in self.wrappers for name in wrapper.names})
+                known = sorted({name for modifier in self.modifiers for name in modifier.names})
                 raise TypeError(
-                    f"mechanism: {self.name!r} has no option {', '.join(map(repr, options))}; it has {', '.join(known) or 'none'}"
+                    f"mechanism: {self.name!r} has no option {', '.join(map(repr, options))}; it has"
+                    f" {', '.join(known) or 'none'}"
                 )
-            module: Mechanism = Pointwise(cast("Formula", self.formula), place)
+            module: Mechanism = Pointwise(cast("Formula", self.formula), layer_spec)
         else:
             if self.formula is not None:
                 options = {"base": self.formula, **options}
             if self.number is not None:
                 options = {cast(str, self.family.argument): self.number, **options}
-            module = self.family.build(place, **options)
-        for wrapper, own in reversed(around):
-            module = wrapper.change(module, *wrapper.arguments, **own)
+            module = self.family.build(layer_spec, **options)
+        for modifier, own in reversed(around):
+            module = modifier.change(module, *modifier.arguments, **own)
         return module

@@ -1,4 +1,5 @@
-"""A mechanism given by its weights, all of them written out: the shortest way to one of your own that is no formula."""
+"""A mechanism given by its weights, all of them written out: the shortest way to one of your own that is no
+formula."""
 
 from __future__ import annotations
 
@@ -16,23 +17,26 @@ from unsoft.mechanisms.core.registry import resolve_formula
 
 
 class WrittenOut(Mechanism):
-    """Write :meth:`weights`; masks, causality, groups of heads, dropout, caches, NaN and dtypes are taken care of.
+    """Write :meth:`weights`; masks, causality, groups of heads, dropout, caches,
+    NaN and dtypes are taken care of.
 
     It costs memory for every pair of a query and a key, and any parameters are yours: it is an ``nn.Module``.
 
     >>> class Nearest(WrittenOut):
     ...     def weights(self, logits, visible):
-    ...         return torch.nn.functional.one_hot(logits.masked_fill(~visible, -torch.inf).argmax(-1), logits.shape[-1])
-    >>> from unsoft.mechanisms.core.module import Place
+    ...         best = logits.masked_fill(~visible, -torch.inf).argmax(-1)
+    ...         return torch.nn.functional.one_hot(best, logits.shape[-1])
+    >>> from unsoft.mechanisms.core.spec import LayerSpec
     >>> q, k, v = (torch.randn(1, 2, 5, 4) for _ in range(3))
-    >>> out, weights = Nearest(Place(heads=2, head_dim=4))(q, k, v, is_causal=True, return_weights=True)
+    >>> out, weights = Nearest(LayerSpec(heads=2, head_dim=4))(q, k, v, is_causal=True, return_weights=True)
     >>> torch.equal(weights.sum(-1), torch.ones(1, 2, 5)), bool((weights.triu(1) == 0).all())
     (True, True)
     """
 
     @abstractmethod
     def weights(self, logits: Tensor, visible: Tensor) -> Tensor:
-        """Weights (batch, heads, L, S) from the logits, float mask added, and from which keys a row may see (bool, same shape).
+        """Weights (batch, heads, L, S) from the logits, float mask added,
+        and from which keys a row may see (bool, same shape).
 
         What is not visible is set to 0 afterwards, but a normaliser is yours to make.
         """
@@ -43,8 +47,8 @@ class WrittenOut(Mechanism):
         check_name(engine)
         if engine not in ("auto", "dense"):
             raise ValueError(
-                f"attention: argument 'engine': {engine!r} does not support this call: {type(self).__name__} writes its weights out;"
-                " use 'dense' or 'auto'"
+                f"attention: argument 'engine': {engine!r} does not support this call: {type(self).__name__}"
+                " writes its weights out; use 'dense' or 'auto'"
             )
         call, leading = checked_call(
             inputs.query, inputs.key, inputs.value, resolve_formula("softmax"), **options

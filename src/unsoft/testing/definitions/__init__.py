@@ -1,6 +1,7 @@
 """Every mechanism once more, straight from its paper in plain torch: what the battery judges results by.
 
-Each mechanism's file holds its definition (see unsoft.mechanisms.core.definition); here they are put together as a name says.
+Each mechanism's file holds its definition (see unsoft.mechanisms.core.definition);
+here they are put together as a name says.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from unsoft.mechanisms.core.definition import (
     logits_of,
     visible_part,
 )
-from unsoft.mechanisms.core.spec import Plan
+from unsoft.mechanisms.core.spec import MechanismSpec
 from unsoft.testing.definitions import magnitude
 from unsoft.testing.definitions.text import from_text
 
@@ -30,7 +31,8 @@ Part = tuple[str, str | None]
 
 
 def definition_of(mechanism: str | Formula) -> Definition | None:
-    """The definition of a mechanism by name, modifiers included; the text itself for a formula of your own; None if unknown.
+    """The definition of a mechanism by name, modifiers included; the text itself for a formula of your own;
+    None if unknown.
 
     >>> definition_of("gated+logn+gpam") is None, definition_of("no-such-family") is None
     (False, True)
@@ -64,7 +66,7 @@ def _base(base: Part, rewriting: list[Part]) -> Definition | None:
     stands_for = registry.resolve(base[0])
     if isinstance(stands_for, Formula):
         return _pointwise(lambda layer: _rewritten(base, rewriting, layer))
-    assert isinstance(stands_for, Plan) and stands_for.family is not None
+    assert isinstance(stands_for, MechanismSpec) and stands_for.family is not None
     if stands_for.family.base is None:
         return _completed(found)
     inner = (stands_for.family.base, None)

@@ -2,9 +2,9 @@
 
     Z_jl = exp(-t |k_j - k_l|^2 / d)        (Z + eps) w = 1        gate_j = sigmoid(beta w_j + gamma)
 
-Keys that are not there are taken out of the system. Bidirectional: the system of all keys; arrival: that of the keys up to j;
-prefix: that of the keys up to row i. Streaming is arrival as long as nothing is forgotten; what it makes of more keys than its
-first chunk holds depends on what it forgets, and no formula says that.
+Keys that are not there are taken out of the system. Bidirectional: the system of all keys; arrival: that of
+the keys up to j; prefix: that of the keys up to row i. Streaming is arrival as long as nothing is forgotten;
+what it makes of more keys than its first chunk holds depends on what it forgets, and no formula says that.
 """
 
 from __future__ import annotations
@@ -68,7 +68,8 @@ def _solved(system: Tensor, right: Tensor) -> Tensor:
 def _steps(system: Tensor, right: Tensor, steps: int) -> Tensor:
     """What conjugate gradients reach after some steps in exact arithmetic.
 
-    That is the solution within the space of right, A right, A^2 right ..., on a basis kept orthogonal to the last digit.
+    That is the solution within the space of right, A right, A^2 right ...,
+    on a basis kept orthogonal to the last digit.
     """
     basis = _unit(right)[..., None]
     for _ in range(1, min(steps, right.shape[-1])):
@@ -82,7 +83,8 @@ def _steps(system: Tensor, right: Tensor, steps: int) -> Tensor:
     inside = basis.mT @ system @ basis
     inside = inside + torch.diag_embed((inside.diagonal(dim1=-2, dim2=-1) == 0).to(inside.dtype))
     found = (basis @ torch.linalg.solve(inside, basis.mT @ right[..., None]))[..., 0]
-    # Where that solves the system, one more step would change nothing, here or near here: the slope is the solution's.
+    # Where that solves the system, one more step would change nothing, here or near here:
+    # the slope is the solution's.
     left = right - (system @ found[..., None])[..., 0]
     solved = left.norm(dim=-1, keepdim=True) <= 1e-10 * right.norm(dim=-1, keepdim=True)
     return torch.where(solved, _solved(system, right), found)
@@ -107,7 +109,8 @@ def _unit(x: Tensor) -> Tensor:
 
 
 def _arrivals(system: Tensor, there: Tensor) -> Tensor:
-    """The last weight of every prefix: with (Z + eps) = L L', the weight of key j in its prefix is (L^-1 1)_j / L_jj."""
+    """The last weight of every prefix: with (Z + eps) = L L', the weight of key j in its prefix is (L^-1 1)_j
+    / L_jj."""
     if not system.numel():
         return there.to(system.dtype)
     lower = torch.linalg.cholesky(system)
@@ -117,7 +120,7 @@ def _arrivals(system: Tensor, there: Tensor) -> Tensor:
 
 
 def _of_rows(similar: Tensor, there: Tensor, eps: float, rows: Tensor) -> Tensor:
-    """(B, Hk, R, S): the weights of the keys up to each row, solved anew for each; 0 for keys after it."""
+    """(B, Hk, R, S): the weights of the keys up to each row, solved again for each; 0 for keys after it."""
     found = []
     for row in rows.tolist():
         seen = there & (torch.arange(there.shape[-1]) <= row)

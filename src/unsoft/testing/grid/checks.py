@@ -19,7 +19,8 @@ _HEADROOM = 0.1
 
 
 def results(trial: Trial, engine: str) -> Iterator[Measure]:
-    """The output and every gradient are what the definition says; where that is too large for the dtype nothing is asked."""
+    """The output and every gradient are what the definition says; where that is too large for the dtype
+    nothing is asked."""
     found = trial.run(engine)
     shape = (trial.point.batch, trial.point.head_counts[0], trial.point.length, trial.point.value_width)
     whole = found.pop("whole output")
@@ -53,8 +54,8 @@ def _tolerance(trial: Trial, name: str) -> float:
 def decoding(trial: Trial, engine: str) -> Iterator[Measure]:
     """With a cache, in uneven pieces, the output is the same: what the definition says of the whole sequence.
 
-    A cache of fixed size refuses a mask that differs from row to row, but cannot tell it from padding if every piece is one
-    token. So it gets the chance to refuse the whole first.
+    A cache of fixed size refuses a mask that differs from row to row, but cannot tell it from padding if
+    every piece is one token. So it gets the chance to refuse the whole first.
     """
     point, x = trial.point, trial.tensors
     if point.causal != "upper left" or point.keys != "same" or point.length == 0:

@@ -1,4 +1,5 @@
-"""The sizes and states that every mechanism is tried at, and two ways to walk them: a sample, and all pairs."""
+"""The sizes and states that every mechanism is tried at, and two ways to walk them: a sample,
+and all pairs."""
 
 from __future__ import annotations
 
@@ -18,11 +19,18 @@ AXES: dict[str, tuple[Any, ...]] = {
     "batch": (1, 2, 0),
     "dtype": ("float64", "float32", "bfloat16"),
     "inputs": (
-        "normal", "real norms", "zero rows", "equal keys", "opposite keys", "logits of 1e4", "logits of 1e-30", "denormal",
+        "normal",
+        "real norms",
+        "zero rows",
+        "equal keys",
+        "opposite keys",
+        "logits of 1e4",
+        "logits of 1e-30",
+        "denormal",
     ),
     "mask": ("none", "left padding", "right padding", "rows", "additive per key", "additive", "dead rows"),
     "causal": ("no", "upper left", "lower right"),
-}  # fmt: skip
+}
 """What is varied. Lengths stand around the blocks of engines, widths around those of real models."""
 
 EVEN_KEY_HEADS = AXES | {"heads": ("2/2", "4/2")}
@@ -40,7 +48,8 @@ class Point:
 
     >>> point = Point(length=129, width=96, dtype="float32")
     >>> print(point)
-    length=129 keys=same width=96 values=same heads=2/2 batch=1 dtype=float32 inputs=normal mask=none causal=upper left
+    length=129 keys=same width=96 values=same heads=2/2 batch=1 dtype=float32 inputs=normal mask=none
+    causal=upper left
     >>> Point.parse(str(point)) == point
     True
     """
@@ -66,7 +75,7 @@ class Point:
             "many": 1500,
             "none": 0,
         }
-        return counts[self.keys]  # fmt: skip
+        return counts[self.keys]
 
     @property
     def value_width(self) -> int:
@@ -159,14 +168,10 @@ COMBINED = [
 
 
 def all_pairs(seed: str, axes: Mapping[str, Sequence[Any]] = AXES) -> Iterator[Point]:
-    """Points that show every pair of values of every two axes; the rest of each point is drawn by the seed."""
+    """Points that show every pair of values of every two axes; the rest of each point is drawn by the
+    seed."""
     source = random.Random(zlib.crc32(seed.encode()))
-    wanted = [
-        {(a, x), (b, y)}
-        for a, b in combinations(axes, 2)
-        for x in axes[a]
-        for y in axes[b]
-    ]  # fmt: skip
+    wanted = [{(a, x), (b, y)} for a, b in combinations(axes, 2) for x in axes[a] for y in axes[b]]
     missing = {frozenset(pair) for pair in wanted}
     for pair in sorted(wanted, key=lambda pair: source.random()):
         if frozenset(pair) not in missing:

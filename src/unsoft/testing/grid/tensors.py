@@ -1,8 +1,8 @@
 """The tensors of one point of the grid, drawn from a seed.
 
-Queries and keys are multiples of 1/4, times a power of two. So every dtype holds them, and their products and sums are
-exact in float32 in any order: a logit is exactly 0 in all engines or in none, and no comparison hangs on a rounding where a
-formula jumps or has a corner.
+Queries and keys are multiples of 1/4, times a power of two. So every dtype holds them, and their products and
+sums are exact in float32 in any order: a logit is exactly 0 in all engines or in none, and no comparison
+hangs on a rounding where a formula jumps or has a corner.
 """
 
 from __future__ import annotations
@@ -86,7 +86,8 @@ def _normal(point: Point, query: Tensor, key: Tensor, normal: Callable[..., Tens
 
 
 def _real(point: Point, query: Tensor, key: Tensor, normal: Callable[..., Tensor]) -> tuple[Tensor, Tensor]:
-    """As in SmolLM2-135M: |q| = 15, |k| = 17 at width 64, of which 14 are the same for all keys; logits spread by 3.5."""
+    """As in SmolLM2-135M: |q| = 15, |k| = 17 at width 64, of which 14 are the same for all keys;
+    logits spread by 3.5."""
     return _quarters(1.9 * query), _quarters(1.2 * key + 1.75 * normal(1, key.shape[1], 1, key.shape[3]))
 
 
@@ -130,10 +131,19 @@ INPUTS: dict[str, Draw] = {
     "zero rows": _zero_rows,
     "equal keys": _equal_keys,
     "opposite keys": _opposite_keys,
-    "logits of 1e4": _times(dict.fromkeys(("float64", "float32", "bfloat16"), 13), dict.fromkeys(("float64", "float32", "bfloat16"), 0)),
-    "logits of 1e-30": _times(dict.fromkeys(("float64", "float32", "bfloat16"), -50), dict.fromkeys(("float64", "float32", "bfloat16"), -50)),
-    "denormal": _times({"float64": -1040, "float32": -128, "bfloat16": -128}, dict.fromkeys(("float64", "float32", "bfloat16"), 0)),
-}  # fmt: skip
+    "logits of 1e4": _times(
+        dict.fromkeys(("float64", "float32", "bfloat16"), 13),
+        dict.fromkeys(("float64", "float32", "bfloat16"), 0),
+    ),
+    "logits of 1e-30": _times(
+        dict.fromkeys(("float64", "float32", "bfloat16"), -50),
+        dict.fromkeys(("float64", "float32", "bfloat16"), -50),
+    ),
+    "denormal": _times(
+        {"float64": -1040, "float32": -128, "bfloat16": -128},
+        dict.fromkeys(("float64", "float32", "bfloat16"), 0),
+    ),
+}
 """Queries and keys by name."""
 
 

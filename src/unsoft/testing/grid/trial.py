@@ -1,9 +1,10 @@
-"""One mechanism at one point of the grid: its layer, its tensors, what its definition says, and how exact a result can be.
+"""One mechanism at one point of the grid: its layer, its tensors, what its definition says,
+and how exact a result can be.
 
-How large an error may be is found by asking the definition again with every input moved by a relative 2^-24, for
-float64 2^-40: what that changes, times the precision of the dtype, is what rounding may change too. A row of queries and a key are moved as a whole,
-so that a logit that is exactly 0 stays 0. On top of it comes the precision times the size of the result and of what it
-is a sum of (docs/numerics.md).
+How large an error may be is found by asking the definition again with every input moved by a relative 2^-24,
+for float64 2^-40: what that changes, times the precision of the dtype, is what rounding may change too. A row
+of queries and a key are moved as a whole, so that a logit that is exactly 0 stays 0. On top of it comes the
+precision times the size of the result and of what it is a sum of (docs/numerics.md).
 """
 
 from __future__ import annotations
@@ -19,8 +20,8 @@ import torch
 from torch import Generator, Tensor
 
 from unsoft.mechanisms.core.definition import Definition, NotDefined, WrittenCall
-from unsoft.mechanisms.core.module import Mechanism, Place
-from unsoft.mechanisms.core.spec import Plan
+from unsoft.mechanisms.core.module import Mechanism
+from unsoft.mechanisms.core.spec import LayerSpec, MechanismSpec
 from unsoft.testing.grid.point import Point
 from unsoft.testing.grid.tensors import DOUBLE, Tensors, draw
 from unsoft.testing.measure import rms
@@ -31,16 +32,18 @@ DTYPES = {
     str(dtype).removeprefix("torch."): dtype for dtype in (torch.float64, torch.float32, torch.bfloat16)
 }
 _MOVES = {torch.float64: 2.0**-40, torch.float32: 2.0**-24, torch.bfloat16: 2.0**-24}
-"""How far inputs are moved: near the precision itself, as the change may grow in proportion for small errors only."""
+"""How far inputs are moved: near the precision itself, as the change may grow in proportion for small errors
+only."""
 _PERTURB = 0.1
-"""Parameters are moved away from their start by this, so that one that has no effect, or the wrong one, shows."""
+"""Parameters are moved away from their start by this, so that one that has no effect, or the wrong one,
+shows."""
 
 
 @dataclass(frozen=True)
 class Trial:
     """What the checks of a point get."""
 
-    plan: Plan
+    spec: MechanismSpec
     definition: Definition | None
     """None, or NotDefined: the mechanism itself is the reference, in float64 and without a cache."""
     point: Point
@@ -57,7 +60,9 @@ class Trial:
         heads, _ = self.point.head_counts
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(0)
-            layer = self.plan.build(Place(heads, self.point.width, self.point.value_width), **self.options)
+            layer = self.spec.build(
+                LayerSpec(heads, self.point.width, self.point.value_width), **self.options
+            )
         source = Generator().manual_seed(1)
         with torch.no_grad():
             for parameter in layer.parameters():
@@ -71,7 +76,8 @@ class Trial:
 
     @property
     def scale(self) -> float | None:
-        """The argument of that name: a power of two, so that logits stay exact; None where the default is one."""
+        """The argument of that name: a power of two, so that logits stay exact;
+        None where the default is one."""
         exact = 2.0 ** round(math.log2(self.point.width**-0.5))
         return None if exact == self.point.width**-0.5 else exact
 
@@ -118,7 +124,8 @@ class Trial:
     def decoded(self, pieces: Sequence[tuple[int, int]]) -> Tensor | None:
         """The output that the definition gives where tokens come in pieces; None if it does not say.
 
-        Which keys there are (magnitude) is known from the rows of the piece that a key comes with: later rows are not there yet.
+        Which keys there are (magnitude) is known from the rows of the piece that a key comes with:
+        later rows are not there yet.
         """
         x = self.tensors
         leaves = {name: getattr(x, name) for name in ("query", "key", "value")}
@@ -148,13 +155,14 @@ class Trial:
         return sizes
 
     def _natural_sizes(self) -> dict[str, float]:
-        """Of the terms that results are sums of, so that one that cancels to nothing is not measured against nothing."""
+        """Of the terms that results are sums of, so that one that cancels to nothing is not measured against
+        nothing."""
         x, weights, keys = self.tensors, self.reference["weights"], max(1, self.point.key_count)
         q, k, v, g = (rms(y) for y in (x.query, x.key, x.value, x.upstream[:, :, x.rows]))
         scale, entries, w = self.point.width**-0.5, weights.numel(), rms(weights) + 1 / keys
         by_weight = g * v * self.point.value_width**0.5
         # What is not a formula of the logit may have features that are not small where queries and keys are.
-        formula = self.plan.formula if self.plan.family is None and not self.plan.wrappers else None
+        formula = self.spec.formula if self.spec.family is None and not self.spec.modifiers else None
         by_query, by_key = (0.0 if formula is not None else 1 + 1 / (size or 1.0) for size in (q, k))
         shared = 1.0 if x.bias is None else max(1.0, entries / max(1, x.bias.numel())) ** 0.5
         reach = (
@@ -208,8 +216,11 @@ class Trial:
             )
             gradients = dict(zip(wanted, found, strict=True))
         return {
-            "output": output.detach(), "weights": weights.detach(), **gradients, "query": gradients["query"][:, :, x.rows],
-        }  # fmt: skip
+            "output": output.detach(),
+            "weights": weights.detach(),
+            **gradients,
+            "query": gradients["query"][:, :, x.rows],
+        }
 
     def _written_out(
         self, leaves: Mapping[str, Tensor], layer: Mechanism, rounding: Callable[[Tensor], Tensor] | None
@@ -238,10 +249,16 @@ class Trial:
         visible = seen if point.offset is None else seen.tril(point.offset)
         rows = (x.rows + (point.offset or 0)).to(DOUBLE)
         return WrittenCall(
-            leaves["query"][:, :, x.rows], leaves["key"], leaves["value"], visible[:, :, x.rows],
-            bias.expand(seen.shape)[:, :, x.rows], there, rows, point.offset is not None,
+            leaves["query"][:, :, x.rows],
+            leaves["key"],
+            leaves["value"],
+            visible[:, :, x.rows],
+            bias.expand(seen.shape)[:, :, x.rows],
+            there,
+            rows,
+            point.offset is not None,
             self.scale or point.width**-0.5,
-        )  # fmt: skip
+        )
 
     def _seen(self, leaves: Mapping[str, Tensor]) -> Tensor:
         """Bool (B, H, L, S): what the mask alone lets rows see."""

@@ -52,8 +52,8 @@ def _seen_by_some_row(call: Call) -> Tensor | None:
         return None
     if call.visible.shape[2] > 1 and call.causal_offset is None:
         raise ValueError(
-            "magnitude: argument 'attn_mask' differs from row to row; the gates of keys would tell a row of keys that it must not see."
-            " Pass is_causal=True, or a mask of whole keys (..., 1, S)"
+            "magnitude: argument 'attn_mask' differs from row to row; the gates of keys would tell a row of"
+            " keys that it must not see. Pass is_causal=True, or a mask of whole keys (..., 1, S)"
         )
     seen = call.visible.any(2)
     if seen.shape[1] > 1:
@@ -65,6 +65,7 @@ def _checked_geometry(keys: Tensor, key: Tensor, k: Tensor) -> Tensor:
     if not isinstance(keys, Tensor) or keys.shape[:-1] != key.shape[:-1]:
         got = tuple(keys.shape) if isinstance(keys, Tensor) else type(keys).__name__
         raise ValueError(
-            f"magnitude: argument 'geometry_keys' is {got}; expected a tensor (..., key heads, S, width) like 'key', {tuple(key.shape)}"
+            f"magnitude: argument 'geometry_keys' is {got}; expected a tensor (..., key heads, S, width) like"
+            f" 'key', {tuple(key.shape)}"
         )
     return keys.expand(*key.shape[:-1], keys.shape[-1]).reshape(*k.shape[:3], keys.shape[-1])

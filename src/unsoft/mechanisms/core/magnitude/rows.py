@@ -34,7 +34,8 @@ def attend_by_rows(
     engine = inputs.options["engine"]
     if engine not in ("auto", "dense"):
         raise ValueError(
-            f"magnitude: argument 'engine': causal='prefix' writes the weights of every row out, as 'dense' does; {engine!r} does not"
+            "magnitude: argument 'engine': causal='prefix' writes the weights of every row out, as 'dense'"
+            f" does; {engine!r} does not"
         )
     rows, keys = inputs.query.shape[-2], inputs.key.shape[-2]
     if rows + offset > keys:  # rows after the last key: fill up with keys that are masked
@@ -94,7 +95,7 @@ def _with_masked_keys(inputs: Inputs, more: int) -> Inputs:
 
 def _nothing(layer: Magnitude, inputs: Inputs, rows: int) -> list[Tensor]:
     """What rows that see no key give."""
-    shape = (*inputs.query.shape[:-3], layer.place.heads, rows)
+    shape = (*inputs.query.shape[:-3], layer.layer_spec.heads, rows)
     out = inputs.query.new_zeros(*shape, inputs.value.shape[-1])
     return [out, inputs.query.new_zeros(*shape, inputs.key.shape[-2])] if inputs.return_weights else [out]
 

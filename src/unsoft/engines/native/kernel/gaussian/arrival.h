@@ -22,6 +22,7 @@ static int64_t arrival_factors(const Gaussian &g, real eps, const real *b, real 
     const long n = long(g.points), padded = g.padded(), ld = padded + 16;  // never a power of two apart, which caches do not like
     share(int(g.threads), g.systems, [&](auto next) {
         Buffer<real> a(n * n), m(n * ld), right(padded);
+        const Workspace space(n, ld);
         for (int64_t s; (s = next()) < g.systems;) {
             Laid points(g, s);
             for (long row = 0; row < g.blocks(); row++)
@@ -32,7 +33,7 @@ static int64_t arrival_factors(const Gaussian &g, real eps, const real *b, real 
                     for (long r = 0; r < high; r++) std::copy_n(z + r * SIDE, wide, a + (row * SIDE + r) * n + column * SIDE);
                 }
             for (long p = 0; p < n; p++) a[p * n + p] = 1 + eps;
-            int64_t rows = inverse_factor(n, a, m, ld);
+            int64_t rows = inverse_factor(n, a, m, ld, space);
             for (int64_t least = done; rows < least && !done.compare_exchange_weak(least, rows);) {}
             pad_vector(b + s * n, n, padded, right);
             Strips strips{padded, factor + s * Strips::size(padded)};

@@ -41,11 +41,17 @@ struct Panels {
     Buffer<real> lower, upper;
     explicit Panels(long n)
         : count((n + PANEL_WIDTH - 1) / PANEL_WIDTH), height(count * PANEL_WIDTH),
-          lower(size_t(count) * (count + 1) / 2 * PANEL_WIDTH * PANEL_WIDTH), upper(size_t(count) * (count + 1) / 2 * PANEL_WIDTH * PANEL_WIDTH) {
-        std::fill_n(upper.data, count * (count + 1) / 2 * PANEL_WIDTH * PANEL_WIDTH, real(0));
-    }
+          lower(size()), upper(size()) {}
+    size_t size() const { return size_t(count) * (count + 1) / 2 * PANEL_WIDTH * PANEL_WIDTH; }
     real *below(long panel) const { return lower + (panel * height - PANEL_WIDTH * (panel * (panel - 1) / 2)) * PANEL_WIDTH; }
     real *above(long panel) const { return upper + panel * (panel + 1) / 2 * PANEL_WIDTH * PANEL_WIDTH; }
+};
+
+// What inverse_factor works in, for matrices of one size one after the other: fresh memory costs as much as the arithmetic.
+struct Workspace {
+    Panels panels;
+    Buffer<real> b, product;
+    Workspace(long n, long ld) : panels(n), b(GROWTH * ld), product(GROWTH * ld) {}
 };
 
 // S = A - B B^T for new rows: A (rows, n) at their own columns, B (rows, filled).
@@ -62,11 +68,11 @@ static void remainder(int rows, long filled, const real *a, long n, const real *
 
 // m: (n, ld) with room for whole panels in a row; a: (n, n), its lower half is read. Returns the number of rows done, n unless A is
 // not positive definite; what follows is NaN.
-static int64_t inverse_factor(int64_t n, const real *a, real *m, long ld) {
-    Panels panels(n);
-    Buffer<real> b(GROWTH * ld), product(GROWTH * ld);
+static int64_t inverse_factor(int64_t n, const real *a, real *m, long ld, const Workspace &space) {
+    const Panels &panels = space.panels;
+    real *const b = space.b, *const product = space.product;
     real s[GROWTH * GROWTH], inverse[GROWTH * GROWTH];
-    std::fill_n(m, n * ld, real(0));
+    std::fill_n(panels.upper.data, panels.size(), real(0));  // columns that are still to come are read as 0
     for (int64_t first = 0; first < n; first += GROWTH) {
         const int count = int(std::min<int64_t>(GROWTH, n - first));
         const long full = (first + PANEL_WIDTH - 1) / PANEL_WIDTH, filled = full * PANEL_WIDTH;
@@ -109,8 +115,9 @@ static int64_t inverse_factor(int64_t n, const real *a, real *m, long ld) {
 static int64_t inverse_factors(int64_t threads, int64_t systems, int64_t n, const real *a, real *m, long ld) {
     std::atomic<int64_t> done{n};
     share(int(threads), systems, [&](auto next) {
+        const Workspace space(n, ld);
         for (int64_t s; (s = next()) < systems;) {
-            int64_t rows = inverse_factor(n, a + s * n * n, m + s * n * ld, ld);
+            int64_t rows = inverse_factor(n, a + s * n * n, m + s * n * ld, ld, space);
             for (int64_t least = done; rows < least && !done.compare_exchange_weak(least, rows);) {}
         }
     });

@@ -1,0 +1,132 @@
+"""``unsoft convert``: a pretrained model moved to another mechanism."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from unsoft.cli.arguments import Plugin, check_folder, load_plugin
+from unsoft.cli.commands.swap import read_layers
+from unsoft.cli.commands.train import read_pairs
+from unsoft.cli.terminal import INTERRUPTED, note, show_table
+
+if TYPE_CHECKING:
+    from unsoft.training import Converted
+
+
+def command(
+    model: Annotated[str, typer.Argument(help="smollm2, a folder, or a hub id.")],
+    mechanism: Annotated[str, typer.Option(help="Such as softpick or magnitude+softmax; see unsoft list.")],
+    text: Annotated[
+        str,
+        typer.Option(
+            help="A file or a folder of files; else the text that comes with Python.", show_default=False
+        ),
+    ] = "",
+    out: Annotated[
+        Path | None,
+        typer.Option(help="Folder of the conversion; runs/MODEL-to-MECHANISM.", show_default=False),
+    ] = None,
+    match_steps: Annotated[int, typer.Option(help="Steps of matching layers; 0: none.")] = 40,
+    tune_steps: Annotated[int, typer.Option(help="Steps of fine-tuning; 0: none.")] = 20,
+    batch: Annotated[int, typer.Option(help="Texts in a step.")] = 2,
+    tokens: Annotated[int, typer.Option(help="Tokens of each text.")] = 128,
+    match_lr: Annotated[float, typer.Option(help="Learning rate of matching.")] = 1e-3,
+    lr: Annotated[float, typer.Option(help="Learning rate of fine-tuning.")] = 1e-4,
+    mechanism_lr: Annotated[
+        float, typer.Option(help="Learning rate of the mechanism's own parameters.")
+    ] = 0.01,
+    tune: Annotated[str, typer.Option(help="What fine-tuning changes: all, or attention only.")] = "all",
+    layers: Annotated[
+        str | None, typer.Option(help="Only these: 0,4-7,-1; or what each of them gets: 0=softmax,8-=relu2.")
+    ] = None,
+    keep_first_last: Annotated[
+        bool, typer.Option("--keep-first-last", help="Softmax in the first and last layer.")
+    ] = False,
+    option: Annotated[
+        list[str] | None,
+        typer.Option(help="A keyword of the mechanism: where=mass; may be repeated.", show_default=False),
+    ] = None,
+    start: Annotated[str, typer.Option(help="Start of learnable mechanisms: open or paper.")] = "open",
+    held_out: Annotated[int, typer.Option(help="Tokens that measure perplexity.")] = 2048,
+    seed: Annotated[int, typer.Option(help="Of the texts that are drawn.")] = 0,
+    save_every: Annotated[
+        int | None,
+        typer.Option(min=1, help="Steps between checkpoints; a quarter of a stage.", show_default=False),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the whole result.")] = False,
+    plugin: Plugin = None,
+) -> None:
+    """Move a pretrained language model to another mechanism: swap, match each layer to the original,
+    fine-tune.
+
+    Ctrl-C saves and stops; the same command goes on from there. DIR/model is what unsoft.hf.load reads.
+    """
+    load_plugin(plugin)
+    folder = out or Path("runs") / f"{Path(model).name}-to-{mechanism}"
+    check_folder(folder)
+    from unsoft.errors import Interrupted
+    from unsoft.training import Conversion
+    from unsoft.training import convert as run
+
+    spec = Conversion(
+        model=model,
+        mechanism=mechanism,
+        options=read_pairs(option, "--option"),
+        layers=None if layers is None else read_layers(layers),
+        keep_first_last=keep_first_last,
+        start=start,
+        text=text,
+        match_steps=match_steps,
+        tune_steps=tune_steps,
+        batch=batch,
+        tokens=tokens,
+        match_lr=match_lr,
+        tune_lr=lr,
+        mechanism_lr=mechanism_lr,
+        tune=tune,
+        held_out=held_out,
+        seed=seed,
+    )
+    try:
+        result = run(spec, folder, save_every=save_every, progress=True)
+    except Interrupted as stopped:
+        note(str(stopped))
+        raise typer.Exit(INTERRUPTED) from None
+    if as_json:
+        typer.echo(json.dumps(result.to_dict(), indent=1))
+    else:
+        _print(result, folder)
+
+
+_STAGE = {"matched": "match", "tuned": "tune"}
+
+
+def _print(result: Converted, folder: Path) -> None:
+    rows = []
+    for name, value in result.perplexity.items():
+        errors = result.layer_errors.get(name)
+        stage = _STAGE.get(name, "")
+        rows.append(
+            (
+                name,
+                f"{value:.4g}",
+                "" if name == "original" else f"±{result.margin[name]:.2g}",
+                f"{sum(errors) / len(errors):.3g}" if errors else "",
+                result.tokens.get(stage, ""),
+                f"{result.seconds[stage]:.0f}" if stage in result.seconds else "",
+            )
+        )
+    columns = {
+        "": "left",
+        "perplexity": "right",
+        "of its log": "right",
+        "layer error": "right",
+        "tokens": "right",
+        "seconds": "right",
+    }
+    show_table(columns, rows)
+    typer.echo(f"the model is in {folder / 'model'}; load it with unsoft.hf.load({str(folder / 'model')!r})")

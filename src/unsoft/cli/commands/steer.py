@@ -1,0 +1,325 @@
+"""``unsoft steer``: push a model along a direction inside it, and find out whether that is real."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from unsoft.cli.arguments import check_file, prepare_folder, read_text
+from unsoft.cli.terminal import INTERRUPTED, console, note, progress, show_table
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+    from unsoft.hf.steering.controls import Judgement
+
+command = typer.Typer(
+    help="Push a model along directions inside it, and find out whether that is real.", rich_markup_mode=None
+)
+
+Model = Annotated[str, typer.Argument(help="smollm2, a folder, or a name on the hub.")]
+Positive = Annotated[
+    Path | None,
+    typer.Option(
+        help="Texts with the property, a line each; without it pairs of our own.", show_default=False
+    ),
+]
+Negative = Annotated[
+    Path | None, typer.Option(help="Texts without it, line by line the other halves.", show_default=False)
+]
+Method = Annotated[str, typer.Option(help="mean, pca or probe.")]
+Layers = Annotated[
+    str | None,
+    typer.Option(help="Such as 3, 4-7 or 0,8-; the middle third of the stack.", show_default=False),
+]
+Site = Annotated[str, typer.Option(help="What is steered: what leaves a block, or its mlp.")]
+Pool = Annotated[str, typer.Option(help="State of a text: that of its last token, or the mean.")]
+Strength = Annotated[float, typer.Option(help="1 is as far as the two kinds of texts are apart.")]
+Positions = Annotated[
+    str, typer.Option(help="Tokens that are steered: all, prompt, generated, or numbers such as 0,-1.")
+]
+KeepNorm = Annotated[bool, typer.Option("--keep-norm", help="States keep their length and only turn.")]
+
+
+@command.command()
+def fit(
+    model: Model,
+    out: Annotated[Path, typer.Option(help="The file to write, such as joy.safetensors.")],
+    positive: Positive = None,
+    negative: Negative = None,
+    method: Method = "mean",
+    layers: Layers = None,
+    site: Site = "block",
+    pool: Pool = "last",
+) -> None:
+    """Find directions from pairs of texts, and keep them in a file."""
+    pairs = _pairs(positive, negative)
+    check_file(out)
+    from unsoft.hf import steering
+
+    network, tokenizer = _load(model)
+    found = steering.fit(
+        network, *pairs, tokenizer, method=method, layers=_listed(layers), site=site, pool=pool
+    )
+    found.save(out)
+    show_table(
+        {"layer": "right", "length of the direction": "right"},
+        [[layer, f"{norm:.3g}"] for layer, norm in found.norms().items()],
+        box=False,
+    )
+    typer.echo(str(out))
+
+
+@command.command()
+def generate(
+    model: Model,
+    directions: Annotated[Path, typer.Argument(help="What unsoft steer fit wrote.")],
+    prompt: Annotated[list[str], typer.Option(help="A beginning to go on from; may be repeated.")],
+    strength: Strength = 1.0,
+    layers: Layers = None,
+    positions: Positions = "all",
+    keep_norm: KeepNorm = False,
+    tokens: Annotated[int, typer.Option(min=1, help="The most tokens to write.")] = 40,
+) -> None:
+    """Let a model go on from a prompt, as it is and steered, without chance."""
+    from unsoft.hf.steering import Directions, steering
+    from unsoft.hf.steering.states import encoded
+    from unsoft.report.escape import printable
+
+    found = Directions.load(directions)
+    network, tokenizer = _load(model)
+    options: dict[str, Any] = {"max_new_tokens": tokens, "do_sample": False}
+    if network.generation_config is not None and network.generation_config.pad_token_id is None:
+        options["pad_token_id"] = tokenizer.eos_token_id
+
+    def continued(text: str) -> str:
+        given = encoded(text, tokenizer, network)
+        written = network.generate(**given, **options)[0, given["input_ids"].shape[1] :]  # type: ignore[operator]
+        return printable(tokenizer.decode(written, skip_special_tokens=True), 2000)
+
+    screen = console()
+    for text in prompt:
+        screen.print(f"prompt   {printable(text, 200)}")
+        screen.print(f"as it is {continued(text)}")
+        with steering(
+            network,
+            found,
+            strength,
+            layers=_listed(layers),
+            positions=_places(positions),
+            keep_norm=keep_norm,
+        ):
+            screen.print(f"steered  {continued(text)}")
+
+
+@command.command()
+def check(
+    model: Model,
+    positive: Positive = None,
+    negative: Negative = None,
+    prompts: Annotated[
+        Path | None, typer.Option(help="Beginnings that were not used to find it.", show_default=False)
+    ] = None,
+    toward: Annotated[
+        Path | None, typer.Option(help="Words that should come next more often.", show_default=False)
+    ] = None,
+    away: Annotated[
+        Path | None, typer.Option(help="Words that should come next less often.", show_default=False)
+    ] = None,
+    other_positive: Annotated[
+        Path | None, typer.Option(help="Pairs of another task, as a control.", show_default=False)
+    ] = None,
+    other_negative: Annotated[Path | None, typer.Option(help="Likewise.", show_default=False)] = None,
+    unrelated: Annotated[
+        Path | None, typer.Option(help="Text that steering should leave alone.", show_default=False)
+    ] = None,
+    method: Method = "mean",
+    layers: Layers = None,
+    site: Site = "block",
+    pool: Pool = "last",
+    strength: Strength = 0.1,
+    positions: Positions = "all",
+    keep_norm: KeepNorm = False,
+    out: Annotated[
+        Path | None,
+        typer.Option(help="Keep table, verdict, directions and a page in this folder.", show_default=False),
+    ] = None,
+) -> None:
+    """Is it cheating or a real intervention? One table of controls, by rules that were fixed before.
+
+    Without files: pairs of happy and unhappy sentences of our own, past and future as the other task.
+    """
+    from unsoft.hf.steering.text_check import TextQuestion, check_text
+
+    question = TextQuestion(
+        *_pairs(positive, negative),
+        prompts=_lines(prompts, "prompts"),
+        toward=_lines(toward, "toward"),
+        away=_lines(away, "away"),
+        other=_pairs(other_positive, other_negative, "other_"),
+        unrelated=_prose(unrelated),
+    )
+    if out is not None:
+        from unsoft.cli.arguments import check_drawing
+
+        check_drawing()
+        prepare_folder(out)
+    network, tokenizer = _load(model)
+    from unsoft.hf.steering.controls import steps
+
+    with progress(steps(side_effects=1)) as bar:
+        count = iter(range(steps(side_effects=1)))
+        directions, judgement = check_text(
+            network,
+            tokenizer,
+            question,
+            method=method,
+            layers=_listed(layers),
+            site=site,
+            pool=pool,
+            strength=strength,
+            positions=_places(positions),
+            keep_norm=keep_norm,
+            said=lambda words: bar(next(count), words, words),
+        )
+    show(judgement)
+    if out is None:
+        return
+    from unsoft.hf.steering.report import write
+
+    directions.save(out / "directions.safetensors")
+    for path in (out / "directions.safetensors", *write(out, model, judgement, _again(model, strength))):
+        typer.echo(str(path))
+
+
+@command.command()
+def scenes(
+    out: Annotated[Path, typer.Option(help="Folder of the model, the measurements and the page.")] = Path(
+        "scenes"
+    ),
+    steps: Annotated[int, typer.Option(min=1, help="Of training.")] = 500,
+    seed: Annotated[int, typer.Option(min=0, help="Of weights and training scenes.")] = 0,
+    negative: Annotated[
+        str, typer.Option(help="The other picture of a pair: original, or without what matters.")
+    ] = "without",
+) -> None:
+    """Train a small image-text model that names things which are not there, and steer it by what it sees.
+
+    Ctrl-C while it trains saves and stops; the same command goes on from there.
+    """
+    from unsoft.cli.arguments import check_drawing, check_folder
+
+    check_drawing()
+    check_folder(out)
+    from unsoft.errors import Interrupted
+    from unsoft.scenes.report import write_report
+    from unsoft.scenes.training import Settings, train_scenes
+
+    try:
+        model = train_scenes(out, Settings(steps=steps, seed=seed), progress=True)
+    except Interrupted as stopped:
+        note(str(stopped))
+        raise typer.Exit(INTERRUPTED) from None
+    from unsoft.hf.steering.controls import steps as count_steps
+    from unsoft.scenes.experiment import run_experiment
+
+    total = count_steps(side_effects=2) + 2
+    with progress(total) as bar:
+        count = iter(range(total))
+        found = run_experiment(model, negative=negative, said=lambda words: bar(next(count), words, words))
+    command = f"unsoft steer scenes --steps {steps} --seed {seed} --negative {negative}"
+    written = write_report(out, model, found, command)
+    show(found.judgement)
+    columns = dict.fromkeys(
+        ("measure", "before", "steered", "change", "interval", "random direction"), "right"
+    )
+    rows = [
+        [
+            one["name"],
+            *(f"{one[key]:.3f}" for key in ("before", "after")),
+            f"{one['change']:+.3f}",
+            f"{one['low']:+.3f} to {one['high']:+.3f}",
+            f"{one['random']:.3f}",
+        ]
+        for one in found.measures
+    ]
+    show_table(columns, rows, box=False)
+    for path in written:
+        typer.echo(str(path))
+
+
+def show(judgement: Judgement) -> None:
+    """The table of controls and the verdict, on the terminal."""
+    columns = {"control": "whole", "effect": "right", "interval": "whole", "passed": "left", "rule": "left"}
+    rows = [
+        [one.name, f"{one.effect:+.3f}", f"{one.low:+.3f} to {one.high:+.3f}", _yes(one.passed), one.rule]
+        for one in judgement.controls
+    ]
+    show_table(columns, rows, box=False)
+    typer.echo(f"{judgement.verdict}: {judgement.told()}")
+
+
+def _yes(passed: bool) -> str:
+    return "yes" if passed else "NO"
+
+
+def _load(model: str) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+    from unsoft.hf.models import load_model
+
+    network, tokenizer = load_model(model)
+    if tokenizer is None or not network.can_generate():
+        raise typer.BadParameter(
+            f"{model} is no language model with a tokenizer, so it cannot be steered with texts",
+            param_hint="'MODEL'",
+        )
+    return network, tokenizer
+
+
+def _pairs(positive: Path | None, negative: Path | None, kind: str = "") -> tuple[list[str], list[str]]:
+    if (positive is None) != (negative is None):
+        raise typer.BadParameter(
+            f"--{kind.replace('_', '-')}positive and --{kind.replace('_', '-')}negative belong together"
+        )
+    return _lines(positive, f"{kind}positive"), _lines(negative, f"{kind}negative")
+
+
+def _lines(path: Path | None, name: str) -> list[str]:
+    """Lines that are not empty; those of our own sample where no file is given."""
+    from unsoft.hf import steering
+
+    sample = Path(steering.__file__).parent / "sample" / f"{name}.txt"
+    text = read_text(path or sample, f"'--{name.replace('_', '-')}'")
+    return [line.strip() for line in text.splitlines() if line.strip()]
+
+
+def _prose(path: Path | None) -> str:
+    from unsoft.hf import inspection
+
+    return read_text(path or Path(inspection.__file__).parent / "sample.txt", "'--unrelated'")
+
+
+def _listed(layers: str | None) -> list[str] | None:
+    """ "0,8-" as a list.
+
+    >>> _listed("0, 8-")
+    ['0', '8-']
+    """
+    return None if layers is None else [part.strip() for part in layers.split(",")]
+
+
+def _places(positions: str) -> str | list[int]:
+    """Numbers where there are some.
+
+    >>> _places("0,-1"), _places("all")
+    ([0, -1], 'all')
+    """
+    try:
+        return [int(part) for part in positions.split(",")]
+    except ValueError:
+        return positions
+
+
+def _again(model: str, strength: float) -> str:
+    return f"unsoft steer check {model} --strength {strength:g}"

@@ -1,0 +1,299 @@
+"""``unsoft study``: many runs with a store, what they say, and where they are."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from typer.core import TyperGroup
+
+from unsoft.cli.arguments import check_folder
+from unsoft.cli.commands.train import read_pairs
+from unsoft.cli.terminal import INTERRUPTED, cell, note, show_table
+
+if TYPE_CHECKING:
+    from unsoft.study import Study, Summary
+    from unsoft.study.driver import Workers
+
+
+class _RunUnlessNamed(TyperGroup):
+    """``unsoft study SPEC.toml`` is short for ``unsoft study run SPEC.toml``."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        if args and args[0] not in self.commands and args[0] != "--help":
+            args = ["run", *args]
+        return super().parse_args(ctx, args)
+
+
+command = typer.Typer(
+    cls=_RunUnlessNamed,
+    help="Many training runs: mechanisms on tasks, over seeds and learning rates. Without one of the commands below: run.",
+    rich_markup_mode=None,
+    no_args_is_help=True,
+)
+_Out = Annotated[Path, typer.Option(help="Folder of the store, study.db.")]
+
+
+@command.command()
+def run(
+    spec: Annotated[
+        Path | None, typer.Argument(help="A study as TOML; see docs/studies.md.", show_default=False)
+    ] = None,
+    default: Annotated[
+        list[str] | None,
+        typer.Option(help="A study that comes with unsoft; may be repeated.", show_default=False),
+    ] = None,
+    show_list: Annotated[
+        bool, typer.Option("--list", help="Show the studies that come with unsoft, and stop.")
+    ] = False,
+    tasks: Annotated[
+        str | None, typer.Option(help="Instead of a file: census,needle.", show_default=False)
+    ] = None,
+    mechanisms: Annotated[str | None, typer.Option(help="Likewise: softmax,cog.", show_default=False)] = None,
+    seeds: Annotated[int | None, typer.Option(help="How many; 5.", show_default=False)] = None,
+    lrs: Annotated[
+        str | None, typer.Option(help="Learning rates; 0.001,0.003,0.01.", show_default=False)
+    ] = None,
+    sweep: Annotated[
+        str | None,
+        typer.Option(help="tuned: rates on the first seed, the best on all; full; none.", show_default=False),
+    ] = None,
+    controls: Annotated[
+        bool, typer.Option("--controls", help="Add softmax, wider, with two heads, two layers, ...")
+    ] = False,
+    settings: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set", help="Of every run, steps=300, or of the task, repeats=16.", show_default=False
+        ),
+    ] = None,
+    workers: Annotated[
+        int | None, typer.Option(min=1, help="Processes; one for each core.", show_default=False)
+    ] = None,
+    ray: Annotated[
+        str | None,
+        typer.Option(help="A Ray cluster: auto, an address, or local to start one here.", show_default=False),
+    ] = None,
+    cpus_per_run: Annotated[float, typer.Option(min=0.01, help="Of the cluster.")] = 1,
+    gpus_per_run: Annotated[float, typer.Option(min=0, help="Of the cluster.")] = 0,
+    out: _Out = Path("study"),
+    runs: Annotated[
+        Path | None, typer.Option(help="Folder of checkpoints; runs in --out.", show_default=False)
+    ] = None,
+    retry: Annotated[bool, typer.Option("--retry", help="Run again what failed.")] = False,
+    any_code: Annotated[
+        bool, typer.Option("--any-code", help="Keep results of other versions of the code.")
+    ] = False,
+) -> None:
+    """Run what is missing of a study. Ctrl-C lets runs save themselves; the same command goes on from there."""
+    if show_list:
+        _print_defaults()
+        return
+    check_folder(out)
+    direct = {"tasks": tasks, "mechanisms": mechanisms}
+    changes = {"seeds": seeds, "lrs": None if lrs is None else _numbers(lrs), "sweep": sweep}
+    changes = {name: value for name, value in changes.items() if value is not None}
+    if sum((spec is not None, bool(default), any(direct.values()))) != 1:
+        raise typer.BadParameter("give a file, --default NAME, or --tasks and --mechanisms")
+    from unsoft.study import default_study, read_study
+
+    if not any(direct.values()):
+        if changes or settings or controls:
+            raise typer.BadParameter("a study from a file is run as it is written; change a copy of it")
+        studies = [default_study(name) for name in default or []] if spec is None else [read_study(spec)]
+    else:
+        studies = [_from_options(_words(tasks), _words(mechanisms), settings, controls, changes)]
+    _run_all(studies, out, runs, _workers(workers, ray, cpus_per_run, gpus_per_run), retry, any_code)
+
+
+def _run_all(
+    studies: list[Study], out: Path, runs: Path | None, workers: int | Workers, retry: bool, any_code: bool
+) -> None:
+    from unsoft.cli.study_progress import progress
+    from unsoft.study import run_study
+
+    for study in studies:
+        try:
+            with progress(study.name) as tell:
+                state = run_study(
+                    study, out, workers=workers, runs=runs, retry=retry, any_code=any_code, tell=tell
+                )
+        except KeyboardInterrupt:
+            note("stopped at once; the same command goes on from the last checkpoints")
+            raise typer.Exit(INTERRUPTED) from None
+        if state.interrupted and state.waiting:
+            note(
+                f"stopped: {state.done} of {state.total} runs of {study.name} are done;"
+                " the same command goes on from there"
+            )
+            raise typer.Exit(INTERRUPTED)
+        _print(out, study.name)
+        if state.failed:
+            note(f"{state.failed} of {state.total} runs failed: unsoft study status --out {out}")
+
+
+@command.command()
+def status(out: _Out = Path("study")) -> None:
+    """Show how far studies are, and what failed."""
+    from unsoft.study.record import STATUSES
+    from unsoft.study.store import NAME, Store
+    from unsoft.study.summary import current
+
+    with Store(out / NAME) as store:
+        rows = []
+        every = current(store.records())
+        for name, begun in store.studies().items():
+            mine = [record for record in every if record.study == name]
+            counts = [sum(record.status == kind for record in mine) for kind in STATUSES]
+            rows.append([name, begun, *counts, f"{sum(record.wall for record in mine) / 60:.1f}"])
+    titles = {"study": "whole", "begun": "left"} | dict.fromkeys((*STATUSES, "minutes"), "right")
+    show_table(titles, rows)
+    for record in every:
+        if record.error:
+            note(
+                f"{record.study}: {record.group} {record.mechanism} seed {record.seed} {record.point}: {record.error}"
+            )
+    for name, *_ in rows:
+        _print(out, name)
+
+
+@command.command()
+def export(
+    to: Annotated[Path, typer.Option(help="FILE.csv, FILE.json or FILE.parquet.", show_default=False)],
+    out: _Out = Path("study"),
+    study: Annotated[str | None, typer.Option(help="One of the store; all.", show_default=False)] = None,
+) -> None:
+    """Write all runs to a file; docs/studies.md explains its columns."""
+    from unsoft.cli.arguments import check_file
+    from unsoft.study.export import export as write
+    from unsoft.study.store import NAME, Store
+    from unsoft.study.summary import current
+
+    check_file(to)
+    with Store(out / NAME) as store:
+        if study is not None and study not in store.studies():
+            raise ValueError(
+                f"study: there is no {study!r} in {out / NAME}; there are {', '.join(store.studies())}"
+            )
+        records = current(store.records(study))
+    write(records, to)
+    typer.echo(f"{to}: {len(records)} runs")
+
+
+def _print(out: Path, name: str) -> None:
+    """The table of a study, its verdict, and how rates were chosen."""
+    from unsoft.study import Study, summarise, verdict
+    from unsoft.study.store import NAME, Store
+
+    with Store(out / NAME) as store:
+        records, definition = store.records(name), store.definition(name)
+    assert definition is not None
+    study, summaries = Study.from_dict(definition), summarise(records)
+    if not any(one.seeds for one in summaries):
+        return
+    titles = {"task": "whole", "mechanism": "whole"} | dict.fromkeys(
+        ("score", "95 % interval", "over softmax", "its interval", "seeds", "rate", "parameters", "ms/step"),
+        "right",
+    )
+    show_table(
+        titles, [_row(one) for one in summaries if one.seeds], title=f"{name} ({summaries[0].sweep_words})"
+    )
+    for one in {one.group: one for one in summaries if one.seeds}.values():
+        shortcut = "" if one.shortcut is None else f", shortcut {cell(one.shortcut)}"
+        better = "higher" if one.higher_is_better else "lower"
+        typer.echo(
+            f"{one.group}: {one.metric}, {better} is better; chance {cell(one.chance)}{shortcut}, known solution {cell(one.known)}"
+        )
+    if study.rules:
+        found, why = verdict(study.rules, records)
+        typer.echo(f"{study.claim} ({study.source}): {found}. {why}")
+
+
+def _row(one: Summary) -> list[str]:
+    gain = one.difference
+    return [
+        one.group,
+        one.mechanism,
+        cell(one.mean),
+        _interval(one.low, one.high),
+        "" if gain is None else f"{gain.mean:+.3f}",
+        "" if gain is None else _interval(gain.low, gain.high),
+        str(one.seeds),
+        f"{one.lr:g}",
+        cell(one.parameters),
+        "" if one.seconds_per_step is None else cell(1e3 * one.seconds_per_step),
+    ]
+
+
+def _interval(low: float | None, high: float | None) -> str:
+    return "" if low is None or high is None else f"{low:.3f} to {high:.3f}"
+
+
+def _print_defaults() -> None:
+    from unsoft.study.read import default_studies, read_study
+
+    rows = []
+    for name, path in default_studies().items():
+        study = read_study(path)
+        rows.append([name, study.source, study.claim, len(study)])
+    show_table({"name": "whole", "source": "left", "claim": "left", "runs": "right"}, rows)
+
+
+def _from_options(
+    tasks: list[str],
+    mechanisms: list[str],
+    settings: list[str] | None,
+    controls: bool,
+    changes: dict[str, Any],
+) -> Study:
+    """--set names what a run has (steps, width, ...), or else what a task has."""
+    from dataclasses import fields
+
+    from unsoft.study import make_study
+    from unsoft.training import Spec
+
+    if not tasks or not mechanisms:
+        raise typer.BadParameter("--tasks and --mechanisms belong together")
+    own = {one.name for one in fields(Spec)}
+    given = read_pairs(settings, "--set")
+    group = {
+        "mechanisms": mechanisms,
+        "controls": controls,
+        "settings": {name: value for name, value in given.items() if name in own},
+        "knobs": {name: value for name, value in given.items() if name not in own},
+    }
+    return make_study(
+        {"name": "-".join(tasks), "group": [{"task": task, **group} for task in tasks], **changes}
+    )
+
+
+def _workers(count: int | None, ray: str | None, cpus: float, gpus: float) -> int | Workers:
+    if ray is None:
+        return count or _cores()
+    if count is not None:
+        raise typer.BadParameter(
+            "--workers is for this machine; a cluster has --cpus-per-run and --gpus-per-run"
+        )
+    from unsoft.study.cluster import RayWorkers
+
+    return RayWorkers(ray, cpus, gpus)
+
+
+def _cores() -> int:
+    """Those that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _words(text: str | None) -> list[str]:
+    return [word.strip() for word in (text or "").split(",") if word.strip()]
+
+
+def _numbers(text: str) -> list[float]:
+    try:
+        return [float(word) for word in _words(text)]
+    except ValueError:
+        raise typer.BadParameter(
+            f"{text!r} is not a list of numbers such as 0.001,0.003,0.01", param_hint="'--lrs'"
+        ) from None

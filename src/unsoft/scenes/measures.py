@@ -1,0 +1,114 @@
+"""What captions say of scenes: things that are not there (CHAIR, Rohrbach et al. 2018), and things left out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from unsoft.hf.steering import Directions, steering
+from unsoft.scenes.captions import END, NUMBER, PROMPT, WORDS, mentioned, true_caption
+from unsoft.scenes.drawing import Scene
+
+_LONGEST = 32
+
+
+@dataclass(frozen=True)
+class Described:
+    """Captions of scenes, and three counts (scenes,) of each."""
+
+    captions: list[list[str]]
+    named: Tensor
+    """Things that the caption names."""
+    invented: Tensor
+    """Those of them that are not in the picture."""
+    missed: Tensor
+    """Things in the picture that it does not name."""
+
+    @property
+    def chair_objects(self) -> float:
+        """CHAIR per object: of all things that are named, the share that is not there."""
+        return float(self.invented.sum() / self.named.sum().clamp_min(1))
+
+    @property
+    def chair_captions(self) -> float:
+        """CHAIR per caption: the share of captions with something that is not there."""
+        return float((self.invented > 0).double().mean())
+
+
+def describe(
+    model: PreTrainedModel,
+    scenes: Sequence[Scene],
+    directions: Directions | None = None,
+    strength: float = 0.0,
+) -> Described:
+    """Captions without chance, of the model as it is or steered."""
+    prompt = torch.tensor([PROMPT] * len(scenes))
+    with steered(model, directions, strength):
+        written = model.generate(  # type: ignore[operator]
+            input_ids=prompt,
+            attention_mask=torch.ones_like(prompt),
+            pixel_values=pictures(scenes),
+            max_new_tokens=_LONGEST,
+            do_sample=False,
+        )
+    captions = [_until_end([WORDS[token] for token in row]) for row in written[:, prompt.shape[1] :].tolist()]
+    return counted(captions, scenes)
+
+
+def counted(captions: list[list[str]], scenes: Sequence[Scene]) -> Described:
+    """The counts of given captions.
+
+    >>> from unsoft.scenes.drawing import Thing
+    >>> scene = Scene((Thing("bar", "red", 3), Thing("arch", "red", 4)), noise=0)
+    >>> found = counted([["a", "bar", "in", "red", ",", "a", "ring", "in", "blue", "<end>"]], [scene])
+    >>> found.named.item(), found.invented.item(), found.missed.item(), found.chair_objects
+    (2.0, 1.0, 1.0, 0.5)
+    """
+    named = [set(mentioned(caption)) for caption in captions]
+    shapes = [scene.shapes for scene in scenes]
+    return Described(
+        captions,
+        torch.tensor([float(len(said)) for said in named], dtype=torch.float64),
+        torch.tensor([float(len(said - there)) for said, there in zip(named, shapes, strict=True)]).double(),
+        torch.tensor([float(len(there - said)) for said, there in zip(named, shapes, strict=True)]).double(),
+    )
+
+
+@torch.no_grad()
+def caption_loss(
+    model: PreTrainedModel,
+    scenes: Sequence[Scene],
+    directions: Directions | None = None,
+    strength: float = 0.0,
+) -> Tensor:
+    """(scenes,): nats per token of the true captions."""
+    texts = [[NUMBER[word] for word in true_caption(scene)] for scene in scenes]
+    longest = max(map(len, texts))
+    ids = torch.tensor([PROMPT + text + [NUMBER[END]] * (longest - len(text)) for text in texts])
+    with steered(model, directions, strength):
+        logits = model(input_ids=ids, pixel_values=pictures(scenes)).logits[:, len(PROMPT) - 1 : -1].double()
+    losses = torch.nn.functional.cross_entropy(logits.mT, ids[:, len(PROMPT) :], reduction="none")
+    lengths = torch.tensor([len(text) for text in texts])
+    inside = torch.arange(longest) < lengths[:, None]
+    return (losses * inside).sum(1) / lengths
+
+
+def pictures(scenes: Sequence[Scene]) -> Tensor:
+    """Pixels (scenes, 3, 32, 32)."""
+    return torch.stack([scene.picture() for scene in scenes])
+
+
+def steered(
+    model: PreTrainedModel, directions: Directions | None, strength: float
+) -> AbstractContextManager[None]:
+    """Steering, or nothing without directions."""
+    return nullcontext() if directions is None else steering(model, directions, strength)
+
+
+def _until_end(words: list[str]) -> list[str]:
+    return words[: words.index(END) + 1] if END in words else words

@@ -1,0 +1,35 @@
+"""The files of the experiment with scenes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from transformers import PreTrainedModel
+
+from unsoft.hf.steering.report import write
+from unsoft.scenes.audit import audit_maps, shown_maps
+from unsoft.scenes.experiment import Found, captioned
+
+_AUDITED, _SHOWN = 40, 6
+SCORE = "things named per caption that are not in the picture, with a minus sign"
+
+
+def write_report(folder: Path, model: PreTrainedModel, found: Found, command: str) -> list[Path]:
+    """verdicts.json, tables, the directions and the page; returns what was written."""
+    scenes = found.scenes[:_AUDITED]
+    examples = captioned(model, scenes)
+    maps = audit_maps(model, scenes, examples)
+    shown = shown_maps(model, scenes[:_SHOWN], examples[:_SHOWN], found.after.captions[:_SHOWN])
+    found.directions.save(folder / "directions.safetensors")
+    files = write(
+        folder,
+        "scenes",
+        found.judgement,
+        command,
+        claim="steering",
+        score=SCORE,
+        measures=found.measures,
+        maps=maps,
+        pictures=shown,
+    )
+    return [folder / "directions.safetensors", *files]

@@ -1,0 +1,28 @@
+"""Studies: many training runs with a store, and what they say. Imported on demand.
+
+>>> import unsoft
+>>> study = unsoft.study.make_study({"seeds": 3, "group": [{"task": "census", "mechanisms": ["softmax", "cog"]}]})
+>>> len(study), study.sweep
+(10, 'tuned')
+"""
+
+from unsoft.study.driver import run_study
+from unsoft.study.plan import Study
+from unsoft.study.read import default_study, make_study, read_study
+from unsoft.study.record import Record, read_records
+from unsoft.study.rule import Rule, verdict
+from unsoft.study.summary import Summary, summarise
+
+__all__ = [
+    "Record",
+    "Rule",
+    "Study",
+    "Summary",
+    "default_study",
+    "make_study",
+    "read_records",
+    "read_study",
+    "run_study",
+    "summarise",
+    "verdict",
+]

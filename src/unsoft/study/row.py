@@ -1,0 +1,80 @@
+"""From a run to its row in the store: when it is planned, and when it is done."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import replace
+from typing import Any
+
+from unsoft.study.plan import Run, Study
+from unsoft.study.record import DONE, Record
+from unsoft.study.worker import code_digest
+
+_OF_RESULT = (
+    "score",
+    "validation",
+    "metric",
+    "higher_is_better",
+    "chance",
+    "known",
+    "shortcut",
+    "parameters",
+)
+_OF_RUN = ("steps", "seconds", "harder", "learned", "versions")
+
+
+def planned(study: Study, run: Run) -> Record:
+    """The row of a run that is still to be run."""
+    group, mechanism, seed, point = run.place
+    spec = run.spec.to_dict()
+    return Record(
+        study=study.name,
+        group=group,
+        task=run.group.task,
+        mechanism=mechanism,
+        base=run.variant.mechanism,
+        seed=seed,
+        lr=run.point["lr"],
+        point=point,
+        sweep=study.sweep,
+        swept=run.swept,
+        spec=spec,
+        code=code_digest(),
+        key=key_of(spec),
+    )
+
+
+def words(record: Record) -> str:
+    """A run in words.
+
+    >>> words(Record(study="s", group="census", task="census", mechanism="cog", key="k", seed=1, lr=0.1, point="lr=0.1"))
+    'census cog seed 1 lr=0.1'
+    """
+    return f"{record.group} {record.mechanism} seed {record.seed} {record.point}"
+
+
+def key_of(spec: dict[str, Any]) -> str:
+    """Forty digits that stand for a run, the code that decides its result, and the torch it runs on."""
+    import torch
+
+    content = {"spec": spec, "code": code_digest(), "torch": torch.__version__}
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:40]
+
+
+def done(record: Record, outcome: dict[str, Any]) -> Record:
+    """The row of a run that ended well."""
+    result = outcome["result"]
+    history, best = result["history"], max if result["higher_is_better"] else min
+    curve = [[row["step"], row["eval_score"]] for row in history if "eval_score" in row]
+    return replace(
+        record,
+        status=DONE,
+        error="",
+        best_validation=best(score for _, score in curve),
+        curve=curve,
+        losses=[[row["step"], row["loss"]] for row in history if "loss" in row],
+        machine=outcome["machine"],
+        seconds_per_step=result["seconds"] / result["steps"] if record.attempts == 1 else None,
+        **{name: result[name] for name in (*_OF_RESULT, *_OF_RUN)},
+    )

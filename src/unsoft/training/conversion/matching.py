@@ -1,0 +1,93 @@
+"""Layer-wise distillation: every attention module gets the input that the original's has at that layer."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from unsoft.hf import swap
+from unsoft.hf.architecture import attention_modules
+from unsoft.hf.attention import NAME
+from unsoft.hf.recipe import Recipe
+
+
+class Pair:
+    """The original model, its copy with other mechanisms, and which attention modules of them differ."""
+
+    def __init__(self, original: PreTrainedModel, recipe: Recipe) -> None:
+        names = [found.name for found in attention_modules(original)]
+        own = {id(x) for name in names for x in original.get_submodule(name).parameters()}
+        # What is not attention does not change while layers are matched, so both have the same tensors.
+        shared = {id(x): x for x in (*original.parameters(), *original.buffers()) if id(x) not in own}
+        options = (recipe.mechanism, recipe.layers, recipe.keep_first_last, recipe.init)
+        self.student = swap(copy.deepcopy(original, shared), *options, **recipe.options)
+        if not hasattr(original.config, NAME):
+            swap(original, "softmax")  # the same numbers, and masks as the copy takes them
+        self.teacher: PreTrainedModel | None = original
+        self.changed = [
+            name for name in names if self._label(original, name) != self._label(self.student, name)
+        ]
+
+    @staticmethod
+    def _label(model: PreTrainedModel, name: str) -> str:
+        label: str = getattr(model.get_submodule(name), NAME).label
+        return label
+
+    def errors(self, ids: Tensor) -> Tensor:
+        """For each module that differs: the squared distance of its output to the original's, over the
+        original's square.
+
+        One pass of the original; gradients reach the copy's attention only.
+        """
+        assert self.teacher is not None
+        found: list[Tensor] = []
+        with self._listening(found), torch.no_grad():
+            self.teacher(input_ids=ids, use_cache=False)
+        return torch.stack(found)
+
+    @contextmanager
+    def _listening(self, found: list[Tensor]) -> Iterator[None]:
+        assert self.teacher is not None
+        with_gradient = torch.is_grad_enabled()
+
+        def compare(name: str) -> Any:
+            student = self.student.get_submodule(name)
+
+            def hook(module: nn.Module, args: Any, options: Any, output: Any) -> None:
+                with torch.set_grad_enabled(with_gradient):
+                    ours, theirs = (_first(x) for x in (student(*args, **options), output))
+                    found.append((ours - theirs).square().sum() / theirs.square().sum())
+
+            return hook
+
+        handles = [
+            self.teacher.get_submodule(name).register_forward_hook(compare(name), with_kwargs=True)
+            for name in self.changed
+        ]
+        try:
+            yield
+        finally:
+            for handle in handles:
+                handle.remove()
+
+    def train_only_attention(self) -> None:
+        """Gradients for the modules that differ, and nothing else."""
+        self.student.requires_grad_(False)
+        for name in self.changed:
+            self.student.get_submodule(name).requires_grad_(True)
+
+    def forget_original(self) -> None:
+        """Frees it; the copy has everything of its own then."""
+        self.teacher = None
+
+
+def _first(output: Any) -> Tensor:
+    """The output of an attention module, without weights beside it."""
+    found: Tensor = output[0] if isinstance(output, tuple) else output
+    return found

@@ -1,0 +1,189 @@
+"""``convert``: from a pretrained model to one with another mechanism; interrupted conversions go on where
+they stopped."""
+
+from __future__ import annotations
+
+import json
+import time
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from transformers import PreTrainedModel, PreTrainedTokenizerBase, TrainerCallback
+
+import unsoft
+from unsoft.errors import Interrupted
+from unsoft.files import write_json
+from unsoft.hf import load_model
+from unsoft.hf.quiet import quiet
+from unsoft.tasks.corpus import corpus
+from unsoft.training.checkpoints import sweep
+from unsoft.training.checks import check_whole
+from unsoft.training.conversion.matching import Pair
+from unsoft.training.conversion.measuring import layer_errors, losses, margin, perplexity
+from unsoft.training.conversion.result import Converted
+from unsoft.training.conversion.spec import Conversion
+from unsoft.training.conversion.stage import MATCH, Stage, StageTrainer, stages
+from unsoft.training.conversion.text import split
+from unsoft.training.folder import CHECKPOINTS, claimed, finish, finished
+from unsoft.training.progress import ShowProgress, WriteLog
+from unsoft.training.stopping import StopOnSignal
+
+_MEASURED = "measured.json"
+
+
+def convert(
+    spec: Conversion, out: str | Path, *, save_every: int | None = None, progress: bool = False
+) -> Converted:
+    """Moves a pretrained causal language model to another mechanism.
+
+    First the swap, with the mechanism's open start. Then every changed attention module learns to give the
+    original's output for the original's input, all layers at once and independently. Then the whole model is
+    fine-tuned on the next token.
+
+    out
+        A folder: ``spec.json``, ``match.jsonl`` and ``tune.jsonl``, checkpoints while it goes on, and in the
+        end ``model`` (which :func:`unsoft.hf.load` reads, float32, with the tokenizer) and ``result.json``.
+        If it holds the same conversion unfinished, that is continued; if it is finished, its result is
+        returned.
+    save_every
+        Steps from one checkpoint to the next; a quarter of each stage unless told otherwise.
+
+    Ctrl-C and SIGTERM save a checkpoint and raise :class:`unsoft.errors.Interrupted`; a loss that is not
+    finite raises :class:`unsoft.errors.DivergenceError`.
+    """
+    check_whole("convert", "save_every", save_every, 1)
+    out = Path(out)
+    if (found := finished(out, spec.to_dict(), "convert")) is not None:
+        return Converted(**found)
+    corpus(spec.text)  # a text that cannot be read is told before a model is loaded
+    with ExitStack() as closing:
+        closing.enter_context(quiet())
+        work = _Work(spec, out, save_every, progress)  # what cannot be converted leaves no folder behind
+        closing.enter_context(claimed(out, spec.to_dict(), "convert"))
+        closing.enter_context(work.stop.listening())
+        return work.done()
+
+
+class _Work:
+    """A conversion that is going on."""
+
+    def __init__(self, spec: Conversion, out: Path, save_every: int | None, progress: bool) -> None:
+        self.spec, self.out, self.save_every, self.progress = spec, out, save_every, progress
+        original, self.tokenizer = _language_model(spec)
+        self.train, test = split(spec.text, self.tokenizer, spec.tokens)
+        self.pair = Pair(original, spec.recipe())
+        device = torch.accelerator.current_accelerator() or torch.device("cpu")
+        for model in (original, self.pair.student):
+            model.to(device)
+        self.test = test.spaced(max(1, spec.held_out // spec.tokens)).to(device)
+        self.stop = StopOnSignal()
+        self.measured: dict[str, dict[str, Any]] = {"losses": {}, "layer_errors": {}, "seconds": {}}
+        self.shown = ShowProgress(f"{Path(spec.model).name} to {spec.mechanism}", "")
+
+    def done(self) -> Converted:
+        (self.out / CHECKPOINTS).mkdir(exist_ok=True)
+        if (known := self.out / CHECKPOINTS / _MEASURED).exists():
+            self.measured = json.loads(known.read_bytes())
+        assert self.pair.teacher is not None
+        self._measure("original", self.pair.teacher)
+        self._measure("swapped", self.pair.student)
+        for stage, name in zip(stages(self.spec), ("matched", "tuned"), strict=True):
+            if stage.steps and (self.pair.changed or stage.name != MATCH):
+                self._run(stage)
+                self._measure(name, self.pair.student)
+        result = self._result()
+        finish(self.out, self.pair.student, result.to_dict(), self.tokenizer)
+        return result
+
+    def _measure(self, name: str, model: PreTrainedModel) -> None:
+        found = self.measured
+        if name not in found["losses"]:
+            if name in ("swapped", "matched"):
+                found["layer_errors"][name] = layer_errors(self.pair, self.test)
+            found["losses"][name] = losses(model, self.test)
+            write_json(self.out / CHECKPOINTS / _MEASURED, found)
+            errors = found["layer_errors"].get(name)
+            self._say(
+                f"{name}: perplexity {perplexity(found['losses'][name]):.4g}"
+                + (f", layer error {sum(errors) / len(errors):.3g}" if errors else "")
+            )
+        if self.stop.came:
+            raise Interrupted(self._goodbye(f"after measuring the {name} model"))
+
+    def _run(self, stage: Stage) -> None:
+        """Trains to the end of the stage, from the newest checkpoint if there is one."""
+        if stage.name == MATCH or self.spec.tune == "attention":
+            self.pair.train_only_attention()
+        else:
+            self.pair.student.requires_grad_(True)
+        if stage.name != MATCH:
+            self.pair.forget_original()
+        folder = self.out / CHECKPOINTS / stage.name
+        newest, damaged = sweep(folder)
+        for name in damaged:
+            self._say(f"{stage.name}/{name} is not complete and was removed")
+        callbacks: list[TrainerCallback] = [self.stop, WriteLog(self.out / f"{stage.name}.jsonl")]
+        shown = ShowProgress(f"{self.shown.title}, {stage.name}", "")
+        if self.progress:
+            callbacks.append(shown)
+        trainer = StageTrainer(stage, self.pair, self.spec, self.train, folder, self.save_every, callbacks)
+        begin = time.perf_counter()
+        try:
+            trainer.train(resume_from_checkpoint=None if newest is None else str(newest))
+        finally:
+            shown.close()
+        spent = self.measured["seconds"]
+        spent[stage.name] = spent.get(stage.name, 0.0) + time.perf_counter() - begin
+        write_json(self.out / CHECKPOINTS / _MEASURED, self.measured)
+        if self.stop.came and trainer.state.global_step < stage.steps:
+            raise Interrupted(
+                self._goodbye(f"at step {trainer.state.global_step} of {stage.steps} of {stage.name}")
+            )
+
+    def _say(self, words: str) -> None:
+        if self.progress:
+            self.shown.say(words)
+
+    def _goodbye(self, where: str) -> str:
+        return (
+            f"convert: stopped {where}; saved in {str(self.out)!r}, and the same command goes on from there"
+        )
+
+    def _result(self) -> Converted:
+        found = self.measured["losses"]
+        trained = {stage.name: stage.steps for stage in stages(self.spec)}
+        return Converted(
+            spec=self.spec.to_dict(),
+            perplexity={name: perplexity(each) for name, each in found.items()},
+            margin={name: margin(each, found["original"]) for name, each in found.items()},
+            layer_errors=self.measured["layer_errors"],
+            tokens={
+                name: trained[name] * self.spec.batch * self.spec.tokens for name in self.measured["seconds"]
+            },
+            seconds=self.measured["seconds"],
+            parameters=sum(x.numel() for x in self.pair.student.parameters()),
+            versions={
+                "unsoft": unsoft.__version__,
+                "torch": torch.__version__,
+                "transformers": transformers.__version__,
+            },
+        )
+
+
+def _language_model(spec: Conversion) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+    """Model and tokenizer, in float32; ValueError if there is no next token to predict."""
+    model, tokenizer = load_model(spec.model)
+    if model.get_output_embeddings() is None or not model.can_generate():
+        raise ValueError(
+            f"convert: {spec.model} is a {type(model).__name__}, which predicts no next token; give a"
+            f" causal language"
+            " model"
+        )
+    if tokenizer is None:
+        raise ValueError(
+            f"convert: {spec.model} has no tokenizer beside its weights, so a text cannot be read"
+        )
+    return model.float(), tokenizer

@@ -1,0 +1,118 @@
+"""``unsoft study`` as a user runs it: with real workers, killed and started again, and wrongly called."""
+
+import signal
+import subprocess
+import time
+
+import pytest
+
+from unsoft.study import read_records
+from unsoft.study.store import NAME
+
+TOML = """
+seeds = 2
+[[group]]
+task = "copy"
+knobs = {length = 3, vocabulary = 4}
+settings = {steps = STEPS, batch = 4, width = 16, heads = 1, warmup = 5}
+mechanisms = ["softmax"]
+[[rule]]
+mechanism = "softmax"
+over = "softmax"
+margin = 0.1
+"""
+
+
+@pytest.fixture
+def spec(tmp_path):
+    def spec(steps):
+        (tmp_path / "small.toml").write_text(TOML.replace("STEPS", str(steps)))
+        return str(tmp_path / "small.toml")
+
+    return spec
+
+
+def test_a_study_with_real_workers(run_here, spec, tmp_path):
+    """It runs through, is shown, exported, and not run again."""
+    out = str(tmp_path / "out")
+    done = run_here("study", spec(12), "--out", out, "--workers", "1")
+    assert done.returncode == 0, done.stderr
+    assert "small: 4 of 4, copy softmax seed 1 lr=" in done.stderr and "\x1b" not in done.stderr
+    assert "copy: accuracy, higher is better; chance 0.250" in done.stdout
+    assert "undecided" in done.stdout and "swept on the first seeds" in done.stdout
+    records = read_records(tmp_path / "out" / NAME)
+    assert [record.status for record in records] == ["done"] * 4
+    assert all(record.steps == 12 and record.parameters and record.machine and record.versions for record in records)
+    assert all(len(record.curve) == 12 and record.curve[-1][1] == record.validation for record in records)
+    assert list((tmp_path / "out" / "runs").iterdir()) == []
+    again = run_here("study", "run", spec(12), "--out", out, "--workers", "1")
+    assert again.returncode == 0 and again.stderr == "" and again.stdout == done.stdout
+    shown = run_here("study", "status", "--out", out)
+    assert done.stdout in shown.stdout and "small" in shown.stdout
+    written = run_here("study", "export", "--out", out, "--to", str(tmp_path / "runs.csv"))
+    assert written.stdout == f"{tmp_path / 'runs.csv'}: 4 runs\n"
+    assert [record.score for record in read_records(tmp_path / "runs.csv")] == [r.score for r in records]
+
+
+def test_ctrl_c_and_kill_lose_nothing(command, environment, run_here, spec, tmp_path):
+    """Ctrl-C cuts a run, which saves itself; SIGKILL of the driver takes its workers along; then it runs to its end."""
+    out = tmp_path / "out"
+    line = [*command, "study", spec(400), "--out", str(out), "--workers", "1"]
+    for number, code in ((signal.SIGINT, 130), (signal.SIGKILL, -9)):
+        process = subprocess.Popen(
+            line, env=environment, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+        before = saved(out)
+        while saved(out) <= before and process.poll() is None:
+            time.sleep(0.02)
+        process.send_signal(number)
+        _, errors = process.communicate(timeout=120)
+        assert process.returncode == code, errors
+        if number == signal.SIGINT:
+            assert "of 4 runs of small are done; the same command goes on from there" in errors.splitlines()[-1]
+            assert "Traceback" not in errors
+            assert "cut" in {record.status for record in read_records(out / NAME)}
+    done = run_here("study", spec(400), "--out", str(out), "--workers", "1")
+    assert done.returncode == 0, done.stderr
+    records = read_records(out / NAME)
+    assert [record.status for record in records] == ["done"] * 4
+    resumed = [record for record in records if record.attempts > 1]
+    assert resumed and all(record.seconds_per_step is None for record in resumed)
+    assert all(len(record.losses) == 100 for record in records)
+
+
+def saved(out) -> int:
+    """How many steps all complete checkpoints are from their beginning."""
+    found = out.glob("runs/*/checkpoints/checkpoint-*/complete.json")
+    return sum(int(path.parent.name.split("-")[1]) for path in found)
+
+
+@pytest.mark.parametrize(
+    "line, problem",
+    [
+        (["nothing.toml"], "'nothing.toml' cannot be read: No such file or directory"),
+        (["--default", "nonsense"], "there is no default study 'nonsense'; there are"),
+        (["--tasks", "sensus", "--mechanisms", "cog"], "sensus"),
+        (["--tasks", "census", "--mechanisms", "kog"], "kog"),
+        (["--tasks", "census"], "--tasks and --mechanisms belong together"),
+        (["--tasks", "census", "--mechanisms", "cog", "--seeds", "0"], "'seeds' must be at least 1, not 0"),
+        (["--tasks", "census", "--mechanisms", "cog", "--lrs", "0.1"], "at least 3 learning rates, and 1 is given"),
+        (["--tasks", "census", "--mechanisms", "cog", "--lrs", "a"], "'a' is not a list of numbers"),
+        (["--tasks", "census", "--mechanisms", "cog", "--set", "stepz=3"], "stepz"),
+        (["--out", "o"], "give a file, --default NAME, or --tasks and --mechanisms"),
+        (["status", "--out", "nowhere"], "there is no store 'nowhere/study.db'"),
+        (["export", "--out", "nowhere", "--to", "runs.csv"], "there is no store 'nowhere/study.db'"),
+        (["report", "--out", "nowhere"], "there is no store 'nowhere/study.db'"),
+    ],
+)
+def test_what_is_wrong_is_one_line(run_here, tmp_path, monkeypatch, line, problem):
+    monkeypatch.chdir(tmp_path)
+    done = run_here("study", *line)
+    assert done.returncode in (1, 2) and len(done.stderr.splitlines()) == 1
+    assert problem in done.stderr and done.stderr.startswith("unsoft: ")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_studies_that_come_with_it(run_here):
+    done = run_here("study", "--list")
+    assert done.returncode == 0 and "Rosić 2026" in done.stdout
