@@ -84,7 +84,8 @@ def whole_folder(path: Path) -> Iterator[Path]:
 
 
 def package_digest(wanted: Callable[[str], bool]) -> str:
-    """Of the source files of this package, by name and content; ``wanted`` is asked for each path, such as "tasks/copy.py".
+    """Of the source files of this package, by name and content; ``wanted`` is asked for each path, such as
+    "tasks/copy.py".
 
     >>> package_digest(lambda path: path == "files.py") == package_digest(lambda path: path == "errors.py")
     False

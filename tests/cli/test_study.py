@@ -42,7 +42,9 @@ def test_a_study_with_real_workers(run_here, spec, tmp_path):
     assert "undecided" in done.stdout and "swept on the first seeds" in done.stdout
     records = read_records(tmp_path / "out" / NAME)
     assert [record.status for record in records] == ["done"] * 4
-    assert all(record.steps == 12 and record.parameters and record.machine and record.versions for record in records)
+    assert all(
+        record.steps == 12 and record.parameters and record.machine and record.versions for record in records
+    )
     assert all(len(record.curve) == 12 and record.curve[-1][1] == record.validation for record in records)
     assert list((tmp_path / "out" / "runs").iterdir()) == []
     again = run_here("study", "run", spec(12), "--out", out, "--workers", "1")
@@ -54,10 +56,11 @@ def test_a_study_with_real_workers(run_here, spec, tmp_path):
     assert [record.score for record in read_records(tmp_path / "runs.csv")] == [r.score for r in records]
 
 
+@pytest.mark.slow
 def test_ctrl_c_and_kill_lose_nothing(command, environment, run_here, spec, tmp_path):
-    """Ctrl-C cuts a run, which saves itself; SIGKILL of the driver takes its workers along; then it runs to its end."""
+    """Ctrl-C cuts a run, which saves itself; SIGKILL of the driver takes its workers along."""
     out = tmp_path / "out"
-    line = [*command, "study", spec(400), "--out", str(out), "--workers", "1"]
+    line = [*command, "study", spec(100), "--out", str(out), "--workers", "1"]
     for number, code in ((signal.SIGINT, 130), (signal.SIGKILL, -9)):
         process = subprocess.Popen(
             line, env=environment, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True
@@ -69,10 +72,12 @@ def test_ctrl_c_and_kill_lose_nothing(command, environment, run_here, spec, tmp_
         _, errors = process.communicate(timeout=120)
         assert process.returncode == code, errors
         if number == signal.SIGINT:
-            assert "of 4 runs of small are done; the same command goes on from there" in errors.splitlines()[-1]
+            assert (
+                "of 4 runs of small are done; the same command goes on from there" in errors.splitlines()[-1]
+            )
             assert "Traceback" not in errors
             assert "cut" in {record.status for record in read_records(out / NAME)}
-    done = run_here("study", spec(400), "--out", str(out), "--workers", "1")
+    done = run_here("study", spec(100), "--out", str(out), "--workers", "1")
     assert done.returncode == 0, done.stderr
     records = read_records(out / NAME)
     assert [record.status for record in records] == ["done"] * 4
@@ -96,7 +101,10 @@ def saved(out) -> int:
         (["--tasks", "census", "--mechanisms", "kog"], "kog"),
         (["--tasks", "census"], "--tasks and --mechanisms belong together"),
         (["--tasks", "census", "--mechanisms", "cog", "--seeds", "0"], "'seeds' must be at least 1, not 0"),
-        (["--tasks", "census", "--mechanisms", "cog", "--lrs", "0.1"], "at least 3 learning rates, and 1 is given"),
+        (
+            ["--tasks", "census", "--mechanisms", "cog", "--lrs", "0.1"],
+            "at least 3 learning rates, and 1 is given",
+        ),
         (["--tasks", "census", "--mechanisms", "cog", "--lrs", "a"], "'a' is not a list of numbers"),
         (["--tasks", "census", "--mechanisms", "cog", "--set", "stepz=3"], "stepz"),
         (["--out", "o"], "give a file, --default NAME, or --tasks and --mechanisms"),

@@ -1,4 +1,4 @@
-"""How ``unsoft study`` shows that it goes on: a bar in a terminal, elsewhere a line for each run that ended."""
+"""How ``unsoft study`` shows that it goes on: a bar in a terminal, elsewhere a line for each run."""
 
 from __future__ import annotations
 

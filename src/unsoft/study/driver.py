@@ -1,4 +1,6 @@
-"""Runs a study: gives runs to workers, writes what comes back, and can be stopped and started again at any moment."""
+"""Runs a study: gives runs to workers, writes what comes back, and can be stopped and started again at any
+moment.
+"""
 
 from __future__ import annotations
 
@@ -82,11 +84,13 @@ def run_study(
     """Runs what is missing of a study.
 
     out
-        The folder of the store, ``study.db``. What it holds of this study is not run again; what was cut goes on where it was.
+        The folder of the store, ``study.db``. What it holds of this study is not run again; what was cut goes
+        on where it was.
     workers
         How many processes on this machine, or the workers of a cluster.
     runs
-        The folder for checkpoints, which workers on other machines must see, too; ``runs`` in ``out`` unless told otherwise.
+        The folder for checkpoints, which workers on other machines must see, too; ``runs`` in ``out`` unless
+        told otherwise.
     retry, any_code
         Run again what failed; take runs as done that other versions of the code have finished.
 

@@ -48,8 +48,9 @@ def planned(study: Study, run: Run) -> Record:
 def words(record: Record) -> str:
     """A run in words.
 
-    >>> words(Record(study="s", group="census", task="census", mechanism="cog", key="k", seed=1, lr=0.1, point="lr=0.1"))
-    'census cog seed 1 lr=0.1'
+    >>> place = {"study": "s", "group": "g", "seed": 1, "lr": 0.1, "point": "lr=0.1"}
+    >>> words(Record(task="copy", mechanism="cog", key="k", **place))
+    'g cog seed 1 lr=0.1'
     """
     return f"{record.group} {record.mechanism} seed {record.seed} {record.point}"
 

@@ -19,7 +19,8 @@ def count_parameters(spec: Spec) -> int:
 
 
 def width_of_equal_parameters(spec: Spec, like: Spec) -> int:
-    """The smallest width with which ``spec`` has at least the parameters of ``like``; the perceptron is twice as wide.
+    """The smallest width with which ``spec`` has at least the parameters of ``like``; the perceptron is twice
+    as wide.
 
     >>> small = Spec(task="copy", mechanism="softmax", width=16, heads=2)
     >>> gated = Spec(task="copy", mechanism="gated+softmax", width=16, heads=2)

@@ -1,4 +1,6 @@
-"""What a worker does with one run. It runs in processes of its own, here or in a cluster, and sends plain data back."""
+"""What a worker does with one run. It runs in processes of its own, here or in a cluster, and sends plain
+data back.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,9 @@ from unsoft.study.record import CUT, DONE, FAILED
 _SAVES = 4
 """Checkpoints of a run. Each costs about a tenth of a second, and runs are short."""
 _PATIENCE = 60.0
-"""Seconds to wait for a process that is about to leave the folder of a run: one that a driver left behind when it was killed."""
+"""Seconds to wait for a process that is about to leave the folder of a run: one that a driver left behind
+when it was killed.
+"""
 _DECIDES = ("attention.py", "engines", "formula", "hf", "magnitude", "mechanisms", "tasks", "training")
 _APART = ("hf/inspection", "hf/neurons", "hf/steering", "training/conversion")
 
@@ -26,7 +30,9 @@ def code_digest() -> str:
 
 
 def perform(job: dict[str, Any]) -> dict[str, Any]:
-    """Trains, or goes on training, and says what came of it: a result, an error, or that it was cut and saved itself."""
+    """Trains, or goes on training, and says what came of it: a result, an error, or that it was cut and saved
+    itself.
+    """
     begin = time.perf_counter()
     try:
         found = _train(job)
@@ -44,7 +50,9 @@ def _train(job: dict[str, Any]) -> dict[str, Any]:
     from unsoft.training import Spec, train
 
     if job.get("code", code_digest()) != code_digest():
-        raise ValueError(f"this worker has another version of unsoft (code {code_digest()}, not {job['code']})")
+        raise ValueError(
+            f"this worker has another version of unsoft (code {code_digest()}, not {job['code']})"
+        )
     torch.set_num_threads(job["threads"])
     folder, spec = Path(job["folder"]), Spec.from_dict(job["spec"])
     assert spec.steps is not None

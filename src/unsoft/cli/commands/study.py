@@ -29,7 +29,7 @@ class _RunUnlessNamed(TyperGroup):
 
 command = typer.Typer(
     cls=_RunUnlessNamed,
-    help="Many training runs: mechanisms on tasks, over seeds and learning rates. Without one of the commands below: run.",
+    help="Many training runs: mechanisms on tasks, over seeds and rates. `study X` is `study run X`.",
     rich_markup_mode=None,
     no_args_is_help=True,
 )
@@ -87,7 +87,7 @@ def run(
         bool, typer.Option("--any-code", help="Keep results of other versions of the code.")
     ] = False,
 ) -> None:
-    """Run what is missing of a study. Ctrl-C lets runs save themselves; the same command goes on from there."""
+    """Run what is missing of a study. Ctrl-C lets runs save themselves; the same command goes on."""
     if show_list:
         _print_defaults()
         return
@@ -138,6 +138,7 @@ def _run_all(
 def status(out: _Out = Path("study")) -> None:
     """Show how far studies are, and what failed."""
     from unsoft.study.record import STATUSES
+    from unsoft.study.row import words
     from unsoft.study.store import NAME, Store
     from unsoft.study.summary import current
 
@@ -152,9 +153,7 @@ def status(out: _Out = Path("study")) -> None:
     show_table(titles, rows)
     for record in every:
         if record.error:
-            note(
-                f"{record.study}: {record.group} {record.mechanism} seed {record.seed} {record.point}: {record.error}"
-            )
+            note(f"{record.study}: {words(record)}: {record.error}")
     for name, *_ in rows:
         _print(out, name)
 
@@ -182,6 +181,33 @@ def export(
     typer.echo(f"{to}: {len(records)} runs")
 
 
+@command.command()
+def report(
+    out: _Out = Path("study"),
+    to: Annotated[
+        Path | None, typer.Option(help="Folder of the page; report in --out.", show_default=False)
+    ] = None,
+) -> None:
+    """Write one page that needs no network, with its charts and their numbers."""
+    from unsoft.cli.arguments import check_drawing
+    from unsoft.study.store import NAME, Store
+
+    with Store(out / NAME) as store:
+        records, definitions = store.records(), [store.definition(name) for name in store.studies()]
+    check_drawing()
+    folder = to or out / "report"
+    check_folder(folder)
+    from unsoft.study import Study
+    from unsoft.study.page import PAGE, write_report
+
+    studies = [Study.from_dict(definition) for definition in definitions if definition is not None]
+    counts = write_report(studies, records, folder)
+    typer.echo(f"{folder / PAGE}: the page")
+    typer.echo(
+        f"{folder / 'data'}: its numbers\n{folder / 'figures'}: {counts['figures']} charts as PNG and SVG"
+    )
+
+
 def _print(out: Path, name: str) -> None:
     """The table of a study, its verdict, and how rates were chosen."""
     from unsoft.study import Study, summarise, verdict
@@ -204,7 +230,8 @@ def _print(out: Path, name: str) -> None:
         shortcut = "" if one.shortcut is None else f", shortcut {cell(one.shortcut)}"
         better = "higher" if one.higher_is_better else "lower"
         typer.echo(
-            f"{one.group}: {one.metric}, {better} is better; chance {cell(one.chance)}{shortcut}, known solution {cell(one.known)}"
+            f"{one.group}: {one.metric}, {better} is better; chance {cell(one.chance)}{shortcut},"
+            f" known solution {cell(one.known)}"
         )
     if study.rules:
         found, why = verdict(study.rules, records)
