@@ -11,6 +11,7 @@ import typer
 
 from unsoft.cli.arguments import prepare_folder
 from unsoft.cli.terminal import cell, console, show_table
+from unsoft.cli.texts import read_text
 
 if TYPE_CHECKING:
     from unsoft.hf.inspection import Inspection
@@ -92,17 +93,7 @@ def _read(path: Path | None) -> str:
 
     if path is None:
         return (Path(inspection.__file__).parent / "sample.txt").read_text()
-    try:
-        found = path.read_text(encoding="utf-8")
-    except UnicodeDecodeError:
-        raise typer.BadParameter(f"{path} is not text in UTF-8", param_hint="'--text'") from None
-    except OSError as problem:
-        raise typer.BadParameter(
-            f"{path} cannot be read: {problem.strerror}", param_hint="'--text'"
-        ) from None
-    if not found.strip():
-        raise typer.BadParameter(f"{path} is empty", param_hint="'--text'")
-    return found
+    return read_text(path)
 
 
 def _print(found: Inspection) -> None:
