@@ -1,5 +1,6 @@
 """Ray, for real: a cluster of this machine, a worker killed in mid-run, a driver killed and started again."""
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -32,11 +33,22 @@ def saved(out: Path) -> int:
     return sum(int(path.parent.name.split("-")[1]) for path in found)
 
 
-def workers_of(out: Path) -> set[int]:
-    """Processes that train in the folder: they hold the locks of runs."""
-    locks = {path.stat().st_ino: path for path in out.glob("runs/*/.lock")}
-    held = [line.split() for line in Path("/proc/locks").read_text().splitlines()]
-    return {int(words[4]) for words in held if int(words[5].rpartition(":")[2]) in locks}
+def workers_of(driver: int) -> set[int]:
+    """Processes of its cluster that are training now: Ray gives them the name of what they do."""
+    parents = {}
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):
+            words = path.read_text().rpartition(")")[2].split()
+            parents[int(path.parent.name)] = int(words[1])
+    family = {driver}
+    while more := {child for child, parent in parents.items() if parent in family} - family:
+        family |= more
+    found = set()
+    for process in family:
+        with contextlib.suppress(OSError):
+            if Path(f"/proc/{process}/cmdline").read_bytes().startswith(b"ray::perform"):
+                found.add(process)
+    return found
 
 
 @pytest.mark.slow
@@ -50,7 +62,7 @@ def test_a_cluster_survives_deaths(tmp_path):
     driver = subprocess.Popen(line, env=environment, stderr=subprocess.PIPE, text=True)
     while saved(out) == 0 and driver.poll() is None:
         time.sleep(0.05)
-    killed = workers_of(out)
+    killed = workers_of(driver.pid)
     for process in killed:
         os.kill(process, signal.SIGKILL)
     assert killed and driver.poll() is None
