@@ -1,6 +1,5 @@
 """Scenes, their pictures and captions, the training run, and the experiment on an untrained model."""
 
-import csv
 import json
 import math
 import os
@@ -212,7 +211,7 @@ def test_the_whole_experiment_on_a_model_that_knows_nothing(model, tmp_path, mon
     assert all(path.is_file() for path in files)
     page = (tmp_path / "steering.html").read_text()
     assert page.count("data:image/png") >= 4 and "<script>alert" not in page
-    assert len(list(csv.DictReader((tmp_path / "controls.csv").open()))) == 8
+    assert len((tmp_path / "controls.csv").read_text().splitlines()) == 1 + 8
 
 
 def test_the_audit_tells_true_maps_from_false_ones(model, monkeypatch):
