@@ -35,7 +35,7 @@ def spec(tmp_path):
 def test_a_study_with_real_workers(run_here, spec, tmp_path):
     """It runs through, is shown, exported, and not run again."""
     out = str(tmp_path / "out")
-    done = run_here("study", spec(12), "--out", out, "--workers", "1")
+    done = run_here("study", spec(5), "--out", out, "--workers", "1")
     assert done.returncode == 0, done.stderr
     assert "small: 4 of 4, copy softmax seed 1 lr=" in done.stderr and "\x1b" not in done.stderr
     assert "copy: accuracy, higher is better; chance 0.250" in done.stdout
@@ -43,11 +43,11 @@ def test_a_study_with_real_workers(run_here, spec, tmp_path):
     records = read_records(tmp_path / "out" / NAME)
     assert [record.status for record in records] == ["done"] * 4
     assert all(
-        record.steps == 12 and record.parameters and record.machine and record.versions for record in records
+        record.steps == 5 and record.parameters and record.machine and record.versions for record in records
     )
-    assert all(len(record.curve) == 12 and record.curve[-1][1] == record.validation for record in records)
+    assert all(len(record.curve) == 5 and record.curve[-1][1] == record.validation for record in records)
     assert list((tmp_path / "out" / "runs").iterdir()) == []
-    again = run_here("study", "run", spec(12), "--out", out, "--workers", "1")
+    again = run_here("study", "run", spec(5), "--out", out, "--workers", "1")
     assert again.returncode == 0 and again.stderr == "" and again.stdout == done.stdout
     shown = run_here("study", "status", "--out", out)
     assert done.stdout in shown.stdout and "small" in shown.stdout

@@ -11,6 +11,8 @@ from torch.utils.data import Dataset
 from transformers import PreTrainedModel, TrainerCallback, TrainingArguments
 
 from unsoft.tasks import Task
+from unsoft.tasks.task import IGNORE
+from unsoft.training import processes
 from unsoft.training.data import Batches, evaluation_batches
 from unsoft.training.sealed_trainer import SealedTrainer, arguments
 from unsoft.training.spec import Spec
@@ -31,6 +33,7 @@ class TaskTrainer(SealedTrainer):
         save_every: int | None,
         eval_every: int,
         report_to: list[str],
+        fsdp: bool,
         callbacks: list[TrainerCallback],
     ) -> None:
         assert spec.steps and spec.batch and spec.lr is not None
@@ -38,18 +41,22 @@ class TaskTrainer(SealedTrainer):
         self.width: int = model.config.hidden_size
         super().__init__(
             model,
-            _arguments(spec, folder, save_every, eval_every, report_to),
+            _arguments(spec, folder, save_every, eval_every, report_to, fsdp),
             who="train",
             mechanism_lr=spec.mechanism_lr,
-            train_dataset=Batches(task, self.width, spec.steps, spec.batch, spec.seed, training=True),
+            train_dataset=Batches(
+                task, self.width, spec.steps, spec.batch, spec.seed, training=True, pieces=processes.count()
+            ),
             eval_dataset=evaluation_batches(task, self.width, _VALIDATION),
             compute_loss_func=self._loss,
             callbacks=callbacks,
         )
 
     def _loss(self, outputs: Any, labels: Tensor, num_items_in_batch: Any = None) -> Tensor:
-        loss = self.task.loss(outputs["logits"][..., : self.task.outputs], labels)
-        return self.finite(loss)
+        loss = self.finite(self.task.loss(outputs["logits"][..., : self.task.outputs], labels))
+        if processes.count() > 1:  # each has a piece of the batch, perhaps with more answers than another
+            loss = loss * ((labels != IGNORE).sum() / num_items_in_batch)
+        return loss
 
     def evaluate(
         self,
@@ -82,7 +89,7 @@ def measure(model: nn.Module, batches: Batches, device: torch.device) -> tuple[f
 
 
 def _arguments(
-    spec: Spec, folder: Path, save_every: int | None, eval_every: int, report_to: list[str]
+    spec: Spec, folder: Path, save_every: int | None, eval_every: int, report_to: list[str], fsdp: bool
 ) -> TrainingArguments:
     assert spec.steps and spec.lr is not None
     return arguments(
@@ -98,4 +105,5 @@ def _arguments(
         eval_strategy="steps",
         eval_steps=eval_every,
         report_to=report_to or "none",
+        fsdp=True if fsdp else None,
     )

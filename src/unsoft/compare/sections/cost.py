@@ -38,7 +38,7 @@ Call = Callable[[], object]
 
 
 def jobs(request: Request) -> list[Job]:
-    """Of the mechanisms that were asked for; times depend on the machine and on what else is timed in turn."""
+    """Of the mechanisms asked for; times depend on the machine and on what else is timed in turn."""
     subjects, level = request.subjects, request.level
     about = _where(level) | {
         "mechanisms": [s.identity for s in subjects],
