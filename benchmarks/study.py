@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 
 from unsoft.study.local import LocalWorkers
+from unsoft.study.worker import code_digest
 from unsoft.training import Spec
 
 RUNS, ROUNDS = 6, 2
@@ -22,7 +23,13 @@ def seconds(workers: LocalWorkers, count: int, folder: Path) -> float:
     while left or running:
         while left and workers.free():
             spec = Spec(task="opposition", steps=60, seed=left.pop()).filled()
-            workers.submit(str(spec.seed), {"spec": spec.to_dict(), "folder": str(folder / f"{spec.seed}")})
+            job = {
+                "spec": spec.to_dict(),
+                "folder": str(folder / f"{spec.seed}"),
+                "plugin": "",
+                "code": code_digest(),
+            }
+            workers.submit(str(spec.seed), job)
             running += 1
         for _, outcome in workers.wait(1.0):
             assert outcome["status"] == "done", outcome
