@@ -65,7 +65,8 @@ def test_a_cluster_survives_deaths(tmp_path):
     killed = workers_of(driver.pid)
     for process in killed:
         os.kill(process, signal.SIGKILL)
-    assert killed and driver.poll() is None
+    assert driver.poll() is None, driver.communicate()[1]
+    assert killed
     while not any(record.status == "done" for record in there(out)) and driver.poll() is None:
         time.sleep(0.2)
     driver.kill()

@@ -166,7 +166,7 @@ def effective_count(results: Results, label: str) -> float | None:
     share = {row["clones"]: row["share"] for row in rows if row["kind"] == kind}
     if not share:
         return None
-    if not 0 < share[1] < 1 or not 0 < share[CROWD]:
+    if not 0 < share[1] < 1 or not share[CROWD] > 0:
         return float(CROWD)
     return min((1 / share[CROWD] - 1) / (1 / share[1] - 1), float(CROWD))
 
