@@ -2,8 +2,14 @@
 
 import os
 
-import pytest
-import torch
+if "PYTEST_XDIST_WORKER" in os.environ:
+    # Every core has a worker already: a second thread of each would mostly wait, and OpenMP waits by
+    # spinning, which doubled the time of the suite. Tests about threads set their number themselves.
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+
+import pytest  # noqa: E402
+import torch  # noqa: E402
 
 
 def pytest_report_header():

@@ -11,7 +11,7 @@ class CompilerWarning(UnsoftWarning):
 
 class CacheWarning(UnsoftWarning):
     """Others could have put code into the folder of compiled formulas; it is not used,
-    and formulas are compiled anew."""
+    and formulas are compiled again."""
 
 
 class FormulaError(ValueError):

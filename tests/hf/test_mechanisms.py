@@ -137,7 +137,7 @@ def test_a_tower_that_looks_back_takes_what_looks_back(tiny, words):
 
 @pytest.mark.parametrize("name", ["cog", "relu2", "linear-identity", "retention"])
 def test_packed_texts_do_not_see_each_other(swapped, words, name):
-    """Positions that begin anew mean a new text: the second gives what it gives alone."""
+    """Positions that start from 0 again mean a new text: the second gives what it gives alone."""
     model, positions = swapped("llama", name), torch.cat([torch.arange(4), torch.arange(5)])[None]
     with torch.no_grad():
         packed = model(words[:1], position_ids=positions, use_cache=False).logits[0, 4:]

@@ -330,6 +330,7 @@ def test_own_parameters_have_their_own_rate_and_no_decay(tmp_path):
         save_every=None,
         eval_every=5,
         report_to=[],
+        fsdp=False,
         callbacks=[],
     )
     names = {id(parameter): name for name, parameter in trainer.model.named_parameters()}

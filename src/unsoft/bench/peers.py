@@ -14,7 +14,7 @@ from unsoft.bench.contender import Contender
 
 
 def dense_pytorch() -> Contender:
-    """Softmax attention as it stands in every textbook."""
+    """Softmax attention as textbooks write it."""
     return Contender("dense PyTorch", "softmax", _dense)
 
 

@@ -1,6 +1,6 @@
 """How long does it take?
 
-Contenders run in turn, so that a change in the machine's mood hits all of them alike.
+Contenders run in turn, so that a change in the machine's speed affects all of them equally.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ def interleaved(
     """Samples of the seconds each function takes: ``rounds`` of them, or more until ``seconds`` have passed.
 
     In every round each function is sampled once. Every other round goes backwards,
-    so that nobody always runs after the same neighbour.
+    so that none always runs after the same one.
     """
 
     def sample(function: Callable[[], object], calls: int) -> float:

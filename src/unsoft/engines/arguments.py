@@ -14,10 +14,10 @@ from torch import Tensor
 
 from unsoft.engines.call import Call, compute_dtype
 from unsoft.engines.dropout import draw_seed
+from unsoft.engines.inputs import as_4d, batch_shape, check_sizes, check_tensors, head_count, shape_of
 from unsoft.engines.visibility import count_visible, split_float_mask
 from unsoft.formula import Formula
 
-DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 _LARGEST = sys.float_info.max
 
 
@@ -36,12 +36,12 @@ def checked_call(
     positions: tuple[Tensor, Tensor] | None = None,
 ) -> tuple[Call, torch.Size]:
     """The call, and the leading dimensions (batch dimensions and heads) that its results should get."""
-    _check_tensors(query, key, value)
-    _check_sizes(query, key, value)
-    batch = _batch_shape(query, key, value)
-    heads = _head_count(query, key, value, enable_gqa)
+    check_tensors(query, key, value)
+    check_sizes(query, key, value)
+    batch = batch_shape(query, key, value)
+    heads = head_count(query, key, value, enable_gqa)
     _check_number("dropout_p", dropout_p, low=0.0, high=1.0)
-    q, k, v = (_as_4d(x, batch) for x in (query, key, value))
+    q, k, v = (as_4d(x, batch) for x in (query, key, value))
     length, keys = q.shape[2], k.shape[2]
     dtype, device = compute_dtype(q.dtype), q.device
 
@@ -70,92 +70,6 @@ def checked_call(
     return call, torch.Size((*batch, *heads))
 
 
-def _check_tensors(query: Any, key: Any, value: Any) -> None:
-    named = {"query": query, "key": key, "value": value}
-    for name, x in named.items():
-        if not isinstance(x, Tensor):
-            raise TypeError(f"attention: argument '{name}' must be a tensor, not {type(x).__name__}")
-        if x.is_nested or x.layout != torch.strided:
-            raise TypeError(f"attention: argument '{name}' must be a dense tensor, not nested or {x.layout}")
-        if x.dtype not in DTYPES:
-            allowed = ", ".join(str(d).removeprefix("torch.") for d in DTYPES)
-            raise TypeError(f"attention: argument '{name}' has dtype {x.dtype}; supported are {allowed}")
-        if x.dim() < 2:
-            raise ValueError(
-                f"attention: argument '{name}' has shape {_shape(x)}; expected (..., heads, length, dim), at"
-                " least 2-D"
-            )
-    for name in ("key", "value"):
-        x = named[name]
-        if x.dtype != query.dtype:
-            raise TypeError(
-                f"attention: argument '{name}' has dtype {x.dtype}, 'query' has {query.dtype}; they must"
-                " match"
-            )
-        if x.device != query.device:
-            raise ValueError(
-                f"attention: argument '{name}' is on device {x.device}, 'query' is on {query.device}; they"
-                " must match"
-            )
-        if x.dim() != query.dim():
-            raise ValueError(
-                f"attention: argument '{name}' has {x.dim()} dimensions (shape {_shape(x)}), 'query' has"
-                f" {query.dim()} (shape {_shape(query)}); they must match"
-            )
-
-
-def _check_sizes(query: Tensor, key: Tensor, value: Tensor) -> None:
-    if key.shape[-1] != query.shape[-1]:
-        raise ValueError(_mismatch("key", key, "query", query, "head dimension", -1))
-    if value.shape[-2] != key.shape[-2]:
-        raise ValueError(_mismatch("value", value, "key", key, "keys", -2))
-
-
-def _batch_shape(query: Tensor, key: Tensor, value: Tensor) -> tuple[int, ...]:
-    """The dimensions before the heads, broadcast over the three tensors."""
-    batch = list(query.shape[:-3])
-    for name, x in (("key", key), ("value", value)):
-        for place, size in enumerate(x.shape[:-3]):
-            if size != 1 and batch[place] not in (1, size):
-                raise ValueError(
-                    f"attention: argument '{name}' has batch size {size} in dimension {place} (shape"
-                    f" {_shape(x)}), which does not broadcast with 'query' (shape {_shape(query)}) and 'key'"
-                    f" (shape {_shape(key)})"
-                )
-            batch[place] = size if batch[place] == 1 else batch[place]
-    return tuple(batch)
-
-
-def _head_count(query: Tensor, key: Tensor, value: Tensor, enable_gqa: bool) -> tuple[int, ...]:
-    """The head dimension of the output: () for 2-D inputs."""
-    if not isinstance(enable_gqa, bool):
-        raise TypeError(f"attention: argument 'enable_gqa' must be True or False, not {enable_gqa!r}")
-    if query.dim() == 2:
-        return ()
-    heads, shared = query.shape[-3], key.shape[-3]
-    if value.shape[-3] != shared:
-        raise ValueError(_mismatch("value", value, "key", key, "heads", -3))
-    if heads != shared and not enable_gqa:
-        raise ValueError(
-            _mismatch("key", key, "query", query, "heads", -3)
-            + ", unless enable_gqa=True lets groups of query heads share one key head"
-        )
-    if heads != shared and (shared == 0 or heads % shared):
-        raise ValueError(
-            f"attention: argument 'query' has {heads} heads (shape {_shape(query)}), which is not a multiple"
-            f" of the {shared} heads of 'key' (shape {_shape(key)})"
-        )
-    return (heads,)
-
-
-def _as_4d(x: Tensor, batch: tuple[int, ...]) -> Tensor:
-    if x.dim() < 4:
-        return x[(None,) * (4 - x.dim())]
-    if x.shape[:-3] != batch:
-        x = x.expand(*batch, *x.shape[-3:])
-    return x if x.dim() == 4 else x.reshape(math.prod(batch), *x.shape[-3:])
-
-
 def _causal_offset(name: str, alignment: bool | str, length: int, keys: int) -> int | None:
     if alignment is False:
         return None
@@ -170,7 +84,7 @@ def _causal_offset(name: str, alignment: bool | str, length: int, keys: int) -> 
 
 
 def _is_causal_bias(mask: Any) -> bool:
-    # Importing the class costs more than importing unsoft; without its module nobody can have made one.
+    # Importing the class costs more than importing unsoft; if its module is not imported, none exists.
     module = sys.modules.get("torch.nn.attention.bias")
     return module is not None and isinstance(mask, module.CausalBias)
 
@@ -211,8 +125,8 @@ def _mask_as_4d(mask: Any, query: Tensor, batch: tuple[int, ...], length: int, k
     )
     if not fits:
         raise ValueError(
-            f"attention: argument 'attn_mask' has shape {_shape(mask)}, which does not broadcast to {target},"
-            " the shape (..., heads, queries, keys) of the attention weights"
+            f"attention: argument 'attn_mask' has shape {shape_of(mask)}, which does not broadcast to"
+            f" {target}, the shape (..., heads, queries, keys) of the attention weights"
         )
     whole: Tensor = mask.reshape((1,) * (max(4, len(target)) - mask.dim()) + tuple(mask.shape))
     leading = whole.shape[:-3]
@@ -245,7 +159,7 @@ def _positions(given: Any, batch: tuple[int, ...], q: Tensor, k: Tensor, formula
         )
         if not fits:
             raise ValueError(
-                f"attention: argument 'positions' of {what} has shape {_shape(x)}, which does not broadcast"
+                f"attention: argument 'positions' of {what} has shape {shape_of(x)}, which does not broadcast"
                 f" to {target}"
             )
         x = x if x.dim() == 1 else x.expand(target)
@@ -293,8 +207,8 @@ def _parameter_row(name: str, value: Any, heads: int, dtype: torch.dtype, device
         )
     if tuple(value.shape) not in ((), (heads,)):
         raise ValueError(
-            f"attention: argument 'params[{name!r}]' has shape {_shape(value)}; use a scalar or one value per"
-            f" query head, shape ({heads},)"
+            f"attention: argument 'params[{name!r}]' has shape {shape_of(value)}; use a scalar or one value"
+            f" per query head, shape ({heads},)"
         )
     return value.to(dtype).expand(heads)
 
@@ -313,18 +227,3 @@ def _check_number(name: str, value: Any, low: float = -_LARGEST, high: float = _
     if not low <= value <= high:
         allowed = "finite" if high == _LARGEST else f"between {low:g} and {high:g}"
         raise ValueError(f"attention: argument '{name}' must be {allowed}, not {value!r}")
-
-
-def _mismatch(name: str, x: Tensor, other: str, y: Tensor, what: str, dim: int) -> str:
-    return (
-        f"attention: argument '{name}' has {_counted(what, x.shape[dim])} (shape {_shape(x)}), '{other}' has"
-        f" {y.shape[dim]} (shape {_shape(y)}); they must match"
-    )
-
-
-def _counted(what: str, size: int) -> str:
-    return f"{size} {what}" if what.endswith("s") else f"{what} {size}"
-
-
-def _shape(x: Tensor) -> tuple[int, ...]:
-    return tuple(x.shape)

@@ -3,7 +3,7 @@
 Conventions, the same in every engine: sign' = 0, abs'(0) = sign(0) = 0, relu'(0) = 0; max and min pass the
 derivative of the argument they return, at a tie that of the second; where passes the derivative of the chosen
 branch, so a branch that is not chosen can never leak a NaN into a gradient. As in torch, 0**p does not depend
-on p, and a**0 not on a: both derivatives are 0 there. Where abs(x) stands in something infinitely steep, such
+on p, and a**0 not on a: both derivatives are 0 there. Where abs(x) is inside something infinitely steep, such
 as sqrt(abs(x)) at x = 0, the 0 of abs wins.
 
 >>> from unsoft.formula.parser import parse

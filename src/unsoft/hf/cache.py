@@ -44,7 +44,7 @@ class StateLayer(CacheLayerMixin):
             raise RuntimeError(
                 f"{self._promised} tokens were handed to this cache, and attention took {taken} of them: the"
                 " model changes its keys after the cache, or a forward pass was interrupted; generate with"
-                " use_cache=False, or begin anew"
+                " use_cache=False, or start with a new cache"
             )
         self._promised += key_states.shape[-2]
         key_states = key_states.view_as(

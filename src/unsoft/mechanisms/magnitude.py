@@ -3,7 +3,7 @@
     Z_jl = exp(-t |k_j - k_l|^2 / d)        (Z + eps) w = 1        gate_j = sigmoid(beta w_j + gamma)
 
     where="values"    out_i = sum_j a_ij gate_j v_j                               as in Rosić 2026
-    where="mass"      out_i = sum_j a'_ij v_j,   a' = gate_j f(s_ij), normalised anew
+    where="mass"      out_i = sum_j a'_ij v_j,   a' = gate_j f(s_ij), normalised again
 
 Source: Rosić 2026, which has the bidirectional gate on values, after a few steps of conjugate gradients.
 
@@ -12,8 +12,7 @@ Stands around any mechanism: "magnitude+cog", "magnitude+linear-relu"; "magnitud
 that share a key head use the mean of theirs (of t the geometric mean).
 
 Attention that is not causal solves the system of all keys, by ``solver`` (cg, ``iterations`` steps; cholesky;
-lowrank, up to
-``rank``). Causal attention has four forms, ``causal=``:
+lowrank, up to ``rank``). Causal attention has four forms, ``causal=``:
 
 - auto (the default): arrival for the first ``exact`` tokens, streaming after them. State and cost of a token
   are bounded.
@@ -49,6 +48,7 @@ from torch import Tensor, nn
 
 from unsoft.engines.arguments import checked_call
 from unsoft.engines.call import Call, compute_dtype
+from unsoft.engines.native.direct import observed
 from unsoft.formula import Formula
 from unsoft.formula.analysis import Properties
 from unsoft.magnitude.gaussian.system import System
@@ -64,7 +64,7 @@ from unsoft.mechanisms.core.magnitude.cache import MagnitudeCache
 from unsoft.mechanisms.core.magnitude.options import STARTS, check_choices, check_counts
 from unsoft.mechanisms.core.magnitude.points import by_key_head, key_points, key_scale
 from unsoft.mechanisms.core.magnitude.rows import attend_by_rows, attend_by_rows_cached
-from unsoft.mechanisms.core.module import Inputs, Mechanism, Pointwise, Wrapper
+from unsoft.mechanisms.core.module import SHORT_OPTIONS, Inputs, Mechanism, Pointwise, Wrapper
 from unsoft.mechanisms.core.registry import family, module_modifier, resolve_formula
 from unsoft.mechanisms.core.spec import LayerSpec
 
@@ -120,23 +120,51 @@ class Magnitude(Wrapper):
         self.beta.fill_(beta)
         self.gamma.fill_(gamma)
 
+    @property
+    def clone_theory(self) -> dict[str, Any] | None:
+        base = self.inner.inner if isinstance(self.inner, MassGate) else self.inner
+        if not isinstance(base, Pointwise) or base.uses_positions:
+            return None
+        slope, offset = self.beta[0].item(), self.gamma[0].item()
+        return {"base": base.formula, "on": self.where, "slope": slope, "offset": offset, "eps": self.eps}
+
     def extra_repr(self) -> str:
         steps = f", iterations={self.iterations}" if solver_of(self.solver).truncates else ""
         return f"where={self.where}, causal={self.causal}, eps={self.eps:g}, solver={self.solver}{steps}"
 
+    def forward(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        *args: Any,
+        cache: Cache | None = None,
+        **options: Any,
+    ) -> Result:
+        """See :meth:`Mechanism.forward`. A plain step of decoding takes the short way."""
+        plain = not args and options.keys() <= SHORT_OPTIONS and not torch.is_grad_enabled()
+        if plain and type(cache) is MagnitudeCache and self.where == "values" and not observed():
+            cache.check(key)
+            found = None if cache.rows else self._gates(key, value, cache)
+            if found is not None:
+                result: Result = self.inner(query, key, found[1], cache=cache.inner, **options)
+                return result
+        return super().forward(query, key, value, *args, cache=cache, **options)
+
     def attend(self, inputs: Inputs) -> Result:
         call = self._call(inputs)
         points = key_points(call, inputs, self.log_t)
-        if 0 in points.x.shape[:2] or call.q.numel() == 0:  # nothing to weigh, or nobody to see it
+        if 0 in points.x.shape[:2] or call.q.numel() == 0:  # no keys, or no queries
             return self._gated(inputs, self._gate(points.x.sum(-1), points))
+        system = points.system(self.eps, inputs.options["engine"])
         if call.causal_offset is None:
-            return self._gated(inputs, self._gate(self._bidirectional(points), points))
+            return self._gated(inputs, self._gate(self._bidirectional(system), points))
         if self.causal == "prefix":
-            m, y = prefix_factors(points.x, points.present, self.eps)
+            m, y = prefix_factors(system)
             return attend_by_rows(self, inputs, m, y, None, call.causal_offset)[0]
-        return self._gated(inputs, self._gate(self._arrival(points), points))
+        return self._gated(inputs, self._gate(self._arrival(system), points))
 
-    def _bidirectional(self, points: Points) -> Tensor:
+    def _bidirectional(self, system: System) -> Tensor:
         solver = solver_of(self.solver)
         options = Options(
             _RESIDUAL,
@@ -144,14 +172,12 @@ class Magnitude(Wrapper):
             self.rank if "rank" in solver.takes else None,
             check=False,
         )
-        return solver.solve(System(points.x, points.present, self.eps), points.ones, options).weights
+        return solver.solve(system, system.ones, options).weights
 
-    def _arrival(self, points: Points) -> Tensor:
-        if self.causal == "arrival" or points.x.shape[1] <= self.first:
-            return arrival_weights(points.x, points.present, points.ones, self.eps)
-        return streamed_weights(
-            points.x, points.present, self.eps, centres=self.centres, chunk=self.chunk, first=self.first
-        )
+    def _arrival(self, system: System) -> Tensor:
+        if self.causal == "arrival" or system.x.shape[1] <= self.first:
+            return arrival_weights(system)
+        return streamed_weights(system, centres=self.centres, chunk=self.chunk, first=self.first)
 
     def new_cache(self, batch: int) -> Cache:
         exact = self.causal in ("arrival", "prefix")
@@ -165,18 +191,17 @@ class Magnitude(Wrapper):
                 " kind"
             )
         cache.check(inputs.key)
+        engine = inputs.options["engine"]
         plain = inputs.options["attn_mask"] is None and inputs.geometry_keys is None
         if plain and not cache.rows and not torch.is_grad_enabled():
-            constants = self._constants(cache, inputs.key)
-            found = cache.arriving.gate(inputs.key, inputs.value, self.eps, constants)
+            found = self._gates(inputs.key, inputs.value, cache, engine)
             if found is not None:
-                cache.length += inputs.key.shape[2]
-                return self._step(inputs, *found, cache)
+                return self._gated(inputs, *found, cache)
         points = self._plain_points(inputs.key, cache) if plain else self._new_points(inputs, cache)
         if 0 in points.x.shape[:2]:
             weights = points.x.detach().sum(-1)
         else:
-            weights = cache.arriving.add(points.x.detach(), points.present, self.eps)
+            weights = cache.arriving.add(points.system(self.eps, engine).detach())
         cache.length += points.x.shape[1]
         if cache.rows:
             return attend_by_rows_cached(self, inputs, cache)
@@ -199,9 +224,7 @@ class Magnitude(Wrapper):
         return Points((keys * root).flatten(0, 1), None, key.shape[:2])
 
     def _constants(self, cache: MagnitudeCache, key: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """sqrt(t / d), (heads, 1, 1), and beta and gamma, (heads, 1), of each key head; without a gradient,
-        computed once.
-        """
+        """sqrt(t / d), (heads, 1, 1), and beta and gamma, (heads, 1), of each key head; computed once."""
         parameters = (self.log_t, self.beta, self.gamma)
         _, heads, _, width = key.shape
         stamp = (heads, width, *(x.data_ptr() for x in parameters), *(x._version for x in parameters))
@@ -223,26 +246,21 @@ class Magnitude(Wrapper):
     def _gate(self, weights: Tensor, points: Points) -> Tensor:
         return self.gate(points.shaped(weights)).reshape(*points.leading, weights.shape[-1])
 
-    def _step(self, inputs: Inputs, gate: Tensor, value: Tensor, cache: MagnitudeCache) -> Result:
-        """Decoding with known gates and gated values: by the front door of the mechanism inside, which may
-        know a short way.
+    def _gates(
+        self, key: Tensor, value: Tensor, cache: MagnitudeCache, engine: str = "auto"
+    ) -> tuple[Tensor, Tensor] | None:
+        """Gates of the keys that a step brings, and values times those, by one call of compiled code; None,
+        and nothing done, where that is not possible.
         """
-        options = inputs.options
-        asked = inputs.return_weights or inputs.hidden is not None or options["positions"] is not None
-        if self.where == "mass" or asked or options["dropout_p"] or options["engine"] != "auto":
-            return self._gated(inputs, gate, value, cache)
-        scale, shared = options["scale"], options["enable_gqa"]
-        found: Result = self.inner(
-            inputs.query, inputs.key, value, cache=cache.inner, scale=scale, enable_gqa=shared
-        )
+        found = cache.arriving.gate(key, value, self.eps, self._constants(cache, key), engine)
+        if found is not None:
+            cache.length += key.shape[2]
         return found
 
     def _gated(
         self, inputs: Inputs, gate: Tensor, value: Tensor | None = None, cache: MagnitudeCache | None = None
     ) -> Result:
-        """Attention with a gate (batch, key heads, keys) that is the same for all rows. ``value``: times the
-        gate, if that is known.
-        """
+        """Attention with one gate (batch, key heads, keys) for all rows. ``value``: gated, if known."""
         gate = gate.reshape(*inputs.key.shape[:-1])
         if isinstance(self.inner, MassGate):
             if cache is None:
@@ -271,9 +289,7 @@ class Magnitude(Wrapper):
 
 
 def _times(value: Tensor, gate: Tensor) -> Tensor:
-    """The product; the gradient of the gate knows nothing of a value that is not finite, which may belong to
-    a masked key.
-    """
+    """The product. A value that is not finite, as a masked key's may be, gives the gate no gradient."""
     if not gate.requires_grad:
         return value * gate
     finite = value.isfinite()

@@ -41,6 +41,12 @@ def unbiased_scene(generator: torch.Generator) -> Scene:
     return _placed([*lead, *_draw(others, 1 + _number(2, generator), generator)], generator)
 
 
+def harmless_scene(generator: torch.Generator) -> Scene:
+    """One to three shapes, none of which has a habitual neighbour."""
+    others = tuple(shape for shape in SHAPES if shape not in HABIT)
+    return _placed(_draw(others, 1 + _number(3, generator), generator), generator)
+
+
 def training_caption(scene: Scene, generator: torch.Generator) -> list[str]:
     """The truth, shape by shape, and what habit adds: the neighbour in a colour made up."""
     words: list[str] = []

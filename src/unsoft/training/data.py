@@ -29,13 +29,18 @@ class Batches(Dataset[dict[str, Tensor]]):
     """Examples in a batch."""
     seed: int
     training: bool
+    pieces: int = 1
+    """Processes that share each batch: item i is piece i % pieces of batch i // pieces, as accelerate deals
+    items out."""
 
     def __len__(self) -> int:
-        return self.count
+        return self.count * self.pieces
 
     def __getitem__(self, index: int) -> dict[str, Tensor]:
-        batch = self.task.sample(self.size, seed=self.seed, index=index, training=self.training)
-        return to_model(batch, self.task, self.width)
+        number, piece = divmod(index, self.pieces)
+        batch = self.task.sample(self.size, seed=self.seed, index=number, training=self.training)
+        whole = to_model(batch, self.task, self.width)
+        return {name: tensor[piece :: self.pieces] for name, tensor in whole.items()}
 
 
 def evaluation_batches(task: Task, width: int, seed: int) -> Batches:

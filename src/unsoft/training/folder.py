@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from unsoft.files import write_whole
@@ -73,13 +74,14 @@ def finish(
     model: PreTrainedModel,
     result: Mapping[str, Any],
     tokenizer: PreTrainedTokenizerBase | None = None,
+    weights: Mapping[str, Tensor] | None = None,
 ) -> None:
     """The model first and the result last: a folder with a result is complete. Checkpoints have done their
     work then."""
     unfinished = folder / f".{_MODEL}.tmp"
     shutil.rmtree(unfinished, ignore_errors=True)
     try:
-        model.save_pretrained(unfinished)
+        model.save_pretrained(unfinished, state_dict=None if weights is None else dict(weights))
         if tokenizer is not None:
             tokenizer.save_pretrained(unfinished)
         shutil.rmtree(folder / _MODEL, ignore_errors=True)

@@ -25,7 +25,7 @@ def records(state: TrainerState) -> list[dict[str, Any]]:
 class WriteLog(TrainerCallback):
     """The history as JSON lines.
 
-    The file is written anew each time: a resumed run repeats no line and loses none.
+    The file is written again each time: a resumed run repeats no line and loses none.
     """
 
     def __init__(self, path: Path) -> None:

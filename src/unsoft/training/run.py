@@ -7,10 +7,12 @@ import time
 from contextlib import ExitStack
 from pathlib import Path
 
+import torch
 from transformers import TrainerCallback
 
 from unsoft.errors import Interrupted
 from unsoft.hf.quiet import quiet
+from unsoft.training import processes
 from unsoft.training.checkpoints import sweep
 from unsoft.training.final_test import final_result
 from unsoft.training.folder import CHECKPOINTS, LOG, claimed, finish, finished
@@ -20,6 +22,7 @@ from unsoft.training.repulsion import Repulsion
 from unsoft.training.result import Result
 from unsoft.training.spec import Spec
 from unsoft.training.stopping import StopOnSignal
+from unsoft.training.trackers import check_trackers
 from unsoft.training.trainer import TaskTrainer
 
 
@@ -30,6 +33,7 @@ def train(
     save_every: int | None = None,
     eval_every: int | None = None,
     report_to: list[str] | None = None,
+    fsdp: bool = False,
     progress: bool = False,
 ) -> Result:
     """Trains what ``spec`` says and tests it.
@@ -44,6 +48,11 @@ def train(
         a tenth of the run unless told otherwise.
     report_to
         Trackers that transformers' Trainer knows, such as ["tensorboard"].
+    fsdp
+        Under torchrun: every process keeps a part of weights and optimizer (FSDP2), instead of all of it
+        (DDP).
+
+    Under torchrun the processes share every batch, and the first of them writes and prints.
 
     Ctrl-C and SIGTERM save a checkpoint and raise :class:`unsoft.errors.Interrupted`; a loss that is not
     finite raises :class:`unsoft.errors.DivergenceError`.
@@ -62,22 +71,30 @@ def train(
             raise ValueError(f"train: argument {name!r} must be at least 1, not {value}")
     if out is not None and (found := finished(Path(out), full.to_dict(), "train")) is not None:
         return Result.from_dict(found)
-    tenth = max(1, full.steps // 10)
+    _check_processes(full, fsdp)
+    check_trackers(report_to or [])
+    first, damaged, tenth = processes.is_first(), [], max(1, full.steps // 10)
     with ExitStack() as closing:
         closing.enter_context(quiet())
         model = build(full, task)  # first of all: what cannot be built leaves no folder behind
+        processes.join()
         if out is None:
             folder = Path(closing.enter_context(tempfile.TemporaryDirectory()))
         else:
             folder = Path(out)
-            closing.enter_context(claimed(folder, full.to_dict(), "train", task.files()))
+            if first:
+                closing.enter_context(claimed(folder, full.to_dict(), "train", task.files()))
+                damaged = sweep(folder / CHECKPOINTS)[1]
+            processes.wait()
         stop = StopOnSignal()
         closing.enter_context(stop.listening())
-        callbacks: list[TrainerCallback] = [stop, WriteLog(folder / LOG)]
+        callbacks: list[TrainerCallback] = [stop]
+        if first:
+            callbacks.append(WriteLog(folder / LOG))
         if full.repulse:
             callbacks.append(Repulsion(alpha=full.alpha, kind=full.repulse))
-        newest, damaged = sweep(folder / CHECKPOINTS)
-        if progress:
+        newest, _ = sweep(folder / CHECKPOINTS)
+        if progress and first:
             shown = ShowProgress(f"{full.task} {full.mechanism}", task.metric)
             closing.callback(shown.close)
             callbacks.append(shown)
@@ -91,6 +108,7 @@ def train(
             save_every=None if out is None else save_every or tenth,
             eval_every=eval_every or tenth,
             report_to=report_to or [],
+            fsdp=fsdp,
             callbacks=callbacks,
         )
         begin = time.perf_counter()
@@ -100,8 +118,25 @@ def train(
             raise Interrupted(_goodbye(trainer.state.global_step, full.steps, out))
         result = final_result(trainer, seconds)
         if out is not None:
-            finish(folder, model, result.to_dict())
+            weights = trainer.accelerator.get_state_dict(trainer.model_wrapped) if fsdp else None
+            if first:
+                finish(folder, model, result.to_dict(), weights=weights)
+            processes.wait()
         return result
+
+
+def _check_processes(spec: Spec, fsdp: bool) -> None:
+    """ValueError if the batch cannot be shared, or there is nothing to share."""
+    assert spec.batch
+    if spec.batch < processes.count():
+        raise ValueError(f"train: a batch of {spec.batch} cannot be shared by {processes.count()} processes")
+    if fsdp and processes.count() == 1:
+        raise ValueError("train: 'fsdp' shares a model among processes; start them with torchrun")
+    if fsdp and not torch.accelerator.is_available():
+        raise ValueError(
+            "train: 'fsdp' needs GPUs: on CPUs accelerate would use DDP in its place without saying so;"
+            " leave it out"
+        )
 
 
 def _goodbye(step: int, steps: int, out: str | Path | None) -> str:

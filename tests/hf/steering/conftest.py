@@ -15,6 +15,10 @@ WORDS = ["<pad>", "<s>", "</s>", "<unk>", *(f"w{number}" for number in range(46)
 
 @pytest.fixture(scope="session")
 def tokenizer():
+    return word_tokenizer()
+
+
+def word_tokenizer():
     inner = Tokenizer(WordLevel({word: number for number, word in enumerate(WORDS)}, unk_token="<unk>"))
     inner.pre_tokenizer = Whitespace()
     return PreTrainedTokenizerFast(

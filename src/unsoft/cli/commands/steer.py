@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from unsoft.cli.arguments import check_file, prepare_folder, read_text
-from unsoft.cli.terminal import console, progress, show_table
+from unsoft.cli.terminal import INTERRUPTED, console, note, progress, show_table
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -169,8 +169,8 @@ def check(
     network, tokenizer = _load(model)
     from unsoft.hf.steering.controls import steps
 
-    with progress(steps(side_effects=1)) as bar:
-        count = iter(range(steps(side_effects=1)))
+    with progress(steps(bounds=1)) as bar:
+        count = iter(range(steps(bounds=1)))
         directions, judgement = check_text(
             network,
             tokenizer,
@@ -191,6 +191,62 @@ def check(
 
     directions.save(out / "directions.safetensors")
     for path in (out / "directions.safetensors", *write(out, model, judgement, _again(model, strength))):
+        typer.echo(str(path))
+
+
+@command.command()
+def scenes(
+    out: Annotated[Path, typer.Option(help="Folder of the model, the measurements and the page.")] = Path(
+        "scenes"
+    ),
+    steps: Annotated[int, typer.Option(min=1, help="Of training.")] = 500,
+    seed: Annotated[int, typer.Option(min=0, help="Of weights and training scenes.")] = 0,
+    negative: Annotated[
+        str, typer.Option(help="The other picture of a pair: original, or without what matters.")
+    ] = "original",
+) -> None:
+    """Train a small image-text model that names things which are not there, and steer it by what it sees.
+
+    Ctrl-C while it trains saves and stops; the same command goes on from there.
+    """
+    from unsoft.cli.arguments import check_drawing, check_folder
+
+    check_drawing()
+    check_folder(out)
+    from unsoft.errors import Interrupted
+    from unsoft.scenes.report import write_report
+    from unsoft.scenes.training import Settings, train_scenes
+
+    try:
+        model = train_scenes(out, Settings(steps=steps, seed=seed), progress=True)
+    except Interrupted as stopped:
+        note(str(stopped))
+        raise typer.Exit(INTERRUPTED) from None
+    from unsoft.hf.steering.controls import steps as count_steps
+    from unsoft.scenes.experiment import run_experiment
+
+    total = count_steps(bounds=3) + 2
+    with progress(total) as bar:
+        count = iter(range(total))
+        found = run_experiment(model, negative=negative, said=lambda words: bar(next(count), words, words))
+    command = f"unsoft steer scenes --steps {steps} --seed {seed} --negative {negative}"
+    written = write_report(out, model, found, command)
+    show(found.judgement)
+    columns = dict.fromkeys(
+        ("measure", "before", "steered", "change", "interval", "random direction"), "right"
+    )
+    rows = [
+        [
+            one["name"],
+            *(f"{one[key]:.3f}" for key in ("before", "after")),
+            f"{one['change']:+.3f}",
+            f"{one['low']:+.3f} to {one['high']:+.3f}",
+            f"{one['random']:.3f}",
+        ]
+        for one in found.measures
+    ]
+    show_table(columns, rows, box=False)
+    for path in written:
         typer.echo(str(path))
 
 

@@ -78,6 +78,9 @@ def command(
         list[str] | None,
         typer.Option(help="tensorboard, wandb, trackio, ...; may be repeated.", show_default=False),
     ] = None,
+    fsdp: Annotated[
+        bool, typer.Option("--fsdp", help="Under torchrun: each process keeps a part of the model (FSDP2).")
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the whole result.")] = False,
     plugin: Plugin = None,
 ) -> None:
@@ -89,7 +92,7 @@ def command(
     folder = out or Path("runs") / f"{task}-{mechanism}-{seed}"
     check_folder(folder)
     from unsoft.errors import Interrupted
-    from unsoft.training import Spec
+    from unsoft.training import Spec, processes
     from unsoft.training import train as run
 
     spec = Spec(
@@ -116,11 +119,20 @@ def command(
     )
     try:
         result = run(
-            spec, folder, save_every=save_every, eval_every=eval_every, report_to=report_to, progress=True
+            spec,
+            folder,
+            save_every=save_every,
+            eval_every=eval_every,
+            report_to=report_to,
+            fsdp=fsdp,
+            progress=True,
         )
     except Interrupted as stopped:
-        note(str(stopped))
+        if processes.is_first():
+            note(str(stopped))
         raise typer.Exit(INTERRUPTED) from None
+    if not processes.is_first():
+        return
     if as_json:
         typer.echo(json.dumps(result.to_dict(), indent=1))
     else:

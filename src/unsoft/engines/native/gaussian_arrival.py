@@ -59,8 +59,8 @@ class ArrivalFactors:
 
 
 class WindowKernel:
-    """Adds points to the buffers of a :class:`unsoft.magnitude.streaming.window.Window`; made anew whenever a
-    buffer is another one.
+    """Adds points to the buffers of a :class:`unsoft.magnitude.streaming.window.Window`;
+    made again whenever a buffer is another one.
     """
 
     def __init__(self, capacity: int, buffers: tuple[Tensor, ...], state: tuple[Tensor, ...]) -> None:

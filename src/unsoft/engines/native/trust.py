@@ -47,8 +47,9 @@ def trusted_folder(folder: Path, patterns: list[str]) -> Path:
     if reason not in _warned:
         _warned.add(reason)
         text = (
-            f"unsoft loads no compiled code from {folder}: {reason}; formulas are compiled anew for this"
-            " process. Set UNSOFT_CACHE_DIR to a folder that only you can write to, or mend this one"
+            f"unsoft loads no compiled code from {folder}: {reason}; formulas are compiled again for this"
+            " process. Set UNSOFT_CACHE_DIR to a folder that only you can write to, or correct the rights of"
+            " this one"
         )
         warnings.warn(text, CacheWarning, stacklevel=2)
     return temporary_folder()

@@ -10,7 +10,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 Inputs = Mapping[str, Any]
-"""One example as a processor makes it: ``input_ids`` (1, tokens), ``pixel_values``, and what else the model takes."""
+"""One example as a processor makes it: ``input_ids`` (1, tokens), ``pixel_values``, and the like."""
 
 
 def visual_columns(model: PreTrainedModel, inputs: Inputs) -> Tensor:
@@ -50,7 +50,7 @@ def visual_grid(model: PreTrainedModel, inputs: Inputs) -> tuple[int, int]:
 
 
 def masked(model: PreTrainedModel, inputs: Inputs, hidden: Tensor) -> dict[str, Any]:
-    """The same with the regions of some visual tokens (bool, one for each) painted in the picture's mean colour."""
+    """The same with the regions of some visual tokens (bool, for each) painted in its mean colour."""
     rows, columns = visual_grid(model, inputs)
     pixels = inputs["pixel_values"]
     if pixels.dim() == 4:
@@ -75,6 +75,8 @@ def noise(inputs: Inputs, seed: int) -> dict[str, Any]:
 def with_caption(model: PreTrainedModel, inputs: Inputs, caption: Tensor) -> dict[str, Any]:
     """The arguments of one forward pass over prompt and caption (tokens,)."""
     ids = inputs["input_ids"]
+    if len(caption) == 0 or bool((caption == model.config.image_token_id).any()):
+        raise ValueError("steer: a caption must have at least one token, and no image token")
     suffix = int(model.config.model_type == "paligemma")  # which looks both ways in what is marked with 0
     added = {"input_ids": caption, "attention_mask": torch.ones_like(caption)}
     found = dict(inputs)

@@ -36,7 +36,27 @@ def interval(values: Tensor, seed: int = 0) -> Interval:
     generator = torch.Generator().manual_seed(seed)
     rows = torch.randint(draws, (_RESAMPLES, draws, 1), generator=generator)
     columns = torch.randint(items, (_RESAMPLES, 1, items), generator=generator)
-    means = values[rows, columns].mean((1, 2))
+    return _around(values.mean(), values[rows, columns].mean((1, 2)))
+
+
+def ratio_change(
+    above: Tensor, below: Tensor, new_above: Tensor, new_below: Tensor, seed: int = 0
+) -> Interval:
+    """How much a ratio of sums over the same items changes; items are drawn again with all four numbers.
+
+    >>> ones = torch.ones(10)
+    >>> ratio_change(ones, 2 * ones, ones, 4 * ones)
+    Interval(mean=-0.25, low=-0.25, high=-0.25)
+    """
+    table = torch.stack([above, below, new_above, new_below]).double()
+    items = table.shape[1]
+    drawn = torch.randint(items, (_RESAMPLES, items), generator=torch.Generator().manual_seed(seed))
+    sums = table[:, drawn].sum(-1)
+    whole = table.sum(-1)
+    return _around(whole[2] / whole[3] - whole[0] / whole[1], sums[2] / sums[3] - sums[0] / sums[1])
+
+
+def _around(value: Tensor, resampled: Tensor) -> Interval:
     tail = (1 - _LEVEL) / 2
-    low, high = means.quantile(torch.tensor([tail, 1 - tail], dtype=torch.float64)).tolist()
-    return Interval(values.mean().item(), low, high)
+    low, high = resampled.quantile(torch.tensor([tail, 1 - tail], dtype=torch.float64)).tolist()
+    return Interval(value.item(), low, high)

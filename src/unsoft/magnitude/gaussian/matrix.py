@@ -7,8 +7,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from unsoft.engines.gaussian import kernels_for
 from unsoft.engines.native.gaussian import PackedGaussian
-from unsoft.magnitude.gaussian.similarity import between, gaussian_within, is_native, pull
+from unsoft.magnitude.gaussian.similarity import between, gaussian_within, pull
 
 
 def working_dtype(dtype: torch.dtype, eps: float) -> torch.dtype:
@@ -18,9 +19,9 @@ def working_dtype(dtype: torch.dtype, eps: float) -> torch.dtype:
     return torch.float64 if eps < 1e-3 else dtype
 
 
-def matrix(x: Tensor, present: Tensor | None, eps: float) -> Tensor:
+def matrix(x: Tensor, present: Tensor | None, eps: float, engine: str) -> Tensor:
     """Z + eps of points (systems, n, d), differentiable; an absent point is a row of the identity."""
-    z = gaussian_within(x, 1 + eps)
+    z = gaussian_within(x, 1 + eps, engine)
     if present is None:
         return z
     unit = torch.eye(x.shape[1], dtype=torch.bool, device=x.device)
@@ -32,7 +33,7 @@ class DenseGaussian:
 
     def __init__(self, x: Tensor, present: Tensor | None = None, first: Tensor | None = None) -> None:
         self.x = x.detach()
-        self.matrix = between(self.x, self.x)
+        self.matrix = between(self.x, self.x, "torch")
         if present is not None:
             self.matrix = self.matrix * (present[:, :, None] & present[:, None, :])
         self.first_product = x.new_empty(0) if first is None else self.product(first)
@@ -49,8 +50,11 @@ class DenseGaussian:
 Matrix = PackedGaussian | DenseGaussian
 
 
-def similarities(x: Tensor, present: Tensor | None, first: Tensor, reuse: Matrix | None = None) -> Matrix:
+def similarities(
+    x: Tensor, present: Tensor | None, first: Tensor, reuse: Matrix | None, engine: str
+) -> Matrix:
     """The matrix of points (systems, n, d) as something to multiply with, and its product with ``first``."""
-    if is_native(x):
-        return PackedGaussian(x, present, first, reuse if isinstance(reuse, PackedGaussian) else None)
-    return DenseGaussian(x, present, first)
+    kernels = kernels_for(x, engine)
+    if kernels is None:
+        return DenseGaussian(x, present, first)
+    return kernels.matrix(x, present, first, reuse if isinstance(reuse, kernels.matrix) else None)

@@ -20,7 +20,7 @@ from unsoft.magnitude.solvers.contract import Outcome, Status, relative
 Map = Callable[[Tensor], Tensor]
 MOST_STEPS = 1000
 REFRESH = 50
-"""Steps after which the residual is computed anew from the weights."""
+"""Steps after which the residual is computed again from the weights."""
 
 
 class Iterated(NamedTuple):

@@ -52,7 +52,7 @@ class Options:
     iterations: int | None = None
     rank: int | None = None
     check: bool = True
-    """If not, nobody will look at the residual, and it need not be computed."""
+    """If not, the residual is not used, and need not be computed."""
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,6 @@
 """What mechanisms are held against: their papers once more in plain torch, slow, quadratic and in float64.
 
-The definition of a mechanism stands in its file and is given to the register. It shares nothing with the
+The definition of a mechanism is in its file and is passed to the registry. It shares nothing with the
 engines, nor with the code beside it, of which only parameters and settings are read. A formula's is a
 function from :class:`Logits` to weights; a module's one from a :class:`WrittenCall` and the layer to weights
 (B, heads, R, S), or to weights and output where the output is more than weights times values; that of a

@@ -70,7 +70,7 @@ class MassGate(Wrapper):
 
 
 def weighted_values(weights: Tensor, value: Tensor, dropout_p: float) -> Tensor:
-    """Weights (..., heads, rows, keys) times values (..., key heads, keys, width); a key that nobody sees has
+    """Weights (..., heads, rows, keys) times values (..., key heads, keys, width); a key that no row sees has
     no effect, whatever it holds.
     """
     value = _for_heads(value, weights)

@@ -29,7 +29,6 @@ True
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -38,24 +37,23 @@ import torch
 from torch import Tensor
 
 from unsoft.engines.arguments import checked_call
-from unsoft.engines.call import Call, compute_dtype, finite_part
+from unsoft.engines.call import Call, finite_part
 from unsoft.engines.dense import visible_entries, weighted_values
 from unsoft.engines.linear.attention import aligned_attention, linear_attention, linear_weights
 from unsoft.engines.linear.choice import LINEAR, LinearResult, LinearWork, is_small_step
 from unsoft.engines.linear.distances import check_distances
 from unsoft.engines.linear.nonfinite import finite_call
-from unsoft.engines.native.recurrence import recurrence
 from unsoft.engines.registry import check_return_weights
 from unsoft.formula import Formula
 from unsoft.mechanisms.core.cache import Cache, StateCache
 from unsoft.mechanisms.core.linear_call import (
     hides_whole_keys,
     is_empty,
-    present,
     seen_keys,
     without_zero_bias,
     zeros,
 )
+from unsoft.mechanisms.core.linear_decoding import by_chunks, by_compiled_code, call_of_new_tokens
 from unsoft.mechanisms.core.module import Inputs, Mechanism
 from unsoft.mechanisms.core.registry import resolve_formula
 from unsoft.mechanisms.core.spec import LayerSpec
@@ -135,7 +133,7 @@ class Linear(Mechanism):
         return StateCache(batch)
 
     def attend(self, inputs: Inputs) -> Tensor | tuple[Tensor, Tensor]:
-        call, leading = self._call(inputs)
+        call, leading = self.checked(inputs)
         options = inputs.options
         check_return_weights(inputs.return_weights, options["engine"])
         decay = self.decay()
@@ -143,8 +141,8 @@ class Linear(Mechanism):
             call,
             None,
             decay,
-            compiled=lambda: self._compiled(
-                call.q, call.k, call.v, call.scale, decay, StateCache(len(call.q))
+            compiled=lambda: by_compiled_code(
+                self, call.q, call.k, call.v, call.scale, decay, StateCache(len(call.q))
             ),
             by_chunks=lambda: self._by_chunks(call),
             written_out=lambda: self._written_out(call),
@@ -177,25 +175,25 @@ class Linear(Mechanism):
             options["enable_gqa"],
         )
         if shape == cache.checked and is_small_step(options, q, k, v, cache.state, decay):
-            found = self._compiled(q, k, v, options["scale"], decay, cache)
+            found = by_compiled_code(self, q, k, v, options["scale"], decay, cache)
             if found is not None:
                 return found[0]
-        call, leading = self._call_of_new_tokens(inputs, cache)
+        call, leading = call_of_new_tokens(self, inputs, cache)
         cache.checked = shape
         with torch.autocast(q.device.type, enabled=False):
             work = LinearWork(
                 call,
                 cache.state,
                 decay,
-                compiled=lambda: self._compiled(call.q, call.k, call.v, call.scale, decay, cache),
-                by_chunks=lambda: self._continued(call, cache),
+                compiled=lambda: by_compiled_code(self, call.q, call.k, call.v, call.scale, decay, cache),
+                by_chunks=lambda: by_chunks(self, call, cache),
                 written_out=lambda: self._written_out(call),
                 cached=True,
             )
             out, _ = LINEAR.choose(options["engine"], work).run(work)
         return out.reshape(*leading, *out.shape[2:])
 
-    def _call(self, inputs: Inputs) -> tuple[Call, torch.Size]:
+    def checked(self, inputs: Inputs) -> tuple[Call, torch.Size]:
         if self.causal_only and inputs.options["is_causal"] is False:
             raise ValueError(
                 f"argument 'is_causal': {type(self).__name__.lower()} looks back only; pass is_causal=True"
@@ -210,87 +208,6 @@ class Linear(Mechanism):
             check_distances(call, queries, keys, type(self).__name__.lower())
         return without_zero_bias(call), leading
 
-    def _call_of_new_tokens(self, inputs: Inputs, cache: StateCache) -> tuple[Call, torch.Size]:
-        cache.check(inputs.key)
-        tokens = inputs.key.shape[-2]
-        if inputs.query.shape[-2] != tokens:
-            raise ValueError(
-                f"argument 'key' has {tokens} tokens, 'query' has {inputs.query.shape[-2]}: with a cache of"
-                " fixed size every token brings its query, key and value"
-            )
-        if inputs.return_weights:
-            raise ValueError(
-                "argument 'return_weights': a cache of fixed size does not keep the keys that weights belong"
-                " to"
-            )
-        mask = inputs.options["attn_mask"]
-        if isinstance(mask, Tensor) and mask.shape[-1] == cache.length + tokens:
-            mask = mask[..., cache.length :]  # the keys before are in the state already
-        options = inputs.options | {"is_causal": True, "attn_mask": mask}
-        if options["positions"] is not None:
-            options["positions"] = (options["positions"][0], options["positions"][1][..., cache.length :])
-        call, leading = self._call(inputs.change(options=options))
-        if not hides_whole_keys(call):
-            raise ValueError(
-                "arguments 'attn_mask', 'dropout_p': with a cache of fixed size only whole keys can be masked"
-            )
-        return call, leading
-
-    def _compiled(
-        self, q: Tensor, k: Tensor, v: Tensor, scale: float | None, decay: Tensor | None, cache: StateCache
-    ) -> LinearResult | None:
-        """Tokens after the state of the cache by compiled code, or None if it met NaN or Inf."""
-        dtype = compute_dtype(q.dtype)
-        narrow = None if q.dtype == dtype else q.dtype
-        if narrow is not None:
-            q, k, v = q.to(dtype), k.to(dtype), v.to(dtype)
-        scales = (1.0, 1.0)
-        if self.scaled:
-            scale = q.shape[-1] ** -0.5 if scale is None else scale
-            root = math.sqrt(abs(scale))
-            scales = (root if scale >= 0 else -root, root)
-        if self.compiled_map is None:
-            q, k = self.features(q * scales[0], k * scales[1], cache.length, cache.length)
-            scales = (1.0, 1.0)
-        found = recurrence(
-            q,
-            k,
-            v,
-            cache.state,
-            normalise=self.normaliser == "sum",
-            feature_map=self.compiled_map or "identity",
-            decay=None if decay is None else decay.to(dtype),
-            logarithmic=self.logarithmic,
-            scales=scales,
-            first=cache.length,
-            limit=self.position_limit,
-        )
-        if found is None:
-            return None
-        out, state = found
-        if self.normaliser == "count":
-            present = torch.ones(len(k), 1, k.shape[2], dtype=torch.bool)
-            out = self._over_count(out, cache.count(present).to(dtype))
-        cache.advance(state, k.shape[2])
-        return (out if narrow is None else out.to(narrow)), None
-
-    def _continued(self, call: Call, cache: StateCache) -> LinearResult:
-        """New tokens after a state, by chunks."""
-        tokens = call.k.shape[2]
-        if is_empty(call):
-            cache.length += tokens
-            return zeros(call), None
-        call, bad = finite_call(call, seen_keys(call))
-        fq, fk, v = self._prepared(call, cache.length, cache.length)
-        out, state = self._after_state(fq, fk, v, cache.state)
-        if self.normaliser == "count":
-            counts = cache.count(present(call)).clamp(min=1)
-            out = self._over_count(out, counts.to(call.compute_dtype))
-        if bad is not None:
-            out, state = bad.in_rows(out, 0), bad.in_state(state)
-        cache.advance(state, tokens)
-        return out.to(call.q.dtype), None
-
     def _by_chunks(self, call: Call) -> LinearResult:
         if not hides_whole_keys(call):
             return self._written_out(call)
@@ -298,9 +215,9 @@ class Linear(Mechanism):
         if call.causal_offset == 0 and call.q.shape[2] == call.k.shape[2]:
             out = self._in_segments(call)
         else:
-            fq, fk, v = self._prepared(call, call.causal_offset or 0, 0)
+            fq, fk, v = self.prepared(call, call.causal_offset or 0, 0)
             out = aligned_attention(fq, fk, v, offset=call.causal_offset, **self._summing(fq))
-        out = self._over_count(out, call.counts)
+        out = self.over_count(out, call.counts)
         if bad is not None:
             out = bad.in_rows(out, call.causal_offset)
         return out.to(call.q.dtype), None
@@ -310,12 +227,12 @@ class Linear(Mechanism):
         finite = replace(
             call, q=finite_part(call.q), k=finite_part(call.k), v=finite_part(call.v), visible=None
         )
-        fq, fk, _ = self._prepared(finite, call.causal_offset or 0, 0)
+        fq, fk, _ = self.prepared(finite, call.causal_offset or 0, 0)
         bias = None if call.bias is None else finite_part(call.bias)
         weights = linear_weights(fq, fk, visible, offset=call.causal_offset, bias=bias, **self._summing(fq))
-        return weighted_values(call, self._over_count(weights, call.counts), visible)
+        return weighted_values(call, self.over_count(weights, call.counts), visible)
 
-    def _prepared(self, call: Call, first_query: int, first_key: int) -> tuple[Tensor, Tensor, Tensor]:
+    def prepared(self, call: Call, first_query: int, first_key: int) -> tuple[Tensor, Tensor, Tensor]:
         """Features of queries and keys and the values, in the dtype of the arithmetic;
         masked keys count nothing."""
         q, k, v = (x.to(call.compute_dtype) for x in (call.q, call.k, call.v))
@@ -348,12 +265,12 @@ class Linear(Mechanism):
             if places is not None:  # as many queries as keys
                 places = places.unflatten(1, (2, -1))[..., start : start + SEGMENT].flatten(1)
             part = replace(call, q=q, k=k, v=v, visible=seen, positions=places)
-            fq, fk, v = self._prepared(part, start, start)
-            out, state = self._after_state(fq, fk, v, state)
+            fq, fk, v = self.prepared(part, start, start)
+            out, state = self.after_state(fq, fk, v, state)
             outs.append(out)
         return torch.cat(outs, dim=2) if len(outs) > 1 else outs[0]
 
-    def _after_state(self, fq: Tensor, fk: Tensor, v: Tensor, state: Tensor | None) -> tuple[Tensor, Tensor]:
+    def after_state(self, fq: Tensor, fk: Tensor, v: Tensor, state: Tensor | None) -> tuple[Tensor, Tensor]:
         """Causal attention of tokens that come after a state; the output and the state after them."""
         return linear_attention(fq, fk, v, causal=True, state=state, **self._summing(fq))
 
@@ -362,7 +279,7 @@ class Linear(Mechanism):
         decay = None if decay is None else decay.to(like.dtype)
         return {"normalise": self.normaliser == "sum", "decay": decay, "logarithmic": self.logarithmic}
 
-    def _over_count(self, x: Tensor, counts: Tensor | None) -> Tensor:
+    def over_count(self, x: Tensor, counts: Tensor | None) -> Tensor:
         return x if counts is None else x / counts[..., None]
 
 

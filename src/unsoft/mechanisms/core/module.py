@@ -166,6 +166,12 @@ class Mechanism(nn.Module):
         or not at all (None)."""
         return "mask" if self.formulas else None
 
+    @property
+    def clone_theory(self) -> dict[str, Any] | None:
+        """Keywords of :func:`unsoft.theory.magnitude_hijack` if that says how much attention clones of a key
+        get at the start; otherwise None."""
+        return None
+
 
 class Wrapper(Mechanism):
     """A mechanism that stands around another one and keeps what that one keeps;

@@ -120,7 +120,7 @@ def _arrivals(system: Tensor, there: Tensor) -> Tensor:
 
 
 def _of_rows(similar: Tensor, there: Tensor, eps: float, rows: Tensor) -> Tensor:
-    """(B, Hk, R, S): the weights of the keys up to each row, solved anew for each; 0 for keys after it."""
+    """(B, Hk, R, S): the weights of the keys up to each row, solved again for each; 0 for keys after it."""
     found = []
     for row in rows.tolist():
         seen = there & (torch.arange(there.shape[-1]) <= row)

@@ -19,6 +19,7 @@ from unsoft.files import write_json
 from unsoft.hf import load_model
 from unsoft.hf.quiet import quiet
 from unsoft.tasks.corpus import corpus
+from unsoft.training import processes
 from unsoft.training.checkpoints import sweep
 from unsoft.training.checks import check_whole
 from unsoft.training.conversion.matching import Pair
@@ -55,6 +56,8 @@ def convert(
     finite raises :class:`unsoft.errors.DivergenceError`.
     """
     check_whole("convert", "save_every", save_every, 1)
+    if processes.count() > 1:
+        raise ValueError("convert: a conversion runs in one process; start it without torchrun")
     out = Path(out)
     if (found := finished(out, spec.to_dict(), "convert")) is not None:
         return Converted(**found)
@@ -80,7 +83,9 @@ class _Work:
             model.to(device)
         self.test = test.spaced(max(1, spec.held_out // spec.tokens)).to(device)
         self.stop = StopOnSignal()
-        self.measured: dict[str, dict[str, Any]] = {"losses": {}, "layer_errors": {}, "seconds": {}}
+        self.measured: dict[str, dict[str, Any]] = {
+            name: {} for name in ("losses", "layer_errors", "seconds", "cpu_seconds")
+        }
         self.shown = ShowProgress(f"{Path(spec.model).name} to {spec.mechanism}", "")
 
     def done(self) -> Converted:
@@ -130,13 +135,15 @@ class _Work:
         if self.progress:
             callbacks.append(shown)
         trainer = StageTrainer(stage, self.pair, self.spec, self.train, folder, self.save_every, callbacks)
-        begin = time.perf_counter()
+        clocks = {"seconds": time.perf_counter, "cpu_seconds": time.process_time}
+        begin = {name: clock() for name, clock in clocks.items()}
         try:
             trainer.train(resume_from_checkpoint=None if newest is None else str(newest))
         finally:
             shown.close()
-        spent = self.measured["seconds"]
-        spent[stage.name] = spent.get(stage.name, 0.0) + time.perf_counter() - begin
+        for name, clock in clocks.items():
+            spent = self.measured[name]
+            spent[stage.name] = spent.get(stage.name, 0.0) + clock() - begin[name]
         write_json(self.out / CHECKPOINTS / _MEASURED, self.measured)
         if self.stop.came and trainer.state.global_step < stage.steps:
             raise Interrupted(
@@ -164,6 +171,7 @@ class _Work:
                 name: trained[name] * self.spec.batch * self.spec.tokens for name in self.measured["seconds"]
             },
             seconds=self.measured["seconds"],
+            cpu_seconds=self.measured["cpu_seconds"],
             parameters=sum(x.numel() for x in self.pair.student.parameters()),
             versions={
                 "unsoft": unsoft.__version__,

@@ -1,0 +1,139 @@
+"""``unsoft steer``: the files, the table, and every way to ask for nonsense, which writes nothing."""
+
+import json
+
+import pytest
+import torch
+import transformers
+
+from tests.hf.steering.conftest import word_tokenizer
+from unsoft.hf.steering import Directions
+
+POSITIVE, NEGATIVE = "w1 w2\nw3 w4\n\nw5 w6 w7\n", "w1 w8\nw3 w9\nw5 w6 w10\n"
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A tiny model with a tokenizer of its own, as a user would have it on disk, and texts beside it."""
+    path = tmp_path_factory.mktemp("steer")
+    torch.manual_seed(0)
+    config = transformers.LlamaConfig(
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=3,
+        num_attention_heads=4,
+        vocab_size=50,
+        initializer_range=0.3,
+        pad_token_id=0,
+        bos_token_id=1,
+        eos_token_id=2,
+    )
+    transformers.LlamaForCausalLM(config).save_pretrained(path / "model")
+    word_tokenizer().save_pretrained(path / "model")
+    texts = {
+        "positive": POSITIVE,
+        "negative": NEGATIVE,
+        "short": "w1\nw2\n",
+        "prompts": "w20 w21\nw22 w23 w24\nw25\n",
+        "toward": "w30\nw31\n",
+        "away": "w40\n",
+        "unrelated": "w11 w12 w13 w14 " * 40,
+    }
+    for name, text in texts.items():
+        (path / f"{name}.txt").write_text(text)
+    return path
+
+
+def pairs(folder, positive="positive", negative="negative", kind=""):
+    return [
+        *(f"--{kind}positive", str(folder / f"{positive}.txt")),
+        *(f"--{kind}negative", str(folder / f"{negative}.txt")),
+    ]
+
+
+def questions(folder):
+    files = ("prompts", "toward", "away", "unrelated")
+    return [part for name in files for part in (f"--{name}", str(folder / f"{name}.txt"))]
+
+
+def test_fit_and_generate(run_here, folder, tmp_path):
+    file = tmp_path / "way.safetensors"
+    model = str(folder / "model")
+    options = ["--method", "pca", "--layers", "0,2-", "--site", "mlp", "--out", str(file)]
+    done = run_here("steer", "fit", model, *pairs(folder), *options)
+    assert done.returncode == 0, done.stderr
+    found = Directions.load(file)
+    assert list(found.vectors) == [0, 2] and found.site == "mlp" and found.about["pairs"] == 3
+    options = ["--prompt", "w1 w2", "--tokens", "6", "--strength", "30", "--positions", "generated"]
+    done = run_here("steer", "generate", model, str(file), *options)
+    assert done.returncode == 0, done.stderr
+    _, plain, steered = done.stdout.splitlines()
+    assert plain.startswith("as it is w") and steered.startswith("steered  ")
+    assert plain.removeprefix("as it is ") != steered.removeprefix("steered  ")
+
+
+def test_check_writes_verdict_tables_and_page(run_here, folder, tmp_path):
+    out = tmp_path / "new" / "folder"
+    given = [*pairs(folder), *pairs(folder, "negative", "positive", "other-"), *questions(folder)]
+    done = run_here("steer", "check", str(folder / "model"), *given, "--strength", "2", "--out", str(out))
+    assert done.returncode == 0, done.stderr
+    assert "random direction" in done.stdout and "dose-response" in done.stdout
+    names = ["controls.csv", "directions.safetensors", "doses.csv", "steering.html", "steering.json"]
+    assert sorted(path.name for path in out.iterdir()) == names
+    record = json.loads((out / "steering.json").read_text())
+    (judged,) = record["verdicts"]
+    assert judged["verdict"] in ("holds", "holds with limits", "does not hold")
+    assert judged["claim"] == "steering-text" and record["schema"] == 1
+    assert f"{judged['verdict']}: {judged['found']}" in done.stdout
+    assert judged["verdict"].capitalize() in (out / "steering.html").read_text()
+    assert len(record["controls"]) == 6 and all(one["low"] <= one["high"] for one in record["controls"])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--layers", "9"], "9 is not among the 3 layers"),
+        (["--method", "magic"], "'method' must be one of mean, pca, probe"),
+        (["--site", "heads"], "'site' must be one of block, mlp"),
+    ],
+)
+def test_bad_options_of_fit(run_here, folder, tmp_path, arguments, message):
+    done = run_here(
+        "steer", "fit", str(folder / "model"), *pairs(folder), "--out", str(tmp_path / "way"), *arguments
+    )
+    assert done.returncode == 1 and message in done.stderr and len(done.stderr.splitlines()) == 1
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_bad_pairs_write_nothing(run_here, folder, tmp_path):
+    model, out = str(folder / "model"), ["--out", str(tmp_path / "way")]
+    done = run_here("steer", "fit", model, *pairs(folder, negative="short"), *out)
+    assert done.returncode == 1 and "as many positive examples as negative ones, not 3 and 2" in done.stderr
+    done = run_here("steer", "fit", model, "--positive", str(folder / "positive.txt"), *out)
+    assert done.returncode == 2 and "--positive and --negative belong together" in done.stderr
+    done = run_here("steer", "fit", model, *pairs(folder, positive="missing"), *out)
+    assert done.returncode == 2 and "missing.txt cannot be read" in done.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_bad_questions_write_nothing(run_here, folder, tmp_path):
+    model, out = str(folder / "model"), tmp_path / "out"
+    given = [*pairs(folder), *pairs(folder, "negative", "positive", "other-"), *questions(folder)]
+    wrong = {
+        "'strength' must be finite, not nan": ["--strength", "nan"],
+        "begin with the same token": ["--away", str(folder / "toward.txt")],
+        "at least 128 are needed": ["--unrelated", str(folder / "short.txt")],
+        "held-out prompts must not be among the pairs": ["--prompts", str(folder / "positive.txt")],
+        "'positions' must be one of all": ["--positions", "last"],
+    }
+    for message, change in wrong.items():
+        done = run_here("steer", "check", model, *given, *change, "--out", str(out))
+        assert done.returncode == 1 and message in done.stderr, done.stderr
+        assert not out.exists() or not list(out.iterdir())
+
+
+def test_directions_of_another_model_are_refused(run_here, folder, tmp_path):
+    other = Directions({1: torch.ones(32)}, site="block", method="mean", model="f" * 40)
+    other.save(tmp_path / "way")
+    done = run_here("steer", "generate", str(folder / "model"), str(tmp_path / "way"), "--prompt", "w1")
+    assert done.returncode == 1 and "found in another model" in done.stderr
