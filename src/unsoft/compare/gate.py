@@ -54,8 +54,10 @@ class GatedSubject(Subject):
 def fitted_gate() -> Gate:
     """beta, gamma and t by which crowds count as one and distinct keys as many, as far as a sigmoid allows.
 
-    What m keys count as is m g(w_m) / g(w_1). For m = 2 to 50 near-clones, with noise of 0.03 in every coordinate, it should be 1; for as
-    many keys as far apart as random ones are, it should be m. The squares of the logarithmic errors are made small over a grid of the three, under the
+    What m keys count as is m g(w_m) / g(w_1). For m = 2 to 50 near-clones, with noise of 0.03 in every
+    coordinate, it should be 1; for as
+    many keys as far apart as random ones are, it should be m. The squares of the logarithmic errors are
+    made small over a grid of the three, under the
     condition that a key without look-alikes keeps a gate of at least a half.
 
     >>> gate = fitted_gate()

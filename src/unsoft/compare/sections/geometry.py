@@ -1,4 +1,6 @@
-"""What are magnitude weights of sets whose answer is known, and of random ones? Clones, crowds, edges, diversity."""
+"""What are magnitude weights of sets whose answer is known, and of random ones? Clones, crowds, edges,
+diversity.
+"""
 
 from __future__ import annotations
 
@@ -41,9 +43,18 @@ def sets() -> list[dict[str, Any]]:
     for count in (2, 10, 50):
         found = weighting(cloud(1).expand(count, WIDTH), eps=EPS, solver="cholesky", throw=False).weights
         off = float((found * count - 1).abs().max())
-        rows.append({"set": "clones", "count": count, "expected": 1 / count, "found": float(found.mean()), "off": off})
+        rows.append(
+            {"set": "clones", "count": count, "expected": 1 / count, "found": float(found.mean()), "off": off}
+        )
     lonely = torch.cat([cloud(20, 0.1), cloud(1) + 40])
-    rows.append({"set": "isolated", "count": 21, "expected": 1.0, "found": float(weighting(lonely, eps=EPS).weights[-1])})
+    rows.append(
+        {
+            "set": "isolated",
+            "count": 21,
+            "expected": 1.0,
+            "found": float(weighting(lonely, eps=EPS).weights[-1]),
+        }
+    )
     first, second = cloud(30, 0.5), cloud(40, 0.5) + 60
     parts = [float(weighting(x, eps=EPS).magnitude) for x in (first, second)]
     whole = float(weighting(torch.cat([first, second]), eps=EPS).magnitude)
@@ -52,10 +63,14 @@ def sets() -> list[dict[str, Any]]:
         corners = distance * math.sqrt(WIDTH / 2) * torch.eye(3, WIDTH, dtype=torch.float64)
         expected = 3 / (1 + 2 * math.exp(-(distance**2)))
         found_total = float(weighting(corners, eps=EPS).magnitude)
-        rows.append({"set": "triangle", "count": 3, "distance": distance, "expected": expected, "found": found_total})
+        rows.append(
+            {"set": "triangle", "count": 3, "distance": distance, "expected": expected, "found": found_total}
+        )
     for count in (10, 100):
         z = _kernel(cloud(count), 1.0)
-        rows.append({"set": "distinct", "count": count, "expected": 0.0, "found": float(torch.linalg.eigvalsh(z)[0])})
+        rows.append(
+            {"set": "distinct", "count": count, "expected": 0.0, "found": float(torch.linalg.eigvalsh(z)[0])}
+        )
     return rows
 
 
@@ -63,12 +78,19 @@ def scales() -> list[dict[str, Any]]:
     """Magnitude of 32 random keys as t grows."""
     keys = torch.randn(32, WIDTH, generator=torch.Generator().manual_seed(15), dtype=torch.float64)
     return [
-        {"t": t, "count": 32, "magnitude": float(weighting(keys, t=t, eps=EPS, solver="cholesky", throw=False).magnitude)} for t in RADII
+        {
+            "t": t,
+            "count": 32,
+            "magnitude": float(weighting(keys, t=t, eps=EPS, solver="cholesky", throw=False).magnitude),
+        }
+        for t in RADII
     ]
 
 
 def clouds(draws: int) -> list[dict[str, Any]]:
-    """Rank correlations of weights with density and with distance from the middle, in clouds with crowds, and negative weights."""
+    """Rank correlations of weights with density and with distance from the middle, in clouds with crowds,
+    and negative weights.
+    """
     rows = []
     for draw in range(draws):
         generator = torch.Generator().manual_seed(1100 + draw)
@@ -93,7 +115,9 @@ def clouds(draws: int) -> list[dict[str, Any]]:
 
 
 def diversity(draws: int) -> list[dict[str, Any]]:
-    """Magnitude, and the largest diversity that any distribution over the keys has: 1 / min p'Zp over the simplex."""
+    """Magnitude, and the largest diversity that any distribution over the keys has: 1 / min p'Zp over the
+    simplex.
+    """
     rows = []
     for draw in range(draws):
         for spread in (0.5, 1.0, 3.0):
@@ -114,9 +138,11 @@ def diversity(draws: int) -> list[dict[str, Any]]:
 
 
 def largest_diversity(z: Tensor) -> float:
-    """1 / min p'Zp over distributions p: the key with the most negative weight is left out until none is negative.
+    """1 / min p'Zp over distributions p: the key with the most negative weight is left out until none is
+    negative.
 
-    The minimum lies where the weights of the keys that it uses are positive, and no other key would lower it (Leinster and Meckes 2016).
+    The minimum lies where the weights of the keys that it uses are positive, and no other key would lower
+    it (Leinster and Meckes 2016).
 
     >>> largest_diversity(torch.eye(3, dtype=torch.float64))
     3.0
@@ -157,7 +183,11 @@ def _set(results: Results, name: str) -> list[dict[str, Any]]:
 def _clones(results: Results) -> Finding:
     rows = _set(results, "clones")
     off = max(row["off"] for row in rows)
-    return grade(off < 1e-4), f"largest deviation of a single weight from 1/N: {off:.1g}, for {', '.join(str(r['count']) for r in rows)} clones"
+    return (
+        grade(off < 1e-4),
+        f"largest deviation of a single weight from 1/N: {off:.1g}, for"
+        f" {', '.join(str(r['count']) for r in rows)} clones",
+    )
 
 
 def _isolated(results: Results) -> Finding:
@@ -177,7 +207,8 @@ def _triangle(results: Results) -> Finding:
     off = max(abs(row["found"] - row["expected"]) for row in rows)
     ends = rows[0]["found"], rows[-1]["found"]
     return grade(off < 1e-6 and ends[0] < 1.1 and ends[1] > 2.9), (
-        f"three keys count as {ends[0]:.3f} at distance {rows[0]['distance']:g} and as {ends[1]:.3f} at {rows[-1]['distance']:g}; largest distance"
+        f"three keys count as {ends[0]:.3f} at distance {rows[0]['distance']:g} and as {ends[1]:.3f} at"
+        f" {rows[-1]['distance']:g}; largest distance"
         f" from 3/(1 + 2z): {off:.1g}"
     )
 
@@ -185,7 +216,11 @@ def _triangle(results: Results) -> Finding:
 def _invertible(results: Results) -> Finding:
     rows = _set(results, "distinct")
     least = min(row["found"] for row in rows)
-    return grade(least > 0), f"smallest eigenvalue of Z for {' and '.join(str(r['count']) for r in rows)} distinct random keys: {least:.3g}"
+    return (
+        grade(least > 0),
+        f"smallest eigenvalue of Z for {' and '.join(str(r['count']) for r in rows)} distinct random keys:"
+        f" {least:.3g}",
+    )
 
 
 def _radius(results: Results) -> Finding:
@@ -194,7 +229,8 @@ def _radius(results: Results) -> Finding:
     rises = all(a < b for a, b in zip(found, found[1:], strict=False))
     ends = found[0] < 1.1 and found[-1] > 0.99 * rows[0]["count"]
     return grade(rises and ends, rises), (
-        f"{rows[0]['count']} keys count as {found[0]:.3f} at t = {rows[0]['t']:g} and as {found[-1]:.3f} at t = {rows[-1]['t']:g}"
+        f"{rows[0]['count']} keys count as {found[0]:.3f} at t = {rows[0]['t']:g} and as {found[-1]:.3f} at"
+        f" t = {rows[-1]['t']:g}"
     )
 
 
@@ -205,7 +241,9 @@ def _cloud(results: Results, field: str) -> Estimate:
 def _redundancy(results: Results) -> Finding:
     found, negative = _cloud(results, "density"), _cloud(results, "negative")
     high = found.value if found.high is None else found.high
-    return grade(high < -0.5, high < 0), f"rank correlation of density and weight {found}; {negative.value:.0%} of the weights are negative"
+    return grade(
+        high < -0.5, high < 0
+    ), f"rank correlation of density and weight {found}; {negative.value:.0%} of the weights are negative"
 
 
 def _edges(results: Results) -> Finding:
@@ -222,24 +260,49 @@ def _diversity(results: Results) -> Finding:
     same = {(r["draw"], r["spread"]) for r in off} == {(r["draw"], r["spread"]) for r in negative}
     return grade(not off, len(off) < len(rows)), (
         f"different in {len(off)} of {len(rows)} random sets, "
-        + ("exactly those with a negative weight" if same else f"while {len(negative)} have a negative weight")
+        + (
+            "exactly those with a negative weight"
+            if same
+            else f"while {len(negative)} have a negative weight"
+        )
         + f"; farthest apart: magnitude {worst['magnitude']:.2f}, largest diversity {worst['diversity']:.2f}"
     )
 
 
 _THEOREMS = (
-    ("clones-share", "N identical keys get the weight 1/N each.", "The largest deviation of any weight from 1/N is below 1e-4 of it, N = 2, 10, 50.", _clones),
+    (
+        "clones-share",
+        "N identical keys get the weight 1/N each.",
+        "The largest deviation of any weight from 1/N is below 1e-4 of it, N = 2, 10, 50.",
+        _clones,
+    ),
     ("isolated", "An isolated key keeps the weight 1.", "To 1e-4.", _isolated),
     ("additive", "Magnitude is additive over sets that are far apart.", "To a millionth.", _additive),
-    ("three-keys", "Three keys count as three, as one, or as something between.", "3/(1 + 2z) to 1e-6; below 1.1 when near, above 2.9 when far.", _triangle),
-    ("invertible", "The Gaussian kernel is strictly positive definite for distinct keys.", "The smallest eigenvalue is above 0 in float64.", _invertible),
-    ("radius", "A high t is strict, a low t broad.", "Magnitude rises with t, from below 1.1 to within 1 % of the number of keys.", _radius),
+    (
+        "three-keys",
+        "Three keys count as three, as one, or as something between.",
+        "3/(1 + 2z) to 1e-6; below 1.1 when near, above 2.9 when far.",
+        _triangle,
+    ),
+    (
+        "invertible",
+        "The Gaussian kernel is strictly positive definite for distinct keys.",
+        "The smallest eigenvalue is above 0 in float64.",
+        _invertible,
+    ),
+    (
+        "radius",
+        "A high t is strict, a low t broad.",
+        "Magnitude rises with t, from below 1.1 to within 1 % of the number of keys.",
+        _radius,
+    ),
 )
 _EXPERIMENTS = (
     (
         "redundancy",
         "Keys in crowds are suppressed.",
-        "Random clouds with crowds in two dimensions, interval over draws: holds if the rank correlation of density and weight is below −0.5; with"
+        "Random clouds with crowds in two dimensions, interval over draws: holds if the rank correlation of"
+        " density and weight is below −0.5; with"
         " limits if it is below 0.",
         "The interval reaches 0.",
         _redundancy,
@@ -247,14 +310,16 @@ _EXPERIMENTS = (
     (
         "edges",
         "Unique keys and those at the edge are amplified.",
-        "The same clouds: holds if the rank correlation of distance from the middle and weight is above 0.5; with limits if it is above 0.",
+        "The same clouds: holds if the rank correlation of distance from the middle and weight is above"
+        " 0.5; with limits if it is above 0.",
         "The interval reaches 0.",
         _edges,
     ),
     (
         "bound",
         "|X| is the maximum diversity of the set.",
-        "16 random keys in two dimensions: holds if magnitude equals the largest diversity of any distribution to a millionth in every set; with limits"
+        "16 random keys in two dimensions: holds if magnitude equals the largest diversity of any"
+        " distribution to a millionth in every set; with limits"
         " if in some.",
         "They differ in every set.",
         _diversity,
@@ -265,7 +330,13 @@ SECTION = Section(
     order=52,
     facts=facts,
     claims=[
-        *(Claim(name, ROSIC, text, THEOREM, rule, check=check, evidence="solver") for name, text, rule, check in _THEOREMS),
-        *(Claim(name, ROSIC, text, EXPERIMENT, rule, no, check, evidence="solver") for name, text, rule, no, check in _EXPERIMENTS),
+        *(
+            Claim(name, ROSIC, text, THEOREM, rule, check=check, evidence="solver")
+            for name, text, rule, check in _THEOREMS
+        ),
+        *(
+            Claim(name, ROSIC, text, EXPERIMENT, rule, no, check, evidence="solver")
+            for name, text, rule, no, check in _EXPERIMENTS
+        ),
     ],
 )

@@ -92,7 +92,9 @@ def _theory(subject: Subject) -> list[float]:
 
 
 def gates() -> list[dict[str, Any]]:
-    """Magnitude in both forms, as it starts and fitted: what crowds count as, and what is left of the unique key."""
+    """Magnitude in both forms, as it starts and fitted: what crowds count as, and what is left of the
+    unique key.
+    """
     rows = []
     for kind, gate in (("start", Gate(1.0, 0.0, 1.0)), ("fitted", fitted_gate())):
         for where in _PLACES:
@@ -143,7 +145,8 @@ def figures(results: Results) -> Iterator[Figure]:
     shares = theory.magnitude_hijack(list(CLONES), gate="weight", eps=0.1).share.tolist()
     ideal = [{"clones": m, "share": share} for m, share in zip(CLONES, shares, strict=True)]
     note = (
-        "A key of relevance 20 against clones of relevance 1, as each mechanism starts. Lines: theory where there is one; dots: measured."
+        "A key of relevance 20 against clones of relevance 1, as each mechanism starts. Lines: theory where"
+        " there is one; dots: measured."
         " Grey dots: a gate that passes the magnitude weight itself."
     )
     yield Figure("hijack", "Share of the unique key", note, rows, chart + grey_dots(ideal, "clones", "share"))
@@ -153,20 +156,34 @@ def parts(results: Results) -> Iterator[Part]:
     rows = results.get("gates")
     if rows:
         titles = ("gate", "where", "beta", "gamma", "t", "clones", "count", "unique", "clone_gate")
-        words = ("gate", "on", "β", "γ", "t", "clones", "counts as", "weight of the unique key", "gate of a clone")
-        columns = [{"name": name, "title": word, "help": ""} for name, word in zip(titles, words, strict=True)]
-        text = f"Magnitude as it starts, and with β, γ and t fitted so that crowds of 2 to {FITTED_TO} count as one."
+        words = (
+            "gate",
+            "on",
+            "β",
+            "γ",
+            "t",
+            "clones",
+            "counts as",
+            "weight of the unique key",
+            "gate of a clone",
+        )
+        columns = [
+            {"name": name, "title": word, "help": ""} for name, word in zip(titles, words, strict=True)
+        ]
+        text = f"As it starts, and with β, γ and t fitted so that crowds of 2 to {FITTED_TO} count as one."
         yield Part("The gate of magnitude, in both forms", text, columns, rows)
 
 
 def effective_count(results: Results, label: str) -> float | None:
-    """What 50 clones count as, in clones: odds(50) / odds(1). Of magnitude with its fitted gate; without any weight: the limit."""
+    """What 50 clones count as, in clones: odds(50) / odds(1). Of magnitude with its fitted gate; without
+    any weight: the limit.
+    """
     rows = results.get("hijack", label)
     kind = "fitted" if any(row["kind"] == "fitted" for row in rows) else "measured"
     share = {row["clones"]: row["share"] for row in rows if row["kind"] == kind}
     if not share:
         return None
-    if not 0 < share[1] < 1 or not 0 < share[CROWD]:
+    if not 0 < share[1] < 1 or not share[CROWD] > 0:
         return float(CROWD)
     return min((1 / share[CROWD] - 1) / (1 / share[1] - 1), float(CROWD))
 
@@ -184,7 +201,8 @@ def _example(results: Results) -> Finding:
 def _hijacked(results: Results) -> Finding:
     rows = {r["clones"]: r["share"] for r in results.rows("hijack", "softmax") if r["kind"] == "measured"}
     return grade(rows[1] > 0.9 and rows[1000] < 0.05), (
-        f"a key 20 times as relevant keeps {rows[1]:.3f} against 1 clone, {rows[50]:.3f} against 50, {rows[1000]:.3f} against 1000"
+        f"a key 20 times as relevant keeps {rows[1]:.3f} against 1 clone, {rows[50]:.3f} against 50,"
+        f" {rows[1000]:.3f} against 1000"
     )
 
 
@@ -202,11 +220,13 @@ def _row(results: Results, gate: str, where: str, clones: int) -> dict[str, Any]
 
 def _gate(results: Results) -> Finding:
     start, fitted, beyond = (
-        _row(results, *at)["count"] for at in (("start", "mass", CROWD), ("fitted", "mass", CROWD), ("fitted", "mass", 1000))
+        _row(results, *at)["count"]
+        for at in (("start", "mass", CROWD), ("fitted", "mass", CROWD), ("fitted", "mass", 1000))
     )
     kept = [from_one(x) <= 2 for x in (fitted, beyond)]
     return grade(all(kept), kept[0]), (
-        f"{CROWD} clones count as {start:.1f} at the gate's start and as {fitted:.2f} once β and γ are fitted to crowds of up to"
+        f"{CROWD} clones count as {start:.1f} at the gate's start and as {fitted:.2f} once β and γ are"
+        f" fitted to crowds of up to"
         f" {FITTED_TO}; 1000 clones then count as {beyond:.2f}"
     )
 
@@ -215,7 +235,8 @@ def _one_unit(results: Results) -> Finding:
     row = _row(results, "fitted", "values", CROWD)
     start = _row(results, "start", "values", CROWD)
     return grade(from_one(row["count"]) < 1.1, from_one(row["count"]) < 2), (
-        f"{CROWD} clones count as {row['count']:.2f} with the fitted gate (β = {row['beta']:.3g}, γ = {row['gamma']:.3g}, t = {row['t']:.3g}),"
+        f"{CROWD} clones count as {row['count']:.2f} with the fitted gate (β = {row['beta']:.3g}, γ ="
+        f" {row['gamma']:.3g}, t = {row['t']:.3g}),"
         f" as {start['count']:.1f} at the start"
     )
 
@@ -224,7 +245,8 @@ def _shrinks(results: Results) -> Finding:
     start, fitted = (_row(results, kind, "values", CROWD) for kind in ("start", "fitted"))
     near = [row["clone_gate"] < 0.05 for row in (start, fitted)]
     return grade(all(near), any(near)), (
-        f"the gate of one of {CROWD} clones is {start['clone_gate']:.3f} at the start and {fitted['clone_gate']:.3f} when fitted; that of a"
+        f"the gate of one of {CROWD} clones is {start['clone_gate']:.3f} at the start and"
+        f" {fitted['clone_gate']:.3f} when fitted; that of a"
         f" unique key {start['unique_gate']:.3f} and {fitted['unique_gate']:.3f}"
     )
 
@@ -232,7 +254,8 @@ def _shrinks(results: Results) -> Finding:
 def _values_or_mass(results: Results) -> Finding:
     values, mass = (_row(results, "fitted", where, CROWD)["unique"] for where in _PLACES)
     return grade(values > 1.05 * mass, values > 0.95 * mass), (
-        f"weight with which the unique key reaches the output, fitted gate, {CROWD} clones: {values:.3f} with the gate on values,"
+        f"weight with which the unique key reaches the output, fitted gate, {CROWD} clones: {values:.3f}"
+        f" with the gate on values,"
         f" {mass:.3f} with the gate on the mass"
     )
 
@@ -251,7 +274,8 @@ SECTION = Section(
         Column(
             "clones",
             f"what {CROWD} clones count as",
-            f"odds of {CROWD} clones against a unique key over the odds of one: 1 counts as one, {CROWD} is hijacked, below 1 the crowd is erased;"
+            f"odds of {CROWD} clones against a unique key over the odds of one: 1 counts as one, {CROWD} is"
+            f" hijacked, below 1 the crowd is erased;"
             " magnitude with its gate fitted",
             effective_count,
             CROWD**0.25,
@@ -259,7 +283,8 @@ SECTION = Section(
             low_is_good=True,
             unit="clones",
             why=(
-                f"1 is the aim, {CROWD} what softmax does, and what an output of zeros and random weights are given. On a logarithmic scale: yes"
+                f"1 is the aim, {CROWD} what softmax does, and what an output of zeros and random weights"
+                f" are given. On a logarithmic scale: yes"
                 " within a quarter of the way from 1, partly within half of it, in either direction."
             ),
             limit=float(CROWD),
@@ -268,7 +293,12 @@ SECTION = Section(
     ],
     claims=[
         Claim(
-            "example", ROSIC, "Relevance 20 against 50 keys of relevance 1 leaves 0.286 and 0.714.", THEOREM, "20/70 to 1e-6.", check=_example
+            "example",
+            ROSIC,
+            "Relevance 20 against 50 keys of relevance 1 leaves 0.286 and 0.714.",
+            THEOREM,
+            "20/70 to 1e-6.",
+            check=_example,
         ),
         Claim(
             "hijacking",
@@ -291,7 +321,8 @@ SECTION = Section(
             ROSIC,
             "The magnitude gate keeps clones from taking over.",
             EXPERIMENT,
-            f"Gate on the mass, β, γ and t fitted to crowds of 2 to {FITTED_TO}: holds if {CROWD} and 1000 clones both count as one within a"
+            f"Gate on the mass, β, γ and t fitted to crowds of 2 to {FITTED_TO}: holds if {CROWD} and 1000"
+            f" clones both count as one within a"
             " factor of 2; with limits if 50 do.",
             "Even 50 clones count as more than 2, or less than half.",
             _gate,
@@ -301,7 +332,8 @@ SECTION = Section(
             ROSIC,
             "A gated cluster of 50 clones counts as one unit of information.",
             EXPERIMENT,
-            "Gate on values, fitted: holds if 50 clones count as one within 10 %; with limits if within a factor of 2.",
+            "Gate on values, fitted: holds if 50 clones count as one within 10 %; with limits if within a"
+            " factor of 2.",
             "They count as more than 2, or less than half.",
             _one_unit,
         ),
@@ -310,7 +342,8 @@ SECTION = Section(
             ROSIC,
             "Redundant tokens shrink to near 0.",
             EXPERIMENT,
-            "The gate of one of 50 clones: holds if it is below 0.05 at the start and when fitted; with limits if in one of the two.",
+            "The gate of one of 50 clones: holds if it is below 0.05 at the start and when fitted; with"
+            " limits if in one of the two.",
             "It is above 0.05 in both.",
             _shrinks,
         ),
@@ -319,7 +352,8 @@ SECTION = Section(
             ROSIC,
             "A gate on the values is better than one that only changes scores.",
             EXPERIMENT,
-            "Weight of the unique key in the output against 50 clones, fitted gate: holds if it is 5 % larger with the gate on values than with the"
+            "Weight of the unique key in the output against 50 clones, fitted gate: holds if it is 5 %"
+            " larger with the gate on values than with the"
             " gate on the mass; with limits if within 5 %.",
             "It is more than 5 % smaller.",
             _values_or_mass,
