@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from tests.compare.tiny import TINY
-from unsoft.compare.sections import cost, features, focus, geometry, hijack, linear, sign, solver
+from unsoft.compare.sections import clouds, cost, features, focus, geometry, hijack, linear, sign, solver
 from unsoft.compare.subject import Subject, keys_of, subjects_of
 from unsoft.formula import Formula
 
@@ -86,9 +86,9 @@ def test_the_largest_diversity_against_a_search_by_brute_force():
     for _ in range(50_000):
         p = p * torch.exp(-0.5 * (z @ p))
         p = p / p.sum()
-    assert geometry.largest_diversity(z) == pytest.approx(float(1 / (p @ z @ p)), rel=1e-4)
+    assert clouds.largest_diversity(z) == pytest.approx(float(1 / (p @ z @ p)), rel=1e-4)
     weights = torch.linalg.solve(z, torch.ones(8, dtype=torch.float64))
-    assert (weights < 0).any() and geometry.largest_diversity(z) < float(weights.sum())
+    assert (weights < 0).any() and clouds.largest_diversity(z) < float(weights.sum())
 
 
 def test_rows_of_the_features_are_what_they_are_called():

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch.nn.functional import logsigmoid
@@ -42,12 +42,14 @@ class GatedSubject(Subject):
     where: str = "values"
 
     def module(self, length: int, heads: int = 1, width: int = WIDTH) -> Mechanism:
-        options = {"where": self.where, "t": self.gate.t, "eps": self.gate.eps}
-        layer = mechanism(self.mechanism, heads=heads, head_dim=width, **options)
+        layer: Any = mechanism(
+            self.mechanism, heads=heads, head_dim=width, where=self.where, t=self.gate.t, eps=self.gate.eps
+        )
         with torch.no_grad():
             layer.beta.fill_(self.gate.beta)
             layer.gamma.fill_(self.gate.gamma)
-        return layer
+        found: Mechanism = layer
+        return found
 
 
 @cache

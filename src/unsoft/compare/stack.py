@@ -53,7 +53,7 @@ def stack(subject: Weighs, depth: int, skip: bool, seed: int) -> list[dict[str, 
         value = _heads(states @ maps[1] if skip else states)
         with torch.no_grad():
             weights = subject.weights(matched, matched, is_causal=True).to(states.dtype)
-        out = (weights @ value).unflatten(0, (SEQUENCES, HEADS)).transpose(1, 2).flatten(2)
+        out = (weights @ value).view(SEQUENCES, HEADS, TOKENS, HEAD).transpose(1, 2).flatten(2)
         if skip:
             out = states + length * states.norm(dim=-1, keepdim=True) * unit_rows(out @ maps[2])
         # Only the scale of the whole is set right, so that neither 0 nor infinity is reached.
@@ -64,13 +64,14 @@ def stack(subject: Weighs, depth: int, skip: bool, seed: int) -> list[dict[str, 
 
 def _heads(x: Tensor) -> Tensor:
     """(sequences * heads, tokens, head)."""
-    return x.unflatten(-1, (HEADS, HEAD)).transpose(1, 2).flatten(0, 1)
+    return x.view(*x.shape[:-1], HEADS, HEAD).transpose(1, 2).flatten(0, 1)
 
 
 def heads_alike(weights: Tensor) -> Tensor:
     """Mean cosine between the patterns of different heads."""
-    similar = measure.head_similarity(weights.unflatten(0, (SEQUENCES, HEADS)))
-    return (similar.sum((-2, -1)) - similar.diagonal(dim1=-2, dim2=-1).sum(-1)).mean() / (HEADS * (HEADS - 1))
+    similar: Tensor = measure.head_similarity(weights.view(SEQUENCES, HEADS, *weights.shape[1:]))
+    others = similar.sum((-2, -1)) - similar.diagonal(dim1=-2, dim2=-1).sum(-1)
+    return others.mean() / (HEADS * (HEADS - 1))
 
 
 def measured(states: Tensor, inputs: Tensor) -> dict[str, Any]:

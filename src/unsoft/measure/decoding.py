@@ -55,4 +55,5 @@ def decodability(states: Tensor, inputs: Tensor, train: int, ridge: float = 1e-3
     fitted = torch.linalg.solve(gram + more, (x - middle).mT @ (e - mean))
     left = wanted[train:] - ((unit[train:] - middle) @ fitted + mean)
     energy = (wanted[train:] - mean).square().sum()
-    return (1 - left.square().sum() / energy).clamp_min(0).to(computed(states).dtype)
+    found: Tensor = (1 - left.square().sum() / energy).clamp_min(0)
+    return found.to(computed(states).dtype)

@@ -1,7 +1,4 @@
-"""What does it cost?
-
-Training and decoding beside PyTorch's fused softmax, in the same interleaved run, and memory.
-"""
+"""What does it cost? Training and decoding beside PyTorch's fused softmax, in turn, and memory."""
 
 from __future__ import annotations
 

@@ -39,7 +39,8 @@ def opposition(subject: Subject, rows: int) -> list[dict[str, Any]]:
     places = torch.randint(KEYS, (rows,), generator=generator)[:, None]
     logits = torch.zeros(rows, KEYS, dtype=torch.float64)
     logits.masked_scatter_(torch.arange(KEYS) != places, others)
-    weigh, seen = subject.row(), {}
+    weigh = subject.row()
+    seen: dict[float, tuple[Tensor, Tensor]] = {}
     with torch.no_grad():
         for at in LEVELS:
             row = weigh(logits.scatter(1, places, at))
@@ -47,14 +48,14 @@ def opposition(subject: Subject, rows: int) -> list[dict[str, Any]]:
             seen[at] = own, row.square().sum(-1) - own.square()
     found: list[dict[str, Any]] = []
     for first, second in PAIRS:
-        for block, at in enumerate(torch.arange(rows).chunk(_BLOCKS)):
+        for block, part in enumerate(torch.arange(rows).chunk(_BLOCKS)):
             found.append(
                 {
                     "kind": "pair",
                     "first": first,
                     "second": second,
                     "block": block,
-                    "d": d_prime(seen[first][0][at], seen[second][0][at], seen[first][1][at]),
+                    "d": d_prime(seen[first][0][part], seen[second][0][part], seen[first][1][part]),
                 }
             )
     neutral = seen[0.0]

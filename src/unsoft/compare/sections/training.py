@@ -37,8 +37,6 @@ _NEEDED = (
     "status",
     "score",
     "validation",
-)
-_NEEDED += (
     "best_validation",
     "metric",
     "higher_is_better",

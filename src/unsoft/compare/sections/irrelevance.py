@@ -153,9 +153,9 @@ def _non_negative(results: Results) -> Finding:
 
 
 SECTION = Section(
-    name="noise",
+    name="irrelevance",
     order=38,
-    title="Noise",
+    title="Irrelevance",
     question="What noise do irrelevant keys make?",
     facts=facts,
     figures=figures,
