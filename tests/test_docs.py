@@ -8,6 +8,7 @@ import types
 import xml.etree.ElementTree
 from pathlib import Path
 
+import pytest
 import torch
 
 import unsoft
@@ -62,15 +63,32 @@ def test_picture_reads_the_benchmark_record(tmp_path):
     assert picture_script().measured_ratios(tmp_path / "none.json") == {}
 
 
-def test_training_page_lists_every_task_and_runs(monkeypatch):
-    page = (DOCS / "training.md").read_text()
+def test_page_of_tasks_lists_every_task():
+    page = (DOCS / "tasks.md").read_text()
     listed = page.partition("<!-- tasks -->\n")[2].partition("<!-- end -->")[0]
     assert listed == "".join(f"| {name} | {kind.tells} |\n" for name, kind in unsoft.tasks.tasks().items())
+
+
+def test_page_of_tasks_shows_what_was_measured():
+    spec = importlib.util.spec_from_file_location("tasks_script", DOCS / "tasks.py")
+    script = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(script)
+    text, rows = script.PAGE.read_text(), json.loads(script.RECORD.read_text())
+    assert script.page(text, rows) == text, "run: python docs/tasks.py --table"
+    wanted, there = [run.to_dict() for run in script.runs()], [row["run"] for row in rows]
+    stale = [run for run in there if run not in wanted]
+    assert not stale, "a default has changed; run: python docs/tasks.py"
+    assert there == [run for run in wanted if run in there]
+
+
+@pytest.mark.parametrize("name", ["tasks.md", "training.md"])
+def test_pages_about_training_run(monkeypatch, name):
+    page = (DOCS / name).read_text()
     monkeypatch.setattr(registry, "_registered", dict(registry._registered))  # the page registers a task
     for number, source in enumerate(page.split("```python\n")[1:]):
         module = types.ModuleType(f"training_page_{number}")
         monkeypatch.setitem(sys.modules, module.__name__, module)  # dataclasses look their module up
-        exec(compile(source.partition("```")[0], "training.md", "exec"), module.__dict__)
+        exec(compile(source.partition("```")[0], name, "exec"), module.__dict__)
 
 
 ARCHITECTURE = (DOCS / "architecture.md").read_text()

@@ -156,14 +156,15 @@ class Magnitude(Wrapper):
         points = key_points(call, inputs, self.log_t)
         if 0 in points.x.shape[:2] or call.q.numel() == 0:  # no keys, or no queries
             return self._gated(inputs, self._gate(points.x.sum(-1), points))
+        system = points.system(self.eps, inputs.options["engine"])
         if call.causal_offset is None:
-            return self._gated(inputs, self._gate(self._bidirectional(points), points))
+            return self._gated(inputs, self._gate(self._bidirectional(system), points))
         if self.causal == "prefix":
-            m, y = prefix_factors(points.x, points.present, self.eps)
+            m, y = prefix_factors(system)
             return attend_by_rows(self, inputs, m, y, None, call.causal_offset)[0]
-        return self._gated(inputs, self._gate(self._arrival(points), points))
+        return self._gated(inputs, self._gate(self._arrival(system), points))
 
-    def _bidirectional(self, points: Points) -> Tensor:
+    def _bidirectional(self, system: System) -> Tensor:
         solver = solver_of(self.solver)
         options = Options(
             _RESIDUAL,
@@ -171,14 +172,12 @@ class Magnitude(Wrapper):
             self.rank if "rank" in solver.takes else None,
             check=False,
         )
-        return solver.solve(System(points.x, points.present, self.eps), points.ones, options).weights
+        return solver.solve(system, system.ones, options).weights
 
-    def _arrival(self, points: Points) -> Tensor:
-        if self.causal == "arrival" or points.x.shape[1] <= self.first:
-            return arrival_weights(points.x, points.present, points.ones, self.eps)
-        return streamed_weights(
-            points.x, points.present, self.eps, centres=self.centres, chunk=self.chunk, first=self.first
-        )
+    def _arrival(self, system: System) -> Tensor:
+        if self.causal == "arrival" or system.x.shape[1] <= self.first:
+            return arrival_weights(system)
+        return streamed_weights(system, centres=self.centres, chunk=self.chunk, first=self.first)
 
     def new_cache(self, batch: int) -> Cache:
         exact = self.causal in ("arrival", "prefix")
@@ -192,16 +191,17 @@ class Magnitude(Wrapper):
                 " kind"
             )
         cache.check(inputs.key)
+        engine = inputs.options["engine"]
         plain = inputs.options["attn_mask"] is None and inputs.geometry_keys is None
         if plain and not cache.rows and not torch.is_grad_enabled():
-            found = self._gates(inputs.key, inputs.value, cache)
+            found = self._gates(inputs.key, inputs.value, cache, engine)
             if found is not None:
                 return self._gated(inputs, *found, cache)
         points = self._plain_points(inputs.key, cache) if plain else self._new_points(inputs, cache)
         if 0 in points.x.shape[:2]:
             weights = points.x.detach().sum(-1)
         else:
-            weights = cache.arriving.add(points.x.detach(), points.present, self.eps)
+            weights = cache.arriving.add(points.system(self.eps, engine).detach())
         cache.length += points.x.shape[1]
         if cache.rows:
             return attend_by_rows_cached(self, inputs, cache)
@@ -246,11 +246,13 @@ class Magnitude(Wrapper):
     def _gate(self, weights: Tensor, points: Points) -> Tensor:
         return self.gate(points.shaped(weights)).reshape(*points.leading, weights.shape[-1])
 
-    def _gates(self, key: Tensor, value: Tensor, cache: MagnitudeCache) -> tuple[Tensor, Tensor] | None:
+    def _gates(
+        self, key: Tensor, value: Tensor, cache: MagnitudeCache, engine: str = "auto"
+    ) -> tuple[Tensor, Tensor] | None:
         """Gates of the keys that a step brings, and values times those, by one call of compiled code; None,
         and nothing done, where that is not possible.
         """
-        found = cache.arriving.gate(key, value, self.eps, self._constants(cache, key))
+        found = cache.arriving.gate(key, value, self.eps, self._constants(cache, key), engine)
         if found is not None:
             cache.length += key.shape[2]
         return found
