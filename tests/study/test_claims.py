@@ -22,10 +22,9 @@ def test_a_default_study_is_complete(name):
     for group in study.groups:
         labels = {variant.label for variant in group.variants}
         assert {"softmax", "softmax1", "gated+softmax", "softmax ×2 heads", "softmax ×2 layers"} <= labels
-        knobs = next(study.runs()).spec.make_task().knobs()
-        for rule in study.rules:
-            knob, _, value = rule.on.partition("=")
-            assert rule.on in (SCORE, "head_diversity") or int(value) > knobs[knob]
+        made = next(study.runs()).spec.make_task()
+        tests = [f"{made.difficulty}={value}" for value in made.difficulties()]
+        assert all(rule.on in (SCORE, "head_diversity", *tests) for rule in study.rules)
 
 
 @pytest.mark.parametrize("name", NAMES)
