@@ -16,11 +16,11 @@ from unsoft.files import write_json, write_whole
 
 HERE = Path(__file__).parent
 PAGE, RECORD = HERE / "converting.md", HERE / "converting.json"
-MECHANISMS = ("magnitude+softmax", "cog", "sigmoid", "relu2", "linear-relu", "softmax", "softpick")
+MECHANISMS = ("magnitude+softmax", "sigmoid", "cog", "linear-relu", "relu2", "softmax", "softpick")
 FIRST = "unsoft swap smollm2 softmax --out runs/smollm2"
 """Once, since unpacking its 4 bits takes longer than loading what is written here."""
 COMMAND = (
-    "unsoft convert runs/smollm2 --mechanism {} --match-steps 16 --tune-steps 8 --held-out 1024"
+    "unsoft convert runs/smollm2 --mechanism {} --match-steps 12 --tune-steps 6 --held-out 1024"
     " --save-every 16"
 )
 COLUMNS = (
