@@ -51,7 +51,7 @@ def test_another_study_of_the_store_takes_over_equal_runs(tmp_path):
 
 def test_other_code_runs_again_unless_told_otherwise(tmp_path, monkeypatch):
     run(tmp_path)
-    monkeypatch.setattr("unsoft.study.row.code_digest", lambda: "later")
+    monkeypatch.setattr("unsoft.study.row.code_digest", lambda plugin: "later")
     assert run(tmp_path, any_code=True)[1] == []
     state, jobs = run(tmp_path)
     assert len(jobs) == state.done == 10

@@ -58,7 +58,7 @@ def test_controls_come_with_equal_parameters():
         {"group": [{"task": "census", "mechanisms": ["magnitude+softmax"], "controls": True}]}
     ).with_sizes()
     labels = [variant.label for variant in study.groups[0].variants]
-    assert labels == ["magnitude+softmax", *(control.label for control in controls("magnitude+softmax"))]
+    assert labels == ["magnitude+softmax", *(control.label for control in controls(study.groups[0]))]
     wider = next(variant for variant in study.groups[0].variants if variant.label == "softmax as large")
     assert wider.settings == {"width": 66, "mlp": 132}  # three parameters more than softmax of 64
 
@@ -156,3 +156,14 @@ def test_files_that_are_no_study(tmp_path):
         read_study(tmp_path / "bad.toml")
     with pytest.raises(ValueError, match="cannot be read: No such file"):
         read_study(tmp_path / "none.toml")
+
+
+def test_controls_are_twice_what_the_task_has():
+    """Recall has two layers of its own."""
+    study = make_study({"group": [{"task": "recall", "mechanisms": ["cog"], "controls": True}]})
+    more = {variant.label: variant.settings for variant in study.groups[0].variants}
+    own = study.groups[0]
+    alone = next(run.spec for run in study.runs() if run.variant.label == "softmax")
+    assert own.task == "recall" and alone.layers == 2
+    assert more["softmax ×2 layers"] == {"layers": 4}
+    assert more["softmax ×2 heads"] == {"heads": 2 * alone.heads}

@@ -1,4 +1,4 @@
-"""How ``unsoft study`` shows that it goes on: a bar in a terminal, elsewhere a line for each run that ended."""
+"""How ``unsoft study`` shows that it goes on: a bar in a terminal, elsewhere a line for each run."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def progress(name: str) -> Iterator[Callable[[State], None]]:
 
 
 def _words(state: State) -> str:
-    from unsoft.study.driver import words
+    from unsoft.study.row import words
 
     run = state.ended
     assert run is not None

@@ -21,7 +21,7 @@ from unsoft.compare.store import Store, code_digest, key_of
 from unsoft.compare.subject import Subject
 from unsoft.files import write_csv, write_json, write_whole
 from unsoft.report.comparison.page import SCHEMA, comparison_page
-from unsoft.report.figure import Figure, svg_and_png
+from unsoft.report.figure import Figure, svg_and_png, vega_script
 
 PAGE, RECORD = "index.html", "compare.json"
 
@@ -136,8 +136,6 @@ def vega(store: Store) -> str:
     found = store.get(key)
     if found is not None and isinstance(found.get("script"), str) and store.trusts(key):
         return str(found["script"])
-    import vl_convert
-
-    script = str(vl_convert.javascript_bundle())  # type: ignore[call-arg]
+    script = vega_script()
     store.put(key, {"script": script})
     return script

@@ -55,6 +55,13 @@ def svg_and_png(spec: dict[str, Any]) -> dict[str, bytes]:
     return {"svg": svg.encode(), "png": vl_convert.svg_to_png(svg, scale=2)}
 
 
+def vega_script() -> str:
+    """The JavaScript that draws charts, as vl-convert brings it: one script. Bundling takes seconds."""
+    import vl_convert
+
+    return str(vl_convert.javascript_bundle())  # type: ignore[call-arg]
+
+
 def html(spec: dict[str, Any]) -> bytes:
     """A page with a chart and all the JavaScript it needs inside."""
     import vl_convert
@@ -99,16 +106,18 @@ def by_mechanism(
     tooltip: Sequence[str] = (),
     choose: dict[str, Any] | None = None,
     y_domain: Sequence[float] | None = None,
+    ends: tuple[str, str] | None = None,
 ) -> Any:
     """Lines of mechanisms, dots of measurements; chips of the page choose the mechanisms.
 
     ``choose`` are further columns of which the page shows one value at a time, with the value shown at first.
+    ``ends`` are columns with the lower and upper end of an interval around y.
     """
     chosen = choose or {}
     filters = ["indexof(shown, datum.mechanism) >= 0", *(f"datum.{name} == {name}" for name in chosen)]
     order, colours, dashes = list(labels), colour_of(labels), dash_of(labels)
     encoding: dict[str, Any] = {
-        "x": _x(x, x_title, log_x),
+        "x": _x(x, x_title, log_x, padding=0 if ends is None else 12),
         "y": _y(y, y_title, log_y, y_domain),
         "color": alt.Color(
             "mechanism:N",
@@ -125,7 +134,14 @@ def by_mechanism(
     dash = alt.StrokeDash("mechanism:N", legend=None, scale=scale)
     parameters = [alt.param(name="shown", value=shown_at_first(labels))]
     parameters += [alt.param(name=name, value=value) for name, value in chosen.items()]
-    return _lines_and_dots(rows, dots, encoding, filters, strokeDash=dash).add_params(*parameters)
+    bars = None
+    if ends is not None:
+        low, high = _y(ends[0], y_title, log_y, y_domain), alt.Y2(ends[1])
+        whole = [row for row in dots or rows if row[ends[0]] is not None]
+        bars = _chart(whole, filters).mark_rule(clip=True, strokeWidth=1.5, opacity=0.6)
+        bars = bars.encode(**{**encoding, "y": low, "y2": high})
+    drawn = _lines_and_dots(rows, dots, encoding, filters, bars, strokeDash=dash)
+    return drawn.add_params(*parameters)
 
 
 def by_value(
@@ -204,10 +220,17 @@ def heat_maps(rows: Rows) -> Any:
 
 
 def _lines_and_dots(
-    rows: Rows, dots: Rows | None, encoding: dict[str, Any], filters: Sequence[str] = (), **of_lines: Any
+    rows: Rows,
+    dots: Rows | None,
+    encoding: dict[str, Any],
+    filters: Sequence[str] = (),
+    below: Any = None,
+    **of_lines: Any,
 ) -> Any:
-    """``dots`` None marks the points of the lines, an empty list leaves them bare."""
-    layers = []
+    """``dots`` None marks the points of the lines, an empty list leaves them bare; ``below`` is a layer to
+    begin with.
+    """
+    layers = [] if below is None else [below]
     if rows:
         line = _chart(rows, filters).mark_line(clip=True, strokeWidth=2, point=dots is None)
         layers.append(line.encode(**encoding, **of_lines))
@@ -232,10 +255,11 @@ def _data(rows: Rows) -> Any:
     return alt.Data(values=rows)  # type: ignore[no-untyped-call]
 
 
-def _x(name: str, title: str, log: bool) -> Any:
-    values = [f * 10**k for k in range(5) for f in (1, 2, 5)]
+def _x(name: str, title: str, log: bool, padding: int = 0) -> Any:
+    """``padding`` are pixels at both ends, without which dots and intervals there would be cut."""
+    values = [f * 10.0**k for k in range(-6, 5) for f in (1, 2, 5)]
     axis = alt.Axis(values=values, format="~g") if log else alt.Axis(tickCount=8)
-    scale = alt.Scale(type="log" if log else "linear", nice=False)
+    scale = alt.Scale(type="log" if log else "linear", nice=False, padding=padding or alt.Undefined)
     return alt.X(f"{name}:Q", title=title, scale=scale, axis=axis)
 
 

@@ -1,7 +1,8 @@
 """Studies: many training runs with a store, and what they say. Imported on demand.
 
 >>> import unsoft
->>> study = unsoft.study.make_study({"seeds": 3, "group": [{"task": "census", "mechanisms": ["softmax", "cog"]}]})
+>>> group = {"task": "census", "mechanisms": ["softmax", "cog"]}
+>>> study = unsoft.study.make_study({"seeds": 3, "group": [group]})
 >>> len(study), study.sweep
 (10, 'tuned')
 """

@@ -13,10 +13,11 @@ _DRAWN = 20_000
 
 
 def interval(values: Sequence[float], level: float = 0.95) -> tuple[float, float] | None:
-    """Between which the mean lies, by resampling; None for fewer than two numbers. The same numbers give the same interval.
+    """Between which the mean lies, by resampling; None for fewer than two numbers. The same numbers give the
+    same interval.
 
-    With five numbers it is too narrow: of normal ones it holds the true mean in 82 %, not 95 % (docs/studies.md), so a rule asks for a
-    margin besides.
+    With five numbers it is too narrow: of normal ones it holds the true mean in 82 %, not 95 %
+    (docs/studies.md), so a rule asks for a margin besides.
 
     >>> interval([1.0, 1.0, 1.0]), interval([3.0])
     ((1.0, 1.0), None)

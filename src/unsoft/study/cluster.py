@@ -1,4 +1,6 @@
-"""Workers of a Ray cluster. Ray finds machines and starts processes; runs, checkpoints and the store are the same as on one machine."""
+"""Workers of a Ray cluster. Ray finds machines and starts processes; runs, checkpoints and the store are the
+same as on one machine.
+"""
 
 from __future__ import annotations
 
@@ -7,14 +9,16 @@ from typing import Any
 
 from unsoft.study.local import LOST
 from unsoft.study.record import CUT
-from unsoft.study.worker import code_digest, perform
+from unsoft.study.worker import perform
 
 HERE = "local"
 """Instead of an address: a cluster of this machine alone, which ends with the command."""
 
 
 class RayWorkers:
-    """As many runs at a time as the cluster has room for. What dies comes back as lost, and is given again by the driver."""
+    """As many runs at a time as the cluster has room for. What dies comes back as lost, and is given again by
+    the driver.
+    """
 
     def __init__(self, address: str, cpus: float, gpus: float) -> None:
         # Ray would otherwise report its use to its makers.
@@ -22,7 +26,9 @@ class RayWorkers:
         try:
             import ray
         except ImportError:
-            raise ValueError("study: a cluster needs ray; install it with pip install 'unsoft[cluster]'") from None
+            raise ValueError(
+                "study: a cluster needs ray; install it with pip install 'unsoft[cluster]'"
+            ) from None
         quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR"}
         try:
             if address == HERE:
@@ -32,9 +38,11 @@ class RayWorkers:
         except (ConnectionError, RuntimeError, ValueError) as problem:
             reason = str(problem).strip().splitlines()[0]
             raise ValueError(
-                f"study: there is no Ray cluster at {address!r} ({reason}); ray start --head makes one, --ray local needs none"
+                f"study: there is no Ray cluster at {address!r} ({reason}); ray start --head makes one,"
+                " --ray local needs none"
             ) from None
-        self._ray, self._cpus, self._gpus = ray, cpus, gpus
+        self._ray: Any = ray
+        self._cpus, self._gpus = cpus, gpus
         # Ray's own retries would hide deaths from the record.
         self._perform = ray.remote(num_cpus=cpus, num_gpus=gpus, max_retries=0)(perform)
         self._running: dict[Any, str] = {}
@@ -55,7 +63,7 @@ class RayWorkers:
     def submit(self, key: str, job: dict[str, Any]) -> None:
         """Gives a run to the cluster."""
         threads = max(1, int(self._cpus))
-        reference = self._perform.remote({**job, "threads": threads, "code": code_digest()})
+        reference = self._perform.remote({**job, "threads": threads})
         self._running[reference] = key
 
     def wait(self, seconds: float) -> list[tuple[str, dict[str, Any]]]:

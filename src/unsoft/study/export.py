@@ -13,7 +13,8 @@ LEFT_OUT = ("losses",)
 
 
 def export(records: Sequence[Record], path: str | Path) -> None:
-    """Writes what :func:`unsoft.study.read_records` reads back (.csv, .json), or a table for data tools (.parquet).
+    """Writes what :func:`unsoft.study.read_records` reads back (.csv, .json), or a table for data tools
+    (.parquet).
 
     >>> export([], "runs.xlsx")
     Traceback (most recent call last):
@@ -45,7 +46,8 @@ def _parquet(rows: Sequence[dict[str, object]]) -> bytes:
         import pyarrow.parquet
     except ImportError:
         raise ValueError(
-            "study: Parquet needs pyarrow; install it with pip install 'unsoft[parquet]', or export .csv or .json"
+            "study: Parquet needs pyarrow; install it with pip install 'unsoft[parquet]', or export .csv"
+            " or .json"
         ) from None
     sink = pyarrow.BufferOutputStream()
     pyarrow.parquet.write_table(pyarrow.Table.from_pylist(list(rows)), sink)

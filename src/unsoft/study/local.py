@@ -1,4 +1,6 @@
-"""Workers on this machine: processes with one thread each, that import torch once and then take one run after another."""
+"""Workers on this machine: processes with one thread each, that import torch once and then take one run after
+another.
+"""
 
 from __future__ import annotations
 
@@ -94,7 +96,9 @@ class _Worker:
 
 @contextlib.contextmanager
 def _ignoring_interrupts() -> Any:
-    """A process that starts meanwhile does not hear Ctrl-C, which a terminal sends to all: the driver tells it to stop."""
+    """A process that starts meanwhile does not hear Ctrl-C, which a terminal sends to all: the driver tells
+    it to stop.
+    """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -106,7 +110,9 @@ def _ignoring_interrupts() -> Any:
 
 
 def _serve(pipe: Connection) -> None:
-    """The life of a worker. Ctrl-C is the driver's; SIGTERM cuts the run that is under way, and a death of the driver ends all."""
+    """The life of a worker. Ctrl-C is the driver's; SIGTERM cuts the run that is under way, and a death of
+    the driver ends all.
+    """
     os.environ["OMP_NUM_THREADS"] = "1"  # before torch is imported
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     threading.Thread(target=_die_with_parent, daemon=True).start()

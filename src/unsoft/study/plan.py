@@ -1,4 +1,6 @@
-"""A study as data: which mechanisms on which tasks, at which learning rates, how often, and which runs that makes."""
+"""A study as data: which mechanisms on which tasks, at which learning rates, how often, and which runs that
+makes.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,9 @@ class Variant:
     settings: Mapping[str, Any] = field(default_factory=dict)
     """Fields of :class:`unsoft.training.Spec`: heads, layers, width, steps, ..."""
     as_large_as: str = ""
-    """The label of another variant: the width becomes the smallest with which this one has at least as many parameters."""
+    """The label of another variant: the width becomes the smallest with which this one has at least as many
+    parameters.
+    """
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,8 +81,9 @@ class Study:
     """A study. :func:`unsoft.study.read_study` makes one from a TOML file.
 
     sweep
-        "full": every seed at every place of the sweep. "tuned": every place on the first ``tuning_seeds`` seeds, then the best by validation
-        on the others. "none": one place, and every number says that there was no sweep.
+        "full": every seed at every place of the sweep. "tuned": every place on the first ``tuning_seeds``
+        seeds, then the best by validation on the others. "none": one place, and every number says that there
+        was no sweep.
     """
 
     name: str
@@ -112,7 +117,8 @@ class Study:
             )
         if not 1 <= self.tuning_seeds <= len(self.seeds):
             raise ValueError(
-                f"study: 'tuning_seeds' must be from 1 to the number of seeds, {len(self.seeds)}, not {self.tuning_seeds}"
+                f"study: 'tuning_seeds' must be from 1 to the number of seeds, {len(self.seeds)},"
+                f" not {self.tuning_seeds}"
             )
         _unique([group.name for group in self.groups], "two groups are called")
         for group in self.groups:
@@ -128,7 +134,9 @@ class Study:
         return each * sum(len(group.variants) for group in self.groups)
 
     def runs(self, known: Sequence[Record] = ()) -> Iterator[Run]:
-        """The runs that are decided: all but those of a tuned study whose rate the runs so far have not chosen yet."""
+        """The runs that are decided: all but those of a tuned study whose rate the runs so far have not
+        chosen yet.
+        """
         first = list(self.seeds) if self.sweep != TUNED else list(self.seeds[: self.tuning_seeds])
         swept = self.sweep != NONE
         for seed in first:
@@ -163,7 +171,9 @@ class Study:
         return Study(**{**content, "groups": tuple(groups), "rules": rules})
 
     def with_sizes(self) -> Study:
-        """The same with every ``as_large_as`` replaced by the width it means; ValueError for what cannot be trained."""
+        """The same with every ``as_large_as`` replaced by the width it means; ValueError for what cannot be
+        trained.
+        """
         from unsoft.study.sizes import width_of_equal_parameters
 
         groups = []
@@ -209,8 +219,8 @@ class Study:
                 for label in (rule.mechanism, *rule.over):
                     if rule.group == group.name and label not in labels:
                         raise ValueError(
-                            f"study: a rule is about {label!r}, which is as large as it stands: a rule about the"
-                            " same mechanism without it says the same"
+                            f"study: a rule is about {label!r}, which is as large as it stands:"
+                            " a rule about the same mechanism without it says the same"
                         )
 
 

@@ -1,4 +1,6 @@
-"""Studies from TOML, with the short forms that people write, and those that come with the package: one file each in ``claims``."""
+"""Studies from TOML, with the short forms that people write, and those that come with the package: one file
+each in ``claims``.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +9,7 @@ import math
 import random
 import tomllib
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -74,9 +77,11 @@ def default_study(name: str) -> Study:
 
 
 def make_study(content: Mapping[str, Any]) -> Study:
-    """From plain data with short forms: seeds as a number, mechanisms as a list of names, ``controls = true``.
+    """From plain data with short forms: seeds as a number, mechanisms as a list of names, ``controls =
+    true``.
 
-    >>> study = make_study({"name": "mine", "seeds": 2, "group": [{"task": "census", "mechanisms": ["softmax", "cog"]}]})
+    >>> group = {"task": "census", "mechanisms": ["softmax", "cog"]}
+    >>> study = make_study({"name": "mine", "seeds": 2, "group": [group]})
     >>> len(study), [variant.label for variant in study.groups[0].variants]
     (8, ['softmax', 'cog'])
     """
@@ -120,32 +125,39 @@ def _group(content: Mapping[str, Any]) -> Group:
                 as_large_as=_text(one.get("as_large_as", ""), "as_large_as"),
             )
         )
-    if content.get("controls", False):
-        there = {variant.label for variant in variants}
-        mine = next((v.label for v in variants if v.mechanism != "softmax"), "")
-        variants += [one for one in controls(mine) if one.label not in there]
-    task = _text(content["task"], "task")
-    return Group(
-        name=_text(content.get("name", task), "name"),
-        task=task,
+    task_name = _text(content["task"], "task")
+    group = Group(
+        name=_text(content.get("name", task_name), "name"),
+        task=task_name,
         knobs=_table(content.get("knobs", {}), "knobs"),
         settings=_settings(content.get("settings", {})),
         variants=tuple(variants),
     )
+    if content.get("controls", False):
+        there = {variant.label for variant in variants}
+        group = replace(
+            group, variants=(*variants, *(one for one in controls(group) if one.label not in there))
+        )
+    return group
 
 
-def controls(like: str) -> list[Variant]:
-    """What a mechanism has to beat: softmax itself, softmax that may attend to nothing, a gate, and more softmax: as many
-    parameters as the mechanism ``like``, two heads, two layers.
+def controls(group: Group) -> list[Variant]:
+    """What a mechanism has to beat: softmax itself, softmax that may attend to nothing, a gate, and more
+    softmax: as many parameters as the first other mechanism of the group, twice the heads, twice the layers.
 
-    >>> [control.label for control in controls("cog")]
+    >>> group = Group(name="census", task="census", variants=(Variant(label="cog", mechanism="cog"),))
+    >>> [control.label for control in controls(group)]
     ['softmax', 'softmax1', 'gated+softmax', 'softmax as large', 'softmax ×2 heads', 'softmax ×2 layers']
     """
+    from unsoft.tasks import task
+
     found = [Variant(label=name, mechanism=name) for name in ("softmax", "softmax1", "gated+softmax")]
-    if like:
-        found.append(Variant(label="softmax as large", mechanism="softmax", as_large_as=like))
+    for first in [variant.label for variant in group.variants if variant.mechanism != "softmax"][:1]:
+        found.append(Variant(label="softmax as large", mechanism="softmax", as_large_as=first))
+    setup = task(group.task, **group.knobs).setup
     for name in ("heads", "layers"):
-        found.append(Variant(label=f"softmax ×2 {name}", mechanism="softmax", settings={name: 2}))
+        twice = 2 * group.settings.get(name, getattr(setup, name))
+        found.append(Variant(label=f"softmax ×2 {name}", mechanism="softmax", settings={name: twice}))
     return found
 
 

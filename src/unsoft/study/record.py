@@ -25,7 +25,7 @@ SWEEPS = {
 class Record:
     """A run: what was planned, what came of it. What is not known yet is None or empty.
 
-    >>> record = Record(study="mine", group="census", task="census", mechanism="cog", key="k", seed=0, lr=0.003)
+    >>> record = Record(study="mine", group="g", task="census", mechanism="cog", key="k", seed=0, lr=0.003)
     >>> Record.from_row(record.to_row()) == record, record.status
     (True, 'waiting')
     """

@@ -24,7 +24,7 @@ _OF_RESULT = (
 _OF_RUN = ("steps", "seconds", "harder", "learned", "versions")
 
 
-def planned(study: Study, run: Run) -> Record:
+def planned(study: Study, run: Run, plugin: str = "") -> Record:
     """The row of a run that is still to be run."""
     group, mechanism, seed, point = run.place
     spec = run.spec.to_dict()
@@ -40,25 +40,26 @@ def planned(study: Study, run: Run) -> Record:
         sweep=study.sweep,
         swept=run.swept,
         spec=spec,
-        code=code_digest(),
-        key=key_of(spec),
+        code=code_digest(plugin),
+        key=key_of(spec, plugin),
     )
 
 
 def words(record: Record) -> str:
     """A run in words.
 
-    >>> words(Record(study="s", group="census", task="census", mechanism="cog", key="k", seed=1, lr=0.1, point="lr=0.1"))
-    'census cog seed 1 lr=0.1'
+    >>> place = {"study": "s", "group": "g", "seed": 1, "lr": 0.1, "point": "lr=0.1"}
+    >>> words(Record(task="copy", mechanism="cog", key="k", **place))
+    'g cog seed 1 lr=0.1'
     """
     return f"{record.group} {record.mechanism} seed {record.seed} {record.point}"
 
 
-def key_of(spec: dict[str, Any]) -> str:
+def key_of(spec: dict[str, Any], plugin: str = "") -> str:
     """Forty digits that stand for a run, the code that decides its result, and the torch it runs on."""
     import torch
 
-    content = {"spec": spec, "code": code_digest(), "torch": torch.__version__}
+    content = {"spec": spec, "code": code_digest(plugin), "torch": torch.__version__}
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:40]
 
 

@@ -20,9 +20,9 @@ FEWEST = 3
 class Rule:
     """``mechanism`` must beat every mechanism of ``over`` by ``margin``, on seeds that both have.
 
-    Holds: the mean of the paired differences is at least the margin, and their interval lies above 0 (above the margin, if that is
-    negative). Does not hold: for one of ``over`` the whole interval lies below the margin. Else it is undecided. Differences
-    count in the direction in which scores are better.
+    Holds: the mean of the paired differences is at least the margin, and their interval lies above 0 (above
+    the margin, if that is negative). Does not hold: for one of ``over`` the whole interval lies below the
+    margin. Else it is undecided. Differences count in the direction in which scores are better.
     """
 
     group: str

@@ -11,7 +11,7 @@ from unsoft.training.spec import Spec
 def count_parameters(spec: Spec) -> int:
     """Of the model that a spec describes.
 
-    >>> count_parameters(Spec(task="copy", width=16)) < count_parameters(Spec(task="copy", width=18))
+    >>> count_parameters(Spec(task="copy", width=16)) < count_parameters(Spec(task="copy", width=20))
     True
     """
     full = spec.filled()
@@ -19,7 +19,8 @@ def count_parameters(spec: Spec) -> int:
 
 
 def width_of_equal_parameters(spec: Spec, like: Spec) -> int:
-    """The smallest width with which ``spec`` has at least the parameters of ``like``; the perceptron is twice as wide.
+    """The smallest width with which ``spec`` has at least the parameters of ``like``; the perceptron is twice
+    as wide.
 
     >>> small = Spec(task="copy", mechanism="softmax", width=16, heads=2)
     >>> gated = Spec(task="copy", mechanism="gated+softmax", width=16, heads=2)

@@ -32,7 +32,7 @@ class Store:
     >>> import tempfile
     >>> path = Path(tempfile.mkdtemp()) / NAME
     >>> with Store(path, write=True) as store:
-    ...     store.put([Record(study="mine", group="g", task="copy", mechanism="cog", key="k", seed=0, lr=0.1)])
+    ...     store.put([Record(study="s", group="g", task="copy", mechanism="cog", key="k", seed=0, lr=0.1)])
     >>> with Store(path) as store:
     ...     [record.status for record in store.records()]
     ['waiting']
@@ -66,7 +66,8 @@ class Store:
             self._base.execute(f"pragma user_version = {_SCHEMA}")
         elif version != _SCHEMA:
             raise ValueError(
-                f"study: {str(self.path)!r} was written by another version of unsoft (schema {version}, not {_SCHEMA})"
+                f"study: {str(self.path)!r} was written by another version of unsoft"
+                f" (schema {version}, not {_SCHEMA})"
             )
 
     def __enter__(self) -> Self:
@@ -84,16 +85,17 @@ class Store:
             self._lock = None
 
     def begin(self, name: str, definition: dict[str, Any]) -> None:
-        """Keeps what the study is. Its rules may not change once it has begun: they are fixed before there are results."""
+        """Keeps what the study is. Its rules may not change any more once it has begun."""
         before = self.definition(name)
         if before is not None and before["rules"] != definition["rules"]:
             raise ValueError(
-                f"study: the rule of {name!r} was another one when its first run began; give the study another name"
-                " or another folder"
+                f"study: the rule of {name!r} was another one when its first run began; give the study"
+                " another name or another folder"
             )
         now = datetime.now(UTC).isoformat(timespec="seconds")
         self._base.execute(
-            "insert into studies values (?, ?, ?) on conflict (name) do update set definition = excluded.definition",
+            "insert into studies values (?, ?, ?)"
+            " on conflict (name) do update set definition = excluded.definition",
             (name, json.dumps(definition), now),
         )
         # What a driver that was killed left behind.
@@ -130,7 +132,7 @@ class Store:
 
 
 def _claim(path: Path) -> Any:
-    """A lock beside the store, held as long as this process drives it; it ends with the process, however that ends."""
+    """A lock beside the store, which ends with this process, however that ends."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         lock = open(path.with_name(f"{path.name}.lock"), "a+")  # noqa: SIM115 (closed with the store)

@@ -1,4 +1,6 @@
-"""What the runs of a study say: for each task and mechanism a mean with its interval, and the difference to softmax."""
+"""What the runs of a study say: for each task and mechanism a mean with its interval, and the difference to
+softmax.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,9 @@ _SCORE = "score"
 
 @dataclass(frozen=True)
 class Difference:
-    """How much better one mechanism is than another on the seeds that both have; positive is better whatever the metric."""
+    """How much better one mechanism is than another on the seeds that both have; positive is better whatever
+    the metric.
+    """
 
     mean: float
     low: float | None
@@ -96,10 +100,11 @@ def current(records: Iterable[Record]) -> list[Record]:
 
 
 def best_point(runs: Sequence[Record]) -> str | None:
-    """The place in the sweep with the best validation score, on the seeds of the sweep; None while runs are missing.
+    """The place in the sweep with the best validation score, on the seeds of the sweep; None while runs are
+    missing.
 
-    A place at which a run failed counts only if there is no other. Among equals, the one that learned earlier wins, then the
-    smaller rate. Without a sweep there is one place only.
+    A place at which a run failed counts only if there is no other. Among equals, the one that learned earlier
+    wins, then the smaller rate. Without a sweep there is one place only.
     """
     swept = [run for run in runs if run.swept] or list(runs)
     points = list(dict.fromkeys(run.point for run in swept))

@@ -50,6 +50,7 @@ def _sequence_model(spec: Spec, task: Task) -> PreTrainedModel:
         num_hidden_layers=spec.layers,
         num_attention_heads=spec.heads,
         num_key_value_heads=spec.heads,
+        attention_bias=spec.attention_bias,
         max_position_embeddings=1 << 16,
         initializer_range=_START / math.sqrt(spec.width),
         rope_parameters={"rope_type": "default", "rope_theta": 10_000.0},

@@ -41,6 +41,8 @@ class Spec:
     heads: int | None = None
     mlp: int | None = None
     """Width inside the perceptron of each layer; twice the model's unless told otherwise."""
+    attention_bias: bool = False
+    """Biases in the projections of attention: Su 2023 expects those of keys to help relu2."""
     steps: int | None = None
     batch: int | None = None
     lr: float | None = None

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from unsoft.cli.arguments import check_folder
+from unsoft.cli.arguments import Plugin, check_folder, load_plugin
 from unsoft.cli.commands.train import read_pairs
 from unsoft.cli.terminal import INTERRUPTED, cell, note, show_table
 
@@ -29,7 +29,7 @@ class _RunUnlessNamed(TyperGroup):
 
 command = typer.Typer(
     cls=_RunUnlessNamed,
-    help="Many training runs: mechanisms on tasks, over seeds and learning rates. Without one of the commands below: run.",
+    help="Many training runs: mechanisms on tasks, over seeds and rates. `study X` is `study run X`.",
     rich_markup_mode=None,
     no_args_is_help=True,
 )
@@ -86,12 +86,14 @@ def run(
     any_code: Annotated[
         bool, typer.Option("--any-code", help="Keep results of other versions of the code.")
     ] = False,
+    plugin: Plugin = None,
 ) -> None:
-    """Run what is missing of a study. Ctrl-C lets runs save themselves; the same command goes on from there."""
+    """Run what is missing of a study. Ctrl-C lets runs save themselves; the same command goes on."""
     if show_list:
         _print_defaults()
         return
     check_folder(out)
+    load_plugin(plugin)
     direct = {"tasks": tasks, "mechanisms": mechanisms}
     changes = {"seeds": seeds, "lrs": None if lrs is None else _numbers(lrs), "sweep": sweep}
     changes = {name: value for name, value in changes.items() if value is not None}
@@ -105,39 +107,44 @@ def run(
         studies = [default_study(name) for name in default or []] if spec is None else [read_study(spec)]
     else:
         studies = [_from_options(_words(tasks), _words(mechanisms), settings, controls, changes)]
-    _run_all(studies, out, runs, _workers(workers, ray, cpus_per_run, gpus_per_run), retry, any_code)
+    made = _workers(workers, ray, cpus_per_run, gpus_per_run)
+    file = plugin is not None and plugin.endswith(".py")
+    options: dict[str, Any] = {"runs": runs, "retry": retry, "any_code": any_code}
+    options["plugin"] = str(Path(plugin or "").absolute()) if file else plugin or ""
+    try:
+        for study in studies:
+            _run_one(study, out, made, options)
+    finally:
+        if not isinstance(made, int):
+            made.close()
 
 
-def _run_all(
-    studies: list[Study], out: Path, runs: Path | None, workers: int | Workers, retry: bool, any_code: bool
-) -> None:
+def _run_one(study: Study, out: Path, workers: int | Workers, options: dict[str, Any]) -> None:
     from unsoft.cli.study_progress import progress
     from unsoft.study import run_study
 
-    for study in studies:
-        try:
-            with progress(study.name) as tell:
-                state = run_study(
-                    study, out, workers=workers, runs=runs, retry=retry, any_code=any_code, tell=tell
-                )
-        except KeyboardInterrupt:
-            note("stopped at once; the same command goes on from the last checkpoints")
-            raise typer.Exit(INTERRUPTED) from None
-        if state.interrupted and state.waiting:
-            note(
-                f"stopped: {state.done} of {state.total} runs of {study.name} are done;"
-                " the same command goes on from there"
-            )
-            raise typer.Exit(INTERRUPTED)
-        _print(out, study.name)
-        if state.failed:
-            note(f"{state.failed} of {state.total} runs failed: unsoft study status --out {out}")
+    try:
+        with progress(study.name) as tell:
+            state = run_study(study, out, workers=workers, tell=tell, **options)
+    except KeyboardInterrupt:
+        note("stopped at once; the same command goes on from the last checkpoints")
+        raise typer.Exit(INTERRUPTED) from None
+    if state.interrupted and state.waiting:
+        note(
+            f"stopped: {state.done} of {state.total} runs of {study.name} are done;"
+            " the same command goes on from there"
+        )
+        raise typer.Exit(INTERRUPTED)
+    _print(out, study.name)
+    if state.failed:
+        note(f"{state.failed} of {state.total} runs failed: unsoft study status --out {out}")
 
 
 @command.command()
 def status(out: _Out = Path("study")) -> None:
     """Show how far studies are, and what failed."""
     from unsoft.study.record import STATUSES
+    from unsoft.study.row import words
     from unsoft.study.store import NAME, Store
     from unsoft.study.summary import current
 
@@ -152,11 +159,9 @@ def status(out: _Out = Path("study")) -> None:
     show_table(titles, rows)
     for record in every:
         if record.error:
-            note(
-                f"{record.study}: {record.group} {record.mechanism} seed {record.seed} {record.point}: {record.error}"
-            )
-    for name, *_ in rows:
-        _print(out, name)
+            note(f"{record.study}: {words(record)}: {record.error}")
+    for study in dict.fromkeys(record.study for record in every):
+        _print(out, study)
 
 
 @command.command()
@@ -182,6 +187,33 @@ def export(
     typer.echo(f"{to}: {len(records)} runs")
 
 
+@command.command()
+def report(
+    out: _Out = Path("study"),
+    to: Annotated[
+        Path | None, typer.Option(help="Folder of the page; report in --out.", show_default=False)
+    ] = None,
+) -> None:
+    """Write one page that needs no network, with its charts and their numbers."""
+    from unsoft.cli.arguments import check_drawing
+    from unsoft.study.store import NAME, Store
+
+    with Store(out / NAME) as store:
+        records, definitions = store.records(), [store.definition(name) for name in store.studies()]
+    check_drawing()
+    folder = to or out / "report"
+    check_folder(folder)
+    from unsoft.study import Study
+    from unsoft.study.page import PAGE, write_report
+
+    studies = [Study.from_dict(definition) for definition in definitions if definition is not None]
+    counts = write_report(studies, records, folder)
+    typer.echo(f"{folder / PAGE}: the page")
+    typer.echo(
+        f"{folder / 'data'}: its numbers\n{folder / 'figures'}: {counts['figures']} charts as PNG and SVG"
+    )
+
+
 def _print(out: Path, name: str) -> None:
     """The table of a study, its verdict, and how rates were chosen."""
     from unsoft.study import Study, summarise, verdict
@@ -204,7 +236,8 @@ def _print(out: Path, name: str) -> None:
         shortcut = "" if one.shortcut is None else f", shortcut {cell(one.shortcut)}"
         better = "higher" if one.higher_is_better else "lower"
         typer.echo(
-            f"{one.group}: {one.metric}, {better} is better; chance {cell(one.chance)}{shortcut}, known solution {cell(one.known)}"
+            f"{one.group}: {one.metric}, {better} is better; chance {cell(one.chance)}{shortcut},"
+            f" known solution {cell(one.known)}"
         )
     if study.rules:
         found, why = verdict(study.rules, records)

@@ -11,7 +11,7 @@ from unsoft.formula import Formula
 from unsoft.formula.javascript import formula_source, operations_source
 from unsoft.report.escape import embedded_json
 from unsoft.report.figure import colour_of, dash_of, shown_at_first
-from unsoft.report.page import page
+from unsoft.report.page import CHARTS, page
 
 HERE = Path(__file__).parent
 SCHEMA = 2
@@ -79,7 +79,7 @@ def comparison_page(
         title="unsoft compare: attention mechanisms side by side",
         styles=[HERE / "page.css"],
         libraries=[library, playground_script(formulas)],
-        scripts=[HERE / "formula.js", HERE / "page.js"],
+        scripts=[CHARTS, HERE / "formula.js", HERE / "page.js"],
         data={
             "looks": [{"label": label, "colour": colours[label], "dash": dashes[label]} for label in labels],
             "shown": shown,
