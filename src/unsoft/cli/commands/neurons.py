@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -108,7 +109,10 @@ def command(
 
     page = neurons_page(found).encode()
     prepare_folder(out)
-    written = found.write(out)
+    given = "" if text is None else f" --text {shlex.quote(str(text))}"
+    where = "" if layer is None else f" --layer {layer}"
+    size = f" --tokens {tokens} --length {length}"
+    written = found.write(out, f"unsoft neurons {shlex.quote(model)}{given}{where}{size} --seed {seed}")
     write_whole(out / "neurons.html", page)
     for path in (*written, out / "neurons.html"):
         typer.echo(str(path))

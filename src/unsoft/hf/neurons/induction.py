@@ -18,7 +18,7 @@ from unsoft.hf.neurons.parts import Parts, watched_inputs
 from unsoft.hf.neurons.readout import Readout
 from unsoft.hf.neurons.roles import ENTROPY
 from unsoft.hf.neurons.statistics import Bootstrap
-from unsoft.hf.neurons.stream import FIRST, LEAST, Text
+from unsoft.hf.neurons.stream import FIRST, LEAST, Text, in_rows
 from unsoft.hf.neurons.whole import entropies
 
 _SEQUENCES = 8
@@ -50,7 +50,8 @@ def induction_check(
     once = text.sequences[:_SEQUENCES, :half].to(model.device)
     with evaluating(model), watched_inputs(parts.downs[-1], parts.norm) as seen:
         runner(model)(input_ids=torch.cat([once, once], 1))
-    residual, activations = seen[parts.norm].float(), seen[parts.downs[-1]][..., places].float()
+    residual = seen[parts.norm].float()
+    activations = in_rows(seen[parts.downs[-1]], residual)[..., places].float()
     # The same words in both readings, each with the same word after it.
     first, second = slice(FIRST, half - 1), slice(half + FIRST, 2 * half - 1)
     target = once[:, FIRST + 1 :].flatten()

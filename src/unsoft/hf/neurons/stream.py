@@ -107,7 +107,7 @@ def read_stream(
         for at in range(0, len(text.sequences), batch_size):
             run(input_ids=text.sequences[at : at + batch_size].to(device))
             residuals.append(seen[parts.norm][:, FIRST:-1].flatten(0, 1).float())
-            activations.append(seen[down][:, FIRST:-1].flatten(0, 1).float())
+            activations.append(in_rows(seen[down], seen[parts.norm])[:, FIRST:-1].flatten(0, 1).float())
             if progress is not None:
                 progress(min(at + batch_size, len(text.sequences)), len(text.sequences))
     count, size = text.sequences.shape[0], text.sequences.shape[1] - FIRST - 1
@@ -121,10 +121,16 @@ def read_stream(
     )
 
 
+def in_rows(activations: Tensor, stream: Tensor) -> Tensor:
+    """Activations as (sequences, length, neurons), also of OPT, which has all its tokens in one row."""
+    return activations.reshape(*stream.shape[:2], -1)
+
+
 def _check_addition(model: Any, parts: Parts, tokens: Tensor, seen: dict[Any, Tensor]) -> None:
     """Does a neuron of the last layer add its row of the map to the stream, and nothing else? Tried on one."""
     down = parts.downs[-1]
-    before, activations = seen[parts.norm].clone(), seen[down].clone()
+    before = seen[parts.norm].clone()
+    activations = in_rows(seen[down], before).clone()
     neuron = int(activations.flatten(0, 1).float().std(0).argmax())
 
     def silence(x: Tensor) -> Tensor:
