@@ -98,7 +98,7 @@ def test_the_tail_is_as_exact_as_the_whole(monkeypatch):
 def test_blocks_of_neurons_change_nothing(monkeypatch):
     model = planted_model()
     whole = measured(model, text()[:1], 1, list(range(40)), counts())
-    monkeypatch.setattr(module, "_NUMBERS", 1000 * 7)
+    monkeypatch.setattr(module, "_NUMBERS", 1500 * 7)
     monkeypatch.setattr(module, "_TOKENS", 10)
     pieces = measured(model, text()[:1], 1, list(range(40)), counts())
     assert all(

@@ -15,7 +15,7 @@ HOSTILE = "</script><img src=x onerror=alert(1)>"
 
 @pytest.fixture(scope="module")
 def found():
-    found = scan(planted_model(), text()[:4], counts=counts(), null=NULL)
+    found = scan(planted_model(), text(), counts=counts(), null=NULL)
     found.details[NULL_NEURON]["tokens"][0]["token"] = HOSTILE
     return replace(found, model=HOSTILE)
 

@@ -50,16 +50,11 @@ def test_a_frequency_neuron_is_ranked_first(found):
     assert not FREQUENCY.survives(of(found, NULL_NEURON))
 
 
-@pytest.mark.parametrize("seed", [0, 1, 2])
+@pytest.mark.parametrize("seed", [0, 1])
 def test_in_a_random_model_nothing_survives(seed):
     found = scan(random_model(seed), text(seed), counts=counts(), null=NULL, seed=seed)
     assert found.ranked("entropy") == [] == found.ranked("frequency")
     assert {verdict["verdict"] for verdict in found.verdicts} == {"does not hold"}
-
-
-def test_the_same_seed_gives_the_same_records(found):
-    again = scan(planted_model(), text(), counts=counts(), null=NULL)
-    assert again.to_dict() == found.to_dict()
 
 
 def test_intervals_hold_their_figures(found):

@@ -31,7 +31,7 @@ class Role:
     columns: tuple[str, ...]
 
     def survives(self, record: dict[str, Any]) -> bool:
-        """Is the share beyond chance and worth speaking of, whatever the weights say?"""
+        """Is the share beyond that of controls and worth speaking of, whatever the weights say?"""
         return bool(record[self.q] < LEVEL and record[f"{self.share}_low"] > SHARE)
 
     def candidates(self, records: list[dict[str, Any]], part: float = TOP) -> list[dict[str, Any]]:
