@@ -112,9 +112,17 @@ def main() -> None:
     errors = exactness()
     passed = taken <= SECONDS_BAR and max(errors.values()) <= ERROR_BAR and needed <= MEMORY_BAR
     result = {
-        "tokens": TOKENS, "length": LENGTH, "seconds": taken, "seconds_at_most": SECONDS_BAR, "sample": SAMPLE, "errors": errors,
-        "error_at_most": ERROR_BAR, "bytes": needed, "bytes_at_most": MEMORY_BAR, "passed": passed,
-    }  # fmt: skip
+        "tokens": TOKENS,
+        "length": LENGTH,
+        "seconds": taken,
+        "seconds_at_most": SECONDS_BAR,
+        "sample": SAMPLE,
+        "errors": errors,
+        "error_at_most": ERROR_BAR,
+        "bytes": needed,
+        "bytes_at_most": MEMORY_BAR,
+        "passed": passed,
+    }
     print(
         f"scan: {taken:.0f} s (at most {SECONDS_BAR:g})\n"
         f"largest difference from brute force on {SAMPLE} neurons: "

@@ -36,8 +36,12 @@ def test_tables_and_files(run_here, folder, text, tmp_path):
     assert " entropy neurons: writes where" in done.stdout and " frequency neurons: moves" in done.stdout
     assert "entropy-neurons: not testable here" in done.stdout and "\x1b" not in done.stdout
     assert sorted(path.name for path in out.iterdir()) == [
-        "induction.csv", "neurons.csv", "neurons.html", "neurons.json", "verdicts.json",
-    ]  # fmt: skip
+        "induction.csv",
+        "neurons.csv",
+        "neurons.html",
+        "neurons.json",
+        "verdicts.json",
+    ]
     kept = json.loads((out / "neurons.json").read_text())
     assert kept["schema"] == 1 and kept["model"] == str(folder) and len(kept["neurons"]) == 24
     told = json.loads((out / "verdicts.json").read_text())

@@ -15,9 +15,13 @@ def record(number, size, **changed):
     result = {"layer": 3, "neuron": number}
     for role in ROLES:
         result |= {
-            role.static: 1 - number / size, f"{role.static}_place": number / size, role.q: figures["q"],
-            role.share: figures["share"], f"{role.share}_low": figures["low"], f"{role.share}_high": figures["share"] + 0.1,
-        }  # fmt: skip
+            role.static: 1 - number / size,
+            f"{role.static}_place": number / size,
+            role.q: figures["q"],
+            role.share: figures["share"],
+            f"{role.share}_low": figures["low"],
+            f"{role.share}_high": figures["share"] + 0.1,
+        }
     return result
 
 

@@ -62,8 +62,12 @@ def _point(
     loss_frozen: float = 0.0,
 ) -> dict[str, float]:
     return {
-        "dose": dose, "entropy": entropy, "entropy_frozen": entropy_frozen, "loss": loss, "loss_frozen": loss_frozen,
-    }  # fmt: skip
+        "dose": dose,
+        "entropy": entropy,
+        "entropy_frozen": entropy_frozen,
+        "loss": loss,
+        "loss_frozen": loss_frozen,
+    }
 
 
 def _strongest(

@@ -95,10 +95,10 @@ def _norms(module: Any, weight: Tensor) -> Iterator[Norm]:
             yield Norm(centred, eps, gain, shift)
 
 
-def read_out(model: Any, norm: nn.Module, head: nn.Module) -> Readout:
+def read_out(model: Any, norm: nn.Module, head: Any) -> Readout:
     """The formula of a model's logits, from its parameters and configuration; gain folded into the unembedding."""
     found = read_norm(norm)
-    weight = head.weight.detach().float()  # type: ignore[operator, union-attr]
+    weight: Tensor = head.weight.detach().float()
     bias = getattr(head, "bias", None)
     constant = bias.detach().float() if isinstance(bias, Tensor) else None
     if found.shift is not None:

@@ -67,15 +67,22 @@ def scan(
     (24, 1, True)
     """
     for name, value in (
-        ("tokens", tokens), ("length", length), ("candidates", candidates), ("batch_size", batch_size),
-    ):  # fmt: skip
+        ("tokens", tokens),
+        ("length", length),
+        ("candidates", candidates),
+        ("batch_size", batch_size),
+    ):
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
             raise ValueError(
                 f"neurons: argument '{name}' must be a whole number of at least 1, not {value!r}"
             )
 
-    def tell(what: str) -> Callable[[int, int], None] | None:
-        return None if progress is None else lambda done, total: progress(what, done, total)
+    def tell(what: str) -> Callable[[int, int], None]:
+        def step(done: int, total: int) -> None:
+            if progress is not None:
+                progress(what, done, total)
+
+        return step
 
     parts = find_parts(model)
     model = getattr(model, "_orig_mod", model)
