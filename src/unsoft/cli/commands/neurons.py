@@ -60,7 +60,8 @@ def command(
     ] = 16,
     seed: Annotated[int, typer.Option(help="Of controls and intervals.")] = 0,
 ) -> None:
-    """Find entropy neurons and token-frequency neurons: ablate every neuron of a layer and compare with controls.
+    """Find entropy neurons and token-frequency neurons: ablate every neuron of a layer and compare with
+    controls.
 
     Nothing of the model is changed.
     """
@@ -76,8 +77,8 @@ def command(
     if tokenizer is None:
         raise typer.BadParameter(
             (
-                f"{model} has no tokenizer, so it cannot read text; use unsoft.hf.neurons.scan(model, tokens) from"
-                " Python"
+                f"{model} has no tokenizer, so it cannot read text; use unsoft.hf.neurons.scan(model, tokens)"
+                " from Python"
             ),
             param_hint="'MODEL'",
         )
@@ -126,9 +127,9 @@ def _print(found: Scan) -> None:
     screen = console()
     told = found.settings
     screen.print(
-        f"{printable(found.model, 80)}: {len(found.neurons)} neurons of layer {found.layer} (of {found.layers}),"
-        f" {told['tokens']} tokens, {told['controls']} controls each, {told['norm']},"
-        f" null space of {told['null']} of {told['width']} directions"
+        f"{printable(found.model, 80)}: {len(found.neurons)} neurons of layer {found.layer} (of"
+        f" {found.layers}), {told['tokens']} tokens, {told['controls']} controls each, {told['norm']}, null"
+        f" space of {told['null']} of {told['width']} directions"
     )
     for role in ROLES:
         members = {record["neuron"] for record in role.members(found.neurons)}

@@ -1,7 +1,8 @@
-"""Texts that repeat themselves: does a neuron become more active the second time, and does that hold the model back?
+"""Texts that repeat themselves: does a neuron become more active the second time,
+and does that hold the model back?
 
-A model that has seen a text before can copy it, and its entropy falls. Neurons that rise then and whose clipping lowers the
-entropy further keep the model from being too sure (Stolfo et al. 2024).
+A model that has seen a text before can copy it, and its entropy falls. Neurons that rise then and whose
+clipping lowers the entropy further keep the model from being too sure (Stolfo et al. 2024).
 """
 
 from __future__ import annotations
@@ -37,10 +38,11 @@ def induction_check(
     controls: Tensor,
     seed: int,
 ) -> list[dict[str, Any]]:
-    """A record for each entropy neuron, candidate and some of their controls; none if sequences are too short.
+    """A record for each entropy neuron, candidate and some of their controls;
+    none if sequences are too short.
 
-    The first half of each sequence is read twice. In the second reading an activation is clipped at the neuron's mean of the
-    first, on the side to which it rose.
+    The first half of each sequence is read twice. In the second reading an activation is clipped at the
+    neuron's mean of the first, on the side to which it rose.
     """
     half = text.sequences.shape[1] // 2
     if (half - FIRST - 1) * min(len(text.sequences), _SEQUENCES) < LEAST:

@@ -52,7 +52,8 @@ class Readout:
     softcap: float | None
 
     def logits(self, stream: Tensor, square: Tensor | None = None) -> Tensor:
-        """Of streams (..., width); ``square`` holds the squared scale fixed instead of taking the stream's own."""
+        """Of streams (..., width); ``square`` holds the squared scale fixed instead of taking the stream's
+        own."""
         square = self.norm.square(stream) if square is None else square
         return self.finish(stream @ self.unembedding.mT / square.sqrt()[..., None])
 
@@ -96,7 +97,8 @@ def _norms(module: Any, weight: Tensor) -> Iterator[Norm]:
 
 
 def read_out(model: Any, norm: nn.Module, head: Any) -> Readout:
-    """The formula of a model's logits, from its parameters and configuration; gain folded into the unembedding."""
+    """The formula of a model's logits, from its parameters and configuration;
+    gain folded into the unembedding."""
     found = read_norm(norm)
     weight: Tensor = head.weight.detach().float()
     bias = getattr(head, "bias", None)
@@ -120,7 +122,7 @@ def check_readout(model: Any, readout: Readout, stream: Tensor, logits: Tensor) 
     size = float(logits.float().abs().max())
     if not error <= _TOLERANCE * size + _TOLERANCE:
         raise ValueError(
-            f"neurons: the logits of {type(model).__name__} are not its final norm and unembedding alone: they"
-            f" differ by {error:.2g} where the largest is {size:.2g}, so something else changes them (a scale,"
-            " a projection, another norm)"
+            f"neurons: the logits of {type(model).__name__} are not its final norm and unembedding alone:"
+            f" they differ by {error:.2g} where the largest is {size:.2g}, so something else changes them (a"
+            " scale, a projection, another norm)"
         )

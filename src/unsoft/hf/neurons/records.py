@@ -24,8 +24,8 @@ def neuron_records(
 ) -> tuple[list[dict[str, Any]], dict[str, Tensor]]:
     """A record for each neuron, and the controls (neurons, count) of each role as places in the list.
 
-    ``numbers`` (neurons,) are those of the neurons that ``activations`` and ``effects`` are about; ``weights`` are
-    about all of the layer.
+    ``numbers`` (neurons,) are those of the neurons that ``activations`` and ``effects`` are about;
+    ``weights`` are about all of the layer.
     """
     bootstrap = Bootstrap(len(activations), seed)
     spread = activations.std(0)
@@ -85,7 +85,8 @@ def _count(eligible: int) -> int:
 
 
 def likeness(norm: Tensor, activations: Tensor) -> Tensor:
-    """(neurons, 3): what controls are matched in, length of the output weights, mean and spread of activations."""
+    """(neurons, 3): what controls are matched in, length of the output weights,
+    mean and spread of activations."""
     return torch.stack(
         [norm.clamp_min(1e-12).log(), activations.mean(0), activations.std(0).clamp_min(1e-12).log()], 1
     )

@@ -19,7 +19,8 @@ SCHEMA = 1
 
 @dataclass(frozen=True)
 class Scan:
-    """Records are dicts of plain numbers and words, ready for JSON, CSV or a data frame. docs/neurons.md lists them."""
+    """Records are dicts of plain numbers and words, ready for JSON, CSV or a data frame.
+    docs/neurons.md lists them."""
 
     model: str
     layer: int
@@ -53,7 +54,8 @@ class Scan:
         return {"schema": SCHEMA, **asdict(self)}
 
     def write(self, folder: Path, command: str = "") -> list[Path]:
-        """neurons.json, neurons.csv, verdicts.json and, if there is any, induction.csv; returns what was written.
+        """neurons.json, neurons.csv, verdicts.json and, if there is any, induction.csv;
+        returns what was written.
 
         ``command`` is what measures the same again, for those who read the verdicts.
         """

@@ -88,7 +88,8 @@ def matched_controls(features: Tensor, eligible: Tensor, count: int, seed: int) 
 
 @dataclass(frozen=True)
 class Test:
-    """(neurons,) each: how far a figure lies above those of its controls, and how likely that is by chance."""
+    """(neurons,) each: how far a figure lies above those of its controls,
+    and how likely that is by chance."""
 
     control: Tensor
     """Median of the controls."""
@@ -103,8 +104,8 @@ class Test:
 def above_controls(found: Interval, controls: Tensor) -> Test:
     """Is a figure larger than that of one more control would be? One-sided, by Student's t.
 
-    The spread counts twice: among controls, and of the figure itself over tokens. Of the controls only those above their
-    median tell how far up chance reaches: shares of small effects can be far below it.
+    The spread counts twice: among controls, and of the figure itself over tokens. Of the controls only those
+    above their median tell how far up chance reaches: shares of small effects can be far below it.
     """
     values = found.value[controls]
     count = controls.shape[1]

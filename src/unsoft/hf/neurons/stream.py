@@ -1,4 +1,5 @@
-"""What the model computes on a text, kept for the analysis: streams, activations and the words that came next."""
+"""What the model computes on a text, kept for the analysis: streams,
+activations and the words that came next."""
 
 from __future__ import annotations
 
@@ -78,8 +79,8 @@ def read_text(given: Any, tokenizer: Any, length: int, tokens: int) -> Text:
     usable = max(rows.shape[1] - FIRST - 1, 0)  # the last token of a sequence has no next one
     if usable * len(rows) < LEAST:
         raise ValueError(
-            f"neurons: argument 'text' is too short: {everything.numel()} tokens leave {usable * len(rows)} to"
-            f" look at, at least {LEAST} are needed"
+            f"neurons: argument 'text' is too short: {everything.numel()} tokens leave {usable * len(rows)}"
+            f" to look at, at least {LEAST} are needed"
         )
     return Text(rows[: -(-tokens // usable)], everything)
 
@@ -127,7 +128,10 @@ def in_rows(activations: Tensor, stream: Tensor) -> Tensor:
 
 
 def _check_addition(model: Any, parts: Parts, tokens: Tensor, seen: dict[Any, Tensor]) -> None:
-    """Does a neuron of the last layer add its row of the map to the stream, and nothing else? Tried on one."""
+    """Does a neuron of the last layer add its row of the map to the stream, and nothing else?
+
+    Tried on one.
+    """
     down = parts.downs[-1]
     before = seen[parts.norm].clone()
     activations = in_rows(seen[down], before).clone()
@@ -146,6 +150,6 @@ def _check_addition(model: Any, parts: Parts, tokens: Tensor, seen: dict[Any, Te
         between = [name for name, _ in parts.blocks[-1].named_children() if "post" in name and "feed" in name]
         reason = f"{between[0]} stands between them" if between else "something stands between them"
         raise ValueError(
-            f"neurons: the last MLP of {type(model).__name__} does not write straight into the stream that the"
-            f" final norm reads: {reason}"
+            f"neurons: the last MLP of {type(model).__name__} does not write straight into the stream that"
+            f" the final norm reads: {reason}"
         )
