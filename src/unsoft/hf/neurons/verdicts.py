@@ -55,8 +55,8 @@ def _judge(name: str, role: Role, found: Scan) -> dict[str, Any]:
     best = max(named, key=lambda record: record[role.share])
     words += (
         f" (largest share {best[role.share]:.2f} [{best[f'{role.share}_low']:.2f},"
-        f" {best[f'{role.share}_high']:.2f}], neuron {best['neuron']}); {len(elsewhere)} others of"
-        f" {len(found.neurons)} do"
+        f" {best[f'{role.share}_high']:.2f}], neuron {best['neuron']}); {len(elsewhere)} of the other"
+        f" {len(found.neurons) - len(named)} do too"
     )
     return told | {
         "verdict": verdict,
