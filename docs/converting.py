@@ -1,7 +1,7 @@
 """Makes the figures of docs/converting.md: ``python docs/converting.py [--run]``.
 
 With ``--run`` SmolLM2-135M is converted to each mechanism by the command that the page shows, one after
-another, two to three minutes of one core each; what is done already (in ``runs``) is not done again. Without
+another, one to two minutes of one core each; what is done already (in ``runs``) is not done again. Without
 it the table is written from converting.json, the record of the last such run.
 """
 
@@ -16,8 +16,13 @@ from unsoft.files import write_json, write_whole
 
 HERE = Path(__file__).parent
 PAGE, RECORD = HERE / "converting.md", HERE / "converting.json"
-MECHANISMS = ("softmax", "magnitude+softmax", "sigmoid", "cog", "linear-relu", "relu2", "softpick")
-COMMAND = "unsoft convert smollm2 --mechanism {} --match-steps 30 --tune-steps 15 --save-every 30"
+MECHANISMS = ("magnitude+softmax", "cog", "sigmoid", "relu2", "linear-relu", "softmax", "softpick")
+FIRST = "unsoft swap smollm2 softmax --out runs/smollm2"
+"""Once, since unpacking its 4 bits takes longer than loading what is written here."""
+COMMAND = (
+    "unsoft convert runs/smollm2 --mechanism {} --match-steps 16 --tune-steps 8 --held-out 1024"
+    " --save-every 16"
+)
 COLUMNS = (
     "mechanism",
     *("original", "after swap", "matched", "tuned"),
@@ -29,13 +34,21 @@ MARKS = "<!-- conversions -->\n", "<!-- end -->"
 
 def run() -> None:
     """Converts, and keeps the record after every conversion."""
+    if not Path("runs/smollm2").exists():
+        call(FIRST)
     found = {}
     for mechanism in MECHANISMS:
-        arguments = COMMAND.format(mechanism).split()[1:]
-        command = [sys.executable, "-m", "unsoft.cli", *arguments, "--json"]
-        done = subprocess.run(command, stdout=subprocess.PIPE, check=True)
-        found[mechanism] = json.loads(done.stdout)
+        found[mechanism] = json.loads(call(COMMAND.format(mechanism) + " --json"))
         write_json(RECORD, found)
+
+
+def call(command: str) -> bytes:
+    """What a command of unsoft prints."""
+    arguments = command.split()[1:]
+    done = subprocess.run(
+        [sys.executable, "-m", "unsoft.cli", *arguments], stdout=subprocess.PIPE, check=True
+    )
+    return done.stdout
 
 
 def table(record: dict) -> str:

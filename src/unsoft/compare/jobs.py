@@ -75,7 +75,14 @@ class Answer:
 
 
 class Missing(LookupError):
-    """A measurement that did not run, or had no answer; the message says why."""
+    """A measurement that did not run, or had no answer; the message says why.
+
+    ``wanted`` is its name and mechanism if it has not been asked for yet.
+    """
+
+    def __init__(self, why: str, wanted: tuple[str, str] | None = None) -> None:
+        super().__init__(why)
+        self.wanted = wanted
 
 
 class Results:
@@ -94,7 +101,7 @@ class Results:
         found = self._answers.get((name, mechanism))
         of = f" of {mechanism}" if mechanism else ""
         if found is None:
-            raise Missing(f"the measurement '{name}'{of} did not run")
+            raise Missing(f"the measurement '{name}'{of} did not run", (name, mechanism))
         if not found["rows"]:
             raise Missing(
                 f"the measurement '{name}'{of} has no answer: {found['problem'] or 'nothing to measure'}"

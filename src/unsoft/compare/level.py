@@ -58,16 +58,18 @@ class Level:
     rows: int
     depth: int
     seeds: int
-    """Random networks that collapse is averaged over."""
+    """Random networks that collapse is measured in."""
     lengths: tuple[int, ...]
     """N of the costs."""
     rounds: int
     seconds: float
     """The mechanisms are timed in turn, for at least this time in all."""
     geometries: int
+    draws: int = 8
+    """Repetitions of what is drawn at random, from which intervals come."""
 
 
-QUICK = Level("quick", _QUICK, 1024, 16, 12, 2, (256, 1024), 5, 0.0, 512)
-STANDARD = Level("standard", _STANDARD, 2048, 16, 24, 3, (256, 1024, 2048), 5, 0.0, 512)
-FULL = Level("full", (), 8192, 64, 32, 8, (256, 512, 1024, 2048, 4096), 7, 1.0, 4096)
+QUICK = Level("quick", _QUICK, 1024, 16, 8, 3, (256, 1024), 5, 0.0, 128, 4)
+STANDARD = Level("standard", _STANDARD, 2048, 16, 12, 4, (256, 1024, 2048), 5, 0.0, 256, 8)
+FULL = Level("full", (), 8192, 64, 24, 8, (256, 512, 1024, 2048, 4096), 7, 1.0, 1024, 16)
 """Without names: all there are, and the compositions of the standard level."""

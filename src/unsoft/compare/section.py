@@ -6,13 +6,14 @@ from __future__ import annotations
 
 import importlib
 import pkgutil
-import shlex
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from unsoft.compare import sections as folder
-from unsoft.compare.jobs import Job, Missing, Results, Rows
+from unsoft.compare.claim import KINDS, VERDICTS, Claim
+from unsoft.compare.column import Column
+from unsoft.compare.jobs import Job, Results, Rows
 from unsoft.compare.level import Level
 from unsoft.compare.store import outside_digest
 from unsoft.compare.subject import Subject
@@ -21,18 +22,10 @@ if TYPE_CHECKING:
     from unsoft.report.comparison.page import Control, Part
     from unsoft.report.figure import Figure
 
-HOLDS, LIMITS, DOES_NOT_HOLD = "holds", "holds with limits", "does not hold"
-NOT_TESTABLE, NOT_RUN = "not testable here", "not run"
-VERDICTS = {HOLDS: "yes", LIMITS: "partly", DOES_NOT_HOLD: "no", NOT_TESTABLE: "not-run", NOT_RUN: "not-run"}
-"""With the kind of mark that pages give each."""
 CLAIMS = "claims"
 """Stands for the facts of all sections, as the name of a section to measure."""
-SURVEY, SU, ROSIC = "survey of negative attention 2025", "Su 2023", "Rosić 2026"
-"""Where claims come from."""
 REFERENCES = ("softmax", "cog", "relu2", "identity", "gpam", "linear-relu", "magnitude")
 """Measured in any case, since claims are about them; but no time is taken of them."""
-Finding = tuple[str, str]
-"""The verdict and what was measured, in words with numbers."""
 
 
 @dataclass(frozen=True)
@@ -42,69 +35,14 @@ class Request:
     subjects: Sequence[Subject]
     level: Level
     model: str | None = None
+    study: str | None = None
+    """A file with records of trained models, in place of those that come with the package."""
 
     @property
     def everyone(self) -> list[Subject]:
         """The mechanisms of the user, and those that claims are about."""
         known = {subject.label for subject in self.subjects}
         return [*self.subjects, *(Subject(name, name) for name in REFERENCES if name not in known)]
-
-
-@dataclass(frozen=True)
-class Column:
-    """A question of the scoreboard: a number for each mechanism, and a reading of it.
-
-    ``yes`` and ``partly`` are thresholds of the number; above them is good unless ``low_is_good``. ``noise``
-    is the relative change that repeated runs of the same code show.
-    """
-
-    name: str
-    title: str
-    help: str
-    answer: Callable[[Results, str], float | None] | None
-    yes: float = 0.0
-    partly: float = 0.0
-    low_is_good: bool = False
-    noise: float = 1e-6
-
-    def cell(self, results: Results, label: str) -> dict[str, Any]:
-        value = None if self.answer is None else self.answer(results, label)
-        return {"value": value, "reading": self.reading(value)}
-
-    def reading(self, value: float | None) -> str:
-        """In words: yes, partly, no, or not run."""
-        if value is None:
-            return NOT_RUN
-        sign = -1.0 if self.low_is_good else 1.0
-        if sign * value >= sign * self.yes:
-            return "yes"
-        return "partly" if sign * value >= sign * self.partly else "no"
-
-
-@dataclass(frozen=True)
-class Claim:
-    """``check`` finds a verdict from measurements; without it the claim is not run, for the reason ``needs``.
-
-    ``again`` are the arguments of ``unsoft compare`` that measure what it is judged by.
-    """
-
-    name: str
-    source: str
-    text: str
-    again: str = ""
-    check: Callable[[Results], Finding] | None = None
-    needs: str = ""
-    evidence: str = ""
-    """The section that shows it, if that is another one."""
-
-    def judge(self, results: Results) -> Finding:
-        """A verdict is only ever computed from what was measured; without that it is "not run", and why."""
-        if self.check is None:
-            return NOT_RUN, self.needs
-        try:
-            return self.check(results)
-        except Missing as why:
-            return NOT_RUN, str(why)
 
 
 @dataclass(frozen=True)
@@ -187,22 +125,13 @@ def job(
     return Job(name, "" if subject is None else subject.label, asked, compute, expected, timed)
 
 
-def grade(holds: bool, partly: bool = False) -> str:
-    """The verdict of a yes or no, with something between.
-
-    >>> grade(True), grade(False, True), grade(False)
-    ('holds', 'holds with limits', 'does not hold')
-    """
-    return HOLDS if holds else LIMITS if partly else DOES_NOT_HOLD
-
-
-def conclusions(results: Results, level: str, out: str) -> dict[str, Any]:
+def conclusions(results: Results, level: str) -> dict[str, Any]:
     """What measurements say, as plain data: the columns and rows of the
     scoreboard, and every claim with its verdict.
     """
     every = sections(results.record)
     columns = [(section, column) for section in every for column in section.columns]
-    told = ("name", "title", "help", "low_is_good", "noise")
+    told = ("name", "title", "help", "low_is_good", "noise", "unit", "why")
     return {
         "columns": [
             {"section": section.name} | {name: getattr(column, name) for name in told}
@@ -213,30 +142,33 @@ def conclusions(results: Results, level: str, out: str) -> dict[str, Any]:
             | {"cells": {column.name: column.cell(results, subject["label"]) for _, column in columns}}
             for subject in results.record["subjects"]
         ],
-        "claims": [
-            _judged(claim, section, results, level, out) for section in every for claim in section.claims
-        ],
+        "claims": [_judged(claim, section, results, level) for section in every for claim in section.claims],
         "verdicts": VERDICTS,
+        "kinds": KINDS,
     }
 
 
-def _judged(claim: Claim, section: Section, results: Results, level: str, out: str) -> dict[str, str]:
+def _judged(claim: Claim, section: Section, results: Results, level: str) -> dict[str, Any]:
     verdict, found = claim.judge(results)
-    texts = {"name": claim.name, "source": claim.source, "text": claim.text}
+    told = ("name", "source", "text", "kind", "rule", "refuted", "counts")
     shown = claim.evidence or (section.name if section.figures or section.parts else "")
-    command = command_again(claim.again, level, out) if claim.again else ""
-    return texts | {"section": shown, "verdict": verdict, "found": found, "command": command}
+    command = command_again(claim.name, level) if claim.check is not None else ""
+    return {name: getattr(claim, name) for name in told} | {
+        "section": shown,
+        "verdict": verdict,
+        "found": found,
+        "command": command,
+    }
 
 
-def command_again(arguments: str, level: str, out: str) -> str:
-    """Measures the same again, at the level of the run and beside its
-    folder, so that the page one reads stays.
+def command_again(claim: str, level: str) -> str:
+    """Measures one claim again, at the level of the run.
 
-    >>> command_again("cog --only sign", "quick", "my report")
-    "unsoft compare cog --only sign --quick --again --out 'my report-again'"
+    >>> command_again("few-steps", "quick")
+    'unsoft compare --claim few-steps --quick --again'
     """
     flag = f" --{level}" if level in ("quick", "full") else ""
-    return f"unsoft compare {arguments}{flag} --again --out {shlex.quote(f'{out}-again')}"
+    return f"unsoft compare --claim {claim}{flag} --again"
 
 
 def _with_code(made_by: Callable[..., object], jobs: list[Job]) -> list[Job]:

@@ -1,4 +1,4 @@
-"""Trains the model of the scenes in a minute or two of one core; an interrupted run goes on where it stopped."""
+"""Trains the model of the scenes in a minute or two of one core; an interrupted run goes on later."""
 
 from __future__ import annotations
 
@@ -58,8 +58,8 @@ def train_scenes(
 ) -> LlavaForConditionalGeneration:
     """The trained model, which ``folder`` keeps; if it is there already, that one.
 
-    Ctrl-C and SIGTERM save a checkpoint and raise :class:`unsoft.errors.Interrupted`; the same call goes on from
-    there, to the same weights bit for bit.
+    Ctrl-C and SIGTERM save a checkpoint and raise :class:`unsoft.errors.Interrupted`; the same call goes on
+    from there, to the same weights bit for bit.
     """
     settings = settings or Settings()
     _claim(folder, settings)

@@ -41,7 +41,8 @@ class RayWorkers:
                 f"study: there is no Ray cluster at {address!r} ({reason}); ray start --head makes one,"
                 " --ray local needs none"
             ) from None
-        self._ray, self._cpus, self._gpus = ray, cpus, gpus
+        self._ray: Any = ray
+        self._cpus, self._gpus = cpus, gpus
         # Ray's own retries would hide deaths from the record.
         self._perform = ray.remote(num_cpus=cpus, num_gpus=gpus, max_retries=0)(perform)
         self._running: dict[Any, str] = {}

@@ -41,7 +41,7 @@ class TaskTrainer(SealedTrainer):
         self.width: int = model.config.hidden_size
         super().__init__(
             model,
-            _arguments(spec, folder, save_every, eval_every, report_to, fsdp),
+            _arguments(spec, task.kind, folder, save_every, eval_every, report_to, fsdp),
             who="train",
             mechanism_lr=spec.mechanism_lr,
             train_dataset=Batches(
@@ -89,7 +89,13 @@ def measure(model: nn.Module, batches: Batches, device: torch.device) -> tuple[f
 
 
 def _arguments(
-    spec: Spec, folder: Path, save_every: int | None, eval_every: int, report_to: list[str], fsdp: bool
+    spec: Spec,
+    kind: str,
+    folder: Path,
+    save_every: int | None,
+    eval_every: int,
+    report_to: list[str],
+    fsdp: bool,
 ) -> TrainingArguments:
     assert spec.steps and spec.lr is not None
     return arguments(
@@ -106,4 +112,5 @@ def _arguments(
         eval_steps=eval_every,
         report_to=report_to or "none",
         fsdp=True if fsdp else None,
+        ddp_find_unused_parameters=kind != "tokens",  # features do not go through the embedding
     )

@@ -13,7 +13,7 @@ PAIRS = (["w1 w2 w3", "w4 w5", "w6 w7 w8 w9", "w3 w3"], ["w1 w2 w4", "w4 w9", "w
 
 @pytest.fixture
 def planted():
-    """States (40, 24) on both sides of a known direction, with noise of three times its length, and that direction."""
+    """States (40, 24) on both sides of a known direction, with noise, and that direction."""
     generator = torch.Generator().manual_seed(0)
     truth = torch.nn.functional.normalize(torch.randn(24, generator=generator), dim=0)
     base = torch.randn(40, 24, generator=generator)

@@ -169,8 +169,8 @@ def check(
     network, tokenizer = _load(model)
     from unsoft.hf.steering.controls import steps
 
-    with progress(steps(side_effects=1)) as bar:
-        count = iter(range(steps(side_effects=1)))
+    with progress(steps(bounds=1)) as bar:
+        count = iter(range(steps(bounds=1)))
         directions, judgement = check_text(
             network,
             tokenizer,
@@ -225,7 +225,7 @@ def scenes(
     from unsoft.hf.steering.controls import steps as count_steps
     from unsoft.scenes.experiment import run_experiment
 
-    total = count_steps(side_effects=2) + 2
+    total = count_steps(bounds=3) + 2
     with progress(total) as bar:
         count = iter(range(total))
         found = run_experiment(model, negative=negative, said=lambda words: bar(next(count), words, words))

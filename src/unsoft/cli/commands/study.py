@@ -154,8 +154,8 @@ def status(out: _Out = Path("study")) -> None:
     for record in every:
         if record.error:
             note(f"{record.study}: {words(record)}: {record.error}")
-    for name, *_ in rows:
-        _print(out, name)
+    for study in dict.fromkeys(record.study for record in every):
+        _print(out, study)
 
 
 @command.command()

@@ -1,140 +1,146 @@
-"""Do tokens become the same? Random attention layers on top of one
-another, with and without a skip connection.
-
-Queries and keys are random projections of the states. With skip connections values are too, as in a network
-before training; without them values are the states themselves: nothing but the mixing is seen, and a token
-can still be compared with what it was.
-"""
+"""Do tokens become the same, drown in noise, or evolve? Rank, decodability and movement by depth."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
-import torch
-from torch import Tensor
-
-from unsoft import measure
+from unsoft.compare.claim import EXPERIMENT, SURVEY, Claim, Finding, grade
+from unsoft.compare.column import Column
+from unsoft.compare.estimate import Estimate, estimate
 from unsoft.compare.jobs import Job, Missing, Results
 from unsoft.compare.level import Level
-from unsoft.compare.section import SURVEY, Claim, Column, Finding, Request, Section, grade, job
-from unsoft.compare.subject import Subject
+from unsoft.compare.section import Request, Section, job
+from unsoft.compare.stack import TOKENS, Noise, Weighs, stack
 from unsoft.report.comparison.page import Control
 from unsoft.report.figure import Figure, by_mechanism
 
-TOKENS, HEADS, HEAD = 48, 4, 16
-_SMALL = 1e-7
-"""The bottom of logarithmic charts."""
+HALF, MOVED = 0.5, 0.1
+NOISE = "collapse of noise"
 
 
 def jobs(request: Request) -> list[Job]:
     level = request.level
-    sizes = {"depth": level.depth, "seeds": level.seeds}
+    seconds = level.depth * level.seeds * 0.02
+    return [job("collapse", s, partial(collapse, s, level), seconds, _sizes(level)) for s in request.everyone]
+
+
+def facts(level: Level) -> list[Job]:
+    return [job(NOISE, None, partial(collapse, Noise(), level), 1.0, _sizes(level))]
+
+
+def _sizes(level: Level) -> dict[str, Any]:
+    return {"depth": level.depth, "seeds": level.seeds}
+
+
+def collapse(subject: Weighs, level: Level) -> list[dict[str, Any]]:
+    """Every measure after each layer, for each random network, without and with skip connections."""
     return [
-        job("collapse", s, partial(collapse, s, level), level.depth * level.seeds * 0.012, sizes)
-        for s in request.everyone
+        {"skip": skip, "seed": seed, "depth": depth} | row
+        for skip in (False, True)
+        for seed in range(level.seeds)
+        for depth, row in enumerate(stack(subject, level.depth, skip, seed))
     ]
 
 
-def collapse(subject: Subject, level: Level) -> list[dict[str, Any]]:
-    """Residual over norm, mean cosine and recovery after each layer, means over random networks."""
-    rows = []
-    for skip in (False, True):
-        found = [_stack(subject, level.depth, skip, seed) for seed in range(level.seeds)]
-        for depth, at_depth in enumerate(zip(*found, strict=True)):
-            means = [sum(one[k] for one in at_depth) / len(at_depth) for k in range(3)]
-            measures = {"residual": means[0], "cosine": means[1], "recovery": means[2]}
-            rows.append({"skip": skip, "depth": depth} | measures)
-    return rows
-
-
-def _stack(subject: Subject, depth: int, skip: bool, seed: int) -> list[tuple[float, float, float]]:
-    generator = torch.Generator().manual_seed(100 + seed)
-    states = inputs = torch.randn(TOKENS, HEADS * HEAD, generator=generator)
-    found = [_measured(states, inputs)]
-    for _ in range(depth):
-        shape = (4, HEADS * HEAD, HEADS * HEAD)
-        projections = torch.randn(shape, generator=generator) / math.sqrt(HEADS * HEAD)
-        q, k, v = (states @ w for w in projections[:3])
-        if skip:
-            states = states + _attend(subject, q, k, v) @ projections[3]
-        else:
-            states = _attend(subject, q, k, states)
-        # Only the scale of the whole is set right, so that neither 0 nor infinity is reached;
-        # differences between tokens stay.
-        states = states / states.square().mean().sqrt().clamp(min=1e-30)
-        found.append(_measured(states, inputs))
-    return found
-
-
-def _attend(subject: Subject, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """All heads at once; each is a batch entry with its own queries and keys."""
-    query, key, value = (x.view(TOKENS, HEADS, HEAD).transpose(0, 1) for x in (q, k, v))
-    with torch.no_grad():
-        weights = subject.weights(query, key, is_causal=True)
-    return (weights @ value).transpose(0, 1).flatten(1)
-
-
-def _measured(states: Tensor, inputs: Tensor) -> tuple[float, float, float]:
-    residual = measure.residual(states) / states.norm().clamp(min=1e-30)
-    return float(residual), float(measure.mean_cosine(states)), float(measure.recovery(states, inputs))
-
-
 def figures(results: Results) -> Iterator[Figure]:
-    rows = [row | {"skip": int(row["skip"])} for row in results.each("collapse")]
+    rows = _means(results.each("collapse"))
     if not rows:
         return
-    chance = f"1: all; at the bottom 1/{TOKENS}, chance."
-    noise = "0: all tokens are the same. A large residual alone is not information, noise has one too."
-    for field, title, note, log in (
-        ("residual", "Residual over norm", noise, True),
-        ("recovery", "Tokens that can be told by their input", chance, False),
+    for field, title, note in (
+        ("rank", "Effective rank", "Of the states, each with length 1, over that of the inputs. Noise has a high rank too."),
+        ("decoded", "What of the input can be decoded", "By a linear map, in sequences it was not fitted to. Noise: 0."),
+        ("moved", "How far tokens have moved", "1 − squared cosine between the states and the inputs, means removed. 0: nothing happened."),
+        ("recovery", "Tokens that can be told by their input", f"1: all; at the bottom 1/{TOKENS}, chance."),
     ):
-        kept = [row for row in rows if not log or row[field] > _SMALL]
         chart = by_mechanism(
-            results.labels,
-            kept,
-            "depth",
-            field,
-            x_title="layers",
-            y_title=title.lower(),
-            dots=[],
-            log_y=log,
-            choose={"skip": 0},
-            y_domain=[1e-4, 1] if log else [0, 1],
+            results.labels, rows, "depth", field, x_title="layers", y_title=title.lower(), dots=[], choose={"skip": 1}, y_domain=[0, 1]
         )
-        yield Figure(f"collapse-{field}", title, note, kept, chart)
+        yield Figure(f"collapse-{field}", title, note, rows, chart)
 
 
-def _last_depth(field: str, skip: bool) -> Callable[[Results, str], float | None]:
-    def answer(results: Results, label: str) -> float | None:
-        rows = [row for row in results.get("collapse", label) if row["skip"] is skip]
-        return float(rows[-1][field]) if rows else None
+def _means(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Over networks."""
+    groups: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
+    for row in rows:
+        groups.setdefault((row["mechanism"], int(row["skip"]), row["depth"]), []).append(row)
+    fields = ("rank", "decoded", "moved", "recovery", "residual")
+    return [
+        {"mechanism": label, "skip": skip, "depth": depth}
+        | {field: sum(row[field] for row in group) / len(group) for field in fields}
+        for (label, skip, depth), group in groups.items()
+    ]
 
-    return answer
+
+def layers_kept(rows: list[dict[str, Any]]) -> Estimate:
+    """Layers of attention alone after which both the rank and what can be decoded have fallen to a half; a straight line between layers."""
+    found = []
+    for seed in sorted({row["seed"] for row in rows}):
+        own = [row for row in rows if not row["skip"] and row["seed"] == seed]
+        kept = [min(row["rank"], row["decoded"]) for row in own]
+        at = next((k for k, x in enumerate(kept) if x < HALF), None)
+        if at is None:
+            found.append(float(len(kept) - 1))
+        else:
+            found.append(at - 1 + (kept[at - 1] - HALF) / (kept[at - 1] - kept[at]) if at else 0.0)
+    return estimate(found)
 
 
-def slower(results: Results) -> Finding:
-    ratios, ends = {}, {}
-    for skip in (False, True):
-        softmax, gpam = (
-            {row["depth"]: row["residual"] for row in results.rows("collapse", name) if row["skip"] is skip}
-            for name in ("softmax", "gpam")
-        )
-        middle = max(softmax) // 2
-        if not softmax[middle]:
-            raise Missing("softmax collapsed before the middle layer")
-        ratios[skip] = gpam[middle] / softmax[middle]
-        ends[skip] = (softmax[max(softmax)], gpam[max(gpam)])
-    held = [ratio > 1.05 for ratio in ratios.values()]
-    at = f"softmax ends at {ends[False][0]:.1g} and gpam at {ends[False][1]:.1g}"
-    last = f"without them {at} after {max(softmax)} layers"
-    return grade(all(held), any(held)), (
-        f"residual of gpam over softmax's after {middle} random layers: {ratios[False]:.2f} without,"
-        f" {ratios[True]:.2f} with skip"
-        f" connections; {last}"
+def evolved(rows: list[dict[str, Any]], noise: list[dict[str, Any]]) -> Estimate:
+    """What can be decoded after the last layer with skip connections, beyond what noise of the same length leaves: 0 is noise, 1 everything.
+
+    0 for a network that has not moved differences between tokens: what adds nothing, or the same to all, has kept nothing alive.
+    """
+    last = max(row["depth"] for row in rows)
+    floor = {row["seed"]: row["decoded"] for row in noise if row["skip"] and row["depth"] == last}
+    found = []
+    for row in rows:
+        if row["skip"] and row["depth"] == last:
+            beyond = (row["decoded"] - floor[row["seed"]]) / (1 - floor[row["seed"]])
+            found.append(max(beyond, 0.0) if row["moved"] >= MOVED else 0.0)
+    return estimate(found)
+
+
+def _layers(results: Results, label: str) -> Estimate | None:
+    rows = results.get("collapse", label)
+    return layers_kept(rows) if rows else None
+
+
+def _evolved(results: Results, label: str) -> Estimate | None:
+    rows, noise = results.get("collapse", label), results.get(NOISE)
+    return evolved(rows, noise) if rows and noise else None
+
+
+def _robust(results: Results) -> Finding:
+    noise = results.rows(NOISE)
+    kept = {name: layers_kept(results.rows("collapse", name)) for name in ("cog", "softmax")}
+    alive = {name: evolved(results.rows("collapse", name), noise) for name in ("cog", "softmax")}
+    better = [_ahead(found["cog"], found["softmax"]) for found in (kept, alive)]
+    return grade(all(better), any(better)), (
+        f"half of rank and input is kept for {kept['cog']} layers of cog and {kept['softmax']} of softmax; with skip connections"
+        f" {alive['cog']} and {alive['softmax']} of the input can be decoded beyond noise"
+    )
+
+
+def _ahead(first: Estimate, second: Estimate) -> bool:
+    if first.low is None or second.high is None:
+        return False
+    return first.low > second.high
+
+
+def _heads(results: Results) -> Finding:
+    rows = [row for row in results.rows("collapse", "softmax") if not row["skip"] and row["depth"]]
+    if not rows:
+        raise Missing("no layer was measured")
+    ends = []
+    for at in (min(row["depth"] for row in rows), max(row["depth"] for row in rows)):
+        ends.append(estimate([row["alike"] for row in rows if row["depth"] == at]))
+    low = ends[1].value if ends[1].low is None else ends[1].low
+    high = ends[0].value if ends[0].high is None else ends[0].high
+    return grade(low > 0.9, low > high), (
+        f"mean cosine between the patterns of softmax heads: {ends[0]} in the first layer, {ends[1]} in the last; what training does is the"
+        " study's"
     )
 
 
@@ -142,44 +148,66 @@ SECTION = Section(
     name="collapse",
     order=40,
     title="Collapse",
-    question="Do tokens become the same?",
+    question="Do tokens collapse, drown or evolve?",
     about=(
-        f"Random queries and keys in every layer, {TOKENS} tokens. Without skip connections the values are"
-        " the tokens themselves, so that"
-        " nothing but the mixing is seen; with them values are random projections, as in a network before"
-        " training."
+        f"Random networks, {TOKENS} tokens; queries and keys have the same map, so that each token is its own best match. Evolution: the"
+        " input can be decoded and tokens have moved. Collapse: the rank falls. Noise: the rank stays and nothing can be decoded. With skip"
+        " connections what a layer adds to a token has the same length for every mechanism."
     ),
     jobs=jobs,
+    facts=facts,
     figures=figures,
-    controls=[Control("skip", "Skip connections", [(0, "without"), (1, "with")])],
+    controls=[Control("skip", "Skip connections", [(0, "without"), (1, "with")], 1)],
     columns=[
         Column(
             "rank",
             "keeps rank?",
-            (
-                "residual over norm after the deepest layer, attention only: 0 means that all tokens are the"
-                " same"
+            "layers of attention alone that leave half of the effective rank and half of what can be decoded of the input",
+            _layers,
+            2.0,
+            1.0,
+            unit="layers",
+            why=(
+                "yes from two layers, partly from one; below that it is lost within the first, as with random weights, weights of 0 and a state in"
+                " which all tokens are one. A scaled softmax gets what softmax gets."
             ),
-            _last_depth("residual", False),
-            0.5,
-            0.1,
+            noise=1e-3,
         ),
         Column(
             "identity",
             "keeps tokens apart?",
-            "tokens that can be told by their input after the deepest layer, with skip connections",
-            _last_depth("recovery", True),
-            0.75,
-            0.25,
+            "share of the input that can be decoded after the last layer with skip connections, beyond what noise of the same length leaves",
+            _evolved,
+            0.4,
+            0.1,
+            unit="share",
+            why=(
+                "0 is noise; what adds nothing, or the same to all tokens, gets 0 too. A map that looks at nothing but the token itself gets"
+                " about 0.8: yes from half of that, partly from 0.1."
+            ),
+            noise=1e-3,
         ),
     ],
     claims=[
         Claim(
-            "slower-collapse",
+            "cog-robust",
             SURVEY,
-            "GPAM's representations collapse more slowly than softmax's.",
-            "softmax gpam --only collapse",
-            slower,
-        )
+            "Cog's representations are more robust against collapse.",
+            EXPERIMENT,
+            "Random networks, interval over seeds: holds if cog keeps half of rank and input for more layers than softmax, and more of the input"
+            " with skip connections, interval against interval; with limits if one of the two.",
+            "Neither interval lies above softmax's.",
+            _robust,
+        ),
+        Claim(
+            "head-collapse",
+            SURVEY,
+            "Heads collapse into one another: several heads attend to the same.",
+            EXPERIMENT,
+            "Patterns of softmax heads in random networks without skip connections, interval over seeds: holds if their mean cosine exceeds 0.9 in"
+            " the last layer; with limits if it only exceeds that of the first layer.",
+            "The patterns are no more alike in the last layer than in the first.",
+            _heads,
+        ),
     ],
 )

@@ -1,4 +1,4 @@
-"""Is it hijacked? What a unique key keeps as clones of another become more."""
+"""Is it hijacked? What clones of a mediocre key count as, and what a unique key keeps."""
 
 from __future__ import annotations
 
@@ -10,12 +10,14 @@ from typing import Any
 import torch
 
 from unsoft import theory
+from unsoft.compare.claim import DEFINITION, EXPERIMENT, ROSIC, THEOREM, Claim, Finding, grade
+from unsoft.compare.column import Column
+from unsoft.compare.gate import FITTED_TO, Gate, GatedSubject, fitted_gate
 from unsoft.compare.jobs import Job, Results
 from unsoft.compare.level import Level
-from unsoft.compare.section import CLAIMS, ROSIC, Claim, Column, Finding, Request, Section, grade, job
+from unsoft.compare.section import Request, Section, job
 from unsoft.compare.subject import WIDTH, Subject
-from unsoft.formula import Formula
-from unsoft.magnitude import weighting
+from unsoft.report.comparison.page import Part
 from unsoft.report.figure import Figure, by_mechanism, grey_dots
 
 CLONES = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000)
@@ -24,7 +26,8 @@ UNIQUE, CLONE = 1 + math.log(20), 1.0
 
 Logit 0 would be nothing to many signed mechanisms.
 """
-FAR = 40.0
+FAR, CROWD = 40.0, 50
+_PLACES = ("values", "mass")
 
 
 def jobs(request: Request) -> list[Job]:
@@ -32,32 +35,43 @@ def jobs(request: Request) -> list[Job]:
 
 
 def facts(level: Level) -> list[Job]:
-    return [job("units", None, units, 0.1), job("example", None, example, 0.1)]
+    return [job("gates", None, gates, 0.5), job("example", None, example, 0.1)]
 
 
 def hijack(subject: Subject) -> list[dict[str, Any]]:
+    """Shares as the mechanism starts; of magnitude also with the gate fitted to crowds of up to 50."""
     rows = [
         {"kind": "measured", "clones": count, "share": measured_share(subject, count)} for count in CLONES
     ]
+    if _has_gate(subject):
+        fitted = GatedSubject(subject.label, subject.mechanism, gate=fitted_gate())
+        rows += [{"kind": "fitted", "clones": m, "share": measured_share(fitted, m)} for m in CLONES]
     return rows + [
         {"kind": "theory", "clones": count, "share": share}
         for count, share in zip(CLONES, _theory(subject), strict=False)
     ]
 
 
-def measured_share(subject: Subject, clones: int, **options: float) -> float:
-    """|a_unique| / sum |a| of a row over one key and ``clones`` equal ones, far away from it."""
-    unique, clone = options.get("unique", UNIQUE), options.get("clone", CLONE)
-    width = WIDTH
-    query = torch.zeros(1, 1, width, dtype=torch.float64)
-    query[..., 0] = math.sqrt(width)
-    key = torch.zeros(1, clones + 1, width, dtype=torch.float64)
+def _has_gate(subject: Subject) -> bool:
+    return isinstance(subject.mechanism, str) and subject.mechanism.split("+")[0] == "magnitude"
+
+
+def weights_of(subject: Subject, clones: int, unique: float = UNIQUE, clone: float = CLONE) -> torch.Tensor:
+    """|a| of a row over one key, first, and ``clones`` equal ones, far away from it."""
+    query = torch.zeros(1, 1, WIDTH, dtype=torch.float64)
+    query[..., 0] = math.sqrt(WIDTH)
+    key = torch.zeros(1, clones + 1, WIDTH, dtype=torch.float64)
     key[:, :, 0] = clone
     key[:, 0, 0] = unique
     key[:, :, 1] = FAR
     key[:, 0, 1] = -FAR
     with torch.no_grad():
-        row = subject.weights(query, key)[0, 0].abs()
+        return subject.weights(query, key)[0, 0].abs()
+
+
+def measured_share(subject: Subject, clones: int, unique: float = UNIQUE, clone: float = CLONE) -> float:
+    """|a_unique| / sum |a|."""
+    row = weights_of(subject, clones, unique, clone)
     total = float(row.sum())
     return float(row[0]) / total if total else 0.0
 
@@ -77,43 +91,34 @@ def _theory(subject: Subject) -> list[float]:
         return []
 
 
-def units() -> list[dict[str, Any]]:
-    """What 50 clones contribute to the output, in units of one of them:
-    gate passed on as it is, and through the sigmoid.
-    """
-    clones = torch.zeros(50, WIDTH, dtype=torch.float64)
-    weights = weighting(
-        torch.cat([clones, clones[:1] + 40]), eps=1e-9, solver="cholesky", throw=False
-    ).weights[:50]
-    rows = [{"gate": "weight", "slope": None, "offset": None, "units": float(weights.sum())}]
-    for slope, offset in ((1.0, 0.0), (4.0, -2.0), (10.0, -5.0)):
-        gates = torch.sigmoid(slope * weights + offset)
-        alone = torch.sigmoid(torch.tensor(slope + offset, dtype=torch.float64))
-        rows.append(
-            {"gate": "sigmoid", "slope": slope, "offset": offset, "units": float(gates.sum() / alone)}
-        )
+def gates() -> list[dict[str, Any]]:
+    """Magnitude in both forms, as it starts and fitted: what crowds count as, and what is left of the unique key."""
+    rows = []
+    for kind, gate in (("start", Gate(1.0, 0.0, 1.0)), ("fitted", fitted_gate())):
+        for where in _PLACES:
+            subject = GatedSubject("magnitude", "magnitude", gate=gate, where=where)
+            alone = weights_of(subject, 1)
+            for crowd in (CROWD, 1000):
+                row = weights_of(subject, crowd)
+                odds = [float(x[1:].sum() / x[0]) for x in (row, alone)]
+                about = {"gate": kind, "where": where, "beta": gate.beta, "gamma": gate.gamma, "t": gate.t}
+                rows.append(
+                    about
+                    | {
+                        "clones": crowd,
+                        "count": odds[0] / odds[1],
+                        "unique": float(row[0]),
+                        "clone_gate": gate.of(1 / (crowd + gate.eps)),
+                        "unique_gate": gate.of(1 / (1 + gate.eps)),
+                    }
+                )
     return rows
 
 
 def example() -> list[dict[str, Any]]:
     """The example of Rosić 2026 on real attention weights: relevance 20 against 50 keys of relevance 1."""
-    softmax = Subject("softmax", "softmax")
-    rows = [
-        {
-            "mechanism": "softmax",
-            "clones": 50,
-            "share": measured_share(softmax, 50, unique=math.log(20), clone=0.0),
-        }
-    ]
-    plain = Formula("exp(s - m)", "exp(s - m)", "s")
-    rows.append(
-        {
-            "mechanism": "exp by its formula",
-            "clones": 50,
-            "share": float(plain.row(torch.tensor([math.log(20)] + [0.0] * 50, dtype=torch.float64))[0]),
-        }
-    )
-    return rows
+    share = measured_share(Subject("softmax", "softmax"), CROWD, unique=math.log(20), clone=0.0)
+    return [{"mechanism": "softmax", "clones": CROWD, "share": share}]
 
 
 def figures(results: Results) -> Iterator[Figure]:
@@ -135,22 +140,40 @@ def figures(results: Results) -> Iterator[Figure]:
         log_x=True,
         y_domain=[0, 1],
     )
-    counts = sorted({row["clones"] for row in dots})
-    shares = theory.magnitude_hijack(counts, gate="weight", eps=0.1).share.tolist()
-    ideal = [{"clones": m, "share": share} for m, share in zip(counts, shares, strict=True)]
-    line = grey_dots(ideal, "clones", "share")
+    shares = theory.magnitude_hijack(list(CLONES), gate="weight", eps=0.1).share.tolist()
+    ideal = [{"clones": m, "share": share} for m, share in zip(CLONES, shares, strict=True)]
     note = (
-        "A key of relevance 20 against clones of relevance 1. Lines: theory where there is one; dots:"
-        " measured. Grey dots: a gate that"
-        " passes the magnitude weight itself, as Rosić 2026 computes the example; the sigmoid gate defined"
-        " there only delays the hijack."
+        "A key of relevance 20 against clones of relevance 1, as each mechanism starts. Lines: theory where there is one; dots: measured."
+        " Grey dots: a gate that passes the magnitude weight itself."
     )
-    yield Figure("hijack", "Share of the unique key", note, rows, chart + line)
+    yield Figure("hijack", "Share of the unique key", note, rows, chart + grey_dots(ideal, "clones", "share"))
 
 
-def _share_at_50(results: Results, label: str) -> float | None:
+def parts(results: Results) -> Iterator[Part]:
+    rows = results.get("gates")
+    if rows:
+        titles = ("gate", "where", "beta", "gamma", "t", "clones", "count", "unique", "clone_gate")
+        words = ("gate", "on", "β", "γ", "t", "clones", "counts as", "weight of the unique key", "gate of a clone")
+        columns = [{"name": name, "title": word, "help": ""} for name, word in zip(titles, words, strict=True)]
+        text = f"Magnitude as it starts, and with β, γ and t fitted so that crowds of 2 to {FITTED_TO} count as one."
+        yield Part("The gate of magnitude, in both forms", text, columns, rows)
+
+
+def effective_count(results: Results, label: str) -> float | None:
+    """What 50 clones count as, in clones: odds(50) / odds(1). Of magnitude with its fitted gate; without any weight: the limit."""
     rows = results.get("hijack", label)
-    return next((row["share"] for row in rows if row["kind"] == "measured" and row["clones"] == 50), None)
+    kind = "fitted" if any(row["kind"] == "fitted" for row in rows) else "measured"
+    share = {row["clones"]: row["share"] for row in rows if row["kind"] == kind}
+    if not share:
+        return None
+    if not 0 < share[1] < 1 or not 0 < share[CROWD]:
+        return float(CROWD)
+    return min((1 / share[CROWD] - 1) / (1 / share[1] - 1), float(CROWD))
+
+
+def from_one(count: float) -> float:
+    """How many times more or less than one."""
+    return math.inf if count <= 0 else max(count, 1 / count)
 
 
 def _example(results: Results) -> Finding:
@@ -159,46 +182,61 @@ def _example(results: Results) -> Finding:
 
 
 def _hijacked(results: Results) -> Finding:
-    rows = {
-        row["clones"]: row["share"] for row in results.rows("hijack", "softmax") if row["kind"] == "measured"
-    }
+    rows = {r["clones"]: r["share"] for r in results.rows("hijack", "softmax") if r["kind"] == "measured"}
     return grade(rows[1] > 0.9 and rows[1000] < 0.05), (
-        f"a key 20 times as relevant keeps {rows[1]:.3f} against 1 clone, {rows[50]:.3f} against 50,"
-        f" {rows[1000]:.3f} against 1000"
+        f"a key 20 times as relevant keeps {rows[1]:.3f} against 1 clone, {rows[50]:.3f} against 50, {rows[1000]:.3f} against 1000"
+    )
+
+
+def _wasted(results: Results) -> Finding:
+    rows = {r["clones"]: r["share"] for r in results.rows("hijack", "softmax") if r["kind"] == "measured"}
+    copies = (1 - rows[CROWD]) * (CROWD - 1) / CROWD
+    return grade(copies > 0.5), f"{copies:.1%} of softmax's mass goes to copies of a key that it already has"
+
+
+def _row(results: Results, gate: str, where: str, clones: int) -> dict[str, Any]:
+    return next(
+        r for r in results.rows("gates") if (r["gate"], r["where"], r["clones"]) == (gate, where, clones)
     )
 
 
 def _gate(results: Results) -> Finding:
-    softmax, gated = (
-        {row["clones"]: row["share"] for row in results.rows("hijack", name) if row["kind"] == "measured"}
-        for name in ("softmax", "magnitude")
+    start, fitted, beyond = (
+        _row(results, *at)["count"] for at in (("start", "mass", CROWD), ("fitted", "mass", CROWD), ("fitted", "mass", 1000))
     )
-    stops, delays = gated[1000] > 0.5 * gated[1], gated[50] > 1.1 * softmax[50]
-    why = (
-        "at its start the sigmoid only delays the hijack, since it tends to a constant"
-        if delays
-        else "no help at its start"
-    )
-    return grade(stops, delays), (
-        f"against 50 clones {gated[50]:.3f} instead of {softmax[50]:.3f}, against 1000 {gated[1000]:.3f}"
-        " instead of"
-        f" {softmax[1000]:.3f}" + ("" if stops else f": {why}")
+    kept = [from_one(x) <= 2 for x in (fitted, beyond)]
+    return grade(all(kept), kept[0]), (
+        f"{CROWD} clones count as {start:.1f} at the gate's start and as {fitted:.2f} once β and γ are fitted to crowds of up to"
+        f" {FITTED_TO}; 1000 clones then count as {beyond:.2f}"
     )
 
 
 def _one_unit(results: Results) -> Finding:
-    rows = results.rows("units")
-    weight = next(row["units"] for row in rows if row["gate"] == "weight")
-    sigmoid = next(row["units"] for row in rows if row["gate"] == "sigmoid")
-    sharp = rows[-1]
-    return grade(abs(sigmoid - 1) < 0.1, abs(weight - 1) < 0.01), (
-        f"50 clones count as {weight:.2f} if the gate passes the weight itself, as {sigmoid:.1f} through"
-        f" sigmoid(μ), as {sharp['units']:.2f} "
-        f"through sigmoid({sharp['slope']:g}μ {sharp['offset']:+g})"
+    row = _row(results, "fitted", "values", CROWD)
+    start = _row(results, "start", "values", CROWD)
+    return grade(from_one(row["count"]) < 1.1, from_one(row["count"]) < 2), (
+        f"{CROWD} clones count as {row['count']:.2f} with the fitted gate (β = {row['beta']:.3g}, γ = {row['gamma']:.3g}, t = {row['t']:.3g}),"
+        f" as {start['count']:.1f} at the start"
     )
 
 
-_HIJACK, _FACTS = "softmax magnitude --only hijack", f"--only {CLAIMS}"
+def _shrinks(results: Results) -> Finding:
+    start, fitted = (_row(results, kind, "values", CROWD) for kind in ("start", "fitted"))
+    near = [row["clone_gate"] < 0.05 for row in (start, fitted)]
+    return grade(all(near), any(near)), (
+        f"the gate of one of {CROWD} clones is {start['clone_gate']:.3f} at the start and {fitted['clone_gate']:.3f} when fitted; that of a"
+        f" unique key {start['unique_gate']:.3f} and {fitted['unique_gate']:.3f}"
+    )
+
+
+def _values_or_mass(results: Results) -> Finding:
+    values, mass = (_row(results, "fitted", where, CROWD)["unique"] for where in _PLACES)
+    return grade(values > 1.05 * mass, values > 0.95 * mass), (
+        f"weight with which the unique key reaches the output, fitted gate, {CROWD} clones: {values:.3f} with the gate on values,"
+        f" {mass:.3f} with the gate on the mass"
+    )
+
+
 SECTION = Section(
     name="hijack",
     order=20,
@@ -208,41 +246,83 @@ SECTION = Section(
     jobs=jobs,
     facts=facts,
     figures=figures,
+    parts=parts,
     columns=[
         Column(
             "clones",
-            "resists clones?",
-            (
-                "share that a key of relevance 20 keeps against 50 clones of relevance 1; one clone leaves it"
-                " 0.95 under softmax"
+            f"what {CROWD} clones count as",
+            f"odds of {CROWD} clones against a unique key over the odds of one: 1 counts as one, {CROWD} is hijacked, below 1 the crowd is erased;"
+            " magnitude with its gate fitted",
+            effective_count,
+            CROWD**0.25,
+            CROWD**0.5,
+            low_is_good=True,
+            unit="clones",
+            why=(
+                f"1 is the aim, {CROWD} what softmax does, and what an output of zeros and random weights are given. On a logarithmic scale: yes"
+                " within a quarter of the way from 1, partly within half of it, in either direction."
             ),
-            _share_at_50,
-            0.8,
-            0.33,
+            limit=float(CROWD),
+            badness=from_one,
         )
     ],
     claims=[
         Claim(
-            "example",
-            ROSIC,
-            "Relevance 20 against 50 keys of relevance 1 leaves 0.286 and 0.714.",
-            _FACTS,
-            _example,
+            "example", ROSIC, "Relevance 20 against 50 keys of relevance 1 leaves 0.286 and 0.714.", THEOREM, "20/70 to 1e-6.", check=_example
         ),
         Claim(
             "hijacking",
             ROSIC,
             "Under softmax many mediocre copies drown one relevant key.",
-            _HIJACK,
-            _hijacked,
+            DEFINITION,
+            "The share of the unique key is above 0.9 against one clone and below 0.05 against 1000.",
+            check=_hijacked,
         ),
-        Claim("gate", ROSIC, "The magnitude gate keeps clones from taking over.", _HIJACK, _gate),
+        Claim(
+            "wasted-capacity",
+            ROSIC,
+            "Attention is wasted on the same feature fifty times.",
+            DEFINITION,
+            "More than half of softmax's mass lies on copies of a key, beyond the first.",
+            check=_wasted,
+        ),
+        Claim(
+            "gate",
+            ROSIC,
+            "The magnitude gate keeps clones from taking over.",
+            EXPERIMENT,
+            f"Gate on the mass, β, γ and t fitted to crowds of 2 to {FITTED_TO}: holds if {CROWD} and 1000 clones both count as one within a"
+            " factor of 2; with limits if 50 do.",
+            "Even 50 clones count as more than 2, or less than half.",
+            _gate,
+        ),
         Claim(
             "one-unit",
             ROSIC,
-            "A gated cluster of clones counts as one unit of information.",
-            _FACTS,
+            "A gated cluster of 50 clones counts as one unit of information.",
+            EXPERIMENT,
+            "Gate on values, fitted: holds if 50 clones count as one within 10 %; with limits if within a factor of 2.",
+            "They count as more than 2, or less than half.",
             _one_unit,
+        ),
+        Claim(
+            "gates-shrink",
+            ROSIC,
+            "Redundant tokens shrink to near 0.",
+            EXPERIMENT,
+            "The gate of one of 50 clones: holds if it is below 0.05 at the start and when fitted; with limits if in one of the two.",
+            "It is above 0.05 in both.",
+            _shrinks,
+        ),
+        Claim(
+            "values-or-mass",
+            ROSIC,
+            "A gate on the values is better than one that only changes scores.",
+            EXPERIMENT,
+            "Weight of the unique key in the output against 50 clones, fitted gate: holds if it is 5 % larger with the gate on values than with the"
+            " gate on the mass; with limits if within 5 %.",
+            "It is more than 5 % smaller.",
+            _values_or_mass,
         ),
     ],
 )

@@ -1,34 +1,29 @@
-"""Is it rank that linear attention lacks?
-
-Norms, ranks, dimensions, independent features and decay: only claims, no figures.
-"""
+"""What mathematics says of linear attention and of decay: norms, ranks, closed forms. Only claims, no figures."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import torch
 
 from unsoft import measure, theory
+from unsoft.compare.claim import DEFINITION, SU, THEOREM, Claim, Finding, grade
 from unsoft.compare.jobs import Job, Results
 from unsoft.compare.level import Level
-from unsoft.compare.section import CLAIMS, SU, Claim, Finding, Section, grade, job
-from unsoft.compare.sections.focus import measured_sparsity
+from unsoft.compare.section import Section, job
 from unsoft.compare.subject import Subject
 
 WIDTHS = (2, 4, 8, 16, 32, 64, 128, 256)
 
 
 def facts(level: Level) -> list[Job]:
-    keys = level.keys
     return [
         job("norm ratios", None, norm_ratios, 0.3),
         job("causal ranks", None, causal_ranks, 0.1),
-        job("dimensions", None, partial(dimensions, keys), 1.5, {"keys": keys}),
-        job("features", None, features, 0.5),
+        job("linear features", None, features, 0.5),
+        job("sparse features", None, sparse_features, 0.3),
         job("decay", None, decay, 0.1),
     ]
 
@@ -68,7 +63,6 @@ def causal_ranks() -> list[dict[str, Any]]:
         for is_causal in (False, True):
             weights = subject.weights(query, key, is_causal=is_causal)[0]
             rank = int(torch.linalg.matrix_rank(weights, rtol=1e-12))
-            zeros = int((weights.diagonal() == 0).sum())
             rows.append(
                 {
                     "mechanism": name,
@@ -76,23 +70,11 @@ def causal_ranks() -> list[dict[str, Any]]:
                     "length": 96,
                     "features": 16,
                     "rank": rank,
-                    "zero_diagonal": zeros,
+                    "zero_diagonal": int((weights.diagonal() == 0).sum()),
+                    "effective_rank": float(measure.effective_rank(weights)),
                 }
             )
     return rows
-
-
-def dimensions(keys: int) -> list[dict[str, Any]]:
-    """S of linear attention at gamma = 1 as queries and keys get more dimensions."""
-    return [
-        {
-            "mechanism": name,
-            "width": width,
-            "S": float(measured_sparsity(Subject(name, name), 0.0, 1.0, keys, 24, width).mean()),
-        }
-        for name in ("linear-relu", "linear-elu1", "linear-exp")
-        for width in WIDTHS[1:]
-    ]
 
 
 def features() -> list[dict[str, Any]]:
@@ -114,21 +96,33 @@ def features() -> list[dict[str, Any]]:
     return rows
 
 
+def sparse_features() -> list[dict[str, Any]]:
+    """S of q . k for non-negative features that are nearly always 0: exp of normal numbers of growing spread."""
+    rows = []
+    for spread in (0.5, 1.0, 2.0, 3.0, 4.0):
+        q = torch.rand(16, generator=torch.Generator().manual_seed(10), dtype=torch.float64)
+        # exp(N(0, s^2)) has the mean exp(s^2/2) and the variance (exp(s^2) - 1) exp(s^2).
+        mean, deviation = math.exp(spread**2 / 2), math.sqrt(math.expm1(spread**2)) * math.exp(spread**2 / 2)
+        rows.append({"spread": spread, "S": float(theory.iid_linear_sparsity(q, mean, deviation))})
+    return rows
+
+
 def decay() -> list[dict[str, Any]]:
-    """S of the last row of the mechanism decay against its closed form."""
+    """S of the last row of the mechanism decay, its closed form, and its upper bound."""
     rows = []
     for start in (0.9, 0.99):
         subject = Subject("decay", f"decay({start})")
         for length in (16, 64, 256, 1024):
             zero = torch.zeros(1, length, 16, dtype=torch.float64)
             row = subject.weights(zero[:, :1], zero)[0, 0]
-            rate = float(row[-2] / row[-1])
+            rate = min(float(row[-2] / row[-1]), 1.0)
             rows.append(
                 {
                     "decay": rate,
                     "length": length,
                     "measured": float(measure.sparsity(row)),
-                    "theory": float(theory.decay_sparsity(length, min(rate, 1.0))),
+                    "theory": float(theory.decay_sparsity(length, rate)),
+                    "bound": math.sqrt((1 + rate) / (1 - rate) / length),
                 }
             )
     return rows
@@ -136,7 +130,7 @@ def decay() -> list[dict[str, Any]]:
 
 def _closed_form(kind: str) -> Callable[[Results], Finding]:
     def check(results: Results) -> Finding:
-        rows = [row for row in results.rows("features") if row["kind"] == kind]
+        rows = [row for row in results.rows("linear features") if row["kind"] == kind]
         error = max(abs(row["measured"] - row["theory"]) for row in rows)
         return grade(
             error < 2e-3
@@ -155,75 +149,96 @@ def _decay(results: Results) -> Finding:
     )
 
 
+def _decay_bound(results: Results) -> Finding:
+    rows = results.rows("decay")
+    over = [row["measured"] / row["bound"] for row in rows]
+    return grade(max(over) <= 1 + 1e-9), (
+        f"S is {min(over):.3f} to {max(over):.6f} of the bound √((1 + λ)/((1 − λ) n)) in {len(rows)} rows"
+    )
+
+
 def _norms(results: Results) -> Finding:
     rows = results.rows("norm ratios")
-    largest = max(row["largest"] for row in rows)
+    largest = [row["largest"] for row in rows]
     last = rows[-1]
     return grade(all(abs(row["largest"] - row["sqrt"]) < 0.1 * row["sqrt"] for row in rows)), (
-        f"the largest found is {largest:.4f} in every dimension up to {last['width']}, where √d ="
-        f" {last['sqrt']:.0f}; "
-        "it lies between 1/√d and 1"
+        f"the largest found is {min(largest):.4f} to {max(largest):.4f} in dimensions up to {last['width']}, where √d is {last['sqrt']:.0f}"
+    )
+
+
+def _sparse_features(results: Results) -> Finding:
+    rows = results.rows("sparse features")
+    falls = all(a["S"] > b["S"] for a, b in zip(rows, rows[1:], strict=False))
+    return grade(falls and rows[-1]["S"] < 0.01, falls), (
+        f"S falls from {rows[0]['S']:.3f} to {rows[-1]['S']:.1g} as the features' spread grows from {rows[0]['spread']:g} to"
+        f" {rows[-1]['spread']:g}"
     )
 
 
 def _rank(results: Results) -> Finding:
+    """A triangle has full rank exactly if its diagonal has no 0; small entries are no matter of rank."""
     rows = results.rows("causal ranks")
     causal = [row for row in rows if row["causal"]]
-    full = [row["mechanism"] for row in causal if row["rank"] == row["length"]]
-    lost = [f"{row['mechanism']} {row['rank']}" for row in causal if row["rank"] < row["length"]]
+    full = [row for row in causal if not row["zero_diagonal"]]
+    lost = [f"{row['mechanism']} ({row['zero_diagonal']} zeros)" for row in causal if row["zero_diagonal"]]
     low = max(row["rank"] for row in rows if not row["causal"])
-    zeros = [row["mechanism"] for row in causal if row["zero_diagonal"]]
-    why = (
-        f"zeros on the diagonal: {', '.join(zeros)}"
-        if zeros
-        else "tiny entries on the diagonal are no rank in double precision"
-    )
+    said = ", ".join(f"{row['mechanism']} {row['effective_rank']:.0f}" for row in causal)
     return grade(not lost, bool(full)), (
-        f"of {causal[0]['length']}: full for {', '.join(full) or 'none'}; {', '.join(lost) or 'none'} lost"
-        f" some ({why}); "
-        f"without the mask at most {low}"
-        if lost
-        else f"full, {causal[0]['length']}, for {', '.join(full)}; without the mask at most {low}"
+        f"no zero on the diagonal of {len(full)} of {len(causal)} triangles of {causal[0]['length']} tokens"
+        + (f", zeros in {', '.join(lost)}" if lost else "")
+        + f"; without the mask the rank is at most {low}. Effective ranks of the triangles: {said}"
     )
 
 
-def _dimensions(results: Results) -> Finding:
-    rows = results.rows("dimensions")
-    verdicts, parts = [], []
-    for name in dict.fromkeys(row["mechanism"] for row in rows):
-        own = [row for row in rows if row["mechanism"] == name]
-        verdicts.append(own[-1]["S"] < own[0]["S"] - 0.01)
-        parts.append(f"{name} {own[0]['S']:.2f} → {own[-1]['S']:.2f}")
-    widths = sorted({row["width"] for row in rows})
-    return grade(all(verdicts), any(verdicts)), (
-        f"S from {widths[0]} to {widths[-1]} dimensions: {', '.join(parts)}: flatter, not sparser"
-        if not any(verdicts)
-        else f"S from {widths[0]} to {widths[-1]} dimensions: {', '.join(parts)}"
-    )
-
-
-def _claim(name: str, text: str, check: Callable[[Results], Finding]) -> Claim:
-    return Claim(name, SU, text, f"--only {CLAIMS}", check)
-
-
+_CLAIMS = (
+    (
+        "general-linear",
+        "S of linear attention with non-negative features, from mean and covariance.",
+        DEFINITION,
+        "Measured and formula agree to 0.002; the same moments stand on both sides.",
+        _closed_form("general"),
+    ),
+    (
+        "iid-linear",
+        "The same with independent features.",
+        THEOREM,
+        "200,000 keys and formula agree to 0.002 for widths 4, 16 and 64.",
+        _closed_form("independent"),
+    ),
+    (
+        "sparse-features",
+        "Non-negative linear attention can be arbitrarily sparse if features have a low mean against their spread.",
+        THEOREM,
+        "S falls with every step of the spread, and below 0.01 in the end; with limits if it only falls.",
+        _sparse_features,
+    ),
+    ("norm-ratio", "‖q‖₂/‖q‖₁ has the maximum √d.", THEOREM, "The largest ratio found lies within 10 % of √d for d = 2 to 256.", _norms),
+    (
+        "causal-rank",
+        "Causal linear attention has full rank, so low rank does not explain its weakness.",
+        THEOREM,
+        "A triangle has full rank if its diagonal has no zero: holds if none of four mechanisms has one on 96 tokens with 16 features; with"
+        " limits if some have none.",
+        _rank,
+    ),
+    (
+        "decay",
+        "The closed form of S for decay; it tends to 0 as rows get longer.",
+        THEOREM,
+        "Measured and formula agree to 1e-6; with decay 0.9 S falls to a third from 16 to 1024 keys.",
+        _decay,
+    ),
+    (
+        "decay-bound",
+        "S of decay has an upper bound that falls like 1/√n.",
+        THEOREM,
+        "S ≤ √((1 + λ)/((1 − λ) n)) to 1e-9 in eight rows.",
+        _decay_bound,
+    ),
+)
 SECTION = Section(
     name="linear",
     order=70,
     facts=facts,
-    claims=[
-        _claim(
-            "general-linear",
-            "S of linear attention with non-negative features, from mean and covariance.",
-            _closed_form("general"),
-        ),
-        _claim("iid-linear", "The same with independent features.", _closed_form("independent")),
-        _claim("norm-ratio", "‖q‖₂/‖q‖₁ has the maximum √d.", _norms),
-        _claim("dimensions", "More dimensions make linear attention sparser.", _dimensions),
-        _claim(
-            "causal-rank",
-            "Causal linear attention has full rank, so low rank does not explain its weakness.",
-            _rank,
-        ),
-        _claim("decay", "The closed form of S for decay; it tends to 0 as rows get longer.", _decay),
-    ],
+    claims=[Claim(name, SU, text, kind, rule, check=check) for name, text, kind, rule, check in _CLAIMS],
 )

@@ -14,8 +14,9 @@ from typing import Any
 
 import torch
 
+from unsoft.compare.column import Column
 from unsoft.compare.jobs import Job, Results, Rows
-from unsoft.compare.section import Column, Request, Section
+from unsoft.compare.section import Request, Section
 from unsoft.compare.store import code_digest, folder_digest
 from unsoft.compare.subject import Subject
 from unsoft.report.comparison.page import Part
@@ -223,6 +224,8 @@ SECTION = Section(
             2.0,
             low_is_good=True,
             noise=1e-3,
+            unit="times",
+            why="1 is the model as it is; yes up to 1.1 times its perplexity, partly up to twice.",
         )
     ],
     needs="model",

@@ -1,22 +1,20 @@
-"""Does sign matter?
-
-Weight and gradient of one key as its logit moves, maps on the same queries and keys, opposed against
-irrelevant.
-"""
+"""What does a negative logit do? Weight and gradient of one key as its logit moves, and maps of weights."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
 import torch
 
 from unsoft import measure
+from unsoft.compare.claim import DEFINITION, SURVEY, Claim, Finding, grade
 from unsoft.compare.jobs import Job, Results, Rows
 from unsoft.compare.level import Level
-from unsoft.compare.section import SURVEY, Claim, Column, Finding, Request, Section, grade, job
+from unsoft.compare.section import Request, Section, job
 from unsoft.compare.subject import WIDTH, Subject
+from unsoft.mechanisms.core.registry import resolve_formula
 from unsoft.report.comparison.page import Part
 from unsoft.report.figure import Figure, by_mechanism, heat_maps, shown_at_first
 
@@ -28,13 +26,13 @@ _MAPS, _BLUE = "Weights on the same queries and keys", "Blue adds, orange subtra
 
 def jobs(request: Request) -> list[Job]:
     kinds = (("curves", curves, 0.1), ("map", heat_map, 0.02), ("sums", sums, 0.05))
-    found = [
+    return [
         job(name, s, partial(call, s), expected) for name, call, expected in kinds for s in request.everyone
     ]
-    sizes = {"geometries": request.level.geometries}
-    return found + [
-        job("opposed", s, partial(opposed, s, request.level), 0.15, sizes) for s in request.everyone
-    ]
+
+
+def facts(level: Level) -> list[Job]:
+    return [job("negative logits", None, negative_logits, 0.1)]
 
 
 def curves(subject: Subject) -> Rows:
@@ -81,10 +79,19 @@ def sums(subject: Subject) -> Rows:
     ]
 
 
-def opposed(subject: Subject, level: Level) -> list[dict[str, Any]]:
-    """The weight of an opposed key against that of an irrelevant one."""
-    found = measure.discrimination(subject.row(), geometries=level.geometries, keys=32, dim=WIDTH)
-    return [{"auc": found.auc, "gap": found.gap}]
+def negative_logits() -> list[dict[str, Any]]:
+    """|da/ds| of a key at falling logits among fifteen others of logit 0 or 0.5."""
+    logits = torch.tensor([0.0, -2.0, -4.0, -6.0, -8.0, -10.0], dtype=torch.float64)
+    others = torch.zeros(OTHERS, dtype=torch.float64)
+    others[::2] = 0.5
+    rows = []
+    for name in ("softmax", "cog", "relu"):
+        found = measure.gradient(resolve_formula(name), logits, others).key
+        rows += [
+            {"mechanism": name, "logit": s, "gradient": g}
+            for s, g in zip(logits.tolist(), found.tolist(), strict=True)
+        ]
+    return rows
 
 
 def _tokens() -> tuple[torch.Tensor, torch.Tensor]:
@@ -161,32 +168,6 @@ def parts(results: Results) -> Iterator[Part]:
         yield Part("The same queries and keys", text, maps=maps)
 
 
-def _field(name: str, field: str) -> Callable[[Results, str], float | None]:
-    def answer(results: Results, label: str) -> float | None:
-        rows = results.get(name, label)
-        return float(rows[0][field]) if rows else None
-
-    return answer
-
-
-def _learning(results: Results, label: str) -> float | None:
-    rows = results.get("curves", label)
-    largest = max((row["gradient"] for row in rows), default=0.0)
-    if not largest:
-        return 0.0 if rows else None
-    return float(next(row["gradient"] for row in rows if row["logit"] == -4.0) / largest)
-
-
-def _erased_differences(results: Results) -> Finding:
-    softmax, cog = (results.rows("opposed", name)[0] for name in ("softmax", "cog"))
-    erased = softmax["auc"] < 0.6
-    return grade(erased, softmax["gap"] < cog["gap"] / 2), (
-        f"softmax keeps the order (auc {softmax['auc']:.3f}) but can take away only {softmax['gap']:.2f}"
-        " fair shares; "
-        f"cog takes {cog['gap']:.1f}"
-    )
-
-
 def _forced_sum(results: Results) -> Finding:
     row = results.rows("sums", "softmax")[0]
     return grade(abs(row["sum_low"] - 1) < 1e-6 and abs(row["sum_high"] - 1) < 1e-6), (
@@ -207,9 +188,20 @@ def _cog_sums(results: Results) -> Finding:
 def _deletion(results: Results) -> Finding:
     cog, softmax = results.rows("sums", "cog")[0], results.rows("sums", "softmax")[0]
     return grade(cog["deletion"] > 0.1 and softmax["deletion"] == 0), (
-        f"{cog['deletion']:.0%} of what cog moves along the sources' own directions is removed,"
-        f" {softmax['deletion']:.0%} for softmax "
-        "(without an output projection; what trained heads do is not run)"
+        f"without value and output maps {cog['deletion']:.0%} of what cog moves along the sources' own directions is"
+        f" removed, {softmax['deletion']:.0%} for softmax"
+    )
+
+
+def _vanishing_gradient(results: Results) -> Finding:
+    rows = results.rows("negative logits")
+    slope = {(row["mechanism"], row["logit"]): row["gradient"] for row in rows}
+    lost = slope["softmax", -10.0] / slope["softmax", 0.0]
+    rate = slope["softmax", -8.0] / slope["softmax", -10.0]
+    cog = slope["cog", -4.0] / slope["softmax", -4.0]
+    return grade(lost < 1e-3), (
+        f"softmax's slope at logit −10 is {lost:.1g} of that at 0 and falls by {rate:.2f} for each 2 (e² = 7.39);"
+        f" at −4 cog's is {cog:.0f} times as large"
     )
 
 
@@ -222,53 +214,46 @@ def _affine(results: Results) -> Finding:
     )
 
 
-_AGAIN = "softmax cog gpam --only sign"
+_CLAIMS = (
+    (
+        "forced-sum",
+        "Softmax's weights must sum to 1, whatever the query is.",
+        "Row sums of random rows are 1 to 1e-6.",
+        _forced_sum,
+    ),
+    (
+        "cog-sums",
+        "Cog's weights have L1 norm 1 and a free row sum.",
+        "Sums of sizes are 1 to 1e-6, row sums reach below −0.1 and above 0.1.",
+        _cog_sums,
+    ),
+    (
+        "deletion",
+        "Negative weights delete.",
+        "Without maps, with the value as the source's direction: cog removes more than 10 %, softmax nothing.",
+        _deletion,
+    ),
+    (
+        "affine",
+        "GPAM is an affine combination: fixed sum, entries below 0.",
+        "Row sums are equal to 1e-6, and some weights are negative.",
+        _affine,
+    ),
+    (
+        "vanishing-gradient",
+        "Softmax's gradient vanishes for strongly negative logits.",
+        "The slope at −10 is below a thousandth of that at 0.",
+        _vanishing_gradient,
+    ),
+)
 SECTION = Section(
     name="sign",
     order=30,
     title="Sign",
     question="What does a negative logit do?",
     jobs=jobs,
+    facts=facts,
     figures=figures,
     parts=parts,
-    columns=[
-        Column(
-            "deletes",
-            "deletes?",
-            "share of the weight that subtracts, on random tokens",
-            _field("sums", "negative"),
-            0.25,
-            0.01,
-        ),
-        Column(
-            "opposed",
-            "opposed ≠ irrelevant?",
-            "weight of an irrelevant key minus that of an opposed one, in fair shares of a row",
-            _field("opposed", "gap"),
-            1.5,
-            0.75,
-        ),
-        Column(
-            "learns",
-            "learns at logit −4?",
-            "size of the row's slope at logit −4, of the largest slope between −6 and 6",
-            _learning,
-            0.1,
-            0.01,
-        ),
-    ],
-    claims=[
-        Claim(name, SURVEY, text, _AGAIN, check)
-        for name, text, check in (
-            (
-                "erased-differences",
-                "Softmax cannot tell weakly irrelevant from strongly opposed keys.",
-                _erased_differences,
-            ),
-            ("forced-sum", "Softmax's weights must sum to 1, whatever the query is.", _forced_sum),
-            ("cog-sums", "Cog's weights have L1 norm 1 and a free row sum.", _cog_sums),
-            ("deletion", "Softmax can only add; negative weights delete.", _deletion),
-            ("affine", "GPAM is an affine combination: fixed sum, entries below 0.", _affine),
-        )
-    ],
+    claims=[Claim(name, SURVEY, text, DEFINITION, rule, check=check) for name, text, rule, check in _CLAIMS],
 )

@@ -37,8 +37,8 @@ class PairedStates:
         vectors = {layer: direction(up, self.negative[layer], method) for layer, up in self.positive.items()}
         if same := [layer for layer, vector in vectors.items() if not bool(vector.any())]:
             raise ValueError(
-                f"steer: the two kinds of examples have the same states on the mean at layer {same[0]}, so there"
-                " is no direction"
+                f"steer: the two kinds of examples have the same states on the mean at layer {same[0]}, so"
+                " there is no direction"
             )
         return Directions(vectors, self.site, method, self.model, self.about)
 
@@ -92,8 +92,8 @@ def fit(
     """Directions from texts without a property (``negative``) to texts with it (``positive``), pair by pair.
 
     method
-        "mean" difference; "pca", the first principal direction of the differences (VaLSe, Chen 2025); "probe",
-        the weights of a logistic regression.
+        "mean" difference; "pca", the first principal direction of the differences (VaLSe, Chen et al. 2025);
+        "probe", the weights of a logistic regression.
     layers
         Numbers and ranges such as 3, "4-7", "8-"; the middle third of the stack unless told otherwise.
     site
@@ -193,7 +193,8 @@ def check_pairs(positive: Sequence[object], negative: Sequence[object]) -> None:
     """As many of the one kind as of the other, at least two."""
     if len(positive) != len(negative):
         raise ValueError(
-            f"steer: pairs need as many positive examples as negative ones, not {len(positive)} and {len(negative)}"
+            f"steer: pairs need as many positive examples as negative ones, not {len(positive)} and"
+            f" {len(negative)}"
         )
     if len(positive) < 2:
         raise ValueError(f"steer: at least 2 pairs are needed, not {len(positive)}")

@@ -10,7 +10,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 Inputs = Mapping[str, Any]
-"""One example as a processor makes it: ``input_ids`` (1, tokens), ``pixel_values``, and what else the model takes."""
+"""One example as a processor makes it: ``input_ids`` (1, tokens), ``pixel_values``, and the like."""
 
 
 def visual_columns(model: PreTrainedModel, inputs: Inputs) -> Tensor:
@@ -50,7 +50,7 @@ def visual_grid(model: PreTrainedModel, inputs: Inputs) -> tuple[int, int]:
 
 
 def masked(model: PreTrainedModel, inputs: Inputs, hidden: Tensor) -> dict[str, Any]:
-    """The same with the regions of some visual tokens (bool, one for each) painted in the picture's mean colour."""
+    """The same with the regions of some visual tokens (bool, for each) painted in its mean colour."""
     rows, columns = visual_grid(model, inputs)
     pixels = inputs["pixel_values"]
     if pixels.dim() == 4:

@@ -89,7 +89,8 @@ class _Positions:
             raise TypeError(f"steer: argument 'positions' must be whole numbers, not {wanted!r}")
         if not wanted or (not numbers and wanted not in POSITIONS):
             raise ValueError(
-                f"steer: argument 'positions' must be one of {', '.join(POSITIONS)}, or numbers, not {wanted!r}"
+                f"steer: argument 'positions' must be one of {', '.join(POSITIONS)}, or numbers, not"
+                f" {wanted!r}"
             )
         self.wanted, self.past, self.prompt = wanted, 0, 0
 

@@ -1,0 +1,56 @@
+"""A question of the scoreboard: a number for each mechanism, its interval, and a reading of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from unsoft.compare.claim import NOT_RUN
+from unsoft.compare.estimate import Estimate
+from unsoft.compare.jobs import Results
+
+Answer = Callable[[Results, str], Estimate | float | None]
+
+
+@dataclass(frozen=True)
+class Column:
+    """``yes`` and ``partly`` are thresholds of the number; above them is good unless ``low_is_good``.
+
+    ``noise`` is the relative change that repeated runs of the same code show.
+    """
+
+    name: str
+    title: str
+    help: str
+    answer: Answer | None
+    yes: float = 0.0
+    partly: float = 0.0
+    low_is_good: bool = False
+    noise: float = 1e-6
+    unit: str = ""
+    why: str = ""
+    """The reference points that the thresholds come from."""
+    limit: float | None = None
+    """The measurement ends here: a value that reaches it is shown as "at least"."""
+    badness: Callable[[float], float] | None = None
+    """For a number that is best in the middle: how bad it is. Thresholds and order are of this."""
+
+    def cell(self, results: Results, label: str) -> dict[str, Any]:
+        found = None if self.answer is None else self.answer(results, label)
+        if not isinstance(found, Estimate):
+            found = None if found is None else Estimate(found)
+        value = None if found is None else found.value
+        bounds = {} if found is None or found.low is None else {"low": found.low, "high": found.high}
+        beyond = value is not None and self.limit is not None and value >= self.limit
+        return {"value": value, "reading": self.reading(value), "beyond": beyond} | bounds
+
+    def reading(self, value: float | None) -> str:
+        """In words: yes, partly, no, or not run."""
+        if value is None:
+            return NOT_RUN
+        sign = -1.0 if self.low_is_good or self.badness else 1.0
+        value = value if self.badness is None else self.badness(value)
+        if sign * value >= sign * self.yes:
+            return "yes"
+        return "partly" if sign * value >= sign * self.partly else "no"
