@@ -63,7 +63,7 @@ from unsoft.mechanisms.core.gated_mass import MassGate
 from unsoft.mechanisms.core.magnitude.cache import MagnitudeCache
 from unsoft.mechanisms.core.magnitude.options import STARTS, check_choices, check_counts
 from unsoft.mechanisms.core.magnitude.points import by_key_head, key_points
-from unsoft.mechanisms.core.magnitude.rows import attend_by_rows, attend_by_rows_cached
+from unsoft.mechanisms.core.magnitude.row_gates import attend_by_rows, attend_by_rows_cached
 from unsoft.mechanisms.core.module import SHORT_OPTIONS, Inputs, Mechanism, Pointwise, Wrapper
 from unsoft.mechanisms.core.registry import family, module_modifier, resolve_formula
 from unsoft.mechanisms.core.spec import LayerSpec
@@ -166,12 +166,9 @@ class Magnitude(Wrapper):
 
     def _bidirectional(self, system: System) -> Tensor:
         solver = solver_of(self.solver)
-        options = Options(
-            _RESIDUAL,
-            self.iterations if solver.truncates else None,
-            self.rank if "rank" in solver.takes else None,
-            check=False,
-        )
+        steps = self.iterations if solver.truncates else None
+        rank = self.rank if "rank" in solver.takes else None
+        options = Options(_RESIDUAL, steps, rank, check=False)
         return solver.solve(system, system.ones, options).weights
 
     def _arrival(self, system: System) -> Tensor:

@@ -38,6 +38,10 @@ class MagnitudeCache(Cache):
         return (*self.inner.tensors, *self.arriving.tensors, *row, *gates)
 
     @property
+    def keeps_keys(self) -> bool:
+        return self.inner.keeps_keys
+
+    @property
     def holders(self) -> tuple[object, ...]:
         """A snapshot holds until the next chunk of a streaming window begins, in the memory of
         the last one.
@@ -65,7 +69,7 @@ class MagnitudeCache(Cache):
         """The gates of all keys, once those of the new keys are added; None where the mechanism inside keeps
         no keys either.
         """
-        if not isinstance(self.inner, KeyValueCache):
+        if not self.keeps_keys:
             return None
         if self.gates is None:
             self.gates = KeyValueCache(self.batch)
