@@ -6,6 +6,7 @@ The first report is of random networks and single rows; the others, with ``--mod
 from __future__ import annotations
 
 import json
+import shutil
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -72,7 +73,12 @@ def main(paths: Sequence[Path]) -> None:
     records = [json.loads((path / "compare.json").read_text()) for path in paths]
     HERE.mkdir(exist_ok=True)
     for name, write in PAGES.items():
-        (HERE / f"{name}.md").write_text(write(records))
+        pictures = []
+        for figure in FIGURES[name]:
+            if (paths[0] / "figures" / f"{figure}.svg").exists():
+                shutil.copyfile(paths[0] / "figures" / f"{figure}.svg", HERE / f"{figure}.svg")
+                pictures += [f"![{figure}]({figure}.svg)", ""]
+        (HERE / f"{name}.md").write_text("\n".join([write(records), *pictures]).rstrip() + "\n")
 
 
 def _head(title: str, asked: str, records: Sequence[dict[str, Any]]) -> list[str]:
@@ -277,6 +283,12 @@ def _depths(record: dict[str, Any]) -> list[str]:
     return lines
 
 
+FIGURES = {
+    "irrelevant-or-opposed": ("opposition",),
+    "influence-factors": ("forced-mass",),
+    "deletion": (),
+    "evolution-or-collapse": ("collapse-rank", "collapse-decoded", "collapse-moved", "residual"),
+}
 PAGES = {
     "irrelevant-or-opposed": irrelevant_or_opposed,
     "influence-factors": influence_factors,

@@ -24,12 +24,16 @@ LEVELS = (0.0, -1.0, -2.0, -4.0, -6.0, -8.0)
 DETECTED, HINTED = 1.0, 0.36
 """d' = 1 is right in 76 % of choices between two, 0.36 in 60 %."""
 _BLOCKS = 8
+_COMPARED = ("softmax1", "sinh")
+"""Which differ from softmax in the freedom of the sum, and in the sign besides."""
 
 
 def jobs(request: Request) -> list[Job]:
     rows = max(request.level.geometries // 2, _BLOCKS)
     sizes = {"rows": rows}
-    return [job("opposition", s, partial(opposition, s, rows), 0.3, sizes) for s in request.everyone]
+    there = {s.label for s in request.everyone}
+    subjects = [*request.everyone, *(Subject(name, name) for name in _COMPARED if name not in there)]
+    return [job("opposition", s, partial(opposition, s, rows), 0.3, sizes) for s in subjects]
 
 
 def opposition(subject: Subject, rows: int) -> list[dict[str, Any]]:
