@@ -91,6 +91,41 @@ def test_pages_about_training_run(monkeypatch, name):
         exec(compile(source.partition("```")[0], name, "exec"), module.__dict__)
 
 
+def conversions_script():
+    spec = importlib.util.spec_from_file_location("converting", DOCS / "converting.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_converting_page_shows_its_record():
+    script = conversions_script()
+    text = script.PAGE.read_text()
+    assert script.page(text, json.loads(script.RECORD.read_text())) == text, "run: python docs/converting.py"
+
+
+def test_converting_page_says_what_is_in_the_record():
+    script = conversions_script()
+    spec = {"batch": 2, "tokens": 10, "held_out": 100, "match_steps": 3, "tune_steps": 2}
+    found = {
+        "spec": spec,
+        "perplexity": {"original": 10.0, "swapped": 5000.0, "matched": 40.0, "tuned": 20.0},
+        "layer_errors": {"swapped": [1.0, 3.0], "matched": [0.5, 0.5]},
+        "cpu_seconds": {"match": 30.0, "tune": 20.0},
+    }
+    close = found | {
+        "perplexity": {"original": 10.0, "swapped": 10.0, "tuned": 9.0},
+        "layer_errors": {"swapped": []},
+    }
+    made = script.block({"cog": found, "softmax": close, "sigmoid": close})
+    assert "60 tokens of matching and 40 of tuning" in made
+    assert "| cog | 10 | 5,000 | 40 | 20 | 2 | 0.5 | 30 | 20 |" in made
+    assert "| softmax | 10 | 10 | - | 9 | - | - | 30 | 20 |" in made
+    words = " ".join(made.split())
+    assert "softmax tuned on the same text, ends at 9." in words
+    assert "sigmoid 9 (0.9 times), cog 20 (2 times). Not run yet: magnitude+softmax, linear-relu" in words
+
+
 ARCHITECTURE = (DOCS / "architecture.md").read_text()
 SOURCE = Path(unsoft.__file__).parent
 

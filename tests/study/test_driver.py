@@ -36,6 +36,8 @@ def run(tmp_path, answer=fine, made=None, **options):
 def test_a_rerun_skips_what_is_done(tmp_path):
     state, jobs = run(tmp_path)
     assert (state.total, state.done, len(jobs)) == (10, 10, 10)
+    found = read_records(tmp_path / NAME)[0]
+    assert (found.harder, found.attention) == ({"length=6": 0.25}, {"first_token": [0.5]})
     state, jobs = run(tmp_path)
     assert (state.done, jobs) == (10, [])
     state, jobs = run(tmp_path, made=study(seeds=4))  # more seeds: only those are run

@@ -62,8 +62,8 @@ from unsoft.mechanisms.core.cache import Cache
 from unsoft.mechanisms.core.gated_mass import MassGate
 from unsoft.mechanisms.core.magnitude.cache import MagnitudeCache
 from unsoft.mechanisms.core.magnitude.options import STARTS, check_choices, check_counts
-from unsoft.mechanisms.core.magnitude.points import by_key_head, key_points, key_scale
-from unsoft.mechanisms.core.magnitude.rows import attend_by_rows, attend_by_rows_cached
+from unsoft.mechanisms.core.magnitude.points import by_key_head, key_points
+from unsoft.mechanisms.core.magnitude.row_gates import attend_by_rows, attend_by_rows_cached
 from unsoft.mechanisms.core.module import SHORT_OPTIONS, Inputs, Mechanism, Pointwise, Wrapper
 from unsoft.mechanisms.core.registry import family, module_modifier, resolve_formula
 from unsoft.mechanisms.core.spec import LayerSpec
@@ -145,7 +145,7 @@ class Magnitude(Wrapper):
         plain = not args and options.keys() <= SHORT_OPTIONS and not torch.is_grad_enabled()
         if plain and type(cache) is MagnitudeCache and self.where == "values" and not observed():
             cache.check(key)
-            found = None if cache.rows else self._gates(key, value, cache)
+            found = None if cache.rows else self._gates(key, value, cache, "auto")
             if found is not None:
                 result: Result = self.inner(query, key, found[1], cache=cache.inner, **options)
                 return result
@@ -166,12 +166,9 @@ class Magnitude(Wrapper):
 
     def _bidirectional(self, system: System) -> Tensor:
         solver = solver_of(self.solver)
-        options = Options(
-            _RESIDUAL,
-            self.iterations if solver.truncates else None,
-            self.rank if "rank" in solver.takes else None,
-            check=False,
-        )
+        steps = self.iterations if solver.truncates else None
+        rank = self.rank if "rank" in solver.takes else None
+        options = Options(_RESIDUAL, steps, rank, check=False)
         return solver.solve(system, system.ones, options).weights
 
     def _arrival(self, system: System) -> Tensor:
@@ -220,20 +217,8 @@ class Magnitude(Wrapper):
     def _plain_points(self, key: Tensor, cache: MagnitudeCache) -> Points:
         """The same without masks, at little cost: what is wrong with the call, the mechanism inside says."""
         keys = key.detach().to(compute_dtype(key.dtype))
-        root, _, _ = self._constants(cache, keys)
+        root, _, _ = cache.constants(self.log_t, self.beta, self.gamma, keys)
         return Points((keys * root).flatten(0, 1), None, key.shape[:2])
-
-    def _constants(self, cache: MagnitudeCache, key: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """sqrt(t / d), (heads, 1, 1), and beta and gamma, (heads, 1), of each key head; computed once."""
-        parameters = (self.log_t, self.beta, self.gamma)
-        _, heads, _, width = key.shape
-        stamp = (heads, width, *(x.data_ptr() for x in parameters), *(x._version for x in parameters))
-        if cache.constants is None or cache.constants[0] != stamp:
-            with torch.no_grad():
-                dtype = compute_dtype(key.dtype)
-                beta, gamma = (by_key_head(x, heads).to(dtype)[:, None] for x in parameters[1:])
-                cache.constants = stamp, (key_scale(self.log_t, heads, width, dtype), beta, gamma)
-        return cache.constants[1]
 
     def gate(self, weights: Tensor) -> Tensor:
         """sigmoid(beta w + gamma) for weights (batch, key heads, ...)."""
@@ -247,12 +232,13 @@ class Magnitude(Wrapper):
         return self.gate(points.shaped(weights)).reshape(*points.leading, weights.shape[-1])
 
     def _gates(
-        self, key: Tensor, value: Tensor, cache: MagnitudeCache, engine: str = "auto"
+        self, key: Tensor, value: Tensor, cache: MagnitudeCache, engine: str
     ) -> tuple[Tensor, Tensor] | None:
         """Gates of the keys that a step brings, and values times those, by one call of compiled code; None,
         and nothing done, where that is not possible.
         """
-        found = cache.arriving.gate(key, value, self.eps, self._constants(cache, key), engine)
+        constants = cache.constants(self.log_t, self.beta, self.gamma, key)
+        found = cache.arriving.gate(key, value, self.eps, constants, engine)
         if found is not None:
             cache.length += key.shape[2]
         return found

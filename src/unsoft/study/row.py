@@ -21,7 +21,7 @@ _OF_RESULT = (
     "shortcut",
     "parameters",
 )
-_OF_RUN = ("steps", "seconds", "harder", "learned", "versions")
+_OF_RUN = ("steps", "seconds", "learned", "attention", "versions")
 
 
 def planned(study: Study, run: Run, plugin: str = "") -> Record:
@@ -68,6 +68,7 @@ def done(record: Record, outcome: dict[str, Any]) -> Record:
     result = outcome["result"]
     history, best = result["history"], max if result["higher_is_better"] else min
     curve = [[row["step"], row["eval_score"]] for row in history if "eval_score" in row]
+    tests = {f"{result['difficulty']}={test['value']}": test["score"] for test in result["score_by"]}
     return replace(
         record,
         status=DONE,
@@ -75,6 +76,7 @@ def done(record: Record, outcome: dict[str, Any]) -> Record:
         best_validation=best(score for _, score in curve),
         curve=curve,
         losses=[[row["step"], row["loss"]] for row in history if "loss" in row],
+        harder=tests,
         machine=outcome["machine"],
         seconds_per_step=result["seconds"] / result["steps"] if record.attempts == 1 else None,
         **{name: result[name] for name in (*_OF_RESULT, *_OF_RUN)},
