@@ -10,17 +10,18 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import textwrap
 from pathlib import Path
 
 from unsoft.files import write_json, write_whole
 
 HERE = Path(__file__).parent
 PAGE, RECORD = HERE / "converting.md", HERE / "converting.json"
-MECHANISMS = ("magnitude+softmax", "cog", "sigmoid", "relu2", "linear-relu", "softmax", "softpick")
+MECHANISMS = ("magnitude+softmax", "sigmoid", "cog", "linear-relu", "relu2", "softmax", "softpick")
 FIRST = "unsoft swap smollm2 softmax --out runs/smollm2"
 """Once, since unpacking its 4 bits takes longer than loading what is written here."""
 COMMAND = (
-    "unsoft convert runs/smollm2 --mechanism {} --match-steps 16 --tune-steps 8 --held-out 1024"
+    "unsoft convert runs/smollm2 --mechanism {} --match-steps 12 --tune-steps 6 --held-out 1024"
     " --save-every 16"
 )
 COLUMNS = (
@@ -80,11 +81,42 @@ def number(value: float | None) -> str:
     return f"{float(f'{value:.3g}'):,.0f}" if value >= 1000 else f"{value:.3g}"
 
 
+def reading(record: dict) -> str:
+    """What the table says, in words made from its numbers."""
+    tuned = {name: found["perplexity"]["tuned"] for name, found in record.items()}
+    original = next(iter(record.values()))["perplexity"]["original"]
+    control = tuned.pop("softmax", None)
+    order = sorted(tuned, key=lambda name: tuned[name])
+    words = f"The original has {number(original)}. "
+    if control is not None:
+        words += f"The control, softmax tuned on the same text, ends at {number(control)}. "
+    listed = [f"{name} {number(tuned[name])} ({number(tuned[name] / original)} times)" for name in order]
+    missing = [name for name in MECHANISMS if name not in record]
+    words += f"From best to worst after tuning: {', '.join(listed)}."
+    if missing:
+        words += f" Not run yet: {', '.join(missing)}."
+    return "\n".join(textwrap.wrap(words, 140)) + "\n"
+
+
+def block(record: dict) -> str:
+    """Everything on the page that comes from the record."""
+    commands = f"    {FIRST}\n    {COMMAND.format('MECHANISM')}\n"
+    if not record:
+        return f"{commands}\nNot run yet: {', '.join(MECHANISMS)}.\n"
+    spec = next(iter(record.values()))["spec"]
+    matching, tuning = (spec[name] * spec["batch"] * spec["tokens"] for name in ("match_steps", "tune_steps"))
+    about = (
+        f"Perplexity on {spec['held_out']:,} held-out tokens in windows of {spec['tokens']};"
+        f" {matching:,} tokens of matching and {tuning:,} of tuning, one thread:"
+    )
+    return f"{about}\n\n{commands}\n{table(record)}\n{reading(record)}"
+
+
 def page(text: str, record: dict) -> str:
-    """The page with the table in its place."""
+    """The page with the figures in their place."""
     before, _, rest = text.partition(MARKS[0])
     _, _, after = rest.partition(MARKS[1])
-    return before + MARKS[0] + table(record) + MARKS[1] + after
+    return before + MARKS[0] + block(record) + MARKS[1] + after
 
 
 def main() -> None:

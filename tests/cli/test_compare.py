@@ -44,7 +44,7 @@ def small(out, *more):
 def test_it_leaves_a_page_data_and_figures_and_asks_nothing_twice(run_here, tmp_path, monkeypatch):
     done = run_here(*small(tmp_path / "report"))
     assert done.returncode == 0, done.stderr
-    assert "mine" in done.stdout and "claims:" in done.stdout and "left" in done.stderr
+    assert "mine" in done.stdout and "claims that could have failed:" in done.stdout and "left" in done.stderr
     record = json.loads((tmp_path / "report" / "compare.json").read_text())
     assert record["finished"] and [s["label"] for s in record["subjects"]] == ["softmax", "cog", "mine"]
     assert record["command"].startswith("unsoft compare softmax cog --formula 'name=mine;")
@@ -85,7 +85,7 @@ def test_two_runs(run_here, tmp_path):
     record["scoreboard"][0]["cells"]["clones"]["value"] = 0.9
     (tmp_path / "b.json").write_text(json.dumps(record))
     done = run_here("compare", str(first), str(tmp_path / "b.json"), "--out", str(tmp_path / "changes"))
-    assert done.returncode == 0 and "better" in done.stdout and "0.286" in done.stdout
+    assert done.returncode == 0 and "better" in done.stdout and "50" in done.stdout
     assert (tmp_path / "changes" / "changes.html").exists()
     same = run_here("compare", str(first), str(first), "--out", str(tmp_path / "changes"))
     assert "no number changed" in same.stdout
@@ -184,15 +184,37 @@ def test_times_of_a_busy_machine_are_said_to_be_so_and_taken_anew(run_here, tmp_
         assert "all by this run; other programs used the machine during 6" in done.stdout
 
 
-def test_the_command_to_try_again_keeps_the_level_and_the_page(run_here, tmp_path):
+def test_the_command_beside_a_claim_prints_its_whole_chain(run_here, tmp_path):
     out = tmp_path / "report"
     run_here("compare", "softmax", "--quick", "--only", "hijack", "--out", str(out))
     claims = {claim["name"]: claim for claim in json.loads((out / "compare.json").read_text())["claims"]}
-    expected = f"unsoft compare softmax magnitude --only hijack --quick --again --out {out}-again"
-    assert claims["hijacking"]["command"] == expected
+    expected = "unsoft compare --claim gate --quick --again"
+    assert claims["gate"]["command"] == expected
     before = (out / "index.html").read_bytes()
-    assert run_here(*expected.split()[1:]).returncode == 0
-    assert (out / "index.html").read_bytes() == before and (tmp_path / "report-again" / "index.html").exists()
+    done = run_here(*expected.split()[1:])
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith(
+        "Rosić 2026: “The magnitude gate keeps clones from taking over.”\nkind: experiment"
+    )
+    for words in (
+        "rule: Gate on the mass",
+        "refuted if: Even 50",
+        "data: gates, 8 rows, measured now",
+        "verdict: ",
+    ):
+        assert words in done.stdout, words
+    assert claims["gate"]["found"] in done.stdout and (out / "index.html").read_bytes() == before
+    assert "data: residual" not in done.stdout, "only what the claim needs"
+
+
+def test_an_unknown_claim_and_a_study_that_is_none(run_here, tmp_path):
+    done = run_here("compare", "--claim", "few-step")
+    assert done.returncode == 2 and "did you mean 'few-steps'?" in done.stderr and "norm-ratio" in done.stderr
+    (tmp_path / "mine.csv").write_text("a,b\n1,2\n")
+    done = run_here(
+        "compare", "--only", "training", "--study", str(tmp_path / "mine.csv"), "--out", str(tmp_path)
+    )
+    assert done.returncode in (1, 2) and "is not an exported study" in done.stderr
 
 
 def test_runs_of_different_levels_are_told_apart(run_here, tmp_path):
@@ -236,7 +258,7 @@ def test_a_mechanism_of_ones_own_takes_part_and_its_code_is_part_of_the_question
     done = run_here("compare", *arguments)
     assert done.returncode == 0, done.stderr
     record = json.loads((out / "compare.json").read_text())
-    assert record["scoreboard"][0]["cells"]["clones"]["value"] == pytest.approx(1 / 51)
+    assert record["scoreboard"][0]["cells"]["clones"]["value"] == pytest.approx(50)
     identity = Subject("average", "average").identity
     unregister("average")
     (tmp_path / "average.py").write_text(

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from tests.compare.tiny import TINY
-from unsoft.compare.sections import collapse, cost, focus, hijack, linear, sign, solver
+from unsoft.compare.sections import clouds, cost, features, focus, geometry, hijack, linear, sign, solver
 from unsoft.compare.subject import Subject, keys_of, subjects_of
 from unsoft.formula import Formula
 
@@ -78,12 +78,28 @@ def test_sums():
     assert softmax["negative"] == 0 == softmax["deletion"] and 0.4 < cog["deletion"] < 0.6
 
 
-def test_tokens_collapse_under_softmax_and_a_map_that_only_looks_at_itself_keeps_them():
-    rows = [row["residual"] for row in collapse.collapse(subject("softmax"), TINY) if not row["skip"]]
-    assert rows[0] > 0.9 > rows[1] > rows[2] > rows[3]
-    alone = Subject("alone", Formula("where(i - j < 1, 1, 0)"))
-    rows = [row for row in collapse.collapse(alone, TINY) if not row["skip"]]
-    assert all(row["recovery"] == 1 and row["residual"] == pytest.approx(rows[0]["residual"]) for row in rows)
+def test_the_largest_diversity_against_a_search_by_brute_force():
+    """Multiplicative updates on the simplex, an independent way to the least p'Zp."""
+    keys = 0.5 * torch.randn(8, 2, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
+    z = torch.exp(-(keys[:, None] - keys).square().sum(-1) / 2)
+    p = torch.full((8,), 1 / 8, dtype=torch.float64)
+    for _ in range(50_000):
+        p = p * torch.exp(-0.5 * (z @ p))
+        p = p / p.sum()
+    assert clouds.largest_diversity(z) == pytest.approx(float(1 / (p @ z @ p)), rel=1e-4)
+    weights = torch.linalg.solve(z, torch.ones(8, dtype=torch.float64))
+    assert (weights < 0).any() and clouds.largest_diversity(z) < float(weights.sum())
+
+
+def test_rows_of_the_features_are_what_they_are_called():
+    s = torch.randn(6, 9, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    for name, ((signed, free, _, _), weigh) in features.FORMULAS.items():
+        row = weigh(s)
+        assert bool((row < 0).any()) == bool(signed), name
+        assert torch.allclose(row.sum(-1), torch.ones(6, dtype=torch.float64), atol=1e-6) != bool(free), name
+    torch.testing.assert_close(features.FORMULAS["cog"][1](s), subject("cog").row()(s))
+    torch.testing.assert_close(features.FORMULAS["sinh"][1](s), subject("sinh").row()(s))
+    torch.testing.assert_close(features.FORMULAS["softpick"][1](s), subject("softpick").row()(s))
 
 
 def test_conjugate_gradients_arrive():
@@ -99,9 +115,9 @@ def test_no_query_has_a_larger_ratio_of_norms_than_one():
 
 
 def test_sets_whose_magnitude_is_known():
-    for row in solver.sets():
-        if row["set"] == "bound":
-            assert row["found"] <= 1
+    for row in geometry.sets():
+        if row["set"] == "distinct":
+            assert row["found"] > 0
         else:
             assert row["found"] == pytest.approx(row["expected"], rel=1e-6)
 

@@ -7,7 +7,7 @@ from unsoft.compare.section import Request, plan
 from unsoft.compare.store import Store
 from unsoft.compare.subject import Subject
 
-TINY = Level("tiny", (), 256, 4, 3, 1, (64, 128), 1, 0.0, 32)
+TINY = Level("tiny", (), 256, 4, 3, 1, (64, 128), 1, 0.0, 32, 2)
 
 
 def answers_of(subjects: list[Subject], folder, only=()) -> list[Answer]:

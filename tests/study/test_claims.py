@@ -23,8 +23,8 @@ def test_a_default_study_is_complete(name):
         labels = {variant.label for variant in group.variants}
         assert {"softmax", "softmax1", "gated+softmax", "softmax ×2 heads", "softmax ×2 layers"} <= labels
         made = next(study.runs()).spec.make_task()
-        tests = {SCORE, *(f"{made.difficulty}={value}" for value in made.difficulties())}
-        assert all(rule.on in tests for rule in study.rules if rule.group == group.name)
+        tests = [f"{made.difficulty}={value}" for value in made.difficulties()]
+        assert all(rule.on in (SCORE, "head_diversity", *tests) for rule in study.rules)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -35,9 +35,9 @@ def test_its_verdict_can_go_either_way(name):
         for rule in study.rules:
             sign = 1 if name != "trigger" else -1  # an error: less is better
             more = {"group": rule.group, "higher_is_better": sign > 0}
-            for label in rule.over:
-                records += runs(label, [0.5] * 5, harder={rule.on: 0.5}, **more)
             score = 0.5 + sign * better
-            records += runs(rule.mechanism, [score] * 5, harder={rule.on: score}, **more)
+            for label, level in [*((label, 0.5) for label in rule.over), (rule.mechanism, score)]:
+                attention = {"head_diversity": [level]}
+                records += runs(label, [level] * 5, harder={rule.on: level}, attention=attention, **more)
         found, why = verdict(study.rules, records)
         assert found == wanted, why

@@ -30,6 +30,7 @@ def records(cog=0.9):
         "swept": True,
         "sweep": "full",
     }
+    more["attention"] = {"first_token": [0.25, 0.75]}
     learned = {"a.log_t": [0.0], "a.beta": [2.5]}
     return [
         *runs("softmax", [0.5, 0.6, 0.55], **more),
@@ -49,6 +50,7 @@ def test_the_page_says_what_was_found():
     assert "g: cog must beat softmax by 0.1 on the test" in text and "holds" in text
     assert "over softmax +0.350" in text and "every seed at every rate" in text
     assert "t 1 (1 to 1), beta 2.5 (2.5 to 2.5)" in text
+    assert "first token 0.500" in text
     assert "Not finished: sinh" in text and "&lt;b&gt;DivergenceError" in page
     for kind in ("curves", "rates", "difficulty", "cost"):
         assert f'data-figure="s-g-{kind}"' in page

@@ -45,6 +45,13 @@ def test_alone_there_is_nothing_to_share(monkeypatch):
         train(Spec(task="copy"), fsdp=True)
 
 
+@pytest.mark.skipif(torch.accelerator.is_available(), reason="for machines without a GPU")
+def test_fsdp_is_refused_where_it_would_be_ddp(monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(ValueError, match="on CPUs accelerate would use DDP in its place"):
+        train(Spec(task="copy"), fsdp=True)
+
+
 def test_a_batch_that_is_too_small_to_share_is_named(monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "4")
     with pytest.raises(ValueError, match="a batch of 3 cannot be shared by 4 processes"):
@@ -60,20 +67,19 @@ def test_trackers_that_are_not_there_are_named():
         check_trackers(["comet_ml"])
 
 
-def run(count: int, out: Path, *more: str) -> subprocess.CompletedProcess:
+def run(count: int, out: Path) -> subprocess.CompletedProcess:
     start = ["-m", "torch.distributed.run", "--nproc-per-node", str(count)] if count > 1 else []
-    command = [sys.executable, *start, "-m", "unsoft.cli", *ARGUMENTS.split(), "--out", str(out), *more]
+    command = [sys.executable, *start, "-m", "unsoft.cli", *ARGUMENTS.split(), "--out", str(out)]
     source = str(Path(unsoft.__file__).parents[1])
     environment = os.environ | {"PYTHONPATH": source, "OMP_NUM_THREADS": "1"}
     return subprocess.run(command, capture_output=True, text=True, env=environment, timeout=HANG)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("more", [(), ("--fsdp",)])
-def test_two_processes_learn_what_one_does(tmp_path, more):
+def test_two_processes_learn_what_one_does(tmp_path):
     """At an equal batch, whose pieces have unequal numbers of answers: losses to 6 digits, weights within
     2e-5."""
-    alone, together = run(1, tmp_path / "one"), run(2, tmp_path / "two", *more)
+    alone, together = run(1, tmp_path / "one"), run(2, tmp_path / "two")
     assert alone.returncode == 0 and together.returncode == 0, together.stderr
     results = [json.loads((tmp_path / name / "result.json").read_text()) for name in ("one", "two")]
     first, second = ([x["loss"] for x in result["history"] if "loss" in x] for result in results)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch.nn.functional import logsigmoid
@@ -42,20 +42,24 @@ class GatedSubject(Subject):
     where: str = "values"
 
     def module(self, length: int, heads: int = 1, width: int = WIDTH) -> Mechanism:
-        options = {"where": self.where, "t": self.gate.t, "eps": self.gate.eps}
-        layer = mechanism(self.mechanism, heads=heads, head_dim=width, **options)
+        layer: Any = mechanism(
+            self.mechanism, heads=heads, head_dim=width, where=self.where, t=self.gate.t, eps=self.gate.eps
+        )
         with torch.no_grad():
             layer.beta.fill_(self.gate.beta)
             layer.gamma.fill_(self.gate.gamma)
-        return layer
+        found: Mechanism = layer
+        return found
 
 
 @cache
 def fitted_gate() -> Gate:
     """beta, gamma and t by which crowds count as one and distinct keys as many, as far as a sigmoid allows.
 
-    What m keys count as is m g(w_m) / g(w_1). For m = 2 to 50 near-clones, with noise of 0.03 in every coordinate, it should be 1; for as
-    many keys as far apart as random ones are, it should be m. The squares of the logarithmic errors are made small over a grid of the three, under the
+    What m keys count as is m g(w_m) / g(w_1). For m = 2 to 50 near-clones, with noise of 0.03 in every
+    coordinate, it should be 1; for as
+    many keys as far apart as random ones are, it should be m. The squares of the logarithmic errors are
+    made small over a grid of the three, under the
     condition that a key without look-alikes keeps a gate of at least a half.
 
     >>> gate = fitted_gate()

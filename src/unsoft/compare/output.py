@@ -35,6 +35,7 @@ def record(
     command: str,
     out: str = "report",
     model: str | None = None,
+    study: str | None = None,
 ) -> dict[str, Any]:
     """Ready for JSON.
 
@@ -46,6 +47,7 @@ def record(
         "command": command,
         "out": out,
         "model": model,
+        "study": study,
         "level": dataclasses.asdict(level),
         "finished": finished,
         "written": datetime.now(UTC).isoformat(timespec="seconds"),
@@ -66,7 +68,7 @@ def record(
         ],
         "answers": [dataclasses.asdict(answer) for answer in answers],
     }
-    return content | conclusions(Results(content), level.name, out)
+    return content | conclusions(Results(content), level.name)
 
 
 def views_of(results: Results) -> list[dict[str, Any]]:

@@ -1,8 +1,10 @@
 """Random attention layers on top of one another: what is left of the tokens after each.
 
-Queries and keys come from one random map, so that each token is its own best match, as it is in trained models: without
+Queries and keys come from one random map, so that each token is its own best match, as it is in trained
+models: without
 that no mechanism has a reason to look at the token itself, and all forget it in the first layer. Without skip
-connections values are the states themselves and nothing but the mixing is seen. With them values and outputs have random
+connections values are the states themselves and nothing but the mixing is seen. With them values and
+outputs have random
 maps, and what a layer adds to a token has the same length for every mechanism.
 """
 
@@ -51,7 +53,7 @@ def stack(subject: Weighs, depth: int, skip: bool, seed: int) -> list[dict[str, 
         value = _heads(states @ maps[1] if skip else states)
         with torch.no_grad():
             weights = subject.weights(matched, matched, is_causal=True).to(states.dtype)
-        out = (weights @ value).unflatten(0, (SEQUENCES, HEADS)).transpose(1, 2).flatten(2)
+        out = (weights @ value).view(SEQUENCES, HEADS, TOKENS, HEAD).transpose(1, 2).flatten(2)
         if skip:
             out = states + length * states.norm(dim=-1, keepdim=True) * unit_rows(out @ maps[2])
         # Only the scale of the whole is set right, so that neither 0 nor infinity is reached.
@@ -62,17 +64,19 @@ def stack(subject: Weighs, depth: int, skip: bool, seed: int) -> list[dict[str, 
 
 def _heads(x: Tensor) -> Tensor:
     """(sequences * heads, tokens, head)."""
-    return x.unflatten(-1, (HEADS, HEAD)).transpose(1, 2).flatten(0, 1)
+    return x.view(*x.shape[:-1], HEADS, HEAD).transpose(1, 2).flatten(0, 1)
 
 
 def heads_alike(weights: Tensor) -> Tensor:
     """Mean cosine between the patterns of different heads."""
-    similar = measure.head_similarity(weights.unflatten(0, (SEQUENCES, HEADS)))
-    return (similar.sum((-2, -1)) - similar.diagonal(dim1=-2, dim2=-1).sum(-1)).mean() / (HEADS * (HEADS - 1))
+    similar: Tensor = measure.head_similarity(weights.view(SEQUENCES, HEADS, *weights.shape[1:]))
+    others = similar.sum((-2, -1)) - similar.diagonal(dim1=-2, dim2=-1).sum(-1)
+    return others.mean() / (HEADS * (HEADS - 1))
 
 
 def measured(states: Tensor, inputs: Tensor) -> dict[str, Any]:
-    """Residual over norm, effective rank over that of the inputs, tokens that can be told by their input, what of the input can be
+    """Residual over norm, effective rank over that of the inputs, tokens that can be told by their input,
+    what of the input can be
     decoded, and how far differences between tokens have moved from those of the inputs.
     """
     late = states[TRAIN:], inputs[TRAIN:]  # some sequences are enough for what each has by itself
@@ -81,7 +85,9 @@ def measured(states: Tensor, inputs: Tensor) -> dict[str, Any]:
     sizes = float(left.square().sum() * first.square().sum())
     alike = float((left * first).sum()) ** 2 / sizes if sizes > 0 else 0.0
     return {
-        "residual": float((measure.residual(states) / states.flatten(1).norm(dim=-1).clamp(min=1e-30)).mean()),
+        "residual": float(
+            (measure.residual(states) / states.flatten(1).norm(dim=-1).clamp(min=1e-30)).mean()
+        ),
         "rank": ranks[0] / ranks[1],
         "recovery": float(measure.recovery(*late).mean()),
         "decoded": float(measure.decodability(states, inputs, TRAIN)),

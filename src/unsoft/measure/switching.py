@@ -29,14 +29,16 @@ def dynamic_deletion(moved: Tensor, again: Tensor) -> Tensor:
     0.
 
     >>> writes, removes = torch.tensor([0.5, 0.25]), torch.tensor([-0.5, -0.25])
-    >>> dynamic_deletion(*[torch.stack([writes, removes])] * 2), dynamic_deletion(*[torch.stack([writes, writes])] * 2)
+    >>> dynamic_deletion(*[torch.stack([writes, removes])] * 2), dynamic_deletion(*[torch.stack([writes,
+    writes])] * 2)
     (tensor(1.), tensor(0.))
     """
     for name, x in (("moved", moved), ("again", again)):
         check_float(name, x, 2, "(..., queries, sources)")
     if moved.shape != again.shape:
         raise ValueError(
-            f"measure: argument 'again' has shape {tuple(again.shape)}, 'moved' {tuple(moved.shape)}; they must match"
+            f"measure: argument 'again' has shape {tuple(again.shape)}, 'moved' {tuple(moved.shape)}; they"
+            f" must match"
         )
     first, second = computed(moved), computed(again)
     size = torch.minimum(first.abs(), second.abs())

@@ -28,7 +28,7 @@ from unsoft.scenes.measures import Described, against_habit, caption_loss, descr
 
 FIT, CHOICE, TEST = 48, 64, 160
 """Scenes to find directions from, to choose the strength on, and to measure on; drawn apart."""
-STRENGTHS = (0.5, 1.0, 1.5, 2.0, 3.0, 4.0)
+STRENGTHS = (1.0, 2.0, 3.0, 4.0, 6.0, 8.0)
 INVENTED, MISSED, LOSS = -0.05, 0.05, 0.1
 """Margins: things invented and missed in each caption, and nats per token on captions without habit."""
 METHOD = "pca"

@@ -11,7 +11,18 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from unsoft.hf.steering import Directions, steering
-from unsoft.scenes.captions import END, HABIT, NUMBER, PROMPT, WORDS, mentioned, true_caption
+from unsoft.scenes.captions import (
+    END,
+    HABIT,
+    IMAGE,
+    NUMBER,
+    PAD,
+    PROMPT,
+    START,
+    WORDS,
+    mentioned,
+    true_caption,
+)
 from unsoft.scenes.drawing import Scene
 
 _LONGEST = 32
@@ -54,6 +65,7 @@ def describe(
             attention_mask=torch.ones_like(prompt),
             pixel_values=pictures(scenes),
             max_new_tokens=_LONGEST,
+            suppress_tokens=[NUMBER[word] for word in (PAD, START, IMAGE)],
             do_sample=False,
         )
     captions = [_until_end([WORDS[token] for token in row]) for row in written[:, prompt.shape[1] :].tolist()]

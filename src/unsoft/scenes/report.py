@@ -19,7 +19,8 @@ def write_report(folder: Path, model: PreTrainedModel, found: Found, command: st
     scenes = found.scenes[:_AUDITED]
     examples = captioned(model, scenes)
     maps = audit_maps(model, scenes, examples)
-    shown = shown_maps(model, scenes[:_SHOWN], examples[:_SHOWN], found.after.captions[:_SHOWN])
+    count = min(_SHOWN, len(scenes))
+    shown = shown_maps(model, scenes[:count], examples[:count], found.after.captions[:count])
     found.directions.save(folder / "directions.safetensors")
     files = write(
         folder,

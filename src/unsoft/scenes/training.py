@@ -76,7 +76,7 @@ def train_scenes(
             closing.callback(shown.close)
             callbacks.append(shown)
         newest, _ = sweep(folder / _CHECKPOINTS)
-        trainer = Trainer(
+        trainer = _SceneTrainer(
             build_model(settings.seed),
             _arguments(settings, folder / _CHECKPOINTS),
             train_dataset=_Batches(settings),
@@ -148,6 +148,15 @@ class _Batches(Dataset[dict[str, Tensor]]):
             "pixel_values": pixels,
             "labels": labels,
         }
+
+
+class _SceneTrainer(Trainer):
+    def _load_from_checkpoint(
+        self, resume_from_checkpoint: str, model: torch.nn.Module | None = None
+    ) -> None:
+        """transformers writes weights of a LLaVA under older names, which its Trainer does not find again."""
+        kept = LlavaForConditionalGeneration.from_pretrained(resume_from_checkpoint)
+        (model or self.model).load_state_dict(kept.state_dict())  # type: ignore[union-attr]
 
 
 class _SealCheckpoints(TrainerCallback):

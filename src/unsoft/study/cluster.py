@@ -9,7 +9,7 @@ from typing import Any
 
 from unsoft.study.local import LOST
 from unsoft.study.record import CUT
-from unsoft.study.worker import code_digest, perform
+from unsoft.study.worker import perform
 
 HERE = "local"
 """Instead of an address: a cluster of this machine alone, which ends with the command."""
@@ -63,7 +63,7 @@ class RayWorkers:
     def submit(self, key: str, job: dict[str, Any]) -> None:
         """Gives a run to the cluster."""
         threads = max(1, int(self._cpus))
-        reference = self._perform.remote({**job, "threads": threads, "code": code_digest()})
+        reference = self._perform.remote({**job, "threads": threads})
         self._running[reference] = key
 
     def wait(self, seconds: float) -> list[tuple[str, dict[str, Any]]]:

@@ -8,11 +8,13 @@ from dataclasses import dataclass
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from unsoft.tasks import Task
+from unsoft.tasks import IGNORE, Task
 from unsoft.training.model import to_model
 
 _TOKENS, _AT_ONCE = 1 << 16, 1 << 14
 """About so many tokens are a test, and go through the model at a time."""
+_ANSWERS, _EXAMPLES = 256, 4096
+"""A test has at least so many answers, and at most so many examples."""
 
 
 @dataclass(frozen=True)
@@ -43,8 +45,10 @@ class Batches(Dataset[dict[str, Tensor]]):
 
 def evaluation_batches(task: Task, width: int, seed: int) -> Batches:
     """The examples on which every model is tested: fewer if they are long."""
-    length = task.sample(1, seed=seed).inputs.shape[1] if task.kind != "image" else 1
-    examples = min(max(_TOKENS // length, 16), 1024)
+    one = task.sample(1, seed=seed)
+    length = one.inputs.shape[1] if task.kind != "image" else 1
+    answers = int((one.labels != IGNORE).sum())
+    examples = min(max(_TOKENS // length, -(-_ANSWERS // answers)), _EXAMPLES)
     size = min(max(_AT_ONCE // length, 1), examples)
     return Batches(task, width, -(-examples // size), size, seed, training=False)
 

@@ -21,7 +21,7 @@ def is_first() -> bool:
 def join() -> None:
     """Meets the others, before anything is read or written that all must see alike."""
     if count() > 1:
-        from accelerate import PartialState
+        from accelerate import PartialState  # type: ignore[import-untyped]
 
         PartialState(cpu=not torch.accelerator.is_available())
 

@@ -7,30 +7,22 @@ import time
 from contextlib import ExitStack
 from pathlib import Path
 
-import torch
-import transformers
 from transformers import TrainerCallback
 
-import unsoft
 from unsoft.errors import Interrupted
 from unsoft.hf.quiet import quiet
-from unsoft.tasks import Task
 from unsoft.training import processes
 from unsoft.training.checkpoints import sweep
-from unsoft.training.data import evaluation_batches
+from unsoft.training.final_test import final_result
 from unsoft.training.folder import CHECKPOINTS, LOG, claimed, finish, finished
 from unsoft.training.model import build
-from unsoft.training.progress import ShowProgress, WriteLog, records
+from unsoft.training.progress import ShowProgress, WriteLog
 from unsoft.training.repulsion import Repulsion
 from unsoft.training.result import Result
-from unsoft.training.sealed_trainer import OWN
 from unsoft.training.spec import Spec
 from unsoft.training.stopping import StopOnSignal
 from unsoft.training.trackers import check_trackers
-from unsoft.training.trainer import TaskTrainer, measure
-
-_FEW = 32
-_TEST = 0  # seed of the examples of the final test, the same for every run
+from unsoft.training.trainer import TaskTrainer
 
 
 def train(
@@ -90,7 +82,7 @@ def train(
         else:
             folder = Path(out)
             if first:
-                closing.enter_context(claimed(folder, full.to_dict(), "train"))
+                closing.enter_context(claimed(folder, full.to_dict(), "train", task.files()))
                 damaged = sweep(folder / CHECKPOINTS)[1]
             processes.wait()
         stop = StopOnSignal()
@@ -123,7 +115,7 @@ def train(
         seconds = time.perf_counter() - begin
         if stop.came and trainer.state.global_step < full.steps:
             raise Interrupted(_goodbye(trainer.state.global_step, full.steps, out))
-        result = _result(trainer, full, task, seconds)
+        result = final_result(trainer, seconds)
         if out is not None:
             weights = trainer.accelerator.get_state_dict(trainer.model_wrapped) if fsdp else None
             if first:
@@ -147,40 +139,4 @@ def _goodbye(step: int, steps: int, out: str | Path | None) -> str:
     return (
         f"train: stopped at step {step} of {steps}; saved in {str(out)!r}, and the same command goes on from"
         " there"
-    )
-
-
-def _result(trainer: TaskTrainer, spec: Spec, task: Task, seconds: float) -> Result:
-    model, width, device = trainer.network, trainer.width, trainer.args.device
-    score, loss = measure(model, evaluation_batches(task, width, _TEST), device)
-    history = records(trainer.state)
-    watched = [record["eval_score"] for record in history if "eval_score" in record]
-    return Result(
-        spec=spec.to_dict(),
-        metric=task.metric,
-        higher_is_better=task.higher_is_better,
-        score=score,
-        validation=watched[-1],
-        harder={
-            other.label(than=task): measure(model, evaluation_batches(other, width, _TEST), device)[0]
-            for other in task.harder()
-        },
-        chance=task.chance,
-        known=task.known(seed=_TEST),
-        shortcut=task.shortcut_score(seed=_TEST),
-        loss=loss,
-        parameters=sum(parameter.numel() for parameter in model.parameters()),
-        learned={
-            name: parameter.detach().flatten().tolist()
-            for name, parameter in model.named_parameters()
-            if OWN in name and parameter.numel() <= _FEW
-        },
-        steps=trainer.state.global_step,
-        seconds=seconds,
-        history=history,
-        versions={
-            "unsoft": unsoft.__version__,
-            "torch": torch.__version__,
-            "transformers": transformers.__version__,
-        },
     )

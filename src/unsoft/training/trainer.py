@@ -14,9 +14,10 @@ from unsoft.tasks import Task
 from unsoft.tasks.task import IGNORE
 from unsoft.training import processes
 from unsoft.training.data import Batches, evaluation_batches
-from unsoft.training.sealed_trainer import SealedTrainer, arguments
+from unsoft.training.sealed_trainer import OWN, SealedTrainer, arguments
 from unsoft.training.spec import Spec
 
+_FEW = 32
 _VALIDATION = 1  # seed of the examples on which runs are watched; the final test has others
 
 
@@ -39,6 +40,7 @@ class TaskTrainer(SealedTrainer):
         assert spec.steps and spec.batch and spec.lr is not None
         self.spec, self.task = spec, task
         self.width: int = model.config.hidden_size
+        self.started = own_values(model)
         super().__init__(
             model,
             _arguments(spec, task.kind, folder, save_every, eval_every, report_to, fsdp),
@@ -72,6 +74,19 @@ class TaskTrainer(SealedTrainer):
         self.log(dict(found))
         self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, found)
         return found
+
+
+def own_values(model: nn.Module) -> dict[str, list[float]]:
+    """The values of a mechanism's own parameters, where they are few; of a logarithm the number itself."""
+    found = {}
+    for name, parameter in model.named_parameters():
+        if OWN in name and parameter.numel() <= _FEW:
+            values = parameter.detach().float().flatten()
+            where, _, last = name.rpartition(".")
+            if last.startswith("log_"):
+                name, values = f"{where}.{last.removeprefix('log_')}", values.exp()
+            found[name] = values.tolist()
+    return found
 
 
 @torch.no_grad()

@@ -125,6 +125,13 @@ def test_softmax_is_the_control(spec, tmp_path):
     assert list(result.perplexity) == ["original", "swapped"] and result.layer_errors["swapped"] == []
 
 
+def test_what_starts_close_is_not_matched(spec, tmp_path):
+    """Magnitude's gates start open: matching would only move layers apart."""
+    result = convert(spec(mechanism="magnitude+softmax", tune_steps=0), tmp_path / "run")
+    assert 0 < max(result.layer_errors["swapped"]) < 1e-3 and "matched" not in result.perplexity
+    assert result.perplexity["swapped"] == pytest.approx(result.perplexity["original"], rel=1e-3)
+
+
 @pytest.fixture
 def at_step(monkeypatch):
     """Does something when a batch of a stage is drawn, once."""

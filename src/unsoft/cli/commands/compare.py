@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from unsoft.cli.arguments import Plugin, check_drawing, check_folder, load_plugin, read_formula
+from unsoft.cli.claim_chain import print_chain
 from unsoft.cli.terminal import INTERRUPTED, cell, console, note, progress, say, show_table, warn_if_busy
 
 if TYPE_CHECKING:
@@ -42,9 +43,15 @@ def command(
     ] = None,
     only: Annotated[
         list[str] | None,
-        typer.Option(
-            help="Only focus, hijack, sign, collapse, solver, cost, model or claims; may be repeated."
-        ),
+        typer.Option(help="Only one section, such as focus or hijack, or claims; may be repeated."),
+    ] = None,
+    claim: Annotated[
+        str | None,
+        typer.Option(help="One claim alone: its source, its rule, what is measured, the verdict. No page."),
+    ] = None,
+    study: Annotated[
+        Path | None,
+        typer.Option(help="Trained models: study.db, or what unsoft study exported.", show_default=False),
     ] = None,
     again: Annotated[
         bool, typer.Option("--again", help="Measure everything again, whatever earlier runs have kept.")
@@ -66,8 +73,9 @@ def command(
         return
     load_plugin(plugin)
     own = [read_formula(text) for text in formula or []]
-    check_drawing()
-    check_folder(out)
+    if claim is None:
+        check_drawing()
+        check_folder(out)
     from unsoft.compare.jobs import run
     from unsoft.compare.level import FULL, QUICK, STANDARD
     from unsoft.compare.section import Request, plan
@@ -76,7 +84,10 @@ def command(
 
     level = QUICK if quick else FULL if full else STANDARD
     subjects = subjects_of(names or default_names(level, bool(own)), own)
-    request = Request(subjects, level, model)
+    request = Request(subjects, level, model, None if study is None else str(study))
+    if claim is not None:
+        print_chain(claim, request, Store(default_folder()), again)
+        return
     _check_sections(request, only or [])
     jobs = plan(request, only or ())
     if any(job.timed for job in jobs):
@@ -133,6 +144,7 @@ def _write(out: Path, request: Request, answers: list[Answer], finished: bool, s
         command=line,
         out=str(out),
         model=request.model,
+        study=request.study,
     )
     views = views_of(Results(content))
     counts = write(out, content, views, request.subjects, store, say)
@@ -166,14 +178,16 @@ def _print_scoreboard(content: dict[str, Any]) -> None:
         rows = []
         for row in board:
             cells = [row["cells"][column["name"]] for column in shown]
-            rows.append(
-                [cell(row["mechanism"]), *(f"{cell(c['value'])} {_MARKS[c['reading']]}" for c in cells)]
+            shown_cells = (
+                f"{'≥ ' if c['beyond'] else ''}{cell(c['value'])} {_MARKS[c['reading']]}" for c in cells
             )
+            rows.append([cell(row["mechanism"]), *shown_cells])
         show_table({"mechanism": "left"} | {column["title"]: "right" for column in shown}, rows, box=False)
-    verdicts = [claim["verdict"] for claim in content["claims"]]
+    verdicts = [claim["verdict"] for claim in content["claims"] if claim["counts"]]
     counts = [(verdicts.count(verdict), verdict) for verdict in content["verdicts"] if verdict in verdicts]
     if len(counts) > 1:
-        typer.echo("claims: " + ", ".join(f"{count} {verdict}" for count, verdict in counts))
+        said = ", ".join(f"{count} {verdict}" for count, verdict in counts)
+        typer.echo(f"claims that could have failed: {said}")
 
 
 def _two_runs(names: list[str], out: Path) -> None:

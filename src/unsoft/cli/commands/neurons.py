@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -58,7 +59,8 @@ def command(
     ] = 16,
     seed: Annotated[int, typer.Option(help="Of controls and intervals.")] = 0,
 ) -> None:
-    """Find entropy neurons and token-frequency neurons: ablate every neuron of a layer and compare with controls.
+    """Find entropy neurons and token-frequency neurons: ablate every neuron of a layer and compare with
+    controls.
 
     Nothing of the model is changed.
     """
@@ -74,8 +76,8 @@ def command(
     if tokenizer is None:
         raise typer.BadParameter(
             (
-                f"{model} has no tokenizer, so it cannot read text; use unsoft.hf.neurons.scan(model, tokens) from"
-                " Python"
+                f"{model} has no tokenizer, so it cannot read text; use unsoft.hf.neurons.scan(model, tokens)"
+                " from Python"
             ),
             param_hint="'MODEL'",
         )
@@ -107,7 +109,10 @@ def command(
 
     page = neurons_page(found).encode()
     prepare_folder(out)
-    written = found.write(out)
+    given = "" if text is None else f" --text {shlex.quote(str(text))}"
+    where = "" if layer is None else f" --layer {layer}"
+    size = f" --tokens {tokens} --length {length}"
+    written = found.write(out, f"unsoft neurons {shlex.quote(model)}{given}{where}{size} --seed {seed}")
     write_whole(out / "neurons.html", page)
     for path in (*written, out / "neurons.html"):
         typer.echo(str(path))
@@ -121,9 +126,9 @@ def _print(found: Scan) -> None:
     screen = console()
     told = found.settings
     screen.print(
-        f"{printable(found.model, 80)}: {len(found.neurons)} neurons of layer {found.layer} (of {found.layers}),"
-        f" {told['tokens']} tokens, {told['controls']} controls each, {told['norm']},"
-        f" null space of {told['null']} of {told['width']} directions"
+        f"{printable(found.model, 80)}: {len(found.neurons)} neurons of layer {found.layer} (of"
+        f" {found.layers}), {told['tokens']} tokens, {told['controls']} controls each, {told['norm']}, null"
+        f" space of {told['null']} of {told['width']} directions"
     )
     for role in ROLES:
         members = {record["neuron"] for record in role.members(found.neurons)}

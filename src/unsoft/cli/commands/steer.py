@@ -203,7 +203,7 @@ def scenes(
     seed: Annotated[int, typer.Option(min=0, help="Of weights and training scenes.")] = 0,
     negative: Annotated[
         str, typer.Option(help="The other picture of a pair: original, or without what matters.")
-    ] = "without",
+    ] = "original",
 ) -> None:
     """Train a small image-text model that names things which are not there, and steer it by what it sees.
 

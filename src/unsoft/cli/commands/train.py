@@ -28,6 +28,12 @@ def command(
         list[str] | None,
         typer.Option(help="A keyword of the mechanism: where=mass; may be repeated.", show_default=False),
     ] = None,
+    file: Annotated[
+        Path | None,
+        typer.Option(
+            help="Text to learn, a file or a folder of documents; for the task text.", show_default=False
+        ),
+    ] = None,
     layers: Annotated[
         int | None, typer.Option(help="Unless given, the task's own.", show_default=False)
     ] = None,
@@ -91,7 +97,7 @@ def command(
 
     spec = Spec(
         task=task,
-        knobs=read_pairs(knob, "--set"),
+        knobs=read_pairs(knob, "--set") | ({} if file is None else {"path": str(file)}),
         mechanism=mechanism,
         options=read_pairs(option, "--option"),
         start=start,
@@ -158,9 +164,15 @@ def _print(result: Result, folder: Path) -> None:
         f"{result.metric} {result.score:.4f}  (chance {result.chance:.3f}{fallback}, known solution"
         f" {result.known:.3f}; {better} is better)"
     )
-    for label, score in result.harder.items():
-        typer.echo(f"  {label}: {score:.4f}")
+    for test in result.score_by:
+        beside = "" if test["shortcut"] is None else f"  (shortcut {test['shortcut']:.3f})"
+        typer.echo(f"  {result.difficulty} {test['value']}: {test['score']:.4f}{beside}")
+    for name, layers in result.attention.items():
+        typer.echo(f"  {name.replace('_', ' ')}: {', '.join(f'{value:.3f}' for value in layers)}")
     for name, values in result.learned.items():
-        shown = ", ".join(f"{value:.3g}" for value in values[:8]) + (", ..." if len(values) > 8 else "")
-        typer.echo(f"  learned {name}: {shown}")
+        typer.echo(f"  learned {name}: {_few(values)} (from {_few(result.started[name])})")
     typer.echo(f"{result.parameters} parameters, {result.steps} steps, {result.seconds:.0f} s; in {folder}")
+
+
+def _few(values: list[float]) -> str:
+    return ", ".join(f"{value:.3g}" for value in values[:8]) + (", ..." if len(values) > 8 else "")

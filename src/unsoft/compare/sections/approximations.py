@@ -39,7 +39,9 @@ def random_features(draws: int) -> list[dict[str, Any]]:
             with torch.no_grad():
                 found = Subject("performer", f"performer({count})").weights(query, key)
             exact = torch.softmax(query @ key.mT / 4, -1)
-            rows.append({"features": count, "draw": draw, "error": float((found - exact).norm() / exact.norm())})
+            rows.append(
+                {"features": count, "draw": draw, "error": float((found - exact).norm() / exact.norm())}
+            )
     return rows
 
 
@@ -54,7 +56,14 @@ def entropies(draws: int) -> list[dict[str, Any]]:
             for name in ("softmax", "logn+softmax"):
                 with torch.no_grad():
                     row = Subject(name, name).weights(query, key)
-                rows.append({"mechanism": name, "length": length, "draw": draw, "entropy": float(measure.entropy(row))})
+                rows.append(
+                    {
+                        "mechanism": name,
+                        "length": length,
+                        "draw": draw,
+                        "entropy": float(measure.entropy(row)),
+                    }
+                )
     return rows
 
 
@@ -69,7 +78,9 @@ def locality(draws: int) -> list[dict[str, Any]]:
         for name in ("linear-relu", "cosformer"):
             with torch.no_grad():
                 weights = Subject(name, name).weights(query, key)[0]
-            rows.append({"mechanism": name, "draw": draw, "distance": float((weights * distance).sum(-1).mean())})
+            rows.append(
+                {"mechanism": name, "draw": draw, "distance": float((weights * distance).sum(-1).mean())}
+            )
     return rows
 
 
@@ -79,7 +90,8 @@ def _performer(results: Results) -> Finding:
     first, last = FEATURES[0], FEATURES[-1]
     power = math.log(found[last].value / found[first].value) / math.log(last / first)
     return grade(-0.6 < power < -0.4, power < -0.1), (
-        f"error against softmax falls like features^{power:.2f}: " + ", ".join(f"{one.value:.2f} with {count}" for count, one in found.items())
+        f"error against softmax falls like features^{power:.2f}: "
+        + ", ".join(f"{one.value:.2f} with {count}" for count, one in found.items())
     )
 
 
@@ -89,21 +101,28 @@ def _entropy(results: Results) -> Finding:
     def at(name: str, length: int) -> Estimate:
         return estimate([r["entropy"] for r in rows if r["mechanism"] == name and r["length"] == length])
 
-    rise = {name: at(name, LENGTHS[-1]).value - at(name, LENGTHS[0]).value for name in ("softmax", "logn+softmax")}
+    rise = {
+        name: at(name, LENGTHS[-1]).value - at(name, LENGTHS[0]).value for name in ("softmax", "logn+softmax")
+    }
     most = math.log(LENGTHS[-1] / LENGTHS[0])
     return grade(abs(rise["logn+softmax"]) < 0.1 * most, rise["logn+softmax"] < 0.8 * rise["softmax"]), (
-        f"entropy from {LENGTHS[0]} to {LENGTHS[-1]} keys: softmax {at('softmax', LENGTHS[0])} → {at('softmax', LENGTHS[-1])} nats, scaled by log n"
+        f"entropy from {LENGTHS[0]} to {LENGTHS[-1]} keys: softmax {at('softmax', LENGTHS[0])} →"
+        f" {at('softmax', LENGTHS[-1])} nats, scaled by log n"
         f" {at('logn+softmax', LENGTHS[0])} → {at('logn+softmax', LENGTHS[-1])}; an even row gains {most:.2f}"
     )
 
 
 def _local(results: Results) -> Finding:
     rows = results.rows("locality")
-    plain, local = (estimate([r["distance"] for r in rows if r["mechanism"] == name]) for name in ("linear-relu", "cosformer"))
+    plain, local = (
+        estimate([r["distance"] for r in rows if r["mechanism"] == name])
+        for name in ("linear-relu", "cosformer")
+    )
     low = plain.value if plain.low is None else plain.low
     high = local.value if local.high is None else local.high
     return grade(high < 0.8 * low, high < low), (
-        f"mean distance to the keys that a query of 128 tokens looks at: {plain} with relu alone, {local} with the cosine"
+        f"mean distance to the keys that a query of 128 tokens looks at: {plain} with relu alone, {local}"
+        f" with the cosine"
     )
 
 
@@ -117,7 +136,8 @@ SECTION = Section(
             SU,
             "Softmax is linear attention with infinitely many features.",
             THEOREM,
-            "Performer's error against softmax falls like features^−½, exponent between −0.6 and −0.4 from 16 to 1024; with limits if it falls at all.",
+            "Performer's error against softmax falls like features^−½, exponent between −0.6 and −0.4 from"
+            " 16 to 1024; with limits if it falls at all.",
             check=_performer,
         ),
         Claim(
@@ -125,7 +145,8 @@ SECTION = Section(
             SU,
             "The scale log n keeps the entropy of attention from growing with length.",
             EXPERIMENT,
-            "Random rows of 64 to 4096 keys: holds if the entropy rises by less than a tenth of what an even row gains; with limits if by less than 80 %"
+            "Random rows of 64 to 4096 keys: holds if the entropy rises by less than a tenth of what an"
+            " even row gains; with limits if by less than 80 %"
             " of what it does without the scale.",
             "It rises by 80 % of softmax's rise or more.",
             _entropy,
@@ -135,7 +156,8 @@ SECTION = Section(
             SURVEY,
             "cosFormer's cosine re-weighting makes attention local.",
             EXPERIMENT,
-            "Random tokens, cosformer made for their number against linear attention with relu: holds if the mean distance is a fifth smaller, interval"
+            "Random tokens, cosformer made for their number against linear attention with relu: holds if"
+            " the mean distance is a fifth smaller, interval"
             " against interval; with limits if smaller at all.",
             "The mean distance is not smaller.",
             _local,

@@ -49,13 +49,33 @@ def figures(results: Results) -> Iterator[Figure]:
     if not rows:
         return
     for field, title, note in (
-        ("rank", "Effective rank", "Of the states, each with length 1, over that of the inputs. Noise has a high rank too."),
-        ("decoded", "What of the input can be decoded", "By a linear map, in sequences it was not fitted to. Noise: 0."),
-        ("moved", "How far tokens have moved", "1 − squared cosine between the states and the inputs, means removed. 0: nothing happened."),
+        (
+            "rank",
+            "Effective rank",
+            "Of the states, each with length 1, over that of the inputs. Noise has a high rank too.",
+        ),
+        (
+            "decoded",
+            "What of the input can be decoded",
+            "By a linear map, in sequences it was not fitted to. Noise: 0.",
+        ),
+        (
+            "moved",
+            "How far tokens have moved",
+            "1 − squared cosine between the states and the inputs, means removed. 0: nothing happened.",
+        ),
         ("recovery", "Tokens that can be told by their input", f"1: all; at the bottom 1/{TOKENS}, chance."),
     ):
         chart = by_mechanism(
-            results.labels, rows, "depth", field, x_title="layers", y_title=title.lower(), dots=[], choose={"skip": 1}, y_domain=[0, 1]
+            results.labels,
+            rows,
+            "depth",
+            field,
+            x_title="layers",
+            y_title=title.lower(),
+            dots=[],
+            choose={"skip": 1},
+            y_domain=[0, 1],
         )
         yield Figure(f"collapse-{field}", title, note, rows, chart)
 
@@ -74,7 +94,9 @@ def _means(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def layers_kept(rows: list[dict[str, Any]]) -> Estimate:
-    """Layers of attention alone after which both the rank and what can be decoded have fallen to a half; a straight line between layers."""
+    """Layers of attention alone after which both the rank and what can be decoded have fallen to a half;
+    a straight line between layers.
+    """
     found = []
     for seed in sorted({row["seed"] for row in rows}):
         own = [row for row in rows if not row["skip"] and row["seed"] == seed]
@@ -88,9 +110,11 @@ def layers_kept(rows: list[dict[str, Any]]) -> Estimate:
 
 
 def evolved(rows: list[dict[str, Any]], noise: list[dict[str, Any]]) -> Estimate:
-    """What can be decoded after the last layer with skip connections, beyond what noise of the same length leaves: 0 is noise, 1 everything.
+    """What can be decoded after the last layer with skip connections, beyond what noise of the same length
+    leaves: 0 is noise, 1 everything.
 
-    0 for a network that has not moved differences between tokens: what adds nothing, or the same to all, has kept nothing alive.
+    0 for a network that has not moved differences between tokens: what adds nothing, or the same to all,
+    has kept nothing alive.
     """
     last = max(row["depth"] for row in rows)
     floor = {row["seed"]: row["decoded"] for row in noise if row["skip"] and row["depth"] == last}
@@ -118,7 +142,8 @@ def _robust(results: Results) -> Finding:
     alive = {name: evolved(results.rows("collapse", name), noise) for name in ("cog", "softmax")}
     better = [_ahead(found["cog"], found["softmax"]) for found in (kept, alive)]
     return grade(all(better), any(better)), (
-        f"half of rank and input is kept for {kept['cog']} layers of cog and {kept['softmax']} of softmax; with skip connections"
+        f"half of rank and input is kept for {kept['cog']} layers of cog and {kept['softmax']} of softmax;"
+        f" with skip connections"
         f" {alive['cog']} and {alive['softmax']} of the input can be decoded beyond noise"
     )
 
@@ -139,7 +164,8 @@ def _heads(results: Results) -> Finding:
     low = ends[1].value if ends[1].low is None else ends[1].low
     high = ends[0].value if ends[0].high is None else ends[0].high
     return grade(low > 0.9, low > high), (
-        f"mean cosine between the patterns of softmax heads: {ends[0]} in the first layer, {ends[1]} in the last; what training does is the"
+        f"mean cosine between the patterns of softmax heads: {ends[0]} in the first layer, {ends[1]} in the"
+        f" last; what training does is the"
         " study's"
     )
 
@@ -150,8 +176,10 @@ SECTION = Section(
     title="Collapse",
     question="Do tokens collapse, drown or evolve?",
     about=(
-        f"Random networks, {TOKENS} tokens; queries and keys have the same map, so that each token is its own best match. Evolution: the"
-        " input can be decoded and tokens have moved. Collapse: the rank falls. Noise: the rank stays and nothing can be decoded. With skip"
+        f"Random networks, {TOKENS} tokens; queries and keys have the same map, so that each token is its"
+        f" own best match. Evolution: the"
+        " input can be decoded and tokens have moved. Collapse: the rank falls. Noise: the rank stays and"
+        " nothing can be decoded. With skip"
         " connections what a layer adds to a token has the same length for every mechanism."
     ),
     jobs=jobs,
@@ -162,13 +190,15 @@ SECTION = Section(
         Column(
             "rank",
             "keeps rank?",
-            "layers of attention alone that leave half of the effective rank and half of what can be decoded of the input",
+            "layers of attention alone that leave half of the effective rank and half of what can be"
+            " decoded of the input",
             _layers,
             2.0,
             1.0,
             unit="layers",
             why=(
-                "yes from two layers, partly from one; below that it is lost within the first, as with random weights, weights of 0 and a state in"
+                "yes from two layers, partly from one; below that it is lost within the first, as with"
+                " random weights, weights of 0 and a state in"
                 " which all tokens are one. A scaled softmax gets what softmax gets."
             ),
             noise=1e-3,
@@ -176,13 +206,15 @@ SECTION = Section(
         Column(
             "identity",
             "keeps tokens apart?",
-            "share of the input that can be decoded after the last layer with skip connections, beyond what noise of the same length leaves",
+            "share of the input that can be decoded after the last layer with skip connections, beyond what"
+            " noise of the same length leaves",
             _evolved,
             0.4,
             0.1,
             unit="share",
             why=(
-                "0 is noise; what adds nothing, or the same to all tokens, gets 0 too. A map that looks at nothing but the token itself gets"
+                "0 is noise; what adds nothing, or the same to all tokens, gets 0 too. A map that looks at"
+                " nothing but the token itself gets"
                 " about 0.8: yes from half of that, partly from 0.1."
             ),
             noise=1e-3,
@@ -194,7 +226,8 @@ SECTION = Section(
             SURVEY,
             "Cog's representations are more robust against collapse.",
             EXPERIMENT,
-            "Random networks, interval over seeds: holds if cog keeps half of rank and input for more layers than softmax, and more of the input"
+            "Random networks, interval over seeds: holds if cog keeps half of rank and input for more"
+            " layers than softmax, and more of the input"
             " with skip connections, interval against interval; with limits if one of the two.",
             "Neither interval lies above softmax's.",
             _robust,
@@ -204,7 +237,8 @@ SECTION = Section(
             SURVEY,
             "Heads collapse into one another: several heads attend to the same.",
             EXPERIMENT,
-            "Patterns of softmax heads in random networks without skip connections, interval over seeds: holds if their mean cosine exceeds 0.9 in"
+            "Patterns of softmax heads in random networks without skip connections, interval over seeds:"
+            " holds if their mean cosine exceeds 0.9 in"
             " the last layer; with limits if it only exceeds that of the first layer.",
             "The patterns are no more alike in the last layer than in the first.",
             _heads,

@@ -1,7 +1,4 @@
-"""What does it cost?
-
-Training and decoding beside PyTorch's fused softmax, in the same interleaved run, and memory.
-"""
+"""What does it cost? Training and decoding beside PyTorch's fused softmax, in turn, and memory."""
 
 from __future__ import annotations
 
@@ -40,7 +37,9 @@ Call = Callable[[], object]
 
 
 def jobs(request: Request) -> list[Job]:
-    """Of the mechanisms asked for; times depend on the machine and on what else is timed in turn."""
+    """Of the mechanisms that were asked for; times depend on the machine and on what else is timed in
+    turn.
+    """
     subjects, level = request.subjects, request.level
     about = _where(level) | {
         "mechanisms": [s.identity for s in subjects],
@@ -249,7 +248,8 @@ def _price(results: Results) -> Finding:
     power, last = growth(rows, "solve"), rows[-1]
     quadratic = power < 2.3
     return grade(quadratic and last["ratio"] < 2, quadratic), (
-        f"5 steps of conjugate gradients grow like N^{power:.2f}, attention like N^{growth(rows, 'attention'):.2f}; at N = {last['length']} they take"
+        f"5 steps of conjugate gradients grow like N^{power:.2f}, attention like"
+        f" N^{growth(rows, 'attention'):.2f}; at N = {last['length']} they take"
         f" {last['ratio']:.2f} times the forward pass of PyTorch's attention"
     )
 
@@ -284,7 +284,8 @@ SECTION = Section(
             ROSIC,
             "The cost is that of standard attention, O(N²).",
             EXPERIMENT,
-            "Time of 5 truncated steps on all keys, four heads of width 64: holds if the fitted exponent is below 2.3 and the time less than twice"
+            "Time of 5 truncated steps on all keys, four heads of width 64: holds if the fitted exponent is"
+            " below 2.3 and the time less than twice"
             " that of PyTorch's attention at the largest N; with limits if only the exponent is.",
             "The exponent is 2.3 or more.",
             _price,

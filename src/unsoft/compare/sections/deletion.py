@@ -1,7 +1,9 @@
 """Does it delete, and does the query decide what?
 
-A head writes a source into the residual stream or removes it from there. With weights that cannot be negative the value
-and output maps alone decide which: always the same for a source. Dynamic deletion is both, for one source, by the query.
+A head writes a source into the residual stream or removes it from there. With weights that cannot be
+negative the value
+and output maps alone decide which: always the same for a source. Dynamic deletion is both, for one source,
+by the query.
 """
 
 from __future__ import annotations
@@ -81,11 +83,19 @@ def parts(results: Results) -> Iterator[Part]:
             rows.append(dict(zip(titles, (label, *(one.value for one in found if one)), strict=True)))
     if rows:
         text = (
-            f"Random heads of width {WIDTH} with value and output maps, {TOKENS} tokens. Removed: share of what is moved along"
-            " the sources' own directions that is taken away. By the query: one source is written for some queries and removed"
-            " for others, again so among other keys; 0 if the maps alone decide, as chance does, 1 if the query decides all."
+            f"Random heads of width {WIDTH} with value and output maps, {TOKENS} tokens. Removed: share of"
+            f" what is moved along"
+            " the sources' own directions that is taken away. By the query: one source is written for some"
+            " queries and removed"
+            " for others, again so among other keys; 0 if the maps alone decide, as chance does, 1 if the"
+            " query decides all."
         )
-        yield Part("What is written and what is removed", text, [{"name": n, "title": n, "help": ""} for n in titles], rows)
+        yield Part(
+            "What is written and what is removed",
+            text,
+            [{"name": n, "title": n, "help": ""} for n in titles],
+            rows,
+        )
 
 
 def _of(results: Results, label: str, field: str) -> Estimate:
@@ -97,7 +107,8 @@ def _only_adds(results: Results) -> Finding:
     never = (removed.high or removed.value) < 0.01
     fixed = (dynamic.high if dynamic.high is not None else dynamic.value) < 0.01
     return grade(never and fixed, never or fixed), (
-        f"through random value and output maps softmax removes {removed} of what it moves; the query decides {dynamic} of it"
+        f"through random value and output maps softmax removes {removed} of what it moves; the query"
+        f" decides {dynamic} of it"
         + (": it deletes, but always the same sources" if fixed and not never else "")
     )
 
@@ -122,14 +133,17 @@ SECTION = Section(
         Column(
             "deletes",
             "deletes by query?",
-            "share of what sources are moved that the query decides: written for some queries, removed for others",
+            "share of what sources are moved that the query decides: written for some queries, removed for"
+            " others",
             share,
             0.5,
             0.05,
             unit="share",
             why=(
-                "0 is what softmax gets, whose maps alone decide, and what random weights, weights of 0 and a scaled softmax get"
-                " too; 1 is a sign that follows the query throughout. Yes nearer to that, partly from a twentieth."
+                "0 is what softmax gets, whose maps alone decide, and what random weights, weights of 0 and"
+                " a scaled softmax get"
+                " too; 1 is a sign that follows the query throughout. Yes nearer to that, partly from a"
+                " twentieth."
             ),
             noise=1e-3,
         )
@@ -140,7 +154,8 @@ SECTION = Section(
             SURVEY,
             "Softmax can only add; what is irrelevant cannot be taken away by the query.",
             EXPERIMENT,
-            "Random value and output maps, interval over draws: holds if softmax removes less than 1 % of what it moves and the"
+            "Random value and output maps, interval over draws: holds if softmax removes less than 1 % of"
+            " what it moves and the"
             " query decides less than 1 %; with limits if only one of the two is so.",
             "softmax removes sources, and the query decides which.",
             _only_adds,
@@ -150,7 +165,8 @@ SECTION = Section(
             SURVEY,
             "Negative weights let a head delete or suppress by the query.",
             EXPERIMENT,
-            "Interval over draws: holds if the query decides more than half of what cog moves, and more than under softmax;"
+            "Interval over draws: holds if the query decides more than half of what cog moves, and more"
+            " than under softmax;"
             " with limits if only more than under softmax.",
             "Under cog the query decides no more than under softmax.",
             _dynamic,

@@ -77,10 +77,13 @@ def features(rows: int, draws: int) -> list[dict[str, Any]]:
 
 
 def accuracy(weigh: Row, rows: int, seed: int) -> float:
-    """How often one number, the output along a key's value, says whether the key supports, opposes or neither.
+    """How often one number, the output along a key's value, says whether the key supports, opposes or
+    neither.
 
-    The key's logit is 4, -4 or 0 with a blur, the others are N(0, 1). Values are random, so the output along the
-    key's value is its weight and noise from all others. Half of the rows set the mean of each class, the other half
+    The key's logit is 4, -4 or 0 with a blur, the others are N(0, 1). Values are random, so the output
+    along the
+    key's value is its weight and noise from all others. Half of the rows set the mean of each class, the
+    other half
     is judged by the nearest mean; chance is 1/3.
     """
     generator = torch.Generator().manual_seed(300 + seed)
@@ -100,7 +103,9 @@ def accuracy(weigh: Row, rows: int, seed: int) -> float:
 
 
 def effects(rows: list[dict[str, Any]]) -> dict[str, Estimate]:
-    """What each feature adds to the accuracy, others held fixed: least squares for each draw, then the interval."""
+    """What each feature adds to the accuracy, others held fixed: least squares for each draw, then the
+    interval.
+    """
     found: dict[str, list[float]] = {name: [] for name in FEATURES}
     for draw in sorted({row["draw"] for row in rows}):
         own = [row for row in rows if row["draw"] == draw]
@@ -123,9 +128,14 @@ def parts(results: Results) -> Iterator[Part]:
         table.append({"formula": name, **marks, "accuracy": found.value, "interval": str(found)})
     titles = ("formula", *FEATURES, "accuracy", "interval")
     columns = [{"name": name, "title": name, "help": ""} for name in titles]
-    words = [f"{name} {found.value:+.3f} ({found.low:+.3f} to {found.high:+.3f})" for name, found in effects(rows).items() if found.low is not None]
+    words = [
+        f"{name} {found.value:+.3f} ({found.low:+.3f} to {found.high:+.3f})"
+        for name, found in effects(rows).items()
+        if found.low is not None
+    ]
     text = (
-        f"One key of logit 4, −4 or 0 among {KEYS - 1} others N(0, 1): is it support, opposition or neither? One number is"
+        f"One key of logit 4, −4 or 0 among {KEYS - 1} others N(0, 1): is it support, opposition or"
+        f" neither? One number is"
         " read, the output along the key's value; chance is 0.333. What each feature adds, others held fixed:"
         f" {', '.join(words)}."
     )
@@ -140,7 +150,9 @@ def _sign_decides(results: Results) -> Finding:
     others = {name: one for name, one in found.items() if name != "sign"}
     largest = max(others, key=lambda name: others[name].value)
     ahead = sign > (others[largest].high or 0.0)
-    said = ", ".join(f"{name} {one.value:+.3f} ({one.low:+.3f} to {one.high:+.3f})" for name, one in found.items())
+    said = ", ".join(
+        f"{name} {one.value:+.3f} ({one.low:+.3f} to {one.high:+.3f})" for name, one in found.items()
+    )
     return grade(sign > 0 and ahead, sign > 0), f"accuracy gained by each feature: {said}"
 
 
@@ -149,7 +161,7 @@ SECTION = Section(
     order=33,
     title="Features",
     question="Which feature lets a formula tell opposed from irrelevant?",
-    about="An open question of the survey of negative attention (2025), by formulas that differ in one feature alone.",
+    about="An open question of the survey of negative attention (2025).",
     facts=facts,
     parts=parts,
     claims=[
@@ -158,7 +170,8 @@ SECTION = Section(
             SURVEY,
             "What lets attention tell irrelevant from opposed is that weights may be negative.",
             EXPERIMENT,
-            "Ten formulas, accuracy regressed on four features: holds if the interval of the sign's effect lies above 0"
+            "Ten formulas, accuracy regressed on four features: holds if the interval of the sign's effect"
+            " lies above 0"
             " and above that of every other feature; with limits if it lies above 0 only.",
             "The interval of the sign's effect reaches 0.",
             _sign_decides,

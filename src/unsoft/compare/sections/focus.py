@@ -174,7 +174,8 @@ def _rectified(results: Results) -> Finding:
     usual = sorted(abs(found - theory) / theory for _, _, found, theory in _pairs(results, "relu2"))
     middle = usual[len(usual) // 2]
     return grade(error < _RELATIVE, middle < _RELATIVE), (
-        f"largest relative distance {error:.1%}, at beta = {worst[0]:g}, gamma = {worst[1]:g} ({worst[2]:.4f} measured, {worst[3]:.4f} theory);"
+        f"largest relative distance {error:.1%}, at beta = {worst[0]:g}, gamma = {worst[1]:g}"
+        f" ({worst[2]:.4f} measured, {worst[3]:.4f} theory);"
         f" in the middle of {len(usual)} points {middle:.1%}"
     )
 
@@ -222,7 +223,8 @@ _CLAIMS = (
         "exp",
         "Softmax: S = exp(−gamma²/2); it can be as sparse as one likes.",
         THEOREM,
-        "Measured and theory agree to 0.02 for gamma up to 1; with limits if a finite row leaves the formula by a factor of 2 at gamma = 3.",
+        "Measured and theory agree to 0.02 for gamma up to 1; with limits if a finite row leaves the"
+        " formula by a factor of 2 at gamma = 3.",
         _exponential,
     ),
     (
@@ -239,7 +241,13 @@ _CLAIMS = (
         "Lowest measured S above 0.38 for beta ≥ 0 (theory: 1/√6 = 0.408) and below 0.15 for beta < 0.",
         _negative_beta,
     ),
-    ("identity", "The closed form of S for the plain logit.", THEOREM, "Measured and theory agree to 0.02.", _plain),
+    (
+        "identity",
+        "The closed form of S for the plain logit.",
+        THEOREM,
+        "Measured and theory agree to 0.02.",
+        _plain,
+    ),
     (
         "identity-floor",
         "The plain logit has a high floor: S ≥ 0.798.",
@@ -261,7 +269,8 @@ SECTION = Section(
     title="Focus",
     question="Can it focus?",
     about=(
-        "S = E|a| / √(E a²) over a row whose logits are N(beta, gamma²): 1 if the row is even, near 0 if all is"
+        "S = E|a| / √(E a²) over a row whose logits are N(beta, gamma²): 1 if the row is even, near 0 if"
+        " all is"
         " on one key."
     ),
     jobs=jobs,

@@ -10,14 +10,13 @@ from typing import Any
 import torch
 
 from unsoft import theory
-from unsoft.compare.claim import DEFINITION, EXPERIMENT, ROSIC, THEOREM, Claim, Finding, grade
+from unsoft.compare.claim import DEFINITION, ROSIC, THEOREM, Claim, Finding, grade
 from unsoft.compare.column import Column
-from unsoft.compare.gate import FITTED_TO, Gate, GatedSubject, fitted_gate
+from unsoft.compare.gate import GatedSubject, fitted_gate
 from unsoft.compare.jobs import Job, Results
 from unsoft.compare.level import Level
 from unsoft.compare.section import Request, Section, job
 from unsoft.compare.subject import WIDTH, Subject
-from unsoft.report.comparison.page import Part
 from unsoft.report.figure import Figure, by_mechanism, grey_dots
 
 CLONES = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000)
@@ -27,7 +26,6 @@ UNIQUE, CLONE = 1 + math.log(20), 1.0
 Logit 0 would be nothing to many signed mechanisms.
 """
 FAR, CROWD = 40.0, 50
-_PLACES = ("values", "mass")
 
 
 def jobs(request: Request) -> list[Job]:
@@ -35,7 +33,7 @@ def jobs(request: Request) -> list[Job]:
 
 
 def facts(level: Level) -> list[Job]:
-    return [job("gates", None, gates, 0.5), job("example", None, example, 0.1)]
+    return [job("example", None, example, 0.1)]
 
 
 def hijack(subject: Subject) -> list[dict[str, Any]]:
@@ -91,30 +89,6 @@ def _theory(subject: Subject) -> list[float]:
         return []
 
 
-def gates() -> list[dict[str, Any]]:
-    """Magnitude in both forms, as it starts and fitted: what crowds count as, and what is left of the unique key."""
-    rows = []
-    for kind, gate in (("start", Gate(1.0, 0.0, 1.0)), ("fitted", fitted_gate())):
-        for where in _PLACES:
-            subject = GatedSubject("magnitude", "magnitude", gate=gate, where=where)
-            alone = weights_of(subject, 1)
-            for crowd in (CROWD, 1000):
-                row = weights_of(subject, crowd)
-                odds = [float(x[1:].sum() / x[0]) for x in (row, alone)]
-                about = {"gate": kind, "where": where, "beta": gate.beta, "gamma": gate.gamma, "t": gate.t}
-                rows.append(
-                    about
-                    | {
-                        "clones": crowd,
-                        "count": odds[0] / odds[1],
-                        "unique": float(row[0]),
-                        "clone_gate": gate.of(1 / (crowd + gate.eps)),
-                        "unique_gate": gate.of(1 / (1 + gate.eps)),
-                    }
-                )
-    return rows
-
-
 def example() -> list[dict[str, Any]]:
     """The example of Rosić 2026 on real attention weights: relevance 20 against 50 keys of relevance 1."""
     share = measured_share(Subject("softmax", "softmax"), CROWD, unique=math.log(20), clone=0.0)
@@ -143,32 +117,25 @@ def figures(results: Results) -> Iterator[Figure]:
     shares = theory.magnitude_hijack(list(CLONES), gate="weight", eps=0.1).share.tolist()
     ideal = [{"clones": m, "share": share} for m, share in zip(CLONES, shares, strict=True)]
     note = (
-        "A key of relevance 20 against clones of relevance 1, as each mechanism starts. Lines: theory where there is one; dots: measured."
+        "A key of relevance 20 against clones of relevance 1, as each mechanism starts. Lines: theory where"
+        " there is one; dots: measured."
         " Grey dots: a gate that passes the magnitude weight itself."
     )
     yield Figure("hijack", "Share of the unique key", note, rows, chart + grey_dots(ideal, "clones", "share"))
 
 
-def parts(results: Results) -> Iterator[Part]:
-    rows = results.get("gates")
-    if rows:
-        titles = ("gate", "where", "beta", "gamma", "t", "clones", "count", "unique", "clone_gate")
-        words = ("gate", "on", "β", "γ", "t", "clones", "counts as", "weight of the unique key", "gate of a clone")
-        columns = [{"name": name, "title": word, "help": ""} for name, word in zip(titles, words, strict=True)]
-        text = f"Magnitude as it starts, and with β, γ and t fitted so that crowds of 2 to {FITTED_TO} count as one."
-        yield Part("The gate of magnitude, in both forms", text, columns, rows)
-
-
 def effective_count(results: Results, label: str) -> float | None:
-    """What 50 clones count as, in clones: odds(50) / odds(1). Of magnitude with its fitted gate; without any weight: the limit."""
+    """What 50 clones count as, in clones: odds(50) / odds(1). Of magnitude with its fitted gate; without
+    any weight: the limit.
+    """
     rows = results.get("hijack", label)
     kind = "fitted" if any(row["kind"] == "fitted" for row in rows) else "measured"
     share = {row["clones"]: row["share"] for row in rows if row["kind"] == kind}
     if not share:
         return None
-    if not 0 < share[1] < 1 or not 0 < share[CROWD]:
+    if not 0 < share[1] < 1 or not share[CROWD] > 0:
         return float(CROWD)
-    return min((1 / share[CROWD] - 1) / (1 / share[1] - 1), float(CROWD))
+    return float(min((1 / share[CROWD] - 1) / (1 / share[1] - 1), CROWD))
 
 
 def from_one(count: float) -> float:
@@ -184,7 +151,8 @@ def _example(results: Results) -> Finding:
 def _hijacked(results: Results) -> Finding:
     rows = {r["clones"]: r["share"] for r in results.rows("hijack", "softmax") if r["kind"] == "measured"}
     return grade(rows[1] > 0.9 and rows[1000] < 0.05), (
-        f"a key 20 times as relevant keeps {rows[1]:.3f} against 1 clone, {rows[50]:.3f} against 50, {rows[1000]:.3f} against 1000"
+        f"a key 20 times as relevant keeps {rows[1]:.3f} against 1 clone, {rows[50]:.3f} against 50,"
+        f" {rows[1000]:.3f} against 1000"
     )
 
 
@@ -192,49 +160,6 @@ def _wasted(results: Results) -> Finding:
     rows = {r["clones"]: r["share"] for r in results.rows("hijack", "softmax") if r["kind"] == "measured"}
     copies = (1 - rows[CROWD]) * (CROWD - 1) / CROWD
     return grade(copies > 0.5), f"{copies:.1%} of softmax's mass goes to copies of a key that it already has"
-
-
-def _row(results: Results, gate: str, where: str, clones: int) -> dict[str, Any]:
-    return next(
-        r for r in results.rows("gates") if (r["gate"], r["where"], r["clones"]) == (gate, where, clones)
-    )
-
-
-def _gate(results: Results) -> Finding:
-    start, fitted, beyond = (
-        _row(results, *at)["count"] for at in (("start", "mass", CROWD), ("fitted", "mass", CROWD), ("fitted", "mass", 1000))
-    )
-    kept = [from_one(x) <= 2 for x in (fitted, beyond)]
-    return grade(all(kept), kept[0]), (
-        f"{CROWD} clones count as {start:.1f} at the gate's start and as {fitted:.2f} once β and γ are fitted to crowds of up to"
-        f" {FITTED_TO}; 1000 clones then count as {beyond:.2f}"
-    )
-
-
-def _one_unit(results: Results) -> Finding:
-    row = _row(results, "fitted", "values", CROWD)
-    start = _row(results, "start", "values", CROWD)
-    return grade(from_one(row["count"]) < 1.1, from_one(row["count"]) < 2), (
-        f"{CROWD} clones count as {row['count']:.2f} with the fitted gate (β = {row['beta']:.3g}, γ = {row['gamma']:.3g}, t = {row['t']:.3g}),"
-        f" as {start['count']:.1f} at the start"
-    )
-
-
-def _shrinks(results: Results) -> Finding:
-    start, fitted = (_row(results, kind, "values", CROWD) for kind in ("start", "fitted"))
-    near = [row["clone_gate"] < 0.05 for row in (start, fitted)]
-    return grade(all(near), any(near)), (
-        f"the gate of one of {CROWD} clones is {start['clone_gate']:.3f} at the start and {fitted['clone_gate']:.3f} when fitted; that of a"
-        f" unique key {start['unique_gate']:.3f} and {fitted['unique_gate']:.3f}"
-    )
-
-
-def _values_or_mass(results: Results) -> Finding:
-    values, mass = (_row(results, "fitted", where, CROWD)["unique"] for where in _PLACES)
-    return grade(values > 1.05 * mass, values > 0.95 * mass), (
-        f"weight with which the unique key reaches the output, fitted gate, {CROWD} clones: {values:.3f} with the gate on values,"
-        f" {mass:.3f} with the gate on the mass"
-    )
 
 
 SECTION = Section(
@@ -246,12 +171,12 @@ SECTION = Section(
     jobs=jobs,
     facts=facts,
     figures=figures,
-    parts=parts,
     columns=[
         Column(
             "clones",
             f"what {CROWD} clones count as",
-            f"odds of {CROWD} clones against a unique key over the odds of one: 1 counts as one, {CROWD} is hijacked, below 1 the crowd is erased;"
+            f"odds of {CROWD} clones against a unique key over the odds of one: 1 counts as one, {CROWD} is"
+            f" hijacked, below 1 the crowd is erased;"
             " magnitude with its gate fitted",
             effective_count,
             CROWD**0.25,
@@ -259,7 +184,8 @@ SECTION = Section(
             low_is_good=True,
             unit="clones",
             why=(
-                f"1 is the aim, {CROWD} what softmax does, and what an output of zeros and random weights are given. On a logarithmic scale: yes"
+                f"1 is the aim, {CROWD} what softmax does, and what an output of zeros and random weights"
+                f" are given. On a logarithmic scale: yes"
                 " within a quarter of the way from 1, partly within half of it, in either direction."
             ),
             limit=float(CROWD),
@@ -268,7 +194,12 @@ SECTION = Section(
     ],
     claims=[
         Claim(
-            "example", ROSIC, "Relevance 20 against 50 keys of relevance 1 leaves 0.286 and 0.714.", THEOREM, "20/70 to 1e-6.", check=_example
+            "example",
+            ROSIC,
+            "Relevance 20 against 50 keys of relevance 1 leaves 0.286 and 0.714.",
+            THEOREM,
+            "20/70 to 1e-6.",
+            check=_example,
         ),
         Claim(
             "hijacking",
@@ -285,44 +216,6 @@ SECTION = Section(
             DEFINITION,
             "More than half of softmax's mass lies on copies of a key, beyond the first.",
             check=_wasted,
-        ),
-        Claim(
-            "gate",
-            ROSIC,
-            "The magnitude gate keeps clones from taking over.",
-            EXPERIMENT,
-            f"Gate on the mass, β, γ and t fitted to crowds of 2 to {FITTED_TO}: holds if {CROWD} and 1000 clones both count as one within a"
-            " factor of 2; with limits if 50 do.",
-            "Even 50 clones count as more than 2, or less than half.",
-            _gate,
-        ),
-        Claim(
-            "one-unit",
-            ROSIC,
-            "A gated cluster of 50 clones counts as one unit of information.",
-            EXPERIMENT,
-            "Gate on values, fitted: holds if 50 clones count as one within 10 %; with limits if within a factor of 2.",
-            "They count as more than 2, or less than half.",
-            _one_unit,
-        ),
-        Claim(
-            "gates-shrink",
-            ROSIC,
-            "Redundant tokens shrink to near 0.",
-            EXPERIMENT,
-            "The gate of one of 50 clones: holds if it is below 0.05 at the start and when fitted; with limits if in one of the two.",
-            "It is above 0.05 in both.",
-            _shrinks,
-        ),
-        Claim(
-            "values-or-mass",
-            ROSIC,
-            "A gate on the values is better than one that only changes scores.",
-            EXPERIMENT,
-            "Weight of the unique key in the output against 50 clones, fitted gate: holds if it is 5 % larger with the gate on values than with the"
-            " gate on the mass; with limits if within 5 %.",
-            "It is more than 5 % smaller.",
-            _values_or_mass,
         ),
     ],
 )

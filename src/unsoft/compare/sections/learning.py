@@ -29,8 +29,10 @@ def jobs(request: Request) -> list[Job]:
 def learning(subject: Subject) -> list[dict[str, Any]]:
     """Steps of gradient descent on all logits of a row until the key in question holds half of the mass.
 
-    Its logit starts at -4, the others at N(0, 1); values are orthonormal and the loss is half the squared error of
-    the output against that key's value, sum_j a_j^2 / 2 with a - 1 for the key. The rate is the one of a grid that
+    Its logit starts at -4, the others at N(0, 1); values are orthonormal and the loss is half the squared
+    error of
+    the output against that key's value, sum_j a_j^2 / 2 with a - 1 for the key. The rate is the one of a
+    grid that
     needs the fewest steps on average; a draw that never gets there counts as the limit.
     """
     generator = torch.Generator().manual_seed(23)
@@ -73,7 +75,8 @@ def parts(results: Results) -> Iterator[Part]:
             rows.append(dict(zip(titles, (label, found.value, said, rate), strict=True)))
     if rows:
         text = (
-            f"Gradient descent on the {KEYS} logits of a row; one starts at {START:g} and should hold half of the mass. The best of"
+            f"Gradient descent on the {KEYS} logits of a row; one starts at {START:g} and should hold half"
+            f" of the mass. The best of"
             f" {len(RATES)} learning rates, {DRAWS} draws, at most {LIMIT} steps."
         )
         columns = [{"name": name, "title": name, "help": ""} for name in titles]
@@ -89,7 +92,8 @@ def _hard(results: Results) -> Finding:
     ratio = paired_ratio(softmax, cog)
     low = ratio.low if ratio.low is not None else ratio.value
     return grade(low > 4, low > 1), (
-        f"at the best learning rate softmax needs {estimate(softmax)} steps, cog {estimate(cog)}: {ratio} times as many"
+        f"at the best learning rate softmax needs {estimate(softmax)} steps, cog {estimate(cog)}: {ratio}"
+        f" times as many"
     )
 
 
@@ -98,7 +102,8 @@ def _cured(results: Results) -> Finding:
     ratio = paired_ratio(softmax, gpam)
     low = ratio.low if ratio.low is not None else ratio.value
     return grade(low > 2, low > 1), (
-        f"at the best learning rate softmax needs {estimate(softmax)} steps, gpam {estimate(gpam)}: {ratio} times as many"
+        f"at the best learning rate softmax needs {estimate(softmax)} steps, gpam {estimate(gpam)}: {ratio}"
+        f" times as many"
     )
 
 
@@ -113,15 +118,18 @@ SECTION = Section(
         Column(
             "learns",
             "learns from logit −4?",
-            "gradient steps until a key that starts at logit −4 holds half of the mass, at the best learning rate",
+            "gradient steps until a key that starts at logit −4 holds half of the mass, at the best"
+            " learning rate",
             steps,
             8.0,
             LIMIT - 1e-9,
             low_is_good=True,
             unit="steps",
             why=(
-                "1 step: the first gradient already points there. Yes up to 8, half of what softmax needs (about 17); partly if it gets"
-                f" there within {LIMIT}; no if it never does, as with an output of zeros, random weights and what is flat below 0."
+                "1 step: the first gradient already points there. Yes up to 8, half of what softmax needs"
+                " (about 17); partly if it gets"
+                f" there within {LIMIT}; no if it never does, as with an output of zeros, random weights"
+                f" and what is flat below 0."
             ),
             limit=LIMIT,
         )
@@ -132,7 +140,8 @@ SECTION = Section(
             SURVEY,
             "Softmax's tiny weights give tiny gradients, so what was ignored is hard to learn.",
             EXPERIMENT,
-            "Eight draws, each mechanism at its best rate, steps compared draw by draw: holds if softmax needs more than 4 times as"
+            "Eight draws, each mechanism at its best rate, steps compared draw by draw: holds if softmax"
+            " needs more than 4 times as"
             " many steps as cog, by the lower end of the interval; with limits if more at all.",
             "softmax needs no more steps than cog.",
             _hard,
@@ -142,7 +151,8 @@ SECTION = Section(
             SURVEY,
             "GPAM's second map cures the vanishing gradient of softmax.",
             EXPERIMENT,
-            "The same draws: holds if softmax needs more than twice as many steps as gpam, by the lower end of the interval; with"
+            "The same draws: holds if softmax needs more than twice as many steps as gpam, by the lower end"
+            " of the interval; with"
             " limits if more at all.",
             "softmax needs no more steps than gpam.",
             _cured,

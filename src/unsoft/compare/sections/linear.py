@@ -1,4 +1,6 @@
-"""What mathematics says of linear attention and of decay: norms, ranks, closed forms. Only claims, no figures."""
+"""What mathematics says of linear attention and of decay: norms, ranks, closed forms. Only claims, no
+figures.
+"""
 
 from __future__ import annotations
 
@@ -97,7 +99,9 @@ def features() -> list[dict[str, Any]]:
 
 
 def sparse_features() -> list[dict[str, Any]]:
-    """S of q . k for non-negative features that are nearly always 0: exp of normal numbers of growing spread."""
+    """S of q . k for non-negative features that are nearly always 0: exp of normal numbers of growing
+    spread.
+    """
     rows = []
     for spread in (0.5, 1.0, 2.0, 3.0, 4.0):
         q = torch.rand(16, generator=torch.Generator().manual_seed(10), dtype=torch.float64)
@@ -162,7 +166,8 @@ def _norms(results: Results) -> Finding:
     largest = [row["largest"] for row in rows]
     last = rows[-1]
     return grade(all(abs(row["largest"] - row["sqrt"]) < 0.1 * row["sqrt"] for row in rows)), (
-        f"the largest found is {min(largest):.4f} to {max(largest):.4f} in dimensions up to {last['width']}, where √d is {last['sqrt']:.0f}"
+        f"the largest found is {min(largest):.4f} to {max(largest):.4f} in dimensions up to"
+        f" {last['width']}, where √d is {last['sqrt']:.0f}"
     )
 
 
@@ -170,7 +175,8 @@ def _sparse_features(results: Results) -> Finding:
     rows = results.rows("sparse features")
     falls = all(a["S"] > b["S"] for a, b in zip(rows, rows[1:], strict=False))
     return grade(falls and rows[-1]["S"] < 0.01, falls), (
-        f"S falls from {rows[0]['S']:.3f} to {rows[-1]['S']:.1g} as the features' spread grows from {rows[0]['spread']:g} to"
+        f"S falls from {rows[0]['S']:.3f} to {rows[-1]['S']:.1g} as the features' spread grows from"
+        f" {rows[0]['spread']:g} to"
         f" {rows[-1]['spread']:g}"
     )
 
@@ -207,17 +213,25 @@ _CLAIMS = (
     ),
     (
         "sparse-features",
-        "Non-negative linear attention can be arbitrarily sparse if features have a low mean against their spread.",
+        "Non-negative linear attention can be arbitrarily sparse if features have a low mean against their"
+        " spread.",
         THEOREM,
         "S falls with every step of the spread, and below 0.01 in the end; with limits if it only falls.",
         _sparse_features,
     ),
-    ("norm-ratio", "‖q‖₂/‖q‖₁ has the maximum √d.", THEOREM, "The largest ratio found lies within 10 % of √d for d = 2 to 256.", _norms),
+    (
+        "norm-ratio",
+        "‖q‖₂/‖q‖₁ has the maximum √d.",
+        THEOREM,
+        "The largest ratio found lies within 10 % of √d for d = 2 to 256.",
+        _norms,
+    ),
     (
         "causal-rank",
         "Causal linear attention has full rank, so low rank does not explain its weakness.",
         THEOREM,
-        "A triangle has full rank if its diagonal has no zero: holds if none of four mechanisms has one on 96 tokens with 16 features; with"
+        "A triangle has full rank if its diagonal has no zero: holds if none of four mechanisms has one on"
+        " 96 tokens with 16 features; with"
         " limits if some have none.",
         _rank,
     ),

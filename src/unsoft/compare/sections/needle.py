@@ -55,9 +55,7 @@ def needle(subject: Subject, draws: int) -> list[dict[str, Any]]:
     return rows + [{"kind": "needed", "draw": k, "advantage": x} for k, x in enumerate(needed)]
 
 
-def shares(
-    weigh: Callable[[Tensor], Tensor], others: Tensor, places: Tensor, advantage: Tensor
-) -> Tensor:
+def shares(weigh: Callable[[Tensor], Tensor], others: Tensor, places: Tensor, advantage: Tensor) -> Tensor:
     """What of the mass of each row its needle holds, with a positive weight: a / sum |a|."""
     row = weigh(others.scatter(1, places[:, None], advantage[:, None]))
     mass = row.abs().sum(-1)
@@ -66,7 +64,9 @@ def shares(
 
 
 def halfway(curve: Tensor, share: Callable[[Tensor], Tensor]) -> list[float | None]:
-    """The smallest advantage with half of the mass, between the points of the curve by halving; None: never."""
+    """The smallest advantage with half of the mass, between the points of the curve by halving; None:
+    never.
+    """
     reached = curve >= 0.5
     first = reached.int().argmax(0)
     grid = torch.tensor(ADVANTAGES, dtype=torch.float64)
@@ -108,7 +108,9 @@ def figures(results: Results) -> Iterator[Figure]:
             dots=[],
             y_domain=[0, 1],
         )
-        note = "How far above the others a logit must be before its key matters. Half of the mass is the mark."
+        note = (
+            "How far above the others a logit must be before its key matters. Half of the mass is the mark."
+        )
         yield Figure("needle", f"One key among {KEYS}", note, rows, chart)
 
 
@@ -122,13 +124,20 @@ def _far(results: Results) -> Finding:
     rows = results.rows("needle far away")
     farthest = max(row["distance"] for row in rows)
     never = {
-        name: [row["advantage"] is None for row in rows if row["mechanism"] == name and row["distance"] == farthest]
+        name: [
+            row["advantage"] is None
+            for row in rows
+            if row["mechanism"] == name and row["distance"] == farthest
+        ]
         for name in _FAR
     }
     near = [r["advantage"] for r in rows if r["mechanism"] == "retention" and r["distance"] == 1]
     blind = [all(never[name]) for name in _FAR[1:]]
     seen = not any(never["softmax"])
-    words = [f"{name} {'never' if all(x) else f'in {len(x) - sum(x)} of {len(x)} rows'}" for name, x in never.items()]
+    words = [
+        f"{name} {'never' if all(x) else f'in {len(x) - sum(x)} of {len(x)} rows'}"
+        for name, x in never.items()
+    ]
     next_to = "never" if None in near else f"with {sum(near) / len(near):.1f}"
     return grade(all(blind) and seen, any(blind) and seen), (
         f"half of the mass for a key {farthest} tokens back, with an advantage of up to {LIMIT:g}:"
@@ -143,7 +152,8 @@ SECTION = Section(
     title="Needle",
     question="Can it find one key among many?",
     about=(
-        "Half of the mass of a row needs an advantage that grows like log n if weights are exponential, and like a"
+        "Half of the mass of a row needs an advantage that grows like log n if weights are exponential, and"
+        " like a"
         " power of n if they are not."
     ),
     jobs=jobs,
@@ -160,8 +170,10 @@ SECTION = Section(
             low_is_good=True,
             unit="logits",
             why=(
-                "yes up to 8, the logit of a key that points exactly where the query points, with 64 coordinates of"
-                f" variance 1 (softmax needs {_SOFTMAX:.2f} by theory); partly if {LIMIT:g}, eight times that, is"
+                "yes up to 8, the logit of a key that points exactly where the query points, with 64"
+                " coordinates of"
+                f" variance 1 (softmax needs {_SOFTMAX:.2f} by theory); partly if {LIMIT:g}, eight times"
+                f" that, is"
                 " enough; no if it is not. An output of zeros and random weights never get there."
             ),
             limit=LIMIT,
@@ -173,8 +185,10 @@ SECTION = Section(
             SU,
             "Decay makes attention sparse, but fixed: it cannot look far when it should.",
             EXPERIMENT,
-            f"Four rows of {KEYS} keys: holds if a key {DISTANCES[-1]} tokens back never gets half of the mass under"
-            f" decay and retention for any advantage up to {LIMIT:g}, while it does under softmax in every row;"
+            f"Four rows of {KEYS} keys: holds if a key {DISTANCES[-1]} tokens back never gets half of the"
+            f" mass under"
+            f" decay and retention for any advantage up to {LIMIT:g}, while it does under softmax in every"
+            f" row;"
             " with limits if that is so for one of the two.",
             "Retention or decay gives a far key half of the mass at some advantage.",
             _far,

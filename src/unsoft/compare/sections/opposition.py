@@ -24,12 +24,16 @@ LEVELS = (0.0, -1.0, -2.0, -4.0, -6.0, -8.0)
 DETECTED, HINTED = 1.0, 0.36
 """d' = 1 is right in 76 % of choices between two, 0.36 in 60 %."""
 _BLOCKS = 8
+_COMPARED = ("softmax1", "sinh")
+"""Which differ from softmax in the freedom of the sum, and in the sign besides."""
 
 
 def jobs(request: Request) -> list[Job]:
     rows = max(request.level.geometries // 2, _BLOCKS)
     sizes = {"rows": rows}
-    return [job("opposition", s, partial(opposition, s, rows), 0.3, sizes) for s in request.everyone]
+    there = {s.label for s in request.everyone}
+    subjects = [*request.everyone, *(Subject(name, name) for name in _COMPARED if name not in there)]
+    return [job("opposition", s, partial(opposition, s, rows), 0.3, sizes) for s in subjects]
 
 
 def opposition(subject: Subject, rows: int) -> list[dict[str, Any]]:
@@ -39,7 +43,8 @@ def opposition(subject: Subject, rows: int) -> list[dict[str, Any]]:
     places = torch.randint(KEYS, (rows,), generator=generator)[:, None]
     logits = torch.zeros(rows, KEYS, dtype=torch.float64)
     logits.masked_scatter_(torch.arange(KEYS) != places, others)
-    weigh, seen = subject.row(), {}
+    weigh = subject.row()
+    seen: dict[float, tuple[Tensor, Tensor]] = {}
     with torch.no_grad():
         for at in LEVELS:
             row = weigh(logits.scatter(1, places, at))
@@ -47,14 +52,14 @@ def opposition(subject: Subject, rows: int) -> list[dict[str, Any]]:
             seen[at] = own, row.square().sum(-1) - own.square()
     found: list[dict[str, Any]] = []
     for first, second in PAIRS:
-        for block, at in enumerate(torch.arange(rows).chunk(_BLOCKS)):
+        for block, part in enumerate(torch.arange(rows).chunk(_BLOCKS)):
             found.append(
                 {
                     "kind": "pair",
                     "first": first,
                     "second": second,
                     "block": block,
-                    "d": d_prime(seen[first][0][at], seen[second][0][at], seen[first][1][at]),
+                    "d": d_prime(seen[first][0][part], seen[second][0][part], seen[first][1][part]),
                 }
             )
     neutral = seen[0.0]
@@ -95,7 +100,8 @@ def figures(results: Results) -> Iterator[Figure]:
             dots=[],
         )
         note = (
-            f"The weight of an irrelevant key (logit 0) minus that of an opposed one, over the noise of {KEYS - 1} other"
+            f"The weight of an irrelevant key (logit 0) minus that of an opposed one, over the noise of"
+            f" {KEYS - 1} other"
             " keys. 1: right in 76 % of choices between two."
         )
         yield Figure("opposition", "Opposed against irrelevant", note, rows, chart)
@@ -113,7 +119,8 @@ def _erased(results: Results) -> Finding:
     assert softmax.high is not None and cog.low is not None
     erased = softmax.high < HINTED
     return grade(erased and cog.low > DETECTED, erased), (
-        f"d′ between logits {WEAKLY[0]:g} and {WEAKLY[1]:g}: softmax {softmax}, cog {cog}; without the other keys"
+        f"d′ between logits {WEAKLY[0]:g} and {WEAKLY[1]:g}: softmax {softmax}, cog {cog}; without the"
+        f" other keys"
         " softmax still has the order right"
     )
 
@@ -123,7 +130,8 @@ def _influence(results: Results) -> Finding:
     base = found["softmax"].high or 0.0
     free, signed = ((found[name].low or 0.0) > 1.1 * base for name in ("softmax1", "sinh"))
     return grade(free and signed, free or signed), (
-        f"d′ of 0 against −4: softmax {found['softmax']}; with a free sum (softmax1) {found['softmax1']}; with a free"
+        f"d′ of 0 against −4: softmax {found['softmax']}; with a free sum (softmax1) {found['softmax1']};"
+        f" with a free"
         f" sum and signs (sinh) {found['sinh']}"
     )
 
@@ -134,7 +142,8 @@ SECTION = Section(
     title="Opposition",
     question="Does it tell an opposed key from an irrelevant one?",
     about=(
-        "“Not about this” and “the opposite of this” are different answers. What counts is whether their weights"
+        "“Not about this” and “the opposite of this” are different answers. What counts is whether their"
+        " weights"
         " differ by more than the other keys' weights make noise."
     ),
     jobs=jobs,
@@ -149,8 +158,10 @@ SECTION = Section(
             HINTED,
             unit="d′",
             why=(
-                "yes from d′ = 1, the usual threshold of detection (76 % right in a choice between two); partly from 0.36"
-                " (60 %); chance is 0, where an output of zeros, random weights and everything that is 0 below logit 0"
+                "yes from d′ = 1, the usual threshold of detection (76 % right in a choice between two);"
+                " partly from 0.36"
+                " (60 %); chance is 0, where an output of zeros, random weights and everything that is 0"
+                " below logit 0"
                 " stand."
             ),
             noise=1e-3,
@@ -160,9 +171,11 @@ SECTION = Section(
         Claim(
             "erased-differences",
             SURVEY,
-            "Softmax erases differences among negative logits: weakly and strongly opposed keys look the same.",
+            "Softmax erases differences among negative logits: weakly and strongly opposed keys look the"
+            " same.",
             EXPERIMENT,
-            "d′ between logits −2 and −8, interval over eight blocks of rows: holds if softmax's stays below 0.36 (60 %"
+            "d′ between logits −2 and −8, interval over eight blocks of rows: holds if softmax's stays"
+            " below 0.36 (60 %"
             " right) while cog's exceeds 1; with limits if cog's does not.",
             "softmax's d′ reaches 0.36.",
             _erased,
@@ -172,8 +185,10 @@ SECTION = Section(
             SURVEY,
             "Weights that are influence factors instead of probabilities tell keys apart better.",
             EXPERIMENT,
-            "d′ of 0 against −4 for formulas that differ in one thing: holds if a free sum alone (softmax1) and a free sum"
-            " with signs (sinh) both exceed softmax by a tenth, interval against interval; with limits if one does.",
+            "d′ of 0 against −4 for formulas that differ in one thing: holds if a free sum alone (softmax1)"
+            " and a free sum"
+            " with signs (sinh) both exceed softmax by a tenth, interval against interval; with limits if"
+            " one does.",
             "Neither formula tells keys apart better than softmax.",
             _influence,
         ),

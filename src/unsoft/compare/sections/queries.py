@@ -1,4 +1,6 @@
-"""What can the best query do? S where the query is chosen for it: linear attention, dimensions, a bias of keys, columns."""
+"""What can the best query do? S where the query is chosen for it: linear attention, dimensions, a bias of
+keys, columns.
+"""
 
 from __future__ import annotations
 
@@ -52,7 +54,9 @@ def facts(level: Level) -> list[Job]:
 
 
 def best_queries(draws: int) -> list[dict[str, Any]]:
-    """The lowest S of a row over 256 standard normal keys that gradient descent on the query finds, |q| free up to 16."""
+    """The lowest S of a row over 256 standard normal keys that gradient descent on the query finds, |q|
+    free up to 16.
+    """
     rows = []
     for width in WIDTHS:
         for name, weigh in MECHANISMS.items():
@@ -68,12 +72,15 @@ def best_queries(draws: int) -> list[dict[str, Any]]:
                     query *= (16 / query.norm(dim=-1, keepdim=True)).clamp(max=1)
             with torch.no_grad():
                 lowest = measure.sparsity(weigh(query, keys)).amin(-1)
-            rows += [{"mechanism": name, "width": width, "draw": k, "S": float(x)} for k, x in enumerate(lowest)]
+            rows += [
+                {"mechanism": name, "width": width, "draw": k, "S": float(x)} for k, x in enumerate(lowest)
+            ]
     return rows
 
 
 def key_bias(draws: int) -> list[dict[str, Any]]:
-    """Mean S of relu² over 64 queries, with and without a bias of keys; queries with a common part or without one.
+    """Mean S of relu² over 64 queries, with and without a bias of keys; queries with a common part or
+    without one.
 
     The bias points against the mean of the queries, and has the best of some lengths.
     """
@@ -94,7 +101,9 @@ def key_bias(draws: int) -> list[dict[str, Any]]:
 
 
 def columns(draws: int) -> list[dict[str, Any]]:
-    """Linear attention with sparse non-negative features: S, and how often two queries have the same heaviest key."""
+    """Linear attention with sparse non-negative features: S, and how often two queries have the same
+    heaviest key.
+    """
     rows = []
     for spread in SPREADS:
         for draw in range(draws):
@@ -103,7 +112,13 @@ def columns(draws: int) -> list[dict[str, Any]]:
             query = torch.rand(64, 16, generator=generator, dtype=torch.float64)
             weights = query @ key.mT
             rows.append(_agreement("linear", spread, draw, weights))
-            logits = spread * torch.randn(64, 16, generator=generator, dtype=torch.float64) @ key.log().mT / 4 / spread
+            logits = (
+                spread
+                * torch.randn(64, 16, generator=generator, dtype=torch.float64)
+                @ key.log().mT
+                / 4
+                / spread
+            )
             rows.append(_agreement("softmax", spread, draw, torch.softmax(logits * spread, -1)))
     return rows
 
@@ -133,7 +148,8 @@ def _flat(results: Results) -> Finding:
     high = found["softmax"].value if found["softmax"].high is None else found["softmax"].high
     held = [low > 2 * high for low in lows]
     return grade(all(held), any(held)), (
-        f"lowest S over {KEYS} keys of width {width} with the best query: " + ", ".join(f"{name} {one}" for name, one in found.items())
+        f"lowest S over {KEYS} keys of width {width} with the best query: "
+        + ", ".join(f"{name} {one}" for name, one in found.items())
     )
 
 
@@ -146,7 +162,8 @@ def _dimensions(results: Results) -> Finding:
         held.append(high < low)
         parts.append(f"{name} {ends[0]} → {ends[1]}")
     return grade(all(held), any(held)), (
-        f"lowest S with the best query from {WIDTHS[0]} to {WIDTHS[-1]} feature dimensions: {', '.join(parts)}"
+        f"lowest S with the best query from {WIDTHS[0]} to {WIDTHS[-1]} feature dimensions:"
+        f" {', '.join(parts)}"
     )
 
 
@@ -155,7 +172,9 @@ def _bias(results: Results) -> Finding:
 
     def best(common: float) -> tuple[Estimate, Estimate, float]:
         own = [row for row in rows if row["common"] == common]
-        by_length = {x: estimate([r["S"] for r in own if r["length"] == x]) for x in sorted({r["length"] for r in own})}
+        by_length = {
+            x: estimate([r["S"] for r in own if r["length"] == x]) for x in sorted({r["length"] for r in own})
+        }
         length = min(by_length, key=lambda x: by_length[x].value)
         return by_length[0.0], by_length[length], length
 
@@ -166,7 +185,9 @@ def _bias(results: Results) -> Finding:
         high = biased.value if biased.high is None else biased.high
         helps.append(high < 0.8 * low)
         said.append(f"{words} a common part of the queries {plain} → {biased} at length {length:g}")
-    return grade(all(helps), any(helps)), f"S of relu² without and with the best bias of keys: {'; '.join(said)}"
+    return grade(
+        all(helps), any(helps)
+    ), f"S of relu² without and with the best bias of keys: {'; '.join(said)}"
 
 
 def _columns(results: Results) -> Finding:
@@ -181,7 +202,8 @@ def _columns(results: Results) -> Finding:
     high = softmax.value if softmax.high is None else softmax.high
     sparser = of("linear", last, "S").value < of("linear", first, "S").value
     return grade(sparser and low > 0.5 and low > high, sparser and low > high), (
-        f"S of linear attention falls from {of('linear', first, 'S').value:.2f} to {of('linear', last, 'S').value:.2f} as features get sparser; two"
+        f"S of linear attention falls from {of('linear', first, 'S').value:.2f} to"
+        f" {of('linear', last, 'S').value:.2f} as features get sparser; two"
         f" queries then have the same heaviest key in {linear} of cases, under softmax in {softmax}"
     )
 
@@ -190,7 +212,8 @@ _CLAIMS = (
     (
         "linear-flat",
         "Linear attention is harder to focus than softmax.",
-        f"The query is chosen by gradient descent for the lowest S over {KEYS} keys, interval over draws: holds if linear attention with relu and"
+        f"The query is chosen by gradient descent for the lowest S over {KEYS} keys, interval over draws:"
+        f" holds if linear attention with relu and"
         " with elu + 1 both stay above twice softmax's S; with limits if one does.",
         "With the best query linear attention comes within twice softmax's S.",
         _flat,
@@ -198,22 +221,26 @@ _CLAIMS = (
     (
         "dimensions",
         "More feature dimensions make linear attention sparser.",
-        "Best query, 4 to 64 feature dimensions: holds if S falls for relu and for elu + 1, interval against interval; with limits if for one.",
+        "Best query, 4 to 64 feature dimensions: holds if S falls for relu and for elu + 1, interval"
+        " against interval; with limits if for one.",
         "S does not fall for either.",
         _dimensions,
     ),
     (
         "key-bias",
         "A bias of the keys helps relu² to be sparse.",
-        "Queries without and with a common part, best of five lengths of the bias: holds if S falls by a fifth in both cases, interval against"
+        "Queries without and with a common part, best of five lengths of the bias: holds if S falls by a"
+        " fifth in both cases, interval against"
         " interval; with limits if in one.",
         "The best bias is none, or gains less than a fifth.",
         _bias,
     ),
     (
         "absolute-positions",
-        "Linear attention that is sparse by its features looks at absolute positions only: the same columns for all queries.",
-        "Features of growing spread: holds if S falls, and at the largest spread two queries share their heaviest key in more than half of the"
+        "Linear attention that is sparse by its features looks at absolute positions only: the same columns"
+        " for all queries.",
+        "Features of growing spread: holds if S falls, and at the largest spread two queries share their"
+        " heaviest key in more than half of the"
         " cases and more often than under softmax; with limits if only more often.",
         "Queries share their heaviest key no more often than under softmax.",
         _columns,
@@ -223,5 +250,8 @@ SECTION = Section(
     name="queries",
     order=72,
     facts=facts,
-    claims=[Claim(name, SU, text, EXPERIMENT, rule, refuted, check) for name, text, rule, refuted, check in _CLAIMS],
+    claims=[
+        Claim(name, SU, text, EXPERIMENT, rule, refuted, check)
+        for name, text, rule, refuted, check in _CLAIMS
+    ],
 )

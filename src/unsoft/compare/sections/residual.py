@@ -54,7 +54,9 @@ def slopes(rows: list[dict[str, Any]], name: str) -> Estimate:
     small = sorted({row["size"] for row in rows})[:2]
     found = []
     for draw in sorted({row["draw"] for row in rows}):
-        ends = [next(r for r in rows if (r["mechanism"], r["size"], r["draw"]) == (name, s, draw)) for s in small]
+        ends = [
+            next(r for r in rows if (r["mechanism"], r["size"], r["draw"]) == (name, s, draw)) for s in small
+        ]
         rise = math.log(ends[1]["after"] / ends[0]["after"])
         found.append(rise / math.log(ends[1]["before"] / ends[0]["before"]))
     return estimate(found)
@@ -65,9 +67,18 @@ def figures(results: Results) -> Iterator[Figure]:
     if rows:
         shown = [row for row in rows if row["draw"] == 0]
         chart = by_value(
-            shown, "before", "after", "mechanism", x_title="residual before", y_title="residual after one layer", log_x=True, log_y=True
+            shown,
+            "before",
+            "after",
+            "mechanism",
+            x_title="residual before",
+            y_title="residual after one layer",
+            log_x=True,
+            log_y=True,
         )
-        yield Figure("residual", "How fast tokens collapse", "A slope of 3 in this picture is cubic.", shown, chart)
+        yield Figure(
+            "residual", "How fast tokens collapse", "A slope of 3 in this picture is cubic.", shown, chart
+        )
 
 
 def _cubic(results: Results) -> Finding:
@@ -83,12 +94,16 @@ def _slower(results: Results) -> Finding:
     rows = results.rows("residual")
     ratios = {}
     for size in SIZES:
-        pair = [[r["after"] for r in rows if r["mechanism"] == name and r["size"] == size] for name in reversed(MECHANISMS)]
+        pair = [
+            [r["after"] for r in rows if r["mechanism"] == name and r["size"] == size]
+            for name in reversed(MECHANISMS)
+        ]
         ratios[size] = paired_ratio(*pair)
     above = [(one.value if one.low is None else one.low) > 1.05 for one in ratios.values()]
     said = ", ".join(f"{one} at size {size:g}" for size, one in ratios.items())
     return grade(all(above), any(above)), (
-        f"residual after one bidirectional layer, gpam over softmax, draw by draw: {said}; both fall with the powers"
+        f"residual after one bidirectional layer, gpam over softmax, draw by draw: {said}; both fall with"
+        f" the powers"
         f" {slopes(rows, 'gpam').value:.2f} and {slopes(rows, 'softmax').value:.2f} of the residual before"
     )
 
@@ -115,7 +130,8 @@ SECTION = Section(
             SURVEY,
             "GPAM's representations collapse more slowly than softmax's.",
             EXPERIMENT,
-            "Paired by draw, one bidirectional layer: holds if gpam's residual is more than 5 % larger at each of four sizes, by the lower end"
+            "Paired by draw, one bidirectional layer: holds if gpam's residual is more than 5 % larger at"
+            " each of four sizes, by the lower end"
             " of the interval; with limits if at some.",
             "At no size is it 5 % larger.",
             _slower,

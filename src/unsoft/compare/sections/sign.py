@@ -188,7 +188,8 @@ def _cog_sums(results: Results) -> Finding:
 def _deletion(results: Results) -> Finding:
     cog, softmax = results.rows("sums", "cog")[0], results.rows("sums", "softmax")[0]
     return grade(cog["deletion"] > 0.1 and softmax["deletion"] == 0), (
-        f"without value and output maps {cog['deletion']:.0%} of what cog moves along the sources' own directions is"
+        f"without value and output maps {cog['deletion']:.0%} of what cog moves along the sources' own"
+        f" directions is"
         f" removed, {softmax['deletion']:.0%} for softmax"
     )
 
@@ -200,7 +201,8 @@ def _vanishing_gradient(results: Results) -> Finding:
     rate = slope["softmax", -8.0] / slope["softmax", -10.0]
     cog = slope["cog", -4.0] / slope["softmax", -4.0]
     return grade(lost < 1e-3), (
-        f"softmax's slope at logit −10 is {lost:.1g} of that at 0 and falls by {rate:.2f} for each 2 (e² = 7.39);"
+        f"softmax's slope at logit −10 is {lost:.1g} of that at 0 and falls by {rate:.2f} for each 2 (e² ="
+        f" 7.39);"
         f" at −4 cog's is {cog:.0f} times as large"
     )
 
@@ -230,7 +232,8 @@ _CLAIMS = (
     (
         "deletion",
         "Negative weights delete.",
-        "Without maps, with the value as the source's direction: cog removes more than 10 %, softmax nothing.",
+        "Without maps, with the value as the source's direction: cog removes more than 10 %, softmax"
+        " nothing.",
         _deletion,
     ),
     (

@@ -146,8 +146,10 @@ def _few_steps(results: Results) -> Finding:
         distinct, crowds = (at[kind, 0.1, steps] for kind in KINDS)
         held[steps] = [row["weights"] < 0.01 for row in (distinct, crowds)]
         said.append(
-            f"after {steps} steps weights are off by {distinct['weights']:.0%} for distinct keys and {crowds['weights']:.0%} for crowds, the total by"
-            f" {distinct['total']:.0%} and {crowds['total']:.0%}, single gates sigmoid(w) by up to {max(distinct['gate'], crowds['gate']):.2f}"
+            f"after {steps} steps weights are off by {distinct['weights']:.0%} for distinct keys and"
+            f" {crowds['weights']:.0%} for crowds, the total by"
+            f" {distinct['total']:.0%} and {crowds['total']:.0%}, single gates sigmoid(w) by up to"
+            f" {max(distinct['gate'], crowds['gate']):.2f}"
         )
     return grade(all(held[3]) and all(held[5]), all(held[5])), f"ε = 0.1: {'; '.join(said)}"
 
@@ -167,7 +169,11 @@ def _steady(results: Results) -> Finding:
     bare = next(row for row in results.rows("stability") if row["eps"] == 0.0)
     change = bare["change"]
     steady = change is not None and change < 0.01
-    said = bare["status"] if change is None else f"weights move by {change:.0%}, the largest is {bare['largest']:.3g}"
+    said = (
+        bare["status"]
+        if change is None
+        else f"weights move by {change:.0%}, the largest is {bare['largest']:.3g}"
+    )
     return grade(steady), f"without a ridge, if distinct but nearly equal keys move by 1e-6: {said}"
 
 
@@ -177,7 +183,8 @@ def _slopes(results: Results) -> Finding:
     calm = [row["eps"] for row in rows if row["largest"] < 10]
     falls = most["largest"] < least["largest"] / 100
     return grade(falls and bool(calm), falls), (
-        "largest gradient of the weights of nearly equal keys: " + ", ".join(f"{row['largest']:.3g} at ε = {row['eps']:g}" for row in rows)
+        "largest gradient of the weights of nearly equal keys: "
+        + ", ".join(f"{row['largest']:.3g} at ε = {row['eps']:g}" for row in rows)
     )
 
 
@@ -196,7 +203,8 @@ SECTION = Section(
             ROSIC,
             "3 to 5 steps of conjugate gradients find the optimal weights.",
             EXPERIMENT,
-            "ε = 0.1, 256 keys, distinct ones and crowds: holds if 3 and 5 steps both leave the weights within 1 % of the exact ones in both sets;"
+            "ε = 0.1, 256 keys, distinct ones and crowds: holds if 3 and 5 steps both leave the weights"
+            " within 1 % of the exact ones in both sets;"
             " with limits if 5 steps do.",
             "After 5 steps the weights of one set are off by more than 1 %.",
             _few_steps,
@@ -206,7 +214,8 @@ SECTION = Section(
             ROSIC,
             "The weights are unique and stable unless keys are perfect clones.",
             EXPERIMENT,
-            "64 distinct keys within 1e-3 of each other, no ridge, float32: holds if a move of all keys by 1e-6 changes the weights by less than 1 %.",
+            "64 distinct keys within 1e-3 of each other, no ridge, float32: holds if a move of all keys by"
+            " 1e-6 changes the weights by less than 1 %.",
             "The weights change by more than 1 %, or cannot be computed.",
             _steady,
         ),
@@ -215,7 +224,8 @@ SECTION = Section(
             ROSIC,
             "Tikhonov regularisation keeps the solution stable where keys nearly coincide.",
             EXPERIMENT,
-            "The same keys: holds if ε = 0.01 makes the change a hundred times smaller than without a ridge, and below 1e-3.",
+            "The same keys: holds if ε = 0.01 makes the change a hundred times smaller than without a"
+            " ridge, and below 1e-3.",
             "With ε = 0.01 the weights still change by 1e-3 or more.",
             _stable,
         ),
@@ -224,7 +234,8 @@ SECTION = Section(
             ROSIC,
             "With the ridge gradients do not explode.",
             EXPERIMENT,
-            "Nearly equal keys, ε from 1e-6 to 0.1: holds if the largest gradient falls by a factor of 100 and is below 10 for some ε; with limits if"
+            "Nearly equal keys, ε from 1e-6 to 0.1: holds if the largest gradient falls by a factor of 100"
+            " and is below 10 for some ε; with limits if"
             " it only falls.",
             "The ridge does not make gradients a hundred times smaller.",
             _slopes,

@@ -1,4 +1,5 @@
-"""What a person wants to see of one neuron: how predictions change as it is removed, and where it is active."""
+"""What a person wants to see of one neuron: how predictions change as it is removed,
+and where it is active."""
 
 from __future__ import annotations
 
@@ -15,7 +16,8 @@ from unsoft.hf.neurons.readout import Readout
 from unsoft.hf.neurons.stream import Stream, Text
 
 DOSES = (-1.0, -0.5, 0.5, 1.0, 1.5, 2.0)
-"""How much of a neuron's deviation from its mean is taken away: 1 is mean ablation, below 0 it is made stronger."""
+"""How much of a neuron's deviation from its mean is taken away: 1 is mean ablation,
+below 0 it is made stronger."""
 _TOKENS = 128
 _SHOWN = 8
 _CONTEXT = 8
@@ -30,7 +32,8 @@ def neuron_details(
     neurons: list[int],
     tokenizer: Any,
 ) -> dict[int, dict[str, Any]]:
-    """By number of the neuron: ``curve``, mean changes by dose, and ``tokens``, where it differs most from its mean."""
+    """By number of the neuron: ``curve``, mean changes by dose, and ``tokens``,
+    where it differs most from its mean."""
     chosen = torch.tensor(neurons)
     step = max(1, len(stream.target) // _TOKENS)
     rows = torch.arange(0, len(stream.target), step)[:_TOKENS]
@@ -62,14 +65,19 @@ def _point(
     loss_frozen: float = 0.0,
 ) -> dict[str, float]:
     return {
-        "dose": dose, "entropy": entropy, "entropy_frozen": entropy_frozen, "loss": loss, "loss_frozen": loss_frozen,
-    }  # fmt: skip
+        "dose": dose,
+        "entropy": entropy,
+        "entropy_frozen": entropy_frozen,
+        "loss": loss,
+        "loss_frozen": loss_frozen,
+    }
 
 
 def _strongest(
     stream: Stream, text: Text, deviation: Tensor, number: int, tokenizer: Any
 ) -> list[dict[str, Any]]:
-    """Tokens at which the neuron is farthest from its mean, with the words before and the word that came next."""
+    """Tokens at which the neuron is farthest from its mean, with the words before and the word that came
+    next."""
     result = []
     for at in deviation.abs().topk(min(_SHOWN, len(deviation))).indices.tolist():
         sequence, position = int(stream.sequence[at]), int(stream.position[at])

@@ -3,11 +3,13 @@
 Setting neuron i to its mean adds ``delta * write_i`` to the stream. With the scale s of the final norm before
 and s' after, logits move by
 
-    shift = (s/s' - 1) * raw + delta/s' * reach_i        raw = unembedding @ stream / s, reach_i = unembedding @ write_i
+    shift = (s/s' - 1) * raw + delta/s' * reach_i
+    raw = unembedding @ stream / s        reach_i = unembedding @ write_i
 
-and with the scale frozen by ``delta/s * reach_i`` alone. So the logits of a token and the reach of a neuron give
-everything, and no matrix is multiplied per neuron. Even so a sum of exponentials over 50,000 words for each of
-1,500 neurons and 4,000 tokens is too much: see :mod:`unsoft.hf.neurons.tail` for how most of it is avoided.
+and with the scale frozen by ``delta/s * reach_i`` alone. So the logits of a token and the reach of a neuron
+give everything, and no matrix is multiplied per neuron. Even so a sum of exponentials over 50,000 words for
+each of 1,500 neurons and 4,000 tokens is too much: see :mod:`unsoft.hf.neurons.tail` for how most of it is
+avoided.
 """
 
 from __future__ import annotations
@@ -35,8 +37,8 @@ _NUMBERS = 80_000_000
 
 @dataclass(frozen=True)
 class Effects:
-    """Changes by ablation (tokens, neurons), after less before; ``frozen``: with the norm's scale held; ``held``: with
-    the logits' component along word frequency held."""
+    """Changes by ablation (tokens, neurons), after less before; ``frozen``: with the norm's scale held;
+    ``held``: with the logits' component along word frequency held."""
 
     loss: Tensor
     loss_frozen: Tensor

@@ -1,7 +1,8 @@
-"""Texts that repeat themselves: does a neuron become more active the second time, and does that hold the model back?
+"""Texts that repeat themselves: does a neuron become more active the second time,
+and does that hold the model back?
 
-A model that has seen a text before can copy it, and its entropy falls. Neurons that rise then and whose clipping lowers the
-entropy further keep the model from being too sure (Stolfo et al. 2024).
+A model that has seen a text before can copy it, and its entropy falls. Neurons that rise then and whose
+clipping lowers the entropy further keep the model from being too sure (Stolfo et al. 2024).
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from unsoft.hf.neurons.parts import Parts, watched_inputs
 from unsoft.hf.neurons.readout import Readout
 from unsoft.hf.neurons.roles import ENTROPY
 from unsoft.hf.neurons.statistics import Bootstrap
-from unsoft.hf.neurons.stream import FIRST, LEAST, Text
+from unsoft.hf.neurons.stream import FIRST, LEAST, Text, in_rows
 from unsoft.hf.neurons.whole import entropies
 
 _SEQUENCES = 8
@@ -37,10 +38,11 @@ def induction_check(
     controls: Tensor,
     seed: int,
 ) -> list[dict[str, Any]]:
-    """A record for each entropy neuron, candidate and some of their controls; none if sequences are too short.
+    """A record for each entropy neuron, candidate and some of their controls;
+    none if sequences are too short.
 
-    The first half of each sequence is read twice. In the second reading an activation is clipped at the neuron's mean of the
-    first, on the side to which it rose.
+    The first half of each sequence is read twice. In the second reading an activation is clipped at the
+    neuron's mean of the first, on the side to which it rose.
     """
     half = text.sequences.shape[1] // 2
     if (half - FIRST - 1) * min(len(text.sequences), _SEQUENCES) < LEAST:
@@ -50,7 +52,8 @@ def induction_check(
     once = text.sequences[:_SEQUENCES, :half].to(model.device)
     with evaluating(model), watched_inputs(parts.downs[-1], parts.norm) as seen:
         runner(model)(input_ids=torch.cat([once, once], 1))
-    residual, activations = seen[parts.norm].float(), seen[parts.downs[-1]][..., places].float()
+    residual = seen[parts.norm].float()
+    activations = in_rows(seen[parts.downs[-1]], residual)[..., places].float()
     # The same words in both readings, each with the same word after it.
     first, second = slice(FIRST, half - 1), slice(half + FIRST, 2 * half - 1)
     target = once[:, FIRST + 1 :].flatten()

@@ -81,7 +81,8 @@ Call = tuple[nn.Module, tuple[Any, ...], dict[str, Any]]
 
 
 def _first_run(model: Any, parts: Parts, layer: int, row: Tensor) -> tuple[list[Call], Tensor]:
-    """What each block from ``layer`` on was called with, and the stream (length, width) that the norm was given."""
+    """What each block from ``layer`` on was called with, and the stream (length, width) that the norm was
+    given."""
     calls: list[Call] = []
 
     def note(module: nn.Module, given: tuple[Any, ...], named: dict[str, Any]) -> None:
@@ -97,8 +98,8 @@ def _first_run(model: Any, parts: Parts, layer: int, row: Tensor) -> tuple[list[
     again = _run(calls, 1)
     if not torch.allclose(again[0], seen[parts.norm][0], rtol=1e-3, atol=1e-3):
         raise ValueError(
-            f"neurons: the blocks of {type(model).__name__} cannot be run one after the other from layer {layer} on:"
-            " the stream does not come out as before; only the last layer can be looked at"
+            f"neurons: the blocks of {type(model).__name__} cannot be run one after the other from layer"
+            f" {layer} on: the stream does not come out as before; only the last layer can be looked at"
         )
     return calls, seen[parts.norm][0].float()
 

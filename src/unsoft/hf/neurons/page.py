@@ -72,8 +72,8 @@ def neurons_page(found: Scan) -> str:
 
 
 def roles_of(found: Scan) -> dict[int, str]:
-    """By number what a neuron is called: a role, or "passes" if it passes a test without such weights, or "candidate" if
-    it has such weights and passes none."""
+    """By number what a neuron is called: a role, or "passes" if it passes a test without such weights, or
+    "candidate" if it has such weights and passes none."""
     called: dict[int, str] = {}
     for role in ROLES:
         members = {record["neuron"] for record in role.members(found.neurons)}

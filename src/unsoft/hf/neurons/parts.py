@@ -44,7 +44,8 @@ class Parts:
     head: nn.Module
 
     def writes(self, layer: int) -> Tensor:
-        """(neurons, width): what each neuron of a layer adds to the residual stream, per unit of activation."""
+        """(neurons, width): what each neuron of a layer adds to the residual stream,
+        per unit of activation."""
         return matrix(self.downs[layer]).detach().float()
 
 

@@ -52,7 +52,8 @@ class Readout:
     softcap: float | None
 
     def logits(self, stream: Tensor, square: Tensor | None = None) -> Tensor:
-        """Of streams (..., width); ``square`` holds the squared scale fixed instead of taking the stream's own."""
+        """Of streams (..., width); ``square`` holds the squared scale fixed instead of taking the stream's
+        own."""
         square = self.norm.square(stream) if square is None else square
         return self.finish(stream @ self.unembedding.mT / square.sqrt()[..., None])
 
@@ -95,10 +96,11 @@ def _norms(module: Any, weight: Tensor) -> Iterator[Norm]:
             yield Norm(centred, eps, gain, shift)
 
 
-def read_out(model: Any, norm: nn.Module, head: nn.Module) -> Readout:
-    """The formula of a model's logits, from its parameters and configuration; gain folded into the unembedding."""
+def read_out(model: Any, norm: nn.Module, head: Any) -> Readout:
+    """The formula of a model's logits, from its parameters and configuration;
+    gain folded into the unembedding."""
     found = read_norm(norm)
-    weight = head.weight.detach().float()  # type: ignore[operator, union-attr]
+    weight: Tensor = head.weight.detach().float()
     bias = getattr(head, "bias", None)
     constant = bias.detach().float() if isinstance(bias, Tensor) else None
     if found.shift is not None:
@@ -120,7 +122,7 @@ def check_readout(model: Any, readout: Readout, stream: Tensor, logits: Tensor) 
     size = float(logits.float().abs().max())
     if not error <= _TOLERANCE * size + _TOLERANCE:
         raise ValueError(
-            f"neurons: the logits of {type(model).__name__} are not its final norm and unembedding alone: they"
-            f" differ by {error:.2g} where the largest is {size:.2g}, so something else changes them (a scale,"
-            " a projection, another norm)"
+            f"neurons: the logits of {type(model).__name__} are not its final norm and unembedding alone:"
+            f" they differ by {error:.2g} where the largest is {size:.2g}, so something else changes them (a"
+            " scale, a projection, another norm)"
         )

@@ -13,7 +13,6 @@ from unsoft.hf.neurons.statistics import (
     CONTROLS,
     Bootstrap,
     Interval,
-    Test,
     above_controls,
     matched_controls,
 )
@@ -25,8 +24,8 @@ def neuron_records(
 ) -> tuple[list[dict[str, Any]], dict[str, Tensor]]:
     """A record for each neuron, and the controls (neurons, count) of each role as places in the list.
 
-    ``numbers`` (neurons,) are those of the neurons that ``activations`` and ``effects`` are about; ``weights`` are
-    about all of the layer.
+    ``numbers`` (neurons,) are those of the neurons that ``activations`` and ``effects`` are about;
+    ``weights`` are about all of the layer.
     """
     bootstrap = Bootstrap(len(activations), seed)
     spread = activations.std(0)
@@ -58,17 +57,20 @@ def neuron_records(
         "loss_held": effects.loss_held.abs(),
     }.items():
         _put(figures, name, bootstrap.mean(values))
-    shares = {
-        "mediated": bootstrap.share(effects.loss_frozen.abs(), effects.loss.abs()),
-        "entropy_mediated": bootstrap.share(effects.entropy_frozen.abs(), effects.entropy.abs()),
-        "frequency": bootstrap.share(effects.kl_held.abs(), effects.kl.abs()),
-    }
     controls: dict[str, Tensor] = {}
-    for name, static in (("mediated", "rho"), ("entropy_mediated", "rho"), ("frequency", "frequency_cosine")):
+    for name, static, total, closed in (
+        ("mediated", "rho", effects.loss, effects.loss_frozen),
+        ("entropy_mediated", "rho", effects.entropy, effects.entropy_frozen),
+        ("frequency", "frequency_cosine", effects.kl, effects.kl_held),
+    ):
         ordinary = figures[f"{static}_place"] >= TOP  # controls are not what weights make candidates
         controls[name] = matched_controls(features, ordinary, _count(int(ordinary.sum())), seed)
-        _put(figures, f"{name}_share", shares[name])
-        _put_test(figures, name, above_controls(shares[name], controls[name]))
+        share = bootstrap.share(closed.abs(), total.abs())
+        _put(figures, f"{name}_share", share)
+        _put(figures, f"{name}_effect", bootstrap.mean(total.abs() - closed.abs()))
+        test = above_controls(share, controls[name])
+        figures |= {f"{name}_control": test.control, f"{name}_control_spread": test.spread}
+        figures |= {f"{name}_score": test.score, f"{name}_p": test.p, f"{name}_q": test.q}
     columns = {name: values.tolist() for name, values in figures.items()}
     records = [
         {"layer": layer, "neuron": int(number)} | {name: values[place] for name, values in columns.items()}
@@ -83,7 +85,8 @@ def _count(eligible: int) -> int:
 
 
 def likeness(norm: Tensor, activations: Tensor) -> Tensor:
-    """(neurons, 3): what controls are matched in, length of the output weights, mean and spread of activations."""
+    """(neurons, 3): what controls are matched in, length of the output weights,
+    mean and spread of activations."""
     return torch.stack(
         [norm.clamp_min(1e-12).log(), activations.mean(0), activations.std(0).clamp_min(1e-12).log()], 1
     )
@@ -100,8 +103,3 @@ def place_of(static: Tensor) -> Tensor:
 
 def _put(figures: dict[str, Tensor], name: str, found: Interval) -> None:
     figures |= {name: found.value, f"{name}_low": found.low, f"{name}_high": found.high}
-
-
-def _put_test(figures: dict[str, Tensor], name: str, found: Test) -> None:
-    figures |= {f"{name}_control": found.control, f"{name}_control_spread": found.spread}
-    figures |= {f"{name}_score": found.score, f"{name}_p": found.p, f"{name}_q": found.q}

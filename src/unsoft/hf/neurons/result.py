@@ -6,6 +6,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
+import transformers
+
+import unsoft
 from unsoft.files import write_csv, write_json
 from unsoft.hf.neurons.roles import ROLES, Role
 from unsoft.hf.neurons.verdicts import verdicts
@@ -15,7 +19,8 @@ SCHEMA = 1
 
 @dataclass(frozen=True)
 class Scan:
-    """Records are dicts of plain numbers and words, ready for JSON, CSV or a data frame. docs/neurons.md lists them."""
+    """Records are dicts of plain numbers and words, ready for JSON, CSV or a data frame.
+    docs/neurons.md lists them."""
 
     model: str
     layer: int
@@ -46,14 +51,35 @@ class Scan:
         return role.members(self.neurons)
 
     def to_dict(self) -> dict[str, Any]:
-        return {"schema": SCHEMA, **asdict(self), "verdicts": self.verdicts}
+        return {"schema": SCHEMA, **asdict(self)}
 
-    def write(self, folder: Path) -> list[Path]:
-        """neurons.json, neurons.csv and, if there is any, induction.csv; returns what was written."""
+    def write(self, folder: Path, command: str = "") -> list[Path]:
+        """neurons.json, neurons.csv, verdicts.json and, if there is any, induction.csv;
+        returns what was written.
+
+        ``command`` is what measures the same again, for those who read the verdicts.
+        """
         write_json(folder / "neurons.json", self.to_dict())
         write_csv(folder / "neurons.csv", self.neurons)
-        written = [folder / "neurons.json", folder / "neurons.csv"]
+        write_json(folder / "verdicts.json", self.verdict_record(command))
+        names = ["neurons.json", "neurons.csv", "verdicts.json"]
         if self.induction:
             write_csv(folder / "induction.csv", self.induction)
-            written.append(folder / "induction.csv")
-        return written
+            names.append("induction.csv")
+        return [folder / name for name in names]
+
+    def verdict_record(self, command: str = "") -> dict[str, Any]:
+        """What ``unsoft compare`` shows of the claims, with what it rests on."""
+        return {
+            "schema": SCHEMA,
+            "kind": "neurons",
+            "model": self.model,
+            "command": command,
+            "verdicts": self.verdicts,
+            "settings": self.settings,
+            "versions": {
+                "unsoft": unsoft.__version__,
+                "torch": torch.__version__,
+                "transformers": transformers.__version__,
+            },
+        }

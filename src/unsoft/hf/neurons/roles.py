@@ -1,4 +1,7 @@
-"""When is a neuron called an entropy neuron, when a token-frequency neuron? Rules that were fixed before any number."""
+"""When is a neuron called an entropy neuron, when a token-frequency neuron?
+
+Rules that were fixed before any number.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +25,8 @@ class Role:
 
     name: str
     static: str
-    """The figure of the weights that makes candidates; its ``_place`` is 0 for the largest of the layer, up to 1."""
+    """The figure of the weights that makes candidates; its ``_place`` is 0 for the largest of the layer,
+    up to 1."""
     share: str
     """The figure that ranks: the share of the effect that is gone when the way is closed."""
     q: str
@@ -31,7 +35,7 @@ class Role:
     columns: tuple[str, ...]
 
     def survives(self, record: dict[str, Any]) -> bool:
-        """Is the share beyond chance and worth speaking of, whatever the weights say?"""
+        """Is the share beyond that of controls and worth speaking of, whatever the weights say?"""
         return bool(record[self.q] < LEVEL and record[f"{self.share}_low"] > SHARE)
 
     def candidates(self, records: list[dict[str, Any]], part: float = TOP) -> list[dict[str, Any]]:
@@ -45,8 +49,8 @@ class Role:
         return sorted(found, key=lambda record: -record[self.share])
 
     def ranked(self, records: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        """All neurons: first those in the role, then those that survive without being candidates, then the others;
-        each by the share that was measured."""
+        """All neurons: first those in the role, then those that survive without being candidates, then the
+        others; each by the share that was measured."""
         named = {record["neuron"] for record in self.candidates(records)}
 
         def place(record: dict[str, Any]) -> tuple[bool, bool, float]:

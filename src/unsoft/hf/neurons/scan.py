@@ -41,13 +41,14 @@ def scan(
     batch_size: int = 4,
     progress: Progress | None = None,
 ) -> Scan:
-    """Which neurons of a language model regulate its confidence, through the final norm or through word frequency?
+    """Which neurons of a language model regulate its confidence,
+    through the final norm or through word frequency?
 
     text
         A text (with ``tokenizer``), or token numbers (sequences, length).
     layer
-        The last one unless given. There all neurons are looked at, analytically. In another layer the model itself runs
-        with neurons ablated, so only ``candidates`` for each role are, with controls.
+        The last one unless given. There all neurons are looked at, analytically. In another layer the model
+        itself runs with neurons ablated, so only ``candidates`` for each role are, with controls.
     tokens, length
         How many tokens are looked at, in sequences of which length.
     null
@@ -57,7 +58,8 @@ def scan(
     progress
         Called with (what, how much is done, how much there is).
 
-    The model is only watched; in another layer it also runs with neurons ablated, and is as before afterwards.
+    The model is only watched; in another layer it also runs with neurons ablated,
+    and is as before afterwards.
 
     >>> from transformers import LlamaConfig, LlamaForCausalLM
     >>> config = LlamaConfig(vocab_size=50, hidden_size=16, intermediate_size=24, num_hidden_layers=2,
@@ -67,15 +69,22 @@ def scan(
     (24, 1, True)
     """
     for name, value in (
-        ("tokens", tokens), ("length", length), ("candidates", candidates), ("batch_size", batch_size),
-    ):  # fmt: skip
+        ("tokens", tokens),
+        ("length", length),
+        ("candidates", candidates),
+        ("batch_size", batch_size),
+    ):
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
             raise ValueError(
                 f"neurons: argument '{name}' must be a whole number of at least 1, not {value!r}"
             )
 
-    def tell(what: str) -> Callable[[int, int], None] | None:
-        return None if progress is None else lambda done, total: progress(what, done, total)
+    def tell(what: str) -> Callable[[int, int], None]:
+        def step(done: int, total: int) -> None:
+            if progress is not None:
+                progress(what, done, total)
+
+        return step
 
     parts = find_parts(model)
     model = getattr(model, "_orig_mod", model)

@@ -88,12 +88,13 @@ def matched_controls(features: Tensor, eligible: Tensor, count: int, seed: int) 
 
 @dataclass(frozen=True)
 class Test:
-    """(neurons,) each: how far a figure lies above those of its controls, and how likely that is by chance."""
+    """(neurons,) each: how far a figure lies above those of its controls,
+    and how likely that is by chance."""
 
     control: Tensor
-    """Mean of the controls."""
+    """Median of the controls."""
     spread: Tensor
-    """Their standard deviation."""
+    """How far they reach above it, as a standard deviation."""
     score: Tensor
     p: Tensor
     q: Tensor
@@ -103,15 +104,18 @@ class Test:
 def above_controls(found: Interval, controls: Tensor) -> Test:
     """Is a figure larger than that of one more control would be? One-sided, by Student's t.
 
-    The spread counts twice: among controls, and of the figure itself over tokens.
+    The spread counts twice: among controls, and of the figure itself over tokens. Of the controls only those
+    above their median tell how far up chance reaches: shares of small effects can be far below it.
     """
     values = found.value[controls]
     count = controls.shape[1]
-    mean, spread = values.mean(1), values.std(1)
+    middle = values.quantile(0.5, dim=1)
+    above = (values - middle[:, None]).clamp_min(0.0)
+    spread = (2 * above.square().mean(1)).sqrt()
     error = (spread**2 * (1 + 1 / count) + found.error**2).sqrt().clamp_min(1e-12)
-    score = (found.value - mean) / error
-    p = student_tail(score, count - 1)
-    return Test(mean, spread, score, p, benjamini_hochberg(p))
+    score = (found.value - middle) / error
+    p = student_tail(score, max(1, count // 2))
+    return Test(middle, spread, score, p, benjamini_hochberg(p))
 
 
 def student_tail(score: Tensor, freedom: int) -> Tensor:

@@ -1,4 +1,5 @@
-"""What the model computes on a text, kept for the analysis: streams, activations and the words that came next."""
+"""What the model computes on a text, kept for the analysis: streams,
+activations and the words that came next."""
 
 from __future__ import annotations
 
@@ -78,8 +79,8 @@ def read_text(given: Any, tokenizer: Any, length: int, tokens: int) -> Text:
     usable = max(rows.shape[1] - FIRST - 1, 0)  # the last token of a sequence has no next one
     if usable * len(rows) < LEAST:
         raise ValueError(
-            f"neurons: argument 'text' is too short: {everything.numel()} tokens leave {usable * len(rows)} to"
-            f" look at, at least {LEAST} are needed"
+            f"neurons: argument 'text' is too short: {everything.numel()} tokens leave {usable * len(rows)}"
+            f" to look at, at least {LEAST} are needed"
         )
     return Text(rows[: -(-tokens // usable)], everything)
 
@@ -107,7 +108,7 @@ def read_stream(
         for at in range(0, len(text.sequences), batch_size):
             run(input_ids=text.sequences[at : at + batch_size].to(device))
             residuals.append(seen[parts.norm][:, FIRST:-1].flatten(0, 1).float())
-            activations.append(seen[down][:, FIRST:-1].flatten(0, 1).float())
+            activations.append(in_rows(seen[down], seen[parts.norm])[:, FIRST:-1].flatten(0, 1).float())
             if progress is not None:
                 progress(min(at + batch_size, len(text.sequences)), len(text.sequences))
     count, size = text.sequences.shape[0], text.sequences.shape[1] - FIRST - 1
@@ -121,10 +122,19 @@ def read_stream(
     )
 
 
+def in_rows(activations: Tensor, stream: Tensor) -> Tensor:
+    """Activations as (sequences, length, neurons), also of OPT, which has all its tokens in one row."""
+    return activations.reshape(*stream.shape[:2], -1)
+
+
 def _check_addition(model: Any, parts: Parts, tokens: Tensor, seen: dict[Any, Tensor]) -> None:
-    """Does a neuron of the last layer add its row of the map to the stream, and nothing else? Tried on one."""
+    """Does a neuron of the last layer add its row of the map to the stream, and nothing else?
+
+    Tried on one.
+    """
     down = parts.downs[-1]
-    before, activations = seen[parts.norm].clone(), seen[down].clone()
+    before = seen[parts.norm].clone()
+    activations = in_rows(seen[down], before).clone()
     neuron = int(activations.flatten(0, 1).float().std(0).argmax())
 
     def silence(x: Tensor) -> Tensor:
@@ -140,6 +150,6 @@ def _check_addition(model: Any, parts: Parts, tokens: Tensor, seen: dict[Any, Te
         between = [name for name, _ in parts.blocks[-1].named_children() if "post" in name and "feed" in name]
         reason = f"{between[0]} stands between them" if between else "something stands between them"
         raise ValueError(
-            f"neurons: the last MLP of {type(model).__name__} does not write straight into the stream that the"
-            f" final norm reads: {reason}"
+            f"neurons: the last MLP of {type(model).__name__} does not write straight into the stream that"
+            f" the final norm reads: {reason}"
         )

@@ -1,14 +1,15 @@
 """Sums of exponentials over the vocabulary for many neurons at once.
 
 Of each token the likeliest words are summed one by one. The others, the tail, hold little probability, and
-ablating one neuron moves their logits little; so their sum is expanded around its mean shift: with y = x - E x,
+ablating one neuron moves their logits little; so their sum is expanded around its mean shift:
+with y = x - E x,
 
     sum p exp(x) = m exp(E x) (1 + E y^2 / 2 + E y^3 / 6 + error)        |error| <= E y^4 exp(max y) / 24
 
-E is over the tail. As a shift x is a combination of the token's logits, the neuron's reach and word frequency, its
-moments come from a few matrix products for all neurons together; of third moments only that of the reach is taken,
-and the others count as error. The error is bounded for every pair of token and neuron, so that those few where it
-is not small can be computed in full.
+E is over the tail. As a shift x is a combination of the token's logits, the neuron's reach and word
+frequency, its moments come from a few matrix products for all neurons together; of third moments only that of
+the reach is taken, and the others count as error. The error is bounded for every pair of token and neuron, so
+that those few where it is not small can be computed in full.
 """
 
 from __future__ import annotations
@@ -24,7 +25,8 @@ _WORDS = 4096
 
 @dataclass(frozen=True)
 class Shift:
-    """Logits move by ``scale * raw + reach * reach of the neuron + along * frequency``; all (tokens, neurons)."""
+    """Logits move by ``scale * raw + reach * reach of the neuron + along * frequency``;
+    all (tokens, neurons)."""
 
     scale: Tensor
     reach: Tensor
@@ -52,7 +54,8 @@ class Tail:
         self.largest = by_word.abs().amax(0)
 
     def powers(self, weights: Sequence[Tensor]) -> list[Tensor]:
-        """``weights @ reach**k`` for k = 2, 3, 4; some words at a time, since powers of all would need much memory."""
+        """``weights @ reach**k`` for k = 2, 3, 4; some words at a time,
+        since powers of all would need much memory."""
         results = [p.new_zeros(len(p), self.by_word.shape[1]) for p in weights]
         for start in range(0, len(self.by_word), _WORDS):
             part = slice(start, start + _WORDS)
@@ -69,11 +72,15 @@ class Tail:
 
 
 class Chunk:
-    """Moments of the tails of some tokens. Names: z logits, l logarithms of probabilities, q reach, v frequency."""
+    """Moments of the tails of some tokens.
+
+    Names: z logits, l logarithms of probabilities, q reach, v frequency.
+    """
 
     def __init__(self, tail: Tail, raw: Tensor, log_p: Tensor, top: int) -> None:
         self.tail = tail
-        # In single precision probabilities of 50,000 words miss 1 by 3e-5, which would be found in every effect.
+        # In single precision probabilities of 50,000 words miss 1 by 3e-5,
+        # which would be found in every effect.
         log_p = log_p - log_p.exp().sum(1, keepdim=True, dtype=torch.float64).log().float()
         best = log_p.topk(top, dim=1)
         self.top_l, self.top = best.values, best.indices
@@ -154,7 +161,8 @@ class Chunk:
         return Sums(log, log - (top_l + tail_l) / total - self.entropy, moved, error)
 
     def _likeliest(self, shift: Shift, entropy: bool) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Of the likeliest words: sum p exp(x), sum p exp(x) log p', largest log p', is it another word than before."""
+        """Of the likeliest words: sum p exp(x), sum p exp(x) log p', largest log p',
+        is it another word than before."""
         results = [torch.empty_like(shift.reach) for _ in range(4)]
         for token in range(len(self.top)):
             words = self.tail.by_word[self.top[token]]

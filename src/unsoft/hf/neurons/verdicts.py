@@ -1,8 +1,8 @@
 """What a scan says of two published claims; the rules are here, and were here before the numbers.
 
-A verdict is one of those of ``unsoft compare``: "holds", "holds with limits", "does not hold", "not testable here".
-Of the neurons that weights alone name, the top 1 % by the figure in question, how many act the way the claim
-says, more than controls do? At least half: holds. Some: holds with limits. None: does not hold.
+A verdict is one of those of ``unsoft compare``: "holds", "holds with limits", "does not hold", "not testable
+here". Of the neurons that weights alone name, the top 1 % by the figure in question, how many act the way the
+claim says, more than controls do? At least half: holds. Some: holds with limits. None: does not hold.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ _WORDS = {
         " {survive} change the loss through the norm's scale more than matched controls"
     ),
     "frequency-neurons": (
-        "of the {named} neurons of layer {layer} that point most along word frequency, {survive} move predictions"
-        " towards or away from it more than matched controls"
+        "of the {named} neurons of layer {layer} that point most along word frequency, {survive} move"
+        " predictions towards or away from it more than matched controls"
     ),
 }
 
@@ -55,8 +55,8 @@ def _judge(name: str, role: Role, found: Scan) -> dict[str, Any]:
     best = max(named, key=lambda record: record[role.share])
     words += (
         f" (largest share {best[role.share]:.2f} [{best[f'{role.share}_low']:.2f},"
-        f" {best[f'{role.share}_high']:.2f}], neuron {best['neuron']}); {len(elsewhere)} others of"
-        f" {len(found.neurons)} do"
+        f" {best[f'{role.share}_high']:.2f}], neuron {best['neuron']}); {len(elsewhere)} of the other"
+        f" {len(found.neurons) - len(named)} do too"
     )
     return told | {
         "verdict": verdict,

@@ -1,4 +1,5 @@
-"""What the weights alone say of neurons: how much of each is invisible to the unembedding, and what it reaches."""
+"""What the weights alone say of neurons: how much of each is invisible to the unembedding,
+and what it reaches."""
 
 from __future__ import annotations
 
@@ -22,7 +23,8 @@ class Weights:
 
     norm: Tensor
     rho: Tensor
-    """Share of its length in the effective null space, the ``null`` directions that the unembedding sees least."""
+    """Share of its length in the effective null space, the ``null`` directions that the unembedding sees
+    least."""
     sweep: dict[int, Tensor]
     """``rho`` for other sizes of the null space."""
     null: int

@@ -1,4 +1,5 @@
-"""Changes of predictions from logits before and after, with every word of the vocabulary summed: exact, and slow."""
+"""Changes of predictions from logits before and after, with every word of the vocabulary summed: exact,
+and slow."""
 
 from __future__ import annotations
 
@@ -12,12 +13,14 @@ ROWS = 8
 
 
 def changes(unigram: Unigram, before: Tensor, after: Tensor, target: Tensor) -> dict[str, Tensor]:
-    """Of loss, entropy, divergence and best word, also with the component along word frequency held: (rows,) each.
+    """Of loss, entropy, divergence and best word, also with the component along word frequency held:
+    (rows,) each.
 
     Logits ``after`` are (rows, words), ``before`` too or (1, words); ``target`` is (rows,).
 
     >>> from unsoft.hf.neurons.frequency import unigram
-    >>> found = changes(unigram(torch.tensor([5, 2, 1])), torch.zeros(1, 3), torch.tensor([[0.0, 0.0, 2.0]]), torch.tensor([2]))
+    >>> after = torch.tensor([[0.0, 0.0, 2.0]])
+    >>> found = changes(unigram(torch.tensor([5, 2, 1])), torch.zeros(1, 3), after, torch.tensor([2]))
     >>> bool(found["loss"] < 0), bool(found["entropy"] < 0), float(found["changed"])
     (True, True, 1.0)
     """

@@ -14,7 +14,7 @@ from unsoft.report.figure import colour_of, dash_of, shown_at_first
 from unsoft.report.page import CHARTS, page
 
 HERE = Path(__file__).parent
-SCHEMA = 2
+SCHEMA = 3
 """Of the record: it is raised whenever older records cannot be read any more."""
 _PLAYED = 6
 """Formulas that the playground shows at first."""
@@ -65,9 +65,9 @@ def comparison_page(
     Vega-Embed.
     """
     colours, dashes, shown = colour_of(labels), dash_of(labels), shown_at_first(labels)
+    counted = [claim for claim in record["claims"] if claim["counts"]]
     verdicts = {
-        verdict: sum(claim["verdict"] == verdict for claim in record["claims"])
-        for verdict in record["verdicts"]
+        verdict: sum(claim["verdict"] == verdict for claim in counted) for verdict in record["verdicts"]
     }
     figures = [figure for section in sections for figure in section["figures"] if figure.on_page]
     specs = {figure.name: figure.for_page() for figure in figures}
@@ -94,6 +94,7 @@ def comparison_page(
         links=links,
         sections=sections,
         verdicts=verdicts,
+        claims=_by_source(record["claims"]),
         provenance=provenance(record["answers"]),
         timing_columns=[
             {"name": name, "title": name, "help": ""} for name in ("measurement", "times", "seconds")
@@ -136,6 +137,15 @@ def provenance(answers: Sequence[Mapping[str, Any]]) -> str:
     if disturbed := sum(answer["disturbed"] for answer in answers):
         text += f"; other programs used the machine during {disturbed} of those that take time"
     return text
+
+
+def _by_source(claims: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """The claims of each source together, and how many of them could have failed."""
+    return [
+        {"source": source, "claims": own, "counted": sum(claim["counts"] for claim in own)}
+        for source in dict.fromkeys(claim["source"] for claim in claims)
+        if (own := [claim for claim in claims if claim["source"] == source])
+    ]
 
 
 def _timings(answers: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:

@@ -52,10 +52,14 @@ def facts(level: Level) -> list[Job]:
 
 
 def forced_mass(rows: int, draws: int) -> list[dict[str, Any]]:
-    """Size of the output when nothing is relevant: sqrt(sum a^2) with random values, by the mean of the logits."""
+    """Size of the output when nothing is relevant: sqrt(sum a^2) with random values, by the mean of the
+    logits.
+    """
     found = []
     for draw in range(draws):
-        noise = torch.randn(rows, KEYS, generator=torch.Generator().manual_seed(500 + draw), dtype=torch.float64)
+        noise = torch.randn(
+            rows, KEYS, generator=torch.Generator().manual_seed(500 + draw), dtype=torch.float64
+        )
         for name in _MECHANISMS:
             for mean in MEANS:
                 size = resolve_formula(name).row(noise + mean).square().sum(-1).mean().sqrt()
@@ -66,7 +70,8 @@ def forced_mass(rows: int, draws: int) -> list[dict[str, Any]]:
 def signed_scores(rows: int, draws: int) -> list[dict[str, Any]]:
     """How much of a relevant key's value the output explains, with the best constant factor.
 
-    One key has the logit 4 among 63 N(0, 1); values are random, so the output is a_1 times the value plus noise of
+    One key has the logit 4 among 63 N(0, 1); values are random, so the output is a_1 times the value plus
+    noise of
     variance sum a^2 over the others. explained = E[a_1]^2 / (E[a_1^2] + E[noise]).
     """
     found = []
@@ -92,9 +97,14 @@ def figures(results: Results) -> Iterator[Figure]:
             for mean in MEANS
         ]
         chart = by_value(
-            shown, "mean", "noise", "mechanism", x_title="mean logit of a row in which nothing is relevant", y_title="size of the output"
+            shown,
+            "mean",
+            "noise",
+            "mechanism",
+            x_title="mean logit of a row in which nothing is relevant",
+            y_title="size of the output",
         )
-        note = f"{KEYS} keys with logits N(mean, 1) and random values of length 1. What must sum to 1 goes on speaking."
+        note = f"{KEYS} keys with logits N(mean, 1) and random values of length 1."
         yield Figure("forced-mass", "Noise when nothing is relevant", note, shown, chart)
 
 
@@ -106,7 +116,10 @@ def _forced(results: Results) -> Finding:
     rows = results.rows("forced mass")
     ratios = {}
     for mean in MEANS:
-        pair = [[r["noise"] for r in rows if r["mechanism"] == name and r["mean"] == mean] for name in (FORCED, FREE)]
+        pair = [
+            [r["noise"] for r in rows if r["mechanism"] == name and r["mean"] == mean]
+            for name in (FORCED, FREE)
+        ]
         ratios[mean] = paired_ratio(*pair)
     lows = {mean: ratio.value if ratio.low is None else ratio.low for mean, ratio in ratios.items()}
     where = [mean for mean in MEANS if lows[mean] > 2]
@@ -130,17 +143,19 @@ def _non_negative(results: Results) -> Finding:
             signed = explained(score, norm)
             worse.append((signed.value if signed.high is None else signed.high) < 0.9 * floor)
     said = "; ".join(
-        f"over {norm} " + ", ".join(f"{score} {explained(score, norm).value:.2f}" for score in SCORES) for norm in NORMS
+        f"over {norm} " + ", ".join(f"{score} {explained(score, norm).value:.2f}" for score in SCORES)
+        for norm in NORMS
     )
     return grade(all(worse), any(worse)), (
-        f"share of a relevant key's value that the output explains: {said}; what becomes of it in training is the study's"
+        f"share of a relevant key's value that the output explains: {said}; what becomes of it in training"
+        f" is the study's"
     )
 
 
 SECTION = Section(
-    name="noise",
+    name="irrelevance",
     order=38,
-    title="Noise",
+    title="Irrelevance",
     question="What noise do irrelevant keys make?",
     facts=facts,
     figures=figures,
@@ -150,8 +165,10 @@ SECTION = Section(
             SURVEY,
             "The forced sum wastes attention on irrelevant keys and injects noise.",
             EXPERIMENT,
-            "Rows in which nothing is relevant, softmax against softmax1, draw by draw: holds if softmax's output is more than"
-            " twice as large already for logits N(0, 1), by the lower end of the interval; with limits if only for logits that are pushed"
+            "Rows in which nothing is relevant, softmax against softmax1, draw by draw: holds if softmax's"
+            " output is more than"
+            " twice as large already for logits N(0, 1), by the lower end of the interval; with limits if"
+            " only for logits that are pushed"
             " further down.",
             "The outputs are equally large at every mean down to −8.",
             _forced,
@@ -159,10 +176,13 @@ SECTION = Section(
         Claim(
             "non-negativity",
             SURVEY,
-            "Weights should be non-negative: negative ones aggregate what is opposed and hurt (cosFormer's ablation).",
+            "Weights should be non-negative: negative ones aggregate what is opposed and hurt (cosFormer's"
+            " ablation).",
             EXPERIMENT,
-            "ReLU against LeakyReLU and identity, each over the sum and over the sum of sizes: holds if both signed scores explain"
-            " a tenth less under both divisors, interval against interval; with limits if some of the four pairs do.",
+            "ReLU against LeakyReLU and identity, each over the sum and over the sum of sizes: holds if"
+            " both signed scores explain"
+            " a tenth less under both divisors, interval against interval; with limits if some of the four"
+            " pairs do.",
             "No signed score explains a tenth less under either divisor.",
             _non_negative,
         ),

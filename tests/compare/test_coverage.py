@@ -1,0 +1,35 @@
+"""docs/coverage.md: all 103 items, each with something that exists; every claim is named."""
+
+import re
+from pathlib import Path
+
+from unsoft.compare.section import sections
+
+ROOT = Path(__file__).parents[2]
+PAGE = (ROOT / "docs" / "coverage.md").read_text()
+ROWS = [line.rsplit("|", 2)[:2] + [line] for line in PAGE.splitlines() if re.match(r"\| \d+ \|", line)]
+CLAIMS = {claim.name for section in sections() for claim in section.claims}
+
+
+def test_every_item_is_there_once_and_in_order():
+    assert [int(line.split("|")[1]) for *_, line in ROWS] == list(range(1, 104))
+
+
+def test_every_item_is_done_or_says_why_not():
+    for *_, line in ROWS:
+        assert " done" in line or re.search(r"not testable here: \w", line), line
+
+
+def test_what_is_named_exists():
+    for _, by, line in ROWS:
+        named = by.split()
+        assert named, line
+        for one in named:
+            kind, _, name = one.partition(":")
+            assert (
+                (name in CLAIMS) if kind == "claim" else kind in ("test", "doc") and (ROOT / name).exists()
+            ), one
+
+
+def test_every_claim_has_its_item():
+    assert set(re.findall(r"claim:([\w-]+)", PAGE.partition("## Survey")[2])) == CLAIMS
