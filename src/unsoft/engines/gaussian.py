@@ -31,12 +31,12 @@ from unsoft.engines.registry import Engine, Registry
 
 @dataclass(frozen=True)
 class GaussianKernels:
-    """What an engine brings; each takes and returns what its namesake of the native engine does."""
+    """The kernels of one engine; each has the signature of the native one below."""
 
     between: Callable[[Tensor, Tensor], Tensor]
     """Similarities of two sets of points."""
     matrix: type[PackedGaussian]
-    """Those within a set, as something to multiply with."""
+    """Similarities within a set, as an object that multiplies."""
     inverse_factors: Callable[[Tensor], tuple[Tensor, int]]
     congruences: Callable[[Tensor, Tensor], Tensor]
     pivoted: Callable[[Tensor, Tensor | None, int, float, float], tuple[Tensor, Tensor, Tensor]]

@@ -1,4 +1,4 @@
-"""The boundary of the room: points, scale, ridge and mask as a user gives them, checked and in one layout."""
+"""Checks points, scale, ridge and mask as a user gives them, and brings them into one layout."""
 
 from __future__ import annotations
 

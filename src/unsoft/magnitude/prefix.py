@@ -4,8 +4,9 @@ With Z + eps = L L^T of all points, M = L^-1 and y = M 1:
 
     weights of the first i + 1 points      w^(i) = sum of y_r M_r over r <= i
     their magnitude                        sum of y_r^2 over r <= i
-    weight of the newest, w^(i)_i          y_i M_ii           ("arrival": it never changes once the point is
-    there)
+    weight of the newest, w^(i)_i          y_i M_ii
+
+The last is called the arrival weight: it stays as it is, whatever points come later.
 """
 
 from __future__ import annotations

@@ -215,7 +215,7 @@ class Magnitude(Wrapper):
         return key_points(self._call(changed), inputs, self.log_t)
 
     def _plain_points(self, key: Tensor, cache: MagnitudeCache) -> Points:
-        """The same without masks, at little cost: what is wrong with the call, the mechanism inside says."""
+        """The same without masks, at little cost; the mechanism inside checks the call."""
         keys = key.detach().to(compute_dtype(key.dtype))
         root, _, _ = cache.constants(self.log_t, self.beta, self.gamma, keys)
         return Points((keys * root).flatten(0, 1), None, key.shape[:2])

@@ -1,4 +1,4 @@
-"""The left side of (Z + eps) w = b, as solvers are given it."""
+"""The matrices Z + eps of sets of points: what solvers and arrival weights are computed from."""
 
 from __future__ import annotations
 

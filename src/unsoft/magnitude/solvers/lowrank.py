@@ -40,9 +40,8 @@ def lowrank(system: System, b: Tensor, options: Options) -> Outcome:
     if present is not None:
         c = torch.where(present[..., None], c, 0.0)
     jitter = 16 * torch.finfo(x.dtype).eps
-    thin = (
-        c @ inverse_factor(matrix(centres, chosen.taken, jitter, engine), engine).mT
-    )  # (systems, n, rank), thin thin^T = C A^-1 C^T
+    # (systems, n, rank), thin thin^T = C A^-1 C^T
+    thin = c @ inverse_factor(matrix(centres, chosen.taken, jitter, engine), engine).mT
     unit = torch.eye(thin.shape[-1], dtype=x.dtype, device=x.device)
     own = (1 - thin.square().sum(-1)).clamp(min=0) + eps  # the diagonal that each point keeps to itself
     if present is not None:

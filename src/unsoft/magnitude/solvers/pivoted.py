@@ -59,7 +59,7 @@ def pivoted_cholesky(system: System, rank: int, tolerance: float) -> Pivoted:
     was_taken = torch.zeros_like(pivots, dtype=torch.bool)
     left, rows = seen.clone(), torch.arange(systems, device=x.device)
     made = 0
-    # Stepping further than the tolerance is harmless but not free: the first steps are watched closely.
+    # Steps beyond the tolerance do no harm but cost time: look after each of the first ones.
     for step in range(rank):
         looks = step < _CHECK or step % _CHECK == 0
         if looks and bool((left.sum(-1) <= tolerance * seen.sum(-1)).all()):

@@ -4,9 +4,9 @@ The backward pass runs the same steps again under autograd, on vectors only: eac
 of vectors, and one last pass over the matrix turns all pairs into the gradient of the points. No more
 matrices exist at a time than there are threads.
 
-A system that converges before its steps are used up stops there: more would only stir rounding errors. Its
-weights are the solution, whose gradient takes one more solution; that of the steps would be short of what the
-steps not made add to it.
+A system that converges before its steps are used up stops there: more steps would add nothing but rounding
+errors. Its weights are the solution, so it gets the gradient of the solution, by solving once more. The
+gradient of the steps made would lack what the remaining steps contribute.
 """
 
 from __future__ import annotations

@@ -25,7 +25,7 @@ class Centres:
     them.
     """
     there: Tensor
-    """Bool (systems, centres): how many of them are in use."""
+    """Bool (systems, centres): which of them are in use."""
     crowd: Tensor
     """(systems, centres): how many points were near each."""
     idle: Tensor
@@ -95,9 +95,8 @@ def _choice(
     size, n = near.shape[2], x.shape[1]
     before = among.tril(-1)
     closest, whose = near.max(-1)
-    new = (before.amax(-1) < NEAR) & (
-        closest < NEAR
-    )  # unlike every centre, and every point of the chunk before it
+    # unlike every centre, and every point of the chunk before it
+    new = (before.amax(-1) < NEAR) & (closest < NEAR)
     if present is not None:
         new = new & present
     likest, which = (before * new[:, None]).max(-1)  # of the new ones

@@ -10,8 +10,10 @@ ones with the smallest crowds that have not been met for longest go.
 
 If nothing is forgotten and no centre moves, the weights are the exact ones.
 
-    points of the chunk x, centres c        alpha = K_cc^-1 mean        Q = K_cc^-1 (K_cc - covariance)
-    K_cc^-1 S = K_xx + eps - K_xc Q K_cx = L L^T    y = L^-1 (1 - K_xc alpha)   weight_i = y_i / L_ii
+With x the points of the chunk and c the centres:
+
+    alpha = K_cc^-1 mean                    Q = K_cc^-1 (K_cc - covariance) K_cc^-1
+    S = K_xx + eps - K_xc Q K_cx = L L^T    y = L^-1 (1 - K_xc alpha)    weight_i = y_i / L_ii
 """
 
 from __future__ import annotations
@@ -39,12 +41,11 @@ _JITTER = 1e-5
 def learned(
     old: Tensor, new: Tensor, weighed: Tensor, m: Tensor, y: Tensor, alpha: Tensor, explained: Tensor
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Of the values at the next centres, after a chunk with factor m and surprises y: gain, mean, old Q,
-    explained covariance.
+    """What a chunk with factor m and surprises y tells about the values at the next centres: gain, mean,
+    old Q, explained covariance.
     """
-    covariance = torch.baddbmm(
-        new, old, weighed.mT, alpha=-1
-    )  # of the values at the next centres and in the chunk
+    # of the values at the next centres and in the chunk
+    covariance = torch.baddbmm(new, old, weighed.mT, alpha=-1)
     gain = covariance @ m.mT
     mean = times(gain, y) + times(old, alpha)
     moved = old @ explained
