@@ -1,8 +1,10 @@
-"""Time, exactness and memory of ``unsoft neurons`` on SmolLM2: ``python benchmarks/neurons.py [--out FILE.json]``, some ten minutes.
+"""Time, exactness and memory of ``unsoft neurons`` on SmolLM2:
+``python benchmarks/neurons.py [--out FILE.json]``, some ten minutes.
 
-All 1,536 neurons of the last layer over 4,096 tokens, float32, threads as torch chooses: the whole of ``unsoft.hf.neurons.scan``, records and
-induction included, at most 3 minutes. Exactness: 20 neurons drawn at random are ablated by brute force, that is, the model itself runs with
-each of them at its mean over 4 sequences, and every effect at every token is compared; at most 1e-4 nats apart. Memory: the peak of the scan
+All 1,536 neurons of the last layer over 4,096 tokens, float32, threads as torch chooses: the whole of
+``unsoft.hf.neurons.scan``, records and induction included, at most 3 minutes. Exactness: 20 neurons drawn at
+random are ablated by brute force, that is, the model itself runs with each of them at its mean over 4
+sequences, and every effect at every token is compared; at most 1e-4 nats apart. Memory: the peak of the scan
 beyond the loaded model, in a process of its own; at most 2 GB.
 """
 
@@ -128,7 +130,8 @@ def main() -> None:
         f"largest difference from brute force on {SAMPLE} neurons: "
         + ", ".join(f"{name} {value:.1e}" for name, value in errors.items())
         + f" (at most {ERROR_BAR:g})\n"
-        f"memory beyond the model: {needed / 1e9:.2f} GB (at most {MEMORY_BAR / 1e9:g})\n{'pass' if passed else 'FAIL'}"
+        f"memory beyond the model: {needed / 1e9:.2f} GB (at most"
+        f" {MEMORY_BAR / 1e9:g})\n{'pass' if passed else 'FAIL'}"
     )
     if arguments.out:
         context = {

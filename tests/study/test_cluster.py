@@ -59,7 +59,10 @@ def test_a_cluster_survives_deaths(tmp_path):
     line = [sys.executable, "-m", "unsoft.cli", "study", str(tmp_path / "small.toml"), "--out", str(out)]
     line += ["--ray", "local"]
     here = str(Path(unsoft.__file__).parents[1])
-    environment = os.environ | {"PYTHONPATH": here, "RAY_worker_niceness": "0"}  # else other tests starve them
+    environment = os.environ | {
+        "PYTHONPATH": here,
+        "RAY_worker_niceness": "0",
+    }  # else other tests starve them
     driver = subprocess.Popen(line, env=environment, stderr=subprocess.PIPE, text=True)
     while saved(out) == 0 and driver.poll() is None:
         time.sleep(0.05)

@@ -140,7 +140,7 @@ def colour_states(model: PreTrainedModel, scenes: Sequence[Scene]) -> PairedStat
             for scene in scenes
         ]
         seen: dict[int, Tensor] = {}
-        with watching(model, MLP, layers, lambda layer, states, seen=seen: seen.update({layer: states})):
+        with watching(model, MLP, layers, seen.__setitem__):
             model(input_ids=torch.tensor([PROMPT] * len(scenes)), pixel_values=pictures(painted))
         sides.append({layer: _last(states, len(scenes)) for layer, states in seen.items()})
     return PairedStates(sides[0], sides[1], MLP, fingerprint(model), {"pairs": len(scenes)})

@@ -65,7 +65,11 @@ def train_scenes(
     _claim(folder, settings)
     if (folder / _MODEL).is_dir():
         with quiet():
-            return LlavaForConditionalGeneration.from_pretrained(folder / _MODEL).eval()
+            kept: LlavaForConditionalGeneration = LlavaForConditionalGeneration.from_pretrained(
+                folder / _MODEL
+            )
+            kept.eval()
+            return kept
     with ExitStack() as closing:
         closing.enter_context(quiet())
         stop = StopOnSignal()

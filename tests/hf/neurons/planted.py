@@ -8,14 +8,14 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 WIDTH, WORDS, NEURONS, NULL = 32, 1500, 240, 2
 HIDDEN, CONSTANT, UNUSED, FREQUENT = 28, 30, 31, 27
-"""Dimensions of the stream: hardly seen by the unembedding; not at all, and always large; not at all, and always 0;
-seen as word frequency."""
+"""Dimensions of the stream: hardly seen by the unembedding; not at all, and always large; not at all,
+and always 0; seen as word frequency."""
 NULL_NEURON, DECOY, FREQUENCY_NEURON = 7, 8, 9
 
 
 def counts() -> Tensor:
-    """One word is everywhere, the others occur from never to a few thousand times: as in a real vocabulary, frequent words
-    are too few to matter for the direction of their logarithms."""
+    """One word is everywhere, the others occur from never to a few thousand times: as in a real vocabulary,
+    frequent words are too few to matter for the direction of their logarithms."""
     result = torch.rand(WORDS, generator=torch.Generator().manual_seed(0)).mul(8).exp().round() - 1
     result[0] = 1e6
     return result
@@ -43,7 +43,8 @@ def random_model(seed: int = 0) -> LlamaForCausalLM:
 
 @torch.no_grad()
 def planted_model(seed: int = 0) -> LlamaForCausalLM:
-    """With a neuron that acts through the norm, a decoy that is as invisible but does not, and one along frequency."""
+    """With a neuron that acts through the norm, a decoy that is as invisible but does not,
+    and one along frequency."""
     model = random_model(seed)
     words = model.lm_head.weight
     words[:, HIDDEN:CONSTANT] *= 0.05
@@ -59,8 +60,8 @@ def planted_model(seed: int = 0) -> LlamaForCausalLM:
     down = model.model.layers[-1].mlp.down_proj.weight
     size = down.norm(dim=0).median()
     down[:, [NULL_NEURON, DECOY, FREQUENCY_NEURON]] = 0.0
-    # Both hide 95 % of their length from the unembedding. One changes the stream's length in first order, since the stream
-    # is long there, and shows the rest where it hardly counts; the other does neither.
+    # Both hide 95 % of their length from the unembedding. One changes the stream's length in first order,
+    # since the stream is long there, and shows the rest where it hardly counts; the other does neither.
     down[CONSTANT, NULL_NEURON], down[HIDDEN, NULL_NEURON] = 0.95 * size, 0.3122 * size
     down[UNUSED, DECOY], down[0, DECOY] = 0.95 * size, 0.3122 * size
     down[FREQUENT, FREQUENCY_NEURON] = size

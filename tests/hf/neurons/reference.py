@@ -1,4 +1,5 @@
-"""Ablation by brute force: the model runs with a neuron set to its mean, and predictions are compared in double precision."""
+"""Ablation by brute force: the model runs with a neuron set to its mean,
+and predictions are compared in double precision."""
 
 from __future__ import annotations
 
@@ -20,7 +21,8 @@ def activations_of(model, down, ids):
 
 
 def logits_of(model, ids, down, neuron, value, scale=None):
-    """Logits (sequences, length, words) with a neuron at ``value``; ``scale`` holds that of the final norm."""
+    """Logits (sequences, length, words) with a neuron at ``value``;
+    ``scale`` holds that of the final norm."""
     norm = find_parts(model).norm
     hooks, scales = [], []
 

@@ -74,7 +74,8 @@ def test_ablation_is_that_of_the_model(name, layer):
 
 
 def test_the_tail_is_as_exact_as_the_whole(monkeypatch):
-    """With few words summed one by one most of the probability is expanded, and some pairs are computed in full."""
+    """With few words summed one by one most of the probability is expanded,
+    and some pairs are computed in full."""
     monkeypatch.setattr(module, "TOP", 12)
     full = []
     original = module._Reach._in_full

@@ -54,7 +54,8 @@ def test_it_opens_without_network_complaint_or_sticking_out(browser, file, width
 def test_a_click_and_the_keyboard_choose_a_neuron(browser, file):
     browser.open(file)
     browser.run(
-        f"document.querySelector('circle[data-key=\"{FREQUENCY_NEURON}\"]').dispatchEvent(new MouseEvent('click', {{bubbles: true}}))"
+        f"document.querySelector('circle[data-key=\"{FREQUENCY_NEURON}\"]').dispatchEvent(new"
+        f" MouseEvent('click', {{bubbles: true}}))"
     )
     assert shown(browser, "#chosen-title") == f"Neuron {FREQUENCY_NEURON}: frequency"
     assert browser.run("document.querySelector('circle.now').dataset.key") == str(FREQUENCY_NEURON)
@@ -75,7 +76,8 @@ def test_every_plane_can_be_drawn(browser, file):
             " plane.dispatchEvent(new Event('change'))})()"
         )
         places = browser.run(
-            "[...document.querySelectorAll('#plane-frame circle')].map((c) => [+c.getAttribute('cx'), +c.getAttribute('cy')])"
+            "[...document.querySelectorAll('#plane-frame circle')].map((c) => [+c.getAttribute('cx'),"
+            " +c.getAttribute('cy')])"
         )
         assert all(0 <= x <= 640 and 0 <= y <= 460 for x, y in places)
         assert browser.run("document.querySelectorAll('#plane-frame rect').length") == plane.endswith(

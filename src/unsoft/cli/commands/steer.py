@@ -97,7 +97,7 @@ def generate(
     def continued(text: str) -> str:
         given = encoded(text, tokenizer, network)
         written = network.generate(**given, **options)[0, given["input_ids"].shape[1] :]  # type: ignore[operator]
-        return printable(tokenizer.decode(written, skip_special_tokens=True), 2000)
+        return printable(str(tokenizer.decode(written, skip_special_tokens=True)), 2000)
 
     screen = console()
     for text in prompt:

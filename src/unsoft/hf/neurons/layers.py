@@ -40,7 +40,8 @@ def choose_neurons(weights: Weights, activations: Tensor, candidates: int, seed:
     if int(ordinary.sum()) <= _CONTROLS:
         return torch.arange(len(weights.norm))
     drawn = matched_controls(likeness(weights.norm, activations), ordinary, _CONTROLS, seed)
-    return torch.cat([named, drawn[named].flatten()]).unique()
+    chosen: Tensor = torch.cat([named, drawn[named].flatten()]).unique()
+    return chosen
 
 
 def ablate_layer(
@@ -107,11 +108,11 @@ def _first_run(model: Any, parts: Parts, layer: int, row: Tensor) -> tuple[list[
 def _run(calls: list[Call], copies: int) -> Tensor:
     """Runs the blocks one after the other on copies of what the first was given; (copies, length, width)."""
     _, given, named = calls[0]
-    states = (given[0] if given else named["hidden_states"]).expand(copies, -1, -1)
+    states: Tensor = (given[0] if given else named["hidden_states"]).expand(copies, -1, -1)
     for block, given, named in calls:
         rest = {name: value for name, value in named.items() if name != "hidden_states"}
-        states = block(states, *given[1:], **rest)
-        states = states if isinstance(states, Tensor) else states[0]
+        output = block(states, *given[1:], **rest)
+        states = output if isinstance(output, Tensor) else output[0]
     return states
 
 

@@ -126,7 +126,8 @@ def student_tail(score: Tensor, freedom: int) -> Tensor:
     """
     x = score.double()
     normal = (8 * freedom + 1) / (8 * freedom + 3) * (freedom * torch.log1p(x**2 / freedom)).sqrt()
-    return torch.special.ndtr(-normal * x.sign()).float()
+    beyond: Tensor = torch.special.ndtr(-normal * x.sign())
+    return beyond.float()
 
 
 def benjamini_hochberg(p: Tensor) -> Tensor:

@@ -8,7 +8,7 @@ limits if something else suffers by more than a margin.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, astuple, dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
@@ -155,7 +155,7 @@ def judge(
         rule = f"the interval ends at {one.margin:g} {one.unit} or below"
         found = interval(change)
         passed = found.high <= one.margin
-        controls.append(Control(one.name, *astuple(found), rule, passed, one.side_effect))
+        controls.append(Control(one.name, found.mean, found.low, found.high, rule, passed, one.side_effect))
     rows = [
         {"strength": strength * dose, **asdict(interval(scores))}
         for dose, scores in zip(DOSES, doses, strict=True)
@@ -175,4 +175,4 @@ def _dose_response(doses: Sequence[Tensor], strength: float) -> Control:
 
 
 def _control(name: str, found: Interval, rule: str, passes: Callable[[Interval], bool]) -> Control:
-    return Control(name, *astuple(found), rule, passes(found))
+    return Control(name, found.mean, found.low, found.high, rule, passes(found))

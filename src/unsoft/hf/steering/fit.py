@@ -127,17 +127,20 @@ def direction(positive: Tensor, negative: Tensor, method: str) -> Tensor:
     """
     up, down = positive.double(), negative.double()
     gap = (up - down).mean(0)
-    way = METHODS[method](up, down)
+    way: Tensor = METHODS[method](up, down)
     way = way / way.norm().clamp_min(torch.finfo(torch.float64).tiny)
-    return (way * (way @ gap)).float()  # turned round where it would point from positive to negative
+    found: Tensor = (way * (way @ gap)).float()  # turned round where it would point from positive to negative
+    return found
 
 
 def _mean(up: Tensor, down: Tensor) -> Tensor:
-    return (up - down).mean(0)
+    gap: Tensor = (up - down).mean(0)
+    return gap
 
 
 def _principal(up: Tensor, down: Tensor) -> Tensor:
-    return torch.linalg.svd(up - down, full_matrices=False).Vh[0]
+    first: Tensor = torch.linalg.svd(up - down, full_matrices=False).Vh[0]
+    return first
 
 
 def _probe(up: Tensor, down: Tensor) -> Tensor:
@@ -168,8 +171,9 @@ def _probe(up: Tensor, down: Tensor) -> Tensor:
         return total
 
     with torch.enable_grad():
-        solver.step(loss)  # type: ignore[no-untyped-call]
-    return weights.detach() @ basis
+        solver.step(loss)
+    way: Tensor = weights.detach() @ basis
+    return way
 
 
 METHODS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {

@@ -24,7 +24,7 @@ def visual_columns(model: PreTrainedModel, inputs: Inputs) -> Tensor:
         raise ValueError(
             f"steer: one example at a time: input_ids must be (1, tokens), not {tuple(ids.shape)}"
         )
-    found = (ids[0] == token).nonzero()[:, 0]
+    found: Tensor = (ids[0] == token).nonzero()[:, 0]
     if len(found) == 0:
         raise ValueError(f"steer: input_ids hold no image token ({token}), so the picture is not looked at")
     return found

@@ -138,4 +138,5 @@ class _Push:
         if not self.keep_norm:
             return moved
         size = moved.norm(dim=-1, keepdim=True).clamp_min(torch.finfo(moved.dtype).tiny)
-        return moved * (states.norm(dim=-1, keepdim=True) / size)
+        turned: Tensor = moved * (states.norm(dim=-1, keepdim=True) / size)
+        return turned

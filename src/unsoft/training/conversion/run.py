@@ -84,7 +84,7 @@ class _Work:
         self.pair = Pair(original, spec.recipe())
         device = torch.accelerator.current_accelerator() or torch.device("cpu")
         for model in (original, self.pair.student):
-            model.to(device)
+            model.to(device)  # type: ignore[arg-type]  # transformers wraps it for its documentation
         self.test = test.spaced(max(1, spec.held_out // spec.tokens)).to(device)
         self.stop = StopOnSignal()
         self.measured: dict[str, dict[str, Any]] = {
