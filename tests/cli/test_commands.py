@@ -117,8 +117,13 @@ def test_a_reader_that_stops_early_causes_no_traceback(command, environment):
 
 COMMANDS = [
     "compare",
+    "convert",
     "list",
     "bench",
+    "neurons",
+    "steer",
+    "study",
+    "study run",
     "swap",
     "tasks",
     "theory",
