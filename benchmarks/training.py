@@ -25,6 +25,7 @@ from unsoft.bench.record import load, machine, versions
 from unsoft.bench.timing import interleaved
 from unsoft.files import write_json
 from unsoft.study.local import LocalWorkers
+from unsoft.study.worker import code_digest
 from unsoft.training import Spec, repulse, train
 from unsoft.training.data import Batches
 from unsoft.training.model import build
@@ -203,7 +204,8 @@ def _finish(workers: LocalWorkers, folder: str, name: str, count: int) -> None:
         while waiting and workers.free():
             key = waiting.pop()
             spec = Spec(**RUN | {"seed": running}).to_dict()
-            workers.submit(key, {"spec": spec, "folder": str(Path(folder, key))})
+            job = {"spec": spec, "folder": str(Path(folder, key)), "code": code_digest(""), "plugin": ""}
+            workers.submit(key, job)
             running += 1
         for key, outcome in workers.wait(60.0):
             if outcome["status"] != "done":
