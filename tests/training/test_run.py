@@ -92,7 +92,7 @@ def test_a_run_learns_and_says_what_it_found(tmp_path):
     result = run(spec, tmp_path / "run", eval_every=6)
     assert result.score > 0.9 > 0.5 > result.chance == 0.25 and result.known == 1.0
     assert result.validation == result.history[-1]["eval_score"]
-    assert result.score_by == [] and result.harder == {}
+    assert result.score_by == []
     assert list(result.attention) == ["first_token"] and 0 < result.attention["first_token"][0] < 1
     assert result.steps == 60 and len([r for r in result.history if "eval_score" in r]) == 10
     losses = [record["loss"] for record in result.history if "loss" in record]
@@ -129,7 +129,6 @@ def test_scores_over_difficulties_are_beside_what_they_are_compared_with():
     assert (
         own["score"] == result.score and own["shortcut"] == result.shortcut and own["known"] == result.known
     )
-    assert result.harder == {f"repeats={n}": result.score_by[i]["score"] for i, n in ((2, 6), (3, 24))}
     for test, other in zip(result.score_by, made.sweep(), strict=True):
         batches = evaluation_batches(other, 16, 0)
         right = []

@@ -78,7 +78,7 @@ def run_experiment(
         lambda ways, force: against_habit(model, test, ways, force),
         directions,
         strength,
-        shuffled=lambda seed: states.shuffled(seed).directions(METHOD),
+        shuffled=lambda seed: states.shuffled(seed, METHOD),
         other=colour_states(model, fit_scenes).directions(METHOD),
         bounds=[
             Bound(

@@ -43,17 +43,11 @@ class Result:
     history: list[dict[str, Any]]
     versions: Mapping[str, str]
 
-    @property
-    def harder(self) -> dict[str, float]:
-        """The scores beyond what was seen in training, by what makes them harder: {"repeats=64": 0.94}."""
-        tests = [test for test in self.score_by if test["harder"]]
-        return {f"{self.difficulty}={test['value']}": test["score"] for test in tests}
-
     def to_dict(self) -> dict[str, Any]:
         """Plain data that :meth:`from_dict` turns back into an equal result."""
-        return asdict(self) | {"harder": self.harder}
+        return asdict(self)
 
     @staticmethod
     def from_dict(content: Mapping[str, Any]) -> Result:
         """The inverse of :meth:`to_dict`."""
-        return Result(**{name: value for name, value in content.items() if name != "harder"})
+        return Result(**content)

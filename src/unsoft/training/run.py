@@ -7,6 +7,7 @@ import time
 from contextlib import ExitStack
 from pathlib import Path
 
+import torch
 from transformers import TrainerCallback
 
 from unsoft.errors import Interrupted

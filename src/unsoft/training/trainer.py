@@ -81,7 +81,8 @@ def own_values(model: nn.Module) -> dict[str, list[float]]:
     found = {}
     for name, parameter in model.named_parameters():
         if OWN in name and parameter.numel() <= _FEW:
-            values = parameter.detach().float().flatten()
+            whole = getattr(parameter, "full_tensor", None)  # of a parameter that processes share
+            values = (parameter if whole is None else whole()).detach().float().flatten()
             where, _, last = name.rpartition(".")
             if last.startswith("log_"):
                 name, values = f"{where}.{last.removeprefix('log_')}", values.exp()

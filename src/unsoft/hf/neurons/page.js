@@ -63,7 +63,8 @@
     // Shares of very small effects can lie far below zero; the plane ends at -1 and says so.
     const share = up.name.endsWith("_share");
     const clipped = share ? values.map((value) => Math.max(value, -1)) : values;
-    const plane = axes(640, 460, rows.map((row) => row[across.place]), [...clipped, 0], [across.title, up.title]);
+    const [wide, tall] = at("plane-frame").clientWidth < 500 ? [400, 360] : [640, 460]; // so that words stay readable
+    const plane = axes(wide, tall, rows.map((row) => row[across.place]), [...clipped, 0], [across.title, up.title]);
     const shaded = data.bands[up.name];
     if (shaded) {
       const [low, high] = shaded.map((value) => Math.min(Math.max(value, plane.lowest), plane.highest));

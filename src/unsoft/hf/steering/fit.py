@@ -42,18 +42,27 @@ class PairedStates:
             )
         return Directions(vectors, self.site, method, self.model, self.about)
 
-    def shuffled(self, seed: int) -> PairedStates:
-        """The same states after a chance half of the pairs has exchanged its sides: what labels are worth."""
+    def shuffled(self, seed: int, method: str = "mean") -> Directions:
+        """Directions found after labels were exchanged by chance: what the labels are worth.
+
+        Half of the pairs exchange their sides. A principal direction would not notice, since differences and
+        their opposites have the same one; for it, all states get new labels and new partners.
+        """
+        generator = torch.Generator().manual_seed(seed)
         count = len(next(iter(self.positive.values())))
-        order = torch.randperm(count, generator=torch.Generator().manual_seed(seed))
-        turned = torch.zeros(count, 1, dtype=torch.bool)
-        turned[order[: count // 2]] = True
-        both = {layer: (up, self.negative[layer]) for layer, up in self.positive.items()}
-        return replace(
-            self,
-            positive={layer: torch.where(turned, down, up) for layer, (up, down) in both.items()},
-            negative={layer: torch.where(turned, up, down) for layer, (up, down) in both.items()},
+        if method in SIGNLESS:
+            order = torch.randperm(2 * count, generator=generator)
+        else:
+            turned = torch.zeros(count, dtype=torch.bool)
+            turned[torch.randperm(count, generator=generator)[: count // 2]] = True
+            places = torch.arange(count)
+            order = torch.cat([places + count * turned, places + count * ~turned])
+        mixed = {layer: torch.cat([up, self.negative[layer]])[order] for layer, up in self.positive.items()}
+        ups, downs = (
+            {layer: part[side] for layer, part in mixed.items()}
+            for side in (slice(count), slice(count, None))
         )
+        return replace(self, positive=ups, negative=downs).directions(method)
 
 
 def paired_states(
@@ -168,6 +177,10 @@ METHODS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "pca": _principal,
     "probe": _probe,
 }
+
+
+SIGNLESS = ("pca",)
+"""Methods that find the same line whichever side of a pair is which."""
 
 
 def chosen_layers(layers: int | str | Iterable[int | str] | None, count: int) -> list[int]:

@@ -78,7 +78,7 @@ def check_text(
         trial.score,
         directions,
         strength,
-        shuffled=lambda seed: states.shuffled(seed).directions(method),
+        shuffled=lambda seed: states.shuffled(seed, method),
         other=elsewhere.directions(method),
         bounds=[Bound("unrelated loss", trial.loss, MARGIN, "nats per token")],
         items="held-out prompts",
