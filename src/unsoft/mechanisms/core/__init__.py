@@ -8,9 +8,8 @@ spec.py         that, as data
 build.py        a name as a module
 catalogue.py    all mechanisms at a glance
 linear.py       linear attention; linear_call.py and linear_decoding.py are parts of it
-affine.py       differences of two attention maps
 written.py      mechanisms given by their weights
-factor.py       a learned number for each token
+token_factor.py a learned number for each token
 gated_mass.py   a gate on the mass of every key
 definition.py   what results are held against
 """
