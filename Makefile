@@ -6,7 +6,7 @@ PYTEST = $(BIN)/pytest
 FAST = tests/formula tests/mechanisms/test_registry.py tests/engines/test_visibility.py tests/hf/test_layers.py \
 	tests/test_docs.py tests/test_imports.py tests/test_readme.py
 
-.PHONY: check types test test-slow docs gallery bench
+.PHONY: check types test test-slow docs gallery conversions bench
 check: types
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -34,6 +34,10 @@ gallery:
 	$(BIN)/python docs/gallery.py report
 	$(BIN)/unsoft compare softmax --only model --model smollm2 --out report-model --again
 	$(BIN)/python docs/questions.py report report-model
+
+# SmolLM2 to other mechanisms, a quarter of an hour of one core.
+conversions:
+	$(BIN)/python docs/converting.py --run
 
 bench:
 	$(BIN)/unsoft bench --out benchmarks/results.json

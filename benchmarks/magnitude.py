@@ -203,8 +203,8 @@ def stream_figures(n: int = 2048) -> list[dict]:
 def both_weights(keys: Tensor, t: float) -> tuple[Tensor, Tensor]:
     """Arrival weights, exact in float64 and streamed in float32."""
     points = checked_points(keys, t, None, "benchmark")
-    exact = arrival_weights(points.x.double(), None, points.ones.double(), EPS)
-    return exact, streamed_weights(points.x, None, EPS).double()
+    system = points.system(EPS)
+    return arrival_weights(system.to(torch.float64)), streamed_weights(system).double()
 
 
 def default_decode_figures() -> list[dict]:

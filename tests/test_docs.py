@@ -8,6 +8,7 @@ import types
 import xml.etree.ElementTree
 from pathlib import Path
 
+import pytest
 import torch
 
 import unsoft
@@ -62,15 +63,67 @@ def test_picture_reads_the_benchmark_record(tmp_path):
     assert picture_script().measured_ratios(tmp_path / "none.json") == {}
 
 
-def test_training_page_lists_every_task_and_runs(monkeypatch):
-    page = (DOCS / "training.md").read_text()
+def test_page_of_tasks_lists_every_task():
+    page = (DOCS / "tasks.md").read_text()
     listed = page.partition("<!-- tasks -->\n")[2].partition("<!-- end -->")[0]
     assert listed == "".join(f"| {name} | {kind.tells} |\n" for name, kind in unsoft.tasks.tasks().items())
+
+
+def test_page_of_tasks_shows_what_was_measured():
+    spec = importlib.util.spec_from_file_location("tasks_script", DOCS / "tasks.py")
+    script = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(script)
+    text, rows = script.PAGE.read_text(), json.loads(script.RECORD.read_text())
+    assert script.page(text, rows) == text, "run: python docs/tasks.py --table"
+    wanted, there = [run.to_dict() for run in script.runs()], [row["run"] for row in rows]
+    stale = [run for run in there if run not in wanted]
+    assert not stale, "a default has changed; run: python docs/tasks.py"
+    assert there == [run for run in wanted if run in there]
+
+
+@pytest.mark.parametrize("name", ["tasks.md", "training.md"])
+def test_pages_about_training_run(monkeypatch, name):
+    page = (DOCS / name).read_text()
     monkeypatch.setattr(registry, "_registered", dict(registry._registered))  # the page registers a task
     for number, source in enumerate(page.split("```python\n")[1:]):
         module = types.ModuleType(f"training_page_{number}")
         monkeypatch.setitem(sys.modules, module.__name__, module)  # dataclasses look their module up
-        exec(compile(source.partition("```")[0], "training.md", "exec"), module.__dict__)
+        exec(compile(source.partition("```")[0], name, "exec"), module.__dict__)
+
+
+def conversions_script():
+    spec = importlib.util.spec_from_file_location("converting", DOCS / "converting.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_converting_page_shows_its_record():
+    script = conversions_script()
+    text = script.PAGE.read_text()
+    assert script.page(text, json.loads(script.RECORD.read_text())) == text, "run: python docs/converting.py"
+
+
+def test_converting_page_says_what_is_in_the_record():
+    script = conversions_script()
+    spec = {"batch": 2, "tokens": 10, "held_out": 100, "match_steps": 3, "tune_steps": 2}
+    found = {
+        "spec": spec,
+        "perplexity": {"original": 10.0, "swapped": 5000.0, "matched": 40.0, "tuned": 20.0},
+        "layer_errors": {"swapped": [1.0, 3.0], "matched": [0.5, 0.5]},
+        "cpu_seconds": {"match": 30.0, "tune": 20.0},
+    }
+    close = found | {
+        "perplexity": {"original": 10.0, "swapped": 10.0, "tuned": 9.0},
+        "layer_errors": {"swapped": []},
+    }
+    made = script.block({"cog": found, "softmax": close, "sigmoid": close})
+    assert "60 tokens of matching and 40 of tuning" in made
+    assert "| cog | 10 | 5,000 | 40 | 20 | 2 | 0.5 | 30 | 20 |" in made
+    assert "| softmax | 10 | 10 | - | 9 | - | - | 30 | 20 |" in made
+    words = " ".join(made.split())
+    assert "softmax tuned on the same text, ends at 9." in words
+    assert "sigmoid 9 (0.9 times), cog 20 (2 times). Not run yet: magnitude+softmax, linear-relu" in words
 
 
 ARCHITECTURE = (DOCS / "architecture.md").read_text()
@@ -104,7 +157,7 @@ def test_architecture_shows_every_room():
         if path.suffix in ("", ".py") and not path.name.startswith("__")
     }
     drawn = ARCHITECTURE.partition("```mermaid")[2].partition("```")[0]
-    assert not [room for room in rooms - {"errors", "files", "study"} if not re.search(rf"\b{room}\b", drawn)]
+    assert not [room for room in rooms - {"errors", "files"} if not re.search(rf"\b{room}\b", drawn)]
 
 
 def test_walks_of_architecture_run():

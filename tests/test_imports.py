@@ -24,7 +24,7 @@ LAYERS = [  # from the bottom to the top; a room may import itself and rooms of 
     {"report"},
     {"hf", "bench"},
     {"training"},
-    {"study"},
+    {"study", "scenes"},
     {"compare"},
     {"cli"},
 ]

@@ -12,7 +12,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from unsoft import errors, hf, magnitude, measure, nn, tasks, testing, theory, training
+    from unsoft import errors, hf, magnitude, measure, nn, study, tasks, testing, theory, training
     from unsoft.attention import attention
     from unsoft.formula import Formula
     from unsoft.mechanisms import mechanisms, register
@@ -30,6 +30,7 @@ __all__ = [
     "mechanisms",
     "nn",
     "register",
+    "study",
     "tasks",
     "testing",
     "theory",

@@ -90,7 +90,9 @@ def package_digest(wanted: Callable[[str], bool]) -> str:
     >>> package_digest(lambda path: path == "files.py") == package_digest(lambda path: path == "errors.py")
     False
     """
-    package, total = Path(__file__).parent, hashlib.sha256()
+    import unsoft
+
+    package, total = Path(unsoft.__file__).parent, hashlib.sha256()
     for path in sorted(package.rglob("*")):
         place = path.relative_to(package)
         if path.suffix in (".py", ".h", ".cpp", ".txt") and wanted(place.as_posix()):

@@ -72,13 +72,14 @@ def test_list_markdown_is_the_page_of_the_docs(run_here):
     assert run_here("list", "--markdown").stdout == page.read_text()
 
 
-def test_cache_counts_and_clears_compiled_libraries_only(run_here, cache):
+def test_cache_counts_and_clears_what_is_kept_and_nothing_else(run_here, cache):
     assert "0 compiled libraries" in run_here("cache", "info").stdout
-    cache.mkdir()
+    (cache / "models" / "tiny").mkdir(parents=True)
+    (cache / "models" / "tiny" / "config.json").write_bytes(b"x" * 2**20)
     for name in ("a.so", "b.so", "notes.txt"):
         (cache / name).write_bytes(b"x" * 2**20)
     info = run_here("cache", "info").stdout
-    assert str(cache) in info and "2 compiled libraries, 2.0 MB" in info
+    assert str(cache) in info and "2 compiled libraries, 2.0 MB" in info and "1 models, 1.0 MB" in info
     assert "2 compiled libraries deleted" in run_here("cache", "clear").stdout
     assert [file.name for file in cache.iterdir()] == ["notes.txt"]
 

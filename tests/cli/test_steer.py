@@ -1,4 +1,4 @@
-"""``unsoft steer``: the files, the table, and every way to ask for nonsense, after which nothing is written."""
+"""``unsoft steer``: the files, the table, and every way to ask for nonsense, which writes nothing."""
 
 import json
 
@@ -78,13 +78,14 @@ def test_check_writes_verdict_tables_and_page(run_here, folder, tmp_path):
     done = run_here("steer", "check", str(folder / "model"), *given, "--strength", "2", "--out", str(out))
     assert done.returncode == 0, done.stderr
     assert "random direction" in done.stdout and "dose-response" in done.stdout
-    names = ["controls.csv", "directions.safetensors", "doses.csv", "steering.html", "verdicts.json"]
+    names = ["controls.csv", "directions.safetensors", "doses.csv", "steering.html", "steering.json"]
     assert sorted(path.name for path in out.iterdir()) == names
-    record = json.loads((out / "verdicts.json").read_text())
-    assert record["verdict"] in ("holds", "holds with limits", "does not hold")
-    assert record["claim"] == "steering-text" and record["schema"] == 1
-    assert f"{record['verdict']}: {record['found']}" in done.stdout
-    assert record["verdict"].capitalize() in (out / "steering.html").read_text()
+    record = json.loads((out / "steering.json").read_text())
+    (judged,) = record["verdicts"]
+    assert judged["verdict"] in ("holds", "holds with limits", "does not hold")
+    assert judged["claim"] == "steering-text" and record["schema"] == 1
+    assert f"{judged['verdict']}: {judged['found']}" in done.stdout
+    assert judged["verdict"].capitalize() in (out / "steering.html").read_text()
     assert len(record["controls"]) == 6 and all(one["low"] <= one["high"] for one in record["controls"])
 
 

@@ -6,6 +6,7 @@ import time
 
 import pytest
 
+from tests.study.made_up import MadeUpWorkers, result
 from unsoft.study import read_records
 from unsoft.study.store import NAME
 
@@ -35,7 +36,7 @@ def spec(tmp_path):
 def test_a_study_with_real_workers(run_here, spec, tmp_path):
     """It runs through, is shown, exported, and not run again."""
     out = str(tmp_path / "out")
-    done = run_here("study", spec(12), "--out", out, "--workers", "1")
+    done = run_here("study", spec(5), "--out", out, "--workers", "1")
     assert done.returncode == 0, done.stderr
     assert "small: 4 of 4, copy softmax seed 1 lr=" in done.stderr and "\x1b" not in done.stderr
     assert "copy: accuracy, higher is better; chance 0.250" in done.stdout
@@ -43,11 +44,11 @@ def test_a_study_with_real_workers(run_here, spec, tmp_path):
     records = read_records(tmp_path / "out" / NAME)
     assert [record.status for record in records] == ["done"] * 4
     assert all(
-        record.steps == 12 and record.parameters and record.machine and record.versions for record in records
+        record.steps == 5 and record.parameters and record.machine and record.versions for record in records
     )
-    assert all(len(record.curve) == 12 and record.curve[-1][1] == record.validation for record in records)
+    assert all(len(record.curve) == 5 and record.curve[-1][1] == record.validation for record in records)
     assert list((tmp_path / "out" / "runs").iterdir()) == []
-    again = run_here("study", "run", spec(12), "--out", out, "--workers", "1")
+    again = run_here("study", "run", spec(5), "--out", out, "--workers", "1")
     assert again.returncode == 0 and again.stderr == "" and again.stdout == done.stdout
     shown = run_here("study", "status", "--out", out)
     assert done.stdout in shown.stdout and "small" in shown.stdout
@@ -124,3 +125,52 @@ def test_what_is_wrong_is_one_line(run_here, tmp_path, monkeypatch, line, proble
 def test_the_studies_that_come_with_it(run_here):
     done = run_here("study", "--list")
     assert done.returncode == 0 and "Rosić 2026" in done.stdout
+
+
+@pytest.fixture
+def made_up(monkeypatch):
+    """Workers that answer at once instead of training."""
+
+    def made_up(answer):
+        workers = MadeUpWorkers(answer)
+        monkeypatch.setattr("unsoft.cli.commands.study._workers", lambda *options: workers)
+        return workers
+
+    return made_up
+
+
+def test_a_study_from_options(run_here, made_up, tmp_path):
+    workers = made_up(lambda job: result(job, score=0.5))
+    line = ["--tasks", "copy", "--mechanisms", "cog, sinh", "--seeds", "2", "--lrs", "0.1,0.2,0.3"]
+    line += ["--set", "steps=7", "--set", "length=5", "--controls", "--out", str(tmp_path / "out")]
+    done = run_here("study", *line)
+    assert done.returncode == 0, done.stderr
+    specs = [job["spec"] for job in workers.jobs]
+    assert {(spec["steps"], spec["knobs"]["length"]) for spec in specs} == {(7, 5)}
+    assert {spec["lr"] for spec in specs} == {0.1, 0.2, 0.3} and {spec["seed"] for spec in specs} == {0, 1}
+    shown = ["cog", "sinh", "softmax", "softmax1", "gated+softmax", "softmax ×2 heads", "softmax ×2 layers"]
+    assert all(label in done.stdout for label in shown) and len(specs) == 7 * 4
+
+
+def test_an_interrupted_study_says_how_to_go_on(run_here, made_up, spec, tmp_path):
+    def answer(job):
+        signal.raise_signal(signal.SIGINT)
+        return result(job, score=0.5)
+
+    made_up(answer)
+    done = run_here("study", spec(5), "--out", str(tmp_path / "out"))
+    assert done.returncode == 130
+    assert done.stderr.splitlines()[-1] == (
+        "unsoft: stopped: 1 of 4 runs of small are done; the same command goes on from there"
+    )
+    made_up(lambda job: {"status": "failed", "error": "ValueError: no", "wall": 0.0})
+    done = run_here("study", spec(5), "--out", str(tmp_path / "out"))
+    assert done.returncode == 0 and "small: copy softmax seed 0 lr=0.003" not in done.stdout
+    assert "runs failed: unsoft study status --out" in done.stderr.splitlines()[-1]
+    shown = run_here("study", "status", "--out", str(tmp_path / "out"))
+    assert "small: copy softmax seed 0 lr=0.003: ValueError: no" in shown.stderr
+
+
+def test_a_file_is_run_as_it_is_written(run_here, spec):
+    done = run_here("study", spec(5), "--seeds", "3")
+    assert done.returncode == 2 and "a study from a file is run as it is written" in done.stderr

@@ -1,13 +1,17 @@
 """``unsoft train`` as a user runs it: killed, out of disk, wrongly called."""
 
+import errno
 import json
+import os
 import resource
 import signal
 import subprocess
 import time
+from pathlib import Path
 
 import pytest
 import torch
+from transformers import PreTrainedModel
 
 import unsoft
 
@@ -85,6 +89,26 @@ def test_a_full_disk_is_one_line(run_here, tmp_path, small_files):
     assert not list((tmp_path / "run/checkpoints").iterdir())
 
 
+def test_a_disk_that_is_full_in_the_end_is_one_line_and_the_run_can_end_later(run_here, tmp_path):
+    """The checkpoint is written, the model is not: that takes the same room again."""
+    line = (*TINY, "--steps", "3", "--save-every", "3", "--out", str(tmp_path / "run"))
+    save = PreTrainedModel.save_pretrained
+
+    def save_checkpoints_only(model, folder, **options):
+        if Path(folder).name.startswith(".model"):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        save(model, folder, **options)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(PreTrainedModel, "save_pretrained", save_checkpoints_only)
+        done = run_here(*line)
+    assert done.returncode == 1
+    (last,) = [one for one in done.stderr.splitlines() if one.startswith("unsoft:")]
+    assert "No space left on device; its last checkpoint is kept" in last and "Traceback" not in done.stderr
+    assert newest(tmp_path / "run") == 3 and not (tmp_path / "run/result.json").exists()
+    assert run_here(*line).returncode == 0 and (tmp_path / "run/model").is_dir()
+
+
 @pytest.mark.parametrize(
     ("arguments", "problem"),
     [
@@ -92,8 +116,9 @@ def test_a_full_disk_is_one_line(run_here, tmp_path, small_files):
         (["copy", "--mechanism", "cogg"], "cogg"),
         (["copy", "--set", "length"], "not NAME=VALUE"),
         (["copy", "--set", "length=0"], "'length' must be at least 1, not 0"),
-        (["recall", "--set", "length=20"], "length of at least 32, not 20"),
-        (["text", "--set", "path=/no/such.txt"], "'/no/such.txt' cannot be read"),
+        (["recall", "--set", "length=14"], "length of at least 16, not 14"),
+        (["text", "--file", "/no/such.txt"], "'/no/such.txt' cannot be read"),
+        (["copy", "--file", "/no/such.txt"], "copy: no knob is called 'path'"),
         (["copy", "--steps", "0"], "'steps' must be at least 1"),
         (["copy", "--init-from", "/no/such/model"], "model"),
         (["copy", "--mechanism", "cog", "--option", "strength=2"], "strength"),
@@ -124,6 +149,7 @@ def test_what_is_printed(run_here, tmp_path, monkeypatch):
         and "chance 0.250" in lines[0]
         and "known solution 1.000" in lines[0]
     )
-    assert "  length=6: 0." in done.stdout and "learned" in done.stdout
+    assert "  length 6: 0." in done.stdout and "learned" in done.stdout
+    assert "  first token: 0." in done.stdout
     assert lines[-1].endswith("in runs/copy-magnitude+softmax-0")
     assert "step 2 of 2, loss" in done.stderr

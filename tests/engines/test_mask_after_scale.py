@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import unsoft
-from unsoft.hf.softcap import capped
+from unsoft.hf.swap import capped
 from unsoft.mechanisms.core.registry import resolve
 
 

@@ -78,6 +78,26 @@ def batch(smollm2):
 
 
 @pytest.mark.pretrained
+def test_a_model_of_a_slow_format_is_read_once(smollm2, tmp_path, monkeypatch):
+    """From then on it comes from the folder of kept models, the same to the last bit and token."""
+    monkeypatch.setenv("UNSOFT_CACHE_DIR", str(tmp_path))
+    model, tokenizer = smollm2
+    reads = []
+    monkeypatch.setattr(models, "_read_gguf", lambda packaged: reads.append(packaged) or smollm2)
+    for _ in range(3):
+        again, words = unsoft.hf.load_model("smollm2")
+    assert len(reads) == 1 and again is not model
+    assert {name: x.dtype for name, x in again.state_dict().items()} == dict.fromkeys(
+        model.state_dict(), torch.float32
+    )
+    assert all(torch.equal(x, again.state_dict()[name]) for name, x in model.state_dict().items())
+    assert words(TEXT)["input_ids"] == tokenizer(TEXT)["input_ids"]
+    (tmp_path / "models").chmod(0o777)  # now others could have changed it
+    unsoft.hf.load_model("smollm2")
+    assert len(reads) == 2
+
+
+@pytest.mark.pretrained
 def test_smollm2_is_swapped_generates_and_comes_back(smollm2, batch, tmp_path):
     """One test, since one model is changed step by step: loading it takes a third of a minute."""
     model, tokenizer = smollm2

@@ -9,6 +9,7 @@ from unsoft.engines.native import gaussian as native
 from unsoft.magnitude import prefix_weighting, weighting
 from unsoft.magnitude.gaussian import matrix
 from unsoft.magnitude.gaussian.factor import congruence, inverse_factor
+from unsoft.magnitude.gaussian.system import System
 from unsoft.magnitude.prefix import arrival_weights
 from unsoft.magnitude.solvers.pivoted import pivoted_cholesky
 
@@ -25,13 +26,13 @@ ROOMS = [
 @pytest.fixture
 def without_compiler(monkeypatch):
     for room in ROOMS:
-        monkeypatch.setattr(f"{room}.kernels_for", lambda x: None)
+        monkeypatch.setattr(f"{room}.kernels_for", lambda x, engine: None)
 
 
 def both(monkeypatch, compute):
     ours = compute()
     for room in ROOMS:
-        monkeypatch.setattr(f"{room}.kernels_for", lambda x: None)
+        monkeypatch.setattr(f"{room}.kernels_for", lambda x, engine: None)
     return ours, compute()
 
 
@@ -98,7 +99,7 @@ def test_factor_and_its_gradient(monkeypatch, n):
 
 def test_congruence(monkeypatch):
     m, t = (torch.randn(2, 90, 90, dtype=torch.float64).tril() for _ in range(2))
-    ours, theirs = both(monkeypatch, lambda: congruence(m, t))
+    ours, theirs = both(monkeypatch, lambda: congruence(m, t, "auto"))
     torch.testing.assert_close(ours, theirs)
 
 
@@ -106,7 +107,7 @@ def test_pivoted(monkeypatch):
     x = torch.randn(3, 150, 2, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     x[1] = x[1, :5].repeat(30, 1)  # five places: nothing is left after five steps
     present = torch.rand(3, 150, generator=torch.Generator().manual_seed(1)) > 0.2
-    ours, theirs = both(monkeypatch, lambda: pivoted_cholesky(x, present, 40, 1e-9))
+    ours, theirs = both(monkeypatch, lambda: pivoted_cholesky(System(x, present, 0.0), 40, 1e-9))
     assert torch.equal(ours.taken, theirs.taken) and ours.taken[1].sum() == 5
     assert torch.equal(ours.pivots[ours.taken], theirs.pivots[ours.taken])
     torch.testing.assert_close(ours.factor, theirs.factor, rtol=1e-7, atol=1e-7)
@@ -130,7 +131,7 @@ def test_prefix_without_a_compiler(monkeypatch, keys):
     upstream = torch.randn(6, 90, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
 
     def compute():
-        w = arrival_weights(x, present, present.double(), 0.1)
+        w = arrival_weights(System(x, present, 0.1))
         return (
             w.detach(),
             torch.autograd.grad((w * upstream).sum(), x)[0],

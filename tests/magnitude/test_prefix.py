@@ -5,6 +5,7 @@ import torch
 
 from unsoft.errors import SolverError
 from unsoft.magnitude import prefix_weighting
+from unsoft.magnitude.gaussian.system import System
 from unsoft.magnitude.points import checked_points
 from unsoft.magnitude.prefix import arrival_weights
 from unsoft.magnitude.streaming.arriving import ExactArrival
@@ -45,7 +46,7 @@ def test_gradients(system, keys, mask):
     k, t = keys.clone().requires_grad_(), torch.tensor([0.5, 1.0, 2.0], dtype=torch.float64).requires_grad_()
     ours, theirs = prefix_weighting(k, t, 0.1, mask=mask), results(k, t)
     checked = checked_points(k, t, mask, "test")
-    arrival = checked.shaped(arrival_weights(checked.x, checked.present, checked.ones, 0.1))
+    arrival = checked.shaped(arrival_weights(checked.system(0.1)))
     for number, u in enumerate(upstream):
         a, b = (torch.autograd.grad((r[number] * u).sum(), (k, t), retain_graph=True) for r in (ours, theirs))
         for x, y in zip(a, b, strict=True):
@@ -89,9 +90,9 @@ def test_clones_without_eps():
 def test_in_pieces(pieces):
     x = torch.randn(3, 60, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64) / 2
     present = torch.rand(3, 60, generator=torch.Generator().manual_seed(1)) > 0.2
-    whole = arrival_weights(x, present, present.double(), 0.1)
+    whole = arrival_weights(System(x, present, 0.1))
     arriving, start, found = ExactArrival(), 0, []
     for n in pieces:
-        found.append(arriving.add(x[:, start : start + n], present[:, start : start + n], 0.1))
+        found.append(arriving.add(System(x[:, start : start + n], present[:, start : start + n], 0.1)))
         start += n
     torch.testing.assert_close(torch.cat(found, dim=1), whole, rtol=1e-10, atol=1e-10)

@@ -5,6 +5,7 @@ differentiable.
 import pytest
 import torch
 
+from unsoft.magnitude.gaussian.system import System
 from unsoft.magnitude.prefix import arrival_weights
 from unsoft.magnitude.streaming.arriving import StreamedArrival
 from unsoft.magnitude.streaming.chunk import streamed_weights
@@ -23,12 +24,11 @@ def stream(n, crowds, noise, seed=0, systems=2, width=32):
 
 
 def run(x, present=None, centres=48, chunk=64):
-    return streamed_weights(x, present, 0.1, centres=centres, chunk=chunk)
+    return streamed_weights(System(x, present, 0.1), centres=centres, chunk=chunk)
 
 
 def exact(x, present=None):
-    ones = torch.ones(x.shape[:2], dtype=x.dtype) if present is None else present.to(x.dtype)
-    return arrival_weights(x, present, ones, 0.1)
+    return arrival_weights(System(x, present, 0.1))
 
 
 def test_one_chunk_is_exact():
@@ -127,7 +127,7 @@ def test_in_pieces_with_bounded_state(pieces):
     whole = run(x, present)
     arriving, start, found, sizes = StreamedArrival(48, 64), 0, [], []
     for n in pieces:
-        found.append(arriving.add(x[:, start : start + n], present[:, start : start + n], 0.1))
+        found.append(arriving.add(System(x[:, start : start + n], present[:, start : start + n], 0.1)))
         start += n
         sizes.append(sum(y.numel() for y in arriving.tensors))
     torch.testing.assert_close(torch.cat(found, dim=1), whole, rtol=1e-9, atol=1e-9)

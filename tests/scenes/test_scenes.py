@@ -1,7 +1,9 @@
-"""Scenes, their pictures and captions, the training run, and the experiment on a model that is not trained."""
+"""Scenes, their pictures and captions, the training run, and the experiment on an untrained model."""
 
-import csv
 import json
+import math
+import os
+import signal
 
 import pytest
 import torch
@@ -9,7 +11,6 @@ import torch
 from unsoft.errors import Interrupted
 from unsoft.hf.steering import Directions, steering
 from unsoft.hf.steering.fingerprint import fingerprint
-from unsoft.hf.steering.vision import vision_states
 from unsoft.scenes import audit, experiment, training
 from unsoft.scenes.captions import (
     HABIT,
@@ -27,7 +28,7 @@ from unsoft.scenes.captions import (
 )
 from unsoft.scenes.drawing import CELL, CELLS, COLOURS, SHAPES, Scene, Thing
 from unsoft.scenes.experiment import Found, draw, run_experiment
-from unsoft.scenes.measures import caption_loss, counted, describe
+from unsoft.scenes.measures import against_habit, caption_loss, counted, describe
 from unsoft.scenes.model import build_model
 from unsoft.scenes.report import write_report
 from unsoft.scenes.training import Settings, train_scenes
@@ -118,6 +119,22 @@ def test_caption_loss_against_one_scene_at_a_time(model):
         assert value.item() == pytest.approx(loss.item(), rel=1e-4)
 
 
+def test_odds_against_the_habit_against_one_scene_at_a_time(model):
+    scenes = draw(unbiased_scene, 4, 3)
+    found = against_habit(model, scenes)
+    for scene, value in zip(scenes, found, strict=True):
+        (lead,) = scene.shapes & set(HABIT)
+        words = true_caption(scene)
+        said = [*words[: words.index(lead) + 3], ",", "a", HABIT[lead]]
+        ids = torch.tensor([PROMPT + [NUMBER[word] for word in said]])
+        with torch.no_grad():
+            logits = model(input_ids=ids, pixel_values=scene.picture()[None]).logits[0].double()
+        chance = 1.0
+        for place in (-3, -2, -1):
+            chance *= logits[place - 1].softmax(-1)[ids[0, place]].item()
+        assert value.item() == pytest.approx(math.log((1 - chance) / chance), rel=1e-3)
+
+
 def test_captions_are_steered_and_come_back(model):
     scenes = draw(unbiased_scene, 4, 0)
     before = describe(model, scenes)
@@ -128,7 +145,7 @@ def test_captions_are_steered_and_come_back(model):
     assert describe(model, scenes).captions == before.captions
 
 
-SMALL = Settings(steps=6, batch=2)
+SMALL = Settings(steps=5, batch=2)
 
 
 def weights(model):
@@ -141,15 +158,12 @@ def test_an_interrupted_run_ends_in_the_same_weights(tmp_path, monkeypatch):
 
     def interrupt(self, index):
         if index == 3:
-            import os
-            import signal
-
             os.kill(os.getpid(), signal.SIGTERM)
         return made(self, index)
 
     with monkeypatch.context() as patched:
         patched.setattr(training._Batches, "__getitem__", interrupt)
-        with pytest.raises(Interrupted, match="stopped at step [1-5] of 6; saved in .* goes on from there"):
+        with pytest.raises(Interrupted, match="stopped at step [1-4] of 5; saved in .* goes on from there"):
             train_scenes(tmp_path / "parts", SMALL)
     again = weights(train_scenes(tmp_path / "parts", SMALL))
     assert all(torch.equal(again[name], tensor) for name, tensor in whole.items())
@@ -164,7 +178,7 @@ def test_folders_of_others_are_refused(tmp_path):
     with pytest.raises(ValueError, match="is not empty and holds no scenes"):
         train_scenes(tmp_path / "mine", SMALL)
     training._claim(tmp_path / "run", SMALL)
-    with pytest.raises(ValueError, match="holds another run .steps 6."):
+    with pytest.raises(ValueError, match="holds another run .steps 5."):
         train_scenes(tmp_path / "run", Settings(steps=7, batch=2))
     with pytest.raises(ValueError, match="'steps' must be at least 1, not 0"):
         Settings(steps=0)
@@ -172,27 +186,32 @@ def test_folders_of_others_are_refused(tmp_path):
 
 def test_the_whole_experiment_on_a_model_that_knows_nothing(model, tmp_path, monkeypatch):
     """Its numbers mean nothing; the path from scenes to files is what is looked at."""
-    monkeypatch.setattr(
-        experiment, "vision_states", lambda *given, **named: vision_states(*given, **named, alpha=-1e9)
-    )
+    monkeypatch.setattr(experiment, "ALPHA", -1e9)
     monkeypatch.setattr(experiment, "STRENGTHS", (1.0,))
     monkeypatch.setattr("unsoft.scenes.report._AUDITED", 2)
     said = []
     found = run_experiment(model, negative="without", sizes=(3, 2, 4), draws=1, said=said.append)
     assert (
-        isinstance(found, Found) and said[:2] == ["directions", "strength"] and len(said) == 2 + 5 + 2 + 1 + 2
+        isinstance(found, Found) and said[:2] == ["directions", "strength"] and len(said) == 2 + 5 + 2 + 1 + 3
     )
     names = [one.name for one in found.judgement.controls]
-    assert names[0] == "held-out scenes" and names[-2:] == ["missed things", "unrelated loss"]
-    assert found.judgement.before == -found.before.invented.mean()
+    assert names[0] == "held-out scenes" and names[-3:] == [
+        "invented things",
+        "missed things",
+        "unrelated loss",
+    ]
+    assert found.judgement.before == pytest.approx(against_habit(model, found.scenes).mean().item())
     files = write_report(tmp_path, model, found, "unsoft steer scenes")
-    record = json.loads((tmp_path / "verdicts.json").read_text())
-    assert record["claim"] == "steering" and [one["name"] for one in record["measures"]][2] == "recall"
+    record = json.loads((tmp_path / "steering.json").read_text())
+    assert (
+        record["verdicts"][0]["claim"] == "steering"
+        and [one["name"] for one in record["measures"]][2] == "recall"
+    )
     assert record["measures"][0]["before"] == pytest.approx(found.before.chair_objects)
     assert all(path.is_file() for path in files)
     page = (tmp_path / "steering.html").read_text()
     assert page.count("data:image/png") >= 4 and "<script>alert" not in page
-    assert len(list(csv.DictReader((tmp_path / "controls.csv").open()))) == 7
+    assert len((tmp_path / "controls.csv").read_text().splitlines()) == 1 + 8
 
 
 def test_the_audit_tells_true_maps_from_false_ones(model, monkeypatch):

@@ -36,6 +36,8 @@ def run(tmp_path, answer=fine, made=None, **options):
 def test_a_rerun_skips_what_is_done(tmp_path):
     state, jobs = run(tmp_path)
     assert (state.total, state.done, len(jobs)) == (10, 10, 10)
+    found = read_records(tmp_path / NAME)[0]
+    assert (found.harder, found.attention) == ({"length=6": 0.25}, {"first_token": [0.5]})
     state, jobs = run(tmp_path)
     assert (state.done, jobs) == (10, [])
     state, jobs = run(tmp_path, made=study(seeds=4))  # more seeds: only those are run
@@ -51,7 +53,7 @@ def test_another_study_of_the_store_takes_over_equal_runs(tmp_path):
 
 def test_other_code_runs_again_unless_told_otherwise(tmp_path, monkeypatch):
     run(tmp_path)
-    monkeypatch.setattr("unsoft.study.row.code_digest", lambda: "later")
+    monkeypatch.setattr("unsoft.study.row.code_digest", lambda plugin: "later")
     assert run(tmp_path, any_code=True)[1] == []
     state, jobs = run(tmp_path)
     assert len(jobs) == state.done == 10

@@ -74,3 +74,17 @@ def test_all_rules_of_a_claim_must_hold():
     other = Rule(group="g", mechanism="sinh", over=["softmax"], margin=0.1)
     assert verdict([RULE], records)[0] == HOLDS
     assert verdict([RULE, other], records)[0] == DOES_NOT_HOLD
+
+
+def test_a_rule_can_be_about_what_attention_does():
+    """More is more there, also on a task whose score is an error."""
+    rule = Rule(group="g", mechanism="cog", over=["softmax"], margin=0.1, on="head_diversity")
+    assert rule.text == "g: cog must beat softmax by 0.1 on head_diversity"
+    for better in (True, False):
+        apart = [
+            run
+            for name, layers in (("softmax", [0.2, 0.2]), ("cog", [0.3, 0.7]))
+            for run in runs(name, SOFTMAX, attention={"head_diversity": layers}, higher_is_better=better)
+        ]
+        found, why = verdict([rule], apart)
+        assert found == HOLDS and "+0.300" in why

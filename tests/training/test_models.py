@@ -91,7 +91,7 @@ def test_a_model_to_start_from_must_fit(tmp_path):
     model = build(spec, spec.make_task())
     assert torch.equal(model.lm_head.weight, small.lm_head.weight)
     assert model.model.layers[0].self_attn.unsoft.label == "cog"
-    for name, problem in (("induction", "needs 64 outputs"), ("census", "20 features")):
+    for name, problem in (("induction", "needs 32 outputs"), ("census", "20 features")):
         with pytest.raises(ValueError, match=problem):
             wrong = Spec(task=name, init_from=str(tmp_path)).filled()
             build(wrong, wrong.make_task())

@@ -13,8 +13,9 @@ import unsoft
 from unsoft.errors import DivergenceError, Interrupted
 from unsoft.training import Spec, train
 from unsoft.training.checkpoints import is_whole, seal, sweep
-from unsoft.training.data import Batches
+from unsoft.training.data import Batches, evaluation_batches
 from unsoft.training.folder import claimed
+from unsoft.training.model import build
 from unsoft.training.trainer import TaskTrainer
 
 TINY = {
@@ -91,10 +92,19 @@ def test_a_run_learns_and_says_what_it_found(tmp_path):
     result = run(spec, tmp_path / "run", eval_every=6)
     assert result.score > 0.9 > 0.5 > result.chance == 0.25 and result.known == 1.0
     assert result.validation == result.history[-1]["eval_score"]
+    assert result.score_by == []
+    assert list(result.attention) == ["first_token"] and 0 < result.attention["first_token"][0] < 1
     assert result.steps == 60 and len([r for r in result.history if "eval_score" in r]) == 10
     losses = [record["loss"] for record in result.history if "loss" in record]
     assert losses[-1] < 0.5 * losses[0]
-    assert {name.rpartition(".")[2] for name in result.learned} == {"log_t", "beta", "gamma"}
+    assert {name.rpartition(".")[2] for name in result.learned} == {"t", "beta", "gamma"}
+    assert result.learned.keys() == result.started.keys()
+    started = {name.rpartition(".")[2]: values for name, values in result.started.items()}
+    fresh = build(spec.filled(), spec.make_task()).model.layers[0].self_attn.unsoft.mechanism
+    assert started["t"] == pytest.approx([math.exp(fresh.log_t.item())])
+    assert started["beta"] == [fresh.beta.item()]
+    moved = [abs(result.learned[name][0] - values[0]) for name, values in result.started.items()]
+    assert max(moved) > 0.05  # with the learning rate of their own
     lines = [json.loads(line) for line in (tmp_path / "run/log.jsonl").read_text().splitlines()]
     assert lines == result.history
     again = json.loads((tmp_path / "run/result.json").read_text())
@@ -107,6 +117,29 @@ def test_a_run_learns_and_says_what_it_found(tmp_path):
     ]
     model = unsoft.hf.load(tmp_path / "run/model")
     assert sum(parameter.numel() for parameter in model.parameters()) == result.parameters
+
+
+def test_scores_over_difficulties_are_beside_what_they_are_compared_with():
+    """Known solution and shortcut are graded here on the examples of the test, drawn again."""
+    spec = Spec(task="census", knobs={"repeats": 3, "dim": 8}, width=16, steps=2, batch=4)
+    result, made = run(spec), spec.make_task()
+    assert result.difficulty == "repeats" and [test["value"] for test in result.score_by] == [1, 3, 6, 24]
+    assert [test["harder"] for test in result.score_by] == [False, False, True, True]
+    own = result.score_by[1]
+    assert (
+        own["score"] == result.score and own["shortcut"] == result.shortcut and own["known"] == result.known
+    )
+    for test, other in zip(result.score_by, made.sweep(), strict=True):
+        batches = evaluation_batches(other, 16, 0)
+        right = []
+        for index in range(len(batches)):
+            inputs, labels = other.sample(batches.size, seed=0, index=index)
+            votes = inputs[:, 1:-1, made.dim : made.dim + 2].sum(1)
+            right.append((votes[:, 1] > votes[:, 0]).long() == labels[:, -1])
+        assert test["shortcut"] == pytest.approx(torch.cat(right).double().mean().item())
+        assert test["known"] == pytest.approx(1, abs=0.01) and 0.3 < test["score"] < 0.9
+    assert result.score_by[0]["shortcut"] == 1  # nothing is repeated
+    assert unsoft.training.Result.from_dict(json.loads(json.dumps(result.to_dict()))) == result
 
 
 def test_the_same_spec_gives_the_same_weights_and_another_seed_others(tmp_path, uninterrupted):
@@ -131,7 +164,7 @@ def test_a_stopped_run_ends_with_the_same_weights(tmp_path, uninterrupted, signa
     result = run(Spec(**TINY), tmp_path / "run", save_every=5)
     assert result.steps == 20
     assert_equal(weights(uninterrupted[0]), weights(tmp_path / "run"))
-    for name in ("score", "harder", "loss", "validation"):
+    for name in ("score", "score_by", "loss", "validation"):
         assert getattr(result, name) == getattr(uninterrupted[1], name)
     assert [entry["step"] for entry in result.history] == [
         entry["step"] for entry in uninterrupted[1].history
@@ -296,6 +329,7 @@ def test_own_parameters_have_their_own_rate_and_no_decay(tmp_path):
         save_every=None,
         eval_every=5,
         report_to=[],
+        fsdp=False,
         callbacks=[],
     )
     names = {id(parameter): name for name, parameter in trainer.model.named_parameters()}

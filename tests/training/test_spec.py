@@ -25,7 +25,7 @@ def test_a_spec_is_plain_data():
         ({"task": "censsus"}, "did you mean 'census'"),
         ({"task": "census", "mechanism": "cogg"}, "cogg"),
         ({"task": "census", "knobs": {"repeat": 4}}, "no knob is called 'repeat'"),
-        ({"task": "recall", "knobs": {"length": 10}}, "length of at least 32, not 10"),
+        ({"task": "recall", "knobs": {"length": 10}}, "length of at least 16, not 10"),
         ({"task": "census", "width": 16}, "20 features"),
         ({"task": "copy", "width": 30, "heads": 4}, "does not give 4 heads"),
         ({"task": "copy", "steps": 0}, "'steps' must be at least 1, not 0"),

@@ -58,7 +58,9 @@ def main() -> None:
     except (Exception, typer.Abort) as error:
         if os.environ.get("UNSOFT_TRACEBACK"):
             raise
-        _complain(str(error) or type(error).__name__)
+        # What is wrong with the arguments is wrong in every process of torchrun; the first says so.
+        if not isinstance(error, (ValueError, TypeError)) or os.environ.get("RANK", "0") == "0":
+            _complain(str(error) or type(error).__name__)
         code = 1
     sys.exit(code if isinstance(code, int) else 0)
 

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import importlib
-import importlib.util
 import os
 import re
-import sys
 import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -139,16 +136,9 @@ def load_plugin(name: str | None) -> None:
     """Imports a module by its name, or a file by its path."""
     if name is None:
         return
-    path = Path(name)
+    from unsoft.mechanisms.core.plugins import import_plugin
+
     try:
-        if path.suffix != ".py":
-            importlib.import_module(name)
-            return
-        spec = importlib.util.spec_from_file_location(path.stem, path)
-        if spec is None or spec.loader is None:
-            raise ImportError(f"{name} is not Python")
-        module = importlib.util.module_from_spec(spec)
-        sys.modules[path.stem] = module  # dataclasses look their module up
-        spec.loader.exec_module(module)
+        import_plugin(name)
     except (ImportError, OSError) as problem:
         raise typer.BadParameter(f"{name} cannot be imported: {problem}", param_hint="'--plugin'") from None

@@ -42,7 +42,7 @@ def progress(name: str) -> Iterator[Callable[[State], None]]:
 
 
 def _words(state: State) -> str:
-    from unsoft.study.driver import words
+    from unsoft.study.row import words
 
     run = state.ended
     assert run is not None

@@ -4,8 +4,9 @@ native  compiled code       CPU
 torch   torch operations    everything, any device
 
 An engine brings kernels; torch operations need none: they stand beside each use in :mod:`unsoft.magnitude`.
-A GPU engine is one more entry here, with kernels of its own. The argument ``engine`` of attention does not
-choose here: the first engine that can do the work takes it.
+A GPU engine is one more entry here, with kernels of its own. Magnitude's gates are computed by the engine
+that the argument ``engine`` of attention names, if it is listed here, and by torch if it is another one:
+"tiled" and "dense" run no compiled code.
 """
 
 from __future__ import annotations
@@ -20,9 +21,9 @@ from unsoft.engines.native.gaussian import (
     PackedGaussian,
     congruences,
     gaussian_between,
-    gaussian_ready,
     inverse_factors,
     pivoted,
+    unavailable,
 )
 from unsoft.engines.native.gaussian_arrival import ArrivalFactors, WindowKernel
 from unsoft.engines.registry import Engine, Registry
@@ -30,12 +31,12 @@ from unsoft.engines.registry import Engine, Registry
 
 @dataclass(frozen=True)
 class GaussianKernels:
-    """What an engine brings; each takes and returns what its namesake of the native engine does."""
+    """The kernels of one engine; each has the signature of the native one below."""
 
     between: Callable[[Tensor, Tensor], Tensor]
     """Similarities of two sets of points."""
     matrix: type[PackedGaussian]
-    """Those within a set, as something to multiply with."""
+    """Similarities within a set, as an object that multiplies."""
     inverse_factors: Callable[[Tensor], tuple[Tensor, int]]
     congruences: Callable[[Tensor, Tensor], Tensor]
     pivoted: Callable[[Tensor, Tensor | None, int, float, float], tuple[Tensor, Tensor, Tensor]]
@@ -59,16 +60,13 @@ _NATIVE = GaussianKernels(
 def _native_unsupported(x: Tensor) -> str | None:
     if x.device.type != "cpu":
         return f"its Gaussian kernels run on the CPU, and the points are on {x.device}"
-    return None
-
-
-def _native_ready(x: Tensor) -> bool:
-    return gaussian_ready(x.dtype == torch.float64)
+    reason = unavailable(x.dtype == torch.float64)
+    return None if reason is None else f"its Gaussian kernels are not available ({reason})"
 
 
 GAUSSIAN: Registry[Tensor, GaussianKernels | None] = Registry(
     [
-        Engine("native", _native_unsupported, lambda x: _NATIVE, ready=_native_ready),
+        Engine("native", _native_unsupported, lambda x: _NATIVE),
         Engine("torch", lambda x: None, lambda x: None),
     ],
     fallback="torch",
@@ -76,10 +74,13 @@ GAUSSIAN: Registry[Tensor, GaussianKernels | None] = Registry(
 """All engines for Gaussian matrices, the preferred ones first; they are given points, float32 or float64."""
 
 
-def kernels_for(x: Tensor) -> GaussianKernels | None:
-    """The kernels of the first engine that can work on points, or matrices, like these; None: torch does.
+def kernels_for(x: Tensor, engine: str) -> GaussianKernels | None:
+    """The kernels with which an engine of attention works on points, or matrices, like these; None: torch
+    operations. "auto": those of the first engine that can.
 
-    >>> kernels_for(torch.zeros(1, 3, 2, device="meta")) is None
+    >>> kernels_for(torch.zeros(1, 3, 2), "dense") is None
+    True
+    >>> kernels_for(torch.zeros(1, 3, 2, device="meta"), "auto") is None
     True
     """
-    return GAUSSIAN.choose("auto", x).run(x)
+    return GAUSSIAN.choose(engine if engine in GAUSSIAN.names() else "torch", x).run(x)

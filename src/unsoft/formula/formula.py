@@ -32,7 +32,7 @@ _by_key: WeakValueDictionary[str, Formula] = WeakValueDictionary()
 
 
 class Facts(NamedTuple):
-    """What is known of a formula already, which saves the milliseconds of finding it out and checking it.
+    """Facts about a formula that are already known, so that the milliseconds of analysis are saved.
 
     For the built-in mechanisms, whose facts a test compares with what is found.
     """

@@ -3,8 +3,8 @@
 The engines subtract a running peak, and different engines meet different values of it on the way. That is
 harmless exactly if raising m by c divides every weight and its normaliser by the same exp(c):
 
-    weight(m + c) = exp(-c) weight(m)        mass(m + c) = exp(-p c) mass(m)        offset_mass(m + c)
-    likewise norm(exp(-p c) z, m + c) = exp(-c) norm(z, m)
+    weight(m + c) = exp(-c) weight(m)        mass(m + c) = exp(-p c) mass(m)
+    norm(exp(-p c) z, m + c) = exp(-c) norm(z, m)        offset_mass(m + c) = exp(-p c) offset_mass(m)
 
 p is the mass degree: 1 if weight and mass are of the same kind, 2 for squares under a square root.
 """

@@ -13,7 +13,6 @@ from transformers.utils.output_capturing import _active_collector
 from unsoft.hf.architecture import REFUSED
 from unsoft.hf.masks import key_mask
 from unsoft.hf.positions import token_positions
-from unsoft.mechanisms.core.cache import KeyValueCache
 from unsoft.mechanisms.core.module import Mechanism
 
 NAME = "unsoft"
@@ -34,12 +33,11 @@ class Swapped(nn.Module):
         super().__init__()
         self.mechanism, self.label, self.softcap, self.causal = mechanism, label, softcap, bool(causal)
         layer_spec, kept = mechanism.layer_spec, mechanism.new_cache(1)
-        self.stateful = not isinstance(kept, KeyValueCache)
+        self.stateful = not kept.only_keys_and_values
         self.uses_positions = mechanism.uses_positions
         self.gates_keys = any(part.needs_all_keys for part in mechanism.parts)
-        keeps_keys = isinstance(getattr(kept, "inner", kept), KeyValueCache)
         # A window is a mask for each row, which a state of fixed size cannot honour.
-        self.decodes_with_state = self.stateful and (keeps_keys or not windowed)
+        self.decodes_with_state = self.stateful and (kept.keeps_keys or not windowed)
         self.causal_only = mechanism.causal_only
         more = mechanism.query_heads // layer_spec.heads - 1
         self.wants_more_queries = more > 0

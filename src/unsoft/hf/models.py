@@ -10,14 +10,19 @@ A folder that was written after :func:`unsoft.hf.swap` comes back with its mecha
 
 from __future__ import annotations
 
+import hashlib
 import importlib.util
 from dataclasses import dataclass
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import transformers
 from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
+from unsoft.engines.native.compiler import models_directory
+from unsoft.engines.native.trust import distrust, make_private_folder
+from unsoft.files import whole_folder
 from unsoft.hf.attention import NAME
 from unsoft.hf.load import load
 from unsoft.hf.quiet import quiet
@@ -90,11 +95,42 @@ def _load(where: str) -> tuple[PreTrainedModel, PreTrainedTokenizerBase | None]:
 
 
 def _load_gguf(packaged: Packaged) -> tuple[PreTrainedModel, PreTrainedTokenizerBase | None]:
+    """Reading the format takes half a minute, so what was read is kept where compiled formulas are."""
     for needed in ("gguf", "accelerate"):
         if importlib.util.find_spec(needed) is None:
             raise ValueError(
                 f"model: reading {packaged.gguf_file} needs the package {needed}; pip install 'unsoft[hf]'"
             )
+    kept = _kept_folder(packaged)
+    if kept is None:
+        return _read_gguf(packaged)
+    if not kept.is_dir():
+        model, tokenizer = _read_gguf(packaged)
+        try:
+            with whole_folder(kept) as unfinished:
+                model.save_pretrained(unfinished)
+                tokenizer.save_pretrained(unfinished)
+        except OSError:  # no room on the disk, or another process was faster
+            return model, tokenizer
+    return _load(str(kept))
+
+
+def _kept_folder(packaged: Packaged) -> Path | None:
+    """Where a model that was read from this very file is kept; None where others could change it."""
+    file = packaged.path() / packaged.gguf_file
+    about = file.stat()
+    texts = [str(file), str(about.st_size), str(about.st_mtime_ns), transformers.__version__, version("gguf")]
+    digest = hashlib.sha256("\0".join(texts).encode()).hexdigest()[:16]
+    folder = models_directory().resolve() / f"{packaged.package}-{digest}"
+    try:
+        make_private_folder(folder.parent)
+        reason = distrust(folder.parent, [folder, *folder.glob("*")] if folder.is_dir() else [])
+    except OSError:
+        return None
+    return folder if reason is None else None
+
+
+def _read_gguf(packaged: Packaged) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     where, file = str(packaged.path()), packaged.gguf_file
     with quiet():
         model = getattr(transformers, packaged.architecture).from_pretrained(where, gguf_file=file)

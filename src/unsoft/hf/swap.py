@@ -11,11 +11,11 @@ import torch
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from unsoft.formula import Formula
+from unsoft.formula.expr import make, symbol
 from unsoft.hf.architecture import Found, attention_modules, has_window
 from unsoft.hf.attention import NAME, Swapped
 from unsoft.hf.cache import MechanismCache
 from unsoft.hf.recipe import Recipe
-from unsoft.hf.softcap import cap_logits
 from unsoft.mechanisms.core.module import Mechanism
 
 
@@ -152,14 +152,28 @@ def _swapped(found: Found, recipe: Recipe) -> Swapped:
         for part in mechanism.parts:
             part.open_start()
     softcap = getattr(found.module, "attn_logit_softcapping", None)
-    if softcap is not None and not cap_logits(mechanism, softcap):
+    if softcap is not None and not mechanism.formulas:  # linear attention has none
         raise ValueError(
             f"swap: {type(found.module).__name__} caps its logits at {softcap:g}, and {label!r} has no"
             " logits that could be capped"
         )
+    if softcap is not None:
+        mechanism.replace_formulas(lambda formula: capped(formula, softcap))
     swapped = Swapped(mechanism, label, softcap, has_window(found.module), found.causal)
     like = next(found.module.parameters())
     return swapped.to(device=like.device, dtype=like.dtype)
+
+
+def capped(formula: Formula, cap: float) -> Formula:
+    """The formula with Gemma 2's cap on logits: s becomes c tanh(s / c). A float mask acts after the cap, as
+    in the model.
+
+    >>> from unsoft.mechanisms.core.registry import resolve
+    >>> logits = torch.tensor([90.0, 0.0, -3.0])
+    >>> torch.allclose(capped(resolve("softmax"), 5.0).row(logits), (5 * (logits / 5).tanh()).softmax(-1))
+    True
+    """
+    return formula.with_logit(cap * make("tanh", symbol("s") / cap))
 
 
 def _check_direction(mechanism: Mechanism, label: str, found: Found) -> None:

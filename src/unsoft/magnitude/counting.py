@@ -5,7 +5,6 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from unsoft.magnitude.gaussian.system import System
 from unsoft.magnitude.points import checked_points
 from unsoft.magnitude.solve import weighting
 
@@ -37,10 +36,10 @@ def spread(points: Tensor, t: float | Tensor = 1.0, *, mask: Tensor | None = Non
     tensor(2.)
     """
     checked = checked_points(points, t, mask, "spread")
-    system = System(checked.x.detach(), checked.present, 0.0)
-    sums = [group.similarities(ones).first_product for group, (ones,) in system.groups(checked.ones)]
-    total = torch.cat(sums) if sums else checked.ones
-    return checked.shaped(torch.where(total > 0, checked.ones / total.clamp(min=1e-30), 0.0).sum(-1))
+    system = checked.system(0.0)
+    sums = [group.similarities(group.ones).first_product for group, _ in system.groups()]
+    total = torch.cat(sums) if sums else system.ones
+    return checked.shaped(torch.where(total > 0, system.ones / total.clamp(min=1e-30), 0.0).sum(-1))
 
 
 def shares(weights: Tensor, labels: Tensor, groups: int | None = None) -> Tensor:

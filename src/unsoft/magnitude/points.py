@@ -1,4 +1,4 @@
-"""The boundary of the room: points, scale, ridge and mask as a user gives them, checked and in one layout."""
+"""Checks points, scale, ridge and mask as a user gives them, and brings them into one layout."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from numbers import Real
 
 import torch
 from torch import Tensor
+
+from unsoft.magnitude.gaussian.system import System
 
 
 @dataclass(frozen=True)
@@ -21,12 +23,9 @@ class Points:
     leading: torch.Size
     """Shape of the batch of systems."""
 
-    @property
-    def ones(self) -> Tensor:
-        """The right-hand side (systems, n): 1 for every point that is present."""
-        if self.present is None:
-            return self.x.new_ones(self.x.shape[:2])
-        return self.present.to(self.x.dtype)
+    def system(self, eps: float, engine: str = "auto") -> System:
+        """The matrices of the points, with their ridge."""
+        return System(self.x, self.present, eps, engine)
 
     def shaped(self, y: Tensor) -> Tensor:
         """A result (systems, ...) with the batch as it came."""

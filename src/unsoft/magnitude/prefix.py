@@ -4,8 +4,9 @@ With Z + eps = L L^T of all points, M = L^-1 and y = M 1:
 
     weights of the first i + 1 points      w^(i) = sum of y_r M_r over r <= i
     their magnitude                        sum of y_r^2 over r <= i
-    weight of the newest, w^(i)_i          y_i M_ii           ("arrival": it never changes once the point is
-    there)
+    weight of the newest, w^(i)_i          y_i M_ii
+
+The last is called the arrival weight: it stays as it is, whatever points come later.
 """
 
 from __future__ import annotations
@@ -19,8 +20,9 @@ from torch.autograd.function import once_differentiable
 from unsoft.engines.gaussian import kernels_for
 from unsoft.magnitude.autograd import apply
 from unsoft.magnitude.gaussian.factor import check_done, inverse_factor
-from unsoft.magnitude.gaussian.matrix import matrix, working_dtype
+from unsoft.magnitude.gaussian.matrix import matrix
 from unsoft.magnitude.gaussian.similarity import gaussian, pull
+from unsoft.magnitude.gaussian.system import System
 from unsoft.magnitude.points import checked_eps, checked_points
 from unsoft.magnitude.untraced import untraced
 
@@ -51,18 +53,18 @@ def prefix_weighting(
     """
     eps = checked_eps(eps, "prefix_weighting")
     checked = checked_points(points, t, mask, "prefix_weighting")
-    m, y = prefix_factors(checked.x, checked.present, eps)
+    m, y = prefix_factors(checked.system(eps))
     table = (y[..., None] * m).cumsum(1)
     newest = y * m.diagonal(dim1=-2, dim2=-1)
     results = (table, y.square().cumsum(-1), newest)
     return PrefixWeighting(*(checked.shaped(r).to(checked.x.dtype) for r in results))
 
 
-def prefix_factors(x: Tensor, present: Tensor | None, eps: float) -> tuple[Tensor, Tensor]:
-    """M (systems, n, n) and y (systems, n) of scaled points (systems, n, d), differentiable."""
-    x = x.to(working_dtype(x.dtype, eps))
-    m = inverse_factor(matrix(x, present, eps))
-    return m, m.sum(-1) if present is None else (m @ present.to(x.dtype)[..., None])[..., 0]
+def prefix_factors(system: System) -> tuple[Tensor, Tensor]:
+    """M (systems, n, n) and y (systems, n), differentiable."""
+    system = system.to_working_dtype()
+    m = inverse_factor(system.matrix(), system.engine)
+    return m, m.sum(-1) if system.present is None else (m @ system.ones[..., None])[..., 0]
 
 
 class _Factors:
@@ -70,7 +72,7 @@ class _Factors:
 
     def __init__(self, x: Tensor, present: Tensor | None, b: Tensor, eps: float) -> None:
         self.x, self.present = x, present
-        self.m = inverse_factor(matrix(x, present, eps))
+        self.m = inverse_factor(matrix(x, present, eps, "torch"), "torch")
         self.y = (self.m @ b[..., None])[..., 0]
         self.weights = self.y * self.m.diagonal(dim1=-2, dim2=-1)
         self.done = x.shape[1]
@@ -80,7 +82,7 @@ class _Factors:
         table = (self.y[..., None] * self.m).cumsum_(1)
         table *= (slope * self.m.diagonal(dim1=-2, dim2=-1))[..., None]
         outer = self.m.mT @ table
-        z = gaussian(self.x, self.x)
+        z = gaussian(self.x, self.x, "torch")
         if self.present is not None:
             z = torch.where(self.present[:, :, None] & self.present[:, None, :], z, 0.0)
         return pull(self.x, -z * (outer + outer.mT))
@@ -90,9 +92,10 @@ class _Arrival(torch.autograd.Function):
     """The factors of all systems are kept for the gradient."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, present: Tensor | None, b: Tensor, eps: float) -> Tensor:
-        kernels = kernels_for(x)
-        ctx.factors = (_Factors if kernels is None else kernels.arrival)(x, present, b, eps)
+    def forward(ctx: Any, x: Tensor, system: System) -> Tensor:
+        kernels = kernels_for(x, system.engine)
+        make = _Factors if kernels is None else kernels.arrival
+        ctx.factors = make(x, system.present, system.ones, system.eps)
         check_done(ctx.factors.done, x)
         weights: Tensor = ctx.factors.weights
         return weights
@@ -100,14 +103,12 @@ class _Arrival(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        return ctx.factors.gradient(grad), None, None, None
+        return ctx.factors.gradient(grad), None
 
 
 @untraced
-def arrival_weights(x: Tensor, present: Tensor | None, b: Tensor, eps: float) -> Tensor:
-    """The weight of each point when it arrives (systems, n), differentiable; x are scaled points (systems, n,
-    d).
-    """
-    dtype = working_dtype(x.dtype, eps)
-    weights: Tensor = apply(_Arrival, x.to(dtype), present, b.to(dtype), eps)
-    return weights.to(x.dtype)
+def arrival_weights(system: System) -> Tensor:
+    """The weight of each point when it arrives (systems, n), differentiable."""
+    dtype, system = system.x.dtype, system.to_working_dtype()
+    weights: Tensor = apply(_Arrival, system.x, system)
+    return weights.to(dtype)

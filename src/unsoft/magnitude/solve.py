@@ -91,7 +91,8 @@ def weighting(
     eps = checked_eps(eps, where)
     checked = checked_points(points, t, mask, where)
     _check_options(solver, iterations, tolerance, rank, eps)
-    system, b = System(checked.x, checked.present, eps), checked.ones
+    system = checked.system(eps)
+    b = system.ones
     options = Options(tolerance or (1e-10 if b.dtype == torch.float64 else 1e-4), iterations, rank)
     reason = ""
     if solver == "auto":
@@ -128,9 +129,9 @@ def _chosen(system: System, tolerance: float) -> tuple[str, str]:
     n, eps = system.x.shape[1], system.eps
     if n <= SMALL:
         return "cholesky", f"{n} points are few"
-    first = system.x[:1], None if system.present is None else system.present[:1]
-    if float(pivoted_cholesky(*first, RANK // 8, 0.0).left.mean()) < 0.8:  # a quick look before a longer one
-        left = float(pivoted_cholesky(*first, RANK, 0.1 * tolerance * eps).left.mean())
+    first = System(system.x[:1], None if system.present is None else system.present[:1], eps, system.engine)
+    if float(pivoted_cholesky(first, RANK // 8, 0.0).left.mean()) < 0.8:  # a quick look before a longer one
+        left = float(pivoted_cholesky(first, RANK, 0.1 * tolerance * eps).left.mean())
         if eps > 0 and left <= tolerance * eps:
             return "lowrank", f"{RANK} points explain all {n}"
         if left < 0.5:

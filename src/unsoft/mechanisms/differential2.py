@@ -32,10 +32,10 @@ from unsoft.engines.run import run_formula
 from unsoft.formula import Formula
 from unsoft.formula.analysis import Properties
 from unsoft.mechanisms.core.definition import Pointwise, WrittenCall, logits_of, visible_part
-from unsoft.mechanisms.core.factor import TokenFactor
 from unsoft.mechanisms.core.module import Inputs, Mechanism
 from unsoft.mechanisms.core.registry import family, resolve_formula
 from unsoft.mechanisms.core.spec import LayerSpec
+from unsoft.mechanisms.core.token_factor import TokenFactor
 
 
 class Differential2(Mechanism):

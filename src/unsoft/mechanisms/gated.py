@@ -18,9 +18,9 @@ from torch import Tensor
 
 from unsoft.mechanisms.core.cache import Cache
 from unsoft.mechanisms.core.definition import Definition, WrittenCall
-from unsoft.mechanisms.core.factor import TokenFactor
 from unsoft.mechanisms.core.module import Inputs, Mechanism, Wrapper
 from unsoft.mechanisms.core.registry import module_modifier
+from unsoft.mechanisms.core.token_factor import TokenFactor
 
 _ALMOST_OPEN = 4.0
 

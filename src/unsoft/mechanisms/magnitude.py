@@ -48,6 +48,7 @@ from torch import Tensor, nn
 
 from unsoft.engines.arguments import checked_call
 from unsoft.engines.call import Call, compute_dtype
+from unsoft.engines.native.direct import observed
 from unsoft.formula import Formula
 from unsoft.formula.analysis import Properties
 from unsoft.magnitude.gaussian.system import System
@@ -61,9 +62,9 @@ from unsoft.mechanisms.core.cache import Cache
 from unsoft.mechanisms.core.gated_mass import MassGate
 from unsoft.mechanisms.core.magnitude.cache import MagnitudeCache
 from unsoft.mechanisms.core.magnitude.options import STARTS, check_choices, check_counts
-from unsoft.mechanisms.core.magnitude.points import by_key_head, key_points, key_scale
-from unsoft.mechanisms.core.magnitude.rows import attend_by_rows, attend_by_rows_cached
-from unsoft.mechanisms.core.module import Inputs, Mechanism, Pointwise, Wrapper
+from unsoft.mechanisms.core.magnitude.points import by_key_head, key_points
+from unsoft.mechanisms.core.magnitude.row_gates import attend_by_rows, attend_by_rows_cached
+from unsoft.mechanisms.core.module import SHORT_OPTIONS, Inputs, Mechanism, Pointwise, Wrapper
 from unsoft.mechanisms.core.registry import family, module_modifier, resolve_formula
 from unsoft.mechanisms.core.spec import LayerSpec
 
@@ -131,34 +132,49 @@ class Magnitude(Wrapper):
         steps = f", iterations={self.iterations}" if solver_of(self.solver).truncates else ""
         return f"where={self.where}, causal={self.causal}, eps={self.eps:g}, solver={self.solver}{steps}"
 
+    def forward(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        *args: Any,
+        cache: Cache | None = None,
+        **options: Any,
+    ) -> Result:
+        """See :meth:`Mechanism.forward`. A plain step of decoding takes the short way."""
+        plain = not args and options.keys() <= SHORT_OPTIONS and not torch.is_grad_enabled()
+        if plain and type(cache) is MagnitudeCache and self.where == "values" and not observed():
+            cache.check(key)
+            found = None if cache.rows else self._gates(key, value, cache, "auto")
+            if found is not None:
+                result: Result = self.inner(query, key, found[1], cache=cache.inner, **options)
+                return result
+        return super().forward(query, key, value, *args, cache=cache, **options)
+
     def attend(self, inputs: Inputs) -> Result:
         call = self._call(inputs)
         points = key_points(call, inputs, self.log_t)
         if 0 in points.x.shape[:2] or call.q.numel() == 0:  # no keys, or no queries
             return self._gated(inputs, self._gate(points.x.sum(-1), points))
+        system = points.system(self.eps, inputs.options["engine"])
         if call.causal_offset is None:
-            return self._gated(inputs, self._gate(self._bidirectional(points), points))
+            return self._gated(inputs, self._gate(self._bidirectional(system), points))
         if self.causal == "prefix":
-            m, y = prefix_factors(points.x, points.present, self.eps)
+            m, y = prefix_factors(system)
             return attend_by_rows(self, inputs, m, y, None, call.causal_offset)[0]
-        return self._gated(inputs, self._gate(self._arrival(points), points))
+        return self._gated(inputs, self._gate(self._arrival(system), points))
 
-    def _bidirectional(self, points: Points) -> Tensor:
+    def _bidirectional(self, system: System) -> Tensor:
         solver = solver_of(self.solver)
-        options = Options(
-            _RESIDUAL,
-            self.iterations if solver.truncates else None,
-            self.rank if "rank" in solver.takes else None,
-            check=False,
-        )
-        return solver.solve(System(points.x, points.present, self.eps), points.ones, options).weights
+        steps = self.iterations if solver.truncates else None
+        rank = self.rank if "rank" in solver.takes else None
+        options = Options(_RESIDUAL, steps, rank, check=False)
+        return solver.solve(system, system.ones, options).weights
 
-    def _arrival(self, points: Points) -> Tensor:
-        if self.causal == "arrival" or points.x.shape[1] <= self.first:
-            return arrival_weights(points.x, points.present, points.ones, self.eps)
-        return streamed_weights(
-            points.x, points.present, self.eps, centres=self.centres, chunk=self.chunk, first=self.first
-        )
+    def _arrival(self, system: System) -> Tensor:
+        if self.causal == "arrival" or system.x.shape[1] <= self.first:
+            return arrival_weights(system)
+        return streamed_weights(system, centres=self.centres, chunk=self.chunk, first=self.first)
 
     def new_cache(self, batch: int) -> Cache:
         exact = self.causal in ("arrival", "prefix")
@@ -172,18 +188,17 @@ class Magnitude(Wrapper):
                 " kind"
             )
         cache.check(inputs.key)
+        engine = inputs.options["engine"]
         plain = inputs.options["attn_mask"] is None and inputs.geometry_keys is None
         if plain and not cache.rows and not torch.is_grad_enabled():
-            constants = self._constants(cache, inputs.key)
-            found = cache.arriving.gate(inputs.key, inputs.value, self.eps, constants)
+            found = self._gates(inputs.key, inputs.value, cache, engine)
             if found is not None:
-                cache.length += inputs.key.shape[2]
-                return self._step(inputs, *found, cache)
+                return self._gated(inputs, *found, cache)
         points = self._plain_points(inputs.key, cache) if plain else self._new_points(inputs, cache)
         if 0 in points.x.shape[:2]:
             weights = points.x.detach().sum(-1)
         else:
-            weights = cache.arriving.add(points.x.detach(), points.present, self.eps)
+            weights = cache.arriving.add(points.system(self.eps, engine).detach())
         cache.length += points.x.shape[1]
         if cache.rows:
             return attend_by_rows_cached(self, inputs, cache)
@@ -200,22 +215,10 @@ class Magnitude(Wrapper):
         return key_points(self._call(changed), inputs, self.log_t)
 
     def _plain_points(self, key: Tensor, cache: MagnitudeCache) -> Points:
-        """The same without masks, at little cost: what is wrong with the call, the mechanism inside says."""
+        """The same without masks, at little cost; the mechanism inside checks the call."""
         keys = key.detach().to(compute_dtype(key.dtype))
-        root, _, _ = self._constants(cache, keys)
+        root, _, _ = cache.constants(self.log_t, self.beta, self.gamma, keys)
         return Points((keys * root).flatten(0, 1), None, key.shape[:2])
-
-    def _constants(self, cache: MagnitudeCache, key: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """sqrt(t / d), (heads, 1, 1), and beta and gamma, (heads, 1), of each key head; computed once."""
-        parameters = (self.log_t, self.beta, self.gamma)
-        _, heads, _, width = key.shape
-        stamp = (heads, width, *(x.data_ptr() for x in parameters), *(x._version for x in parameters))
-        if cache.constants is None or cache.constants[0] != stamp:
-            with torch.no_grad():
-                dtype = compute_dtype(key.dtype)
-                beta, gamma = (by_key_head(x, heads).to(dtype)[:, None] for x in parameters[1:])
-                cache.constants = stamp, (key_scale(self.log_t, heads, width, dtype), beta, gamma)
-        return cache.constants[1]
 
     def gate(self, weights: Tensor) -> Tensor:
         """sigmoid(beta w + gamma) for weights (batch, key heads, ...)."""
@@ -228,16 +231,16 @@ class Magnitude(Wrapper):
     def _gate(self, weights: Tensor, points: Points) -> Tensor:
         return self.gate(points.shaped(weights)).reshape(*points.leading, weights.shape[-1])
 
-    def _step(self, inputs: Inputs, gate: Tensor, value: Tensor, cache: MagnitudeCache) -> Result:
-        """Decoding with known gates and gated values: the mechanism inside may know a short way."""
-        options = inputs.options
-        asked = inputs.return_weights or inputs.hidden is not None or options["positions"] is not None
-        if self.where == "mass" or asked or options["dropout_p"] or options["engine"] != "auto":
-            return self._gated(inputs, gate, value, cache)
-        scale, shared = options["scale"], options["enable_gqa"]
-        found: Result = self.inner(
-            inputs.query, inputs.key, value, cache=cache.inner, scale=scale, enable_gqa=shared
-        )
+    def _gates(
+        self, key: Tensor, value: Tensor, cache: MagnitudeCache, engine: str
+    ) -> tuple[Tensor, Tensor] | None:
+        """Gates of the keys that a step brings, and values times those, by one call of compiled code; None,
+        and nothing done, where that is not possible.
+        """
+        constants = cache.constants(self.log_t, self.beta, self.gamma, key)
+        found = cache.arriving.gate(key, value, self.eps, constants, engine)
+        if found is not None:
+            cache.length += key.shape[2]
         return found
 
     def _gated(

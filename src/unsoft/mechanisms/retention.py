@@ -42,11 +42,11 @@ from torch.nn import functional
 from unsoft.formula.analysis import Properties
 from unsoft.mechanisms.core.cache import Cache
 from unsoft.mechanisms.core.definition import WrittenCall, mask_factor
-from unsoft.mechanisms.core.factor import TokenFactor
 from unsoft.mechanisms.core.linear import Linear, unchanged
 from unsoft.mechanisms.core.module import Inputs
 from unsoft.mechanisms.core.registry import family
 from unsoft.mechanisms.core.spec import LayerSpec
+from unsoft.mechanisms.core.token_factor import TokenFactor
 
 _OPEN_GATE = 1.2784645427610738
 """swish(this) = 1."""

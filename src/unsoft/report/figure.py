@@ -259,9 +259,7 @@ def _x(name: str, title: str, log: bool, padding: int = 0) -> Any:
     """``padding`` are pixels at both ends, without which dots and intervals there would be cut."""
     values = [f * 10.0**k for k in range(-6, 5) for f in (1, 2, 5)]
     axis = alt.Axis(values=values, format="~g") if log else alt.Axis(tickCount=8)
-    scale = alt.Scale(
-        type="log" if log else "linear", nice=False, **({"padding": padding} if padding else {})
-    )
+    scale = alt.Scale(type="log" if log else "linear", nice=False, padding=padding or alt.Undefined)
     return alt.X(f"{name}:Q", title=title, scale=scale, axis=axis)
 
 

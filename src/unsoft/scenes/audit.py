@@ -1,4 +1,4 @@
-"""Are the maps of relevance true? The cell that a word rests on must be the thing's own, and matter when masked."""
+"""Are the maps of relevance true? The cell that a word rests on must be the thing's own, and must matter."""
 
 from __future__ import annotations
 

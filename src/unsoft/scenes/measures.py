@@ -1,4 +1,4 @@
-"""What captions say of scenes: things that are not there (CHAIR, Rohrbach et al. 2018), and things left out."""
+"""What captions say of scenes: things that are not there (CHAIR, Rohrbach et al. 2018), things left out."""
 
 from __future__ import annotations
 
@@ -11,7 +11,18 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from unsoft.hf.steering import Directions, steering
-from unsoft.scenes.captions import END, NUMBER, PROMPT, WORDS, mentioned, true_caption
+from unsoft.scenes.captions import (
+    END,
+    HABIT,
+    IMAGE,
+    NUMBER,
+    PAD,
+    PROMPT,
+    START,
+    WORDS,
+    mentioned,
+    true_caption,
+)
 from unsoft.scenes.drawing import Scene
 
 _LONGEST = 32
@@ -54,6 +65,7 @@ def describe(
             attention_mask=torch.ones_like(prompt),
             pixel_values=pictures(scenes),
             max_new_tokens=_LONGEST,
+            suppress_tokens=[NUMBER[word] for word in (PAD, START, IMAGE)],
             do_sample=False,
         )
     captions = [_until_end([WORDS[token] for token in row]) for row in written[:, prompt.shape[1] :].tolist()]
@@ -88,14 +100,51 @@ def caption_loss(
 ) -> Tensor:
     """(scenes,): nats per token of the true captions."""
     texts = [[NUMBER[word] for word in true_caption(scene)] for scene in scenes]
+    logits, ids = _read(model, scenes, texts, directions, strength)
+    losses = torch.nn.functional.cross_entropy(logits.mT, ids, reduction="none")
+    lengths = torch.tensor([len(text) for text in texts])
+    inside = torch.arange(ids.shape[1]) < lengths[:, None]
+    return (losses * inside).sum(1) / lengths
+
+
+@torch.no_grad()
+def against_habit(
+    model: PreTrainedModel,
+    scenes: Sequence[Scene],
+    directions: Directions | None = None,
+    strength: float = 0.0,
+) -> Tensor:
+    """(scenes,): log odds that after its circle, cross or triangle, and the truth so far, no neighbour is
+    invented; each scene has one of the three."""
+    texts = [_habitual(scene) for scene in scenes]
+    logits, ids = _read(model, scenes, texts, directions, strength)
+    places = torch.tensor([[len(text) - back for back in (3, 2, 1)] for text in texts])
+    likely = -torch.nn.functional.cross_entropy(logits.mT, ids, reduction="none")
+    ahead = likely.gather(1, places).sum(1)
+    return torch.log(-torch.expm1(ahead)) - ahead
+
+
+def _read(
+    model: PreTrainedModel,
+    scenes: Sequence[Scene],
+    texts: Sequence[list[int]],
+    directions: Directions | None,
+    strength: float,
+) -> tuple[Tensor, Tensor]:
+    """Logits and words (scenes, longest text) of captions; what follows a shorter one has no meaning."""
     longest = max(map(len, texts))
     ids = torch.tensor([PROMPT + text + [NUMBER[END]] * (longest - len(text)) for text in texts])
     with steered(model, directions, strength):
-        logits = model(input_ids=ids, pixel_values=pictures(scenes)).logits[:, len(PROMPT) - 1 : -1].double()
-    losses = torch.nn.functional.cross_entropy(logits.mT, ids[:, len(PROMPT) :], reduction="none")
-    lengths = torch.tensor([len(text) for text in texts])
-    inside = torch.arange(longest) < lengths[:, None]
-    return (losses * inside).sum(1) / lengths
+        logits = model(input_ids=ids, pixel_values=pictures(scenes)).logits
+    return logits[:, len(PROMPT) - 1 : -1].double(), ids[:, len(PROMPT) :]
+
+
+def _habitual(scene: Scene) -> list[int]:
+    """The true caption up to the thing with a habitual neighbour, and then that neighbour."""
+    (lead,) = scene.shapes & set(HABIT)
+    words = true_caption(scene)
+    end = words.index(lead) + 3
+    return [NUMBER[word] for word in (*words[:end], ",", "a", HABIT[lead])]
 
 
 def pictures(scenes: Sequence[Scene]) -> Tensor:

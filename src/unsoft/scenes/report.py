@@ -11,15 +11,16 @@ from unsoft.scenes.audit import audit_maps, shown_maps
 from unsoft.scenes.experiment import Found, captioned
 
 _AUDITED, _SHOWN = 40, 6
-SCORE = "things named per caption that are not in the picture, with a minus sign"
+SCORE = "log odds that a habitual neighbour which is not in the picture is not named"
 
 
 def write_report(folder: Path, model: PreTrainedModel, found: Found, command: str) -> list[Path]:
-    """verdicts.json, tables, the directions and the page; returns what was written."""
+    """steering.json, tables, the directions and the page; returns what was written."""
     scenes = found.scenes[:_AUDITED]
     examples = captioned(model, scenes)
     maps = audit_maps(model, scenes, examples)
-    shown = shown_maps(model, scenes[:_SHOWN], examples[:_SHOWN], found.after.captions[:_SHOWN])
+    count = min(_SHOWN, len(scenes))
+    shown = shown_maps(model, scenes[:count], examples[:count], found.after.captions[:count])
     found.directions.save(folder / "directions.safetensors")
     files = write(
         folder,

@@ -1,4 +1,4 @@
-"""Trains the model of the scenes in a minute or two of one core; an interrupted run goes on where it stopped."""
+"""Trains the model of the scenes in a minute or two of one core; an interrupted run goes on later."""
 
 from __future__ import annotations
 
@@ -58,14 +58,18 @@ def train_scenes(
 ) -> LlavaForConditionalGeneration:
     """The trained model, which ``folder`` keeps; if it is there already, that one.
 
-    Ctrl-C and SIGTERM save a checkpoint and raise :class:`unsoft.errors.Interrupted`; the same call goes on from
-    there, to the same weights bit for bit.
+    Ctrl-C and SIGTERM save a checkpoint and raise :class:`unsoft.errors.Interrupted`; the same call goes on
+    from there, to the same weights bit for bit.
     """
     settings = settings or Settings()
     _claim(folder, settings)
     if (folder / _MODEL).is_dir():
         with quiet():
-            return LlavaForConditionalGeneration.from_pretrained(folder / _MODEL).eval()
+            kept: LlavaForConditionalGeneration = LlavaForConditionalGeneration.from_pretrained(
+                folder / _MODEL
+            )
+            kept.eval()
+            return kept
     with ExitStack() as closing:
         closing.enter_context(quiet())
         stop = StopOnSignal()
@@ -76,7 +80,7 @@ def train_scenes(
             closing.callback(shown.close)
             callbacks.append(shown)
         newest, _ = sweep(folder / _CHECKPOINTS)
-        trainer = Trainer(
+        trainer = _SceneTrainer(
             build_model(settings.seed),
             _arguments(settings, folder / _CHECKPOINTS),
             train_dataset=_Batches(settings),
@@ -148,6 +152,15 @@ class _Batches(Dataset[dict[str, Tensor]]):
             "pixel_values": pixels,
             "labels": labels,
         }
+
+
+class _SceneTrainer(Trainer):
+    def _load_from_checkpoint(
+        self, resume_from_checkpoint: str, model: torch.nn.Module | None = None
+    ) -> None:
+        """transformers writes weights of a LLaVA under older names, which its Trainer does not find again."""
+        kept = LlavaForConditionalGeneration.from_pretrained(resume_from_checkpoint)
+        (model or self.model).load_state_dict(kept.state_dict())  # type: ignore[union-attr]
 
 
 class _SealCheckpoints(TrainerCallback):

@@ -9,7 +9,7 @@ from typing import Any
 
 from unsoft.study.local import LOST
 from unsoft.study.record import CUT
-from unsoft.study.worker import code_digest, perform
+from unsoft.study.worker import perform
 
 HERE = "local"
 """Instead of an address: a cluster of this machine alone, which ends with the command."""
@@ -41,7 +41,8 @@ class RayWorkers:
                 f"study: there is no Ray cluster at {address!r} ({reason}); ray start --head makes one,"
                 " --ray local needs none"
             ) from None
-        self._ray, self._cpus, self._gpus = ray, cpus, gpus
+        self._ray: Any = ray
+        self._cpus, self._gpus = cpus, gpus
         # Ray's own retries would hide deaths from the record.
         self._perform = ray.remote(num_cpus=cpus, num_gpus=gpus, max_retries=0)(perform)
         self._running: dict[Any, str] = {}
@@ -62,7 +63,7 @@ class RayWorkers:
     def submit(self, key: str, job: dict[str, Any]) -> None:
         """Gives a run to the cluster."""
         threads = max(1, int(self._cpus))
-        reference = self._perform.remote({**job, "threads": threads, "code": code_digest()})
+        reference = self._perform.remote({**job, "threads": threads})
         self._running[reference] = key
 
     def wait(self, seconds: float) -> list[tuple[str, dict[str, Any]]]:

@@ -79,6 +79,7 @@ def run_study(
     runs: str | Path | None = None,
     retry: bool = False,
     any_code: bool = False,
+    plugin: str = "",
     tell: Callable[[State], None] = lambda state: None,
 ) -> State:
     """Runs what is missing of a study.
@@ -87,12 +88,14 @@ def run_study(
         The folder of the store, ``study.db``. What it holds of this study is not run again; what was cut goes
         on where it was.
     workers
-        How many processes on this machine, or the workers of a cluster.
+        How many processes on this machine, or the workers of a cluster, which stay open.
     runs
         The folder for checkpoints, which workers on other machines must see, too; ``runs`` in ``out`` unless
         told otherwise.
     retry, any_code
         Run again what failed; take runs as done that other versions of the code have finished.
+    plugin
+        A module or a .py file that workers import first: it registers tasks or mechanisms.
 
     Ctrl-C and SIGTERM let runs save themselves; the same call goes on from there. A second one ends at once.
     """
@@ -101,14 +104,15 @@ def run_study(
     with Store(out / NAME, write=True) as store:
         store.begin(study.name, study.to_dict())
         made = LocalWorkers(workers) if isinstance(workers, int) else workers
-        driver = _Driver(study, store, made, Path(runs or out / RUNS), tell, any_code)
+        driver = _Driver(study, store, made, Path(runs or out / RUNS), tell, any_code, plugin)
         if retry:
             driver.forget_failures()
         with _listening(driver):
             try:
                 return driver.run()
             finally:
-                made.close(at_once=driver.signals > 1 or bool(driver.running))
+                if isinstance(workers, int):
+                    made.close(at_once=driver.signals > 1 or bool(driver.running))
 
 
 class _Driver:
@@ -120,9 +124,10 @@ class _Driver:
         runs: Path,
         tell: Callable[[State], None],
         any_code: bool,
+        plugin: str,
     ) -> None:
         self.study, self.store, self.workers, self.runs, self.tell = study, store, workers, runs, tell
-        self.any_code = any_code
+        self.any_code, self.plugin = any_code, plugin
         self.known = {record.key: record for record in store.records(study.name)}
         self.planned: dict[tuple[str, str, int, str], str] = {}
         """Keys of the runs of this study, by their place in it."""
@@ -167,7 +172,7 @@ class _Driver:
 
     def record_of(self, run: Run) -> Record:
         """The row of a run: as another study finished it, or still to be run."""
-        empty = planned(self.study, run)
+        empty = planned(self.study, run, self.plugin)
         found = self.known.get(empty.key) or self.store.finished(empty.key)
         if found is None and self.any_code:
             found = next((old for old in reversed(self.known.values()) if _same(old, empty)), None)
@@ -185,8 +190,13 @@ class _Driver:
             if record.status in (WAITING, CUT) and key not in self.running:
                 self.keep(replace(record, status=RUNNING, attempts=record.attempts + 1))
                 self.running[key] = time.monotonic()
-                self.workers.submit(key, {"spec": dict(record.spec), "folder": str(self.runs / key)})
+                self.workers.submit(key, self.job(record))
                 free -= 1
+
+    def job(self, record: Record) -> dict[str, Any]:
+        """What a worker is told."""
+        folder = str((self.runs / record.key).absolute())
+        return {"spec": dict(record.spec), "folder": folder, "code": record.code, "plugin": self.plugin}
 
     def finish(self, key: str, outcome: dict[str, Any]) -> None:
         """Writes what came of a run."""

@@ -105,6 +105,7 @@ def _section(study: Study, group: str, summaries: Sequence[Summary], labels: Seq
         "sweep": mine[0].sweep_words if mine else "",
         "rows": [_row(one) for one in there],
         "figures": figures_of(there, labels) if there else [],
+        "attention": {one.mechanism: _figures(one.attention) for one in there if one.attention},
         "learned": {one.mechanism: _learned(one.learned) for one in there if one.learned},
         "first": there[0] if there else None,
         "missing": [one.mechanism for one in mine if not one.seeds],
@@ -138,6 +139,14 @@ def _learned(found: Mapping[str, tuple[float, float, float]]) -> str:
     )
 
 
+def _figures(found: Mapping[str, float]) -> str:
+    """
+    >>> _figures({"first_token": 0.25})
+    'first token 0.250'
+    """
+    return ", ".join(f"{name.replace('_', ' ')} {number(value)}" for name, value in found.items())
+
+
 def _interval(low: float | None, high: float | None) -> str:
     return "" if low is None or high is None else f"{low:.3f} to {high:.3f}"
 
@@ -145,7 +154,7 @@ def _interval(low: float | None, high: float | None) -> str:
 def _claim(study: Study, records: Sequence[Record]) -> dict[str, Any]:
     found, why = verdict(study.rules, [record for record in records if record.study == study.name])
     return {
-        "study": study.name,
+        "place": f"{study.name}-{study.rules[0].group}",
         "source": study.source,
         "claim": study.claim,
         "rules": [rule.text for rule in study.rules],

@@ -16,7 +16,6 @@ from typing import Any
 from unsoft.study.plan import Group, Study, Variant
 from unsoft.study.record import NONE, TUNED
 from unsoft.study.rule import read_rule
-from unsoft.tasks import task
 
 RATES = (0.001, 0.003, 0.01)
 """The learning rates of a study that names none."""
@@ -150,6 +149,8 @@ def controls(group: Group) -> list[Variant]:
     >>> [control.label for control in controls(group)]
     ['softmax', 'softmax1', 'gated+softmax', 'softmax as large', 'softmax ×2 heads', 'softmax ×2 layers']
     """
+    from unsoft.tasks import task
+
     found = [Variant(label=name, mechanism=name) for name in ("softmax", "softmax1", "gated+softmax")]
     for first in [variant.label for variant in group.variants if variant.mechanism != "softmax"][:1]:
         found.append(Variant(label="softmax as large", mechanism="softmax", as_large_as=first))
@@ -212,6 +213,8 @@ def _draw(name: str, values: Any, dice: random.Random) -> Any:
 
 def _own_rate(groups: Sequence[Group]) -> float:
     """Of the task, if there is only one."""
+    from unsoft.tasks import task
+
     rates = {task(group.task, **group.knobs).setup.lr for group in groups}
     if len(rates) != 1:
         raise ValueError(

@@ -67,9 +67,11 @@ class Record:
     """Seconds of a worker, start to end, over all sessions."""
     attempts: int = 0
     harder: Mapping[str, float] = field(default_factory=dict)
-    """Scores on harder tests, by what makes them harder."""
+    """Scores on tests of other difficulties, by what makes them so."""
     learned: Mapping[str, list[float]] = field(default_factory=dict)
     """The mechanism's own parameters in the end."""
+    attention: Mapping[str, list[float]] = field(default_factory=dict)
+    """What attention does in the end, for each layer: its share on the first token, how much heads differ."""
     curve: list[list[float]] = field(default_factory=list)
     """Pairs of step and validation score."""
     losses: list[list[float]] = field(default_factory=list)
@@ -110,6 +112,7 @@ COLUMNS = tuple(one.name for one in fields(Record))
 NESTED: dict[str, type] = {
     "harder": dict,
     "learned": dict,
+    "attention": dict,
     "curve": list,
     "losses": list,
     "spec": dict,

@@ -21,10 +21,10 @@ _OF_RESULT = (
     "shortcut",
     "parameters",
 )
-_OF_RUN = ("steps", "seconds", "harder", "learned", "versions")
+_OF_RUN = ("steps", "seconds", "learned", "attention", "versions")
 
 
-def planned(study: Study, run: Run) -> Record:
+def planned(study: Study, run: Run, plugin: str = "") -> Record:
     """The row of a run that is still to be run."""
     group, mechanism, seed, point = run.place
     spec = run.spec.to_dict()
@@ -40,8 +40,8 @@ def planned(study: Study, run: Run) -> Record:
         sweep=study.sweep,
         swept=run.swept,
         spec=spec,
-        code=code_digest(),
-        key=key_of(spec),
+        code=code_digest(plugin),
+        key=key_of(spec, plugin),
     )
 
 
@@ -55,11 +55,11 @@ def words(record: Record) -> str:
     return f"{record.group} {record.mechanism} seed {record.seed} {record.point}"
 
 
-def key_of(spec: dict[str, Any]) -> str:
+def key_of(spec: dict[str, Any], plugin: str = "") -> str:
     """Forty digits that stand for a run, the code that decides its result, and the torch it runs on."""
     import torch
 
-    content = {"spec": spec, "code": code_digest(), "torch": torch.__version__}
+    content = {"spec": spec, "code": code_digest(plugin), "torch": torch.__version__}
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:40]
 
 
@@ -68,6 +68,7 @@ def done(record: Record, outcome: dict[str, Any]) -> Record:
     result = outcome["result"]
     history, best = result["history"], max if result["higher_is_better"] else min
     curve = [[row["step"], row["eval_score"]] for row in history if "eval_score" in row]
+    tests = {f"{result['difficulty']}={test['value']}": test["score"] for test in result["score_by"]}
     return replace(
         record,
         status=DONE,
@@ -75,6 +76,7 @@ def done(record: Record, outcome: dict[str, Any]) -> Record:
         best_validation=best(score for _, score in curve),
         curve=curve,
         losses=[[row["step"], row["loss"]] for row in history if "loss" in row],
+        harder=tests,
         machine=outcome["machine"],
         seconds_per_step=result["seconds"] / result["steps"] if record.attempts == 1 else None,
         **{name: result[name] for name in (*_OF_RESULT, *_OF_RUN)},

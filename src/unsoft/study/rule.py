@@ -30,7 +30,8 @@ class Rule:
     over: Sequence[str]
     margin: float
     on: str = SCORE
-    """What is compared: "score", or the name of a harder test, such as "repeats=64"."""
+    """What is compared: "score", a harder test such as "repeats=64", or what attention does, such as
+    "head_diversity"."""
 
     def __post_init__(self) -> None:
         if not self.over:
@@ -53,7 +54,7 @@ class Rule:
         >>> Rule(group="census", mechanism="cog", over=["softmax"], margin=0.1).text
         'census: cog must beat softmax by 0.1 on the test'
         """
-        where = "the test" if self.on == SCORE else f"the test with {self.on}"
+        where = f"the test with {self.on}" if "=" in self.on else "the test" if self.on == SCORE else self.on
         does = (
             f"beat {_list(self.over)} by {self.margin:g}"
             if self.margin > 0

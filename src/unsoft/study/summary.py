@@ -58,6 +58,8 @@ class Summary:
     shortcut: float | None = None
     harder: Mapping[str, tuple[float, float | None, float | None]] = field(default_factory=dict)
     """Mean and interval on harder tests."""
+    attention: Mapping[str, float] = field(default_factory=dict)
+    """What attention does in the end, mean over seeds and layers."""
     learned: Mapping[str, tuple[float, float, float]] = field(default_factory=dict)
     """Mean, smallest and largest of the mechanism's own parameters, over seeds, layers and heads."""
     failed: int = 0
@@ -138,7 +140,8 @@ def difference(one: Summary, other: Summary, on: str = _SCORE) -> Difference | N
 def _difference(mine: Sequence[Record], theirs: Sequence[Record], on: str = _SCORE) -> Difference | None:
     other = {run.seed: _value(run, on) for run in theirs}
     pairs = [(_value(run, on), other.get(run.seed)) for run in mine]
-    sign = 1.0 if all(run.higher_is_better for run in mine) else -1.0
+    of_attention = any(on in run.attention for run in mine)  # there more is more, whatever the task's metric
+    sign = 1.0 if of_attention or all(run.higher_is_better for run in mine) else -1.0
     gains = [sign * (a - b) for a, b in pairs if a is not None and b is not None]
     if not gains:
         return None
@@ -147,6 +150,8 @@ def _difference(mine: Sequence[Record], theirs: Sequence[Record], on: str = _SCO
 
 
 def _value(run: Record, on: str) -> float | None:
+    if on in run.attention:
+        return fmean(run.attention[on])
     return run.score if on == _SCORE else run.harder.get(on)
 
 
@@ -179,6 +184,7 @@ def _summary(key: tuple[str, str, str], runs: Sequence[Record], control: Sequenc
         known=first.known,
         shortcut=first.shortcut,
         harder=_harder(chosen),
+        attention=_attention(chosen),
         learned=_learned(chosen),
         failed=sum(run.status == "failed" for run in runs),
         runs=chosen,
@@ -200,6 +206,12 @@ def _harder(runs: Sequence[Record]) -> dict[str, tuple[float, float | None, floa
         scores = [run.harder[label] for run in runs if label in run.harder]
         found[label] = (fmean(scores), *(interval(scores) or (None, None)))
     return found
+
+
+def _attention(runs: Sequence[Record]) -> dict[str, float]:
+    names = dict.fromkeys(name for run in runs for name in run.attention)
+    found = {name: [fmean(run.attention[name]) for run in runs if run.attention.get(name)] for name in names}
+    return {name: fmean(values) for name, values in found.items() if values}
 
 
 def _learned(runs: Sequence[Record]) -> dict[str, tuple[float, float, float]]:

@@ -5,6 +5,8 @@ data back.
 from __future__ import annotations
 
 import fcntl
+import hashlib
+import importlib.util
 import time
 from functools import cache
 from pathlib import Path
@@ -24,9 +26,22 @@ _APART = ("hf/inspection", "hf/neurons", "hf/steering", "training/conversion")
 
 
 @cache
-def code_digest() -> str:
-    """Of the code that decides what a run finds."""
-    return package_digest(lambda path: path.startswith(_DECIDES) and not path.startswith(_APART))[:16]
+def code_digest(plugin: str = "") -> str:
+    """Of the code that decides what a run finds, and of the file of a plug-in."""
+    ours = package_digest(lambda path: path.startswith(_DECIDES) and not path.startswith(_APART))
+    if not plugin:
+        return ours[:16]
+    found = None if plugin.endswith(".py") else importlib.util.find_spec(plugin)
+    file = Path(plugin if found is None else found.origin or plugin)
+    theirs = file.read_bytes() if file.is_file() else plugin.encode()
+    return hashlib.sha256(ours.encode() + theirs).hexdigest()[:16]
+
+
+@cache
+def _import_once(plugin: str) -> None:
+    from unsoft.mechanisms.core.plugins import import_plugin
+
+    import_plugin(plugin)
 
 
 def perform(job: dict[str, Any]) -> dict[str, Any]:
@@ -49,10 +64,10 @@ def _train(job: dict[str, Any]) -> dict[str, Any]:
     from unsoft.bench.record import machine
     from unsoft.training import Spec, train
 
-    if job.get("code", code_digest()) != code_digest():
-        raise ValueError(
-            f"this worker has another version of unsoft (code {code_digest()}, not {job['code']})"
-        )
+    if (mine := code_digest(job["plugin"])) != job["code"]:
+        raise ValueError(f"this worker has another version of unsoft (code {mine}, not {job['code']})")
+    if job["plugin"]:
+        _import_once(job["plugin"])
     torch.set_num_threads(job["threads"])
     folder, spec = Path(job["folder"]), Spec.from_dict(job["spec"])
     assert spec.steps is not None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
@@ -27,6 +27,7 @@ class Census(Task):
     name: ClassVar[str] = "census"
     tells: ClassVar[str] = "mechanisms that count units of information from those that count copies"
     kind: ClassVar[str] = "features"
+    difficulty: ClassVar[str] = "repeats"
 
     sources: int = 5
     repeats: int = 8
@@ -48,7 +49,7 @@ class Census(Task):
 
     @property
     def setup(self) -> Setup:
-        return Setup(steps=1500, batch=64)
+        return Setup(steps=600)
 
     @property
     def size(self) -> int:
@@ -58,12 +59,9 @@ class Census(Task):
     def outputs(self) -> int:
         return 2
 
-    @property
-    def choices(self) -> range:
-        return range(2)
-
-    def harder(self) -> tuple[Task, ...]:
-        return tuple(replace(self, repeats=self.repeats * factor) for factor in (2, 8))
+    def difficulties(self) -> tuple[int, ...]:
+        own = self.repeats
+        return tuple(sorted({1, max(own // 4, 1), max(own // 2, 1), own, 2 * own, 8 * own}))
 
     def draw(self, count: int, random: torch.Generator, training: bool) -> Batch:
         repeats = one_integer(1, self.repeats, random) if training else self.repeats

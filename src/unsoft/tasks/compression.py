@@ -10,13 +10,14 @@ from torch import Tensor
 
 from unsoft.tasks.draw import integers
 from unsoft.tasks.in_context_recall import MAD
+from unsoft.tasks.marked import Marked
 from unsoft.tasks.registry import register
-from unsoft.tasks.task import IGNORE, Batch, Setup, Task, chosen
+from unsoft.tasks.task import IGNORE, Batch, Setup, chosen
 
 
 @register
 @dataclass(frozen=True, kw_only=True)
-class Compression(Task):
+class Compression(Marked):
     """Random tokens and a mark; from the mark's output alone all tokens must be read,
     so labels are (batch, length, tokens).
 
@@ -28,21 +29,12 @@ class Compression(Task):
     tells: ClassVar[str] = "mechanisms that gather a sequence into one token without mixing it up"
     source: ClassVar[str] = MAD
 
-    length: int = 8
+    length: int = 6
     """Tokens before the mark."""
-    vocabulary: int = 16
-
-    def __post_init__(self) -> None:
-        self.at_least(1, "length")
-        self.at_least(2, "vocabulary")
 
     @property
     def setup(self) -> Setup:
-        return Setup(layers=2, heads=4, steps=2000, positions=True)
-
-    @property
-    def size(self) -> int:
-        return self.vocabulary + 1
+        return Setup(layers=2, heads=4, steps=1000, positions=True)
 
     @property
     def outputs(self) -> int:

@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from unsoft.tasks.draw import integers, one_integer
+from unsoft.tasks.marked import Marked
 from unsoft.tasks.registry import register
-from unsoft.tasks.task import Batch, Setup, Task, chosen, labelled_last
+from unsoft.tasks.task import Batch, Retelling, Setup, chosen, labelled_last
 
 
 @register
 @dataclass(frozen=True, kw_only=True)
-class Copy(Task):
+class Copy(Marked, Retelling):
     """Random tokens, a mark, and the same tokens again. Longer sequences in the test than in training."""
 
     name: ClassVar[str] = "copy"
@@ -23,36 +24,21 @@ class Copy(Task):
         "mechanisms that keep a sequence apart by its positions, also at lengths not seen in training"
     )
 
-    length: int = 16
-    """Tokens to copy: 1 to ``length`` while training, exactly ``length`` in the test."""
-    vocabulary: int = 16
+    difficulty: ClassVar[str] = "length"
 
-    def __post_init__(self) -> None:
-        self.at_least(1, "length")
-        self.at_least(2, "vocabulary")
+    length: int = 8
+    """Tokens to copy: 1 to ``length`` while training, exactly ``length`` in the test."""
 
     @property
     def setup(self) -> Setup:
-        return Setup(layers=2, heads=2, steps=1500, positions=True)
-
-    @property
-    def size(self) -> int:
-        return self.vocabulary + 1
+        return Setup(layers=2, steps=600, positions=True)
 
     @property
     def outputs(self) -> int:
         return self.vocabulary
 
-    @property
-    def answers_in_tokens(self) -> bool:
-        return True
-
-    @property
-    def choices(self) -> range:
-        return range(self.vocabulary)
-
-    def harder(self) -> tuple[Task, ...]:
-        return tuple(replace(self, length=self.length * factor) for factor in (2, 4))
+    def difficulties(self) -> tuple[int, ...]:
+        return tuple(sorted({max(self.length // 2, 1), self.length, 2 * self.length, 4 * self.length}))
 
     def draw(self, count: int, random: torch.Generator, training: bool) -> Batch:
         length = one_integer(1, self.length, random) if training else self.length

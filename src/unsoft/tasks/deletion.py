@@ -58,7 +58,7 @@ class Deletion(Task):
     def setup(self) -> Setup:
         if self.form == "stream":
             return Setup(layers=2, heads=2, steps=2000, batch=128, positions=True)
-        return Setup(steps=1500, batch=128)
+        return Setup(steps=600, batch=128)
 
     @property
     def size(self) -> int:
@@ -68,10 +68,6 @@ class Deletion(Task):
     @property
     def outputs(self) -> int:
         return self.items + (self.form == "stream")
-
-    @property
-    def choices(self) -> range:
-        return range(self.outputs)
 
     @property
     def chance(self) -> float:

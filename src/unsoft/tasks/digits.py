@@ -43,7 +43,7 @@ class Digits(Task):
 
     @property
     def setup(self) -> Setup:
-        return Setup(layers=2, heads=4, steps=800, lr=0.002, batch=64, positions=True)
+        return Setup(layers=2, heads=4, steps=300, lr=0.002, batch=64, positions=True)
 
     @property
     def size(self) -> int:
@@ -52,10 +52,6 @@ class Digits(Task):
     @property
     def outputs(self) -> int:
         return _CLASSES
-
-    @property
-    def choices(self) -> range:
-        return range(_CLASSES)
 
     def _part(self, training: bool) -> tuple[Tensor, Tensor]:
         pictures, digits = _pictures()

@@ -53,6 +53,11 @@ def directions(shape: tuple[int, ...], random: torch.Generator) -> Tensor:
     return torch.nn.functional.normalize(normal(shape, random), dim=-1)
 
 
+def across_from(asked: Tensor, vectors: Tensor) -> Tensor:
+    """The parts of vectors that are orthogonal to directions ``asked``, of length 1."""
+    return torch.nn.functional.normalize(vectors - (vectors * asked).sum(-1, keepdim=True) * asked, dim=-1)
+
+
 def blurred(vectors: Tensor, noise: float, random: torch.Generator) -> Tensor:
     """Vectors with noise whose expected squared length is ``noise`` squared."""
     return vectors + noise * normal(tuple(vectors.shape), random) / math.sqrt(vectors.shape[-1])

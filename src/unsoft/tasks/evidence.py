@@ -7,9 +7,14 @@ labels only read.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from typing import ClassVar
+
 import torch
 from torch import Tensor
 from torch.nn.functional import one_hot
+
+from unsoft.tasks.task import Task
 
 _DIRECTION, _LABEL, _MARK = 4.0, 2.0, 2.0
 
@@ -36,3 +41,25 @@ def pointing(inputs: Tensor, dim: int) -> Tensor:
 def saying(inputs: Tensor, dim: int, labels: int) -> Tensor:
     """What items say, (batch, n)."""
     return inputs[..., dim : dim + labels].argmax(-1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Lookup(Task):
+    """The base of tasks whose questions ask what one of the items says."""
+
+    kind: ClassVar[str] = "features"
+
+    labels: int = 8
+    """Things that an item can say."""
+    noise: float = 0.1
+    """Between where an item and its question point."""
+    dim: int = 16
+    """Of directions."""
+
+    @property
+    def size(self) -> int:
+        return self.dim + self.labels + 1
+
+    @property
+    def outputs(self) -> int:
+        return self.labels

@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from unsoft.tasks.draw import blurred, directions, distinct, integers, take
-from unsoft.tasks.evidence import items, pointing, question, saying
+from unsoft.tasks.evidence import Lookup, items, pointing, question, saying
 from unsoft.tasks.registry import register
-from unsoft.tasks.task import Batch, Setup, Task, chosen, labelled_last
+from unsoft.tasks.task import Batch, Setup, chosen, labelled_last
 
 
 @register
 @dataclass(frozen=True, kw_only=True)
-class Focus(Task):
+class Focus(Lookup):
     """What does the one item say that points where the question points?
 
     All others point anywhere; each question asks for another item.
@@ -25,14 +25,13 @@ class Focus(Task):
     name: ClassVar[str] = "focus"
     tells: ClassVar[str] = "mechanisms that still find one key as contexts grow from those that spread out"
     source: ClassVar[str] = "the setting of Su 2023 (focus of attention), trained"
-    kind: ClassVar[str] = "features"
+    difficulty: ClassVar[str] = "length"
 
     length: int = 128
     """Items and questions."""
-    questions: int = 8
+    questions: int = 32
     labels: int = 16
-    noise: float = 0.1
-    dim: int = 16
+    dim: int = 8
 
     def __post_init__(self) -> None:
         self.at_least(1, "questions")
@@ -46,22 +45,11 @@ class Focus(Task):
 
     @property
     def setup(self) -> Setup:
-        return Setup(steps=2000, batch=16)
+        return Setup(steps=400, batch=8)
 
-    @property
-    def size(self) -> int:
-        return self.dim + self.labels + 1
-
-    @property
-    def outputs(self) -> int:
-        return self.labels
-
-    @property
-    def choices(self) -> range:
-        return range(self.labels)
-
-    def harder(self) -> tuple[Task, ...]:
-        return tuple(replace(self, length=self.length * factor) for factor in (4, 8, 32))
+    def difficulties(self) -> tuple[int, ...]:
+        shorter = max(self.length // 2, 2 * self.questions)
+        return tuple(sorted({shorter, *(self.length * factor for factor in (1, 4, 8, 32))}))
 
     def draw(self, count: int, random: torch.Generator, training: bool) -> Batch:
         many = self.length - self.questions

@@ -12,14 +12,14 @@ from torch import Tensor
 from unsoft.tasks.draw import one_integer
 from unsoft.tasks.in_context_recall import MAD
 from unsoft.tasks.registry import register
-from unsoft.tasks.task import IGNORE, Batch, Setup, Task, chosen
+from unsoft.tasks.task import IGNORE, Batch, Retelling, Setup, chosen
 
 Word = tuple[int, ...]
 
 
 @register
 @dataclass(frozen=True, kw_only=True)
-class FuzzyRecall(Task):
+class FuzzyRecall(Retelling):
     """Keys are words of 1 to ``longest`` key tokens and values words of as many value tokens; when a key
     comes again, every token of its value is asked. In the test all keys have the full length. Sequences are
     filled up with a blank in front."""
@@ -28,13 +28,13 @@ class FuzzyRecall(Task):
     tells: ClassVar[str] = "mechanisms that put a key together from several tokens before they look it up"
     source: ClassVar[str] = MAD
 
-    length: int = 64
-    keys: int = 8
+    length: int = 32
+    keys: int = 6
     """Key tokens."""
-    values: int = 8
+    values: int = 6
     """Value tokens."""
     longest: int = 2
-    words: int = 6
+    words: int = 3
     """Keys in a sequence."""
 
     def __post_init__(self) -> None:
@@ -53,19 +53,11 @@ class FuzzyRecall(Task):
 
     @property
     def setup(self) -> Setup:
-        return Setup(layers=3, heads=2, steps=3000, positions=True)
+        return Setup(layers=3, heads=2, steps=800, batch=32, positions=True)
 
     @property
     def size(self) -> int:
         return self.keys + self.values + 1
-
-    @property
-    def outputs(self) -> int:
-        return self.size
-
-    @property
-    def answers_in_tokens(self) -> bool:
-        return True
 
     @property
     def choices(self) -> range:

@@ -11,14 +11,14 @@ from torch.nn.functional import one_hot
 
 from unsoft.tasks.draw import integers
 from unsoft.tasks.registry import register
-from unsoft.tasks.task import IGNORE, Batch, Setup, Task, chosen
+from unsoft.tasks.task import IGNORE, Batch, Retelling, Setup, chosen
 
 MAD = "Poli et al. 2024, Mechanistic design (arXiv 2403.17844)"
 
 
 @register
 @dataclass(frozen=True, kw_only=True)
-class InContextRecall(Task):
+class InContextRecall(Retelling):
     """Key, value, key, value, ...: a key has the same value throughout a sequence,
     and is asked whenever it comes again."""
 
@@ -28,7 +28,7 @@ class InContextRecall(Task):
     )
     source: ClassVar[str] = MAD
 
-    length: int = 64
+    length: int = 32
     keys: int = 8
     values: int = 8
     noise: float = 0.0
@@ -44,19 +44,11 @@ class InContextRecall(Task):
 
     @property
     def setup(self) -> Setup:
-        return Setup(layers=2, heads=2, steps=1500, positions=True)
+        return Setup(layers=2, steps=500, batch=32, positions=True)
 
     @property
     def size(self) -> int:
         return self.keys + self.values + self.noise_tokens
-
-    @property
-    def outputs(self) -> int:
-        return self.size
-
-    @property
-    def answers_in_tokens(self) -> bool:
-        return True
 
     @property
     def choices(self) -> range:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
@@ -10,12 +10,12 @@ from torch import Tensor
 
 from unsoft.tasks.draw import distinct, take
 from unsoft.tasks.registry import register
-from unsoft.tasks.task import Batch, Setup, Task, chosen, labelled_last
+from unsoft.tasks.task import Batch, Retelling, Setup, chosen, labelled_last
 
 
 @register
 @dataclass(frozen=True, kw_only=True)
-class Induction(Task):
+class Induction(Retelling):
     """Different tokens in random order, then some of them again in another order:
     each asks for the token that followed it."""
 
@@ -25,10 +25,12 @@ class Induction(Task):
     )
     source: ClassVar[str] = "Olsson et al. 2022 (arXiv 2209.11895)"
 
-    length: int = 16
+    difficulty: ClassVar[str] = "length"
+
+    length: int = 8
     """Tokens before the questions."""
-    questions: int = 8
-    vocabulary: int = 64
+    questions: int = 7
+    vocabulary: int = 32
 
     def __post_init__(self) -> None:
         self.at_least(2, "length", "vocabulary")
@@ -44,30 +46,15 @@ class Induction(Task):
 
     @property
     def setup(self) -> Setup:
-        return Setup(layers=2, heads=2, steps=2000, positions=True)
+        return Setup(layers=2, steps=600, positions=True)
 
     @property
     def size(self) -> int:
         return self.vocabulary
 
-    @property
-    def outputs(self) -> int:
-        return self.vocabulary
-
-    @property
-    def answers_in_tokens(self) -> bool:
-        return True
-
-    @property
-    def choices(self) -> range:
-        return range(self.vocabulary)
-
-    def harder(self) -> tuple[Task, ...]:
-        return tuple(
-            replace(self, length=length)
-            for length in (self.length * 2, self.length * 4)
-            if length <= self.vocabulary
-        )
+    def difficulties(self) -> tuple[int, ...]:
+        own = self.length
+        return tuple(length for length in (own, 2 * own, 4 * own) if length <= self.vocabulary)
 
     def draw(self, count: int, random: torch.Generator, training: bool) -> Batch:
         tokens = distinct(count, self.vocabulary, self.length, random)

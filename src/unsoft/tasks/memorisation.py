@@ -28,9 +28,9 @@ class Memorisation(Task):
     tells: ClassVar[str] = "what the weights hold from what attention holds: mechanisms should not differ"
     source: ClassVar[str] = MAD
 
-    length: int = 32
-    keys: int = 128
-    values: int = 128
+    length: int = 16
+    keys: int = 64
+    values: int = 64
     facts: int = 0
     """The seed of the facts."""
 
@@ -41,7 +41,7 @@ class Memorisation(Task):
 
     @property
     def setup(self) -> Setup:
-        return Setup(layers=2, heads=2, steps=1000, positions=True)
+        return Setup(layers=2, steps=300, positions=True)
 
     @property
     def size(self) -> int:
@@ -50,10 +50,6 @@ class Memorisation(Task):
     @property
     def outputs(self) -> int:
         return self.values
-
-    @property
-    def choices(self) -> range:
-        return range(self.values)
 
     def _values(self) -> Tensor:
         return integers(self.values, (self.keys,), generator(self.facts, "facts"))

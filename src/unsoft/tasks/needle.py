@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from unsoft.tasks.draw import blurred, directions, integers, one_integer, shuffled
-from unsoft.tasks.evidence import items, pointing, question, saying
+from unsoft.tasks.draw import across_from, blurred, directions, integers, one_integer, shuffled
+from unsoft.tasks.evidence import Lookup, items, pointing, question, saying
 from unsoft.tasks.registry import register
-from unsoft.tasks.task import Batch, Setup, Task, chosen, labelled_last
+from unsoft.tasks.task import Batch, Setup, chosen, labelled_last
 
 
 @register
 @dataclass(frozen=True, kw_only=True)
-class Needle(Task):
+class Needle(Lookup):
     """What does the item say that points where the question points?
 
     A crowd of look-alikes points close by and says something else.
@@ -24,17 +24,14 @@ class Needle(Task):
 
     name: ClassVar[str] = "needle"
     tells: ClassVar[str] = "mechanisms that many look-alike keys hijack from those that they do not"
-    kind: ClassVar[str] = "features"
+    difficulty: ClassVar[str] = "crowd"
 
-    crowd: int = 16
+    crowd: int = 8
     """Look-alikes: 1 to ``crowd`` while training, exactly ``crowd`` in the test."""
     similarity: float = 0.9
     """Cosine between the question and the crowd."""
-    noise: float = 0.1
     distractors: int = 4
     """Items that point anywhere."""
-    labels: int = 8
-    dim: int = 16
 
     def __post_init__(self) -> None:
         self.at_least(1, "crowd")
@@ -45,30 +42,16 @@ class Needle(Task):
 
     @property
     def setup(self) -> Setup:
-        return Setup(steps=1500, batch=128)
+        return Setup(steps=800)
 
-    @property
-    def size(self) -> int:
-        return self.dim + self.labels + 1
-
-    @property
-    def outputs(self) -> int:
-        return self.labels
-
-    @property
-    def choices(self) -> range:
-        return range(self.labels)
-
-    def harder(self) -> tuple[Task, ...]:
-        return tuple(replace(self, crowd=self.crowd * factor) for factor in (4, 16, 32))
+    def difficulties(self) -> tuple[int, ...]:
+        few = {1, max(self.crowd // 4, 1)}
+        return tuple(sorted({*few, *(self.crowd * factor for factor in (1, 4, 16, 32))}))
 
     def draw(self, count: int, random: torch.Generator, training: bool) -> Batch:
         crowd = one_integer(1, self.crowd, random) if training else self.crowd
         asked = directions((count, 1, self.dim), random)
-        across = directions((count, 1, self.dim), random)
-        across = torch.nn.functional.normalize(
-            across - (across * asked).sum(-1, keepdim=True) * asked, dim=-1
-        )
+        across = across_from(asked, directions((count, 1, self.dim), random))
         close = self.similarity * asked + (1 - self.similarity**2) ** 0.5 * across
         where = torch.cat(
             [blurred(asked, self.noise, random), blurred(close.expand(-1, crowd, -1), self.noise, random)], 1

@@ -8,10 +8,10 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from unsoft.tasks.draw import blurred, directions, integers, shuffled
-from unsoft.tasks.evidence import items, question, saying
+from unsoft.tasks.draw import across_from, blurred, directions, integers, shuffled
+from unsoft.tasks.evidence import Lookup, items, question, saying
 from unsoft.tasks.registry import register
-from unsoft.tasks.task import Batch, Setup, Task, chosen, labelled_last
+from unsoft.tasks.task import Batch, Setup, chosen, labelled_last
 
 FOR, AGAINST, NEITHER = range(3)
 _CLEAR = 0.5  # the cosine from which an item is evidence
@@ -19,7 +19,7 @@ _CLEAR = 0.5  # the cosine from which an item is evidence
 
 @register
 @dataclass(frozen=True, kw_only=True)
-class Opposition(Task):
+class Opposition(Lookup):
     """One item may point where the question points, or exactly against it; all others point across it.
 
     Answers: the label of the item that supports (0 to labels - 1),
@@ -28,12 +28,9 @@ class Opposition(Task):
 
     name: ClassVar[str] = "opposition"
     tells: ClassVar[str] = "one head with signed weights from one head that can only support"
-    kind: ClassVar[str] = "features"
 
     irrelevant: int = 15
     labels: int = 4
-    noise: float = 0.1
-    dim: int = 16
 
     def __post_init__(self) -> None:
         self.at_least(1, "irrelevant")
@@ -43,19 +40,11 @@ class Opposition(Task):
 
     @property
     def setup(self) -> Setup:
-        return Setup(steps=1500, batch=128)
-
-    @property
-    def size(self) -> int:
-        return self.dim + self.labels + 1
+        return Setup(steps=400, batch=128)
 
     @property
     def outputs(self) -> int:
         return 2 * self.labels + 1
-
-    @property
-    def choices(self) -> range:
-        return range(self.outputs)
 
     @property
     def chance(self) -> float:
@@ -67,8 +56,7 @@ class Opposition(Task):
     def draw(self, count: int, random: torch.Generator, training: bool) -> Batch:
         asked = directions((count, 1, self.dim), random)
         case = integers(3, (count, 1), random)
-        where = directions((count, self.irrelevant + 1, self.dim), random)
-        where = torch.nn.functional.normalize(where - (where * asked).sum(-1, keepdim=True) * asked, dim=-1)
+        where = across_from(asked, directions((count, self.irrelevant + 1, self.dim), random))
         sign = torch.tensor([1.0, -1.0, 0.0])[case][..., None]
         where[:, :1] = torch.where(sign == 0, where[:, :1], sign * asked)
         said = integers(self.labels, (count, self.irrelevant + 1), random)

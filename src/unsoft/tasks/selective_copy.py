@@ -11,12 +11,12 @@ from torch import Tensor
 from unsoft.tasks.draw import distinct, integers
 from unsoft.tasks.in_context_recall import MAD
 from unsoft.tasks.registry import register
-from unsoft.tasks.task import Batch, Setup, Task, chosen, labelled_last
+from unsoft.tasks.task import Batch, Retelling, Setup, chosen, labelled_last
 
 
 @register
 @dataclass(frozen=True, kw_only=True)
-class SelectiveCopy(Task):
+class SelectiveCopy(Retelling):
     """Tokens at random places between blanks, a mark, and as many blanks as tokens: say them there,
     in their order."""
 
@@ -26,8 +26,8 @@ class SelectiveCopy(Task):
     )
     source: ClassVar[str] = MAD
 
-    length: int = 48
-    tokens: int = 6
+    length: int = 20
+    tokens: int = 4
     """To be copied."""
     vocabulary: int = 8
 
@@ -38,7 +38,7 @@ class SelectiveCopy(Task):
 
     @property
     def setup(self) -> Setup:
-        return Setup(layers=2, heads=2, steps=3000, positions=True)
+        return Setup(layers=2, heads=2, steps=800, positions=True)
 
     @property
     def size(self) -> int:
@@ -47,14 +47,6 @@ class SelectiveCopy(Task):
     @property
     def outputs(self) -> int:
         return self.vocabulary
-
-    @property
-    def answers_in_tokens(self) -> bool:
-        return True
-
-    @property
-    def choices(self) -> range:
-        return range(self.vocabulary)
 
     def draw(self, count: int, random: torch.Generator, training: bool) -> Batch:
         blank, mark = self.vocabulary, self.vocabulary + 1

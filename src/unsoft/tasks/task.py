@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from dataclasses import dataclass, fields
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
 from typing import Any, ClassVar, NamedTuple
 
 import torch
@@ -49,7 +50,7 @@ class Task(ABC):
     ``unsoft train``.
 
     >>> import unsoft
-    >>> task = unsoft.tasks.task("recall", pairs=4, length=32)
+    >>> task = unsoft.tasks.task("recall", pairs=4, length=32, values=64)
     >>> inputs, labels = task.sample(2, seed=0)
     >>> inputs.shape, int((labels != -100).sum())
     (torch.Size([2, 32]), 8)
@@ -66,6 +67,8 @@ class Task(ABC):
     """What the inputs are: "tokens", "features" or "image"."""
     metric: ClassVar[str] = "accuracy"
     higher_is_better: ClassVar[bool] = True
+    difficulty: ClassVar[str] = ""
+    """The knob that is small in training and large in some tests; "" if there is none."""
 
     @property
     def setup(self) -> Setup:
@@ -78,9 +81,9 @@ class Task(ABC):
         """Of the inputs: how many tokens or features there are, or the side of an image."""
 
     @property
-    @abstractmethod
     def outputs(self) -> int:
-        """How many numbers a model gives at each position."""
+        """How many numbers a model gives at each position: one for each token, unless said otherwise."""
+        return self.size
 
     @property
     def answers_in_tokens(self) -> bool:
@@ -91,9 +94,9 @@ class Task(ABC):
         return False
 
     @property
-    @abstractmethod
     def choices(self) -> range:
-        """The labels among which one who knows nothing would guess."""
+        """The labels among which one who knows nothing would guess: all, unless said otherwise."""
+        return range(self.outputs)
 
     @abstractmethod
     def draw(self, count: int, random: torch.Generator, training: bool) -> Batch:
@@ -107,9 +110,22 @@ class Task(ABC):
         """What a mechanism falls back on that lacks what the task asks for; None if nothing particular."""
         return None
 
-    def harder(self) -> tuple[Task, ...]:
-        """The same task beyond what is seen in training: more, longer, noisier."""
+    def difficulties(self) -> tuple[int, ...]:
+        """Values of the knob :attr:`difficulty` at which models are tested, from easy to hard."""
         return ()
+
+    def sweep(self) -> tuple[Task, ...]:
+        """The same task at each of these values.
+
+        >>> import unsoft
+        >>> [task.repeats for task in unsoft.tasks.task("census").sweep()]
+        [1, 2, 4, 8, 16, 64]
+        """
+        return tuple(replace(self, **{self.difficulty: value}) for value in self.difficulties())
+
+    def files(self) -> Mapping[str, str]:
+        """What else belongs in the folder of a run on this task: names and contents."""
+        return {}
 
     @property
     def chance(self) -> float:
@@ -156,17 +172,6 @@ class Task(ABC):
         """The difficulty as plain data."""
         return {field.name: getattr(self, field.name) for field in fields(self)}
 
-    def label(self, than: Task) -> str:
-        """How this task differs from another of its kind.
-
-        >>> import unsoft
-        >>> easy = unsoft.tasks.task("census")
-        >>> [task.label(than=easy) for task in easy.harder()]
-        ['repeats=16', 'repeats=64']
-        """
-        other = than.knobs()
-        return ", ".join(f"{name}={value}" for name, value in self.knobs().items() if value != other[name])
-
     def require(self, holds: bool, problem: str) -> None:
         """ValueError unless it holds."""
         if not holds:
@@ -195,6 +200,15 @@ class Task(ABC):
         """ValueError unless the knob has one of these values."""
         value = getattr(self, knob)
         self.require(value in values, f"{knob!r} must be one of {', '.join(values)}, not {value!r}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Retelling(Task):
+    """The base of tasks whose answers are tokens of the inputs."""
+
+    @property
+    def answers_in_tokens(self) -> bool:
+        return True
 
 
 def asked(outputs: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:

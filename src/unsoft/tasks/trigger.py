@@ -12,7 +12,9 @@ from unsoft.tasks.draw import integers, normal
 from unsoft.tasks.registry import register
 from unsoft.tasks.task import IGNORE, Batch, Setup, Task
 
-_START, _TRIGGER = -2, -1
+_START, _TRIGGER, _CONTENT = range(3)  # the mark of a token; the last dimensions of the inputs
+_MARKS = 3
+_MARK = 2.0
 
 
 @register
@@ -22,6 +24,8 @@ class Trigger(Task):
 
     Labels are vectors, (batch, length, dim). The score is the squared error over that of always giving zero:
     1 is doing nothing, 0 is perfect. Content is drawn around a centre that differs from sequence to sequence.
+    Each token carries a mark: start, trigger or content. Without the last, rectified attention has no
+    constant by which all content could weigh the same, and cannot take a mean.
     """
 
     name: ClassVar[str] = "trigger"
@@ -44,11 +48,11 @@ class Trigger(Task):
 
     @property
     def setup(self) -> Setup:
-        return Setup(steps=1000, batch=64)
+        return Setup(steps=400)
 
     @property
     def size(self) -> int:
-        return self.dim + 2
+        return self.dim + _MARKS
 
     @property
     def outputs(self) -> int:
@@ -81,19 +85,18 @@ class Trigger(Task):
         before = (torch.arange(self.length) < at[:, None]).float()[..., None]
         target[rows, at] = (content * before).sum(1) / at[:, None]
         content[rows, at] = 0
-        marks = torch.zeros(count, self.length, 2)
-        marks[rows, at, _TRIGGER] = 2.0
-        start = torch.zeros(count, 1, self.size)
-        start[..., _START] = 2.0
-        inputs = torch.cat([start, torch.cat([content, marks], -1)], 1)
+        kind = torch.full((count, self.length + 1), _CONTENT)
+        kind[:, 0], kind[rows, at + 1] = _START, _TRIGGER
+        marks = _MARK * torch.nn.functional.one_hot(kind, _MARKS)
+        inputs = torch.cat([torch.nn.functional.pad(content, (0, 0, 1, 0)), marks], -1)
         return Batch(inputs, torch.cat([torch.full((count, 1, self.dim), float(IGNORE)), target], 1))
 
     def solve(self, inputs: Tensor) -> Tensor:
         """Running mean of the content, where the trigger is."""
-        content = inputs[..., : self.dim]
-        is_content = (inputs[..., self.dim :].sum(-1, keepdim=True) == 0).float()
+        content, marks = inputs[..., : self.dim], inputs[..., self.dim :]
+        is_content = (marks[..., _CONTENT, None] > 0).float()
         mean = (content * is_content).cumsum(1) / is_content.cumsum(1).clamp(min=1)
-        return mean * (inputs[..., _TRIGGER:] > 0)
+        return mean * (marks[..., _TRIGGER, None] > 0)
 
     def grade(self, outputs: Tensor, labels: Tensor) -> Tensor:
         there = (labels != IGNORE).all(-1)

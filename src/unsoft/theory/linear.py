@@ -94,13 +94,13 @@ def performer_sparsity(
 
     Both moments are Gaussian integrals over the key,
 
-        E exp(w . k - c |k|^2 / 2) = v^(-D/2) exp((sigma^2 |w|^2 / 2 + w . mean - c |mean|^2 / 2) / v),   v =
-        1 + c sigma^2,
+        E exp(w . k - c |k|^2 / 2) = v^(-D/2) exp((sigma^2 |w|^2 / 2 + w . mean - c |mean|^2 / 2) / v)
 
-    with w = w_r, c = 1 for the first and w = w_r + w_t, c = 2 for the second. ``query`` is (D,),
-    ``directions`` (m, D). With many random directions S approaches softmax's exp(-sigma^2 |q|^2 / 2), slowly.
-    It comes from above if keys are short (D sigma^2 below 1 or so); a single feature of long keys is a
-    lognormal of its own, exp(w . k - |k|^2/2), and may be sharper than softmax, at the wrong keys.
+    with v = 1 + c sigma^2, w = w_r, c = 1 for the first and w = w_r + w_t, c = 2 for the second.
+    ``query`` is (D,), ``directions`` (m, D). With many random directions S approaches softmax's
+    exp(-sigma^2 |q|^2 / 2), slowly. It comes from above if keys are short (D sigma^2 below 1 or so); a
+    single feature of long keys is a lognormal of its own, exp(w . k - |k|^2/2), and may be sharper than
+    softmax, at the wrong keys.
 
     >>> directions = torch.randn(4, 8, 2, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     >>> performer_sparsity([0.5, 0.0], directions[0])

@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from unsoft.files import write_whole
@@ -43,9 +44,13 @@ def finished(folder: Path, spec: Mapping[str, Any], who: str) -> dict[str, Any] 
 
 
 @contextmanager
-def claimed(folder: Path, spec: Mapping[str, Any], who: str) -> Iterator[None]:
-    """Makes the folder this run's own; meanwhile no other process can train in it. A lock ends with its
-    process, however that ends."""
+def claimed(
+    folder: Path, spec: Mapping[str, Any], who: str, files: Mapping[str, str] | None = None
+) -> Iterator[None]:
+    """Makes the folder this run's own; meanwhile no other process can train in it.
+
+    ``files`` are put beside its spec. A lock ends with its process, however that ends.
+    """
     try:
         folder.mkdir(parents=True, exist_ok=True)
         lock = (folder / _LOCK).open("w")
@@ -58,6 +63,8 @@ def claimed(folder: Path, spec: Mapping[str, Any], who: str) -> Iterator[None]:
             raise ValueError(f"{who}: another process works in {str(folder)!r}") from None
         if not (folder / _SPEC).exists():
             write_whole(folder / _SPEC, json.dumps(spec, indent=1).encode())
+        for name, content in (files or {}).items():
+            write_whole(folder / name, content.encode())
         yield
     (folder / _LOCK).unlink(missing_ok=True)
 
@@ -67,15 +74,24 @@ def finish(
     model: PreTrainedModel,
     result: Mapping[str, Any],
     tokenizer: PreTrainedTokenizerBase | None = None,
+    weights: Mapping[str, Tensor] | None = None,
 ) -> None:
     """The model first and the result last: a folder with a result is complete. Checkpoints have done their
     work then."""
     unfinished = folder / f".{_MODEL}.tmp"
     shutil.rmtree(unfinished, ignore_errors=True)
-    model.save_pretrained(unfinished)
-    if tokenizer is not None:
-        tokenizer.save_pretrained(unfinished)
-    shutil.rmtree(folder / _MODEL, ignore_errors=True)
-    os.replace(unfinished, folder / _MODEL)
-    write_whole(folder / _RESULT, json.dumps(result, indent=1).encode())
+    try:
+        model.save_pretrained(unfinished, state_dict=None if weights is None else dict(weights))
+        if tokenizer is not None:
+            tokenizer.save_pretrained(unfinished)
+        shutil.rmtree(folder / _MODEL, ignore_errors=True)
+        os.replace(unfinished, folder / _MODEL)
+        write_whole(folder / _RESULT, json.dumps(result, indent=1).encode())
+    except Exception as problem:  # of many libraries: safetensors, the operating system
+        shutil.rmtree(unfinished, ignore_errors=True)
+        reason = getattr(problem, "strerror", None) or str(problem)
+        raise OSError(
+            f"the trained model cannot be written to {str(folder)!r}: {reason}; its last checkpoint is kept,"
+            " and the same command goes on from there"
+        ) from problem
     shutil.rmtree(folder / CHECKPOINTS, ignore_errors=True)

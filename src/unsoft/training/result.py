@@ -19,8 +19,11 @@ class Result:
     """On the test of the task's own difficulty."""
     validation: float
     """On other examples, those on which the run was watched; learning rates are chosen by this."""
-    harder: Mapping[str, float]
-    """On harder tests, by what makes them harder."""
+    difficulty: str
+    """The knob of the task over which ``score_by`` goes; "" if there is none."""
+    score_by: list[dict[str, Any]]
+    """From easy to hard: the ``value`` of that knob, whether it is ``harder`` than training, the ``score``
+    there, and those of the ``known`` solution and of the ``shortcut``."""
     chance: float
     known: float
     """The score of the known solution."""
@@ -28,8 +31,12 @@ class Result:
     """The score of what a mechanism falls back on that lacks what the task asks for."""
     loss: float
     parameters: int
+    started: Mapping[str, list[float]]
+    """The mechanism's own parameters at first, where they are few: t, beta, gamma, ..."""
     learned: Mapping[str, list[float]]
-    """The mechanism's own parameters in the end, where they are few."""
+    """The same in the end."""
+    attention: Mapping[str, list[float]]
+    """What attention does in the end, for each layer: see :mod:`unsoft.training.attention_figures`."""
     steps: int
     seconds: float
     """Of this session; a run that was resumed took longer."""

@@ -7,28 +7,22 @@ import time
 from contextlib import ExitStack
 from pathlib import Path
 
-import torch
-import transformers
 from transformers import TrainerCallback
 
-import unsoft
 from unsoft.errors import Interrupted
 from unsoft.hf.quiet import quiet
-from unsoft.tasks import Task
+from unsoft.training import processes
 from unsoft.training.checkpoints import sweep
-from unsoft.training.data import evaluation_batches
+from unsoft.training.final_test import final_result
 from unsoft.training.folder import CHECKPOINTS, LOG, claimed, finish, finished
 from unsoft.training.model import build
-from unsoft.training.progress import ShowProgress, WriteLog, records
+from unsoft.training.progress import ShowProgress, WriteLog
 from unsoft.training.repulsion import Repulsion
 from unsoft.training.result import Result
-from unsoft.training.sealed_trainer import OWN
 from unsoft.training.spec import Spec
 from unsoft.training.stopping import StopOnSignal
-from unsoft.training.trainer import TaskTrainer, measure
-
-_FEW = 32
-_TEST = 0  # seed of the examples of the final test, the same for every run
+from unsoft.training.trackers import check_trackers
+from unsoft.training.trainer import TaskTrainer
 
 
 def train(
@@ -38,6 +32,7 @@ def train(
     save_every: int | None = None,
     eval_every: int | None = None,
     report_to: list[str] | None = None,
+    fsdp: bool = False,
     progress: bool = False,
 ) -> Result:
     """Trains what ``spec`` says and tests it.
@@ -52,6 +47,11 @@ def train(
         a tenth of the run unless told otherwise.
     report_to
         Trackers that transformers' Trainer knows, such as ["tensorboard"].
+    fsdp
+        Under torchrun: every process keeps a part of weights and optimizer (FSDP2), instead of all of it
+        (DDP).
+
+    Under torchrun the processes share every batch, and the first of them writes and prints.
 
     Ctrl-C and SIGTERM save a checkpoint and raise :class:`unsoft.errors.Interrupted`; a loss that is not
     finite raises :class:`unsoft.errors.DivergenceError`.
@@ -70,22 +70,30 @@ def train(
             raise ValueError(f"train: argument {name!r} must be at least 1, not {value}")
     if out is not None and (found := finished(Path(out), full.to_dict(), "train")) is not None:
         return Result.from_dict(found)
-    tenth = max(1, full.steps // 10)
+    _check_processes(full, fsdp)
+    check_trackers(report_to or [])
+    first, damaged, tenth = processes.is_first(), [], max(1, full.steps // 10)
     with ExitStack() as closing:
         closing.enter_context(quiet())
         model = build(full, task)  # first of all: what cannot be built leaves no folder behind
+        processes.join()
         if out is None:
             folder = Path(closing.enter_context(tempfile.TemporaryDirectory()))
         else:
             folder = Path(out)
-            closing.enter_context(claimed(folder, full.to_dict(), "train"))
+            if first:
+                closing.enter_context(claimed(folder, full.to_dict(), "train", task.files()))
+                damaged = sweep(folder / CHECKPOINTS)[1]
+            processes.wait()
         stop = StopOnSignal()
         closing.enter_context(stop.listening())
-        callbacks: list[TrainerCallback] = [stop, WriteLog(folder / LOG)]
+        callbacks: list[TrainerCallback] = [stop]
+        if first:
+            callbacks.append(WriteLog(folder / LOG))
         if full.repulse:
             callbacks.append(Repulsion(alpha=full.alpha, kind=full.repulse))
-        newest, damaged = sweep(folder / CHECKPOINTS)
-        if progress:
+        newest, _ = sweep(folder / CHECKPOINTS)
+        if progress and first:
             shown = ShowProgress(f"{full.task} {full.mechanism}", task.metric)
             closing.callback(shown.close)
             callbacks.append(shown)
@@ -99,6 +107,7 @@ def train(
             save_every=None if out is None else save_every or tenth,
             eval_every=eval_every or tenth,
             report_to=report_to or [],
+            fsdp=fsdp,
             callbacks=callbacks,
         )
         begin = time.perf_counter()
@@ -106,10 +115,22 @@ def train(
         seconds = time.perf_counter() - begin
         if stop.came and trainer.state.global_step < full.steps:
             raise Interrupted(_goodbye(trainer.state.global_step, full.steps, out))
-        result = _result(trainer, full, task, seconds)
+        result = final_result(trainer, seconds)
         if out is not None:
-            finish(folder, model, result.to_dict())
+            weights = trainer.accelerator.get_state_dict(trainer.model_wrapped) if fsdp else None
+            if first:
+                finish(folder, model, result.to_dict(), weights=weights)
+            processes.wait()
         return result
+
+
+def _check_processes(spec: Spec, fsdp: bool) -> None:
+    """ValueError if the batch cannot be shared, or there is nothing to share."""
+    assert spec.batch
+    if spec.batch < processes.count():
+        raise ValueError(f"train: a batch of {spec.batch} cannot be shared by {processes.count()} processes")
+    if fsdp and processes.count() == 1:
+        raise ValueError("train: 'fsdp' shares a model among processes; start them with torchrun")
 
 
 def _goodbye(step: int, steps: int, out: str | Path | None) -> str:
@@ -118,40 +139,4 @@ def _goodbye(step: int, steps: int, out: str | Path | None) -> str:
     return (
         f"train: stopped at step {step} of {steps}; saved in {str(out)!r}, and the same command goes on from"
         " there"
-    )
-
-
-def _result(trainer: TaskTrainer, spec: Spec, task: Task, seconds: float) -> Result:
-    model, width, device = trainer.network, trainer.width, trainer.args.device
-    score, loss = measure(model, evaluation_batches(task, width, _TEST), device)
-    history = records(trainer.state)
-    watched = [record["eval_score"] for record in history if "eval_score" in record]
-    return Result(
-        spec=spec.to_dict(),
-        metric=task.metric,
-        higher_is_better=task.higher_is_better,
-        score=score,
-        validation=watched[-1],
-        harder={
-            other.label(than=task): measure(model, evaluation_batches(other, width, _TEST), device)[0]
-            for other in task.harder()
-        },
-        chance=task.chance,
-        known=task.known(seed=_TEST),
-        shortcut=task.shortcut_score(seed=_TEST),
-        loss=loss,
-        parameters=sum(parameter.numel() for parameter in model.parameters()),
-        learned={
-            name: parameter.detach().flatten().tolist()
-            for name, parameter in model.named_parameters()
-            if OWN in name and parameter.numel() <= _FEW
-        },
-        steps=trainer.state.global_step,
-        seconds=seconds,
-        history=history,
-        versions={
-            "unsoft": unsoft.__version__,
-            "torch": torch.__version__,
-            "transformers": transformers.__version__,
-        },
     )

@@ -14,6 +14,7 @@ from transformers import PreTrainedModel, Trainer, TrainingArguments
 from transformers.trainer_callback import PrinterCallback
 
 from unsoft.errors import DivergenceError
+from unsoft.training import processes
 from unsoft.training.checkpoints import seal
 from unsoft.training.data import unwrap
 
@@ -97,7 +98,10 @@ class SealedTrainer(Trainer):
         folder = Path(self.args.output_dir or "") / f"checkpoint-{self.state.global_step}"
         try:
             super()._save_checkpoint(*args, **kwargs)
-            seal(folder)
+            processes.wait()
+            if processes.is_first():
+                seal(folder)
+            processes.wait()
         except Exception as problem:  # of many libraries: safetensors, torch, the operating system
             shutil.rmtree(folder, ignore_errors=True)
             reason = getattr(problem, "strerror", None) or str(problem)

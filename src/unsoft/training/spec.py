@@ -19,7 +19,7 @@ class Spec:
 
     >>> spec = Spec(task="census", mechanism="magnitude+cog", knobs={"repeats": 4})
     >>> spec.filled().steps, Spec.from_dict(spec.to_dict()) == spec
-    (1500, True)
+    (600, True)
     >>> Spec(task="census", mechanism="softmaxx")
     Traceback (most recent call last):
     ValueError: ...

@@ -11,6 +11,8 @@ from typing import Any
 
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
+from unsoft.training import processes
+
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
@@ -43,6 +45,7 @@ class StopOnSignal(TrainerCallback):
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
         """Asks Trainer to save and to stop."""
+        self.came = processes.any_says(self.came)
         if self.came:
             control.should_training_stop = True
             control.should_save = args.save_strategy != "no"

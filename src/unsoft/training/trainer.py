@@ -11,10 +11,13 @@ from torch.utils.data import Dataset
 from transformers import PreTrainedModel, TrainerCallback, TrainingArguments
 
 from unsoft.tasks import Task
+from unsoft.tasks.task import IGNORE
+from unsoft.training import processes
 from unsoft.training.data import Batches, evaluation_batches
-from unsoft.training.sealed_trainer import SealedTrainer, arguments
+from unsoft.training.sealed_trainer import OWN, SealedTrainer, arguments
 from unsoft.training.spec import Spec
 
+_FEW = 32
 _VALIDATION = 1  # seed of the examples on which runs are watched; the final test has others
 
 
@@ -31,25 +34,31 @@ class TaskTrainer(SealedTrainer):
         save_every: int | None,
         eval_every: int,
         report_to: list[str],
+        fsdp: bool,
         callbacks: list[TrainerCallback],
     ) -> None:
         assert spec.steps and spec.batch and spec.lr is not None
         self.spec, self.task = spec, task
         self.width: int = model.config.hidden_size
+        self.started = own_values(model)
         super().__init__(
             model,
-            _arguments(spec, folder, save_every, eval_every, report_to),
+            _arguments(spec, task.kind, folder, save_every, eval_every, report_to, fsdp),
             who="train",
             mechanism_lr=spec.mechanism_lr,
-            train_dataset=Batches(task, self.width, spec.steps, spec.batch, spec.seed, training=True),
+            train_dataset=Batches(
+                task, self.width, spec.steps, spec.batch, spec.seed, training=True, pieces=processes.count()
+            ),
             eval_dataset=evaluation_batches(task, self.width, _VALIDATION),
             compute_loss_func=self._loss,
             callbacks=callbacks,
         )
 
     def _loss(self, outputs: Any, labels: Tensor, num_items_in_batch: Any = None) -> Tensor:
-        loss = self.task.loss(outputs["logits"][..., : self.task.outputs], labels)
-        return self.finite(loss)
+        loss = self.finite(self.task.loss(outputs["logits"][..., : self.task.outputs], labels))
+        if processes.count() > 1:  # each has a piece of the batch, perhaps with more answers than another
+            loss = loss * ((labels != IGNORE).sum() / num_items_in_batch)
+        return loss
 
     def evaluate(
         self,
@@ -67,6 +76,20 @@ class TaskTrainer(SealedTrainer):
         return found
 
 
+def own_values(model: nn.Module) -> dict[str, list[float]]:
+    """The values of a mechanism's own parameters, where they are few; of a logarithm the number itself."""
+    found = {}
+    for name, parameter in model.named_parameters():
+        if OWN in name and parameter.numel() <= _FEW:
+            whole = getattr(parameter, "full_tensor", None)  # of a parameter that processes share
+            values = (parameter if whole is None else whole()).detach().float().flatten()
+            where, _, last = name.rpartition(".")
+            if last.startswith("log_"):
+                name, values = f"{where}.{last.removeprefix('log_')}", values.exp()
+            found[name] = values.tolist()
+    return found
+
+
 @torch.no_grad()
 def measure(model: nn.Module, batches: Batches, device: torch.device) -> tuple[float, float]:
     """Score and loss of a model, over all answers."""
@@ -82,7 +105,13 @@ def measure(model: nn.Module, batches: Batches, device: torch.device) -> tuple[f
 
 
 def _arguments(
-    spec: Spec, folder: Path, save_every: int | None, eval_every: int, report_to: list[str]
+    spec: Spec,
+    kind: str,
+    folder: Path,
+    save_every: int | None,
+    eval_every: int,
+    report_to: list[str],
+    fsdp: bool,
 ) -> TrainingArguments:
     assert spec.steps and spec.lr is not None
     return arguments(
@@ -98,4 +127,6 @@ def _arguments(
         eval_strategy="steps",
         eval_steps=eval_every,
         report_to=report_to or "none",
+        fsdp=True if fsdp else None,
+        ddp_find_unused_parameters=kind != "tokens",  # features do not go through the embedding
     )

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from unsoft.hf.steering import Directions
-from unsoft.hf.steering.controls import DOES_NOT_HOLD, HOLDS, LIMITS, SideEffect, judge, steps
+from unsoft.hf.steering.controls import DOES_NOT_HOLD, HOLDS, LIMITS, Bound, judge, steps
 from unsoft.hf.steering.interval import interval
 
 ITEMS = 30
@@ -49,7 +49,7 @@ def judged(score=linear, found=TRUTH, harm=0.0, **options):
         1.0,
         shuffled=lambda seed: along(noise(1000 + seed)),
         other=along(OTHER),
-        side_effects=[SideEffect("unrelated loss", loss, 0.1, "nats")],
+        bounds=[Bound("unrelated loss", loss, 0.1, "nats")],
         items="held-out items",
         **options,
     )
@@ -69,6 +69,19 @@ def test_a_true_direction_holds():
 def test_side_effects_are_limits():
     assert judged(harm=0.1 - 1e-6).verdict == HOLDS
     assert judged(harm=0.11).verdict == LIMITS and failed(judged(harm=0.11)) == {"unrelated loss"}
+
+
+def test_what_belongs_to_the_claim_must_come():
+    def lies(fall):
+        return lambda directions, strength: torch.full((8,), 1.0 if directions is None else 1.0 - fall)
+
+    for fall, verdict in ((0.2, HOLDS), (0.04, DOES_NOT_HOLD)):
+        bound = Bound("lies", lies(fall), -0.05, "per caption", side_effect=False)
+        shuffled = lambda seed: along(noise(1000 + seed))  # noqa: E731
+        found = judge(
+            linear, along(TRUTH), 1.0, shuffled=shuffled, other=along(OTHER), bounds=[bound], items="x"
+        )
+        assert found.verdict == verdict
 
 
 def test_what_any_push_does_is_no_intervention():
@@ -93,7 +106,7 @@ def test_labels_that_tell_the_truth_when_shuffled_are_noticed():
         1.0,
         shuffled=lambda seed: along(TRUTH),
         other=along(OTHER),
-        side_effects=[],
+        bounds=[],
         items="x",
     )
     assert failed(found) == {"shuffled labels"}
@@ -106,7 +119,7 @@ def test_a_direction_of_another_task_that_does_the_same_is_noticed():
         1.0,
         shuffled=lambda seed: along(noise(seed)),
         other=along(TRUTH),
-        side_effects=[],
+        bounds=[],
         items="x",
     )
     assert failed(found) == {"another task"}
@@ -115,8 +128,8 @@ def test_a_direction_of_another_task_that_does_the_same_is_noticed():
 def test_every_step_is_told_and_data_are_plain():
     said = []
     content = judged(said=said.append).to_dict()
-    assert len(said) == steps(side_effects=1)
-    assert {"verdict", "found", "rule", "controls", "doses", "strength", "before", "after"} == set(content)
+    assert len(said) == steps(bounds=1)
+    assert {"controls", "doses", "strength", "before", "after"} == set(content)
     assert [dose["strength"] for dose in content["doses"]] == [-1, -0.5, 0, 0.5, 1]
 
 

@@ -1,4 +1,4 @@
-"""Steering a model: against the same model with the direction built into its weights, token by token, and removed."""
+"""Steering: against the same model with the direction built into its weights, token by token, and removed."""
 
 import copy
 
@@ -75,7 +75,7 @@ def test_an_error_inside_leaves_nothing_behind(tiny, words, directions):
 @pytest.mark.parametrize("positions", ["all", "prompt", "generated", [0, -1], [2, 10]])
 @torch.no_grad()
 def test_positions_while_generating_are_those_of_the_whole_text(tiny, words, directions, positions):
-    """With a cache the model sees a token at a time; a plain loop over the whole text, with numbers, is the truth."""
+    """With a cache the model sees a token at a time; a plain loop over the whole text is the truth."""
     model, prompt = tiny("llama"), words.shape[1]
     found = directions(model)
     options = {"max_new_tokens": 5, "do_sample": False, "eos_token_id": None}

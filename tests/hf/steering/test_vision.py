@@ -45,7 +45,7 @@ def test_everything_runs_and_leaves_no_trace(case):
 
 
 def test_contributions_against_attention_of_our_own():
-    """Weights from plain torch, a gradient with respect to what is added to them, and the products in numpy."""
+    """Weights from plain torch, gradients with respect to what is added to them, products in numpy."""
     model, inputs = image_text("llava")
     caption, _ = written(model, inputs)
     found = contributions(model, inputs, caption, [0, 2])

@@ -26,9 +26,16 @@ def _one_thread(one_thread):
 def spec(source, text):
     def spec(**changes):
         settings = {
-            "model": str(source), "mechanism": "relu2", "text": str(text), "match_steps": 12, "tune_steps": 6,
-            "tokens": 24, "held_out": 96, "match_lr": 0.01, "tune_lr": 0.003,
-        }  # fmt: skip
+            "model": str(source),
+            "mechanism": "relu2",
+            "text": str(text),
+            "match_steps": 12,
+            "tune_steps": 6,
+            "tokens": 24,
+            "held_out": 96,
+            "match_lr": 0.01,
+            "tune_lr": 0.003,
+        }
         return Conversion(**settings | changes)
 
     return spec
@@ -66,8 +73,12 @@ def whole(tmp_path_factory, source, text):
 def test_what_a_conversion_leaves(whole, source, text):
     folder, result, model = whole
     assert sorted(path.name for path in folder.iterdir()) == [
-        "match.jsonl", "model", "result.json", "spec.json", "tune.jsonl",
-    ]  # fmt: skip
+        "match.jsonl",
+        "model",
+        "result.json",
+        "spec.json",
+        "tune.jsonl",
+    ]
     assert list(result.perplexity) == ["original", "swapped", "matched", "tuned"]
     assert result.tokens == {"match": 12 * 2 * 24, "tune": 6 * 2 * 24}
     assert json.loads((folder / "result.json").read_text()) == json.loads(json.dumps(result.to_dict()))
@@ -112,6 +123,13 @@ def test_softmax_is_the_control(spec, tmp_path):
     result = convert(spec(mechanism="softmax", tune_steps=0), tmp_path / "run")
     assert result.perplexity["swapped"] == pytest.approx(result.perplexity["original"], rel=1e-5)
     assert list(result.perplexity) == ["original", "swapped"] and result.layer_errors["swapped"] == []
+
+
+def test_what_starts_close_is_not_matched(spec, tmp_path):
+    """Magnitude's gates start open: matching would only move layers apart."""
+    result = convert(spec(mechanism="magnitude+softmax", tune_steps=0), tmp_path / "run")
+    assert 0 < max(result.layer_errors["swapped"]) < 1e-3 and "matched" not in result.perplexity
+    assert result.perplexity["swapped"] == pytest.approx(result.perplexity["original"], rel=1e-3)
 
 
 @pytest.fixture
@@ -199,6 +217,12 @@ def test_what_cannot_be_converted_is_said_before_anything_is_written(spec, sourc
         with pytest.raises((ValueError, TypeError), match=problem):
             convert(spec(**changes), tmp_path / "run")
         assert not (tmp_path / "run").exists()
+
+
+def test_several_processes_are_refused(spec, tmp_path, monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(ValueError, match="start it without torchrun"):
+        convert(spec(), tmp_path / "run")
 
 
 @pytest.mark.parametrize(

@@ -18,9 +18,17 @@ def save_model(folder: Path) -> Path:
     matters."""
     torch.manual_seed(0)
     config = LlamaConfig(
-        vocab_size=256, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4,
-        num_key_value_heads=2, initializer_range=0.2, pad_token_id=None, bos_token_id=None, eos_token_id=None,
-    )  # fmt: skip
+        vocab_size=256,
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        initializer_range=0.2,
+        pad_token_id=None,
+        bos_token_id=None,
+        eos_token_id=None,
+    )
     with quiet():
         LlamaForCausalLM(config).save_pretrained(folder)
     save_tokenizer(folder)

@@ -1,21 +1,26 @@
-"""``unsoft cache``: compiled formulas and kept measurements on disk."""
+"""``unsoft cache``: compiled formulas, models read from another format and kept measurements on disk."""
 
 from __future__ import annotations
 
+import shutil
+
 import typer
 
-command = typer.Typer(help="Compiled formulas and kept measurements on disk.", rich_markup_mode=None)
+command = typer.Typer(help="Compiled formulas, models and measurements on disk.", rich_markup_mode=None)
 
 
 @command.command()
 def info() -> None:
     """Show what is kept where, how many there are, and their size."""
     from unsoft.compare.store import Store, default_folder
-    from unsoft.engines.native.compiler import cache_directory
+    from unsoft.engines.native.compiler import cache_directory, models_directory
 
     directory = cache_directory()
     sizes = [file.stat().st_size for file in directory.glob("*.so")]
     typer.echo(f"{directory}: {len(sizes)} compiled libraries, {sum(sizes) / 2**20:.1f} MB")
+    models = models_directory()
+    size = sum(file.stat().st_size for file in models.glob("*/*"))
+    typer.echo(f"{models}: {len(list(models.glob('*')))} models, {size / 2**20:.1f} MB")
     kept = Store(default_folder())
     size = sum(file.stat().st_size for file in kept.files())
     typer.echo(f"{kept.folder}: {len(kept.files())} results of unsoft compare, {size / 2**20:.1f} MB")
@@ -23,9 +28,13 @@ def info() -> None:
 
 @command.command()
 def clear() -> None:
-    """Delete all of it; formulas are compiled, and comparisons measured, again when needed."""
+    """Delete all of it; what is needed again is made again."""
     from unsoft.compare.store import Store, default_folder
-    from unsoft.engines.native.compiler import cache_directory, clear_cache
+    from unsoft.engines.native.compiler import cache_directory, clear_cache, models_directory
 
     typer.echo(f"{cache_directory()}: {clear_cache()} compiled libraries deleted")
+    models = models_directory()
+    count = len(list(models.glob("*")))
+    shutil.rmtree(models, ignore_errors=True)
+    typer.echo(f"{models}: {count} models deleted")
     typer.echo(f"{default_folder()}: {Store(default_folder()).clear()} results of unsoft compare deleted")

@@ -34,8 +34,8 @@ def command(
     tune_steps: Annotated[int, typer.Option(help="Steps of fine-tuning; 0: none.")] = 20,
     batch: Annotated[int, typer.Option(help="Texts in a step.")] = 2,
     tokens: Annotated[int, typer.Option(help="Tokens of each text.")] = 128,
-    match_lr: Annotated[float, typer.Option(help="Learning rate of matching.")] = 1e-3,
-    lr: Annotated[float, typer.Option(help="Learning rate of fine-tuning.")] = 1e-4,
+    match_lr: Annotated[float, typer.Option(help="Learning rate of matching.")] = 4e-3,
+    lr: Annotated[float, typer.Option(help="Learning rate of fine-tuning.")] = 2e-4,
     mechanism_lr: Annotated[
         float, typer.Option(help="Learning rate of the mechanism's own parameters.")
     ] = 0.01,
@@ -118,6 +118,7 @@ def _print(result: Converted, folder: Path) -> None:
                 f"{sum(errors) / len(errors):.3g}" if errors else "",
                 result.tokens.get(stage, ""),
                 f"{result.seconds[stage]:.0f}" if stage in result.seconds else "",
+                f"{result.cpu_seconds[stage]:.0f}" if stage in result.cpu_seconds else "",
             )
         )
     columns = {
@@ -127,6 +128,7 @@ def _print(result: Converted, folder: Path) -> None:
         "layer error": "right",
         "tokens": "right",
         "seconds": "right",
+        "of processor": "right",
     }
     show_table(columns, rows)
     typer.echo(f"the model is in {folder / 'model'}; load it with unsoft.hf.load({str(folder / 'model')!r})")

@@ -97,7 +97,7 @@ def generate(
     def continued(text: str) -> str:
         given = encoded(text, tokenizer, network)
         written = network.generate(**given, **options)[0, given["input_ids"].shape[1] :]  # type: ignore[operator]
-        return printable(tokenizer.decode(written, skip_special_tokens=True), 2000)
+        return printable(str(tokenizer.decode(written, skip_special_tokens=True)), 2000)
 
     screen = console()
     for text in prompt:
@@ -169,8 +169,8 @@ def check(
     network, tokenizer = _load(model)
     from unsoft.hf.steering.controls import steps
 
-    with progress(steps(side_effects=1)) as bar:
-        count = iter(range(steps(side_effects=1)))
+    with progress(steps(bounds=1)) as bar:
+        count = iter(range(steps(bounds=1)))
         directions, judgement = check_text(
             network,
             tokenizer,
@@ -203,7 +203,7 @@ def scenes(
     seed: Annotated[int, typer.Option(min=0, help="Of weights and training scenes.")] = 0,
     negative: Annotated[
         str, typer.Option(help="The other picture of a pair: original, or without what matters.")
-    ] = "without",
+    ] = "original",
 ) -> None:
     """Train a small image-text model that names things which are not there, and steer it by what it sees.
 
@@ -225,7 +225,7 @@ def scenes(
     from unsoft.hf.steering.controls import steps as count_steps
     from unsoft.scenes.experiment import run_experiment
 
-    total = count_steps(side_effects=2) + 2
+    total = count_steps(bounds=3) + 2
     with progress(total) as bar:
         count = iter(range(total))
         found = run_experiment(model, negative=negative, said=lambda words: bar(next(count), words, words))

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from unsoft.cli.arguments import check_folder
+from unsoft.cli.arguments import Plugin, check_folder, load_plugin
 from unsoft.cli.commands.train import read_pairs
 from unsoft.cli.terminal import INTERRUPTED, cell, note, show_table
 
@@ -86,12 +86,14 @@ def run(
     any_code: Annotated[
         bool, typer.Option("--any-code", help="Keep results of other versions of the code.")
     ] = False,
+    plugin: Plugin = None,
 ) -> None:
     """Run what is missing of a study. Ctrl-C lets runs save themselves; the same command goes on."""
     if show_list:
         _print_defaults()
         return
     check_folder(out)
+    load_plugin(plugin)
     direct = {"tasks": tasks, "mechanisms": mechanisms}
     changes = {"seeds": seeds, "lrs": None if lrs is None else _numbers(lrs), "sweep": sweep}
     changes = {name: value for name, value in changes.items() if value is not None}
@@ -105,33 +107,37 @@ def run(
         studies = [default_study(name) for name in default or []] if spec is None else [read_study(spec)]
     else:
         studies = [_from_options(_words(tasks), _words(mechanisms), settings, controls, changes)]
-    _run_all(studies, out, runs, _workers(workers, ray, cpus_per_run, gpus_per_run), retry, any_code)
+    made = _workers(workers, ray, cpus_per_run, gpus_per_run)
+    file = plugin is not None and plugin.endswith(".py")
+    options: dict[str, Any] = {"runs": runs, "retry": retry, "any_code": any_code}
+    options["plugin"] = str(Path(plugin or "").absolute()) if file else plugin or ""
+    try:
+        for study in studies:
+            _run_one(study, out, made, options)
+    finally:
+        if not isinstance(made, int):
+            made.close()
 
 
-def _run_all(
-    studies: list[Study], out: Path, runs: Path | None, workers: int | Workers, retry: bool, any_code: bool
-) -> None:
+def _run_one(study: Study, out: Path, workers: int | Workers, options: dict[str, Any]) -> None:
     from unsoft.cli.study_progress import progress
     from unsoft.study import run_study
 
-    for study in studies:
-        try:
-            with progress(study.name) as tell:
-                state = run_study(
-                    study, out, workers=workers, runs=runs, retry=retry, any_code=any_code, tell=tell
-                )
-        except KeyboardInterrupt:
-            note("stopped at once; the same command goes on from the last checkpoints")
-            raise typer.Exit(INTERRUPTED) from None
-        if state.interrupted and state.waiting:
-            note(
-                f"stopped: {state.done} of {state.total} runs of {study.name} are done;"
-                " the same command goes on from there"
-            )
-            raise typer.Exit(INTERRUPTED)
-        _print(out, study.name)
-        if state.failed:
-            note(f"{state.failed} of {state.total} runs failed: unsoft study status --out {out}")
+    try:
+        with progress(study.name) as tell:
+            state = run_study(study, out, workers=workers, tell=tell, **options)
+    except KeyboardInterrupt:
+        note("stopped at once; the same command goes on from the last checkpoints")
+        raise typer.Exit(INTERRUPTED) from None
+    if state.interrupted and state.waiting:
+        note(
+            f"stopped: {state.done} of {state.total} runs of {study.name} are done;"
+            " the same command goes on from there"
+        )
+        raise typer.Exit(INTERRUPTED)
+    _print(out, study.name)
+    if state.failed:
+        note(f"{state.failed} of {state.total} runs failed: unsoft study status --out {out}")
 
 
 @command.command()
@@ -154,8 +160,8 @@ def status(out: _Out = Path("study")) -> None:
     for record in every:
         if record.error:
             note(f"{record.study}: {words(record)}: {record.error}")
-    for name, *_ in rows:
-        _print(out, name)
+    for study in dict.fromkeys(record.study for record in every):
+        _print(out, study)
 
 
 @command.command()

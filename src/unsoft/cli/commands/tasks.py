@@ -45,7 +45,8 @@ def _record(task: Task, scores: bool) -> dict[str, Any]:
         "chance": task.chance,
         "knobs": task.knobs(),
         "setup": asdict(task.setup),
-        "harder": [other.label(than=task) for other in task.harder()],
+        "difficulty": task.difficulty,
+        "tested_at": list(task.difficulties()),
     }
     return record | (_scores(task) if scores else {})
 

@@ -28,6 +28,12 @@ def command(
         list[str] | None,
         typer.Option(help="A keyword of the mechanism: where=mass; may be repeated.", show_default=False),
     ] = None,
+    file: Annotated[
+        Path | None,
+        typer.Option(
+            help="Text to learn, a file or a folder of documents; for the task text.", show_default=False
+        ),
+    ] = None,
     layers: Annotated[
         int | None, typer.Option(help="Unless given, the task's own.", show_default=False)
     ] = None,
@@ -72,6 +78,9 @@ def command(
         list[str] | None,
         typer.Option(help="tensorboard, wandb, trackio, ...; may be repeated.", show_default=False),
     ] = None,
+    fsdp: Annotated[
+        bool, typer.Option("--fsdp", help="Under torchrun: each process keeps a part of the model (FSDP2).")
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the whole result.")] = False,
     plugin: Plugin = None,
 ) -> None:
@@ -83,12 +92,12 @@ def command(
     folder = out or Path("runs") / f"{task}-{mechanism}-{seed}"
     check_folder(folder)
     from unsoft.errors import Interrupted
-    from unsoft.training import Spec
+    from unsoft.training import Spec, processes
     from unsoft.training import train as run
 
     spec = Spec(
         task=task,
-        knobs=read_pairs(knob, "--set"),
+        knobs=read_pairs(knob, "--set") | ({} if file is None else {"path": str(file)}),
         mechanism=mechanism,
         options=read_pairs(option, "--option"),
         start=start,
@@ -110,11 +119,20 @@ def command(
     )
     try:
         result = run(
-            spec, folder, save_every=save_every, eval_every=eval_every, report_to=report_to, progress=True
+            spec,
+            folder,
+            save_every=save_every,
+            eval_every=eval_every,
+            report_to=report_to,
+            fsdp=fsdp,
+            progress=True,
         )
     except Interrupted as stopped:
-        note(str(stopped))
+        if processes.is_first():
+            note(str(stopped))
         raise typer.Exit(INTERRUPTED) from None
+    if not processes.is_first():
+        return
     if as_json:
         typer.echo(json.dumps(result.to_dict(), indent=1))
     else:
@@ -146,9 +164,15 @@ def _print(result: Result, folder: Path) -> None:
         f"{result.metric} {result.score:.4f}  (chance {result.chance:.3f}{fallback}, known solution"
         f" {result.known:.3f}; {better} is better)"
     )
-    for label, score in result.harder.items():
-        typer.echo(f"  {label}: {score:.4f}")
+    for test in result.score_by:
+        beside = "" if test["shortcut"] is None else f"  (shortcut {test['shortcut']:.3f})"
+        typer.echo(f"  {result.difficulty} {test['value']}: {test['score']:.4f}{beside}")
+    for name, layers in result.attention.items():
+        typer.echo(f"  {name.replace('_', ' ')}: {', '.join(f'{value:.3f}' for value in layers)}")
     for name, values in result.learned.items():
-        shown = ", ".join(f"{value:.3g}" for value in values[:8]) + (", ..." if len(values) > 8 else "")
-        typer.echo(f"  learned {name}: {shown}")
+        typer.echo(f"  learned {name}: {_few(values)} (from {_few(result.started[name])})")
     typer.echo(f"{result.parameters} parameters, {result.steps} steps, {result.seconds:.0f} s; in {folder}")
+
+
+def _few(values: list[float]) -> str:
+    return ", ".join(f"{value:.3g}" for value in values[:8]) + (", ..." if len(values) > 8 else "")

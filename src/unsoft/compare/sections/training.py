@@ -44,6 +44,7 @@ _NEEDED = (
     "known",
     "shortcut",
     "harder",
+    "attention",
     "machine",
     "finished",
     "key",

@@ -1,4 +1,4 @@
-"""Positions for mechanisms that know distances only, and take them from the order of the tokens."""
+"""Checks positions for mechanisms that take distances from the order of the tokens."""
 
 import torch
 from torch import Tensor

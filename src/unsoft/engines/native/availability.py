@@ -14,13 +14,13 @@ from unsoft.errors import CompilerWarning
 _failed: dict[Hashable, str] = {}
 
 
-def attempt(what: Hashable, compile_it: Callable[[], object]) -> bool:
-    """True if ``compile_it()`` works; else warns once and says False.
+def failure(what: Hashable, compile_it: Callable[[], object]) -> str | None:
+    """None if ``compile_it()`` works; otherwise the reason why not, which a warning gives too, once.
 
     After a failure the same thing is not tried, nor the same reason reported, again in this process.
     """
     if what in _failed:
-        return False
+        return _failed[what]
     try:
         compile_it()
     except CompilationError as error:
@@ -31,8 +31,12 @@ def attempt(what: Hashable, compile_it: Callable[[], object]) -> bool:
             )
             warnings.warn(text, CompilerWarning, stacklevel=3)
         _failed[what] = str(error)
-        return False
-    return True
+    return _failed.get(what)
+
+
+def attempt(what: Hashable, compile_it: Callable[[], object]) -> bool:
+    """Does ``compile_it()`` work?"""
+    return failure(what, compile_it) is None
 
 
 def ready(formula: str, double: bool) -> bool:

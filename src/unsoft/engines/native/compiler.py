@@ -39,6 +39,11 @@ def cache_directory() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "unsoft"
 
 
+def models_directory() -> Path:
+    """Where models that had to be read from a slow format are kept."""
+    return cache_directory() / "models"
+
+
 def clear_cache() -> int:
     """Deletes the compiled libraries of :func:`cache_directory`; returns how many there were."""
     files = [*cache_directory().glob("*.so"), *cache_directory().glob("*.tmp")]

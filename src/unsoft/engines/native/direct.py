@@ -28,7 +28,7 @@ _plans: dict[tuple[object, ...], Plan] = {}
 
 
 def observed() -> bool:
-    """Does anything listen to torch's operations: a mode, a transform, a tracer, autocast?
+    """Does something have to see torch's operations: a mode, a transform, a tracer, autocast?
 
     Then nothing may go past them.
     """

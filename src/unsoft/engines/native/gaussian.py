@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from unsoft.engines.native.availability import attempt
+from unsoft.engines.native.availability import failure
 from unsoft.engines.native.compiler import KERNEL, load_libraries
 from unsoft.engines.threads import thread_count
 
@@ -29,11 +29,11 @@ def library(double: bool) -> ctypes.CDLL:
     return library
 
 
-def gaussian_ready(double: bool) -> bool:
-    """Is the compiled code there for float32, or float64 if ``double``? If not, says why in a
-    warning, once.
+def unavailable(double: bool) -> str | None:
+    """Why there is no compiled code for float32, or float64 if ``double``; None if there is. The first time,
+    a warning says so too.
     """
-    return attempt(("gaussian", double), lambda: library(double))
+    return failure(("gaussian", double), lambda: library(double))
 
 
 class PackedGaussian:

@@ -20,7 +20,8 @@ class ArrivalFactors:
     """The weights y_i M_ii that points (systems, n, d) have when they arrive, with M = L^-1 of Z + eps = L
     L^T and y = M b.
 
-    ``done`` as above; M and Z are kept for the gradient, the lower half of each.
+    ``done``: how many rows could be computed in all systems (n if all is well). The lower halves of M and Z
+    are kept for the gradient.
     """
 
     def __init__(self, x: Tensor, present: Tensor | None, b: Tensor, eps: float) -> None:

@@ -1,4 +1,4 @@
-"""Is steering a real intervention? One table of controls, each with an interval and a rule that is fixed here.
+"""Is steering a real intervention? One table of controls, each with an interval and a rule fixed here.
 
 The effect of directions is the change of a score, item by item, on items that played no part in finding them.
 It counts as real if it is there, if no control has as much of it, and if it grows with the strength; with
@@ -30,13 +30,15 @@ Measure = Callable[[Directions | None, float], Tensor]
 
 
 @dataclass(frozen=True)
-class SideEffect:
-    """Something that steering should leave alone: its measure must not rise by more than the margin."""
+class Bound:
+    """A measure that must not rise by more than the margin; a margin below 0 is a fall that must come."""
 
     name: str
     measure: Measure
     margin: float
     unit: str
+    side_effect: bool = True
+    """Something that steering should leave alone; False if it belongs to what is claimed."""
 
 
 @dataclass(frozen=True)
@@ -89,12 +91,12 @@ class Judgement:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data."""
-        return {"verdict": self.verdict, "found": self.told(), "rule": VERDICT_RULE, **asdict(self)}
+        return asdict(self)
 
 
-def steps(side_effects: int, draws: int = DRAWS) -> int:
+def steps(bounds: int, draws: int = DRAWS) -> int:
     """How often :func:`judge` says that it goes on."""
-    return 2 * draws + len(DOSES) + 1 + side_effects
+    return 2 * draws + len(DOSES) + 1 + bounds
 
 
 def judge(
@@ -104,7 +106,7 @@ def judge(
     *,
     shuffled: Callable[[int], Directions],
     other: Directions,
-    side_effects: Sequence[SideEffect],
+    bounds: Sequence[Bound],
     items: str,
     draws: int = DRAWS,
     said: Callable[[str], None] = lambda words: None,
@@ -147,13 +149,13 @@ def judge(
     rule = f"the effect less this one lies above 0: {ahead}"
     controls.append(_control("another task", interval(elsewhere), rule, lambda found: ahead.low > 0))
     controls.append(_dose_response(doses, strength))
-    for one in side_effects:
+    for one in bounds:
         said(one.name)
         change = one.measure(directions, strength).double() - one.measure(None, 0.0).double()
         rule = f"the interval ends at {one.margin:g} {one.unit} or below"
-        margin = one.margin
-        within = _control(one.name, interval(change), rule, lambda found, margin=margin: found.high <= margin)
-        controls.append(Control(**{**asdict(within), "side_effect": True}))
+        found = interval(change)
+        passed = found.high <= one.margin
+        controls.append(Control(one.name, found.mean, found.low, found.high, rule, passed, one.side_effect))
     rows = [
         {"strength": strength * dose, **asdict(interval(scores))}
         for dose, scores in zip(DOSES, doses, strict=True)

@@ -37,23 +37,32 @@ class PairedStates:
         vectors = {layer: direction(up, self.negative[layer], method) for layer, up in self.positive.items()}
         if same := [layer for layer, vector in vectors.items() if not bool(vector.any())]:
             raise ValueError(
-                f"steer: the two kinds of examples have the same states on the mean at layer {same[0]}, so there"
-                " is no direction"
+                f"steer: the two kinds of examples have the same states on the mean at layer {same[0]}, so"
+                " there is no direction"
             )
         return Directions(vectors, self.site, method, self.model, self.about)
 
-    def shuffled(self, seed: int) -> PairedStates:
-        """The same states after a chance half of the pairs has exchanged its sides: what labels are worth."""
+    def shuffled(self, seed: int, method: str = "mean") -> Directions:
+        """Directions found after labels were exchanged by chance: what the labels are worth.
+
+        Half of the pairs exchange their sides. A principal direction would not notice, since differences and
+        their opposites have the same one; for it, all states get new labels and new partners.
+        """
+        generator = torch.Generator().manual_seed(seed)
         count = len(next(iter(self.positive.values())))
-        order = torch.randperm(count, generator=torch.Generator().manual_seed(seed))
-        turned = torch.zeros(count, 1, dtype=torch.bool)
-        turned[order[: count // 2]] = True
-        both = {layer: (up, self.negative[layer]) for layer, up in self.positive.items()}
-        return replace(
-            self,
-            positive={layer: torch.where(turned, down, up) for layer, (up, down) in both.items()},
-            negative={layer: torch.where(turned, up, down) for layer, (up, down) in both.items()},
+        if method in SIGNLESS:
+            order = torch.randperm(2 * count, generator=generator)
+        else:
+            turned = torch.zeros(count, dtype=torch.bool)
+            turned[torch.randperm(count, generator=generator)[: count // 2]] = True
+            places = torch.arange(count)
+            order = torch.cat([places + count * turned, places + count * ~turned])
+        mixed = {layer: torch.cat([up, self.negative[layer]])[order] for layer, up in self.positive.items()}
+        ups, downs = (
+            {layer: part[side] for layer, part in mixed.items()}
+            for side in (slice(count), slice(count, None))
         )
+        return replace(self, positive=ups, negative=downs).directions(method)
 
 
 def paired_states(
@@ -92,8 +101,8 @@ def fit(
     """Directions from texts without a property (``negative``) to texts with it (``positive``), pair by pair.
 
     method
-        "mean" difference; "pca", the first principal direction of the differences (VaLSe, Chen 2025); "probe",
-        the weights of a logistic regression.
+        "mean" difference; "pca", the first principal direction of the differences (VaLSe, Chen et al. 2025);
+        "probe", the weights of a logistic regression.
     layers
         Numbers and ranges such as 3, "4-7", "8-"; the middle third of the stack unless told otherwise.
     site
@@ -118,17 +127,20 @@ def direction(positive: Tensor, negative: Tensor, method: str) -> Tensor:
     """
     up, down = positive.double(), negative.double()
     gap = (up - down).mean(0)
-    way = METHODS[method](up, down)
+    way: Tensor = METHODS[method](up, down)
     way = way / way.norm().clamp_min(torch.finfo(torch.float64).tiny)
-    return (way * (way @ gap)).float()  # turned round where it would point from positive to negative
+    found: Tensor = (way * (way @ gap)).float()  # turned round where it would point from positive to negative
+    return found
 
 
 def _mean(up: Tensor, down: Tensor) -> Tensor:
-    return (up - down).mean(0)
+    gap: Tensor = (up - down).mean(0)
+    return gap
 
 
 def _principal(up: Tensor, down: Tensor) -> Tensor:
-    return torch.linalg.svd(up - down, full_matrices=False).Vh[0]
+    first: Tensor = torch.linalg.svd(up - down, full_matrices=False).Vh[0]
+    return first
 
 
 def _probe(up: Tensor, down: Tensor) -> Tensor:
@@ -159,8 +171,9 @@ def _probe(up: Tensor, down: Tensor) -> Tensor:
         return total
 
     with torch.enable_grad():
-        solver.step(loss)  # type: ignore[no-untyped-call]
-    return weights.detach() @ basis
+        solver.step(loss)
+    way: Tensor = weights.detach() @ basis
+    return way
 
 
 METHODS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
@@ -168,6 +181,10 @@ METHODS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "pca": _principal,
     "probe": _probe,
 }
+
+
+SIGNLESS = ("pca",)
+"""Methods that find the same line whichever side of a pair is which."""
 
 
 def chosen_layers(layers: int | str | Iterable[int | str] | None, count: int) -> list[int]:
@@ -193,7 +210,8 @@ def check_pairs(positive: Sequence[object], negative: Sequence[object]) -> None:
     """As many of the one kind as of the other, at least two."""
     if len(positive) != len(negative):
         raise ValueError(
-            f"steer: pairs need as many positive examples as negative ones, not {len(positive)} and {len(negative)}"
+            f"steer: pairs need as many positive examples as negative ones, not {len(positive)} and"
+            f" {len(negative)}"
         )
     if len(positive) < 2:
         raise ValueError(f"steer: at least 2 pairs are needed, not {len(positive)}")

@@ -10,7 +10,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 Inputs = Mapping[str, Any]
-"""One example as a processor makes it: ``input_ids`` (1, tokens), ``pixel_values``, and what else the model takes."""
+"""One example as a processor makes it: ``input_ids`` (1, tokens), ``pixel_values``, and the like."""
 
 
 def visual_columns(model: PreTrainedModel, inputs: Inputs) -> Tensor:
@@ -24,7 +24,7 @@ def visual_columns(model: PreTrainedModel, inputs: Inputs) -> Tensor:
         raise ValueError(
             f"steer: one example at a time: input_ids must be (1, tokens), not {tuple(ids.shape)}"
         )
-    found = (ids[0] == token).nonzero()[:, 0]
+    found: Tensor = (ids[0] == token).nonzero()[:, 0]
     if len(found) == 0:
         raise ValueError(f"steer: input_ids hold no image token ({token}), so the picture is not looked at")
     return found
@@ -50,7 +50,7 @@ def visual_grid(model: PreTrainedModel, inputs: Inputs) -> tuple[int, int]:
 
 
 def masked(model: PreTrainedModel, inputs: Inputs, hidden: Tensor) -> dict[str, Any]:
-    """The same with the regions of some visual tokens (bool, one for each) painted in the picture's mean colour."""
+    """The same with the regions of some visual tokens (bool, for each) painted in its mean colour."""
     rows, columns = visual_grid(model, inputs)
     pixels = inputs["pixel_values"]
     if pixels.dim() == 4:

@@ -33,7 +33,7 @@ def blocks(model: PreTrainedModel) -> nn.ModuleList:
     ]
     if not stacks:
         raise ValueError(
-            f"steer: {type(model).__name__} has no stack of {count} language blocks, so there is no layer to steer"
+            f"steer: {type(model).__name__} has no stack of {count} language blocks, so no layer to steer"
         )
     return stacks[0]
 

@@ -1,8 +1,8 @@
 """Which parts of a picture a word of the caption rests on, and whether it needs the picture at all.
 
 A word is visual if it is much likelier with the picture than with noise in its place (log-likelihood ratio).
-Its relevance goes back through the layers of the language part: A = mean over heads of (gradient x attention),
-where positive; R = R + A R, from the identity (Chefer et al. 2021; VaLSe, Chen et al. 2025).
+Its relevance goes back through the layers of the language part: A = mean over heads of (gradient x
+attention), where positive; R = R + A R, from the identity (Chefer et al. 2021; VaLSe, Chen et al. 2025).
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Relevance:
     visual: Tensor
     """(tokens,): does it need the picture?"""
     maps: Tensor
-    """(tokens, rows, columns): what each visual token contributes; 0 for tokens that do not need the picture."""
+    """(tokens, rows, columns): what each visual token contributes; 0 where the picture is not needed."""
 
 
 def relevance(model: PreTrainedModel, inputs: Inputs, caption: Tensor, *, alpha: float = 1.0) -> Relevance:

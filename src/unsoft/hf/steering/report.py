@@ -1,4 +1,4 @@
-"""The files of a check: the verdict that ``unsoft compare`` reads, tables, and a page."""
+"""The files of a check: the record with the verdict that ``unsoft compare`` reads, tables, and a page."""
 
 from __future__ import annotations
 
@@ -18,24 +18,7 @@ from unsoft.report.page import page
 
 HERE = Path(__file__).parent
 SCHEMA = 1
-VERDICTS = "verdicts.json"
-
-
-def verdicts(model: str, claim: str, judgement: Judgement, command: str) -> dict[str, Any]:
-    """What ``unsoft compare`` shows of a claim, with everything it rests on; docs/steering.md tells the fields."""
-    return {
-        "schema": SCHEMA,
-        "kind": "steering",
-        "claim": claim,
-        "model": model,
-        "command": command,
-        **judgement.to_dict(),
-        "versions": {
-            "unsoft": unsoft.__version__,
-            "torch": torch.__version__,
-            "transformers": transformers.__version__,
-        },
-    }
+RECORD = "steering.json"
 
 
 def write(
@@ -45,28 +28,44 @@ def write(
     command: str,
     *,
     claim: str = "steering-text",
-    score: str = "log odds",
+    score: str = "log odds of the words to go toward",
     measures: Sequence[dict[str, Any]] = (),
     maps: Sequence[dict[str, Any]] = (),
     pictures: Sequence[dict[str, Any]] = (),
 ) -> list[Path]:
-    """verdicts.json, controls.csv, doses.csv and steering.html; returns what was written.
+    """steering.json, controls.csv, doses.csv and steering.html; returns what was written.
 
-    ``score`` says what is scored. ``measures`` are rows of what else was measured before and after, ``maps``
-    rows of how true the maps of relevance are, and ``pictures`` those maps with their words; page.html shows
-    which fields they have.
+    ``claim`` is the name of what is judged, as in ``unsoft compare``; ``score`` says what is scored.
+    ``measures`` are rows of what else was measured before and after, ``maps`` rows of how true the maps of
+    relevance are, and ``pictures`` those maps with their words; page.html shows which fields they have.
     """
-    record = verdicts(model, claim, judgement, command) | {"score": score, "measures": list(measures)}
-    record["maps"] = list(maps)
-    write_json(folder / VERDICTS, record)
+    record = {
+        "schema": SCHEMA,
+        "model": model,
+        "command": command,
+        "score": score,
+        "verdicts": [
+            {"claim": claim, "model": model, "verdict": judgement.verdict, "found": judgement.told()}
+        ],
+        "rule": VERDICT_RULE,
+        **judgement.to_dict(),
+        "measures": list(measures),
+        "maps": list(maps),
+        "versions": {
+            "unsoft": unsoft.__version__,
+            "torch": torch.__version__,
+            "transformers": transformers.__version__,
+        },
+    }
+    write_json(folder / RECORD, record)
     write_csv(folder / "controls.csv", [asdict(one) for one in judgement.controls])
     write_csv(folder / "doses.csv", judgement.doses)
     write_whole(folder / "steering.html", steering_page(record, pictures).encode())
-    return [folder / name for name in (VERDICTS, "controls.csv", "doses.csv", "steering.html")]
+    return [folder / name for name in (RECORD, "controls.csv", "doses.csv", "steering.html")]
 
 
 def steering_page(record: dict[str, Any], pictures: Sequence[dict[str, Any]] = ()) -> str:
-    """The text of an HTML file that needs nothing else, from the content of verdicts.json."""
+    """The text of an HTML file that needs nothing else, from the content of steering.json."""
     doses = record["doses"]
     chart = line_chart([dose["strength"] for dose in doses], [dose["mean"] for dose in doses], "strength")
     return page(
@@ -75,7 +74,6 @@ def steering_page(record: dict[str, Any], pictures: Sequence[dict[str, Any]] = (
         styles=[HERE / "page.css"],
         data={},
         record=record,
-        rule=VERDICT_RULE,
         chart=chart,
         pictures=pictures,
     )

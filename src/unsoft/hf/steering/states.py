@@ -44,7 +44,7 @@ def text_states(
     layers: Sequence[int],
     pool: str = LAST,
 ) -> dict[int, Tensor]:
-    """For each layer (texts, width) in float32: the state of a text's last token, or the mean over its tokens.
+    """For each layer (texts, width) in float32: the state of a text's last token, or the mean over all.
 
     Each text goes through the model alone, so that no padding can change a number.
     """

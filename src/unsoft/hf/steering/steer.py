@@ -89,7 +89,8 @@ class _Positions:
             raise TypeError(f"steer: argument 'positions' must be whole numbers, not {wanted!r}")
         if not wanted or (not numbers and wanted not in POSITIONS):
             raise ValueError(
-                f"steer: argument 'positions' must be one of {', '.join(POSITIONS)}, or numbers, not {wanted!r}"
+                f"steer: argument 'positions' must be one of {', '.join(POSITIONS)}, or numbers, not"
+                f" {wanted!r}"
             )
         self.wanted, self.past, self.prompt = wanted, 0, 0
 
@@ -137,4 +138,5 @@ class _Push:
         if not self.keep_norm:
             return moved
         size = moved.norm(dim=-1, keepdim=True).clamp_min(torch.finfo(moved.dtype).tiny)
-        return moved * (states.norm(dim=-1, keepdim=True) / size)
+        turned: Tensor = moved * (states.norm(dim=-1, keepdim=True) / size)
+        return turned

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from unsoft.hf.steering.controls import DRAWS, Judgement, SideEffect, judge
+from unsoft.hf.steering.controls import DRAWS, Bound, Judgement, judge
 from unsoft.hf.steering.directions import Directions
 from unsoft.hf.steering.fit import check_method, check_pairs, paired_states
 from unsoft.hf.steering.places import BLOCK
@@ -78,9 +78,9 @@ def check_text(
         trial.score,
         directions,
         strength,
-        shuffled=lambda seed: states.shuffled(seed).directions(method),
+        shuffled=lambda seed: states.shuffled(seed, method),
         other=elsewhere.directions(method),
-        side_effects=[SideEffect("unrelated loss", trial.loss, MARGIN, "nats per token")],
+        bounds=[Bound("unrelated loss", trial.loss, MARGIN, "nats per token")],
         items="held-out prompts",
         draws=draws,
         said=said,

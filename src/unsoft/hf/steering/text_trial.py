@@ -89,4 +89,5 @@ class TextTrial:
             raise ValueError(
                 f"steer: the unrelated text has {len(ids)} tokens; at least {2 * _CHUNK} are needed"
             )
-        return ids[: count * _CHUNK].view(count, _CHUNK)
+        pieces: Tensor = ids[: count * _CHUNK].view(count, _CHUNK)
+        return pieces

@@ -21,7 +21,7 @@ _BLOCK = 128
 
 
 @untraced
-def inverse_factor(a: Tensor) -> Tensor:
+def inverse_factor(a: Tensor, engine: str = "auto") -> Tensor:
     """M with M A M^T = 1 and M lower triangular, for positive definite A (systems, n, n), of which the lower
     half is read.
 
@@ -31,13 +31,13 @@ def inverse_factor(a: Tensor) -> Tensor:
     tensor([[[ 0.5000,  0.0000],
              [-0.2500,  0.5000]]])
     """
-    m: Tensor = apply(_InverseFactor, a)
+    m: Tensor = apply(_InverseFactor, a, engine)
     return m
 
 
-def inverse_factor_of(a: Tensor) -> Tensor:
+def inverse_factor_of(a: Tensor, engine: str) -> Tensor:
     """:func:`inverse_factor` without a gradient."""
-    kernels = kernels_for(a)
+    kernels = kernels_for(a, engine)
     m, done = _by_blocks(a) if kernels is None else kernels.inverse_factors(a)
     check_done(done, a)
     return m
@@ -45,23 +45,24 @@ def inverse_factor_of(a: Tensor) -> Tensor:
 
 class _InverseFactor(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, a: Tensor) -> Tensor:
-        m = inverse_factor_of(a)
+    def forward(ctx: Any, a: Tensor, engine: str) -> Tensor:
+        m = inverse_factor_of(a, engine)
         ctx.save_for_backward(m)
+        ctx.engine = engine
         return m
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> Tensor:
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
         (m,) = ctx.saved_tensors
-        return congruence(m, halved(grad @ m.mT))
+        return congruence(m, halved(grad @ m.mT), ctx.engine), None
 
 
-def congruence(m: Tensor, t: Tensor) -> Tensor:
+def congruence(m: Tensor, t: Tensor, engine: str) -> Tensor:
     """The symmetric part of -M^T T M for lower triangular M and T: the gradient of A if T is that of M times
     M^T, halved.
     """
-    kernels = kernels_for(m)
+    kernels = kernels_for(m, engine)
     if kernels is not None:
         return kernels.congruences(m, t)
     product = m.mT @ (t @ m)

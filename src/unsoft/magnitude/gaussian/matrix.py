@@ -19,9 +19,9 @@ def working_dtype(dtype: torch.dtype, eps: float) -> torch.dtype:
     return torch.float64 if eps < 1e-3 else dtype
 
 
-def matrix(x: Tensor, present: Tensor | None, eps: float) -> Tensor:
+def matrix(x: Tensor, present: Tensor | None, eps: float, engine: str) -> Tensor:
     """Z + eps of points (systems, n, d), differentiable; an absent point is a row of the identity."""
-    z = gaussian_within(x, 1 + eps)
+    z = gaussian_within(x, 1 + eps, engine)
     if present is None:
         return z
     unit = torch.eye(x.shape[1], dtype=torch.bool, device=x.device)
@@ -33,7 +33,7 @@ class DenseGaussian:
 
     def __init__(self, x: Tensor, present: Tensor | None = None, first: Tensor | None = None) -> None:
         self.x = x.detach()
-        self.matrix = between(self.x, self.x)
+        self.matrix = between(self.x, self.x, "torch")
         if present is not None:
             self.matrix = self.matrix * (present[:, :, None] & present[:, None, :])
         self.first_product = x.new_empty(0) if first is None else self.product(first)
@@ -50,9 +50,11 @@ class DenseGaussian:
 Matrix = PackedGaussian | DenseGaussian
 
 
-def similarities(x: Tensor, present: Tensor | None, first: Tensor, reuse: Matrix | None = None) -> Matrix:
+def similarities(
+    x: Tensor, present: Tensor | None, first: Tensor, reuse: Matrix | None, engine: str
+) -> Matrix:
     """The matrix of points (systems, n, d) as something to multiply with, and its product with ``first``."""
-    kernels = kernels_for(x)
+    kernels = kernels_for(x, engine)
     if kernels is None:
         return DenseGaussian(x, present, first)
     return kernels.matrix(x, present, first, reuse if isinstance(reuse, kernels.matrix) else None)

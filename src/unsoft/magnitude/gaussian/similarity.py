@@ -30,28 +30,28 @@ def pull(x: Tensor, w: Tensor) -> Tensor:
 
 class _Within(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, diagonal: float) -> Tensor:
-        z = between(x, x)
+    def forward(ctx: Any, x: Tensor, diagonal: float, engine: str) -> Tensor:
+        z = between(x, x, engine)
         z.diagonal(dim1=-2, dim2=-1).fill_(diagonal)
         ctx.save_for_backward(x, z)
         return z
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
         x, z = ctx.saved_tensors
-        return pull(x, z * (grad + grad.mT)), None
+        return pull(x, z * (grad + grad.mT)), None, None
 
 
-def gaussian_within(x: Tensor, diagonal: float = 1.0) -> Tensor:
+def gaussian_within(x: Tensor, diagonal: float, engine: str) -> Tensor:
     """exp(-|x_j - x_l|^2), shape (systems, n, n), of points (systems, n, d), with another diagonal."""
-    z: Tensor = apply(_Within, x, diagonal)
+    z: Tensor = apply(_Within, x, diagonal, engine)
     return z
 
 
-def between(x: Tensor, y: Tensor) -> Tensor:
+def between(x: Tensor, y: Tensor, engine: str) -> Tensor:
     """:func:`gaussian` without a gradient."""
-    kernels = kernels_for(x)
+    kernels = kernels_for(x, engine)
     if kernels is not None:
         return kernels.between(x, y)
     return torch.cdist(x, y, compute_mode=_EXACT).square().neg().exp()
@@ -59,22 +59,22 @@ def between(x: Tensor, y: Tensor) -> Tensor:
 
 class _Gaussian(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, y: Tensor) -> Tensor:
-        z = between(x, y)
+    def forward(ctx: Any, x: Tensor, y: Tensor, engine: str) -> Tensor:
+        z = between(x, y, engine)
         ctx.save_for_backward(x, y, z)
         return z
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None]:
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
         x, y, z = ctx.saved_tensors
         w = 2 * grad * z
         dx = w @ y - w.sum(2)[..., None] * x if ctx.needs_input_grad[0] else None
         dy = w.mT @ x - w.sum(1)[..., None] * y if ctx.needs_input_grad[1] else None
-        return dx, dy
+        return dx, dy, None
 
 
-def gaussian(x: Tensor, y: Tensor) -> Tensor:
+def gaussian(x: Tensor, y: Tensor, engine: str = "auto") -> Tensor:
     """exp(-|x_j - y_l|^2), shape (systems, n, m), of points (systems, n, d) and (systems, m, d).
 
     >>> x = torch.zeros(1, 2, 3, requires_grad=True)
@@ -82,5 +82,5 @@ def gaussian(x: Tensor, y: Tensor) -> Tensor:
     >>> x.grad.abs().max()                                                  # coinciding points: 0, not NaN
     tensor(0.)
     """
-    z: Tensor = apply(_Gaussian, x, y)
+    z: Tensor = apply(_Gaussian, x, y, engine)
     return z

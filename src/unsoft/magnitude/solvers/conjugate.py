@@ -34,8 +34,8 @@ class Iterated(NamedTuple):
 
 
 def floor_of(b: Tensor) -> float:
-    """The relative residual below which further steps only stir rounding errors, for right-hand sides
-    (systems, n).
+    """The relative residual below which further steps would add nothing but rounding errors, for right-hand
+    sides (systems, n).
     """
     return (32 + 4 * math.sqrt(b.shape[-1])) * torch.finfo(b.dtype).eps
 
@@ -84,7 +84,7 @@ def conjugate_gradients(
         now = active & (size > goal)
         begin_anew = step < steps and not bool(now.any())
         if step % REFRESH == 0 or begin_anew:
-            r = b - product(w)  # what the recurrence says has drifted from the truth: let the truth decide
+            r = b - product(w)  # the residual that is updated from step to step drifts away from the true one
             size = (r.detach() ** 2).sum(-1, keepdim=True)
             now = active & (size > goal)
             if bool((now & (size > 0.5 * before)).any()):
@@ -92,7 +92,7 @@ def conjugate_gradients(
             before = size
         z = r if precondition is None else precondition(r)
         fresh = (r * z).sum(-1, keepdim=True)
-        # A direction that belongs to another residual leads astray.
+        # The old direction belongs to another residual: start again from the gradient.
         beta = torch.where(now & (not begin_anew), fresh / torch.where(active, rz, 1.0), 0.0)
         p = z + beta * p
         rz, active = fresh, now

@@ -29,7 +29,7 @@ def implicit(solve: Solve) -> Solve:
 @untraced
 def _solved(solve: Solve, system: System, b: Tensor, options: Options) -> Outcome:
     report: list[Outcome] = []
-    weights = apply(_Implicit, system.x, system.present, b, system.eps, options, solve, report)
+    weights = apply(_Implicit, system.x, system, b, options, solve, report)
     found = report[0]
     return Outcome(weights, found.residual, found.status, found.iterations, found.precision, found.rank)
 
@@ -43,24 +43,23 @@ class _Implicit(torch.autograd.Function):
     def forward(
         ctx: Any,
         x: Tensor,
-        present: Tensor | None,
+        system: System,
         b: Tensor,
-        eps: float,
         options: Options,
         solve: Solve,
         report: list[Outcome],
     ) -> Tensor:
-        found = _in_groups(solve, System(x, present, eps), b, options)
+        found = _in_groups(solve, system.detach(), b, options)
         report.append(found)
-        ctx.save_for_backward(x, present, found.weights)
-        ctx.eps, ctx.options, ctx.solve = eps, options, solve
+        ctx.save_for_backward(x, system.present, found.weights)
+        ctx.eps, ctx.engine, ctx.options, ctx.solve = system.eps, system.engine, options, solve
         return found.weights
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         x, present, weights = ctx.saved_tensors
-        system = System(x, present, ctx.eps)
+        system = System(x, present, ctx.eps, ctx.engine)
         if present is not None:
             grad = grad * present
         adjoint = _in_groups(ctx.solve, system, grad.contiguous(), ctx.options)
@@ -75,4 +74,4 @@ class _Implicit(torch.autograd.Function):
         for group, (w, y) in system.groups(weights, adjoint.weights):
             z = group.similarities(w, z)
             gradients.append(z.gradient(-y[:, None], w[:, None]))
-        return torch.cat(gradients), None, None, None, None, None, None
+        return torch.cat(gradients), None, None, None, None, None

@@ -18,7 +18,7 @@ RANK = 64
 
 def pcg(system: System, b: Tensor, options: Options) -> Outcome:
     """``iterations`` steps at most; ``rank`` points for the preconditioner."""
-    chosen = pivoted_cholesky(system.x, system.present, options.rank or RANK, system.eps * 1e-3)
+    chosen = pivoted_cholesky(system, options.rank or RANK, system.eps * 1e-3)
     return to_tolerance(system, b, options.tolerance, options.iterations, preconditioner(chosen, system.eps))
 
 

@@ -4,9 +4,9 @@ The backward pass runs the same steps again under autograd, on vectors only: eac
 of vectors, and one last pass over the matrix turns all pairs into the gradient of the points. No more
 matrices exist at a time than there are threads.
 
-A system that converges before its steps are used up stops there: more would only stir rounding errors. Its
-weights are the solution, whose gradient takes one more solution; that of the steps would be short of what the
-steps not made add to it.
+A system that converges before its steps are used up stops there: more steps would add nothing but rounding
+errors. Its weights are the solution, so it gets the gradient of the solution, by solving once more. The
+gradient of the steps made would lack what the remaining steps contribute.
 """
 
 from __future__ import annotations
@@ -63,9 +63,8 @@ class _Truncated(torch.autograd.Function):
     def forward(
         ctx: Any,
         x: Tensor,
-        present: Tensor | None,
+        system: System,
         b: Tensor,
-        eps: float,
         steps: int,
         check: bool,
         report: list[Outcome],
@@ -73,7 +72,8 @@ class _Truncated(torch.autograd.Function):
         outcomes: list[Outcome] = []
         active: list[Tensor] = []
         z: Matrix | None = None
-        for group, (ones,) in System(x, present, eps).groups(b):
+        eps = system.eps
+        for group, (ones,) in system.detach().groups(b):
             z = group.similarities(ones, z)
             found = _steps(z, ones, eps, steps, z.product, z.first_product)
             active.append(found.active)
@@ -84,8 +84,8 @@ class _Truncated(torch.autograd.Function):
                 outcomes.append(Outcome(found.weights, residual, found.status, found.steps, x.dtype))
         whole = joined(outcomes)
         report.append(whole)
-        ctx.save_for_backward(x, present, b, whole.weights, torch.cat(active))
-        ctx.eps, ctx.steps = eps, steps
+        ctx.save_for_backward(x, system.present, b, whole.weights, torch.cat(active))
+        ctx.eps, ctx.engine, ctx.steps = eps, system.engine, steps
         return whole.weights
 
     @staticmethod
@@ -94,12 +94,13 @@ class _Truncated(torch.autograd.Function):
         x, present, b, weights, active = ctx.saved_tensors
         gradients: list[Tensor] = []
         z: Matrix | None = None
-        for group, (ones, *rest) in System(x, present, ctx.eps).groups(b, grad, weights, active):
+        system = System(x, present, ctx.eps, ctx.engine)
+        for group, (ones, *rest) in system.groups(b, grad, weights, active):
             z = group.similarities(ones, z)
             pairs = _pairs(z, ones, ctx.eps, ctx.steps, *rest)
             u, v = (torch.stack(side, dim=1) for side in zip(*pairs, strict=True))
             gradients.append(z.gradient(u, v))
-        return torch.cat(gradients), None, None, None, None, None, None
+        return torch.cat(gradients), None, None, None, None, None
 
 
 def _pairs(
@@ -126,9 +127,7 @@ def _pairs(
 def truncated(system: System, b: Tensor, options: Options) -> Outcome:
     """The weights after ``options.iterations`` steps, differentiable."""
     report: list[Outcome] = []
-    weights = apply(
-        _Truncated, system.x, system.present, b, system.eps, options.iterations, options.check, report
-    )
+    weights = apply(_Truncated, system.x, system, b, options.iterations, options.check, report)
     found = report[0]
     reached = Status.TRUNCATED if found.status is Status.STEPS else found.status
     return Outcome(weights, found.residual, reached, found.iterations, found.precision)

@@ -1,8 +1,8 @@
 """Decoding: arrival weights of points that come in pieces, equal to those of the whole sequence.
 
-Both kinds have ``add(x, present, eps) -> weights`` for new scaled points (systems, n, d) that need no
-gradient, ``tensors`` and
-``pick(index)``; and ``gate(key, value, eps, constants)``, see :meth:`Window.gate`, for a token in one call.
+Both kinds have ``add(system) -> weights`` for new points that need no gradient, ``tensors`` and
+``pick(index)``; and ``gate(key, value, eps, constants, engine)``, see :meth:`Window.gate`, for a token in one
+call.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import fields, replace
 import torch
 from torch import Tensor
 
-from unsoft.magnitude.gaussian.matrix import working_dtype
+from unsoft.magnitude.gaussian.system import System
 from unsoft.magnitude.streaming.centres import Centres
 from unsoft.magnitude.streaming.chunk import chunk_step
 from unsoft.magnitude.streaming.window import Window
@@ -24,13 +24,13 @@ class ExactArrival:
     def __init__(self) -> None:
         self.window = Window()
 
-    def add(self, x: Tensor, present: Tensor | None, eps: float) -> Tensor:
-        return self.window.add(x.to(working_dtype(x.dtype, eps)), present, eps).to(x.dtype)
+    def add(self, new: System) -> Tensor:
+        return self.window.add(new.to_working_dtype()).to(new.x.dtype)
 
     def gate(
-        self, key: Tensor, value: Tensor, eps: float, constants: tuple[Tensor, ...]
+        self, key: Tensor, value: Tensor, eps: float, constants: tuple[Tensor, ...], engine: str
     ) -> tuple[Tensor, Tensor] | None:
-        return self.window.gate(key, value, eps, constants)
+        return self.window.gate(key, value, eps, constants, engine)
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
@@ -52,41 +52,42 @@ class StreamedArrival:
         """The size of the chunk that is being filled."""
         self.window = Window(most=max(self.limit, chunk))
 
-    def add(self, x: Tensor, present: Tensor | None, eps: float) -> Tensor:
-        dtype, x = x.dtype, x.to(working_dtype(x.dtype, eps))
+    def add(self, new: System) -> Tensor:
+        dtype, new = new.x.dtype, new.to_working_dtype()
         if self.state is None:
-            self.state = Centres.none(x, self.size)
+            self.state = Centres.none(new.x, self.size)
         weights, start = [], 0
-        while start < x.shape[1]:
-            new = slice(start, start + self.limit - self.window.length)
-            seen = None if present is None else present[:, new]
-            weights.append(self._piece(self.state, x[:, new], seen, eps))
-            start = new.stop
+        while start < new.x.shape[1]:
+            part = slice(start, start + self.limit - self.window.length)
+            seen = None if new.present is None else new.present[:, part]
+            weights.append(self._piece(self.state, replace(new, x=new.x[:, part], present=seen)))
+            start = part.stop
         return (weights[0] if len(weights) == 1 else torch.cat(weights, dim=1)).to(dtype)
 
     def gate(
-        self, key: Tensor, value: Tensor, eps: float, constants: tuple[Tensor, ...]
+        self, key: Tensor, value: Tensor, eps: float, constants: tuple[Tensor, ...], engine: str
     ) -> tuple[Tensor, Tensor] | None:
         window = self.window
         if window.length + key.shape[2] >= self.limit:  # the end of a chunk is for add()
             return None
-        return window.gate(key, value, eps, constants, self.state)
+        return window.gate(key, value, eps, constants, engine, self.state)
 
-    def _piece(self, state: Centres, x: Tensor, present: Tensor | None, eps: float) -> Tensor:
+    def _piece(self, state: Centres, new: System) -> Tensor:
         """Points that are no more than there is room for."""
         window = self.window
-        if window.length + x.shape[1] < self.limit:
-            return window.add(x, present, eps, state)
+        if window.length + new.x.shape[1] < self.limit:
+            return window.add(new, state)
         if window.length == 0:  # a whole chunk, as in training
-            finite = x.isfinite().all(-1)
+            finite = new.x.isfinite().all(-1)
             if not bool(finite.all()):
-                present = finite if present is None else present & finite
-                x = torch.where(finite[..., None], x, 0.0)
-            weights, self.state = chunk_step(x, present, eps, state)
+                present = finite if new.present is None else new.present & finite
+                new = replace(new, x=torch.where(finite[..., None], new.x, 0.0), present=present)
+            weights, self.state = chunk_step(new, state)
         else:
-            weights = window.add(x, present, eps, state)
+            weights = window.add(new, state)
             seen = window.seen.bool()
-            _, self.state = chunk_step(window.x, None if bool(seen.all()) else seen, eps, state)
+            chunk = replace(new, x=window.x, present=None if bool(seen.all()) else seen)
+            _, self.state = chunk_step(chunk, state)
         window.clear()
         self.limit = self.chunk
         return weights

@@ -1,8 +1,9 @@
 """What the points that streaming magnitude has forgotten still predict: little each, but they are many.
 
-at x: level exp(-|x - middle|^2)        middle: the mean of their places; level: so that the points of the
-last chunk see, on average, what
-                                        the forgotten predicted together when they were forgotten
+    at x: level exp(-|x - middle|^2)
+
+middle is the mean of their places; level is such that the points of the last chunk see, on average, what the
+forgotten points predicted together when they were forgotten.
 """
 
 from __future__ import annotations

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from unsoft.magnitude.gaussian.similarity import gaussian
+from unsoft.magnitude.gaussian.system import System
 
 NEAR = 0.5
 """Similarity from which a point belongs to the crowd of a centre."""
@@ -24,7 +25,7 @@ class Centres:
     them.
     """
     there: Tensor
-    """Bool (systems, centres): how many of them are in use."""
+    """Bool (systems, centres): which of them are in use."""
     crowd: Tensor
     """(systems, centres): how many points were near each."""
     idle: Tensor
@@ -75,10 +76,10 @@ def _nowhere(x: Tensor, centres: int) -> Tensor:
     return (_FAR + torch.arange(centres, dtype=x.dtype, device=x.device) * _APART)[:, None]
 
 
-def similar_to_centres(x: Tensor, present: Tensor | None, state: Centres) -> Tensor:
-    """K_xc (systems, n, centres); 0 for a point or a centre that is not there."""
-    near = gaussian(x, state.x)
-    return near if present is None else torch.where(present[..., None], near, 0.0)
+def similar_to_centres(system: System, state: Centres) -> Tensor:
+    """K_xc (systems, n, centres) of points x; 0 for a point or a centre that is not there."""
+    near = gaussian(system.x, state.x, system.engine)
+    return near if system.present is None else torch.where(system.present[..., None], near, 0.0)
 
 
 @torch.no_grad()
@@ -94,9 +95,8 @@ def _choice(
     size, n = near.shape[2], x.shape[1]
     before = among.tril(-1)
     closest, whose = near.max(-1)
-    new = (before.amax(-1) < NEAR) & (
-        closest < NEAR
-    )  # unlike every centre, and every point of the chunk before it
+    # unlike every centre, and every point of the chunk before it
+    new = (before.amax(-1) < NEAR) & (closest < NEAR)
     if present is not None:
         new = new & present
     likest, which = (before * new[:, None]).max(-1)  # of the new ones
@@ -123,17 +123,18 @@ def _choice(
 
 
 def regrouped(
-    x: Tensor, present: Tensor | None, among: Tensor, near: Tensor, state: Centres
+    chunk: System, among: Tensor, near: Tensor, state: Centres
 ) -> tuple[Centres, Tensor, Tensor, Tensor]:
     """The next centres, with what is known of them still to come; their similarities to the old ones and to
-    the chunk x; who is lost.
+    the chunk; who is lost.
     """
+    x, present = chunk.x, chunk.present
     choice, shares, lost, after = _choice(x, present, near.detach(), among.detach(), state)
     index = choice[..., None].expand(-1, -1, x.shape[-1])
     places = torch.cat([state.x, torch.zeros_like(x)], dim=1).gather(1, index)
     # What is not among the shares is what the centre was before.
     moved = torch.baddbmm((1 - shares.sum(-1, keepdim=True)) * places, shares, x)
     moved = torch.where(after.there[..., None], moved, _nowhere(x, len(choice[0])))
-    old, new = gaussian(moved, state.x), gaussian(moved, x)
+    old, new = (gaussian(moved, y, chunk.engine) for y in (state.x, x))
     new = new if present is None else torch.where(present[:, None], new, 0.0)
     return replace(after, x=moved), old, new, lost

@@ -10,8 +10,10 @@ ones with the smallest crowds that have not been met for longest go.
 
 If nothing is forgotten and no centre moves, the weights are the exact ones.
 
-    points of the chunk x, centres c        alpha = K_cc^-1 mean        Q = K_cc^-1 (K_cc - covariance)
-    K_cc^-1 S = K_xx + eps - K_xc Q K_cx = L L^T    y = L^-1 (1 - K_xc alpha)   weight_i = y_i / L_ii
+With x the points of the chunk and c the centres:
+
+    alpha = K_cc^-1 mean                    Q = K_cc^-1 (K_cc - covariance) K_cc^-1
+    S = K_xx + eps - K_xc Q K_cx = L L^T    y = L^-1 (1 - K_xc alpha)    weight_i = y_i / L_ii
 """
 
 from __future__ import annotations
@@ -25,8 +27,8 @@ from torch.autograd.function import once_differentiable
 
 from unsoft.magnitude.autograd import apply
 from unsoft.magnitude.gaussian.factor import congruence, halved, inverse_factor_of
-from unsoft.magnitude.gaussian.matrix import matrix, working_dtype
 from unsoft.magnitude.gaussian.similarity import gaussian_within
+from unsoft.magnitude.gaussian.system import System
 from unsoft.magnitude.streaming.background import background, recalled, times
 from unsoft.magnitude.streaming.centres import Centres, regrouped, similar_to_centres
 from unsoft.magnitude.untraced import untraced
@@ -39,12 +41,11 @@ _JITTER = 1e-5
 def learned(
     old: Tensor, new: Tensor, weighed: Tensor, m: Tensor, y: Tensor, alpha: Tensor, explained: Tensor
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Of the values at the next centres, after a chunk with factor m and surprises y: gain, mean, old Q,
-    explained covariance.
+    """What a chunk with factor m and surprises y tells about the values at the next centres: gain, mean,
+    old Q, explained covariance.
     """
-    covariance = torch.baddbmm(
-        new, old, weighed.mT, alpha=-1
-    )  # of the values at the next centres and in the chunk
+    # of the values at the next centres and in the chunk
+    covariance = torch.baddbmm(new, old, weighed.mT, alpha=-1)
     gain = covariance @ m.mT
     mean = times(gain, y) + times(old, alpha)
     moved = old @ explained
@@ -52,8 +53,7 @@ def learned(
 
 
 def advanced(
-    x: Tensor,
-    ones: Tensor,
+    chunk: System,
     among: Tensor,
     near: Tensor,
     lost: Tensor,
@@ -66,9 +66,10 @@ def advanced(
     """The state after a chunk, from weights of its points and mean and explained covariance at the next
     centres.
     """
-    after = recalled(x, ones, among, near, lost, beta, before, after)
+    after = recalled(chunk.x, chunk.ones, among, near, lost, beta, before, after)
     mean = mean + background(after.x, before) - background(after.x, after)
-    alpha, explained = apply(_Solved, gaussian_within(after.x, 1 + _JITTER), mean, inside)
+    similar = gaussian_within(after.x, 1 + _JITTER, chunk.engine)
+    alpha, explained = apply(_Solved, similar, mean, inside, chunk.engine)
     return replace(after, alpha=alpha, explained=explained)
 
 
@@ -76,8 +77,8 @@ class _Solved(torch.autograd.Function):
     """A^-1 b and A^-1 H A^-1 for positive definite A and symmetric H."""
 
     @staticmethod
-    def forward(ctx: Any, a: Tensor, b: Tensor, h: Tensor) -> tuple[Tensor, Tensor]:
-        m = inverse_factor_of(a)
+    def forward(ctx: Any, a: Tensor, b: Tensor, h: Tensor, engine: str) -> tuple[Tensor, Tensor]:
+        m = inverse_factor_of(a, engine)
         inverse = m.mT @ m
         solved, sandwich = times(inverse, b), inverse @ h @ inverse
         ctx.save_for_backward(inverse, solved, sandwich)
@@ -85,12 +86,12 @@ class _Solved(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, dsolved: Tensor, dsandwich: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def backward(ctx: Any, dsolved: Tensor, dsandwich: Tensor) -> tuple[Tensor | None, ...]:
         inverse, solved, sandwich = ctx.saved_tensors
         db = times(inverse, dsolved)
         half = (dsandwich + dsandwich.mT) @ inverse  # twice the symmetric part
         da = torch.baddbmm(db[..., None] * solved[:, None], sandwich, half, beta=-1, alpha=-1)
-        return (da + da.mT) / 2, db, inverse @ half / 2
+        return (da + da.mT) / 2, db, inverse @ half / 2, None
 
 
 class _Chunk(torch.autograd.Function):
@@ -111,13 +112,15 @@ class _Chunk(torch.autograd.Function):
         explained: Tensor,
         old: Tensor,
         new: Tensor,
+        engine: str,
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         weighed = near @ explained
-        m = inverse_factor_of(torch.baddbmm(among, weighed, near.mT, alpha=-1))
+        m = inverse_factor_of(torch.baddbmm(among, weighed, near.mT, alpha=-1), engine)
         y = times(m, expected - times(near, alpha))
         beta = times(m.mT, y)
         gain, mean, moved, inside = learned(old, new, weighed, m, y, alpha, explained)
         ctx.save_for_backward(near, alpha, explained, old, weighed, m, y, beta, gain, moved)
+        ctx.engine = engine
         return y * m.diagonal(dim1=-2, dim2=-1), beta, mean, inside
 
     @staticmethod
@@ -134,7 +137,7 @@ class _Chunk(torch.autograd.Function):
         slope.diagonal(dim1=-2, dim2=-1).add_(dw * y * diagonal)
         through = times(m.mT, times(m, dbeta))  # beta = S^-1 surprise
         cross = through[..., None] * beta[:, None]
-        damong = congruence(m, halved(slope)).sub_(cross, alpha=0.5).sub_(cross.mT, alpha=0.5)
+        damong = congruence(m, halved(slope), ctx.engine).sub_(cross, alpha=0.5).sub_(cross.mT, alpha=0.5)
         dcovariance, dsurprise = dgain @ m, times(m.mT, dy) + through
         dold = torch.baddbmm(dmean[..., None] * alpha[:, None], both, moved).baddbmm_(
             dcovariance, weighed, alpha=-1
@@ -146,54 +149,45 @@ class _Chunk(torch.autograd.Function):
         )
         dexplained = torch.baddbmm(near.mT @ (dweighed - pulled), old.mT @ dinside, old)
         dalpha = times(old.mT, dmean) - times(near.mT, dsurprise)
-        return damong, dnear, dsurprise, dalpha, dexplained, dold, dcovariance
+        return damong, dnear, dsurprise, dalpha, dexplained, dold, dcovariance, None
 
 
-def chunk_step(
-    points: Tensor, seen: Tensor | None, eps: float, state: Centres, followed: bool = True
-) -> tuple[Tensor, Centres]:
+def chunk_step(chunk: System, state: Centres, followed: bool = True) -> tuple[Tensor, Centres]:
     """Weights (systems, n) of the points of one chunk, and what is remembered after it; training and decoding
     both take this step.
 
     If nothing follows, nothing need be remembered: the state is then the one before.
     """
-    among = matrix(points, seen, eps)
-    near = similar_to_centres(points, seen, state)
-    ones = points.new_ones(points.shape[:2]) if seen is None else seen.to(points.dtype)
+    among = chunk.matrix()
+    near = similar_to_centres(chunk, state)
     if followed:
-        after, old, new, lost = regrouped(points, seen, among, near, state)
+        after, old, new, lost = regrouped(chunk, among, near, state)
     else:
         old, new = near[:, :0], near.mT[:, :0]
-    expected = ones - background(points, state) * ones
-    weights, beta, mean, inside = apply(_Chunk, among, near, expected, state.alpha, state.explained, old, new)
+    expected = chunk.ones - background(chunk.x, state) * chunk.ones
+    weights, beta, mean, inside = apply(
+        _Chunk, among, near, expected, state.alpha, state.explained, old, new, chunk.engine
+    )
     if not followed:
         return weights, state
-    return weights, advanced(points, ones, among, near, lost, beta, mean, inside, state, after)
+    return weights, advanced(chunk, among, near, lost, beta, mean, inside, state, after)
 
 
 @untraced
 def streamed_weights(
-    x: Tensor,
-    present: Tensor | None,
-    eps: float,
-    *,
-    centres: int = CENTRES,
-    chunk: int = CHUNK,
-    first: int | None = None,
+    system: System, *, centres: int = CENTRES, chunk: int = CHUNK, first: int | None = None
 ) -> Tensor:
-    """Weights (systems, n) of scaled points (systems, n, d), differentiable. ``first``: the size of the first
+    """Weights (systems, n) of points that arrive, differentiable. ``first``: the size of the first
     chunk, if it is another.
 
     As long as there is no more than the first chunk, these are the exact arrival weights.
     """
-    dtype, x = x.dtype, x.to(working_dtype(x.dtype, eps))
-    n, first = x.shape[1], first or chunk
-    # split and not slices: the gradient of a slice is as long as the whole
+    dtype, system = system.x.dtype, system.to_working_dtype()
+    n, first = system.x.shape[1], first or chunk
     sizes = [min(first, n), *(min(chunk, n - start) for start in range(first, n, chunk))]
-    presences = [None] * len(sizes) if present is None else present.split(sizes, dim=1)
-    weights, state, done = [], Centres.none(x, centres), 0
-    for points, seen in zip(x.split(sizes, dim=1), presences, strict=True):
-        done += points.shape[1]
-        found, state = chunk_step(points, seen, eps, state, followed=done < n)
+    weights, state, done = [], Centres.none(system.x, centres), 0
+    for part in system.split(sizes):
+        done += part.x.shape[1]
+        found, state = chunk_step(part, state, followed=done < n)
         weights.append(found)
     return torch.cat(weights, dim=-1).to(dtype)

@@ -4,6 +4,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
@@ -11,8 +13,8 @@ from torch.nn.functional import pad
 from unsoft.engines.gaussian import kernels_for
 from unsoft.engines.native.gaussian_arrival import WindowKernel
 from unsoft.magnitude.gaussian.factor import check_done, inverse_factor_of
-from unsoft.magnitude.gaussian.matrix import matrix
 from unsoft.magnitude.gaussian.similarity import gaussian
+from unsoft.magnitude.gaussian.system import System
 from unsoft.magnitude.streaming.background import background
 from unsoft.magnitude.streaming.centres import Centres, similar_to_centres
 
@@ -29,7 +31,8 @@ class Window:
     come.
 
     >>> window = Window()
-    >>> torch.cat([window.add(torch.zeros(1, 1, 2), None, eps=1.0) for _ in range(3)], dim=1)  # clones
+    >>> clone = System(torch.zeros(1, 1, 2), None, eps=1.0)
+    >>> torch.cat([window.add(clone) for _ in range(3)], dim=1)
     tensor([[0.5000, 0.3333, 0.2500]])
     """
 
@@ -38,6 +41,8 @@ class Window:
         self.capacity = 0
         self._buffers: tuple[Tensor, ...] = ()
         self._kernel: WindowKernel | None = None
+        self._engine = "auto"
+        """The one that the kernel was chosen for."""
 
     @property
     def x(self) -> Tensor:
@@ -63,26 +68,24 @@ class Window:
     def tensors(self) -> tuple[Tensor, ...]:
         return self._buffers
 
-    def add(self, x: Tensor, present: Tensor | None, eps: float, state: Centres | None = None) -> Tensor:
-        """Weights (systems, n) of new points (systems, n, d) that need no gradient, in the dtype of the first
-        ones.
+    def add(self, new: System, state: Centres | None = None) -> Tensor:
+        """Weights (systems, n) of new points that need no gradient, in the dtype of the first ones.
 
         A point that is masked or not finite is not there. ``state``: what is remembered of the points before
         the window; it must not change while there are points in it.
         """
-        start, end = self.length, self.length + x.shape[1]
+        x, start, end = new.x, self.length, self.length + new.x.shape[1]
         if end > self.capacity or x.shape[::2] != self._buffers[0].shape[:2]:
             self._reserve(x, state)
-        x = x.to(self._buffers[0].dtype)
+        new = new.to(self._buffers[0].dtype)
         if x.shape[1] > _FEW and state is None:
-            weights = self._add_block(x, present, eps, state)
-        elif (kernel := self._kernel or self._new_kernel(x, state)) is not None:
-            self._kernel = kernel
-            weights, done = kernel.add(start, x, present, eps)
+            weights = self._add_block(new, state)
+        elif (kernel := self._kernel_for(new, state)) is not None:
+            weights, done = kernel.add(start, new.x, new.present, new.eps)
             if done < x.shape[1]:
                 check_done(start + done, self._buffers[3][:, :end])
         else:
-            weights = self._add_block(x, present, eps, state)
+            weights = self._add_block(new, state)
         self.length = end
         return weights
 
@@ -92,6 +95,7 @@ class Window:
         value: Tensor,
         eps: float,
         constants: tuple[Tensor, ...],
+        engine: str,
         state: Centres | None = None,
     ) -> tuple[Tensor, Tensor] | None:
         """Gates (batch, heads, n) of a few new keys, not yet scaled, and values times those, in one call of
@@ -100,7 +104,7 @@ class Window:
         None where that is not possible (yet): then add() does it.
         """
         start, new = self.length, key.shape[2]
-        if self._kernel is None or start + new > self.capacity or new > _FEW:
+        if self._kernel is None or engine != self._engine or start + new > self.capacity or new > _FEW:
             return None
         systems, width, _ = self._buffers[0].shape
         same = key.dtype == value.dtype == self._buffers[0].dtype
@@ -126,24 +130,25 @@ class Window:
         self._buffers = tuple(x[index] for x in self._buffers)
         self._kernel = None
 
-    def _add_block(self, x: Tensor, present: Tensor | None, eps: float, state: Centres | None) -> Tensor:
+    def _add_block(self, added: System, state: Centres | None) -> Tensor:
         """By torch: what the compiled code does row by row."""
+        finite = added.x.isfinite().all(-1)
+        present = finite if added.present is None else added.present & finite
+        x = torch.where(present[..., None], added.x, 0.0)
+        added = replace(added, x=x, present=present)
         start, end = self.length, self.length + x.shape[1]
-        finite = x.isfinite().all(-1)
-        present = finite if present is None else present & finite
-        x = torch.where(present[..., None], x, 0.0)
         points, seen, near, m, y = self._buffers
         points[..., start:end], seen[:, start:end] = x.mT, present.to(x.dtype)
-        new, b = matrix(x, present, eps), present.to(x.dtype)
-        old = gaussian(x, points[..., :start].mT) * b[..., None] * seen[:, None, :start]
+        new, b = added.matrix(), added.ones
+        old = gaussian(x, points[..., :start].mT, added.engine) * b[..., None] * seen[:, None, :start]
         if state is not None:
-            close = similar_to_centres(x, present, state)
+            close = similar_to_centres(added, state)
             weighed = close @ state.explained
             new, old = new - weighed @ close.mT, old - weighed @ near[..., :start]
             b = torch.where(present, b - (close @ state.alpha[..., None])[..., 0] - background(x, state), 0.0)
             near[..., start:end] = close.mT
         c = old @ self.m.mT
-        own = inverse_factor_of(new - c @ c.mT)
+        own = inverse_factor_of(new - c @ c.mT, added.engine)
         fresh = (own @ (b[..., None] - c @ self.y[..., None]))[..., 0]
         m[:, start:end, :start], m[:, start:end, start:end] = -(own @ (c @ self.m)), own
         y[:, start:end] = fresh
@@ -180,9 +185,14 @@ class Window:
             into.narrow(-1, 0, part.shape[-1])[tuple(map(slice, part.shape[:-1]))] = part
         self._buffers, self.capacity, self._kernel = larger, size, None
 
-    def _new_kernel(self, x: Tensor, state: Centres | None) -> WindowKernel | None:
+    def _kernel_for(self, new: System, state: Centres | None) -> WindowKernel | None:
         """None where torch has to do it."""
-        kernels = kernels_for(x)
+        if self._kernel is None or self._engine != new.engine:
+            self._kernel, self._engine = self._new_kernel(new, state), new.engine
+        return self._kernel
+
+    def _new_kernel(self, new: System, state: Centres | None) -> WindowKernel | None:
+        kernels = kernels_for(new.x, new.engine)
         if kernels is None:
             return None
         if state is None:

@@ -7,7 +7,7 @@ A cache belongs to one layer. It is made by ``mechanism.new_cache(batch)``, fill
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -21,6 +21,9 @@ Snapshot = list[tuple[object, dict[str, Any]]]
 class Cache(ABC):
     """Common to all caches: the batch size it was made for, the number of tokens it has seen,
     the bytes it holds."""
+
+    only_keys_and_values: ClassVar[bool] = False
+    """Does it hold the keys and values, and nothing else? Then any other cache of keys and values will do."""
 
     def __init__(self, batch: int) -> None:
         if not isinstance(batch, int) or isinstance(batch, bool):
@@ -46,6 +49,11 @@ class Cache(ABC):
                 f"argument 'key' has shape {tuple(key.shape)}; the cache was made for (batch, heads, length,"
                 f" dim) with a batch of {self.batch}"
             )
+
+    @property
+    def keeps_keys(self) -> bool:
+        """Does it hold every key, so that a mask can still hide some of them?"""
+        return self.only_keys_and_values
 
     @property
     def holders(self) -> tuple[object, ...]:
@@ -84,6 +92,8 @@ class KeyValueCache(Cache):
     >>> keys.shape, values.shape, cache.length
     (torch.Size([1, 2, 4, 4]), torch.Size([1, 2, 4, 5]), 4)
     """
+
+    only_keys_and_values = True
 
     def __init__(self, batch: int) -> None:
         super().__init__(batch)

@@ -12,9 +12,11 @@ from torch import Tensor
 from torch.nn.functional import dropout
 
 from unsoft.engines.call import compute_dtype
-from unsoft.formula import Formula
+from unsoft.formula import Formula, parse
 from unsoft.mechanisms.core.cache import Cache
 from unsoft.mechanisms.core.module import Inputs, Mechanism, Wrapper
+
+_EXPONENTIAL = parse("exp(s - m)")
 
 
 class MassGate(Wrapper):
@@ -95,7 +97,9 @@ def _with_strength(formula: Formula) -> Formula:
             f"magnitude: where='mass' needs a mechanism with a normaliser; {formula.name or formula.weight}"
             " has none, and 'values' is the same"
         )
-    if formula.bias == "strength" or formula.name == "softmax":  # for softmax both are one
+    # Added to the logit of softmax and its relatives, a mask multiplies weight and mass too.
+    exponential = formula.weight == formula.mass == _EXPONENTIAL
+    if formula.bias == "strength" or (exponential and formula.bias == "logit"):
         return formula
     return Formula(
         formula.weight,

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import importlib
+import importlib.util
 import inspect
 import sys
 import warnings
 from collections.abc import Callable
 from dataclasses import fields
 from importlib import metadata
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from unsoft.errors import PluginWarning
@@ -109,6 +112,23 @@ def foreign_homes(text: str) -> dict[str, str]:
     with the modules that did."""
     parts = [registry.split_name(text, part.strip())[0] for part in text.split("+")]
     return {name: _homes[name] for name in parts if name in _homes}
+
+
+def import_plugin(name: str) -> None:
+    """Imports a module by its name, or a file by its path; it registers mechanisms or tasks.
+
+    Raises ImportError or OSError.
+    """
+    path = Path(name)
+    if path.suffix != ".py":
+        importlib.import_module(name)
+        return
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    if spec is None or spec.loader is None:
+        raise ImportError(f"{name} is not Python")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[path.stem] = module  # dataclasses look their module up
+    spec.loader.exec_module(module)
 
 
 def load_plugins() -> None:

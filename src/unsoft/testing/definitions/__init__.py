@@ -7,23 +7,27 @@ here they are put together as a name says.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, cast
 
-from unsoft.formula import Formula
+import torch
+from torch import Tensor
+
+from unsoft.formula import Formula, evaluate
 from unsoft.mechanisms.core import registry
 from unsoft.mechanisms.core.definition import (
     Defined,
     Definition,
+    Logits,
     NotDefined,
     Pointwise,
     WrittenCall,
     logits_of,
+    over,
     visible_part,
 )
 from unsoft.mechanisms.core.spec import MechanismSpec
 from unsoft.testing.definitions import magnitude
-from unsoft.testing.definitions.text import from_text
 
 _PART = re.compile(r"([a-z][a-z0-9_-]*)(?:\(([^()]*)\))?")
 Part = tuple[str, str | None]
@@ -38,7 +42,7 @@ def definition_of(mechanism: str | Formula) -> Definition | None:
     (False, True)
     """
     if isinstance(mechanism, Formula):
-        return _pointwise(lambda layer: from_text(mechanism, dict(layer.values)))
+        return _pointwise(lambda layer: _from_text(mechanism, dict(layer.values)))
     *before, base = [_name_and_number(part) for part in mechanism.split("+")]
     if base[0] == "magnitude":
         before, base = [*before, base], ("softmax", None)
@@ -119,3 +123,33 @@ def _magnitude(inner: Definition) -> Definition:
         return weights * gate.repeat_interleave(weights.shape[1] // gate.shape[1], dim=1), out
 
     return definition
+
+
+def _from_text(formula: Formula, params: Mapping[str, Tensor]) -> Pointwise:
+    """A formula of a user's own, evaluated as it stands: its text is its definition."""
+
+    def weights(x: Logits) -> Tensor:
+        strength = formula.mask_target is None or x.strength
+        boost = x.bias if strength else torch.zeros_like(x.bias)
+        env = {"s": x.s if strength else x.s + x.bias, "n": x.n, "i": x.i, "j": x.j}
+        env |= {name: value[:, None, None] for name, value in params.items()}
+        shape = x.visible.shape
+        if formula.peak is not None:
+            peaks = (evaluate(formula.peak, env) + boost).expand(shape).masked_fill(~x.visible, -torch.inf)
+            lowest = peaks.new_full((*shape[:3], 1), -torch.inf)
+            env["m"] = torch.cat([peaks, lowest], -1).amax(-1, keepdim=True).nan_to_num(neginf=0.0).detach()
+        # Where nothing is visible any finite logit will do: what is hidden is taken out below.
+        env["s"] = torch.where(x.visible, env["s"], 0.0)
+        weight = torch.where(x.visible, evaluate(formula.weight, env).expand(shape) * boost.exp(), 0.0)
+        if formula.mass is None:
+            return weight
+        mass = evaluate(formula.mass, env).expand(shape) * (formula.mass_degree * boost).exp()
+        total = torch.where(x.visible, mass, 0.0).sum(-1, keepdim=True)
+        row = {name: value for name, value in env.items() if name not in ("s", "j")}
+        if formula.offset_mass is not None:
+            total = total + evaluate(formula.offset_mass, row)
+        if formula.norm is not None:
+            total = evaluate(formula.norm, row | {"z": total})
+        return over(weight, total)
+
+    return weights

@@ -15,7 +15,8 @@ _AT_ONCE = 512
 
 
 def _batches(windows: Tensor) -> tuple[Tensor, ...]:
-    return windows.split(max(1, _AT_ONCE // windows.shape[1]))
+    batches: tuple[Tensor, ...] = windows.split(max(1, _AT_ONCE // windows.shape[1]))
+    return batches
 
 
 @torch.no_grad()

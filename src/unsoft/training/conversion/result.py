@@ -27,6 +27,8 @@ class Converted:
     """Seen in each stage."""
     seconds: Mapping[str, float]
     """Of each stage, without measuring; what an interruption lost is not counted."""
+    cpu_seconds: Mapping[str, float]
+    """Likewise, of all cores together: what others do on the machine does not count."""
     parameters: int
     versions: Mapping[str, str]
 

@@ -43,8 +43,8 @@ class Conversion:
     """Texts in a step."""
     tokens: int = 128
     """In each text."""
-    match_lr: float = 1e-3
-    tune_lr: float = 1e-4
+    match_lr: float = 4e-3
+    tune_lr: float = 2e-4
     mechanism_lr: float = 0.01
     """Learning rate of the mechanism's own parameters, in both stages."""
     tune: str = "all"

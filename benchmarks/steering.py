@@ -1,0 +1,92 @@
+"""Overhead of steering in ``generate`` on SmolLM2: ``python benchmarks/steering.py [--out FILE.json]``.
+
+Two minutes or so: 24 tokens after a prompt of 64, float32, threads as torch chooses, without chance and
+without an end. The model as it is, steered at all 30 layers, and steered at 10 layers where only generated
+tokens are and keep their norm, take turns in one process; the fastest round of each counts, and the bar is a
+ratio of 1.03. Entering and leaving the block is part of the time, the fingerprint of the model included.
+Before that, what is written after steering must be what was written before, and logits bit-equal.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+import torch
+
+from unsoft.bench.record import load, machine, versions
+from unsoft.bench.timing import interleaved
+from unsoft.files import write_json
+from unsoft.hf.models import load_model
+from unsoft.hf.steering import Directions, steering
+from unsoft.hf.steering.fingerprint import fingerprint
+
+PROMPT, NEW, BAR = 64, 24, 1.03
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--out", type=Path)
+    parser.add_argument("--rounds", type=int, default=5)
+    arguments = parser.parse_args()
+    torch.set_grad_enabled(False)
+    model, _ = load_model("smollm2")
+    words = torch.randint(1000, 40000, (1, PROMPT), generator=torch.Generator().manual_seed(0))
+    vectors = {layer: torch.randn(576) * 0.1 for layer in range(30)}
+    everywhere = Directions(vectors, "block", "mean", fingerprint(model))
+    middle = everywhere.only("10-19", 30)
+
+    def plain() -> torch.Tensor:
+        return model.generate(
+            words,
+            attention_mask=torch.ones_like(words),
+            max_new_tokens=NEW,
+            min_new_tokens=NEW,
+            do_sample=False,
+            pad_token_id=0,
+        )
+
+    def all_layers() -> torch.Tensor:
+        with steering(model, everywhere, 0.5):
+            return plain()
+
+    def turned() -> torch.Tensor:
+        with steering(model, middle, 0.5, positions="generated", keep_norm=True):
+            return plain()
+
+    before, logits = plain(), model(words).logits
+    all_layers()
+    turned()
+    if not (torch.equal(plain(), before) and torch.equal(model(words).logits, logits)):
+        raise SystemExit("steering left something behind: no time is shown")
+    calls = {"plain": plain, "all layers": all_layers, "generated tokens, norm kept": turned}
+    samples = interleaved(calls, rounds=arguments.rounds)
+    seconds = {name: min(taken) for name, taken in samples.items()}
+    ratios = {name: taken / seconds["plain"] for name, taken in seconds.items()}
+    passed = max(ratios.values()) <= BAR
+    for name, ratio in ratios.items():
+        print(f"{name}: {seconds[name]:.2f} s, {ratio:.3f}x (at most {BAR:g}x)")
+    print("pass" if passed else "FAIL")
+    if arguments.out:
+        context = {
+            "machine": machine(),
+            "threads": torch.get_num_threads(),
+            "load": load(),
+            "versions": versions(),
+        }
+        figures = {
+            "prompt": PROMPT,
+            "new_tokens": NEW,
+            "rounds": arguments.rounds,
+            "seconds": seconds,
+            "ratio": ratios,
+            "ratio_at_most": BAR,
+            "passed": passed,
+        }
+        write_json(arguments.out, context | {"figures": figures})
+        print(f"written to {arguments.out}")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,129 @@
+"""Makes the figures of docs/converting.md: ``python docs/converting.py [--run]``.
+
+With ``--run`` SmolLM2-135M is converted to each mechanism by the command that the page shows, one after
+another, one to two minutes of one core each; what is done already (in ``runs``) is not done again. Without
+it the table is written from converting.json, the record of the last such run.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+from unsoft.files import write_json, write_whole
+
+HERE = Path(__file__).parent
+PAGE, RECORD = HERE / "converting.md", HERE / "converting.json"
+MECHANISMS = ("magnitude+softmax", "sigmoid", "cog", "linear-relu", "relu2", "softmax", "softpick")
+FIRST = "unsoft swap smollm2 softmax --out runs/smollm2"
+"""Once, since unpacking its 4 bits takes longer than loading what is written here."""
+COMMAND = (
+    "unsoft convert runs/smollm2 --mechanism {} --match-steps 12 --tune-steps 6 --held-out 1024"
+    " --save-every 16"
+)
+COLUMNS = (
+    "mechanism",
+    *("original", "after swap", "matched", "tuned"),
+    *("layer error after swap", "matched"),
+    *("seconds of a core: matching", "tuning"),
+)
+MARKS = "<!-- conversions -->\n", "<!-- end -->"
+
+
+def run() -> None:
+    """Converts, and keeps the record after every conversion."""
+    if not Path("runs/smollm2").exists():
+        call(FIRST)
+    found = {}
+    for mechanism in MECHANISMS:
+        found[mechanism] = json.loads(call(COMMAND.format(mechanism) + " --json"))
+        write_json(RECORD, found)
+
+
+def call(command: str) -> bytes:
+    """What a command of unsoft prints."""
+    arguments = command.split()[1:]
+    done = subprocess.run(
+        [sys.executable, "-m", "unsoft.cli", *arguments], stdout=subprocess.PIPE, check=True
+    )
+    return done.stdout
+
+
+def table(record: dict) -> str:
+    """Rows of the page."""
+    lines = [f"| {' | '.join(COLUMNS)} |", "|---" * len(COLUMNS) + "|"]
+    for mechanism, found in record.items():
+        perplexity, errors, seconds = (found[name] for name in ("perplexity", "layer_errors", "cpu_seconds"))
+        cells = [mechanism]
+        cells += [number(perplexity.get(name)) for name in ("original", "swapped", "matched", "tuned")]
+        cells += [number(mean(errors.get(name))) for name in ("swapped", "matched")]
+        cells += [number(seconds.get(name)) for name in ("match", "tune")]
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines) + "\n"
+
+
+def mean(values: list[float] | None) -> float | None:
+    """None if there is nothing to average."""
+    return sum(values) / len(values) if values else None
+
+
+def number(value: float | None) -> str:
+    """Three digits that matter.
+
+    >>> number(16.918), number(123456.0), number(None)
+    ('16.9', '123,000', '-')
+    """
+    if value is None:
+        return "-"
+    return f"{float(f'{value:.3g}'):,.0f}" if value >= 1000 else f"{value:.3g}"
+
+
+def reading(record: dict) -> str:
+    """What the table says, in words made from its numbers."""
+    tuned = {name: found["perplexity"]["tuned"] for name, found in record.items()}
+    original = next(iter(record.values()))["perplexity"]["original"]
+    control = tuned.pop("softmax", None)
+    order = sorted(tuned, key=lambda name: tuned[name])
+    words = f"The original has {number(original)}. "
+    if control is not None:
+        words += f"The control, softmax tuned on the same text, ends at {number(control)}. "
+    listed = [f"{name} {number(tuned[name])} ({number(tuned[name] / original)} times)" for name in order]
+    missing = [name for name in MECHANISMS if name not in record]
+    words += f"From best to worst after tuning: {', '.join(listed)}."
+    if missing:
+        words += f" Not run yet: {', '.join(missing)}."
+    return "\n".join(textwrap.wrap(words, 140)) + "\n"
+
+
+def block(record: dict) -> str:
+    """Everything on the page that comes from the record."""
+    commands = f"    {FIRST}\n    {COMMAND.format('MECHANISM')}\n"
+    if not record:
+        return f"{commands}\nNot run yet: {', '.join(MECHANISMS)}.\n"
+    spec = next(iter(record.values()))["spec"]
+    matching, tuning = (spec[name] * spec["batch"] * spec["tokens"] for name in ("match_steps", "tune_steps"))
+    about = (
+        f"Perplexity on {spec['held_out']:,} held-out tokens in windows of {spec['tokens']};"
+        f" {matching:,} tokens of matching and {tuning:,} of tuning, one thread:"
+    )
+    return f"{about}\n\n{commands}\n{table(record)}\n{reading(record)}"
+
+
+def page(text: str, record: dict) -> str:
+    """The page with the figures in their place."""
+    before, _, rest = text.partition(MARKS[0])
+    _, _, after = rest.partition(MARKS[1])
+    return before + MARKS[0] + block(record) + MARKS[1] + after
+
+
+def main() -> None:
+    if "--run" in sys.argv[1:]:
+        run()
+    write_whole(PAGE, page(PAGE.read_text(), json.loads(RECORD.read_text())).encode())
+
+
+if __name__ == "__main__":
+    main()
