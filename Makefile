@@ -32,6 +32,8 @@ docs:
 gallery:
 	$(BIN)/unsoft compare --out report --again
 	$(BIN)/python docs/gallery.py report
+	$(BIN)/unsoft compare softmax --only model --model smollm2 --out report-model --again
+	$(BIN)/python docs/questions.py report report-model
 
 # SmolLM2 to other mechanisms, a quarter of an hour of one core.
 conversions:

@@ -84,7 +84,7 @@ def main(paths: Sequence[Path]) -> None:
 def _head(title: str, asked: str, records: Sequence[dict[str, Any]]) -> list[str]:
     first = records[0]
     where = f"{first['machine']}, {first['written'][:10]}"
-    made = f"Written by `python docs/questions.py` from `{first['command']}`, {where}."
+    made = f"Written by `python docs/questions.py` from `{_command(first)}`, {where}."
     return [
         f"# {title}",
         "",
@@ -93,6 +93,11 @@ def _head(title: str, asked: str, records: Sequence[dict[str, Any]]) -> list[str
         made,
         "",
     ]
+
+
+def _command(record: dict[str, Any]) -> str:
+    """Without the folder, which is of no interest here."""
+    return str(record["command"].partition(" --out ")[0])
 
 
 def _table(titles: Sequence[str], rows: Sequence[Sequence[Any]]) -> list[str]:
@@ -268,7 +273,7 @@ def _depths(record: dict[str, Any]) -> list[str]:
     found = Results(record).get("model")
     if not found:
         return []
-    lines = [f"## {record['model']}", "", f"`{record['command']}`, {record['written'][:10]}.", ""]
+    lines = [f"## {record['model']}", "", f"`{_command(record)}`, {record['written'][:10]}.", ""]
     rows = [
         row
         for row in found[0]["depths"]

@@ -119,9 +119,7 @@ def _erased(results: Results) -> Finding:
     assert softmax.high is not None and cog.low is not None
     erased = softmax.high < HINTED
     return grade(erased and cog.low > DETECTED, erased), (
-        f"d′ between logits {WEAKLY[0]:g} and {WEAKLY[1]:g}: softmax {softmax}, cog {cog}; without the"
-        f" other keys"
-        " softmax still has the order right"
+        f"d′ between logits {WEAKLY[0]:g} and {WEAKLY[1]:g}: softmax {softmax}, cog {cog}"
     )
 
 
