@@ -37,6 +37,8 @@ class Request:
     model: str | None = None
     study: str | None = None
     """A file with records of trained models, in place of those that come with the package."""
+    verdicts: str | None = None
+    """A file with verdicts of interventions inside a model, before those that come with the package."""
 
     @property
     def everyone(self) -> list[Subject]:

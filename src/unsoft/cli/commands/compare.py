@@ -53,6 +53,10 @@ def command(
         Path | None,
         typer.Option(help="Trained models: study.db, or what unsoft study exported.", show_default=False),
     ] = None,
+    verdicts: Annotated[
+        Path | None,
+        typer.Option(help="What unsoft neurons or steer found in a model of yours.", show_default=False),
+    ] = None,
     again: Annotated[
         bool, typer.Option("--again", help="Measure everything again, whatever earlier runs have kept.")
     ] = False,
@@ -84,7 +88,8 @@ def command(
 
     level = QUICK if quick else FULL if full else STANDARD
     subjects = subjects_of(names or default_names(level, bool(own)), own)
-    request = Request(subjects, level, model, None if study is None else str(study))
+    files = [None if file is None else str(file) for file in (study, verdicts)]
+    request = Request(subjects, level, model, *files)
     if claim is not None:
         print_chain(claim, request, Store(default_folder()), again)
         return

@@ -167,25 +167,6 @@ _ELSEWHERE = (
         " yet",
     ),
     (
-        "entropy-neurons",
-        SURVEY,
-        "Entropy neurons write into the null space of the unembedding and act through the layer norm.",
-        "needs interventions inside a trained model: unsoft neurons makes them",
-    ),
-    (
-        "frequency-neurons",
-        SURVEY,
-        "Token-frequency neurons move logits along the unigram distribution.",
-        "needs interventions inside a trained model: unsoft neurons makes them",
-    ),
-    (
-        "steering",
-        SURVEY,
-        "Steering the latent space reduces hallucinated objects (VaLSe).",
-        "needs a large vision-language model; unsoft steer shows the method on a small one with a planted"
-        " habit",
-    ),
-    (
         "learned-radius",
         ROSIC,
         "The model learns the best radius t.",

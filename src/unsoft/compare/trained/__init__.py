@@ -13,6 +13,8 @@ from unsoft.files import write_csv
 from unsoft.study.record import DONE, read_records
 
 PACKAGED = Path(__file__).parent / "records.csv"
+INTERVENTIONS = Path(__file__).parent / "interventions"
+"""Verdicts of ``unsoft neurons`` and ``unsoft steer``, as these commands wrote them."""
 _STUDIES = ("census", "deletion", "needle", "opposition", "recall")
 COMMAND = f"unsoft study {' '.join(f'--default {name}' for name in _STUDIES)} --out study"
 """What makes the record that comes with the package, before it is made small."""
