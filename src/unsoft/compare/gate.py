@@ -57,10 +57,9 @@ def fitted_gate() -> Gate:
     """beta, gamma and t by which crowds count as one and distinct keys as many, as far as a sigmoid allows.
 
     What m keys count as is m g(w_m) / g(w_1). For m = 2 to 50 near-clones, with noise of 0.03 in every
-    coordinate, it should be 1; for as
-    many keys as far apart as random ones are, it should be m. The squares of the logarithmic errors are
-    made small over a grid of the three, under the
-    condition that a key without look-alikes keeps a gate of at least a half.
+    coordinate, it should be 1; for as many keys as far apart as random ones are, it should be m. The
+    squares of the logarithmic errors are made small over a grid of the three, under the condition that a
+    key without look-alikes keeps a gate of at least a half.
 
     >>> gate = fitted_gate()
     >>> 0.49 < gate.of(1 / 1.1), gate.of(1 / 50.1) < 0.05

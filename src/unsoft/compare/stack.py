@@ -1,11 +1,10 @@
 """Random attention layers on top of one another: what is left of the tokens after each.
 
 Queries and keys come from one random map, so that each token is its own best match, as it is in trained
-models: without
-that no mechanism has a reason to look at the token itself, and all forget it in the first layer. Without skip
-connections values are the states themselves and nothing but the mixing is seen. With them values and
-outputs have random
-maps, and what a layer adds to a token has the same length for every mechanism.
+models: without that no mechanism has a reason to look at the token itself, and all forget it in the first
+layer. Without skip connections values are the states themselves and nothing but the mixing is seen. With
+them values and outputs have random maps, and what a layer adds to a token has the same length for every
+mechanism.
 """
 
 from __future__ import annotations
@@ -76,8 +75,8 @@ def heads_alike(weights: Tensor) -> Tensor:
 
 def measured(states: Tensor, inputs: Tensor) -> dict[str, Any]:
     """Residual over norm, effective rank over that of the inputs, tokens that can be told by their input,
-    what of the input can be
-    decoded, and how far differences between tokens have moved from those of the inputs.
+    what of the input can be decoded, and how far differences between tokens have moved from those of the
+    inputs.
     """
     late = states[TRAIN:], inputs[TRAIN:]  # some sequences are enough for what each has by itself
     ranks = [float(measure.effective_rank(unit_rows(x)).mean()) for x in late]

@@ -12,17 +12,16 @@ __all__ = ["decodability"]
 
 
 def decodability(states: Tensor, inputs: Tensor, train: int, ridge: float = 1e-3) -> Tensor:
-    """Share of the inputs' variance that a linear map finds in the states, in sequences it was not fitted to.
+    """Share of the inputs' variance that a linear map finds in states it was not fitted to.
 
         R^2 = 1 - |E - F(X)|^2 / |E - mean|^2        on the sequences after the first ``train``
 
     ``states`` X and ``inputs`` E are (sequences, tokens, dim). Each state is taken with length 1. The map F
-    is fitted
-    to the first ``train`` sequences by least squares, with ``ridge`` times the mean variance on the diagonal.
+    is fitted to the first ``train`` sequences by least squares, with ``ridge`` times the mean variance on
+    the diagonal.
 
     Answers: is what came in still there, whatever a layer has turned it into? States that only differ, as
-    noise
-    does, keep their rank and lose this.
+    noise does, keep their rank and lose this.
 
     Range: 0 to 1; 0 for what a mean would guess as well, and for states that are all the same.
 

@@ -29,8 +29,8 @@ def dynamic_deletion(moved: Tensor, again: Tensor) -> Tensor:
     0.
 
     >>> writes, removes = torch.tensor([0.5, 0.25]), torch.tensor([-0.5, -0.25])
-    >>> dynamic_deletion(*[torch.stack([writes, removes])] * 2), dynamic_deletion(*[torch.stack([writes,
-    writes])] * 2)
+    >>> by_query, fixed = torch.stack([writes, removes]), torch.stack([writes, writes])
+    >>> dynamic_deletion(by_query, by_query), dynamic_deletion(fixed, fixed)
     (tensor(1.), tensor(0.))
     """
     for name, x in (("moved", moved), ("again", again)):

@@ -94,8 +94,8 @@ def _means(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def layers_kept(rows: list[dict[str, Any]]) -> Estimate:
-    """Layers of attention alone after which both the rank and what can be decoded have fallen to a half;
-    a straight line between layers.
+    """Layers of attention alone after which both the rank and what can be decoded have fallen to a half; a
+    straight line between layers.
     """
     found = []
     for seed in sorted({row["seed"] for row in rows}):

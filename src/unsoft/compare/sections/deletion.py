@@ -1,9 +1,8 @@
 """Does it delete, and does the query decide what?
 
 A head writes a source into the residual stream or removes it from there. With weights that cannot be
-negative the value
-and output maps alone decide which: always the same for a source. Dynamic deletion is both, for one source,
-by the query.
+negative the value and output maps alone decide which: always the same for a source. Dynamic deletion is
+both, for one source, by the query.
 """
 
 from __future__ import annotations
@@ -37,8 +36,8 @@ def jobs(request: Request) -> list[Job]:
 def deletion(subject: Subject, draws: int) -> list[dict[str, Any]]:
     """Of random heads: the share of what they move that is removed, and how much of it the query decides.
 
-    Half of the keys, the sources, and all queries meet twice, among other keys each time: what depends on the
-    query alone is the same in both contexts.
+    Half of the keys, the sources, and all queries meet twice, among other keys each time: what depends on
+    the query alone is the same in both contexts.
     """
     rows = []
     for draw in range(draws):

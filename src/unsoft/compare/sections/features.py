@@ -81,10 +81,8 @@ def accuracy(weigh: Row, rows: int, seed: int) -> float:
     neither.
 
     The key's logit is 4, -4 or 0 with a blur, the others are N(0, 1). Values are random, so the output
-    along the
-    key's value is its weight and noise from all others. Half of the rows set the mean of each class, the
-    other half
-    is judged by the nearest mean; chance is 1/3.
+    along the key's value is its weight and noise from all others. Half of the rows set the mean of each
+    class, the other half is judged by the nearest mean; chance is 1/3.
     """
     generator = torch.Generator().manual_seed(300 + seed)
 

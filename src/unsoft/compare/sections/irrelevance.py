@@ -71,8 +71,7 @@ def signed_scores(rows: int, draws: int) -> list[dict[str, Any]]:
     """How much of a relevant key's value the output explains, with the best constant factor.
 
     One key has the logit 4 among 63 N(0, 1); values are random, so the output is a_1 times the value plus
-    noise of
-    variance sum a^2 over the others. explained = E[a_1]^2 / (E[a_1^2] + E[noise]).
+    noise of variance sum a^2 over the others. explained = E[a_1]^2 / (E[a_1^2] + E[noise]).
     """
     found = []
     for draw in range(draws):

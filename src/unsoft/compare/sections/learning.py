@@ -30,9 +30,9 @@ def learning(subject: Subject) -> list[dict[str, Any]]:
     """Steps of gradient descent on all logits of a row until the key in question holds half of the mass.
 
     Its logit starts at -4, the others at N(0, 1); values are orthonormal and the loss is half the squared
-    error of the output against that key's value, sum_j a_j^2 / 2 with a - 1 for the key. The rate is the one
-    of a grid that needs the fewest steps on average; a draw that never gets there, or whose steps are too
-    large, counts as the limit.
+    error of the output against that key's value, sum_j a_j^2 / 2 with a - 1 for the key. The rate is the
+    one of a grid that needs the fewest steps on average; a draw that never gets there, or whose steps are
+    too large, counts as the limit.
     """
     # What is no formula takes far longer: half of the draws, every other rate.
     draws, grid = (DRAWS, RATES) if subject.formula is not None else (DRAWS // 2, RATES[1::2])

@@ -31,8 +31,8 @@ def facts(level: Level) -> list[Job]:
 
 
 def norm_ratios() -> list[dict[str, Any]]:
-    """The largest |q|_2 / |q|_1 found in each dimension, by ascent from
-    random non-negative queries and at one-hot ones.
+    """The largest |q|_2 / |q|_1 found in each dimension, by ascent from random non-negative queries and at
+    one-hot ones.
     """
     rows = []
     generator = torch.Generator().manual_seed(6)

@@ -37,7 +37,8 @@ def facts(level: Level) -> list[Job]:
 
 
 def needle(subject: Subject, draws: int) -> list[dict[str, Any]]:
-    """The needle's share of the mass at each advantage, and the advantage that gives it half, for each draw.
+    """The needle's share of the mass at each advantage, and the advantage that gives it half, for each
+    draw.
 
     The other logits are N(0, 1); the needle stands at a random place, since some mechanisms look at places.
     """

@@ -71,8 +71,8 @@ def opposition(subject: Subject, rows: int) -> list[dict[str, Any]]:
 def d_prime(first: Tensor, second: Tensor, energy: Tensor) -> float:
     """How far apart two weights of a key are, in units of the noise that the other keys' weights make.
 
-    With random values of variance 1, reading the output along the key's own value gives the key's weight plus
-    noise of the variance ``energy``, the sum of the other weights' squares.
+    With random values of variance 1, reading the output along the key's own value gives the key's weight
+    plus noise of the variance ``energy``, the sum of the other weights' squares.
 
     >>> d_prime(torch.tensor([0.5]), torch.tensor([-0.5]), torch.tensor([0.25]))
     2.0
