@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from unsoft.compare.claim import ELSEWHERE, ROSIC, SURVEY, TRAINED, Claim, Finding
+from unsoft.compare.claim import ELSEWHERE, ROSIC, TRAINED, Claim, Finding
 from unsoft.compare.column import Column
 from unsoft.compare.estimate import Estimate, estimate
 from unsoft.compare.jobs import Job, Missing, Results
@@ -159,13 +159,6 @@ def _claim(name: str) -> Claim:
 
 
 _ELSEWHERE = (
-    (
-        "repulsion",
-        SURVEY,
-        "Repulsive attention (SVGD, SPOS) keeps heads from collapsing into one another.",
-        "needs training with unsoft.training's repulsion of heads at several seeds; no default study has it"
-        " yet",
-    ),
     (
         "learned-radius",
         ROSIC,
