@@ -160,13 +160,6 @@ def _claim(name: str) -> Claim:
 
 _ELSEWHERE = (
     (
-        "repulsion",
-        SURVEY,
-        "Repulsive attention (SVGD, SPOS) keeps heads from collapsing into one another.",
-        "needs training with unsoft.training's repulsion of heads at several seeds; no default study has it"
-        " yet",
-    ),
-    (
         "entropy-neurons",
         SURVEY,
         "Entropy neurons write into the null space of the unembedding and act through the layer norm.",
