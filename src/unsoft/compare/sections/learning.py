@@ -45,19 +45,22 @@ def learning(subject: Subject) -> list[dict[str, Any]]:
     steps = torch.full((len(logits),), LIMIT)
     weigh, failed = subject.row(width=KEYS), torch.zeros(len(logits), dtype=torch.bool)
     for step in range(LIMIT):
-        x = logits.detach().requires_grad_()
+        (still,) = (~failed & (steps == LIMIT)).nonzero(as_tuple=True)
+        if not len(still) or bool((steps.view(len(grid), draws) < LIMIT).all(1).any()):
+            break
+        x = logits[still].requires_grad_()
         weights = weigh(x)
         mass = weights.detach().abs().sum(-1)
-        holds = (weights.detach()[:, 0] >= 0.5 * mass) & (mass > 0) & ~failed
-        steps = torch.where(holds & (steps == LIMIT), step, steps)
-        if bool((steps.view(len(grid), draws) < LIMIT).all(1).any()) or not weights.requires_grad:
+        holds = (weights.detach()[:, 0] >= 0.5 * mass) & (mass > 0)
+        steps[still[holds]] = step
+        if not weights.requires_grad:
             break
         (slope,) = torch.autograd.grad((weights - target).square().sum() / 2, x)
         if not slope.any():
             break  # nothing will ever move
-        change = rates * slope.nan_to_num(nan=torch.inf)
-        failed |= change.abs().amax(-1) > _STRIDE
-        logits = torch.where(failed[:, None], logits, logits - change)
+        change = rates[still] * slope.nan_to_num(nan=torch.inf)
+        failed[still] = (change.abs().amax(-1) > _STRIDE) & ~holds
+        logits[still] = logits[still] - change
     table = steps.view(len(grid), draws).double()
     best = int(table.mean(1).argmin())
     return [{"draw": k, "rate": grid[best], "steps": int(x)} for k, x in enumerate(table[best])]
