@@ -228,7 +228,7 @@ def test_a_damaged_checkpoint_is_never_loaded(tmp_path, uninterrupted, signal_at
 
 def test_killed_between_the_last_checkpoint_and_the_result(tmp_path, uninterrupted, monkeypatch):
     with monkeypatch.context() as patch:
-        patch.setattr("unsoft.training.run.finish", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+        patch.setattr("unsoft.training.run.finish", lambda *_, **__: (_ for _ in ()).throw(KeyboardInterrupt))
         with pytest.raises(KeyboardInterrupt):
             run(Spec(**TINY), tmp_path / "run")
     result = run(Spec(**TINY), tmp_path / "run")

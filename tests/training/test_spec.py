@@ -5,6 +5,7 @@ import math
 
 import pytest
 
+from unsoft.tasks import task
 from unsoft.training import Spec
 
 
@@ -15,7 +16,8 @@ def test_a_spec_is_plain_data():
     again = Spec.from_dict(json.loads(json.dumps(spec.to_dict())))
     assert again == spec
     full = spec.filled()
-    assert (full.lr, full.width, full.mlp, full.batch) == (0.001, 64, 128, 128)
+    batch = task("needle").setup.batch
+    assert (full.lr, full.width, full.mlp, full.batch) == (0.001, 64, 128, batch)
     assert full.filled() == full
 
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import tempfile
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -142,3 +143,38 @@ def load_plugin(name: str | None) -> None:
         import_plugin(name)
     except (ImportError, OSError) as problem:
         raise typer.BadParameter(f"{name} cannot be imported: {problem}", param_hint="'--plugin'") from None
+
+
+def read_pairs(pairs: list[str] | None, option: str) -> dict[str, Any]:
+    """Names and values; numbers and true or false are read as such.
+
+    >>> read_pairs(["repeats=16", "form=joined"], "--set")
+    {'repeats': 16, 'form': 'joined'}
+    """
+    found = {}
+    for pair in pairs or []:
+        name, equals, text = pair.partition("=")
+        if not equals:
+            raise typer.BadParameter(f"{pair!r} is not NAME=VALUE", param_hint=f"'{option}'")
+        try:
+            found[name.strip()] = json.loads(text)
+        except ValueError:
+            found[name.strip()] = text
+    return found
+
+
+def read_layers(text: str) -> list[str] | dict[str, str]:
+    """The argument ``layers`` of :func:`unsoft.hf.swap` from text.
+
+    >>> read_layers("0,4-7"), read_layers("0=softmax, 8-=relu2")
+    (['0', '4-7'], {'0': 'softmax', '8-': 'relu2'})
+    """
+    parts = [part.strip() for part in text.split(",")]
+    if not any("=" in part for part in parts):
+        return parts
+    pairs = [part.split("=", 1) for part in parts]
+    if any(len(pair) != 2 for pair in pairs):
+        raise typer.BadParameter(
+            f"{text!r} mixes layers with and without a mechanism", param_hint="'--layers'"
+        )
+    return {which.strip(): what.strip() for which, what in pairs}

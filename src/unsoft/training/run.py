@@ -7,6 +7,7 @@ import time
 from contextlib import ExitStack
 from pathlib import Path
 
+import torch
 from transformers import TrainerCallback
 
 from unsoft.errors import Interrupted
@@ -131,6 +132,11 @@ def _check_processes(spec: Spec, fsdp: bool) -> None:
         raise ValueError(f"train: a batch of {spec.batch} cannot be shared by {processes.count()} processes")
     if fsdp and processes.count() == 1:
         raise ValueError("train: 'fsdp' shares a model among processes; start them with torchrun")
+    if fsdp and not torch.accelerator.is_available():
+        raise ValueError(
+            "train: 'fsdp' needs GPUs: on CPUs accelerate would use DDP in its place without saying so;"
+            " leave it out"
+        )
 
 
 def _goodbye(step: int, steps: int, out: str | Path | None) -> str:

@@ -8,9 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from unsoft.cli.arguments import Plugin, check_folder, load_plugin
-from unsoft.cli.commands.swap import read_layers
-from unsoft.cli.commands.train import read_pairs
+from unsoft.cli.arguments import Plugin, check_folder, load_plugin, read_layers, read_pairs
 from unsoft.cli.terminal import INTERRUPTED, note, show_table
 
 if TYPE_CHECKING:

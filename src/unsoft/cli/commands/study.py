@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from unsoft.cli.arguments import Plugin, check_folder, load_plugin
-from unsoft.cli.commands.train import read_pairs
+from unsoft.cli.arguments import Plugin, check_folder, load_plugin, read_pairs
 from unsoft.cli.terminal import INTERRUPTED, cell, note, show_table
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from unsoft.cli.arguments import check_folder
+from unsoft.cli.arguments import check_folder, read_layers
 from unsoft.files import whole_folder
 
 if TYPE_CHECKING:
@@ -65,20 +65,3 @@ def _check_space(out: Path, model: PreTrainedModel) -> None:
             f"{out}: the model takes {needed / 1e6:,.0f} MB, and the disk has {free / 1e6:,.0f} MB left",
             param_hint="'--out'",
         )
-
-
-def read_layers(text: str) -> list[str] | dict[str, str]:
-    """The argument ``layers`` of :func:`unsoft.hf.swap` from text.
-
-    >>> read_layers("0,4-7"), read_layers("0=softmax, 8-=relu2")
-    (['0', '4-7'], {'0': 'softmax', '8-': 'relu2'})
-    """
-    parts = [part.strip() for part in text.split(",")]
-    if not any("=" in part for part in parts):
-        return parts
-    pairs = [part.split("=", 1) for part in parts]
-    if any(len(pair) != 2 for pair in pairs):
-        raise typer.BadParameter(
-            f"{text!r} mixes layers with and without a mechanism", param_hint="'--layers'"
-        )
-    return {which.strip(): what.strip() for which, what in pairs}

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from unsoft.cli.arguments import Plugin, check_folder, load_plugin
+from unsoft.cli.arguments import Plugin, check_folder, load_plugin, read_pairs
 from unsoft.cli.terminal import INTERRUPTED, note
 
 if TYPE_CHECKING:
@@ -137,24 +137,6 @@ def command(
         typer.echo(json.dumps(result.to_dict(), indent=1))
     else:
         _print(result, folder)
-
-
-def read_pairs(pairs: list[str] | None, option: str) -> dict[str, Any]:
-    """Names and values; numbers and true or false are read as such.
-
-    >>> read_pairs(["repeats=16", "form=joined"], "--set")
-    {'repeats': 16, 'form': 'joined'}
-    """
-    found = {}
-    for pair in pairs or []:
-        name, equals, text = pair.partition("=")
-        if not equals:
-            raise typer.BadParameter(f"{pair!r} is not NAME=VALUE", param_hint=f"'{option}'")
-        try:
-            found[name.strip()] = json.loads(text)
-        except ValueError:
-            found[name.strip()] = text
-    return found
 
 
 def _print(result: Result, folder: Path) -> None:

@@ -44,8 +44,8 @@ def changes(unigram: Unigram, before: Tensor, after: Tensor, target: Tensor) -> 
 def entropies(logits: Tensor) -> Tensor:
     """Of the predictions of rows of logits, in nats.
 
-    >>> entropies(torch.zeros(1, 8)).exp()
-    tensor([8.0000])
+    >>> round(float(entropies(torch.zeros(1, 8)).exp()), 4)
+    8.0
     """
     return _sums(logits)["entropy"]
 
