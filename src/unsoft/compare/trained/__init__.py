@@ -15,7 +15,7 @@ from unsoft.study.record import DONE, read_records
 PACKAGED = Path(__file__).parent / "records.csv"
 INTERVENTIONS = Path(__file__).parent / "interventions"
 """Verdicts of ``unsoft neurons`` and ``unsoft steer``, as these commands wrote them."""
-_STUDIES = ("census", "deletion", "needle", "opposition", "recall")
+_STUDIES = ("census", "deletion", "needle", "opposition")
 COMMAND = f"unsoft study {' '.join(f'--default {name}' for name in _STUDIES)} --out study"
 """What makes the record that comes with the package, before it is made small."""
 
@@ -23,7 +23,7 @@ COMMAND = f"unsoft study {' '.join(f'--default {name}' for name in _STUDIES)} --
 def write_packaged(study: str | Path, out: Path = PACKAGED) -> int:
     """Runs of a study that are done, without curves and specifications; how many there are."""
     kept = [
-        replace(record, curve=[], losses=[], spec={}, learned={})
+        replace(record, curve=[], losses=[], spec={})
         for record in read_records(study)
         if record.status == DONE
     ]

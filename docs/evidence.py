@@ -1,0 +1,91 @@
+"""Writes docs/evidence.md: what the default studies found, from the record that comes with the package.
+
+``python docs/evidence.py``; ``python -m unsoft.compare.trained study/study.db`` writes the record itself.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from unsoft.compare.sections.training import where_and_when
+from unsoft.compare.trained import COMMAND, PACKAGED
+from unsoft.files import write_whole
+from unsoft.study import default_study, read_records, summarise, verdict
+from unsoft.study.read import default_studies
+from unsoft.study.record import Record
+
+PAGE = Path(__file__).with_suffix(".md")
+HEAD = """# Evidence: what trained models say of the claims
+
+Each claim has a study whose rule was written down before its first run (`unsoft study --list`, the files in
+src/unsoft/study/claims). Small transformers are trained from scratch; every mechanism gets the same three
+learning rates on the first seed, the best by validation runs on all five. Intervals are 95 %, by bootstrap over
+seeds; with five seeds they are somewhat too narrow ([studies](studies.md)), so rules ask for a margin as well.
+Sizes of the tasks, and that `needle` is judged on crowds of 128, were chosen after pilot runs with one seed.
+
+    {command}
+    python -m unsoft.compare.trained study/study.db && python docs/evidence.py
+
+{where}.
+"""
+COLUMNS = ("mechanism", "score", "95 %", "over softmax", "95 %", "rate", "parameters", "on harder ones")
+
+
+def between(low: float | None, high: float | None) -> str:
+    """An interval, if there are seeds enough for one."""
+    return "" if low is None or high is None else f"{low:.3f} to {high:.3f}"
+
+
+def section(name: str, records: list[Record]) -> str:
+    """One study: its claim, its table, its verdict; or that it has not been run."""
+    study = default_study(name)
+    title = f"## {name}: {study.claim} ({study.source})\n\n"
+    own = [record for record in records if record.study == name]
+    if not own:
+        return title + f"Not run yet: `unsoft study --default {name}`.\n"
+    lines = [f"| {' | '.join(COLUMNS)} |", "|---" * len(COLUMNS) + "|"]
+    found = summarise(own)
+    for one in found:
+        difference = one.difference
+        harder = ", ".join(f"{place}: {score:.3f}" for place, (score, *_) in one.harder.items())
+        cells = [
+            one.mechanism,
+            f"{one.mean:.3f}",
+            between(one.low, one.high),
+            "" if difference is None else f"{difference.mean:+.3f}",
+            "" if difference is None else between(difference.low, difference.high),
+            f"{one.lr:g}",
+            f"{one.parameters:,}",
+            harder,
+        ]
+        lines.append(f"| {' | '.join(cells)} |")
+    first = found[0]
+    better = "higher is better" if first.higher_is_better else "lower is better"
+    shortcut = "" if first.shortcut is None else f", of a known shortcut {first.shortcut:.3f}"
+    rule = "; ".join(one.text for one in study.rules)
+    said, words = verdict(study.rules, own)
+    learned = "".join(
+        f" Learned by {one.mechanism}: "
+        + ", ".join(
+            f"{name} {mean:.3g} ({low:.3g} to {high:.3g})" for name, (mean, low, high) in one.learned.items()
+        )
+        + "."
+        for one in found
+        if one.learned
+    )
+    return (
+        f"{title}**{said[:1].upper()}{said[1:]}.** The rule: {rule}. Found: {words}.\n\n"
+        + "\n".join(lines)
+        + f"\n\n{first.metric}, {better}; score of chance {first.chance:.3f}{shortcut}.{learned}\n"
+    )
+
+
+def page() -> str:
+    """All of it."""
+    records = read_records(PACKAGED)
+    head = HEAD.format(command=COMMAND, where=where_and_when(records))
+    return "\n".join([head, *(section(name, records) for name in default_studies())])
+
+
+if __name__ == "__main__":
+    write_whole(PAGE, page().encode())
