@@ -27,6 +27,7 @@ docs:
 	$(BIN)/python docs/readme_table.py
 	$(BIN)/python docs/measures.py
 	$(BIN)/python docs/picture.py
+	$(BIN)/python docs/evidence.py
 
 # Measured anew, several minutes on a quiet machine.
 gallery:

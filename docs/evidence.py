@@ -19,8 +19,9 @@ HEAD = """# Evidence: what trained models say of the claims
 
 Each claim has a study whose rule was written down before its first run (`unsoft study --list`, the files in
 src/unsoft/study/claims). Small transformers are trained from scratch; every mechanism gets the same three
-learning rates on the first seed, the best by validation runs on all five. Intervals are 95 %, by bootstrap over
-seeds; with five seeds they are somewhat too narrow ([studies](studies.md)), so rules ask for a margin as well.
+learning rates on the first seed, the best by validation runs on all five. Intervals are 95 %, by bootstrap
+over seeds; with five seeds they are somewhat too narrow ([studies](studies.md)), so rules ask for a margin as
+well.
 Sizes of the tasks, and that `needle` is judged on crowds of 128, were chosen after pilot runs with one seed.
 
     {command}

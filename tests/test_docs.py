@@ -98,6 +98,13 @@ def conversions_script():
     return module
 
 
+def test_evidence_page_shows_its_record():
+    spec = importlib.util.spec_from_file_location("evidence", DOCS / "evidence.py")
+    script = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(script)
+    assert script.page() == (DOCS / "evidence.md").read_text(), "run: python docs/evidence.py"
+
+
 def test_converting_page_shows_its_record():
     script = conversions_script()
     text = script.PAGE.read_text()
