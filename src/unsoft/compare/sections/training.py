@@ -38,6 +38,7 @@ _NEEDED = (
     "score",
     "validation",
     "best_validation",
+    "curve",  # between equal rates, the one that learned earlier is taken
     "metric",
     "higher_is_better",
     "chance",

@@ -21,12 +21,8 @@ COMMAND = f"unsoft study {' '.join(f'--default {name}' for name in _STUDIES)} --
 
 
 def write_packaged(study: str | Path, out: Path = PACKAGED) -> int:
-    """Runs of a study that are done, without curves and specifications; how many there are."""
-    kept = [
-        replace(record, curve=[], losses=[], spec={})
-        for record in read_records(study)
-        if record.status == DONE
-    ]
+    """Runs of a study that are done, without losses and specifications; how many there are."""
+    kept = [replace(record, losses=[], spec={}) for record in read_records(study) if record.status == DONE]
     if not kept:
         raise ValueError(f"trained: there is no finished run in {str(study)!r}")
     write_csv(out, [record.to_row() for record in kept])
