@@ -33,7 +33,7 @@ def command(
         list[str] | None,
         typer.Option(help='One of your own, "weight=...;mass=...;peak=..."; may be repeated.'),
     ] = None,
-    quick: Annotated[bool, typer.Option("--quick", help="A few mechanisms, less than a minute.")] = False,
+    quick: Annotated[bool, typer.Option("--quick", help="A few mechanisms, two minutes or so.")] = False,
     full: Annotated[bool, typer.Option("--full", help="Every mechanism, long rows, deep stacks.")] = False,
     model: Annotated[
         str | None,
