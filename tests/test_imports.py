@@ -149,3 +149,21 @@ def test_public_names_are_what_they_say_whatever_is_imported_first(first):
         check=True,
         env={"PYTHONPATH": str(PACKAGE.parent), "PATH": ""},
     )
+
+
+WITHOUT_EXTRAS = """
+import sys
+for name in ("transformers", "accelerate", "sklearn", "ray", "pyarrow", "gguf"):
+    sys.modules[name] = None  # as if it were not installed
+from unsoft.compare.level import QUICK
+from unsoft.compare.section import Request, plan, sections
+from unsoft.compare.subject import subjects_of
+assert len(sections()) > 10
+assert len(plan(Request(subjects_of(["softmax", "magnitude"], []), QUICK), ())) > 50
+"""
+
+
+def test_compare_needs_no_more_than_the_extra_of_its_pictures():
+    """The first command of the README installs nothing else."""
+    environment = {"PYTHONPATH": str(PACKAGE.parent), "PATH": ""}
+    subprocess.run([sys.executable, "-c", WITHOUT_EXTRAS], check=True, env=environment)
