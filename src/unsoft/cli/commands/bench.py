@@ -24,6 +24,9 @@ def command(
     out: Annotated[Path | None, typer.Option(help="Keep the results in this JSON file.")] = None,
     mechanism: Annotated[list[str] | None, typer.Option(help="Only this one; may be repeated.")] = None,
     only: Annotated[list[str] | None, typer.Option(help="Only this group of steps; may be repeated.")] = None,
+    device: Annotated[
+        str, typer.Option(help="cpu, or cuda for the GPU engine on this machine's GPU.")
+    ] = "cpu",
 ) -> None:
     """Measure every mechanism side by side with PyTorch's fused softmax (SDPA).
 
@@ -36,9 +39,17 @@ def command(
     from unsoft.bench.plan import FULL, QUICK, STANDARD, choose, steps
 
     level = QUICK if quick else FULL if full else STANDARD
-    todo = choose(steps(level, mechanism), only)
+    if device == "cpu":
+        todo = choose(steps(level, mechanism), only)
+    else:
+        _check_device(device)
+        from unsoft.bench.gpu import gpu_steps
+
+        todo = choose(gpu_steps(level, mechanism), only)
     warn_if_busy()
-    results, finished = _run(todo, lambda results, finished: _keep(out, level.name, results, finished))
+    results, finished = _run(
+        todo, lambda results, finished: _keep(out, level.name, results, finished, device)
+    )
     _show(results)
     if out is not None:
         typer.echo(f"written to {out}")
@@ -48,6 +59,18 @@ def command(
     if any(getattr(x, "ratio", 0) is None for x in results):
         note("some results are wrong; their times are not shown")
         raise typer.Exit(1)
+
+
+def _check_device(device: str) -> None:
+    import torch
+
+    from unsoft.engines.triton.availability import missing
+
+    if device != "cuda":
+        raise typer.BadParameter(f"{device!r} is neither cpu nor cuda", param_hint="'--device'")
+    reason = missing(device, None) if torch.cuda.is_available() else "torch sees no GPU; see unsoft doctor"
+    if reason is not None:
+        raise typer.BadParameter(f"the engine 'triton' cannot run here: {reason}", param_hint="'--device'")
 
 
 def _run(todo: list[Step], keep: Callable[[list[Result], bool], None]) -> tuple[list[Result], bool]:
@@ -65,12 +88,12 @@ def _run(todo: list[Step], keep: Callable[[list[Result], bool], None]) -> tuple[
     return results, True
 
 
-def _keep(out: Path | None, level: str, results: list[Result], finished: bool) -> None:
+def _keep(out: Path | None, level: str, results: list[Result], finished: bool, device: str) -> None:
     if out is not None:
         from unsoft.bench.record import record
         from unsoft.files import write_json
 
-        write_json(out, record(level, results, finished=finished))
+        write_json(out, record(level, results, finished=finished, device=device))
 
 
 def _show(results: list[Result]) -> None:
