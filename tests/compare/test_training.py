@@ -1,5 +1,7 @@
 """Trained models on the page: records of a study, by hand."""
 
+from dataclasses import replace
+
 import pytest
 
 from unsoft.compare.jobs import Results, run
@@ -87,6 +89,17 @@ def test_the_packaged_record_is_small_and_reads_back(tmp_path):
     assert not PACKAGED.is_file() or read_records(PACKAGED)
 
 
+def test_a_store_replaces_its_own_studies_in_the_record_and_no_others(tmp_path):
+    store, record = tmp_path / "runs.csv", tmp_path / "small.csv"
+    older = [replace(one, study=name) for name in ("kept", runs(0.5)[0].study) for one in runs(0.5)]
+    write_csv(record, [one.to_row() for one in older])
+    write_csv(store, [one.to_row() for one in runs(0.9)])
+    assert write_packaged(store, record) == 32
+    found = read_records(record)
+    assert [one.score for one in found if one.study == "kept"] == [one.score for one in runs(0.5)]
+    assert [one.score for one in found if one.study != "kept"] == [one.score for one in runs(0.9)]
+
+
 def test_every_default_study_is_a_claim():
     from unsoft.study.read import default_studies
 
@@ -94,7 +107,7 @@ def test_every_default_study_is_a_claim():
     assert {f"trained-{name}" for name in default_studies()} <= names
 
 
-@pytest.mark.parametrize("name", ["census", "deletion", "needle", "opposition"])
+@pytest.mark.parametrize("name", sorted({record.study for record in read_records(PACKAGED)}))
 def test_the_page_keeps_all_that_a_verdict_needs(name):
     """Which rate is the best, too: without its curve a run may lose against another at an equal score."""
     kept = [Record.from_row(row) for row in training.rows_of(PACKAGED) if row["study"] == name]
