@@ -10,27 +10,25 @@
 #include "matmul.h"
 #include "threads.h"
 
-constexpr int GROWTH = 48;       // rows that are added at a time: each piece of M that is read serves them all
-constexpr int DEPTH = 256;       // rows of a panel that are multiplied at a time, so that they stay in the nearest cache
+constexpr int GROWTH = 24;       // rows that are added at a time
 constexpr int STRIP = 4 * 16;    // columns that are multiplied at a time; M is triangular, so half of the strips are empty
 constexpr int REGS = REGISTERS == 32 ? 4 : 2, PANEL_WIDTH = REGS * VL;  // what a product of six rows keeps in registers
 
-// C^-1 of a small S = C C^T, both GROWTH numbers apart; of S the upper half is given, and becomes C^T. Returns the number of rows done,
-// n unless S is not positive definite. Rows are walked along, so that the compiler can use whole registers.
+// C^-1 of a small S = C C^T, both GROWTH numbers apart. Returns the number of rows done, n unless S is not positive definite.
 static int small_factor(int n, real *s, real *inverse) {
-    for (int k = 0; k < n; k++) {
-        real *const row = s + k * GROWTH;
-        if (!(row[k] > 0)) return k;
-        const real pivot = std::sqrt(row[k]);
-        for (int i = k; i < n; i++) row[i] /= pivot;
-        for (int i = k + 1; i < n; i++)
-            for (int j = i; j < n; j++) s[i * GROWTH + j] -= row[i] * row[j];
+    for (int j = 0; j < n; j++) {
+        for (int k = 0; k < j; k++)
+            for (int i = j; i < n; i++) s[i * GROWTH + j] -= s[i * GROWTH + k] * s[j * GROWTH + k];
+        real pivot = s[j * GROWTH + j];
+        if (!(pivot > 0)) return j;
+        pivot = std::sqrt(pivot);
+        for (int i = j; i < n; i++) s[i * GROWTH + j] /= pivot;
     }
     for (int i = 0; i < n; i++) {
-        real *const row = inverse + i * GROWTH;
+        real *row = inverse + i * GROWTH;
         std::fill_n(row, GROWTH, real(0));
         for (int k = 0; k < i; k++)
-            for (int j = 0; j < GROWTH; j++) row[j] -= s[k * GROWTH + i] * inverse[k * GROWTH + j];
+            for (int j = 0; j <= k; j++) row[j] -= s[i * GROWTH + k] * inverse[k * GROWTH + j];
         for (int j = 0; j < i; j++) row[j] /= s[i * GROWTH + i];
         row[i] = 1 / s[i * GROWTH + i];
     }
@@ -56,7 +54,7 @@ struct Workspace {
     Workspace(long n, long ld) : panels(n), b(GROWTH * ld), product(GROWTH * ld) {}
 };
 
-// The upper half of S = A - B B^T for new rows: A (rows, n) at their own columns, its lower half, and B (rows, filled).
+// S = A - B B^T for new rows: A (rows, n) at their own columns, B (rows, filled).
 static void remainder(int rows, long filled, const real *a, long n, const real *b, long ld, real *s) {
     real dots_of[6 * GROWTH];
     for (int i = 0; i < rows; i += 6) {
@@ -64,15 +62,8 @@ static void remainder(int rows, long filled, const real *a, long n, const real *
         if (high == 6) dots<6>(wide, int(filled), b + i * ld, ld, b, ld, dots_of, GROWTH, 1);
         else few_products(high, wide, int(filled), b + i * ld, ld, b, ld, dots_of, GROWTH, 1);
         for (int r = 0; r < high; r++)
-            for (int j = 0; j <= i + r; j++) s[j * GROWTH + i + r] = a[(i + r) * n + j] - dots_of[r * GROWTH + j];
+            for (int j = 0; j <= i + r; j++) s[(i + r) * GROWTH + j] = a[(i + r) * n + j] - dots_of[r * GROWTH + j];
     }
-}
-
-// C = A B for a panel B, a piece at a time.
-static void times_panel(int m, int depth, const real *a, long lda, const real *b, real *c, long ldc) {
-    rows<6, REGS, false, false>(m, std::min(depth, DEPTH), a, lda, b, PANEL_WIDTH, c, ldc);
-    for (int k = DEPTH; k < depth; k += DEPTH)
-        rows<6, REGS, false, true>(m, std::min(depth - k, DEPTH), a + k, lda, b + long(k) * PANEL_WIDTH, PANEL_WIDTH, c, ldc);
 }
 
 // m: (n, ld) with room for whole panels in a row; a: (n, n), its lower half is read. Returns the number of rows done, n unless A is
@@ -87,7 +78,8 @@ static int64_t inverse_factor(int64_t n, const real *a, real *m, long ld, const 
         const long full = (first + PANEL_WIDTH - 1) / PANEL_WIDTH, filled = full * PANEL_WIDTH;
         for (long p = 0; p < full; p++) {  // B = A M^T: column c of M^T ends at row c
             const long c = p * PANEL_WIDTH;
-            times_panel(count, int(std::min<int64_t>(c + PANEL_WIDTH, first)), a + first * n, n, panels.above(p), b + c, ld);
+            rows<6, REGS, false, false>(count, int(std::min<int64_t>(c + PANEL_WIDTH, first)), a + first * n, n, panels.above(p), PANEL_WIDTH,
+                                        b + c, ld);
         }
         remainder(count, filled, a + first * n + first, n, b, ld, s);
         const int done = small_factor(count, s, inverse);
@@ -98,7 +90,7 @@ static int64_t inverse_factor(int64_t n, const real *a, real *m, long ld, const 
         for (int e = 0; e < GROWTH * GROWTH; e++) s[e] = -inverse[e];
         for (long p = 0; p < full; p++) {  // B M: column c of M begins at row c
             const long c = p * PANEL_WIDTH;
-            times_panel(count, int(first - c), b + c, ld, panels.below(p), product + c, ld);
+            rows<6, REGS, false, false>(count, int(first - c), b + c, ld, panels.below(p), PANEL_WIDTH, product + c, ld);
             for (int r = 0; r < count; r += 6) {
                 const int high = std::min(6, count - r);
                 rows<6, REGS, false, false>(high, r + high, s + r * GROWTH, GROWTH, product + c, ld, m + (first + r) * ld + c, ld);
