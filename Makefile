@@ -6,7 +6,7 @@ PYTEST = $(BIN)/pytest
 FAST = tests/formula tests/mechanisms/test_registry.py tests/engines/test_visibility.py tests/hf/test_layers.py \
 	tests/test_docs.py tests/test_imports.py tests/test_readme.py
 
-.PHONY: check types test test-slow gpu-check docs gallery conversions bench
+.PHONY: check types test test-slow gpu-check docs gallery models conversions bench
 check: types
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -39,8 +39,12 @@ docs:
 gallery:
 	$(BIN)/unsoft compare --out report --again
 	$(BIN)/python docs/gallery.py report
-	$(BIN)/unsoft compare softmax --only model --model smollm2 --out report-model --again
-	$(BIN)/python docs/questions.py report report-model
+	$(BIN)/python docs/questions.py report
+
+# States and ablated heads of SmolLM2, MiniLM and small trained networks for docs/questions, ten minutes of one core.
+models:
+	$(BIN)/python docs/real_models.py
+	$(BIN)/python docs/questions.py
 
 # SmolLM2 to other mechanisms, a quarter of an hour of one core.
 conversions:

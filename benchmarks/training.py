@@ -21,9 +21,8 @@ import torch
 import transformers
 
 import unsoft
-from unsoft.bench.record import load, machine, versions
+from unsoft.bench.record import write_figures
 from unsoft.bench.timing import interleaved
-from unsoft.files import write_json
 from unsoft.study.local import LocalWorkers
 from unsoft.study.worker import code_digest
 from unsoft.training import Spec, repulse, train
@@ -239,14 +238,7 @@ def main() -> None:
             verdict = "" if bar is None else f"{sign} {bar:<5} {'pass' if figure['passed'] else 'FAIL'}"
             print(f"{figure['what']:<64} {figure['measured']:7.2f}  {verdict}", flush=True)
     if arguments.out:
-        about = {
-            "machine": machine(),
-            "threads": torch.get_num_threads(),
-            "load": load(),
-            "versions": versions(),
-        }
-        write_json(arguments.out, about | {"transformers": transformers.__version__, "figures": figures})
-        print(f"written to {arguments.out}")
+        write_figures(arguments.out, figures, transformers=transformers.__version__)
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ from unsoft.compare.level import QUICK
 from unsoft.compare.section import Request, sections
 from unsoft.compare.sections import training
 from unsoft.compare.store import Store
-from unsoft.compare.trained import PACKAGED, write_packaged
+from unsoft.compare.trained import PACKAGED, command_for, write_packaged
 from unsoft.files import write_csv
 from unsoft.study import default_study, verdict
 from unsoft.study.record import Record, read_records
@@ -24,7 +24,6 @@ def runs(cog, seeds=4, **more):
             group="deletion",
             task="deletion",
             mechanism=name,
-            base=name,
             seed=seed,
             lr=0.003,
             point="lr=0.003",
@@ -37,7 +36,7 @@ def runs(cog, seeds=4, **more):
             machine="a machine",
             finished="2026-11-16T10:00:00",
             key=f"{name}{seed}",
-            **more,
+            **{"base": name} | more,
         )
         for name, score in names.items()
         for seed in range(seeds)
@@ -89,22 +88,38 @@ def test_the_packaged_record_is_small_and_reads_back(tmp_path):
     assert not PACKAGED.is_file() or read_records(PACKAGED)
 
 
-def test_a_store_replaces_its_own_studies_in_the_record_and_no_others(tmp_path):
-    store, record = tmp_path / "runs.csv", tmp_path / "small.csv"
-    older = [replace(one, study=name) for name in ("kept", runs(0.5)[0].study) for one in runs(0.5)]
-    write_csv(record, [one.to_row() for one in older])
-    write_csv(store, [one.to_row() for one in runs(0.9)])
-    assert write_packaged(store, record) == 32
-    found = read_records(record)
-    assert [one.score for one in found if one.study == "kept"] == [one.score for one in runs(0.5)]
-    assert [one.score for one in found if one.study != "kept"] == [one.score for one in runs(0.9)]
-
-
 def test_every_default_study_is_a_claim():
     from unsoft.study.read import default_studies
 
     names = {claim.name for section in sections() for claim in section.claims}
     assert {f"trained-{name}" for name in default_studies()} <= names
+
+
+def test_a_variant_stands_for_a_mechanism_that_was_trained_in_no_other_way(tmp_path):
+    records = [
+        replace(run, mechanism="magnitude on mass", base="magnitude+softmax", key=f"m{run.key}")
+        for run in runs(0.9)
+        if run.mechanism == "cog"
+    ]
+    controls = [
+        replace(run, mechanism="softmax as large", key=f"l{run.key}") for run in runs(0.9, base="softmax")
+    ]
+    found = results(tmp_path, [*controls, *runs(0.9), *records])
+    assert training.trained_score(found, "magnitude") == training.trained_score(found, "cog")
+    assert training.trained_score(found, "magnitude+cog") is None, "another mechanism"
+    assert training.trained_score(found, "softmax").value == pytest.approx((0.415 - 0.1) / 0.9), (
+        "not a control"
+    )
+
+
+def test_a_study_joins_the_record_without_touching_the_others(tmp_path):
+    small = tmp_path / "small.csv"
+    for study, cog in (("deletion", 0.9), ("mine", 0.5), ("deletion", 0.7)):
+        write_csv(tmp_path / "runs.csv", [replace(run, study=study).to_row() for run in runs(cog)])
+        write_packaged(tmp_path / "runs.csv", small)
+    best = {(run.study, run.mechanism): run.score for run in read_records(small) if run.seed == 0}
+    assert best["deletion", "cog"] == 0.7 and best["mine", "cog"] == 0.5 and len(best) == 8
+    assert command_for(read_records(small)) == "unsoft study --default deletion --default mine --out study"
 
 
 @pytest.mark.parametrize("name", sorted({record.study for record in read_records(PACKAGED)}))
@@ -113,5 +128,5 @@ def test_the_page_keeps_all_that_a_verdict_needs(name):
     kept = [Record.from_row(row) for row in training.rows_of(PACKAGED) if row["study"] == name]
     whole = [record for record in read_records(PACKAGED) if record.study == name]
     rules = default_study(name).rules
-    assert verdict(rules, kept) == verdict(rules, whole)
+    assert kept and verdict(rules, kept) == verdict(rules, whole)
     assert "5 seeds" in verdict(rules, kept)[1]

@@ -166,6 +166,11 @@ class Mechanism(nn.Module):
         or not at all (None)."""
         return "mask" if self.formulas else None
 
+    def set_key_gate(self, *, beta: float, gamma: float, t: float) -> bool:
+        """Puts these numbers into a gate sigmoid(beta w + gamma) on every key, w its weight in the geometry
+        of the keys at the scale t, and says whether there is one. Here there is none."""
+        return False
+
     @property
     def clone_theory(self) -> dict[str, Any] | None:
         """Keywords of :func:`unsoft.theory.magnitude_hijack` if that says how much attention clones of a key
@@ -196,6 +201,9 @@ class Wrapper(Mechanism):
     @property
     def mass_gate(self) -> str | None:
         return self.inner.mass_gate
+
+    def set_key_gate(self, *, beta: float, gamma: float, t: float) -> bool:
+        return self.inner.set_key_gate(beta=beta, gamma=gamma, t=t)
 
     def new_cache(self, batch: int) -> Cache:
         return self.inner.new_cache(batch)
