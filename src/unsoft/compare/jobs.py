@@ -17,7 +17,7 @@ import torch
 
 from unsoft.bench.record import load
 from unsoft.compare.store import Store, key_of
-from unsoft.report.figure import in_order
+from unsoft.report.look import in_order
 
 Rows = list[Any]
 _NOISE = 0.25

@@ -16,6 +16,7 @@ import torch
 from unsoft.bench.record import load, machine, versions
 from unsoft.compare.jobs import Answer, Results
 from unsoft.compare.level import Level
+from unsoft.compare.playground import playground
 from unsoft.compare.section import conclusions, sections
 from unsoft.compare.store import Store, code_digest, key_of
 from unsoft.compare.subject import Subject
@@ -61,7 +62,7 @@ def record(
             {
                 "label": s.label,
                 "summary": s.summary,
-                "own": not isinstance(s.mechanism, str),
+                "own": s.own,
                 "formula": None if s.formula is None else s.formula.to_dict(),
             }
             for s in subjects
@@ -89,8 +90,8 @@ def write(
     ``say`` is told what is being drawn.
     """
     figures: list[Figure] = [figure for view in views for figure in view["figures"]]
-    formulas = {s.label: s.formula for s in subjects if s.formula is not None}
-    page = comparison_page(content, Results(content).labels, views, formulas, vega(store))
+    results = Results(content)
+    page = comparison_page(content, results.labels, views, playground(results, subjects), vega(store))
     for folder in (out, out / "data", out / "figures"):
         folder.mkdir(parents=True, exist_ok=True)
     write_whole(out / PAGE, page.encode())
