@@ -1,4 +1,4 @@
-"""docs/own.md, followed word for word: its file, its Python, and (slow) every command from formula to study."""
+"""docs/own.md, followed word for word: its file, its Python, and (slow) every command."""
 
 import re
 import subprocess
@@ -49,5 +49,7 @@ def test_every_command_of_the_page_runs(folder):
     (folder / "all.py").write_text("\n".join(REST))
     subprocess.run([sys.executable, "all.py"], check=True)
     for command in COMMANDS:
-        subprocess.run(command.replace("unsoft", f"{sys.executable} -m unsoft.cli", 1), shell=True, check=True)
+        subprocess.run(
+            command.replace("unsoft", f"{sys.executable} -m unsoft.cli", 1), shell=True, check=True
+        )
     assert (folder / "report" / "index.html").exists() and (folder / "study" / "study.db").exists()

@@ -3,6 +3,7 @@
 import importlib.util
 import re
 import sys
+import warnings
 from pathlib import Path
 
 import pytest
@@ -15,24 +16,20 @@ DOCS = Path(__file__).parents[1] / "docs"
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory) -> Path:
-    """The built site, from a copy of nothing: pages of mechanisms are written into docs/mechanisms."""
+    """The built site."""
     application = pytest.importorskip("sphinx.application", reason="needs the extra docs")
     out = tmp_path_factory.mktemp("site")
+    where = {"srcdir": DOCS, "confdir": DOCS / "site", "outdir": out, "doctreedir": out / ".doctrees"}
     path = list(sys.path)
-    try:
-        made = application.Sphinx(
-            DOCS,
-            DOCS / "site",
-            out,
-            out / ".doctrees",
-            "html",
-            status=None,
-            warning=sys.stderr,
-            warningiserror=True,
-        )
-        made.build()
-    finally:
-        sys.path[:] = path
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # deprecations between Sphinx and its extensions
+        try:
+            made = application.Sphinx(
+                **where, buildername="html", status=None, warning=sys.stderr, warningiserror=True
+            )
+            made.build()
+        finally:
+            sys.path[:] = path
     assert made.statuscode == 0
     return out
 

@@ -27,7 +27,7 @@ def converted(text: str) -> str:
 
 def _paragraph(text: str) -> str:
     lines = text.splitlines()
-    if text.startswith(">>>"):
+    if not text or text.startswith(">>>"):
         return text
     if all(line.startswith("    ") for line in lines):
         return "::\n\n" + text

@@ -83,7 +83,7 @@ def page(
         "The battery (`unsoft.testing.check_mechanism`) holds it to this.",
         "",
     ]
-    lines += table(promised, [[row[key].replace("|", "\\|") for key in promised]])
+    lines += table(promised, [[row[key] for key in promised]])
     if measured:
         lines += ["", "## Measured", "", *measured, ""]
     lines += ["", "## Use it", "", "```python", "import torch", "import unsoft", "", *calls(name), "```", ""]
@@ -146,7 +146,9 @@ def curve_of(name: str, formula: Formula) -> str:
 
 
 def table(head: list[str], rows: list[list[str]]) -> list[str]:
-    return ["| " + " | ".join(line) + " |" for line in (head, ["---"] * len(head), *rows)]
+    """In Markdown."""
+    lines = [head, ["---"] * len(head), *rows]
+    return ["| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines]
 
 
 def write_pages(app) -> None:
