@@ -50,7 +50,7 @@ class Elastic(RowCoupled):
 def definition(call: WrittenCall, layer: Any) -> Tensor:
     """ReLU(softmax + tau / n), as in the paper."""
     weights = shares(call.logits + call.bias, call.visible) + layer.tau[:, None, None] / call.count
-    return torch.where(call.visible, weights.clamp(min=0), 0.0)
+    return torch.where(call.visible, weights.relu(), 0.0)
 
 
 family(

@@ -46,7 +46,7 @@ def definition(call: WrittenCall, layer: Any) -> Tensor:
     sums = ordered.masked_fill(ordered == -torch.inf, 0.0).cumsum(-1)
     kept = (1 + k * ordered > sums).sum(-1, keepdim=True)
     t = (sums.gather(-1, (kept - 1).clamp(min=0)) - 1) / kept.clamp(min=1)
-    return (logits - t).clamp(min=0).masked_fill(hidden, 0.0)
+    return (logits - t).relu().masked_fill(hidden, 0.0)
 
 
 family(

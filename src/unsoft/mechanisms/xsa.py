@@ -58,6 +58,7 @@ def _own_keys(inputs: Inputs) -> tuple[int, Tensor | None]:
     if mask is None or keys == 0:
         return offset, None
     options = {name: x for name, x in inputs.options.items() if name not in ("engine", "positions")}
+    options["enable_gqa"] = True  # some mechanisms have several queries per head
     call, _ = checked_call(inputs.query, inputs.key, inputs.value, resolve_formula("softmax"), **options)
     visible = call.visible
     if visible is None:
@@ -82,7 +83,7 @@ def _without_own(
     value = inputs.value[..., first + offset : last + offset, :]
     value = value.repeat_interleave(out.shape[-3] // max(value.shape[-3], 1), dim=-3)
     if seen is not None:
-        sees = seen[:, :, first:last].reshape(*seen.shape[:2], -1, 1)
+        sees = seen[:, :: max(1, seen.shape[1] // out.shape[-3]), first:last, None]
         value = torch.where(sees.reshape(sees.shape[max(0, 4 - value.dim()) :]), value, 0.0)
     square = value.square().sum(-1, keepdim=True)
     rows = out[..., first:last, :]

@@ -20,6 +20,8 @@ _CHUNK, _NARROW_CHUNK = 64, 16
 """Tokens per chunk. Where every channel decays by itself, exp(g) of half a chunk must not overflow."""
 LOWEST = -5.0
 """The least logarithm of a decay that chunks can take where every channel has its own."""
+_MIDDLE = 2.0**57
+"""About exp(40), half of what a chunk of such decays can come to."""
 _STEP = 4
 """Up to this many tokens are taken one by one."""
 
@@ -93,6 +95,7 @@ def _products(q: Tensor, k: Tensor, g: Tensor | None) -> tuple[Tensor, Tensor]:
         later = torch.ones(g.shape[3], g.shape[3], dtype=torch.bool, device=g.device).triu(1)
         kept = (g - g.mT).masked_fill(later, -torch.inf).exp()
         return q @ k.mT * kept, (k @ k.mT * kept).tril(-1)
-    middle = g[..., g.shape[3] // 2 : g.shape[3] // 2 + 1, :].detach()  # cancels
-    shrunk, grown = (g - middle).exp(), k * (middle - g).exp()
+    # exp(g) reaches down to exp(-80) and 1 / exp(g) up to exp(80): brought to the middle, exactly, so that
+    # gradients do not overflow. A factor that depends on the chunk would let later tokens be felt, by a rounding.
+    shrunk, grown = g.exp() * _MIDDLE, k * ((-g).exp() / _MIDDLE)
     return ((q * shrunk) @ grown.mT).tril(), ((k * shrunk) @ grown.mT).tril(-1)
