@@ -125,6 +125,7 @@ add(
         slope=_expdiff_slope,
         torch=_expdiff,
         python=_EXPDIFF_PYTHON,
+        triton="expdiff({0}, {1}, {2})",
         javascript="$expdiff({0}, {1}, {2})",
         javascript_definition=_EXPDIFF_JAVASCRIPT,
         latex=r"\left(e^{{{0} - {2}}} - e^{{{1} - {2}}}\right)",
