@@ -42,8 +42,8 @@ template <class T> struct Buffer {  // uninitialised memory, aligned to a cache 
     T *data;
     explicit Buffer(size_t count) {
         size_t bytes = (count * sizeof(T) + 63) / 64 * 64;
-        data = (T *)std::aligned_alloc(64, bytes ? bytes : 64);
-        if (!data) throw std::bad_alloc();
+        data = bytes ? (T *)std::aligned_alloc(64, bytes) : nullptr;
+        if (bytes && !data) throw std::bad_alloc();
     }
     ~Buffer() { std::free(data); }
     Buffer(const Buffer &) = delete;
