@@ -57,8 +57,8 @@ template <class T> struct Buffer {  // uninitialised memory, aligned to a cache 
     T *data;
     explicit Buffer(size_t count) {
         size_t bytes = (count * sizeof(T) + 63) / 64 * 64, alignment = bytes >= 2 * LARGE_PAGE ? LARGE_PAGE : 64;
-        data = (T *)std::aligned_alloc(alignment, bytes ? (bytes + alignment - 1) / alignment * alignment : 64);
-        if (!data) throw std::bad_alloc();
+        data = bytes ? (T *)std::aligned_alloc(alignment, (bytes + alignment - 1) / alignment * alignment) : nullptr;
+        if (bytes && !data) throw std::bad_alloc();
         prefer_large_pages(data, bytes);
     }
     ~Buffer() { std::free(data); }
