@@ -180,17 +180,20 @@ def resuming() -> list[Figure]:
 
 
 def study() -> list[Figure]:
-    """Runs a second of two workers against one."""
-    rates = []
-    for count in (1, 2):
-        with tempfile.TemporaryDirectory() as folder:
-            workers = LocalWorkers(count)
-            _finish(workers, folder, "warm", count)
-            begin = time.perf_counter()
-            _finish(workers, folder, "timed", RUNS)
-            rates.append(RUNS / (time.perf_counter() - begin))
-            workers.close()
-    ratio = rates[1] / rates[0]
+    """Runs a second of two workers against one; both have done a run each before, and take turns."""
+    pools = {count: LocalWorkers(count) for count in (1, 2)}
+    taken: dict[int, list[float]] = {1: [], 2: []}
+    with tempfile.TemporaryDirectory() as folder:
+        for count, workers in pools.items():
+            _finish(workers, folder, f"warm-{count}", count)
+        for number in range(2):
+            for count, workers in pools.items():
+                begin = time.perf_counter()
+                _finish(workers, folder, f"timed-{number}-{count}", RUNS)
+                taken[count].append(time.perf_counter() - begin)
+    for workers in pools.values():
+        workers.close()
+    ratio = min(taken[1]) / min(taken[2])
     what = f"study, {RUNS} runs: throughput of 2 workers against 1"
     return [{"what": what, "measured": ratio, "at_least": WORKERS, "passed": ratio >= WORKERS}]
 

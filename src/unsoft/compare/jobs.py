@@ -18,7 +18,7 @@ import torch
 from unsoft.compare.processes import can_copy_itself, in_processes
 from unsoft.compare.store import Store, key_of
 from unsoft.compare.watch import Watch
-from unsoft.report.figure import in_order
+from unsoft.report.look import in_order
 
 Rows = list[Any]
 

@@ -18,6 +18,7 @@ from altair.utils.schemapi import debug_mode
 from unsoft.bench.record import load, machine, versions
 from unsoft.compare.jobs import Answer, Results
 from unsoft.compare.level import Level
+from unsoft.compare.playground import playground
 from unsoft.compare.processes import can_copy_itself, in_processes
 from unsoft.compare.section import conclusions, sections
 from unsoft.compare.store import Store, code_digest, key_of
@@ -64,7 +65,7 @@ def record(
             {
                 "label": s.label,
                 "summary": s.summary,
-                "own": not isinstance(s.mechanism, str),
+                "own": s.own,
                 "formula": None if s.formula is None else s.formula.to_dict(),
             }
             for s in subjects
@@ -94,12 +95,12 @@ def write(
     ``say`` is told what is being drawn, in ``processes`` copies of this process where that is safe.
     """
     figures: list[Figure] = [figure for view in views for figure in view["figures"]]
-    formulas = {s.label: s.formula for s in subjects if s.formula is not None}
+    results = Results(content)
     for folder in (out, out / "data", out / "figures"):
         folder.mkdir(parents=True, exist_ok=True)
     # Before this process bundles scripts itself: copies must not inherit what that starts.
     _write_pictures(out / "figures", figures, say, processes)
-    page = comparison_page(content, Results(content).labels, views, formulas, vega(store))
+    page = comparison_page(content, results.labels, views, playground(results, subjects), vega(store))
     write_whole(out / PAGE, page.encode())
     write_json(out / RECORD, content)
     tables = {figure.name: figure.rows for figure in figures}

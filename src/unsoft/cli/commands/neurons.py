@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shlex
 from dataclasses import replace
 from pathlib import Path
@@ -9,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from unsoft.cli.arguments import check_folder, prepare_folder, read_text
+from unsoft.cli.arguments import AsJson, check_folder, prepare_folder, read_text
 from unsoft.cli.reader import load_reader
 from unsoft.cli.terminal import cell, console, progress, show_table
 
@@ -59,11 +60,17 @@ def command(
         int, typer.Option(min=1, help="Neurons by weights that are shown, or ablated in another layer.")
     ] = 16,
     seed: Annotated[int, typer.Option(help="Of controls and intervals.")] = 0,
+    as_json: AsJson = False,
 ) -> None:
     """Find entropy neurons and token-frequency neurons: ablate every neuron of a layer and compare with
     controls.
 
     Nothing of the model is changed.
+
+    \b
+    Examples:
+      unsoft neurons smollm2 --out neurons
+      unsoft neurons smollm2 --layer 20 --tokens 2048 --text book.txt
     """
     words = _python_reference() if text is None else read_text(text, "'--text'")
     if out is not None:
@@ -92,7 +99,10 @@ def command(
             progress=tell,
         )
     found = replace(found, model=model)
-    _print(found)
+    if as_json:
+        typer.echo(json.dumps(found.to_dict(), indent=1))
+    else:
+        _print(found)
     if out is None:
         return
     from unsoft.files import write_whole
@@ -106,7 +116,7 @@ def command(
     written = found.write(out, f"unsoft neurons {shlex.quote(model)}{given}{where}{size} --seed {seed}")
     write_whole(out / "neurons.html", page)
     for path in (*written, out / "neurons.html"):
-        typer.echo(str(path))
+        typer.echo(str(path), err=as_json)
 
 
 def _print(found: Scan) -> None:

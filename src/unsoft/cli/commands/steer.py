@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from unsoft.cli.arguments import check_file, prepare_folder, read_text
+from unsoft.cli.arguments import check_file, prepare_folder
+from unsoft.cli.steer_inputs import lines, listed, pairs, places, prose
 from unsoft.cli.terminal import INTERRUPTED, console, note, progress, show_table
 
 if TYPE_CHECKING:
@@ -55,13 +56,13 @@ def fit(
     pool: Pool = "last",
 ) -> None:
     """Find directions from pairs of texts, and keep them in a file."""
-    pairs = _pairs(positive, negative)
+    texts = pairs(positive, negative)
     check_file(out)
     from unsoft.hf import steering
 
     network, tokenizer = _load(model)
     found = steering.fit(
-        network, *pairs, tokenizer, method=method, layers=_listed(layers), site=site, pool=pool
+        network, *texts, tokenizer, method=method, layers=listed(layers), site=site, pool=pool
     )
     found.save(out)
     show_table(
@@ -107,8 +108,8 @@ def generate(
             network,
             found,
             strength,
-            layers=_listed(layers),
-            positions=_places(positions),
+            layers=listed(layers),
+            positions=places(positions),
             keep_norm=keep_norm,
         ):
             screen.print(f"steered  {continued(text)}")
@@ -154,12 +155,12 @@ def check(
     from unsoft.hf.steering.text_check import TextQuestion, check_text
 
     question = TextQuestion(
-        *_pairs(positive, negative),
-        prompts=_lines(prompts, "prompts"),
-        toward=_lines(toward, "toward"),
-        away=_lines(away, "away"),
-        other=_pairs(other_positive, other_negative, "other_"),
-        unrelated=_prose(unrelated),
+        *pairs(positive, negative),
+        prompts=lines(prompts, "prompts"),
+        toward=lines(toward, "toward"),
+        away=lines(away, "away"),
+        other=pairs(other_positive, other_negative, "other_"),
+        unrelated=prose(unrelated),
     )
     if out is not None:
         from unsoft.cli.arguments import check_drawing
@@ -176,11 +177,11 @@ def check(
             tokenizer,
             question,
             method=method,
-            layers=_listed(layers),
+            layers=listed(layers),
             site=site,
             pool=pool,
             strength=strength,
-            positions=_places(positions),
+            positions=places(positions),
             keep_norm=keep_norm,
             said=lambda words: bar(next(count), words, words),
         )
@@ -275,50 +276,6 @@ def _load(model: str) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
             param_hint="'MODEL'",
         )
     return network, tokenizer
-
-
-def _pairs(positive: Path | None, negative: Path | None, kind: str = "") -> tuple[list[str], list[str]]:
-    if (positive is None) != (negative is None):
-        raise typer.BadParameter(
-            f"--{kind.replace('_', '-')}positive and --{kind.replace('_', '-')}negative belong together"
-        )
-    return _lines(positive, f"{kind}positive"), _lines(negative, f"{kind}negative")
-
-
-def _lines(path: Path | None, name: str) -> list[str]:
-    """Lines that are not empty; those of our own sample where no file is given."""
-    from unsoft.hf import steering
-
-    sample = Path(steering.__file__).parent / "sample" / f"{name}.txt"
-    text = read_text(path or sample, f"'--{name.replace('_', '-')}'")
-    return [line.strip() for line in text.splitlines() if line.strip()]
-
-
-def _prose(path: Path | None) -> str:
-    from unsoft.hf import inspection
-
-    return read_text(path or Path(inspection.__file__).parent / "sample.txt", "'--unrelated'")
-
-
-def _listed(layers: str | None) -> list[str] | None:
-    """ "0,8-" as a list.
-
-    >>> _listed("0, 8-")
-    ['0', '8-']
-    """
-    return None if layers is None else [part.strip() for part in layers.split(",")]
-
-
-def _places(positions: str) -> str | list[int]:
-    """Numbers where there are some.
-
-    >>> _places("0,-1"), _places("all")
-    ([0, -1], 'all')
-    """
-    try:
-        return [int(part) for part in positions.split(",")]
-    except ValueError:
-        return positions
 
 
 def _again(model: str, strength: float) -> str:

@@ -9,10 +9,11 @@ import typer
 from typer.core import TyperGroup
 
 from unsoft.cli.arguments import Plugin, check_folder, load_plugin, read_pairs
-from unsoft.cli.terminal import INTERRUPTED, cell, note, show_table
+from unsoft.cli.study_tables import print_defaults, print_study
+from unsoft.cli.terminal import INTERRUPTED, note, show_table
 
 if TYPE_CHECKING:
-    from unsoft.study import Study, Summary
+    from unsoft.study import Study
     from unsoft.study.driver import Workers
 
 
@@ -88,7 +89,7 @@ def run(
 ) -> None:
     """Run what is missing of a study. Ctrl-C lets runs save themselves; the same command goes on."""
     if show_list:
-        _print_defaults()
+        print_defaults()
         return
     check_folder(out)
     load_plugin(plugin)
@@ -133,7 +134,7 @@ def _run_one(study: Study, out: Path, workers: int | Workers, options: dict[str,
             " the same command goes on from there"
         )
         raise typer.Exit(INTERRUPTED)
-    _print(out, study.name)
+    print_study(out, study.name)
     if state.failed:
         note(f"{state.failed} of {state.total} runs failed: unsoft study status --out {out}")
 
@@ -159,7 +160,7 @@ def status(out: _Out = Path("study")) -> None:
         if record.error:
             note(f"{record.study}: {words(record)}: {record.error}")
     for study in dict.fromkeys(record.study for record in every):
-        _print(out, study)
+        print_study(out, study)
 
 
 @command.command()
@@ -210,66 +211,6 @@ def report(
     typer.echo(
         f"{folder / 'data'}: its numbers\n{folder / 'figures'}: {counts['figures']} charts as PNG and SVG"
     )
-
-
-def _print(out: Path, name: str) -> None:
-    """The table of a study, its verdict, and how rates were chosen."""
-    from unsoft.study import Study, summarise, verdict
-    from unsoft.study.store import NAME, Store
-
-    with Store(out / NAME) as store:
-        records, definition = store.records(name), store.definition(name)
-    assert definition is not None
-    study, summaries = Study.from_dict(definition), summarise(records)
-    if not any(one.seeds for one in summaries):
-        return
-    titles = {"task": "whole", "mechanism": "whole"} | dict.fromkeys(
-        ("score", "95 % interval", "over softmax", "its interval", "seeds", "rate", "parameters", "ms/step"),
-        "right",
-    )
-    show_table(
-        titles, [_row(one) for one in summaries if one.seeds], title=f"{name} ({summaries[0].sweep_words})"
-    )
-    for one in {one.group: one for one in summaries if one.seeds}.values():
-        shortcut = "" if one.shortcut is None else f", shortcut {cell(one.shortcut)}"
-        better = "higher" if one.higher_is_better else "lower"
-        typer.echo(
-            f"{one.group}: {one.metric}, {better} is better; chance {cell(one.chance)}{shortcut},"
-            f" known solution {cell(one.known)}"
-        )
-    if study.rules:
-        found, why = verdict(study.rules, records)
-        typer.echo(f"{study.claim} ({study.source}): {found}. {why}")
-
-
-def _row(one: Summary) -> list[str]:
-    gain = one.difference
-    return [
-        one.group,
-        one.mechanism,
-        cell(one.mean),
-        _interval(one.low, one.high),
-        "" if gain is None else f"{gain.mean:+.3f}",
-        "" if gain is None else _interval(gain.low, gain.high),
-        str(one.seeds),
-        f"{one.lr:g}",
-        cell(one.parameters),
-        "" if one.seconds_per_step is None else cell(1e3 * one.seconds_per_step),
-    ]
-
-
-def _interval(low: float | None, high: float | None) -> str:
-    return "" if low is None or high is None else f"{low:.3f} to {high:.3f}"
-
-
-def _print_defaults() -> None:
-    from unsoft.study.read import default_studies, read_study
-
-    rows = []
-    for name, path in default_studies().items():
-        study = read_study(path)
-        rows.append([name, study.source, study.claim, len(study)])
-    show_table({"name": "whole", "source": "left", "claim": "left", "runs": "right"}, rows)
 
 
 def _from_options(

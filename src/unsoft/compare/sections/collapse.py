@@ -13,7 +13,7 @@ from unsoft.compare.jobs import Job, Missing, Results
 from unsoft.compare.level import Level
 from unsoft.compare.section import Request, Section, job
 from unsoft.compare.stack import TOKENS, Noise, Weighs, stack
-from unsoft.report.comparison.page import Control
+from unsoft.report.control import Control
 from unsoft.report.figure import Figure, by_mechanism
 
 HALF, MOVED = 0.5, 0.1

@@ -18,7 +18,7 @@ from unsoft.compare.jobs import Job, Missing, Results
 from unsoft.compare.level import Level
 from unsoft.compare.section import Request, Section, job
 from unsoft.compare.subject import WIDTH, Subject
-from unsoft.report.comparison.page import Control
+from unsoft.report.control import Control
 from unsoft.report.figure import Figure, Rows, by_mechanism, by_value
 
 BETAS = (-2.0, -1.0, 0.0, 1.0, 2.0)

@@ -51,6 +51,8 @@ class Mechanism(nn.Module):
     """The attributes that hold the formulas it runs; they may be replaced (:meth:`replace_formulas`)."""
     key_head_multiple: ClassVar[int] = 1
     """The number of key heads must be a multiple of this."""
+    sees_itself: bool = True
+    """Does a causal row see the key of its own token?"""
     needs_all_keys: ClassVar[bool] = False
     """Does it look at all keys at once, so that a cache that shows some of them,
     or a mask that hides some from some rows, will not do?"""
@@ -129,6 +131,12 @@ class Mechanism(nn.Module):
     def causal_only(self) -> bool:
         """Does it look back only, so that ``is_causal`` must be set?"""
         return False
+
+    @property
+    def aligned(self) -> bool:
+        """Must a row know which key is that of its own token, so that ``is_causal`` has to tell where there
+        are more keys than queries?"""
+        return self.causal_only
 
     @property
     def query_heads(self) -> int:
