@@ -1,4 +1,4 @@
-"""What ``unsoft study`` prints: the table of a study with its verdict, and the studies there are."""
+"""What ``unsoft study`` prints: a study with its verdict, and the list of those that come with unsoft."""
 
 from __future__ import annotations
 
@@ -64,6 +64,7 @@ def _interval(low: float | None, high: float | None) -> str:
 
 
 def print_defaults() -> None:
+    """The studies that come with unsoft."""
     from unsoft.study.read import default_studies, read_study
 
     rows = []

@@ -15,6 +15,7 @@ from unsoft.formula.expr import make, symbol
 from unsoft.hf.architecture import Found, attention_modules, has_window
 from unsoft.hf.attention import NAME, Swapped
 from unsoft.hf.cache import MechanismCache
+from unsoft.hf.marked import mark
 from unsoft.hf.recipe import Recipe
 from unsoft.mechanisms.core.inline import label_of
 from unsoft.mechanisms.core.module import Mechanism
@@ -127,8 +128,9 @@ def _install(model: PreTrainedModel, recipe: Recipe) -> None:
         setattr(one.module, NAME, swapped.train(one.module.training))
     PreTrainedModel.set_attn_implementation(model, NAME)
     setattr(model.config, NAME, recipe.to_dict())
-    # Written to config.json, so that plain transformers refuses to load what it cannot run.
+    # Both are written to config.json, so that plain transformers refuses to load what it cannot run.
     model.config.attn_implementation = NAME
+    mark(model.config)
 
 
 @contextmanager

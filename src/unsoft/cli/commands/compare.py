@@ -35,7 +35,7 @@ def command(
     ] = None,
     mechanism_option: NamesOption = None,
     formula: Formulas = None,
-    quick: Annotated[bool, typer.Option("--quick", help="A few mechanisms, two minutes or so.")] = False,
+    quick: Annotated[bool, typer.Option("--quick", help="A few mechanisms, a minute or so.")] = False,
     full: Annotated[bool, typer.Option("--full", help="Every mechanism, long rows, deep stacks.")] = False,
     model: Annotated[
         str | None,
@@ -97,6 +97,7 @@ def command(
     from unsoft.compare.section import Request, plan
     from unsoft.compare.store import Store, default_folder
     from unsoft.compare.subject import default_names, subjects_of
+    from unsoft.compare.watch import cores
 
     level = QUICK if quick else FULL if full else STANDARD
     if all("{" in name for name in names):
@@ -111,12 +112,12 @@ def command(
     if any(job.timed for job in jobs):
         warn_if_busy()
     store = Store(default_folder())
-    with progress(len(jobs)) as announce:
+    with progress(len(jobs), refresh=False) as announce:  # a thread that draws would be copied with us
 
         def told(job: Job, number: int, left: float) -> None:
             announce(number, job.name, f"{job.title}, about {left:.0f} s left")
 
-        answers, finished = run(jobs, store, told, again=again)
+        answers, finished = run(jobs, store, told, again=again, processes=len(cores()))
     _write(out, request, answers, finished, store, as_json)
     if any(answer.disturbed for answer in answers):
         note(
@@ -153,6 +154,7 @@ def _write(
 ) -> None:
     from unsoft.compare.jobs import Results
     from unsoft.compare.output import PAGE, RECORD, record, views_of, write
+    from unsoft.compare.watch import cores
     from unsoft.report.comparison.page import provenance
 
     line = shlex.join(["unsoft", *sys.argv[1:]])
@@ -167,7 +169,7 @@ def _write(
         study=request.study,
     )
     views = views_of(Results(content))
-    counts = write(out, content, views, request.subjects, store, say)
+    counts = write(out, content, views, request.subjects, store, say, len(cores()))
     if as_json:
         typer.echo(json.dumps(content, indent=1))
         return

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from unsoft.cli.arguments import AsJson, prepare_folder, read_text
+from unsoft.cli.reader import load_reader
 from unsoft.cli.terminal import cell, console, progress, show_table
 
 if TYPE_CHECKING:
@@ -60,22 +61,12 @@ def command(
     if out is not None:
         prepare_folder(out)
     from unsoft.hf.inspection import inspect as inspect_model
-    from unsoft.hf.models import load_model
 
-    network, tokenizer = load_model(model)
-    if tokenizer is None:
-        raise typer.BadParameter(
-            (
-                f"{model} has no tokenizer, so it cannot read text; use unsoft.hf.inspect(model, batch) from"
-                " Python"
-            ),
-            param_hint="'MODEL'",
-        )
+    network, tokenizer, longest = load_reader(model, length, "unsoft.hf.inspect(model, batch)")
     if ablate and not network.can_generate():
         raise typer.BadParameter(
             f"{model} predicts no next token, so there is no loss without a head", param_hint="'--ablate'"
         )
-    longest = min(length, getattr(network.config, "max_position_embeddings", None) or length)
     with progress(100) as show:
 
         def tell(done: int, total: int) -> None:

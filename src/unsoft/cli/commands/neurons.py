@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from unsoft.cli.arguments import AsJson, check_folder, prepare_folder, read_text
+from unsoft.cli.reader import load_reader
 from unsoft.cli.terminal import cell, console, progress, show_table
 
 if TYPE_CHECKING:
@@ -74,21 +75,11 @@ def command(
     words = _python_reference() if text is None else read_text(text, "'--text'")
     if out is not None:
         check_folder(out)
-    from unsoft.hf.models import load_model
     from unsoft.hf.neurons import scan
     from unsoft.hf.neurons.frequency import read_counts
 
     counted = None if counts is None else read_counts(counts)
-    network, tokenizer = load_model(model)
-    if tokenizer is None:
-        raise typer.BadParameter(
-            (
-                f"{model} has no tokenizer, so it cannot read text; use unsoft.hf.neurons.scan(model, tokens)"
-                " from Python"
-            ),
-            param_hint="'MODEL'",
-        )
-    longest = min(length, getattr(network.config, "max_position_embeddings", None) or length)
+    network, tokenizer, longest = load_reader(model, length, "unsoft.hf.neurons.scan(model, tokens)")
     with progress(100 * len(_STEPS)) as show:
 
         def tell(what: str, done: int, total: int) -> None:

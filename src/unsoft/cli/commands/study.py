@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -267,7 +266,9 @@ def report(
 
 def _workers(count: int | None, ray: str | None, cpus: float, gpus: float) -> int | Workers:
     if ray is None:
-        return count or _cores()
+        from unsoft.compare.watch import cores
+
+        return count or len(cores())
     if count is not None:
         raise typer.BadParameter(
             "--workers is for this machine; a cluster has --cpus-per-run and --gpus-per-run"
@@ -277,6 +278,3 @@ def _workers(count: int | None, ray: str | None, cpus: float, gpus: float) -> in
     return RayWorkers(ray, cpus, gpus)
 
 
-def _cores() -> int:
-    """Those that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

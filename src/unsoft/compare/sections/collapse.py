@@ -22,7 +22,7 @@ NOISE = "collapse of noise"
 
 def jobs(request: Request) -> list[Job]:
     level = request.level
-    seconds = level.depth * level.seeds * 0.02
+    seconds = level.depth * level.seeds * 0.04
     return [job("collapse", s, partial(collapse, s, level), seconds, _sizes(level)) for s in request.everyone]
 
 

@@ -52,7 +52,7 @@ def jobs(request: Request) -> list[Job]:
         call = partial(decoding, subjects, n, level)
         found.append(job(f"decoding at {n}", None, call, 2.0, one, timed=True))
     sizes = about | {"lengths": level.lengths}
-    return [*found, job("memory", None, partial(memory, subjects, level.lengths), 8.0, sizes, timed=True)]
+    return [*found, job("memory", None, partial(memory, subjects, level.lengths), 8.0, sizes)]
 
 
 def facts(level: Level) -> list[Job]:

@@ -31,7 +31,7 @@ _CLOSE, _RELATIVE = 0.02, 0.05
 
 def jobs(request: Request) -> list[Job]:
     level = request.level
-    seconds, sizes = level.keys * level.rows * 1.2e-5, {"keys": level.keys, "rows": level.rows}
+    seconds, sizes = level.keys * level.rows * 3e-5, {"keys": level.keys, "rows": level.rows}
     return [job("focus", s, partial(focus, s, level), seconds, sizes) for s in request.everyone]
 
 

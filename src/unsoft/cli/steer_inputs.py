@@ -1,39 +1,24 @@
-"""What users give to ``unsoft steer``: a model, pairs of texts, layers and positions."""
+"""What ``unsoft steer`` is given: files of texts, or our own sample; layers and positions in words."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import typer
 
 from unsoft.cli.arguments import read_text
 
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel, PreTrainedTokenizerBase
-
-
-def load(model: str) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-    from unsoft.hf.models import load_model
-
-    network, tokenizer = load_model(model)
-    if tokenizer is None or not network.can_generate():
-        raise typer.BadParameter(
-            f"{model} is no language model with a tokenizer, so it cannot be steered with texts",
-            param_hint="'MODEL'",
-        )
-    return network, tokenizer
-
 
 def pairs(positive: Path | None, negative: Path | None, kind: str = "") -> tuple[list[str], list[str]]:
+    """Texts with a property and their other halves."""
     if (positive is None) != (negative is None):
         raise typer.BadParameter(
             f"--{kind.replace('_', '-')}positive and --{kind.replace('_', '-')}negative belong together"
         )
-    return lines_of(positive, f"{kind}positive"), lines_of(negative, f"{kind}negative")
+    return lines(positive, f"{kind}positive"), lines(negative, f"{kind}negative")
 
 
-def lines_of(path: Path | None, name: str) -> list[str]:
+def lines(path: Path | None, name: str) -> list[str]:
     """Lines that are not empty; those of our own sample where no file is given."""
     from unsoft.hf import steering
 
@@ -43,6 +28,7 @@ def lines_of(path: Path | None, name: str) -> list[str]:
 
 
 def prose(path: Path | None) -> str:
+    """Text that steering should leave alone."""
     from unsoft.hf import inspection
 
     return read_text(path or Path(inspection.__file__).parent / "sample.txt", "'--unrelated'")
