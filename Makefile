@@ -6,7 +6,7 @@ PYTEST = $(BIN)/pytest
 FAST = tests/formula tests/mechanisms/test_registry.py tests/engines/test_visibility.py tests/hf/test_layers.py \
 	tests/test_docs.py tests/test_imports.py tests/test_readme.py
 
-.PHONY: check types test test-slow docs site gallery conversions bench
+.PHONY: check types test test-slow gpu-check docs site gallery models conversions bench
 check: types
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -20,6 +20,12 @@ test:
 
 test-slow:
 	UNSOFT_TEST_SEED=$${UNSOFT_TEST_SEED:-$$(date +%Y%m%d)} $(PYTEST) -q -n auto -m slow
+
+# The GPU engine, as far as that goes without a GPU: interpreted, compiled for six kinds of GPU, its PTX executed. Triton is a gigabyte.
+gpu-check:
+	$(BIN)/pip install -q -c constraints.txt --no-deps triton
+	TRITON_INTERPRET=1 $(PYTEST) -q -n auto -m gpu_check tests/engines/triton/interpreted
+	$(PYTEST) -q -n auto -m gpu_check tests/engines/triton/compiled
 
 # Every page and picture that is made from the library; tests/test_docs.py and tests/measure/test_page.py say when one is stale.
 docs:
@@ -40,8 +46,12 @@ gallery:
 	$(BIN)/unsoft compare --out report --again
 	$(BIN)/python docs/gallery.py report
 	$(BIN)/python docs/choose.py report
-	$(BIN)/unsoft compare softmax --only model --model smollm2 --out report-model --again
-	$(BIN)/python docs/questions.py report report-model
+	$(BIN)/python docs/questions.py report
+
+# States and ablated heads of SmolLM2, MiniLM and small trained networks for docs/questions, ten minutes of one core.
+models:
+	$(BIN)/python docs/real_models.py
+	$(BIN)/python docs/questions.py
 
 # SmolLM2 to other mechanisms, a quarter of an hour of one core.
 conversions:

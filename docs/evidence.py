@@ -8,7 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from unsoft.compare.sections.training import where_and_when
-from unsoft.compare.trained import COMMAND, PACKAGED
+from unsoft.compare.trained import PACKAGED, command_for
 from unsoft.files import write_whole
 from unsoft.study import default_study, read_records, summarise, verdict
 from unsoft.study.read import default_studies
@@ -84,7 +84,7 @@ def section(name: str, records: list[Record]) -> str:
 def page() -> str:
     """All of it."""
     records = read_records(PACKAGED)
-    head = HEAD.format(command=COMMAND, where=where_and_when(records))
+    head = HEAD.format(command=command_for(records), where=where_and_when(records))
     return "\n".join([head, *(section(name, records) for name in default_studies())])
 
 

@@ -11,9 +11,10 @@ import torch
 
 from tests.compare.tiny import record_of
 from tests.report.browser import Browser, needs_chromium
-from unsoft.cli.arguments import read_formula
+from unsoft.cli.mechanisms import read_formula
 from unsoft.compare.jobs import Results
 from unsoft.compare.output import vega, views_of
+from unsoft.compare.playground import playground
 from unsoft.compare.section import sections
 from unsoft.compare.store import Store
 from unsoft.compare.subject import Subject
@@ -45,8 +46,8 @@ def record(folder):
 @pytest.fixture(scope="module")
 def path(folder, record):
     results = Results(record)
-    formulas = {s.label: s.formula for s in SUBJECTS if s.formula is not None}
-    text = comparison_page(record, results.labels, views_of(results), formulas, vega(Store(folder / "store")))
+    play = playground(results, SUBJECTS)
+    text = comparison_page(record, results.labels, views_of(results), play, vega(Store(folder / "store")))
     (folder / "index.html").write_text(text)
     return folder / "index.html"
 
@@ -91,7 +92,7 @@ def expected(formula, clones=50, similarity=1.0, relevance=20, temperature=1.0, 
     z[0], z[:, 0] = 0, 0
     z.fill_diagonal_(1)
     mu = torch.linalg.solve(
-        z + 0.01 * torch.eye(clones + 1, dtype=torch.float64), torch.ones(clones + 1, dtype=torch.float64)
+        z + 0.1 * torch.eye(clones + 1, dtype=torch.float64), torch.ones(clones + 1, dtype=torch.float64)
     )
     gated = (row * torch.sigmoid(slope * mu + offset)).abs()
     return {

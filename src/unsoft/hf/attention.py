@@ -39,6 +39,7 @@ class Swapped(nn.Module):
         # A window is a mask for each row, which a state of fixed size cannot honour.
         self.decodes_with_state = self.stateful and (kept.keeps_keys or not windowed)
         self.causal_only = mechanism.causal_only
+        self.aligned = any(part.aligned for part in mechanism.parts)
         more = mechanism.query_heads // layer_spec.heads - 1
         self.wants_more_queries = more > 0
         identity = torch.eye(layer_spec.head_dim).expand(layer_spec.heads, more, -1, -1)
@@ -85,7 +86,7 @@ class Swapped(nn.Module):
             )
         if cache is not None:
             is_causal: bool | str = True
-        elif self.stateful:
+        elif self.stateful or self.aligned:
             self._check(mask, causal, length, key, window)
             is_causal = "lower_right" if causal else False
         else:

@@ -17,6 +17,7 @@ from unsoft.hf.attention import NAME, Swapped
 from unsoft.hf.cache import MechanismCache
 from unsoft.hf.marked import mark
 from unsoft.hf.recipe import Recipe
+from unsoft.mechanisms.core.inline import label_of
 from unsoft.mechanisms.core.module import Mechanism
 
 
@@ -147,7 +148,8 @@ def _ordinary_tensors() -> Iterator[None]:
 
 def _swapped(found: Found, recipe: Recipe) -> Swapped:
     mechanism = recipe.build(found.layer_spec)
-    label = str(recipe.mechanism_of(found.layer_spec.layer, found.layer_spec.layers or 1))
+    what = recipe.mechanism_of(found.layer_spec.layer, found.layer_spec.layers or 1)
+    label = label_of(what) if isinstance(what, str) else str(what)
     _check_direction(mechanism, label, found)
     _check_pairs(mechanism, label, getattr(found.module.config, "num_key_value_heads", None))
     if recipe.init == "open":  # where each part does least; docs/hf.md lists how little

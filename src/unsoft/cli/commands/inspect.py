@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from unsoft.cli.arguments import prepare_folder, read_text
+from unsoft.cli.reader import load_reader
 from unsoft.cli.terminal import cell, console, show_table
 
 if TYPE_CHECKING:
@@ -47,18 +48,8 @@ def command(
     if out is not None:
         prepare_folder(out)
     from unsoft.hf.inspection import inspect as inspect_model
-    from unsoft.hf.models import load_model
 
-    network, tokenizer = load_model(model)
-    if tokenizer is None:
-        raise typer.BadParameter(
-            (
-                f"{model} has no tokenizer, so it cannot read text; use unsoft.hf.inspect(model, batch) from"
-                " Python"
-            ),
-            param_hint="'MODEL'",
-        )
-    longest = min(length, getattr(network.config, "max_position_embeddings", None) or length)
+    network, tokenizer, longest = load_reader(model, length, "unsoft.hf.inspect(model, batch)")
     found = inspect_model(
         network, words, tokenizer=tokenizer, batch_size=batch, max_length=longest, max_sequences=sequences
     )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -303,7 +302,9 @@ def _from_options(
 
 def _workers(count: int | None, ray: str | None, cpus: float, gpus: float) -> int | Workers:
     if ray is None:
-        return count or _cores()
+        from unsoft.compare.watch import cores
+
+        return count or len(cores())
     if count is not None:
         raise typer.BadParameter(
             "--workers is for this machine; a cluster has --cpus-per-run and --gpus-per-run"
@@ -311,11 +312,6 @@ def _workers(count: int | None, ray: str | None, cpus: float, gpus: float) -> in
     from unsoft.study.cluster import RayWorkers
 
     return RayWorkers(ray, cpus, gpus)
-
-
-def _cores() -> int:
-    """Those that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _words(text: str | None) -> list[str]:

@@ -1,4 +1,4 @@
-"""Smooth functions of one number."""
+"""Smooth functions."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from torch import Tensor
 
 from unsoft.formula import signed_log
 from unsoft.formula.calculus import off_corner, over, times
-from unsoft.formula.expr import make
+from unsoft.formula.expr import Expr, make
 from unsoft.formula.operation import Operation, add, lanewise
-from unsoft.formula.signed_log import beyond
+from unsoft.formula.signed_log import SignedLog, beyond
 
 _LN2 = math.log(2)
 _ERF = """const $erf = (x) => {
@@ -31,6 +31,41 @@ _SOFTPLUS = """static inline real softplus(real x) {
     return (x > 0 ? x : real(0)) + std::log1p(std::exp(-std::fabs(x)));
 }
 """
+
+
+_EXPDIFF_JAVASCRIPT = """const $expdiff = (a, b, c) =>
+  Math.abs(a - b) < 0.5 ? Math.exp(b - c) * Math.expm1(a - b) : Math.exp(a - c) - Math.exp(b - c);"""
+_EXPDIFF_PYTHON = (
+    "torch.where(torch.abs(({0}) - ({1})) < 0.5,"
+    " torch.exp(({1}) - ({2})) * torch.expm1(torch.clamp(({0}) - ({1}), -0.5, 0.5)),"
+    " torch.exp(({0}) - ({2})) - torch.exp(({1}) - ({2})))"
+)
+
+
+def _expdiff_of_numbers(a: float, b: float, c: float) -> float:
+    if abs(a - b) < 0.5:
+        return math.exp(b - c) * math.expm1(a - b)
+    return math.exp(a - c) - math.exp(b - c)
+
+
+def _expdiff_slope(node: Expr, a: Expr, b: Expr, c: Expr, da: Expr, db: Expr, dc: Expr) -> Expr:
+    return times(make("exp", a - c), da) - times(make("exp", b - c), db) - times(node, dc)
+
+
+def _expdiff_logarithm(a: SignedLog, b: SignedLog, c: SignedLog) -> SignedLog:
+    return signed_log.minus(*(signed_log.exponential(signed_log.minus(x, c)) for x in (a, b)))
+
+
+def _exp(x: Any) -> Any:
+    return torch.exp(x) if isinstance(x, Tensor) else math.exp(x)
+
+
+def _expdiff(a: Any, b: Any, c: Any) -> Any:
+    difference, above, below = a - b, _exp(a - c), _exp(b - c)
+    if not isinstance(difference, Tensor):
+        return above - below if abs(difference) >= 0.5 else math.expm1(difference) * below
+    near = torch.expm1(difference.clamp(-0.5, 0.5)) * below  # clamped: what is not chosen must be finite
+    return torch.where(difference.abs() < 0.5, near, above - below)
 
 
 def _sigmoid(x: float) -> float:
@@ -57,6 +92,7 @@ add(
         slope=lambda node, a, da: times(node, da),
         torch=torch.exp,
         into=torch.exp,
+        triton="tl.exp({0})",
         latex="e^{{{0}}}",
         latex_binds=5,
         sympy_name="exp",
@@ -73,11 +109,29 @@ add(
         slope=lambda node, a, da: times(make("exp", a), da),
         torch=torch.expm1,
         into=torch.expm1,
+        triton="expm1({0})",
         latex=r"\left(e^{{{0}}} - 1\right)",
         sympy=lambda sympy, a: sympy.exp(a) - 1,
         log_form=beyond(600.0, torch.expm1, lambda x: x.clamp(min=0.0)),
         error=lambda v, a, ea: (v + 1) * ea,
         exponent=lambda a: a,
+    )
+)
+add(
+    Operation(  # exp(a - c) - exp(b - c), exact where a and b are close, however large c is
+        name="expdiff",
+        arity=3,
+        fold=_expdiff_of_numbers,
+        slope=_expdiff_slope,
+        torch=_expdiff,
+        python=_EXPDIFF_PYTHON,
+        javascript="$expdiff({0}, {1}, {2})",
+        javascript_definition=_EXPDIFF_JAVASCRIPT,
+        latex=r"\left(e^{{{0} - {2}}} - e^{{{1} - {2}}}\right)",
+        sympy=lambda sympy, a, b, c: sympy.exp(a - c) - sympy.exp(b - c),
+        log_form=_expdiff_logarithm,
+        error=lambda v, a, b, c, ea, eb, ec: _exp(a - c) * ea + _exp(b - c) * eb + abs(v) * ec,
+        exponent=lambda a, b, c: make("max", a, b) - c,
     )
 )
 add(
@@ -88,6 +142,7 @@ add(
         slope=lambda node, a, da: off_corner(a, over(da, a)),
         torch=torch.log,
         into=torch.log,
+        triton="tl.log({0})",
         latex=r"\log({0})",
         sympy_name="log",
         log_form=signed_log.logarithm,
@@ -102,6 +157,7 @@ add(
         slope=lambda node, a, da: over(da, 1 + a),
         torch=torch.log1p,
         into=torch.log1p,
+        triton="log1p({0})",
         cpp_definition=lanewise("vlog1p", "std::log1p"),
         latex=r"\log(1 + {0})",
         sympy=lambda sympy, a: sympy.log(1 + a),
@@ -118,6 +174,7 @@ add(
         slope=lambda node, a, da: off_corner(a, over(da, 2 * node)),
         torch=torch.sqrt,
         into=torch.sqrt,
+        triton="root({0})",
         latex=r"\sqrt{{{0}}}",
         log_form=signed_log.root,
         error=_root_error,
@@ -131,6 +188,7 @@ add(
         slope=lambda node, a, da: times(1 - node * node, da),
         torch=torch.tanh,
         into=torch.tanh,
+        triton="tanh({0})",
         latex=r"\tanh({0})",
         sympy_name="tanh",
         error=lambda v, a, ea: (1 - v * v) * ea,
@@ -144,6 +202,7 @@ add(
         slope=lambda node, a, da: times(make("cosh", a), da),
         torch=torch.sinh,
         into=torch.sinh,
+        triton="sinh({0})",
         cpp_definition=lanewise("vsinh", "std::sinh"),
         latex=r"\sinh({0})",
         sympy_name="sinh",
@@ -159,6 +218,7 @@ add(
         slope=lambda node, a, da: times(make("sinh", a), da),
         torch=torch.cosh,
         into=torch.cosh,
+        triton="cosh({0})",
         cpp_definition=lanewise("vcosh", "std::cosh"),
         latex=r"\cosh({0})",
         sympy_name="cosh",
@@ -174,6 +234,7 @@ add(
         slope=lambda node, a, da: times(make("cos", a), da),
         torch=torch.sin,
         into=torch.sin,
+        triton="tl.sin({0})",
         cpp_definition=lanewise("vsin", "std::sin"),
         latex=r"\sin({0})",
         sympy_name="sin",
@@ -187,6 +248,7 @@ add(
         slope=lambda node, a, da: times(-make("sin", a), da),
         torch=torch.cos,
         into=torch.cos,
+        triton="tl.cos({0})",
         cpp_definition=lanewise("vcos", "std::cos"),
         latex=r"\cos({0})",
         sympy_name="cos",
@@ -200,6 +262,7 @@ add(
         slope=lambda node, a, da: times(node * (1 - node), da),
         torch=torch.sigmoid,
         into=torch.sigmoid,
+        triton="sigmoid({0})",
         javascript="$sigmoid({0})",
         javascript_definition="const $sigmoid = (x) => 1 / (1 + Math.exp(-x));",
         latex=r"\sigma({0})",
@@ -216,6 +279,7 @@ add(
         slope=lambda node, a, da: times(make("sigmoid", a), da),
         torch=_softplus,
         into=_softplus_into,
+        triton="softplus({0})",
         python="torch.logaddexp({0}, torch.zeros_like({0}))",
         cpp_definition=_SOFTPLUS + lanewise("vsoftplus", "softplus"),
         javascript="$softplus({0})",
@@ -232,6 +296,7 @@ add(
         slope=lambda node, a, da: times(2 / math.sqrt(math.pi) * make("exp", -(a * a)), da),
         torch=torch.erf,
         into=torch.erf,
+        triton="tl.erf({0})",
         javascript="$erf({0})",
         javascript_definition=_ERF,
         sympy_name="erf",
