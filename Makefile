@@ -6,7 +6,7 @@ PYTEST = $(BIN)/pytest
 FAST = tests/formula tests/mechanisms/test_registry.py tests/engines/test_visibility.py tests/hf/test_layers.py \
 	tests/test_docs.py tests/test_imports.py tests/test_readme.py
 
-.PHONY: check types test test-slow gpu-check docs gallery conversions bench
+.PHONY: check types test test-slow gpu-check docs site gallery models conversions bench
 check: types
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -34,13 +34,24 @@ docs:
 	$(BIN)/python docs/measures.py
 	$(BIN)/python docs/picture.py
 	$(BIN)/python docs/evidence.py
+	$(BIN)/python docs/peers.py
+	$(BIN)/python docs/choose.py
+
+# All pages with search, one page for each mechanism and the API, in build/site (extra docs). A warning is an error.
+site:
+	$(BIN)/sphinx-build -W --keep-going -q -c docs/site docs build/site
 
 # Measured anew, several minutes on a quiet machine.
 gallery:
 	$(BIN)/unsoft compare --out report --again
 	$(BIN)/python docs/gallery.py report
-	$(BIN)/unsoft compare softmax --only model --model smollm2 --out report-model --again
-	$(BIN)/python docs/questions.py report report-model
+	$(BIN)/python docs/choose.py report
+	$(BIN)/python docs/questions.py report
+
+# States and ablated heads of SmolLM2, MiniLM and small trained networks for docs/questions, ten minutes of one core.
+models:
+	$(BIN)/python docs/real_models.py
+	$(BIN)/python docs/questions.py
 
 # SmolLM2 to other mechanisms, a quarter of an hour of one core.
 conversions:

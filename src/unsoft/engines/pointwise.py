@@ -29,7 +29,8 @@ def _no_transforms(call: Call) -> str | None:
     return None
 
 
-def _native_unsupported(call: Call) -> str | None:
+def native_unsupported(call: Call) -> str | None:
+    """Why compiled code cannot run a call, if so."""
     if call.q.device.type != "cpu":
         return f"it runs on the CPU, and the tensors are on {call.q.device}; use 'tiled' there"
     return _no_transforms(call)
@@ -78,7 +79,7 @@ POINTWISE: Registry[Call, Tensor] = Registry(
         ),
         Engine(
             "native",
-            _native_unsupported,
+            native_unsupported,
             fused_operator("native", binding.forward, binding.backward),
             ready=_native_ready,
         ),

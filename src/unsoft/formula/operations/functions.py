@@ -1,4 +1,4 @@
-"""Smooth functions of one number."""
+"""Smooth functions of one number, apart from exponentials."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ from unsoft.formula.expr import make
 from unsoft.formula.operation import Operation, add, lanewise
 from unsoft.formula.signed_log import beyond
 
-_LN2 = math.log(2)
 _ERF = """const $erf = (x) => {
   const a = Math.abs(x);
   if (a > 6) return Math.sign(x);
@@ -49,39 +48,6 @@ def _root_error(v: Any, a: Any, ea: Any) -> Any:
     return torch.where(v == 0, 0.0, ea / (2 * v))
 
 
-add(
-    Operation(
-        name="exp",
-        arity=1,
-        fold=math.exp,
-        slope=lambda node, a, da: times(node, da),
-        torch=torch.exp,
-        into=torch.exp,
-        triton="tl.exp({0})",
-        latex="e^{{{0}}}",
-        latex_binds=5,
-        sympy_name="exp",
-        log_form=signed_log.exponential,
-        error=lambda v, a, ea: v * ea,
-        exponent=lambda a: a,
-    )
-)
-add(
-    Operation(  # exp(a) - 1, exact near 0
-        name="expm1",
-        arity=1,
-        fold=math.expm1,
-        slope=lambda node, a, da: times(make("exp", a), da),
-        torch=torch.expm1,
-        into=torch.expm1,
-        triton="expm1({0})",
-        latex=r"\left(e^{{{0}}} - 1\right)",
-        sympy=lambda sympy, a: sympy.exp(a) - 1,
-        log_form=beyond(600.0, torch.expm1, lambda x: x.clamp(min=0.0)),
-        error=lambda v, a, ea: (v + 1) * ea,
-        exponent=lambda a: a,
-    )
-)
 add(
     Operation(
         name="log",
@@ -140,38 +106,6 @@ add(
         latex=r"\tanh({0})",
         sympy_name="tanh",
         error=lambda v, a, ea: (1 - v * v) * ea,
-    )
-)
-add(
-    Operation(
-        name="sinh",
-        arity=1,
-        fold=math.sinh,
-        slope=lambda node, a, da: times(make("cosh", a), da),
-        torch=torch.sinh,
-        into=torch.sinh,
-        triton="sinh({0})",
-        cpp_definition=lanewise("vsinh", "std::sinh"),
-        latex=r"\sinh({0})",
-        sympy_name="sinh",
-        log_form=beyond(600.0, torch.sinh, lambda x: x.abs() - _LN2),
-        exponent=lambda a: make("abs", a),
-    )
-)
-add(
-    Operation(
-        name="cosh",
-        arity=1,
-        fold=math.cosh,
-        slope=lambda node, a, da: times(make("sinh", a), da),
-        torch=torch.cosh,
-        into=torch.cosh,
-        triton="cosh({0})",
-        cpp_definition=lanewise("vcosh", "std::cosh"),
-        latex=r"\cosh({0})",
-        sympy_name="cosh",
-        log_form=beyond(600.0, torch.cosh, lambda x: x.abs() - _LN2),
-        exponent=lambda a: make("abs", a),
     )
 )
 add(
