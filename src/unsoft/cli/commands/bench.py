@@ -41,6 +41,7 @@ def command(
     Examples:
       unsoft bench --quick
       unsoft bench cog relu2 --only main --out bench.json
+      unsoft bench --device cuda --out gpu.json
     """
     if quick and full:
         raise typer.BadParameter("choose one of --quick and --full")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from typing import Any
 
 import typer
 
@@ -46,7 +47,7 @@ def info(as_json: AsJson = False) -> None:
             len(tuned()),
         ),
     ]
-    records = [
+    records: list[dict[str, Any]] = [
         {
             "folder": str(folder),
             "what": what,

@@ -68,8 +68,8 @@ def backward(call: Call, upstream: Upstream) -> Gradients:
             warn_once(str(error))
             return tiled.backward(call, upstream)
     summed = params.new_empty(0) if dbias is None or call.bias is None else dbias.sum_to_size(call.bias.shape)
-    none = params.new_empty(0)  # formulas with fields are declined
-    return Gradients(dq, dk, dv, summed, dparams, none, none)
+    empty = params.new_empty(0)
+    return Gradients(dq, dk, dv, summed, dparams, query_fields=empty, key_fields=empty)
 
 
 def _run_backward(

@@ -63,7 +63,7 @@ def generated_folder() -> Path:
 
 
 def _written(name: str, text: str) -> Path:
-    folder = trusted_folder(generated_folder(), ["*.py"])
+    folder = trusted_folder(generated_folder(), ("",))
     path = folder / f"{name}.py"
     if not path.is_file() or path.read_text() != text:
         write_whole(path, text.encode())
