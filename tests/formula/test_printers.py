@@ -68,6 +68,7 @@ EXPRESSIONS = [
     "-s**2",
     "(-s)**3",
     "expm1(s*1e-9)",
+    "expdiff(s*1e-9, 0, m)",
     "log1p(s*s)",
     "softplus(s)",
     "softplus(40*s)",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -72,10 +72,17 @@ class Call:
         return tuple(getattr(self, name) for name in TENSORS), options
 
     @classmethod
-    def from_flat(cls, tensors: Sequence[Tensor | None], *, formula: str, **options: Any) -> Call:
-        """The call that :meth:`flat` was made of."""
+    def from_flat(
+        cls,
+        tensors: Sequence[Tensor | None],
+        read: Callable[[str], Any] = Formula.from_key,
+        *,
+        formula: str,
+        **options: Any,
+    ) -> Call:
+        """The call that :meth:`flat` was made of; ``read`` makes a formula of its key."""
         fields: dict[str, Any] = dict(zip(TENSORS, tensors, strict=True))
-        return cls(formula=Formula.from_key(formula), **fields, **options)
+        return cls(formula=read(formula), **fields, **options)
 
 
 TENSORS = (

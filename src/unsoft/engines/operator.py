@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from unsoft.engines.call import TENSORS, Call, Gradients, Rows, Upstream, compute_dtype
+from unsoft.formula import Formula
 
 Forward = Callable[[Call], Rows]
 Backward = Callable[[Call, Upstream], Gradients]
@@ -34,16 +35,18 @@ _BACKWARD = (
 _COUNT = len(TENSORS)
 
 
-def fused_operator(name: str, forward: Forward, backward: Backward) -> Callable[[Call], Tensor]:
-    """Registers ``unsoft::<name>`` and ``unsoft::<name>_backward``;
-    returns the function that runs a call on them."""
+def fused_operator(
+    name: str, forward: Forward, backward: Backward, read: Callable[[str], Any] = Formula.from_key
+) -> Callable[[Call], Tensor]:
+    """Registers ``unsoft::<name>`` and ``unsoft::<name>_backward``; returns the function that runs a call on
+    them. ``read`` makes the formula, or whatever is in its place, from its key."""
 
     def forward_flat(*tensors: Tensor | None, **options: Any) -> tuple[Tensor, ...]:
-        return tuple(forward(Call.from_flat(tensors, **options)))
+        return tuple(forward(Call.from_flat(tensors, read, **options)))
 
     def backward_flat(grad_out: Tensor, *tensors: Any, **options: Any) -> tuple[Tensor, ...]:
         needs = {f"need_{name}": options.pop(f"need_{name}") for name in _NEEDED}
-        call = Call.from_flat(tensors[:_COUNT], **options)
+        call = Call.from_flat(tensors[:_COUNT], read, **options)
         return tuple(backward(call, Upstream(grad_out, Rows(*tensors[_COUNT:]), **needs)))
 
     library = torch.library

@@ -142,6 +142,11 @@ class Formula:
         own["safe_weight"] = guarded(self.weight)
         own["safe_mass"] = None if self.mass is None else guarded(self.mass)
         own["uses"] = frozenset().union(*(own[part].symbols for part in _PARTS if own[part] is not None))
+        if unused := sorted(set(self.params) - self.uses):
+            raise FormulaError(
+                f"params: {', '.join(map(repr, unused))} occurs nowhere in the formula; use it or"
+                " leave it out"
+            )
         own["signed"] = analysis.is_signed(self) if facts is None else facts.signed
         bias = ("strength" if self.signed else "logit") if bias is None else bias
         of_entries = [part for part in (self.weight, self.mass, self.peak) if part is not None]

@@ -39,6 +39,7 @@ class Swapped(nn.Module):
         # A window is a mask for each row, which a state of fixed size cannot honour.
         self.decodes_with_state = self.stateful and (kept.keeps_keys or not windowed)
         self.causal_only = mechanism.causal_only
+        self.aligned = any(part.aligned for part in mechanism.parts)
         self.wants_hidden = mechanism.uses_hidden and layer_spec.hidden_dim is not None
         more = mechanism.query_heads // layer_spec.heads - 1
         self.wants_more_queries = more > 0
@@ -87,7 +88,7 @@ class Swapped(nn.Module):
             )
         if cache is not None:
             is_causal: bool | str = True
-        elif self.stateful:
+        elif self.stateful or self.aligned:
             self._check(mask, causal, length, key, window)
             is_causal = "lower_right" if causal else False
         else:

@@ -176,7 +176,7 @@ def _promises(x: Subject) -> Iterator[Measure]:
     if x.spec.modifiers:
         raise NotApplicable("the list says what the mechanism inside promises, before it is wrapped")
     q, k, v = x.inputs()
-    seen = torch.ones(LENGTH, LENGTH, dtype=torch.bool).tril()
+    seen = torch.ones(LENGTH, LENGTH, dtype=torch.bool).tril(0 if x.module.sees_itself else -1)
     allowed = 64 * torch.finfo(x.dtype).eps * LENGTH**0.5
     for size in (1.0, 4.0):
         _, weights = x.module(size * q, size * k, v, is_causal=True, return_weights=True)

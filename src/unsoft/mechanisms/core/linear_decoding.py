@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 from torch import Tensor
@@ -20,7 +20,13 @@ if TYPE_CHECKING:
     from unsoft.mechanisms.core.linear import Linear
 
 
-def call_of_new_tokens(layer: Linear, inputs: Inputs, cache: StateCache) -> tuple[Call, torch.Size]:
+class Checking(Protocol):
+    """A mechanism that has its arguments checked by itself."""
+
+    def checked(self, inputs: Inputs) -> tuple[Call, torch.Size]: ...
+
+
+def call_of_new_tokens(layer: Checking, inputs: Inputs, cache: StateCache) -> tuple[Call, torch.Size]:
     """The checked call of tokens that come after those of the cache."""
     cache.check(inputs.key)
     tokens = inputs.key.shape[-2]

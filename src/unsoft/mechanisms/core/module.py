@@ -52,6 +52,8 @@ class Mechanism(nn.Module):
     """The attributes that hold the formulas it runs; they may be replaced (:meth:`replace_formulas`)."""
     key_head_multiple: ClassVar[int] = 1
     """The number of key heads must be a multiple of this."""
+    sees_itself: bool = True
+    """Does a causal row see the key of its own token?"""
     needs_all_keys: ClassVar[bool] = False
     """Does it look at all keys at once, so that a cache that shows some of them,
     or a mask that hides some from some rows, will not do?"""
@@ -140,6 +142,12 @@ class Mechanism(nn.Module):
         return False
 
     @property
+    def aligned(self) -> bool:
+        """Must a row know which key is that of its own token, so that ``is_causal`` has to tell where there
+        are more keys than queries?"""
+        return self.causal_only
+
+    @property
     def query_heads(self) -> int:
         """How many query heads it wants for ``layer_spec.heads`` heads of output."""
         return self.layer_spec.heads
@@ -185,6 +193,11 @@ class Mechanism(nn.Module):
         or not at all (None)."""
         return "mask" if self.formulas else None
 
+    def set_key_gate(self, *, beta: float, gamma: float, t: float) -> bool:
+        """Puts these numbers into a gate sigmoid(beta w + gamma) on every key, w its weight in the geometry
+        of the keys at the scale t, and says whether there is one. Here there is none."""
+        return False
+
     @property
     def clone_theory(self) -> dict[str, Any] | None:
         """Keywords of :func:`unsoft.theory.magnitude_hijack` if that says how much attention clones of a key
@@ -215,6 +228,9 @@ class Wrapper(Mechanism):
     @property
     def mass_gate(self) -> str | None:
         return self.inner.mass_gate
+
+    def set_key_gate(self, *, beta: float, gamma: float, t: float) -> bool:
+        return self.inner.set_key_gate(beta=beta, gamma=gamma, t=t)
 
     def new_cache(self, batch: int) -> Cache:
         return self.inner.new_cache(batch)

@@ -17,6 +17,7 @@ from unsoft.errors import PluginWarning
 from unsoft.formula import Formula
 from unsoft.formula.analysis import Properties
 from unsoft.mechanisms.core import registry
+from unsoft.mechanisms.core.inline import parts_of
 from unsoft.mechanisms.core.spec import Factory, Family
 
 if TYPE_CHECKING:
@@ -122,7 +123,7 @@ def unregister(name: str) -> None:
 def foreign_homes(text: str) -> dict[str, str]:
     """The mechanisms that a text such as "gated+mine(3)" names and others registered,
     with the modules that did."""
-    parts = [registry.split_name(text, part.strip())[0] for part in text.split("+")]
+    parts = [registry.split_name(text, part)[0] for part in parts_of(text)]
     return {name: _homes[name] for name in parts if name in _homes}
 
 

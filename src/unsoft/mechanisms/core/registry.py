@@ -29,6 +29,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from unsoft.formula import Formula
 from unsoft.formula.analysis import Properties
+from unsoft.mechanisms.core.inline import parts_of, written
 from unsoft.mechanisms.core.spec import AppliedModifier, Factory, Family, MechanismSpec, Modifier
 
 if TYPE_CHECKING:
@@ -191,10 +192,10 @@ _prepare._dynamo_marked_constant = True  # type: ignore[attr-defined]
 def _make(text: str) -> Formula | MechanismSpec:
     if not _found_in_its_file(text):
         discover()
-    *before, base = text.split("+")
-    found = _base(text, base.strip())
+    *before, base = parts_of(text)
+    found = written(base) or _base(text, base)
     for part in reversed(before):
-        found = _modified(text, part.strip(), found)
+        found = _modified(text, part, found)
     if isinstance(found, MechanismSpec):
         return replace(found, name=text)
     return found

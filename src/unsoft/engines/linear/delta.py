@@ -1,0 +1,101 @@
+"""The delta rule: a state that is corrected by what it says of a key, not only added to.
+
+    S_t = D_t S_(t-1) + b_t k_t (v_t - (D_t S_(t-1))^T k_t)^T          o_t = S_t^T q_t
+
+D_t = exp(g_t), a number or a diagonal, is how much of the state is kept; b_t how much of the error is corrected.
+
+Chunks (Yang et al. 2024): inside a chunk the corrections u solve a triangular system, so that only one
+product of matrices per chunk goes from chunk to chunk. Plain differentiable torch, linear in the length.
+
+Shapes: q, k (B, H, T, D), v (B, H, T, Dv), b (B, H, T), g (B, H, T, 1) or (B, H, T, D) or None, state (B, H, D, Dv).
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+_CHUNK, _NARROW_CHUNK = 64, 16
+"""Tokens per chunk. Where every channel decays by itself, exp(g) of half a chunk must not overflow."""
+LOWEST = -5.0
+"""The least logarithm of a decay that chunks can take where every channel has its own."""
+_MIDDLE = 2.0**57
+"""About exp(40), half of what a chunk of such decays can come to."""
+_STEP = 4
+"""Up to this many tokens are taken one by one."""
+
+
+def delta_attention(
+    q: Tensor, k: Tensor, v: Tensor, b: Tensor, g: Tensor | None, state: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """Output (B, H, T, Dv) and the state after the last token.
+
+    >>> q, k, v = (torch.nn.functional.normalize(torch.rand(1, 2, 70, 3), dim=-1) for _ in range(3))
+    >>> b, g = torch.rand(1, 2, 70), -torch.rand(1, 2, 70, 1)
+    >>> whole, after = delta_attention(q, k, v, b, g, None)
+    >>> one_by_one, _ = token_by_token(q, k, v, b, g, None)
+    >>> torch.allclose(whole, one_by_one, atol=1e-5)
+    True
+    """
+    length = q.shape[2]
+    if state is None:
+        state = q.new_zeros(*q.shape[:2], q.shape[3], v.shape[3])
+    if length <= _STEP:
+        return token_by_token(q, k, v, b, g, state)
+    size = min(_CHUNK if g is None or g.shape[3] == 1 else _NARROW_CHUNK, length)
+    chunks = -(-length // size)
+    q, k, v, b = (_cut(x, size, chunks) for x in (q, k, v, b[..., None]))
+    g = None if g is None else _cut(g, size, chunks).cumsum(3)
+    inside, among = _products(q, k, g)
+    kept = 1.0 if g is None else g.exp()  # from the beginning of the chunk to each token
+    right = torch.cat([b * v, b * kept * k], dim=-1)
+    solved = torch.linalg.solve_triangular(b * among, right, upper=False, unitriangular=True)
+    new, reading = solved.split([v.shape[4], k.shape[4]], dim=-1)
+    if g is not None:
+        last = g[..., -1:, :]
+        k, fading = k * (last - g).exp(), last.exp().mT
+    states, corrections = [], []
+    for chunk in range(chunks):
+        states.append(state)
+        corrections.append(new[:, :, chunk] - reading[:, :, chunk] @ state)
+        added = k[:, :, chunk].mT @ corrections[-1]
+        state = state + added if g is None else fading[:, :, chunk] * state + added
+    out = inside @ torch.stack(corrections, dim=2) + (q * kept) @ torch.stack(states, dim=2)
+    return out.flatten(2, 3)[:, :, :length], state
+
+
+def token_by_token(
+    q: Tensor, k: Tensor, v: Tensor, b: Tensor, g: Tensor | None, state: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """The same as it is defined: the specification."""
+    if state is None:
+        state = q.new_zeros(*q.shape[:2], q.shape[3], v.shape[3])
+    outs = []
+    for t in range(q.shape[2]):
+        if g is not None:
+            state = g[:, :, t, :, None].exp() * state
+        key = k[:, :, t, :, None]
+        error = v[:, :, t, None, :] - key.mT @ state
+        state = state + key @ (b[:, :, t, None, None] * error)
+        outs.append(q[:, :, t, None, :] @ state)
+    return torch.cat(outs, dim=2) if outs else v, state
+
+
+def _cut(x: Tensor, size: int, chunks: int) -> Tensor:
+    """(B, H, T, X) as (B, H, chunks, size, X), filled up with tokens that change nothing."""
+    return pad(x, (0, 0, 0, chunks * size - x.shape[2])).unflatten(2, (chunks, size))
+
+
+def _products(q: Tensor, k: Tensor, g: Tensor | None) -> tuple[Tensor, Tensor]:
+    """q_i . k_j for j <= i and k_i . k_j for j < i in every chunk, with what is kept of j until i."""
+    if g is None:
+        return (q @ k.mT).tril(), (k @ k.mT).tril(-1)
+    if g.shape[4] == 1:
+        later = torch.ones(g.shape[3], g.shape[3], dtype=torch.bool, device=g.device).triu(1)
+        kept = (g - g.mT).masked_fill(later, -torch.inf).exp()
+        return q @ k.mT * kept, (k @ k.mT * kept).tril(-1)
+    # exp(g) reaches down to exp(-80) and 1 / exp(g) up to exp(80): brought to the middle, exactly, so that
+    # gradients do not overflow. A factor that depends on the chunk would let later tokens be felt, by a rounding.
+    shrunk, grown = g.exp() * _MIDDLE, k * ((-g).exp() / _MIDDLE)
+    return ((q * shrunk) @ grown.mT).tril(), ((k * shrunk) @ grown.mT).tril(-1)

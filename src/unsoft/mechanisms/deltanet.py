@@ -1,0 +1,99 @@
+"""deltanet: linear attention that corrects what its state says of a key, instead of adding to it.
+
+    S_t = S_(t-1) + b_t k_t (v_t - S_(t-1)^T k_t)^T          o_t = S_t^T q_t          |k_t| = |q_t| = 1
+
+Papers: Schlag et al., Linear Transformers Are Secretly Fast Weight Programmers, arXiv 2102.11174; Yang et al.,
+Parallelizing Linear Transformers with the Delta Rule over Sequence Length, arXiv 2406.06484 (NeurIPS 2024).
+
+Can: replace the value of a key that comes again (b = 1 overwrites it, b = 0 ignores the token) at a cost per
+token that does not grow; the cache is the state. Cannot: hold more pairs exactly than keys have channels, let
+go of old content without overwriting it (see gated-deltanet), look ahead.
+
+b_t = sigmoid(x_t W + c), x the hidden state if ``hidden=`` brings it, otherwise the key; it starts at 1/2. The
+papers' blocks have short convolutions, silu and a norm around it; this is the map itself.
+
+>>> import torch
+>>> from unsoft.mechanisms.core.spec import LayerSpec
+>>> layer = DeltaNet(LayerSpec(1, 2), start=20.0)                     # b = 1: the second value replaces the first
+>>> k, v = torch.tensor([[[[1.0, 0.0], [1.0, 0.0]]]]), torch.tensor([[[[3.0], [5.0]]]])
+>>> layer(k, k, v, is_causal=True).flatten().round().tolist()
+[3.0, 5.0]
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from unsoft.formula.analysis import Properties
+from unsoft.mechanisms.core.definition import NotDefined, WrittenCall
+from unsoft.mechanisms.core.delta import EPS, Delta
+from unsoft.mechanisms.core.registry import family
+from unsoft.mechanisms.core.spec import LayerSpec
+from unsoft.mechanisms.core.token_factor import TokenFactor
+
+_AFFORDABLE = 1 << 24
+"""Numbers that all states of the recurrence together may hold, where its gradients are asked for."""
+
+
+class DeltaNet(Delta):
+    """See the module's docstring. ``start``: b begins at sigmoid(start)."""
+
+    def __init__(self, layer_spec: LayerSpec, *, start: float = 0.0) -> None:
+        super().__init__(layer_spec)
+        self.correction = TokenFactor(layer_spec, width=1, start=start)
+
+    def gates(self, key: Tensor, hidden: Tensor | None) -> tuple[Tensor, Tensor | None]:
+        return self.correction(key, hidden)[..., 0].sigmoid(), None
+
+
+def from_keys(call: WrittenCall, factor: Any) -> Tensor:
+    """x W + c of a token factor, for every key (B, H, S, width)."""
+    result: Tensor = call.spread(call.key) @ factor.weight + factor.constant[:, None]
+    return result
+
+
+def recurrence(call: WrittenCall, correct: Tensor, kept: Tensor) -> tuple[Tensor, Tensor]:
+    """Weights and output of the delta rule, token by token; ``kept`` (B, H, S, 1 or D) multiplies the state."""
+    whole = call.visible.any(-1, keepdim=True) & (call.keys <= call.rows[:, None]) & call.there[:, :, None]
+    if not call.causal or bool((whole != call.visible).any()):
+        raise NotDefined("the delta rule knows masks of whole keys only, and looks back")
+    key, value = call.spread(call.key), call.spread(call.value)
+    batch, heads, count, width = key.shape
+    if batch * heads * count * width * (value.shape[3] + count) > _AFFORDABLE:
+        raise NotDefined("its states, all of which gradients need, would not fit into memory")
+    query, key = (x / (x.square().sum(-1, keepdim=True) + EPS).sqrt() for x in (call.query, key))
+    identity = torch.eye(count, dtype=key.dtype).expand(batch, heads, -1, -1)
+    values = torch.cat([value, identity], dim=-1)  # what comes out of the second part are the weights
+    state = key.new_zeros(batch, heads, width, values.shape[3])
+    outs = {}
+    for t in range(count):
+        there = call.there[:, :, t, None, None]
+        old = state * kept[:, :, t, :, None]
+        wrong = values[:, :, t] - (old * key[:, :, t, :, None]).sum(2)
+        new = old + key[:, :, t, :, None] * (correct[:, :, t, None] * wrong)[:, :, None]
+        state = torch.where(there, new, state)
+        for row in (call.rows == t).nonzero().flatten().tolist() + (
+            (call.rows >= count).nonzero().flatten().tolist() if t == count - 1 else []
+        ):
+            outs[row] = (query[:, :, row, :, None] * state).sum(2)
+    nothing = values.new_zeros(batch, heads, values.shape[3])
+    found = torch.stack([outs.get(row, nothing) for row in range(len(call.rows))], dim=2)
+    found = torch.where(call.visible.any(-1, keepdim=True), found, 0.0)
+    return found[..., value.shape[3] :], found[..., : value.shape[3]]
+
+
+def definition(call: WrittenCall, layer: Any) -> tuple[Tensor, Tensor]:
+    """The recurrence of the paper (Schlag et al. 2021, with keys of length 1 as Yang et al. 2024)."""
+    correct = from_keys(call, layer.correction)[..., 0].sigmoid()
+    return recurrence(call, correct, torch.ones_like(correct)[..., None])
+
+
+family(
+    "deltanet",
+    DeltaNet,
+    summary="linear attention that corrects what its state holds for a key",
+    paper="Yang et al. 2024, arXiv 2406.06484",
+    properties=Properties(True, "free", "free", False, False, True),
+    definition=definition,
+)

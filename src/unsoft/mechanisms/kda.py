@@ -1,0 +1,61 @@
+"""kda: Kimi delta attention, the delta rule on a state whose every channel fades by itself.
+
+    S_t = D_t S_(t-1) + b_t k_t (v_t - (D_t S_(t-1))^T k_t)^T          D_t = diag(a_t)          o_t = S_t^T q_t
+
+Paper: Kimi Team, Kimi Linear, arXiv 2510.26692 (2025).
+
+Can: what gated-deltanet can, and keep some channels of the keys for long while others fade; the cache is the
+state. Cannot: hold more pairs exactly than keys have channels, look ahead. It takes smaller chunks, hence more
+time than gated-deltanet.
+
+As published b_t = sigmoid(x_t W + c) and a_t = exp(-A softplus(x_t W' + c')), a number for every channel, here
+with a full W' in place of one of low rank; x is the hidden state if ``hidden=`` brings it, otherwise the key.
+log a_t is at least -5 (the authors' kernels have this as an option): a channel keeps 0.7 % at least. The start
+is that of gated-deltanet.
+
+>>> import torch, unsoft
+>>> layer = unsoft.mechanism("kda", heads=2, head_dim=8)
+>>> layer(*(torch.randn(1, 2, 100, 8) for _ in range(3)), is_causal=True).shape
+torch.Size([1, 2, 100, 8])
+"""
+
+from typing import Any
+
+from torch import Tensor
+
+from unsoft.engines.linear.delta import LOWEST
+from unsoft.formula.analysis import Properties
+from unsoft.mechanisms.core.definition import WrittenCall
+from unsoft.mechanisms.core.registry import family
+from unsoft.mechanisms.core.spec import LayerSpec
+from unsoft.mechanisms.deltanet import from_keys, recurrence
+from unsoft.mechanisms.gated_deltanet import GatedDeltaNet
+
+
+class KimiDelta(GatedDeltaNet):
+    """See the module's docstring."""
+
+    def __init__(self, layer_spec: LayerSpec) -> None:
+        self.channels = layer_spec.head_dim
+        super().__init__(layer_spec)
+
+    def gates(self, key: Tensor, hidden: Tensor | None) -> tuple[Tensor, Tensor | None]:
+        correct, keep = super().gates(key, hidden)
+        return correct, None if keep is None else keep.clamp(min=LOWEST)
+
+
+def definition(call: WrittenCall, layer: Any) -> tuple[Tensor, Tensor]:
+    """The recurrence of the paper (Kimi Team 2025)."""
+    correct = from_keys(call, layer.correction)[..., 0].sigmoid()
+    rate = (1 + from_keys(call, layer.fading).exp()).log()
+    return recurrence(call, correct, (-layer.strength.exp()[:, None, None] * rate).clamp(min=-5.0).exp())
+
+
+family(
+    "kda",
+    KimiDelta,
+    summary="the delta rule on a state whose every channel fades by itself",
+    paper="Kimi Team 2025, arXiv 2510.26692",
+    properties=Properties(True, "free", "free", False, False, True),
+    definition=definition,
+)

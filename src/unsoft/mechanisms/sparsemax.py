@@ -1,0 +1,59 @@
+"""sparsemax: the point of the simplex nearest to the logits; far ones get exactly nothing.
+
+    a_j = max(s_j - t, 0)          t such that the row sums to 1
+
+Paper: Martins and Astudillo, From Softmax to Sparsemax, arXiv 1602.02068 (ICML 2016).
+
+Can: ignore: every key whose logit is 1 or more below the best gets weight 0, and no gradient. Average the
+values of the rest, as softmax does; many copies of a key that lies below the threshold change nothing.
+Cannot: subtract (no negative weights) or attend to nothing (the row sum is 1). Its gradient is 0 for what it
+ignores, so that a key once lost is found again by other rows only.
+
+>>> import torch
+>>> SPARSEMAX.row(torch.tensor([3.0, 2.5, 0.0]))      # t = 2.25: 0.75 + 0.25
+tensor([0.7500, 0.2500, 0.0000])
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from unsoft.engines.rows.threshold import Threshold
+from unsoft.formula.analysis import Properties
+from unsoft.mechanisms.core.definition import WrittenCall
+from unsoft.mechanisms.core.registry import family
+from unsoft.mechanisms.core.row_coupled import RowCoupled
+from unsoft.mechanisms.core.spec import LayerSpec
+
+SPARSEMAX = Threshold("max(s - m - t, 0)")
+
+
+class Sparsemax(RowCoupled):
+    """See the module's docstring."""
+
+    def __init__(self, layer_spec: LayerSpec) -> None:
+        super().__init__(layer_spec, SPARSEMAX)
+
+
+def definition(call: WrittenCall, layer: Any) -> Tensor:
+    """By sorting, as in the paper (Martins and Astudillo 2016): the k largest logits are kept for the largest
+    k with 1 + k s_(k) > sum of the k largest, and t = (that sum - 1) / k."""
+    hidden = ~call.visible
+    logits = (call.logits + call.bias).masked_fill(hidden, -torch.inf)
+    ordered = logits.sort(-1, descending=True).values
+    k = torch.arange(1, ordered.shape[-1] + 1, dtype=ordered.dtype)
+    sums = ordered.masked_fill(ordered == -torch.inf, 0.0).cumsum(-1)
+    kept = (1 + k * ordered > sums).sum(-1, keepdim=True)
+    t = (sums.gather(-1, (kept - 1).clamp(min=0)) - 1) / kept.clamp(min=1)
+    return (logits - t).relu().masked_fill(hidden, 0.0)
+
+
+family(
+    "sparsemax",
+    Sparsemax,
+    summary="the point of the simplex nearest to the logits: far keys get exactly nothing",
+    paper="Martins and Astudillo 2016, arXiv 1602.02068",
+    properties=Properties(False, "1", "1", True, False, True),
+    definition=definition,
+)

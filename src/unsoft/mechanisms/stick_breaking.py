@@ -1,0 +1,70 @@
+"""stick-breaking: every earlier key, the nearest first, takes its share of what nearer ones have left.
+
+    a_ij = sigmoid(s_ij) * product over j < l < i of (1 - sigmoid(s_il))          j < i
+
+Paper: Tan et al., Scaling Stick-Breaking Attention, arXiv 2410.17980 (ICLR 2025).
+
+Can: prefer the nearest of several keys that fit, without any position encoding; attend to nothing (a row sums
+to what was taken, at most 1), so it needs no sink. Far keys cost nothing once nearer ones have taken all:
+they are not even multiplied. Cannot: subtract, or weigh a far key that fits better above a near one that fits
+well. It looks back only, and, as published, not at the token itself, whose row is 0 if nothing came before;
+``current=True`` lets it take the first share.
+
+>>> import torch
+>>> from unsoft.mechanisms.core.spec import LayerSpec
+>>> zero = torch.zeros(1, 1, 3, 4)                          # sigmoid(0) = 1/2
+>>> _, weights = StickBreaking(LayerSpec(1, 4))(zero, zero, zero, is_causal=True, return_weights=True)
+>>> weights[0, 0]
+tensor([[0.0000, 0.0000, 0.0000],
+        [0.5000, 0.0000, 0.0000],
+        [0.2500, 0.5000, 0.0000]])
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import logsigmoid
+
+from unsoft.engines.rows.sticks import Sticks
+from unsoft.formula.analysis import Properties
+from unsoft.mechanisms.core.definition import WrittenCall
+from unsoft.mechanisms.core.module import Inputs
+from unsoft.mechanisms.core.registry import family
+from unsoft.mechanisms.core.row_coupled import RowCoupled
+from unsoft.mechanisms.core.spec import LayerSpec
+
+
+class StickBreaking(RowCoupled):
+    """See the module's docstring."""
+
+    causal_only = True
+
+    def __init__(self, layer_spec: LayerSpec, *, current: bool = False) -> None:
+        super().__init__(layer_spec, Sticks())
+        self.sees_itself = current
+
+    def attend(self, inputs: Inputs) -> Tensor | tuple[Tensor, Tensor]:
+        if inputs.options["is_causal"] is False:
+            raise ValueError("argument 'is_causal': stick-breaking looks back only; pass is_causal=True")
+        return super().attend(inputs)
+
+
+def definition(call: WrittenCall, layer: Any) -> Tensor:
+    """The product of the paper as a sum of logarithms over the keys between (Tan et al. 2024)."""
+    place = call.rows[:, None]
+    seen = call.visible & (call.keys <= place if layer.sees_itself else call.keys < place)
+    logits = call.logits + call.bias
+    left = torch.where(seen, logsigmoid(-logits), 0.0)
+    between = torch.ones(left.shape[-1], left.shape[-1], dtype=left.dtype).tril(-1)  # l later than j
+    return torch.where(seen, (logsigmoid(logits) + left @ between).exp(), 0.0)
+
+
+family(
+    "stick-breaking",
+    StickBreaking,
+    summary="the nearest key takes its share first, earlier ones of what is left",
+    paper="Tan et al. 2024, arXiv 2410.17980",
+    properties=Properties(False, "in [0, 1]", "in [0, 1]", False, False, True),
+    definition=definition,
+)

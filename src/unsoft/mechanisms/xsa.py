@@ -1,0 +1,120 @@
+"""xsa: exclusive self attention, the output of any mechanism without its part along the token's own value.
+
+    y_i = o_i - (o_i . v_i) v_i / |v_i|^2          o: output of the mechanism inside, v_i: the token's own value
+
+Paper: Exclusive Self Attention, arXiv 2603.09078 (2026); taken up in speed runs of small language models.
+
+Can: bring only what the token does not have already: its own value reaches the next layer by the residual
+stream anyway. Works around everything whose rows belong to tokens: ``xsa+softmax``, ``xsa+gated+cog``.
+Cannot: know a token's own value where there is none: rows that do not see their own key (padding, more queries
+than keys) are left as they are. Nothing is learned.
+
+Taking the part away is the same as lowering the weight of the own key by (o_i . v_i) / |v_i|^2, so the weights
+returned are those, and may be negative there.
+
+>>> import torch, unsoft
+>>> layer = unsoft.mechanism("xsa+softmax", heads=1, head_dim=4)
+>>> q, k, v = (torch.randn(1, 1, 5, 4) for _ in range(3))
+>>> bool(((layer(q, k, v, is_causal=True) * v).sum(-1).abs() < 1e-5).all())      # nothing along the own value
+True
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from unsoft.engines.arguments import checked_call
+from unsoft.mechanisms.core.cache import Cache
+from unsoft.mechanisms.core.definition import Definition, WrittenCall
+from unsoft.mechanisms.core.module import Inputs, Wrapper
+from unsoft.mechanisms.core.registry import module_modifier, resolve_formula
+
+
+class ExclusiveSelf(Wrapper):
+    """See the module's docstring."""
+
+    aligned = True
+
+    def attend(self, inputs: Inputs) -> Tensor | tuple[Tensor, Tensor]:
+        return _without_own(inputs, self.inner.attend(inputs), _own_keys(inputs))
+
+    def attend_cached(self, inputs: Inputs, cache: Cache) -> Tensor | tuple[Tensor, Tensor]:
+        before = cache.length
+        result = self.inner.attend_cached(inputs, cache)
+        mask = inputs.options["attn_mask"]
+        if isinstance(mask, Tensor) and mask.shape[-1] == cache.length:
+            mask = mask[..., before:]  # of the new keys
+        options = inputs.options | {"attn_mask": mask, "is_causal": True, "positions": None}
+        new = inputs.change(options=options)
+        return _without_own(new, result, _own_keys(new), before)
+
+
+def _own_keys(inputs: Inputs) -> tuple[int, Tensor | None]:
+    """How far the own key of a row stands after it in the call, and whether the row sees it (B|1, H|1, L)."""
+    length, keys = inputs.query.shape[-2], inputs.key.shape[-2]
+    offset = keys - length if inputs.options["is_causal"] == "lower_right" else 0
+    mask = inputs.options["attn_mask"]
+    if mask is None or keys == 0:
+        return offset, None
+    options = {name: x for name, x in inputs.options.items() if name not in ("engine", "positions")}
+    options["enable_gqa"] = True  # some mechanisms have several queries per head
+    call, _ = checked_call(inputs.query, inputs.key, inputs.value, resolve_formula("softmax"), **options)
+    visible = call.visible
+    if visible is None:
+        return offset, None
+    rows = torch.arange(length, device=visible.device)
+    own = (rows + offset).clamp(0, keys - 1)
+    rows, own = (index * (size > 1) for index, size in ((rows, visible.shape[2]), (own, visible.shape[3])))
+    return offset, visible[:, :, rows, own]
+
+
+def _without_own(
+    inputs: Inputs,
+    result: Tensor | tuple[Tensor, Tensor],
+    own_keys: tuple[int, Tensor | None],
+    earlier: int = 0,
+) -> Tensor | tuple[Tensor, Tensor]:
+    """``earlier``: keys that weights have before those of the call."""
+    offset, seen = own_keys
+    out = result[0] if isinstance(result, tuple) else result
+    length, keys = inputs.query.shape[-2], inputs.key.shape[-2]
+    first, last = max(0, -offset), max(0, min(length, keys - offset))  # rows whose own key is there
+    value = inputs.value[..., first + offset : last + offset, :]
+    value = value.repeat_interleave(out.shape[-3] // max(value.shape[-3], 1), dim=-3)
+    if seen is not None:
+        sees = seen[:, :: max(1, seen.shape[1] // out.shape[-3]), first:last, None]
+        value = torch.where(sees.reshape(sees.shape[max(0, 4 - value.dim()) :]), value, 0.0)
+    square = value.square().sum(-1, keepdim=True)
+    rows = out[..., first:last, :]
+    part = (rows * value).sum(-1, keepdim=True) / torch.where(square == 0, 1.0, square)
+    out = torch.cat([out[..., :first, :], rows - part * value, out[..., last:, :]], dim=-2)
+    if not isinstance(result, tuple):
+        return out
+    places = torch.arange(first, last, device=out.device)
+    less = torch.zeros_like(result[1])
+    less[..., places, places + offset + earlier] = part[..., 0]
+    return out, result[1] - less
+
+
+def definition(inner: Definition) -> Definition:
+    """y - (y . v) v / |v|^2 for every row that sees its own key."""
+
+    def exclusive(call: WrittenCall, layer: Any) -> tuple[Tensor, Tensor]:
+        weights, out = inner(call, layer.inner)
+        own = call.keys == call.rows[:, None]  # (R, S)
+        chosen = (own & call.visible[:, :: call.visible.shape[1] // out.shape[1]]).to(out.dtype)
+        v = chosen @ call.value.repeat_interleave(out.shape[1] // call.value.shape[1], dim=1)
+        square = v.square().sum(-1, keepdim=True)
+        part = (out * v).sum(-1, keepdim=True) / torch.where(square == 0, 1.0, square)
+        return weights - part * chosen, out - part * v
+
+    return exclusive
+
+
+module_modifier(
+    "xsa",
+    ExclusiveSelf,
+    summary="exclusive self attention: the output without its part along the token's own value",
+    definition=definition,
+)
