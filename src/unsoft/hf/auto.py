@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import cache
-from typing import Any
+from typing import Any, cast
 
 from transformers import AutoConfig, PreTrainedConfig
 from transformers.models.auto import modeling_auto
@@ -34,7 +34,7 @@ class SwappedConfig(PreTrainedConfig):
         them."""
         content = unmarked(config_dict)
         kind = CONFIG_MAPPING[content["model_type"]]
-        _register_models(kind)
+        _register_models(cast(Any, kind))
         made = kind.from_dict(content, **options)
         mark(made[0] if isinstance(made, tuple) else made)
         return made

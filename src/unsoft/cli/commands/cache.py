@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from typing import Any
 
 import typer
 
@@ -39,7 +40,7 @@ def info(as_json: AsJson = False) -> None:
         (models, list(models.glob("*/*")), "models", len(list(models.glob("*")))),
         (kept.folder, kept.files(), "results of unsoft compare", None),
     ]
-    records = [
+    records: list[dict[str, Any]] = [
         {
             "folder": str(folder),
             "what": what,

@@ -131,7 +131,8 @@ def backward(call: Call, upstream: Upstream) -> Gradients:
             warn_once(str(error))
             return tiled.backward(call, upstream)
     summed = params.new_empty(0) if dbias is None or call.bias is None else dbias.sum_to_size(call.bias.shape)
-    return Gradients(dq, dk, dv, summed, dparams)
+    empty = params.new_empty(0)
+    return Gradients(dq, dk, dv, summed, dparams, query_fields=empty, key_fields=empty)
 
 
 def _run_backward(

@@ -54,7 +54,7 @@ def public_names(module: ModuleType) -> dict[str, Any]:
 
 
 def _written(name: str, text: str) -> Path:
-    folder = trusted_folder(cache_directory() / "triton", ["*.py"])
+    folder = trusted_folder(cache_directory() / "triton", ("",))
     path = folder / f"{name}.py"
     if not path.is_file() or path.read_text() != text:
         write_whole(path, text.encode())
