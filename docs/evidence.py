@@ -29,6 +29,10 @@ Sizes of the tasks, and that `needle` is judged on crowds of 128, were chosen af
 
 {where}.
 """
+ATTENTION = {
+    "first_token": "Share of attention on the first token in the end, mean over seeds and layers",
+    "head_diversity": "How much heads differ in the end",
+}
 COLUMNS = ("mechanism", "score", "95 %", "over softmax", "95 %", "rate", "parameters", "on harder ones")
 
 
@@ -74,10 +78,17 @@ def section(name: str, records: list[Record]) -> str:
         for one in found
         if one.learned
     )
+    watched = "".join(
+        f" {words}: "
+        + ", ".join(f"{one.mechanism} {one.attention[key]:.3f}" for one in found if key in one.attention)
+        + "."
+        for key, words in ATTENTION.items()
+        if any(key in one.attention for one in found)
+    )
     return (
         f"{title}**{said[:1].upper()}{said[1:]}.** The rule: {rule}. Found: {words}.\n\n"
         + "\n".join(lines)
-        + f"\n\n{first.metric}, {better}; score of chance {first.chance:.3f}{shortcut}.{learned}\n"
+        + f"\n\n{first.metric}, {better}; score of chance {first.chance:.3f}{shortcut}.{learned}{watched}\n"
     )
 
 

@@ -9,8 +9,7 @@ from typing import Any
 
 import altair as alt
 
-from unsoft.report.coinciding import coinciding, in_turns, panel_of
-from unsoft.report.look import PALETTE, look_of, shown_at_first
+from unsoft.report.look import PALETTE, coinciding, in_turns, look_of, panel_of, shown_at_first
 
 Rows = list[dict[str, Any]]
 _WIDTH, _HEIGHT = 560, 320

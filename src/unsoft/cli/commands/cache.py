@@ -9,7 +9,16 @@ import typer
 
 from unsoft.cli.arguments import AsJson
 
-command = typer.Typer(help="Compiled formulas, models and measurements on disk.", rich_markup_mode=None)
+command = typer.Typer(
+    help="""Compiled formulas, models and measurements on disk.
+
+    \b
+    Examples:
+      unsoft cache info
+      unsoft cache clear
+    """,
+    rich_markup_mode=None,
+)
 
 
 @command.command()

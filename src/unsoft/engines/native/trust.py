@@ -33,8 +33,8 @@ def trusted_folder(folder: Path, beginnings: tuple[str, ...]) -> Path:
     """The folder with all links resolved, made if need be; or a private temporary one,
     if that one cannot be trusted.
 
-    ``beginnings``: of the names of the files that will be loaded from it. Once the folder has been found to be trustworthy
-    nobody else can change what is in it, so what was checked is what is loaded.
+    ``beginnings``: of the names of the files that will be loaded from it. Once the folder has been found to
+    be trustworthy nobody else can change what is in it, so what was checked is what is loaded.
     """
     folder = Path(os.path.realpath(folder))
     try:

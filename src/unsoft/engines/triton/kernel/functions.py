@@ -45,6 +45,13 @@ def expm1(x):
 
 
 @triton.jit
+def expdiff(x, y, m):
+    """exp(x - m) - exp(y - m)."""
+    difference, below = x - y, tl.exp(y - m)
+    return tl.where(tl.abs(difference) < 0.5, below * expm1(difference), tl.exp(x - m) - below)
+
+
+@triton.jit
 def log1p(x):
     u = 1.0 + x
     return tl.where(
