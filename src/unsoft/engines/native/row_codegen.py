@@ -58,7 +58,8 @@ struct Rule {{
     UNSOFT_INLINE void weight(V s, const Row &row, V &weight) {{
 {code_lines(entry.bodies["weight"])}
     }}
-    UNSOFT_INLINE void slope(V s, const Row &row, V &weight, V &weight_s, V &weight_t, V &mass_s, V &mass_t) {{
+    UNSOFT_INLINE void slope(V s, const Row &row, V &weight, V &weight_s, V &weight_t, V &mass_s,
+                             V &mass_t) {{
 {code_lines(entry.bodies["slope"])}
     }}
     UNSOFT_INLINE void parameter_slopes(V s, const Row &row, V *weight_p, V *mass_p) {{
