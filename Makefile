@@ -6,7 +6,7 @@ PYTEST = $(BIN)/pytest
 FAST = tests/formula tests/mechanisms/test_registry.py tests/engines/test_visibility.py tests/hf/test_layers.py \
 	tests/test_docs.py tests/test_imports.py tests/test_readme.py
 
-.PHONY: check types test test-slow docs gallery conversions bench
+.PHONY: check types test test-slow gpu-check docs site gallery models conversions bench
 check: types
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -21,6 +21,12 @@ test:
 test-slow:
 	UNSOFT_TEST_SEED=$${UNSOFT_TEST_SEED:-$$(date +%Y%m%d)} $(PYTEST) -q -n auto -m slow
 
+# The GPU engine, as far as that goes without a GPU: interpreted, compiled for six kinds of GPU, its PTX executed. Triton is a gigabyte.
+gpu-check:
+	$(BIN)/pip install -q -c constraints.txt --no-deps triton
+	TRITON_INTERPRET=1 $(PYTEST) -q -n auto -m gpu_check tests/engines/triton/interpreted
+	$(PYTEST) -q -n auto -m gpu_check tests/engines/triton/compiled
+
 # Every page and picture that is made from the library; tests/test_docs.py and tests/measure/test_page.py say when one is stale.
 docs:
 	$(BIN)/unsoft list --markdown > docs/mechanisms.md
@@ -28,13 +34,24 @@ docs:
 	$(BIN)/python docs/measures.py
 	$(BIN)/python docs/picture.py
 	$(BIN)/python docs/evidence.py
+	$(BIN)/python docs/peers.py
+	$(BIN)/python docs/choose.py
+
+# All pages with search, one page for each mechanism and the API, in build/site (extra docs). A warning is an error.
+site:
+	$(BIN)/sphinx-build -W --keep-going -q -c docs/site docs build/site
 
 # Measured anew, several minutes on a quiet machine.
 gallery:
 	$(BIN)/unsoft compare --out report --again
 	$(BIN)/python docs/gallery.py report
-	$(BIN)/unsoft compare softmax --only model --model smollm2 --out report-model --again
-	$(BIN)/python docs/questions.py report report-model
+	$(BIN)/python docs/choose.py report
+	$(BIN)/python docs/questions.py report
+
+# States and ablated heads of SmolLM2, MiniLM and small trained networks for docs/questions, ten minutes of one core.
+models:
+	$(BIN)/python docs/real_models.py
+	$(BIN)/python docs/questions.py
 
 # SmolLM2 to other mechanisms, a quarter of an hour of one core.
 conversions:

@@ -17,9 +17,8 @@ import torch
 import transformers
 
 import unsoft
-from unsoft.bench.record import load, machine, versions
+from unsoft.bench.record import write_figures
 from unsoft.bench.timing import interleaved
-from unsoft.files import write_json
 
 PROMPT, NEW, LENGTH = 32, 64, 512
 OWN = "SDPA"
@@ -98,16 +97,7 @@ def main() -> None:
         print(f"{figure['what']:<60} {figure['measured']:6.2f}  {verdict}", flush=True)
         results.append(figure | {"passed": bar is None or figure["measured"] <= bar})
     if arguments.out:
-        record = {
-            "machine": machine(),
-            "threads": torch.get_num_threads(),
-            "load": load(),
-            "versions": versions(),
-            "transformers": transformers.__version__,
-            "figures": results,
-        }
-        write_json(arguments.out, record)
-        print(f"written to {arguments.out}")
+        write_figures(arguments.out, results, transformers=transformers.__version__)
 
 
 if __name__ == "__main__":

@@ -21,9 +21,8 @@ from torch import Tensor, nn
 
 from unsoft.bench.memory import peak, reset_peak
 from unsoft.bench.probe import run_probe
-from unsoft.bench.record import load, machine, versions
+from unsoft.bench.record import write_figures
 from unsoft.bench.timing import interleaved
-from unsoft.files import write_json
 from unsoft.hf.inspection import inspect
 from unsoft.hf.inspection.observe import observe
 from unsoft.hf.models import load_model
@@ -96,14 +95,7 @@ def main() -> None:
         f" more)\n{'pass' if figures['passed'] else 'FAIL'}"
     )
     if arguments.out:
-        context = {
-            "machine": machine(),
-            "threads": torch.get_num_threads(),
-            "load": load(),
-            "versions": versions(),
-        }
-        write_json(arguments.out, context | {"figures": figures})
-        print(f"written to {arguments.out}")
+        write_figures(arguments.out, figures)
 
 
 if __name__ == "__main__":

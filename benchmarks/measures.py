@@ -20,9 +20,8 @@ import torch
 from unsoft import measure
 from unsoft.bench.memory import peak, reset_peak
 from unsoft.bench.probe import run_probe
-from unsoft.bench.record import load, machine, versions
+from unsoft.bench.record import write_figures
 from unsoft.bench.timing import interleaved
-from unsoft.files import write_json
 from unsoft.measure.rows import over_rows
 
 HEADS, LENGTH, WIDTH = 32, 2048, 64
@@ -111,14 +110,7 @@ def main() -> None:
             flush=True,
         )
     if arguments.out:
-        context = {
-            "machine": machine(),
-            "threads": torch.get_num_threads(),
-            "load": load(),
-            "versions": versions(),
-        }
-        write_json(arguments.out, context | {"figures": figures})
-        print(f"written to {arguments.out}")
+        write_figures(arguments.out, figures)
 
 
 if __name__ == "__main__":

@@ -22,8 +22,7 @@ from torch import Tensor
 
 from unsoft.bench.memory import peak, reset_peak
 from unsoft.bench.probe import run_probe
-from unsoft.bench.record import load, machine, versions
-from unsoft.files import write_json
+from unsoft.bench.record import write_figures
 from unsoft.hf.models import load_model
 from unsoft.hf.neurons import scan
 from unsoft.hf.neurons.effects import Question, ablate
@@ -134,14 +133,7 @@ def main() -> None:
         f" {MEMORY_BAR / 1e9:g})\n{'pass' if passed else 'FAIL'}"
     )
     if arguments.out:
-        context = {
-            "machine": machine(),
-            "threads": torch.get_num_threads(),
-            "load": load(),
-            "versions": versions(),
-        }
-        write_json(arguments.out, context | {"figures": result})
-        print(f"written to {arguments.out}")
+        write_figures(arguments.out, result)
 
 
 if __name__ == "__main__":

@@ -15,9 +15,8 @@ from pathlib import Path
 
 import torch
 
-from unsoft.bench.record import load, machine, versions
+from unsoft.bench.record import write_figures
 from unsoft.bench.timing import interleaved
-from unsoft.files import write_json
 from unsoft.hf.models import load_model
 from unsoft.hf.steering import Directions, steering
 from unsoft.hf.steering.fingerprint import fingerprint
@@ -69,12 +68,6 @@ def main() -> None:
         print(f"{name}: {seconds[name]:.2f} s, {ratio:.3f}x (at most {BAR:g}x)")
     print("pass" if passed else "FAIL")
     if arguments.out:
-        context = {
-            "machine": machine(),
-            "threads": torch.get_num_threads(),
-            "load": load(),
-            "versions": versions(),
-        }
         figures = {
             "prompt": PROMPT,
             "new_tokens": NEW,
@@ -84,8 +77,7 @@ def main() -> None:
             "ratio_at_most": BAR,
             "passed": passed,
         }
-        write_json(arguments.out, context | {"figures": figures})
-        print(f"written to {arguments.out}")
+        write_figures(arguments.out, figures)
 
 
 if __name__ == "__main__":

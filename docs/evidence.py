@@ -8,7 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from unsoft.compare.sections.training import where_and_when
-from unsoft.compare.trained import COMMAND, PACKAGED
+from unsoft.compare.trained import PACKAGED, command_for
 from unsoft.files import write_whole
 from unsoft.study import default_study, read_records, summarise, verdict
 from unsoft.study.read import default_studies
@@ -29,6 +29,10 @@ Sizes of the tasks, and that `needle` is judged on crowds of 128, were chosen af
 
 {where}.
 """
+ATTENTION = {
+    "first_token": "Share of attention on the first token in the end, mean over seeds and layers",
+    "head_diversity": "How much heads differ in the end",
+}
 COLUMNS = ("mechanism", "score", "95 %", "over softmax", "95 %", "rate", "parameters", "on harder ones")
 
 
@@ -74,17 +78,24 @@ def section(name: str, records: list[Record]) -> str:
         for one in found
         if one.learned
     )
+    watched = "".join(
+        f" {words}: "
+        + ", ".join(f"{one.mechanism} {one.attention[key]:.3f}" for one in found if key in one.attention)
+        + "."
+        for key, words in ATTENTION.items()
+        if any(key in one.attention for one in found)
+    )
     return (
         f"{title}**{said[:1].upper()}{said[1:]}.** The rule: {rule}. Found: {words}.\n\n"
         + "\n".join(lines)
-        + f"\n\n{first.metric}, {better}; score of chance {first.chance:.3f}{shortcut}.{learned}\n"
+        + f"\n\n{first.metric}, {better}; score of chance {first.chance:.3f}{shortcut}.{learned}{watched}\n"
     )
 
 
 def page() -> str:
     """All of it."""
     records = read_records(PACKAGED)
-    head = HEAD.format(command=COMMAND, where=where_and_when(records))
+    head = HEAD.format(command=command_for(records), where=where_and_when(records))
     return "\n".join([head, *(section(name, records) for name in default_studies())])
 
 

@@ -1,24 +1,38 @@
-"""Writes docs/questions/*.md from reports of ``unsoft compare``: ``python docs/questions.py report [more]``.
+"""Writes docs/questions/*.md: ``python docs/questions.py [REPORT]``, from a report of ``unsoft compare``.
 
-The first report is of random networks and single rows; the others, with ``--model``, add real models.
+Without one the sections that the pages need are measured first, at the quick level: a minute or less. What
+models say is kept in docs/questions/models.json (docs/real_models.py).
 """
 
 from __future__ import annotations
 
 import json
 import shutil
+import subprocess
 import sys
-from collections.abc import Sequence
+import tempfile
 from pathlib import Path
 from typing import Any
+
+from model_tables import heads_of, states_of, stored, table, trained_of
 
 from unsoft.compare.estimate import Estimate
 from unsoft.compare.jobs import Results
 from unsoft.compare.sections import collapse, deletion, features, opposition
-from unsoft.report.page import number
 
 HERE = Path(__file__).parent / "questions"
 STUDY = "docs/questions/influence.toml"
+SECTIONS = (
+    "opposition",
+    "features",
+    "deletion",
+    "collapse",
+    "irrelevance",
+    "residual",
+    "sign",
+    "training",
+)
+"""That the pages need."""
 MODELS = (
     (
         "Cog (Lv et al. 2024)",
@@ -68,21 +82,27 @@ MODELS = (
 )  # sign of weights, row sum, what is hoped for, what is reported
 
 
-def main(paths: Sequence[Path]) -> None:
+def main(report: Path | None) -> None:
     """All four pages."""
-    records = [json.loads((path / "compare.json").read_text()) for path in paths]
+    if report is None:
+        with tempfile.TemporaryDirectory() as folder:
+            wanted = [word for name in SECTIONS for word in ("--only", name)]
+            line = ["-m", "unsoft.cli", "compare", "--quick", *wanted, "--out", folder]
+            subprocess.run([sys.executable, *line], check=True)
+            main(Path(folder))
+        return
+    record = json.loads((report / "compare.json").read_text())
     HERE.mkdir(exist_ok=True)
     for name, write in PAGES.items():
         pictures = []
         for figure in FIGURES[name]:
-            if (paths[0] / "figures" / f"{figure}.svg").exists():
-                shutil.copyfile(paths[0] / "figures" / f"{figure}.svg", HERE / f"{figure}.svg")
+            if (report / "figures" / f"{figure}.svg").exists():
+                shutil.copyfile(report / "figures" / f"{figure}.svg", HERE / f"{figure}.svg")
                 pictures += [f"![{figure}]({figure}.svg)", ""]
-        (HERE / f"{name}.md").write_text("\n".join([write(records), *pictures]).rstrip() + "\n")
+        (HERE / f"{name}.md").write_text("\n".join([write(record), *pictures]).rstrip() + "\n")
 
 
-def _head(title: str, asked: str, records: Sequence[dict[str, Any]]) -> list[str]:
-    first = records[0]
+def _head(title: str, asked: str, first: dict[str, Any]) -> list[str]:
     where = f"{first['machine']}, {first['written'][:10]}"
     made = f"Written by `python docs/questions.py` from `{_command(first)}`, {where}."
     return [
@@ -100,15 +120,6 @@ def _command(record: dict[str, Any]) -> str:
     return str(record["command"].partition(" --out ")[0])
 
 
-def _table(titles: Sequence[str], rows: Sequence[Sequence[Any]]) -> list[str]:
-    lines = [f"| {' | '.join(titles)} |", f"|{'---|' * len(titles)}"]
-    return [
-        *lines,
-        *(f"| {' | '.join(x if isinstance(x, str) else number(x) for x in row)} |" for row in rows),
-        "",
-    ]
-
-
 def _claims(record: dict[str, Any], *names: str) -> list[str]:
     """Verdict, numbers and command of each."""
     lines = []
@@ -120,16 +131,16 @@ def _claims(record: dict[str, Any], *names: str) -> list[str]:
     return [*lines, ""]
 
 
-def _said(found: Estimate | None) -> str:
+def said(found: Estimate | None) -> str:
     return "" if found is None else str(found)
 
 
-def irrelevant_or_opposed(records: Sequence[dict[str, Any]]) -> str:
-    record, results = records[0], Results(records[0])
+def irrelevant_or_opposed(record: dict[str, Any]) -> str:
+    results = Results(record)
     lines = _head(
         "Irrelevant or opposed?",
         "which models tell irrelevant from opposed keys, and which features make them able to?",
-        records,
+        record,
     )
     lines += [
         "## Which mechanisms",
@@ -139,10 +150,10 @@ def irrelevant_or_opposed(records: Sequence[dict[str, Any]]) -> str:
         "",
     ]
     rows = [
-        [label, *(_said(opposition.told_apart(results, label, pair)) for pair in opposition.PAIRS)]
+        [label, *(said(opposition.told_apart(results, label, pair)) for pair in opposition.PAIRS)]
         for label in results.labels
     ]
-    lines += _table(
+    lines += table(
         ("mechanism", *(f"{a:g} against {b:g}" for a, b in opposition.PAIRS)), [row for row in rows if row[1]]
     )
     lines += [
@@ -152,7 +163,7 @@ def irrelevant_or_opposed(records: Sequence[dict[str, Any]]) -> str:
         "",
     ]
     for part in features.parts(results):
-        lines += _table(
+        lines += table(
             [c["title"] for c in part.columns], [[row[c["name"]] for c in part.columns] for row in part.rows]
         )
         lines += [part.text, ""]
@@ -164,15 +175,14 @@ def irrelevant_or_opposed(records: Sequence[dict[str, Any]]) -> str:
     return "\n".join(lines)
 
 
-def influence_factors(records: Sequence[dict[str, Any]]) -> str:
-    record = records[0]
+def influence_factors(record: dict[str, Any]) -> str:
     lines = _head(
         "Influence factors",
         "weights that are influence factors instead of probabilities: which models have them, and what do"
         " they gain?",
-        records,
+        record,
     )
-    lines += ["## Models", "", *_table(("model", "weights", "row sum", "hoped for", "reported"), MODELS)]
+    lines += ["## Models", "", *table(("model", "weights", "row sum", "hoped for", "reported"), MODELS)]
     lines += [
         "## Two features, apart",
         "",
@@ -186,12 +196,12 @@ def influence_factors(records: Sequence[dict[str, Any]]) -> str:
         ("sinh, sum 1", "yes", "1"),
         ("sinh", "yes", "free"),
     )
-    table = []
+    shown = []
     for name, signed, total in cells:
         found = [row["accuracy"] for row in rows if row["formula"] == name]
         if found:
-            table.append([name, signed, total, sum(found) / len(found)])
-    lines += _table(("formula", "signed", "row sum", "accuracy"), table)
+            shown.append([name, signed, total, sum(found) / len(found)])
+    lines += table(("formula", "signed", "row sum", "accuracy"), shown)
     lines += [
         "## Trained",
         "",
@@ -204,32 +214,30 @@ def influence_factors(records: Sequence[dict[str, Any]]) -> str:
     return "\n".join(lines)
 
 
-def deletion_quantified(records: Sequence[dict[str, Any]]) -> str:
-    record, results = records[0], Results(records[0])
+def deletion_quantified(record: dict[str, Any]) -> str:
+    results = Results(record)
     lines = _head(
-        "Deletion, quantified", "how much do heads delete, and is it the query that decides?", records
+        "Deletion, quantified", "how much do heads delete, and is it the query that decides?", record
     )
     for part in deletion.parts(results):
         lines += [part.text, ""]
         rows = [
-            [label, *(_said(deletion.share(results, label, f)) for f in ("removed", "negative", "dynamic"))]
+            [label, *(said(deletion.share(results, label, f)) for f in ("removed", "negative", "dynamic"))]
             for label in results.labels
         ]
-        lines += _table([c["title"] for c in part.columns], [row for row in rows if row[1]])
-    for other in records[1:]:
-        lines += _roles(other, "deletion")
+        lines += table([c["title"] for c in part.columns], [row for row in rows if row[1]])
+    lines += heads_of(stored())
     lines += [
         "## Verdicts",
         "",
         *_claims(record, "softmax-only-adds", "dynamic-deletion", "deletion", "trained-deletion"),
     ]
-    lines += ["Deleting heads of a real model one by one: `unsoft inspect smollm2` (docs/inspection.md).", ""]
     return "\n".join(lines)
 
 
-def evolution_or_collapse(records: Sequence[dict[str, Any]]) -> str:
-    record, results = records[0], Results(records[0])
-    lines = _head("Evolution or collapse", "do representations evolve, collapse, or drown in noise?", records)
+def evolution_or_collapse(record: dict[str, Any]) -> str:
+    results = Results(record)
+    lines = _head("Evolution or collapse", "do representations evolve, collapse, or drown in noise?", record)
     lines += ["## Random networks", "", collapse.SECTION.about, ""]
     noise, rows = results.get(collapse.NOISE), []
     for label in results.labels:
@@ -241,51 +249,15 @@ def evolution_or_collapse(records: Sequence[dict[str, Any]]) -> str:
         "layers that keep half of rank and input",
         "input decoded beyond noise, with skip connections",
     )
-    lines += _table(titles, rows)
-    for other in records[1:]:
-        lines += _depths(other)
+    lines += table(titles, rows)
+    kept = stored()
+    lines += [*trained_of(kept), *states_of(kept, "smollm2"), *states_of(kept, "minilm")]
     lines += [
         "## Verdicts",
         "",
         *_claims(record, "cog-robust", "slower-collapse", "cubic-collapse", "head-collapse"),
     ]
     return "\n".join(lines)
-
-
-def _roles(record: dict[str, Any], word: str) -> list[str]:
-    """Heads of a real model whose role has ``word`` in its name."""
-    found = Results(record).get("model")
-    if not found:
-        return []
-    heads = [head for head in found[0]["heads"] if head.get("deletion_share") is not None]
-    strong = [head for head in heads if head["deletion_share"] > 0.5]
-    return [
-        f"## {record['model']}",
-        "",
-        f"{len(strong)} of {len(heads)} heads remove more than they write (`unsoft inspect"
-        f" {record['model']}`).",
-        "",
-    ]
-
-
-def _depths(record: dict[str, Any]) -> list[str]:
-    """Collapse by depth in a real model, as its inspection found it."""
-    found = Results(record).get("model")
-    if not found:
-        return []
-    lines = [f"## {record['model']}", "", f"`{_command(record)}`, {record['written'][:10]}.", ""]
-    rows = [
-        row
-        for row in found[0]["depths"]
-        if not row.get("stack") or row["stack"] == found[0]["depths"][0]["stack"]
-    ]
-    names = [
-        name
-        for name, value in rows[0].items()
-        if isinstance(value, (int, float)) and not isinstance(value, bool)
-    ]
-    lines += _table(names, [[row[name] for name in names] for row in rows])
-    return lines
 
 
 FIGURES = {
@@ -302,4 +274,4 @@ PAGES = {
 }
 
 if __name__ == "__main__":
-    main([Path(argument) for argument in sys.argv[1:]])
+    main(Path(sys.argv[1]) if len(sys.argv) > 1 else None)

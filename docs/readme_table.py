@@ -1,26 +1,77 @@
-"""Writes the table of mechanisms into README.md: python docs/readme_table.py
+"""Writes the numbers that README.md and README.zh-CN.md quote: ``python docs/readme_table.py``.
 
-The rows are those of the registry; tests/test_readme.py says when they are stale.
+A number stands in the text as ``<!-- name -->0.70<!-- -->``. Each is read from the record in which it was
+measured; tests/test_readme.py says when one is stale.
 """
 
+from __future__ import annotations
+
+import json
 import re
 from pathlib import Path
+from typing import Any
 
-import unsoft
+from unsoft.compare.trained import PACKAGED
+from unsoft.mechanisms import mechanisms
+from unsoft.study import read_records, summarise
+from unsoft.tasks import tasks
 
-README = Path(__file__).parents[1] / "README.md"
-HEAD = "| mechanism | | signed | sparse | row sum |\n|---|---|---|---|---|\n"
+ROOT = Path(__file__).parents[1]
+PAGES = ("README.md", "README.zh-CN.md")
+QUOTED = re.compile(r"<!-- (\w+) -->.*?<!-- -->")
 
 
-def row(name: str, summary: str, properties: object) -> str:
-    marks = ("yes" if getattr(properties, mark) else "" for mark in ("signed", "sparse"))
-    return f"| {name} | {summary} | {' | '.join(marks)} | {properties.row_sum} |\n"
+def record(path: str) -> Any:
+    return json.loads((ROOT / path).read_text())
 
 
-found = unsoft.mechanisms()
-rows = "".join(
-    row(line["name"], mechanism.summary, mechanism.properties)
-    for line, mechanism in zip(found.rows(), found.values(), strict=True)
-)
-text = README.read_text()
-README.write_text(re.sub(re.escape(HEAD) + r"(?:\|.*\n)+", lambda _: HEAD + rows, text))
+def figure(path: str, what: str) -> float:
+    """One number of a benchmark's record."""
+    content = record(path)
+    return next(row["measured"] for row in content.get("bars") or content["figures"] if row["what"] == what)
+
+
+def numbers() -> dict[str, str]:
+    """What the table quotes."""
+    clones = {
+        row["mechanism"]: row["cells"]["clones"]["value"] for row in record("docs/choose.json")["scoreboard"]
+    }
+    converted = record("docs/converting.json")
+    census = [run for run in read_records(PACKAGED) if run.study == "census"]
+    gain = next(one.difference for one in summarise(census) if one.mechanism == "magnitude on mass")
+    errors = [
+        row["measured"] for row in record("benchmarks/theory.json")["figures"] if "error" in row["what"]
+    ]
+    peers = record("benchmarks/peers.json")["timings"]
+    peer = {
+        row["engine"]: row["ratio"]
+        for row in peers
+        if (row["queries"], row["is_causal"], row["mode"]) == (2048, True, "training")
+        and row["mechanism"] == "cog"
+    }
+    return {
+        "mechanisms": str(len(mechanisms())),
+        "training": f"{figure('benchmarks/results.json', 'native: forward + backward, geometric mean'):.2f}",
+        "peer": f"{peer['x-transformers'] / peer['native']:.1f}",
+        "generate": f"{figure('benchmarks/hf.json', 'cog, generate 64 tokens after 32'):.2f}",
+        "clones": f"{clones['magnitude']:.1f}",
+        "softmax_clones": f"{clones['softmax']:.0f}",
+        "kept": f"{converted['magnitude+softmax']['perplexity']['swapped']:.1f}",
+        "original": f"{converted['magnitude+softmax']['perplexity']['original']:.1f}",
+        "inspect": f"{record('benchmarks/inspection.json')['figures']['ratio']:.1f}",
+        "tasks": str(len(tasks())),
+        "gain": f"{gain.mean:+.2f} ({gain.low:+.2f} to {gain.high:+.2f})",
+        "error": f"{max(errors):.0e}",
+        "items": str(len(re.findall(r"^\| \d+ \|", (ROOT / "docs/coverage.md").read_text(), re.MULTILINE))),
+    }
+
+
+def page(text: str) -> str:
+    """The page with today's numbers."""
+    found = numbers()
+    return QUOTED.sub(lambda mark: f"<!-- {mark[1]} -->{found[mark[1]]}<!-- -->", text)
+
+
+if __name__ == "__main__":
+    for name in PAGES:
+        (ROOT / name).write_text(page((ROOT / name).read_text()))

@@ -46,6 +46,7 @@ HEAVY = {
     "mpmath",
     "altair",
     "vl_convert",
+    "triton",
 }
 FILES = sorted(path for path in PACKAGE.rglob("*.py") if path != PACKAGE / "__init__.py")
 

@@ -1,11 +1,14 @@
 """What is shipped: the wheel holds the C++ and the typing marker, and every dependency is pinned."""
 
+import os
 import re
 import subprocess
 import sys
 import tarfile
 import tomllib
+import venv
 import zipfile
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -48,12 +51,44 @@ def test_source_archive_can_be_built_and_tested(built):
         "constraints.txt",
         "tests/test_package.py",
         "docs/mechanisms.md",
+        "docs/site/conf.py",
+        "examples/01_attention.py",
         ".ci/run",
     } <= names
 
 
 def test_wheel_has_the_version_of_the_module(built):
     assert [wheel.name.split("-")[1] for wheel in built.glob("*.whl")] == [unsoft.__version__]
+
+
+SMOKE = """
+import importlib.util, torch, unsoft
+q, k, v = (torch.randn(1, 2, 70, 16, requires_grad=True) for _ in range(3))
+exact = unsoft.attention(q.double(), k.double(), v.double(), "cog", is_causal=True, engine="dense")
+ours = unsoft.attention(q, k, v, "cog", is_causal=True)
+assert torch.allclose(ours.double(), exact, atol=1e-5)
+ours.sum().backward()
+assert unsoft.testing.check_mechanism("softpick", quick=True, only=["edges", "decoding"]).ok
+more = ("transformers", "altair", "sklearn", "ray", "mypy", "sphinx")
+extra = [name for name in more if importlib.util.find_spec(name)]
+assert not extra, f"the core pulls {extra}"
+print(unsoft.__version__)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["*.whl", "*.tar.gz"])
+def test_it_installs_into_an_empty_environment(built, kind, tmp_path):
+    """Some minutes: torch is installed, too."""
+    (package,) = built.glob(kind)
+    venv.create(tmp_path / "venv", with_pip=True)
+    python = tmp_path / "venv/bin/python"
+    pins = ROOT / "constraints.txt"
+    subprocess.run([python, "-m", "pip", "install", "-q", "-c", pins, package], check=True)
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    run = partial(subprocess.run, cwd=tmp_path, env=environment, check=True, capture_output=True, text=True)
+    assert run([python, "-W", "error", "-c", SMOKE]).stdout.split() == [unsoft.__version__]
+    assert "softpick" in run([tmp_path / "venv/bin/unsoft", "list"]).stdout
 
 
 def test_every_direct_dependency_is_pinned():

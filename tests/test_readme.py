@@ -1,12 +1,11 @@
 """The README is true: its two commands are the ones CI runs, its python blocks run,
-its table is the registry's."""
+its table quotes the records."""
 
+import importlib.util
 import re
 from pathlib import Path
 
 import pytest
-
-import unsoft
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
@@ -47,23 +46,27 @@ def test_there_are_python_blocks():
     assert len(blocks("python")) >= 2
 
 
-def test_the_table_lists_every_mechanism():
-    rows = re.findall(r"^\| ([\w()-]+) \| (.*?) \| (yes|) ?\| (yes|) ?\| (.*?) \|$", README, re.MULTILINE)
-    found = unsoft.mechanisms()
-    expected = [
-        (
-            row["name"],
-            mechanism.summary,
-            "yes" if mechanism.properties.signed else "",
-            "yes" if mechanism.properties.sparse else "",
-            mechanism.properties.row_sum,
-        )
-        for row, mechanism in zip(found.rows(), found.values(), strict=True)
-    ]
-    assert rows == expected
+def table_script():
+    spec = importlib.util.spec_from_file_location("readme_table", ROOT / "docs" / "readme_table.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.parametrize("name", ["README.md", "README.zh-CN.md"])
+def test_the_table_quotes_what_was_measured(name):
+    script, text = table_script(), (ROOT / name).read_text()
+    assert len(script.QUOTED.findall(text)) > 10
+    assert script.page(text) == text, "run: make docs"
+
+
+def test_the_chinese_page_has_the_same_commands():
+    text = (ROOT / "README.zh-CN.md").read_text()
+    assert all(f"```bash\n{command}```" in text for command in blocks("bash"))
 
 
 def test_links_lead_somewhere():
-    for page in (ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").glob("*.md")):
+    pages = [ROOT / name for name in ("README.md", "README.zh-CN.md", "CONTRIBUTING.md")]
+    for page in (*pages, *(ROOT / "docs").glob("*.md")):
         for target in re.findall(r"\]\(([^)#:]+)\)", page.read_text()):
             assert (page.parent / target).exists(), f"{page.name} links to {target}"

@@ -11,7 +11,7 @@ from html.parser import HTMLParser
 import pytest
 
 from unsoft import theory
-from unsoft.cli.arguments import read_formula
+from unsoft.cli.mechanisms import read_formula
 
 FIGURES = {
     "relu2-sparsity",
@@ -119,7 +119,8 @@ def test_pages_need_no_network(folder, figure):
     reader = Elements()
     reader.feed(page)
     assert {tag for tag, _ in reader.found} >= {"html", "style", "script"}
-    assert not [element for element in reader.found if {"src", "href"} & {name for name, _ in element[1]}]
+    links = [value for _, given in reader.found for name, value in given if name in ("src", "href")]
+    assert links == ["data:,"], "the empty icon, so that browsers ask for none"
     assert "vegaEmbed" in page and len(page) > 300_000
 
 
@@ -163,8 +164,14 @@ def test_the_data_are_those_of_the_theory(folder):
         (["--formula", "weight=s;weight=s"], 2, "each once"),
         (["--formula", "weight=s;wight=exp(s)"], 2, "'wight'"),
         (["--formula", "weight=s;name=</script><b>"], 2, "a name is made of"),
-        (["--formula", "weight=exq(s)"], 1, "did you mean 'exp'"),
-        (["--formula", "weight=exp(s);mass=exp(s - m);peak=s"], 1, "does not cancel"),
+        (["--formula", "weight=exq(s)"], 2, "did you mean 'exp'"),
+        (["--formula", "weight=exp(s);mass=exp(s - m);peak=s"], 2, "does not cancel"),
+        (["--formula", "weight=exp(s - m);mass=exp(s - m);peak=s;tau=2"], 2, "'tau' occurs nowhere"),
+        (
+            ["--formula", "name=a;weight=s", "--formula", "name=a;weight=2*s"],
+            2,
+            "two formulas are called 'a'",
+        ),
         (["--formula", "weight=sqrt(s)"], 1, "not a number at the logit"),
         (["--formula", "weight=exp(s**2)"], 1, "infinite"),
         (["--out", "/proc/version/figures"], 2, "--out"),

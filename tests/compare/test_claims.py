@@ -65,7 +65,7 @@ def test_definitions_are_shown_and_never_counted(measured):
 
 def test_without_measurements_nothing_is_judged(measured):
     found = conclusions(Results(measured | {"answers": []}), "tiny")["claims"]
-    assert {claim["verdict"] for claim in found} == {"not run", "not testable here"}
+    assert {claim["verdict"] for claim in found} <= {"not run", "not testable here"}
     assert all(claim["found"] for claim in found)
 
 

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from tests.compare.tiny import TINY
+from unsoft.compare import timed_calls
 from unsoft.compare.sections import clouds, cost, features, focus, geometry, hijack, linear, sign, solver
 from unsoft.compare.subject import Subject, keys_of, subjects_of
 from unsoft.formula import Formula
@@ -124,7 +125,7 @@ def test_sets_whose_magnitude_is_known():
 
 def test_a_step_of_decoding_leaves_the_cache_as_it_was():
     for name in ("softmax", "linear-relu", "magnitude"):
-        call = cost._step(subject(name), 16)
+        call = timed_calls.cached_step(subject(name), 16)
         first, again = call(), call()
         torch.testing.assert_close(first, again)
 

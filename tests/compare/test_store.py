@@ -2,8 +2,7 @@
 
 import pytest
 
-from unsoft.compare import jobs as running
-from unsoft.compare import store
+from unsoft.compare import store, watch
 from unsoft.compare.jobs import Job, run
 from unsoft.compare.output import vega
 from unsoft.compare.store import Store, code_digest, folder_digest, key_of
@@ -97,8 +96,8 @@ def test_again_measures_anew_and_keeps_the_new_answer(tmp_path):
 
 @pytest.mark.parametrize(("others", "kept"), [(0.0, True), (1.5, False)])
 def test_times_of_a_busy_machine_are_not_kept(tmp_path, monkeypatch, others, kept):
-    monkeypatch.setattr(running.Watch, "others", lambda self: others)
-    monkeypatch.setattr(running, "_cores", lambda: set(range(2)))
+    monkeypatch.setattr(watch.Watch, "others", lambda self: others)
+    monkeypatch.setattr(watch, "cores", lambda: set(range(2)))
 
     def timed(compute, timed=True):
         return Job("x", "", {"timed": timed}, compute, 1.0, timed=timed)
@@ -113,13 +112,13 @@ def test_times_of_a_busy_machine_are_not_kept(tmp_path, monkeypatch, others, kep
 
 
 def test_ones_own_work_does_not_count_as_that_of_others():
-    watch = running.Watch()
+    ours = watch.Watch()
     for _ in range(300):
         sum(range(10_000))
-    others = watch.others()
+    others = ours.others()
     assert others is None or others >= 0
     if others is not None:
-        seconds = running._own_seconds() - watch._start[2]
+        seconds = watch._own_seconds() - ours._start[2]
         assert seconds > 0, "the work was seen as ours"
 
 

@@ -1,5 +1,7 @@
 """Trained models on the page: records of a study, by hand."""
 
+from dataclasses import replace
+
 import pytest
 
 from unsoft.compare.jobs import Results, run
@@ -7,7 +9,7 @@ from unsoft.compare.level import QUICK
 from unsoft.compare.section import Request, sections
 from unsoft.compare.sections import training
 from unsoft.compare.store import Store
-from unsoft.compare.trained import PACKAGED, write_packaged
+from unsoft.compare.trained import PACKAGED, command_for, write_packaged
 from unsoft.files import write_csv
 from unsoft.study import default_study, verdict
 from unsoft.study.record import Record, read_records
@@ -22,7 +24,6 @@ def runs(cog, seeds=4, **more):
             group="deletion",
             task="deletion",
             mechanism=name,
-            base=name,
             seed=seed,
             lr=0.003,
             point="lr=0.003",
@@ -35,7 +36,7 @@ def runs(cog, seeds=4, **more):
             machine="a machine",
             finished="2026-11-16T10:00:00",
             key=f"{name}{seed}",
-            **more,
+            **{"base": name} | more,
         )
         for name, score in names.items()
         for seed in range(seeds)
@@ -94,11 +95,38 @@ def test_every_default_study_is_a_claim():
     assert {f"trained-{name}" for name in default_studies()} <= names
 
 
-@pytest.mark.parametrize("name", ["census", "deletion", "needle", "opposition"])
+def test_a_variant_stands_for_a_mechanism_that_was_trained_in_no_other_way(tmp_path):
+    records = [
+        replace(run, mechanism="magnitude on mass", base="magnitude+softmax", key=f"m{run.key}")
+        for run in runs(0.9)
+        if run.mechanism == "cog"
+    ]
+    controls = [
+        replace(run, mechanism="softmax as large", key=f"l{run.key}") for run in runs(0.9, base="softmax")
+    ]
+    found = results(tmp_path, [*controls, *runs(0.9), *records])
+    assert training.trained_score(found, "magnitude") == training.trained_score(found, "cog")
+    assert training.trained_score(found, "magnitude+cog") is None, "another mechanism"
+    assert training.trained_score(found, "softmax").value == pytest.approx((0.415 - 0.1) / 0.9), (
+        "not a control"
+    )
+
+
+def test_a_study_joins_the_record_without_touching_the_others(tmp_path):
+    small = tmp_path / "small.csv"
+    for study, cog in (("deletion", 0.9), ("mine", 0.5), ("deletion", 0.7)):
+        write_csv(tmp_path / "runs.csv", [replace(run, study=study).to_row() for run in runs(cog)])
+        write_packaged(tmp_path / "runs.csv", small)
+    best = {(run.study, run.mechanism): run.score for run in read_records(small) if run.seed == 0}
+    assert best["deletion", "cog"] == 0.7 and best["mine", "cog"] == 0.5 and len(best) == 8
+    assert command_for(read_records(small)) == "unsoft study --default deletion --default mine --out study"
+
+
+@pytest.mark.parametrize("name", sorted({record.study for record in read_records(PACKAGED)}))
 def test_the_page_keeps_all_that_a_verdict_needs(name):
     """Which rate is the best, too: without its curve a run may lose against another at an equal score."""
     kept = [Record.from_row(row) for row in training.rows_of(PACKAGED) if row["study"] == name]
     whole = [record for record in read_records(PACKAGED) if record.study == name]
     rules = default_study(name).rules
-    assert verdict(rules, kept) == verdict(rules, whole)
+    assert kept and verdict(rules, kept) == verdict(rules, whole)
     assert "5 seeds" in verdict(rules, kept)[1]

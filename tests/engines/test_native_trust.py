@@ -169,7 +169,7 @@ def test_group_of_the_folder_above(cache):
 def test_link_to_the_folder_is_followed_once(cache, tmp_path):
     link = tmp_path / "link"
     link.symlink_to(cache)
-    assert trust.trusted_folder(link, []) == cache.resolve()
+    assert trust.trusted_folder(link, ()) == cache.resolve()
 
 
 def test_temporary_folder_is_private_and_deleted_by_its_process_only(a_process_of_its_own):

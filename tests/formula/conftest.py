@@ -16,6 +16,7 @@ _OPS = {
     "neg": lambda a: -a,
     "exp": mpmath.exp,
     "expm1": mpmath.expm1,
+    "expdiff": lambda a, b, c: mpmath.exp(a - c) - mpmath.exp(b - c),
     "log": mpmath.log,
     "sqrt": mpmath.sqrt,
     "abs": abs,

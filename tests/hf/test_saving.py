@@ -89,31 +89,83 @@ def test_the_mechanism_stands_in_the_config(tiny, tmp_path):
     unsoft.hf.swap(tiny("llama"), "cog", keep_first_last=True).save_pretrained(tmp_path)
     config = json.loads((tmp_path / "config.json").read_text())
     assert (config["unsoft"]["mechanism"], config["unsoft"]["keep_first_last"]) == ("cog", True)
-    assert (config["model_type"], config["architectures"]) == ("llama", ["LlamaForCausalLM"])
+    assert config["unsoft_base_model_type"] == "llama"
+    assert config["architectures"] == ["UnsoftLlamaForCausalLM"], "which vLLM and llama.cpp look at"
+    again = unsoft.hf.load(tmp_path).config
+    assert (again.model_type, again.architectures) == ("llama", ["LlamaForCausalLM"])
 
 
-def test_plain_transformers_refuses_the_folder(tiny, tmp_path):
-    """In a process that has never heard of unsoft; even when told to use another attention it warns."""
+def test_plain_transformers_refuses_the_folder_and_says_what_to_install(tiny, tmp_path):
+    """In a process that has never heard of unsoft, also when told to use another attention, as
+    TransformerLens does; a class that is named directly at least warns."""
     unsoft.hf.swap(tiny("llama"), "cog").save_pretrained(tmp_path)
     code = f"""
 import transformers
-for kind in (transformers.AutoModelForCausalLM, transformers.LlamaForCausalLM):
-    try:
-        kind.from_pretrained({str(tmp_path)!r})
-    except ValueError as error:
-        print("refused", "unsoft" in str(error))
+for options in ({{}}, {{"attn_implementation": "eager"}}):
+    for read in (transformers.AutoModelForCausalLM.from_pretrained, transformers.AutoModel.from_pretrained):
+        try:
+            read({str(tmp_path)!r}, **options)
+        except ValueError as error:
+            print("pip install 'unsoft[hf]', then import unsoft.hf" in str(error))
+try:
+    transformers.pipeline("text-generation", model={str(tmp_path)!r})
+except ValueError as error:
+    print("pip install 'unsoft[hf]'" in str(error))
+try:
+    transformers.LlamaForCausalLM.from_pretrained({str(tmp_path)!r})
+except ValueError as error:
+    print("unsoft" in str(error))
 transformers.LlamaForCausalLM.from_pretrained({str(tmp_path)!r}, attn_implementation="sdpa")
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.split() == ["refused", "True"] * 2
+    assert done.stdout.split() == ["True"] * 6
+    assert "pip install 'unsoft[hf]'" in done.stderr
     assert "UNEXPECTED" in done.stderr and "unsoft.swapped" in done.stderr
 
 
-def test_plain_transformers_beside_unsoft_fails_at_the_first_call(tiny, words, tmp_path):
+@pytest.mark.parametrize("mechanism", ["cog", "gated+magnitude+softmax"])
+def test_auto_classes_read_the_folder_once_unsoft_is_there(tiny, words, tmp_path, mechanism):
+    model = stirred(unsoft.hf.swap(tiny("llama"), mechanism))
+    model.save_pretrained(tmp_path)
+    for auto, kind in (("AutoModelForCausalLM", "LlamaForCausalLM"), ("AutoModel", "LlamaModel")):
+        again = getattr(transformers, auto).from_pretrained(tmp_path)
+        assert type(again).__name__ == kind
+        assert again.layers[0].self_attn.unsoft.label == mechanism if auto == "AutoModel" else True
+    causal = transformers.AutoModelForCausalLM.from_pretrained(tmp_path)
+    assert torch.equal(causal(words).logits, model(words).logits)
+    with pytest.raises(ValueError, match="would drop the mechanisms"):
+        causal.set_attn_implementation("eager")
+
+
+def test_asking_for_another_attention_at_loading_does_not_drop_the_mechanism(tiny, tmp_path):
     unsoft.hf.swap(tiny("llama"), "cog").save_pretrained(tmp_path)
-    model = transformers.AutoModelForCausalLM.from_pretrained(tmp_path)
+    again = transformers.AutoModelForCausalLM.from_pretrained(tmp_path, attn_implementation="eager")
+    assert again.config._attn_implementation == "unsoft"
+
+
+def test_other_models_of_the_same_kind_are_left_alone(tiny, words, tmp_path):
+    plain = tiny("llama")
+    unsoft.hf.swap(tiny("llama"), "cog").save_pretrained(tmp_path / "swapped")
+    unsoft.hf.load(tmp_path / "swapped")
+    plain.save_pretrained(tmp_path / "plain")
+    assert json.loads((tmp_path / "plain" / "config.json").read_text())["model_type"] == "llama"
+    again = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "plain")
+    assert type(again) is transformers.LlamaForCausalLM
+    assert torch.allclose(again(words).logits, plain(words).logits, atol=1e-5)
+
+
+def test_folders_of_version_0_1_are_read(tiny, words, tmp_path):
+    """They had the usual type and architecture."""
+    model = unsoft.hf.swap(tiny("llama"), "cog")
+    model.save_pretrained(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    del config["unsoft_base_model_type"]
+    config |= {"model_type": "llama", "architectures": ["LlamaForCausalLM"]}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    assert torch.equal(unsoft.hf.load(tmp_path)(words).logits, model(words).logits)
+    stock = transformers.AutoModelForCausalLM.from_pretrained(tmp_path)
     with pytest.raises(RuntimeError, match=r"LlamaAttention has no mechanism: .* unsoft.hf.load\(path\)"):
-        model(words)
+        stock(words)
 
 
 def test_a_damaged_folder_is_refused(tiny, tmp_path):

@@ -1,10 +1,15 @@
 """Every solver against the dense system in float64: weights, gradients, masks, statuses."""
 
+import math
+
 import pytest
 import torch
 
 from unsoft.errors import SolverError
 from unsoft.magnitude import Status, weighting
+from unsoft.magnitude.gaussian.system import System
+from unsoft.magnitude.solvers.contract import Options
+from unsoft.magnitude.solvers.truncated import truncated
 
 SCALES = torch.tensor([0.5, 1.0, 2.0], dtype=torch.float64)
 CONVERGED = [("cholesky", {}), ("cg", {}), ("pcg", {"rank": 20}), ("lowrank", {"rank": 90}), ("auto", {})]
@@ -196,3 +201,23 @@ def test_each_system_stops_by_itself():
         assert (alone.status is Status.CONVERGED) == (number == 0)
         torch.testing.assert_close(together[number], alone.weights)
         torch.testing.assert_close(gradient[number], *torch.autograd.grad(alone.weights.square().sum(), k))
+
+
+def test_small_systems_are_solved_together_as_if_each_were_alone():
+    """With their gradients; one that is not finite leaves the others alone."""
+    points = torch.randn(40, 12, 3, generator=torch.Generator().manual_seed(4), dtype=torch.float64)
+
+    def found(x):
+        x = x.clone().requires_grad_()
+        weights = weighting(x, eps=0.1, solver="cg", iterations=4, throw=False).weights
+        (slope,) = torch.autograd.grad((weights * weights.detach().cos()).sum(), x)
+        return weights.detach(), slope
+
+    together, alone = found(points), [found(one[None]) for one in points]
+    for place, whole in enumerate(together):
+        torch.testing.assert_close(whole, torch.cat([one[place] for one in alone]), rtol=1e-12, atol=1e-12)
+    broken = System(
+        torch.where(torch.arange(40)[:, None, None] == 7, torch.inf, points / math.sqrt(3)), None, 0.1
+    )
+    weights = truncated(broken, broken.ones, Options(1e-4, iterations=4, check=False)).weights
+    torch.testing.assert_close(weights[8:], together[0][8:])

@@ -447,7 +447,7 @@ def test_report_reads_as_a_table():
 def test_default_engines_are_those_that_support_the_mechanism():
     reports = [unsoft.testing.check_mechanism(m, quick=True, only="purity") for m in ("softmax", "cog")]
     for_softmax, for_cog = ({row.engine for row in report.rows} for report in reports)
-    assert for_softmax == set(engines.engine_names())
+    assert for_softmax == set(engines.engine_names()) - {"triton"}, "which needs a GPU"
     assert for_cog == for_softmax - {"sdpa"}
 
 

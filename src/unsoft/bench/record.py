@@ -20,6 +20,7 @@ from unsoft.bench.plan import Result
 from unsoft.bench.startup import Startup
 from unsoft.bench.timing import Timing
 from unsoft.bench.workload import SEED
+from unsoft.files import write_json
 
 _PEERS = ("x-transformers",)
 
@@ -40,6 +41,13 @@ def record(level: str, results: Sequence[Result], *, finished: bool) -> dict[str
         "bars": [bar.to_dict() for bar in bars(results)],
         **{key: [x.to_dict() for x in results if isinstance(x, kind)] for key, kind in kinds.items()},
     }
+
+
+def write_figures(out: Path, figures: Any, **more: Any) -> None:
+    """What a script of the folder ``benchmarks`` found, with the machine it ran on; says where it is."""
+    context = {"machine": machine(), "threads": torch.get_num_threads(), "load": load()}
+    write_json(out, context | {"versions": versions(), **more, "figures": figures})
+    print(f"written to {out}")
 
 
 def machine() -> str:

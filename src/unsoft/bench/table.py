@@ -13,6 +13,7 @@ from unsoft.bench.plan import Result
 from unsoft.bench.startup import Startup
 from unsoft.bench.timing import Timing
 from unsoft.bench.workload import MODES
+from unsoft.mechanisms.core.inline import label_of
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -102,8 +103,8 @@ def _other_ratios(timings: Sequence[Timing]) -> Grid:
     for workload in dict.fromkeys(x.workload for x in timings):
         here = [x for x in timings if x.workload == workload]
         own = [x for x in here if x.engine != "sdpa"]
-        ratios = sorted((x.ratio, x.mechanism) for x in own if x.ratio is not None)
-        wrong = [x.mechanism for x in own if x.ratio is None]
+        ratios = sorted((x.ratio, label_of(x.mechanism)) for x in own if x.ratio is not None)
+        wrong = [label_of(x.mechanism) for x in own if x.ratio is None]
         best, worst = (
             (f"{ratio:.2f} {name}" for ratio, name in (ratios[0], ratios[-1])) if ratios else ("", "")
         )
@@ -123,7 +124,7 @@ def _memory(memories: Sequence[Memory]) -> Grid:
     rows = [
         [
             x.engine,
-            x.mechanism,
+            label_of(x.mechanism),
             _MODE_TITLES[x.mode],
             str(x.length),
             f"{x.bytes / 2**20:.1f} MB",
@@ -141,7 +142,7 @@ def _startup(startups: Sequence[Startup]) -> Grid:
 
 
 def _who(timing: Timing) -> tuple[str, str]:
-    return timing.engine, timing.mechanism
+    return timing.engine, label_of(timing.mechanism)
 
 
 def _cell(timing: Timing) -> str:

@@ -1,4 +1,4 @@
-"""What users give to commands, checked before any work: folders and files to write, formulas, plug-ins."""
+"""What users give to commands, checked before any work: folders and files to write, plug-ins, settings."""
 
 from __future__ import annotations
 
@@ -7,15 +7,11 @@ import os
 import re
 import tempfile
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
-if TYPE_CHECKING:
-    from unsoft.formula import Formula
-
 _OUT = "'--out'"
-_PARTS = ("weight", "mass", "peak", "norm", "offset_mass", "name")
 Plugin = Annotated[
     str | None,
     typer.Option(
@@ -25,6 +21,19 @@ Plugin = Annotated[
 ]
 """The option ``--plugin``: code of the user's own that registers tasks or mechanisms before a command
 runs."""
+
+AsJson = Annotated[
+    bool, typer.Option("--json", help="Print the result as JSON instead of tables; notes go to stderr.")
+]
+
+
+def folder_name(*words: object) -> Path:
+    """The folder of a run in runs/, from words of which some may hold what files cannot be called.
+
+    >>> folder_name("census", "s/n + 1", 0)
+    PosixPath('runs/census-s_n_+_1-0')
+    """
+    return Path("runs") / re.sub(r"[^\w.+()-]", "_", "-".join(map(str, words)))
 
 
 def check_folder(out: Path) -> None:
@@ -93,44 +102,6 @@ def read_text(path: Path, option: str) -> str:
     if not found.strip():
         raise typer.BadParameter(f"{path} is empty", param_hint=option)
     return found
-
-
-def read_formula(text: str) -> Formula:
-    """Reads "weight=...;mass=...;peak=..." (also norm, offset_mass, name); other names are parameters.
-
-    >>> read_formula("weight=exp(tau*s - m); mass=exp(tau*s - m); peak=tau*s; tau=2").params["tau"]
-    2.0
-    """
-    from unsoft.formula import Formula
-
-    parts: dict[str, str] = {}
-    params: dict[str, float] = {}
-    for piece in filter(str.strip, text.split(";")):
-        name, found, content = (x.strip() for x in piece.partition("="))
-        if not found or not content or name in parts or name in params:
-            raise typer.BadParameter(
-                f"expected 'weight=...;mass=...;peak=...', each once, but there is {piece.strip()!r}",
-                param_hint="'--formula'",
-            )
-        if name in _PARTS:
-            parts[name] = content
-            continue
-        try:
-            params[name] = float(content)
-        except ValueError:
-            raise typer.BadParameter(
-                f"{name!r} is neither a part ({', '.join(_PARTS)}) nor a parameter with a number,"
-                f" in {piece.strip()!r}",
-                param_hint="'--formula'",
-            ) from None
-    if not re.fullmatch(r"[\w .+()-]*", parts.get("name", "")):  # it becomes part of pages and tables
-        raise typer.BadParameter(
-            f"a name is made of letters, digits and . + - ( ), not {parts['name']!r}",
-            param_hint="'--formula'",
-        )
-    if "weight" not in parts:
-        raise typer.BadParameter("a formula needs at least 'weight=...'", param_hint="'--formula'")
-    return Formula.from_dict({**parts, "params": params})
 
 
 def load_plugin(name: str | None) -> None:

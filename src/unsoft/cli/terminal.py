@@ -16,6 +16,8 @@ INTERRUPTED = 130
 """The exit code after Ctrl-C."""
 _WIDE = 140
 """Columns, when a file or a pipe reads."""
+_HEADING = 10
+"""Letters of a heading that are not broken over two lines."""
 
 
 def console() -> Console:
@@ -32,18 +34,62 @@ def show_table(
     *,
     title: str | None = None,
     box: bool = True,
+    keys: int = 1,
 ) -> None:
-    """``columns`` are titles with "left", "right", or "whole" for one that is never broken."""
+    """``columns`` are titles with "left", "right", or "whole" for one that is never broken.
+
+    What is too wide for the window is shown in several tables, one below the other, each of which begins
+    with the first ``keys`` columns: nothing is cut.
+    """
     from rich import box as boxes
     from rich.table import Table
     from rich.text import Text
 
-    table = Table(box=boxes.SIMPLE_HEAD, pad_edge=box, title=title, title_justify="left")
-    for name, kind in columns.items():
-        table.add_column(name, justify="right" if kind == "right" else "left", no_wrap=kind == "whole")
-    for row in rows:
-        table.add_row(*(Text(str(cell)) for cell in row))
-    console().print(table)
+    screen = console()
+    texts = [[str(cell) for cell in row] for row in rows]
+    for part in _fitting(columns, texts, screen.width, keys):
+        table = Table(box=boxes.SIMPLE_HEAD, pad_edge=box, title=title, title_justify="left")
+        for k in part:
+            name, kind = list(columns.items())[k]
+            broken = kind == "left"
+            heading = name if broken else _broken(name, max((len(row[k]) for row in texts), default=0))
+            justify: Any = "right" if kind == "right" else "left"
+            table.add_column(Text(heading), justify=justify, no_wrap=not broken, overflow="fold")
+        for row in texts:
+            table.add_row(*(Text(row[k]) for k in part))
+        screen.print(table)
+        title = None
+
+
+def _fitting(
+    columns: Mapping[str, str], rows: Sequence[Sequence[str]], width: int, keys: int
+) -> list[list[int]]:
+    """The numbers of the columns of each table: as many as fit, and at least one besides the keys.
+
+    >>> _fitting({"name": "left", "one": "right", "two": "right"}, [["cog", "1.234", "5.678"]], 18, 1)
+    [[0, 1], [0, 2]]
+    """
+    needed = []
+    for k, (name, kind) in enumerate(columns.items()):
+        cells = [row[k] for row in rows]
+        pieces = [word for cell in cells for word in cell.split()] if kind == "left" else cells
+        heading = min(len(name), _HEADING)
+        needed.append(2 + min(max(heading, *map(len, (*name.split(), *pieces, ""))), width // 2))
+    first = list(range(min(keys, len(needed))))
+    tables = [list(first)]
+    for k in range(len(first), len(needed)):
+        if len(tables[-1]) > len(first) and sum(needed[c] for c in (*tables[-1], k)) > width:
+            tables.append(list(first))
+        tables[-1].append(k)
+    return tables
+
+
+def _broken(title: str, width: int) -> str:
+    """A title in lines that are no longer than its longest word or the cells below it."""
+    import textwrap
+
+    longest = max(map(len, (*title.split(), "")))
+    return "\n".join(textwrap.wrap(title, max(longest, width, _HEADING)))
 
 
 @contextmanager

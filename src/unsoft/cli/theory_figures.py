@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,113 +11,119 @@ import altair as alt
 from unsoft.cli import theory_data
 from unsoft.cli.theory_data import Rows, Subject
 from unsoft.files import write_csv, write_json, write_whole
-from unsoft.report.figure import Figure, by_value, dashes, html, svg_and_png
+from unsoft.report.control import Control
+from unsoft.report.figure import Figure, by_mechanism, by_value, dashes, svg_and_png
+from unsoft.report.figure_page import figure_page
 
 _PANELS = 9
-_COLOURS = ["#a50026", "#e34a33", "#f4a04c", "#222222", "#74add1", "#4575b4", "#22337a"]
-"""Of beta from low to high, dark in the middle, where it is 0."""
+_COLOURS = ["#c1272d", "#e34a33", "#f4a04c", "#888888", "#74add1", "#4575b4", "#5b6fd6"]
+"""Of beta from low to high, grey in the middle, where it is 0; each is seen on light and on dark ground."""
+_LOGITS = "Logits are N(beta, gamma²), rows infinitely long; S = 1 is even, S = 0 all on one key."
 
 
-def figures(subjects: list[Subject], rows: Rows) -> Iterator[Figure]:
-    """All figures, each made when it is asked for."""
-    yield _closed("relu2", (-2.0, -1.0, -0.5, 0.0, 0.5, 1.0, 2.0), "relu2 focuses only if beta < 0")
+def figures(subjects: list[Subject], rows: Rows) -> Iterator[tuple[Figure, Sequence[Control]]]:
+    """All figures with the choices above them, each made when it is asked for."""
+    yield _closed("relu2", (-2.0, -1.0, -0.5, 0.0, 0.5, 1.0, 2.0), "relu2 focuses only if beta < 0"), ()
     floor = "The plain logit never focuses: S stays above sqrt(2/pi)"
-    yield _closed("identity", (0.0, 0.5, 1.0, 2.0, 4.0), floor)
+    yield _closed("identity", (0.0, 0.5, 1.0, 2.0, 4.0), floor), ()
     yield _sparsity(rows)
-    yield _hijack(subjects)
-    yield _length(subjects[0])
-    yield _dimension(subjects)
-    yield _performer()
-    yield _rank()
+    yield _hijack(subjects), ()
+    yield _length(subjects[0]), ()
+    yield _dimension(subjects), ()
+    yield _performer(), ()
+    yield _rank(), ()
 
 
-def write_figure(figure: Figure, folder: Path) -> None:
-    """Five files, each whole or not there."""
+def write_figure(figure: Figure, controls: Sequence[Control], folder: Path, library: str) -> None:
+    """Five files, each whole or not there; ``library`` is the script of Vega-Embed."""
     spec = figure.for_file()
-    for kind, content in (svg_and_png(spec) | {"html": html(spec)}).items():
+    text = figure_page(figure, controls, library)
+    for kind, content in (svg_and_png(spec) | {"html": text.encode()}).items():
         write_whole(folder / f"{figure.name}.{kind}", content)
     write_csv(folder / f"{figure.name}.csv", figure.rows)
-    write_json(folder / f"{figure.name}.json", {"title": figure.title, "rows": figure.rows})
+    write_json(
+        folder / f"{figure.name}.json", {"title": figure.title, "note": figure.note, "rows": figure.rows}
+    )
 
 
 def _closed(name: str, betas: tuple[float, ...], title: str) -> Figure:
     rows = theory_data.closed_rows(name, betas)
     chart = _lines(rows, "gamma", "S", "beta", colours=_COLOURS[-len(betas) :], zero=True)
-    return Figure(f"{name}-sparsity", title, "", rows, chart)
+    return Figure(f"{name}-sparsity", title, f"In closed form, after Su 2023. {_LOGITS}", rows, chart)
 
 
-def _sparsity(rows: Rows) -> Figure:
-    title = "How evenly a row spreads its weight"
+def _sparsity(rows: Rows) -> tuple[Figure, Sequence[Control]]:
+    """The page has a choice of beta, files a panel for each."""
     betas = sorted({row["beta"] for row in rows})
-    if len(betas) == 1:
-        return Figure("sparsity", title, "", rows, _lines(rows, "gamma", "S", "mechanism", zero=True))
     some = betas[:: -(-len(betas) // _PANELS)]
-    shown = [row for row in rows if row["beta"] in some]
-    panel = _lines(shown, "gamma", "S", "mechanism", zero=True).properties(width=280, height=340)
-    header = alt.Header(labelExpr="'beta = ' + datum.value", title=None)
-    chart = panel.facet(facet=alt.Facet("beta:O", header=header), columns=3)
-    return Figure("sparsity", title, "", rows, chart)
+    first = min(some, key=abs)
+    chart = _mechanisms(rows, "gamma", "S", choose={"beta": first}, zero=True)
+    picture = None
+    if len(some) > 1:
+        panels = []
+        for beta in some:
+            shown = [row for row in rows if row["beta"] == beta]
+            panel = _mechanisms(shown, "gamma", "S", zero=True, fixed=True)
+            panels.append(panel.properties(width=280, height=300, title=f"beta = {beta:g}"))
+        picture = alt.concat(*panels, columns=3).resolve_scale(color="shared", strokeDash="independent")
+    note = f"{_LOGITS}{'' if len(some) > 1 else f' beta = {first:g}.'}"
+    control = Control("beta", "beta, the mean of the logits", [(beta, f"{beta:g}") for beta in betas], first)
+    figure = Figure("sparsity", "How evenly a row spreads its weight", note, rows, chart, picture=picture)
+    return figure, [control] if len(betas) > 1 else []
 
 
 def _hijack(subjects: list[Subject]) -> Figure:
     rows = theory_data.hijack_rows(subjects)
-    title = "A unique key (logit 3) against clones (logit 1)"
     # on values and on mass the share is the same: one line for both
     shown = [
         row | {"mechanism": row["mechanism"].replace(" on mass", "")}
         for row in rows
         if "magnitude on values" not in row["mechanism"]
     ]
-    joined = _joined(shown, "share")
     title_of_y = "share of the unique key"
-    chart = _lines(joined, "clones", "share", "mechanism", log_x=True, y_title=title_of_y, zero=True)
-    return Figure("hijack", title, "", rows, chart)
+    chart = _mechanisms(shown, "clones", "share", log_x=True, y_title=title_of_y, zero=True)
+    note = f"The unique key has logit {theory_data.UNIQUE:g}, every clone {theory_data.CLONE:g}; by theory."
+    return Figure("hijack", "A unique key against clones of another", note, rows, chart)
 
 
 def _length(subject: Subject) -> Figure:
     rows = theory_data.length_rows(subject)
-    title = f"{subject.label}: rows of finite length, beta = 0"
+    title = f"{subject.label}: rows of finite length"
     order = ["64", "1024", "16384", "infinite"]
+    note = "beta = 0; means of 64 random rows, and the limit of infinitely many keys."
     return Figure(
-        "finite-length", title, "", rows, _lines(rows, "gamma", "S", "keys", order=order, zero=True)
+        "finite-length", title, note, rows, _lines(rows, "gamma", "S", "keys", order=order, zero=True)
     )
 
 
 def _dimension(subjects: list[Subject]) -> Figure:
     rows = theory_data.dimension_rows(subjects)
-    title = "Keys on a sphere of few dimensions, beta = 0, gamma = 1"
-    joined = _joined(rows, "of gaussian")
     title_of_y = "S, of that for Gaussian keys"
-    chart = _lines(joined, "dimensions", "of gaussian", "mechanism", log_x=True, y_title=title_of_y)
-    return Figure("finite-dimension", title, "", rows, chart)
+    chart = _mechanisms(rows, "dimensions", "of gaussian", log_x=True, y_title=title_of_y)
+    note = "beta = 0, gamma = 1; 1 is what Gaussian keys give."
+    return Figure("finite-dimension", "Keys on a sphere of few dimensions", note, rows, chart)
 
 
 def _performer() -> Figure:
     rows = theory_data.performer_rows()
-    title = "Random features approach softmax (dashed), slowly"
     chart = _lines(rows, "features", "S", "gamma", log_x=True, zero=True)
-    return Figure("performer", title, "", rows, chart + dashes(rows, "features", "softmax", "gamma"))
+    note = "Means of 30 draws, keys with sigma = 1/2 in 2 dimensions, beta = 0; dashed: softmax itself."
+    chart += dashes(rows, "features", "softmax", "gamma")
+    return Figure("performer", "Random features approach softmax, slowly", note, rows, chart)
 
 
 def _rank() -> Figure:
     rows = theory_data.rank_rows()
-    title = "Linear attention with 8 features: a causal matrix has full rank"
-    return Figure("rank", title, "", rows, _lines(rows, "length", "rank", "matrix", zero=True))
+    note = "Linear attention with 8 positive random features, float64."
+    title = "A causal matrix of linear attention has full rank"
+    return Figure("rank", title, note, rows, _lines(rows, "length", "rank", "matrix", zero=True))
+
+
+def _mechanisms(rows: Rows, x: str, y: str, *, y_title: str = "", **options: Any) -> Any:
+    """Bare lines in the looks of the mechanisms."""
+    labels = list(dict.fromkeys(row["mechanism"] for row in rows))
+    return by_mechanism(labels, rows, x, y, x_title=x, y_title=y_title or y, dots=[], **options)
 
 
 def _lines(rows: Rows, x: str, y: str, by: str, *, y_title: str = "", **options: Any) -> Any:
-    """Bare lines; a click on the legend singles one out, the wheel zooms."""
-    return by_value(rows, x, y, by, x_title=x, y_title=y_title or y, dots=[], pick=True, **options)
-
-
-def _joined(rows: Rows, y: str) -> Rows:
-    """The rows with one label for mechanisms whose lines coincide; only the last drawn would be seen."""
-    lines: dict[str, list[float]] = {}
-    for row in rows:
-        lines.setdefault(row["mechanism"], []).append(row[y])
-    groups: dict[tuple[float, ...], list[str]] = {}
-    for name, values in lines.items():
-        groups.setdefault(tuple(round(value, 6) for value in values), []).append(name)
-    label = {name: ", ".join(names) for names in groups.values() for name in names}
-    first = {names[0] for names in groups.values()}
-    return [row | {"mechanism": label[row["mechanism"]]} for row in rows if row["mechanism"] in first]
+    return by_value(rows, x, y, by, x_title=x, y_title=y_title or y, dots=[], **options)

@@ -36,6 +36,13 @@ class Column:
     badness: Callable[[float], float] | None = None
     """For a number that is best in the middle: how bad it is. Thresholds and order are of this."""
 
+    @property
+    def thresholds(self) -> str:
+        """In words."""
+        up_to = "up to" if self.low_is_good or self.badness else "from"
+        unit = self.unit if self.badness is None else "times too many or too few"
+        return f"● {up_to} {self.yes:.3g}, ◐ {up_to} {self.partly:.3g} {unit}".rstrip()
+
     def cell(self, results: Results, label: str) -> dict[str, Any]:
         found = None if self.answer is None else self.answer(results, label)
         if not isinstance(found, Estimate):

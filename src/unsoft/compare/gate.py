@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import cache
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch.nn.functional import logsigmoid
@@ -36,20 +36,16 @@ class Gate(NamedTuple):
 
 @dataclass(frozen=True)
 class GatedSubject(Subject):
-    """Magnitude with a gate of given parameters, on values or on the mass."""
+    """A mechanism that gates its keys, with given parameters; ``where`` is an option of magnitude."""
 
     gate: Gate = Gate(1.0, 0.0, 1.0)
-    where: str = "values"
+    where: str | None = None
 
     def module(self, length: int, heads: int = 1, width: int = WIDTH) -> Mechanism:
-        layer: Any = mechanism(
-            self.mechanism, heads=heads, head_dim=width, where=self.where, t=self.gate.t, eps=self.gate.eps
-        )
-        with torch.no_grad():
-            layer.beta.fill_(self.gate.beta)
-            layer.gamma.fill_(self.gate.gamma)
-        found: Mechanism = layer
-        return found
+        options = {} if self.where is None else {"where": self.where}
+        layer = mechanism(self.mechanism, heads=heads, head_dim=width, **options)
+        layer.set_key_gate(beta=self.gate.beta, gamma=self.gate.gamma, t=self.gate.t)
+        return layer
 
 
 @cache

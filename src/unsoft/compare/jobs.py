@@ -1,27 +1,26 @@
-"""Jobs, run one after the other, and their answers; what is done is
-kept at once, and found again the next time.
+"""Jobs and their answers; what is done is kept at once, and found again the next time.
+
+What takes time is run alone, one job after the other; the rest in as many processes as are allowed.
 """
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from pathlib import Path
+from functools import partial
 from typing import Any
 
 import torch
 
-from unsoft.bench.record import load
+from unsoft.compare.processes import can_copy_itself, in_processes
 from unsoft.compare.store import Store, key_of
-from unsoft.report.figure import in_order
+from unsoft.compare.watch import Watch
+from unsoft.report.look import in_order
 
 Rows = list[Any]
-_NOISE = 0.25
-"""Cores that an idle system uses by itself."""
 
 
 @dataclass(frozen=True)
@@ -135,7 +134,9 @@ class Results:
 
 
 Announce = Callable[[Job, int, float], None]
-"""Called before each job that must run: the job, its number, and the seconds that are probably left."""
+"""Called as each job that must run begins: the job, how many have an answer, and the seconds that are
+probably left.
+"""
 
 
 def run(
@@ -145,39 +146,61 @@ def run(
     *,
     again: bool = False,
     clock: Callable[[], float] = time.perf_counter,
+    processes: int = 1,
 ) -> tuple[list[Answer], bool]:
     """The answers in the order of the jobs, and whether all were done: an
     interrupt ends the run, not what it has found.
 
     With ``again`` everything is measured, whatever the store holds. Failures are not kept, nor are times that
-    were taken while other programs used the machine.
+    were taken while other programs used the machine. Jobs that take time, or share something that is
+    prepared, run in this process; the others before them in ``processes`` copies of it, the longest first.
     """
     keys = {id(job): key_of(job.question) for job in jobs}
-    asked = [] if again else [job for job in jobs if job.keep]
-    known = {id(job): found for job in asked if (found := store.get(keys[id(job)])) is not None}
-    missing = [job for job in jobs if id(job) not in known]
-    todo = sum(job.expected for job in missing)
-    answers: list[Answer] = []
+    answers: dict[int, Answer] = {}
+    for job in jobs:
+        if job.keep and not again and (found := store.get(keys[id(job)])) is not None:
+            kept = (found["rows"], found["seconds"], True)
+            answers[id(job)] = Answer(job.name, job.mechanism, *kept, measured=found["measured"])
+    missing = [job for job in jobs if id(job) not in answers]
+    shared: list[Job] = []
+    if processes > 1 and can_copy_itself():
+        shared = [job for job in missing if not job.timed and job.prepare is None]
+        shared.sort(key=lambda job: -job.expected)
     spent, done = 0.0, 0.0
+
+    def begins(job: Job) -> None:
+        left = {one: job for job in missing if (one := id(job)) not in answers}
+        soon = sum(job.expected for job in shared if id(job) in left)
+        alone = sum(job.expected for job in left.values()) - soon
+        announce(job, len(answers), (soon / processes + alone) * (spent / done if done else 1.0))
+
+    def ends(job: Job, answer: Answer) -> None:
+        nonlocal spent, done
+        spent, done = spent + answer.seconds, done + job.expected
+        answers[id(job)] = answer
+        if job.keep and not answer.problem and not answer.disturbed:
+            content = {"rows": answer.rows, "seconds": answer.seconds, "measured": answer.measured}
+            store.put(keys[id(job)], content)
+
+    finished = True
     try:
         for prepare in dict.fromkeys(job.prepare for job in missing if job.prepare is not None):
             prepare()
-        for number, job in enumerate(jobs):
-            if (found := known.get(id(job))) is not None:
-                kept = (found["rows"], found["seconds"], True)
-                answers.append(Answer(job.name, job.mechanism, *kept, measured=found["measured"]))
-                continue
-            pace = spent / done if done else 1.0
-            announce(job, number, (todo - done) * pace)
-            answer = _answer(job, clock)
-            spent, done = spent + answer.seconds, done + job.expected
-            answers.append(answer)
-            if job.keep and not answer.problem and not answer.disturbed:
-                content = {"rows": answer.rows, "seconds": answer.seconds, "measured": answer.measured}
-                store.put(keys[id(job)], content)
+        if len(shared) > 1:
+            begins(shared[0])
+            started = processes
+            for place, answer in in_processes([partial(_answer, job, clock) for job in shared], processes):
+                ends(shared[place], answer)
+                if started < len(shared):
+                    begins(shared[started])
+                started += 1
+        for job in missing:
+            if id(job) not in answers:
+                begins(job)
+                ends(job, _answer(job, clock))
     except KeyboardInterrupt:
-        return answers, False
-    return answers, True
+        finished = False
+    return [answers[id(job)] for job in jobs if id(job) in answers], finished
 
 
 def _answer(job: Job, clock: Callable[[], float]) -> Answer:
@@ -203,59 +226,3 @@ def _threads(count: int | None) -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(before)
-
-
-class Watch:
-    """Did other programs disturb what is timed? The load average
-    cannot tell, since it counts our own work too.
-
-    So the processor time of the whole machine is compared with that of this process, from when the watch is
-    made.
-    """
-
-    def __init__(self) -> None:
-        self._start = (time.perf_counter(), _all_seconds(), _own_seconds())
-
-    def others(self) -> float | None:
-        """How many cores other programs have used since then; None where the system does not tell."""
-        wall, everyone, own = self._start
-        now = _all_seconds()
-        if everyone is None or now is None:
-            return None
-        return max(0.0, (now - everyone) - (_own_seconds() - own)) / max(time.perf_counter() - wall, 1e-9)
-
-    def disturbed(self, threads: int) -> bool:
-        """Did they take cores that ``threads`` threads of ours needed?
-
-        Without an answer, the load average decides.
-        """
-        others, cores = self.others(), len(_cores())
-        if others is None:
-            waiting = load()
-            return waiting is not None and waiting > cores + 0.5
-        return others > cores - min(threads, cores) + _NOISE
-
-
-def _cores() -> set[int]:
-    """Those that this process may use."""
-    return os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set(range(os.cpu_count() or 1))
-
-
-def _all_seconds() -> float | None:
-    """Seconds in which our cores were not idle, since the system started."""
-    try:
-        lines = Path("/proc/stat").read_text().splitlines()
-    except OSError:
-        return None
-    names, total = {f"cpu{core}" for core in _cores()}, 0
-    for line in lines:
-        name, *ticks = line.split()
-        if name in names:
-            user, nice, system, _idle, _waiting, *more = map(int, ticks[:8])
-            total += user + nice + system + sum(more)
-    return total / os.sysconf("SC_CLK_TCK")
-
-
-def _own_seconds() -> float:
-    """Of this process and of those that it started and waited for."""
-    return sum(os.times()[:4])

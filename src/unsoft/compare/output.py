@@ -5,22 +5,29 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import importlib.metadata
+import inspect
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
+from altair.utils.schemapi import debug_mode
 
 from unsoft.bench.record import load, machine, versions
 from unsoft.compare.jobs import Answer, Results
 from unsoft.compare.level import Level
+from unsoft.compare.processes import can_copy_itself, in_processes
 from unsoft.compare.section import conclusions, sections
+from unsoft.compare.sections.sign import LOGITS, others
 from unsoft.compare.store import Store, code_digest, key_of
 from unsoft.compare.subject import Subject
 from unsoft.files import write_csv, write_json, write_whole
-from unsoft.report.comparison.page import SCHEMA, comparison_page
+from unsoft.mechanisms.core.catalogue import formulas
+from unsoft.mechanisms.magnitude import Magnitude
+from unsoft.report.comparison.page import SCHEMA, Playground, comparison_page
 from unsoft.report.figure import Figure, svg_and_png, vega_script
 
 PAGE, RECORD = "index.html", "compare.json"
@@ -61,7 +68,7 @@ def record(
             {
                 "label": s.label,
                 "summary": s.summary,
-                "own": not isinstance(s.mechanism, str),
+                "own": s.own,
                 "formula": None if s.formula is None else s.formula.to_dict(),
             }
             for s in subjects
@@ -73,7 +80,23 @@ def record(
 
 def views_of(results: Results) -> list[dict[str, Any]]:
     """The sections as the page shows them."""
-    return [view for section in sections(results.record) if (view := section.view(results)) is not None]
+    with debug_mode(False):  # charts that our own code makes need not be checked part by part
+        return [view for section in sections(results.record) if (view := section.view(results)) is not None]
+
+
+def playground(results: Results, subjects: Sequence[Subject]) -> Playground:
+    """Formulas that take part come first, then all others there are; curves are those of the section on
+    signs, where it ran.
+    """
+    own = {subject.label: subject.formula for subject in subjects if subject.formula is not None}
+    rows = {s.label: results.get("curves", s.label) for s in subjects if s.formula is None}
+    return Playground(
+        formulas=own | {name: formula for name, formula in formulas().items() if name not in own},
+        eps=inspect.signature(Magnitude).parameters["eps"].default,
+        logits=LOGITS,
+        others=others().tolist(),
+        curves={label: [row["weight"] for row in found] for label, found in rows.items() if found},
+    )
 
 
 def write(
@@ -83,16 +106,19 @@ def write(
     subjects: Sequence[Subject],
     store: Store,
     say: Callable[[str], None] = lambda _: None,
+    processes: int = 1,
 ) -> dict[str, int]:
     """Everything into the folder ``out``; how many tables and pictures there are.
 
-    ``say`` is told what is being drawn.
+    ``say`` is told what is being drawn, in ``processes`` copies of this process where that is safe.
     """
     figures: list[Figure] = [figure for view in views for figure in view["figures"]]
-    formulas = {s.label: s.formula for s in subjects if s.formula is not None}
-    page = comparison_page(content, Results(content).labels, views, formulas, vega(store))
+    results = Results(content)
     for folder in (out, out / "data", out / "figures"):
         folder.mkdir(parents=True, exist_ok=True)
+    # Before this process bundles scripts itself: copies must not inherit what that starts.
+    _write_pictures(out / "figures", figures, say, processes)
+    page = comparison_page(content, results.labels, views, playground(results, subjects), vega(store))
     write_whole(out / PAGE, page.encode())
     write_json(out / RECORD, content)
     tables = {figure.name: figure.rows for figure in figures}
@@ -104,29 +130,44 @@ def write(
     for name, rows in tables.items():
         if rows:
             write_csv(out / "data" / f"{name}.csv", rows)
-    _write_pictures(out / "figures", figures, say)
     return {"tables": sum(map(bool, tables.values())), "figures": len(figures)}
 
 
-def _write_pictures(folder: Path, figures: Sequence[Figure], say: Callable[[str], None]) -> None:
+def _write_pictures(
+    folder: Path, figures: Sequence[Figure], say: Callable[[str], None], processes: int
+) -> None:
     """PNG and SVG; pictures whose specification has not changed are left as they are."""
     index_path = folder / "index.json"
     try:
         index = json.loads(index_path.read_text())
     except (OSError, ValueError):
         index = {}
+    stale: dict[str, tuple[str, dict[str, Any]]] = {}
     for figure in figures:
         spec = figure.for_file()
         digest = hashlib.sha256(json.dumps(spec, sort_keys=True).encode()).hexdigest()
-        if index.get(figure.name) == digest and all(
+        if index.get(figure.name) != digest or not all(
             (folder / f"{figure.name}.{kind}").exists() for kind in ("svg", "png")
         ):
-            continue
-        say(f"drawing {figure.name}")
-        for kind, picture in svg_and_png(spec).items():
-            write_whole(folder / f"{figure.name}.{kind}", picture)
-        index[figure.name] = digest
+            stale[figure.name] = (digest, spec)
+    for name, pictures in _drawn({name: spec for name, (_, spec) in stale.items()}, processes):
+        say(f"drew {name}")
+        for kind, picture in pictures.items():
+            write_whole(folder / f"{name}.{kind}", picture)
+        index[name] = stale[name][0]
         write_json(index_path, index)
+
+
+def _drawn(specs: dict[str, dict[str, Any]], processes: int) -> Iterator[tuple[str, dict[str, bytes]]]:
+    """Each picture by its name, as they come."""
+    left = dict(specs)
+    if processes > 1 and len(specs) > 1 and can_copy_itself():
+        names = list(specs)
+        for place, pictures in in_processes([partial(svg_and_png, specs[name]) for name in names], processes):
+            del left[names[place]]
+            yield names[place], pictures
+    for name, spec in left.items():
+        yield name, svg_and_png(spec)
 
 
 def vega(store: Store) -> str:

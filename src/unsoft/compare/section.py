@@ -19,7 +19,8 @@ from unsoft.compare.store import outside_digest
 from unsoft.compare.subject import Subject
 
 if TYPE_CHECKING:
-    from unsoft.report.comparison.page import Control, Part
+    from unsoft.report.comparison.page import Part
+    from unsoft.report.control import Control
     from unsoft.report.figure import Figure
 
 CLAIMS = "claims"
@@ -76,11 +77,11 @@ class Section:
 
     def view(self, results: Results) -> dict[str, Any] | None:
         """What the page shows; None for a section without a place there, or
-        that needs an option which was not given.
+        of which nothing was measured.
         """
         figures = list(self.figures(results)) if self.figures else []
         parts = list(self.parts(results)) if self.parts else []
-        if not (self.figures or self.parts):
+        if not figures and not parts:
             return None
         texts = {"name": self.name, "title": self.title, "question": self.question, "about": self.about}
         return texts | {"controls": self.controls, "figures": figures, "parts": parts}
@@ -133,7 +134,7 @@ def conclusions(results: Results, level: str) -> dict[str, Any]:
     """
     every = sections(results.record)
     columns = [(section, column) for section in every for column in section.columns]
-    told = ("name", "title", "help", "low_is_good", "noise", "unit", "why")
+    told = ("name", "title", "help", "low_is_good", "noise", "unit", "thresholds", "why")
     return {
         "columns": [
             {"section": section.name} | {name: getattr(column, name) for name in told}

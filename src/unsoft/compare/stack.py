@@ -73,12 +73,12 @@ def heads_alike(weights: Tensor) -> Tensor:
     return others.mean() / (HEADS * (HEADS - 1))
 
 
-def measured(states: Tensor, inputs: Tensor) -> dict[str, Any]:
+def measured(states: Tensor, inputs: Tensor, train: int = TRAIN) -> dict[str, Any]:
     """Residual over norm, effective rank over that of the inputs, tokens that can be told by their input,
     what of the input can be decoded, and how far differences between tokens have moved from those of the
-    inputs.
+    inputs. Maps are fitted to the first ``train`` sequences.
     """
-    late = states[TRAIN:], inputs[TRAIN:]  # some sequences are enough for what each has by itself
+    late = states[train:], inputs[train:]  # some sequences are enough for what each has by itself
     ranks = [float(measure.effective_rank(unit_rows(x)).mean()) for x in late]
     left, first = (x - x.mean(-2, keepdim=True) for x in (states, inputs))
     sizes = float(left.square().sum() * first.square().sum())
@@ -89,6 +89,6 @@ def measured(states: Tensor, inputs: Tensor) -> dict[str, Any]:
         ),
         "rank": ranks[0] / ranks[1],
         "recovery": float(measure.recovery(*late).mean()),
-        "decoded": float(measure.decodability(states, inputs, TRAIN)),
+        "decoded": float(measure.decodability(states, inputs, train)),
         "moved": 1 - alike,
     }

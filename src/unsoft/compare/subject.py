@@ -14,6 +14,8 @@ from unsoft.compare.level import STANDARD, Level
 from unsoft.compare.store import outside_digest
 from unsoft.formula import Formula
 from unsoft.mechanisms.core.build import mechanism
+from unsoft.mechanisms.core.catalogue import summary_of
+from unsoft.mechanisms.core.inline import label_of
 from unsoft.mechanisms.core.module import Mechanism
 from unsoft.mechanisms.core.registry import names as names_of_all
 from unsoft.mechanisms.core.registry import resolve
@@ -54,8 +56,13 @@ class Subject:
         return None if isinstance(self.found, Formula) else self.found.family
 
     @property
+    def own(self) -> bool:
+        """Did the user write its formula?"""
+        return not isinstance(self.mechanism, str) or "{" in self.mechanism
+
+    @property
     def summary(self) -> str:
-        return self.found.summary or ""
+        return summary_of(self.mechanism)
 
     def module(self, length: int, heads: int = 1, width: int = WIDTH) -> Mechanism:
         """As it is at its start, for sequences of ``length`` keys;
@@ -145,14 +152,15 @@ def default_names(level: Level, own: bool) -> tuple[str, ...]:
 
 def subjects_of(names: Sequence[str], own: Sequence[Formula]) -> list[Subject]:
     """The mechanisms by name, then the formulas; labels are made unique."""
-    found = [Subject(name, name) for name in dict.fromkeys(names)]
-    for formula in own:
-        label = formula.name or str(formula.weight)
+    found: list[Subject] = []
+    for given in (*dict.fromkeys(names), *own):
+        first = label_of(given) if isinstance(given, str) else given.name or str(given.weight)
+        label = first
         taken = {subject.label for subject in found}
         number = 2
         while label in taken:
-            label, number = f"{formula.name or formula.weight} ({number})", number + 1
-        found.append(Subject(label, formula))
+            label, number = f"{first} ({number})", number + 1
+        found.append(Subject(label, given))
     for subject in found:
         subject.found  # noqa: B018 - an unknown name is an error now, not in the middle of a run
     return found

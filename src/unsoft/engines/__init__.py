@@ -4,6 +4,7 @@ An engine is a name, a question ("do you support this call?", answered by None o
 function from a checked call to output (:mod:`unsoft.engines.registry`). All engines of one kind give the same
 result; they differ in speed, memory and what they can do. For formulas (:mod:`unsoft.engines.pointwise`):
 
+    triton  made from the formula, GPU       NVIDIA and AMD, wherever Triton is installed; linear memory
     native  C++ made from the formula, CPU   the fastest wherever a compiler is found; linear memory
     sdpa    PyTorch's fused kernel           softmax on finite inputs without masks
     tiled   torch operations                 any device; linear memory
@@ -21,7 +22,7 @@ def engine_names() -> list[str]:
     """The names that the argument ``engine`` accepts.
 
     >>> engine_names()
-    ['auto', 'native', 'sdpa', 'tiled', 'dense']
+    ['auto', 'triton', 'native', 'sdpa', 'tiled', 'dense']
     """
     return POINTWISE.names()
 

@@ -11,6 +11,8 @@ from unsoft.engines.dense import dense_attention
 from unsoft.engines.native import availability, binding
 from unsoft.engines.operator import fused_operator
 from unsoft.engines.registry import Engine, Registry
+from unsoft.engines.triton import availability as gpu
+from unsoft.engines.triton import binding as triton_binding
 
 SMALL = 1 << 14
 """Up to this many weights one dense evaluation takes fewer torch calls than a walk over tiles."""
@@ -38,6 +40,18 @@ def _native_ready(call: Call) -> bool:
     return availability.ready(call.formula.key, call.q.dtype == torch.float64)
 
 
+def _triton_unsupported(call: Call) -> str | None:
+    return gpu.unsupported(call) or _no_transforms(call)
+
+
+def _triton_ready(call: Call) -> bool:
+    return gpu.ready(call.q.device.type, call.q.device.index)
+
+
+def _on_gpu(call: Call) -> bool:
+    return call.q.device.type != "cpu"  # there Triton has an interpreter, for tests alone
+
+
 def _sdpa_unsupported(call: Call) -> str | None:
     return _no_transforms(call) or sdpa.unsupported(call)
 
@@ -56,6 +70,13 @@ def _dense(call: Call) -> Tensor:
 
 POINTWISE: Registry[Call, Tensor] = Registry(
     [
+        Engine(
+            "triton",
+            _triton_unsupported,
+            fused_operator("triton", triton_binding.forward, triton_binding.backward),
+            pays=_on_gpu,
+            ready=_triton_ready,
+        ),
         Engine(
             "native",
             native_unsupported,

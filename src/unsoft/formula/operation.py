@@ -52,6 +52,9 @@ class Operation:
     """C++ on SIMD registers; default: vNAME(...)."""
     cpp_definition: str = ""
     """C++ that this needs beyond kernel/simd.h; see :func:`lanewise`."""
+    triton: str | None = None
+    """Triton, with the functions of engines/triton/kernel/functions.py; without it the GPU engine declines
+    formulas that use the operation."""
     javascript: str | None = None
     """Default: Math.NAME(...)."""
     javascript_definition: str = ""

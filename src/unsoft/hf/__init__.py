@@ -1,7 +1,10 @@
 """Hugging Face models with other mechanisms of attention. Needs the extra ``hf``; imported on demand, since
 transformers is heavy."""
 
-from unsoft.hf import neurons
+from unsoft.hf import (
+    auto,  # noqa: F401  # transformers' Auto classes know swapped folders from here on
+    neurons,
+)
 from unsoft.hf.cache import MechanismCache
 from unsoft.hf.inspection import Inspection, inspect
 from unsoft.hf.load import load

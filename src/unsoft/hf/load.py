@@ -17,7 +17,8 @@ def load(path: str | Path, **options: Any) -> PreTrainedModel:
     """The model with its mechanisms, every tensor bit for bit as it was saved; ``options`` are those of
     ``from_pretrained``.
 
-    Plain transformers refuses the same folder, since it does not know the attention implementation "unsoft".
+    Where unsoft is not installed, transformers refuses the same folder with the sentence that says what to
+    install. After ``import unsoft.hf``, ``AutoModelForCausalLM.from_pretrained`` and pipelines read it, too.
 
     >>> import tempfile, unsoft
     >>> from transformers import LlamaConfig, LlamaForCausalLM

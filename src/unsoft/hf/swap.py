@@ -15,7 +15,10 @@ from unsoft.formula.expr import make, symbol
 from unsoft.hf.architecture import Found, attention_modules, has_window
 from unsoft.hf.attention import NAME, FirstValues, Swapped
 from unsoft.hf.cache import MechanismCache
+from unsoft.hf.hidden_state import bring_hidden, with_hidden
+from unsoft.hf.marked import mark
 from unsoft.hf.recipe import Recipe
+from unsoft.mechanisms.core.inline import label_of
 from unsoft.mechanisms.core.module import Mechanism
 
 
@@ -125,10 +128,13 @@ def _install(model: PreTrainedModel, recipe: Recipe) -> None:
     _share_first_values(found, built)
     for one, swapped in zip(found, built, strict=True):
         setattr(one.module, NAME, swapped.train(one.module.training))
+        if swapped.wants_hidden:
+            bring_hidden(one.module)
     PreTrainedModel.set_attn_implementation(model, NAME)
     setattr(model.config, NAME, recipe.to_dict())
-    # Written to config.json, so that plain transformers refuses to load what it cannot run.
+    # Both are written to config.json, so that plain transformers refuses to load what it cannot run.
     model.config.attn_implementation = NAME
+    mark(model.config)
 
 
 def _share_first_values(found: list[Found], built: list[Swapped]) -> None:
@@ -160,7 +166,10 @@ def _ordinary_tensors() -> Iterator[None]:
 
 def _swapped(found: Found, recipe: Recipe) -> Swapped:
     mechanism = recipe.build(found.layer_spec)
-    label = str(recipe.mechanism_of(found.layer_spec.layer, found.layer_spec.layers or 1))
+    what = recipe.mechanism_of(found.layer_spec.layer, found.layer_spec.layers or 1)
+    label = label_of(what) if isinstance(what, str) else str(what)
+    if mechanism.uses_hidden:
+        mechanism = recipe.build(with_hidden(found, label))
     _check_direction(mechanism, label, found)
     _check_pairs(mechanism, label, getattr(found.module.config, "num_key_value_heads", None))
     if recipe.init == "open":  # where each part does least; docs/hf.md lists how little

@@ -18,10 +18,8 @@ lowrank, up to ``rank``). Causal attention has four forms, ``causal=``:
   are bounded.
 - arrival: the gate of key j is computed from the keys up to j, exactly, and stays. Fused kernels; a new token
   costs O(n^2).
-- prefix: row i uses the weights that the keys have in its own prefix, exactly. The gates of all rows are
-  O(n^2).
-- streaming: arrival with a state of fixed size: exact in chunks of ``chunk``, ``centres`` stand for what came
-  before.
+- prefix: row i uses the weights that the keys have in its own prefix, exactly. All gates are O(n^2).
+- streaming: arrival with a state of fixed size: exact in chunks, ``centres`` stand for what came before.
 
 Which of the two ``auto`` uses is a matter of the position alone, so training, prefill and decoding agree.
 
@@ -49,7 +47,6 @@ from torch import Tensor, nn
 from unsoft.engines.arguments import checked_call
 from unsoft.engines.call import Call, compute_dtype
 from unsoft.engines.native.direct import observed
-from unsoft.formula import Formula
 from unsoft.formula.analysis import Properties
 from unsoft.magnitude.gaussian.system import System
 from unsoft.magnitude.points import Points, checked_eps
@@ -66,7 +63,6 @@ from unsoft.mechanisms.core.magnitude.points import by_key_head, key_points
 from unsoft.mechanisms.core.magnitude.row_gates import attend_by_rows, attend_by_rows_cached
 from unsoft.mechanisms.core.module import SHORT_OPTIONS, Inputs, Mechanism, Pointwise, Wrapper
 from unsoft.mechanisms.core.registry import family, module_modifier, resolve_formula
-from unsoft.mechanisms.core.spec import LayerSpec
 
 Result = Tensor | tuple[Tensor, Tensor]
 EXACT = 256
@@ -119,6 +115,12 @@ class Magnitude(Wrapper):
         beta, gamma = STARTS["open"]
         self.beta.fill_(beta)
         self.gamma.fill_(gamma)
+
+    @torch.no_grad()
+    def set_key_gate(self, *, beta: float, gamma: float, t: float) -> bool:
+        for parameter, value in ((self.beta, beta), (self.gamma, gamma), (self.log_t, math.log(t))):
+            parameter.fill_(value)
+        return True
 
     @property
     def clone_theory(self) -> dict[str, Any] | None:
@@ -284,14 +286,10 @@ def _times(value: Tensor, gate: Tensor) -> Tensor:
     return torch.where(finite, value, 0.0) * gate + torch.where(finite, 0.0, value)
 
 
-def _around_softmax(layer_spec: LayerSpec, base: Formula, **options: Any) -> Magnitude:
-    return Magnitude(Pointwise(base, layer_spec), **options)
-
-
 _SUMMARY = "a gate on every key from the geometry of the keys: a crowd of look-alikes counts as one"
 family(
     "magnitude",
-    _around_softmax,
+    lambda layer_spec, base, **options: Magnitude(Pointwise(base, layer_spec), **options),
     summary=_SUMMARY,
     paper="Rosić 2026",
     properties=Properties(False, "in (0, 1)", "< 1", False, False, True),

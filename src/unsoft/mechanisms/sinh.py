@@ -3,8 +3,8 @@
     a_j = sinh(s_j) / sum_k cosh(s_k)
 
 Our own control for cog; whether it is new is not established. It equals a mix of
-softmax(s) and -softmax(-s), so it could be computed by two ordinary attention calls. sinh(s) is written
-cosh(s) tanh(s): the difference of two exponentials would cancel for small logits.
+softmax(s) and -softmax(-s), so it could be computed by two ordinary attention calls. expdiff(a, b,
+m) is exp(a - m) - exp(b - m), without the cancellation of a plain difference at small logits.
 
 Can: subtract like cog, and pass smoothly through exactly 0 at s = 0, so a key can be ignored and training can
 start from zero. The absolute weights sum to less than 1.
@@ -26,7 +26,7 @@ from unsoft.mechanisms.core.definition import Logits, normalised
 from unsoft.mechanisms.core.registry import builtin
 
 SINH = Formula(
-    weight="(exp(s - m) + exp(-s - m))*tanh(s)/2",
+    weight="expdiff(s, -s, m)/2",
     mass="(exp(s - m) + exp(-s - m))/2",
     peak="abs(s)",
     name="sinh",

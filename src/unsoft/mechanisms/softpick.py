@@ -5,8 +5,8 @@
 Paper: Zuhri et al., Softpick: No Attention Sink, No Massive Activations with Rectified Softmax, arXiv
 2504.20966. The peak is max(s, 0): with the unclamped peak of the official code exp(-m) overflows for rows of
 very negative logits. The paper's epsilon is replaced by the rule that a row of total mass 0 has weights 0.
-|exp(s) - 1| is written exp(max(s, 0)) (1 - exp(-|s|)), which neither overflows nor cancels: logits of 1e-30
-give the weights that their ratios say.
+exp(s) - 1 is written with expdiff(a, b, m) = exp(a - m) - exp(b - m), which neither overflows nor cancels:
+logits of 1e-30 give the weights that their ratios say.
 
 Can: give exact zeros and attend to nothing; negative logits take part in the normaliser, so they still
 receive gradient.
@@ -28,8 +28,8 @@ from unsoft.mechanisms.core.definition import Logits, normalised
 from unsoft.mechanisms.core.registry import builtin
 
 SOFTPICK = Formula(
-    weight="max(-sign(s)*exp(max(s, 0) - m)*expm1(-abs(s)), 0)",
-    mass="-exp(max(s, 0) - m)*expm1(-abs(s))",
+    weight="max(expdiff(s, 0, m), 0)",
+    mass="abs(expdiff(s, 0, m))",
     peak="max(s, 0)",
     name="softpick",
     paper="Zuhri et al. 2025, arXiv 2504.20966",

@@ -2,25 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import textwrap
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import altair as alt
 
+from unsoft.report.look import PALETTE, coinciding, in_turns, look_of, panel_of, shown_at_first
+
 Rows = list[dict[str, Any]]
 _WIDTH, _HEIGHT = 560, 320
-PALETTE = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#8c6bb1", "#999999")
-"""Okabe and Ito's for colour-blind readers, with black and yellow,
-which one of the two themes would hide, replaced.
-"""
-_DASHES = ((1, 0), (6, 3), (2, 2), (8, 2, 2, 2))
-_FIRST = ("softmax", "cog", "relu2", "sigmoid", "identity", "gpam", "linear-relu", "magnitude")
+_LINE = 96
+"""Letters in a line below the title of a picture."""
 
 
 @dataclass(frozen=True)
 class Figure:
-    """``name`` is that of its files; ``note`` says what to look for; ``rows`` are its numbers."""
+    """``name`` is that of its files; ``note`` says its setting and what to look for; ``rows`` are numbers."""
 
     name: str
     title: str
@@ -29,22 +28,36 @@ class Figure:
     chart: Any
     on_page: bool = True
     """False if a page shows the same by other means, and only files are wanted."""
+    picture: Any = None
+    """The chart of its files, if that is another one."""
 
     def for_page(self) -> dict[str, Any]:
         """Vega-Lite as wide as its place; the page brings colours of its theme,
-        and chips instead of a legend of mechanisms.
+        and a legend that follows its chips.
         """
         spec = self.chart.properties(width="container", height=_HEIGHT - 40).to_dict(validate=False)
-        for layer in spec["layer"] if spec.get("params") else ():
-            layer["encoding"].get("color", {}).pop("legend", None)
+        for layer in spec["layer"] if "usermeta" in spec else ():
+            for channel in ("color", "shape"):
+                if channel in layer.get("encoding", {}):
+                    layer["encoding"][channel]["legend"] = None
         return dict(spec)
 
     def for_file(self) -> dict[str, Any]:
-        """Vega-Lite with title, legend and size."""
-        sizes = {} if isinstance(self.chart, alt.FacetChart) else {"width": _WIDTH, "height": _HEIGHT}
-        spec = self.chart.properties(title=self.title, **sizes).to_dict(validate=False)
+        """Vega-Lite with title, setting, legend and size."""
+        chart = self.chart if self.picture is None else self.picture
+        many = isinstance(chart, (alt.FacetChart, alt.ConcatChart))
+        sizes = {} if many else {"width": _WIDTH, "height": _HEIGHT}
+        spec = chart.properties(**sizes).to_dict(validate=False)
+        said = [self.note, _same_lines(spec.pop("usermeta", None))]
+        lines = [line for text in said if text for line in textwrap.wrap(text, _LINE)]
+        spec["title"] = {"text": self.title, "subtitle": lines, "anchor": "start", "subtitlePadding": 4}
         config = {"view": {"stroke": None}, "axis": {"gridColor": "#e5e5e5"}}
         return {**spec, "background": "white", "config": config}
+
+
+def _same_lines(about: Mapping[str, Any] | None) -> str:
+    groups = [" = ".join(group) for group in about["same"].get(about["panel"], ())] if about else []
+    return f"On one line, in turns: {'; '.join(groups)}." if groups else ""
 
 
 def svg_and_png(spec: dict[str, Any]) -> dict[str, bytes]:
@@ -62,36 +75,6 @@ def vega_script() -> str:
     return str(vl_convert.javascript_bundle())  # type: ignore[call-arg]
 
 
-def html(spec: dict[str, Any]) -> bytes:
-    """A page with a chart and all the JavaScript it needs inside."""
-    import vl_convert
-
-    return str(vl_convert.vegalite_to_html(spec, bundle=True)).encode()
-
-
-def in_order(labels: Sequence[str], own: Sequence[str] = ()) -> list[str]:
-    """The order in which mechanisms get their colours: what users wrote
-    themselves, then the best known, then the rest.
-
-    >>> in_order(["tanh", "cog", "softmax", "mine"], own=["mine"])
-    ['mine', 'softmax', 'cog', 'tanh']
-    """
-    return list(dict.fromkeys((*own, *(label for label in _FIRST if label in labels), *labels)))
-
-
-def shown_at_first(labels: Sequence[str]) -> list[str]:
-    """As many as there are colours."""
-    return list(labels[: len(PALETTE)])
-
-
-def colour_of(labels: Sequence[str]) -> dict[str, str]:
-    return {label: PALETTE[k % len(PALETTE)] for k, label in enumerate(labels)}
-
-
-def dash_of(labels: Sequence[str]) -> dict[str, list[int]]:
-    return {label: list(_DASHES[k // len(PALETTE) % len(_DASHES)]) for k, label in enumerate(labels)}
-
-
 def by_mechanism(
     labels: Sequence[str],
     rows: Rows,
@@ -107,41 +90,68 @@ def by_mechanism(
     choose: dict[str, Any] | None = None,
     y_domain: Sequence[float] | None = None,
     ends: tuple[str, str] | None = None,
+    zero: bool = False,
+    fixed: bool = False,
 ) -> Any:
     """Lines of mechanisms, dots of measurements; chips of the page choose the mechanisms.
 
     ``choose`` are further columns of which the page shows one value at a time, with the value shown at first.
-    ``ends`` are columns with the lower and upper end of an interval around y.
+    ``ends`` are columns with the lower and upper end of an interval around y. A ``fixed`` chart has no
+    choices and shows all mechanisms.
     """
     chosen = choose or {}
     filters = ["indexof(shown, datum.mechanism) >= 0", *(f"datum.{name} == {name}" for name in chosen)]
-    order, colours, dashes = list(labels), colour_of(labels), dash_of(labels)
+    order, first = list(labels), list(labels) if fixed else shown_at_first(labels)
+    filters = [] if fixed else filters
+    looks = [look_of(label) for label in order]
+    legend = alt.Legend(values=first, labelLimit=240)
     encoding: dict[str, Any] = {
         "x": _x(x, x_title, log_x, padding=0 if ends is None else 12),
-        "y": _y(y, y_title, log_y, y_domain),
+        "y": _y(y, y_title, log_y, y_domain, zero),
         "color": alt.Color(
             "mechanism:N",
             title=None,
-            scale=alt.Scale(domain=order, range=[colours[label] for label in order]),
-            legend=alt.Legend(values=shown_at_first(labels), labelLimit=240, symbolType="stroke"),
+            scale=alt.Scale(domain=order, range=[look.colour for look in looks]),
+            legend=legend,
         ),
         "tooltip": [
             alt.Tooltip(f"{name}:{'N' if name == 'mechanism' else 'Q'}")
             for name in ("mechanism", x, y, *tooltip)
         ],
     }
-    scale = alt.Scale(domain=order, range=[dashes[label] for label in order])
+    about = {
+        "order": order,
+        "mechanisms": [name for name in order if any(row["mechanism"] == name for row in (dots or rows))],
+        "same": coinciding(rows, x, y, choose=list(chosen), log_y=log_y),
+        "choose": list(chosen),
+        "panel": panel_of(chosen),
+    }
+    # The script of pages computes these again whenever other mechanisms are shown.
+    dashes = [_dash(label, first, about["same"].get(about["panel"], [])) for label in order]
+    range_ = dashes if fixed else [alt.expr(f"dashes[{k}]") for k in range(len(order))]
+    scale = alt.Scale(domain=order, range=range_)
     dash = alt.StrokeDash("mechanism:N", legend=None, scale=scale)
-    parameters = [alt.param(name="shown", value=shown_at_first(labels))]
+    scale = alt.Scale(domain=order, range=[look.mark for look in looks])
+    shape = alt.Shape("mechanism:N", title=None, scale=scale, legend=legend)
+    parameters = [alt.param(name="shown", value=first), alt.param(name="dashes", value=dashes)]
     parameters += [alt.param(name=name, value=value) for name, value in chosen.items()]
     bars = None
     if ends is not None:
         low, high = _y(ends[0], y_title, log_y, y_domain), alt.Y2(ends[1])
-        whole = [row for row in dots or rows if row[ends[0]] is not None]
-        bars = _chart(whole, filters).mark_rule(clip=True, strokeWidth=1.5, opacity=0.6)
-        bars = bars.encode(**{**encoding, "y": low, "y2": high})
-    drawn = _lines_and_dots(rows, dots, encoding, filters, bars, strokeDash=dash)
-    return drawn.add_params(*parameters)
+        if whole := [row for row in dots or rows if row[ends[0]] is not None]:
+            bars = _chart(whole, filters).mark_rule(clip=True, strokeWidth=1.5, opacity=0.6)
+            bars = bars.encode(**{**encoding, "y": low, "y2": high})
+    drawn = _lines_and_dots(rows, dots, encoding, filters, bars, {"strokeDash": dash}, {"shape": shape})
+    return drawn if fixed else drawn.add_params(*parameters).properties(usermeta=about)
+
+
+def _dash(label: str, shown: Sequence[str], same: Sequence[Sequence[str]]) -> list[int]:
+    """Lines that coincide are seen in turns."""
+    for group in same:
+        seen = [name for name in group if name in shown]
+        if label in seen and len(seen) > 1:
+            return in_turns(seen.index(label), len(seen))
+    return list(look_of(label).dash)
 
 
 def by_value(
@@ -160,16 +170,15 @@ def by_value(
     zero: bool = False,
     colours: Sequence[str] = (),
     order: Sequence[str] = (),
-    pick: bool = False,
 ) -> Any:
-    """Lines that differ by the value of a column, numbers or words; a legend tells which is which.
-
-    With ``pick`` a click on the legend singles a line out, and the wheel zooms.
-    """
+    """Lines that differ by the value of a column, numbers or words; a legend tells which is which."""
     words = any(isinstance(row[by], str) for row in rows)
     scale = alt.Scale(range=list(colours)) if colours or words else alt.Scale(scheme="viridis")
     if words and not colours:
         scale = alt.Scale(range=list(PALETTE))
+    if by == "mechanism":
+        names = list(dict.fromkeys(row[by] for row in rows))
+        scale = alt.Scale(domain=names, range=[look_of(name).colour for name in names])
     encoding: dict[str, Any] = {
         "x": _x(x, x_title, log_x),
         "y": _y(y, y_title, log_y, y_domain, zero),
@@ -184,11 +193,7 @@ def by_value(
             alt.Tooltip(f"{name}:{'N' if isinstance(value, str) else 'Q'}") for name, value in rows[0].items()
         ],
     }
-    if not pick:
-        return _lines_and_dots(rows, dots, encoding)
-    picked = alt.selection_point(fields=[by], bind="legend")
-    encoding["opacity"] = alt.condition(picked, alt.value(1.0), alt.value(0.12))
-    return _lines_and_dots(rows, dots, encoding).add_params(picked).interactive()
+    return _lines_and_dots(rows, dots, encoding)
 
 
 def grey_dots(rows: Rows, x: str, y: str) -> Any:
@@ -225,18 +230,20 @@ def _lines_and_dots(
     encoding: dict[str, Any],
     filters: Sequence[str] = (),
     below: Any = None,
-    **of_lines: Any,
+    of_lines: Mapping[str, Any] | None = None,
+    of_dots: Mapping[str, Any] | None = None,
 ) -> Any:
     """``dots`` None marks the points of the lines, an empty list leaves them bare; ``below`` is a layer to
     begin with.
     """
     layers = [] if below is None else [below]
     if rows:
-        line = _chart(rows, filters).mark_line(clip=True, strokeWidth=2, point=dots is None)
-        layers.append(line.encode(**encoding, **of_lines))
-    if dots:
-        point = _chart(dots, filters).mark_point(clip=True, size=36, filled=True, opacity=0.9)
-        layers.append(point.encode(**encoding))
+        line = _chart(rows, filters).mark_line(clip=True, strokeWidth=2)
+        layers.append(line.encode(**encoding, **(of_lines or {})))
+    if marked := rows if dots is None else dots:
+        # Hollow, so that marks of different shapes on one place are all seen.
+        point = _chart(marked, filters).mark_point(clip=True, size=46, filled=False, strokeWidth=1.8)
+        layers.append(point.encode(**encoding, **(of_dots or {})))
     return alt.layer(*layers)
 
 

@@ -13,8 +13,8 @@ from typing import Any
 from unsoft.report.escape import embedded_json, printable
 
 HERE = Path(__file__).parent
-CHARTS = HERE / "charts.js"
-"""The script of pages with charts; it needs Vega-Embed, see :func:`unsoft.report.figure.vega_script`."""
+CHARTS, CHARTS_STYLE = HERE / "charts.js", HERE / "charts.css"
+"""Of pages with charts; the script needs Vega-Embed, see :func:`unsoft.report.figure.vega_script`."""
 
 
 def page(

@@ -23,3 +23,24 @@ for (const table of document.querySelectorAll("table.sortable")) {
     });
   });
 }
+
+// A table that is wider than its frame says so: on a phone nothing else shows that it scrolls.
+const frames = [...document.querySelectorAll(".scroll")].filter((frame) => frame.querySelector("table"));
+const hint = (frame) => {
+  const wide = frame.scrollWidth > frame.clientWidth + 1;
+  const before = frame.previousElementSibling;
+  const there = before && before.matches(".scroll-hint") ? before : null;
+  if (wide && !there) {
+    const words = document.createElement("p");
+    words.className = "scroll-hint quiet small";
+    words.textContent = "scroll this table sideways →";
+    frame.before(words);
+  }
+  if (!wide && there) there.remove();
+  frame.classList.toggle("more", wide && frame.scrollLeft + frame.clientWidth < frame.scrollWidth - 1);
+};
+const hintAll = () => frames.forEach(hint);
+frames.forEach((frame) => frame.addEventListener("scroll", () => hint(frame), { passive: true }));
+document.querySelectorAll("details").forEach((part) => part.addEventListener("toggle", hintAll));
+window.addEventListener("resize", hintAll);
+window.addEventListener("load", hintAll);

@@ -6,6 +6,7 @@ import itertools
 import math
 import random
 from collections.abc import Sequence
+from functools import lru_cache
 
 _LISTED = 6
 """So many numbers have 6 ** 6 resamples, which are all taken; of more, so many are drawn:"""
@@ -22,9 +23,13 @@ def interval(values: Sequence[float], level: float = 0.95) -> tuple[float, float
     >>> interval([1.0, 1.0, 1.0]), interval([3.0])
     ((1.0, 1.0), None)
     """
+    return None if len(values) < 2 else _interval(tuple(values), level)
+
+
+@lru_cache(maxsize=4096)
+def _interval(values: tuple[float, ...], level: float) -> tuple[float, float]:
+    """Kept, since tables, pages and verdicts ask for the same ones."""
     count = len(values)
-    if count < 2:
-        return None
     if count <= _LISTED:
         means = [math.fsum(chosen) / count for chosen in itertools.product(values, repeat=count)]
     else:

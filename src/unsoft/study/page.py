@@ -8,8 +8,9 @@ from typing import Any
 
 from unsoft.files import write_csv, write_whole
 from unsoft.report.comparison.page import HERE as COMPARISON
-from unsoft.report.figure import colour_of, dash_of, in_order, shown_at_first, svg_and_png, vega_script
-from unsoft.report.page import CHARTS, number, page
+from unsoft.report.figure import svg_and_png, vega_script
+from unsoft.report.look import in_order, looks, shown_at_first
+from unsoft.report.page import CHARTS, CHARTS_STYLE, number, page
 from unsoft.study.figures import figures_of
 from unsoft.study.plan import Study
 from unsoft.study.record import DONE, FAILED, Record
@@ -39,16 +40,15 @@ def study_page(studies: Sequence[Study], records: Sequence[Record], library: str
     labels = in_order(list(dict.fromkeys(one.mechanism for one in summaries)))
     sections = [_section(study, group.name, summaries, labels) for study in studies for group in study.groups]
     figures = [figure for section in sections for figure in section["figures"]]
-    colours, dashes = colour_of(labels), dash_of(labels)
     done = [record for record in records if record.status == DONE]
     return page(
         Path(__file__).parent / "page.html",
         title="unsoft study: what mechanisms learn",
-        styles=[COMPARISON / "page.css"],
+        styles=[CHARTS_STYLE, COMPARISON / "page.css"],
         libraries=[library],
         scripts=[CHARTS],
         data={
-            "looks": [{"label": label, "colour": colours[label], "dash": dashes[label]} for label in labels],
+            "looks": looks(labels),
             "shown": shown_at_first(labels),
             "figures": {figure.name: {"spec": figure.for_page(), "chips": True} for figure in figures},
         },

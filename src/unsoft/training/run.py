@@ -12,6 +12,7 @@ from transformers import TrainerCallback
 
 from unsoft.errors import Interrupted
 from unsoft.hf.quiet import quiet
+from unsoft.mechanisms.core.inline import label_of
 from unsoft.training import processes
 from unsoft.training.checkpoints import sweep
 from unsoft.training.final_test import final_result
@@ -95,7 +96,7 @@ def train(
             callbacks.append(Repulsion(alpha=full.alpha, kind=full.repulse))
         newest, _ = sweep(folder / CHECKPOINTS)
         if progress and first:
-            shown = ShowProgress(f"{full.task} {full.mechanism}", task.metric)
+            shown = ShowProgress(f"{full.task} {label_of(full.mechanism)}", task.metric)
             closing.callback(shown.close)
             callbacks.append(shown)
             for name in damaged:

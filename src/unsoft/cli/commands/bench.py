@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from unsoft.cli.arguments import check_file
+from unsoft.cli.arguments import AsJson, check_file
+from unsoft.cli.mechanisms import Formulas, Names, NamesOption, chosen
 from unsoft.cli.terminal import INTERRUPTED, console, note, progress, warn_if_busy
 
 if TYPE_CHECKING:
@@ -17,17 +19,25 @@ if TYPE_CHECKING:
 
 
 def command(
+    mechanism: Names = None,
+    mechanism_option: NamesOption = None,
+    formula: Formulas = None,
     quick: Annotated[bool, typer.Option("--quick", help="A few mechanisms, about a minute.")] = False,
     full: Annotated[
         bool, typer.Option("--full", help="Every case, FlexAttention too; half an hour.")
     ] = False,
     out: Annotated[Path | None, typer.Option(help="Keep the results in this JSON file.")] = None,
-    mechanism: Annotated[list[str] | None, typer.Option(help="Only this one; may be repeated.")] = None,
     only: Annotated[list[str] | None, typer.Option(help="Only this group of steps; may be repeated.")] = None,
+    as_json: AsJson = False,
 ) -> None:
     """Measure every mechanism side by side with PyTorch's fused softmax (SDPA).
 
     Without an option: all mechanisms, about six minutes. An interrupted run shows and keeps what it has done.
+
+    \b
+    Examples:
+      unsoft bench --quick
+      unsoft bench cog relu2 --only main --out bench.json
     """
     if quick and full:
         raise typer.BadParameter("choose one of --quick and --full")
@@ -36,12 +46,17 @@ def command(
     from unsoft.bench.plan import FULL, QUICK, STANDARD, choose, steps
 
     level = QUICK if quick else FULL if full else STANDARD
-    todo = choose(steps(level, mechanism), only)
+    todo = choose(steps(level, chosen(mechanism, mechanism_option, formula) or None), only)
     warn_if_busy()
     results, finished = _run(todo, lambda results, finished: _keep(out, level.name, results, finished))
-    _show(results)
+    if as_json:
+        from unsoft.bench.record import record
+
+        typer.echo(json.dumps(record(level.name, results, finished=finished), indent=1))
+    else:
+        _show(results)
     if out is not None:
-        typer.echo(f"written to {out}")
+        typer.echo(f"written to {out}", err=as_json)
     if not finished:
         note("interrupted; the figures above are those measured until then")
         raise typer.Exit(INTERRUPTED)

@@ -2,33 +2,68 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 
 import typer
 
-command = typer.Typer(help="Compiled formulas, models and measurements on disk.", rich_markup_mode=None)
+from unsoft.cli.arguments import AsJson
+
+command = typer.Typer(
+    help="""Compiled formulas, models and measurements on disk.
+
+    \b
+    Examples:
+      unsoft cache info
+      unsoft cache clear
+    """,
+    rich_markup_mode=None,
+)
 
 
 @command.command()
-def info() -> None:
-    """Show what is kept where, how many there are, and their size."""
+def info(as_json: AsJson = False) -> None:
+    """Show what is kept where, how many there are, and their size.
+
+    \b
+    Examples:
+      unsoft cache info
+      unsoft cache info --json
+    """
     from unsoft.compare.store import Store, default_folder
     from unsoft.engines.native.compiler import cache_directory, models_directory
 
-    directory = cache_directory()
-    sizes = [file.stat().st_size for file in directory.glob("*.so")]
-    typer.echo(f"{directory}: {len(sizes)} compiled libraries, {sum(sizes) / 2**20:.1f} MB")
-    models = models_directory()
-    size = sum(file.stat().st_size for file in models.glob("*/*"))
-    typer.echo(f"{models}: {len(list(models.glob('*')))} models, {size / 2**20:.1f} MB")
-    kept = Store(default_folder())
-    size = sum(file.stat().st_size for file in kept.files())
-    typer.echo(f"{kept.folder}: {len(kept.files())} results of unsoft compare, {size / 2**20:.1f} MB")
+    libraries, models, kept = cache_directory(), models_directory(), Store(default_folder())
+    found = [
+        (libraries, list(libraries.glob("*.so")), "compiled libraries", None),
+        (models, list(models.glob("*/*")), "models", len(list(models.glob("*")))),
+        (kept.folder, kept.files(), "results of unsoft compare", None),
+    ]
+    records = [
+        {
+            "folder": str(folder),
+            "what": what,
+            "count": len(files) if count is None else count,
+            "bytes": sum(file.stat().st_size for file in files),
+        }
+        for folder, files, what, count in found
+    ]
+    if as_json:
+        typer.echo(json.dumps(records, indent=1))
+        return
+    for one in records:
+        typer.echo(f"{one['folder']}: {one['count']} {one['what']}, {one['bytes'] / 2**20:.1f} MB")
 
 
 @command.command()
 def clear() -> None:
-    """Delete all of it; what is needed again is made again."""
+    """Delete all of it; what is needed again is made again.
+
+    \b
+    Examples:
+      unsoft cache clear
+      UNSOFT_CACHE_DIR=/tmp/mine unsoft cache clear
+    """
     from unsoft.compare.store import Store, default_folder
     from unsoft.engines.native.compiler import cache_directory, clear_cache, models_directory
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shlex
 import sys
 from pathlib import Path
@@ -9,8 +10,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from unsoft.cli.arguments import Plugin, check_drawing, check_folder, load_plugin, read_formula
+from unsoft.cli.arguments import AsJson, Plugin, check_drawing, check_folder, load_plugin
 from unsoft.cli.claim_chain import print_chain
+from unsoft.cli.mechanisms import Formulas, NamesOption, chosen, complete_mechanism
 from unsoft.cli.terminal import INTERRUPTED, cell, console, note, progress, say, show_table, warn_if_busy
 
 if TYPE_CHECKING:
@@ -25,15 +27,15 @@ def command(
     mechanism: Annotated[
         list[str] | None,
         typer.Argument(
+            metavar="[MECHANISM]...",
             help="Names of mechanisms, or two compare.json to see what changed; without any, a selection.",
             show_default=False,
+            autocompletion=complete_mechanism,
         ),
     ] = None,
-    formula: Annotated[
-        list[str] | None,
-        typer.Option(help='One of your own, "weight=...;mass=...;peak=..."; may be repeated.'),
-    ] = None,
-    quick: Annotated[bool, typer.Option("--quick", help="A few mechanisms, two minutes or so.")] = False,
+    mechanism_option: NamesOption = None,
+    formula: Formulas = None,
+    quick: Annotated[bool, typer.Option("--quick", help="A few mechanisms, a minute or so.")] = False,
     full: Annotated[bool, typer.Option("--full", help="Every mechanism, long rows, deep stacks.")] = False,
     model: Annotated[
         str | None,
@@ -63,20 +65,30 @@ def command(
     out: Annotated[
         Path, typer.Option(help="Folder for the page, its data (JSON, CSV) and figures (PNG, SVG).")
     ] = Path("report"),
+    as_json: AsJson = False,
     plugin: Plugin = None,
 ) -> None:
     """Put mechanisms side by side and write one page that needs no network.
 
     What is measured is kept, so a run that was interrupted, or asked again, goes on where the last one ended.
+
+    \b
+    Examples:
+      unsoft compare cog softmax magnitude --quick --out report
+      unsoft compare softmax logn+mine --formula "name=mine;weight=tanh(s)/n"
     """
     if quick and full:
         raise typer.BadParameter("choose one of --quick and --full")
-    names = list(mechanism or [])
-    if any(name.endswith(".json") for name in names):
-        _two_runs(names, out)
+    files = [name for name in (*(mechanism or ()), *(mechanism_option or ())) if name.endswith(".json")]
+    if files:
+        if len(files) != 2 or len([*(mechanism or ()), *(mechanism_option or ()), *(formula or ())]) != 2:
+            raise typer.BadParameter(
+                "to see what changed, give two files compare.json and nothing else", param_hint="'MECHANISM'"
+            )
+        _two_runs(files, out, as_json)
         return
     load_plugin(plugin)
-    own = [read_formula(text) for text in formula or []]
+    names = chosen(mechanism, mechanism_option, formula)
     if claim is None:
         check_drawing()
         check_folder(out)
@@ -85,11 +97,13 @@ def command(
     from unsoft.compare.section import Request, plan
     from unsoft.compare.store import Store, default_folder
     from unsoft.compare.subject import default_names, subjects_of
+    from unsoft.compare.watch import cores
 
     level = QUICK if quick else FULL if full else STANDARD
-    subjects = subjects_of(names or default_names(level, bool(own)), own)
-    files = [None if file is None else str(file) for file in (study, verdicts)]
-    request = Request(subjects, level, model, *files)
+    if all("{" in name for name in names):
+        names = [*default_names(level, bool(names)), *names]
+    records = [None if file is None else str(file) for file in (study, verdicts)]
+    request = Request(subjects_of(names, []), level, model, *records)
     if claim is not None:
         print_chain(claim, request, Store(default_folder()), again)
         return
@@ -98,13 +112,13 @@ def command(
     if any(job.timed for job in jobs):
         warn_if_busy()
     store = Store(default_folder())
-    with progress(len(jobs)) as announce:
+    with progress(len(jobs), refresh=False) as announce:  # a thread that draws would be copied with us
 
         def told(job: Job, number: int, left: float) -> None:
             announce(number, job.name, f"{job.title}, about {left:.0f} s left")
 
-        answers, finished = run(jobs, store, told, again=again)
-    _write(out, request, answers, finished, store)
+        answers, finished = run(jobs, store, told, again=again, processes=len(cores()))
+    _write(out, request, answers, finished, store, as_json)
     if any(answer.disturbed for answer in answers):
         note(
             "other programs used the machine while times were taken; they are shown, but the next run takes"
@@ -135,9 +149,12 @@ def _check_sections(request: Request, only: list[str]) -> None:
             raise typer.BadParameter(f"the section {name!r} needs --{needs}", param_hint="'--only'")
 
 
-def _write(out: Path, request: Request, answers: list[Answer], finished: bool, store: Store) -> None:
+def _write(
+    out: Path, request: Request, answers: list[Answer], finished: bool, store: Store, as_json: bool
+) -> None:
     from unsoft.compare.jobs import Results
     from unsoft.compare.output import PAGE, RECORD, record, views_of, write
+    from unsoft.compare.watch import cores
     from unsoft.report.comparison.page import provenance
 
     line = shlex.join(["unsoft", *sys.argv[1:]])
@@ -152,7 +169,10 @@ def _write(out: Path, request: Request, answers: list[Answer], finished: bool, s
         study=request.study,
     )
     views = views_of(Results(content))
-    counts = write(out, content, views, request.subjects, store, say)
+    counts = write(out, content, views, request.subjects, store, say, len(cores()))
+    if as_json:
+        typer.echo(json.dumps(content, indent=1))
+        return
     _print_scoreboard(content)
     for part in (part for view in views for part in view["parts"] if part.in_terminal):
         typer.echo(f"{part.heading}\n{part.text}")
@@ -195,11 +215,7 @@ def _print_scoreboard(content: dict[str, Any]) -> None:
         typer.echo(f"claims that could have failed: {said}")
 
 
-def _two_runs(names: list[str], out: Path) -> None:
-    if len(names) != 2 or not all(name.endswith(".json") for name in names):
-        raise typer.BadParameter(
-            "to see what changed, give two files compare.json and nothing else", param_hint="'MECHANISM'"
-        )
+def _two_runs(names: list[str], out: Path, as_json: bool) -> None:
     check_drawing()
     check_folder(out)
     from unsoft.files import write_whole
@@ -215,6 +231,12 @@ def _two_runs(names: list[str], out: Path) -> None:
         first, second = (read_record(Path(name)) for name in names)
     except ValueError as problem:
         raise typer.BadParameter(str(problem), param_hint="'MECHANISM'") from None
+    out.mkdir(parents=True, exist_ok=True)
+    write_whole(out / "changes.html", two_runs_page(first, second, (names[0], names[1])).encode())
+    if as_json:
+        changes = {"differences": differences(first, second), "claims": changed_claims(first, second)}
+        typer.echo(json.dumps(changes | {"caveats": caveats(first, second)}, indent=1))
+        return
     fields = ("mechanism", "question", "first", "second", "change", "word")
     rows = [
         [cell(row[field]) for field in fields] for row in differences(first, second) if row["word"] != "same"
@@ -228,6 +250,4 @@ def _two_runs(names: list[str], out: Path) -> None:
         screen.print(sentence)
     for claim in changed_claims(first, second):
         screen.print(f"{claim['claim']} {claim['first']} -> {claim['second']}")
-    out.mkdir(parents=True, exist_ok=True)
-    write_whole(out / "changes.html", two_runs_page(first, second, (names[0], names[1])).encode())
     typer.echo(str(out / "changes.html"))

@@ -8,7 +8,16 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from unsoft.cli.arguments import Plugin, check_folder, load_plugin, read_layers, read_pairs
+from unsoft.cli.arguments import (
+    AsJson,
+    Plugin,
+    check_folder,
+    folder_name,
+    load_plugin,
+    read_layers,
+    read_pairs,
+)
+from unsoft.cli.mechanisms import Name, NameOption, OneFormula, chosen_one
 from unsoft.cli.terminal import INTERRUPTED, note, show_table
 
 if TYPE_CHECKING:
@@ -17,7 +26,9 @@ if TYPE_CHECKING:
 
 def command(
     model: Annotated[str, typer.Argument(help="smollm2, a folder, or a hub id.")],
-    mechanism: Annotated[str, typer.Option(help="Such as softpick or magnitude+softmax; see unsoft list.")],
+    mechanism: Name = None,
+    mechanism_option: NameOption = None,
+    formula: OneFormula = None,
     text: Annotated[
         str,
         typer.Option(
@@ -55,16 +66,24 @@ def command(
         int | None,
         typer.Option(min=1, help="Steps between checkpoints; a quarter of a stage.", show_default=False),
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the whole result.")] = False,
+    as_json: AsJson = False,
     plugin: Plugin = None,
 ) -> None:
     """Move a pretrained language model to another mechanism: swap, match each layer to the original,
     fine-tune.
 
     Ctrl-C saves and stops; the same command goes on from there. DIR/model is what unsoft.hf.load reads.
+
+    \b
+    Examples:
+      unsoft convert smollm2 softpick --match-steps 40 --tune-steps 20
+      unsoft convert smollm2 magnitude+softmax --layers 8- --out converted
     """
     load_plugin(plugin)
-    folder = out or Path("runs") / f"{Path(model).name}-to-{mechanism}"
+    name = chosen_one(mechanism, mechanism_option, formula)
+    from unsoft.mechanisms.core.inline import label_of
+
+    folder = out or folder_name(Path(model).name, "to", label_of(name))
     check_folder(folder)
     from unsoft.errors import Interrupted
     from unsoft.training import Conversion
@@ -72,7 +91,7 @@ def command(
 
     spec = Conversion(
         model=model,
-        mechanism=mechanism,
+        mechanism=name,
         options=read_pairs(option, "--option"),
         layers=None if layers is None else read_layers(layers),
         keep_first_last=keep_first_last,

@@ -16,7 +16,13 @@ def command(
     ] = False,
     markdown: Annotated[bool, typer.Option("--markdown", help="The page docs/mechanisms.md.")] = False,
 ) -> None:
-    """Show every mechanism with its formula and properties."""
+    """Show every mechanism with its formula and properties.
+
+    \b
+    Examples:
+      unsoft list
+      unsoft list --json
+    """
     if as_json and markdown:
         raise typer.BadParameter("choose one of --json and --markdown")
     if as_json:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shlex
 from dataclasses import replace
 from pathlib import Path
@@ -9,7 +10,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from unsoft.cli.arguments import check_folder, prepare_folder, read_text
+from unsoft.cli.arguments import AsJson, check_folder, prepare_folder, read_text
+from unsoft.cli.reader import load_reader
 from unsoft.cli.terminal import cell, console, progress, show_table
 
 if TYPE_CHECKING:
@@ -58,30 +60,26 @@ def command(
         int, typer.Option(min=1, help="Neurons by weights that are shown, or ablated in another layer.")
     ] = 16,
     seed: Annotated[int, typer.Option(help="Of controls and intervals.")] = 0,
+    as_json: AsJson = False,
 ) -> None:
     """Find entropy neurons and token-frequency neurons: ablate every neuron of a layer and compare with
     controls.
 
     Nothing of the model is changed.
+
+    \b
+    Examples:
+      unsoft neurons smollm2 --out neurons
+      unsoft neurons smollm2 --layer 20 --tokens 2048 --text book.txt
     """
     words = _python_reference() if text is None else read_text(text, "'--text'")
     if out is not None:
         check_folder(out)
-    from unsoft.hf.models import load_model
     from unsoft.hf.neurons import scan
     from unsoft.hf.neurons.frequency import read_counts
 
     counted = None if counts is None else read_counts(counts)
-    network, tokenizer = load_model(model)
-    if tokenizer is None:
-        raise typer.BadParameter(
-            (
-                f"{model} has no tokenizer, so it cannot read text; use unsoft.hf.neurons.scan(model, tokens)"
-                " from Python"
-            ),
-            param_hint="'MODEL'",
-        )
-    longest = min(length, getattr(network.config, "max_position_embeddings", None) or length)
+    network, tokenizer, longest = load_reader(model, length, "unsoft.hf.neurons.scan(model, tokens)")
     with progress(100 * len(_STEPS)) as show:
 
         def tell(what: str, done: int, total: int) -> None:
@@ -101,7 +99,10 @@ def command(
             progress=tell,
         )
     found = replace(found, model=model)
-    _print(found)
+    if as_json:
+        typer.echo(json.dumps(found.to_dict(), indent=1))
+    else:
+        _print(found)
     if out is None:
         return
     from unsoft.files import write_whole
@@ -115,7 +116,7 @@ def command(
     written = found.write(out, f"unsoft neurons {shlex.quote(model)}{given}{where}{size} --seed {seed}")
     write_whole(out / "neurons.html", page)
     for path in (*written, out / "neurons.html"):
-        typer.echo(str(path))
+        typer.echo(str(path), err=as_json)
 
 
 def _print(found: Scan) -> None:

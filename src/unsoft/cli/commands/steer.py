@@ -2,21 +2,28 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from unsoft.cli.arguments import check_file, prepare_folder, read_text
+from unsoft.cli.arguments import AsJson, check_file, prepare_folder
+from unsoft.cli.steer_inputs import lines, listed, pairs, places, prose
 from unsoft.cli.terminal import INTERRUPTED, console, note, progress, show_table
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel, PreTrainedTokenizerBase
-
     from unsoft.hf.steering.controls import Judgement
 
 command = typer.Typer(
-    help="Push a model along directions inside it, and find out whether that is real.", rich_markup_mode=None
+    help="""Push a model along directions inside it, and find out whether that is real.
+
+    \b
+    Examples:
+      unsoft steer check smollm2
+      unsoft steer fit smollm2 --out joy.safetensors
+    """,
+    rich_markup_mode=None,
 )
 
 Model = Annotated[str, typer.Argument(help="smollm2, a folder, or a name on the hub.")]
@@ -54,14 +61,20 @@ def fit(
     site: Site = "block",
     pool: Pool = "last",
 ) -> None:
-    """Find directions from pairs of texts, and keep them in a file."""
-    pairs = _pairs(positive, negative)
+    """Find directions from pairs of texts, and keep them in a file.
+
+    \b
+    Examples:
+      unsoft steer fit smollm2 --out joy.safetensors
+      unsoft steer fit smollm2 --positive a.txt --negative b.txt --out mine.safetensors
+    """
+    halves = pairs(positive, negative)
     check_file(out)
     from unsoft.hf import steering
 
     network, tokenizer = _load(model)
     found = steering.fit(
-        network, *pairs, tokenizer, method=method, layers=_listed(layers), site=site, pool=pool
+        network, *halves, tokenizer, method=method, layers=listed(layers), site=site, pool=pool
     )
     found.save(out)
     show_table(
@@ -83,7 +96,13 @@ def generate(
     keep_norm: KeepNorm = False,
     tokens: Annotated[int, typer.Option(min=1, help="The most tokens to write.")] = 40,
 ) -> None:
-    """Let a model go on from a prompt, as it is and steered, without chance."""
+    """Let a model go on from a prompt, as it is and steered, without chance.
+
+    \b
+    Examples:
+      unsoft steer generate smollm2 joy.safetensors --prompt "The weather is"
+      unsoft steer generate smollm2 joy.safetensors --prompt "Today I" --strength 0.5 --tokens 20
+    """
     from unsoft.hf.steering import Directions, steering
     from unsoft.hf.steering.states import encoded
     from unsoft.report.escape import printable
@@ -107,8 +126,8 @@ def generate(
             network,
             found,
             strength,
-            layers=_listed(layers),
-            positions=_places(positions),
+            layers=listed(layers),
+            positions=places(positions),
             keep_norm=keep_norm,
         ):
             screen.print(f"steered  {continued(text)}")
@@ -146,20 +165,26 @@ def check(
         Path | None,
         typer.Option(help="Keep table, verdict, directions and a page in this folder.", show_default=False),
     ] = None,
+    as_json: AsJson = False,
 ) -> None:
     """Is it cheating or a real intervention? One table of controls, by rules that were fixed before.
 
     Without files: pairs of happy and unhappy sentences of our own, past and future as the other task.
+
+    \b
+    Examples:
+      unsoft steer check smollm2
+      unsoft steer check smollm2 --strength 0.2 --out steering
     """
     from unsoft.hf.steering.text_check import TextQuestion, check_text
 
     question = TextQuestion(
-        *_pairs(positive, negative),
-        prompts=_lines(prompts, "prompts"),
-        toward=_lines(toward, "toward"),
-        away=_lines(away, "away"),
-        other=_pairs(other_positive, other_negative, "other_"),
-        unrelated=_prose(unrelated),
+        *pairs(positive, negative),
+        prompts=lines(prompts, "prompts"),
+        toward=lines(toward, "toward"),
+        away=lines(away, "away"),
+        other=pairs(other_positive, other_negative, "other_"),
+        unrelated=prose(unrelated),
     )
     if out is not None:
         from unsoft.cli.arguments import check_drawing
@@ -176,22 +201,25 @@ def check(
             tokenizer,
             question,
             method=method,
-            layers=_listed(layers),
+            layers=listed(layers),
             site=site,
             pool=pool,
             strength=strength,
-            positions=_places(positions),
+            positions=places(positions),
             keep_norm=keep_norm,
             said=lambda words: bar(next(count), words, words),
         )
-    show(judgement)
+    if as_json:
+        typer.echo(json.dumps(judgement.to_dict(), indent=1))
+    else:
+        show(judgement)
     if out is None:
         return
     from unsoft.hf.steering.report import write
 
     directions.save(out / "directions.safetensors")
     for path in (out / "directions.safetensors", *write(out, model, judgement, _again(model, strength))):
-        typer.echo(str(path))
+        typer.echo(str(path), err=as_json)
 
 
 @command.command()
@@ -208,6 +236,11 @@ def scenes(
     """Train a small image-text model that names things which are not there, and steer it by what it sees.
 
     Ctrl-C while it trains saves and stops; the same command goes on from there.
+
+    \b
+    Examples:
+      unsoft steer scenes --steps 500 --out scenes
+      unsoft steer scenes --negative without --seed 1
     """
     from unsoft.cli.arguments import check_drawing, check_folder
 
@@ -275,50 +308,6 @@ def _load(model: str) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
             param_hint="'MODEL'",
         )
     return network, tokenizer
-
-
-def _pairs(positive: Path | None, negative: Path | None, kind: str = "") -> tuple[list[str], list[str]]:
-    if (positive is None) != (negative is None):
-        raise typer.BadParameter(
-            f"--{kind.replace('_', '-')}positive and --{kind.replace('_', '-')}negative belong together"
-        )
-    return _lines(positive, f"{kind}positive"), _lines(negative, f"{kind}negative")
-
-
-def _lines(path: Path | None, name: str) -> list[str]:
-    """Lines that are not empty; those of our own sample where no file is given."""
-    from unsoft.hf import steering
-
-    sample = Path(steering.__file__).parent / "sample" / f"{name}.txt"
-    text = read_text(path or sample, f"'--{name.replace('_', '-')}'")
-    return [line.strip() for line in text.splitlines() if line.strip()]
-
-
-def _prose(path: Path | None) -> str:
-    from unsoft.hf import inspection
-
-    return read_text(path or Path(inspection.__file__).parent / "sample.txt", "'--unrelated'")
-
-
-def _listed(layers: str | None) -> list[str] | None:
-    """ "0,8-" as a list.
-
-    >>> _listed("0, 8-")
-    ['0', '8-']
-    """
-    return None if layers is None else [part.strip() for part in layers.split(",")]
-
-
-def _places(positions: str) -> str | list[int]:
-    """Numbers where there are some.
-
-    >>> _places("0,-1"), _places("all")
-    ([0, -1], 'all')
-    """
-    try:
-        return [int(part) for part in positions.split(",")]
-    except ValueError:
-        return positions
 
 
 def _again(model: str, strength: float) -> str:

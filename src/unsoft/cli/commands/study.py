@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-import os
+import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from typer.core import TyperGroup
 
-from unsoft.cli.arguments import Plugin, check_folder, load_plugin, read_pairs
-from unsoft.cli.terminal import INTERRUPTED, cell, note, show_table
+from unsoft.cli.arguments import AsJson, Plugin, check_folder, load_plugin
+from unsoft.cli.mechanisms import Formulas, chosen, complete_mechanism
+from unsoft.cli.study_arguments import numbers_of, study_of, words_of
+from unsoft.cli.study_tables import print_defaults, print_study
+from unsoft.cli.terminal import INTERRUPTED, note, show_table
 
 if TYPE_CHECKING:
-    from unsoft.study import Study, Summary
+    from unsoft.study import Study
     from unsoft.study.driver import Workers
 
 
@@ -28,7 +31,13 @@ class _RunUnlessNamed(TyperGroup):
 
 command = typer.Typer(
     cls=_RunUnlessNamed,
-    help="Many training runs: mechanisms on tasks, over seeds and rates. `study X` is `study run X`.",
+    help="""Many training runs: mechanisms on tasks, over seeds and rates. `study X` is `study run X`.
+
+    \b
+    Examples:
+      unsoft study --list
+      unsoft study --default census --out study
+    """,
     rich_markup_mode=None,
     no_args_is_help=True,
 )
@@ -48,9 +57,23 @@ def run(
         bool, typer.Option("--list", help="Show the studies that come with unsoft, and stop.")
     ] = False,
     tasks: Annotated[
-        str | None, typer.Option(help="Instead of a file: census,needle.", show_default=False)
+        list[str] | None,
+        typer.Option(
+            "--task", "--tasks", help="Instead of a file: census,needle; may be repeated.", show_default=False
+        ),
     ] = None,
-    mechanisms: Annotated[str | None, typer.Option(help="Likewise: softmax,cog.", show_default=False)] = None,
+    mechanisms: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--mechanism",
+            "-m",
+            "--mechanisms",
+            help="Likewise: softmax,cog; may be repeated.",
+            show_default=False,
+            autocompletion=complete_mechanism,
+        ),
+    ] = None,
+    formula: Formulas = None,
     seeds: Annotated[int | None, typer.Option(help="How many; 5.", show_default=False)] = None,
     lrs: Annotated[
         str | None, typer.Option(help="Learning rates; 0.001,0.003,0.01.", show_default=False)
@@ -87,25 +110,32 @@ def run(
     ] = False,
     plugin: Plugin = None,
 ) -> None:
-    """Run what is missing of a study. Ctrl-C lets runs save themselves; the same command goes on."""
+    """Run what is missing of a study. Ctrl-C lets runs save themselves; the same command goes on.
+
+    \b
+    Examples:
+      unsoft study --default census --out study
+      unsoft study --task needle -m softmax -m cog --seeds 3 --set steps=300
+    """
     if show_list:
-        _print_defaults()
+        print_defaults()
         return
     check_folder(out)
     load_plugin(plugin)
-    direct = {"tasks": tasks, "mechanisms": mechanisms}
-    changes = {"seeds": seeds, "lrs": None if lrs is None else _numbers(lrs), "sweep": sweep}
+    direct = (tasks, mechanisms, formula)
+    changes = {"seeds": seeds, "lrs": None if lrs is None else numbers_of(lrs), "sweep": sweep}
     changes = {name: value for name, value in changes.items() if value is not None}
-    if sum((spec is not None, bool(default), any(direct.values()))) != 1:
+    if sum((spec is not None, bool(default), any(direct))) != 1:
         raise typer.BadParameter("give a file, --default NAME, or --tasks and --mechanisms")
     from unsoft.study import default_study, read_study
 
-    if not any(direct.values()):
+    if not any(direct):
         if changes or settings or controls:
             raise typer.BadParameter("a study from a file is run as it is written; change a copy of it")
         studies = [default_study(name) for name in default or []] if spec is None else [read_study(spec)]
     else:
-        studies = [_from_options(_words(tasks), _words(mechanisms), settings, controls, changes)]
+        names = chosen(words_of(mechanisms), None, formula)
+        studies = [study_of(words_of(tasks), names, settings, controls, changes)]
     made = _workers(workers, ray, cpus_per_run, gpus_per_run)
     file = plugin is not None and plugin.endswith(".py")
     options: dict[str, Any] = {"runs": runs, "retry": retry, "any_code": any_code}
@@ -134,14 +164,20 @@ def _run_one(study: Study, out: Path, workers: int | Workers, options: dict[str,
             " the same command goes on from there"
         )
         raise typer.Exit(INTERRUPTED)
-    _print(out, study.name)
+    print_study(out, study.name)
     if state.failed:
         note(f"{state.failed} of {state.total} runs failed: unsoft study status --out {out}")
 
 
 @command.command()
-def status(out: _Out = Path("study")) -> None:
-    """Show how far studies are, and what failed."""
+def status(out: _Out = Path("study"), as_json: AsJson = False) -> None:
+    """Show how far studies are, and what failed.
+
+    \b
+    Examples:
+      unsoft study status
+      unsoft study status --out study --json
+    """
     from unsoft.study.record import STATUSES
     from unsoft.study.row import words
     from unsoft.study.store import NAME, Store
@@ -155,12 +191,15 @@ def status(out: _Out = Path("study")) -> None:
             counts = [sum(record.status == kind for record in mine) for kind in STATUSES]
             rows.append([name, begun, *counts, f"{sum(record.wall for record in mine) / 60:.1f}"])
     titles = {"study": "whole", "begun": "left"} | dict.fromkeys((*STATUSES, "minutes"), "right")
+    if as_json:
+        typer.echo(json.dumps([dict(zip(titles, row, strict=True)) for row in rows], indent=1))
+        return
     show_table(titles, rows)
     for record in every:
         if record.error:
             note(f"{record.study}: {words(record)}: {record.error}")
     for study in dict.fromkeys(record.study for record in every):
-        _print(out, study)
+        print_study(out, study)
 
 
 @command.command()
@@ -169,7 +208,13 @@ def export(
     out: _Out = Path("study"),
     study: Annotated[str | None, typer.Option(help="One of the store; all.", show_default=False)] = None,
 ) -> None:
-    """Write all runs to a file; docs/studies.md explains its columns."""
+    """Write all runs to a file; docs/studies.md explains its columns.
+
+    \b
+    Examples:
+      unsoft study export --to runs.csv
+      unsoft study export --to runs.parquet --study census
+    """
     from unsoft.cli.arguments import check_file
     from unsoft.study.export import export as write
     from unsoft.study.store import NAME, Store
@@ -193,7 +238,13 @@ def report(
         Path | None, typer.Option(help="Folder of the page; report in --out.", show_default=False)
     ] = None,
 ) -> None:
-    """Write one page that needs no network, with its charts and their numbers."""
+    """Write one page that needs no network, with its charts and their numbers.
+
+    \b
+    Examples:
+      unsoft study report
+      unsoft study report --out study --to page
+    """
     from unsoft.cli.arguments import check_drawing
     from unsoft.study.store import NAME, Store
 
@@ -213,97 +264,11 @@ def report(
     )
 
 
-def _print(out: Path, name: str) -> None:
-    """The table of a study, its verdict, and how rates were chosen."""
-    from unsoft.study import Study, summarise, verdict
-    from unsoft.study.store import NAME, Store
-
-    with Store(out / NAME) as store:
-        records, definition = store.records(name), store.definition(name)
-    assert definition is not None
-    study, summaries = Study.from_dict(definition), summarise(records)
-    if not any(one.seeds for one in summaries):
-        return
-    titles = {"task": "whole", "mechanism": "whole"} | dict.fromkeys(
-        ("score", "95 % interval", "over softmax", "its interval", "seeds", "rate", "parameters", "ms/step"),
-        "right",
-    )
-    show_table(
-        titles, [_row(one) for one in summaries if one.seeds], title=f"{name} ({summaries[0].sweep_words})"
-    )
-    for one in {one.group: one for one in summaries if one.seeds}.values():
-        shortcut = "" if one.shortcut is None else f", shortcut {cell(one.shortcut)}"
-        better = "higher" if one.higher_is_better else "lower"
-        typer.echo(
-            f"{one.group}: {one.metric}, {better} is better; chance {cell(one.chance)}{shortcut},"
-            f" known solution {cell(one.known)}"
-        )
-    if study.rules:
-        found, why = verdict(study.rules, records)
-        typer.echo(f"{study.claim} ({study.source}): {found}. {why}")
-
-
-def _row(one: Summary) -> list[str]:
-    gain = one.difference
-    return [
-        one.group,
-        one.mechanism,
-        cell(one.mean),
-        _interval(one.low, one.high),
-        "" if gain is None else f"{gain.mean:+.3f}",
-        "" if gain is None else _interval(gain.low, gain.high),
-        str(one.seeds),
-        f"{one.lr:g}",
-        cell(one.parameters),
-        "" if one.seconds_per_step is None else cell(1e3 * one.seconds_per_step),
-    ]
-
-
-def _interval(low: float | None, high: float | None) -> str:
-    return "" if low is None or high is None else f"{low:.3f} to {high:.3f}"
-
-
-def _print_defaults() -> None:
-    from unsoft.study.read import default_studies, read_study
-
-    rows = []
-    for name, path in default_studies().items():
-        study = read_study(path)
-        rows.append([name, study.source, study.claim, len(study)])
-    show_table({"name": "whole", "source": "left", "claim": "left", "runs": "right"}, rows)
-
-
-def _from_options(
-    tasks: list[str],
-    mechanisms: list[str],
-    settings: list[str] | None,
-    controls: bool,
-    changes: dict[str, Any],
-) -> Study:
-    """--set names what a run has (steps, width, ...), or else what a task has."""
-    from dataclasses import fields
-
-    from unsoft.study import make_study
-    from unsoft.training import Spec
-
-    if not tasks or not mechanisms:
-        raise typer.BadParameter("--tasks and --mechanisms belong together")
-    own = {one.name for one in fields(Spec)}
-    given = read_pairs(settings, "--set")
-    group = {
-        "mechanisms": mechanisms,
-        "controls": controls,
-        "settings": {name: value for name, value in given.items() if name in own},
-        "knobs": {name: value for name, value in given.items() if name not in own},
-    }
-    return make_study(
-        {"name": "-".join(tasks), "group": [{"task": task, **group} for task in tasks], **changes}
-    )
-
-
 def _workers(count: int | None, ray: str | None, cpus: float, gpus: float) -> int | Workers:
     if ray is None:
-        return count or _cores()
+        from unsoft.compare.watch import cores
+
+        return count or len(cores())
     if count is not None:
         raise typer.BadParameter(
             "--workers is for this machine; a cluster has --cpus-per-run and --gpus-per-run"
@@ -313,19 +278,3 @@ def _workers(count: int | None, ray: str | None, cpus: float, gpus: float) -> in
     return RayWorkers(ray, cpus, gpus)
 
 
-def _cores() -> int:
-    """Those that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
-def _words(text: str | None) -> list[str]:
-    return [word.strip() for word in (text or "").split(",") if word.strip()]
-
-
-def _numbers(text: str) -> list[float]:
-    try:
-        return [float(word) for word in _words(text)]
-    except ValueError:
-        raise typer.BadParameter(
-            f"{text!r} is not a list of numbers such as 0.001,0.003,0.01", param_hint="'--lrs'"
-        ) from None

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from unsoft.cli.arguments import check_folder, read_layers
+from unsoft.cli.arguments import AsJson, check_folder, read_layers
+from unsoft.cli.mechanisms import Name, NameOption, OneFormula, chosen_one
 from unsoft.files import whole_folder
 
 if TYPE_CHECKING:
@@ -17,8 +19,10 @@ if TYPE_CHECKING:
 
 def command(
     model: Annotated[str, typer.Argument(help="smollm2, minilm, a folder, or a hub id.")],
-    mechanism: Annotated[str, typer.Argument(help="Such as cog or magnitude+softmax; see unsoft list.")],
     out: Annotated[Path, typer.Option(help="The folder to write; new or empty.")],
+    mechanism: Name = None,
+    mechanism_option: NameOption = None,
+    formula: OneFormula = None,
     layers: Annotated[
         str | None, typer.Option(help="Only these: 0,4-7,-1; or what each of them gets: 0=softmax,8-=relu2.")
     ] = None,
@@ -28,31 +32,43 @@ def command(
     init: Annotated[
         str, typer.Option(help="Start of learnable parts: open (close to softmax) or paper.")
     ] = "open",
+    as_json: AsJson = False,
 ) -> None:
     """Put a mechanism into the attention of a transformers model and save it.
 
     Load it with unsoft.hf.load(DIR); plain transformers refuses it.
+
+    \b
+    Examples:
+      unsoft swap smollm2 cog --out swapped
+      unsoft swap smollm2 magnitude+softmax --layers 4-7 --out swapped
     """
+    name = chosen_one(mechanism, mechanism_option, formula)
     check_folder(out)  # loading a model takes long: what would stop it from being written is told before
     if out.exists() and any(out.iterdir()):
         raise typer.BadParameter(f"{out} exists and is not an empty folder", param_hint="'--out'")
     import unsoft
     from unsoft.hf.quiet import quiet
     from unsoft.hf.recipe import Recipe
+    from unsoft.mechanisms.core.inline import label_of
 
     which = None if layers is None else read_layers(layers)
-    Recipe(mechanism, which, keep_first_last, init)  # wrong arguments are told before a model is loaded
-    for name in {mechanism, *(which.values() if isinstance(which, dict) else ())}:
-        unsoft.mechanism(name, heads=2, head_dim=4, layer=1, layers=3)
+    Recipe(name, which, keep_first_last, init)  # wrong arguments are told before a model is loaded
+    for one in {name, *(which.values() if isinstance(which, dict) else ())}:
+        unsoft.mechanism(one, heads=2, head_dim=4, layer=1, layers=3)
     loaded, tokenizer = unsoft.hf.load_model(model)
-    unsoft.hf.swap(loaded, mechanism, which, keep_first_last, init)
+    unsoft.hf.swap(loaded, name, which, keep_first_last, init)
     _check_space(out, loaded)
     with quiet(), whole_folder(out) as unfinished:
         loaded.save_pretrained(unfinished)
         if tokenizer is not None:
             tokenizer.save_pretrained(unfinished)
+    if as_json:
+        kind = type(loaded).__name__
+        typer.echo(json.dumps({"model": model, "class": kind, "mechanism": name, "folder": str(out)}))
+        return
     typer.echo(
-        f"{type(loaded).__name__} with {mechanism} written to {out}; load it with"
+        f"{type(loaded).__name__} with {label_of(name)} written to {out}; load it with"
         f" unsoft.hf.load({str(out)!r})"
     )
 

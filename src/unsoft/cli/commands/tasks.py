@@ -21,7 +21,13 @@ def command(
     ] = False,
     plugin: Plugin = None,
 ) -> None:
-    """Show every task on which mechanisms can be trained."""
+    """Show every task on which mechanisms can be trained.
+
+    \b
+    Examples:
+      unsoft tasks
+      unsoft tasks --scores --json
+    """
     load_plugin(plugin)
     from unsoft.tasks import tasks
 

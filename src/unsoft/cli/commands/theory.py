@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from unsoft.cli.arguments import check_drawing, prepare_folder, read_formula
+from unsoft.cli.arguments import AsJson, check_drawing, prepare_folder
+from unsoft.cli.mechanisms import Formulas, Names, NamesOption, chosen
 from unsoft.cli.terminal import show_table
 
 if TYPE_CHECKING:
     from unsoft.cli.theory_data import Subject
-    from unsoft.formula import Formula
 
 _DEFAULT = ("softmax", "cog", "sinh", "relu", "relu2", "sigmoid", "tanh", "identity")
 _SHOWN = 7  # columns of gamma in the terminal
@@ -21,25 +22,26 @@ _MOST = 10_000  # points of beta and gamma
 
 
 def command(
-    mechanism: Annotated[
-        list[str] | None,
-        typer.Argument(help="Names of formulas; without any, a selection.", show_default=False),
-    ] = None,
+    mechanism: Names = None,
+    mechanism_option: NamesOption = None,
+    formula: Formulas = None,
     beta: Annotated[str, typer.Option(help="Means of the logits: -1,0,1 or first:last:count.")] = "-1,0,1",
     gamma: Annotated[str, typer.Option(help="Spreads of the logits, likewise.")] = "0.05:4:80",
-    formula: Annotated[
-        list[str] | None,
-        typer.Option(help='One of your own, "weight=...;mass=...;peak=..."; may be repeated.'),
-    ] = None,
     n: Annotated[int, typer.Option(help="Number of keys, for formulas that depend on it.")] = 1024,
     out: Annotated[
         Path | None, typer.Option(help="Keep figures (HTML, PNG, SVG) and data (CSV, JSON) in this folder.")
     ] = None,
+    as_json: AsJson = False,
 ) -> None:
     """Show how evenly a long row spreads its weight: S = E|a| / sqrt(E a^2) for logits N(beta, gamma^2).
 
     1 is even, 0 is all on one key. With --out also: the curves, clones against a unique key, short rows, few
     dimensions.
+
+    \b
+    Examples:
+      unsoft theory softmax relu2 --beta=-1,0,1 --gamma 0.5,1,2
+      unsoft theory logn+mine --formula "name=mine;weight=tanh(s)/n" --out theory
     """
     betas, gammas = read_range("--beta", beta), read_range("--gamma", gamma)
     if min(gammas) < 0:
@@ -52,20 +54,25 @@ def command(
         )
     if n < 1:
         raise typer.BadParameter(f"expected 1 key or more, not {n}", param_hint="'--n'")
-    subjects = _subjects(mechanism or [], [read_formula(text) for text in formula or []], n)
+    subjects = _subjects(chosen(mechanism, mechanism_option, formula), n)
     if out is not None:
         check_drawing()
         prepare_folder(out)
     from unsoft.cli.theory_data import sparsity_rows
 
     rows = sparsity_rows(subjects, betas, gammas)
-    _print_table(rows, gammas)
+    if as_json:
+        typer.echo(json.dumps(rows, indent=1))
+    else:
+        _print_table(rows, gammas)
     if out is not None:
         from unsoft.cli.theory_figures import figures, write_figure
+        from unsoft.report.figure import vega_script
 
-        for figure in figures(subjects, rows):
-            write_figure(figure, out)
-            typer.echo(f"{out / figure.name}.html .png .svg .csv .json: {figure.title}")
+        library = vega_script()
+        for figure, controls in figures(subjects, rows):
+            write_figure(figure, controls, out, library)
+            typer.echo(f"{out / figure.name}.html .png .svg .csv .json: {figure.title}", err=as_json)
 
 
 def read_range(option: str, text: str) -> list[float]:
@@ -94,15 +101,13 @@ def read_range(option: str, text: str) -> list[float]:
     return found
 
 
-def _subjects(names: list[str], own: list[Formula], n: int) -> list[Subject]:
+def _subjects(names: list[str], n: int) -> list[Subject]:
     from unsoft.cli.theory_data import Subject
+    from unsoft.mechanisms.core.inline import label_of
     from unsoft.mechanisms.core.registry import resolve_formula
 
-    if not names and not own:
-        names = list(_DEFAULT)
-    subjects = [Subject(name, resolve_formula(name), n, named=True) for name in dict.fromkeys(names)]
-    return subjects + [
-        Subject(formula.name or str(formula.weight), formula, n, named=False) for formula in own
+    return [
+        Subject(label_of(name), resolve_formula(name), n, named="{" not in name) for name in names or _DEFAULT
     ]
 
 
@@ -128,7 +133,7 @@ def _print_table(rows: list[dict[str, Any]], gammas: list[float]) -> None:
         ]
         for (name, beta), curve in curves.items()
     ]
-    show_table(columns, lines, title="S: 1 even, 0 all on one key")
+    show_table(columns, lines, title="S: 1 even, 0 all on one key", keys=2)
 
 
 def _cell(value: float) -> str:

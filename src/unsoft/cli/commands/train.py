@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from unsoft.cli.arguments import Plugin, check_folder, load_plugin, read_pairs
+from unsoft.cli.arguments import AsJson, Plugin, check_folder, folder_name, load_plugin, read_pairs
+from unsoft.cli.mechanisms import Name, NameOption, OneFormula, chosen_one
 from unsoft.cli.terminal import INTERRUPTED, note
 
 if TYPE_CHECKING:
@@ -17,9 +18,9 @@ if TYPE_CHECKING:
 
 def command(
     task: Annotated[str, typer.Argument(help="See unsoft tasks.")],
-    mechanism: Annotated[
-        str, typer.Option(help="Such as cog or magnitude+softmax; see unsoft list.")
-    ] = "softmax",
+    mechanism: Name = None,
+    mechanism_option: NameOption = None,
+    formula: OneFormula = None,
     knob: Annotated[
         list[str] | None,
         typer.Option("--set", help="Difficulty: repeats=16; may be repeated.", show_default=False),
@@ -81,15 +82,24 @@ def command(
     fsdp: Annotated[
         bool, typer.Option("--fsdp", help="Under torchrun: each process keeps a part of the model (FSDP2).")
     ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the whole result.")] = False,
+    as_json: AsJson = False,
     plugin: Plugin = None,
 ) -> None:
     """Train a small transformer with a mechanism on a task, and test it.
 
-    Ctrl-C saves and stops; the same command goes on from there, to the same weights bit for bit.
+    Without a mechanism: softmax. Ctrl-C saves and stops; the same command goes on from there, to the same
+    weights bit for bit.
+
+    \b
+    Examples:
+      unsoft train census magnitude+cog --set repeats=16
+      unsoft train needle --formula "name=mine;weight=tanh(s)/n" --steps 200
     """
     load_plugin(plugin)
-    folder = out or Path("runs") / f"{task}-{mechanism}-{seed}"
+    name = chosen_one(mechanism, mechanism_option, formula, "softmax")
+    from unsoft.mechanisms.core.inline import label_of
+
+    folder = out or folder_name(task, label_of(name), seed)
     check_folder(folder)
     from unsoft.errors import Interrupted
     from unsoft.training import Spec, processes
@@ -98,7 +108,7 @@ def command(
     spec = Spec(
         task=task,
         knobs=read_pairs(knob, "--set") | ({} if file is None else {"path": str(file)}),
-        mechanism=mechanism,
+        mechanism=name,
         options=read_pairs(option, "--option"),
         start=start,
         init_from=init_from,

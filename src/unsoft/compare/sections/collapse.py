@@ -13,7 +13,7 @@ from unsoft.compare.jobs import Job, Missing, Results
 from unsoft.compare.level import Level
 from unsoft.compare.section import Request, Section, job
 from unsoft.compare.stack import TOKENS, Noise, Weighs, stack
-from unsoft.report.comparison.page import Control
+from unsoft.report.control import Control
 from unsoft.report.figure import Figure, by_mechanism
 
 HALF, MOVED = 0.5, 0.1
@@ -22,7 +22,7 @@ NOISE = "collapse of noise"
 
 def jobs(request: Request) -> list[Job]:
     level = request.level
-    seconds = level.depth * level.seeds * 0.02
+    seconds = level.depth * level.seeds * 0.04
     return [job("collapse", s, partial(collapse, s, level), seconds, _sizes(level)) for s in request.everyone]
 
 

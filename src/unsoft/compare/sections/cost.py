@@ -6,7 +6,7 @@ import json
 import math
 import runpy
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -19,21 +19,20 @@ from unsoft.bench.record import machine
 from unsoft.bench.timing import interleaved
 from unsoft.compare.claim import EXPERIMENT, ROSIC, Claim, Finding, grade
 from unsoft.compare.column import Column
+from unsoft.compare.estimate import Estimate
 from unsoft.compare.jobs import Job, Missing, Results
 from unsoft.compare.level import Level
 from unsoft.compare.section import Request, Section, job
 from unsoft.compare.store import outside_file
 from unsoft.compare.subject import WIDTH, Subject
+from unsoft.compare.timed_calls import Call, cached_step, sdpa_step, training_step
 from unsoft.formula import Formula
 from unsoft.magnitude.gaussian.system import System
 from unsoft.magnitude.solvers.contract import Options
 from unsoft.magnitude.solvers.truncated import truncated
-from unsoft.mechanisms.core.module import Mechanism
 from unsoft.report.figure import Figure, by_mechanism
 
-HEADS = 4
 PEER = "softmax of PyTorch (SDPA)"
-Call = Callable[[], object]
 
 
 def jobs(request: Request) -> list[Job]:
@@ -53,7 +52,7 @@ def jobs(request: Request) -> list[Job]:
         call = partial(decoding, subjects, n, level)
         found.append(job(f"decoding at {n}", None, call, 2.0, one, timed=True))
     sizes = about | {"lengths": level.lengths}
-    return [*found, job("memory", None, partial(memory, subjects, level.lengths), 8.0, sizes, timed=True)]
+    return [*found, job("memory", None, partial(memory, subjects, level.lengths), 8.0, sizes)]
 
 
 def facts(level: Level) -> list[Job]:
@@ -69,13 +68,15 @@ def _where(level: Level) -> dict[str, Any]:
 
 def training(subjects: Sequence[Subject], length: int, level: Level) -> list[dict[str, Any]]:
     """Causal forward and backward, B=1 H=4 D=64 float32: seconds, and the ratio to SDPA."""
-    calls = {PEER: _train(None, length)} | {s.label: _train(s, length) for s in subjects}
+    calls = {PEER: training_step(None, length)} | {s.label: training_step(s, length) for s in subjects}
     return _ratios(calls, level, {"what": "training", "length": length})
 
 
 def decoding(subjects: Sequence[Subject], length: int, level: Level) -> list[dict[str, Any]]:
-    """One more token after ``length`` tokens: seconds, and the ratio to SDPA over kept keys and values."""
-    calls = {PEER: _sdpa_step(length)} | {s.label: _step(s, length) for s in subjects}
+    """One more token after ``length`` tokens: seconds, and the ratio to SDPA with a cache of keys and values,
+    which is given the token as well.
+    """
+    calls = {PEER: sdpa_step(length)} | {s.label: cached_step(s, length) for s in subjects}
     return _ratios(calls, level, {"what": "decoding", "length": length})
 
 
@@ -90,69 +91,20 @@ def memory(subjects: Sequence[Subject], lengths: Sequence[int]) -> list[dict[str
     }
     rows = run_probe("-m", __name__, json.dumps(task), MALLOC_MMAP_THRESHOLD_="65536")["rows"]
     base = {row["length"]: max(row["bytes"], 1) for row in rows if row["mechanism"] == PEER}
-    return [row | {"ratio": row["bytes"] / base[row["length"]]} for row in rows]
+    return [row | {"ratio": row["bytes"] / base[row["length"]], "low": None, "high": None} for row in rows]
 
 
 def _ratios(calls: dict[str, Call], level: Level, about: dict[str, Any]) -> list[dict[str, Any]]:
+    """The ratio of the fastest samples; ``low`` and ``high`` are the range of the ratios within a round."""
     taken = interleaved(calls, rounds=level.rounds, seconds=level.seconds)
     seconds = {name: min(samples) for name, samples in taken.items()}
-    return [
-        about | {"mechanism": name, "seconds": s, "ratio": s / seconds[PEER]} for name, s in seconds.items()
-    ]
-
-
-def _train(subject: Subject | None, length: int) -> Call:
-    generator = torch.Generator().manual_seed(0)
-    module = None if subject is None else subject.module(length, HEADS)
-    queries, heads = (HEADS, HEADS) if module is None else (module.query_heads, module.layer_spec.heads)
-    q, k, v = (
-        torch.randn(1, h, length, WIDTH, generator=generator).requires_grad_()
-        for h in (queries, heads, heads)
-    )
-
-    def call() -> object:
-        if module is None:
-            out = scaled_dot_product_attention(q, k, v, is_causal=True)
-        else:
-            out = module(q, k, v, is_causal=True)
-        return torch.autograd.grad(out.sum(), (q, k, v), allow_unused=True)  # decay looks at no content
-
-    return call
-
-
-def _sdpa_step(length: int) -> Call:
-    generator = torch.Generator().manual_seed(0)
-    q, k, v = (torch.randn(1, HEADS, n, WIDTH, generator=generator) for n in (1, length + 1, length + 1))
-
-    def call() -> object:
-        with torch.no_grad():
-            return scaled_dot_product_attention(q, k, v)
-
-    return call
-
-
-def _step(subject: Subject, length: int) -> Call:
-    generator = torch.Generator().manual_seed(0)
-    module = subject.module(length + 2, HEADS)  # a first token and the one that is timed
-    cache = module.new_cache(1)
-    with torch.no_grad():
-        module(*_random(module, length, generator), cache=cache)
-        token = _random(module, 1, generator)
-        module(*token, cache=cache)  # buffers grow now, not while the clock runs
-    before = cache.snapshot()
-
-    def call() -> object:
-        with torch.no_grad():
-            result = module(*token, cache=cache)
-        cache.restore(before)  # the next step is at the same length again
-        return result
-
-    return call
-
-
-def _random(module: Mechanism, length: int, generator: torch.Generator) -> list[torch.Tensor]:
-    heads = (module.query_heads, module.layer_spec.heads, module.layer_spec.heads)
-    return [torch.randn(1, h, length, WIDTH, generator=generator) for h in heads]
+    rows = []
+    for name, samples in taken.items():
+        ratio = seconds[name] / seconds[PEER]
+        rounds = [ratio, *(ours / peer for ours, peer in zip(samples, taken[PEER], strict=True))]
+        spread = {"ratio": ratio, "low": min(rounds), "high": max(rounds)}
+        rows.append(about | {"mechanism": name, "seconds": seconds[name]} | spread)
+    return rows
 
 
 def _portable(mechanism: str | Formula) -> Any:
@@ -168,9 +120,9 @@ def _probe(task: dict[str, Any]) -> list[dict[str, Any]]:
     ]
     rows = []
     for subject in (None, *known):
-        _train(subject, 128)()  # loads libraries, starts threads
+        training_step(subject, 128)()  # loads libraries, starts threads
         for length in task["lengths"]:
-            call = _train(subject, length)
+            call = training_step(subject, length)
             before = reset_peak()
             call()
             rows.append(
@@ -209,11 +161,19 @@ def price(level: Level) -> list[dict[str, Any]]:
 
 def figures(results: Results) -> Iterator[Figure]:
     fair = "Causal, B=1 H=4 D=64 float32, against PyTorch's fused softmax in the same interleaved run."
-    kept = "Against PyTorch's fused softmax over kept keys and values, without a cache to keep."
+    fair += " Bars: the range over rounds."
+    kept = (
+        "One more token, B=1 H=4 D=64 float32, against PyTorch's fused softmax with a cache that is given the"
+        " token too. Bars: the range over rounds."
+    )
     for what, title, note in (
         ("training", "Training: time of forward and backward", fair),
         ("decoding", "Decoding: time of one more token", kept),
-        ("memory", "Memory: peak of training", "On top of the inputs, in a process of its own."),
+        (
+            "memory",
+            "Memory: peak of training",
+            "Causal, B=1 H=4 D=64 float32, on top of the inputs, in a process of its own.",
+        ),
     ):
         rows = [row for row in results.matching(what) if row["mechanism"] in results.labels]
         if rows:
@@ -226,18 +186,28 @@ def figures(results: Results) -> Iterator[Figure]:
                 y_title="times PyTorch's softmax",
                 log_x=True,
                 log_y=True,
-                tooltip=["bytes" if what == "memory" else "seconds"],
+                tooltip=["bytes" if what == "memory" else "seconds", "low", "high"],
+                ends=("low", "high"),
             )
             yield Figure(f"cost-{what}", title, note, rows, chart)
 
 
-def _column(what: str, text: str, yes: float, partly: float, noise: float) -> Column:
-    def answer(results: Results, label: str) -> float | None:
-        rows = [row for row in results.matching(what) if row.get("mechanism") == label]
-        return float(max(rows, key=lambda row: row["length"])["ratio"]) if rows else None
+def _column(what: str, text: str, noise: float) -> Column:
+    """As much as PyTorch's softmax, within what repeated runs of the same code differ by, or up to twice."""
 
-    help = f"{text} at the largest N, of PyTorch's fused softmax"
-    why = f"1 is PyTorch's fused softmax; yes up to {yes:g} times that, partly up to {partly:g}."
+    def answer(results: Results, label: str) -> Estimate | None:
+        rows = [row for row in results.matching(what) if row.get("mechanism") == label]
+        if not rows:
+            return None
+        row = max(rows, key=lambda row: row["length"])
+        return Estimate(row["ratio"], row["low"], row["high"])
+
+    help = f"{text} at the largest N, of PyTorch's fused softmax; the range is that over rounds"
+    yes, partly = 1 + noise, 2.0
+    why = (
+        f"1 is PyTorch's fused softmax; repeated runs of the same code differ by {noise:.0%}, so ● costs no"
+        " more than that as far as can be told; ◐ up to twice as much; ○ more."
+    )
     return Column(what, what, help, answer, yes, partly, low_is_good=True, noise=noise, unit="times", why=why)
 
 
@@ -274,9 +244,9 @@ SECTION = Section(
     facts=facts,
     figures=figures,
     columns=[
-        _column("training", "time of forward and backward", 1.1, 2.0, noise=0.1),
-        _column("decoding", "time of one more token", 2.5, 10.0, noise=0.2),
-        _column("memory", "peak memory of training", 1.1, 2.0, noise=0.05),
+        _column("training", "time of forward and backward", noise=0.1),
+        _column("decoding", "time of one more token", noise=0.2),
+        _column("memory", "peak memory of training", noise=0.05),
     ],
     claims=[
         Claim(

@@ -18,7 +18,7 @@ from unsoft.compare.jobs import Job, Missing, Results
 from unsoft.compare.level import Level
 from unsoft.compare.section import Request, Section, job
 from unsoft.compare.subject import WIDTH, Subject
-from unsoft.report.comparison.page import Control
+from unsoft.report.control import Control
 from unsoft.report.figure import Figure, Rows, by_mechanism, by_value
 
 BETAS = (-2.0, -1.0, 0.0, 1.0, 2.0)
@@ -31,7 +31,7 @@ _CLOSE, _RELATIVE = 0.02, 0.05
 
 def jobs(request: Request) -> list[Job]:
     level = request.level
-    seconds, sizes = level.keys * level.rows * 1.2e-5, {"keys": level.keys, "rows": level.rows}
+    seconds, sizes = level.keys * level.rows * 3e-5, {"keys": level.keys, "rows": level.rows}
     return [job("focus", s, partial(focus, s, level), seconds, sizes) for s in request.everyone]
 
 

@@ -51,7 +51,10 @@ def hijack(subject: Subject) -> list[dict[str, Any]]:
 
 
 def _has_gate(subject: Subject) -> bool:
-    return isinstance(subject.mechanism, str) and subject.mechanism.split("+")[0] == "magnitude"
+    if subject.formula is not None:
+        return False
+    gate = fitted_gate()
+    return subject.module(2).set_key_gate(beta=gate.beta, gamma=gate.gamma, t=gate.t)
 
 
 def weights_of(subject: Subject, clones: int, unique: float = UNIQUE, clone: float = CLONE) -> torch.Tensor:

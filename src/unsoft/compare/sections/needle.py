@@ -87,7 +87,7 @@ def far() -> list[dict[str, Any]]:
             generator = torch.Generator().manual_seed(21)
             others = torch.randn(4, KEYS, generator=generator, dtype=torch.float64)
             places = torch.full((4,), KEYS - 1 - distance)
-            share = partial(shares, Subject(name, name).row(), others, places)
+            share = partial(shares, Subject(name, name).row(width=16), others, places)
             with torch.no_grad():
                 grid = [share(torch.full((4,), x, dtype=torch.float64)) for x in ADVANTAGES]
                 needed = halfway(torch.stack(grid), share)

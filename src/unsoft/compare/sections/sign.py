@@ -16,7 +16,8 @@ from unsoft.compare.section import Request, Section, job
 from unsoft.compare.subject import WIDTH, Subject
 from unsoft.mechanisms.core.registry import resolve_formula
 from unsoft.report.comparison.page import Part
-from unsoft.report.figure import Figure, by_mechanism, heat_maps, shown_at_first
+from unsoft.report.figure import Figure, by_mechanism, heat_maps
+from unsoft.report.look import shown_at_first
 
 LOGITS = tuple(round(-6 + 0.25 * k, 10) for k in range(49))
 OTHERS = 15
@@ -37,17 +38,20 @@ def facts(level: Level) -> list[Job]:
 
 def curves(subject: Subject) -> Rows:
     """Weight of a key and |da/ds| of the row against the key's logit; fifteen others are N(0, 1)."""
-    generator = torch.Generator().manual_seed(2)
-    others = torch.randn(OTHERS, generator=generator, dtype=torch.float64)
     logits = torch.tensor(LOGITS, dtype=torch.float64)
     weigh = subject.row()
     with torch.no_grad():
-        weights = weigh(torch.cat([logits[:, None], others.expand(len(logits), -1)], -1))[:, 0]
-    slopes = measure.gradient(weigh, logits, others)
+        weights = weigh(torch.cat([logits[:, None], others().expand(len(logits), -1)], -1))[:, 0]
+    slopes = measure.gradient(weigh, logits, others())
     return [
         {"logit": s, "weight": a, "gradient": key}
         for s, a, key in zip(LOGITS, weights.tolist(), slopes.key.tolist(), strict=True)
     ]
+
+
+def others() -> torch.Tensor:
+    """The logits of the other keys of a row, the same for everyone."""
+    return torch.randn(OTHERS, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
 
 
 def heat_map(subject: Subject) -> Rows:

@@ -6,16 +6,18 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
+from weakref import WeakKeyDictionary
 
-from unsoft.compare.claim import ELSEWHERE, ROSIC, TRAINED, Claim, Finding
+from unsoft.compare.claim import TRAINED, Claim, Finding
 from unsoft.compare.column import Column
 from unsoft.compare.estimate import Estimate, estimate
 from unsoft.compare.jobs import Job, Missing, Results
 from unsoft.compare.section import Request, Section
-from unsoft.compare.trained import COMMAND, PACKAGED
+from unsoft.compare.trained import PACKAGED, command_for
+from unsoft.mechanisms.core.build import mechanism
 from unsoft.report.comparison.page import Part
 from unsoft.study.read import default_studies, default_study
 from unsoft.study.record import DONE, Record, read_records
@@ -45,12 +47,15 @@ _NEEDED = (
     "known",
     "shortcut",
     "harder",
+    "learned",
     "attention",
     "machine",
     "finished",
     "key",
 )
 """Fields of a record that the page keeps."""
+_READ: WeakKeyDictionary[Results, list[Record]] = WeakKeyDictionary()
+"""Each record is read once: every column and claim asks for it."""
 
 
 def jobs(request: Request) -> list[Job]:
@@ -74,7 +79,9 @@ def rows_of(path: Path) -> list[dict[str, Any]]:
 
 
 def records_of(results: Results) -> list[Record]:
-    return [Record.from_row(row) for row in results.get(STUDY)]
+    if results not in _READ:
+        _READ[results] = [Record.from_row(row) for row in results.get(STUDY)]
+    return _READ[results]
 
 
 def _share(summary: Summary, score: float) -> float | None:
@@ -88,15 +95,36 @@ def _share(summary: Summary, score: float) -> float | None:
 def trained_score(results: Results, label: str) -> Estimate | None:
     """Mean over tasks of the share of the way from chance to the best known, seed by seed."""
     seeds: dict[int, list[float]] = {}
-    for summary in summarise(records_of(results)):
-        if summary.mechanism == label:
-            for run in summary.runs:
-                share = None if run.score is None else _share(summary, run.score)
-                if share is not None:
-                    seeds.setdefault(run.seed, []).append(share)
+    for summary in _summaries_of(results, label):
+        for run in summary.runs:
+            share = None if run.score is None else _share(summary, run.score)
+            if share is not None:
+                seeds.setdefault(run.seed, []).append(share)
     most = max((len(shares) for shares in seeds.values()), default=0)
     whole = [sum(shares) / len(shares) for shares in seeds.values() if len(shares) == most]
     return estimate(whole) if whole else None
+
+
+def _summaries_of(results: Results, label: str) -> list[Summary]:
+    """One for each task: of the mechanism as it is, or, where only variants of it were trained (magnitude
+    with its gate on the mass), of the first of them.
+    """
+    found: dict[tuple[str, str], Summary] = {}
+    for summary in summarise(records_of(results)):
+        place = (summary.study, summary.group)
+        stands_in = place not in found and summary.runs and _is_variant(summary.runs[0].base, label)
+        if summary.mechanism == label or stands_in:
+            found[place] = summary
+    return list(found.values())
+
+
+@cache
+def _is_variant(base: str, label: str) -> bool:
+    """Do the two names stand for the same mechanism? "magnitude" and "magnitude+softmax" do."""
+    try:
+        return base == label or len({repr(mechanism(x, heads=2, head_dim=4)) for x in (base, label)}) == 1
+    except (ValueError, TypeError):  # the label of a formula, or a mechanism that is no longer there
+        return False
 
 
 def where_and_when(records: list[Record]) -> str:
@@ -128,7 +156,9 @@ def parts(results: Results) -> Iterator[Part]:
             )
             rows.append(dict(zip(titles, values, strict=True)))
     given = results.record.get("study")
-    source = f"From {given}" if given else f"A record that comes with unsoft, made with: {COMMAND}"
+    source = (
+        f"From {given}" if given else f"A record that comes with unsoft, made with: {command_for(records)}"
+    )
     text = f"{source}. {where_and_when(records)}. `--study FILE` reads another."
     yield Part("Trained from scratch", text, [{"name": n, "title": n, "help": ""} for n in titles], rows)
 
@@ -159,20 +189,6 @@ def _claim(name: str) -> Claim:
     )
 
 
-_ELSEWHERE = (
-    (
-        "learned-radius",
-        ROSIC,
-        "The model learns the best radius t.",
-        "needs trained gates whose t is compared with a search over t; no default study has it yet",
-    ),
-    (
-        "learned-trust",
-        ROSIC,
-        "Learned β and γ trust geometry only where it helps.",
-        "needs trained gates on tasks with and without copies; no default study has it yet",
-    ),
-)
 SECTION = Section(
     name="training",
     order=90,
@@ -184,7 +200,8 @@ SECTION = Section(
         Column(
             "trained",
             "trained score",
-            "mean over tasks of a study: 0 is chance, 1 the best that is known to be possible",
+            "mean over tasks of a study: 0 is chance, 1 the best that is known to be possible; of a variant"
+            " (magnitude on mass) where the mechanism itself was not trained",
             trained_score,
             0.9,
             0.5,
@@ -193,8 +210,5 @@ SECTION = Section(
             noise=1e-3,
         )
     ],
-    claims=[
-        *(_claim(name) for name in default_studies()),
-        *(Claim(name, source, text, ELSEWHERE, needs=needs) for name, source, text, needs in _ELSEWHERE),
-    ],
+    claims=[_claim(name) for name in default_studies()],
 )

@@ -57,6 +57,10 @@ def _never_supported(work: LinearWork) -> str:
     return "it computes softmax, and this is linear attention"
 
 
+def _no_kernel(work: LinearWork) -> str:
+    return "it has no kernel for linear attention; use 'tiled', whose products of chunks run on a GPU too"
+
+
 def _no_weights(work: LinearWork) -> str | None:
     return "it does not form the weights; use 'dense'" if work.weights else None
 
@@ -78,6 +82,7 @@ def _native_ready(work: LinearWork) -> bool:
 LINEAR: Registry[LinearWork, LinearResult] = Registry(
     [
         Engine("native", _native_unsupported, _native_run, pays=_is_small_and_cached, ready=_native_ready),
+        Engine("triton", _no_kernel, lambda work: work.by_chunks()),
         Engine("sdpa", _never_supported, lambda work: work.by_chunks()),
         Engine("tiled", _no_weights, lambda work: work.by_chunks()),
         Engine("dense", _dense_unsupported, lambda work: work.written_out()),

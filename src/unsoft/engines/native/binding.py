@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import struct
+from collections.abc import Sequence
 from functools import lru_cache
 
 import torch
@@ -52,8 +53,8 @@ def forward(call: Call) -> Rows:
     if out.numel() == 0 or k.shape[2] == 0:
         return Rows(out.zero_(), peak.zero_(), total.fill_(1))
     code = kernel(call.formula.key, q.dtype)
-    common = _Common(code, call)  # held until the kernel has returned
-    if _status(code.forward(common.fields(out, peak, total))) == FINITE:
+    common = Common(code, call)  # held until the kernel has returned
+    if check_status(code.forward(common.fields(out, peak, total))) == FINITE:
         return Rows(out, peak, total)
     exact = tiled.forward(call)
     finite = _finite_rows(out) & _finite_rows(exact.out)
@@ -65,21 +66,26 @@ def forward(call: Call) -> Rows:
 
 
 def backward(call: Call, upstream: Upstream) -> Gradients:
-    """Gradients of q, k, v, bias and params; the last two are empty unless needed."""
+    """Gradients of q, k and v, and of what else is needed."""
     q, k, v, params = call.q, call.k, call.v, call.params
-    grad_out, rows, need_bias, need_params = upstream
+    grad_out, rows, need_bias, need_params, need_query_fields, need_key_fields = upstream
     dq, dk, dv = (torch.empty(x.shape, dtype=x.dtype) for x in (q, k, v))
     dbias = params.new_zeros(*q.shape[:3], k.shape[2]) if need_bias else None
     dparams = torch.zeros(q.shape[1], params.shape[0], dtype=torch.float64) if need_params else None
+    fields = zip(call.formula.symbols, (need_query_fields, need_key_fields), (q, k), strict=True)
+    dfields = [
+        params.new_zeros(len(names), *q.shape[:2], x.shape[2]) if needed else None
+        for names, needed, x in fields
+    ]
     status = FINITE
     if grad_out.numel() == 0 or k.shape[2] == 0:
         for gradient in (dq, dk, dv):
             gradient.zero_()
     else:
         code = kernel(call.formula.key, q.dtype)
-        common = _Common(code, call)
-        fields = common.fields(*rows, (grad_out, dq, dk, dv, dbias, dparams))
-        status = _status(code.backward(fields))
+        common = Common(code, call)
+        fields = common.fields(*rows, (grad_out, dq, dk, dv), (dbias, dparams, *dfields))
+        status = check_status(code.backward(fields))
     if status != FINITE:
         exact = tiled.backward(call, upstream)
         dq, dk, dv = (
@@ -87,16 +93,19 @@ def backward(call: Call, upstream: Upstream) -> Gradients:
             for ours, theirs in ((dq, exact.q), (dk, exact.k), (dv, exact.v))
         )
         return exact._replace(q=dq, k=dk, v=dv)
+    empty, (dquery_fields, dkey_fields) = params.new_empty(0), dfields
     return Gradients(
         dq,
         dk,
         dv,
-        params.new_empty(0) if dbias is None or call.bias is None else dbias.sum_to_size(call.bias.shape),
-        params.new_empty(0) if dparams is None else dparams.T.to(params.dtype),
+        empty if dbias is None or call.bias is None else dbias.sum_to_size(call.bias.shape),
+        empty if dparams is None else dparams.T.to(params.dtype),
+        empty if dquery_fields is None else dquery_fields,
+        empty if dkey_fields is None else tiled.shared_heads(dkey_fields, call),
     )
 
 
-class _Common:
+class Common:
     """The fields of struct Call that forward and backward share, and the tensors that must outlive the
     call."""
 
@@ -110,6 +119,8 @@ class _Common:
         self.bias = None if call.bias is None else call.bias.expand(full)
         self.counts = None if call.counts is None else call.counts.expand(full[:3])
         self.positions = None if call.positions is None else call.positions.expand(batch, -1)
+        self.query_fields = None if call.query_fields is None else call.query_fields.resolve_neg()
+        self.key_fields = None if call.key_fields is None else _row_by_row(call.key_fields.resolve_neg())
         low, high = (0, 0) if seed is None else seed.tolist()
         drop_below = 0 if seed is None else min(round(call.dropout_p * 2**32), 2**32 - 1)
         self.head = _HEAD.pack(
@@ -137,40 +148,44 @@ class _Common:
         out: Tensor,
         peak: Tensor,
         total: Tensor,
-        gradients: tuple[Tensor, Tensor, Tensor, Tensor, Tensor | None, Tensor | None] | None = None,
+        gradients: tuple[Tensor, Tensor, Tensor, Tensor] | None = None,
+        asked: tuple[Tensor | None, ...] = (),
     ) -> bytes:
+        """``gradients``: of the output, and those of q, k and v to fill; ``asked``: those of bias,
+        parameters, fields of queries and of keys."""
         values = [*self.inputs, *_typed(out)]
-        rest = pack_rest(peak, total, self.counts, self.visible, self.bias, self.positions, self.params)
+        fields = (self.query_fields, self.key_fields)
+        masks = (self.counts, self.visible, self.bias, self.positions)
+        rest = pack_rest(peak, total, masks, self.params, fields, self.tensors[0].shape[1])
         more: list[int] = []
         if gradients is not None:
-            grad_out, dq, dk, dv, dbias, dparams = gradients
+            grad_out, *filled = gradients
             self.grad_out = grad_out = grad_out.resolve_neg()
-            more += [
-                *_typed(grad_out),
-                *_typed(out),
-                *_typed(dq),
-                *_typed(dk),
-                *_typed(dv),
-                *_strided(dbias),
-            ]
-            more.append(0 if dparams is None else dparams.data_ptr())
+            for x in (grad_out, out, *filled):
+                more += _typed(x)
+            more += _strided(asked[0])
+            more += (0 if x is None else x.data_ptr() for x in asked[1:])
         return self.head + struct.pack("24q", *values) + rest + struct.pack(f"{len(more)}q", *more)
 
 
 def pack_rest(
     peak: Tensor | None,
     total: Tensor | None,
-    counts: Tensor | None,
-    visible: Tensor | None,
-    bias: Tensor | None,
-    positions: Tensor | None,
+    masks: Sequence[Tensor | None],
     params: Tensor,
+    fields: tuple[Tensor | None, Tensor | None] = (None, None),
+    heads: int = 1,
 ) -> bytes:
-    """The fields of struct Call after the output: row statistics (wanted by a backward pass only),
-    masks and parameters."""
-    rows = [0 if x is None else x.data_ptr() for x in (peak, total)]
-    masks = [*_strided(counts), *_strided(visible), *_strided(bias), *_strided(positions)]
-    return struct.pack("23q", *rows, *masks, params.data_ptr())
+    """The fields of struct Call after the output: row statistics (wanted by a backward pass only), masks
+    (counts, visible, bias, positions), parameters, and the fields of queries and keys."""
+    numbers = [0 if x is None else x.data_ptr() for x in (peak, total)]
+    for mask in masks:
+        numbers += _strided(mask)
+    numbers.append(params.data_ptr())
+    for field in fields:
+        numbers += _strided(field)
+    shared = 1 if fields[1] is None else heads // fields[1].shape[2]
+    return struct.pack("34q", *numbers, shared)
 
 
 # The kernel has no rules for NaN and Inf, so a call that meets one is computed again by the engine that has
@@ -195,7 +210,12 @@ def _strided(x: Tensor | None) -> tuple[int, ...]:
     return (x.data_ptr(), *strides, *(0,) * (4 - len(strides)))
 
 
-def _status(code: int) -> int:
+def _row_by_row(x: Tensor) -> Tensor:
+    """The same numbers, those of neighbouring keys side by side."""
+    return x if x.stride(-1) == 1 else x.contiguous()
+
+
+def check_status(code: int) -> int:
     if code == _OUT_OF_MEMORY:
         raise MemoryError("unsoft's native engine could not allocate its tile buffers")
     return code

@@ -19,7 +19,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import cache, lru_cache
 from pathlib import Path
 
-from unsoft.engines.native.trust import temporary_folder, trusted_folder
+from unsoft.engines.native.trust import files_in, temporary_folder, trusted_folder
 
 KERNEL = Path(__file__).parent / "kernel"
 _COMPILERS = ("g++", "clang++", "c++")
@@ -65,7 +65,7 @@ def load_libraries(sources: dict[str, str], real: str) -> list[ctypes.CDLL]:
 
 
 def _load(sources: dict[str, str], real: str, stems: dict[str, str]) -> list[ctypes.CDLL]:
-    folder = trusted_folder(cache_directory(), [f"{stem}-*.so" for stem in stems.values()])
+    folder = trusted_folder(cache_directory(), tuple(f"{stem}-" for stem in stems.values()))
     found = {name: _cached(folder, stem) for name, stem in stems.items()}
     missing = [name for name, library in found.items() if library is None]
     if missing:
@@ -76,7 +76,7 @@ def _load(sources: dict[str, str], real: str, stems: dict[str, str]) -> list[cty
 
 
 def _cached(folder: Path, stem: str) -> ctypes.CDLL | None:
-    for library in folder.glob(f"{stem}-*.so"):
+    for library in files_in(folder, (f"{stem}-",)):
         # What is damaged must never be loaded: it can take the whole process down.
         # So the name carries the digest.
         if library.stem.endswith(f"-{_digest(library)}"):
@@ -99,7 +99,8 @@ def _included_headers(source: str, folder: Path) -> list[str]:
     waiting = [(folder, name) for name in _INCLUDE.findall(source)]
     while waiting:
         beside, name = waiting.pop()
-        file = next(path for path in ((beside / name).resolve(), (folder / name).resolve()) if path.is_file())
+        places = (Path(os.path.normpath(where / name)) for where in (beside, folder))
+        file = next(path for path in places if path.is_file())
         if file not in texts:
             texts[file] = file.read_text()
             waiting += [(file.parent, other) for other in _INCLUDE.findall(texts[file])]

@@ -29,17 +29,17 @@ def make_private_folder(folder: Path) -> None:
         folder.mkdir(mode=0o700, exist_ok=True)
 
 
-def trusted_folder(folder: Path, patterns: list[str]) -> Path:
+def trusted_folder(folder: Path, beginnings: tuple[str, ...]) -> Path:
     """The folder with all links resolved, made if need be; or a private temporary one,
     if that one cannot be trusted.
 
-    ``patterns`` match the files that will be loaded from it. Once the folder has been found to be trustworthy
-    nobody else can change what is in it, so what was checked is what is loaded.
+    ``beginnings``: of the names of the files that will be loaded from it. Once the folder has been found to
+    be trustworthy nobody else can change what is in it, so what was checked is what is loaded.
     """
     folder = Path(os.path.realpath(folder))
     try:
         make_private_folder(folder)
-        reason = distrust(folder, [file for pattern in patterns for file in folder.glob(pattern)])
+        reason = distrust(folder, files_in(folder, beginnings))
     except OSError:  # it cannot be made or read at all
         return temporary_folder()
     if reason is None:
@@ -53,6 +53,11 @@ def trusted_folder(folder: Path, patterns: list[str]) -> Path:
         )
         warnings.warn(text, CacheWarning, stacklevel=2)
     return temporary_folder()
+
+
+def files_in(folder: Path, beginnings: tuple[str, ...]) -> list[Path]:
+    """Those whose names begin so; one look at the folder, which may hold thousands."""
+    return [folder / name for name in os.listdir(folder) if name.startswith(beginnings)]
 
 
 @cache

@@ -1,4 +1,4 @@
-"""Smooth functions of one number."""
+"""Smooth functions of one number, apart from exponentials."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ from unsoft.formula.expr import make
 from unsoft.formula.operation import Operation, add, lanewise
 from unsoft.formula.signed_log import beyond
 
-_LN2 = math.log(2)
 _ERF = """const $erf = (x) => {
   const a = Math.abs(x);
   if (a > 6) return Math.sign(x);
@@ -51,43 +50,13 @@ def _root_error(v: Any, a: Any, ea: Any) -> Any:
 
 add(
     Operation(
-        name="exp",
-        arity=1,
-        fold=math.exp,
-        slope=lambda node, a, da: times(node, da),
-        torch=torch.exp,
-        into=torch.exp,
-        latex="e^{{{0}}}",
-        latex_binds=5,
-        sympy_name="exp",
-        log_form=signed_log.exponential,
-        error=lambda v, a, ea: v * ea,
-        exponent=lambda a: a,
-    )
-)
-add(
-    Operation(  # exp(a) - 1, exact near 0
-        name="expm1",
-        arity=1,
-        fold=math.expm1,
-        slope=lambda node, a, da: times(make("exp", a), da),
-        torch=torch.expm1,
-        into=torch.expm1,
-        latex=r"\left(e^{{{0}}} - 1\right)",
-        sympy=lambda sympy, a: sympy.exp(a) - 1,
-        log_form=beyond(600.0, torch.expm1, lambda x: x.clamp(min=0.0)),
-        error=lambda v, a, ea: (v + 1) * ea,
-        exponent=lambda a: a,
-    )
-)
-add(
-    Operation(
         name="log",
         arity=1,
         fold=math.log,
         slope=lambda node, a, da: off_corner(a, over(da, a)),
         torch=torch.log,
         into=torch.log,
+        triton="tl.log({0})",
         latex=r"\log({0})",
         sympy_name="log",
         log_form=signed_log.logarithm,
@@ -102,6 +71,7 @@ add(
         slope=lambda node, a, da: over(da, 1 + a),
         torch=torch.log1p,
         into=torch.log1p,
+        triton="log1p({0})",
         cpp_definition=lanewise("vlog1p", "std::log1p"),
         latex=r"\log(1 + {0})",
         sympy=lambda sympy, a: sympy.log(1 + a),
@@ -118,6 +88,7 @@ add(
         slope=lambda node, a, da: off_corner(a, over(da, 2 * node)),
         torch=torch.sqrt,
         into=torch.sqrt,
+        triton="root({0})",
         latex=r"\sqrt{{{0}}}",
         log_form=signed_log.root,
         error=_root_error,
@@ -131,39 +102,10 @@ add(
         slope=lambda node, a, da: times(1 - node * node, da),
         torch=torch.tanh,
         into=torch.tanh,
+        triton="tanh({0})",
         latex=r"\tanh({0})",
         sympy_name="tanh",
         error=lambda v, a, ea: (1 - v * v) * ea,
-    )
-)
-add(
-    Operation(
-        name="sinh",
-        arity=1,
-        fold=math.sinh,
-        slope=lambda node, a, da: times(make("cosh", a), da),
-        torch=torch.sinh,
-        into=torch.sinh,
-        cpp_definition=lanewise("vsinh", "std::sinh"),
-        latex=r"\sinh({0})",
-        sympy_name="sinh",
-        log_form=beyond(600.0, torch.sinh, lambda x: x.abs() - _LN2),
-        exponent=lambda a: make("abs", a),
-    )
-)
-add(
-    Operation(
-        name="cosh",
-        arity=1,
-        fold=math.cosh,
-        slope=lambda node, a, da: times(make("sinh", a), da),
-        torch=torch.cosh,
-        into=torch.cosh,
-        cpp_definition=lanewise("vcosh", "std::cosh"),
-        latex=r"\cosh({0})",
-        sympy_name="cosh",
-        log_form=beyond(600.0, torch.cosh, lambda x: x.abs() - _LN2),
-        exponent=lambda a: make("abs", a),
     )
 )
 add(
@@ -174,6 +116,7 @@ add(
         slope=lambda node, a, da: times(make("cos", a), da),
         torch=torch.sin,
         into=torch.sin,
+        triton="tl.sin({0})",
         cpp_definition=lanewise("vsin", "std::sin"),
         latex=r"\sin({0})",
         sympy_name="sin",
@@ -187,6 +130,7 @@ add(
         slope=lambda node, a, da: times(-make("sin", a), da),
         torch=torch.cos,
         into=torch.cos,
+        triton="tl.cos({0})",
         cpp_definition=lanewise("vcos", "std::cos"),
         latex=r"\cos({0})",
         sympy_name="cos",
@@ -200,6 +144,7 @@ add(
         slope=lambda node, a, da: times(node * (1 - node), da),
         torch=torch.sigmoid,
         into=torch.sigmoid,
+        triton="sigmoid({0})",
         javascript="$sigmoid({0})",
         javascript_definition="const $sigmoid = (x) => 1 / (1 + Math.exp(-x));",
         latex=r"\sigma({0})",
@@ -216,6 +161,7 @@ add(
         slope=lambda node, a, da: times(make("sigmoid", a), da),
         torch=_softplus,
         into=_softplus_into,
+        triton="softplus({0})",
         python="torch.logaddexp({0}, torch.zeros_like({0}))",
         cpp_definition=_SOFTPLUS + lanewise("vsoftplus", "softplus"),
         javascript="$softplus({0})",
@@ -232,6 +178,7 @@ add(
         slope=lambda node, a, da: times(2 / math.sqrt(math.pi) * make("exp", -(a * a)), da),
         torch=torch.erf,
         into=torch.erf,
+        triton="tl.erf({0})",
         javascript="$erf({0})",
         javascript_definition=_ERF,
         sympy_name="erf",

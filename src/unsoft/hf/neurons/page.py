@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -44,7 +45,7 @@ def neurons_page(found: Scan) -> str:
         styles=[HERE / "page.css"],
         scripts=[HERE / "page.js"],
         data={
-            "columns": [{"name": c.name, "title": c.title, "help": c.help} for c in COLUMNS],
+            "columns": [asdict(column) for column in COLUMNS],
             "neurons": [
                 [record["neuron"], *(_short(record[name]) for name in names)] for record in found.neurons
             ],

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.linalg import vector_norm
 from transformers import PreTrainedModel
 
 from unsoft.hf.steering.directions import Directions
@@ -137,6 +138,6 @@ class _Push:
         moved = states + self.shift
         if not self.keep_norm:
             return moved
-        size = moved.norm(dim=-1, keepdim=True).clamp_min(torch.finfo(moved.dtype).tiny)
-        turned: Tensor = moved * (states.norm(dim=-1, keepdim=True) / size)
+        size = vector_norm(moved, dim=-1, keepdim=True).clamp_min(torch.finfo(moved.dtype).tiny)
+        turned: Tensor = moved * (vector_norm(states, dim=-1, keepdim=True) / size)
         return turned

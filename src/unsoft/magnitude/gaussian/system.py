@@ -55,12 +55,13 @@ class System:
         parts = zip(self.x.split(sizes, dim=1), presences, strict=True)
         return [replace(self, x=x, present=present) for x, present in parts]
 
-    def groups(self, *more: Tensor) -> Iterator[tuple[System, list[Tensor]]]:
-        """As many systems at a time as there are threads (all at once on other devices), with their parts of
-        ``more``.
+    def groups(self, *more: Tensor, numbers: int = 0) -> Iterator[tuple[System, list[Tensor]]]:
+        """As many systems at a time as there are threads (all at once on other devices), or as have
+        ``numbers`` numbers in their matrices, with their parts of ``more``.
         """
         x, present = self.x, self.present
-        size = torch.get_num_threads() if x.device.type == "cpu" else max(len(x), 1)
+        small = numbers // max(x.shape[1] ** 2, 1)
+        size = max(torch.get_num_threads(), small) if x.device.type == "cpu" else max(len(x), 1)
         for start in range(0, len(x), size):
             part = slice(start, start + size)
             group = replace(self, x=x[part], present=None if present is None else present[part])

@@ -2,7 +2,7 @@
 
 The backward pass runs the same steps again under autograd, on vectors only: each product with Z leaves a pair
 of vectors, and one last pass over the matrix turns all pairs into the gradient of the points. No more
-matrices exist at a time than there are threads.
+matrices exist at a time than there are threads, unless they are small: those are done together.
 
 A system that converges before its steps are used up stops there: more steps would add nothing but rounding
 errors. Its weights are the solution, so it gets the gradient of the solution, by solving once more. The
@@ -27,6 +27,8 @@ from unsoft.magnitude.solvers.contract import Options, Outcome, Status, joined
 from unsoft.magnitude.untraced import untraced
 
 Pairs = list[tuple[Tensor, Tensor]]
+_TOGETHER = 2**15
+"""Numbers in the matrices of systems that are done together: for small ones calls take longer than work."""
 
 
 class _Recorded(torch.autograd.Function):
@@ -44,6 +46,12 @@ class _Recorded(torch.autograd.Function):
         (p,) = ctx.saved_tensors
         ctx.pairs.append((grad, p))
         return ctx.z.product(grad), None, None, None
+
+
+def _together(system: System) -> int:
+    """Not where one system could break down, and end the steps of the others with its own."""
+    safe = system.eps >= 1e-3 and bool(system.x.isfinite().all())
+    return _TOGETHER if safe else 0
 
 
 def _steps(
@@ -73,7 +81,7 @@ class _Truncated(torch.autograd.Function):
         active: list[Tensor] = []
         z: Matrix | None = None
         eps = system.eps
-        for group, (ones,) in system.detach().groups(b):
+        for group, (ones,) in system.detach().groups(b, numbers=_together(system)):
             z = group.similarities(ones, z)
             found = _steps(z, ones, eps, steps, z.product, z.first_product)
             active.append(found.active)
@@ -95,7 +103,7 @@ class _Truncated(torch.autograd.Function):
         gradients: list[Tensor] = []
         z: Matrix | None = None
         system = System(x, present, ctx.eps, ctx.engine)
-        for group, (ones, *rest) in system.groups(b, grad, weights, active):
+        for group, (ones, *rest) in system.groups(b, grad, weights, active, numbers=_together(system)):
             z = group.similarities(ones, z)
             pairs = _pairs(z, ones, ctx.eps, ctx.steps, *rest)
             u, v = (torch.stack(side, dim=1) for side in zip(*pairs, strict=True))

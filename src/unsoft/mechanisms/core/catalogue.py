@@ -3,7 +3,8 @@
 from collections.abc import Iterator, Mapping
 
 from unsoft.formula import Formula
-from unsoft.mechanisms.core.registry import label, names, resolve
+from unsoft.mechanisms.core.inline import label_of, parts_of
+from unsoft.mechanisms.core.registry import label, modifiers, names, resolve
 from unsoft.mechanisms.core.spec import MechanismSpec
 
 
@@ -44,3 +45,19 @@ def mechanisms() -> Catalogue:
 def formulas() -> dict[str, Formula]:
     """Those mechanisms that are formulas."""
     return {name: found for name, found in mechanisms().items() if isinstance(found, Formula)}
+
+
+def summary_of(mechanism: str | Formula) -> str:
+    """What a mechanism does in a few words; of a composition what each of its parts does.
+
+    >>> summary_of("sink+softmax").partition("; ")[2]
+    'softmax: a probability distribution over the keys'
+    """
+    found = resolve(mechanism).summary or ""
+    if isinstance(mechanism, Formula) or len(parts_of(mechanism)) == 1:
+        return found
+    *before, base = parts_of(mechanism)
+    said = {modifier.name: modifier.summary for modifier in modifiers()}
+    parts = [(part, said.get(part.partition("(")[0], "")) for part in before]
+    every = [*parts, (label_of(base), resolve(base).summary or "a formula of your own")]
+    return "; ".join(f"{part}: {words}" for part, words in every)

@@ -75,6 +75,7 @@ DELTA: Registry[DeltaWork, Tensor] = Registry(
         Engine("native", _native_unsupported, lambda work: work.run(compiled_delta), ready=_native_ready),
         Engine("tiled", _supported, lambda work: work.run(delta_attention)),
         Engine("dense", _supported, lambda work: work.run(token_by_token)),
+        Engine("triton", _refused("it runs formulas only, and this is the delta rule; use 'tiled'"), _never),
         Engine("sdpa", _refused("it computes softmax, and this is the delta rule; use 'tiled'"), _never),
     ],
     fallback="tiled",
@@ -90,7 +91,7 @@ def unit(x: Tensor) -> Tensor:
 class Delta(Mechanism):
     """See the module's docstring."""
 
-    causal_only = True
+    causal_only = uses_hidden = True
 
     @abstractmethod
     def gates(self, key: Tensor, hidden: Tensor | None) -> tuple[Tensor, Tensor | None]:

@@ -10,26 +10,16 @@ from typing import Any
 from unsoft.formula import Formula
 from unsoft.formula.javascript import formula_source, operations_source
 from unsoft.report.escape import embedded_json
-from unsoft.report.figure import colour_of, dash_of, shown_at_first
-from unsoft.report.page import CHARTS, page
+from unsoft.report.look import looks, shown_at_first
+from unsoft.report.page import CHARTS, CHARTS_STYLE, page
 
 HERE = Path(__file__).parent
 SCHEMA = 3
 """Of the record: it is raised whenever older records cannot be read any more."""
+OWN = "your own"
+"""What the playground calls the formula that a reader types."""
 _PLAYED = 6
 """Formulas that the playground shows at first."""
-
-
-@dataclass(frozen=True)
-class Control:
-    """A choice above the charts of a section: ``options`` are pairs of a
-    value and its words; the charts know it as ``name``.
-    """
-
-    name: str
-    label: str
-    options: Sequence[tuple[float, str]]
-    first: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -51,20 +41,34 @@ class Part:
     """Is it worth a place in the terminal, too?"""
 
 
+@dataclass(frozen=True)
+class Playground:
+    """What the playground computes with."""
+
+    formulas: Mapping[str, Formula]
+    eps: float
+    """Of the magnitude gate."""
+    logits: Sequence[float]
+    """At which curves are drawn."""
+    others: Sequence[float]
+    """The logits of the other keys of such a row."""
+    curves: Mapping[str, Sequence[float]]
+    """The weights at ``logits`` of mechanisms that are no formula."""
+
+
 def comparison_page(
     record: Mapping[str, Any],
     labels: Sequence[str],
     sections: Sequence[Mapping[str, Any]],
-    formulas: Mapping[str, Formula],
+    play: Playground,
     library: str,
 ) -> str:
     """The text of an HTML file that needs nothing else.
 
-    ``labels`` are the mechanisms in the order of their colours; ``sections`` have name, title, question,
-    about, controls, figures and parts; ``formulas`` are those of the playground; ``library`` is the script of
-    Vega-Embed.
+    ``labels`` are the mechanisms in the order in which they are shown; ``sections`` have name, title,
+    question, about, controls, figures and parts; ``library`` is the script of Vega-Embed.
     """
-    colours, dashes, shown = colour_of(labels), dash_of(labels), shown_at_first(labels)
+    shown = shown_at_first(labels)
     counted = [claim for claim in record["claims"] if claim["counts"]]
     verdicts = {
         verdict: sum(claim["verdict"] == verdict for claim in counted) for verdict in record["verdicts"]
@@ -74,25 +78,43 @@ def comparison_page(
     maps = [list(part.maps) for section in sections for part in section["parts"] if part.maps]
     links = [("scoreboard", "Scoreboard"), *((section["name"], section["title"]) for section in sections)]
     links += [("playground", "Playground"), ("claims", "Claims"), ("provenance", "Provenance")]
+    asked = [column for column in record["columns"] if _answered(column, record)]
+    disturbed = list(dict.fromkeys(a["name"] for a in record["answers"] if a["disturbed"]))
     return page(
         HERE / "page.html",
         title="unsoft compare: attention mechanisms side by side",
-        styles=[HERE / "page.css"],
-        libraries=[library, playground_script(formulas)],
-        scripts=[CHARTS, HERE / "formula.js", HERE / "page.js"],
+        styles=[CHARTS_STYLE, HERE / "page.css"],
+        libraries=[library, playground_script(play.formulas)],
+        scripts=[CHARTS, HERE / "formula.js", HERE / "page.js", HERE / "playground.js"],
         data={
-            "looks": [{"label": label, "colour": colours[label], "dash": dashes[label]} for label in labels],
+            "looks": looks(labels),
+            "more": looks([OWN, *(label for label in play.formulas if label not in labels)]),
             "shown": shown,
-            "played": [label for label in shown if label in formulas][:_PLAYED],
-            "figures": {
-                name: {"spec": spec, "chips": bool(spec.get("params"))} for name, spec in specs.items()
+            "play": {
+                "shown": [label for label in shown if label in play.formulas][:_PLAYED],
+                "eps": play.eps,
+                "logits": play.logits,
+                "others": play.others,
+                "curves": play.curves,
             },
+            "figures": {name: {"spec": spec, "chips": "usermeta" in spec} for name, spec in specs.items()},
             "maps": maps,
         },
         record=record,
         labels=labels,
         links=links,
+        questions=asked,
+        unasked=[column["title"] for column in record["columns"] if column not in asked],
+        disturbed=disturbed,
+        disturbed_in={
+            column["section"]
+            for column in asked
+            if any(name.startswith(column["name"]) for name in disturbed)
+        },
+        eps=play.eps,
+        measured=[label for label in labels if label in play.curves],
         sections=sections,
+        shown_sections={section["name"] for section in sections},
         verdicts=verdicts,
         claims=_by_source(record["claims"]),
         provenance=provenance(record["answers"]),
@@ -102,6 +124,11 @@ def comparison_page(
         timings=_timings(record["answers"]),
         problems=[answer for answer in record["answers"] if answer["problem"]],
     )
+
+
+def _answered(column: Mapping[str, Any], record: Mapping[str, Any]) -> bool:
+    """Does any mechanism have a number in this column?"""
+    return any(row["cells"][column["name"]]["value"] is not None for row in record["scoreboard"])
 
 
 def playground_script(formulas: Mapping[str, Formula]) -> str:

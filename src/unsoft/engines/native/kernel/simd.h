@@ -135,6 +135,24 @@ UNSOFT_INLINE V vexp(V x) {
     if constexpr (SINGLE) return vexp_float(x);
     else return vexp_double(x);
 }
+// exp(r) - 1 for |r| <= ln(2)/2, the polynomial (the fraction) of vexp.
+UNSOFT_INLINE V expm1_near_zero(V r) {
+    if constexpr (SINGLE) {
+        V p = splat(real(1.9875691500e-4));
+        p = p * r + real(1.3981999507e-3);
+        p = p * r + real(8.3334519073e-3);
+        p = p * r + real(4.1665795894e-2);
+        p = p * r + real(1.6666665459e-1);
+        p = p * r + real(5.0000001201e-1);
+        return p * (r * r) + r;
+    } else {
+        V rr = r * r;
+        V a = r * ((real(1.26177193074810590878e-4) * rr + real(3.02994407707441961300e-2)) * rr + real(9.99999999999999999910e-1));
+        V b = ((real(3.00198505138664455042e-6) * rr + real(2.52448340349684104192e-3)) * rr + real(2.27265548208155028766e-1)) * rr +
+              real(2.00000000000000000005e0);
+        return real(2) * a / (b - a);
+    }
+}
 // exp(x) - 1 without cancellation near 0: with exp(x) = 2^n (1 + p), it is 2^n p + (2^n - 1).
 UNSOFT_INLINE V vexpm1(V x) {
     // Below, the result is -1 to the last bit; above, the last line gives inf.
@@ -143,29 +161,16 @@ UNSOFT_INLINE V vexpm1(V x) {
     const V magic = splat(SINGLE ? real(12582912) : real(6755399441055744.0));
     V shifted = clamped * real(1.4426950408889634074) + magic;
     V n = shifted - magic;
-    V r, p;
-    if constexpr (SINGLE) {
-        r = clamped - n * real(0.693359375);
-        r = r + n * real(2.12194440e-4);
-        p = splat(real(1.9875691500e-4));
-        p = p * r + real(1.3981999507e-3);
-        p = p * r + real(8.3334519073e-3);
-        p = p * r + real(4.1665795894e-2);
-        p = p * r + real(1.6666665459e-1);
-        p = p * r + real(5.0000001201e-1);
-        p = p * (r * r) + r;
-    } else {
-        r = clamped - n * real(6.93145751953125e-1);
-        r = r - n * real(1.42860682030941723212e-6);
-        V rr = r * r;
-        V a = r * ((real(1.26177193074810590878e-4) * rr + real(3.02994407707441961300e-2)) * rr + real(9.99999999999999999910e-1));
-        V b = ((real(3.00198505138664455042e-6) * rr + real(2.52448340349684104192e-3)) * rr + real(2.27265548208155028766e-1)) * rr +
-              real(2.00000000000000000005e0);
-        p = real(2) * a / (b - a);
-    }
+    V r = SINGLE ? clamped - n * real(0.693359375) : clamped - n * real(6.93145751953125e-1);
+    r = SINGLE ? r + n * real(2.12194440e-4) : r - n * real(1.42860682030941723212e-6);
     constexpr int mantissa = SINGLE ? 23 : 52;
     V half = (V)((I)splat(real(0.5)) + ((I)shifted << mantissa));  // 2^(n-1), which cannot overflow
-    return (half * p + (half - real(0.5))) * real(2);
+    return (half * expm1_near_zero(r) + (half - real(0.5))) * real(2);
+}
+// exp(x - m) - exp(y - m) without cancellation where they are close. Mostly the exponentials are wanted beside it, and are computed once.
+UNSOFT_INLINE V vexpdiff(V x, V y, V m) {
+    V difference = x - y, above = vexp(x - m), below = vexp(y - m);
+    return vselect(vabs(difference) < splat(real(0.34657359)), below * expm1_near_zero(difference), above - below);
 }
 UNSOFT_INLINE V vsigmoid(V x) { return real(1) / (real(1) + vexp(-x)); }
 UNSOFT_INLINE V vtanh(V x) {

@@ -166,6 +166,6 @@ void slopes(const Panel &x) {
 }  // namespace
 
 extern "C" __attribute__((visibility("default"))) const RowRule *unsoft_mechanism() {
-    static const RowRule table = {Rule::parameters, begin, scan, solve, weights, active, slopes};
+    static const RowRule table = {{Rule::parameters}, begin, scan, solve, weights, active, slopes};
     return &table;
 }

@@ -1,0 +1,87 @@
+"""``unsoft doctor``: is everything there, and does the GPU engine compute the right numbers here?"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from unsoft.cli.arguments import check_file
+from unsoft.cli.terminal import INTERRUPTED, note, progress, show_table
+
+if TYPE_CHECKING:
+    from unsoft.testing.device import Finding
+
+
+def command(
+    gpu: Annotated[
+        bool, typer.Option("--gpu", help="Run the checks of the GPU engine on this machine's GPU.")
+    ] = False,
+    out: Annotated[Path | None, typer.Option(help="Keep what was found in this JSON file.")] = None,
+) -> None:
+    """Show versions, compiler, GPUs and engines, what is missing and how to get it.
+
+    With --gpu also: forward and every gradient of the engine 'triton' against the dense one in float64, some
+    fifty kinds of call, a few minutes. Attach the file of --out to an issue.
+    """
+    if out is not None:
+        check_file(out)
+    from unsoft.cli.installation import facts
+
+    found = facts()
+    rows = [(fact.what, fact.found, fact.advice) for fact in found]
+    show_table({"what": "left", "found": "left", "to get it": "left"}, rows)
+    record: dict[str, Any] = {"schema": 1, "facts": [fact.to_dict() for fact in found]}
+    code = _check_gpu(record) if gpu else 0
+    if out is not None:
+        from unsoft.files import write_json
+
+        write_json(out, record)
+        typer.echo(f"written to {out}")
+    if code:
+        raise typer.Exit(code)
+
+
+def _check_gpu(record: dict[str, Any]) -> int:
+    """Adds the findings to the record; the exit code."""
+    from unsoft.engines.triton import availability
+    from unsoft.engines.triton.launch import interpreted
+    from unsoft.testing.device import KINDS, check_device, verdict
+
+    device = "cpu" if interpreted() else "cuda"
+    if reason := _no_gpu(device) or availability.missing(device, None):
+        raise ValueError(f"--gpu: the engine 'triton' cannot run here: {reason}")
+    findings: list[Finding] = []
+    interrupted = False
+    try:
+        with progress(len(KINDS)) as announce:
+            for number, kind in enumerate(KINDS):
+                announce(number, kind.name, kind.name)
+                findings += check_device(device, "triton", (kind,))
+    except KeyboardInterrupt:
+        interrupted = True
+    show_table(
+        {"check": "left", "largest error": "right", "limit": "right", "verdict": "left"},
+        [_row(finding) for finding in findings],
+    )
+    said = verdict(findings)
+    record["gpu"] = {"verdict": said, "finished": not interrupted, "checks": [x.to_dict() for x in findings]}
+    note(said)
+    if interrupted:
+        return INTERRUPTED
+    return 0 if all(finding.passed for finding in findings) else 1
+
+
+def _row(finding: Finding) -> tuple[str, str, str, str]:
+    error = f"{max(finding.errors.values()):.1e}" if finding.errors else ""
+    said = "ok" if finding.passed else f"FAILED {finding.problem}".strip()
+    return finding.name, error, f"{finding.limit:.0e}", said
+
+
+def _no_gpu(device: str) -> str | None:
+    import torch
+
+    if device == "cuda" and not torch.cuda.is_available():
+        return "torch sees no GPU (see the lines about GPUs above)"
+    return None

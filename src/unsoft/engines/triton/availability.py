@@ -1,0 +1,96 @@
+"""Can the Triton engine run a call here? What stands in the way is said once, clearly."""
+
+from __future__ import annotations
+
+import importlib.util
+import warnings
+from functools import cache
+
+import torch
+
+from unsoft.engines.call import Call
+from unsoft.engines.triton.codegen import unprintable
+from unsoft.engines.triton.launch import interpreted
+from unsoft.errors import CompilerWarning
+
+WIDEST = 256
+OLDEST = (8, 0)
+"""Compute capability of Ampere, the oldest whose code is compiled and run in the tests."""
+DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
+_said: set[str] = set()
+INSTALL = "pip install 'unsoft[gpu]'"
+
+
+def unsupported(call: Call) -> str | None:
+    """Why the engine cannot run a call; None if it can."""
+    if reason := missing(call.q.device.type, call.q.device.index):
+        return reason
+    if max(call.q.shape[3], call.v.shape[3]) > WIDEST:
+        return f"heads are wider than {WIDEST}; use 'tiled'"
+    if call.q.dtype not in DTYPES:
+        return f"it has no code for {call.q.dtype}; use 'tiled'"
+    reason = unprintable(call.formula.key)
+    return None if reason is None else f"{reason}; use 'tiled'"
+
+
+@cache
+def installed() -> bool:
+    """Could Triton be imported?"""
+    return importlib.util.find_spec("triton") is not None
+
+
+def missing(device: str, index: int | None) -> str | None:
+    """Why the engine cannot run on a device at all; None if it can.
+
+    >>> missing("mps", None) is None
+    False
+    """
+    if not installed():
+        other = "native" if device == "cpu" else "tiled"
+        return f"Triton is not installed ({INSTALL}); use {other!r}"
+    if device == "cpu":
+        return None if interpreted() else "it runs on GPUs, and the tensors are on the CPU; use 'native'"
+    if device != "cuda":
+        return f"it runs on GPUs of NVIDIA and AMD, and the tensors are on {device}; use 'tiled'"
+    if not torch.version.hip and torch.cuda.get_device_capability(index) < OLDEST:
+        name = torch.cuda.get_device_name(index)
+        found = ".".join(map(str, torch.cuda.get_device_capability(index)))
+        return f"it needs compute capability {OLDEST[0]}.{OLDEST[1]}, and {name} has {found}; use 'tiled'"
+    return None
+
+
+def warn_once(reason: str) -> None:
+    """Says why another engine computes; the same reason not again in this process."""
+    if reason not in _said:
+        _said.add(reason)
+        text = (
+            f"unsoft's Triton engine is not available ({reason}); the same results are computed by the slower"
+            " engine 'tiled'"
+        )
+        warnings.warn(text, CompilerWarning, stacklevel=3)
+
+
+@cache
+def failure(device: str, index: int | None) -> str | None:
+    """None if Triton compiles and runs a small kernel on the device; otherwise what went wrong,
+    of which a warning tells too."""
+    try:
+        from unsoft.engines.triton.probe import probe
+
+        probe(torch.device(device) if index is None else torch.device(device, index))
+    except Exception as error:  # whatever a compiler, a driver or a linker raises
+        reason = " ".join(f"{type(error).__name__}: {error}".split())[:300]
+        warn_once(reason)
+        return reason
+    return None
+
+
+def ready(device: str, index: int | None) -> bool:
+    """Does the engine work on the device?"""
+    return failure(device, index) is None
+
+
+# As torch.compiler.assume_constant_result does, without importing all of dynamo: a traced caller asks once,
+# while traced.
+missing._dynamo_marked_constant = True  # type: ignore[attr-defined]
+ready._dynamo_marked_constant = True  # type: ignore[attr-defined]

@@ -1,0 +1,162 @@
+"""Writes the Triton functions of one formula, which the kernels of kernel/ are compiled around.
+Derivatives are symbolic.
+
+Nothing in the text says what belongs to a row and what to an entry: broadcasting keeps the values of a row
+small. A factor of the weight that belongs to the row (1/n in relu2) is taken out of the tile and applied to
+the sum, which also keeps narrow weights in range.
+
+>>> from unsoft.formula import Formula
+>>> print(formula_source(Formula("max(s, 0)**2/n"), biased=False).split("def value")[1].split("@")[0].strip())
+(s, m, n, i, j, b, p):
+    _0 = tl.maximum(s, 0.0)
+    _1 = _0 * _0
+    return _1, 0.0 + tl.zeros_like(s)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from unsoft.engines.terms import BIAS, Terms, attention_terms
+from unsoft.engines.triton.instructions import gpu_instructions
+from unsoft.formula import Expr, Formula, derivative
+from unsoft.formula.expr import make, number, postorder, symbol
+from unsoft.formula.instructions import Operand
+from unsoft.formula.operation import OPERATIONS
+
+_HEAD = """import triton
+import triton.language as tl
+
+from unsoft.engines.triton.kernel.functions import (
+    expm1, log1p, power, root, sigmoid, sign, sinh, cosh, softplus, tanh, with_sign_of,
+)
+"""
+_ROW, _ENTRY = ("m", "n", "i"), ("s", "m", "n", "i", "j", "b")
+_ZERO, _ONE = number(0), number(1)
+_OWN = {"exp2": "tl.exp2({0})", "with_sign_of": "with_sign_of({0}, {1})"}
+_SYMBOLS = frozenset({"s", "m", "n", "i", "j", "z"})
+
+
+def unprintable(key: str) -> str | None:
+    """Why the formula of a key has no Triton code, if so: an operation of someone's own,
+    or a symbol that the kernels are not given."""
+    formula = Formula.from_key(key)
+    if unknown := formula.uses - _SYMBOLS - formula.params.keys():
+        return f"its kernels know no {', '.join(sorted(unknown))}"
+    parts = (formula.weight, formula.mass, formula.peak, formula.norm, formula.offset_mass)
+    used = {node.op for node in postorder(*(part for part in parts if part is not None))} - {"num", "sym"}
+    missing = sorted(op for op in used if OPERATIONS[op].triton is None)
+    return f"it has no code for the operation {missing[0]}" if missing else None
+
+
+unprintable._dynamo_marked_constant = True  # type: ignore[attr-defined]
+
+
+def formula_source(formula: Formula, biased: bool) -> str:
+    """A module with the functions and constants of a formula; ``biased``: for calls with an additive mask."""
+    terms, factor = row_factor(attention_terms(formula, biased))
+    mass = terms.mass or _ZERO
+    in_formula = biased and formula.bias != "logit"
+    names = terms.names
+
+    def slopes(name: str) -> list[Expr]:
+        return [derivative(terms.weight, name), derivative(mass, name)]
+
+    by_bias = slopes(BIAS) if in_formula else [_ZERO, _ZERO]
+    functions = [
+        _function("peak", _ENTRY, [terms.peak or _ZERO], names),
+        _function("value", _ENTRY, [terms.weight, mass], names),
+        _function("slope", _ENTRY, [terms.weight, *slopes("s"), *by_bias], names),
+        *(_function(f"slope_{k}", _ENTRY, slopes(name), names) for k, name in enumerate(names)),
+        _choice(len(names)),
+        _function("offset_mass", _ROW, [terms.offset or _ZERO], names),
+        _function("norm", (*_ROW, "z"), [terms.norm or symbol("z")], names),
+        _function("factor", _ROW, [factor], names),
+        _loads(len(names)),
+    ]
+    constants = {
+        "HAS_PEAK": terms.peak is not None,
+        "HAS_MASS": terms.mass is not None,
+        "BIAS_IN_FORMULA": in_formula,
+        "DEGREE": float(terms.degree),
+        "PARAMETERS": len(names),
+        "PARAMETER_SLOTS": parameter_slots(len(names)),
+    }
+    head = "".join(f"{name} = tl.constexpr({content!r})\n" for name, content in constants.items())
+    return "\n\n".join([f"{_HEAD}\n{head}", *functions])
+
+
+def parameter_slots(count: int) -> int:
+    """A power of two: Triton's tensors have no other sizes.
+
+    >>> [parameter_slots(count) for count in (0, 1, 3)]
+    [1, 1, 4]
+    """
+    return 1 << max(count - 1, 0).bit_length()
+
+
+def row_factor(terms: Terms) -> tuple[Terms, Expr]:
+    """The terms with a factor of the weight that belongs to the row taken out,
+    and that factor (1 if there is none).
+
+    Only of formulas without mass, where the weight is all there is to scale.
+    The guards for NaN logits go too: kernels see none.
+    """
+    weight, mass, factor = _unguarded(terms.weight), terms.mass, _ONE
+    while mass is None and weight.op in ("mul", "div"):
+        a, b = weight.args
+        if b.symbols <= {"n", "i"}:
+            weight, factor = a, factor * b if weight.op == "mul" else factor / b
+        elif weight.op == "mul" and a.symbols <= {"n", "i"}:
+            weight, factor = b, factor * a
+        else:
+            break
+    return replace(terms, weight=weight, mass=None if mass is None else _unguarded(mass)), factor
+
+
+def _unguarded(part: Expr) -> Expr:
+    s = symbol("s")
+    if part.op == "where" and part.args[0] is make("eq", s, s) and part.args[2] is s:
+        return part.args[1]
+    return part
+
+
+def _function(name: str, arguments: Sequence[str], outputs: Sequence[Expr], names: Sequence[str]) -> str:
+    body, results = gpu_instructions(outputs)
+    renamed = {BIAS: "b"} | {parameter: f"p[{k}]" for k, parameter in enumerate(names)}
+    spanning: set[Operand] = {"s", BIAS}
+    """What has the size of the tile: all that depends on the logit or the bias."""
+
+    def text(x: Operand) -> str:
+        return renamed.get(x, x) if isinstance(x, str) else repr(float(x))
+
+    lines = []
+    for target, op, args in body:
+        template = _OWN.get(op) or OPERATIONS[op].triton or ""
+        lines.append(f"{target} = {template.format(*map(text, args))}")
+        if spanning & set(args):
+            spanning.add(target)
+    whole = [
+        text(x) if "s" not in arguments or x in spanning else f"{text(x)} + tl.zeros_like(s)" for x in results
+    ]
+    return _jitted(f"{name}({', '.join([*arguments, 'p'])})", [*lines, f"return {', '.join(whole)}"])
+
+
+def _choice(count: int) -> str:
+    """The slopes of weight and mass by the parameter of a number that is known at compile time."""
+    lines = []
+    for k in range(count):
+        lines += [f"{'elif' if k else 'if'} K == {k}:", f"    return slope_{k}({', '.join(_ENTRY)}, p)"]
+    lines += ["else:", "    return 0.0, 0.0"] if count else ["return 0.0, 0.0"]
+    return _jitted(f"parameter_slope(K: tl.constexpr, {', '.join(_ENTRY)}, p)", lines)
+
+
+def _loads(count: int) -> str:
+    """The parameters of one head."""
+    loads = [f"tl.load(table + {k} * heads + h)" for k in range(count)]
+    return _jitted("parameters(table, heads, h)", [f"return ({', '.join(loads or ['0.0'])},)"])
+
+
+def _jitted(signature: str, lines: Sequence[str]) -> str:
+    return f"@triton.jit\ndef {signature}:\n" + "".join(f"    {line}\n" for line in lines)

@@ -1,0 +1,111 @@
+"""Functions of formulas that triton.language lacks, for float32 and float64; and the hash of dropout."""
+
+import triton
+import triton.language as tl
+
+LOG2E = tl.constexpr(1.4426950408889634)
+
+
+@triton.jit
+def sign(x):
+    return tl.where(x > 0, 1.0, tl.where(x < 0, -1.0, x))
+
+
+@triton.jit
+def with_sign_of(y, x):
+    """sign(x) * y: the sign bit of x flips y, and x = 0 makes it 0."""
+    if y.dtype.primitive_bitwidth == 64:
+        bits = x.to(tl.int64, bitcast=True) & -0x8000000000000000
+        flipped = (y.to(tl.int64, bitcast=True) ^ bits).to(tl.float64, bitcast=True)
+    else:
+        bits = x.to(tl.int32, bitcast=True) & -0x80000000
+        flipped = (y.to(tl.int32, bitcast=True) ^ bits).to(tl.float32, bitcast=True)
+    return tl.where(x == 0, 0.0, flipped)
+
+
+@triton.jit
+def root(x):
+    if x.dtype.primitive_bitwidth == 64:
+        return tl.sqrt(x)
+    else:
+        return tl.sqrt_rn(x)
+
+
+@triton.jit
+def power(a, b):
+    return tl.where(b == 0, 1.0, tl.exp2(b * tl.log2(a)))
+
+
+# Kahan's device, twice: an error in u, which is close to 1, changes (u - 1) / log(u) by almost nothing.
+@triton.jit
+def expm1(x):
+    u = tl.exp(x)
+    near = (u - 1.0) * (x / tl.log(u))
+    return tl.where(u == 1.0, x, tl.where((u == 0.0) | (x > 80.0), u - 1.0, near))
+
+
+@triton.jit
+def expdiff(x, y, m):
+    """exp(x - m) - exp(y - m)."""
+    difference, below = x - y, tl.exp(y - m)
+    return tl.where(tl.abs(difference) < 0.5, below * expm1(difference), tl.exp(x - m) - below)
+
+
+@triton.jit
+def log1p(x):
+    u = 1.0 + x
+    return tl.where(
+        (u == 1.0) | (u == 0.0) | (tl.abs(x) > 1e30), tl.log(u) + (u == 1.0) * x, tl.log(u) * (x / (u - 1.0))
+    )
+
+
+@triton.jit
+def tanh(x):
+    CLOSE: tl.constexpr = 1e-3 if x.dtype.primitive_bitwidth == 64 else 0.2
+    size, square = tl.abs(x), x * x
+    power = tl.exp2(size * (-2.0 * LOG2E))
+    near = size * (1.0 - square * (0.33333333333 - square * (0.13333333333 - square * 0.05396825397)))
+    return with_sign_of(tl.where(size < CLOSE, near, (1.0 - power) / (1.0 + power)), x)
+
+
+@triton.jit
+def sinh(x):
+    beyond = expm1(tl.abs(x))
+    return with_sign_of(tl.where(beyond > 1e30, 0.5 * beyond, 0.5 * (beyond + beyond / (1.0 + beyond))), x)
+
+
+@triton.jit
+def cosh(x):
+    return 0.5 * (tl.exp(x) + tl.exp(-x))
+
+
+@triton.jit
+def sigmoid(x):
+    return 1.0 / (1.0 + tl.exp2(-x * LOG2E))
+
+
+@triton.jit
+def softplus(x):
+    return tl.maximum(x, 0.0) + log1p(tl.exp2(-tl.abs(x) * LOG2E))
+
+
+@triton.jit
+def is_finite(x):
+    return tl.abs(x.to(tl.float64 if x.dtype.primitive_bitwidth == 64 else tl.float32)) < float("inf")
+
+
+@triton.jit
+def mix(x):
+    """One step of the hash lowbias32 on uint32; all engines share it (see unsoft/engines/dropout.py)."""
+    x = (x ^ (x >> 16)) * 0x7FEB352D
+    x = (x ^ (x >> 15)) * 0x846CA68B
+    return x ^ (x >> 16)
+
+
+@triton.jit
+def kept(seed, threshold, head, rows, keys):
+    """Bool tile of the weights that survive dropout."""
+    low, high = tl.load(seed).to(tl.uint32), tl.load(seed + 1).to(tl.uint32)
+    word = mix(mix(low + head.to(tl.uint32) * 0x9E3779B1) ^ high)
+    word = mix(word + rows.to(tl.uint32) * 0x85EBCA77)
+    return mix(word + keys.to(tl.uint32) * 0xC2B2AE3D).to(tl.int64) >= threshold

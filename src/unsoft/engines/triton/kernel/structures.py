@@ -1,0 +1,101 @@
+"""What the kernels are given, as plain tuples with names; no Triton is needed to make them."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+
+class View(NamedTuple):
+    """A tensor: where it begins, None if there is none, and its strides. (B, H, rows, columns),
+    or (B, H, rows) of numbers per row."""
+
+    pointer: Any
+    strides: tuple[int, ...]
+
+
+class Extras(NamedTuple):
+    """What a call may have besides q, k and v."""
+
+    visible: View
+    bias: View
+    counts: View
+    row_positions: View
+    key_positions: View
+    parameters: Any
+    """(P, H)"""
+    seed: Any
+
+
+class Numbers(NamedTuple):
+    """``keep_factor`` and ``threshold`` belong to dropout.
+
+    The lower parts matter in float64, since numbers come as float32.
+    """
+
+    scale: float
+    scale_low: float
+    keep_factor: float
+    keep_factor_low: float
+    threshold: int
+
+
+class Shape(NamedTuple):
+    """Query heads, queries, keys; key j is visible to row i only if j <= i + offset, in causal calls."""
+
+    heads: int
+    queries: int
+    keys: int
+    offset: int
+
+
+class RowGradients(NamedTuple):
+    """What the backward kernels need of every row (B, H, L)."""
+
+    peaks: View
+    inverses: View
+    """factor / norm"""
+    totals: View
+    """The gradient of the summed mass."""
+
+
+class Head(NamedTuple):
+    """Inside a kernel: what belongs to one head."""
+
+    number: Any
+    """b * H + h"""
+    extras: Extras
+    shape: Shape
+    parameters: Any
+    scale: Any
+    keep_factor: Any
+    threshold: Any
+
+
+class Rows(NamedTuple):
+    """Inside a kernel: some rows, and the symbols of the formula that belong to them."""
+
+    start: Any
+    local: Any
+    m: Any
+    n: Any
+    i: Any
+    inverse: Any = 1.0
+    d_total: Any = 0.0
+
+
+class Fixed(NamedTuple):
+    """What a kernel is compiled for, besides the formula and its tile sizes."""
+
+    group: int
+    """Query heads per key head."""
+    width: int
+    padded: int
+    """The next power of two."""
+    value_width: int
+    value_padded: int
+    causal: bool
+    precision: str
+    """Of products of float32 matrices, as tl.dot names it."""
+    double: bool
+    exact: bool
+    """Are the rules for NaN and Inf followed? Such a kernel runs only if there are any."""

@@ -1,0 +1,130 @@
+"""Starts kernels with the tile sizes that suit them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from functools import cache
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from unsoft.engines.triton.kernel.structures import Fixed
+from unsoft.engines.triton.tile_sizes import EXACT, SMALLEST, TileSizes, candidates, tuned, tuned_key
+
+Grid = Callable[[TileSizes], tuple[int, int]]
+INTERPRETED_SIZES = TileSizes(16, 16, 4, 1)
+"""Small, so that small tests have several tiles."""
+_chosen: dict[tuple[object, ...], TileSizes] = {}
+
+
+class Launch(NamedTuple):
+    """One kernel with its arguments."""
+
+    name: str
+    """One of :data:`unsoft.engines.triton.tile_sizes.KERNELS`."""
+    kernel: Any
+    arguments: dict[str, Any]
+    grid: Grid
+    formula: str
+    dtype: torch.dtype
+
+    @property
+    def fixed(self) -> Fixed:
+        fixed: Fixed = self.arguments["FIXED"]
+        return fixed
+
+    @property
+    def width(self) -> int:
+        return max(self.fixed.padded, self.fixed.value_padded)
+
+
+def interpreted() -> bool:
+    """Do kernels run in Triton's interpreter, on the CPU?"""
+    return os.environ.get("TRITON_INTERPRET") == "1"
+
+
+class CannotCompileError(RuntimeError):
+    """Triton does not make a kernel of a formula on this GPU; the message is one line that says why."""
+
+
+def start(launch: Launch) -> None:
+    """Runs a kernel; returns before it is done."""
+    sizes = sizes_for(launch)
+    launch.kernel[launch.grid(sizes)](**launch.arguments, **options(sizes))
+
+
+def sizes_for(launch: Launch) -> TileSizes:
+    """The tile sizes of a launch: measured ones, or the first of the table's that the GPU has room for."""
+    if interpreted():
+        return INTERPRETED_SIZES
+    key = (
+        id(launch.kernel),
+        launch.fixed,
+        launch.dtype,
+        torch.cuda.current_device(),
+        kinds(launch.arguments),
+    )
+    if key not in _chosen:
+        _chosen[key] = _first_that_fits(launch)
+    return _chosen[key]
+
+
+def options(sizes: TileSizes) -> dict[str, Any]:
+    """Keywords of a launch.
+
+    Fusing multiplications and additions is asked for aloud: exp2(s * log2(e) - m) is to be one.
+    """
+    fusion = {} if interpreted() else {"enable_fp_fusion": True}
+    return {"M": sizes.rows, "N": sizes.keys, "num_warps": sizes.warps, "num_stages": sizes.stages, **fusion}
+
+
+def kinds(arguments: dict[str, Any]) -> str:
+    """Which of the optional tensors are there."""
+
+    def kind(x: Any) -> str:
+        return "".join(map(kind, x)) if isinstance(x, tuple) else "t" if isinstance(x, Tensor) else "-"
+
+    return "".join(kind(x) for x in arguments.values())
+
+
+def _first_that_fits(launch: Launch) -> TileSizes:
+    for sizes in _possible(launch):
+        if compiled(launch, sizes) is not None:
+            return sizes
+    raise CannotCompileError(
+        "the GPU has too few registers or too little shared memory even for the smallest tiles"
+    )
+
+
+def _possible(launch: Launch) -> list[TileSizes]:
+    if launch.fixed.exact:
+        return [EXACT[launch.width > 128], SMALLEST]
+    device = torch.cuda.get_device_name()
+    key = tuned_key(launch.name, device, launch.formula, launch.width, str(launch.dtype))
+    measured = [TileSizes(*tuned()[key])] if key in tuned() else []
+    return measured + candidates(launch.name, architecture(), launch.width, 8 * launch.dtype.itemsize)
+
+
+def compiled(launch: Launch, sizes: TileSizes) -> Any:
+    """The kernel, compiled and loaded; None if the GPU has no room for tiles of this size."""
+    from triton.runtime.errors import OutOfResources
+
+    try:
+        made = launch.kernel.warmup(**launch.arguments, **options(sizes), grid=launch.grid(sizes))
+        made._init_handles()  # loads the code, which tells whether shared memory and registers suffice
+    except OutOfResources:
+        return None
+    except Exception as error:  # whatever one of the compilers raises
+        raise CannotCompileError(" ".join(f"{type(error).__name__}: {error}".split())[:300]) from error
+    return made
+
+
+@cache
+def architecture() -> str:
+    """Of the current GPU: "sm_90", "gfx942"."""
+    if torch.version.hip:
+        return str(torch.cuda.get_device_properties().gcnArchName).partition(":")[0]
+    major, minor = torch.cuda.get_device_capability()
+    return f"sm_{major}{minor}"

@@ -1,0 +1,62 @@
+"""What the backward kernels need of every row, by torch operations:
+rows are few beside the entries of the tiles."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from unsoft.engines.call import Call, Rows
+from unsoft.engines.terms import Terms, inverse_norm, row_value
+from unsoft.formula import Expr, derivative
+
+
+class FoundRows(NamedTuple):
+    """Per row (B, H, L); None where the kernel needs no such number."""
+
+    peaks: Tensor | None
+    inverses: Tensor | None
+    """factor / norm"""
+    totals: Tensor | None
+    """The gradient of the summed mass."""
+    params: Tensor
+    """What norm and offset owe the parameters (P, H)."""
+
+
+def row_gradients(
+    terms: Terms, factor: Expr, call: Call, rows: Rows, delta: Tensor, need_params: bool
+) -> FoundRows:
+    """``terms`` are without the ``factor`` of the row; ``delta`` is the product of each row's output with its
+    gradient."""
+    peaks = None if terms.peak is None else rows.peak
+    symbols = _row_symbols(terms, call, rows)
+    dparams = torch.zeros_like(call.params)
+    if terms.mass is None:
+        scaled = None if factor.constant == 1 else (torch.zeros_like(delta) + row_value(factor, symbols))
+        return FoundRows(peaks, scaled, None, dparams)
+    inverse = inverse_norm(terms, symbols, rows.total)
+    d_norm = -delta * inverse
+    slope = 1.0 if terms.norm is None else row_value(derivative(terms.norm, "z"), symbols)
+    d_total = torch.where(inverse == 0, 0.0, d_norm * slope)
+    for row, name in enumerate(terms.names if need_params else ()):
+        part = torch.zeros_like(d_total)
+        if terms.norm is not None:
+            part = torch.where(inverse == 0, 0.0, d_norm * row_value(derivative(terms.norm, name), symbols))
+        if terms.offset is not None:
+            part = part + d_total * row_value(derivative(terms.offset, name), symbols)
+        dparams[row] = part.sum((0, 2))
+    return FoundRows(peaks, inverse, d_total, dparams)
+
+
+def _row_symbols(terms: Terms, call: Call, rows: Rows) -> dict[str, Tensor]:
+    """m, z, n, i and the parameters, each broadcastable to (B, H, L)."""
+    length, like = call.q.shape[2], rows.peak
+    if call.positions is None:
+        i = torch.arange(length, device=like.device, dtype=like.dtype) + (call.causal_offset or 0)
+    else:
+        i = call.positions[:, None, :length]
+    symbols = {"m": rows.peak, "z": rows.total, "i": i}
+    symbols |= {name: values[:, None] for name, values in zip(terms.names, call.params, strict=True)}
+    return symbols if call.counts is None else symbols | {"n": call.counts}

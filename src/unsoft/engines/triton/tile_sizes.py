@@ -1,0 +1,82 @@
+"""How large a tile is for each kernel: a table found by compiling,
+or what ``unsoft tune`` measured on this machine's GPU."""
+
+from __future__ import annotations
+
+import json
+from functools import cache
+from pathlib import Path
+from typing import NamedTuple
+
+from unsoft.engines.native.compiler import cache_directory
+
+
+class TileSizes(NamedTuple):
+    """Rows and keys of a tile, warps of a program, stages of its pipeline."""
+
+    rows: int
+    keys: int
+    warps: int
+    stages: int
+
+
+KERNELS = ("forward", "query_gradients", "key_gradients")
+_TABLE = Path(__file__).parent / "tile_sizes.json"
+SMALLEST = TileSizes(16, 16, 4, 1)
+EXACT = {False: TileSizes(32, 32, 4, 1), True: SMALLEST}
+"""Of kernels that follow the rules for NaN and Inf, by whether heads are wider than 128; they rarely run."""
+
+
+def candidates(kernel: str, architecture: str, width: int, bits: int) -> list[TileSizes]:
+    """Sizes to try until one fits, the fastest to be expected first. ``bits``: of a number of the inputs.
+
+    >>> candidates("forward", "sm_90", 64, 16)[0].rows >= 64
+    True
+    """
+    table = _table()
+    known = table.get(architecture) or table["other"]
+    chosen = known[kernel][str(min(w for w in map(int, known[kernel]) if w >= min(width, 256)))]
+    found = [TileSizes(*chosen)]
+    for _ in range(bits // 32):  # twice and four times the bytes for every number
+        rows, keys, warps, stages = found[0]
+        found = [TileSizes(max(rows // 2, 16), max(keys // 2, 16), warps, max(stages - 1, 1))]
+    while found[-1] != SMALLEST:
+        found.append(_smaller(found[-1]))
+    return found
+
+
+def _smaller(sizes: TileSizes) -> TileSizes:
+    rows, keys, warps, stages = sizes
+    if stages > 1:
+        return TileSizes(rows, keys, warps, stages - 1)
+    if rows > 16 and rows >= keys:
+        return TileSizes(rows // 2, keys, min(warps, 4), 1)
+    return TileSizes(rows, max(keys // 2, 16), 4, 1)
+
+
+@cache
+def _table() -> dict[str, dict[str, dict[str, list[int]]]]:
+    content: dict[str, dict[str, dict[str, list[int]]]] = json.loads(_TABLE.read_text())
+    return content
+
+
+def tuned_file() -> Path:
+    """Where ``unsoft tune`` keeps what it found."""
+    return cache_directory() / "triton-tile-sizes.json"
+
+
+@cache
+def tuned() -> dict[str, list[int]]:
+    """Measured sizes by :func:`tuned_key`; nothing if there is no such file, or it cannot be read."""
+    try:
+        content = json.loads(tuned_file().read_text())
+        return {
+            str(key): [int(x) for x in sizes] for key, sizes in content["sizes"].items() if len(sizes) == 4
+        }
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return {}
+
+
+def tuned_key(kernel: str, device: str, formula: str, width: int, dtype: str) -> str:
+    """What measured sizes belong to."""
+    return json.dumps([kernel, device, formula, width, dtype])

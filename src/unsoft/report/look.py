@@ -1,0 +1,163 @@
+"""One colour, dash and mark for every mechanism, on every page and in every figure, whatever is shown.
+
+Lines that lie on each other are found, and get dashes by which all of them are seen.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import zlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+PALETTE = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#8c6bb1", "#999999")
+"""Okabe and Ito's for colour-blind readers, with black and yellow,
+which one of the two themes would hide, replaced.
+"""
+_OTHERS = ("#c2185b", "#00838f", "#a9713a", "#7e57c2")
+"""Of mechanisms that are not in the list below, such as formulas of one's own."""
+_DASHES = ((1, 0), (6, 3), (2, 2), (8, 2, 2, 2), (12, 3))
+_MARKS = (
+    "circle",
+    "square",
+    "triangle-up",
+    "diamond",
+    "cross",
+    "triangle-down",
+    "triangle-right",
+    "triangle-left",
+)
+_MODIFIED = ((10, 2), (4, 2), (7, 2, 2, 2), (3, 3), (10, 2, 4, 2), (5, 1, 1, 1))
+_FIRST = ("softmax", "cog", "relu2", "sigmoid", "identity", "gpam", "linear-relu", "magnitude")
+"""The best known: a colour each."""
+_NAMES = (
+    *_FIRST,
+    *("softpick", "softmax1", "sinh", "swishmax", "l2", "relu", "tanh", "polynomial"),
+    *("differential", "differential2", "linear-elu1", "linear-exp", "linear-identity", "linear-taylor2"),
+    *("cosformer", "performer", "retention", "decay"),
+)
+"""The place of a name decides its look, so new ones are added at the end."""
+
+_APART = 0.006
+"""Of the height of a chart: two lines closer than this everywhere look like one."""
+_UNIT = 9
+"""Pixels of each colour's turn."""
+
+
+@dataclass(frozen=True)
+class Look:
+    """How lines and dots of a mechanism are drawn."""
+
+    colour: str
+    dash: tuple[int, ...]
+    mark: str
+    """The name of one of Vega's shapes."""
+
+
+def look_of(label: str) -> Look:
+    """The look of a mechanism by its label. A composition has the colour of its last part.
+
+    >>> look_of("cog")
+    Look(colour='#d55e00', dash=(1, 0), mark='square')
+    >>> look_of("magnitude+cog").colour == look_of("cog").colour, look_of("magnitude+cog") == look_of("cog")
+    (True, False)
+    """
+    *modifiers, base = label.split("+")
+    name, bracket = re.fullmatch(r"\s*([^(]*)(.*)", base, re.DOTALL).groups()  # type: ignore[union-attr]
+    found = _base(name.strip())
+    changes = [*modifiers, *([bracket] if bracket else [])]
+    dash, mark = found.dash, _MARKS.index(found.mark)
+    for change in changes:
+        digest = zlib.crc32(change.strip().encode())
+        dash = (dash if dash[1] else ()) + _MODIFIED[digest % len(_MODIFIED)]
+        mark += 1 + digest // len(_MODIFIED) % (len(_MARKS) - 1)
+    return Look(found.colour, dash, _MARKS[mark % len(_MARKS)])
+
+
+def _base(name: str) -> Look:
+    colours, marks = len(PALETTE), len(_MARKS)
+    if name in _NAMES:
+        turn, colour = divmod(_NAMES.index(name), colours)
+        return Look(PALETTE[colour], _DASHES[turn], _MARKS[(colour + turn) % marks])
+    digest = zlib.crc32(name.encode())
+    mark, rest = digest % marks, digest // marks
+    return Look(_OTHERS[rest % len(_OTHERS)], _DASHES[rest // len(_OTHERS) % 4], _MARKS[mark])
+
+
+def looks(labels: Sequence[str]) -> list[dict[str, Any]]:
+    """The looks of mechanisms as plain data, for scripts of pages."""
+    found = [(label, look_of(label)) for label in labels]
+    return [
+        {"label": label, "colour": look.colour, "dash": look.dash, "mark": look.mark} for label, look in found
+    ]
+
+
+def in_order(labels: Sequence[str], own: Sequence[str] = ()) -> list[str]:
+    """The order in which mechanisms are shown: what users wrote themselves, then the best known, then the
+    rest.
+
+    >>> in_order(["tanh", "cog", "softmax", "mine"], own=["mine"])
+    ['mine', 'softmax', 'cog', 'tanh']
+    """
+    return list(dict.fromkeys((*own, *(label for label in _FIRST if label in labels), *labels)))
+
+
+def shown_at_first(labels: Sequence[str]) -> list[str]:
+    """As many as there are colours."""
+    return list(labels[: len(PALETTE)])
+
+
+def coinciding(
+    rows: Sequence[Mapping[str, Any]], x: str, y: str, *, choose: Sequence[str] = (), log_y: bool = False
+) -> dict[str, list[list[str]]]:
+    """Groups of mechanisms whose lines look like one, by the values of the columns ``choose`` ("" if none).
+
+    >>> rows = [{"mechanism": name, "x": x, "y": x * slope} for name, slope in (("a", 1), ("b", 1), ("c", 2))
+    ...         for x in (0.0, 1.0)]
+    >>> coinciding(rows, "x", "y")
+    {'': [['a', 'b']]}
+    """
+    panels: dict[str, dict[str, dict[float, float]]] = {}
+    for row in rows:
+        value = row[y]
+        if value is None or not math.isfinite(value) or (log_y and value <= 0):
+            continue
+        lines = panels.setdefault(panel_of({name: row[name] for name in choose}), {})
+        lines.setdefault(row["mechanism"], {})[row[x]] = math.log(value) if log_y else value
+    return {panel: found for panel, lines in panels.items() if (found := _groups(lines))}
+
+
+def panel_of(chosen: Mapping[str, float]) -> str:
+    """The key of a choice; the script of charts writes it likewise.
+
+    >>> panel_of({"beta": -1.0, "skip": 0})
+    'beta=-1,skip=0'
+    """
+    return ",".join(f"{name}={value:g}" for name, value in chosen.items())
+
+
+def in_turns(place: int, count: int) -> list[int]:
+    """The dash of one of ``count`` lines that coincide: each is seen for a while, then the next.
+
+    >>> in_turns(0, 2), in_turns(1, 2)
+    ([0, 0, 9, 9], [0, 9, 9, 0])
+    """
+    return [0, place * _UNIT, _UNIT, (count - 1 - place) * _UNIT]
+
+
+def _groups(lines: Mapping[str, Mapping[float, float]]) -> list[list[str]]:
+    every = [value for line in lines.values() for value in line.values()]
+    apart = _APART * (max(every) - min(every))
+    groups: list[list[str]] = []
+    for label, line in lines.items():
+        for group in groups:
+            other = lines[group[0]]
+            close = len(line) > 1 and line.keys() == other.keys()
+            if close and all(abs(value - other[place]) <= apart for place, value in line.items()):
+                group.append(label)
+                break
+        else:
+            groups.append([label])
+    return [group for group in groups if len(group) > 1]

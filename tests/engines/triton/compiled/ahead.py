@@ -1,0 +1,85 @@
+"""Compiles the kernels of a call for GPUs that are not there.
+
+A stand-in for Triton's driver names the target, so that the launch which the engine would make goes through
+the same specialisation and the same compiler, up to the cubin or hsaco, and stops there.
+"""
+
+from contextlib import contextmanager
+from unittest import mock
+
+import torch
+from triton.backends.compiler import GPUTarget
+from triton.runtime import driver
+
+from unsoft.engines.arguments import checked_call
+from unsoft.engines.call import Call, Upstream
+from unsoft.engines.triton import binding, launch
+from unsoft.engines.triton.tile_sizes import candidates
+
+TARGETS = {
+    "sm_80": GPUTarget("cuda", 80, 32),
+    "sm_90": GPUTarget("cuda", 90, 32),
+    "sm_100": GPUTarget("cuda", 100, 32),
+    "sm_120": GPUTarget("cuda", 120, 32),
+    "gfx942": GPUTarget("hip", "gfx942", 64),
+    "gfx950": GPUTarget("hip", "gfx950", 64),
+}
+
+
+class Driver:
+    """What Triton asks its driver while it compiles."""
+
+    def __init__(self, target: str) -> None:
+        self.target = TARGETS[target]
+
+    def get_current_target(self):
+        return self.target
+
+    def get_current_device(self):
+        return str(self.target)
+
+    def get_current_stream(self, device):
+        return 0
+
+
+@contextmanager
+def pretending(target: str, start):
+    """Inside, the engine is as if on the target, and gives its launches to ``start``."""
+    hip = "7" if target.startswith("gfx") else None
+    with (
+        mock.patch.object(driver, "_active", Driver(target)),
+        mock.patch.object(binding, "start", start),
+        mock.patch.object(torch.version, "hip", hip),
+    ):
+        yield
+
+
+def compile_launch(made: launch.Launch, sizes):
+    """The compiled kernel; what it takes is in resources.py."""
+    return made.kernel.warmup(**made.arguments, **launch.options(sizes), grid=made.grid(sizes))
+
+
+def first_sizes(made: launch.Launch, target: str):
+    """The tile sizes that the engine tries first on a target."""
+    if made.fixed.exact:
+        return launch.EXACT[made.width > 128]
+    return candidates(made.name, target, made.width, 8 * made.dtype.itemsize)[0]
+
+
+def example(
+    formula, *, width=64, length=1024, heads=8, kv_heads=2, dtype=torch.bfloat16, causal=True, **options
+):
+    """A call of zeros."""
+    q = torch.zeros(1, heads, length, width, dtype=dtype)
+    k = torch.zeros(1, kv_heads, length, width, dtype=dtype)
+    return checked_call(q, k, k, formula, is_causal=causal, enable_gqa=True, **options)[0]
+
+
+def launches(call: Call, target: str, *, exact: bool = False) -> list[launch.Launch]:
+    """All kernels that a forward and a backward call start; those for NaN and Inf only if ``exact``."""
+    found: list[launch.Launch] = []
+    with pretending(target, found.append):
+        rows = binding.forward(call)
+        needs = (call.bias is not None, call.params.shape[0] > 0)
+        binding.backward(call, Upstream(rows.out, rows, *needs))
+    return [made for made in found if made.fixed.exact == exact]

@@ -1,0 +1,31 @@
+"""Runs the engine on the CPU with the PTX compiled for an NVIDIA GPU, instruction by instruction."""
+
+from contextlib import contextmanager
+from unittest import mock
+
+from tests.engines.triton.compiled.ahead import compile_launch, pretending
+from tests.engines.triton.compiled.ptx.launch import run
+from unsoft.engines.triton import availability
+from unsoft.engines.triton.launch import Launch
+from unsoft.engines.triton.tile_sizes import TileSizes
+
+
+@contextmanager
+def emulated(sizes: TileSizes | dict[str, TileSizes], target: str = "sm_80"):
+    """Inside, launches compile for the target and run here. Yields the list of what was run."""
+    done: list[str] = []
+
+    def start(launch: Launch) -> None:
+        # these end at once where all numbers are finite, and the interpreter runs them
+        if launch.fixed.exact:
+            return
+        chosen = sizes[launch.name] if isinstance(sizes, dict) else sizes
+        run(compile_launch(launch, chosen), launch.arguments, launch.grid(chosen))
+        done.append(launch.name)
+
+    with (
+        pretending(target, start),
+        mock.patch.object(availability, "missing", lambda device, index: None),
+        mock.patch.object(availability, "failure", lambda device, index: None),
+    ):
+        yield done

@@ -1,0 +1,76 @@
+"""The kernels on the CPU, in the strict interpreter: forward and every gradient against dense float64."""
+
+import pytest
+import torch
+
+import unsoft
+from tests.engines.triton.parity import SHARP, check
+from unsoft.engines.triton import launch
+from unsoft.engines.triton.tile_sizes import TileSizes
+from unsoft.formula import Formula
+from unsoft.mechanisms import resolve
+
+pytestmark = pytest.mark.gpu_check
+ALL = [name for name in unsoft.mechanisms() if isinstance(resolve(name), Formula)]
+OWN = {
+    "functions": Formula("sin(s) + cos(s)*erf(s) + log1p(s*s) + expm1(s/4) + softplus(s) + sinh(s/2)/n"),
+    "positions": Formula("cosh(s/4)*sqrt(1 + abs(i - j))/(1 + j)"),
+    "power": Formula("max(s, 0)**1.5/n**0.7"),
+    "choices": Formula("where(s < 0.3, min(s, -0.2), relu(s))/n"),
+    "norm": Formula(
+        "exp(s - m)", "exp(2*s - 2*m)", "max(s, 0)", norm="sqrt", offset_mass="t*exp(-2*m)", params={"t": 0.3}
+    ),
+    "negative mass": Formula("s*exp(s - m)", "s*exp(s - m)", "s"),
+    "operand": resolve("softmax").with_logit(2 * unsoft.formula.parse("s")),
+}
+
+
+@pytest.mark.parametrize("name", ALL)
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16], ids=str)
+def test_causal_mask_gqa(name, dtype):
+    check(name, dtype, is_causal=True, mask="bool")
+
+
+@pytest.mark.parametrize("name", OWN)
+@pytest.mark.parametrize("mask", [None, "additive"])
+def test_formulas_of_users(name, mask):
+    check(OWN[name], torch.float64, is_causal="lower_right", mask=mask, length=20, keys=24, heads=2)
+
+
+@pytest.mark.parametrize("name", ["cog", "softmax", "relu2", "softpick", "sigmoid", "l2"])
+def test_plain(name):
+    check(name, torch.float16, keys=33, kv_heads=4)
+
+
+@pytest.mark.parametrize("causal", [False, "lower_right"])
+def test_parameter_gradient(causal):
+    check(SHARP, torch.float32, tau=True, is_causal=causal)
+
+
+@pytest.mark.parametrize(
+    "name", ["softmax", "cog", "sigmoid", "l2"]
+)  # bias on the logit, and on the strength
+def test_additive_mask(name):
+    check(name, torch.float32, mask="additive", is_causal=True, length=20, keys=24)
+
+
+def test_dropout_is_that_of_all_engines():
+    check("cog", torch.float32, dropout_p=0.3, length=20, keys=24)
+
+
+@pytest.mark.parametrize("sizes", [(32, 16), (16, 32), (64, 64)], ids=str)
+def test_tile_sizes(sizes, monkeypatch):
+    monkeypatch.setattr(launch, "INTERPRETED_SIZES", TileSizes(*sizes, 4, 1))
+    check("cog", torch.float32, is_causal="lower_right", length=70, keys=90, heads=2, kv_heads=1)
+
+
+@pytest.mark.parametrize(("length", "keys"), [(1, 1), (1, 50), (17, 16), (50, 3)])
+@pytest.mark.parametrize("causal", [True, False, "lower_right"])
+def test_unusual_lengths(length, keys, causal):
+    check("cog", torch.float64, is_causal=causal, length=length, keys=keys, heads=2)
+
+
+def test_positions():
+    formula = Formula("exp(s - m)/(1 + i)", "exp(s - m)*(1 + abs(i - j))", "s")
+    where = (torch.rand(20) * 9, torch.rand(24) * 9)
+    check(formula, torch.float64, positions=where, length=20, keys=24, heads=2)

@@ -1,0 +1,139 @@
+"""When the GPU engine is taken, and what it says when it cannot be; none of this needs Triton or a GPU."""
+
+import warnings
+
+import pytest
+import torch
+
+import unsoft
+from unsoft.engines import POINTWISE
+from unsoft.engines.arguments import checked_call
+from unsoft.engines.triton import availability
+from unsoft.engines.triton.codegen import formula_source, unprintable
+from unsoft.engines.triton.tile_sizes import KERNELS, SMALLEST, candidates
+from unsoft.errors import CompilerWarning
+from unsoft.formula import Formula
+from unsoft.formula.operation import OPERATIONS, Operation, add, remove
+from unsoft.mechanisms import resolve
+
+X = torch.linspace(-1, 1, 48).view(1, 2, 6, 4)
+
+
+@pytest.fixture
+def on_gpu(monkeypatch):
+    """As if tensors of the CPU were on a GPU that works."""
+    monkeypatch.setattr(availability, "missing", lambda device, index: None)
+
+
+def call(mechanism="cog", width=4, dtype=torch.float32):
+    x = torch.zeros(1, 2, 6, width, dtype=dtype)
+    return checked_call(x, x, x, resolve(mechanism) if isinstance(mechanism, str) else mechanism)[0]
+
+
+def test_tensors_of_the_cpu_are_refused_with_the_engine_that_works(monkeypatch):
+    monkeypatch.setattr(availability, "installed", lambda: True)
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    with pytest.raises(
+        ValueError, match="'triton' does not support .* the tensors are on the CPU; use 'native'"
+    ):
+        unsoft.attention(X, X, X, "cog", engine="triton")
+
+
+def test_without_triton_the_reason_says_how_to_get_it(monkeypatch):
+    monkeypatch.setattr(availability, "installed", lambda: False)
+    with pytest.raises(
+        ValueError, match=r"Triton is not installed \(pip install 'unsoft\[gpu\]'\); use 'native'"
+    ):
+        unsoft.attention(X, X, X, "cog", engine="triton")
+
+
+def test_another_accelerator(monkeypatch):
+    monkeypatch.setattr(availability, "installed", lambda: True)
+    assert "use 'tiled'" in availability.missing("mps", None)
+
+
+def test_an_old_gpu(monkeypatch):
+    monkeypatch.setattr(availability, "installed", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda index: (7, 5))
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda index: "Tesla T4")
+    assert availability.missing("cuda", 0) == (
+        "it needs compute capability 8.0, and Tesla T4 has 7.5; use 'tiled'"
+    )
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda index: (8, 0))
+    assert availability.missing("cuda", 0) is None
+
+
+def test_wide_heads(on_gpu):
+    assert availability.unsupported(call(width=256)) is None
+    assert availability.unsupported(call(width=257)) == "heads are wider than 256; use 'tiled'"
+
+
+def test_auto_prefers_it_on_a_gpu_and_nowhere_else(on_gpu, monkeypatch):
+    engine = POINTWISE.named("triton")
+    assert engine.supports(call()) is None and not engine.pays(call())
+    assert POINTWISE.engines[0] is engine
+    assert POINTWISE.choose("auto", call()).name != "triton"
+
+
+def test_one_clear_warning_and_then_tiled(on_gpu, monkeypatch):
+    monkeypatch.setattr(availability, "failure", availability.failure.__wrapped__)
+    monkeypatch.setattr(availability, "_said", set())
+
+    def broken(device):
+        raise RuntimeError("Failed to find C compiler")
+
+    import unsoft.engines.triton.probe as probe
+
+    monkeypatch.setattr(probe, "probe", broken)
+    with pytest.warns(CompilerWarning, match="Failed to find C compiler.*'tiled'"):
+        found = unsoft.attention(X, X, X, "cog", engine="triton")
+    assert torch.equal(found, unsoft.attention(X, X, X, "cog", engine="tiled"))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        unsoft.attention(X, X, X, "cog", engine="triton")
+
+
+def test_every_operation_has_triton_code():
+    assert not [name for name, operation in OPERATIONS.items() if operation.triton is None]
+
+
+def test_an_operation_without_triton_code_is_declined():
+    add(
+        Operation(
+            name="cube",
+            arity=1,
+            fold=lambda x: x**3,
+            torch=lambda x: x**3,
+            slope=lambda node, a, da: 3 * a**2 * da,
+        )
+    )
+    try:
+        formula = Formula("cube(s)/n")
+        assert unprintable(formula.key) == "it has no code for the operation cube"
+    finally:
+        remove("cube")
+    assert unprintable(Formula("s**3/n").key) is None
+
+
+@pytest.mark.parametrize("name", unsoft.mechanisms())
+def test_every_formula_is_printed_as_valid_python(name):
+    formula = resolve(name)
+    if isinstance(formula, Formula):
+        for biased in (False, True):
+            compile(formula_source(formula, biased), name, "exec")
+
+
+@pytest.mark.parametrize("bits", [16, 32, 64])
+@pytest.mark.parametrize("width", [16, 64, 128, 256])
+@pytest.mark.parametrize("architecture", ["sm_80", "sm_90", "gfx942", "sm_999"])
+def test_tile_sizes_end_with_the_smallest(architecture, width, bits):
+    for kernel in KERNELS:
+        found = candidates(kernel, architecture, width, bits)
+        assert found[-1] == SMALLEST and len(set(found)) == len(found)
+        for sizes in found:
+            assert all(size & (size - 1) == 0 and size >= 16 for size in sizes[:2])
+
+
+def test_linear_attention_says_that_it_has_no_kernel():
+    with pytest.raises(ValueError, match="'triton' .* no kernel for linear attention; use 'tiled'"):
+        unsoft.attention(X, X, X, "linear-relu", engine="triton")

@@ -1,0 +1,55 @@
+"""docs/own.md, followed word for word: its file, its Python, and (slow) every command."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from unsoft.mechanisms.core import registry
+
+PAGE = (Path(__file__).parents[1] / "docs" / "own.md").read_text()
+FILE, *REST = re.findall(r"^```python\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
+COMMANDS = re.findall(r"^    (unsoft .*)$", PAGE, re.MULTILINE)
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """A reader's folder with mine.py in it."""
+    (tmp_path / "mine.py").write_text(FILE)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def test_the_file_has_ten_lines_and_is_a_mechanism(folder, monkeypatch, capsys):
+    assert len([line for line in FILE.splitlines() if line]) == 9
+    registry.discover()
+    monkeypatch.setattr(registry, "_registered", dict(registry._registered))
+    monkeypatch.syspath_prepend(str(folder))
+    monkeypatch.delitem(sys.modules, "mine", raising=False)
+    known = {}
+    check = next(block for block in REST if "check_mechanism" in block)
+    theory = next(block for block in REST if "hijack_share" in block)
+    exec(check.replace("quick=True", 'quick=True, engines=["dense"], only="edges"') + theory, known)
+    said = capsys.readouterr().out
+    assert "signed=True" in said and "row_sum='in [-1, 1]'" in said and "continuous=True" in said
+    monkeypatch.delitem(sys.modules, "mine", raising=False)
+
+
+def test_the_page_goes_from_formula_to_training():
+    verbs = [command.split()[1] for command in COMMANDS]
+    assert verbs == ["theory", "compare", "train", "train", "study"]
+    assert any("unsoft.hf.swap" in block for block in REST)
+
+
+@pytest.mark.slow
+@pytest.mark.pretrained
+def test_every_command_of_the_page_runs(folder):
+    (folder / "all.py").write_text("\n".join(REST))
+    subprocess.run([sys.executable, "all.py"], check=True)
+    for command in COMMANDS:
+        subprocess.run(
+            command.replace("unsoft", f"{sys.executable} -m unsoft.cli", 1), shell=True, check=True
+        )
+    assert (folder / "report" / "index.html").exists() and (folder / "study" / "study.db").exists()
