@@ -24,7 +24,7 @@ from unsoft.bench.record import machine
 from unsoft.compare.depths import by_depth
 from unsoft.files import write_json
 from unsoft.hf import inspect, load, load_model
-from unsoft.hf.ablation import PARTS, losses_without
+from unsoft.hf.inspection.without_deletion import PARTS, losses_without
 from unsoft.hf.inspection.roles import ROLES
 from unsoft.training import Spec, train
 from unsoft.training.data import evaluation_batches
@@ -33,8 +33,8 @@ from unsoft.training.model import build
 KEPT = Path(__file__).parent / "questions" / "models.json"
 SEQUENCES, LENGTH = 16, 256
 TRAINED = ("softmax", "cog")
-SEEDS, LAYERS, STEPS = 3, 4, 400
-TESTED, CHOSEN, DRAWS, STRONGEST = (8, 128), (4, 256), 6, 5
+SEEDS, LAYERS, STEPS = 3, 4, 200
+TESTED, CHOSEN, DRAWS, STRONGEST = (8, 64), (4, 128), 4, 5
 """Sequences and tokens of each: of the text that losses are of, and of that by which heads are chosen."""
 
 
@@ -69,7 +69,7 @@ def trained() -> dict[str, Any]:
                 networks = {"random": build(filled, spec.make_task()), "trained": load(f"{folder}/model")}
             inputs = evaluation_batches(spec.make_task(), filled.width, seed)[0]
             for kind, network in networks.items():
-                given = {name: x for name, x in inputs.items() if name in ("input_ids", "inputs_embeds")}
+                given = {name: x[:32] for name, x in inputs.items() if name in ("input_ids", "inputs_embeds")}
                 with torch.no_grad():
                     seen = network.eval()(**given, output_hidden_states=True).hidden_states
                 row = {"mechanism": mechanism, "seed": seed, "network": kind, "measured": by_depth(seen)}
@@ -139,7 +139,7 @@ def _deleting(model: Any, tokenizer: Any) -> tuple[dict[int, list[int]], dict[in
 
 
 MEASURED: dict[str, Callable[[], dict[str, Any]]] = {
-    "states-smollm2": partial(states, "smollm2", 3),
+    "states-smollm2": partial(states, "smollm2", 6),
     "states-minilm": partial(states, "minilm", 1),
     "trained": trained,
     "heads": heads,

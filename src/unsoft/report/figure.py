@@ -119,7 +119,7 @@ def by_mechanism(
             for name in ("mechanism", x, y, *tooltip)
         ],
     }
-    about = {
+    about: dict[str, Any] = {
         "order": order,
         "mechanisms": [name for name in order if any(row["mechanism"] == name for row in (dots or rows))],
         "same": coinciding(rows, x, y, choose=list(chosen), log_y=log_y),
