@@ -14,64 +14,59 @@ from unsoft.mechanisms.core.registry import modifiers
 DOCS = Path(__file__).parents[1] / "docs"
 
 
-@pytest.fixture(scope="module")
-def site(tmp_path_factory) -> Path:
-    """The built site."""
+def built(out: Path, builder: str):
+    """The site in the folder ``out``; a warning is an error."""
     application = pytest.importorskip("sphinx.application", reason="needs the extra docs")
-    out = tmp_path_factory.mktemp("site")
     where = {"srcdir": DOCS, "confdir": DOCS / "site", "outdir": out, "doctreedir": out / ".doctrees"}
     path = list(sys.path)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # deprecations between Sphinx and its extensions
         try:
             made = application.Sphinx(
-                **where, buildername="html", status=None, warning=sys.stderr, warningiserror=True
+                **where, buildername=builder, status=None, warning=sys.stderr, warningiserror=True
             )
             made.build()
         finally:
             sys.path[:] = path
     assert made.statuscode == 0
-    return out
+    return made
 
 
-def test_every_mechanism_and_modifier_has_a_page(site):
-    names = [*unsoft.mechanisms(), *(f"with-{modifier.name}" for modifier in modifiers())]
-    missing = [name for name in names if not (site / "mechanisms" / f"{name}.html").exists()]
-    assert not missing
-    cog = (site / "mechanisms" / "cog.html").read_text()
-    for part in (
-        "<math",
+def page_names() -> list[str]:
+    """Of mechanisms and modifiers."""
+    return [*unsoft.mechanisms(), *(f"with-{modifier.name}" for modifier in modifiers())]
+
+
+def test_everything_is_read_and_every_mechanism_has_a_page(tmp_path):
+    found = built(tmp_path, "dummy").env.found_docs  # reads and links everything, writes no HTML
+    assert {f"mechanisms/{name}" for name in page_names()} <= found
+    cog = (DOCS / "mechanisms" / "cog.md").read_text()
+    parts = (
+        "$$a_{ij}",
         "arXiv 2411.07176",
+        "Can: ",
+        "Cannot: ",
+        ">>> COG.row",
         "What it promises",
-        "Cannot",
-        "COG",
-        "src/unsoft/mechanisms/cog.py",
-    ):
+        "Measured",
+    )
+    for part in (*parts, "src/unsoft/mechanisms/cog.py", 'unsoft.attention(q, k, v, "cog"'):
         assert part in cog, part
+    assert ">>> layer = Gpam(" in (DOCS / "mechanisms" / "gpam.md").read_text(), "of a family, too"
 
 
-def test_pages_that_the_landing_page_promises_are_there(site):
-    landing = (site / "index.html").read_text()
-    for name in (
-        "choose",
-        "own",
-        "inspection",
-        "converting",
-        "magnitude",
-        "numerics",
-        "peers",
-        "scale",
-        "api",
-        "glossary",
-    ):
+@pytest.mark.slow
+def test_the_site_as_it_is_seen(tmp_path):
+    built(tmp_path, "html")
+    assert all((tmp_path / "mechanisms" / f"{name}.html").exists() for name in page_names())
+    assert "<math" in (tmp_path / "mechanisms" / "cog.html").read_text()
+    landing = (tmp_path / "index.html").read_text()
+    for name in "choose own inspection converting magnitude numerics peers scale api glossary".split():
         assert f'href="{name}.html"' in landing, name
-    assert "unsoft.attention.attention" in (site / "api.html").read_text()
-
-
-def test_nothing_is_loaded_from_elsewhere(site):
-    for page in site.rglob("*.html"):
+    assert "unsoft.attention.attention" in (tmp_path / "api.html").read_text()
+    for page in tmp_path.rglob("*.html"):
         loaded = re.findall(r'<(?:script|link|img)[^>]+(?:src|href)="(https?:[^"]+)"', page.read_text())
-        assert not loaded, f"{page.name}: {loaded[:2]}"
+        assert not loaded, f"{page.name} loads from elsewhere: {loaded[:2]}"
 
 
 def docs_script(name: str):

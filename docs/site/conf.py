@@ -38,6 +38,8 @@ autodoc_typehints = "signature"
 autodoc_member_order = "bysource"
 autodoc_preserve_defaults = True
 
+toc_object_entries = False  # each function in the side bar of each page would take a third of the build
+
 html_theme = "furo"
 html_static_path = ["static"]
 html_css_files = ["wide_tables.css"]

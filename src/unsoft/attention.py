@@ -27,6 +27,7 @@ def attention(
     return_weights: Literal[False] = ...,
     params: Mapping[str, float | Tensor] | None = ...,
     positions: tuple[Tensor, Tensor] | None = ...,
+    fields: Mapping[str, Tensor | tuple[Tensor, Tensor]] | None = ...,
 ) -> Tensor: ...
 
 
@@ -46,6 +47,7 @@ def attention(
     return_weights: Literal[True],
     params: Mapping[str, float | Tensor] | None = ...,
     positions: tuple[Tensor, Tensor] | None = ...,
+    fields: Mapping[str, Tensor | tuple[Tensor, Tensor]] | None = ...,
 ) -> tuple[Tensor, Tensor]: ...
 
 
@@ -65,6 +67,7 @@ def attention(
     return_weights: bool,
     params: Mapping[str, float | Tensor] | None = ...,
     positions: tuple[Tensor, Tensor] | None = ...,
+    fields: Mapping[str, Tensor | tuple[Tensor, Tensor]] | None = ...,
 ) -> Tensor | tuple[Tensor, Tensor]: ...
 
 
@@ -83,6 +86,7 @@ def attention(
     return_weights: bool = False,
     params: Mapping[str, float | Tensor] | None = None,
     positions: tuple[Tensor, Tensor] | None = None,
+    fields: Mapping[str, Tensor | tuple[Tensor, Tensor]] | None = None,
 ) -> Tensor | tuple[Tensor, Tensor]:
     """Attention with any mechanism; the other arguments are those of ``F.scaled_dot_product_attention``.
 
@@ -135,6 +139,10 @@ def attention(
         keys, with or without batch dimensions. By default keys count from 0 and queries as ``is_causal``
         aligns them, from 0 without it. Who sees whom does not depend on them. Mechanisms that know distances
         only, retention and decay, refuse positions that are not consecutive.
+    fields
+        Values for the fields of a formula, by name: (..., heads, L) for a field of queries, (..., heads, S)
+        for one of keys (query heads, or key heads if they are fewer), a pair of both for "query+key", or one
+        tensor if queries and keys are the same tokens. Gradients flow to them.
 
     A row that may see nothing outputs exact zeros. What is masked cannot be felt, even if it is NaN; a NaN or
     Inf that is visible makes exactly the rows that see it NaN. Wrong arguments raise ValueError or TypeError
@@ -160,12 +168,14 @@ def attention(
             return_weights=return_weights,
             params=params,
             positions=positions,
+            fields=fields,
         )
-    if params is not None:
-        raise ValueError(
-            f"attention: argument 'params' is for formulas; make a module of {found.name!r} with"
-            " unsoft.mechanism(...)"
-        )
+    for name, given in (("params", params), ("fields", fields)):
+        if given is not None:
+            raise ValueError(
+                f"attention: argument '{name}' is for formulas; make a module of {found.name!r} with"
+                " unsoft.mechanism(...)"
+            )
     module = mechanism_like(found, query, key, value)
     result: Tensor | tuple[Tensor, Tensor] = module(
         query,

@@ -15,11 +15,12 @@ from torch.nn.functional import linear, pad
 from unsoft.formula import Formula
 from unsoft.mechanisms.core.build import mechanism as build_mechanism
 from unsoft.mechanisms.core.cache import Cache
+from unsoft.mechanisms.core.field_source import FieldSource
 from unsoft.mechanisms.core.module import Inputs, Mechanism
 from unsoft.mechanisms.core.spec import LayerSpec
 from unsoft.mechanisms.core.written import WrittenOut
 
-__all__ = ["Inputs", "Mechanism", "MultiheadAttention", "LayerSpec", "WrittenOut"]
+__all__ = ["FieldSource", "Inputs", "Mechanism", "MultiheadAttention", "LayerSpec", "WrittenOut"]
 
 
 class MultiheadAttention(nn.MultiheadAttention):

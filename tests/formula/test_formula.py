@@ -33,16 +33,17 @@ def test_travels_by_key_dictionary_pickle_and_copy(name):
 
 
 def test_the_key_ignores_names_and_nothing_else():
-    formula = Formula(**SOFTMAX, params={"tau": 2})
-    assert Formula(**SOFTMAX, params={"tau": 2}, name="mine", paper="none", summary="x", title="y") == formula
+    sharp = {"weight": "exp(tau*s - m)", "mass": "exp(tau*s - m)", "peak": "tau*s", "params": {"tau": 2}}
+    formula = Formula(**sharp)
+    assert Formula(**sharp, name="mine", paper="none", summary="x", title="y") == formula
     assert list(json.loads(formula.key)) == sorted(json.loads(formula.key))
     for change in (
         {"params": {"tau": 3}},
         {"bias": "strength"},
-        {"peak": "max(s, 0)"},
-        {"mass": "2*exp(s - m)"},
+        {"peak": "max(tau*s, 0)"},
+        {"mass": "2*exp(tau*s - m)"},
     ):
-        assert Formula(**SOFTMAX | {"params": {"tau": 2}} | change) != formula
+        assert Formula(**sharp | change) != formula
     assert formula != "exp(s - m)"
 
 
@@ -50,7 +51,13 @@ def test_a_formula_cannot_be_changed():
     with pytest.raises(AttributeError, match="cannot be changed"):
         Formula("s").weight = parse("n")
     with pytest.raises(TypeError):
-        Formula("s", params={"tau": 1}).params["tau"] = 2
+        Formula("tau*s", params={"tau": 1}).params["tau"] = 2
+
+
+def test_a_parameter_that_occurs_nowhere_is_an_error():
+    with pytest.raises(FormulaError, match="'b', 'c' occurs nowhere"):
+        Formula("a*s", params={"a": 1, "b": 2, "c": 3})
+    assert Formula("s/n", norm="z + b", mass="abs(s)", params={"b": 1}).params == {"b": 1.0}
 
 
 def test_parts_may_be_text_numbers_or_expressions():
@@ -64,9 +71,9 @@ def test_parts_may_be_text_numbers_or_expressions():
 
 def test_attributes():
     formula = Formula(
-        "tau*s*exp(s - m)", "exp(s - m)", "s", "z + n*exp(-m)", params={"tau": 1, "b": 2}, bias="logit"
+        "tau*s*exp(s - m)", "b*exp(s - m)", "s", "z + n*exp(-m)", params={"tau": 1, "b": 2}, bias="logit"
     )
-    assert formula.uses == {"s", "m", "n", "z", "tau"}
+    assert formula.uses == {"s", "m", "n", "z", "tau", "b"}
     assert list(formula.params.items()) == [("b", 2.0), ("tau", 1.0)]
     assert formula.signed and formula.bias == "logit"
     assert formula.mass_degree == 1.0

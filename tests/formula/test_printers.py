@@ -173,17 +173,19 @@ static void print(V x) { std::printf("%.17g\\n", double(x[0])); }
 template <class F> void show() {
     const real tau = 1.5;
     const V m = splat(1.3), n = splat(5), i = splat(4), j = splat(2), z = splat(2.7), s = splat(-0.8);
-    const auto row = F::row(m, n, i, &tau);
+    const auto row = F::row(m, n, i, nullptr, &tau);
     V weight, mass, dweight, dmass;
-    F::slope(s, row, j, V{}, weight, dweight, mass, dmass);
-    if (F::has_peak) print(F::peak(s, row, j, V{}));
+    const typename F::Key key = {j, {}};
+    F::slope(s, row, key, V{}, weight, dweight, mass, dmass);
+    if (F::has_peak) print(F::peak(s, row, key, V{}));
     print(weight), print(dweight);
     if (F::has_mass) print(mass), print(dmass);
-    if (F::has_mass) print(F::offset(m, n, i, &tau)), print(F::norm(z, m, n, i, &tau));
+    if (F::has_mass) print(F::offset(m, n, i, nullptr, &tau)), print(F::norm(z, m, n, i, nullptr, &tau));
 }
 template <class F> void show_at(real logit) {
     V weight, mass;
-    F::value(splat(logit), F::row(splat(0.7), splat(1), V{}, nullptr), V{}, V{}, weight, mass);
+    const auto row = F::row(splat(0.7), splat(1), V{}, nullptr, nullptr);
+    F::value(splat(logit), row, typename F::Key{}, V{}, weight, mass);
     print(weight);
 }
 """

@@ -11,14 +11,16 @@ import torch
 
 from tests.compare.tiny import record_of
 from tests.report.browser import Browser, needs_chromium
+from unsoft import theory
 from unsoft.cli.mechanisms import read_formula
 from unsoft.compare.jobs import Results
-from unsoft.compare.output import vega, views_of
-from unsoft.compare.playground import playground
+from unsoft.compare.output import playground, vega, views_of
 from unsoft.compare.section import sections
+from unsoft.compare.sections import hijack
 from unsoft.compare.store import Store
 from unsoft.compare.subject import Subject
 from unsoft.formula import Formula
+from unsoft.mechanisms import formulas
 from unsoft.report.comparison.page import comparison_page
 from unsoft.report.comparison.two_runs import two_runs_page
 
@@ -302,6 +304,107 @@ def test_chips_choose_what_charts_show(page):
     while page.run(count) == before:  # charts are redrawn when the browser has time
         page.run("new Promise((done) => requestAnimationFrame(done))")
     assert page.run(count) == before - 1
+
+
+def test_charts_carry_legends_that_follow_the_chips(page):
+    page.run("window.unsoftDrawAll()")
+    legend = "[...document.querySelector('[data-figure=hijack]').previousElementSibling.children]"
+    entries = page.run(f"{legend}.map((li) => li.textContent)")
+    assert "softmax=cog" in entries and "relu2" in entries, "the lines of softmax and cog coincide"
+    dashes = "document.querySelectorAll('[data-figure=hijack] svg .mark-line path[stroke-dasharray]')"
+    turns = page.run(f"[...{dashes}].map((e) => e.getAttribute('stroke-dasharray'))")
+    assert {"0,0,9,9", "0,9,9,0"} <= {turn.replace(" ", "") for turn in turns}
+    page.click("#chips button[aria-pressed=true]:nth-of-type(4)")  # cog, behind softmax and two of one's own
+    shown = page.run("[...document.querySelectorAll('#chips button')].map((b) => b.textContent)")
+    assert shown[3] == "cog"
+    assert "softmax" in page.run(f"{legend}.map((li) => li.textContent)")
+
+
+def test_charts_are_drawn_without_scrolling(browser, path):
+    browser.open(path, height=300)
+    undrawn = "[...document.querySelectorAll('.vega')].filter((e) => !e.dataset.drawn).length"
+    while browser.run(undrawn):
+        browser.run("new Promise((done) => requestAnimationFrame(done))")
+    assert browser.run("window.scrollY") == 0
+
+
+def test_the_head_and_the_first_column_of_the_scoreboard_stay(browser, path):
+    browser.open(path, width=500, height=300)
+    browser.run(
+        "(() => {const b = document.querySelector('.board'); b.scrollTop = 200; b.scrollLeft = 300})()"
+    )
+    frame, head, first = (
+        browser.run(
+            f"(() => {{const b = document.querySelector('{place}').getBoundingClientRect();"
+            " return [b.x, b.y]})()"
+        )
+        for place in (".board", "#board thead th:nth-child(3)", "#board tbody tr:nth-child(3) th")
+    )
+    assert head[1] == pytest.approx(frame[1], abs=2) and first[0] == pytest.approx(frame[0], abs=2)
+    assert browser.run("document.querySelectorAll('.scroll-hint').length") > 0, "it says that it scrolls"
+
+
+def test_cells_show_intervals_thresholds_and_their_reason(page, record):
+    asked = [
+        c
+        for c in record["columns"]
+        if any(r["cells"][c["name"]]["value"] is not None for r in record["scoreboard"])
+    ]
+    heads = page.run("[...document.querySelectorAll('#board thead th')].map((e) => e.textContent)")
+    assert heads[1:] == [column["title"] for column in asked], "no column without a single answer"
+    assert "not run" not in page.run("document.getElementById('board').textContent")
+    titles = page.run("[...document.querySelectorAll('#board tbody td[data-value]')].map((e) => e.title)")
+    assert all("●" in title and "◐" in title for title in titles)
+    meaning = page.run("document.getElementById('questions').textContent")
+    assert all(column["why"] in meaning and column["thresholds"] in meaning for column in asked)
+    with_bounds = sum("low" in cell for row in record["scoreboard"] for cell in row["cells"].values())
+    assert page.run("document.querySelectorAll('#board small').length") == with_bounds > 0
+
+
+def test_the_playground_has_every_formula_and_a_curve_of_ones_own(page):
+    chips = page.run("[...document.querySelectorAll('#play-chips button')].map((b) => b.textContent)")
+    assert set(formulas()) <= set(chips) and "gpam" in chips
+    line = "document.querySelector('#curves path[data-label=\"your own\"]').getAttribute('d')"
+    before = page.run(line)
+    own = "weight=-tanh(s)/n"
+    page.run(
+        f"(() => {{const e = document.getElementById('own'); e.value = {json.dumps(own)};"
+        f" e.dispatchEvent(new Event('input'))}})()"
+    )
+    assert page.run(line) != before
+    heights = [float(piece.split()[1]) for piece in re.split("[ML]", page.run(line))[1:]]
+    assert heights == sorted(heights) and heights[0] < heights[-1], "a falling curve: y grows downwards"
+
+
+def test_a_link_carries_the_state_of_the_playground(page, path):
+    slide(page, "clones", 7)
+    page.run(
+        "(() => {const e = document.getElementById('own'); e.value = 'weight=s**2/n';"
+        " e.dispatchEvent(new Event('input'))})()"
+    )
+    page.run(
+        "[...document.querySelectorAll('#play-chips button')].find((b) => b.textContent === 'tanh').click()"
+    )
+    wanted, link = shown(page, "your own"), page.run("document.getElementById('play-link').href")
+    assert page.run("window.location.href") == link
+    page.open(path)
+    assert shown(page, "your own") != wanted
+    page.run(f"window.location.href = {json.dumps(link)}")
+    page.run("new Promise((done) => setTimeout(done, 50))")
+    assert shown(page, "your own") == wanted and shown(page, "tanh")["each"] != 0
+    assert page.run("document.getElementById('slider-clones').value") == "7"
+    page.run("window.location.hash = '#playground?clones=1e9&show=__proto__x&own=%3Cimg%20src=x%3E'")
+    page.run("new Promise((done) => setTimeout(done, 50))")
+    assert page.run("document.getElementById('slider-clones').value") == "200", "within its range"
+    assert page.run("!document.getElementById('own-error').hidden") and page.complaints == []
+
+
+def test_the_playground_and_the_scoreboard_speak_of_one_gate(page):
+    """Softmax's share behind the gate as the mechanism starts: 0.361 by theory, measured and played."""
+    found = float(theory.magnitude_hijack(50).share)
+    assert found == pytest.approx(0.361, abs=5e-4)
+    assert shown(page, "softmax")["gated"] == pytest.approx(found, rel=1e-6)
+    assert hijack.measured_share(Subject("magnitude", "magnitude"), 50) == pytest.approx(found, rel=1e-3)
 
 
 def test_it_can_be_reached_by_keyboard(page):

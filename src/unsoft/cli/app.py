@@ -1,8 +1,4 @@
-"""The application: its commands, and one rule for everything that goes wrong.
-
-Exit codes: 0 done, 1 failed, 2 wrong usage, 130 interrupted. An error is one line on standard error; set
-``UNSOFT_TRACEBACK=1`` to see where an unexpected one came from.
-"""
+"""The application: its commands, and one rule for everything that goes wrong."""
 
 from __future__ import annotations
 
@@ -17,13 +13,27 @@ import typer
 import unsoft
 from unsoft.cli import commands
 
+_HELP = """Attention beyond softmax.
+
+\b
+Examples:
+  unsoft compare cog softmax --quick --out report
+  unsoft COMMAND --help
+"""
+_EPILOG = """\b
+Exit codes: 0 done, 1 failed, 2 wrong usage, 130 interrupted. An error is one
+line on standard error; UNSOFT_TRACEBACK=1 shows where it came from. Progress
+goes to standard error, as a bar in a terminal and as lines elsewhere.
+Completion for your shell: unsoft --install-completion
+"""
+
 
 def application() -> typer.Typer:
     """All commands. Their files import what they need when they run, so that help does not wait for torch."""
     app = typer.Typer(
         name="unsoft",
-        help="Attention beyond softmax.",
-        add_completion=False,
+        help=_HELP,
+        epilog=_EPILOG,
         pretty_exceptions_enable=False,
         rich_markup_mode=None,
     )

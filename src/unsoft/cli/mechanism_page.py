@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import inspect
 import re
 
@@ -39,7 +40,7 @@ def mechanism_page() -> str:
     sections = [
         _section(row["name"], name, found)
         if isinstance(found, Formula)
-        else _family_section(row["name"], found)
+        else _family_section(row["name"], name, found)
         for row, (name, found) in zip(rows, mechanisms().items(), strict=True)
     ]
     notes = [f"- `{modifier.name}+...`: {modifier.summary}" for modifier in modifiers()]
@@ -59,11 +60,13 @@ def _section(label: str, name: str, formula: Formula) -> str:
     return "\n\n".join(body) + "\n"
 
 
-def _family_section(label: str, spec: MechanismSpec) -> str:
+def _family_section(label: str, name: str, spec: MechanismSpec) -> str:
     """What the docstring of its file says; files with several families are shown under each of them."""
     if spec.family is None:
         raise TypeError(f"{label} is a formula with something around it, and has no page of its own")
-    module = importlib.import_module(spec.family.build.__module__)
+    own = f"unsoft.mechanisms.{name.replace('-', '_')}"
+    home = own if importlib.util.find_spec(own) is not None else spec.family.build.__module__
+    module = importlib.import_module(home)
     text = inspect.cleandoc(module.__doc__ or "").partition("\n>>>")[0].replace("``", "`")
     return f"## {label}\n\n{text.strip()}\n"
 

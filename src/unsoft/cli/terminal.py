@@ -16,6 +16,8 @@ INTERRUPTED = 130
 """The exit code after Ctrl-C."""
 _WIDE = 140
 """Columns, when a file or a pipe reads."""
+_HEADING = 10
+"""Letters of a heading that are not broken over two lines."""
 
 
 def console() -> Console:
@@ -71,7 +73,8 @@ def _fitting(
     for k, (name, kind) in enumerate(columns.items()):
         cells = [row[k] for row in rows]
         pieces = [word for cell in cells for word in cell.split()] if kind == "left" else cells
-        needed.append(2 + min(max(map(len, (*name.split(), *pieces, ""))), width // 2))
+        heading = min(len(name), _HEADING)
+        needed.append(2 + min(max(heading, *map(len, (*name.split(), *pieces, ""))), width // 2))
     first = list(range(min(keys, len(needed))))
     tables = [list(first)]
     for k in range(len(first), len(needed)):
@@ -86,7 +89,7 @@ def _broken(title: str, width: int) -> str:
     import textwrap
 
     longest = max(map(len, (*title.split(), "")))
-    return "\n".join(textwrap.wrap(title, max(longest, width, 1)))
+    return "\n".join(textwrap.wrap(title, max(longest, width, _HEADING)))
 
 
 @contextmanager

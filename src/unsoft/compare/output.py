@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import importlib.metadata
+import inspect
 import json
 from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime
@@ -18,13 +19,15 @@ from altair.utils.schemapi import debug_mode
 from unsoft.bench.record import load, machine, versions
 from unsoft.compare.jobs import Answer, Results
 from unsoft.compare.level import Level
-from unsoft.compare.playground import playground
 from unsoft.compare.processes import can_copy_itself, in_processes
 from unsoft.compare.section import conclusions, sections
+from unsoft.compare.sections.sign import LOGITS, others
 from unsoft.compare.store import Store, code_digest, key_of
 from unsoft.compare.subject import Subject
 from unsoft.files import write_csv, write_json, write_whole
-from unsoft.report.comparison.page import SCHEMA, comparison_page
+from unsoft.mechanisms.core.catalogue import formulas
+from unsoft.mechanisms.magnitude import Magnitude
+from unsoft.report.comparison.page import SCHEMA, Playground, comparison_page
 from unsoft.report.figure import Figure, svg_and_png, vega_script
 
 PAGE, RECORD = "index.html", "compare.json"
@@ -79,6 +82,21 @@ def views_of(results: Results) -> list[dict[str, Any]]:
     """The sections as the page shows them."""
     with debug_mode(False):  # charts that our own code makes need not be checked part by part
         return [view for section in sections(results.record) if (view := section.view(results)) is not None]
+
+
+def playground(results: Results, subjects: Sequence[Subject]) -> Playground:
+    """Formulas that take part come first, then all others there are; curves are those of the section on
+    signs, where it ran.
+    """
+    own = {subject.label: subject.formula for subject in subjects if subject.formula is not None}
+    rows = {s.label: results.get("curves", s.label) for s in subjects if s.formula is None}
+    return Playground(
+        formulas=own | {name: formula for name, formula in formulas().items() if name not in own},
+        eps=inspect.signature(Magnitude).parameters["eps"].default,
+        logits=LOGITS,
+        others=others().tolist(),
+        curves={label: [row["weight"] for row in found] for label, found in rows.items() if found},
+    )
 
 
 def write(

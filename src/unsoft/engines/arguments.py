@@ -14,6 +14,7 @@ from torch import Tensor
 
 from unsoft.engines.call import Call, compute_dtype
 from unsoft.engines.dropout import draw_seed
+from unsoft.engines.field_tables import field_tables
 from unsoft.engines.inputs import as_4d, batch_shape, check_sizes, check_tensors, head_count, shape_of
 from unsoft.engines.visibility import count_visible, split_float_mask
 from unsoft.formula import Formula
@@ -34,6 +35,7 @@ def checked_call(
     enable_gqa: bool = False,
     params: Mapping[str, float | Tensor] | None = None,
     positions: tuple[Tensor, Tensor] | None = None,
+    fields: Mapping[str, Any] | None = None,
 ) -> tuple[Call, torch.Size]:
     """The call, and the leading dimensions (batch dimensions and heads) that its results should get."""
     check_tensors(query, key, value)
@@ -52,6 +54,7 @@ def checked_call(
     if attn_mask is not None:
         mask = _mask_as_4d(attn_mask, query, batch, length, keys)
         visible, bias = (mask, None) if mask.dtype == torch.bool else split_float_mask(mask, dtype)
+    scale = _scale(scale, q.shape[3])
     call = Call(
         q,
         k,
@@ -63,7 +66,8 @@ def checked_call(
         offset,
         count_visible(visible, offset, length, keys, device, dtype) if "n" in formula.uses else None,
         None if positions is None else _positions(positions, batch, q, k, formula),
-        _scale(scale, q.shape[3]),
+        *field_tables(formula, fields, q, k, batch, scale, dtype),
+        scale,
         float(dropout_p),
         draw_seed(device) if dropout_p > 0 else None,
     )

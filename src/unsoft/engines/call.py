@@ -41,6 +41,11 @@ class Call:
     positions: Tensor | None = None
     """(B|1, L + S) the symbols i of all queries, then j of all keys, compute_dtype; given only if the formula
     uses them. None = rows count from ``causal_offset`` and keys from 0."""
+    query_fields: Tensor | None = None
+    """(F, B, H, L) in compute_dtype, one for each name of ``formula.symbols.query``; None = there is none."""
+    key_fields: Tensor | None = None
+    """(F, B, H or Hk, S) likewise for ``formula.symbols.key``; with Hk heads, query heads share them as they
+    share keys."""
     scale: float = 1.0
     dropout_p: float = 0.0
     seed: Tensor | None = None
@@ -49,6 +54,12 @@ class Call:
     @property
     def compute_dtype(self) -> torch.dtype:
         return compute_dtype(self.q.dtype)
+
+    def spread_key_fields(self) -> Tensor | None:
+        """The fields of keys for every query head, (F, B, H, S)."""
+        if self.key_fields is None or self.key_fields.shape[2] == self.q.shape[1]:
+            return self.key_fields
+        return self.key_fields.repeat_interleave(self.q.shape[1] // self.key_fields.shape[2], dim=2)
 
     def flat(self) -> tuple[tuple[Tensor | None, ...], dict[str, Any]]:
         """The tensors of :data:`TENSORS` and the other fields: all that an operator of torch may take."""
@@ -74,7 +85,10 @@ class Call:
         return cls(formula=read(formula), **fields, **options)
 
 
-TENSORS = ("q", "k", "v", "visible", "bias", "counts", "positions", "params", "seed")
+TENSORS = (
+    *("q", "k", "v", "visible", "bias", "counts", "positions", "params", "seed"),
+    *("query_fields", "key_fields"),
+)
 """The fields of a call that are tensors, in the order in which operators take them."""
 
 
@@ -94,16 +108,20 @@ class Upstream(NamedTuple):
     rows: Rows
     need_bias: bool
     need_params: bool
+    need_query_fields: bool = False
+    need_key_fields: bool = False
 
 
 class Gradients(NamedTuple):
-    """What a backward pass gives; bias and params are empty unless needed."""
+    """What a backward pass gives; all but q, k and v are empty unless needed."""
 
     q: Tensor
     k: Tensor
     v: Tensor
     bias: Tensor
     params: Tensor
+    query_fields: Tensor
+    key_fields: Tensor
 
 
 def compute_dtype(dtype: torch.dtype) -> torch.dtype:

@@ -14,8 +14,8 @@ How masked and non-finite entries are kept apart:
 - A masked entry is evaluated at a point that its row does see and its weight is then replaced by 0.
   Multiplying by 0
   would not do: a masked logit may overflow, and 0 * inf is NaN in the output or in the gradient.
-- NaN and Inf in q, k, v and the float mask are replaced by 0 at the start, and NaN is added at the end to
-  exactly the
+- NaN and Inf in q, k, v, the fields and the float mask are replaced by 0 at the start, and NaN is added at
+  the end to exactly the
   outputs that see one. So a masked one is inert, and gradients are those of the call with 0 in their place.
 - m is treated as a constant: the weights do not depend on it, it only keeps exp in range.
 """
@@ -79,6 +79,10 @@ def _symbols(terms: Terms, call: Call, logits: Tensor) -> dict[str, Tensor]:
         symbols["n"] = call.counts[..., None]
     for name, values in zip(terms.names, call.params, strict=True):
         symbols[name] = values[:, None, None]
+    for name, field in zip(terms.fields.query, _each(call.query_fields), strict=True):
+        symbols[name] = field[..., None]
+    for name, field in zip(terms.fields.key, _each(call.spread_key_fields()), strict=True):
+        symbols[name] = field[..., None, :]
     if call.bias is not None and call.formula.bias == "logit":
         symbols["s"] = logits + finite_part(call.bias)
     elif call.bias is not None:
@@ -86,8 +90,13 @@ def _symbols(terms: Terms, call: Call, logits: Tensor) -> dict[str, Tensor]:
     return symbols
 
 
+def _each(fields: Tensor | None) -> list[Tensor]:
+    """The fields one by one, NaN and Inf taken out."""
+    return [] if fields is None else list(finite_part(fields))
+
+
 def _weights(terms: Terms, symbols: dict[str, Tensor], visible: Tensor) -> Tensor:
-    rows = {name: x for name, x in symbols.items() if name not in ("s", "j", BIAS)}
+    rows = {name: x for name, x in symbols.items() if name not in ("s", "j", BIAS, *terms.fields.key)}
     if symbols["s"].shape[-1] > 0:
         symbols, rows["m"] = _at_visible_points(terms, symbols, visible)
     else:
@@ -116,7 +125,7 @@ def _at_visible_points(
         m = peaks.gather(-1, best)
         m = torch.where(visible.any(-1, keepdim=True), m, 0.0)
     moved = dict(symbols)
-    for name in {"s", "j", BIAS} & symbols.keys():
+    for name in {"s", "j", BIAS, *terms.fields.key} & symbols.keys():
         x = symbols[name].expand(shape)
         at_best = torch.where(visible.any(-1, keepdim=True), x.detach().gather(-1, best), _NEUTRAL)
         moved[name] = torch.where(visible, x, at_best)
@@ -153,6 +162,11 @@ def _poison(call: Call, visible: Tensor) -> tuple[Tensor, Tensor]:
     (batch, heads, length, _), keys = call.q.shape, call.k.shape[2]
     bad_q, bad_k = (~x.isfinite().all(-1) for x in (call.q, call.k))
     bad_k = bad_k.repeat_interleave(heads // max(call.k.shape[1], 1), dim=1)
+    if call.query_fields is not None:
+        bad_q = bad_q | ~call.query_fields.isfinite().all(0)
+    key_fields = call.spread_key_fields()
+    if key_fields is not None:
+        bad_k = bad_k | ~key_fields.isfinite().all(0)
     bad = bad_q[..., :, None] | bad_k[..., None, :]
     if call.bias is not None:
         bad = bad | ~call.bias.isfinite()

@@ -25,9 +25,12 @@ _ALWAYS = {"q", "k", "v", "params"}
 _INPUTS = ", ".join(f"Tensor{'' if name in _ALWAYS else '?'} {name}" for name in TENSORS)
 _OPTIONS = "str formula, SymInt? causal_offset, float scale, float dropout_p"
 _FORWARD = f"({_INPUTS}, *, {_OPTIONS}) -> (Tensor, Tensor, Tensor)"
+_NEEDED = ("bias", "params", "query_fields", "key_fields")
+"""What has a gradient only if it is asked for."""
 _BACKWARD = (
-    f"(Tensor grad_out, {_INPUTS}, Tensor out, Tensor peak, Tensor total, *, {_OPTIONS}, bool need_bias, bool"
-    " need_params) -> (Tensor, Tensor, Tensor, Tensor, Tensor)"
+    f"(Tensor grad_out, {_INPUTS}, Tensor out, Tensor peak, Tensor total, *, {_OPTIONS}, "
+    + ", ".join(f"bool need_{name}" for name in _NEEDED)
+    + f") -> ({', '.join('Tensor' for _ in Gradients._fields)})"
 )
 _COUNT = len(TENSORS)
 
@@ -41,11 +44,10 @@ def fused_operator(
     def forward_flat(*tensors: Tensor | None, **options: Any) -> tuple[Tensor, ...]:
         return tuple(forward(Call.from_flat(tensors, read, **options)))
 
-    def backward_flat(
-        grad_out: Tensor, *tensors: Any, need_bias: bool, need_params: bool, **options: Any
-    ) -> tuple[Tensor, ...]:
+    def backward_flat(grad_out: Tensor, *tensors: Any, **options: Any) -> tuple[Tensor, ...]:
+        needs = {f"need_{name}": options.pop(f"need_{name}") for name in _NEEDED}
         call = Call.from_flat(tensors[:_COUNT], read, **options)
-        return tuple(backward(call, Upstream(grad_out, Rows(*tensors[_COUNT:]), need_bias, need_params)))
+        return tuple(backward(call, Upstream(grad_out, Rows(*tensors[_COUNT:]), **needs)))
 
     library = torch.library
     library.define(f"unsoft::{name}", _FORWARD)
@@ -68,15 +70,8 @@ def fused_operator(
         if grad_out is None:
             return (None,) * _COUNT
         needed = dict(zip(TENSORS, ctx.needs_input_grad, strict=True))
-        gradients = Gradients(
-            *gradient(
-                grad_out,
-                *ctx.saved_tensors,
-                **ctx.options,
-                need_bias=needed["bias"],
-                need_params=needed["params"],
-            )
-        )
+        needs = {f"need_{name}": needed[name] for name in _NEEDED}
+        gradients = Gradients(*gradient(grad_out, *ctx.saved_tensors, **ctx.options, **needs))
         return tuple(getattr(gradients, name, None) if needed[name] else None for name in TENSORS)
 
     library.register_autograd(f"unsoft::{name}", differentiate, setup_context=setup)
@@ -118,12 +113,8 @@ def _forward_shapes(*tensors: Any, **options: Any) -> tuple[Tensor, Tensor, Tens
     return q.new_empty(*q.shape[:3], v.shape[3]), row, torch.empty_like(row)
 
 
-def _backward_shapes(
-    grad_out: Tensor, *tensors: Any, need_bias: bool, need_params: bool, **options: Any
-) -> tuple[Tensor, ...]:
+def _backward_shapes(grad_out: Tensor, *tensors: Any, **options: Any) -> tuple[Tensor, ...]:
     given = dict(zip(TENSORS, tensors[:_COUNT], strict=True))
-    dq, dk, dv = (given[name].new_empty(given[name].shape) for name in ("q", "k", "v"))
-    params, bias = given["params"], given["bias"]
-    dparams = params.new_empty(params.shape if need_params else 0)
-    dbias = params.new_empty(0) if bias is None else bias.new_empty(bias.shape if need_bias else 0)
-    return dq, dk, dv, dbias, dparams
+    always = [given[name].new_empty(given[name].shape) for name in ("q", "k", "v")]
+    asked = [given[name] if options[f"need_{name}"] else None for name in _NEEDED]
+    return (*always, *(given["params"].new_empty(0 if x is None else x.shape) for x in asked))

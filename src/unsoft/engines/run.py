@@ -34,9 +34,11 @@ def run_formula(
     return_weights: bool = False,
     params: Mapping[str, float | Tensor] | None = None,
     positions: tuple[Tensor, Tensor] | None = None,
+    fields: Mapping[str, Any] | None = None,
 ) -> Tensor | tuple[Tensor, Tensor]:
     """What :func:`unsoft.attention` does for a formula."""
     plain = attn_mask is None and params is None and positions is None and return_weights is False
+    plain = plain and fields is None
     plain = plain and engine in _COMPILED and type(dropout_p) is float and dropout_p == 0.0
     # The tracer of torch.compile must not look into the short way.
     if plain and not torch.compiler.is_compiling():
@@ -53,6 +55,7 @@ def run_formula(
         "enable_gqa": enable_gqa,
         "params": params,
         "positions": positions,
+        "fields": fields,
     }
     if torch.is_autocast_enabled(_device_type(query)):
         query, key, value = (_as_autocast(x, query) for x in (query, key, value))

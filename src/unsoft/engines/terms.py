@@ -20,6 +20,7 @@ from torch import Tensor
 
 from unsoft.formula import Expr, Formula, Instruction, lower
 from unsoft.formula.expr import make, symbol
+from unsoft.formula.fields import Symbols
 from unsoft.formula.instructions import Operand, run
 from unsoft.formula.row import vanishes
 from unsoft.formula.substitute import substitute
@@ -40,6 +41,8 @@ class Terms:
     """p: mass scales as exp(-p m)."""
     names: tuple[str, ...]
     """Parameter names, in the order of the rows of ``Call.params``."""
+    fields: Symbols
+    """Names of fields, in the order of ``Call.query_fields`` and ``Call.key_fields``."""
 
 
 _made: dict[str, Terms] = {}
@@ -78,7 +81,8 @@ def _make(formula: Formula, biased: bool) -> Terms:
         else:
             weight = weight * make("exp", bias)
             mass = None if mass is None else mass * make("exp", bias if degree == 1 else degree * bias)
-    return Terms(weight, mass, peak, formula.norm, formula.offset_mass, degree, tuple(sorted(formula.params)))
+    names = tuple(sorted(formula.params))
+    return Terms(weight, mass, peak, formula.norm, formula.offset_mass, degree, names, formula.symbols)
 
 
 def masked(part: Expr, formula: Formula) -> Expr:

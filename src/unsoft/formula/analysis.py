@@ -21,6 +21,7 @@ from torch import Tensor
 
 from unsoft.formula.evaluation import evaluate
 from unsoft.formula.expr import Expr, symbol
+from unsoft.formula.invariance import field_value
 
 if TYPE_CHECKING:
     from unsoft.formula.formula import Formula
@@ -29,6 +30,9 @@ if TYPE_CHECKING:
 _NARROW, _WIDE = 10.0, 40.0
 # n, i, j; the positions are near each other, so that weights which fade with the distance do not underflow.
 _CASES = torch.tensor([[1, 50, 50, 10**6], [0, 12, 12, 12], [0, 0, 9, 20]], dtype=torch.float64)
+# Fields, which may have any sign.
+_QUERY_FIELD = torch.tensor([0.3, -0.7, 1.1, -0.2], dtype=torch.float64)
+_KEY_FIELD = torch.tensor([-0.4, -0.9, 1.3, 0.6], dtype=torch.float64)
 _TITLES = {"l1": "sum |a|"}
 
 
@@ -82,6 +86,8 @@ def _values(formula: Formula, expr: Expr, s: Tensor) -> Tensor:
     """Values for each logit (rows) and some cases of n, i, j (columns)."""
     n, i, j = _CASES
     env = {"s": _grid(_NARROW)[:, None], "n": n, "i": i, "j": j, **formula.params}
+    env |= {name: field_value(name, _QUERY_FIELD) for name in formula.symbols.query}
+    env |= {name: field_value(name, _KEY_FIELD) for name in formula.symbols.key}
     if formula.peak is not None:
         env["m"] = evaluate(formula.peak, env).nan_to_num(-math.inf).amax(0).clamp(-_WIDE, _WIDE)
     return evaluate(expr, env | {"s": s[:, None]})
@@ -114,6 +120,7 @@ def _norm_is(formula: Formula, p: float) -> bool:
     """Is the norm the p-th root?"""
     z = torch.linspace(-8, 8, 50, dtype=torch.float64).exp()
     env: dict[str, Tensor | float] = {"z": z, "m": 0.0, "n": 50.0, "i": 49.0, **formula.params}
+    env |= dict.fromkeys(formula.symbols.query, 0.5)
     norm = symbol("z") if formula.norm is None else formula.norm
     return torch.allclose(evaluate(norm, env), z ** (1 / p), rtol=1e-9)
 

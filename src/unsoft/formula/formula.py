@@ -21,6 +21,7 @@ from torch import Tensor
 from unsoft.errors import FormulaError
 from unsoft.formula import analysis, invariance, javascript, torch_code
 from unsoft.formula.expr import Expr, symbol
+from unsoft.formula.fields import Symbols, read_fields, used
 from unsoft.formula.latex import formula_latex
 from unsoft.formula.reading import guarded, read_bias, read_params, read_part
 from unsoft.formula.row import weights_of_row
@@ -50,6 +51,10 @@ class Formula:
     ``params``, a mapping from name to default value. ``norm`` may also be the bare name of a function, such
     as "sqrt". Without ``mass`` the weights are not normalised. A mass of exponentials needs a ``peak``.
 
+    ``fields`` names numbers that a call gives for each query and each key: {"c": "query+key"}, or "query", or
+    "key". The text writes them c_i (of the query) and c_j (of the key). q2 and k2, the squared lengths of
+    query and key times the scale of the logits, need not be declared.
+
     ``bias`` says what an additive float mask b does: "logit" adds it to s, "strength" multiplies weight and
     mass by exp(b), which moves the strength of a weight and never its sign. The default is "strength" for
     signed formulas. An expression of s, such as "s*log(n)", has b added to it wherever it occurs; no other s
@@ -71,6 +76,9 @@ class Formula:
     norm: Expr | None
     offset_mass: Expr | None
     params: Mapping[str, float]
+    fields: Mapping[str, str]
+    symbols: Symbols
+    """The symbols of fields that occur, of queries and of keys, q2 and k2 included."""
     bias: str
     mask_target: Expr | None
     """What a float mask is added to: s for the bias "logit", None for "strength"."""
@@ -100,6 +108,7 @@ class Formula:
         offset_mass: Any = None,
         params: Mapping[str, float] | None = None,
         *,
+        fields: Mapping[str, str] | None = None,
         bias: str | Expr | None = None,
         name: str | None = None,
         title: str | None = None,
@@ -114,14 +123,19 @@ class Formula:
         if mass is None and (norm is not None or offset_mass is not None):
             raise FormulaError("mass: norm and offset_mass act on the summed mass, but no mass is given")
         own["params"] = MappingProxyType(read_params(params))
+        own["fields"] = named = MappingProxyType(read_fields(fields, self.params))
         for part, given in zip(_PARTS, (weight, mass, peak, norm, offset_mass), strict=True):
-            own[part] = None if given is None else read_part(part, given, self.params, peak is not None)
+            own[part] = (
+                None if given is None else read_part(part, given, self.params, peak is not None, named)
+            )
+        own["symbols"] = used(named, [own[part] for part in _PARTS if own[part] is not None])
         if facts is None:
-            own["mass_degree"] = invariance.mass_degree(self.mass, self.norm, self.params)
+            own["mass_degree"] = invariance.mass_degree(self.mass, self.norm, self.params, self.symbols)
+            parts = {part: own[part] for part in _PARTS}
             if self.peak is not None:
-                invariance.check({part: own[part] for part in _PARTS}, self.mass_degree, self.params)
+                invariance.check(parts, self.mass_degree, self.params, self.symbols)
             elif self.mass is not None:
-                invariance.check_without_peak(self.weight, self.mass, self.offset_mass, self.params)
+                invariance.check_without_peak(parts, self.params, self.symbols)
         else:
             own["mass_degree"] = facts.mass_degree
         # All computed now rather than when asked for: compiled code may read them, but not make them.
@@ -135,8 +149,8 @@ class Formula:
             )
         own["signed"] = analysis.is_signed(self) if facts is None else facts.signed
         bias = ("strength" if self.signed else "logit") if bias is None else bias
-        parts = [part for part in (self.weight, self.mass, self.peak) if part is not None]
-        own["mask_target"] = target = read_bias(bias, parts, self.params)
+        of_entries = [part for part in (self.weight, self.mass, self.peak) if part is not None]
+        own["mask_target"] = target = read_bias(bias, of_entries, self.params, named)
         own["bias"] = {None: "strength", symbol("s"): "logit"}.get(target, str(target))
         numeric = {field: value for field, value in self.to_dict().items() if field not in _ABOUT}
         own["key"] = json.dumps(numeric, sort_keys=True)
@@ -146,7 +160,7 @@ class Formula:
         """Weights of a row of visible keys; the last dimension of ``logits`` runs over the keys.
 
         ``values`` may give parameters other than their defaults, and i, the row's position (default: the last
-        key's).
+        key's); they must give the fields: c_i a number, c_j one for each key.
 
         >>> import torch
         >>> Formula("max(s, 0)/n").row(torch.tensor([2.0, -1.0]))
@@ -166,9 +180,16 @@ class Formula:
             return None if part is None else substitute(part, "s", logit)
 
         bias = "strength" if self.mask_target is None else substitute(self.mask_target, "s", logit)
-        return Formula(
-            of(self.weight), of(self.mass), of(self.peak), self.norm, self.offset_mass, self.params, bias=bias
-        )
+        return self.change(weight=of(self.weight), mass=of(self.mass), peak=of(self.peak), bias=bias)
+
+    def change(self, **parts: Any) -> Formula:
+        """The formula with other parts, params, fields or bias, and without a name.
+
+        >>> Formula("tanh(s)", name="mine").change(weight="tanh(2*s)")
+        Formula(weight='tanh(2*s)', bias='strength')
+        """
+        own = {part: self.__dict__[part] for part in (*_PARTS, "params", "fields", "bias")}
+        return Formula(**own | parts)
 
     def torch_source(self) -> str:
         """Readable Python: a torch function from logits to weights. For people; unsoft never executes it."""
@@ -214,7 +235,8 @@ class Formula:
         parts = {part: str(self.__dict__[part]) for part in _PARTS if self.__dict__[part] is not None}
         about = {field: self.__dict__[field] for field in _ABOUT if self.__dict__[field] is not None}
         params = {"params": dict(self.params)} if self.params else {}
-        return parts | params | {"bias": self.bias} | about
+        fields = {"fields": dict(self.fields)} if self.fields else {}
+        return parts | params | fields | {"bias": self.bias} | about
 
     @staticmethod
     def from_dict(content: Mapping[str, Any]) -> Formula:

@@ -23,15 +23,18 @@ from unsoft.errors import FormulaError
 from unsoft.formula.derive import derivative
 from unsoft.formula.evaluation import evaluate
 from unsoft.formula.expr import Expr, make, postorder, symbol
+from unsoft.formula.fields import BUILT_IN, Symbols
 from unsoft.formula.operation import OPERATIONS
 
 _SHIFTS = (-2.5, 0.75, 6.0)
 _EXTREMES = torch.tensor([-1e4, 0.5, 1e4], dtype=torch.float64)
 _FAR = torch.tensor([1e5, -1e5], dtype=torch.float64)
 """Logits at which exp(s/100) overflows float64; in float32 it does so at 1e4 already."""
+_FIELDS = torch.tensor([0.5, -1e3, 1e3], dtype=torch.float64)
+"""Values of fields at which exp overflows float64, and an ordinary one."""
 
 
-def probes(params: Mapping[str, float], count: int = 256) -> dict[str, Tensor]:
+def probes(params: Mapping[str, float], fields: Symbols, count: int = 256) -> dict[str, Tensor]:
     """Random but fixed values of all symbols, in float64; parameters near their defaults."""
     generator = torch.Generator().manual_seed(20240613)
 
@@ -48,12 +51,18 @@ def probes(params: Mapping[str, float], count: int = 256) -> dict[str, Tensor]:
     }
     near = torch.arange(count) % 2 == 0  # keys beside their query: farther away, weights may have faded to 0
     env["j"] = torch.where(near, (env["i"] + env["m"].round()).clamp(min=0), env["j"])
-    return env | {name: default * uniform(0.9, 1.1) for name, default in params.items()}
+    env |= {name: default * uniform(0.9, 1.1) for name, default in params.items()}
+    return env | {name: field_value(name, uniform(-2, 2)) for name in fields.all}
 
 
-def mass_degree(mass: Expr | None, norm: Expr | None, params: Mapping[str, float]) -> float:
+def field_value(name: str, x: Tensor) -> Tensor:
+    """A value that the field can have: squared lengths are not negative."""
+    return x.abs() if name in BUILT_IN.values() else x
+
+
+def mass_degree(mass: Expr | None, norm: Expr | None, params: Mapping[str, float], fields: Symbols) -> float:
     """The p of this module: read off the mass if it contains m, else off a homogeneous norm, else 1."""
-    env = probes(params)
+    env = probes(params, fields)
     if mass is not None and "m" in mass.symbols:
         p = -_log_ratio(mass, env, env | {"m": env["m"] + 1})
     elif norm is not None:
@@ -73,11 +82,11 @@ def _log_ratio(expr: Expr, before: Mapping[str, Tensor], after: Mapping[str, Ten
     return ratio.median().item()
 
 
-def check(parts: Mapping[str, Any], p: float, params: Mapping[str, float]) -> None:
+def check(parts: Mapping[str, Any], p: float, params: Mapping[str, float], fields: Symbols) -> None:
     """Raises FormulaError unless m cancels and does its work; parts are those of a formula with a peak."""
     if parts["mass"] is None:
         raise FormulaError("peak: a peak needs a mass: without a normaliser the shift by m cannot cancel")
-    env = probes(params)
+    env = probes(params, fields)
     for c in _SHIFTS:
         moved = env | {"m": env["m"] + c, "z": env["z"] * math.exp(-p * c)}
         for name in ("weight", "mass", "offset_mass", "norm"):
@@ -86,20 +95,22 @@ def check(parts: Mapping[str, Any], p: float, params: Mapping[str, float]) -> No
                 _check_part(name, expr, p if name.endswith("mass") else 1.0, c, env, moved)
     for name in ("weight", "mass", "offset_mass"):
         if parts[name] is not None:
-            _check_range(name, parts[name], parts["peak"], params)
+            _check_range(name, parts[name], parts["peak"], params, fields)
 
 
-def check_without_peak(weight: Expr, mass: Expr, offset: Expr | None, params: Mapping[str, float]) -> None:
+def check_without_peak(parts: Mapping[str, Any], params: Mapping[str, float], fields: Symbols) -> None:
     """Raises FormulaError if exponentials in the mass overflow, or vanish all at once, for want of a peak.
 
     A row would then be NaN, or 0, where the weights are ordinary numbers. Powers of the logit are let
     through: they stay in range as long as logits do, and no peak could help them.
     """
+    weight, mass, offset = parts["weight"], parts["mass"], parts["offset_mass"]
     found = [_exponent(node) for node in postorder(weight, mass)]
     exponents = list(dict.fromkeys(x for x in found if x is not None))
     if not exponents:
         return
     env: dict[str, Tensor | float] = {"n": 2.0, "i": 1.0, "j": 0.0, **params, "s": _FAR}
+    env |= dict.fromkeys(fields.all, 0.5)
     total = mass if offset is None else mass + offset
     value = evaluate(total, env)
     largest = str(exponents[0] if len(exponents) == 1 else _reduced("max", exponents))
@@ -145,20 +156,30 @@ def _reduced(op: str, exprs: list[Expr]) -> Expr:
     return reduce(lambda a, b: make(op, a, b), exprs)
 
 
-def _check_range(name: str, expr: Expr, peak: Expr, params: Mapping[str, float]) -> None:
-    """No overflow, in the value or its slope, in rows of two logits of up to +-10,000."""
-    s, other = (x.flatten() for x in torch.meshgrid(_EXTREMES, _EXTREMES, indexing="ij"))
-    env = {"n": 2.0, "i": 1.0, "j": 0.0, **params}
-    m = torch.maximum(evaluate(peak, env | {"s": s}), evaluate(peak, env | {"s": other}))
+def _check_range(name: str, expr: Expr, peak: Expr, params: Mapping[str, float], fields: Symbols) -> None:
+    """No overflow, in the value or its slope, in rows of two logits of up to +-10,000, and fields of up to
+    +-1,000."""
+    choices = (_EXTREMES, _EXTREMES, *((_FIELDS,) * 3 if fields.all else ()))
+    s, other, *values = (x.flatten() for x in torch.meshgrid(*choices, indexing="ij"))
+    env: dict[str, Tensor | float] = {"n": 2.0, "i": 1.0, "j": 0.0, **params}
+    second = dict(env)
+    if fields.all:
+        query, own, others = values
+        env |= {name: field_value(name, query) for name in fields.query}
+        second = env | {name: field_value(name, others) for name in fields.key}
+        env |= {name: field_value(name, own) for name in fields.key}
+    m = torch.maximum(evaluate(peak, env | {"s": s}), evaluate(peak, second | {"s": other}))
     value, slope = (
         evaluate(expr, env | {"s": s, "m": m}),
         evaluate(derivative(expr, "s"), env | {"s": s, "m": m}),
     )
     bad = ~(value.isfinite() & slope.isfinite()) & ~m.isnan()
-    if bad.any() and evaluate(expr, probes(params)).isfinite().all():
+    if bad.any() and evaluate(expr, probes(params, fields)).isfinite().all():
         k = int(bad.nonzero()[0])
+        at = {name: env[name][k] for name in fields.all}  # type: ignore[index]
+        place = "".join(f", {name} = {value:g}" for name, value in at.items())
         raise FormulaError(
-            f"{name}: {expr} overflows in a row of logits {s[k]:g} and {other[k]:g}, whose peak m is"
+            f"{name}: {expr} overflows in a row of logits {s[k]:g} and {other[k]:g}{place}, whose peak m is"
             f" {m[k]:g}. The peak {peak} must be at least as large as every exponent, for all keys; an extra"
             " exp(-m) needs a peak that is never negative, such as max(s, 0)"
         )

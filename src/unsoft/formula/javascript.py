@@ -32,7 +32,8 @@ def arrow(expr: Expr, inputs: Sequence[str]) -> str:
 def formula_source(formula: Formula) -> str:
     """An arrow function from a row of logits to its weights.
 
-    Its second argument may hold parameters and i, the position of the row.
+    Its second argument may hold parameters and i, the position of the row, and holds the fields: a number
+    for those of the query, an array for those of the keys.
 
     >>> from unsoft.formula.formula import Formula
     >>> print(formula_source(Formula("max(s, 0)/n")))
@@ -51,7 +52,8 @@ def formula_source(formula: Formula) -> str:
     instructions, _ = lower(parts)
     body = [*_helpers(instructions), "const n = logits.length;"]
     for name, expr in parts.items():
-        body.append(f"const {name} = {_function(expr, _INPUTS[name])};")
+        of_key = [f"const {field} = {field}_of[j];" for field in formula.symbols.key if field in expr.symbols]
+        body.append(f"const {name} = {_function(expr, _INPUTS[name], of_key)};")
         if name == "peak":
             body.append("const m = logits.map(peak).reduce((a, b) => Math.max(a, b), -Infinity);")
     if "mass" not in parts:
@@ -61,8 +63,9 @@ def formula_source(formula: Formula) -> str:
         total = f"logits.map(mass).reduce((a, b) => a + b, 0){offset}"
         body.append(f"const total = {f'norm({total})' if 'norm' in parts else total};")
         body.append("return logits.map((s, j) => total === 0 ? 0 : weight(s, j) / total);")
+    fields = [*formula.symbols.query, *(f"{name}: {name}_of" for name in formula.symbols.key)]
     options = ", ".join(
-        ["i = logits.length - 1", *(f"{name} = {value!r}" for name, value in formula.params.items())]
+        ["i = logits.length - 1", *fields, *(f"{name} = {value!r}" for name, value in formula.params.items())]
     )
     return f"(logits, {{{options}}} = {{}}) => {_block(body)}"
 

@@ -10,6 +10,7 @@ from typing import Any
 
 from unsoft.errors import FormulaError
 from unsoft.formula.expr import Expr, make, number, postorder, symbol
+from unsoft.formula.fields import BUILT_IN, declared, hints
 from unsoft.formula.operation import COMPARISONS, FUNCTIONS
 from unsoft.formula.parser import parse
 from unsoft.formula.substitute import substitute
@@ -29,7 +30,14 @@ _CPP_AND_JAVASCRIPT = frozenset(
     unsigned using var virtual void volatile wchar_t
     """.split()
 )
-_RESERVED = _SYMBOL_NAMES | _PARTS | _CODE | _CPP_AND_JAVASCRIPT | frozenset(keyword.kwlist)
+_RESERVED = (
+    _SYMBOL_NAMES
+    | frozenset(BUILT_IN.values())
+    | _PARTS
+    | _CODE
+    | _CPP_AND_JAVASCRIPT
+    | frozenset(keyword.kwlist)
+)
 
 _SYMBOLS = {"weight": "smnij", "mass": "smnij", "peak": "snij", "norm": "zmni", "offset_mass": "mni"}
 _NOT_HERE = {
@@ -40,16 +48,20 @@ _NOT_HERE = {
 }
 
 
-def read_part(part: str, given: Any, params: Iterable[str], has_peak: bool) -> Expr:
+def read_part(
+    part: str, given: Any, params: Iterable[str], has_peak: bool, fields: Mapping[str, str]
+) -> Expr:
     """The expression of one part, checked to use no more than its symbols.
 
-    >>> read_part("norm", "sqrt", [], has_peak=False)
+    >>> read_part("norm", "sqrt", [], has_peak=False, fields={})
     Expr('sqrt(z)')
     """
     symbols = {*_SYMBOLS[part], *params} - (set() if has_peak else {"m"})
+    named = declared(fields)
+    symbols |= {*named.query} if "s" not in symbols else {*named.all}
     if part == "norm" and isinstance(given, str) and FUNCTIONS.get(given.strip()) == 1:
         given = make(given.strip(), symbol("z"))
-    return parse(_as_text(part, given), symbols, argument=part, hints=_NOT_HERE)
+    return parse(_as_text(part, given), symbols, argument=part, hints=_NOT_HERE | hints(fields))
 
 
 def read_params(params: Mapping[str, float] | None) -> dict[str, float]:
@@ -76,10 +88,12 @@ def read_params(params: Mapping[str, float] | None) -> dict[str, float]:
     return {name: float(default) for name, default in sorted((params or {}).items())}
 
 
-def read_bias(given: str | Expr, parts: Iterable[Expr], params: Iterable[str]) -> Expr | None:
+def read_bias(
+    given: str | Expr, parts: Iterable[Expr], params: Iterable[str], fields: Mapping[str, str]
+) -> Expr | None:
     """What a float mask is added to in the parts of a formula; None if it changes their strength.
 
-    >>> read_bias("logit", [], [])
+    >>> read_bias("logit", [], [], {})
     Expr('s')
     """
     if given == "strength":
@@ -89,7 +103,8 @@ def read_bias(given: str | Expr, parts: Iterable[Expr], params: Iterable[str]) -
     if not isinstance(given, (str, Expr)):
         raise TypeError(f"bias: expected 'logit', 'strength' or an expression, not {type(given).__name__}")
     try:
-        target = parse(_as_text("bias", given), {*"snij", *params}, argument="bias", hints=_NOT_HERE)
+        symbols = {*"snij", *params, *declared(fields).all}
+        target = parse(_as_text("bias", given), symbols, argument="bias", hints=_NOT_HERE | hints(fields))
     except FormulaError as problem:
         raise FormulaError(
             f"bias: expected 'logit', 'strength' or None, not {given!r}, which is no expression of s"

@@ -16,8 +16,13 @@ if TYPE_CHECKING:
 
 def weights_of_row(formula: Formula, logits: Tensor, values: Mapping[str, Tensor | float]) -> Tensor:
     """Weights of one row in which every key is visible; see :meth:`Formula.row`."""
-    if unknown := values.keys() - formula.params.keys() - {"i"}:
-        raise ValueError(f"values: {', '.join(sorted(unknown))} is neither a parameter of the formula nor i")
+    fields = set(formula.symbols.all)
+    if unknown := values.keys() - formula.params.keys() - fields - {"i"}:
+        raise ValueError(
+            f"values: {', '.join(sorted(unknown))} is neither a parameter or field of the formula nor i"
+        )
+    if missing := fields - values.keys():
+        raise ValueError(f"values: no value for the field {', '.join(sorted(missing))}")
     count = logits.shape[-1]
     env = {"s": logits, "n": count, "i": count - 1, **formula.params, **values}
     # As tensors, so that a part without s is not evaluated in the default dtype.
@@ -28,7 +33,7 @@ def weights_of_row(formula: Formula, logits: Tensor, values: Mapping[str, Tensor
     weight = evaluate(formula.safe_weight, env)
     if formula.safe_mass is None:
         return weight
-    rest = {name: value for name, value in env.items() if name not in ("s", "j")}
+    rest = {name: value for name, value in env.items() if name not in ("s", "j", *formula.symbols.key)}
     total = evaluate(formula.safe_mass, env).sum(-1, keepdim=True)
     if formula.offset_mass is not None:
         total = total + evaluate(formula.offset_mass, rest)

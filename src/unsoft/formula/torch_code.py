@@ -42,7 +42,8 @@ def formula_source(formula: Formula) -> str:
         return torch.where(total == 0, 0.0, weight / total)
     <BLANKLINE>
     """
-    params = "".join(f", {name}={value!r}" for name, value in formula.params.items())
+    params = "".join(f", {name}" for name in formula.symbols.all)
+    params += "".join(f", {name}={value!r}" for name, value in formula.params.items())
     lines = _symbols(formula)
     if formula.peak is not None:
         lines.append(f"m = {_bracketed(_per_key(formula.peak))}.amax(-1, keepdim=True)")

@@ -131,13 +131,14 @@ def _positions(names: list[str]) -> list[tuple[int, int]]:
 
 
 def _layer_spec(module: nn.Module, layer: int, layers: int) -> LayerSpec:
-    heads = _size(module, _HEADS, "heads")
-    width = _size(module, _WIDTH, "the width of a head")
+    heads = size_of(module, _HEADS, "heads")
+    width = size_of(module, _WIDTH, "the width of a head")
     value = getattr(module, "v_head_dim", None)
     return LayerSpec(heads, width, value if isinstance(value, int) else None, None, layer, layers)
 
 
-def _size(module: nn.Module, names: tuple[str, ...], what: str) -> int:
+def size_of(module: nn.Module, names: tuple[str, ...], what: str) -> int:
+    """The first of the names that an attention module or its config has, as a number."""
     config: Any = getattr(module, "config", None)
     for owner in (module, config):
         for name in names:

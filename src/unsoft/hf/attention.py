@@ -40,6 +40,7 @@ class Swapped(nn.Module):
         self.decodes_with_state = self.stateful and (kept.keeps_keys or not windowed)
         self.causal_only = mechanism.causal_only
         self.aligned = any(part.aligned for part in mechanism.parts)
+        self.wants_hidden = mechanism.uses_hidden and layer_spec.hidden_dim is not None
         more = mechanism.query_heads // layer_spec.heads - 1
         self.wants_more_queries = more > 0
         identity = torch.eye(layer_spec.head_dim).expand(layer_spec.heads, more, -1, -1)
@@ -70,6 +71,7 @@ class Swapped(nn.Module):
         return_weights: bool,
         position_ids: Tensor | None = None,
         use_cache: bool = False,
+        hidden: Tensor | None = None,
     ) -> tuple[Tensor, Tensor | None]:
         """Output (batch, heads, queries, width), and weights if asked for."""
         if self.causal_only and not causal:
@@ -106,12 +108,18 @@ class Swapped(nn.Module):
             return_weights=return_weights,
             cache=cache,
             positions=positions,
+            hidden=hidden,
         )
         return result if return_weights else (result, None)
 
     def _check(self, mask: Tensor | None, causal: bool, length: int, key: Tensor, window: int | None) -> None:
         """ValueError where positions of keys are not what a mechanism with a state takes them for."""
         keys = key.shape[-2]
+        if self.wants_hidden and length < keys:
+            raise ValueError(
+                f"swap: {self.label!r} keeps a number of every token, which this cache does not; use"
+                " generate() or past_key_values=unsoft.hf.MechanismCache(model)"
+            )
         partial = window is not None and window <= keys and length < keys
         if partial and self.gates_keys:
             raise ValueError(
@@ -164,6 +172,7 @@ def attend(
     output_attentions: bool = False,
     position_ids: Tensor | None = None,
     use_cache: bool | None = None,
+    unsoft_hidden: Tensor | None = None,
     **options: Any,
 ) -> tuple[Tensor, Tensor | None]:
     """The function of transformers' attention interface; output as (batch, queries, heads, width)."""
@@ -178,6 +187,11 @@ def attend(
             raise ValueError(
                 f"swap: {type(module).__name__} {REFUSED[word]} ({word}), which no mechanism carries"
             )
+    if swapped.wants_hidden and unsoft_hidden is None:
+        raise ValueError(
+            f"swap: the hidden state of {type(module).__name__} did not reach {swapped.label!r}, which needs"
+            " it"
+        )
     if softcap != swapped.softcap:
         raise ValueError(
             f"swap: {type(module).__name__} caps its logits at {softcap}, but was swapped with"
@@ -200,6 +214,7 @@ def attend(
         output_attentions or _weights_wanted(),
         position_ids,
         use_cache is not False,
+        unsoft_hidden,
     )
     return out.transpose(1, 2).contiguous(), weights
 

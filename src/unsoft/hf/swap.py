@@ -15,6 +15,7 @@ from unsoft.formula.expr import make, symbol
 from unsoft.hf.architecture import Found, attention_modules, has_window
 from unsoft.hf.attention import NAME, Swapped
 from unsoft.hf.cache import MechanismCache
+from unsoft.hf.hidden_state import bring_hidden, with_hidden
 from unsoft.hf.marked import mark
 from unsoft.hf.recipe import Recipe
 from unsoft.mechanisms.core.inline import label_of
@@ -126,6 +127,8 @@ def _install(model: PreTrainedModel, recipe: Recipe) -> None:
         ]  # all of them first: an error leaves the model as it was
     for one, swapped in zip(found, built, strict=True):
         setattr(one.module, NAME, swapped.train(one.module.training))
+        if swapped.wants_hidden:
+            bring_hidden(one.module)
     PreTrainedModel.set_attn_implementation(model, NAME)
     setattr(model.config, NAME, recipe.to_dict())
     # Both are written to config.json, so that plain transformers refuses to load what it cannot run.
@@ -150,6 +153,8 @@ def _swapped(found: Found, recipe: Recipe) -> Swapped:
     mechanism = recipe.build(found.layer_spec)
     what = recipe.mechanism_of(found.layer_spec.layer, found.layer_spec.layers or 1)
     label = label_of(what) if isinstance(what, str) else str(what)
+    if mechanism.uses_hidden:
+        mechanism = recipe.build(with_hidden(found, label))
     _check_direction(mechanism, label, found)
     _check_pairs(mechanism, label, getattr(found.module.config, "num_key_value_heads", None))
     if recipe.init == "open":  # where each part does least; docs/hf.md lists how little

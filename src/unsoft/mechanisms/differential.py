@@ -35,6 +35,7 @@ from unsoft.engines.run import run_formula
 from unsoft.formula import Formula
 from unsoft.formula.analysis import Properties
 from unsoft.mechanisms.core.definition import Pointwise, WrittenCall, logits_of, visible_part
+from unsoft.mechanisms.core.head_pairs import check_pairs, joined, of_half, split
 from unsoft.mechanisms.core.module import Inputs, Mechanism
 from unsoft.mechanisms.core.registry import family, resolve_formula
 from unsoft.mechanisms.core.spec import LayerSpec
@@ -59,11 +60,7 @@ class Differential(Mechanism):
 
     def __init__(self, layer_spec: LayerSpec, base: Formula | None = None) -> None:
         super().__init__(layer_spec)
-        if layer_spec.heads % 2:
-            raise ValueError(
-                "differential: argument 'heads' must be even, since heads come in pairs, not"
-                f" {layer_spec.heads}"
-            )
+        check_pairs("differential", layer_spec)
         self.base = base or resolve_formula("softmax")
         self.first = first_lambda(layer_spec.layer)
         self.vectors = nn.Parameter(0.1 * torch.randn(4, layer_spec.head_dim))  # a1, b1, a2, b2
@@ -76,14 +73,10 @@ class Differential(Mechanism):
         return strength
 
     def attend(self, inputs: Inputs) -> Tensor | tuple[Tensor, Tensor]:
-        values = inputs.value.unflatten(-3, (-1, 2)).transpose(-3, -2).flatten(-2)  # (..., pairs, keys, 2 Dv)
-        mask = inputs.options["attn_mask"]
+        values = joined(inputs.value)
         maps: list[Any] = []
         for which in (0, 1):
-            options = inputs.options
-            if isinstance(mask, Tensor) and mask.dim() >= 3 and mask.shape[-3] > 1:
-                options = options | {"attn_mask": mask[..., which::2, :, :]}
-            query, key = (x[..., which::2, :, :] for x in (inputs.query, inputs.key))
+            query, key, options = of_half(which, inputs.query, inputs.key, inputs.options)
             maps.append(
                 run_formula(query, key, values, self.base, return_weights=inputs.return_weights, **options)
             )
@@ -92,7 +85,7 @@ class Differential(Mechanism):
         out, *weights = (first - strength * second for first, second in pairs)
         mean_square = out.to(compute_dtype(out.dtype)).square().mean(-1, keepdim=True)
         scale = (1 - self.first) * (mean_square + _EPS).rsqrt().to(out.dtype)
-        out = (out * scale * self.gain.to(out.dtype)).unflatten(-1, (2, -1)).transpose(-3, -2).flatten(-4, -3)
+        out = split(out * scale * self.gain.to(out.dtype))
         return (out, (weights[0] * scale).repeat_interleave(2, dim=-3)) if weights else out
 
 

@@ -26,9 +26,9 @@ from torch import Tensor, nn
 from torch.nn.functional import softplus
 
 from unsoft.formula.analysis import Properties
+from unsoft.mechanisms.core.definition import WrittenCall
 from unsoft.mechanisms.core.delta import Delta
 from unsoft.mechanisms.core.registry import family
-from unsoft.mechanisms.core.definition import WrittenCall
 from unsoft.mechanisms.core.spec import LayerSpec
 from unsoft.mechanisms.core.token_factor import TokenFactor
 from unsoft.mechanisms.deltanet import from_keys, recurrence

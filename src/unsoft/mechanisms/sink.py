@@ -39,15 +39,8 @@ def sink(base: Formula, start: float = 0.0) -> Formula:
         "exp", base.mass_degree * (level - symbol("m")) if base.mass_degree != 1 else level - symbol("m")
     )
     offset = own if base.offset_mass is None else base.offset_mass + own
-    return Formula(
-        base.weight,
-        base.mass,
-        make("max", base.peak, level),
-        base.norm,
-        offset,
-        {**base.params, "sink": float(start)},
-        bias=base.bias,
-    )
+    params = {**base.params, "sink": float(start)}
+    return base.change(peak=make("max", base.peak, level), offset_mass=offset, params=params)
 
 
 def definition(inner: Pointwise, start: float | None, layer: Any) -> Pointwise:

@@ -47,7 +47,7 @@ const unsoftCharts = (() => {
   const listOfShown = () => data.looks.map((one) => one.label).filter((label) => shown.has(label));
   const signals = { shown: listOfShown() };
   const views = new Map();
-  // Lines that coincide are seen in turns: each has a dash where the others have gaps (unsoft.report.coinciding does the same).
+  // Lines that coincide are seen in turns: each has a dash where the others have gaps (unsoft.report.look does the same).
   const TURN = 9;
   const inTurns = (place, count) => [0, place * TURN, TURN, (count - 1 - place) * TURN];
   const sameNow = (about) => {

@@ -9,8 +9,7 @@ from typing import Any
 
 import altair as alt
 
-from unsoft.report.coinciding import coinciding, in_turns, panel_of
-from unsoft.report.look import PALETTE, look_of, shown_at_first
+from unsoft.report.look import PALETTE, coinciding, in_turns, look_of, panel_of, shown_at_first
 
 Rows = list[dict[str, Any]]
 _WIDTH, _HEIGHT = 560, 320
@@ -120,7 +119,7 @@ def by_mechanism(
             for name in ("mechanism", x, y, *tooltip)
         ],
     }
-    about = {
+    about: dict[str, Any] = {
         "order": order,
         "mechanisms": [name for name in order if any(row["mechanism"] == name for row in (dots or rows))],
         "same": coinciding(rows, x, y, choose=list(chosen), log_y=log_y),

@@ -13,6 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from unsoft.mechanisms.core.inline import label_of
 from unsoft.study.plan import Group, Study, Variant
 from unsoft.study.record import NONE, TUNED
 from unsoft.study.rule import read_rule
@@ -111,7 +112,7 @@ def _group(content: Mapping[str, Any]) -> Group:
     if "task" not in content:
         raise ValueError("study: a group needs 'task'")
     names = _names(content.get("mechanisms", []), "mechanisms")
-    variants = [Variant(label=name, mechanism=name) for name in names]
+    variants = [Variant(label=label_of(name), mechanism=name) for name in names]
     for one in _tables(content.get("variant", []), "variant"):
         _check(one, _VARIANT, "a variant")
         if "mechanism" not in one:

@@ -12,7 +12,7 @@ from tests.hf.inspection.tiny import tiny
 from tests.report.browser import Browser, needs_chromium
 from tests.report.test_escape import PAYLOADS, Reader
 from unsoft.hf.inspection import inspect
-from unsoft.hf.inspection.page import inspection_page
+from unsoft.hf.inspection.page import inspection_page, most_interesting
 from unsoft.hf.inspection.patterns import find_patterns
 
 SENTENCES = ["attention", "beyondsoftmaxbeyondsoftmaxbeyond"]
@@ -85,6 +85,11 @@ def test_light_and_dark_differ_and_can_be_read(browser, file):
 
 def test_the_map_has_a_button_for_every_head_coloured_by_the_measure(browser, file, found):
     browser.open(file)
+    assert browser.run("document.getElementById('measure').value") == most_interesting(found)[1]
+    browser.run(
+        "(() => {const m = document.getElementById('measure'); m.value = 'sink_share';"
+        " m.dispatchEvent(new Event('change'))})()"
+    )
     shades = browser.run(
         "[...document.querySelectorAll('#map button')].map((b) => [b.dataset.key,"
         " Number(b.style.getPropertyValue('--v')), b.title])"
@@ -284,6 +289,7 @@ def test_signed_weights_are_shown_with_their_sign(browser, tmp_path):
     path = tmp_path / "cog.html"
     path.write_text(inspection_page(inspect(model, SENTENCES, tokenizer=Letters()), patterns))
     browser.open(path)
+    browser.click('#map button[data-key="0.0"]')
     wanted = patterns[0].layers[0][0]
     assert (wanted < 0).any()
     signs = browser.run(
@@ -291,3 +297,31 @@ def test_signed_weights_are_shown_with_their_sign(browser, tmp_path):
     )
     clear = wanted.abs() > wanted.abs().max() / 100  # below that a byte may say 0
     assert (torch.tensor(signs).view_as(wanted) == (wanted < 0))[clear].all()
+
+
+def test_it_opens_on_the_strongest_head_of_the_rarest_role(browser, found, patterns, tmp_path):
+    heads = [dict(head, sink_share=0.1, hijack_excess=0.0, deletion_share=0.0) for head in found.heads]
+    assert most_interesting(replace(found, heads=heads))[1] == "effective_keys"
+    for head in heads[:3]:
+        head["sink_share"] = 0.9
+    heads[-1]["hijack_excess"] = 0.3
+    told = replace(found, heads=heads)
+    head, measure = most_interesting(told)
+    assert head is heads[-1] and measure == "hijack_excess"
+    (tmp_path / "page.html").write_text(inspection_page(told, patterns))
+    browser.open(tmp_path / "page.html")
+    assert text(browser, "#chosen-title") == f"Layer {head['layer']}, head {head['head']}"
+    selected = "document.querySelector('#map button[aria-selected=true]')"
+    assert browser.run(f"{selected}.dataset.key") == f"{head['layer']}.{head['head']}"
+    assert "inset" in browser.run(f"getComputedStyle({selected}).boxShadow"), "no frame cuts it"
+
+
+def test_what_is_lost_without_heads_has_a_table(browser, found, patterns, tmp_path):
+    one = {"role": "sink", "heads": "0.1", "change": 0.25, "low": 0.1, "high": 0.4, "random": 0.01}
+    one |= {"difference": 0.24, "difference_low": 0.1, "difference_high": 0.38, "verdict": "matters"}
+    done = {"loss": 3.0, "tokens": 99, "sequences": 4, "draws": 6, "removed": [one]}
+    path = tmp_path / "page.html"
+    path.write_text(inspection_page(replace(found, ablation=done), patterns))
+    browser.open(path)
+    assert "+0.1000 to +0.4000" in text(browser, "section[aria-labelledby=ablation] table")
+    assert "section[aria-labelledby=ablation]" and browser.complaints == []

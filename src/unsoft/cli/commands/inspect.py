@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import re
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from unsoft.cli.arguments import prepare_folder, read_text
+from unsoft.cli.arguments import AsJson, prepare_folder, read_text
 from unsoft.cli.reader import load_reader
-from unsoft.cli.terminal import cell, console, show_table
+from unsoft.cli.terminal import cell, console, progress, show_table
 
 if TYPE_CHECKING:
     from unsoft.hf.inspection import Inspection
@@ -39,10 +40,22 @@ def command(
         list[str] | None,
         typer.Option(help="A sentence whose patterns the page shows; may be repeated.", show_default=False),
     ] = None,
+    ablate: Annotated[
+        bool,
+        typer.Option(
+            "--ablate", help="Remove the strongest heads of each role, and random ones: what is lost?"
+        ),
+    ] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Measure every head of a model: focus, sinks, hijacking by look-alike keys, deletion, collapse by depth.
 
-    The model is only watched, nothing is swapped or changed.
+    The model is only watched, nothing is swapped or changed; --ablate silences heads for a while.
+
+    \b
+    Examples:
+      unsoft inspect smollm2 --out inspection
+      unsoft inspect smollm2 --ablate --text book.txt --sequences 8
     """
     words = _read(text)
     if out is not None:
@@ -50,11 +63,31 @@ def command(
     from unsoft.hf.inspection import inspect as inspect_model
 
     network, tokenizer, longest = load_reader(model, length, "unsoft.hf.inspect(model, batch)")
-    found = inspect_model(
-        network, words, tokenizer=tokenizer, batch_size=batch, max_length=longest, max_sequences=sequences
-    )
+    if ablate and not network.can_generate():
+        raise typer.BadParameter(
+            f"{model} predicts no next token, so there is no loss without a head", param_hint="'--ablate'"
+        )
+    with progress(100) as show:
+
+        def tell(done: int, total: int) -> None:
+            show(round(100 * done / total), "watching", f"watching, {done} of {total} sequences")
+
+        found = inspect_model(
+            network,
+            words,
+            tokenizer=tokenizer,
+            batch_size=batch,
+            max_length=longest,
+            max_sequences=sequences,
+            progress=tell,
+        )
     found = replace(found, model=model)
-    _print(found)
+    if ablate:
+        found = replace(found, ablation=_ablated(network, words, found, tokenizer))
+    if as_json:
+        typer.echo(json.dumps(found.to_dict(), indent=1))
+    else:
+        _print(found)
     if out is None:
         return
     from unsoft.files import write_whole
@@ -64,7 +97,18 @@ def command(
     patterns = find_patterns(network, sentence or first_sentences(words), tokenizer)
     write_whole(out / "inspection.html", inspection_page(found, patterns).encode())
     for path in (*found.write(out), out / "inspection.html"):
-        typer.echo(str(path))
+        typer.echo(str(path), err=as_json)
+
+
+def _ablated(network: Any, words: str, found: Inspection, tokenizer: Any) -> dict[str, Any]:
+    from unsoft.hf.inspection.ablation import ablate
+
+    with progress(100) as show:
+
+        def tell(done: int, total: int, words: str) -> None:
+            show(round(100 * done / total), "removing", f"removing {words}")
+
+        return ablate(network, words, found, tokenizer=tokenizer, progress=tell)
 
 
 def first_sentences(text: str, count: int = _SENTENCES) -> list[str]:
@@ -114,3 +158,29 @@ def _print(found: Inspection) -> None:
     step = max(1, -(-len(found.depths) // 8))
     rows = [[cell(record[field]) for field in fields] for record in found.depths[::step]]
     show_table(dict.fromkeys((field.replace("_", " ") for field in fields), "right"), rows, box=False)
+    if found.ablation is not None:
+        _print_ablation(found.ablation)
+
+
+def _print_ablation(ablation: dict[str, Any]) -> None:
+    console().print(
+        f"\nwithout them: loss {ablation['loss']:.4f} nats per token as it is, {ablation['tokens']} tokens in"
+        f" {ablation['sequences']} sequences, {ablation['draws']} random sets"
+    )
+    rows = []
+    for one in ablation["removed"]:
+        beside = one["difference"]
+        rows.append(
+            [
+                one["role"],
+                one["heads"],
+                f"{one['change']:+.4f} ({one['low']:+.4f} to {one['high']:+.4f})",
+                "" if beside is None else f"{one['random']:+.4f}",
+                ""
+                if beside is None
+                else f"{beside:+.4f} ({one['difference_low']:+.4f} to {one['difference_high']:+.4f})",
+                one["verdict"],
+            ]
+        )
+    columns = {"role": "left", "heads": "left", "loss": "right", "random": "right", "difference": "right"}
+    show_table(columns | {"": "left"}, rows, box=False, keys=2)

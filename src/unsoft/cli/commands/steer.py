@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from unsoft.cli.arguments import check_file, prepare_folder
+from unsoft.cli.arguments import AsJson, check_file, prepare_folder
 from unsoft.cli.steer_inputs import lines, listed, pairs, places, prose
 from unsoft.cli.terminal import INTERRUPTED, console, note, progress, show_table
 
@@ -17,7 +18,14 @@ if TYPE_CHECKING:
     from unsoft.hf.steering.controls import Judgement
 
 command = typer.Typer(
-    help="Push a model along directions inside it, and find out whether that is real.", rich_markup_mode=None
+    help="""Push a model along directions inside it, and find out whether that is real.
+
+    \b
+    Examples:
+      unsoft steer check smollm2
+      unsoft steer fit smollm2 --out joy.safetensors
+    """,
+    rich_markup_mode=None,
 )
 
 Model = Annotated[str, typer.Argument(help="smollm2, a folder, or a name on the hub.")]
@@ -55,14 +63,20 @@ def fit(
     site: Site = "block",
     pool: Pool = "last",
 ) -> None:
-    """Find directions from pairs of texts, and keep them in a file."""
-    texts = pairs(positive, negative)
+    """Find directions from pairs of texts, and keep them in a file.
+
+    \b
+    Examples:
+      unsoft steer fit smollm2 --out joy.safetensors
+      unsoft steer fit smollm2 --positive a.txt --negative b.txt --out mine.safetensors
+    """
+    halves = pairs(positive, negative)
     check_file(out)
     from unsoft.hf import steering
 
     network, tokenizer = _load(model)
     found = steering.fit(
-        network, *texts, tokenizer, method=method, layers=listed(layers), site=site, pool=pool
+        network, *halves, tokenizer, method=method, layers=listed(layers), site=site, pool=pool
     )
     found.save(out)
     show_table(
@@ -84,7 +98,13 @@ def generate(
     keep_norm: KeepNorm = False,
     tokens: Annotated[int, typer.Option(min=1, help="The most tokens to write.")] = 40,
 ) -> None:
-    """Let a model go on from a prompt, as it is and steered, without chance."""
+    """Let a model go on from a prompt, as it is and steered, without chance.
+
+    \b
+    Examples:
+      unsoft steer generate smollm2 joy.safetensors --prompt "The weather is"
+      unsoft steer generate smollm2 joy.safetensors --prompt "Today I" --strength 0.5 --tokens 20
+    """
     from unsoft.hf.steering import Directions, steering
     from unsoft.hf.steering.states import encoded
     from unsoft.report.escape import printable
@@ -147,10 +167,16 @@ def check(
         Path | None,
         typer.Option(help="Keep table, verdict, directions and a page in this folder.", show_default=False),
     ] = None,
+    as_json: AsJson = False,
 ) -> None:
     """Is it cheating or a real intervention? One table of controls, by rules that were fixed before.
 
     Without files: pairs of happy and unhappy sentences of our own, past and future as the other task.
+
+    \b
+    Examples:
+      unsoft steer check smollm2
+      unsoft steer check smollm2 --strength 0.2 --out steering
     """
     from unsoft.hf.steering.text_check import TextQuestion, check_text
 
@@ -185,14 +211,17 @@ def check(
             keep_norm=keep_norm,
             said=lambda words: bar(next(count), words, words),
         )
-    show(judgement)
+    if as_json:
+        typer.echo(json.dumps(judgement.to_dict(), indent=1))
+    else:
+        show(judgement)
     if out is None:
         return
     from unsoft.hf.steering.report import write
 
     directions.save(out / "directions.safetensors")
     for path in (out / "directions.safetensors", *write(out, model, judgement, _again(model, strength))):
-        typer.echo(str(path))
+        typer.echo(str(path), err=as_json)
 
 
 @command.command()
@@ -209,6 +238,11 @@ def scenes(
     """Train a small image-text model that names things which are not there, and steer it by what it sees.
 
     Ctrl-C while it trains saves and stops; the same command goes on from there.
+
+    \b
+    Examples:
+      unsoft steer scenes --steps 500 --out scenes
+      unsoft steer scenes --negative without --seed 1
     """
     from unsoft.cli.arguments import check_drawing, check_folder
 

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from typer.core import TyperGroup
 
-from unsoft.cli.arguments import Plugin, check_folder, load_plugin, read_pairs
+from unsoft.cli.arguments import AsJson, Plugin, check_folder, load_plugin
+from unsoft.cli.mechanisms import Formulas, chosen, complete_mechanism
+from unsoft.cli.study_arguments import numbers_of, study_of, words_of
 from unsoft.cli.study_tables import print_defaults, print_study
 from unsoft.cli.terminal import INTERRUPTED, note, show_table
 
@@ -28,7 +31,13 @@ class _RunUnlessNamed(TyperGroup):
 
 command = typer.Typer(
     cls=_RunUnlessNamed,
-    help="Many training runs: mechanisms on tasks, over seeds and rates. `study X` is `study run X`.",
+    help="""Many training runs: mechanisms on tasks, over seeds and rates. `study X` is `study run X`.
+
+    \b
+    Examples:
+      unsoft study --list
+      unsoft study --default census --out study
+    """,
     rich_markup_mode=None,
     no_args_is_help=True,
 )
@@ -48,9 +57,23 @@ def run(
         bool, typer.Option("--list", help="Show the studies that come with unsoft, and stop.")
     ] = False,
     tasks: Annotated[
-        str | None, typer.Option(help="Instead of a file: census,needle.", show_default=False)
+        list[str] | None,
+        typer.Option(
+            "--task", "--tasks", help="Instead of a file: census,needle; may be repeated.", show_default=False
+        ),
     ] = None,
-    mechanisms: Annotated[str | None, typer.Option(help="Likewise: softmax,cog.", show_default=False)] = None,
+    mechanisms: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--mechanism",
+            "-m",
+            "--mechanisms",
+            help="Likewise: softmax,cog; may be repeated.",
+            show_default=False,
+            autocompletion=complete_mechanism,
+        ),
+    ] = None,
+    formula: Formulas = None,
     seeds: Annotated[int | None, typer.Option(help="How many; 5.", show_default=False)] = None,
     lrs: Annotated[
         str | None, typer.Option(help="Learning rates; 0.001,0.003,0.01.", show_default=False)
@@ -87,25 +110,32 @@ def run(
     ] = False,
     plugin: Plugin = None,
 ) -> None:
-    """Run what is missing of a study. Ctrl-C lets runs save themselves; the same command goes on."""
+    """Run what is missing of a study. Ctrl-C lets runs save themselves; the same command goes on.
+
+    \b
+    Examples:
+      unsoft study --default census --out study
+      unsoft study --task needle -m softmax -m cog --seeds 3 --set steps=300
+    """
     if show_list:
         print_defaults()
         return
     check_folder(out)
     load_plugin(plugin)
-    direct = {"tasks": tasks, "mechanisms": mechanisms}
-    changes = {"seeds": seeds, "lrs": None if lrs is None else _numbers(lrs), "sweep": sweep}
+    direct = (tasks, mechanisms, formula)
+    changes = {"seeds": seeds, "lrs": None if lrs is None else numbers_of(lrs), "sweep": sweep}
     changes = {name: value for name, value in changes.items() if value is not None}
-    if sum((spec is not None, bool(default), any(direct.values()))) != 1:
+    if sum((spec is not None, bool(default), any(direct))) != 1:
         raise typer.BadParameter("give a file, --default NAME, or --tasks and --mechanisms")
     from unsoft.study import default_study, read_study
 
-    if not any(direct.values()):
+    if not any(direct):
         if changes or settings or controls:
             raise typer.BadParameter("a study from a file is run as it is written; change a copy of it")
         studies = [default_study(name) for name in default or []] if spec is None else [read_study(spec)]
     else:
-        studies = [_from_options(_words(tasks), _words(mechanisms), settings, controls, changes)]
+        names = chosen(words_of(mechanisms), None, formula)
+        studies = [study_of(words_of(tasks), names, settings, controls, changes)]
     made = _workers(workers, ray, cpus_per_run, gpus_per_run)
     file = plugin is not None and plugin.endswith(".py")
     options: dict[str, Any] = {"runs": runs, "retry": retry, "any_code": any_code}
@@ -140,8 +170,14 @@ def _run_one(study: Study, out: Path, workers: int | Workers, options: dict[str,
 
 
 @command.command()
-def status(out: _Out = Path("study")) -> None:
-    """Show how far studies are, and what failed."""
+def status(out: _Out = Path("study"), as_json: AsJson = False) -> None:
+    """Show how far studies are, and what failed.
+
+    \b
+    Examples:
+      unsoft study status
+      unsoft study status --out study --json
+    """
     from unsoft.study.record import STATUSES
     from unsoft.study.row import words
     from unsoft.study.store import NAME, Store
@@ -155,6 +191,9 @@ def status(out: _Out = Path("study")) -> None:
             counts = [sum(record.status == kind for record in mine) for kind in STATUSES]
             rows.append([name, begun, *counts, f"{sum(record.wall for record in mine) / 60:.1f}"])
     titles = {"study": "whole", "begun": "left"} | dict.fromkeys((*STATUSES, "minutes"), "right")
+    if as_json:
+        typer.echo(json.dumps([dict(zip(titles, row, strict=True)) for row in rows], indent=1))
+        return
     show_table(titles, rows)
     for record in every:
         if record.error:
@@ -169,7 +208,13 @@ def export(
     out: _Out = Path("study"),
     study: Annotated[str | None, typer.Option(help="One of the store; all.", show_default=False)] = None,
 ) -> None:
-    """Write all runs to a file; docs/studies.md explains its columns."""
+    """Write all runs to a file; docs/studies.md explains its columns.
+
+    \b
+    Examples:
+      unsoft study export --to runs.csv
+      unsoft study export --to runs.parquet --study census
+    """
     from unsoft.cli.arguments import check_file
     from unsoft.study.export import export as write
     from unsoft.study.store import NAME, Store
@@ -193,7 +238,13 @@ def report(
         Path | None, typer.Option(help="Folder of the page; report in --out.", show_default=False)
     ] = None,
 ) -> None:
-    """Write one page that needs no network, with its charts and their numbers."""
+    """Write one page that needs no network, with its charts and their numbers.
+
+    \b
+    Examples:
+      unsoft study report
+      unsoft study report --out study --to page
+    """
     from unsoft.cli.arguments import check_drawing
     from unsoft.study.store import NAME, Store
 
@@ -213,34 +264,6 @@ def report(
     )
 
 
-def _from_options(
-    tasks: list[str],
-    mechanisms: list[str],
-    settings: list[str] | None,
-    controls: bool,
-    changes: dict[str, Any],
-) -> Study:
-    """--set names what a run has (steps, width, ...), or else what a task has."""
-    from dataclasses import fields
-
-    from unsoft.study import make_study
-    from unsoft.training import Spec
-
-    if not tasks or not mechanisms:
-        raise typer.BadParameter("--tasks and --mechanisms belong together")
-    own = {one.name for one in fields(Spec)}
-    given = read_pairs(settings, "--set")
-    group = {
-        "mechanisms": mechanisms,
-        "controls": controls,
-        "settings": {name: value for name, value in given.items() if name in own},
-        "knobs": {name: value for name, value in given.items() if name not in own},
-    }
-    return make_study(
-        {"name": "-".join(tasks), "group": [{"task": task, **group} for task in tasks], **changes}
-    )
-
-
 def _workers(count: int | None, ray: str | None, cpus: float, gpus: float) -> int | Workers:
     if ray is None:
         from unsoft.compare.watch import cores
@@ -255,14 +278,3 @@ def _workers(count: int | None, ray: str | None, cpus: float, gpus: float) -> in
     return RayWorkers(ray, cpus, gpus)
 
 
-def _words(text: str | None) -> list[str]:
-    return [word.strip() for word in (text or "").split(",") if word.strip()]
-
-
-def _numbers(text: str) -> list[float]:
-    try:
-        return [float(word) for word in _words(text)]
-    except ValueError:
-        raise typer.BadParameter(
-            f"{text!r} is not a list of numbers such as 0.001,0.003,0.01", param_hint="'--lrs'"
-        ) from None

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import ctypes
 import struct
+from collections.abc import Sequence
 from functools import lru_cache
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -23,6 +25,13 @@ VARIABLE = struct.Struct("14q2d24q")
 v and out with their strides and types."""
 _HEAD, _NO_TENSOR = struct.Struct("14q2d"), (0,) * 5
 FINITE, _OUT_OF_MEMORY = 0, 2
+
+
+class Compiled(Protocol):
+    """A formula, or a rule of rows, as the kernel takes it."""
+
+    mechanism: int
+    """Its address."""
 
 
 class Kernel:
@@ -65,12 +74,17 @@ def forward(call: Call) -> Rows:
 
 
 def backward(call: Call, upstream: Upstream) -> Gradients:
-    """Gradients of q, k, v, bias and params; the last two are empty unless needed."""
+    """Gradients of q, k and v, and of what else is needed."""
     q, k, v, params = call.q, call.k, call.v, call.params
-    grad_out, rows, need_bias, need_params = upstream
+    grad_out, rows, need_bias, need_params, need_query_fields, need_key_fields = upstream
     dq, dk, dv = (torch.empty(x.shape, dtype=x.dtype) for x in (q, k, v))
     dbias = params.new_zeros(*q.shape[:3], k.shape[2]) if need_bias else None
     dparams = torch.zeros(q.shape[1], params.shape[0], dtype=torch.float64) if need_params else None
+    fields = zip(call.formula.symbols, (need_query_fields, need_key_fields), (q, k), strict=True)
+    dfields = [
+        params.new_zeros(len(names), *q.shape[:2], x.shape[2]) if needed else None
+        for names, needed, x in fields
+    ]
     status = FINITE
     if grad_out.numel() == 0 or k.shape[2] == 0:
         for gradient in (dq, dk, dv):
@@ -78,7 +92,7 @@ def backward(call: Call, upstream: Upstream) -> Gradients:
     else:
         code = kernel(call.formula.key, q.dtype)
         common = _Common(code, call)
-        fields = common.fields(*rows, (grad_out, dq, dk, dv, dbias, dparams))
+        fields = common.fields(*rows, (grad_out, dq, dk, dv), (dbias, dparams, *dfields))
         status = _status(code.backward(fields))
     if status != FINITE:
         exact = tiled.backward(call, upstream)
@@ -87,12 +101,15 @@ def backward(call: Call, upstream: Upstream) -> Gradients:
             for ours, theirs in ((dq, exact.q), (dk, exact.k), (dv, exact.v))
         )
         return exact._replace(q=dq, k=dk, v=dv)
+    empty, (dquery_fields, dkey_fields) = params.new_empty(0), dfields
     return Gradients(
         dq,
         dk,
         dv,
-        params.new_empty(0) if dbias is None or call.bias is None else dbias.sum_to_size(call.bias.shape),
-        params.new_empty(0) if dparams is None else dparams.T.to(params.dtype),
+        empty if dbias is None or call.bias is None else dbias.sum_to_size(call.bias.shape),
+        empty if dparams is None else dparams.T.to(params.dtype),
+        empty if dquery_fields is None else dquery_fields,
+        empty if dkey_fields is None else tiled.shared_heads(dkey_fields, call),
     )
 
 
@@ -100,7 +117,7 @@ class _Common:
     """The fields of struct Call that forward and backward share, and the tensors that must outlive the
     call."""
 
-    def __init__(self, code: Kernel, call: Call) -> None:
+    def __init__(self, code: Compiled, call: Call) -> None:
         # What lies in the memory of a negative view (x.conj().imag is one) is not what it stands for.
         q, k, v = self.tensors = call.q.resolve_neg(), call.k.resolve_neg(), call.v.resolve_neg()
         (batch, heads, length, width), (_, kv_heads, keys, value_width) = q.shape, v.shape
@@ -110,6 +127,8 @@ class _Common:
         self.bias = None if call.bias is None else call.bias.expand(full)
         self.counts = None if call.counts is None else call.counts.expand(full[:3])
         self.positions = None if call.positions is None else call.positions.expand(batch, -1)
+        self.query_fields = None if call.query_fields is None else call.query_fields.resolve_neg()
+        self.key_fields = None if call.key_fields is None else _row_by_row(call.key_fields.resolve_neg())
         low, high = (0, 0) if seed is None else seed.tolist()
         drop_below = 0 if seed is None else min(round(call.dropout_p * 2**32), 2**32 - 1)
         self.head = _HEAD.pack(
@@ -137,40 +156,44 @@ class _Common:
         out: Tensor,
         peak: Tensor,
         total: Tensor,
-        gradients: tuple[Tensor, Tensor, Tensor, Tensor, Tensor | None, Tensor | None] | None = None,
+        gradients: tuple[Tensor, Tensor, Tensor, Tensor] | None = None,
+        asked: tuple[Tensor | None, ...] = (),
     ) -> bytes:
+        """``gradients``: of the output, and those of q, k and v to fill; ``asked``: those of bias,
+        parameters, fields of queries and of keys."""
         values = [*self.inputs, *_typed(out)]
-        rest = pack_rest(peak, total, self.counts, self.visible, self.bias, self.positions, self.params)
+        fields = (self.query_fields, self.key_fields)
+        masks = (self.counts, self.visible, self.bias, self.positions)
+        rest = pack_rest(peak, total, masks, self.params, fields, self.tensors[0].shape[1])
         more: list[int] = []
         if gradients is not None:
-            grad_out, dq, dk, dv, dbias, dparams = gradients
+            grad_out, *filled = gradients
             self.grad_out = grad_out = grad_out.resolve_neg()
-            more += [
-                *_typed(grad_out),
-                *_typed(out),
-                *_typed(dq),
-                *_typed(dk),
-                *_typed(dv),
-                *_strided(dbias),
-            ]
-            more.append(0 if dparams is None else dparams.data_ptr())
+            for x in (grad_out, out, *filled):
+                more += _typed(x)
+            more += _strided(asked[0])
+            more += (0 if x is None else x.data_ptr() for x in asked[1:])
         return self.head + struct.pack("24q", *values) + rest + struct.pack(f"{len(more)}q", *more)
 
 
 def pack_rest(
     peak: Tensor | None,
     total: Tensor | None,
-    counts: Tensor | None,
-    visible: Tensor | None,
-    bias: Tensor | None,
-    positions: Tensor | None,
+    masks: Sequence[Tensor | None],
     params: Tensor,
+    fields: tuple[Tensor | None, Tensor | None] = (None, None),
+    heads: int = 1,
 ) -> bytes:
-    """The fields of struct Call after the output: row statistics (wanted by a backward pass only),
-    masks and parameters."""
-    rows = [0 if x is None else x.data_ptr() for x in (peak, total)]
-    masks = [*_strided(counts), *_strided(visible), *_strided(bias), *_strided(positions)]
-    return struct.pack("23q", *rows, *masks, params.data_ptr())
+    """The fields of struct Call after the output: row statistics (wanted by a backward pass only), masks
+    (counts, visible, bias, positions), parameters, and the fields of queries and keys."""
+    numbers = [0 if x is None else x.data_ptr() for x in (peak, total)]
+    for mask in masks:
+        numbers += _strided(mask)
+    numbers.append(params.data_ptr())
+    for field in fields:
+        numbers += _strided(field)
+    shared = 1 if fields[1] is None else heads // fields[1].shape[2]
+    return struct.pack("34q", *numbers, shared)
 
 
 # The kernel has no rules for NaN and Inf, so a call that meets one is computed again by the engine that has
@@ -193,6 +216,11 @@ def _strided(x: Tensor | None) -> tuple[int, ...]:
         return _NO_TENSOR
     strides = x.stride()
     return (x.data_ptr(), *strides, *(0,) * (4 - len(strides)))
+
+
+def _row_by_row(x: Tensor) -> Tensor:
+    """The same numbers, those of neighbouring keys side by side."""
+    return x if x.stride(-1) == 1 else x.contiguous()
 
 
 def _status(code: int) -> int:

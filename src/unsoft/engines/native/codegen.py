@@ -1,22 +1,24 @@
 """Writes the C++ of one formula: the ``struct Formula`` that kernel/tile.h is compiled around.
 
-What depends on the query only (m, n, i and the parameters) is computed once a row and kept in ``struct Row``;
-what depends on the logit s or the key position j is computed for every entry. Derivatives are symbolic.
+What depends on the query only (m, n, i, its fields and the parameters) is computed once a row and kept in
+``struct Row``; what depends on the logit s, the key position j or fields of the key is computed for every
+entry. Derivatives are symbolic.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 from unsoft.engines.terms import BIAS, masked
 from unsoft.formula import Expr, Formula, Instruction, derivative, lower
 from unsoft.formula.cpp import definitions, literal, operation
 from unsoft.formula.expr import number, postorder, symbol
+from unsoft.formula.fields import NO_SYMBOLS, Symbols
 from unsoft.formula.instructions import Operand
 from unsoft.formula.operation import COMPARISONS
 
 _ENTRY = {"s", "j", BIAS}
-_ROW_ARGUMENTS = "V m, V n, V i, const real *params"
+_ROW_ARGUMENTS = "V m, V n, V i, const V *fields, const real *params"
 
 
 def formula_source(formula: Formula) -> str:
@@ -35,22 +37,30 @@ def formula_source(formula: Formula) -> str:
         for part, expr in value.items()
     }
     by_bias = {f"d{part}": derivative(expr, BIAS) for part, expr in value.items()}
+    fields = formula.symbols
+    by_field = {
+        f"{side}_d{part}[{k}]": derivative(expr, name)
+        for side, symbols in zip(fields._fields, fields, strict=True)
+        for k, name in enumerate(symbols)
+        for part, expr in value.items()
+    }
     functions = {
         "peak": {} if peak is None else {"peak": peak},
         "value": value,
         "slope": slope,
         "bias_slopes": by_bias,
+        "parameter_slopes": by_parameter,
+        "field_slopes": {f"slopes.{output}": expr for output, expr in (slope | by_field).items()},
     }
-    entry = _EntryFunctions(functions | {"parameter_slopes": by_parameter}, names)
+    entry = _EntryFunctions(functions, names, fields)
     offset, norm = formula.offset_mass, formula.norm
-    row_slopes = {f"doffset[{k}]": derivative(offset, p) for k, p in enumerate(names) if offset is not None}
-    row_slopes |= {f"dnorm[{k}]": derivative(norm, p) for k, p in enumerate(names) if norm is not None}
-    for k in range(len(names)):
-        row_slopes.setdefault(f"doffset[{k}]", _ZERO), row_slopes.setdefault(f"dnorm[{k}]", _ZERO)
+    row_slopes = _row_slopes(offset, norm, names)
+    row_field_slopes = _row_slopes(offset, norm, fields.query)
     norm_slope = _ONE if norm is None else derivative(norm, "z")
     signature = f"(V z, {_ROW_ARGUMENTS})"
-    rows = [x for x in (peak, offset, norm, norm_slope, *row_slopes.values()) if x is not None]
-    used = {node.op for node in postorder(*slope.values(), *by_bias.values(), *by_parameter.values(), *rows)}
+    slopes = (*slope.values(), *by_bias.values(), *by_parameter.values(), *by_field.values())
+    of_rows = (peak, offset, norm, norm_slope, *row_slopes.values(), *row_field_slopes.values())
+    used = {node.op for node in postorder(*slopes, *(x for x in of_rows if x is not None))}
     return f"""#include "interface.h"
 {definitions(used - {"num", "sym"})}
 struct Formula {{
@@ -58,62 +68,95 @@ struct Formula {{
     static constexpr bool strength = {_bool(formula.bias == "strength" or None)};
     static constexpr bool operand = {_bool(operand or None)};
     static constexpr int parameters = {len(names)};
+    static constexpr int query_fields = {len(fields.query)}, key_fields = {len(fields.key)};
     static constexpr double mass_degree = {formula.mass_degree!r};
+    struct Key {{
+        V j, field[key_fields + 1];
+    }};
+    struct FieldSlopes {{
+        V weight, dweight, mass, dmass;
+        V query_dweight[query_fields + 1], query_dmass[query_fields + 1];
+        V key_dweight[key_fields + 1], key_dmass[key_fields + 1];
+    }};
     struct Row {{
 {_lines(entry.row_declarations)}
     }};
     UNSOFT_INLINE Row row({_ROW_ARGUMENTS}) {{
 {_lines(entry.row_body)}
     }}
-    UNSOFT_INLINE V peak(V s, const Row &row, V j, V b) {{
+    UNSOFT_INLINE V peak(V s, const Row &row, const Key &key, V b) {{
         V peak = {{}};
 {_lines(entry.bodies["peak"])}
         return peak;
     }}
-    UNSOFT_INLINE void value(V s, const Row &row, V j, V b, V &weight, V &mass) {{
+    UNSOFT_INLINE void value(V s, const Row &row, const Key &key, V b, V &weight, V &mass) {{
         mass = V{{}};
 {_lines(entry.bodies["value"])}
     }}
-    UNSOFT_INLINE void slope(V s, const Row &row, V j, V b, V &weight, V &dweight, V &mass, V &dmass) {{
+    UNSOFT_INLINE void slope(
+        V s, const Row &row, const Key &key, V b, V &weight, V &dweight, V &mass, V &dmass
+    ) {{
         mass = dmass = V{{}};
 {_lines(entry.bodies["slope"])}
     }}
-    UNSOFT_INLINE void parameter_slopes(V s, const Row &row, V j, V b, V *dweight, V *dmass) {{
+    UNSOFT_INLINE void parameter_slopes(V s, const Row &row, const Key &key, V b, V *dweight, V *dmass) {{
 {_lines(entry.bodies["parameter_slopes"])}
     }}
-    UNSOFT_INLINE void bias_slopes(V s, const Row &row, V j, V b, V &dweight, V &dmass) {{
+    UNSOFT_INLINE void bias_slopes(V s, const Row &row, const Key &key, V b, V &dweight, V &dmass) {{
         dmass = V{{}};
 {_lines(entry.bodies["bias_slopes"])}
     }}
+    UNSOFT_INLINE void field_slopes(V s, const Row &row, const Key &key, V b, FieldSlopes &slopes) {{
+        slopes.mass = slopes.dmass = V{{}};
+{_lines(entry.bodies["field_slopes"])}
+    }}
     UNSOFT_INLINE V offset({_ROW_ARGUMENTS}) {{
-{_lines(_row_function({"return": offset or _ZERO}, names))}
+{_lines(_row_function({"return": offset or _ZERO}, names, fields))}
     }}
     UNSOFT_INLINE V norm{signature} {{
-{_lines(_row_function({"return": norm or _Z}, names))}
+{_lines(_row_function({"return": norm or _Z}, names, fields))}
     }}
     UNSOFT_INLINE V norm_slope{signature} {{
-{_lines(_row_function({"return": norm_slope}, names))}
+{_lines(_row_function({"return": norm_slope}, names, fields))}
     }}
     UNSOFT_INLINE void row_parameter_slopes(V z, {_ROW_ARGUMENTS}, V *doffset, V *dnorm) {{
-{_lines(_row_function(row_slopes, names))}
+{_lines(_row_function(row_slopes, names, fields))}
+    }}
+    UNSOFT_INLINE void row_field_slopes(V z, {_ROW_ARGUMENTS}, V *doffset, V *dnorm) {{
+{_lines(_row_function(row_field_slopes, names, fields))}
     }}
 }};
 #include "tile.h"
 """
 
 
+def _row_slopes(offset: Expr | None, norm: Expr | None, names: Sequence[str]) -> dict[str, Expr]:
+    """Derivatives of what belongs to a whole row by each of the names."""
+    parts = {"doffset": offset, "dnorm": norm}
+    return {
+        f"{part}[{k}]": _ZERO if expr is None else derivative(expr, name)
+        for k, name in enumerate(names)
+        for part, expr in parts.items()
+    }
+
+
 class _EntryFunctions:
     """Functions of one logit: their bodies, and the row constants they share."""
 
-    def __init__(self, functions: Mapping[str, Mapping[str, Expr]], names: list[str]) -> None:
+    def __init__(
+        self,
+        functions: Mapping[str, Mapping[str, Expr]],
+        names: list[str],
+        fields: Symbols = NO_SYMBOLS,
+    ) -> None:
         outputs = {f"{f}.{output}": expr for f, group in functions.items() for output, expr in group.items()}
         instructions, results = lower(outputs)
         by_target = {x.target: x for x in instructions}
-        per_entry = set(_ENTRY)
+        per_entry = {*_ENTRY, *fields.key}
         for x in instructions:
             if per_entry & set(x.args):
                 per_entry.add(x.target)
-        row_operand = _operand_names(names)
+        row_operand = _operand_names(names, fields)
         row_constants: list[Operand] = []
         self.bodies: dict[str, list[str]] = {}
 
@@ -125,29 +168,36 @@ class _EntryFunctions:
                 row_constants.append(x)
             return f"row.{row_operand(x)}"
 
+        of_key = _loaded("key_field", "key.field", fields.key)
+        if any("j" in expr.symbols for expr in outputs.values()):
+            of_key.append("[[maybe_unused]] const V j = key.j;")
         for f, group in functions.items():
             wanted = _needed([results[f"{f}.{output}"] for output in group], by_target)
             body = [
                 _statement(x, operand) for x in instructions if x.target in wanted and x.target in per_entry
             ]
-            self.bodies[f] = body + [f"{output} = {operand(results[f'{f}.{output}'])};" for output in group]
+            self.bodies[f] = (
+                of_key + body + [f"{output} = {operand(results[f'{f}.{output}'])};" for output in group]
+            )
         wanted = _needed(row_constants, by_target)
         self.row_fields = [row_operand(x) for x in row_constants]
         self.row_declarations = [
             f"{'I' if x in by_target and by_target[x].op in COMPARISONS else 'V'} {row_operand(x)};"
             for x in row_constants
         ]
-        self.row_body = _parameters(names)
+        self.row_body = _parameters(names, fields)
         self.row_body += [_statement(x, row_operand) for x in instructions if x.target in wanted]
         self.row_body.append("Row row;")
         self.row_body += [f"row.{field} = {field};" for field in self.row_fields]
         self.row_body.append("return row;")
 
 
-def _row_function(outputs: Mapping[str, Expr], names: list[str]) -> list[str]:
+def _row_function(
+    outputs: Mapping[str, Expr], names: list[str], fields: Symbols = NO_SYMBOLS
+) -> list[str]:
     instructions, results = lower(outputs)
-    operand = _operand_names(names)
-    body = _parameters(names) + [_statement(x, operand) for x in instructions]
+    operand = _operand_names(names, fields)
+    body = _parameters(names, fields) + [_statement(x, operand) for x in instructions]
     if "return" in results:
         return [*body, f"return {operand(results['return'])};"]
     return body + [f"{output} = {operand(result)};" for output, result in results.items()]
@@ -174,14 +224,21 @@ def _statement(x: Instruction, operand: Callable[[Operand], str]) -> str:
     return f"const auto {x.target} = {operation(x.op, args)};"
 
 
-def _operand_names(names: list[str]) -> Callable[[Operand], str]:
-    """Operands as C++: parameters are renamed, since their names may mean something there."""
+def _operand_names(names: list[str], fields: Symbols) -> Callable[[Operand], str]:
+    """Operands as C++: parameters and fields are renamed, since their names may mean something there."""
     renamed = {name: f"param_{k}" for k, name in enumerate(names)} | {BIAS: "b"}
+    for kind, symbols in zip(("query_field", "key_field"), fields, strict=True):
+        renamed |= {name: f"{kind}_{k}" for k, name in enumerate(symbols)}
     return lambda x: renamed.get(x, x) if isinstance(x, str) else f"splat({literal(x)})"
 
 
-def _parameters(names: list[str]) -> list[str]:
-    return [f"[[maybe_unused]] const V param_{k} = splat(params[{k}]);" for k in range(len(names))]
+def _parameters(names: list[str], fields: Symbols) -> list[str]:
+    parameters = [f"[[maybe_unused]] const V param_{k} = splat(params[{k}]);" for k in range(len(names))]
+    return parameters + _loaded("query_field", "fields", fields.query)
+
+
+def _loaded(kind: str, array: str, symbols: Sequence[str]) -> list[str]:
+    return [f"[[maybe_unused]] const V {kind}_{k} = {array}[{k}];" for k in range(len(symbols))]
 
 
 def _bool(part: object) -> str:

@@ -53,7 +53,7 @@ class Plan:
         defaults = [formula.params[name] for name in sorted(formula.params)]
         self.parameters = torch.tensor([defaults] * query.shape[1], dtype=compute_dtype(query.dtype))
         self.type = binding.TYPES[query.dtype]
-        self.rest = binding.pack_rest(None, None, None, None, None, None, self.parameters)
+        self.rest = binding.pack_rest(None, None, (None,) * 4, self.parameters)
 
 
 def run_directly(
@@ -93,6 +93,8 @@ def plan_of(
     if type(query) is not Tensor or type(key) is not Tensor or type(value) is not Tensor or observed():
         return None
     if torch.is_grad_enabled() and (query.requires_grad or key.requires_grad or value.requires_grad):
+        return None
+    if formula.symbols.all:  # fields, which the short way does not carry
         return None
     if type(is_causal) not in (bool, str) or type(enable_gqa) is not bool or type(scale) not in _SCALES:
         return None

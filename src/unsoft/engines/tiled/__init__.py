@@ -9,9 +9,11 @@ functions here are pure and run eagerly; ``operator.py`` makes them differentiab
 import torch
 
 from unsoft.engines.call import Call, Gradients, Rows, Upstream
-from unsoft.engines.tiled.backward_pass import BackwardPass
+from unsoft.engines.tiled.backward_pass import BackwardPass, shared_heads
 from unsoft.engines.tiled.forward_pass import run_forward
 from unsoft.engines.tiled.tiles import Grid
+
+__all__ = ["backward", "forward", "shared_heads"]
 
 
 def forward(call: Call) -> Rows:
@@ -24,18 +26,15 @@ def forward(call: Call) -> Rows:
 
 
 def backward(call: Call, upstream: Upstream) -> Gradients:
-    """Gradients of q, k, v, bias and params; the last two are empty unless needed."""
+    """Gradients of q, k and v, and of what else is needed."""
     grid = Grid(call)
     if grid.all_finite:
         return BackwardPass(grid, upstream).run()
     clean = grid.cleaned()
     found = BackwardPass(clean, upstream._replace(rows=run_forward(clean))).run()
     # A non-finite entry counts as the constant 0, with NaN added to what sees it, so its own gradient is 0.
-    q, k, v = (
-        torch.where(x.isfinite(), dx, 0.0)
-        for x, dx in ((call.q, found.q), (call.k, found.k), (call.v, found.v))
-    )
-    bias = found.bias
-    if call.bias is not None and upstream.need_bias:
-        bias = torch.where(call.bias.isfinite(), bias, 0.0)
-    return Gradients(q, k, v, bias, found.params)
+    for name in ("q", "k", "v", "bias", "query_fields", "key_fields"):
+        given, gradient = getattr(call, name), getattr(found, name)
+        if given is not None and gradient.numel():
+            found = found._replace(**{name: torch.where(given.isfinite(), gradient, 0.0)})
+    return found

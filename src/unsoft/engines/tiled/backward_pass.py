@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from unsoft.engines.call import Gradients, Upstream
+from unsoft.engines.call import Call, Gradients, Upstream
 from unsoft.engines.dropout import keep_factor
 from unsoft.engines.terms import BIAS, attention_terms, inverse_norm, row_value
 from unsoft.engines.tiled.bit_masks import keep_
@@ -26,14 +26,9 @@ from unsoft.formula import Formula, derivative
 
 
 @lru_cache(maxsize=256)
-def _program(formula: Formula, biased: bool, need_bias: bool, need_params: bool) -> Program:
-    """The weight and the slopes of weight and mass by s, and by the bias and the parameters where needed."""
+def _program(formula: Formula, biased: bool, by: tuple[str, ...]) -> Program:
+    """The weight and the slopes of weight and mass by the symbols ``by``."""
     terms = attention_terms(formula, biased)
-    by = (
-        "s",
-        *((BIAS,) if need_bias and formula.bias != "logit" else ()),
-        *(terms.names if need_params else ()),
-    )
     slopes = {("weight", name): derivative(terms.weight, name) for name in by}
     if terms.mass is not None:
         slopes |= {("mass", name): derivative(terms.mass, name) for name in by}
@@ -47,9 +42,15 @@ class BackwardPass:
         self.grid, self.grad_out = grid, upstream.grad_out
         self.out, self.peak, self.total = upstream.rows
         self.need_bias, self.need_params = need_bias, need_params = upstream.need_bias, upstream.need_params
-        biased = grid.call.bias is not None
-        self.terms = attention_terms(grid.call.formula, biased)
-        self.program = _program(grid.call.formula, biased, need_bias, need_params)
+        biased, formula = grid.call.bias is not None, grid.call.formula
+        self.terms = attention_terms(formula, biased)
+        # The symbols by which a gradient is needed besides s, each with its number in a table.
+        self.params = list(enumerate(self.terms.names if need_params else ()))
+        self.query_fields = list(enumerate(formula.symbols.query if upstream.need_query_fields else ()))
+        self.key_fields = list(enumerate(formula.symbols.key if upstream.need_key_fields else ()))
+        more = (*self.params, *self.query_fields, *self.key_fields)
+        by_bias = (BIAS,) if need_bias and formula.bias != "logit" else ()
+        self.program = _program(formula, biased, ("s", *by_bias, *(name for _, name in more)))
         self.dq, self.dk, self.dv = (
             x.new_zeros(x.shape, dtype=grid.dtype) for x in (grid.call.q, grid.call.k, grid.call.v)
         )
@@ -57,6 +58,9 @@ class BackwardPass:
             grid.call.bias.shape if need_bias and grid.call.bias is not None else 0
         )
         self.dparams = grid.call.params.new_zeros(grid.call.params.shape if need_params else 0)
+        heads = (*grid.call.q.shape[:2],)
+        self.dquery_fields = self.dparams.new_zeros(len(self.query_fields), *heads, grid.call.q.shape[2])
+        self.dkey_fields = self.dparams.new_zeros(len(self.key_fields), *heads, grid.call.k.shape[2])
 
     def run(self) -> Gradients:
         grid = self.grid
@@ -68,7 +72,13 @@ class BackwardPass:
             part = (chunk.batch, chunk.kv_heads)
             self.dk[part], self.dv[part] = dk.view_as(self.dk[part]), dv.view_as(self.dv[part])
         narrow = grid.call.q.dtype
-        return Gradients(self.dq.to(narrow), self.dk.to(narrow), self.dv.to(narrow), self.dbias, self.dparams)
+        return Gradients(
+            *(x.to(narrow) for x in (self.dq, self.dk, self.dv)),
+            self.dbias,
+            self.dparams,
+            self.dquery_fields if self.query_fields else self.dparams.new_empty(0),
+            shared_heads(self.dkey_fields, grid.call) if self.key_fields else self.dparams.new_empty(0),
+        )
 
     def _row_block(self, chunk: Chunk, rows: slice, k: Tensor, v: Tensor, dk: Tensor, dv: Tensor) -> None:
         grid, space = self.grid, self.grid.space
@@ -85,7 +95,7 @@ class BackwardPass:
             kept = grid.kept(chunk, rows, keys)
             if kept is not None:
                 keep_(d_weight, kept)
-            self._add_bias_and_params(chunk, rows, keys, seen, slopes, d_weight, d_total)
+            self._add_others(chunk, rows, keys, seen, slopes, d_weight, d_total)
 
             ds = _chained(slopes, "s", d_weight, d_total, seen, out=d_weight)
             dq.baddbmm_(grid.as_matrices(ds), k[:, keys])
@@ -104,7 +114,8 @@ class BackwardPass:
     def _normaliser(
         self, chunk: Chunk, place: tuple[slice, ...], symbols: dict[str, Tensor]
     ) -> tuple[Tensor, Tensor]:
-        """1 / N and the gradient of the total, (b, h, rows, 1); adds what offset and norm owe the params."""
+        """1 / N and the gradient of the total, (b, h, rows, 1); adds what offset and norm owe params and
+        fields."""
         terms = self.terms
         if terms.mass is None:
             return symbols["m"].new_ones(()), symbols["m"].new_zeros(())
@@ -115,18 +126,21 @@ class BackwardPass:
         d_norm = -delta * inverse
         slope = 1.0 if terms.norm is None else row_value(derivative(terms.norm, "z"), symbols | {"z": z})
         d_total = torch.where(inverse == 0, 0.0, d_norm * slope)
-        if self.need_params:
-            for row, name in enumerate(terms.names):
-                part = torch.zeros_like(d_norm)
-                if terms.norm is not None:
-                    slope = row_value(derivative(terms.norm, name), symbols | {"z": z})
-                    part = part + torch.where(inverse == 0, 0.0, d_norm * slope)
-                if terms.offset is not None:
-                    part = part + d_total * row_value(derivative(terms.offset, name), symbols)
-                self.dparams[row, chunk.heads] += part.sum((0, 2, 3))
+        by_row = (*((self.dparams, *x) for x in self.params), *((None, *x) for x in self.query_fields))
+        for table, row, name in by_row:
+            part = torch.zeros_like(d_norm)
+            if terms.norm is not None:
+                slope = row_value(derivative(terms.norm, name), symbols | {"z": z})
+                part = part + torch.where(inverse == 0, 0.0, d_norm * slope)
+            if terms.offset is not None:
+                part = part + d_total * row_value(derivative(terms.offset, name), symbols)
+            if table is None:
+                self.dquery_fields[(row, *place)] += part.squeeze(-1)
+            else:
+                table[row, chunk.heads] += part.sum((0, 2, 3))
         return inverse, d_total
 
-    def _add_bias_and_params(
+    def _add_others(
         self,
         chunk: Chunk,
         rows: slice,
@@ -136,19 +150,39 @@ class BackwardPass:
         d_weight: Tensor,
         d_total: Tensor,
     ) -> None:
+        """Adds the tile's part to the gradients of bias, parameters and fields."""
         space = self.grid.space
+
+        def by(name: str) -> Tensor:
+            return _chained(slopes, name, d_weight, d_total, seen, out=space.take(d_weight.shape))
+
         if ("weight", BIAS) in slopes:
-            tile = _chained(slopes, BIAS, d_weight, d_total, seen, out=space.take(d_weight.shape))
+            tile = by(BIAS)
             self._add_to_bias(chunk, rows, keys, tile)
             space.give_back(tile)
-        for row, name in enumerate(self.terms.names if self.need_params else ()):
-            tile = _chained(slopes, name, d_weight, d_total, seen, out=space.take(d_weight.shape))
+        for row, name in self.params:
+            tile = by(name)
             self.dparams[row, chunk.heads] += tile.sum((0, 2, 3))
+            space.give_back(tile)
+        for row, name in self.query_fields:
+            tile = by(name)
+            self.dquery_fields[row, chunk.batch, chunk.heads, rows] += tile.sum(3)
+            space.give_back(tile)
+        for row, name in self.key_fields:
+            tile = by(name)
+            self.dkey_fields[row, chunk.batch, chunk.heads, keys] += tile.sum(2)
             space.give_back(tile)
 
     def _add_to_bias(self, chunk: Chunk, rows: slice, keys: slice, tile: Tensor) -> None:
         part = take(chunk.of(self.dbias), rows, keys)
         part += tile.sum_to_size(part.shape)
+
+
+def shared_heads(gradient: Tensor, call: Call) -> Tensor:
+    """The gradient (F, B, H, S) of the fields of keys, summed over query heads that share them."""
+    if call.key_fields is None or call.key_fields.shape[2] == gradient.shape[2]:
+        return gradient
+    return gradient.unflatten(2, (call.key_fields.shape[2], -1)).sum(3)
 
 
 def _chained(

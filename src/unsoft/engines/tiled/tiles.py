@@ -10,6 +10,7 @@ import dataclasses
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -36,6 +37,10 @@ class TileSizes:
 CPU_TILES = TileSizes(rows=128, keys=512, elements=1 << 19)
 # A guess for accelerators, where the Python loop should be short and memory bandwidth is high.
 OTHER_TILES = TileSizes(rows=1024, keys=1024, elements=1 << 25)
+
+
+_MAY_BE_STRANGE = ("q", "k", "v", "bias", "query_fields", "key_fields")
+"""The tensors of a call that may hold NaN or Inf."""
 
 
 @dataclass(frozen=True)
@@ -79,6 +84,11 @@ class Grid:
     @cached_property
     def dtype(self) -> torch.dtype:
         return self.call.compute_dtype
+
+    @cached_property
+    def key_fields(self) -> Tensor | None:
+        """(F, B, H, S): for every query head."""
+        return self.call.spread_key_fields()
 
     @cached_property
     def group(self) -> int:
@@ -128,17 +138,24 @@ class Grid:
                 yield block, bit_mask(seen, self.dtype)
 
     def row_symbols(self, chunk: Chunk, rows: slice) -> dict[str, Tensor]:
-        """i, n and the parameters, each broadcastable to (b, h, rows, 1)."""
+        """i, n, the parameters and fields of queries, each broadcastable to (b, h, rows, 1)."""
         symbols = {"i": self._positions(chunk, rows, self.call.causal_offset or 0, 0)[..., None]}
         if self.call.counts is not None:
             symbols["n"] = chunk.of(self.call.counts)[..., rows, None]
         for name, values in zip(sorted(self.call.formula.params), self.call.params, strict=True):
             symbols[name] = values[chunk.heads, None, None]
+        if self.call.query_fields is not None:
+            of_rows = self.call.query_fields[:, chunk.batch, chunk.heads, rows, None]
+            symbols |= zip(self.call.formula.symbols.query, of_rows, strict=True)
         return symbols
 
     def tile_symbols(self, chunk: Chunk, rows: slice, keys: slice, logits: Tensor) -> dict[str, Tensor]:
-        """s, j and the bias, broadcastable to (b, h, rows, keys). A logit bias is added to s in place."""
+        """s, j, fields of keys and the bias, broadcastable to (b, h, rows, keys). A logit bias is added to s
+        in place."""
         symbols = {"s": logits}
+        if self.key_fields is not None:
+            of_keys = self.key_fields[:, chunk.batch, chunk.heads, None, keys]
+            symbols |= zip(self.call.formula.symbols.key, of_keys, strict=True)
         if "j" in self.call.formula.uses:
             symbols["j"] = self._positions(chunk, keys, 0, self.call.q.shape[2])[..., None, :]
         if self.call.bias is not None:
@@ -203,8 +220,9 @@ class Grid:
 
     @cached_property
     def all_finite(self) -> bool:
-        """Are q, k, v and the float mask free of NaN and Inf?"""
-        inputs = [x for x in (self.call.q, self.call.k, self.call.v, self.call.bias) if x is not None]
+        """Are q, k, v, the fields and the float mask free of NaN and Inf?"""
+        given = (getattr(self.call, name) for name in _MAY_BE_STRANGE)
+        inputs = [x for x in given if x is not None]
         # A sum is one cheap pass without temporaries. It may overflow, so only its failure is looked at
         # closely.
         if bool(torch.stack([x.sum(dtype=self.dtype) for x in inputs]).isfinite().all()):
@@ -213,9 +231,9 @@ class Grid:
 
     def cleaned(self) -> Grid:
         """The same grid with NaN and Inf replaced by 0."""
-        bias = None if self.call.bias is None else finite_part(self.call.bias)
-        q, k, v = (finite_part(x) for x in (self.call.q, self.call.k, self.call.v))
-        return Grid(dataclasses.replace(self.call, q=q, k=k, v=v, bias=bias))
+        given = {name: getattr(self.call, name) for name in _MAY_BE_STRANGE}
+        clean: dict[str, Any] = {name: finite_part(x) for name, x in given.items() if x is not None}
+        return Grid(dataclasses.replace(self.call, **clean))
 
     def poison(self) -> Tensor:
         """(B, H, L, Dv): NaN at the outputs that see something non-finite, 0 elsewhere."""
@@ -224,6 +242,10 @@ class Grid:
         )
         bad_q, bad_k, bad_v = (~x.isfinite() for x in (self.call.q, self.call.k, self.call.v))
         bad_key_or_value = bad_k.any(-1, keepdim=True) | bad_v
+        bad_query = bad_q.any(-1, keepdim=True)
+        if self.call.query_fields is not None:
+            bad_query = bad_query | ~self.call.query_fields.isfinite().all(0)[..., None]
+        bad_fields = None if self.key_fields is None else ~self.key_fields.isfinite().all(0)
         for chunk in self.chunks():
             y = self.keys_of(bad_key_or_value, chunk)
             for rows in self.row_blocks():
@@ -233,7 +255,10 @@ class Grid:
                     seen = torch.ones(shape, dtype=self.dtype, device=self.call.q.device)
                     seen = seen if mask is None else keep_(seen, mask)
                     seen_bad[place] |= (self.as_matrices(seen) @ y[:, keys]).view(seen_bad[place].shape) > 0
-                    bad_rows = bad_q[place].any(-1, keepdim=True) & (seen > 0).any(-1, keepdim=True)
+                    bad_rows = bad_query[place] & (seen > 0).any(-1, keepdim=True)
+                    if bad_fields is not None:
+                        bad_keys = bad_fields[chunk.batch, chunk.heads, None, keys]
+                        bad_rows |= (bad_keys & (seen > 0)).any(-1, keepdim=True)
                     if self.call.bias is not None:
                         bad_bias = ~take(chunk.of(self.call.bias), rows, keys).isfinite()
                         bad_rows |= (bad_bias & (seen > 0)).any(-1, keepdim=True)

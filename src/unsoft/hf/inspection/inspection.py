@@ -29,6 +29,8 @@ class Inspection:
     """Measures of the mechanisms themselves, for those that are a formula."""
     skipped: list[str]
     """Attention that was not looked at, with the reason."""
+    ablation: dict[str, Any] | None = None
+    """What the model loses without heads of each role; see :func:`unsoft.hf.inspection.ablation.ablate`."""
 
     def ranked(self, role: Role | str) -> list[dict[str, Any]]:
         """The heads in a role (``sink``, ``hijacked``, ``deleting``), strongest first."""
@@ -43,8 +45,13 @@ class Inspection:
         return {"schema": SCHEMA, **asdict(self)}
 
     def write(self, folder: Path) -> list[Path]:
-        """inspection.json, heads.csv and depths.csv; returns what was written."""
+        """inspection.json, heads.csv, depths.csv, and ablation.csv if heads were removed; returns what was
+        written."""
         write_json(folder / "inspection.json", self.to_dict())
         write_csv(folder / "heads.csv", self.heads)
         write_csv(folder / "depths.csv", self.depths)
-        return [folder / name for name in ("inspection.json", "heads.csv", "depths.csv")]
+        names = ["inspection.json", "heads.csv", "depths.csv"]
+        if self.ablation is not None:
+            write_csv(folder / "ablation.csv", self.ablation["removed"])
+            names.append("ablation.csv")
+        return [folder / name for name in names]

@@ -36,6 +36,8 @@ class Layer:
     out_proj: Tensor | None
     """(heads, head dim, width): what each head's output is multiplied with, None if no such projection was
     found."""
+    projection: nn.Module | None = None
+    """The module that does so."""
 
 
 @dataclass(frozen=True)
@@ -72,7 +74,12 @@ def find_layout(model: nn.Module, run: Any, batch: Batch) -> Layout:
         )
     layers = {
         number: Layer(
-            number, seen.name, heads, _label(seen.module), _by_head(finder.projections.get(number), heads)
+            number,
+            seen.name,
+            heads,
+            _label(seen.module),
+            _by_head(finder.projections.get(number), heads),
+            finder.projections.get(number),
         )
         for number, (seen, heads) in finder.calls.items()
     }

@@ -24,7 +24,8 @@
   const widest = Math.max(...data.heads.map((head) => head.head)) + 1;
   const buttons = new Map();
   const key = (layer, head) => `${layer}.${head}`;
-  const chosen = { layer: data.heads[0].layer, head: data.heads[0].head, token: null };
+  const opened = data.heads.find((head) => `${head.layer}.${head.head}` === data.first);
+  const chosen = { layer: opened.layer, head: opened.head, token: null };
   const map = at("map");
   const top = make("div");
   top.setAttribute("role", "row");
@@ -94,6 +95,7 @@
     option.value = column.name;
     measure.append(option);
   }
+  measure.value = data.measure;
   const showMeasure = () => {
     const column = data.columns.find((one) => one.name === measure.value);
     const values = data.heads.map((head) => head[column.name]).filter((x) => x !== null && x !== undefined);

@@ -3,7 +3,7 @@ tables."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,12 +26,23 @@ _DEPTHS = (
     ("residual", "Residual", "distance from all tokens being equal"),
     ("composite_residual", "Composite residual", "the same in the norm of the papers on collapse"),
 )
+_REMOVED = (
+    Column("role", "role", ""),
+    Column("heads", "heads", "layer.head of each that is removed"),
+    Column("change", "loss without", "nats per token more than with them"),
+    Column("interval", "95 % interval", "bootstrap over sequences"),
+    Column("random", "without random heads", "as many of the same layers, mean over draws"),
+    Column("difference", "difference", "loss without these, less that without random heads"),
+    Column("difference_interval", "95 % interval", "bootstrap over sequences and draws"),
+    Column("verdict", "verdict", "by the rule above"),
+)
 MOST_RANKED = 50
 
 
 def inspection_page(found: Inspection, patterns: Sequence[Pattern] = ()) -> str:
     """The text of an HTML file that needs nothing else."""
     columns = [column for column in COLUMNS if column.name in found.heads[0]]
+    first, measure = most_interesting(found)
     return page(
         HERE / "page.html",
         title=f"unsoft inspect: {printable(found.model, 120)}",
@@ -44,6 +55,8 @@ def inspection_page(found: Inspection, patterns: Sequence[Pattern] = ()) -> str:
             "heads": [
                 {key: value for key, value in head.items() if key != "sink_token"} for head in found.heads
             ],
+            "first": _key(first),
+            "measure": measure,
             "tokens": [printable(head["sink_token"]) for head in found.heads],
             "patterns": [
                 pattern.to_dict() | {"tokens": [printable(token, 16) for token in pattern.tokens]}
@@ -56,7 +69,31 @@ def inspection_page(found: Inspection, patterns: Sequence[Pattern] = ()) -> str:
         stacks=depth_charts(found),
         sentences=[printable(" ".join(pattern.text.split()), 80) for pattern in patterns],
         keys=[_key(head) for head in found.heads],
+        ablation=found.ablation,
+        removed_columns=_REMOVED,
+        removed=[_removed(one) for one in (found.ablation or {}).get("removed", ())],
     )
+
+
+def most_interesting(found: Inspection) -> tuple[dict[str, Any], str]:
+    """The head that the page opens on, and the measure that shows it: the strongest of the rarest role, or
+    else the most focused.
+    """
+    ranked = [(role, heads) for role in ROLES if (heads := found.ranked(role))]
+    if not ranked:
+        return min(found.heads, key=lambda head: head["effective_keys"]), "effective_keys"
+    role, heads = min(ranked, key=lambda pair: len(pair[1]))
+    return heads[0], role.columns[0]
+
+
+def _removed(one: Mapping[str, Any]) -> dict[str, Any]:
+    beside = one["difference"] is not None
+    return dict(one) | {
+        "interval": f"{one['low']:+.4f} to {one['high']:+.4f}",
+        "difference_interval": f"{one['difference_low']:+.4f} to {one['difference_high']:+.4f}"
+        if beside
+        else "",
+    }
 
 
 def _key(head: dict[str, Any]) -> str:

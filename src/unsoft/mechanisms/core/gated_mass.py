@@ -101,15 +101,7 @@ def _with_strength(formula: Formula) -> Formula:
     exponential = formula.weight == formula.mass == _EXPONENTIAL
     if formula.bias == "strength" or (exponential and formula.bias == "logit"):
         return formula
-    return Formula(
-        formula.weight,
-        formula.mass,
-        formula.peak,
-        formula.norm,
-        formula.offset_mass,
-        formula.params,
-        bias="strength",
-    )
+    return formula.change(bias="strength")
 
 
 def _added(mask: Tensor | None, log: Tensor) -> Tensor:

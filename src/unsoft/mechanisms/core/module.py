@@ -9,7 +9,7 @@ every name.
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, NamedTuple
 
 import torch
@@ -20,6 +20,7 @@ from unsoft.engines.run import run_formula
 from unsoft.engines.threads import threads_are_used
 from unsoft.formula import Formula
 from unsoft.mechanisms.core.cache import Cache, KeyValueCache
+from unsoft.mechanisms.core.field_source import FieldCache, FieldSource, Tokens, Values, with_cached_keys
 from unsoft.mechanisms.core.spec import LayerSpec
 
 
@@ -78,6 +79,7 @@ class Mechanism(nn.Module):
         geometry_keys: Tensor | None = None,
         cache: Cache | None = None,
         positions: tuple[Tensor, Tensor] | None = None,
+        fields: Mapping[str, Values] | None = None,
     ) -> Tensor | tuple[Tensor, Tensor]:
         """The arguments of :func:`unsoft.attention`, and
 
@@ -91,7 +93,7 @@ class Mechanism(nn.Module):
         cache
             From :meth:`new_cache`. The keys and values given are those of new tokens; the queries see all
             tokens so far, causally. Works for whole prompts, chunks and single tokens alike. Then
-            ``positions`` are those of the new queries and of all keys.
+            ``positions`` are those of the new queries and of all keys, and ``fields`` those of new tokens.
         """
         threads_are_used()
         options = {
@@ -103,6 +105,13 @@ class Mechanism(nn.Module):
             "engine": engine,
             "positions": positions,
         }
+        if fields is not None:
+            if not self.takes_fields:
+                raise ValueError(
+                    "argument 'fields' is for formulas that declare fields and get them from the caller,"
+                    f" which {type(self).__name__} does not"
+                )
+            options["fields"] = fields
         inputs = Inputs(query, key, value, hidden, geometry_keys, return_weights, options)
         if cache is None:
             return self.attend(inputs)
@@ -167,6 +176,16 @@ class Mechanism(nn.Module):
     def uses_positions(self) -> bool:
         """Does the result depend on where tokens stand, and not only on who sees whom?"""
         return any(formula.uses & {"i", "j"} for formula in self.formulas)
+
+    @property
+    def takes_fields(self) -> bool:
+        """Must the caller give fields?"""
+        return any(part.takes_fields for part in self.parts if part is not self)
+
+    @property
+    def uses_hidden(self) -> bool:
+        """Can a part of it compute something from the hidden state that the query is a poor stand-in for?"""
+        return any(part.uses_hidden for part in self.parts if part is not self)
 
     @property
     def mass_gate(self) -> str | None:
@@ -249,6 +268,8 @@ def short_step(
 class Pointwise(Mechanism):
     """A formula as a module; its parameters are learnable, one value per head.
 
+    Its fields, if it has any, come from ``source``, or from the caller.
+
     >>> from unsoft.mechanisms.core.registry import resolve
     >>> layer = Pointwise(resolve("cog"), LayerSpec(heads=2, head_dim=4))
     >>> layer(torch.randn(1, 2, 3, 4), torch.randn(1, 2, 3, 4), torch.randn(1, 2, 3, 4)).shape
@@ -257,9 +278,10 @@ class Pointwise(Mechanism):
 
     formula_names = ("formula",)
 
-    def __init__(self, formula: Formula, layer_spec: LayerSpec) -> None:
+    def __init__(self, formula: Formula, layer_spec: LayerSpec, source: FieldSource | None = None) -> None:
         super().__init__(layer_spec)
         self.formula = formula
+        self.source = source
         self.values = nn.ParameterDict(
             {
                 name: nn.Parameter(torch.full((layer_spec.heads,), start))
@@ -277,7 +299,7 @@ class Pointwise(Mechanism):
         **options: Any,
     ) -> Tensor | tuple[Tensor, Tensor]:
         """See :meth:`Mechanism.forward`. A plain step of decoding takes the short way."""
-        plain = not args and not self.formula.params and options.keys() <= SHORT_OPTIONS
+        plain = not args and not len(self.values) and options.keys() <= SHORT_OPTIONS
         if plain and type(cache) is KeyValueCache and not torch.compiler.is_compiling():
             out = short_step(self.formula, cache, query, key, value, **options)
             if out is not None:
@@ -285,7 +307,10 @@ class Pointwise(Mechanism):
         return super().forward(query, key, value, *args, cache=cache, **options)
 
     def attend(self, inputs: Inputs) -> Tensor | tuple[Tensor, Tensor]:
-        params = dict(self.values) if self.formula.params else None
+        params = dict(self.values) if len(self.values) else None
+        options = inputs.options
+        if self.source is not None and "fields" not in options:
+            options = options | {"fields": self._computed(inputs)}
         return run_formula(
             inputs.query,
             inputs.key,
@@ -293,14 +318,61 @@ class Pointwise(Mechanism):
             self.formula,
             return_weights=inputs.return_weights,
             params=params,
-            **inputs.options,
+            **options,
         )
+
+    def attend_cached(self, inputs: Inputs, cache: Cache) -> Tensor | tuple[Tensor, Tensor]:
+        if isinstance(cache, FieldCache):
+            cache.check(inputs.key)
+            given = inputs.options.get("fields")
+            if self.source is not None:
+                given = self._computed(inputs, cache)
+            fields = with_cached_keys(self.formula, given or {}, cache, inputs.key)
+            inputs = inputs.change(options=inputs.options | {"fields": fields})
+        return super().attend_cached(inputs, cache)
+
+    def _computed(self, inputs: Inputs, cache: FieldCache | None = None) -> Mapping[str, Values]:
+        """The fields of the call's tokens, by the source."""
+        assert self.source is not None
+        alignment = inputs.options["is_causal"] if cache is None else "lower_right"
+        if self.source.causal_only and alignment is False:
+            raise ValueError(
+                "argument 'is_causal' must be set: the fields of this mechanism mean something only where"
+                " queries look back"
+            )
+        offset = inputs.key.shape[-2] - inputs.query.shape[-2] if alignment == "lower_right" else 0
+        past = {} if cache is None else cache.fields
+        fields: Mapping[str, Values] = self.source(
+            Tokens(inputs.query, inputs.key, inputs.hidden, past, offset)
+        )
+        return fields
+
+    def new_cache(self, batch: int) -> Cache:
+        if not self.formula.symbols.key:
+            return super().new_cache(batch)
+        # Fields that are computed from the keys alone can be computed again.
+        from_keys = not self.formula.fields or (self.source is not None and not self.uses_hidden)
+        return FieldCache(batch, keeps_more=not from_keys)
+
+    @property
+    def takes_fields(self) -> bool:
+        return bool(self.formula.fields) and self.source is None
+
+    @property
+    def uses_hidden(self) -> bool:
+        return self.source is not None and self.source.uses_hidden
+
+    @property
+    def causal_only(self) -> bool:
+        return self.source is not None and self.source.causal_only
 
     @torch.no_grad()
     def open_start(self) -> None:
-        """A sink takes exp(-4) = 0.02 of the mass."""
+        """A sink takes exp(-4) = 0.02 of the mass; fields are where their source does least."""
         if "sink" in self.values:
             self.values["sink"].fill_(-4.0)
+        if self.source is not None:
+            self.source.open_start()
 
     def extra_repr(self) -> str:
         return self.formula.name or str(self.formula.weight)

@@ -21,6 +21,7 @@ from unsoft.mechanisms.core.inline import parts_of
 from unsoft.mechanisms.core.spec import Factory, Family
 
 if TYPE_CHECKING:
+    from unsoft.mechanisms.core.field_source import FieldSource
     from unsoft.mechanisms.core.module import Mechanism
 
 PLUGINS = "unsoft.mechanisms"
@@ -36,6 +37,7 @@ def register(
     paper: str | None = None,
     argument: str | None = None,
     definition: Callable[..., Any] | None = None,
+    fields_from: Callable[..., FieldSource] | None = None,
     **promises: Any,
 ) -> None:
     """Adds a mechanism of your own under a new name, which then works wherever a name does.
@@ -47,6 +49,9 @@ def register(
     ``unsoft.Formula.properties``); ``unsoft.testing.check_mechanism(name)`` holds it to them, and to its
     ``definition`` in plain torch if there is one (unsoft.mechanisms.core.definition says what that gets and
     returns).
+
+    ``fields_from`` is for a formula with fields: a class of :class:`unsoft.nn.FieldSource` that computes them
+    from queries, keys or the hidden state.
 
     Names live as long as the process, or until ``unregister(name)``. A saved model remembers the module that
     called this function, so that loading it elsewhere can say what has to be imported first. A package can do
@@ -67,6 +72,11 @@ def register(
     """
     registry.discover()
     home = sys._getframe(1).f_globals.get("__name__", "__main__")
+    if fields_from is not None and not isinstance(mechanism, Formula):
+        raise TypeError(
+            f"register: argument 'fields_from' is for formulas, not for {type(mechanism).__name__}; a class"
+            " computes what it needs itself"
+        )
     if isinstance(mechanism, type):
         family_of_class = _family_of(name, mechanism, summary, paper, argument, promises)
         registry.builtin(name, family_of_class, definition=definition)
@@ -74,6 +84,8 @@ def register(
         raise TypeError(
             "register: summary, paper, argument and promises are for classes; a formula has them of its own"
         )
+    elif isinstance(mechanism, Formula) and fields_from is not None:
+        registry.field_family(name, mechanism, fields_from=fields_from, definition=definition)
     else:
         registry.builtin(name, mechanism, definition=definition)
     _homes[name] = home

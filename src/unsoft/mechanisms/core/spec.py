@@ -50,7 +50,7 @@ class Family:
     """From a :class:`LayerSpec`, optionally a number or the formula it runs (``base=``), and keywords."""
     summary: str
     properties: Properties
-    base: str | None = None
+    base: str | Formula | None = None
     """The formula it runs unless told otherwise; modifiers of formulas then rewrite that one."""
     paper: str | None = None
     argument: str | None = None
@@ -104,6 +104,8 @@ class MechanismSpec:
     @property
     def properties(self) -> Properties:
         """Of the mechanism before it is wrapped."""
+        if self.family is not None and isinstance(self.family.base, Formula) and self.formula is not None:
+            return self.formula.properties  # as modifiers have rewritten it
         return self._named.properties
 
     @property
@@ -121,15 +123,17 @@ class MechanismSpec:
         family's class."""
         around = [(modifier, modifier.take(options)) for modifier in reversed(self.modifiers)]
         if self.family is None:
-            from unsoft.mechanisms.core.module import Pointwise
+            from unsoft.mechanisms.core.field_source import FromFields
 
-            if options:
+            fields_from = options.pop("fields_from", None)
+            if options and fields_from is None:
                 known = sorted({name for modifier in self.modifiers for name in modifier.names})
                 raise TypeError(
                     f"mechanism: {self.name!r} has no option {', '.join(map(repr, options))}; it has"
                     f" {', '.join(known) or 'none'}"
                 )
-            module: Mechanism = Pointwise(cast("Formula", self.formula), layer_spec)
+            build = FromFields(cast("Formula", self.formula), fields_from)
+            module: Mechanism = build(layer_spec, **options)
         else:
             if self.formula is not None:
                 options = {"base": self.formula, **options}

@@ -73,6 +73,8 @@ def _base(base: Part, rewriting: list[Part]) -> Definition | None:
     assert isinstance(stands_for, MechanismSpec) and stands_for.family is not None
     if stands_for.family.base is None:
         return _completed(found)
+    if isinstance(stands_for.family.base, Formula):  # its own, which nothing else defines
+        return None if rewriting else _completed(found)
     inner = (stands_for.family.base, None)
     return _completed(lambda call, layer: found(call, layer, _rewritten(inner, rewriting, layer)))
 

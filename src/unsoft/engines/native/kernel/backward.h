@@ -15,8 +15,20 @@ struct BackwardScratch {
           grad_rows(QUERY_TILE * value_width), out_rows(QUERY_TILE * value_width), packed_queries(QUERY_TILE * width),
           packed_grads(QUERY_TILE * value_width), keys(KEY_TILE * width), values(KEY_TILE * value_width), logits(KEY_TILE * LANES),
           slopes(KEY_TILE * LANES), dq(QUERY_TILE * width), bias(KEY_TILE * LANES), bias_gradient(KEY_TILE * LANES),
-          visible(KEY_TILE * LANES) {}
+          visible(KEY_TILE * LANES), rows(c, true) {}
 };
+
+// Adds the partial sums that a key tile has gathered to the gradients of the fields of its keys, (fields, keys).
+static void add_key_fields(const Call &c, const Rows &rows, int64_t j0, int keys, real *dfields) {
+    for (int f = 0; f < rows.key_field_count; f++)
+        for (int key = 0; key < keys; key++) dfields[f * c.keys + j0 + key] += horizontal_sum(load(rows.key_gradient + (f * KEY_TILE + key) * VL));
+}
+
+static bool write_query_fields(const Call &c, const Rows &rows, int64_t b, int64_t h, int64_t i0, int count) {
+    for (int f = 0; f < rows.query_field_count; f++)
+        std::copy_n(rows.field_gradient + f * QUERY_TILE, count, c.query_field_gradient + ((f * c.batch + b) * c.heads + h) * c.queries + i0);
+    return all_finite(rows.field_gradient, QUERY_TILE, rows.query_field_count, count);
+}
 
 static void write_bias_gradient(const Call &c, const Tile &t, int64_t b, int64_t h, int64_t i, int rows) {
     const Tensor &g = c.bias_gradient;
@@ -27,7 +39,8 @@ static void write_bias_gradient(const Call &c, const Tile &t, int64_t b, int64_t
 }
 
 // One tile of queries against all the keys it sees: adds to dk and dv (rows of padded width), writes dq.
-static bool backward_tile(const Call &c, BackwardScratch &w, int64_t b, int64_t h, int64_t i0, int count, real *dk, real *dv, double *dparameters) {
+static bool backward_tile(const Call &c, BackwardScratch &w, int64_t b, int64_t h, int64_t i0, int count, real *dk, real *dv, real *dfields,
+                          double *dparameters) {
     const int64_t hk = h / (c.heads / c.kv_heads);
     Rows &rows = w.rows;
     long ldq, ldg, ldo;
@@ -46,6 +59,10 @@ static bool backward_tile(const Call &c, BackwardScratch &w, int64_t b, int64_t 
     Tile all = {};
     fill_tile(c, rows, all, 0, h);
     all.queries = padded(count), all.parameter_gradient = dparameters;
+    if (c.query_field_gradient) {
+        std::fill_n((real *)rows.field_gradient, rows.query_field_count * QUERY_TILE, real(0));
+        all.query_field_gradient = rows.field_gradient;
+    }
     c.mechanism->prepare(all, rows.total, rows.delta, rows.inverse, rows.slope);
     const bool few = count <= FEW;
     if (few) pack_rows(q, ldq, count, w.width, real(c.scale), w.packed_queries);
@@ -61,6 +78,7 @@ static bool backward_tile(const Call &c, BackwardScratch &w, int64_t b, int64_t 
         long ldk, ldv;
         const real *k = c.k.rows(b, hk, j0, keys, int(c.width), w.width, w.keys, ldk);
         const real *v = c.v.rows(b, hk, j0, keys, int(c.value_width), w.value_width, w.values, ldv);
+        if (dfields) std::fill_n((real *)rows.key_gradient, rows.key_field_count * KEY_TILE * VL, real(0));
         for (int p = 0; p * LANES < count; p++) {
             const int first = p * LANES, n = std::min(LANES, count - first), lanes = padded(n);
             Tile t = all;
@@ -69,6 +87,9 @@ static bool backward_tile(const Call &c, BackwardScratch &w, int64_t b, int64_t 
             if (t.keys <= 0) continue;
             t.s = w.logits, t.p = w.slopes, t.queries = t.stride = lanes;
             set_keys(c, rows, t, b, j0);
+            set_key_fields(c, rows, t, b, h, j0, t.keys);
+            if (c.query_field_gradient) t.query_field_gradient = rows.field_gradient + first;
+            if (dfields) t.key_field_gradient = rows.key_gradient, t.key_field_gradient_step = KEY_TILE * VL;
             t.inverse = rows.inverse + first, t.slope = rows.slope + first;
             t.bias_gradient = c.bias_gradient.data ? w.bias_gradient.data : nullptr;
             Seen seen = bring_masks(c, t, b, j0, n, true, w.visible, w.bias,
@@ -91,16 +112,25 @@ static bool backward_tile(const Call &c, BackwardScratch &w, int64_t b, int64_t 
             accumulate<false>(t.keys, w.width, n, w.slopes, lanes, q + first * ldq, ldq, dk + j0 * w.width, w.width);
             accumulate<true>(n, w.width, t.keys, w.slopes, lanes, k, ldk, w.dq + first * w.width, w.width);
         }
+        if (dfields) add_key_fields(c, rows, j0, keys, dfields);
     }
-    bool finite = true;
+    bool finite = !c.query_field_gradient || write_query_fields(c, rows, b, h, i0, count);
     for (int index = 0; index < count; index++)
         finite &= c.dq.write(b, h, i0 + index, int(c.width), w.dq + long(index) * w.width, real(c.scale));
     return finite;
 }
 
-static bool write_keys(const Call &c, int64_t unit, int64_t j0, int64_t j1, const real *dk, const real *dv) {
+// The sums of one key head: dk, dv, and the gradients of the fields of its keys for each query head of its group.
+static bool write_keys(const Call &c, int64_t unit, const real *dk, const real *dv, const real *dfields) {
     bool finite = true;
-    for (int64_t j = j0; j < j1; j++) {
+    const int64_t group = c.heads / c.kv_heads, fields = c.key_field_gradient ? c.mechanism->key_fields : 0;
+    for (int64_t member = 0; member < group; member++)
+        for (int64_t f = 0; f < fields; f++) {
+            const real *from = dfields + (member * fields + f) * c.keys;
+            std::copy_n(from, c.keys, c.key_field_gradient + ((f * c.batch + unit / c.kv_heads) * c.heads + unit % c.kv_heads * group + member) * c.keys);
+            finite &= all_finite(from, 0, 1, int(c.keys));
+        }
+    for (int64_t j = 0; j < c.keys; j++) {
         finite &= c.dk.write(unit / c.kv_heads, unit % c.kv_heads, j, int(c.width), dk + j * padded(c.width), real(c.scale));
         finite &= c.dv.write(unit / c.kv_heads, unit % c.kv_heads, j, int(c.value_width), dv + j * padded(c.value_width), 1);
     }
@@ -114,7 +144,9 @@ static bool backward(const Call &c) {
     // The smallest number of parts that gives every thread the same share of the left-over heads.
     const int64_t parts = over ? std::min<int64_t>(c.threads / std::gcd(over, c.threads), std::max<int64_t>(tiles * group, 1)) : 1;
     const int64_t items = whole + over * parts;
-    const size_t dk_size = size_t(c.keys) * padded(c.width), size = dk_size + size_t(c.keys) * padded(c.value_width);
+    const int64_t fields = c.key_field_gradient ? c.mechanism->key_fields : 0;
+    const size_t dk_size = size_t(c.keys) * padded(c.width), before_fields = dk_size + size_t(c.keys) * padded(c.value_width);
+    const size_t size = before_fields + size_t(c.keys) * group * fields;
     Buffer<real> shared_sums(parts > 1 ? size * over * parts : 0);
     std::vector<double> dparameters(items * group * parameters, 0.0);
     std::atomic<bool> finite{true};
@@ -131,9 +163,10 @@ static bool backward(const Call &c) {
                 int64_t member = turn / tiles, i0 = turn % tiles * QUERY_TILE;
                 int count = int(std::min<int64_t>(QUERY_TILE, c.queries - i0));
                 good &= backward_tile(c, w, unit / c.kv_heads, unit % c.kv_heads * group + member, i0, count, sums, sums + dk_size,
+                                      fields ? sums + before_fields + member * fields * c.keys : nullptr,
                                       c.parameter_gradient ? dparameters.data() + (item * group + member) * parameters : nullptr);
             }
-            if (step == 1) good &= write_keys(c, unit, 0, c.keys, sums, sums + dk_size);
+            if (step == 1) good &= write_keys(c, unit, sums, sums + dk_size, sums + before_fields);
             if (!good) finite = false;
         }
     });
@@ -143,7 +176,7 @@ static bool backward(const Call &c) {
                 real *sums = shared_sums + size * left * parts;
                 for (int64_t part = 1; part < parts; part++)
                     for (size_t x = 0; x < size; x++) sums[x] += sums[part * size + x];
-                if (!write_keys(c, whole + left, 0, c.keys, sums, sums + dk_size)) finite = false;
+                if (!write_keys(c, whole + left, sums, sums + dk_size, sums + before_fields)) finite = false;
             }
         });
     if (c.parameter_gradient)

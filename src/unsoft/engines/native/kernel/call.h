@@ -9,6 +9,12 @@
 #include "tensors.h"
 #include "threads.h"
 
+struct Fields {  // (field, batch, head, row) of real, strides in elements
+    const real *data;
+    int64_t field, batch, head, row;
+    const real *at(int64_t b, int64_t h, int64_t r) const { return data + b * batch + h * head + r * row; }
+};
+
 // Filled by unsoft/engines/native/binding.py: 64-bit fields only, in this order.
 struct Call {
     const Mechanism *mechanism;
@@ -22,10 +28,14 @@ struct Call {
     Tensor count, visible, bias;                // data null if absent; count of real, visible of bytes, bias of real
     Tensor positions;                           // of real, (batch, queries + keys): i of every query, then j of every key; or null
     const real *parameters;                     // (heads, parameters)
+    Fields query_fields, key_fields;            // as many as the mechanism says
+    int64_t key_field_group;                    // query heads that share the fields of keys
     Source grad_out, saved_out;                 // from here on: backward only
     Target dq, dk, dv;
     Tensor bias_gradient;                       // of real, zero at the start
     double *parameter_gradient;                 // (heads, parameters), zero at the start
+    real *query_field_gradient;                 // (fields, batch, heads, queries), or null
+    real *key_field_gradient;                   // (fields, batch, heads, keys), or null
 };
 
 constexpr int LANES = PANEL * VL;   // queries that share one panel
@@ -52,6 +62,16 @@ struct Rows {
     real total[QUERY_TILE], inverse[QUERY_TILE], slope[QUERY_TILE], delta[QUERY_TILE];
     uint32_t drop_key[QUERY_TILE];
     real key_position[KEY_TILE_ROWS];
+    const int query_field_count, key_field_count;
+    Buffer<real> fields, key_fields;             // of queries, QUERY_TILE apart; of keys, for few queries
+    Buffer<real> field_gradient, key_gradient;   // backward only
+
+    Rows() : query_field_count(0), key_field_count(0), fields(0), key_fields(0), field_gradient(0), key_gradient(0) {}  // no fields
+    explicit Rows(const Call &c, bool backward = false)
+        : query_field_count(c.mechanism->query_fields), key_field_count(c.mechanism->key_fields), fields(query_field_count * QUERY_TILE),
+          key_fields(backward ? 0 : key_field_count * FEW * KEY_TILE_ROWS),
+          field_gradient(backward && c.query_field_gradient ? query_field_count * QUERY_TILE : 0),
+          key_gradient(backward && c.key_field_gradient ? key_field_count * KEY_TILE * VL : 0) {}
 
     // Query `index` of the tile is row `i` of head `h`.
     void set(const Call &c, int index, int64_t b, int64_t h, int64_t i) {
@@ -60,6 +80,7 @@ struct Rows {
         peak[index] = NOTHING_SEEN;
         mass[index] = 0;
         position[index] = c.positions.data ? positions_of(c, b)[i] : real(position_of_row);
+        for (int f = 0; f < query_field_count; f++) fields[f * QUERY_TILE + index] = c.query_fields.at(b, h, i)[f * c.query_fields.field];
         count[index] = real(std::max<int64_t>(seen, 1));  // formulas divide by it
         if (c.count.data) count[index] = ((const real *)c.count.data)[b * c.count.batch + h * c.count.head + i * c.count.row];
         if (c.drop_below)
@@ -72,6 +93,7 @@ struct Rows {
             mass[index] = position[index] = limit[index] = total[index] = delta[index] = 0;
             count[index] = 1;
             drop_key[index] = 0;
+            for (int f = 0; f < query_field_count; f++) fields[f * QUERY_TILE + index] = 0;
         }
     }
 };
@@ -83,6 +105,7 @@ static inline void fill_tile(const Call &c, Rows &rows, Tile &t, int first, int6
     t.drop_key = c.drop_below ? rows.drop_key + first : nullptr;
     t.drop_below = uint32_t(c.drop_below), t.keep_scale = real(c.keep_scale);
     t.parameters = c.parameters + h * c.mechanism->parameters;
+    t.query_fields = rows.fields + first, t.query_field_step = QUERY_TILE;
 }
 
 // The tile's keys are those of batch b from j0 on.
@@ -93,6 +116,29 @@ static inline void set_keys(const Call &c, Rows &rows, Tile &t, int64_t b, int64
     std::copy_n(positions_of(c, b) + c.queries + j0, t.keys, rows.key_position);
     std::fill(rows.key_position + t.keys, rows.key_position + padded(t.keys), real(0));
     t.key_position = rows.key_position;
+}
+
+// The fields of `keys` keys from j0 on, for queries of one head: read where they lie. Returns whether they are finite.
+static inline bool set_key_fields(const Call &c, const Rows &rows, Tile &t, int64_t b, int64_t h, int64_t j0, int keys) {
+    if (!rows.key_field_count) return true;
+    t.key_fields = c.key_fields.at(b, h / c.key_field_group, j0), t.key_field_step = c.key_fields.field;
+    return all_finite(t.key_fields, t.key_field_step, rows.key_field_count, keys);
+}
+
+// The same for few queries, a row each: query `index` belongs to the head that head(index) says. Padded, so they are copied.
+template <class Head>
+static inline bool copy_key_fields(const Call &c, Rows &rows, Tile &t, int64_t b, int64_t j0, int queries, Head head) {
+    if (!rows.key_field_count) return true;
+    bool finite = true;
+    t.key_fields = rows.key_fields, t.key_field_step = FEW * KEY_TILE_ROWS, t.key_field_row = KEY_TILE_ROWS;
+    for (int f = 0; f < rows.key_field_count; f++)
+        for (int index = 0; index < queries; index++) {
+            real *to = rows.key_fields + f * t.key_field_step + index * t.key_field_row;
+            std::copy_n(c.key_fields.at(b, head(index) / c.key_field_group, j0) + f * c.key_fields.field, t.keys, to);
+            std::fill(to + t.keys, to + padded(t.keys), real(0));
+            finite &= all_finite(to, 0, 1, t.keys);
+        }
+    return finite;
 }
 
 // How many of the `keys` keys from j0 on row i may see.

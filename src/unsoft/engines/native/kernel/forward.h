@@ -27,7 +27,7 @@ struct ForwardScratch {
         : width(padded(c.width)), value_width(padded(c.value_width)), query_rows(size_t(rows) * width), packed(size_t(padded(rows)) * width),
           keys(c.k.direct(int(c.width)) ? 0 : KEY_TILE_ROWS * width),
           values(c.v.direct(int(c.value_width)) ? 0 : KEY_TILE_ROWS * value_width), logits(tile),
-          sums(size_t(padded(rows)) * value_width), bias(c.bias.data ? tile : 0), visible(c.visible.data ? tile : 0) {}
+          sums(size_t(padded(rows)) * value_width), bias(c.bias.data ? tile : 0), visible(c.visible.data ? tile : 0), rows(c) {}
 };
 
 // Multiplies the accumulated rows by what the new peak costs them.
@@ -59,7 +59,7 @@ static bool sum_over_keys(const Call &c, ForwardScratch &w, const Block &block, 
     w.rows.pad(count, padded(count));
     long ldq;
     const real *q = query_rows(c, w, block, ldq);
-    bool finite = all_finite(q, ldq, count, w.width);
+    bool finite = all_finite(q, ldq, count, w.width) & all_finite(w.rows.fields, QUERY_TILE, w.rows.query_field_count, count);
     if (few) pack_rows(q, ldq, count, w.width, real(c.scale), w.packed);
     for (int first = 0; !few && first < count; first += LANES) {
         int rows = std::min(LANES, count - first);
@@ -83,6 +83,9 @@ static bool sum_over_keys(const Call &c, ForwardScratch &w, const Block &block, 
             if (t.keys <= 0) continue;
             t.s = w.logits, t.queries = few ? rows : lanes, t.stride = few ? KEY_TILE_ROWS : lanes;
             set_keys(c, w.rows, t, block.b, j0);
+            bool fields = few ? copy_key_fields(c, w.rows, t, block.b, j0, rows, [&](int index) { return block.head(first + index); })
+                              : set_key_fields(c, w.rows, t, block.b, block.h0, j0, t.keys);
+            if (last) finite &= fields;
             Seen seen = bring_masks(c, t, block.b, j0, rows, !few, w.visible, w.bias, [&](int index) {
                 return std::make_pair(block.head(first + index), block.row(first + index));
             });
@@ -143,8 +146,9 @@ struct Partial {
 
 static bool forward(const Call &c) {
     const int64_t group = c.heads / c.kv_heads;
-    // Parameters belong to a head, so heads share a block only if there are none.
-    const int members = c.mechanism->parameters == 0 && c.queries * group <= QUERY_TILE ? int(group) : 1;
+    // Parameters belong to a head, so heads share a block only if there are none; fields of keys do where queries are not rows.
+    const int64_t most = c.mechanism->parameters ? 0 : c.mechanism->key_fields ? FEW : QUERY_TILE;
+    const int members = c.queries * group <= most ? int(group) : 1;
     const int64_t tiles = (c.queries + QUERY_TILE - 1) / QUERY_TILE, blocks = c.batch * c.heads / members * tiles;
     auto block_of = [&](int64_t number) {
         int64_t head = number / tiles * members, i0 = (tiles - 1 - number % tiles) * QUERY_TILE;  // longest causal rows first

@@ -16,6 +16,10 @@ struct Tile {
     int stride;        // distance between rows of s, p, visible, bias
     int64_t first_key; // number of the tile's first key
     const real *key_position;      // per key: the symbol j, padded to VL; or null: its number
+    const real *query_fields;      // field f of a query: query_fields[f * query_field_step + query]
+    long query_field_step;
+    const real *key_fields;        // field f of a key: key_fields[f * key_field_step + key], and in rows + query * key_field_row
+    long key_field_step, key_field_row;
     bool plain;        // every key is visible to every query, no bias, no dropout: skip all checks
     real *peak, *mass; // per query: running maximum and running sum
     real *rescale;     // forward: factor that the core applies to what it has accumulated
@@ -29,11 +33,14 @@ struct Tile {
     const real *inverse, *slope;   // backward, per query: 1 / norm, and d loss / d total
     real *bias_gradient;           // or null; same layout as s
     double *parameter_gradient;    // or null; one per parameter
+    real *query_field_gradient;    // or null; as query_fields
+    real *key_field_gradient;      // or null; VL partial sums for each key: [f * key_field_gradient_step + key * VL]
+    long key_field_gradient_step;
     const real *parameters;
 };
 
 struct Mechanism {
-    int32_t parameters;
+    int32_t parameters, query_fields, key_fields;
     int32_t has_peak, has_mass;
     double mass_degree;
     // Both return whether any entry of `rescale` differs from 1.

@@ -1,15 +1,19 @@
 // A formula on a tile: included after the generated `struct Formula`, which offers
-//   constants  has_peak, has_mass, strength, operand, parameters, mass_degree
-//   Row row(V m, V n, V i, const real *params)           what depends on the query only, computed once a row
-//   V peak(V s, const Row &, V j, V b)                   b: the float mask, read only if it is an operand of the formula
-//   void value(V s, const Row &, V j, V b, V &weight, V &mass)
-//   void slope(V s, const Row &, V j, V b, V &weight, V &dweight, V &mass, V &dmass)    derivatives by the logit
-//   void bias_slopes(V s, const Row &, V j, V b, V &dweight, V &dmass)                  derivatives by such a mask
-//   void parameter_slopes(V s, const Row &, V j, V b, V *dweight, V *dmass)             derivatives by each parameter
-//   V offset(m, n, i, params), norm(z, ...), norm_slope(z, ...)
-//   void row_parameter_slopes(V z, V m, V n, V i, const real *params, V *doffset, V *dnorm)
+//   constants  has_peak, has_mass, strength, operand, parameters, query_fields, key_fields, mass_degree
+//   struct Key { V j; V field[]; }                       what belongs to the key: its position and its fields
+//   Row row(V m, V n, V i, const V *fields, const real *params)    what depends on the query only, computed once a row
+//   V peak(V s, const Row &, const Key &, V b)           b: the float mask, read only if it is an operand of the formula
+//   void value(V s, const Row &, const Key &, V b, V &weight, V &mass)
+//   void slope(V s, const Row &, const Key &, V b, V &weight, V &dweight, V &mass, V &dmass)    derivatives by the logit
+//   void field_slopes(V s, const Row &, const Key &, V b, FieldSlopes &)       the same, and by the fields of query and key
+//   void bias_slopes(V s, const Row &, const Key &, V b, V &dweight, V &dmass)                  derivatives by such a mask
+//   void parameter_slopes(V s, const Row &, const Key &, V b, V *dweight, V *dmass)             derivatives by each parameter
+//   V offset(m, n, i, fields, params), norm(z, ...), norm_slope(z, ...)
+//   void row_parameter_slopes(V z, V m, V n, V i, const V *fields, const real *params, V *doffset, V *dnorm)
+//   void row_field_slopes(the same)                      derivatives by the fields of the query
 // Nothing here knows which formula it is.
 #pragma once
+#include <type_traits>
 #include "interface.h"
 
 namespace {
@@ -24,7 +28,9 @@ UNSOFT_INLINE U mix(U x) {  // lowbias32, the hash shared by all engines
 // Where the vector of one tile position lies, and what surrounds it: the only difference between the two layouts.
 struct Lanes {
     V count, position, limit;
+    V field[Formula::query_fields + 1];
     U drop_key;
+    Formula::Row row(V m, const Tile &t) const { return Formula::row(m, count, position, field, t.parameters); }
 };
 
 template <bool ROWS> struct Layout {
@@ -44,6 +50,7 @@ template <bool ROWS> struct Layout {
             if (t.drop_key)
                 for (int lane = 0; lane < VL; lane++) x.drop_key[lane] = t.drop_key[query + lane];
         }
+        for (int f = 0; f < Formula::query_fields; f++) x.field[f] = statistic(t.query_fields + f * t.query_field_step, query);
         return x;
     }
     UNSOFT_INLINE size_t at(const Tile &t, int query, int key) {
@@ -54,6 +61,15 @@ template <bool ROWS> struct Layout {
     UNSOFT_INLINE V key_position(const Tile &t, int key) {
         if (!t.key_position) return key_index(key) + real(t.first_key);
         return ROWS ? load(t.key_position + key) : splat(t.key_position[key]);
+    }
+    UNSOFT_INLINE Formula::Key key(const Tile &t, int query, int key) {
+        Formula::Key x;
+        x.j = key_position(t, key);
+        for (int f = 0; f < Formula::key_fields; f++) {
+            const real *field = t.key_fields + f * t.key_field_step + (ROWS ? query * t.key_field_row : 0) + key;
+            x.field[f] = ROWS ? load(field) : splat(*field);
+        }
+        return x;
     }
     UNSOFT_INLINE V statistic(const real *x, int query) { return ROWS ? splat(x[query]) : load(x + query); }
 };
@@ -87,7 +103,7 @@ UNSOFT_INLINE Result biased(const Tile &t, const Lanes &x, V &s, V m, size_t at,
         if (!Formula::operand) s += b;
         return evaluate(row, b);
     }
-    if (Formula::has_peak) return evaluate(Formula::row(m - b, x.count, x.position, t.parameters), b);
+    if (Formula::has_peak) return evaluate(x.row(m - b, t), b);
     Result result = evaluate(row, b);
     result.scale(vexp(b), vexp(b * real(Formula::mass_degree)));
     return result;
@@ -102,7 +118,16 @@ struct Value {
 };
 struct Slope {
     V weight, dweight, mass, dmass;
+    void of(V s, const Formula::Row &row, const Formula::Key &key, V b) { Formula::slope(s, row, key, b, weight, dweight, mass, dmass); }
     void scale(V a, V b) { weight *= a, dweight *= a, mass *= b, dmass *= b; }
+};
+struct FieldSlopes : Formula::FieldSlopes {
+    void of(V s, const Formula::Row &row, const Formula::Key &key, V b) { Formula::field_slopes(s, row, key, b, *this); }
+    void scale(V a, V b) {
+        weight *= a, dweight *= a, mass *= b, dmass *= b;
+        for (int f = 0; f < Formula::query_fields; f++) query_dweight[f] *= a, query_dmass[f] *= b;
+        for (int f = 0; f < Formula::key_fields; f++) key_dweight[f] *= a, key_dmass[f] *= b;
+    }
 };
 struct ParameterSlopes {
     V dweight[Formula::parameters + 1], dmass[Formula::parameters + 1];
@@ -119,10 +144,11 @@ template <bool ROWS, bool PLAIN> bool forward_tile(const Tile &t) {
         const Lanes x = At::lanes(t, query);
         V old = At::statistic(t.peak, query), m = old;
         if (Formula::has_peak) {
-            Formula::Row row = Formula::row(V{}, x.count, x.position, t.parameters);
+            Formula::Row row = x.row(V{}, t);
             for (int key = 0; key < t.keys; key += step) {
                 size_t at = At::at(t, query, key);
-                V s = load(t.s + at), j = At::key_position(t, key);
+                V s = load(t.s + at);
+                const Formula::Key j = At::key(t, query, key);
                 if (PLAIN) {
                     m = larger(m, Formula::peak(s, row, j, V{}));
                 } else {
@@ -150,11 +176,12 @@ template <bool ROWS, bool PLAIN> bool forward_tile(const Tile &t) {
                 }
             }
         }
-        const Formula::Row row = Formula::row(m, x.count, x.position, t.parameters);
+        const Formula::Row row = x.row(m, t);
         V total = {};
         for (int key = 0; key < t.keys; key += step) {
             size_t at = At::at(t, query, key);
-            V s = load(t.s + at), index = At::key_index(key), j = At::key_position(t, key);
+            V s = load(t.s + at), index = At::key_index(key);
+            const Formula::Key j = At::key(t, query, key);
             Value y;
             if (PLAIN) {
                 Formula::value(s, row, j, V{}, y.weight, y.mass);
@@ -181,32 +208,51 @@ template <bool ROWS> bool forward(const Tile &t) {
     return t.plain ? forward_tile<ROWS, true>(t) : forward_tile<ROWS, false>(t);
 }
 
-template <bool PLAIN> void backward_tile(const Tile &t) {
+// What each field adds to its gradient at one vector: the derivatives of weight and mass by it, chained.
+UNSOFT_INLINE void add_field_gradients(const Tile &t, const Formula::FieldSlopes &y, V g, V slope, I visible, int key, V *query_sum) {
+    for (int f = 0; f < Formula::query_fields; f++) {
+        V term = Formula::has_mass ? y.query_dweight[f] * g + y.query_dmass[f] * slope : y.query_dweight[f] * g;
+        query_sum[f] += vselect(visible, term, V{});
+    }
+    if (!t.key_field_gradient) return;
+    for (int f = 0; f < Formula::key_fields; f++) {
+        V term = Formula::has_mass ? y.key_dweight[f] * g + y.key_dmass[f] * slope : y.key_dweight[f] * g;
+        real *sum = t.key_field_gradient + f * t.key_field_gradient_step + key * VL;
+        store(sum, load(sum) + vselect(visible, term, V{}));
+    }
+}
+
+// FIELDS: also the gradients of fields, whose derivatives share most of their arithmetic with that by the logit.
+template <bool PLAIN, bool FIELDS> void backward_tile(const Tile &t) {
     typedef Layout<false> At;
     for (int query = 0; query < t.queries; query += VL) {
         const Lanes x = At::lanes(t, query);
         const V m = load(t.peak + query), inverse = load(t.inverse + query), slope = load(t.slope + query);
-        const Formula::Row row = Formula::row(m, x.count, x.position, t.parameters);
+        const Formula::Row row = x.row(m, t);
+        [[maybe_unused]] V query_sum[Formula::query_fields + 1] = {};
         for (int key = 0; key < t.keys; key++) {
             size_t at = At::at(t, query, key);
-            V s = load(t.s + at), g = load(t.p + at), index = At::key_index(key), j = At::key_position(t, key);
-            Slope y;
+            V s = load(t.s + at), g = load(t.p + at), index = At::key_index(key);
+            const Formula::Key j = At::key(t, query, key);
+            std::conditional_t<FIELDS, FieldSlopes, Slope> y;
             if (PLAIN) {
-                Formula::slope(s, row, j, V{}, y.weight, y.dweight, y.mass, y.dmass);
+                y.of(s, row, j, V{});
+                if constexpr (FIELDS) add_field_gradients(t, y, Formula::has_mass ? g * inverse : g, slope, (I)(V{} == V{}), key, query_sum);
                 V weight = Formula::has_mass ? y.weight * inverse : y.weight;
                 V ds = Formula::has_mass ? y.dweight * (g * inverse) + y.dmass * slope : y.dweight * g;
                 store(t.s + at, weight), store(t.p + at, ds);
                 continue;
             }
-            y = biased<Slope>(t, x, s, m, at, row, [&](const Formula::Row &r, [[maybe_unused]] V b) {
-                Slope z;
-                Formula::slope(s, r, j, b, z.weight, z.dweight, z.mass, z.dmass);
+            y = biased<decltype(y)>(t, x, s, m, at, row, [&](const Formula::Row &r, [[maybe_unused]] V b) {
+                decltype(y) z;
+                z.of(s, r, j, b);
                 return z;
             });
             I visible = seen<false>(t, x, index, at);
             V drop = t.drop_key ? kept(t, x, index) : splat(1);
             g = g * drop * inverse;
             V ds = vselect(visible, Formula::has_mass ? y.dweight * g + y.dmass * slope : y.dweight * g, V{});
+            if constexpr (FIELDS) add_field_gradients(t, y, g, slope, visible, key, query_sum);
             if (t.bias_gradient) {
                 V db = ds;
                 if (Formula::strength) {
@@ -222,6 +268,11 @@ template <bool PLAIN> void backward_tile(const Tile &t) {
             store(t.s + at, vselect(visible, y.weight * inverse * drop, V{}));
             store(t.p + at, ds);
         }
+        if constexpr (FIELDS)
+            for (int f = 0; f < Formula::query_fields && t.query_field_gradient; f++) {
+                real *sum = t.query_field_gradient + f * t.query_field_step + query;
+                store(sum, load(sum) + query_sum[f]);
+            }
     }
 }
 
@@ -230,11 +281,12 @@ template <int PARAMETERS> void parameter_tile(const Tile &t) {  // before backwa
     for (int query = 0; query < t.queries; query += VL) {
         const Lanes x = At::lanes(t, query);
         const V m = load(t.peak + query), inverse = load(t.inverse + query), slope = load(t.slope + query);
-        const Formula::Row row = Formula::row(m, x.count, x.position, t.parameters);
+        const Formula::Row row = x.row(m, t);
         V sum[PARAMETERS] = {};
         for (int key = 0; key < t.keys; key++) {
             size_t at = At::at(t, query, key);
-            V s = load(t.s + at), g = load(t.p + at) * inverse, index = At::key_index(key), j = At::key_position(t, key);
+            V s = load(t.s + at), g = load(t.p + at) * inverse, index = At::key_index(key);
+            const Formula::Key j = At::key(t, query, key);
             ParameterSlopes y = biased<ParameterSlopes>(t, x, s, m, at, row, [&](const Formula::Row &r, [[maybe_unused]] V b) {
                 ParameterSlopes z;
                 Formula::parameter_slopes(s, r, j, b, z.dweight, z.dmass);
@@ -255,19 +307,22 @@ template <int PARAMETERS> void parameter_tile(const Tile &t) {  // before backwa
 void backward(const Tile &t) {
     if constexpr (Formula::parameters > 0)
         if (t.parameter_gradient) parameter_tile<Formula::parameters>(t);
-    if (t.plain) backward_tile<true>(t);
-    else backward_tile<false>(t);
+    if constexpr (Formula::query_fields + Formula::key_fields > 0)
+        if (t.query_field_gradient || t.key_field_gradient) return t.plain ? backward_tile<true, true>(t) : backward_tile<false, true>(t);
+    if (t.plain) backward_tile<true, false>(t);
+    else backward_tile<false, false>(t);
 }
 
 void finish(const Tile &t, real *total, real *inverse) {
     for (int query = 0; query < t.queries; query += VL) {
-        V m = load(t.peak + query), n = load(t.count + query), i = load(t.position + query), z = load(t.mass + query);
+        const Lanes x = Layout<false>::lanes(t, query);
+        V m = load(t.peak + query), z = load(t.mass + query);
         I dead = Formula::has_peak ? m == splat(NOTHING_SEEN) : (I)(V{} != V{});
         m = vselect(dead, V{}, m);
         V norm = splat(1);
         if (Formula::has_mass) {
-            z += Formula::offset(m, n, i, t.parameters);
-            norm = Formula::norm(z, m, n, i, t.parameters);
+            z += Formula::offset(m, x.count, x.position, x.field, t.parameters);
+            norm = Formula::norm(z, m, x.count, x.position, x.field, t.parameters);
         } else {
             z = splat(1);
         }
@@ -285,17 +340,26 @@ void prepare(const Tile &t, const real *total, const real *delta, real *inverse,
             store(inverse + query, one), store(slope + query, zero);
             continue;
         }
-        V m = load(t.peak + query), n = load(t.count + query), i = load(t.position + query);
+        const Lanes x = Layout<false>::lanes(t, query);
+        V m = load(t.peak + query), n = x.count, i = x.position;
         V z = load(total + query), d = load(delta + query);
-        V norm = Formula::norm(z, m, n, i, t.parameters);
+        V norm = Formula::norm(z, m, x.count, x.position, x.field, t.parameters);
         I dead = vanishes(norm);
         V inv = vselect(dead, zero, one / norm);
-        V dz = vselect(dead, zero, -d * Formula::norm_slope(z, m, n, i, t.parameters) * inv);
+        V dz = vselect(dead, zero, -d * Formula::norm_slope(z, m, n, i, x.field, t.parameters) * inv);
         store(inverse + query, inv), store(slope + query, dz);
+        if constexpr (Formula::query_fields > 0) {
+            V doffset[Formula::query_fields], dnorm[Formula::query_fields];
+            if (t.query_field_gradient) Formula::row_field_slopes(z, m, n, i, x.field, t.parameters, doffset, dnorm);
+            for (int f = 0; f < Formula::query_fields && t.query_field_gradient; f++) {
+                real *sum = t.query_field_gradient + f * t.query_field_step + query;
+                store(sum, load(sum) + vselect((d == zero) | dead, zero, doffset[f] * dz - d * dnorm[f] * inv));
+            }
+        }
         if constexpr (Formula::parameters > 0) {
             if (!t.parameter_gradient) continue;
             V doffset[Formula::parameters], dnorm[Formula::parameters];
-            Formula::row_parameter_slopes(z, m, n, i, t.parameters, doffset, dnorm);
+            Formula::row_parameter_slopes(z, m, n, i, x.field, t.parameters, doffset, dnorm);
             for (int k = 0; k < Formula::parameters; k++)  // a row with d == 0 may be padding, whose slopes can be NaN
                 t.parameter_gradient[k] += horizontal_sum(vselect((d == zero) | dead, zero, doffset[k] * dz - d * dnorm[k] * inv));
         }
@@ -305,7 +369,7 @@ void prepare(const Tile &t, const real *total, const real *delta, real *inverse,
 }  // namespace
 
 extern "C" __attribute__((visibility("default"))) const Mechanism *unsoft_mechanism() {
-    static const Mechanism table = {Formula::parameters, Formula::has_peak, Formula::has_mass, Formula::mass_degree,
+    static const Mechanism table = {Formula::parameters, Formula::query_fields, Formula::key_fields, Formula::has_peak, Formula::has_mass, Formula::mass_degree,
                                     forward<false>, forward<true>, backward, finish, prepare};
     return &table;
 }

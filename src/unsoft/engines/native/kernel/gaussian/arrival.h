@@ -20,6 +20,8 @@ struct Strips {
 static int64_t arrival_factors(const Gaussian &g, real eps, const real *b, real *factor, real *y, real *weights) {
     std::atomic<int64_t> done{g.points};
     const long n = long(g.points), padded = g.padded(), ld = padded + 16;  // never a power of two apart, which caches do not like
+    prefer_large_pages(factor, g.systems * Strips::size(padded) * sizeof(real));
+    prefer_large_pages(g.matrix, g.systems * g.tiles() * TILE * sizeof(real));
     share(int(g.threads), g.systems, [&](auto next) {
         Buffer<real> a(n * n), m(n * ld), right(padded);
         const Workspace space(n, ld);

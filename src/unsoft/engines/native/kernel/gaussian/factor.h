@@ -102,11 +102,12 @@ static int64_t inverse_factor(int64_t n, const real *a, real *m, long ld, const 
             for (long p = 0; p * PANEL_WIDTH <= first + i; p++)
                 std::copy_n(m + (first + i) * ld + p * PANEL_WIDTH, PANEL_WIDTH, panels.below(p) + (first + i - p * PANEL_WIDTH) * PANEL_WIDTH);
         }
-        for (long k = 0; k < first + count; k++)
-            for (int i = 0; i < count; i++) {
-                const long c = first + i;
-                if (k <= c) panels.above(c / PANEL_WIDTH)[k * PANEL_WIDTH + c % PANEL_WIDTH] = m[c * ld + k];
-            }
+        for (long c = first, next; c < first + count; c = next) {  // columns of M^T, those of one panel at a time
+            const long p = c / PANEL_WIDTH;
+            next = std::min<long>((p + 1) * PANEL_WIDTH, first + count);
+            for (long k = 0; k < next; k++)  // right of the diagonal M is 0
+                for (long i = c; i < next; i++) panels.above(p)[k * PANEL_WIDTH + i - p * PANEL_WIDTH] = m[i * ld + k];
+        }
     }
     return n;
 }

@@ -1,0 +1,58 @@
+"""What users give to ``unsoft study`` in place of a file."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from unsoft.cli.arguments import read_pairs
+
+if TYPE_CHECKING:
+    from unsoft.study import Study
+
+
+def study_of(
+    tasks: list[str],
+    mechanisms: list[str],
+    settings: list[str] | None,
+    controls: bool,
+    changes: dict[str, Any],
+) -> Study:
+    """--set names what a run has (steps, width, ...), or else what a task has."""
+    from dataclasses import fields
+
+    from unsoft.study import make_study
+    from unsoft.training import Spec
+
+    if not tasks or not mechanisms:
+        raise typer.BadParameter("--tasks and --mechanisms belong together")
+    own = {one.name for one in fields(Spec)}
+    given = read_pairs(settings, "--set")
+    group = {
+        "mechanisms": mechanisms,
+        "controls": controls,
+        "settings": {name: value for name, value in given.items() if name in own},
+        "knobs": {name: value for name, value in given.items() if name not in own},
+    }
+    return make_study(
+        {"name": "-".join(tasks), "group": [{"task": task, **group} for task in tasks], **changes}
+    )
+
+
+def words_of(texts: list[str] | None) -> list[str]:
+    """Words with commas between them, or several options.
+
+    >>> words_of(["census, needle", "copy"])
+    ['census', 'needle', 'copy']
+    """
+    return [word.strip() for text in texts or () for word in text.split(",") if word.strip()]
+
+
+def numbers_of(text: str) -> list[float]:
+    try:
+        return [float(word) for word in words_of([text])]
+    except ValueError:
+        raise typer.BadParameter(
+            f"{text!r} is not a list of numbers such as 0.001,0.003,0.01", param_hint="'--lrs'"
+        ) from None

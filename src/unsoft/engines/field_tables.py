@@ -1,0 +1,128 @@
+"""The argument ``fields``: values per query and per key, checked and put into the tables of a call."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from unsoft.engines.call import finite_part
+from unsoft.engines.inputs import shape_of
+from unsoft.formula import Formula
+from unsoft.formula.fields import BUILT_IN, SIDES
+
+Tables = tuple[Tensor | None, Tensor | None]
+
+
+def field_tables(
+    formula: Formula,
+    given: Mapping[str, Any] | None,
+    q: Tensor,
+    k: Tensor,
+    batch: tuple[int, ...],
+    scale: float,
+    dtype: torch.dtype,
+) -> Tables:
+    """The fields of queries (F, B, H, L) and of keys (F, B, H or Hk, S); None where a formula has none.
+
+    ``given`` may hold q2 and k2 too, as squared lengths without the scale, where they are known already.
+    """
+    given = _checked_names(formula, given)
+    if not formula.symbols.all:
+        return None, None
+    by_symbol: dict[str, Tensor] = {}
+    for side, x, heads in (("query", q, {q.shape[1]}), ("key", k, {q.shape[1], k.shape[1]})):
+        name = BUILT_IN[side]
+        if name in formula.symbols.all:
+            squared = given[name] if name in given else squared_lengths(x, dtype)
+            by_symbol[name] = scale * _table(name, squared, batch, {x.shape[1]}, x, dtype)
+        for field, sides in formula.fields.items():
+            letter = SIDES[side]
+            if letter in SIDES[sides]:
+                value = _of_side(field, given[field], sides, letter, q.shape[2] == k.shape[2])
+                by_symbol[f"{field}_{letter}"] = _table(field, value, batch, heads, x, dtype)
+    return _stacked(by_symbol, formula.symbols.query), _stacked(by_symbol, formula.symbols.key)
+
+
+def squared_lengths(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """|x|^2 along the last dimension, in ``dtype``. NaN and Inf count as 0: they make rows NaN by being in
+    the query or the key itself."""
+    return finite_part(x.to(dtype)).square().sum(-1)
+
+
+def _checked_names(formula: Formula, given: Any) -> Mapping[str, Any]:
+    if given is not None and not isinstance(given, Mapping):
+        raise TypeError(
+            f"attention: argument 'fields' must be a mapping from name to tensor, not {type(given).__name__}"
+        )
+    given = {} if given is None else given
+    known = {*formula.fields, *(set(BUILT_IN.values()) & set(formula.symbols.all))}
+    for name in given:
+        if name not in known:
+            listed = ", ".join(formula.fields) or "none"
+            raise ValueError(
+                f"attention: argument 'fields' names {name!r}, but the fields of this mechanism are: {listed}"
+            )
+    for name, side in formula.fields.items():
+        if name not in given:
+            wanted = {"query": "(batch, heads, queries)", "key": "(batch, heads, keys)"}.get(
+                side, "(batch, heads, tokens), or a pair of them for queries and keys"
+            )
+            raise ValueError(
+                f"attention: argument 'fields' lacks {name!r}: this formula needs fields={{{name!r}: tensor}}"
+                f" of shape {wanted}"
+            )
+    return given
+
+
+def _of_side(name: str, value: Any, sides: str, letter: str, same_tokens: bool) -> Any:
+    """The values for queries (letter i) or keys (j)."""
+    if sides != "query+key":
+        return value
+    if isinstance(value, (tuple, list)) and len(value) == 2:
+        return value["ij".index(letter)]
+    if not isinstance(value, Tensor) or not same_tokens:
+        found = f"one tensor of shape {shape_of(value)}" if isinstance(value, Tensor) else repr(type(value))
+        raise ValueError(
+            f"attention: argument 'fields[{name!r}]' belongs to queries and keys, so it must be a pair of"
+            f" tensors (of queries, of keys), or one tensor if both are the same tokens, not {found}"
+        )
+    return value
+
+
+def _table(
+    name: str, value: Any, batch: tuple[int, ...], heads: set[int], like: Tensor, dtype: torch.dtype
+) -> Tensor:
+    """(B, one of ``heads``, length of ``like``), in the dtype of the arithmetic."""
+    what = f"attention: argument 'fields[{name!r}]'"
+    if not isinstance(value, Tensor) or not value.dtype.is_floating_point:
+        found = value.dtype if isinstance(value, Tensor) else type(value).__name__
+        raise TypeError(f"{what} must be a tensor of a floating dtype, not {found}")
+    if value.device != like.device:
+        raise ValueError(f"{what} is on device {value.device}, 'query' is on {like.device}; they must match")
+    length, shape = like.shape[2], value.shape
+    found_heads = shape[-2] if len(shape) > 1 else 1
+    fits = (
+        0 < len(shape) <= len(batch) + 2
+        and shape[-1] == length
+        and (found_heads == 1 or found_heads in heads)
+        and all(size in (1, wanted) for size, wanted in zip(shape[-3::-1], batch[::-1], strict=False))
+    )
+    if not fits:
+        allowed = " or ".join(str((*batch, count, length)) for count in sorted(heads))
+        raise ValueError(f"{what} has shape {shape_of(value)}, which does not broadcast to {allowed}")
+    count = found_heads if found_heads in heads else max(heads)
+    return value.to(dtype).expand(*batch, count, length).reshape(like.shape[0], count, length)
+
+
+def _stacked(by_symbol: dict[str, Tensor], names: tuple[str, ...]) -> Tensor | None:
+    """The fields in their order; where some are per query head and some per key head, all per query head."""
+    if not names:
+        return None
+    tables = [by_symbol[name] for name in names]
+    if len(tables) == 1:
+        return tables[0][None]
+    heads = max(x.shape[1] for x in tables)
+    return torch.stack([x.repeat_interleave(heads // x.shape[1], dim=1) for x in tables])

@@ -1,0 +1,100 @@
+"""fox: forgetting attention: softmax whose logits fade by a gate of every token that lies between.
+
+    a_ij = softmax_j( s_ij + c_i - c_j )          c_t = log f_1 + ... + log f_t,   f_t = sigmoid(x_t w + b)
+
+Paper: Lin et al., Forgetting Transformer: Softmax Attention with a Forget Gate, arXiv 2503.02130 (ICLR 2025).
+
+Can: forget by content: a token that closes its gate hides everything before it, for the heads that want it;
+needs no other positions. Cannot: look ahead, subtract, or attend to nothing. With all gates open (f = 1) it
+is softmax; with a constant gate it is ALiBi.
+
+The gate comes from the hidden state if ``hidden=`` brings it, as in the paper, otherwise from the key. At the
+start w = 0 and b = 4, so a token fades by the factor 0.98 a step. A masked key is not seen, but its gate
+still fades what came before it.
+
+>>> import torch
+>>> from unsoft.mechanisms.core.build import mechanism
+>>> layer = mechanism("fox", heads=1, head_dim=4, start=0.0)                  # every gate is 1/2
+>>> k = torch.randn(1, 1, 3, 4)
+>>> _, weights = layer(torch.zeros(1, 1, 3, 4), k, k, is_causal=True, return_weights=True)
+>>> weights[0, 0, 2]                                                          # 1/4, 1/2 and 1, over their sum
+tensor([0.1429, 0.2857, 0.5714], grad_fn=<SelectBackward0>)
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import logsigmoid
+
+from unsoft.engines.call import compute_dtype, finite_part
+from unsoft.formula import Formula
+from unsoft.formula.formula import Facts
+from unsoft.mechanisms.core.definition import WrittenCall, shares
+from unsoft.mechanisms.core.field_source import FieldSource, Tokens, Values
+from unsoft.mechanisms.core.registry import field_family
+from unsoft.mechanisms.core.spec import LayerSpec
+from unsoft.mechanisms.core.token_factor import TokenFactor
+
+FOX = Formula(
+    weight="exp(s + (c_i - c_j) - m)",
+    mass="exp(s + (c_i - c_j) - m)",
+    peak="s + (c_i - c_j)",
+    fields={"c": "query+key"},
+    name="fox",
+    paper="Lin et al. 2025, arXiv 2503.02130",
+    summary="softmax that forgets: every token fades what came before it",
+    facts=Facts(signed=False),
+)
+_FADES_SLOWLY, _OPEN = 4.0, 12.0
+
+
+class ForgetGate(FieldSource):
+    """c: the sum of the logarithms of all gates so far."""
+
+    causal_only = True
+    uses_hidden = True
+
+    def __init__(self, layer_spec: LayerSpec, start: float = _FADES_SLOWLY) -> None:
+        super().__init__(layer_spec)
+        self.gate = TokenFactor(layer_spec, width=1, start=start)
+
+    def forward(self, tokens: Tokens) -> Mapping[str, Values]:
+        key, hidden = tokens.key, tokens.hidden
+        wide = compute_dtype(key.dtype)
+        if hidden is not None and hidden.shape[-2] != key.shape[-2]:
+            raise ValueError(
+                f"fox: argument 'hidden' holds {hidden.shape[-2]} tokens (shape {tuple(hidden.shape)}), but"
+                f" there are {key.shape[-2]} keys; its gates need the hidden state of every key's token, so"
+                " decode with the cache of new_cache(), and use another mechanism for cross-attention"
+            )
+        # What is not finite makes the rows that see it NaN, not the gates of all tokens after it.
+        spread = finite_part(key.to(wide)).repeat_interleave(self.layer_spec.heads // key.shape[-3], dim=-3)
+        given = None if hidden is None else finite_part(hidden.to(wide))
+        c = logsigmoid(self.gate(spread, given)[..., 0]).cumsum(-1)
+        if "c" in tokens.past:
+            c = c + tokens.past["c"][..., -1:]
+        # c_i cancels in the row's normaliser; that of the nearest key keeps the exponents small.
+        rows = torch.arange(tokens.query.shape[-2], device=key.device) + tokens.offset
+        nearest = c[..., rows.clamp(0, key.shape[-2] - 1)] if key.shape[-2] else rows.to(wide)
+        return {"c": (nearest, c)}
+
+    @torch.no_grad()
+    def open_start(self) -> None:
+        """A token fades by 6e-6 a step: by 5 % in 8,192."""
+        self.gate.constant.fill_(_OPEN)
+
+
+def definition(call: WrittenCall, layer: Any) -> Tensor:
+    """softmax(s + d) with d_ij the sum of log f_t over the tokens t = j + 1 ... i (Lin et al. 2025)."""
+    gate = layer.source.gate
+    log_gates = (call.spread(call.key) @ gate.weight + gate.constant[:, None]).sigmoid().log()[..., 0]
+    t = torch.arange(call.key.shape[2])
+    to_row = log_gates @ (t[:, None] <= call.rows).to(log_gates.dtype)
+    to_key = log_gates @ (t[:, None] <= t).to(log_gates.dtype)
+    faded = to_row[..., :, None] - to_key[..., None, :]
+    return shares(call.logits + faded + call.bias, call.visible)
+
+
+field_family("fox", FOX, fields_from=ForgetGate, definition=definition)

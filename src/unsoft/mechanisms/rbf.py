@@ -1,0 +1,53 @@
+"""rbf: softmax over distances: keys that are long get no advantage over keys that are near.
+
+    a_ij = softmax_j( -scale |q_i - k_j|^2 ) = softmax_j( 2 s_ij - scale |k_j|^2 )
+
+The radial basis function as a kernel of attention: Tsai et al., Transformer Dissection, arXiv 1908.11775. The
+part |q_i|^2 is the same for all keys of a row and cancels.
+
+Can: rank keys by how near they are, so that a key cannot win by its length alone: of all keys the query
+itself gets the largest weight. Cannot: subtract, attend to nothing, or use the length of a key as a measure
+of its importance, which trained softmax models do: swapped in, it changes them much. Rotary positions keep
+lengths, so they work.
+
+>>> import torch, unsoft
+>>> q = torch.tensor([[[[1.0, 0.0]]]])
+>>> k = torch.tensor([[[[1.0, 0.0], [9.0, 0.0]]]])                       # near, and far in the same direction
+>>> _, near_and_far = unsoft.attention(q, k, k, "rbf", return_weights=True)
+>>> near_and_far.flatten().round(decimals=4)
+tensor([1., 0.])
+>>> unsoft.attention(q, k, k, "softmax", return_weights=True)[1].flatten().round(decimals=2)
+tensor([0., 1.])
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from unsoft.formula import Formula
+from unsoft.formula.formula import Facts
+from unsoft.mechanisms.core.definition import WrittenCall, shares
+from unsoft.mechanisms.core.registry import field_family
+
+RBF = Formula(
+    weight="exp(2*s - k2 - m)",
+    mass="exp(2*s - k2 - m)",
+    peak="2*s - k2",
+    bias="2*s",
+    name="rbf",
+    paper="Tsai et al. 2019, arXiv 1908.11775",
+    summary="softmax over squared distances: near keys win, long ones do not",
+    facts=Facts(signed=False),
+)
+
+
+def definition(call: WrittenCall, layer: Any) -> Tensor:
+    """softmax(-scale |q - k|^2), the differences written out row by row (Tsai et al. 2019)."""
+    key = call.spread(call.key)
+    rows = [(call.query[:, :, r, None] - key).square().sum(-1) for r in range(call.query.shape[2])]
+    distances = torch.stack(rows, dim=2) if rows else call.query.new_zeros(call.visible.shape)
+    return shares(call.bias - call.scale * distances, call.visible)
+
+
+field_family("rbf", RBF, definition=definition)

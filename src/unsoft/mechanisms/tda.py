@@ -1,0 +1,128 @@
+"""tda: the difference of two maps of squared cosines above a threshold that rises with the length.
+
+    A = max(q̂1.k̂1 - t, 0)^2 - l max(q̂2.k̂2 - t, 0)^2          t = beta sqrt(2 log(n) / D)
+
+with q̂, k̂ of length 1, n the number of keys that a row sees (i + 1 in a causal row) and l in [0, 1].
+
+Paper: Huang et al., Threshold Differential Attention for Sink-Free, Ultra-Sparse, and Non-Dispersive Language
+Modeling, arXiv 2601.12145 (ACL 2026); the authors' code is snap-research/TDA.
+
+The threshold is what the largest of n cosines of random vectors of width D reaches, so a key that has nothing
+to do with the query gets the weight 0, however many there are.
+
+Can: be exactly 0 for almost all keys, attend to nothing, and subtract. Cannot: feel the length of queries and
+keys, or the scale of the logits; normalise its rows: the output fades where few keys pass. A float mask is
+added to the cosine. Heads come in pairs, as in ``differential``. beta and l are learned, one for each pair;
+l starts at 0.5 and is clamped to [0, 1]; beta starts at 1, and lower for heads narrower than 32, where no
+cosine would pass.
+
+>>> import torch
+>>> from unsoft.mechanisms.core.spec import LayerSpec
+>>> torch.manual_seed(0)
+<torch._C.Generator object at ...>
+>>> q, k, v = (torch.randn(1, 2, 500, 64) for _ in range(3))
+>>> _, weights = TDA(LayerSpec(heads=2, head_dim=64))(q, k, v, is_causal=True, return_weights=True)
+>>> round(float((weights == 0).double().mean()), 2)                       # half of them are in the future
+1.0
+"""
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from unsoft.engines.call import compute_dtype
+from unsoft.engines.run import run_formula
+from unsoft.formula import Formula
+from unsoft.formula.analysis import Properties
+from unsoft.formula.formula import Facts
+from unsoft.mechanisms.core.definition import WrittenCall, visible_part
+from unsoft.mechanisms.core.head_pairs import check_pairs, joined, of_half, split
+from unsoft.mechanisms.core.module import Inputs, Mechanism
+from unsoft.mechanisms.core.registry import family
+from unsoft.mechanisms.core.spec import LayerSpec
+
+THRESHOLDED = Formula(
+    weight="max(s - t*sqrt(log(n)), 0)**2", params={"t": 0.0}, bias="logit", facts=Facts(signed=False)
+)
+
+
+class TDA(Mechanism):
+    """See the module's docstring."""
+
+    formula_names = ("base",)
+    key_head_multiple = 2
+
+    def __init__(self, layer_spec: LayerSpec, *, beta: float | None = None, strength: float = 0.5) -> None:
+        super().__init__(layer_spec)
+        check_pairs("tda", layer_spec)
+        self.base = THRESHOLDED
+        if beta is None:  # a threshold of at most 0.6 in rows of 512 keys
+            beta = min(1.0, 0.6 * math.sqrt(layer_spec.head_dim / (2 * math.log(512))))
+        self.beta = nn.Parameter(torch.full((layer_spec.heads // 2,), float(beta)))
+        self.strength = nn.Parameter(torch.full((layer_spec.heads // 2,), float(strength)))
+
+    def attend(self, inputs: Inputs) -> Tensor | tuple[Tensor, Tensor]:
+        wide = compute_dtype(inputs.query.dtype)  # squares of small differences: rounded once, at the end
+        values = joined(inputs.value.to(wide))
+        threshold = self.beta * (2 / self.layer_spec.head_dim) ** 0.5
+        maps: list[Any] = []
+        for which in (0, 1):
+            query, key, options = of_half(which, inputs.query, inputs.key, inputs.options)
+            maps.append(
+                run_formula(
+                    direction(query.to(wide)),
+                    direction(key.to(wide)),
+                    values,
+                    self.base,
+                    return_weights=inputs.return_weights,
+                    params={"t": threshold},
+                    **options | {"scale": 1.0},
+                )
+            )
+        strength = self.strength.clamp(0, 1)[:, None, None].to(wide)
+        pairs = zip(*maps, strict=True) if inputs.return_weights else [maps]
+        out, *weights = ((first - strength * second).to(inputs.query.dtype) for first, second in pairs)
+        return (split(out), weights[0].repeat_interleave(2, dim=-3)) if weights else split(out)
+
+
+def direction(x: Tensor) -> Tensor:
+    """x / |x|; the direction of 0 is 0, with gradient 0.
+
+    >>> direction(torch.tensor([[3e-30, 4e-30], [0.0, 0.0]]))
+    tensor([[0.6000, 0.8000],
+            [0.0000, 0.0000]])
+    """
+    largest = x.detach().abs().amax(-1, keepdim=True)  # so that no square underflows
+    zero = largest == 0
+    x = torch.where(zero, 1.0, x / torch.where(zero, 1.0, largest))
+    return torch.where(zero, 0.0, x / x.square().sum(-1, keepdim=True).sqrt())
+
+
+def definition(call: WrittenCall, layer: Any) -> tuple[Tensor, Tensor]:
+    """relu(cos1 - t)^2 - l relu(cos2 - t)^2 on the joined values of each pair (Huang et al. 2026)."""
+    t = layer.beta[:, None, None] * (2 * call.count[:, ::2].log() / call.query.shape[-1]).sqrt()
+    maps = []
+    for which in (0, 1):
+        query, key = call.query[:, which::2], call.key[:, which::2]
+        key = key.repeat_interleave(query.shape[1] // key.shape[1], dim=1)
+        lengths = query.norm(dim=-1)[..., None] * key.norm(dim=-1)[..., None, :]
+        cosine = torch.where(lengths > 0, query @ key.mT / torch.where(lengths > 0, lengths, 1.0), 0.0)
+        visible, bias = call.visible[:, which::2], call.bias[:, which::2]
+        maps.append(visible_part((cosine + bias - t).relu().square(), visible))
+    weights = maps[0] - layer.strength.clamp(0, 1)[:, None, None] * maps[1]
+    both = torch.cat([call.value[:, 0::2], call.value[:, 1::2]], dim=-1)
+    out = weights @ both.repeat_interleave(weights.shape[1] // both.shape[1], dim=1)
+    first, second = out.chunk(2, dim=-1)
+    return weights.repeat_interleave(2, dim=1), torch.stack([first, second], dim=2).flatten(1, 2)
+
+
+family(
+    "tda",
+    TDA,
+    summary="difference of two sparse maps: squared cosines above a threshold",
+    paper="Huang et al. 2026, arXiv 2601.12145",
+    properties=Properties(True, "free", "free", True, True, True),
+    definition=definition,
+)

@@ -1,0 +1,136 @@
+"""The same words for the same things in every command: mechanisms, --formula, --json, examples."""
+
+import json
+import shlex
+
+import pytest
+from typer.main import get_command
+
+from unsoft.cli import terminal
+from unsoft.cli.app import application
+from unsoft.cli.mechanisms import chosen, chosen_one
+from unsoft.mechanisms.core.registry import resolve
+
+MINE = "name=mine;weight=tanh(s)/n"
+
+
+def every_command(command=None, words=()):
+    command = command or get_command(application())
+    yield words, command
+    for name, inner in getattr(command, "commands", {}).items():
+        yield from every_command(inner, (*words, name))
+
+
+def examples(command):
+    text = command.help.partition("Examples:")[2].partition("\n\n")[0]
+    return [line.strip() for line in text.splitlines() if line.strip()]
+
+
+@pytest.mark.parametrize("words", [words for words, _ in every_command()], ids=" ".join)
+def test_every_help_has_two_examples_that_can_be_read(words):
+    found = examples(dict(every_command())[words])
+    assert len(found) >= 2
+    for line in found:
+        parts = shlex.split(line)
+        parts = parts[1:] if "=" in parts[0] else parts  # a variable before the command
+        assert tuple(parts[: len(words) + 1]) in (
+            ("unsoft", *words),
+            ("unsoft", *words[:-1], parts[len(words)]),
+        )
+        inner, rest = get_command(application()), parts[1:]
+        if rest[0] == "COMMAND":
+            continue
+        while getattr(inner, "commands", None):
+            if rest[0] not in inner.commands:
+                rest = ["run", *rest]  # of study
+            inner, rest = inner.commands[rest[0]], rest[1:]
+        with inner.make_context("unsoft", list(rest)):
+            pass  # options and arguments that do not exist, or are missing, are errors
+
+
+@pytest.mark.parametrize("name", ["compare", "theory", "bench", "train", "convert", "swap", "study run"])
+def test_mechanisms_are_asked_for_alike(name):
+    command = dict(every_command())[tuple(name.split())]
+    options = {option for parameter in command.params for option in parameter.opts}
+    assert {"--mechanism", "-m", "--formula"} <= options
+    assert name == "study run" or "mechanism" in {
+        p.name for p in command.params if not p.opts[0].startswith("-")
+    }
+
+
+def test_results_are_asked_for_as_json_alike():
+    without = {" ".join(words) for words, command in every_command() if not hasattr(command, "commands")}
+    without -= {
+        " ".join(words)
+        for words, command in every_command()
+        if any("--json" in parameter.opts for parameter in command.params)
+    }
+    # These write files, or text, and nothing else.
+    files = {"study run", "study export", "study report", "cache clear"}
+    assert without <= {*files, "steer fit", "steer generate", "steer scenes", "doctor", "tune"}
+
+
+def test_words_options_and_formulas_are_one_list():
+    assert chosen(["cog"], ["relu", "cog"], None) == ["cog", "relu"]
+    assert chosen(["gated+mine", "mine"], None, [MINE]) == [f"gated+{{{MINE}}}", f"{{{MINE}}}"]
+    found = resolve(chosen(["logn(16)+mine"], None, [MINE])[0])
+    assert found.weight == resolve(f"logn(16)+{{{MINE}}}").weight != resolve(f"{{{MINE}}}").weight
+    assert (
+        chosen_one(None, None, MINE) == f"{{{MINE}}}" and chosen_one(None, None, None, "softmax") == "softmax"
+    )
+
+
+def test_a_modifier_before_a_formula_of_ones_own(run_here):
+    line = ("theory", "mine", "logn(16)+mine", "--formula", MINE, "--beta", "0", "--gamma", "1", "--n", "256")
+    rows = json.loads(run_here(*line, "--json").stdout)
+    assert [row["mechanism"] for row in rows] == ["mine", "logn(16)+mine"]
+    sharper = "name=sharper;weight=tanh(2*s)/n"  # log(256) / log(16) = 2
+    (same,) = json.loads(
+        run_here("theory", "--formula", sharper, "--beta", "0", "--gamma", "1", "--json").stdout
+    )
+    assert rows[1]["S"] == pytest.approx(same["S"], rel=1e-9) and rows[0]["S"] != pytest.approx(same["S"])
+
+
+@pytest.mark.parametrize(
+    "arguments, says",
+    [
+        (("train", "census", "cog", "--mechanism", "relu"), "one mechanism is needed, not 2"),
+        (("convert", "smollm2"), "which mechanism?"),
+        (("swap", "smollm2", "--out", "/tmp/never"), "which mechanism?"),
+        (("compare", "--formula", "weight=s;tau=2"), "'tau' occurs nowhere"),
+        (("bench", "nine+mine", "--formula", MINE), "unknown modifier 'nine'"),
+    ],
+    ids=lambda x: x[0] if isinstance(x, tuple) else "",
+)
+def test_nonsense_is_one_line(run_here, arguments, says):
+    done = run_here(*arguments)
+    assert done.returncode in (1, 2) and says in done.stderr and len(done.stderr.splitlines()) == 1
+
+
+def test_cache_info_as_json(run_here):
+    found = json.loads(run_here("cache", "info", "--json").stdout)
+    assert [sorted(one) for one in found] == [["bytes", "count", "folder", "what"]] * 3
+
+
+def test_exit_codes_are_documented(run_here):
+    text = " ".join(run_here("--help").stdout.split())
+    assert "Exit codes: 0 done, 1 failed, 2 wrong usage, 130 interrupted" in text
+
+
+def test_the_shell_completes_commands_and_mechanisms(run):
+    done = run(_UNSOFT_COMPLETE="complete_bash", COMP_WORDS="unsoft theory logn+soft", COMP_CWORD="2")
+    assert done.stdout.split() == ["logn+softmax", "logn+softmax1", "logn+softpick"], done.stderr
+
+
+@pytest.mark.parametrize("width", [40, 80, 140])
+def test_nothing_is_cut_from_a_table(monkeypatch, capsys, width):
+    monkeypatch.setattr(terminal, "_WIDE", width)
+    columns = {"mechanism": "left"} | {f"question number {k}?": "right" for k in range(9)}
+    rows = [["magnitude+cog", *(f"{k}.1234 ●" for k in range(9))]]
+    terminal.show_table(columns, rows, box=False)
+    shown = capsys.readouterr().out
+    assert max(map(len, shown.splitlines())) <= width
+    assert "…" not in shown and all(f"{k}.1234 ●" in shown for k in range(9))
+    heads = " ".join(shown.split())
+    assert shown.count("magnitude+cog") == shown.count("mechanism") >= (2 if width < 140 else 1)
+    assert all(str(k) in heads for k in range(9))
