@@ -8,7 +8,7 @@ written is the sentence that says what to install; in memory a config keeps its 
 from __future__ import annotations
 
 from functools import cache
-from typing import Any
+from typing import Any, cast
 
 from transformers import PreTrainedConfig
 
@@ -40,12 +40,14 @@ def _blank(kind: type[PreTrainedConfig]) -> PreTrainedConfig:
 
 
 @cache
-def marked_class(kind: type[PreTrainedConfig]) -> type[PreTrainedConfig]:
-    """The class of a swapped model's config. It keeps its name."""
-    if issubclass(kind, Marked):
-        return kind
+def _marked(kind: Any) -> type[PreTrainedConfig]:
     names = {"__module__": kind.__module__, "__qualname__": kind.__qualname__, "__doc__": kind.__doc__}
     return type(kind.__name__, (Marked, kind), names)
+
+
+def marked_class(kind: type[PreTrainedConfig]) -> type[PreTrainedConfig]:
+    """The class of a swapped model's config. It keeps its name."""
+    return kind if issubclass(kind, Marked) else _marked(cast(Any, kind))
 
 
 def mark(config: PreTrainedConfig) -> None:

@@ -59,7 +59,7 @@ def forward(call: Call) -> Rows:
 def backward(call: Call, upstream: Upstream) -> Gradients:
     """Gradients of q, k, v, bias and params; the last two are empty unless needed."""
     q, k, v, params = call.q, call.k, call.v, call.params
-    grad_out, rows, need_bias, need_params = upstream
+    grad_out, rows, need_bias, need_params, *_ = upstream
     dq, dk, dv = (torch.zeros(x.shape, dtype=x.dtype) for x in (q, k, v))
     dbias = params.new_zeros(*q.shape[:3], k.shape[2]) if need_bias else None
     dparams = torch.zeros(q.shape[1], params.shape[0], dtype=torch.float64) if need_params else None
@@ -68,15 +68,19 @@ def backward(call: Call, upstream: Upstream) -> Gradients:
         if _is_finite(call):
             code = row_kernel(rule_of(call).key, q.dtype == torch.float64)
             common = Common(code, call)
-            status = check_status(code.backward(common.fields(*rows, (grad_out, dq, dk, dv, dbias, dparams))))
+            wanted = common.fields(*rows, (grad_out, dq, dk, dv), (dbias, dparams, None, None))
+            status = check_status(code.backward(wanted))
         if status != FINITE:
             return _exact_gradients(call, upstream)
+    empty = params.new_empty(0)
     return Gradients(
         dq,
         dk,
         dv,
-        params.new_empty(0) if dbias is None or call.bias is None else dbias.sum_to_size(call.bias.shape),
-        params.new_empty(0) if dparams is None else dparams.T.to(params.dtype),
+        empty if dbias is None or call.bias is None else dbias.sum_to_size(call.bias.shape),
+        empty if dparams is None else dparams.T.to(params.dtype),
+        query_fields=empty,
+        key_fields=empty,
     )
 
 
@@ -89,7 +93,7 @@ def _exact_gradients(call: Call, upstream: Upstream) -> Gradients:
     with torch.enable_grad():
         out = dense_rows(replace(call, **leaves), rule_of(call))[0]
     found = torch.autograd.grad(out, list(leaves.values()), upstream.grad_out, materialize_grads=True)
-    return Gradients(**(dict.fromkeys(needed, empty) | dict(zip(names, found, strict=True))))
+    return Gradients(**(dict.fromkeys(Gradients._fields, empty) | dict(zip(names, found, strict=True))))
 
 
 def _is_finite(call: Call) -> bool:

@@ -97,17 +97,17 @@ def ablate(
         total = 1 + sum(1 + len(controls) for _, _, controls in plan)
         done = iter(range(total))
 
-        def losses(places: Sequence[Place], words: str) -> Tensor:
+        def losses_without(places: Sequence[Place], words: str) -> Tensor:
             if progress is not None:
                 progress(next(done), total, words)
             with without(layout, places):
-                return _losses(model, parts)
+                return losses(model, parts)
 
-        whole = losses((), "nothing")
+        whole = losses_without((), "nothing")
         removed = []
         for role, places, controls in plan:
-            change = losses(places, f"{role}: {_named(places)}") - whole
-            others = [losses(control, f"random heads beside {role}") - whole for control in controls]
+            change = losses_without(places, f"{role}: {_named(places)}") - whole
+            others = [losses_without(control, f"random heads beside {role}") - whole for control in controls]
             removed.append(judged(role, _named(places), change, torch.stack(others) if others else None))
     return {
         "loss": float(whole.mean()),
@@ -204,7 +204,7 @@ def _drawn(best: list[Place], free: list[Place], chance: random.Random) -> list[
     return drawn
 
 
-def _losses(model: Any, parts: Sequence[Batch]) -> Tensor:
+def losses(model: Any, parts: Sequence[Batch]) -> Tensor:
     """Mean loss (nats per token) of each sequence."""
     found = []
     for part in parts:

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from tests.hf.inspection.tiny import reading, tiny
-from unsoft.hf.ablation import losses_without
+from unsoft.hf.inspection.without_deletion import losses_without
 
 
 def tokens():

@@ -7,6 +7,7 @@ from collections.abc import Collection
 import torch
 from torch import Tensor
 
+from unsoft.hf.inspection.ablation import losses
 from unsoft.hf.inspection.batches import batches
 from unsoft.hf.inspection.layout import Layout, find_layout
 from unsoft.hf.inspection.observe import Seen, observe
@@ -50,16 +51,11 @@ def losses_without(
     if part not in PARTS:
         raise ValueError(f"ablation: argument 'part' is {part!r}; there are {', '.join(map(repr, PARTS))}")
     with evaluating(model):
-        first = batches(tokens[:1], None, 1, tokens.shape[1], model.device)[0]
-        layout = find_layout(model, runner(model), first)
+        parts = batches(tokens, None, batch_size, tokens.shape[1], model.device)
+        layout = find_layout(model, runner(model), parts[0])
         _check(layout, heads, part)
-        found = []
         with observe(model, _Removal(layout, heads, part, seed), layout.blocks):
-            for some in tokens.to(model.device).split(batch_size):
-                logits = model(input_ids=some, use_cache=False).logits[:, :-1].float()
-                surprise = torch.nn.functional.cross_entropy(logits.mT, some[:, 1:], reduction="none")
-                found.append(surprise.double().mean(-1).cpu())
-    return torch.cat(found)
+            return losses(model, parts)
 
 
 def _check(layout: Layout, heads: Collection[tuple[int, int]], part: str) -> None:
@@ -110,8 +106,8 @@ def deleting_part(value: Tensor, towards: Tensor) -> Tensor:
 
     >>> value, towards = torch.tensor([[1.0, 2.0], [-3.0, 2.0]]), torch.tensor([[1.0, 0.0], [2.0, 0.0]])
     >>> deleting_part(value, towards)
-    tensor([[ 0., 0.],
-            [-3., 0.]])
+    tensor([[ 0.,  0.],
+            [-3., -0.]])
     """
     along = (value * towards).sum(-1, keepdim=True).clamp(max=0)
     return ratio(along, towards.square().sum(-1, keepdim=True)) * towards
