@@ -20,6 +20,7 @@ COMPOSED = [
     "gated+logn+gpam",
     "gated+linear-relu",
     "gated+differential2",
+    "xsa+softmax",
     "performer(32)",
     "cosformer(99)",
     "retention(0.9)",
@@ -64,7 +65,7 @@ def test_the_fast_form_equals_the_weights_written_out(name, alignment):
     q, k, v = inputs(module)
     if alignment == "lower_right":
         q = q[:, :, 13:]
-    if alignment is False and name.startswith(("decay", "retention")):
+    if alignment is False and module.causal_only:
         with pytest.raises(ValueError, match="is_causal"):
             module(q, k, v)
         return
@@ -116,7 +117,7 @@ def test_a_masked_key_is_as_if_removed(name):
     q, k, v = inputs(module)
     mask = torch.ones(2, 1, 1, LENGTH, dtype=torch.bool)
     mask[..., 60:] = False
-    alignment = {"is_causal": True} if name.startswith(("decay", "retention")) else {}
+    alignment = {"is_causal": True} if module.causal_only else {}
     expected = module(q, k[:, :, :60], v[:, :, :60], **alignment)
     k[:, :, 60:], v[:, :, 60:] = torch.nan, torch.inf
     torch.testing.assert_close(module(q, k, v, mask, **alignment), expected, rtol=1e-9, atol=1e-9)
@@ -131,7 +132,7 @@ def test_grouped_queries_read_the_key_head_of_their_group(name):
     module = make(name)
     q, k, v = inputs(module, kv_heads=2)
     out = module(q, k, v, is_causal=True, enable_gqa=True)
-    if name.endswith("differential"):  # pairs of key heads: query pair p reads key pair p // group
+    if module.key_head_multiple == 2:  # pairs of key heads: query pair p reads key pair p // group
         k, v = (x.unflatten(1, (1, 2)).repeat_interleave(2, dim=1).flatten(1, 2) for x in (k, v))
     else:
         k, v = grouped(k, HEADS), grouped(v, HEADS)
