@@ -21,7 +21,7 @@ _INTERPRETED = (3, 16)
 
 
 def has_few_queries(call: Call) -> bool:
-    """Is a call to be split over its keys?
+    """Could a call be split over its keys?
 
     >>> from unsoft.engines.arguments import checked_call
     >>> from unsoft.formula import Formula

@@ -10,7 +10,6 @@ mass. Other widths and architectures keep the sizes of "other".
 import json
 import sys
 
-from tests.engines.triton.compiled import table
 from tests.engines.triton.compiled.ahead import TARGETS, compile_launch, example, launches, pretending
 from tests.engines.triton.compiled.resources import resources
 from unsoft.engines.triton import tile_sizes
@@ -51,7 +50,7 @@ def main() -> None:
     found = json.loads(tile_sizes._TABLE.read_text())
     for target in sys.argv[1:] or TARGETS:
         known = found[target] = {kernel: dict(found["other"][kernel]) for kernel in KERNELS}
-        for width in table.WIDTHS:
+        for width in CANDIDATES:
             for made in launches(example(resolve("cog"), width=width), target):
                 known[made.name][str(width)] = list(sizes_without_fault(made, target))
         write_whole(tile_sizes._TABLE, text_of(found).encode())
