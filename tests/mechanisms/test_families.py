@@ -132,7 +132,7 @@ def test_grouped_queries_read_the_key_head_of_their_group(name):
     module = make(name)
     q, k, v = inputs(module, kv_heads=2)
     out = module(q, k, v, is_causal=True, enable_gqa=True)
-    if name.endswith("differential"):  # pairs of key heads: query pair p reads key pair p // group
+    if module.key_head_multiple == 2:  # pairs of key heads: query pair p reads key pair p // group
         k, v = (x.unflatten(1, (1, 2)).repeat_interleave(2, dim=1).flatten(1, 2) for x in (k, v))
     else:
         k, v = grouped(k, HEADS), grouped(v, HEADS)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch.nn.functional import logsigmoid
@@ -42,7 +42,7 @@ class GatedSubject(Subject):
     where: str | None = None
 
     def module(self, length: int, heads: int = 1, width: int = WIDTH) -> Mechanism:
-        options = {} if self.where is None else {"where": self.where}
+        options: dict[str, Any] = {} if self.where is None else {"where": self.where}
         layer = mechanism(self.mechanism, heads=heads, head_dim=width, **options)
         layer.set_key_gate(beta=self.gate.beta, gamma=self.gate.gamma, t=self.gate.t)
         return layer

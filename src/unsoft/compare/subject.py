@@ -153,7 +153,8 @@ def default_names(level: Level, own: bool) -> tuple[str, ...]:
 def subjects_of(names: Sequence[str], own: Sequence[Formula]) -> list[Subject]:
     """The mechanisms by name, then the formulas; labels are made unique."""
     found: list[Subject] = []
-    for given in (*dict.fromkeys(names), *own):
+    everything: list[str | Formula] = [*dict.fromkeys(names), *own]
+    for given in everything:
         first = label_of(given) if isinstance(given, str) else given.name or str(given.weight)
         label = first
         taken = {subject.label for subject in found}

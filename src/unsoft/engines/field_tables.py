@@ -57,7 +57,7 @@ def _checked_names(formula: Formula, given: Any) -> Mapping[str, Any]:
         raise TypeError(
             f"attention: argument 'fields' must be a mapping from name to tensor, not {type(given).__name__}"
         )
-    given = given or {}
+    given = {} if given is None else given
     known = {*formula.fields, *(set(BUILT_IN.values()) & set(formula.symbols.all))}
     for name in given:
         if name not in known:

@@ -31,6 +31,9 @@ class Symbols(NamedTuple):
         return self.query + self.key
 
 
+NO_SYMBOLS = Symbols()
+
+
 def read_fields(given: Mapping[str, str] | None, params: Iterable[str]) -> dict[str, str]:
     """Names and sides of the fields, sorted by name.
 
@@ -80,7 +83,7 @@ def used(fields: Mapping[str, str], parts: Iterable[Expr]) -> Symbols:
 
 def hints(fields: Mapping[str, str]) -> dict[str, str]:
     """What to say of names that someone might expect: the bare name, and the letter of the other side."""
-    found = {}
+    found: dict[str, str] = {}
     for name, side in fields.items():
         written = " and ".join(f"{name}_{letter}" for letter in SIDES[side])
         found |= dict.fromkeys((name, f"{name}_i"), f"the field {name} of {side} is written {written}")

@@ -235,8 +235,8 @@ class Formula:
         parts = {part: str(self.__dict__[part]) for part in _PARTS if self.__dict__[part] is not None}
         about = {field: self.__dict__[field] for field in _ABOUT if self.__dict__[field] is not None}
         params = {"params": dict(self.params)} if self.params else {}
-        params |= {"fields": dict(self.fields)} if self.fields else {}
-        return parts | params | {"bias": self.bias} | about
+        fields = {"fields": dict(self.fields)} if self.fields else {}
+        return parts | params | fields | {"bias": self.bias} | about
 
     @staticmethod
     def from_dict(content: Mapping[str, Any]) -> Formula:

@@ -8,7 +8,7 @@ written is the sentence that says what to install; in memory a config keeps its 
 from __future__ import annotations
 
 from functools import cache
-from typing import Any
+from typing import Any, cast
 
 from transformers import PreTrainedConfig
 
@@ -35,22 +35,24 @@ class Marked:
 
 
 def _blank(kind: type[PreTrainedConfig]) -> PreTrainedConfig:
-    made = marked_class(kind)
+    made = marked_class(kind)  # type: ignore[arg-type]
     return made.__new__(made)
 
 
 @cache
-def marked_class(kind: type[PreTrainedConfig]) -> type[PreTrainedConfig]:
-    """The class of a swapped model's config. It keeps its name."""
-    if issubclass(kind, Marked):
-        return kind
+def _marked(kind: Any) -> type[PreTrainedConfig]:
     names = {"__module__": kind.__module__, "__qualname__": kind.__qualname__, "__doc__": kind.__doc__}
     return type(kind.__name__, (Marked, kind), names)
 
 
+def marked_class(kind: type[PreTrainedConfig]) -> type[PreTrainedConfig]:
+    """The class of a swapped model's config. It keeps its name."""
+    return kind if issubclass(kind, Marked) else _marked(cast(Any, kind))
+
+
 def mark(config: PreTrainedConfig) -> None:
     """From now on the config says wherever it is written that its model is swapped."""
-    config.__class__ = marked_class(type(config))
+    config.__class__ = marked_class(type(config))  # type: ignore[arg-type]
 
 
 def unmarked(content: dict[str, Any]) -> dict[str, Any]:

@@ -24,6 +24,11 @@ def command(
 
     With --gpu also: forward and every gradient of the engine 'triton' against the dense one in float64, some
     fifty kinds of call, a few minutes. Attach the file of --out to an issue.
+
+    \b
+    Examples:
+      unsoft doctor
+      unsoft doctor --gpu --out gpu.json
     """
     if out is not None:
         check_file(out)

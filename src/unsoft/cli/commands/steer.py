@@ -13,6 +13,8 @@ from unsoft.cli.steer_inputs import lines, listed, pairs, places, prose
 from unsoft.cli.terminal import INTERRUPTED, console, note, progress, show_table
 
 if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
     from unsoft.hf.steering.controls import Judgement
 
 command = typer.Typer(

@@ -6,6 +6,7 @@ import ctypes
 import struct
 from collections.abc import Sequence
 from functools import lru_cache
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -24,6 +25,13 @@ VARIABLE = struct.Struct("14q2d24q")
 v and out with their strides and types."""
 _HEAD, _NO_TENSOR = struct.Struct("14q2d"), (0,) * 5
 FINITE, _OUT_OF_MEMORY = 0, 2
+
+
+class Compiled(Protocol):
+    """A formula, or a rule of rows, as the kernel takes it."""
+
+    mechanism: int
+    """Its address."""
 
 
 class Kernel:
@@ -109,7 +117,7 @@ class Common:
     """The fields of struct Call that forward and backward share, and the tensors that must outlive the
     call."""
 
-    def __init__(self, code: Kernel, call: Call) -> None:
+    def __init__(self, code: Compiled, call: Call) -> None:
         # What lies in the memory of a negative view (x.conj().imag is one) is not what it stands for.
         q, k, v = self.tensors = call.q.resolve_neg(), call.k.resolve_neg(), call.v.resolve_neg()
         (batch, heads, length, width), (_, kv_heads, keys, value_width) = q.shape, v.shape

@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from unsoft.engines.native.compiler import cache_directory
+from unsoft.engines.native.trust import make_private_folder
+from unsoft.files import write_json
 
 
 class TileSizes(NamedTuple):
@@ -80,3 +82,11 @@ def tuned() -> dict[str, list[int]]:
 def tuned_key(kernel: str, device: str, formula: str, width: int, dtype: str) -> str:
     """What measured sizes belong to."""
     return json.dumps([kernel, device, formula, width, dtype])
+
+
+def keep_tuned(key: str, sizes: TileSizes) -> None:
+    """Keeps measured sizes beside those that are there."""
+    file = tuned_file()
+    make_private_folder(file.parent)
+    write_json(file, {"sizes": tuned() | {key: list(sizes)}})
+    tuned.cache_clear()

@@ -22,7 +22,8 @@ def check_pairs(name: str, layer_spec: LayerSpec) -> None:
 
 def joined(value: Tensor) -> Tensor:
     """Values (..., heads, keys, Dv) of neighbouring heads side by side: (..., pairs, keys, 2 Dv)."""
-    return value.unflatten(-3, (-1, 2)).transpose(-3, -2).flatten(-2)
+    pairs: Tensor = value.unflatten(-3, (-1, 2)).transpose(-3, -2).flatten(-2)
+    return pairs
 
 
 def split(out: Tensor) -> Tensor:
@@ -33,7 +34,8 @@ def split(out: Tensor) -> Tensor:
     >>> torch.equal(split(joined(x)), x)
     True
     """
-    return out.unflatten(-1, (2, -1)).transpose(-3, -2).flatten(-4, -3)
+    heads: Tensor = out.unflatten(-1, (2, -1)).transpose(-3, -2).flatten(-4, -3)
+    return heads
 
 
 def of_half(

@@ -66,6 +66,7 @@ struct Rows {
     Buffer<real> fields, key_fields;             // of queries, QUERY_TILE apart; of keys, for few queries
     Buffer<real> field_gradient, key_gradient;   // backward only
 
+    Rows() : query_field_count(0), key_field_count(0), fields(0), key_fields(0), field_gradient(0), key_gradient(0) {}  // no fields
     explicit Rows(const Call &c, bool backward = false)
         : query_field_count(c.mechanism->query_fields), key_field_count(c.mechanism->key_fields), fields(query_field_count * QUERY_TILE),
           key_fields(backward ? 0 : key_field_count * FEW * KEY_TILE_ROWS),
