@@ -13,7 +13,7 @@ from unsoft.engines.terms import BIAS, masked
 from unsoft.formula import Expr, Formula, Instruction, derivative, lower
 from unsoft.formula.cpp import definitions, literal, operation
 from unsoft.formula.expr import number, postorder, symbol
-from unsoft.formula.fields import NO_SYMBOLS, Symbols
+from unsoft.formula.fields import Symbols
 from unsoft.formula.instructions import Operand
 from unsoft.formula.operation import COMPARISONS
 
@@ -52,7 +52,7 @@ def formula_source(formula: Formula) -> str:
         "parameter_slopes": by_parameter,
         "field_slopes": {f"slopes.{output}": expr for output, expr in (slope | by_field).items()},
     }
-    entry = _EntryFunctions(functions, names, fields)
+    entry = EntryFunctions(functions, names, fields)
     offset, norm = formula.offset_mass, formula.norm
     row_slopes = _row_slopes(offset, norm, names)
     row_field_slopes = _row_slopes(offset, norm, fields.query)
@@ -79,51 +79,51 @@ struct Formula {{
         V key_dweight[key_fields + 1], key_dmass[key_fields + 1];
     }};
     struct Row {{
-{_lines(entry.row_declarations)}
+{code_lines(entry.row_declarations)}
     }};
     UNSOFT_INLINE Row row({_ROW_ARGUMENTS}) {{
-{_lines(entry.row_body)}
+{code_lines(entry.row_body)}
     }}
     UNSOFT_INLINE V peak(V s, const Row &row, const Key &key, V b) {{
         V peak = {{}};
-{_lines(entry.bodies["peak"])}
+{code_lines(entry.bodies["peak"])}
         return peak;
     }}
     UNSOFT_INLINE void value(V s, const Row &row, const Key &key, V b, V &weight, V &mass) {{
         mass = V{{}};
-{_lines(entry.bodies["value"])}
+{code_lines(entry.bodies["value"])}
     }}
     UNSOFT_INLINE void slope(
         V s, const Row &row, const Key &key, V b, V &weight, V &dweight, V &mass, V &dmass
     ) {{
         mass = dmass = V{{}};
-{_lines(entry.bodies["slope"])}
+{code_lines(entry.bodies["slope"])}
     }}
     UNSOFT_INLINE void parameter_slopes(V s, const Row &row, const Key &key, V b, V *dweight, V *dmass) {{
-{_lines(entry.bodies["parameter_slopes"])}
+{code_lines(entry.bodies["parameter_slopes"])}
     }}
     UNSOFT_INLINE void bias_slopes(V s, const Row &row, const Key &key, V b, V &dweight, V &dmass) {{
         dmass = V{{}};
-{_lines(entry.bodies["bias_slopes"])}
+{code_lines(entry.bodies["bias_slopes"])}
     }}
     UNSOFT_INLINE void field_slopes(V s, const Row &row, const Key &key, V b, FieldSlopes &slopes) {{
         slopes.mass = slopes.dmass = V{{}};
-{_lines(entry.bodies["field_slopes"])}
+{code_lines(entry.bodies["field_slopes"])}
     }}
     UNSOFT_INLINE V offset({_ROW_ARGUMENTS}) {{
-{_lines(_row_function({"return": offset or _ZERO}, names, fields))}
+{code_lines(row_function({"return": offset or _ZERO}, names, fields))}
     }}
     UNSOFT_INLINE V norm{signature} {{
-{_lines(_row_function({"return": norm or _Z}, names, fields))}
+{code_lines(row_function({"return": norm or _Z}, names, fields))}
     }}
     UNSOFT_INLINE V norm_slope{signature} {{
-{_lines(_row_function({"return": norm_slope}, names, fields))}
+{code_lines(row_function({"return": norm_slope}, names, fields))}
     }}
     UNSOFT_INLINE void row_parameter_slopes(V z, {_ROW_ARGUMENTS}, V *doffset, V *dnorm) {{
-{_lines(_row_function(row_slopes, names, fields))}
+{code_lines(row_function(row_slopes, names, fields))}
     }}
     UNSOFT_INLINE void row_field_slopes(V z, {_ROW_ARGUMENTS}, V *doffset, V *dnorm) {{
-{_lines(_row_function(row_field_slopes, names, fields))}
+{code_lines(row_function(row_field_slopes, names, fields))}
     }}
 }};
 #include "tile.h"
@@ -140,14 +140,18 @@ def _row_slopes(offset: Expr | None, norm: Expr | None, names: Sequence[str]) ->
     }
 
 
-class _EntryFunctions:
-    """Functions of one logit: their bodies, and the row constants they share."""
+class EntryFunctions:
+    """Functions of one logit: their bodies, and the row constants they share.
+
+    ``keyed``: they are given the key (its position and fields) as ``key``.
+    """
 
     def __init__(
         self,
         functions: Mapping[str, Mapping[str, Expr]],
         names: list[str],
-        fields: Symbols = NO_SYMBOLS,
+        fields: Symbols,
+        keyed: bool = True,
     ) -> None:
         outputs = {f"{f}.{output}": expr for f, group in functions.items() for output, expr in group.items()}
         instructions, results = lower(outputs)
@@ -168,9 +172,8 @@ class _EntryFunctions:
                 row_constants.append(x)
             return f"row.{row_operand(x)}"
 
-        of_key = _loaded("key_field", "key.field", fields.key)
-        if any("j" in expr.symbols for expr in outputs.values()):
-            of_key.append("[[maybe_unused]] const V j = key.j;")
+        of_key = ["[[maybe_unused]] const V j = key.j;", *_loaded("key_field", "key.field", fields.key)]
+        of_key = of_key if keyed else []
         for f, group in functions.items():
             wanted = _needed([results[f"{f}.{output}"] for output in group], by_target)
             body = [
@@ -192,9 +195,7 @@ class _EntryFunctions:
         self.row_body.append("return row;")
 
 
-def _row_function(
-    outputs: Mapping[str, Expr], names: list[str], fields: Symbols = NO_SYMBOLS
-) -> list[str]:
+def row_function(outputs: Mapping[str, Expr], names: list[str], fields: Symbols) -> list[str]:
     instructions, results = lower(outputs)
     operand = _operand_names(names, fields)
     body = _parameters(names, fields) + [_statement(x, operand) for x in instructions]
@@ -245,7 +246,7 @@ def _bool(part: object) -> str:
     return "false" if part is None else "true"
 
 
-def _lines(statements: list[str]) -> str:
+def code_lines(statements: list[str]) -> str:
     return "\n".join(f"        {line}" for line in statements)
 
 

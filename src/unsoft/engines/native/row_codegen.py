@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from unsoft.engines.native.codegen import _EntryFunctions as EntryFunctions
-from unsoft.engines.native.codegen import _lines as code_lines
-from unsoft.engines.native.codegen import _row_function as row_function
+from unsoft.engines.native.codegen import EntryFunctions, code_lines, row_function
 from unsoft.formula import Expr, derivative
 from unsoft.formula.cpp import definitions
 from unsoft.formula.expr import postorder
+from unsoft.formula.fields import Symbols
 
 _ROW = "V m, V n, V i, V t, const real *params"
+_NO_FIELDS = Symbols()
 _LIMITS = "V n, V i, const real *params"
 
 
@@ -34,12 +34,12 @@ def threshold_source(parts: Mapping[str, Expr], names: list[str]) -> str:
             for part in ("weight", "mass")
         },
     }
-    entry = EntryFunctions(functions, names)
+    entry = EntryFunctions(functions, names, _NO_FIELDS, keyed=False)
     whole = [expr for group in functions.values() for expr in group.values()]
     used = {node.op for node in postorder(*whole, *parts.values())}
 
     def limit(part: str) -> str:
-        return code_lines(row_function({"return": parts[part]}, names))
+        return code_lines(row_function({"return": parts[part]}, names, _NO_FIELDS))
 
     straight = {"y": parts["straight"], "slope": parts["straight_slope"]}
     return f"""#include "simd.h"
@@ -58,7 +58,8 @@ struct Rule {{
     UNSOFT_INLINE void weight(V s, const Row &row, V &weight) {{
 {code_lines(entry.bodies["weight"])}
     }}
-    UNSOFT_INLINE void slope(V s, const Row &row, V &weight, V &weight_s, V &weight_t, V &mass_s, V &mass_t) {{
+    UNSOFT_INLINE void slope(V s, const Row &row, V &weight, V &weight_s, V &weight_t, V &mass_s,
+                             V &mass_t) {{
 {code_lines(entry.bodies["slope"])}
     }}
     UNSOFT_INLINE void parameter_slopes(V s, const Row &row, V *weight_p, V *mass_p) {{
@@ -71,7 +72,7 @@ struct Rule {{
 {limit("high")}
     }}
     UNSOFT_INLINE void straight(V z, {_LIMITS}, V &y, V &slope) {{
-{code_lines(row_function(straight, names))}
+{code_lines(row_function(straight, names, _NO_FIELDS))}
     }}
 }};
 #include "rows/threshold.h"

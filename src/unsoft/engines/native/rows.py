@@ -10,9 +10,7 @@ from typing import cast
 import torch
 
 from unsoft.engines.call import Call, Gradients, Rows, Upstream
-from unsoft.engines.native.binding import FINITE
-from unsoft.engines.native.binding import _Common as Common
-from unsoft.engines.native.binding import _status as check_status
+from unsoft.engines.native.binding import FINITE, Common, check_status
 from unsoft.engines.native.compiler import KERNEL, load_libraries
 from unsoft.engines.rows.dense import dense_rows
 from unsoft.engines.rows.rule import RowRule
@@ -68,8 +66,8 @@ def backward(call: Call, upstream: Upstream) -> Gradients:
         if _is_finite(call):
             code = row_kernel(rule_of(call).key, q.dtype == torch.float64)
             common = Common(code, call)
-            wanted = common.fields(*rows, (grad_out, dq, dk, dv), (dbias, dparams, None, None))
-            status = check_status(code.backward(wanted))
+            fields = common.fields(*rows, (grad_out, dq, dk, dv), (dbias, dparams, None, None))
+            status = check_status(code.backward(fields))
         if status != FINITE:
             return _exact_gradients(call, upstream)
     empty = params.new_empty(0)
@@ -79,8 +77,8 @@ def backward(call: Call, upstream: Upstream) -> Gradients:
         dv,
         empty if dbias is None or call.bias is None else dbias.sum_to_size(call.bias.shape),
         empty if dparams is None else dparams.T.to(params.dtype),
-        query_fields=empty,
-        key_fields=empty,
+        empty,
+        empty,
     )
 
 
