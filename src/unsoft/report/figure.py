@@ -129,7 +129,7 @@ def by_mechanism(
     # The script of pages computes these again whenever other mechanisms are shown.
     dashes = [_dash(label, first, about["same"].get(about["panel"], [])) for label in order]
     range_ = dashes if fixed else [alt.expr(f"dashes[{k}]") for k in range(len(order))]
-    # Another domain than that of the colours, lest Vega-Lite takes both for one and dashes the legend's marks.
+    # Another domain than that of the colours: else Vega-Lite joins them, and dashes the legend's marks.
     scale = alt.Scale(domain=["", *order], range=[[1, 0], *range_])
     dash = alt.StrokeDash("mechanism:N", legend=None, scale=scale)
     scale = alt.Scale(domain=order, range=[look.mark for look in looks])
