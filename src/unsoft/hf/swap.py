@@ -170,8 +170,8 @@ def _swapped(found: Found, recipe: Recipe) -> Swapped:
     label = label_of(what) if isinstance(what, str) else str(what)
     if mechanism.takes_fields or "fields_from" in recipe.options:
         raise ValueError(
-            f"swap: a model cannot give {label!r} its fields, and a class cannot be saved with it; register the"
-            " formula with unsoft.register(name, formula, fields_from=...) and swap by that name"
+            f"swap: a model cannot give {label!r} its fields, and a class cannot be saved with it; register"
+            " the formula with unsoft.register(name, formula, fields_from=...) and swap by that name"
         )
     if mechanism.uses_hidden:
         mechanism = recipe.build(with_hidden(found, label))

@@ -110,7 +110,7 @@ class Mechanism(nn.Module):
             ``positions`` are those of the new queries and of all keys, and ``fields`` those of new tokens.
         """
         threads_are_used()
-        options = {
+        options: dict[str, Any] = {
             "attn_mask": attn_mask,
             "dropout_p": dropout_p,
             "is_causal": is_causal,
