@@ -13,7 +13,6 @@ from unsoft.cli.steer_inputs import lines, listed, load, pairs, places, prose
 from unsoft.cli.terminal import INTERRUPTED, console, note, progress, show_table
 
 if TYPE_CHECKING:
-
     from unsoft.hf.steering.controls import Judgement
 
 command = typer.Typer(
