@@ -1,7 +1,7 @@
 """Writes the tables of docs/choose.md from what ``unsoft compare`` and the benchmarks measured.
 
 ``python docs/choose.py report [report ...]`` keeps the scoreboards of these folders in docs/choose.json (the
-first that has a mechanism counts) and writes the page; without a folder it writes the page alone.
+first that measured a cell counts) and writes the page; without a folder it writes the page alone.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ NEEDS = {  # a column that is not named here is shown by its own title
     "memory": "training in no more memory than PyTorch's fused softmax",
     "trained": "evidence from trained models",
 }
+KEPT = ("command", "written", "machine", "threads", "load", "versions", "code")
 SHOWN = 6
 ANCHORS = {  # in docs/mechanisms.md, where the heading has the argument too
     name: "".join(c for c in row["name"] if c.isalnum() or c in "-_")
@@ -40,19 +41,23 @@ ANCHORS = {  # in docs/mechanisms.md, where the heading has the argument too
 
 
 def keep(reports: list[Path]) -> dict[str, Any]:
-    """The scoreboards of the reports as one record."""
-    record: dict[str, Any] = {"runs": [], "columns": [], "scoreboard": []}
+    """The scoreboards of the reports as one record: the first that measured a cell counts."""
+    runs: list[dict[str, Any]] = []
+    columns: dict[str, Any] = {}
+    board: dict[str, dict[str, Any]] = {}
     for report in reports:
         found = json.loads((report / "compare.json").read_text())
-        known = {row["mechanism"] for row in record["scoreboard"]}
-        rows = [row for row in found["scoreboard"] if row["mechanism"] not in known]
-        kept = ("command", "written", "machine", "threads", "load", "versions", "code")
-        record["runs"].append(
-            {key: found[key] for key in kept} | {"mechanisms": [r["mechanism"] for r in rows]}
-        )
-        record["columns"] = record["columns"] or found["columns"]
-        record["scoreboard"] += rows
-    return record
+        used = []
+        for row in found["scoreboard"]:
+            cells = board.setdefault(row["mechanism"], {})
+            new = {name: cell for name, cell in row["cells"].items() if cell["value"] is not None} | cells
+            if new.keys() != cells.keys():
+                board[row["mechanism"]] = new
+                used.append(row["mechanism"])
+        columns = {column["name"]: column for column in found["columns"]} | columns
+        runs.append({key: found[key] for key in KEPT} | {"mechanisms": used})
+    rows = [{"mechanism": name, "cells": cells} for name, cells in board.items()]
+    return {"runs": runs, "columns": list(columns.values()), "scoreboard": rows}
 
 
 def read() -> dict[str, Any]:

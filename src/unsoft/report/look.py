@@ -59,7 +59,8 @@ class Look:
 
 
 def look_of(label: str) -> Look:
-    """The look of a mechanism by its label. A composition has the colour of its last part.
+    """The look of a mechanism by its label. A composition has the colour of its last part, and what stands
+    after a name, as in "softmax ×2 heads", changes dash and mark.
 
     >>> look_of("cog")
     Look(colour='#d55e00', dash=(1, 0), mark='square')
@@ -67,9 +68,9 @@ def look_of(label: str) -> Look:
     (True, False)
     """
     *modifiers, base = label.split("+")
-    name, bracket = re.fullmatch(r"\s*([^(]*)(.*)", base, re.DOTALL).groups()  # type: ignore[union-attr]
-    found = _base(name.strip())
-    changes = [*modifiers, *([bracket] if bracket else [])]
+    name, more = re.fullmatch(r"\s*([^\s(]*)(.*)", base, re.DOTALL).groups()  # type: ignore[union-attr]
+    found = _base(name)
+    changes = [*modifiers, *([more] if more.strip() else [])]
     dash, mark = found.dash, _MARKS.index(found.mark)
     for change in changes:
         digest = zlib.crc32(change.strip().encode())

@@ -20,7 +20,14 @@ from unsoft.engines.run import run_formula
 from unsoft.engines.threads import threads_are_used
 from unsoft.formula import Formula
 from unsoft.mechanisms.core.cache import Cache, KeyValueCache
-from unsoft.mechanisms.core.field_source import FieldCache, FieldSource, Tokens, Values, with_cached_keys
+from unsoft.mechanisms.core.field_source import (
+    FieldCache,
+    FieldSource,
+    Tokens,
+    Values,
+    keys_there,
+    with_cached_keys,
+)
 from unsoft.mechanisms.core.spec import LayerSpec
 
 
@@ -32,6 +39,7 @@ class Inputs(NamedTuple):
     value: Tensor
     hidden: Tensor | None = None
     geometry_keys: Tensor | None = None
+    first_value: Tensor | None = None
     return_weights: bool = False
     options: dict[str, Any] = {}  # noqa: RUF012 (never written to)
     """attn_mask, dropout_p, is_causal, scale, enable_gqa, engine, positions."""
@@ -52,6 +60,8 @@ class Mechanism(nn.Module):
     """The attributes that hold the formulas it runs; they may be replaced (:meth:`replace_formulas`)."""
     key_head_multiple: ClassVar[int] = 1
     """The number of key heads must be a multiple of this."""
+    needs_first_value: bool = False
+    """Does it want the values of the network's first layer (``first_value=``)?"""
     sees_itself: bool = True
     """Does a causal row see the key of its own token?"""
     needs_all_keys: ClassVar[bool] = False
@@ -77,6 +87,7 @@ class Mechanism(nn.Module):
         return_weights: bool = False,
         hidden: Tensor | None = None,
         geometry_keys: Tensor | None = None,
+        first_value: Tensor | None = None,
         cache: Cache | None = None,
         positions: tuple[Tensor, Tensor] | None = None,
         fields: Mapping[str, Values] | None = None,
@@ -90,13 +101,16 @@ class Mechanism(nn.Module):
             Keys (..., key heads, S, any width) for mechanisms that look at the distances between keys, if
             those should not be the keys that are attended to: rotary embedding makes their distances depend
             on position.
+        first_value
+            The values of the network's first layer for the same tokens, for mechanisms that add them to their
+            own (``needs_first_value``).
         cache
             From :meth:`new_cache`. The keys and values given are those of new tokens; the queries see all
             tokens so far, causally. Works for whole prompts, chunks and single tokens alike. Then
             ``positions`` are those of the new queries and of all keys, and ``fields`` those of new tokens.
         """
         threads_are_used()
-        options = {
+        options: dict[str, Any] = {
             "attn_mask": attn_mask,
             "dropout_p": dropout_p,
             "is_causal": is_causal,
@@ -112,7 +126,7 @@ class Mechanism(nn.Module):
                     f" which {type(self).__name__} does not"
                 )
             options["fields"] = fields
-        inputs = Inputs(query, key, value, hidden, geometry_keys, return_weights, options)
+        inputs = Inputs(query, key, value, hidden, geometry_keys, first_value, return_weights, options)
         if cache is None:
             return self.attend(inputs)
         return self.attend_cached(inputs, cache)
@@ -342,8 +356,9 @@ class Pointwise(Mechanism):
             )
         offset = inputs.key.shape[-2] - inputs.query.shape[-2] if alignment == "lower_right" else 0
         past = {} if cache is None else cache.fields
+        there = keys_there(inputs.options["attn_mask"], inputs.key.shape[-2], cache is not None)
         fields: Mapping[str, Values] = self.source(
-            Tokens(inputs.query, inputs.key, inputs.hidden, past, offset)
+            Tokens(inputs.query, inputs.key, inputs.hidden, past, offset, there)
         )
         return fields
 
