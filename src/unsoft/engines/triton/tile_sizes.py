@@ -25,8 +25,9 @@ class TileSizes(NamedTuple):
 KERNELS = ("forward", "query_gradients", "key_gradients")
 _TABLE = Path(__file__).parent / "tile_sizes.json"
 SMALLEST = TileSizes(16, 16, 4, 1)
-EXACT = {False: TileSizes(32, 32, 4, 1), True: SMALLEST}
-"""Of kernels that follow the rules for NaN and Inf, by whether heads are wider than 128; they rarely run."""
+EXACT = {False: TileSizes(16, 32, 4, 1), True: SMALLEST}
+"""Of kernels that follow the rules for NaN and Inf, by whether heads are wider than 128; they rarely run. No
+other tile has fewer rows: partial sums that belong to blocks of rows are written over."""
 
 
 def candidates(kernel: str, architecture: str, width: int, bits: int) -> list[TileSizes]:

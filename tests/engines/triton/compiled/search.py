@@ -1,11 +1,10 @@
-"""Which tile sizes fit which GPU? Writes src/unsoft/engines/triton/tile_sizes.json,
-and resources.csv beside this file.
+"""Which tile sizes fit which GPU? Writes src/unsoft/engines/triton/tile_sizes.json.
 
     python -m tests.engines.triton.compiled.search [TARGET ...]
 
 For every target, head width and kernel it compiles candidates, the fastest to be expected first, until one
-takes no spilled register into a loop and fits the shared memory for cog, whose derivatives need most
-registers among the built-in formulas. Other widths and architectures keep the sizes of "other".
+takes no spilled register into a loop and fits the shared memory, for cog: a signed formula with a peak and a
+mass. Other widths and architectures keep the sizes of "other".
 """
 
 import json
@@ -20,15 +19,23 @@ from unsoft.files import write_whole
 from unsoft.mechanisms import resolve
 
 CANDIDATES = {
-    "forward": ["128 64 4 3", "128 64 8 3", "128 64 8 2", "64 64 4 3", "64 64 4 2", "64 32 4 2"],
-    "query_gradients": ["128 64 8 2", "64 64 4 2", "64 32 4 2", "32 32 4 2"],
-    "key_gradients": ["64 64 4 2", "64 128 8 2", "32 64 4 2", "16 64 4 2", "32 32 4 1"],
+    64: {
+        "forward": ["128 64 4 3", "128 64 8 2", "64 64 4 2", "64 32 4 2"],
+        "query_gradients": ["128 64 8 2", "64 64 4 2", "64 32 4 2", "32 32 4 2"],
+        "key_gradients": ["64 64 4 2", "32 64 4 2", "16 64 4 2", "32 32 4 1"],
+    },
+    128: {
+        "forward": ["128 64 8 2", "64 64 4 2", "64 32 4 2", "32 32 4 2"],
+        "query_gradients": ["64 64 4 2", "64 32 4 2", "32 32 4 2"],
+        "key_gradients": ["32 64 4 2", "16 64 4 2", "32 32 4 1"],
+    },
 }
+"""By head width. Larger tiles read keys and queries less often; what spills on sm_80 is left out."""
 
 
 def sizes_without_fault(made, target: str) -> TileSizes:
     """The first candidate that compiles well; the last if none does."""
-    for text in CANDIDATES[made.name]:
+    for text in CANDIDATES[made.width][made.name]:
         sizes = TileSizes(*map(int, text.split()))
         with pretending(target, None):
             used = resources(compile_launch(made, sizes))
