@@ -71,6 +71,12 @@ def test_a_run(with_gpu, monkeypatch, tmp_path):
     assert kept["tiles"][0]["tile"] == [64, 64, 4, 2] and kept["tiles"][0]["milliseconds"] == 2.0
 
 
+def test_json_instead_of_a_table(with_gpu, monkeypatch):
+    monkeypatch.setattr(tuning, "tune", lambda formula, **options: [FOUND])
+    record = json.loads(run("tune", "cog", "--json").stdout)
+    assert [row["mechanism"] for row in record["tiles"]] == ["cog", "cog"]
+
+
 def test_an_interrupted_run_shows_what_it_found(with_gpu, monkeypatch):
     def interrupted(formula, **options):
         yield FOUND

@@ -109,7 +109,9 @@ def test_nonsense_is_one_line(run_here, arguments, says):
 
 def test_cache_info_as_json(run_here):
     found = json.loads(run_here("cache", "info", "--json").stdout)
-    assert [sorted(one) for one in found] == [["bytes", "count", "folder", "what"]] * 3
+    assert [sorted(one) for one in found] == [["bytes", "count", "folder", "what"]] * len(found) and len(
+        found
+    ) >= 3
 
 
 def test_exit_codes_are_documented(run_here):

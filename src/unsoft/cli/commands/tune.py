@@ -2,28 +2,38 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from unsoft.cli.arguments import check_file
+from unsoft.cli.arguments import AsJson, check_file
+from unsoft.cli.mechanisms import Formulas, Names, NamesOption, chosen
 from unsoft.cli.terminal import INTERRUPTED, note, progress, show_table
 
 _DTYPES = ("bfloat16", "float16", "float32")
 
 
 def command(
-    mechanisms: Annotated[list[str], typer.Argument(help="Names of formulas, such as cog softmax.")],
+    mechanism: Names = None,
+    mechanism_option: NamesOption = None,
+    formula: Formulas = None,
     width: Annotated[list[int] | None, typer.Option(help="Head width; may be repeated (64 and 128).")] = None,
     dtype: Annotated[str, typer.Option(help="bfloat16, float16 or float32.")] = "bfloat16",
     length: Annotated[int, typer.Option(help="Tokens of the call that is timed.")] = 4096,
     out: Annotated[Path | None, typer.Option(help="Keep the figures in this JSON file.")] = None,
+    as_json: AsJson = False,
 ) -> None:
     """Measure the GPU engine's kernels with many tile sizes and keep the fastest for later calls.
 
     Some minutes for each mechanism and width, most of it compiling. What has been found stays if you
     interrupt it; 'unsoft cache clear' forgets it.
+
+    \b
+    Examples:
+      unsoft tune cog
+      unsoft tune cog softmax --width 128 --out tiles.json
     """
     widths = width or [64, 128]
     if dtype not in _DTYPES:
@@ -36,18 +46,22 @@ def command(
         check_file(out)
     from unsoft.mechanisms.core.registry import resolve_formula
 
-    formulas = {name: resolve_formula(name) for name in mechanisms}
+    names = chosen(mechanism, mechanism_option, formula) or ["softmax", "cog"]
+    formulas = {name: resolve_formula(name) for name in names}
     _check_gpu()
     rows, finished = _measure(formulas, widths, dtype, length)
-    _show(rows)
+    from unsoft.bench.record import gpu, versions
+
+    record = {"schema": 1, "gpu": gpu(), "versions": versions(), "finished": finished, "tiles": rows}
+    if as_json:
+        typer.echo(json.dumps(record, indent=1))
+    else:
+        _show(rows)
     if out is not None:
-        from unsoft.bench.record import gpu, versions
         from unsoft.files import write_json
 
-        write_json(
-            out, {"schema": 1, "gpu": gpu(), "versions": versions(), "finished": finished, "tiles": rows}
-        )
-        typer.echo(f"written to {out}")
+        write_json(out, record)
+        typer.echo(f"written to {out}", err=as_json)
     if not finished:
         note("interrupted; what was found until then is kept")
         raise typer.Exit(INTERRUPTED)

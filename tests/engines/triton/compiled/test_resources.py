@@ -61,6 +61,14 @@ def test_the_kernels_for_nan_compile(target):
     assert found == ["forward", "forward", "query_gradients", "key_gradients"]
 
 
+@pytest.mark.parametrize("target", TARGETS)
+def test_the_kernels_for_few_queries_compile(target):
+    call = example(resolve("cog"), queries=1, keys=4096, causal=False)
+    found = {made.name: used for made, used in compile_all(call, target, exact=True)}
+    assert found["decode"].matrix and not found["decode"].spills_in_loops
+    assert found["combine"].shared <= found["combine"].shared_limit
+
+
 @pytest.mark.parametrize("width", [16, 80, 256])
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32, torch.float64], ids=str)
 def test_other_dtypes_and_widths_compile(dtype, width):
