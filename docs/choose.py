@@ -19,6 +19,8 @@ from unsoft.report.page import number
 HERE = Path(__file__).parent
 PAGE, RECORD = HERE / "choose.md", HERE / "choose.json"
 BENCHMARKS = HERE.parent / "benchmarks"
+AIMS = {"clones": 1.0}
+"""Columns whose best number is in the middle: those nearest to it, in ratio, come first."""
 NEEDS = {  # a column that is not named here is shown by its own title
     "needle": "one key to win among a thousand others",
     "clones": "fifty copies of a key to count as one",
@@ -100,7 +102,11 @@ def best(cells: dict[str, Any], reading: str, column: dict[str, Any], before: st
     names = [
         name for name, found in cells.items() if found["value"] is not None and found["reading"] == reading
     ]
-    names.sort(key=lambda name: cells[name]["value"], reverse=not column["low_is_good"])
+    aim, down = AIMS.get(column["name"]), not column["low_is_good"]
+    values = {name: cells[name]["value"] for name in names}
+    if aim:
+        values, down = {name: abs(math.log(value / aim)) for name, value in values.items()}, False
+    names.sort(key=values.__getitem__, reverse=down)
     shown = [
         f"[{name}](mechanisms.md#{ANCHORS.get(name, name)}) {cell(cells[name])}" for name in names[:SHOWN]
     ]

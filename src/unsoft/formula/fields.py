@@ -31,6 +31,9 @@ class Symbols(NamedTuple):
         return self.query + self.key
 
 
+NO_SYMBOLS = Symbols()
+
+
 def read_fields(given: Mapping[str, str] | None, params: Iterable[str]) -> dict[str, str]:
     """Names and sides of the fields, sorted by name.
 

@@ -49,7 +49,7 @@ def _register_models(kind: type[PreTrainedConfig]) -> None:
             found = mapping[kind]
             several = isinstance(found, (list, tuple))
             swapped = tuple(swapped_class(one) for one in (found if several else (found,)))
-            marked = marked_class(kind)  # type: ignore[arg-type]
+            marked = marked_class(kind)
             mapping.register(marked, swapped if several else swapped[0], exist_ok=True)
 
 

@@ -35,7 +35,7 @@ class Marked:
 
 
 def _blank(kind: type[PreTrainedConfig]) -> PreTrainedConfig:
-    made = marked_class(kind)  # type: ignore[arg-type]
+    made = marked_class(kind)
     return made.__new__(made)
 
 
@@ -52,7 +52,7 @@ def marked_class(kind: type[PreTrainedConfig]) -> type[PreTrainedConfig]:
 
 def mark(config: PreTrainedConfig) -> None:
     """From now on the config says wherever it is written that its model is swapped."""
-    config.__class__ = marked_class(type(config))  # type: ignore[arg-type]
+    config.__class__ = marked_class(type(config))
 
 
 def unmarked(content: dict[str, Any]) -> dict[str, Any]:

@@ -81,6 +81,7 @@ class Recipe:
             heads=layer_spec.heads,
             head_dim=layer_spec.head_dim,
             value_dim=layer_spec.value_dim,
+            hidden_dim=layer_spec.hidden_dim,
             layer=layer_spec.layer,
             layers=layer_spec.layers,
             **({} if what == KEPT else self.options),

@@ -168,6 +168,11 @@ def _swapped(found: Found, recipe: Recipe) -> Swapped:
     mechanism = recipe.build(found.layer_spec)
     what = recipe.mechanism_of(found.layer_spec.layer, found.layer_spec.layers or 1)
     label = label_of(what) if isinstance(what, str) else str(what)
+    if mechanism.takes_fields or "fields_from" in recipe.options:
+        raise ValueError(
+            f"swap: a model cannot give {label!r} its fields, and a class cannot be saved with it; register"
+            " the formula with unsoft.register(name, formula, fields_from=...) and swap by that name"
+        )
     if mechanism.uses_hidden:
         mechanism = recipe.build(with_hidden(found, label))
     _check_direction(mechanism, label, found)

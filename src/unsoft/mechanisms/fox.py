@@ -9,8 +9,8 @@ needs no other positions. Cannot: look ahead, subtract, or attend to nothing. Wi
 is softmax; with a constant gate it is ALiBi.
 
 The gate comes from the hidden state if ``hidden=`` brings it, as in the paper, otherwise from the key. At the
-start w = 0 and b = 4, so a token fades by the factor 0.98 a step. A masked key is not seen, but its gate
-still fades what came before it.
+start w = 0 and b = 4, so a token fades by the factor 0.98 a step. A key that the mask hides from every row
+(padding) has no gate.
 
 >>> import torch
 >>> from unsoft.mechanisms.core.build import mechanism
@@ -72,7 +72,10 @@ class ForgetGate(FieldSource):
         # What is not finite makes the rows that see it NaN, not the gates of all tokens after it.
         spread = finite_part(key.to(wide)).repeat_interleave(self.layer_spec.heads // key.shape[-3], dim=-3)
         given = None if hidden is None else finite_part(hidden.to(wide))
-        c = logsigmoid(self.gate(spread, given)[..., 0]).cumsum(-1)
+        log_gates = logsigmoid(self.gate(spread, given)[..., 0])
+        if tokens.there is not None:
+            log_gates = torch.where(tokens.there, log_gates, 0.0)
+        c = log_gates.cumsum(-1)
         if "c" in tokens.past:
             c = c + tokens.past["c"][..., -1:]
         # c_i cancels in the row's normaliser; that of the nearest key keeps the exponents small.
@@ -90,6 +93,7 @@ def definition(call: WrittenCall, layer: Any) -> Tensor:
     """softmax(s + d) with d_ij the sum of log f_t over the tokens t = j + 1 ... i (Lin et al. 2025)."""
     gate = layer.source.gate
     log_gates = (call.spread(call.key) @ gate.weight + gate.constant[:, None]).sigmoid().log()[..., 0]
+    log_gates = torch.where(call.there, log_gates, 0.0)
     t = torch.arange(call.key.shape[2])
     to_row = log_gates @ (t[:, None] <= call.rows).to(log_gates.dtype)
     to_key = log_gates @ (t[:, None] <= t).to(log_gates.dtype)

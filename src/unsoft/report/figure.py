@@ -129,9 +129,9 @@ def by_mechanism(
     # The script of pages computes these again whenever other mechanisms are shown.
     dashes = [_dash(label, first, about["same"].get(about["panel"], [])) for label in order]
     range_ = dashes if fixed else [alt.expr(f"dashes[{k}]") for k in range(len(order))]
-    # Other values than those of colours and marks, or the symbols of the legend would be dashed too.
-    scale = alt.Scale(domain=[f"line of {label}" for label in order], range=range_)
-    dash = alt.StrokeDash("line:N", legend=None, scale=scale)
+    # Another domain than that of the colours: else Vega-Lite joins them, and dashes the legend's marks.
+    scale = alt.Scale(domain=["", *order], range=[[1, 0], *range_])
+    dash = alt.StrokeDash("mechanism:N", legend=None, scale=scale)
     scale = alt.Scale(domain=order, range=[look.mark for look in looks])
     shape = alt.Shape("mechanism:N", title=None, scale=scale, legend=legend)
     parameters = [alt.param(name="shown", value=first), alt.param(name="dashes", value=dashes)]
@@ -239,8 +239,7 @@ def _lines_and_dots(
     """
     layers = [] if below is None else [below]
     if rows:
-        line = _chart(rows, filters).transform_calculate(line="'line of ' + datum.mechanism")
-        line = line.mark_line(clip=True, strokeWidth=2)
+        line = _chart(rows, filters).mark_line(clip=True, strokeWidth=2)
         layers.append(line.encode(**encoding, **(of_lines or {})))
     if marked := rows if dots is None else dots:
         # Hollow, so that marks of different shapes on one place are all seen.

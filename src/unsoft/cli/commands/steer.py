@@ -13,8 +13,6 @@ from unsoft.cli.steer_inputs import lines, listed, load, pairs, places, prose
 from unsoft.cli.terminal import INTERRUPTED, console, note, progress, show_table
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel, PreTrainedTokenizerBase
-
     from unsoft.hf.steering.controls import Judgement
 
 command = typer.Typer(
@@ -220,7 +218,8 @@ def check(
     from unsoft.hf.steering.report import write
 
     directions.save(out / "directions.safetensors")
-    for path in (out / "directions.safetensors", *write(out, model, judgement, f"unsoft steer check {model} --strength {strength:g}")):
+    again = f"unsoft steer check {model} --strength {strength:g}"
+    for path in (out / "directions.safetensors", *write(out, model, judgement, again)):
         typer.echo(str(path), err=as_json)
 
 

@@ -86,8 +86,8 @@ def token_by_token(
 
 def _cut(x: Tensor, size: int, chunks: int) -> Tensor:
     """(B, H, T, X) as (B, H, chunks, size, X), filled up with tokens that change nothing."""
-    filled: Tensor = pad(x, (0, 0, 0, chunks * size - x.shape[2]))
-    return filled.unflatten(2, (chunks, size))
+    cut: Tensor = pad(x, (0, 0, 0, chunks * size - x.shape[2])).unflatten(2, (chunks, size))
+    return cut
 
 
 def _products(q: Tensor, k: Tensor, g: Tensor | None) -> tuple[Tensor, Tensor]:

@@ -80,10 +80,10 @@ def backward(call: Call, upstream: Upstream) -> Gradients:
     dq, dk, dv = (torch.empty(x.shape, dtype=x.dtype) for x in (q, k, v))
     dbias = params.new_zeros(*q.shape[:3], k.shape[2]) if need_bias else None
     dparams = torch.zeros(q.shape[1], params.shape[0], dtype=torch.float64) if need_params else None
-    fields = zip(call.formula.symbols, (need_query_fields, need_key_fields), (q, k), strict=True)
+    sides = zip(call.formula.symbols, (need_query_fields, need_key_fields), (q, k), strict=True)
     dfields = [
         params.new_zeros(len(names), *q.shape[:2], x.shape[2]) if needed else None
-        for names, needed, x in fields
+        for names, needed, x in sides
     ]
     status = FINITE
     if grad_out.numel() == 0 or k.shape[2] == 0:

@@ -13,7 +13,7 @@ from unsoft.engines.terms import BIAS, masked
 from unsoft.formula import Expr, Formula, Instruction, derivative, lower
 from unsoft.formula.cpp import definitions, literal, operation
 from unsoft.formula.expr import number, postorder, symbol
-from unsoft.formula.fields import Symbols
+from unsoft.formula.fields import NO_SYMBOLS, Symbols
 from unsoft.formula.instructions import Operand
 from unsoft.formula.operation import COMPARISONS
 
@@ -141,17 +141,13 @@ def _row_slopes(offset: Expr | None, norm: Expr | None, names: Sequence[str]) ->
 
 
 class EntryFunctions:
-    """Functions of one logit: their bodies, and the row constants they share.
-
-    ``keyed``: they are given the key (its position and fields) as ``key``.
-    """
+    """Functions of one logit: their bodies, and the row constants they share."""
 
     def __init__(
         self,
         functions: Mapping[str, Mapping[str, Expr]],
         names: list[str],
-        fields: Symbols,
-        keyed: bool = True,
+        fields: Symbols = NO_SYMBOLS,
     ) -> None:
         outputs = {f"{f}.{output}": expr for f, group in functions.items() for output, expr in group.items()}
         instructions, results = lower(outputs)
@@ -172,8 +168,9 @@ class EntryFunctions:
                 row_constants.append(x)
             return f"row.{row_operand(x)}"
 
-        of_key = ["[[maybe_unused]] const V j = key.j;", *_loaded("key_field", "key.field", fields.key)]
-        of_key = of_key if keyed else []
+        of_key = _loaded("key_field", "key.field", fields.key)
+        if any("j" in expr.symbols for expr in outputs.values()):
+            of_key.append("[[maybe_unused]] const V j = key.j;")
         for f, group in functions.items():
             wanted = _needed([results[f"{f}.{output}"] for output in group], by_target)
             body = [
@@ -195,7 +192,7 @@ class EntryFunctions:
         self.row_body.append("return row;")
 
 
-def row_function(outputs: Mapping[str, Expr], names: list[str], fields: Symbols) -> list[str]:
+def row_function(outputs: Mapping[str, Expr], names: list[str], fields: Symbols = NO_SYMBOLS) -> list[str]:
     instructions, results = lower(outputs)
     operand = _operand_names(names, fields)
     body = _parameters(names, fields) + [_statement(x, operand) for x in instructions]

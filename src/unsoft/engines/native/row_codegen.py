@@ -8,10 +8,8 @@ from unsoft.engines.native.codegen import EntryFunctions, code_lines, row_functi
 from unsoft.formula import Expr, derivative
 from unsoft.formula.cpp import definitions
 from unsoft.formula.expr import postorder
-from unsoft.formula.fields import Symbols
 
 _ROW = "V m, V n, V i, V t, const real *params"
-_NO_FIELDS = Symbols()
 _LIMITS = "V n, V i, const real *params"
 
 
@@ -34,12 +32,12 @@ def threshold_source(parts: Mapping[str, Expr], names: list[str]) -> str:
             for part in ("weight", "mass")
         },
     }
-    entry = EntryFunctions(functions, names, _NO_FIELDS, keyed=False)
+    entry = EntryFunctions(functions, names)
     whole = [expr for group in functions.values() for expr in group.values()]
     used = {node.op for node in postorder(*whole, *parts.values())}
 
     def limit(part: str) -> str:
-        return code_lines(row_function({"return": parts[part]}, names, _NO_FIELDS))
+        return code_lines(row_function({"return": parts[part]}, names))
 
     straight = {"y": parts["straight"], "slope": parts["straight_slope"]}
     return f"""#include "simd.h"
@@ -72,7 +70,7 @@ struct Rule {{
 {limit("high")}
     }}
     UNSOFT_INLINE void straight(V z, {_LIMITS}, V &y, V &slope) {{
-{code_lines(row_function(straight, names, _NO_FIELDS))}
+{code_lines(row_function(straight, names))}
     }}
 }};
 #include "rows/threshold.h"

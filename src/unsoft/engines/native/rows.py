@@ -66,8 +66,8 @@ def backward(call: Call, upstream: Upstream) -> Gradients:
         if _is_finite(call):
             code = row_kernel(rule_of(call).key, q.dtype == torch.float64)
             common = Common(code, call)
-            fields = common.fields(*rows, (grad_out, dq, dk, dv), (dbias, dparams, None, None))
-            status = check_status(code.backward(fields))
+            wanted = common.fields(*rows, (grad_out, dq, dk, dv), (dbias, dparams, None, None))
+            status = check_status(code.backward(wanted))
         if status != FINITE:
             return _exact_gradients(call, upstream)
     empty = params.new_empty(0)
@@ -77,8 +77,8 @@ def backward(call: Call, upstream: Upstream) -> Gradients:
         dv,
         empty if dbias is None or call.bias is None else dbias.sum_to_size(call.bias.shape),
         empty if dparams is None else dparams.T.to(params.dtype),
-        empty,
-        empty,
+        query_fields=empty,
+        key_fields=empty,
     )
 
 

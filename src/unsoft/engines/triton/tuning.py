@@ -71,7 +71,7 @@ def gpu_seconds(launch: Launch, sizes: TileSizes) -> float | None:
     """The median of some runs, by the GPU's own clock."""
     if compiled(launch, sizes) is None:
         return None
-    times = []
+    times: list[float] = []
     run(launch, sizes)
     for _ in range(_REPEATS):
         begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
+import torch
 from torch import Tensor, nn
 
 from unsoft.engines.call import compute_dtype
@@ -37,6 +38,27 @@ class Tokens(NamedTuple):
     """Fields of the keys before these, by name, (..., heads, tokens); empty without a cache."""
     offset: int
     """Query i stands where key i + offset of these keys stands."""
+    there: Tensor | None = None
+    """Bool, broadcastable to (..., heads, T): False for keys that the mask hides from every row (padding)."""
+
+
+def keys_there(mask: Any, keys: int, cached: bool) -> Tensor | None:
+    """Which of the last ``keys`` keys a mask lets some row see; None = all.
+
+    Of a mask for every row, the rows of one step say nothing about those to come.
+
+    >>> import torch
+    >>> keys_there(torch.tensor([[True, False, True], [False, False, True]]), 3, cached=False)
+    tensor([ True, False,  True])
+    """
+    if (
+        not isinstance(mask, Tensor)
+        or mask.shape[-1] == 1
+        or (cached and mask.dim() > 1 and mask.shape[-2] > 1)
+    ):
+        return None
+    seen = mask if mask.dtype == torch.bool else mask > torch.finfo(mask.dtype).min
+    return (seen.any(-2) if seen.dim() > 1 else seen)[..., -keys:]
 
 
 class FieldSource(nn.Module):

@@ -20,7 +20,14 @@ from unsoft.engines.run import run_formula
 from unsoft.engines.threads import threads_are_used
 from unsoft.formula import Formula
 from unsoft.mechanisms.core.cache import Cache, KeyValueCache
-from unsoft.mechanisms.core.field_source import FieldCache, FieldSource, Tokens, Values, with_cached_keys
+from unsoft.mechanisms.core.field_source import (
+    FieldCache,
+    FieldSource,
+    Tokens,
+    Values,
+    keys_there,
+    with_cached_keys,
+)
 from unsoft.mechanisms.core.spec import LayerSpec
 
 
@@ -103,7 +110,7 @@ class Mechanism(nn.Module):
             ``positions`` are those of the new queries and of all keys, and ``fields`` those of new tokens.
         """
         threads_are_used()
-        options = {
+        options: dict[str, Any] = {
             "attn_mask": attn_mask,
             "dropout_p": dropout_p,
             "is_causal": is_causal,
@@ -349,8 +356,9 @@ class Pointwise(Mechanism):
             )
         offset = inputs.key.shape[-2] - inputs.query.shape[-2] if alignment == "lower_right" else 0
         past = {} if cache is None else cache.fields
+        there = keys_there(inputs.options["attn_mask"], inputs.key.shape[-2], cache is not None)
         fields: Mapping[str, Values] = self.source(
-            Tokens(inputs.query, inputs.key, inputs.hidden, past, offset)
+            Tokens(inputs.query, inputs.key, inputs.hidden, past, offset, there)
         )
         return fields
 
