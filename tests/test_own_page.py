@@ -55,3 +55,14 @@ def test_every_command_of_the_page_runs(folder):
             command.replace("unsoft", f"{sys.executable} -m unsoft.cli", 1), shell=True, check=True
         )
     assert (folder / "report" / "index.html").exists() and (folder / "study" / "study.db").exists()
+
+
+def test_the_section_on_fields_runs(monkeypatch):
+    registry.discover()
+    monkeypatch.setattr(registry, "_registered", dict(registry._registered))
+    known = {}
+    for block in REST:
+        if "fields" in block:
+            exec(block, known)
+    assert known["out"].shape == (2, 8, 100, 64)
+    assert known["layer"](known["q"], known["k"], known["v"]).shape == (2, 8, 100, 64)

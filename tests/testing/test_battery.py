@@ -9,6 +9,7 @@ import unsoft
 from unsoft import engines
 from unsoft.engines import Engine
 from unsoft.engines.dense import dense_attention
+from unsoft.engines.tiled.tiles import Grid
 from unsoft.errors import MechanismError
 from unsoft.formula import Formula
 from unsoft.testing.battery import THEMES
@@ -477,3 +478,24 @@ def test_same_seed_same_inputs_and_global_generator_untouched():
 def test_bad_arguments(arguments, error, message):
     with pytest.raises(error, match=message):
         unsoft.testing.check_mechanism(**arguments)
+
+
+def test_formulas_with_fields_pass_and_fail_like_others(monkeypatch):
+    """Gradients of fields, masks, permutations, decoding; and a kernel that forgets a field is found out."""
+    fading = unsoft.Formula(
+        "exp(s*t_i + g_j - k2 - m)",
+        "exp(s*t_i + g_j - k2 - m)",
+        "s*t_i + g_j - k2",
+        fields={"t": "query", "g": "key"},
+    )
+    themes = ["parity", "causality", "decoding", "masking", "equivariance", "edges"]
+    report = unsoft.testing.check_mechanism(fading, engines=["dense", "tiled"], quick=True, only=themes)
+    assert report.ok and not any(row.error for row in report.rows)
+    symbols = Grid.tile_symbols
+    monkeypatch.setattr(
+        Grid,
+        "tile_symbols",
+        lambda *given: {name: x * 1.01 if name == "g_j" else x for name, x in symbols(*given).items()},
+    )
+    with pytest.raises(MechanismError):
+        unsoft.testing.check_mechanism(fading, engines=["tiled"], quick=True, only="parity")

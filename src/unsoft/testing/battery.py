@@ -116,7 +116,12 @@ def check_mechanism(
         rows += _formula_rows(formula, names, themes, seed, quick)
     elif isinstance(found, MechanismSpec):
         rows += check_family(found, seed, options, themes).rows
-    if "sizes" in themes:
+    if "sizes" in themes and formula is not None and formula.fields:
+        reason = (
+            "a formula whose fields a caller gives has no module of its own; register it with fields_from="
+        )
+        rows += [Row("sizes", check, "auto", 0, None, reason) for check in CHECKS]
+    elif "sizes" in themes:
         spec = found if isinstance(found, MechanismSpec) else MechanismSpec(title, None, found)
         definition = definition_of(mechanism)
         if definition is None and formula is not None:

@@ -11,6 +11,7 @@ import torch
 from torch import Generator, Tensor
 
 from unsoft.formula import Formula
+from unsoft.formula.fields import SIDES
 
 DOUBLE = torch.float64
 
@@ -63,12 +64,15 @@ class Inputs:
 
     case: Case
     leaves: dict[str, Tensor]
-    """query, key, value, mask (if floating) and params.<name>: everything that gets a gradient."""
+    """query, key, value, mask (if floating), params.<name> and fields.<name>.i or .j (of queries or keys):
+    everything that gets a gradient."""
     grad_out: Tensor
     visible: Tensor | None = None
     """A bool mask, if there is one."""
     params: tuple[str, ...] = ()
     """Names of the formula's parameters."""
+    fields: tuple[str, ...] = ()
+    """Names of the formula's fields."""
     seed: int = 0
     """Seed of torch's generator at the time of the call (for dropout)."""
     options: dict[str, Any] = field(default_factory=dict)
@@ -81,6 +85,7 @@ class Inputs:
             **{name: layout(leaves[name]) for name in ("query", "key", "value")},
             "attn_mask": leaves.get("mask", self.visible),
             "params": {name: leaves[f"params.{name}"] for name in self.params},
+            **({"fields": {name: _field(name, leaves) for name in self.fields}} if self.fields else {}),
             "is_causal": self.case.causal,
             "enable_gqa": self.case.heads != self.case.kv_heads,
             "dropout_p": self.case.dropout,
@@ -94,6 +99,23 @@ class Inputs:
     def with_leaves(self, **leaves: Tensor) -> Inputs:
         """The same call with some leaves replaced."""
         return replace(self, leaves=self.leaves | leaves)
+
+
+def _field(name: str, leaves: dict[str, Tensor]) -> Any:
+    """Both sides of a field as a pair, or the one that it has."""
+    sides = [leaves[f"fields.{name}.{letter}"] for letter in "ij" if f"fields.{name}.{letter}" in leaves]
+    return tuple(sides) if len(sides) == 2 else sides[0]
+
+
+def side_of(leaf: str) -> str:
+    """Whom a leaf belongs to: "query" or "key" for those and for their fields, otherwise its own name.
+
+    >>> side_of("fields.c.j"), side_of("query"), side_of("mask")
+    ('key', 'query', 'mask')
+    """
+    if not leaf.startswith("fields."):
+        return leaf
+    return "query" if leaf.endswith(".i") else "key"
 
 
 def draw(case: Case, formula: Formula, seed: int, grid: torch.dtype = torch.float32) -> Inputs:
@@ -118,9 +140,14 @@ def draw(case: Case, formula: Formula, seed: int, grid: torch.dtype = torch.floa
         # Near the default, where the formula is surely meant to work; of a default 0 only the positive side.
         noise = torch.rand(heads, generator=source, dtype=DOUBLE)
         leaves[f"params.{name}"] = _fit(default * (0.9 + noise / 5) if default else noise / 8, grid)
+    for name, side in formula.fields.items():
+        for letter in SIDES[side]:
+            tokens = length if letter == "i" else keys
+            leaves[f"fields.{name}.{letter}"] = normal(batch, heads, tokens, size=0.5)
     grad_out = normal(batch, heads, length, case.value_width)
     visible = mask if mask is not None and mask.dtype == torch.bool else None
-    return Inputs(case, leaves, grad_out, visible, tuple(sorted(formula.params)), seed)
+    names = tuple(sorted(formula.params)), tuple(formula.fields)
+    return Inputs(case, leaves, grad_out, visible, *names, seed)
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import torch
 
-from unsoft.testing.case import Case, Inputs
+from unsoft.testing.case import Case, Inputs, side_of
 from unsoft.testing.check import Check, Property
 from unsoft.testing.measure import Measure, equal
 
@@ -49,8 +49,11 @@ def _first_rows(x: torch.Tensor, count: int) -> torch.Tensor:
 def _with_other_future(inputs: Inputs, row: int, seen: int) -> Inputs:
     source = torch.Generator().manual_seed(row)
     changed = {}
-    for name, start in (("query", row + 1), ("key", seen), ("value", seen)):
-        leaf = inputs.leaves[name].clone()
+    starts = {"query": row + 1, "key": seen, "value": seen}
+    for name, leaf in inputs.leaves.items():
+        if side_of(name) not in starts:
+            continue
+        start, leaf = starts[side_of(name)], leaf.clone()
         leaf[:, :, start:] = 3 * torch.randn(leaf[:, :, start:].shape, generator=source).double()
         changed[name] = leaf
     return inputs.with_leaves(**changed)
@@ -67,7 +70,10 @@ def prefix_is_stable(check: Check) -> Iterator[Measure]:
 
 def _grown(check: Check, case: Case) -> Iterator[Measure]:
     whole, shorter = check.draw(case), case.length // 2 + 1
-    leaves = {name: x[:, :, :shorter] if x.dim() == 4 else x for name, x in whole.leaves.items()}
+    leaves = {
+        name: x[:, :, :shorter] if x.dim() == 4 or name.startswith("fields.") else x
+        for name, x in whole.leaves.items()
+    }
     visible = None if whole.visible is None else whole.visible[..., :shorter]
     small = replace(case, length=shorter, keys=shorter)
     prefix = replace(

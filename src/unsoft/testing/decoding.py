@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import torch
 
-from unsoft.testing.case import DOUBLE, Case, Inputs
+from unsoft.testing.case import DOUBLE, Case, Inputs, side_of
 from unsoft.testing.check import Check, Property
 from unsoft.testing.measure import Measure
 
@@ -54,9 +54,9 @@ def _step(inputs: Inputs, stop: int, rows: int) -> Inputs:
     case = replace(inputs.case, length=rows, keys=stop, causal="lower_right")
     leaves = {
         name: x[:, :, :stop]
-        if name in ("key", "value")
+        if side_of(name) in ("key", "value")
         else x[:, :, stop - rows : stop]
-        if name == "query"
+        if side_of(name) == "query"
         else x
         for name, x in inputs.leaves.items()
     }

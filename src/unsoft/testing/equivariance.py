@@ -8,7 +8,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from unsoft.testing.case import Case, Inputs
+from unsoft.testing.case import Case, Inputs, side_of
 from unsoft.testing.check import Check, NotApplicable, Property
 from unsoft.testing.measure import Measure
 
@@ -89,7 +89,7 @@ def _moved(name: str, x: Tensor, order: Tensor, what: str, case: Case) -> Tensor
     """A leaf, its gradient or the output in the new order."""
     if name.startswith("params."):
         return x[_query_heads(order, case)] if what == "heads" else x
-    dimension = _DIMENSION[what].get("query" if name == "output" else name)
+    dimension = _DIMENSION[what].get("query" if name == "output" else side_of(name))
     if dimension is None:
         return x
     if what == "heads" and name not in ("key", "value"):

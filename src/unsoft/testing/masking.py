@@ -9,7 +9,7 @@ from itertools import product
 import torch
 from torch import Tensor
 
-from unsoft.testing.case import DOUBLE, Case, Inputs
+from unsoft.testing.case import DOUBLE, Case, Inputs, side_of
 from unsoft.testing.check import Check, Property, Results
 from unsoft.testing.matrices import Matrices
 from unsoft.testing.measure import Measure, close, equal, fact
@@ -34,7 +34,7 @@ def _removed(check: Check, case: Case) -> Iterator[Measure]:
     keep = torch.arange(case.keys) % 3 != 1
     if "j" in check.formula.uses:
         keep = torch.arange(case.keys) < case.keys // 2
-    leaves = {name: x[:, :, keep] if name in ("key", "value") else x for name, x in inputs.leaves.items()}
+    leaves = _kept(inputs.leaves, keep)
     fewer = replace(inputs, case=replace(case, keys=int(keep.sum())), leaves=leaves)
     deleted, sizes = check.run(fewer), check.sizes(fewer, (case, "removed"))
     for name, number in HIDING.items():
@@ -49,7 +49,7 @@ def _removed(check: Check, case: Case) -> Iterator[Measure]:
 
 
 def _kept(results: Results, keep: Tensor) -> Results:
-    return {name: x[:, :, keep] if name in ("key", "value") else x for name, x in results.items()}
+    return {name: x[:, :, keep] if side_of(name) in ("key", "value") else x for name, x in results.items()}
 
 
 def masks_broadcast(check: Check) -> Iterator[Measure]:
@@ -89,6 +89,8 @@ def float_mask_rule(check: Check) -> Iterator[Measure]:
     other is added to an expression of the logit, as logn scales it.
     """
     rule = {"logit": _as_logit, "strength": _as_strength}.get(check.formula.bias, _as_defined)
+    if rule is _as_logit and check.formula.uses & {"q2", "k2"}:  # one more dimension makes them longer
+        rule = _as_defined
     yield from check.over(
         [Case(6, 8, mask="additive per key"), Case(4, 70, mask="additive per key")], lambda c: rule(check, c)
     )

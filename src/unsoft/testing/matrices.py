@@ -44,7 +44,20 @@ class Matrices:
         logits = self.scale * self.q @ self.k.mT
         self.boost = self.bias if formula.bias == "strength" else torch.zeros(())
         rows = torch.arange(case.length, dtype=torch.float64) + (case.offset or 0)
+        self.key_symbols, self.symbols_used = formula.symbols.key, formula.symbols.all
         self.symbols = {
+            "q2": self.scale * self.q.square().sum(-1)[..., :, None],
+            "k2": self.scale * self.k.square().sum(-1)[..., None, :],
+            **{
+                f"{name}_i": inputs.leaves[f"fields.{name}.i"][..., :, None]
+                for name in inputs.fields
+                if f"fields.{name}.i" in inputs.leaves
+            },
+            **{
+                f"{name}_j": inputs.leaves[f"fields.{name}.j"][..., None, :]
+                for name in inputs.fields
+                if f"fields.{name}.j" in inputs.leaves
+            },
             "s": logits + self.bias if formula.bias == "logit" else logits,
             MASK: self.bias,
             "n": self.visible.sum(-1, keepdim=True).clamp(min=1).double(),
@@ -77,7 +90,8 @@ class Matrices:
 
     def row(self, expr: Expr) -> Tensor:
         """Values (B, H, L, 1) of an expression that needs no key."""
-        symbols = {name: x for name, x in self.symbols.items() if name not in ("s", "j", MASK)}
+        of_keys = ("s", "j", MASK, "k2", *self.key_symbols)
+        symbols = {name: x for name, x in self.symbols.items() if name not in of_keys}
         return evaluate(expr, symbols | {"z": self.total}).expand(self.total.shape)
 
     def shifted(self, expr: Expr, distance: Tensor) -> Tensor:

@@ -72,6 +72,12 @@ class _Sizes:
         self.value = kept * self.w.mT @ g.abs()
         self.query = definition.scale * self.ds @ definition.k.abs()
         self.key = definition.scale * self.ds.mT @ definition.q.abs()
+        if "q2" in definition.symbols_used:
+            by_length = self._by("q2").sum(-1, keepdim=True) + self._by_rows("q2")
+            self.query = self.query + 2 * definition.scale * definition.q.abs() * by_length
+        if "k2" in definition.symbols_used:
+            by_length = self._by("k2").sum(-2)[..., None]
+            self.key = self.key + 2 * definition.scale * definition.k.abs() * by_length
 
     def by_name(self) -> dict[str, Tensor]:
         """All sizes; like gradients they are summed over what a tensor is shared by or spread to."""
@@ -86,6 +92,12 @@ class _Sizes:
             sizes["mask"] = self.mask.expand(case.shape).sum_to_size(leaves["mask"].shape)
         for name in self.inputs.params:
             sizes[f"params.{name}"] = self.parameter(name).sum_to_size(leaves[f"params.{name}"].shape)
+        for leaf in leaves:
+            if leaf.startswith("fields."):
+                _, name, letter = leaf.split(".")
+                by = self._by(f"{name}_{letter}")
+                of_rows = by.sum(-1) + self._by_rows(f"{name}_{letter}")[..., 0] if letter == "i" else None
+                sizes[leaf] = by.sum(-2) if of_rows is None else of_rows
         return sizes
 
     @property
@@ -100,13 +112,17 @@ class _Sizes:
 
     def parameter(self, name: str) -> Tensor:
         """(H,)"""
+        return self._by(name).sum((0, 2, 3)) + self._by_rows(name).sum((0, 2, 3))
+
+    def _by_rows(self, name: str) -> Tensor:
+        """(B, H, L, 1): the part of offset and norm."""
         formula, definition = self.definition.formula, self.definition
         rows = torch.zeros_like(self.delta)
         if formula.offset_mass is not None:
             rows = rows + definition.row(derivative(formula.offset_mass, name)).abs() * self.per_mass
         if formula.norm is not None:
             rows = rows + definition.row(derivative(formula.norm, name)).abs() * self.per_weight
-        return self._by(name).sum((0, 2, 3)) + (rows * self.delta).sum((0, 2, 3))
+        return rows * self.delta
 
     def _by(self, symbol: str) -> Tensor:
         """(B, H, L, S): the size of the gradient's terms by a symbol of weight and mass."""
@@ -126,7 +142,8 @@ class _Sizes:
     def _entries(self, expr: Expr, degree: float) -> Tensor:
         """err(expr) + |expr| tau at the visible entries."""
         definition = self.definition
-        value, error = with_error(expr, definition.symbols, {"s": definition.logit_size})
+        errors = {"s": definition.logit_size} | {name: definition.symbols[name] for name in ("q2", "k2")}
+        value, error = with_error(expr, definition.symbols, errors)
         value = torch.as_tensor(value, dtype=torch.float64).abs()
         # A symbol or a number alone is exact, but what it is multiplied with is rounded.
         size = value if self.exact else torch.as_tensor(error).maximum(value) + value * self.tau

@@ -10,8 +10,8 @@ module that runs a formula gets the definition of the formula too.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -111,6 +111,8 @@ class Logits:
     """A logit per head that takes part in the normaliser only."""
     strength: bool = False
     """Does the float mask multiply weights by its exponential, although the weights are not signed?"""
+    squares: Mapping[str, Tensor] = field(default_factory=dict)
+    """q2 and k2: scale |q|^2 and scale |k|^2."""
 
     @property
     def added(self) -> Tensor:
@@ -162,6 +164,10 @@ def _root(total: Tensor, power: float) -> Tensor:
 def logits_of(call: WrittenCall, query: Tensor | None = None) -> Logits:
     """The logits of a call, or of another query in its place."""
     call = call if query is None else call.change(query=query)
+    squares = {
+        "q2": call.scale * call.query.square().sum(-1)[..., None],
+        "k2": call.scale * call.spread(call.key).square().sum(-1)[..., None, :],
+    }
     return Logits(
         call.logits,
         call.bias,
@@ -170,6 +176,7 @@ def logits_of(call: WrittenCall, query: Tensor | None = None) -> Logits:
         call.rows[:, None],
         call.keys,
         strength=call.strength,
+        squares=squares,
     )
 
 

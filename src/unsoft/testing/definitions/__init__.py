@@ -134,7 +134,7 @@ def _from_text(formula: Formula, params: Mapping[str, Tensor]) -> Pointwise:
         strength = formula.mask_target is None or x.strength
         boost = x.bias if strength else torch.zeros_like(x.bias)
         env = {"s": x.s if strength else x.s + x.bias, "n": x.n, "i": x.i, "j": x.j}
-        env |= {name: value[:, None, None] for name, value in params.items()}
+        env |= {name: value[:, None, None] for name, value in params.items()} | dict(x.squares)
         shape = x.visible.shape
         if formula.peak is not None:
             peaks = (evaluate(formula.peak, env) + boost).expand(shape).masked_fill(~x.visible, -torch.inf)
@@ -147,7 +147,7 @@ def _from_text(formula: Formula, params: Mapping[str, Tensor]) -> Pointwise:
             return weight
         mass = evaluate(formula.mass, env).expand(shape) * (formula.mass_degree * boost).exp()
         total = torch.where(x.visible, mass, 0.0).sum(-1, keepdim=True)
-        row = {name: value for name, value in env.items() if name not in ("s", "j")}
+        row = {name: value for name, value in env.items() if name not in ("s", "j", "k2")}
         if formula.offset_mass is not None:
             total = total + evaluate(formula.offset_mass, row)
         if formula.norm is not None:
