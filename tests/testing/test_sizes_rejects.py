@@ -10,7 +10,7 @@ import torch
 import unsoft
 from unsoft.formula.analysis import Properties
 from unsoft.mechanisms import resolve
-from unsoft.mechanisms.core.module import Pointwise
+from unsoft.mechanisms.core.pointwise import Pointwise
 from unsoft.mechanisms.core.spec import Family, MechanismSpec
 from unsoft.mechanisms.gpam import Gpam
 from unsoft.testing.definitions import definition_of

@@ -32,8 +32,7 @@ from unsoft.engines.call import compute_dtype
 from unsoft.formula import Formula
 from unsoft.formula.formula import Facts
 from unsoft.mechanisms.core.definition import WrittenCall, shares
-from unsoft.mechanisms.core.field_source import FieldSource, Tokens, Values
-from unsoft.mechanisms.core.registry import field_family
+from unsoft.mechanisms.core.field_source import FieldSource, Tokens, Values, field_family
 from unsoft.mechanisms.core.spec import LayerSpec
 from unsoft.mechanisms.core.token_factor import TokenFactor
 

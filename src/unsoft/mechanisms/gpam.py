@@ -52,7 +52,8 @@ from unsoft.formula import Formula
 from unsoft.formula.analysis import Properties
 from unsoft.mechanisms.core.cache import Cache, KeyValueCache
 from unsoft.mechanisms.core.definition import Pointwise, WrittenCall, logits_of, visible_part
-from unsoft.mechanisms.core.module import SHORT_OPTIONS, Inputs, Mechanism, short_step
+from unsoft.mechanisms.core.module import Inputs, Mechanism
+from unsoft.mechanisms.core.pointwise import SHORT_OPTIONS, short_step
 from unsoft.mechanisms.core.registry import family, resolve_formula
 from unsoft.mechanisms.core.spec import LayerSpec
 

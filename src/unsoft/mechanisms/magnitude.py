@@ -61,7 +61,8 @@ from unsoft.mechanisms.core.magnitude.cache import MagnitudeCache
 from unsoft.mechanisms.core.magnitude.options import STARTS, check_choices, check_counts
 from unsoft.mechanisms.core.magnitude.points import by_key_head, key_points
 from unsoft.mechanisms.core.magnitude.row_gates import attend_by_rows, attend_by_rows_cached
-from unsoft.mechanisms.core.module import SHORT_OPTIONS, Inputs, Mechanism, Pointwise, Wrapper
+from unsoft.mechanisms.core.module import Inputs, Mechanism, Wrapper
+from unsoft.mechanisms.core.pointwise import SHORT_OPTIONS, Pointwise
 from unsoft.mechanisms.core.registry import family, module_modifier, resolve_formula
 
 Result = Tensor | tuple[Tensor, Tensor]

@@ -24,7 +24,7 @@ from torch import Tensor
 from unsoft.formula import Formula
 from unsoft.formula.formula import Facts
 from unsoft.mechanisms.core.definition import WrittenCall, shares
-from unsoft.mechanisms.core.module import Pointwise
+from unsoft.mechanisms.core.pointwise import Pointwise
 from unsoft.mechanisms.core.registry import family
 from unsoft.mechanisms.core.spec import LayerSpec
 

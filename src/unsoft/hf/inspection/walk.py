@@ -21,7 +21,7 @@ from unsoft.hf.inspection.mechanism_card import mechanism_card
 from unsoft.hf.inspection.observe import Seen, observe
 from unsoft.hf.inspection.sequence import sequences
 from unsoft.hf.inspection.weights import swapped_in
-from unsoft.mechanisms.core.module import Pointwise
+from unsoft.mechanisms.core.pointwise import Pointwise
 from unsoft.mechanisms.core.registry import resolve_formula
 
 if TYPE_CHECKING:

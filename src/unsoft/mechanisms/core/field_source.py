@@ -16,7 +16,8 @@ from unsoft.engines.field_tables import squared_lengths
 from unsoft.formula import Formula
 from unsoft.formula.fields import BUILT_IN
 from unsoft.mechanisms.core.cache import KeyValueCache
-from unsoft.mechanisms.core.spec import LayerSpec
+from unsoft.mechanisms.core.registry import builtin
+from unsoft.mechanisms.core.spec import Family, LayerSpec
 
 if TYPE_CHECKING:
     from unsoft.mechanisms.core.module import Mechanism
@@ -106,7 +107,7 @@ class FromFields:
 
     def __call__(self, layer_spec: LayerSpec, base: Formula | None = None, **options: Any) -> Mechanism:
         """``base``: the formula as modifiers have rewritten it; the other options are those of the source."""
-        from unsoft.mechanisms.core.module import Pointwise
+        from unsoft.mechanisms.core.pointwise import Pointwise
 
         formula = base or self.formula
         if self.fields_from is None:
@@ -114,6 +115,20 @@ class FromFields:
                 raise TypeError(f"mechanism: {formula.name!r} has no option {', '.join(map(repr, options))}")
             return Pointwise(formula, layer_spec)
         return Pointwise(formula, layer_spec, self.fields_from(layer_spec, **options))
+
+
+def field_family(
+    name: str,
+    formula: Formula,
+    *,
+    fields_from: Callable[..., FieldSource] | None = None,
+    definition: Callable[..., Any] | None = None,
+) -> None:
+    """Adds a formula whose fields a module computes, or which looks at lengths of queries and keys only."""
+    summary = formula.summary or str(formula.weight)
+    build = FromFields(formula, fields_from)
+    found = Family(name, build, summary, formula.properties, formula, formula.paper)
+    builtin(name, found, definition=definition)
 
 
 class FieldCache(KeyValueCache):

@@ -17,6 +17,7 @@ from unsoft.errors import PluginWarning
 from unsoft.formula import Formula
 from unsoft.formula.analysis import Properties
 from unsoft.mechanisms.core import registry
+from unsoft.mechanisms.core.field_source import field_family
 from unsoft.mechanisms.core.inline import parts_of
 from unsoft.mechanisms.core.spec import Factory, Family
 
@@ -85,7 +86,7 @@ def register(
             "register: summary, paper, argument and promises are for classes; a formula has them of its own"
         )
     elif isinstance(mechanism, Formula) and fields_from is not None:
-        registry.field_family(name, mechanism, fields_from=fields_from, definition=definition)
+        field_family(name, mechanism, fields_from=fields_from, definition=definition)
     else:
         registry.builtin(name, mechanism, definition=definition)
     _homes[name] = home

@@ -33,7 +33,6 @@ from unsoft.mechanisms.core.inline import parts_of, written
 from unsoft.mechanisms.core.spec import AppliedModifier, Factory, Family, MechanismSpec, Modifier
 
 if TYPE_CHECKING:
-    from unsoft.mechanisms.core.field_source import FieldSource
     from unsoft.mechanisms.core.module import Mechanism
 
 _FOLDER = "unsoft.mechanisms"
@@ -110,22 +109,6 @@ def family(
 ) -> None:
     """Adds a mechanism that is a module: ``build(layer_spec, **options)``."""
     builtin(name, Family(name, build, summary, properties, base, paper, argument), definition=definition)
-
-
-def field_family(
-    name: str,
-    formula: Formula,
-    *,
-    fields_from: Callable[..., FieldSource] | None = None,
-    definition: Callable[..., Any] | None = None,
-) -> None:
-    """Adds a formula whose fields a module computes, or which looks at lengths of queries and keys only."""
-    from unsoft.mechanisms.core.field_source import FromFields
-
-    summary = formula.summary or str(formula.weight)
-    build = FromFields(formula, fields_from)
-    found = Family(name, build, summary, formula.properties, formula, formula.paper)
-    builtin(name, found, definition=definition)
 
 
 def formula_modifier(
