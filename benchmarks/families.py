@@ -11,7 +11,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -180,8 +180,13 @@ def main() -> None:
     if arguments.memory:
         print(json.dumps({"bytes": memory_of(arguments.memory)}))
         return
+    report((affine_figures, linear_figures, step_figures, decode_figures, memory_figures), arguments.out)
+
+
+def report(groups: Iterable[Callable[[], list[dict]]], out: Path | None) -> None:
+    """Measures, prints each figure beside its bar, and writes them to a file."""
     figures = []
-    for group in (affine_figures, linear_figures, step_figures, decode_figures, memory_figures):
+    for group in groups:
         for figure in group():
             verdict = "pass" if figure["measured"] <= figure["at_most"] else "FAIL"
             print(
@@ -189,9 +194,9 @@ def main() -> None:
                 flush=True,
             )
             figures.append(figure | {"passed": verdict == "pass"})
-    if arguments.out:
-        write_json(arguments.out, {"machine": machine(), "figures": figures})
-        print(f"written to {arguments.out}")
+    if out:
+        write_json(out, {"machine": machine(), "figures": figures})
+        print(f"written to {out}")
 
 
 if __name__ == "__main__":

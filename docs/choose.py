@@ -1,7 +1,7 @@
 """Writes the tables of docs/choose.md from what ``unsoft compare`` and the benchmarks measured.
 
 ``python docs/choose.py report [report ...]`` keeps the scoreboards of these folders in docs/choose.json (the
-first that has a mechanism counts) and writes the page; without a folder it writes the page alone.
+first that measured a cell counts) and writes the page; without a folder it writes the page alone.
 """
 
 from __future__ import annotations
@@ -19,6 +19,8 @@ from unsoft.report.page import number
 HERE = Path(__file__).parent
 PAGE, RECORD = HERE / "choose.md", HERE / "choose.json"
 BENCHMARKS = HERE.parent / "benchmarks"
+AIMS = {"clones": 1.0}
+"""Columns whose best number is in the middle: those nearest to it, in ratio, come first."""
 NEEDS = {  # a column that is not named here is shown by its own title
     "needle": "one key to win among a thousand others",
     "clones": "fifty copies of a key to count as one",
@@ -32,6 +34,7 @@ NEEDS = {  # a column that is not named here is shown by its own title
     "memory": "training in no more memory than PyTorch's fused softmax",
     "trained": "evidence from trained models",
 }
+KEPT = ("command", "written", "machine", "threads", "load", "versions", "code")
 SHOWN = 6
 ANCHORS = {  # in docs/mechanisms.md, where the heading has the argument too
     name: "".join(c for c in row["name"] if c.isalnum() or c in "-_")
@@ -40,19 +43,23 @@ ANCHORS = {  # in docs/mechanisms.md, where the heading has the argument too
 
 
 def keep(reports: list[Path]) -> dict[str, Any]:
-    """The scoreboards of the reports as one record."""
-    record: dict[str, Any] = {"runs": [], "columns": [], "scoreboard": []}
+    """The scoreboards of the reports as one record: the first that measured a cell counts."""
+    runs: list[dict[str, Any]] = []
+    columns: dict[str, Any] = {}
+    board: dict[str, dict[str, Any]] = {}
     for report in reports:
         found = json.loads((report / "compare.json").read_text())
-        known = {row["mechanism"] for row in record["scoreboard"]}
-        rows = [row for row in found["scoreboard"] if row["mechanism"] not in known]
-        kept = ("command", "written", "machine", "threads", "load", "versions", "code")
-        record["runs"].append(
-            {key: found[key] for key in kept} | {"mechanisms": [r["mechanism"] for r in rows]}
-        )
-        record["columns"] = record["columns"] or found["columns"]
-        record["scoreboard"] += rows
-    return record
+        used = []
+        for row in found["scoreboard"]:
+            cells = board.setdefault(row["mechanism"], {})
+            new = {name: cell for name, cell in row["cells"].items() if cell["value"] is not None} | cells
+            if new.keys() != cells.keys():
+                board[row["mechanism"]] = new
+                used.append(row["mechanism"])
+        columns = {column["name"]: column for column in found["columns"]} | columns
+        runs.append({key: found[key] for key in KEPT} | {"mechanisms": used})
+    rows = [{"mechanism": name, "cells": cells} for name, cells in board.items()]
+    return {"runs": runs, "columns": list(columns.values()), "scoreboard": rows}
 
 
 def read() -> dict[str, Any]:
@@ -95,7 +102,11 @@ def best(cells: dict[str, Any], reading: str, column: dict[str, Any], before: st
     names = [
         name for name, found in cells.items() if found["value"] is not None and found["reading"] == reading
     ]
-    names.sort(key=lambda name: cells[name]["value"], reverse=not column["low_is_good"])
+    aim, down = AIMS.get(column["name"]), not column["low_is_good"]
+    values = {name: cells[name]["value"] for name in names}
+    if aim:
+        values, down = {name: abs(math.log(value / aim)) for name, value in values.items()}, False
+    names.sort(key=values.__getitem__, reverse=down)
     shown = [
         f"[{name}](mechanisms.md#{ANCHORS.get(name, name)}) {cell(cells[name])}" for name in names[:SHOWN]
     ]

@@ -5,16 +5,20 @@
 
 from __future__ import annotations
 
+import tempfile
 from pathlib import Path
 
 from unsoft.compare.sections.training import where_and_when
 from unsoft.compare.trained import PACKAGED, command_for
 from unsoft.files import write_whole
 from unsoft.study import default_study, read_records, summarise, verdict
+from unsoft.study.page import write_report
 from unsoft.study.read import default_studies
 from unsoft.study.record import Record
 
-PAGE = Path(__file__).with_suffix(".md")
+PAGE, FIGURES = Path(__file__).with_suffix(".md"), Path(__file__).with_name("evidence_figures")
+KINDS = {"curves": "learning curves", "difficulty": "score by difficulty"}
+"""Charts of a study that stand on the page, if it has them."""
 HEAD = """# Evidence: what trained models say of the claims
 
 Each claim has a study whose rule was written down before its first run (`unsoft study --list`, the files in
@@ -85,8 +89,13 @@ def section(name: str, records: list[Record]) -> str:
         for key, words in ATTENTION.items()
         if any(key in one.attention for one in found)
     )
+    figures = "".join(
+        f"![{name}: {words}]({FIGURES.name}/{name}-{kind}.svg)\n\n"
+        for kind, words in KINDS.items()
+        if (FIGURES / f"{name}-{kind}.svg").is_file()
+    )
     return (
-        f"{title}**{said[:1].upper()}{said[1:]}.** The rule: {rule}. Found: {words}.\n\n"
+        f"{title}**{said[:1].upper()}{said[1:]}.** The rule: {rule}. Found: {words}.\n\n{figures}"
         + "\n".join(lines)
         + f"\n\n{first.metric}, {better}; score of chance {first.chance:.3f}{shortcut}.{learned}{watched}\n"
     )
@@ -99,5 +108,19 @@ def page() -> str:
     return "\n".join([head, *(section(name, records) for name in default_studies())])
 
 
+def write_figures() -> None:
+    """The charts of the report that the page shows."""
+    records = read_records(PACKAGED)
+    studies = [default_study(name) for name in dict.fromkeys(record.study for record in records)]
+    with tempfile.TemporaryDirectory() as folder:
+        write_report(studies, records, Path(folder))
+        FIGURES.mkdir(exist_ok=True)
+        for study in studies:
+            for kind in KINDS:
+                for file in Path(folder, "figures").glob(f"{study.name}-*-{kind}.svg"):
+                    write_whole(FIGURES / f"{study.name}-{kind}.svg", file.read_bytes())
+
+
 if __name__ == "__main__":
+    write_figures()
     write_whole(PAGE, page().encode())

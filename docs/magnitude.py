@@ -96,7 +96,7 @@ def shares() -> None:
     for beta, gamma in ((1.0, 0.0), (4.0, -2.0), (12.0, -8.0)):
         for where in ("values", "mass"):
             layer = unsoft.mechanism(
-                "magnitude", heads=1, head_dim=2, where=where, solver="cholesky", eps=1e-3
+                "magnitude", heads=1, head_dim=2, where=where, solver="cholesky"
             ).double()
             with torch.no_grad():
                 layer.beta.fill_(beta)

@@ -100,7 +100,7 @@ def heads_of(kept: dict[str, Any]) -> list[str]:
                 (row["heads"], row["part"]) for row in found["rows"] if row["part"]
             )
         }
-        rows = [[f"{heads} heads", part, str(estimate(gains))] for (heads, part), gains in more.items()]
+        rows = [[heads, part, str(estimate(gains))] for (heads, part), gains in more.items()]
         draws = len({row["draw"] for row in found["rows"] if row["heads"] == "others"})
         text = (
             f"SmolLM2-135M has {found['deleting']} heads that remove at least half of what they move,"
@@ -110,9 +110,8 @@ def heads_of(kept: dict[str, Any]) -> list[str]:
             " all of them at"
             " once: the whole head; only that part of its values which points against the source; as"
             " much along the"
-            " directions of other sources, the control. Others: as many heads of the same layers,"
-            f" {draws} random"
-            f" draws. Intervals over sequences. {_made('heads', found)}"
+            " directions of other sources, the control. Others: other heads of the same layers, as many or"
+            f" all there are, {draws} random draws. Intervals over sequences. {_made('heads', found)}"
         )
         lines += ["## Deleting heads of SmolLM2, ablated", "", text, ""]
         lines += table(("heads", "taken away", "loss gained"), rows)

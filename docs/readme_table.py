@@ -33,9 +33,8 @@ def figure(path: str, what: str) -> float:
 
 def numbers() -> dict[str, str]:
     """What the table quotes."""
-    clones = {
-        row["mechanism"]: row["cells"]["clones"]["value"] for row in record("docs/choose.json")["scoreboard"]
-    }
+    board = {row["mechanism"]: row["cells"] for row in record("docs/choose.json")["scoreboard"]}
+    clones = {name: board[name]["clones"]["value"] for name in ("softmax", "magnitude")}
     converted = record("docs/converting.json")
     census = [run for run in read_records(PACKAGED) if run.study == "census"]
     gain = next(one.difference for one in summarise(census) if one.mechanism == "magnitude on mass")

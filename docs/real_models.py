@@ -24,8 +24,8 @@ from unsoft.bench.record import machine
 from unsoft.compare.depths import by_depth
 from unsoft.files import write_json
 from unsoft.hf import inspect, load, load_model
-from unsoft.hf.inspection.without_deletion import PARTS, losses_without
 from unsoft.hf.inspection.roles import ROLES
+from unsoft.hf.inspection.without_deletion import PARTS, losses_without
 from unsoft.training import Spec, train
 from unsoft.training.data import evaluation_batches
 from unsoft.training.model import build

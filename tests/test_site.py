@@ -41,7 +41,15 @@ def test_everything_is_read_and_every_mechanism_has_a_page(tmp_path):
     found = built(tmp_path, "dummy").env.found_docs  # reads and links everything, writes no HTML
     assert {f"mechanisms/{name}" for name in page_names()} <= found
     cog = (DOCS / "mechanisms" / "cog.md").read_text()
-    parts = ("$$a_{ij}", "arXiv 2411.07176", "Can: ", "Cannot: ", ">>> COG.row", "What it promises", "Measured")
+    parts = (
+        "$$a_{ij}",
+        "arXiv 2411.07176",
+        "Can: ",
+        "Cannot: ",
+        ">>> COG.row",
+        "What it promises",
+        "Measured",
+    )
     for part in (*parts, "src/unsoft/mechanisms/cog.py", 'unsoft.attention(q, k, v, "cog"'):
         assert part in cog, part
     assert ">>> layer = Gpam(" in (DOCS / "mechanisms" / "gpam.md").read_text(), "of a family, too"

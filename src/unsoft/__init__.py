@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from unsoft.mechanisms import mechanisms, register
     from unsoft.mechanisms.core.build import mechanism
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 __all__ = [
     "Formula",
     "attention",

@@ -29,6 +29,12 @@ def test_it_shows_what_is_there_and_how_to_get_the_rest(tmp_path):
     assert facts["engine triton on cpu"]["found"].startswith("no: ")
 
 
+def test_json_instead_of_tables(stand_in):
+    done = run("--json", "--gpu")
+    record = json.loads(done.stdout)
+    assert record["facts"] and record["gpu"]["finished"]
+
+
 def test_what_is_not_installed_comes_with_its_command(monkeypatch):
     from importlib.metadata import PackageNotFoundError
 

@@ -109,7 +109,9 @@ def test_nonsense_is_one_line(run_here, arguments, says):
 
 def test_cache_info_as_json(run_here):
     found = json.loads(run_here("cache", "info", "--json").stdout)
-    assert [sorted(one) for one in found] == [["bytes", "count", "folder", "what"]] * 3
+    assert [sorted(one) for one in found] == [["bytes", "count", "folder", "what"]] * len(found) and len(
+        found
+    ) >= 3
 
 
 def test_exit_codes_are_documented(run_here):
@@ -134,3 +136,16 @@ def test_nothing_is_cut_from_a_table(monkeypatch, capsys, width):
     heads = " ".join(shown.split())
     assert shown.count("magnitude+cog") == shown.count("mechanism") >= (2 if width < 140 else 1)
     assert all(str(k) in heads for k in range(9))
+
+
+@pytest.mark.parametrize("out, err, bar", [(True, True, True), (False, True, False), (True, False, False)])
+def test_no_bar_where_output_is_redirected(monkeypatch, capsys, out, err, bar):
+    monkeypatch.setattr("sys.stdout.isatty", lambda: out)
+    monkeypatch.setattr("sys.stderr.isatty", lambda: err)
+    with terminal.progress(2) as show:
+        show(0, "first", "the first step")
+        show(1, "second", "the second step")
+    said = capsys.readouterr().err
+    assert (said == "[1/2] the first step\n[2/2] the second step\n") is not bar
+    terminal.say("a line that goes")
+    assert bool(capsys.readouterr().err) is bar

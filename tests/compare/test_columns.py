@@ -133,6 +133,16 @@ def test_clones_count_as_clones_unless_a_gate_says_otherwise():
     assert [clones.reading(x) for x in (1.0, 0.5, 0.1, 5.0, 50.0)] == ["yes", "yes", "no", "partly", "no"]
 
 
+@pytest.mark.parametrize(
+    ("name", "gated"),
+    [("magnitude", True), ("sink+magnitude", True), ("gated+magnitude", True), ("gpam", False)],
+)
+def test_a_gate_on_keys_is_fitted_wherever_the_mechanism_has_one(name, gated):
+    """It is asked of the mechanism, not of its name."""
+    kinds = {row["kind"] for row in hijack.hijack(Subject(name, name))}
+    assert ("fitted" in kinds) == gated
+
+
 def test_flat_formulas_never_learn():
     assert reading("learns", learning=learning.learning(Subject("relu2", "relu2"))) == "no"
     assert reading("learns", learning=learning.learning(COG)) == "yes"

@@ -106,6 +106,9 @@ def test_a_variant_stands_for_a_mechanism_that_was_trained_in_no_other_way(tmp_p
     ]
     found = results(tmp_path, [*controls, *runs(0.9), *records])
     assert training.trained_score(found, "magnitude") == training.trained_score(found, "cog")
+    assert training.trained_on(found, "magnitude") == "mean over deletion as magnitude on mass"
+    (column,) = training.SECTION.columns
+    assert column.cell(found, "cog")["note"] == "mean over deletion"
     assert training.trained_score(found, "magnitude+cog") is None, "another mechanism"
     assert training.trained_score(found, "softmax").value == pytest.approx((0.415 - 0.1) / 0.9), (
         "not a control"

@@ -12,6 +12,8 @@ VARIANTS = [
     ("logn+softmax", {}),
     ("sink+softmax", {}),
     ("gated+linear-relu", {}),
+    ("xsa+softmax", {}),
+    ("xsa+stick-breaking", {"current": True}),
     ("magnitude+gpam", {}),
     ("magnitude+linear-elu1", {}),
     ("magnitude+cog", {"where": "mass"}),
@@ -31,7 +33,7 @@ OTHERS = [
     if kind != "gemma2" or name not in HAS_NO_LOGITS
 ]
 NEW = {"max_new_tokens": 6, "do_sample": False, "pad_token_id": 0, "eos_token_id": None}
-NOT_CAUSAL = {name for name in names() if unsoft.mechanism(name, heads=4, head_dim=8).causal_only}
+LOOKS_BACK = {name for name in names() if unsoft.mechanism(name, heads=4, head_dim=8).causal_only}
 
 
 @pytest.fixture
@@ -106,7 +108,7 @@ def test_other_architectures(swapped, words, padded, kind, name):
     check_decoding(model, padded("left"))
 
 
-@pytest.mark.parametrize(("name", "options"), [case for case in EVERY if case.values[0] not in NOT_CAUSAL])
+@pytest.mark.parametrize(("name", "options"), [case for case in EVERY if case.values[0] not in LOOKS_BACK])
 def test_every_mechanism_works_both_ways(swapped, words, padded, name, options):
     """In BERT a changed last token changes the first output, and padding changes nothing."""
     model, changed = swapped("bert", name, options), words.clone()

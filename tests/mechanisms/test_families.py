@@ -20,6 +20,7 @@ COMPOSED = [
     "gated+logn+gpam",
     "gated+linear-relu",
     "gated+differential2",
+    "xsa+softmax",
     "performer(32)",
     "cosformer(99)",
     "retention(0.9)",

@@ -1,5 +1,5 @@
-"""What one would use without unsoft: dense PyTorch, x-transformers' signed attention,
-compiled FlexAttention."""
+"""What one would use without unsoft: dense PyTorch, x-transformers' signed attention, compiled FlexAttention,
+and on GPUs flash-attn."""
 
 from __future__ import annotations
 
@@ -30,6 +30,21 @@ def flex_attention() -> Contender:
     return Contender("FlexAttention", "softmax", _flex)
 
 
+def flash_attn() -> Contender | None:
+    """Dao's FlashAttention-2 (half precision, GPUs), or None where the package flash-attn is not
+    installed."""
+    if importlib.util.find_spec("flash_attn") is None:
+        return None
+    return Contender("flash-attn", "softmax", _flash)
+
+
+def _flash(q: Tensor, k: Tensor, v: Tensor, is_causal: bool) -> Tensor:
+    from flash_attn import flash_attn_func
+
+    out: Tensor = flash_attn_func(*(x.transpose(1, 2) for x in (q, k, v)), causal=is_causal)
+    return out.transpose(1, 2)
+
+
 def _dense(q: Tensor, k: Tensor, v: Tensor, is_causal: bool) -> Tensor:
     logits = q @ k.mT * q.shape[-1] ** -0.5
     if is_causal:
@@ -52,7 +67,7 @@ def _attend(is_causal: bool) -> Any:
 
 
 def _flex(q: Tensor, k: Tensor, v: Tensor, is_causal: bool) -> Tensor:
-    block_mask = _causal_blocks(q.shape[-2], k.shape[-2]) if is_causal else None
+    block_mask = _causal_blocks(q.shape[-2], k.shape[-2], q.device.type) if is_causal else None
     out: Tensor = _compiled_flex()(q, k, v, block_mask=block_mask)
     return out
 
@@ -65,7 +80,7 @@ def _compiled_flex() -> Any:
 
 
 @cache
-def _causal_blocks(queries: int, keys: int) -> Any:
+def _causal_blocks(queries: int, keys: int, device: str) -> Any:
     from torch.nn.attention.flex_attention import create_block_mask
 
-    return create_block_mask(lambda b, h, i, j: j <= i, None, None, queries, keys, device="cpu")
+    return create_block_mask(lambda b, h, i, j: j <= i, None, None, queries, keys, device=device)

@@ -22,10 +22,10 @@ from unsoft.bench.timing import Timing
 from unsoft.bench.workload import SEED
 from unsoft.files import write_json
 
-_PEERS = ("x-transformers",)
+_PEERS = ("x-transformers", "triton", "flash-attn")
 
 
-def record(level: str, results: Sequence[Result], *, finished: bool) -> dict[str, Any]:
+def record(level: str, results: Sequence[Result], *, finished: bool, device: str = "cpu") -> dict[str, Any]:
     """A run as plain data, ready for JSON. ``finished`` is False for a run that was interrupted."""
     kinds = {"timings": Timing, "memory": Memory, "startup": Startup}
     return {
@@ -34,6 +34,7 @@ def record(level: str, results: Sequence[Result], *, finished: bool) -> dict[str
         "finished": finished,
         "written": datetime.now(UTC).isoformat(timespec="seconds"),
         "machine": machine(),
+        "gpu": gpu() if device == "cuda" else None,
         "threads": torch.get_num_threads(),
         "load": load(),
         "seed": SEED,
@@ -53,6 +54,13 @@ def write_figures(out: Path, figures: Any, **more: Any) -> None:
 def machine() -> str:
     """One line: processor, cores, system."""
     return f"{_processor()}, {os.cpu_count()} cores, {platform.system()} {platform.machine()}"
+
+
+def gpu() -> str:
+    """The current GPU, its memory and the driver's side of torch."""
+    about = torch.cuda.get_device_properties()
+    build = f"CUDA {torch.version.cuda}" if torch.version.cuda else f"ROCm {torch.version.hip}"
+    return f"{about.name}, {about.total_memory / 2**30:.0f} GB, {build}"
 
 
 def load() -> float | None:

@@ -54,7 +54,7 @@ def measure(
         for place, (contender, error) in enumerate(zip(everyone, errors, strict=True))
         if gate.is_right(error, workload)
     }
-    samples = interleaved(functions, rounds=rounds, seconds=seconds)
+    samples = interleaved(functions, rounds=rounds, seconds=seconds, wait=_waiting(workload.device))
     fastest = {place: min(taken) for place, taken in samples.items()}
     timings = []
     for place, (contender, error) in enumerate(zip(everyone, errors, strict=True)):
@@ -72,17 +72,21 @@ def interleaved(
     rounds: int = 5,
     seconds: float = 0.0,
     clock: Callable[[], float] = time.perf_counter,
+    wait: Callable[[], object] = lambda: None,
 ) -> dict[Any, list[float]]:
     """Samples of the seconds each function takes: ``rounds`` of them, or more until ``seconds`` have passed.
 
-    In every round each function is sampled once. Every other round goes backwards,
-    so that none always runs after the same one.
+    ``wait`` returns when what was started has been done; on a GPU calls return before that. In every round
+    each function is sampled once. Every other round goes backwards, so that none always runs after the same
+    one.
     """
 
     def sample(function: Callable[[], object], calls: int) -> float:
+        wait()
         start = clock()
         for _ in range(calls):
             function()
+        wait()
         return (clock() - start) / calls
 
     calls = {  # these first calls also warm up
@@ -103,6 +107,14 @@ def interleaved(
         if collecting:
             gc.enable()
     return samples
+
+
+def _waiting(device: str) -> Callable[[], object]:
+    if device == "cpu":
+        return lambda: None
+    import torch
+
+    return torch.cuda.synchronize
 
 
 def geometric_mean(values: Sequence[float]) -> float:

@@ -32,6 +32,7 @@ class Workload:
     dtype: str = "float32"
     is_causal: bool = False
     mode: str = "forward"
+    device: str = "cpu"
 
     @property
     def label(self) -> str:
@@ -48,7 +49,7 @@ class Workload:
         lengths = (self.queries, self.keys, self.keys, self.queries)
         q, k, v, grad_out = (
             torch.randn(self.batch, self.heads, length, self.width, generator=generator).to(
-                getattr(torch, self.dtype)
+                self.device, getattr(torch, self.dtype)
             )
             for length in lengths
         )

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import typer
 
 from unsoft.cli.arguments import read_text
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 
 def pairs(positive: Path | None, negative: Path | None, kind: str = "") -> tuple[list[str], list[str]]:
@@ -53,3 +57,16 @@ def places(positions: str) -> str | list[int]:
         return [int(part) for part in positions.split(",")]
     except ValueError:
         return positions
+
+
+def load(model: str) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+    """A language model and its tokenizer."""
+    from unsoft.hf.models import load_model
+
+    network, tokenizer = load_model(model)
+    if tokenizer is None or not network.can_generate():
+        raise typer.BadParameter(
+            f"{model} is no language model with a tokenizer, so it cannot be steered with texts",
+            param_hint="'MODEL'",
+        )
+    return network, tokenizer

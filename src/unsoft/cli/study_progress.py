@@ -6,6 +6,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
+from unsoft.cli.terminal import has_bar
+
 if TYPE_CHECKING:
     from unsoft.study.driver import State
 
@@ -24,7 +26,7 @@ def progress(name: str) -> Iterator[Callable[[State], None]]:
         TextColumn("{task.fields[left]}", markup=False),
         TextColumn("{task.description}", markup=False),
     )
-    with Progress(*columns, console=screen, disable=not screen.is_terminal, transient=True) as bar:
+    with Progress(*columns, console=screen, disable=not has_bar(), transient=True) as bar:
         number = bar.add_task("starting", total=None, left="")
 
         def tell(state: State) -> None:
@@ -32,7 +34,7 @@ def progress(name: str) -> Iterator[Callable[[State], None]]:
             shown = "; ".join(state.running[:3]) + (" ..." if len(state.running) > 3 else "")
             ended = state.done + state.failed
             bar.update(number, completed=ended, total=state.total, left=left, description=shown)
-            if state.ended is not None and (state.ended.error or not screen.is_terminal):
+            if state.ended is not None and (state.ended.error or not has_bar()):
                 screen.print(
                     f"{name}: {ended} of {state.total}, {_words(state)}{', ' * bool(left)}{left}",
                     soft_wrap=True,

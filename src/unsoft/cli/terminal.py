@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -92,10 +93,15 @@ def _broken(title: str, width: int) -> str:
     return "\n".join(textwrap.wrap(title, max(longest, width, _HEADING)))
 
 
+def has_bar() -> bool:
+    """May a bar be drawn? Only where both outputs are a terminal: nothing moves while one goes to a file."""
+    return sys.stdout.isatty() and sys.stderr.isatty()
+
+
 @contextmanager
 def progress(total: int, *, refresh: bool = True) -> Iterator[Callable[[int, str, str], None]]:
     """Yields what to call before each step, with its number, kind and title: a
-    bar on a terminal, else a line for each new kind.
+    bar on a terminal, else, or if the output goes to a file, a line for each new kind.
 
     Without ``refresh`` the bar is drawn between steps only, to leave the cores alone.
     """
@@ -103,7 +109,7 @@ def progress(total: int, *, refresh: bool = True) -> Iterator[Callable[[int, str
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
     screen = Console(stderr=True)
-    if not screen.is_terminal:
+    if not has_bar():
         said: list[str] = []
 
         def announce(number: int, kind: str, title: str) -> None:
@@ -126,9 +132,7 @@ def progress(total: int, *, refresh: bool = True) -> Iterator[Callable[[int, str
 
 def say(line: str) -> None:
     """A line on a terminal that the next one replaces."""
-    from rich.console import Console
-
-    if Console(stderr=True).is_terminal:
+    if has_bar():
         typer.echo(f"{line}\x1b[K\r", err=True, nl=False)
 
 

@@ -33,6 +33,8 @@ class Column:
     """The reference points that the thresholds come from."""
     limit: float | None = None
     """The measurement ends here: a value that reaches it is shown as "at least"."""
+    note: Callable[[Results, str], str] | None = None
+    """What to know of one number, such as the tasks that it is a mean over."""
     badness: Callable[[float], float] | None = None
     """For a number that is best in the middle: how bad it is. Thresholds and order are of this."""
 
@@ -50,7 +52,9 @@ class Column:
         value = None if found is None else found.value
         bounds = {} if found is None or found.low is None else {"low": found.low, "high": found.high}
         beyond = value is not None and self.limit is not None and value >= self.limit
-        return {"value": value, "reading": self.reading(value), "beyond": beyond} | bounds
+        said = "" if self.note is None or value is None else self.note(results, label)
+        cell = {"value": value, "reading": self.reading(value), "beyond": beyond} | bounds
+        return cell | {"note": said} if said else cell
 
     def reading(self, value: float | None) -> str:
         """In words: yes, partly, no, or not run."""

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from unsoft.compare.estimate import Estimate
-from unsoft.compare.stack import measured
+from unsoft.compare.stack import measured, moved
 
 FIELDS = ("rank", "decoded", "moved")
 KEPT, LOST, MOVED = 0.5, 0.1, 0.1
@@ -36,7 +36,9 @@ def by_depth(states: Sequence[Tensor], folds: int = 4) -> list[dict[str, list[fl
         rows: list[dict[str, Any]] = []
         for fold in range(folds):
             order = torch.arange(len(inputs)).roll(part * fold)  # the last are held out
-            rows.append(measured(here.double()[order], inputs[order], len(inputs) - part))
+            there, first = here.double()[order], inputs[order]
+            whole = measured(there, first, len(inputs) - part)
+            rows.append(whole | {"moved": moved(there[-part:], first[-part:])})
         found.append({field: [row[field] for row in rows] for field in FIELDS})
     return found
 

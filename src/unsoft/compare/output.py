@@ -88,7 +88,7 @@ def playground(results: Results, subjects: Sequence[Subject]) -> Playground:
     """Formulas that take part come first, then all others there are; curves are those of the section on
     signs, where it ran.
     """
-    own = {subject.label: subject.formula for subject in subjects if subject.formula is not None}
+    own = {s.label: s.formula for s in subjects if s.formula is not None and not s.formula.fields}
     rows = {s.label: results.get("curves", s.label) for s in subjects if s.formula is None}
     return Playground(
         formulas=own | {name: formula for name, formula in formulas().items() if name not in own},

@@ -80,9 +80,6 @@ def measured(states: Tensor, inputs: Tensor, train: int = TRAIN) -> dict[str, An
     """
     late = states[train:], inputs[train:]  # some sequences are enough for what each has by itself
     ranks = [float(measure.effective_rank(unit_rows(x)).mean()) for x in late]
-    left, first = (x - x.mean(-2, keepdim=True) for x in (states, inputs))
-    sizes = float(left.square().sum() * first.square().sum())
-    alike = float((left * first).sum()) ** 2 / sizes if sizes > 0 else 0.0
     return {
         "residual": float(
             (measure.residual(states) / states.flatten(1).norm(dim=-1).clamp(min=1e-30)).mean()
@@ -90,5 +87,12 @@ def measured(states: Tensor, inputs: Tensor, train: int = TRAIN) -> dict[str, An
         "rank": ranks[0] / ranks[1],
         "recovery": float(measure.recovery(*late).mean()),
         "decoded": float(measure.decodability(states, inputs, train)),
-        "moved": 1 - alike,
+        "moved": moved(states, inputs),
     }
+
+
+def moved(states: Tensor, inputs: Tensor) -> float:
+    """1 - squared cosine between differences of tokens and those of the inputs."""
+    left, first = (x - x.mean(-2, keepdim=True) for x in (states, inputs))
+    sizes = float(left.square().sum() * first.square().sum())
+    return 1 - float((left * first).sum()) ** 2 / sizes if sizes > 0 else 1.0

@@ -52,12 +52,12 @@ def squared_lengths(x: Tensor, dtype: torch.dtype) -> Tensor:
     return finite_part(x.to(dtype)).square().sum(-1)
 
 
-def _checked_names(formula: Formula, given: Any) -> Mapping[str, Any]:
-    if given is not None and not isinstance(given, Mapping):
+def _checked_names(formula: Formula, fields: Any) -> Mapping[str, Any]:
+    if fields is not None and not isinstance(fields, Mapping):
         raise TypeError(
-            f"attention: argument 'fields' must be a mapping from name to tensor, not {type(given).__name__}"
+            f"attention: argument 'fields' must be a mapping from name to tensor, not {type(fields).__name__}"
         )
-    given = {} if given is None else given
+    given: Mapping[str, Any] = {} if fields is None else fields
     known = {*formula.fields, *(set(BUILT_IN.values()) & set(formula.symbols.all))}
     for name in given:
         if name not in known:

@@ -24,6 +24,8 @@ def _no_transforms(call: Call) -> str | None:
         return (
             "fused operators have no rules for torch.func transforms such as vmap and jvp; use engine='dense'"
         )
+    if torch.compiler.is_exporting():
+        return "an exported program must run where unsoft is not installed; use engine='dense'"
     if torch.autograd.forward_ad._current_level >= 0:
         return "fused operators have no forward-mode derivative; use engine='dense'"
     return None

@@ -14,9 +14,32 @@ from unsoft.hf.architecture import REFUSED
 from unsoft.hf.masks import key_mask
 from unsoft.hf.positions import token_positions
 from unsoft.mechanisms.core.module import Mechanism
+from unsoft.mechanisms.core.spec import LayerSpec
 
 NAME = "unsoft"
 """Of the attention implementation, of the submodule, and of the section in config.json."""
+
+
+class FirstValues:
+    """The values of the first layer of a forward pass, from there to the last layer."""
+
+    def __init__(self) -> None:
+        self.value: Tensor | None = None
+
+    def seen_by(self, layer_spec: LayerSpec, value: Tensor, label: str) -> Tensor:
+        """What a layer, whose own values are ``value``, gets; the first one brings it, the last one lets it
+        go."""
+        first = value if layer_spec.layer == 0 else self.value
+        self.value = None if layer_spec.layer + 1 == layer_spec.layers else first
+        if first is None or first.shape != value.shape:
+            found = "are gone: gradient checkpointing, which runs layers again, does not work with it"
+            found = (
+                found if first is None else f"have the shape {tuple(first.shape)}, not {tuple(value.shape)}"
+            )
+            raise ValueError(
+                f"swap: {label!r} in layer {layer_spec.layer} adds the values of the first, which {found}"
+            )
+        return first
 
 
 class Swapped(nn.Module):
@@ -41,6 +64,9 @@ class Swapped(nn.Module):
         self.causal_only = mechanism.causal_only
         self.aligned = any(part.aligned for part in mechanism.parts)
         self.wants_hidden = mechanism.uses_hidden and layer_spec.hidden_dim is not None
+        self.needs_first_value = any(part.needs_first_value for part in mechanism.parts)
+        self.first_values: FirstValues | None = None
+        """Given by swap if some layer of the model wants the values of its first one."""
         more = mechanism.query_heads // layer_spec.heads - 1
         self.wants_more_queries = more > 0
         identity = torch.eye(layer_spec.head_dim).expand(layer_spec.heads, more, -1, -1)
@@ -96,6 +122,10 @@ class Swapped(nn.Module):
             # rule only where positions are counted by it.
             needed = (length > 1 or self.uses_positions) and (mask is None or mask.shape[2] == 1)
             is_causal = "lower_right" if causal and needed else False
+        more: dict[str, Any] = {}
+        if self.first_values is not None:
+            first = self.first_values.seen_by(self.mechanism.layer_spec, value, self.label)
+            more = {"first_value": first} if self.needs_first_value else {}
         result = self.mechanism(
             query,
             key,
@@ -109,6 +139,7 @@ class Swapped(nn.Module):
             cache=cache,
             positions=positions,
             hidden=hidden,
+            **more,
         )
         return result if return_weights else (result, None)
 

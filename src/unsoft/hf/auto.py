@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import cache
-from typing import Any, cast
+from typing import Any
 
 from transformers import AutoConfig, PreTrainedConfig
 from transformers.models.auto import modeling_auto
@@ -34,7 +34,7 @@ class SwappedConfig(PreTrainedConfig):
         them."""
         content = unmarked(config_dict)
         kind = CONFIG_MAPPING[content["model_type"]]
-        _register_models(cast(Any, kind))
+        _register_models(kind)  # type: ignore[arg-type]
         made = kind.from_dict(content, **options)
         mark(made[0] if isinstance(made, tuple) else made)
         return made
@@ -49,7 +49,8 @@ def _register_models(kind: type[PreTrainedConfig]) -> None:
             found = mapping[kind]
             several = isinstance(found, (list, tuple))
             swapped = tuple(swapped_class(one) for one in (found if several else (found,)))
-            mapping.register(marked_class(kind), swapped if several else swapped[0], exist_ok=True)
+            marked = marked_class(kind)
+            mapping.register(marked, swapped if several else swapped[0], exist_ok=True)
 
 
 AutoConfig.register(MODEL_TYPE, SwappedConfig, exist_ok=True)

@@ -13,7 +13,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from unsoft.formula import Formula
 from unsoft.formula.expr import make, symbol
 from unsoft.hf.architecture import Found, attention_modules, has_window
-from unsoft.hf.attention import NAME, Swapped
+from unsoft.hf.attention import NAME, FirstValues, Swapped
 from unsoft.hf.cache import MechanismCache
 from unsoft.hf.hidden_state import bring_hidden, with_hidden
 from unsoft.hf.marked import mark
@@ -125,6 +125,7 @@ def _install(model: PreTrainedModel, recipe: Recipe) -> None:
         built = [
             _swapped(one, recipe) for one in found
         ]  # all of them first: an error leaves the model as it was
+    _share_first_values(found, built)
     for one, swapped in zip(found, built, strict=True):
         setattr(one.module, NAME, swapped.train(one.module.training))
         if swapped.wants_hidden:
@@ -134,6 +135,20 @@ def _install(model: PreTrainedModel, recipe: Recipe) -> None:
     # Both are written to config.json, so that plain transformers refuses to load what it cannot run.
     model.config.attn_implementation = NAME
     mark(model.config)
+
+
+def _share_first_values(found: list[Found], built: list[Swapped]) -> None:
+    wanting = next((swapped for swapped in built if swapped.needs_first_value), None)
+    if wanting is None:
+        return
+    if sum(one.layer_spec.layer == 0 for one in found) != 1:
+        raise ValueError(
+            f"swap: {wanting.label!r} adds the values of the first layer, and this model has several that"
+            " are first (an encoder and a decoder, or two towers)"
+        )
+    shared = FirstValues()
+    for swapped in built:
+        swapped.first_values = shared
 
 
 @contextmanager
@@ -155,8 +170,8 @@ def _swapped(found: Found, recipe: Recipe) -> Swapped:
     label = label_of(what) if isinstance(what, str) else str(what)
     if mechanism.takes_fields or "fields_from" in recipe.options:
         raise ValueError(
-            f"swap: a model cannot give {label!r} its fields, and a class cannot be saved with it; register the"
-            " formula with unsoft.register(name, formula, fields_from=...) and swap by that name"
+            f"swap: a model cannot give {label!r} its fields, and a class cannot be saved with it; register"
+            " the formula with unsoft.register(name, formula, fields_from=...) and swap by that name"
         )
     if mechanism.uses_hidden:
         mechanism = recipe.build(with_hidden(found, label))

@@ -23,6 +23,11 @@ def untraced(function: F) -> F:
 
     @wraps(function)
     def run(*arguments: Any, **options: Any) -> Any:
+        if torch.compiler.is_exporting():
+            raise ValueError(
+                "export: magnitude solves systems by loops and compiled code, which torch.export and ONNX"
+                " cannot write down; export a mechanism without it, such as the one after 'magnitude+'"
+            )
         if torch.compiler.is_compiling() and _prepare(name):
             return _disabled[name](*arguments, **options)
         return function(*arguments, **options)

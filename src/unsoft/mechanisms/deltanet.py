@@ -2,19 +2,20 @@
 
     S_t = S_(t-1) + b_t k_t (v_t - S_(t-1)^T k_t)^T          o_t = S_t^T q_t          |k_t| = |q_t| = 1
 
-Papers: Schlag et al., Linear Transformers Are Secretly Fast Weight Programmers, arXiv 2102.11174; Yang et al.,
-Parallelizing Linear Transformers with the Delta Rule over Sequence Length, arXiv 2406.06484 (NeurIPS 2024).
+Papers: Schlag et al., Linear Transformers Are Secretly Fast Weight Programmers, arXiv 2102.11174; Yang et
+al., Parallelizing Linear Transformers with the Delta Rule over Sequence Length, arXiv 2406.06484 (NeurIPS
+2024).
 
 Can: replace the value of a key that comes again (b = 1 overwrites it, b = 0 ignores the token) at a cost per
 token that does not grow; the cache is the state. Cannot: hold more pairs exactly than keys have channels, let
 go of old content without overwriting it (see gated-deltanet), look ahead.
 
-b_t = sigmoid(x_t W + c), x the hidden state if ``hidden=`` brings it, otherwise the key; it starts at 1/2. The
-papers' blocks have short convolutions, silu and a norm around it; this is the map itself.
+b_t = sigmoid(x_t W + c), x the hidden state if ``hidden=`` brings it, otherwise the key; it starts at 1/2.
+The papers' blocks have short convolutions, silu and a norm around it; this is the map itself.
 
 >>> import torch
 >>> from unsoft.mechanisms.core.spec import LayerSpec
->>> layer = DeltaNet(LayerSpec(1, 2), start=20.0)                     # b = 1: the second value replaces the first
+>>> layer = DeltaNet(LayerSpec(1, 2), start=20.0)  # b = 1: the second value replaces the first
 >>> k, v = torch.tensor([[[[1.0, 0.0], [1.0, 0.0]]]]), torch.tensor([[[[3.0], [5.0]]]])
 >>> layer(k, k, v, is_causal=True).flatten().round().tolist()
 [3.0, 5.0]
@@ -54,7 +55,8 @@ def from_keys(call: WrittenCall, factor: Any) -> Tensor:
 
 
 def recurrence(call: WrittenCall, correct: Tensor, kept: Tensor) -> tuple[Tensor, Tensor]:
-    """Weights and output of the delta rule, token by token; ``kept`` (B, H, S, 1 or D) multiplies the state."""
+    """Weights and output of the delta rule, token by token; ``kept`` (B, H, S, 1 or D) multiplies the
+    state."""
     whole = call.visible.any(-1, keepdim=True) & (call.keys <= call.rows[:, None]) & call.there[:, :, None]
     if not call.causal or bool((whole != call.visible).any()):
         raise NotDefined("the delta rule knows masks of whole keys only, and looks back")

@@ -5,9 +5,9 @@
 Paper: Correia, Niculae and Martins, Adaptively Sparse Transformers, arXiv 1909.00015 (EMNLP 2019). As there,
 alpha = 1 + sigmoid(x) stays between 1 and 2; x is what is learned. Gradients of alpha are exact.
 
-Can: choose how sharply to ignore: a key 1 / (alpha - 1) below the best gets weight 0. ``entmax(1.2)`` starts
-all heads at alpha = 1.2; the default is 1.5. Cannot: subtract, or attend to nothing (the row sum is 1). A power
-that is learned is slow: ``entmax15`` and ``sparsemax`` are its fast special cases.
+Can: choose how sharply to ignore: a key 1 / (alpha - 1) below the best gets weight 0. ``entmax(1.2)``
+starts all heads at alpha = 1.2; the default is 1.5. Cannot: subtract, or attend to nothing (the row sum is
+1). A power that is learned is slow: ``entmax15`` and ``sparsemax`` are its fast special cases.
 
 >>> import torch
 >>> ENTMAX.row(torch.tensor([3.0, 2.5, 0.0]), a=2.0)      # sparsemax
@@ -28,9 +28,7 @@ from unsoft.mechanisms.core.registry import family
 from unsoft.mechanisms.core.row_coupled import RowCoupled
 from unsoft.mechanisms.core.spec import LayerSpec
 
-ENTMAX = Threshold(
-    "max((a - 1)*(s - m) - t, 0)**(1/(a - 1))", straight="z**(a - 1)", params={"a": 1.5}
-)
+ENTMAX = Threshold("max((a - 1)*(s - m) - t, 0)**(1/(a - 1))", straight="z**(a - 1)", params={"a": 1.5})
 _HALVINGS = 80
 
 
@@ -48,8 +46,8 @@ class Entmax(RowCoupled):
 
 
 def definition(call: WrittenCall, layer: Any) -> Tensor:
-    """By bisection (Blondel et al. 2019): the sum of a row falls with t. Divided by what is left to 1, it is a
-    function of logits and alpha whose derivatives are those of the paper."""
+    """By bisection (Blondel et al. 2019): the sum of a row falls with t. A last step, too small to change t,
+    gives it its derivatives by logits and alpha: those that keep the sum at 1."""
     power = layer.logit.sigmoid()[:, None, None]
     hidden = ~call.visible
     x = (power * (call.logits + call.bias)).masked_fill(hidden, -torch.inf)

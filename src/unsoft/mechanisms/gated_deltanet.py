@@ -1,16 +1,17 @@
 """gated-deltanet: the delta rule on a state that fades as much as each token says.
 
-    S_t = a_t S_(t-1) + b_t k_t (v_t - a_t S_(t-1)^T k_t)^T          o_t = S_t^T q_t          |k_t| = |q_t| = 1
+    S_t = a_t S_(t-1) + b_t k_t (v_t - a_t S_(t-1)^T k_t)^T      o_t = S_t^T q_t      |k_t| = |q_t| = 1
 
 Paper: Yang, Kautz and Hatamizadeh, Gated Delta Networks, arXiv 2412.06464 (ICLR 2025).
 
 Can: replace the value of a key that comes again, and let go of everything at once (a near 0), at a cost per
-token that does not grow; the cache is the state. Cannot: hold more pairs exactly than keys have channels, look
-ahead.
+token that does not grow; the cache is the state. Cannot: hold more pairs exactly than keys have channels,
+look ahead.
 
 As published b_t = sigmoid(x_t W + c) and a_t = exp(-A softplus(x_t W' + c')), one number per head; x is the
-hidden state if ``hidden=`` brings it, otherwise the key. b starts at 1/2. A starts at numbers from 1 to 16 over
-the heads (published: drawn from there) and softplus(c') at 0.01, so that heads remember from 6 to 100 tokens.
+hidden state if ``hidden=`` brings it, otherwise the key. b starts at 1/2. A starts at numbers from 1 to 16
+over the heads (published: drawn from there) and softplus(c') at 0.01, so that heads remember from 6 to 100
+tokens.
 
 >>> import torch, unsoft
 >>> layer = unsoft.mechanism("gated-deltanet", heads=2, head_dim=8)

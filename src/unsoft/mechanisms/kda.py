@@ -1,17 +1,17 @@
 """kda: Kimi delta attention, the delta rule on a state whose every channel fades by itself.
 
-    S_t = D_t S_(t-1) + b_t k_t (v_t - (D_t S_(t-1))^T k_t)^T          D_t = diag(a_t)          o_t = S_t^T q_t
+    S_t = D_t S_(t-1) + b_t k_t (v_t - (D_t S_(t-1))^T k_t)^T      D_t = diag(a_t)      o_t = S_t^T q_t
 
 Paper: Kimi Team, Kimi Linear, arXiv 2510.26692 (2025).
 
-Can: what gated-deltanet can, and keep some channels of the keys for long while others fade; the cache is the
-state. Cannot: hold more pairs exactly than keys have channels, look ahead. It takes smaller chunks, hence more
-time than gated-deltanet.
+Can: what gated-deltanet can, and keep some channels of the keys for long while others fade; the cache is
+the state. Cannot: hold more pairs exactly than keys have channels, look ahead. It takes smaller chunks,
+hence more time than gated-deltanet.
 
-As published b_t = sigmoid(x_t W + c) and a_t = exp(-A softplus(x_t W' + c')), a number for every channel, here
-with a full W' in place of one of low rank; x is the hidden state if ``hidden=`` brings it, otherwise the key.
-log a_t is at least -5 (the authors' kernels have this as an option): a channel keeps 0.7 % at least. The start
-is that of gated-deltanet.
+As published b_t = sigmoid(x_t W + c) and a_t = exp(-A softplus(x_t W' + c')), a number for every channel,
+here with a full W' in place of one of low rank; x is the hidden state if ``hidden=`` brings it, otherwise
+the key. log a_t is at least -5 (the authors' kernels have this as an option): a channel keeps 0.7 % at
+least. The start is that of gated-deltanet.
 
 >>> import torch, unsoft
 >>> layer = unsoft.mechanism("kda", heads=2, head_dim=8)

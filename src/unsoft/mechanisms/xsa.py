@@ -1,16 +1,16 @@
 """xsa: exclusive self attention, the output of any mechanism without its part along the token's own value.
 
-    y_i = o_i - (o_i . v_i) v_i / |v_i|^2          o: output of the mechanism inside, v_i: the token's own value
+    y_i = o_i - (o_i . v_i) v_i / |v_i|^2      o: output of the mechanism inside, v_i: the token's own value
 
 Paper: Exclusive Self Attention, arXiv 2603.09078 (2026); taken up in speed runs of small language models.
 
 Can: bring only what the token does not have already: its own value reaches the next layer by the residual
 stream anyway. Works around everything whose rows belong to tokens: ``xsa+softmax``, ``xsa+gated+cog``.
-Cannot: know a token's own value where there is none: rows that do not see their own key (padding, more queries
-than keys) are left as they are. Nothing is learned.
+Cannot: know a token's own value where there is none: rows that do not see their own key (padding, more
+queries than keys) are left as they are. Nothing is learned.
 
-Taking the part away is the same as lowering the weight of the own key by (o_i . v_i) / |v_i|^2, so the weights
-returned are those, and may be negative there.
+Taking the part away is the same as lowering the weight of the own key by (o_i . v_i) / |v_i|^2, so the
+weights returned are those, and may be negative there.
 
 >>> import torch, unsoft
 >>> layer = unsoft.mechanism("xsa+softmax", heads=1, head_dim=4)

@@ -129,7 +129,8 @@ def by_mechanism(
     # The script of pages computes these again whenever other mechanisms are shown.
     dashes = [_dash(label, first, about["same"].get(about["panel"], [])) for label in order]
     range_ = dashes if fixed else [alt.expr(f"dashes[{k}]") for k in range(len(order))]
-    scale = alt.Scale(domain=order, range=range_)
+    # Another domain than that of the colours: else Vega-Lite joins them, and dashes the legend's marks.
+    scale = alt.Scale(domain=["", *order], range=[[1, 0], *range_])
     dash = alt.StrokeDash("mechanism:N", legend=None, scale=scale)
     scale = alt.Scale(domain=order, range=[look.mark for look in looks])
     shape = alt.Shape("mechanism:N", title=None, scale=scale, legend=legend)

@@ -18,7 +18,7 @@ which one of the two themes would hide, replaced.
 """
 _OTHERS = ("#c2185b", "#00838f", "#a9713a", "#7e57c2")
 """Of mechanisms that are not in the list below, such as formulas of one's own."""
-_DASHES = ((1, 0), (6, 3), (2, 2), (8, 2, 2, 2), (12, 3))
+_DASHES = ((1, 0), (6, 3), (2, 2), (8, 2, 2, 2), (12, 3), (3, 1), (14, 2, 2, 2))
 _MARKS = (
     "circle",
     "square",
@@ -37,6 +37,8 @@ _NAMES = (
     *("softpick", "softmax1", "sinh", "swishmax", "l2", "relu", "tanh", "polynomial"),
     *("differential", "differential2", "linear-elu1", "linear-exp", "linear-identity", "linear-taylor2"),
     *("cosformer", "performer", "retention", "decay"),
+    *("deltanet", "gated-deltanet", "kda", "elastic", "entmax", "entmax15", "sparsemax", "stick-breaking"),
+    *("fox", "rbf", "ssmax", "tda", "dynamic-alibi", "value-residual"),
 )
 """The place of a name decides its look, so new ones are added at the end."""
 
@@ -57,7 +59,8 @@ class Look:
 
 
 def look_of(label: str) -> Look:
-    """The look of a mechanism by its label. A composition has the colour of its last part.
+    """The look of a mechanism by its label. A composition has the colour of its last part, and what stands
+    after a name, as in "softmax ×2 heads", changes dash and mark.
 
     >>> look_of("cog")
     Look(colour='#d55e00', dash=(1, 0), mark='square')
@@ -65,9 +68,9 @@ def look_of(label: str) -> Look:
     (True, False)
     """
     *modifiers, base = label.split("+")
-    name, bracket = re.fullmatch(r"\s*([^(]*)(.*)", base, re.DOTALL).groups()  # type: ignore[union-attr]
-    found = _base(name.strip())
-    changes = [*modifiers, *([bracket] if bracket else [])]
+    name, more = re.fullmatch(r"\s*([^\s(]*)(.*)", base, re.DOTALL).groups()  # type: ignore[union-attr]
+    found = _base(name)
+    changes = [*modifiers, *([more] if more.strip() else [])]
     dash, mark = found.dash, _MARKS.index(found.mark)
     for change in changes:
         digest = zlib.crc32(change.strip().encode())

@@ -4,6 +4,7 @@ and a line of JSON for each record."""
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -39,8 +40,8 @@ class WriteLog(TrainerCallback):
 
 
 class ShowProgress(TrainerCallback):
-    """A bar in a terminal; elsewhere a line for each test, or for each record where there is no metric to
-    test."""
+    """A bar in a terminal, unless the output goes to a file; else a line for each test, or for each record
+    where there is no metric to test."""
 
     def __init__(self, title: str, metric: str) -> None:
         self.title, self.metric, self.loss, self.score = title, metric, "", ""
@@ -51,7 +52,7 @@ class ShowProgress(TrainerCallback):
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
         """Starts the bar where the run starts."""
-        if self.console.is_terminal:
+        if sys.stdout.isatty() and self.console.is_terminal:
             columns = (
                 TextColumn("{task.description}", markup=False),
                 BarColumn(),

@@ -28,6 +28,9 @@ def command(
     ] = False,
     out: Annotated[Path | None, typer.Option(help="Keep the results in this JSON file.")] = None,
     only: Annotated[list[str] | None, typer.Option(help="Only this group of steps; may be repeated.")] = None,
+    device: Annotated[
+        str, typer.Option(help="cpu, or cuda for the GPU engine on this machine's GPU.")
+    ] = "cpu",
     as_json: AsJson = False,
 ) -> None:
     """Measure every mechanism side by side with PyTorch's fused softmax (SDPA).
@@ -38,6 +41,7 @@ def command(
     Examples:
       unsoft bench --quick
       unsoft bench cog relu2 --only main --out bench.json
+      unsoft bench --device cuda --out gpu.json
     """
     if quick and full:
         raise typer.BadParameter("choose one of --quick and --full")
@@ -46,13 +50,22 @@ def command(
     from unsoft.bench.plan import FULL, QUICK, STANDARD, choose, steps
 
     level = QUICK if quick else FULL if full else STANDARD
-    todo = choose(steps(level, chosen(mechanism, mechanism_option, formula) or None), only)
+    names = chosen(mechanism, mechanism_option, formula) or None
+    if device == "cpu":
+        todo = choose(steps(level, names), only)
+    else:
+        _check_device(device)
+        from unsoft.bench.gpu import gpu_steps
+
+        todo = choose(gpu_steps(level, names), only)
     warn_if_busy()
-    results, finished = _run(todo, lambda results, finished: _keep(out, level.name, results, finished))
+    results, finished = _run(
+        todo, lambda results, finished: _keep(out, level.name, results, finished, device)
+    )
     if as_json:
         from unsoft.bench.record import record
 
-        typer.echo(json.dumps(record(level.name, results, finished=finished), indent=1))
+        typer.echo(json.dumps(record(level.name, results, finished=finished, device=device), indent=1))
     else:
         _show(results)
     if out is not None:
@@ -63,6 +76,18 @@ def command(
     if any(getattr(x, "ratio", 0) is None for x in results):
         note("some results are wrong; their times are not shown")
         raise typer.Exit(1)
+
+
+def _check_device(device: str) -> None:
+    import torch
+
+    from unsoft.engines.triton.availability import missing
+
+    if device != "cuda":
+        raise typer.BadParameter(f"{device!r} is neither cpu nor cuda", param_hint="'--device'")
+    reason = missing(device, None) if torch.cuda.is_available() else "torch sees no GPU; see unsoft doctor"
+    if reason is not None:
+        raise typer.BadParameter(f"the engine 'triton' cannot run here: {reason}", param_hint="'--device'")
 
 
 def _run(todo: list[Step], keep: Callable[[list[Result], bool], None]) -> tuple[list[Result], bool]:
@@ -80,12 +105,12 @@ def _run(todo: list[Step], keep: Callable[[list[Result], bool], None]) -> tuple[
     return results, True
 
 
-def _keep(out: Path | None, level: str, results: list[Result], finished: bool) -> None:
+def _keep(out: Path | None, level: str, results: list[Result], finished: bool, device: str) -> None:
     if out is not None:
         from unsoft.bench.record import record
         from unsoft.files import write_json
 
-        write_json(out, record(level, results, finished=finished))
+        write_json(out, record(level, results, finished=finished, device=device))
 
 
 def _show(results: list[Result]) -> None:

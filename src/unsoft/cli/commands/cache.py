@@ -33,12 +33,19 @@ def info(as_json: AsJson = False) -> None:
     """
     from unsoft.compare.store import Store, default_folder
     from unsoft.engines.native.compiler import cache_directory, models_directory
+    from unsoft.engines.triton.tile_sizes import tuned, tuned_file
 
     libraries, models, kept = cache_directory(), models_directory(), Store(default_folder())
     found = [
         (libraries, list(libraries.glob("*.so")), "compiled libraries", None),
         (models, list(models.glob("*/*")), "models", len(list(models.glob("*")))),
         (kept.folder, kept.files(), "results of unsoft compare", None),
+        (
+            tuned_file(),
+            [file for file in (tuned_file(),) if file.is_file()],
+            "tile sizes of unsoft tune",
+            len(tuned()),
+        ),
     ]
     records: list[dict[str, Any]] = [
         {
@@ -67,8 +74,13 @@ def clear() -> None:
     """
     from unsoft.compare.store import Store, default_folder
     from unsoft.engines.native.compiler import cache_directory, clear_cache, models_directory
+    from unsoft.engines.triton.source import generated_folder
+    from unsoft.engines.triton.tile_sizes import tuned, tuned_file
 
     typer.echo(f"{cache_directory()}: {clear_cache()} compiled libraries deleted")
+    typer.echo(f"{tuned_file()}: {len(tuned())} tile sizes of unsoft tune deleted")
+    tuned_file().unlink(missing_ok=True)
+    shutil.rmtree(generated_folder(), ignore_errors=True)
     models = models_directory()
     count = len(list(models.glob("*")))
     shutil.rmtree(models, ignore_errors=True)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from unsoft.cli.arguments import check_file
+from unsoft.cli.arguments import AsJson, check_file
 from unsoft.cli.terminal import INTERRUPTED, note, progress, show_table
 
 if TYPE_CHECKING:
@@ -19,31 +20,40 @@ def command(
         bool, typer.Option("--gpu", help="Run the checks of the GPU engine on this machine's GPU.")
     ] = False,
     out: Annotated[Path | None, typer.Option(help="Keep what was found in this JSON file.")] = None,
+    as_json: AsJson = False,
 ) -> None:
     """Show versions, compiler, GPUs and engines, what is missing and how to get it.
 
     With --gpu also: forward and every gradient of the engine 'triton' against the dense one in float64, some
     fifty kinds of call, a few minutes. Attach the file of --out to an issue.
+
+    \b
+    Examples:
+      unsoft doctor
+      unsoft doctor --gpu --out gpu.json
     """
     if out is not None:
         check_file(out)
     from unsoft.cli.installation import facts
 
     found = facts()
-    rows = [(fact.what, fact.found, fact.advice) for fact in found]
-    show_table({"what": "left", "found": "left", "to get it": "left"}, rows)
     record: dict[str, Any] = {"schema": 1, "facts": [fact.to_dict() for fact in found]}
-    code = _check_gpu(record) if gpu else 0
+    if not as_json:
+        rows = [(fact.what, fact.found, fact.advice) for fact in found]
+        show_table({"what": "left", "found": "left", "to get it": "left"}, rows)
+    code = _check_gpu(record, show=not as_json) if gpu else 0
+    if as_json:
+        typer.echo(json.dumps(record, indent=1))
     if out is not None:
         from unsoft.files import write_json
 
         write_json(out, record)
-        typer.echo(f"written to {out}")
+        typer.echo(f"written to {out}", err=as_json)
     if code:
         raise typer.Exit(code)
 
 
-def _check_gpu(record: dict[str, Any]) -> int:
+def _check_gpu(record: dict[str, Any], show: bool) -> int:
     """Adds the findings to the record; the exit code."""
     from unsoft.engines.triton import availability
     from unsoft.engines.triton.launch import interpreted
@@ -61,10 +71,9 @@ def _check_gpu(record: dict[str, Any]) -> int:
                 findings += check_device(device, "triton", (kind,))
     except KeyboardInterrupt:
         interrupted = True
-    show_table(
-        {"check": "left", "largest error": "right", "limit": "right", "verdict": "left"},
-        [_row(finding) for finding in findings],
-    )
+    if show:
+        columns = {"check": "left", "largest error": "right", "limit": "right", "verdict": "left"}
+        show_table(columns, [_row(finding) for finding in findings])
     said = verdict(findings)
     record["gpu"] = {"verdict": said, "finished": not interrupted, "checks": [x.to_dict() for x in findings]}
     note(said)

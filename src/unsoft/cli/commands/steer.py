@@ -9,12 +9,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from unsoft.cli.arguments import AsJson, check_file, prepare_folder
-from unsoft.cli.steer_inputs import lines, listed, pairs, places, prose
+from unsoft.cli.steer_inputs import lines, listed, load, pairs, places, prose
 from unsoft.cli.terminal import INTERRUPTED, console, note, progress, show_table
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel, PreTrainedTokenizerBase
-
     from unsoft.hf.steering.controls import Judgement
 
 command = typer.Typer(
@@ -74,7 +72,7 @@ def fit(
     check_file(out)
     from unsoft.hf import steering
 
-    network, tokenizer = _load(model)
+    network, tokenizer = load(model)
     found = steering.fit(
         network, *halves, tokenizer, method=method, layers=listed(layers), site=site, pool=pool
     )
@@ -110,7 +108,7 @@ def generate(
     from unsoft.report.escape import printable
 
     found = Directions.load(directions)
-    network, tokenizer = _load(model)
+    network, tokenizer = load(model)
     options: dict[str, Any] = {"max_new_tokens": tokens, "do_sample": False}
     if network.generation_config is not None and network.generation_config.pad_token_id is None:
         options["pad_token_id"] = tokenizer.eos_token_id
@@ -193,7 +191,7 @@ def check(
 
         check_drawing()
         prepare_folder(out)
-    network, tokenizer = _load(model)
+    network, tokenizer = load(model)
     from unsoft.hf.steering.controls import steps
 
     with progress(steps(bounds=1)) as bar:
@@ -220,7 +218,8 @@ def check(
     from unsoft.hf.steering.report import write
 
     directions.save(out / "directions.safetensors")
-    for path in (out / "directions.safetensors", *write(out, model, judgement, _again(model, strength))):
+    again = f"unsoft steer check {model} --strength {strength:g}"
+    for path in (out / "directions.safetensors", *write(out, model, judgement, again)):
         typer.echo(str(path), err=as_json)
 
 
@@ -298,19 +297,3 @@ def show(judgement: Judgement) -> None:
 
 def _yes(passed: bool) -> str:
     return "yes" if passed else "NO"
-
-
-def _load(model: str) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-    from unsoft.hf.models import load_model
-
-    network, tokenizer = load_model(model)
-    if tokenizer is None or not network.can_generate():
-        raise typer.BadParameter(
-            f"{model} is no language model with a tokenizer, so it cannot be steered with texts",
-            param_hint="'MODEL'",
-        )
-    return network, tokenizer
-
-
-def _again(model: str, strength: float) -> str:
-    return f"unsoft steer check {model} --strength {strength:g}"

@@ -276,5 +276,3 @@ def _workers(count: int | None, ray: str | None, cpus: float, gpus: float) -> in
     from unsoft.study.cluster import RayWorkers
 
     return RayWorkers(ray, cpus, gpus)
-
-

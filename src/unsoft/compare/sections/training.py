@@ -105,6 +105,15 @@ def trained_score(results: Results, label: str) -> Estimate | None:
     return estimate(whole) if whole else None
 
 
+def trained_on(results: Results, label: str) -> str:
+    """The tasks that a score is the mean over, with the variant that was trained there if it was one."""
+    said = []
+    for one in _summaries_of(results, label):
+        if one.chance is not None and one.runs:
+            said.append(one.group if one.mechanism == label else f"{one.group} as {one.mechanism}")
+    return f"mean over {', '.join(said)}"
+
+
 def _summaries_of(results: Results, label: str) -> list[Summary]:
     """One for each task: of the mechanism as it is, or, where only variants of it were trained (magnitude
     with its gate on the mass), of the first of them.
@@ -208,6 +217,7 @@ SECTION = Section(
             unit="share",
             why="0 is chance, 1 the best known: yes from nine tenths of the way, partly from half of it.",
             noise=1e-3,
+            note=trained_on,
         )
     ],
     claims=[_claim(name) for name in default_studies()],

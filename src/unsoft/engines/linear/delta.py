@@ -2,12 +2,14 @@
 
     S_t = D_t S_(t-1) + b_t k_t (v_t - (D_t S_(t-1))^T k_t)^T          o_t = S_t^T q_t
 
-D_t = exp(g_t), a number or a diagonal, is how much of the state is kept; b_t how much of the error is corrected.
+D_t = exp(g_t), a number or a diagonal, is how much of the state is kept; b_t how much of the error is
+corrected.
 
 Chunks (Yang et al. 2024): inside a chunk the corrections u solve a triangular system, so that only one
 product of matrices per chunk goes from chunk to chunk. Plain differentiable torch, linear in the length.
 
-Shapes: q, k (B, H, T, D), v (B, H, T, Dv), b (B, H, T), g (B, H, T, 1) or (B, H, T, D) or None, state (B, H, D, Dv).
+Shapes: q, k (B, H, T, D), v (B, H, T, Dv), b (B, H, T), g (B, H, T, 1) or (B, H, T, D) or None,
+state (B, H, D, Dv).
 """
 
 from __future__ import annotations
@@ -97,6 +99,7 @@ def _products(q: Tensor, k: Tensor, g: Tensor | None) -> tuple[Tensor, Tensor]:
         kept = (g - g.mT).masked_fill(later, -torch.inf).exp()
         return q @ k.mT * kept, (k @ k.mT * kept).tril(-1)
     # exp(g) reaches down to exp(-80) and 1 / exp(g) up to exp(80): brought to the middle, exactly, so that
-    # gradients do not overflow. A factor that depends on the chunk would let later tokens be felt, by a rounding.
+    # gradients do not overflow. A factor that depends on the chunk would let later tokens be felt, by a
+    # rounding.
     shrunk, grown = g.exp() * _MIDDLE, k * ((-g).exp() / _MIDDLE)
     return ((q * shrunk) @ grown.mT).tril(), ((k * shrunk) @ grown.mT).tril(-1)

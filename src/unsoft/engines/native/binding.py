@@ -61,8 +61,8 @@ def forward(call: Call) -> Rows:
     if out.numel() == 0 or k.shape[2] == 0:
         return Rows(out.zero_(), peak.zero_(), total.fill_(1))
     code = kernel(call.formula.key, q.dtype)
-    common = _Common(code, call)  # held until the kernel has returned
-    if _status(code.forward(common.fields(out, peak, total))) == FINITE:
+    common = Common(code, call)  # held until the kernel has returned
+    if check_status(code.forward(common.fields(out, peak, total))) == FINITE:
         return Rows(out, peak, total)
     exact = tiled.forward(call)
     finite = _finite_rows(out) & _finite_rows(exact.out)
@@ -80,10 +80,10 @@ def backward(call: Call, upstream: Upstream) -> Gradients:
     dq, dk, dv = (torch.empty(x.shape, dtype=x.dtype) for x in (q, k, v))
     dbias = params.new_zeros(*q.shape[:3], k.shape[2]) if need_bias else None
     dparams = torch.zeros(q.shape[1], params.shape[0], dtype=torch.float64) if need_params else None
-    fields = zip(call.formula.symbols, (need_query_fields, need_key_fields), (q, k), strict=True)
+    sides = zip(call.formula.symbols, (need_query_fields, need_key_fields), (q, k), strict=True)
     dfields = [
         params.new_zeros(len(names), *q.shape[:2], x.shape[2]) if needed else None
-        for names, needed, x in fields
+        for names, needed, x in sides
     ]
     status = FINITE
     if grad_out.numel() == 0 or k.shape[2] == 0:
@@ -91,9 +91,9 @@ def backward(call: Call, upstream: Upstream) -> Gradients:
             gradient.zero_()
     else:
         code = kernel(call.formula.key, q.dtype)
-        common = _Common(code, call)
+        common = Common(code, call)
         fields = common.fields(*rows, (grad_out, dq, dk, dv), (dbias, dparams, *dfields))
-        status = _status(code.backward(fields))
+        status = check_status(code.backward(fields))
     if status != FINITE:
         exact = tiled.backward(call, upstream)
         dq, dk, dv = (
@@ -113,7 +113,7 @@ def backward(call: Call, upstream: Upstream) -> Gradients:
     )
 
 
-class _Common:
+class Common:
     """The fields of struct Call that forward and backward share, and the tensors that must outlive the
     call."""
 
@@ -223,7 +223,7 @@ def _row_by_row(x: Tensor) -> Tensor:
     return x if x.stride(-1) == 1 else x.contiguous()
 
 
-def _status(code: int) -> int:
+def check_status(code: int) -> int:
     if code == _OUT_OF_MEMORY:
         raise MemoryError("unsoft's native engine could not allocate its tile buffers")
     return code

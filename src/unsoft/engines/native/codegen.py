@@ -52,7 +52,7 @@ def formula_source(formula: Formula) -> str:
         "parameter_slopes": by_parameter,
         "field_slopes": {f"slopes.{output}": expr for output, expr in (slope | by_field).items()},
     }
-    entry = _EntryFunctions(functions, names, fields)
+    entry = EntryFunctions(functions, names, fields)
     offset, norm = formula.offset_mass, formula.norm
     row_slopes = _row_slopes(offset, norm, names)
     row_field_slopes = _row_slopes(offset, norm, fields.query)
@@ -79,51 +79,51 @@ struct Formula {{
         V key_dweight[key_fields + 1], key_dmass[key_fields + 1];
     }};
     struct Row {{
-{_lines(entry.row_declarations)}
+{code_lines(entry.row_declarations)}
     }};
     UNSOFT_INLINE Row row({_ROW_ARGUMENTS}) {{
-{_lines(entry.row_body)}
+{code_lines(entry.row_body)}
     }}
     UNSOFT_INLINE V peak(V s, const Row &row, const Key &key, V b) {{
         V peak = {{}};
-{_lines(entry.bodies["peak"])}
+{code_lines(entry.bodies["peak"])}
         return peak;
     }}
     UNSOFT_INLINE void value(V s, const Row &row, const Key &key, V b, V &weight, V &mass) {{
         mass = V{{}};
-{_lines(entry.bodies["value"])}
+{code_lines(entry.bodies["value"])}
     }}
     UNSOFT_INLINE void slope(
         V s, const Row &row, const Key &key, V b, V &weight, V &dweight, V &mass, V &dmass
     ) {{
         mass = dmass = V{{}};
-{_lines(entry.bodies["slope"])}
+{code_lines(entry.bodies["slope"])}
     }}
     UNSOFT_INLINE void parameter_slopes(V s, const Row &row, const Key &key, V b, V *dweight, V *dmass) {{
-{_lines(entry.bodies["parameter_slopes"])}
+{code_lines(entry.bodies["parameter_slopes"])}
     }}
     UNSOFT_INLINE void bias_slopes(V s, const Row &row, const Key &key, V b, V &dweight, V &dmass) {{
         dmass = V{{}};
-{_lines(entry.bodies["bias_slopes"])}
+{code_lines(entry.bodies["bias_slopes"])}
     }}
     UNSOFT_INLINE void field_slopes(V s, const Row &row, const Key &key, V b, FieldSlopes &slopes) {{
         slopes.mass = slopes.dmass = V{{}};
-{_lines(entry.bodies["field_slopes"])}
+{code_lines(entry.bodies["field_slopes"])}
     }}
     UNSOFT_INLINE V offset({_ROW_ARGUMENTS}) {{
-{_lines(_row_function({"return": offset or _ZERO}, names, fields))}
+{code_lines(row_function({"return": offset or _ZERO}, names, fields))}
     }}
     UNSOFT_INLINE V norm{signature} {{
-{_lines(_row_function({"return": norm or _Z}, names, fields))}
+{code_lines(row_function({"return": norm or _Z}, names, fields))}
     }}
     UNSOFT_INLINE V norm_slope{signature} {{
-{_lines(_row_function({"return": norm_slope}, names, fields))}
+{code_lines(row_function({"return": norm_slope}, names, fields))}
     }}
     UNSOFT_INLINE void row_parameter_slopes(V z, {_ROW_ARGUMENTS}, V *doffset, V *dnorm) {{
-{_lines(_row_function(row_slopes, names, fields))}
+{code_lines(row_function(row_slopes, names, fields))}
     }}
     UNSOFT_INLINE void row_field_slopes(V z, {_ROW_ARGUMENTS}, V *doffset, V *dnorm) {{
-{_lines(_row_function(row_field_slopes, names, fields))}
+{code_lines(row_function(row_field_slopes, names, fields))}
     }}
 }};
 #include "tile.h"
@@ -140,7 +140,7 @@ def _row_slopes(offset: Expr | None, norm: Expr | None, names: Sequence[str]) ->
     }
 
 
-class _EntryFunctions:
+class EntryFunctions:
     """Functions of one logit: their bodies, and the row constants they share."""
 
     def __init__(
@@ -192,9 +192,7 @@ class _EntryFunctions:
         self.row_body.append("return row;")
 
 
-def _row_function(
-    outputs: Mapping[str, Expr], names: list[str], fields: Symbols = NO_SYMBOLS
-) -> list[str]:
+def row_function(outputs: Mapping[str, Expr], names: list[str], fields: Symbols = NO_SYMBOLS) -> list[str]:
     instructions, results = lower(outputs)
     operand = _operand_names(names, fields)
     body = _parameters(names, fields) + [_statement(x, operand) for x in instructions]
@@ -245,7 +243,7 @@ def _bool(part: object) -> str:
     return "false" if part is None else "true"
 
 
-def _lines(statements: list[str]) -> str:
+def code_lines(statements: list[str]) -> str:
     return "\n".join(f"        {line}" for line in statements)
 
 

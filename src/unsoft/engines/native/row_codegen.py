@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from unsoft.engines.native.codegen import _EntryFunctions as EntryFunctions
-from unsoft.engines.native.codegen import _lines as code_lines
-from unsoft.engines.native.codegen import _row_function as row_function
+from unsoft.engines.native.codegen import EntryFunctions, code_lines, row_function
 from unsoft.formula import Expr, derivative
 from unsoft.formula.cpp import definitions
 from unsoft.formula.expr import postorder
@@ -58,7 +56,8 @@ struct Rule {{
     UNSOFT_INLINE void weight(V s, const Row &row, V &weight) {{
 {code_lines(entry.bodies["weight"])}
     }}
-    UNSOFT_INLINE void slope(V s, const Row &row, V &weight, V &weight_s, V &weight_t, V &mass_s, V &mass_t) {{
+    UNSOFT_INLINE void slope(V s, const Row &row, V &weight, V &weight_s, V &weight_t, V &mass_s,
+                             V &mass_t) {{
 {code_lines(entry.bodies["slope"])}
     }}
     UNSOFT_INLINE void parameter_slopes(V s, const Row &row, V *weight_p, V *mass_p) {{

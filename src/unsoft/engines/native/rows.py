@@ -10,9 +10,7 @@ from typing import cast
 import torch
 
 from unsoft.engines.call import Call, Gradients, Rows, Upstream
-from unsoft.engines.native.binding import FINITE
-from unsoft.engines.native.binding import _Common as Common
-from unsoft.engines.native.binding import _status as check_status
+from unsoft.engines.native.binding import FINITE, Common, check_status
 from unsoft.engines.native.compiler import KERNEL, load_libraries
 from unsoft.engines.rows.dense import dense_rows
 from unsoft.engines.rows.rule import RowRule

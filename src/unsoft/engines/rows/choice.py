@@ -43,6 +43,10 @@ def _no_softmax(call: Call) -> str:
     return "it computes softmax, and this is another mechanism"
 
 
+def _no_kernel(call: Call) -> str:
+    return "it runs formulas only, and this mechanism needs whole rows; use 'dense'"
+
+
 def _no_tiles(call: Call) -> str:
     return "its weights need whole rows, and it sees one tile at a time; use 'native' or 'dense'"
 
@@ -59,6 +63,7 @@ ROWS: Registry[Call, Tensor] = Registry(
             fused_operator("rows", forward, backward, RowRule.from_key),
             ready=_ready,
         ),
+        Engine("triton", _no_kernel, lambda call: dense_rows(call, rule_of(call))[0]),
         Engine("sdpa", _no_softmax, lambda call: dense_rows(call, rule_of(call))[0]),
         Engine("tiled", _no_tiles, lambda call: dense_rows(call, rule_of(call))[0]),
         Engine("dense", _anything, lambda call: dense_rows(call, rule_of(call))[0]),

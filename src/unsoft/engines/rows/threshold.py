@@ -1,6 +1,6 @@
 """Rules with a threshold per row: t is such that the masses of a row sum to 1.
 
-    sum over visible j of mass(s_j, t) = 1          a_j = weight(s_j, t)          m = max over visible j of s_j
+    sum over visible j of mass(s_j, t) = 1      a_j = weight(s_j, t)      m = max over visible j of s_j
 
 >>> sparsemax = Threshold("max(s - m - t, 0)", low=-1)
 >>> sparsemax.row(torch.tensor([3.0, 2.5, 0.0]))
@@ -116,10 +116,12 @@ class Threshold(RowRule):
 
     def _solved(self, symbols: Mapping[str, Tensor], visible: Tensor, some: Tensor) -> Tensor:
         """t of every row: Newton's method on the straightened total, inside a bracket that shrinks."""
-        row = {name: x for name, x in symbols.items() if name not in ("s", "m")} | {"one": torch.ones_like(symbols["m"])}
+        row = {name: x for name, x in symbols.items() if name not in ("s", "m")} | {
+            "one": torch.ones_like(symbols["m"])
+        }
         low, high = (evaluate(part, row) + 0 * row["one"] for part in (self.low, self.high))
         one = evaluate(self.straight, row | {"z": row["one"]})
-        t = low
+        t, done = low, ~some
         for _ in range(_MOST_STEPS):
             total, slope = self._total(symbols, visible, t)
             above = total >= 1
@@ -127,8 +129,10 @@ class Threshold(RowRule):
             found = evaluate_all({"y": self.straight, "by": self.straight_slope}, row | {"z": total})
             step = t - (found["y"] - one) / (found["by"] * slope)
             step = torch.where((step >= low) & (step <= high), step, (low + high) / 2)
-            moved, t = (step - t).abs(), step
-            if not observed() and bool(((moved <= 2 * torch.finfo(t.dtype).eps) | ~some).all()):
+            # A row that has settled stays as it is: what other rows need must not change it.
+            moved, t = (step - t).abs(), torch.where(done, t, step)
+            done = done | ~(moved > 2 * torch.finfo(t.dtype).eps)
+            if not observed() and bool(done.all()):
                 break
         return t
 

@@ -72,8 +72,11 @@ class BackwardPass:
             part = (chunk.batch, chunk.kv_heads)
             self.dk[part], self.dv[part] = dk.view_as(self.dk[part]), dv.view_as(self.dv[part])
         narrow = grid.call.q.dtype
+        dq, dk, dv = (x.to(narrow) for x in (self.dq, self.dk, self.dv))
         return Gradients(
-            *(x.to(narrow) for x in (self.dq, self.dk, self.dv)),
+            dq,
+            dk,
+            dv,
             self.dbias,
             self.dparams,
             self.dquery_fields if self.query_fields else self.dparams.new_empty(0),
@@ -135,7 +138,7 @@ class BackwardPass:
             if terms.offset is not None:
                 part = part + d_total * row_value(derivative(terms.offset, name), symbols)
             if table is None:
-                self.dquery_fields[(row, *place)] += part.squeeze(-1)
+                self.dquery_fields[row][place] += part.squeeze(-1)
             else:
                 table[row, chunk.heads] += part.sum((0, 2, 3))
         return inverse, d_total
@@ -182,7 +185,8 @@ def shared_heads(gradient: Tensor, call: Call) -> Tensor:
     """The gradient (F, B, H, S) of the fields of keys, summed over query heads that share them."""
     if call.key_fields is None or call.key_fields.shape[2] == gradient.shape[2]:
         return gradient
-    return gradient.unflatten(2, (call.key_fields.shape[2], -1)).sum(3)
+    summed: Tensor = gradient.unflatten(2, (call.key_fields.shape[2], -1)).sum(3)
+    return summed
 
 
 def _chained(

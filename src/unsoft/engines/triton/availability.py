@@ -14,6 +14,8 @@ from unsoft.engines.triton.launch import interpreted
 from unsoft.errors import CompilerWarning
 
 WIDEST = 256
+MOST_HEADS = 65535
+"""Programs of a launch in its second direction."""
 OLDEST = (8, 0)
 """Compute capability of Ampere, the oldest whose code is compiled and run in the tests."""
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
@@ -27,6 +29,8 @@ def unsupported(call: Call) -> str | None:
         return reason
     if max(call.q.shape[3], call.v.shape[3]) > WIDEST:
         return f"heads are wider than {WIDEST}; use 'tiled'"
+    if call.q.shape[0] * call.q.shape[1] > MOST_HEADS:
+        return f"batch times heads is more than {MOST_HEADS}; use 'tiled'"
     if call.q.dtype not in DTYPES:
         return f"it has no code for {call.q.dtype}; use 'tiled'"
     if call.formula.symbols.all:

@@ -29,7 +29,7 @@ _HEAD = """import triton
 import triton.language as tl
 
 from unsoft.engines.triton.kernel.functions import (
-    expm1, log1p, power, root, sigmoid, sign, sinh, cosh, softplus, tanh, with_sign_of,
+    expdiff, expm1, log1p, power, root, sigmoid, sign, sinh, cosh, softplus, tanh, with_sign_of,
 )
 """
 _ROW, _ENTRY = ("m", "n", "i"), ("s", "m", "n", "i", "j", "b")

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import cache
 from typing import Any, NamedTuple
 
@@ -23,12 +24,14 @@ class Launch(NamedTuple):
     """One kernel with its arguments."""
 
     name: str
-    """One of :data:`unsoft.engines.triton.tile_sizes.KERNELS`."""
+    """One of :data:`unsoft.engines.triton.tile_sizes.KERNELS`, or "decode" or "combine"."""
     kernel: Any
     arguments: dict[str, Any]
     grid: Grid
     formula: str
     dtype: torch.dtype
+    sizes: TileSizes | None = None
+    """Tile sizes, for kernels that leave no choice."""
 
     @property
     def fixed(self) -> Fixed:
@@ -49,16 +52,35 @@ class CannotCompileError(RuntimeError):
     """Triton does not make a kernel of a formula on this GPU; the message is one line that says why."""
 
 
+_watching: list[Callable[[Launch], None]] = []
+
+
+@contextmanager
+def watched(look: Callable[[Launch], None]) -> Iterator[None]:
+    """Inside, ``look`` is given every launch before it starts."""
+    _watching.append(look)
+    try:
+        yield
+    finally:
+        _watching.remove(look)
+
+
 def start(launch: Launch) -> None:
     """Runs a kernel; returns before it is done."""
-    sizes = sizes_for(launch)
+    for look in _watching:
+        look(launch)
+    run(launch, sizes_for(launch))
+
+
+def run(launch: Launch, sizes: TileSizes) -> None:
+    """Runs a kernel with given tile sizes."""
     launch.kernel[launch.grid(sizes)](**launch.arguments, **options(sizes))
 
 
 def sizes_for(launch: Launch) -> TileSizes:
     """The tile sizes of a launch: measured ones, or the first of the table's that the GPU has room for."""
     if interpreted():
-        return INTERPRETED_SIZES
+        return launch.sizes or INTERPRETED_SIZES
     key = (
         id(launch.kernel),
         launch.fixed,
@@ -99,6 +121,8 @@ def _first_that_fits(launch: Launch) -> TileSizes:
 
 
 def _possible(launch: Launch) -> list[TileSizes]:
+    if launch.sizes is not None:
+        return [launch.sizes._replace(stages=stages) for stages in range(launch.sizes.stages, 0, -1)]
     if launch.fixed.exact:
         return [EXACT[launch.width > 128], SMALLEST]
     device = torch.cuda.get_device_name()

@@ -27,6 +27,8 @@ class Kernels(NamedTuple):
     forward: Any
     query_gradients: Any
     key_gradients: Any
+    decode: Any
+    combine: Any
 
 
 @lru_cache(maxsize=256)
@@ -45,6 +47,8 @@ def kernels(formula: str, biased: bool) -> Kernels:
         kernel("forward", "forward_kernel"),
         kernel("query_gradients", "query_kernel"),
         kernel("key_gradients", "key_kernel"),
+        kernel("decode", "decode_kernel"),
+        kernel("decode", "combine_kernel"),
     )
 
 
@@ -53,8 +57,13 @@ def public_names(module: ModuleType) -> dict[str, Any]:
     return {name: x for name, x in vars(module).items() if not name.startswith("__")}
 
 
+def generated_folder() -> Path:
+    """Where the functions of formulas are kept."""
+    return cache_directory() / "triton"
+
+
 def _written(name: str, text: str) -> Path:
-    folder = trusted_folder(cache_directory() / "triton", ("",))
+    folder = trusted_folder(generated_folder(), ("",))
     path = folder / f"{name}.py"
     if not path.is_file() or path.read_text() != text:
         write_whole(path, text.encode())

@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from unsoft.engines.native.compiler import cache_directory
+from unsoft.engines.native.trust import make_private_folder
+from unsoft.files import write_json
 
 
 class TileSizes(NamedTuple):
@@ -23,8 +25,9 @@ class TileSizes(NamedTuple):
 KERNELS = ("forward", "query_gradients", "key_gradients")
 _TABLE = Path(__file__).parent / "tile_sizes.json"
 SMALLEST = TileSizes(16, 16, 4, 1)
-EXACT = {False: TileSizes(32, 32, 4, 1), True: SMALLEST}
-"""Of kernels that follow the rules for NaN and Inf, by whether heads are wider than 128; they rarely run."""
+EXACT = {False: TileSizes(16, 32, 4, 1), True: SMALLEST}
+"""Of kernels that follow the rules for NaN and Inf, by whether heads are wider than 128; they rarely run. No
+other tile has fewer rows: partial sums that belong to blocks of rows are written over."""
 
 
 def candidates(kernel: str, architecture: str, width: int, bits: int) -> list[TileSizes]:
@@ -80,3 +83,11 @@ def tuned() -> dict[str, list[int]]:
 def tuned_key(kernel: str, device: str, formula: str, width: int, dtype: str) -> str:
     """What measured sizes belong to."""
     return json.dumps([kernel, device, formula, width, dtype])
+
+
+def keep_tuned(key: str, sizes: TileSizes) -> None:
+    """Keeps measured sizes beside those that are there."""
+    file = tuned_file()
+    make_private_folder(file.parent)
+    write_json(file, {"sizes": tuned() | {key: list(sizes)}})
+    tuned.cache_clear()

@@ -1,13 +1,14 @@
 """Mechanisms of the delta rule: a state of fixed size that forgets what a key held before it is written anew.
 
-A subclass says how much each token corrects and how much of the state it keeps (:meth:`Delta.gates`); the rest
-is common. Queries and keys are brought to length 1, so ``scale`` has no effect. They look back only.
+A subclass says how much each token corrects and how much of the state it keeps (:meth:`Delta.gates`); the
+rest is common. Queries and keys are brought to length 1, so ``scale`` has no effect. They look back only.
 
-A masked key (padding) changes nothing. A mask that hides keys from some rows only is refused, and so are float
-masks and dropout on weights: the state does not know rows. Weights, if asked for, are those that the
+A masked key (padding) changes nothing. A mask that hides keys from some rows only is refused, and so are
+float masks and dropout on weights: the state does not know rows. Weights, if asked for, are those that the
 recurrence gives to the values.
 
-Engines: "tiled" works in chunks, "dense" goes from token to token as defined; "auto" is "tiled".
+Engines: "native" (compiled code) and "tiled" (torch) work in chunks, "dense" goes from token to token as
+defined.
 """
 
 from __future__ import annotations
@@ -24,6 +25,9 @@ from unsoft.engines.call import Call
 from unsoft.engines.dense import visible_entries
 from unsoft.engines.linear.delta import delta_attention, token_by_token
 from unsoft.engines.linear.nonfinite import finite_call
+from unsoft.engines.native.delta import compiled_delta, delta_ready
+from unsoft.engines.native.direct import observed
+from unsoft.engines.pointwise import native_unsupported
 from unsoft.engines.registry import Engine, Registry, check_return_weights
 from unsoft.mechanisms.core.cache import Cache, StateCache
 from unsoft.mechanisms.core.linear_call import is_empty, without_zero_bias, zeros
@@ -40,6 +44,7 @@ Recurrence = Callable[..., tuple[Tensor, Tensor]]
 class DeltaWork:
     """A checked call and the way to run it by a recurrence."""
 
+    call: Call
     run: Callable[[Recurrence], Tensor]
 
 
@@ -51,20 +56,31 @@ def _supported(work: DeltaWork) -> None:
     return None
 
 
+def _native_unsupported(work: DeltaWork) -> str | None:
+    if torch.compiler.is_compiling() or observed():
+        return "compiled code goes past torch.compile, torch's modes and transforms; use 'tiled'"
+    return native_unsupported(work.call)
+
+
+def _native_ready(work: DeltaWork) -> bool:
+    return delta_ready(work.call.q.dtype == torch.float64)
+
+
 def _never(work: DeltaWork) -> Tensor:
     raise AssertionError("an engine that is always refused")
 
 
 DELTA: Registry[DeltaWork, Tensor] = Registry(
     [
+        Engine("native", _native_unsupported, lambda work: work.run(compiled_delta), ready=_native_ready),
         Engine("tiled", _supported, lambda work: work.run(delta_attention)),
         Engine("dense", _supported, lambda work: work.run(token_by_token)),
-        Engine("native", _refused("there is no compiled code for the delta rule; use 'tiled'"), _never),
+        Engine("triton", _refused("it runs formulas only, and this is the delta rule; use 'tiled'"), _never),
         Engine("sdpa", _refused("it computes softmax, and this is the delta rule; use 'tiled'"), _never),
     ],
     fallback="tiled",
 )
-"""All engines for the delta rule, the preferred one first."""
+"""All engines for the delta rule, the preferred ones first."""
 
 
 def unit(x: Tensor) -> Tensor:
@@ -75,7 +91,7 @@ def unit(x: Tensor) -> Tensor:
 class Delta(Mechanism):
     """See the module's docstring."""
 
-    causal_only = True
+    causal_only = uses_hidden = True
 
     @abstractmethod
     def gates(self, key: Tensor, hidden: Tensor | None) -> tuple[Tensor, Tensor | None]:
@@ -98,7 +114,7 @@ class Delta(Mechanism):
             out = zeros(call)
             none = call.q.new_zeros(*call.q.shape[:3], call.k.shape[2])
             return (_shaped(out, leading), _shaped(none, leading)) if weights else _shaped(out, leading)
-        work = DeltaWork(lambda recurrence: self._whole(call, inputs.hidden, recurrence))
+        work = DeltaWork(call, lambda recurrence: self._whole(call, inputs.hidden, recurrence))
         with torch.autocast(call.q.device.type, enabled=False):
             out = DELTA.choose(engine, work).run(work)
             if not weights:
@@ -126,7 +142,7 @@ class Delta(Mechanism):
             cache.advance(state, call.k.shape[2])
             return out
 
-        work = DeltaWork(run)
+        work = DeltaWork(call, run)
         with torch.autocast(call.q.device.type, enabled=False):
             return _shaped(DELTA.choose(engine, work).run(work), leading)
 
@@ -155,9 +171,7 @@ class Delta(Mechanism):
         blind = min(max(-offset, 0), length)  # rows that come before the first key
         before = max(offset, 0)
         tokens = max(keys, before + length - blind)
-        q = torch.nn.functional.pad(
-            call.q[:, :, blind:], (0, 0, before, tokens - before - length + blind)
-        )
+        q = torch.nn.functional.pad(call.q[:, :, blind:], (0, 0, before, tokens - before - length + blind))
         more = (0, 0, 0, tokens - keys)
         there = torch.ones(1, 1, 1, keys, dtype=torch.bool, device=q.device)
         there = torch.nn.functional.pad(there if call.visible is None else call.visible, (0, tokens - keys))

@@ -39,6 +39,7 @@ class Inputs(NamedTuple):
     value: Tensor
     hidden: Tensor | None = None
     geometry_keys: Tensor | None = None
+    first_value: Tensor | None = None
     return_weights: bool = False
     options: dict[str, Any] = {}  # noqa: RUF012 (never written to)
     """attn_mask, dropout_p, is_causal, scale, enable_gqa, engine, positions."""
@@ -59,6 +60,8 @@ class Mechanism(nn.Module):
     """The attributes that hold the formulas it runs; they may be replaced (:meth:`replace_formulas`)."""
     key_head_multiple: ClassVar[int] = 1
     """The number of key heads must be a multiple of this."""
+    needs_first_value: bool = False
+    """Does it want the values of the network's first layer (``first_value=``)?"""
     sees_itself: bool = True
     """Does a causal row see the key of its own token?"""
     needs_all_keys: ClassVar[bool] = False
@@ -84,6 +87,7 @@ class Mechanism(nn.Module):
         return_weights: bool = False,
         hidden: Tensor | None = None,
         geometry_keys: Tensor | None = None,
+        first_value: Tensor | None = None,
         cache: Cache | None = None,
         positions: tuple[Tensor, Tensor] | None = None,
         fields: Mapping[str, Values] | None = None,
@@ -97,13 +101,16 @@ class Mechanism(nn.Module):
             Keys (..., key heads, S, any width) for mechanisms that look at the distances between keys, if
             those should not be the keys that are attended to: rotary embedding makes their distances depend
             on position.
+        first_value
+            The values of the network's first layer for the same tokens, for mechanisms that add them to their
+            own (``needs_first_value``).
         cache
             From :meth:`new_cache`. The keys and values given are those of new tokens; the queries see all
             tokens so far, causally. Works for whole prompts, chunks and single tokens alike. Then
             ``positions`` are those of the new queries and of all keys, and ``fields`` those of new tokens.
         """
         threads_are_used()
-        options = {
+        options: dict[str, Any] = {
             "attn_mask": attn_mask,
             "dropout_p": dropout_p,
             "is_causal": is_causal,
@@ -119,7 +126,7 @@ class Mechanism(nn.Module):
                     f" which {type(self).__name__} does not"
                 )
             options["fields"] = fields
-        inputs = Inputs(query, key, value, hidden, geometry_keys, return_weights, options)
+        inputs = Inputs(query, key, value, hidden, geometry_keys, first_value, return_weights, options)
         if cache is None:
             return self.attend(inputs)
         return self.attend_cached(inputs, cache)

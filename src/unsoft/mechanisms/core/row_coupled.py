@@ -1,12 +1,17 @@
 """Mechanisms whose weights depend on whole rows: a rule (engines/rows) as a module.
 
-The next one is a file too: a :class:`~unsoft.engines.rows.threshold.Threshold` written as text, given to
-:func:`threshold_family`.
+The next one is a file too. Its rule is a line of text, here shares that are never above 1/2:
 
 >>> import torch
 >>> from unsoft.engines.rows.threshold import Threshold
 >>> from unsoft.mechanisms.core.spec import LayerSpec
->>> soft_top2 = Threshold("1/(1 + exp(-(s - m)*4 - t))/2", low="-50", high="50")  # weights sum to 1, none above 1/2
+>>> rule = Threshold("1/(1 + exp(t - 4*(s - m)))/2", low=-90, high=90)      # t makes a row sum to 1
+>>> layer = RowCoupled(LayerSpec(heads=1, head_dim=4), rule)
+>>> _, weights = layer(*(torch.randn(1, 1, 9, 4) for _ in range(3)), return_weights=True)
+>>> torch.allclose(weights.sum(-1), torch.ones(1, 1, 9)), bool(weights.max() <= 0.5)
+(True, True)
+
+Registering it is what the files of sparsemax and its relatives do: ``family(name, class, ...)``.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ from triton.runtime import driver
 
 from unsoft.engines.arguments import checked_call
 from unsoft.engines.call import Call, Upstream
-from unsoft.engines.triton import binding, launch
+from unsoft.engines.triton import binding, few_queries, launch
 from unsoft.engines.triton.tile_sizes import candidates
 
 TARGETS = {
@@ -50,6 +50,7 @@ def pretending(target: str, start):
         mock.patch.object(driver, "_active", Driver(target)),
         mock.patch.object(binding, "start", start),
         mock.patch.object(torch.version, "hip", hip),
+        mock.patch.object(few_queries, "_splits", lambda programs, keys: 8),
     ):
         yield
 
@@ -61,17 +62,28 @@ def compile_launch(made: launch.Launch, sizes):
 
 def first_sizes(made: launch.Launch, target: str):
     """The tile sizes that the engine tries first on a target."""
+    if made.sizes is not None:
+        return made.sizes
     if made.fixed.exact:
         return launch.EXACT[made.width > 128]
     return candidates(made.name, target, made.width, 8 * made.dtype.itemsize)[0]
 
 
 def example(
-    formula, *, width=64, length=1024, heads=8, kv_heads=2, dtype=torch.bfloat16, causal=True, **options
+    formula,
+    *,
+    width=64,
+    queries=1024,
+    keys=1024,
+    heads=8,
+    kv_heads=2,
+    dtype=torch.bfloat16,
+    causal=True,
+    **options,
 ):
     """A call of zeros."""
-    q = torch.zeros(1, heads, length, width, dtype=dtype)
-    k = torch.zeros(1, kv_heads, length, width, dtype=dtype)
+    q = torch.zeros(1, heads, queries, width, dtype=dtype)
+    k = torch.zeros(1, kv_heads, keys, width, dtype=dtype)
     return checked_call(q, k, k, formula, is_causal=causal, enable_gqa=True, **options)[0]
 
 

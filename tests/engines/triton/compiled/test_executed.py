@@ -55,6 +55,13 @@ def test_hopper(name, sizes):
         check(name, torch.bfloat16, is_causal=True, **shape)
 
 
+@pytest.mark.parametrize("length", [1, 3])
+def test_few_queries(length):
+    with emulated(SMALL) as done:
+        check("cog", torch.bfloat16, length=length, keys=600, heads=4, kv_heads=2, mask="bool")
+    assert done[:2] == ["decode", "combine"]
+
+
 def test_the_sizes_that_are_shipped():
     sizes = {kernel: candidates(kernel, "sm_80", 64, 16)[0] for kernel in KERNELS}
     shape = {"length": 200, "keys": 200, "width": 64, "value_width": 64, "heads": 1, "kv_heads": 1}

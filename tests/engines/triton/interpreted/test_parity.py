@@ -74,3 +74,43 @@ def test_positions():
     formula = Formula("exp(s - m)/(1 + i)", "exp(s - m)*(1 + abs(i - j))", "s")
     where = (torch.rand(20) * 9, torch.rand(24) * 9)
     check(formula, torch.float64, positions=where, length=20, keys=24, heads=2)
+
+
+DECODE = {
+    "plain": {},
+    "causal": {"is_causal": "lower_right"},
+    "mask": {"mask": "bool"},
+    "additive": {"mask": "additive"},
+    "dropout": {"dropout_p": 0.3},
+    "parameter": {"mechanism": SHARP, "tau": True},
+    "count": {"mechanism": "relu2", "mask": "bool"},
+    "norm": {"mechanism": OWN["norm"]},
+    "heads": {"heads": 6, "kv_heads": 1},
+}
+
+
+@pytest.mark.parametrize("name", DECODE)
+@pytest.mark.parametrize("length", [1, 5])
+def test_few_queries(name, length):
+    options = dict(DECODE[name])
+    check(options.pop("mechanism", "cog"), torch.float64, length=length, keys=100, **options)
+
+
+@pytest.mark.parametrize("length", [1, 20])
+@pytest.mark.parametrize("name", ["cog", "relu2", "softmax", "sigmoid"])
+def test_nan_and_inf(name, length):
+    """Every output and gradient, NaN in the same places, whichever way the call goes."""
+    torch.manual_seed(0)
+    q, k, v = (torch.randn(1, 2, size, 16, dtype=torch.float64) for size in (length, 40, 40))
+    k[0, 0, 7, 3], k[0, 1, 9, 0], v[0, 1, 4, 2], q[0, 0, 0, 5] = torch.inf, torch.nan, -torch.inf, torch.nan
+    mask = torch.rand(1, 1, length, 40) < 0.7
+    bias = torch.where(mask, torch.randn(1, 1, length, 40, dtype=torch.float64), -torch.inf)
+    bias[..., 20] = torch.nan
+    for attn_mask in (mask, bias):
+        results = []
+        for engine in ("triton", "dense"):
+            leaves = [x.clone().requires_grad_() for x in (q, k, v)]
+            out = unsoft.attention(*leaves, name, attn_mask=attn_mask, engine=engine)
+            results.append([out.detach(), *torch.autograd.grad(out, leaves, torch.ones_like(out))])
+        for mine, exact in zip(*results, strict=True):
+            torch.testing.assert_close(mine, exact, equal_nan=True, atol=1e-10, rtol=1e-10)

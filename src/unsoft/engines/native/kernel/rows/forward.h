@@ -4,7 +4,7 @@
 #include "../call.h"
 #include "panel.h"
 
-static inline const RowRule &rule_of(const Call &c) { return *(const RowRule *)c.mechanism; }
+static inline const RowRule &rule_of(const Call &c) { return *static_cast<const RowRule *>(c.mechanism); }
 
 // Up to LANES rows of one head, and the buffers of their panel.
 struct RowBlock {
@@ -20,7 +20,7 @@ struct RowScratch {
     explicit RowScratch(const Call &c)
         : width(padded(c.width)), value_width(padded(c.value_width)), query_rows(size_t(LANES) * width), packed(size_t(LANES) * width),
           keys(size_t(KEY_TILE) * width), values(size_t(KEY_TILE) * value_width), logits(size_t(c.keys) * LANES),
-          sums(size_t(LANES) * value_width) {}
+          sums(size_t(LANES) * value_width), rows(c) {}
 };
 
 // How many keys, from the first on, some row of a block can see.

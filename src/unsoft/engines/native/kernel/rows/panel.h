@@ -3,7 +3,7 @@
 // A weight of such a rule depends on the whole row (on a threshold that makes the row sum to 1, on what nearer keys have left).
 // So the core brings the logits of all keys for a few queries, a panel, and the rule turns whole rows into weights.
 #pragma once
-#include "../simd.h"
+#include "../interface.h"
 
 constexpr real HIDDEN = -std::numeric_limits<real>::max();  // the logit of a key that a query does not see
 
@@ -20,8 +20,8 @@ struct Panel {
     double *parameter_gradient;    // or null; one per parameter
 };
 
-struct RowRule {
-    int32_t parameters;
+// Of the part that it shares with formulas, a rule has parameters only.
+struct RowRule : Mechanism {
     void (*begin)(const Panel &);  // before the first tile
     // Tiles of keys come from the last to the first; this one holds the rows `from` to `to` of s. Returns whether keys
     // before it can have any weight or slope.

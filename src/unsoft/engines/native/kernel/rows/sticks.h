@@ -82,6 +82,6 @@ void slopes(const Panel &x) {
 }  // namespace
 
 extern "C" __attribute__((visibility("default"))) const RowRule *unsoft_mechanism() {
-    static const RowRule table = {0, begin, scan, nothing, nothing, active, slopes};
+    static const RowRule table = {{}, begin, scan, nothing, nothing, active, slopes};
     return &table;
 }

@@ -50,13 +50,16 @@ template <int N> void total_mass(const Panel &x, int first, const V *t, V *total
     for (int r = 0; r < N; r++) total[r] = f[r], slope[r] = d[r];
 }
 
-// Newton's method on a straightened total, inside a bracket that shrinks: where a step would leave it, it is halved.
+// Newton's method on a straightened total, inside a bracket that shrinks: where a step would leave it, it is halved. A row
+// that has settled stays as it is: what other rows of the panel need must not change it.
 template <int N> void solve_registers(const Panel &x, int first) {
     const V eps = splat(std::numeric_limits<real>::epsilon());
     V low[N], high[N], t[N];
+    I done[N];
     for (int r = 0; r < N; r++) {
         V n = load(x.count + first + r * VL), i = load(x.position + first + r * VL);
         low[r] = t[r] = Rule::low(n, i, x.parameters), high[r] = Rule::high(n, i, x.parameters);
+        done[r] = load(x.peak + first + r * VL) <= splat(HIDDEN);
     }
     for (int step = 0; step < MOST_STEPS; step++) {
         V total[N], slope[N];
@@ -73,10 +76,9 @@ template <int N> void solve_registers(const Panel &x, int first) {
             I inside = (next >= low[r]) & (next <= high[r]);
             next = vselect(inside, next, (low[r] + high[r]) * real(0.5));
             V moved = vabs(next - t[r]), allowed = real(4) * eps * (real(1) + vabs(t[r]));
-            I dead = load(x.peak + lane) <= splat(HIDDEN);
-            I open = (moved > allowed) & ~dead;
-            for (int k = 0; k < VL; k++) settled &= !open[k];
-            t[r] = vselect(dead, V{}, next);
+            t[r] = vselect(done[r], t[r], next);
+            done[r] |= ~(moved > allowed);
+            for (int k = 0; k < VL; k++) settled &= done[r][k] != 0;
         }
         if (settled) break;
     }
@@ -164,6 +166,6 @@ void slopes(const Panel &x) {
 }  // namespace
 
 extern "C" __attribute__((visibility("default"))) const RowRule *unsoft_mechanism() {
-    static const RowRule table = {Rule::parameters, begin, scan, solve, weights, active, slopes};
+    static const RowRule table = {{Rule::parameters}, begin, scan, solve, weights, active, slopes};
     return &table;
 }

@@ -1,0 +1,54 @@
+"""The steps of a benchmark run on a GPU: the Triton engine against SDPA's flash kernel,
+FlexAttention and flash-attn."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+from itertools import product
+
+from unsoft.bench import peers
+from unsoft.bench.contender import Contender, engine
+from unsoft.bench.plan import Level, Step
+from unsoft.bench.timing import measure
+from unsoft.bench.workload import MODES, Workload
+from unsoft.mechanisms import formulas as catalogue
+
+_LENGTHS = {
+    "quick": (1024, 4096),
+    "standard": (1024, 4096, 16384),
+    "full": (512, 1024, 2048, 4096, 8192, 16384),
+}
+_HEADS = 16
+
+
+def gpu_steps(level: Level, mechanisms: Sequence[str] | None = None, device: str = "cuda") -> list[Step]:
+    """All steps of a level: bfloat16, causal or not, forward and training, widths 64 and 128;
+    and decoding."""
+    chosen = list(dict.fromkeys(mechanisms or level.mechanisms or catalogue()))
+    own = [engine("triton", name) for name in chosen]
+    base = Workload("main", 0, 0, heads=_HEADS, dtype="bfloat16", device=device)
+    contests = []
+    for length, causal, mode, width in product(_LENGTHS[level.name], (True, False), MODES, (64, 128)):
+        group = "main" if width == 64 else "wide"
+        work = replace(
+            base, group=group, queries=length, keys=length, is_causal=causal, mode=mode, width=width
+        )
+        contests.append((work, own + _peers()))
+    contests += [
+        (replace(base, group="decode", queries=1, keys=keys, batch=8), own) for keys in (1024, 8192, 65536)
+    ]
+    return [
+        Step(
+            work.group,
+            f"{work.group}, {work.mode}, {work.label}",
+            partial(measure, work, contenders, rounds=level.rounds, seconds=level.seconds),
+        )
+        for work, contenders in contests
+    ]
+
+
+def _peers() -> list[Contender]:
+    found = [peers.flex_attention(), peers.flash_attn()]
+    return [peer for peer in found if peer is not None]

@@ -1,0 +1,102 @@
+"""``unsoft tune`` and ``unsoft bench --device``: wrong arguments, no GPU, a run, an interruption."""
+
+import json
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from unsoft.bench import gpu as gpu_bench
+from unsoft.bench import record
+from unsoft.bench.plan import QUICK
+from unsoft.cli.app import application
+from unsoft.cli.commands import tune as command
+from unsoft.cli.terminal import INTERRUPTED
+from unsoft.engines.triton import tuning
+from unsoft.engines.triton.tile_sizes import TileSizes
+from unsoft.engines.triton.tuning import Tuned
+
+FOUND = Tuned("forward", TileSizes(64, 64, 4, 2), 0.002, TileSizes(128, 64, 8, 2), 0.003)
+no_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU here")
+
+
+def run(*arguments):
+    return CliRunner().invoke(application(), list(map(str, arguments)))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["cog", "--dtype", "int8"], "none of bfloat16"),
+        (["cog", "--width", "300"], "1 to 256"),
+        (["cog", "--length", "3"], "16 to 1048576"),
+        (["cog", "--out", "/no/such/folder/x.json"], "does not exist"),
+    ],
+)
+def test_wrong_arguments(arguments, message):
+    done = run("tune", *arguments)
+    assert done.exit_code == 2 and message in " ".join(done.output.split())
+
+
+def test_an_unknown_mechanism():
+    assert "unknown" in str(run("tune", "cogg").exception)
+
+
+@no_gpu
+def test_no_gpu():
+    assert "cannot run here: torch sees no GPU" in str(run("tune", "cog").exception)
+    done = run("bench", "--device", "cuda")
+    assert done.exit_code == 2 and "torch sees no GPU" in " ".join(done.output.split())
+
+
+def test_an_unknown_device():
+    done = run("bench", "--device", "tpu")
+    assert done.exit_code == 2 and "neither cpu nor cuda" in " ".join(done.output.split())
+
+
+@pytest.fixture
+def with_gpu(monkeypatch):
+    monkeypatch.setattr(command, "_check_gpu", lambda: None)
+    monkeypatch.setattr(record, "gpu", lambda: "a GPU")
+
+
+def test_a_run(with_gpu, monkeypatch, tmp_path):
+    asked = []
+    monkeypatch.setattr(tuning, "tune", lambda formula, **options: asked.append(options) or [FOUND])
+    done = run("tune", "cog", "--out", tmp_path / "tune.json")
+    assert done.exit_code == 0, done.output
+    assert [options["width"] for options in asked] == [64, 128]
+    kept = json.loads((tmp_path / "tune.json").read_text())
+    assert kept["gpu"] == "a GPU" and kept["finished"]
+    assert kept["tiles"][0]["tile"] == [64, 64, 4, 2] and kept["tiles"][0]["milliseconds"] == 2.0
+
+
+def test_json_instead_of_a_table(with_gpu, monkeypatch):
+    monkeypatch.setattr(tuning, "tune", lambda formula, **options: [FOUND])
+    record = json.loads(run("tune", "cog", "--json").stdout)
+    assert [row["mechanism"] for row in record["tiles"]] == ["cog", "cog"]
+
+
+def test_an_interrupted_run_shows_what_it_found(with_gpu, monkeypatch):
+    def interrupted(formula, **options):
+        yield FOUND
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(tuning, "tune", interrupted)
+    assert run("tune", "cog").exit_code == INTERRUPTED
+
+
+def test_steps_on_a_gpu_measure_the_engine_against_sdpa():
+    steps = gpu_bench.gpu_steps(QUICK)
+    assert {step.group for step in steps} == {"main", "wide", "decode"}
+    work, contenders = steps[0].measure.args
+    assert work.device == "cuda" and work.dtype == "bfloat16"
+    assert {x.engine for x in contenders} >= {"triton", "FlexAttention"}
+
+
+def test_timings_wait_for_the_device():
+    from unsoft.bench.timing import interleaved
+
+    said = []
+    interleaved({"a": lambda: said.append("call")}, rounds=1, wait=lambda: said.append("wait"))
+    assert said[0] == said[-1] == "wait"

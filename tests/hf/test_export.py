@@ -1,0 +1,42 @@
+"""torch.export writes plain operations with equal results, or refuses by name."""
+
+import pytest
+import torch
+
+import unsoft
+
+
+def exported(model, words):
+    with torch.no_grad():
+        return torch.export.export(model, (words,), {"use_cache": False}, strict=False)
+
+
+@pytest.mark.parametrize("mechanism", ["softmax", "cog", "gated+gpam", "linear-relu"])
+def test_a_swapped_model_is_exported_as_plain_operations(tiny, words, mechanism):
+    model = unsoft.hf.swap(tiny("llama"), mechanism)
+    program = exported(model, words)
+    used = {str(node.target).partition(".")[0] for node in program.graph.nodes if node.op == "call_function"}
+    assert "unsoft" not in used, "an operator that only unsoft has"
+    with torch.no_grad():
+        again = program.module()(words, use_cache=False).logits
+        assert torch.allclose(again, model(words, use_cache=False).logits, atol=1e-5)
+
+
+def test_an_exported_program_of_another_mechanism_differs(tiny, words):
+    program = exported(unsoft.hf.swap(tiny("llama"), "cog"), words)
+    softmax = unsoft.hf.swap(tiny("llama"), "softmax")(words, use_cache=False).logits
+    assert not torch.allclose(program.module()(words, use_cache=False).logits, softmax, atol=1e-2)
+
+
+def test_what_cannot_be_exported_says_so(tiny, words):
+    with pytest.raises(ValueError, match="export: magnitude solves systems"):
+        exported(unsoft.hf.swap(tiny("llama"), "magnitude+softmax"), words)
+
+
+def test_a_fused_engine_that_is_asked_for_says_so():
+    class Layer(torch.nn.Module):
+        def forward(self, x):
+            return unsoft.attention(x, x, x, "cog", engine="native")
+
+    with pytest.raises(ValueError, match="must run where unsoft is not installed"):
+        torch.export.export(Layer(), (torch.randn(1, 2, 5, 4),), strict=False)
