@@ -102,7 +102,6 @@ def direction(x: Tensor) -> Tensor:
 
 def definition(call: WrittenCall, layer: Any) -> tuple[Tensor, Tensor]:
     """relu(cos1 - t)^2 - l relu(cos2 - t)^2 on the joined values of each pair (Huang et al. 2026)."""
-    t = layer.beta[:, None, None] * (2 * call.count[:, ::2].log() / call.query.shape[-1]).sqrt()
     maps = []
     for which in (0, 1):
         query, key = call.query[:, which::2], call.key[:, which::2]
@@ -110,6 +109,7 @@ def definition(call: WrittenCall, layer: Any) -> tuple[Tensor, Tensor]:
         lengths = query.norm(dim=-1)[..., None] * key.norm(dim=-1)[..., None, :]
         cosine = torch.where(lengths > 0, query @ key.mT / torch.where(lengths > 0, lengths, 1.0), 0.0)
         visible, bias = call.visible[:, which::2], call.bias[:, which::2]
+        t = layer.beta[:, None, None] * (2 * call.count[:, which::2].log() / query.shape[-1]).sqrt()
         maps.append(visible_part((cosine + bias - t).relu().square(), visible))
     weights = maps[0] - layer.strength.clamp(0, 1)[:, None, None] * maps[1]
     both = torch.cat([call.value[:, 0::2], call.value[:, 1::2]], dim=-1)
