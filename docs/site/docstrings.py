@@ -11,18 +11,19 @@ ROLE = re.compile(r"(``.+?``|:\w+:`[^`]+`)", re.DOTALL)
 
 def converted(text: str) -> str:
     """
-    >>> print(converted("A weight |a| of *any* ``x*y``.\\n\\n    a = |b|\\n\\n>>> 1 * 1\\n1"))
+    >>> print(converted("A weight |a| of *any* ``x*y``.\\n\\n    a = |b|"))
     A weight \\|a\\| of \\*any\\* ``x*y``.
     <BLANKLINE>
     ::
     <BLANKLINE>
         a = |b|
-    <BLANKLINE>
-    >>> 1 * 1
-    1
     """
     text = "\n".join(line.rstrip() for line in text.splitlines()).strip("\n")
-    return "\n\n".join(map(_paragraph, re.split(r"\n\n+", text)))
+    paragraphs = re.split(r"\n\n+", text)
+    quoted = [False, *(one.endswith("::") for one in paragraphs[:-1])]  # the paragraph before says so itself
+    return "\n\n".join(
+        one if as_it_is else _paragraph(one) for one, as_it_is in zip(paragraphs, quoted, strict=True)
+    )
 
 
 def _paragraph(text: str) -> str:
@@ -35,6 +36,8 @@ def _paragraph(text: str) -> str:
         return "::\n\n" + "\n".join("    " + line for line in lines)
     if not text.startswith("- "):
         before = [line for line in lines if not line.startswith("  ")]
+        if all(re.fullmatch(r"\w+(, \w+)*", line) for line in before):  # arguments and what they mean
+            return _escaped(text)
         if len(before) != len(lines):  # a sentence and the formula below it, with no line between
             first = next(place for place, line in enumerate(lines) if line.startswith("  "))
             rest = "\n".join("    " + line.strip() for line in lines[first:])
