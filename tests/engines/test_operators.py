@@ -35,6 +35,7 @@ def test_backward_operator(make_call, engine, kind, needed):
     tensors = [None if x is None else x.detach() for x in tensors]
     saved = getattr(torch.ops.unsoft, engine).default(*tensors, **options)
     need = {"need_bias": needed and tensors[4] is not None, "need_params": needed}
+    need |= {"need_query_fields": False, "need_key_fields": False}
     torch.library.opcheck(
         getattr(torch.ops.unsoft, f"{engine}_backward").default,
         (torch.randn_like(saved[0]), *tensors, *saved),

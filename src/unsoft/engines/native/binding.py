@@ -101,15 +101,15 @@ def backward(call: Call, upstream: Upstream) -> Gradients:
             for ours, theirs in ((dq, exact.q), (dk, exact.k), (dv, exact.v))
         )
         return exact._replace(q=dq, k=dk, v=dv)
-    empty, (dquery_fields, dkey_fields) = params.new_empty(0), dfields
+    dquery_fields, dkey_fields = dfields
     return Gradients(
         dq,
         dk,
         dv,
-        empty if dbias is None or call.bias is None else dbias.sum_to_size(call.bias.shape),
-        empty if dparams is None else dparams.T.to(params.dtype),
-        empty if dquery_fields is None else dquery_fields,
-        empty if dkey_fields is None else tiled.shared_heads(dkey_fields, call),
+        params.new_empty(0) if dbias is None or call.bias is None else dbias.sum_to_size(call.bias.shape),
+        params.new_empty(0) if dparams is None else dparams.T.to(params.dtype),
+        params.new_empty(0) if dquery_fields is None else dquery_fields,
+        params.new_empty(0) if dkey_fields is None else tiled.shared_heads(dkey_fields, call),
     )
 
 

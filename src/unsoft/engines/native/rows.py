@@ -70,28 +70,27 @@ def backward(call: Call, upstream: Upstream) -> Gradients:
             status = check_status(code.backward(wanted))
         if status != FINITE:
             return _exact_gradients(call, upstream)
-    empty = params.new_empty(0)
     return Gradients(
         dq,
         dk,
         dv,
-        empty if dbias is None or call.bias is None else dbias.sum_to_size(call.bias.shape),
-        empty if dparams is None else dparams.T.to(params.dtype),
-        query_fields=empty,
-        key_fields=empty,
+        params.new_empty(0) if dbias is None or call.bias is None else dbias.sum_to_size(call.bias.shape),
+        params.new_empty(0) if dparams is None else dparams.T.to(params.dtype),
+        query_fields=params.new_empty(0),
+        key_fields=params.new_empty(0),
     )
 
 
 def _exact_gradients(call: Call, upstream: Upstream) -> Gradients:
     """By the dense engine, which has the rules for NaN and Inf."""
-    empty = call.params.new_empty(0)
     needed = {"q": True, "k": True, "v": True, "bias": upstream.need_bias, "params": upstream.need_params}
     names = [name for name, wanted in needed.items() if wanted]
     leaves = {name: getattr(call, name).detach().requires_grad_() for name in names}
     with torch.enable_grad():
         out = dense_rows(replace(call, **leaves), rule_of(call))[0]
     found = torch.autograd.grad(out, list(leaves.values()), upstream.grad_out, materialize_grads=True)
-    return Gradients(**(dict.fromkeys(Gradients._fields, empty) | dict(zip(names, found, strict=True))))
+    unasked = {name: call.params.new_empty(0) for name in Gradients._fields}  # outputs must not share memory
+    return Gradients(**(unasked | dict(zip(names, found, strict=True))))
 
 
 def _is_finite(call: Call) -> bool:

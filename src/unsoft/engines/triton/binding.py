@@ -69,8 +69,8 @@ def backward(call: Call, upstream: Upstream) -> Gradients:
             warn_once(str(error))
             return tiled.backward(call, upstream)
     summed = params.new_empty(0) if dbias is None or call.bias is None else dbias.sum_to_size(call.bias.shape)
-    empty = params.new_empty(0)
-    return Gradients(dq, dk, dv, summed, dparams, query_fields=empty, key_fields=empty)
+    fields = (params.new_empty(0) for _ in range(2))  # of queries and keys: none
+    return Gradients(dq, dk, dv, summed, dparams, *fields)
 
 
 def _run_backward(
