@@ -28,7 +28,7 @@ from unsoft.files import write_csv, write_json, write_whole
 from unsoft.mechanisms.core.catalogue import formulas
 from unsoft.mechanisms.magnitude import Magnitude
 from unsoft.report.comparison.page import SCHEMA, Playground, comparison_page
-from unsoft.report.figure import Figure, svg_and_png, vega_script
+from unsoft.report.figure import Figure, has_drawn, svg_and_png, vega_script
 
 PAGE, RECORD = "index.html", "compare.json"
 
@@ -161,7 +161,7 @@ def _write_pictures(
 def _drawn(specs: dict[str, dict[str, Any]], processes: int) -> Iterator[tuple[str, dict[str, bytes]]]:
     """Each picture by its name, as they come."""
     left = dict(specs)
-    if processes > 1 and len(specs) > 1 and can_copy_itself():
+    if processes > 1 and len(specs) > 1 and can_copy_itself() and not has_drawn():
         names = list(specs)
         for place, pictures in in_processes([partial(svg_and_png, specs[name]) for name in names], processes):
             del left[names[place]]

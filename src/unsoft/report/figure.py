@@ -60,19 +60,35 @@ def _same_lines(about: Mapping[str, Any] | None) -> str:
     return f"On one line, in turns: {'; '.join(groups)}." if groups else ""
 
 
-def svg_and_png(spec: dict[str, Any]) -> dict[str, bytes]:
-    """Pictures of a Vega-Lite specification, by the ending of their files."""
+_drawing = False
+"""Has this process started vl-convert's runtime?"""
+
+
+def has_drawn() -> bool:
+    """Has this process drawn anything? Its threads are then unknown to Python, and a copy of the process that
+    draws would wait for them forever.
+    """
+    return _drawing
+
+
+def _converter() -> Any:
+    global _drawing
     import vl_convert
 
+    _drawing = True
+    return vl_convert
+
+
+def svg_and_png(spec: dict[str, Any]) -> dict[str, bytes]:
+    """Pictures of a Vega-Lite specification, by the ending of their files."""
+    vl_convert = _converter()
     svg = vl_convert.vegalite_to_svg(spec)
     return {"svg": svg.encode(), "png": vl_convert.svg_to_png(svg, scale=2)}
 
 
 def vega_script() -> str:
     """The JavaScript that draws charts, as vl-convert brings it: one script. Bundling takes seconds."""
-    import vl_convert
-
-    return str(vl_convert.javascript_bundle())  # type: ignore[call-arg]
+    return str(_converter().javascript_bundle())
 
 
 def by_mechanism(
