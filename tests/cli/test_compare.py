@@ -74,7 +74,9 @@ def test_an_interrupt_leaves_what_is_done(run_here, tmp_path, monkeypatch):
     done = run_here(*small(tmp_path / "report"))
     assert done.returncode == 130 and "interrupted" in done.stderr
     record = json.loads((tmp_path / "report" / "compare.json").read_text())
-    assert not record["finished"] and {a["name"] for a in record["answers"]} == {"hijack", "curves"}
+    # Processes work side by side, so others may be done as well; that which was interrupted is not.
+    names = {answer["name"] for answer in record["answers"]}
+    assert not record["finished"] and {"hijack", "curves"} <= names and "map" not in names
     assert "interrupted" in (tmp_path / "report" / "index.html").read_text()
 
 
@@ -177,11 +179,11 @@ def test_times_of_a_busy_machine_are_said_to_be_so_and_taken_anew(run_here, tmp_
         "unsoft.compare.sections.cost.interleaved", lambda calls, **_: {name: [1.0] for name in calls}
     )
     arguments = ("compare", "softmax", "--quick", "--only", "cost", "--out", str(tmp_path / "report"))
-    for _ in range(2):
+    for measured in ("all by this run", "5 by this run, 1 kept"):  # memory is no time, and is kept
         done = run_here(*arguments)
         assert done.returncode == 0
         assert "other programs used the machine while times were taken" in done.stderr
-        assert "all by this run; other programs used the machine during 6" in done.stdout
+        assert measured in done.stdout and "other programs used the machine during 5" in done.stdout
 
 
 def test_the_command_beside_a_claim_prints_its_whole_chain(run_here, tmp_path):
