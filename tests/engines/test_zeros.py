@@ -50,7 +50,7 @@ def test_an_infinitely_steep_formula_has_finite_gradients_at_zero(engine):
 )
 def test_comparisons_of_row_quantities_compile(text):
     q, k, v = inputs()
-    formula = Formula(text, params={"p": 0.25})
+    formula = Formula(text, params={"p": 0.25} if "p" in text else None)
     for causal in (False, True):
         dense, native = (
             unsoft.attention(q, k, v, formula, is_causal=causal, engine=e) for e in ("dense", "native")
