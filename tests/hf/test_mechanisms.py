@@ -33,7 +33,11 @@ OTHERS = [
     if kind != "gemma2" or name not in HAS_NO_LOGITS
 ]
 NEW = {"max_new_tokens": 6, "do_sample": False, "pad_token_id": 0, "eos_token_id": None}
-LOOKS_BACK = {name for name in names() if unsoft.mechanism(name, heads=4, head_dim=8).causal_only}
+LOOKS_BACK = {
+    name
+    for name in {case.values[0] for case in EVERY}
+    if unsoft.mechanism(name, heads=4, head_dim=8).causal_only
+}
 
 
 @pytest.fixture
