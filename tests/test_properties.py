@@ -1,5 +1,6 @@
 """Generated cases: random sizes, masks, layouts and formulas, the same in every run."""
 
+import re
 from dataclasses import replace
 
 import hypothesis.strategies as st
@@ -65,14 +66,20 @@ def formulas(draw):
         )
     )
     weight = function.replace("{}", f"({inner})")
-    params = {"b": 0.7, "c": 0.2}
     if draw(st.booleans()):
-        return Formula(f"({weight})*{draw(st.sampled_from(['1', '1/n', '1/sqrt(n)', 'b']))}", params=params)
+        text = f"({weight})*{draw(st.sampled_from(['1', '1/n', '1/sqrt(n)', 'b']))}"
+        return Formula(text, params=_params(text))
     peak = draw(st.sampled_from(["s", "abs(s)", "max(s, 0)", "b*s"]))
     norm = draw(st.sampled_from([None, "z + exp(-m)", "b*z"]))
+    params = _params(f"{weight} {peak} {norm}")
     return Formula(
         f"({weight})*exp({peak} - m)", f"(1 + abs({weight}))*exp({peak} - m)", peak, norm=norm, params=params
     )
+
+
+def _params(text):
+    """Those that a formula uses: others are an error."""
+    return {name: value for name, value in (("b", 0.7), ("c", 0.2)) if re.search(rf"\b{name}\b", text)}
 
 
 def check(formula, engine, case, dtype):
