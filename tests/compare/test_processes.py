@@ -20,6 +20,7 @@ from unsoft.compare.jobs import Job, run
 from unsoft.compare.store import Store
 
 os.setpgrp()
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a test run in the background ignores it
 here, found = os.getpid(), {}
 store = Store(Path(sys.argv[1]))
 
