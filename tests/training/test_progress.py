@@ -21,7 +21,9 @@ def state():
 
 
 @pytest.mark.parametrize("terminal", [True, False])
-def test_loss_and_score_are_shown(state, terminal):
+def test_loss_and_score_are_shown(state, terminal, monkeypatch):
+    """A bar only where both outputs are a terminal."""
+    monkeypatch.setattr("sys.stdout.isatty", lambda: terminal, raising=False)
     shown = ShowProgress("copy [cog]", "accuracy")
     written = io.StringIO()
     shown.console = Console(file=written, force_terminal=terminal, width=120, markup=False, highlight=False)
