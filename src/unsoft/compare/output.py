@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from altair.utils.schemapi import debug_mode
 
-from unsoft.bench.record import load, machine, versions
+from unsoft.bench.machine import load, machine, versions
 from unsoft.compare.jobs import Answer, Results
 from unsoft.compare.level import Level
 from unsoft.compare.processes import can_copy_itself, in_processes
