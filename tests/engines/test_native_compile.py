@@ -42,7 +42,7 @@ SOURCE = str(Path(unsoft.__file__).parents[1])
 
 @pytest.fixture(scope="module", autouse=True)
 def hasty_compiler(tmp_path_factory):
-    """It optimises nothing: these tests are about who compiles when, and how fast the result is does not matter."""
+    """It optimises nothing: these tests are about who compiles and when, not about speed."""
     path = script(tmp_path_factory.mktemp("bin") / "hasty-c++", f'exec {compiler.find_compiler()} "$@" -O0')
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("CXX", path)
