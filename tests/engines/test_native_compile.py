@@ -200,7 +200,7 @@ def test_a_changed_header_makes_only_those_anew_that_include_it(tmp_path, monkey
     sources = {str(file.relative_to(copy)): file.read_text() for file in copy.rglob("*.cpp")}
 
     def stems():
-        compiler._included_headers.cache_clear()
+        compiler._header.cache_clear()
         return {name: compiler.library_stem(name, source, "float") for name, source in sources.items()}
 
     for header, who in {
