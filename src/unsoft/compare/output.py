@@ -73,7 +73,7 @@ def record(
             }
             for s in subjects
         ],
-        "answers": [dataclasses.asdict(answer) for answer in answers],
+        "answers": [dict(vars(answer)) for answer in answers],  # asdict would copy every row
     }
     return content | conclusions(Results(content), level.name)
 
