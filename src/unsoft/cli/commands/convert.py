@@ -37,7 +37,7 @@ def command(
     ] = "",
     out: Annotated[
         Path | None,
-        typer.Option(help="Folder of the conversion; runs/MODEL-to-MECHANISM.", show_default=False),
+        typer.Option(help="Folder of the conversion; default: runs/MODEL-to-MECHANISM.", show_default=False),
     ] = None,
     match_steps: Annotated[int, typer.Option(help="Steps of matching layers; 0: none.")] = 40,
     tune_steps: Annotated[int, typer.Option(help="Steps of fine-tuning; 0: none.")] = 20,
@@ -60,11 +60,13 @@ def command(
         typer.Option(help="A keyword of the mechanism: where=mass; may be repeated.", show_default=False),
     ] = None,
     start: Annotated[str, typer.Option(help="Start of learnable mechanisms: open or paper.")] = "open",
-    held_out: Annotated[int, typer.Option(help="Tokens that measure perplexity.")] = 2048,
-    seed: Annotated[int, typer.Option(help="Of the texts that are drawn.")] = 0,
+    held_out: Annotated[int, typer.Option(help="Held-out tokens that perplexity is measured on.")] = 2048,
+    seed: Annotated[int, typer.Option(help="Seed of the texts that are drawn.")] = 0,
     save_every: Annotated[
         int | None,
-        typer.Option(min=1, help="Steps between checkpoints; a quarter of a stage.", show_default=False),
+        typer.Option(
+            min=1, help="Steps between checkpoints; default: a quarter of a stage.", show_default=False
+        ),
     ] = None,
     as_json: AsJson = False,
     plugin: Plugin = None,
