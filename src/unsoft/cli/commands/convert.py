@@ -10,6 +10,8 @@ import typer
 
 from unsoft.cli.arguments import (
     AsJson,
+    KeepFirstLast,
+    Layers,
     Plugin,
     check_folder,
     folder_name,
@@ -49,12 +51,8 @@ def command(
         float, typer.Option(help="Learning rate of the mechanism's own parameters.")
     ] = 0.01,
     tune: Annotated[str, typer.Option(help="What fine-tuning changes: all, or attention only.")] = "all",
-    layers: Annotated[
-        str | None, typer.Option(help="Only these: 0,4-7,-1; or what each of them gets: 0=softmax,8-=relu2.")
-    ] = None,
-    keep_first_last: Annotated[
-        bool, typer.Option("--keep-first-last", help="Softmax in the first and last layer.")
-    ] = False,
+    layers: Layers = None,
+    keep_first_last: KeepFirstLast = False,
     option: Annotated[
         list[str] | None,
         typer.Option(help="A keyword of the mechanism: where=mass; may be repeated.", show_default=False),

@@ -294,7 +294,7 @@ def report(
 
 def _workers(count: int | None, ray: str | None, cpus: float, gpus: float) -> int | Workers:
     if ray is None:
-        from unsoft.compare.watch import cores
+        from unsoft.bench.machine import cores
 
         return count or len(cores())
     if count is not None:
