@@ -11,6 +11,7 @@ import unsoft
 from unsoft.mechanisms.core.field_source import FieldCache, FieldSource
 from unsoft.mechanisms.core.plugins import unregister
 from unsoft.mechanisms.core.registry import resolve
+from unsoft.mechanisms.tda import direction
 
 B, H, D, L = 2, 4, 8, 30
 GATED = unsoft.Formula(
@@ -231,3 +232,14 @@ def test_compiled_is_the_same():
 
 def test_a_formula_of_lengths_needs_no_more_than_its_name():
     assert resolve("rbf").formula.symbols.key == ("k2",)
+
+
+def test_directions_of_denormal_vectors_have_finite_gradients():
+    """1 / |x| of such a vector is beyond the largest number; they count as 0."""
+    x = torch.full((3, 4), 1e-310, dtype=torch.float64)
+    x[1] = 2.5e-300
+    x.requires_grad_()
+    found = direction(x)
+    (gradient,) = torch.autograd.grad(found[:, 0].sum(), x)
+    assert found[0].tolist() == [0.0] * 4 and torch.allclose(found[1], torch.full((4,), 0.5).double())
+    assert gradient.isfinite().all() and gradient[1].abs().max() > 1e298

@@ -88,14 +88,15 @@ class TDA(Mechanism):
 
 
 def direction(x: Tensor) -> Tensor:
-    """x / |x|; the direction of 0 is 0, with gradient 0.
+    """x / |x|; the direction of 0 is 0, with gradient 0. What is below the smallest normal number counts as
+    0: its gradient, about 1 / |x|, has no number.
 
     >>> direction(torch.tensor([[3e-30, 4e-30], [0.0, 0.0]]))
     tensor([[0.6000, 0.8000],
             [0.0000, 0.0000]])
     """
     largest = x.detach().abs().amax(-1, keepdim=True)  # so that no square underflows
-    zero = largest == 0
+    zero = largest < torch.finfo(x.dtype).tiny
     x = torch.where(zero, 1.0, x / torch.where(zero, 1.0, largest))
     return torch.where(zero, 0.0, x / x.square().sum(-1, keepdim=True).sqrt())
 
