@@ -30,7 +30,17 @@ def written_out(q, k, v, decay, state, *, causal, normalise):
 
 
 def example(
-    *, length, keys=None, width=8, value_width=5, heads=2, kv_heads=1, decays=False, state=False, dtype
+    *,
+    batch=2,
+    length,
+    keys=None,
+    width=8,
+    value_width=5,
+    heads=2,
+    kv_heads=1,
+    decays=False,
+    state=False,
+    dtype,
 ):
     """Positive features, so that a sum of weights is never near 0."""
     source = torch.Generator().manual_seed(length + width)
@@ -41,11 +51,11 @@ def example(
 
     state_heads = heads if decays else kv_heads
     return {
-        "q": numbers(2, heads, length, width),
-        "k": numbers(2, kv_heads, keys, width),
-        "v": torch.randn(2, kv_heads, keys, value_width, generator=source).to(dtype),
+        "q": numbers(batch, heads, length, width),
+        "k": numbers(batch, kv_heads, keys, width),
+        "v": torch.randn(batch, kv_heads, keys, value_width, generator=source).to(dtype),
         "decay": 1 - 0.3 * numbers(heads) if decays else None,
-        "state": numbers(2, state_heads, width, value_width + 1) if state else None,
+        "state": numbers(batch, state_heads, width, value_width + 1) if state else None,
     }
 
 

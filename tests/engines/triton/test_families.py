@@ -118,32 +118,25 @@ def test_one_clear_warning_and_then_torch_operations(monkeypatch, which):
     monkeypatch.setattr(availability, "missing", lambda device, index: None)
     monkeypatch.setattr(availability, "failure", lambda device, index: None)
     monkeypatch.setattr(availability, "_said", set())
+
+    def broken(*device):
+        raise CannotCompileError("no room for tiles")
+
     monkeypatch.setattr(recurrence, "_small_call", broken)
     monkeypatch.setattr(gaussian, "_small_call", broken)
-    for room in (recurrence, gaussian):
-        room.kernels_ready.cache_clear()
-    try:
-        with pytest.warns(CompilerWarning, match="no room for tiles.*'tiled'"):
-            found = run_once(which)
-        with warnings.catch_warnings():
-            warnings.simplefilter("error")
-            assert found == run_once(which)
-    finally:
-        for room in (recurrence, gaussian):
-            room.kernels_ready.cache_clear()
-
-
-def broken(device, dtype):
-    raise CannotCompileError("no room for tiles")
+    with pytest.warns(CompilerWarning, match="no room for tiles.*'tiled'"):
+        run_once(which)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        run_once(which)
 
 
 def run_once(which):
     if which == "gaussian":
         assert kernels_for(X[0], "triton") is None
-        return None
-    found, expected = (layer("linear-relu")(X, X, X, engine=engine) for engine in ("triton", "tiled"))
-    assert torch.equal(found, expected)
-    return None
+    else:
+        found, expected = (layer("linear-relu")(X, X, X, engine=engine) for engine in ("triton", "tiled"))
+        assert torch.equal(found, expected)
 
 
 def test_an_engine_without_a_kernel_leaves_the_work_to_torch(monkeypatch):

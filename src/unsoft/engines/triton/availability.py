@@ -73,6 +73,10 @@ def missing(device: str, index: int | None) -> str | None:
     return None
 
 
+def device_of(device: str, index: int | None) -> torch.device:
+    return torch.device(device) if index is None else torch.device(device, index)
+
+
 def warn_once(reason: str) -> None:
     """Says why another engine computes; the same reason not again in this process."""
     if reason not in _said:
@@ -91,7 +95,7 @@ def failure(device: str, index: int | None) -> str | None:
     try:
         from unsoft.engines.triton.probe import probe
 
-        probe(torch.device(device) if index is None else torch.device(device, index))
+        probe(device_of(device, index))
     except Exception as error:  # whatever a compiler, a driver or a linker raises
         reason = " ".join(f"{type(error).__name__}: {error}".split())[:300]
         warn_once(reason)
@@ -99,10 +103,11 @@ def failure(device: str, index: int | None) -> str | None:
     return None
 
 
-def works(run: Callable[[], object]) -> bool:
-    """Can Triton compile what ``run`` starts? If not, a warning says why."""
+@cache
+def works(run: Callable[..., object], *arguments: object) -> bool:
+    """Can Triton compile what ``run(*arguments)`` starts? If not, a warning says why; asked once."""
     try:
-        run()
+        run(*arguments)
     except CannotCompileError as error:
         warn_once(str(error))
         return False

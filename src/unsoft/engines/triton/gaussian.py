@@ -4,13 +4,12 @@ kernel/gaussian.py."""
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cache
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from unsoft.engines.triton.availability import works
+from unsoft.engines.triton.availability import device_of, works
 from unsoft.engines.triton.binding import on_device
 from unsoft.engines.triton.call_arguments import padded, precision
 from unsoft.engines.triton.kernel.structures import GaussianFixed, GaussianShape
@@ -24,19 +23,20 @@ _PROGRAMS = 512
 """So many programs keep a large GPU busy."""
 _COORDINATES = 64
 """Of the points of a tile, at most."""
-SIZES = {False: TileSizes(64, 64, 4, 2), True: TileSizes(32, 32, 4, 1)}
+SIZES = {False: TileSizes(64, 64, 4, 1), True: TileSizes(32, 32, 4, 1)}
 """Rows and columns of a tile, warps and stages, by whether numbers are float64."""
+GRADIENT_SIZES = TileSizes(32, 32, 4, 1)
+"""Of the kernel for gradients; found, like the others, by compiling: nothing is spilled."""
 
 
-@cache
 def kernels_ready(device: str, index: int | None, dtype: torch.dtype) -> bool:
     """Do the kernels for float32 or float64 compile and run on the device? If not, a warning says why."""
-    return works(lambda: _small_call(torch.device(device, index), dtype))
+    return works(_small_call, device, index, dtype)
 
 
-def _small_call(device: torch.device, dtype: torch.dtype) -> None:
+def _small_call(device: str, index: int | None, dtype: torch.dtype) -> None:
     """All kernels once."""
-    x = torch.zeros(1, 1, 1, device=device, dtype=dtype)
+    x = torch.zeros(1, 1, 1, device=device_of(device, index), dtype=dtype)
     for kept in (0, 1):
         z = TiledGaussian(x, None, x[..., 0], most=kept)
         z.gradient(x, z.product(x[..., 0])[:, None])
@@ -44,14 +44,15 @@ def _small_call(device: torch.device, dtype: torch.dtype) -> None:
 
 class TiledGaussian:
     """What :class:`unsoft.engines.native.gaussian.PackedGaussian` is, on a GPU. Matrices beyond ``most``
-    numbers are not kept: every product makes their tiles again."""
+    numbers are not kept: every product makes their tiles again. ``reuse`` is not: a GPU does all systems at
+    once."""
 
     def __init__(
         self,
         x: Tensor,
         present: Tensor | None = None,
         first: Tensor | None = None,
-        reuse: TiledGaussian | None = None,
+        reuse: object = None,
         *,
         most: int = STORED,
     ) -> None:
@@ -92,7 +93,8 @@ class TiledGaussian:
             "FIXED": _fixed(self.x, stored=self._matrix is not None, coordinates=coordinates),
         }
         blocks = -(-width // coordinates)
-        _start("gaussian_gradient", gradient_kernel, arguments, lambda rows: rows * blocks, self.x)
+        sizes = INTERPRETED_SIZES if interpreted() else GRADIENT_SIZES
+        _start("gaussian_gradient", gradient_kernel, arguments, lambda rows: rows * blocks, self.x, sizes)
         return result
 
     def _multiplied(self, x: Tensor, *, stored: bool) -> Tensor:
@@ -105,8 +107,8 @@ def between(x: Tensor, y: Tensor) -> Tensor:
     """exp(-|x_j - y_l|^2) for points (systems, n, d) and (systems, m, d): a tensor (systems, n, m)."""
     matrix = x.new_empty(len(x), x.shape[1], y.shape[1])
     if matrix.numel():
-        coordinates = (points.detach().mT.contiguous() for points in (x, y))
-        _run_product(*coordinates, None, matrix, None)
+        rows, columns = (points.detach().mT.contiguous() for points in (x, y))
+        _run_product(rows, columns, None, matrix, None)
     return matrix
 
 
@@ -123,7 +125,7 @@ def _run_product(
     from unsoft.engines.triton.kernel.gaussian import product_kernel
 
     (systems, width, rows), columns = x.shape, y.shape[2]
-    sizes = _sizes(x)
+    sizes = INTERPRETED_SIZES if interpreted() else SIZES[x.dtype == torch.float64]
     across = -(-columns // sizes.keys)
     parts = across  # nothing is summed: a program for each tile
     if vector is not None:
@@ -140,7 +142,7 @@ def _run_product(
         "shape": GaussianShape(rows, columns, width, parts, span),
         "FIXED": _fixed(x, stored=stored),
     }
-    _start("gaussian_product", product_kernel, arguments, lambda blocks: blocks * parts, x)
+    _start("gaussian_product", product_kernel, arguments, lambda blocks: blocks * parts, x, sizes)
     return sums[:, 0] if parts == 1 else sums.sum(1)
 
 
@@ -148,13 +150,15 @@ def _fixed(x: Tensor, *, stored: bool, coordinates: int = 0) -> GaussianFixed:
     return GaussianFixed(stored, coordinates, precision(x.dtype))
 
 
-def _sizes(x: Tensor) -> TileSizes:
-    return INTERPRETED_SIZES if interpreted() else SIZES[x.dtype == torch.float64]
-
-
-def _start(name: str, kernel: Any, arguments: dict[str, Any], grid: Callable[[int], int], x: Tensor) -> None:
+def _start(
+    name: str,
+    kernel: Any,
+    arguments: dict[str, Any],
+    grid: Callable[[int], int],
+    x: Tensor,
+    sizes: TileSizes,
+) -> None:
     """``grid``: from the number of blocks of rows to that of programs of a system."""
-    sizes, shape = _sizes(x), arguments["shape"]
-    programs = grid(-(-shape.rows // sizes.rows)), len(x)
+    programs = grid(-(-arguments["shape"].rows // sizes.rows)), len(x)
     with on_device(x):
         start(Launch(name, kernel, arguments, lambda _: programs, "", x.dtype, sizes))

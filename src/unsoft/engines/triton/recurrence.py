@@ -7,7 +7,7 @@ The backward pass computes the states before each chunk again, so that nothing b
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cache, cached_property
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -15,15 +15,21 @@ from torch import Tensor
 
 from unsoft.engines.linear.attention import largest_one, vanishing
 from unsoft.engines.operator import define, refuse
-from unsoft.engines.triton.availability import works
+from unsoft.engines.triton.availability import device_of, works
 from unsoft.engines.triton.binding import on_device
 from unsoft.engines.triton.call_arguments import precision, view
 from unsoft.engines.triton.kernel.structures import ChunkFixed, ChunkShape, States, View
 from unsoft.engines.triton.launch import INTERPRETED_SIZES, Launch, interpreted, start
 from unsoft.engines.triton.tile_sizes import TileSizes
 
-SIZES = {False: TileSizes(64, 64, 4, 2), True: TileSizes(32, 32, 4, 1)}
-"""Tokens of a chunk and columns of a block, warps and stages, by whether numbers are float64."""
+SIZES = {
+    "rough": TileSizes(64, 64, 4, 1),
+    "float32": TileSizes(64, 32, 4, 1),
+    "float64": TileSizes(32, 32, 4, 1),
+}
+"""Tokens of a chunk and columns of a block, warps and stages, found by compiling for sm_80, sm_90 and gfx942:
+no larger ones leave all numbers of a loop in registers."""
+_DECAY_COLUMNS = 32
 
 
 def recurrence(
@@ -49,18 +55,18 @@ def recurrence(
     return out, after
 
 
-@cache
 def kernels_ready(device: str, index: int | None, dtype: torch.dtype) -> bool:
     """Do the kernels for float32 or float64 compile and run on the device? If not, a warning says why."""
-    return works(lambda: _small_call(torch.device(device, index), dtype))
+    return works(_small_call, device, index, dtype)
 
 
-def _small_call(device: torch.device, dtype: torch.dtype) -> None:
+def _small_call(device: str, index: int | None, dtype: torch.dtype) -> None:
     """All kernels once."""
-    x = torch.ones(1, 1, 1, 1, device=device, dtype=dtype)
-    options = {"causal": True, "normalise": True, "rough": False}
-    out, _, totals = forward(x, x, x, x[0, 0, 0], None, **options)
-    backward(out, None, x, x, x, x[0, 0, 0], None, out, totals, need_decay=True, **options)
+    x = torch.ones(1, 1, 1, 1, device=device_of(device, index), dtype=dtype)
+    for rough in (False, True):
+        options = {"causal": True, "normalise": True, "rough": rough}
+        out, _, totals = forward(x, x, x, x[0, 0, 0], None, **options)
+        backward(out, None, x, x, x, x[0, 0, 0], None, out, totals, need_decay=True, **options)
 
 
 # As torch.compiler.assume_constant_result does: a traced caller asks once, while traced.
@@ -81,7 +87,9 @@ class _Work:
 
     @cached_property
     def sizes(self) -> TileSizes:
-        return INTERPRETED_SIZES if interpreted() else SIZES[self.q.dtype == torch.float64]
+        if interpreted():
+            return INTERPRETED_SIZES
+        return SIZES["float64" if self.q.dtype == torch.float64 else "rough" if self.rough else "float32"]
 
     @property
     def state_heads(self) -> int:
@@ -103,8 +111,8 @@ class _Work:
         """For ``heads`` of what is computed and ``read_heads`` of what is read."""
         flags = {"backwards": False, "transposed": False, "totals": False} | flags
         return ChunkFixed(
-            features=self.q.shape[3],
-            values=self.v.shape[3],
+            feature_width=self.q.shape[3],
+            value_width=self.v.shape[3],
             group=self.q.shape[1] // self.k.shape[1],
             members=max(read_heads // heads, 1),
             shared=max(heads // read_heads, 1),
@@ -139,7 +147,7 @@ class _Work:
             "FIXED": self.fixed(heads, x.shape[1], backwards=backwards),
         }
         blocks = -(-features // self.sizes.keys) * -(-(columns - 1) // self.sizes.keys)
-        self._start("state", state_kernel, arguments, (blocks, batch * heads))
+        self._start("state", state_kernel, arguments, (blocks, batch * heads), self.sizes)
         return states, after
 
     def chunks(
@@ -165,7 +173,7 @@ class _Work:
             "FIXED": fixed,
         }
         blocks = -(-tokens // self.sizes.rows) * -(-width // self.sizes.keys)
-        self._start("chunk", chunk_kernel, arguments, (blocks, batch * heads))
+        self._start("chunk", chunk_kernel, arguments, (blocks, batch * heads), self.sizes)
         return out, totals
 
     def decay_gradient(
@@ -189,11 +197,14 @@ class _Work:
             "shape": ChunkShape(heads, heads, tokens),
             "FIXED": self.fixed(heads, self.k.shape[1]),
         }
-        self._start("decay", decay_kernel, arguments, (states.chunks, batch * heads))
+        sizes = self.sizes._replace(keys=min(self.sizes.keys, _DECAY_COLUMNS))
+        self._start("decay", decay_kernel, arguments, (states.chunks, batch * heads), sizes)
         return out.sum((0, 2)) / decay
 
-    def _start(self, name: str, kernel: Any, arguments: dict[str, Any], grid: tuple[int, int]) -> None:
-        start(Launch(name, kernel, arguments, lambda sizes: grid, "", self.q.dtype, self.sizes))
+    def _start(
+        self, name: str, kernel: Any, arguments: dict[str, Any], grid: tuple[int, int], sizes: TileSizes
+    ) -> None:
+        start(Launch(name, kernel, arguments, lambda _: grid, "", self.q.dtype, sizes))
 
 
 def forward(

@@ -58,4 +58,4 @@ def similarities(
     kernels = kernels_for(x, engine)
     if kernels is None:
         return DenseGaussian(x, present, first)
-    return kernels.matrix(x, present, first, reuse if isinstance(reuse, kernels.matrix) else None)
+    return kernels.matrix(x, present, first, reuse if isinstance(reuse, PackedGaussian) else None)

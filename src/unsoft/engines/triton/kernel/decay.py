@@ -43,35 +43,35 @@ def decay_kernel(
     weights, d_weights = tl.zeros((M, M), REAL), tl.zeros((M, M), REAL) + slope
     rows, keys = tl.zeros((M, 1), REAL), tl.zeros((M, 1), REAL)
     kept = tl.zeros((1,), REAL)
-    for f0 in tl.range(0, FIXED.features, N):
+    for f0 in tl.range(0, FIXED.feature_width, N):
         f = f0 + tl.arange(0, N)
-        queries = rows_of(q, t0, a, shape.tokens, f[None, :], FIXED.features, FIXED, N)
-        own_keys = rows_of(k, t0, a, shape.tokens, f[None, :], FIXED.features, FIXED, N)
+        queries = rows_of(q, t0, a, shape.tokens, f[None, :], FIXED.feature_width, FIXED, N)
+        own_keys = rows_of(k, t0, a, shape.tokens, f[None, :], FIXED.feature_width, FIXED, N)
         weights = tl.dot(
             queries, tl.trans(own_keys), weights, input_precision=FIXED.precision, out_dtype=REAL
         )
-        sums = tl.load(column + f, mask=f < FIXED.features, other=0.0)[None, :]
-        d_sums = tl.load(after_column + f, mask=f < FIXED.features, other=0.0)[None, :]
+        sums = tl.load(column + f, mask=f < FIXED.feature_width, other=0.0)[None, :]
+        d_sums = tl.load(after_column + f, mask=f < FIXED.feature_width, other=0.0)[None, :]
         rows += tl.sum(queries * sums, 1)[:, None] * slope
         keys += tl.sum(own_keys * d_sums, 1)[:, None]
         kept += tl.sum(sums * d_sums, 1)
-        for v0 in tl.range(0, FIXED.values, N):
+        for v0 in tl.range(0, FIXED.value_width, N):
             c = v0 + tl.arange(0, N)
-            at = f[:, None] * FIXED.values + c[None, :]
-            inside = (f < FIXED.features)[:, None] & (c < FIXED.values)[None, :]
+            at = f[:, None] * FIXED.value_width + c[None, :]
+            inside = (f < FIXED.feature_width)[:, None] & (c < FIXED.value_width)[None, :]
             state = tl.load(before + at, mask=inside, other=0.0)
             d_state = tl.load(after + at, mask=inside, other=0.0)
-            grads = rows_of(grad, t0, a, shape.tokens, c[None, :], FIXED.values, FIXED, N)
-            values = rows_of(v, t0, a, shape.tokens, c[None, :], FIXED.values, FIXED, N)
+            grads = rows_of(grad, t0, a, shape.tokens, c[None, :], FIXED.value_width, FIXED, N)
+            values = rows_of(v, t0, a, shape.tokens, c[None, :], FIXED.value_width, FIXED, N)
             read = tl.dot(queries, state, input_precision=FIXED.precision, out_dtype=REAL)
             written = tl.dot(own_keys, d_state, input_precision=FIXED.precision, out_dtype=REAL)
             rows += tl.sum(read * grads, 1)[:, None]
             keys += tl.sum(written * values, 1)[:, None]
             kept += tl.sum(tl.sum(state * d_state, 1)[None, :], 1)
-    for v0 in tl.range(0, FIXED.values, N):
+    for v0 in tl.range(0, FIXED.value_width, N):
         c = v0 + tl.arange(0, N)
-        grads = rows_of(grad, t0, a, shape.tokens, c[None, :], FIXED.values, FIXED, N)
-        values = rows_of(v, t0, a, shape.tokens, c[None, :], FIXED.values, FIXED, N)
+        grads = rows_of(grad, t0, a, shape.tokens, c[None, :], FIXED.value_width, FIXED, N)
+        values = rows_of(v, t0, a, shape.tokens, c[None, :], FIXED.value_width, FIXED, N)
         d_weights = tl.dot(
             grads, tl.trans(values), d_weights, input_precision=FIXED.precision, out_dtype=REAL
         )

@@ -40,7 +40,9 @@ def logarithm_at(log_decay, head):
 def place_in(states, number, chunk, FIXED: tl.constexpr):
     """Where the state before a chunk lies: its matrix (F, V), and its column (F)."""
     at = number.to(tl.int64) * states.chunks + chunk
-    return states.matrices + at * (FIXED.features * FIXED.values), states.columns + at * FIXED.features
+    return states.matrices + at * (
+        FIXED.feature_width * FIXED.value_width
+    ), states.columns + at * FIXED.feature_width
 
 
 @triton.jit
@@ -59,19 +61,21 @@ def state_kernel(
 ):
     """``extra``: the one more column of y, None = all 1. ``start`` and ``after``: (B, heads, F, V + 1)."""
     REAL: tl.constexpr = tl.float64 if FIXED.double else tl.float32
-    blocks: tl.constexpr = (FIXED.values + N - 1) // N
+    blocks: tl.constexpr = (FIXED.value_width + N - 1) // N
     block, number = tl.program_id(0), tl.program_id(1)
     batch, own = number // shape.heads, number % shape.heads
     f, v = block // blocks * N + tl.arange(0, N), block % blocks * N + tl.arange(0, N)
-    inside = (f < FIXED.features)[:, None] & (v < FIXED.values)[None, :]
+    inside = (f < FIXED.feature_width)[:, None] & (v < FIXED.value_width)[None, :]
     # Of the programs with the same f the first one writes the column.
-    in_column = f + block % blocks * FIXED.features < FIXED.features
+    in_column = f + block % blocks * FIXED.feature_width < FIXED.feature_width
     tokens, log_d = tl.arange(0, M), logarithm_at(log_decay, own)
-    outer = number.to(tl.int64) * (FIXED.features * (FIXED.values + 1)) + f * (FIXED.values + 1)
+    outer = number.to(tl.int64) * (FIXED.feature_width * (FIXED.value_width + 1)) + f * (
+        FIXED.value_width + 1
+    )
     matrix, column = tl.zeros((N, N), REAL), tl.zeros((N,), REAL)
     if start is not None:
         matrix += tl.load(start + outer[:, None] + v[None, :], mask=inside, other=0.0)
-        column += tl.load(start + outer + FIXED.values, mask=in_column, other=0.0)
+        column += tl.load(start + outer + FIXED.value_width, mask=in_column, other=0.0)
     chunks = tl.cdiv(shape.tokens, M)
     for c in tl.range(0, chunks):
         chunk = c
@@ -79,7 +83,7 @@ def state_kernel(
             chunk = chunks - 1 - c
         if FIXED.causal:
             to, to_column = place_in(states, number, chunk, FIXED)
-            tl.store(to + f[:, None] * FIXED.values + v[None, :], matrix, mask=inside)
+            tl.store(to + f[:, None] * FIXED.value_width + v[None, :], matrix, mask=inside)
             tl.store(to_column + f, column, mask=in_column)
         t0 = chunk * M
         there = tl.minimum(shape.tokens - t0, M)
@@ -94,8 +98,8 @@ def state_kernel(
         for member in range(FIXED.members):
             head = (own * FIXED.members + member) // FIXED.shared
             x_h, y_h = at_head(x, batch, head), at_head(y, batch, head)
-            left = rows_of(x_h, t0, tokens[None, :], shape.tokens, f[:, None], FIXED.features, FIXED, N)
-            right = rows_of(y_h, t0, tokens[:, None], shape.tokens, v[None, :], FIXED.values, FIXED, N)
+            left = rows_of(x_h, t0, tokens[None, :], shape.tokens, f[:, None], FIXED.feature_width, FIXED, N)
+            right = rows_of(y_h, t0, tokens[:, None], shape.tokens, v[None, :], FIXED.value_width, FIXED, N)
             left = left * fade
             matrix = tl.dot(left, right, matrix, input_precision=FIXED.precision, out_dtype=REAL)
             e = 1.0
@@ -105,10 +109,10 @@ def state_kernel(
                 )
             column += tl.sum(left * e, 1)
     tl.store(after + outer[:, None] + v[None, :], matrix, mask=inside)
-    tl.store(after + outer + FIXED.values, column, mask=in_column)
+    tl.store(after + outer + FIXED.value_width, column, mask=in_column)
     if not FIXED.causal:  # all rows see the state after the last key
         to, to_column = place_in(states, number, 0, FIXED)
-        tl.store(to + f[:, None] * FIXED.values + v[None, :], matrix, mask=inside)
+        tl.store(to + f[:, None] * FIXED.value_width + v[None, :], matrix, mask=inside)
         tl.store(to_column + f, column, mask=in_column)
 
 
@@ -118,8 +122,8 @@ def add_before(
 ):
     """What the rows of a chunk take from the state, added to the sums: of a block of columns, and totals."""
     result, total = sums
-    INNER: tl.constexpr = FIXED.values if FIXED.transposed else FIXED.features
-    OUTER: tl.constexpr = FIXED.features if FIXED.transposed else FIXED.values
+    INNER: tl.constexpr = FIXED.value_width if FIXED.transposed else FIXED.feature_width
+    OUTER: tl.constexpr = FIXED.feature_width if FIXED.transposed else FIXED.value_width
     t0, a, age, o = at
     state, column = place_in(states, number, chunk if FIXED.causal else 0, FIXED)
     seen, mass = tl.zeros(result.shape, result.dtype), tl.zeros(total.shape, total.dtype)
@@ -127,9 +131,9 @@ def add_before(
         i = start + tl.arange(0, N)
         rows = rows_of(x, t0, a, shape.tokens, i[None, :], INNER, FIXED, N)
         if FIXED.transposed:
-            place = o[None, :] * FIXED.values + i[:, None]
+            place = o[None, :] * FIXED.value_width + i[:, None]
         else:
-            place = i[:, None] * FIXED.values + o[None, :]
+            place = i[:, None] * FIXED.value_width + o[None, :]
         tile = tl.load(state + place, mask=(i < INNER)[:, None] & (o < OUTER)[None, :], other=0.0)
         seen = tl.dot(rows, tile, seen, input_precision=FIXED.precision, out_dtype=result.dtype)
         if FIXED.totals:
@@ -152,8 +156,8 @@ def add_inside(
 ):
     """What the rows of a chunk take from the rows of the same chunk, added to the sums."""
     result, total = sums
-    INNER: tl.constexpr = FIXED.values if FIXED.transposed else FIXED.features
-    OUTER: tl.constexpr = FIXED.features if FIXED.transposed else FIXED.values
+    INNER: tl.constexpr = FIXED.value_width if FIXED.transposed else FIXED.feature_width
+    OUTER: tl.constexpr = FIXED.feature_width if FIXED.transposed else FIXED.value_width
     t0, a, age, o = at
     b = tl.arange(0, M)
     distance = a - b[None, :]
@@ -197,7 +201,7 @@ def chunk_kernel(
     """``slopes``: the one more column of the gradients, for dq and dk. ``totals``: sums of the weights of
     each row, by which the output is divided."""
     REAL: tl.constexpr = tl.float64 if FIXED.double else tl.float32
-    OUTER: tl.constexpr = FIXED.features if FIXED.transposed else FIXED.values
+    OUTER: tl.constexpr = FIXED.feature_width if FIXED.transposed else FIXED.value_width
     blocks: tl.constexpr = (OUTER + N - 1) // N
     chunk, o = tl.program_id(0) // blocks, tl.program_id(0) % blocks * N + tl.arange(0, N)
     batch, h = tl.program_id(1) // shape.heads, tl.program_id(1) % shape.heads

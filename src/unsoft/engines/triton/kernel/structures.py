@@ -122,8 +122,8 @@ class ChunkShape(NamedTuple):
 class ChunkFixed(NamedTuple):
     """What a kernel of linear attention is compiled for, besides its tile sizes."""
 
-    features: int
-    values: int
+    feature_width: int
+    value_width: int
     group: int
     """Query heads per key head."""
     members: int
