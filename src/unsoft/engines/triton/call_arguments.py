@@ -60,7 +60,7 @@ class CallArguments:
             value_width=value_width,
             value_padded=padded(value_width),
             causal=call.causal_offset is not None,
-            precision=_precision(self.q.dtype),
+            precision=precision(self.q.dtype),
             double=self.q.dtype == torch.float64,
             exact=False,
         )
@@ -108,9 +108,10 @@ def two_floats(x: float) -> tuple[float, float]:
     return high, x - high
 
 
-def _precision(dtype: torch.dtype) -> str:
+def precision(dtype: torch.dtype, rough: bool = False) -> str:
     """How matrices of float32 are multiplied: TF32 only if the user allowed it for all of torch, otherwise
-    three TF32 products that together have the precision of float32. AMD has that in hardware."""
+    three TF32 products that together have the precision of float32. AMD has that in hardware. ``rough``:
+    TF32 is enough."""
     if dtype != torch.float32 or torch.version.hip:
         return "ieee"
-    return "tf32" if torch.get_float32_matmul_precision() != "highest" else "tf32x3"
+    return "tf32" if rough or torch.get_float32_matmul_precision() != "highest" else "tf32x3"
