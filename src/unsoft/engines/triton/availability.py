@@ -33,8 +33,6 @@ def unsupported(call: Call) -> str | None:
         return f"batch times heads is more than {MOST_HEADS}; use 'tiled'"
     if call.q.dtype not in DTYPES:
         return f"it has no code for {call.q.dtype}; use 'tiled'"
-    if call.formula.symbols.all:
-        return "it has no code for fields of queries and keys; use 'tiled'"
     reason = unprintable(call.formula.key)
     return None if reason is None else f"{reason}; use 'tiled'"
 
