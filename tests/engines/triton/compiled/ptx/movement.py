@@ -83,6 +83,15 @@ def shfl(program, kinds, args, active):
     program.put(args[0].split("|")[0], found, active)
 
 
+@handles("redux")
+def redux(program, kinds, args, active):
+    """One number of all threads of a warp."""
+    reduce = {"max": np.max, "min": np.min, "add": np.sum, "or": np.bitwise_or.reduce}[kinds[1]]
+    x = program.value(args[1], kinds[2]).reshape(-1, 32)
+    found = np.asarray(reduce(x, axis=1)).astype(x.dtype)
+    program.put(args[0], np.repeat(found, 32), active)
+
+
 @handles("ldmatrix")
 def ldmatrix(program, kinds, args, active):
     count = len(args[0])
