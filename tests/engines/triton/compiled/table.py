@@ -29,7 +29,7 @@ from unsoft.files import write_csv
 from unsoft.mechanisms import resolve
 
 FILE = Path(__file__).with_name("resources.csv")
-FORMULAS = {name: resolve(name) for name in ("softmax", "cog", "relu2", "softpick")} | {"own": SHARP}
+FORMULAS = {name: resolve(name) for name in ("cog", "softmax", "relu2", "softpick")} | {"own": SHARP}
 WIDTHS = (64, 128)
 
 
@@ -64,7 +64,7 @@ def committed() -> dict[tuple[str, int, str], list[dict[str, str]]]:
 
 def main() -> None:
     found = committed() if FILE.exists() else {}
-    for target, formula, width in product(sys.argv[1:] or TARGETS, FORMULAS, WIDTHS):
+    for formula, width, target in product(FORMULAS, WIDTHS, sys.argv[1:] or TARGETS):
         found[target, width, formula] = list(rows(target, width, formula))
         print(target, formula, width, flush=True)
         order = [found.get((t, w, f), []) for t, w, f in product(TARGETS, WIDTHS, FORMULAS)]

@@ -40,9 +40,18 @@ _PLAIN: dict[str, Callable[..., Any]] = {
 }
 
 
+_SIGN_BITS = {"abs": lambda x, bits: x & ~x.dtype.type(bits), "neg": lambda x, bits: x ^ x.dtype.type(bits)}
+_NARROW = dict.fromkeys(("bf16", "f16"), (16, 0x8000)) | dict.fromkeys(("bf16x2", "f16x2"), (32, 0x80008000))
+"""Numbers of 16 bits, alone or in pairs: the bits of the register, and where the signs are."""
+
+
 def _plain(name: str) -> Callable[..., None]:
     def run(program: Program, kinds: list[str], args: list[Any], active: Any) -> None:
         kind = next((x for x in reversed(kinds) if re.fullmatch(r"[subf]\d+|pred", x)), None)
+        if kind is None and name in _SIGN_BITS and kinds[-1] in _NARROW:
+            width, bits = _NARROW[kinds[-1]]
+            program.put(args[0], _SIGN_BITS[name](program.bits(args[1], width), bits), active)
+            return
         if kind is None:
             raise PtxError(f"unknown instruction {'.'.join([name, *kinds])}")
         x = [program.value(a, kind) for a in args[1:]]
