@@ -14,7 +14,7 @@ from tests.engines.triton.compiled.ahead import (  # noqa: E402
     pretending,
 )
 from tests.engines.triton.compiled.resources import resources  # noqa: E402
-from tests.engines.triton.compiled.table import FORMULAS, WIDTHS, committed, rows  # noqa: E402
+from tests.engines.triton.compiled.table import committed, rows  # noqa: E402
 from unsoft import mechanisms  # noqa: E402
 from unsoft.formula import Formula  # noqa: E402
 from unsoft.mechanisms import resolve  # noqa: E402
@@ -35,9 +35,7 @@ def test_the_table_is_what_the_compilers_say(target):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("formula", FORMULAS)
-@pytest.mark.parametrize("width", WIDTHS)
-@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize(("target", "width", "formula"), committed())
 def test_every_line_of_the_table(target, width, formula):
     assert list(rows(target, width, formula)) == committed()[target, width, formula]
 
