@@ -22,7 +22,7 @@ from unsoft.bench.timing import Timing
 from unsoft.bench.workload import SEED
 from unsoft.files import write_json
 
-_PEERS = ("x-transformers", "triton", "flash-attn")
+_PEERS = ("x-transformers", "triton", "flash-attn", "flash-linear-attention")
 
 
 def record(level: str, results: Sequence[Result], *, finished: bool, device: str = "cpu") -> dict[str, Any]:

@@ -32,8 +32,6 @@ def unsupported(call: Call) -> str | None:
         return f"heads are wider than {WIDEST}; use 'tiled'"
     if reason := unfit(call):
         return reason
-    if call.formula.symbols.all:
-        return "it has no code for fields of queries and keys; use 'tiled'"
     reason = unprintable(call.formula.key)
     return None if reason is None else f"{reason}; use 'tiled'"
 

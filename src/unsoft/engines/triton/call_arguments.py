@@ -43,6 +43,8 @@ class CallArguments:
                 view(None if call.counts is None else call.counts.expand(full[:3])),
                 view(rows),
                 view(keys_at),
+                fields_view(call.query_fields),
+                fields_view(call.spread_key_fields()),
                 call.params.resolve_neg().contiguous(),
                 call.seed,
             ),
@@ -69,7 +71,9 @@ class CallArguments:
     def flag(self) -> Tensor:
         """NaN or Inf if there is any in the inputs (or if their sum overflows, which costs time but changes
         nothing)."""
-        inputs = [x for x in (self.q, self.k, self.v, self.call.bias) if x is not None]
+        call = self.call
+        given = (self.q, self.k, self.v, call.bias, call.query_fields, call.key_fields)
+        inputs = [x for x in given if x is not None]
         return torch.stack([x.sum(dtype=self.call.compute_dtype) for x in inputs]).sum()
 
     def by_rows(self, name: str, exact: bool, **arguments: Any) -> Launch:
@@ -90,6 +94,11 @@ class CallArguments:
 def view(x: Tensor | None) -> View:
     """A tensor as kernels take it."""
     return View(None, (0, 0, 0, 0)) if x is None else View(x, x.stride())
+
+
+def fields_view(x: Tensor | None) -> View:
+    """Fields, or their gradients, as kernels take them: (F, B, H, rows) seen as (B, H, rows, F)."""
+    return view(None if x is None else x.resolve_neg().permute(1, 2, 3, 0))
 
 
 def padded(width: int) -> int:

@@ -161,4 +161,4 @@ def _start(
     """``grid``: from the number of blocks of rows to that of programs of a system."""
     programs = grid(-(-arguments["shape"].rows // sizes.rows)), len(x)
     with on_device(x):
-        start(Launch(name, kernel, arguments, lambda _: programs, "", x.dtype, sizes))
+        start(Launch(name, kernel, arguments, lambda _: programs, "", x.dtype, (sizes,)))

@@ -204,7 +204,7 @@ class _Work:
     def _start(
         self, name: str, kernel: Any, arguments: dict[str, Any], grid: tuple[int, int], sizes: TileSizes
     ) -> None:
-        start(Launch(name, kernel, arguments, lambda _: grid, "", self.q.dtype, sizes))
+        start(Launch(name, kernel, arguments, lambda _: grid, "", self.q.dtype, (sizes,)))
 
 
 def forward(

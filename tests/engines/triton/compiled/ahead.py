@@ -64,9 +64,9 @@ def compile_launch(made: launch.Launch, sizes):
 
 def first_sizes(made: launch.Launch, target: str):
     """The tile sizes that the engine tries first on a target."""
-    if made.sizes is not None:
-        return made.sizes
-    if made.fixed.exact:
+    if made.sizes:
+        return made.sizes[0]
+    if made.only_for_nan:
         return launch.EXACT[made.width > 128]
     return candidates(made.name, target, made.width, 8 * made.dtype.itemsize)[0]
 
@@ -94,6 +94,7 @@ def launches(call: Call, target: str, *, exact: bool = False) -> list[launch.Lau
     found: list[launch.Launch] = []
     with pretending(target, found.append):
         rows = binding.forward(call)
-        needs = (call.bias is not None, call.params.shape[0] > 0)
+        fields = (call.query_fields is not None, call.key_fields is not None)
+        needs = (call.bias is not None, call.params.shape[0] > 0, *fields)
         binding.backward(call, Upstream(rows.out, rows, *needs))
-    return [made for made in found if made.fixed.exact == exact]
+    return [made for made in found if made.only_for_nan == exact]

@@ -47,7 +47,7 @@ def gaussian_kernels(target, *, width, dtype=torch.float32):
 def compiled(launches, target):
     with pretending(target, None):
         for made in launches:
-            yield made, resources(compile_launch(made, made.sizes))
+            yield made, resources(compile_launch(made, made.sizes[0]))
 
 
 @pytest.mark.parametrize(("decays", "rough"), [(True, True), (False, False)])

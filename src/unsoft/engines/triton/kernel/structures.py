@@ -21,6 +21,9 @@ class Extras(NamedTuple):
     counts: View
     row_positions: View
     key_positions: View
+    query_fields: View
+    """(B, H, rows, fields); of keys likewise."""
+    key_fields: View
     parameters: Any
     """(P, H)"""
     seed: Any
@@ -72,15 +75,27 @@ class Head(NamedTuple):
 
 
 class Rows(NamedTuple):
-    """Inside a kernel: some rows, and the symbols of the formula that belong to them."""
+    """Inside a kernel: rows start + local, and the symbols of the formula that belong to them; then what the
+    backward kernels need of them."""
 
     start: Any
     local: Any
-    m: Any
     n: Any
     i: Any
-    inverse: Any = 1.0
-    d_total: Any = 0.0
+    fields: Any
+    """The values of all fields of queries, and a number that is NaN where one of them is NaN or Inf."""
+    m: Any
+    inverse: Any
+    d_total: Any
+
+
+class Keys(NamedTuple):
+    """Inside a kernel: keys start + local, and the symbols of the formula that belong to them."""
+
+    start: Any
+    local: Any
+    j: Any
+    fields: Any
 
 
 class Fixed(NamedTuple):
