@@ -22,9 +22,9 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 import unsoft
+from unsoft.bench.machine import machine
 from unsoft.bench.memory import peak, reset_peak
 from unsoft.bench.probe import run_probe
-from unsoft.bench.record import machine
 from unsoft.bench.timing import interleaved
 from unsoft.files import write_json
 from unsoft.magnitude.points import checked_points

@@ -17,7 +17,7 @@ import torch
 from mpmath import mp, mpf
 
 from unsoft import Formula, theory
-from unsoft.bench.record import machine
+from unsoft.bench.machine import machine
 from unsoft.files import write_json
 from unsoft.theory.named import WEIGHTS
 

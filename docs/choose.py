@@ -87,7 +87,7 @@ def decisions(record: dict[str, Any]) -> str:
             for row in record["scoreboard"]
         }
         taken = (
-            best(cells, "yes", column) or best(cells, "partly", column, "nobody fully; partly ") or "not run"
+            best(cells, "yes", column) or best(cells, "partly", column, "none fully; partly ") or "not run"
         )
         softmax = cells.get("softmax", {"value": None})
         reading = f"{cell(softmax)} ({softmax['reading']})" if softmax["value"] is not None else "not run"

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from unsoft.bench.record import machine
+from unsoft.bench.machine import machine
 from unsoft.compare.depths import by_depth
 from unsoft.files import write_json
 from unsoft.hf import inspect, load, load_model

@@ -31,3 +31,14 @@ def one_thread():
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(threads)
+
+
+@pytest.fixture(scope="module")
+def browser():
+    """Chromium, for what a page does; skipped with a reason where there is none."""
+    from tests.report.browser import Browser, needs_chromium
+
+    needs_chromium()
+    opened = Browser()
+    yield opened
+    opened.close()

@@ -95,7 +95,7 @@ def test_choose_names_who_meets_a_need_best_first():
         "| fast? | [relu](mechanisms.md#relu) 1, [cog](mechanisms.md#cog) 2 | 9 (no) | seconds (s) |"
     )
     partly = script.decisions({"columns": [column], "scoreboard": rows[2:]}).splitlines()[-1]
-    assert "nobody fully; partly [sinh](mechanisms.md#sinh) 3" in partly
+    assert "none fully; partly [sinh](mechanisms.md#sinh) 3" in partly
     assert "| not run | not run |" in script.decisions({"columns": [column], "scoreboard": []})
 
 

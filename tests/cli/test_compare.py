@@ -6,8 +6,8 @@ import json
 import pytest
 
 from tests.compare.test_model import save
+from unsoft.bench import machine
 from unsoft.cli.arguments import load_plugin
-from unsoft.compare import watch
 from unsoft.compare.sections import cost, hijack, sign
 from unsoft.compare.subject import Subject
 from unsoft.mechanisms.core.plugins import unregister
@@ -173,7 +173,7 @@ def test_again_measures_anew(run_here, tmp_path):
 
 
 def test_times_of_a_busy_machine_are_said_to_be_so_and_taken_anew(run_here, tmp_path, monkeypatch):
-    monkeypatch.setattr(watch.Watch, "disturbed", lambda self, threads: True)
+    monkeypatch.setattr(machine.Watch, "disturbed", lambda self, threads: True)
     monkeypatch.setattr("unsoft.compare.sections.cost.memory", lambda subjects, lengths: [])
     monkeypatch.setattr(
         "unsoft.compare.sections.cost.interleaved", lambda calls, **_: {name: [1.0] for name in calls}

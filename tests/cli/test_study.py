@@ -1,8 +1,11 @@
 """``unsoft study`` as a user runs it: with real workers, killed and started again, and wrongly called."""
 
+import json
 import signal
 import subprocess
 import time
+from pathlib import Path
+from statistics import fmean
 
 import pytest
 
@@ -55,6 +58,11 @@ def test_a_study_with_real_workers(run_here, spec, tmp_path):
     written = run_here("study", "export", "--out", out, "--to", str(tmp_path / "runs.csv"))
     assert written.stdout == f"{tmp_path / 'runs.csv'}: 4 runs\n"
     assert [record.score for record in read_records(tmp_path / "runs.csv")] == [r.score for r in records]
+    (told,) = json.loads(run_here("study", spec(5), "--out", out, "--workers", "1", "--json").stdout)
+    assert (told["study"], told["verdict"]) == ("small", "undecided") and told["why"] in done.stdout
+    (row,) = told["results"]
+    assert (row["mechanism"], row["seeds"]) == ("softmax", 2) and row["difference"]["mean"] == 0
+    assert row["mean"] == pytest.approx(fmean(r.score for r in records if r.point == row["point"]))
 
 
 @pytest.mark.slow
@@ -125,6 +133,19 @@ def test_what_is_wrong_is_one_line(run_here, tmp_path, monkeypatch, line, proble
 def test_the_studies_that_come_with_it(run_here):
     done = run_here("study", "--list")
     assert done.returncode == 0 and "Rosić 2026" in done.stdout
+    told = json.loads(run_here("study", "--list", "--json").stdout)
+    assert "census" in {one["name"] for one in told} and all(one["runs"] > 0 for one in told)
+
+
+def test_files_that_were_written_as_json(run_here, made_up, spec, tmp_path):
+    made_up(lambda job: result(job, score=0.5))
+    out = tmp_path / "out"
+    run_here("study", spec(5), "--out", str(out))
+    line = ("study", "export", "--out", str(out), "--to", str(tmp_path / "runs.csv"), "--json")
+    assert json.loads(run_here(*line).stdout) == {"file": str(tmp_path / "runs.csv"), "runs": 4}
+    told = json.loads(run_here("study", "report", "--out", str(out), "--json").stdout)
+    assert Path(told["page"]).is_file() and Path(told["data"]).is_dir()
+    assert told["charts"] == len(list(Path(told["figures"]).glob("*.png")))
 
 
 @pytest.fixture

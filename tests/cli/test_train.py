@@ -42,7 +42,7 @@ def assert_equal(one, other):
 
 def test_a_killed_run_goes_on_to_the_same_weights(run_here, command, environment, tmp_path, one_thread):
     """SIGKILL in the middle, then SIGTERM, then to the end; in another folder never stopped."""
-    steps = [*TINY, "--steps", "300", "--save-every", "20", "--eval-every", "100"]
+    steps = [*TINY, "--steps", "120", "--save-every", "20", "--eval-every", "60"]
     folder = tmp_path / "run"
     for number, code in ((signal.SIGKILL, -9), (signal.SIGTERM, 130)):
         before = newest(folder)
@@ -62,7 +62,7 @@ def test_a_killed_run_goes_on_to_the_same_weights(run_here, command, environment
             assert "Traceback" not in errors
     for name in ("run", "whole"):
         done = run_here(*steps, "--out", str(tmp_path / name), "--json")
-        assert json.loads(done.stdout)["steps"] == 300
+        assert json.loads(done.stdout)["steps"] == 120
     assert_equal(weights(folder), weights(tmp_path / "whole"))
 
 

@@ -2,7 +2,8 @@
 
 import pytest
 
-from unsoft.compare import store, watch
+from unsoft.bench import machine
+from unsoft.compare import store
 from unsoft.compare.jobs import Job, run
 from unsoft.compare.output import vega
 from unsoft.compare.store import Store, code_digest, folder_digest, key_of
@@ -96,8 +97,8 @@ def test_again_measures_anew_and_keeps_the_new_answer(tmp_path):
 
 @pytest.mark.parametrize(("others", "kept"), [(0.0, True), (1.5, False)])
 def test_times_of_a_busy_machine_are_not_kept(tmp_path, monkeypatch, others, kept):
-    monkeypatch.setattr(watch.Watch, "others", lambda self: others)
-    monkeypatch.setattr(watch, "cores", lambda: set(range(2)))
+    monkeypatch.setattr(machine.Watch, "others", lambda self: others)
+    monkeypatch.setattr(machine, "cores", lambda: set(range(2)))
 
     def timed(compute, timed=True):
         return Job("x", "", {"timed": timed}, compute, 1.0, timed=timed)
@@ -109,17 +110,6 @@ def test_times_of_a_busy_machine_are_not_kept(tmp_path, monkeypatch, others, kep
     run([timed(lambda: [3], timed=False)], Store(tmp_path))
     (other,), _ = run([timed(lambda: [4], timed=False)], Store(tmp_path))
     assert other.cached and not other.disturbed, "only times suffer from a busy machine"
-
-
-def test_ones_own_work_does_not_count_as_that_of_others():
-    ours = watch.Watch()
-    for _ in range(300):
-        sum(range(10_000))
-    others = ours.others()
-    assert others is None or others >= 0
-    if others is not None:
-        seconds = watch._own_seconds() - ours._start[2]
-        assert seconds > 0, "the work was seen as ours"
 
 
 def test_an_answer_that_can_change_unseen_is_not_kept(tmp_path):

@@ -40,6 +40,15 @@ RIGHT = {"warnings": [], "close": True, "tiled": False}
 SOURCE = str(Path(unsoft.__file__).parents[1])
 
 
+@pytest.fixture(scope="module", autouse=True)
+def hasty_compiler(tmp_path_factory):
+    """It optimises nothing: these tests are about who compiles and when, not about speed."""
+    path = script(tmp_path_factory.mktemp("bin") / "hasty-c++", f'exec {compiler.find_compiler()} "$@" -O0')
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("CXX", path)
+        yield path
+
+
 def start(cache, *mechanisms, **environment):
     env = os.environ | {"UNSOFT_CACHE_DIR": str(cache), "PYTHONPATH": SOURCE} | environment
     command = [sys.executable, "-c", CALLS, *(mechanisms or ("cog",))]
@@ -67,11 +76,11 @@ def libraries(cache):
 
 
 @pytest.fixture
-def logged_compiler(tmp_path):
+def logged_compiler(tmp_path, hasty_compiler):
     """A compiler that notes every call in a file, and the number of calls so far."""
     log = tmp_path / "calls"
     log.touch()
-    path = script(tmp_path / "logged-c++", f'echo call >> {log}\nexec {compiler.find_compiler()} "$@"')
+    path = script(tmp_path / "logged-c++", f'echo call >> {log}\nexec {hasty_compiler} "$@"')
     return path, lambda: len(log.read_text().splitlines())
 
 
@@ -191,7 +200,7 @@ def test_a_changed_header_makes_only_those_anew_that_include_it(tmp_path, monkey
     sources = {str(file.relative_to(copy)): file.read_text() for file in copy.rglob("*.cpp")}
 
     def stems():
-        compiler._included_headers.cache_clear()
+        compiler._header.cache_clear()
         return {name: compiler.library_stem(name, source, "float") for name, source in sources.items()}
 
     for header, who in {

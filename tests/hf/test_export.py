@@ -11,7 +11,7 @@ def exported(model, words):
         return torch.export.export(model, (words,), {"use_cache": False}, strict=False)
 
 
-@pytest.mark.parametrize("mechanism", ["softmax", "cog", "gated+gpam", "linear-relu"])
+@pytest.mark.parametrize("mechanism", ["softmax", "cog", "gated+gpam", "linear-relu", "stick-breaking"])
 def test_a_swapped_model_is_exported_as_plain_operations(tiny, words, mechanism):
     model = unsoft.hf.swap(tiny("llama"), mechanism)
     program = exported(model, words)
@@ -40,3 +40,30 @@ def test_a_fused_engine_that_is_asked_for_says_so():
 
     with pytest.raises(ValueError, match="must run where unsoft is not installed"):
         torch.export.export(Layer(), (torch.randn(1, 2, 5, 4),), strict=False)
+
+
+class Logits(torch.nn.Module):
+    """A model with one input and one output."""
+
+    def __init__(self, model):
+        super().__init__()
+        self.model = model
+
+    def forward(self, words):
+        return self.model(words, use_cache=False).logits
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning")  # onnxscript's, about torch's trees
+@pytest.mark.parametrize("mechanism", ["cog", "stick-breaking"])
+def test_onnx_holds_standard_operators_with_equal_results(tiny, words, tmp_path, mechanism):
+    onnx = pytest.importorskip("onnx", reason="needs pip install onnx onnxscript onnxruntime")
+    pytest.importorskip("onnxscript", reason="needs pip install onnx onnxscript onnxruntime")
+    runtime = pytest.importorskip("onnxruntime", reason="needs pip install onnx onnxscript onnxruntime")
+    model, file = unsoft.hf.swap(tiny("llama"), mechanism), tmp_path / "model.onnx"
+    with torch.no_grad():
+        torch.onnx.export(Logits(model), (words,), file, dynamo=True, verbose=False)
+        expected = model(words, use_cache=False).logits
+    assert {node.domain for node in onnx.load(file).graph.node} == {""}
+    session = runtime.InferenceSession(file, providers=["CPUExecutionProvider"])
+    (found,) = session.run(None, {session.get_inputs()[0].name: words.numpy()})
+    torch.testing.assert_close(torch.from_numpy(found), expected, atol=1e-4, rtol=1e-4)

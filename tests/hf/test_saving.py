@@ -10,6 +10,7 @@ import pytest
 import safetensors.torch
 import torch
 import transformers
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 
 import unsoft
 from unsoft.mechanisms.core.registry import names
@@ -184,3 +185,34 @@ def test_what_was_not_swapped_is_not_loaded(tiny, tmp_path):
     tiny("llama").save_pretrained(tmp_path)
     with pytest.raises(ValueError, match="was not saved after unsoft.hf.swap"):
         unsoft.hf.load(tmp_path)
+
+
+class Rewritten(torch.nn.Module):
+    """Attention of another package around the model's own module, as TransformerLens' bridge does it."""
+
+    def __init__(self, original):
+        super().__init__()
+        self.original = original
+
+    def forward(self, hidden_states, *args, **options):
+        return hidden_states, None
+
+
+def test_attention_that_a_tool_puts_in_its_place_is_refused(tiny, words):
+    model = unsoft.hf.swap(tiny("llama"), "cog")
+    layer = model.model.layers[1]
+    kept = layer.self_attn
+    layer.self_attn = Rewritten(kept)
+    with pytest.raises(ValueError, match="LlamaDecoderLayer.self_attn .* replaced by a Rewritten"):
+        model(words)
+    with pytest.raises(ValueError, match="replaced by a Rewritten"):
+        copy.deepcopy(model).generate(words, max_new_tokens=1, pad_token_id=0)
+    layer.self_attn = kept
+    model(words)
+
+
+def test_wrappers_that_run_what_is_inside_stay(tiny, words):
+    model = unsoft.hf.swap(tiny("llama"), "cog")
+    expected, layer = model(words).logits, model.model.layers[1]
+    layer.self_attn = checkpoint_wrapper(layer.self_attn)
+    assert torch.equal(model(words).logits, expected)

@@ -9,7 +9,8 @@ import unsoft
 from unsoft.mechanisms.core.registry import names
 
 LEARNABLE = ["gated+cog", "gpam", "differential", "differential2", "sink+softmax", "magnitude+softmax"]
-COMPILED = ["cog", "gpam", "linear-elu1", "retention", "differential2", "magnitude+softmax"]
+COMPILED = ["cog", "retention", "magnitude+softmax"]
+COMPILED_TOO = ["gpam", "linear-elu1", "differential2"]
 
 
 class Texts(Dataset):
@@ -67,7 +68,9 @@ def test_gradient_checkpointing_changes_no_gradient(tiny, words, name):
 # Gates are solved for outside the graph; where a graph breaks,
 # torch itself looks at .grad of what is no leaf.
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
-@pytest.mark.parametrize("name", COMPILED)
+@pytest.mark.parametrize(
+    "name", [*COMPILED, *(pytest.param(name, marks=pytest.mark.slow) for name in COMPILED_TOO)]
+)
 def test_compiled_models_give_the_same_gradients(tiny, words, name):
     model = unsoft.hf.swap(tiny("llama"), name).train()
     expected = gradients(model, words)

@@ -128,7 +128,7 @@ def test_growing_buffer_is_not_copied_at_every_step():
     assert len(places) == 1
 
 
-@pytest.mark.parametrize("name", ["cog", "gpam"])
+@pytest.mark.parametrize("name", ["cog", "gpam", "fox"])
 def test_a_prepared_step_belongs_to_its_own_cache(name):
     """A copy of a cache, beams that change places and a step back each write into the right buffers."""
     q, k, v = (normal(2, HEADS, 72, WIDTH, seed=seed) for seed in range(3))
@@ -148,3 +148,59 @@ def test_a_prepared_step_belongs_to_its_own_cache(name):
     cache.reorder(torch.tensor([1, 0]))
     swapped = steps(layer, *(x.flip(0) for x in (q, k, v)), 66, cache)
     torch.testing.assert_close(swapped.flip(0), expected, rtol=1e-5, atol=1e-5)
+
+
+FADING = unsoft.Formula(
+    weight="exp(s + (c_i - c_j) - m)",
+    mass="exp(s + (c_i - c_j) - m)",
+    peak="s + (c_i - c_j)",
+    fields={"c": "query+key"},
+)
+
+
+def fading(q, k, v, of_queries, of_keys):
+    """softmax(s + c_i - c_j), written out."""
+    q, k, v, ci, cj = (x.double() for x in (q, k, v, of_queries, of_keys))
+    k, v, cj = (x.repeat_interleave(q.shape[1] // x.shape[1], dim=1) for x in (k, v, cj))
+    logits = q @ k.mT / WIDTH**0.5 + ci[..., :, None] - cj[..., None, :]
+    later = torch.ones(logits.shape[-2:], dtype=torch.bool).triu(1)
+    return logits.masked_fill(later, -torch.inf).softmax(-1) @ v
+
+
+@pytest.mark.parametrize(
+    ("dtype", "shared", "field_heads", "close"),
+    [(torch.float32, 4, 4, 1e-5), (torch.bfloat16, 2, 4, 2e-2), (torch.float64, 2, 2, 1e-12)],
+)
+def test_a_field_of_queries_and_keys(dtype, shared, field_heads, close):
+    """By the compiled step, past sizes at which the buffers grow, and in chunks."""
+    q, k, v = (
+        normal(2, h, 140, WIDTH, seed=h + n, dtype=dtype) for n, h in enumerate((HEADS, shared, shared))
+    )
+    wide = torch.float64 if dtype == torch.float64 else torch.float32
+    of_queries, of_keys = (normal(2, h, 140, seed=h + 7, dtype=wide) for h in (HEADS, field_heads))
+    layer = unsoft.mechanism(FADING, heads=HEADS, head_dim=WIDTH)
+    cache, out, compiled = layer.new_cache(2), [], 0
+    ends = [3, 4, 5, 63, 64, 65, 66, 128, *range(129, 141)]
+    for start, end in zip([0, *ends], ends, strict=False):
+        fields = {"c": (of_queries[..., start:end].clone(), of_keys[..., start:end])}
+        new = (token(x, start, end) for x in (q, k, v))
+        out.append(layer(*new, cache=cache, fields=fields, enable_gqa=shared != HEADS))
+        compiled += cache.step is not None
+    assert compiled >= 12 and cache.length == 140
+    expected = fading(q, k, v, of_queries, of_keys)
+    assert ((torch.cat(out, 2).double() - expected).abs() <= close * (1 + expected.abs())).all()
+
+
+@pytest.mark.parametrize("side", [0, 1])
+def test_a_field_that_is_nan_poisons_the_rows_that_see_it(side):
+    q, k, v = (normal(1, HEADS, 70, WIDTH, seed=t) for t in range(3))
+    fields = [normal(1, HEADS, 70, seed=t) for t in (3, 4)]
+    fields[side][0, 1, 66] = torch.nan
+    layer = unsoft.mechanism(FADING, heads=HEADS, head_dim=WIDTH)
+    cache, out = layer.new_cache(1), []
+    for t in range(70):
+        new = (token(x, t, t + 1) for x in (q, k, v))
+        out.append(layer(*new, cache=cache, fields={"c": tuple(x[..., t : t + 1] for x in fields)}))
+    poisoned = torch.cat(out, 2).isnan().any(-1)
+    assert poisoned[0, 1, 66:].tolist() == ([True, False, False, False] if side == 0 else [True] * 4)
+    assert poisoned.sum() == (1 if side == 0 else 4) and cache.length == 70

@@ -10,7 +10,6 @@ import pytest
 import torch
 
 from tests.compare.tiny import record_of
-from tests.report.browser import Browser, needs_chromium
 from unsoft import theory
 from unsoft.cli.mechanisms import read_formula
 from unsoft.compare.jobs import Results
@@ -52,14 +51,6 @@ def path(folder, record):
     text = comparison_page(record, results.labels, views_of(results), play, vega(Store(folder / "store")))
     (folder / "index.html").write_text(text)
     return folder / "index.html"
-
-
-@pytest.fixture(scope="module")
-def browser():
-    needs_chromium()
-    browser = Browser()
-    yield browser
-    browser.close()
 
 
 @pytest.fixture

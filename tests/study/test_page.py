@@ -5,7 +5,6 @@ import re
 
 import pytest
 
-from tests.report.browser import Browser, needs_chromium
 from tests.study.made_up import runs
 from unsoft.report.figure import vega_script
 from unsoft.study import make_study
@@ -79,19 +78,14 @@ def test_files_of_a_report(tmp_path, monkeypatch):
     assert (tmp_path / "figures" / "s-g-cost.svg").exists() and (tmp_path / "index.html").exists()
 
 
-def test_the_page_works_in_a_browser(tmp_path):
-    needs_chromium()
+def test_the_page_works_in_a_browser(tmp_path, browser):
     path = tmp_path / "page.html"
     path.write_text(study_page([made(rule=[RULE])], records(), vega_script()))
-    browser = Browser()
-    try:
-        browser.open(path, width=420, scheme="dark")
-        assert browser.run("unsoftDrawAll()")
-        assert browser.run("document.documentElement.scrollWidth") == 420
-        lines = "document.querySelectorAll('[data-figure=s-g-curves] .mark-line path').length"
-        assert browser.run("document.querySelectorAll('.vega svg').length") == 4 and browser.run(lines) == 2
-        browser.click("#chips button")  # softmax, away
-        assert browser.run("unsoftDrawAll()") and browser.run(lines) == 1
-        assert browser.complaints == [] and browser.requests == [path.as_uri()]
-    finally:
-        browser.close()
+    browser.open(path, width=420, scheme="dark")
+    assert browser.run("unsoftDrawAll()")
+    assert browser.run("document.documentElement.scrollWidth") == 420
+    lines = "document.querySelectorAll('[data-figure=s-g-curves] .mark-line path').length"
+    assert browser.run("document.querySelectorAll('.vega svg').length") == 4 and browser.run(lines) == 2
+    browser.click("#chips button")  # softmax, away
+    assert browser.run("unsoftDrawAll()") and browser.run(lines) == 1
+    assert browser.complaints == [] and browser.requests == [path.as_uri()]

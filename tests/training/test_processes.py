@@ -14,7 +14,7 @@ from tests.conftest import HANG
 from unsoft.tasks import task
 from unsoft.training import Spec, processes, train
 from unsoft.training.data import Batches
-from unsoft.training.trackers import check_trackers
+from unsoft.training.trackers import check_trackers, tracked
 
 # fuzzy-recall has another number of answers in every example, so pieces of a batch weigh differently
 ARGUMENTS = (
@@ -65,6 +65,21 @@ def test_trackers_that_are_not_there_are_named():
         ValueError, match="the tracker 'comet_ml' needs a package that is not here; pip install"
     ):
         check_trackers(["comet_ml"])
+
+
+def test_files_of_tensorboard_stay_when_checkpoints_go(tmp_path):
+    pytest.importorskip("tensorboard")
+    tiny = {"task": "copy", "knobs": {"length": 2}, "width": 16, "steps": 2, "batch": 2}
+    train(Spec(**tiny), out=tmp_path / "run", report_to=["tensorboard"])
+    assert list((tmp_path / "run" / "tensorboard").glob("events.*"))
+
+
+def test_tensorboard_without_a_folder_is_refused(monkeypatch, tmp_path):
+    with pytest.raises(ValueError, match="TensorBoard's files need a folder; give argument 'out'"):
+        tracked(["tensorboard"], None).__enter__()
+    monkeypatch.setenv("TENSORBOARD_LOGGING_DIR", str(tmp_path))
+    with tracked(["tensorboard"], None):
+        assert os.environ["TENSORBOARD_LOGGING_DIR"] == str(tmp_path), "the user's own choice stands"
 
 
 def run(count: int, out: Path) -> subprocess.CompletedProcess:

@@ -26,6 +26,14 @@ AsJson = Annotated[
     bool, typer.Option("--json", help="Print the result as JSON instead of tables; notes go to stderr.")
 ]
 
+Layers = Annotated[
+    str | None, typer.Option(help="Only these: 0,4-7,-1; or what each of them gets: 0=softmax,8-=relu2.")
+]
+KeepFirstLast = Annotated[
+    bool, typer.Option("--keep-first-last", help="Softmax in the first and last layer.")
+]
+"""The layers of a model that a mechanism goes into."""
+
 
 def folder_name(*words: object) -> Path:
     """The folder of a run in runs/, from words of which some may hold what files cannot be called.

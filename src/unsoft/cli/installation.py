@@ -37,7 +37,7 @@ class Fact:
 
 def facts() -> list[Fact]:
     """Everything about this machine that decides what unsoft can do on it."""
-    from unsoft.bench.record import machine, versions
+    from unsoft.bench.machine import machine, versions
 
     found = [
         Fact(name, version) for name, version in versions().items() if name in ("unsoft", "python", "torch")

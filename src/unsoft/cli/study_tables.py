@@ -2,26 +2,46 @@
 
 from __future__ import annotations
 
+import json
+from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import typer
 
 from unsoft.cli.terminal import cell, show_table
 
 if TYPE_CHECKING:
-    from unsoft.study import Summary
+    from unsoft.study import Record, Study, Summary
 
 
-def print_study(out: Path, name: str) -> None:
-    """The table of a study, its verdict, and how rates were chosen."""
-    from unsoft.study import Study, summarise, verdict
+def _read(out: Path, name: str) -> tuple[Study, list[Record], list[Summary]]:
+    from unsoft.study import Study, summarise
     from unsoft.study.store import NAME, Store
 
     with Store(out / NAME) as store:
         records, definition = store.records(name), store.definition(name)
     assert definition is not None
-    study, summaries = Study.from_dict(definition), summarise(records)
+    return Study.from_dict(definition), records, summarise(records)
+
+
+def study_record(out: Path, name: str) -> dict[str, Any]:
+    """A study as plain data: what each mechanism reached on each task, and the verdict, if it has rules."""
+    from unsoft.study import verdict
+
+    study, records, summaries = _read(out, name)
+    found = {"study": name, "claim": study.claim, "source": study.source}
+    if study.rules:
+        found |= dict(zip(("verdict", "why"), verdict(study.rules, records), strict=True))
+    rows = [asdict(replace(one, runs=())) for one in summaries]
+    return found | {"results": [{key: row[key] for key in row if key != "runs"} for row in rows]}
+
+
+def print_study(out: Path, name: str) -> None:
+    """The table of a study, its verdict, and how rates were chosen."""
+    from unsoft.study import verdict
+
+    study, records, summaries = _read(out, name)
     if not any(one.seeds for one in summaries):
         return
     titles = {"task": "whole", "mechanism": "whole"} | dict.fromkeys(
@@ -63,12 +83,16 @@ def _interval(low: float | None, high: float | None) -> str:
     return "" if low is None or high is None else f"{low:.3f} to {high:.3f}"
 
 
-def print_defaults() -> None:
+def print_defaults(*, as_json: bool) -> None:
     """The studies that come with unsoft."""
     from unsoft.study.read import default_studies, read_study
 
+    titles = {"name": "whole", "source": "left", "claim": "left", "runs": "right"}
     rows = []
     for name, path in default_studies().items():
         study = read_study(path)
         rows.append([name, study.source, study.claim, len(study)])
-    show_table({"name": "whole", "source": "left", "claim": "left", "runs": "right"}, rows)
+    if as_json:
+        typer.echo(json.dumps([dict(zip(titles, row, strict=True)) for row in rows], indent=1))
+    else:
+        show_table(titles, rows)

@@ -143,7 +143,7 @@ def note(line: str) -> None:
 
 def warn_if_busy() -> None:
     """Says so if other processes will disturb what is timed."""
-    from unsoft.bench.record import load
+    from unsoft.bench.machine import load
 
     busy, cores = load(), os.cpu_count() or 1
     if busy is not None and busy > 0.5 * cores:

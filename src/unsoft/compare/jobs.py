@@ -15,9 +15,9 @@ from typing import Any
 
 import torch
 
+from unsoft.bench.machine import Watch
 from unsoft.compare.processes import can_copy_itself, in_processes
 from unsoft.compare.store import Store, key_of
-from unsoft.compare.watch import Watch
 from unsoft.report.look import in_order
 
 Rows = list[Any]

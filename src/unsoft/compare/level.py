@@ -44,6 +44,15 @@ _STANDARD = (
     "magnitude+cog",
     "logn+softmax",
     "sink+softmax",
+    "sparsemax",
+    "entmax15",
+    "stick-breaking",
+    "fox",
+    "rbf",
+    "ssmax",
+    "tda",
+    "deltanet",
+    "gated-deltanet",
 )
 
 

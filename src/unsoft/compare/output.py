@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from altair.utils.schemapi import debug_mode
 
-from unsoft.bench.record import load, machine, versions
+from unsoft.bench.machine import load, machine, versions
 from unsoft.compare.jobs import Answer, Results
 from unsoft.compare.level import Level
 from unsoft.compare.processes import can_copy_itself, in_processes
@@ -73,7 +73,7 @@ def record(
             }
             for s in subjects
         ],
-        "answers": [dataclasses.asdict(answer) for answer in answers],
+        "answers": [dict(vars(answer)) for answer in answers],  # asdict would copy every row
     }
     return content | conclusions(Results(content), level.name)
 

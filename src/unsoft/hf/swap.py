@@ -8,6 +8,7 @@ from functools import cache
 from typing import Any
 
 import torch
+from torch import nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from unsoft.formula import Formula
@@ -20,6 +21,9 @@ from unsoft.hf.marked import mark
 from unsoft.hf.recipe import Recipe
 from unsoft.mechanisms.core.inline import label_of
 from unsoft.mechanisms.core.module import Mechanism
+
+_WRAPPERS = ("torch", "peft")
+"""Packages whose wrappers call what is inside them: sharding, checkpointing, adapters."""
 
 
 def swap(
@@ -70,12 +74,22 @@ class SwappedModel:
     """What a model class gains when it is swapped; see :func:`swapped_class`."""
 
     config: PreTrainedConfig
+    unsoft_places: list[tuple[nn.Module, str, nn.Module]]
+    """Every attention module: what holds it, under which name, and itself."""
 
     def __init__(self, config: PreTrainedConfig, *args: Any, **kwargs: Any) -> None:
         super().__init__(config, *args, **kwargs)  # type: ignore[call-arg]
         with _ordinary_tensors():
             recipe = Recipe.from_dict(getattr(config, NAME))
         _install(self, recipe)  # type: ignore[arg-type]
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """The model's own, unless a tool has put attention of its own in the place of the swapped one."""
+        if not torch.compiler.is_compiling():
+            for parent, name, module in self.unsoft_places:
+                if getattr(parent, name) is not module:
+                    _check_wrapper(getattr(parent, name), f"{type(parent).__name__}.{name}")
+        return super().__call__(*args, **kwargs)  # type: ignore[misc]
 
     def __reduce__(self) -> tuple[Any, ...]:
         """The class is made on the fly, so copies and pickles name the one it was made from."""
@@ -105,6 +119,16 @@ class SwappedModel:
         super()._prepare_cache_for_generation(generation_config, model_kwargs, *args, **kwargs)  # type: ignore[misc]
 
 
+def _check_wrapper(found: object, where: str) -> None:
+    """ValueError unless it is known to run the attention module that it stands for."""
+    tool = type(found).__module__.partition(".")[0]
+    if tool not in _WRAPPERS:
+        raise ValueError(
+            f"swap: {where} of this model was replaced by a {type(found).__name__} of {tool}, which may"
+            " compute softmax instead of the mechanism; use unsoft.hf.inspect to look into swapped models"
+        )
+
+
 def _blank(kind: type[PreTrainedModel]) -> PreTrainedModel:
     """A swapped model with nothing in it, for copies and pickles to fill."""
     made = swapped_class(kind)  # type: ignore[arg-type]
@@ -130,6 +154,9 @@ def _install(model: PreTrainedModel, recipe: Recipe) -> None:
         setattr(one.module, NAME, swapped.train(one.module.training))
         if swapped.wants_hidden:
             bring_hidden(one.module)
+    parts = [(one.name.rpartition("."), one.module) for one in found]
+    places = [(model.get_submodule(parent), name, module) for (parent, _, name), module in parts]
+    model.unsoft_places = places  # type: ignore[assignment]
     PreTrainedModel.set_attn_implementation(model, NAME)
     setattr(model.config, NAME, recipe.to_dict())
     # Both are written to config.json, so that plain transformers refuses to load what it cannot run.

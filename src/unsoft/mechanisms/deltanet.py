@@ -69,12 +69,15 @@ def recurrence(call: WrittenCall, correct: Tensor, kept: Tensor) -> tuple[Tensor
     values = torch.cat([value, identity], dim=-1)  # what comes out of the second part are the weights
     state = key.new_zeros(batch, heads, width, values.shape[3])
     outs = {}
-    for t in range(count):
-        there = call.there[:, :, t, None, None]
-        old = state * kept[:, :, t, :, None]
-        wrong = values[:, :, t] - (old * key[:, :, t, :, None]).sum(2)
-        new = old + key[:, :, t, :, None] * (correct[:, :, t, None] * wrong)[:, :, None]
-        state = torch.where(there, new, state)
+    # Taken apart once: the gradient of each x[:, :, t] would be a tensor of the whole size.
+    tokens = zip(
+        *(x.unbind(2) for x in (key[..., None], values, correct[..., None], kept[..., None])), strict=True
+    )
+    for t, (k, v, rate, keep) in enumerate(tokens):
+        old = state * keep
+        wrong = v - (old * k).sum(2)
+        new = old + k * (rate * wrong)[:, :, None]
+        state = torch.where(call.there[:, :, t, None, None], new, state)
         for row in (call.rows == t).nonzero().flatten().tolist() + (
             (call.rows >= count).nonzero().flatten().tolist() if t == count - 1 else []
         ):

@@ -69,14 +69,19 @@ class ForgetGate(FieldSource):
                 " decode with the cache of new_cache(), and use another mechanism for cross-attention"
             )
         # What is not finite makes the rows that see it NaN, not the gates of all tokens after it.
-        spread = finite_part(key.to(wide)).repeat_interleave(self.layer_spec.heads // key.shape[-3], dim=-3)
-        given = None if hidden is None else finite_part(hidden.to(wide))
-        log_gates = logsigmoid(self.gate(spread, given)[..., 0])
+        x = finite_part((key if hidden is None else hidden).to(wide))
+        if hidden is None:
+            factor = self.gate(x.repeat_interleave(self.layer_spec.heads // key.shape[-3], dim=-3), None)
+        else:
+            factor = self.gate(x, x)
+        log_gates = logsigmoid(factor[..., 0])
         if tokens.there is not None:
             log_gates = torch.where(tokens.there, log_gates, 0.0)
-        c = log_gates.cumsum(-1)
+        c = log_gates.cumsum(-1) if key.shape[-2] > 1 else log_gates
         if "c" in tokens.past:
             c = c + tokens.past["c"][..., -1:]
+        if tokens.query.shape[-2] == key.shape[-2] == 1:  # a step of decoding
+            return {"c": (c, c)}
         # c_i cancels in the row's normaliser; that of the nearest key keeps the exponents small.
         rows = torch.arange(tokens.query.shape[-2], device=key.device) + tokens.offset
         nearest = c[..., rows.clamp(0, key.shape[-2] - 1)] if key.shape[-2] else rows.to(wide)

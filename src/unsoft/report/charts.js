@@ -1,13 +1,6 @@
 // Chips, charts and their legends, for every page that has them: the page holds #chips, #tip and places of class "vega".
 const unsoftCharts = (() => {
-  const data = JSON.parse(document.getElementById("data").textContent);
-  const at = (id) => document.getElementById(id);
-  const make = (tag, text, kind) => {
-    const element = document.createElement(tag);
-    if (text !== undefined) element.textContent = text;
-    if (kind) element.className = kind;
-    return element;
-  };
+  const { data, at, make } = unsoftPage;
   // A piece of a mechanism's line with its mark.
   const MARKS = {
     circle: "M13 1a3 3 0 1 0 0 6a3 3 0 1 0 0 -6z", square: "M10 1h6v6h-6z", diamond: "M13 .2l3.6 3.8l-3.6 3.8l-3.6 -3.8z",
@@ -166,5 +159,5 @@ const unsoftCharts = (() => {
       draw(place);
     }
   });
-  return { data, at, make, chip, drawn, lookOf, inTurns, legendEntry };
+  return { chip, drawn, lookOf, inTurns, legendEntry };
 })();

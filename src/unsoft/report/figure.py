@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -9,7 +11,7 @@ from typing import Any
 
 import altair as alt
 
-from unsoft.report.look import PALETTE, coinciding, in_turns, look_of, panel_of, shown_at_first
+from unsoft.report.look import PALETTE, coinciding, dash_of, look_of, panel_of, shown_at_first
 
 Rows = list[dict[str, Any]]
 _WIDTH, _HEIGHT = 560, 320
@@ -32,22 +34,20 @@ class Figure:
     """The chart of its files, if that is another one."""
 
     def for_page(self) -> dict[str, Any]:
-        """Vega-Lite as wide as its place; the page brings colours of its theme,
-        and a legend that follows its chips.
-        """
-        spec = self.chart.properties(width="container", height=_HEIGHT - 40).to_dict(validate=False)
+        """Vega-Lite as wide as its place; the page brings its theme, and a legend that follows its chips."""
+        spec = _spec(self.chart.properties(width="container", height=_HEIGHT - 40))
         for layer in spec["layer"] if "usermeta" in spec else ():
             for channel in ("color", "shape"):
                 if channel in layer.get("encoding", {}):
                     layer["encoding"][channel]["legend"] = None
-        return dict(spec)
+        return spec
 
     def for_file(self) -> dict[str, Any]:
         """Vega-Lite with title, setting, legend and size."""
         chart = self.chart if self.picture is None else self.picture
         many = isinstance(chart, (alt.FacetChart, alt.ConcatChart))
         sizes = {} if many else {"width": _WIDTH, "height": _HEIGHT}
-        spec = chart.properties(**sizes).to_dict(validate=False)
+        spec = _spec(chart.properties(**sizes))
         said = [self.note, _same_lines(spec.pop("usermeta", None))]
         lines = [line for text in said if text for line in textwrap.wrap(text, _LINE)]
         spec["title"] = {"text": self.title, "subtitle": lines, "anchor": "start", "subtitlePadding": 4}
@@ -65,9 +65,7 @@ _drawing = False
 
 
 def has_drawn() -> bool:
-    """Has this process drawn anything? Its threads are then unknown to Python, and a copy of the process that
-    draws would wait for them forever.
-    """
+    """Has this process drawn anything? A copy of it would wait forever for threads that it does not have."""
     return _drawing
 
 
@@ -143,7 +141,7 @@ def by_mechanism(
         "panel": panel_of(chosen),
     }
     # The script of pages computes these again whenever other mechanisms are shown.
-    dashes = [_dash(label, first, about["same"].get(about["panel"], [])) for label in order]
+    dashes = [dash_of(label, first, about["same"].get(about["panel"], [])) for label in order]
     range_ = dashes if fixed else [alt.expr(f"dashes[{k}]") for k in range(len(order))]
     # Another domain than that of the colours: else Vega-Lite joins them, and dashes the legend's marks.
     scale = alt.Scale(domain=["", *order], range=[[1, 0], *range_])
@@ -160,15 +158,6 @@ def by_mechanism(
             bars = bars.encode(**{**encoding, "y": low, "y2": high})
     drawn = _lines_and_dots(rows, dots, encoding, filters, bars, {"strokeDash": dash}, {"shape": shape})
     return drawn if fixed else drawn.add_params(*parameters).properties(usermeta=about)
-
-
-def _dash(label: str, shown: Sequence[str], same: Sequence[Sequence[str]]) -> list[int]:
-    """Lines that coincide are seen in turns."""
-    for group in same:
-        seen = [name for name in group if name in shown]
-        if label in seen and len(seen) > 1:
-            return in_turns(seen.index(label), len(seen))
-    return list(look_of(label).dash)
 
 
 def by_value(
@@ -250,9 +239,7 @@ def _lines_and_dots(
     of_lines: Mapping[str, Any] | None = None,
     of_dots: Mapping[str, Any] | None = None,
 ) -> Any:
-    """``dots`` None marks the points of the lines, an empty list leaves them bare; ``below`` is a layer to
-    begin with.
-    """
+    """``dots`` None marks the points of the lines, an empty list none; ``below`` is a layer to begin with."""
     layers = [] if below is None else [below]
     if rows:
         line = _chart(rows, filters).mark_line(clip=True, strokeWidth=2)
@@ -266,17 +253,32 @@ def _lines_and_dots(
 
 def _chart(rows: Rows, filters: Sequence[str]) -> Any:
     """Five digits are more than a chart can show."""
-    values = [
-        {key: float(f"{x:.5g}") if isinstance(x, float) else x for key, x in row.items()} for row in rows
-    ]
-    chart: Any = alt.Chart(_data(values))
+    short = [{k: float(f"{x:.5g}") if isinstance(x, float) else x for k, x in row.items()} for row in rows]
+    chart: Any = alt.Chart(_data(short))
     for test in filters:
         chart = chart.transform_filter(test)
     return chart
 
 
+class _Named(str):
+    """The name of rows, which it brings along: Altair copies, deeply and often, what it is given itself."""
+
+    rows: Rows
+
+
 def _data(rows: Rows) -> Any:
-    return alt.Data(values=rows)  # type: ignore[no-untyped-call]
+    name = _Named(f"data-{hashlib.sha256(json.dumps(rows).encode()).hexdigest()[:16]}")
+    name.rows = rows
+    return alt.Data(name=name)  # type: ignore[no-untyped-call]
+
+
+def _spec(chart: Any) -> dict[str, Any]:
+    """Vega-Lite with the rows in it."""
+    spec: dict[str, Any] = chart.to_dict(validate=False)
+    parts: list[Any] = [spec]
+    for part in parts:
+        parts += part.values() if isinstance(part, dict) else part if isinstance(part, list) else ()
+    return spec | {"datasets": {part: part.rows for part in parts if isinstance(part, _Named)}}
 
 
 def _x(name: str, title: str, log: bool, padding: int = 0) -> Any:

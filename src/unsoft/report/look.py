@@ -164,3 +164,12 @@ def _groups(lines: Mapping[str, Mapping[float, float]]) -> list[list[str]]:
         else:
             groups.append([label])
     return [group for group in groups if len(group) > 1]
+
+
+def dash_of(label: str, shown: Sequence[str], same: Sequence[Sequence[str]]) -> list[int]:
+    """Lines that coincide are seen in turns."""
+    for group in same:
+        seen = [name for name in group if name in shown]
+        if label in seen and len(seen) > 1:
+            return in_turns(seen.index(label), len(seen))
+    return list(look_of(label).dash)

@@ -13,6 +13,7 @@ from typing import Any
 from unsoft.report.escape import embedded_json, printable
 
 HERE = Path(__file__).parent
+_ALWAYS = (HERE / "elements.js", HERE / "tables.js")
 CHARTS, CHARTS_STYLE = HERE / "charts.js", HERE / "charts.css"
 """Of pages with charts; the script needs Vega-Embed, see :func:`unsoft.report.figure.vega_script`."""
 
@@ -31,7 +32,7 @@ def page(
 
     ``template`` is a Jinja2 file for the inside of ``<main>``, in which every value is escaped; ``values``
     are its variables. ``data`` is what scripts find in the element ``#data``. ``styles`` and ``scripts`` are
-    files of this package, which follow the theme and the script for tables. ``libraries`` are texts of
+    files of this package, which follow the theme and the scripts of every page. ``libraries`` are texts of
     further scripts, which run before these.
     """
     from jinja2 import Environment, StrictUndefined
@@ -42,7 +43,7 @@ def page(
     )
     environment.filters |= {"printable": printable, "number": number}
     style = "\n".join(path.read_text() for path in (HERE / "theme.css", *styles))
-    every = [*libraries, "\n".join(path.read_text() for path in (HERE / "tables.js", *scripts))]
+    every = [*libraries, "\n".join(path.read_text() for path in (*_ALWAYS, *scripts))]
     for script in every:
         if "</script" in script.lower() or "<!--" in script:
             raise ValueError("page: a script holds a text that would end its element")

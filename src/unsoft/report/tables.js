@@ -1,4 +1,3 @@
-"use strict";
 // Tables whose heads are buttons: a click sorts by that column, a second one the other way round.
 for (const table of document.querySelectorAll("table.sortable")) {
   const heads = [...table.tHead.rows[0].cells];

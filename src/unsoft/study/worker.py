@@ -61,7 +61,7 @@ def perform(job: dict[str, Any]) -> dict[str, Any]:
 def _train(job: dict[str, Any]) -> dict[str, Any]:
     import torch
 
-    from unsoft.bench.record import machine
+    from unsoft.bench.machine import machine
     from unsoft.training import Spec, train
 
     if (mine := code_digest(job["plugin"])) != job["code"]:

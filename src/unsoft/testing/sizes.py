@@ -81,10 +81,15 @@ def _raised(point: Point, error: Exception) -> Measure:
 def points_for(
     spec: MechanismSpec, seed: int, *, quick: bool = False, thorough: bool = False
 ) -> tuple[Point, ...]:
-    """A sample for a mechanism; quick: its short points; thorough: every pair of values."""
+    """A sample for a mechanism; quick: its small points; thorough: every pair of values."""
     name, layer = spec.name, spec.build(LayerSpec(heads=2, head_dim=2))
     axes = AXES if all(part.key_head_multiple == 1 for part in layer.parts) else EVEN_KEY_HEADS
     if thorough:
         return (*COMBINED, *all_pairs(f"{seed} {name}", axes))
     found = sample(f"{seed} {name}", axes)
-    return (*COMBINED, *(p for p in found if not quick or max(p.length, p.key_count) <= 300))
+    return (*COMBINED, *(p for p in found if not quick or _is_small(p)))
+
+
+def _is_small(point: Point) -> bool:
+    longest = max(point.length, point.key_count)
+    return longest <= 300 and longest * point.width <= 300 * 128

@@ -23,7 +23,7 @@ from unsoft.training.repulsion import Repulsion
 from unsoft.training.result import Result
 from unsoft.training.spec import Spec
 from unsoft.training.stopping import StopOnSignal
-from unsoft.training.trackers import check_trackers
+from unsoft.training.trackers import check_trackers, tracked
 from unsoft.training.trainer import TaskTrainer
 
 
@@ -76,6 +76,7 @@ def train(
     check_trackers(report_to or [])
     first, damaged, tenth = processes.is_first(), [], max(1, full.steps // 10)
     with ExitStack() as closing:
+        closing.enter_context(tracked(report_to or [], None if out is None else Path(out)))
         closing.enter_context(quiet())
         model = build(full, task)  # first of all: what cannot be built leaves no folder behind
         processes.join()

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import os
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
 
 from transformers.integrations.integration_utils import (
     INTEGRATION_TO_CALLBACK,
@@ -25,3 +28,29 @@ def check_trackers(names: Iterable[str]) -> None:
             raise ValueError(
                 f"train: the tracker {name!r} needs a package that is not here; pip install {name}"
             )
+
+
+_TENSORBOARD = "TENSORBOARD_LOGGING_DIR"
+"""Trainer reads this; otherwise it writes beside the checkpoints, which are deleted when a run is done."""
+
+
+@contextmanager
+def tracked(names: Iterable[str], folder: Path | None) -> Iterator[None]:
+    """Within it, trackers that write files do so in ``folder``, where they stay.
+
+    >>> with tracked(["tensorboard"], Path("runs/first")):
+    ...     os.environ["TENSORBOARD_LOGGING_DIR"]
+    'runs/first/tensorboard'
+    """
+    if "tensorboard" not in names or _TENSORBOARD in os.environ:
+        yield
+        return
+    if folder is None:
+        raise ValueError(
+            f"train: TensorBoard's files need a folder; give argument 'out', or set {_TENSORBOARD}"
+        )
+    os.environ[_TENSORBOARD] = str(folder / "tensorboard")
+    try:
+        yield
+    finally:
+        del os.environ[_TENSORBOARD]

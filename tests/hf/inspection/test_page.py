@@ -9,7 +9,6 @@ import torch
 
 from tests.hf.inspection.test_inspect import Letters
 from tests.hf.inspection.tiny import tiny
-from tests.report.browser import Browser, needs_chromium
 from tests.report.test_escape import PAYLOADS, Reader
 from unsoft.hf.inspection import inspect
 from unsoft.hf.inspection.page import inspection_page, most_interesting
@@ -26,14 +25,6 @@ def found():
 @pytest.fixture(scope="module")
 def patterns():
     return find_patterns(tiny("llama"), SENTENCES, Letters())
-
-
-@pytest.fixture(scope="module")
-def browser():
-    needs_chromium()
-    browser = Browser()
-    yield browser
-    browser.close()
 
 
 @pytest.fixture(scope="module")

@@ -6,7 +6,6 @@ from dataclasses import replace
 import pytest
 
 from tests.hf.neurons.planted import FREQUENCY_NEURON, NULL, NULL_NEURON, counts, planted_model, text
-from tests.report.browser import Browser, needs_chromium
 from unsoft.hf.neurons import scan
 from unsoft.hf.neurons.page import neurons_page
 
@@ -18,14 +17,6 @@ def found():
     found = scan(planted_model(), text(), counts=counts(), null=NULL)
     found.details[NULL_NEURON]["tokens"][0]["token"] = HOSTILE
     return replace(found, model=HOSTILE)
-
-
-@pytest.fixture(scope="module")
-def browser():
-    needs_chromium()
-    browser = Browser()
-    yield browser
-    browser.close()
 
 
 @pytest.fixture(scope="module")

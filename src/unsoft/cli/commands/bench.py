@@ -114,7 +114,7 @@ def _keep(out: Path | None, level: str, results: list[Result], finished: bool, d
 
 
 def _show(results: list[Result]) -> None:
-    from unsoft.bench.record import machine, versions
+    from unsoft.bench.machine import machine, versions
     from unsoft.bench.table import draw, grids
 
     screen = console()

@@ -92,12 +92,12 @@ def command(
     if claim is None:
         check_drawing()
         check_folder(out)
+    from unsoft.bench.machine import cores
     from unsoft.compare.jobs import run
     from unsoft.compare.level import FULL, QUICK, STANDARD
     from unsoft.compare.section import Request, plan
     from unsoft.compare.store import Store, default_folder
     from unsoft.compare.subject import default_names, subjects_of
-    from unsoft.compare.watch import cores
 
     level = QUICK if quick else FULL if full else STANDARD
     if all("{" in name for name in names):
@@ -152,9 +152,9 @@ def _check_sections(request: Request, only: list[str]) -> None:
 def _write(
     out: Path, request: Request, answers: list[Answer], finished: bool, store: Store, as_json: bool
 ) -> None:
+    from unsoft.bench.machine import cores
     from unsoft.compare.jobs import Results
     from unsoft.compare.output import PAGE, RECORD, record, views_of, write
-    from unsoft.compare.watch import cores
     from unsoft.report.comparison.page import provenance
 
     line = shlex.join(["unsoft", *sys.argv[1:]])

@@ -10,6 +10,8 @@ import typer
 
 from unsoft.cli.arguments import (
     AsJson,
+    KeepFirstLast,
+    Layers,
     Plugin,
     check_folder,
     folder_name,
@@ -37,7 +39,7 @@ def command(
     ] = "",
     out: Annotated[
         Path | None,
-        typer.Option(help="Folder of the conversion; runs/MODEL-to-MECHANISM.", show_default=False),
+        typer.Option(help="Folder of the conversion; default: runs/MODEL-to-MECHANISM.", show_default=False),
     ] = None,
     match_steps: Annotated[int, typer.Option(help="Steps of matching layers; 0: none.")] = 40,
     tune_steps: Annotated[int, typer.Option(help="Steps of fine-tuning; 0: none.")] = 20,
@@ -49,22 +51,20 @@ def command(
         float, typer.Option(help="Learning rate of the mechanism's own parameters.")
     ] = 0.01,
     tune: Annotated[str, typer.Option(help="What fine-tuning changes: all, or attention only.")] = "all",
-    layers: Annotated[
-        str | None, typer.Option(help="Only these: 0,4-7,-1; or what each of them gets: 0=softmax,8-=relu2.")
-    ] = None,
-    keep_first_last: Annotated[
-        bool, typer.Option("--keep-first-last", help="Softmax in the first and last layer.")
-    ] = False,
+    layers: Layers = None,
+    keep_first_last: KeepFirstLast = False,
     option: Annotated[
         list[str] | None,
         typer.Option(help="A keyword of the mechanism: where=mass; may be repeated.", show_default=False),
     ] = None,
     start: Annotated[str, typer.Option(help="Start of learnable mechanisms: open or paper.")] = "open",
-    held_out: Annotated[int, typer.Option(help="Tokens that measure perplexity.")] = 2048,
-    seed: Annotated[int, typer.Option(help="Of the texts that are drawn.")] = 0,
+    held_out: Annotated[int, typer.Option(help="Held-out tokens that perplexity is measured on.")] = 2048,
+    seed: Annotated[int, typer.Option(help="Seed of the texts that are drawn.")] = 0,
     save_every: Annotated[
         int | None,
-        typer.Option(min=1, help="Steps between checkpoints; a quarter of a stage.", show_default=False),
+        typer.Option(
+            min=1, help="Steps between checkpoints; default: a quarter of a stage.", show_default=False
+        ),
     ] = None,
     as_json: AsJson = False,
     plugin: Plugin = None,

@@ -34,7 +34,7 @@ def command(
     length: Annotated[
         int, typer.Option(min=2, help="Tokens of each sequence that the text is cut into.")
     ] = 512,
-    sequences: Annotated[int, typer.Option(min=1, help="The most sequences that are looked at.")] = 16,
+    sequences: Annotated[int, typer.Option(min=1, help="How many sequences to look at, at most.")] = 16,
     batch: Annotated[int, typer.Option(min=1, help="Sequences that go through the model at a time.")] = 4,
     sentence: Annotated[
         list[str] | None,

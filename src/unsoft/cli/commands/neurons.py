@@ -57,9 +57,12 @@ def command(
         ),
     ] = None,
     candidates: Annotated[
-        int, typer.Option(min=1, help="Neurons by weights that are shown, or ablated in another layer.")
+        int,
+        typer.Option(
+            min=1, help="How many neurons, ranked by weights, to show; in another layer, to ablate."
+        ),
     ] = 16,
-    seed: Annotated[int, typer.Option(help="Of controls and intervals.")] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of controls and intervals.")] = 0,
     as_json: AsJson = False,
 ) -> None:
     """Find entropy neurons and token-frequency neurons: ablate every neuron of a layer and compare with

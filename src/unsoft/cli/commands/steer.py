@@ -34,16 +34,22 @@ Positive = Annotated[
     ),
 ]
 Negative = Annotated[
-    Path | None, typer.Option(help="Texts without it, line by line the other halves.", show_default=False)
+    Path | None,
+    typer.Option(
+        help="Texts without the property; each line is the counterpart of one of --positive.",
+        show_default=False,
+    ),
 ]
 Method = Annotated[str, typer.Option(help="mean, pca or probe.")]
 Layers = Annotated[
     str | None,
-    typer.Option(help="Such as 3, 4-7 or 0,8-; the middle third of the stack.", show_default=False),
+    typer.Option(help="Layers, such as 3, 4-7 or 0,8-; default: the middle third.", show_default=False),
 ]
-Site = Annotated[str, typer.Option(help="What is steered: what leaves a block, or its mlp.")]
-Pool = Annotated[str, typer.Option(help="State of a text: that of its last token, or the mean.")]
-Strength = Annotated[float, typer.Option(help="1 is as far as the two kinds of texts are apart.")]
+Site = Annotated[str, typer.Option(help="What is steered: the output of a block, or that of its mlp.")]
+Pool = Annotated[str, typer.Option(help="The state of a text: last, that of its last token, or mean.")]
+Strength = Annotated[
+    float, typer.Option(help="How far to push; 1 is the distance between the two kinds of texts.")
+]
 Positions = Annotated[
     str, typer.Option(help="Tokens that are steered: all, prompt, generated, or numbers such as 0,-1.")
 ]
@@ -60,6 +66,7 @@ def fit(
     layers: Layers = None,
     site: Site = "block",
     pool: Pool = "last",
+    as_json: AsJson = False,
 ) -> None:
     """Find directions from pairs of texts, and keep them in a file.
 
@@ -77,6 +84,10 @@ def fit(
         network, *halves, tokenizer, method=method, layers=listed(layers), site=site, pool=pool
     )
     found.save(out)
+    if as_json:
+        about = {"file": str(out), "method": found.method, "site": found.site, "norms": found.norms()}
+        typer.echo(json.dumps(about, indent=1))
+        return
     show_table(
         {"layer": "right", "length of the direction": "right"},
         [[layer, f"{norm:.3g}"] for layer, norm in found.norms().items()],
@@ -89,14 +100,15 @@ def fit(
 def generate(
     model: Model,
     directions: Annotated[Path, typer.Argument(help="What unsoft steer fit wrote.")],
-    prompt: Annotated[list[str], typer.Option(help="A beginning to go on from; may be repeated.")],
+    prompt: Annotated[list[str], typer.Option(help="A text to continue; may be repeated.")],
     strength: Strength = 1.0,
     layers: Layers = None,
     positions: Positions = "all",
     keep_norm: KeepNorm = False,
     tokens: Annotated[int, typer.Option(min=1, help="The most tokens to write.")] = 40,
+    as_json: AsJson = False,
 ) -> None:
-    """Let a model go on from a prompt, as it is and steered, without chance.
+    """Let a model continue a prompt, as it is and steered, by the likeliest token at each step.
 
     \b
     Examples:
@@ -116,12 +128,11 @@ def generate(
     def continued(text: str) -> str:
         given = encoded(text, tokenizer, network)
         written = network.generate(**given, **options)[0, given["input_ids"].shape[1] :]  # type: ignore[operator]
-        return printable(str(tokenizer.decode(written, skip_special_tokens=True)), 2000)
+        return str(tokenizer.decode(written, skip_special_tokens=True))
 
-    screen = console()
+    screen, results = console(), []
     for text in prompt:
-        screen.print(f"prompt   {printable(text, 200)}")
-        screen.print(f"as it is {continued(text)}")
+        plain = continued(text)
         with steering(
             network,
             found,
@@ -130,7 +141,14 @@ def generate(
             positions=places(positions),
             keep_norm=keep_norm,
         ):
-            screen.print(f"steered  {continued(text)}")
+            steered = continued(text)
+        results.append({"prompt": text, "as it is": plain, "steered": steered})
+        if not as_json:
+            screen.print(f"prompt   {printable(text, 200)}")
+            screen.print(f"as it is {printable(plain, 2000)}")
+            screen.print(f"steered  {printable(steered, 2000)}")
+    if as_json:
+        typer.echo(json.dumps(results, indent=1))
 
 
 @command.command()
@@ -139,7 +157,10 @@ def check(
     positive: Positive = None,
     negative: Negative = None,
     prompts: Annotated[
-        Path | None, typer.Option(help="Beginnings that were not used to find it.", show_default=False)
+        Path | None,
+        typer.Option(
+            help="Prompts to measure on, which were not used to find the direction.", show_default=False
+        ),
     ] = None,
     toward: Annotated[
         Path | None, typer.Option(help="Words that should come next more often.", show_default=False)
@@ -148,9 +169,12 @@ def check(
         Path | None, typer.Option(help="Words that should come next less often.", show_default=False)
     ] = None,
     other_positive: Annotated[
-        Path | None, typer.Option(help="Pairs of another task, as a control.", show_default=False)
+        Path | None,
+        typer.Option(
+            help="Pairs of another task, as a control: texts with its property.", show_default=False
+        ),
     ] = None,
-    other_negative: Annotated[Path | None, typer.Option(help="Likewise.", show_default=False)] = None,
+    other_negative: Annotated[Path | None, typer.Option(help="Texts without it.", show_default=False)] = None,
     unrelated: Annotated[
         Path | None, typer.Option(help="Text that steering should leave alone.", show_default=False)
     ] = None,
@@ -228,11 +252,12 @@ def scenes(
     out: Annotated[Path, typer.Option(help="Folder of the model, the measurements and the page.")] = Path(
         "scenes"
     ),
-    steps: Annotated[int, typer.Option(min=1, help="Of training.")] = 500,
-    seed: Annotated[int, typer.Option(min=0, help="Of weights and training scenes.")] = 0,
+    steps: Annotated[int, typer.Option(min=1, help="Steps of training.")] = 500,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of weights and training scenes.")] = 0,
     negative: Annotated[
         str, typer.Option(help="The other picture of a pair: original, or without what matters.")
     ] = "original",
+    as_json: AsJson = False,
 ) -> None:
     """Train a small image-text model that names things which are not there, and steer it by what it sees.
 
@@ -265,7 +290,17 @@ def scenes(
         found = run_experiment(model, negative=negative, said=lambda words: bar(next(count), words, words))
     command = f"unsoft steer scenes --steps {steps} --seed {seed} --negative {negative}"
     written = write_report(out, model, found, command)
-    show(found.judgement)
+    if as_json:
+        about = {"judgement": found.judgement.to_dict(), "measures": found.measures}
+        typer.echo(json.dumps(about, indent=1))
+    else:
+        show(found.judgement)
+        _show_measures(found.measures)
+    for path in written:
+        typer.echo(str(path), err=as_json)
+
+
+def _show_measures(measures: list[dict[str, Any]]) -> None:
     columns = dict.fromkeys(
         ("measure", "before", "steered", "change", "interval", "random direction"), "right"
     )
@@ -277,11 +312,9 @@ def scenes(
             f"{one['low']:+.3f} to {one['high']:+.3f}",
             f"{one['random']:.3f}",
         ]
-        for one in found.measures
+        for one in measures
     ]
     show_table(columns, rows, box=False)
-    for path in written:
-        typer.echo(str(path))
 
 
 def show(judgement: Judgement) -> None:

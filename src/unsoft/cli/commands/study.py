@@ -12,7 +12,7 @@ from typer.core import TyperGroup
 from unsoft.cli.arguments import AsJson, Plugin, check_folder, load_plugin
 from unsoft.cli.mechanisms import Formulas, chosen, complete_mechanism
 from unsoft.cli.study_arguments import numbers_of, study_of, words_of
-from unsoft.cli.study_tables import print_defaults, print_study
+from unsoft.cli.study_tables import print_defaults, print_study, study_record
 from unsoft.cli.terminal import INTERRUPTED, note, show_table
 
 if TYPE_CHECKING:
@@ -59,7 +59,10 @@ def run(
     tasks: Annotated[
         list[str] | None,
         typer.Option(
-            "--task", "--tasks", help="Instead of a file: census,needle; may be repeated.", show_default=False
+            "--task",
+            "--tasks",
+            help="Tasks, instead of a file: census,needle; may be repeated.",
+            show_default=False,
         ),
     ] = None,
     mechanisms: Annotated[
@@ -68,47 +71,59 @@ def run(
             "--mechanism",
             "-m",
             "--mechanisms",
-            help="Likewise: softmax,cog; may be repeated.",
+            help="The mechanisms: softmax,cog; may be repeated.",
             show_default=False,
             autocompletion=complete_mechanism,
         ),
     ] = None,
     formula: Formulas = None,
-    seeds: Annotated[int | None, typer.Option(help="How many; 5.", show_default=False)] = None,
+    seeds: Annotated[
+        int | None, typer.Option(help="Number of seeds; default: 5.", show_default=False)
+    ] = None,
     lrs: Annotated[
-        str | None, typer.Option(help="Learning rates; 0.001,0.003,0.01.", show_default=False)
+        str | None, typer.Option(help="Learning rates; default: 0.001,0.003,0.01.", show_default=False)
     ] = None,
     sweep: Annotated[
         str | None,
-        typer.Option(help="tuned: rates on the first seed, the best on all; full; none.", show_default=False),
+        typer.Option(
+            help="tuned (all rates on the first seed, the best on all), full (all on all), or none.",
+            show_default=False,
+        ),
     ] = None,
     controls: Annotated[
-        bool, typer.Option("--controls", help="Add softmax, wider, with two heads, two layers, ...")
+        bool,
+        typer.Option(
+            "--controls", help="Add controls: softmax, also with more parameters, heads and layers."
+        ),
     ] = False,
     settings: Annotated[
         list[str] | None,
         typer.Option(
-            "--set", help="Of every run, steps=300, or of the task, repeats=16.", show_default=False
+            "--set",
+            help="A setting of every run, steps=300, or of the task, repeats=16; may be repeated.",
+            show_default=False,
         ),
     ] = None,
     workers: Annotated[
-        int | None, typer.Option(min=1, help="Processes; one for each core.", show_default=False)
+        int | None,
+        typer.Option(min=1, help="Number of processes; default: one for each core.", show_default=False),
     ] = None,
     ray: Annotated[
         str | None,
         typer.Option(help="A Ray cluster: auto, an address, or local to start one here.", show_default=False),
     ] = None,
-    cpus_per_run: Annotated[float, typer.Option(min=0.01, help="Of the cluster.")] = 1,
-    gpus_per_run: Annotated[float, typer.Option(min=0, help="Of the cluster.")] = 0,
+    cpus_per_run: Annotated[float, typer.Option(min=0.01, help="CPUs of the cluster for each run.")] = 1,
+    gpus_per_run: Annotated[float, typer.Option(min=0, help="GPUs of the cluster for each run.")] = 0,
     out: _Out = Path("study"),
     runs: Annotated[
-        Path | None, typer.Option(help="Folder of checkpoints; runs in --out.", show_default=False)
+        Path | None, typer.Option(help="Folder of checkpoints; default: runs in --out.", show_default=False)
     ] = None,
     retry: Annotated[bool, typer.Option("--retry", help="Run again what failed.")] = False,
     any_code: Annotated[
         bool, typer.Option("--any-code", help="Keep results of other versions of the code.")
     ] = False,
     plugin: Plugin = None,
+    as_json: AsJson = False,
 ) -> None:
     """Run what is missing of a study. Ctrl-C lets runs save themselves; the same command goes on.
 
@@ -118,7 +133,7 @@ def run(
       unsoft study --task needle -m softmax -m cog --seeds 3 --set steps=300
     """
     if show_list:
-        print_defaults()
+        print_defaults(as_json=as_json)
         return
     check_folder(out)
     load_plugin(plugin)
@@ -143,9 +158,13 @@ def run(
     try:
         for study in studies:
             _run_one(study, out, made, options)
+            if not as_json:
+                print_study(out, study.name)
     finally:
         if not isinstance(made, int):
             made.close()
+    if as_json:
+        typer.echo(json.dumps([study_record(out, study.name) for study in studies], indent=1))
 
 
 def _run_one(study: Study, out: Path, workers: int | Workers, options: dict[str, Any]) -> None:
@@ -164,7 +183,6 @@ def _run_one(study: Study, out: Path, workers: int | Workers, options: dict[str,
             " the same command goes on from there"
         )
         raise typer.Exit(INTERRUPTED)
-    print_study(out, study.name)
     if state.failed:
         note(f"{state.failed} of {state.total} runs failed: unsoft study status --out {out}")
 
@@ -206,7 +224,10 @@ def status(out: _Out = Path("study"), as_json: AsJson = False) -> None:
 def export(
     to: Annotated[Path, typer.Option(help="FILE.csv, FILE.json or FILE.parquet.", show_default=False)],
     out: _Out = Path("study"),
-    study: Annotated[str | None, typer.Option(help="One of the store; all.", show_default=False)] = None,
+    study: Annotated[
+        str | None, typer.Option(help="One study of the store; default: all.", show_default=False)
+    ] = None,
+    as_json: AsJson = False,
 ) -> None:
     """Write all runs to a file; docs/studies.md explains its columns.
 
@@ -228,15 +249,19 @@ def export(
             )
         records = current(store.records(study))
     write(records, to)
-    typer.echo(f"{to}: {len(records)} runs")
+    if as_json:
+        typer.echo(json.dumps({"file": str(to), "runs": len(records)}))
+    else:
+        typer.echo(f"{to}: {len(records)} runs")
 
 
 @command.command()
 def report(
     out: _Out = Path("study"),
     to: Annotated[
-        Path | None, typer.Option(help="Folder of the page; report in --out.", show_default=False)
+        Path | None, typer.Option(help="Folder of the page; default: report in --out.", show_default=False)
     ] = None,
+    as_json: AsJson = False,
 ) -> None:
     """Write one page that needs no network, with its charts and their numbers.
 
@@ -258,15 +283,18 @@ def report(
 
     studies = [Study.from_dict(definition) for definition in definitions if definition is not None]
     counts = write_report(studies, records, folder)
-    typer.echo(f"{folder / PAGE}: the page")
-    typer.echo(
-        f"{folder / 'data'}: its numbers\n{folder / 'figures'}: {counts['figures']} charts as PNG and SVG"
-    )
+    page, data, figures = folder / PAGE, folder / "data", folder / "figures"
+    if as_json:
+        paths = {"page": str(page), "data": str(data), "figures": str(figures)}
+        typer.echo(json.dumps(paths | {"charts": counts["figures"]}))
+    else:
+        typer.echo(f"{page}: the page\n{data}: its numbers")
+        typer.echo(f"{figures}: {counts['figures']} charts as PNG and SVG")
 
 
 def _workers(count: int | None, ray: str | None, cpus: float, gpus: float) -> int | Workers:
     if ray is None:
-        from unsoft.compare.watch import cores
+        from unsoft.bench.machine import cores
 
         return count or len(cores())
     if count is not None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from unsoft.cli.arguments import AsJson, check_folder, read_layers
+from unsoft.cli.arguments import AsJson, KeepFirstLast, Layers, check_folder, read_layers
 from unsoft.cli.mechanisms import Name, NameOption, OneFormula, chosen_one
 from unsoft.files import whole_folder
 
@@ -23,12 +23,8 @@ def command(
     mechanism: Name = None,
     mechanism_option: NameOption = None,
     formula: OneFormula = None,
-    layers: Annotated[
-        str | None, typer.Option(help="Only these: 0,4-7,-1; or what each of them gets: 0=softmax,8-=relu2.")
-    ] = None,
-    keep_first_last: Annotated[
-        bool, typer.Option("--keep-first-last", help="Softmax in the first and last layer.")
-    ] = False,
+    layers: Layers = None,
+    keep_first_last: KeepFirstLast = False,
     init: Annotated[
         str, typer.Option(help="Start of learnable parts: open (close to softmax) or paper.")
     ] = "open",

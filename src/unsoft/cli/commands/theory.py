@@ -26,7 +26,9 @@ def command(
     mechanism_option: NamesOption = None,
     formula: Formulas = None,
     beta: Annotated[str, typer.Option(help="Means of the logits: -1,0,1 or first:last:count.")] = "-1,0,1",
-    gamma: Annotated[str, typer.Option(help="Spreads of the logits, likewise.")] = "0.05:4:80",
+    gamma: Annotated[
+        str, typer.Option(help="Spreads (standard deviations) of the logits, written in the same way.")
+    ] = "0.05:4:80",
     n: Annotated[int, typer.Option(help="Number of keys, for formulas that depend on it.")] = 1024,
     out: Annotated[
         Path | None, typer.Option(help="Keep figures (HTML, PNG, SVG) and data (CSV, JSON) in this folder.")

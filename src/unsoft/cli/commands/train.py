@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def command(
-    task: Annotated[str, typer.Argument(help="See unsoft tasks.")],
+    task: Annotated[str, typer.Argument(help="The task to learn; unsoft tasks lists them.")],
     mechanism: Name = None,
     mechanism_option: NameOption = None,
     formula: OneFormula = None,
@@ -36,25 +36,35 @@ def command(
         ),
     ] = None,
     layers: Annotated[
-        int | None, typer.Option(help="Unless given, the task's own.", show_default=False)
+        int | None, typer.Option(help="Number of layers; default: the task's own.", show_default=False)
     ] = None,
-    width: Annotated[int | None, typer.Option(help="Likewise.", show_default=False)] = None,
-    heads: Annotated[int | None, typer.Option(help="Likewise.", show_default=False)] = None,
+    width: Annotated[
+        int | None, typer.Option(help="Width of the model; default: the task's own.", show_default=False)
+    ] = None,
+    heads: Annotated[
+        int | None, typer.Option(help="Number of heads; default: the task's own.", show_default=False)
+    ] = None,
     mlp: Annotated[
         int | None,
-        typer.Option(help="Width inside each layer's perceptron; twice the width.", show_default=False),
+        typer.Option(
+            help="Width inside each layer's perceptron; default: twice the width.", show_default=False
+        ),
     ] = None,
     steps: Annotated[
-        int | None, typer.Option(help="Unless given, the task's own.", show_default=False)
+        int | None, typer.Option(help="Steps of training; default: the task's own.", show_default=False)
     ] = None,
-    batch: Annotated[int | None, typer.Option(help="Likewise.", show_default=False)] = None,
-    lr: Annotated[float | None, typer.Option(help="Likewise.", show_default=False)] = None,
+    batch: Annotated[
+        int | None, typer.Option(help="Examples in a step; default: the task's own.", show_default=False)
+    ] = None,
+    lr: Annotated[
+        float | None, typer.Option(help="Learning rate; default: the task's own.", show_default=False)
+    ] = None,
     mechanism_lr: Annotated[
         float, typer.Option(help="Learning rate of the mechanism's own parameters.")
     ] = 0.03,
-    weight_decay: Annotated[float, typer.Option(help="Of the model's matrices.")] = 0.01,
+    weight_decay: Annotated[float, typer.Option(help="Weight decay of the model's matrices.")] = 0.01,
     warmup: Annotated[int, typer.Option(help="Steps until the learning rate is reached.")] = 50,
-    seed: Annotated[int, typer.Option(help="Of weights and data.")] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of weights and data.")] = 0,
     start: Annotated[str, typer.Option(help="Start of learnable mechanisms: paper or open.")] = "paper",
     init_from: Annotated[
         str, typer.Option(help="A model to start from: a folder, smollm2, minilm.", show_default=False)
@@ -65,15 +75,22 @@ def command(
     ] = "",
     alpha: Annotated[float, typer.Option(help="Strength of the repulsion.")] = 0.1,
     out: Annotated[
-        Path | None, typer.Option(help="Folder of the run; runs/TASK-MECHANISM-SEED.", show_default=False)
+        Path | None,
+        typer.Option(help="Folder of the run; default: runs/TASK-MECHANISM-SEED.", show_default=False),
     ] = None,
     save_every: Annotated[
         int | None,
-        typer.Option(min=1, help="Steps between checkpoints; a tenth of the run.", show_default=False),
+        typer.Option(
+            min=1, help="Steps between checkpoints; default: a tenth of the run.", show_default=False
+        ),
     ] = None,
     eval_every: Annotated[
         int | None,
-        typer.Option(min=1, help="Steps between looks at the score; likewise.", show_default=False),
+        typer.Option(
+            min=1,
+            help="Steps between two looks at the score; default: a tenth of the run.",
+            show_default=False,
+        ),
     ] = None,
     report_to: Annotated[
         list[str] | None,

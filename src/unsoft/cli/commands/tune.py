@@ -50,7 +50,7 @@ def command(
     formulas = {name: resolve_formula(name) for name in names}
     _check_gpu()
     rows, finished = _measure(formulas, widths, dtype, length)
-    from unsoft.bench.record import gpu, versions
+    from unsoft.bench.machine import gpu, versions
 
     record = {"schema": 1, "gpu": gpu(), "versions": versions(), "finished": finished, "tiles": rows}
     if as_json:

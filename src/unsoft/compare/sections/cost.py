@@ -13,9 +13,9 @@ from typing import Any
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
+from unsoft.bench.machine import machine
 from unsoft.bench.memory import peak, reset_peak
 from unsoft.bench.probe import run_probe
-from unsoft.bench.record import machine
 from unsoft.bench.timing import interleaved
 from unsoft.compare.claim import EXPERIMENT, ROSIC, Claim, Finding, grade
 from unsoft.compare.column import Column

@@ -13,12 +13,12 @@ from unsoft.compare.gate import Gate
 from unsoft.compare.jobs import Missing, Results
 from unsoft.compare.section import Section
 from unsoft.compare.sections.hijack import CROWD
-from unsoft.compare.sections.training import STUDY, records_of
+from unsoft.compare.sections.training import STUDY, records_of, summaries_of
 from unsoft.report.comparison.page import Part
 from unsoft.study.read import default_studies, default_study
 from unsoft.study.record import Record
 from unsoft.study.rule import FEWEST, SCORE
-from unsoft.study.summary import CONTROL, Difference, Summary, current, difference, summarise
+from unsoft.study.summary import CONTROL, Difference, Summary, current, difference
 
 AGREE = 2.0
 """Radii that differ by a factor of no more than this count as the same."""
@@ -82,7 +82,7 @@ def counted(beta: float, gamma: float) -> float:
 def tasks(results: Results) -> list[Task]:
     """All tasks on record in which a gate with t, beta and gamma was trained, whatever it is called."""
     records = records_of(results)
-    every = summarise(records)
+    every = summaries_of(results)
     softmax = {(one.study, one.group): one for one in every if one.mechanism == CONTROL}
     found = []
     for one in every:

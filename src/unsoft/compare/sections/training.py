@@ -55,6 +55,7 @@ _NEEDED = (
 )
 """Fields of a record that the page keeps."""
 _READ: WeakKeyDictionary[Results, list[Record]] = WeakKeyDictionary()
+_SUMMARISED: WeakKeyDictionary[Results, list[Summary]] = WeakKeyDictionary()
 """Each record is read once: every column and claim asks for it."""
 
 
@@ -84,6 +85,13 @@ def records_of(results: Results) -> list[Record]:
     return _READ[results]
 
 
+def summaries_of(results: Results) -> list[Summary]:
+    """Of all studies; computed once, since every mechanism asks."""
+    if results not in _SUMMARISED:
+        _SUMMARISED[results] = summarise(records_of(results))
+    return _SUMMARISED[results]
+
+
 def _share(summary: Summary, score: float) -> float | None:
     """Of the way from chance to what is known to be possible."""
     best = 1.0 if summary.known is None else summary.known
@@ -95,7 +103,7 @@ def _share(summary: Summary, score: float) -> float | None:
 def trained_score(results: Results, label: str) -> Estimate | None:
     """Mean over tasks of the share of the way from chance to the best known, seed by seed."""
     seeds: dict[int, list[float]] = {}
-    for summary in _summaries_of(results, label):
+    for summary in _trained_as(results, label):
         for run in summary.runs:
             share = None if run.score is None else _share(summary, run.score)
             if share is not None:
@@ -108,18 +116,18 @@ def trained_score(results: Results, label: str) -> Estimate | None:
 def trained_on(results: Results, label: str) -> str:
     """The tasks that a score is the mean over, with the variant that was trained there if it was one."""
     said = []
-    for one in _summaries_of(results, label):
+    for one in _trained_as(results, label):
         if one.chance is not None and one.runs:
             said.append(one.group if one.mechanism == label else f"{one.group} as {one.mechanism}")
     return f"mean over {', '.join(said)}"
 
 
-def _summaries_of(results: Results, label: str) -> list[Summary]:
+def _trained_as(results: Results, label: str) -> list[Summary]:
     """One for each task: of the mechanism as it is, or, where only variants of it were trained (magnitude
     with its gate on the mass), of the first of them.
     """
     found: dict[tuple[str, str], Summary] = {}
-    for summary in summarise(records_of(results)):
+    for summary in summaries_of(results):
         place = (summary.study, summary.group)
         stands_in = place not in found and summary.runs and _is_variant(summary.runs[0].base, label)
         if summary.mechanism == label or stands_in:
@@ -150,7 +158,7 @@ def parts(results: Results) -> Iterator[Part]:
         yield Part("", "No trained models are on record: give the store of a study with --study FILE.")
         return
     titles, rows = ("task", "mechanism", "score", "interval", "seeds", "chance", "best known", "sweep"), []
-    for one in summarise(records):
+    for one in summaries_of(results):
         if one.mean is not None:
             said = "" if one.low is None else f"{one.low:.3f} to {one.high:.3f}"
             values = (

@@ -176,6 +176,11 @@ class Common:
         return self.head + struct.pack("24q", *values) + rest + struct.pack(f"{len(more)}q", *more)
 
 
+QUERY_FIELDS = 8 * (2 + 4 * 5 + 1)
+"""Where the address of the queries' fields stands in :func:`pack_rest`, in bytes: after row statistics, masks
+and parameters."""
+
+
 def pack_rest(
     peak: Tensor | None,
     total: Tensor | None,

@@ -16,7 +16,7 @@ import shutil
 import subprocess
 import tempfile
 from concurrent.futures import ThreadPoolExecutor
-from functools import cache, lru_cache
+from functools import cache
 from pathlib import Path
 
 from unsoft.engines.native.trust import files_in, temporary_folder, trusted_folder
@@ -65,8 +65,10 @@ def load_libraries(sources: dict[str, str], real: str) -> list[ctypes.CDLL]:
 
 
 def _load(sources: dict[str, str], real: str, stems: dict[str, str]) -> list[ctypes.CDLL]:
-    folder = trusted_folder(cache_directory(), tuple(f"{stem}-" for stem in stems.values()))
-    found = {name: _cached(folder, stem) for name, stem in stems.items()}
+    beginnings = tuple(f"{stem}-" for stem in stems.values())
+    folder = trusted_folder(cache_directory(), beginnings)
+    there = files_in(folder, beginnings)
+    found = {name: _cached(there, stem) for name, stem in stems.items()}
     missing = [name for name, library in found.items() if library is None]
     if missing:
         with ThreadPoolExecutor(len(missing)) as pool:
@@ -75,8 +77,8 @@ def _load(sources: dict[str, str], real: str, stems: dict[str, str]) -> list[cty
     return [library for library in found.values() if library is not None]
 
 
-def _cached(folder: Path, stem: str) -> ctypes.CDLL | None:
-    for library in files_in(folder, (f"{stem}-",)):
+def _cached(there: list[Path], stem: str) -> ctypes.CDLL | None:
+    for library in (file for file in there if file.name.startswith(f"{stem}-")):
         # What is damaged must never be loaded: it can take the whole process down.
         # So the name carries the digest.
         if library.stem.endswith(f"-{_digest(library)}"):
@@ -92,19 +94,29 @@ def library_stem(name: str, source: str, real: str) -> str:
     return f"{name}-{key[:32]}"
 
 
-@lru_cache(maxsize=8)  # most sources are those of the kernels; those of formulas include the same headers
 def _included_headers(source: str, folder: Path) -> list[str]:
     """The headers in the kernel's folder that a source includes, also through others, in a fixed order."""
-    texts: dict[Path, str] = {}
-    waiting = [(folder, name) for name in _INCLUDE.findall(source)]
+    texts: dict[str, str] = {}
+    waiting = [(str(folder), name) for name in _INCLUDE.findall(source)]
     while waiting:
         beside, name = waiting.pop()
-        places = (Path(os.path.normpath(where / name)) for where in (beside, folder))
-        file = next(path for path in places if path.is_file())
-        if file not in texts:
-            texts[file] = file.read_text()
-            waiting += [(file.parent, other) for other in _INCLUDE.findall(texts[file])]
-    return [texts[file] for file in sorted(texts)]
+        places = (os.path.normpath(os.path.join(where, name)) for where in (beside, folder))
+        path = next(place for place in places if _header(place) is not None)
+        if path not in texts and (header := _header(path)) is not None:
+            texts[path], others = header
+            waiting += [(os.path.dirname(path), other) for other in others]
+    return [texts[path] for path in sorted(texts)]
+
+
+@cache  # of a few files, each of which several sources include
+def _header(path: str) -> tuple[str, list[str]] | None:
+    """Its text and what it includes; None if there is no such file."""
+    try:
+        with open(path) as file:
+            text = file.read()
+    except FileNotFoundError:
+        return None
+    return text, _INCLUDE.findall(text)
 
 
 def _digest(file: Path) -> str:

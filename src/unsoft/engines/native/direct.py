@@ -88,13 +88,15 @@ def plan_of(
     is_causal: bool | str,
     scale: float | None,
     enable_gqa: bool,
+    with_fields: bool = False,
 ) -> Plan | None:
-    """The plan of a call without anything unusual."""
+    """The plan of a call without anything unusual. ``with_fields``: the caller passes on what the formula
+    knows of tokens."""
     if type(query) is not Tensor or type(key) is not Tensor or type(value) is not Tensor or observed():
         return None
     if torch.is_grad_enabled() and (query.requires_grad or key.requires_grad or value.requires_grad):
         return None
-    if formula.symbols.all:  # fields, which the short way does not carry
+    if formula.symbols.all and not with_fields:
         return None
     if type(is_causal) not in (bool, str) or type(enable_gqa) is not bool or type(scale) not in _SCALES:
         return None
@@ -116,21 +118,31 @@ def plan_of(
 
 
 def pack_call(
-    plan: Plan, query: Tensor, key: Tensor, value: Tensor, out: Tensor, keys: int, is_causal: bool | str
+    plan: Plan,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    out: Tensor,
+    keys: int,
+    is_causal: bool | str,
+    fields: tuple[Tensor, Tensor] | None = None,
 ) -> bytes:
-    """Struct Call, for an output that is not yet computed."""
+    """Struct Call, for an output that is not yet computed. ``fields``: of queries and of keys, (F, B, H,
+    length)."""
     batch, heads, queries, width = plan.shape
     numbers = (plan.kernel.mechanism, thread_count(), batch, heads, key.shape[1], queries, keys, width)
     offset = keys - queries if is_causal == "lower_right" else 0
     kind = plan.type
-    fields = binding.VARIABLE.pack(
+    variable = binding.VARIABLE.pack(
         *(*numbers, value.shape[3], is_causal is not False, offset, 0, 0, 0, 1.0, plan.scale),
         *(query.data_ptr(), *query.stride(), kind),
         *(key.data_ptr(), *key.stride(), kind),
         *(value.data_ptr(), *value.stride(), kind),
         *(out.data_ptr(), *out.stride(), kind),
     )
-    return fields + plan.rest
+    if fields is None:
+        return variable + plan.rest
+    return variable + binding.pack_rest(None, None, (None,) * 4, plan.parameters, fields, heads)
 
 
 def _plan(

@@ -91,7 +91,7 @@ def run_rows(
     """
     ROWS.check(engine)
     check_return_weights(return_weights, engine)
-    call, leading = checked_call(query, key, value, _stand_in(rule), params=params, **options)
+    call, leading = checked_call(query, key, value, stand_in(rule), params=params, **options)
     call = replace(call, formula=cast(Formula, rule))
     if before and call.causal_offset is not None:
         call = replace(call, causal_offset=call.causal_offset - 1)
@@ -103,8 +103,11 @@ def run_rows(
     return out.reshape(*leading, *out.shape[2:]), weights.reshape(*leading, *weights.shape[2:])
 
 
-def _stand_in(rule: RowRule) -> Formula:
-    """A formula that tells the check of arguments what to prepare; it computes nothing."""
+def stand_in(rule: RowRule) -> Formula:
+    """A formula that tells the check of arguments what to prepare; it computes nothing.
+
+    It is made once for a rule, and must be before a program is traced: a new formula is tried out on numbers.
+    """
     names = sorted({"s", *rule.params, *(rule.uses & {"n"})})
     return _formula(" + ".join(names), tuple(rule.params.items()))
 

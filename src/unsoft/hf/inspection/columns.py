@@ -39,7 +39,11 @@ COLUMNS = (
     Column("row_sum", "row sum", "sum of the weights"),
     Column("cancellation", "cancelled", "how much positive and negative weights take from each other"),
     Column("magnitude", "magnitude", "effective number of different keys"),
-    Column("magnitude_per_key", "magnitude/key", "effective number of different keys, of their number"),
+    Column(
+        "magnitude_per_key",
+        "magnitude/key",
+        "effective number of different keys, divided by the number of keys",
+    ),
     Column("groups_per_key", "groups/key", "groups of look-alike keys, of the number of keys"),
     Column("pattern_similarity", "twin pattern", "cosine to the most similar head of the layer"),
     Column(

@@ -1,19 +1,6 @@
 // Maps, patterns and numbers of the chosen head. Texts go through textContent, colours through one custom property.
 (() => {
-  const data = JSON.parse(document.getElementById("data").textContent);
-  const at = (id) => document.getElementById(id);
-  const make = (tag, text, ...classes) => {
-    const element = document.createElement(tag);
-    if (text !== undefined) element.textContent = text;
-    if (classes.length) element.classList.add(...classes);
-    return element;
-  };
-  const short = (x) => {
-    if (x === null || x === undefined) return "–";
-    if (Number.isInteger(x)) return String(x);
-    if (x !== 0 && Math.abs(x) < 0.001) return x.toExponential(1);
-    return Math.abs(x) < 1 ? x.toFixed(3) : String(Number(x.toPrecision(4)));
-  };
+  const { data, at, make, short } = unsoftPage;
   const paint = (element, value, largest) => {
     element.classList.toggle("below", value < 0);
     element.style.setProperty("--v", largest > 0 ? Math.min(Math.abs(value) / largest, 1).toFixed(3) : "0");

@@ -1,24 +1,11 @@
 // Planes of neurons and the chosen neuron. Texts go through textContent, colours through classes.
 (() => {
-  const data = JSON.parse(document.getElementById("data").textContent);
-  const at = (id) => document.getElementById(id);
-  const make = (tag, text, ...classes) => {
-    const element = document.createElement(tag);
-    if (text !== undefined) element.textContent = text;
-    if (classes.length) element.classList.add(...classes);
-    return element;
-  };
+  const { data, at, make, short } = unsoftPage;
   const draw = (tag, attributes, text) => {
     const element = document.createElementNS("http://www.w3.org/2000/svg", tag);
     for (const [name, value] of Object.entries(attributes)) element.setAttribute(name, value);
     if (text !== undefined) element.textContent = text;
     return element;
-  };
-  const short = (x) => {
-    if (x === null || x === undefined) return "–";
-    if (Number.isInteger(x)) return String(x);
-    if (x !== 0 && Math.abs(x) < 0.001) return x.toExponential(1);
-    return Math.abs(x) < 1 ? x.toFixed(3) : String(Number(x.toPrecision(4)));
   };
   const columns = new Map(data.columns.map((column, place) => [column.name, { ...column, place: place + 1 }]));
   const neurons = new Map(data.neurons.map((row) => [row[0], row]));

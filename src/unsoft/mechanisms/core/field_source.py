@@ -173,6 +173,10 @@ class FieldCache(KeyValueCache):
         self._fields = held  # a new dictionary, so that snapshots keep theirs
         return {name: x[..., : self._end(new[name]), 0] for name, x in held.items()}
 
+    def buffer(self, name: str) -> Tensor:
+        """(batch, heads, room) of a field, those that :meth:`append_fields` has added included."""
+        return self._fields[name][..., 0]
+
     def _end(self, new: Tensor) -> int:
         return self.length + new.shape[-1]
 

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from unsoft.engines.native.step import prepare_step
+from unsoft.engines.native.step import Field, prepare_step
 from unsoft.engines.run import run_formula
 from unsoft.formula import Formula
 from unsoft.mechanisms.core.cache import Cache, KeyValueCache
@@ -35,16 +35,17 @@ def short_step(
     value: Tensor,
     scale: float | None = None,
     enable_gqa: bool = False,
+    field: Field | None = None,
 ) -> Tensor | None:
     """A plain step of decoding by one call of compiled code; None, and nothing done,
     if it has to take the general way."""
     buffers, options = cache.buffers, (scale, enable_gqa)
     step = cache.step
-    if step is None or not step.serves(formula, buffers, options):
-        step = cache.step = prepare_step(query, key, value, formula, scale, enable_gqa, buffers)
+    if step is None or not step.serves(formula, buffers, options, field):
+        step = cache.step = prepare_step(query, key, value, formula, scale, enable_gqa, buffers, field)
         if step is None:
             return None
-    out = step.run(query, key, value, cache.length)
+    out = step.run(query, key, value, cache.length, field)
     if out is None:
         cache.step = None  # inputs of another shape, or a buffer that is full
     else:
@@ -115,8 +116,32 @@ class Pointwise(Mechanism):
             if self.source is not None:
                 given = self._computed(inputs, cache)
             fields = with_cached_keys(self.formula, given or {}, cache, inputs.key)
+            out = self._short_step(inputs, cache, fields)
+            if out is not None:
+                return out
             inputs = inputs.change(options=inputs.options | {"fields": fields})
         return super().attend_cached(inputs, cache)
+
+    def _short_step(self, inputs: Inputs, cache: FieldCache, fields: Mapping[str, Values]) -> Tensor | None:
+        """A plain step whose formula knows one number of queries and of keys; None, and nothing done, if it
+        has to take the general way."""
+        names, options = self.formula.fields, inputs.options
+        one = list(names.values()) == ["query+key"] and len(self.formula.symbols.all) == 2
+        if not one or len(self.values) or inputs.return_weights or torch.compiler.is_compiling():
+            return None
+        if options["attn_mask"] is not None or options["positions"] is not None:
+            return None
+        if options["engine"] not in ("auto", "native") or options["dropout_p"] != 0.0:
+            return None
+        (name,) = names
+        of_queries = fields[name][0] if name in fields else None
+        if type(of_queries) is not Tensor:
+            return None
+        field = Field(of_queries, cache.buffer(name))
+        scale, enable_gqa = options["scale"], options["enable_gqa"]
+        return short_step(
+            self.formula, cache, inputs.query, inputs.key, inputs.value, scale, enable_gqa, field
+        )
 
     def _computed(self, inputs: Inputs, cache: FieldCache | None = None) -> Mapping[str, Values]:
         """The fields of the call's tokens, by the source."""

@@ -1,6 +1,6 @@
 // Heat maps of the comparison.
 (() => {
-  const { data, make } = unsoftCharts;
+  const { data, make } = unsoftPage;
   const drawMaps = () => {
     document.querySelectorAll(".maps").forEach((place, k) => drawInto(place, data.maps[k]));
   };

@@ -1,6 +1,7 @@
 // The playground: weights of a row of clones, curves against the logit, and a link that carries the state.
 (() => {
-  const { data, at, make, chip, drawn, lookOf, inTurns, legendEntry } = unsoftCharts;
+  const { data, at, make } = unsoftPage;
+  const { chip, drawn, lookOf, inTurns, legendEntry } = unsoftCharts;
   const play = data.play;
   const OWN = "your own";
   const short = (x) => {
