@@ -92,6 +92,7 @@ def test_check_writes_verdict_tables_and_page(run_here, folder, tmp_path):
     (judged,) = record["verdicts"]
     assert judged["verdict"] in ("holds", "holds with limits", "does not hold")
     assert judged["claim"] == "steering-text" and record["schema"] == 1
+    assert record["command"].startswith("unsoft steer check") and "positive.txt" in record["command"]
     assert f"{judged['verdict']}: {judged['found']}" in done.stdout
     assert judged["verdict"].capitalize() in (out / "steering.html").read_text()
     assert len(record["controls"]) == 6 and all(one["low"] <= one["high"] for one in record["controls"])

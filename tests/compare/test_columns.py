@@ -127,6 +127,9 @@ def test_cog_deletes_by_the_query_and_softmax_does_not():
 
 def test_clones_count_as_clones_unless_a_gate_says_otherwise():
     assert hijack.effective_count(results(hijack=hijack.hijack(SOFTMAX)), "it") == pytest.approx(50)
+    # xsa takes the row's own key away, which is one of the crowd and not the unique one.
+    exclusive = hijack.hijack(Subject("xsa+softmax", "xsa+softmax"))
+    assert 40 < hijack.effective_count(results(hijack=exclusive), "it") < 60
     fitted = hijack.effective_count(results(hijack=hijack.hijack(Subject("magnitude", "magnitude"))), "it")
     assert 0.5 < fitted < 2
     clones = COLUMNS["clones"]

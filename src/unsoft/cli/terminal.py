@@ -115,7 +115,7 @@ def progress(total: int, *, refresh: bool = True) -> Iterator[Callable[[int, str
         def announce(number: int, kind: str, title: str) -> None:
             if said[-1:] != [kind]:
                 said.append(kind)
-                typer.echo(f"[{number + 1}/{total}] {title}", err=True)
+                typer.echo(f"[{min(number + 1, total)}/{total}] {title}", err=True)
 
         yield announce
         return

@@ -91,7 +91,9 @@ class Subject:
         queries = _rotations(query, module.query_heads, 7)
         keys = _rotations(key, module.layer_spec.heads, 8)
         values = torch.randn(keys.shape, generator=torch.Generator().manual_seed(9)).to(keys)
-        causal: bool | str = is_causal or ("lower_right" if module.causal_only else False)
+        # Where a row must know its own key, the query is the last token.
+        aligned = any(part.aligned for part in module.parts)
+        causal: bool | str = is_causal or ("lower_right" if aligned else False)
         found: Tensor = module(queries, keys, values, scale=scale, is_causal=causal, return_weights=True)[1]
         return found[:, 0]
 

@@ -16,8 +16,8 @@ def line_chart(xs: Sequence[float], ys: Sequence[float], x_name: str) -> dict[st
     """What the macro ``line_chart`` needs. The axis of y begins at 0 unless numbers are negative.
 
     >>> chart = line_chart([0, 1, 2], [0.0, 5.0, 10.0], "depth")
-    >>> chart["points"].split()[0], chart["spoken"]
-    ('52.0,172.0', 'from 0.000 at depth 0 to 10 at depth 2')
+    >>> chart["points"].split()[0], chart["marks"][0]["label"], chart["spoken"]
+    ('52.0,172.0', '0', 'from 0.000 at depth 0 to 10 at depth 2')
     """
     ticks = _ticks(min(0.0, *ys), max(0.0, *ys))
     low, span = ticks[0], ticks[-1] - ticks[0]
@@ -43,7 +43,7 @@ def line_chart(xs: Sequence[float], ys: Sequence[float], x_name: str) -> dict[st
             for (x, y), at, value in zip(places, xs, ys, strict=True)
         ],
         "ticks": [{"y": y_of(tick), "label": f"{tick:g}"} for tick in ticks],
-        "marks": [{"x": x_of(x), "label": number(x)} for x in xs[::step]],
+        "marks": [{"x": x_of(x), "label": f"{x:g}"} for x in xs[::step]],
         "spoken": (
             f"from {number(ys[0])} at {x_name} {number(xs[0])} to {number(ys[-1])} at {x_name}"
             f" {number(xs[-1])}"

@@ -94,8 +94,8 @@ UP, NOTHING, NOISE = torch.full((16,), 0.3), torch.zeros(16), torch.linspace(-1,
     [
         (UP, NOTHING, "matters, more than random heads"),
         (UP, UP + 0.2, "matters, less than random heads"),
-        (UP, UP + 0.5 * NOISE, "matters, no more than random heads"),
-        (0.3 * NOISE, 0.3 * NOISE.flip(0), "does not matter, no more than random heads"),
+        (UP, UP + 0.5 * NOISE, "matters, not told from random heads"),
+        (0.3 * NOISE, 0.3 * NOISE.flip(0), "not shown to matter, not told from random heads"),
         (-UP, NOTHING, "harms, less than random heads"),
     ],
 )

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import shlex
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -242,7 +244,7 @@ def check(
     from unsoft.hf.steering.report import write
 
     directions.save(out / "directions.safetensors")
-    again = f"unsoft steer check {model} --strength {strength:g}"
+    again = shlex.join(["unsoft", *sys.argv[1:]])
     for path in (out / "directions.safetensors", *write(out, model, judgement, again)):
         typer.echo(str(path), err=as_json)
 

@@ -123,10 +123,10 @@ def judged(role: str, heads: str, change: Tensor, others: Tensor | None) -> Remo
 
     >>> up, flat = torch.full((8,), 0.5), torch.zeros(2, 8)
     >>> judged("sink", "0.1", up, flat).verdict, judged("sink", "0.1", 0 * up, flat + 0.5).verdict
-    ('matters, more than random heads', 'does not matter, less than random heads')
+    ('matters, more than random heads', 'not shown to matter, less than random heads')
     """
     own = interval(change)
-    word = "matters" if own.low > 0 else "harms" if own.high < 0 else "does not matter"
+    word = "matters" if own.low > 0 else "harms" if own.high < 0 else "not shown to matter"
     if others is None:
         return Removed(role, heads, own.mean, own.low, own.high, verdict=word)
     beside = interval(change - others)
@@ -147,7 +147,7 @@ def judged(role: str, heads: str, change: Tensor, others: Tensor | None) -> Remo
 def _compared(beside: Interval) -> str:
     if beside.low > 0:
         return "more than random heads"
-    return "less than random heads" if beside.high < 0 else "no more than random heads"
+    return "less than random heads" if beside.high < 0 else "not told from random heads"
 
 
 @contextmanager
