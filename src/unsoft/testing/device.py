@@ -53,8 +53,19 @@ class Kind:
 
 
 MECHANISMS = ("softmax", "cog", "relu2", "softpick", "sigmoid", "l2", "sinh", "softmax1", "tanh")
+LINEAR_AND_MAGNITUDE = (
+    *(Kind(f"cosformer, {str(dtype)[6:]}", "cosformer", dtype) for dtype in LIMITS),
+    Kind("cosformer, not causal", "cosformer", torch.float32, length=70, causal=False),
+    Kind("retention", "retention", torch.float32),
+    Kind("retention, lower right, fewer queries", "retention", length=70, causal="lower_right"),
+    Kind("linear-taylor2, width 24", "linear-taylor2", torch.float32, width=24, value_width=80),
+    Kind("magnitude", "magnitude+cog", torch.float64),
+    Kind("magnitude, not causal", "magnitude+cog", torch.float64, causal=False),
+)
+"""Kernels of their own; the rest is formulas."""
 KINDS = (
     *(Kind(f"{name}, {str(dtype)[6:]}", name, dtype) for name in MECHANISMS for dtype in LIMITS),
+    *LINEAR_AND_MAGNITUDE,
     Kind("formula of a user with a parameter", SHARP),
     Kind("bool mask", mask="bool"),
     Kind("rows that see nothing", mask="dead rows"),

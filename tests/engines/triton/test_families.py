@@ -14,6 +14,7 @@ from unsoft.engines.linear.attention import linear_attention
 from unsoft.engines.triton import availability, gaussian, recurrence
 from unsoft.engines.triton.launch import CannotCompileError
 from unsoft.errors import CompilerWarning
+from unsoft.testing.device import KINDS, LINEAR_AND_MAGNITUDE, check_device
 
 X = torch.linspace(-1, 1, 48).view(1, 2, 6, 4)
 
@@ -100,6 +101,12 @@ def test_tensors_of_the_cpu_are_refused_with_the_engine_that_works(monkeypatch):
     for name in ("linear-relu", "magnitude"):
         with pytest.raises(ValueError, match="the tensors are on the CPU; use 'native'"):
             layer(name)(X, X, X, engine="triton")
+
+
+@pytest.mark.parametrize("kind", LINEAR_AND_MAGNITUDE, ids=lambda kind: kind.name)
+def test_doctor_checks_them(kind):
+    (finding,) = check_device("cpu", "tiled", (kind,))
+    assert finding.passed and kind in KINDS, finding
 
 
 def test_auto_wants_them_on_a_gpu_and_nowhere_else(on_gpu):
