@@ -6,7 +6,7 @@ PYTEST = $(BIN)/pytest
 FAST = tests/formula tests/mechanisms/test_registry.py tests/engines/test_visibility.py tests/hf/test_layers.py \
 	tests/test_docs.py tests/test_imports.py tests/test_readme.py
 
-.PHONY: check types test test-slow gpu-check docs site gallery models conversions bench
+.PHONY: check types test test-slow gpu-check gpu-check-slow docs site gallery models conversions bench
 check: types
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -19,13 +19,18 @@ test:
 	.ci/run
 
 test-slow:
-	UNSOFT_TEST_SEED=$${UNSOFT_TEST_SEED:-$$(date +%Y%m%d)} $(PYTEST) -q -n auto -m slow
+	UNSOFT_TEST_SEED=$${UNSOFT_TEST_SEED:-$$(date +%Y%m%d)} $(PYTEST) -q -n auto -m 'slow and not gpu_check'
 
 # The GPU engine, as far as that goes without a GPU: interpreted, compiled for six kinds of GPU, its PTX executed. Triton is a gigabyte.
+gpu-check: GPU ?= gpu_check and not slow
 gpu-check:
 	$(BIN)/pip install -q -c constraints.txt --no-deps triton
-	TRITON_INTERPRET=1 $(PYTEST) -q -n auto -m gpu_check tests/engines/triton/interpreted
-	$(PYTEST) -q -n auto -m gpu_check tests/engines/triton/compiled
+	TRITON_INTERPRET=1 $(PYTEST) -q -n auto -m "$(GPU)" tests/engines/triton/interpreted
+	$(PYTEST) -q -n auto -m "$(GPU)" tests/engines/triton/compiled
+
+# The same with every formula, width and dtype, an hour of one core.
+gpu-check-slow: GPU = gpu_check
+gpu-check-slow: gpu-check
 
 # Every page and picture that is made from the library; tests/test_docs.py and tests/measure/test_page.py say when one is stale.
 docs:

@@ -7,7 +7,7 @@ import subprocess
 import pytest
 
 from tests.conftest import HANG
-from unsoft.bench import plan, record, startup
+from unsoft.bench import machine, plan, startup
 from unsoft.bench.plan import Step
 from unsoft.bench.startup import Startup
 from unsoft.bench.timing import Timing
@@ -46,7 +46,7 @@ def test_a_small_run_prints_and_keeps_its_figures(run, tmp_path):
 
 def test_without_a_compiler_the_rest_is_measured(run_here, monkeypatch):
     monkeypatch.setattr(availability, "ready", lambda formula, double: False)
-    monkeypatch.setattr(record, "load", lambda: None)
+    monkeypatch.setattr(machine, "load", lambda: None)
     monkeypatch.setattr(startup, "measure_import", lambda runs: [Startup("import unsoft", 0.5, runs)])
     done = run_here("bench", "--quick", "--only", "startup")
     assert done.returncode == 0
@@ -59,7 +59,7 @@ def test_a_wrong_result_is_an_error(run_here, monkeypatch):
     monkeypatch.setattr(
         plan, "steps", lambda level, mechanisms: [Step("decode", "decode", lambda: [SDPA, wrong])]
     )
-    monkeypatch.setattr(record, "load", lambda: 99.0)
+    monkeypatch.setattr(machine, "load", lambda: 99.0)
     done = run_here("bench")
     assert done.returncode == 1
     assert "busy (load 99.0" in done.stderr

@@ -7,7 +7,7 @@ import torch
 from typer.testing import CliRunner
 
 from unsoft.bench import gpu as gpu_bench
-from unsoft.bench import record
+from unsoft.bench import machine
 from unsoft.bench.plan import QUICK
 from unsoft.cli.app import application
 from unsoft.cli.commands import tune as command
@@ -57,7 +57,7 @@ def test_an_unknown_device():
 @pytest.fixture
 def with_gpu(monkeypatch):
     monkeypatch.setattr(command, "_check_gpu", lambda: None)
-    monkeypatch.setattr(record, "gpu", lambda: "a GPU")
+    monkeypatch.setattr(machine, "gpu", lambda: "a GPU")
 
 
 def test_a_run(with_gpu, monkeypatch, tmp_path):

@@ -1,5 +1,5 @@
 """The steps of a benchmark run on a GPU: the Triton engine against SDPA's flash kernel,
-FlexAttention and flash-attn."""
+FlexAttention, flash-attn and flash-linear-attention."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def gpu_steps(level: Level, mechanisms: Sequence[str] | None = None, device: str
         work = replace(
             base, group=group, queries=length, keys=length, is_causal=causal, mode=mode, width=width
         )
-        contests.append((work, own + _peers()))
+        contests.append((work, own + _peers(causal)))
     contests += [
         (replace(base, group="decode", queries=1, keys=keys, batch=8), own) for keys in (1024, 8192, 65536)
     ]
@@ -49,6 +49,6 @@ def gpu_steps(level: Level, mechanisms: Sequence[str] | None = None, device: str
     ]
 
 
-def _peers() -> list[Contender]:
-    found = [peers.flex_attention(), peers.flash_attn()]
+def _peers(is_causal: bool) -> list[Contender]:
+    found = [peers.flex_attention(), peers.flash_attn(), peers.fla() if is_causal else None]
     return [peer for peer in found if peer is not None]

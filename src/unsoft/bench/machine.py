@@ -13,7 +13,7 @@ import torch
 
 import unsoft
 
-_PEERS = ("x-transformers", "triton", "flash-attn")
+_PEERS = ("x-transformers", "triton", "flash-attn", "flash-linear-attention")
 _NOISE = 0.25
 """Cores that an idle system uses by itself."""
 

@@ -1,5 +1,5 @@
 """What one would use without unsoft: dense PyTorch, x-transformers' signed attention, compiled FlexAttention,
-and on GPUs flash-attn."""
+and on GPUs flash-attn and flash-linear-attention."""
 
 from __future__ import annotations
 
@@ -36,6 +36,22 @@ def flash_attn() -> Contender | None:
     if importlib.util.find_spec("flash_attn") is None:
         return None
     return Contender("flash-attn", "softmax", _flash)
+
+
+def fla() -> Contender | None:
+    """The softmax kernel of flash-linear-attention (GPUs, causal only), or None where it is not installed."""
+    if importlib.util.find_spec("fla") is None:
+        return None
+    return Contender("fla", "softmax", _fla)
+
+
+def _fla(q: Tensor, k: Tensor, v: Tensor, is_causal: bool) -> Tensor:
+    from fla.ops.attn import parallel_attn
+
+    if not is_causal:
+        raise ValueError("fla: its softmax attention is causal; measure it with is_causal=True")
+    out: Tensor = parallel_attn(*(x.transpose(1, 2) for x in (q, k, v)))
+    return out.transpose(1, 2)
 
 
 def _flash(q: Tensor, k: Tensor, v: Tensor, is_causal: bool) -> Tensor:

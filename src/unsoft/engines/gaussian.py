@@ -1,10 +1,11 @@
 """Which engine computes with Gaussian matrices Z_jl = exp(-|x_j - x_l|^2), the work of magnitude.
 
 native  compiled code       CPU
+triton  kernels             GPUs
 torch   torch operations    everything, any device
 
-An engine brings kernels; torch operations need none: they stand beside each use in :mod:`unsoft.magnitude`.
-A GPU engine is one more entry here, with kernels of its own. Magnitude's gates are computed by the engine
+An engine brings kernels; torch operations need none: they stand beside each use in :mod:`unsoft.magnitude`,
+and do what an engine has no kernel for. Magnitude's gates are computed by the engine
 that the argument ``engine`` of attention names, if it is listed here, and by torch if it is another one:
 "tiled" and "dense" run no compiled code.
 """
@@ -27,22 +28,25 @@ from unsoft.engines.native.gaussian import (
 )
 from unsoft.engines.native.gaussian_arrival import ArrivalFactors, WindowKernel
 from unsoft.engines.registry import Engine, Registry
+from unsoft.engines.triton import availability as gpu
+from unsoft.engines.triton.gaussian import TiledGaussian, kernels_ready
+from unsoft.engines.triton.gaussian import between as tiled_between
 
 
 @dataclass(frozen=True)
 class GaussianKernels:
-    """The kernels of one engine; each has the signature of the native one below."""
+    """The kernels of one engine; each has the signature of the native one below. None: torch operations."""
 
     between: Callable[[Tensor, Tensor], Tensor]
     """Similarities of two sets of points."""
-    matrix: type[PackedGaussian]
+    matrix: type[PackedGaussian] | type[TiledGaussian]
     """Similarities within a set, as an object that multiplies."""
-    inverse_factors: Callable[[Tensor], tuple[Tensor, int]]
-    congruences: Callable[[Tensor, Tensor], Tensor]
-    pivoted: Callable[[Tensor, Tensor | None, int, float, float], tuple[Tensor, Tensor, Tensor]]
-    arrival: type[ArrivalFactors]
+    inverse_factors: Callable[[Tensor], tuple[Tensor, int]] | None = None
+    congruences: Callable[[Tensor, Tensor], Tensor] | None = None
+    pivoted: Callable[[Tensor, Tensor | None, int, float, float], tuple[Tensor, Tensor, Tensor]] | None = None
+    arrival: type[ArrivalFactors] | None = None
     """Weights of every point among those before it."""
-    window: type[WindowKernel]
+    window: type[WindowKernel] | None = None
     """The same for points that come one by one."""
 
 
@@ -55,6 +59,7 @@ _NATIVE = GaussianKernels(
     arrival=ArrivalFactors,
     window=WindowKernel,
 )
+_TRITON = GaussianKernels(between=tiled_between, matrix=TiledGaussian)
 
 
 def _native_unsupported(x: Tensor) -> str | None:
@@ -64,9 +69,25 @@ def _native_unsupported(x: Tensor) -> str | None:
     return None if reason is None else f"its Gaussian kernels are not available ({reason})"
 
 
+def _triton_unsupported(x: Tensor) -> str | None:
+    if reason := gpu.missing(x.device.type, x.device.index):
+        return reason
+    return f"more than {gpu.MOST_HEADS} systems; use 'tiled'" if len(x) > gpu.MOST_HEADS else None
+
+
+def _triton_ready(x: Tensor) -> bool:
+    device = x.device.type, x.device.index
+    return gpu.ready(*device) and kernels_ready(*device, x.dtype)
+
+
+def _on_gpu(x: Tensor) -> bool:
+    return x.device.type != "cpu"  # there Triton has an interpreter, for tests alone
+
+
 GAUSSIAN: Registry[Tensor, GaussianKernels | None] = Registry(
     [
         Engine("native", _native_unsupported, lambda x: _NATIVE),
+        Engine("triton", _triton_unsupported, lambda x: _TRITON, pays=_on_gpu, ready=_triton_ready),
         Engine("torch", lambda x: None, lambda x: None),
     ],
     fallback="torch",

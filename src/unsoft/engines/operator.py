@@ -49,13 +49,8 @@ def fused_operator(
         call = Call.from_flat(tensors[:_COUNT], read, **options)
         return tuple(backward(call, Upstream(grad_out, Rows(*tensors[_COUNT:]), **needs)))
 
-    library = torch.library
-    library.define(f"unsoft::{name}", _FORWARD)
-    library.define(f"unsoft::{name}_backward", _BACKWARD)
-    library.impl(f"unsoft::{name}", "default", forward_flat)
-    library.impl(f"unsoft::{name}_backward", "default", backward_flat)
-    library.register_fake(f"unsoft::{name}", _forward_shapes)
-    library.register_fake(f"unsoft::{name}_backward", _backward_shapes)
+    define(name, _FORWARD, forward_flat, _forward_shapes)
+    define(f"{name}_backward", _BACKWARD, backward_flat, _backward_shapes)
     operator = getattr(torch.ops.unsoft, name).default
     gradient = getattr(torch.ops.unsoft, f"{name}_backward").default
 
@@ -74,8 +69,8 @@ def fused_operator(
         gradients = Gradients(*gradient(grad_out, *ctx.saved_tensors, **ctx.options, **needs))
         return tuple(getattr(gradients, name, None) if needed[name] else None for name in TENSORS)
 
-    library.register_autograd(f"unsoft::{name}", differentiate, setup_context=setup)
-    library.register_autograd(f"unsoft::{name}_backward", _refuse)
+    torch.library.register_autograd(f"unsoft::{name}", differentiate, setup_context=setup)
+    torch.library.register_autograd(f"unsoft::{name}_backward", refuse)
 
     def run(call: Call) -> Tensor:
         if not torch.compiler.is_compiling() and _is_unobserved(call):
@@ -89,7 +84,15 @@ def fused_operator(
     return run
 
 
-def _refuse(ctx: Any, *unused: Tensor) -> None:
+def define(name: str, schema: str, run: Callable[..., Any], shapes: Callable[..., Any]) -> None:
+    """Registers ``unsoft::<name>`` with its shape rule."""
+    torch.library.define(f"unsoft::{name}", schema)
+    torch.library.impl(f"unsoft::{name}", "default", run)
+    torch.library.register_fake(f"unsoft::{name}", shapes)
+
+
+def refuse(ctx: Any, *unused: Tensor) -> None:
+    """What an operator of a backward pass has for a derivative."""
     raise NotImplementedError(
         "unsoft: fused engines have no second derivatives; call attention with engine='dense'"
     )

@@ -18,7 +18,7 @@ SMALL = 1 << 14
 """Up to this many weights one dense evaluation takes fewer torch calls than a walk over tiles."""
 
 
-def _no_transforms(call: Call) -> str | None:
+def no_transforms(call: Call | None = None) -> str | None:
     """Why a fused operator cannot run here, if so: its derivative is an operator too, not a torch program."""
     if not torch.compiler.is_compiling() and torch._C._functorch.peek_interpreter_stack() is not None:
         return (
@@ -35,7 +35,7 @@ def native_unsupported(call: Call) -> str | None:
     """Why compiled code cannot run a call, if so."""
     if call.q.device.type != "cpu":
         return f"it runs on the CPU, and the tensors are on {call.q.device}; use 'tiled' there"
-    return _no_transforms(call)
+    return no_transforms(call)
 
 
 def _native_ready(call: Call) -> bool:
@@ -43,7 +43,7 @@ def _native_ready(call: Call) -> bool:
 
 
 def _triton_unsupported(call: Call) -> str | None:
-    return gpu.unsupported(call) or _no_transforms(call)
+    return gpu.unsupported(call) or no_transforms(call)
 
 
 def _triton_ready(call: Call) -> bool:
@@ -55,7 +55,7 @@ def _on_gpu(call: Call) -> bool:
 
 
 def _sdpa_unsupported(call: Call) -> str | None:
-    return _no_transforms(call) or sdpa.unsupported(call)
+    return no_transforms(call) or sdpa.unsupported(call)
 
 
 def _is_large(call: Call) -> bool:
@@ -87,7 +87,7 @@ POINTWISE: Registry[Call, Tensor] = Registry(
         ),
         Engine("sdpa", _sdpa_unsupported, sdpa.run),
         Engine(
-            "tiled", _no_transforms, fused_operator("tiled", tiled.forward, tiled.backward), pays=_is_large
+            "tiled", no_transforms, fused_operator("tiled", tiled.forward, tiled.backward), pays=_is_large
         ),
         Engine("dense", _never_unsupported, _dense),
     ],

@@ -21,7 +21,7 @@ from unsoft.engines.gaussian import kernels_for
 from unsoft.magnitude.autograd import apply
 from unsoft.magnitude.gaussian.factor import check_done, inverse_factor
 from unsoft.magnitude.gaussian.matrix import matrix
-from unsoft.magnitude.gaussian.similarity import gaussian, pull
+from unsoft.magnitude.gaussian.similarity import between, pull
 from unsoft.magnitude.gaussian.system import System
 from unsoft.magnitude.points import checked_eps, checked_points
 from unsoft.magnitude.untraced import untraced
@@ -68,11 +68,11 @@ def prefix_factors(system: System) -> tuple[Tensor, Tensor]:
 
 
 class _Factors:
-    """What :class:`ArrivalFactors` is, by torch."""
+    """What :class:`ArrivalFactors` is, by torch; ``engine`` makes the similarities."""
 
-    def __init__(self, x: Tensor, present: Tensor | None, b: Tensor, eps: float) -> None:
-        self.x, self.present = x, present
-        self.m = inverse_factor(matrix(x, present, eps, "torch"), "torch")
+    def __init__(self, x: Tensor, present: Tensor | None, b: Tensor, eps: float, engine: str) -> None:
+        self.x, self.present, self.engine = x, present, engine
+        self.m = inverse_factor(matrix(x, present, eps, engine), "torch")
         self.y = (self.m @ b[..., None])[..., 0]
         self.weights = self.y * self.m.diagonal(dim1=-2, dim2=-1)
         self.done = x.shape[1]
@@ -82,7 +82,7 @@ class _Factors:
         table = (self.y[..., None] * self.m).cumsum_(1)
         table *= (slope * self.m.diagonal(dim1=-2, dim2=-1))[..., None]
         outer = self.m.mT @ table
-        z = gaussian(self.x, self.x, "torch")
+        z = between(self.x, self.x, self.engine)
         if self.present is not None:
             z = torch.where(self.present[:, :, None] & self.present[:, None, :], z, 0.0)
         return pull(self.x, -z * (outer + outer.mT))
@@ -94,8 +94,11 @@ class _Arrival(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, system: System) -> Tensor:
         kernels = kernels_for(x, system.engine)
-        make = _Factors if kernels is None else kernels.arrival
-        ctx.factors = make(x, system.present, system.ones, system.eps)
+        given = (x, system.present, system.ones, system.eps)
+        if kernels is None or kernels.arrival is None:
+            ctx.factors = _Factors(*given, system.engine)
+        else:
+            ctx.factors = kernels.arrival(*given)
         check_done(ctx.factors.done, x)
         weights: Tensor = ctx.factors.weights
         return weights

@@ -22,6 +22,13 @@ LIMITS = {torch.float64: 1e-12, torch.float32: 1e-5, torch.float16: 4e-3, torch.
 """Of the relative error in the Euclidean norm: a few units of each dtype."""
 SHARP = Formula(weight="s*exp(tau*s - m)", mass="abs(s)*exp(tau*s - m)", peak="tau*s", params={"tau": 1.0})
 """A signed formula with a parameter, as a user might write it."""
+FADING = Formula(
+    weight="exp(s + c_i - c_j - m)",
+    mass="exp(s + c_i - c_j - m)",
+    peak="s + c_i - c_j",
+    fields={"c": "query+key"},
+)
+"""A formula that is told a number of every token."""
 
 
 @dataclass(frozen=True)
@@ -46,8 +53,19 @@ class Kind:
 
 
 MECHANISMS = ("softmax", "cog", "relu2", "softpick", "sigmoid", "l2", "sinh", "softmax1", "tanh")
+LINEAR_AND_MAGNITUDE = (
+    *(Kind(f"cosformer, {str(dtype)[6:]}", "cosformer", dtype) for dtype in LIMITS),
+    Kind("cosformer, not causal", "cosformer", torch.float32, length=70, causal=False),
+    Kind("retention", "retention", torch.float32),
+    Kind("retention, lower right, fewer queries", "retention", length=70, causal="lower_right"),
+    Kind("linear-taylor2, width 24", "linear-taylor2", torch.float32, width=24, value_width=80),
+    Kind("magnitude", "magnitude+cog", torch.float64),
+    Kind("magnitude, not causal", "magnitude+cog", torch.float64, causal=False),
+)
+"""Kernels of their own; the rest is formulas."""
 KINDS = (
     *(Kind(f"{name}, {str(dtype)[6:]}", name, dtype) for name in MECHANISMS for dtype in LIMITS),
+    *LINEAR_AND_MAGNITUDE,
     Kind("formula of a user with a parameter", SHARP),
     Kind("bool mask", mask="bool"),
     Kind("rows that see nothing", mask="dead rows"),
@@ -61,6 +79,9 @@ KINDS = (
     Kind("width 128", width=128, value_width=128),
     Kind("width 256", width=256, value_width=256),
     Kind("one query", length=1, causal=False),
+    Kind("one query, many keys", length=1, keys=4099, causal=False),
+    Kind("few queries, many keys", length=5, keys=4099, causal="lower_right", mask="bool"),
+    Kind("fields", FADING, kv_heads=4),
     Kind("NaN and Inf", non_finite=True, dtype=torch.float32),
 )
 
@@ -131,7 +152,10 @@ def _errors(kind: Kind, device: str, engine: str) -> dict[str, float]:
         mask[:, :, ::3] = False
     if kind.mask == "additive":
         leaves["mask"] = normal(2, kind.heads, kind.length, kind.keys)
-    if isinstance(kind.mechanism, Formula):
+    formula = kind.mechanism if isinstance(kind.mechanism, Formula) else None
+    if formula is not None and formula.fields:
+        leaves["c"] = normal(2, kind.heads, kind.length)
+    if formula is not None and formula.params:
         leaves["tau"] = torch.rand(kind.heads, generator=source).to(kind.dtype).to(device) + 0.5
     if kind.non_finite:
         leaves["key"][0, 0, kind.keys // 2, 3] = torch.inf
@@ -164,6 +188,7 @@ def _run(
         enable_gqa=kind.heads != kind.kv_heads,
         engine=engine,
         params={"tau": copies["tau"]} if "tau" in copies else None,
+        fields={"c": copies["c"]} if "c" in copies else None,
     )
     assert isinstance(out, Tensor)
     gradients = torch.autograd.grad(out, list(copies.values()), grad.to(dtype))

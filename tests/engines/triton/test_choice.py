@@ -138,8 +138,3 @@ def test_tile_sizes_end_with_the_smallest(architecture, width, bits):
         assert found[-1] == SMALLEST and len(set(found)) == len(found)
         for sizes in found:
             assert all(size & (size - 1) == 0 and size >= 16 for size in sizes[:2])
-
-
-def test_linear_attention_says_that_it_has_no_kernel():
-    with pytest.raises(ValueError, match="'triton' .* no kernel for linear attention; use 'tiled'"):
-        unsoft.attention(X, X, X, "linear-relu", engine="triton")

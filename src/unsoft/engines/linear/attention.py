@@ -14,6 +14,7 @@ logarithms (``logarithmic``) and are summed by logarithms.py, which cannot overf
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -21,6 +22,9 @@ from torch import Tensor
 
 from unsoft.engines.linear import logarithms
 from unsoft.engines.linear.chunks import by_group, chunk_size, cut, in_order, padded
+
+Sums = Callable[..., tuple[Tensor, Tensor]]
+"""What computes as :func:`linear_attention` does."""
 
 
 def linear_attention(
@@ -53,7 +57,7 @@ def linear_attention(
         return logarithms.attention(q, k, v, causal=causal, state=state)
     heads, shared = q.shape[1], k.shape[1]
     if normalise:
-        q = _largest_one(q)
+        q = largest_one(q)
     if decay is not None and heads != shared:  # a state that decays belongs to a query head
         k, v = (x.repeat_interleave(heads // shared, dim=1) for x in (k, v))
         shared = heads
@@ -75,12 +79,13 @@ def aligned_attention(
     normalise: bool,
     decay: Tensor | None = None,
     logarithmic: bool = False,
+    sums: Sums = linear_attention,
 ) -> Tensor:
     """Output for any number of queries and keys: key j is visible to row i iff j <= i + offset,
-    or always if that is None."""
+    or always if that is None. ``sums``: :func:`linear_attention`, or an engine's."""
     options: dict[str, Any] = {"normalise": normalise, "decay": decay, "logarithmic": logarithmic}
     if offset is None:
-        return linear_attention(q, k, v, causal=False, **options)[0]
+        return sums(q, k, v, causal=False, **options)[0]
     length, state = q.shape[2], None
     blind = min(max(-offset, 0), length)  # rows that see nothing
     q = q[:, :, blind:]
@@ -94,7 +99,7 @@ def aligned_attention(
         return q.new_zeros(*q.shape[:2], length, v.shape[3])
     k = padded(k[:, :, : q.shape[2]], q.shape[2], -torch.inf if logarithmic else 0.0)
     v = padded(v[:, :, : q.shape[2]], q.shape[2])
-    out, _ = linear_attention(q, k, v, causal=True, state=state, **options)
+    out, _ = sums(q, k, v, causal=True, state=state, **options)
     return torch.nn.functional.pad(out, (0, 0, blind, 0)) if blind else out
 
 
@@ -132,7 +137,7 @@ def linear_weights(
     batch, heads, length, _ = q.shape
     keys = k.shape[2]
     if normalise:
-        q = _largest_one(q)
+        q = largest_one(q)
     weights = (by_group(q, k.shape[1]) @ k.mT).reshape(batch, heads, length, keys)
     if decay is not None:
         places = torch.arange(length, device=q.device)[:, None] + (offset or 0)
@@ -154,7 +159,7 @@ def vanishing(dtype: torch.dtype) -> float:
     return facts.tiny / facts.eps
 
 
-def _largest_one(q: Tensor) -> Tensor:
+def largest_one(q: Tensor) -> Tensor:
     """Features of queries with the largest of a row brought to 1, which normalising undoes:
     no size is too small or large."""
     largest = q.detach().abs().amax(-1, keepdim=True)

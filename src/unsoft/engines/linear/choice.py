@@ -1,6 +1,7 @@
 """Which engine runs a call of linear attention; a name that cannot is refused with the reason.
 
 native  compiled code, from token to token    causal, without masks, dropout and gradient; CPU
+triton  kernels on chunks                     masks of whole keys; GPUs; linear memory
 tiled   torch operations on chunks            everything, any device; linear memory
 dense   torch operations                      weights written out; quadratic memory
 """
@@ -9,15 +10,20 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from unsoft.engines.call import Call
+from unsoft.engines.linear.attention import Sums, linear_attention
 from unsoft.engines.native.direct import observed
 from unsoft.engines.native.recurrence import recurrence_ready
+from unsoft.engines.pointwise import no_transforms
 from unsoft.engines.registry import Engine, Registry
+from unsoft.engines.triton import availability as gpu
+from unsoft.engines.triton.recurrence import kernels_ready, recurrence
 
 STEP = 16
 """Up to this many tokens at a time, compiled code is faster than chunks."""
@@ -35,12 +41,15 @@ class LinearWork:
     decay: Tensor | None
     compiled: Callable[[], LinearResult | None]
     """None if something is not finite, which compiled code has no rules for."""
-    by_chunks: Callable[[], LinearResult]
+    by_chunks: Callable[[Sums], LinearResult]
+    """With the sums of an engine."""
     written_out: Callable[[], LinearResult]
     cached: bool = False
     """Do the tokens continue a state?"""
     weights: bool = False
     """Are the weights asked for too?"""
+    logarithmic: bool = False
+    """Do features come as logarithms?"""
 
 
 def _native_unsupported(work: LinearWork) -> str | None:
@@ -50,15 +59,42 @@ def _native_unsupported(work: LinearWork) -> str | None:
 
 def _native_run(work: LinearWork) -> LinearResult:
     found = work.compiled()
-    return work.by_chunks() if found is None else found
+    return _tiled_run(work) if found is None else found
+
+
+def _tiled_run(work: LinearWork) -> LinearResult:
+    return work.by_chunks(linear_attention)
+
+
+def _triton_unsupported(work: LinearWork) -> str | None:
+    call = work.call
+    if reason := _no_weights(work) or gpu.missing(call.q.device.type, call.q.device.index):
+        return reason
+    if work.logarithmic:
+        return "it has no kernel for features that come as logarithms; use 'tiled'"
+    if call.bias is not None or call.dropout_p > 0:
+        return "float masks and dropout need the weights, which its kernels do not form; use 'tiled'"
+    if call.visible is not None and call.visible.shape[2] > 1:
+        return "its kernels know masks of whole keys, and this one depends on the query; use 'tiled'"
+    if call.causal_offset is None and work.decay is not None:
+        return "its kernels let weights fade in causal calls only; use 'tiled'"
+    return gpu.unfit(call) or no_transforms()
+
+
+def _triton_run(work: LinearWork) -> LinearResult:
+    rough = work.call.q.dtype != work.call.compute_dtype
+    return work.by_chunks(partial(recurrence, rough=rough))
+
+
+def _triton_ready(work: LinearWork) -> bool:
+    device = work.call.q.device
+    return gpu.ready(device.type, device.index) and kernels_ready(
+        device.type, device.index, work.call.compute_dtype
+    )
 
 
 def _never_supported(work: LinearWork) -> str:
     return "it computes softmax, and this is linear attention"
-
-
-def _no_kernel(work: LinearWork) -> str:
-    return "it has no kernel for linear attention; use 'tiled', whose products of chunks run on a GPU too"
 
 
 def _no_weights(work: LinearWork) -> str | None:
@@ -75,6 +111,10 @@ def _is_small_and_cached(work: LinearWork) -> bool:
     return work.cached and work.call.q.shape[2] <= STEP
 
 
+def _on_gpu(work: LinearWork) -> bool:
+    return work.call.q.device.type != "cpu"  # there Triton has an interpreter, for tests alone
+
+
 def _native_ready(work: LinearWork) -> bool:
     return recurrence_ready(work.call.q.dtype == torch.float64)
 
@@ -82,9 +122,9 @@ def _native_ready(work: LinearWork) -> bool:
 LINEAR: Registry[LinearWork, LinearResult] = Registry(
     [
         Engine("native", _native_unsupported, _native_run, pays=_is_small_and_cached, ready=_native_ready),
-        Engine("triton", _no_kernel, lambda work: work.by_chunks()),
-        Engine("sdpa", _never_supported, lambda work: work.by_chunks()),
-        Engine("tiled", _no_weights, lambda work: work.by_chunks()),
+        Engine("triton", _triton_unsupported, _triton_run, pays=_on_gpu, ready=_triton_ready),
+        Engine("sdpa", _never_supported, _tiled_run),
+        Engine("tiled", _no_weights, _tiled_run),
         Engine("dense", _dense_unsupported, lambda work: work.written_out()),
     ],
     fallback="tiled",

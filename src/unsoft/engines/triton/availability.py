@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import importlib.util
 import warnings
+from collections.abc import Callable
 from functools import cache
 
 import torch
 
 from unsoft.engines.call import Call
 from unsoft.engines.triton.codegen import unprintable
-from unsoft.engines.triton.launch import interpreted
+from unsoft.engines.triton.launch import CannotCompileError, interpreted
 from unsoft.errors import CompilerWarning
 
 WIDEST = 256
@@ -29,14 +30,19 @@ def unsupported(call: Call) -> str | None:
         return reason
     if max(call.q.shape[3], call.v.shape[3]) > WIDEST:
         return f"heads are wider than {WIDEST}; use 'tiled'"
+    if reason := unfit(call):
+        return reason
+    reason = unprintable(call.formula.key)
+    return None if reason is None else f"{reason}; use 'tiled'"
+
+
+def unfit(call: Call) -> str | None:
+    """Why no kernel can run a call, whatever it computes; None if one could."""
     if call.q.shape[0] * call.q.shape[1] > MOST_HEADS:
         return f"batch times heads is more than {MOST_HEADS}; use 'tiled'"
     if call.q.dtype not in DTYPES:
         return f"it has no code for {call.q.dtype}; use 'tiled'"
-    if call.formula.symbols.all:
-        return "it has no code for fields of queries and keys; use 'tiled'"
-    reason = unprintable(call.formula.key)
-    return None if reason is None else f"{reason}; use 'tiled'"
+    return None
 
 
 @cache
@@ -65,6 +71,10 @@ def missing(device: str, index: int | None) -> str | None:
     return None
 
 
+def device_of(device: str, index: int | None) -> torch.device:
+    return torch.device(device) if index is None else torch.device(device, index)
+
+
 def warn_once(reason: str) -> None:
     """Says why another engine computes; the same reason not again in this process."""
     if reason not in _said:
@@ -83,12 +93,23 @@ def failure(device: str, index: int | None) -> str | None:
     try:
         from unsoft.engines.triton.probe import probe
 
-        probe(torch.device(device) if index is None else torch.device(device, index))
+        probe(device_of(device, index))
     except Exception as error:  # whatever a compiler, a driver or a linker raises
         reason = " ".join(f"{type(error).__name__}: {error}".split())[:300]
         warn_once(reason)
         return reason
     return None
+
+
+@cache
+def works(run: Callable[..., object], *arguments: object) -> bool:
+    """Can Triton compile what ``run(*arguments)`` starts? If not, a warning says why; asked once."""
+    try:
+        run(*arguments)
+    except CannotCompileError as error:
+        warn_once(str(error))
+        return False
+    return True
 
 
 def ready(device: str, index: int | None) -> bool:

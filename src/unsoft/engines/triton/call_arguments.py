@@ -43,6 +43,8 @@ class CallArguments:
                 view(None if call.counts is None else call.counts.expand(full[:3])),
                 view(rows),
                 view(keys_at),
+                fields_view(call.query_fields),
+                fields_view(call.spread_key_fields()),
                 call.params.resolve_neg().contiguous(),
                 call.seed,
             ),
@@ -60,7 +62,7 @@ class CallArguments:
             value_width=value_width,
             value_padded=padded(value_width),
             causal=call.causal_offset is not None,
-            precision=_precision(self.q.dtype),
+            precision=precision(self.q.dtype),
             double=self.q.dtype == torch.float64,
             exact=False,
         )
@@ -69,7 +71,9 @@ class CallArguments:
     def flag(self) -> Tensor:
         """NaN or Inf if there is any in the inputs (or if their sum overflows, which costs time but changes
         nothing)."""
-        inputs = [x for x in (self.q, self.k, self.v, self.call.bias) if x is not None]
+        call = self.call
+        given = (self.q, self.k, self.v, call.bias, call.query_fields, call.key_fields)
+        inputs = [x for x in given if x is not None]
         return torch.stack([x.sum(dtype=self.call.compute_dtype) for x in inputs]).sum()
 
     def by_rows(self, name: str, exact: bool, **arguments: Any) -> Launch:
@@ -92,6 +96,11 @@ def view(x: Tensor | None) -> View:
     return View(None, (0, 0, 0, 0)) if x is None else View(x, x.stride())
 
 
+def fields_view(x: Tensor | None) -> View:
+    """Fields, or their gradients, as kernels take them: (F, B, H, rows) seen as (B, H, rows, F)."""
+    return view(None if x is None else x.resolve_neg().permute(1, 2, 3, 0))
+
+
 def padded(width: int) -> int:
     """The next power of two, at least 16, which matrix instructions want."""
     return max(16, 1 << (width - 1).bit_length())
@@ -108,9 +117,10 @@ def two_floats(x: float) -> tuple[float, float]:
     return high, x - high
 
 
-def _precision(dtype: torch.dtype) -> str:
+def precision(dtype: torch.dtype, rough: bool = False) -> str:
     """How matrices of float32 are multiplied: TF32 only if the user allowed it for all of torch, otherwise
-    three TF32 products that together have the precision of float32. AMD has that in hardware."""
+    three TF32 products that together have the precision of float32. AMD has that in hardware. ``rough``:
+    TF32 is enough."""
     if dtype != torch.float32 or torch.version.hip:
         return "ieee"
-    return "tf32" if torch.get_float32_matmul_precision() != "highest" else "tf32x3"
+    return "tf32" if rough or torch.get_float32_matmul_precision() != "highest" else "tf32x3"

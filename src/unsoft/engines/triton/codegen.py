@@ -7,7 +7,7 @@ the sum, which also keeps narrow weights in range.
 
 >>> from unsoft.formula import Formula
 >>> print(formula_source(Formula("max(s, 0)**2/n"), biased=False).split("def value")[1].split("@")[0].strip())
-(s, m, n, i, j, b, p):
+(s, m, row, key, b, p):
     _0 = tl.maximum(s, 0.0)
     _1 = _0 * _0
     return _1, 0.0 + tl.zeros_like(s)
@@ -31,8 +31,9 @@ import triton.language as tl
 from unsoft.engines.triton.kernel.functions import (
     expdiff, expm1, log1p, power, root, sigmoid, sign, sinh, cosh, softplus, tanh, with_sign_of,
 )
+from unsoft.engines.triton.kernel.tiles import cleaned
 """
-_ROW, _ENTRY = ("m", "n", "i"), ("s", "m", "n", "i", "j", "b")
+_ROW, _ENTRY = ("m", "row"), ("s", "m", "row", "key", "b")
 _ZERO, _ONE = number(0), number(1)
 _OWN = {"exp2": "tl.exp2({0})", "with_sign_of": "with_sign_of({0}, {1})"}
 _SYMBOLS = frozenset({"s", "m", "n", "i", "j", "z"})
@@ -42,7 +43,7 @@ def unprintable(key: str) -> str | None:
     """Why the formula of a key has no Triton code, if so: an operation of someone's own,
     or a symbol that the kernels are not given."""
     formula = Formula.from_key(key)
-    if unknown := formula.uses - _SYMBOLS - formula.params.keys():
+    if unknown := formula.uses - _SYMBOLS - {*formula.params, *formula.symbols.all}:
         return f"its kernels know no {', '.join(sorted(unknown))}"
     parts = (formula.weight, formula.mass, formula.peak, formula.norm, formula.offset_mass)
     used = {node.op for node in postorder(*(part for part in parts if part is not None))} - {"num", "sym"}
@@ -58,39 +59,43 @@ def formula_source(formula: Formula, biased: bool) -> str:
     terms, factor = row_factor(attention_terms(formula, biased))
     mass = terms.mass or _ZERO
     in_formula = biased and formula.bias != "logit"
-    names = terms.names
 
     def slopes(name: str) -> list[Expr]:
         return [derivative(terms.weight, name), derivative(mass, name)]
 
     by_bias = slopes(BIAS) if in_formula else [_ZERO, _ZERO]
+    kinds = {"parameter": terms.names, "query_field": terms.fields.query, "key_field": terms.fields.key}
     functions = [
-        _function("peak", _ENTRY, [terms.peak or _ZERO], names),
-        _function("value", _ENTRY, [terms.weight, mass], names),
-        _function("slope", _ENTRY, [terms.weight, *slopes("s"), *by_bias], names),
-        *(_function(f"slope_{k}", _ENTRY, slopes(name), names) for k, name in enumerate(names)),
-        _choice(len(names)),
-        _function("offset_mass", _ROW, [terms.offset or _ZERO], names),
-        _function("norm", (*_ROW, "z"), [terms.norm or symbol("z")], names),
-        _function("factor", _ROW, [factor], names),
-        _loads(len(names)),
+        _function("peak", _ENTRY, [terms.peak or _ZERO], terms),
+        _function("value", _ENTRY, [terms.weight, mass], terms),
+        _function("slope", _ENTRY, [terms.weight, *slopes("s"), *by_bias], terms),
+    ]
+    for kind, names in kinds.items():
+        several = [_function(f"{kind}_slope_{k}", _ENTRY, slopes(x), terms) for k, x in enumerate(names)]
+        functions += [*several, _choice(kind, len(names))]
+    functions += [
+        _function("offset_mass", _ROW, [terms.offset or _ZERO], terms),
+        _function("norm", (*_ROW, "z"), [terms.norm or symbol("z")], terms),
+        _function("factor", _ROW, [factor], terms),
+        _loads(len(terms.names)),
+        *(_field_loads(kind, len(kinds[kind])) for kind in ("query_field", "key_field")),
     ]
     constants = {
         "HAS_PEAK": terms.peak is not None,
         "HAS_MASS": terms.mass is not None,
         "BIAS_IN_FORMULA": in_formula,
         "DEGREE": float(terms.degree),
-        "PARAMETERS": len(names),
-        "PARAMETER_SLOTS": parameter_slots(len(names)),
     }
+    for kind, names in kinds.items():
+        constants |= {f"{kind.upper()}S": len(names), f"{kind.upper()}_SLOTS": slots(len(names))}
     head = "".join(f"{name} = tl.constexpr({content!r})\n" for name, content in constants.items())
     return "\n\n".join([f"{_HEAD}\n{head}", *functions])
 
 
-def parameter_slots(count: int) -> int:
+def slots(count: int) -> int:
     """A power of two: Triton's tensors have no other sizes.
 
-    >>> [parameter_slots(count) for count in (0, 1, 3)]
+    >>> [slots(count) for count in (0, 1, 3)]
     [1, 1, 4]
     """
     return 1 << max(count - 1, 0).bit_length()
@@ -122,9 +127,12 @@ def _unguarded(part: Expr) -> Expr:
     return part
 
 
-def _function(name: str, arguments: Sequence[str], outputs: Sequence[Expr], names: Sequence[str]) -> str:
-    body, results = gpu_instructions(outputs)
-    renamed = {BIAS: "b"} | {parameter: f"p[{k}]" for k, parameter in enumerate(names)}
+def _function(name: str, arguments: Sequence[str], outputs: Sequence[Expr], terms: Terms) -> str:
+    body, results = gpu_instructions(outputs, terms.fields.key)
+    renamed = {BIAS: "b", "n": "row.n", "i": "row.i", "j": "key.j"}
+    renamed |= {parameter: f"p[{k}]" for k, parameter in enumerate(terms.names)}
+    renamed |= {field: f"row.fields[{k}]" for k, field in enumerate(terms.fields.query)}
+    renamed |= {field: f"key.fields[{k}]" for k, field in enumerate(terms.fields.key)}
     spanning: set[Operand] = {"s", BIAS}
     """What has the size of the tile: all that depends on the logit or the bias."""
 
@@ -143,19 +151,28 @@ def _function(name: str, arguments: Sequence[str], outputs: Sequence[Expr], name
     return _jitted(f"{name}({', '.join([*arguments, 'p'])})", [*lines, f"return {', '.join(whole)}"])
 
 
-def _choice(count: int) -> str:
-    """The slopes of weight and mass by the parameter of a number that is known at compile time."""
-    lines = []
+def _choice(kind: str, count: int) -> str:
+    """The slopes of weight and mass by the parameter or field of a number that is known at compile time."""
+    lines, entry = [], ", ".join(_ENTRY)
     for k in range(count):
-        lines += [f"{'elif' if k else 'if'} K == {k}:", f"    return slope_{k}({', '.join(_ENTRY)}, p)"]
+        lines += [f"{'elif' if k else 'if'} K == {k}:", f"    return {kind}_slope_{k}({entry}, p)"]
     lines += ["else:", "    return 0.0, 0.0"] if count else ["return 0.0, 0.0"]
-    return _jitted(f"parameter_slope(K: tl.constexpr, {', '.join(_ENTRY)}, p)", lines)
+    return _jitted(f"{kind}_slope(K: tl.constexpr, {entry}, p)", lines)
 
 
 def _loads(count: int) -> str:
     """The parameters of one head."""
     loads = [f"tl.load(table + {k} * heads + h)" for k in range(count)]
     return _jitted("parameters(table, heads, h)", [f"return ({', '.join(loads or ['0.0'])},)"])
+
+
+def _field_loads(kind: str, count: int) -> str:
+    """The fields of rows or keys, and a number that is NaN where one of them is NaN or Inf; ``at`` is where
+    the first field is, ``step`` how far the next."""
+    loads = [f"_{k} = tl.load(at + {k} * step, mask=mask, other=0.0)" for k in range(count)]
+    clean = "".join(f"cleaned(_{k}, EXACT), " for k in range(count))
+    bad = " + ".join(f"_{k} * 0.0" for k in range(count)) or "0.0"
+    return _jitted(f"{kind}s(at, step, mask, EXACT: tl.constexpr)", [*loads, f"return ({clean}{bad},)"])
 
 
 def _jitted(signature: str, lines: Sequence[str]) -> str:

@@ -58,7 +58,7 @@ def few_queries(common: CallArguments, out: Tensor, peak: Tensor, total: Tensor)
             lambda sizes: (splits, batch * kv_heads),
             key,
             dtype,
-            TileSizes(rows, tile, 4, 2),
+            tuple(TileSizes(rows, keys, 4, stages) for keys, stages in _tiles(tile)),
         ),
         Launch(
             "combine",
@@ -67,9 +67,14 @@ def few_queries(common: CallArguments, out: Tensor, peak: Tensor, total: Tensor)
             lambda sizes: (length, batch * heads),
             key,
             dtype,
-            TileSizes(16, across, 4, 1),
+            (TileSizes(16, across, 4, 1),),
         ),
     ]
+
+
+def _tiles(keys: int) -> list[tuple[int, int]]:
+    """Keys of a tile and stages of the pipeline, to try until one has room; all divide the first."""
+    return [(keys, 2), *((smaller, 1) for smaller in (keys, keys // 2, keys // 4) if smaller >= 16)]
 
 
 def _splits(programs: int, keys: int) -> int:

@@ -1,6 +1,7 @@
 """Instructions of a formula as a GPU likes them.
 
-An operand is a number, belongs to the row (m, n, i, parameters) or to the entry (s, j, the bias). What
+An operand is a number, belongs to the row (m, n, i, parameters, fields of queries) or to the entry (s, j,
+the bias, fields of keys). What
 belongs to the row is cheap, so work is moved there: exp(x) becomes exp2(x log2(e)) with the factor folded
 into whatever belongs to the row, so that exp(s - m) is one multiplication with addition and one special
 function; a division by something of the row becomes a product; sign(x) y becomes y with another sign bit.
@@ -32,11 +33,13 @@ LOG2E = 1 / math.log(2)
 _ENTRY = frozenset({"s", "j", BIAS})
 
 
-def gpu_instructions(outputs: Sequence[Expr]) -> tuple[list[Instruction], list[Operand]]:
+def gpu_instructions(
+    outputs: Sequence[Expr], key_fields: Sequence[str] = ()
+) -> tuple[list[Instruction], list[Operand]]:
     """Instructions that compute all outputs, and the operand that holds each. Besides the operations of
     formulas they use ``exp2`` and ``with_sign_of``."""
     instructions, results = tidy(*lower({str(k): expr for k, expr in enumerate(outputs)}))
-    rewriting = _Rewriting(instructions)
+    rewriting = _Rewriting(instructions, key_fields)
     for instruction in instructions:
         rewriting.add(instruction)
     final = [results[str(k)] for k in range(len(outputs))]
@@ -49,10 +52,10 @@ def gpu_instructions(outputs: Sequence[Expr]) -> tuple[list[Instruction], list[O
 
 
 class _Rewriting:
-    def __init__(self, instructions: Sequence[Instruction]) -> None:
+    def __init__(self, instructions: Sequence[Instruction], key_fields: Sequence[str]) -> None:
         self.made = {x.target: x for x in instructions}
         self.body: list[Instruction] = []
-        self.entry: set[Operand] = set(_ENTRY)
+        self.entry: set[Operand] = {*_ENTRY, *key_fields}
         self.scaled: dict[str, Operand] = {}
 
     def add(self, x: Instruction) -> None:

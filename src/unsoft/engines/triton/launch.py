@@ -30,13 +30,18 @@ class Launch(NamedTuple):
     grid: Grid
     formula: str
     dtype: torch.dtype
-    sizes: TileSizes | None = None
-    """Tile sizes, for kernels that leave no choice."""
+    sizes: tuple[TileSizes, ...] = ()
+    """Tile sizes to try one after the other, for kernels that the table does not know."""
 
     @property
     def fixed(self) -> Fixed:
         fixed: Fixed = self.arguments["FIXED"]
         return fixed
+
+    @property
+    def only_for_nan(self) -> bool:
+        """Does the kernel end at once unless there is NaN or Inf in the inputs?"""
+        return self.fixed.exact and "flag" in self.arguments
 
     @property
     def width(self) -> int:
@@ -80,7 +85,7 @@ def run(launch: Launch, sizes: TileSizes) -> None:
 def sizes_for(launch: Launch) -> TileSizes:
     """The tile sizes of a launch: measured ones, or the first of the table's that the GPU has room for."""
     if interpreted():
-        return launch.sizes or INTERPRETED_SIZES
+        return launch.sizes[0] if launch.sizes else INTERPRETED_SIZES
     key = (
         id(launch.kernel),
         launch.fixed,
@@ -121,9 +126,9 @@ def _first_that_fits(launch: Launch) -> TileSizes:
 
 
 def _possible(launch: Launch) -> list[TileSizes]:
-    if launch.sizes is not None:
-        return [launch.sizes._replace(stages=stages) for stages in range(launch.sizes.stages, 0, -1)]
-    if launch.fixed.exact:
+    if launch.sizes:
+        return list(launch.sizes)
+    if launch.only_for_nan:
         return [EXACT[launch.width > 128], SMALLEST]
     device = torch.cuda.get_device_name()
     key = tuned_key(launch.name, device, launch.formula, launch.width, str(launch.dtype))

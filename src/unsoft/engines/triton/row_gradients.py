@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from unsoft.engines.call import Call, Rows
+from unsoft.engines.call import Call, Rows, Upstream, finite_part
 from unsoft.engines.terms import Terms, inverse_norm, row_value
 from unsoft.formula import Expr, derivative
 
@@ -23,35 +23,43 @@ class FoundRows(NamedTuple):
     """The gradient of the summed mass."""
     params: Tensor
     """What norm and offset owe the parameters (P, H)."""
+    query_fields: Tensor
+    """And the fields of queries (F, B, H, L)."""
 
 
-def row_gradients(
-    terms: Terms, factor: Expr, call: Call, rows: Rows, delta: Tensor, need_params: bool
-) -> FoundRows:
+def row_gradients(terms: Terms, factor: Expr, call: Call, upstream: Upstream, delta: Tensor) -> FoundRows:
     """``terms`` are without the ``factor`` of the row; ``delta`` is the product of each row's output with its
     gradient."""
+    rows = upstream.rows
     peaks = None if terms.peak is None else rows.peak
     symbols = _row_symbols(terms, call, rows)
     dparams = torch.zeros_like(call.params)
+    dfields = delta.new_zeros(len(terms.fields.query), *delta.shape)
     if terms.mass is None:
         scaled = None if factor.constant == 1 else (torch.zeros_like(delta) + row_value(factor, symbols))
-        return FoundRows(peaks, scaled, None, dparams)
+        return FoundRows(peaks, scaled, None, dparams, dfields)
     inverse = inverse_norm(terms, symbols, rows.total)
     d_norm = -delta * inverse
     slope = 1.0 if terms.norm is None else row_value(derivative(terms.norm, "z"), symbols)
     d_total = torch.where(inverse == 0, 0.0, d_norm * slope)
-    for row, name in enumerate(terms.names if need_params else ()):
+
+    def owed(name: str) -> Tensor:
         part = torch.zeros_like(d_total)
         if terms.norm is not None:
             part = torch.where(inverse == 0, 0.0, d_norm * row_value(derivative(terms.norm, name), symbols))
         if terms.offset is not None:
             part = part + d_total * row_value(derivative(terms.offset, name), symbols)
-        dparams[row] = part.sum((0, 2))
-    return FoundRows(peaks, inverse, d_total, dparams)
+        return part
+
+    for row, name in enumerate(terms.names if upstream.need_params else ()):
+        dparams[row] = owed(name).sum((0, 2))
+    for row, name in enumerate(terms.fields.query if upstream.need_query_fields else ()):
+        dfields[row] = owed(name)
+    return FoundRows(peaks, inverse, d_total, dparams, dfields)
 
 
 def _row_symbols(terms: Terms, call: Call, rows: Rows) -> dict[str, Tensor]:
-    """m, z, n, i and the parameters, each broadcastable to (B, H, L)."""
+    """m, z, n, i, the parameters and fields of queries, each broadcastable to (B, H, L)."""
     length, like = call.q.shape[2], rows.peak
     if call.positions is None:
         i = torch.arange(length, device=like.device, dtype=like.dtype) + (call.causal_offset or 0)
@@ -59,4 +67,6 @@ def _row_symbols(terms: Terms, call: Call, rows: Rows) -> dict[str, Tensor]:
         i = call.positions[:, None, :length]
     symbols = {"m": rows.peak, "z": rows.total, "i": i}
     symbols |= {name: values[:, None] for name, values in zip(terms.names, call.params, strict=True)}
+    if call.query_fields is not None:
+        symbols |= dict(zip(terms.fields.query, finite_part(call.query_fields), strict=True))
     return symbols if call.counts is None else symbols | {"n": call.counts}

@@ -37,7 +37,7 @@ def kernels(formula: str, biased: bool) -> Kernels:
     text = formula_source(Formula.from_key(formula), biased)
     name = f"formula_{hashlib.sha256(text.encode()).hexdigest()[:32]}"
     names = public_names(_imported(f"{_PACKAGE}.{name}", _written(name, text), {}))
-    for shared in ("slopes",):
+    for shared in ("symbols", "sums", "slopes"):
         names |= public_names(_imported(f"{_PACKAGE}.{name}.{shared}", _KERNEL / f"{shared}.py", names))
 
     def kernel(file: str, function: str) -> Any:

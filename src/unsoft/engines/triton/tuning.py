@@ -93,4 +93,4 @@ def _launches(
     with watched(found.append):
         rows = binding.forward(call)
         binding.backward(call, Upstream(torch.randn_like(q), rows, False, call.params.shape[0] > 0))
-    return [launch for launch in found if not launch.fixed.exact]
+    return [launch for launch in found if not launch.only_for_nan]

@@ -38,7 +38,8 @@ def inverse_factor(a: Tensor, engine: str = "auto") -> Tensor:
 def inverse_factor_of(a: Tensor, engine: str) -> Tensor:
     """:func:`inverse_factor` without a gradient."""
     kernels = kernels_for(a, engine)
-    m, done = _by_blocks(a) if kernels is None else kernels.inverse_factors(a)
+    factors = None if kernels is None else kernels.inverse_factors
+    m, done = _by_blocks(a) if factors is None else factors(a)
     check_done(done, a)
     return m
 
@@ -63,7 +64,7 @@ def congruence(m: Tensor, t: Tensor, engine: str) -> Tensor:
     M^T, halved.
     """
     kernels = kernels_for(m, engine)
-    if kernels is not None:
+    if kernels is not None and kernels.congruences is not None:
         return kernels.congruences(m, t)
     product = m.mT @ (t @ m)
     return -(product + product.mT) / 2

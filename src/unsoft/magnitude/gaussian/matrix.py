@@ -9,6 +9,7 @@ from torch import Tensor
 
 from unsoft.engines.gaussian import kernels_for
 from unsoft.engines.native.gaussian import PackedGaussian
+from unsoft.engines.triton.gaussian import TiledGaussian
 from unsoft.magnitude.gaussian.similarity import between, gaussian_within, pull
 
 
@@ -47,7 +48,7 @@ class DenseGaussian:
         return pull(self.x, self.matrix * (u.mT @ v + v.mT @ u))
 
 
-Matrix = PackedGaussian | DenseGaussian
+Matrix = PackedGaussian | TiledGaussian | DenseGaussian
 
 
 def similarities(
@@ -57,4 +58,4 @@ def similarities(
     kernels = kernels_for(x, engine)
     if kernels is None:
         return DenseGaussian(x, present, first)
-    return kernels.matrix(x, present, first, reuse if isinstance(reuse, kernels.matrix) else None)
+    return kernels.matrix(x, present, first, reuse if isinstance(reuse, PackedGaussian) else None)

@@ -46,7 +46,7 @@ def pivoted_cholesky(system: System, rank: int, tolerance: float) -> Pivoted:
     x, present, engine = system.x, system.present, system.engine
     least = 32 * torch.finfo(x.dtype).eps
     kernels = kernels_for(x, engine)
-    if kernels is not None:
+    if kernels is not None and kernels.pivoted is not None:
         factor, pivots, left = kernels.pivoted(x, present, min(rank, x.shape[1]), tolerance, least)
         made = int((pivots >= 0).sum(-1).max()) if pivots.numel() else 0
         factor, pivots = factor[:, :made].mT, pivots[:, :made]

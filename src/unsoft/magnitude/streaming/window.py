@@ -193,7 +193,7 @@ class Window:
 
     def _new_kernel(self, new: System, state: Centres | None) -> WindowKernel | None:
         kernels = kernels_for(new.x, new.engine)
-        if kernels is None:
+        if kernels is None or kernels.window is None:
             return None
         if state is None:
             return kernels.window(self.capacity, self._buffers, ())

@@ -15,8 +15,8 @@ multiplies a weight by exp(mask)) and dropout need the weights written out, at q
 features are 0, or so small that nothing can be divided by them (below 1e-31 in float32), outputs 0.
 
 Engines: "tiled" cuts the sequence into chunks, "dense" writes the weights out, "native" is compiled code that
-goes from token to token and has no gradient; "auto" takes it for steps of decoding and chunks for the rest.
-Others are refused.
+goes from token to token and has no gradient; "auto" takes it for steps of decoding and chunks for the rest,
+on a GPU those of "triton". Others are refused.
 
 >>> import torch
 >>> from unsoft.mechanisms.core.spec import LayerSpec
@@ -39,7 +39,7 @@ from torch import Tensor
 from unsoft.engines.arguments import checked_call
 from unsoft.engines.call import Call, finite_part
 from unsoft.engines.dense import visible_entries, weighted_values
-from unsoft.engines.linear.attention import aligned_attention, linear_attention, linear_weights
+from unsoft.engines.linear.attention import Sums, aligned_attention, linear_weights
 from unsoft.engines.linear.choice import LINEAR, LinearResult, LinearWork, is_small_step
 from unsoft.engines.linear.distances import check_distances
 from unsoft.engines.linear.nonfinite import finite_call
@@ -144,9 +144,10 @@ class Linear(Mechanism):
             compiled=lambda: by_compiled_code(
                 self, call.q, call.k, call.v, call.scale, decay, StateCache(len(call.q))
             ),
-            by_chunks=lambda: self._by_chunks(call),
+            by_chunks=lambda sums: self._by_chunks(call, sums),
             written_out=lambda: self._written_out(call),
             weights=inputs.return_weights,
+            logarithmic=self.logarithmic,
         )
         engine = LINEAR.choose(options["engine"], work)
         with torch.autocast(call.q.device.type, enabled=False):
@@ -186,9 +187,10 @@ class Linear(Mechanism):
                 cache.state,
                 decay,
                 compiled=lambda: by_compiled_code(self, call.q, call.k, call.v, call.scale, decay, cache),
-                by_chunks=lambda: by_chunks(self, call, cache),
+                by_chunks=lambda sums: by_chunks(self, call, cache, sums),
                 written_out=lambda: self._written_out(call),
                 cached=True,
+                logarithmic=self.logarithmic,
             )
             out, _ = LINEAR.choose(options["engine"], work).run(work)
         return out.reshape(*leading, *out.shape[2:])
@@ -208,15 +210,16 @@ class Linear(Mechanism):
             check_distances(call, queries, keys, type(self).__name__.lower())
         return without_zero_bias(call), leading
 
-    def _by_chunks(self, call: Call) -> LinearResult:
+    def _by_chunks(self, call: Call, sums: Sums) -> LinearResult:
         if not hides_whole_keys(call):
             return self._written_out(call)
         call, bad = finite_call(call, seen_keys(call))
         if call.causal_offset == 0 and call.q.shape[2] == call.k.shape[2]:
-            out = self._in_segments(call)
+            out = self._in_segments(call, sums)
         else:
             fq, fk, v = self.prepared(call, call.causal_offset or 0, 0)
-            out = aligned_attention(fq, fk, v, offset=call.causal_offset, **self._summing(fq))
+            options = self._summing(fq)
+            out = aligned_attention(fq, fk, v, offset=call.causal_offset, sums=sums, **options)
         out = self.over_count(out, call.counts)
         if bad is not None:
             out = bad.in_rows(out, call.causal_offset)
@@ -250,7 +253,7 @@ class Linear(Mechanism):
             fk, v = torch.where(seen, fk, -torch.inf if self.logarithmic else 0.0), torch.where(seen, v, 0.0)
         return fq, fk, v
 
-    def _in_segments(self, call: Call) -> Tensor:
+    def _in_segments(self, call: Call, sums: Sums) -> Tensor:
         """A causal call, one segment after the other with the state in between:
         features never exist for all tokens at once."""
         # split and not slices: the gradient of a slice is as long as the whole
@@ -266,13 +269,15 @@ class Linear(Mechanism):
                 places = places.unflatten(1, (2, -1))[..., start : start + SEGMENT].flatten(1)
             part = replace(call, q=q, k=k, v=v, visible=seen, positions=places)
             fq, fk, v = self.prepared(part, start, start)
-            out, state = self.after_state(fq, fk, v, state)
+            out, state = self.after_state(fq, fk, v, state, sums)
             outs.append(out)
         return torch.cat(outs, dim=2) if len(outs) > 1 else outs[0]
 
-    def after_state(self, fq: Tensor, fk: Tensor, v: Tensor, state: Tensor | None) -> tuple[Tensor, Tensor]:
+    def after_state(
+        self, fq: Tensor, fk: Tensor, v: Tensor, state: Tensor | None, sums: Sums
+    ) -> tuple[Tensor, Tensor]:
         """Causal attention of tokens that come after a state; the output and the state after them."""
-        return linear_attention(fq, fk, v, causal=True, state=state, **self._summing(fq))
+        return sums(fq, fk, v, causal=True, state=state, **self._summing(fq))
 
     def _summing(self, like: Tensor) -> dict[str, Any]:
         decay = self.decay()

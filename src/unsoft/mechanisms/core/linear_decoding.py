@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from unsoft.engines.call import Call, compute_dtype
+from unsoft.engines.linear.attention import Sums
 from unsoft.engines.linear.choice import LinearResult
 from unsoft.engines.linear.nonfinite import finite_call
 from unsoft.engines.native.recurrence import recurrence
@@ -98,7 +99,7 @@ def by_compiled_code(
     return (out if narrow is None else out.to(narrow)), None
 
 
-def by_chunks(layer: Linear, call: Call, cache: StateCache) -> LinearResult:
+def by_chunks(layer: Linear, call: Call, cache: StateCache, sums: Sums) -> LinearResult:
     """New tokens after a state, by chunks."""
     tokens = call.k.shape[2]
     if is_empty(call):
@@ -106,7 +107,7 @@ def by_chunks(layer: Linear, call: Call, cache: StateCache) -> LinearResult:
         return zeros(call), None
     call, bad = finite_call(call, seen_keys(call))
     fq, fk, v = layer.prepared(call, cache.length, cache.length)
-    out, state = layer.after_state(fq, fk, v, cache.state)
+    out, state = layer.after_state(fq, fk, v, cache.state, sums)
     if layer.normaliser == "count":
         counts = cache.count(present(call)).clamp(min=1)
         out = layer.over_count(out, counts.to(call.compute_dtype))

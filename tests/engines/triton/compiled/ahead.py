@@ -13,7 +13,7 @@ from triton.runtime import driver
 
 from unsoft.engines.arguments import checked_call
 from unsoft.engines.call import Call, Upstream
-from unsoft.engines.triton import binding, few_queries, launch
+from unsoft.engines.triton import binding, few_queries, gaussian, launch, recurrence
 from unsoft.engines.triton.tile_sizes import candidates
 
 TARGETS = {
@@ -49,6 +49,8 @@ def pretending(target: str, start):
     with (
         mock.patch.object(driver, "_active", Driver(target)),
         mock.patch.object(binding, "start", start),
+        mock.patch.object(gaussian, "start", start),
+        mock.patch.object(recurrence, "start", start),
         mock.patch.object(torch.version, "hip", hip),
         mock.patch.object(few_queries, "_splits", lambda programs, keys: 8),
     ):
@@ -62,9 +64,9 @@ def compile_launch(made: launch.Launch, sizes):
 
 def first_sizes(made: launch.Launch, target: str):
     """The tile sizes that the engine tries first on a target."""
-    if made.sizes is not None:
-        return made.sizes
-    if made.fixed.exact:
+    if made.sizes:
+        return made.sizes[0]
+    if made.only_for_nan:
         return launch.EXACT[made.width > 128]
     return candidates(made.name, target, made.width, 8 * made.dtype.itemsize)[0]
 
@@ -92,6 +94,7 @@ def launches(call: Call, target: str, *, exact: bool = False) -> list[launch.Lau
     found: list[launch.Launch] = []
     with pretending(target, found.append):
         rows = binding.forward(call)
-        needs = (call.bias is not None, call.params.shape[0] > 0)
+        fields = (call.query_fields is not None, call.key_fields is not None)
+        needs = (call.bias is not None, call.params.shape[0] > 0, *fields)
         binding.backward(call, Upstream(rows.out, rows, *needs))
-    return [made for made in found if made.fixed.exact == exact]
+    return [made for made in found if made.only_for_nan == exact]

@@ -17,9 +17,10 @@ def emulated(sizes: TileSizes | dict[str, TileSizes], target: str = "sm_80"):
 
     def start(launch: Launch) -> None:
         # these end at once where all numbers are finite, and the interpreter runs them
-        if launch.fixed.exact:
+        if launch.only_for_nan:
             return
-        chosen = sizes[launch.name] if isinstance(sizes, dict) else sizes
+        named = sizes[launch.name] if isinstance(sizes, dict) else sizes
+        chosen = launch.sizes[0] if launch.sizes else named
         run(compile_launch(launch, chosen), launch.arguments, launch.grid(chosen))
         done.append(launch.name)
 

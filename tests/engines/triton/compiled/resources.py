@@ -9,9 +9,9 @@ from pathlib import Path
 
 import triton
 
+from tests.engines.triton.targets import SHARED_KIB
+
 TOOLS = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
-SHARED_LIMIT = {80: 163, 90: 227, 100: 227, 120: 99, "gfx942": 64, "gfx950": 160}
-"""KiB of shared memory that one program may take."""
 _MATRIX = r"\b(?:mma\.sync|wgmma\.mma_async|tcgen05\.mma|v_mfma|v_wmma)\S*"
 _JUMP = r"(?:BRA(?:\.\S+)?\s+(?:\S+,\s*)?`\(|s_c?branch\S*\s+)(\.L[\w.$]+)"
 
@@ -55,7 +55,7 @@ def resources(made) -> Resources:
         registers,
         spilled,
         made.metadata.shared,
-        SHARED_LIMIT[arch] << 10,
+        SHARED_KIB[arch if isinstance(arch, str) else f"sm_{arch}"] << 10,
         len(re.findall(_MATRIX, text)),
         hot_loops(machine_code(made)),
     )

@@ -5,16 +5,20 @@ import re
 import pytest
 import torch
 
+import unsoft
+
 pytest.importorskip("triton")
 
 from tests.engines.triton.compiled.emulate import emulated  # noqa: E402
 from tests.engines.triton.compiled.ptx import launch, text  # noqa: E402
 from tests.engines.triton.compiled.ptx.errors import PtxError  # noqa: E402
-from tests.engines.triton.parity import SHARP, check  # noqa: E402
+from tests.engines.triton.parity import LIMIT, SHARP, check  # noqa: E402
 from unsoft.engines.triton.tile_sizes import KERNELS, TileSizes, candidates  # noqa: E402
+from unsoft.mechanisms.fox import FOX  # noqa: E402
 
 pytestmark = pytest.mark.gpu_check
 SMALL = TileSizes(32, 32, 2, 2)
+DTYPES = (*[torch.bfloat16] * 3, torch.float32)
 
 
 @pytest.mark.parametrize("name", ["softmax", "cog", "relu2", "softpick", "sigmoid", "l2"])
@@ -45,6 +49,46 @@ def test_a_formula_of_a_user_with_a_parameter():
 def test_calls(options):
     with emulated(SMALL):
         check("cog", options.pop("dtype", torch.bfloat16), heads=2, kv_heads=2, **options)
+
+
+def test_fields():
+    """fox: a field of the queries and one of the keys, and their gradients."""
+    source = torch.Generator().manual_seed(2)
+    q, k, v, grad = (torch.randn(1, 2, 40, 32, generator=source) for _ in range(4))
+    c = torch.nn.functional.logsigmoid(torch.randn(1, 2, 40, generator=source) + 2).cumsum(-1)
+    with emulated(SMALL) as done:
+        leaves = [x.to(dtype).requires_grad_() for x, dtype in zip((q, k, v, c), DTYPES, strict=True)]
+        *qkv, field = leaves
+        out = unsoft.attention(*qkv, FOX, fields={"c": field}, is_causal=True, engine="triton")
+        found = [out.detach(), *torch.autograd.grad(out, leaves, grad.bfloat16())]
+    assert done == list(KERNELS)
+    q, k, v, c = (x.detach().double().requires_grad_() for x in leaves)
+    logits = 32**-0.5 * q @ k.mT + c[..., :, None] - c[..., None, :]
+    hidden = torch.ones(40, 40, dtype=torch.bool).triu(1)
+    expected = logits.masked_fill(hidden, -torch.inf).softmax(-1) @ v
+    exact = [expected.detach(), *torch.autograd.grad(expected, (q, k, v, c), grad.bfloat16().double())]
+    off = [float((a.double() - b).norm() / b.norm()) for a, b in zip(found, exact, strict=True)]
+    assert max(off) < LIMIT[torch.bfloat16], off
+
+
+FEW = {
+    "one query": {},
+    "parameter": {"mechanism": SHARP, "tau": True},
+    "count and mask": {"mechanism": "relu2", "mask": "bool", "length": 3},
+    "causal": {"is_causal": "lower_right", "length": 3},
+    "additive": {"mask": "additive", "keys": 300},
+    "float32": {"dtype": torch.float32, "keys": 300},
+}
+
+
+@pytest.mark.parametrize("target", ["sm_80", "sm_90"])
+@pytest.mark.parametrize("name", FEW)
+def test_few_queries(name, target):
+    options = {"length": 1, "keys": 700} | FEW[name]
+    mechanism, dtype = options.pop("mechanism", "cog"), options.pop("dtype", torch.bfloat16)
+    with emulated(SMALL, target) as done:
+        check(mechanism, dtype, heads=4, kv_heads=2, **options)
+    assert done[:2] == ["decode", "combine"]
 
 
 @pytest.mark.parametrize("sizes", [TileSizes(64, 64, 4, 2), TileSizes(64, 128, 8, 2)], ids=str)

@@ -1,9 +1,9 @@
-"""Compiled for real, for six kinds of GPU: what the compilers say."""
+"""Compiled for real, for six kinds of GPU: what the compilers say, and the table of it that is committed."""
 
 import pytest
 import torch
 
-triton = pytest.importorskip("triton")
+pytest.importorskip("triton")
 
 from tests.engines.triton.compiled.ahead import (  # noqa: E402
     TARGETS,
@@ -14,6 +14,7 @@ from tests.engines.triton.compiled.ahead import (  # noqa: E402
     pretending,
 )
 from tests.engines.triton.compiled.resources import resources  # noqa: E402
+from tests.engines.triton.compiled.table import committed, rows  # noqa: E402
 from unsoft import mechanisms  # noqa: E402
 from unsoft.formula import Formula  # noqa: E402
 from unsoft.mechanisms import resolve  # noqa: E402
@@ -28,18 +29,22 @@ def compile_all(call, target, exact=False):
             yield made, resources(compile_launch(made, first_sizes(made, target)))
 
 
-@pytest.mark.parametrize("width", [64, 128])
 @pytest.mark.parametrize("target", TARGETS)
-def test_every_target_compiles(target, width):
-    for made, used in compile_all(example(resolve("cog"), width=width), target):
-        assert used.matrix and used.shared <= used.shared_limit, made.name
-        if target in ("sm_80", "sm_90", "gfx942"):  # whose tile sizes were found by compiling
-            assert not used.spills_in_loops, made.name
+def test_the_table_is_what_the_compilers_say(target):
+    assert list(rows(target, 64, "cog")) == committed()[target, 64, "cog"]
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(("target", "width", "formula"), committed())
+def test_every_line_of_the_table(target, width, formula):
+    assert list(rows(target, width, formula)) == committed()[target, width, formula]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("target", ["sm_80", "gfx942"])
 @pytest.mark.parametrize("name", ALL)
-def test_every_formula_compiles(name):
-    for made, used in compile_all(example(resolve(name), causal=False), "sm_90"):
+def test_every_formula_compiles(name, target):
+    for made, used in compile_all(example(resolve(name), causal=False), target):
         assert used.matrix and used.shared <= used.shared_limit, made.name
 
 
@@ -49,8 +54,18 @@ def test_the_kernels_for_nan_compile(target):
     assert found == ["forward", "forward", "query_gradients", "key_gradients"]
 
 
-@pytest.mark.parametrize("width", [16, 80, 256])
-@pytest.mark.parametrize("dtype", [torch.float16, torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize(
+    ("dtype", "width"),
+    [
+        (torch.float32, 80),
+        *(
+            pytest.param(dtype, width, marks=pytest.mark.slow)
+            for dtype in (torch.float16, torch.float32, torch.float64)
+            for width in (16, 256)
+        ),
+    ],
+    ids=str,
+)
 def test_other_dtypes_and_widths_compile(dtype, width):
     call = example(resolve("cog"), dtype=dtype, width=width, causal=False)
     for made, used in compile_all(call, "sm_80"):

@@ -7,6 +7,7 @@ import unsoft
 from tests.engines.triton.parity import SHARP
 
 pytestmark = pytest.mark.gpu_check
+OTHERS = [pytest.param(name, marks=pytest.mark.slow) for name in ("softmax", "relu2", "softpick", "l2")]
 THEMES = [
     *("parity", "gradients", "causality", "decoding", "masking", "edges", "nonfinite", "equivariance"),
     *("dtypes", "dropout", "purity", "promises"),
@@ -14,7 +15,7 @@ THEMES = [
 
 
 @pytest.mark.parametrize("theme", THEMES)
-@pytest.mark.parametrize("name", ["softmax", "cog", "relu2", "softpick", "l2", "own"])
+@pytest.mark.parametrize("name", ["cog", "own", *OTHERS])
 def test_battery(name, theme):
     mechanism = SHARP if name == "own" else name
     unsoft.testing.check_mechanism(mechanism, engines=["triton"], quick=True, only=theme)

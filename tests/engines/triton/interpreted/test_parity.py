@@ -12,6 +12,7 @@ from unsoft.mechanisms import resolve
 
 pytestmark = pytest.mark.gpu_check
 ALL = [name for name in unsoft.mechanisms() if isinstance(resolve(name), Formula)]
+SOME = ("cog", "softmax", "relu2", "softpick", "sigmoid", "l2")
 OWN = {
     "functions": Formula("sin(s) + cos(s)*erf(s) + log1p(s*s) + expm1(s/4) + softplus(s) + sinh(s/2)/n"),
     "positions": Formula("cosh(s/4)*sqrt(1 + abs(i - j))/(1 + j)"),
@@ -26,8 +27,13 @@ OWN = {
 
 
 @pytest.mark.parametrize("name", ALL)
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16], ids=str)
-def test_causal_mask_gqa(name, dtype):
+def test_every_formula(name):
+    check(name, torch.float64, is_causal=True, mask="bool", length=20, keys=24, heads=2, kv_heads=1)
+
+
+@pytest.mark.parametrize("name", [x if x in SOME else pytest.param(x, marks=pytest.mark.slow) for x in ALL])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_narrow_dtypes(name, dtype):
     check(name, dtype, is_causal=True, mask="bool")
 
 
@@ -37,7 +43,7 @@ def test_formulas_of_users(name, mask):
     check(OWN[name], torch.float64, is_causal="lower_right", mask=mask, length=20, keys=24, heads=2)
 
 
-@pytest.mark.parametrize("name", ["cog", "softmax", "relu2", "softpick", "sigmoid", "l2"])
+@pytest.mark.parametrize("name", SOME)
 def test_plain(name):
     check(name, torch.float16, keys=33, kv_heads=4)
 

@@ -1,3 +1,2 @@
-"""Triton code. The files of the kernels (forward.py, backward.py, decode.py) are loaded once for every
-formula, with its functions in place of names that they leave open (see source.py); the others are ordinary
-modules."""
+"""Triton code. functions.py, structures.py, tiles.py and copying.py are ordinary modules; the others are
+loaded once for every formula, with its functions in place of names that they leave open (see source.py)."""

@@ -1,4 +1,4 @@
-"""The backward kernel of one formula that owns blocks of keys: dk and dv.
+"""The backward kernel of one formula that owns blocks of keys: dk, dv and the gradients of fields of keys.
 
 Tiles are computed again from the peaks of the rows. Functions and constants of the formula (codegen.py) and
 what slopes.py defines are added to this module by source.py.
@@ -32,22 +32,24 @@ def add_rows(
     q,
     grad,
     gradients,
+    dfields,
     head,
     FIXED: tl.constexpr,
     M: tl.constexpr,
     N: tl.constexpr,
     CHECK: tl.constexpr,
 ):
-    """Blocks begin .. end of rows added to dk [N, BD] and dv [N, BV]; from block ``skip_from`` on,
-    ``skip`` further ones are left out."""
-    dk, dv = sums
-    local, keys, limit = tl.arange(0, M), tl.arange(0, N)[:, None], head.shape.queries
+    """Blocks begin .. end of rows added to dk [N, BD], dv [N, BV] and the gradients of fields [N, slots];
+    from block ``skip_from`` on, ``skip`` further ones are left out."""
+    dk, dv, df = sums
+    local, limit = tl.arange(0, M), head.shape.queries
+    keys = keys_at(head, j0, tl.arange(0, N)[:, None], FIXED, True)
     columns_d, columns_v = tl.arange(0, FIXED.padded)[None, :], tl.arange(0, FIXED.value_padded)[None, :]
     for block in tl.range(begin, end):
         i0 = block * M
         if CHECK:
             i0 = tl.where(block >= skip_from, block + skip, block) * M
-        rows = rows_of(head, gradients, i0, local[None, :], FIXED.double, CHECK)
+        rows = rows_of(head, gradients, i0, local[None, :], FIXED, CHECK)
         queries = load_rows(q, i0, local[:, None], limit, columns_d, FIXED.width, FIXED.padded, CHECK)
         queries = cleaned(queries, FIXED.exact)
         grads = load_rows(
@@ -55,13 +57,18 @@ def add_rows(
         )
         s = tl.dot(key_tile, tl.trans(queries), input_precision=FIXED.precision, out_dtype=dk.dtype)
         d_weight = tl.dot(value_tile, tl.trans(grads), input_precision=FIXED.precision, out_dtype=dk.dtype)
-        seen = seen_entries(head, rows, j0, keys, FIXED.causal, CHECK)
-        s, j, b, weight, d_weight, ds, d_bias = slopes(
-            s * head.scale, d_weight, seen, rows, j0, keys, head, FIXED, CHECK
+        seen = seen_entries(head, rows, keys, FIXED.causal, CHECK)
+        s, b, weight, d_weight, ds, d_bias = slopes(
+            s * head.scale, d_weight, seen, rows, keys, head, FIXED, CHECK
         )
+        if dfields.pointer is not None:
+            for kind in tl.static_range(KEY_FIELDS):
+                by_weight, by_mass = key_field_slope(kind, s, rows.m, rows, keys, b, head.parameters)
+                part = tl.sum(chained(by_weight, by_mass, d_weight, rows, seen), 1)
+                df += in_slot(kind, part[:, None], KEY_FIELD_SLOTS)
         dv = tl.dot(weight.to(grads.dtype), grads, dv, input_precision=FIXED.precision, out_dtype=dk.dtype)
         dk = tl.dot(ds.to(queries.dtype), queries, dk, input_precision=FIXED.precision, out_dtype=dk.dtype)
-    return dk, dv
+    return dk, dv, df
 
 
 @triton.jit
@@ -72,6 +79,7 @@ def key_kernel(
     grad,
     dk,
     dv,
+    dfields,
     gradients,
     flag,
     extras,
@@ -101,7 +109,7 @@ def key_kernel(
             True,
         )
         key_tile, value_tile = cleaned(raw_keys, FIXED.exact), cleaned(raw_values, FIXED.exact)
-        sums = (tl.zeros((N, FIXED.padded), REAL), tl.zeros((N, FIXED.value_padded), REAL))
+        d_keys, d_values = tl.zeros((N, FIXED.padded), REAL), tl.zeros((N, FIXED.value_padded), REAL)
         # Blocks of rows: first .. middle cross the diagonal, middle .. last see every key of the tile,
         # last .. stop cross the edge of the matrix.
         first, middle, last, stop = 0, 0, shape.queries // M, tl.cdiv(shape.queries, M)
@@ -118,6 +126,7 @@ def key_kernel(
             h = hk * FIXED.group + member
             head = head_of(extras, numbers, shape, batch * shape.heads + h, FIXED.double)
             q_h, grad_h = at_head(q, batch, h), at_head(grad, batch, h)
+            sums = (d_keys, d_values, tl.zeros((N, KEY_FIELD_SLOTS), REAL))
             if not FIXED.exact:
                 sums = add_rows(
                     sums,
@@ -131,6 +140,7 @@ def key_kernel(
                     q_h,
                     grad_h,
                     gradients,
+                    dfields,
                     head,
                     FIXED,
                     M,
@@ -149,13 +159,17 @@ def key_kernel(
                 q_h,
                 grad_h,
                 gradients,
+                dfields,
                 head,
                 FIXED,
                 M,
                 N,
                 True,
             )
-        d_keys, d_values = sums
+            d_keys, d_values, df = sums
+            if dfields.pointer is not None:
+                kinds = tl.arange(0, KEY_FIELD_SLOTS)[None, :]
+                store_rows(at_head(dfields, batch, h), j0, keys, shape.keys, kinds, df, KEY_FIELDS)
         d_keys = d_keys * full_precision(numbers.scale, numbers.scale_low, FIXED.double)
         if FIXED.exact:
             d_keys = tl.where(is_finite(raw_keys), d_keys, 0.0)

@@ -1,4 +1,5 @@
-"""The backward kernel of one formula that owns blocks of rows: dq, and the gradients of parameters and bias.
+"""The backward kernel of one formula that owns blocks of rows: dq, and the gradients of parameters, fields of
+queries and bias.
 
 Tiles are computed again from the peaks of the rows. Functions and constants of the formula (codegen.py) and
 what slopes.py defines are added to this module by source.py.
@@ -12,10 +13,8 @@ from unsoft.engines.triton.kernel.tiles import (
     at_head,
     cleaned,
     inside,
-    load_entries,
     load_rows,
     must_run,
-    only,
     seen_entries,
     seen_keys,
     store_rows,
@@ -33,16 +32,18 @@ def add_keys(
     k,
     v,
     dbias,
+    dfields,
     head,
     FIXED: tl.constexpr,
     PARAMETERS_TOO: tl.constexpr,
     N: tl.constexpr,
     CHECK: tl.constexpr,
 ):
-    """Keys begin .. end added to the gradients of the queries [M, BD] and of the parameters."""
-    dq, dp = sums
-    local, limit = tl.arange(0, N), head.shape.keys
-    keys, down, p = local[None, :], local[:, None], head.parameters
+    """Keys begin .. end added to the gradients of the queries [M, BD], the parameters [1, slots] and the
+    fields [M, slots]."""
+    dq, dp, df = sums
+    local, limit, p = tl.arange(0, N), head.shape.keys, head.parameters
+    down = local[:, None]
     columns_d, columns_v = tl.arange(0, FIXED.padded)[None, :], tl.arange(0, FIXED.value_padded)[None, :]
     for j0 in tl.range(begin, end, N):
         key_tile = load_rows(k, j0, down, limit, columns_d, FIXED.width, FIXED.padded, CHECK)
@@ -51,25 +52,28 @@ def add_keys(
         values = cleaned(values, FIXED.exact)
         s = tl.dot(queries, tl.trans(key_tile), input_precision=FIXED.precision, out_dtype=dq.dtype)
         d_weight = tl.dot(grads, tl.trans(values), input_precision=FIXED.precision, out_dtype=dq.dtype)
-        seen = seen_entries(head, rows, j0, keys, FIXED.causal, CHECK)
-        s, j, b, weight, d_weight, ds, d_bias = slopes(
-            s * head.scale, d_weight, seen, rows, j0, keys, head, FIXED, CHECK
+        keys = keys_at(head, j0, local[None, :], FIXED, CHECK)
+        seen = seen_entries(head, rows, keys, FIXED.causal, CHECK)
+        s, b, weight, d_weight, ds, d_bias = slopes(
+            s * head.scale, d_weight, seen, rows, keys, head, FIXED, CHECK
         )
         if PARAMETERS_TOO:
             for kind in tl.static_range(PARAMETERS):
-                by_weight, by_mass = parameter_slope(kind, s, rows.m, rows.n, rows.i, j, b, p)
-                term = by_weight * d_weight
-                if HAS_MASS:
-                    term += by_mass * rows.d_total
-                dp += tl.where(tl.arange(0, PARAMETER_SLOTS) == kind, tl.sum(only(seen, term, 0.0)), 0.0)
+                by_weight, by_mass = parameter_slope(kind, s, rows.m, rows, keys, b, p)
+                part = tl.sum(chained(by_weight, by_mass, d_weight, rows, seen))
+                dp += in_slot(kind, part, PARAMETER_SLOTS)
+        if dfields.pointer is not None:
+            for kind in tl.static_range(QUERY_FIELDS):
+                by_weight, by_mass = query_field_slope(kind, s, rows.m, rows, keys, b, p)
+                part = tl.sum(chained(by_weight, by_mass, d_weight, rows, seen), 1)
+                df += in_slot(kind, part[:, None], QUERY_FIELD_SLOTS)
         if dbias.pointer is not None:
             if FIXED.exact:
-                bias = load_entries(head.extras.bias, rows, j0, keys, head.shape, CHECK)
-                d_bias = tl.where(is_finite(bias), d_bias, 0.0)
-            at = (rows.start + rows.local).to(tl.int64) * dbias.strides[2] + (j0 + keys)
-            tl.store(dbias.pointer + at, d_bias, mask=inside(rows, j0, keys, head.shape))
+                d_bias = tl.where(is_finite(load_bias(head, rows, keys, CHECK)), d_bias, 0.0)
+            at = (rows.start + rows.local).to(tl.int64) * dbias.strides[2] + (j0 + keys.local)
+            tl.store(dbias.pointer + at, d_bias, mask=inside(rows, keys, head.shape))
         dq = tl.dot(ds.to(key_tile.dtype), key_tile, dq, input_precision=FIXED.precision, out_dtype=dq.dtype)
-    return dq, dp
+    return dq, dp, df
 
 
 @triton.jit
@@ -81,6 +85,7 @@ def query_kernel(
     dq,
     dparams,
     dbias,
+    dfields,
     gradients,
     flag,
     extras,
@@ -100,7 +105,7 @@ def query_kernel(
         head = head_of(extras, numbers, shape, number, FIXED.double)
         local, columns_d = tl.arange(0, M)[:, None], tl.arange(0, FIXED.padded)[None, :]
         columns_v = tl.arange(0, FIXED.value_padded)[None, :]
-        rows = rows_of(head, gradients, i0, local, FIXED.double, True)
+        rows = rows_of(head, gradients, i0, local, FIXED, True)
         raw = load_rows(
             at_head(q, batch, h), i0, local, shape.queries, columns_d, FIXED.width, FIXED.padded, True
         )
@@ -108,16 +113,34 @@ def query_kernel(
         grads = load_rows(g, i0, local, shape.queries, columns_v, FIXED.value_width, FIXED.value_padded, True)
         k, v = at_head(k, batch, h // FIXED.group), at_head(v, batch, h // FIXED.group)
         dbias = at_head(dbias, batch, h)
-        sums = (tl.zeros((M, FIXED.padded), REAL), tl.zeros((PARAMETER_SLOTS,), REAL))
+        sums = (
+            tl.zeros((M, FIXED.padded), REAL),
+            tl.zeros((1, PARAMETER_SLOTS), REAL),
+            tl.zeros((M, QUERY_FIELD_SLOTS), REAL),
+        )
         whole, end = seen_keys(i0, shape, FIXED.causal, M, N)
         if FIXED.exact:
             whole = 0
         else:
             sums = add_keys(
-                sums, 0, whole, queries, grads, rows, k, v, dbias, head, FIXED, PARAMETERS_TOO, N, False
+                sums,
+                0,
+                whole,
+                queries,
+                grads,
+                rows,
+                k,
+                v,
+                dbias,
+                dfields,
+                head,
+                FIXED,
+                PARAMETERS_TOO,
+                N,
+                False,
             )
-        result, dp = add_keys(
-            sums, whole, end, queries, grads, rows, k, v, dbias, head, FIXED, PARAMETERS_TOO, N, True
+        result, dp, df = add_keys(
+            sums, whole, end, queries, grads, rows, k, v, dbias, dfields, head, FIXED, PARAMETERS_TOO, N, True
         )
         result = result * head.scale
         if FIXED.exact:
@@ -125,4 +148,7 @@ def query_kernel(
         store_rows(at_head(dq, batch, h), i0, local, shape.queries, columns_d, result, FIXED.width)
         if PARAMETERS_TOO:
             at = number.to(tl.int64) * dparams.strides[0] + block * PARAMETER_SLOTS
-            tl.store(dparams.pointer + at + tl.arange(0, PARAMETER_SLOTS), dp)
+            tl.store(dparams.pointer + at + tl.arange(0, PARAMETER_SLOTS)[None, :], dp)
+        if dfields.pointer is not None:
+            kinds = tl.arange(0, QUERY_FIELD_SLOTS)[None, :]
+            store_rows(at_head(dfields, batch, h), i0, local, shape.queries, kinds, df, QUERY_FIELDS)

@@ -21,6 +21,9 @@ class Extras(NamedTuple):
     counts: View
     row_positions: View
     key_positions: View
+    query_fields: View
+    """(B, H, rows, fields); of keys likewise."""
+    key_fields: View
     parameters: Any
     """(P, H)"""
     seed: Any
@@ -72,15 +75,27 @@ class Head(NamedTuple):
 
 
 class Rows(NamedTuple):
-    """Inside a kernel: some rows, and the symbols of the formula that belong to them."""
+    """Inside a kernel: rows start + local, and the symbols of the formula that belong to them; then what the
+    backward kernels need of them."""
 
     start: Any
     local: Any
-    m: Any
     n: Any
     i: Any
-    inverse: Any = 1.0
-    d_total: Any = 0.0
+    fields: Any
+    """The values of all fields of queries, and a number that is NaN where one of them is NaN or Inf."""
+    m: Any
+    inverse: Any
+    d_total: Any
+
+
+class Keys(NamedTuple):
+    """Inside a kernel: keys start + local, and the symbols of the formula that belong to them."""
+
+    start: Any
+    local: Any
+    j: Any
+    fields: Any
 
 
 class Fixed(NamedTuple):
@@ -99,3 +114,69 @@ class Fixed(NamedTuple):
     double: bool
     exact: bool
     """Are the rules for NaN and Inf followed? Such a kernel runs only if there are any."""
+
+
+class States(NamedTuple):
+    """States of linear attention before each chunk: (B, heads, chunks, F, V), and (B, heads, chunks, F) of
+    the column that sums the keys."""
+
+    matrices: Any
+    columns: Any
+    chunks: int
+    """1 if all rows see the same."""
+
+
+class ChunkShape(NamedTuple):
+    """Heads of what is computed, heads of the states, tokens."""
+
+    heads: int
+    state_heads: int
+    tokens: int
+
+
+class ChunkFixed(NamedTuple):
+    """What a kernel of linear attention is compiled for, besides its tile sizes."""
+
+    feature_width: int
+    value_width: int
+    group: int
+    """Query heads per key head."""
+    members: int
+    """Heads that are summed over, for each head of what is computed."""
+    shared: int
+    """Heads of what is computed that read the same head."""
+    causal: bool
+    decays: bool
+    backwards: bool
+    """From the last token to the first?"""
+    transposed: bool
+    """Is the state read as (V, F)?"""
+    totals: bool
+    """Are the rows divided by the sums of their weights?"""
+    gone: float
+    """Such a sum counts as 0 below this."""
+    precision: str
+    double: bool
+    exact: bool = False
+
+
+class GaussianShape(NamedTuple):
+    """Points of the rows and of the columns, coordinates of a point; parts that columns are cut into, and
+    columns of a part."""
+
+    rows: int
+    columns: int
+    width: int
+    parts: int
+    span: int
+
+
+class GaussianFixed(NamedTuple):
+    """What a kernel of Gaussian matrices is compiled for, besides its tile sizes."""
+
+    stored: bool
+    """Are the tiles read, not made?"""
+    coordinates: int
+    """Of a tile of points."""
+    precision: str
+    exact: bool = False

@@ -9,7 +9,7 @@ diagonal or an edge of the matrix.
 import triton
 import triton.language as tl
 
-from unsoft.engines.triton.kernel.functions import is_finite
+from unsoft.engines.triton.kernel.functions import is_finite, kept
 from unsoft.engines.triton.kernel.structures import Extras, View
 
 
@@ -32,6 +32,8 @@ def extras_at_head(extras, batch, head):
         at_head(extras.counts, batch, head),
         at_head(extras.row_positions, batch, head),
         at_head(extras.key_positions, batch, head),
+        at_head(extras.query_fields, batch, head),
+        at_head(extras.key_fields, batch, head),
         extras.parameters,
         extras.seed,
     )
@@ -60,20 +62,26 @@ def store_rows(x, start, local, limit, columns, tile, WIDTH: tl.constexpr):
 
 
 @triton.jit
-def load_entries(x, rows, j0, keys, shape, CHECK: tl.constexpr):
+def load_entries(x, rows, keys, shape, CHECK: tl.constexpr):
     """A tile of a mask or bias; 0 outside."""
-    start = tl.cast(rows.start, tl.int64) * x.strides[2] + tl.cast(j0, tl.int64) * x.strides[3]
-    at = x.pointer + start + (rows.local * x.strides[2] + keys * x.strides[3])
+    start = tl.cast(rows.start, tl.int64) * x.strides[2] + tl.cast(keys.start, tl.int64) * x.strides[3]
+    at = x.pointer + start + (rows.local * x.strides[2] + keys.local * x.strides[3])
     if CHECK:
-        return tl.load(at, mask=inside(rows, j0, keys, shape), other=0)
+        return tl.load(at, mask=inside(rows, keys, shape), other=0)
     else:
         return tl.load(at)
 
 
 @triton.jit
-def inside(rows, j0, keys, shape):
+def inside(rows, keys, shape):
     """Entries of a tile that are entries of the matrix."""
-    return (rows.local < shape.queries - rows.start) & (keys < shape.keys - j0)
+    return (rows.local < shape.queries - rows.start) & (keys.local < shape.keys - keys.start)
+
+
+@triton.jit
+def places(x, start, local):
+    """Where the numbers of some rows or keys are."""
+    return x.pointer + tl.cast(start, tl.int64) * x.strides[2] + local * x.strides[2]
 
 
 @triton.jit
@@ -82,7 +90,7 @@ def load_values(x, start, local, limit, other, CHECK: tl.constexpr):
     if x.pointer is None:
         return other
     else:
-        at = x.pointer + tl.cast(start, tl.int64) * x.strides[2] + local * x.strides[2]
+        at = places(x, start, local)
         if CHECK:
             return tl.load(at, mask=local < limit - start, other=other)
         else:
@@ -99,15 +107,15 @@ def positions(x, start, local, offset, limit, DOUBLE: tl.constexpr, CHECK: tl.co
 
 
 @triton.jit
-def seen_entries(head, rows, j0, keys, CAUSAL: tl.constexpr, CHECK: tl.constexpr):
+def seen_entries(head, rows, keys, CAUSAL: tl.constexpr, CHECK: tl.constexpr):
     """Which entries of a tile count; None = all."""
     seen = None
     if CHECK:
-        seen = inside(rows, j0, keys, head.shape)
+        seen = inside(rows, keys, head.shape)
         if CAUSAL:
-            seen = seen & (keys <= rows.local + (head.shape.offset + rows.start - j0))
+            seen = seen & (keys.local <= rows.local + (head.shape.offset + rows.start - keys.start))
     if head.extras.visible.pointer is not None:
-        visible = load_entries(head.extras.visible, rows, j0, keys, head.shape, CHECK) != 0
+        visible = load_entries(head.extras.visible, rows, keys, head.shape, CHECK) != 0
         if CHECK:
             seen = seen & visible
         else:
@@ -137,6 +145,14 @@ def seen_keys(i0, shape, CAUSAL: tl.constexpr, M: tl.constexpr, N: tl.constexpr)
 
 
 @triton.jit
+def survives(head, rows, keys):
+    """Which weights of a tile dropout keeps."""
+    return kept(
+        head.extras.seed, head.threshold, head.number, rows.start + rows.local, keys.start + keys.local
+    )
+
+
+@triton.jit
 def full_precision(high, low, DOUBLE: tl.constexpr):
     """A number that came as two of float32."""
     if DOUBLE:
@@ -152,6 +168,12 @@ def cleaned(tile, EXACT: tl.constexpr):
         return tl.where(is_finite(tile), tile, 0.0).to(tile.dtype)
     else:
         return tile
+
+
+@triton.jit
+def any_bad(tile, AXIS: tl.constexpr):
+    """Is there NaN or Inf along the axis?"""
+    return tl.max((is_finite(tile) == 0).to(tl.int32), AXIS) > 0
 
 
 @triton.jit

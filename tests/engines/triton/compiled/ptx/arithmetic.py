@@ -11,6 +11,7 @@ from tests.engines.triton.compiled.ptx.numbers import (
     UNSIGNED,
     divided,
     flushed,
+    from_half,
     numpy_type,
     shifted,
     to_bfloat16,
@@ -40,9 +41,22 @@ _PLAIN: dict[str, Callable[..., Any]] = {
 }
 
 
+_SIGN_BITS = {"abs": lambda x, bits: x & ~x.dtype.type(bits), "neg": lambda x, bits: x ^ x.dtype.type(bits)}
+_NARROW = dict.fromkeys(("bf16", "f16"), (16, 0x8000)) | dict.fromkeys(("bf16x2", "f16x2"), (32, 0x80008000))
+"""Numbers of 16 bits, alone or in pairs: the bits of the register, and where the signs are."""
+
+
 def _plain(name: str) -> Callable[..., None]:
     def run(program: Program, kinds: list[str], args: list[Any], active: Any) -> None:
         kind = next((x for x in reversed(kinds) if re.fullmatch(r"[subf]\d+|pred", x)), None)
+        if kind is None and name in _SIGN_BITS and kinds[-1] in _NARROW:
+            width, bits = _NARROW[kinds[-1]]
+            program.put(args[0], _SIGN_BITS[name](program.bits(args[1], width), bits), active)
+            return
+        if kinds[-1] in ("s16x2", "u16x2"):
+            pairs = [program.bits(a, 32).view(np.int16) for a in args[1:]]
+            program.put(args[0], _PLAIN[name](*pairs).view(np.uint32), active)
+            return
         if kind is None:
             raise PtxError(f"unknown instruction {'.'.join([name, *kinds])}")
         x = [program.value(a, kind) for a in args[1:]]
@@ -99,18 +113,27 @@ def fma(program, kinds, args, active):
 @handles("setp")
 def setp(program, kinds, args, active):
     test, kind = kinds[0], kinds[-1]
-    a, b = (program.value(x, kind) for x in args[1:3])
+    if kind in _NARROW:  # one predicate for each number of the register
+        for half, target in enumerate(args[0].split("|")):
+            narrow = (program.bits(x, _NARROW[kind][0]) >> (16 * half) for x in args[1:3])
+            a, b = (from_half(x, kind.removesuffix("x2")) for x in narrow)
+            program.put(target, _compared(test, "f32", a, b), active)
+    else:
+        a, b = (program.value(x, kind) for x in args[1:3])
+        program.put(args[0], _compared(test, kind, a, b), active)
+
+
+def _compared(test: str, kind: str, a: Any, b: Any) -> Any:
     unordered = np.isnan(a) | np.isnan(b) if kind[0] == "f" else np.zeros(a.shape, bool)
     if test in ("num", "nan"):
-        program.put(args[0], unordered ^ (test == "num"), active)
-        return
+        return unordered ^ (test == "num")
     compare = {"eq": a == b, "ne": a != b, "lt": a < b, "le": a <= b, "gt": a > b, "ge": a >= b}
     result = compare.get(
         test.removesuffix("u"), compare.get({"lo": "lt", "hi": "gt", "ls": "le", "hs": "ge"}.get(test))
     )
     if test == "ne":
         result = result & ~unordered
-    program.put(args[0], result | unordered if test.endswith("u") else result, active)
+    return result | unordered if test.endswith("u") else result
 
 
 @handles("selp")

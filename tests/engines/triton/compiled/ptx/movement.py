@@ -83,12 +83,18 @@ def shfl(program, kinds, args, active):
     program.put(args[0].split("|")[0], found, active)
 
 
+@handles("redux")
+def redux(program, kinds, args, active):
+    """One number of all threads of a warp."""
+    reduce = {"max": np.max, "min": np.min, "add": np.sum, "or": np.bitwise_or.reduce}[kinds[1]]
+    x = program.value(args[1], kinds[2]).reshape(-1, 32)
+    found = np.asarray(reduce(x, axis=1)).astype(x.dtype)
+    program.put(args[0], np.repeat(found, 32), active)
+
+
 @handles("ldmatrix")
 def ldmatrix(program, kinds, args, active):
-    count = len(args[0])
-    asked = np.zeros((program.threads // 32, 32), bool)
-    asked[:, : 8 * count] = True
-    asked, rows = asked.reshape(-1), np.zeros((program.threads, 16), np.uint8)
+    asked, rows = _row_holders(program, len(args[0])), np.zeros((program.threads, 16), np.uint8)
     rows[asked] = program.shared.load(program.addresses(args[1], 32)[asked], 16, program.warp[asked])
     matrices = rows.view(np.uint16).reshape(-1, 4, 8, 8)
     if "trans" in kinds:
@@ -96,3 +102,19 @@ def ldmatrix(program, kinds, args, active):
     for k, target in enumerate(args[0]):
         pairs = np.ascontiguousarray(matrices[:, k].reshape(-1, 32, 2)).view(np.uint32)
         program.put(target, pairs.reshape(-1), active)
+
+
+@handles("stmatrix")
+def stmatrix(program, kinds, args, active):
+    pairs = [np.ascontiguousarray(program.bits(x, 32)).view(np.uint16).reshape(-1, 8, 8) for x in args[1]]
+    matrices = np.stack(pairs, 1)
+    if "trans" in kinds:
+        matrices = matrices.transpose(0, 1, 3, 2)
+    asked, raw = _row_holders(program, len(pairs)), np.ascontiguousarray(matrices).view(np.uint8)
+    addresses = program.addresses(args[0], 32)[asked]
+    program.shared.store(addresses, raw.reshape(-1, 16), program.warp[asked])
+
+
+def _row_holders(program, count):
+    """The threads whose addresses count: eight of every warp for each of ``count`` matrices of 8 x 8."""
+    return np.arange(program.threads) % 32 < 8 * count

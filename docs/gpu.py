@@ -1,0 +1,93 @@
+"""Writes the tables of docs/gpu.md from what the compilers said: ``python docs/gpu.py``.
+
+``python -m tests.engines.triton.compiled.table`` compiles all kernels anew and records that.
+"""
+
+from __future__ import annotations
+
+import csv
+import re
+from pathlib import Path
+
+PAGE = Path(__file__).with_suffix(".md")
+ROOT = PAGE.parents[1]
+RECORD = ROOT / "tests" / "engines" / "triton" / "compiled" / "resources.csv"
+UNITS = ("matrix", "special", "fma", "alu", "memory", "issue")
+
+
+def record() -> list[dict[str, str]]:
+    """The lines of resources.csv."""
+    with RECORD.open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def resources() -> str:
+    """What the kernels of cog take, and whether any kernel spills registers."""
+    head = ("target", "width", "kernel", "tile (rows x keys)", "registers", "shared memory, KiB", "products")
+    lines, rows = [_line(head), "|---" * len(head) + "|"], record()
+    for row in rows:
+        if row["formula"] == "cog" and row["kernel"] != "combine":
+            tile = f"{row['rows']} x {row['keys']}, {row['warps']} warps, {row['stages']} stages"
+            shared = f"{int(row['shared']) / 1024:.0f}"
+            lines.append(
+                _line(
+                    (
+                        row["target"],
+                        row["width"],
+                        _words(row),
+                        tile,
+                        row["registers"],
+                        shared,
+                        row["products"],
+                    )
+                )
+            )
+    covered: dict[str, list[str]] = {}
+    for row in rows:
+        named = f"{row['target']} at {row['width']}"
+        if row["kernel"] == "forward":
+            covered.setdefault(row["formula"], []).append(named)
+    listed = "; ".join(f"{formula}: {', '.join(targets)}" for formula, targets in covered.items())
+    inside = sum(int(row["in_loops"]) > 0 for row in rows)
+    found = f"{inside} of them access" if inside else "None of them accesses"
+    lines += [
+        "",
+        f"`{RECORD.relative_to(ROOT)}` has {len(rows)} kernels, by formula, target and width:",
+        f"{listed} (own has a parameter).",
+        f"{found} a spilled register in a loop that multiplies matrices.",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def estimate() -> str:
+    """Cycles by unit, and the speed that follows."""
+    head = ("GPU", "width", "formula", "kernel", *UNITS, "TFLOP/s, turns to overlap")
+    lines = [_line(head), "|---" * len(head) + "|"]
+    for row in record():
+        if row["gpu"]:
+            cycles = {unit: float(row[unit]) for unit in UNITS}
+            busiest = max(cycles, key=lambda unit: cycles[unit])
+            cells = [f"**{x:.3f}**" if unit == busiest else f"{x:.3f}" for unit, x in cycles.items()]
+            speed = f"{row['turns']} to {row['overlap']}"
+            lines.append(_line((row["gpu"], row["width"], row["formula"], _words(row), *cells, speed)))
+    return "\n".join(lines) + "\n"
+
+
+def _line(cells: tuple[str, ...]) -> str:
+    return "| " + " | ".join(cells) + " |"
+
+
+def _words(row: dict[str, str]) -> str:
+    return row["kernel"].replace("_", " ")
+
+
+def page(text: str) -> str:
+    """The page with its tables made anew."""
+    for name, content in (("resources", resources()), ("estimate", estimate())):
+        begin, end = f"<!-- {name} -->\n", f"<!-- end of {name} -->\n"
+        text = re.sub(f"{begin}.*?{end}", lambda _, new=begin + content + end: new, text, flags=re.S)
+    return text
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page(PAGE.read_text()))

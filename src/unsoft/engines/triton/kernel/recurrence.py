@@ -1,0 +1,240 @@
+"""Linear attention in chunks of M tokens. Two kernels do all of it, forward and backward:
+
+state_kernel    walks over the chunks and sums products of rows, x_t [y_t, e_t]^T: the state before each chunk
+chunk_kernel    rows of a chunk from the other rows of that chunk and from the state
+
+            x, y, z of chunk_kernel      state
+output      queries, keys, values        of keys and values
+dq          gradients, values, keys      the same, transposed
+dk          values, gradients, queries   of queries and gradients, from the end to the beginning; transposed
+dv          keys, queries, gradients     the same
+
+Values have one more column, which is 1 everywhere and sums the weights themselves; the gradient of that sum
+is the one more column of the gradients. Every program owns what it writes. Widths are cut into blocks of N.
+"""
+
+import triton
+import triton.language as tl
+
+from unsoft.engines.triton.kernel.tiles import at_head, load_rows, load_values, store_rows
+
+
+@triton.jit
+def rows_of(x, t0, tokens, limit, columns, WIDTH: tl.constexpr, FIXED: tl.constexpr, N: tl.constexpr):
+    """Some columns of tokens t0 + ``tokens``, in the orientation of the index tensors; 0 outside."""
+    PADDED: tl.constexpr = -(-WIDTH // N) * N
+    tile = load_rows(x, t0, tokens, limit, columns, WIDTH, PADDED, True)
+    return tile.to(tl.float64 if FIXED.double else tl.float32)
+
+
+@triton.jit
+def logarithm_at(log_decay, head):
+    """log2 of a head's decay; 0 if nothing decays."""
+    if log_decay is None:
+        return 0.0
+    else:
+        return tl.load(log_decay + head)
+
+
+@triton.jit
+def place_in(states, number, chunk, FIXED: tl.constexpr):
+    """Where the state before a chunk lies: its matrix (F, V), and its column (F)."""
+    at = number.to(tl.int64) * states.chunks + chunk
+    return states.matrices + at * (
+        FIXED.feature_width * FIXED.value_width
+    ), states.columns + at * FIXED.feature_width
+
+
+@triton.jit
+def state_kernel(
+    x,
+    y,
+    extra,
+    log_decay,
+    start,
+    after,
+    states,
+    shape,
+    FIXED: tl.constexpr,
+    M: tl.constexpr,
+    N: tl.constexpr,
+):
+    """``extra``: the one more column of y, None = all 1. ``start`` and ``after``: (B, heads, F, V + 1)."""
+    REAL: tl.constexpr = tl.float64 if FIXED.double else tl.float32
+    blocks: tl.constexpr = (FIXED.value_width + N - 1) // N
+    block, number = tl.program_id(0), tl.program_id(1)
+    batch, own = number // shape.heads, number % shape.heads
+    f, v = block // blocks * N + tl.arange(0, N), block % blocks * N + tl.arange(0, N)
+    inside = (f < FIXED.feature_width)[:, None] & (v < FIXED.value_width)[None, :]
+    # Of the programs with the same f the first one writes the column.
+    in_column = f + block % blocks * FIXED.feature_width < FIXED.feature_width
+    tokens, log_d = tl.arange(0, M), logarithm_at(log_decay, own)
+    outer = number.to(tl.int64) * (FIXED.feature_width * (FIXED.value_width + 1)) + f * (
+        FIXED.value_width + 1
+    )
+    matrix, column = tl.zeros((N, N), REAL), tl.zeros((N,), REAL)
+    if start is not None:
+        matrix += tl.load(start + outer[:, None] + v[None, :], mask=inside, other=0.0)
+        column += tl.load(start + outer + FIXED.value_width, mask=in_column, other=0.0)
+    chunks = tl.cdiv(shape.tokens, M)
+    for c in tl.range(0, chunks):
+        chunk = c
+        if FIXED.backwards:
+            chunk = chunks - 1 - c
+        if FIXED.causal:
+            to, to_column = place_in(states, number, chunk, FIXED)
+            tl.store(to + f[:, None] * FIXED.value_width + v[None, :], matrix, mask=inside)
+            tl.store(to_column + f, column, mask=in_column)
+        t0 = chunk * M
+        there = tl.minimum(shape.tokens - t0, M)
+        fade = tl.full((1, M), 1.0, REAL)
+        if FIXED.decays:
+            kept = tl.exp2(log_d * there.to(REAL))
+            matrix, column = matrix * kept, column * kept
+            age = tl.maximum(there - 1 - tokens, 0)
+            if FIXED.backwards:
+                age = tokens + 1
+            fade = tl.exp2(log_d * age.to(REAL))[None, :]
+        for member in range(FIXED.members):
+            head = (own * FIXED.members + member) // FIXED.shared
+            x_h, y_h = at_head(x, batch, head), at_head(y, batch, head)
+            left = rows_of(x_h, t0, tokens[None, :], shape.tokens, f[:, None], FIXED.feature_width, FIXED, N)
+            right = rows_of(y_h, t0, tokens[:, None], shape.tokens, v[None, :], FIXED.value_width, FIXED, N)
+            left = left * fade
+            matrix = tl.dot(left, right, matrix, input_precision=FIXED.precision, out_dtype=REAL)
+            e = 1.0
+            if extra.pointer is not None:
+                e = load_values(at_head(extra, batch, head), t0, tokens[None, :], shape.tokens, 0.0, True).to(
+                    REAL
+                )
+            column += tl.sum(left * e, 1)
+    tl.store(after + outer[:, None] + v[None, :], matrix, mask=inside)
+    tl.store(after + outer + FIXED.value_width, column, mask=in_column)
+    if not FIXED.causal:  # all rows see the state after the last key
+        to, to_column = place_in(states, number, 0, FIXED)
+        tl.store(to + f[:, None] * FIXED.value_width + v[None, :], matrix, mask=inside)
+        tl.store(to_column + f, column, mask=in_column)
+
+
+@triton.jit
+def add_before(
+    sums, x, slopes, states, number, chunk, at, log_d, shape, FIXED: tl.constexpr, N: tl.constexpr
+):
+    """What the rows of a chunk take from the state, added to the sums: of a block of columns, and totals."""
+    result, total = sums
+    INNER: tl.constexpr = FIXED.value_width if FIXED.transposed else FIXED.feature_width
+    OUTER: tl.constexpr = FIXED.feature_width if FIXED.transposed else FIXED.value_width
+    t0, a, age, o = at
+    state, column = place_in(states, number, chunk if FIXED.causal else 0, FIXED)
+    seen, mass = tl.zeros(result.shape, result.dtype), tl.zeros(total.shape, total.dtype)
+    for start in tl.range(0, INNER, N):
+        i = start + tl.arange(0, N)
+        rows = rows_of(x, t0, a, shape.tokens, i[None, :], INNER, FIXED, N)
+        if FIXED.transposed:
+            place = o[None, :] * FIXED.value_width + i[:, None]
+        else:
+            place = i[:, None] * FIXED.value_width + o[None, :]
+        tile = tl.load(state + place, mask=(i < INNER)[:, None] & (o < OUTER)[None, :], other=0.0)
+        seen = tl.dot(rows, tile, seen, input_precision=FIXED.precision, out_dtype=result.dtype)
+        if FIXED.totals:
+            mass += tl.sum(rows * tl.load(column + i, mask=i < INNER, other=0.0)[None, :], 1)[:, None]
+    if FIXED.transposed:
+        extra = tl.load(column + o, mask=o < OUTER, other=0.0)[None, :]
+        if FIXED.backwards:
+            seen += extra
+        elif slopes.pointer is not None:
+            seen += extra * load_values(slopes, t0, a, shape.tokens, 0.0, True)
+    if FIXED.decays:
+        fade = tl.exp2(log_d * age.to(result.dtype))
+        seen, mass = seen * fade, mass * fade
+    return result + seen, total + mass
+
+
+@triton.jit
+def add_inside(
+    sums, x, y, z, slopes, at, log_d, shape, FIXED: tl.constexpr, M: tl.constexpr, N: tl.constexpr
+):
+    """What the rows of a chunk take from the rows of the same chunk, added to the sums."""
+    result, total = sums
+    INNER: tl.constexpr = FIXED.value_width if FIXED.transposed else FIXED.feature_width
+    OUTER: tl.constexpr = FIXED.feature_width if FIXED.transposed else FIXED.value_width
+    t0, a, age, o = at
+    b = tl.arange(0, M)
+    distance = a - b[None, :]
+    if FIXED.backwards:
+        distance = -distance
+    weights = tl.zeros((M, M), result.dtype)
+    for start in tl.range(0, INNER, N):
+        i = start + tl.arange(0, N)
+        rows = rows_of(x, t0, a, shape.tokens, i[None, :], INNER, FIXED, N)
+        others = rows_of(y, t0, b[None, :], shape.tokens, i[:, None], INNER, FIXED, N)
+        weights = tl.dot(rows, others, weights, input_precision=FIXED.precision, out_dtype=result.dtype)
+    if FIXED.transposed and slopes.pointer is not None:
+        if FIXED.backwards:
+            weights += load_values(slopes, t0, b[None, :], shape.tokens, 0.0, True)
+        else:
+            weights += load_values(slopes, t0, a, shape.tokens, 0.0, True)
+    if FIXED.decays:
+        weights = weights * tl.exp2(log_d * tl.maximum(distance, 0).to(result.dtype))
+    weights = tl.where(distance >= 0, weights, 0.0)
+    if FIXED.totals:
+        total += tl.sum(weights, 1)[:, None]
+    values = rows_of(z, t0, b[:, None], shape.tokens, o[None, :], OUTER, FIXED, N)
+    return tl.dot(weights, values, result, input_precision=FIXED.precision, out_dtype=result.dtype), total
+
+
+@triton.jit
+def chunk_kernel(
+    x,
+    y,
+    z,
+    slopes,
+    log_decay,
+    states,
+    out,
+    totals,
+    shape,
+    FIXED: tl.constexpr,
+    M: tl.constexpr,
+    N: tl.constexpr,
+):
+    """``slopes``: the one more column of the gradients, for dq and dk. ``totals``: sums of the weights of
+    each row, by which the output is divided."""
+    REAL: tl.constexpr = tl.float64 if FIXED.double else tl.float32
+    OUTER: tl.constexpr = FIXED.feature_width if FIXED.transposed else FIXED.value_width
+    blocks: tl.constexpr = (OUTER + N - 1) // N
+    chunk, o = tl.program_id(0) // blocks, tl.program_id(0) % blocks * N + tl.arange(0, N)
+    batch, h = tl.program_id(1) // shape.heads, tl.program_id(1) % shape.heads
+    t0, a = chunk * M, tl.arange(0, M)[:, None]
+    age = a + 1
+    if FIXED.backwards:
+        age = tl.maximum(tl.minimum(shape.tokens - t0, M) - 1 - a, 0)
+    sums, at, own = (
+        (tl.zeros((M, N), REAL), tl.zeros((M, 1), REAL)),
+        (t0, a, age, o),
+        batch * shape.state_heads,
+    )
+    x_h = at_head(x, batch, h)
+    if not FIXED.decays:  # one state for all heads that share a key
+        owner = own + h * FIXED.members // FIXED.group
+        sums = add_before(
+            sums, x_h, at_head(slopes, batch, h), states, owner, chunk, at, 0.0, shape, FIXED, N
+        )
+    for member in range(FIXED.members):
+        head = h * FIXED.members + member
+        other = head // FIXED.shared
+        slopes_h = at_head(slopes, batch, other if FIXED.backwards else h)
+        log_d = logarithm_at(log_decay, head)
+        if FIXED.decays:
+            sums = add_before(sums, x_h, slopes_h, states, own + head, chunk, at, log_d, shape, FIXED, N)
+        if FIXED.causal:
+            y_h, z_h = at_head(y, batch, other), at_head(z, batch, other)
+            sums = add_inside(sums, x_h, y_h, z_h, slopes_h, at, log_d, shape, FIXED, M, N)
+    result, total = sums
+    if FIXED.totals:
+        gone = tl.abs(total) < FIXED.gone
+        result = tl.where(gone, 0.0, result / tl.where(gone, 1.0, total))
+        place = totals + tl.program_id(1).to(tl.int64) * shape.tokens + t0 + a
+        # Of the programs of the same rows the first one writes.
+        tl.store(place, total, mask=a + tl.program_id(0) % blocks * M < tl.minimum(shape.tokens - t0, M))
+    store_rows(at_head(out, batch, h), t0, a, shape.tokens, o[None, :], result, OUTER)

@@ -1,0 +1,175 @@
+"""When linear attention and the systems of magnitude run on the GPU engine, and what it says when they
+cannot; none of this needs Triton or a GPU."""
+
+import warnings
+
+import pytest
+import torch
+
+import unsoft
+from unsoft.engines import gaussian as choice
+from unsoft.engines.gaussian import GAUSSIAN, kernels_for
+from unsoft.engines.linear import choice as linear_choice
+from unsoft.engines.linear.attention import linear_attention
+from unsoft.engines.triton import availability, gaussian, recurrence
+from unsoft.engines.triton.launch import CannotCompileError
+from unsoft.errors import CompilerWarning
+from unsoft.testing.device import KINDS, LINEAR_AND_MAGNITUDE, check_device
+
+X = torch.linspace(-1, 1, 48).view(1, 2, 6, 4)
+
+
+@pytest.fixture
+def on_gpu(monkeypatch):
+    """As if tensors of the CPU were on a GPU, but kernels were done by torch operations; yields the calls."""
+    calls = []
+
+    def sums(*tensors, rough, **options):
+        calls.append(rough)
+        return linear_attention(*tensors, **options)
+
+    monkeypatch.setattr(availability, "missing", lambda device, index: None)
+    monkeypatch.setattr(availability, "failure", lambda device, index: None)
+    for room in (linear_choice, choice):
+        monkeypatch.setattr(room, "kernels_ready", lambda *device: True)
+    monkeypatch.setattr(linear_choice, "recurrence", sums)
+    return calls
+
+
+def layer(name):
+    return unsoft.mechanism(name, heads=2, head_dim=4)
+
+
+@pytest.mark.parametrize("name", ["linear-relu", "linear-taylor2", "cosformer", "retention"])
+def test_linear_attention_by_name(on_gpu, name):
+    found = layer(name)(X, X, X, is_causal=True, engine="triton")
+    assert on_gpu == [False]
+    assert torch.equal(found, layer(name)(X, X, X, is_causal=True, engine="tiled"))
+
+
+def test_other_lengths_masks_of_keys_and_caches_are_taken(on_gpu):
+    cosformer, mask = layer("cosformer"), torch.tensor([True, True, False, True, True, True])
+    cosformer(X[:, :, :3], X, X, is_causal="lower_right", engine="triton")
+    cosformer(X[:, :, :3], X, X, mask.view(1, 1, 1, 6), engine="triton")
+    cache = cosformer.new_cache(1)
+    for part in X.split(2, dim=2):
+        cosformer(part, part, part, cache=cache, engine="triton")
+    assert len(on_gpu) == 5
+
+
+def test_products_are_rough_where_inputs_have_few_digits(on_gpu):
+    layer("linear-relu")(*[X.bfloat16()] * 3, engine="triton")
+    assert on_gpu == [True]
+
+
+REFUSED = {
+    "logarithms": ("linear-exp", {}, "features that come as logarithms; use 'tiled'"),
+    "dropout": ("linear-relu", {"dropout_p": 0.5}, "need the weights"),
+    "float mask": (
+        "linear-relu",
+        {"attn_mask": torch.ones(6, 6)},
+        "need the weights",
+    ),
+    "mask of rows": (
+        "linear-relu",
+        {"attn_mask": torch.eye(6, dtype=torch.bool)},
+        "masks of whole keys, and this one depends on the query; use 'tiled'",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_the_kernels_do_not_take_is_declined_with_a_reason(on_gpu, case):
+    name, options, reason = REFUSED[case]
+    with pytest.raises(ValueError, match=f"'triton' does not support this call: .*{reason}"):
+        layer(name)(X, X, X, **options, engine="triton")
+    layer(name)(X, X, X, **options)  # auto takes another engine
+    assert not on_gpu
+
+
+def test_weights_and_too_many_heads_are_declined(on_gpu):
+    with pytest.raises(ValueError, match="needs engine 'dense' or 'auto', not 'triton'"):
+        layer("linear-relu")(X, X, X, return_weights=True, engine="triton")
+    many = torch.zeros(1, 1, 1, 4).expand(32768, 2, 1, 4)
+    with pytest.raises(ValueError, match="batch times heads is more than 65535; use 'tiled'"):
+        layer("linear-relu")(many, many, many, engine="triton")
+
+
+def test_tensors_of_the_cpu_are_refused_with_the_engine_that_works(monkeypatch):
+    monkeypatch.setattr(availability, "installed", lambda: True)
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    for name in ("linear-relu", "magnitude"):
+        with pytest.raises(ValueError, match="the tensors are on the CPU; use 'native'"):
+            layer(name)(X, X, X, engine="triton")
+
+
+@pytest.mark.parametrize("kind", LINEAR_AND_MAGNITUDE, ids=lambda kind: kind.name)
+def test_doctor_checks_them(kind):
+    (finding,) = check_device("cpu", "tiled", (kind,))
+    assert finding.passed and kind in KINDS, finding
+
+
+def test_auto_wants_them_on_a_gpu_and_nowhere_else(on_gpu):
+    layer("linear-relu")(X, X, X, is_causal=True)
+    assert not on_gpu
+    there = torch.zeros(1, 3, 2, device="meta")
+    assert GAUSSIAN.choose("auto", there).name == "triton"
+    assert GAUSSIAN.choose("auto", torch.zeros(1, 3, 2)).name in ("native", "torch")
+    assert GAUSSIAN.named("triton").supports(there.expand(70000, 3, 2)) == (
+        "more than 65535 systems; use 'tiled'"
+    )
+
+
+@pytest.mark.parametrize("which", ["linear", "gaussian"])
+def test_one_clear_warning_and_then_torch_operations(monkeypatch, which):
+    monkeypatch.setattr(availability, "missing", lambda device, index: None)
+    monkeypatch.setattr(availability, "failure", lambda device, index: None)
+    monkeypatch.setattr(availability, "_said", set())
+
+    def broken(*device):
+        raise CannotCompileError("no room for tiles")
+
+    monkeypatch.setattr(recurrence, "_small_call", broken)
+    monkeypatch.setattr(gaussian, "_small_call", broken)
+    with pytest.warns(CompilerWarning, match="no room for tiles.*'tiled'"):
+        run_once(which)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        run_once(which)
+
+
+def run_once(which):
+    if which == "gaussian":
+        assert kernels_for(X[0], "triton") is None
+    else:
+        found, expected = (layer("linear-relu")(X, X, X, engine=engine) for engine in ("triton", "tiled"))
+        assert torch.equal(found, expected)
+
+
+def test_an_engine_without_a_kernel_leaves_the_work_to_torch(monkeypatch):
+    """Everything of magnitude works with the two kernels that a GPU engine has to bring."""
+    from unsoft.magnitude.gaussian.matrix import DenseGaussian
+
+    def between(x, y):
+        return (-torch.cdist(x, y).square()).exp()
+
+    class Matrix(DenseGaussian):
+        def __init__(self, x, present=None, first=None, reuse=None):
+            super().__init__(x, present, first)
+
+    few = choice.GaussianKernels(between=between, matrix=Matrix)
+    engine = choice.Engine("few", lambda x: None, lambda x: few)
+    monkeypatch.setattr(GAUSSIAN, "engines", [engine, *GAUSSIAN.engines])
+    torch.manual_seed(0)
+    q, k, v = (torch.randn(1, 2, 20, 4).double() for _ in range(3))
+    for causal in (True, False):
+        magnitude = layer("magnitude+cog").double()
+        results = [magnitude(q, k, v, is_causal=causal, engine=engine) for engine in ("auto", "dense")]
+        torch.testing.assert_close(*results)
+    magnitude = layer("magnitude+cog").double()
+    cache, outs = magnitude.new_cache(1), []
+    with torch.no_grad():
+        for t in range(20):
+            step = (x[:, :, t : t + 1] for x in (q, k, v))
+            outs.append(magnitude(*step, cache=cache, is_causal="lower_right"))
+        torch.testing.assert_close(torch.cat(outs, dim=2), magnitude(q, k, v, is_causal=True, engine="dense"))

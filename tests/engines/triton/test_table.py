@@ -1,0 +1,47 @@
+"""The committed table of what the compilers said, and the page made from it; Triton is not needed."""
+
+import csv
+import importlib.util
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.engines.triton.targets import SHARED_KIB
+from unsoft.engines.triton.tile_sizes import KERNELS, TileSizes, candidates
+
+ROOT = Path(__file__).parents[3]
+ROWS = list(csv.DictReader((Path(__file__).parent / "compiled" / "resources.csv").open(newline="")))
+
+
+@pytest.mark.parametrize("target", SHARED_KIB)
+def test_every_target_has_every_kernel(target):
+    found = {(row["formula"], row["width"], row["kernel"]) for row in ROWS if row["target"] == target}
+    kernels = {(width, kernel) for width in ("64", "128") for kernel in (*KERNELS, "decode", "combine")}
+    for formula in ("cog", "softmax"):
+        assert {(width, kernel) for name, width, kernel in found if name == formula} == kernels
+    own = json.loads((ROOT / "src/unsoft/engines/triton/tile_sizes.json").read_text())
+    assert target in own
+
+
+def test_no_spill_in_a_loop_and_all_fits():
+    for row in ROWS:
+        assert row["in_loops"] == "0", row
+        assert int(row["shared"]) <= SHARED_KIB[row["target"]] << 10, row
+        assert (int(row["products"]) > 0) == (row["kernel"] != "combine"), row
+
+
+def test_the_table_is_of_the_tile_sizes_that_are_shipped():
+    for row in ROWS:
+        if row["kernel"] in KERNELS:
+            sizes = TileSizes(*(int(row[name]) for name in TileSizes._fields))
+            assert sizes == candidates(row["kernel"], row["target"], int(row["width"]), 16)[0]
+
+
+def test_page_is_up_to_date():
+    spec = importlib.util.spec_from_file_location("docs_gpu", ROOT / "docs" / "gpu.py")
+    script = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(script)
+    text = script.PAGE.read_text()
+    assert "<!-- estimate -->" in text and "<!-- resources -->" in text
+    assert script.page(text) == text, "run: python docs/gpu.py"

@@ -1,0 +1,49 @@
+"""The static estimate: its machines are those of data sheets, its counts those of a loop counted by hand."""
+
+from collections import Counter
+
+import pytest
+
+from tests.engines.triton.throughput import MACHINES, bytes_moved, cycles, multiplications, teraflops
+
+
+@pytest.mark.parametrize(("target", "teraflops"), [("sm_80", 312), ("sm_90", 989)])
+def test_matrix_products_of_the_data_sheet(target, teraflops):
+    assert MACHINES[target].teraflops == pytest.approx(teraflops, rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("name", "found"),
+    [
+        ("HMMA.16816.F32.BF16", 16 * 8 * 16),
+        ("HMMA.1688.F32.TF32", 16 * 8 * 8),
+        ("HGMMA.64x128x16.F32.BF16", 64 * 128 * 16 / 4),
+        ("FFMA", 0),
+    ],
+)
+def test_multiplications(name, found):
+    assert multiplications(name) == found
+
+
+@pytest.mark.parametrize(
+    ("name", "found"), [("LDSM.16.M88.4", 512), ("LDS.128", 512), ("STS.64", 256), ("LDS", 128)]
+)
+def test_bytes(name, found):
+    assert bytes_moved(name) == found
+
+
+def test_a_loop_counted_by_hand():
+    """One warp, a tile of 16 x 8 logits: one product of depth 16, one exp2 and two products a logit."""
+    loop = Counter({"HMMA.16816.F32.BF16": 1, "MUFU.EX2": 4, "FFMA": 8, "IADD3": 2, "BRA": 1, "": 3})
+    masked = loop + Counter({"ISETP.GE.AND": 20})
+    found = cycles((masked, loop), "sm_80", logits=128, warps=1)
+    assert found["flop"] == 2 * 16
+    assert found["matrix"] == pytest.approx(16 / 1024)
+    assert found["special"] == pytest.approx(1 / 16)
+    assert found["fma"] == pytest.approx(2 / 64)
+    assert found["alu"] == pytest.approx(0.5 / 64)
+    assert found["memory"] == 0
+    assert found["issue"] == pytest.approx(16 / 4 / 128)
+    turns, overlap = teraflops(found, "sm_80")
+    assert overlap == pytest.approx(108 * 1.41e9 * 32 * 16 / 1e12)  # exp2 is the busiest, 1/16 cycle a logit
+    assert turns == pytest.approx(overlap * (1 / 16) / (1 / 16 + 1 / 64))
