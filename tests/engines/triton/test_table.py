@@ -11,7 +11,8 @@ from tests.engines.triton.targets import SHARED_KIB
 from unsoft.engines.triton.tile_sizes import KERNELS, TileSizes, candidates
 
 ROOT = Path(__file__).parents[3]
-ROWS = list(csv.DictReader((Path(__file__).parent / "compiled" / "resources.csv").open(newline="")))
+RECORD = Path(__file__).parent / "compiled" / "resources.csv"
+ROWS = list(csv.DictReader(RECORD.read_text().splitlines()))
 
 
 @pytest.mark.parametrize("target", SHARED_KIB)
