@@ -39,7 +39,7 @@ OWN = {
 }
 
 
-DRAWN = random.Random(int(os.environ.get("UNSOFT_TEST_SEED", "0"))).sample(sorted(formulas()), 5)
+DRAWN = random.Random(int(os.environ.get("UNSOFT_TEST_SEED", "0"))).sample(sorted(formulas()), 3)
 
 
 @pytest.mark.parametrize("theme", THEMES)

@@ -12,7 +12,7 @@ from tests.engines.triton.compiled.emulate import emulated  # noqa: E402
 from tests.engines.triton.compiled.resources import resources  # noqa: E402
 from tests.engines.triton.linear_definition import errors, example  # noqa: E402
 from tests.engines.triton.parity import LIMIT  # noqa: E402
-from unsoft.engines.triton import gaussian, recurrence  # noqa: E402
+from unsoft.engines.triton import chunks, gaussian, recurrence  # noqa: E402
 from unsoft.engines.triton.tile_sizes import TileSizes  # noqa: E402
 
 pytestmark = pytest.mark.gpu_check
@@ -80,8 +80,8 @@ def test_gaussian_matrices_compile_without_spilling(target, dtype):
 @pytest.mark.parametrize("rough", [True, False])
 def test_linear_attention_is_executed(rough, monkeypatch):
     """In TF32, and in three products of it; the latter with a decay and a state before."""
-    for kind in recurrence.SIZES:
-        monkeypatch.setitem(recurrence.SIZES, kind, SMALL)
+    for kind in chunks.SIZES:
+        monkeypatch.setitem(chunks.SIZES, kind, SMALL)
     run, shape = partial(recurrence.recurrence, rough=rough), {"batch": 1, "width": 40, "value_width": 24}
     given = example(length=40, decays=not rough, state=not rough, dtype=torch.float32, **shape)
     with emulated(SMALL) as done:

@@ -11,7 +11,7 @@ import unsoft
 from tests.engines.triton.linear_definition import errors, example
 from tests.engines.triton.parity import LIMIT
 from tests.mechanisms.test_linear import attend, draw, make, near
-from unsoft.engines.triton import launch, recurrence
+from unsoft.engines.triton import chunks, launch, recurrence
 from unsoft.engines.triton.tile_sizes import TileSizes
 
 pytestmark = pytest.mark.gpu_check
@@ -39,7 +39,7 @@ def test_bidirectional(normalise, state):
 
 @pytest.mark.parametrize(("length", "width"), [(1, 128), (65, 80), (65, 128), (129, 64), (257, 64)])
 def test_borders_of_chunks_of_the_size_that_is_shipped(length, width, monkeypatch):
-    monkeypatch.setattr(recurrence, "INTERPRETED_SIZES", recurrence.SIZES["rough"])
+    monkeypatch.setattr(chunks, "INTERPRETED_SIZES", chunks.SIZES["rough"])
     check(
         torch.float32,
         length=length,
@@ -58,7 +58,7 @@ def test_heads(heads, kv_heads, decays):
 
 @pytest.mark.parametrize("sizes", [(16, 32), (32, 16)], ids=str)
 def test_tile_sizes(sizes, monkeypatch):
-    monkeypatch.setattr(recurrence, "INTERPRETED_SIZES", TileSizes(*sizes, 4, 1))
+    monkeypatch.setattr(chunks, "INTERPRETED_SIZES", TileSizes(*sizes, 4, 1))
     check(length=40, width=40, value_width=20, decays=True, state=True)
 
 
