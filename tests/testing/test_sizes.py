@@ -1,8 +1,8 @@
 """Every mechanism, modifier and form of magnitude at the sizes and in the states of the grid.
 
-In every run a sample that shows each width, dtype, mask ... once for each mechanism, and each length for every
-other one, drawn from a seed that pytest prints (UNSOFT_TEST_SEED sets another); `make test-slow` runs every
-pair of them.
+In every run a sample that shows each width, dtype, mask ... once for each mechanism, and each length for
+every other one, drawn from a seed that pytest prints (UNSOFT_TEST_SEED sets another); `make test-slow` runs
+every pair of them.
 """
 
 import os
@@ -73,8 +73,8 @@ FORMS = {
 }
 ALL = {name: (OWN.get(name, name), {}) for name in [*formulas(), *OWN, *FAMILIES, *MODIFIED]} | FORMS
 BRIEF = {*FORMS, *MODIFIED, "linear-taylor2"}
-"""What costs much (gates: the cube of the length, linear-taylor2: the fourth power of the width), or is made of
-mechanisms that are tested at all lengths anyway."""
+"""What costs much (gates: the cube of the length, linear-taylor2: the fourth power of the width), or is made
+of mechanisms that are tested at all lengths anyway."""
 LONG = random.Random(SEED).sample(sorted(ALL.keys() - BRIEF), (len(ALL) - len(BRIEF)) // 2)
 """Those that are tried at the longest lengths in this run."""
 
