@@ -107,11 +107,14 @@ def best(cells: dict[str, Any], reading: str, column: dict[str, Any], before: st
     if aim:
         values, down = {name: abs(math.log(value / aim)) for name, value in values.items()}, False
     names.sort(key=values.__getitem__, reverse=down)
-    shown = [
-        f"[{name}](mechanisms.md#{ANCHORS.get(name, name)}) {cell(cells[name])}" for name in names[:SHOWN]
-    ]
+    shown = [f"[{name}](mechanisms.md{_anchor(name)}) {cell(cells[name])}" for name in names[:SHOWN]]
     more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
     return before + ", ".join(shown) + more if names else ""
+
+
+def _anchor(name: str) -> str:
+    """Of its heading; of none for a composition, whose modifiers stand at the head of the page."""
+    return f"#{ANCHORS[name]}" if name in ANCHORS else ""
 
 
 MARKS = {"yes": "●", "partly": "◐", "no": "○"}

@@ -10,6 +10,7 @@ import random
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -64,6 +65,7 @@ def default_studies() -> dict[str, Path]:
     return {path.stem: path for path in sorted(_CLAIMS.glob("*.toml"))}
 
 
+@cache  # frozen, and asked for by every claim that it decides
 def default_study(name: str) -> Study:
     """One of the studies that come with the package.
 
