@@ -13,7 +13,7 @@ from triton.runtime import driver
 
 from unsoft.engines.arguments import checked_call
 from unsoft.engines.call import Call, Upstream
-from unsoft.engines.triton import binding, few_queries, gaussian, launch, recurrence
+from unsoft.engines.triton import binding, chunks, few_queries, gaussian, launch
 from unsoft.engines.triton.tile_sizes import candidates
 
 TARGETS = {
@@ -50,7 +50,7 @@ def pretending(target: str, start):
         mock.patch.object(driver, "_active", Driver(target)),
         mock.patch.object(binding, "start", start),
         mock.patch.object(gaussian, "start", start),
-        mock.patch.object(recurrence, "start", start),
+        mock.patch.object(chunks, "start", start),
         mock.patch.object(torch.version, "hip", hip),
         mock.patch.object(few_queries, "_splits", lambda programs, keys: 8),
     ):

@@ -43,13 +43,14 @@ def forward_kernel(
             at_head(q, batch, h), i0, local, shape.queries, columns_d, FIXED.width, FIXED.padded, True
         )
         sums, (whole, end) = no_sums(M, FIXED), seen_keys(i0, shape, FIXED.causal, M, N)
-        k, v = at_head(k, batch, h // FIXED.group), at_head(v, batch, h // FIXED.group)
+        # New names: a branch that is decided when the kernel runs may not give arguments another type.
+        k_h, v_h = at_head(k, batch, h // FIXED.group), at_head(v, batch, h // FIXED.group)
         if FIXED.exact:
             whole = 0
         else:
-            sums = add_keys(sums, 0, whole, queries, rows, k, v, head, FIXED, N, False)
+            sums = add_keys(sums, 0, whole, queries, rows, k_h, v_h, head, FIXED, N, False)
         acc, top, z, bad_rows, bad_sums = add_keys(
-            sums, whole, end, queries, rows, k, v, head, FIXED, N, True
+            sums, whole, end, queries, rows, k_h, v_h, head, FIXED, N, True
         )
         m = peak_or_zero(top)
         result, z = finished(acc, m, z, rows, head, FIXED)

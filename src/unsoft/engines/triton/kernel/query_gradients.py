@@ -111,8 +111,9 @@ def query_kernel(
         )
         g, queries = at_head(grad, batch, h), cleaned(raw, FIXED.exact)
         grads = load_rows(g, i0, local, shape.queries, columns_v, FIXED.value_width, FIXED.value_padded, True)
-        k, v = at_head(k, batch, h // FIXED.group), at_head(v, batch, h // FIXED.group)
-        dbias = at_head(dbias, batch, h)
+        # New names: a branch that is decided when the kernel runs may not give arguments another type.
+        k_h, v_h = at_head(k, batch, h // FIXED.group), at_head(v, batch, h // FIXED.group)
+        dbias_h = at_head(dbias, batch, h)
         sums = (
             tl.zeros((M, FIXED.padded), REAL),
             tl.zeros((1, PARAMETER_SLOTS), REAL),
@@ -129,9 +130,9 @@ def query_kernel(
                 queries,
                 grads,
                 rows,
-                k,
-                v,
-                dbias,
+                k_h,
+                v_h,
+                dbias_h,
                 dfields,
                 head,
                 FIXED,
@@ -140,7 +141,21 @@ def query_kernel(
                 False,
             )
         result, dp, df = add_keys(
-            sums, whole, end, queries, grads, rows, k, v, dbias, dfields, head, FIXED, PARAMETERS_TOO, N, True
+            sums,
+            whole,
+            end,
+            queries,
+            grads,
+            rows,
+            k_h,
+            v_h,
+            dbias_h,
+            dfields,
+            head,
+            FIXED,
+            PARAMETERS_TOO,
+            N,
+            True,
         )
         result = result * head.scale
         if FIXED.exact:
