@@ -154,7 +154,7 @@ def made_up(monkeypatch):
 
     def made_up(answer):
         workers = MadeUpWorkers(answer)
-        monkeypatch.setattr("unsoft.cli.commands.study._workers", lambda *options: workers)
+        monkeypatch.setattr("unsoft.cli.commands.study.workers_of", lambda *options: workers)
         return workers
 
     return made_up

@@ -1,4 +1,4 @@
-"""What users give to ``unsoft study`` in place of a file."""
+"""What users give to ``unsoft study`` in place of a file, and who does the work."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from unsoft.cli.arguments import read_pairs
 
 if TYPE_CHECKING:
     from unsoft.study import Study
+    from unsoft.study.driver import Workers
 
 
 def study_of(
@@ -56,3 +57,18 @@ def numbers_of(text: str) -> list[float]:
         raise typer.BadParameter(
             f"{text!r} is not a list of numbers such as 0.001,0.003,0.01", param_hint="'--lrs'"
         ) from None
+
+
+def workers_of(count: int | None, ray: str | None, cpus: float, gpus: float) -> int | Workers:
+    """Processes of this machine, one for each core unless told otherwise, or a Ray cluster."""
+    if ray is None:
+        from unsoft.bench.machine import cores
+
+        return count or len(cores())
+    if count is not None:
+        raise typer.BadParameter(
+            "--workers is for this machine; a cluster has --cpus-per-run and --gpus-per-run"
+        )
+    from unsoft.study.cluster import RayWorkers
+
+    return RayWorkers(ray, cpus, gpus)

@@ -6,16 +6,14 @@ import json
 import shlex
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
 from unsoft.cli.arguments import AsJson, check_file, prepare_folder
 from unsoft.cli.steer_inputs import lines, listed, load, pairs, places, prose
+from unsoft.cli.steer_tables import show_judgement, show_measures
 from unsoft.cli.terminal import INTERRUPTED, console, note, progress, show_table
-
-if TYPE_CHECKING:
-    from unsoft.hf.steering.controls import Judgement
 
 command = typer.Typer(
     help="""Push a model along directions inside it, and find out whether that is real.
@@ -238,7 +236,7 @@ def check(
     if as_json:
         typer.echo(json.dumps(judgement.to_dict(), indent=1))
     else:
-        show(judgement)
+        show_judgement(judgement)
     if out is None:
         return
     from unsoft.hf.steering.report import write
@@ -296,39 +294,7 @@ def scenes(
         about = {"judgement": found.judgement.to_dict(), "measures": found.measures}
         typer.echo(json.dumps(about, indent=1))
     else:
-        show(found.judgement)
-        _show_measures(found.measures)
+        show_judgement(found.judgement)
+        show_measures(found.measures)
     for path in written:
         typer.echo(str(path), err=as_json)
-
-
-def _show_measures(measures: list[dict[str, Any]]) -> None:
-    columns = dict.fromkeys(
-        ("measure", "before", "steered", "change", "interval", "random direction"), "right"
-    )
-    rows = [
-        [
-            one["name"],
-            *(f"{one[key]:.3f}" for key in ("before", "after")),
-            f"{one['change']:+.3f}",
-            f"{one['low']:+.3f} to {one['high']:+.3f}",
-            f"{one['random']:.3f}",
-        ]
-        for one in measures
-    ]
-    show_table(columns, rows, box=False)
-
-
-def show(judgement: Judgement) -> None:
-    """The table of controls and the verdict, on the terminal."""
-    columns = {"control": "whole", "effect": "right", "interval": "whole", "passed": "left", "rule": "left"}
-    rows = [
-        [one.name, f"{one.effect:+.3f}", f"{one.low:+.3f} to {one.high:+.3f}", _yes(one.passed), one.rule]
-        for one in judgement.controls
-    ]
-    show_table(columns, rows, box=False)
-    typer.echo(f"{judgement.verdict}: {judgement.told()}")
-
-
-def _yes(passed: bool) -> str:
-    return "yes" if passed else "NO"

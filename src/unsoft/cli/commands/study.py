@@ -11,7 +11,7 @@ from typer.core import TyperGroup
 
 from unsoft.cli.arguments import AsJson, Plugin, check_folder, load_plugin
 from unsoft.cli.mechanisms import Formulas, chosen, complete_mechanism
-from unsoft.cli.study_arguments import numbers_of, study_of, words_of
+from unsoft.cli.study_arguments import numbers_of, study_of, words_of, workers_of
 from unsoft.cli.study_tables import print_defaults, print_study, study_record
 from unsoft.cli.terminal import INTERRUPTED, note, show_table
 
@@ -151,7 +151,7 @@ def run(
     else:
         names = chosen(words_of(mechanisms), None, formula)
         studies = [study_of(words_of(tasks), names, settings, controls, changes)]
-    made = _workers(workers, ray, cpus_per_run, gpus_per_run)
+    made = workers_of(workers, ray, cpus_per_run, gpus_per_run)
     file = plugin is not None and plugin.endswith(".py")
     options: dict[str, Any] = {"runs": runs, "retry": retry, "any_code": any_code}
     options["plugin"] = str(Path(plugin or "").absolute()) if file else plugin or ""
@@ -290,17 +290,3 @@ def report(
     else:
         typer.echo(f"{page}: the page\n{data}: its numbers")
         typer.echo(f"{figures}: {counts['figures']} charts as PNG and SVG")
-
-
-def _workers(count: int | None, ray: str | None, cpus: float, gpus: float) -> int | Workers:
-    if ray is None:
-        from unsoft.bench.machine import cores
-
-        return count or len(cores())
-    if count is not None:
-        raise typer.BadParameter(
-            "--workers is for this machine; a cluster has --cpus-per-run and --gpus-per-run"
-        )
-    from unsoft.study.cluster import RayWorkers
-
-    return RayWorkers(ray, cpus, gpus)
