@@ -44,7 +44,7 @@ class InContextRecall(Retelling):
 
     @property
     def setup(self) -> Setup:
-        # Four keys, each of which comes often: with eight the two layers do not find each other in 1,000 steps.
+        # Four keys, each of which comes often: eight are not learned in 1,000 steps.
         return Setup(layers=2, steps=400, positions=True)
 
     @property
