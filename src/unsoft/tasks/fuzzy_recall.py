@@ -29,7 +29,7 @@ class FuzzyRecall(Retelling):
     source: ClassVar[str] = MAD
 
     length: int = 48
-    keys: int = 4
+    keys: int = 3
     """Key tokens."""
     values: int = 4
     """Value tokens."""
@@ -54,7 +54,7 @@ class FuzzyRecall(Retelling):
     @property
     def setup(self) -> Setup:
         # Few tokens, each of which comes often: with six keys and six values 3,000 steps are not enough.
-        return Setup(layers=2, steps=1000, positions=True)
+        return Setup(layers=2, steps=1500, positions=True)
 
     @property
     def size(self) -> int:
