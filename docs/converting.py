@@ -109,7 +109,8 @@ def block(record: dict) -> str:
     matching, tuning = (spec[name] * spec["batch"] * spec["tokens"] for name in ("match_steps", "tune_steps"))
     about = (
         f"Perplexity on {spec['held_out']:,} held-out tokens in windows of {spec['tokens']};"
-        f" {spec['fit_tokens']:,} tokens of fitting, {matching:,} of matching and {tuning:,} of tuning, one thread:"
+        f" {spec['fit_tokens']:,} tokens of fitting, {matching:,} of matching and {tuning:,} of tuning, one"
+        " thread:"
     )
     return f"{about}\n\n{commands}\n{table(record)}\n{reading(record)}"
 
