@@ -40,7 +40,9 @@ def layer(name):
     return unsoft.mechanism(name, heads=2, head_dim=4)
 
 
-@pytest.mark.parametrize("name", ["linear-relu", "linear-taylor2", "cosformer", "retention"])
+@pytest.mark.parametrize(
+    "name", ["linear-relu", "linear-taylor2", "linear-exp", "performer(6)", "cosformer", "retention"]
+)
 def test_linear_attention_by_name(on_gpu, name):
     found = layer(name)(X, X, X, is_causal=True, engine="triton")
     assert on_gpu == [False]
@@ -63,7 +65,6 @@ def test_products_are_rough_where_inputs_have_few_digits(on_gpu):
 
 
 REFUSED = {
-    "logarithms": ("linear-exp", {}, "features that come as logarithms; use 'tiled'"),
     "dropout": ("linear-relu", {"dropout_p": 0.5}, "need the weights"),
     "float mask": (
         "linear-relu",

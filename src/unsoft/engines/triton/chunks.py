@@ -33,15 +33,18 @@ class ChunkWork:
     k: Tensor
     v: Tensor
     decay: Tensor | None
+    weights: Tensor | None
+    """Inside chunks, where features come as logarithms."""
+    kept: Tensor | None
     causal: bool
     normalise: bool
     rough: bool
 
     @cached_property
     def sizes(self) -> TileSizes:
-        if interpreted():
-            return INTERPRETED_SIZES
-        return SIZES["float64" if self.q.dtype == torch.float64 else "rough" if self.rough else "float32"]
+        kind = "float64" if self.q.dtype == torch.float64 else "rough" if self.rough else "float32"
+        sizes = INTERPRETED_SIZES if interpreted() else SIZES[kind]
+        return sizes if self.weights is None else sizes._replace(rows=self.weights.shape[3])
 
     @property
     def state_heads(self) -> int:
@@ -62,6 +65,7 @@ class ChunkWork:
     def fixed(self, heads: int, read_heads: int, **flags: Any) -> ChunkFixed:
         """For ``heads`` of what is computed and ``read_heads`` of what is read."""
         flags = {"backwards": False, "transposed": False, "totals": False} | flags
+        inside = self.causal and not (self.weights is not None and flags["transposed"])
         return ChunkFixed(
             feature_width=self.q.shape[3],
             value_width=self.v.shape[3],
@@ -69,6 +73,7 @@ class ChunkWork:
             members=max(read_heads // heads, 1),
             shared=max(heads // read_heads, 1),
             causal=self.causal,
+            inside=inside,
             decays=self.decay is not None,
             gone=vanishing(self.q.dtype),
             precision=precision(self.q.dtype, self.rough),
@@ -92,6 +97,7 @@ class ChunkWork:
             "y": view(y),
             "extra": View(None, (0, 0, 0)) if extra is None else view(extra),
             "log_decay": self.log_decay,
+            "kept": None if self.kept is None else self.kept.contiguous(),
             "start": None if before is None else before.contiguous(),
             "after": after,
             "states": states,
@@ -117,6 +123,7 @@ class ChunkWork:
             "y": view(y),
             "z": view(z),
             "slopes": View(None, (0, 0, 0)) if slopes is None else view(slopes),
+            "given": view(self.weights),
             "log_decay": self.log_decay,
             "states": states,
             "out": view(out),
