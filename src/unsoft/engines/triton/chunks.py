@@ -12,7 +12,7 @@ from torch import Tensor
 from unsoft.engines.linear.attention import vanishing
 from unsoft.engines.triton.call_arguments import precision, view
 from unsoft.engines.triton.kernel.structures import ChunkFixed, ChunkShape, States, View
-from unsoft.engines.triton.launch import INTERPRETED_SIZES, Launch, interpreted, start
+from unsoft.engines.triton.launch import INTERPRETED_SIZES, Launch, architecture, interpreted, start
 from unsoft.engines.triton.tile_sizes import TileSizes
 
 SIZES = {
@@ -20,9 +20,11 @@ SIZES = {
     "float32": TileSizes(64, 32, 4, 1),
     "float64": TileSizes(32, 32, 4, 1),
 }
-"""Tokens of a chunk and columns of a block, warps and stages, found by compiling for sm_80, sm_90 and gfx942:
-no larger ones leave all numbers of a loop in registers."""
+"""Tokens of a chunk and columns of a block, warps and stages, found by compiling for all
+targets of the tests: no larger ones leave all numbers of a loop in registers."""
 _DECAY_COLUMNS = 32
+_MORE_WARPS = "sm_10"
+"""Architectures on which the gradients of keys and values do not fit the registers of as many warps."""
 
 
 @dataclass(frozen=True)
@@ -132,7 +134,10 @@ class ChunkWork:
             "FIXED": fixed,
         }
         blocks = -(-tokens // self.sizes.rows) * -(-width // self.sizes.keys)
-        self._start("chunk", chunk_kernel, arguments, (blocks, batch * heads), self.sizes)
+        sizes = self.sizes
+        if fixed.backwards and not interpreted() and architecture().startswith(_MORE_WARPS):
+            sizes = sizes._replace(warps=2 * sizes.warps)
+        self._start("chunk", chunk_kernel, arguments, (blocks, batch * heads), sizes)
         return out, totals
 
     def decay_gradient(

@@ -194,3 +194,11 @@ class GaussianFixed(NamedTuple):
     """Of a tile of points."""
     precision: str
     exact: bool = False
+
+
+class GatingFixed(NamedTuple):
+    """What the kernel of gates on values is compiled for, besides its tile sizes."""
+
+    width: int
+    double: bool
+    exact: bool = False
