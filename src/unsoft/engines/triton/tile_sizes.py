@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 from functools import cache
+from os.path import commonprefix
 from pathlib import Path
 from typing import NamedTuple
 
@@ -35,9 +36,13 @@ def candidates(kernel: str, architecture: str, width: int, bits: int) -> list[Ti
 
     >>> candidates("forward", "sm_90", 64, 16)[0].rows >= 64
     True
+
+    A GPU that the table does not know has the sizes of its nearest relative:
+
+    >>> candidates("forward", "sm_89", 128, 16) == candidates("forward", "sm_80", 128, 16)
+    True
     """
-    table = _table()
-    known = table.get(architecture) or table["other"]
+    known = _table()[_relative(architecture)]
     chosen = known[kernel][str(min(w for w in map(int, known[kernel]) if w >= min(width, 256)))]
     found = [TileSizes(*chosen)]
     for _ in range(bits // 32):  # twice and four times the bytes for every number
@@ -46,6 +51,13 @@ def candidates(kernel: str, architecture: str, width: int, bits: int) -> list[Ti
     while found[-1] != SMALLEST:
         found.append(_smaller(found[-1]))
     return found
+
+
+def _relative(architecture: str) -> str:
+    """The architecture of the table whose name begins alike: sm_80 for sm_89, gfx942 for gfx90a."""
+    alike = {name: len(commonprefix((name, architecture))) for name in _table()}
+    nearest = max(alike, key=lambda name: alike[name])
+    return nearest if alike[nearest] >= len("sm_8") else "other"
 
 
 def _smaller(sizes: TileSizes) -> TileSizes:
