@@ -240,7 +240,7 @@ def test_a_finished_run_is_not_run_again(tmp_path, uninterrupted, monkeypatch):
     folder, result = uninterrupted
     monkeypatch.setattr(TaskTrainer, "train", None)
     assert run(Spec(**TINY), folder).to_dict() == json.loads(json.dumps(result.to_dict()))
-    with pytest.raises(ValueError, match=r"holds another run \(seed 0\); choose another folder"):
+    with pytest.raises(ValueError, match=r"holds another run \(seed 0\); give another folder \(--out\)"):
         run(Spec(**TINY, seed=1), folder)
     (tmp_path / "full").mkdir()
     (tmp_path / "full/thesis.tex").write_text("mine")

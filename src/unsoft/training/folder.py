@@ -28,7 +28,7 @@ def finished(folder: Path, spec: Mapping[str, Any], who: str) -> dict[str, Any] 
         if not written.exists():
             if folder.exists() and any(path.name != _LOCK for path in folder.iterdir()):
                 raise ValueError(
-                    f"{who}: {str(folder)!r} is not empty and holds no run; choose another folder"
+                    f"{who}: {str(folder)!r} is not empty and holds no run; give another folder (--out)"
                 )
             return None
         theirs = json.loads(written.read_bytes())
@@ -36,11 +36,15 @@ def finished(folder: Path, spec: Mapping[str, Any], who: str) -> dict[str, Any] 
             other = ", ".join(
                 f"{name} {theirs.get(name)!r}" for name in spec if theirs.get(name) != spec[name]
             )
-            raise ValueError(f"{who}: {str(folder)!r} holds another run ({other}); choose another folder")
+            raise ValueError(
+                f"{who}: {str(folder)!r} holds another run ({other}); give another folder (--out)"
+            )
         there = folder / _RESULT
         return json.loads(there.read_bytes()) if there.exists() else None
     except OSError as problem:
         raise ValueError(f"{who}: {str(folder)!r} cannot be read: {problem.strerror}") from None
+    except json.JSONDecodeError as problem:
+        raise ValueError(f"{who}: a file of {str(folder)!r} is damaged, it is no JSON: {problem}") from None
 
 
 @contextmanager

@@ -214,6 +214,8 @@ def test_what_cannot_be_converted_is_said_before_anything_is_written(spec, sourc
         ({"tokens": 4000}, "too few for windows of 4000"),
         ({"layers": ["7"]}, "7 is not among the 2 layers"),
         ({"options": {"strength": 2}}, "strength"),
+        ({"mechanism": "softmax", "options": {"where": "mass"}}, "'softmax' has no option 'where'"),
+        ({"mechanism": "softmax", "tune": "attention"}, "every layer of .* has softmax already"),
     ):
         with pytest.raises((ValueError, TypeError), match=problem):
             convert(spec(**changes), tmp_path / "run")

@@ -241,7 +241,7 @@ def export(
     from unsoft.study.store import NAME, Store
     from unsoft.study.summary import current
 
-    check_file(to)
+    check_file(to, "'--to'")
     with Store(out / NAME) as store:
         if study is not None and study not in store.studies():
             raise ValueError(
@@ -277,7 +277,7 @@ def report(
         records, definitions = store.records(), [store.definition(name) for name in store.studies()]
     check_drawing()
     folder = to or out / "report"
-    check_folder(folder)
+    check_folder(folder, "'--out'" if to is None else "'--to'")
     from unsoft.study import Study
     from unsoft.study.page import PAGE, write_report
 

@@ -19,6 +19,7 @@ from unsoft.errors import Interrupted
 from unsoft.files import write_json
 from unsoft.hf import load_model
 from unsoft.hf.quiet import quiet
+from unsoft.mechanisms.core.inline import label_of
 from unsoft.tasks.corpus import corpus
 from unsoft.tasks.draw import generator
 from unsoft.training import processes
@@ -86,6 +87,11 @@ class _Work:
         original, self.tokenizer = _language_model(spec)
         self.train, test = split(spec.text, self.tokenizer, spec.tokens)
         self.pair = Pair(original, spec.recipe())
+        if spec.tune == "attention" and spec.tune_steps and not self.pair.changed:
+            raise ValueError(
+                f"convert: every layer of {spec.model} has {label_of(spec.mechanism)} already, so no"
+                " attention is changed that could be tuned; give 'tune' all"
+            )
         device = torch.accelerator.current_accelerator() or torch.device("cpu")
         for model in (original, self.pair.student):
             model.to(device)  # type: ignore[arg-type]  # transformers wraps it for its documentation
@@ -94,7 +100,7 @@ class _Work:
         self.measured: dict[str, dict[str, Any]] = {
             name: {} for name in ("losses", "layer_errors", "seconds", "cpu_seconds")
         }
-        self.shown = ShowProgress(f"{Path(spec.model).name} to {spec.mechanism}", "")
+        self.shown = ShowProgress(f"{Path(spec.model).name} to {label_of(spec.mechanism)}", "")
 
     def done(self) -> Converted:
         (self.out / CHECKPOINTS).mkdir(exist_ok=True)
