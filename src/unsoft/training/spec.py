@@ -104,7 +104,7 @@ class Spec:
         if self.repulse and full.heads == 1:
             raise ValueError("train: 'repulse' pushes heads apart, so it needs at least 2 'heads', not 1")
         if self.options:
-            sizes = {"heads": full.heads, "head_dim": full.width // full.heads, "layers": full.layers}
+            sizes = {"heads": full.heads, "head_dim": full.width // full.heads, "layers": full.layers or 1}
             with torch.random.fork_rng(devices=[]):  # some mechanisms start at random
                 build_mechanism(self.mechanism, **sizes, **self.options)
 

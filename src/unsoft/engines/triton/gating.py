@@ -29,7 +29,7 @@ def gated(value: Tensor, gate: Tensor) -> Tensor:
     values, gates = value.expand(*shape, value.shape[-1]), gate.expand(shape)
     if len(shape) != 3:
         values, gates = values.reshape(-1, 1, *values.shape[-2:]), gates.reshape(-1, 1, shape[-1])
-    out = torch.ops.unsoft.triton_gated.default(values, gates)
+    out: Tensor = torch.ops.unsoft.triton_gated.default(values, gates)
     return out.reshape(*shape, value.shape[-1])
 
 

@@ -59,4 +59,5 @@ def _chunked(
 
 def _by_key_head(q: Tensor, k: Tensor) -> Tensor:
     """(B, H, L, F) as (B, Hk, group, L, F)."""
-    return q.unflatten(1, (k.shape[1], -1))
+    found: Tensor = q.unflatten(1, (k.shape[1], -1))
+    return found
