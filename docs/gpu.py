@@ -13,6 +13,8 @@ PAGE = Path(__file__).with_suffix(".md")
 ROOT = PAGE.parents[1]
 RECORD = ROOT / "tests" / "engines" / "triton" / "compiled" / "resources.csv"
 FAMILIES = RECORD.with_name("families.csv")
+ESTIMATED = ("cog", "softmax", "softpick")
+"""Shown on the page: a signed formula, the usual one, and one whose functions take many instructions."""
 UNITS = ("matrix", "special", "fma", "alu", "memory", "issue")
 
 
@@ -23,7 +25,7 @@ def record(path: Path = RECORD) -> list[dict[str, str]]:
 
 
 def resources() -> str:
-    """What the kernels of cog take, and whether any kernel spills registers."""
+    """What the kernels of cog take, which others are recorded, and whether any kernel spills registers."""
     head = ("target", "width", "kernel", "tile (rows x keys)", "registers", "shared memory, KiB", "products")
     lines, rows = [_line(head), "|---" * len(head) + "|"], record()
     for row in rows:
@@ -43,18 +45,18 @@ def resources() -> str:
                     )
                 )
             )
-    covered: dict[str, list[str]] = {}
-    for row in rows:
-        named = f"{row['target']} at {row['width']}"
-        if row["kernel"] == "forward":
-            covered.setdefault(row["formula"], []).append(named)
-    listed = "; ".join(f"{formula}: {', '.join(targets)}" for formula, targets in covered.items())
+    formulas, targets, widths = (
+        list(dict.fromkeys(row[name] for row in rows)) for name in ("formula", "target", "width")
+    )
+    kernels = {row["kernel"] for row in rows}
+    if len(rows) != len(formulas) * len(targets) * len(widths) * len(kernels):
+        raise ValueError(f"{RECORD} lacks some kernels; make it anew")
     inside = sum(int(row["in_loops"]) > 0 for row in rows)
     found = f"{inside} of them access" if inside else "None of them accesses"
     lines += [
         "",
-        f"`{RECORD.relative_to(ROOT)}` has {len(rows)} kernels, by formula, target and width:",
-        f"{listed} (own has a parameter).",
+        f"`{RECORD.relative_to(ROOT)}` has {len(rows)} kernels: {', '.join(formulas)} (a formula of a user",
+        f"with a parameter), each for {', '.join(targets)} at widths {' and '.join(widths)}.",
         f"{found} a spilled register in a loop that multiplies matrices.",
     ]
     return "\n".join(lines) + "\n"
@@ -65,7 +67,7 @@ def estimate() -> str:
     head = ("GPU", "width", "formula", "kernel", *UNITS, "TFLOP/s, turns to overlap")
     lines = [_line(head), "|---" * len(head) + "|"]
     for row in record():
-        if row["gpu"]:
+        if row["gpu"] and row["formula"] in ESTIMATED:
             cycles = {unit: float(row[unit]) for unit in UNITS}
             busiest = max(cycles, key=lambda unit: cycles[unit])
             cells = [f"**{x:.3f}**" if unit == busiest else f"{x:.3f}" for unit, x in cycles.items()]

@@ -165,6 +165,23 @@ def test_what_cannot_be_compiled_is_tried_once(monkeypatch):
     assert len(tried) == 1
 
 
+def test_costly_formulas_may_have_smaller_tiles(monkeypatch):
+    costly = {name for name in unsoft.mechanisms() if isinstance(resolve(name), Formula)}
+    costly = {name for name in costly if tile_sizes.is_costly(resolve(name).key)}
+    assert {"softpick", "sinh", "tanh"} <= costly and not costly & {"cog", "softmax", "relu2", "sigmoid"}
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "a GPU")
+    monkeypatch.setattr(launch, "architecture", lambda device: "sm_90")
+    fixed = SimpleNamespace(exact=False, padded=128, value_padded=128)
+    found = {
+        name: launch._possible(
+            launch.Launch("query_gradients", None, {"FIXED": fixed}, None, resolve(name).key, torch.bfloat16)
+        )[0]
+        for name in ("cog", "softpick")
+    }
+    assert found == {"cog": (64, 64, 4, 2), "softpick": (64, 32, 4, 2)}
+
+
 @pytest.mark.parametrize(
     ("architecture", "relative"),
     [("sm_86", "sm_80"), ("sm_89", "sm_80"), ("sm_103", "sm_100"), ("sm_121", "sm_120")]

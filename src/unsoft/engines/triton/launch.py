@@ -12,7 +12,15 @@ import torch
 from torch import Tensor
 
 from unsoft.engines.triton.kernel.structures import Fixed
-from unsoft.engines.triton.tile_sizes import EXACT, SMALLEST, TileSizes, candidates, tuned, tuned_key
+from unsoft.engines.triton.tile_sizes import (
+    EXACT,
+    SMALLEST,
+    TileSizes,
+    candidates,
+    is_costly,
+    tuned,
+    tuned_key,
+)
 from unsoft.errors import one_line
 
 Grid = Callable[[TileSizes], tuple[int, int]]
@@ -143,7 +151,8 @@ def _possible(launch: Launch) -> list[TileSizes]:
     key = tuned_key(launch.name, device, launch.formula, launch.width, str(launch.dtype))
     measured = [TileSizes(*tuned()[key])] if key in tuned() else []
     known = architecture(torch.cuda.current_device())
-    return measured + candidates(launch.name, known, launch.width, 8 * launch.dtype.itemsize)
+    costly = is_costly(launch.formula)
+    return measured + candidates(launch.name, known, launch.width, 8 * launch.dtype.itemsize, costly)
 
 
 def compiled(launch: Launch, sizes: TileSizes) -> Any:
