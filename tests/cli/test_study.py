@@ -36,6 +36,11 @@ def spec(tmp_path):
     return spec
 
 
+def test_study_alone_is_help(run_here):
+    done = run_here("study")
+    assert done.returncode == 0 and done.stderr == "" and "  status  Show how far" in done.stdout
+
+
 def test_a_study_with_real_workers(run_here, spec, tmp_path):
     """It runs through, is shown, exported, and not run again."""
     out = str(tmp_path / "out")

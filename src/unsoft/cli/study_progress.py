@@ -17,6 +17,7 @@ def progress(name: str) -> Iterator[Callable[[State], None]]:
     """Yields what to tell about a study while it runs."""
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+    from rich.table import Column
 
     screen = Console(stderr=True, highlight=False, markup=False)
     columns = (
@@ -24,7 +25,8 @@ def progress(name: str) -> Iterator[Callable[[State], None]]:
         BarColumn(),
         MofNCompleteColumn(),
         TextColumn("{task.fields[left]}", markup=False),
-        TextColumn("{task.description}", markup=False),
+        # In a narrow window this is what breaks, not the numbers before it.
+        TextColumn("{task.description}", markup=False, table_column=Column(overflow="fold")),
     )
     with Progress(*columns, console=screen, disable=not has_bar(), transient=True) as bar:
         number = bar.add_task("starting", total=None, left="")

@@ -150,7 +150,7 @@ def command(
         seed=seed,
         bf16=bf16,
         repulse=repulse,
-        **({} if alpha is None else {"alpha": alpha}),
+        alpha=Spec.alpha if alpha is None else alpha,
     )
     try:
         result = run(
