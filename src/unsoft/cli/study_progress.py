@@ -32,7 +32,8 @@ def progress(name: str) -> Iterator[Callable[[State], None]]:
         number = bar.add_task("starting", total=None, left="")
 
         def tell(state: State) -> None:
-            left = "" if state.seconds_left is None else f"{_time(state.seconds_left)} left"
+            known = state.seconds_left is not None and state.waiting
+            left = f"{_time(state.seconds_left or 0)} left" if known else ""
             shown = "; ".join(state.running[:3]) + (" ..." if len(state.running) > 3 else "")
             ended = state.done + state.failed
             bar.update(number, completed=ended, total=state.total, left=left, description=shown)
