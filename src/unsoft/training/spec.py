@@ -104,9 +104,11 @@ class Spec:
         if self.repulse and full.heads == 1:
             raise ValueError("train: 'repulse' pushes heads apart, so it needs at least 2 'heads', not 1")
         if self.options:
-            sizes = {"heads": full.heads, "head_dim": full.width // full.heads, "layers": full.layers or 1}
+            width = full.width // full.heads
             with torch.random.fork_rng(devices=[]):  # some mechanisms start at random
-                build_mechanism(self.mechanism, **sizes, **self.options)
+                build_mechanism(
+                    self.mechanism, heads=full.heads, head_dim=width, layers=full.layers, **self.options
+                )
 
     def make_task(self) -> Task:
         """The task at its difficulty."""

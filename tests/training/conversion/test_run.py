@@ -235,7 +235,7 @@ def test_several_processes_are_refused(spec, tmp_path, monkeypatch):
         ({"layers": {"0": "coog"}}, "coog"),
         ({"match_steps": -1}, "'match_steps' must be at least 0, not -1"),
         ({"tune": "some"}, "'tune' must be one of all, attention, not 'some'"),
-        ({"start": "shut"}, "open, paper"),
+        ({"start": "shut"}, "'start' must be one of open, paper, not 'shut'"),
         ({"tune_lr": math.nan}, "'tune_lr' must be a number of at least 0"),
         ({"tokens": 1}, "'tokens' must be at least 2"),
         ({"text": 7}, "'text' must be text, not 7"),

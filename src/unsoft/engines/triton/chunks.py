@@ -135,7 +135,11 @@ class ChunkWork:
         }
         blocks = -(-tokens // self.sizes.rows) * -(-width // self.sizes.keys)
         sizes = self.sizes
-        if fixed.backwards and not interpreted() and architecture(torch.cuda.current_device()).startswith(_MORE_WARPS):
+        if (
+            fixed.backwards
+            and not interpreted()
+            and architecture(torch.cuda.current_device()).startswith(_MORE_WARPS)
+        ):
             sizes = sizes._replace(warps=2 * sizes.warps)
         self._start("chunk", chunk_kernel, arguments, (blocks, batch * heads), sizes)
         return out, totals

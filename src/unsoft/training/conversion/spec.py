@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-from unsoft.hf.recipe import Recipe
+from unsoft.hf.recipe import STARTS, Recipe
 from unsoft.mechanisms.core.registry import resolve
 from unsoft.training.checks import check_number, check_seed, check_whole
 
@@ -59,6 +59,8 @@ class Conversion:
         for name in ("model", "mechanism", "text", "start", "tune"):
             if not isinstance(getattr(self, name), str):
                 raise TypeError(f"convert: {name!r} must be text, not {getattr(self, name)!r}")
+        if self.start not in STARTS:
+            raise ValueError(f"convert: 'start' must be one of {', '.join(STARTS)}, not {self.start!r}")
         named = self.layers.values() if isinstance(self.layers, Mapping) else ()
         for mechanism in (self.mechanism, *named):
             resolve(mechanism)

@@ -51,9 +51,10 @@ def pretending(target: str, start):
         mock.patch.object(binding, "start", start),
         mock.patch.object(gaussian, "start", start),
         mock.patch.object(chunks, "start", start),
-        mock.patch.object(chunks, "architecture", lambda: target),
+        mock.patch.object(chunks, "architecture", lambda device: target),
         mock.patch.object(gating, "start", start),
         mock.patch.object(pairs, "start", start),
+        mock.patch.object(torch.cuda, "current_device", lambda: 0),
         mock.patch.object(torch.version, "hip", hip),
         mock.patch.object(few_queries, "_splits", lambda programs, keys: 8),
     ):
