@@ -62,7 +62,7 @@ def measure(
     fastest = {place: min(taken) for place, taken in samples.items()}
     timings = []
     for place, (contender, (error, problem)) in enumerate(zip(everyone, checked, strict=True)):
-        figures: tuple[Any, ...] = (0, None, None)
+        figures: tuple[int, float | None, float | None] = (0, None, None)
         if place in fastest:
             ratio = fastest[place] / fastest[0] if 0 in fastest else None
             figures = (len(samples[place]), fastest[place], ratio)
