@@ -12,14 +12,15 @@ from pathlib import Path
 PAGE = Path(__file__).with_suffix(".md")
 ROOT = PAGE.parents[1]
 RECORD = ROOT / "tests" / "engines" / "triton" / "compiled" / "resources.csv"
+FAMILIES = RECORD.with_name("families.csv")
 ESTIMATED = ("cog", "softmax", "softpick")
 """Shown on the page: a signed formula, the usual one, and one whose functions take many instructions."""
 UNITS = ("matrix", "special", "fma", "alu", "memory", "issue")
 
 
-def record() -> list[dict[str, str]]:
-    """The lines of resources.csv."""
-    with RECORD.open(newline="") as file:
+def record(path: Path = RECORD) -> list[dict[str, str]]:
+    """The lines of a file of the record."""
+    with path.open(newline="") as file:
         return list(csv.DictReader(file))
 
 
@@ -75,6 +76,29 @@ def estimate() -> str:
     return "\n".join(lines) + "\n"
 
 
+def families() -> str:
+    """The most that a kernel of each family takes, by target and width."""
+    head = (
+        "kernels of",
+        "target",
+        "width",
+        "kernels",
+        "registers, most",
+        "shared memory, KiB, most",
+        "products",
+    )
+    lines, groups = [_line(head), "|---" * len(head) + "|"], {}
+    for row in record(FAMILIES):
+        groups.setdefault((row["family"], row["target"], row["width"]), []).append(row)
+    for key, rows in groups.items():
+        registers, shared = (max(int(row[name]) for row in rows) for name in ("registers", "shared"))
+        products = sum(int(row["products"]) for row in rows)
+        lines.append(_line((*key, str(len(rows)), str(registers), f"{shared / 1024:.0f}", str(products))))
+    inside = sum(int(row["in_loops"]) > 0 for row in record(FAMILIES))
+    found = f"{inside} of them access" if inside else "None of them accesses"
+    return "\n".join([*lines, "", f"{found} a spilled register in a loop that multiplies matrices."]) + "\n"
+
+
 def _line(cells: tuple[str, ...]) -> str:
     return "| " + " | ".join(cells) + " |"
 
@@ -85,7 +109,8 @@ def _words(row: dict[str, str]) -> str:
 
 def page(text: str) -> str:
     """The page with its tables made anew."""
-    for name, content in (("resources", resources()), ("estimate", estimate())):
+    contents = {"resources": resources(), "estimate": estimate(), "families": families()}
+    for name, content in contents.items():
         begin, end = f"<!-- {name} -->\n", f"<!-- end of {name} -->\n"
         text = re.sub(f"{begin}.*?{end}", lambda _, new=begin + content + end: new, text, flags=re.S)
     return text

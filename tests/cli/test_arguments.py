@@ -1,11 +1,12 @@
 """A place that cannot be written to is told before any work, by every command that writes."""
 
+import sys
 from pathlib import Path
 
 import pytest
 import typer
 
-from unsoft.cli.arguments import check_file, check_folder, prepare_folder
+from unsoft.cli.arguments import check_file, check_folder, load_plugin, prepare_folder
 
 READ_ONLY = Path("/proc")  # for root too
 needs_proc = pytest.mark.skipif(not READ_ONLY.is_dir(), reason="this system has no read-only folder to try")
@@ -59,3 +60,21 @@ def test_no_work_is_done_for_a_place_that_cannot_be_written(run_here, monkeypatc
     assert (done.returncode, done.stdout) == (2, "")
     assert out.rpartition("/")[0] in done.stderr and "cannot be written" in done.stderr
     assert "Errno" not in done.stderr and len(done.stderr.splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("content", "problem"),
+    [("def f(:", "SyntaxError: invalid syntax"), ("1 / 0", "ZeroDivisionError: division by zero")],
+)
+def test_a_plugin_that_cannot_be_imported_is_named_and_leaves_nothing(tmp_path, content, problem):
+    path = tmp_path / "broken_plugin.py"
+    path.write_text(content)
+    with pytest.raises(typer.BadParameter, match=f"broken_plugin.py cannot be imported: {problem}"):
+        load_plugin(str(path))
+    assert "broken_plugin" not in sys.modules
+
+
+def test_the_option_that_is_wrong_is_named(tmp_path):
+    with pytest.raises(typer.BadParameter) as found:
+        check_file(tmp_path / "none" / "runs.csv", "'--to'")
+    assert found.value.param_hint == "'--to'"

@@ -36,12 +36,18 @@ def spec(tmp_path):
     return spec
 
 
+def test_study_alone_is_help(run_here):
+    done = run_here("study")
+    assert done.returncode == 0 and done.stderr == "" and "  status  Show how far" in done.stdout
+
+
 def test_a_study_with_real_workers(run_here, spec, tmp_path):
     """It runs through, is shown, exported, and not run again."""
     out = str(tmp_path / "out")
     done = run_here("study", spec(5), "--out", out, "--workers", "1")
     assert done.returncode == 0, done.stderr
     assert "small: 4 of 4, copy softmax seed 1 lr=" in done.stderr and "\x1b" not in done.stderr
+    assert [line.endswith(" left") for line in done.stderr.splitlines()] == [True, True, True, False]
     assert "copy: accuracy, higher is better; chance 0.250" in done.stdout
     assert "undecided" in done.stdout and "swept on the first seeds" in done.stdout
     records = read_records(tmp_path / "out" / NAME)

@@ -118,7 +118,10 @@ def test_a_disk_that_is_full_in_the_end_is_one_line_and_the_run_can_end_later(ru
         (["copy", "--set", "length=0"], "'length' must be at least 1, not 0"),
         (["recall", "--set", "length=14"], "length of at least 16, not 14"),
         (["text", "--file", "/no/such.txt"], "'/no/such.txt' cannot be read"),
-        (["copy", "--file", "/no/such.txt"], "copy: no knob is called 'path'"),
+        (["copy", "--file", "/no/such.txt"], "'--file': copy reads no file; the task text does"),
+        (["copy", "--mechanism", ""], "unknown name ''"),
+        (["copy", "--alpha", "0.3"], "'--alpha': it is the strength of --repulse, which is not given"),
+        (["copy", "--option", "where=mass"], "'softmax' has no option 'where'"),
         (["copy", "--steps", "0"], "'steps' must be at least 1"),
         (["copy", "--init-from", "/no/such/model"], "model"),
         (["copy", "--mechanism", "cog", "--option", "strength=2"], "strength"),
@@ -141,7 +144,8 @@ def test_divergence_is_one_line(run_here, tmp_path):
 
 def test_what_is_printed(run_here, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    done = run_here(*TINY, "--steps", "2", "--mechanism", "magnitude+softmax", "--repulse", "repel")
+    more = ("--mechanism", "magnitude+softmax", "--heads", "2", "--repulse", "repel", "--alpha", "0.2")
+    done = run_here(*TINY, "--steps", "2", *more)
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()
     assert (

@@ -91,7 +91,7 @@ def test_an_interrupted_run_shows_what_it_found(with_gpu, monkeypatch):
 
 def test_steps_on_a_gpu_measure_the_engine_against_sdpa():
     steps = gpu_bench.gpu_steps(QUICK)
-    assert {step.group for step in steps} == {"main", "wide", "decode"}
+    assert {step.group for step in steps} == {"main", "wide", "decode", "linear", "magnitude"}
     work, contenders = steps[0].measure.args
     assert work.device == "cuda" and work.dtype == "bfloat16"
     assert {x.engine for x in contenders} >= {"triton", "FlexAttention"}

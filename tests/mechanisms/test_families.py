@@ -179,6 +179,21 @@ def test_gpam_keeps_its_row_sum_and_range(options):
         torch.testing.assert_close(weights.sum(-1), torch.ones(2, HEADS, LENGTH, dtype=torch.float64))
 
 
+def test_gpam_sees_what_a_fused_optimizer_changes():
+    """Such a step does not count the versions of parameters up, and what was known before is not used."""
+    module = unsoft.mechanism("gpam", heads=2, head_dim=4)
+    q, k, v = (torch.randn(1, 2, 5, 4, generator=torch.Generator().manual_seed(n)) for n in range(3))
+    optimizer = torch.optim.AdamW(module.parameters(), lr=0.5, fused=True)
+    before = None
+    for _ in range(3):
+        with torch.no_grad():
+            found = module(q, k, v)
+        assert torch.equal(found, module(q, k, v).detach()) and (before is None or not found.equal(before))
+        before = found
+        module(q, k, v).square().sum().backward()
+        optimizer.step()
+
+
 def test_gpam_starts_opposed():
     module = unsoft.mechanism("gpam", heads=2, head_dim=3)
     assert torch.equal(module.negative_map, -torch.eye(3).expand(2, 3, 3))

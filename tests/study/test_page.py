@@ -2,6 +2,7 @@
 
 import csv
 import re
+from dataclasses import replace
 
 import pytest
 
@@ -76,6 +77,16 @@ def test_files_of_a_report(tmp_path, monkeypatch):
         rows[1]["gain"]
     ) == pytest.approx(0.35)
     assert (tmp_path / "figures" / "s-g-cost.svg").exists() and (tmp_path / "index.html").exists()
+
+
+def test_names_that_no_file_can_have(tmp_path, monkeypatch):
+    monkeypatch.setattr(study_pages, "vega_script", lambda: "")
+    monkeypatch.setattr(study_pages, "svg_and_png", lambda spec: {})
+    mine = [replace(record, group="no copies / 1") for record in records()]
+    write_report([made(group=[GROUP | {"name": "no copies / 1"}], rule=[RULE])], mine, tmp_path)
+    assert (tmp_path / "data" / "s-no-copies-1.csv").exists()
+    page = (tmp_path / "index.html").read_text()
+    assert page.count('href="#s-no-copies-1"') == 2 and page.count('id="s-no-copies-1"') == 1
 
 
 def test_the_page_works_in_a_browser(tmp_path, browser):

@@ -128,8 +128,25 @@ VARIANT = {"label": "big", "mechanism": "softmax"}
         ({"lrs": 0.1}, "must be a list"),
         ({"lrs": [0.1, 0.2, 0.3], "sweep": "none"}, "without a sweep there is one learning rate"),
         ({"sweep": "half"}, "'sweep' must be one of tuned, full, none"),
-        ({"tuning_seeds": 9}, "'tuning_seeds' must be from 1"),
+        ({"tuning_seeds": 9}, "'tuning_seeds' must be a whole number from 1"),
+        ({"tuning_seeds": "one"}, "'tuning_seeds' must be a whole number from 1"),
+        ({"sweep": ["full"]}, "'sweep' must be one of"),
+        ({"seeds": [[0], 1]}, "different whole numbers"),
+        ({"seeds": [True, False]}, "different whole numbers"),
         ({"search": {"weight_decay": [1]}}, "'search' needs learning rates"),
+        ({"group": [GROUP | {"settings": {"lr": 0.1}}]}, "values stand in 'lrs' (--lrs)"),
+        (
+            {
+                "group": [GROUP | {"variant": [VARIANT | {"settings": {"warmup": 3}}]}],
+                "search": {"lr": [0.1, 0.2, 0.3], "warmup": [1, 2]},
+            },
+            "'warmup' cannot be a setting, the same for all, since it is swept over; its values stand in"
+            " 'search'",
+        ),
+        ({"group": [GROUP | {"controls": "no"}]}, "'controls' must be true or false, not 'no'"),
+        ({"group": [GROUP | {"variant": [VARIANT | {"options": {"where": "mass"}}]}]}, "no option 'where'"),
+        ({"rule": [{"mechanism": "cog", "over": 3, "margin": 0}]}, "'over' of a rule must be a list"),
+        ({"rule": [{"mechanism": "cog", "over": "softmax", "margin": 0, "on": 3}]}, "'on' of a rule"),
         ({"random": 0}, "'random' must be a whole number"),
         ({"rule": [{"mechanism": "cog", "over": "softmax"}]}, "a rule needs 'margin'"),
         ({"rule": [{"mechanism": "sinh", "over": "softmax", "margin": 0}]}, "a rule is about 'sinh'"),
@@ -156,6 +173,8 @@ def test_files_that_are_no_study(tmp_path):
         read_study(tmp_path / "bad.toml")
     with pytest.raises(ValueError, match="cannot be read: No such file"):
         read_study(tmp_path / "none.toml")
+    with pytest.raises(ValueError, match="No such file or directory; did you mean --default census"):
+        read_study("census")
 
 
 def test_controls_are_twice_what_the_task_has():

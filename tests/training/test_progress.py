@@ -41,6 +41,18 @@ def test_loss_and_score_are_shown(state, terminal, monkeypatch):
     assert "checkpoint-2 is not complete" in text
 
 
+def test_a_narrow_window_cuts_no_number(state, monkeypatch):
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True, raising=False)
+    shown = ShowProgress("noisy-recall magnitude+softmax", "accuracy")
+    written = io.StringIO()
+    shown.console = Console(file=written, force_terminal=True, width=40, markup=False, highlight=False)
+    shown.on_train_begin(None, state, TrainerControl())
+    shown.on_log(None, state, TrainerControl(), {"loss": 2.5, "eval_score": 0.75})
+    shown.close()
+    last = written.getvalue().rpartition("\x1b[2K")[2]
+    assert "3/9" in last and "0.7500" in written.getvalue() and "…" not in last
+
+
 def test_the_log_has_what_matters(state, tmp_path):
     expected = [{"step": 3, "loss": 2.5}, {"step": 3, "eval_score": 0.75}]
     assert records(state) == expected

@@ -71,6 +71,15 @@ def test_distances_are_float32_in_a_model_of_bfloat16():
         assert torch.allclose(one.grad.float(), other.grad, rtol=0.01, atol=1e-6)
 
 
+def test_what_cannot_repel_is_said():
+    with pytest.raises(ValueError, match="LlamaForCausalLM have one head each, and no other to repel"):
+        repulse(llama(heads=1, key_heads=1))
+    with pytest.raises(ValueError, match="'alpha' must be a number of at least 0, not -1"):
+        Repulsion(alpha=-1)
+    with pytest.raises(ValueError, match="'kind' must be one of svgd, spos, repel, not 'push'"):
+        Repulsion(kind="push")
+
+
 @pytest.mark.parametrize("kind", ["svgd", "spos", "repel"])
 def test_equal_heads_separate(kind):
     """Queries and keys of all heads alike: repulsion pulls them apart,

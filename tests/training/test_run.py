@@ -5,6 +5,7 @@ import math
 import shutil
 import signal
 import threading
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -240,7 +241,7 @@ def test_a_finished_run_is_not_run_again(tmp_path, uninterrupted, monkeypatch):
     folder, result = uninterrupted
     monkeypatch.setattr(TaskTrainer, "train", None)
     assert run(Spec(**TINY), folder).to_dict() == json.loads(json.dumps(result.to_dict()))
-    with pytest.raises(ValueError, match=r"holds another run \(seed 0\); choose another folder"):
+    with pytest.raises(ValueError, match=r"holds another run \(seed 0\); give another folder \(--out\)"):
         run(Spec(**TINY, seed=1), folder)
     (tmp_path / "full").mkdir()
     (tmp_path / "full/thesis.tex").write_text("mine")
@@ -286,17 +287,22 @@ def test_a_learning_rate_that_is_far_too_large_ends_in_one_line(tmp_path):
         run(Spec(**TINY | {"lr": 1e30, "warmup": 0}))
 
 
-def test_a_full_disk_loses_nothing(tmp_path, uninterrupted, monkeypatch):
-    """The disk is full while the second checkpoint is written."""
+@pytest.mark.parametrize(
+    ("problem", "free"),
+    [(OSError(28, "No space left on device"), 1 << 30), (RuntimeError("unexpected pos 64 vs 0"), 100)],
+)
+def test_a_full_disk_loses_nothing(tmp_path, uninterrupted, monkeypatch, problem, free):
+    """The disk is full while the second checkpoint is written, which torch may say in its own way."""
     save = torch.save
 
     def full(content, path, *args, **kwargs):
         if "checkpoint-10" in str(path) and "optimizer" in str(path):
-            raise OSError(28, "No space left on device")
+            raise problem
         return save(content, path, *args, **kwargs)
 
     with monkeypatch.context() as patch:
         patch.setattr(torch, "save", full)
+        patch.setattr("unsoft.training.folder.shutil.disk_usage", lambda path: SimpleNamespace(free=free))
         with pytest.raises(
             OSError, match="checkpoint of step 10 cannot be written .* No space left on device"
         ):

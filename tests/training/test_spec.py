@@ -33,6 +33,7 @@ def test_a_spec_is_plain_data():
         ({"task": "copy", "steps": 0}, "'steps' must be at least 1, not 0"),
         ({"task": "copy", "lr": math.nan}, "'lr' must be a number"),
         ({"task": "copy", "repulse": "svg"}, "svgd, spos, repel"),
+        ({"task": "copy", "repulse": "repel", "heads": 1}, "needs at least 2 'heads', not 1"),
         ({"task": "copy", "start": "closed"}, "paper or open"),
         ({"task": "copy", "init_from": "smollm2", "layers": 2}, "'layers' is decided by the model"),
         ({"task": "copy", "seed": 2**32}, "less than"),
@@ -49,3 +50,10 @@ def test_wrong_types_are_named():
         Spec(task="copy", steps="9")
     with pytest.raises(TypeError, match="plain data"):
         Spec(task="copy", options={"base": object()})
+
+
+def test_options_that_a_mechanism_has_not_are_refused():
+    with pytest.raises(TypeError, match="'softmax' has no option 'where'"):
+        Spec(task="census", options={"where": "mass"})
+    with pytest.raises(ValueError, match="'where' must be one of values, mass"):
+        Spec(task="census", mechanism="magnitude+softmax", options={"where": "nowhere"})

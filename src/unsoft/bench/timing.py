@@ -10,7 +10,7 @@ import math
 import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from unsoft.bench import gate
@@ -62,11 +62,11 @@ def measure(
     fastest = {place: min(taken) for place, taken in samples.items()}
     timings = []
     for place, (contender, (error, problem)) in enumerate(zip(everyone, checked, strict=True)):
-        figures: tuple[int, float | None, float | None] = (0, None, None)
+        timing = Timing(workload, contender.engine, contender.mechanism, error, problem=problem)
         if place in fastest:
             ratio = fastest[place] / fastest[0] if 0 in fastest else None
-            figures = (len(samples[place]), fastest[place], ratio)
-        timings.append(Timing(workload, contender.engine, contender.mechanism, error, *figures, problem))
+            timing = replace(timing, rounds=len(samples[place]), seconds=fastest[place], ratio=ratio)
+        timings.append(timing)
     return timings
 
 

@@ -44,14 +44,15 @@ def folder_name(*words: object) -> Path:
     return Path("runs") / re.sub(r"[^\w.+()-]", "_", "-".join(map(str, words)))
 
 
-def check_folder(out: Path) -> None:
-    """Can files be written in the folder ``out``, which need not exist yet? Leaves nothing behind."""
+def check_folder(out: Path, option: str = _OUT) -> None:
+    """Can files be written in the folder ``out`` that ``option`` names, which need not exist yet? Leaves
+    nothing behind."""
     nearest = out.absolute()
     try:
         while not nearest.exists():
             nearest = nearest.parent
         if not nearest.is_dir():
-            raise typer.BadParameter(f"{out} cannot be made a folder: {nearest} is a file", param_hint=_OUT)
+            raise typer.BadParameter(f"{out} cannot be made a folder: {nearest} is a file", param_hint=option)
         descriptor, tried = tempfile.mkstemp(dir=nearest, prefix=".unsoft-", suffix=".tmp")
         # Asking for permission is not enough: root has it everywhere, on read-only file systems too.
         try:
@@ -60,7 +61,7 @@ def check_folder(out: Path) -> None:
             os.close(descriptor)
             os.unlink(tried)
     except OSError as problem:
-        raise typer.BadParameter(f"{out} cannot be written: {problem.strerror}", param_hint=_OUT) from None
+        raise typer.BadParameter(f"{out} cannot be written: {problem.strerror}", param_hint=option) from None
 
 
 def prepare_folder(out: Path) -> None:
@@ -74,13 +75,13 @@ def prepare_folder(out: Path) -> None:
         ) from None
 
 
-def check_file(out: Path) -> None:
+def check_file(out: Path, option: str = _OUT) -> None:
     """Can the file ``out`` be written or replaced? Its folder must exist."""
     if not out.absolute().parent.is_dir():
-        raise typer.BadParameter(f"the folder {out.absolute().parent} does not exist", param_hint=_OUT)
+        raise typer.BadParameter(f"the folder {out.absolute().parent} does not exist", param_hint=option)
     if out.is_dir():
-        raise typer.BadParameter(f"{out} is a folder, not a file", param_hint=_OUT)
-    check_folder(out.absolute().parent)
+        raise typer.BadParameter(f"{out} is a folder, not a file", param_hint=option)
+    check_folder(out.absolute().parent, option)
 
 
 def check_drawing() -> None:
@@ -120,8 +121,12 @@ def load_plugin(name: str | None) -> None:
 
     try:
         import_plugin(name)
-    except (ImportError, OSError) as problem:
-        raise typer.BadParameter(f"{name} cannot be imported: {problem}", param_hint="'--plugin'") from None
+    except Exception as problem:  # it may do anything
+        if os.environ.get("UNSOFT_TRACEBACK"):
+            raise
+        raise typer.BadParameter(
+            f"{name} cannot be imported: {type(problem).__name__}: {problem}", param_hint="'--plugin'"
+        ) from None
 
 
 def read_pairs(pairs: list[str] | None, option: str) -> dict[str, Any]:

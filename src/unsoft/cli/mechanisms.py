@@ -107,7 +107,7 @@ def chosen_one(word: str | None, option: str | None, formula: str | None, defaul
     >>> chosen_one("logn+mine", None, "name=mine;weight=s/n")
     'logn+{name=mine;weight=s/n}'
     """
-    found = chosen([word] if word else None, [option] if option else None, [formula] if formula else None)
+    found = chosen(*([text] if text is not None else None for text in (word, option, formula)))
     if len(found) > 1:
         raise typer.BadParameter(f"one mechanism is needed, not {len(found)}", param_hint="'MECHANISM'")
     if not found and default is None:

@@ -17,6 +17,7 @@ def progress(name: str) -> Iterator[Callable[[State], None]]:
     """Yields what to tell about a study while it runs."""
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+    from rich.table import Column
 
     screen = Console(stderr=True, highlight=False, markup=False)
     columns = (
@@ -24,13 +25,15 @@ def progress(name: str) -> Iterator[Callable[[State], None]]:
         BarColumn(),
         MofNCompleteColumn(),
         TextColumn("{task.fields[left]}", markup=False),
-        TextColumn("{task.description}", markup=False),
+        # In a narrow window this is what breaks, not the numbers before it.
+        TextColumn("{task.description}", markup=False, table_column=Column(overflow="fold")),
     )
     with Progress(*columns, console=screen, disable=not has_bar(), transient=True) as bar:
         number = bar.add_task("starting", total=None, left="")
 
         def tell(state: State) -> None:
-            left = "" if state.seconds_left is None else f"{_time(state.seconds_left)} left"
+            known = state.seconds_left is not None and state.waiting
+            left = f"{_time(state.seconds_left or 0)} left" if known else ""
             shown = "; ".join(state.running[:3]) + (" ..." if len(state.running) > 3 else "")
             ended = state.done + state.failed
             bar.update(number, completed=ended, total=state.total, left=left, description=shown)

@@ -46,6 +46,8 @@ class Recipe:
                     f"swap: a mechanism is a name or a Formula, not {type(mechanism).__name__}"
                     f" ({mechanism!r})"
                 )
+        if self.options and all(mechanism == KEPT for mechanism in (self.mechanism, *named)):
+            raise TypeError(f"swap: {KEPT!r} has no option {', '.join(map(repr, self.options))}; it has none")
         if isinstance(self.layers, (str, int)):
             object.__setattr__(self, "layers", [self.layers])
         if self.layers is not None and not isinstance(self.layers, Collection):

@@ -90,6 +90,7 @@ class Gpam(Mechanism):
         self.base = base or resolve_formula("softmax")
         self.bound, self.tied, self.fixed, self.literal = bound, tied, fixed, literal
         self._known: tuple[object, tuple[Tensor, Tensor]] | None = None
+        self._trained = False
         heads, width = layer_spec.heads, layer_spec.head_dim
         first = (
             -torch.eye(width).expand(heads, width, width)
@@ -161,10 +162,17 @@ class Gpam(Mechanism):
         return paired_attention(inputs, self.second_query(inputs.query), self.base, *factors)
 
     def _factors(self, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        """1 + l+ and l-; where no gradient is wanted they are computed once for as long as the parameters
-        stay the same."""
+        """1 + l+ and l-; where no gradient was ever wanted they are computed once for as long as the
+        parameters stay the same.
+
+        A module that is trained computes them in every call: fused optimizers change parameters without
+        counting their versions up.
+        """
         learned = [x for x in (self.plus, self.minus) if x is not None]
-        if torch.is_grad_enabled() or torch.compiler.is_compiling() or any(x.is_inference() for x in learned):
+        compiling = torch.compiler.is_compiling()
+        if torch.is_grad_enabled() and not compiling:
+            self._trained = True
+        if self._trained or compiling or any(x.is_inference() for x in learned):
             plus, minus = self.strengths()
             return (1 + plus).to(dtype), minus.to(dtype)
         state = (dtype, self.negative_map.device, *((x.data_ptr(), x._version) for x in learned))

@@ -98,6 +98,8 @@ def run_study(
         A module or a .py file that workers import first: it registers tasks or mechanisms.
 
     Ctrl-C and SIGTERM let runs save themselves; the same call goes on from there. A second one ends at once.
+
+    In a script, call it under ``if __name__ == "__main__":``: worker processes import the script, too.
     """
     out = Path(out)
     study = study.with_sizes()

@@ -13,11 +13,20 @@ from unsoft.study.summary import Summary
 _ENDS = ("low", "high")
 
 
+def place_of(study: str, group: str) -> str:
+    """What files and a part of the page are called that are about one group.
+
+    >>> place_of("trust", "census without copies")
+    'trust-census-without-copies'
+    """
+    return re.sub(r"[^\w.-]+", "-", f"{study}-{group}")
+
+
 def figures_of(group: Sequence[Summary], labels: Sequence[str]) -> list[Figure]:
     """Of the mechanisms of one group; ``labels`` are those of the page, in the order of their colours."""
     name, metric = group[0].group, group[0].metric
     better = f"{metric}, {'higher' if group[0].higher_is_better else 'lower'} is better"
-    prefix = re.sub(r"[^\w.-]+", "-", f"{group[0].study}-{name}")
+    prefix = place_of(group[0].study, name)
     words = group[0].sweep_words
     made = [
         (

@@ -11,7 +11,7 @@ from unsoft.report.comparison.page import HERE as COMPARISON
 from unsoft.report.figure import svg_and_png, vega_script
 from unsoft.report.look import in_order, looks, shown_at_first
 from unsoft.report.page import CHARTS, CHARTS_STYLE, number, page
-from unsoft.study.figures import figures_of
+from unsoft.study.figures import figures_of, place_of
 from unsoft.study.plan import Study
 from unsoft.study.record import DONE, FAILED, Record
 from unsoft.study.rule import DOES_NOT_HOLD, HOLDS, UNDECIDED, verdict
@@ -81,7 +81,7 @@ def write_report(studies: Sequence[Study], records: Sequence[Record], out: Path)
         for group in study.groups:
             section = _section(study, group.name, summaries, labels)
             if section["rows"]:
-                write_csv(out / "data" / f"{study.name}-{group.name}.csv", section["rows"])
+                write_csv(out / "data" / f"{section['id']}.csv", section["rows"])
             for figure in section["figures"]:
                 write_csv(out / "data" / f"{figure.name}.csv", figure.rows)
                 for kind, picture in svg_and_png(figure.for_file()).items():
@@ -99,7 +99,7 @@ def _section(study: Study, group: str, summaries: Sequence[Summary], labels: Seq
     ]
     there = [one for one in mine if one.seeds]
     return {
-        "id": f"{study.name}-{group}",
+        "id": place_of(study.name, group),
         "title": group if group == study.name else f"{study.name}: {group}",
         "knobs": ", ".join(f"{name} {value}" for name, value in planned.knobs.items()),
         "sweep": mine[0].sweep_words if mine else "",
@@ -154,7 +154,7 @@ def _interval(low: float | None, high: float | None) -> str:
 def _claim(study: Study, records: Sequence[Record]) -> dict[str, Any]:
     found, why = verdict(study.rules, [record for record in records if record.study == study.name])
     return {
-        "place": f"{study.name}-{study.rules[0].group}",
+        "place": place_of(study.name, study.rules[0].group),
         "source": study.source,
         "claim": study.claim,
         "rules": [rule.text for rule in study.rules],

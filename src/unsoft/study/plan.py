@@ -102,7 +102,7 @@ class Study:
             raise ValueError(f"study: {self.name!r} needs at least one task and one mechanism")
         if not self.seeds:
             raise ValueError("study: 'seeds' must be at least 1, not 0")
-        if self.sweep not in SWEEPS:
+        if not isinstance(self.sweep, str) or self.sweep not in SWEEPS:
             raise ValueError(f"study: 'sweep' must be one of {', '.join(SWEEPS)}, not {self.sweep!r}")
         rates = {point["lr"] for point in self.points}
         if self.sweep == NONE and len(self.points) != 1:
@@ -115,10 +115,10 @@ class Study:
                 f"study: a sweep needs at least {_FEWEST_RATES} learning rates, and {given};"
                 ' sweep = "none" (--sweep none) goes without, and says so beside every number'
             )
-        if not 1 <= self.tuning_seeds <= len(self.seeds):
+        if type(self.tuning_seeds) is not int or not 1 <= self.tuning_seeds <= len(self.seeds):
             raise ValueError(
-                f"study: 'tuning_seeds' must be from 1 to the number of seeds, {len(self.seeds)},"
-                f" not {self.tuning_seeds}"
+                f"study: 'tuning_seeds' must be a whole number from 1 to the number of seeds,"
+                f" {len(self.seeds)}, not {self.tuning_seeds!r}"
             )
         _unique([group.name for group in self.groups], "two groups are called")
         for group in self.groups:

@@ -51,10 +51,11 @@ def read_study(path: str | Path) -> Study:
     """
     path = Path(path)
     try:
-        content = tomllib.loads(path.read_text())
+        content = tomllib.loads(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError) as problem:
         reason = getattr(problem, "strerror", None) or problem
-        raise ValueError(f"study: {str(path)!r} cannot be read: {reason}") from None
+        hint = f"; did you mean --default {path}?" if str(path) in default_studies() else ""
+        raise ValueError(f"study: {str(path)!r} cannot be read: {reason}{hint}") from None
     except tomllib.TOMLDecodeError as problem:
         raise ValueError(f"study: {str(path)!r} is not TOML: {problem}") from None
     return make_study({"name": path.stem, **content})
@@ -104,9 +105,23 @@ def make_study(content: Mapping[str, Any]) -> Study:
     )
     labels = {group.name: [variant.label for variant in group.variants] for group in groups}
     rules = tuple(read_rule(one, labels) for one in _tables(content.get("rule", []), "rule"))
+    _check_decided_once(study)
     for run in study.runs():  # names and settings that cannot be trained are refused before anything runs
         _ = run.spec
     return Study(**{**vars(study), "rules": rules})
+
+
+def _check_decided_once(study: Study) -> None:
+    """ValueError if a setting would be hidden by the place in the sweep."""
+    for group in study.groups:
+        for settings in (group.settings, *(variant.settings for variant in group.variants)):
+            for name in settings:
+                if name in study.points[0]:
+                    where = "'lrs' (--lrs)" if name == "lr" else "'search'"
+                    raise ValueError(
+                        f"study: {name!r} cannot be a setting, the same for all, since it is swept over; its"
+                        f" values stand in {where}"
+                    )
 
 
 def _group(content: Mapping[str, Any]) -> Group:
@@ -136,7 +151,10 @@ def _group(content: Mapping[str, Any]) -> Group:
         settings=_settings(content.get("settings", {})),
         variants=tuple(variants),
     )
-    if content.get("controls", False):
+    controlled = content.get("controls", False)
+    if not isinstance(controlled, bool):
+        raise ValueError(f"study: 'controls' must be true or false, not {controlled!r}")
+    if controlled:
         there = {variant.label for variant in variants}
         group = replace(
             group, variants=(*variants, *(one for one in controls(group) if one.label not in there))
@@ -233,7 +251,7 @@ def _seeds(value: Any) -> tuple[int, ...]:
         if value < 1:
             raise ValueError(f"study: 'seeds' must be at least 1, not {value}")
         return tuple(range(value))
-    if len(set(value)) != len(value) or not all(isinstance(seed, int) for seed in value):
+    if not all(type(seed) is int for seed in value) or len(set(value)) != len(value):
         raise ValueError(f"study: 'seeds' must be different whole numbers, not {value!r}")
     return tuple(value)
 

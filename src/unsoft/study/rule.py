@@ -122,9 +122,14 @@ def read_rule(content: Mapping[str, Any], groups: Mapping[str, Sequence[str]]) -
     for name in ("mechanism", "over", "margin"):
         if name not in content:
             raise ValueError(f"study: a rule needs {name!r}")
-    over = content["over"]
+    over = [content["over"]] if isinstance(content["over"], str) else content["over"]
+    if not isinstance(over, list):
+        raise ValueError(f"study: 'over' of a rule must be a list of mechanisms, not {over!r}")
     group = content.get("group", next(iter(groups)))
-    made = Rule(**{**content, "group": group, "over": [over] if isinstance(over, str) else list(over)})
+    for name, value in (("group", group), ("on", content.get("on", SCORE))):
+        if not isinstance(value, str):
+            raise ValueError(f"study: {name!r} of a rule must be a text, not {value!r}")
+    made = Rule(**{**content, "group": group, "over": over})
     if group not in groups:
         raise ValueError(f"study: a rule is about {group!r}, and the study has {', '.join(groups)}")
     for label in (made.mechanism, *made.over):

@@ -29,12 +29,12 @@ class FuzzyRecall(Retelling):
     source: ClassVar[str] = MAD
 
     length: int = 48
-    keys: int = 4
+    keys: int = 3
     """Key tokens."""
     values: int = 4
     """Value tokens."""
     longest: int = 2
-    words: int = 4
+    words: int = 6
     """Keys in a sequence."""
 
     def __post_init__(self) -> None:
@@ -53,8 +53,9 @@ class FuzzyRecall(Retelling):
 
     @property
     def setup(self) -> Setup:
-        # Few tokens, each of which comes often: with six keys and six values 3,000 steps are not enough.
-        return Setup(layers=2, steps=1000, positions=True)
+        # Few tokens, each of which comes often, and so many words that the last token of a key is not enough
+        # to tell them apart: with six keys and three words 3,000 steps are too few.
+        return Setup(layers=2, steps=1200, positions=True)
 
     @property
     def size(self) -> int:

@@ -61,6 +61,10 @@ LINEAR_AND_MAGNITUDE = (
     Kind("retention", "retention", torch.float32),
     Kind("retention, lower right, fewer queries", "retention", length=70, causal="lower_right"),
     Kind("linear-taylor2, width 24", "linear-taylor2", torch.float32, width=24, value_width=80),
+    *(Kind(f"linear-exp, {str(dtype)[6:]}", "linear-exp", dtype) for dtype in LIMITS),
+    Kind("linear-exp, not causal", "linear-exp", torch.float32, length=70, causal=False),
+    Kind("performer", "performer", torch.float32),
+    Kind("performer, lower right, fewer queries", "performer", length=70, causal="lower_right"),
     Kind("magnitude", "magnitude+cog", torch.float64),
     Kind("magnitude, not causal", "magnitude+cog", torch.float64, causal=False),
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import json
 import os
@@ -18,6 +19,8 @@ from unsoft.files import write_whole
 
 _SPEC, _RESULT, _MODEL, _LOCK = "spec.json", "result.json", "model", ".lock"
 LOG, CHECKPOINTS = "log.jsonl", "checkpoints"
+_FULL = 1 << 14
+"""A disk with fewer free bytes is full, also if the last of them were too few for what was written."""
 
 
 def finished(folder: Path, spec: Mapping[str, Any], who: str) -> dict[str, Any] | None:
@@ -28,7 +31,7 @@ def finished(folder: Path, spec: Mapping[str, Any], who: str) -> dict[str, Any] 
         if not written.exists():
             if folder.exists() and any(path.name != _LOCK for path in folder.iterdir()):
                 raise ValueError(
-                    f"{who}: {str(folder)!r} is not empty and holds no run; choose another folder"
+                    f"{who}: {str(folder)!r} is not empty and holds no run; give another folder (--out)"
                 )
             return None
         theirs = json.loads(written.read_bytes())
@@ -36,11 +39,15 @@ def finished(folder: Path, spec: Mapping[str, Any], who: str) -> dict[str, Any] 
             other = ", ".join(
                 f"{name} {theirs.get(name)!r}" for name in spec if theirs.get(name) != spec[name]
             )
-            raise ValueError(f"{who}: {str(folder)!r} holds another run ({other}); choose another folder")
+            raise ValueError(
+                f"{who}: {str(folder)!r} holds another run ({other}); give another folder (--out)"
+            )
         there = folder / _RESULT
         return json.loads(there.read_bytes()) if there.exists() else None
     except OSError as problem:
         raise ValueError(f"{who}: {str(folder)!r} cannot be read: {problem.strerror}") from None
+    except json.JSONDecodeError as problem:
+        raise ValueError(f"{who}: a file of {str(folder)!r} is damaged, it is no JSON: {problem}") from None
 
 
 @contextmanager
@@ -69,6 +76,13 @@ def claimed(
     (folder / _LOCK).unlink(missing_ok=True)
 
 
+def why_not_written(problem: Exception, folder: Path) -> str:
+    """What went wrong, in words: torch does not say of a full disk that it is one."""
+    if shutil.disk_usage(folder).free < _FULL:
+        return os.strerror(errno.ENOSPC)
+    return getattr(problem, "strerror", None) or str(problem)
+
+
 def finish(
     folder: Path,
     model: PreTrainedModel,
@@ -88,8 +102,8 @@ def finish(
         os.replace(unfinished, folder / _MODEL)
         write_whole(folder / _RESULT, json.dumps(result, indent=1).encode())
     except Exception as problem:  # of many libraries: safetensors, the operating system
+        reason = why_not_written(problem, folder)
         shutil.rmtree(unfinished, ignore_errors=True)
-        reason = getattr(problem, "strerror", None) or str(problem)
         raise OSError(
             f"the trained model cannot be written to {str(folder)!r}: {reason}; its last checkpoint is kept,"
             " and the same command goes on from there"

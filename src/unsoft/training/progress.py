@@ -10,6 +10,7 @@ from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Column
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from unsoft.files import write_whole
@@ -54,7 +55,8 @@ class ShowProgress(TrainerCallback):
         """Starts the bar where the run starts."""
         if sys.stdout.isatty() and self.console.is_terminal:
             columns = (
-                TextColumn("{task.description}", markup=False),
+                # In a narrow window this is what breaks, not the numbers behind it.
+                TextColumn("{task.description}", markup=False, table_column=Column(overflow="fold")),
                 BarColumn(),
                 MofNCompleteColumn(),
                 TimeRemainingColumn(),

@@ -39,7 +39,12 @@ def head_matrices(model: PreTrainedModel) -> list[tuple[str, nn.Parameter, int]]
     >>> [(name.rpartition(".")[2], heads) for name, _, heads in head_matrices(LlamaForCausalLM(config))]
     [('q_proj', 4), ('k_proj', 2), ('v_proj', 2)]
     """
-    return list(_matrices(model))
+    found = list(_matrices(model))
+    if all(heads == 1 for _, _, heads in found):
+        raise ValueError(
+            f"repulse: the layers of {type(model).__name__} have one head each, and no other to repel"
+        )
+    return found
 
 
 def _matrices(model: PreTrainedModel) -> Iterator[tuple[str, nn.Parameter, int]]:
@@ -94,12 +99,16 @@ def repulse(
     >>> repulse(model, alpha=0.01, kind="repel")
     >>> optimizer.step()
     """
+    _check(kind, alpha=alpha, temperature=temperature, step_size=step_size)
+    _change(head_matrices(model), alpha, kind, temperature, step_size)
+
+
+def _check(kind: str, **numbers: float) -> None:
     if kind not in KINDS:
         raise ValueError(f"repulse: argument 'kind' must be one of {', '.join(KINDS)}, not {kind!r}")
-    for name, value in (("alpha", alpha), ("temperature", temperature), ("step_size", step_size)):
+    for name, value in numbers.items():
         if not (math.isfinite(value) and value >= 0):
             raise ValueError(f"repulse: argument {name!r} must be a number of at least 0, not {value}")
-    _change(head_matrices(model), alpha, kind, temperature, step_size)
 
 
 def _change(
@@ -132,8 +141,7 @@ class Repulsion(TrainerCallback):
     """
 
     def __init__(self, alpha: float = 0.1, kind: str = "svgd", *, temperature: float = 1e-9) -> None:
-        if kind not in KINDS:
-            raise ValueError(f"repulse: argument 'kind' must be one of {', '.join(KINDS)}, not {kind!r}")
+        _check(kind, alpha=alpha, temperature=temperature)
         self.alpha, self.kind, self.temperature = alpha, kind, temperature
         self.matrices: list[tuple[str, nn.Parameter, int]] = []
 

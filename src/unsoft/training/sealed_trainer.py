@@ -17,6 +17,7 @@ from unsoft.errors import DivergenceError
 from unsoft.training import processes
 from unsoft.training.checkpoints import seal
 from unsoft.training.data import unwrap
+from unsoft.training.folder import why_not_written
 
 OWN = ".unsoft."
 """In the name of every parameter that belongs to a mechanism; see :mod:`unsoft.hf.attention`."""
@@ -103,8 +104,8 @@ class SealedTrainer(Trainer):
                 seal(folder)
             processes.wait()
         except Exception as problem:  # of many libraries: safetensors, torch, the operating system
+            reason = why_not_written(problem, folder.parent)
             shutil.rmtree(folder, ignore_errors=True)
-            reason = getattr(problem, "strerror", None) or str(problem)
             raise OSError(
                 f"{self.who}: the checkpoint of step {self.state.global_step} cannot be written to"
                 f" {self.args.output_dir}: {reason}; the one before is kept, and the same command goes on"

@@ -7,6 +7,9 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
+import torch
+
+from unsoft.mechanisms.core.build import mechanism as build_mechanism
 from unsoft.mechanisms.core.registry import resolve
 from unsoft.tasks import Task, task
 from unsoft.training.checks import check_number, check_seed, check_whole
@@ -79,12 +82,12 @@ class Spec:
             given = [name for name in ("layers", "width", "heads", "mlp") if getattr(self, name) is not None]
             if given:
                 raise ValueError(f"train: {given[0]!r} is decided by the model that 'init_from' names")
-        else:
-            self._check_sizes(made)
         try:
             json.dumps(self.to_dict())
         except TypeError as error:
             raise TypeError(f"train: knobs and options must be plain data: {error}") from None
+        if not self.init_from:
+            self._check_sizes(made)
 
     def _check_sizes(self, made: Task) -> None:
         full = self._filled(made)
@@ -98,6 +101,14 @@ class Spec:
                 f"train: {self.task} has {made.size} features, so 'width' must be at least that, not"
                 f" {full.width}"
             )
+        if self.repulse and full.heads == 1:
+            raise ValueError("train: 'repulse' pushes heads apart, so it needs at least 2 'heads', not 1")
+        if self.options:
+            width = full.width // full.heads
+            with torch.random.fork_rng(devices=[]):  # some mechanisms start at random
+                build_mechanism(
+                    self.mechanism, heads=full.heads, head_dim=width, layers=full.layers, **self.options
+                )
 
     def make_task(self) -> Task:
         """The task at its difficulty."""

@@ -68,3 +68,13 @@ def test_a_swapped_model_is_matched_to_what_it_is(original):
     unsoft.hf.swap(original, "cog", layers=[0])
     assert Pair(original, Recipe("cog")).changed == ["model.layers.1.self_attn"]
     assert original.model.layers[0].self_attn.unsoft.label == "cog"
+
+
+def test_what_a_swapped_model_has_learned_counts_as_a_difference(original):
+    """The copy begins anew with the mechanism's own parameters, and a softmax layer stays one."""
+    both = ["model.layers.0.self_attn", "model.layers.1.self_attn"]
+    mass = Recipe("magnitude+softmax", options={"where": "mass"})
+    unsoft.hf.swap(original, "magnitude+softmax", where="mass")
+    assert Pair(original, mass).changed == both
+    unsoft.hf.swap(original, "softmax")
+    assert Pair(original, Recipe("magnitude+softmax", layers=[1], options=mass.options)).changed == both[1:]

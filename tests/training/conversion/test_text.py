@@ -57,3 +57,18 @@ def test_a_text_that_is_too_short_is_named(tokenizer, tmp_path):
     (tmp_path / "short.txt").write_text("too short " * 20)
     with pytest.raises(ValueError, match=r"the held-out text has 20 tokens, too few for windows of 64"):
         split(str(tmp_path / "short.txt"), tokenizer, 64)
+
+
+@pytest.mark.parametrize(
+    "content", ["Grüße aus Köln, auf Wiedersehen. ".encode("latin-1") * 99, b"\x80\xff" * 999]
+)
+def test_bytes_that_are_no_text_are_refused(tokenizer, tmp_path, content):
+    (tmp_path / "old.txt").write_bytes(content)
+    with pytest.raises(ValueError, match="old.txt' is not text in UTF-8: .* bytes are none"):
+        split(str(tmp_path / "old.txt"), tokenizer, 8)
+
+
+def test_a_text_that_is_cut_inside_a_letter_is_text(tokenizer, tmp_path):
+    (tmp_path / "new.txt").write_text("Grüße aus Köln. ü" * 999)
+    train, test = split(str(tmp_path / "new.txt"), tokenizer, 8)
+    assert len(train.content) + len(test.content) == (tmp_path / "new.txt").stat().st_size

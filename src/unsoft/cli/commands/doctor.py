@@ -25,7 +25,7 @@ def command(
     """Show versions, compiler, GPUs and engines, what is missing and how to get it.
 
     With --gpu also: forward and every gradient of the engine 'triton' against the dense one in float64, some
-    fifty kinds of call, a few minutes. Attach the file of --out to an issue.
+    seventy kinds of call, a few minutes. Attach the file of --out to an issue.
 
     \b
     Examples:

@@ -24,7 +24,8 @@ class _RunUnlessNamed(TyperGroup):
     """``unsoft study SPEC.toml`` is short for ``unsoft study run SPEC.toml``."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        if args and args[0] not in self.commands and args[0] != "--help":
+        args = args or ["--help"]
+        if args[0] not in self.commands and args[0] != "--help":
             args = ["run", *args]
         return super().parse_args(ctx, args)
 
@@ -39,7 +40,6 @@ command = typer.Typer(
       unsoft study --default census --out study
     """,
     rich_markup_mode=None,
-    no_args_is_help=True,
 )
 _Out = Annotated[Path, typer.Option(help="Folder of the store, study.db.")]
 
@@ -241,7 +241,7 @@ def export(
     from unsoft.study.store import NAME, Store
     from unsoft.study.summary import current
 
-    check_file(to)
+    check_file(to, "'--to'")
     with Store(out / NAME) as store:
         if study is not None and study not in store.studies():
             raise ValueError(
@@ -277,7 +277,7 @@ def report(
         records, definitions = store.records(), [store.definition(name) for name in store.studies()]
     check_drawing()
     folder = to or out / "report"
-    check_folder(folder)
+    check_folder(folder, "'--out'" if to is None else "'--to'")
     from unsoft.study import Study
     from unsoft.study.page import PAGE, write_report
 

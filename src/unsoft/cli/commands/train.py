@@ -73,7 +73,9 @@ def command(
     repulse: Annotated[
         str, typer.Option(help="Heads repel each other: svgd, spos or repel.", show_default=False)
     ] = "",
-    alpha: Annotated[float, typer.Option(help="Strength of the repulsion.")] = 0.1,
+    alpha: Annotated[
+        float | None, typer.Option(help="Strength of the repulsion; default: 0.1.", show_default=False)
+    ] = None,
     out: Annotated[
         Path | None,
         typer.Option(help="Folder of the run; default: runs/TASK-MECHANISM-SEED.", show_default=False),
@@ -113,6 +115,12 @@ def command(
       unsoft train needle --formula "name=mine;weight=tanh(s)/n" --steps 200
     """
     load_plugin(plugin)
+    if alpha is not None and not repulse:
+        raise typer.BadParameter(
+            "it is the strength of --repulse, which is not given", param_hint="'--alpha'"
+        )
+    if file is not None:
+        _check_reads_files(task)
     name = chosen_one(mechanism, mechanism_option, formula, "softmax")
     from unsoft.mechanisms.core.inline import label_of
 
@@ -142,7 +150,7 @@ def command(
         seed=seed,
         bf16=bf16,
         repulse=repulse,
-        alpha=alpha,
+        alpha=Spec.alpha if alpha is None else alpha,
     )
     try:
         result = run(
@@ -164,6 +172,16 @@ def command(
         typer.echo(json.dumps(result.to_dict(), indent=1))
     else:
         _print(result, folder)
+
+
+def _check_reads_files(name: str) -> None:
+    from dataclasses import fields
+
+    from unsoft.tasks import tasks
+
+    kind = tasks().get(name)
+    if kind is not None and "path" not in {knob.name for knob in fields(kind)}:
+        raise typer.BadParameter(f"{name} reads no file; the task text does", param_hint="'--file'")
 
 
 def _print(result: Result, folder: Path) -> None:

@@ -131,7 +131,7 @@ def foreign_homes(text: str) -> dict[str, str]:
 def import_plugin(name: str) -> None:
     """Imports a module by its name, or a file by its path; it registers mechanisms or tasks.
 
-    Raises ImportError or OSError.
+    Raises what the module raises, ImportError or OSError if it cannot be found.
     """
     path = Path(name)
     if path.suffix != ".py":
@@ -142,7 +142,11 @@ def import_plugin(name: str) -> None:
         raise ImportError(f"{name} is not Python")
     module = importlib.util.module_from_spec(spec)
     sys.modules[path.stem] = module  # dataclasses look their module up
-    spec.loader.exec_module(module)
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[path.stem]
+        raise
 
 
 def load_plugins() -> None:

@@ -14,7 +14,7 @@ from transformers import PreTrainedModel
 from unsoft.hf import swap
 from unsoft.hf.architecture import attention_modules
 from unsoft.hf.attention import NAME
-from unsoft.hf.recipe import Recipe
+from unsoft.hf.recipe import KEPT, Recipe
 
 
 class Pair:
@@ -30,14 +30,17 @@ class Pair:
         if not hasattr(original.config, NAME):
             swap(original, "softmax")  # the same numbers, and masks as the copy takes them
         self.teacher: PreTrainedModel | None = original
-        self.changed = [
-            name for name in names if self._label(original, name) != self._label(self.student, name)
-        ]
+        before = Recipe.from_dict(getattr(original.config, NAME))
+        same_options = before.options == recipe.options
+        self.changed = [name for name in names if not self._is_same(name, same_options)]
 
-    @staticmethod
-    def _label(model: PreTrainedModel, name: str) -> str:
-        label: str = getattr(model.get_submodule(name), NAME).label
-        return label
+    def _is_same(self, name: str, same_options: bool) -> bool:
+        """The same mechanism with the same options, and nothing that the original may have learned."""
+        assert self.teacher is not None
+        theirs, ours = (getattr(model.get_submodule(name), NAME) for model in (self.teacher, self.student))
+        return theirs.label == ours.label and (
+            ours.label == KEPT or (same_options and not list(ours.parameters()))
+        )
 
     def errors(self, ids: Tensor) -> Tensor:
         """For each module that differs: the squared distance of its output to the original's, over the
@@ -61,7 +64,7 @@ class Pair:
 
             def hook(module: nn.Module, args: Any, options: Any, output: Any) -> None:
                 with torch.set_grad_enabled(with_gradient):
-                    ours, theirs = (_first(x) for x in (student(*args, **options), output))
+                    ours, theirs = (first_output(x) for x in (student(*args, **options), output))
                     found.append((ours - theirs).square().sum() / theirs.square().sum())
 
             return hook
@@ -87,7 +90,7 @@ class Pair:
         self.teacher = None
 
 
-def _first(output: Any) -> Tensor:
+def first_output(output: Any) -> Tensor:
     """The output of an attention module, without weights beside it."""
     found: Tensor = output[0] if isinstance(output, tuple) else output
     return found

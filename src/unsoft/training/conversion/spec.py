@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-from unsoft.hf.recipe import Recipe
+from unsoft.hf.recipe import STARTS, Recipe
 from unsoft.mechanisms.core.registry import resolve
 from unsoft.training.checks import check_number, check_seed, check_whole
 
@@ -37,13 +37,15 @@ class Conversion:
     """Where learnable mechanisms begin: "open" (close to doing nothing), or "paper"."""
     text: str = ""
     """A file, or a folder of files; without it the text that comes with Python."""
+    fit_tokens: int = 4096
+    """About so many tokens fit the output projections before the layers are matched; 0: none."""
     match_steps: int = 40
     tune_steps: int = 20
     batch: int = 2
     """Texts in a step."""
     tokens: int = 128
     """In each text."""
-    match_lr: float = 4e-3
+    match_lr: float = 1e-3
     tune_lr: float = 2e-4
     mechanism_lr: float = 0.01
     """Learning rate of the mechanism's own parameters, in both stages."""
@@ -57,11 +59,13 @@ class Conversion:
         for name in ("model", "mechanism", "text", "start", "tune"):
             if not isinstance(getattr(self, name), str):
                 raise TypeError(f"convert: {name!r} must be text, not {getattr(self, name)!r}")
+        if self.start not in STARTS:
+            raise ValueError(f"convert: 'start' must be one of {', '.join(STARTS)}, not {self.start!r}")
         named = self.layers.values() if isinstance(self.layers, Mapping) else ()
         for mechanism in (self.mechanism, *named):
             resolve(mechanism)
         self.recipe()
-        for name in ("match_steps", "tune_steps"):
+        for name in ("fit_tokens", "match_steps", "tune_steps"):
             check_whole("convert", name, getattr(self, name), 0)
         for name in ("batch", "held_out"):
             check_whole("convert", name, getattr(self, name), 1)

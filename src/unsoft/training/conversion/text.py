@@ -14,6 +14,8 @@ from unsoft.tasks.draw import generator, integers
 
 _BYTES_A_TOKEN = 6
 """A first guess; where tokens are longer, more bytes are read."""
+_UNREADABLE = 1e-3
+"""A larger share of bytes that are no UTF-8 means that it is no text, or one in another encoding."""
 _EDGE = 4
 """Tokens more than are needed: at the ends of a window they may be pieces of other tokens."""
 
@@ -36,8 +38,9 @@ class Windows:
             self.bytes = min(2 * self.bytes, len(content))
 
     def _tokens(self, content: bytes) -> list[int]:
-        text = content.decode("utf-8", errors="ignore")  # a window may begin inside a letter
-        found: list[int] = self.tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
+        found: list[int] = self.tokenizer(_text(content), add_special_tokens=False, verbose=False)[
+            "input_ids"
+        ]
         return found
 
     def window(self, start: int) -> Tensor:
@@ -61,9 +64,18 @@ class Windows:
         return torch.stack([self.window(number * last // max(count - 1, 1)) for number in range(count)])
 
 
+def _text(content: bytes) -> str:
+    return content.decode("utf-8", errors="ignore")  # a window may begin inside a letter
+
+
 def split(path: str, tokenizer: PreTrainedTokenizerBase, length: int) -> tuple[Windows, Windows]:
     """Windows for training and for the measurement, of texts that have nothing in common."""
     train, test = (bytes(part.numpy()) for part in corpus(path))
+    lost = sum(len(part) - len(_text(part).encode()) for part in (train, test))
+    if lost > _UNREADABLE * (len(train) + len(test)):
+        raise ValueError(
+            f"convert: {path!r} is not text in UTF-8: {lost} of its {len(train) + len(test)} bytes are none"
+        )
     return Windows(train, tokenizer, length, "training"), Windows(test, tokenizer, length, "held-out")
 
 
