@@ -26,9 +26,9 @@ COMMAND = (
 )
 COLUMNS = (
     "mechanism",
-    *("original", "after swap", "matched", "tuned"),
-    *("layer error after swap", "matched"),
-    *("seconds of a core: matching", "tuning"),
+    *("original", "after swap", "fitted", "matched", "tuned"),
+    *("layer error after swap", "fitted", "matched"),
+    *("seconds of a core: fitting", "matching", "tuning"),
 )
 MARKS = "<!-- conversions -->\n", "<!-- end -->"
 
@@ -58,9 +58,11 @@ def table(record: dict) -> str:
     for mechanism, found in record.items():
         perplexity, errors, seconds = (found[name] for name in ("perplexity", "layer_errors", "cpu_seconds"))
         cells = [mechanism]
-        cells += [number(perplexity.get(name)) for name in ("original", "swapped", "matched", "tuned")]
-        cells += [number(mean(errors.get(name))) for name in ("swapped", "matched")]
-        cells += [number(seconds.get(name)) for name in ("match", "tune")]
+        cells += [
+            number(perplexity.get(name)) for name in ("original", "swapped", "fitted", "matched", "tuned")
+        ]
+        cells += [number(mean(errors.get(name))) for name in ("swapped", "fitted", "matched")]
+        cells += [number(seconds.get(name)) for name in ("fit", "match", "tune")]
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
 
@@ -107,7 +109,8 @@ def block(record: dict) -> str:
     matching, tuning = (spec[name] * spec["batch"] * spec["tokens"] for name in ("match_steps", "tune_steps"))
     about = (
         f"Perplexity on {spec['held_out']:,} held-out tokens in windows of {spec['tokens']};"
-        f" {matching:,} tokens of matching and {tuning:,} of tuning, one thread:"
+        f" {spec['fit_tokens']:,} tokens of fitting, {matching:,} of matching and {tuning:,} of tuning, one"
+        " thread:"
     )
     return f"{about}\n\n{commands}\n{table(record)}\n{reading(record)}"
 

@@ -12,17 +12,20 @@ from pathlib import Path
 PAGE = Path(__file__).with_suffix(".md")
 ROOT = PAGE.parents[1]
 RECORD = ROOT / "tests" / "engines" / "triton" / "compiled" / "resources.csv"
+FAMILIES = RECORD.with_name("families.csv")
+ESTIMATED = ("cog", "softmax", "softpick")
+"""Shown on the page: a signed formula, the usual one, and one whose functions take many instructions."""
 UNITS = ("matrix", "special", "fma", "alu", "memory", "issue")
 
 
-def record() -> list[dict[str, str]]:
-    """The lines of resources.csv."""
-    with RECORD.open(newline="") as file:
+def record(path: Path = RECORD) -> list[dict[str, str]]:
+    """The lines of a file of the record."""
+    with path.open(newline="") as file:
         return list(csv.DictReader(file))
 
 
 def resources() -> str:
-    """What the kernels of cog take, and whether any kernel spills registers."""
+    """What the kernels of cog take, which others are recorded, and whether any kernel spills registers."""
     head = ("target", "width", "kernel", "tile (rows x keys)", "registers", "shared memory, KiB", "products")
     lines, rows = [_line(head), "|---" * len(head) + "|"], record()
     for row in rows:
@@ -42,18 +45,18 @@ def resources() -> str:
                     )
                 )
             )
-    covered: dict[str, list[str]] = {}
-    for row in rows:
-        named = f"{row['target']} at {row['width']}"
-        if row["kernel"] == "forward":
-            covered.setdefault(row["formula"], []).append(named)
-    listed = "; ".join(f"{formula}: {', '.join(targets)}" for formula, targets in covered.items())
+    formulas, targets, widths = (
+        list(dict.fromkeys(row[name] for row in rows)) for name in ("formula", "target", "width")
+    )
+    kernels = {row["kernel"] for row in rows}
+    if len(rows) != len(formulas) * len(targets) * len(widths) * len(kernels):
+        raise ValueError(f"{RECORD} lacks some kernels; make it anew")
     inside = sum(int(row["in_loops"]) > 0 for row in rows)
     found = f"{inside} of them access" if inside else "None of them accesses"
     lines += [
         "",
-        f"`{RECORD.relative_to(ROOT)}` has {len(rows)} kernels, by formula, target and width:",
-        f"{listed} (own has a parameter).",
+        f"`{RECORD.relative_to(ROOT)}` has {len(rows)} kernels: {', '.join(formulas)} (a formula of a user",
+        f"with a parameter), each for {', '.join(targets)} at widths {' and '.join(widths)}.",
         f"{found} a spilled register in a loop that multiplies matrices.",
     ]
     return "\n".join(lines) + "\n"
@@ -64,13 +67,36 @@ def estimate() -> str:
     head = ("GPU", "width", "formula", "kernel", *UNITS, "TFLOP/s, turns to overlap")
     lines = [_line(head), "|---" * len(head) + "|"]
     for row in record():
-        if row["gpu"]:
+        if row["gpu"] and row["formula"] in ESTIMATED:
             cycles = {unit: float(row[unit]) for unit in UNITS}
             busiest = max(cycles, key=lambda unit: cycles[unit])
             cells = [f"**{x:.3f}**" if unit == busiest else f"{x:.3f}" for unit, x in cycles.items()]
             speed = f"{row['turns']} to {row['overlap']}"
             lines.append(_line((row["gpu"], row["width"], row["formula"], _words(row), *cells, speed)))
     return "\n".join(lines) + "\n"
+
+
+def families() -> str:
+    """The most that a kernel of each family takes, by target and width."""
+    head = (
+        "kernels of",
+        "target",
+        "width",
+        "kernels",
+        "registers, most",
+        "shared memory, KiB, most",
+        "products",
+    )
+    lines, groups = [_line(head), "|---" * len(head) + "|"], {}
+    for row in record(FAMILIES):
+        groups.setdefault((row["family"], row["target"], row["width"]), []).append(row)
+    for key, rows in groups.items():
+        registers, shared = (max(int(row[name]) for row in rows) for name in ("registers", "shared"))
+        products = sum(int(row["products"]) for row in rows)
+        lines.append(_line((*key, str(len(rows)), str(registers), f"{shared / 1024:.0f}", str(products))))
+    inside = sum(int(row["in_loops"]) > 0 for row in record(FAMILIES))
+    found = f"{inside} of them access" if inside else "None of them accesses"
+    return "\n".join([*lines, "", f"{found} a spilled register in a loop that multiplies matrices."]) + "\n"
 
 
 def _line(cells: tuple[str, ...]) -> str:
@@ -83,7 +109,8 @@ def _words(row: dict[str, str]) -> str:
 
 def page(text: str) -> str:
     """The page with its tables made anew."""
-    for name, content in (("resources", resources()), ("estimate", estimate())):
+    contents = {"resources": resources(), "estimate": estimate(), "families": families()}
+    for name, content in contents.items():
         begin, end = f"<!-- {name} -->\n", f"<!-- end of {name} -->\n"
         text = re.sub(f"{begin}.*?{end}", lambda _, new=begin + content + end: new, text, flags=re.S)
     return text

@@ -1,12 +1,22 @@
 """Every exception and warning that unsoft raises on purpose, so that a caller can catch them by name."""
 
 
+def one_line(error: BaseException) -> str:
+    """An exception of somebody else's code, short enough to be part of a message.
+
+    >>> one_line(OSError("no such\\n  file"))
+    'OSError: no such file'
+    """
+    return " ".join(f"{type(error).__name__}: {error}".split())[:300]
+
+
 class UnsoftWarning(UserWarning):
     """Base of all warnings raised by unsoft."""
 
 
 class CompilerWarning(UnsoftWarning):
-    """The native engine cannot be compiled here; the same results are computed by a slower engine."""
+    """Code of the engine 'native' or 'triton' cannot be compiled here;
+    the same results are computed by a slower engine."""
 
 
 class CacheWarning(UnsoftWarning):

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from unsoft.bench import gate, peers
+from unsoft.bench.contender import engine
 from unsoft.bench.gpu import gpu_steps
 from unsoft.bench.plan import QUICK
 from unsoft.bench.workload import Workload
@@ -47,6 +48,20 @@ def test_peers_take_part_where_they_can(installed):
         assert names[0] == "triton"
         assert ("flash-attn" in names) == (work.group != "decode")
         assert ("fla" in names) == (work.group != "decode" and work.is_causal)
+
+
+def test_linear_attention_and_magnitude_are_measured_too():
+    found = {}
+    for step in gpu_steps(QUICK, device="cpu"):
+        work, contenders = step.measure.args
+        if step.group in ("linear", "magnitude"):
+            assert work.is_causal and all(contender.engine == "triton" for contender in contenders)
+            found.setdefault(step.group, set()).update(contender.mechanism for contender in contenders)
+    assert {"cosformer", "linear-exp", "performer"} <= found["linear"]
+    assert found["magnitude"] == {"magnitude+cog"}
+    for name in (*found["linear"], *found["magnitude"]):  # each by the engine that runs here
+        work = Workload("linear", 40, 40, is_causal=True, mode="training", dtype="bfloat16")
+        assert gate.is_right(gate.error_of(engine("tiled", name), work, work.inputs()), work), name
 
 
 def test_without_them_nothing_is_missing():

@@ -107,7 +107,7 @@ def test_tables_show_ratios_and_name_wrong_results():
         ["x-transformers", "cog", "not installed"],
         ["SDPA", "softmax", "1 ms"],
     ]
-    assert tables["special shapes, native, time relative to SDPA"].rows[0][-2] == "wrong: relu"
+    assert tables["special shapes, time relative to SDPA"].rows[0][-2] == "wrong: relu"
     assert "forward + backward, time relative to SDPA" not in tables
     shown = {row[0]: row[3] for row in tables["figures to reach"].rows}
     assert shown == {

@@ -56,9 +56,12 @@ def test_a_file_that_cannot_be_written_is_refused_first(tmp_path):
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU here")
 def test_without_a_gpu_the_reason_is_said(monkeypatch):
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
-    done = run("--gpu")
+    done = run("--gpu", "--json")
     assert done.exit_code == 1
-    assert "cannot run here: torch sees no GPU" in str(done.exception)
+    said = "nothing was checked: the engine 'triton' cannot run here: torch sees no GPU; see unsoft doctor"
+    assert done.stderr == f"unsoft: {said}\n"
+    record = json.loads(done.stdout)
+    assert record["facts"] and record["gpu"] == {"verdict": said, "finished": False, "checks": []}
 
 
 @pytest.fixture
@@ -66,6 +69,7 @@ def stand_in(monkeypatch):
     """The tiled engine on the CPU under the name of triton, and four short checks."""
     monkeypatch.setenv("TRITON_INTERPRET", "1")
     monkeypatch.setattr(availability, "missing", lambda device, index: None)
+    monkeypatch.setattr(availability, "failure", lambda device, index: None)
     tiled = POINTWISE.named("tiled")
     engine = Engine("triton", lambda call: None, tiled.run)
     others = [x for x in POINTWISE.engines if x.name != "triton"]
@@ -95,6 +99,29 @@ def test_a_gpu_that_computes_wrong(stand_in, wrong, monkeypatch, tmp_path):
     assert json.loads((tmp_path / "doctor.json").read_text())["gpu"]["verdict"].startswith(
         "2 of 2 checks failed"
     )
+
+
+def test_another_engine_in_its_place_is_a_failure(stand_in, monkeypatch):
+    """What cannot be compiled is computed by the engine 'tiled', rightly: that says nothing about the GPU."""
+    monkeypatch.setattr(availability, "_said", set())
+
+    def falls_back(call):
+        availability.warn_once("no such instruction")
+        return stand_in.run(call)
+
+    engine = Engine("triton", lambda call: None, falls_back)
+    monkeypatch.setattr(POINTWISE, "engines", [engine, *POINTWISE.engines[1:]])
+    done = run("--gpu", "--json")
+    checks = json.loads(done.stdout)["gpu"]["checks"]
+    assert done.exit_code == 1 and [check["passed"] for check in checks] == [False, False]
+    assert all("no such instruction" in check["problem"] for check in checks)
+
+
+def test_triton_that_does_not_work_is_the_verdict(stand_in, monkeypatch):
+    monkeypatch.setattr(availability, "failure", lambda device, index: "Failed to find C compiler")
+    done = run("--gpu", "--json")
+    assert done.exit_code == 1
+    assert json.loads(done.stdout)["gpu"]["verdict"].endswith("cannot run here: Failed to find C compiler")
 
 
 def test_an_interrupted_run_keeps_what_it_found(stand_in, monkeypatch, tmp_path):

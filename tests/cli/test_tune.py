@@ -1,18 +1,21 @@
 """``unsoft tune`` and ``unsoft bench --device``: wrong arguments, no GPU, a run, an interruption."""
 
 import json
+from dataclasses import replace
 
 import pytest
 import torch
 from typer.testing import CliRunner
 
 from unsoft.bench import gpu as gpu_bench
-from unsoft.bench import machine
+from unsoft.bench import machine, plan, record
+from unsoft.bench.contender import Contender
 from unsoft.bench.plan import QUICK
+from unsoft.cli import installation
 from unsoft.cli.app import application
-from unsoft.cli.commands import tune as command
 from unsoft.cli.terminal import INTERRUPTED
-from unsoft.engines.triton import tuning
+from unsoft.engines import POINTWISE, Engine
+from unsoft.engines.triton import availability, tuning
 from unsoft.engines.triton.tile_sizes import TileSizes
 from unsoft.engines.triton.tuning import Tuned
 
@@ -46,7 +49,7 @@ def test_an_unknown_mechanism():
 def test_no_gpu():
     assert "cannot run here: torch sees no GPU" in str(run("tune", "cog").exception)
     done = run("bench", "--device", "cuda")
-    assert done.exit_code == 2 and "torch sees no GPU" in " ".join(done.output.split())
+    assert done.exit_code == 1 and "cannot run here: torch sees no GPU" in str(done.exception)
 
 
 def test_an_unknown_device():
@@ -56,7 +59,7 @@ def test_an_unknown_device():
 
 @pytest.fixture
 def with_gpu(monkeypatch):
-    monkeypatch.setattr(command, "_check_gpu", lambda: None)
+    monkeypatch.setattr(installation, "gpu_problem", lambda device="cuda": None)
     monkeypatch.setattr(machine, "gpu", lambda: "a GPU")
 
 
@@ -88,7 +91,7 @@ def test_an_interrupted_run_shows_what_it_found(with_gpu, monkeypatch):
 
 def test_steps_on_a_gpu_measure_the_engine_against_sdpa():
     steps = gpu_bench.gpu_steps(QUICK)
-    assert {step.group for step in steps} == {"main", "wide", "decode"}
+    assert {step.group for step in steps} == {"main", "wide", "decode", "linear", "magnitude"}
     work, contenders = steps[0].measure.args
     assert work.device == "cuda" and work.dtype == "bfloat16"
     assert {x.engine for x in contenders} >= {"triton", "FlexAttention"}
@@ -100,3 +103,43 @@ def test_timings_wait_for_the_device():
     said = []
     interleaved({"a": lambda: said.append("call")}, rounds=1, wait=lambda: said.append("wait"))
     assert said[0] == said[-1] == "wait"
+
+
+@pytest.fixture
+def stand_in(with_gpu, monkeypatch):
+    """The benchmark of a GPU on short calls of the CPU, with the tiled engine under the name of triton."""
+    monkeypatch.setattr(gpu_bench, "_LENGTHS", {"quick": (64,)})
+    monkeypatch.setattr(plan, "QUICK", replace(QUICK, rounds=1, seconds=0.0))
+    monkeypatch.setattr(gpu_bench.gpu_steps, "__defaults__", (None, "cpu"))
+    monkeypatch.setattr(gpu_bench, "_peers", lambda is_causal: [Contender("flash-attn", "softmax", broken)])
+    monkeypatch.setattr(record, "gpu", lambda: "a GPU")
+    others = [x for x in POINTWISE.engines if x.name != "triton"]
+    engine = Engine("triton", lambda call: None, POINTWISE.named("tiled").run)
+    monkeypatch.setattr(POINTWISE, "engines", [engine, *others])
+
+
+def broken(*arguments):
+    raise RuntimeError("FlashAttention needs\nAmpere")
+
+
+def test_a_benchmark_of_a_gpu_with_a_peer_that_cannot_run(stand_in, tmp_path):
+    out = tmp_path / "gpu.json"
+    done = run(
+        "bench", "cog", "--quick", "--device", "cuda", "--only", "main", "--only", "wide", "--out", out
+    )
+    assert done.exit_code == 1
+    assert done.stderr.count("flash-attn: RuntimeError: FlashAttention needs Ampere") == 1
+    assert "failed" in done.stdout and "wrong: flash-attn" in done.stdout
+    kept = json.loads(out.read_text())
+    assert kept["gpu"] == "a GPU" and kept["finished"]
+    ratios = {(row["engine"], row["mechanism"]): row["ratio"] for row in kept["timings"]}
+    assert ratios["triton", "cog"] > 0 and ratios["flash-attn", "softmax"] is None
+
+
+def test_no_other_engine_is_timed_in_its_place(stand_in, monkeypatch):
+    monkeypatch.setattr(availability, "_said", set())
+    engine = Engine("triton", lambda call: None, lambda call: availability.warn_once("no such instruction"))
+    monkeypatch.setattr(POINTWISE, "engines", [engine, *POINTWISE.engines[1:]])
+    done = run("bench", "cog", "--quick", "--device", "cuda", "--only", "wide")
+    assert done.exit_code == 1 and "no such instruction" in done.stderr
+    assert "wrong: cog" in done.stdout

@@ -219,3 +219,41 @@ def test_dropout_takes_the_general_way():
     torch.manual_seed(0)
     assert torch.equal(first, unsoft.attention(q, q, q, "cog", dropout_p=0.5))
     assert not torch.equal(first, unsoft.attention(q, q, q, "cog", dropout_p=0.0))
+
+
+FORGETTING = unsoft.Formula(
+    "exp(s + (c_i - c_j) - m)", "exp(s + (c_i - c_j) - m)", "s + (c_i - c_j)", fields={"c": "query+key"}
+)
+
+
+def with_fields(fields, length=257):
+    q, k, v = (normal(2, 2, length, 64, seed=seed) for seed in range(3))
+    return direct.run_directly(q, k, v, FORGETTING, True, None, False, fields), (q, k, v)
+
+
+@pytest.mark.parametrize("length", [1, 129, 257, 1000])
+def test_fields_take_it(length):
+    c = normal(2, 2, length, seed=9).abs().neg().cumsum(-1)
+    found, (q, k, v) = with_fields({"c": c}, length)
+    bias = (c[..., None] - c[..., None, :]).masked_fill(torch.ones(length, length).triu(1).bool(), -torch.inf)
+    expected = scaled_dot_product_attention(*(x.double() for x in (q, k, v)), attn_mask=bias.double())
+    torch.testing.assert_close(found.double(), expected, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda c: {"c": c.requires_grad_()},
+        lambda c: {"c": c.as_subclass(Quiet)},
+        lambda c: {"c": c.index_fill(2, torch.tensor([3]), torch.inf)},
+        lambda c: {"c": c[:, :, 1:]},
+        lambda c: {"c": c.int()},
+        lambda c: {"d": c},
+        lambda c: [c],
+        lambda c: None,
+    ],
+    ids=["gradient", "subclass", "infinite", "shape", "int", "name", "list", "missing"],
+)
+def test_unusual_fields_are_left_to_the_general_way(change):
+    with torch.enable_grad():
+        assert with_fields(change(normal(2, 2, 257, seed=9)))[0] is None

@@ -1,7 +1,7 @@
 """Every mechanism, modifier and form of magnitude at the sizes and in the states of the grid.
 
 In every run a sample that shows each width, dtype, mask ... once for each mechanism, and each length for
-every other one, drawn from a seed that pytest prints (UNSOFT_TEST_SEED sets another); `make test-slow` runs
+every third one, drawn from a seed that pytest prints (UNSOFT_TEST_SEED sets another); `make test-slow` runs
 every pair of them.
 """
 
@@ -75,7 +75,7 @@ ALL = {name: (OWN.get(name, name), {}) for name in [*formulas(), *OWN, *FAMILIES
 BRIEF = {*FORMS, *MODIFIED, "linear-taylor2"}
 """What costs much (gates: the cube of the length, linear-taylor2: the fourth power of the width), or is made
 of mechanisms that are tested at all lengths anyway."""
-LONG = random.Random(SEED).sample(sorted(ALL.keys() - BRIEF), (len(ALL) - len(BRIEF)) // 2)
+LONG = random.Random(SEED).sample(sorted(ALL.keys() - BRIEF), (len(ALL) - len(BRIEF)) // 3)
 """Those that are tried at the longest lengths in this run."""
 
 pytestmark = pytest.mark.usefixtures("one_thread")

@@ -21,11 +21,14 @@ _LENGTHS = {
     "full": (512, 1024, 2048, 4096, 8192, 16384),
 }
 _HEADS = 16
+_LINEAR = ("linear-relu", "cosformer", "linear-exp", "performer")
+_MAGNITUDE = "magnitude+cog"
+_LONGEST_MAGNITUDE = 4096
 
 
 def gpu_steps(level: Level, mechanisms: Sequence[str] | None = None, device: str = "cuda") -> list[Step]:
-    """All steps of a level: bfloat16, causal or not, forward and training, widths 64 and 128;
-    and decoding."""
+    """All steps of a level: bfloat16, causal or not, forward and training, widths 64 and 128; decoding; and,
+    unless mechanisms are named, linear attention and magnitude, causal, forward and training."""
     chosen = list(dict.fromkeys(mechanisms or level.mechanisms or catalogue()))
     own = [engine("triton", name) for name in chosen]
     base = Workload("main", 0, 0, heads=_HEADS, dtype="bfloat16", device=device)
@@ -39,6 +42,8 @@ def gpu_steps(level: Level, mechanisms: Sequence[str] | None = None, device: str
     contests += [
         (replace(base, group="decode", queries=1, keys=keys, batch=8), own) for keys in (1024, 8192, 65536)
     ]
+    if mechanisms is None:
+        contests += _families(replace(base, group="linear", is_causal=True), _LENGTHS[level.name])
     return [
         Step(
             work.group,
@@ -47,6 +52,17 @@ def gpu_steps(level: Level, mechanisms: Sequence[str] | None = None, device: str
         )
         for work, contenders in contests
     ]
+
+
+def _families(base: Workload, lengths: Sequence[int]) -> list[tuple[Workload, list[Contender]]]:
+    """What has kernels of its own."""
+    contests = []
+    for length, mode in product(lengths, MODES):
+        work = replace(base, queries=length, keys=length, mode=mode)
+        contests.append((work, [engine("triton", name) for name in _LINEAR]))
+        if length <= _LONGEST_MAGNITUDE:
+            contests.append((replace(work, group="magnitude"), [engine("triton", _MAGNITUDE)]))
+    return contests
 
 
 def _peers(is_causal: bool) -> list[Contender]:

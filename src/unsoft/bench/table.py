@@ -19,8 +19,9 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 _MODE_TITLES = {"forward": "forward", "training": "forward + backward", "step": "step of decoding"}
-WRONG, MISSING = "wrong", "not installed"
-_NUMBER = re.compile(rf"([\d.]+( \w+)?)?|-|{WRONG}|{MISSING}")
+WRONG, FAILED, MISSING = "wrong", "failed", "not installed"
+_NUMBER = re.compile(rf"([\d.]+( \w+)?)?|-|{WRONG}|{FAILED}|{MISSING}")
+_ENGINES = ("native", "tiled", "triton")
 _X_TRANSFORMERS = ["x-transformers", "cog"]
 
 
@@ -71,7 +72,8 @@ def draw(grid: Grid) -> Table:
     from rich.table import Table
     from rich.text import Text
 
-    styles = {"pass": "green", "FAIL": "bold red", WRONG: "bold red", "not measured": "dim", MISSING: "dim"}
+    styles = {"pass": "green", "not measured": "dim", MISSING: "dim"}
+    styles |= dict.fromkeys(("FAIL", WRONG, FAILED), "bold red")
     table = Table(title=grid.title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD)
     for place, name in enumerate(grid.header):
         is_number = all(_NUMBER.fullmatch(row[place]) for row in grid.rows)
@@ -103,8 +105,8 @@ def _other_ratios(timings: Sequence[Timing]) -> Grid:
     for workload in dict.fromkeys(x.workload for x in timings):
         here = [x for x in timings if x.workload == workload]
         own = [x for x in here if x.engine != "sdpa"]
-        ratios = sorted((x.ratio, label_of(x.mechanism)) for x in own if x.ratio is not None)
-        wrong = [label_of(x.mechanism) for x in own if x.ratio is None]
+        ratios = sorted((x.ratio, _short(x)) for x in own if x.ratio is not None)
+        wrong = [_short(x) for x in own if x.ratio is None]
         best, worst = (
             (f"{ratio:.2f} {name}" for ratio, name in (ratios[0], ratios[-1])) if ratios else ("", "")
         )
@@ -117,7 +119,7 @@ def _other_ratios(timings: Sequence[Timing]) -> Grid:
         sdpa = _milliseconds(next(x for x in here if x.engine == "sdpa"))
         rows.append([*what, best, f"{WRONG}: {', '.join(wrong)}" if wrong else worst, sdpa])
     header = ["group", "mode", "batch x heads", "tokens", "fastest", "slowest", "SDPA"]
-    return Grid("special shapes, native, time relative to SDPA", header, rows)
+    return Grid("special shapes, time relative to SDPA", header, rows)
 
 
 def _memory(memories: Sequence[Memory]) -> Grid:
@@ -145,12 +147,21 @@ def _who(timing: Timing) -> tuple[str, str]:
     return timing.engine, label_of(timing.mechanism)
 
 
+def _short(timing: Timing) -> str:
+    """The mechanism; of peers the name, since all of them compute softmax."""
+    return label_of(timing.mechanism) if timing.engine in _ENGINES else timing.engine
+
+
 def _cell(timing: Timing) -> str:
-    return WRONG if timing.ratio is None else f"{timing.ratio:.2f}"
+    return _fault(timing) if timing.ratio is None else f"{timing.ratio:.2f}"
 
 
 def _milliseconds(timing: Timing) -> str:
-    return WRONG if timing.seconds is None else f"{timing.seconds * 1e3:.3g} ms"
+    return _fault(timing) if timing.seconds is None else f"{timing.seconds * 1e3:.3g} ms"
+
+
+def _fault(timing: Timing) -> str:
+    return FAILED if timing.problem else WRONG
 
 
 def _quantity(value: float | None, unit: str) -> str:

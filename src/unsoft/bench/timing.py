@@ -8,13 +8,15 @@ from __future__ import annotations
 import gc
 import math
 import time
+import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from unsoft.bench import gate
 from unsoft.bench.contender import Contender, baseline
-from unsoft.bench.workload import Workload
+from unsoft.bench.workload import Inputs, Workload
+from unsoft.errors import CompilerWarning, one_line
 
 _SAMPLE_SECONDS = 0.004  # short calls are repeated until a sample is this long
 _MOST_CALLS, _MOST_ROUNDS = 200, 60
@@ -25,7 +27,7 @@ class Timing:
     """The fastest of ``rounds`` samples of one contender, and the ratio to the baseline of the same
     interleaved run.
 
-    A contender whose result is wrong (``error`` above the gate) has neither.
+    A contender whose result is wrong (``error`` above the gate), or that cannot run, has neither.
     """
 
     workload: Workload
@@ -35,6 +37,8 @@ class Timing:
     rounds: int = 0
     seconds: float | None = None
     ratio: float | None = None
+    problem: str = ""
+    """What it raised, if it cannot run."""
 
     def to_dict(self) -> dict[str, Any]:
         own = asdict(self)
@@ -48,22 +52,32 @@ def measure(
     """Times the contenders whose results are right; the first result is the baseline's, with ratio 1."""
     inputs = workload.inputs()
     everyone = [baseline(), *contenders]
-    errors = [gate.error_of(contender, workload, inputs) for contender in everyone]
+    checked = [_checked(contender, workload, inputs) for contender in everyone]
     functions = {
         place: lambda contender=contender: contender.compute(workload, inputs)
-        for place, (contender, error) in enumerate(zip(everyone, errors, strict=True))
+        for place, (contender, (error, _)) in enumerate(zip(everyone, checked, strict=True))
         if gate.is_right(error, workload)
     }
     samples = interleaved(functions, rounds=rounds, seconds=seconds, wait=_waiting(workload.device))
     fastest = {place: min(taken) for place, taken in samples.items()}
     timings = []
-    for place, (contender, error) in enumerate(zip(everyone, errors, strict=True)):
-        figures: tuple[Any, ...] = ()
+    for place, (contender, (error, problem)) in enumerate(zip(everyone, checked, strict=True)):
+        timing = Timing(workload, contender.engine, contender.mechanism, error, problem=problem)
         if place in fastest:
             ratio = fastest[place] / fastest[0] if 0 in fastest else None
-            figures = (len(samples[place]), fastest[place], ratio)
-        timings.append(Timing(workload, contender.engine, contender.mechanism, error, *figures))
+            timing = replace(timing, rounds=len(samples[place]), seconds=fastest[place], ratio=ratio)
+        timings.append(timing)
     return timings
+
+
+def _checked(contender: Contender, workload: Workload, inputs: Inputs) -> tuple[float, str]:
+    """The error of a contender's result, and what it raised: the others are measured all the same."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", CompilerWarning)  # or another engine would run under its name
+            return gate.error_of(contender, workload, inputs), ""
+    except Exception as error:  # whatever a compiler, a driver or a peer raises
+        return math.inf, one_line(error)
 
 
 def interleaved(

@@ -57,6 +57,15 @@ def facts() -> list[Fact]:
     ]
 
 
+def gpu_problem(device: str = "cuda") -> str | None:
+    """Why the engine 'triton' cannot run here at all; None if it can."""
+    from unsoft.engines.triton.availability import failure, missing
+
+    if device == "cuda" and not _has_gpu():
+        return "torch sees no GPU; see unsoft doctor"
+    return missing(device, None) or failure(device, None)
+
+
 def engines(device: str) -> list[Fact]:
     """Which engines run a plain call of a formula on a device."""
     import torch

@@ -29,6 +29,7 @@ from unsoft.engines.native.gaussian import (
 from unsoft.engines.native.gaussian_arrival import ArrivalFactors, WindowKernel
 from unsoft.engines.registry import Engine, Registry
 from unsoft.engines.triton import availability as gpu
+from unsoft.engines.triton.gating import gated
 from unsoft.engines.triton.gaussian import TiledGaussian, kernels_ready
 from unsoft.engines.triton.gaussian import between as tiled_between
 
@@ -48,6 +49,8 @@ class GaussianKernels:
     """Weights of every point among those before it."""
     window: type[WindowKernel] | None = None
     """The same for points that come one by one."""
+    gated: Callable[[Tensor, Tensor], Tensor] | None = None
+    """Values (..., keys, width) times gates (..., keys)."""
 
 
 _NATIVE = GaussianKernels(
@@ -59,7 +62,7 @@ _NATIVE = GaussianKernels(
     arrival=ArrivalFactors,
     window=WindowKernel,
 )
-_TRITON = GaussianKernels(between=tiled_between, matrix=TiledGaussian)
+_TRITON = GaussianKernels(between=tiled_between, matrix=TiledGaussian, gated=gated)
 
 
 def _native_unsupported(x: Tensor) -> str | None:

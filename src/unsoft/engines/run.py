@@ -38,11 +38,10 @@ def run_formula(
 ) -> Tensor | tuple[Tensor, Tensor]:
     """What :func:`unsoft.attention` does for a formula."""
     plain = attn_mask is None and params is None and positions is None and return_weights is False
-    plain = plain and fields is None
     plain = plain and engine in _COMPILED and type(dropout_p) is float and dropout_p == 0.0
     # The tracer of torch.compile must not look into the short way.
     if plain and not torch.compiler.is_compiling():
-        out = run_directly(query, key, value, formula, is_causal, scale, enable_gqa)
+        out = run_directly(query, key, value, formula, is_causal, scale, enable_gqa, fields)
         if out is not None:
             return out
     POINTWISE.check(engine)

@@ -46,6 +46,7 @@ from torch import Tensor, nn
 
 from unsoft.engines.arguments import checked_call
 from unsoft.engines.call import Call, compute_dtype
+from unsoft.engines.gaussian import kernels_for
 from unsoft.engines.native.direct import observed
 from unsoft.formula.analysis import Properties
 from unsoft.magnitude.gaussian.system import System
@@ -256,7 +257,7 @@ class Magnitude(Wrapper):
                 return self.inner.attend_gated(inputs, gate)
             return self.inner.attend_gated(inputs, gate, cache.inner, cache.all_gates(gate))
         if value is None:
-            value = _times(inputs.value, gate[..., None].to(inputs.value.dtype))
+            value = _times(inputs.value, gate, inputs.options["engine"])
         gated = inputs.change(value=value)
         result = self.inner.attend(gated) if cache is None else self.inner.attend_cached(gated, cache.inner)
         if not isinstance(result, tuple):
@@ -277,12 +278,19 @@ class Magnitude(Wrapper):
         return checked_call(inputs.query, inputs.key, inputs.value, resolve_formula("softmax"), **options)[0]
 
 
-def _times(value: Tensor, gate: Tensor) -> Tensor:
-    """The product. A value that is not finite, as a masked key's may be, gives the gate no gradient."""
+def _times(value: Tensor, gate: Tensor, engine: str) -> Tensor:
+    """Values (..., keys, width) times gates. A value that is not finite, as a masked key's may be, gives the
+    gate no gradient.
+    """
+    tracing = torch.compiler.is_compiling()
+    kernels = None if tracing else kernels_for(gate.flatten(0, -2)[..., None], engine)
+    if kernels is not None and kernels.gated is not None:
+        return kernels.gated(value, gate)
+    gate = gate[..., None].to(value.dtype)
     if not gate.requires_grad:
         return value * gate
     finite = value.isfinite()
-    if not torch.compiler.is_compiling() and bool(finite.all()):
+    if not tracing and bool(finite.all()):
         return value * gate
     return torch.where(finite, value, 0.0) * gate + torch.where(finite, 0.0, value)
 

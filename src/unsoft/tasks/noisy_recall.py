@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from unsoft.tasks.in_context_recall import InContextRecall
 from unsoft.tasks.registry import register
+from unsoft.tasks.task import Setup
 
 
 @register
@@ -17,4 +18,10 @@ class NoisyRecall(InContextRecall):
     name: ClassVar[str] = "noisy-recall"
     tells: ClassVar[str] = "mechanisms that ignore what is irrelevant from those that are diluted by it"
 
-    noise: float = 0.3
+    noise: float = 0.2
+    noise_tokens: int = 4
+    """With sixteen of them the task is not learned in 800 steps."""
+
+    @property
+    def setup(self) -> Setup:
+        return replace(super().setup, steps=600)

@@ -8,6 +8,7 @@ against the dense engine in float64 on the same device.
 from __future__ import annotations
 
 import time
+import warnings
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -16,6 +17,7 @@ import torch
 from torch import Tensor
 
 from unsoft.attention import attention
+from unsoft.errors import CompilerWarning, one_line
 from unsoft.formula import Formula
 
 LIMITS = {torch.float64: 1e-12, torch.float32: 1e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}
@@ -59,6 +61,10 @@ LINEAR_AND_MAGNITUDE = (
     Kind("retention", "retention", torch.float32),
     Kind("retention, lower right, fewer queries", "retention", length=70, causal="lower_right"),
     Kind("linear-taylor2, width 24", "linear-taylor2", torch.float32, width=24, value_width=80),
+    *(Kind(f"linear-exp, {str(dtype)[6:]}", "linear-exp", dtype) for dtype in LIMITS),
+    Kind("linear-exp, not causal", "linear-exp", torch.float32, length=70, causal=False),
+    Kind("performer", "performer", torch.float32),
+    Kind("performer, lower right, fewer queries", "performer", length=70, causal="lower_right"),
     Kind("magnitude", "magnitude+cog", torch.float64),
     Kind("magnitude, not causal", "magnitude+cog", torch.float64, causal=False),
 )
@@ -113,10 +119,12 @@ def check_device(device: str, engine: str, kinds: tuple[Kind, ...] = KINDS) -> I
         start = time.perf_counter()
         limit = LIMITS[kind.dtype]
         try:
-            errors = _errors(kind, device, engine)
+            with warnings.catch_warnings():
+                warnings.simplefilter("error", CompilerWarning)  # or another engine would be checked
+                errors = _errors(kind, device, engine)
         except Exception as error:  # whatever a compiler or a driver raises is a finding
-            problem = " ".join(f"{type(error).__name__}: {error}".split())[:300]
-            yield Finding(kind.name, False, limit, problem=problem, seconds=time.perf_counter() - start)
+            taken = time.perf_counter() - start
+            yield Finding(kind.name, False, limit, problem=one_line(error), seconds=taken)
             continue
         passed = all(error <= limit for error in errors.values())  # False for NaN too
         yield Finding(kind.name, passed, limit, errors, seconds=time.perf_counter() - start)

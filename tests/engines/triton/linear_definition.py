@@ -29,6 +29,46 @@ def written_out(q, k, v, decay, state, *, causal, normalise):
     return out, after
 
 
+def logarithms_written_out(q, k, v, decay, state, *, causal, normalise, logarithmic):
+    """The same for features given by their logarithms. A state holds the largest of every feature in its last
+    column, by which its sums were divided; nothing is differentiated with respect to those."""
+    assert normalise and logarithmic and decay is None
+    group, seen = q.shape[1] // k.shape[1], torch.ones(q.shape[2], k.shape[2], dtype=torch.bool)
+    all_k, all_v = (x.repeat_interleave(group, dim=1) for x in (k, v))
+    terms = q[:, :, :, None] + all_k[:, :, None]
+    seen = seen.tril()[..., None] if causal else seen[..., None]
+    terms = torch.where(seen, terms, -torch.inf)
+    top, largest = terms.detach().amax((-2, -1)), k.detach().amax(2)
+    if state is not None:
+        size = state[..., -1].detach()
+        largest = torch.maximum(largest, size)
+        before = q + size.repeat_interleave(group, dim=1)[:, :, None]
+        top = torch.maximum(top, before.detach().amax(-1))
+    weights = (terms - top[..., None, None]).exp().sum(-1)
+    sums = weights @ torch.cat([all_v, torch.ones_like(all_v[..., :1])], dim=-1)
+    after = (k - largest[:, :, None]).exp().mT @ torch.cat([v, torch.ones_like(v[..., :1])], dim=-1)
+    if state is not None:
+        every = state[..., :-1].repeat_interleave(group, dim=1)
+        sums = sums + (before - top[..., None]).exp() @ every
+        after = after + state[..., :-1] * (size - largest).exp()[..., None]
+    return sums[..., :-1] / sums[..., -1:], torch.cat([after, largest[..., None]], dim=-1)
+
+
+def logarithmic_example(*, size, state=False, dtype, width=8, value_width=5, kv_heads=1, **shape):
+    """Logarithms of features that spread by about ``size``."""
+    given = example(dtype=dtype, width=width, value_width=value_width, kv_heads=kv_heads, **shape)
+    source = torch.Generator().manual_seed(4)
+    for name in ("q", "k"):
+        given[name] = (size * torch.randn(given[name].shape, generator=source)).to(dtype)
+    if state:
+        earlier = (size * torch.randn(2, kv_heads, 3, width, generator=source)).to(dtype)[: len(given["q"])]
+        values = torch.randn(len(earlier), kv_heads, 3, value_width, generator=source).to(dtype)
+        whole = {"q": earlier, "k": earlier, "v": values, "decay": None, "state": None}
+        options = {"causal": True, "normalise": True, "logarithmic": True}
+        given["state"] = logarithms_written_out(**whole, **options)[1]
+    return given
+
+
 def example(
     *,
     batch=2,
@@ -59,7 +99,7 @@ def example(
     }
 
 
-def errors(function, given, dtype, **options):
+def errors(function, given, dtype, definition=written_out, **options):
     """Relative errors of output, state and every gradient, in the Euclidean norm, of ``function`` in one
     dtype against the definition in float64."""
 
@@ -71,5 +111,5 @@ def errors(function, given, dtype, **options):
         wanted = [x for x in leaves.values() if x is not None]
         return [out, after, *torch.autograd.grad([out, after], wanted, upstream)]
 
-    pairs = zip(run(function, dtype), run(written_out, torch.float64), strict=True)
+    pairs = zip(run(function, dtype), run(definition, torch.float64), strict=True)
     return [float((a.detach().double() - b.detach()).norm() / b.detach().norm()) for a, b in pairs]

@@ -1,6 +1,7 @@
 """When the GPU engine is taken, and what it says when it cannot be; none of this needs Triton or a GPU."""
 
 import warnings
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -8,7 +9,8 @@ import torch
 import unsoft
 from unsoft.engines import POINTWISE
 from unsoft.engines.arguments import checked_call
-from unsoft.engines.triton import availability
+from unsoft.engines.triton import availability, launch, tile_sizes
+from unsoft.engines.triton.call_arguments import precision
 from unsoft.engines.triton.codegen import formula_source, unprintable
 from unsoft.engines.triton.tile_sizes import KERNELS, SMALLEST, candidates
 from unsoft.errors import CompilerWarning
@@ -138,3 +140,69 @@ def test_tile_sizes_end_with_the_smallest(architecture, width, bits):
         assert found[-1] == SMALLEST and len(set(found)) == len(found)
         for sizes in found:
             assert all(size & (size - 1) == 0 and size >= 16 for size in sizes[:2])
+
+
+def test_what_cannot_be_compiled_is_tried_once(monkeypatch):
+    tried = []
+
+    def warmup(**options):
+        tried.append(options)
+        raise RuntimeError("no such instruction")
+
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(launch, "_chosen", {})
+    monkeypatch.setattr(launch, "_refused", {})
+    kernel = SimpleNamespace(warmup=warmup)
+    fixed = SimpleNamespace(exact=False, padded=64, value_padded=64)
+    made = launch.Launch(
+        "decode", kernel, {"FIXED": fixed}, lambda sizes: (1, 1), "", torch.bfloat16, (SMALLEST,)
+    )
+    monkeypatch.setattr(launch.Launch, "fixed", property(lambda self: "fixed"))
+    pytest.importorskip("triton")
+    for _ in range(2):
+        with pytest.raises(launch.CannotCompileError, match="RuntimeError: no such instruction"):
+            launch.sizes_for(made)
+    assert len(tried) == 1
+
+
+def test_costly_formulas_may_have_smaller_tiles(monkeypatch):
+    costly = {name for name in unsoft.mechanisms() if isinstance(resolve(name), Formula)}
+    costly = {name for name in costly if tile_sizes.is_costly(resolve(name).key)}
+    assert {"softpick", "sinh", "tanh"} <= costly and not costly & {"cog", "softmax", "relu2", "sigmoid"}
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "a GPU")
+    monkeypatch.setattr(launch, "architecture", lambda device: "sm_90")
+    fixed = SimpleNamespace(exact=False, padded=128, value_padded=128)
+    found = {
+        name: launch._possible(
+            launch.Launch("query_gradients", None, {"FIXED": fixed}, None, resolve(name).key, torch.bfloat16)
+        )[0]
+        for name in ("cog", "softpick")
+    }
+    assert found == {"cog": (64, 64, 4, 2), "softpick": (64, 32, 4, 2)}
+
+
+@pytest.mark.parametrize(
+    ("architecture", "relative"),
+    [("sm_86", "sm_80"), ("sm_89", "sm_80"), ("sm_103", "sm_100"), ("sm_121", "sm_120")]
+    + [("gfx90a", "gfx942"), ("gfx950", "gfx950"), ("gfx1100", "other"), ("sm_200", "other")],
+)
+def test_a_gpu_that_is_not_in_the_table_has_the_sizes_of_a_relative(architecture, relative):
+    assert tile_sizes._relative(architecture) == relative
+
+
+@pytest.mark.skipif(not hasattr(torch.backends.cuda.matmul, "fp32_precision"), reason="torch before 2.9")
+def test_tf32_only_where_it_is_allowed_by_either_switch():
+    assert precision(torch.float32) == "tf32x3" and precision(torch.bfloat16) == "ieee"
+    try:
+        torch.set_float32_matmul_precision("high")
+        assert precision(torch.float32) == "tf32"
+        torch.set_float32_matmul_precision("highest")
+        assert precision(torch.float32) == "tf32x3"
+        torch.backends.cuda.matmul.fp32_precision = "tf32"
+        assert precision(torch.float32) == "tf32"
+        torch.backends.cuda.matmul.fp32_precision = "ieee"
+        assert precision(torch.float32) == "tf32x3"
+    finally:
+        torch.backends.cuda.matmul.fp32_precision = "none"
+        torch.set_float32_matmul_precision("highest")

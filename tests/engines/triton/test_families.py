@@ -5,11 +5,13 @@ import warnings
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
 
 import unsoft
 from unsoft.engines import gaussian as choice
 from unsoft.engines.gaussian import GAUSSIAN, kernels_for
 from unsoft.engines.linear import choice as linear_choice
+from unsoft.engines.linear import nonfinite
 from unsoft.engines.linear.attention import linear_attention
 from unsoft.engines.triton import availability, gaussian, recurrence
 from unsoft.engines.triton.launch import CannotCompileError
@@ -40,7 +42,9 @@ def layer(name):
     return unsoft.mechanism(name, heads=2, head_dim=4)
 
 
-@pytest.mark.parametrize("name", ["linear-relu", "linear-taylor2", "cosformer", "retention"])
+@pytest.mark.parametrize(
+    "name", ["linear-relu", "linear-taylor2", "linear-exp", "performer(6)", "cosformer", "retention"]
+)
 def test_linear_attention_by_name(on_gpu, name):
     found = layer(name)(X, X, X, is_causal=True, engine="triton")
     assert on_gpu == [False]
@@ -62,8 +66,51 @@ def test_products_are_rough_where_inputs_have_few_digits(on_gpu):
     assert on_gpu == [True]
 
 
+@pytest.mark.parametrize("name", ["linear-relu", "retention", "cosformer", "linear-exp", "performer(6)"])
+def test_nothing_waits_for_the_gpu(on_gpu, name, monkeypatch):
+    """On tensors without numbers, where asking for one is an error: calls can be captured in CUDA graphs."""
+    monkeypatch.setattr(linear_choice, "recurrence", recurrence.recurrence)
+    monkeypatch.setattr(nonfinite, "_may_ask", lambda x: False)  # as on a GPU
+    with FakeTensorMode():
+        module = layer(name)
+        x = torch.empty(1, 2, 40, 4, requires_grad=True)
+        keys = torch.ones(1, 1, 1, 40, dtype=torch.bool)
+        for options in ({"is_causal": True}, {"is_causal": "lower_right", "attn_mask": keys}):
+            queries = x[:, :, -9:] if "attn_mask" in options else x
+            module(queries, x, x, **options, engine="triton").sum().backward()
+        cache = module.new_cache(1)
+        with torch.no_grad():
+            for tokens in (5, 1):
+                step = x[:, :, :tokens]
+                out = module(step, step, step, cache=cache, engine="triton")
+                assert out.shape == (1, 2, tokens, 4)
+        with pytest.raises(DataDependentOutputException):  # what a call that waits would meet
+            bool(x.sum().isfinite())
+
+
+@pytest.mark.parametrize("name", ["linear-elu1", "linear-exp"])
+def test_nan_and_inf_without_asking(name, monkeypatch):
+    """What runs on a GPU, where it is not asked whether all numbers are finite, against what runs here."""
+    q, k, v = torch.randn(3, 2, 2, 20, 4, generator=torch.Generator().manual_seed(0)).double()
+    mask = torch.arange(20).view(1, 1, 1, 20) != 7
+    k[0, 0, 7, 0] = torch.nan  # masked: nobody sees it
+    for bad in (False, True):
+        if bad:
+            q[0, 0, 3, 1], k[0, 1, 9, 0], v[1, 0, 12, 2] = torch.nan, torch.inf, -torch.inf
+        results = []
+        for asks in (True, False):
+            if not asks:
+                monkeypatch.setattr(nonfinite, "_may_ask", lambda x: False)
+            leaves = [x.clone().requires_grad_() for x in (q, k, v)]
+            out = layer(name).double()(*leaves, mask, is_causal=True, engine="tiled")
+            results.append([out, *torch.autograd.grad(out.nansum(), leaves)])
+        monkeypatch.undo()
+        assert bool(results[0][0].isnan().any()) == bad
+        for found, expected in zip(*results, strict=True):
+            torch.testing.assert_close(found, expected, equal_nan=True, rtol=0, atol=0)
+
+
 REFUSED = {
-    "logarithms": ("linear-exp", {}, "features that come as logarithms; use 'tiled'"),
     "dropout": ("linear-relu", {"dropout_p": 0.5}, "need the weights"),
     "float mask": (
         "linear-relu",

@@ -28,7 +28,8 @@ def launches(monkeypatch):
     found = [launch.Launch(name, None, {"FIXED": fixed}, None, formula, torch.bfloat16) for name in KERNELS]
     monkeypatch.setattr(tuning, "_launches", lambda *arguments: found)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda: GPU)
-    monkeypatch.setattr(launch, "architecture", lambda: "sm_90")
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(launch, "architecture", lambda device: "sm_90")
     monkeypatch.setattr(tuning, "sizes_for", lambda launched: launch._possible(launched)[0])
     return found
 

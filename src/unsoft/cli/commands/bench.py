@@ -36,12 +36,13 @@ def command(
     """Measure every mechanism side by side with PyTorch's fused softmax (SDPA).
 
     Without an option: all mechanisms, about six minutes. An interrupted run shows and keeps what it has done.
+    On a GPU the first run compiles every kernel, which takes most of the time: name a few mechanisms first.
 
     \b
     Examples:
       unsoft bench --quick
       unsoft bench cog relu2 --only main --out bench.json
-      unsoft bench --device cuda --out gpu.json
+      unsoft bench cog softmax --device cuda --out gpu.json
     """
     if quick and full:
         raise typer.BadParameter("choose one of --quick and --full")
@@ -73,21 +74,23 @@ def command(
     if not finished:
         note("interrupted; the figures above are those measured until then")
         raise typer.Exit(INTERRUPTED)
-    if any(getattr(x, "ratio", 0) is None for x in results):
-        note("some results are wrong; their times are not shown")
+    from unsoft.bench.timing import Timing
+
+    bad = [x for x in results if isinstance(x, Timing) and x.ratio is None]
+    if bad:
+        note("some results are wrong or missing; their times are not shown")
+        for problem in dict.fromkeys(f"{x.engine}: {x.problem}" for x in bad if x.problem):
+            note(problem)
         raise typer.Exit(1)
 
 
 def _check_device(device: str) -> None:
-    import torch
-
-    from unsoft.engines.triton.availability import missing
+    from unsoft.cli.installation import gpu_problem
 
     if device != "cuda":
         raise typer.BadParameter(f"{device!r} is neither cpu nor cuda", param_hint="'--device'")
-    reason = missing(device, None) if torch.cuda.is_available() else "torch sees no GPU; see unsoft doctor"
-    if reason is not None:
-        raise typer.BadParameter(f"the engine 'triton' cannot run here: {reason}", param_hint="'--device'")
+    if reason := gpu_problem(device):
+        raise ValueError(f"--device: the engine 'triton' cannot run here: {reason}")
 
 
 def _run(todo: list[Step], keep: Callable[[list[Result], bool], None]) -> tuple[list[Result], bool]:

@@ -41,11 +41,14 @@ def command(
         Path | None,
         typer.Option(help="Folder of the conversion; default: runs/MODEL-to-MECHANISM.", show_default=False),
     ] = None,
+    fit_tokens: Annotated[
+        int, typer.Option(help="Tokens that fit output projections before matching; 0: no fit.")
+    ] = 4096,
     match_steps: Annotated[int, typer.Option(help="Steps of matching layers; 0: none.")] = 40,
     tune_steps: Annotated[int, typer.Option(help="Steps of fine-tuning; 0: none.")] = 20,
     batch: Annotated[int, typer.Option(help="Texts in a step.")] = 2,
     tokens: Annotated[int, typer.Option(help="Tokens of each text.")] = 128,
-    match_lr: Annotated[float, typer.Option(help="Learning rate of matching.")] = 4e-3,
+    match_lr: Annotated[float, typer.Option(help="Learning rate of matching.")] = 1e-3,
     lr: Annotated[float, typer.Option(help="Learning rate of fine-tuning.")] = 2e-4,
     mechanism_lr: Annotated[
         float, typer.Option(help="Learning rate of the mechanism's own parameters.")
@@ -69,8 +72,8 @@ def command(
     as_json: AsJson = False,
     plugin: Plugin = None,
 ) -> None:
-    """Move a pretrained language model to another mechanism: swap, match each layer to the original,
-    fine-tune.
+    """Move a pretrained language model to another mechanism: swap, fit and match each layer to the
+    original, fine-tune.
 
     Ctrl-C saves and stops; the same command goes on from there. DIR/model is what unsoft.hf.load reads.
 
@@ -97,6 +100,7 @@ def command(
         keep_first_last=keep_first_last,
         start=start,
         text=text,
+        fit_tokens=fit_tokens,
         match_steps=match_steps,
         tune_steps=tune_steps,
         batch=batch,
@@ -119,7 +123,7 @@ def command(
         _print(result, folder)
 
 
-_STAGE = {"matched": "match", "tuned": "tune"}
+_STAGE = {"fitted": "fit", "matched": "match", "tuned": "tune"}
 
 
 def _print(result: Converted, folder: Path) -> None:

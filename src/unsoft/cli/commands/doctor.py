@@ -25,7 +25,7 @@ def command(
     """Show versions, compiler, GPUs and engines, what is missing and how to get it.
 
     With --gpu also: forward and every gradient of the engine 'triton' against the dense one in float64, some
-    fifty kinds of call, a few minutes. Attach the file of --out to an issue.
+    seventy kinds of call, a few minutes. Attach the file of --out to an issue.
 
     \b
     Examples:
@@ -55,13 +55,16 @@ def command(
 
 def _check_gpu(record: dict[str, Any], show: bool) -> int:
     """Adds the findings to the record; the exit code."""
-    from unsoft.engines.triton import availability
+    from unsoft.cli.installation import gpu_problem
     from unsoft.engines.triton.launch import interpreted
     from unsoft.testing.device import KINDS, check_device, verdict
 
     device = "cpu" if interpreted() else "cuda"
-    if reason := _no_gpu(device) or availability.missing(device, None):
-        raise ValueError(f"--gpu: the engine 'triton' cannot run here: {reason}")
+    if reason := gpu_problem(device):
+        said = f"nothing was checked: the engine 'triton' cannot run here: {reason}"
+        record["gpu"] = {"verdict": said, "finished": False, "checks": []}
+        note(said)
+        return 1
     findings: list[Finding] = []
     interrupted = False
     try:
@@ -86,11 +89,3 @@ def _row(finding: Finding) -> tuple[str, str, str, str]:
     error = f"{max(finding.errors.values()):.1e}" if finding.errors else ""
     said = "ok" if finding.passed else f"FAILED {finding.problem}".strip()
     return finding.name, error, f"{finding.limit:.0e}", said
-
-
-def _no_gpu(device: str) -> str | None:
-    import torch
-
-    if device == "cuda" and not torch.cuda.is_available():
-        return "torch sees no GPU (see the lines about GPUs above)"
-    return None

@@ -44,11 +44,13 @@ def command(
         raise typer.BadParameter("use 16 to 1048576 tokens", param_hint="'--length'")
     if out is not None:
         check_file(out)
+    from unsoft.cli.installation import gpu_problem
     from unsoft.mechanisms.core.registry import resolve_formula
 
     names = chosen(mechanism, mechanism_option, formula) or ["softmax", "cog"]
     formulas = {name: resolve_formula(name) for name in names}
-    _check_gpu()
+    if reason := gpu_problem():
+        raise ValueError(f"the engine 'triton' cannot run here: {reason}")
     rows, finished = _measure(formulas, widths, dtype, length)
     from unsoft.bench.machine import gpu, versions
 
@@ -105,15 +107,3 @@ def _show(rows: list[dict[str, Any]]) -> None:
         for r in rows
     ]
     show_table(columns | {"before": "left", "ms before": "right"}, table)
-
-
-def _check_gpu() -> None:
-    import torch
-
-    from unsoft.engines.triton.availability import failure, missing
-
-    reason = (
-        "torch sees no GPU; see unsoft doctor" if not torch.cuda.is_available() else missing("cuda", None)
-    )
-    if reason := reason or failure("cuda", None):
-        raise ValueError(f"the engine 'triton' cannot run here: {reason}")

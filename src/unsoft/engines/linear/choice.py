@@ -48,8 +48,6 @@ class LinearWork:
     """Do the tokens continue a state?"""
     weights: bool = False
     """Are the weights asked for too?"""
-    logarithmic: bool = False
-    """Do features come as logarithms?"""
 
 
 def _native_unsupported(work: LinearWork) -> str | None:
@@ -70,8 +68,6 @@ def _triton_unsupported(work: LinearWork) -> str | None:
     call = work.call
     if reason := _no_weights(work) or gpu.missing(call.q.device.type, call.q.device.index):
         return reason
-    if work.logarithmic:
-        return "it has no kernel for features that come as logarithms; use 'tiled'"
     if call.bias is not None or call.dropout_p > 0:
         return "float masks and dropout need the weights, which its kernels do not form; use 'tiled'"
     if call.visible is not None and call.visible.shape[2] > 1:

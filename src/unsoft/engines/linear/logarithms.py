@@ -39,12 +39,12 @@ def attention(
     True
     """
     shared, group, length = k.shape[1], q.shape[1] // k.shape[1], q.shape[2]
-    q = _largest_zero(q)
+    q = largest_zero(q)
     after = state_after(k, v, state)
     if not causal or length == 1:
-        rows = by_group(q, shared) + _finite(after[..., -1])[:, :, None]
+        rows = by_group(q, shared) + or_zero(after[..., -1])[:, :, None]
         rows = torch.where(after[:, :, None, :, -2] == 0, -torch.inf, rows)
-        e = (rows - _finite(rows.amax(-1, keepdim=True)).detach()).exp()
+        e = (rows - or_zero(rows.amax(-1, keepdim=True)).detach()).exp()
         summed = e @ after[..., :-1]
         return _divided(summed[..., :-1], summed[..., -1:]).reshape(*q.shape[:3], -1), after
     size = min(_CHUNK, length)
@@ -54,10 +54,10 @@ def attention(
     inside = inside.reshape(*inside.shape[:3], group, size, size)
     inside = torch.where(place[:, None] >= place, inside, -torch.inf).flatten(3, 4)
     before = _states_before(k, v, state)
-    rows = q + _finite(before[..., -1])[:, :, :, None]
+    rows = q + or_zero(before[..., -1])[:, :, :, None]
     rows = torch.where(before[:, :, :, None, :, -2] == 0, -torch.inf, rows)
     peak = torch.maximum(inside.detach().amax(-1, keepdim=True), rows.detach().amax(-1, keepdim=True))
-    peak = _finite(peak)
+    peak = or_zero(peak)
     weights = (inside - peak).exp()
     summed = (rows - peak).exp() @ before[..., :-1]
     out = summed[..., :-1] + weights @ v
@@ -68,18 +68,18 @@ def attention(
 def state_after(k: Tensor, v: Tensor, state: Tensor | None = None) -> Tensor:
     """The state after the keys (..., S, F) and values given, and after those of an earlier state."""
     largest = k.detach().amax(-2)
-    scaled = (k - _finite(largest)[..., None, :]).exp()
+    scaled = (k - or_zero(largest)[..., None, :]).exp()
     added = torch.cat([scaled.mT @ v, scaled.sum(-2)[..., None], largest[..., None]], dim=-1)
     return added if state is None else _joined(state, added)
 
 
 def weights(q: Tensor, k: Tensor, visible: Tensor, bias: Tensor | None) -> Tensor:
     """The weights (B, H, L, S) written out."""
-    logits = log_products(by_group(_largest_zero(q), k.shape[1]), k).reshape(*q.shape[:3], k.shape[2])
+    logits = log_products(by_group(largest_zero(q), k.shape[1]), k).reshape(*q.shape[:3], k.shape[2])
     if bias is not None:
         logits = logits + torch.where(visible, bias, 0.0)
     logits = torch.where(visible, logits, -torch.inf)
-    e = (logits - _finite(logits.detach().amax(-1, keepdim=True))).exp()
+    e = (logits - or_zero(logits.detach().amax(-1, keepdim=True))).exp()
     return _divided(e, e.sum(-1, keepdim=True))
 
 
@@ -128,12 +128,12 @@ def _states_before(k: Tensor, v: Tensor, state: Tensor | None) -> Tensor:
 
 def _joined(a: Tensor, b: Tensor) -> Tensor:
     largest = torch.maximum(a[..., -1:], b[..., -1:])
-    shift = _finite(largest)
+    shift = or_zero(largest)
     one, other = (x[..., :-1] * (x[..., -1:] - shift).exp() for x in (a, b))
     return torch.cat([one + other, largest], dim=-1)
 
 
-def _largest_zero(q: Tensor) -> Tensor:
+def largest_zero(q: Tensor) -> Tensor:
     """Logarithms of a query's features with the largest brought to 0, which normalising undoes.
 
     Otherwise a query of 10,000 would leave its sums with keys, which tell them apart,
@@ -142,7 +142,7 @@ def _largest_zero(q: Tensor) -> Tensor:
     return q - q.detach().amax(-1, keepdim=True)
 
 
-def _finite(x: Tensor) -> Tensor:
+def or_zero(x: Tensor) -> Tensor:
     """0 in the place of the maximum of nothing."""
     return torch.where(x == -torch.inf, 0.0, x)
 

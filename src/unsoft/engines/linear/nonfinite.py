@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from unsoft.engines.call import Call, finite_part
+from unsoft.engines.call import Call
 
 
 @dataclass(frozen=True)
@@ -44,24 +44,35 @@ class Bad:
 
 def finite_call(call: Call, seen: Tensor | None) -> tuple[Call, Bad | None]:
     """The call with 0 for what is not finite, and where that was; ``seen`` (B|1, Hk|1, S|1):
-    keys that are not masked."""
+    keys that are not masked.
+
+    On the CPU a sum tells whether anything is bad at all. Elsewhere the answer would have to be waited for,
+    so there it is not asked.
+    """
     if torch.compiler.is_compiling():  # cannot ask for values while tracing
         return call, None
+    given = (call.q, call.k, call.v)
     dtype = call.compute_dtype
-    if all(bool(x.detach().sum(dtype=dtype).isfinite()) for x in (call.q, call.k, call.v)):
+    if _may_ask(call.q) and all(bool(x.detach().sum(dtype=dtype).isfinite()) for x in given):
         return call, None
-    bad = [~x.isfinite() for x in (call.q, call.k, call.v)]
+    fine = [(x.detach() - x.detach()) == 0 for x in given]  # isfinite() reads everything four times
+    q, k, v = (torch.where(good, x, 0.0) for good, x in zip(fine, given, strict=True))
+    keys, values = ~fine[1].all(-1), ~fine[2]
     if seen is not None:
-        bad[1:] = [x & seen[..., None] for x in bad[1:]]
-    finite = replace(call, q=finite_part(call.q), k=finite_part(call.k), v=finite_part(call.v))
-    return finite, Bad(bad[0].any(-1), bad[1].any(-1), bad[2])
+        keys, values = keys & seen, values & seen[..., None]
+    return replace(call, q=q, k=k, v=v), Bad(~fine[0].all(-1), keys, values)
+
+
+def _may_ask(x: Tensor) -> bool:
+    """Does it cost nothing to look at a number?"""
+    return x.device.type == "cpu"
 
 
 def _seen(bad: Tensor, offset: int | None, rows: int) -> Tensor:
     """(B, Hk, L, X): is any key bad that a row sees?"""
     if offset is None:
         return bad.any(2, keepdim=True)
-    so_far = bad.to(torch.uint8).cummax(2).values.bool()
+    so_far = bad.cumsum(2, dtype=torch.int32) > 0
     last = torch.arange(rows, device=bad.device) + offset
     found = so_far[:, :, last.clamp(0, bad.shape[2] - 1)]
     return found & (last >= 0)[:, None]

@@ -10,12 +10,15 @@ general way, which has all rules and messages.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
 from unsoft.engines.call import compute_dtype
+from unsoft.engines.field_tables import Tables, field_tables
 from unsoft.engines.native import binding
 from unsoft.engines.native.availability import ready
 from unsoft.engines.threads import thread_count
@@ -64,20 +67,35 @@ def run_directly(
     is_causal: bool | str,
     scale: float | None,
     enable_gqa: bool,
+    fields: Mapping[str, Any] | None = None,
 ) -> Tensor | None:
     """The output, or None if the call has to take the general way."""
     try:
-        plan = plan_of(query, key, value, formula, is_causal, scale, enable_gqa)
+        plan = plan_of(query, key, value, formula, is_causal, scale, enable_gqa, with_fields=True)
         if plan is None:
             return None
+        tables: Tables = (None, None)
+        if formula.symbols.all or fields is not None:
+            batch, dtype = plan.shape[:1], plan.parameters.dtype
+            tables = field_tables(formula, fields, query, key, batch, plan.scale, dtype)
+            if not all(_usual(table) for table in tables):
+                return None
         if plan.shape[3] == value.shape[3] and query.is_contiguous():
             out = torch.empty_like(query)
         else:
             out = query.new_empty((*plan.shape[:3], value.shape[3]))
-        fields = pack_call(plan, query, key, value, out, key.shape[2], is_causal)
-    except (RuntimeError, ValueError):  # not of four dimensions, sparse, nested
+        call = pack_call(plan, query, key, value, out, key.shape[2], is_causal, tables)
+    except (RuntimeError, TypeError, ValueError):  # not of four dimensions, sparse, nested, wrong fields
         return None
-    return out if plan.kernel.forward(fields) == binding.FINITE else None
+    return out if plan.kernel.forward(call) == binding.FINITE else None
+
+
+def _usual(table: Tensor | None) -> bool:
+    """Can the kernel read it where it lies, and need no gradient?"""
+    if table is None:
+        return True
+    wanted = table.requires_grad and torch.is_grad_enabled()
+    return type(table) is Tensor and table.stride(3) == 1 and not wanted and not table.is_neg()
 
 
 def plan_of(
@@ -125,7 +143,7 @@ def pack_call(
     out: Tensor,
     keys: int,
     is_causal: bool | str,
-    fields: tuple[Tensor, Tensor] | None = None,
+    fields: Tables = (None, None),
 ) -> bytes:
     """Struct Call, for an output that is not yet computed. ``fields``: of queries and of keys, (F, B, H,
     length)."""
@@ -140,7 +158,7 @@ def pack_call(
         *(value.data_ptr(), *value.stride(), kind),
         *(out.data_ptr(), *out.stride(), kind),
     )
-    if fields is None:
+    if fields[0] is None and fields[1] is None:
         return variable + plan.rest
     return variable + binding.pack_rest(None, None, (None,) * 4, plan.parameters, fields, heads)
 

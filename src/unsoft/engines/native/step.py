@@ -56,7 +56,7 @@ class Step:
         self.tokens, self.room = key.shape[2], keys.shape[2]
         self.alike = query.is_contiguous() and query.shape[3] == value.shape[3]
         self.out_shape = (*query.shape[:3], value.shape[3])
-        tables = None if field is None else (field.queries[None], field.keys[None])
+        tables = (None, None) if field is None else (field.queries[None], field.keys[None])
         out = self._empty(query)
         call = pack_call(plan, query, keys, values, out, self.tokens, "lower_right", tables)
         self._memory = ctypes.create_string_buffer(

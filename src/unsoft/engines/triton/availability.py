@@ -12,7 +12,7 @@ import torch
 from unsoft.engines.call import Call
 from unsoft.engines.triton.codegen import unprintable
 from unsoft.engines.triton.launch import CannotCompileError, interpreted
-from unsoft.errors import CompilerWarning
+from unsoft.errors import CompilerWarning, one_line
 
 WIDEST = 256
 MOST_HEADS = 65535
@@ -76,14 +76,17 @@ def device_of(device: str, index: int | None) -> torch.device:
 
 
 def warn_once(reason: str) -> None:
-    """Says why another engine computes; the same reason not again in this process."""
+    """Says why another engine computes; the same reason not again in this process.
+
+    Where warnings are errors, as in the checks of ``unsoft doctor --gpu``, every call says so.
+    """
     if reason not in _said:
-        _said.add(reason)
         text = (
             f"unsoft's Triton engine is not available ({reason}); the same results are computed by the slower"
             " engine 'tiled'"
         )
         warnings.warn(text, CompilerWarning, stacklevel=3)
+        _said.add(reason)
 
 
 @cache
@@ -95,7 +98,7 @@ def failure(device: str, index: int | None) -> str | None:
 
         probe(device_of(device, index))
     except Exception as error:  # whatever a compiler, a driver or a linker raises
-        reason = " ".join(f"{type(error).__name__}: {error}".split())[:300]
+        reason = one_line(error)
         warn_once(reason)
         return reason
     return None

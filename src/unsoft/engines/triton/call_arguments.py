@@ -123,4 +123,11 @@ def precision(dtype: torch.dtype, rough: bool = False) -> str:
     TF32 is enough."""
     if dtype != torch.float32 or torch.version.hip:
         return "ieee"
-    return "tf32" if rough or torch.get_float32_matmul_precision() != "highest" else "tf32x3"
+    return "tf32" if rough or _tf32_is_allowed() else "tf32x3"
+
+
+def _tf32_is_allowed() -> bool:
+    """By ``torch.set_float32_matmul_precision``, or by the switch of torch >= 2.9: if that was used, asking
+    the older one is an error."""
+    found = getattr(torch.backends.cuda.matmul, "fp32_precision", None)
+    return torch.get_float32_matmul_precision() != "highest" if found is None else found == "tf32"

@@ -12,7 +12,7 @@ from torch import Tensor
 from unsoft.engines.linear.attention import vanishing
 from unsoft.engines.triton.call_arguments import precision, view
 from unsoft.engines.triton.kernel.structures import ChunkFixed, ChunkShape, States, View
-from unsoft.engines.triton.launch import INTERPRETED_SIZES, Launch, interpreted, start
+from unsoft.engines.triton.launch import INTERPRETED_SIZES, Launch, architecture, interpreted, start
 from unsoft.engines.triton.tile_sizes import TileSizes
 
 SIZES = {
@@ -20,9 +20,11 @@ SIZES = {
     "float32": TileSizes(64, 32, 4, 1),
     "float64": TileSizes(32, 32, 4, 1),
 }
-"""Tokens of a chunk and columns of a block, warps and stages, found by compiling for sm_80, sm_90 and gfx942:
-no larger ones leave all numbers of a loop in registers."""
+"""Tokens of a chunk and columns of a block, warps and stages, found by compiling for all
+targets of the tests: no larger ones leave all numbers of a loop in registers."""
 _DECAY_COLUMNS = 32
+_MORE_WARPS = "sm_10"
+"""Architectures on which the gradients of keys and values do not fit the registers of as many warps."""
 
 
 @dataclass(frozen=True)
@@ -33,15 +35,18 @@ class ChunkWork:
     k: Tensor
     v: Tensor
     decay: Tensor | None
+    weights: Tensor | None
+    """Inside chunks, where features come as logarithms."""
+    kept: Tensor | None
     causal: bool
     normalise: bool
     rough: bool
 
     @cached_property
     def sizes(self) -> TileSizes:
-        if interpreted():
-            return INTERPRETED_SIZES
-        return SIZES["float64" if self.q.dtype == torch.float64 else "rough" if self.rough else "float32"]
+        kind = "float64" if self.q.dtype == torch.float64 else "rough" if self.rough else "float32"
+        sizes = INTERPRETED_SIZES if interpreted() else SIZES[kind]
+        return sizes if self.weights is None else sizes._replace(rows=self.weights.shape[3])
 
     @property
     def state_heads(self) -> int:
@@ -62,6 +67,7 @@ class ChunkWork:
     def fixed(self, heads: int, read_heads: int, **flags: Any) -> ChunkFixed:
         """For ``heads`` of what is computed and ``read_heads`` of what is read."""
         flags = {"backwards": False, "transposed": False, "totals": False} | flags
+        inside = self.causal and not (self.weights is not None and flags["transposed"])
         return ChunkFixed(
             feature_width=self.q.shape[3],
             value_width=self.v.shape[3],
@@ -69,6 +75,7 @@ class ChunkWork:
             members=max(read_heads // heads, 1),
             shared=max(heads // read_heads, 1),
             causal=self.causal,
+            inside=inside,
             decays=self.decay is not None,
             gone=vanishing(self.q.dtype),
             precision=precision(self.q.dtype, self.rough),
@@ -92,6 +99,7 @@ class ChunkWork:
             "y": view(y),
             "extra": View(None, (0, 0, 0)) if extra is None else view(extra),
             "log_decay": self.log_decay,
+            "kept": None if self.kept is None else self.kept.contiguous(),
             "start": None if before is None else before.contiguous(),
             "after": after,
             "states": states,
@@ -117,6 +125,7 @@ class ChunkWork:
             "y": view(y),
             "z": view(z),
             "slopes": View(None, (0, 0, 0)) if slopes is None else view(slopes),
+            "given": view(self.weights),
             "log_decay": self.log_decay,
             "states": states,
             "out": view(out),
@@ -125,7 +134,14 @@ class ChunkWork:
             "FIXED": fixed,
         }
         blocks = -(-tokens // self.sizes.rows) * -(-width // self.sizes.keys)
-        self._start("chunk", chunk_kernel, arguments, (blocks, batch * heads), self.sizes)
+        sizes = self.sizes
+        if (
+            fixed.backwards
+            and not interpreted()
+            and architecture(torch.cuda.current_device()).startswith(_MORE_WARPS)
+        ):
+            sizes = sizes._replace(warps=2 * sizes.warps)
+        self._start("chunk", chunk_kernel, arguments, (blocks, batch * heads), sizes)
         return out, totals
 
     def decay_gradient(

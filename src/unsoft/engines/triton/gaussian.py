@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from unsoft.engines.triton import gating
 from unsoft.engines.triton.availability import device_of, works
 from unsoft.engines.triton.binding import on_device
 from unsoft.engines.triton.call_arguments import padded, precision
@@ -40,6 +41,8 @@ def _small_call(device: str, index: int | None, dtype: torch.dtype) -> None:
     for kept in (0, 1):
         z = TiledGaussian(x, None, x[..., 0], most=kept)
         z.gradient(x, z.product(x[..., 0])[:, None])
+    value, gate = x[None], x[None, ..., 0]
+    gating.backward(gating.forward(value, gate), value, gate)
 
 
 class TiledGaussian:

@@ -12,12 +12,23 @@ import torch
 from torch import Tensor
 
 from unsoft.engines.triton.kernel.structures import Fixed
-from unsoft.engines.triton.tile_sizes import EXACT, SMALLEST, TileSizes, candidates, tuned, tuned_key
+from unsoft.engines.triton.tile_sizes import (
+    EXACT,
+    SMALLEST,
+    TileSizes,
+    candidates,
+    is_costly,
+    tuned,
+    tuned_key,
+)
+from unsoft.errors import one_line
 
 Grid = Callable[[TileSizes], tuple[int, int]]
 INTERPRETED_SIZES = TileSizes(16, 16, 4, 1)
 """Small, so that small tests have several tiles."""
 _chosen: dict[tuple[object, ...], TileSizes] = {}
+_refused: dict[tuple[object, ...], str] = {}
+"""What cannot be compiled, and why: the next call is not to try it again."""
 
 
 class Launch(NamedTuple):
@@ -93,8 +104,14 @@ def sizes_for(launch: Launch) -> TileSizes:
         torch.cuda.current_device(),
         kinds(launch.arguments),
     )
+    if key in _refused:
+        raise CannotCompileError(_refused[key])
     if key not in _chosen:
-        _chosen[key] = _first_that_fits(launch)
+        try:
+            _chosen[key] = _first_that_fits(launch)
+        except CannotCompileError as error:
+            _refused[key] = str(error)
+            raise
     return _chosen[key]
 
 
@@ -133,7 +150,9 @@ def _possible(launch: Launch) -> list[TileSizes]:
     device = torch.cuda.get_device_name()
     key = tuned_key(launch.name, device, launch.formula, launch.width, str(launch.dtype))
     measured = [TileSizes(*tuned()[key])] if key in tuned() else []
-    return measured + candidates(launch.name, architecture(), launch.width, 8 * launch.dtype.itemsize)
+    known = architecture(torch.cuda.current_device())
+    costly = is_costly(launch.formula)
+    return measured + candidates(launch.name, known, launch.width, 8 * launch.dtype.itemsize, costly)
 
 
 def compiled(launch: Launch, sizes: TileSizes) -> Any:
@@ -146,14 +165,14 @@ def compiled(launch: Launch, sizes: TileSizes) -> Any:
     except OutOfResources:
         return None
     except Exception as error:  # whatever one of the compilers raises
-        raise CannotCompileError(" ".join(f"{type(error).__name__}: {error}".split())[:300]) from error
+        raise CannotCompileError(one_line(error)) from error
     return made
 
 
 @cache
-def architecture() -> str:
-    """Of the current GPU: "sm_90", "gfx942"."""
+def architecture(device: int) -> str:
+    """Of a GPU: "sm_90", "gfx942"."""
     if torch.version.hip:
-        return str(torch.cuda.get_device_properties().gcnArchName).partition(":")[0]
-    major, minor = torch.cuda.get_device_capability()
+        return str(torch.cuda.get_device_properties(device).gcnArchName).partition(":")[0]
+    major, minor = torch.cuda.get_device_capability(device)
     return f"sm_{major}{minor}"

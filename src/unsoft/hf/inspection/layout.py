@@ -58,7 +58,7 @@ def find_layout(model: nn.Module, run: Any, batch: Batch) -> Layout:
     hooks = [
         module.register_forward_pre_hook(finder.projection)
         for module in model.modules()
-        if _matrix(module) is not None
+        if matrix_of(module) is not None
     ]
     try:
         with observe(model, finder):
@@ -150,7 +150,7 @@ def _label(module: nn.Module) -> str:
     return "softmax" if swapped is None else swapped.label
 
 
-def _matrix(module: nn.Module) -> Tensor | None:
+def matrix_of(module: nn.Module) -> Tensor | None:
     """The (inputs, outputs) matrix of a linear map, None for other modules."""
     if isinstance(module, nn.Linear):
         return module.weight.mT
@@ -159,7 +159,7 @@ def _matrix(module: nn.Module) -> Tensor | None:
 
 
 def _by_head(module: nn.Module | None, heads: int) -> Tensor | None:
-    matrix = None if module is None else _matrix(module)
+    matrix = None if module is None else matrix_of(module)
     if matrix is None or not matrix.dtype.is_floating_point:
         return None
     matrix = matrix.detach()

@@ -147,7 +147,6 @@ class Linear(Mechanism):
             by_chunks=lambda sums: self._by_chunks(call, sums),
             written_out=lambda: self._written_out(call),
             weights=inputs.return_weights,
-            logarithmic=self.logarithmic,
         )
         engine = LINEAR.choose(options["engine"], work)
         with torch.autocast(call.q.device.type, enabled=False):
@@ -190,7 +189,6 @@ class Linear(Mechanism):
                 by_chunks=lambda sums: by_chunks(self, call, cache, sums),
                 written_out=lambda: self._written_out(call),
                 cached=True,
-                logarithmic=self.logarithmic,
             )
             out, _ = LINEAR.choose(options["engine"], work).run(work)
         return out.reshape(*leading, *out.shape[2:])

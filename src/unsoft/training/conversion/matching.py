@@ -64,7 +64,7 @@ class Pair:
 
             def hook(module: nn.Module, args: Any, options: Any, output: Any) -> None:
                 with torch.set_grad_enabled(with_gradient):
-                    ours, theirs = (_first(x) for x in (student(*args, **options), output))
+                    ours, theirs = (first_output(x) for x in (student(*args, **options), output))
                     found.append((ours - theirs).square().sum() / theirs.square().sum())
 
             return hook
@@ -90,7 +90,7 @@ class Pair:
         self.teacher = None
 
 
-def _first(output: Any) -> Tensor:
+def first_output(output: Any) -> Tensor:
     """The output of an attention module, without weights beside it."""
     found: Tensor = output[0] if isinstance(output, tuple) else output
     return found

@@ -6,8 +6,6 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-STAGES = ("original", "swapped", "matched", "tuned")
-
 
 @dataclass(frozen=True, kw_only=True)
 class Converted:

@@ -5,7 +5,8 @@ from __future__ import annotations
 
 import json
 import time
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -20,14 +21,16 @@ from unsoft.hf import load_model
 from unsoft.hf.quiet import quiet
 from unsoft.mechanisms.core.inline import label_of
 from unsoft.tasks.corpus import corpus
+from unsoft.tasks.draw import generator
 from unsoft.training import processes
 from unsoft.training.checkpoints import sweep
 from unsoft.training.checks import check_whole
+from unsoft.training.conversion.fitting import FEWEST, fit
 from unsoft.training.conversion.matching import Pair
 from unsoft.training.conversion.measuring import layer_errors, losses, margin, perplexity
 from unsoft.training.conversion.result import Converted
 from unsoft.training.conversion.spec import Conversion
-from unsoft.training.conversion.stage import MATCH, Stage, StageTrainer, stages
+from unsoft.training.conversion.stage import FIT, MATCH, Stage, StageTrainer, stages
 from unsoft.training.conversion.text import split
 from unsoft.training.folder import CHECKPOINTS, claimed, finish, finished
 from unsoft.training.progress import ShowProgress, WriteLog
@@ -45,9 +48,10 @@ def convert(
 ) -> Converted:
     """Moves a pretrained causal language model to another mechanism.
 
-    First the swap, with the mechanism's open start. Then every changed attention module learns to give the
-    original's output for the original's input, all layers at once and independently. Then the whole model is
-    fine-tuned on the next token.
+    First the swap, with the mechanism's open start. Then output projections are fitted to the original's
+    output by least squares (:mod:`unsoft.training.conversion.fitting`). Then every changed attention module
+    learns to give the original's output for the original's input, all layers at once and independently. Then
+    the whole model is fine-tuned on the next token.
 
     out
         A folder: ``spec.json``, ``match.jsonl`` and ``tune.jsonl``, checkpoints while it goes on, and in the
@@ -105,6 +109,9 @@ class _Work:
         assert self.pair.teacher is not None
         self._measure("original", self.pair.teacher)
         self._measure("swapped", self.pair.student)
+        if self.spec.fit_tokens and self._differs():
+            self._fit()
+            self._measure("fitted", self.pair.student)
         for stage, name in zip(stages(self.spec), ("matched", "tuned"), strict=True):
             if stage.steps and (stage.name != MATCH or self._differs()):
                 self._run(stage)
@@ -118,10 +125,33 @@ class _Work:
         errors = self.measured["layer_errors"]["swapped"]
         return bool(errors) and sum(errors) / len(errors) >= _CLOSE
 
+    def _fit(self) -> None:
+        """Fits output projections, unless a checkpoint has them already."""
+        if any(self._newest(stage) for stage in stages(self.spec)):
+            return
+        windows = self.train.drawn(self._fit_windows, generator(self.spec.seed, FIT))
+        with self._timed(FIT):
+            changed = fit(self.pair, windows.to(self.test.device))
+        self._say(f"fitted {changed} of {len(self.pair.changed)} output projections")
+
+    @property
+    def _fit_windows(self) -> int:
+        return max(FEWEST, self.spec.fit_tokens // self.spec.tokens)
+
+    @contextmanager
+    def _timed(self, stage: str) -> Iterator[None]:
+        """Adds the time that is spent to that of the stage."""
+        clocks = {"seconds": time.perf_counter, "cpu_seconds": time.process_time}
+        begin = {name: clock() for name, clock in clocks.items()}
+        yield
+        for name, clock in clocks.items():
+            spent = self.measured[name]
+            spent[stage] = spent.get(stage, 0.0) + clock() - begin[name]
+
     def _measure(self, name: str, model: PreTrainedModel) -> None:
         found = self.measured
         if name not in found["losses"]:
-            if name in ("swapped", "matched"):
+            if name in ("swapped", "fitted", "matched"):
                 found["layer_errors"][name] = layer_errors(self.pair, self.test)
             found["losses"][name] = losses(model, self.test)
             write_json(self.out / CHECKPOINTS / _MEASURED, found)
@@ -141,29 +171,31 @@ class _Work:
             self.pair.student.requires_grad_(True)
         if stage.name != MATCH:
             self.pair.forget_original()
-        folder = self.out / CHECKPOINTS / stage.name
-        newest, damaged = sweep(folder)
-        for name in damaged:
-            self._say(f"{stage.name}/{name} is not complete and was removed")
+        newest = self._newest(stage)
         callbacks: list[TrainerCallback] = [self.stop, WriteLog(self.out / f"{stage.name}.jsonl")]
         shown = ShowProgress(f"{self.shown.title}, {stage.name}", "")
         if self.progress:
             callbacks.append(shown)
-        trainer = StageTrainer(stage, self.pair, self.spec, self.train, folder, self.save_every, callbacks)
-        clocks = {"seconds": time.perf_counter, "cpu_seconds": time.process_time}
-        begin = {name: clock() for name, clock in clocks.items()}
-        try:
+        trainer = StageTrainer(
+            stage, self.pair, self.spec, self.train, self._folder(stage), self.save_every, callbacks
+        )
+        with closing(shown), self._timed(stage.name):
             trainer.train(resume_from_checkpoint=None if newest is None else str(newest))
-        finally:
-            shown.close()
-        for name, clock in clocks.items():
-            spent = self.measured[name]
-            spent[stage.name] = spent.get(stage.name, 0.0) + clock() - begin[name]
         write_json(self.out / CHECKPOINTS / _MEASURED, self.measured)
         if self.stop.came and trainer.state.global_step < stage.steps:
             raise Interrupted(
                 self._goodbye(f"at step {trainer.state.global_step} of {stage.steps} of {stage.name}")
             )
+
+    def _folder(self, stage: Stage) -> Path:
+        return self.out / CHECKPOINTS / stage.name
+
+    def _newest(self, stage: Stage) -> Path | None:
+        """Its newest checkpoint that is whole."""
+        newest, damaged = sweep(self._folder(stage))
+        for name in damaged:
+            self._say(f"{stage.name}/{name} is not complete and was removed")
+        return newest
 
     def _say(self, words: str) -> None:
         if self.progress:
@@ -176,15 +208,14 @@ class _Work:
 
     def _result(self) -> Converted:
         found = self.measured["losses"]
-        trained = {stage.name: stage.steps for stage in stages(self.spec)}
+        tokens = {stage.name: stage.steps * self.spec.batch * self.spec.tokens for stage in stages(self.spec)}
+        tokens[FIT] = self._fit_windows * self.spec.tokens
         return Converted(
             spec=self.spec.to_dict(),
             perplexity={name: perplexity(each) for name, each in found.items()},
             margin={name: margin(each, found["original"]) for name, each in found.items()},
             layer_errors=self.measured["layer_errors"],
-            tokens={
-                name: trained[name] * self.spec.batch * self.spec.tokens for name in self.measured["seconds"]
-            },
+            tokens={name: tokens[name] for name in self.measured["seconds"]},
             seconds=self.measured["seconds"],
             cpu_seconds=self.measured["cpu_seconds"],
             parameters=sum(x.numel() for x in self.pair.student.parameters()),

@@ -37,13 +37,15 @@ class Conversion:
     """Where learnable mechanisms begin: "open" (close to doing nothing), or "paper"."""
     text: str = ""
     """A file, or a folder of files; without it the text that comes with Python."""
+    fit_tokens: int = 4096
+    """About so many tokens fit the output projections before the layers are matched; 0: none."""
     match_steps: int = 40
     tune_steps: int = 20
     batch: int = 2
     """Texts in a step."""
     tokens: int = 128
     """In each text."""
-    match_lr: float = 4e-3
+    match_lr: float = 1e-3
     tune_lr: float = 2e-4
     mechanism_lr: float = 0.01
     """Learning rate of the mechanism's own parameters, in both stages."""
@@ -63,7 +65,7 @@ class Conversion:
         for mechanism in (self.mechanism, *named):
             resolve(mechanism)
         self.recipe()
-        for name in ("match_steps", "tune_steps"):
+        for name in ("fit_tokens", "match_steps", "tune_steps"):
             check_whole("convert", name, getattr(self, name), 0)
         for name in ("batch", "held_out"):
             check_whole("convert", name, getattr(self, name), 1)

@@ -14,7 +14,7 @@ from unsoft.training.conversion.spec import Conversion
 from unsoft.training.conversion.text import TextBatches, Windows
 from unsoft.training.sealed_trainer import SealedTrainer, arguments
 
-MATCH, TUNE = "match", "tune"
+FIT, MATCH, TUNE = "fit", "match", "tune"
 
 
 @dataclass(frozen=True)

@@ -13,8 +13,8 @@ from triton.runtime import driver
 
 from unsoft.engines.arguments import checked_call
 from unsoft.engines.call import Call, Upstream
-from unsoft.engines.triton import binding, chunks, few_queries, gaussian, launch
-from unsoft.engines.triton.tile_sizes import candidates
+from unsoft.engines.triton import binding, chunks, few_queries, gating, gaussian, launch, pairs
+from unsoft.engines.triton.tile_sizes import candidates, is_costly
 
 TARGETS = {
     "sm_80": GPUTarget("cuda", 80, 32),
@@ -51,6 +51,10 @@ def pretending(target: str, start):
         mock.patch.object(binding, "start", start),
         mock.patch.object(gaussian, "start", start),
         mock.patch.object(chunks, "start", start),
+        mock.patch.object(chunks, "architecture", lambda device: target),
+        mock.patch.object(gating, "start", start),
+        mock.patch.object(pairs, "start", start),
+        mock.patch.object(torch.cuda, "current_device", lambda: 0),
         mock.patch.object(torch.version, "hip", hip),
         mock.patch.object(few_queries, "_splits", lambda programs, keys: 8),
     ):
@@ -68,7 +72,8 @@ def first_sizes(made: launch.Launch, target: str):
         return made.sizes[0]
     if made.only_for_nan:
         return launch.EXACT[made.width > 128]
-    return candidates(made.name, target, made.width, 8 * made.dtype.itemsize)[0]
+    costly = is_costly(made.formula)
+    return candidates(made.name, target, made.width, 8 * made.dtype.itemsize, costly)[0]
 
 
 def example(

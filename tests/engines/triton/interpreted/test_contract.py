@@ -21,7 +21,9 @@ def test_battery(name, theme):
     unsoft.testing.check_mechanism(mechanism, engines=["triton"], quick=True, only=theme)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize(
+    "dtype", [torch.float32, pytest.param(torch.bfloat16, marks=pytest.mark.gpu_small)], ids=str
+)
 def test_operator(make_call, dtype):
     call = make_call(SHARP, dtype=dtype, mask=(2, 1, 7, 9), bias=(1, 4, 7, 9), causal=2, dropout=0.3)
     tensors, options = call.flat()

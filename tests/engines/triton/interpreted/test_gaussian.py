@@ -5,7 +5,7 @@ import torch
 
 import unsoft
 from unsoft.engines.gaussian import kernels_for
-from unsoft.engines.triton import gaussian, launch
+from unsoft.engines.triton import gating, gaussian, launch
 from unsoft.magnitude.gaussian.system import System
 from unsoft.magnitude.prefix import arrival_weights
 from unsoft.magnitude.solvers.contract import Options
@@ -137,3 +137,33 @@ def test_magnitude(where, causal):
     for mine, exact in zip(*results, strict=True):
         torch.testing.assert_close(mine, exact, atol=1e-8, rtol=1e-8)
     assert {"gaussian_product", "forward"} <= set(seen)
+    assert ("gating" in seen) == (where == "values")
+
+
+@pytest.mark.parametrize("shape", [(2, 3, 37), (37,), (1, 1, 2, 20)], ids=str)
+def test_gates_on_values(shape):
+    """The product and both gradients; a value that is not finite gives the gate none."""
+    torch.manual_seed(0)
+    value, gate = torch.randn(*shape, 40).double(), torch.rand(shape).double()
+    grad = torch.randn_like(value)
+    value[..., 5, 2], value[..., 6, 0] = torch.inf, torch.nan
+    leaves = value.clone().requires_grad_(), gate.clone().requires_grad_()
+    out = gating.gated(*leaves)
+    torch.testing.assert_close(out.detach(), value * gate[..., None], equal_nan=True)
+    d_value, d_gate = torch.autograd.grad(out, leaves, grad)
+    torch.testing.assert_close(d_value, grad * gate[..., None])
+    torch.testing.assert_close(d_gate, (torch.where(value.isfinite(), value, 0.0) * grad).sum(-1))
+
+
+def test_gates_on_values_in_bfloat16_are_rounded_once():
+    value, gate = torch.randn(1, 2, 20, 8).bfloat16(), torch.rand(1, 2, 20, requires_grad=True)
+    out = gating.gated(value, gate)
+    assert torch.equal(out, (value.float() * gate[..., None]).bfloat16())
+    assert torch.autograd.grad(out.float().sum(), gate)[0].dtype == torch.float32
+    assert gating.gated(value[:, :, :0], gate[:, :, :0]).shape == (1, 2, 0, 8)
+
+
+def test_operator_of_gates():
+    value, gate = torch.randn(1, 2, 20, 8, requires_grad=True), torch.rand(1, 2, 20, requires_grad=True)
+    tests = ["test_schema", "test_autograd_registration", "test_faketensor"]
+    torch.library.opcheck(torch.ops.unsoft.triton_gated.default, (value, gate), test_utils=tests)

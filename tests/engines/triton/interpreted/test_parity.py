@@ -11,6 +11,7 @@ from unsoft.formula import Formula
 from unsoft.mechanisms import resolve
 
 pytestmark = pytest.mark.gpu_check
+SMALL = pytest.mark.gpu_small
 ALL = [name for name in unsoft.mechanisms() if isinstance(resolve(name), Formula)]
 SOME = ("cog", "softmax", "relu2", "softpick", "sigmoid", "l2")
 OWN = {
@@ -26,7 +27,9 @@ OWN = {
 }
 
 
-@pytest.mark.parametrize("name", ALL)
+@pytest.mark.parametrize(
+    "name", [pytest.param(x, marks=SMALL) if x in ("cog", "relu2", "softpick") else x for x in ALL]
+)
 def test_every_formula(name):
     check(name, torch.float64, is_causal=True, mask="bool", length=20, keys=24, heads=2, kv_heads=1)
 
@@ -48,7 +51,7 @@ def test_plain(name):
     check(name, torch.float16, keys=33, kv_heads=4)
 
 
-@pytest.mark.parametrize("causal", [False, "lower_right"])
+@pytest.mark.parametrize("causal", [False, pytest.param("lower_right", marks=SMALL)])
 def test_parameter_gradient(causal):
     check(SHARP, torch.float32, tau=True, is_causal=causal)
 
@@ -60,6 +63,7 @@ def test_additive_mask(name):
     check(name, torch.float32, mask="additive", is_causal=True, length=20, keys=24)
 
 
+@SMALL
 def test_dropout_is_that_of_all_engines():
     check("cog", torch.float32, dropout_p=0.3, length=20, keys=24)
 
@@ -103,7 +107,7 @@ def test_few_queries(name, length):
 
 
 @pytest.mark.parametrize("length", [1, 20])
-@pytest.mark.parametrize("name", ["cog", "relu2", "softmax", "sigmoid"])
+@pytest.mark.parametrize("name", [pytest.param("cog", marks=SMALL), "relu2", "softmax", "sigmoid"])
 def test_nan_and_inf(name, length):
     """Every output and gradient, NaN in the same places, whichever way the call goes."""
     torch.manual_seed(0)

@@ -8,10 +8,15 @@ import pytest
 import torch
 
 import unsoft
-from tests.engines.triton.linear_definition import errors, example
+from tests.engines.triton.linear_definition import (
+    errors,
+    example,
+    logarithmic_example,
+    logarithms_written_out,
+)
 from tests.engines.triton.parity import LIMIT
 from tests.mechanisms.test_linear import attend, draw, make, near
-from unsoft.engines.triton import chunks, launch, recurrence
+from unsoft.engines.triton import chunks, launch, pairs, recurrence
 from unsoft.engines.triton.tile_sizes import TileSizes
 
 pytestmark = pytest.mark.gpu_check
@@ -48,6 +53,43 @@ def test_borders_of_chunks_of_the_size_that_is_shipped(length, width, monkeypatc
         decays=length != 129,
         state=length in (1, 129),
     )
+
+
+def check_logarithms(dtype=torch.float64, *, causal=True, limit=None, rough=False, **shape):
+    options = {"causal": causal, "normalise": True, "logarithmic": True}
+    run = partial(recurrence.recurrence, rough=rough)
+    found = errors(run, logarithmic_example(dtype=dtype, **shape), dtype, logarithms_written_out, **options)
+    assert max(found) < (limit or LIMIT[dtype]), [f"{x:.1e}" for x in found]
+
+
+@pytest.mark.parametrize("size", [1.0, 500.0])
+@pytest.mark.parametrize("state", [True, False])
+@pytest.mark.parametrize("causal", [True, False])
+def test_logarithms_of_features_of_any_size(size, state, causal):
+    """exp(1000) alone would overflow, and exp(-1000) beside it vanish."""
+    check_logarithms(length=40, size=size, state=state, causal=causal, heads=4, kv_heads=2)
+
+
+@pytest.mark.parametrize("size", [1.0, 30.0])
+def test_logarithms_in_float32(size):
+    check_logarithms(torch.float32, length=37, size=size, state=True, width=20, value_width=24)
+
+
+def test_logarithms_in_chunks_of_the_size_that_is_shipped(monkeypatch):
+    monkeypatch.setattr(chunks, "INTERPRETED_SIZES", chunks.SIZES["float32"])
+    monkeypatch.setattr(pairs, "INTERPRETED_SIZES", pairs.SIZES)
+    check_logarithms(torch.float32, length=65, size=5.0, state=True, batch=1, width=40, value_width=40)
+
+
+def test_a_large_key_does_not_hide_smaller_ones_from_rows_that_do_not_see_it():
+    """All of one chunk: the last key is exp(300) times the others."""
+    given = logarithmic_example(length=10, size=1.0, dtype=torch.float32)
+    given["k"][:, :, -1] += 300
+    out, _ = recurrence.recurrence(**given, causal=True, normalise=True, logarithmic=True)
+    options = {"causal": True, "normalise": True, "logarithmic": True}
+    exact = {name: x if x is None else x.double() for name, x in given.items()}
+    expected, _ = logarithms_written_out(**exact, **options)
+    torch.testing.assert_close(out.double(), expected, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize(("heads", "kv_heads"), [(2, 2), (4, 2)])
@@ -87,7 +129,16 @@ def test_a_row_without_weights_is_zero():
     assert all(bool(x.isfinite().all()) for x in gradient)
 
 
-NAMES = ["linear-relu", "linear-elu1", "linear-identity", "linear-taylor2", "cosformer", "retention"]
+NAMES = [
+    "linear-relu",
+    "linear-elu1",
+    "linear-identity",
+    "linear-taylor2",
+    "linear-exp",
+    "performer(12)",
+    "cosformer",
+    "retention",
+]
 CALLS = {
     "causal": (20, 20, True, False),
     "more keys": (5, 20, "lower_right", True),
@@ -112,7 +163,7 @@ def test_mechanisms(name, call):
     near(found, expected, 1e-12, v)
 
 
-@pytest.mark.parametrize("name", ["linear-identity", "cosformer", "retention"])
+@pytest.mark.parametrize("name", ["linear-identity", "linear-exp", "performer(12)", "cosformer", "retention"])
 def test_pieces_after_a_cache(name):
     layer = make(name, dtype=torch.float64)
     q, k, v = draw(layer, 21, dtype=torch.float64, batch=1)
@@ -159,16 +210,32 @@ def test_the_kernels_really_run():
 
 @pytest.mark.parametrize("decays", [True, False])
 def test_operator(decays):
-    given = example(length=20, dtype=torch.float32, decays=decays, state=True)
+    given = example(length=20, dtype=torch.float32, decays=decays, state=True) | {
+        "weights": None,
+        "kept": None,
+    }
     leaves = [x if x is None else x.requires_grad_() for x in given.values()]
     tests = ["test_schema", "test_autograd_registration", "test_faketensor"]
     options = {"causal": True, "normalise": True, "rough": False}
     torch.library.opcheck(torch.ops.unsoft.triton_recurrence.default, leaves, options, test_utils=tests)
 
 
-def test_compiled_by_torch():
+def test_operators_of_logarithms():
+    given = example(length=20, dtype=torch.float32)
+    tests = ["test_schema", "test_autograd_registration", "test_faketensor"]
+    q, k, v = (given[name].requires_grad_() for name in "qkv")
+    tops = torch.full((2, 2, 20, 1), 3.0)
+    torch.library.opcheck(torch.ops.unsoft.triton_pairs.default, (q, k, tops), {"size": 16}, test_utils=tests)
+    weights, kept = torch.rand(2, 2, 20, 16, requires_grad=True), torch.rand(2, 1, 2, 8)
+    options = {"causal": True, "normalise": True, "rough": False}
+    given = (q, k, v, None, None, weights, kept)
+    torch.library.opcheck(torch.ops.unsoft.triton_recurrence.default, given, options, test_utils=tests)
+
+
+@pytest.mark.parametrize("name", ["linear-relu", "linear-exp"])
+def test_compiled_by_torch(name):
     q, k, v = (torch.rand(1, 2, 20, 8) for _ in range(3))
-    layer = unsoft.mechanism("linear-relu", heads=2, head_dim=8)
+    layer = unsoft.mechanism(name, heads=2, head_dim=8)
 
     def attend(q, k, v):
         return 2 * layer(q, k, v, is_causal=True, engine="triton")

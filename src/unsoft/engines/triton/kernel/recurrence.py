@@ -11,6 +11,9 @@ dv          keys, queries, gradients     the same
 
 Values have one more column, which is 1 everywhere and sums the weights themselves; the gradient of that sum
 is the one more column of the gradients. Every program owns what it writes. Widths are cut into blocks of N.
+
+Where features come as logarithms, the weights inside chunks are given (pairs.py), and before a chunk is added
+to the state, the state is multiplied by a number of that chunk for every feature, ``kept``.
 """
 
 import triton
@@ -51,6 +54,7 @@ def state_kernel(
     y,
     extra,
     log_decay,
+    kept,
     start,
     after,
     states,
@@ -59,7 +63,8 @@ def state_kernel(
     M: tl.constexpr,
     N: tl.constexpr,
 ):
-    """``extra``: the one more column of y, None = all 1. ``start`` and ``after``: (B, heads, F, V + 1)."""
+    """``extra``: the one more column of y, None = all 1. ``start`` and ``after``: (B, heads, F, V + 1);
+    ``kept``: (B, heads, chunks, F)."""
     REAL: tl.constexpr = tl.float64 if FIXED.double else tl.float32
     blocks: tl.constexpr = (FIXED.value_width + N - 1) // N
     block, number = tl.program_id(0), tl.program_id(1)
@@ -88,9 +93,13 @@ def state_kernel(
         t0 = chunk * M
         there = tl.minimum(shape.tokens - t0, M)
         fade = tl.full((1, M), 1.0, REAL)
+        if kept is not None:
+            place = kept + (number.to(tl.int64) * chunks + chunk) * FIXED.feature_width + f
+            share = tl.load(place, mask=f < FIXED.feature_width, other=0.0)
+            matrix, column = matrix * share[:, None], column * share
         if FIXED.decays:
-            kept = tl.exp2(log_d * there.to(REAL))
-            matrix, column = matrix * kept, column * kept
+            share = tl.exp2(log_d * there.to(REAL))
+            matrix, column = matrix * share, column * share
             age = tl.maximum(there - 1 - tokens, 0)
             if FIXED.backwards:
                 age = tokens + 1
@@ -152,9 +161,10 @@ def add_before(
 
 @triton.jit
 def add_inside(
-    sums, x, y, z, slopes, at, log_d, shape, FIXED: tl.constexpr, M: tl.constexpr, N: tl.constexpr
+    sums, x, y, z, slopes, given, at, log_d, shape, FIXED: tl.constexpr, M: tl.constexpr, N: tl.constexpr
 ):
-    """What the rows of a chunk take from the rows of the same chunk, added to the sums."""
+    """What the rows of a chunk take from the rows of the same chunk, added to the sums. ``given``: the
+    weights, by row and by the place of the key in the chunk; None = they are made here."""
     result, total = sums
     INNER: tl.constexpr = FIXED.value_width if FIXED.transposed else FIXED.feature_width
     OUTER: tl.constexpr = FIXED.feature_width if FIXED.transposed else FIXED.value_width
@@ -164,11 +174,17 @@ def add_inside(
     if FIXED.backwards:
         distance = -distance
     weights = tl.zeros((M, M), result.dtype)
-    for start in tl.range(0, INNER, N):
-        i = start + tl.arange(0, N)
-        rows = rows_of(x, t0, a, shape.tokens, i[None, :], INNER, FIXED, N)
-        others = rows_of(y, t0, b[None, :], shape.tokens, i[:, None], INNER, FIXED, N)
-        weights = tl.dot(rows, others, weights, input_precision=FIXED.precision, out_dtype=result.dtype)
+    if given.pointer is not None:
+        if FIXED.backwards:
+            weights += load_rows(given, t0, b[None, :], shape.tokens, a, M, M, True)
+        else:
+            weights += load_rows(given, t0, a, shape.tokens, b[None, :], M, M, True)
+    else:
+        for start in tl.range(0, INNER, N):
+            i = start + tl.arange(0, N)
+            rows = rows_of(x, t0, a, shape.tokens, i[None, :], INNER, FIXED, N)
+            others = rows_of(y, t0, b[None, :], shape.tokens, i[:, None], INNER, FIXED, N)
+            weights = tl.dot(rows, others, weights, input_precision=FIXED.precision, out_dtype=result.dtype)
     if FIXED.transposed and slopes.pointer is not None:
         if FIXED.backwards:
             weights += load_values(slopes, t0, b[None, :], shape.tokens, 0.0, True)
@@ -189,6 +205,7 @@ def chunk_kernel(
     y,
     z,
     slopes,
+    given,
     log_decay,
     states,
     out,
@@ -198,8 +215,8 @@ def chunk_kernel(
     M: tl.constexpr,
     N: tl.constexpr,
 ):
-    """``slopes``: the one more column of the gradients, for dq and dk. ``totals``: sums of the weights of
-    each row, by which the output is divided."""
+    """``slopes``: the one more column of the gradients, for dq and dk. ``given``: the weights inside chunks,
+    None = made here. ``totals``: sums of the weights of each row, by which the output is divided."""
     REAL: tl.constexpr = tl.float64 if FIXED.double else tl.float32
     OUTER: tl.constexpr = FIXED.feature_width if FIXED.transposed else FIXED.value_width
     blocks: tl.constexpr = (OUTER + N - 1) // N
@@ -223,13 +240,15 @@ def chunk_kernel(
     for member in range(FIXED.members):
         head = h * FIXED.members + member
         other = head // FIXED.shared
-        slopes_h = at_head(slopes, batch, other if FIXED.backwards else h)
+        mate = other if FIXED.backwards else h  # the query head
+        slopes_h = at_head(slopes, batch, mate)
         log_d = logarithm_at(log_decay, head)
         if FIXED.decays:
             sums = add_before(sums, x_h, slopes_h, states, own + head, chunk, at, log_d, shape, FIXED, N)
-        if FIXED.causal:
+        if FIXED.inside:
             y_h, z_h = at_head(y, batch, other), at_head(z, batch, other)
-            sums = add_inside(sums, x_h, y_h, z_h, slopes_h, at, log_d, shape, FIXED, M, N)
+            given_h = at_head(given, batch, mate)
+            sums = add_inside(sums, x_h, y_h, z_h, slopes_h, given_h, at, log_d, shape, FIXED, M, N)
     result, total = sums
     if FIXED.totals:
         gone = tl.abs(total) < FIXED.gone

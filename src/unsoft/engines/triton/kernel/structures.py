@@ -146,6 +146,8 @@ class ChunkFixed(NamedTuple):
     shared: int
     """Heads of what is computed that read the same head."""
     causal: bool
+    inside: bool
+    """Do rows take from other rows of their chunk?"""
     decays: bool
     backwards: bool
     """From the last token to the first?"""
@@ -156,6 +158,18 @@ class ChunkFixed(NamedTuple):
     gone: float
     """Such a sum counts as 0 below this."""
     precision: str
+    double: bool
+    exact: bool = False
+
+
+class PairFixed(NamedTuple):
+    """What a kernel of weights inside chunks is compiled for, besides its tile sizes."""
+
+    feature_width: int
+    group: int
+    """Query heads per key head."""
+    of_keys: bool
+    """Is the gradient that of the keys?"""
     double: bool
     exact: bool = False
 
@@ -179,4 +193,12 @@ class GaussianFixed(NamedTuple):
     coordinates: int
     """Of a tile of points."""
     precision: str
+    exact: bool = False
+
+
+class GatingFixed(NamedTuple):
+    """What the kernel of gates on values is compiled for, besides its tile sizes."""
+
+    width: int
+    double: bool
     exact: bool = False

@@ -1,0 +1,86 @@
+"""Linear attention whose features come as logarithms, inside chunks of M tokens: the weights
+
+    W_ij = sum_f exp(q_if + k_jf - top_i)    j <= i
+
+and their gradients, with every term formed by itself. A product of matrices would need one number per feature
+taken out of all keys of the chunk, which some rows do not see; beside it theirs could all vanish. ``top_i``
+is the largest exponent of a row, also of what it sees before the chunk. N features at a time.
+"""
+
+import triton
+import triton.language as tl
+
+from unsoft.engines.triton.kernel.tiles import at_head
+
+LOG2_E: tl.constexpr = tl.constexpr(1.4426950408889634)
+
+
+@triton.jit
+def entries(x, t0, local, columns, limit, WIDTH: tl.constexpr, other):
+    """Of rows t0 + local of a matrix, in the orientation of the index tensors; ``other`` outside."""
+    at = x.pointer + tl.cast(t0, tl.int64) * x.strides[2] + (local * x.strides[2] + columns * x.strides[3])
+    return tl.load(at, mask=(local < limit - t0) & (columns < WIDTH), other=other)
+
+
+@triton.jit
+def terms(q, k, tops, t0, f, tokens, FIXED: tl.constexpr, M: tl.constexpr):
+    """exp(q_if + k_jf - top_i), [M, M, features]; 0 for keys that a row does not see."""
+    i, j = tl.arange(0, M)[:, None, None], tl.arange(0, M)[None, :, None]
+    queries = entries(q, t0, i, f, tokens, FIXED.feature_width, 0.0)
+    keys = entries(k, t0, j, f, tokens, FIXED.feature_width, float("-inf"))
+    top = entries(tops, t0, i, i * 0, tokens, 1, 0.0)
+    exponents = (queries - top) * LOG2_E + keys * LOG2_E
+    return tl.exp2(tl.where(j <= i, exponents, float("-inf")))
+
+
+@triton.jit
+def pair_kernel(q, k, tops, weights, shape, FIXED: tl.constexpr, M: tl.constexpr, N: tl.constexpr):
+    """``weights``: (B, H, tokens, M), by row and by the place of the key in the chunk."""
+    batch, h = tl.program_id(1) // shape.heads, tl.program_id(1) % shape.heads
+    t0 = tl.program_id(0) * M
+    q, k = at_head(q, batch, h), at_head(k, batch, h // FIXED.group)
+    tops = at_head(tops, batch, h)
+    sums = tl.zeros((M, M), tl.float64 if FIXED.double else tl.float32)
+    for f0 in tl.range(0, FIXED.feature_width, N):
+        f = f0 + tl.arange(0, N)[None, None, :]
+        sums += tl.sum(terms(q, k, tops, t0, f, shape.tokens, FIXED, M), 2)
+    weights = at_head(weights, batch, h)
+    i, j = tl.arange(0, M)[:, None], tl.arange(0, M)[None, :]
+    at = weights.pointer + (tl.cast(t0, tl.int64) + i) * M + j
+    tl.store(at, sums, mask=i < shape.tokens - t0)
+
+
+@triton.jit
+def pair_gradient_kernel(q, k, tops, grad, out, shape, FIXED: tl.constexpr, M: tl.constexpr, N: tl.constexpr):
+    """The gradient of queries, or of keys if ``FIXED.of_keys``, from that of the weights."""
+    AXIS: tl.constexpr = 0 if FIXED.of_keys else 1
+    members: tl.constexpr = FIXED.group if FIXED.of_keys else 1
+    batch, own = tl.program_id(1) // shape.heads, tl.program_id(1) % shape.heads
+    t0, local = tl.program_id(0) * M, tl.arange(0, M)
+    out = at_head(out, batch, own)
+    for f0 in tl.range(0, FIXED.feature_width, N):
+        f = f0 + tl.arange(0, N)
+        result = tl.zeros((M, N), tl.float64 if FIXED.double else tl.float32)
+        for member in range(members):
+            h = own * members + member
+            slopes = entries(
+                at_head(grad, batch, h), t0, local[:, None, None], local[None, :, None], shape.tokens, M, 0.0
+            )
+            e = terms(
+                at_head(q, batch, h),
+                at_head(k, batch, h // FIXED.group),
+                at_head(tops, batch, h),
+                t0,
+                f[None, None, :],
+                shape.tokens,
+                FIXED,
+                M,
+            )
+            result += tl.sum(slopes * e, AXIS)
+        at = (
+            out.pointer
+            + (tl.cast(t0, tl.int64) + local[:, None]) * out.strides[2]
+            + f[None, :] * out.strides[3]
+        )
+        inside = (local[:, None] < shape.tokens - t0) & (f[None, :] < FIXED.feature_width)
+        tl.store(at, result, mask=inside)
