@@ -29,7 +29,7 @@ def test_what_is_printed(run_here, tiny, tmp_path, monkeypatch):
     model = unsoft.hf.load("runs/small-to-linear-relu/model")
     assert [layer.self_attn.unsoft.label for layer in model.model.layers] == ["softmax", "linear-relu"]
     again = run_here(*short, "--json")
-    assert json.loads(again.stdout)["tokens"] == {"match": 64, "tune": 32} and not again.stderr
+    assert json.loads(again.stdout)["tokens"] == {"fit": 4096, "match": 64, "tune": 32} and not again.stderr
 
 
 @pytest.mark.parametrize(

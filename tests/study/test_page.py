@@ -64,7 +64,21 @@ def test_without_a_sweep_every_table_says_so():
 
 
 def test_nothing_finished_is_said():
-    assert "No sweep of this part is over yet." in text_of(study_page([made()], [], ""))
+    page = text_of(study_page([made()], [], ""))
+    assert "No sweep of this part is over yet." in page
+    assert "Mechanisms in the charts" not in page and "machine" not in page and "test. ." not in page
+
+
+def test_all_failed_is_said_with_the_whole_error():
+    error = "DivergenceError: train: the loss is nan at step 3; a smaller learning rate than 1e+30 may help"
+    page = text_of(study_page([made()], runs("softmax", [0.1], status="failed", error=error), ""))
+    assert "All runs of this part failed" in page and error in page and "No sweep" not in page
+
+
+def test_scores_that_are_all_the_same_have_an_axis():
+    one = runs("softmax", [0.5], seconds_per_step=0.01, curve=[[5, 0.5]])
+    page = study_page([made(sweep="none")], one, "")
+    assert page.count('"domain":[0.45,0.55]') + page.count('"domain": [0.45, 0.55]') >= 2
 
 
 def test_files_of_a_report(tmp_path, monkeypatch):

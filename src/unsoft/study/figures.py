@@ -11,6 +11,7 @@ from unsoft.report.figure import Figure, by_mechanism
 from unsoft.study.summary import Summary
 
 _ENDS = ("low", "high")
+_AROUND = 0.05
 
 
 def place_of(study: str, group: str) -> str:
@@ -81,9 +82,20 @@ def figures_of(group: Sequence[Summary], labels: Sequence[str]) -> list[Figure]:
             log_x=log_x and min(row["x"] for row in rows) > 0,
             dots=rows if kind == "cost" else None,
             ends=_ENDS if bars else None,
+            y_domain=_domain(rows),
         )
         found.append(Figure(f"{prefix}-{kind}", f"{name}: {title.lower()}", note, rows, chart))
     return found
+
+
+def _domain(rows: Sequence[dict[str, Any]]) -> tuple[float, float] | None:
+    """Around scores that are all the same, for which Vega has no axis with numbers; else its own choice.
+
+    >>> _domain([{"score": 0.5, "low": None}, {"score": 0.5}]), _domain([{"score": 0.5, "high": 0.6}])
+    ((0.45, 0.55), None)
+    """
+    ends = {row[name] for row in rows for name in ("score", *_ENDS) if row.get(name) is not None}
+    return (min(ends) - _AROUND, max(ends) + _AROUND) if len(ends) == 1 else None
 
 
 def _curves(summary: Summary) -> Iterator[dict[str, Any]]:

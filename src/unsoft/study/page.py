@@ -39,6 +39,9 @@ def study_page(studies: Sequence[Study], records: Sequence[Record], library: str
     summaries = summarise(records)
     labels = in_order(list(dict.fromkeys(one.mechanism for one in summaries)))
     sections = [_section(study, group.name, summaries, labels) for study in studies for group in study.groups]
+    for section in sections:
+        runs = [record for record in records if place_of(record.study, record.group) == section["id"]]
+        section["failed"] = bool(runs) and all(record.status == FAILED for record in runs)
     figures = [figure for section in sections for figure in section["figures"]]
     done = [record for record in records if record.status == DONE]
     return page(
@@ -54,6 +57,7 @@ def study_page(studies: Sequence[Study], records: Sequence[Record], library: str
         },
         claims=[_claim(study, records) for study in studies if study.rules],
         sections=sections,
+        charts=len(figures),
         columns=[{"name": name, "title": title, "help": text} for name, title, text in _COLUMNS],
         counts={
             "runs": len(records),
