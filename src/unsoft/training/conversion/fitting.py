@@ -3,9 +3,10 @@
 A mechanism whose weights do not sum to one gives outputs of another size, which a projection can undo at
 once, where gradient steps take long. Layers are fitted one after the other in a single pass of the copy, each
 to the input that it really gets after the ones before it: fitted to the original's inputs, SmolLM2 with relu2
-had a perplexity of 22 million, fitted so 873 (sigmoid: 109 and 121). Three quarters of the texts make the fit, the last quarter
-decides how far it may move: a projection is first scaled head by head, then changed by ridge regression
-around that.
+had a perplexity of 22 million, fitted so 873 (sigmoid: 109 and 121).
+
+Three quarters of the texts make the fit, the last quarter decides how far it may move: a projection is first
+scaled head by head, then changed by ridge regression around that.
 """
 
 from __future__ import annotations
