@@ -113,21 +113,21 @@ def test_converting_page_shows_its_record():
 
 def test_converting_page_says_what_is_in_the_record():
     script = conversions_script()
-    spec = {"batch": 2, "tokens": 10, "held_out": 100, "match_steps": 3, "tune_steps": 2}
+    spec = {"batch": 2, "tokens": 10, "held_out": 100, "fit_tokens": 70, "match_steps": 3, "tune_steps": 2}
     found = {
         "spec": spec,
-        "perplexity": {"original": 10.0, "swapped": 5000.0, "matched": 40.0, "tuned": 20.0},
-        "layer_errors": {"swapped": [1.0, 3.0], "matched": [0.5, 0.5]},
-        "cpu_seconds": {"match": 30.0, "tune": 20.0},
+        "perplexity": {"original": 10.0, "swapped": 5000.0, "fitted": 60.0, "matched": 40.0, "tuned": 20.0},
+        "layer_errors": {"swapped": [1.0, 3.0], "fitted": [0.5, 0.7], "matched": [0.5, 0.5]},
+        "cpu_seconds": {"fit": 12.0, "match": 30.0, "tune": 20.0},
     }
     close = found | {
         "perplexity": {"original": 10.0, "swapped": 10.0, "tuned": 9.0},
         "layer_errors": {"swapped": []},
     }
     made = script.block({"cog": found, "softmax": close, "sigmoid": close})
-    assert "60 tokens of matching and 40 of tuning" in made
-    assert "| cog | 10 | 5,000 | 40 | 20 | 2 | 0.5 | 30 | 20 |" in made
-    assert "| softmax | 10 | 10 | - | 9 | - | - | 30 | 20 |" in made
+    assert "70 tokens of fitting, 60 of matching and 40 of tuning" in made
+    assert "| cog | 10 | 5,000 | 60 | 40 | 20 | 2 | 0.6 | 0.5 | 12 | 30 | 20 |" in made
+    assert "| softmax | 10 | 10 | - | - | 9 | - | - | - | 12 | 30 | 20 |" in made
     words = " ".join(made.split())
     assert "softmax tuned on the same text, ends at 9." in words
     assert "sigmoid 9 (0.9 times), cog 20 (2 times). Not run yet: magnitude+softmax, linear-relu" in words
