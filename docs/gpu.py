@@ -94,9 +94,14 @@ def families() -> str:
         registers, shared = (max(int(row[name]) for row in rows) for name in ("registers", "shared"))
         products = sum(int(row["products"]) for row in rows)
         lines.append(_line((*key, str(len(rows)), str(registers), f"{shared / 1024:.0f}", str(products))))
-    inside = sum(int(row["in_loops"]) > 0 for row in record(FAMILIES))
-    found = f"{inside} of them access" if inside else "None of them accesses"
-    return "\n".join([*lines, "", f"{found} a spilled register in a loop that multiplies matrices."]) + "\n"
+    spilled = [
+        f"{row['kernel']} ({row['family']}) on {row['target']} at {row['width']}"
+        for row in record(FAMILIES)
+        if int(row["in_loops"])
+    ]
+    found = f"{', '.join(spilled)}; no others" if spilled else "none"
+    last = f"Spilled registers in a loop that multiplies matrices: {found}."
+    return "\n".join([*lines, "", last]) + "\n"
 
 
 def _line(cells: tuple[str, ...]) -> str:
