@@ -11,7 +11,7 @@ from unsoft.training.spec import Spec
 def count_parameters(spec: Spec) -> int:
     """Of the model that a spec describes.
 
-    >>> count_parameters(Spec(task="copy", width=16)) < count_parameters(Spec(task="copy", width=20))
+    >>> count_parameters(Spec(task="copy", width=16)) < count_parameters(Spec(task="copy", width=24))
     True
     """
     full = spec.filled()

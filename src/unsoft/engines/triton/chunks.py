@@ -23,8 +23,6 @@ SIZES = {
 """Tokens of a chunk and columns of a block, warps and stages, found by compiling for all
 targets of the tests: no larger ones leave all numbers of a loop in registers."""
 _DECAY_COLUMNS = 32
-_MORE_WARPS = "sm_10"
-"""Architectures on which the gradients of keys and values do not fit the registers of as many warps."""
 
 
 @dataclass(frozen=True)
@@ -134,15 +132,18 @@ class ChunkWork:
             "FIXED": fixed,
         }
         blocks = -(-tokens // self.sizes.rows) * -(-width // self.sizes.keys)
-        sizes = self.sizes
-        if (
-            fixed.backwards
-            and not interpreted()
-            and architecture(torch.cuda.current_device()).startswith(_MORE_WARPS)
-        ):
-            sizes = sizes._replace(warps=2 * sizes.warps)
+        sizes = self.sizes._replace(warps=self.sizes.warps * self._more_warps(fixed))
         self._start("chunk", chunk_kernel, arguments, (blocks, batch * heads), sizes)
         return out, totals
+
+    def _more_warps(self, fixed: ChunkFixed) -> int:
+        """How many times as many warps as usual a gradient needs on Blackwell, where fewer have not enough
+        registers for the numbers of its loop; found by compiling."""
+        known = "" if interpreted() else architecture(torch.cuda.current_device())
+        if known.startswith("sm_10") and fixed.backwards:
+            wide = max(fixed.feature_width, fixed.value_width) > self.sizes.keys
+            return 4 if wide and fixed.decays and not fixed.transposed else 2
+        return 2 if known.startswith("sm_12") and fixed.transposed and self.weights is not None else 1
 
     def decay_gradient(
         self, grad: Tensor, slopes: Tensor | None, states: States, later: States, decay: Tensor
