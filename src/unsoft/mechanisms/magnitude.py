@@ -46,7 +46,6 @@ from torch import Tensor, nn
 
 from unsoft.engines.arguments import checked_call
 from unsoft.engines.call import Call, compute_dtype
-from unsoft.engines.gaussian import kernels_for
 from unsoft.engines.native.direct import observed
 from unsoft.formula.analysis import Properties
 from unsoft.magnitude.gaussian.system import System
@@ -59,6 +58,7 @@ from unsoft.magnitude.streaming.chunk import CENTRES, CHUNK, streamed_weights
 from unsoft.mechanisms.core.cache import Cache
 from unsoft.mechanisms.core.gated_mass import MassGate
 from unsoft.mechanisms.core.magnitude.cache import MagnitudeCache
+from unsoft.mechanisms.core.magnitude.gated_values import gated_values
 from unsoft.mechanisms.core.magnitude.options import STARTS, check_choices, check_counts
 from unsoft.mechanisms.core.magnitude.points import by_key_head, key_points
 from unsoft.mechanisms.core.magnitude.row_gates import attend_by_rows, attend_by_rows_cached
@@ -257,7 +257,7 @@ class Magnitude(Wrapper):
                 return self.inner.attend_gated(inputs, gate)
             return self.inner.attend_gated(inputs, gate, cache.inner, cache.all_gates(gate))
         if value is None:
-            value = _times(inputs.value, gate, inputs.options["engine"])
+            value = gated_values(inputs.value, gate, inputs.options["engine"])
         gated = inputs.change(value=value)
         result = self.inner.attend(gated) if cache is None else self.inner.attend_cached(gated, cache.inner)
         if not isinstance(result, tuple):
@@ -276,23 +276,6 @@ class Magnitude(Wrapper):
         if self.query_heads != self.layer_spec.heads:  # several queries for each head share its key
             options["enable_gqa"] = True
         return checked_call(inputs.query, inputs.key, inputs.value, resolve_formula("softmax"), **options)[0]
-
-
-def _times(value: Tensor, gate: Tensor, engine: str) -> Tensor:
-    """Values (..., keys, width) times gates. A value that is not finite, as a masked key's may be, gives the
-    gate no gradient.
-    """
-    tracing = torch.compiler.is_compiling()
-    kernels = None if tracing else kernels_for(gate.flatten(0, -2)[..., None], engine)
-    if kernels is not None and kernels.gated is not None:
-        return kernels.gated(value, gate)
-    gate = gate[..., None].to(value.dtype)
-    if not gate.requires_grad:
-        return value * gate
-    finite = value.isfinite()
-    if not tracing and bool(finite.all()):
-        return value * gate
-    return torch.where(finite, value, 0.0) * gate + torch.where(finite, 0.0, value)
 
 
 _SUMMARY = "a gate on every key from the geometry of the keys: a crowd of look-alikes counts as one"
