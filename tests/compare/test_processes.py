@@ -38,7 +38,7 @@ seen = []
 answers, finished = run(jobs, store, lambda job, *more: seen.append((job.name, *more)), processes=2)
 again, _ = run(jobs, store, processes=2)
 found["order"] = [finished, [a.rows for a in answers], seen]
-found["again"] = [all(a.cached for a in again), [a.rows for a in answers] == [a.rows for a in again]]
+found["again"] = [all(a.cached for a in again if a.name != "timed"), [a.rows for a in answers] == [a.rows for a in again]]
 
 def fails():
     raise ValueError("cannot")
@@ -89,7 +89,7 @@ def test_answers_are_in_order_whoever_computes_them(found):
     names, numbers, left = zip(*seen, strict=True)
     assert names[0] == "5" and names[-2:] == ("timed", "prepared"), "the longest first, what is alone last"
     assert sorted(numbers) == list(numbers) and left[0] == 15 / 2 + 2
-    assert found["again"] == [True, True]
+    assert found["again"] == [True, True]  # a time is not kept if others used the machine meanwhile
 
 
 def test_one_failure_does_not_spoil_the_others_and_a_bug_is_not_hidden(found):
