@@ -38,7 +38,8 @@ seen = []
 answers, finished = run(jobs, store, lambda job, *more: seen.append((job.name, *more)), processes=2)
 again, _ = run(jobs, store, processes=2)
 found["order"] = [finished, [a.rows for a in answers], seen]
-found["again"] = [all(a.cached for a in again if a.name != "timed"), [a.rows for a in answers] == [a.rows for a in again]]
+kept = all(a.cached for a in again if a.name != "timed")
+found["again"] = [kept, [a.rows for a in answers] == [a.rows for a in again]]
 
 def fails():
     raise ValueError("cannot")
