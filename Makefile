@@ -6,7 +6,7 @@ PYTEST = $(BIN)/pytest
 FAST = tests/formula tests/mechanisms/test_registry.py tests/engines/test_visibility.py tests/hf/test_layers.py \
 	tests/test_docs.py tests/test_imports.py tests/test_readme.py
 
-.PHONY: check types test test-slow gpu-check gpu-check-slow docs site gallery models conversions bench
+.PHONY: check types test test-slow gpu-small gpu-check gpu-check-slow docs site gallery models conversions bench
 check: types
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -20,6 +20,10 @@ test:
 
 test-slow:
 	UNSOFT_TEST_SEED=$${UNSOFT_TEST_SEED:-$$(date +%Y%m%d)} $(PYTEST) -q -n auto -m 'slow and not gpu_check'
+
+# The few tests of the GPU engine that CI runs, under a minute; skipped with a reason where Triton cannot be installed.
+gpu-small:
+	.ci/gpu-small
 
 # The GPU engine, as far as that goes without a GPU: interpreted, compiled for six kinds of GPU, its PTX executed. Triton is a gigabyte.
 gpu-check: GPU ?= gpu_check and not slow

@@ -29,12 +29,13 @@ def test_commands_create_their_environment_and_install_through_the_constraints(c
 
 
 def test_ci_runs_the_test_command_of_the_readme():
+    """First of all, word for word; after it only the smallest tests of the GPU engine."""
     steps = [
         line
         for line in (ROOT / ".ci" / "run").read_text().splitlines()
         if not line.startswith(("#", "set ", "cd ", "export "))
     ]
-    assert steps == [blocks("bash")[1].rstrip("\n")]
+    assert steps == [blocks("bash")[1].rstrip("\n"), ".ci/gpu-small"]
 
 
 @pytest.mark.parametrize("source", blocks("python"))

@@ -21,7 +21,10 @@ SMALL = TileSizes(32, 32, 2, 2)
 DTYPES = (*[torch.bfloat16] * 3, torch.float32)
 
 
-@pytest.mark.parametrize("name", ["softmax", "cog", "relu2", "softpick", "sigmoid", "l2"])
+@pytest.mark.parametrize(
+    "name",
+    ["softmax", pytest.param("cog", marks=pytest.mark.gpu_small), "relu2", "softpick", "sigmoid", "l2"],
+)
 def test_causal_masked_and_grouped(name):
     with emulated(SMALL) as done:
         check(name, torch.bfloat16, is_causal=True, mask="bool", heads=2, kv_heads=1)
