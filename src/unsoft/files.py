@@ -14,19 +14,32 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+UNFINISHED = ".tmp"
+"""How the names of files and folders end that are not whole yet; they begin with a dot."""
+
 
 def write_whole(path: Path, content: bytes) -> None:
     """Writes aside, then renames: whatever happens, the file is either the old one or the new one, whole."""
-    descriptor, unfinished = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp")
+    with _named(path):
+        descriptor, unfinished = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=UNFINISHED)
+        try:
+            with open(descriptor, "wb") as file:
+                file.write(content)
+                file.flush()
+                os.fsync(file.fileno())
+            os.chmod(unfinished, 0o644)
+            os.replace(unfinished, path)
+        finally:
+            Path(unfinished).unlink(missing_ok=True)
+
+
+@contextmanager
+def _named(path: Path) -> Iterator[None]:
+    """What goes wrong while ``path`` is written says so."""
     try:
-        with open(descriptor, "wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        os.chmod(unfinished, 0o644)
-        os.replace(unfinished, path)
-    finally:
-        Path(unfinished).unlink(missing_ok=True)
+        yield
+    except OSError as problem:
+        raise OSError(problem.errno, f"{path} cannot be written: {problem.strerror or problem}") from problem
 
 
 def write_json(path: Path, content: object) -> None:
@@ -70,15 +83,14 @@ def whole_folder(path: Path) -> Iterator[Path]:
     """
     path = path.absolute()
     path.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = Path(tempfile.mkdtemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp"))
+    unfinished = Path(tempfile.mkdtemp(dir=path.parent, prefix=f".{path.name}.", suffix=UNFINISHED))
     try:
-        yield unfinished
-        unfinished.chmod(0o755)
-        if path.exists():
-            path.rmdir()
-        unfinished.replace(path)
-    except OSError as problem:
-        raise OSError(problem.errno, f"{path} cannot be written: {problem.strerror or problem}") from problem
+        with _named(path):
+            yield unfinished
+            unfinished.chmod(0o755)
+            if path.exists():
+                path.rmdir()
+            unfinished.replace(path)
     finally:
         shutil.rmtree(unfinished, ignore_errors=True)
 

@@ -256,6 +256,14 @@ def test_a_task_of_ones_own_registers_the_same_way():
         unsoft.tasks.register(type("Nameless", (Task,), {"name": "nameless"}))
 
     @dataclass(frozen=True, kw_only=True)
+    class Unknown(type(task("copy"))):
+        name = "unknown"
+        pace: int
+
+    with pytest.raises(TypeError, match="the knob 'pace' of Unknown needs a default"):
+        unsoft.tasks.register(Unknown)
+
+    @dataclass(frozen=True, kw_only=True)
     class Second(type(task("copy"))):
         name = "copy"
 

@@ -110,13 +110,16 @@ class Texts(Dataset):
         return {"input_ids": WORDS[place], "labels": WORDS[place]}
 
 
-def test_the_callback_does_what_a_plain_loop_does(tmp_path):
-    """Trainer with the callback against backward, clip, repulse, clip, step by hand."""
+@pytest.mark.parametrize("pieces", [1, 2])
+def test_the_callback_does_what_a_plain_loop_does(tmp_path, pieces):
+    """Trainer with the callback against backward, clip, repulse, clip, step by hand; gradients that are
+    gathered from pieces of a batch are changed once, when all are there."""
     settings = transformers.TrainingArguments(
         output_dir=str(tmp_path),
         max_steps=3,
         learning_rate=0.01,
-        per_device_train_batch_size=4,
+        per_device_train_batch_size=4 // pieces,
+        gradient_accumulation_steps=pieces,
         use_cpu=True,
         weight_decay=0.0,
         save_strategy="no",
@@ -146,6 +149,40 @@ def test_the_callback_does_what_a_plain_loop_does(tmp_path):
         assert torch.allclose(one, other, atol=1e-6)
 
 
+def test_noise_of_the_callback_comes_from_the_seed_and_the_step_alone(tmp_path):
+    """Processes that train copies of a model may have drawn unequally many numbers before."""
+    args = transformers.TrainingArguments(output_dir=str(tmp_path), use_cpu=True, max_grad_norm=0.0)
+    state, control = transformers.TrainerState(), transformers.TrainerControl()
+    found = []
+    for step, drawn in ((0, 1), (0, 2), (1, 1)):
+        model, callback = llama(), Repulsion(kind="spos", temperature=1.0)
+        with_gradients(model)
+        callback.on_train_begin(args, state, control, model=model)
+        torch.rand(drawn)
+        state.global_step = step
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+        callback.on_pre_optimizer_step(args, state, control, model=model, optimizer=optimizer)
+        found.append(model.model.layers[0].self_attn.q_proj.weight.grad)
+    assert torch.equal(found[0], found[1])
+    assert not torch.allclose(found[0], found[2])
+
+
+def test_heads_of_queries_with_a_gate_beside_them_are_counted_as_the_model_does():
+    config = transformers.Qwen3NextConfig(
+        vocab_size=9,
+        hidden_size=16,
+        intermediate_size=8,
+        num_hidden_layers=1,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=8,
+        layer_types=["full_attention"],
+        num_experts=0,
+    )
+    matrices = head_matrices(transformers.Qwen3NextForCausalLM(config))
+    assert [(len(weight), heads) for _, weight, heads in matrices] == [(64, 4), (16, 2), (16, 2)]
+
+
 @pytest.mark.parametrize("kind", ["vit", "bert"])
 def test_other_architectures_have_heads_too(kind):
     size = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
@@ -163,6 +200,21 @@ def test_swapped_models_keep_their_heads():
     assert all(weight.grad.isfinite().all() for _, weight, _ in head_matrices(model))
 
 
+def test_heads_without_a_gradient_are_not_passed_over_in_silence():
+    with pytest.raises(ValueError, match="has a gradient; call it after loss.backward"):
+        repulse(llama())
+    frozen = llama().requires_grad_(False)
+    with pytest.raises(ValueError, match="no head can be pushed"):
+        Repulsion().on_train_begin(None, None, None, model=frozen)
+    model = llama()
+    model.model.layers[0].self_attn.q_proj.requires_grad_(False)  # the others are pushed all the same
+    model(WORDS, labels=WORDS).loss.backward()
+    before = model.model.layers[0].self_attn.k_proj.weight.grad.clone()
+    repulse(model)
+    assert model.model.layers[0].self_attn.q_proj.weight.grad is None
+    assert not torch.equal(model.model.layers[0].self_attn.k_proj.weight.grad, before)
+
+
 def test_wrong_arguments_are_named():
     with pytest.raises(ValueError, match="'kind' must be one of svgd, spos, repel"):
         repulse(llama(), kind="push")
@@ -170,6 +222,8 @@ def test_wrong_arguments_are_named():
         repulse(llama(), alpha=-1.0)
     with pytest.raises(ValueError, match="'kind' must be one of"):
         Repulsion(kind="")
+    with pytest.raises(TypeError, match="'alpha' must be a number, not '0.1'"):
+        repulse(llama(), alpha="0.1")
     gpt = transformers.GPT2LMHeadModel(transformers.GPT2Config(vocab_size=9, n_embd=8, n_layer=1, n_head=2))
     with pytest.raises(ValueError, match="GPT2Attention has no separate linear maps"):
         repulse(gpt)

@@ -257,6 +257,39 @@ def test_what_cannot_be_built_leaves_no_folder_behind(tmp_path):
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ({"labels": 99}, "copy: the label 99 is none of the 4 of its 'outputs'"),
+        ({"labels": -100}, "copy: an example asks nothing"),
+        ({"inputs": -1}, "copy: the token -1 is none of the 5 of its 'size'"),
+    ],
+)
+def test_a_task_that_no_model_could_learn_is_told_before_it_runs(tmp_path, monkeypatch, wrong, said):
+    kind = type(unsoft.tasks.task("copy"))
+    draw = kind.draw
+
+    def draw_wrongly(self, count, random, training):
+        batch = draw(self, count, random, training)
+        return batch._replace(**{name: getattr(batch, name).clone().fill_(x) for name, x in wrong.items()})
+
+    monkeypatch.setattr(kind, "draw", draw_wrongly)
+    with pytest.raises(ValueError, match=said):
+        run(Spec(**TINY), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_killed_before_the_spec_was_written(tmp_path):
+    """What a process leaves behind that is killed while it writes: a lock and an unfinished file."""
+    for name in (".lock", ".spec.json.abc.tmp"):
+        (tmp_path / name).touch()
+    assert run(Spec(**TINY), tmp_path).steps == 20
+    assert not (tmp_path / ".spec.json.abc.tmp").exists()
+    (tmp_path / "spec.json").unlink()
+    with pytest.raises(ValueError, match="is not empty and holds no run"):
+        run(Spec(**TINY), tmp_path)
+
+
 def test_two_processes_do_not_train_in_one_folder(tmp_path):
     with (
         claimed(tmp_path / "run", Spec(**TINY).filled().to_dict(), "train"),

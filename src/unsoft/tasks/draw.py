@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 
-def generator(seed: int, *names: object) -> torch.Generator:
+def generator(seed: int, *names: object, device: torch.device | str = "cpu") -> torch.Generator:
     """A generator of its own for each seed and names: torch's takes 32 bits of a seed,
     so they are a digest of all.
 
@@ -21,7 +21,7 @@ def generator(seed: int, *names: object) -> torch.Generator:
     False
     """
     digest = hashlib.blake2b(repr((seed, *names)).encode(), digest_size=4).digest()
-    return torch.Generator().manual_seed(int.from_bytes(digest, "little"))
+    return torch.Generator(device).manual_seed(int.from_bytes(digest, "little"))
 
 
 def integers(below: int, shape: tuple[int, ...], random: torch.Generator) -> Tensor:

@@ -36,6 +36,9 @@ def register(kind: Kind) -> Kind:
             raise ValueError(f"register: {kind.__name__} has no {needed!r}")
     if not dataclasses.is_dataclass(kind) or "__dataclass_params__" not in vars(kind):
         raise TypeError(f"register: {kind.__name__} must be a dataclass(frozen=True, kw_only=True)")
+    for knob in dataclasses.fields(kind):
+        if knob.default is dataclasses.MISSING and knob.default_factory is dataclasses.MISSING:
+            raise TypeError(f"register: the knob {knob.name!r} of {kind.__name__} needs a default")
     if _registered.get(kind.name, kind) is not kind:
         raise ValueError(f"register: a task called {kind.name!r} exists already")
     _registered[kind.name] = kind

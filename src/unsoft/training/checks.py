@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from typing import Any
 
+from unsoft.tasks import IGNORE, Task
+
 
 def check_whole(who: str, name: str, value: Any, minimum: int) -> None:
     """TypeError or ValueError unless ``value`` is a whole number that large, or None.
@@ -36,3 +38,21 @@ def check_seed(who: str, seed: Any) -> None:
     check_whole(who, "seed", seed, 0)
     if seed >= 1 << 32:
         raise ValueError(f"{who}: 'seed' must be less than 2**32, not {seed}")
+
+
+def check_examples(task: Task) -> None:
+    """ValueError if an example of a task, perhaps a user's own, is none that a model could learn."""
+    inputs, labels = task.sample(1, training=True)
+    asked = labels[labels != IGNORE]
+    if not len(asked):
+        raise ValueError(f"{task.name}: an example asks nothing: all of its labels are {IGNORE}")
+    for what, values, count, says in (
+        ("token", inputs, task.size, "size"),
+        ("label", asked, task.outputs, "outputs"),
+    ):
+        if values.is_floating_point():  # features, pictures, and labels that are vectors
+            continue
+        low, high = int(values.min()), int(values.max())
+        if low < 0 or high >= count:
+            wrong = low if low < 0 else high
+            raise ValueError(f"{task.name}: the {what} {wrong} is none of the {count} of its {says!r}")

@@ -15,7 +15,7 @@ from typing import Any
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from unsoft.files import write_whole
+from unsoft.files import UNFINISHED, write_whole
 
 _SPEC, _RESULT, _MODEL, _LOCK = "spec.json", "result.json", "model", ".lock"
 LOG, CHECKPOINTS = "log.jsonl", "checkpoints"
@@ -29,7 +29,7 @@ def finished(folder: Path, spec: Mapping[str, Any], who: str) -> dict[str, Any] 
     written = folder / _SPEC
     try:
         if not written.exists():
-            if folder.exists() and any(path.name != _LOCK for path in folder.iterdir()):
+            if folder.exists() and any(not _left_behind(path) for path in folder.iterdir()):
                 raise ValueError(
                     f"{who}: {str(folder)!r} is not empty and holds no run; give another folder (--out)"
                 )
@@ -68,12 +68,19 @@ def claimed(
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
             raise ValueError(f"{who}: another process works in {str(folder)!r}") from None
+        for path in folder.glob(f".*{UNFINISHED}"):  # of a process that was killed while it wrote
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
         if not (folder / _SPEC).exists():
             write_whole(folder / _SPEC, json.dumps(spec, indent=1).encode())
         for name, content in (files or {}).items():
             write_whole(folder / name, content.encode())
         yield
     (folder / _LOCK).unlink(missing_ok=True)
+
+
+def _left_behind(path: Path) -> bool:
+    """May a process that was killed before it wrote its spec have left this?"""
+    return path.name == _LOCK or (path.name.startswith(".") and path.suffix == UNFINISHED)
 
 
 def why_not_written(problem: Exception, folder: Path) -> str:
@@ -92,7 +99,7 @@ def finish(
 ) -> None:
     """The model first and the result last: a folder with a result is complete. Checkpoints have done their
     work then."""
-    unfinished = folder / f".{_MODEL}.tmp"
+    unfinished = folder / f".{_MODEL}{UNFINISHED}"
     shutil.rmtree(unfinished, ignore_errors=True)
     try:
         model.save_pretrained(unfinished, state_dict=None if weights is None else dict(weights))

@@ -30,6 +30,7 @@ def descent(
     alpha: float = 1.0,
     temperature: float = 1.0,
     step_size: float = 1.0,
+    generator: torch.Generator | None = None,
 ) -> Tensor:
     """The direction that takes the place of the gradients, (particles, size).
 
@@ -37,22 +38,31 @@ def descent(
     >>> descent(pair, torch.zeros(2, 1), "repel")          # gradient descent moves them apart
     tensor([[ 3.6620], [-3.6620]])
     """
-    if kind not in KINDS:
-        raise ValueError(f"repulse: argument 'kind' must be one of {', '.join(KINDS)}, not {kind!r}")
+    check_kind(kind)
     many = len(places)
     if many > 1:
-        weights, bandwidth, places = _kernel(places)
+        weights, bandwidth, places = _kernel(places, generator)
         push = (weights.sum(1, keepdim=True) * places - weights @ places) * (alpha / bandwidth / many)
         found = (gradients if kind == "repel" else weights @ gradients / many) - push
     else:
         found = gradients
     if kind == "spos":
-        noise = torch.randn_like(places)
+        noise = _noise(places, generator)
         found = found + temperature * gradients - math.sqrt(2 * temperature / step_size) * noise
     return found
 
 
-def _kernel(places: Tensor) -> tuple[Tensor, float, Tensor]:
+def check_kind(kind: str) -> None:
+    """ValueError for a kind that there is not."""
+    if kind not in KINDS:
+        raise ValueError(f"repulse: 'kind' must be one of {', '.join(KINDS)}, not {kind!r}")
+
+
+def _noise(places: Tensor, generator: torch.Generator | None) -> Tensor:
+    return torch.randn(places.shape, dtype=places.dtype, device=places.device, generator=generator)
+
+
+def _kernel(places: Tensor, generator: torch.Generator | None) -> tuple[Tensor, float, Tensor]:
     """Kernel matrix, squared bandwidth by the median of squared distances between different particles,
     and the places.
 
@@ -64,7 +74,7 @@ def _kernel(places: Tensor) -> tuple[Tensor, float, Tensor]:
     different = ~torch.eye(len(places), dtype=torch.bool, device=places.device)
     if not bool(squares[different].all()):
         size = places.square().mean().sqrt()
-        places = places + _APART * torch.where(size > 0, size, 1.0) * torch.randn_like(places)
+        places = places + _APART * torch.where(size > 0, size, 1.0) * _noise(places, generator)
         squares = _squares(places)
     bandwidth = 0.5 * squares[different].median().item() / math.log(len(places) + 1)
     return torch.exp(-squares / (2 * bandwidth)), bandwidth, places

@@ -10,7 +10,6 @@ is not repeated here.) With grouped queries, keys and values have fewer heads, a
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from typing import Any
 
@@ -19,7 +18,9 @@ from torch import nn
 from transformers import PreTrainedModel, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from unsoft.hf.architecture import attention_modules
-from unsoft.training.particles import KINDS, descent
+from unsoft.tasks.draw import generator as seeded
+from unsoft.training.checks import check_number
+from unsoft.training.particles import check_kind, descent
 
 _NAMES = (
     ("q_proj", "k_proj", "v_proj"),
@@ -58,10 +59,15 @@ def _matrices(model: PreTrainedModel) -> Iterator[tuple[str, nn.Parameter, int]]
                 f"repulse: {type(found.module).__name__} has no separate linear maps to queries, keys and"
                 " values"
             )
-        for name in names:
-            weight = parts[name].weight
-            assert isinstance(weight, nn.Parameter)
-            yield f"{found.name}.{name}", weight, len(weight) // found.layer_spec.head_dim
+        # A head of queries may have more rows than its width: Qwen3-Next has those of a gate beside them.
+        key_heads = len(_weight(parts[names[1]])) // found.layer_spec.head_dim
+        for name, heads in zip(names, (found.layer_spec.heads, key_heads, key_heads), strict=True):
+            yield f"{found.name}.{name}", _weight(parts[name]), heads
+
+
+def _weight(linear: nn.Module) -> nn.Parameter:
+    assert isinstance(linear.weight, nn.Parameter)
+    return linear.weight
 
 
 @torch.no_grad()
@@ -72,6 +78,7 @@ def repulse(
     *,
     temperature: float = 1e-9,
     step_size: float = 1e-3,
+    generator: torch.Generator | None = None,
 ) -> None:
     """Changes the gradients of a model's heads in place; call it between ``loss.backward()`` and
     ``optimizer.step()``.
@@ -85,6 +92,9 @@ def repulse(
     temperature, step_size
         Of the noise of "spos": its own gradient counts ``temperature``; the step size is the learning rate.
         Under Adam, which rescales gradients, this is no exact sampler.
+    generator
+        Of the noise; torch's own unless given. Processes that train copies of one model (DDP) need
+        generators of the same seed for "spos", or their copies drift apart.
 
     Distances are float32 whatever the model's dtype. Heads that are exactly alike are pushed in random
     directions.
@@ -100,15 +110,19 @@ def repulse(
     >>> optimizer.step()
     """
     _check(kind, alpha=alpha, temperature=temperature, step_size=step_size)
-    _change(head_matrices(model), alpha, kind, temperature, step_size)
+    matrices = head_matrices(model)
+    if all(weight.grad is None for _, weight, _ in matrices):
+        raise ValueError(
+            "repulse: no projection to queries, keys or values has a gradient; call it after"
+            " loss.backward(), on a model in which one of them is trained"
+        )
+    _change(matrices, alpha, kind, temperature, step_size, generator)
 
 
 def _check(kind: str, **numbers: float) -> None:
-    if kind not in KINDS:
-        raise ValueError(f"repulse: argument 'kind' must be one of {', '.join(KINDS)}, not {kind!r}")
+    check_kind(kind)
     for name, value in numbers.items():
-        if not (math.isfinite(value) and value >= 0):
-            raise ValueError(f"repulse: argument {name!r} must be a number of at least 0, not {value}")
+        check_number("repulse", name, value)
 
 
 def _change(
@@ -117,6 +131,7 @@ def _change(
     kind: str,
     temperature: float,
     step_size: float,
+    generator: torch.Generator | None,
 ) -> None:
     for _, weight, heads in matrices:
         if weight.grad is None:
@@ -129,6 +144,7 @@ def _change(
             alpha=alpha,
             temperature=temperature,
             step_size=max(step_size, 1e-12),  # a schedule may end at 0
+            generator=generator,
         )
         weight.grad.copy_(changed.reshape(weight.shape))
 
@@ -137,7 +153,9 @@ class Repulsion(TrainerCallback):
     """The same for transformers' Trainer: ``Trainer(model, ..., callbacks=[Repulsion(alpha=0.1)])``.
 
     Trainer calls it after it has clipped the gradients, so the push is measured against clipped gradients;
-    they are clipped once more after it. The noise of "spos" has the step size of the schedule.
+    they are clipped once more after it. With gradient accumulation it is called once for each step of the
+    optimizer. The noise of "spos" has the step size of the schedule; it comes from Trainer's seed and the
+    number of the step, so it is the same in all processes and after resuming.
     """
 
     def __init__(self, alpha: float = 0.1, kind: str = "svgd", *, temperature: float = 1e-9) -> None:
@@ -155,6 +173,10 @@ class Repulsion(TrainerCallback):
     ) -> None:
         """Finds the heads once."""
         self.matrices = head_matrices(model)
+        if not any(weight.requires_grad for _, weight, _ in self.matrices):
+            raise ValueError(
+                "repulse: no projection to queries, keys or values is trained, so no head can be pushed"
+            )
 
     @torch.no_grad()
     def on_pre_optimizer_step(
@@ -167,6 +189,8 @@ class Repulsion(TrainerCallback):
         **kwargs: Any,
     ) -> None:
         """Changes the gradients of the heads."""
-        _change(self.matrices, self.alpha, self.kind, self.temperature, optimizer.param_groups[0]["lr"])
+        step_size, device = optimizer.param_groups[0]["lr"], self.matrices[0][1].device
+        noise = seeded(args.seed, "repulsion", state.global_step, device=device)
+        _change(self.matrices, self.alpha, self.kind, self.temperature, step_size, noise)
         if args.max_grad_norm and args.max_grad_norm > 0:
             nn.utils.clip_grad_norm_(model.parameters(), args.max_grad_norm)

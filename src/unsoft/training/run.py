@@ -15,6 +15,7 @@ from unsoft.hf.quiet import quiet
 from unsoft.mechanisms.core.inline import label_of
 from unsoft.training import processes
 from unsoft.training.checkpoints import sweep
+from unsoft.training.checks import check_examples
 from unsoft.training.final_test import final_result
 from unsoft.training.folder import CHECKPOINTS, LOG, claimed, finish, finished
 from unsoft.training.model import build
@@ -73,6 +74,7 @@ def train(
     if out is not None and (found := finished(Path(out), full.to_dict(), "train")) is not None:
         return Result.from_dict(found)
     _check_processes(full, fsdp)
+    check_examples(task)
     check_trackers(report_to or [])
     first, damaged, tenth = processes.is_first(), [], max(1, full.steps // 10)
     with ExitStack() as closing:

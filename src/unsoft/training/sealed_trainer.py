@@ -106,8 +106,10 @@ class SealedTrainer(Trainer):
         except Exception as problem:  # of many libraries: safetensors, torch, the operating system
             reason = why_not_written(problem, folder.parent)
             shutil.rmtree(folder, ignore_errors=True)
+            kept = "the one before is kept, and the same command goes on from there"
+            if not any(folder.parent.glob("checkpoint-*")):
+                kept = "it was the first, so the same command begins anew"
             raise OSError(
                 f"{self.who}: the checkpoint of step {self.state.global_step} cannot be written to"
-                f" {self.args.output_dir}: {reason}; the one before is kept, and the same command goes on"
-                f" from there"
+                f" {self.args.output_dir}: {reason}; {kept}"
             ) from problem
