@@ -1,5 +1,6 @@
 """When the GPU engine is taken, and what it says when it cannot be; none of this needs Triton or a GPU."""
 
+import sys
 import warnings
 from types import SimpleNamespace
 
@@ -12,7 +13,7 @@ from unsoft.engines.arguments import checked_call
 from unsoft.engines.triton import availability, launch, tile_sizes
 from unsoft.engines.triton.call_arguments import precision
 from unsoft.engines.triton.codegen import formula_source, unprintable
-from unsoft.engines.triton.tile_sizes import KERNELS, SMALLEST, candidates
+from unsoft.engines.triton.tile_sizes import KERNELS, SMALLEST, TileSizes, candidates
 from unsoft.errors import CompilerWarning
 from unsoft.formula import Formula
 from unsoft.formula.operation import OPERATIONS, Operation, add, remove
@@ -142,23 +143,63 @@ def test_tile_sizes_end_with_the_smallest(architecture, width, bits):
             assert all(size & (size - 1) == 0 and size >= 16 for size in sizes[:2])
 
 
-def test_what_cannot_be_compiled_is_tried_once(monkeypatch):
+class OutOfResources(Exception):
+    """As Triton's."""
+
+
+@pytest.fixture
+def one_launch(monkeypatch):
+    """Makes a launch of a kernel that stands for one of Triton's, with tile sizes to try."""
+    monkeypatch.setitem(sys.modules, "triton.runtime.errors", SimpleNamespace(OutOfResources=OutOfResources))
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(launch, "_chosen", {})
+    monkeypatch.setattr(launch, "_refused", {})
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+
+    def make(kernel, *sizes):
+        fixed = SimpleNamespace(exact=False)
+        monkeypatch.setattr(launch.Launch, "fixed", property(lambda self: "fixed"))
+        return launch.Launch(
+            "decode", kernel, {"FIXED": fixed}, lambda sizes: (1, 1), "", torch.bfloat16, sizes
+        )
+
+    return make
+
+
+def test_sizes_that_no_longer_fit_are_chosen_again(one_launch):
+    """Triton compiles again for strides of another kind, and may then need more shared memory."""
+    ran, room = [], [64]
+
+    def run(M, **options):
+        if room[0] < M:
+            raise OutOfResources
+        ran.append(M)
+
+    class Kernel:
+        def warmup(self, grid, **options):
+            return SimpleNamespace(_init_handles=lambda: run(**options))
+
+        def __getitem__(self, grid):
+            return run
+
+    made = one_launch(Kernel(), TileSizes(64, 64, 4, 2), SMALLEST)
+    for room[0] in (64, 32, 64):
+        ran.clear()
+        launch.start(made)
+    assert ran == [SMALLEST.rows]
+    room[0] = 0
+    with pytest.raises(launch.CannotCompileError, match="too little shared memory"):
+        launch.start(made)
+
+
+def test_what_cannot_be_compiled_is_tried_once(one_launch):
     tried = []
 
     def warmup(**options):
         tried.append(options)
         raise RuntimeError("no such instruction")
 
-    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
-    monkeypatch.setattr(launch, "_chosen", {})
-    monkeypatch.setattr(launch, "_refused", {})
-    kernel = SimpleNamespace(warmup=warmup)
-    fixed = SimpleNamespace(exact=False, padded=64, value_padded=64)
-    made = launch.Launch(
-        "decode", kernel, {"FIXED": fixed}, lambda sizes: (1, 1), "", torch.bfloat16, (SMALLEST,)
-    )
-    monkeypatch.setattr(launch.Launch, "fixed", property(lambda self: "fixed"))
-    pytest.importorskip("triton")
+    made = one_launch(SimpleNamespace(warmup=warmup), SMALLEST)
     for _ in range(2):
         with pytest.raises(launch.CannotCompileError, match="RuntimeError: no such instruction"):
             launch.sizes_for(made)

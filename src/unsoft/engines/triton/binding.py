@@ -23,8 +23,7 @@ from unsoft.engines.triton.few_queries import few_queries, has_few_queries
 from unsoft.engines.triton.kernel.structures import RowGradients, View
 from unsoft.engines.triton.launch import CannotCompileError, start
 from unsoft.engines.triton.row_gradients import row_gradients
-
-_SMALLEST_BLOCK = 16
+from unsoft.engines.triton.tile_sizes import SMALLEST
 
 
 def forward(call: Call) -> Rows:
@@ -103,7 +102,7 @@ def _run_backward(
     terms, factor = row_factor(attention_terms(call.formula, call.bias is not None))
     found = row_gradients(terms, factor, call, upstream, delta)
     gradients = RowGradients(view(found.peaks), view(found.inverses), view(found.totals))
-    count, blocks = slots(params.shape[0]), -(-length // _SMALLEST_BLOCK)
+    count, blocks = slots(params.shape[0]), -(-length // SMALLEST.rows)
     partial = params.new_zeros(batch, heads, blocks, count) if need_params else None
     partials = View(partial, (blocks * count,))
     dq, dk, dv = (view(x) for x in results)

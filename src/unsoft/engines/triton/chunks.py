@@ -11,7 +11,7 @@ from torch import Tensor
 
 from unsoft.engines.linear.attention import vanishing
 from unsoft.engines.triton.call_arguments import precision, view
-from unsoft.engines.triton.kernel.structures import ChunkFixed, ChunkShape, States, View
+from unsoft.engines.triton.kernel.structures import ChunkFixed, ChunkShape, States
 from unsoft.engines.triton.launch import INTERPRETED_SIZES, Launch, architecture, interpreted, start
 from unsoft.engines.triton.tile_sizes import TileSizes
 
@@ -95,7 +95,7 @@ class ChunkWork:
         arguments = {
             "x": view(x),
             "y": view(y),
-            "extra": View(None, (0, 0, 0)) if extra is None else view(extra),
+            "extra": view(extra),
             "log_decay": self.log_decay,
             "kept": None if self.kept is None else self.kept.contiguous(),
             "start": None if before is None else before.contiguous(),
@@ -122,7 +122,7 @@ class ChunkWork:
             "x": view(x),
             "y": view(y),
             "z": view(z),
-            "slopes": View(None, (0, 0, 0)) if slopes is None else view(slopes),
+            "slopes": view(slopes),
             "given": view(self.weights),
             "log_decay": self.log_decay,
             "states": states,
@@ -158,7 +158,7 @@ class ChunkWork:
             "k": view(self.k),
             "v": view(self.v),
             "grad": view(grad),
-            "slopes": View(None, (0, 0, 0)) if slopes is None else view(slopes),
+            "slopes": view(slopes),
             "log_decay": self.log_decay,
             "states": states,
             "later": later,

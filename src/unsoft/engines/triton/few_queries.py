@@ -47,7 +47,7 @@ def few_queries(common: CallArguments, out: Tensor, peak: Tensor, total: Tensor)
     first = common.arguments | parts | {"chunk": chunk, "FIXED": fixed}
     second = {name: common.arguments[name] for name in ("extras", "numbers", "shape")} | parts
     second |= {"out": view(out), "peaks": peak, "totals": total, "FIXED": fixed}
-    second |= {"ROWS": rows, "SPLITS": splits}
+    second |= {"ROWS": rows, "splits": splits}
     key, dtype, code = common.call.formula.key, common.q.dtype, common.code
     across = 1 << (splits - 1).bit_length()
     return [

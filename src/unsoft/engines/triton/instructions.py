@@ -4,7 +4,8 @@ An operand is a number, belongs to the row (m, n, i, parameters, fields of queri
 the bias, fields of keys). What
 belongs to the row is cheap, so work is moved there: exp(x) becomes exp2(x log2(e)) with the factor folded
 into whatever belongs to the row, so that exp(s - m) is one multiplication with addition and one special
-function; a division by something of the row becomes a product; sign(x) y becomes y with another sign bit.
+function; a division by something of the row becomes a product; sign(x) y becomes y with another sign bit,
+unless y is a number, which has none to change.
 
 >>> from unsoft.formula import parse
 >>> body, results = gpu_instructions([parse("exp(s - m)/n")])
@@ -68,9 +69,11 @@ class _Rewriting:
             case (_, "div", (a, b)) if a in self.entry and b not in self.entry:
                 inverse = self.new("div", 1.0, b) if isinstance(b, str) else 1.0 / b
                 self.emit(x.target, "mul", a, inverse)
-            case (_, "mul", (a, b)) if self.is_sign(a):
+            case (_, "pow", (float(a), b)) if a > 0:
+                self.emit(x.target, "exp2", self.new("mul", b, math.log2(a)))
+            case (_, "mul", (a, str(b))) if self.is_sign(a):
                 self.emit(x.target, "with_sign_of", b, self.made[str(a)].args[0])
-            case (_, "mul", (a, b)) if self.is_sign(b):
+            case (_, "mul", (str(a), b)) if self.is_sign(b):
                 self.emit(x.target, "with_sign_of", a, self.made[str(b)].args[0])
             case _:
                 self.emit(x.target, x.op, *x.args)

@@ -35,7 +35,8 @@ class Launch(NamedTuple):
     """One kernel with its arguments."""
 
     name: str
-    """One of :data:`unsoft.engines.triton.tile_sizes.KERNELS`, or "decode" or "combine"."""
+    """What errors, measurements and tests call it; of those in
+    :data:`unsoft.engines.triton.tile_sizes.KERNELS` the table has tile sizes."""
     kernel: Any
     arguments: dict[str, Any]
     grid: Grid
@@ -85,7 +86,16 @@ def start(launch: Launch) -> None:
     """Runs a kernel; returns before it is done."""
     for look in _watching:
         look(launch)
-    run(launch, sizes_for(launch))
+    if interpreted():
+        run(launch, sizes_for(launch))
+        return
+    from triton.runtime.errors import OutOfResources
+
+    try:
+        run(launch, sizes_for(launch))
+    except OutOfResources:  # strides of another kind than those for which the sizes were found to fit
+        _chosen.pop(_kind(launch))
+        run(launch, sizes_for(launch))
 
 
 def run(launch: Launch, sizes: TileSizes) -> None:
@@ -97,13 +107,7 @@ def sizes_for(launch: Launch) -> TileSizes:
     """The tile sizes of a launch: measured ones, or the first of the table's that the GPU has room for."""
     if interpreted():
         return launch.sizes[0] if launch.sizes else INTERPRETED_SIZES
-    key = (
-        id(launch.kernel),
-        launch.fixed,
-        launch.dtype,
-        torch.cuda.current_device(),
-        kinds(launch.arguments),
-    )
+    key = _kind(launch)
     if key in _refused:
         raise CannotCompileError(_refused[key])
     if key not in _chosen:
@@ -113,6 +117,12 @@ def sizes_for(launch: Launch) -> TileSizes:
             _refused[key] = str(error)
             raise
     return _chosen[key]
+
+
+def _kind(launch: Launch) -> tuple[object, ...]:
+    """What tile sizes are chosen for."""
+    present = kinds(launch.arguments)
+    return id(launch.kernel), launch.fixed, launch.dtype, torch.cuda.current_device(), present
 
 
 def options(sizes: TileSizes) -> dict[str, Any]:

@@ -64,20 +64,23 @@ def combine_kernel(
     extras,
     numbers,
     shape,
+    splits,
     ROWS: tl.constexpr,
     FIXED: tl.constexpr,
-    SPLITS: tl.constexpr,
     M: tl.constexpr,
     N: tl.constexpr,
 ):
-    """One row from the sums of its N or fewer splits; the tile of the first kernel had ROWS rows."""
+    """One row from the sums of its N or fewer splits; the tile of the first kernel had ROWS rows.
+
+    Splits become more as the keys do: a kernel compiled for their number would be compiled again and again
+    while decoding."""
     row, number = tl.program_id(0), tl.program_id(1)
     batch, h = number // shape.heads, number % shape.heads
     kv_heads = shape.heads // FIXED.group
     r = (h % FIXED.group) * shape.queries + row
     split, columns = tl.arange(0, N)[:, None], tl.arange(0, FIXED.value_padded)[None, :]
-    at = ((batch * kv_heads + h // FIXED.group).to(tl.int64) * SPLITS + split) * ROWS + r
-    exists = split < SPLITS
+    at = ((batch * kv_heads + h // FIXED.group).to(tl.int64) * splits + split) * ROWS + r
+    exists = split < splits
     part = tl.load(sums + at * FIXED.value_padded + columns, mask=exists, other=0.0)
     z = tl.load(masses + at, mask=exists, other=0.0)
     m = tl.zeros((1, 1), z.dtype)

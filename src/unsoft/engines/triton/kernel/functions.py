@@ -33,7 +33,10 @@ def root(x):
 
 @triton.jit
 def power(a, b):
-    return tl.where(b == 0, 1.0, tl.exp2(b * tl.log2(a)))
+    """a^b; of a < 0 only where b is whole."""
+    size = tl.exp2(b * tl.log2(tl.abs(a)))
+    of_negative = tl.where(b % 1.0 == 0, tl.where(b % 2.0 == 0, size, -size), float("nan"))
+    return tl.where(b == 0, 1.0, tl.where(a < 0, of_negative, size))
 
 
 # Kahan's device, twice: an error in u, which is close to 1, changes (u - 1) / log(u) by almost nothing.
@@ -54,9 +57,8 @@ def expdiff(x, y, m):
 @triton.jit
 def log1p(x):
     u = 1.0 + x
-    return tl.where(
-        (u == 1.0) | (u == 0.0) | (tl.abs(x) > 1e30), tl.log(u) + (u == 1.0) * x, tl.log(u) * (x / (u - 1.0))
-    )
+    plain, near = tl.log(u), tl.log(u) * (x / (u - 1.0))
+    return tl.where(u == 1.0, x, tl.where((u == 0.0) | (tl.abs(x) > 1e30), plain, near))
 
 
 @triton.jit

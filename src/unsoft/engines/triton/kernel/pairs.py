@@ -10,9 +10,8 @@ is the largest exponent of a row, also of what it sees before the chunk. N featu
 import triton
 import triton.language as tl
 
+from unsoft.engines.triton.kernel.functions import LOG2E
 from unsoft.engines.triton.kernel.tiles import at_head
-
-LOG2_E: tl.constexpr = tl.constexpr(1.4426950408889634)
 
 
 @triton.jit
@@ -29,7 +28,7 @@ def terms(q, k, tops, t0, f, tokens, FIXED: tl.constexpr, M: tl.constexpr):
     queries = entries(q, t0, i, f, tokens, FIXED.feature_width, 0.0)
     keys = entries(k, t0, j, f, tokens, FIXED.feature_width, float("-inf"))
     top = entries(tops, t0, i, i * 0, tokens, 1, 0.0)
-    exponents = (queries - top) * LOG2_E + keys * LOG2_E
+    exponents = (queries - top) * LOG2E + keys * LOG2E
     return tl.exp2(tl.where(j <= i, exponents, float("-inf")))
 
 
