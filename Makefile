@@ -62,7 +62,7 @@ models:
 	$(BIN)/python docs/real_models.py
 	$(BIN)/python docs/questions.py
 
-# SmolLM2 to other mechanisms, a quarter of an hour of one core.
+# SmolLM2 to other mechanisms, half an hour of one core.
 conversions:
 	$(BIN)/python docs/converting.py --run
 

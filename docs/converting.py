@@ -1,8 +1,9 @@
 """Makes the figures of docs/converting.md: ``python docs/converting.py [--run]``.
 
-With ``--run`` SmolLM2-135M is converted to each mechanism by the command that the page shows, one after
-another, one to two minutes of one core each; what is done already (in ``runs``) is not done again. Without
-it the table is written from converting.json, the record of the last such run.
+With ``--run`` SmolLM2-135M is converted to each mechanism by the commands that the page shows, one after
+another, one to two minutes of one core each, then to some of them with ten times the steps, ten minutes each;
+what is done already (in ``runs``) is not done again. Without it the tables are written from the records of
+the last such run.
 """
 
 from __future__ import annotations
@@ -12,17 +13,43 @@ import subprocess
 import sys
 import textwrap
 from pathlib import Path
+from typing import NamedTuple
 
 from unsoft.files import write_json, write_whole
 
 HERE = Path(__file__).parent
-PAGE, RECORD = HERE / "converting.md", HERE / "converting.json"
-MECHANISMS = ("magnitude+softmax", "sigmoid", "cog", "linear-relu", "relu2", "softmax", "softpick")
+PAGE = HERE / "converting.md"
 FIRST = "unsoft swap smollm2 softmax --out runs/smollm2"
 """Once, since unpacking its 4 bits takes longer than loading what is written here."""
-COMMAND = (
+
+
+class Series(NamedTuple):
+    """Conversions by one command, their record and their place on the page."""
+
+    name: str
+    mechanisms: tuple[str, ...]
+    command: str
+
+    @property
+    def record(self) -> Path:
+        return HERE / f"{self.name}.json"
+
+    @property
+    def mark(self) -> str:
+        return f"<!-- {self.name} -->\n"
+
+
+SHORT = Series(
+    "converting",
+    ("magnitude+softmax", "sigmoid", "cog", "linear-relu", "relu2", "softmax", "softpick"),
     "unsoft convert runs/smollm2 --mechanism {} --match-steps 12 --tune-steps 6 --held-out 1024"
-    " --save-every 16"
+    " --save-every 16",
+)
+LONGER = Series(
+    "converting_longer",
+    ("cog", "sigmoid", "softmax"),
+    "unsoft convert runs/smollm2 --mechanism {} --match-steps 120 --tune-steps 60 --held-out 1024"
+    " --out runs/longer-{}",
 )
 COLUMNS = (
     "mechanism",
@@ -30,17 +57,18 @@ COLUMNS = (
     *("layer error after swap", "fitted", "matched"),
     *("seconds of a core: fitting", "matching", "tuning"),
 )
-MARKS = "<!-- conversions -->\n", "<!-- end -->"
+END = "<!-- end -->"
 
 
 def run() -> None:
     """Converts, and keeps the record after every conversion."""
     if not Path("runs/smollm2").exists():
         call(FIRST)
-    found = {}
-    for mechanism in MECHANISMS:
-        found[mechanism] = json.loads(call(COMMAND.format(mechanism) + " --json"))
-        write_json(RECORD, found)
+    for series in (SHORT, LONGER):
+        found = {}
+        for mechanism in series.mechanisms:
+            found[mechanism] = json.loads(call(series.command.replace("{}", mechanism) + " --json"))
+            write_json(series.record, found)
 
 
 def call(command: str) -> bytes:
@@ -83,7 +111,7 @@ def number(value: float | None) -> str:
     return f"{float(f'{value:.3g}'):,.0f}" if value >= 1000 else f"{value:.3g}"
 
 
-def reading(record: dict) -> str:
+def reading(record: dict, series: Series) -> str:
     """What the table says, in words made from its numbers."""
     tuned = {name: found["perplexity"]["tuned"] for name, found in record.items()}
     original = next(iter(record.values()))["perplexity"]["original"]
@@ -93,18 +121,20 @@ def reading(record: dict) -> str:
     if control is not None:
         words += f"The control, softmax tuned on the same text, ends at {number(control)}. "
     listed = [f"{name} {number(tuned[name])} ({number(tuned[name] / original)} times)" for name in order]
-    missing = [name for name in MECHANISMS if name not in record]
+    missing = [name for name in series.mechanisms if name not in record]
     words += f"From best to worst after tuning: {', '.join(listed)}."
     if missing:
         words += f" Not run yet: {', '.join(missing)}."
     return "\n".join(textwrap.wrap(words, 140)) + "\n"
 
 
-def block(record: dict) -> str:
-    """Everything on the page that comes from the record."""
-    commands = f"    {FIRST}\n    {COMMAND.format('MECHANISM')}\n"
+def block(record: dict, series: Series = SHORT) -> str:
+    """Everything on the page that comes from a record."""
+    commands = "    " + series.command.replace("{}", "MECHANISM") + "\n"
+    if series is SHORT:
+        commands = f"    {FIRST}\n{commands}"
     if not record:
-        return f"{commands}\nNot run yet: {', '.join(MECHANISMS)}.\n"
+        return f"{commands}\nNot run yet: {', '.join(series.mechanisms)}.\n"
     spec = next(iter(record.values()))["spec"]
     matching, tuning = (spec[name] * spec["batch"] * spec["tokens"] for name in ("match_steps", "tune_steps"))
     about = (
@@ -112,20 +142,23 @@ def block(record: dict) -> str:
         f" {spec['fit_tokens']:,} tokens of fitting, {matching:,} of matching and {tuning:,} of tuning, one"
         " thread:"
     )
-    return f"{about}\n\n{commands}\n{table(record)}\n{reading(record)}"
+    return f"{about}\n\n{commands}\n{table(record)}\n{reading(record, series)}"
 
 
-def page(text: str, record: dict) -> str:
-    """The page with the figures in their place."""
-    before, _, rest = text.partition(MARKS[0])
-    _, _, after = rest.partition(MARKS[1])
-    return before + MARKS[0] + block(record) + MARKS[1] + after
+def page(text: str) -> str:
+    """The page with the figures in their places."""
+    for series in (SHORT, LONGER):
+        before, _, rest = text.partition(series.mark)
+        _, _, after = rest.partition(END)
+        made = block(json.loads(series.record.read_text()), series)
+        text = before + series.mark + made + END + after
+    return text
 
 
 def main() -> None:
     if "--run" in sys.argv[1:]:
         run()
-    write_whole(PAGE, page(PAGE.read_text(), json.loads(RECORD.read_text())).encode())
+    write_whole(PAGE, page(PAGE.read_text()).encode())
 
 
 if __name__ == "__main__":
