@@ -68,7 +68,7 @@ def test_the_score_of_a_model_is_the_score_of_its_outputs(one_thread):
     assert len(batches) * batches.size >= 1000
 
 
-def evaluation_batches_depend_on_seed_and_number_alone():
+def test_batches_depend_on_seed_and_number_alone():
     task = unsoft.tasks.task("copy", length=3)
     batches = Batches(task, 16, 5, 4, seed=2, training=True)
     assert len(batches) == 5
@@ -91,7 +91,12 @@ def test_a_model_to_start_from_must_fit(tmp_path):
     model = build(spec, spec.make_task())
     assert torch.equal(model.lm_head.weight, small.lm_head.weight)
     assert model.model.layers[0].self_attn.unsoft.label == "cog"
-    for name, problem in (("induction", "needs 32 outputs"), ("census", "20 features")):
+    problems = {
+        "induction": "needs 32 outputs",
+        "census": "20 features",
+        "digits": "is a SmolLM3ForCausalLM, which takes input_ids",
+    }
+    for name, problem in problems.items():
         with pytest.raises(ValueError, match=problem):
             wrong = Spec(task=name, init_from=str(tmp_path)).filled()
             build(wrong, wrong.make_task())

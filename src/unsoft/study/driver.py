@@ -5,17 +5,15 @@ moment.
 from __future__ import annotations
 
 import shutil
-import signal
-import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from types import FrameType
 from typing import Any, Protocol
 
+from unsoft.signals import STOPS, handled
 from unsoft.study.local import LOST, LocalWorkers
 from unsoft.study.plan import Run, Study
 from unsoft.study.record import CUT, DONE, FAILED, RUNNING, WAITING, Record
@@ -109,7 +107,7 @@ def run_study(
         driver = _Driver(study, store, made, Path(runs or out / RUNS), tell, any_code, plugin)
         if retry:
             driver.forget_failures()
-        with _listening(driver):
+        with handled(driver.hear, *STOPS):
             try:
                 return driver.run()
             finally:
@@ -138,6 +136,12 @@ class _Driver:
         self.tries: dict[str, int] = {}
         self.spent: list[float] = []
         self.signals = 0
+
+    def hear(self, number: int, frame: FrameType | None) -> None:
+        """A signal: the first lets runs save themselves, the second ends everything."""
+        self.signals += 1
+        if self.signals > 1:
+            raise KeyboardInterrupt
 
     def forget_failures(self) -> None:
         for record in list(self.known.values()):
@@ -247,23 +251,3 @@ class _Driver:
 def _same(old: Record, new: Record) -> bool:
     """Is it the same run, finished by another version of the code?"""
     return old.status == DONE and (old.mechanism, old.spec) == (new.mechanism, new.spec)
-
-
-@contextmanager
-def _listening(driver: _Driver) -> Iterator[None]:
-    """Counts signals meanwhile: the first lets runs save themselves, the second ends everything."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-
-    def handle(number: int, frame: FrameType | None) -> None:
-        driver.signals += 1
-        if driver.signals > 1:
-            raise KeyboardInterrupt
-
-    before = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)

@@ -13,6 +13,8 @@ from multiprocessing.connection import Connection, wait
 from multiprocessing.context import SpawnProcess
 from typing import Any
 
+from unsoft.signals import handled
+
 LOST = "lost"
 """The status of a run whose worker died."""
 
@@ -75,7 +77,9 @@ class _Worker:
         self.key: str | None = None
         self.pipe, theirs = context.Pipe()
         self.process: SpawnProcess = context.Process(target=_serve, args=(theirs,), daemon=True)
-        with _ignoring_interrupts():
+        # A process that starts meanwhile does not hear Ctrl-C, which a terminal sends to all: the driver
+        # tells it to stop.
+        with handled(signal.SIG_IGN, signal.SIGINT):
             self.process.start()
         theirs.close()
 
@@ -92,21 +96,6 @@ class _Worker:
                 "wall": 0.0,
             }
         return found
-
-
-@contextlib.contextmanager
-def _ignoring_interrupts() -> Any:
-    """A process that starts meanwhile does not hear Ctrl-C, which a terminal sends to all: the driver tells
-    it to stop.
-    """
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, before)
 
 
 def _serve(pipe: Connection) -> None:

@@ -85,6 +85,11 @@ def _image_model(spec: Spec, task: Task) -> PreTrainedModel:
 def _check(model: PreTrainedModel, task: Task, name: str) -> None:
     """ValueError if a given model cannot take the task's inputs or give its answers."""
     config: Any = model.config
+    takes, wanted = model.main_input_name, "pixel_values" if task.kind == "image" else "input_ids"
+    if takes != wanted:
+        raise ValueError(
+            f"train: {task.name} gives {wanted}, and {name} is a {type(model).__name__}, which takes {takes}"
+        )
     head = model.get_output_embeddings()
     outputs = config.num_labels if task.kind == "image" else getattr(head, "out_features", 0)
     width = getattr(config, "hidden_size", 0)

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import signal
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from types import FrameType
 from typing import Any
 
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
+from unsoft.signals import STOPS, handled
 from unsoft.training import processes
-
-_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 class StopOnSignal(TrainerCallback):
@@ -27,19 +23,9 @@ class StopOnSignal(TrainerCallback):
             raise KeyboardInterrupt
         self.came = True
 
-    @contextmanager
-    def listening(self) -> Iterator[None]:
-        """Handles signals meanwhile, and puts the handlers back; threads other than the first cannot,
-        and get none."""
-        if threading.current_thread() is not threading.main_thread():
-            yield
-            return
-        before = {number: signal.signal(number, self._handle) for number in _SIGNALS}
-        try:
-            yield
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
+    def listening(self) -> AbstractContextManager[None]:
+        """Within it, signals are handled."""
+        return handled(self._handle, *STOPS)
 
     def on_step_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any

@@ -135,7 +135,7 @@ def _print(result: Converted, folder: Path) -> None:
             (
                 name,
                 f"{value:.4g}",
-                "" if name == "original" else f"±{result.margin[name]:.2g}",
+                "" if name == "original" else f"{result.margin[name]:.2g}",
                 f"{sum(errors) / len(errors):.3g}" if errors else "",
                 result.tokens.get(stage, ""),
                 f"{result.seconds[stage]:.0f}" if stage in result.seconds else "",
@@ -145,11 +145,11 @@ def _print(result: Converted, folder: Path) -> None:
     columns = {
         "": "left",
         "perplexity": "right",
-        "of its log": "right",
+        "± of its log": "right",
         "layer error": "right",
         "tokens": "right",
         "seconds": "right",
-        "of processor": "right",
+        "of all cores": "right",
     }
     show_table(columns, rows)
     typer.echo(f"the model is in {folder / 'model'}; load it with unsoft.hf.load({str(folder / 'model')!r})")
