@@ -75,6 +75,11 @@ class Summary:
         """How the learning rate was chosen."""
         return sweep_words(self.sweep, self.choose_on)
 
+    @property
+    def rate_words(self) -> str:
+        """The place that was chosen, and whether it lies at the edge of the sweep."""
+        return self.point.removeprefix("lr=") + (f" ({self.edge} tried)" if self.edge else "")
+
 
 def summarise(records: Iterable[Record], control: str = CONTROL) -> list[Summary]:
     """One summary for each study, group and mechanism, in the order in which they were planned.
