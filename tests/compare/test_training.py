@@ -72,6 +72,14 @@ def test_the_score_is_the_way_from_chance_to_the_best(tmp_path):
     assert training.trained_score(results(tmp_path, runs(0.9)), "relu") is None
 
 
+def test_studies_with_other_seeds_count_as_much(tmp_path):
+    later = [
+        replace(run, study="mine", group="mine", seed=run.seed + 5, key=f"m{run.key}") for run in runs(0.5)
+    ]
+    found = training.trained_score(results(tmp_path, [*runs(0.9), *later]), "cog")
+    assert found.value == pytest.approx(((0.915 - 0.1) / 0.9 + (0.515 - 0.1) / 0.9) / 2)
+
+
 def test_the_page_says_where_and_when(tmp_path):
     (part,) = training.parts(results(tmp_path, runs(0.9)))
     assert "runs.csv" in part.text and "16 runs on a machine, 2026-11-16" in part.text and len(part.rows) == 4

@@ -103,15 +103,17 @@ def _share(summary: Summary, score: float) -> float | None:
 
 
 def trained_score(results: Results, label: str) -> Estimate | None:
-    """Mean over tasks of the share of the way from chance to the best known, seed by seed."""
-    seeds: dict[int, list[float]] = {}
+    """Mean over tasks of the share of the way from chance to the best known, over the first seed of each, the
+    second, and so on: studies need not have the same ones.
+    """
+    rounds: dict[int, list[float]] = {}
     for summary in _trained_as(results, label):
-        for run in summary.runs:
+        for number, run in enumerate(summary.runs):
             share = None if run.score is None else _share(summary, run.score)
             if share is not None:
-                seeds.setdefault(run.seed, []).append(share)
-    most = max((len(shares) for shares in seeds.values()), default=0)
-    whole = [sum(shares) / len(shares) for shares in seeds.values() if len(shares) == most]
+                rounds.setdefault(number, []).append(share)
+    most = max((len(shares) for shares in rounds.values()), default=0)
+    whole = [sum(shares) / len(shares) for shares in rounds.values() if len(shares) == most]
     return estimate(whole) if whole else None
 
 
