@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import tempfile
 from pathlib import Path
+from statistics import fmean
 
 from unsoft.compare.sections.training import where_and_when
 from unsoft.compare.trained import PACKAGED, command_for
@@ -97,6 +98,17 @@ def section(name: str, records: list[Record]) -> str:
         for key, words in ATTENTION.items()
         if any(key in one.attention for one in found)
     )
+    by_seed = "".join(
+        f" {rule.on} by seed: "
+        + "; ".join(
+            f"{one.mechanism} " + ", ".join(f"{fmean(run.attention[rule.on]):.2f}" for run in one.runs)
+            for one in found
+            if one.mechanism in (rule.mechanism, *rule.over)
+        )
+        + "."
+        for rule in study.rules
+        if any(rule.on in one.attention for one in found)
+    )
     figures = "".join(
         f"![{name}: {words}]({FIGURES.name}/{name}-{kind}.svg)\n\n"
         for kind, words in KINDS.items()
@@ -108,7 +120,7 @@ def section(name: str, records: list[Record]) -> str:
         f"{title}**{said[:1].upper()}{said[1:]}.** The rule: {rule}. Found: {words}."
         f" Rates {rates}; seeds {seeds[0]} to {seeds[-1]}.\n\n{figures}"
         + "\n".join(lines)
-        + f"\n\n{first.metric}, {better}; score of chance {first.chance:.3f}{shortcut}.{learned}{watched}\n"
+        + f"\n\n{first.metric}, {better}; score of chance {first.chance:.3f}{shortcut}.{learned}{watched}{by_seed}\n"
     )
 
 
