@@ -120,7 +120,8 @@ def section(name: str, records: list[Record]) -> str:
         f"{title}**{said[:1].upper()}{said[1:]}.** The rule: {rule}. Found: {words}."
         f" Rates {rates}; seeds {seeds[0]} to {seeds[-1]}.\n\n{figures}"
         + "\n".join(lines)
-        + f"\n\n{first.metric}, {better}; score of chance {first.chance:.3f}{shortcut}.{learned}{watched}{by_seed}\n"
+        + f"\n\n{first.metric}, {better}; score of chance {first.chance:.3f}{shortcut}."
+        + f"{learned}{watched}{by_seed}\n"
     )
 
 
