@@ -16,6 +16,7 @@ from unsoft.study import default_study, read_records, summarise, verdict
 from unsoft.study.page import write_report
 from unsoft.study.read import default_studies
 from unsoft.study.record import Record
+from unsoft.study.versions import earlier_words
 
 PAGE, FIGURES = Path(__file__).with_suffix(".md"), Path(__file__).with_name("evidence_figures")
 KINDS = {"curves": "learning curves", "difficulty": "score by difficulty"}
@@ -114,11 +115,15 @@ def section(name: str, records: list[Record]) -> str:
         for kind, words in KINDS.items()
         if (FIGURES / f"{name}-{kind}.svg").is_file()
     )
+    earlier = earlier_words(study, own)
+    warning = (
+        f" **Note**: {earlier}; `unsoft study --default {name}` runs the present one." if earlier else ""
+    )
     rates = ", ".join(f"{rate:g}" for rate in sorted({run.lr for run in own}))
     seeds = sorted({run.seed for run in own})
     return (
         f"{title}**{said[:1].upper()}{said[1:]}.** The rule: {rule}. Found: {words}."
-        f" Rates {rates}; seeds {seeds[0]} to {seeds[-1]}.\n\n{figures}"
+        f" Rates {rates}; seeds {seeds[0]} to {seeds[-1]}.{warning}\n\n{figures}"
         + "\n".join(lines)
         + f"\n\n{first.metric}, {better}; score of chance {first.chance:.3f}{shortcut}."
         + f"{learned}{watched}{by_seed}\n"

@@ -61,6 +61,22 @@ def test_the_rule_of_the_study_decides(tmp_path, cog, verdict):
     assert found[0] == verdict and "16 runs on a machine, 2026-11-16" in found[1]
 
 
+@pytest.mark.parametrize(
+    "changes, words",
+    [
+        ({}, ""),
+        ({"seed": 9}, "with other seeds"),
+        ({"point": "lr=0.5"}, "with other rates"),
+        ({"choose_on": "length=9"}, "with other examples by which rates are chosen"),
+    ],
+)
+def test_runs_of_an_earlier_version_of_the_study_are_said(tmp_path, changes, words):
+    made = runs(0.9)
+    lone = replace(made[0], swept=True, validation_by={"length=9": 0.0}, key="another", **changes)
+    _, why = CLAIM.judge(results(tmp_path, [*made, lone]))
+    assert (f"earlier version of the study, {words};" in why) if words else "earlier version" not in why
+
+
 def test_two_seeds_decide_nothing_and_no_record_is_not_run(tmp_path):
     assert CLAIM.judge(results(tmp_path, runs(0.9, seeds=2)))[0] == "undecided"
     assert CLAIM.judge(Results({"subjects": [], "answers": []}))[0] == "not run"

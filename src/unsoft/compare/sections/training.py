@@ -23,6 +23,7 @@ from unsoft.study.read import default_studies, default_study
 from unsoft.study.record import DONE, Record, read_records
 from unsoft.study.rule import verdict
 from unsoft.study.summary import Summary, summarise
+from unsoft.study.versions import earlier_words
 
 STUDY = "study"
 _NEEDED = (
@@ -191,8 +192,9 @@ def _judge(name: str, results: Results) -> Finding:
         raise Missing(
             f"no run of the study {name!r} is on record: unsoft study --default {name}, then --study FILE"
         )
-    found, words = verdict(default_study(name).rules, own)
-    return found, f"{words}; {where_and_when(own)}"
+    study = default_study(name)
+    found, words = verdict(study.rules, own)
+    return found, "; ".join(filter(None, (words, earlier_words(study, own), where_and_when(own))))
 
 
 def _claim(name: str) -> Claim:
