@@ -48,7 +48,7 @@ ATTENTION = {
     "first_token_at_rest": "Weight on the first token in rows that should do nothing (1: all of it, a sink)",
     "head_diversity": "How much heads differ in the end",
 }
-COLUMNS = ("mechanism", "score", "95 %", "over softmax", "95 %", "rate", "parameters", "on harder ones")
+COLUMNS = ("mechanism", "score", "95 %", "over softmax", "95 %", "rate", "parameters", "at all difficulties")
 
 
 def between(low: float | None, high: float | None) -> str:
