@@ -10,7 +10,7 @@ from statistics import fmean
 import pytest
 
 from tests.study.made_up import MadeUpWorkers, result
-from unsoft.study import read_records
+from unsoft.study import read_records, read_study, run_study
 from unsoft.study.store import NAME
 
 TOML = """
@@ -69,6 +69,21 @@ def test_a_study_with_real_workers(run_here, spec, tmp_path):
     (row,) = told["results"]
     assert (row["mechanism"], row["seeds"]) == ("softmax", 2) and row["difference"]["mean"] == 0
     assert row["mean"] == pytest.approx(fmean(r.score for r in records if r.point == row["point"]))
+
+
+def test_status_says_by_what_rates_were_chosen_and_that_the_best_lies_at_the_edge(run_here, spec, tmp_path):
+    """The largest rate is the best on longer examples, by which this study chooses; without a rule, too."""
+    path = Path(spec(5))
+    path.write_text(path.read_text().partition("[[rule]]")[0] + 'choose_on = "length=6"\n')
+
+    def answer(job):
+        longer = {"value": 6, "score": 0.5, "validation": job["spec"]["lr"]}
+        return result(job, score=0.5, score_by=[longer])
+
+    run_study(read_study(path), tmp_path / "out", workers=MadeUpWorkers(answer))
+    shown = run_here("study", "status", "--out", str(tmp_path / "out")).stdout
+    assert "0.01 (largest tried)" in shown and "the largest rate tried was the best for softmax" in shown
+    assert "the best by validation with length=6 run on all" in " ".join(shown.split())
 
 
 @pytest.mark.slow

@@ -61,6 +61,22 @@ def test_the_rule_of_the_study_decides(tmp_path, cog, verdict):
     assert found[0] == verdict and "16 runs on a machine, 2026-11-16" in found[1]
 
 
+@pytest.mark.parametrize(
+    "changes, words",
+    [
+        ({}, ""),
+        ({"seed": 9}, "with other seeds"),
+        ({"point": "lr=0.5"}, "with other rates"),
+        ({"choose_on": "length=9"}, "with other examples by which rates are chosen"),
+    ],
+)
+def test_runs_of_an_earlier_version_of_the_study_are_said(tmp_path, changes, words):
+    made = runs(0.9)
+    lone = replace(made[0], swept=True, validation_by={"length=9": 0.0}, key="another", **changes)
+    _, why = CLAIM.judge(results(tmp_path, [*made, lone]))
+    assert (f"earlier version of the study, {words};" in why) if words else "earlier version" not in why
+
+
 def test_two_seeds_decide_nothing_and_no_record_is_not_run(tmp_path):
     assert CLAIM.judge(results(tmp_path, runs(0.9, seeds=2)))[0] == "undecided"
     assert CLAIM.judge(Results({"subjects": [], "answers": []}))[0] == "not run"
@@ -70,6 +86,14 @@ def test_the_score_is_the_way_from_chance_to_the_best(tmp_path):
     found = training.trained_score(results(tmp_path, runs(0.9)), "cog")
     assert found.value == pytest.approx((0.915 - 0.1) / 0.9) and found.low < found.value < found.high
     assert training.trained_score(results(tmp_path, runs(0.9)), "relu") is None
+
+
+def test_studies_with_other_seeds_count_as_much(tmp_path):
+    later = [
+        replace(run, study="mine", group="mine", seed=run.seed + 5, key=f"m{run.key}") for run in runs(0.5)
+    ]
+    found = training.trained_score(results(tmp_path, [*runs(0.9), *later]), "cog")
+    assert found.value == pytest.approx(((0.915 - 0.1) / 0.9 + (0.515 - 0.1) / 0.9) / 2)
 
 
 def test_the_page_says_where_and_when(tmp_path):

@@ -22,7 +22,7 @@ def result(job, score, validation=None, **more):
         "steps": STEPS,
         "seconds": 4.0,
         "difficulty": "length",
-        "score_by": [{"value": 6, "score": score / 2}],
+        "score_by": [{"value": 6, "score": score / 2, "validation": validation / 2}],
         "attention": {"first_token": [0.5]},
         "learned": {},
         "versions": {"unsoft": "0"},

@@ -70,6 +70,31 @@ def test_tuned_takes_the_best_rate_by_validation_and_not_by_the_test(tmp_path):
     assert len([job for job in jobs if job["spec"]["seed"] == 0]) == 6
 
 
+def test_tuned_takes_the_best_rate_where_the_study_chooses(tmp_path):
+    """In training's difficulty the smallest rate is the best, on longer examples the largest."""
+
+    def answer(job):
+        rate = job["spec"]["lr"]
+        longer = {"value": 6, "score": 0.5, "validation": rate}
+        return result(job, score=0.5, validation=1 - rate, score_by=[longer])
+
+    for place, wanted in (("", 0.001), ("length=6", 0.01)):
+        _, jobs = run(tmp_path / f"s{place}", answer, made=study(group=[GROUP | {"choose_on": place}]))
+        assert {job["spec"]["lr"] for job in jobs if job["spec"]["seed"] > 0} == {wanted}
+        found = read_records(tmp_path / f"s{place}" / NAME)
+        assert {record.choose_on for record in found} == {place}
+        assert found[0].validation_by == {"length=6": found[0].lr}
+
+
+def test_runs_of_other_code_that_did_not_measure_what_rates_are_chosen_by_are_run_again(
+    tmp_path, monkeypatch
+):
+    run(tmp_path, lambda job: result(job, score=0.5, score_by=[]))
+    monkeypatch.setattr("unsoft.study.row.code_digest", lambda plugin: "later")
+    harder = study(group=[GROUP | {"choose_on": "length=6"}])
+    assert len(run(tmp_path, made=harder, any_code=True)[1]) == 10
+
+
 def test_full_runs_every_seed_at_every_rate(tmp_path):
     state, jobs = run(tmp_path, made=study(sweep="full"))
     places = {(job["spec"]["mechanism"], job["spec"]["lr"], job["spec"]["seed"]) for job in jobs}

@@ -1,6 +1,8 @@
 """Exported runs: what is written is what is read back."""
 
 import json
+import sqlite3
+from contextlib import closing
 
 import pytest
 
@@ -15,6 +17,8 @@ RECORDS = [
         "softmax ×2 heads",
         [0.7],
         harder={"repeats=64": 0.5},
+        validation_by={"repeats=64": 0.25},
+        choose_on="repeats=64",
         learned={"a.beta": [1.5, -2.0]},
         curve=[[10, 0.5], [20, 0.7]],
         losses=[[10, 2.0]],
@@ -43,6 +47,22 @@ def test_what_is_written_is_read_back(tmp_path, kind):
     assert found == wanted
     assert summarise(found)[1].mean == 0.7
     assert read_records(path, study="other") == []
+
+
+def test_files_from_before_rates_could_be_chosen_on_harder_examples_are_read(tmp_path):
+    """Exported ones; a store is written again and again, so one of another schema is refused."""
+    export(RECORDS[:2], tmp_path / "old.json")
+    rows = json.loads((tmp_path / "old.json").read_text())
+    for row in rows:
+        del row["choose_on"], row["validation_by"]
+    (tmp_path / "old.json").write_text(json.dumps(rows))
+    assert read_records(tmp_path / "old.json") == RECORDS[:2]
+    with Store(tmp_path / NAME, write=True) as store:
+        store.put(RECORDS)
+    with closing(sqlite3.connect(tmp_path / NAME)) as base:
+        base.execute("pragma user_version = 1")
+    with pytest.raises(ValueError, match=r"written by another version of unsoft \(schema 1, not 2\)"):
+        read_records(tmp_path / NAME)
 
 
 def test_parquet_is_read_by_others(tmp_path):

@@ -52,6 +52,7 @@ def test_the_page_says_what_was_found():
     assert "t 1 (1 to 1), beta 2.5 (2.5 to 2.5)" in text
     assert "first token 0.500" in text
     assert "Not finished: sinh" in text and "&lt;b&gt;DivergenceError" in page
+    assert "0.1 (smallest tried)" in text and "The smallest rate tried was the best for softmax" in text
     for kind in ("curves", "rates", "difficulty", "cost"):
         assert f'data-figure="s-g-{kind}"' in page
     other = text_of(study_page([made(rule=[RULE])], records(cog=0.5), ""))

@@ -26,6 +26,7 @@ def test_a_file_with_everything(tmp_path):
         [[group]]
         task = "census"
         knobs = {repeats = 4}
+        choose_on = "repeats=32"
         settings = {steps = 100}
         mechanisms = ["softmax"]
 
@@ -117,6 +118,20 @@ VARIANT = {"label": "big", "mechanism": "softmax"}
         ({"grups": []}, "a study has no 'grups'"),
         ({"group": [GROUP | {"colour": 1}]}, "a group has no 'colour'"),
         ({"group": [GROUP | {"variant": [VARIANT | {"as_big_as": "cog"}]}]}, "a variant has no 'as_big_as'"),
+        (
+            {"group": [GROUP | {"choose_on": "repeats=9"}]},
+            "'choose_on' of census must be one of repeats=1, repeats=2, repeats=4, repeats=8, repeats=16,"
+            " repeats=64; not 'repeats=9'",
+        ),
+        (
+            {"group": [{"task": "trigger", "mechanisms": ["cog"], "choose_on": "length=9"}]},
+            "'choose_on' of trigger must be left out: trigger has one difficulty; not 'length=9'",
+        ),
+        ({"group": [GROUP | {"choose_on": 64}]}, "'choose_on' must be a text, not 64"),
+        (
+            {"group": [GROUP | {"choose_on": "repeats=16"}], "sweep": "none"},
+            "chooses nothing without a sweep",
+        ),
         ({"seeds": 0}, "'seeds' must be at least 1, not 0"),
         ({"seeds": []}, "'seeds' must be at least 1, not 0"),
         ({"seeds": [1, 1]}, "different whole numbers"),

@@ -79,7 +79,9 @@ def test_all_rules_of_a_claim_must_hold():
 def test_a_rule_can_be_about_what_attention_does():
     """More is more there, also on a task whose score is an error."""
     rule = Rule(group="g", mechanism="cog", over=["softmax"], margin=0.1, on="head_diversity")
-    assert rule.text == "g: cog must beat softmax by 0.1 on head_diversity"
+    assert rule.text == "g: cog must have at least 0.1 more head_diversity than softmax"
+    less = Rule(group="g", mechanism="cog", over=["softmax"], margin=-0.1, on="head_diversity")
+    assert less.text == "g: cog must have at most 0.1 less head_diversity than softmax"
     for better in (True, False):
         apart = [
             run

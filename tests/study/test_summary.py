@@ -7,7 +7,7 @@ import pytest
 from scipy import stats
 
 from tests.study.made_up import runs
-from unsoft.study import summarise
+from unsoft.study import Rule, summarise, verdict
 from unsoft.study.bootstrap import interval
 from unsoft.study.summary import best_point, difference
 
@@ -75,6 +75,44 @@ def test_the_rate_is_chosen_on_the_seeds_of_the_sweep():
     assert (found.point, found.seeds) == ("lr=0.3", 3) and found.mean == pytest.approx(0.2)
     assert found.rates == {"lr=0.1": 0.6, "lr=0.3": 0.7}
     assert "swept on the first seeds" in found.sweep_words
+
+
+def at_two_rates(choose_on):
+    """The smaller rate is the better one in training's crowd, the larger one in a crowd of 128."""
+    more = {"sweep": "tuned", "swept": True, "choose_on": choose_on}
+    return [
+        *runs("cog", [0.99], validation=1.0, lr=0.1, validation_by={"crowd=128": 0.1}, **more),
+        *runs("cog", [0.98], validation=0.9, lr=0.3, validation_by={"crowd=128": 0.9}, **more),
+    ]
+
+
+def test_a_study_can_choose_rates_where_it_judges():
+    (own,) = summarise(at_two_rates(""))
+    (judged,) = summarise(at_two_rates("crowd=128"))
+    assert (own.point, judged.point) == ("lr=0.1", "lr=0.3")
+    assert own.rates == {"lr=0.1": 1.0, "lr=0.3": 0.9} and judged.rates == {"lr=0.1": 0.1, "lr=0.3": 0.9}
+    assert judged.sweep_words.endswith("the best by validation with crowd=128 run on all")
+    assert "crowd" not in own.sweep_words
+    with pytest.raises(ValueError, match="g cog seed 0 lr=0.1 has no validation score with crowd=64"):
+        summarise(at_two_rates("crowd=64"))
+
+
+@pytest.mark.parametrize(
+    "best, wanted, words",
+    [(0.1, "smallest", "0.1 (smallest tried)"), (0.2, "", "0.2"), (0.3, "largest", "0.3 (largest tried)")],
+)
+def test_a_best_rate_at_the_edge_of_the_sweep_is_said(best, wanted, words):
+    swept = [run for lr in (0.1, 0.2, 0.3) for run in runs("cog", [lr == best], lr=lr, swept=True)]
+    (found,) = summarise(swept)
+    assert (found.edge, found.rate_words) == (wanted, words)
+    _, why = verdict([Rule(group="g", mechanism="cog", over=["softmax"], margin=0)], swept)
+    assert (f"the {wanted} rate tried was the best for cog" in why) if wanted else "rate tried" not in why
+
+
+def test_a_rate_that_failed_was_tried():
+    failed = runs("cog", [0.0], lr=0.3, swept=True, status="failed")
+    assert summarise([*runs("cog", [1.0], lr=0.2), *runs("cog", [0.5], lr=0.1), *failed])[0].edge == ""
+    assert summarise(runs("cog", [1.0, 0.9]))[0].edge == "", "one rate is no sweep"
 
 
 def test_among_equal_rates_the_one_that_learned_earlier_wins_then_the_smaller():

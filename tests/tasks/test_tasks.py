@@ -154,6 +154,15 @@ def test_similarity_and_noise_are_what_the_knobs_say():
     assert task("focus", noise=1.0).known() < 0.9
 
 
+def test_a_trigger_alone_is_not_at_rest():
+    made = task("trigger", length=5)
+    inputs, labels = made.sample(8, seed=1)
+    rests = made.at_rest(labels)
+    marks = inputs[..., made.dim :]
+    assert rests.tolist() == (marks[..., 2] > 0).tolist() and rests.sum(1).tolist() == [4] * 8
+    assert task("census").at_rest(labels) is None
+
+
 def test_the_power_law_of_recall():
     """Place number i is asked in proportion to i ** (power - 1), as in zoology."""
     for power in (0.01, 1.0):

@@ -139,7 +139,12 @@ def test_scores_over_difficulties_are_beside_what_they_are_compared_with():
             right.append((votes[:, 1] > votes[:, 0]).long() == labels[:, -1])
         assert test["shortcut"] == pytest.approx(torch.cat(right).double().mean().item())
         assert test["known"] == pytest.approx(1, abs=0.01) and 0.3 < test["score"] < 0.9
+        assert 0.3 < test["validation"] < 0.9
     assert result.score_by[0]["shortcut"] == 1  # nothing is repeated
+    assert own["validation"] == result.validation, (
+        "the examples by which rates are chosen, not those of the test"
+    )
+    assert [test["validation"] for test in result.score_by] != [test["score"] for test in result.score_by]
     assert unsoft.training.Result.from_dict(json.loads(json.dumps(result.to_dict()))) == result
 
 

@@ -40,6 +40,7 @@ def study_record(out: Path, name: str) -> dict[str, Any]:
 def print_study(out: Path, name: str) -> None:
     """The table of a study, its verdict, and how rates were chosen."""
     from unsoft.study import verdict
+    from unsoft.study.rule import edge_words
 
     study, records, summaries = _read(out, name)
     if not any(one.seeds for one in summaries):
@@ -61,6 +62,9 @@ def print_study(out: Path, name: str) -> None:
     if study.rules:
         found, why = verdict(study.rules, records)
         typer.echo(f"{study.claim} ({study.source}): {found}. {why}")
+    else:  # with a rule they are part of what was found
+        for words in edge_words(summaries):
+            typer.echo(words)
 
 
 def _row(one: Summary) -> list[str]:
@@ -73,7 +77,7 @@ def _row(one: Summary) -> list[str]:
         "" if gain is None else f"{gain.mean:+.3f}",
         "" if gain is None else _interval(gain.low, gain.high),
         str(one.seeds),
-        f"{one.lr:g}",
+        one.rate_words,
         cell(one.parameters),
         "" if one.seconds_per_step is None else cell(1e3 * one.seconds_per_step),
     ]

@@ -184,7 +184,7 @@ class _Driver:
             found = next((old for old in reversed(self.known.values()) if _same(old, empty)), None)
         if found is None:
             return empty
-        of_study = ("study", "group", "mechanism", "point", "sweep", "swept")
+        of_study = ("study", "group", "mechanism", "point", "sweep", "choose_on", "swept")
         return replace(found, **{name: getattr(empty, name) for name in of_study})
 
     def submit(self) -> None:
@@ -249,5 +249,6 @@ class _Driver:
 
 
 def _same(old: Record, new: Record) -> bool:
-    """Is it the same run, finished by another version of the code?"""
-    return old.status == DONE and (old.mechanism, old.spec) == (new.mechanism, new.spec)
+    """Is it the same run, finished by other code, which measured what rates are chosen by here?"""
+    measured = not new.choose_on or new.choose_on in old.validation_by
+    return old.status == DONE and measured and (old.mechanism, old.spec) == (new.mechanism, new.spec)

@@ -14,7 +14,7 @@ from unsoft.report.page import CHARTS, CHARTS_STYLE, number, page
 from unsoft.study.figures import figures_of, place_of
 from unsoft.study.plan import Study
 from unsoft.study.record import DONE, FAILED, Record
-from unsoft.study.rule import DOES_NOT_HOLD, HOLDS, UNDECIDED, verdict
+from unsoft.study.rule import DOES_NOT_HOLD, HOLDS, UNDECIDED, edge_words, verdict
 from unsoft.study.summary import Summary, current, summarise
 
 PAGE = "index.html"
@@ -26,7 +26,11 @@ _COLUMNS = (
     ("gain", "over softmax", "mean of the differences on the same seeds; positive is better"),
     ("gain_interval", "its interval", "bootstrap over seeds"),
     ("seeds", "seeds", ""),
-    ("rate", "rate", "how it was chosen stands above the table"),
+    (
+        "rate",
+        "rate",
+        "how it was chosen stands above the table; beyond an end of the sweep may be a better one",
+    ),
     ("parameters", "parameters", ""),
     ("time", "ms per step", "with looks at the score, on the machine of the study"),
     ("failed", "failed runs", ""),
@@ -107,6 +111,7 @@ def _section(study: Study, group: str, summaries: Sequence[Summary], labels: Seq
         "title": group if group == study.name else f"{study.name}: {group}",
         "knobs": ", ".join(f"{name} {value}" for name, value in planned.knobs.items()),
         "sweep": mine[0].sweep_words if mine else "",
+        "edges": edge_words(there),
         "rows": [_row(one) for one in there],
         "figures": figures_of(there, labels) if there else [],
         "attention": {one.mechanism: _figures(one.attention) for one in there if one.attention},
@@ -125,7 +130,7 @@ def _row(one: Summary) -> dict[str, Any]:
         "gain": None if gain is None else gain.mean,
         "gain_interval": "" if gain is None else _interval(gain.low, gain.high),
         "seeds": one.seeds,
-        "rate": one.point.removeprefix("lr="),
+        "rate": one.rate_words,
         "parameters": one.parameters,
         "time": None if one.seconds_per_step is None else 1e3 * one.seconds_per_step,
         "failed": one.failed,

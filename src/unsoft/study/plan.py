@@ -43,6 +43,11 @@ class Group:
     settings: Mapping[str, Any] = field(default_factory=dict)
     """Of every variant, unless it has its own."""
     variants: Sequence[Variant] = ()
+    choose_on: str = ""
+    """The difficulty, such as "crowd=128", by whose validation examples places of the sweep are compared; ""
+    for that of training. It belongs where the rule judges: at the difficulty of training several rates may
+    all be perfect.
+    """
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,6 +120,9 @@ class Study:
                 f"study: a sweep needs at least {_FEWEST_RATES} learning rates, and {given};"
                 ' sweep = "none" (--sweep none) goes without, and says so beside every number'
             )
+        for group in self.groups:
+            if self.sweep == NONE and group.choose_on:
+                raise ValueError(f"study: 'choose_on' of {group.name} chooses nothing without a sweep")
         if type(self.tuning_seeds) is not int or not 1 <= self.tuning_seeds <= len(self.seeds):
             raise ValueError(
                 f"study: 'tuning_seeds' must be a whole number from 1 to the number of seeds,"

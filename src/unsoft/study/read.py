@@ -4,23 +4,20 @@ each in ``claims``.
 
 from __future__ import annotations
 
-import itertools
-import math
-import random
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 from unsoft.mechanisms.core.inline import label_of
+from unsoft.study.content import as_names, as_settings, as_table, as_tables, as_text, check_known
+from unsoft.study.places import places
 from unsoft.study.plan import Group, Study, Variant
-from unsoft.study.record import NONE, TUNED
+from unsoft.study.record import TUNED
 from unsoft.study.rule import read_rule
 
-RATES = (0.001, 0.003, 0.01)
-"""The learning rates of a study that names none."""
 SEEDS = 5
 _CLAIMS = Path(__file__).parent / "claims"
 _STUDY = (
@@ -36,10 +33,8 @@ _STUDY = (
     "group",
     "rule",
 )
-_GROUP = ("name", "task", "knobs", "settings", "mechanisms", "variant", "controls")
+_GROUP = ("name", "task", "knobs", "settings", "mechanisms", "variant", "controls", "choose_on")
 _VARIANT = ("label", "mechanism", "options", "settings", "as_large_as")
-_FIXED = ("task", "knobs", "mechanism", "options", "seed")
-"""Fields of a run that a study decides in other ways than by settings."""
 
 
 def read_study(path: str | Path) -> Study:
@@ -89,22 +84,22 @@ def make_study(content: Mapping[str, Any]) -> Study:
     >>> len(study), [variant.label for variant in study.groups[0].variants]
     (8, ['softmax', 'cog'])
     """
-    _check(content, _STUDY, "a study")
-    groups = tuple(_group(one) for one in _tables(content.get("group", []), "group"))
+    check_known(content, _STUDY, "a study")
+    groups = tuple(_group(one) for one in as_tables(content.get("group", []), "group"))
     sweep = content.get("sweep", TUNED)
     study = Study(
-        name=_text(content.get("name", "study"), "name"),
+        name=as_text(content.get("name", "study"), "name"),
         groups=groups,
         seeds=_seeds(content.get("seeds", SEEDS)),
-        points=_points(content, sweep, groups),
+        points=places(content, sweep, groups),
         sweep=sweep,
         tuning_seeds=content.get("tuning_seeds", 1),
-        source=_text(content.get("source", ""), "source"),
-        claim=_text(content.get("claim", ""), "claim"),
+        source=as_text(content.get("source", ""), "source"),
+        claim=as_text(content.get("claim", ""), "claim"),
         rules=(),
     )
     labels = {group.name: [variant.label for variant in group.variants] for group in groups}
-    rules = tuple(read_rule(one, labels) for one in _tables(content.get("rule", []), "rule"))
+    rules = tuple(read_rule(one, labels) for one in as_tables(content.get("rule", []), "rule"))
     _check_decided_once(study)
     for run in study.runs():  # names and settings that cannot be trained are refused before anything runs
         _ = run.spec
@@ -125,32 +120,34 @@ def _check_decided_once(study: Study) -> None:
 
 
 def _group(content: Mapping[str, Any]) -> Group:
-    _check(content, _GROUP, "a group")
+    check_known(content, _GROUP, "a group")
     if "task" not in content:
         raise ValueError("study: a group needs 'task'")
-    names = _names(content.get("mechanisms", []), "mechanisms")
+    names = as_names(content.get("mechanisms", []), "mechanisms")
     variants = [Variant(label=label_of(name), mechanism=name) for name in names]
-    for one in _tables(content.get("variant", []), "variant"):
-        _check(one, _VARIANT, "a variant")
+    for one in as_tables(content.get("variant", []), "variant"):
+        check_known(one, _VARIANT, "a variant")
         if "mechanism" not in one:
             raise ValueError("study: a variant needs 'mechanism'")
         variants.append(
             Variant(
-                label=_text(one.get("label", one["mechanism"]), "label"),
-                mechanism=_text(one["mechanism"], "mechanism"),
-                options=_table(one.get("options", {}), "options"),
-                settings=_settings(one.get("settings", {})),
-                as_large_as=_text(one.get("as_large_as", ""), "as_large_as"),
+                label=as_text(one.get("label", one["mechanism"]), "label"),
+                mechanism=as_text(one["mechanism"], "mechanism"),
+                options=as_table(one.get("options", {}), "options"),
+                settings=as_settings(one.get("settings", {})),
+                as_large_as=as_text(one.get("as_large_as", ""), "as_large_as"),
             )
         )
-    task_name = _text(content["task"], "task")
+    task_name = as_text(content["task"], "task")
     group = Group(
-        name=_text(content.get("name", task_name), "name"),
+        name=as_text(content.get("name", task_name), "name"),
         task=task_name,
-        knobs=_table(content.get("knobs", {}), "knobs"),
-        settings=_settings(content.get("settings", {})),
+        knobs=as_table(content.get("knobs", {}), "knobs"),
+        settings=as_settings(content.get("settings", {})),
         variants=tuple(variants),
+        choose_on=as_text(content.get("choose_on", ""), "choose_on"),
     )
+    _check_choose_on(group)
     controlled = content.get("controls", False)
     if not isinstance(controlled, bool):
         raise ValueError(f"study: 'controls' must be true or false, not {controlled!r}")
@@ -160,6 +157,17 @@ def _group(content: Mapping[str, Any]) -> Group:
             group, variants=(*variants, *(one for one in controls(group) if one.label not in there))
         )
     return group
+
+
+def _check_choose_on(group: Group) -> None:
+    """ValueError unless runs of the group are measured there."""
+    from unsoft.tasks import task
+
+    made = task(group.task, **group.knobs)
+    there = [f"{made.difficulty}={value}" for value in made.difficulties()]
+    if group.choose_on and group.choose_on not in there:
+        could = f"be one of {', '.join(there)}" if there else f"be left out: {group.task} has one difficulty"
+        raise ValueError(f"study: 'choose_on' of {group.name} must {could}; not {group.choose_on!r}")
 
 
 def controls(group: Group) -> list[Variant]:
@@ -182,68 +190,6 @@ def controls(group: Group) -> list[Variant]:
     return found
 
 
-def _points(content: Mapping[str, Any], sweep: str, groups: Sequence[Group]) -> tuple[dict[str, Any], ...]:
-    """The places of the sweep: all combinations of the listed values, or ``random`` ones."""
-    if "lrs" in content and "search" in content:
-        raise ValueError("study: give 'lrs' or a table 'search', not both")
-    if "lrs" not in content and "search" not in content and sweep == NONE:
-        return ({"lr": _own_rate(groups)},)
-    search = _table(content.get("search", {"lr": content.get("lrs", list(RATES))}), "search")
-    if "lr" not in search:
-        raise ValueError("study: 'search' needs learning rates: lr = [0.001, 0.003, 0.01]")
-    _settings(dict.fromkeys(search))
-    drawn = content.get("random")
-    if drawn is None:
-        for name, values in search.items():
-            if not isinstance(values, list) or not values:
-                raise ValueError(f"study: {name!r} of a sweep must be a list of values, not {values!r}")
-        combinations = itertools.product(*search.values())
-        return tuple(dict(zip(search, _rates(one, search), strict=True)) for one in combinations)
-    if isinstance(drawn, bool) or not isinstance(drawn, int) or drawn < 1:
-        raise ValueError(f"study: 'random' must be a whole number of at least 1, not {drawn!r}")
-    dice = random.Random(0)
-    return tuple({name: _draw(name, values, dice) for name, values in search.items()} for _ in range(drawn))
-
-
-def _rates(values: Sequence[Any], names: Mapping[str, Any]) -> list[Any]:
-    return [_rate(value) if name == "lr" else value for name, value in zip(names, values, strict=True)]
-
-
-def _rate(value: Any) -> float:
-    if (
-        isinstance(value, bool)
-        or not isinstance(value, (int, float))
-        or not (math.isfinite(value) and value > 0)
-    ):
-        raise ValueError(f"study: a learning rate must be a number over 0, not {value!r}")
-    return float(value)
-
-
-def _draw(name: str, values: Any, dice: random.Random) -> Any:
-    """One of a list, or a number between low and high, evenly on a logarithmic scale."""
-    if isinstance(values, list) and values:
-        chosen = dice.choice(values)
-        return _rate(chosen) if name == "lr" else chosen
-    if isinstance(values, dict) and sorted(values) == ["high", "low"]:
-        low, high = _rate(values["low"]), _rate(values["high"])
-        return float(f"{math.exp(dice.uniform(math.log(low), math.log(high))):.3g}")
-    raise ValueError(
-        f"study: {name!r} of a random search must be a list or {{low = , high = }}, not {values!r}"
-    )
-
-
-def _own_rate(groups: Sequence[Group]) -> float:
-    """Of the task, if there is only one."""
-    from unsoft.tasks import task
-
-    rates = {task(group.task, **group.knobs).setup.lr for group in groups}
-    if len(rates) != 1:
-        raise ValueError(
-            "study: these tasks have different learning rates of their own; name one: lrs = [0.003]"
-        )
-    return rates.pop()
-
-
 def _seeds(value: Any) -> tuple[int, ...]:
     if isinstance(value, bool) or not isinstance(value, (int, list)):
         raise ValueError(f"study: 'seeds' must be a whole number or a list of them, not {value!r}")
@@ -254,46 +200,3 @@ def _seeds(value: Any) -> tuple[int, ...]:
     if not all(type(seed) is int for seed in value) or len(set(value)) != len(value):
         raise ValueError(f"study: 'seeds' must be different whole numbers, not {value!r}")
     return tuple(value)
-
-
-def _settings(value: Any) -> dict[str, Any]:
-    from dataclasses import fields
-
-    from unsoft.training.spec import Spec
-
-    known = [one.name for one in fields(Spec) if one.name not in _FIXED]
-    found = _table(value, "settings")
-    for name in found:
-        if name not in known:
-            raise ValueError(f"study: a run has no setting {name!r}; it has {', '.join(known)}")
-    return found
-
-
-def _check(content: Mapping[str, Any], known: Sequence[str], what: str) -> None:
-    for name in content:
-        if name not in known:
-            raise ValueError(f"study: {what} has no {name!r}; it has {', '.join(known)}")
-
-
-def _table(value: Any, name: str) -> dict[str, Any]:
-    if not isinstance(value, dict):
-        raise ValueError(f"study: {name!r} must be a table, not {value!r}")
-    return dict(value)
-
-
-def _tables(value: Any, name: str) -> list[dict[str, Any]]:
-    if not isinstance(value, list):
-        raise ValueError(f"study: write [[{name}]], which may be repeated, not {value!r}")
-    return [_table(one, name) for one in value]
-
-
-def _names(value: Any, name: str) -> list[str]:
-    if not isinstance(value, list):
-        raise ValueError(f"study: {name!r} must be a list of names, not {value!r}")
-    return [_text(one, name) for one in value]
-
-
-def _text(value: Any, name: str) -> str:
-    if not isinstance(value, str):
-        raise ValueError(f"study: {name!r} must be a text, not {value!r}")
-    return value

@@ -14,11 +14,20 @@ WAITING, RUNNING, DONE, FAILED, CUT = "waiting", "running", "done", "failed", "c
 STATUSES = (WAITING, RUNNING, DONE, FAILED, CUT)
 TUNED, FULL, NONE = "tuned", "full", "none"
 SWEEPS = {
-    TUNED: "rates swept on the first seeds, the best by validation run on all",
-    FULL: "every seed at every rate",
+    TUNED: "rates swept on the first seeds, the best by validation{where} run on all",
+    FULL: "every seed at every rate, the best by validation{where} shown",
     NONE: "no learning-rate sweep",
 }
-"""How learning rates were chosen, in words that stand beside every number."""
+"""How learning rates were chosen."""
+
+
+def sweep_words(sweep: str, choose_on: str = "") -> str:
+    """How learning rates were chosen, in words that stand beside every number.
+
+    >>> sweep_words("tuned", "crowd=128")
+    'rates swept on the first seeds, the best by validation with crowd=128 run on all'
+    """
+    return SWEEPS[sweep].format(where=f" with {choose_on}" if choose_on else "")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,13 +53,16 @@ class Record:
     """The place in the sweep: "lr=0.003"."""
     sweep: str = NONE
     """How the study chose rates: tuned, full or none."""
+    choose_on: str = ""
+    """The difficulty by whose validation examples rates are chosen, such as "crowd=128"; "" for that of
+    training."""
     swept: bool = False
     """Is this run one of those by which rates are compared?"""
     status: str = WAITING
     score: float | None = None
     """On the test, after the last step."""
     validation: float | None = None
-    """After the last step; rates are chosen by this."""
+    """After the last step, at the difficulty of training."""
     best_validation: float | None = None
     metric: str = ""
     higher_is_better: bool = True
@@ -68,10 +80,12 @@ class Record:
     attempts: int = 0
     harder: Mapping[str, float] = field(default_factory=dict)
     """Scores on tests of other difficulties, by what makes them so."""
+    validation_by: Mapping[str, float] = field(default_factory=dict)
+    """The same on validation examples, which rates may be chosen by."""
     learned: Mapping[str, list[float]] = field(default_factory=dict)
     """The mechanism's own parameters in the end."""
     attention: Mapping[str, list[float]] = field(default_factory=dict)
-    """What attention does in the end, for each layer: its share on the first token, how much heads differ."""
+    """What attention does in the end, for each layer: :mod:`unsoft.training.attention_figures`."""
     curve: list[list[float]] = field(default_factory=list)
     """Pairs of step and validation score."""
     losses: list[list[float]] = field(default_factory=list)
@@ -87,6 +101,11 @@ class Record:
     """When, in UTC."""
     key: str
     """Forty digits that stand for the spec and the code."""
+
+    @property
+    def merit(self) -> float | None:
+        """The validation score by which rates are compared, at the difficulty that the study names for it."""
+        return self.validation_by.get(self.choose_on) if self.choose_on else self.validation
 
     def to_row(self) -> dict[str, Any]:
         """Flat, for a table: what is a list or a mapping becomes JSON."""
@@ -111,6 +130,7 @@ class Record:
 COLUMNS = tuple(one.name for one in fields(Record))
 NESTED: dict[str, type] = {
     "harder": dict,
+    "validation_by": dict,
     "learned": dict,
     "attention": dict,
     "curve": list,

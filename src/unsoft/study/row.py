@@ -38,6 +38,7 @@ def planned(study: Study, run: Run, plugin: str = "") -> Record:
         lr=run.point["lr"],
         point=point,
         sweep=study.sweep,
+        choose_on=run.group.choose_on,
         swept=run.swept,
         spec=spec,
         code=code_digest(plugin),
@@ -68,7 +69,7 @@ def done(record: Record, outcome: dict[str, Any]) -> Record:
     result = outcome["result"]
     history, best = result["history"], max if result["higher_is_better"] else min
     curve = [[row["step"], row["eval_score"]] for row in history if "eval_score" in row]
-    tests = {f"{result['difficulty']}={test['value']}": test["score"] for test in result["score_by"]}
+    tests = {f"{result['difficulty']}={test['value']}": test for test in result["score_by"]}
     return replace(
         record,
         status=DONE,
@@ -76,7 +77,8 @@ def done(record: Record, outcome: dict[str, Any]) -> Record:
         best_validation=best(score for _, score in curve),
         curve=curve,
         losses=[[row["step"], row["loss"]] for row in history if "loss" in row],
-        harder=tests,
+        harder={label: test["score"] for label, test in tests.items()},
+        validation_by={label: test["validation"] for label, test in tests.items()},
         machine=outcome["machine"],
         seconds_per_step=result["seconds"] / result["steps"] if record.attempts == 1 else None,
         **{name: result[name] for name in (*_OF_RESULT, *_OF_RUN)},

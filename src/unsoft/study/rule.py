@@ -22,7 +22,8 @@ class Rule:
 
     Holds: the mean of the paired differences is at least the margin, and their interval lies above 0 (above
     the margin, if that is negative). Does not hold: for one of ``over`` the whole interval lies below the
-    margin. Else it is undecided. Differences count in the direction in which scores are better.
+    margin. Else it is undecided. Differences count in the direction in which scores are better; of what
+    attention does, more is more, whatever the task's metric: who must have less stands in ``over``.
     """
 
     group: str
@@ -54,13 +55,17 @@ class Rule:
         >>> Rule(group="census", mechanism="cog", over=["softmax"], margin=0.1).text
         'census: cog must beat softmax by 0.1 on the test'
         """
-        where = f"the test with {self.on}" if "=" in self.on else "the test" if self.on == SCORE else self.on
-        does = (
-            f"beat {_list(self.over)} by {self.margin:g}"
-            if self.margin > 0
-            else (f"be at most {-self.margin:g} worse than {_list(self.over)}")
-        )
-        return f"{self.group}: {self.mechanism} must {does} on {where}"
+        where = f"the test with {self.on}" if "=" in self.on else "the test" if self.on == SCORE else ""
+        most, others = f"{abs(self.margin):g}", _list(self.over)
+        if where and self.margin > 0:
+            does = f"beat {others} by {most} on {where}"
+        elif where:
+            does = f"be at most {most} worse than {others} on {where}"
+        elif self.margin > 0:  # what attention does is neither good nor bad: more is more
+            does = f"have at least {most} more {self.on} than {others}"
+        else:
+            does = f"have at most {most} less {self.on} than {others}"
+        return f"{self.group}: {self.mechanism} must {does}"
 
     def judge(self, summaries: Sequence[Summary]) -> tuple[str, str]:
         """The verdict and what it is based on, in words with numbers."""
@@ -100,8 +105,28 @@ def verdict(rules: Sequence[Rule], records: Sequence[Record]) -> tuple[str, str]
         return UNDECIDED, "the study has no rule"
     summaries = summarise(records)
     found = [rule.judge(summaries) for rule in rules]
-    sweeps = {one.sweep_words for one in summaries}
-    return worst([each for each, _ in found]), ". ".join([*(words for _, words in found), *sorted(sweeps)])
+    sweeps = sorted({one.sweep_words for one in summaries})
+    words = [*(words for _, words in found), *sweeps, *edge_words(summaries)]
+    return worst([each for each, _ in found]), ". ".join(words)
+
+
+def edge_words(summaries: Sequence[Summary]) -> list[str]:
+    """Whose best rate is one of the two ends of the sweep, so that a better one may lie beyond it.
+
+    >>> from unsoft.study.record import Record
+    >>> place = {"study": "s", "group": "g", "task": "copy", "mechanism": "cog", "seed": 0, "status": "done"}
+    >>> rates = [Record(**place, key=f"{x}", lr=x, point=f"lr={x}", validation=x) for x in (0.1, 0.2, 0.3)]
+    >>> edge_words(summarise(rates))
+    ['the largest rate tried was the best for cog, so a larger one may be better']
+    """
+    found = []
+    for edge, beyond in (("largest", "larger"), ("smallest", "smaller")):
+        names = list(dict.fromkeys(one.mechanism for one in summaries if one.edge == edge))
+        if names:
+            found.append(
+                f"the {edge} rate tried was the best for {_list(names)}, so a {beyond} one may be better"
+            )
+    return found
 
 
 def worst(verdicts: Sequence[str]) -> str:

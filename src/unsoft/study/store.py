@@ -15,7 +15,7 @@ from typing import Any, Self
 from unsoft.study.record import COLUMNS, CUT, DONE, RUNNING, Record
 
 NAME = "study.db"
-_SCHEMA = 1
+_SCHEMA = 2
 _TABLES = f"""
 create table if not exists studies (name text primary key, definition text not null, begun text not null);
 create table if not exists runs ({", ".join(f'"{name}"' for name in COLUMNS)}, primary key (study, key));

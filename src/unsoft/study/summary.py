@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from statistics import fmean
 
 from unsoft.study.bootstrap import interval
-from unsoft.study.record import DONE, SWEEPS, Record
+from unsoft.study.record import DONE, NONE, Record, sweep_words
 
 CONTROL = "softmax"
 _SCORE = "score"
@@ -47,8 +47,12 @@ class Summary:
     point: str = ""
     """The place in the sweep that was chosen, such as "lr=0.003"."""
     rates: Mapping[str, float] = field(default_factory=dict)
-    """Mean validation score of every place in the sweep: the whole curve."""
+    """Mean validation score of every place in the sweep, by which one was chosen: the whole curve."""
     sweep: str = ""
+    choose_on: str = ""
+    """The difficulty of these validation examples, such as "crowd=128"; "" for that of training."""
+    edge: str = ""
+    """ "largest" or "smallest" if the chosen rate is that of the sweep: a better one may lie beyond it."""
     difference: Difference | None = None
     """To plain softmax."""
     parameters: int | None = None
@@ -69,7 +73,12 @@ class Summary:
     @property
     def sweep_words(self) -> str:
         """How the learning rate was chosen."""
-        return SWEEPS[self.sweep]
+        return sweep_words(self.sweep, self.choose_on)
+
+    @property
+    def rate_words(self) -> str:
+        """The place that was chosen, and whether it lies at the edge of the sweep."""
+        return self.point.removeprefix("lr=") + (f" ({self.edge} tried)" if self.edge else "")
 
 
 def summarise(records: Iterable[Record], control: str = CONTROL) -> list[Summary]:
@@ -102,8 +111,8 @@ def current(records: Iterable[Record]) -> list[Record]:
 
 
 def best_point(runs: Sequence[Record]) -> str | None:
-    """The place in the sweep with the best validation score, on the seeds of the sweep; None while runs are
-    missing.
+    """The place in the sweep with the best validation score, :attr:`Record.merit`, on the seeds of the
+    sweep; None while runs are missing.
 
     A place at which a run failed counts only if there is no other. Among equals, the one that learned earlier
     wins, then the smaller rate. Without a sweep there is one place only.
@@ -119,10 +128,18 @@ def best_point(runs: Sequence[Record]) -> str | None:
         mine = [run for run in swept if run.point == point and run.status == DONE]
         sign = 1.0 if mine[0].higher_is_better else -1.0
         early = [fmean(score for _, score in run.curve) for run in mine if run.curve]
-        ends = [run.validation for run in mine if run.validation is not None]
-        return sign * fmean(ends), sign * fmean(early) if early else 0.0, -mine[0].lr
+        return sign * fmean(map(_merit, mine)), sign * fmean(early) if early else 0.0, -mine[0].lr
 
     return max(whole or some, key=merit, default=None)
+
+
+def _merit(run: Record) -> float:
+    if run.merit is None:
+        where = f" with {run.choose_on}, by which rates are to be chosen" if run.choose_on else ""
+        raise ValueError(
+            f"study: {run.group} {run.mechanism} seed {run.seed} {run.point} has no validation score{where}"
+        )
+    return run.merit
 
 
 def chosen_runs(runs: Sequence[Record]) -> list[Record]:
@@ -177,6 +194,8 @@ def _summary(key: tuple[str, str, str], runs: Sequence[Record], control: Sequenc
         point=first.point if chosen else "",
         rates=_rates(runs),
         sweep=first.sweep,
+        choose_on=first.choose_on,
+        edge=_edge(runs, chosen),
         difference=_difference(chosen, control) if chosen and control else None,
         parameters=first.parameters,
         seconds_per_step=fmean(times) if times else None,
@@ -194,9 +213,16 @@ def _summary(key: tuple[str, str, str], runs: Sequence[Record], control: Sequenc
 def _rates(runs: Sequence[Record]) -> dict[str, float]:
     found: dict[str, list[float]] = {}
     for run in runs:
-        if (run.swept or run.sweep == "none") and run.validation is not None:
-            found.setdefault(run.point, []).append(run.validation)
+        if (run.swept or run.sweep == NONE) and run.merit is not None:
+            found.setdefault(run.point, []).append(run.merit)
     return {point: fmean(values) for point, values in found.items()}
+
+
+def _edge(runs: Sequence[Record], chosen: Sequence[Record]) -> str:
+    rates = {run.lr for run in runs}
+    if len(rates) == 1 or not chosen:
+        return ""
+    return {max(rates): "largest", min(rates): "smallest"}.get(chosen[0].lr, "")
 
 
 def _harder(runs: Sequence[Record]) -> dict[str, tuple[float, float | None, float | None]]:

@@ -110,6 +110,10 @@ class Task(ABC):
         """What a mechanism falls back on that lacks what the task asks for; None if nothing particular."""
         return None
 
+    def at_rest(self, labels: Tensor) -> Tensor | None:
+        """Positions at which the right thing is to do nothing, (batch, length); None if there are none."""
+        return None
+
     def difficulties(self) -> tuple[int, ...]:
         """Values of the knob :attr:`difficulty` at which models are tested, from easy to hard."""
         return ()

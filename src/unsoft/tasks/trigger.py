@@ -98,6 +98,10 @@ class Trigger(Task):
         mean = (content * is_content).cumsum(1) / is_content.cumsum(1).clamp(min=1)
         return mean * (marks[..., _TRIGGER, None] > 0)
 
+    def at_rest(self, labels: Tensor) -> Tensor:
+        """Every token but the trigger, and the start, of which nothing is asked."""
+        return (labels == 0).all(-1)
+
     def grade(self, outputs: Tensor, labels: Tensor) -> Tensor:
         there = (labels != IGNORE).all(-1)
         error = outputs.float()[there] - labels[there]

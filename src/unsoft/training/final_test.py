@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 import transformers
-from torch import Tensor
+from transformers import PreTrainedModel
 
 import unsoft
 from unsoft.tasks import Task
@@ -14,7 +12,7 @@ from unsoft.training.attention_figures import attention_figures
 from unsoft.training.data import Batches, evaluation_batches
 from unsoft.training.progress import records
 from unsoft.training.result import Result
-from unsoft.training.trainer import TaskTrainer, measure, own_values
+from unsoft.training.trainer import VALIDATION, TaskTrainer, measure, own_values
 
 _TEST = 0  # seed of the examples of the final test, the same for every run
 _SEEN = 16  # examples on which attention is looked at
@@ -36,6 +34,7 @@ def final_result(trainer: TaskTrainer, seconds: float) -> Result:
                 "value": value,
                 "harder": value > getattr(task, task.difficulty),
                 "score": measure(model, batches, device)[0],
+                "validation": measure(model, evaluation_batches(other, trainer.width, VALIDATION), device)[0],
                 "known": best,
                 "shortcut": fallback,
             }
@@ -57,7 +56,7 @@ def final_result(trainer: TaskTrainer, seconds: float) -> Result:
         parameters=sum(parameter.numel() for parameter in model.parameters()),
         started=trainer.started,
         learned=own_values(model),
-        attention=attention_figures(model, _inputs(own, device)),
+        attention=_attention(model, own, device),
         steps=trainer.state.global_step,
         seconds=seconds,
         history=history,
@@ -82,6 +81,6 @@ def _references(batches: Batches) -> tuple[float, float | None]:
     return torch.cat(known).mean().item(), torch.cat(shortcut).mean().item() if shortcut else None
 
 
-def _inputs(batches: Batches, device: torch.device) -> dict[str, Tensor]:
-    batch: dict[str, Any] = batches[0]
-    return {name: tensor[:_SEEN].to(device) for name, tensor in batch.items() if name != "labels"}
+def _attention(model: PreTrainedModel, batches: Batches, device: torch.device) -> dict[str, list[float]]:
+    batch = {name: tensor[:_SEEN].to(device) for name, tensor in batches[0].items()}
+    return attention_figures(model, batch, at_rest=batches.task.at_rest(batch.pop("labels")))

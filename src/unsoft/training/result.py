@@ -18,12 +18,14 @@ class Result:
     score: float
     """On the test of the task's own difficulty."""
     validation: float
-    """On other examples, those on which the run was watched; learning rates are chosen by this."""
+    """On other examples, those on which the run was watched; learning rates are chosen by this, unless a
+    study names one of ``score_by``."""
     difficulty: str
     """The knob of the task over which ``score_by`` goes; "" if there is none."""
     score_by: list[dict[str, Any]]
     """From easy to hard: the ``value`` of that knob, whether it is ``harder`` than training, the ``score``
-    there, and those of the ``known`` solution and of the ``shortcut``."""
+    there, that on ``validation`` examples, and those of the ``known`` solution and of the ``shortcut`` on the
+    test."""
     chance: float
     known: float
     """The score of the known solution."""

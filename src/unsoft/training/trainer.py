@@ -18,7 +18,8 @@ from unsoft.training.sealed_trainer import OWN, SealedTrainer, arguments
 from unsoft.training.spec import Spec
 
 _FEW = 32
-_VALIDATION = 1  # seed of the examples on which runs are watched; the final test has others
+VALIDATION = 1
+"""Seed of the examples on which runs are watched and rates are chosen; the final test has others."""
 
 
 class TaskTrainer(SealedTrainer):
@@ -49,7 +50,7 @@ class TaskTrainer(SealedTrainer):
             train_dataset=Batches(
                 task, self.width, spec.steps, spec.batch, spec.seed, training=True, pieces=processes.count()
             ),
-            eval_dataset=evaluation_batches(task, self.width, _VALIDATION),
+            eval_dataset=evaluation_batches(task, self.width, VALIDATION),
             compute_loss_func=self._loss,
             callbacks=callbacks,
         )

@@ -90,8 +90,8 @@ def tasks(results: Results) -> list[Task]:
             continue
         place = (one.study, one.group)
         own = [r for r in current(records) if (r.study, r.group, r.mechanism) == (*place, one.mechanism)]
-        best = max(run.validation or 0.0 for run in one.runs)
-        good = [run for run in own if run.learned and (run.validation or 0.0) >= best - AS_GOOD]
+        best = max(run.merit or 0.0 for run in one.runs)
+        good = [run for run in own if run.learned and (run.merit or 0.0) >= best - AS_GOOD]
         control = softmax.get(place)
         gain = None if control is None else difference(one, control, _judged_on(*place))
         found.append(Task(one, good, gain))

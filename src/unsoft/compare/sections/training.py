@@ -23,6 +23,7 @@ from unsoft.study.read import default_studies, default_study
 from unsoft.study.record import DONE, Record, read_records
 from unsoft.study.rule import verdict
 from unsoft.study.summary import Summary, summarise
+from unsoft.study.versions import earlier_words
 
 STUDY = "study"
 _NEEDED = (
@@ -35,6 +36,7 @@ _NEEDED = (
     "lr",
     "point",
     "sweep",
+    "choose_on",
     "swept",
     "status",
     "score",
@@ -47,6 +49,7 @@ _NEEDED = (
     "known",
     "shortcut",
     "harder",
+    "validation_by",
     "learned",
     "attention",
     "machine",
@@ -101,15 +104,17 @@ def _share(summary: Summary, score: float) -> float | None:
 
 
 def trained_score(results: Results, label: str) -> Estimate | None:
-    """Mean over tasks of the share of the way from chance to the best known, seed by seed."""
-    seeds: dict[int, list[float]] = {}
+    """Mean over tasks of the share of the way from chance to the best known, over the first seed of each, the
+    second, and so on: studies need not have the same ones.
+    """
+    rounds: dict[int, list[float]] = {}
     for summary in _trained_as(results, label):
-        for run in summary.runs:
+        for number, run in enumerate(summary.runs):
             share = None if run.score is None else _share(summary, run.score)
             if share is not None:
-                seeds.setdefault(run.seed, []).append(share)
-    most = max((len(shares) for shares in seeds.values()), default=0)
-    whole = [sum(shares) / len(shares) for shares in seeds.values() if len(shares) == most]
+                rounds.setdefault(number, []).append(share)
+    most = max((len(shares) for shares in rounds.values()), default=0)
+    whole = [sum(shares) / len(shares) for shares in rounds.values() if len(shares) == most]
     return estimate(whole) if whole else None
 
 
@@ -187,8 +192,9 @@ def _judge(name: str, results: Results) -> Finding:
         raise Missing(
             f"no run of the study {name!r} is on record: unsoft study --default {name}, then --study FILE"
         )
-    found, words = verdict(default_study(name).rules, own)
-    return found, f"{words}; {where_and_when(own)}"
+    study = default_study(name)
+    found, words = verdict(study.rules, own)
+    return found, "; ".join(filter(None, (words, earlier_words(study, own), where_and_when(own))))
 
 
 def _claim(name: str) -> Claim:
