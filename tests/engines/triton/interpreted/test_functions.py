@@ -1,0 +1,41 @@
+"""Functions that triton.language lacks, at the ends of their ranges, against torch's."""
+
+import pytest
+import torch
+
+triton = pytest.importorskip("triton")
+tl = pytest.importorskip("triton.language")
+
+from unsoft.engines.triton.kernel import functions  # noqa: E402
+
+pytestmark = pytest.mark.gpu_check
+log1p, power = functions.log1p, functions.power
+
+
+@triton.jit
+def log1p_kernel(x, y):
+    at = tl.arange(0, 8)
+    tl.store(y + at, log1p(tl.load(x + at)))
+
+
+@triton.jit
+def power_kernel(x, e, y):
+    at = tl.arange(0, 8)
+    tl.store(y + at, power(tl.load(x + at), tl.load(e + at)))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+def test_log1p(dtype):
+    x = torch.tensor([0.0, 1e-9, -1e-9, 0.7, -1.0, 1e35, torch.inf, torch.nan], dtype=dtype)
+    found = torch.empty_like(x)
+    log1p_kernel[(1,)](x, found)
+    torch.testing.assert_close(found, x.log1p(), equal_nan=True)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+def test_power(dtype):
+    x = torch.tensor([0.0, 0.0, 2.0, -2.0, -2.0, -2.0, -2.0, 3.0], dtype=dtype)
+    e = torch.tensor([0.0, 1.5, -3.0, 3.0, 4.0, 0.5, 0.0, 2.5], dtype=dtype)
+    found = torch.empty_like(x)
+    power_kernel[(1,)](x, e, found)
+    torch.testing.assert_close(found, x**e, equal_nan=True)
