@@ -350,6 +350,15 @@ def test_a_full_disk_loses_nothing(tmp_path, uninterrupted, monkeypatch, problem
     assert_equal(weights(uninterrupted[0]), weights(tmp_path / "run"))
 
 
+def test_a_disk_that_is_full_from_the_start_promises_no_checkpoint_before(tmp_path, monkeypatch):
+    def full(folder):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("unsoft.training.sealed_trainer.seal", full)
+    with pytest.raises(OSError, match="of step 5 .*; it was the first, so the same command begins anew"):
+        run(Spec(**TINY), tmp_path / "run", save_every=5)
+
+
 def test_a_seal_knows_its_files(tmp_path):
     (tmp_path / "inner").mkdir()
     (tmp_path / "inner/a").write_text("a")
