@@ -134,6 +134,8 @@ def test_a_variant_stands_for_a_mechanism_that_was_trained_in_no_other_way(tmp_p
     (column,) = training.SECTION.columns
     assert column.cell(found, "cog")["note"] == "mean over deletion"
     assert training.trained_score(found, "magnitude+cog") is None, "another mechanism"
+    relus = [replace(run, mechanism="linear-relu", base="linear-relu") for run in records]
+    assert training.trained_score(results(tmp_path, relus), "linear-elu1") is None, "other features"
     assert training.trained_score(found, "softmax").value == pytest.approx((0.415 - 0.1) / 0.9), (
         "not a control"
     )

@@ -17,7 +17,7 @@ from unsoft.compare.estimate import Estimate, estimate
 from unsoft.compare.jobs import Job, Missing, Results
 from unsoft.compare.section import Request, Section
 from unsoft.compare.trained import PACKAGED, command_for
-from unsoft.mechanisms.core.build import mechanism
+from unsoft.mechanisms.core.registry import resolve
 from unsoft.report.comparison.page import Part
 from unsoft.study.read import default_studies, default_study
 from unsoft.study.record import DONE, Record, read_records
@@ -140,13 +140,19 @@ def _trained_as(results: Results, label: str) -> list[Summary]:
     return list(found.values())
 
 
-@cache
 def _is_variant(base: str, label: str) -> bool:
     """Do the two names stand for the same mechanism? "magnitude" and "magnitude+softmax" do."""
+    return _written_out(base) == _written_out(label)
+
+
+@cache
+def _written_out(name: str) -> str:
+    """With what a mechanism stands around if nothing is named."""
     try:
-        return base == label or len({repr(mechanism(x, heads=2, head_dim=4)) for x in (base, label)}) == 1
+        family = getattr(resolve(name), "family", None)
     except (ValueError, TypeError):  # the label of a formula, or a mechanism that is no longer there
-        return False
+        return name
+    return name if family is None or not isinstance(family.base, str) else f"{name}+{family.base}"
 
 
 def where_and_when(records: list[Record]) -> str:
