@@ -1,6 +1,7 @@
 """The page of a store: what it says, and that it works in a real browser."""
 
 import csv
+import json
 import re
 from dataclasses import replace
 
@@ -10,7 +11,9 @@ from tests.study.made_up import runs
 from unsoft.report.figure import vega_script
 from unsoft.study import make_study
 from unsoft.study import page as study_pages
+from unsoft.study.figures import figures_of
 from unsoft.study.page import study_page, write_report
+from unsoft.study.summary import summarise
 
 GROUP = {"name": "g", "task": "copy", "mechanisms": ["softmax", "cog", "sinh"]}
 RULE = {"mechanism": "cog", "over": "softmax", "margin": 0.1}
@@ -80,6 +83,21 @@ def test_scores_that_are_all_the_same_have_an_axis():
     one = runs("softmax", [0.5], seconds_per_step=0.01, curve=[[5, 0.5]])
     page = study_page([made(sweep="none")], one, "")
     assert page.count('"domain":[0.45,0.55]') + page.count('"domain": [0.45, 0.55]') >= 2
+
+
+def test_what_a_rule_is_about_is_among_what_is_shown_at_first():
+    labels = ["softmax", "cog", "relu2", "sigmoid", "tanh", "identity", "softpick", "swishmax", "sinh", "l2"]
+    several = made(group=[GROUP | {"mechanisms": labels}], rule=[RULE | {"mechanism": "l2"}])
+    page = study_page([several], [run for label in labels for run in runs(label, [0.5])], "")
+    shown = json.loads(re.search(r'"shown": ?(\[.*?\])', page)[1])
+    assert "l2" in shown and "sinh" not in shown and len(shown) < len(labels)
+
+
+def test_learning_rates_have_ticks_where_they_are():
+    there = summarise(records())
+    (chart,) = (one for one in figures_of(there, ["softmax", "cog"]) if one.name.endswith("-rates"))
+    ticks = {tuple(layer["encoding"]["x"]["axis"]["values"]) for layer in chart.for_file()["layer"]}
+    assert ticks == {tuple(sorted({run.lr for run in records() if run.mechanism == "softmax"}))}
 
 
 def test_files_of_a_report(tmp_path, monkeypatch):

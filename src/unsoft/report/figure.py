@@ -100,6 +100,7 @@ def by_mechanism(
     dots: Rows | None = None,
     log_x: bool = False,
     log_y: bool = False,
+    ticks: Sequence[float] = (),
     tooltip: Sequence[str] = (),
     choose: dict[str, Any] | None = None,
     y_domain: Sequence[float] | None = None,
@@ -110,8 +111,8 @@ def by_mechanism(
     """Lines of mechanisms, dots of measurements; chips of the page choose the mechanisms.
 
     ``choose`` are further columns of which the page shows one value at a time, with the value shown at first.
-    ``ends`` are columns with the lower and upper end of an interval around y. A ``fixed`` chart has no
-    choices and shows all mechanisms.
+    ``ends`` are columns with the lower and upper end of an interval around y, ``ticks`` the only values of x.
+    A ``fixed`` chart has no choices and shows all mechanisms.
     """
     chosen = choose or {}
     filters = ["indexof(shown, datum.mechanism) >= 0", *(f"datum.{name} == {name}" for name in chosen)]
@@ -120,7 +121,7 @@ def by_mechanism(
     looks = [look_of(label) for label in order]
     legend = alt.Legend(values=first, labelLimit=240)
     encoding: dict[str, Any] = {
-        "x": _x(x, x_title, log_x, padding=0 if ends is None else 12),
+        "x": _x(x, x_title, log_x, ticks, padding=12 if ends or ticks else 0),
         "y": _y(y, y_title, log_y, y_domain, zero),
         "color": alt.Color(
             "mechanism:N",
@@ -281,10 +282,10 @@ def _spec(chart: Any) -> dict[str, Any]:
     return spec | {"datasets": {part: part.rows for part in parts if isinstance(part, _Named)}}
 
 
-def _x(name: str, title: str, log: bool, padding: int = 0) -> Any:
+def _x(name: str, title: str, log: bool, ticks: Sequence[float] = (), padding: int = 0) -> Any:
     """``padding`` are pixels at both ends, without which dots and intervals there would be cut."""
-    values = [f * 10.0**k for k in range(-6, 5) for f in (1, 2, 5)]
-    axis = alt.Axis(values=values, format="~g") if log else alt.Axis(tickCount=8)
+    values = list(ticks) or [f * 10.0**k for k in range(-6, 5) for f in (1, 2, 5)]
+    axis = alt.Axis(values=values, format="~g") if log or ticks else alt.Axis(tickCount=8)
     scale = alt.Scale(type="log" if log else "linear", nice=False, padding=padding or alt.Undefined)
     return alt.X(f"{name}:Q", title=title, scale=scale, axis=axis)
 

@@ -80,6 +80,7 @@ def figures_of(group: Sequence[Summary], labels: Sequence[str]) -> list[Figure]:
             x_title=x_title or rows[0]["of"],
             y_title=better,
             log_x=log_x and min(row["x"] for row in rows) > 0,
+            ticks=sorted({row["x"] for row in rows}) if kind == "rates" else (),
             dots=rows if kind == "cost" else None,
             ends=_ENDS if bars else None,
             y_domain=_domain(rows),

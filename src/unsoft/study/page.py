@@ -41,7 +41,7 @@ def study_page(studies: Sequence[Study], records: Sequence[Record], library: str
     """The text of an HTML file that needs nothing else; ``library`` is the script of Vega-Embed."""
     records = current(records)
     summaries = summarise(records)
-    labels = in_order(list(dict.fromkeys(one.mechanism for one in summaries)))
+    labels = _labels(studies, summaries)
     sections = [_section(study, group.name, summaries, labels) for study in studies for group in study.groups]
     for section in sections:
         runs = [record for record in records if place_of(record.study, record.group) == section["id"]]
@@ -79,7 +79,7 @@ def study_page(studies: Sequence[Study], records: Sequence[Record], library: str
 def write_report(studies: Sequence[Study], records: Sequence[Record], out: Path) -> dict[str, int]:
     """The page, its charts as PNG and SVG, and their numbers as CSV, into the folder ``out``."""
     summaries = summarise(records)
-    labels = in_order(list(dict.fromkeys(one.mechanism for one in summaries)))
+    labels = _labels(studies, summaries)
     text = study_page(studies, records, vega_script())
     for folder in (out, out / "data", out / "figures"):
         folder.mkdir(parents=True, exist_ok=True)
@@ -96,6 +96,13 @@ def write_report(studies: Sequence[Study], records: Sequence[Record], out: Path)
                     write_whole(out / "figures" / f"{figure.name}.{kind}", picture)
                 count += 1
     return {"figures": count}
+
+
+def _labels(studies: Sequence[Study], summaries: Sequence[Summary]) -> list[str]:
+    """Mechanisms that rules are about come first: of many, only the first are shown until one chooses."""
+    there = list(dict.fromkeys(one.mechanism for one in summaries))
+    judged = [rule.mechanism for study in studies for rule in study.rules]
+    return in_order(there, own=[label for label in judged if label in there])
 
 
 def _section(study: Study, group: str, summaries: Sequence[Summary], labels: Sequence[str]) -> dict[str, Any]:
