@@ -330,3 +330,15 @@ def test_compiled_code_may_ask_for_a_name():
         return resolve("relu2").row(s)
 
     assert weights(torch.tensor([2.0, -1.0])).tolist() == [2.0, 0.0]
+
+
+@pytest.mark.parametrize("name", [*unsoft.mechanisms(), "gated+gpam", "magnitude+fox"])
+def test_an_option_that_there_is_not_is_named(name):
+    with pytest.raises(TypeError, match=r"^mechanism: .* has no option 'nonsense'"):
+        unsoft.mechanism(name, heads=4, head_dim=4, nonsense=1)
+    unsoft.mechanism(name, heads=4, head_dim=4)
+
+
+def test_options_that_there_are_stand_beside_one_that_there_is_not():
+    with pytest.raises(TypeError, match="'gpam' has no option 'tie'; it has .*, tied$"):
+        unsoft.mechanism("gpam", heads=4, head_dim=4, tie=True)

@@ -286,5 +286,6 @@ family(
     paper="Rosić 2026",
     properties=Properties(False, "in (0, 1)", "< 1", False, False, True),
     base="softmax",
+    takes=Magnitude,
 )
 module_modifier("magnitude", Magnitude, summary=_SUMMARY)

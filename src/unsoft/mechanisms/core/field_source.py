@@ -127,7 +127,7 @@ def field_family(
     """Adds a formula whose fields a module computes, or which looks at lengths of queries and keys only."""
     summary = formula.summary or str(formula.weight)
     build = FromFields(formula, fields_from)
-    found = Family(name, build, summary, formula.properties, formula, formula.paper)
+    found = Family(name, build, summary, formula.properties, formula, formula.paper, takes=fields_from)
     builtin(name, found, definition=definition)
 
 

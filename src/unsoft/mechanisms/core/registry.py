@@ -105,10 +105,12 @@ def family(
     base: str | Formula | None = None,
     paper: str | None = None,
     argument: str | None = None,
+    takes: Callable[..., Any] | None = None,
     definition: Callable[..., Any] | None = None,
 ) -> None:
     """Adds a mechanism that is a module: ``build(layer_spec, **options)``."""
-    builtin(name, Family(name, build, summary, properties, base, paper, argument), definition=definition)
+    made = Family(name, build, summary, properties, base, paper, argument, takes)
+    builtin(name, made, definition=definition)
 
 
 def formula_modifier(

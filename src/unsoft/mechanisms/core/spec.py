@@ -55,6 +55,16 @@ class Family:
     paper: str | None = None
     argument: str | None = None
     """Name of the argument that a number in brackets sets."""
+    takes: Callable[..., Any] | None = None
+    """What gets the options, if ``build`` passes them on without naming them."""
+
+    @property
+    def options(self) -> list[str] | None:
+        """Keywords that it takes; None if it takes any. Its first argument is the layer, or what it wraps."""
+        parameters = list(inspect.signature(self.takes or self.build).parameters.values())
+        if any(p.kind is p.VAR_KEYWORD for p in parameters):
+            return None
+        return [p.name for p in parameters[1:] if p.name != "base"]
 
 
 @dataclass(frozen=True)
@@ -126,15 +136,13 @@ class MechanismSpec:
             from unsoft.mechanisms.core.field_source import FromFields
 
             fields_from = options.pop("fields_from", None)
-            if options and fields_from is None:
-                known = sorted({name for modifier in self.modifiers for name in modifier.names})
-                raise TypeError(
-                    f"mechanism: {self.name!r} has no option {', '.join(map(repr, options))}; it has"
-                    f" {', '.join(known) or 'none'}"
-                )
+            if fields_from is None:
+                self._check(options, [])
             build = FromFields(cast("Formula", self.formula), fields_from)
             module: Mechanism = build(layer_spec, **options)
         else:
+            if self.family.options is not None:
+                self._check(options, self.family.options)
             if self.formula is not None:
                 options = {"base": self.formula, **options}
             if self.number is not None:
@@ -143,3 +151,13 @@ class MechanismSpec:
         for modifier, own in reversed(around):
             module = modifier.change(module, *modifier.arguments, **own)
         return module
+
+    def _check(self, options: dict[str, Any], own: list[str]) -> None:
+        """TypeError for options that neither it nor a modifier takes."""
+        unknown = [name for name in options if name not in own]
+        if unknown:
+            known = sorted({*own, *(name for modifier in self.modifiers for name in modifier.names)})
+            raise TypeError(
+                f"mechanism: {self.name!r} has no option {', '.join(map(repr, unknown))}; it has"
+                f" {', '.join(known) or 'none'}"
+            )
