@@ -164,7 +164,9 @@ def test_architecture_shows_every_room():
         if path.suffix in ("", ".py") and not path.name.startswith("__")
     }
     drawn = ARCHITECTURE.partition("```mermaid")[2].partition("```")[0]
-    assert not [room for room in rooms - {"errors", "files"} if not re.search(rf"\b{room}\b", drawn)]
+    assert not [
+        room for room in rooms - {"errors", "files", "signals"} if not re.search(rf"\b{room}\b", drawn)
+    ]
 
 
 def test_walks_of_architecture_run():
