@@ -39,12 +39,12 @@ gpu-check-slow: gpu-check
 # Every page and picture that is made from the library; tests/test_docs.py and tests/measure/test_page.py say when one is stale.
 docs:
 	$(BIN)/unsoft list --markdown > docs/mechanisms.md
-	$(BIN)/python docs/readme_table.py
-	$(BIN)/python docs/measures.py
-	$(BIN)/python docs/picture.py
-	$(BIN)/python docs/evidence.py
-	$(BIN)/python docs/peers.py
-	$(BIN)/python docs/choose.py
+	$(BIN)/python docs/generate/readme_table.py
+	$(BIN)/python docs/generate/measures.py
+	$(BIN)/python docs/generate/picture.py
+	$(BIN)/python docs/generate/evidence.py
+	$(BIN)/python docs/generate/peers.py
+	$(BIN)/python docs/generate/choose.py
 
 # All pages with search, one page for each mechanism and the API, in build/site (extra docs). A warning is an error.
 site:
@@ -53,18 +53,18 @@ site:
 # Measured anew, several minutes on a quiet machine.
 gallery:
 	$(BIN)/unsoft compare --out report --again
-	$(BIN)/python docs/gallery.py report
-	$(BIN)/python docs/choose.py report
-	$(BIN)/python docs/questions.py report
+	$(BIN)/python docs/generate/gallery.py report
+	$(BIN)/python docs/generate/choose.py report
+	$(BIN)/python docs/generate/questions.py report
 
 # States and ablated heads of SmolLM2, MiniLM and small trained networks for docs/questions, ten minutes of one core.
 models:
-	$(BIN)/python docs/real_models.py
-	$(BIN)/python docs/questions.py
+	$(BIN)/python experiments/real_models.py
+	$(BIN)/python docs/generate/questions.py
 
 # SmolLM2 to other mechanisms, half an hour of one core.
 conversions:
-	$(BIN)/python docs/converting.py --run
+	$(BIN)/python docs/generate/converting.py --run
 
 bench:
 	$(BIN)/unsoft bench --out benchmarks/results.json

@@ -19,11 +19,11 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention
 
 import unsoft
-from unsoft.bench.machine import machine
-from unsoft.bench.memory import peak, reset_peak
-from unsoft.bench.probe import run_probe
-from unsoft.bench.timing import interleaved
 from unsoft.files import write_json
+from unsoft.lab.bench.machine import machine
+from unsoft.lab.bench.memory import peak, reset_peak
+from unsoft.lab.bench.probe import run_probe
+from unsoft.lab.bench.timing import interleaved
 
 HEADS, WIDTH, ROUNDS = 8, 64, 5
 LINEAR = ("linear-relu", "linear-elu1", "cosformer(8192)", "retention")

@@ -17,8 +17,8 @@ import torch
 import transformers
 
 import unsoft
-from unsoft.bench.record import write_figures
-from unsoft.bench.timing import interleaved
+from unsoft.lab.bench.record import write_figures
+from unsoft.lab.bench.timing import interleaved
 
 PROMPT, NEW, LENGTH = 32, 64, 512
 OWN = "SDPA"

@@ -2,7 +2,8 @@
 five minutes or so.
 
 16 sequences of 512 tokens, float32, threads as torch chooses. The plain forward pass (logits included) and
-``unsoft.hf.inspect`` take turns in one process, and the fastest round of each counts; the bar is a ratio of
+``unsoft.lab.interpret.inspect`` take turns in one process, and the fastest round of each counts; the bar is
+a ratio of
 6. Before that, logits with and without observation must be bit-equal. Memory is the peak of each beyond the
 loaded model, in processes of their own; the bar is 2 GB more than the forward pass needs. What inspection
 finds is written in docs/inspection.md. (Not called inspect.py: a script's folder comes first on Python's
@@ -19,13 +20,13 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from unsoft.bench.memory import peak, reset_peak
-from unsoft.bench.probe import run_probe
-from unsoft.bench.record import write_figures
-from unsoft.bench.timing import interleaved
-from unsoft.hf.inspection import inspect
-from unsoft.hf.inspection.observe import observe
 from unsoft.hf.models import load_model
+from unsoft.lab.bench.memory import peak, reset_peak
+from unsoft.lab.bench.probe import run_probe
+from unsoft.lab.bench.record import write_figures
+from unsoft.lab.bench.timing import interleaved
+from unsoft.lab.interpret.inspection import inspect
+from unsoft.lab.interpret.inspection.observe import observe
 
 SEQUENCES, LENGTH = 16, 512
 TIME_BAR, MEMORY_BAR = 6.0, 2e9

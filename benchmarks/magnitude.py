@@ -22,11 +22,11 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 import unsoft
-from unsoft.bench.machine import machine
-from unsoft.bench.memory import peak, reset_peak
-from unsoft.bench.probe import run_probe
-from unsoft.bench.timing import interleaved
 from unsoft.files import write_json
+from unsoft.lab.bench.machine import machine
+from unsoft.lab.bench.memory import peak, reset_peak
+from unsoft.lab.bench.probe import run_probe
+from unsoft.lab.bench.timing import interleaved
 from unsoft.magnitude.points import checked_points
 from unsoft.magnitude.prefix import arrival_weights
 from unsoft.magnitude.streaming.chunk import CHUNK, streamed_weights

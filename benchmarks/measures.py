@@ -18,10 +18,10 @@ from pathlib import Path
 import torch
 
 from unsoft import measure
-from unsoft.bench.memory import peak, reset_peak
-from unsoft.bench.probe import run_probe
-from unsoft.bench.record import write_figures
-from unsoft.bench.timing import interleaved
+from unsoft.lab.bench.memory import peak, reset_peak
+from unsoft.lab.bench.probe import run_probe
+from unsoft.lab.bench.record import write_figures
+from unsoft.lab.bench.timing import interleaved
 from unsoft.measure.rows import over_rows
 
 HEADS, LENGTH, WIDTH = 32, 2048, 64

@@ -2,7 +2,8 @@
 ``python benchmarks/neurons.py [--out FILE.json]``, some ten minutes.
 
 All 1,536 neurons of the last layer over 4,096 tokens, float32, threads as torch chooses: the whole of
-``unsoft.hf.neurons.scan``, records and induction included, at most 3 minutes. Exactness: 20 neurons drawn at
+``unsoft.lab.interpret.neurons.scan``, records and induction included, at most 3 minutes. Exactness: 20
+neurons drawn at
 random are ablated by brute force, that is, the model itself runs with each of them at its mean over 4
 sequences, and every effect at every token is compared; at most 1e-4 nats apart. Memory: the peak of the scan
 beyond the loaded model, in a process of its own; at most 2 GB.
@@ -20,16 +21,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from unsoft.bench.memory import peak, reset_peak
-from unsoft.bench.probe import run_probe
-from unsoft.bench.record import write_figures
 from unsoft.hf.models import load_model
-from unsoft.hf.neurons import scan
-from unsoft.hf.neurons.effects import Question, ablate
-from unsoft.hf.neurons.frequency import count_words, unigram
-from unsoft.hf.neurons.parts import find_parts, replaced_inputs
-from unsoft.hf.neurons.readout import read_out
-from unsoft.hf.neurons.stream import FIRST, read_stream, read_text
+from unsoft.lab.bench.memory import peak, reset_peak
+from unsoft.lab.bench.probe import run_probe
+from unsoft.lab.bench.record import write_figures
+from unsoft.lab.interpret.neurons import scan
+from unsoft.lab.interpret.neurons.effects import Question, ablate
+from unsoft.lab.interpret.neurons.frequency import count_words, unigram
+from unsoft.lab.interpret.neurons.parts import find_parts, replaced_inputs
+from unsoft.lab.interpret.neurons.readout import read_out
+from unsoft.lab.interpret.neurons.stream import FIRST, read_stream, read_text
 
 TOKENS, LENGTH, SAMPLE, SEQUENCES = 4096, 256, 20, 4
 SECONDS_BAR, ERROR_BAR, MEMORY_BAR = 180.0, 1e-4, 2e9

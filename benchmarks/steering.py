@@ -19,11 +19,11 @@ from statistics import median
 
 import torch
 
-from unsoft.bench.record import write_figures
-from unsoft.bench.timing import interleaved
 from unsoft.hf.models import load_model
-from unsoft.hf.steering import Directions, steering
-from unsoft.hf.steering.fingerprint import fingerprint
+from unsoft.lab.bench.record import write_figures
+from unsoft.lab.bench.timing import interleaved
+from unsoft.lab.interpret.steering import Directions, steering
+from unsoft.lab.interpret.steering.fingerprint import fingerprint
 
 PROMPT, NEW, BAR = 64, 24, 1.03
 

@@ -21,14 +21,14 @@ import torch
 import transformers
 
 import unsoft
-from unsoft.bench.record import write_figures
-from unsoft.bench.timing import interleaved
-from unsoft.study.local import LocalWorkers
-from unsoft.study.worker import code_digest
-from unsoft.training import Spec, repulse, train
-from unsoft.training.data import Batches, evaluation_batches
-from unsoft.training.model import build
-from unsoft.training.trainer import TaskTrainer, measure
+from unsoft.lab.bench.record import write_figures
+from unsoft.lab.bench.timing import interleaved
+from unsoft.lab.study.local import LocalWorkers
+from unsoft.lab.study.worker import code_digest
+from unsoft.lab.training import Spec, repulse, train
+from unsoft.lab.training.data import Batches, evaluation_batches
+from unsoft.lab.training.model import build
+from unsoft.lab.training.trainer import TaskTrainer, measure
 
 TOKENS, LENGTHS = 1024, (256, 1024)
 OWN = "SDPA"

@@ -11,8 +11,8 @@ steps = int(sys.argv[1]) if sys.argv[1:] else 4
 
 # One head must answer for, against, or neither: softmax can only support, cog can also oppose.
 for mechanism in ("softmax", "cog"):
-    spec = unsoft.training.Spec(task="opposition", mechanism=mechanism, steps=steps, seed=1)
-    result = unsoft.training.train(
+    spec = unsoft.lab.training.Spec(task="opposition", mechanism=mechanism, steps=steps, seed=1)
+    result = unsoft.lab.training.train(
         spec
     )  # a second argument keeps the run in a folder, where it can be resumed
     print(

@@ -36,7 +36,7 @@ def one_thread():
 @pytest.fixture(scope="module")
 def browser():
     """Chromium, for what a page does; skipped with a reason where there is none."""
-    from tests.report.browser import Browser, needs_chromium
+    from tests.lab.report.browser import Browser, needs_chromium
 
     needs_chromium()
     opened = Browser()

@@ -12,7 +12,7 @@ import torch
 
 import unsoft
 from unsoft.mechanisms import formulas
-from unsoft.mechanisms.core.spec import MechanismSpec
+from unsoft.modules.spec import MechanismSpec
 from unsoft.testing import family
 from unsoft.testing.battery import THEMES
 

@@ -13,14 +13,14 @@ import torch
 
 import unsoft
 from unsoft.cli.mechanism_page import mechanism_page
+from unsoft.lab.tasks import registry
 from unsoft.mechanisms import formulas
-from unsoft.tasks import registry
 
 DOCS = Path(__file__).parents[1] / "docs"
 
 
 def picture_script():
-    spec = importlib.util.spec_from_file_location("picture", DOCS / "picture.py")
+    spec = importlib.util.spec_from_file_location("picture", DOCS / "generate/picture.py")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
@@ -66,18 +66,20 @@ def test_picture_reads_the_benchmark_record(tmp_path):
 def test_page_of_tasks_lists_every_task():
     page = (DOCS / "tasks.md").read_text()
     listed = page.partition("<!-- tasks -->\n")[2].partition("<!-- end -->")[0]
-    assert listed == "".join(f"| {name} | {kind.tells} |\n" for name, kind in unsoft.tasks.tasks().items())
+    assert listed == "".join(
+        f"| {name} | {kind.tells} |\n" for name, kind in unsoft.lab.tasks.tasks().items()
+    )
 
 
 def test_page_of_tasks_shows_what_was_measured():
-    spec = importlib.util.spec_from_file_location("tasks_script", DOCS / "tasks.py")
+    spec = importlib.util.spec_from_file_location("tasks_script", DOCS / "generate/tasks.py")
     script = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(script)
     text, rows = script.PAGE.read_text(), json.loads(script.RECORD.read_text())
-    assert script.page(text, rows) == text, "run: python docs/tasks.py --table"
+    assert script.page(text, rows) == text, "run: python docs/generate/tasks.py --table"
     wanted, there = [run.to_dict() for run in script.runs()], [row["run"] for row in rows]
     stale = [run for run in there if run not in wanted]
-    assert not stale, "a default has changed; run: python docs/tasks.py"
+    assert not stale, "a default has changed; run: python docs/generate/tasks.py"
     assert there == [run for run in wanted if run in there]
 
 
@@ -92,23 +94,23 @@ def test_pages_about_training_run(monkeypatch, name):
 
 
 def conversions_script():
-    spec = importlib.util.spec_from_file_location("converting", DOCS / "converting.py")
+    spec = importlib.util.spec_from_file_location("converting", DOCS / "generate/converting.py")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
 
 
 def test_evidence_page_shows_its_record():
-    spec = importlib.util.spec_from_file_location("evidence", DOCS / "evidence.py")
+    spec = importlib.util.spec_from_file_location("evidence", DOCS / "generate/evidence.py")
     script = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(script)
-    assert script.page() == (DOCS / "evidence.md").read_text(), "run: python docs/evidence.py"
+    assert script.page() == (DOCS / "evidence.md").read_text(), "run: python docs/generate/evidence.py"
 
 
 def test_converting_page_shows_its_record():
     script = conversions_script()
     text = script.PAGE.read_text()
-    assert script.page(text) == text, "run: python docs/converting.py"
+    assert script.page(text) == text, "run: python docs/generate/converting.py"
 
 
 def test_converting_page_says_what_is_in_the_record():

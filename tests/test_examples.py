@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from unsoft.mechanisms.core import registry
+from unsoft.modules import registry
 
 SCRIPTS = sorted((Path(__file__).parents[1] / "examples").glob("*.py"))
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from unsoft.mechanisms.core import registry
+from unsoft.modules import registry
 
 PAGE = (Path(__file__).parents[1] / "docs" / "own.md").read_text()
 FILE, *REST = re.findall(r"^```python\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)

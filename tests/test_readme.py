@@ -48,7 +48,7 @@ def test_there_are_python_blocks():
 
 
 def table_script():
-    spec = importlib.util.spec_from_file_location("readme_table", ROOT / "docs" / "readme_table.py")
+    spec = importlib.util.spec_from_file_location("readme_table", ROOT / "docs/generate/readme_table.py")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import unsoft
-from unsoft.mechanisms.core.registry import modifiers
+from unsoft.modules.registry import modifiers
 
 DOCS = Path(__file__).parents[1] / "docs"
 
@@ -70,7 +70,7 @@ def test_the_site_as_it_is_seen(tmp_path):
 
 
 def docs_script(name: str):
-    spec = importlib.util.spec_from_file_location(f"docs_{name}", DOCS / f"{name}.py")
+    spec = importlib.util.spec_from_file_location(f"docs_{name}", DOCS / "generate" / f"{name}.py")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
@@ -79,7 +79,7 @@ def docs_script(name: str):
 def test_choose_shows_its_record():
     script = docs_script("choose")
     text = script.PAGE.read_text()
-    assert script.page(text, script.read()) == text, "run: python docs/choose.py"
+    assert script.page(text, script.read()) == text, "run: python docs/generate/choose.py"
 
 
 def test_choose_names_who_meets_a_need_best_first():
@@ -102,7 +102,7 @@ def test_choose_names_who_meets_a_need_best_first():
 def test_page_about_peers_shows_its_records():
     script = docs_script("peers")
     text = script.PAGE.read_text()
-    assert script.page(text) == text, "run: python docs/peers.py"
+    assert script.page(text) == text, "run: python docs/generate/peers.py"
 
 
 def test_sources_are_named_by_author_and_year():

@@ -18,7 +18,7 @@ import picture
 from unsoft.cli.mechanism_page import mechanism_page
 from unsoft.formula import Formula
 from unsoft.mechanisms import mechanisms
-from unsoft.mechanisms.core.registry import modifiers
+from unsoft.modules.registry import modifiers
 
 FOLDER = "mechanisms"
 

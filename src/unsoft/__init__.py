@@ -12,11 +12,11 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from unsoft import errors, hf, magnitude, measure, nn, study, tasks, testing, theory, training
+    from unsoft import errors, hf, lab, magnitude, measure, nn, testing, theory
     from unsoft.attention import attention
     from unsoft.formula import Formula
     from unsoft.mechanisms import mechanisms, register
-    from unsoft.mechanisms.core.build import mechanism
+    from unsoft.modules.build import mechanism
 
 __version__ = "0.2.0"
 __all__ = [
@@ -24,23 +24,21 @@ __all__ = [
     "attention",
     "errors",
     "hf",
+    "lab",
     "magnitude",
     "measure",
     "mechanism",
     "mechanisms",
     "nn",
     "register",
-    "study",
-    "tasks",
     "testing",
     "theory",
-    "training",
 ]
 
 _HOME = {
     "Formula": "unsoft.formula",
     "attention": "unsoft.attention",
-    "mechanism": "unsoft.mechanisms.core.build",
+    "mechanism": "unsoft.modules.build",
     "mechanisms": "unsoft.mechanisms",
     "register": "unsoft.mechanisms",
 }

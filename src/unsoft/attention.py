@@ -8,7 +8,7 @@ from torch import Tensor
 from unsoft.engines.run import run_formula
 from unsoft.formula import Formula
 from unsoft.mechanisms import resolve
-from unsoft.mechanisms.core.build import mechanism_like
+from unsoft.modules.build import mechanism_like
 
 
 @overload

@@ -13,12 +13,12 @@ from torch import Tensor, nn
 from torch.nn.functional import linear, pad
 
 from unsoft.formula import Formula
-from unsoft.mechanisms.core.build import mechanism as build_mechanism
-from unsoft.mechanisms.core.cache import Cache
-from unsoft.mechanisms.core.field_source import FieldSource
-from unsoft.mechanisms.core.module import Inputs, Mechanism
-from unsoft.mechanisms.core.spec import LayerSpec
-from unsoft.mechanisms.core.written import WrittenOut
+from unsoft.modules.build import mechanism as build_mechanism
+from unsoft.modules.cache import Cache
+from unsoft.modules.field_source import FieldSource
+from unsoft.modules.module import Inputs, Mechanism
+from unsoft.modules.spec import LayerSpec
+from unsoft.modules.written import WrittenOut
 
 __all__ = ["FieldSource", "Inputs", "Mechanism", "MultiheadAttention", "LayerSpec", "WrittenOut"]
 

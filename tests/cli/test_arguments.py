@@ -49,9 +49,9 @@ def _refuse(*_, **__):
 )
 def test_no_work_is_done_for_a_place_that_cannot_be_written(run_here, monkeypatch, arguments, out):
     for work in (
-        "unsoft.bench.plan.steps",
-        "unsoft.compare.jobs.run",
-        "unsoft.report.comparison.two_runs.read_record",
+        "unsoft.lab.bench.plan.steps",
+        "unsoft.lab.compare.jobs.run",
+        "unsoft.lab.report.comparison.two_runs.read_record",
         "unsoft.theory.infinite",
         "unsoft.hf.models.load_model",
     ):

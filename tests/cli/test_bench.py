@@ -7,12 +7,12 @@ import subprocess
 import pytest
 
 from tests.conftest import HANG
-from unsoft.bench import machine, plan, startup
-from unsoft.bench.plan import Step
-from unsoft.bench.startup import Startup
-from unsoft.bench.timing import Timing
-from unsoft.bench.workload import Workload
 from unsoft.engines.native import availability
+from unsoft.lab.bench import machine, plan, startup
+from unsoft.lab.bench.plan import Step
+from unsoft.lab.bench.startup import Startup
+from unsoft.lab.bench.timing import Timing
+from unsoft.lab.bench.workload import Workload
 
 SDPA = Timing(Workload("decode", 1, 8), "sdpa", "softmax", 1e-7, 5, 0.001, 1.0)
 

@@ -5,12 +5,12 @@ import json
 
 import pytest
 
-from tests.compare.test_model import save
-from unsoft.bench import machine
+from tests.lab.compare.test_model import save
 from unsoft.cli.arguments import load_plugin
-from unsoft.compare.sections import cost, hijack, sign
-from unsoft.compare.subject import Subject
-from unsoft.mechanisms.core.plugins import unregister
+from unsoft.lab.bench import machine
+from unsoft.lab.compare.sections import cost, hijack, sign
+from unsoft.lab.compare.subject import Subject
+from unsoft.modules.plugins import unregister
 
 SWISH = "name=mine;weight=s*exp(s - m);mass=abs(s)*exp(s - m);peak=s"
 
@@ -20,7 +20,7 @@ def own_store(tmp_path, monkeypatch):
     """A store of its own; the library for charts is left out, whose bundling takes seconds and which the
     browser's tests have."""
     monkeypatch.setenv("UNSOFT_COMPARE_DIR", str(tmp_path / "store"))
-    monkeypatch.setattr("unsoft.compare.output.vega", lambda store: "")
+    monkeypatch.setattr("unsoft.lab.compare.output.vega", lambda store: "")
 
 
 def small(out, *more):
@@ -174,9 +174,9 @@ def test_again_measures_anew(run_here, tmp_path):
 
 def test_times_of_a_busy_machine_are_said_to_be_so_and_taken_anew(run_here, tmp_path, monkeypatch):
     monkeypatch.setattr(machine.Watch, "disturbed", lambda self, threads: True)
-    monkeypatch.setattr("unsoft.compare.sections.cost.memory", lambda subjects, lengths: [])
+    monkeypatch.setattr("unsoft.lab.compare.sections.cost.memory", lambda subjects, lengths: [])
     monkeypatch.setattr(
-        "unsoft.compare.sections.cost.interleaved", lambda calls, **_: {name: [1.0] for name in calls}
+        "unsoft.lab.compare.sections.cost.interleaved", lambda calls, **_: {name: [1.0] for name in calls}
     )
     arguments = ("compare", "softmax", "--quick", "--only", "cost", "--out", str(tmp_path / "report"))
     for measured in ("all by this run", "5 by this run, 1 kept"):  # memory is no time, and is kept

@@ -5,7 +5,7 @@ import json
 import pytest
 
 import unsoft
-from tests.training.conversion.tiny import TEXT, save_encoder, save_model
+from tests.lab.training.conversion.tiny import TEXT, save_encoder, save_model
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ import json
 import pytest
 from transformers import BertTokenizer
 
-from tests.hf.inspection.tiny import tiny
+from tests.lab.interpret.inspection.tiny import tiny
 
 LETTERS = [f"w{number}" for number in range(40)]
 

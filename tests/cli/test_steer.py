@@ -1,15 +1,13 @@
 """``unsoft steer``: the files, the table, and every way to ask for nonsense, which writes nothing."""
 
 import json
-from types import SimpleNamespace
 
 import pytest
 import torch
 import transformers
 
-from tests.hf.steering.conftest import word_tokenizer
-from unsoft.hf.steering import Directions
-from unsoft.hf.steering.controls import Control, Judgement
+from tests.lab.interpret.steering.conftest import word_tokenizer
+from unsoft.lab.interpret.steering import Directions
 
 POSITIVE, NEGATIVE = "w1 w2\nw3 w4\n\nw5 w6 w7\n", "w1 w8\nw3 w9\nw5 w6 w10\n"
 
@@ -146,26 +144,3 @@ def test_directions_of_another_model_are_refused(run_here, folder, tmp_path):
     other.save(tmp_path / "way")
     done = run_here("steer", "generate", str(folder / "model"), str(tmp_path / "way"), "--prompt", "w1")
     assert done.returncode == 1 and "found in another model" in done.stderr
-
-
-@pytest.mark.parametrize("as_json", [False, True])
-def test_scenes_are_shown_as_tables_or_json(run_here, tmp_path, monkeypatch, as_json):
-    """Training and measuring have tests of their own; here both are made up."""
-    control = Control("held-out scenes", -0.5, -0.6, -0.4, "below 0", True)
-    measure = {"name": "recall", "before": 0.5, "after": 0.6, "change": 0.1, "low": 0.0, "high": 0.2}
-    found = SimpleNamespace(
-        judgement=Judgement(2.0, 1.0, 0.5, [control], []), measures=[measure | {"random": 0.5}]
-    )
-    monkeypatch.setattr("unsoft.scenes.training.train_scenes", lambda out, settings, progress: None)
-    monkeypatch.setattr("unsoft.scenes.experiment.run_experiment", lambda model, negative, said: found)
-    monkeypatch.setattr("unsoft.scenes.report.write_report", lambda out, *rest: [out / "steering.html"])
-    done = run_here("steer", "scenes", "--out", str(tmp_path), *(["--json"] if as_json else []))
-    assert done.returncode == 0, done.stderr
-    assert str(tmp_path / "steering.html") in (done.stderr if as_json else done.stdout)
-    if as_json:
-        assert json.loads(done.stdout) == {
-            "judgement": found.judgement.to_dict(),
-            "measures": found.measures,
-        }
-    else:
-        assert "recall" in done.stdout and "holds: at strength 2" in done.stdout

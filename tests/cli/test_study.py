@@ -9,9 +9,9 @@ from statistics import fmean
 
 import pytest
 
-from tests.study.made_up import MadeUpWorkers, result
-from unsoft.study import read_records, read_study, run_study
-from unsoft.study.store import NAME
+from tests.lab.study.made_up import MadeUpWorkers, result
+from unsoft.lab.study import read_records, read_study, run_study
+from unsoft.lab.study.store import NAME
 
 TOML = """
 seeds = 2

@@ -2,17 +2,17 @@
 
 import json
 
-from unsoft.tasks import tasks
+from unsoft.lab.tasks import tasks
 
 OWN = """
 from dataclasses import dataclass
 from typing import ClassVar
 
 import unsoft
-from unsoft.tasks.copy import Copy
+from unsoft.lab.tasks.copy import Copy
 
 
-@unsoft.tasks.register
+@unsoft.lab.tasks.register
 @dataclass(frozen=True, kw_only=True)
 class Echo(Copy):
     name: ClassVar[str] = "echo-of-a-user"

@@ -7,10 +7,6 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from unsoft.bench import gpu as gpu_bench
-from unsoft.bench import machine, plan, record
-from unsoft.bench.contender import Contender
-from unsoft.bench.plan import QUICK
 from unsoft.cli import installation
 from unsoft.cli.app import application
 from unsoft.cli.terminal import INTERRUPTED
@@ -18,6 +14,10 @@ from unsoft.engines import POINTWISE, Engine
 from unsoft.engines.triton import availability, tuning
 from unsoft.engines.triton.tile_sizes import TileSizes
 from unsoft.engines.triton.tuning import Tuned
+from unsoft.lab.bench import gpu as gpu_bench
+from unsoft.lab.bench import machine, plan, record
+from unsoft.lab.bench.contender import Contender
+from unsoft.lab.bench.plan import QUICK
 
 FOUND = Tuned("forward", TileSizes(64, 64, 4, 2), 0.002, TileSizes(128, 64, 8, 2), 0.003)
 no_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU here")
@@ -98,7 +98,7 @@ def test_steps_on_a_gpu_measure_the_engine_against_sdpa():
 
 
 def test_timings_wait_for_the_device():
-    from unsoft.bench.timing import interleaved
+    from unsoft.lab.bench.timing import interleaved
 
     said = []
     interleaved({"a": lambda: said.append("call")}, rounds=1, wait=lambda: said.append("wait"))

@@ -9,7 +9,7 @@ from typer.main import get_command
 from unsoft.cli import terminal
 from unsoft.cli.app import application
 from unsoft.cli.mechanisms import chosen, chosen_one
-from unsoft.mechanisms.core.registry import resolve
+from unsoft.modules.registry import resolve
 
 MINE = "name=mine;weight=tanh(s)/n"
 

@@ -4,8 +4,8 @@ import torch
 from torch import Tensor
 
 from unsoft.mechanisms import formulas
-from unsoft.mechanisms.core.definition import Logits
-from unsoft.mechanisms.core.registry import definition
+from unsoft.modules.definition import Logits
+from unsoft.modules.registry import definition
 
 DEFINED = sorted(name for name in formulas() if definition(name) is not None and name != "polynomial")
 """Formulas whose file has their definition in plain torch, without the one that takes a number."""

@@ -8,7 +8,7 @@ import torch
 
 import unsoft
 from unsoft.hf.swap import capped
-from unsoft.mechanisms.core.registry import resolve
+from unsoft.modules.registry import resolve
 
 
 def normalised(weight, mass, extra=0.0):

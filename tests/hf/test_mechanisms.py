@@ -5,7 +5,7 @@ import pytest
 import torch
 
 import unsoft
-from unsoft.mechanisms.core.registry import names
+from unsoft.modules.registry import names
 
 VARIANTS = [
     ("gated+cog", {}),

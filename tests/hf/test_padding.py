@@ -5,7 +5,7 @@ import pytest
 import torch
 
 import unsoft
-from unsoft.mechanisms.core.registry import modifiers, names, resolve
+from unsoft.modules.registry import modifiers, names, resolve
 
 LONG, SHORT, NEW = 140, 131, 3
 BASES = ("cog", "softmax", "linear-elu1", "retention", "gpam")

@@ -12,7 +12,7 @@ from transformers import AttentionInterface, AttentionMaskInterface, DynamicCach
 from transformers.masking_utils import sdpa_mask
 
 import unsoft
-from unsoft.mechanisms.core.pointwise import Pointwise
+from unsoft.modules.pointwise import Pointwise
 
 FORMULAS = {
     "distance": (

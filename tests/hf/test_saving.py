@@ -13,7 +13,7 @@ import transformers
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 
 import unsoft
-from unsoft.mechanisms.core.registry import names
+from unsoft.modules.registry import names
 
 OWN = unsoft.Formula(
     weight="s*exp(tau*s - m)", mass="abs(s)*exp(tau*s - m)", peak="tau*s", params={"tau": 1.0}

@@ -6,7 +6,7 @@ import transformers
 from torch.utils.data import Dataset
 
 import unsoft
-from unsoft.mechanisms.core.registry import names
+from unsoft.modules.registry import names
 
 LEARNABLE = ["gated+cog", "gpam", "differential", "differential2", "sink+softmax", "magnitude+softmax"]
 COMPILED = ["cog", "retention", "magnitude+softmax"]

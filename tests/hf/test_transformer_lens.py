@@ -10,7 +10,7 @@ import torch
 
 import unsoft
 from tests.conftest import HANG
-from tests.hf.steering.conftest import word_tokenizer
+from tests.lab.interpret.steering.conftest import word_tokenizer
 
 pytest.importorskip("transformer_lens", reason="needs pip install transformer-lens")
 

@@ -13,7 +13,7 @@ DOCS = Path(__file__).parents[2] / "docs"
 
 @pytest.fixture(scope="module")
 def script():
-    spec = importlib.util.spec_from_file_location("measures_page", DOCS / "measures.py")
+    spec = importlib.util.spec_from_file_location("measures_page", DOCS / "generate/measures.py")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module

@@ -11,8 +11,8 @@ import torch
 import unsoft.mechanisms  # noqa: F401  (the package, which unsoft.mechanisms() may hide)
 from unsoft.formula import Formula, derivative, evaluate
 from unsoft.mechanisms import formulas, resolve
-from unsoft.mechanisms.core import registry
-from unsoft.mechanisms.core.definition import Logits
+from unsoft.modules import registry
+from unsoft.modules.definition import Logits
 
 NAMES = list(formulas())
 ROWS = [[0.5], [-2.0, 0.0, 1.5], [3.0, -3.0, 0.25, -0.125], [-8.0, -9.5], [20.0, 19.0, -21.0], [0.0, 0.0]]

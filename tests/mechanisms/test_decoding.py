@@ -8,7 +8,7 @@ import torch
 
 import unsoft
 from tests.engines.definitions import attention_and_bound
-from unsoft.mechanisms.core.cache import KeyValueCache
+from unsoft.modules.cache import KeyValueCache
 
 HEADS, WIDTH = 4, 64
 

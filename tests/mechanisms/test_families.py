@@ -7,9 +7,9 @@ import pytest
 import torch
 
 import unsoft
-from unsoft.mechanisms.core.registry import resolve
-from unsoft.mechanisms.core.spec import MechanismSpec
 from unsoft.mechanisms.differential import first_lambda
+from unsoft.modules.registry import resolve
+from unsoft.modules.spec import MechanismSpec
 
 FAMILIES = [name for name, found in unsoft.mechanisms().items() if isinstance(found, MechanismSpec)]
 COMPOSED = [
@@ -396,7 +396,7 @@ def test_segments_change_nothing(name, monkeypatch):
         return outs + list(torch.autograd.grad(outs[0].square().sum(), variables, allow_unused=True))
 
     whole = results()
-    monkeypatch.setattr(sys.modules["unsoft.mechanisms.core.linear"], "SEGMENT", 16)
+    monkeypatch.setattr(sys.modules["unsoft.modules.linear"], "SEGMENT", 16)
     for a, b in zip(results(), whole, strict=True):
         torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-10)
 

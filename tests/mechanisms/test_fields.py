@@ -8,10 +8,10 @@ import torch
 from torch.nn.functional import cosine_similarity, logsigmoid
 
 import unsoft
-from unsoft.mechanisms.core.field_source import FieldCache, FieldSource
-from unsoft.mechanisms.core.plugins import unregister
-from unsoft.mechanisms.core.registry import resolve
 from unsoft.mechanisms.tda import direction
+from unsoft.modules.field_source import FieldCache, FieldSource
+from unsoft.modules.plugins import unregister
+from unsoft.modules.registry import resolve
 
 B, H, D, L = 2, 4, 8, 30
 GATED = unsoft.Formula(

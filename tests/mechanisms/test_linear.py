@@ -10,11 +10,11 @@ import torch
 import unsoft
 from unsoft.engines.linear import choice
 from unsoft.engines.linear.logarithms import log_products
-from unsoft.mechanisms.core.cache import StateCache
-from unsoft.mechanisms.core.definition import WrittenCall
-from unsoft.mechanisms.core.delta import Delta
-from unsoft.mechanisms.core.row_coupled import RowCoupled
-from unsoft.mechanisms.core.spec import MechanismSpec
+from unsoft.modules.cache import StateCache
+from unsoft.modules.definition import WrittenCall
+from unsoft.modules.delta import Delta
+from unsoft.modules.row_coupled import RowCoupled
+from unsoft.modules.spec import MechanismSpec
 from unsoft.testing.definitions import definition_of
 
 NAMES = [

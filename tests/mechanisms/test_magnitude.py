@@ -9,9 +9,9 @@ import torch
 
 import unsoft
 from unsoft.magnitude import prefix_weighting, weighting
-from unsoft.mechanisms.core.registry import resolve
-from unsoft.mechanisms.core.spec import AppliedModifier, MechanismSpec
 from unsoft.mechanisms.magnitude import Magnitude
+from unsoft.modules.registry import resolve
+from unsoft.modules.spec import AppliedModifier, MechanismSpec
 from unsoft.testing.family import check_family
 
 BASES = [

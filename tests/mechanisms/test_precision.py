@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import unsoft
-from unsoft.mechanisms.core.registry import resolve
+from unsoft.modules.registry import resolve
 
 
 def over(weights, masses, extra=0):

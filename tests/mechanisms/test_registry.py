@@ -7,10 +7,10 @@ import torch
 
 import unsoft
 from unsoft.cli.mechanism_page import mechanism_page
-from unsoft.compare.subject import subjects_of
 from unsoft.formula import Formula
+from unsoft.lab.compare.subject import subjects_of
 from unsoft.mechanisms import formulas, mechanisms, register, resolve, unregister
-from unsoft.mechanisms.core import plugins, registry
+from unsoft.modules import plugins, registry
 from unsoft.testing.definitions import definition_of
 
 
@@ -215,7 +215,7 @@ FILE = f'''"""{BRANDNEW}"""
 
 from unsoft.formula import Formula
 from unsoft.formula.analysis import Properties
-from unsoft.mechanisms.core.registry import builtin
+from unsoft.modules.registry import builtin
 
 BRANDNEW = Formula("abs(s)/n", name="brandnew", summary="the size of the logit")
 
@@ -241,9 +241,9 @@ Can: nothing else. Cannot: look.
 """
 
 from unsoft.formula.analysis import Properties
-from unsoft.mechanisms.core.definition import over_sum
-from unsoft.mechanisms.core.registry import family
-from unsoft.mechanisms.core.written import WrittenOut
+from unsoft.modules.definition import over_sum
+from unsoft.modules.registry import family
+from unsoft.modules.written import WrittenOut
 
 
 class Mean(WrittenOut):

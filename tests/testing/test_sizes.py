@@ -12,7 +12,7 @@ import pytest
 
 import unsoft
 from unsoft.mechanisms import formulas
-from unsoft.mechanisms.core.spec import MechanismSpec
+from unsoft.modules.spec import MechanismSpec
 
 SEED = int(os.environ.get("UNSOFT_TEST_SEED", "0"))
 OWN = {

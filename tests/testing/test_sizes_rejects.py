@@ -10,9 +10,9 @@ import torch
 import unsoft
 from unsoft.formula.analysis import Properties
 from unsoft.mechanisms import resolve
-from unsoft.mechanisms.core.pointwise import Pointwise
-from unsoft.mechanisms.core.spec import Family, MechanismSpec
 from unsoft.mechanisms.gpam import Gpam
+from unsoft.modules.pointwise import Pointwise
+from unsoft.modules.spec import Family, MechanismSpec
 from unsoft.testing.definitions import definition_of
 from unsoft.testing.family import check_family
 from unsoft.testing.grid.point import AXES, COMBINED, Point, all_pairs, sample

@@ -8,7 +8,7 @@ import torch
 
 from unsoft import Formula, theory
 from unsoft.mechanisms import formulas
-from unsoft.mechanisms.core.registry import resolve
+from unsoft.modules.registry import resolve
 
 NAMES = [
     *formulas(),

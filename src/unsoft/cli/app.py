@@ -60,8 +60,13 @@ def _root(
 
 def main() -> None:
     """The console script."""
+    run(application())
+
+
+def run(app: typer.Typer) -> None:
+    """Run a command-line application and exit with its code; an error is one line on standard error."""
     try:
-        code = application()(standalone_mode=False)
+        code = app(standalone_mode=False)
     except typer.TyperException as error:
         _complain(error.format_message())
         code = error.exit_code

@@ -117,7 +117,7 @@ def load_plugin(name: str | None) -> None:
     """Imports a module by its name, or a file by its path."""
     if name is None:
         return
-    from unsoft.mechanisms.core.plugins import import_plugin
+    from unsoft.modules.plugins import import_plugin
 
     try:
         import_plugin(name)

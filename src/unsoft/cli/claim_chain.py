@@ -9,9 +9,9 @@ import typer
 from unsoft.cli.terminal import INTERRUPTED, cell, note, progress, show_table
 
 if TYPE_CHECKING:
-    from unsoft.compare.jobs import Answer, Job
-    from unsoft.compare.section import Request
-    from unsoft.compare.store import Store
+    from unsoft.lab.compare.jobs import Answer, Job
+    from unsoft.lab.compare.section import Request
+    from unsoft.lab.compare.store import Store
 
 _MOST = 24
 """Rows of a measurement that are shown; compare.json has all."""
@@ -19,8 +19,8 @@ _MOST = 24
 
 def print_chain(name: str, request: Request, store: Store, again: bool) -> None:
     """Runs what the claim needs, and prints the whole chain."""
-    from unsoft.compare.claim import KINDS
-    from unsoft.compare.single import claim_named, follow
+    from unsoft.lab.compare.claim import KINDS
+    from unsoft.lab.compare.single import claim_named, follow
 
     try:
         claim = claim_named(name)

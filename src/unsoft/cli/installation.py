@@ -37,7 +37,7 @@ class Fact:
 
 def facts() -> list[Fact]:
     """Everything about this machine that decides what unsoft can do on it."""
-    from unsoft.bench.machine import machine, versions
+    from unsoft.lab.bench.machine import machine, versions
 
     found = [
         Fact(name, version) for name, version in versions().items() if name in ("unsoft", "python", "torch")
@@ -72,7 +72,7 @@ def engines(device: str) -> list[Fact]:
 
     from unsoft.engines import POINTWISE
     from unsoft.engines.arguments import checked_call
-    from unsoft.mechanisms.core.registry import resolve
+    from unsoft.modules.registry import resolve
 
     x = torch.zeros(1, 1, 16, 16, device=device)
     formula = resolve("softmax")

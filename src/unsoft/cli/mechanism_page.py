@@ -9,8 +9,8 @@ import re
 
 from unsoft.formula import Formula
 from unsoft.mechanisms import mechanisms
-from unsoft.mechanisms.core.registry import modifiers
-from unsoft.mechanisms.core.spec import MechanismSpec
+from unsoft.modules.registry import modifiers
+from unsoft.modules.spec import MechanismSpec
 
 _HEAD = """# Mechanisms
 

@@ -24,7 +24,7 @@ def pairs(positive: Path | None, negative: Path | None, kind: str = "") -> tuple
 
 def lines(path: Path | None, name: str) -> list[str]:
     """Lines that are not empty; those of our own sample where no file is given."""
-    from unsoft.hf import steering
+    from unsoft.lab.interpret import steering
 
     sample = Path(steering.__file__).parent / "sample" / f"{name}.txt"
     text = read_text(path or sample, f"'--{name.replace('_', '-')}'")
@@ -33,7 +33,7 @@ def lines(path: Path | None, name: str) -> list[str]:
 
 def prose(path: Path | None) -> str:
     """Text that steering should leave alone."""
-    from unsoft.hf import inspection
+    from unsoft.lab.interpret import inspection
 
     return read_text(path or Path(inspection.__file__).parent / "sample.txt", "'--unrelated'")
 

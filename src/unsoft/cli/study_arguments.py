@@ -9,8 +9,8 @@ import typer
 from unsoft.cli.arguments import read_pairs
 
 if TYPE_CHECKING:
-    from unsoft.study import Study
-    from unsoft.study.driver import Workers
+    from unsoft.lab.study import Study
+    from unsoft.lab.study.driver import Workers
 
 
 def study_of(
@@ -23,8 +23,8 @@ def study_of(
     """--set names what a run has (steps, width, ...), or else what a task has."""
     from dataclasses import fields
 
-    from unsoft.study import make_study
-    from unsoft.training import Spec
+    from unsoft.lab.study import make_study
+    from unsoft.lab.training import Spec
 
     if not tasks or not mechanisms:
         raise typer.BadParameter("--tasks and --mechanisms belong together")
@@ -62,13 +62,13 @@ def numbers_of(text: str) -> list[float]:
 def workers_of(count: int | None, ray: str | None, cpus: float, gpus: float) -> int | Workers:
     """Processes of this machine, one for each core unless told otherwise, or a Ray cluster."""
     if ray is None:
-        from unsoft.bench.machine import cores
+        from unsoft.lab.bench.machine import cores
 
         return count or len(cores())
     if count is not None:
         raise typer.BadParameter(
             "--workers is for this machine; a cluster has --cpus-per-run and --gpus-per-run"
         )
-    from unsoft.study.cluster import RayWorkers
+    from unsoft.lab.study.cluster import RayWorkers
 
     return RayWorkers(ray, cpus, gpus)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from unsoft.cli.terminal import has_bar
 
 if TYPE_CHECKING:
-    from unsoft.study.driver import State
+    from unsoft.lab.study.driver import State
 
 
 @contextmanager
@@ -47,7 +47,7 @@ def progress(name: str) -> Iterator[Callable[[State], None]]:
 
 
 def _words(state: State) -> str:
-    from unsoft.study.row import words
+    from unsoft.lab.study.row import words
 
     run = state.ended
     assert run is not None

@@ -12,12 +12,12 @@ import typer
 from unsoft.cli.terminal import cell, show_table
 
 if TYPE_CHECKING:
-    from unsoft.study import Record, Study, Summary
+    from unsoft.lab.study import Record, Study, Summary
 
 
 def _read(out: Path, name: str) -> tuple[Study, list[Record], list[Summary]]:
-    from unsoft.study import Study, summarise
-    from unsoft.study.store import NAME, Store
+    from unsoft.lab.study import Study, summarise
+    from unsoft.lab.study.store import NAME, Store
 
     with Store(out / NAME) as store:
         records, definition = store.records(name), store.definition(name)
@@ -27,7 +27,7 @@ def _read(out: Path, name: str) -> tuple[Study, list[Record], list[Summary]]:
 
 def study_record(out: Path, name: str) -> dict[str, Any]:
     """A study as plain data: what each mechanism reached on each task, and the verdict, if it has rules."""
-    from unsoft.study import verdict
+    from unsoft.lab.study import verdict
 
     study, records, summaries = _read(out, name)
     found = {"study": name, "claim": study.claim, "source": study.source}
@@ -39,8 +39,8 @@ def study_record(out: Path, name: str) -> dict[str, Any]:
 
 def print_study(out: Path, name: str) -> None:
     """The table of a study, its verdict, and how rates were chosen."""
-    from unsoft.study import verdict
-    from unsoft.study.rule import edge_words
+    from unsoft.lab.study import verdict
+    from unsoft.lab.study.rule import edge_words
 
     study, records, summaries = _read(out, name)
     if not any(one.seeds for one in summaries):
@@ -89,7 +89,7 @@ def _interval(low: float | None, high: float | None) -> str:
 
 def print_defaults(*, as_json: bool) -> None:
     """The studies that come with unsoft."""
-    from unsoft.study.read import default_studies, read_study
+    from unsoft.lab.study.read import default_studies, read_study
 
     titles = {"name": "whole", "source": "left", "claim": "left", "runs": "right"}
     rows = []

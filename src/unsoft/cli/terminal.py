@@ -143,7 +143,7 @@ def note(line: str) -> None:
 
 def warn_if_busy() -> None:
     """Says so if other processes will disturb what is timed."""
-    from unsoft.bench.machine import load
+    from unsoft.lab.bench.machine import load
 
     busy, cores = load(), os.cpu_count() or 1
     if busy is not None and busy > 0.5 * cores:
@@ -152,7 +152,7 @@ def warn_if_busy() -> None:
 
 def cell(value: Any) -> str:
     """A number or word of a table, short and harmless."""
-    from unsoft.report.escape import printable
-    from unsoft.report.page import number
+    from unsoft.lab.report.escape import printable
+    from unsoft.lab.report.page import number
 
     return printable(value) if isinstance(value, str) else number(value)

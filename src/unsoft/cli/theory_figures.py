@@ -11,9 +11,9 @@ import altair as alt
 from unsoft.cli import theory_data
 from unsoft.cli.theory_data import Rows, Subject
 from unsoft.files import write_csv, write_json, write_whole
-from unsoft.report.control import Control
-from unsoft.report.figure import Figure, by_mechanism, by_value, dashes, svg_and_png
-from unsoft.report.figure_page import figure_page
+from unsoft.lab.report.control import Control
+from unsoft.lab.report.figure import Figure, by_mechanism, by_value, dashes, svg_and_png
+from unsoft.lab.report.figure_page import figure_page
 
 _PANELS = 9
 _COLOURS = ["#c1272d", "#e34a33", "#f4a04c", "#888888", "#74add1", "#4575b4", "#5b6fd6"]

@@ -18,7 +18,7 @@ from typing import Any
 from torch import nn
 from transformers import PreTrainedModel
 
-from unsoft.mechanisms.core.spec import LayerSpec
+from unsoft.modules.spec import LayerSpec
 
 REFUSED = {
     "s_aux": "has attention sinks: a learned logit in the normaliser",

@@ -13,8 +13,8 @@ from transformers.utils.output_capturing import _active_collector
 from unsoft.hf.architecture import REFUSED
 from unsoft.hf.masks import key_mask
 from unsoft.hf.positions import token_positions
-from unsoft.mechanisms.core.module import Mechanism
-from unsoft.mechanisms.core.spec import LayerSpec
+from unsoft.modules.module import Mechanism
+from unsoft.modules.spec import LayerSpec
 
 NAME = "unsoft"
 """Of the attention implementation, of the submodule, and of the section in config.json."""

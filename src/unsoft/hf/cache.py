@@ -16,7 +16,7 @@ from transformers.cache_utils import Cache as TransformersCache
 from transformers.cache_utils import CacheLayerMixin, DynamicLayer
 
 from unsoft.hf.attention import NAME, Swapped
-from unsoft.mechanisms.core.cache import Cache
+from unsoft.modules.cache import Cache
 
 
 class StateLayer(CacheLayerMixin):

@@ -13,7 +13,7 @@ from typing import Any
 from torch import nn
 
 from unsoft.hf.architecture import Found, size_of
-from unsoft.mechanisms.core.spec import LayerSpec
+from unsoft.modules.spec import LayerSpec
 
 KEYWORD = "unsoft_hidden"
 _WIDTH = ("hidden_size", "embed_dim", "d_model", "n_embd")

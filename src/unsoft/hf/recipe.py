@@ -9,11 +9,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from unsoft.formula import Formula
-from unsoft.mechanisms.core.build import mechanism as build_mechanism
-from unsoft.mechanisms.core.module import Mechanism
-from unsoft.mechanisms.core.plugins import foreign_homes
-from unsoft.mechanisms.core.registry import names
-from unsoft.mechanisms.core.spec import LayerSpec
+from unsoft.modules.build import mechanism as build_mechanism
+from unsoft.modules.module import Mechanism
+from unsoft.modules.plugins import foreign_homes
+from unsoft.modules.registry import names
+from unsoft.modules.spec import LayerSpec
 
 STARTS = ("open", "paper")
 KEPT = "softmax"

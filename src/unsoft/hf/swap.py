@@ -19,8 +19,8 @@ from unsoft.hf.cache import MechanismCache
 from unsoft.hf.hidden_state import bring_hidden, with_hidden
 from unsoft.hf.marked import mark
 from unsoft.hf.recipe import Recipe
-from unsoft.mechanisms.core.inline import label_of
-from unsoft.mechanisms.core.module import Mechanism
+from unsoft.modules.inline import label_of
+from unsoft.modules.module import Mechanism
 
 _WRAPPERS = ("torch", "peft")
 """Packages whose wrappers call what is inside them: sharding, checkpointing, adapters."""
@@ -125,7 +125,8 @@ def _check_wrapper(found: object, where: str) -> None:
     if tool not in _WRAPPERS:
         raise ValueError(
             f"swap: {where} of this model was replaced by a {type(found).__name__} of {tool}, which may"
-            " compute softmax instead of the mechanism; use unsoft.hf.inspect to look into swapped models"
+            " compute softmax instead of the mechanism; use unsoft.lab.interpret.inspect to look into"
+            " swapped models"
         )
 
 
@@ -224,7 +225,7 @@ def capped(formula: Formula, cap: float) -> Formula:
     """The formula with Gemma 2's cap on logits: s becomes c tanh(s / c). A float mask acts after the cap, as
     in the model.
 
-    >>> from unsoft.mechanisms.core.registry import resolve
+    >>> from unsoft.modules.registry import resolve
     >>> logits = torch.tensor([90.0, 0.0, -3.0])
     >>> torch.allclose(capped(resolve("softmax"), 5.0).row(logits), (5 * (logits / 5).tanh()).softmax(-1))
     True

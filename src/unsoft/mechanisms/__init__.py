@@ -6,8 +6,8 @@
 Expr('sign(s)*exp(abs(s) - m)')
 """
 
-from unsoft.mechanisms.core.catalogue import formulas, mechanisms
-from unsoft.mechanisms.core.plugins import register, unregister
-from unsoft.mechanisms.core.registry import resolve
+from unsoft.modules.catalogue import formulas, mechanisms
+from unsoft.modules.plugins import register, unregister
+from unsoft.modules.registry import resolve
 
 __all__ = ["formulas", "mechanisms", "register", "resolve", "unregister"]

@@ -22,7 +22,7 @@ A row whose features all vanish outputs exact zeros (the authors divide by 1e-6 
 1/sqrt(d); ``scale=`` has no effect, it would cancel.
 
 >>> import torch
->>> from unsoft.mechanisms.core.spec import LayerSpec
+>>> from unsoft.modules.spec import LayerSpec
 >>> layer = Cosformer(LayerSpec(heads=2, head_dim=4), max_length=16)
 >>> q, k, v = (torch.rand(1, 2, 6, 4) for _ in range(3))
 >>> _, weights = layer(q, k, v, is_causal=True, return_weights=True)
@@ -37,10 +37,10 @@ import torch
 from torch import Tensor
 
 from unsoft.formula.analysis import Properties
-from unsoft.mechanisms.core.definition import WrittenCall, over_sum
-from unsoft.mechanisms.core.linear import Linear
-from unsoft.mechanisms.core.registry import family
-from unsoft.mechanisms.core.spec import LayerSpec
+from unsoft.modules.definition import WrittenCall, over_sum
+from unsoft.modules.linear import Linear
+from unsoft.modules.registry import family
+from unsoft.modules.spec import LayerSpec
 
 
 class Cosformer(Linear):

@@ -10,7 +10,7 @@ look at content, or far. It looks back only. d is one number per head in (0, 1),
 ``learnable``.
 
 >>> import torch
->>> from unsoft.mechanisms.core.spec import LayerSpec
+>>> from unsoft.modules.spec import LayerSpec
 >>> q, k, v = (torch.randn(1, 1, 3, 4) for _ in range(3))
 >>> _, weights = Decay(LayerSpec(1, 4), start=0.5)(q, k, v, is_causal=True, return_weights=True)
 >>> weights[0, 0]
@@ -27,10 +27,10 @@ import torch
 from torch import Tensor
 
 from unsoft.formula.analysis import Properties
-from unsoft.mechanisms.core.definition import WrittenCall
-from unsoft.mechanisms.core.registry import family
-from unsoft.mechanisms.core.spec import LayerSpec
 from unsoft.mechanisms.retention import Retention, fading
+from unsoft.modules.definition import WrittenCall
+from unsoft.modules.registry import family
+from unsoft.modules.spec import LayerSpec
 
 
 class Decay(Retention):

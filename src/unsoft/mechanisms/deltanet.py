@@ -14,7 +14,7 @@ b_t = sigmoid(x_t W + c), x the hidden state if ``hidden=`` brings it, otherwise
 The papers' blocks have short convolutions, silu and a norm around it; this is the map itself.
 
 >>> import torch
->>> from unsoft.mechanisms.core.spec import LayerSpec
+>>> from unsoft.modules.spec import LayerSpec
 >>> layer = DeltaNet(LayerSpec(1, 2), start=20.0)  # b = 1: the second value replaces the first
 >>> k, v = torch.tensor([[[[1.0, 0.0], [1.0, 0.0]]]]), torch.tensor([[[[3.0], [5.0]]]])
 >>> layer(k, k, v, is_causal=True).flatten().round().tolist()
@@ -27,11 +27,11 @@ import torch
 from torch import Tensor
 
 from unsoft.formula.analysis import Properties
-from unsoft.mechanisms.core.definition import NotDefined, WrittenCall
-from unsoft.mechanisms.core.delta import EPS, Delta
-from unsoft.mechanisms.core.registry import family
-from unsoft.mechanisms.core.spec import LayerSpec
-from unsoft.mechanisms.core.token_factor import TokenFactor
+from unsoft.modules.definition import NotDefined, WrittenCall
+from unsoft.modules.delta import EPS, Delta
+from unsoft.modules.registry import family
+from unsoft.modules.spec import LayerSpec
+from unsoft.modules.token_factor import TokenFactor
 
 _AFFORDABLE = 1 << 24
 """Numbers that all states of the recurrence together may hold, where its gradients are asked for."""

@@ -18,7 +18,7 @@ The weights returned are A times the scale of its row, so weights times values a
 learned gain of the norm (1 at the start).
 
 >>> import torch
->>> from unsoft.mechanisms.core.spec import LayerSpec
+>>> from unsoft.modules.spec import LayerSpec
 >>> layer = Differential(LayerSpec(heads=2, head_dim=4))
 >>> layer(*(torch.randn(1, 2, 5, 4) for _ in range(3))).shape
 torch.Size([1, 2, 5, 4])
@@ -34,11 +34,11 @@ from unsoft.engines.call import compute_dtype
 from unsoft.engines.run import run_formula
 from unsoft.formula import Formula
 from unsoft.formula.analysis import Properties
-from unsoft.mechanisms.core.definition import Pointwise, WrittenCall, logits_of, visible_part
-from unsoft.mechanisms.core.head_pairs import check_pairs, joined, of_half, split
-from unsoft.mechanisms.core.module import Inputs, Mechanism
-from unsoft.mechanisms.core.registry import family, resolve_formula
-from unsoft.mechanisms.core.spec import LayerSpec
+from unsoft.modules.definition import Pointwise, WrittenCall, logits_of, visible_part
+from unsoft.modules.head_pairs import check_pairs, joined, of_half, split
+from unsoft.modules.module import Inputs, Mechanism
+from unsoft.modules.registry import family, resolve_formula
+from unsoft.modules.spec import LayerSpec
 
 _EPS = 1e-5
 

@@ -17,7 +17,7 @@ Can: cancel what both maps agree on, by an amount that each token chooses. Rows 
 1). Cannot: amplify: no norm follows, and weights lie in (-1, 1).
 
 >>> import torch
->>> from unsoft.mechanisms.core.spec import LayerSpec
+>>> from unsoft.modules.spec import LayerSpec
 >>> layer = Differential2(LayerSpec(heads=2, head_dim=4))
 >>> layer(torch.randn(1, 4, 5, 4), torch.randn(1, 2, 5, 4), torch.randn(1, 2, 5, 4)).shape
 torch.Size([1, 2, 5, 4])
@@ -31,11 +31,11 @@ from torch import Tensor
 from unsoft.engines.run import run_formula
 from unsoft.formula import Formula
 from unsoft.formula.analysis import Properties
-from unsoft.mechanisms.core.definition import Pointwise, WrittenCall, logits_of, visible_part
-from unsoft.mechanisms.core.module import Inputs, Mechanism
-from unsoft.mechanisms.core.registry import family, resolve_formula
-from unsoft.mechanisms.core.spec import LayerSpec
-from unsoft.mechanisms.core.token_factor import TokenFactor
+from unsoft.modules.definition import Pointwise, WrittenCall, logits_of, visible_part
+from unsoft.modules.module import Inputs, Mechanism
+from unsoft.modules.registry import family, resolve_formula
+from unsoft.modules.spec import LayerSpec
+from unsoft.modules.token_factor import TokenFactor
 
 
 class Differential2(Mechanism):

@@ -13,7 +13,7 @@ works without causality too.
 The slope comes from the hidden state if ``hidden=`` brings it, otherwise from the query.
 
 >>> import torch
->>> from unsoft.mechanisms.core.build import mechanism
+>>> from unsoft.modules.build import mechanism
 >>> layer = mechanism("dynamic-alibi", heads=8, head_dim=4)
 >>> k = torch.randn(1, 8, 3, 4)
 >>> _, weights = layer(torch.zeros(1, 8, 3, 4), k, k, is_causal=True, return_weights=True)
@@ -31,10 +31,10 @@ from torch import Tensor
 from unsoft.engines.call import compute_dtype
 from unsoft.formula import Formula
 from unsoft.formula.formula import Facts
-from unsoft.mechanisms.core.definition import WrittenCall, shares
-from unsoft.mechanisms.core.field_source import FieldSource, Tokens, Values, field_family
-from unsoft.mechanisms.core.spec import LayerSpec
-from unsoft.mechanisms.core.token_factor import TokenFactor
+from unsoft.modules.definition import WrittenCall, shares
+from unsoft.modules.field_source import FieldSource, Tokens, Values, field_family
+from unsoft.modules.spec import LayerSpec
+from unsoft.modules.token_factor import TokenFactor
 
 DYNAMIC_ALIBI = Formula(
     weight="exp(s - t_i*abs(i - j) - m)",

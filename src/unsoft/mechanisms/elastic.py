@@ -21,10 +21,10 @@ from torch import Tensor, nn
 
 from unsoft.engines.rows.threshold import Threshold
 from unsoft.formula.analysis import Properties
-from unsoft.mechanisms.core.definition import WrittenCall, shares
-from unsoft.mechanisms.core.registry import family
-from unsoft.mechanisms.core.row_coupled import RowCoupled
-from unsoft.mechanisms.core.spec import LayerSpec
+from unsoft.modules.definition import WrittenCall, shares
+from unsoft.modules.registry import family
+from unsoft.modules.row_coupled import RowCoupled
+from unsoft.modules.spec import LayerSpec
 
 ELASTIC = Threshold(
     "max(exp(s - m - t) + tau/n, 0)",

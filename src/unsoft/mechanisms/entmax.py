@@ -23,10 +23,10 @@ from torch import Tensor, nn
 
 from unsoft.engines.rows.threshold import Threshold
 from unsoft.formula.analysis import Properties
-from unsoft.mechanisms.core.definition import WrittenCall
-from unsoft.mechanisms.core.registry import family
-from unsoft.mechanisms.core.row_coupled import RowCoupled
-from unsoft.mechanisms.core.spec import LayerSpec
+from unsoft.modules.definition import WrittenCall
+from unsoft.modules.registry import family
+from unsoft.modules.row_coupled import RowCoupled
+from unsoft.modules.spec import LayerSpec
 
 ENTMAX = Threshold("max((a - 1)*(s - m) - t, 0)**(1/(a - 1))", straight="z**(a - 1)", params={"a": 1.5})
 _HALVINGS = 80

@@ -21,10 +21,10 @@ from torch import Tensor
 
 from unsoft.engines.rows.threshold import Threshold
 from unsoft.formula.analysis import Properties
-from unsoft.mechanisms.core.definition import WrittenCall
-from unsoft.mechanisms.core.registry import family
-from unsoft.mechanisms.core.row_coupled import RowCoupled
-from unsoft.mechanisms.core.spec import LayerSpec
+from unsoft.modules.definition import WrittenCall
+from unsoft.modules.registry import family
+from unsoft.modules.row_coupled import RowCoupled
+from unsoft.modules.spec import LayerSpec
 
 ENTMAX15 = Threshold("max((s - m)/2 - t, 0)**2", straight="sqrt(z)")
 

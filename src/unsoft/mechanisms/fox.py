@@ -13,7 +13,7 @@ start w = 0 and b = 4, so a token fades by the factor 0.98 a step. A key that th
 (padding) has no gate.
 
 >>> import torch
->>> from unsoft.mechanisms.core.build import mechanism
+>>> from unsoft.modules.build import mechanism
 >>> layer = mechanism("fox", heads=1, head_dim=4, start=0.0)                  # every gate is 1/2
 >>> k = torch.randn(1, 1, 3, 4)
 >>> _, weights = layer(torch.zeros(1, 1, 3, 4), k, k, is_causal=True, return_weights=True)
@@ -31,10 +31,10 @@ from torch.nn.functional import logsigmoid
 from unsoft.engines.call import compute_dtype, finite_part
 from unsoft.formula import Formula
 from unsoft.formula.formula import Facts
-from unsoft.mechanisms.core.definition import WrittenCall, shares
-from unsoft.mechanisms.core.field_source import FieldSource, Tokens, Values, field_family
-from unsoft.mechanisms.core.spec import LayerSpec
-from unsoft.mechanisms.core.token_factor import TokenFactor
+from unsoft.modules.definition import WrittenCall, shares
+from unsoft.modules.field_source import FieldSource, Tokens, Values, field_family
+from unsoft.modules.spec import LayerSpec
+from unsoft.modules.token_factor import TokenFactor
 
 FOX = Formula(
     weight="exp(s + (c_i - c_j) - m)",

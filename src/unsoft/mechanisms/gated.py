@@ -16,11 +16,11 @@ from typing import Any
 
 from torch import Tensor
 
-from unsoft.mechanisms.core.cache import Cache
-from unsoft.mechanisms.core.definition import Definition, WrittenCall
-from unsoft.mechanisms.core.module import Inputs, Mechanism, Wrapper
-from unsoft.mechanisms.core.registry import module_modifier
-from unsoft.mechanisms.core.token_factor import TokenFactor
+from unsoft.modules.cache import Cache
+from unsoft.modules.definition import Definition, WrittenCall
+from unsoft.modules.module import Inputs, Mechanism, Wrapper
+from unsoft.modules.registry import module_modifier
+from unsoft.modules.token_factor import TokenFactor
 
 _ALMOST_OPEN = 4.0
 

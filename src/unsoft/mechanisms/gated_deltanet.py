@@ -27,12 +27,12 @@ from torch import Tensor, nn
 from torch.nn.functional import softplus
 
 from unsoft.formula.analysis import Properties
-from unsoft.mechanisms.core.definition import WrittenCall
-from unsoft.mechanisms.core.delta import Delta
-from unsoft.mechanisms.core.registry import family
-from unsoft.mechanisms.core.spec import LayerSpec
-from unsoft.mechanisms.core.token_factor import TokenFactor
 from unsoft.mechanisms.deltanet import from_keys, recurrence
+from unsoft.modules.definition import WrittenCall
+from unsoft.modules.delta import Delta
+from unsoft.modules.registry import family
+from unsoft.modules.spec import LayerSpec
+from unsoft.modules.token_factor import TokenFactor
 
 RATE = math.log(math.expm1(0.01))
 """softplus(this) = 0.01."""

@@ -31,7 +31,7 @@ l+ and l- are learnable per head; ``tied=True`` makes them one number, so that r
 ``fixed`` sets both to a constant.
 
 >>> import torch
->>> from unsoft.mechanisms.core.spec import LayerSpec
+>>> from unsoft.modules.spec import LayerSpec
 >>> layer = Gpam(LayerSpec(heads=2, head_dim=4), tied=True)
 >>> q, k, v = (torch.randn(1, 2, 5, 4) for _ in range(3))
 >>> _, weights = layer(q, k, v, return_weights=True)
@@ -50,12 +50,12 @@ from unsoft.engines.native.pairs import pair_difference, pair_queries, pairs_rea
 from unsoft.engines.run import run_formula
 from unsoft.formula import Formula
 from unsoft.formula.analysis import Properties
-from unsoft.mechanisms.core.cache import Cache, KeyValueCache
-from unsoft.mechanisms.core.definition import Pointwise, WrittenCall, logits_of, visible_part
-from unsoft.mechanisms.core.module import Inputs, Mechanism
-from unsoft.mechanisms.core.pointwise import SHORT_OPTIONS, short_step
-from unsoft.mechanisms.core.registry import family, resolve_formula
-from unsoft.mechanisms.core.spec import LayerSpec
+from unsoft.modules.cache import Cache, KeyValueCache
+from unsoft.modules.definition import Pointwise, WrittenCall, logits_of, visible_part
+from unsoft.modules.module import Inputs, Mechanism
+from unsoft.modules.pointwise import SHORT_OPTIONS, short_step
+from unsoft.modules.registry import family, resolve_formula
+from unsoft.modules.spec import LayerSpec
 
 
 class Gpam(Mechanism):

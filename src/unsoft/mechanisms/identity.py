@@ -19,8 +19,8 @@ from torch import Tensor
 from unsoft.formula import Formula
 from unsoft.formula.analysis import Properties
 from unsoft.formula.formula import Facts
-from unsoft.mechanisms.core.definition import Logits
-from unsoft.mechanisms.core.registry import builtin
+from unsoft.modules.definition import Logits
+from unsoft.modules.registry import builtin
 
 IDENTITY = Formula(
     weight="s/n",

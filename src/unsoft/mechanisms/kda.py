@@ -25,11 +25,11 @@ from torch import Tensor
 
 from unsoft.engines.linear.delta import LOWEST
 from unsoft.formula.analysis import Properties
-from unsoft.mechanisms.core.definition import WrittenCall
-from unsoft.mechanisms.core.registry import family
-from unsoft.mechanisms.core.spec import LayerSpec
 from unsoft.mechanisms.deltanet import from_keys, recurrence
 from unsoft.mechanisms.gated_deltanet import GatedDeltaNet
+from unsoft.modules.definition import WrittenCall
+from unsoft.modules.registry import family
+from unsoft.modules.spec import LayerSpec
 
 
 class KimiDelta(GatedDeltaNet):

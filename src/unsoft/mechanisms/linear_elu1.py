@@ -26,9 +26,9 @@ import torch
 from torch import Tensor
 
 from unsoft.formula.analysis import Properties
-from unsoft.mechanisms.core.definition import WrittenCall, shares_of_sums
-from unsoft.mechanisms.core.linear import Linear
-from unsoft.mechanisms.core.registry import family
+from unsoft.modules.definition import WrittenCall, shares_of_sums
+from unsoft.modules.linear import Linear
+from unsoft.modules.registry import family
 
 
 def elu1(x: Tensor) -> Tensor:

@@ -23,9 +23,9 @@ from typing import Any
 from torch import Tensor
 
 from unsoft.formula.analysis import Properties
-from unsoft.mechanisms.core.definition import WrittenCall, mask_factor
-from unsoft.mechanisms.core.linear import Linear, unchanged
-from unsoft.mechanisms.core.registry import family
+from unsoft.modules.definition import WrittenCall, mask_factor
+from unsoft.modules.linear import Linear, unchanged
+from unsoft.modules.registry import family
 
 
 def definition(call: WrittenCall, layer: Any) -> Tensor:

@@ -27,9 +27,9 @@ import torch
 from torch import Tensor
 
 from unsoft.formula.analysis import Properties
-from unsoft.mechanisms.core.definition import WrittenCall, over_sum
-from unsoft.mechanisms.core.linear import Linear
-from unsoft.mechanisms.core.registry import family
+from unsoft.modules.definition import WrittenCall, over_sum
+from unsoft.modules.linear import Linear
+from unsoft.modules.registry import family
 
 
 def taylor2(x: Tensor) -> Tensor:

@@ -12,7 +12,7 @@ sharper: outputs there differ by up to 0.4 for standard normal inputs. ``logn16`
 is not scaled: it is added after the factor, as ALiBi and its like want it.
 
 >>> import torch
->>> from unsoft.mechanisms.core.registry import resolve
+>>> from unsoft.modules.registry import resolve
 >>> weights = resolve("logn(2)+softmax").row(torch.tensor([1.0, 0.0, 0.0, 0.0]))          # log 4 / log 2 = 2
 >>> torch.allclose(weights, torch.tensor([2.0, 0.0, 0.0, 0.0]).softmax(-1))
 True
@@ -26,8 +26,8 @@ from dataclasses import replace
 
 from unsoft.formula import Formula
 from unsoft.formula.expr import make, symbol
-from unsoft.mechanisms.core.definition import Pointwise
-from unsoft.mechanisms.core.registry import formula_modifier
+from unsoft.modules.definition import Pointwise
+from unsoft.modules.registry import formula_modifier
 
 
 def logn(base: Formula, n0: float = 512, least: float = 1) -> Formula:

@@ -55,16 +55,16 @@ from unsoft.magnitude.solvers.contract import Options
 from unsoft.magnitude.solvers.registry import solver as solver_of
 from unsoft.magnitude.streaming.arriving import ExactArrival, StreamedArrival
 from unsoft.magnitude.streaming.chunk import CENTRES, CHUNK, streamed_weights
-from unsoft.mechanisms.core.cache import Cache
-from unsoft.mechanisms.core.gated_mass import MassGate
-from unsoft.mechanisms.core.magnitude.cache import MagnitudeCache
-from unsoft.mechanisms.core.magnitude.gated_values import gated_values
-from unsoft.mechanisms.core.magnitude.options import STARTS, check_choices, check_counts
-from unsoft.mechanisms.core.magnitude.points import by_key_head, key_points
-from unsoft.mechanisms.core.magnitude.row_gates import attend_by_rows, attend_by_rows_cached
-from unsoft.mechanisms.core.module import Inputs, Mechanism, Wrapper
-from unsoft.mechanisms.core.pointwise import SHORT_OPTIONS, Pointwise
-from unsoft.mechanisms.core.registry import family, module_modifier, resolve_formula
+from unsoft.modules.cache import Cache
+from unsoft.modules.gated_mass import MassGate
+from unsoft.modules.magnitude.cache import MagnitudeCache
+from unsoft.modules.magnitude.gated_values import gated_values
+from unsoft.modules.magnitude.options import STARTS, check_choices, check_counts
+from unsoft.modules.magnitude.points import by_key_head, key_points
+from unsoft.modules.magnitude.row_gates import attend_by_rows, attend_by_rows_cached
+from unsoft.modules.module import Inputs, Mechanism, Wrapper
+from unsoft.modules.pointwise import SHORT_OPTIONS, Pointwise
+from unsoft.modules.registry import family, module_modifier, resolve_formula
 
 Result = Tensor | tuple[Tensor, Tensor]
 EXACT = 256

@@ -12,7 +12,7 @@ for every head width and every size of queries and keys (the authors subtract on
 add 1e-4 to every feature instead, which looks ahead and is not causal).
 
 >>> import torch
->>> from unsoft.mechanisms.core.spec import LayerSpec
+>>> from unsoft.modules.spec import LayerSpec
 >>> q, k, v = (torch.randn(1, 1, 50, 8, generator=torch.Generator().manual_seed(s)) / 2 for s in range(3))
 >>> exact = torch.nn.functional.scaled_dot_product_attention(q, k, v)
 >>> errors = [(Performer(LayerSpec(1, 8), m)(q, k, v) - exact).norm().item() for m in (8, 128, 2048)]
@@ -26,10 +26,10 @@ import torch
 from torch import Tensor
 
 from unsoft.formula.analysis import Properties
-from unsoft.mechanisms.core.definition import WrittenCall, scaled, shares_of_sums
-from unsoft.mechanisms.core.linear import Linear
-from unsoft.mechanisms.core.registry import family
-from unsoft.mechanisms.core.spec import LayerSpec
+from unsoft.modules.definition import WrittenCall, scaled, shares_of_sums
+from unsoft.modules.linear import Linear
+from unsoft.modules.registry import family
+from unsoft.modules.spec import LayerSpec
 
 
 def log_positive_random(x: Tensor, directions: Tensor) -> Tensor:

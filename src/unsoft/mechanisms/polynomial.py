@@ -19,8 +19,8 @@ from torch import Tensor
 from unsoft.formula import Formula
 from unsoft.formula.analysis import Properties
 from unsoft.formula.formula import Facts
-from unsoft.mechanisms.core.definition import Logits, Pointwise
-from unsoft.mechanisms.core.registry import builtin
+from unsoft.modules.definition import Logits, Pointwise
+from unsoft.modules.registry import builtin
 
 
 def polynomial(p: int = 3) -> Formula:

@@ -27,8 +27,8 @@ from torch import Tensor
 
 from unsoft.formula import Formula
 from unsoft.formula.formula import Facts
-from unsoft.mechanisms.core.definition import WrittenCall, shares
-from unsoft.mechanisms.core.field_source import field_family
+from unsoft.modules.definition import WrittenCall, shares
+from unsoft.modules.field_source import field_family
 
 RBF = Formula(
     weight="exp(2*s - k2 - m)",

@@ -22,7 +22,7 @@ The c is ours: with W = 0 and c = 1.278 the gate starts at 1 (the paper has no c
 are returned are those before norm and gate.
 
 >>> import torch
->>> from unsoft.mechanisms.core.spec import LayerSpec
+>>> from unsoft.modules.spec import LayerSpec
 >>> one = torch.ones(1, 1, 3, 4)                             # every logit is 4 / sqrt 4 = 2
 >>> _, weights = Retention(LayerSpec(1, 4), start=0.5)(one, one, one, is_causal=True, return_weights=True)
 >>> weights[0, 0]
@@ -40,13 +40,13 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from unsoft.formula.analysis import Properties
-from unsoft.mechanisms.core.cache import Cache
-from unsoft.mechanisms.core.definition import WrittenCall, mask_factor
-from unsoft.mechanisms.core.linear import Linear, unchanged
-from unsoft.mechanisms.core.module import Inputs
-from unsoft.mechanisms.core.registry import family
-from unsoft.mechanisms.core.spec import LayerSpec
-from unsoft.mechanisms.core.token_factor import TokenFactor
+from unsoft.modules.cache import Cache
+from unsoft.modules.definition import WrittenCall, mask_factor
+from unsoft.modules.linear import Linear, unchanged
+from unsoft.modules.module import Inputs
+from unsoft.modules.registry import family
+from unsoft.modules.spec import LayerSpec
+from unsoft.modules.token_factor import TokenFactor
 
 _OPEN_GATE = 1.2784645427610738
 """swish(this) = 1."""

@@ -9,7 +9,7 @@ Can: let a head attend to nothing, without a token being misused for it. Cannot:
 help a formula without a normaliser.
 
 >>> import torch
->>> from unsoft.mechanisms.core.registry import resolve
+>>> from unsoft.modules.registry import resolve
 >>> resolve("sink+softmax").row(torch.tensor([0.0, 0.0]), sink=0.0)           # 1 / (1 + 1 + 1)
 tensor([0.3333, 0.3333])
 """
@@ -21,8 +21,8 @@ import torch
 
 from unsoft.formula import Formula
 from unsoft.formula.expr import make, symbol
-from unsoft.mechanisms.core.definition import Pointwise
-from unsoft.mechanisms.core.registry import formula_modifier
+from unsoft.modules.definition import Pointwise
+from unsoft.modules.registry import formula_modifier
 
 
 def sink(base: Formula, start: float = 0.0) -> Formula:

@@ -24,8 +24,8 @@ from torch import Tensor
 from unsoft.formula import Formula
 from unsoft.formula.analysis import Properties
 from unsoft.formula.formula import Facts
-from unsoft.mechanisms.core.definition import Logits, normalised
-from unsoft.mechanisms.core.registry import builtin
+from unsoft.modules.definition import Logits, normalised
+from unsoft.modules.registry import builtin
 
 SOFTPICK = Formula(
     weight="max(expdiff(s, 0, m), 0)",

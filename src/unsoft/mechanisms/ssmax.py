@@ -23,10 +23,10 @@ from torch import Tensor
 
 from unsoft.formula import Formula
 from unsoft.formula.formula import Facts
-from unsoft.mechanisms.core.definition import WrittenCall, shares
-from unsoft.mechanisms.core.pointwise import Pointwise
-from unsoft.mechanisms.core.registry import family
-from unsoft.mechanisms.core.spec import LayerSpec
+from unsoft.modules.definition import WrittenCall, shares
+from unsoft.modules.pointwise import Pointwise
+from unsoft.modules.registry import family
+from unsoft.modules.spec import LayerSpec
 
 SSMAX = Formula(
     weight="exp(a*log(n)*s - m)",

@@ -11,7 +11,7 @@ well. It looks back only, and, as published, not at the token itself, whose row 
 ``current=True`` lets it take the first share.
 
 >>> import torch
->>> from unsoft.mechanisms.core.spec import LayerSpec
+>>> from unsoft.modules.spec import LayerSpec
 >>> zero = torch.zeros(1, 1, 3, 4)                          # sigmoid(0) = 1/2
 >>> _, weights = StickBreaking(LayerSpec(1, 4))(zero, zero, zero, is_causal=True, return_weights=True)
 >>> weights[0, 0]
@@ -28,11 +28,11 @@ from torch.nn.functional import logsigmoid
 
 from unsoft.engines.rows.sticks import Sticks
 from unsoft.formula.analysis import Properties
-from unsoft.mechanisms.core.definition import WrittenCall
-from unsoft.mechanisms.core.module import Inputs
-from unsoft.mechanisms.core.registry import family
-from unsoft.mechanisms.core.row_coupled import RowCoupled
-from unsoft.mechanisms.core.spec import LayerSpec
+from unsoft.modules.definition import WrittenCall
+from unsoft.modules.module import Inputs
+from unsoft.modules.registry import family
+from unsoft.modules.row_coupled import RowCoupled
+from unsoft.modules.spec import LayerSpec
 
 
 class StickBreaking(RowCoupled):

@@ -17,7 +17,7 @@ l starts at 0.5 and is clamped to [0, 1]; beta starts at 1, and lower for heads 
 cosine would pass.
 
 >>> import torch
->>> from unsoft.mechanisms.core.spec import LayerSpec
+>>> from unsoft.modules.spec import LayerSpec
 >>> torch.manual_seed(0)
 <torch._C.Generator object at ...>
 >>> q, k, v = (torch.randn(1, 2, 500, 64) for _ in range(3))
@@ -37,11 +37,11 @@ from unsoft.engines.run import run_formula
 from unsoft.formula import Formula
 from unsoft.formula.analysis import Properties
 from unsoft.formula.formula import Facts
-from unsoft.mechanisms.core.definition import WrittenCall, visible_part
-from unsoft.mechanisms.core.head_pairs import check_pairs, joined, of_half, split
-from unsoft.mechanisms.core.module import Inputs, Mechanism
-from unsoft.mechanisms.core.registry import family
-from unsoft.mechanisms.core.spec import LayerSpec
+from unsoft.modules.definition import WrittenCall, visible_part
+from unsoft.modules.head_pairs import check_pairs, joined, of_half, split
+from unsoft.modules.module import Inputs, Mechanism
+from unsoft.modules.registry import family
+from unsoft.modules.spec import LayerSpec
 
 THRESHOLDED = Formula(
     weight="max(s - t*sqrt(log(n)), 0)**2", params={"t": 0.0}, bias="logit", facts=Facts(signed=False)

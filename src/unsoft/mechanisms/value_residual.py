@@ -22,10 +22,10 @@ True
 import torch
 from torch import Tensor, nn
 
-from unsoft.mechanisms.core.cache import Cache
-from unsoft.mechanisms.core.definition import Definition, NotDefined, WrittenCall
-from unsoft.mechanisms.core.module import Inputs, Mechanism, Wrapper
-from unsoft.mechanisms.core.registry import module_modifier
+from unsoft.modules.cache import Cache
+from unsoft.modules.definition import Definition, NotDefined, WrittenCall
+from unsoft.modules.module import Inputs, Mechanism, Wrapper
+from unsoft.modules.registry import module_modifier
 
 
 class ValueResidual(Wrapper):

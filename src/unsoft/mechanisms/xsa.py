@@ -25,10 +25,10 @@ import torch
 from torch import Tensor
 
 from unsoft.engines.arguments import checked_call
-from unsoft.mechanisms.core.cache import Cache
-from unsoft.mechanisms.core.definition import Definition, WrittenCall
-from unsoft.mechanisms.core.module import Inputs, Wrapper
-from unsoft.mechanisms.core.registry import module_modifier, resolve_formula
+from unsoft.modules.cache import Cache
+from unsoft.modules.definition import Definition, WrittenCall
+from unsoft.modules.module import Inputs, Wrapper
+from unsoft.modules.registry import module_modifier, resolve_formula
 
 
 class ExclusiveSelf(Wrapper):

@@ -11,8 +11,8 @@ import torch
 from unsoft import engines as all_engines
 from unsoft.errors import CompilerWarning, MechanismError
 from unsoft.formula import Formula
-from unsoft.mechanisms.core.registry import resolve
-from unsoft.mechanisms.core.spec import MechanismSpec
+from unsoft.modules.registry import resolve
+from unsoft.modules.spec import MechanismSpec
 from unsoft.testing import (
     causality,
     decoding,

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from unsoft.engines import engine_names
-from unsoft.mechanisms.core.module import Mechanism
-from unsoft.mechanisms.core.spec import LayerSpec, MechanismSpec
+from unsoft.modules.module import Mechanism
+from unsoft.modules.spec import LayerSpec, MechanismSpec
 from unsoft.testing.check import NotApplicable
 from unsoft.testing.measure import Measure, close, equal, fact
 from unsoft.testing.promises import bounds_of, outside

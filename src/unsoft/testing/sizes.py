@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from unsoft.mechanisms.core.definition import Definition
-from unsoft.mechanisms.core.spec import LayerSpec, MechanismSpec
+from unsoft.modules.definition import Definition
+from unsoft.modules.spec import LayerSpec, MechanismSpec
 from unsoft.testing.grid.checks import decoding, results
 from unsoft.testing.grid.point import AXES, COMBINED, EVEN_KEY_HEADS, Point, all_pairs, sample
 from unsoft.testing.grid.trial import Trial

@@ -29,7 +29,7 @@ def formula_of(mechanism: str | Formula) -> Formula:
     if isinstance(mechanism, str) and mechanism in WEIGHTS:
         return Formula(WEIGHTS[mechanism])
     # Not at the top: the mechanisms stand above the theory, which needs nothing but their names.
-    from unsoft.mechanisms.core.registry import resolve_formula
+    from unsoft.modules.registry import resolve_formula
 
     try:
         return resolve_formula(mechanism)

@@ -47,4 +47,4 @@ def test_page_is_up_to_date():
     spec.loader.exec_module(script)
     text = script.PAGE.read_text()
     assert "<!-- estimate -->" in text and "<!-- resources -->" in text
-    assert script.page(text) == text, "run: python docs/gpu.py"
+    assert script.page(text) == text, "run: python docs/generate/gpu.py"

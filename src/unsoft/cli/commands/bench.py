@@ -15,7 +15,7 @@ from unsoft.cli.terminal import INTERRUPTED, console, note, progress, warn_if_bu
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from unsoft.bench.plan import Result, Step
+    from unsoft.lab.bench.plan import Result, Step
 
 
 def command(
@@ -48,7 +48,7 @@ def command(
         raise typer.BadParameter("choose one of --quick and --full")
     if out is not None:
         check_file(out)
-    from unsoft.bench.plan import FULL, QUICK, STANDARD, choose, steps
+    from unsoft.lab.bench.plan import FULL, QUICK, STANDARD, choose, steps
 
     level = QUICK if quick else FULL if full else STANDARD
     names = chosen(mechanism, mechanism_option, formula) or None
@@ -56,7 +56,7 @@ def command(
         todo = choose(steps(level, names), only)
     else:
         _check_device(device)
-        from unsoft.bench.gpu import gpu_steps
+        from unsoft.lab.bench.gpu import gpu_steps
 
         todo = choose(gpu_steps(level, names), only)
     warn_if_busy()
@@ -64,7 +64,7 @@ def command(
         todo, lambda results, finished: _keep(out, level.name, results, finished, device)
     )
     if as_json:
-        from unsoft.bench.record import record
+        from unsoft.lab.bench.record import record
 
         typer.echo(json.dumps(record(level.name, results, finished=finished, device=device), indent=1))
     else:
@@ -74,7 +74,7 @@ def command(
     if not finished:
         note("interrupted; the figures above are those measured until then")
         raise typer.Exit(INTERRUPTED)
-    from unsoft.bench.timing import Timing
+    from unsoft.lab.bench.timing import Timing
 
     bad = [x for x in results if isinstance(x, Timing) and x.ratio is None]
     if bad:
@@ -110,15 +110,15 @@ def _run(todo: list[Step], keep: Callable[[list[Result], bool], None]) -> tuple[
 
 def _keep(out: Path | None, level: str, results: list[Result], finished: bool, device: str) -> None:
     if out is not None:
-        from unsoft.bench.record import record
         from unsoft.files import write_json
+        from unsoft.lab.bench.record import record
 
         write_json(out, record(level, results, finished=finished, device=device))
 
 
 def _show(results: list[Result]) -> None:
-    from unsoft.bench.machine import machine, versions
-    from unsoft.bench.table import draw, grids
+    from unsoft.lab.bench.machine import machine, versions
+    from unsoft.lab.bench.table import draw, grids
 
     screen = console()
     screen.print(f"{machine()}; " + ", ".join(f"{name} {version}" for name, version in versions().items()))

@@ -31,9 +31,9 @@ def info(as_json: AsJson = False) -> None:
       unsoft cache info
       unsoft cache info --json
     """
-    from unsoft.compare.store import Store, default_folder
     from unsoft.engines.native.compiler import cache_directory, models_directory
     from unsoft.engines.triton.tile_sizes import tuned, tuned_file
+    from unsoft.lab.compare.store import Store, default_folder
 
     libraries, models, kept = cache_directory(), models_directory(), Store(default_folder())
     found = [
@@ -72,10 +72,10 @@ def clear() -> None:
       unsoft cache clear
       UNSOFT_CACHE_DIR=/tmp/mine unsoft cache clear
     """
-    from unsoft.compare.store import Store, default_folder
     from unsoft.engines.native.compiler import cache_directory, clear_cache, models_directory
     from unsoft.engines.triton.source import generated_folder
     from unsoft.engines.triton.tile_sizes import tuned, tuned_file
+    from unsoft.lab.compare.store import Store, default_folder
 
     typer.echo(f"{cache_directory()}: {clear_cache()} compiled libraries deleted")
     typer.echo(f"{tuned_file()}: {len(tuned())} tile sizes of unsoft tune deleted")

@@ -16,9 +16,9 @@ from unsoft.cli.mechanisms import Formulas, NamesOption, chosen, complete_mechan
 from unsoft.cli.terminal import INTERRUPTED, cell, console, note, progress, say, show_table, warn_if_busy
 
 if TYPE_CHECKING:
-    from unsoft.compare.jobs import Answer, Job
-    from unsoft.compare.section import Request
-    from unsoft.compare.store import Store
+    from unsoft.lab.compare.jobs import Answer, Job
+    from unsoft.lab.compare.section import Request
+    from unsoft.lab.compare.store import Store
 
 _MARKS = {"yes": "●", "partly": "◐", "no": "○", "not run": " "}
 
@@ -92,12 +92,12 @@ def command(
     if claim is None:
         check_drawing()
         check_folder(out)
-    from unsoft.bench.machine import cores
-    from unsoft.compare.jobs import run
-    from unsoft.compare.level import FULL, QUICK, STANDARD
-    from unsoft.compare.section import Request, plan
-    from unsoft.compare.store import Store, default_folder
-    from unsoft.compare.subject import default_names, subjects_of
+    from unsoft.lab.bench.machine import cores
+    from unsoft.lab.compare.jobs import run
+    from unsoft.lab.compare.level import FULL, QUICK, STANDARD
+    from unsoft.lab.compare.section import Request, plan
+    from unsoft.lab.compare.store import Store, default_folder
+    from unsoft.lab.compare.subject import default_names, subjects_of
 
     level = QUICK if quick else FULL if full else STANDARD
     if all("{" in name for name in names):
@@ -135,7 +135,7 @@ def command(
 
 def _check_sections(request: Request, only: list[str]) -> None:
     """Wrong names of sections, and sections that need another option."""
-    from unsoft.compare.section import CLAIMS, sections
+    from unsoft.lab.compare.section import CLAIMS, sections
 
     known = {section.name: section for section in sections()}
     for name in only:
@@ -152,10 +152,10 @@ def _check_sections(request: Request, only: list[str]) -> None:
 def _write(
     out: Path, request: Request, answers: list[Answer], finished: bool, store: Store, as_json: bool
 ) -> None:
-    from unsoft.bench.machine import cores
-    from unsoft.compare.jobs import Results
-    from unsoft.compare.output import PAGE, RECORD, record, views_of, write
-    from unsoft.report.comparison.page import provenance
+    from unsoft.lab.bench.machine import cores
+    from unsoft.lab.compare.jobs import Results
+    from unsoft.lab.compare.output import PAGE, RECORD, record, views_of, write
+    from unsoft.lab.report.comparison.page import provenance
 
     line = shlex.join(["unsoft", *sys.argv[1:]])
     content = record(
@@ -219,7 +219,7 @@ def _two_runs(names: list[str], out: Path, as_json: bool) -> None:
     check_drawing()
     check_folder(out)
     from unsoft.files import write_whole
-    from unsoft.report.comparison.two_runs import (
+    from unsoft.lab.report.comparison.two_runs import (
         caveats,
         changed_claims,
         differences,

@@ -23,7 +23,7 @@ from unsoft.cli.mechanisms import Name, NameOption, OneFormula, chosen_one
 from unsoft.cli.terminal import INTERRUPTED, note, show_table
 
 if TYPE_CHECKING:
-    from unsoft.training import Converted
+    from unsoft.lab.training import Converted
 
 
 def command(
@@ -84,13 +84,13 @@ def command(
     """
     load_plugin(plugin)
     name = chosen_one(mechanism, mechanism_option, formula)
-    from unsoft.mechanisms.core.inline import label_of
+    from unsoft.modules.inline import label_of
 
     folder = out or folder_name(Path(model).name, "to", label_of(name))
     check_folder(folder)
     from unsoft.errors import Interrupted
-    from unsoft.training import Conversion
-    from unsoft.training import convert as run
+    from unsoft.lab.training import Conversion
+    from unsoft.lab.training import convert as run
 
     spec = Conversion(
         model=model,

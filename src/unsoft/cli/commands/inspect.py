@@ -15,7 +15,7 @@ from unsoft.cli.reader import load_reader
 from unsoft.cli.terminal import cell, console, progress, show_table
 
 if TYPE_CHECKING:
-    from unsoft.hf.inspection import Inspection
+    from unsoft.lab.interpret.inspection import Inspection
 
 _SHOWN = 8  # heads of each role in the terminal
 _SENTENCES = 3
@@ -60,9 +60,9 @@ def command(
     words = _read(text)
     if out is not None:
         prepare_folder(out)
-    from unsoft.hf.inspection import inspect as inspect_model
+    from unsoft.lab.interpret.inspection import inspect as inspect_model
 
-    network, tokenizer, longest = load_reader(model, length, "unsoft.hf.inspect(model, batch)")
+    network, tokenizer, longest = load_reader(model, length, "unsoft.lab.interpret.inspect(model, batch)")
     if ablate and not network.can_generate():
         raise typer.BadParameter(
             f"{model} predicts no next token, so there is no loss without a head", param_hint="'--ablate'"
@@ -91,8 +91,8 @@ def command(
     if out is None:
         return
     from unsoft.files import write_whole
-    from unsoft.hf.inspection.page import inspection_page
-    from unsoft.hf.inspection.patterns import find_patterns
+    from unsoft.lab.interpret.inspection.page import inspection_page
+    from unsoft.lab.interpret.inspection.patterns import find_patterns
 
     patterns = find_patterns(network, sentence or first_sentences(words), tokenizer)
     write_whole(out / "inspection.html", inspection_page(found, patterns).encode())
@@ -101,7 +101,7 @@ def command(
 
 
 def _ablated(network: Any, words: str, found: Inspection, tokenizer: Any) -> dict[str, Any]:
-    from unsoft.hf.inspection.ablation import ablate
+    from unsoft.lab.interpret.inspection.ablation import ablate
 
     with progress(100) as show:
 
@@ -123,7 +123,7 @@ def first_sentences(text: str, count: int = _SENTENCES) -> list[str]:
 
 
 def _read(path: Path | None) -> str:
-    from unsoft.hf import inspection
+    from unsoft.lab.interpret import inspection
 
     if path is None:
         return (Path(inspection.__file__).parent / "sample.txt").read_text()
@@ -131,9 +131,9 @@ def _read(path: Path | None) -> str:
 
 
 def _print(found: Inspection) -> None:
-    from unsoft.hf.inspection.columns import TITLES
-    from unsoft.hf.inspection.roles import ROLES
-    from unsoft.report.escape import printable
+    from unsoft.lab.interpret.inspection.columns import TITLES
+    from unsoft.lab.interpret.inspection.roles import ROLES
+    from unsoft.lab.report.escape import printable
 
     screen = console()
     screen.print(

@@ -58,7 +58,7 @@ def _content(found: Any) -> dict[str, Any]:
 
 def _print_table() -> None:
     from unsoft.mechanisms import mechanisms
-    from unsoft.mechanisms.core.registry import modifiers
+    from unsoft.modules.registry import modifiers
 
     rows = mechanisms().rows()
     show_table(

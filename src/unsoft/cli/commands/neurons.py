@@ -15,7 +15,7 @@ from unsoft.cli.reader import load_reader
 from unsoft.cli.terminal import cell, console, progress, show_table
 
 if TYPE_CHECKING:
-    from unsoft.hf.neurons import Scan
+    from unsoft.lab.interpret.neurons import Scan
 
 _SHOWN = 10
 _STEPS = ("reading the text", "ablating neurons")
@@ -78,11 +78,13 @@ def command(
     words = _python_reference() if text is None else read_text(text, "'--text'")
     if out is not None:
         check_folder(out)
-    from unsoft.hf.neurons import scan
-    from unsoft.hf.neurons.frequency import read_counts
+    from unsoft.lab.interpret.neurons import scan
+    from unsoft.lab.interpret.neurons.frequency import read_counts
 
     counted = None if counts is None else read_counts(counts)
-    network, tokenizer, longest = load_reader(model, length, "unsoft.hf.neurons.scan(model, tokens)")
+    network, tokenizer, longest = load_reader(
+        model, length, "unsoft.lab.interpret.neurons.scan(model, tokens)"
+    )
     with progress(100 * len(_STEPS)) as show:
 
         def tell(what: str, done: int, total: int) -> None:
@@ -109,7 +111,7 @@ def command(
     if out is None:
         return
     from unsoft.files import write_whole
-    from unsoft.hf.neurons.page import neurons_page
+    from unsoft.lab.interpret.neurons.page import neurons_page
 
     page = neurons_page(found).encode()
     prepare_folder(out)
@@ -123,9 +125,9 @@ def command(
 
 
 def _print(found: Scan) -> None:
-    from unsoft.hf.neurons.columns import TITLES
-    from unsoft.hf.neurons.roles import ROLES
-    from unsoft.report.escape import printable
+    from unsoft.lab.interpret.neurons.columns import TITLES
+    from unsoft.lab.interpret.neurons.roles import ROLES
+    from unsoft.lab.report.escape import printable
 
     screen = console()
     told = found.settings

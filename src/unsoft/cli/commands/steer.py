@@ -12,8 +12,8 @@ import typer
 
 from unsoft.cli.arguments import AsJson, check_file, prepare_folder
 from unsoft.cli.steer_inputs import lines, listed, load, pairs, places, prose
-from unsoft.cli.steer_tables import show_judgement, show_measures
-from unsoft.cli.terminal import INTERRUPTED, console, note, progress, show_table
+from unsoft.cli.steer_tables import show_judgement
+from unsoft.cli.terminal import console, progress, show_table
 
 command = typer.Typer(
     help="""Push a model along directions inside it, and find out whether that is real.
@@ -77,7 +77,7 @@ def fit(
     """
     halves = pairs(positive, negative)
     check_file(out)
-    from unsoft.hf import steering
+    from unsoft.lab.interpret import steering
 
     network, tokenizer = load(model)
     found = steering.fit(
@@ -115,9 +115,9 @@ def generate(
       unsoft steer generate smollm2 joy.safetensors --prompt "The weather is"
       unsoft steer generate smollm2 joy.safetensors --prompt "Today I" --strength 0.5 --tokens 20
     """
-    from unsoft.hf.steering import Directions, steering
-    from unsoft.hf.steering.states import encoded
-    from unsoft.report.escape import printable
+    from unsoft.lab.interpret.steering import Directions, steering
+    from unsoft.lab.interpret.steering.states import encoded
+    from unsoft.lab.report.escape import printable
 
     found = Directions.load(directions)
     network, tokenizer = load(model)
@@ -200,7 +200,7 @@ def check(
       unsoft steer check smollm2
       unsoft steer check smollm2 --strength 0.2 --out steering
     """
-    from unsoft.hf.steering.text_check import TextQuestion, check_text
+    from unsoft.lab.interpret.steering.text_check import TextQuestion, check_text
 
     question = TextQuestion(
         *pairs(positive, negative),
@@ -216,7 +216,7 @@ def check(
         check_drawing()
         prepare_folder(out)
     network, tokenizer = load(model)
-    from unsoft.hf.steering.controls import steps
+    from unsoft.lab.interpret.steering.controls import steps
 
     with progress(steps(bounds=1)) as bar:
         count = iter(range(steps(bounds=1)))
@@ -239,62 +239,9 @@ def check(
         show_judgement(judgement)
     if out is None:
         return
-    from unsoft.hf.steering.report import write
+    from unsoft.lab.interpret.steering.report import write
 
     directions.save(out / "directions.safetensors")
     again = shlex.join(["unsoft", *sys.argv[1:]])
     for path in (out / "directions.safetensors", *write(out, model, judgement, again)):
-        typer.echo(str(path), err=as_json)
-
-
-@command.command()
-def scenes(
-    out: Annotated[Path, typer.Option(help="Folder of the model, the measurements and the page.")] = Path(
-        "scenes"
-    ),
-    steps: Annotated[int, typer.Option(min=1, help="Steps of training.")] = 500,
-    seed: Annotated[int, typer.Option(min=0, help="Seed of weights and training scenes.")] = 0,
-    negative: Annotated[
-        str, typer.Option(help="The other picture of a pair: original, or without what matters.")
-    ] = "original",
-    as_json: AsJson = False,
-) -> None:
-    """Train a small image-text model that names things which are not there, and steer it by what it sees.
-
-    Ctrl-C while it trains saves and stops; the same command goes on from there.
-
-    \b
-    Examples:
-      unsoft steer scenes --steps 500 --out scenes
-      unsoft steer scenes --negative without --seed 1
-    """
-    from unsoft.cli.arguments import check_drawing, check_folder
-
-    check_drawing()
-    check_folder(out)
-    from unsoft.errors import Interrupted
-    from unsoft.scenes.report import write_report
-    from unsoft.scenes.training import Settings, train_scenes
-
-    try:
-        model = train_scenes(out, Settings(steps=steps, seed=seed), progress=True)
-    except Interrupted as stopped:
-        note(str(stopped))
-        raise typer.Exit(INTERRUPTED) from None
-    from unsoft.hf.steering.controls import steps as count_steps
-    from unsoft.scenes.experiment import run_experiment
-
-    total = count_steps(bounds=3) + 2
-    with progress(total) as bar:
-        count = iter(range(total))
-        found = run_experiment(model, negative=negative, said=lambda words: bar(next(count), words, words))
-    command = f"unsoft steer scenes --steps {steps} --seed {seed} --negative {negative}"
-    written = write_report(out, model, found, command)
-    if as_json:
-        about = {"judgement": found.judgement.to_dict(), "measures": found.measures}
-        typer.echo(json.dumps(about, indent=1))
-    else:
-        show_judgement(found.judgement)
-        show_measures(found.measures)
-    for path in written:
         typer.echo(str(path), err=as_json)

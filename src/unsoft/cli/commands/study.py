@@ -16,8 +16,8 @@ from unsoft.cli.study_tables import print_defaults, print_study, study_record
 from unsoft.cli.terminal import INTERRUPTED, note, show_table
 
 if TYPE_CHECKING:
-    from unsoft.study import Study
-    from unsoft.study.driver import Workers
+    from unsoft.lab.study import Study
+    from unsoft.lab.study.driver import Workers
 
 
 class _RunUnlessNamed(TyperGroup):
@@ -142,7 +142,7 @@ def run(
     changes = {name: value for name, value in changes.items() if value is not None}
     if sum((spec is not None, bool(default), any(direct))) != 1:
         raise typer.BadParameter("give a file, --default NAME, or --tasks and --mechanisms")
-    from unsoft.study import default_study, read_study
+    from unsoft.lab.study import default_study, read_study
 
     if not any(direct):
         if changes or settings or controls:
@@ -169,7 +169,7 @@ def run(
 
 def _run_one(study: Study, out: Path, workers: int | Workers, options: dict[str, Any]) -> None:
     from unsoft.cli.study_progress import progress
-    from unsoft.study import run_study
+    from unsoft.lab.study import run_study
 
     try:
         with progress(study.name) as tell:
@@ -196,10 +196,10 @@ def status(out: _Out = Path("study"), as_json: AsJson = False) -> None:
       unsoft study status
       unsoft study status --out study --json
     """
-    from unsoft.study.record import STATUSES
-    from unsoft.study.row import words
-    from unsoft.study.store import NAME, Store
-    from unsoft.study.summary import current
+    from unsoft.lab.study.record import STATUSES
+    from unsoft.lab.study.row import words
+    from unsoft.lab.study.store import NAME, Store
+    from unsoft.lab.study.summary import current
 
     with Store(out / NAME) as store:
         rows = []
@@ -237,9 +237,9 @@ def export(
       unsoft study export --to runs.parquet --study census
     """
     from unsoft.cli.arguments import check_file
-    from unsoft.study.export import export as write
-    from unsoft.study.store import NAME, Store
-    from unsoft.study.summary import current
+    from unsoft.lab.study.export import export as write
+    from unsoft.lab.study.store import NAME, Store
+    from unsoft.lab.study.summary import current
 
     check_file(to, "'--to'")
     with Store(out / NAME) as store:
@@ -271,15 +271,15 @@ def report(
       unsoft study report --out study --to page
     """
     from unsoft.cli.arguments import check_drawing
-    from unsoft.study.store import NAME, Store
+    from unsoft.lab.study.store import NAME, Store
 
     with Store(out / NAME) as store:
         records, definitions = store.records(), [store.definition(name) for name in store.studies()]
     check_drawing()
     folder = to or out / "report"
     check_folder(folder, "'--out'" if to is None else "'--to'")
-    from unsoft.study import Study
-    from unsoft.study.page import PAGE, write_report
+    from unsoft.lab.study import Study
+    from unsoft.lab.study.page import PAGE, write_report
 
     studies = [Study.from_dict(definition) for definition in definitions if definition is not None]
     counts = write_report(studies, records, folder)

@@ -11,7 +11,7 @@ from unsoft.cli.arguments import Plugin, load_plugin
 from unsoft.cli.terminal import show_table
 
 if TYPE_CHECKING:
-    from unsoft.tasks import Task
+    from unsoft.lab.tasks import Task
 
 
 def command(
@@ -29,7 +29,7 @@ def command(
       unsoft tasks --scores --json
     """
     load_plugin(plugin)
-    from unsoft.tasks import tasks
+    from unsoft.lab.tasks import tasks
 
     made = [kind() for kind in tasks().values()]
     if as_json:

@@ -69,7 +69,7 @@ def command(
         _print_table(rows, gammas)
     if out is not None:
         from unsoft.cli.theory_figures import figures, write_figure
-        from unsoft.report.figure import vega_script
+        from unsoft.lab.report.figure import vega_script
 
         library = vega_script()
         for figure, controls in figures(subjects, rows):
@@ -105,8 +105,8 @@ def read_range(option: str, text: str) -> list[float]:
 
 def _subjects(names: list[str], n: int) -> list[Subject]:
     from unsoft.cli.theory_data import Subject
-    from unsoft.mechanisms.core.inline import label_of
-    from unsoft.mechanisms.core.registry import resolve_formula
+    from unsoft.modules.inline import label_of
+    from unsoft.modules.registry import resolve_formula
 
     return [
         Subject(label_of(name), resolve_formula(name), n, named="{" not in name) for name in names or _DEFAULT

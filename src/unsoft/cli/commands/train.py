@@ -13,7 +13,7 @@ from unsoft.cli.mechanisms import Name, NameOption, OneFormula, chosen_one
 from unsoft.cli.terminal import INTERRUPTED, note
 
 if TYPE_CHECKING:
-    from unsoft.training import Result
+    from unsoft.lab.training import Result
 
 
 def command(
@@ -122,13 +122,13 @@ def command(
     if file is not None:
         _check_reads_files(task)
     name = chosen_one(mechanism, mechanism_option, formula, "softmax")
-    from unsoft.mechanisms.core.inline import label_of
+    from unsoft.modules.inline import label_of
 
     folder = out or folder_name(task, label_of(name), seed)
     check_folder(folder)
     from unsoft.errors import Interrupted
-    from unsoft.training import Spec, processes
-    from unsoft.training import train as run
+    from unsoft.lab.training import Spec, processes
+    from unsoft.lab.training import train as run
 
     spec = Spec(
         task=task,
@@ -177,7 +177,7 @@ def command(
 def _check_reads_files(name: str) -> None:
     from dataclasses import fields
 
-    from unsoft.tasks import tasks
+    from unsoft.lab.tasks import tasks
 
     kind = tasks().get(name)
     if kind is not None and "path" not in {knob.name for knob in fields(kind)}:

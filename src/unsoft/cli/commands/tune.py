@@ -45,14 +45,14 @@ def command(
     if out is not None:
         check_file(out)
     from unsoft.cli.installation import gpu_problem
-    from unsoft.mechanisms.core.registry import resolve_formula
+    from unsoft.modules.registry import resolve_formula
 
     names = chosen(mechanism, mechanism_option, formula) or ["softmax", "cog"]
     formulas = {name: resolve_formula(name) for name in names}
     if reason := gpu_problem():
         raise ValueError(f"the engine 'triton' cannot run here: {reason}")
     rows, finished = _measure(formulas, widths, dtype, length)
-    from unsoft.bench.machine import gpu, versions
+    from unsoft.lab.bench.machine import gpu, versions
 
     record = {"schema": 1, "gpu": gpu(), "versions": versions(), "finished": finished, "tiles": rows}
     if as_json:

@@ -1,6 +1,6 @@
 """Every mechanism once more, straight from its paper in plain torch: what the battery judges results by.
 
-Each mechanism's file holds its definition (see unsoft.mechanisms.core.definition);
+Each mechanism's file holds its definition (see unsoft.modules.definition);
 here they are put together as a name says.
 """
 
@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from unsoft.formula import Formula, evaluate
-from unsoft.mechanisms.core import registry
-from unsoft.mechanisms.core.definition import (
+from unsoft.modules import registry
+from unsoft.modules.definition import (
     Defined,
     Definition,
     Logits,
@@ -26,7 +26,7 @@ from unsoft.mechanisms.core.definition import (
     over,
     visible_part,
 )
-from unsoft.mechanisms.core.spec import MechanismSpec
+from unsoft.modules.spec import MechanismSpec
 from unsoft.testing.definitions import magnitude
 
 _PART = re.compile(r"([a-z][a-z0-9_-]*)(?:\(([^()]*)\))?")

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from unsoft.mechanisms.core.definition import WrittenCall, over
+from unsoft.modules.definition import WrittenCall, over
 
 
 def is_defined(call: WrittenCall, layer: Any) -> bool:

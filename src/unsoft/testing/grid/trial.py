@@ -19,9 +19,9 @@ from typing import Any
 import torch
 from torch import Generator, Tensor
 
-from unsoft.mechanisms.core.definition import Definition, NotDefined, WrittenCall
-from unsoft.mechanisms.core.module import Mechanism
-from unsoft.mechanisms.core.spec import LayerSpec, MechanismSpec
+from unsoft.modules.definition import Definition, NotDefined, WrittenCall
+from unsoft.modules.module import Mechanism
+from unsoft.modules.spec import LayerSpec, MechanismSpec
 from unsoft.testing.grid.point import Point
 from unsoft.testing.grid.tensors import DOUBLE, Tensors, draw
 from unsoft.testing.measure import rms

@@ -4,7 +4,7 @@
 
 Every kernel at the tile sizes that are shipped, in bfloat16, causal, with grouped heads: registers, spilled
 bytes, accesses to them in loops, shared memory and matrix instructions (products); for A100 and H100 also the
-cycles a logit takes each unit (throughput.py). docs/gpu.py makes the tables of docs/gpu.md from it.
+cycles a logit takes each unit (throughput.py). docs/generate/gpu.py makes the tables of docs/gpu.md from it.
 """
 
 import csv

@@ -1,0 +1,212 @@
+"""Writes the tables of docs/choose.md from what ``unsoft compare`` and the benchmarks measured.
+
+``python docs/generate/choose.py report [report ...]`` keeps the scoreboards of these folders in
+docs/choose.json (the
+first that measured a cell counts) and writes the page; without a folder it writes the page alone.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+from pathlib import Path
+from typing import Any
+
+from unsoft.files import write_json, write_whole
+from unsoft.lab.report.page import number
+from unsoft.mechanisms import mechanisms
+
+HERE = Path(__file__).parents[1]
+PAGE, RECORD = HERE / "choose.md", HERE / "choose.json"
+BENCHMARKS = HERE.parent / "benchmarks"
+AIMS = {"clones": 1.0}
+"""Columns whose best number is in the middle: those nearest to it, in ratio, come first."""
+NEEDS = {  # a column that is not named here is shown by its own title
+    "needle": "one key to win among a thousand others",
+    "clones": "fifty copies of a key to count as one",
+    "opposed": "“speaks against” to be told from “has nothing to do with it”",
+    "deletes": "one head that writes for some queries and erases for others",
+    "learns": "to learn quickly that a key which was ignored matters",
+    "rank": "deep stacks of attention that keep their rank",
+    "identity": "tokens that stay apart through depth",
+    "decoding": "a next token as cheap as softmax's",
+    "training": "training as fast as PyTorch's fused softmax",
+    "memory": "training in no more memory than PyTorch's fused softmax",
+    "trained": "evidence from trained models",
+}
+KEPT = ("command", "written", "machine", "threads", "load", "versions", "code")
+SHOWN = 6
+ANCHORS = {  # in docs/mechanisms.md, where the heading has the argument too
+    name: "".join(c for c in row["name"] if c.isalnum() or c in "-_")
+    for name, row in zip(mechanisms(), mechanisms().rows(), strict=True)
+}
+
+
+def keep(reports: list[Path]) -> dict[str, Any]:
+    """The scoreboards of the reports as one record: the first that measured a cell counts."""
+    runs: list[dict[str, Any]] = []
+    columns: dict[str, Any] = {}
+    board: dict[str, dict[str, Any]] = {}
+    for report in reports:
+        found = json.loads((report / "compare.json").read_text())
+        used = []
+        for row in found["scoreboard"]:
+            cells = board.setdefault(row["mechanism"], {})
+            new = {name: cell for name, cell in row["cells"].items() if cell["value"] is not None} | cells
+            if new.keys() != cells.keys():
+                board[row["mechanism"]] = new
+                used.append(row["mechanism"])
+        columns = {column["name"]: column for column in found["columns"]} | columns
+        runs.append({key: found[key] for key in KEPT} | {"mechanisms": used})
+    rows = [{"mechanism": name, "cells": cells} for name, cells in board.items()]
+    return {"runs": runs, "columns": list(columns.values()), "scoreboard": rows}
+
+
+def read() -> dict[str, Any]:
+    return json.loads(RECORD.read_text())
+
+
+def cell(value: dict[str, Any]) -> str:
+    """A number, and whether the measurement ended there.
+
+    >>> cell({"value": 64.0, "beyond": True}), cell({"value": 0.0457, "beyond": False}), cell({"value": None})
+    ('≥ 64', '0.046', '')
+    """
+    if value["value"] is None:
+        return ""
+    short = f"{value['value']:.2g}" if abs(value["value"]) < 100 else number(float(value["value"]))
+    return ("≥ " if value["beyond"] else "") + short
+
+
+def decisions(record: dict[str, Any]) -> str:
+    """What to take for each need: who reads "yes", best first, and what softmax has."""
+    lines = ["| you need | take (measured) | softmax | measured as |", "|---|---|---|---|"]
+    for column in record["columns"]:
+        cells = {
+            row["mechanism"]: row["cells"].get(column["name"], {"value": None})
+            for row in record["scoreboard"]
+        }
+        taken = (
+            best(cells, "yes", column) or best(cells, "partly", column, "none fully; partly ") or "not run"
+        )
+        softmax = cells.get("softmax", {"value": None})
+        reading = f"{cell(softmax)} ({softmax['reading']})" if softmax["value"] is not None else "not run"
+        need = NEEDS.get(column["name"], column["title"])
+        unit = f" ({column['unit']})" if column["unit"] else ""
+        lines.append(f"| {need} | {taken} | {reading} | {column['help']}{unit} |")
+    return "\n".join(lines) + "\n"
+
+
+def best(cells: dict[str, Any], reading: str, column: dict[str, Any], before: str = "") -> str:
+    """The mechanisms with this reading, best first, each with its number and a link."""
+    names = [
+        name for name, found in cells.items() if found["value"] is not None and found["reading"] == reading
+    ]
+    aim, down = AIMS.get(column["name"]), not column["low_is_good"]
+    values = {name: cells[name]["value"] for name in names}
+    if aim:
+        values, down = {name: abs(math.log(value / aim)) for name, value in values.items()}, False
+    names.sort(key=values.__getitem__, reverse=down)
+    shown = [f"[{name}](mechanisms.md{_anchor(name)}) {cell(cells[name])}" for name in names[:SHOWN]]
+    more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
+    return before + ", ".join(shown) + more if names else ""
+
+
+def _anchor(name: str) -> str:
+    """Of its heading; of none for a composition, whose modifiers stand at the head of the page."""
+    return f"#{ANCHORS[name]}" if name in ANCHORS else ""
+
+
+MARKS = {"yes": "●", "partly": "◐", "no": "○"}
+
+
+def scoreboard(record: dict[str, Any]) -> str:
+    """Every mechanism and every column."""
+    columns = record["columns"]
+    lines = ["| mechanism | " + " | ".join(column["title"] for column in columns) + " |"]
+    lines.append("|---" * (len(columns) + 1) + "|")
+    for row in record["scoreboard"]:
+        found = [row["cells"].get(column["name"], {"value": None}) for column in columns]
+        shown = [
+            f"{MARKS.get(one['reading'], '')} {cell(one)}" if one["value"] is not None else ""
+            for one in found
+        ]
+        lines.append(f"| {row['mechanism']} | " + " | ".join(shown) + " |")
+    return "\n".join(lines) + "\n"
+
+
+def about(record: dict[str, Any]) -> str:
+    """Where the numbers come from."""
+    lines = []
+    for run in record["runs"]:
+        busy = (
+            f"; load {run['load']:.1f} on {run['threads']} threads, so its times are rough"
+            if run["load"] > run["threads"]
+            else ""
+        )
+        lines.append(
+            f"- `{run['command']}`, {run['machine']}, torch {run['versions']['torch']},"
+            f" {run['written'][:10]}{busy}: {', '.join(run['mechanisms'])}"
+        )
+    return "\n".join(lines) + "\n"
+
+
+def training_times() -> dict[str, tuple[float, str]]:
+    """Time of forward and backward, PyTorch's fused softmax = 1, and what it was measured on."""
+    logs: dict[str, list[float]] = {}
+    for row in json.loads((BENCHMARKS / "results.json").read_text())["timings"]:
+        if (row["group"], row["engine"], row["mode"]) == ("main", "native", "training") and row["ratio"]:
+            logs.setdefault(row["mechanism"], []).append(math.log(row["ratio"]))
+    times = {
+        name: (math.exp(sum(found) / len(found)), "mean of 512, 2048 and 4096 tokens, causal and not")
+        for name, found in logs.items()
+    }
+    for figure in json.loads((BENCHMARKS / "families.json").read_text())["figures"]:
+        name, _, what = figure["what"].partition(", ")
+        if what == "forward + backward, 2048 causal":
+            times[name] = (figure["measured"], "2048 tokens, causal")
+        elif what == "8192 causal":
+            times[name.partition("(")[0]] = (figure["measured"], "8192 tokens, causal")
+    return times
+
+
+def by_mechanism() -> dict[str, list[str]]:
+    """What was measured of each, as lines of Markdown for its page."""
+    record, times = read(), training_times()
+    made: dict[str, list[str]] = {}
+    for row in record["scoreboard"]:
+        lines = ["| question | found | reading |", "| --- | --- | --- |"]
+        for column in record["columns"]:
+            found = row["cells"].get(column["name"], {"value": None})
+            if found["value"] is not None:
+                interval = f" ({number(found['low'])} to {number(found['high'])})" if "low" in found else ""
+                lines.append(
+                    f"| {column['title']} | {cell(found)} {column['unit']}{interval} | {found['reading']} |"
+                )
+        made[row["mechanism"]] = [*lines, "", "Of all, side by side: [choose a mechanism](../choose.md)."]
+    for name, (ratio, where) in times.items():
+        text = (
+            f"Training takes **{ratio:.2f}** times as long as PyTorch's fused softmax ({where}; 2 CPU cores)."
+        )
+        made[name] = [text, "", *made.get(name, [])]
+    return made
+
+
+def page(text: str, record: dict[str, Any]) -> str:
+    """The page with other tables."""
+    for name, block in (
+        ("decisions", decisions(record)),
+        ("scoreboard", scoreboard(record)),
+        ("about", about(record)),
+    ):
+        begin, end = f"<!-- {name} -->\n", f"<!-- end of {name} -->\n"
+        before, rest = text.split(begin)
+        text = before + begin + block + end + rest.split(end)[1]
+    return text
+
+
+if __name__ == "__main__":
+    if sys.argv[1:]:
+        write_json(RECORD, keep([Path(folder) for folder in sys.argv[1:]]))
+    write_whole(PAGE, page(PAGE.read_text(), read()).encode())

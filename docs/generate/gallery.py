@@ -1,0 +1,45 @@
+"""Writes docs/gallery.md and its pictures from a folder that ``unsoft compare`` left:
+``python docs/generate/gallery.py report``."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+from pathlib import Path
+
+from unsoft.lab.compare.jobs import Results
+from unsoft.lab.compare.output import views_of
+from unsoft.lab.report.figure import Figure
+
+HERE = Path(__file__).parents[1]
+
+
+def main(report: Path) -> None:
+    """Copies the figures and writes the page around them."""
+    record = json.loads((report / "compare.json").read_text())
+    pictures = HERE / "gallery"
+    pictures.mkdir(exist_ok=True)
+    drawn = [figure for view in views_of(Results(record)) for figure in view["figures"]]
+    for figure in drawn:
+        shutil.copyfile(report / "figures" / f"{figure.name}.svg", pictures / f"{figure.name}.svg")
+    (HERE / "gallery.md").write_text(gallery(record, drawn))
+
+
+def gallery(record: dict, drawn: list[Figure]) -> str:
+    """The page as Markdown."""
+    made = (
+        f"on {record['machine']}, {record['written'][:10]}; made by `python docs/generate/gallery.py report`."
+    )
+    lines = ["# Gallery", "", f"Figures of `{record['command']}` {made}"]
+    lines += ["See [compare](compare.md) for what is measured.", ""]
+    for figure in drawn:
+        picture = f"![{figure.title}](gallery/{figure.name}.svg)"
+        lines += [f"## {figure.title}", "", figure.note, "", picture, ""]
+    lines += ["## Claims", "", "| source | claim | verdict | measured |", "|---|---|---|---|"]
+    lines += [f"| {c['source']} | {c['text']} | {c['verdict']} | {c['found']} |" for c in record["claims"]]
+    return "\n".join(lines) + "\n"
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

@@ -1,0 +1,168 @@
+"""What models say, for docs/generate/questions.py: tables and sentences from docs/questions/models.json."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from unsoft.lab.compare.depths import FIELDS, KEPT, LOST, MOVED, word
+from unsoft.lab.compare.estimate import Estimate, estimate
+from unsoft.lab.report.page import number
+
+STORED = Path(__file__).parents[1] / "questions" / "models.json"
+_RULE = (
+    f"The word is by a rule written before the numbers: unmoved below {MOVED:g}, collapse if the rank has"
+    " fallen below"
+    f" {KEPT:g} of that of the inputs, noise if less than {LOST:g} of the input can be decoded, evolution"
+    f" if {KEPT:g}"
+    " and more can."
+)
+_TITLES = ("rank", "input decoded", "moved", "")
+
+
+def stored() -> dict[str, Any]:
+    """What experiments/real_models.py has measured so far."""
+    return json.loads(STORED.read_text()) if STORED.is_file() else {}
+
+
+def table(titles: Sequence[str], rows: Sequence[Sequence[Any]]) -> list[str]:
+    """Lines of Markdown; numbers as pages show them."""
+    lines = [f"| {' | '.join(titles)} |", f"|{'---|' * len(titles)}"]
+    shown = (" | ".join(x if isinstance(x, str) else number(x) for x in row) for row in rows)
+    return [*lines, *(f"| {row} |" for row in shown), ""]
+
+
+def _made(part: str, found: dict[str, Any]) -> str:
+    return f"`python experiments/real_models.py {part}`, {found['machine']}, {found['written']}."
+
+
+def _cells(values: dict[str, list[float]]) -> list[str]:
+    known = [estimate(values[field]) for field in FIELDS]
+    return [*map(str, known), word(*known)]
+
+
+def states_of(kept: dict[str, Any], name: str) -> list[str]:
+    """A trained model by depth."""
+    found = kept.get(f"states-{name}")
+    if found is None:
+        return []
+    rows = [[str(d), *_cells(x)] for d, x in zip(found["depths"], found["measured"], strict=True)]
+    text = (
+        f"{found['sequences']} sequences of {found['length']} tokens of Python's language reference;"
+        " effective rank"
+        " of states of length 1 over that of the embeddings, share of the embeddings that a linear map"
+        " finds in"
+        " sequences it was not fitted to, 1 − squared cosine to the embeddings. Intervals over four"
+        " parts of the"
+        f" text, held out in turn. {_RULE} {_made(f'states-{name}', found)}"
+    )
+    return [f"## {name}", "", text, "", *table(("depth", *_TITLES), rows)]
+
+
+def trained_of(kept: dict[str, Any]) -> list[str]:
+    """Small networks before and after training, over seeds."""
+    found = kept.get("trained")
+    if found is None:
+        return []
+    rows = []
+    for mechanism in dict.fromkeys(row["mechanism"] for row in found["rows"]):
+        for network in ("random", "trained"):
+            own = [r for r in found["rows"] if (r["mechanism"], r["network"]) == (mechanism, network)]
+            for depth in range(1, len(own[0]["measured"])):
+                seeds = {f: [fmean(row["measured"][depth][f]) for row in own] for f in FIELDS}
+                rows.append([mechanism, network, str(depth), *_cells(seeds)])
+    seeds_used = len({row["seed"] for row in found["rows"]})
+    text = (
+        f"Networks of {found['layers']} layers, with skip connections and perceptrons, before and after"
+        f" {found['steps']}"
+        f" steps of learning to predict text; the same measures, intervals over {seeds_used} seeds."
+        f" {_made('trained', found)}"
+    )
+    return [
+        "## Small networks, trained",
+        "",
+        text,
+        "",
+        *table(("mechanism", "network", "depth", *_TITLES), rows),
+    ]
+
+
+def heads_of(kept: dict[str, Any]) -> list[str]:
+    """What deleting heads are worth to SmolLM2, together and one at a time."""
+    lines: list[str] = []
+    if (found := kept.get("heads")) is not None:
+        more = {
+            (heads, part): _increase(found["rows"], heads, part)
+            for heads, part in dict.fromkeys(
+                (row["heads"], row["part"]) for row in found["rows"] if row["part"]
+            )
+        }
+        rows = [[heads, part, str(estimate(gains))] for (heads, part), gains in more.items()]
+        draws = len({row["draw"] for row in found["rows"] if row["heads"] == "others"})
+        text = (
+            f"SmolLM2-135M has {found['deleting']} heads that remove at least half of what they move,"
+            " found on"
+            " another part of the text. The loss, in nats, that it gains on"
+            f" {found['sequences']} sequences of {found['length']} tokens when something is taken from"
+            " all of them at"
+            " once: the whole head; only that part of its values which points against the source; as"
+            " much along the"
+            " directions of other sources, the control. Others: other heads of the same layers, as many or"
+            f" all there are, {draws} random draws. Intervals over sequences. {_made('heads', found)}"
+        )
+        lines += ["## Deleting heads of SmolLM2, ablated", "", text, ""]
+        lines += table(("heads", "taken away", "loss gained"), rows)
+        lines += [_compared(more), ""]
+    if (found := kept.get("strongest")) is not None:
+        rows = []
+        for heads in dict.fromkeys(row["heads"] for row in found["rows"] if row["part"]):
+            own = {row["part"]: row for row in found["rows"] if row["heads"] == heads}
+            gains = [str(estimate(_increase(found["rows"], heads, part))) for part in own]
+            rows.append([heads, next(iter(own.values()))["amount"], *gains])
+        titles = ("layer.head", "multiples of a source removed per row", *own)
+        lines += [
+            f"The heads that delete most, one at a time. {_made('strongest', found)}",
+            "",
+            *table(titles, rows),
+        ]
+    return lines
+
+
+def _increase(rows: Sequence[dict[str, Any]], heads: str, part: str) -> list[float]:
+    """By how much the loss of each sequence grows, mean over draws."""
+    plain = next(row["losses"] for row in rows if row["heads"] == "none")
+    own = [row["losses"] for row in rows if (row["heads"], row["part"]) == (heads, part)]
+    return [fmean(draw[k] for draw in own) - before for k, before in enumerate(plain)]
+
+
+def _compared(more: dict[tuple[str, str], list[float]]) -> str:
+    """Paired over sequences: do deleting heads matter more than others, and does their deletion?"""
+    pairs = (
+        ("Taking the deleting heads costs", ("deleting", "head"), "taking others", ("others", "head")),
+        (
+            "Taking what they delete costs",
+            ("deleting", "deletion"),
+            "as much elsewhere",
+            ("deleting", "as much elsewhere"),
+        ),
+        (
+            "Taking what they delete costs",
+            ("deleting", "deletion"),
+            "what others delete",
+            ("others", "deletion"),
+        ),
+    )
+    sentences = []
+    for what, one, other, two in pairs:
+        gap = estimate([a - b for a, b in zip(more[one], more[two], strict=True)])
+        sentences.append(f"{what} {_word(gap)} than {other}: difference {gap} nats.")
+    return " ".join(sentences)
+
+
+def _word(gap: Estimate) -> str:
+    if gap.low is None or gap.high is None or gap.low <= 0 <= gap.high:
+        return "not clearly more or less"
+    return "more" if gap.low > 0 else "less"

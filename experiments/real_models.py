@@ -1,0 +1,166 @@
+"""Measures models for docs/questions: ``python experiments/real_models.py [PART ...]``.
+
+Each part takes minutes of one core.
+
+The parts are states-smollm2, states-minilm, trained, heads, strongest; all unless told otherwise. What they
+find is kept in docs/questions/models.json, from which docs/generate/questions.py writes its pages.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import sys
+import tempfile
+from collections.abc import Callable
+from datetime import UTC, datetime
+from functools import partial
+from pathlib import Path
+from pydoc_data.topics import topics
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from unsoft.files import write_json
+from unsoft.hf import load, load_model
+from unsoft.lab.bench.machine import machine
+from unsoft.lab.compare.depths import by_depth
+from unsoft.lab.interpret import inspect
+from unsoft.lab.interpret.inspection.roles import ROLES
+from unsoft.lab.interpret.inspection.without_deletion import PARTS, losses_without
+from unsoft.lab.training import Spec, train
+from unsoft.lab.training.data import evaluation_batches
+from unsoft.lab.training.model import build
+
+KEPT = Path(__file__).parents[1] / "docs" / "questions" / "models.json"
+SEQUENCES, LENGTH = 16, 256
+TRAINED = ("softmax", "cog")
+SEEDS, LAYERS, STEPS = 3, 4, 200
+TESTED, CHOSEN, DRAWS, STRONGEST = (8, 64), (4, 128), 4, 5
+"""Sequences and tokens of each: of the text that losses are of, and of that by which heads are chosen."""
+
+
+def read(tokenizer: Any, sequences: int, length: int, skip: int = 0) -> Tensor:
+    """Sequences of the language reference that every Python brings along, after ``skip`` tokens of it."""
+    many = sequences * length
+    text = "\n\n".join(topics.values())[: 12 * (skip + many)]
+    ids = tokenizer(text, add_special_tokens=False, truncation=False)["input_ids"][skip : skip + many]
+    return torch.tensor(ids).view(sequences, length)
+
+
+def states(name: str, every: int) -> dict[str, Any]:
+    """A trained model by depth, at every so many layers."""
+    model, tokenizer = load_model(name)
+    ids = read(tokenizer, SEQUENCES, LENGTH)
+    with torch.no_grad():
+        seen = [model(some, output_hidden_states=True).hidden_states for some in ids.split(2)]
+    depths = sorted({*range(0, len(seen[0]), every), 1, len(seen[0]) - 1})
+    found = by_depth([torch.cat([part[depth] for part in seen]) for depth in depths])
+    return {"sequences": SEQUENCES, "length": LENGTH, "depths": depths, "measured": found}
+
+
+def trained() -> dict[str, Any]:
+    """Small networks before and after they learned to predict text, one row for each mechanism and seed."""
+    rows = []
+    for mechanism in TRAINED:
+        for seed in range(SEEDS):
+            spec = Spec(task="text", mechanism=mechanism, layers=LAYERS, steps=STEPS, seed=seed)
+            filled = spec.filled()
+            with tempfile.TemporaryDirectory() as folder:
+                score = train(spec, folder).score
+                networks = {"random": build(filled, spec.make_task()), "trained": load(f"{folder}/model")}
+            inputs = evaluation_batches(spec.make_task(), filled.width, seed)[0]
+            for kind, network in networks.items():
+                given = {name: x[:32] for name, x in inputs.items() if name in ("input_ids", "inputs_embeds")}
+                with torch.no_grad():
+                    seen = network.eval()(**given, output_hidden_states=True).hidden_states
+                row = {"mechanism": mechanism, "seed": seed, "network": kind, "measured": by_depth(seen)}
+                rows.append(row | {"score": score if kind == "trained" else None})
+    return {"task": "text", "layers": LAYERS, "steps": STEPS, "rows": rows}
+
+
+def heads() -> dict[str, Any]:
+    """Losses of SmolLM2 without its deleting heads, without what they delete, and without other heads of the
+    same layers.
+
+    Heads are chosen by one part of the text, losses are of another.
+    """
+    model, tokenizer = load_model("smollm2")
+    deleting, others = _deleting(model, tokenizer)
+    tokens = read(tokenizer, *TESTED, skip=CHOSEN[0] * CHOSEN[1])
+    rows = [{"heads": "none", "part": "", "draw": 0, "losses": losses_without(model, tokens, []).tolist()}]
+    chosen = [(layer, head) for layer, some in deleting.items() for head in some]
+    for part in PARTS:
+        rows.append(_row(model, tokens, "deleting", chosen, part, 0))
+    for draw in range(DRAWS):
+        pick = random.Random(draw)
+        drawn = [
+            (layer, head)
+            for layer, some in deleting.items()
+            for head in pick.sample(others[layer], min(len(some), len(others[layer])))
+        ]
+        for part in PARTS[:2]:
+            rows.append(_row(model, tokens, "others", drawn, part, draw))
+        print(f"others, draw {draw}", flush=True)
+    return {"sequences": TESTED[0], "length": TESTED[1], "deleting": len(chosen), "rows": rows}
+
+
+def strongest() -> dict[str, Any]:
+    """The heads that delete most, one at a time."""
+    model, tokenizer = load_model("smollm2")
+    found = _inspected(model, tokenizer).ranked("deleting")[:STRONGEST]
+    tokens = read(tokenizer, *TESTED, skip=CHOSEN[0] * CHOSEN[1])
+    rows = [{"heads": "none", "part": "", "draw": 0, "losses": losses_without(model, tokens, []).tolist()}]
+    for head in found:
+        place = (head["layer"], head["head"])
+        about = {"amount": head["deletion_amount"], "share": head["deletion_share"]}
+        rows += [_row(model, tokens, f"{place[0]}.{place[1]}", [place], part, 0) | about for part in PARTS]
+    return {"sequences": TESTED[0], "length": TESTED[1], "rows": rows}
+
+
+def _row(
+    model: Any, tokens: Tensor, name: str, chosen: list[tuple[int, int]], part: str, draw: int
+) -> dict[str, Any]:
+    losses = losses_without(model, tokens, chosen, part, seed=draw).tolist()
+    return {"heads": name, "part": part, "draw": draw, "losses": losses}
+
+
+def _inspected(model: Any, tokenizer: Any) -> Any:
+    return inspect(model, read(tokenizer, *CHOSEN), batch_size=2)
+
+
+def _deleting(model: Any, tokenizer: Any) -> tuple[dict[int, list[int]], dict[int, list[int]]]:
+    """Heads in the role "deleting" by layer, and the other heads of these layers."""
+    role = next(role for role in ROLES if role.name == "deleting")
+    deleting: dict[int, list[int]] = {}
+    others: dict[int, list[int]] = {}
+    for head in _inspected(model, tokenizer).heads:
+        side = deleting if head[role.measure] >= role.least else others
+        side.setdefault(head["layer"], []).append(head["head"])
+    return deleting, {layer: others.get(layer, []) for layer in deleting}
+
+
+MEASURED: dict[str, Callable[[], dict[str, Any]]] = {
+    "states-smollm2": partial(states, "smollm2", 6),
+    "states-minilm": partial(states, "minilm", 1),
+    "trained": trained,
+    "heads": heads,
+    "strongest": strongest,
+}
+
+
+def main(parts: list[str]) -> None:
+    """Measures the parts, and keeps each at once beside the others."""
+    for part in parts or list(MEASURED):
+        found = MEASURED[part]() | {"machine": machine(), "written": datetime.now(UTC).isoformat()[:10]}
+        kept = json.loads(KEPT.read_text()) if KEPT.is_file() else {}
+        write_json(KEPT, kept | {part: found})
+        print(f"{KEPT}: {part}", flush=True)
+
+
+if __name__ == "__main__":
+    unknown = set(sys.argv[1:]) - MEASURED.keys()
+    if unknown:
+        raise SystemExit(f"there is no part {', '.join(sorted(unknown))}; there are {', '.join(MEASURED)}")
+    main(sys.argv[1:])

@@ -1,0 +1,174 @@
+"""Does it delete, and does the query decide what?
+
+A head writes a source into the residual stream or removes it from there. With weights that cannot be
+negative the value and output maps alone decide which: always the same for a source. Dynamic deletion is
+both, for one source, by the query.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from unsoft import measure
+from unsoft.lab.compare.claim import EXPERIMENT, SURVEY, Claim, Finding, grade
+from unsoft.lab.compare.column import Column
+from unsoft.lab.compare.estimate import Estimate, estimate
+from unsoft.lab.compare.jobs import Job, Results
+from unsoft.lab.compare.section import Request, Section, job
+from unsoft.lab.compare.subject import WIDTH, Subject
+from unsoft.lab.report.comparison.page import Part
+from unsoft.measure.erasing import gain_of
+
+TOKENS, CONTEXTS = 48, 2
+
+
+def jobs(request: Request) -> list[Job]:
+    draws = request.level.draws
+    return [job("deletion", s, partial(deletion, s, draws), 0.2, {"draws": draws}) for s in request.everyone]
+
+
+def deletion(subject: Subject, draws: int) -> list[dict[str, Any]]:
+    """Of random heads: the share of what they move that is removed, and how much of it the query decides.
+
+    Half of the keys, the sources, and all queries meet twice, among other keys each time: what depends on
+    the query alone is the same in both contexts.
+    """
+    rows = []
+    for draw in range(draws):
+        generator = torch.Generator().manual_seed(400 + draw)
+
+        def normal(*shape: int, generator: torch.Generator = generator) -> Tensor:
+            return torch.randn(*shape, generator=generator)
+
+        maps = normal(2, WIDTH, WIDTH) / math.sqrt(WIDTH)
+        sources, queries = normal(TOKENS // 2, WIDTH), normal(1, TOKENS, WIDTH)
+        seen = []
+        for _ in range(CONTEXTS):
+            keys = torch.cat([sources, normal(TOKENS - len(sources), WIDTH)])
+            with torch.no_grad():
+                seen.append(subject.weights(queries, keys[None])[0, :, : len(sources)].to(sources.dtype))
+        written = sources @ maps[0]
+        found = measure.deletion(seen[0], written, residual=sources, out_proj=maps[1])
+        gain = gain_of(written, sources, maps[1])
+        both = [weights * gain for weights in seen]
+        rows.append(
+            {
+                "draw": draw,
+                "removed": float(found.share),
+                "negative": float(measure.negative_share(seen[0]).mean()),
+                "dynamic": float(measure.dynamic_deletion(*both)),
+            }
+        )
+    return rows
+
+
+def share(results: Results, label: str, field: str = "dynamic") -> Estimate | None:
+    rows = results.get("deletion", label)
+    return estimate([row[field] for row in rows]) if rows else None
+
+
+def parts(results: Results) -> Iterator[Part]:
+    titles = ("mechanism", "removed", "of negative weight", "by the query")
+    rows = []
+    for label in results.labels:
+        found = [share(results, label, field) for field in ("removed", "negative", "dynamic")]
+        if found[0] is not None:
+            rows.append(dict(zip(titles, (label, *(one.value for one in found if one)), strict=True)))
+    if rows:
+        text = (
+            f"Random heads of width {WIDTH} with value and output maps, {TOKENS} tokens. Removed: share of"
+            f" what is moved along"
+            " the sources' own directions that is taken away. By the query: one source is written for some"
+            " queries and removed"
+            " for others, again so among other keys; 0 if the maps alone decide, as chance does, 1 if the"
+            " query decides all."
+        )
+        yield Part(
+            "What is written and what is removed",
+            text,
+            [{"name": n, "title": n, "help": ""} for n in titles],
+            rows,
+        )
+
+
+def _of(results: Results, label: str, field: str) -> Estimate:
+    return estimate([row[field] for row in results.rows("deletion", label)])
+
+
+def _only_adds(results: Results) -> Finding:
+    removed, dynamic = (_of(results, "softmax", field) for field in ("removed", "dynamic"))
+    never = (removed.high or removed.value) < 0.01
+    fixed = (dynamic.high if dynamic.high is not None else dynamic.value) < 0.01
+    return grade(never and fixed, never or fixed), (
+        f"through random value and output maps softmax removes {removed} of what it moves; the query"
+        f" decides {dynamic} of it"
+        + (": it deletes, but always the same sources" if fixed and not never else "")
+    )
+
+
+def _dynamic(results: Results) -> Finding:
+    cog, softmax = (_of(results, name, "dynamic") for name in ("cog", "softmax"))
+    low = cog.low if cog.low is not None else cog.value
+    high = softmax.high if softmax.high is not None else softmax.value
+    return grade(low > 0.5 and low > high, low > high), (
+        f"the query decides {cog} of what cog writes and removes, {softmax} under softmax"
+    )
+
+
+SECTION = Section(
+    name="deletion",
+    order=34,
+    title="Deletion",
+    question="Does it delete, and does the query decide what?",
+    jobs=jobs,
+    parts=parts,
+    columns=[
+        Column(
+            "deletes",
+            "deletes by query?",
+            "share of what sources are moved that the query decides: written for some queries, removed for"
+            " others",
+            share,
+            0.5,
+            0.05,
+            unit="share",
+            why=(
+                "0 is what softmax gets, whose maps alone decide, and what random weights, weights of 0 and"
+                " a scaled softmax get"
+                " too; 1 is a sign that follows the query throughout. Yes nearer to that, partly from a"
+                " twentieth."
+            ),
+            noise=1e-3,
+        )
+    ],
+    claims=[
+        Claim(
+            "softmax-only-adds",
+            SURVEY,
+            "Softmax can only add; what is irrelevant cannot be taken away by the query.",
+            EXPERIMENT,
+            "Random value and output maps, interval over draws: holds if softmax removes less than 1 % of"
+            " what it moves and the"
+            " query decides less than 1 %; with limits if only one of the two is so.",
+            "softmax removes sources, and the query decides which.",
+            _only_adds,
+        ),
+        Claim(
+            "dynamic-deletion",
+            SURVEY,
+            "Negative weights let a head delete or suppress by the query.",
+            EXPERIMENT,
+            "Interval over draws: holds if the query decides more than half of what cog moves, and more"
+            " than under softmax;"
+            " with limits if only more than under softmax.",
+            "Under cog the query decides no more than under softmax.",
+            _dynamic,
+        ),
+    ],
+)

@@ -1,0 +1,178 @@
+"""Which feature of a formula makes it tell support, opposition and irrelevance apart?
+
+Formulas that differ in one feature alone, the same task for each, and a regression of accuracy on features.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from unsoft.lab.compare.claim import EXPERIMENT, SURVEY, Claim, Finding, grade
+from unsoft.lab.compare.estimate import Estimate, estimate
+from unsoft.lab.compare.jobs import Job, Results
+from unsoft.lab.compare.level import Level
+from unsoft.lab.compare.section import Section, job
+from unsoft.lab.report.comparison.page import Part
+
+KEYS, CLASSES, BLUR = 16, (4.0, -4.0, 0.0), 0.5
+FEATURES = ("sign", "free sum", "jump at 0", "zero width")
+Row = Callable[[Tensor], Tensor]
+
+
+def _exp(s: Tensor) -> Tensor:
+    return (s - s.abs().amax(-1, keepdim=True)).exp()
+
+
+def _over(weights: Tensor, mass: Tensor) -> Tensor:
+    return weights / mass.sum(-1, keepdim=True)
+
+
+def _sum_of_one(weights: Tensor) -> Tensor:
+    """The same moved, so that each row sums to 1."""
+    return weights + (1 - weights.sum(-1, keepdim=True)) / weights.shape[-1]
+
+
+def _sinh(s: Tensor) -> Tensor:
+    return _over(_exp(s) - _exp(-s), _exp(s) + _exp(-s))
+
+
+def _zero_width(s: Tensor) -> Tensor:
+    """sinh with nothing for logits within 1 of 0, and without a jump there."""
+    return _sinh(s.sign() * (s.abs() - 1).relu())
+
+
+FORMULAS: Mapping[str, tuple[tuple[int, int, int, int], Row]] = {
+    "softmax": ((0, 0, 0, 0), lambda s: torch.softmax(s, -1)),
+    "softmax1": ((0, 1, 0, 0), lambda s: s.exp() / (1 + s.exp().sum(-1, keepdim=True))),
+    "softmax, 0 below 0": ((0, 0, 0, 1), lambda s: _over(s.relu().expm1(), s.relu().expm1() + 1e-12)),
+    "softpick": ((0, 1, 0, 1), lambda s: _over(s.relu().expm1(), s.expm1().abs())),
+    "sinh": ((1, 1, 0, 0), _sinh),
+    "sinh, sum 1": ((1, 0, 0, 0), lambda s: _sum_of_one(_sinh(s))),
+    "cog": ((1, 1, 1, 0), lambda s: _over(s.sign() * _exp(s.abs()), _exp(s.abs()))),
+    "cog, sum 1": ((1, 0, 1, 0), lambda s: _sum_of_one(_over(s.sign() * _exp(s.abs()), _exp(s.abs())))),
+    "sinh, 0 near 0": ((1, 1, 0, 1), _zero_width),
+    "sinh, 0 near 0, sum 1": ((1, 0, 0, 1), lambda s: _sum_of_one(_zero_width(s))),
+}
+"""Which of the features each has, and its rows; neighbours differ in one."""
+
+
+def facts(level: Level) -> list[Job]:
+    rows, draws = level.geometries, level.draws
+    return [job("features", None, partial(features, rows, draws), 0.5, {"rows": rows, "draws": draws})]
+
+
+def features(rows: int, draws: int) -> list[dict[str, Any]]:
+    """Accuracy of each formula on the three-class task, draw by draw."""
+    return [
+        {"formula": name, "draw": draw, "accuracy": accuracy(weigh, rows, draw)}
+        | dict(zip(FEATURES, has, strict=True))
+        for name, (has, weigh) in FORMULAS.items()
+        for draw in range(draws)
+    ]
+
+
+def accuracy(weigh: Row, rows: int, seed: int) -> float:
+    """How often one number, the output along a key's value, says whether the key supports, opposes or
+    neither.
+
+    The key's logit is 4, -4 or 0 with a blur, the others are N(0, 1). Values are random, so the output
+    along the key's value is its weight and noise from all others. Half of the rows set the mean of each
+    class, the other half is judged by the nearest mean; chance is 1/3.
+    """
+    generator = torch.Generator().manual_seed(300 + seed)
+
+    def normal(*shape: int) -> Tensor:
+        return torch.randn(*shape, generator=generator, dtype=torch.float64)
+
+    read = []
+    for logit in CLASSES:
+        own = logit + BLUR * normal(rows, 1)
+        row = weigh(torch.cat([own, normal(rows, KEYS - 1)], -1))
+        read.append(row[:, 0] + row[:, 1:].square().sum(-1).sqrt() * normal(rows))
+    seen = torch.stack(read)
+    means = seen[:, : rows // 2].mean(-1)
+    guess = (seen[:, rows // 2 :, None] - means).abs().argmin(-1)
+    return float((guess == torch.arange(len(CLASSES))[:, None]).double().mean())
+
+
+def effects(rows: list[dict[str, Any]]) -> dict[str, Estimate]:
+    """What each feature adds to the accuracy, others held fixed: least squares for each draw, then the
+    interval.
+    """
+    found: dict[str, list[float]] = {name: [] for name in FEATURES}
+    for draw in sorted({row["draw"] for row in rows}):
+        own = [row for row in rows if row["draw"] == draw]
+        table = torch.tensor([[1.0, *(row[name] for name in FEATURES)] for row in own], dtype=torch.float64)
+        right = torch.tensor([[row["accuracy"]] for row in own], dtype=torch.float64)
+        solution = torch.linalg.lstsq(table, right).solution[1:, 0].tolist()
+        for name, value in zip(FEATURES, solution, strict=True):
+            found[name].append(value)
+    return {name: estimate(values) for name, values in found.items()}
+
+
+def parts(results: Results) -> Iterator[Part]:
+    rows = results.get("features")
+    if not rows:
+        return
+    table = []
+    for name, (has, _) in FORMULAS.items():
+        found = estimate([row["accuracy"] for row in rows if row["formula"] == name])
+        marks = {feature: "yes" if there else "no" for feature, there in zip(FEATURES, has, strict=True)}
+        table.append({"formula": name, **marks, "accuracy": found.value, "interval": str(found)})
+    titles = ("formula", *FEATURES, "accuracy", "interval")
+    columns = [{"name": name, "title": name, "help": ""} for name in titles]
+    words = [
+        f"{name} {found.value:+.3f} ({found.low:+.3f} to {found.high:+.3f})"
+        for name, found in effects(rows).items()
+        if found.low is not None
+    ]
+    text = (
+        f"One key of logit 4, −4 or 0 among {KEYS - 1} others N(0, 1): is it support, opposition or"
+        f" neither? One number is"
+        " read, the output along the key's value; chance is 0.333. What each feature adds, others held fixed:"
+        f" {', '.join(words)}."
+    )
+    yield Part("Formulas that differ in one feature", text, columns, table)
+
+
+def _sign_decides(results: Results) -> Finding:
+    found = effects(results.rows("features"))
+    if any(one.low is None for one in found.values()):
+        return "undecided", "one draw has no interval"
+    sign = found["sign"].low or 0.0
+    others = {name: one for name, one in found.items() if name != "sign"}
+    largest = max(others, key=lambda name: others[name].value)
+    ahead = sign > (others[largest].high or 0.0)
+    said = ", ".join(
+        f"{name} {one.value:+.3f} ({one.low:+.3f} to {one.high:+.3f})" for name, one in found.items()
+    )
+    return grade(sign > 0 and ahead, sign > 0), f"accuracy gained by each feature: {said}"
+
+
+SECTION = Section(
+    name="features",
+    order=33,
+    title="Features",
+    question="Which feature lets a formula tell opposed from irrelevant?",
+    about="An open question of the survey of negative attention (2025).",
+    facts=facts,
+    parts=parts,
+    claims=[
+        Claim(
+            "sign-decides",
+            SURVEY,
+            "What lets attention tell irrelevant from opposed is that weights may be negative.",
+            EXPERIMENT,
+            "Ten formulas, accuracy regressed on four features: holds if the interval of the sign's effect"
+            " lies above 0"
+            " and above that of every other feature; with limits if it lies above 0 only.",
+            "The interval of the sign's effect reaches 0.",
+            _sign_decides,
+        )
+    ],
+)

@@ -1,0 +1,280 @@
+"""Can it focus?
+
+S of rows measured on real attention weights, and the theory of infinitely many keys beside it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from functools import partial
+from typing import Any
+
+import torch
+
+from unsoft import measure, theory
+from unsoft.lab.compare.claim import DEFINITION, SU, THEOREM, Claim, Finding, grade
+from unsoft.lab.compare.jobs import Job, Missing, Results
+from unsoft.lab.compare.level import Level
+from unsoft.lab.compare.section import Request, Section, job
+from unsoft.lab.compare.subject import WIDTH, Subject
+from unsoft.lab.report.control import Control
+from unsoft.lab.report.figure import Figure, Rows, by_mechanism, by_value
+
+BETAS = (-2.0, -1.0, 0.0, 1.0, 2.0)
+LINE = tuple(round(0.1 * k, 10) for k in range(1, 41))
+POINTS = (0.5, 1.0, 1.5, 2.0, 3.0, 4.0)
+SEED = 1
+_CLOSE, _RELATIVE = 0.02, 0.05
+"""Measurement and theory agree if they are no further apart."""
+
+
+def jobs(request: Request) -> list[Job]:
+    level = request.level
+    seconds, sizes = level.keys * level.rows * 3e-5, {"keys": level.keys, "rows": level.rows}
+    return [job("focus", s, partial(focus, s, level), seconds, sizes) for s in request.everyone]
+
+
+def focus(subject: Subject, level: Level) -> list[dict[str, Any]]:
+    """Theory at every gamma of the line, measurements at some of them;
+    families have measurements at beta = 0 only.
+    """
+    return _theory(subject, level.keys) + _measured(subject, level)
+
+
+def _theory(subject: Subject, keys: int) -> list[dict[str, Any]]:
+    if subject.formula is None or subject.formula.uses & {"i", "j"}:
+        return []
+    gammas, rows = torch.tensor(LINE, dtype=torch.float64), []
+    for beta in BETAS:
+        try:
+            found = theory.sparsity(subject.mechanism, beta, gammas, n=keys)
+        except ValueError as problem:
+            why = str(problem).splitlines()[0]
+            return [{"kind": "no theory", "beta": 0.0, "gamma": 0.0, "S": None, "note": why}]
+        rows += [
+            {"kind": "theory", "beta": beta, "gamma": gamma, "S": s}
+            for gamma, s in zip(LINE, found.tolist(), strict=True)
+        ]
+    return rows
+
+
+def _measured(subject: Subject, level: Level) -> list[dict[str, Any]]:
+    rows = []
+    pointwise = subject.formula is not None
+    width = 16 if pointwise else WIDTH  # a formula sees nothing but logits, whatever the keys' width
+    for beta in BETAS if pointwise else (0.0,):
+        for gamma in POINTS:
+            found = measured_sparsity(subject, beta, gamma, level.keys, level.rows, width)
+            if len(found) > 1:
+                error = float(found.std() / math.sqrt(len(found)))
+                row = {"kind": "measured", "beta": beta, "gamma": gamma, "S": float(found.mean())}
+                rows.append(row | {"error": error})
+    return rows
+
+
+def measured_sparsity(
+    subject: Subject, beta: float, gamma: float, keys: int, rows: int, width: int = WIDTH
+) -> torch.Tensor:
+    """S of ``rows`` rows whose keys are N(mu, 1) in ``width`` dimensions, with |q| = gamma and q . mu = beta.
+
+    Rows without any weight, which have no S, are left out.
+    """
+    generator = torch.Generator().manual_seed(SEED)
+    direction = torch.randn(rows, 1, width, generator=generator)
+    direction = direction / direction.norm(dim=-1, keepdim=True)
+    found = []
+    for at in torch.split(direction, max(1, 2**20 // keys)):
+        key = torch.randn(len(at), keys, width, generator=generator) + (beta / gamma) * at
+        with torch.no_grad():
+            weights = subject.weights(gamma * at, key, scale=1.0)[:, 0]
+        found.append(measure.sparsity(weights)[(weights != 0).any(-1)])
+    return torch.cat(found).double()
+
+
+_ALONE = (
+    ("relu2", "relu²: the first figure of Su 2023", "Only for beta < 0 does S come near 0.", [0, 1]),
+    (
+        "identity",
+        "The plain logit: the second figure of Su 2023",
+        "S never falls below √(2/π) = 0.798, and is even in beta.",
+        [0.78, 1],
+    ),
+    (
+        "softmax",
+        "Softmax",
+        "exp(-gamma²/2) for every beta, until the row is too short for such wide logits.",
+        [0, 1],
+    ),
+)
+
+
+def figures(results: Results) -> Iterator[Figure]:
+    both = " Lines: theory; dots: measured."
+    axes: dict[str, Any] = {"x_title": "gamma, spread of the logits", "y_title": "S"}
+    for name, title, note, domain in _ALONE:
+        lines, dots = _split(results.get("focus", name))
+        if lines and dots:
+            chart = by_value(lines, "gamma", "S", "beta", dots=dots, y_domain=domain, **axes)
+            yield Figure(f"focus-{name}", title, note + both, lines + dots, chart)
+    lines, dots = _split(results.each("focus"))
+    if dots:
+        chart = by_mechanism(
+            results.labels, lines, "gamma", "S", dots=dots, y_domain=[0, 1], choose={"beta": 0}, **axes
+        )
+        note = f"1: even, 0: all on one key.{both} Families without a formula are measured at beta = 0."
+        yield Figure("focus", "All mechanisms, for the beta chosen above", note, lines + dots, chart)
+
+
+def _split(rows: Rows) -> tuple[Rows, Rows]:
+    """Theory and measurements."""
+    kept = [
+        {key: x for key, x in row.items() if key not in ("error", "note")}
+        for row in rows
+        if row["S"] is not None
+    ]
+    kinds = ("theory", "measured")
+    lines, dots = ([row for row in kept if row["kind"] == kind] for kind in kinds)
+    return lines, dots
+
+
+def _pairs(results: Results, name: str) -> list[tuple[float, float, float, float]]:
+    """beta, gamma, measured, theory wherever both exist."""
+    rows = results.rows("focus", name)
+    theory = {(row["beta"], row["gamma"]): row["S"] for row in rows if row["kind"] == "theory"}
+    found = [
+        (row["beta"], row["gamma"], row["S"], theory[at])
+        for row in rows
+        if row["kind"] == "measured" and (at := (row["beta"], row["gamma"])) in theory
+    ]
+    if not found:
+        raise Missing(f"no point of {name} has both theory and measurement")
+    return found
+
+
+def _exponential(results: Results) -> Finding:
+    pairs = _pairs(results, "softmax")
+    near = max(abs(found - math.exp(-(gamma**2) / 2)) for _, gamma, found, _ in pairs if gamma <= 1)
+    wide = [(gamma, found) for beta, gamma, found, _ in pairs if beta == 0 and gamma == 3]
+    tail = (
+        f"; at gamma = 3 a finite row still has {wide[0][1]:.3f}, the formula {math.exp(-4.5):.3f}"
+        if wide
+        else ""
+    )
+    leaves = bool(wide) and wide[0][1] > 2 * math.exp(-4.5)
+    return grade(
+        near < _CLOSE and not leaves, near < _CLOSE
+    ), f"largest distance for gamma ≤ 1: {near:.4f}{tail}"
+
+
+def _rectified(results: Results) -> Finding:
+    """Against the infinite row as Su writes it; what a finite row adds to the error is said beside it."""
+    worst = max(_pairs(results, "relu2"), key=lambda at: abs(at[2] - at[3]) / at[3])
+    error = abs(worst[2] - worst[3]) / worst[3]
+    usual = sorted(abs(found - theory) / theory for _, _, found, theory in _pairs(results, "relu2"))
+    middle = usual[len(usual) // 2]
+    return grade(error < _RELATIVE, middle < _RELATIVE), (
+        f"largest relative distance {error:.1%}, at beta = {worst[0]:g}, gamma = {worst[1]:g}"
+        f" ({worst[2]:.4f} measured, {worst[3]:.4f} theory);"
+        f" in the middle of {len(usual)} points {middle:.1%}"
+    )
+
+
+def _plain(results: Results) -> Finding:
+    worst = max(_pairs(results, "identity"), key=lambda at: abs(at[2] - at[3]))
+    error = abs(worst[2] - worst[3])
+    return grade(
+        error < _CLOSE
+    ), f"largest distance {error:.4f}, at beta = {worst[0]:g}, gamma = {worst[1]:g}"
+
+
+def _negative_beta(results: Results) -> Finding:
+    found = [row for row in results.rows("focus", "relu2") if row["kind"] == "measured"]
+    above = min(row["S"] for row in found if row["beta"] >= 0)
+    below = min(row["S"] for row in found if row["beta"] < 0)
+    return grade(above > 0.38 and below < 0.15), (
+        f"lowest measured S: {above:.3f} for beta ≥ 0 (theory 1/√6 = 0.408), {below:.3f} for beta < 0"
+    )
+
+
+def _floor(results: Results) -> Finding:
+    rows = results.rows("focus", "identity")
+    measured = min(row["S"] for row in rows if row["kind"] == "measured")
+    theory = min(row["S"] for row in rows if row["kind"] == "theory")
+    bound = math.sqrt(2 / math.pi)
+    return grade(theory >= bound - 1e-9 and abs(measured - bound) < _CLOSE), (
+        f"lowest S: {theory:.4f} by theory, {measured:.4f} measured; √(2/π) = {bound:.4f}"
+    )
+
+
+def _even(results: Results) -> Finding:
+    rows = results.rows("focus", "identity")
+    gaps = {}
+    for kind in ("theory", "measured"):
+        at = {(row["beta"], row["gamma"]): row["S"] for row in rows if row["kind"] == kind}
+        gaps[kind] = max(abs(s - at[-beta, gamma]) for (beta, gamma), s in at.items() if (-beta, gamma) in at)
+    return grade(gaps["theory"] < 1e-9 and gaps["measured"] < _CLOSE), (
+        f"largest |S(beta) - S(-beta)|: {gaps['theory']:.1g} by theory, {gaps['measured']:.4f} measured"
+    )
+
+
+_CLAIMS = (
+    (
+        "exp",
+        "Softmax: S = exp(−gamma²/2); it can be as sparse as one likes.",
+        THEOREM,
+        "Measured and theory agree to 0.02 for gamma up to 1; with limits if a finite row leaves the"
+        " formula by a factor of 2 at gamma = 3.",
+        _exponential,
+    ),
+    (
+        "relu2",
+        "The closed form of S for relu².",
+        THEOREM,
+        "Relative distance below 5 % at every measured point; with limits if at most points.",
+        _rectified,
+    ),
+    (
+        "relu2-beta",
+        "relu² becomes sparse only if beta < 0.",
+        THEOREM,
+        "Lowest measured S above 0.38 for beta ≥ 0 (theory: 1/√6 = 0.408) and below 0.15 for beta < 0.",
+        _negative_beta,
+    ),
+    (
+        "identity",
+        "The closed form of S for the plain logit.",
+        THEOREM,
+        "Measured and theory agree to 0.02.",
+        _plain,
+    ),
+    (
+        "identity-floor",
+        "The plain logit has a high floor: S ≥ 0.798.",
+        THEOREM,
+        "Lowest S by theory at least √(2/π) to 1e-9, lowest measured within 0.02 of it.",
+        _floor,
+    ),
+    (
+        "identity-even",
+        "For the plain logit S is even in beta.",
+        DEFINITION,
+        "S(beta) and S(−beta) differ by less than 1e-9 in theory and 0.02 measured.",
+        _even,
+    ),
+)
+SECTION = Section(
+    name="focus",
+    order=10,
+    title="Focus",
+    question="Can it focus?",
+    about=(
+        "S = E|a| / √(E a²) over a row whose logits are N(beta, gamma²): 1 if the row is even, near 0 if"
+        " all is"
+        " on one key."
+    ),
+    jobs=jobs,
+    figures=figures,
+    controls=[Control("beta", "beta of the last chart", [(beta, f"{beta:g}") for beta in BETAS])],
+    claims=[Claim(name, SU, text, kind, rule, check=check) for name, text, kind, rule, check in _CLAIMS],
+)

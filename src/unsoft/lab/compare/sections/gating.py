@@ -1,0 +1,170 @@
+"""What does the gate of magnitude do? As it starts, and fitted so that crowds count as one; in both forms."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from unsoft.lab.compare.claim import EXPERIMENT, ROSIC, Claim, Finding, grade
+from unsoft.lab.compare.gate import FITTED_TO, Gate, GatedSubject, fitted_gate
+from unsoft.lab.compare.jobs import Job, Results
+from unsoft.lab.compare.level import Level
+from unsoft.lab.compare.section import Section, job
+from unsoft.lab.compare.sections.hijack import CROWD, from_one, weights_of
+from unsoft.lab.report.comparison.page import Part
+
+_PLACES = ("values", "mass")
+
+
+def facts(level: Level) -> list[Job]:
+    return [job("gates", None, gates, 0.5)]
+
+
+def gates() -> list[dict[str, Any]]:
+    """Magnitude in both forms, as it starts and fitted: what crowds count as, and what is left of the
+    unique key.
+    """
+    rows = []
+    for kind, gate in (("start", Gate(1.0, 0.0, 1.0)), ("fitted", fitted_gate())):
+        for where in _PLACES:
+            subject = GatedSubject("magnitude", "magnitude", gate=gate, where=where)
+            alone = weights_of(subject, 1)
+            for crowd in (CROWD, 1000):
+                row = weights_of(subject, crowd)
+                odds = [float(x[1:].sum() / x[0]) for x in (row, alone)]
+                about = {"gate": kind, "where": where, "beta": gate.beta, "gamma": gate.gamma, "t": gate.t}
+                rows.append(
+                    about
+                    | {
+                        "clones": crowd,
+                        "count": odds[0] / odds[1],
+                        "unique": float(row[0]),
+                        "clone_gate": gate.of(1 / (crowd + gate.eps)),
+                        "unique_gate": gate.of(1 / (1 + gate.eps)),
+                    }
+                )
+    return rows
+
+
+def parts(results: Results) -> Iterator[Part]:
+    rows = results.get("gates")
+    if rows:
+        titles = ("gate", "where", "beta", "gamma", "t", "clones", "count", "unique", "clone_gate")
+        words = (
+            "gate",
+            "on",
+            "β",
+            "γ",
+            "t",
+            "clones",
+            "counts as",
+            "weight of the unique key",
+            "gate of a clone",
+        )
+        columns = [
+            {"name": name, "title": word, "help": ""} for name, word in zip(titles, words, strict=True)
+        ]
+        text = f"As it starts, and with β, γ and t fitted so that crowds of 2 to {FITTED_TO} count as one."
+        yield Part("The gate of magnitude, in both forms", text, columns, rows)
+
+
+def _row(results: Results, gate: str, where: str, clones: int) -> dict[str, Any]:
+    return next(
+        r for r in results.rows("gates") if (r["gate"], r["where"], r["clones"]) == (gate, where, clones)
+    )
+
+
+def _gate(results: Results) -> Finding:
+    start, fitted, beyond = (
+        _row(results, *at)["count"]
+        for at in (("start", "mass", CROWD), ("fitted", "mass", CROWD), ("fitted", "mass", 1000))
+    )
+    kept = [from_one(x) <= 2 for x in (fitted, beyond)]
+    return grade(all(kept), kept[0]), (
+        f"{CROWD} clones count as {start:.1f} at the gate's start and as {fitted:.2f} once β and γ are"
+        f" fitted to crowds of up to"
+        f" {FITTED_TO}; 1000 clones then count as {beyond:.2f}"
+    )
+
+
+def _one_unit(results: Results) -> Finding:
+    row = _row(results, "fitted", "values", CROWD)
+    start = _row(results, "start", "values", CROWD)
+    return grade(from_one(row["count"]) < 1.1, from_one(row["count"]) < 2), (
+        f"{CROWD} clones count as {row['count']:.2f} with the fitted gate (β = {row['beta']:.3g}, γ ="
+        f" {row['gamma']:.3g}, t = {row['t']:.3g}),"
+        f" as {start['count']:.1f} at the start"
+    )
+
+
+def _shrinks(results: Results) -> Finding:
+    start, fitted = (_row(results, kind, "values", CROWD) for kind in ("start", "fitted"))
+    near = [row["clone_gate"] < 0.05 for row in (start, fitted)]
+    return grade(all(near), any(near)), (
+        f"the gate of one of {CROWD} clones is {start['clone_gate']:.3f} at the start and"
+        f" {fitted['clone_gate']:.3f} when fitted; that of a"
+        f" unique key {start['unique_gate']:.3f} and {fitted['unique_gate']:.3f}"
+    )
+
+
+def _values_or_mass(results: Results) -> Finding:
+    values, mass = (_row(results, "fitted", where, CROWD)["unique"] for where in _PLACES)
+    return grade(values > 1.05 * mass, values > 0.95 * mass), (
+        f"weight with which the unique key reaches the output, fitted gate, {CROWD} clones: {values:.3f}"
+        f" with the gate on values,"
+        f" {mass:.3f} with the gate on the mass"
+    )
+
+
+SECTION = Section(
+    name="gating",
+    order=22,
+    title="Gates",
+    question="What does the gate of magnitude do?",
+    facts=facts,
+    parts=parts,
+    claims=[
+        Claim(
+            "gate",
+            ROSIC,
+            "The magnitude gate keeps clones from taking over.",
+            EXPERIMENT,
+            f"Gate on the mass, β, γ and t fitted to crowds of 2 to {FITTED_TO}: holds if {CROWD} and 1000"
+            f" clones both count as one within a"
+            " factor of 2; with limits if 50 do.",
+            "Even 50 clones count as more than 2, or less than half.",
+            _gate,
+        ),
+        Claim(
+            "one-unit",
+            ROSIC,
+            "A gated cluster of 50 clones counts as one unit of information.",
+            EXPERIMENT,
+            "Gate on values, fitted: holds if 50 clones count as one within 10 %; with limits if within a"
+            " factor of 2.",
+            "They count as more than 2, or less than half.",
+            _one_unit,
+        ),
+        Claim(
+            "gates-shrink",
+            ROSIC,
+            "Redundant tokens shrink to near 0.",
+            EXPERIMENT,
+            "The gate of one of 50 clones: holds if it is below 0.05 at the start and when fitted; with"
+            " limits if in one of the two.",
+            "It is above 0.05 in both.",
+            _shrinks,
+        ),
+        Claim(
+            "values-or-mass",
+            ROSIC,
+            "A gate on the values is better than one that only changes scores.",
+            EXPERIMENT,
+            "Weight of the unique key in the output against 50 clones, fitted gate: holds if it is 5 %"
+            " larger with the gate on values than with the"
+            " gate on the mass; with limits if within 5 %.",
+            "It is more than 5 % smaller.",
+            _values_or_mass,
+        ),
+    ],
+)

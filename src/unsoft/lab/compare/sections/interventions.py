@@ -1,0 +1,97 @@
+"""What only interventions inside a trained model can tell: verdicts of ``unsoft neurons`` and ``steer``.
+
+Those that come with the package lie in the folder ``trained``.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from unsoft.lab.compare.claim import SURVEY, TRAINED, VERDICTS, Claim, Finding
+from unsoft.lab.compare.jobs import Job, Missing, Results
+from unsoft.lab.compare.section import Request, Section
+from unsoft.lab.records import INTERVENTIONS
+
+NAME = "interventions"
+
+
+def jobs(request: Request) -> list[Job]:
+    files = sorted(INTERVENTIONS.glob("*.json"))
+    given = None if request.verdicts is None else Path(request.verdicts)
+    if given is not None:
+        files.append(given)  # the last word on a claim
+    content = hashlib.sha256(b"\0".join(file.read_bytes() for file in files if file.is_file())).hexdigest()
+    prepare = None if given is None else partial(verdicts_of, given)
+    work = partial(_all_verdicts, files)
+    return [Job(NAME, "", {"name": NAME, "content": content}, work, 0.1, prepare=prepare)]
+
+
+def _all_verdicts(files: list[Path]) -> list[dict[str, Any]]:
+    return [row for file in files for row in verdicts_of(file)]
+
+
+def verdicts_of(file: Path) -> list[dict[str, Any]]:
+    """The verdicts in a file of ``unsoft neurons`` (verdicts.json) or ``unsoft steer`` (steering.json)."""
+    try:
+        content = json.loads(file.read_text())
+        return [
+            {"claim": str(one["claim"]), "verdict": str(one["verdict"]), "found": str(one["found"])}
+            | {"model": str(content["model"]), "command": str(content["command"])}
+            for one in content["verdicts"]
+        ]
+    except OSError as problem:
+        raise ValueError(f"compare: {str(file)!r} cannot be read: {problem.strerror}") from None
+    except (ValueError, TypeError, KeyError):
+        raise ValueError(
+            f"compare: {str(file)!r} is not a file of verdicts; unsoft neurons writes verdicts.json, unsoft"
+            " steer check and python -m experiments.scenes write steering.json"
+        ) from None
+
+
+def _judge(name: str, results: Results) -> Finding:
+    mine = [row for row in results.rows(NAME) if row["claim"] == name]
+    if not mine:
+        raise Missing(f"no verdict on {name} is on record: give a file with --verdicts FILE")
+    last = mine[-1]
+    if last["verdict"] not in VERDICTS:
+        raise Missing(f"the verdict on {name} on record, {last['verdict']!r}, is none that is known")
+    return last["verdict"], f"{last['model']}: {last['found']}; measured with: {last['command']}"
+
+
+def _claim(name: str, text: str, rule: str, refuted: str) -> Claim:
+    return Claim(name, SURVEY, text, TRAINED, rule, refuted, partial(_judge, name))
+
+
+SECTION = Section(
+    name=NAME,
+    order=91,
+    jobs=jobs,
+    claims=[
+        _claim(
+            "entropy-neurons",
+            "Entropy neurons write into the null space of the unembedding and act through the layer norm.",
+            "Of the 1 % of neurons of the last layer that write most into the null space at least half pass"
+            " the test against matched controls; one or more: with limits.",
+            "None of them passes.",
+        ),
+        _claim(
+            "frequency-neurons",
+            "Token-frequency neurons move logits along the unigram distribution.",
+            "Of the 1 % of neurons of the last layer that point most along word frequency at least half pass"
+            " the test against matched controls; one or more: with limits.",
+            "None of them passes.",
+        ),
+        _claim(
+            "steering",
+            "Steering the latent space reduces hallucinated objects (VaLSe).",
+            "On a small image-text model with a planted habit: every control of python -m"
+            " experiments.scenes passes;"
+            " only side effects fail: with limits.",
+            "The effect on held-out scenes, or a control other than a side effect, fails.",
+        ),
+    ],
+)

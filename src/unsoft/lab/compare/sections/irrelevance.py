@@ -1,0 +1,189 @@
+"""What noise do irrelevant keys make? A sum that must be 1, and what signed weights are divided by."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from unsoft.lab.compare.claim import EXPERIMENT, SURVEY, Claim, Finding, grade
+from unsoft.lab.compare.estimate import Estimate, estimate, paired_ratio
+from unsoft.lab.compare.jobs import Job, Results
+from unsoft.lab.compare.level import Level
+from unsoft.lab.compare.section import Section, job
+from unsoft.lab.report.figure import Figure, by_value
+from unsoft.modules.registry import resolve_formula
+
+KEYS = 64
+MEANS = (0.0, -2.0, -4.0, -6.0, -8.0)
+FORCED, FREE = "softmax", "softmax1"
+_MECHANISMS = (FORCED, FREE, "softpick", "cog", "sinh", "sigmoid")
+ADVANTAGE = 4.0
+SLOPE = 0.1
+"""Of LeakyReLU, below 0."""
+
+
+def _leaky(s: Tensor) -> Tensor:
+    return torch.where(s > 0, s, SLOPE * s)
+
+
+SCORES: Mapping[str, Callable[[Tensor], Tensor]] = {
+    "ReLU": torch.relu,
+    "LeakyReLU": _leaky,
+    "identity": lambda s: s,
+}
+"""Of cosFormer's ablation; the first cannot be negative."""
+NORMS: Mapping[str, Callable[[Tensor], Tensor]] = {
+    "the sum": lambda w: w.sum(-1, keepdim=True),
+    "the sum of sizes": lambda w: w.abs().sum(-1, keepdim=True),
+}
+
+
+def facts(level: Level) -> list[Job]:
+    rows, draws = 4 * level.geometries, level.draws
+    sizes = {"rows": rows, "draws": draws}
+    return [
+        job("forced mass", None, partial(forced_mass, rows, draws), 0.2, sizes),
+        job("signed scores", None, partial(signed_scores, rows, draws), 0.2, sizes),
+    ]
+
+
+def forced_mass(rows: int, draws: int) -> list[dict[str, Any]]:
+    """Size of the output when nothing is relevant: sqrt(sum a^2) with random values, by the mean of the
+    logits.
+    """
+    found = []
+    for draw in range(draws):
+        noise = torch.randn(
+            rows, KEYS, generator=torch.Generator().manual_seed(500 + draw), dtype=torch.float64
+        )
+        for name in _MECHANISMS:
+            for mean in MEANS:
+                size = resolve_formula(name).row(noise + mean).square().sum(-1).mean().sqrt()
+                found.append({"mechanism": name, "mean": mean, "draw": draw, "noise": float(size)})
+    return found
+
+
+def signed_scores(rows: int, draws: int) -> list[dict[str, Any]]:
+    """How much of a relevant key's value the output explains, with the best constant factor.
+
+    One key has the logit 4 among 63 N(0, 1); values are random, so the output is a_1 times the value plus
+    noise of variance sum a^2 over the others. explained = E[a_1]^2 / (E[a_1^2] + E[noise]).
+    """
+    found = []
+    for draw in range(draws):
+        generator = torch.Generator().manual_seed(600 + draw)
+        logits = torch.randn(rows, KEYS, generator=generator, dtype=torch.float64)
+        logits[:, 0] = ADVANTAGE
+        for score, of in SCORES.items():
+            for norm, by in NORMS.items():
+                weights = of(logits) / by(of(logits))
+                own, energy = weights[:, 0], weights.square().sum(-1)
+                explained = float(own.mean().square() / energy.mean())
+                found.append({"score": score, "divided by": norm, "draw": draw, "explained": explained})
+    return found
+
+
+def figures(results: Results) -> Iterator[Figure]:
+    rows = results.get("forced mass")
+    if rows:
+        shown = [
+            {"mechanism": name, "mean": mean, "noise": _noise(rows, name, mean).value}
+            for name in _MECHANISMS
+            for mean in MEANS
+        ]
+        chart = by_value(
+            shown,
+            "mean",
+            "noise",
+            "mechanism",
+            x_title="mean logit of a row in which nothing is relevant",
+            y_title="size of the output",
+        )
+        note = f"{KEYS} keys with logits N(mean, 1) and random values of length 1."
+        yield Figure("forced-mass", "Noise when nothing is relevant", note, shown, chart)
+
+
+def _noise(rows: list[dict[str, Any]], name: str, mean: float) -> Estimate:
+    return estimate([row["noise"] for row in rows if row["mechanism"] == name and row["mean"] == mean])
+
+
+def _forced(results: Results) -> Finding:
+    rows = results.rows("forced mass")
+    ratios = {}
+    for mean in MEANS:
+        pair = [
+            [r["noise"] for r in rows if r["mechanism"] == name and r["mean"] == mean]
+            for name in (FORCED, FREE)
+        ]
+        ratios[mean] = paired_ratio(*pair)
+    lows = {mean: ratio.value if ratio.low is None else ratio.low for mean, ratio in ratios.items()}
+    where = [mean for mean in MEANS if lows[mean] > 2]
+    said = ", ".join(f"{ratios[mean].value:.3g} at mean {mean:g}" for mean in MEANS)
+    return grade(lows[0.0] > 2, bool(where)), (
+        f"noise of softmax over that of softmax1, which differs in the forced sum alone: {said}"
+    )
+
+
+def _non_negative(results: Results) -> Finding:
+    rows = results.rows("signed scores")
+
+    def explained(score: str, norm: str) -> Estimate:
+        return estimate([r["explained"] for r in rows if r["score"] == score and r["divided by"] == norm])
+
+    worse = []
+    for norm in NORMS:
+        plain = explained("ReLU", norm)
+        floor = plain.value if plain.low is None else plain.low
+        for score in ("LeakyReLU", "identity"):
+            signed = explained(score, norm)
+            worse.append((signed.value if signed.high is None else signed.high) < 0.9 * floor)
+    said = "; ".join(
+        f"over {norm} " + ", ".join(f"{score} {explained(score, norm).value:.2f}" for score in SCORES)
+        for norm in NORMS
+    )
+    return grade(all(worse), any(worse)), (
+        f"share of a relevant key's value that the output explains: {said}; what becomes of it in training"
+        f" is the study's"
+    )
+
+
+SECTION = Section(
+    name="irrelevance",
+    order=38,
+    title="Irrelevance",
+    question="What noise do irrelevant keys make?",
+    facts=facts,
+    figures=figures,
+    claims=[
+        Claim(
+            "forced-noise",
+            SURVEY,
+            "The forced sum wastes attention on irrelevant keys and injects noise.",
+            EXPERIMENT,
+            "Rows in which nothing is relevant, softmax against softmax1, draw by draw: holds if softmax's"
+            " output is more than"
+            " twice as large already for logits N(0, 1), by the lower end of the interval; with limits if"
+            " only for logits that are pushed"
+            " further down.",
+            "The outputs are equally large at every mean down to −8.",
+            _forced,
+        ),
+        Claim(
+            "non-negativity",
+            SURVEY,
+            "Weights should be non-negative: negative ones aggregate what is opposed and hurt (cosFormer's"
+            " ablation).",
+            EXPERIMENT,
+            "ReLU against LeakyReLU and identity, each over the sum and over the sum of sizes: holds if"
+            " both signed scores explain"
+            " a tenth less under both divisors, interval against interval; with limits if some of the four"
+            " pairs do.",
+            "No signed score explains a tenth less under either divisor.",
+            _non_negative,
+        ),
+    ],
+)

@@ -1,0 +1,167 @@
+"""Does a key that starts at a low logit get found by gradients? Steps until it holds half of the mass."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+from typing import Any
+
+import torch
+
+from unsoft.lab.compare.claim import EXPERIMENT, SURVEY, Claim, Finding, grade
+from unsoft.lab.compare.column import Column
+from unsoft.lab.compare.estimate import Estimate, estimate, paired_ratio
+from unsoft.lab.compare.jobs import Job, Results
+from unsoft.lab.compare.section import Request, Section, job
+from unsoft.lab.compare.subject import Subject
+from unsoft.lab.report.comparison.page import Part
+
+KEYS, START, LIMIT, DRAWS = 16, -4.0, 100, 8
+RATES = tuple(2.0**k for k in range(11))
+_STRIDE = 8.0
+"""A rate is too large if a step moves a logit by more than this, the way from -4 to 4."""
+
+
+def jobs(request: Request) -> list[Job]:
+    return [job("learning", s, partial(learning, s), 0.5) for s in request.everyone]
+
+
+def learning(subject: Subject) -> list[dict[str, Any]]:
+    """Steps of gradient descent on all logits of a row until the key in question holds half of the mass.
+
+    Its logit starts at -4, the others at N(0, 1); values are orthonormal and the loss is half the squared
+    error of the output against that key's value, sum_j a_j^2 / 2 with a - 1 for the key. The rate is the
+    one of a grid that needs the fewest steps on average; a draw that never gets there, or whose steps are
+    too large, counts as the limit.
+    """
+    # What is no formula takes far longer: half of the draws, every other rate.
+    draws, grid = (DRAWS, RATES) if subject.formula is not None else (DRAWS // 2, RATES[1::2])
+    generator = torch.Generator().manual_seed(23)
+    start = torch.randn(DRAWS, KEYS, generator=generator, dtype=torch.float32)[:draws]
+    start[:, 0] = START
+    logits = start.repeat(len(grid), 1)
+    rates = torch.tensor(grid, dtype=torch.float32).repeat_interleave(draws)[:, None]
+    target = torch.eye(KEYS, dtype=torch.float32)[0]
+    steps = torch.full((len(logits),), LIMIT)
+    weigh, failed = subject.row(width=KEYS), torch.zeros(len(logits), dtype=torch.bool)
+    for step in range(LIMIT):
+        (still,) = (~failed & (steps == LIMIT)).nonzero(as_tuple=True)
+        if not len(still) or bool((steps.view(len(grid), draws) < LIMIT).all(1).any()):
+            break
+        x = logits[still].requires_grad_()
+        weights = weigh(x)
+        mass = weights.detach().abs().sum(-1)
+        holds = (weights.detach()[:, 0] >= 0.5 * mass) & (mass > 0)
+        steps[still[holds]] = step
+        if not weights.requires_grad:
+            break
+        (slope,) = torch.autograd.grad((weights - target).square().sum() / 2, x)
+        if not slope.any():
+            break  # nothing will ever move
+        change = rates[still] * slope.nan_to_num(nan=torch.inf)
+        failed[still] = (change.abs().amax(-1) > _STRIDE) & ~holds
+        logits[still] = logits[still] - change
+    table = steps.view(len(grid), draws).double()
+    best = int(table.mean(1).argmin())
+    return [{"draw": k, "rate": grid[best], "steps": int(x)} for k, x in enumerate(table[best])]
+
+
+def steps(results: Results, label: str) -> Estimate | None:
+    rows = results.get("learning", label)
+    return estimate([row["steps"] for row in rows]) if rows else None
+
+
+def parts(results: Results) -> Iterator[Part]:
+    titles, rows = ("mechanism", "steps", "interval", "best rate"), []
+    for label in results.labels:
+        found = steps(results, label)
+        if found is not None:
+            said = f"at least {LIMIT}" if found.value >= LIMIT else str(found)
+            rate = results.get("learning", label)[0]["rate"] if found.value < LIMIT else None
+            rows.append(dict(zip(titles, (label, found.value, said, rate), strict=True)))
+    if rows:
+        text = (
+            f"Gradient descent on the {KEYS} logits of a row; one starts at {START:g} and should hold half"
+            f" of the mass. The best of"
+            f" {len(RATES)} learning rates, {DRAWS} draws, at most {LIMIT} steps."
+        )
+        columns = [{"name": name, "title": name, "help": ""} for name in titles]
+        yield Part("Steps until a key that starts at −4 is found", text, columns, rows)
+
+
+def _needed(results: Results, label: str) -> list[float]:
+    return [max(float(row["steps"]), 1.0) for row in results.rows("learning", label)]
+
+
+def _hard(results: Results) -> Finding:
+    softmax, cog = _needed(results, "softmax"), _needed(results, "cog")
+    ratio = paired_ratio(softmax, cog)
+    low = ratio.low if ratio.low is not None else ratio.value
+    return grade(low > 4, low > 1), (
+        f"at the best learning rate softmax needs {estimate(softmax)} steps, cog {estimate(cog)}: {ratio}"
+        f" times as many"
+    )
+
+
+def _cured(results: Results) -> Finding:
+    gpam = _needed(results, "gpam")
+    softmax = _needed(results, "softmax")[: len(gpam)]  # the same draws
+    ratio = paired_ratio(softmax, gpam)
+    low = ratio.low if ratio.low is not None else ratio.value
+    return grade(low > 2, low > 1), (
+        f"at the best learning rate softmax needs {estimate(softmax)} steps, gpam {estimate(gpam)}: {ratio}"
+        f" times as many"
+    )
+
+
+SECTION = Section(
+    name="learning",
+    order=36,
+    title="Learning",
+    question="Can it learn to look at what it ignored?",
+    jobs=jobs,
+    parts=parts,
+    columns=[
+        Column(
+            "learns",
+            "learns from logit −4?",
+            "gradient steps until a key that starts at logit −4 holds half of the mass, at the best"
+            " learning rate",
+            steps,
+            14.0,
+            LIMIT - 1e-9,
+            low_is_good=True,
+            unit="steps",
+            why=(
+                "softmax needs about 28: yes up to half of that, partly if it gets there within"
+                f" {LIMIT}; no if it never does, as with an output of zeros, random weights and what is flat"
+                " below 0."
+            ),
+            limit=LIMIT,
+        )
+    ],
+    claims=[
+        Claim(
+            "hard-to-learn",
+            SURVEY,
+            "Softmax's tiny weights give tiny gradients, so what was ignored is hard to learn.",
+            EXPERIMENT,
+            "Eight draws, each mechanism at its best rate, steps compared draw by draw: holds if softmax"
+            " needs more than 4 times as"
+            " many steps as cog, by the lower end of the interval; with limits if more at all.",
+            "softmax needs no more steps than cog.",
+            _hard,
+        ),
+        Claim(
+            "gpam-gradient",
+            SURVEY,
+            "GPAM's second map cures the vanishing gradient of softmax.",
+            EXPERIMENT,
+            "The same draws: holds if softmax needs more than twice as many steps as gpam, by the lower end"
+            " of the interval; with"
+            " limits if more at all.",
+            "softmax needs no more steps than gpam.",
+            _cured,
+        ),
+    ],
+)

@@ -1,0 +1,266 @@
+"""What does a negative logit do? Weight and gradient of one key as its logit moves, and maps of weights."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+from typing import Any
+
+import torch
+
+from unsoft import measure
+from unsoft.lab.compare.claim import DEFINITION, SURVEY, Claim, Finding, grade
+from unsoft.lab.compare.jobs import Job, Results, Rows
+from unsoft.lab.compare.level import Level
+from unsoft.lab.compare.section import Request, Section, job
+from unsoft.lab.compare.subject import WIDTH, Subject
+from unsoft.lab.report.comparison.page import Part
+from unsoft.lab.report.figure import Figure, by_mechanism, heat_maps
+from unsoft.lab.report.look import shown_at_first
+from unsoft.modules.registry import resolve_formula
+
+LOGITS = tuple(round(-6 + 0.25 * k, 10) for k in range(49))
+OTHERS = 15
+TOKENS = 20
+_MAPS, _BLUE = "Weights on the same queries and keys", "Blue adds, orange subtracts."
+
+
+def jobs(request: Request) -> list[Job]:
+    kinds = (("curves", curves, 0.1), ("map", heat_map, 0.02), ("sums", sums, 0.05))
+    return [
+        job(name, s, partial(call, s), expected) for name, call, expected in kinds for s in request.everyone
+    ]
+
+
+def facts(level: Level) -> list[Job]:
+    return [job("negative logits", None, negative_logits, 0.1)]
+
+
+def curves(subject: Subject) -> Rows:
+    """Weight of a key and |da/ds| of the row against the key's logit; fifteen others are N(0, 1)."""
+    logits = torch.tensor(LOGITS, dtype=torch.float64)
+    weigh = subject.row()
+    with torch.no_grad():
+        weights = weigh(torch.cat([logits[:, None], others().expand(len(logits), -1)], -1))[:, 0]
+    slopes = measure.gradient(weigh, logits, others())
+    return [
+        {"logit": s, "weight": a, "gradient": key}
+        for s, a, key in zip(LOGITS, weights.tolist(), slopes.key.tolist(), strict=True)
+    ]
+
+
+def others() -> torch.Tensor:
+    """The logits of the other keys of a row, the same for everyone."""
+    return torch.randn(OTHERS, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
+
+
+def heat_map(subject: Subject) -> Rows:
+    """Causal weights on the same twenty tokens for every mechanism."""
+    query, key = _tokens()
+    with torch.no_grad():
+        found = subject.weights(query, key, is_causal=True)[0]
+    return [[round(x, 5) for x in row] for row in found.tolist()]
+
+
+def sums(subject: Subject) -> Rows:
+    """Sums of rows on random tokens: what is promised, what is free, what is negative."""
+    generator = torch.Generator().manual_seed(4)
+    query, key = (torch.randn(4, 128, WIDTH, generator=generator, dtype=torch.float64) for _ in range(2))
+    with torch.no_grad():
+        found = subject.weights(query, key, is_causal=True)[:, 16:]
+    total, size = found.sum(-1), found.abs().sum(-1)
+    deletion = measure.deletion(found, torch.randn(4, 128, 8, generator=generator, dtype=torch.float64))
+    return [
+        {
+            "sum_low": float(total.min()),
+            "sum_high": float(total.max()),
+            "l1_low": float(size.min()),
+            "l1_high": float(size.max()),
+            "negative": float(measure.negative_share(found).mean()),
+            "deletion": float(deletion.share.mean()),
+            "zeros": float((found[:, -1] == 0).double().mean()),
+        }
+    ]
+
+
+def negative_logits() -> list[dict[str, Any]]:
+    """|da/ds| of a key at falling logits among fifteen others of logit 0 or 0.5."""
+    logits = torch.tensor([0.0, -2.0, -4.0, -6.0, -8.0, -10.0], dtype=torch.float64)
+    others = torch.zeros(OTHERS, dtype=torch.float64)
+    others[::2] = 0.5
+    rows = []
+    for name in ("softmax", "cog", "relu"):
+        found = measure.gradient(resolve_formula(name), logits, others).key
+        rows += [
+            {"mechanism": name, "logit": s, "gradient": g}
+            for s, g in zip(logits.tolist(), found.tolist(), strict=True)
+        ]
+    return rows
+
+
+def _tokens() -> tuple[torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(3)
+    query, key = (1.5 * torch.randn(1, TOKENS, WIDTH, generator=generator) for _ in range(2))
+    return query, key
+
+
+def figures(results: Results) -> Iterator[Figure]:
+    rows = results.each("curves")
+    if rows:
+        yield from _curve_figures(results, rows)
+    values = [
+        {"mechanism": label, "query": i, "key": j, "weight": weight / (max(map(abs, row)) or 1)}
+        for label in shown_at_first(results.labels)
+        for i, row in enumerate(results.get("map", label))
+        for j, weight in enumerate(row[: i + 1])
+    ]
+    if values:
+        yield Figure("maps", _MAPS, _BLUE, values, heat_maps(values), on_page=False)
+
+
+def _curve_figures(results: Results, rows: list[dict[str, Any]]) -> Iterator[Figure]:
+    largest: dict[str, dict[str, float]] = {}
+    for row in rows:
+        own = largest.setdefault(row["mechanism"], {"weight": 0.0, "gradient": 0.0})
+        for field in own:
+            own[field] = max(own[field], abs(row[field]))
+    scaled = [
+        row
+        | {
+            f"of largest {field}": row[field] / (largest[row["mechanism"]][field] or 1)
+            for field in ("weight", "gradient")
+        }
+        for row in rows
+    ]
+    chart = by_mechanism(
+        results.labels,
+        scaled,
+        "logit",
+        "of largest weight",
+        x_title=f"logit of one key, {OTHERS} others are N(0, 1)",
+        y_title="weight, of its largest size",
+        dots=[],
+        tooltip=["weight"],
+        y_domain=[-1, 1],
+    )
+    note = "Below 0 a key is subtracted. Each curve is divided by its largest size."
+    yield Figure("weight", "Weight against logit", note, rows, chart)
+    seen = [row for row in scaled if row["of largest gradient"] > 1e-7]
+    chart = by_mechanism(
+        results.labels,
+        seen,
+        "logit",
+        "of largest gradient",
+        x_title="logit",
+        y_title="slope of the row, of its largest",
+        dots=[],
+        log_y=True,
+        tooltip=["gradient"],
+        y_domain=[1e-4, 1],
+    )
+    note = (
+        "What a loss can still tell this key. Softmax's slope dies off like exp(s); where a line ends it is"
+        " exactly 0."
+    )
+    yield Figure("gradient", "Gradient against logit", note, seen, chart)
+
+
+def parts(results: Results) -> Iterator[Part]:
+    maps = [{"label": label, "rows": rows} for label in results.labels if (rows := results.get("map", label))]
+    if maps:
+        text = f"Causal weights on {TOKENS} random tokens, each row divided by its largest size. {_BLUE}"
+        yield Part("The same queries and keys", text, maps=maps)
+
+
+def _forced_sum(results: Results) -> Finding:
+    row = results.rows("sums", "softmax")[0]
+    return grade(abs(row["sum_low"] - 1) < 1e-6 and abs(row["sum_high"] - 1) < 1e-6), (
+        f"row sums of softmax between {row['sum_low']:.6f} and {row['sum_high']:.6f}"
+    )
+
+
+def _cog_sums(results: Results) -> Finding:
+    row = results.rows("sums", "cog")[0]
+    unit = abs(row["l1_low"] - 1) < 1e-6 and abs(row["l1_high"] - 1) < 1e-6
+    free = row["sum_low"] < -0.1 and row["sum_high"] > 0.1
+    return grade(unit and free, unit), (
+        f"sum of sizes {row['l1_low']:.6f} to {row['l1_high']:.6f}; row sum {row['sum_low']:.2f} to"
+        f" {row['sum_high']:.2f}"
+    )
+
+
+def _deletion(results: Results) -> Finding:
+    cog, softmax = results.rows("sums", "cog")[0], results.rows("sums", "softmax")[0]
+    return grade(cog["deletion"] > 0.1 and softmax["deletion"] == 0), (
+        f"without value and output maps {cog['deletion']:.0%} of what cog moves along the sources' own"
+        f" directions is"
+        f" removed, {softmax['deletion']:.0%} for softmax"
+    )
+
+
+def _vanishing_gradient(results: Results) -> Finding:
+    rows = results.rows("negative logits")
+    slope = {(row["mechanism"], row["logit"]): row["gradient"] for row in rows}
+    lost = slope["softmax", -10.0] / slope["softmax", 0.0]
+    rate = slope["softmax", -8.0] / slope["softmax", -10.0]
+    cog = slope["cog", -4.0] / slope["softmax", -4.0]
+    return grade(lost < 1e-3), (
+        f"softmax's slope at logit −10 is {lost:.1g} of that at 0 and falls by {rate:.2f} for each 2 (e² ="
+        f" 7.39);"
+        f" at −4 cog's is {cog:.0f} times as large"
+    )
+
+
+def _affine(results: Results) -> Finding:
+    row = results.rows("sums", "gpam")[0]
+    fixed = abs(row["sum_low"] - row["sum_high"]) < 1e-6
+    return grade(fixed and row["negative"] > 0), (
+        f"gpam's rows sum to {row['sum_low']:.4f} to {row['sum_high']:.4f}, {row['negative']:.1%} of the"
+        " weight is negative"
+    )
+
+
+_CLAIMS = (
+    (
+        "forced-sum",
+        "Softmax's weights must sum to 1, whatever the query is.",
+        "Row sums of random rows are 1 to 1e-6.",
+        _forced_sum,
+    ),
+    (
+        "cog-sums",
+        "Cog's weights have L1 norm 1 and a free row sum.",
+        "Sums of sizes are 1 to 1e-6, row sums reach below −0.1 and above 0.1.",
+        _cog_sums,
+    ),
+    (
+        "deletion",
+        "Negative weights delete.",
+        "Without maps, with the value as the source's direction: cog removes more than 10 %, softmax"
+        " nothing.",
+        _deletion,
+    ),
+    (
+        "affine",
+        "GPAM is an affine combination: fixed sum, entries below 0.",
+        "Row sums are equal to 1e-6, and some weights are negative.",
+        _affine,
+    ),
+    (
+        "vanishing-gradient",
+        "Softmax's gradient vanishes for strongly negative logits.",
+        "The slope at −10 is below a thousandth of that at 0.",
+        _vanishing_gradient,
+    ),
+)
+SECTION = Section(
+    name="sign",
+    order=30,
+    title="Sign",
+    question="What does a negative logit do?",
+    jobs=jobs,
+    facts=facts,
+    figures=figures,
+    parts=parts,
+    claims=[Claim(name, SURVEY, text, DEFINITION, rule, check=check) for name, text, rule, check in _CLAIMS],
+)

@@ -1,0 +1,244 @@
+"""What only trained models can tell: the records of a study, one claim for each of the studies that come
+with unsoft.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from functools import cache, partial
+from pathlib import Path
+from typing import Any
+from weakref import WeakKeyDictionary
+
+from unsoft.lab.compare.claim import TRAINED, Claim, Finding
+from unsoft.lab.compare.column import Column
+from unsoft.lab.compare.estimate import Estimate, estimate
+from unsoft.lab.compare.jobs import Job, Missing, Results
+from unsoft.lab.compare.section import Request, Section
+from unsoft.lab.records import PACKAGED, command_for
+from unsoft.lab.report.comparison.page import Part
+from unsoft.lab.study.read import default_studies, default_study
+from unsoft.lab.study.record import DONE, Record, read_records
+from unsoft.lab.study.rule import verdict
+from unsoft.lab.study.summary import Summary, summarise
+from unsoft.lab.study.versions import earlier_words
+from unsoft.modules.registry import resolve
+
+STUDY = "study"
+_NEEDED = (
+    "study",
+    "group",
+    "task",
+    "mechanism",
+    "base",
+    "seed",
+    "lr",
+    "point",
+    "sweep",
+    "choose_on",
+    "swept",
+    "status",
+    "score",
+    "validation",
+    "best_validation",
+    "curve",  # between equal rates, the one that learned earlier is taken
+    "metric",
+    "higher_is_better",
+    "chance",
+    "known",
+    "shortcut",
+    "harder",
+    "validation_by",
+    "learned",
+    "attention",
+    "machine",
+    "finished",
+    "key",
+)
+"""Fields of a record that the page keeps."""
+_READ: WeakKeyDictionary[Results, list[Record]] = WeakKeyDictionary()
+_SUMMARISED: WeakKeyDictionary[Results, list[Summary]] = WeakKeyDictionary()
+"""Each record is read once: every column and claim asks for it."""
+
+
+def jobs(request: Request) -> list[Job]:
+    path = Path(request.study) if request.study else PACKAGED
+    content = hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else ""
+    asked = {"name": STUDY, "content": content}
+    given = request.study is not None
+    prepare = partial(read_records, path) if given else None
+    return [Job(STUDY, "", asked, partial(rows_of, path), 0.1, prepare=prepare, required=given)]
+
+
+def rows_of(path: Path) -> list[dict[str, Any]]:
+    """The finished runs in a file, as the page keeps them."""
+    if not path.is_file():
+        return []
+    return [
+        {name: value for name, value in record.to_row().items() if name in _NEEDED}
+        for record in read_records(path)
+        if record.status == DONE
+    ]
+
+
+def records_of(results: Results) -> list[Record]:
+    if results not in _READ:
+        _READ[results] = [Record.from_row(row) for row in results.get(STUDY)]
+    return _READ[results]
+
+
+def summaries_of(results: Results) -> list[Summary]:
+    """Of all studies; computed once, since every mechanism asks."""
+    if results not in _SUMMARISED:
+        _SUMMARISED[results] = summarise(records_of(results))
+    return _SUMMARISED[results]
+
+
+def _share(summary: Summary, score: float) -> float | None:
+    """Of the way from chance to what is known to be possible."""
+    best = 1.0 if summary.known is None else summary.known
+    if summary.chance is None or best == summary.chance:
+        return None
+    return (score - summary.chance) / (best - summary.chance)
+
+
+def trained_score(results: Results, label: str) -> Estimate | None:
+    """Mean over tasks of the share of the way from chance to the best known, over the first seed of each, the
+    second, and so on: studies need not have the same ones.
+    """
+    rounds: dict[int, list[float]] = {}
+    for summary in _trained_as(results, label):
+        for number, run in enumerate(summary.runs):
+            share = None if run.score is None else _share(summary, run.score)
+            if share is not None:
+                rounds.setdefault(number, []).append(share)
+    most = max((len(shares) for shares in rounds.values()), default=0)
+    whole = [sum(shares) / len(shares) for shares in rounds.values() if len(shares) == most]
+    return estimate(whole) if whole else None
+
+
+def trained_on(results: Results, label: str) -> str:
+    """The tasks that a score is the mean over, with the variant that was trained there if it was one."""
+    said = []
+    for one in _trained_as(results, label):
+        if one.chance is not None and one.runs:
+            said.append(one.group if one.mechanism == label else f"{one.group} as {one.mechanism}")
+    return f"mean over {', '.join(said)}"
+
+
+def _trained_as(results: Results, label: str) -> list[Summary]:
+    """One for each task: of the mechanism as it is, or, where only variants of it were trained (magnitude
+    with its gate on the mass), of the first of them.
+    """
+    found: dict[tuple[str, str], Summary] = {}
+    for summary in summaries_of(results):
+        place = (summary.study, summary.group)
+        stands_in = place not in found and summary.runs and _is_variant(summary.runs[0].base, label)
+        if summary.mechanism == label or stands_in:
+            found[place] = summary
+    return list(found.values())
+
+
+def _is_variant(base: str, label: str) -> bool:
+    """Do the two names stand for the same mechanism? "magnitude" and "magnitude+softmax" do."""
+    return _written_out(base) == _written_out(label)
+
+
+@cache
+def _written_out(name: str) -> str:
+    """With what a mechanism stands around if nothing is named."""
+    try:
+        family = getattr(resolve(name), "family", None)
+    except (ValueError, TypeError):  # the label of a formula, or a mechanism that is no longer there
+        return name
+    return name if family is None or not isinstance(family.base, str) else f"{name}+{family.base}"
+
+
+def where_and_when(records: list[Record]) -> str:
+    """On which machines, and between which days."""
+    days = sorted(record.finished[:10] for record in records if record.finished)
+    machines = sorted({record.machine for record in records if record.machine})
+    when = "" if not days else f", {days[0]}" if days[0] == days[-1] else f", {days[0]} to {days[-1]}"
+    return f"{len(records)} runs on {' and '.join(machines) or 'a machine that is not named'}{when}"
+
+
+def parts(results: Results) -> Iterator[Part]:
+    records = records_of(results)
+    if not records:
+        yield Part("", "No trained models are on record: give the store of a study with --study FILE.")
+        return
+    titles, rows = ("task", "mechanism", "score", "interval", "seeds", "chance", "best known", "sweep"), []
+    for one in summaries_of(results):
+        if one.mean is not None:
+            said = "" if one.low is None else f"{one.low:.3f} to {one.high:.3f}"
+            values = (
+                one.group,
+                one.mechanism,
+                one.mean,
+                said,
+                one.seeds,
+                one.chance,
+                one.known,
+                one.sweep_words,
+            )
+            rows.append(dict(zip(titles, values, strict=True)))
+    given = results.record.get("study")
+    source = (
+        f"From {given}" if given else f"A record that comes with unsoft, made with: {command_for(records)}"
+    )
+    text = f"{source}. {where_and_when(records)}. `--study FILE` reads another."
+    yield Part("Trained from scratch", text, [{"name": n, "title": n, "help": ""} for n in titles], rows)
+
+
+def _judge(name: str, results: Results) -> Finding:
+    results.rows(STUDY)  # or the claim is not run
+    own = [record for record in records_of(results) if record.study == name]
+    if not own:
+        raise Missing(
+            f"no run of the study {name!r} is on record: unsoft study --default {name}, then --study FILE"
+        )
+    study = default_study(name)
+    found, words = verdict(study.rules, own)
+    return found, "; ".join(filter(None, (words, earlier_words(study, own), where_and_when(own))))
+
+
+def _claim(name: str) -> Claim:
+    study = default_study(name)
+    rule = "; ".join(one.text for one in study.rules)
+    return Claim(
+        f"trained-{name}",
+        study.source,
+        study.claim,
+        TRAINED,
+        f"{rule[:1].upper()}{rule[1:]}: the mean of paired differences reaches the margin and their"
+        f" interval lies above 0; undecided below three seeds.",
+        "For one of them the whole interval lies below the margin.",
+        partial(_judge, name),
+    )
+
+
+SECTION = Section(
+    name="training",
+    order=90,
+    title="Trained",
+    question="What becomes of it in training?",
+    jobs=jobs,
+    parts=parts,
+    columns=[
+        Column(
+            "trained",
+            "trained score",
+            "mean over tasks of a study: 0 is chance, 1 the best that is known to be possible; of a variant"
+            " (magnitude on mass) where the mechanism itself was not trained",
+            trained_score,
+            0.9,
+            0.5,
+            unit="share",
+            why="0 is chance, 1 the best known: yes from nine tenths of the way, partly from half of it.",
+            noise=1e-3,
+            note=trained_on,
+        )
+    ],
+    claims=[_claim(name) for name in default_studies()],
+)

@@ -1,0 +1,126 @@
+"""Results on disk, by what they are results of: same question, same code, same numbers, no second run."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import inspect
+import json
+import os
+import re
+from collections.abc import Callable, Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import unsoft
+from unsoft.engines.native.compiler import cache_directory
+from unsoft.engines.native.trust import distrust, make_private_folder
+from unsoft.files import package_digest, write_whole
+
+_APART = ("cli/", "hf/", "lab/interpret/", "lab/report/")
+"""Folders whose code changes no measurement. Measurements on a model add the digest of their own folders."""
+_NAME = re.compile(r"[0-9a-f]{40}\.json")
+
+
+class Store:
+    """A folder of JSON files. A file is whole or not there; one that cannot be read counts as not there.
+
+    >>> import tempfile
+    >>> store = Store(Path(tempfile.mkdtemp()))
+    >>> store.put(key_of({"a": 1}), {"rows": [3]})
+    >>> store.get(key_of({"a": 1}))["rows"], store.get(key_of({"a": 2})), store.clear()
+    ([3], None, 1)
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def get(self, key: str) -> dict[str, Any] | None:
+        try:
+            found = json.loads(self._path(key).read_text())
+        except (OSError, ValueError):
+            return None
+        return found if isinstance(found, dict) and found.get("key") == key else None
+
+    def put(self, key: str, content: Mapping[str, Any]) -> None:
+        make_private_folder(self.folder)
+        write_whole(self._path(key), json.dumps({"key": key, **content}).encode())
+
+    def trusts(self, key: str) -> bool:
+        """Can only the user have written what is kept under ``key``? Asked of what is code."""
+        return distrust(Path(os.path.realpath(self.folder)), [self._path(key)]) is None
+
+    def files(self) -> list[Path]:
+        """What is kept, and what an interrupted write left behind."""
+        return [path for path in sorted(self.folder.glob("*.json*")) if _NAME.match(path.name)] + [
+            path for path in sorted(self.folder.glob(".*.tmp")) if _NAME.match(path.name[1:])
+        ]
+
+    def clear(self) -> int:
+        """Deletes all of it; returns how many results there were. Files of others in the folder stay."""
+        found = self.files()
+        for path in found:
+            path.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # not there, or not empty
+            self.folder.rmdir()
+        return sum(path.suffix == ".json" for path in found)
+
+    def _path(self, key: str) -> Path:
+        return self.folder / f"{key}.json"
+
+
+def key_of(question: Mapping[str, Any]) -> str:
+    """Forty digits that stand for a question, the code that answers it and the torch it runs on.
+
+    >>> key_of({"a": 1}) == key_of({"a": 1}), key_of({"a": 1}) == key_of({"a": 2})
+    (True, False)
+    """
+    content = {"question": question, "code": code_digest(), "torch": torch.__version__}
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:40]
+
+
+@cache
+def code_digest(*folders: str) -> str:
+    """Return the digest of every file that can change a measurement, or of the files in ``folders``."""
+    if folders:
+        return package_digest(lambda path: path.startswith(folders))
+    return package_digest(lambda path: not path.startswith(_APART))
+
+
+def outside_digest(thing: Callable[..., object]) -> str:
+    """Of the file that holds a function or class; empty if it belongs to
+    the package, which :func:`code_digest` covers.
+
+    >>> outside_digest(code_digest), len(outside_digest(json.dumps))
+    ('', 64)
+    """
+    file = outside_file(thing)
+    return "" if file is None else hashlib.sha256(file.read_bytes()).hexdigest()
+
+
+def outside_file(thing: Callable[..., object]) -> Path | None:
+    """The file that holds a function or class, unless it belongs to the package, or there is none."""
+    try:
+        file = Path(inspect.getfile(inspect.unwrap(thing)))
+    except TypeError:
+        return None
+    return file if file.is_file() and not file.is_relative_to(Path(unsoft.__file__).parent) else None
+
+
+def folder_digest(folder: Path) -> str:
+    """Of all files that lie in a folder, by name and content; folders inside it are not looked at."""
+    total = hashlib.sha256()
+    for path in sorted(folder.iterdir()):
+        if path.is_file():
+            with open(path, "rb") as file:
+                total.update(f"{path.name} {hashlib.file_digest(file, 'sha256').hexdigest()}\n".encode())
+    return total.hexdigest()
+
+
+def default_folder() -> Path:
+    """``UNSOFT_COMPARE_DIR``, or ``compare`` beside the compiled formulas."""
+    given = os.environ.get("UNSOFT_COMPARE_DIR")
+    return Path(given).expanduser() if given else cache_directory() / "compare"

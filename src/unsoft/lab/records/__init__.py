@@ -1,0 +1,40 @@
+"""Trained models that the page shows at once: a small record that comes with the package.
+
+``python -m unsoft.lab.records study/study.db`` writes what a study found into it, without what the page
+does not need; studies that the file says nothing about stay as they are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+from pathlib import Path
+
+from unsoft.files import write_csv
+from unsoft.lab.study.record import DONE, Record, read_records
+
+PACKAGED = Path(__file__).parent / "records.csv"
+INTERVENTIONS = Path(__file__).parent / "interventions"
+"""Verdicts of ``unsoft neurons`` and ``unsoft steer``, as these commands wrote them."""
+
+
+def command_for(records: Iterable[Record]) -> str:
+    """What makes such records, before they are made small.
+
+    >>> run = Record(study="census", group="census", task="census", mechanism="cog", key="k", seed=0, lr=0.1)
+    >>> command_for([run, run])
+    'unsoft study --default census --out study'
+    """
+    names = dict.fromkeys(record.study for record in records)
+    return f"unsoft study {' '.join(f'--default {name}' for name in sorted(names))} --out study"
+
+
+def write_packaged(study: str | Path, out: Path = PACKAGED) -> int:
+    """Runs of a study that are done, without losses and specifications; how many there are."""
+    found = [replace(record, losses=[], spec={}) for record in read_records(study) if record.status == DONE]
+    if not found:
+        raise ValueError(f"trained: there is no finished run in {str(study)!r}")
+    new = {record.study for record in found}
+    kept = [record for record in read_records(out) if record.study not in new] if out.is_file() else []
+    write_csv(out, [record.to_row() for record in [*kept, *found]])
+    return len(found)

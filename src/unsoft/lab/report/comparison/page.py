@@ -1,0 +1,184 @@
+"""The record of a comparison as one page. It shows the sections that it is given, and knows none by name."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from unsoft.formula import Formula
+from unsoft.formula.javascript import formula_source, operations_source
+from unsoft.lab.report.escape import embedded_json
+from unsoft.lab.report.look import looks, shown_at_first
+from unsoft.lab.report.page import CHARTS, CHARTS_STYLE, page
+
+HERE = Path(__file__).parent
+SCHEMA = 3
+"""Of the record: it is raised whenever older records cannot be read any more."""
+OWN = "your own"
+"""What the playground calls the formula that a reader types."""
+_PLAYED = 6
+"""Formulas that the playground shows at first."""
+
+
+@dataclass(frozen=True)
+class Part:
+    """Something in a section besides its figures: text, then a table, small
+    charts by depth, or heat maps, if there are any.
+    """
+
+    heading: str = ""
+    text: str = ""
+    columns: Sequence[Mapping[str, str]] = ()
+    """Of the table: name, title and help of each."""
+    rows: Sequence[Mapping[str, Any]] = ()
+    charts: Sequence[Mapping[str, Any]] = ()
+    """For the macro ``line_chart``: title, help and chart."""
+    maps: Sequence[Mapping[str, Any]] = ()
+    """Label and rows of weights of each."""
+    in_terminal: bool = False
+    """Is it worth a place in the terminal, too?"""
+
+
+@dataclass(frozen=True)
+class Playground:
+    """What the playground computes with."""
+
+    formulas: Mapping[str, Formula]
+    eps: float
+    """Of the magnitude gate."""
+    logits: Sequence[float]
+    """At which curves are drawn."""
+    others: Sequence[float]
+    """The logits of the other keys of such a row."""
+    curves: Mapping[str, Sequence[float]]
+    """The weights at ``logits`` of mechanisms that are no formula."""
+
+
+def comparison_page(
+    record: Mapping[str, Any],
+    labels: Sequence[str],
+    sections: Sequence[Mapping[str, Any]],
+    play: Playground,
+    library: str,
+) -> str:
+    """The text of an HTML file that needs nothing else.
+
+    ``labels`` are the mechanisms in the order in which they are shown; ``sections`` have name, title,
+    question, about, controls, figures and parts; ``library`` is the script of Vega-Embed.
+    """
+    shown = shown_at_first(labels)
+    counted = [claim for claim in record["claims"] if claim["counts"]]
+    verdicts = {
+        verdict: sum(claim["verdict"] == verdict for claim in counted) for verdict in record["verdicts"]
+    }
+    figures = [figure for section in sections for figure in section["figures"] if figure.on_page]
+    specs = {figure.name: figure.for_page() for figure in figures}
+    maps = [list(part.maps) for section in sections for part in section["parts"] if part.maps]
+    links = [("scoreboard", "Scoreboard"), *((section["name"], section["title"]) for section in sections)]
+    links += [("playground", "Playground"), ("claims", "Claims"), ("provenance", "Provenance")]
+    asked = [column for column in record["columns"] if _answered(column, record)]
+    disturbed = list(dict.fromkeys(a["name"] for a in record["answers"] if a["disturbed"]))
+    return page(
+        HERE / "page.html",
+        title="unsoft compare: attention mechanisms side by side",
+        styles=[CHARTS_STYLE, HERE / "page.css"],
+        libraries=[library, playground_script(play.formulas)],
+        scripts=[CHARTS, HERE / "formula.js", HERE / "page.js", HERE / "playground.js"],
+        data={
+            "looks": looks(labels),
+            "more": looks([OWN, *(label for label in play.formulas if label not in labels)]),
+            "shown": shown,
+            "play": {
+                "shown": [label for label in shown if label in play.formulas][:_PLAYED],
+                "eps": play.eps,
+                "logits": play.logits,
+                "others": play.others,
+                "curves": play.curves,
+            },
+            "figures": {name: {"spec": spec, "chips": "usermeta" in spec} for name, spec in specs.items()},
+            "maps": maps,
+        },
+        record=record,
+        labels=labels,
+        links=links,
+        questions=asked,
+        unasked=[column["title"] for column in record["columns"] if column not in asked],
+        disturbed=disturbed,
+        disturbed_in={
+            column["section"]
+            for column in asked
+            if any(name.startswith(column["name"]) for name in disturbed)
+        },
+        eps=play.eps,
+        measured=[label for label in labels if label in play.curves],
+        sections=sections,
+        shown_sections={section["name"] for section in sections},
+        verdicts=verdicts,
+        claims=_by_source(record["claims"]),
+        provenance=provenance(record["answers"]),
+        timing_columns=[
+            {"name": name, "title": name, "help": ""} for name in ("measurement", "times", "seconds")
+        ],
+        timings=_timings(record["answers"]),
+        problems=[answer for answer in record["answers"] if answer["problem"]],
+    )
+
+
+def _answered(column: Mapping[str, Any], record: Mapping[str, Any]) -> bool:
+    """Does any mechanism have a number in this column?"""
+    return any(row["cells"][column["name"]]["value"] is not None for row in record["scoreboard"])
+
+
+def playground_script(formulas: Mapping[str, Formula]) -> str:
+    """A script that defines ``unsoftFormulas``, a list of [label, function
+    from logits to weights], as the formulas print it.
+
+    It also defines ``unsoftOperations``, with which the page reads formulas that are typed into it.
+
+    >>> print(playground_script({"plain": Formula("s/n")}).splitlines()[1])
+    const unsoftFormulas = [["plain", (logits, {i = logits.length - 1} = {}) => {
+    """
+    pairs = ",\n".join(
+        f"[{embedded_json(label)}, {formula_source(formula)}]" for label, formula in formulas.items()
+    )
+    return f'"use strict";\nconst unsoftFormulas = [{pairs}];\n{operations_source()}'
+
+
+def provenance(answers: Sequence[Mapping[str, Any]]) -> str:
+    """Which measurements are of this run, which were kept from earlier
+    ones, and which of their times to doubt.
+
+    >>> provenance([{"cached": True, "measured": "2026-01-02T03:04:05+00:00", "disturbed": False}])
+    '1 measurement: none by this run, 1 kept from 2026-01-02, made by the same code'
+    """
+    kept = sorted(answer["measured"][:10] for answer in answers if answer["cached"])
+    text = f"{len(answers)} measurement{'s' * (len(answers) != 1)}: "
+    if not kept:
+        text += "all by this run"
+    else:
+        when = kept[0] if kept[0] == kept[-1] else f"{kept[0]} to {kept[-1]}"
+        now = len(answers) - len(kept)
+        text += f"{now or 'none'} by this run, {len(kept)} kept from {when}, made by the same code"
+    if disturbed := sum(answer["disturbed"] for answer in answers):
+        text += f"; other programs used the machine during {disturbed} of those that take time"
+    return text
+
+
+def _by_source(claims: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """The claims of each source together, and how many of them could have failed."""
+    return [
+        {"source": source, "claims": own, "counted": sum(claim["counts"] for claim in own)}
+        for source in dict.fromkeys(claim["source"] for claim in claims)
+        if (own := [claim for claim in claims if claim["source"] == source])
+    ]
+
+
+def _timings(answers: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    total: dict[str, dict[str, Any]] = {}
+    for answer in answers:
+        row = total.setdefault(answer["name"], {"measurement": answer["name"], "times": 0, "seconds": 0.0})
+        row["times"] += 1
+        row["seconds"] += answer["seconds"]
+    return list(total.values())

@@ -1,0 +1,300 @@
+"""A chart with what is said about it, the kinds of charts there are, and the files they become."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import textwrap
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import altair as alt
+
+from unsoft.lab.report.look import PALETTE, coinciding, dash_of, look_of, panel_of, shown_at_first
+
+Rows = list[dict[str, Any]]
+_WIDTH, _HEIGHT = 560, 320
+_LINE = 96
+"""Letters in a line below the title of a picture."""
+
+
+@dataclass(frozen=True)
+class Figure:
+    """``name`` is that of its files; ``note`` says its setting and what to look for; ``rows`` are numbers."""
+
+    name: str
+    title: str
+    note: str
+    rows: Rows
+    chart: Any
+    on_page: bool = True
+    """False if a page shows the same by other means, and only files are wanted."""
+    picture: Any = None
+    """The chart of its files, if that is another one."""
+
+    def for_page(self) -> dict[str, Any]:
+        """Vega-Lite as wide as its place; the page brings its theme, and a legend that follows its chips."""
+        spec = _spec(self.chart.properties(width="container", height=_HEIGHT - 40))
+        for layer in spec["layer"] if "usermeta" in spec else ():
+            for channel in ("color", "shape"):
+                if channel in layer.get("encoding", {}):
+                    layer["encoding"][channel]["legend"] = None
+        return spec
+
+    def for_file(self) -> dict[str, Any]:
+        """Vega-Lite with title, setting, legend and size."""
+        chart = self.chart if self.picture is None else self.picture
+        many = isinstance(chart, (alt.FacetChart, alt.ConcatChart))
+        sizes = {} if many else {"width": _WIDTH, "height": _HEIGHT}
+        spec = _spec(chart.properties(**sizes))
+        said = [self.note, _same_lines(spec.pop("usermeta", None))]
+        lines = [line for text in said if text for line in textwrap.wrap(text, _LINE)]
+        spec["title"] = {"text": self.title, "subtitle": lines, "anchor": "start", "subtitlePadding": 4}
+        config = {"view": {"stroke": None}, "axis": {"gridColor": "#e5e5e5"}}
+        return {**spec, "background": "white", "config": config}
+
+
+def _same_lines(about: Mapping[str, Any] | None) -> str:
+    groups = [" = ".join(group) for group in about["same"].get(about["panel"], ())] if about else []
+    return f"On one line, in turns: {'; '.join(groups)}." if groups else ""
+
+
+_drawing = False
+"""Has this process started vl-convert's runtime?"""
+
+
+def has_drawn() -> bool:
+    """Has this process drawn anything? A copy of it would wait forever for threads that it does not have."""
+    return _drawing
+
+
+def _converter() -> Any:
+    global _drawing
+    import vl_convert
+
+    _drawing = True
+    return vl_convert
+
+
+def svg_and_png(spec: dict[str, Any]) -> dict[str, bytes]:
+    """Pictures of a Vega-Lite specification, by the ending of their files."""
+    vl_convert = _converter()
+    svg = vl_convert.vegalite_to_svg(spec)
+    return {"svg": svg.encode(), "png": vl_convert.svg_to_png(svg, scale=2)}
+
+
+def vega_script() -> str:
+    """The JavaScript that draws charts, as vl-convert brings it: one script. Bundling takes seconds."""
+    return str(_converter().javascript_bundle())
+
+
+def by_mechanism(
+    labels: Sequence[str],
+    rows: Rows,
+    x: str,
+    y: str,
+    *,
+    x_title: str,
+    y_title: str,
+    dots: Rows | None = None,
+    log_x: bool = False,
+    log_y: bool = False,
+    ticks: Sequence[float] = (),
+    tooltip: Sequence[str] = (),
+    choose: dict[str, Any] | None = None,
+    y_domain: Sequence[float] | None = None,
+    ends: tuple[str, str] | None = None,
+    zero: bool = False,
+    fixed: bool = False,
+) -> Any:
+    """Lines of mechanisms, dots of measurements; chips of the page choose the mechanisms.
+
+    ``choose`` are further columns of which the page shows one value at a time, with the value shown at first.
+    ``ends`` are columns with the lower and upper end of an interval around y, ``ticks`` the only values of x.
+    A ``fixed`` chart has no choices and shows all mechanisms.
+    """
+    chosen = choose or {}
+    filters = ["indexof(shown, datum.mechanism) >= 0", *(f"datum.{name} == {name}" for name in chosen)]
+    order, first = list(labels), list(labels) if fixed else shown_at_first(labels)
+    filters = [] if fixed else filters
+    looks = [look_of(label) for label in order]
+    legend = alt.Legend(values=first, labelLimit=240)
+    encoding: dict[str, Any] = {
+        "x": _x(x, x_title, log_x, ticks, padding=12 if ends or ticks else 0),
+        "y": _y(y, y_title, log_y, y_domain, zero),
+        "color": alt.Color(
+            "mechanism:N",
+            title=None,
+            scale=alt.Scale(domain=order, range=[look.colour for look in looks]),
+            legend=legend,
+        ),
+        "tooltip": [
+            alt.Tooltip(f"{name}:{'N' if name == 'mechanism' else 'Q'}")
+            for name in ("mechanism", x, y, *tooltip)
+        ],
+    }
+    about: dict[str, Any] = {
+        "order": order,
+        "mechanisms": [name for name in order if any(row["mechanism"] == name for row in (dots or rows))],
+        "same": coinciding(rows, x, y, choose=list(chosen), log_y=log_y),
+        "choose": list(chosen),
+        "panel": panel_of(chosen),
+    }
+    # The script of pages computes these again whenever other mechanisms are shown.
+    dashes = [dash_of(label, first, about["same"].get(about["panel"], [])) for label in order]
+    range_ = dashes if fixed else [alt.expr(f"dashes[{k}]") for k in range(len(order))]
+    # Another domain than that of the colours: else Vega-Lite joins them, and dashes the legend's marks.
+    scale = alt.Scale(domain=["", *order], range=[[1, 0], *range_])
+    dash = alt.StrokeDash("mechanism:N", legend=None, scale=scale)
+    scale = alt.Scale(domain=order, range=[look.mark for look in looks])
+    shape = alt.Shape("mechanism:N", title=None, scale=scale, legend=legend)
+    parameters = [alt.param(name="shown", value=first), alt.param(name="dashes", value=dashes)]
+    parameters += [alt.param(name=name, value=value) for name, value in chosen.items()]
+    bars = None
+    if ends is not None:
+        low, high = _y(ends[0], y_title, log_y, y_domain), alt.Y2(ends[1])
+        if whole := [row for row in dots or rows if row[ends[0]] is not None]:
+            bars = _chart(whole, filters).mark_rule(clip=True, strokeWidth=1.5, opacity=0.6)
+            bars = bars.encode(**{**encoding, "y": low, "y2": high})
+    drawn = _lines_and_dots(rows, dots, encoding, filters, bars, {"strokeDash": dash}, {"shape": shape})
+    return drawn if fixed else drawn.add_params(*parameters).properties(usermeta=about)
+
+
+def by_value(
+    rows: Rows,
+    x: str,
+    y: str,
+    by: str,
+    *,
+    x_title: str,
+    y_title: str,
+    by_title: str | None = None,
+    dots: Rows | None = None,
+    log_x: bool = False,
+    log_y: bool = False,
+    y_domain: Sequence[float] | None = None,
+    zero: bool = False,
+    colours: Sequence[str] = (),
+    order: Sequence[str] = (),
+) -> Any:
+    """Lines that differ by the value of a column, numbers or words; a legend tells which is which."""
+    words = any(isinstance(row[by], str) for row in rows)
+    scale = alt.Scale(range=list(colours)) if colours or words else alt.Scale(scheme="viridis")
+    if words and not colours:
+        scale = alt.Scale(range=list(PALETTE))
+    if by == "mechanism":
+        names = list(dict.fromkeys(row[by] for row in rows))
+        scale = alt.Scale(domain=names, range=[look_of(name).colour for name in names])
+    encoding: dict[str, Any] = {
+        "x": _x(x, x_title, log_x),
+        "y": _y(y, y_title, log_y, y_domain, zero),
+        "color": alt.Color(
+            f"{by}:{'N' if words else 'O'}",
+            title=by if by_title is None else by_title,
+            scale=scale,
+            sort=list(order) or alt.Undefined,
+            legend=alt.Legend(labelLimit=320),
+        ),
+        "tooltip": [
+            alt.Tooltip(f"{name}:{'N' if isinstance(value, str) else 'Q'}") for name, value in rows[0].items()
+        ],
+    }
+    return _lines_and_dots(rows, dots, encoding)
+
+
+def grey_dots(rows: Rows, x: str, y: str) -> Any:
+    """A line to compare the others with, to be added to a chart."""
+    line = alt.Chart(_data(rows)).mark_line(strokeDash=[2, 4], strokeWidth=2, color="#888888")
+    return line.encode(x=f"{x}:Q", y=f"{y}:Q", tooltip=[f"{x}:Q", f"{y}:Q"])
+
+
+def dashes(rows: Rows, x: str, y: str, by: str) -> Any:
+    """Dashed lines in the colours of those of ``by``, to be added to a chart."""
+    line = alt.Chart(_data(rows)).mark_line(strokeDash=[4, 4])
+    return line.encode(x=alt.X(f"{x}:Q"), y=alt.Y(f"{y}:Q"), color=alt.Color(f"{by}:O"))
+
+
+def heat_maps(rows: Rows) -> Any:
+    """A square for each mechanism: weights between -1 and 1 by query and key."""
+    colours = alt.Scale(scheme="blueorange", domain=[1, -1])
+    return (
+        alt.Chart(_data(rows))
+        .mark_rect()
+        .encode(
+            x=alt.X("key:O", axis=None),
+            y=alt.Y("query:O", axis=None),
+            color=alt.Color("weight:Q", title="weight, of the row's largest", scale=colours),
+        )
+        .properties(width=150, height=150)
+        .facet(facet=alt.Facet("mechanism:N", title=None), columns=4)
+    )
+
+
+def _lines_and_dots(
+    rows: Rows,
+    dots: Rows | None,
+    encoding: dict[str, Any],
+    filters: Sequence[str] = (),
+    below: Any = None,
+    of_lines: Mapping[str, Any] | None = None,
+    of_dots: Mapping[str, Any] | None = None,
+) -> Any:
+    """``dots`` None marks the points of the lines, an empty list none; ``below`` is a layer to begin with."""
+    layers = [] if below is None else [below]
+    if rows:
+        line = _chart(rows, filters).mark_line(clip=True, strokeWidth=2)
+        layers.append(line.encode(**encoding, **(of_lines or {})))
+    if marked := rows if dots is None else dots:
+        # Hollow, so that marks of different shapes on one place are all seen.
+        point = _chart(marked, filters).mark_point(clip=True, size=46, filled=False, strokeWidth=1.8)
+        layers.append(point.encode(**encoding, **(of_dots or {})))
+    return alt.layer(*layers)
+
+
+def _chart(rows: Rows, filters: Sequence[str]) -> Any:
+    """Five digits are more than a chart can show."""
+    short = [{k: float(f"{x:.5g}") if isinstance(x, float) else x for k, x in row.items()} for row in rows]
+    chart: Any = alt.Chart(_data(short))
+    for test in filters:
+        chart = chart.transform_filter(test)
+    return chart
+
+
+class _Named(str):
+    """The name of rows, which it brings along: Altair copies, deeply and often, what it is given itself."""
+
+    rows: Rows
+
+
+def _data(rows: Rows) -> Any:
+    name = _Named(f"data-{hashlib.sha256(json.dumps(rows).encode()).hexdigest()[:16]}")
+    name.rows = rows
+    return alt.Data(name=name)  # type: ignore[no-untyped-call]
+
+
+def _spec(chart: Any) -> dict[str, Any]:
+    """Vega-Lite with the rows in it."""
+    spec: dict[str, Any] = chart.to_dict(validate=False)
+    parts: list[Any] = [spec]
+    for part in parts:
+        parts += part.values() if isinstance(part, dict) else part if isinstance(part, list) else ()
+    return spec | {"datasets": {part: part.rows for part in parts if isinstance(part, _Named)}}
+
+
+def _x(name: str, title: str, log: bool, ticks: Sequence[float] = (), padding: int = 0) -> Any:
+    """``padding`` are pixels at both ends, without which dots and intervals there would be cut."""
+    values = list(ticks) or [f * 10.0**k for k in range(-6, 5) for f in (1, 2, 5)]
+    axis = alt.Axis(values=values, format="~g") if log or ticks else alt.Axis(tickCount=8)
+    scale = alt.Scale(type="log" if log else "linear", nice=False, padding=padding or alt.Undefined)
+    return alt.X(f"{name}:Q", title=title, scale=scale, axis=axis)
+
+
+def _y(name: str, title: str, log: bool, domain: Sequence[float] | None, zero: bool = False) -> Any:
+    options: dict[str, Any] = {"type": "log"} if log else {"zero": zero}
+    if domain is not None:
+        options["domain"] = list(domain)
+    powers = [10.0**k for k in range(-9, 5)]
+    values = powers if domain else [f * 10.0**k for k in range(-2, 4) for f in (1, 2, 5)]
+    axis = alt.Axis(values=values, format="~g") if log else alt.Axis(tickCount=6)
+    return alt.Y(f"{name}:Q", title=title, scale=alt.Scale(**options), axis=axis)

@@ -1,0 +1,29 @@
+"""Studies: many training runs with a store, and what they say. Imported on demand.
+
+>>> import unsoft
+>>> group = {"task": "census", "mechanisms": ["softmax", "cog"]}
+>>> study = unsoft.lab.study.make_study({"seeds": 3, "group": [group]})
+>>> len(study), study.sweep
+(10, 'tuned')
+"""
+
+from unsoft.lab.study.driver import run_study
+from unsoft.lab.study.plan import Study
+from unsoft.lab.study.read import default_study, make_study, read_study
+from unsoft.lab.study.record import Record, read_records
+from unsoft.lab.study.rule import Rule, verdict
+from unsoft.lab.study.summary import Summary, summarise
+
+__all__ = [
+    "Record",
+    "Rule",
+    "Study",
+    "Summary",
+    "default_study",
+    "make_study",
+    "read_records",
+    "read_study",
+    "run_study",
+    "summarise",
+    "verdict",
+]

@@ -1,0 +1,180 @@
+"""One run of a study, as it is stored, exported and read."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+WAITING, RUNNING, DONE, FAILED, CUT = "waiting", "running", "done", "failed", "cut"
+STATUSES = (WAITING, RUNNING, DONE, FAILED, CUT)
+TUNED, FULL, NONE = "tuned", "full", "none"
+SWEEPS = {
+    TUNED: "rates swept on the first seeds, the best by validation{where} run on all",
+    FULL: "every seed at every rate, the best by validation{where} shown",
+    NONE: "no learning-rate sweep",
+}
+"""How learning rates were chosen."""
+
+
+def sweep_words(sweep: str, choose_on: str = "") -> str:
+    """How learning rates were chosen, in words that stand beside every number.
+
+    >>> sweep_words("tuned", "crowd=128")
+    'rates swept on the first seeds, the best by validation with crowd=128 run on all'
+    """
+    return SWEEPS[sweep].format(where=f" with {choose_on}" if choose_on else "")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Record:
+    """A run: what was planned, what came of it. What is not known yet is None or empty.
+
+    >>> record = Record(study="mine", group="g", task="census", mechanism="cog", key="k", seed=0, lr=0.003)
+    >>> Record.from_row(record.to_row()) == record, record.status
+    (True, 'waiting')
+    """
+
+    study: str
+    group: str
+    """The part of the study: the task's name unless it has one of its own."""
+    task: str
+    mechanism: str
+    """The label of the variant, such as "cog" or "softmax ×2 heads"."""
+    base: str = ""
+    """The registered name of the mechanism."""
+    seed: int
+    lr: float
+    point: str = ""
+    """The place in the sweep: "lr=0.003"."""
+    sweep: str = NONE
+    """How the study chose rates: tuned, full or none."""
+    choose_on: str = ""
+    """The difficulty by whose validation examples rates are chosen, such as "crowd=128"; "" for that of
+    training."""
+    swept: bool = False
+    """Is this run one of those by which rates are compared?"""
+    status: str = WAITING
+    score: float | None = None
+    """On the test, after the last step."""
+    validation: float | None = None
+    """After the last step, at the difficulty of training."""
+    best_validation: float | None = None
+    metric: str = ""
+    higher_is_better: bool = True
+    chance: float | None = None
+    known: float | None = None
+    shortcut: float | None = None
+    parameters: int | None = None
+    steps: int | None = None
+    seconds: float | None = None
+    """Of the training loop, with its looks at the score; of the last session if the run was resumed."""
+    seconds_per_step: float | None = None
+    """None for a run that was resumed."""
+    wall: float = 0.0
+    """Seconds of a worker, start to end, over all sessions."""
+    attempts: int = 0
+    harder: Mapping[str, float] = field(default_factory=dict)
+    """Scores on tests of other difficulties, by what makes them so."""
+    validation_by: Mapping[str, float] = field(default_factory=dict)
+    """The same on validation examples, which rates may be chosen by."""
+    learned: Mapping[str, list[float]] = field(default_factory=dict)
+    """The mechanism's own parameters in the end."""
+    attention: Mapping[str, list[float]] = field(default_factory=dict)
+    """What attention does in the end, for each layer: :mod:`unsoft.lab.training.attention_figures`."""
+    curve: list[list[float]] = field(default_factory=list)
+    """Pairs of step and validation score."""
+    losses: list[list[float]] = field(default_factory=list)
+    """Pairs of step and training loss."""
+    spec: Mapping[str, Any] = field(default_factory=dict)
+    """The run, with nothing left open; ``unsoft.lab.training.Spec.from_dict`` reads it."""
+    versions: Mapping[str, str] = field(default_factory=dict)
+    machine: str = ""
+    code: str = ""
+    """Digest of the code that decides results."""
+    error: str = ""
+    finished: str = ""
+    """When, in UTC."""
+    key: str
+    """Forty digits that stand for the spec and the code."""
+
+    @property
+    def merit(self) -> float | None:
+        """The validation score by which rates are compared, at the difficulty that the study names for it."""
+        return self.validation_by.get(self.choose_on) if self.choose_on else self.validation
+
+    def to_row(self) -> dict[str, Any]:
+        """Flat, for a table: what is a list or a mapping becomes JSON."""
+        row = {name: getattr(self, name) for name in COLUMNS}
+        return row | {name: json.dumps(row[name]) for name in NESTED}
+
+    @staticmethod
+    def from_row(row: Mapping[str, Any]) -> Record:
+        """The inverse of :meth:`to_row`; also takes the words that a CSV file has."""
+        found: dict[str, Any] = {}
+        for name, value in row.items():
+            if name not in COLUMNS:
+                continue
+            if name in NESTED and isinstance(value, str):
+                value = json.loads(value) if value else NESTED[name]()
+            elif name in _NUMBERS and value is not None:
+                value = _NUMBERS[name](value) if value != "" else None
+            found[name] = value
+        return Record(**found)
+
+
+COLUMNS = tuple(one.name for one in fields(Record))
+NESTED: dict[str, type] = {
+    "harder": dict,
+    "validation_by": dict,
+    "learned": dict,
+    "attention": dict,
+    "curve": list,
+    "losses": list,
+    "spec": dict,
+    "versions": dict,
+}
+
+
+def _flag(value: Any) -> bool:
+    return value in (True, 1, "1", "True", "true")
+
+
+_NUMBERS: dict[str, Any] = {
+    one.name: kind
+    for one in fields(Record)
+    for kind, words in ((int, "int"), (float, "float"), (_flag, "bool"))
+    if str(one.type).startswith(words)
+}
+
+
+def read_records(path: str | Path, study: str | None = None) -> list[Record]:
+    """The runs in a store (.db) or in an exported file (.csv, .json).
+
+    >>> read_records("results.txt")
+    Traceback (most recent call last):
+    ValueError: ...
+    """
+    path = Path(path)
+    if path.suffix not in (".db", ".csv", ".json"):
+        raise ValueError(f"study: {str(path)!r} is neither a store (.db) nor an exported .csv or .json")
+    if not path.is_file():
+        raise ValueError(f"study: there is no file {str(path)!r}")
+    if path.suffix == ".db":
+        from unsoft.lab.study.store import Store
+
+        with Store(path) as store:
+            return store.records(study)
+    try:
+        text = path.read_text()
+        rows: Iterable[Any] = (
+            json.loads(text) if path.suffix == ".json" else csv.DictReader(io.StringIO(text, newline=""))
+        )
+        found = [Record.from_row(row) for row in rows]
+    except (OSError, ValueError, TypeError, AttributeError) as problem:
+        raise ValueError(f"study: {str(path)!r} is not an exported study: {problem}") from None
+    return [record for record in found if study is None or record.study == study]

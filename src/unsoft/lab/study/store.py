@@ -1,0 +1,153 @@
+"""The store of studies: one SQLite file, one row for each run. Many may read it, the driver alone writes."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import socket
+import sqlite3
+from collections.abc import Iterable
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Self
+
+from unsoft.lab.study.record import COLUMNS, CUT, DONE, RUNNING, Record
+
+NAME = "study.db"
+_SCHEMA = 2
+_TABLES = f"""
+create table if not exists studies (name text primary key, definition text not null, begun text not null);
+create table if not exists runs ({", ".join(f'"{name}"' for name in COLUMNS)}, primary key (study, key));
+"""
+_PUT = (
+    f"insert into runs values ({', '.join('?' * len(COLUMNS))}) on conflict (study, key) do update set "
+    + ", ".join(f'"{name}" = excluded."{name}"' for name in COLUMNS)
+)
+
+
+class Store:
+    """Opened to read, or with ``write`` by the one process that drives a study.
+
+    >>> import tempfile
+    >>> path = Path(tempfile.mkdtemp()) / NAME
+    >>> with Store(path, write=True) as store:
+    ...     store.put([Record(study="s", group="g", task="copy", mechanism="cog", key="k", seed=0, lr=0.1)])
+    >>> with Store(path) as store:
+    ...     [record.status for record in store.records()]
+    ['waiting']
+    """
+
+    def __init__(self, path: Path, *, write: bool = False) -> None:
+        self.path = path
+        self._lock = _claim(path) if write else None
+        try:
+            if write:
+                self._base = sqlite3.connect(path, isolation_level=None)
+                self._base.execute("pragma journal_mode = wal")
+                self._base.execute("pragma synchronous = normal")
+            else:
+                if not path.is_file():
+                    raise ValueError(f"study: there is no store {str(path)!r}; unsoft study run makes one")
+                self._base = sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)
+            self._base.row_factory = sqlite3.Row
+            self._check(write)
+        except sqlite3.Error as problem:
+            self.close()
+            raise ValueError(f"study: {str(path)!r} is not a store of studies: {problem}") from None
+        except ValueError:
+            self.close()
+            raise
+
+    def _check(self, write: bool) -> None:
+        version = self._base.execute("pragma user_version").fetchone()[0]
+        if write and version == 0:
+            self._base.executescript(_TABLES)
+            self._base.execute(f"pragma user_version = {_SCHEMA}")
+        elif version != _SCHEMA:
+            raise ValueError(
+                f"study: {str(self.path)!r} was written by another version of unsoft"
+                f" (schema {version}, not {_SCHEMA})"
+            )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *problem: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Frees the store for others."""
+        if hasattr(self, "_base"):
+            self._base.close()
+        if self._lock is not None:
+            self._lock.close()
+            self._lock = None
+
+    def begin(self, name: str, definition: dict[str, Any]) -> None:
+        """Keeps what the study is. Its rules may not change any more once it has begun."""
+        before = self.definition(name)
+        if before is not None and before["rules"] != definition["rules"]:
+            raise ValueError(
+                f"study: the rule of {name!r} was another one when its first run began; give the study"
+                " another name or another folder"
+            )
+        now = datetime.now(UTC).isoformat(timespec="seconds")
+        self._base.execute(
+            "insert into studies values (?, ?, ?)"
+            " on conflict (name) do update set definition = excluded.definition",
+            (name, json.dumps(definition), now),
+        )
+        # What a driver that was killed left behind.
+        self._base.execute("update runs set status = ? where study = ? and status = ?", (CUT, name, RUNNING))
+
+    def definition(self, name: str) -> dict[str, Any] | None:
+        """What a study is, as plain data."""
+        found = self._base.execute("select definition from studies where name = ?", (name,)).fetchone()
+        return None if found is None else json.loads(found[0])
+
+    def studies(self) -> dict[str, str]:
+        """Names, with the time at which each began."""
+        return dict(
+            tuple(row) for row in self._base.execute("select name, begun from studies order by begun, name")
+        )
+
+    def put(self, records: Iterable[Record]) -> None:
+        """Writes rows, all or none; a run that is there already is replaced."""
+        rows = [tuple(record.to_row().values()) for record in records]
+        self._base.execute("begin")
+        self._base.executemany(_PUT, rows)
+        self._base.execute("commit")
+
+    def records(self, study: str | None = None) -> list[Record]:
+        """All runs, or those of one study, in the order in which they were planned."""
+        where, values = ("", ()) if study is None else (" where study = ?", (study,))
+        rows = self._base.execute(f"select * from runs{where} order by rowid", values)
+        return [Record.from_row(dict(row)) for row in rows]
+
+    def finished(self, key: str) -> Record | None:
+        """The same run, finished for any study of this store."""
+        row = self._base.execute("select * from runs where key = ? and status = ?", (key, DONE)).fetchone()
+        return None if row is None else Record.from_row(dict(row))
+
+
+def _claim(path: Path) -> Any:
+    """A lock beside the store, which ends with this process, however that ends."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        lock = open(path.with_name(f"{path.name}.lock"), "a+")  # noqa: SIM115 (closed with the store)
+    except OSError as problem:
+        raise ValueError(f"study: {str(path)!r} cannot be written: {problem.strerror}") from None
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        lock.seek(0)
+        holder = lock.read().strip() or "another process"
+        lock.close()
+        raise ValueError(
+            f"study: {holder} is running a study in {str(path)!r}; wait for it, or choose another folder"
+        ) from None
+    lock.truncate(0)
+    lock.write(f"process {os.getpid()} on {socket.gethostname()}")
+    lock.flush()
+    return lock

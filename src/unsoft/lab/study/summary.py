@@ -1,0 +1,253 @@
+"""What the runs of a study say: for each task and mechanism a mean with its interval, and the difference to
+softmax.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from statistics import fmean
+
+from unsoft.lab.study.bootstrap import interval
+from unsoft.lab.study.record import DONE, NONE, Record, sweep_words
+
+CONTROL = "softmax"
+_SCORE = "score"
+
+
+@dataclass(frozen=True)
+class Difference:
+    """How much better one mechanism is than another on the seeds that both have; positive is better whatever
+    the metric.
+    """
+
+    mean: float
+    low: float | None
+    high: float | None
+    seeds: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Summary:
+    """A mechanism on a task, at the learning rate that validation chose."""
+
+    study: str
+    group: str
+    task: str
+    mechanism: str
+    metric: str
+    higher_is_better: bool
+    seeds: int
+    """Finished runs at the chosen rate."""
+    mean: float | None = None
+    low: float | None = None
+    high: float | None = None
+    lr: float | None = None
+    point: str = ""
+    """The place in the sweep that was chosen, such as "lr=0.003"."""
+    rates: Mapping[str, float] = field(default_factory=dict)
+    """Mean validation score of every place in the sweep, by which one was chosen: the whole curve."""
+    sweep: str = ""
+    choose_on: str = ""
+    """The difficulty of these validation examples, such as "crowd=128"; "" for that of training."""
+    edge: str = ""
+    """ "largest" or "smallest" if the chosen rate is that of the sweep: a better one may lie beyond it."""
+    difference: Difference | None = None
+    """To plain softmax."""
+    parameters: int | None = None
+    seconds_per_step: float | None = None
+    chance: float | None = None
+    known: float | None = None
+    shortcut: float | None = None
+    harder: Mapping[str, tuple[float, float | None, float | None]] = field(default_factory=dict)
+    """Mean and interval on harder tests."""
+    attention: Mapping[str, float] = field(default_factory=dict)
+    """What attention does in the end, mean over seeds and layers."""
+    learned: Mapping[str, tuple[float, float, float]] = field(default_factory=dict)
+    """Mean, smallest and largest of the mechanism's own parameters, over seeds, layers and heads."""
+    failed: int = 0
+    runs: Sequence[Record] = ()
+    """Those at the chosen rate."""
+
+    @property
+    def sweep_words(self) -> str:
+        """How the learning rate was chosen."""
+        return sweep_words(self.sweep, self.choose_on)
+
+    @property
+    def rate_words(self) -> str:
+        """The place that was chosen, and whether it lies at the edge of the sweep."""
+        return self.point.removeprefix("lr=") + (f" ({self.edge} tried)" if self.edge else "")
+
+
+def summarise(records: Iterable[Record], control: str = CONTROL) -> list[Summary]:
+    """One summary for each study, group and mechanism, in the order in which they were planned.
+
+    >>> from unsoft.lab.study.record import Record
+    >>> runs = [
+    ...     Record(study="s", group="g", task="copy", mechanism=name, key=f"{name}{seed}", seed=seed, lr=0.1,
+    ...            point="lr=0.1", status="done", score=score + seed / 100, validation=score)
+    ...     for name, score in (("softmax", 0.5), ("cog", 0.75)) for seed in range(5)
+    ... ]
+    >>> [(one.mechanism, round(one.mean, 3), round(one.difference.mean, 3)) for one in summarise(runs)]
+    [('softmax', 0.52, 0.0), ('cog', 0.77, 0.25)]
+    """
+    parts: dict[tuple[str, str, str], list[Record]] = {}
+    for record in current(records):
+        parts.setdefault((record.study, record.group, record.mechanism), []).append(record)
+    controls = {key[:2]: chosen_runs(runs) for key, runs in parts.items() if key[2] == control}
+    return [_summary(key, runs, controls.get(key[:2], [])) for key, runs in parts.items()]
+
+
+def current(records: Iterable[Record]) -> list[Record]:
+    """Without runs that were planned again, because the code has changed since."""
+    latest: dict[tuple[object, ...], Record] = {}
+    for record in records:
+        place = (record.study, record.group, record.mechanism, record.seed, record.point)
+        latest.pop(place, None)
+        latest[place] = record
+    return list(latest.values())
+
+
+def best_point(runs: Sequence[Record]) -> str | None:
+    """The place in the sweep with the best validation score, :attr:`Record.merit`, on the seeds of the
+    sweep; None while runs are missing.
+
+    A place at which a run failed counts only if there is no other. Among equals, the one that learned earlier
+    wins, then the smaller rate. Without a sweep there is one place only.
+    """
+    swept = [run for run in runs if run.swept] or list(runs)
+    points = list(dict.fromkeys(run.point for run in swept))
+    if any(run.status not in (DONE, "failed") for run in swept):
+        return None
+    whole = [p for p in points if all(run.status == DONE for run in swept if run.point == p)]
+    some = [p for p in points if any(run.status == DONE for run in swept if run.point == p)]
+
+    def merit(point: str) -> tuple[float, float, float]:
+        mine = [run for run in swept if run.point == point and run.status == DONE]
+        sign = 1.0 if mine[0].higher_is_better else -1.0
+        early = [fmean(score for _, score in run.curve) for run in mine if run.curve]
+        return sign * fmean(map(_merit, mine)), sign * fmean(early) if early else 0.0, -mine[0].lr
+
+    return max(whole or some, key=merit, default=None)
+
+
+def _merit(run: Record) -> float:
+    if run.merit is None:
+        where = f" with {run.choose_on}, by which rates are to be chosen" if run.choose_on else ""
+        raise ValueError(
+            f"study: {run.group} {run.mechanism} seed {run.seed} {run.point} has no validation score{where}"
+        )
+    return run.merit
+
+
+def chosen_runs(runs: Sequence[Record]) -> list[Record]:
+    """Finished runs at the chosen place, by seed; while the sweep is not over, there are none."""
+    point = best_point(runs)
+    found = [run for run in runs if run.point == point and run.status == DONE]
+    return sorted(found, key=lambda run: run.seed)
+
+
+def difference(one: Summary, other: Summary, on: str = _SCORE) -> Difference | None:
+    """Paired over seeds: how much better ``one`` is; None if they have no seed in common."""
+    return _difference(one.runs, other.runs, on)
+
+
+def _difference(mine: Sequence[Record], theirs: Sequence[Record], on: str = _SCORE) -> Difference | None:
+    other = {run.seed: _value(run, on) for run in theirs}
+    pairs = [(_value(run, on), other.get(run.seed)) for run in mine]
+    of_attention = any(on in run.attention for run in mine)  # there more is more, whatever the task's metric
+    sign = 1.0 if of_attention or all(run.higher_is_better for run in mine) else -1.0
+    gains = [sign * (a - b) for a, b in pairs if a is not None and b is not None]
+    if not gains:
+        return None
+    low, high = interval(gains) or (None, None)
+    return Difference(fmean(gains), low, high, len(gains))
+
+
+def _value(run: Record, on: str) -> float | None:
+    if on in run.attention:
+        return fmean(run.attention[on])
+    return run.score if on == _SCORE else run.harder.get(on)
+
+
+def _summary(key: tuple[str, str, str], runs: Sequence[Record], control: Sequence[Record]) -> Summary:
+    study, group, mechanism = key
+    chosen = chosen_runs(runs)
+    first = chosen[0] if chosen else runs[0]
+    scores = [run.score for run in chosen if run.score is not None]
+    low, high = interval(scores) or (None, None)
+    times = [run.seconds_per_step for run in chosen if run.seconds_per_step is not None]
+    return Summary(
+        study=study,
+        group=group,
+        task=first.task,
+        mechanism=mechanism,
+        metric=first.metric,
+        higher_is_better=first.higher_is_better,
+        seeds=len(scores),
+        mean=fmean(scores) if scores else None,
+        low=low,
+        high=high,
+        lr=first.lr if chosen else None,
+        point=first.point if chosen else "",
+        rates=_rates(runs),
+        sweep=first.sweep,
+        choose_on=first.choose_on,
+        edge=_edge(runs, chosen),
+        difference=_difference(chosen, control) if chosen and control else None,
+        parameters=first.parameters,
+        seconds_per_step=fmean(times) if times else None,
+        chance=first.chance,
+        known=first.known,
+        shortcut=first.shortcut,
+        harder=_harder(chosen),
+        attention=_attention(chosen),
+        learned=_learned(chosen),
+        failed=sum(run.status == "failed" for run in runs),
+        runs=chosen,
+    )
+
+
+def _rates(runs: Sequence[Record]) -> dict[str, float]:
+    found: dict[str, list[float]] = {}
+    for run in runs:
+        if (run.swept or run.sweep == NONE) and run.merit is not None:
+            found.setdefault(run.point, []).append(run.merit)
+    return {point: fmean(values) for point, values in found.items()}
+
+
+def _edge(runs: Sequence[Record], chosen: Sequence[Record]) -> str:
+    rates = {run.lr for run in runs}
+    if len(rates) == 1 or not chosen:
+        return ""
+    return {max(rates): "largest", min(rates): "smallest"}.get(chosen[0].lr, "")
+
+
+def _harder(runs: Sequence[Record]) -> dict[str, tuple[float, float | None, float | None]]:
+    labels = dict.fromkeys(label for run in runs for label in run.harder)
+    found = {}
+    for label in labels:
+        scores = [run.harder[label] for run in runs if label in run.harder]
+        found[label] = (fmean(scores), *(interval(scores) or (None, None)))
+    return found
+
+
+def _attention(runs: Sequence[Record]) -> dict[str, float]:
+    names = dict.fromkeys(name for run in runs for name in run.attention)
+    found = {name: [fmean(run.attention[name]) for run in runs if run.attention.get(name)] for name in names}
+    return {name: fmean(values) for name, values in found.items() if values}
+
+
+def _learned(runs: Sequence[Record]) -> dict[str, tuple[float, float, float]]:
+    """Names without their place in the model; what is learned as a logarithm is shown as itself."""
+    found: dict[str, list[float]] = {}
+    for run in runs:
+        for name, values in run.learned.items():
+            short = name.rpartition(".")[2]
+            logs = short.startswith("log_")
+            found.setdefault(short.removeprefix("log_"), []).extend(
+                math.exp(x) if logs else x for x in values
+            )
+    return {name: (fmean(values), min(values), max(values)) for name, values in found.items() if values}

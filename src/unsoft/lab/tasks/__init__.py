@@ -1,0 +1,14 @@
+"""Data with a known answer: small tasks that tell mechanisms apart. One file each;
+``unsoft tasks`` lists them.
+
+>>> import unsoft
+>>> task = unsoft.lab.tasks.task("deletion")
+>>> batch = task.sample(4, seed=1)
+>>> task.score(task.solve(batch.inputs), batch.labels)
+1.0
+"""
+
+from unsoft.lab.tasks.registry import register, task, tasks
+from unsoft.lab.tasks.task import IGNORE, Batch, Setup, Task
+
+__all__ = ["IGNORE", "Batch", "Setup", "Task", "register", "task", "tasks"]

@@ -1,0 +1,85 @@
+"""Digits: scikit-learn's small pictures of handwritten digits, for a vision transformer."""
+
+from __future__ import annotations
+
+import importlib
+from dataclasses import dataclass
+from functools import cache
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from unsoft.lab.tasks.draw import distinct, generator, integers, normal
+from unsoft.lab.tasks.registry import register
+from unsoft.lab.tasks.task import Batch, Setup, Task, chosen
+
+_SIDE, _CLASSES, _TESTED = 8, 10, 360
+
+
+@register
+@dataclass(frozen=True, kw_only=True)
+class Digits(Task):
+    """Which digit? Pictures of 8 by 8 pixels from 0 to 1, of which 360 of 1797 are kept for the test;
+    needs scikit-learn.
+
+    ``examples`` limits what is seen in training (0: all), ``noise`` is added to all pictures.
+    """
+
+    name: ClassVar[str] = "digits"
+    tells: ClassVar[str] = "mechanisms in attention that looks both ways, on pictures instead of sequences"
+    source: ClassVar[str] = "Alpaydin and Kaynak 1998, the digits of scikit-learn"
+    kind: ClassVar[str] = "image"
+
+    patch: int = 2
+    noise: float = 0.0
+    examples: int = 0
+
+    def __post_init__(self) -> None:
+        self.at_least(1, "patch")
+        self.at_least(0, "examples")
+        self.between(0, 10, "noise")
+        self.require(_SIDE % self.patch == 0, f"'patch' must divide the side of 8 pixels, not {self.patch}")
+
+    @property
+    def setup(self) -> Setup:
+        return Setup(layers=2, heads=4, steps=300, lr=0.002, batch=64, positions=True)
+
+    @property
+    def size(self) -> int:
+        return _SIDE
+
+    @property
+    def outputs(self) -> int:
+        return _CLASSES
+
+    def _part(self, training: bool) -> tuple[Tensor, Tensor]:
+        pictures, digits = _pictures()
+        if not training:
+            return pictures[:_TESTED], digits[:_TESTED]
+        last = _TESTED + self.examples if self.examples else None
+        return pictures[_TESTED:last], digits[_TESTED:last]
+
+    def draw(self, count: int, random: torch.Generator, training: bool) -> Batch:
+        pictures, digits = self._part(training)
+        which = integers(len(digits), (count,), random)
+        chosen_ones = pictures[which]
+        return Batch(chosen_ones + self.noise * normal(tuple(chosen_ones.shape), random), digits[which])
+
+    def solve(self, inputs: Tensor) -> Tensor:
+        """The digit of the nearest picture that is seen in training."""
+        pictures, digits = self._part(training=True)
+        return chosen(digits[torch.cdist(inputs.flatten(1), pictures.flatten(1)).argmin(-1)], _CLASSES)
+
+
+@cache
+def _pictures() -> tuple[Tensor, Tensor]:
+    """All pictures and their digits, in an order of our own: scikit-learn's goes by writer."""
+    try:
+        datasets = importlib.import_module("sklearn.datasets")
+    except ImportError:
+        raise ValueError("digits: the pictures come with scikit-learn; pip install 'unsoft[tasks]'") from None
+    loaded = datasets.load_digits()
+    order = distinct(1, len(loaded.target), len(loaded.target), generator(0, "digits"))[0]
+    pictures = torch.from_numpy(loaded.images).float()[:, None] / 16
+    return pictures[order], torch.from_numpy(loaded.target).long()[order]

@@ -1,0 +1,142 @@
+"""Text: language modelling, by bytes or by tokens of several bytes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from unsoft.lab.tasks.bpe import BYTES, Encoded, encode
+from unsoft.lab.tasks.corpus import corpus
+from unsoft.lab.tasks.draw import integers
+from unsoft.lab.tasks.registry import register
+from unsoft.lab.tasks.task import Batch, Retelling, Setup, asked
+
+_LARGEST = 4096
+"""Tokens of byte-pair encoding: the known solution counts pairs of them."""
+
+
+@register
+@dataclass(frozen=True, kw_only=True)
+class Text(Retelling):
+    """The next byte or token of a text. Training and test draw windows from different documents.
+
+    path
+        A file, or a folder whose files are the documents; without it the text that comes with Python.
+    level
+        "bytes", or "bpe": byte-pair encoding that is learned from the training text. The score of both is in
+        bits per byte, so they can be compared.
+    """
+
+    name: ClassVar[str] = "text"
+    tells: ClassVar[str] = "what mechanisms are worth on real text, at equal size and steps"
+    metric: ClassVar[str] = "bits per byte"
+    higher_is_better: ClassVar[bool] = False
+    difficulty: ClassVar[str] = "length"
+
+    length: int = 128
+    path: str = ""
+    level: str = "bytes"
+    vocabulary: int = 512
+    """Tokens of the level "bpe"; 256 of them are the bytes."""
+
+    def __post_init__(self) -> None:
+        self.at_least(1, "length")
+        self.one_of("level", "bytes", "bpe")
+        self.at_least(BYTES, "vocabulary")
+        self.require(
+            self.vocabulary <= _LARGEST, f"'vocabulary' must be at most {_LARGEST}, not {self.vocabulary}"
+        )
+        if not isinstance(self.path, str):
+            raise TypeError(f"text: 'path' must be text, not {self.path!r}")
+        for part, content in zip(("training", "test"), self._parts, strict=True):
+            self.require(
+                len(content) > self.length,
+                f"'length' must be less than the {len(content)} {self._unit} of the {part} text,"
+                f" not {self.length}",
+            )
+
+    @property
+    def setup(self) -> Setup:
+        return Setup(layers=2, width=64, heads=4, steps=500, batch=16, positions=True)
+
+    @property
+    def _encoded(self) -> Encoded | None:
+        return encode(self.path, self.vocabulary) if self.level == "bpe" else None
+
+    @property
+    def _parts(self) -> tuple[Tensor, Tensor]:
+        """The training text and the test text as numbers."""
+        encoded = self._encoded
+        return corpus(self.path) if encoded is None else (encoded.train, encoded.test)
+
+    @property
+    def _unit(self) -> str:
+        return "bytes" if self.level == "bytes" else "tokens"
+
+    @property
+    def _bytes_each(self) -> float:
+        """Bytes of a token of the test text, on average."""
+        encoded = self._encoded
+        return 1.0 if encoded is None else encoded.bytes_per_token
+
+    @property
+    def size(self) -> int:
+        return BYTES if self.level == "bytes" else self.vocabulary
+
+    @property
+    def chance(self) -> float:
+        return math.log2(self.size) / self._bytes_each
+
+    def guess(self, labels: Tensor, random: torch.Generator) -> Tensor:
+        return torch.zeros(*labels.shape, self.size)
+
+    def difficulties(self) -> tuple[int, ...]:
+        shortest = min(map(len, self._parts))
+        return tuple(length for length in (self.length, 4 * self.length) if length < shortest)
+
+    def files(self) -> Mapping[str, str]:
+        encoded = self._encoded
+        return {} if encoded is None else {"tokenizer.json": encoded.tokenizer}
+
+    def draw(self, count: int, random: torch.Generator, training: bool) -> Batch:
+        content = self._parts[0 if training else 1]
+        start = integers(len(content) - self.length, (count, 1), random)
+        window = content[start + torch.arange(self.length + 1)].long()
+        return Batch(window[:, :-1], window[:, 1:])
+
+    def grade(self, outputs: Tensor, labels: Tensor) -> Tensor:
+        found, wanted = asked(outputs, labels)
+        nats = torch.nn.functional.cross_entropy(found.float(), wanted, reduction="none")
+        return nats / (math.log(2) * self._bytes_each)
+
+    def solve(self, inputs: Tensor) -> Tensor:
+        """Counts of the training text as logarithms of probabilities: of three bytes, mixed with those of two
+        and one (Witten and Bell 1991); of two tokens, mixed with those of one."""
+        size = self.size
+        before = torch.nn.functional.pad(inputs, (1, 0), value=ord("\n"))[:, :-1]
+        contexts = (None, inputs, before * size + inputs)
+        likely = torch.full((size,), 1 / size)
+        counted = _counts(replace(self, length=1))
+        for counts, context in zip(counted, contexts[: len(counted)], strict=True):
+            seen = counts.reshape(-1, size)[0 if context is None else context].float()
+            kinds = (seen > 0).sum(-1, keepdim=True)
+            mixed = (seen + kinds * likely) / (seen.sum(-1, keepdim=True) + kinds).clamp(min=1)
+            likely = mixed + likely * (kinds == 0)
+        return likely.log()
+
+
+@lru_cache(maxsize=1)
+def _counts(task: Text) -> list[Tensor]:
+    """How often each byte, pair and triple occurs in the training text; or each token and pair."""
+    content, size = task._parts[0].long(), task.size
+    found, numbers = [torch.bincount(content, minlength=size)], content
+    for order in (2, 3) if task.level == "bytes" else (2,):
+        numbers = numbers[:-1] * size + content[order - 1 :]
+        found.append(torch.bincount(numbers, minlength=size**order).to(torch.int32))
+    return found

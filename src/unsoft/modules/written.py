@@ -1,0 +1,65 @@
+"""A mechanism given by its weights, all of them written out: the shortest way to one of your own that is no
+formula."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+
+import torch
+from torch import Tensor
+
+from unsoft.engines import check_name
+from unsoft.engines.arguments import checked_call
+from unsoft.engines.call import finite_part
+from unsoft.engines.dense import visible_entries, weighted_values
+from unsoft.modules.module import Inputs, Mechanism
+from unsoft.modules.registry import resolve_formula
+
+
+class WrittenOut(Mechanism):
+    """Write :meth:`weights`; masks, causality, groups of heads, dropout, caches,
+    NaN and dtypes are taken care of.
+
+    It costs memory for every pair of a query and a key, and any parameters are yours: it is an ``nn.Module``.
+
+    >>> class Nearest(WrittenOut):
+    ...     def weights(self, logits, visible):
+    ...         best = logits.masked_fill(~visible, -torch.inf).argmax(-1)
+    ...         return torch.nn.functional.one_hot(best, logits.shape[-1])
+    >>> from unsoft.modules.spec import LayerSpec
+    >>> q, k, v = (torch.randn(1, 2, 5, 4) for _ in range(3))
+    >>> out, weights = Nearest(LayerSpec(heads=2, head_dim=4))(q, k, v, is_causal=True, return_weights=True)
+    >>> torch.equal(weights.sum(-1), torch.ones(1, 2, 5)), bool((weights.triu(1) == 0).all())
+    (True, True)
+    """
+
+    @abstractmethod
+    def weights(self, logits: Tensor, visible: Tensor) -> Tensor:
+        """Weights (batch, heads, L, S) from the logits, float mask added,
+        and from which keys a row may see (bool, same shape).
+
+        What is not visible is set to 0 afterwards, but a normaliser is yours to make.
+        """
+
+    def attend(self, inputs: Inputs) -> Tensor | tuple[Tensor, Tensor]:
+        options = dict(inputs.options)
+        engine = options.pop("engine")
+        check_name(engine)
+        if engine not in ("auto", "dense"):
+            raise ValueError(
+                f"attention: argument 'engine': {engine!r} does not support this call: {type(self).__name__}"
+                " writes its weights out; use 'dense' or 'auto'"
+            )
+        call, leading = checked_call(
+            inputs.query, inputs.key, inputs.value, resolve_formula("softmax"), **options
+        )
+        q, k = (finite_part(x.to(call.compute_dtype)) for x in (call.q, call.k))
+        group = q.shape[1] // max(k.shape[1], 1)
+        logits = call.scale * (q @ k.repeat_interleave(group, dim=1).mT)
+        if call.bias is not None:
+            logits = logits + finite_part(call.bias)
+        visible = visible_entries(call).expand(logits.shape)
+        weights = torch.where(visible, self.weights(logits, visible).to(logits.dtype), 0.0)
+        out, weights = weighted_values(call, weights, visible)
+        out = out.reshape(*leading, *out.shape[2:])
+        return (out, weights.reshape(*leading, *weights.shape[2:])) if inputs.return_weights else out

@@ -1,0 +1,447 @@
+"""Claims: kinds, rules, verdicts that follow the measurements, and none without one."""
+
+import copy
+
+import pytest
+
+from tests.lab.compare.tiny import record_of
+from unsoft.lab.compare.claim import (
+    COUNTED,
+    DEFINITION,
+    ELSEWHERE,
+    EXPERIMENT,
+    KINDS,
+    TRAINED,
+    VERDICTS,
+    Claim,
+)
+from unsoft.lab.compare.jobs import Results
+from unsoft.lab.compare.section import conclusions, sections
+from unsoft.lab.compare.subject import Subject
+
+CLAIMS = {claim.name: claim for section in sections() for claim in section.claims}
+DEFINITIONS = {
+    "forced-sum",
+    "cog-sums",
+    "affine",
+    "deletion",
+    "general-linear",
+    "hijacking",
+    "wasted-capacity",
+    "identity-even",
+    "vanishing-gradient",
+}
+
+
+@pytest.fixture(scope="module")
+def measured(tmp_path_factory):
+    wanted = ["focus", "hijack", "sign", "claims", "solver"]
+    return record_of([Subject("softmax", "softmax")], tmp_path_factory.mktemp("store"), wanted)
+
+
+def judged(name, answers):
+    """The verdict of one claim on rows written by hand: {(measurement, mechanism): rows}."""
+    kept = [{"name": n, "mechanism": m, "rows": rows, "problem": ""} for (n, m), rows in answers.items()]
+    return CLAIMS[name].judge(Results({"subjects": [], "answers": kept}))
+
+
+def verdicts(record):
+    return {claim["name"]: claim["verdict"] for claim in conclusions(Results(record), "tiny")["claims"]}
+
+
+def test_names_are_unique_and_kinds_are_known():
+    names = [claim.name for section in sections() for claim in section.claims]
+    assert len(names) == len(set(names)) and {claim.kind for claim in CLAIMS.values()} <= set(KINDS)
+    assert {claim.name for claim in CLAIMS.values() if claim.kind == DEFINITION} == DEFINITIONS
+
+
+def test_every_experiment_says_beforehand_what_would_refute_it():
+    for claim in CLAIMS.values():
+        assert claim.counts == (claim.kind in COUNTED)
+        if claim.kind in (EXPERIMENT, TRAINED):
+            assert claim.rule and claim.refuted, claim.name
+    with pytest.raises(ValueError, match="refute"):
+        Claim("x", "nobody 2026", "x", EXPERIMENT, "a rule", check=lambda results: ("holds", ""))
+    with pytest.raises(ValueError, match="reason"):
+        Claim("x", "nobody 2026", "x", ELSEWHERE)
+
+
+def test_definitions_are_shown_and_never_counted(measured):
+    found = {claim["name"]: claim for claim in conclusions(Results(measured), "tiny")["claims"]}
+    for name in DEFINITIONS:
+        assert found[name]["verdict"] == "by construction" and not found[name]["counts"], name
+
+
+def test_without_measurements_nothing_is_judged(measured):
+    found = conclusions(Results(measured | {"answers": []}), "tiny")["claims"]
+    assert {claim["verdict"] for claim in found} <= {"not run", "not testable here"}
+    assert all(claim["found"] for claim in found)
+
+
+def test_what_mathematics_decides(measured):
+    found = verdicts(measured)
+    assert set(found.values()) <= set(VERDICTS)
+    for name in (
+        "decay",
+        "decay-bound",
+        "example",
+        "clones-share",
+        "isolated",
+        "additive",
+        "three-keys",
+        "radius",
+    ):
+        assert found[name] == "holds", name
+    for name in ("invertible", "cubic-collapse", "sparse-features", "iid-linear", "relu2-beta"):
+        assert found[name] == "holds", name
+    for name in ("norm-ratio", "few-steps"):
+        assert found[name] == "does not hold", name
+
+
+def opposition_rows(d):
+    return [
+        {"kind": "pair", "first": a, "second": b, "block": k, "d": d + 1e-3 * k}
+        for a, b in ((0.0, -4.0), (0.0, -8.0), (-2.0, -8.0))
+        for k in range(4)
+    ]
+
+
+def learning_rows(steps):
+    return [{"draw": k, "rate": 1.0, "steps": steps + k % 2} for k in range(4)]
+
+
+def deletion_rows(removed, dynamic):
+    return [{"draw": k, "removed": removed + 1e-4 * k, "negative": 0.0, "dynamic": dynamic} for k in range(4)]
+
+
+def stack_rows(decoded, rank=0.9, alike=0.5):
+    return [
+        {
+            "skip": skip,
+            "seed": seed,
+            "depth": depth,
+            "rank": rank if depth else 1.0,
+            "moved": 0.5 if depth else 0.0,
+            "decoded": (decoded + 1e-3 * seed) if depth else 1.0,
+            "recovery": 1.0,
+            "residual": 1.0,
+            "alike": alike * depth / 2,
+        }
+        for skip in (False, True)
+        for seed in range(3)
+        for depth in range(3)
+    ]
+
+
+def noise_of(ratio):
+    return [
+        {"mechanism": name, "mean": mean, "draw": k, "noise": x * (1 + 1e-3 * k)}
+        for mean in (0.0, -2.0, -4.0, -6.0, -8.0)
+        for name, x in (("softmax", ratio), ("softmax1", 1.0))
+        for k in range(3)
+    ]
+
+
+def signed_of(relu, leaky, plain):
+    return [
+        {"score": score, "divided by": norm, "draw": k, "explained": x + 1e-4 * k}
+        for norm in ("the sum", "the sum of sizes")
+        for score, x in (("ReLU", relu), ("LeakyReLU", leaky), ("identity", plain))
+        for k in range(3)
+    ]
+
+
+def residual_of(factor, power=3):
+    return [
+        {
+            "mechanism": name,
+            "size": size,
+            "draw": k,
+            "before": size,
+            "after": f * size**power * (1 + 1e-3 * k),
+        }
+        for size in (1.0, 0.1, 0.01, 0.001)
+        for name, f in (("softmax", 1.0), ("gpam", factor))
+        for k in range(3)
+    ]
+
+
+def features_of(sign):
+    from unsoft.lab.compare.sections.features import FEATURES, FORMULAS
+
+    return [
+        {"formula": name, "draw": k, "accuracy": 0.5 + sign * has[0] + 0.01 * has[1] + 1e-4 * k}
+        | dict(zip(FEATURES, has, strict=True))
+        for name, (has, _) in FORMULAS.items()
+        for k in range(3)
+    ]
+
+
+def gate_rows(fifty, thousand, gate=0.01, values=0.2, mass=0.9):
+    return [
+        {
+            "gate": kind,
+            "where": where,
+            "beta": 1.0,
+            "gamma": 0.0,
+            "t": 1.0,
+            "clones": clones,
+            "count": count,
+            "unique": values if where == "values" else mass,
+            "clone_gate": gate,
+            "unique_gate": 0.9,
+        }
+        for kind in ("start", "fitted")
+        for where in ("values", "mass")
+        for clones, count in ((50, fifty), (1000, thousand))
+    ]
+
+
+def queries_of(linear, wide=None):
+    return [
+        {"mechanism": name, "width": width, "draw": k, "S": s + 1e-4 * k}
+        for name, by_width in (
+            ("softmax", (0.06, 0.06, 0.06)),
+            *((n, (linear, linear, wide or linear)) for n in ("linear-relu", "linear-elu1")),
+        )
+        for width, s in zip((4, 16, 64), by_width, strict=True)
+        for k in range(3)
+    ]
+
+
+def solver_rows(weights):
+    return {
+        (f"solver, {kind}", ""): [
+            {"keys": kind, "eps": 0.1, "steps": steps, "weights": weights, "total": weights, "gate": weights}
+            for steps in (3, 5)
+        ]
+        for kind in ("distinct keys", "crowds, nearly coinciding")
+    }
+
+
+FLIPS = {
+    "erased-differences": (
+        {("opposition", "softmax"): opposition_rows(0.05), ("opposition", "cog"): opposition_rows(1.5)},
+        {("opposition", "softmax"): opposition_rows(0.5), ("opposition", "cog"): opposition_rows(1.5)},
+    ),
+    "influence-factors": (
+        {
+            ("opposition", n): opposition_rows(d)
+            for n, d in (("softmax", 0.05), ("softmax1", 0.5), ("sinh", 0.5))
+        },
+        {("opposition", n): opposition_rows(0.05) for n in ("softmax", "softmax1", "sinh")},
+    ),
+    "softmax-only-adds": (
+        {("deletion", "softmax"): deletion_rows(0.0, 0.0)},
+        {("deletion", "softmax"): deletion_rows(0.5, 0.3)},
+    ),
+    "dynamic-deletion": (
+        {("deletion", "softmax"): deletion_rows(0.5, 0.0), ("deletion", "cog"): deletion_rows(0.5, 0.9)},
+        {("deletion", "softmax"): deletion_rows(0.5, 0.2), ("deletion", "cog"): deletion_rows(0.5, 0.1)},
+    ),
+    "hard-to-learn": (
+        {("learning", "softmax"): learning_rows(40), ("learning", "cog"): learning_rows(2)},
+        {("learning", "softmax"): learning_rows(4), ("learning", "cog"): learning_rows(4)},
+    ),
+    "gpam-gradient": (
+        {("learning", "softmax"): learning_rows(40), ("learning", "gpam"): learning_rows(2)},
+        {("learning", "softmax"): learning_rows(4), ("learning", "gpam"): learning_rows(40)},
+    ),
+    "sign-decides": ({("features", ""): features_of(0.2)}, {("features", ""): features_of(-0.2)}),
+    "forced-noise": ({("forced mass", ""): noise_of(3.0)}, {("forced mass", ""): noise_of(1.0)}),
+    "non-negativity": (
+        {("signed scores", ""): signed_of(0.4, 0.2, 0.1)},
+        {("signed scores", ""): signed_of(0.4, 0.4, 0.5)},
+    ),
+    "cog-robust": (
+        {
+            ("collapse", "cog"): stack_rows(0.9),
+            ("collapse", "softmax"): stack_rows(0.3),
+            ("collapse of noise", ""): stack_rows(0.1),
+        },
+        {
+            ("collapse", "cog"): stack_rows(0.3),
+            ("collapse", "softmax"): stack_rows(0.9),
+            ("collapse of noise", ""): stack_rows(0.1),
+        },
+    ),
+    "head-collapse": (
+        {("collapse", "softmax"): stack_rows(0.5, alike=0.95)},
+        {("collapse", "softmax"): stack_rows(0.5, alike=0.0)},
+    ),
+    "slower-collapse": ({("residual", ""): residual_of(1.8)}, {("residual", ""): residual_of(1.0)}),
+    "cubic-collapse": ({("residual", ""): residual_of(1.8)}, {("residual", ""): residual_of(1.8, power=2)}),
+    "gate": ({("gates", ""): gate_rows(1.2, 1.5)}, {("gates", ""): gate_rows(30.0, 600.0)}),
+    "one-unit": ({("gates", ""): gate_rows(1.05, 1.5)}, {("gates", ""): gate_rows(30.0, 600.0)}),
+    "gates-shrink": ({("gates", ""): gate_rows(1, 1, gate=0.01)}, {("gates", ""): gate_rows(1, 1, gate=0.5)}),
+    "values-or-mass": (
+        {("gates", ""): gate_rows(1, 1, values=0.9, mass=0.5)},
+        {("gates", ""): gate_rows(1, 1, values=0.2, mass=0.9)},
+    ),
+    "linear-flat": ({("best queries", ""): queries_of(0.5)}, {("best queries", ""): queries_of(0.07)}),
+    "dimensions": (
+        {("best queries", ""): queries_of(0.5, 0.2)},
+        {("best queries", ""): queries_of(0.5, 0.8)},
+    ),
+    "key-bias": tuple(
+        {
+            ("bias of keys", ""): [
+                {"common": c, "length": x, "draw": k, "S": s + 1e-4 * k, "empty": 0.0}
+                for c in (0.0, 1.0)
+                for x, s in ((0.0, 0.4), (4.0, best))
+                for k in range(3)
+            ]
+        }
+        for best in (0.1, 0.39)
+    ),
+    "absolute-positions": tuple(
+        {
+            ("columns", ""): [
+                {
+                    "mechanism": m,
+                    "spread": s,
+                    "draw": k,
+                    "S": 1 / (1 + s),
+                    "same": (same if m == "linear" else 0.05) + 1e-3 * k,
+                }
+                for m in ("linear", "softmax")
+                for s in (0.5, 1.0, 2.0, 4.0)
+                for k in range(3)
+            ]
+        }
+        for same in (0.8, 0.02)
+    ),
+    "decay-far": tuple(
+        {
+            ("needle far away", ""): [
+                {"mechanism": m, "distance": d, "draw": k, "advantage": 7.0 if m == "softmax" else far}
+                for m in ("softmax", "retention", "decay(0.9)")
+                for d in (1, 512)
+                for k in range(2)
+            ]
+        }
+        for far in (None, 20.0)
+    ),
+    "few-steps": (solver_rows(0.001), solver_rows(0.5)),
+    "steady": tuple(
+        {("stability", ""): [{"eps": 0.0, "status": "ok", "change": c, "largest": 2.0, "total": 1.0}]}
+        for c in (1e-4, 0.7)
+    ),
+    "tikhonov": tuple(
+        {
+            ("stability", ""): [
+                {"eps": e, "status": "ok", "change": c, "largest": 2.0, "total": 1.0}
+                for e, c in ((0.0, 0.7), (0.01, ridge))
+            ]
+        }
+        for ridge in (1e-5, 0.5)
+    ),
+    "calm-gradients": tuple(
+        {("slopes of weights", ""): [{"eps": 1e-6, "largest": 1000.0}, {"eps": 0.1, "largest": x}]}
+        for x in (0.2, 900.0)
+    ),
+    "redundancy": tuple(
+        {("clouds", ""): [{"draw": k, "density": d, "edge": 0.0, "negative": 0.3} for k in range(3)]}
+        for d in (-0.8, 0.1)
+    ),
+    "edges": tuple(
+        {("clouds", ""): [{"draw": k, "density": 0.0, "edge": d, "negative": 0.3} for k in range(3)]}
+        for d in (0.8, -0.1)
+    ),
+    "bound": tuple(
+        {
+            ("diversity", ""): [
+                {"draw": k, "spread": 1.0, "magnitude": 3.0, "diversity": d, "negative": 0} for k in range(3)
+            ]
+        }
+        for d in (3.0, 2.0)
+    ),
+    "price": tuple(
+        {
+            ("price of the solver", ""): [
+                {"length": n, "solve": n**p, "attention": float(n**2), "ratio": 0.5} for n in (256, 1024)
+            ]
+        }
+        for p in (2.0, 3.0)
+    ),
+    "entropy-invariance": tuple(
+        {
+            ("entropy by length", ""): [
+                {
+                    "mechanism": m,
+                    "length": n,
+                    "draw": k,
+                    "entropy": (1 if m == "softmax" else rise) * n / 1000,
+                }
+                for m in ("softmax", "logn+softmax")
+                for n in (64, 256, 1024, 4096)
+                for k in range(3)
+            ]
+        }
+        for rise in (0.0, 1.0)
+    ),
+    "cosformer-local": tuple(
+        {
+            ("locality", ""): [
+                {"mechanism": m, "draw": k, "distance": (40.0 if m == "linear-relu" else d) + 1e-3 * k}
+                for m in ("linear-relu", "cosformer")
+                for k in range(3)
+            ]
+        }
+        for d in (20.0, 45.0)
+    ),
+    "performer-limit": tuple(
+        {
+            ("random features", ""): [
+                {"features": f, "draw": k, "error": f**p} for f in (16, 64, 256, 1024) for k in range(2)
+            ]
+        }
+        for p in (-0.5, 0.0)
+    ),
+}
+
+
+@pytest.mark.parametrize("name", FLIPS)
+def test_results_that_flip_the_verdict(name):
+    good, bad = FLIPS[name]
+    first, second = judged(name, good), judged(name, bad)
+    assert (first[0], second[0]) == ("holds", "does not hold"), (first, second)
+    assert first[1] != second[1], "the words follow the numbers"
+
+
+def test_every_experiment_is_flipped():
+    experiments = {claim.name for claim in CLAIMS.values() if claim.kind == EXPERIMENT}
+    assert experiments <= set(FLIPS)
+
+
+@pytest.mark.parametrize(
+    "claim, name, mechanism, change",
+    [
+        ("cog-sums", "sums", "cog", lambda row: row.update(l1_high=1.1)),
+        ("example", "example", "", lambda row: row.update(share=0.3)),
+        ("additive", "magnitude of sets", "", lambda row: row.update(found=row["found"] + 1)),
+        ("clones-share", "magnitude of sets", "", lambda row: row.update(off=0.1)),
+        ("exp", "focus", "softmax", lambda row: row.update(S=0.5)),
+        ("relu2", "focus", "relu2", lambda row: row["kind"] == "measured" and row.update(S=0.9)),
+        ("identity-even", "focus", "identity", lambda row: row.update(S=row["S"] + 0.1 * row["beta"])),
+        ("decay", "decay", "", lambda row: row.update(measured=1.0)),
+        ("decay-bound", "decay", "", lambda row: row.update(bound=0.0001)),
+        ("causal-rank", "causal ranks", "", lambda row: row.update(zero_diagonal=1)),
+        ("vanishing-gradient", "negative logits", "", lambda row: row.update(gradient=1.0)),
+    ],
+)
+def test_another_measurement_is_another_verdict(measured, claim, name, mechanism, change):
+    copied = copy.deepcopy(measured)
+    (answer,) = (a for a in copied["answers"] if (a["name"], a["mechanism"]) == (name, mechanism))
+    for row in answer["rows"]:
+        change(row)
+    assert verdicts(copied)[claim] == "does not hold" != verdicts(measured)[claim]
+
+
+def test_norms_would_hold_if_the_numbers_were_so(measured):
+    copied = copy.deepcopy(measured)
+    for answer in copied["answers"]:
+        if answer["name"] == "norm ratios":
+            for row in answer["rows"]:
+                row["largest"] = row["sqrt"]
+    assert verdicts(copied)["norm-ratio"] == "holds"

@@ -1,0 +1,45 @@
+"""docs/coverage.md: all 103 items, each with something that exists; every claim is named."""
+
+import re
+from pathlib import Path
+
+from unsoft.lab.compare.section import sections
+from unsoft.lab.study.read import read_study
+
+ROOT = Path(__file__).parents[3]
+PAGE = (ROOT / "docs" / "coverage.md").read_text()
+ROWS = [line.rsplit("|", 2)[:2] + [line] for line in PAGE.splitlines() if re.match(r"\| \d+ \|", line)]
+CLAIMS = {claim.name for section in sections() for claim in section.claims}
+
+
+def test_every_item_is_there_once_and_in_order():
+    assert [int(line.split("|")[1]) for *_, line in ROWS] == list(range(1, 104))
+
+
+def test_every_item_is_done_or_says_why_not():
+    for *_, line in ROWS:
+        assert " done" in line or re.search(r"not testable here: \w", line), line
+
+
+def test_what_is_named_exists():
+    for _, by, line in ROWS:
+        named = by.split()
+        assert named, line
+        for one in named:
+            kind, _, name = one.partition(":")
+            assert (
+                (name in CLAIMS) if kind == "claim" else kind in ("test", "doc") and (ROOT / name).exists()
+            ), one
+
+
+def test_every_claim_has_its_item():
+    """Studies may be added without an item of their own."""
+    named = set(re.findall(r"claim:([\w-]+)", PAGE.partition("## Survey")[2]))
+    assert named <= CLAIMS
+    assert {name for name in CLAIMS - named if not name.startswith("trained-")} == set()
+
+
+def test_the_study_of_influence_factors_can_be_run():
+    study = read_study(ROOT / "docs" / "questions" / "influence.toml")
+    labels = {variant.label for group in study.groups for variant in group.variants}
+    assert labels == {"softmax", "softmax1", "gpam", "sinh", "gated+softmax"} and len(study.rules) == 2

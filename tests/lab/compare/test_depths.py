@@ -1,0 +1,41 @@
+"""Evolution, collapse and noise are told apart by depth, as random states that are each show."""
+
+import pytest
+import torch
+
+from unsoft.lab.compare.depths import FIELDS, by_depth, word
+from unsoft.lab.compare.estimate import estimate
+
+
+@pytest.fixture(scope="module")
+def tokens():
+    return torch.randn(8, 40, 12, generator=torch.Generator().manual_seed(0))
+
+
+def said(states, inputs):
+    found = by_depth([inputs, states])[-1]
+    return word(*(estimate(found[field]) for field in FIELDS))
+
+
+def test_what_was_done_to_states_is_what_is_said(tokens):
+    generator = torch.Generator().manual_seed(1)
+    turn = torch.linalg.qr(torch.randn(12, 12, generator=generator)).Q
+    line = torch.randn(12, generator=generator)
+    assert said(tokens, tokens) == said(3 * tokens, tokens) == "unmoved"
+    assert said(tokens @ turn, tokens) == "evolution"
+    assert said(torch.randn(tokens.shape, generator=generator), tokens) == "noise"
+    assert said(torch.ones_like(tokens), tokens) == "collapse"
+    assert said((tokens @ line)[..., None] * line + 1e-3 * tokens, tokens) == "collapse"
+
+
+def test_every_part_is_held_out_once(tokens):
+    """A state that lies in its first sequence only is seen by one fold of eight."""
+    broken = tokens.clone()
+    broken[0] = torch.randn(tokens[0].shape, generator=torch.Generator().manual_seed(2))
+    decoded = by_depth([tokens, broken], folds=8)[-1]["decoded"]
+    assert sum(x < 0.3 for x in decoded) == 1 and len(decoded) == 8
+
+
+def test_too_few_sequences_are_refused(tokens):
+    with pytest.raises(ValueError, match="3 sequences cannot be cut into 4 parts"):
+        by_depth([tokens[:3]])

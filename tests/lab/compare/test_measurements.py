@@ -1,0 +1,146 @@
+"""Measurements against what they must be: closed forms, torch's own softmax, brute force."""
+
+import math
+
+import pytest
+import torch
+
+from tests.lab.compare.tiny import TINY
+from unsoft.formula import Formula
+from unsoft.lab.compare import timed_calls
+from unsoft.lab.compare.sections import clouds, cost, features, focus, geometry, hijack, linear, sign, solver
+from unsoft.lab.compare.subject import Subject, keys_of, subjects_of
+
+
+def subject(name):
+    return Subject(name, name)
+
+
+def test_weights_are_those_of_softmax():
+    q, k = torch.randn(2, 3, 5, 8, dtype=torch.float64).unbind()
+    expected = torch.softmax(q @ k.mT / math.sqrt(8), -1)
+    torch.testing.assert_close(subject("softmax").weights(q, k), expected)
+
+
+def test_the_second_map_of_an_affine_pair_is_another_one():
+    q, k = torch.randn(2, 2, 6, 16, dtype=torch.float64, generator=torch.Generator().manual_seed(0)).unbind()
+    for name in ("differential", "differential2", "gpam"):
+        assert (subject(name).weights(q, k) < 0).any(), name
+
+
+def test_a_family_as_a_function_of_logits_sees_these_logits():
+    logits = torch.randn(3, 7, dtype=torch.float64)
+    q, k = keys_of(logits)
+    torch.testing.assert_close((k @ q[0]) / 8, logits)
+    expected = (
+        logits / logits.shape[-1]
+    )  # the plain logit over the number of keys, which linear-identity computes in linear time
+    torch.testing.assert_close(subject("linear-identity").row()(logits), expected)
+
+
+@pytest.mark.parametrize(("name", "made_for"), [("cosformer", 40), ("cosformer(128)", 128)])
+def test_cosformer_is_made_for_the_length_it_is_measured_at(name, made_for):
+    q, k = torch.randn(2, 1, 40, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(0)).unbind()
+    distance = torch.arange(40)[:, None] - torch.arange(40)
+    likeness = (q.relu() @ k.relu().mT) * torch.cos(math.pi / 2 * distance / made_for)
+    expected = likeness.tril() / likeness.tril().sum(-1, keepdim=True)
+    torch.testing.assert_close(subject(name).weights(q, k, is_causal=True), expected.nan_to_num())
+
+
+def test_the_plain_logit_has_its_floor():
+    found = focus.measured_sparsity(subject("identity"), 0.0, 2.0, 4096, 8, 16)
+    assert abs(float(found.mean()) - math.sqrt(2 / math.pi)) < 0.01
+
+
+def test_softmax_has_its_closed_form_and_rows_without_weight_are_left_out():
+    found = focus.measured_sparsity(subject("softmax"), 1.0, 0.5, 4096, 8, 16)
+    assert abs(float(found.mean()) - math.exp(-0.125)) < 0.01
+    assert len(focus.measured_sparsity(subject("relu2"), -40.0, 0.5, 64, 4, 16)) == 0
+
+
+def test_clones():
+    rows = {(row["kind"], row["clones"]): row["share"] for row in hijack.hijack(subject("softmax"))}
+    assert rows["measured", 50] == pytest.approx(20 / 70) and rows["theory", 50] == pytest.approx(20 / 70)
+    # the gate of Rosić 2026: (Z + 0.1) mu = 1 gives 1/1.1 and 1/50.1
+    unique, clone = (1 / (1 + math.exp(-mu)) for mu in (1 / 1.1, 1 / 50.1))
+    assert hijack.measured_share(subject("magnitude"), 50) == pytest.approx(
+        20 * unique / (20 * unique + 50 * clone), rel=1e-3
+    )
+
+
+def test_curves_of_the_plain_logit_are_a_line():
+    for row in sign.curves(subject("identity")):
+        assert row["weight"] == pytest.approx(row["logit"] / 16) and row["gradient"] == pytest.approx(1 / 16)
+
+
+def test_sums():
+    cog, softmax = sign.sums(subject("cog"))[0], sign.sums(subject("softmax"))[0]
+    assert cog["l1_low"] == pytest.approx(1) == cog["l1_high"] and cog["sum_low"] < 0 < cog["sum_high"]
+    assert softmax["negative"] == 0 == softmax["deletion"] and 0.4 < cog["deletion"] < 0.6
+
+
+def test_the_largest_diversity_against_a_search_by_brute_force():
+    """Multiplicative updates on the simplex, an independent way to the least p'Zp."""
+    keys = 0.5 * torch.randn(8, 2, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
+    z = torch.exp(-(keys[:, None] - keys).square().sum(-1) / 2)
+    p = torch.full((8,), 1 / 8, dtype=torch.float64)
+    for _ in range(50_000):
+        p = p * torch.exp(-0.5 * (z @ p))
+        p = p / p.sum()
+    assert clouds.largest_diversity(z) == pytest.approx(float(1 / (p @ z @ p)), rel=1e-4)
+    weights = torch.linalg.solve(z, torch.ones(8, dtype=torch.float64))
+    assert (weights < 0).any() and clouds.largest_diversity(z) < float(weights.sum())
+
+
+def test_rows_of_the_features_are_what_they_are_called():
+    s = torch.randn(6, 9, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    for name, ((signed, free, _, _), weigh) in features.FORMULAS.items():
+        row = weigh(s)
+        assert bool((row < 0).any()) == bool(signed), name
+        assert torch.allclose(row.sum(-1), torch.ones(6, dtype=torch.float64), atol=1e-6) != bool(free), name
+    torch.testing.assert_close(features.FORMULAS["cog"][1](s), subject("cog").row()(s))
+    torch.testing.assert_close(features.FORMULAS["sinh"][1](s), subject("sinh").row()(s))
+    torch.testing.assert_close(features.FORMULAS["softpick"][1](s), subject("softpick").row()(s))
+
+
+def test_conjugate_gradients_arrive():
+    rows = solver.solver(solver.KINDS[0])
+    last = [row for row in rows if row["steps"] == 50 and row["eps"] == 0.1][0]
+    first = [row for row in rows if row["steps"] == 1 and row["eps"] == 0.1][0]
+    assert last["weights"] < 1e-6 < 1e-2 < first["weights"]
+
+
+def test_no_query_has_a_larger_ratio_of_norms_than_one():
+    for row in linear.norm_ratios():
+        assert row["largest"] == pytest.approx(1.0)
+
+
+def test_sets_whose_magnitude_is_known():
+    for row in geometry.sets():
+        if row["set"] == "distinct":
+            assert row["found"] > 0
+        else:
+            assert row["found"] == pytest.approx(row["expected"], rel=1e-6)
+
+
+def test_a_step_of_decoding_leaves_the_cache_as_it_was():
+    for name in ("softmax", "linear-relu", "magnitude"):
+        call = timed_calls.cached_step(subject(name), 16)
+        first, again = call(), call()
+        torch.testing.assert_close(first, again)
+
+
+def test_the_peer_has_the_ratio_one():
+    rows = cost.training([subject("cog")], 64, TINY)
+    assert (
+        [row["mechanism"] for row in rows] == [cost.PEER, "cog"]
+        and rows[0]["ratio"] == 1
+        and rows[1]["seconds"] > 0
+    )
+
+
+def test_labels_are_unique_and_unknown_names_are_refused():
+    twice = [Formula("s/n"), Formula("s/n")]
+    assert [s.label for s in subjects_of(["cog", "cog"], twice)] == ["cog", "s/n", "s/n (2)"]
+    with pytest.raises(ValueError, match="did you mean 'softmax'"):
+        subjects_of(["sofmax"], [])

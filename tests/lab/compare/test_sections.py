@@ -1,0 +1,201 @@
+"""A section is one file: a new one is measured, drawn, scored, judged, kept and shown with no other edit.
+
+And how far a number walks.
+"""
+
+import collections
+import inspect
+import json
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+import unsoft
+from tests.lab.compare.tiny import TINY, record_of
+from unsoft.cli import main
+from unsoft.lab.compare import sections
+from unsoft.lab.compare.section import Section
+from unsoft.lab.compare.section import sections as all_sections
+from unsoft.lab.compare.subject import Subject
+
+OWN = '''
+"""How heavy is the first of three equal keys?"""
+from unsoft.lab.compare.claim import THEOREM, Claim, grade
+from unsoft.lab.compare.column import Column
+from unsoft.lab.compare.section import Section, job
+from unsoft.lab.report.comparison.page import Part
+from unsoft.lab.report.figure import Figure, by_mechanism
+import torch
+
+def jobs(request):
+    return [job("first key", s, lambda s=s: first(s), 0.1) for s in request.subjects]
+
+def first(subject):
+    q, k = torch.ones(1, 1, 8), torch.ones(1, 3, 8)
+    return [{"keys": n, "weight": float(subject.weights(q, k[:, :n])[0, 0, 0]) * FACTOR} for n in (1, 2, 3)]
+
+def figures(results):
+    if rows := results.each("first key"):
+        chart = by_mechanism(results.labels, rows, "keys", "weight", x_title="keys", y_title="weight")
+        note = "1 over their number, if nothing else."
+        yield Figure("first-key", "Weight of the first key", note, rows, chart)
+
+def parts(results):
+    rows = [{"mechanism": label, "weight": third(results, label)} for label in results.labels]
+    columns = [{"name": n, "title": n, "help": ""} for n in rows[0]]
+    yield Part("In numbers", "Of three keys.", columns, rows, in_terminal=True)
+
+def third(results, label):
+    rows = results.get("first key", label)
+    return rows[-1]["weight"] if rows else None
+
+def fair(results):
+    weight = results.rows("first key", "softmax")[-1]["weight"]
+    return grade(abs(weight - 1 / 3) < 1e-6), f"softmax gives {weight:.3f}"
+
+FACTOR = 1.0
+SECTION = Section(
+    name="first", order=45, title="First", question="How heavy is the first key?",
+    about="All keys are equal.",
+    jobs=jobs, figures=figures, parts=parts,
+    columns=[Column("third", "a third?", "weight of one of three equal keys", third, 0.3, 0.1)],
+    claims=[Claim("fair", "nobody 2026", "Equal keys share alike.", THEOREM, "A third to 1e-6.", check=fair)],
+)
+'''
+
+
+@pytest.fixture
+def own(tmp_path, monkeypatch):
+    """A section that lies somewhere else."""
+    monkeypatch.setenv("UNSOFT_COMPARE_DIR", str(tmp_path / "store"))
+    monkeypatch.setattr("unsoft.lab.compare.output.vega", lambda store: "")
+    folder = tmp_path / "more"
+    folder.mkdir()
+    (folder / "first.py").write_text(OWN)
+    monkeypatch.setattr(sections, "__path__", [*sections.__path__, str(folder)])
+    yield folder / "first.py"
+    sys.modules.pop("unsoft.lab.compare.sections.first", None)
+
+
+def compare(monkeypatch, capsys, *arguments) -> tuple[int, str]:
+    monkeypatch.setattr(sys, "argv", ["unsoft", "compare", *arguments])
+    with pytest.raises(SystemExit) as stopped:
+        main()
+    return stopped.value.code, capsys.readouterr().out
+
+
+def test_a_new_section_is_one_file(own, tmp_path, monkeypatch, capsys):
+    out = tmp_path / "report"
+    arguments = ("softmax", "cog", "--quick", "--only", "first", "--out", str(out))
+    code, text = compare(monkeypatch, capsys, *arguments)
+    assert code == 0
+    assert "a third?" in text and "0.333 ●" in text, "in the terminal, on the scoreboard"
+    assert (
+        "In numbers\nOf three keys." in text
+        and "claims that could have failed: 1 holds" in text
+        and "2 measurements: all by this run" in text
+    )
+    page = (out / "index.html").read_text()
+    assert '<section id="first">' in page and '<a href="#first">First</a>' in page
+    for words in (
+        "How heavy is the first key?",
+        "All keys are equal.",
+        'data-figure="first-key"',
+        "Of three keys.",
+        "a third?",
+    ):
+        assert words in page, words
+    assert "nobody 2026" in page and "softmax gives 0.333" in page and "--claim fair --quick --again" in page
+    assert {path.name for path in (out / "figures").iterdir()} >= {"first-key.svg", "first-key.png"}
+    assert (out / "data" / "first-key.csv").read_text().startswith("mechanism,keys,weight\nsoftmax,1,1.0")
+    record = json.loads((out / "compare.json").read_text())
+    assert {answer["name"] for answer in record["answers"]} == {"first key"}
+
+    code, text = compare(monkeypatch, capsys, *arguments)
+    assert "2 measurements: none by this run, 2 kept from" in text, "in the store"
+    own.write_text(OWN.replace("FACTOR = 1.0", "FACTOR = 0.5"))
+    sys.modules.pop("unsoft.lab.compare.sections.first")
+    code, text = compare(monkeypatch, capsys, *arguments)
+    assert "all by this run" in text and "0.167" in text, "its code is part of the question"
+
+
+def test_the_section_that_the_docs_show(tmp_path, monkeypatch):
+    page = (Path(__file__).parents[3] / "docs" / "compare.md").read_text()
+    (tmp_path / "heaviest.py").write_text(page.partition("```python\n")[2].partition("```")[0])
+    monkeypatch.setattr(sections, "__path__", [*sections.__path__, str(tmp_path)])
+    record = record_of([Subject("softmax", "softmax")], tmp_path / "store", ["heaviest"])
+    sys.modules.pop("unsoft.lab.compare.sections.heaviest")
+    value = record["scoreboard"][0]["cells"]["heaviest"]["value"]
+    q, k = torch.randn(2, 1, 4, 64, generator=torch.Generator().manual_seed(0))
+    assert value == pytest.approx(float(torch.softmax(q @ k.mT / 8, -1).max()), rel=1e-5)
+
+
+def test_every_section_of_ours_is_complete():
+    found = all_sections()
+    assert len(found) == len(list(Path(sections.__file__).parent.glob("*.py"))) - 1
+    for section in found:
+        assert isinstance(section, Section) and section.claims or section.columns
+        assert not (section.figures or section.parts) or (section.title and section.question), section.name
+    names = [column.name for section in found for column in section.columns]
+    assert len(names) == len(set(names))
+
+
+def test_the_report_knows_no_section_by_name():
+    texts = [
+        path.read_text()
+        for path in (Path(unsoft.__file__).parent / "report").rglob("*.*")
+        if path.suffix in (".py", ".html")
+    ]
+    for section in all_sections():
+        if section.figures or section.parts:  # the others have no place there; "linear" is a scale, too
+            for text in texts:
+                assert f'"{section.name}"' not in text and f"#{section.name}" not in text, section.name
+
+
+ROOMS = ("cli", "compare", "report", "bench", "files.py")
+"""Between the command and the page; what is measured lies elsewhere."""
+
+
+def test_the_walk_from_the_command_to_the_page_is_short(tmp_path, monkeypatch, capsys):
+    """Counts the files whose functions run for two sections, at the smallest sizes, without pictures.
+
+    Other sections are asked for their columns and claims, too, and have nothing to say.
+    """
+    monkeypatch.setenv("UNSOFT_COMPARE_DIR", str(tmp_path / "store"))
+    monkeypatch.setattr("unsoft.lab.compare.output.vega", lambda store: "")
+    monkeypatch.setattr("unsoft.lab.compare.level.QUICK", TINY)
+    for user in ("jobs", "output"):  # what copies of the process do would not be counted
+        monkeypatch.setattr(f"unsoft.lab.compare.{user}.can_copy_itself", lambda: False)
+    monkeypatch.setattr("vl_convert.vegalite_to_svg", lambda spec: "<svg/>")
+    monkeypatch.setattr("vl_convert.svg_to_png", lambda svg, scale: b"")
+    package, seen = str(Path(unsoft.__file__).parent), collections.Counter()
+
+    def count(frame, event, argument) -> None:
+        file = frame.f_code.co_filename
+        function = frame.f_code.co_flags & inspect.CO_OPTIMIZED and not frame.f_code.co_name.endswith("comp>")
+        if event == "call" and function and file.startswith(package):
+            seen[str(Path(file).relative_to(package))] += 1
+
+    sys.setprofile(count)
+    try:
+        code, _ = compare(
+            monkeypatch,
+            capsys,
+            "softmax",
+            "magnitude",
+            "--quick",
+            "--only",
+            "hijack",
+            "--only",
+            "cost",
+            "--out",
+            str(tmp_path),
+        )
+    finally:
+        sys.setprofile(None)
+    asked = ("compare/sections/hijack.py", "compare/sections/cost.py")
+    ours = [file for file in seen if "/sections/" not in file or file in asked]
+    visited = sorted(file for file in ours if file.split("/")[0] in ROOMS)
+    assert code == 0 and len(visited) <= 25, visited

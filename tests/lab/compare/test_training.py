@@ -1,0 +1,161 @@
+"""Trained models on the page: records of a study, by hand."""
+
+from dataclasses import replace
+
+import pytest
+
+from unsoft.files import write_csv
+from unsoft.lab.compare.jobs import Results, run
+from unsoft.lab.compare.level import QUICK
+from unsoft.lab.compare.section import Request, sections
+from unsoft.lab.compare.sections import training
+from unsoft.lab.compare.store import Store
+from unsoft.lab.records import PACKAGED, command_for, write_packaged
+from unsoft.lab.study import default_study, verdict
+from unsoft.lab.study.record import Record, read_records
+
+
+def runs(cog, seeds=4, **more):
+    """The study of deletion: softmax and its kin at 0.4, cog at ``cog``."""
+    names = {"softmax": 0.4, "softmax1": 0.4, "gated+softmax": 0.4, "cog": cog}
+    return [
+        Record(
+            study="deletion",
+            group="deletion",
+            task="deletion",
+            mechanism=name,
+            seed=seed,
+            lr=0.003,
+            point="lr=0.003",
+            status="done",
+            score=score + 0.01 * seed,
+            validation=score,
+            chance=0.1,
+            known=1.0,
+            metric="accuracy",
+            machine="a machine",
+            finished="2026-11-16T10:00:00",
+            key=f"{name}{seed}",
+            **{"base": name} | more,
+        )
+        for name, score in names.items()
+        for seed in range(seeds)
+    ]
+
+
+def results(tmp_path, records):
+    path = tmp_path / "runs.csv"
+    write_csv(path, [record.to_row() for record in records])
+    request = Request([], QUICK, study=str(path))
+    answers, _ = run(training.jobs(request), Store(tmp_path / "store"))
+    kept = [vars(answer) for answer in answers]
+    return Results({"subjects": [], "answers": kept, "study": str(path)})
+
+
+CLAIM = next(claim for claim in training.SECTION.claims if claim.name == "trained-deletion")
+
+
+@pytest.mark.parametrize("cog, verdict", [(0.9, "holds"), (0.3, "does not hold"), (0.485, "does not hold")])
+def test_the_rule_of_the_study_decides(tmp_path, cog, verdict):
+    found = CLAIM.judge(results(tmp_path, runs(cog)))
+    assert found[0] == verdict and "16 runs on a machine, 2026-11-16" in found[1]
+
+
+@pytest.mark.parametrize(
+    "changes, words",
+    [
+        ({}, ""),
+        ({"seed": 9}, "with other seeds"),
+        ({"point": "lr=0.5"}, "with other rates"),
+        ({"choose_on": "length=9"}, "with other examples by which rates are chosen"),
+    ],
+)
+def test_runs_of_an_earlier_version_of_the_study_are_said(tmp_path, changes, words):
+    made = runs(0.9)
+    lone = replace(made[0], swept=True, validation_by={"length=9": 0.0}, key="another", **changes)
+    _, why = CLAIM.judge(results(tmp_path, [*made, lone]))
+    assert (f"earlier version of the study, {words};" in why) if words else "earlier version" not in why
+
+
+def test_two_seeds_decide_nothing_and_no_record_is_not_run(tmp_path):
+    assert CLAIM.judge(results(tmp_path, runs(0.9, seeds=2)))[0] == "undecided"
+    assert CLAIM.judge(Results({"subjects": [], "answers": []}))[0] == "not run"
+
+
+def test_the_score_is_the_way_from_chance_to_the_best(tmp_path):
+    found = training.trained_score(results(tmp_path, runs(0.9)), "cog")
+    assert found.value == pytest.approx((0.915 - 0.1) / 0.9) and found.low < found.value < found.high
+    assert training.trained_score(results(tmp_path, runs(0.9)), "relu") is None
+
+
+def test_studies_with_other_seeds_count_as_much(tmp_path):
+    later = [
+        replace(run, study="mine", group="mine", seed=run.seed + 5, key=f"m{run.key}") for run in runs(0.5)
+    ]
+    found = training.trained_score(results(tmp_path, [*runs(0.9), *later]), "cog")
+    assert found.value == pytest.approx(((0.915 - 0.1) / 0.9 + (0.515 - 0.1) / 0.9) / 2)
+
+
+def test_the_page_says_where_and_when(tmp_path):
+    (part,) = training.parts(results(tmp_path, runs(0.9)))
+    assert "runs.csv" in part.text and "16 runs on a machine, 2026-11-16" in part.text and len(part.rows) == 4
+    (part,) = training.parts(Results({"subjects": [], "answers": []}))
+    assert "--study FILE" in part.text
+
+
+def test_the_packaged_record_is_small_and_reads_back(tmp_path):
+    store = tmp_path / "runs.csv"
+    write_csv(store, [record.to_row() for record in runs(0.9, losses=[[1, 0.5]] * 50)])
+    assert write_packaged(store, tmp_path / "small.csv") == 16
+    assert (tmp_path / "small.csv").stat().st_size < store.stat().st_size / 1.5
+    assert [record.score for record in read_records(tmp_path / "small.csv")] == [r.score for r in runs(0.9)]
+    assert not PACKAGED.is_file() or read_records(PACKAGED)
+
+
+def test_every_default_study_is_a_claim():
+    from unsoft.lab.study.read import default_studies
+
+    names = {claim.name for section in sections() for claim in section.claims}
+    assert {f"trained-{name}" for name in default_studies()} <= names
+
+
+def test_a_variant_stands_for_a_mechanism_that_was_trained_in_no_other_way(tmp_path):
+    records = [
+        replace(run, mechanism="magnitude on mass", base="magnitude+softmax", key=f"m{run.key}")
+        for run in runs(0.9)
+        if run.mechanism == "cog"
+    ]
+    controls = [
+        replace(run, mechanism="softmax as large", key=f"l{run.key}") for run in runs(0.9, base="softmax")
+    ]
+    found = results(tmp_path, [*controls, *runs(0.9), *records])
+    assert training.trained_score(found, "magnitude") == training.trained_score(found, "cog")
+    assert training.trained_on(found, "magnitude") == "mean over deletion as magnitude on mass"
+    (column,) = training.SECTION.columns
+    assert column.cell(found, "cog")["note"] == "mean over deletion"
+    assert training.trained_score(found, "magnitude+cog") is None, "another mechanism"
+    relus = [replace(run, mechanism="linear-relu", base="linear-relu") for run in records]
+    assert training.trained_score(results(tmp_path, relus), "linear-elu1") is None, "other features"
+    assert training.trained_score(found, "softmax").value == pytest.approx((0.415 - 0.1) / 0.9), (
+        "not a control"
+    )
+
+
+def test_a_study_joins_the_record_without_touching_the_others(tmp_path):
+    small = tmp_path / "small.csv"
+    for study, cog in (("deletion", 0.9), ("mine", 0.5), ("deletion", 0.7)):
+        write_csv(tmp_path / "runs.csv", [replace(run, study=study).to_row() for run in runs(cog)])
+        write_packaged(tmp_path / "runs.csv", small)
+    best = {(run.study, run.mechanism): run.score for run in read_records(small) if run.seed == 0}
+    assert best["deletion", "cog"] == 0.7 and best["mine", "cog"] == 0.5 and len(best) == 8
+    assert command_for(read_records(small)) == "unsoft study --default deletion --default mine --out study"
+
+
+@pytest.mark.parametrize("name", sorted({record.study for record in read_records(PACKAGED)}))
+def test_the_page_keeps_all_that_a_verdict_needs(name):
+    """Which rate is the best, too: without its curve a run may lose against another at an equal score."""
+    kept = [Record.from_row(row) for row in training.rows_of(PACKAGED) if row["study"] == name]
+    whole = [record for record in read_records(PACKAGED) if record.study == name]
+    rules = default_study(name).rules
+    assert kept and verdict(rules, kept) == verdict(rules, whole)
+    assert "5 seeds" in verdict(rules, kept)[1]

@@ -1,0 +1,87 @@
+"""Exported runs: what is written is what is read back."""
+
+import json
+import sqlite3
+from contextlib import closing
+
+import pytest
+
+from tests.lab.study.made_up import runs
+from unsoft.lab.study import read_records, summarise
+from unsoft.lab.study.export import export
+from unsoft.lab.study.store import NAME, Store
+
+RECORDS = [
+    *runs("softmax", [0.5, 0.25]),
+    *runs(
+        "softmax ×2 heads",
+        [0.7],
+        harder={"repeats=64": 0.5},
+        validation_by={"repeats=64": 0.25},
+        choose_on="repeats=64",
+        learned={"a.beta": [1.5, -2.0]},
+        curve=[[10, 0.5], [20, 0.7]],
+        losses=[[10, 2.0]],
+        spec={"task": "copy", "lr": 0.1},
+        swept=True,
+        higher_is_better=False,
+        parameters=123,
+        seconds_per_step=0.01,
+        error="a line, with a comma\nand another",
+    ),
+]
+
+
+@pytest.mark.parametrize("kind", ["db", "csv", "json"])
+def test_what_is_written_is_read_back(tmp_path, kind):
+    path = tmp_path / f"study.{kind}"
+    if kind == "db":
+        with Store(path, write=True) as store:
+            store.put(RECORDS)
+    else:
+        export(RECORDS, path)
+    found = read_records(path)
+    wanted = (
+        RECORDS if kind != "csv" else [*RECORDS[:2], type(RECORDS[2])(**{**vars(RECORDS[2]), "losses": []})]
+    )
+    assert found == wanted
+    assert summarise(found)[1].mean == 0.7
+    assert read_records(path, study="other") == []
+
+
+def test_files_from_before_rates_could_be_chosen_on_harder_examples_are_read(tmp_path):
+    """Exported ones; a store is written again and again, so one of another schema is refused."""
+    export(RECORDS[:2], tmp_path / "old.json")
+    rows = json.loads((tmp_path / "old.json").read_text())
+    for row in rows:
+        del row["choose_on"], row["validation_by"]
+    (tmp_path / "old.json").write_text(json.dumps(rows))
+    assert read_records(tmp_path / "old.json") == RECORDS[:2]
+    with Store(tmp_path / NAME, write=True) as store:
+        store.put(RECORDS)
+    with closing(sqlite3.connect(tmp_path / NAME)) as base:
+        base.execute("pragma user_version = 1")
+    with pytest.raises(ValueError, match=r"written by another version of unsoft \(schema 1, not 2\)"):
+        read_records(tmp_path / NAME)
+
+
+def test_parquet_is_read_by_others(tmp_path):
+    parquet = pytest.importorskip("pyarrow.parquet", reason="pyarrow is not installed (extra parquet)")
+    export(RECORDS, tmp_path / "study.parquet")
+    rows = parquet.read_table(tmp_path / "study.parquet").to_pylist()
+    assert [row["mechanism"] for row in rows] == [record.mechanism for record in RECORDS]
+    assert json.loads(rows[2]["harder"]) == {"repeats=64": 0.5} and rows[0]["score"] == 0.5
+
+
+def test_without_pyarrow_it_says_what_to_install(tmp_path, monkeypatch):
+    monkeypatch.setitem(__import__("sys").modules, "pyarrow", None)
+    with pytest.raises(ValueError, match=r"pip install 'unsoft\[parquet\]'"):
+        export(RECORDS, tmp_path / "study.parquet")
+
+
+def test_files_that_were_not_exported(tmp_path):
+    for name, text in (("a.json", "[1]"), ("b.json", "{"), ("c.csv", "x,y\n1,2\n")):
+        (tmp_path / name).write_text(text)
+        with pytest.raises(ValueError, match="is not an exported study"):
+            read_records(tmp_path / name)
+    assert not (tmp_path / NAME).exists()
