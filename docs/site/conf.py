@@ -10,7 +10,7 @@ from pathlib import Path
 from pygments.lexers.special import TextLexer
 
 HERE = Path(__file__).parent
-sys.path[:0] = [str(HERE), str(HERE.parent), str(HERE.parents[1] / "src")]
+sys.path[:0] = [str(HERE), str(HERE.parent / "generate"), str(HERE.parents[1] / "src")]
 
 import unsoft  # noqa: E402  # from this checkout
 

@@ -11,7 +11,7 @@ import unsoft
 from tests.conftest import HANG
 
 PACKAGE = Path(unsoft.__file__).parent
-DOCS = Path(__file__).parents[2] / "docs"
+DOCS = Path(__file__).parents[2] / "docs/generate"
 FILE = '''"""Is it lopsided? The first half of the keys against the second."""
 
 from torch import Tensor

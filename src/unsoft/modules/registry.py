@@ -21,7 +21,6 @@ import importlib.util
 import inspect
 import pkgutil
 import re
-import sys
 import threading
 from collections.abc import Callable
 from dataclasses import replace
@@ -281,7 +280,7 @@ def discover() -> None:
     """Imports every file of the folder once; each of them adds its mechanism."""
     with _discovery:
         if not _discovered:
-            for module in pkgutil.iter_modules(sys.modules[_FOLDER].__path__, f"{_FOLDER}."):
+            for module in pkgutil.iter_modules(importlib.import_module(_FOLDER).__path__, f"{_FOLDER}."):
                 if not module.ispkg:
                     importlib.import_module(module.name)
             _discovered.append(True)
