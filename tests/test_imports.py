@@ -12,7 +12,7 @@ import unsoft
 PACKAGE = Path(unsoft.__file__).parent
 
 LAYERS = [  # from the bottom to the top; a package may import itself and packages of lower layers
-    {"errors", "files", "signals"},
+    {"checks", "errors", "files", "signals", "tracing"},
     {"formula"},
     {"engines"},
     {"magnitude"},
@@ -21,7 +21,7 @@ LAYERS = [  # from the bottom to the top; a package may import itself and packag
     {"mechanisms"},
     {"attention"},
     {"hf", "nn", "testing", "theory"},
-    {"lab/tasks", "lab/report", "lab/bench"},
+    {"lab/bench", "lab/evidence", "lab/report", "lab/tasks"},
     {"lab/interpret"},
     {"lab/training"},
     {"lab/study"},

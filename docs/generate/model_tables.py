@@ -9,7 +9,7 @@ from statistics import fmean
 from typing import Any
 
 from unsoft.lab.compare.depths import FIELDS, KEPT, LOST, MOVED, word
-from unsoft.lab.compare.estimate import Estimate, estimate
+from unsoft.lab.evidence import Estimate, t_interval
 from unsoft.lab.report.page import number
 
 STORED = Path(__file__).parents[1] / "questions" / "models.json"
@@ -40,7 +40,7 @@ def _made(part: str, found: dict[str, Any]) -> str:
 
 
 def _cells(values: dict[str, list[float]]) -> list[str]:
-    known = [estimate(values[field]) for field in FIELDS]
+    known = [t_interval(values[field]) for field in FIELDS]
     return [*map(str, known), word(*known)]
 
 
@@ -100,7 +100,7 @@ def heads_of(kept: dict[str, Any]) -> list[str]:
                 (row["heads"], row["part"]) for row in found["rows"] if row["part"]
             )
         }
-        rows = [[heads, part, str(estimate(gains))] for (heads, part), gains in more.items()]
+        rows = [[heads, part, str(t_interval(gains))] for (heads, part), gains in more.items()]
         draws = len({row["draw"] for row in found["rows"] if row["heads"] == "others"})
         text = (
             f"SmolLM2-135M has {found['deleting']} heads that remove at least half of what they move,"
@@ -120,7 +120,7 @@ def heads_of(kept: dict[str, Any]) -> list[str]:
         rows = []
         for heads in dict.fromkeys(row["heads"] for row in found["rows"] if row["part"]):
             own = {row["part"]: row for row in found["rows"] if row["heads"] == heads}
-            gains = [str(estimate(_increase(found["rows"], heads, part))) for part in own]
+            gains = [str(t_interval(_increase(found["rows"], heads, part))) for part in own]
             rows.append([heads, next(iter(own.values()))["amount"], *gains])
         titles = ("layer.head", "multiples of a source removed per row", *own)
         lines += [
@@ -157,7 +157,7 @@ def _compared(more: dict[tuple[str, str], list[float]]) -> str:
     )
     sentences = []
     for what, one, other, two in pairs:
-        gap = estimate([a - b for a, b in zip(more[one], more[two], strict=True)])
+        gap = t_interval([a - b for a, b in zip(more[one], more[two], strict=True)])
         sentences.append(f"{what} {_word(gap)} than {other}: difference {gap} nats.")
     return " ".join(sentences)
 

@@ -18,9 +18,9 @@ from typing import Any
 
 from model_tables import heads_of, states_of, stored, table, trained_of
 
-from unsoft.lab.compare.estimate import Estimate
 from unsoft.lab.compare.jobs import Results
 from unsoft.lab.compare.sections import collapse, deletion, features, opposition
+from unsoft.lab.evidence import Estimate
 
 HERE = Path(__file__).parents[1] / "questions"
 STUDY = "docs/questions/influence.toml"

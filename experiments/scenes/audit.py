@@ -11,8 +11,8 @@ from transformers import PreTrainedModel
 
 from experiments.scenes.captions import WORDS
 from experiments.scenes.drawing import CELLS, SHAPES, Scene
+from unsoft.lab.evidence import resampled_mean
 from unsoft.lab.interpret.steering.images import masked
-from unsoft.lab.interpret.steering.interval import interval
 from unsoft.lab.interpret.steering.picture import as_address, relevance_picture
 from unsoft.lab.interpret.steering.relevance import log_likelihoods, relevance
 from unsoft.lab.interpret.steering.vision import Captioned
@@ -63,7 +63,7 @@ def audit_maps(
 
 
 def _row(name: str, values: list[float], control: float, what: str) -> dict[str, Any]:
-    found = asdict(interval(torch.tensor(values, dtype=torch.float64)))
+    found = asdict(resampled_mean(torch.tensor(values, dtype=torch.float64)))
     return {"name": name, **found, "control": control, "control_is": what, "words": len(values)}
 
 

@@ -17,11 +17,11 @@ from transformers import PreTrainedModel
 from experiments.scenes.captions import NUMBER, PROMPT, harmless_scene, unbiased_scene
 from experiments.scenes.drawing import Scene, Thing
 from experiments.scenes.measures import Described, against_habit, caption_loss, describe, pictures
+from unsoft.lab.evidence import Interval, resampled_mean, resampled_ratio_change
 from unsoft.lab.interpret.steering import Directions
 from unsoft.lab.interpret.steering.controls import DRAWS, Bound, Judgement, judge
 from unsoft.lab.interpret.steering.fingerprint import fingerprint
 from unsoft.lab.interpret.steering.fit import PairedStates
-from unsoft.lab.interpret.steering.interval import Interval, interval, ratio_change
 from unsoft.lab.interpret.steering.places import MLP, blocks
 from unsoft.lab.interpret.steering.states import watching
 from unsoft.lab.interpret.steering.vision import Captioned, vision_states
@@ -152,10 +152,10 @@ def _last(states: Tensor, count: int) -> Tensor:
 
 def before_and_after(before: Described, after: Described, chance: Described) -> list[dict[str, Any]]:
     """CHAIR per object and per caption, and recall, each with the interval of its change."""
-    objects = ratio_change(before.invented, before.named, after.invented, after.named)
-    captions = interval((after.invented > 0).double() - (before.invented > 0).double())
+    objects = resampled_ratio_change(before.invented, before.named, after.invented, after.named)
+    captions = resampled_mean((after.invented > 0).double() - (before.invented > 0).double())
     there = before.named - before.invented + before.missed
-    recall = ratio_change(there - before.missed, there, there - after.missed, there)
+    recall = resampled_ratio_change(there - before.missed, there, there - after.missed, there)
 
     def row(name: str, measure: Callable[[Described], float], change: Interval) -> dict[str, Any]:
         told = {"name": name, "before": measure(before), "after": measure(after), "random": measure(chance)}

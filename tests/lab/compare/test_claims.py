@@ -5,19 +5,11 @@ import copy
 import pytest
 
 from tests.lab.compare.tiny import record_of
-from unsoft.lab.compare.claim import (
-    COUNTED,
-    DEFINITION,
-    ELSEWHERE,
-    EXPERIMENT,
-    KINDS,
-    TRAINED,
-    VERDICTS,
-    Claim,
-)
+from unsoft.lab.compare.claim import COUNTED, DEFINITION, ELSEWHERE, EXPERIMENT, KINDS, TRAINED, Claim
 from unsoft.lab.compare.jobs import Results
 from unsoft.lab.compare.section import conclusions, sections
 from unsoft.lab.compare.subject import Subject
+from unsoft.lab.evidence import VERDICTS
 
 CLAIMS = {claim.name: claim for section in sections() for claim in section.claims}
 DEFINITIONS = {

@@ -8,12 +8,12 @@ import torch
 from tests.lab.compare.controls import NOISE, ONE_TOKEN, SCALED, ZERO
 from tests.lab.compare.tiny import TINY
 from unsoft.lab.compare.column import Column
-from unsoft.lab.compare.estimate import Estimate
 from unsoft.lab.compare.jobs import Results
 from unsoft.lab.compare.section import sections
 from unsoft.lab.compare.sections import collapse, deletion, hijack, learning, needle, opposition
 from unsoft.lab.compare.stack import Noise, stack
 from unsoft.lab.compare.subject import Subject
+from unsoft.lab.evidence import Estimate
 
 COLUMNS = {column.name: column for section in sections() for column in section.columns}
 SOFTMAX, COG = Subject("softmax", "softmax"), Subject("cog", "cog")

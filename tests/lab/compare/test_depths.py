@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from unsoft.lab.compare.depths import FIELDS, by_depth, word
-from unsoft.lab.compare.estimate import estimate
+from unsoft.lab.evidence import t_interval
 
 
 @pytest.fixture(scope="module")
@@ -14,7 +14,7 @@ def tokens():
 
 def said(states, inputs):
     found = by_depth([inputs, states])[-1]
-    return word(*(estimate(found[field]) for field in FIELDS))
+    return word(*(t_interval(found[field]) for field in FIELDS))
 
 
 def test_what_was_done_to_states_is_what_is_said(tokens):

@@ -22,7 +22,8 @@ from unsoft.lab.compare.subject import Subject
 
 OWN = '''
 """How heavy is the first of three equal keys?"""
-from unsoft.lab.compare.claim import THEOREM, Claim, grade
+from unsoft.lab.compare.claim import THEOREM, Claim
+from unsoft.lab.evidence import grade
 from unsoft.lab.compare.column import Column
 from unsoft.lab.compare.section import Section, job
 from unsoft.lab.report.comparison.page import Part

@@ -3,9 +3,10 @@
 import pytest
 
 from tests.lab.study.made_up import runs
+from unsoft.lab.evidence import DOES_NOT_HOLD, HOLDS
 from unsoft.lab.study import default_study, verdict
 from unsoft.lab.study.read import default_studies
-from unsoft.lab.study.rule import DOES_NOT_HOLD, HOLDS, SCORE
+from unsoft.lab.study.rule import SCORE
 
 NAMES = list(default_studies())
 ATTENTION = ("head_diversity", "first_token_at_rest")

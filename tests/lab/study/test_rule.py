@@ -3,8 +3,8 @@
 import pytest
 
 from tests.lab.study.made_up import runs
+from unsoft.lab.evidence import DOES_NOT_HOLD, HOLDS, UNDECIDED
 from unsoft.lab.study import Rule, verdict
-from unsoft.lab.study.rule import DOES_NOT_HOLD, HOLDS, UNDECIDED
 
 RULE = Rule(group="g", mechanism="cog", over=["softmax"], margin=0.1)
 SOFTMAX = [0.5, 0.52, 0.48, 0.5, 0.51]

@@ -7,8 +7,8 @@ import pytest
 from scipy import stats
 
 from tests.lab.study.made_up import runs
+from unsoft.lab.evidence import bootstrap_interval
 from unsoft.lab.study import Rule, summarise, verdict
-from unsoft.lab.study.bootstrap import interval
 from unsoft.lab.study.summary import best_point, difference
 
 
@@ -17,7 +17,7 @@ def test_few_numbers_have_the_interval_of_all_resamples(values):
     """Against numpy: each resample counted by how many of which number it has."""
     count = len(values)
     grid = numpy.stack(numpy.meshgrid(*[values] * count), -1).reshape(-1, count)
-    assert interval(values) == pytest.approx(numpy.quantile(grid.mean(1), [0.025, 0.975]))
+    assert bootstrap_interval(values) == pytest.approx(numpy.quantile(grid.mean(1), [0.025, 0.975]))
 
 
 def test_many_numbers_have_the_interval_of_scipy():
@@ -25,13 +25,15 @@ def test_many_numbers_have_the_interval_of_scipy():
     theirs = stats.bootstrap((values,), numpy.mean, method="percentile", n_resamples=20000, rng=1)
     found = theirs.confidence_interval
     spread = found.high - found.low
-    assert interval(list(values)) == pytest.approx((found.low, found.high), abs=0.03 * spread)
-    assert interval(list(values)) == interval(list(values))
+    assert bootstrap_interval(list(values)) == pytest.approx((found.low, found.high), abs=0.03 * spread)
+    assert bootstrap_interval(list(values)) == bootstrap_interval(list(values))
 
 
 def test_the_docs_say_how_much_an_interval_of_five_holds():
     draw = numpy.random.default_rng(0)
-    inside = [low < 0 < high for low, high in (interval(list(draw.normal(size=5))) for _ in range(400))]
+    inside = [
+        low < 0 < high for low, high in (bootstrap_interval(list(draw.normal(size=5))) for _ in range(400))
+    ]
     assert 0.75 < numpy.mean(inside) < 0.88
 
 

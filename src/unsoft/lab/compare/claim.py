@@ -6,20 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from unsoft.lab.compare.jobs import Missing, Results
+from unsoft.lab.evidence import BY_CONSTRUCTION, HOLDS, NOT_RUN, NOT_TESTABLE
 
-HOLDS, LIMITS, DOES_NOT_HOLD = "holds", "holds with limits", "does not hold"
-BY_CONSTRUCTION = "by construction"
-UNDECIDED, NOT_TESTABLE, NOT_RUN = "undecided", "not testable here", "not run"
-VERDICTS = {
-    HOLDS: "yes",
-    LIMITS: "partly",
-    DOES_NOT_HOLD: "no",
-    UNDECIDED: "not-run",
-    BY_CONSTRUCTION: "not-run",
-    NOT_TESTABLE: "not-run",
-    NOT_RUN: "not-run",
-}
-"""With the kind of mark that pages give each."""
 DEFINITION, THEOREM, EXPERIMENT = "definition", "theorem", "experiment"
 TRAINED, ELSEWHERE = "trained", "not testable here"
 KINDS = {
@@ -81,12 +69,3 @@ class Claim:
         except Missing as why:
             return NOT_RUN, str(why)
         return (BY_CONSTRUCTION if self.kind == DEFINITION and verdict == HOLDS else verdict), found
-
-
-def grade(holds: bool, partly: bool = False) -> str:
-    """The verdict of a yes or no, with something between.
-
-    >>> grade(True), grade(False, True), grade(False)
-    ('holds', 'holds with limits', 'does not hold')
-    """
-    return HOLDS if holds else LIMITS if partly else DOES_NOT_HOLD

@@ -6,9 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from unsoft.lab.compare.claim import NOT_RUN
-from unsoft.lab.compare.estimate import Estimate
 from unsoft.lab.compare.jobs import Results
+from unsoft.lab.evidence import NOT_RUN, Estimate
 
 Answer = Callable[[Results, str], Estimate | float | None]
 

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from unsoft.lab.compare.estimate import Estimate
 from unsoft.lab.compare.stack import measured, moved
+from unsoft.lab.evidence import Estimate
 
 FIELDS = ("rank", "decoded", "moved")
 KEPT, LOST, MOVED = 0.5, 0.1, 0.1

@@ -11,12 +11,13 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from unsoft.lab.compare import sections as folder
-from unsoft.lab.compare.claim import KINDS, VERDICTS, Claim
+from unsoft.lab.compare.claim import KINDS, Claim
 from unsoft.lab.compare.column import Column
 from unsoft.lab.compare.jobs import Job, Results, Rows
 from unsoft.lab.compare.level import Level
 from unsoft.lab.compare.store import outside_digest
 from unsoft.lab.compare.subject import Subject
+from unsoft.lab.evidence import VERDICTS
 
 if TYPE_CHECKING:
     from unsoft.lab.report.comparison.page import Part

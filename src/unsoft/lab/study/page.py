@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from unsoft.files import write_csv, write_whole
+from unsoft.lab.evidence import DOES_NOT_HOLD, HOLDS, UNDECIDED
 from unsoft.lab.report.comparison.page import HERE as COMPARISON
 from unsoft.lab.report.figure import svg_and_png, vega_script
 from unsoft.lab.report.look import in_order, looks, shown_at_first
@@ -14,7 +15,7 @@ from unsoft.lab.report.page import CHARTS, CHARTS_STYLE, number, page
 from unsoft.lab.study.figures import figures_of, place_of
 from unsoft.lab.study.plan import Study
 from unsoft.lab.study.record import DONE, FAILED, Record
-from unsoft.lab.study.rule import DOES_NOT_HOLD, HOLDS, UNDECIDED, edge_words, verdict
+from unsoft.lab.study.rule import edge_words, verdict
 from unsoft.lab.study.summary import Summary, current, summarise
 
 PAGE = "index.html"

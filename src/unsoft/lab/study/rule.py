@@ -7,10 +7,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from unsoft.lab.evidence import DOES_NOT_HOLD, HOLDS, UNDECIDED, worst
 from unsoft.lab.study.record import Record
 from unsoft.lab.study.summary import Difference, Summary, difference, summarise
 
-HOLDS, DOES_NOT_HOLD, UNDECIDED = "holds", "does not hold", "undecided"
 SCORE = "score"
 FEWEST = 3
 """Seeds without which nothing is decided."""
@@ -111,7 +111,7 @@ def verdict(rules: Sequence[Rule], records: Sequence[Record]) -> tuple[str, str]
 
 
 def edge_words(summaries: Sequence[Summary]) -> list[str]:
-    """Whose best rate is one of the two ends of the sweep, so that a better one may lie beyond it.
+    """Return a warning for each end of the sweep that is some mechanism's best rate.
 
     >>> from unsoft.lab.study.record import Record
     >>> place = {"study": "s", "group": "g", "task": "copy", "mechanism": "cog", "seed": 0, "status": "done"}
@@ -127,15 +127,6 @@ def edge_words(summaries: Sequence[Summary]) -> list[str]:
                 f"the {edge} rate tried was the best for {_list(names)}, so a {beyond} one may be better"
             )
     return found
-
-
-def worst(verdicts: Sequence[str]) -> str:
-    """Of several that must all hold.
-
-    >>> worst([HOLDS, UNDECIDED]), worst([DOES_NOT_HOLD, UNDECIDED]), worst([HOLDS])
-    ('undecided', 'does not hold', 'holds')
-    """
-    return next((kind for kind in (DOES_NOT_HOLD, UNDECIDED) if kind in verdicts), HOLDS)
 
 
 def read_rule(content: Mapping[str, Any], groups: Mapping[str, Sequence[str]]) -> Rule:

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import fmean
 
-from unsoft.lab.study.bootstrap import interval
+from unsoft.lab.evidence import bootstrap_interval
 from unsoft.lab.study.record import DONE, NONE, Record, sweep_words
 
 CONTROL = "softmax"
@@ -162,7 +162,7 @@ def _difference(mine: Sequence[Record], theirs: Sequence[Record], on: str = _SCO
     gains = [sign * (a - b) for a, b in pairs if a is not None and b is not None]
     if not gains:
         return None
-    low, high = interval(gains) or (None, None)
+    low, high = bootstrap_interval(gains) or (None, None)
     return Difference(fmean(gains), low, high, len(gains))
 
 
@@ -177,7 +177,7 @@ def _summary(key: tuple[str, str, str], runs: Sequence[Record], control: Sequenc
     chosen = chosen_runs(runs)
     first = chosen[0] if chosen else runs[0]
     scores = [run.score for run in chosen if run.score is not None]
-    low, high = interval(scores) or (None, None)
+    low, high = bootstrap_interval(scores) or (None, None)
     times = [run.seconds_per_step for run in chosen if run.seconds_per_step is not None]
     return Summary(
         study=study,
@@ -230,7 +230,7 @@ def _harder(runs: Sequence[Record]) -> dict[str, tuple[float, float | None, floa
     found = {}
     for label in labels:
         scores = [run.harder[label] for run in runs if label in run.harder]
-        found[label] = (fmean(scores), *(interval(scores) or (None, None)))
+        found[label] = (fmean(scores), *(bootstrap_interval(scores) or (None, None)))
     return found
 
 

@@ -3,9 +3,9 @@
 import pytest
 import torch
 
+from unsoft.lab.evidence import DOES_NOT_HOLD, HOLDS, LIMITS, resampled_mean
 from unsoft.lab.interpret.steering import Directions
-from unsoft.lab.interpret.steering.controls import DOES_NOT_HOLD, HOLDS, LIMITS, Bound, judge, steps
-from unsoft.lab.interpret.steering.interval import interval
+from unsoft.lab.interpret.steering.controls import Bound, judge, steps
 
 ITEMS = 30
 TRUTH = torch.nn.functional.normalize(torch.arange(1.0, 17.0), dim=0)
@@ -138,14 +138,14 @@ def test_interval_covers_the_mean_as_often_as_it_says():
     generator = torch.Generator().manual_seed(0)
     covered = 0
     for _ in range(200):
-        found = interval(torch.randn(40, generator=generator))
+        found = resampled_mean(torch.randn(40, generator=generator))
         covered += found.low <= 0 <= found.high
     assert 0.95 - 4 * 0.0155 <= covered / 200 <= 1
 
 
 def test_interval_of_draws_counts_what_draws_differ_by():
     values = torch.arange(10.0)[:, None].expand(10, 50)  # items agree, draws do not
-    assert interval(values).high - interval(values).low > 2
-    assert interval(values.mT).high - interval(values.mT).low > 2
+    assert resampled_mean(values).high - resampled_mean(values).low > 2
+    assert resampled_mean(values.mT).high - resampled_mean(values.mT).low > 2
     with pytest.raises(ValueError, match="finite"):
-        interval(torch.tensor([1.0, float("nan")]))
+        resampled_mean(torch.tensor([1.0, float("nan")]))

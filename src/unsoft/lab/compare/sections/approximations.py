@@ -9,12 +9,12 @@ from typing import Any
 import torch
 
 from unsoft import measure
-from unsoft.lab.compare.claim import EXPERIMENT, SU, SURVEY, THEOREM, Claim, Finding, grade
-from unsoft.lab.compare.estimate import Estimate, estimate
+from unsoft.lab.compare.claim import EXPERIMENT, SU, SURVEY, THEOREM, Claim, Finding
 from unsoft.lab.compare.jobs import Job, Results
 from unsoft.lab.compare.level import Level
 from unsoft.lab.compare.section import Section, job
 from unsoft.lab.compare.subject import Subject
+from unsoft.lab.evidence import Estimate, grade, t_interval
 
 FEATURES = (16, 64, 256, 1024)
 LENGTHS = (64, 256, 1024, 4096)
@@ -86,7 +86,7 @@ def locality(draws: int) -> list[dict[str, Any]]:
 
 def _performer(results: Results) -> Finding:
     rows = results.rows("random features")
-    found = {count: estimate([r["error"] for r in rows if r["features"] == count]) for count in FEATURES}
+    found = {count: t_interval([r["error"] for r in rows if r["features"] == count]) for count in FEATURES}
     first, last = FEATURES[0], FEATURES[-1]
     power = math.log(found[last].value / found[first].value) / math.log(last / first)
     return grade(-0.6 < power < -0.4, power < -0.1), (
@@ -99,7 +99,7 @@ def _entropy(results: Results) -> Finding:
     rows = results.rows("entropy by length")
 
     def at(name: str, length: int) -> Estimate:
-        return estimate([r["entropy"] for r in rows if r["mechanism"] == name and r["length"] == length])
+        return t_interval([r["entropy"] for r in rows if r["mechanism"] == name and r["length"] == length])
 
     rise = {
         name: at(name, LENGTHS[-1]).value - at(name, LENGTHS[0]).value for name in ("softmax", "logn+softmax")
@@ -115,7 +115,7 @@ def _entropy(results: Results) -> Finding:
 def _local(results: Results) -> Finding:
     rows = results.rows("locality")
     plain, local = (
-        estimate([r["distance"] for r in rows if r["mechanism"] == name])
+        t_interval([r["distance"] for r in rows if r["mechanism"] == name])
         for name in ("linear-relu", "cosformer")
     )
     low = plain.value if plain.low is None else plain.low

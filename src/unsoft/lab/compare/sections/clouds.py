@@ -9,12 +9,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from unsoft.lab.compare.claim import EXPERIMENT, ROSIC, Claim, Finding, grade
-from unsoft.lab.compare.estimate import Estimate, estimate
+from unsoft.lab.compare.claim import EXPERIMENT, ROSIC, Claim, Finding
 from unsoft.lab.compare.jobs import Job, Results
 from unsoft.lab.compare.level import Level
 from unsoft.lab.compare.section import Section, job
 from unsoft.lab.compare.sections.geometry import similarities
+from unsoft.lab.evidence import Estimate, grade, t_interval
 from unsoft.magnitude import weighting
 
 
@@ -112,7 +112,7 @@ def spearman(x: Tensor, y: Tensor) -> float:
 
 
 def _cloud(results: Results, field: str) -> Estimate:
-    return estimate([row[field] for row in results.rows("clouds")])
+    return t_interval([row[field] for row in results.rows("clouds")])
 
 
 def _redundancy(results: Results) -> Finding:

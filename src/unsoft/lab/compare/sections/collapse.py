@@ -6,13 +6,13 @@ from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
-from unsoft.lab.compare.claim import EXPERIMENT, SURVEY, Claim, Finding, grade
+from unsoft.lab.compare.claim import EXPERIMENT, SURVEY, Claim, Finding
 from unsoft.lab.compare.column import Column
-from unsoft.lab.compare.estimate import Estimate, estimate
 from unsoft.lab.compare.jobs import Job, Missing, Results
 from unsoft.lab.compare.level import Level
 from unsoft.lab.compare.section import Request, Section, job
 from unsoft.lab.compare.stack import TOKENS, Noise, Weighs, stack
+from unsoft.lab.evidence import Estimate, grade, t_interval
 from unsoft.lab.report.control import Control
 from unsoft.lab.report.figure import Figure, by_mechanism
 
@@ -106,7 +106,7 @@ def layers_kept(rows: list[dict[str, Any]]) -> Estimate:
             found.append(float(len(kept) - 1))
         else:
             found.append(at - 1 + (kept[at - 1] - HALF) / (kept[at - 1] - kept[at]) if at else 0.0)
-    return estimate(found)
+    return t_interval(found)
 
 
 def evolved(rows: list[dict[str, Any]], noise: list[dict[str, Any]]) -> Estimate:
@@ -123,7 +123,7 @@ def evolved(rows: list[dict[str, Any]], noise: list[dict[str, Any]]) -> Estimate
         if row["skip"] and row["depth"] == last:
             beyond = (row["decoded"] - floor[row["seed"]]) / (1 - floor[row["seed"]])
             found.append(max(beyond, 0.0) if row["moved"] >= MOVED else 0.0)
-    return estimate(found)
+    return t_interval(found)
 
 
 def _layers(results: Results, label: str) -> Estimate | None:
@@ -160,7 +160,7 @@ def _heads(results: Results) -> Finding:
         raise Missing("no layer was measured")
     ends = []
     for at in (min(row["depth"] for row in rows), max(row["depth"] for row in rows)):
-        ends.append(estimate([row["alike"] for row in rows if row["depth"] == at]))
+        ends.append(t_interval([row["alike"] for row in rows if row["depth"] == at]))
     low = ends[1].value if ends[1].low is None else ends[1].low
     high = ends[0].value if ends[0].high is None else ends[0].high
     return grade(low > 0.9, low > high), (

@@ -18,15 +18,15 @@ from unsoft.lab.bench.machine import machine
 from unsoft.lab.bench.memory import peak, reset_peak
 from unsoft.lab.bench.probe import run_probe
 from unsoft.lab.bench.timing import interleaved
-from unsoft.lab.compare.claim import EXPERIMENT, ROSIC, Claim, Finding, grade
+from unsoft.lab.compare.claim import EXPERIMENT, ROSIC, Claim, Finding
 from unsoft.lab.compare.column import Column
-from unsoft.lab.compare.estimate import Estimate
 from unsoft.lab.compare.jobs import Job, Missing, Results
 from unsoft.lab.compare.level import Level
 from unsoft.lab.compare.section import Request, Section, job
 from unsoft.lab.compare.store import outside_file
 from unsoft.lab.compare.subject import WIDTH, Subject
 from unsoft.lab.compare.timed_calls import Call, cached_step, sdpa_step, training_step
+from unsoft.lab.evidence import Estimate, grade
 from unsoft.lab.report.figure import Figure, by_mechanism
 from unsoft.magnitude.gaussian.system import System
 from unsoft.magnitude.solvers.contract import Options

@@ -16,12 +16,12 @@ import torch
 from torch import Tensor
 
 from unsoft import measure
-from unsoft.lab.compare.claim import EXPERIMENT, SURVEY, Claim, Finding, grade
+from unsoft.lab.compare.claim import EXPERIMENT, SURVEY, Claim, Finding
 from unsoft.lab.compare.column import Column
-from unsoft.lab.compare.estimate import Estimate, estimate
 from unsoft.lab.compare.jobs import Job, Results
 from unsoft.lab.compare.section import Request, Section, job
 from unsoft.lab.compare.subject import WIDTH, Subject
+from unsoft.lab.evidence import Estimate, grade, t_interval
 from unsoft.lab.report.comparison.page import Part
 from unsoft.measure.erasing import gain_of
 
@@ -70,7 +70,7 @@ def deletion(subject: Subject, draws: int) -> list[dict[str, Any]]:
 
 def share(results: Results, label: str, field: str = "dynamic") -> Estimate | None:
     rows = results.get("deletion", label)
-    return estimate([row[field] for row in rows]) if rows else None
+    return t_interval([row[field] for row in rows]) if rows else None
 
 
 def parts(results: Results) -> Iterator[Part]:
@@ -98,7 +98,7 @@ def parts(results: Results) -> Iterator[Part]:
 
 
 def _of(results: Results, label: str, field: str) -> Estimate:
-    return estimate([row[field] for row in results.rows("deletion", label)])
+    return t_interval([row[field] for row in results.rows("deletion", label)])
 
 
 def _only_adds(results: Results) -> Finding:

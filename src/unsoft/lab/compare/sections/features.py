@@ -12,11 +12,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from unsoft.lab.compare.claim import EXPERIMENT, SURVEY, Claim, Finding, grade
-from unsoft.lab.compare.estimate import Estimate, estimate
+from unsoft.lab.compare.claim import EXPERIMENT, SURVEY, Claim, Finding
 from unsoft.lab.compare.jobs import Job, Results
 from unsoft.lab.compare.level import Level
 from unsoft.lab.compare.section import Section, job
+from unsoft.lab.evidence import Estimate, grade, t_interval
 from unsoft.lab.report.comparison.page import Part
 
 KEYS, CLASSES, BLUR = 16, (4.0, -4.0, 0.0), 0.5
@@ -112,7 +112,7 @@ def effects(rows: list[dict[str, Any]]) -> dict[str, Estimate]:
         solution = torch.linalg.lstsq(table, right).solution[1:, 0].tolist()
         for name, value in zip(FEATURES, solution, strict=True):
             found[name].append(value)
-    return {name: estimate(values) for name, values in found.items()}
+    return {name: t_interval(values) for name, values in found.items()}
 
 
 def parts(results: Results) -> Iterator[Part]:
@@ -121,7 +121,7 @@ def parts(results: Results) -> Iterator[Part]:
         return
     table = []
     for name, (has, _) in FORMULAS.items():
-        found = estimate([row["accuracy"] for row in rows if row["formula"] == name])
+        found = t_interval([row["accuracy"] for row in rows if row["formula"] == name])
         marks = {feature: "yes" if there else "no" for feature, there in zip(FEATURES, has, strict=True)}
         table.append({"formula": name, **marks, "accuracy": found.value, "interval": str(found)})
     titles = ("formula", *FEATURES, "accuracy", "interval")

@@ -13,11 +13,12 @@ from typing import Any
 import torch
 
 from unsoft import measure, theory
-from unsoft.lab.compare.claim import DEFINITION, SU, THEOREM, Claim, Finding, grade
+from unsoft.lab.compare.claim import DEFINITION, SU, THEOREM, Claim, Finding
 from unsoft.lab.compare.jobs import Job, Missing, Results
 from unsoft.lab.compare.level import Level
 from unsoft.lab.compare.section import Request, Section, job
 from unsoft.lab.compare.subject import WIDTH, Subject
+from unsoft.lab.evidence import grade
 from unsoft.lab.report.control import Control
 from unsoft.lab.report.figure import Figure, Rows, by_mechanism, by_value
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from unsoft.lab.compare.claim import EXPERIMENT, ROSIC, Claim, Finding, grade
+from unsoft.lab.compare.claim import EXPERIMENT, ROSIC, Claim, Finding
 from unsoft.lab.compare.gate import FITTED_TO, Gate, GatedSubject, fitted_gate
 from unsoft.lab.compare.jobs import Job, Results
 from unsoft.lab.compare.level import Level
 from unsoft.lab.compare.section import Section, job
 from unsoft.lab.compare.sections.hijack import CROWD, from_one, weights_of
+from unsoft.lab.evidence import grade
 from unsoft.lab.report.comparison.page import Part
 
 _PLACES = ("values", "mass")

@@ -10,10 +10,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from unsoft.lab.compare.claim import ROSIC, THEOREM, Claim, Finding, grade
+from unsoft.lab.compare.claim import ROSIC, THEOREM, Claim, Finding
 from unsoft.lab.compare.jobs import Job, Results
 from unsoft.lab.compare.level import Level
 from unsoft.lab.compare.section import Section, job
+from unsoft.lab.evidence import grade
 from unsoft.magnitude import weighting
 
 WIDTH, EPS = 64, 1e-9

@@ -10,13 +10,14 @@ from typing import Any
 import torch
 
 from unsoft import theory
-from unsoft.lab.compare.claim import DEFINITION, ROSIC, THEOREM, Claim, Finding, grade
+from unsoft.lab.compare.claim import DEFINITION, ROSIC, THEOREM, Claim, Finding
 from unsoft.lab.compare.column import Column
 from unsoft.lab.compare.gate import GatedSubject, fitted_gate
 from unsoft.lab.compare.jobs import Job, Results
 from unsoft.lab.compare.level import Level
 from unsoft.lab.compare.section import Request, Section, job
 from unsoft.lab.compare.subject import WIDTH, Subject
+from unsoft.lab.evidence import grade
 from unsoft.lab.report.figure import Figure, by_mechanism, grey_dots
 
 CLONES = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000)

@@ -9,11 +9,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from unsoft.lab.compare.claim import EXPERIMENT, SURVEY, Claim, Finding, grade
-from unsoft.lab.compare.estimate import Estimate, estimate, paired_ratio
+from unsoft.lab.compare.claim import EXPERIMENT, SURVEY, Claim, Finding
 from unsoft.lab.compare.jobs import Job, Results
 from unsoft.lab.compare.level import Level
 from unsoft.lab.compare.section import Section, job
+from unsoft.lab.evidence import Estimate, grade, paired_ratio, t_interval
 from unsoft.lab.report.figure import Figure, by_value
 from unsoft.modules.registry import resolve_formula
 
@@ -108,7 +108,7 @@ def figures(results: Results) -> Iterator[Figure]:
 
 
 def _noise(rows: list[dict[str, Any]], name: str, mean: float) -> Estimate:
-    return estimate([row["noise"] for row in rows if row["mechanism"] == name and row["mean"] == mean])
+    return t_interval([row["noise"] for row in rows if row["mechanism"] == name and row["mean"] == mean])
 
 
 def _forced(results: Results) -> Finding:
@@ -132,7 +132,7 @@ def _non_negative(results: Results) -> Finding:
     rows = results.rows("signed scores")
 
     def explained(score: str, norm: str) -> Estimate:
-        return estimate([r["explained"] for r in rows if r["score"] == score and r["divided by"] == norm])
+        return t_interval([r["explained"] for r in rows if r["score"] == score and r["divided by"] == norm])
 
     worse = []
     for norm in NORMS:

@@ -7,13 +7,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from statistics import fmean
 
-from unsoft.lab.compare.claim import LIMITS, ROSIC, TRAINED, UNDECIDED, Claim, Finding, grade
-from unsoft.lab.compare.estimate import Estimate, estimate
+from unsoft.lab.compare.claim import ROSIC, TRAINED, Claim, Finding
 from unsoft.lab.compare.gate import Gate
 from unsoft.lab.compare.jobs import Missing, Results
 from unsoft.lab.compare.section import Section
 from unsoft.lab.compare.sections.hijack import CROWD
 from unsoft.lab.compare.sections.training import STUDY, records_of, summaries_of
+from unsoft.lab.evidence import LIMITS, UNDECIDED, Estimate, grade, t_interval
 from unsoft.lab.report.comparison.page import Part
 from unsoft.lab.study.read import default_studies, default_study
 from unsoft.lab.study.record import Record
@@ -55,7 +55,7 @@ class Task:
     @property
     def counts(self) -> Estimate:
         """What a crowd of clones counts as under the gates that were learned, over seeds."""
-        return estimate([counted(_mean(run, "beta"), _mean(run, "gamma")) for run in self.summary.runs])
+        return t_interval([counted(_mean(run, "beta"), _mean(run, "gamma")) for run in self.summary.runs])
 
     @property
     def helps(self) -> bool:

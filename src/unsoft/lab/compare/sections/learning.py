@@ -8,12 +8,12 @@ from typing import Any
 
 import torch
 
-from unsoft.lab.compare.claim import EXPERIMENT, SURVEY, Claim, Finding, grade
+from unsoft.lab.compare.claim import EXPERIMENT, SURVEY, Claim, Finding
 from unsoft.lab.compare.column import Column
-from unsoft.lab.compare.estimate import Estimate, estimate, paired_ratio
 from unsoft.lab.compare.jobs import Job, Results
 from unsoft.lab.compare.section import Request, Section, job
 from unsoft.lab.compare.subject import Subject
+from unsoft.lab.evidence import Estimate, grade, paired_ratio, t_interval
 from unsoft.lab.report.comparison.page import Part
 
 KEYS, START, LIMIT, DRAWS = 16, -4.0, 100, 8
@@ -68,7 +68,7 @@ def learning(subject: Subject) -> list[dict[str, Any]]:
 
 def steps(results: Results, label: str) -> Estimate | None:
     rows = results.get("learning", label)
-    return estimate([row["steps"] for row in rows]) if rows else None
+    return t_interval([row["steps"] for row in rows]) if rows else None
 
 
 def parts(results: Results) -> Iterator[Part]:
@@ -98,7 +98,7 @@ def _hard(results: Results) -> Finding:
     ratio = paired_ratio(softmax, cog)
     low = ratio.low if ratio.low is not None else ratio.value
     return grade(low > 4, low > 1), (
-        f"at the best learning rate softmax needs {estimate(softmax)} steps, cog {estimate(cog)}: {ratio}"
+        f"at the best learning rate softmax needs {t_interval(softmax)} steps, cog {t_interval(cog)}: {ratio}"
         f" times as many"
     )
 
@@ -109,8 +109,8 @@ def _cured(results: Results) -> Finding:
     ratio = paired_ratio(softmax, gpam)
     low = ratio.low if ratio.low is not None else ratio.value
     return grade(low > 2, low > 1), (
-        f"at the best learning rate softmax needs {estimate(softmax)} steps, gpam {estimate(gpam)}: {ratio}"
-        f" times as many"
+        f"at the best learning rate softmax needs {t_interval(softmax)} steps, gpam {t_interval(gpam)}:"
+        f" {ratio} times as many"
     )
 
 

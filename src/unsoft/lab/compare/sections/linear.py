@@ -11,11 +11,12 @@ from typing import Any
 import torch
 
 from unsoft import measure, theory
-from unsoft.lab.compare.claim import DEFINITION, SU, THEOREM, Claim, Finding, grade
+from unsoft.lab.compare.claim import DEFINITION, SU, THEOREM, Claim, Finding
 from unsoft.lab.compare.jobs import Job, Results
 from unsoft.lab.compare.level import Level
 from unsoft.lab.compare.section import Section, job
 from unsoft.lab.compare.subject import Subject
+from unsoft.lab.evidence import grade
 
 WIDTHS = (2, 4, 8, 16, 32, 64, 128, 256)
 

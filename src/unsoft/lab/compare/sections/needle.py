@@ -10,13 +10,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from unsoft.lab.compare.claim import EXPERIMENT, SU, Claim, Finding, grade
+from unsoft.lab.compare.claim import EXPERIMENT, SU, Claim, Finding
 from unsoft.lab.compare.column import Column
-from unsoft.lab.compare.estimate import Estimate, estimate
 from unsoft.lab.compare.jobs import Job, Results
 from unsoft.lab.compare.level import Level
 from unsoft.lab.compare.section import Request, Section, job
 from unsoft.lab.compare.subject import Subject
+from unsoft.lab.evidence import Estimate, grade, t_interval
 from unsoft.lab.report.figure import Figure, by_mechanism
 
 KEYS = 1024
@@ -118,7 +118,7 @@ def figures(results: Results) -> Iterator[Figure]:
 def needed(results: Results, label: str) -> Estimate | None:
     """With draws in which it never gets there counted as the limit."""
     found = [row["advantage"] for row in results.get("needle", label) if row["kind"] == "needed"]
-    return estimate([LIMIT if x is None else x for x in found]) if found else None
+    return t_interval([LIMIT if x is None else x for x in found]) if found else None
 
 
 def _far(results: Results) -> Finding:

@@ -9,12 +9,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from unsoft.lab.compare.claim import EXPERIMENT, SURVEY, Claim, Finding, grade
+from unsoft.lab.compare.claim import EXPERIMENT, SURVEY, Claim, Finding
 from unsoft.lab.compare.column import Column
-from unsoft.lab.compare.estimate import Estimate, estimate
 from unsoft.lab.compare.jobs import Job, Results
 from unsoft.lab.compare.section import Request, Section, job
 from unsoft.lab.compare.subject import Subject
+from unsoft.lab.evidence import Estimate, grade, t_interval
 from unsoft.lab.report.figure import Figure, by_mechanism
 
 KEYS = 64
@@ -84,7 +84,7 @@ def d_prime(first: Tensor, second: Tensor, energy: Tensor) -> float:
 def told_apart(results: Results, label: str, pair: tuple[float, float] = OPPOSED) -> Estimate | None:
     rows = results.get("opposition", label)
     found = [row["d"] for row in rows if row["kind"] == "pair" and (row["first"], row["second"]) == pair]
-    return estimate(found) if found else None
+    return t_interval(found) if found else None
 
 
 def figures(results: Results) -> Iterator[Figure]:

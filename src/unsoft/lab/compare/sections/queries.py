@@ -12,11 +12,11 @@ import torch
 from torch import Tensor
 
 from unsoft import measure
-from unsoft.lab.compare.claim import EXPERIMENT, SU, Claim, Finding, grade
-from unsoft.lab.compare.estimate import Estimate, estimate
+from unsoft.lab.compare.claim import EXPERIMENT, SU, Claim, Finding
 from unsoft.lab.compare.jobs import Job, Results
 from unsoft.lab.compare.level import Level
 from unsoft.lab.compare.section import Section, job
+from unsoft.lab.evidence import Estimate, grade, t_interval
 
 KEYS, STEPS, STARTS = 256, 80, 2
 WIDTHS = (4, 16, 64)
@@ -141,7 +141,7 @@ def _agreement(name: str, spread: float, draw: int, weights: Tensor) -> dict[str
 
 def _lowest(results: Results, name: str, width: int) -> Estimate:
     rows = results.rows("best queries")
-    return estimate([r["S"] for r in rows if r["mechanism"] == name and r["width"] == width])
+    return t_interval([r["S"] for r in rows if r["mechanism"] == name and r["width"] == width])
 
 
 def _flat(results: Results) -> Finding:
@@ -176,7 +176,8 @@ def _bias(results: Results) -> Finding:
     def best(common: float) -> tuple[Estimate, Estimate, float]:
         own = [row for row in rows if row["common"] == common]
         by_length = {
-            x: estimate([r["S"] for r in own if r["length"] == x]) for x in sorted({r["length"] for r in own})
+            x: t_interval([r["S"] for r in own if r["length"] == x])
+            for x in sorted({r["length"] for r in own})
         }
         length = min(by_length, key=lambda x: by_length[x].value)
         return by_length[0.0], by_length[length], length
@@ -197,7 +198,7 @@ def _columns(results: Results) -> Finding:
     rows = results.rows("columns")
 
     def of(name: str, spread: float, field: str) -> Estimate:
-        return estimate([r[field] for r in rows if r["mechanism"] == name and r["spread"] == spread])
+        return t_interval([r[field] for r in rows if r["mechanism"] == name and r["spread"] == spread])
 
     first, last = SPREADS[0], SPREADS[-1]
     linear, softmax = of("linear", last, "same"), of("softmax", last, "same")

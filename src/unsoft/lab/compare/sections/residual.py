@@ -10,12 +10,12 @@ from typing import Any
 import torch
 
 from unsoft import measure
-from unsoft.lab.compare.claim import EXPERIMENT, SURVEY, THEOREM, Claim, Finding, grade
-from unsoft.lab.compare.estimate import Estimate, estimate, paired_ratio
+from unsoft.lab.compare.claim import EXPERIMENT, SURVEY, THEOREM, Claim, Finding
 from unsoft.lab.compare.jobs import Job, Results
 from unsoft.lab.compare.level import Level
 from unsoft.lab.compare.section import Section, job
 from unsoft.lab.compare.subject import Subject
+from unsoft.lab.evidence import Estimate, grade, paired_ratio, t_interval
 from unsoft.lab.report.figure import Figure, by_value
 
 MECHANISMS = ("softmax", "gpam")
@@ -59,7 +59,7 @@ def slopes(rows: list[dict[str, Any]], name: str) -> Estimate:
         ]
         rise = math.log(ends[1]["after"] / ends[0]["after"])
         found.append(rise / math.log(ends[1]["before"] / ends[0]["before"]))
-    return estimate(found)
+    return t_interval(found)
 
 
 def figures(results: Results) -> Iterator[Figure]:

@@ -9,11 +9,12 @@ from typing import Any
 import torch
 
 from unsoft import measure
-from unsoft.lab.compare.claim import DEFINITION, SURVEY, Claim, Finding, grade
+from unsoft.lab.compare.claim import DEFINITION, SURVEY, Claim, Finding
 from unsoft.lab.compare.jobs import Job, Results, Rows
 from unsoft.lab.compare.level import Level
 from unsoft.lab.compare.section import Request, Section, job
 from unsoft.lab.compare.subject import WIDTH, Subject
+from unsoft.lab.evidence import grade
 from unsoft.lab.report.comparison.page import Part
 from unsoft.lab.report.figure import Figure, by_mechanism, heat_maps
 from unsoft.lab.report.look import shown_at_first

@@ -11,11 +11,11 @@ import torch
 from torch import Tensor
 
 from unsoft.errors import SolverError
-from unsoft.lab.compare.claim import EXPERIMENT, ROSIC, Claim, Finding, grade
-from unsoft.lab.compare.estimate import estimate, paired_ratio
+from unsoft.lab.compare.claim import EXPERIMENT, ROSIC, Claim, Finding
 from unsoft.lab.compare.jobs import Job, Results
 from unsoft.lab.compare.level import Level
 from unsoft.lab.compare.section import Request, Section, job
+from unsoft.lab.evidence import grade, paired_ratio, t_interval
 from unsoft.lab.report.figure import Figure, by_value
 from unsoft.magnitude import weighting
 
@@ -177,7 +177,7 @@ def _steady(results: Results) -> Finding:
     start = "without a ridge, if distinct but nearly equal keys move by 1e-6:"
     if isinstance(changes, str):
         return grade(False), f"{start} {changes}"
-    bare = estimate(changes)
+    bare = t_interval(changes)
     low, high = (bare.value if x is None else x for x in (bare.low, bare.high))
     largest = max(row["largest"] for row in results.rows("stability") if row["eps"] == 0.0)
     said = f"{start} weights move by {bare} of their size, the largest is {largest:.3g}"

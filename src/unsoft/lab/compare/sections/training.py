@@ -13,9 +13,9 @@ from weakref import WeakKeyDictionary
 
 from unsoft.lab.compare.claim import TRAINED, Claim, Finding
 from unsoft.lab.compare.column import Column
-from unsoft.lab.compare.estimate import Estimate, estimate
 from unsoft.lab.compare.jobs import Job, Missing, Results
 from unsoft.lab.compare.section import Request, Section
+from unsoft.lab.evidence import Estimate, t_interval
 from unsoft.lab.records import PACKAGED, command_for
 from unsoft.lab.report.comparison.page import Part
 from unsoft.lab.study.read import default_studies, default_study
@@ -115,7 +115,7 @@ def trained_score(results: Results, label: str) -> Estimate | None:
                 rounds.setdefault(number, []).append(share)
     most = max((len(shares) for shares in rounds.values()), default=0)
     whole = [sum(shares) / len(shares) for shares in rounds.values() if len(shares) == most]
-    return estimate(whole) if whole else None
+    return t_interval(whole) if whole else None
 
 
 def trained_on(results: Results, label: str) -> str:

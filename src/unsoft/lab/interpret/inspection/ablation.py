@@ -18,12 +18,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from unsoft.lab.evidence import Interval, resampled_mean
 from unsoft.lab.interpret.inspection.batches import Batch, batches
 from unsoft.lab.interpret.inspection.inspection import Inspection
 from unsoft.lab.interpret.inspection.layout import Layout, find_layout
 from unsoft.lab.interpret.inspection.roles import ROLES
 from unsoft.lab.interpret.inspection.walk import evaluating, model_of, runner
-from unsoft.lab.interpret.steering.interval import Interval, interval
 
 HEADS, DRAWS = 3, 6
 """Heads of each role that are removed, and random sets of as many."""
@@ -126,11 +126,11 @@ def judged(role: str, heads: str, change: Tensor, others: Tensor | None) -> Remo
     >>> judged("sink", "0.1", up, flat).verdict, judged("sink", "0.1", 0 * up, flat + 0.5).verdict
     ('matters, more than random heads', 'not shown to matter, less than random heads')
     """
-    own = interval(change)
+    own = resampled_mean(change)
     word = "matters" if own.low > 0 else "harms" if own.high < 0 else "not shown to matter"
     if others is None:
         return Removed(role, heads, own.mean, own.low, own.high, verdict=word)
-    beside = interval(change - others)
+    beside = resampled_mean(change - others)
     return Removed(
         role,
         heads,

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from unsoft.lab.evidence import NOT_TESTABLE, grade
 from unsoft.lab.interpret.neurons.roles import ENTROPY, FREQUENCY, Role
 
 if TYPE_CHECKING:
@@ -44,13 +45,13 @@ def _judge(name: str, role: Role, found: Scan) -> dict[str, Any]:
     if found.layer != found.layers - 1 or len(found.neurons) < _LEAST:
         why = "the claim is about the last layer" if found.layer != found.layers - 1 else "too few neurons"
         return told | {
-            "verdict": "not testable here",
+            "verdict": NOT_TESTABLE,
             "found": f"{why} ({len(found.neurons)} were looked at)",
         }
     named = role.candidates(found.neurons, NAMED)
     survive = [record for record in named if role.survives(record)]
     elsewhere = [record for record in found.neurons if role.survives(record) and record not in named]
-    verdict = judge(len(survive), len(named))
+    verdict = grade(2 * len(survive) >= len(named), partly=bool(survive))
     words = _WORDS[name].format(named=len(named), layer=found.layer, survive=len(survive))
     best = max(named, key=lambda record: record[role.share])
     words += (
@@ -65,11 +66,3 @@ def _judge(name: str, role: Role, found: Scan) -> dict[str, Any]:
         "survive": [record["neuron"] for record in survive],
         "elsewhere": [record["neuron"] for record in elsewhere],
     }
-
-
-def judge(survive: int, named: int) -> str:
-    """
-    >>> judge(8, 15), judge(7, 15), judge(0, 15)
-    ('holds', 'holds with limits', 'does not hold')
-    """
-    return "holds" if 2 * survive >= named else "holds with limits" if survive else "does not hold"

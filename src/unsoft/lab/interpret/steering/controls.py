@@ -14,10 +14,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from unsoft.lab.evidence import DOES_NOT_HOLD, HOLDS, LIMITS, Interval, resampled_mean
 from unsoft.lab.interpret.steering.directions import Directions
-from unsoft.lab.interpret.steering.interval import Interval, interval
 
-HOLDS, LIMITS, DOES_NOT_HOLD = "holds", "holds with limits", "does not hold"
 DRAWS = 19
 """Directions of each kind drawn by chance: if none has as much effect, chance has at most 1 in 20."""
 DOSES = (-1.0, -0.5, 0.0, 0.5, 1.0)
@@ -128,13 +127,15 @@ def judge(
         doses.append(score(directions if dose else None, strength * dose).double())
     before, after = doses[DOSES.index(0.0)], doses[-1]
     effect = after - before
-    controls = [_control(items, interval(effect), "the interval lies above 0", lambda found: found.low > 0)]
+    controls = [
+        _control(items, resampled_mean(effect), "the interval lies above 0", lambda found: found.low > 0)
+    ]
 
     def by_chance(kind: str, draw: Callable[[int], Directions]) -> Control:
         changes = torch.stack(list(_changes(kind, draw)))
         rule = f"the effect is larger than that of each of {draws} draws"
         passed = bool(effect.mean() > changes.mean(1).max())
-        return _control(kind, interval(changes), rule, lambda found: passed)
+        return _control(kind, resampled_mean(changes), rule, lambda found: passed)
 
     def _changes(kind: str, draw: Callable[[int], Directions]) -> Iterator[Tensor]:
         for number in range(draws):
@@ -145,19 +146,19 @@ def judge(
     controls.append(by_chance("shuffled labels", shuffled))
     said("another task")
     elsewhere = score(other.as_long_as(directions), strength).double() - before
-    ahead = interval(effect - elsewhere)
+    ahead = resampled_mean(effect - elsewhere)
     rule = f"the effect less this one lies above 0: {ahead}"
-    controls.append(_control("another task", interval(elsewhere), rule, lambda found: ahead.low > 0))
+    controls.append(_control("another task", resampled_mean(elsewhere), rule, lambda found: ahead.low > 0))
     controls.append(_dose_response(doses, strength))
     for one in bounds:
         said(one.name)
         change = one.measure(directions, strength).double() - one.measure(None, 0.0).double()
         rule = f"the interval ends at {one.margin:g} {one.unit} or below"
-        found = interval(change)
+        found = resampled_mean(change)
         passed = found.high <= one.margin
         controls.append(Control(one.name, found.mean, found.low, found.high, rule, passed, one.side_effect))
     rows = [
-        {"strength": strength * dose, **asdict(interval(scores))}
+        {"strength": strength * dose, **asdict(resampled_mean(scores))}
         for dose, scores in zip(DOSES, doses, strict=True)
     ]
     return Judgement(strength, before.mean().item(), after.mean().item(), controls, rows)
@@ -171,7 +172,7 @@ def _dose_response(doses: Sequence[Tensor], strength: float) -> Control:
     slopes = (away[:, None] * scores).sum(0) / away.square().sum()
     rising = bool((scores.mean(1).diff() > 0).all())
     rule = "the slope's interval lies above 0, and each larger strength gives a higher mean score"
-    return _control("dose-response", interval(slopes), rule, lambda found: found.low > 0 and rising)
+    return _control("dose-response", resampled_mean(slopes), rule, lambda found: found.low > 0 and rising)
 
 
 def _control(name: str, found: Interval, rule: str, passes: Callable[[Interval], bool]) -> Control:
