@@ -20,8 +20,8 @@ class CompilerWarning(UnsoftWarning):
 
 
 class CacheWarning(UnsoftWarning):
-    """Others could have put code into the folder of compiled formulas; it is not used,
-    and formulas are compiled again."""
+    """The cache folder is not used: others could have put code into it, or there is no home folder.
+    A temporary folder takes its place, and formulas are compiled again."""
 
 
 class FormulaError(ValueError):

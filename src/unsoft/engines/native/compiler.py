@@ -19,7 +19,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from pathlib import Path
 
-from unsoft.engines.native.trust import files_in, temporary_folder, trusted_folder
+from unsoft.engines.native.trust import expand_home, files_in, temporary_folder, trusted_folder
 
 KERNEL = Path(__file__).parent / "kernel"
 _COMPILERS = ("g++", "clang++", "c++")
@@ -33,10 +33,11 @@ class CompilationError(RuntimeError):
 
 def cache_directory() -> Path:
     """Where compiled formulas are kept: ``$UNSOFT_CACHE_DIR``, else ``$XDG_CACHE_HOME/unsoft``,
-    else ``~/.cache/unsoft``."""
+    else ``~/.cache/unsoft``; a temporary folder, with a warning, if there is no home folder."""
     if chosen := os.environ.get("UNSOFT_CACHE_DIR"):
-        return Path(chosen).expanduser()
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "unsoft"
+        return expand_home(chosen, "UNSOFT_CACHE_DIR")
+    above = os.environ.get("XDG_CACHE_HOME")
+    return Path(above, "unsoft") if above else expand_home("~/.cache/unsoft", "UNSOFT_CACHE_DIR")
 
 
 def models_directory() -> Path:
