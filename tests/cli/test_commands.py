@@ -76,10 +76,11 @@ def test_cache_counts_and_clears_what_is_kept_and_nothing_else(run_here, cache):
     assert "0 compiled libraries" in run_here("cache", "info").stdout
     (cache / "models" / "tiny").mkdir(parents=True)
     (cache / "models" / "tiny" / "config.json").write_bytes(b"x" * 2**20)
-    for name in ("a.so", "b.so", "notes.txt"):
+    for name in ("a.so", "b.so", "c.tmp", "notes.txt"):
         (cache / name).write_bytes(b"x" * 2**20)
     info = run_here("cache", "info").stdout
     assert str(cache) in info and "2 compiled libraries, 2.0 MB" in info and "1 models, 1.0 MB" in info
+    assert "1 unfinished libraries, 1.0 MB" in info
     assert "2 compiled libraries deleted" in run_here("cache", "clear").stdout
     assert [file.name for file in cache.iterdir()] == ["notes.txt"]
 

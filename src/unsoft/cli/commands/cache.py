@@ -32,12 +32,13 @@ def info(as_json: AsJson = False) -> None:
       unsoft cache info --json
     """
     from unsoft.compare.store import Store, default_folder
-    from unsoft.engines.native.compiler import cache_directory, models_directory
+    from unsoft.engines.native.compiler import cache_directory, models_directory, unfinished_files
     from unsoft.engines.triton.tile_sizes import tuned, tuned_file
 
     libraries, models, kept = cache_directory(), models_directory(), Store(default_folder())
     found = [
         (libraries, list(libraries.glob("*.so")), "compiled libraries", None),
+        (libraries, unfinished_files(), "unfinished libraries", None),
         (models, list(models.glob("*/*")), "models", len(list(models.glob("*")))),
         (kept.folder, kept.files(), "results of unsoft compare", None),
         (
