@@ -16,7 +16,7 @@ class UnsoftWarning(UserWarning):
 
 class CompilerWarning(UnsoftWarning):
     """Code of the engine 'native' or 'triton' cannot be compiled here;
-    the same results are computed by a slower engine."""
+    ``engine="auto"`` computes the same results by a slower engine."""
 
 
 class CacheWarning(UnsoftWarning):
