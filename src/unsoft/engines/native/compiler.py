@@ -17,6 +17,7 @@ import subprocess
 import tempfile
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 
@@ -98,11 +99,12 @@ def _load(sources: dict[str, str], real: str, stems: dict[str, str]) -> list[cty
 
 def _cached(there: list[Path], stem: str) -> ctypes.CDLL | None:
     for library in (file for file in there if file.name.startswith(f"{stem}-")):
-        # What is damaged must never be loaded: it can take the whole process down.
-        # So the name carries the digest.
-        if library.stem.endswith(f"-{_digest(library)}"):
-            return ctypes.CDLL(str(library))
-        library.unlink(missing_ok=True)
+        with suppress(FileNotFoundError):  # deleted meanwhile, by "unsoft cache clear"
+            # What is damaged must never be loaded: it can take the whole process down.
+            # So the name carries the digest.
+            if library.stem.endswith(f"-{_digest(library)}"):
+                return ctypes.CDLL(str(library))
+            library.unlink()
     return None
 
 
