@@ -30,9 +30,7 @@ def library(double: bool) -> ctypes.CDLL:
 
 
 def unavailable(double: bool) -> str | None:
-    """Why there is no compiled code for float32, or float64 if ``double``; None if there is. The first time,
-    a warning says so too.
-    """
+    """Why there is no compiled code for float32, or float64 if ``double``; None if there is."""
     return failure(("gaussian", double), lambda: library(double))
 
 
