@@ -13,6 +13,8 @@ from unsoft.attention import attention
 from unsoft.engines import POINTWISE
 from unsoft.formula import Formula
 from unsoft.mechanisms import formulas, resolve
+from unsoft.modules.registry import names
+from unsoft.nn import LayerSpec, WrittenOut
 
 NAMES = list(formulas())
 ENGINES = ["dense", "tiled"]
@@ -432,6 +434,36 @@ def test_autocast_narrows_the_inputs_and_nothing_else():
         reference = F.scaled_dot_product_attention(q, k, v)
     assert out.dtype == reference.dtype == torch.bfloat16
     assert torch.equal(out, attention(q.bfloat16(), k.bfloat16(), v.bfloat16(), "cog", engine="dense"))
+
+
+@pytest.mark.parametrize("name", names())
+def test_autocast_takes_dtypes_that_differ(name):
+    """Keys from an operation that autocast leaves in float32; without autocast they are refused."""
+    q, k, v = qkv(2, 2, length=9, keys=9, dtype=torch.float32)
+    narrow = [x.bfloat16() for x in (q, k, v)]
+
+    def run(*inputs):
+        torch.manual_seed(0)  # performer draws its features
+        return attention(*inputs, name, is_causal=True)
+
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        found = run(narrow[0], k, v)
+    assert found.dtype == torch.bfloat16
+    torch.testing.assert_close(found, run(*narrow), rtol=0.05, atol=0.05)
+    with pytest.raises(TypeError, match="argument 'key' has dtype torch.float32, 'query' has torch.bfloat16"):
+        run(narrow[0], k, v)
+
+
+def test_autocast_leaves_written_out_weights_their_precision():
+    class Squares(WrittenOut):
+        def weights(self, logits, visible):
+            return logits.square()
+
+    q, k, v = qkv(2, 2, dtype=torch.float32)
+    layer = Squares(LayerSpec(heads=2, head_dim=8))
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        found = layer(q, k.bfloat16(), v)
+    assert torch.equal(found, layer(q.bfloat16(), k.bfloat16(), v.bfloat16()))
 
 
 def test_transforms_fall_back_to_dense():

@@ -16,12 +16,12 @@ class UnsoftWarning(UserWarning):
 
 class CompilerWarning(UnsoftWarning):
     """Code of the engine 'native' or 'triton' cannot be compiled here;
-    the same results are computed by a slower engine."""
+    ``engine="auto"`` computes the same results by a slower engine."""
 
 
 class CacheWarning(UnsoftWarning):
-    """Others could have put code into the folder of compiled formulas; it is not used,
-    and formulas are compiled again."""
+    """The cache folder is not used: others could have put code into it, or there is no home folder.
+    A temporary folder takes its place, and formulas are compiled again."""
 
 
 class FormulaError(ValueError):

@@ -33,14 +33,13 @@ def test_a_mistake_in_a_real_process(run):
 
 
 def test_an_unexpected_error_is_one_line_unless_the_traceback_is_asked_for(run_here, monkeypatch, cache):
-    cache.write_text("a file where the folder should be")
     monkeypatch.setattr(compiler, "clear_cache", lambda: cache.rmdir())
     done = run_here("cache", "clear")
     assert done.returncode == 1
     assert done.stderr.startswith("unsoft: ") and len(done.stderr.splitlines()) == 1
     monkeypatch.setenv("UNSOFT_TRACEBACK", "1")
     monkeypatch.setattr(sys, "argv", ["unsoft", "cache", "clear"])
-    with pytest.raises(NotADirectoryError):
+    with pytest.raises(FileNotFoundError):
         main()
 
 
@@ -76,12 +75,26 @@ def test_cache_counts_and_clears_what_is_kept_and_nothing_else(run_here, cache):
     assert "0 compiled libraries" in run_here("cache", "info").stdout
     (cache / "models" / "tiny").mkdir(parents=True)
     (cache / "models" / "tiny" / "config.json").write_bytes(b"x" * 2**20)
-    for name in ("a.so", "b.so", "notes.txt"):
+    for name in ("a.so", "b.so", "c.tmp", "notes.txt"):
         (cache / name).write_bytes(b"x" * 2**20)
     info = run_here("cache", "info").stdout
     assert str(cache) in info and "2 compiled libraries, 2.0 MB" in info and "1 models, 1.0 MB" in info
+    assert "1 unfinished libraries, 1.0 MB" in info
     assert "2 compiled libraries deleted" in run_here("cache", "clear").stdout
     assert [file.name for file in cache.iterdir()] == ["notes.txt"]
+
+
+@pytest.mark.parametrize("action", ["info", "clear"])
+@pytest.mark.parametrize("variable", ["UNSOFT_CACHE_DIR", "UNSOFT_COMPARE_DIR"])
+@pytest.mark.parametrize("below", ["", "/below"])
+def test_a_cache_folder_that_is_a_file(run_here, monkeypatch, tmp_path, action, variable, below):
+    file = tmp_path / "file"
+    file.write_text("content")
+    monkeypatch.setenv(variable, f"{file}{below}")
+    done = run_here("cache", action)
+    assert done.returncode == 2 and done.stdout == ""
+    assert len(done.stderr.splitlines()) == 1 and f"{file} is a file" in done.stderr
+    assert variable in done.stderr and file.read_text() == "content"
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from typer.testing import CliRunner
 
 from unsoft.cli.app import application
 from unsoft.cli.commands import doctor
-from unsoft.engines import POINTWISE, Engine
+from unsoft.engines import POINTWISE, Engine, registry
 from unsoft.engines.triton import availability
 from unsoft.testing import device
 from unsoft.testing.device import KINDS, Finding, Kind, check_device, verdict
@@ -103,10 +103,10 @@ def test_a_gpu_that_computes_wrong(stand_in, wrong, monkeypatch, tmp_path):
 
 def test_another_engine_in_its_place_is_a_failure(stand_in, monkeypatch):
     """What cannot be compiled is computed by the engine 'tiled', rightly: that says nothing about the GPU."""
-    monkeypatch.setattr(availability, "_said", set())
+    monkeypatch.setattr(registry, "_warned", set())
 
     def falls_back(call):
-        availability.warn_once("no such instruction")
+        registry.warn_unavailable("triton", "no such instruction")
         return stand_in.run(call)
 
     engine = Engine("triton", lambda call: None, falls_back)

@@ -10,8 +10,8 @@ from typer.testing import CliRunner
 from unsoft.cli import installation
 from unsoft.cli.app import application
 from unsoft.cli.terminal import INTERRUPTED
-from unsoft.engines import POINTWISE, Engine
-from unsoft.engines.triton import availability, tuning
+from unsoft.engines import POINTWISE, Engine, registry
+from unsoft.engines.triton import tuning
 from unsoft.engines.triton.tile_sizes import TileSizes
 from unsoft.engines.triton.tuning import Tuned
 from unsoft.lab.bench import gpu as gpu_bench
@@ -137,8 +137,10 @@ def test_a_benchmark_of_a_gpu_with_a_peer_that_cannot_run(stand_in, tmp_path):
 
 
 def test_no_other_engine_is_timed_in_its_place(stand_in, monkeypatch):
-    monkeypatch.setattr(availability, "_said", set())
-    engine = Engine("triton", lambda call: None, lambda call: availability.warn_once("no such instruction"))
+    monkeypatch.setattr(registry, "_warned", set())
+    engine = Engine(
+        "triton", lambda call: None, lambda call: registry.warn_unavailable("triton", "no such instruction")
+    )
     monkeypatch.setattr(POINTWISE, "engines", [engine, *POINTWISE.engines[1:]])
     done = run("bench", "cog", "--quick", "--device", "cuda", "--only", "wide")
     assert done.exit_code == 1 and "no such instruction" in done.stderr

@@ -1,5 +1,6 @@
 """No code is loaded that somebody else could have planted in the folder of compiled formulas."""
 
+import json
 import os
 import stat
 import subprocess
@@ -8,6 +9,7 @@ import warnings
 
 import pytest
 
+from unsoft.cli.commands.cache import info
 from unsoft.engines.native import compiler, trust
 from unsoft.errors import CacheWarning
 
@@ -55,6 +57,17 @@ def library(tmp_path_factory):
     command = [compiler.find_compiler(), "-shared", "-fPIC", str(source), "-o", str(made)]
     subprocess.run(command, check=True, timeout=120)
     return made.read_bytes(), proof
+
+
+@pytest.fixture
+def run_info(capsys):
+    """The records of ``unsoft cache info``."""
+
+    def run_info():
+        info(as_json=True)
+        return json.loads(capsys.readouterr().out)
+
+    return run_info
 
 
 def load():
@@ -187,6 +200,25 @@ assert folder.is_dir()
     env = os.environ | {"TMPDIR": str(a_process_of_its_own)}
     subprocess.run([sys.executable, "-c", code], check=True, timeout=300, env=env)
     assert list(a_process_of_its_own.iterdir()) == []
+
+
+def unknown_user(*_):
+    raise KeyError("no such user")
+
+
+@pytest.mark.parametrize("chosen", [None, "~nobody-of-this-name/x"])
+def test_without_a_home_folder_one_warning_and_a_temporary_folder(
+    monkeypatch, a_process_of_its_own, run_info, chosen
+):
+    for name in ("HOME", "XDG_CACHE_HOME", "UNSOFT_CACHE_DIR"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr("pwd.getpwuid", unknown_user)
+    if chosen:
+        monkeypatch.setenv("UNSOFT_CACHE_DIR", chosen)
+    assert refused("home folder is not known")
+    (folder,) = a_process_of_its_own.iterdir()
+    assert compiler.cache_directory() == folder and run_info()[0]["folder"] == str(folder)
+    assert run_info()[0]["count"] == 1
 
 
 def test_no_safe_folder_at_all(cache, a_process_of_its_own):

@@ -1,12 +1,15 @@
 """A new engine is one entry in the list of its kind: it is then accepted by name, preferred by auto,
 or refused with its reason."""
 
+import warnings
+
 import pytest
 import torch
 
 import unsoft
-from unsoft.engines import POINTWISE, Engine
+from unsoft.engines import POINTWISE, Engine, registry
 from unsoft.engines.linear.choice import LINEAR
+from unsoft.errors import CompilerWarning
 
 X = torch.linspace(-1, 1, 48).view(1, 2, 6, 4)
 
@@ -52,11 +55,18 @@ def test_an_engine_is_honoured_or_refused_for_every_kind_of_mechanism(name):
         torch.testing.assert_close(result, results[0], atol=1e-5, rtol=1e-4)
 
 
-def test_one_that_is_not_ready_is_stood_in_for(monkeypatch):
-    add(
-        monkeypatch,
-        POINTWISE,
-        Engine("cold", lambda call: None, lambda call: 1 / 0, ready=lambda call: False),
-    )
-    expected = unsoft.attention(X, X, X, "cog", engine="tiled")
-    assert torch.equal(unsoft.attention(X, X, X, "cog", engine="cold"), expected)
+def test_one_that_is_not_available_is_an_error_by_name_and_a_warning_of_auto(monkeypatch):
+    cold = Engine("cold", lambda call: None, lambda call: 1 / 0, unavailable=lambda call: "no compiler")
+    add(monkeypatch, POINTWISE, cold)
+    monkeypatch.setattr(registry, "_warned", set())
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with pytest.raises(ValueError, match="'cold' is not available here: no compiler.*'auto'"):
+            unsoft.attention(X, X, X, "cog", engine="cold")
+    mask = torch.ones(6, 6, dtype=torch.bool)
+    with pytest.warns(CompilerWarning, match="'cold' is not available .no compiler"):
+        found = unsoft.attention(X, X, X, "cog", attn_mask=mask)
+    torch.testing.assert_close(found, unsoft.attention(X, X, X, "cog", engine="dense"))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        unsoft.attention(X, X, X, "cog", attn_mask=mask)

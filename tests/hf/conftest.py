@@ -44,6 +44,11 @@ _KINDS = {
         "Gemma2ForCausalLM",
         _SIZE | _ROTARY | {"attn_logit_softcapping": 1.0, "sliding_window": 4, "query_pre_attn_scalar": 8},
     ),
+    # every layer has a window; Gemma's own layers alternate
+    "gemma3": (
+        "Gemma3ForCausalLM",
+        _SIZE | _ROTARY | {"sliding_window": 4, "layer_types": ["sliding_attention"] * 2},
+    ),
     "opt": ("OPTForCausalLM", _SIZE | {"ffn_dim": 48, "word_embed_proj_dim": 32, "init_std": 0.3}),
     "bert": ("BertForMaskedLM", _SIZE),
     "vit": ("ViTForImageClassification", _VISION | {"num_labels": 5}),

@@ -1,5 +1,7 @@
 """States in a transformers cache."""
 
+import copy
+
 import pytest
 import torch
 import transformers
@@ -98,6 +100,20 @@ def test_states_are_picked_repeated_and_reset(model, words):
     assert (found - layer(words).logits.flip(0)[:, 5:]).abs().max() <= 2e-5
     cache.reset()
     assert cache.get_seq_length() == 0
+
+
+@pytest.mark.parametrize("name", STATEFUL)
+@torch.no_grad()
+def test_a_prompt_can_be_used_again_by_copying_its_cache(model, words, name):
+    layer = model(name)
+    prompt = MechanismCache(layer)
+    for piece in words[:, :6].split([4, 1, 1], dim=1):
+        layer(piece, past_key_values=prompt)
+    other = words.flip(0)[:, 6:]
+    layer(other, past_key_values=copy.deepcopy(prompt))
+    found = layer(words[:, 6:], past_key_values=copy.deepcopy(prompt)).logits
+    assert torch.equal(layer(words[:, 6:], past_key_values=prompt).logits, found)
+    assert (found - layer(words).logits[:, 6:]).abs().max() <= 2e-5
 
 
 def test_a_state_cannot_forget(model, words):

@@ -157,6 +157,51 @@ def test_gates_refuse_packed_texts(swapped, words):
         swapped("llama", "magnitude")(words[:1], position_ids=positions, use_cache=False)
 
 
+MAGNITUDES = [
+    ("magnitude", {}),
+    ("magnitude", {"causal": "arrival"}),
+    ("magnitude", {"causal": "prefix"}),
+    ("magnitude", {"causal": "streaming", "centres": 4, "chunk": 3}),
+    ("magnitude+cog", {"where": "mass"}),
+    ("magnitude+linear-relu", {}),
+]
+
+
+PACKED = torch.cat([torch.arange(4), torch.arange(5)])[None]
+BLOCKS = torch.block_diag(torch.ones(4, 4), torch.ones(5, 5)).tril().bool()[None, None]
+
+
+@pytest.mark.parametrize("window", [4, 64])
+@pytest.mark.parametrize("kind", ["mistral", "gemma3"])
+@torch.no_grad()
+def test_gates_in_a_window_refuse_packed_texts(tiny, words, kind, window):
+    """Packed by positions or by a mask, with a cache or without."""
+    for name, options in MAGNITUDES:
+        model = unsoft.hf.swap(tiny(kind, sliding_window=window), name, init="paper", **options)
+        cache = unsoft.hf.MechanismCache(model)
+        refused = pytest.raises(ValueError, match="depend on all keys before.*pass packed texts one by one")
+        with refused:
+            model(words[:1], position_ids=PACKED, use_cache=False)
+        with refused:
+            model(words[:1], attention_mask=BLOCKS, position_ids=PACKED, past_key_values=cache)
+
+
+@pytest.mark.parametrize("window", [4, 64])
+@pytest.mark.parametrize("kind", ["mistral", "gemma3"])
+def test_gates_in_a_window_take_texts_that_are_not_packed(tiny, words, padded, kind, window):
+    model = unsoft.hf.swap(tiny(kind, sliding_window=window), "magnitude", init="paper")
+    check_causal(model, words)
+    check_padding(model, padded, "left")
+    check_padding(model, padded, "right")
+    check_decoding(model, padded("left"))
+
+
+def test_gates_with_a_cache_refuse_masks_of_packed_texts(swapped, words):
+    model = swapped("llama", "magnitude")
+    with pytest.raises(ValueError, match="gates of 'magnitude' depend on all keys before"):
+        model(words[:1], attention_mask=BLOCKS, past_key_values=unsoft.hf.MechanismCache(model))
+
+
 @pytest.mark.parametrize("name", ["retention", "linear-elu1"])
 def test_masks_that_show_the_future_are_refused_where_order_matters(swapped, words, name):
     everything = torch.ones(2, 1, 9, 9, dtype=torch.bool)

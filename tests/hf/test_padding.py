@@ -1,5 +1,5 @@
-"""Left padding in a swapped model: every mechanism and every modifier, at lengths beyond one tile, with its
-cache."""
+"""Padding in a swapped model: on the left every mechanism and every modifier, at lengths beyond one tile,
+with its cache; on the right those that check distances."""
 
 import pytest
 import torch
@@ -55,3 +55,21 @@ def test_a_padded_batch_decodes_what_each_text_does_alone(tiny, kind, name):
         alone = model.generate(ids[[b], start:], **settings, use_cache=False).logits
         for step, expected in zip(found, alone, strict=True):
             assert (step[b] - expected[0]).abs().max() <= 1e-5 * expected.abs().max()
+
+
+@pytest.mark.parametrize("name", ["retention", "decay"])
+@pytest.mark.parametrize("kind", ["llama", "mistral", "gemma3"])
+@torch.no_grad()
+def test_a_text_padded_on_the_right_gives_what_it_gives_alone(tiny, padded, words, kind, name):
+    """Rows of padding see keys within a window, and have no position."""
+    model = unsoft.hf.swap(tiny(kind), name, init="paper")
+    alone = model(words[1:, :6]).logits[0]
+    assert (model(**padded("right")).logits[1, :6] - alone).abs().max() <= 2e-5
+
+
+@torch.no_grad()
+def test_distances_in_a_window_cannot_have_gaps(tiny, words):
+    model = unsoft.hf.swap(tiny("mistral"), "retention", init="paper")
+    gap = torch.tensor([[0, 1, 2, 5, 6, 7, 8, 9, 10]])
+    with pytest.raises(ValueError, match="'positions' must be consecutive"):
+        model(words, attention_mask=torch.ones_like(words), position_ids=gap, use_cache=False)

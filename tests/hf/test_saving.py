@@ -59,6 +59,20 @@ def test_a_loaded_model_can_be_saved_loaded_and_swapped_again(tiny, words, tmp_p
     assert (unsoft.hf.swap(again, "softmax")(words).logits - tiny("llama")(words).logits).abs().max() <= 1e-5
 
 
+@pytest.mark.parametrize("kind", ["llama", "clip"])
+def test_no_way_of_loading_warns_of_the_model_type(tiny, tmp_path, monkeypatch, kind):
+    """The classes of a loaded model and of its config read the folder, too: PEFT does when it saves."""
+    warnings = []
+    monkeypatch.setattr(transformers.configuration_utils.logger, "warning", warnings.append)
+    unsoft.hf.swap(tiny(kind), "cog").save_pretrained(tmp_path)
+    model = unsoft.hf.load(tmp_path)
+    again = type(model).from_pretrained(tmp_path)
+    for config in (again.config, type(model.config).from_pretrained(tmp_path)):
+        assert config.model_type == kind and config.architectures == model.config.architectures
+    assert all(torch.equal(x, again.state_dict()[name]) for name, x in model.state_dict().items())
+    assert not warnings
+
+
 def test_bfloat16_stays_bfloat16(tiny, words, tmp_path):
     tiny("llama").save_pretrained(tmp_path)
     plain = transformers.LlamaForCausalLM.from_pretrained(tmp_path, dtype=torch.bfloat16)

@@ -2,6 +2,7 @@
 and what it leaves to the general way."""
 
 import copy
+import io
 
 import pytest
 import torch
@@ -148,6 +149,41 @@ def test_a_prepared_step_belongs_to_its_own_cache(name):
     cache.reorder(torch.tensor([1, 0]))
     swapped = steps(layer, *(x.flip(0) for x in (q, k, v)), 66, cache)
     torch.testing.assert_close(swapped.flip(0), expected, rtol=1e-5, atol=1e-5)
+
+
+def saved(cache):
+    file = io.BytesIO()
+    torch.save(cache, file)
+    file.seek(0)
+    return torch.load(file, weights_only=False)
+
+
+COPIED = [
+    ("cog", {}),
+    ("fox", {}),
+    ("magnitude", {}),
+    ("magnitude", {"causal": "streaming", "centres": 4, "chunk": 7}),
+    ("magnitude+cog", {"where": "mass"}),
+    ("magnitude+linear-relu", {}),
+]
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, saved])
+@pytest.mark.parametrize(("name", "options"), COPIED)
+def test_a_copied_cache_goes_on_as_the_original_does(name, options, copied):
+    """Also after steps by compiled code, which keeps addresses of the cache's tensors."""
+    q, k, v = (normal(2, HEADS, 72, WIDTH, seed=seed) for seed in range(3))
+    layer = unsoft.mechanism(name, heads=HEADS, head_dim=WIDTH, **options)
+    cache = layer.new_cache(2)
+    layer(*(token(x, 0, 60) for x in (q, k, v)), is_causal=True, cache=cache)
+    for t in range(60, 62):
+        layer(*(token(x, t, t + 1) for x in (q, k, v)), cache=cache)
+    one, other = copied(cache), copied(cache)
+    steps(layer, *(-x for x in (q, k, v)), 62, other)  # must change neither the original nor the first copy
+    expected = steps(layer, q, k, v, 62, cache)
+    assert torch.equal(steps(layer, q, k, v, 62, one), expected)
+    whole = layer(q, k, v, is_causal=True)[:, :, 62:]
+    torch.testing.assert_close(expected, whole, rtol=1e-5, atol=1e-5)
 
 
 FADING = unsoft.Formula(

@@ -321,3 +321,24 @@ def test_compiles():
     compiled = torch.compile(layer, backend="aot_eager")
     for causal in (True, False):
         torch.testing.assert_close(compiled(q, k, v, is_causal=causal), layer(q, k, v, is_causal=causal))
+
+
+@pytest.mark.parametrize("causal", FORMS)
+def test_autocast_narrows_keys_and_not_their_geometry(causal):
+    """Beyond one chunk, with gradients, and step by step: the systems are solved in full precision."""
+    draw = torch.Generator().manual_seed(0)
+    q, k, v = (torch.randn(1, 2, 300, 8, generator=draw).bfloat16() for _ in range(3))
+    layer = unsoft.mechanism("magnitude", heads=2, head_dim=8, eps=0.01, causal=causal)
+    expected = layer(q, k, v, is_causal=True)
+    expected.float().square().sum().backward()
+    wanted, layer.beta.grad = layer.beta.grad, None
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        found = layer(*(x.float() for x in (q, k, v)), is_causal=True)
+        found.float().square().sum().backward()
+        cache, parts = layer.new_cache(1), []
+        for part in zip(*(x.float().split([290, 9, 1], dim=2) for x in (q, k, v)), strict=True):
+            with torch.no_grad():
+                parts.append(layer(*part, is_causal=True, cache=cache))
+    torch.testing.assert_close(found, expected, rtol=0.02, atol=0.01)
+    torch.testing.assert_close(torch.cat(parts, dim=2), expected, rtol=0.02, atol=0.01)
+    torch.testing.assert_close(layer.beta.grad, wanted, rtol=0.02, atol=0.05)

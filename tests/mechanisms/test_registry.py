@@ -96,10 +96,15 @@ def test_a_name_is_given_once(own_registry, name):
         register(name, Formula("s"))
 
 
-@pytest.mark.parametrize("name", ["", "Cog", "my mechanism", "2nd", "a(b)", None])
+@pytest.mark.parametrize("name", ["", "Cog", "my mechanism", "2nd", "a(b)", None, "a" * 65])
 def test_bad_names(own_registry, name):
     with pytest.raises(ValueError, match="name: expected"):
         register(name, Formula("s"))
+
+
+def test_the_longest_name(own_registry):
+    register("a" * 64, Formula("s"))
+    assert resolve("a" * 64).weight == Formula("s").weight
 
 
 def test_bad_mechanisms(own_registry):

@@ -15,7 +15,15 @@ from torch import Tensor
 from unsoft.engines.call import Call, compute_dtype
 from unsoft.engines.dropout import draw_seed
 from unsoft.engines.field_tables import field_tables
-from unsoft.engines.inputs import as_4d, batch_shape, check_sizes, check_tensors, head_count, shape_of
+from unsoft.engines.inputs import (
+    as_4d,
+    as_autocast,
+    batch_shape,
+    check_sizes,
+    check_tensors,
+    head_count,
+    shape_of,
+)
 from unsoft.engines.visibility import count_visible, split_float_mask
 from unsoft.formula import Formula
 
@@ -38,6 +46,7 @@ def checked_call(
     fields: Mapping[str, Any] | None = None,
 ) -> tuple[Call, torch.Size]:
     """The call, and the leading dimensions (batch dimensions and heads) that its results should get."""
+    query, key, value = as_autocast(query, key, value)
     check_tensors(query, key, value)
     check_sizes(query, key, value)
     batch = batch_shape(query, key, value)

@@ -30,7 +30,7 @@ from unsoft.engines.native.gaussian_arrival import ArrivalFactors, WindowKernel
 from unsoft.engines.registry import Engine, Registry
 from unsoft.engines.triton import availability as gpu
 from unsoft.engines.triton.gating import gated
-from unsoft.engines.triton.gaussian import TiledGaussian, kernels_ready
+from unsoft.engines.triton.gaussian import TiledGaussian, kernels_failure
 from unsoft.engines.triton.gaussian import between as tiled_between
 
 
@@ -68,8 +68,11 @@ _TRITON = GaussianKernels(between=tiled_between, matrix=TiledGaussian, gated=gat
 def _native_unsupported(x: Tensor) -> str | None:
     if x.device.type != "cpu":
         return f"its Gaussian kernels run on the CPU, and the points are on {x.device}"
-    reason = unavailable(x.dtype == torch.float64)
-    return None if reason is None else f"its Gaussian kernels are not available ({reason})"
+    return None
+
+
+def _native_unavailable(x: Tensor) -> str | None:
+    return unavailable(x.dtype == torch.float64)
 
 
 def _triton_unsupported(x: Tensor) -> str | None:
@@ -78,9 +81,9 @@ def _triton_unsupported(x: Tensor) -> str | None:
     return f"more than {gpu.MOST_HEADS} systems; use 'tiled'" if len(x) > gpu.MOST_HEADS else None
 
 
-def _triton_ready(x: Tensor) -> bool:
+def _triton_unavailable(x: Tensor) -> str | None:
     device = x.device.type, x.device.index
-    return gpu.ready(*device) and kernels_ready(*device, x.dtype)
+    return gpu.unavailable(*device) or kernels_failure(*device, x.dtype)
 
 
 def _on_gpu(x: Tensor) -> bool:
@@ -89,11 +92,12 @@ def _on_gpu(x: Tensor) -> bool:
 
 GAUSSIAN: Registry[Tensor, GaussianKernels | None] = Registry(
     [
-        Engine("native", _native_unsupported, lambda x: _NATIVE),
-        Engine("triton", _triton_unsupported, lambda x: _TRITON, pays=_on_gpu, ready=_triton_ready),
+        Engine("native", _native_unsupported, lambda x: _NATIVE, unavailable=_native_unavailable),
+        Engine(
+            "triton", _triton_unsupported, lambda x: _TRITON, pays=_on_gpu, unavailable=_triton_unavailable
+        ),
         Engine("torch", lambda x: None, lambda x: None),
     ],
-    fallback="torch",
 )
 """All engines for Gaussian matrices, the preferred ones first; they are given points, float32 or float64."""
 

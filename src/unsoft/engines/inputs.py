@@ -9,6 +9,23 @@ from torch import Tensor
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 
 
+def device_type(x: Any) -> str:
+    return x.device.type if isinstance(x, Tensor) else "cpu"
+
+
+def as_autocast(query: Any, key: Any, value: Any) -> tuple[Any, Any, Any]:
+    """What autocast does to the inputs of torch's attention; the arithmetic inside keeps its precision."""
+    kind = device_type(query)
+    if not torch.is_autocast_enabled(kind):
+        return query, key, value
+    dtype = torch.get_autocast_dtype(kind)
+    narrow = (torch.float32, torch.bfloat16, torch.float16)
+    query, key, value = (
+        x.to(dtype) if isinstance(x, Tensor) and x.dtype in narrow else x for x in (query, key, value)
+    )
+    return query, key, value
+
+
 def check_tensors(query: Any, key: Any, value: Any) -> None:
     named = {"query": query, "key": key, "value": value}
     for name, x in named.items():

@@ -38,16 +38,16 @@ def native_unsupported(call: Call) -> str | None:
     return no_transforms(call)
 
 
-def _native_ready(call: Call) -> bool:
-    return availability.ready(call.formula.key, call.q.dtype == torch.float64)
+def _native_unavailable(call: Call) -> str | None:
+    return availability.formula_failure(call.formula.key, call.q.dtype == torch.float64)
 
 
 def _triton_unsupported(call: Call) -> str | None:
     return gpu.unsupported(call) or no_transforms(call)
 
 
-def _triton_ready(call: Call) -> bool:
-    return gpu.ready(call.q.device.type, call.q.device.index)
+def _triton_unavailable(call: Call) -> str | None:
+    return gpu.unavailable(call.q.device.type, call.q.device.index)
 
 
 def _on_gpu(call: Call) -> bool:
@@ -77,13 +77,13 @@ POINTWISE: Registry[Call, Tensor] = Registry(
             _triton_unsupported,
             fused_operator("triton", triton_binding.forward, triton_binding.backward),
             pays=_on_gpu,
-            ready=_triton_ready,
+            unavailable=_triton_unavailable,
         ),
         Engine(
             "native",
             native_unsupported,
             fused_operator("native", binding.forward, binding.backward),
-            ready=_native_ready,
+            unavailable=_native_unavailable,
         ),
         Engine("sdpa", _sdpa_unsupported, sdpa.run),
         Engine(
@@ -91,6 +91,5 @@ POINTWISE: Registry[Call, Tensor] = Registry(
         ),
         Engine("dense", _never_unsupported, _dense),
     ],
-    fallback="tiled",
 )
 """All engines for formulas, the preferred ones first."""

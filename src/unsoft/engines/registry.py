@@ -3,17 +3,45 @@
 from __future__ import annotations
 
 import difflib
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
+
+from unsoft.errors import CompilerWarning
 
 Work = TypeVar("Work")
 """What an engine of this kind is given, such as a :class:`unsoft.engines.call.Call`."""
 Result = TypeVar("Result")
 
 
+_warned: set[str] = set()
+
+
 def _always(work: Any) -> bool:
     return True
+
+
+def _nothing(work: Any) -> None:
+    return None
+
+
+def warn_unavailable(name: str, reason: str) -> None:
+    """Warn that another engine computes in place of ``name``; once for each reason in a process.
+
+    Where warnings are errors, as in the checks of ``unsoft doctor --gpu``, every call raises.
+    """
+    if reason not in _warned:
+        text = (
+            f"unsoft's engine {name!r} is not available ({reason}); a slower engine computes the same results"
+        )
+        warnings.warn(text, CompilerWarning, stacklevel=3)
+        _warned.add(reason)
+
+
+# As torch.compiler.assume_constant_result does, without importing all of dynamo: a traced call warns while
+# it is traced.
+warn_unavailable._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 @dataclass(frozen=True)
@@ -26,18 +54,15 @@ class Engine(Generic[Work, Result]):
     run: Callable[[Work], Result]
     pays: Callable[[Work], bool] = _always
     """Would ``auto`` want it for this work, if it is the first that supports it?"""
-    ready: Callable[[Work], bool] = _always
-    """Could everything it needs be prepared?
-
-    If not, a warning has been given and the next engine takes over.
-    """
+    unavailable: Callable[[Work], str | None] = _nothing
+    """None if everything it needs could be prepared (such as compiled code), otherwise the reason why not."""
 
 
 class Registry(Generic[Work, Result]):
     """The engines of one kind of operation, the preferred ones first.
 
     >>> twice = Engine("fast", lambda x: None if x < 10 else "it counts on fingers", lambda x: x + x)
-    >>> registry = Registry([twice, Engine("sure", lambda x: None, lambda x: 2 * x)], fallback="sure")
+    >>> registry = Registry([twice, Engine("sure", lambda x: None, lambda x: 2 * x)])
     >>> registry.choose("auto", 3).name, registry.choose("auto", 30).name
     ('fast', 'sure')
     >>> registry.choose("fast", 30)
@@ -45,10 +70,8 @@ class Registry(Generic[Work, Result]):
     ValueError: attention: argument 'engine': 'fast' does not support this call: it counts on fingers
     """
 
-    def __init__(self, engines: Sequence[Engine[Work, Result]], *, fallback: str) -> None:
-        """``fallback``: the engine that stands in for one that was asked for and is not ready."""
+    def __init__(self, engines: Sequence[Engine[Work, Result]]) -> None:
         self.engines = list(engines)
-        self.fallback = fallback
 
     def names(self) -> list[str]:
         """What the argument ``engine`` accepts."""
@@ -60,15 +83,27 @@ class Registry(Generic[Work, Result]):
         return next(engine for engine in self.engines if engine.name == name)
 
     def choose(self, name: str, work: Work) -> Engine[Work, Result]:
-        """The engine called ``name``, or for "auto" the first that supports the work, pays and is ready."""
+        """Return the engine called ``name``, or for "auto" the first that supports the work, pays and is
+        available. Raise ValueError if an engine that is named cannot run the work."""
         if name == "auto":
-            return next(
-                e for e in self.engines if e.supports(work) is None and e.pays(work) and e.ready(work)
-            )
+            return next(e for e in self.engines if self._suits(e, work))
         engine = self.named(name)
         if reason := engine.supports(work):
             raise ValueError(f"attention: argument 'engine': {name!r} does not support this call: {reason}")
-        return engine if engine.ready(work) else self.named(self.fallback)
+        if reason := engine.unavailable(work):
+            raise ValueError(
+                f"attention: argument 'engine': {name!r} is not available here: {reason}; with 'auto' another"
+                " engine computes the same results"
+            )
+        return engine
+
+    def _suits(self, engine: Engine[Work, Result], work: Work) -> bool:
+        if engine.supports(work) is not None or not engine.pays(work):
+            return False
+        reason = engine.unavailable(work)
+        if reason is not None:
+            warn_unavailable(engine.name, reason)
+        return reason is None
 
     def check(self, name: str) -> None:
         """ValueError or TypeError unless ``name`` is an engine."""

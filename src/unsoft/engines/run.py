@@ -11,6 +11,7 @@ from torch import Tensor
 from unsoft.engines import POINTWISE
 from unsoft.engines.arguments import checked_call
 from unsoft.engines.dense import dense_attention
+from unsoft.engines.inputs import as_autocast, device_type
 from unsoft.engines.native.direct import run_directly
 from unsoft.engines.registry import check_return_weights
 from unsoft.engines.threads import threads_are_used
@@ -56,9 +57,9 @@ def run_formula(
         "positions": positions,
         "fields": fields,
     }
-    if torch.is_autocast_enabled(_device_type(query)):
-        query, key, value = (_as_autocast(x, query) for x in (query, key, value))
-        with torch.autocast(_device_type(query), enabled=False):
+    if torch.is_autocast_enabled(device_type(query)):
+        query, key, value = as_autocast(query, key, value)
+        with torch.autocast(device_type(query), enabled=False):
             return _run(query, key, value, formula, engine, return_weights, options)
     return _run(query, key, value, formula, engine, return_weights, options)
 
@@ -79,13 +80,3 @@ def _run(
         return out.reshape(*leading, *out.shape[2:]), weights.reshape(*leading, *weights.shape[2:])
     out = POINTWISE.choose(engine, call).run(call)
     return out.reshape(*leading, *out.shape[2:])
-
-
-def _device_type(x: Any) -> str:
-    return x.device.type if isinstance(x, Tensor) else "cpu"
-
-
-def _as_autocast(x: Any, query: Any) -> Any:
-    """What autocast does to the inputs of torch's attention; the arithmetic inside keeps its precision."""
-    narrow = isinstance(x, Tensor) and x.dtype in (torch.float32, torch.bfloat16, torch.float16)
-    return x.to(torch.get_autocast_dtype(_device_type(query))) if narrow else x

@@ -122,6 +122,8 @@ class Swapped(nn.Module):
             # rule only where positions are counted by it.
             needed = (length > 1 or self.uses_positions) and (mask is None or mask.shape[2] == 1)
             is_causal = "lower_right" if causal and needed else False
+        if self.gates_keys and causal and mask is not None:
+            self._check_gates(mask, window)
         more: dict[str, Any] = {}
         if self.first_values is not None:
             first = self.first_values.seen_by(self.mechanism.layer_spec, value, self.label)
@@ -162,7 +164,7 @@ class Swapped(nn.Module):
             mask is None or not causal or torch.compiler.is_compiling()
         ):  # while tracing, values cannot be asked for
             return
-        seen = mask if mask.dtype == torch.bool else mask > torch.finfo(mask.dtype).min
+        seen = _seen(mask)
         if length < keys and not bool(seen[..., -1].any()):
             raise ValueError(
                 f"swap: {self.label!r} depends on positions, which a static cache does not tell; use the"
@@ -175,12 +177,27 @@ class Swapped(nn.Module):
                 f"swap: {self.label!r} needs to know which keys come later, and this mask lets tokens see"
                 " some of them"
             )
-        plain = seen.any(-2, keepdim=True).expand_as(seen).tril(keys - length)
-        if self.gates_keys and window is None and not torch.equal(seen, plain):
+
+    def _check_gates(self, mask: Tensor, window: int | None) -> None:
+        """Raise ValueError if a row may not see a key of another row that comes before it, unless that key
+        has left the window: its gate would depend on another text."""
+        length, keys = mask.shape[-2:]
+        if length == 1 or torch.compiler.is_compiling():
+            return
+        seen = _seen(mask)
+        expected = seen.any(-2, keepdim=True).expand_as(seen).tril(keys - length)
+        if window is not None:
+            expected = expected.triu(keys - length - window + 1)
+        if bool((expected & ~seen).any()):
             raise ValueError(
                 f"swap: the gates of {self.label!r} depend on all keys before, and this mask hides some of"
                 " them from some rows; pass packed texts one by one, or padded"
             )
+
+
+def _seen(mask: Tensor) -> Tensor:
+    """Bool: which keys a mask lets a row see."""
+    return mask if mask.dtype == torch.bool else mask > torch.finfo(mask.dtype).min
 
 
 def _with_more_queries(query: Tensor, maps: Tensor) -> Tensor:

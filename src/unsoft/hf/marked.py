@@ -22,6 +22,13 @@ BASE = "unsoft_base_model_type"
 class Marked:
     """What a config class gains when its model is swapped."""
 
+    @classmethod
+    def get_config_dict(cls, *args: Any, **options: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Return what config.json would say before the swap, so that transformers compares the usual model
+        type with that of this class, and the options that were not used."""
+        content, unused = super().get_config_dict(*args, **options)  # type: ignore[misc]
+        return unmarked(content) if BASE in content else content, unused
+
     def to_diff_dict(self) -> dict[str, Any]:
         """What is written to config.json."""
         content: dict[str, Any] = super().to_diff_dict()  # type: ignore[misc]

@@ -17,7 +17,7 @@ from unsoft.hf.architecture import Found, attention_modules, has_window
 from unsoft.hf.attention import NAME, FirstValues, Swapped
 from unsoft.hf.cache import MechanismCache
 from unsoft.hf.hidden_state import bring_hidden, with_hidden
-from unsoft.hf.marked import mark
+from unsoft.hf.marked import mark, marked_class
 from unsoft.hf.recipe import Recipe
 from unsoft.modules.inline import label_of
 from unsoft.modules.module import Mechanism
@@ -140,7 +140,12 @@ def _blank(kind: type[PreTrainedModel]) -> PreTrainedModel:
 def swapped_class(kind: type[PreTrainedModel]) -> type[PreTrainedModel]:
     """A model class whose instances have the mechanisms that their config names. It keeps its name, which
     pipelines look at."""
-    names = {"__module__": kind.__module__, "__qualname__": kind.__qualname__, "__doc__": kind.__doc__}
+    names: dict[str, Any] = {
+        "__module__": kind.__module__,
+        "__qualname__": kind.__qualname__,
+        "__doc__": kind.__doc__,
+        "config_class": marked_class(kind.config_class),  # type: ignore[arg-type]  # reads swapped folders
+    }
     return type(kind.__name__, (SwappedModel, kind), names)
 
 

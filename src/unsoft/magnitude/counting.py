@@ -7,6 +7,7 @@ from torch import Tensor
 
 from unsoft.magnitude.points import checked_points
 from unsoft.magnitude.solve import weighting
+from unsoft.magnitude.untraced import full_precision
 
 
 def effective_count(
@@ -26,6 +27,7 @@ def effective_count(
     return weighting(points, t, eps, solver, mask=mask).magnitude
 
 
+@full_precision
 def spread(points: Tensor, t: float | Tensor = 1.0, *, mask: Tensor | None = None) -> Tensor:
     """Willerton's spread, sum_j 1 / sum_l Z_jl: a cheap relative of magnitude, positive term by term, no
     system to solve.
@@ -64,6 +66,7 @@ def shares(weights: Tensor, labels: Tensor, groups: int | None = None) -> Tensor
     return (weights[..., None] * hot).sum(-2) / weights.sum(-1, keepdim=True)
 
 
+@full_precision
 def median_t(points: Tensor, *, mask: Tensor | None = None, most: int = 2048) -> Tensor:
     """A scale to start from: t with Z = 1/e at the median distance, d / median of |k_j - k_l|^2 over pairs
     that differ.

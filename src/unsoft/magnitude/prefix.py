@@ -24,7 +24,7 @@ from unsoft.magnitude.gaussian.matrix import matrix
 from unsoft.magnitude.gaussian.similarity import between, pull
 from unsoft.magnitude.gaussian.system import System
 from unsoft.magnitude.points import checked_eps, checked_points
-from unsoft.magnitude.untraced import untraced
+from unsoft.magnitude.untraced import full_precision, untraced
 
 
 class PrefixWeighting(NamedTuple):
@@ -60,6 +60,7 @@ def prefix_weighting(
     return PrefixWeighting(*(checked.shaped(r).to(checked.x.dtype) for r in results))
 
 
+@full_precision
 def prefix_factors(system: System) -> tuple[Tensor, Tensor]:
     """M (systems, n, n) and y (systems, n), differentiable."""
     system = system.to_working_dtype()
@@ -104,6 +105,7 @@ class _Arrival(torch.autograd.Function):
         return weights
 
     @staticmethod
+    @full_precision
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         return ctx.factors.gradient(grad), None

@@ -16,6 +16,7 @@ from unsoft.magnitude.solvers.implicit import implicit
 from unsoft.magnitude.solvers.pivoted import pivoted_cholesky
 from unsoft.magnitude.solvers.registry import solver as solver_of
 from unsoft.magnitude.solvers.registry import solver_names
+from unsoft.magnitude.untraced import full_precision
 
 SMALL = 512
 """Up to this many points a factorisation is the fastest way."""
@@ -47,6 +48,7 @@ class Weighting:
     """float64 if float32 was not enough."""
 
 
+@full_precision
 def weighting(
     points: Tensor,
     t: float | Tensor = 1.0,

@@ -1,10 +1,12 @@
 """Functions that ``torch.compile`` calls as they are: loops over systems and compiled code of our own are not
-for it to trace.
+for it to trace. Nor does autocast reach into them: a matrix of similarities in bfloat16 is not positive
+definite, and the compiled code takes float32 and float64.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import ExitStack
 from functools import wraps
 from typing import Any, TypeVar
 
@@ -13,12 +15,28 @@ import torch
 F = TypeVar("F", bound=Callable[..., Any])
 
 
+def full_precision(function: F) -> F:
+    """The function with autocast switched off inside it."""
+
+    @wraps(function)
+    def run(*arguments: Any, **options: Any) -> Any:
+        kinds = [kind for kind in ("cpu", "cuda") if torch.is_autocast_enabled(kind)]
+        if not kinds:
+            return function(*arguments, **options)
+        with ExitStack() as off:
+            for kind in kinds:
+                off.enter_context(torch.autocast(kind, enabled=False))
+            return function(*arguments, **options)
+
+    return run  # type: ignore[return-value]
+
+
 def untraced(function: F) -> F:
     """As ``torch.compiler.disable`` does, but it is asked only when something is compiled: it imports all of
     dynamo.
     """
 
-    name = function.__name__
+    name, function = function.__name__, full_precision(function)
     _functions[name] = function
 
     @wraps(function)

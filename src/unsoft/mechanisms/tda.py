@@ -33,6 +33,7 @@ import torch
 from torch import Tensor, nn
 
 from unsoft.engines.call import compute_dtype
+from unsoft.engines.inputs import check_tensors
 from unsoft.engines.run import run_formula
 from unsoft.formula import Formula
 from unsoft.formula.analysis import Properties
@@ -64,6 +65,8 @@ class TDA(Mechanism):
         self.strength = nn.Parameter(torch.full((layer_spec.heads // 2,), float(strength)))
 
     def attend(self, inputs: Inputs) -> Tensor | tuple[Tensor, Tensor]:
+        inputs = inputs.as_autocast()
+        check_tensors(inputs.query, inputs.key, inputs.value)  # before they all become wide
         wide = compute_dtype(inputs.query.dtype)  # squares of small differences: rounded once, at the end
         values = joined(inputs.value.to(wide))
         threshold = self.beta * (2 / self.layer_spec.head_dim) ** 0.5

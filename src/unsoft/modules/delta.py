@@ -25,7 +25,7 @@ from unsoft.engines.call import Call
 from unsoft.engines.dense import visible_entries
 from unsoft.engines.linear.delta import delta_attention, token_by_token
 from unsoft.engines.linear.nonfinite import finite_call
-from unsoft.engines.native.delta import compiled_delta, delta_ready
+from unsoft.engines.native.delta import compiled_delta, delta_failure
 from unsoft.engines.native.direct import observed
 from unsoft.engines.pointwise import native_unsupported
 from unsoft.engines.registry import Engine, Registry, check_return_weights
@@ -62,8 +62,8 @@ def _native_unsupported(work: DeltaWork) -> str | None:
     return native_unsupported(work.call)
 
 
-def _native_ready(work: DeltaWork) -> bool:
-    return delta_ready(work.call.q.dtype == torch.float64)
+def _native_unavailable(work: DeltaWork) -> str | None:
+    return delta_failure(work.call.q.dtype == torch.float64)
 
 
 def _never(work: DeltaWork) -> Tensor:
@@ -72,13 +72,17 @@ def _never(work: DeltaWork) -> Tensor:
 
 DELTA: Registry[DeltaWork, Tensor] = Registry(
     [
-        Engine("native", _native_unsupported, lambda work: work.run(compiled_delta), ready=_native_ready),
+        Engine(
+            "native",
+            _native_unsupported,
+            lambda work: work.run(compiled_delta),
+            unavailable=_native_unavailable,
+        ),
         Engine("tiled", _supported, lambda work: work.run(delta_attention)),
         Engine("dense", _supported, lambda work: work.run(token_by_token)),
         Engine("triton", _refused("it runs formulas only, and this is the delta rule; use 'tiled'"), _never),
         Engine("sdpa", _refused("it computes softmax, and this is the delta rule; use 'tiled'"), _never),
     ],
-    fallback="tiled",
 )
 """All engines for the delta rule, the preferred ones first."""
 

@@ -14,6 +14,7 @@ from typing import Any, ClassVar, NamedTuple
 
 from torch import Tensor, nn
 
+from unsoft.engines.inputs import as_autocast
 from unsoft.engines.threads import threads_are_used
 from unsoft.formula import Formula
 from unsoft.modules.cache import Cache, KeyValueCache
@@ -38,6 +39,11 @@ class Inputs(NamedTuple):
 
     def change(self, **changes: Any) -> Inputs:
         return self._replace(**changes)
+
+    def as_autocast(self) -> Inputs:
+        """Return the inputs as every engine takes them under autocast."""
+        query, key, value = as_autocast(self.query, self.key, self.value)
+        return self._replace(query=query, key=key, value=value)
 
 
 class Mechanism(nn.Module):

@@ -42,6 +42,8 @@ _promises: dict[str, Properties] = {}
 _made: dict[str, Formula | MechanismSpec] = {}  # by the text asked for, such as "polynomial(3)"
 _discovery = threading.RLock()
 _discovered: list[bool] = []
+_LONGEST_NAME = 64
+"""Characters; names are parts of file names and columns of tables."""
 _CALL = re.compile(r"\s*([A-Za-z][A-Za-z0-9_-]*)\s*(?:\(\s*([-+0-9.eE]*)\s*\))?\s*")
 
 
@@ -60,6 +62,10 @@ def builtin(
     if not isinstance(name, str) or not re.fullmatch(r"[a-z][a-z0-9_-]*", name):
         raise ValueError(
             f"name: expected lower case letters, digits, - and _, starting with a letter, not {name!r}"
+        )
+    if len(name) > _LONGEST_NAME:
+        raise ValueError(
+            f"name: expected at most {_LONGEST_NAME} characters, not {len(name)} ({name[:20]!r}...)"
         )
     if not isinstance(mechanism, (Formula, Family)) and not callable(mechanism):
         raise TypeError(

@@ -53,13 +53,14 @@ class WrittenOut(Mechanism):
         call, leading = checked_call(
             inputs.query, inputs.key, inputs.value, resolve_formula("softmax"), **options
         )
-        q, k = (finite_part(x.to(call.compute_dtype)) for x in (call.q, call.k))
-        group = q.shape[1] // max(k.shape[1], 1)
-        logits = call.scale * (q @ k.repeat_interleave(group, dim=1).mT)
-        if call.bias is not None:
-            logits = logits + finite_part(call.bias)
-        visible = visible_entries(call).expand(logits.shape)
-        weights = torch.where(visible, self.weights(logits, visible).to(logits.dtype), 0.0)
-        out, weights = weighted_values(call, weights, visible)
+        with torch.autocast(call.q.device.type, enabled=False):
+            q, k = (finite_part(x.to(call.compute_dtype)) for x in (call.q, call.k))
+            group = q.shape[1] // max(k.shape[1], 1)
+            logits = call.scale * (q @ k.repeat_interleave(group, dim=1).mT)
+            if call.bias is not None:
+                logits = logits + finite_part(call.bias)
+            visible = visible_entries(call).expand(logits.shape)
+            weights = torch.where(visible, self.weights(logits, visible).to(logits.dtype), 0.0)
+            out, weights = weighted_values(call, weights, visible)
         out = out.reshape(*leading, *out.shape[2:])
         return (out, weights.reshape(*leading, *weights.shape[2:])) if inputs.return_weights else out

@@ -82,8 +82,8 @@ def check_mechanism(
     mechanism
         A name (see ``unsoft.mechanisms()``; "logn+gpam" too) or a Formula of your own.
     engines
-        Names of engines; by default all that support the mechanism, "auto" included. Single cases that an
-        engine does not support are left out.
+        Names of engines; by default all that support the mechanism and are available here, "auto" included.
+        Single cases that an engine does not support are left out.
     seed
         Of the random inputs and of the sizes that are drawn. The same seed gives the same inputs.
     quick
@@ -171,9 +171,7 @@ def _judge(theme: str, promise: Property, check: Check) -> Row:
     measures: list[Measure] = []
     about: dict[str, Any] = {"theme": theme, "promise": promise.name, "engine": check.engine}
     with warnings.catch_warnings():
-        warnings.simplefilter(
-            "ignore", CompilerWarning
-        )  # without a compiler the engine's stand-in is checked
+        warnings.simplefilter("ignore", CompilerWarning)  # "auto" is checked without a compiler, too
         try:
             measures.extend(promise.measures(check))
         except NotApplicable as reason:

@@ -154,14 +154,15 @@ class Check:
             raise NotApplicable(reason)
 
     def require(self, inputs: Inputs, dtype: torch.dtype, engine: str) -> None:
-        """:class:`NotApplicable` if the engine says that it does not support the call."""
+        """Raise :class:`NotApplicable` if the engine does not support the call or is not available here."""
         if engine == "auto":
             return
         arguments = inputs.arguments({name: leaf.to(dtype) for name, leaf in inputs.leaves.items()})
         q, k, v = (arguments.pop(name) for name in ("query", "key", "value"))
         with torch.random.fork_rng(devices=[], enabled=inputs.case.dropout > 0):
             call, _ = checked_call(q, k, v, self.formula, **arguments)
-        reason = engines.POINTWISE.named(engine).supports(call)
+        chosen = engines.POINTWISE.named(engine)
+        reason = chosen.supports(call) or chosen.unavailable(call)
         if reason is not None:
             raise NotApplicable(reason)
 

@@ -1,7 +1,6 @@
 """When the GPU engine is taken, and what it says when it cannot be; none of this needs Triton or a GPU."""
 
 import sys
-import warnings
 from types import SimpleNamespace
 
 import pytest
@@ -14,7 +13,6 @@ from unsoft.engines.triton import availability, launch, tile_sizes
 from unsoft.engines.triton.call_arguments import precision
 from unsoft.engines.triton.codegen import formula_source, unprintable
 from unsoft.engines.triton.tile_sizes import KERNELS, SMALLEST, TileSizes, candidates
-from unsoft.errors import CompilerWarning
 from unsoft.formula import Formula
 from unsoft.formula.operation import OPERATIONS, Operation, add, remove
 from unsoft.mechanisms import resolve
@@ -84,9 +82,8 @@ def test_auto_prefers_it_on_a_gpu_and_nowhere_else(on_gpu, monkeypatch):
     assert POINTWISE.choose("auto", call()).name != "triton"
 
 
-def test_one_clear_warning_and_then_tiled(on_gpu, monkeypatch):
+def test_triton_that_does_not_work_is_an_error_by_name(on_gpu, monkeypatch):
     monkeypatch.setattr(availability, "failure", availability.failure.__wrapped__)
-    monkeypatch.setattr(availability, "_said", set())
 
     def broken(device):
         raise RuntimeError("Failed to find C compiler")
@@ -94,11 +91,7 @@ def test_one_clear_warning_and_then_tiled(on_gpu, monkeypatch):
     import unsoft.engines.triton.probe as probe
 
     monkeypatch.setattr(probe, "probe", broken)
-    with pytest.warns(CompilerWarning, match="Failed to find C compiler.*'tiled'"):
-        found = unsoft.attention(X, X, X, "cog", engine="triton")
-    assert torch.equal(found, unsoft.attention(X, X, X, "cog", engine="tiled"))
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
+    with pytest.raises(ValueError, match="'triton' is not available here: .*Failed to find C compiler"):
         unsoft.attention(X, X, X, "cog", engine="triton")
 
 

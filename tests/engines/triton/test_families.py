@@ -1,8 +1,6 @@
 """When linear attention and the systems of magnitude run on the GPU engine, and what it says when they
 cannot; none of this needs Triton or a GPU."""
 
-import warnings
-
 import pytest
 import torch
 from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
@@ -15,7 +13,6 @@ from unsoft.engines.linear import nonfinite
 from unsoft.engines.linear.attention import linear_attention
 from unsoft.engines.triton import availability, gaussian, recurrence
 from unsoft.engines.triton.launch import CannotCompileError
-from unsoft.errors import CompilerWarning
 from unsoft.testing.device import KINDS, LINEAR_AND_MAGNITUDE, check_device
 
 X = torch.linspace(-1, 1, 48).view(1, 2, 6, 4)
@@ -33,7 +30,7 @@ def on_gpu(monkeypatch):
     monkeypatch.setattr(availability, "missing", lambda device, index: None)
     monkeypatch.setattr(availability, "failure", lambda device, index: None)
     for room in (linear_choice, choice):
-        monkeypatch.setattr(room, "kernels_ready", lambda *device: True)
+        monkeypatch.setattr(room, "kernels_failure", lambda *device: None)
     monkeypatch.setattr(linear_choice, "recurrence", sums)
     return calls
 
@@ -168,29 +165,20 @@ def test_auto_wants_them_on_a_gpu_and_nowhere_else(on_gpu):
 
 
 @pytest.mark.parametrize("which", ["linear", "gaussian"])
-def test_one_clear_warning_and_then_torch_operations(monkeypatch, which):
+def test_kernels_that_cannot_be_compiled_are_an_error_by_name(monkeypatch, which):
     monkeypatch.setattr(availability, "missing", lambda device, index: None)
     monkeypatch.setattr(availability, "failure", lambda device, index: None)
-    monkeypatch.setattr(availability, "_said", set())
 
     def broken(*device):
         raise CannotCompileError("no room for tiles")
 
     monkeypatch.setattr(recurrence, "_small_call", broken)
     monkeypatch.setattr(gaussian, "_small_call", broken)
-    with pytest.warns(CompilerWarning, match="no room for tiles.*'tiled'"):
-        run_once(which)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        run_once(which)
-
-
-def run_once(which):
-    if which == "gaussian":
-        assert kernels_for(X[0], "triton") is None
-    else:
-        found, expected = (layer("linear-relu")(X, X, X, engine=engine) for engine in ("triton", "tiled"))
-        assert torch.equal(found, expected)
+    with pytest.raises(ValueError, match="'triton' is not available here: no room for tiles"):
+        if which == "gaussian":
+            kernels_for(X[0], "triton")
+        else:
+            layer("linear-relu")(X, X, X, engine="triton")
 
 
 def test_an_engine_without_a_kernel_leaves_the_work_to_torch(monkeypatch):

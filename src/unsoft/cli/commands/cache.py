@@ -22,6 +22,23 @@ command = typer.Typer(
 )
 
 
+def _check_folders() -> None:
+    """Raise a usage error if a folder that the environment names is a file, or would be inside one."""
+    from unsoft.engines.native.compiler import cache_directory
+    from unsoft.lab.compare.store import default_folder
+
+    for variable, folder in (
+        ("UNSOFT_CACHE_DIR", cache_directory()),
+        ("UNSOFT_COMPARE_DIR", default_folder()),
+    ):
+        nearest = next(path for path in (folder, *folder.absolute().parents) if path.exists())
+        if not nearest.is_dir():
+            raise typer.BadParameter(
+                f"{folder} is not a folder: {nearest} is a file; name a folder, or unset the variable",
+                param_hint=variable,
+            )
+
+
 @command.command()
 def info(as_json: AsJson = False) -> None:
     """Show what is kept where, how many there are, and their size.
@@ -31,13 +48,15 @@ def info(as_json: AsJson = False) -> None:
       unsoft cache info
       unsoft cache info --json
     """
-    from unsoft.engines.native.compiler import cache_directory, models_directory
+    from unsoft.engines.native.compiler import cache_directory, models_directory, unfinished_files
     from unsoft.engines.triton.tile_sizes import tuned, tuned_file
     from unsoft.lab.compare.store import Store, default_folder
 
+    _check_folders()
     libraries, models, kept = cache_directory(), models_directory(), Store(default_folder())
     found = [
         (libraries, list(libraries.glob("*.so")), "compiled libraries", None),
+        (libraries, unfinished_files(), "unfinished libraries", None),
         (models, list(models.glob("*/*")), "models", len(list(models.glob("*")))),
         (kept.folder, kept.files(), "results of unsoft compare", None),
         (
@@ -77,6 +96,7 @@ def clear() -> None:
     from unsoft.engines.triton.tile_sizes import tuned, tuned_file
     from unsoft.lab.compare.store import Store, default_folder
 
+    _check_folders()
     typer.echo(f"{cache_directory()}: {clear_cache()} compiled libraries deleted")
     typer.echo(f"{tuned_file()}: {len(tuned())} tile sizes of unsoft tune deleted")
     tuned_file().unlink(missing_ok=True)

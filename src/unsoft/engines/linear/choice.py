@@ -19,11 +19,11 @@ from torch import Tensor
 from unsoft.engines.call import Call
 from unsoft.engines.linear.attention import Sums, linear_attention
 from unsoft.engines.native.direct import observed
-from unsoft.engines.native.recurrence import recurrence_ready
+from unsoft.engines.native.recurrence import recurrence_failure
 from unsoft.engines.pointwise import no_transforms
 from unsoft.engines.registry import Engine, Registry
 from unsoft.engines.triton import availability as gpu
-from unsoft.engines.triton.recurrence import kernels_ready, recurrence
+from unsoft.engines.triton.recurrence import kernels_failure, recurrence
 
 STEP = 16
 """Up to this many tokens at a time, compiled code is faster than chunks."""
@@ -82,9 +82,9 @@ def _triton_run(work: LinearWork) -> LinearResult:
     return work.by_chunks(partial(recurrence, rough=rough))
 
 
-def _triton_ready(work: LinearWork) -> bool:
+def _triton_unavailable(work: LinearWork) -> str | None:
     device = work.call.q.device
-    return gpu.ready(device.type, device.index) and kernels_ready(
+    return gpu.unavailable(device.type, device.index) or kernels_failure(
         device.type, device.index, work.call.compute_dtype
     )
 
@@ -111,19 +111,24 @@ def _on_gpu(work: LinearWork) -> bool:
     return work.call.q.device.type != "cpu"  # there Triton has an interpreter, for tests alone
 
 
-def _native_ready(work: LinearWork) -> bool:
-    return recurrence_ready(work.call.q.dtype == torch.float64)
+def _native_unavailable(work: LinearWork) -> str | None:
+    return recurrence_failure(work.call.q.dtype == torch.float64)
 
 
 LINEAR: Registry[LinearWork, LinearResult] = Registry(
     [
-        Engine("native", _native_unsupported, _native_run, pays=_is_small_and_cached, ready=_native_ready),
-        Engine("triton", _triton_unsupported, _triton_run, pays=_on_gpu, ready=_triton_ready),
+        Engine(
+            "native",
+            _native_unsupported,
+            _native_run,
+            pays=_is_small_and_cached,
+            unavailable=_native_unavailable,
+        ),
+        Engine("triton", _triton_unsupported, _triton_run, pays=_on_gpu, unavailable=_triton_unavailable),
         Engine("sdpa", _never_supported, _tiled_run),
         Engine("tiled", _no_weights, _tiled_run),
         Engine("dense", _dense_unsupported, lambda work: work.written_out()),
     ],
-    fallback="tiled",
 )
 """All engines for linear attention, the preferred ones first."""
 

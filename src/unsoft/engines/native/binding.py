@@ -34,6 +34,14 @@ class Compiled(Protocol):
     """Its address."""
 
 
+class Prepared:
+    """Base of what holds addresses of tensors, which mean nothing to a copy or in another process: copying
+    or pickling gives None, and the owner prepares it again."""
+
+    def __reduce__(self) -> tuple[type[None], tuple[()]]:
+        return type(None), ()
+
+
 class Kernel:
     """One formula, compiled for one arithmetic type."""
 

@@ -2,7 +2,7 @@
 
 The cache key covers the source, every kernel header it includes, the compiler's identity and the CPU's
 features, so a cached library is never used where it was not made for. A library is written aside and renamed
-into place: processes that compile the same formula at once do the work twice but never see half a file.
+into place, so no process sees half a file; a lock lets one process compile while others wait (locking.py).
 """
 
 from __future__ import annotations
@@ -15,11 +15,14 @@ import re
 import shutil
 import subprocess
 import tempfile
+import threading
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 
-from unsoft.engines.native.trust import files_in, temporary_folder, trusted_folder
+from unsoft.engines.native.locking import UNFINISHED, library_lock, remove_unfinished
+from unsoft.engines.native.trust import expand_home, files_in, temporary_folder, trusted_folder
 
 KERNEL = Path(__file__).parent / "kernel"
 _COMPILERS = ("g++", "clang++", "c++")
@@ -33,10 +36,11 @@ class CompilationError(RuntimeError):
 
 def cache_directory() -> Path:
     """Where compiled formulas are kept: ``$UNSOFT_CACHE_DIR``, else ``$XDG_CACHE_HOME/unsoft``,
-    else ``~/.cache/unsoft``."""
+    else ``~/.cache/unsoft``; a temporary folder, with a warning, if there is no home folder."""
     if chosen := os.environ.get("UNSOFT_CACHE_DIR"):
-        return Path(chosen).expanduser()
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "unsoft"
+        return expand_home(chosen, "UNSOFT_CACHE_DIR")
+    above = os.environ.get("XDG_CACHE_HOME")
+    return Path(above, "unsoft") if above else expand_home("~/.cache/unsoft", "UNSOFT_CACHE_DIR")
 
 
 def models_directory() -> Path:
@@ -46,10 +50,16 @@ def models_directory() -> Path:
 
 def clear_cache() -> int:
     """Deletes the compiled libraries of :func:`cache_directory`; returns how many there were."""
-    files = [*cache_directory().glob("*.so"), *cache_directory().glob("*.tmp")]
-    for file in files:
-        file.unlink(missing_ok=True)
-    return sum(file.suffix == ".so" for file in files)
+    libraries = list(cache_directory().glob("*.so"))
+    for library in libraries:
+        library.unlink(missing_ok=True)
+    remove_unfinished(cache_directory(), stale_after=0)
+    return len(libraries)
+
+
+def unfinished_files() -> list[Path]:
+    """Return the files that are being compiled now, and those that killed processes left behind."""
+    return list(cache_directory().glob(f"*{UNFINISHED}"))
 
 
 def load_libraries(sources: dict[str, str], real: str) -> list[ctypes.CDLL]:
@@ -71,19 +81,30 @@ def _load(sources: dict[str, str], real: str, stems: dict[str, str]) -> list[cty
     found = {name: _cached(there, stem) for name, stem in stems.items()}
     missing = [name for name, library in found.items() if library is None]
     if missing:
+        folder = folder if os.access(folder, os.W_OK) else temporary_folder()
+        remove_unfinished(folder)
+        cancelled = threading.Event()
+
+        def compiled(name: str) -> ctypes.CDLL:
+            return _compiled_by_one(sources[name], real, folder, stems[name], cancelled)
+
         with ThreadPoolExecutor(len(missing)) as pool:
-            compiled = pool.map(lambda name: _compile(sources[name], real, folder, stems[name]), missing)
-            found.update(zip(missing, compiled, strict=True))
+            try:
+                found.update(zip(missing, pool.map(compiled, missing), strict=True))
+            except BaseException:
+                cancelled.set()  # or leaving the pool would wait for those that wait for a lock
+                raise
     return [library for library in found.values() if library is not None]
 
 
 def _cached(there: list[Path], stem: str) -> ctypes.CDLL | None:
     for library in (file for file in there if file.name.startswith(f"{stem}-")):
-        # What is damaged must never be loaded: it can take the whole process down.
-        # So the name carries the digest.
-        if library.stem.endswith(f"-{_digest(library)}"):
-            return ctypes.CDLL(str(library))
-        library.unlink(missing_ok=True)
+        with suppress(FileNotFoundError):  # deleted meanwhile, by "unsoft cache clear"
+            # What is damaged must never be loaded: it can take the whole process down.
+            # So the name carries the digest.
+            if library.stem.endswith(f"-{_digest(library)}"):
+                return ctypes.CDLL(str(library))
+            library.unlink()
     return None
 
 
@@ -154,10 +175,18 @@ def _cpu_features() -> str:
     )
 
 
-def _compile(source: str, real: str, folder: Path, stem: str) -> ctypes.CDLL:
-    if not os.access(folder, os.W_OK):
-        folder = temporary_folder()
-    descriptor, path = tempfile.mkstemp(suffix=".tmp", dir=folder)
+def _compiled_by_one(
+    source: str, real: str, folder: Path, stem: str, cancelled: threading.Event
+) -> ctypes.CDLL:
+    """Return the library, compiled here or by the process that held its lock first."""
+    with library_lock(folder, stem, cancelled) as locked:
+        library = _cached(files_in(folder, (f"{stem}-",)), stem)
+        # The name tells remove_unfinished which lock protects the file.
+        return library or _compile(source, real, folder, stem, prefix=f"{stem}." if locked else "")
+
+
+def _compile(source: str, real: str, folder: Path, stem: str, prefix: str) -> ctypes.CDLL:
+    descriptor, path = tempfile.mkstemp(suffix=UNFINISHED, prefix=prefix, dir=folder)
     os.close(descriptor)
     unfinished = Path(path)
     try:

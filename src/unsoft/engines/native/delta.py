@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from unsoft.engines.native.availability import attempt
+from unsoft.engines.native.availability import failure
 from unsoft.engines.native.compiler import KERNEL, load_libraries
 from unsoft.engines.threads import thread_count
 
@@ -27,9 +27,9 @@ def _library(double: bool) -> ctypes.CDLL:
     return library
 
 
-def delta_ready(double: bool) -> bool:
-    """Is the compiled code there for float32, or float64 if ``double``?"""
-    return attempt(("delta", double), lambda: _library(double))
+def delta_failure(double: bool) -> str | None:
+    """Why there is no compiled code for float32, or float64 if ``double``; None if there is."""
+    return failure(("delta", double), lambda: _library(double))
 
 
 def compiled_delta(

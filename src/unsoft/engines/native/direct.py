@@ -20,7 +20,7 @@ from torch.autograd import forward_ad
 from unsoft.engines.call import compute_dtype
 from unsoft.engines.field_tables import Tables, field_tables
 from unsoft.engines.native import binding
-from unsoft.engines.native.availability import ready
+from unsoft.engines.native.availability import formula_failure
 from unsoft.engines.threads import thread_count
 from unsoft.formula import Formula
 
@@ -174,7 +174,7 @@ def _plan(
     usual = len(shape) == 4 and 0 not in shape and query.is_cpu and dtype in binding.TYPES
     if not usual or is_causal not in _ALIGNMENTS or not (scale is None or math.isfinite(scale)):
         return None
-    if not ready(formula.key, dtype == torch.float64):
+    if formula_failure(formula.key, dtype == torch.float64) is not None:
         return None
     if len(_plans) >= _MOST_PLANS:
         _plans.clear()

@@ -30,9 +30,7 @@ def library(double: bool) -> ctypes.CDLL:
 
 
 def unavailable(double: bool) -> str | None:
-    """Why there is no compiled code for float32, or float64 if ``double``; None if there is. The first time,
-    a warning says so too.
-    """
+    """Why there is no compiled code for float32, or float64 if ``double``; None if there is."""
     return failure(("gaussian", double), lambda: library(double))
 
 
@@ -200,6 +198,9 @@ def _room(like: Tensor, systems: int, n: int) -> Tensor:
 
 def run(function: Any, *arguments: object) -> None:
     """Calls compiled code; a tensor is handed over by its address."""
+    dtypes = {x.dtype for x in arguments if isinstance(x, Tensor) and x.is_floating_point()}
+    if len(dtypes) > 1 or not dtypes <= {torch.float32, torch.float64}:  # it would write past their ends
+        raise TypeError(f"magnitude: tensors of one dtype, float32 or float64, were expected, not {dtypes}")
     pointers = [ctypes.c_void_p(x.data_ptr()) if isinstance(x, Tensor) else x for x in arguments]
     if function(*pointers):
         raise MemoryError(NO_MEMORY)

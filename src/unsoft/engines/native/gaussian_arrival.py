@@ -10,6 +10,7 @@ import struct
 import torch
 from torch import Tensor
 
+from unsoft.engines.native.binding import Prepared
 from unsoft.engines.native.gaussian import NO_MEMORY, SIDE, contiguous, head, library, run
 from unsoft.engines.threads import thread_count
 
@@ -59,7 +60,7 @@ class ArrivalFactors:
         return result
 
 
-class WindowKernel:
+class WindowKernel(Prepared):
     """Adds points to the buffers of a :class:`unsoft.magnitude.streaming.window.Window`;
     made again whenever a buffer is another one.
     """

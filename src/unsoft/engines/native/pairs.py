@@ -10,7 +10,7 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from unsoft.engines.native.availability import attempt
+from unsoft.engines.native.availability import failure
 from unsoft.engines.native.compiler import KERNEL, load_libraries
 
 _CALL = struct.Struct("13q")
@@ -29,7 +29,7 @@ def pairs_ready(query: Tensor, negative_map: Tensor) -> bool:
     dtype = query.dtype
     usual = query.dim() == 4 and query.is_cpu and dtype in _TYPES and negative_map.dtype is dtype
     fits = usual and negative_map.shape == (query.shape[1], query.shape[3], query.shape[3])
-    return fits and attempt(("pairs", dtype), lambda: _library(dtype is torch.float64))
+    return fits and failure(("pairs", dtype), lambda: _library(dtype is torch.float64)) is None
 
 
 def pair_queries(query: Tensor, negative_map: Tensor, mapped_first: bool) -> Tensor:

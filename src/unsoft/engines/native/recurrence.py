@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from unsoft.engines.linear.attention import vanishing
-from unsoft.engines.native.availability import attempt
+from unsoft.engines.native.availability import failure
 from unsoft.engines.native.compiler import KERNEL, load_libraries
 from unsoft.engines.threads import thread_count
 
@@ -30,12 +30,9 @@ def _function(double: bool) -> Callable[[bytes], int]:
     return function
 
 
-def recurrence_ready(double: bool) -> bool:
-    """Is the compiled code there for float32, or float64 if ``double``?
-
-    If not, says why in a warning, once.
-    """
-    return attempt(("recurrence", double), lambda: _function(double))
+def recurrence_failure(double: bool) -> str | None:
+    """Why there is no compiled code for float32, or float64 if ``double``; None if there is."""
+    return failure(("recurrence", double), lambda: _function(double))
 
 
 def recurrence(

@@ -35,7 +35,7 @@ class Field(NamedTuple):
     """(batch, heads or key heads, room), the buffer of the cache; new ones are in it already."""
 
 
-class Step:
+class Step(binding.Prepared):
     """Steps of one kind, prepared: one formula, queries, keys and values of one shape,
     the buffers of one cache."""
 
@@ -115,10 +115,6 @@ class Step:
 
     def _empty(self, query: Tensor) -> Tensor:
         return torch.empty_like(query) if self.alike else query.new_empty(self.out_shape)
-
-    def __deepcopy__(self, memo: object) -> None:
-        """A copy of a cache has buffers of its own, so it prepares its own step."""
-        return
 
 
 def prepare_step(

@@ -44,15 +44,34 @@ def trusted_folder(folder: Path, beginnings: tuple[str, ...]) -> Path:
         return temporary_folder()
     if reason is None:
         return folder
-    if reason not in _warned:
-        _warned.add(reason)
-        text = (
-            f"unsoft loads no compiled code from {folder}: {reason}; formulas are compiled again for this"
-            " process. Set UNSOFT_CACHE_DIR to a folder that only you can write to, or correct the rights of"
-            " this one"
-        )
-        warnings.warn(text, CacheWarning, stacklevel=2)
+    _warn_once(
+        f"unsoft loads no compiled code from {folder}: {reason}; formulas are compiled again for this"
+        " process. Set UNSOFT_CACHE_DIR to a folder that only you can write to, or correct the rights of"
+        " this one"
+    )
     return temporary_folder()
+
+
+def expand_home(folder: str, variable: str) -> Path:
+    """Return the folder with ``~`` replaced; a private temporary one if that home folder is not known.
+
+    A user id without an entry in the password database has no home folder unless HOME is set. ``variable``:
+    the environment variable that chooses another folder, for the warning.
+    """
+    try:
+        return Path(folder).expanduser()
+    except RuntimeError:
+        _warn_once(
+            f"unsoft cannot use the cache folder {folder!r}: the home folder is not known. A temporary folder"
+            f" is used instead and deleted when this process ends. Set {variable} to an absolute path"
+        )
+        return temporary_folder()
+
+
+def _warn_once(text: str) -> None:
+    if text not in _warned:
+        _warned.add(text)
+        warnings.warn(text, CacheWarning, stacklevel=3)
 
 
 def files_in(folder: Path, beginnings: tuple[str, ...]) -> list[Path]:

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from unsoft.engines.arguments import checked_call
 from unsoft.engines.call import Call
-from unsoft.engines.native.availability import attempt
+from unsoft.engines.native.availability import failure
 from unsoft.engines.native.rows import backward, forward, row_kernel, rule_of
 from unsoft.engines.operator import fused_operator
 from unsoft.engines.pointwise import native_unsupported
@@ -26,17 +26,17 @@ from unsoft.engines.rows.rule import RowRule
 from unsoft.formula import Formula
 
 
-def _ready(call: Call) -> bool:
-    return kernel_ready(rule_of(call).key, call.q.dtype == torch.float64)
+def _unavailable(call: Call) -> str | None:
+    return kernel_failure(rule_of(call).key, call.q.dtype == torch.float64)
 
 
-def kernel_ready(rule: str, double: bool) -> bool:
-    """Is the rule compiled for float32, or float64 if ``double``?"""
-    return attempt((rule, double), lambda: row_kernel(rule, double))
+def kernel_failure(rule: str, double: bool) -> str | None:
+    """Why the rule cannot be compiled for float32, or float64 if ``double``; None if it is."""
+    return failure((rule, double), lambda: row_kernel(rule, double))
 
 
 # As torch.compiler.assume_constant_result does, without importing all of dynamo.
-kernel_ready._dynamo_marked_constant = True  # type: ignore[attr-defined]
+kernel_failure._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def _no_softmax(call: Call) -> str:
@@ -61,14 +61,13 @@ ROWS: Registry[Call, Tensor] = Registry(
             "native",
             native_unsupported,
             fused_operator("rows", forward, backward, RowRule.from_key),
-            ready=_ready,
+            unavailable=_unavailable,
         ),
         Engine("triton", _no_kernel, lambda call: dense_rows(call, rule_of(call))[0]),
         Engine("sdpa", _no_softmax, lambda call: dense_rows(call, rule_of(call))[0]),
         Engine("tiled", _no_tiles, lambda call: dense_rows(call, rule_of(call))[0]),
         Engine("dense", _anything, lambda call: dense_rows(call, rule_of(call))[0]),
     ],
-    fallback="dense",
 )
 """All engines for row-coupled attention, the preferred ones first."""
 

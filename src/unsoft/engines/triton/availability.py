@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import warnings
 from collections.abc import Callable
 from functools import cache
 
@@ -12,7 +11,7 @@ import torch
 from unsoft.engines.call import Call
 from unsoft.engines.triton.codegen import unprintable
 from unsoft.engines.triton.launch import CannotCompileError, interpreted
-from unsoft.errors import CompilerWarning, one_line
+from unsoft.errors import one_line
 
 WIDEST = 256
 MOST_HEADS = 65535
@@ -20,7 +19,6 @@ MOST_HEADS = 65535
 OLDEST = (8, 0)
 """Compute capability of Ampere, the oldest whose code is compiled and run in the tests."""
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
-_said: set[str] = set()
 INSTALL = "pip install 'unsoft[gpu]'"
 
 
@@ -75,52 +73,34 @@ def device_of(device: str, index: int | None) -> torch.device:
     return torch.device(device) if index is None else torch.device(device, index)
 
 
-def warn_once(reason: str) -> None:
-    """Says why another engine computes; the same reason not again in this process.
-
-    Where warnings are errors, as in the checks of ``unsoft doctor --gpu``, every call says so.
-    """
-    if reason not in _said:
-        text = (
-            f"unsoft's Triton engine is not available ({reason}); the same results are computed by the slower"
-            " engine 'tiled'"
-        )
-        warnings.warn(text, CompilerWarning, stacklevel=3)
-        _said.add(reason)
-
-
 @cache
 def failure(device: str, index: int | None) -> str | None:
-    """None if Triton compiles and runs a small kernel on the device; otherwise what went wrong,
-    of which a warning tells too."""
+    """Return None if Triton compiles and runs a small kernel on the device, otherwise what went wrong."""
     try:
         from unsoft.engines.triton.probe import probe
 
         probe(device_of(device, index))
     except Exception as error:  # whatever a compiler, a driver or a linker raises
-        reason = one_line(error)
-        warn_once(reason)
-        return reason
+        return one_line(error)
     return None
 
 
 @cache
-def works(run: Callable[..., object], *arguments: object) -> bool:
-    """Can Triton compile what ``run(*arguments)`` starts? If not, a warning says why; asked once."""
+def first_failure(run: Callable[..., object], *arguments: object) -> str | None:
+    """Return why Triton cannot compile what ``run(*arguments)`` starts, None if it can; tried once."""
     try:
         run(*arguments)
     except CannotCompileError as error:
-        warn_once(str(error))
-        return False
-    return True
+        return str(error)
+    return None
 
 
-def ready(device: str, index: int | None) -> bool:
-    """Does the engine work on the device?"""
-    return failure(device, index) is None
+def unavailable(device: str, index: int | None) -> str | None:
+    """Why the engine does not work on the device; None if it does."""
+    return failure(device, index)
 
 
 # As torch.compiler.assume_constant_result does, without importing all of dynamo: a traced caller asks once,
 # while traced.
 missing._dynamo_marked_constant = True  # type: ignore[attr-defined]
-ready._dynamo_marked_constant = True  # type: ignore[attr-defined]
+unavailable._dynamo_marked_constant = True  # type: ignore[attr-defined]

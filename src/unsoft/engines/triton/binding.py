@@ -15,8 +15,8 @@ from torch import Tensor
 
 from unsoft.engines import tiled
 from unsoft.engines.call import Call, Gradients, Rows, Upstream
+from unsoft.engines.registry import warn_unavailable
 from unsoft.engines.terms import attention_terms
-from unsoft.engines.triton.availability import warn_once
 from unsoft.engines.triton.call_arguments import CallArguments, fields_view, view
 from unsoft.engines.triton.codegen import row_factor, slots
 from unsoft.engines.triton.few_queries import few_queries, has_few_queries
@@ -44,7 +44,7 @@ def forward(call: Call) -> Rows:
             for launch in launches:
                 start(launch)
     except CannotCompileError as error:
-        warn_once(str(error))
+        warn_unavailable("triton", str(error))
         return tiled.forward(call)
     return Rows(out, peak, total)
 
@@ -71,7 +71,7 @@ def backward(call: Call, upstream: Upstream) -> Gradients:
             with on_device(call.q):
                 dparams = _run_backward(call, upstream, (dq, dk, dv), dbias, dfields, dparams, need_params)
         except CannotCompileError as error:
-            warn_once(str(error))
+            warn_unavailable("triton", str(error))
             return tiled.backward(call, upstream)
     summed = params.new_empty(0) if dbias is None or call.bias is None else dbias.sum_to_size(call.bias.shape)
     if dfields[1] is not None:

@@ -3,7 +3,7 @@ Derivatives are symbolic.
 
 Nothing in the text says what belongs to a row and what to an entry: broadcasting keeps the values of a row
 small. A factor of the weight that belongs to the row (1/n in relu2) is taken out of the tile and applied to
-the sum, which also keeps narrow weights in range.
+the sum. So small weights do not underflow in float16; large ones are scaled by the kernels (``GROWS``).
 
 >>> from unsoft.formula import Formula
 >>> print(formula_source(Formula("max(s, 0)**2/n"), biased=False).split("def value")[1].split("@")[0].strip())
@@ -15,6 +15,7 @@ the sum, which also keeps narrow weights in range.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -33,6 +34,8 @@ from unsoft.engines.triton.kernel.functions import (
 )
 from unsoft.engines.triton.kernel.tiles import cleaned
 """
+_SAFE = 2.0**14
+_AT_MOST_ONE = ("sign", "tanh", "sigmoid", "sin", "cos", "erf")
 _ROW, _ENTRY = ("m", "row"), ("s", "m", "row", "key", "b")
 _ZERO, _ONE = number(0), number(1)
 _OWN = {"exp2": "tl.exp2({0})", "with_sign_of": "with_sign_of({0}, {1})"}
@@ -85,6 +88,7 @@ def formula_source(formula: Formula, biased: bool) -> str:
         "HAS_MASS": terms.mass is not None,
         "BIAS_IN_FORMULA": in_formula,
         "DEGREE": float(terms.degree),
+        "GROWS": grows(terms),
     }
     for kind, names in kinds.items():
         constants |= {f"{kind.upper()}S": len(names), f"{kind.upper()}_SLOTS": slots(len(names))}
@@ -118,6 +122,55 @@ def row_factor(terms: Terms) -> tuple[Terms, Expr]:
         else:
             break
     return replace(terms, weight=weight, mass=None if mass is None else _unguarded(mass)), factor
+
+
+def grows(terms: Terms) -> bool:
+    """Return True unless the shape of the weight and of its slopes shows that they stay in the range of
+    float16.
+
+    >>> from unsoft.formula import Formula
+    >>> [grows(attention_terms(Formula(*f), False)) for f in (("exp(s - m)", "exp(s - m)", "s"), ("s*s/n",))]
+    [False, True]
+    """
+    weight, mass = _unguarded(terms.weight), _unguarded(terms.mass or _ZERO)
+    parts = (weight, derivative(weight, "s"), derivative(mass, "s"))
+    return any(_bound(part, terms.peak) > _SAFE for part in parts)
+
+
+def _bound(part: Expr, peak: Expr | None) -> float:
+    """An upper bound of the absolute value, infinite if the shape of the expression shows none."""
+    if part.constant is not None:
+        return float(abs(part.constant))
+    if part.op in _AT_MOST_ONE:
+        return 1.0
+    if part.op == "exp" and part.args[0].op == "sub":
+        power, m = part.args[0].args
+        return 1.0 if m is symbol("m") and _is_below(power, peak) else math.inf
+    if part.op == "expdiff" and part.args[2] is symbol("m"):
+        return 1.0 if all(_is_below(power, peak) for power in part.args[:2]) else math.inf
+    bounds = [_bound(argument, peak) for argument in part.args]
+    if part.op in ("neg", "abs", "max", "min"):
+        return max(bounds)
+    if part.op == "where":
+        return max(bounds[1:])
+    if part.op in ("add", "sub"):
+        return sum(bounds)
+    if part.op == "mul" and math.inf not in bounds:
+        return math.prod(bounds)
+    if part.op == "div" and part.args[1].constant:
+        return bounds[0] / bounds[1]
+    if part.op == "pow" and (part.args[1].constant or -1) > 0 and bounds[0] <= 1:
+        return 1.0
+    return math.inf
+
+
+def _is_below(power: Expr, peak: Expr | None) -> bool:
+    """Does the expression never exceed the peak?"""
+    if peak is None or power is peak:
+        return power is peak
+    if peak.op == "abs":
+        return power is peak.args[0] or power is -peak.args[0]
+    return peak.op == "max" and any(_is_below(power, part) for part in peak.args)
 
 
 def _unguarded(part: Expr) -> Expr:

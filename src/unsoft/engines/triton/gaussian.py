@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from unsoft.engines.triton import gating
-from unsoft.engines.triton.availability import device_of, works
+from unsoft.engines.triton.availability import device_of, first_failure
 from unsoft.engines.triton.binding import on_device
 from unsoft.engines.triton.call_arguments import padded, precision
 from unsoft.engines.triton.kernel.structures import GaussianFixed, GaussianShape
@@ -30,9 +30,9 @@ GRADIENT_SIZES = TileSizes(32, 32, 4, 1)
 """Of the kernel for gradients; found, like the others, by compiling: nothing is spilled."""
 
 
-def kernels_ready(device: str, index: int | None, dtype: torch.dtype) -> bool:
-    """Do the kernels for float32 or float64 compile and run on the device? If not, a warning says why."""
-    return works(_small_call, device, index, dtype)
+def kernels_failure(device: str, index: int | None, dtype: torch.dtype) -> str | None:
+    """Why the kernels for float32 or float64 do not compile or run on the device; None if they do."""
+    return first_failure(_small_call, device, index, dtype)
 
 
 def _small_call(device: str, index: int | None, dtype: torch.dtype) -> None:

@@ -14,7 +14,7 @@ from unsoft.engines.linear.attention import largest_one, vanishing
 from unsoft.engines.linear.chunks import cut, in_order
 from unsoft.engines.operator import define, refuse
 from unsoft.engines.triton import logarithms
-from unsoft.engines.triton.availability import device_of, works
+from unsoft.engines.triton.availability import device_of, first_failure
 from unsoft.engines.triton.binding import on_device
 from unsoft.engines.triton.chunks import ChunkWork
 
@@ -44,9 +44,9 @@ def recurrence(
     return out, after
 
 
-def kernels_ready(device: str, index: int | None, dtype: torch.dtype) -> bool:
-    """Do the kernels for float32 or float64 compile and run on the device? If not, a warning says why."""
-    return works(_small_call, device, index, dtype)
+def kernels_failure(device: str, index: int | None, dtype: torch.dtype) -> str | None:
+    """Why the kernels for float32 or float64 do not compile or run on the device; None if they do."""
+    return first_failure(_small_call, device, index, dtype)
 
 
 def _small_call(device: str, index: int | None, dtype: torch.dtype) -> None:
@@ -62,7 +62,7 @@ def _small_call(device: str, index: int | None, dtype: torch.dtype) -> None:
 
 
 # As torch.compiler.assume_constant_result does: a traced caller asks once, while traced.
-kernels_ready._dynamo_marked_constant = True  # type: ignore[attr-defined]
+kernels_failure._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def forward(

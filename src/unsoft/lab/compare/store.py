@@ -17,7 +17,7 @@ import torch
 
 import unsoft
 from unsoft.engines.native.compiler import cache_directory
-from unsoft.engines.native.trust import distrust, make_private_folder
+from unsoft.engines.native.trust import distrust, expand_home, make_private_folder
 from unsoft.files import package_digest, write_whole
 
 _APART = ("cli/", "hf/", "lab/interpret/", "lab/report/")
@@ -123,4 +123,4 @@ def folder_digest(folder: Path) -> str:
 def default_folder() -> Path:
     """``UNSOFT_COMPARE_DIR``, or ``compare`` beside the compiled formulas."""
     given = os.environ.get("UNSOFT_COMPARE_DIR")
-    return Path(given).expanduser() if given else cache_directory() / "compare"
+    return expand_home(given, "UNSOFT_COMPARE_DIR") if given else cache_directory() / "compare"

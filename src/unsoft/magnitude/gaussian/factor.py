@@ -15,7 +15,7 @@ from torch.autograd.function import once_differentiable
 from unsoft.engines.gaussian import kernels_for
 from unsoft.errors import SolverError
 from unsoft.magnitude.autograd import apply
-from unsoft.magnitude.untraced import untraced
+from unsoft.magnitude.untraced import full_precision, untraced
 
 _BLOCK = 128
 
@@ -53,6 +53,7 @@ class _InverseFactor(torch.autograd.Function):
         return m
 
     @staticmethod
+    @full_precision
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
         (m,) = ctx.saved_tensors

@@ -16,6 +16,7 @@ from torch.autograd.function import once_differentiable
 
 from unsoft.engines.gaussian import kernels_for
 from unsoft.magnitude.autograd import apply
+from unsoft.magnitude.untraced import full_precision
 
 _EXACT = "donot_use_mm_for_euclid_dist"  # near-clones lose all their digits in |x|^2 + |y|^2 - 2 x y
 
@@ -37,6 +38,7 @@ class _Within(torch.autograd.Function):
         return z
 
     @staticmethod
+    @full_precision
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
         x, z = ctx.saved_tensors
@@ -65,6 +67,7 @@ class _Gaussian(torch.autograd.Function):
         return z
 
     @staticmethod
+    @full_precision
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
         x, y, z = ctx.saved_tensors

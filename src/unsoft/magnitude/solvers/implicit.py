@@ -14,7 +14,7 @@ from unsoft.magnitude.autograd import apply
 from unsoft.magnitude.gaussian.matrix import Matrix
 from unsoft.magnitude.gaussian.system import System
 from unsoft.magnitude.solvers.contract import Options, Outcome, Solve, joined
-from unsoft.magnitude.untraced import untraced
+from unsoft.magnitude.untraced import full_precision, untraced
 
 
 def implicit(solve: Solve) -> Solve:
@@ -56,6 +56,7 @@ class _Implicit(torch.autograd.Function):
         return found.weights
 
     @staticmethod
+    @full_precision
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         x, present, weights = ctx.saved_tensors

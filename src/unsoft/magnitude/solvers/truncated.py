@@ -24,7 +24,7 @@ from unsoft.magnitude.gaussian.matrix import Matrix
 from unsoft.magnitude.gaussian.system import System
 from unsoft.magnitude.solvers.conjugate import MOST_STEPS, Iterated, conjugate_gradients, floor_of, outcome
 from unsoft.magnitude.solvers.contract import Options, Outcome, Status, joined
-from unsoft.magnitude.untraced import untraced
+from unsoft.magnitude.untraced import full_precision, untraced
 
 Pairs = list[tuple[Tensor, Tensor]]
 _TOGETHER = 2**15
@@ -41,6 +41,7 @@ class _Recorded(torch.autograd.Function):
         return z.product(p) if known is None else known.clone()
 
     @staticmethod
+    @full_precision
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
         (p,) = ctx.saved_tensors
@@ -97,6 +98,7 @@ class _Truncated(torch.autograd.Function):
         return whole.weights
 
     @staticmethod
+    @full_precision
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         x, present, b, weights, active = ctx.saved_tensors

@@ -16,6 +16,7 @@ from unsoft.magnitude.gaussian.system import System
 from unsoft.magnitude.streaming.centres import Centres
 from unsoft.magnitude.streaming.chunk import chunk_step
 from unsoft.magnitude.streaming.window import Window
+from unsoft.magnitude.untraced import full_precision
 
 
 class ExactArrival:
@@ -24,6 +25,7 @@ class ExactArrival:
     def __init__(self) -> None:
         self.window = Window()
 
+    @full_precision
     def add(self, new: System) -> Tensor:
         return self.window.add(new.to_working_dtype()).to(new.x.dtype)
 
@@ -52,6 +54,7 @@ class StreamedArrival:
         """The size of the chunk that is being filled."""
         self.window = Window(most=max(self.limit, chunk))
 
+    @full_precision
     def add(self, new: System) -> Tensor:
         dtype, new = new.x.dtype, new.to_working_dtype()
         if self.state is None:

@@ -31,7 +31,7 @@ from unsoft.magnitude.gaussian.similarity import gaussian_within
 from unsoft.magnitude.gaussian.system import System
 from unsoft.magnitude.streaming.background import background, recalled, times
 from unsoft.magnitude.streaming.centres import Centres, regrouped, similar_to_centres
-from unsoft.magnitude.untraced import untraced
+from unsoft.magnitude.untraced import full_precision, untraced
 
 CENTRES = 96
 CHUNK = 192
@@ -85,6 +85,7 @@ class _Solved(torch.autograd.Function):
         return solved, sandwich
 
     @staticmethod
+    @full_precision
     @once_differentiable
     def backward(ctx: Any, dsolved: Tensor, dsandwich: Tensor) -> tuple[Tensor | None, ...]:
         inverse, solved, sandwich = ctx.saved_tensors
@@ -124,6 +125,7 @@ class _Chunk(torch.autograd.Function):
         return y * m.diagonal(dim1=-2, dim2=-1), beta, mean, inside
 
     @staticmethod
+    @full_precision
     @once_differentiable
     def backward(
         ctx: Any, dw: Tensor, dbeta: Tensor, dmean: Tensor, dinside: Tensor

@@ -37,6 +37,7 @@ def attend_by_rows(
             "magnitude: argument 'engine': causal='prefix' writes the weights of every row out, as 'dense'"
             f" does; {engine!r} does not"
         )
+    inputs = inputs.as_autocast()
     rows, keys = inputs.query.shape[-2], inputs.key.shape[-2]
     if rows + offset > keys:  # rows after the last key: fill up with keys that are masked
         more = rows + offset - keys

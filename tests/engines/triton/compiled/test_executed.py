@@ -40,6 +40,7 @@ def test_a_formula_of_a_user_with_a_parameter():
     "options",
     [
         {"dtype": torch.float16},
+        {"mechanism": "relu2", "dtype": torch.float16, "spread": 170.0},
         {"dtype": torch.float32, "length": 20, "keys": 24},
         {"mask": "additive"},
         {"dropout_p": 0.3},
@@ -51,7 +52,8 @@ def test_a_formula_of_a_user_with_a_parameter():
 )
 def test_calls(options):
     with emulated(SMALL):
-        check("cog", options.pop("dtype", torch.bfloat16), heads=2, kv_heads=2, **options)
+        mechanism, dtype = options.pop("mechanism", "cog"), options.pop("dtype", torch.bfloat16)
+        check(mechanism, dtype, heads=2, kv_heads=2, **options)
 
 
 def test_fields():

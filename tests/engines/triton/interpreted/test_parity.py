@@ -52,6 +52,20 @@ def test_plain(name):
     check(name, torch.float16, keys=33, kv_heads=4)
 
 
+GROWING = {
+    "relu2": "relu2",
+    "signed": Formula("s*abs(s)*(1 + t*tanh(s))/n", params={"t": 0.1}),
+    "with a mass": Formula("s**3", "max(abs(s), 1)**2"),
+}
+
+
+@pytest.mark.parametrize("name", [pytest.param("relu2", marks=SMALL), "signed", "with a mass"])
+@pytest.mark.parametrize("length", [1, 40], ids=["few queries", "many"])
+def test_weights_beyond_the_range_of_float16(name, length):
+    """Logits of 500 and more: s**2 is beyond 65504, and the output is not."""
+    check(GROWING[name], torch.float16, length=length, spread=170.0, mask="bool")
+
+
 @pytest.mark.parametrize("causal", [False, pytest.param("lower_right", marks=SMALL)])
 def test_parameter_gradient(causal):
     check(SHARP, torch.float32, tau=True, is_causal=causal)

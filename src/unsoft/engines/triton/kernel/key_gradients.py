@@ -9,6 +9,7 @@ import triton.language as tl
 
 from unsoft.engines.triton.kernel.functions import is_finite
 from unsoft.engines.triton.kernel.tiles import (
+    add_product,
     at_head,
     cleaned,
     full_precision,
@@ -66,8 +67,8 @@ def add_rows(
                 by_weight, by_mass = key_field_slope(kind, s, rows.m, rows, keys, b, head.parameters)
                 part = tl.sum(chained(by_weight, by_mass, d_weight, rows, seen), 1)
                 df += in_slot(kind, part[:, None], KEY_FIELD_SLOTS)
-        dv = tl.dot(weight.to(grads.dtype), grads, dv, input_precision=FIXED.precision, out_dtype=dk.dtype)
-        dk = tl.dot(ds.to(queries.dtype), queries, dk, input_precision=FIXED.precision, out_dtype=dk.dtype)
+        dv = add_product(dv, weight, grads, GROWS, FIXED.precision)
+        dk = add_product(dk, ds, queries, GROWS, FIXED.precision)
     return dk, dv, df
 
 

@@ -10,6 +10,7 @@ import triton.language as tl
 
 from unsoft.engines.triton.kernel.functions import is_finite
 from unsoft.engines.triton.kernel.tiles import (
+    add_product,
     at_head,
     cleaned,
     inside,
@@ -72,7 +73,7 @@ def add_keys(
                 d_bias = tl.where(is_finite(load_bias(head, rows, keys, CHECK)), d_bias, 0.0)
             at = (rows.start + rows.local).to(tl.int64) * dbias.strides[2] + (j0 + keys.local)
             tl.store(dbias.pointer + at, d_bias, mask=inside(rows, keys, head.shape))
-        dq = tl.dot(ds.to(key_tile.dtype), key_tile, dq, input_precision=FIXED.precision, out_dtype=dq.dtype)
+        dq = add_product(dq, ds, key_tile, GROWS, FIXED.precision)
     return dq, dp, df
 
 

@@ -5,7 +5,15 @@ import triton
 import triton.language as tl
 
 from unsoft.engines.triton.kernel.functions import LOG2E, is_finite
-from unsoft.engines.triton.kernel.tiles import any_bad, cleaned, load_rows, only, seen_entries, survives
+from unsoft.engines.triton.kernel.tiles import (
+    add_product,
+    any_bad,
+    cleaned,
+    load_rows,
+    only,
+    seen_entries,
+    survives,
+)
 
 
 @triton.jit
@@ -57,9 +65,7 @@ def add_keys(
             v, j0, local[:, None], limit, columns_v, FIXED.value_width, FIXED.value_padded, CHECK
         )
         values = cleaned(raw_values, FIXED.exact)
-        acc = tl.dot(
-            weight.to(values.dtype), values, acc, input_precision=FIXED.precision, out_dtype=acc.dtype
-        )
+        acc = add_product(acc, weight, values, GROWS, FIXED.precision)
         if FIXED.exact:
             bad = any_bad(queries, 1)[:, None] | any_bad(raw_keys, 0)[None, :]
             if head.extras.query_fields.pointer is not None:

@@ -171,6 +171,32 @@ def cleaned(tile, EXACT: tl.constexpr):
 
 
 @triton.jit
+def add_product(acc, left, right, GROWS: tl.constexpr, PRECISION: tl.constexpr):
+    """acc + left @ right, with ``left`` rounded to the dtype of ``right``.
+
+    ``GROWS``: the rows of ``left`` may leave the range of float16; such rows are scaled by a power of two.
+    """
+    if GROWS and right.dtype == tl.float16:
+        scale = row_scale(left)
+        inverse = (254 * 0x800000 - scale.to(tl.int32, bitcast=True)).to(tl.float32, bitcast=True)
+        return acc + scale * tl.dot((left * inverse).to(right.dtype), right, out_dtype=acc.dtype)
+    else:
+        return tl.dot(left.to(right.dtype), right, acc, input_precision=PRECISION, out_dtype=acc.dtype)
+
+
+@triton.jit
+def row_scale(tile):
+    """A power of two for each row [M, 1] of a float32 tile, at least 1, by which its entries are divided to
+    be less than 2**15; float16 ends at 65504.
+
+    Numbers below are kept, too: the smallest float16 is 2**-39 of the largest of a scaled row.
+    """
+    largest = tl.max(tl.abs(tile), 1)[:, None]
+    power = (largest.to(tl.int32, bitcast=True) & 0x7F800000).to(tl.float32, bitcast=True)
+    return tl.minimum(tl.maximum(power * 2.0**-14, 1.0), 2.0**112)  # Inf stays Inf after the division
+
+
+@triton.jit
 def any_bad(tile, AXIS: tl.constexpr):
     """Is there NaN or Inf along the axis?"""
     return tl.max((is_finite(tile) == 0).to(tl.int32), AXIS) > 0
