@@ -92,12 +92,12 @@ static bool backward_tile(const Call &c, BackwardScratch &w, int64_t b, int64_t 
             if (dfields) t.key_field_gradient = rows.key_gradient, t.key_field_gradient_step = KEY_TILE * VL;
             t.inverse = rows.inverse + first, t.slope = rows.slope + first;
             t.bias_gradient = c.bias_gradient.data ? w.bias_gradient.data : nullptr;
-            Seen seen = bring_masks(c, t, b, j0, n, true, w.visible, w.bias,
+            for (int index = first; index < first + n; index++) rows.limit[index] = limit(c, i0 + index, j0, t.keys);
+            Seen seen = bring_masks(c, t, b, j0, n, true, w.visible, w.bias, t.limit, rows.seen + first,
                                     [&](int index) { return std::make_pair(h, i0 + first + index); });
             if (seen == NONE) continue;
             bool diagonal = c.causal && i0 + first + c.causal_offset < j0 + t.keys - 1;
             t.plain = seen == ALL && !diagonal && !t.bias && !t.drop_key && n == lanes;
-            for (int index = first; index < first + n; index++) rows.limit[index] = limit(c, i0 + index, j0, t.keys);
             if (few) {
                 few_products(n, t.keys, w.width, w.packed_queries, w.width, k, ldk, w.logits, 1, lanes);
                 few_products(n, t.keys, w.value_width, g, ldg, v, ldv, w.slopes, 1, lanes);

@@ -86,13 +86,13 @@ static bool sum_over_keys(const Call &c, ForwardScratch &w, const Block &block, 
             bool fields = few ? copy_key_fields(c, w.rows, t, block.b, j0, rows, [&](int index) { return block.head(first + index); })
                               : set_key_fields(c, w.rows, t, block.b, block.h0, j0, t.keys);
             if (last) finite &= fields;
-            Seen seen = bring_masks(c, t, block.b, j0, rows, !few, w.visible, w.bias, [&](int index) {
+            for (int index = first; index < first + rows; index++) w.rows.limit[index] = limit(c, block.row(index), j0, t.keys);
+            Seen seen = bring_masks(c, t, block.b, j0, rows, !few, w.visible, w.bias, t.limit, w.rows.seen + first, [&](int index) {
                 return std::make_pair(block.head(first + index), block.row(first + index));
             });
             if (seen == NONE) continue;
             bool diagonal = c.causal && block.lowest(first) + c.causal_offset < j0 + t.keys - 1;
             t.plain = seen == ALL && !diagonal && !t.bias && !t.drop_key && (!few || t.keys % VL == 0);
-            for (int index = first; index < first + rows; index++) w.rows.limit[index] = limit(c, block.row(index), j0, t.keys);
             real *sums = w.sums + long(first) * w.value_width;
             if (few) {
                 few_products(count, t.keys, w.width, w.packed, w.width, k, ldk, w.logits, t.stride, 1);
@@ -126,16 +126,18 @@ static bool write_outputs(const Call &c, ForwardScratch &w, const Block &block) 
 
 // What one block has summed over a part of the keys, and how such parts are put together.
 struct Partial {
-    Buffer<real> sums, peak, mass;
-    Partial(int count, int width) : sums(size_t(count) * width), peak(count), mass(count) {}
+    Buffer<real> sums, peak, mass, seen;
+    Partial(int count, int width) : sums(size_t(count) * width), peak(count), mass(count), seen(count) {}
     void keep(const ForwardScratch &w, int count) {
         std::copy_n((real *)w.sums, size_t(count) * w.value_width, (real *)sums);
         std::copy_n(w.rows.peak, count, (real *)peak), std::copy_n(w.rows.mass, count, (real *)mass);
+        std::copy_n(w.rows.seen, count, (real *)seen);
     }
     void add_to(ForwardScratch &w, int count, const Mechanism &mechanism) const {
         for (int r = 0; r < count; r++) {
             real &top = w.rows.peak[r], old = top;
             top = std::max(old, peak[r]);
+            w.rows.seen[r] = std::max(w.rows.seen[r], seen[r]);
             real before = top == old ? real(1) : std::exp(old - top), factor = top == peak[r] ? real(1) : std::exp(peak[r] - top);
             w.rows.mass[r] = w.rows.mass[r] * std::pow(before, real(mechanism.mass_degree)) + mass[r] * std::pow(factor, real(mechanism.mass_degree));
             real *to = w.sums + long(r) * w.value_width;
