@@ -149,15 +149,57 @@ static inline real limit(const Call &c, int64_t i, int64_t j0, int keys) {
 
 enum Seen { NONE, SOME, ALL };
 
+// The keys of a tile that hold NaN or Inf, of calls with a mask, which may hide them. What is seen of them is left to the engine that
+// has rules for it; what is hidden must cost nothing, since the unused end of a cache is often uninitialised memory. Formulas drop
+// hidden entries whatever they are, but products with values and keys do not: 0 * NaN is NaN. There such rows are replaced by 0.
+// Out of line (RARE), so that the loops around them are compiled as if they were not there.
+#define RARE __attribute__((noinline))
+struct BadKeys {
+    bool any = false;
+    uint8_t bad[KEY_TILE_ROWS];
+
+    // Marks the rows of a tile (keys, width) that are not finite. Returns whether there are any.
+    bool mark_rows(const real *x, long ld, int keys, int width) { return !all_finite(x, ld, keys, width) && mark_each(x, ld, keys, width); }
+    // Marks the keys for which one of `rows` rows of numbers per key is not finite.
+    RARE void mark_columns(const real *x, long ld, int rows, int keys) {
+        for (int row = 0; row < rows; row++) mark_each(x + row * ld, 1, keys, 1);
+    }
+    // Does any of the tile's first `queries` queries see such a key?
+    bool seen(const Tile &t, int queries, bool transposed) const { return any && look(t, queries, transposed); }
+    // Copies a tile (keys, width), with 0 in the rows that are marked.
+    RARE void clean(const real *x, long ld, int keys, int width, real *to) const {
+        for (int key = 0; key < keys; key++)
+            if (bad[key]) std::fill_n(to + long(key) * width, width, real(0));
+            else std::copy_n(x + key * ld, width, to + long(key) * width);
+    }
+
+private:
+    RARE bool mark_each(const real *x, long ld, int keys, int width) {
+        if (!any) std::fill_n(bad, KEY_TILE_ROWS, uint8_t(0));
+        for (int key = 0; key < keys; key++) bad[key] |= !all_finite(x + key * ld, ld, 1, width);
+        return any = true;
+    }
+    RARE bool look(const Tile &t, int queries, bool transposed) const {
+        for (int key = 0; key < t.keys; key++)
+            for (int index = 0; bad[key] && index < queries; index++)
+                if (key < t.limit[index] && (!t.visible || t.visible[transposed ? long(key) * t.stride + index : long(index) * t.stride + key]))
+                    return true;
+        return false;
+    }
+};
+
 // Copies a mask's or bias's entries for one query and `keys` keys to `to`, `step` apart; counts those of the first `limit` that are not 0.
-template <class T> static int copy_entries(const Tensor &x, int64_t b, int64_t h, int64_t i, int64_t j, int keys, int limit, T *to, long step) {
+// Out of line: inlined into a larger function, the loop was compiled to something slower.
+template <class T>
+static __attribute__((noinline)) int copy_entries(const Tensor &x, int64_t b, int64_t h, int64_t i, int64_t j, int keys, int limit, T *to, long step) {
     const T *from = (const T *)x.data + b * x.batch + h * x.head + i * x.row + j * x.column;
     int seen = 0;
-    for (int key = 0; key < keys; key++) {
+    for (int key = 0; key < limit; key++) {
         T entry = from[key * x.column];
         to[key * step] = entry;
-        seen += (entry != 0) & (key < limit);
+        seen += entry != 0;
     }
+    for (int key = limit; key < keys; key++) to[key * step] = from[key * x.column];
     return seen;
 }
 
