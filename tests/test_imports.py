@@ -12,7 +12,7 @@ import unsoft
 PACKAGE = Path(unsoft.__file__).parent
 
 LAYERS = [  # from the bottom to the top; a room may import itself and rooms of lower layers
-    {"errors", "files", "signals"},
+    {"errors", "files", "signals", "transforms"},
     {"formula"},
     {"engines", "theory"},
     {"magnitude"},
