@@ -205,12 +205,27 @@ def test_an_interrupted_study_says_how_to_go_on(run_here, made_up, spec, tmp_pat
     assert done.stderr.splitlines()[-1] == (
         "unsoft: stopped: 1 of 4 runs of small are done; the same command goes on from there"
     )
-    made_up(lambda job: {"status": "failed", "error": "ValueError: no", "wall": 0.0})
-    done = run_here("study", spec(5), "--out", str(tmp_path / "out"))
-    assert done.returncode == 0 and "small: copy softmax seed 0 lr=0.003" not in done.stdout
-    assert "runs failed: unsoft study status --out" in done.stderr.splitlines()[-1]
+
+
+def test_a_study_whose_runs_fail_exits_with_1_also_when_it_is_run_again(run_here, made_up, spec, tmp_path):
+    """The last line says how many failed, why and what to do; --retry runs them again."""
+    line = ("study", spec(5), "--out", str(tmp_path / "out"))
+    answers = iter([result({}, score=0.5)])
+    failed = {"status": "failed", "error": "ValueError: no", "wall": 0.0}
+    workers = made_up(lambda job: next(answers, failed))
+    for _ in range(2):
+        done = run_here(*line)
+        assert done.returncode == 1 and len(workers.jobs) == 4
+        assert done.stderr.splitlines()[-1] == (
+            f"unsoft: 3 of 4 runs of small failed (ValueError: no); unsoft study status --out"
+            f" {tmp_path / 'out'} lists them. Fix the cause, then run the same command with --retry"
+        )
+    told = run_here(*line, "--json")
+    assert told.returncode == 1 and json.loads(told.stdout)[0]["study"] == "small"
     shown = run_here("study", "status", "--out", str(tmp_path / "out"))
-    assert "small: copy softmax seed 0 lr=0.003: ValueError: no" in shown.stderr
+    assert shown.returncode == 0 and "small: copy softmax seed 0 lr=0.003: ValueError: no" in shown.stderr
+    made_up(lambda job: result(job, score=0.5))
+    assert run_here(*line, "--retry").returncode == 0
 
 
 def test_a_file_is_run_as_it_is_written(run_here, spec):

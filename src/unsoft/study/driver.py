@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import shutil
 import time
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -62,6 +63,8 @@ class State:
     ended: Record | None = None
     """The run that ended just now."""
     interrupted: bool = False
+    errors: tuple[str, ...] = ()
+    """Distinct errors of the failed runs, the most frequent first."""
 
     @property
     def waiting(self) -> int:
@@ -229,7 +232,9 @@ class _Driver:
         self.known[record.key] = record
 
     def state(self) -> State:
-        statuses = [self.known[key].status for key in self.planned.values()]
+        records = [self.known[key] for key in self.planned.values()]
+        statuses = [record.status for record in records]
+        errors = Counter(record.error for record in records if record.status == FAILED)
         done, failed, total = statuses.count(DONE), statuses.count(FAILED), len(self.study)
         left = None
         if self.spent:
@@ -245,6 +250,7 @@ class _Driver:
             running=tuple(words(self.known[key]) for key in self.running),
             seconds_left=left,
             interrupted=self.signals > 0,
+            errors=tuple(error for error, _ in errors.most_common()),
         )
 
 

@@ -17,7 +17,7 @@ from unsoft.cli.terminal import INTERRUPTED, note, show_table
 
 if TYPE_CHECKING:
     from unsoft.study import Study
-    from unsoft.study.driver import Workers
+    from unsoft.study.driver import State, Workers
 
 
 class _RunUnlessNamed(TyperGroup):
@@ -155,19 +155,23 @@ def run(
     file = plugin is not None and plugin.endswith(".py")
     options: dict[str, Any] = {"runs": runs, "retry": retry, "any_code": any_code}
     options["plugin"] = str(Path(plugin or "").absolute()) if file else plugin or ""
+    complete = True
     try:
         for study in studies:
-            _run_one(study, out, made, options)
+            state = _run_one(study, out, made, options)
             if not as_json:
                 print_study(out, study.name)
+            complete &= _is_complete(study.name, state, out)
     finally:
         if not isinstance(made, int):
             made.close()
     if as_json:
         typer.echo(json.dumps([study_record(out, study.name) for study in studies], indent=1))
+    if not complete:
+        raise typer.Exit(1)
 
 
-def _run_one(study: Study, out: Path, workers: int | Workers, options: dict[str, Any]) -> None:
+def _run_one(study: Study, out: Path, workers: int | Workers, options: dict[str, Any]) -> State:
     from unsoft.cli.study_progress import progress
     from unsoft.study import run_study
 
@@ -183,8 +187,19 @@ def _run_one(study: Study, out: Path, workers: int | Workers, options: dict[str,
             " the same command goes on from there"
         )
         raise typer.Exit(INTERRUPTED)
+    return state
+
+
+def _is_complete(name: str, state: State, out: Path) -> bool:
+    """Return True unless runs failed; a note says how many, why, and what to do."""
     if state.failed:
-        note(f"{state.failed} of {state.total} runs failed: unsoft study status --out {out}")
+        more = f", and {len(state.errors) - 1} other errors" if len(state.errors) > 1 else ""
+        note(
+            f"{state.failed} of {state.total} runs of {name} failed ({state.errors[0]}{more});"
+            f" unsoft study status --out {out} lists them. Fix the cause, then run the same command"
+            " with --retry"
+        )
+    return not state.failed
 
 
 @command.command()
