@@ -191,7 +191,7 @@ def _run_one(study: Study, out: Path, workers: int | Workers, options: dict[str,
 
 
 def _is_complete(name: str, state: State, out: Path) -> bool:
-    """Return True unless runs failed; a note says how many, why, and what to do."""
+    """Return True unless runs failed or were left; a note says how many, why, and what to do."""
     if state.failed:
         more = f", and {len(state.errors) - 1} other errors" if len(state.errors) > 1 else ""
         note(
@@ -199,7 +199,12 @@ def _is_complete(name: str, state: State, out: Path) -> bool:
             f" unsoft study status --out {out} lists them. Fix the cause, then run the same command"
             " with --retry"
         )
-    return not state.failed
+    if state.lost:
+        note(
+            f"{state.waiting} of {state.total} runs of {name} are not done: {state.lost};"
+            " run the same command again to resume"
+        )
+    return not state.failed and not state.lost
 
 
 @command.command()
