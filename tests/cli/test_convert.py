@@ -32,6 +32,14 @@ def test_what_is_printed(run_here, tiny, tmp_path, monkeypatch):
     assert json.loads(again.stdout)["tokens"] == {"fit": 4096, "match": 64, "tune": 32} and not again.stderr
 
 
+def test_a_stage_that_is_worse_than_an_earlier_one_is_named(run_here, tiny, tmp_path):
+    short = ("--match-steps", "0", "--tune-steps", "4", "--lr", "1")
+    done = run_here(*tiny, "relu2", *short, "--out", str(tmp_path / "run"))
+    assert done.returncode == 0, done.stderr
+    assert "the swapped model is saved: on held-out text the tuned one is worse" in done.stdout
+    assert "the tuned model is worse than the swapped one" in " ".join(done.stderr.split())
+
+
 @pytest.mark.parametrize(
     ("arguments", "problem"),
     [

@@ -152,4 +152,11 @@ def _print(result: Converted, folder: Path) -> None:
         "of all cores": "right",
     }
     show_table(columns, rows)
+    last = list(result.perplexity)[-1]
+    if result.kept and result.kept != last:
+        typer.echo(
+            f"the {result.kept} model is saved: on held-out text the {last} one is worse (perplexity"
+            f" {result.perplexity[last]:.4g}, not {result.perplexity[result.kept]:.4g}). Try smaller learning"
+            " rates (--match-lr, --lr) or more steps"
+        )
     typer.echo(f"the model is in {folder / 'model'}; load it with unsoft.hf.load({str(folder / 'model')!r})")
