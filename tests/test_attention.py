@@ -3,6 +3,8 @@
 import inspect
 import itertools
 import re
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -12,7 +14,7 @@ from torch.nn.attention.bias import causal_lower_right, causal_upper_left
 from unsoft.attention import attention
 from unsoft.engines import POINTWISE
 from unsoft.formula import Formula
-from unsoft.mechanisms import formulas, resolve
+from unsoft.mechanisms import formulas, mechanisms, resolve
 from unsoft.modules.registry import names
 from unsoft.nn import LayerSpec, WrittenOut
 
@@ -518,3 +520,80 @@ def test_every_documented_argument_exists():
     documented = re.findall(r"^    ([a-z_]+(?:, [a-z_]+)*)$", attention.__doc__, flags=re.MULTILINE)
     named = {name for line in documented for name in line.split(", ")}
     assert named | {"enable_gqa"} == set(parameters)
+
+
+NO_TRANSFORMS = ("magnitude",)
+"""As docs/engines.md lists them."""
+
+
+def transformed(name, function):
+    """What ``function`` returns, or None for a mechanism that has to refuse, and does so clearly."""
+    if name not in NO_TRANSFORMS:
+        return function()
+    with pytest.raises(NotImplementedError, match=rf"{name}: torch\.func\.\w+ is not supported.*use torch"):
+        function()
+    return None
+
+
+@pytest.mark.parametrize("name", mechanisms())
+def test_torch_func_of_every_mechanism(name):
+    """Against a loop over the batch, autograd, and the product with a Jacobian by two backward passes."""
+    inputs = qkv(3, 2, length=5, keys=5, dim=4, value_dim=4)
+    tangents = tuple(torch.randn_like(x) for x in inputs)
+
+    def run(*x, engine="auto"):
+        return attention(*x, name, is_causal=True, engine=engine)
+
+    mapped = transformed(name, lambda: torch.func.vmap(run)(*inputs))
+    found = transformed(name, lambda: torch.func.grad(lambda *x: run(*x).square().sum(), (0, 1, 2))(*inputs))
+    pushed = transformed(name, lambda: torch.func.jvp(run, tuple(inputs), tangents)[1])
+    if mapped is None:
+        return
+    torch.testing.assert_close(mapped, torch.stack([run(*(x[[b]] for x in inputs))[0] for b in range(3)]))
+    leaves = [x.clone().requires_grad_() for x in inputs]
+    out = run(*leaves)
+    assert out.requires_grad  # the module that was made inside a transform serves other calls too
+    expected = torch.autograd.grad(out.square().sum(), leaves, materialize_grads=True)
+    torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-12)
+    by_two_passes = torch.autograd.functional.jvp(lambda *x: run(*x, engine="dense"), tuple(inputs), tangents)
+    torch.testing.assert_close(pushed, by_two_passes[1], rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("name", ["softmax", "cog", "tda", "sparsemax", "entmax", "linear-exp", "deltanet"])
+def test_hessian(name):
+    q, k, v = qkv(1, 2, length=3, keys=3, dim=2, value_dim=2)
+
+    def loss(q, engine="auto"):
+        return attention(q, k, v, name, is_causal=True, engine=engine).square().sum()
+
+    expected = torch.autograd.functional.hessian(lambda q: loss(q, "dense"), q)
+    torch.testing.assert_close(torch.func.hessian(loss)(q), expected, rtol=1e-9, atol=1e-12)
+    torch.testing.assert_close(torch.func.jacrev(torch.func.jacrev(loss))(q), expected, rtol=1e-9, atol=1e-12)
+
+
+def test_forward_mode_twice_is_refused():
+    """torch.autograd.Function would answer 0."""
+    q, k, v = qkv(1, 2, length=3, keys=3, dim=2, value_dim=2)
+    with pytest.raises(NotImplementedError, match="jacfwd of jacfwd.*use torch.func.hessian"):
+        torch.func.jacfwd(torch.func.jacfwd(lambda q: attention(q, k, v, "cog").sum()))(q)
+
+
+@pytest.mark.parametrize("leading", [(2,), (2, 1, 2)], ids=str)
+def test_squared_lengths_for_any_batch_dimensions(leading):
+    q, k, v = qkv(*leading)
+    whole = attention(q.reshape(-1, 2, 6, 8), k.reshape(-1, 2, 6, 8), v.reshape(-1, 2, 6, 8), "rbf")
+    torch.testing.assert_close(attention(q, k, v, "rbf"), whole.reshape(q.shape))
+
+
+def test_the_first_call_of_a_process_may_be_inside_a_transform():
+    """Formulas and modules that are made there must not belong to it."""
+    program = (
+        "import torch, unsoft\n"
+        "q = torch.randn(3, 2, 5, 4)\n"
+        "def run(q):\n"
+        "    own = unsoft.attention(q, q, q, unsoft.Formula('s*s/n'))\n"
+        "    return own + unsoft.attention(q, q, q, 'entmax')\n"
+        "torch.testing.assert_close(torch.func.vmap(run)(q), run(q))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr

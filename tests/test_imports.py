@@ -12,7 +12,7 @@ import unsoft
 PACKAGE = Path(unsoft.__file__).parent
 
 LAYERS = [  # from the bottom to the top; a package may import itself and packages of lower layers
-    {"checks", "errors", "files", "signals", "tracing"},
+    {"checks", "errors", "files", "signals", "tracing", "transforms"},
     {"formula"},
     {"engines"},
     {"magnitude"},

@@ -12,7 +12,7 @@ from experiments.scenes.experiment import run_experiment
 from experiments.scenes.report import write_report
 from experiments.scenes.training import Settings, train_scenes
 from unsoft.cli.app import run
-from unsoft.cli.arguments import AsJson, check_drawing, check_folder
+from unsoft.cli.arguments import AsJson, check_drawing, check_folder, path_option
 from unsoft.cli.steer_tables import show_judgement
 from unsoft.cli.terminal import INTERRUPTED, note, progress, show_table
 from unsoft.errors import Interrupted
@@ -20,9 +20,7 @@ from unsoft.lab.interpret.steering.controls import steps as count_steps
 
 
 def command(
-    out: Annotated[Path, typer.Option(help="Folder of the model, the measurements and the page.")] = Path(
-        "scenes"
-    ),
+    out: Annotated[Path, path_option("Folder of the model, the measurements and the page.")] = Path("scenes"),
     steps: Annotated[int, typer.Option(min=1, help="Steps of training.")] = 500,
     seed: Annotated[int, typer.Option(min=0, help="Seed of weights and training scenes.")] = 0,
     negative: Annotated[

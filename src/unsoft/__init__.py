@@ -51,9 +51,19 @@ def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module 'unsoft' has no attribute {name!r}")
     if name not in _HOME:
-        return importlib.import_module(f"unsoft.{name}")
-    globals()[name] = found = getattr(importlib.import_module(_HOME[name]), name)
+        return _imported(f"unsoft.{name}")
+    globals()[name] = found = getattr(_imported(_HOME[name]), name)
     return found
+
+
+def _imported(name: str) -> ModuleType:
+    """The module; nothing that it makes belongs to a torch.func transform in which it is first needed."""
+    if "torch" not in sys.modules:
+        return importlib.import_module(name)
+    from unsoft.transforms import outside_transforms
+
+    with outside_transforms():
+        return importlib.import_module(name)
 
 
 def __dir__() -> list[str]:

@@ -106,8 +106,8 @@ def test_a_cache_folder_that_is_a_file(run_here, monkeypatch, tmp_path, action, 
         (["cache"], 2, "command"),
         (["bench", "--quick", "--full"], 2, "--quick and --full"),
         (["bench", "--out", "/does/not/exist/x.json"], 2, "/does/not/exist"),
-        (["bench", "--mechanism", "cogg"], 1, "did you mean 'cog'?"),
-        (["bench", "--only", "nope", "--mechanism", "cog"], 1, "unknown name 'nope'"),
+        (["bench", "--mechanism", "cogg"], 2, "did you mean 'cog'?"),
+        (["bench", "--only", "nope", "--mechanism", "cog"], 2, "unknown name 'nope'"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
@@ -183,7 +183,7 @@ def test_a_new_command_is_one_file(run_here, tmp_path, monkeypatch):
     assert "Usage: unsoft hello" in run_here("hello", "--help").stdout
     assert run_here("hello", "you").stdout == "hello you\n"
     failed = run_here("hello", "")
-    assert (failed.returncode, failed.stderr) == (1, "unsoft: no name\n")
+    assert (failed.returncode, failed.stderr) == (2, "unsoft: no name\n")
     sys.modules.pop("unsoft.cli.commands.hello")
 
 

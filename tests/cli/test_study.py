@@ -132,6 +132,10 @@ def saved(out) -> int:
         (["--tasks", "census"], "--tasks and --mechanisms belong together"),
         (["--tasks", "census", "--mechanisms", "cog", "--seeds", "0"], "'seeds' must be at least 1, not 0"),
         (
+            ["--tasks", "census", "--mechanisms", "cog", "--seeds", "99999999999999999999"],
+            "'seeds' must be at most 10000, not 99999999999999999999",
+        ),
+        (
             ["--tasks", "census", "--mechanisms", "cog", "--lrs", "0.1"],
             "at least 3 learning rates, and 1 is given",
         ),
@@ -146,7 +150,7 @@ def saved(out) -> int:
 def test_what_is_wrong_is_one_line(run_here, tmp_path, monkeypatch, line, problem):
     monkeypatch.chdir(tmp_path)
     done = run_here("study", *line)
-    assert done.returncode in (1, 2) and len(done.stderr.splitlines()) == 1
+    assert done.returncode == 2 and len(done.stderr.splitlines()) == 1
     assert problem in done.stderr and done.stderr.startswith("unsoft: ")
     assert list(tmp_path.iterdir()) == []
 
@@ -205,12 +209,27 @@ def test_an_interrupted_study_says_how_to_go_on(run_here, made_up, spec, tmp_pat
     assert done.stderr.splitlines()[-1] == (
         "unsoft: stopped: 1 of 4 runs of small are done; the same command goes on from there"
     )
-    made_up(lambda job: {"status": "failed", "error": "ValueError: no", "wall": 0.0})
-    done = run_here("study", spec(5), "--out", str(tmp_path / "out"))
-    assert done.returncode == 0 and "small: copy softmax seed 0 lr=0.003" not in done.stdout
-    assert "runs failed: unsoft study status --out" in done.stderr.splitlines()[-1]
+
+
+def test_a_study_whose_runs_fail_exits_with_1_also_when_it_is_run_again(run_here, made_up, spec, tmp_path):
+    """The last line says how many failed, why and what to do; --retry runs them again."""
+    line = ("study", spec(5), "--out", str(tmp_path / "out"))
+    answers = iter([result({}, score=0.5)])
+    failed = {"status": "failed", "error": "ValueError: no", "wall": 0.0}
+    workers = made_up(lambda job: next(answers, failed))
+    for _ in range(2):
+        done = run_here(*line)
+        assert done.returncode == 1 and len(workers.jobs) == 4
+        assert done.stderr.splitlines()[-1] == (
+            f"unsoft: 3 of 4 runs of small failed (ValueError: no); unsoft study status --out"
+            f" {tmp_path / 'out'} lists them. Fix the cause, then run the same command with --retry"
+        )
+    told = run_here(*line, "--json")
+    assert told.returncode == 1 and json.loads(told.stdout)[0]["study"] == "small"
     shown = run_here("study", "status", "--out", str(tmp_path / "out"))
-    assert "small: copy softmax seed 0 lr=0.003: ValueError: no" in shown.stderr
+    assert shown.returncode == 0 and "small: copy softmax seed 0 lr=0.003: ValueError: no" in shown.stderr
+    made_up(lambda job: result(job, score=0.5))
+    assert run_here(*line, "--retry").returncode == 0
 
 
 def test_a_file_is_run_as_it_is_written(run_here, spec):

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 import unsoft
+from unsoft.engines.native import binding
 from unsoft.mechanisms import resolve
 from unsoft.testing.case import LAYOUTS, MASKS, Case
 from unsoft.testing.check import Check
@@ -159,3 +160,57 @@ def test_grad_out_of_any_layout():
     summed = torch.autograd.grad(out.sum(), (q, k, v), retain_graph=True)  # an expanded gradient, strides 0
     plain = torch.autograd.grad(out, (q, k, v), torch.ones_like(out))
     assert all(torch.allclose(a, b, atol=1e-6) for a, b in zip(summed, plain, strict=True))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("mechanism", ["softmax", "relu2", "l2"])
+@pytest.mark.parametrize("length", [1, 3, 70])
+@pytest.mark.parametrize("mask", ["bool", "float", "causal"])
+def test_what_no_row_sees_is_not_computed_again(mask, length, mechanism, dtype, monkeypatch):
+    """The unused end of a cache is often uninitialised: NaN there must cost nothing and change no bit."""
+
+    def never(*unused):
+        raise AssertionError("computed again by the tiled engine")
+
+    monkeypatch.setattr(binding.tiled, "forward", never)
+    monkeypatch.setattr(binding.tiled, "backward", never)
+    generator = torch.Generator().manual_seed(4)
+    keys, used = 600, 500
+    q, k, v = (torch.randn(1, h, n, 24, generator=generator) for h, n in ((4, length), (2, keys), (2, keys)))
+    seen = torch.rand(1, 1, length, keys, generator=generator) < 0.8
+    seen[..., used:] = seen[..., 7] = False
+    bias = torch.where(seen, torch.randn(seen.shape, generator=generator), -torch.inf)
+    options = {"attn_mask": bias if mask == "float" else seen, "enable_gqa": True}
+    options |= {"is_causal": "lower_right"} if mask == "causal" else {}
+    k[:, :, used:], v[:, :, used:] = 0.0, 0.0
+    k[:, :, 7], v[:, :, 7] = 0.0, 0.0
+    garbage = k.clone(), v.clone()
+    garbage[0][:, :, used:], garbage[1][:, :, used:] = torch.nan, torch.inf
+    garbage[0][:, :, 7], garbage[1][:, :, 7, 3] = -torch.inf, torch.nan
+    results = []
+    for keys_and_values in ((k, v), garbage):
+        leaves = [x.to(dtype).requires_grad_() for x in (q, *keys_and_values)]
+        out = unsoft.attention(*leaves, mechanism, engine="native", **options)
+        with torch.no_grad():
+            alone = unsoft.attention(*leaves, mechanism, engine="native", **options)
+        grad = torch.linspace(-1, 1, out.numel(), dtype=dtype).view_as(out)
+        results.append((out.detach(), alone, *torch.autograd.grad(out, leaves, grad)))
+    for clean, dirty in zip(*results, strict=True):
+        assert torch.equal(clean, dirty)
+
+
+@pytest.mark.parametrize("mechanism", ["softmax", "relu2", "l2"])
+@pytest.mark.parametrize("length", [2, 70])
+def test_nan_that_some_rows_see_is_what_it_is_in_dense(length, mechanism):
+    generator = torch.Generator().manual_seed(4)
+    q, k, v = (torch.randn(1, 2, n, 24, generator=generator, dtype=torch.float64) for n in (length, 120, 120))
+    seen = torch.rand(1, 1, length, 120, generator=generator) < 0.8
+    seen[..., 9] = False
+    k[:, :, 7, 0], k[:, :, 9], v[:, :, 11, 3], k[:, 1, 110, 2] = torch.inf, torch.nan, torch.nan, torch.nan
+    results = []
+    for engine in ("dense", "native"):
+        leaves = [x.clone().requires_grad_() for x in (q, k, v)]
+        out = unsoft.attention(*leaves, mechanism, attn_mask=seen, engine=engine)
+        results.append((out.detach(), *torch.autograd.grad(out, leaves, torch.ones_like(out))))
+    for dense, native in zip(*results, strict=True):
+        torch.testing.assert_close(native, dense, equal_nan=True, rtol=1e-10, atol=1e-12)

@@ -5,6 +5,7 @@ import pytest
 import torch
 
 import unsoft
+from unsoft.engines.native import rows
 from unsoft.engines.rows.choice import run_rows
 from unsoft.engines.rows.rule import RowRule
 from unsoft.engines.rows.threshold import Threshold
@@ -186,3 +187,26 @@ def test_entmax_learns_its_alpha_and_has_its_limits():
 def test_sticks_need_the_causal_rule():
     with pytest.raises(ValueError, match="argument 'is_causal': stick-breaking looks back only"):
         unsoft.attention(*tensors(*[(1, 1, 4, 3)] * 3), "stick-breaking")
+
+
+@pytest.mark.parametrize("name", ["sparsemax", "elastic"])
+@pytest.mark.parametrize("shape", [(1, 1), (1, 4)], ids=["a mask of all heads", "a mask per head"])
+def test_what_no_row_sees_stays_with_the_compiled_code(name, shape, monkeypatch):
+    """The unused end of a cache may hold anything."""
+
+    def never(*unused):
+        raise AssertionError("computed by the dense engine")
+
+    monkeypatch.setattr(rows, "dense_rows", never)
+    generator = torch.Generator().manual_seed(4)
+    q, k, v = (torch.randn(1, h, n, 8, generator=generator) for h, n in ((4, 5), (2, 40), (2, 40)))
+    seen = torch.rand(*shape, 5, 40, generator=generator) < 0.8
+    seen[..., 30:] = False
+    results = []
+    for end in (0.0, torch.nan):
+        k[:, :, 30:], v[:, :, 30:] = end, -end
+        leaves = [x.clone().requires_grad_() for x in (q, k, v)]
+        out = unsoft.attention(*leaves, name, attn_mask=seen, engine="native", enable_gqa=True)
+        results.append((out.detach(), *torch.autograd.grad(out, leaves, torch.ones_like(out))))
+    for clean, dirty in zip(*results, strict=True):
+        assert torch.equal(clean, dirty)

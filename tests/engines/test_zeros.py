@@ -67,3 +67,54 @@ def test_a_normaliser_whose_inverse_overflows_counts_as_zero(dtype, size, engine
     out = unsoft.attention(q, k, v, "softpick", scale=1.0, engine=engine)
     assert (out == 0).all()
     assert all((x == 0).all() for x in torch.autograd.grad(out.sum(), (q, k, v)))
+
+
+UNDEFINED = Formula(
+    "tanh(s)*sqrt(p*c_i)",
+    "abs(s) + 0.25",
+    norm="sqrt(z)*log(1 + p*c_i)",
+    offset_mass="sqrt(p*c_i)",
+    params={"p": 1.0},
+    fields={"c": "query"},
+)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("mask", ["bool", "float", "causal"])
+@pytest.mark.parametrize("length", [6, 70])
+def test_a_row_that_sees_nothing_is_zero_where_the_formula_is_undefined(engine, mask, length):
+    """Rows 0 .. 2 see nothing, and there every part of the formula is the root or logarithm of a negative."""
+    generator = torch.Generator().manual_seed(6)
+    q, k, v = (
+        torch.randn(1, 2, n, 8, generator=generator, dtype=torch.float64)
+        for n in (length, length - 3, length - 3)
+    )
+    c = torch.full((1, 2, length), 0.5, dtype=torch.float64)
+    c[:, :, :3] = -2.0
+    p = torch.tensor([1.0, 1.5], dtype=torch.float64)
+    entries = torch.randn(1, 2, length, length - 3, generator=generator, dtype=torch.float64)
+    leaves = [x.requires_grad_() for x in (q, k, v, c, p, entries)]
+    seen = torch.ones(length, length - 3, dtype=torch.bool).tril(-3)
+
+    def run(engine, first):
+        given = {"bool": seen, "float": torch.where(seen, entries, -torch.inf)}
+        options = (
+            {"attn_mask": given[mask][..., first:, :]} if mask in given else {"is_causal": "lower_right"}
+        )
+        fields = {"c": c[:, :, first:]}
+        return unsoft.attention(
+            q[:, :, first:], k, v, UNDEFINED, engine=engine, params={"p": p}, fields=fields, **options
+        )
+
+    out, expected = run(engine, 0), run("dense", 3)
+    assert (out[:, :, :3] == 0).all()
+    torch.testing.assert_close(out[:, :, 3:], expected, rtol=1e-12, atol=1e-12)
+    grad = torch.randn(out.shape, generator=generator, dtype=torch.float64)
+    alone = torch.autograd.grad(expected, leaves, grad[:, :, 3:], materialize_grads=True)
+    for found, true in zip(
+        torch.autograd.grad(out, leaves, grad, materialize_grads=True), alone, strict=True
+    ):
+        torch.testing.assert_close(found, true, rtol=1e-10, atol=1e-12)
+    with torch.no_grad():
+        torch.testing.assert_close(run(engine, 0), out, rtol=0, atol=0)
+        torch.testing.assert_close(run(engine, length - 1), out[:, :, -1:], rtol=1e-12, atol=1e-12)

@@ -94,11 +94,16 @@ TENSORS = (
 
 class Rows(NamedTuple):
     """What a forward pass gives: the output (B, H, L, Dv), and per row the peak and the total mass (B, H,
-    L)."""
+    L). The peak is 0 for formulas without one, and -inf in rows that see no key."""
 
     out: Tensor
     peak: Tensor
     total: Tensor
+
+    def live_peak(self) -> tuple[Tensor, Tensor]:
+        """Which rows see any key, and the peak with 0 in the others: the symbol m."""
+        live = self.peak != -torch.inf
+        return live, torch.where(live, self.peak, 0.0)
 
 
 class Upstream(NamedTuple):

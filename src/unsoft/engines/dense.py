@@ -96,7 +96,14 @@ def _each(fields: Tensor | None) -> list[Tensor]:
 
 
 def _weights(terms: Terms, symbols: dict[str, Tensor], visible: Tensor) -> Tensor:
-    rows = {name: x for name, x in symbols.items() if name not in ("s", "j", BIAS, *terms.fields.key)}
+    live = visible.any(-1, keepdim=True)
+    rows = {
+        # A row that sees nothing may lie where the formula is undefined: its weights are replaced by 0 below,
+        # and this keeps the NaN of its slopes from parameters, which it shares with other rows, and fields.
+        name: torch.where(live, x, x.detach())
+        for name, x in symbols.items()
+        if name not in ("s", "j", BIAS, *terms.fields.key)
+    }
     if symbols["s"].shape[-1] > 0:
         symbols, rows["m"] = _at_visible_points(terms, symbols, visible)
     else:
@@ -107,7 +114,7 @@ def _weights(terms: Terms, symbols: dict[str, Tensor], visible: Tensor) -> Tenso
     if terms.mass is None:
         return weight
     total = torch.where(visible, values["mass"], 0.0).sum(-1, keepdim=True)
-    return _normalised(terms, rows, weight, total)
+    return _normalised(terms, rows, weight, total, live)
 
 
 def _at_visible_points(
@@ -132,14 +139,14 @@ def _at_visible_points(
     return moved, m
 
 
-def _normalised(terms: Terms, rows: dict[str, Tensor], weight: Tensor, total: Tensor) -> Tensor:
+def _normalised(terms: Terms, rows: dict[str, Tensor], weight: Tensor, total: Tensor, live: Tensor) -> Tensor:
     if terms.offset is not None:
         total = total + evaluate(terms.offset, rows)
     if terms.norm is None:
-        zero, norm = vanishes(total), total
+        zero, norm = vanishes(total) | ~live, total
     else:
         detached = {name: x.detach() for name, x in rows.items()} | {"z": total.detach()}
-        zero = vanishes(evaluate(terms.norm, detached))
+        zero = vanishes(evaluate(terms.norm, detached)) | ~live
         # The slope of sqrt at 0 is infinite: take the zero out before the function, not only after it.
         norm = evaluate(terms.norm, rows | {"z": torch.where(zero, 1.0, total)})
     return torch.where(zero, 0.0, weight / torch.where(zero, 1.0, norm))

@@ -36,8 +36,13 @@ def field_tables(
     for side, x, heads in (("query", q, {q.shape[1]}), ("key", k, {q.shape[1], k.shape[1]})):
         name = BUILT_IN[side]
         if name in formula.symbols.all:
-            squared = given[name] if name in given else squared_lengths(x, dtype)
-            by_symbol[name] = scale * _table(name, squared, batch, {x.shape[1]}, x, dtype)
+            known = name in given
+            squared = (
+                _table(name, given[name], batch, {x.shape[1]}, x, dtype)
+                if known
+                else squared_lengths(x, dtype)
+            )
+            by_symbol[name] = scale * squared
         for field, sides in formula.fields.items():
             letter = SIDES[side]
             if letter in SIDES[sides]:

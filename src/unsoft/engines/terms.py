@@ -100,10 +100,11 @@ def _masked(part: Expr | None, formula: Formula) -> Expr | None:
     return None if part is None else masked(part, formula)
 
 
-def inverse_norm(terms: Terms, symbols: dict[str, Tensor], z: Tensor) -> Tensor:
-    """1 / norm(z) without autograd, and 0 where the norm vanishes: such rows have weights 0."""
+def inverse_norm(terms: Terms, symbols: dict[str, Tensor], z: Tensor, live: Tensor) -> Tensor:
+    """1 / norm(z) without autograd, and 0 where the norm vanishes or a row is not ``live`` (it sees no key,
+    and its norm may be undefined): such rows have weights 0."""
     norm = z if terms.norm is None else torch.zeros_like(z) + row_value(terms.norm, symbols | {"z": z})
-    return torch.where(vanishes(norm), 0.0, 1.0 / norm)
+    return torch.where(live & ~vanishes(norm), 1.0 / norm, 0.0)
 
 
 def row_value(expr: Expr, symbols: dict[str, Tensor]) -> Tensor | float:

@@ -116,6 +116,13 @@ def _values_of_text(texts: str, names: str, fixed: str, *tensors: Tensor) -> tup
 
 
 def _applied(program: Program, tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
+    levels = torch._C._functorch.get_interpreter_stack() or ()
+    if sum(level.key() == torch._C._functorch.TransformType.Jvp for level in levels) > 1:
+        # torch.autograd.Function drops the outer tangents without a word: the second derivative would be 0.
+        raise NotImplementedError(
+            "formula: torch.func.jvp inside torch.func.jvp (jacfwd of jacfwd) is not supported; use"
+            " torch.func.hessian, which is jacfwd of jacrev, or jacrev of jacrev"
+        )
     return cast(tuple[Tensor, ...], _Apply.apply(program, *tensors))  # type: ignore[no-untyped-call]
 
 
@@ -179,16 +186,21 @@ class _Apply(torch.autograd.Function):
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
         ctx.program = inputs[0]
         ctx.shapes = [x.shape for x in output]
+        # The tangent of a constant is None and not 0: at a pole of its slope, 0 * inf would be NaN.
+        ctx.set_materialize_grads(False)
         ctx.save_for_backward(*inputs[1:])
         ctx.save_for_forward(*inputs[1:])
 
     @staticmethod
-    def backward(ctx: Any, *upstream: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, *upstream: Tensor | None) -> tuple[Tensor | None, ...]:
         tensors = ctx.saved_tensors
         wanted = ctx.program.differentiable(ctx.needs_input_grad[1:])
         grads: list[Tensor | None] = [None] * len(tensors)
         for (o, k), slope in ctx.program.slopes(tensors, wanted).items():
-            part = (upstream[o] * slope).sum_to_size(tensors[k].shape)
+            given = upstream[o]
+            if given is None:
+                continue
+            part = (given * slope).sum_to_size(tensors[k].shape)
             grads[k] = part if grads[k] is None else grads[k] + part
         for k, yes in enumerate(wanted):
             if (
@@ -205,4 +217,7 @@ class _Apply(torch.autograd.Function):
         for (o, k), slope in ctx.program.slopes(tensors, wanted).items():
             part = (tangents[k] * slope).expand(ctx.shapes[o])
             out[o] = part if out[o] is None else out[o] + part
-        return tuple(out)
+        # torch.func takes no None from a function with several outputs.
+        return tuple(
+            tensors[0].new_zeros(shape) if x is None else x for x, shape in zip(out, ctx.shapes, strict=True)
+        )

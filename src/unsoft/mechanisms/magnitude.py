@@ -65,6 +65,7 @@ from unsoft.modules.magnitude.row_gates import attend_by_rows, attend_by_rows_ca
 from unsoft.modules.module import Inputs, Mechanism, Wrapper
 from unsoft.modules.pointwise import SHORT_OPTIONS, Pointwise
 from unsoft.modules.registry import family, module_modifier, resolve_formula
+from unsoft.transforms import transform_name
 
 Result = Tensor | tuple[Tensor, Tensor]
 EXACT = 256
@@ -153,6 +154,12 @@ class Magnitude(Wrapper):
             if found is not None:
                 result: Result = self.inner(query, key, found[1], cache=cache.inner, **options)
                 return result
+        if transform := transform_name():
+            raise NotImplementedError(
+                f"magnitude: {transform} is not supported, since the solvers of its gates have no rules for"
+                " transforms and forward-mode derivatives; use torch.autograd.grad for gradients, and batch"
+                " dimensions or a loop in place of vmap"
+            )
         return super().forward(query, key, value, *args, cache=cache, **options)
 
     def attend(self, inputs: Inputs) -> Result:

@@ -13,6 +13,7 @@ from unsoft.formula import Formula
 from unsoft.modules.module import Mechanism
 from unsoft.modules.registry import resolve
 from unsoft.modules.spec import LayerSpec, MechanismSpec
+from unsoft.transforms import outside_transforms
 
 _FIRST_LAST = re.compile(r"\s*first_last\(([^()]*(?:\([^()]*\))?[^()]*)\)\s*\+(.*)", re.DOTALL)
 
@@ -76,9 +77,9 @@ def mechanism_like(spec: MechanismSpec, query: Tensor, key: Tensor, value: Tenso
 def _at_its_start(
     spec: MechanismSpec, query_heads: int, head_dim: int, value_dim: int, device: torch.device
 ) -> Mechanism:
-    with torch.random.fork_rng(
-        devices=[]
-    ):  # a start that is random is the same in every call, and costs the caller nothing
+    # A start that is random is the same in every call, and costs the caller nothing. It is kept for later
+    # calls, so torch.func transforms around this one have no part in it.
+    with torch.random.fork_rng(devices=[]), outside_transforms():
         torch.manual_seed(0)
         module = spec.build(LayerSpec(query_heads, head_dim, value_dim))
         if module.query_heads != query_heads:  # several queries for each head of the output
@@ -89,4 +90,4 @@ def _at_its_start(
             module = spec.build(
                 LayerSpec(query_heads * query_heads // module.query_heads, head_dim, value_dim)
             )
-    return module.to(device)
+        return module.to(device)

@@ -34,6 +34,7 @@ from unsoft.modules.linear_call import is_empty, without_zero_bias, zeros
 from unsoft.modules.linear_decoding import call_of_new_tokens
 from unsoft.modules.module import Inputs, Mechanism
 from unsoft.modules.registry import resolve_formula
+from unsoft.transforms import readable
 
 EPS = 1e-6
 """Added to the square of a length before it is divided by."""
@@ -218,6 +219,11 @@ def _whole_keys(call: Call) -> tuple[Call, Tensor | None]:
     keys = visible.any(2, keepdim=True)
     alive = visible.any(-1)
     plain = visible_entries(replace(call, visible=keys))
+    if not readable(visible):
+        raise ValueError(
+            "argument 'attn_mask': under torch.func.vmap the delta rule takes masks of whole keys only, shape"
+            " (..., 1, keys)"
+        )
     if not torch.compiler.is_compiling() and bool((alive[..., None] & (visible != plain)).any()):
         raise ValueError(
             "argument 'attn_mask': the delta rule keeps one state for all rows; a mask may hide whole keys"

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from unsoft.engines.call import Call
+from unsoft.transforms import readable
 
 
 def is_empty(call: Call) -> bool:
@@ -23,9 +24,9 @@ def zeros(call: Call) -> Tensor:
 
 def without_zero_bias(call: Call) -> Call:
     """A float mask of 0 and -inf alone is a bool mask."""
-    if call.bias is None or call.bias.requires_grad or torch.compiler.is_compiling() or bool(call.bias.any()):
+    if call.bias is None or call.bias.requires_grad or torch.compiler.is_compiling():
         return call
-    return replace(call, bias=None)
+    return call if not readable(call.bias) or bool(call.bias.any()) else replace(call, bias=None)
 
 
 def hides_whole_keys(call: Call) -> bool:
@@ -37,14 +38,14 @@ def hides_whole_keys(call: Call) -> bool:
 
 def seen_keys(call: Call) -> Tensor | None:
     """Bool (B|1, Hk|1, S|1): the keys that are not masked; None if there is no mask,
-    or the heads of a group disagree."""
+    or the heads of a group disagree, or may do under vmap."""
     if call.visible is None:
         return None
     keys, shared = call.visible[:, :, 0], call.k.shape[1]
     if keys.shape[1] in (1, shared):
         return keys
     groups = keys.unflatten(1, (shared, -1))
-    alike = bool((groups == groups[:, :, :1]).all())
+    alike = readable(groups) and bool((groups == groups[:, :, :1]).all())
     return groups[:, :, 0] if alike else None
 
 

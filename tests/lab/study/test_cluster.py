@@ -1,4 +1,5 @@
-"""Ray, for real: a cluster of this machine, a worker killed in mid-run, a driver killed and started again."""
+"""Ray, for real: a cluster of this machine, a worker or a node killed in mid-run, a driver killed and started
+again."""
 
 import contextlib
 import os
@@ -33,14 +34,14 @@ def saved(out: Path) -> int:
     return sum(int(path.parent.name.split("-")[1]) for path in found)
 
 
-def workers_of(driver: int) -> set[int]:
-    """Processes of its cluster that are training now: Ray gives them the name of what they do."""
+def workers_of(parent: int) -> set[int]:
+    """Processes below it that are training now: Ray gives them the name of what they do."""
     parents = {}
     for path in Path("/proc").glob("[0-9]*/stat"):
         with contextlib.suppress(OSError):
             words = path.read_text().rpartition(")")[2].split()
             parents[int(path.parent.name)] = int(words[1])
-    family = {driver}
+    family = {parent}
     while more := {child for child, parent in parents.items() if parent in family} - family:
         family |= more
     found = set()
@@ -82,6 +83,39 @@ def test_a_cluster_survives_deaths(tmp_path):
     records = read_records(out / NAME)
     assert [record.status for record in records] == ["done"] * 3 and all(record.score for record in records)
     assert all(len(record.losses) == 100 for record in records)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mine", [True, False], ids=["node of the command", "other node"])
+def test_runs_of_a_lost_node_are_run_on_another(tmp_path, mine):
+    """A raylet and its workers are killed at once, as a power cut does."""
+    from ray.cluster_utils import Cluster
+
+    (tmp_path / "small.toml").write_text(TOML)
+    out = tmp_path / "out"
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
+    try:
+        other = cluster.add_node(num_cpus=1)
+        node = (cluster.head_node if mine else other).all_processes["raylet"][0].process.pid
+        line = [sys.executable, "-m", "unsoft.cli", "study", str(tmp_path / "small.toml"), "--out", str(out)]
+        environment = os.environ | {
+            "PYTHONPATH": str(Path(unsoft.__file__).parents[1]),
+            "RAY_worker_niceness": "0",
+        }
+        driver = subprocess.Popen(
+            [*line, "--ray", cluster.address], env=environment, stderr=subprocess.PIPE, text=True
+        )
+        while not (saved(out) and workers_of(node)) and driver.poll() is None:
+            time.sleep(0.05)
+        for process in (node, *workers_of(node)):
+            os.kill(process, signal.SIGKILL)
+        _, errors = driver.communicate(timeout=HANG)
+    finally:
+        cluster.shutdown()
+    assert driver.returncode == 0, errors
+    records = read_records(out / NAME)
+    assert [record.status for record in records] == ["done"] * 3, errors
+    assert any(record.attempts > 1 for record in records)
 
 
 def there(out: Path):

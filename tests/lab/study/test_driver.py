@@ -8,7 +8,7 @@ import pytest
 
 from tests.lab.study.made_up import MadeUpWorkers, result
 from unsoft.lab.study import make_study, read_records, run_study
-from unsoft.lab.study.local import LOST
+from unsoft.lab.study.local import LOST, NODE_LOST
 from unsoft.lab.study.store import NAME, Store
 
 GROUP = {
@@ -137,6 +137,29 @@ def test_a_dead_worker_costs_a_try_and_a_third_death_the_run(tmp_path):
     assert [r.error for r in records if r.error] == ["its worker died (exit code -9), 3 times"]
     # A run that was begun twice does not say what a step costs.
     assert {(r.attempts, r.seconds_per_step) for r in records if r.status == "done"} == {(1, 0.5), (2, None)}
+
+
+def test_a_lost_node_is_not_the_failure_of_its_run(tmp_path):
+    """Its run is begun again; one that loses every node is left for the next call, which resumes it."""
+    begun = {}
+
+    def answer(job):
+        spec = job["spec"]
+        place = (spec["mechanism"], spec["lr"], spec["seed"])
+        begun[place] = begun.get(place, 0) + 1
+        lost = {"status": NODE_LOST, "error": "its node was lost (power)", "wall": 0.0}
+        often = {("cog", 0.001, 0): 99, ("softmax", 0.01, 0): 4}.get(place, 0)
+        return lost if begun[place] <= often else result(job, score=0.5)
+
+    state, _ = run(tmp_path, answer)
+    assert (state.failed, state.lost) == (0, "its node was lost (power)")
+    left = [record for record in read_records(tmp_path / NAME) if record.status != "done"]
+    assert [(r.status, r.mechanism, r.lr, r.attempts, r.error) for r in left] == [
+        ("cut", "cog", 0.001, 5, "")
+    ]
+    assert begun["softmax", 0.01, 0] == 5
+    state, _ = run(tmp_path)
+    assert (state.done, state.lost) == (10, "")
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

@@ -73,6 +73,11 @@ def test_nothing_finished_is_said():
     assert "Mechanisms in the charts" not in page and "machine" not in page and "test. ." not in page
 
 
+def test_the_time_of_parallel_workers_is_called_what_it_is():
+    page = text_of(study_page([made()], runs("softmax", [0.5, 0.6], wall=5400.0), ""))
+    assert "2 of 2 runs are done, 3 hours of wall time, summed over all workers." in page
+
+
 def test_all_failed_is_said_with_the_whole_error():
     error = "DivergenceError: train: the loss is nan at step 3; a smaller learning rate than 1e+30 may help"
     page = text_of(study_page([made()], runs("softmax", [0.1], status="failed", error=error), ""))

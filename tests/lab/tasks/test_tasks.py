@@ -7,10 +7,12 @@ from dataclasses import replace
 
 import pytest
 import torch
+from tokenizers import Tokenizer
 
 import unsoft
 from tests.lab.tasks.brute_force import SOLVERS
 from unsoft.lab.tasks import IGNORE, Task, task, tasks
+from unsoft.lab.tasks.corpus import corpus
 from unsoft.lab.tasks.draw import generator
 
 NAMES = [
@@ -238,20 +240,45 @@ def test_wrong_types_are_named():
 def test_text_is_split_by_document(tmp_path):
     for number in range(60):
         (tmp_path / f"{number}.txt").write_text(f"<{number}>" * 20)
-    train, test = (bytes(part.tolist()).decode() for part in unsoft.lab.tasks.corpus.corpus(str(tmp_path)))
-    found = [{number for number in range(60) if f"<{number}>" in text} for text in (train, test)]
-    assert not found[0] & found[1] and found[0] | found[1] == set(range(60)) and len(found[1]) > 1
+
+    def documents(**options):
+        texts = [bytes(part.tolist()).decode() for part in corpus(str(tmp_path), **options)]
+        return [{number for number in range(60) if f"<{number}>" in text} for text in texts]
+
+    train, test = documents()
+    assert not train & test and train | test == set(range(60)) and len(test) > 1
+    rest, validation, same = documents(validation=True)
+    assert same == test and rest | validation == train and not rest & validation and len(validation) > 1
     single = tmp_path / "one.txt"
     single.write_bytes(b"a" * 90 + b"b" * 10)
-    train, test = unsoft.lab.tasks.corpus.corpus(str(single))
+    train, test = corpus(str(single))
     assert (train == ord("a")).all() and (test == ord("b")).all() and len(test) == 10
     (tmp_path / "empty.txt").write_text("")
     with pytest.raises(ValueError, match="is empty"):
         task("text", path=str(tmp_path / "empty.txt"))
 
 
+@pytest.mark.parametrize("knobs", [{}, {"level": "bpe", "vocabulary": 300}], ids=["bytes", "bpe"])
+def test_windows_of_training_validation_and_test_never_overlap(tmp_path, knobs):
+    """In a small file of numbered lines, so that each tells where it is from."""
+    (tmp_path / "lines.txt").write_text("".join(f"{number:05}\n" for number in range(3000)))
+    made = task("text", path=str(tmp_path / "lines.txt"), length=64, **knobs)
+    tokenizer = made.files().get("tokenizer.json")
+    decode = Tokenizer.from_str(tokenizer).decode if tokenizer else lambda row: bytes(row).decode()
+
+    def lines(batch):
+        rows = torch.cat([batch.inputs, batch.labels[:, -1:]], 1).tolist()
+        return {line for row in rows for line in decode(row).split("\n")[1:-1]}
+
+    parts = [lines(made.sample(256, **which)) for which in ({"training": True}, {"validation": True}, {})]
+    assert all(len(part) > 100 for part in parts)
+    assert max(parts[0]) < min(parts[1]) <= max(parts[1]) < min(parts[2])
+    with pytest.raises(ValueError, match=r"less than the \d+ \w+ of the validation text, not 1800"):
+        task("text", path=str(tmp_path / "lines.txt"), length=1800, **knobs)
+
+
 def test_default_text_has_documentation_and_sources():
-    train, test = unsoft.lab.tasks.corpus.corpus()
+    train, test = corpus()
     assert len(train) > 10 * len(test) / 2 > 100_000
     assert b"import " in bytes(test.tolist())
 

@@ -62,7 +62,7 @@ def test_the_score_of_a_model_is_the_score_of_its_outputs(one_thread):
         def forward(self, input_ids):
             return {"logits": task.solve(input_ids) * 50}
 
-    batches = evaluation_batches(task, 64, seed=0)
+    batches = evaluation_batches(task, 64)
     score, loss = measure(Solver(), batches, torch.device("cpu"))
     assert score == 1.0 and loss < 1e-6
     assert len(batches) * batches.size >= 1000
@@ -75,6 +75,14 @@ def test_batches_depend_on_seed_and_number_alone():
     for index in (3, 0, 3):
         batch = task.sample(4, seed=2, index=index, training=True)
         assert torch.equal(batches[index]["input_ids"], batch.inputs)
+
+
+def test_models_are_watched_and_tested_on_different_texts(tmp_path):
+    (tmp_path / "text").write_text("a" * 800 + "b" * 100 + "c" * 100)
+    task = unsoft.lab.tasks.task("text", path=str(tmp_path / "text"), length=20)
+    for validation, letter in ((True, "b"), (False, "c")):
+        batches = evaluation_batches(task, 16, validation=validation)
+        assert all((batches[index]["input_ids"] == ord(letter)).all() for index in range(len(batches)))
 
 
 def test_features_fill_the_first_dimensions():

@@ -131,7 +131,7 @@ def test_scores_over_difficulties_are_beside_what_they_are_compared_with():
         own["score"] == result.score and own["shortcut"] == result.shortcut and own["known"] == result.known
     )
     for test, other in zip(result.score_by, made.sweep(), strict=True):
-        batches = evaluation_batches(other, 16, 0)
+        batches = evaluation_batches(other, 16)
         right = []
         for index in range(len(batches)):
             inputs, labels = other.sample(batches.size, seed=0, index=index)

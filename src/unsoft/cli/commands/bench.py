@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from unsoft.cli.arguments import AsJson, check_file
+from unsoft.cli.arguments import AsJson, check_file, path_option
 from unsoft.cli.mechanisms import Formulas, Names, NamesOption, chosen
 from unsoft.cli.terminal import INTERRUPTED, console, note, progress, warn_if_busy
 
@@ -26,7 +26,7 @@ def command(
     full: Annotated[
         bool, typer.Option("--full", help="Every case, FlexAttention too; half an hour.")
     ] = False,
-    out: Annotated[Path | None, typer.Option(help="Keep the results in this JSON file.")] = None,
+    out: Annotated[Path | None, path_option("Keep the results in this JSON file.")] = None,
     only: Annotated[list[str] | None, typer.Option(help="Only this group of steps; may be repeated.")] = None,
     device: Annotated[
         str, typer.Option(help="cpu, or cuda for the GPU engine on this machine's GPU.")
@@ -90,7 +90,7 @@ def _check_device(device: str) -> None:
     if device != "cuda":
         raise typer.BadParameter(f"{device!r} is neither cpu nor cuda", param_hint="'--device'")
     if reason := gpu_problem(device):
-        raise ValueError(f"--device: the engine 'triton' cannot run here: {reason}")
+        raise RuntimeError(f"--device: the engine 'triton' cannot run here: {reason}")
 
 
 def _run(todo: list[Step], keep: Callable[[list[Result], bool], None]) -> tuple[list[Result], bool]:

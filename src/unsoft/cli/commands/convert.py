@@ -16,6 +16,7 @@ from unsoft.cli.arguments import (
     check_folder,
     folder_name,
     load_plugin,
+    path_option,
     read_layers,
     read_pairs,
 )
@@ -39,7 +40,7 @@ def command(
     ] = "",
     out: Annotated[
         Path | None,
-        typer.Option(help="Folder of the conversion; default: runs/MODEL-to-MECHANISM.", show_default=False),
+        path_option("Folder of the conversion; default: runs/MODEL-to-MECHANISM.", show_default=False),
     ] = None,
     fit_tokens: Annotated[
         int, typer.Option(help="Tokens that fit output projections before matching; 0: no fit.")
@@ -152,4 +153,11 @@ def _print(result: Converted, folder: Path) -> None:
         "of all cores": "right",
     }
     show_table(columns, rows)
+    last = list(result.perplexity)[-1]
+    if result.kept and result.kept != last:
+        typer.echo(
+            f"the {result.kept} model is saved: on held-out text the {last} one is worse (perplexity"
+            f" {result.perplexity[last]:.4g}, not {result.perplexity[result.kept]:.4g}). Try smaller learning"
+            " rates (--match-lr, --lr) or more steps"
+        )
     typer.echo(f"the model is in {folder / 'model'}; load it with unsoft.hf.load({str(folder / 'model')!r})")

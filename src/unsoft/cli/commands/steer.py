@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
-from unsoft.cli.arguments import AsJson, check_file, prepare_folder
+from unsoft.cli.arguments import AsJson, check_file, path_option, prepare_folder
 from unsoft.cli.steer_inputs import lines, listed, load, pairs, places, prose
 from unsoft.cli.steer_tables import show_judgement
 from unsoft.cli.terminal import console, progress, show_table
@@ -59,7 +59,7 @@ KeepNorm = Annotated[bool, typer.Option("--keep-norm", help="States keep their l
 @command.command()
 def fit(
     model: Model,
-    out: Annotated[Path, typer.Option(help="The file to write, such as joy.safetensors.")],
+    out: Annotated[Path, path_option("The file to write, such as joy.safetensors.")],
     positive: Positive = None,
     negative: Negative = None,
     method: Method = "mean",
@@ -187,7 +187,7 @@ def check(
     keep_norm: KeepNorm = False,
     out: Annotated[
         Path | None,
-        typer.Option(help="Keep table, verdict, directions and a page in this folder.", show_default=False),
+        path_option("Keep table, verdict, directions and a page in this folder.", show_default=False),
     ] = None,
     as_json: AsJson = False,
 ) -> None:

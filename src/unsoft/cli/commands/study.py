@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from unsoft.cli.arguments import AsJson, Plugin, check_folder, load_plugin
+from unsoft.cli.arguments import AsJson, Plugin, check_folder, load_plugin, path_option
 from unsoft.cli.mechanisms import Formulas, chosen, complete_mechanism
 from unsoft.cli.study_arguments import numbers_of, study_of, words_of, workers_of
 from unsoft.cli.study_tables import print_defaults, print_study, study_record
@@ -17,7 +17,7 @@ from unsoft.cli.terminal import INTERRUPTED, note, show_table
 
 if TYPE_CHECKING:
     from unsoft.lab.study import Study
-    from unsoft.lab.study.driver import Workers
+    from unsoft.lab.study.driver import State, Workers
 
 
 class _RunUnlessNamed(TyperGroup):
@@ -41,7 +41,7 @@ command = typer.Typer(
     """,
     rich_markup_mode=None,
 )
-_Out = Annotated[Path, typer.Option(help="Folder of the store, study.db.")]
+_Out = Annotated[Path, path_option("Folder of the store, study.db.")]
 
 
 @command.command()
@@ -116,7 +116,7 @@ def run(
     gpus_per_run: Annotated[float, typer.Option(min=0, help="GPUs of the cluster for each run.")] = 0,
     out: _Out = Path("study"),
     runs: Annotated[
-        Path | None, typer.Option(help="Folder of checkpoints; default: runs in --out.", show_default=False)
+        Path | None, path_option("Folder of checkpoints; default: runs in --out.", show_default=False)
     ] = None,
     retry: Annotated[bool, typer.Option("--retry", help="Run again what failed.")] = False,
     any_code: Annotated[
@@ -155,19 +155,23 @@ def run(
     file = plugin is not None and plugin.endswith(".py")
     options: dict[str, Any] = {"runs": runs, "retry": retry, "any_code": any_code}
     options["plugin"] = str(Path(plugin or "").absolute()) if file else plugin or ""
+    complete = True
     try:
         for study in studies:
-            _run_one(study, out, made, options)
+            state = _run_one(study, out, made, options)
             if not as_json:
                 print_study(out, study.name)
+            complete &= _is_complete(study.name, state, out)
     finally:
         if not isinstance(made, int):
             made.close()
     if as_json:
         typer.echo(json.dumps([study_record(out, study.name) for study in studies], indent=1))
+    if not complete:
+        raise typer.Exit(1)
 
 
-def _run_one(study: Study, out: Path, workers: int | Workers, options: dict[str, Any]) -> None:
+def _run_one(study: Study, out: Path, workers: int | Workers, options: dict[str, Any]) -> State:
     from unsoft.cli.study_progress import progress
     from unsoft.lab.study import run_study
 
@@ -183,8 +187,24 @@ def _run_one(study: Study, out: Path, workers: int | Workers, options: dict[str,
             " the same command goes on from there"
         )
         raise typer.Exit(INTERRUPTED)
+    return state
+
+
+def _is_complete(name: str, state: State, out: Path) -> bool:
+    """Return True unless runs failed or were left; a note says how many, why, and what to do."""
     if state.failed:
-        note(f"{state.failed} of {state.total} runs failed: unsoft study status --out {out}")
+        more = f", and {len(state.errors) - 1} other errors" if len(state.errors) > 1 else ""
+        note(
+            f"{state.failed} of {state.total} runs of {name} failed ({state.errors[0]}{more});"
+            f" unsoft study status --out {out} lists them. Fix the cause, then run the same command"
+            " with --retry"
+        )
+    if state.lost:
+        note(
+            f"{state.waiting} of {state.total} runs of {name} are not done: {state.lost};"
+            " run the same command again to resume"
+        )
+    return not state.failed and not state.lost
 
 
 @command.command()
@@ -222,7 +242,7 @@ def status(out: _Out = Path("study"), as_json: AsJson = False) -> None:
 
 @command.command()
 def export(
-    to: Annotated[Path, typer.Option(help="FILE.csv, FILE.json or FILE.parquet.", show_default=False)],
+    to: Annotated[Path, path_option("FILE.csv, FILE.json or FILE.parquet.", show_default=False)],
     out: _Out = Path("study"),
     study: Annotated[
         str | None, typer.Option(help="One study of the store; default: all.", show_default=False)
@@ -259,7 +279,7 @@ def export(
 def report(
     out: _Out = Path("study"),
     to: Annotated[
-        Path | None, typer.Option(help="Folder of the page; default: report in --out.", show_default=False)
+        Path | None, path_option("Folder of the page; default: report in --out.", show_default=False)
     ] = None,
     as_json: AsJson = False,
 ) -> None:

@@ -5,6 +5,7 @@ from torch import Tensor
 
 from unsoft.engines.call import Call
 from unsoft.engines.dense import visible_entries
+from unsoft.transforms import readable
 
 
 def check_distances(call: Call, queries: Tensor, keys: Tensor, name: str) -> None:
@@ -28,6 +29,11 @@ def check_distances(call: Call, queries: Tensor, keys: Tensor, name: str) -> Non
         shift = torch.where(there, j, -torch.inf).amax(-1, keepdim=True)
         row_there = there[:, order.clamp(0, count - 1)]
         wrong = torch.cat([(j != shift) & there, (i != shift) & row_there], dim=-1)
+    if not readable(wrong):
+        raise ValueError(
+            f"argument 'positions': {name} knows distances only, and under vmap it cannot be checked that"
+            " positions are consecutive; map over the other arguments"
+        )
     if bool(wrong.any()):
         raise ValueError(
             f"{name}: argument 'positions' must be consecutive: its weights depend on distances, which it"

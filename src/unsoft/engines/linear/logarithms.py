@@ -19,6 +19,7 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from unsoft.engines.linear.chunks import by_group, cut, in_order
+from unsoft.transforms import readable, transform_name
 
 _CHUNK = 64
 """Tokens per chunk: inside a chunk there are two exponentials and a logarithm for every pair."""
@@ -98,20 +99,21 @@ def log_products(q: Tensor, k: Tensor) -> Tensor:
     logs = products.clamp(min=least).log().to(q.dtype) + top_q + top_k.mT
     if not torch.compiler.is_compiling():  # which cannot ask for values while tracing
         lost = (products < least) & ~masked[..., None, :]
-        if bool(lost.any()):
+        if not readable(lost) or bool(lost.any()):
             logs = torch.where(lost, _summed_one_by_one(q, k), logs)
     return torch.where(masked[..., None, :], -torch.inf, logs)
 
 
 def _summed_one_by_one(q: Tensor, k: Tensor) -> Tensor:
     rows = max(_EXACT_AT_ONCE // max(k.numel(), 1), 1)
-    parts = [
-        checkpoint(
-            lambda a, b: (a[..., :, None, :] + b[..., None, :, :]).logsumexp(-1), part, k, use_reentrant=False
-        )
-        for part in torch.split(q, rows, dim=-2)
-    ]
-    return torch.cat(parts, dim=-2)
+
+    def logs(part: Tensor, k: Tensor) -> Tensor:
+        return (part[..., :, None, :] + k[..., None, :, :]).logsumexp(-1)
+
+    parts = torch.split(q, rows, dim=-2)
+    if transform_name():  # which knows no checkpoints
+        return torch.cat([logs(part, k) for part in parts], dim=-2)
+    return torch.cat([checkpoint(logs, part, k, use_reentrant=False) for part in parts], dim=-2)
 
 
 def _states_before(k: Tensor, v: Tensor, state: Tensor | None) -> Tensor:

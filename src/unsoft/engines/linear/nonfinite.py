@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from unsoft.engines.call import Call
+from unsoft.transforms import readable
 
 
 @dataclass(frozen=True)
@@ -47,13 +48,17 @@ def finite_call(call: Call, seen: Tensor | None) -> tuple[Call, Bad | None]:
     keys that are not masked.
 
     On the CPU a sum tells whether anything is bad at all. Elsewhere the answer would have to be waited for,
-    so there it is not asked.
+    and under vmap there is one for every element, so there it is not asked.
     """
     if torch.compiler.is_compiling():  # cannot ask for values while tracing
         return call, None
     given = (call.q, call.k, call.v)
     dtype = call.compute_dtype
-    if _may_ask(call.q) and all(bool(x.detach().sum(dtype=dtype).isfinite()) for x in given):
+    if (
+        call.q.device.type == "cpu"
+        and readable(*given)
+        and all(bool(x.detach().sum(dtype=dtype).isfinite()) for x in given)
+    ):
         return call, None
     fine = [(x.detach() - x.detach()) == 0 for x in given]  # isfinite() reads everything four times
     q, k, v = (torch.where(good, x, 0.0) for good, x in zip(fine, given, strict=True))
@@ -61,11 +66,6 @@ def finite_call(call: Call, seen: Tensor | None) -> tuple[Call, Bad | None]:
     if seen is not None:
         keys, values = keys & seen, values & seen[..., None]
     return replace(call, q=q, k=k, v=v), Bad(~fine[0].all(-1), keys, values)
-
-
-def _may_ask(x: Tensor) -> bool:
-    """Does it cost nothing to look at a number?"""
-    return x.device.type == "cpu"
 
 
 def _seen(bad: Tensor, offset: int | None, rows: int) -> Tensor:

@@ -104,9 +104,10 @@ def backward(call: Call, upstream: Upstream) -> Gradients:
         status = check_status(code.backward(fields))
     if status != FINITE:
         exact = tiled.backward(call, upstream)
+        # A bad value does not reach its own gradient in the kernel, which has to be 0: hence the inputs too.
         dq, dk, dv = (
-            _where_finite(_finite_rows(ours) & _finite_rows(theirs), ours, theirs)
-            for ours, theirs in ((dq, exact.q), (dk, exact.k), (dv, exact.v))
+            _where_finite(_finite_rows(ours) & _finite_rows(theirs) & _finite_rows(given), ours, theirs)
+            for ours, theirs, given in ((dq, exact.q, q), (dk, exact.k, k), (dv, exact.v, v))
         )
         return exact._replace(q=dq, k=dk, v=dv)
     dquery_fields, dkey_fields = dfields

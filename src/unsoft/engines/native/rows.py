@@ -10,6 +10,7 @@ from typing import cast
 import torch
 
 from unsoft.engines.call import Call, Gradients, Rows, Upstream
+from unsoft.engines.dense import visible_entries
 from unsoft.engines.native.binding import FINITE, Common, check_status
 from unsoft.engines.native.compiler import KERNEL, load_libraries
 from unsoft.engines.rows.dense import dense_rows
@@ -46,9 +47,9 @@ def forward(call: Call) -> Rows:
     threshold = torch.zeros_like(peak)
     if out.numel() == 0 or call.k.shape[2] == 0:
         return Rows(out.zero_(), peak, threshold)
-    if _is_finite(call):
+    if (finite := _finite_call(call)) is not None:
         code = row_kernel(rule_of(call).key, q.dtype == torch.float64)
-        common = Common(code, call)  # held until the kernel has returned
+        common = Common(code, finite)  # held until the kernel has returned
         if check_status(code.forward(common.fields(out, peak, threshold))) == FINITE:
             return Rows(out, peak, threshold)
     return Rows(dense_rows(call, rule_of(call))[0], peak, threshold)
@@ -63,9 +64,9 @@ def backward(call: Call, upstream: Upstream) -> Gradients:
     dparams = torch.zeros(q.shape[1], params.shape[0], dtype=torch.float64) if need_params else None
     if grad_out.numel() and k.shape[2]:
         status = FINITE + 1
-        if _is_finite(call):
+        if (finite := _finite_call(call)) is not None:
             code = row_kernel(rule_of(call).key, q.dtype == torch.float64)
-            common = Common(code, call)
+            common = Common(code, finite)
             wanted = common.fields(*rows, (grad_out, dq, dk, dv), (dbias, dparams, None, None))
             status = check_status(code.backward(wanted))
         if status != FINITE:
@@ -91,6 +92,19 @@ def _exact_gradients(call: Call, upstream: Upstream) -> Gradients:
     found = torch.autograd.grad(out, list(leaves.values()), upstream.grad_out, materialize_grads=True)
     unasked = {name: call.params.new_empty(0) for name in Gradients._fields}  # outputs must not share memory
     return Gradients(**(unasked | dict(zip(names, found, strict=True))))
+
+
+def _finite_call(call: Call) -> Call | None:
+    """The call, with 0 in place of keys and values that no row sees if any input holds NaN or Inf, as the
+    unused end of a cache may; None if what can be seen holds some."""
+    if _is_finite(call):
+        return call
+    seen = visible_entries(call).any(2)
+    if seen.shape[1] > 1:
+        seen = seen.unflatten(1, (call.k.shape[1], -1)).any(2)
+    k, v = (torch.where(seen[..., None], x, 0.0) for x in (call.k, call.v))
+    call = replace(call, k=k, v=v)
+    return call if _is_finite(call) else None
 
 
 def _is_finite(call: Call) -> bool:

@@ -40,7 +40,8 @@ class BackwardPass:
 
     def __init__(self, grid: Grid, upstream: Upstream) -> None:
         self.grid, self.grad_out = grid, upstream.grad_out
-        self.out, self.peak, self.total = upstream.rows
+        self.out, _, self.total = upstream.rows
+        self.live, self.peak = upstream.rows.live_peak()
         self.need_bias, self.need_params = need_bias, need_params = upstream.need_bias, upstream.need_params
         biased, formula = grid.call.bias is not None, grid.call.formula
         self.terms = attention_terms(formula, biased)
@@ -123,7 +124,7 @@ class BackwardPass:
         if terms.mass is None:
             return symbols["m"].new_ones(()), symbols["m"].new_zeros(())
         z = self.total[place][..., None]
-        inverse = inverse_norm(terms, symbols, z)
+        inverse = inverse_norm(terms, symbols, z, self.live[place][..., None])
         dtype = self.grid.dtype
         delta = (self.grad_out[place].to(dtype) * self.out[place].to(dtype)).sum(-1, keepdim=True)
         d_norm = -delta * inverse
@@ -134,9 +135,10 @@ class BackwardPass:
             part = torch.zeros_like(d_norm)
             if terms.norm is not None:
                 slope = row_value(derivative(terms.norm, name), symbols | {"z": z})
-                part = part + torch.where(inverse == 0, 0.0, d_norm * slope)
+                part = part + d_norm * slope
             if terms.offset is not None:
                 part = part + d_total * row_value(derivative(terms.offset, name), symbols)
+            part = torch.where(inverse == 0, 0.0, part)
             if table is None:
                 self.dquery_fields[row][place] += part.squeeze(-1)
             else:

@@ -27,7 +27,8 @@ def _programs(formula: Formula, biased: bool) -> tuple[Terms, Program | None, Pr
 
 
 def run_forward(grid: Grid) -> Rows:
-    """Output (B, H, L, Dv); per row (B, H, L) the peak (0 if there is none) and the total (1 if no mass)."""
+    """Output (B, H, L, Dv); per row (B, H, L) the peak (0 if there is none, -inf if no key is seen) and the
+    total (1 if no mass)."""
     terms = attention_terms(grid.call.formula, grid.call.bias is not None)
     shape = grid.call.q.shape[:3]
     out = grid.call.q.new_empty(*shape, grid.call.v.shape[3])
@@ -38,12 +39,12 @@ def run_forward(grid: Grid) -> Rows:
         for rows in grid.row_blocks():
             place = (chunk.batch, chunk.heads, rows)
             symbols = grid.row_symbols(chunk, rows)
-            summed, symbols["m"], z = _row_block(grid, chunk, rows, k, v, symbols)
+            summed, symbols["m"], z, live = _row_block(grid, chunk, rows, k, v, symbols)
             if terms.offset is not None:
                 z = z + row_value(terms.offset, symbols)
-            inverse = inverse_norm(terms, symbols, z) if terms.mass is not None else 1.0
+            inverse = inverse_norm(terms, symbols, z, live) if terms.mass is not None else 1.0
             out[place] = summed * (inverse * keep_factor(grid.call.dropout_p))
-            peak[place] = symbols["m"].squeeze(-1)
+            peak[place] = torch.where(live, symbols["m"], -torch.inf).squeeze(-1)
             if terms.mass is not None:
                 total[place] = z.squeeze(-1)
     return Rows(out, peak, total)
@@ -51,15 +52,18 @@ def run_forward(grid: Grid) -> Rows:
 
 def _row_block(
     grid: Grid, chunk: Chunk, rows: slice, k: Tensor, v: Tensor, symbols: dict[str, Tensor]
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Weighted sum of values (b, h, rows, Dv) before normalising, peak and summed mass (b, h, rows, 1)."""
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Weighted sum of values (b, h, rows, Dv) before normalising, peak, summed mass, and whether any key is
+    seen (b, h, rows, 1)."""
     terms, peak_program, program = _programs(grid.call.formula, grid.call.bias is not None)
     q = grid.stacked(grid.call.q, chunk, rows, grid.call.scale)
     summed = q.new_zeros(*q.shape[:2], v.shape[2])
     shape = (chunk.batch_size, chunk.head_count, rows.stop - rows.start)
     z = q.new_zeros(*shape, 1)
     m, highest = z, q.new_full((*shape, 1), -torch.inf)
+    live = torch.zeros_like(z, dtype=torch.bool)
     for keys, seen in grid.key_blocks(chunk, rows):
+        live |= True if seen is None else (seen != 0).any(-1, keepdim=True)
         s = grid.product(chunk, q, k[:, keys])
         symbols = symbols | grid.tile_symbols(chunk, rows, keys, s)
         if peak_program is not None:
@@ -86,4 +90,4 @@ def _row_block(
                 keep_(weight, mask)
         summed.baddbmm_(grid.as_matrices(weight), v[:, keys])
         grid.space.give_back_all()
-    return summed.view(*shape, v.shape[2]), m, z
+    return summed.view(*shape, v.shape[2]), m, z, live

@@ -19,7 +19,9 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 
-from unsoft.engines.terms import BIAS, Terms, attention_terms
+import torch
+
+from unsoft.engines.terms import BIAS, Terms, attention_terms, inverse_norm, row_value
 from unsoft.engines.triton.instructions import gpu_instructions
 from unsoft.formula import Expr, Formula, derivative
 from unsoft.formula.expr import make, number, postorder, symbol
@@ -86,6 +88,7 @@ def formula_source(formula: Formula, biased: bool) -> str:
     constants = {
         "HAS_PEAK": terms.peak is not None,
         "HAS_MASS": terms.mass is not None,
+        "UNDEFINED_ALONE": undefined_alone(terms, factor),
         "BIAS_IN_FORMULA": in_formula,
         "DEGREE": float(terms.degree),
         "GROWS": grows(terms),
@@ -171,6 +174,26 @@ def _is_below(power: Expr, peak: Expr | None) -> bool:
     if peak.op == "abs":
         return power is peak.args[0] or power is -peak.args[0]
     return peak.op == "max" and any(_is_below(power, part) for part in peak.args)
+
+
+def undefined_alone(terms: Terms, factor: Expr) -> bool:
+    """Could a row that sees no key have no finite factor / norm? Then kernels must know such rows.
+
+    >>> from unsoft.formula import Formula
+    >>> [undefined_alone(*row_factor(attention_terms(Formula("s", "s*s", norm=norm), False)))
+    ...  for norm in ("sqrt(z)", "sqrt(z - 1)", "sqrt(i + z)")]
+    [False, True, True]
+    """
+    parts = [part for part in (factor, terms.offset, terms.norm) if part is not None]
+    if not frozenset().union(*(part.symbols for part in parts)) <= {"m", "n", "z"}:
+        return True  # it depends on where the row is, or on its parameters or fields
+    zero, one = torch.zeros((), dtype=torch.float64), torch.ones((), dtype=torch.float64)
+    symbols = {"m": zero, "n": one}
+    scale = one * row_value(factor, symbols)
+    if terms.mass is not None:
+        z = zero if terms.offset is None else zero + row_value(terms.offset, symbols)
+        scale = scale * inverse_norm(terms, symbols, z, torch.tensor(True))
+    return not bool(scale.isfinite())
 
 
 def _unguarded(part: Expr) -> Expr:

@@ -31,14 +31,15 @@ def row_gradients(terms: Terms, factor: Expr, call: Call, upstream: Upstream, de
     """``terms`` are without the ``factor`` of the row; ``delta`` is the product of each row's output with its
     gradient."""
     rows = upstream.rows
-    peaks = None if terms.peak is None else rows.peak
-    symbols = _row_symbols(terms, call, rows)
+    live, m = rows.live_peak()
+    peaks = None if terms.peak is None else m
+    symbols = _row_symbols(terms, call, rows, m)
     dparams = torch.zeros_like(call.params)
     dfields = delta.new_zeros(len(terms.fields.query), *delta.shape)
     if terms.mass is None:
-        scaled = None if factor.constant == 1 else (torch.zeros_like(delta) + row_value(factor, symbols))
+        scaled = None if factor.constant == 1 else torch.where(live, row_value(factor, symbols), 0.0)
         return FoundRows(peaks, scaled, None, dparams, dfields)
-    inverse = inverse_norm(terms, symbols, rows.total)
+    inverse = inverse_norm(terms, symbols, rows.total, live)
     d_norm = -delta * inverse
     slope = 1.0 if terms.norm is None else row_value(derivative(terms.norm, "z"), symbols)
     d_total = torch.where(inverse == 0, 0.0, d_norm * slope)
@@ -46,10 +47,10 @@ def row_gradients(terms: Terms, factor: Expr, call: Call, upstream: Upstream, de
     def owed(name: str) -> Tensor:
         part = torch.zeros_like(d_total)
         if terms.norm is not None:
-            part = torch.where(inverse == 0, 0.0, d_norm * row_value(derivative(terms.norm, name), symbols))
+            part = d_norm * row_value(derivative(terms.norm, name), symbols)
         if terms.offset is not None:
             part = part + d_total * row_value(derivative(terms.offset, name), symbols)
-        return part
+        return torch.where(inverse == 0, 0.0, part)
 
     for row, name in enumerate(terms.names if upstream.need_params else ()):
         dparams[row] = owed(name).sum((0, 2))
@@ -58,14 +59,14 @@ def row_gradients(terms: Terms, factor: Expr, call: Call, upstream: Upstream, de
     return FoundRows(peaks, inverse, d_total, dparams, dfields)
 
 
-def _row_symbols(terms: Terms, call: Call, rows: Rows) -> dict[str, Tensor]:
+def _row_symbols(terms: Terms, call: Call, rows: Rows, m: Tensor) -> dict[str, Tensor]:
     """m, z, n, i, the parameters and fields of queries, each broadcastable to (B, H, L)."""
-    length, like = call.q.shape[2], rows.peak
+    length = call.q.shape[2]
     if call.positions is None:
-        i = torch.arange(length, device=like.device, dtype=like.dtype) + (call.causal_offset or 0)
+        i = torch.arange(length, device=m.device, dtype=m.dtype) + (call.causal_offset or 0)
     else:
         i = call.positions[:, None, :length]
-    symbols = {"m": rows.peak, "z": rows.total, "i": i}
+    symbols = {"m": m, "z": rows.total, "i": i}
     symbols |= {name: values[:, None] for name, values in zip(terms.names, call.params, strict=True)}
     if call.query_fields is not None:
         symbols |= dict(zip(terms.fields.query, finite_part(call.query_fields), strict=True))

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import shutil
 import time
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -13,7 +14,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, Protocol
 
-from unsoft.lab.study.local import LOST, LocalWorkers
+from unsoft.lab.study.local import LOST, NODE_LOST, LocalWorkers
 from unsoft.lab.study.plan import Run, Study
 from unsoft.lab.study.record import CUT, DONE, FAILED, RUNNING, WAITING, Record
 from unsoft.lab.study.row import done, planned, words
@@ -22,6 +23,9 @@ from unsoft.signals import STOPS, handled
 
 _TRIES = 3
 """So often a run is begun whose worker dies."""
+_NODES = 5
+"""So often a run is begun whose node is lost; after that it is left for the next command. Without a limit a
+run that takes its machine down would end every node of a cluster."""
 RUNS = "runs"
 
 
@@ -33,7 +37,7 @@ class Workers(Protocol):
         """How many runs can be under way at a time."""
 
     def free(self) -> int:
-        """How many more runs could be given now."""
+        """How many more runs could be given now; ConnectionError if there is no machine left."""
 
     def submit(self, key: str, job: dict[str, Any]) -> None:
         """Gives a run."""
@@ -62,6 +66,10 @@ class State:
     ended: Record | None = None
     """The run that ended just now."""
     interrupted: bool = False
+    errors: tuple[str, ...] = ()
+    """Distinct errors of the failed runs, the most frequent first."""
+    lost: str = ""
+    """Why runs had to be left for the next call: nodes of the cluster were lost."""
 
     @property
     def waiting(self) -> int:
@@ -134,6 +142,8 @@ class _Driver:
         self.running: dict[str, float] = {}
         """When they began."""
         self.tries: dict[str, int] = {}
+        self.nodes_lost: dict[str, int] = {}
+        self.lost = ""
         self.spent: list[float] = []
         self.signals = 0
 
@@ -193,7 +203,8 @@ class _Driver:
             if free < 1:
                 return
             record = self.known[key]
-            if record.status in (WAITING, CUT) and key not in self.running:
+            left = record.status in (WAITING, CUT) and self.nodes_lost.get(key, 0) < _NODES
+            if left and key not in self.running:
                 self.keep(replace(record, status=RUNNING, attempts=record.attempts + 1))
                 self.running[key] = time.monotonic()
                 self.workers.submit(key, self.job(record))
@@ -214,6 +225,10 @@ class _Driver:
             over = self.tries[key] >= _TRIES and not self.signals
             status, error = (FAILED, f"{outcome['error']}, {_TRIES} times") if over else (CUT, "")
             record = replace(record, status=status, error=error)
+        elif status == NODE_LOST:
+            self.nodes_lost[key] = self.nodes_lost.get(key, 0) + 1
+            self.lost = outcome["error"]
+            record = replace(record, status=CUT)
         elif status == DONE:
             record = done(record, outcome)
             self.spent.append(record.wall)
@@ -229,7 +244,9 @@ class _Driver:
         self.known[record.key] = record
 
     def state(self) -> State:
-        statuses = [self.known[key].status for key in self.planned.values()]
+        records = [self.known[key] for key in self.planned.values()]
+        statuses = [record.status for record in records]
+        errors = Counter(record.error for record in records if record.status == FAILED)
         done, failed, total = statuses.count(DONE), statuses.count(FAILED), len(self.study)
         left = None
         if self.spent:
@@ -245,6 +262,8 @@ class _Driver:
             running=tuple(words(self.known[key]) for key in self.running),
             seconds_left=left,
             interrupted=self.signals > 0,
+            errors=tuple(error for error, _ in errors.most_common()),
+            lost=self.lost if WAITING in statuses or CUT in statuses else "",
         )
 
 

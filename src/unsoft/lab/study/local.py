@@ -17,6 +17,8 @@ from unsoft.signals import handled
 
 LOST = "lost"
 """The status of a run whose worker died."""
+NODE_LOST = "node lost"
+"""The status of a run whose machine was lost, which is not the run's failure."""
 
 
 class LocalWorkers:

@@ -19,6 +19,8 @@ from unsoft.lab.study.rule import read_rule
 from unsoft.modules.inline import label_of
 
 SEEDS = 5
+_MOST_SEEDS = 10_000
+"""Every seed is a training run of its own; more is a slip of the keyboard."""
 _CLAIMS = Path(__file__).parent / "claims"
 _STUDY = (
     "name",
@@ -196,6 +198,8 @@ def _seeds(value: Any) -> tuple[int, ...]:
     if isinstance(value, int):
         if value < 1:
             raise ValueError(f"study: 'seeds' must be at least 1, not {value}")
+        if value > _MOST_SEEDS:
+            raise ValueError(f"study: 'seeds' must be at most {_MOST_SEEDS}, not {value}")
         return tuple(range(value))
     if not all(type(seed) is int for seed in value) or len(set(value)) != len(value):
         raise ValueError(f"study: 'seeds' must be different whole numbers, not {value!r}")

@@ -23,6 +23,7 @@ class Encoded(NamedTuple):
     """A corpus in tokens."""
 
     train: Tensor
+    validation: Tensor
     test: Tensor
     bytes_per_token: float
     """Mean over the test text."""
@@ -34,7 +35,8 @@ class Encoded(NamedTuple):
 def encode(path: str, vocabulary: int) -> Encoded:
     """The corpus of ``path`` in ``vocabulary`` tokens; the same text gives the same tokens."""
     tokenizers = _library()
-    train, test = (_lines(part) for part in corpus(path))
+    parts = [_lines(part) for part in corpus(path, validation=True)]
+    train, _, test = parts
     made = tokenizers.Tokenizer(tokenizers.models.BPE())
     made.pre_tokenizer = tokenizers.pre_tokenizers.Split(tokenizers.Regex(_WORDS), "isolated")
     made.decoder = tokenizers.decoders.Fuse()
@@ -50,11 +52,11 @@ def encode(path: str, vocabulary: int) -> Encoded:
             f"text: the training text makes only {made.get_vocab_size()} tokens; 'vocabulary' must be at most"
             f" that, not {vocabulary}"
         )
-    first, second = (
+    first, second, third = (
         torch.tensor([token for line in made.encode_batch_fast(lines) for token in line.ids])
-        for lines in (train, test)
+        for lines in parts
     )
-    return Encoded(first, second, sum(map(len, test)) / len(second), made.to_str())
+    return Encoded(first, second, third, sum(map(len, test)) / len(third), made.to_str())
 
 
 def _lines(part: Tensor) -> list[str]:

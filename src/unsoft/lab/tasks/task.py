@@ -102,6 +102,11 @@ class Task(ABC):
     def draw(self, count: int, random: torch.Generator, training: bool) -> Batch:
         """Examples, for training or for the test of exactly this difficulty."""
 
+    def draw_validation(self, count: int, random: torch.Generator) -> Batch:
+        """Examples by which settings are chosen: as those of the test, unless said otherwise. A task with a
+        fixed stock of data must keep some of it for validation alone."""
+        return self.draw(count, random, training=False)
+
     @abstractmethod
     def solve(self, inputs: Tensor) -> Tensor:
         """A known solution: from inputs what a model would give, (batch, length, outputs)."""
@@ -140,12 +145,23 @@ class Task(ABC):
         """What one who does not look at the inputs would give; ``labels`` only says what is asked."""
         return chosen(integers(len(self.choices), labels.shape, random) + self.choices.start, self.outputs)
 
-    def sample(self, count: int, *, seed: int = 0, index: int = 0, training: bool = False) -> Batch:
+    def sample(
+        self,
+        count: int,
+        *,
+        seed: int = 0,
+        index: int = 0,
+        training: bool = False,
+        validation: bool = False,
+    ) -> Batch:
         """Batch number ``index`` of a stream; the streams of different seeds, and of training and test,
         have nothing in common."""
         if count < 1:
             raise ValueError(f"{self.name}: argument 'count' must be at least 1, not {count}")
-        return self.draw(count, generator(seed, "training" if training else "test", index), training)
+        if training and validation:
+            raise ValueError(f"{self.name}: give 'training' or 'validation', not both")
+        random = generator(seed, "training" if training else "test", index)
+        return self.draw_validation(count, random) if validation else self.draw(count, random, training)
 
     def grade(self, outputs: Tensor, labels: Tensor) -> Tensor:
         """One number for every answer; their mean is the score."""

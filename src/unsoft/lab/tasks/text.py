@@ -24,7 +24,7 @@ _LARGEST = 4096
 @register
 @dataclass(frozen=True, kw_only=True)
 class Text(Retelling):
-    """The next byte or token of a text. Training and test draw windows from different documents.
+    """The next byte or token of a text. Training, validation and test draw windows from different documents.
 
     path
         A file, or a folder whose files are the documents; without it the text that comes with Python.
@@ -54,7 +54,7 @@ class Text(Retelling):
         )
         if not isinstance(self.path, str):
             raise TypeError(f"text: 'path' must be text, not {self.path!r}")
-        for part, content in zip(("training", "test"), self._parts, strict=True):
+        for part, content in zip(("training", "validation", "test"), self._parts, strict=True):
             self.require(
                 len(content) > self.length,
                 f"'length' must be less than the {len(content)} {self._unit} of the {part} text,"
@@ -70,10 +70,10 @@ class Text(Retelling):
         return encode(self.path, self.vocabulary) if self.level == "bpe" else None
 
     @property
-    def _parts(self) -> tuple[Tensor, Tensor]:
-        """The training text and the test text as numbers."""
+    def _parts(self) -> tuple[Tensor, ...]:
+        """The texts of training, validation and test as numbers."""
         encoded = self._encoded
-        return corpus(self.path) if encoded is None else (encoded.train, encoded.test)
+        return corpus(self.path, validation=True) if encoded is None else encoded[:3]
 
     @property
     def _unit(self) -> str:
@@ -105,7 +105,12 @@ class Text(Retelling):
         return {} if encoded is None else {"tokenizer.json": encoded.tokenizer}
 
     def draw(self, count: int, random: torch.Generator, training: bool) -> Batch:
-        content = self._parts[0 if training else 1]
+        return self._windows(self._parts[0 if training else 2], count, random)
+
+    def draw_validation(self, count: int, random: torch.Generator) -> Batch:
+        return self._windows(self._parts[1], count, random)
+
+    def _windows(self, content: Tensor, count: int, random: torch.Generator) -> Batch:
         start = integers(len(content) - self.length, (count, 1), random)
         window = content[start + torch.arange(self.length + 1)].long()
         return Batch(window[:, :-1], window[:, 1:])

@@ -9,7 +9,8 @@ from unsoft.lab.tasks import IGNORE, Task
 
 
 def check_whole(who: str, name: str, value: Any, minimum: int) -> None:
-    """TypeError or ValueError unless ``value`` is a whole number that large, or None.
+    """TypeError or ValueError unless ``value`` is a whole number that large and below 2**32, or None. More
+    does not fit into what libraries make of it: a random seed, the length of a range.
 
     >>> check_whole("train", "steps", 0, 1)
     Traceback (most recent call last):
@@ -21,6 +22,8 @@ def check_whole(who: str, name: str, value: Any, minimum: int) -> None:
         raise TypeError(f"{who}: {name!r} must be a whole number, not {value!r}")
     if value < minimum:
         raise ValueError(f"{who}: {name!r} must be at least {minimum}, not {value}")
+    if value >= 1 << 32:
+        raise ValueError(f"{who}: {name!r} must be less than 2**32, not {value}")
 
 
 def check_number(who: str, name: str, value: Any) -> None:
@@ -36,8 +39,6 @@ def check_number(who: str, name: str, value: Any) -> None:
 def check_seed(who: str, seed: Any) -> None:
     """TypeError or ValueError unless ``seed`` is one that every generator of random numbers takes."""
     check_whole(who, "seed", seed, 0)
-    if seed >= 1 << 32:
-        raise ValueError(f"{who}: 'seed' must be less than 2**32, not {seed}")
 
 
 def check_examples(task: Task) -> None:

@@ -12,9 +12,8 @@ from unsoft.lab.training.attention_figures import attention_figures
 from unsoft.lab.training.data import Batches, evaluation_batches
 from unsoft.lab.training.progress import records
 from unsoft.lab.training.result import Result
-from unsoft.lab.training.trainer import VALIDATION, TaskTrainer, measure, own_values
+from unsoft.lab.training.trainer import TaskTrainer, measure, own_values
 
-_TEST = 0  # seed of the examples of the final test, the same for every run
 _SEEN = 16  # examples on which attention is looked at
 
 
@@ -22,19 +21,20 @@ def final_result(trainer: TaskTrainer, seconds: float) -> Result:
     """Tests what a trainer has trained."""
     model, spec, task = trainer.network, trainer.spec, trainer.task
     device = trainer.args.device
-    own = evaluation_batches(task, trainer.width, _TEST)
+    own = evaluation_batches(task, trainer.width)
     score, loss = measure(model, own, device)
     known, shortcut = _references(own)
     score_by = []
     for value, other in zip(task.difficulties(), task.sweep(), strict=True):
-        batches = evaluation_batches(other, trainer.width, _TEST)
+        batches = evaluation_batches(other, trainer.width)
+        validation = evaluation_batches(other, trainer.width, validation=True)
         best, fallback = _references(batches)
         score_by.append(
             {
                 "value": value,
                 "harder": value > getattr(task, task.difficulty),
                 "score": measure(model, batches, device)[0],
-                "validation": measure(model, evaluation_batches(other, trainer.width, VALIDATION), device)[0],
+                "validation": measure(model, validation, device)[0],
                 "known": best,
                 "shortcut": fallback,
             }

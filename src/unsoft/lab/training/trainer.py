@@ -18,8 +18,6 @@ from unsoft.lab.training.sealed_trainer import OWN, SealedTrainer, arguments
 from unsoft.lab.training.spec import Spec
 
 _FEW = 32
-VALIDATION = 1
-"""Seed of the examples on which runs are watched and rates are chosen; the final test has others."""
 
 
 class TaskTrainer(SealedTrainer):
@@ -50,7 +48,7 @@ class TaskTrainer(SealedTrainer):
             train_dataset=Batches(
                 task, self.width, spec.steps, spec.batch, spec.seed, training=True, pieces=processes.count()
             ),
-            eval_dataset=evaluation_batches(task, self.width, VALIDATION),
+            eval_dataset=evaluation_batches(task, self.width, validation=True),
             compute_loss_func=self._loss,
             callbacks=callbacks,
         )

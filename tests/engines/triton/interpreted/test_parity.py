@@ -139,3 +139,20 @@ def test_nan_and_inf(name, length):
             results.append([out.detach(), *torch.autograd.grad(out, leaves, torch.ones_like(out))])
         for mine, exact in zip(*results, strict=True):
             torch.testing.assert_close(mine, exact, equal_nan=True, atol=1e-10, rtol=1e-10)
+
+
+@pytest.mark.parametrize("length", [6, 40])
+@pytest.mark.parametrize(
+    "formula",
+    [
+        Formula("s*log(i + 1.5)"),
+        Formula("tanh(s)", "abs(s) + 0.25", norm="sqrt(z)", offset_mass="0.5 + i/2"),
+        Formula("s*exp(s - m)", "exp(s - m)", "s", norm="tau*z*log(i + 2)", params={"tau": 1.0}),
+    ],
+    ids=["factor", "offset", "norm"],
+)
+def test_rows_that_see_nothing_where_the_formula_is_undefined(formula, length):
+    """i is negative in such rows."""
+    options = {"tau": True} if formula.params else {}
+    keys, heads = length - 4, {"heads": 2, "kv_heads": 1}
+    check(formula, torch.float64, is_causal="lower_right", length=length, keys=keys, **heads, **options)

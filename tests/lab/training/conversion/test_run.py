@@ -98,17 +98,47 @@ def test_the_folder_gives_the_same_logits_bit_for_bit(whole):
     assert tokenizer("fox")["input_ids"] and loaded.dtype == torch.float32
 
 
-def test_figures_are_right(whole, source, text):
-    """Perplexity by transformers' own loss of the untouched and of the loaded model."""
-    folder, result, _ = whole
+def own_perplexity(where, source, text):
+    """On held-out text, by transformers' own loss."""
     tokenizer = unsoft.hf.load_model(source)[1]
     held_out = text.read_text()[-(len(text.read_text()) // 10) :]
     windows = unsoft.lab.training.conversion.text.Windows(held_out.encode(), tokenizer, 24, "").spaced(4)
-    for name, where in (("original", source), ("tuned", folder / "model")):
-        model = unsoft.hf.load_model(where)[0]
-        with torch.no_grad():
-            each = [model(row[None], labels=row[None]).loss.double() for row in windows]
-        assert result.perplexity[name] == pytest.approx(torch.stack(each).mean().exp().item(), rel=1e-5)
+    model = unsoft.hf.load_model(where)[0]
+    with torch.no_grad():
+        each = [model(row[None], labels=row[None]).loss.double() for row in windows]
+    return torch.stack(each).mean().exp().item()
+
+
+def test_figures_are_right(whole, source, text):
+    """Those of the untouched and of the loaded model."""
+    folder, result, _ = whole
+    for name, where in (("original", source), (result.kept, folder / "model")):
+        assert result.perplexity[name] == pytest.approx(own_perplexity(where, source, text), rel=1e-5)
+    assert result.kept == "tuned"
+
+
+@pytest.mark.parametrize("best", ["swapped", "fitted", "matched"])
+def test_the_best_stage_is_saved_if_later_ones_make_it_worse(spec, at_step, monkeypatch, tmp_path, best):
+    """Also by a conversion that is stopped while it gets worse, and resumed."""
+    order = ["original", "swapped", "fitted", "matched", "tuned"]
+    made_up = {name: 3.0 + (name != best) for name in order}
+
+    def conversion(folder, names, **changes):
+        with monkeypatch.context() as patch:
+            coming = iter(names)
+            patch.setattr(run, "losses", lambda *args: [made_up[next(coming)]] * 4)
+            return convert(spec(**changes), tmp_path / folder)
+
+    result = conversion("run", order)
+    assert result.kept == json.loads((tmp_path / "run" / "result.json").read_text())["kept"] == best
+    less = {"swapped": {"fit_tokens": 0, "match_steps": 0}, "fitted": {"match_steps": 0}, "matched": {}}[best]
+    conversion("shorter", order, tune_steps=0, **less)  # ends with this stage
+    assert_equal(weights(tmp_path / "run"), weights(tmp_path / "shorter"))
+    at_step("tune", 4, lambda: signal.raise_signal(signal.SIGINT))
+    with pytest.raises(Interrupted):
+        conversion("again", order)
+    assert conversion("again", ["tuned"]).kept == best
+    assert_equal(weights(tmp_path / "again"), weights(tmp_path / "run"))
 
 
 def test_matching_brings_layers_closer_and_tuning_the_text(whole):
@@ -197,7 +227,8 @@ def test_a_learning_rate_that_is_far_too_large_is_named(spec, tmp_path):
 
 
 def test_tuning_may_leave_everything_but_attention_alone(spec, source, tmp_path):
-    convert(spec(tune="attention", match_steps=1, tune_steps=2, layers=["1"]), tmp_path / "run")
+    result = convert(spec(tune="attention", match_steps=1, tune_steps=20, layers=["1"]), tmp_path / "run")
+    assert result.kept == "tuned"
     before, after = unsoft.hf.load_model(source)[0].state_dict(), weights(tmp_path / "run")
     moved = {name for name in before if not torch.equal(before[name], after[name])}
     assert moved and all(name.startswith("model.layers.1.self_attn.") for name in moved)

@@ -7,7 +7,7 @@
 
 struct BackwardScratch {
     int width, value_width;
-    Buffer<real> query_rows, grad_rows, out_rows, packed_queries, packed_grads, keys, values, logits, slopes, dq, bias, bias_gradient;
+    Buffer<real> query_rows, grad_rows, out_rows, packed_queries, packed_grads, keys, values, logits, slopes, dq, bias, bias_gradient, clean_keys;
     Buffer<uint8_t> visible;
     Rows rows;
     explicit BackwardScratch(const Call &c)
@@ -15,7 +15,7 @@ struct BackwardScratch {
           grad_rows(QUERY_TILE * value_width), out_rows(QUERY_TILE * value_width), packed_queries(QUERY_TILE * width),
           packed_grads(QUERY_TILE * value_width), keys(KEY_TILE * width), values(KEY_TILE * value_width), logits(KEY_TILE * LANES),
           slopes(KEY_TILE * LANES), dq(QUERY_TILE * width), bias(KEY_TILE * LANES), bias_gradient(KEY_TILE * LANES),
-          visible(KEY_TILE * LANES), rows(c, true) {}
+          clean_keys(c.visible.data ? KEY_TILE * width : 0), visible(KEY_TILE * LANES), rows(c, true) {}
 };
 
 // Adds the partial sums that a key tile has gathered to the gradients of the fields of its keys, (fields, keys).
@@ -73,11 +73,14 @@ static bool backward_tile(const Call &c, BackwardScratch &w, int64_t b, int64_t 
     }
     std::fill_n((real *)w.dq, long(count) * w.width, real(0));
     const int64_t end = c.causal ? std::clamp<int64_t>(i0 + count + c.causal_offset, 0, c.keys) : c.keys;
+    BadKeys bad;
     for (int64_t j0 = 0; j0 < end; j0 += KEY_TILE) {
         const int keys = int(std::min<int64_t>(KEY_TILE, end - j0));
         long ldk, ldv;
-        const real *k = c.k.rows(b, hk, j0, keys, int(c.width), w.width, w.keys, ldk);
+        const real *given_k = c.k.rows(b, hk, j0, keys, int(c.width), w.width, w.keys, ldk);
         const real *v = c.v.rows(b, hk, j0, keys, int(c.value_width), w.value_width, w.values, ldv);
+        bad.any = false;
+        bool checked = !c.visible.data;
         if (dfields) std::fill_n((real *)rows.key_gradient, rows.key_field_count * KEY_TILE * VL, real(0));
         for (int p = 0; p * LANES < count; p++) {
             const int first = p * LANES, n = std::min(LANES, count - first), lanes = padded(n);
@@ -92,25 +95,30 @@ static bool backward_tile(const Call &c, BackwardScratch &w, int64_t b, int64_t 
             if (dfields) t.key_field_gradient = rows.key_gradient, t.key_field_gradient_step = KEY_TILE * VL;
             t.inverse = rows.inverse + first, t.slope = rows.slope + first;
             t.bias_gradient = c.bias_gradient.data ? w.bias_gradient.data : nullptr;
-            Seen seen = bring_masks(c, t, b, j0, n, true, w.visible, w.bias,
+            for (int index = first; index < first + n; index++) rows.limit[index] = limit(c, i0 + index, j0, t.keys);
+            Seen seen = bring_masks(c, t, b, j0, n, true, w.visible, w.bias, t.limit, rows.seen + first,
                                     [&](int index) { return std::make_pair(h, i0 + first + index); });
             if (seen == NONE) continue;
+            if (!checked && bad.mark_rows(given_k, ldk, keys, w.width)) bad.clean(given_k, ldk, keys, w.width, w.clean_keys);
+            checked = true;
+            const bool hidden = bad.any && !bad.seen(t, n, true);  // NaN that is seen must come out as NaN
+            const real *k = hidden ? w.clean_keys : given_k;
+            const long ld = hidden ? w.width : ldk;
             bool diagonal = c.causal && i0 + first + c.causal_offset < j0 + t.keys - 1;
             t.plain = seen == ALL && !diagonal && !t.bias && !t.drop_key && n == lanes;
-            for (int index = first; index < first + n; index++) rows.limit[index] = limit(c, i0 + index, j0, t.keys);
             if (few) {
-                few_products(n, t.keys, w.width, w.packed_queries, w.width, k, ldk, w.logits, 1, lanes);
+                few_products(n, t.keys, w.width, w.packed_queries, w.width, k, ld, w.logits, 1, lanes);
                 few_products(n, t.keys, w.value_width, g, ldg, v, ldv, w.slopes, 1, lanes);
             } else {
                 const real *queries = w.packed_queries + first * w.width, *grads = w.packed_grads + first * w.value_width;
-                panel_product(t.keys, int(c.width), k, ldk, queries, lanes, w.logits, lanes, lanes / VL);
+                panel_product(t.keys, int(c.width), k, ld, queries, lanes, w.logits, lanes, lanes / VL);
                 panel_product(t.keys, int(c.value_width), v, ldv, grads, lanes, w.slopes, lanes, lanes / VL);
             }
             c.mechanism->backward(t);
             if (t.bias_gradient) write_bias_gradient(c, t, b, h, i0 + first, n);
             accumulate<false>(t.keys, w.value_width, n, w.logits, lanes, g + first * ldg, ldg, dv + j0 * w.value_width, w.value_width);
             accumulate<false>(t.keys, w.width, n, w.slopes, lanes, q + first * ldq, ldq, dk + j0 * w.width, w.width);
-            accumulate<true>(n, w.width, t.keys, w.slopes, lanes, k, ldk, w.dq + first * w.width, w.width);
+            accumulate<true>(n, w.width, t.keys, w.slopes, lanes, k, ld, w.dq + first * w.width, w.width);
         }
         if (dfields) add_key_fields(c, rows, j0, keys, dfields);
     }

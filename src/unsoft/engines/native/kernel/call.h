@@ -58,7 +58,8 @@ static inline const real *positions_of(const Call &c, int64_t b) { return (const
 
 // The row symbols of up to QUERY_TILE queries, and the tile buffers that masks are brought into.
 struct Rows {
-    real peak[QUERY_TILE], mass[QUERY_TILE], rescale[QUERY_TILE], count[QUERY_TILE], position[QUERY_TILE], limit[QUERY_TILE];
+    real peak[QUERY_TILE], mass[QUERY_TILE], rescale[QUERY_TILE], count[QUERY_TILE], position[QUERY_TILE], limit[QUERY_TILE],
+        seen[QUERY_TILE];  // 1 for queries that have seen any key so far, else 0
     real total[QUERY_TILE], inverse[QUERY_TILE], slope[QUERY_TILE], delta[QUERY_TILE];
     uint32_t drop_key[QUERY_TILE];
     real key_position[KEY_TILE_ROWS];
@@ -76,12 +77,12 @@ struct Rows {
     // Query `index` of the tile is row `i` of head `h`.
     void set(const Call &c, int index, int64_t b, int64_t h, int64_t i) {
         int64_t position_of_row = i + (c.causal ? c.causal_offset : 0);
-        int64_t seen = c.causal ? std::clamp<int64_t>(position_of_row + 1, 0, c.keys) : c.keys;
+        int64_t visible_keys = c.causal ? std::clamp<int64_t>(position_of_row + 1, 0, c.keys) : c.keys;
         peak[index] = NOTHING_SEEN;
-        mass[index] = 0;
+        mass[index] = seen[index] = 0;
         position[index] = c.positions.data ? positions_of(c, b)[i] : real(position_of_row);
         for (int f = 0; f < query_field_count; f++) fields[f * QUERY_TILE + index] = c.query_fields.at(b, h, i)[f * c.query_fields.field];
-        count[index] = real(std::max<int64_t>(seen, 1));  // formulas divide by it
+        count[index] = real(std::max<int64_t>(visible_keys, 1));  // formulas divide by it
         if (c.count.data) count[index] = ((const real *)c.count.data)[b * c.count.batch + h * c.count.head + i * c.count.row];
         if (c.drop_below)
             drop_key[index] = mix(mix(mix(uint32_t(c.seed_low) + uint32_t(b * c.heads + h) * 0x9E3779B1u) ^ uint32_t(c.seed_high)) +
@@ -90,7 +91,7 @@ struct Rows {
     void pad(int from, int to) {  // lanes that hold no query
         for (int index = from; index < to; index++) {
             peak[index] = NOTHING_SEEN;
-            mass[index] = position[index] = limit[index] = total[index] = delta[index] = 0;
+            mass[index] = seen[index] = position[index] = limit[index] = total[index] = delta[index] = 0;
             count[index] = 1;
             drop_key[index] = 0;
             for (int f = 0; f < query_field_count; f++) fields[f * QUERY_TILE + index] = 0;
@@ -101,7 +102,7 @@ struct Rows {
 // The part of a tile that its queries from `first` on (all of head h, or of heads without parameters) fill in.
 static inline void fill_tile(const Call &c, Rows &rows, Tile &t, int first, int64_t h) {
     t.peak = rows.peak + first, t.mass = rows.mass + first, t.rescale = rows.rescale + first;
-    t.count = rows.count + first, t.position = rows.position + first, t.limit = rows.limit + first;
+    t.count = rows.count + first, t.position = rows.position + first, t.limit = rows.limit + first, t.seen = rows.seen + first;
     t.drop_key = c.drop_below ? rows.drop_key + first : nullptr;
     t.drop_below = uint32_t(c.drop_below), t.keep_scale = real(c.keep_scale);
     t.parameters = c.parameters + h * c.mechanism->parameters;
@@ -148,38 +149,82 @@ static inline real limit(const Call &c, int64_t i, int64_t j0, int keys) {
 
 enum Seen { NONE, SOME, ALL };
 
-// Copies a mask's or bias's entries for one query and `keys` keys to `to`, `step` apart; says what the query sees of them.
-template <class T> static Seen copy_entries(const Tensor &x, int64_t b, int64_t h, int64_t i, int64_t j, int keys, T *to, long step) {
+// The keys of a tile that hold NaN or Inf, of calls with a mask, which may hide them. What is seen of them is left to the engine that
+// has rules for it; what is hidden must cost nothing, since the unused end of a cache is often uninitialised memory. Formulas drop
+// hidden entries whatever they are, but products with values and keys do not: 0 * NaN is NaN. There such rows are replaced by 0.
+// Out of line (RARE), so that the loops around them are compiled as if they were not there.
+#define RARE __attribute__((noinline))
+struct BadKeys {
+    bool any = false;
+    uint8_t bad[KEY_TILE_ROWS];
+
+    // Marks the rows of a tile (keys, width) that are not finite. Returns whether there are any.
+    bool mark_rows(const real *x, long ld, int keys, int width) { return !all_finite(x, ld, keys, width) && mark_each(x, ld, keys, width); }
+    // Marks the keys for which one of `rows` rows of numbers per key is not finite.
+    RARE void mark_columns(const real *x, long ld, int rows, int keys) {
+        for (int row = 0; row < rows; row++) mark_each(x + row * ld, 1, keys, 1);
+    }
+    // Does any of the tile's first `queries` queries see such a key?
+    bool seen(const Tile &t, int queries, bool transposed) const { return any && look(t, queries, transposed); }
+    // Copies a tile (keys, width), with 0 in the rows that are marked.
+    RARE void clean(const real *x, long ld, int keys, int width, real *to) const {
+        for (int key = 0; key < keys; key++)
+            if (bad[key]) std::fill_n(to + long(key) * width, width, real(0));
+            else std::copy_n(x + key * ld, width, to + long(key) * width);
+    }
+
+private:
+    RARE bool mark_each(const real *x, long ld, int keys, int width) {
+        if (!any) std::fill_n(bad, KEY_TILE_ROWS, uint8_t(0));
+        for (int key = 0; key < keys; key++) bad[key] |= !all_finite(x + key * ld, ld, 1, width);
+        return any = true;
+    }
+    RARE bool look(const Tile &t, int queries, bool transposed) const {
+        for (int key = 0; key < t.keys; key++)
+            for (int index = 0; bad[key] && index < queries; index++)
+                if (key < t.limit[index] && (!t.visible || t.visible[transposed ? long(key) * t.stride + index : long(index) * t.stride + key]))
+                    return true;
+        return false;
+    }
+};
+
+// Copies a mask's or bias's entries for one query and `keys` keys to `to`, `step` apart; counts those of the first `limit` that are not 0.
+// Out of line: inlined into a larger function, the loop was compiled to something slower.
+template <class T>
+static __attribute__((noinline)) int copy_entries(const Tensor &x, int64_t b, int64_t h, int64_t i, int64_t j, int keys, int limit, T *to, long step) {
     const T *from = (const T *)x.data + b * x.batch + h * x.head + i * x.row + j * x.column;
     int seen = 0;
-    for (int key = 0; key < keys; key++) {
+    for (int key = 0; key < limit; key++) {
         T entry = from[key * x.column];
         to[key * step] = entry;
         seen += entry != 0;
     }
-    return seen == keys ? ALL : seen ? SOME : NONE;
+    for (int key = limit; key < keys; key++) to[key * step] = from[key * x.column];
+    return seen;
 }
 
-// Brings the masks of a tile into `t` (laid out as t.s is): query number `index` of the tile is what rows(index) says.
-// Returns NONE if no query sees any key, so that the tile can be skipped.
+// Brings the masks of a tile into `t` (laid out as t.s is): query number `index` of the tile is what row(index) says, and `limit`
+// and `seen` are its own (Rows). Returns what the queries see of the keys that causality leaves them; NONE: the tile can be skipped.
 template <class Row>
-static Seen bring_masks(const Call &c, Tile &t, int64_t b, int64_t j0, int queries, bool transposed, uint8_t *visible, real *bias, Row row) {
+static Seen bring_masks(const Call &c, Tile &t, int64_t b, int64_t j0, int queries, bool transposed, uint8_t *visible, real *bias,
+                        const real *limit, real *seen_any, Row row) {
     t.visible = nullptr;
     t.bias = nullptr;
     long step = transposed ? t.stride : 1, next = transposed ? 1 : t.stride;
-    Seen seen = ALL;
-    if (c.visible.data) {
-        bool any = false, every = true;
-        for (int index = 0; index < queries; index++) {
-            Seen s = copy_entries(c.visible, b, row(index).first, row(index).second, j0, t.keys, visible + index * next, step);
-            any |= s != NONE, every &= s == ALL;
-        }
-        seen = !any ? NONE : every ? ALL : SOME;
-        if (seen == SOME) t.visible = visible;
+    bool any = false, every = true;
+    for (int index = 0; index < queries; index++) {
+        const int allowed = int(limit[index]);
+        int count = allowed;
+        if (c.visible.data)
+            count = copy_entries(c.visible, b, row(index).first, row(index).second, j0, t.keys, allowed, visible + index * next, step);
+        if (count) any = true, seen_any[index] = 1;
+        every &= count == allowed;
     }
+    const Seen seen = !any ? NONE : every ? ALL : SOME;
+    if (seen == SOME) t.visible = visible;
     if (c.bias.data && seen != NONE) {
         for (int index = 0; index < queries; index++)
-            copy_entries(c.bias, b, row(index).first, row(index).second, j0, t.keys, bias + index * next, step);
+            copy_entries(c.bias, b, row(index).first, row(index).second, j0, t.keys, 0, bias + index * next, step);
         t.bias = bias;
     }
     return seen;

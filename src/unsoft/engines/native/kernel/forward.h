@@ -18,7 +18,7 @@ struct Block {
 
 struct ForwardScratch {
     int width, value_width;
-    Buffer<real> query_rows, packed, keys, values, logits, sums, bias;
+    Buffer<real> query_rows, packed, keys, values, logits, sums, bias, clean_values, sums_before;
     Buffer<uint8_t> visible;
     Rows rows;
     static constexpr int tile = std::max(KEY_TILE * LANES, KEY_TILE_ROWS * FEW);
@@ -27,7 +27,9 @@ struct ForwardScratch {
         : width(padded(c.width)), value_width(padded(c.value_width)), query_rows(size_t(rows) * width), packed(size_t(padded(rows)) * width),
           keys(c.k.direct(int(c.width)) ? 0 : KEY_TILE_ROWS * width),
           values(c.v.direct(int(c.value_width)) ? 0 : KEY_TILE_ROWS * value_width), logits(tile),
-          sums(size_t(padded(rows)) * value_width), bias(c.bias.data ? tile : 0), visible(c.visible.data ? tile : 0), rows(c) {}
+          sums(size_t(padded(rows)) * value_width), bias(c.bias.data ? tile : 0),
+          clean_values(c.visible.data ? KEY_TILE_ROWS * value_width : 0), sums_before(c.visible.data ? FEW * value_width : 0),
+          visible(c.visible.data ? tile : 0), rows(c) {}
 };
 
 // Multiplies the accumulated rows by what the new peak costs them.
@@ -49,8 +51,8 @@ static const real *query_rows(const Call &c, ForwardScratch &w, const Block &blo
 }
 
 // Sums weights and values of a block over the keys j_begin .. j_end into w.sums and w.rows. Returns whether queries and keys
-// are finite: an infinite one can vanish in a formula (exp(-inf) is 0), so that the output alone does not betray it. Keys
-// are looked at by the last queries only, which see the most of them.
+// are finite: an infinite one can vanish in a formula (exp(-inf) is 0), so that the output alone does not betray it. Without a
+// mask, keys are looked at by the last queries only, which see the most of them; with one, by all queries that see a tile.
 static bool sum_over_keys(const Call &c, ForwardScratch &w, const Block &block, int64_t j_begin, int64_t j_end) {
     const int64_t hk = block.h0 / (c.heads / c.kv_heads);
     const int count = block.count();
@@ -68,12 +70,16 @@ static bool sum_over_keys(const Call &c, ForwardScratch &w, const Block &block, 
     std::fill_n((real *)w.sums, long(padded(count)) * w.value_width, real(0));
     if (c.causal) j_end = std::min(j_end, block.highest(0, count) + c.causal_offset + 1);
     const int tile_keys = few ? KEY_TILE_ROWS : KEY_TILE, panel = few ? FEW : LANES;
+    const bool masked = c.visible.data;
+    BadKeys bad;
     for (int64_t j0 = j_begin; j0 < j_end; j0 += tile_keys) {
         const int keys = int(std::min<int64_t>(tile_keys, j_end - j0));
         long ldk, ldv;
         const real *k = c.k.rows(block.b, hk, j0, keys, int(c.width), w.width, w.keys, ldk);
         const real *v = c.v.rows(block.b, hk, j0, keys, int(c.value_width), w.value_width, w.values, ldv);
-        if (last && !few) finite &= all_finite(k, ldk, keys, w.width);
+        if (!masked && last && !few) finite &= all_finite(k, ldk, keys, w.width);
+        bad.any = false;
+        bool checked = few;  // few queries look at the logits instead, which are far fewer numbers
         for (int first = 0; first < count; first += panel) {
             const int rows = std::min(panel, count - first), lanes = padded(rows);
             Tile t = {};
@@ -85,25 +91,45 @@ static bool sum_over_keys(const Call &c, ForwardScratch &w, const Block &block, 
             set_keys(c, w.rows, t, block.b, j0);
             bool fields = few ? copy_key_fields(c, w.rows, t, block.b, j0, rows, [&](int index) { return block.head(first + index); })
                               : set_key_fields(c, w.rows, t, block.b, block.h0, j0, t.keys);
-            if (last) finite &= fields;
-            Seen seen = bring_masks(c, t, block.b, j0, rows, !few, w.visible, w.bias, [&](int index) {
+            if (!masked && last) finite &= fields;
+            for (int index = first; index < first + rows; index++) w.rows.limit[index] = limit(c, block.row(index), j0, t.keys);
+            Seen seen = bring_masks(c, t, block.b, j0, rows, !few, w.visible, w.bias, t.limit, w.rows.seen + first, [&](int index) {
                 return std::make_pair(block.head(first + index), block.row(first + index));
             });
             if (seen == NONE) continue;
+            if (masked && !checked) {
+                checked = true;
+                bad.mark_rows(k, ldk, keys, w.width);
+                if (bad.mark_rows(v, ldv, keys, w.value_width)) {
+                    bad.clean(v, ldv, keys, w.value_width, w.clean_values);
+                    v = w.clean_values, ldv = w.value_width;
+                }
+            }
+            for (int f = 0; masked && !fields && f < w.rows.key_field_count; f++)
+                bad.mark_columns(t.key_fields + f * t.key_field_step, t.key_field_row, few ? rows : 1, t.keys);
             bool diagonal = c.causal && block.lowest(first) + c.causal_offset < j0 + t.keys - 1;
             t.plain = seen == ALL && !diagonal && !t.bias && !t.drop_key && (!few || t.keys % VL == 0);
-            for (int index = first; index < first + rows; index++) w.rows.limit[index] = limit(c, block.row(index), j0, t.keys);
             real *sums = w.sums + long(first) * w.value_width;
             if (few) {
                 few_products(count, t.keys, w.width, w.packed, w.width, k, ldk, w.logits, t.stride, 1);
-                finite &= all_finite(w.logits, t.stride, rows, t.keys);  // far fewer numbers than the keys themselves
+                if (!all_finite(w.logits, t.stride, rows, t.keys)) {
+                    if (masked) bad.mark_columns(w.logits, t.stride, rows, t.keys);
+                    else finite = false;
+                }
                 if (c.mechanism->forward_rows(t)) rescale_sums(sums, rows, w.value_width, t.rescale);
+                if (masked) std::copy_n(sums, rows * w.value_width, (real *)w.sums_before);
                 accumulate<false>(rows, w.value_width, t.keys, w.logits, t.stride, v, ldv, sums, w.value_width);
+                if (masked && !all_finite(sums, w.value_width, rows, w.value_width) && bad.mark_rows(v, ldv, t.keys, w.value_width)) {
+                    bad.clean(v, ldv, t.keys, w.value_width, w.clean_values);
+                    std::copy_n((real *)w.sums_before, rows * w.value_width, sums);
+                    accumulate<false>(rows, w.value_width, t.keys, w.logits, t.stride, w.clean_values, w.value_width, sums, w.value_width);
+                }
             } else {
                 panel_product(t.keys, int(c.width), k, ldk, w.packed + first * w.width, lanes, w.logits, lanes, lanes / VL);
                 if (c.mechanism->forward(t)) rescale_sums(sums, rows, w.value_width, t.rescale);
                 accumulate<true>(rows, w.value_width, t.keys, w.logits, lanes, v, ldv, sums, w.value_width);
             }
+            finite &= !bad.seen(t, rows, !few);
         }
     }
     return finite;
@@ -126,16 +152,18 @@ static bool write_outputs(const Call &c, ForwardScratch &w, const Block &block) 
 
 // What one block has summed over a part of the keys, and how such parts are put together.
 struct Partial {
-    Buffer<real> sums, peak, mass;
-    Partial(int count, int width) : sums(size_t(count) * width), peak(count), mass(count) {}
+    Buffer<real> sums, peak, mass, seen;
+    Partial(int count, int width) : sums(size_t(count) * width), peak(count), mass(count), seen(count) {}
     void keep(const ForwardScratch &w, int count) {
         std::copy_n((real *)w.sums, size_t(count) * w.value_width, (real *)sums);
         std::copy_n(w.rows.peak, count, (real *)peak), std::copy_n(w.rows.mass, count, (real *)mass);
+        std::copy_n(w.rows.seen, count, (real *)seen);
     }
     void add_to(ForwardScratch &w, int count, const Mechanism &mechanism) const {
         for (int r = 0; r < count; r++) {
             real &top = w.rows.peak[r], old = top;
             top = std::max(old, peak[r]);
+            w.rows.seen[r] = std::max(w.rows.seen[r], seen[r]);
             real before = top == old ? real(1) : std::exp(old - top), factor = top == peak[r] ? real(1) : std::exp(peak[r] - top);
             w.rows.mass[r] = w.rows.mass[r] * std::pow(before, real(mechanism.mass_degree)) + mass[r] * std::pow(factor, real(mechanism.mass_degree));
             real *to = w.sums + long(r) * w.value_width;

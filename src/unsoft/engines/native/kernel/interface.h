@@ -25,6 +25,7 @@ struct Tile {
     real *rescale;     // forward: factor that the core applies to what it has accumulated
     const real *count, *position;  // per query: the symbols n and i
     const real *limit;             // per query: keys from this one on (counted in the tile) are hidden by causality
+    const real *seen;              // finish only, per query: 0 if it has seen no key in any tile, else 1
     const uint8_t *visible;        // or null; same layout as s
     const real *bias;              // or null; same layout as s
     const uint32_t *drop_key;      // per query, or null without dropout
@@ -47,7 +48,8 @@ struct Mechanism {
     bool (*forward)(const Tile &);
     bool (*forward_rows)(const Tile &);
     void (*backward)(const Tile &);
-    // After the last tile: total and 1 / norm of `queries` rows (padded to VL) from peak and mass.
+    // After the last tile: total and 1 / norm of `queries` rows (padded to VL) from peak and mass. A row that has seen no key
+    // gets the peak -inf, by which `prepare` knows it: its norm may be undefined, and its output and gradients are 0.
     void (*finish)(const Tile &, real *total, real *inverse);
     // Before the first backward tile: inverse and slope of `queries` rows from peak, total and delta = grad_out . out.
     void (*prepare)(const Tile &, const real *total, const real *delta, real *inverse, real *slope);

@@ -99,8 +99,8 @@ void finish(const Tile &t, real *total, real *inverse) {
     for (int query = 0; query < t.queries; query += VL) {
         const Lanes x = Layout<false>::lanes(t, query);
         V m = load(t.peak + query), z = load(t.mass + query);
-        I dead = Formula::has_peak ? m == splat(NOTHING_SEEN) : (I)(V{} != V{});
-        m = vselect(dead, V{}, m);
+        const I unseen = load(t.seen + query) == V{};
+        m = vselect(m == splat(NOTHING_SEEN), V{}, m);
         V norm = splat(1);
         if (Formula::has_mass) {
             z += Formula::offset(m, x.count, x.position, x.field, t.parameters);
@@ -108,25 +108,27 @@ void finish(const Tile &t, real *total, real *inverse) {
         } else {
             z = splat(1);
         }
-        dead |= vanishes(norm);
-        store(t.peak + query, m);
+        store(t.peak + query, vselect(unseen, splat(-std::numeric_limits<real>::infinity()), m));
         store(total + query, z);
-        store(inverse + query, vselect(dead, V{}, real(1) / norm));
+        store(inverse + query, vselect(unseen | vanishes(norm), V{}, real(1) / norm));
     }
 }
 
 void prepare(const Tile &t, const real *total, const real *delta, real *inverse, real *slope) {
     for (int query = 0; query < t.queries; query += VL) {
-        V one = splat(1), zero = {};
+        V one = splat(1), zero = {}, m = load(t.peak + query);
+        const I unseen = m == splat(-std::numeric_limits<real>::infinity());
+        m = vselect(unseen, zero, m);
+        store(t.peak + query, m);
         if (!Formula::has_mass) {
             store(inverse + query, one), store(slope + query, zero);
             continue;
         }
         const Lanes x = Layout<false>::lanes(t, query);
-        V m = load(t.peak + query), n = x.count, i = x.position;
+        V n = x.count, i = x.position;
         V z = load(total + query), d = load(delta + query);
         V norm = Formula::norm(z, m, x.count, x.position, x.field, t.parameters);
-        I dead = vanishes(norm);
+        I dead = unseen | vanishes(norm);
         V inv = vselect(dead, zero, one / norm);
         V dz = vselect(dead, zero, -d * Formula::norm_slope(z, m, n, i, x.field, t.parameters) * inv);
         store(inverse + query, inv), store(slope + query, dz);

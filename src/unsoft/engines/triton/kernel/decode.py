@@ -83,15 +83,16 @@ def combine_kernel(
     exists = split < splits
     part = tl.load(sums + at * FIXED.value_padded + columns, mask=exists, other=0.0)
     z = tl.load(masses + at, mask=exists, other=0.0)
-    m = tl.zeros((1, 1), z.dtype)
-    if HAS_PEAK:
+    highest = tl.zeros((1, 1), z.dtype)
+    if HAS_PEAK or UNDEFINED_ALONE:
         top = tl.load(tops + at, mask=exists, other=float("-inf"))
-        m = peak_or_zero(tl.max(top, 0)[:, None])
-        part, z = lowered(part, z, top, m)
+        highest = tl.max(top, 0)[:, None]
+    if HAS_PEAK:
+        part, z = lowered(part, z, top, peak_or_zero(highest))
     one = tl.zeros((1, 1), tl.int32)
     head = head_of(extras, numbers, shape, number, FIXED.double)
     rows = rows_at(head, row, one, FIXED, True)
-    result, z = finished(tl.sum(part, 0)[None, :], m, tl.sum(z, 0)[:, None], rows, head, FIXED)
+    result, m, z = finished(tl.sum(part, 0)[None, :], highest, tl.sum(z, 0)[:, None], rows, head, FIXED)
     target = at_head(out, batch, h)
     place = target.pointer + row.to(tl.int64) * target.strides[2] + columns * target.strides[3] + one
     tl.store(place, result.to(out.pointer.dtype.element_ty), mask=columns < FIXED.value_width)

@@ -52,8 +52,7 @@ def forward_kernel(
         acc, top, z, bad_rows, bad_sums = add_keys(
             sums, whole, end, queries, rows, k_h, v_h, head, FIXED, N, True
         )
-        m = peak_or_zero(top)
-        result, z = finished(acc, m, z, rows, head, FIXED)
+        result, m, z = finished(acc, top, z, rows, head, FIXED)
         at, exists = number.to(tl.int64) * shape.queries + i0 + local, local < shape.queries - i0
         if deltas is None:
             if FIXED.exact:

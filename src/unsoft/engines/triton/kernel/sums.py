@@ -18,7 +18,8 @@ from unsoft.engines.triton.kernel.tiles import (
 
 @triton.jit
 def no_sums(M: tl.constexpr, FIXED: tl.constexpr):
-    """Of values [M, BV], the peak so far [M, 1] and the mass [M, 1]. In exact kernels also: which rows see
+    """Of values [M, BV], the peak so far [M, 1] (or 0 for it, if only -inf, "nothing seen", matters) and the
+    mass [M, 1]. In exact kernels also: which rows see
     NaN or Inf in queries, keys, fields or bias [M, 1], and which outputs see it in the values [M, BV]."""
     REAL: tl.constexpr = tl.float64 if FIXED.double else tl.float32
     return (
@@ -55,6 +56,8 @@ def add_keys(
             m = peak_or_zero(new)
             acc, z = lowered(acc, z, top, m)
             top = new
+        elif UNDEFINED_ALONE:
+            top = tl.maximum(top, tl.max(only(seen, tl.zeros_like(s), float("-inf")), 1)[:, None])
         weight, mass = value(s, m, rows, keys, b, p)
         weight = only(seen, weight, 0.0)
         if HAS_MASS:
@@ -97,9 +100,9 @@ def lowered(acc, z, top, m):
 
 
 @triton.jit
-def finished(acc, m, z, rows, head, FIXED: tl.constexpr):
-    """The output of rows, and their total mass, from the sums over all keys."""
-    p = head.parameters
+def finished(acc, top, z, rows, head, FIXED: tl.constexpr):
+    """The output of rows, their peak and their total mass, from the sums over all keys."""
+    p, m = head.parameters, peak_or_zero(top)
     rescale = tl.zeros_like(z) + factor(m, rows, p)
     if HAS_MASS:
         z += offset_mass(m, rows, p)
@@ -109,4 +112,7 @@ def finished(acc, m, z, rows, head, FIXED: tl.constexpr):
         rescale = tl.where(gone, 0.0, rescale / tl.where(gone, 1.0, size))
     else:
         z = tl.zeros_like(z) + 1.0
-    return acc * (rescale * head.keep_factor), z
+    if UNDEFINED_ALONE:
+        rescale = tl.where(top == float("-inf"), 0.0, rescale)
+        m = top
+    return acc * (rescale * head.keep_factor), m, z

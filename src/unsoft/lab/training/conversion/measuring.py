@@ -43,13 +43,23 @@ def layer_errors(pair: Pair, windows: Tensor) -> list[float]:
     return found
 
 
+def mean_loss(each: list[float]) -> float:
+    """Return the mean over windows; infinite where it is not a number, so that stages can be compared.
+
+    >>> mean_loss([1.0, 3.0]), mean_loss([1.0, math.nan])
+    (2.0, inf)
+    """
+    mean = sum(each) / len(each)
+    return math.inf if math.isnan(mean) else mean
+
+
 def perplexity(each: list[float]) -> float:
     """exp of the mean loss; infinite where that is too large for a number.
 
     >>> perplexity([0.0, 2.0]) == math.e, perplexity([1e9])
     (True, inf)
     """
-    mean = sum(each) / len(each)
+    mean = mean_loss(each)
     return math.exp(mean) if mean < 700 else math.inf
 
 

@@ -27,6 +27,9 @@ class Converted:
     """Of each stage, without measuring; what an interruption lost is not counted."""
     cpu_seconds: Mapping[str, float]
     """Likewise, of all cores together: what others do on the machine does not count."""
+    kept: str = ""
+    """The stage whose weights were saved: that of the lowest loss on held-out text. "" in results of older
+    versions, which saved the last stage."""
     parameters: int
     versions: Mapping[str, str]
 

@@ -4,6 +4,7 @@ they stopped."""
 from __future__ import annotations
 
 import json
+import os
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager
@@ -16,7 +17,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase, TrainerCallba
 
 import unsoft
 from unsoft.errors import Interrupted
-from unsoft.files import write_json
+from unsoft.files import UNFINISHED, write_json
 from unsoft.hf import load_model
 from unsoft.hf.quiet import quiet
 from unsoft.lab.tasks.corpus import corpus
@@ -26,12 +27,12 @@ from unsoft.lab.training.checkpoints import sweep
 from unsoft.lab.training.checks import check_whole
 from unsoft.lab.training.conversion.fitting import FEWEST, fit
 from unsoft.lab.training.conversion.matching import Pair
-from unsoft.lab.training.conversion.measuring import layer_errors, losses, margin, perplexity
+from unsoft.lab.training.conversion.measuring import layer_errors, losses, margin, mean_loss, perplexity
 from unsoft.lab.training.conversion.result import Converted
 from unsoft.lab.training.conversion.spec import Conversion
 from unsoft.lab.training.conversion.stage import FIT, MATCH, Stage, StageTrainer, stages
 from unsoft.lab.training.conversion.text import split
-from unsoft.lab.training.folder import CHECKPOINTS, claimed, finish, finished
+from unsoft.lab.training.folder import CHECKPOINTS, claimed, finish, finished, why_not_written
 from unsoft.lab.training.progress import ShowProgress, WriteLog
 from unsoft.lab.training.stopping import StopOnSignal
 from unsoft.modules.inline import label_of
@@ -52,7 +53,8 @@ def convert(
     output by least squares (:mod:`unsoft.lab.training.conversion.fitting`). Then every changed attention
     module
     learns to give the original's output for the original's input, all layers at once and independently. Then
-    the whole model is fine-tuned on the next token.
+    the whole model is fine-tuned on the next token. The model is saved as it was after the stage with
+    the lowest loss on held-out text.
 
     out
         A folder: ``spec.json``, ``match.jsonl`` and ``tune.jsonl``, checkpoints while it goes on, and in the
@@ -101,6 +103,8 @@ class _Work:
         self.measured: dict[str, dict[str, Any]] = {
             name: {} for name in ("losses", "layer_errors", "seconds", "cpu_seconds")
         }
+        self.holds = "swapped"
+        """The stage whose weights the student has now."""
         self.shown = ShowProgress(f"{Path(spec.model).name} to {label_of(spec.mechanism)}", "")
 
     def done(self) -> Converted:
@@ -115,8 +119,9 @@ class _Work:
             self._measure("fitted", self.pair.student)
         for stage, name in zip(stages(self.spec), ("matched", "tuned"), strict=True):
             if stage.steps and (stage.name != MATCH or self._differs()):
-                self._run(stage)
+                self._run(stage, name)
                 self._measure(name, self.pair.student)
+        self._take_best()
         result = self._result()
         finish(self.out, self.pair.student, result.to_dict(), self.tokenizer)
         return result
@@ -130,9 +135,11 @@ class _Work:
         """Fits output projections, unless a checkpoint has them already."""
         if any(self._newest(stage) for stage in stages(self.spec)):
             return
+        self._keep_best()
         windows = self.train.drawn(self._fit_windows, generator(self.spec.seed, FIT))
         with self._timed(FIT):
             changed = fit(self.pair, windows.to(self.test.device))
+        self.holds = "fitted"
         self._say(f"fitted {changed} of {len(self.pair.changed)} output projections")
 
     @property
@@ -164,8 +171,9 @@ class _Work:
         if self.stop.came:
             raise Interrupted(self._goodbye(f"after measuring the {name} model"))
 
-    def _run(self, stage: Stage) -> None:
+    def _run(self, stage: Stage, name: str) -> None:
         """Trains to the end of the stage, from the newest checkpoint if there is one."""
+        self._keep_best()
         if stage.name == MATCH or self.spec.tune == "attention":
             self.pair.train_only_attention()
         else:
@@ -182,11 +190,53 @@ class _Work:
         )
         with closing(shown), self._timed(stage.name):
             trainer.train(resume_from_checkpoint=None if newest is None else str(newest))
+        self.holds = name
         write_json(self.out / CHECKPOINTS / _MEASURED, self.measured)
         if self.stop.came and trainer.state.global_step < stage.steps:
             raise Interrupted(
                 self._goodbye(f"at step {trainer.state.global_step} of {stage.steps} of {stage.name}")
             )
+
+    def _weights(self, name: str) -> Path:
+        return self.out / CHECKPOINTS / f"{name}.pt"
+
+    def _best(self) -> str:
+        """Return the stage with the lowest held-out loss of those whose weights are there."""
+        losses = self.measured["losses"]
+        there = [name for name in losses if name == self.holds or self._weights(name).exists()]
+        return min(there, key=lambda name: mean_loss(losses[name]))
+
+    def _keep_best(self) -> None:
+        """Write the best weights so far before a stage changes them, unless they are written already."""
+        best = self._best()
+        place = self._weights(best)
+        if best != self.holds or place.exists():
+            return
+        unfinished = place.with_suffix(UNFINISHED)
+        try:
+            torch.save(self.pair.student.state_dict(), unfinished)
+            os.replace(unfinished, place)
+        except Exception as problem:  # torch reports a full disk as a RuntimeError
+            unfinished.unlink(missing_ok=True)
+            raise OSError(
+                f"convert: the {best} model cannot be written to {str(place)!r}:"
+                f" {why_not_written(problem, place.parent)}"
+            ) from problem
+        for path in place.parent.glob("*.pt"):
+            if path != place:
+                path.unlink()
+
+    def _take_best(self) -> None:
+        """Give the student the best weights; later stages may have made it worse."""
+        best = self._best()
+        if best != self.holds:
+            found = self.measured["losses"]
+            self._say(
+                f"the {self.holds} model is worse than the {best} one (perplexity"
+                f" {perplexity(found[self.holds]):.4g}, not {perplexity(found[best]):.4g}), which is saved"
+            )
+            self.pair.student.load_state_dict(torch.load(self._weights(best), weights_only=True))
+            self.holds = best
 
     def _folder(self, stage: Stage) -> Path:
         return self.out / CHECKPOINTS / stage.name
@@ -219,6 +269,7 @@ class _Work:
             tokens={name: tokens[name] for name in self.measured["seconds"]},
             seconds=self.measured["seconds"],
             cpu_seconds=self.measured["cpu_seconds"],
+            kept=self.holds,
             parameters=sum(x.numel() for x in self.pair.student.parameters()),
             versions={
                 "unsoft": unsoft.__version__,
