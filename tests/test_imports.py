@@ -12,7 +12,8 @@ import unsoft
 PACKAGE = Path(unsoft.__file__).parent
 
 LAYERS = [  # from the bottom to the top; a package may import itself and packages of lower layers
-    {"checks", "errors", "files", "signals", "tracing", "transforms"},
+    {"errors", "tracing"},
+    {"cache_dir", "checks", "files", "signals"},
     {"formula"},
     {"engines"},
     {"magnitude"},

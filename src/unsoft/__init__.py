@@ -60,7 +60,7 @@ def _imported(name: str) -> ModuleType:
     """The module; nothing that it makes belongs to a torch.func transform in which it is first needed."""
     if "torch" not in sys.modules:
         return importlib.import_module(name)
-    from unsoft.transforms import outside_transforms
+    from unsoft.tracing import outside_transforms
 
     with outside_transforms():
         return importlib.import_module(name)

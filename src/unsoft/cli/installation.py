@@ -132,7 +132,7 @@ def _packages() -> list[Fact]:
 
 
 def _cache() -> Fact:
-    from unsoft.engines.native.compiler import cache_directory
+    from unsoft.cache_dir import cache_directory
 
     folder = cache_directory()
     place = next(path for path in (folder, *folder.parents) if path.exists())

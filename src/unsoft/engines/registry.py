@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 from unsoft.errors import CompilerWarning
+from unsoft.tracing import constant_in_graph
 
 Work = TypeVar("Work")
 """What an engine of this kind is given, such as a :class:`unsoft.engines.call.Call`."""
@@ -26,6 +27,7 @@ def _nothing(work: Any) -> None:
     return None
 
 
+@constant_in_graph
 def warn_unavailable(name: str, reason: str) -> None:
     """Warn that another engine computes in place of ``name``; once for each reason in a process.
 
@@ -37,11 +39,6 @@ def warn_unavailable(name: str, reason: str) -> None:
         )
         warnings.warn(text, CompilerWarning, stacklevel=3)
         _warned.add(reason)
-
-
-# As torch.compiler.assume_constant_result does, without importing all of dynamo: a traced call warns while
-# it is traced.
-warn_unavailable._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 @dataclass(frozen=True)

@@ -24,6 +24,7 @@ from unsoft.formula.fields import Symbols
 from unsoft.formula.instructions import Operand, run
 from unsoft.formula.row import vanishes
 from unsoft.formula.substitute import substitute
+from unsoft.tracing import constant_in_graph
 
 BIAS = "_bias"
 
@@ -53,17 +54,13 @@ def attention_terms(formula: Formula, biased: bool) -> Terms:
     return _made[_prepare(formula, biased)]
 
 
+@constant_in_graph
 def _prepare(formula: Formula, biased: bool) -> str:
     """Makes the terms unless that has been done; returns the name under which they are kept."""
     name = f"{biased:d}{formula.key}"
     if name not in _made:
         _made[name] = _make(formula, biased)
     return name
-
-
-# What torch.compiler.assume_constant_result does, without importing dynamo: a compiled caller runs this while
-# it is traced, and then sees no more than a look-up in a dictionary.
-_prepare._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def _make(formula: Formula, biased: bool) -> Terms:

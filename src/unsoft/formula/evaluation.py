@@ -28,6 +28,7 @@ from unsoft.formula.derive import derivative
 from unsoft.formula.expr import Expr
 from unsoft.formula.instructions import Instruction, Operand, lower, run
 from unsoft.formula.parser import reread
+from unsoft.tracing import constant_in_graph
 
 Value = Tensor | float | int
 
@@ -126,15 +127,11 @@ def _applied(program: Program, tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
     return cast(tuple[Tensor, ...], _Apply.apply(program, *tensors))  # type: ignore[no-untyped-call]
 
 
+@constant_in_graph
 def _text_in_graph(expr: Expr) -> str:
     """Text of an expression; on the way tells dynamo to call :func:`_values_of_text`, not to look inside."""
     torch.compiler.allow_in_graph(_values_of_text)
     return str(expr)
-
-
-# What torch.compiler.assume_constant_result does. Calling that, or allow_in_graph, at import would cost a
-# second, because they import all of dynamo; like this, only those who compile pay, and they have it loaded.
-_text_in_graph._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 class Program:

@@ -26,7 +26,7 @@ from unsoft.formula.latex import formula_latex
 from unsoft.formula.reading import guarded, read_bias, read_params, read_part
 from unsoft.formula.row import weights_of_row
 from unsoft.formula.substitute import substitute
-from unsoft.transforms import outside_transforms
+from unsoft.tracing import outside_transforms
 
 _PARTS = ("weight", "mass", "peak", "norm", "offset_mass")
 _ABOUT = ("name", "title", "paper", "summary")

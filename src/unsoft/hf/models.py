@@ -20,8 +20,7 @@ from typing import Any
 import transformers
 from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
-from unsoft.engines.native.compiler import models_directory
-from unsoft.engines.native.trust import distrust, make_private_folder
+from unsoft.cache_dir import distrust, make_private_folder, models_directory
 from unsoft.files import whole_folder
 from unsoft.hf.attention import NAME
 from unsoft.hf.load import load

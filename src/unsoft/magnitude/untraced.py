@@ -12,6 +12,8 @@ from typing import Any, TypeVar
 
 import torch
 
+from unsoft.tracing import constant_in_graph
+
 F = TypeVar("F", bound=Callable[..., Any])
 
 
@@ -57,10 +59,8 @@ _functions: dict[str, Callable[..., Any]] = {}
 _disabled: dict[str, Callable[..., Any]] = {}
 
 
+@constant_in_graph
 def _prepare(name: str) -> bool:
     if name not in _disabled:
         _disabled[name] = torch.compiler.disable(_functions[name])
     return True
-
-
-_prepare._dynamo_marked_constant = True  # type: ignore[attr-defined]  # runs while tracing, and is not traced itself

@@ -65,7 +65,7 @@ from unsoft.modules.magnitude.row_gates import attend_by_rows, attend_by_rows_ca
 from unsoft.modules.module import Inputs, Mechanism, Wrapper
 from unsoft.modules.pointwise import SHORT_OPTIONS, Pointwise
 from unsoft.modules.registry import family, module_modifier, resolve_formula
-from unsoft.transforms import transform_name
+from unsoft.tracing import transform_name
 
 Result = Tensor | tuple[Tensor, Tensor]
 EXACT = 256

@@ -13,7 +13,7 @@ from unsoft.formula import Formula
 from unsoft.modules.module import Mechanism
 from unsoft.modules.registry import resolve
 from unsoft.modules.spec import LayerSpec, MechanismSpec
-from unsoft.transforms import outside_transforms
+from unsoft.tracing import outside_transforms
 
 _FIRST_LAST = re.compile(r"\s*first_last\(([^()]*(?:\([^()]*\))?[^()]*)\)\s*\+(.*)", re.DOTALL)
 

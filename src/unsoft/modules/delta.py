@@ -34,7 +34,7 @@ from unsoft.modules.linear_call import is_empty, without_zero_bias, zeros
 from unsoft.modules.linear_decoding import call_of_new_tokens
 from unsoft.modules.module import Inputs, Mechanism
 from unsoft.modules.registry import resolve_formula
-from unsoft.transforms import readable
+from unsoft.tracing import readable
 
 EPS = 1e-6
 """Added to the square of a length before it is divided by."""

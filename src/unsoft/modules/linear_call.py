@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from unsoft.engines.call import Call
-from unsoft.transforms import readable
+from unsoft.tracing import readable
 
 
 def is_empty(call: Call) -> bool:

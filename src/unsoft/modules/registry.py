@@ -30,6 +30,7 @@ from unsoft.formula import Formula
 from unsoft.formula.analysis import Properties
 from unsoft.modules.inline import parts_of, written
 from unsoft.modules.spec import AppliedModifier, Factory, Family, MechanismSpec, Modifier
+from unsoft.tracing import constant_in_graph
 
 if TYPE_CHECKING:
     from unsoft.modules.module import Mechanism
@@ -167,6 +168,7 @@ def resolve(mechanism: str | Formula) -> Formula | MechanismSpec:
     return _made[mechanism]
 
 
+@constant_in_graph
 def _prepare(text: str) -> bool:
     """Makes the formula called ``text`` unless that has been done."""
     if text not in _made:
@@ -176,7 +178,6 @@ def _prepare(text: str) -> bool:
 
 # As torch.compiler.assume_constant_result does (which would import all of dynamo): a compiled caller runs
 # this while it is traced, and then sees no more than a look-up in a dictionary.
-_prepare._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def _make(text: str) -> Formula | MechanismSpec:

@@ -24,7 +24,7 @@ command = typer.Typer(
 
 def _check_folders() -> None:
     """Raise a usage error if a folder that the environment names is a file, or would be inside one."""
-    from unsoft.engines.native.compiler import cache_directory
+    from unsoft.cache_dir import cache_directory
     from unsoft.lab.compare.store import default_folder
 
     for variable, folder in (
@@ -48,7 +48,8 @@ def info(as_json: AsJson = False) -> None:
       unsoft cache info
       unsoft cache info --json
     """
-    from unsoft.engines.native.compiler import cache_directory, models_directory, unfinished_files
+    from unsoft.cache_dir import cache_directory, models_directory
+    from unsoft.engines.native.compiler import unfinished_files
     from unsoft.engines.triton.tile_sizes import tuned, tuned_file
     from unsoft.lab.compare.store import Store, default_folder
 
@@ -91,7 +92,8 @@ def clear() -> None:
       unsoft cache clear
       UNSOFT_CACHE_DIR=/tmp/mine unsoft cache clear
     """
-    from unsoft.engines.native.compiler import cache_directory, clear_cache, models_directory
+    from unsoft.cache_dir import cache_directory, models_directory
+    from unsoft.engines.native.compiler import clear_cache
     from unsoft.engines.triton.source import generated_folder
     from unsoft.engines.triton.tile_sizes import tuned, tuned_file
     from unsoft.lab.compare.store import Store, default_folder

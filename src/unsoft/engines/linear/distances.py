@@ -5,7 +5,7 @@ from torch import Tensor
 
 from unsoft.engines.call import Call
 from unsoft.engines.dense import visible_entries
-from unsoft.transforms import readable
+from unsoft.tracing import readable
 
 
 def check_distances(call: Call, queries: Tensor, keys: Tensor, name: str) -> None:

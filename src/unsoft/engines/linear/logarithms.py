@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from unsoft.engines.linear.chunks import by_group, cut, in_order
-from unsoft.transforms import readable, transform_name
+from unsoft.tracing import readable, transform_name
 
 _CHUNK = 64
 """Tokens per chunk: inside a chunk there are two exponentials and a logarithm for every pair."""

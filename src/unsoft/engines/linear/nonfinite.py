@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from unsoft.engines.call import Call
-from unsoft.transforms import readable
+from unsoft.tracing import readable
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ import torch
 from unsoft.engines.native.binding import kernel
 from unsoft.engines.native.compiler import CompilationError
 from unsoft.engines.registry import warn_unavailable
+from unsoft.tracing import constant_in_graph
 
 _failed: dict[Hashable, str] = {}
 
@@ -27,15 +28,11 @@ def failure(what: Hashable, compile_it: Callable[[], object]) -> str | None:
     return _failed.get(what)
 
 
+@constant_in_graph
 def formula_failure(formula: str, double: bool) -> str | None:
     """Return None if the formula (its key) is compiled for float32, or float64 if ``double``;
     otherwise the reason why not."""
     return failure((formula, double), lambda: kernel(formula, torch.float64 if double else torch.float32))
-
-
-# As torch.compiler.assume_constant_result does, without importing all of dynamo: a traced caller asks once,
-# while traced.
-formula_failure._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def ready(formula: str, double: bool) -> bool:

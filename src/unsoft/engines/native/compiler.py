@@ -21,8 +21,8 @@ from contextlib import suppress
 from functools import cache
 from pathlib import Path
 
+from unsoft.cache_dir import cache_directory, files_in, temporary_folder, trusted_folder
 from unsoft.engines.native.locking import UNFINISHED, library_lock, remove_unfinished
-from unsoft.engines.native.trust import expand_home, files_in, temporary_folder, trusted_folder
 
 KERNEL = Path(__file__).parent / "kernel"
 _COMPILERS = ("g++", "clang++", "c++")
@@ -32,20 +32,6 @@ _INCLUDE = re.compile(r'^\s*#\s*include\s+"([^"]+)"', re.MULTILINE)
 
 class CompilationError(RuntimeError):
     """No usable compiler, or it refused the source; the message is one line for the user."""
-
-
-def cache_directory() -> Path:
-    """Where compiled formulas are kept: ``$UNSOFT_CACHE_DIR``, else ``$XDG_CACHE_HOME/unsoft``,
-    else ``~/.cache/unsoft``; a temporary folder, with a warning, if there is no home folder."""
-    if chosen := os.environ.get("UNSOFT_CACHE_DIR"):
-        return expand_home(chosen, "UNSOFT_CACHE_DIR")
-    above = os.environ.get("XDG_CACHE_HOME")
-    return Path(above, "unsoft") if above else expand_home("~/.cache/unsoft", "UNSOFT_CACHE_DIR")
-
-
-def models_directory() -> Path:
-    """Where models that had to be read from a slow format are kept."""
-    return cache_directory() / "models"
 
 
 def clear_cache() -> int:

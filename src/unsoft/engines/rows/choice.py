@@ -24,19 +24,17 @@ from unsoft.engines.registry import Engine, Registry, check_return_weights
 from unsoft.engines.rows.dense import dense_rows
 from unsoft.engines.rows.rule import RowRule
 from unsoft.formula import Formula
+from unsoft.tracing import constant_in_graph
 
 
 def _unavailable(call: Call) -> str | None:
     return kernel_failure(rule_of(call).key, call.q.dtype == torch.float64)
 
 
+@constant_in_graph
 def kernel_failure(rule: str, double: bool) -> str | None:
     """Why the rule cannot be compiled for float32, or float64 if ``double``; None if it is."""
     return failure((rule, double), lambda: row_kernel(rule, double))
-
-
-# As torch.compiler.assume_constant_result does, without importing all of dynamo.
-kernel_failure._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def _no_softmax(call: Call) -> str:

@@ -12,6 +12,7 @@ from unsoft.engines.call import Call
 from unsoft.engines.triton.codegen import unprintable
 from unsoft.engines.triton.launch import CannotCompileError, interpreted
 from unsoft.errors import one_line
+from unsoft.tracing import constant_in_graph
 
 WIDEST = 256
 MOST_HEADS = 65535
@@ -49,6 +50,7 @@ def installed() -> bool:
     return importlib.util.find_spec("triton") is not None
 
 
+@constant_in_graph
 def missing(device: str, index: int | None) -> str | None:
     """Why the engine cannot run on a device at all; None if it can.
 
@@ -95,12 +97,7 @@ def first_failure(run: Callable[..., object], *arguments: object) -> str | None:
     return None
 
 
+@constant_in_graph
 def unavailable(device: str, index: int | None) -> str | None:
     """Why the engine does not work on the device; None if it does."""
     return failure(device, index)
-
-
-# As torch.compiler.assume_constant_result does, without importing all of dynamo: a traced caller asks once,
-# while traced.
-missing._dynamo_marked_constant = True  # type: ignore[attr-defined]
-unavailable._dynamo_marked_constant = True  # type: ignore[attr-defined]

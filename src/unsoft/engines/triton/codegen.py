@@ -27,6 +27,7 @@ from unsoft.formula import Expr, Formula, derivative
 from unsoft.formula.expr import make, number, postorder, symbol
 from unsoft.formula.instructions import Operand
 from unsoft.formula.operation import OPERATIONS
+from unsoft.tracing import constant_in_graph
 
 _HEAD = """import triton
 import triton.language as tl
@@ -44,6 +45,7 @@ _OWN = {"exp2": "tl.exp2({0})", "with_sign_of": "with_sign_of({0}, {1})"}
 _SYMBOLS = frozenset({"s", "m", "n", "i", "j", "z"})
 
 
+@constant_in_graph
 def unprintable(key: str) -> str | None:
     """Why the formula of a key has no Triton code, if so: an operation of someone's own,
     or a symbol that the kernels are not given."""
@@ -54,9 +56,6 @@ def unprintable(key: str) -> str | None:
     used = {node.op for node in postorder(*(part for part in parts if part is not None))} - {"num", "sym"}
     missing = sorted(op for op in used if OPERATIONS[op].triton is None)
     return f"it has no code for the operation {missing[0]}" if missing else None
-
-
-unprintable._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def formula_source(formula: Formula, biased: bool) -> str:

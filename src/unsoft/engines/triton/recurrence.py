@@ -17,6 +17,7 @@ from unsoft.engines.triton import logarithms
 from unsoft.engines.triton.availability import device_of, first_failure
 from unsoft.engines.triton.binding import on_device
 from unsoft.engines.triton.chunks import ChunkWork
+from unsoft.tracing import constant_in_graph
 
 
 def recurrence(
@@ -44,6 +45,7 @@ def recurrence(
     return out, after
 
 
+@constant_in_graph
 def kernels_failure(device: str, index: int | None, dtype: torch.dtype) -> str | None:
     """Why the kernels for float32 or float64 do not compile or run on the device; None if they do."""
     return first_failure(_small_call, device, index, dtype)
@@ -59,10 +61,6 @@ def _small_call(device: str, index: int | None, dtype: torch.dtype) -> None:
     two = x.expand(-1, -1, 2, -1).detach().requires_grad_()
     with torch.enable_grad():
         recurrence(two, two, two, causal=True, normalise=True, logarithmic=True)[0].sum().backward()
-
-
-# As torch.compiler.assume_constant_result does: a traced caller asks once, while traced.
-kernels_failure._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def forward(

@@ -11,8 +11,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple
 
-from unsoft.engines.native.compiler import cache_directory
-from unsoft.engines.native.trust import trusted_folder
+from unsoft.cache_dir import cache_directory, trusted_folder
 from unsoft.engines.triton.codegen import formula_source
 from unsoft.files import write_whole
 from unsoft.formula import Formula

@@ -9,8 +9,7 @@ from os.path import commonprefix
 from pathlib import Path
 from typing import NamedTuple
 
-from unsoft.engines.native.compiler import cache_directory
-from unsoft.engines.native.trust import make_private_folder
+from unsoft.cache_dir import cache_directory, make_private_folder
 from unsoft.files import write_json
 from unsoft.formula import Formula
 from unsoft.formula.expr import postorder

@@ -16,8 +16,7 @@ from typing import Any
 import torch
 
 import unsoft
-from unsoft.engines.native.compiler import cache_directory
-from unsoft.engines.native.trust import distrust, expand_home, make_private_folder
+from unsoft.cache_dir import cache_directory, distrust, expand_home, make_private_folder
 from unsoft.files import package_digest, write_whole
 
 _APART = ("cli/", "hf/", "lab/interpret/", "lab/report/")

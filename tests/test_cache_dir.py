@@ -9,8 +9,9 @@ import warnings
 
 import pytest
 
+from unsoft import cache_dir
 from unsoft.cli.commands.cache import info
-from unsoft.engines.native import compiler, trust
+from unsoft.engines.native import compiler
 from unsoft.errors import CacheWarning
 
 STRANGER = 54_321
@@ -34,9 +35,9 @@ def a_process_of_its_own(monkeypatch, tmp_path):
     temporary = tmp_path / "temporary"
     temporary.mkdir(mode=0o700)
     monkeypatch.setattr("tempfile.tempdir", str(temporary))
-    trust.temporary_folder.cache_clear()
+    cache_dir.temporary_folder.cache_clear()
     yield temporary
-    trust.temporary_folder.cache_clear()
+    cache_dir.temporary_folder.cache_clear()
 
 
 @pytest.fixture
@@ -174,21 +175,21 @@ def test_folder_above_of_somebody_else(cache):
 @needs_root
 def test_group_of_the_folder_above(cache):
     cache.parent.chmod(0o770)
-    assert trust.distrust(cache, []) is None, "the private group of the user"
+    assert cache_dir.distrust(cache, []) is None, "the private group of the user"
     os.chown(cache.parent, -1, STRANGER)
-    assert "others can replace" in trust.distrust(cache, [])
+    assert "others can replace" in cache_dir.distrust(cache, [])
 
 
 def test_link_to_the_folder_is_followed_once(cache, tmp_path):
     link = tmp_path / "link"
     link.symlink_to(cache)
-    assert trust.trusted_folder(link, ()) == cache.resolve()
+    assert cache_dir.trusted_folder(link, ()) == cache.resolve()
 
 
 def test_temporary_folder_is_private_and_deleted_by_its_process_only(a_process_of_its_own):
     code = """
 import os
-from unsoft.engines.native.trust import temporary_folder
+from unsoft.cache_dir import temporary_folder
 folder = temporary_folder()
 assert folder.stat().st_mode & 0o777 == 0o700
 child = os.fork()

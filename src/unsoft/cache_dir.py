@@ -1,8 +1,8 @@
-"""May code be loaded from a folder? Only if nobody but its user (and root) can put anything into it.
+"""The cache folder: where it is, and whether files in it can be trusted.
 
-A shared library runs with all rights of the process that loads it, so a folder that others can write to is as
-good as a program of theirs. Where that is so, a private temporary folder is used instead, and a warning says
-why and what helps. Access control lists are not looked at.
+A shared library runs with all rights of the process that loads it. Compiled code is therefore loaded only
+from a folder that nobody but its user (and root) can write to. Otherwise a private temporary folder is used,
+with a warning that gives the reason and the remedy. Access control lists are not checked.
 """
 
 from __future__ import annotations
@@ -22,19 +22,34 @@ _WRITABLE_BY_OTHERS = stat.S_IWGRP | stat.S_IWOTH
 _warned: set[str] = set()
 
 
+def cache_directory() -> Path:
+    """Return ``$UNSOFT_CACHE_DIR``, else ``$XDG_CACHE_HOME/unsoft``, else ``~/.cache/unsoft``.
+
+    Without a home folder it is a temporary folder, with a warning.
+    """
+    if chosen := os.environ.get("UNSOFT_CACHE_DIR"):
+        return expand_home(chosen, "UNSOFT_CACHE_DIR")
+    base = os.environ.get("XDG_CACHE_HOME")
+    return Path(base, "unsoft") if base else expand_home("~/.cache/unsoft", "UNSOFT_CACHE_DIR")
+
+
+def models_directory() -> Path:
+    """Return the folder of language models converted from another format."""
+    return cache_directory() / "models"
+
+
 def make_private_folder(folder: Path) -> None:
-    """Makes the folder and the missing ones above it, all for this user only."""
+    """Create the folder and its missing parents, readable by this user only."""
     if not folder.is_dir():
         make_private_folder(folder.parent)
         folder.mkdir(mode=0o700, exist_ok=True)
 
 
 def trusted_folder(folder: Path, beginnings: tuple[str, ...]) -> Path:
-    """The folder with all links resolved, made if need be; or a private temporary one,
-    if that one cannot be trusted.
+    """Return the folder with links resolved, created if missing, or a temporary one if it is not trusted.
 
-    ``beginnings``: of the names of the files that will be loaded from it. Once the folder has been found to
-    be trustworthy nobody else can change what is in it, so what was checked is what is loaded.
+    Files whose names start with one of ``beginnings`` are checked as well. Nobody else can change the content
+    of a trusted folder, so the files that were checked are the files that are loaded.
     """
     folder = Path(os.path.realpath(folder))
     try:
@@ -75,14 +90,13 @@ def _warn_once(text: str) -> None:
 
 
 def files_in(folder: Path, beginnings: tuple[str, ...]) -> list[Path]:
-    """Those whose names begin so; one look at the folder, which may hold thousands."""
+    """Return the files whose names start with one of ``beginnings``, by one listing of the folder."""
     return [folder / name for name in os.listdir(folder) if name.startswith(beginnings)]
 
 
 @cache
 def temporary_folder() -> Path:
-    """A folder of this process alone, deleted when it ends; PermissionError if even there others could plant
-    code."""
+    """Return a folder of this process, deleted at exit. Raise PermissionError if it is not private."""
     folder, owner = Path(os.path.realpath(tempfile.mkdtemp(prefix="unsoft-"))), os.getpid()
     if reason := distrust(folder, []):
         folder.rmdir()
@@ -97,27 +111,28 @@ def temporary_folder() -> Path:
 
 
 def distrust(folder: Path, files: list[Path]) -> str | None:
-    """Why somebody else could have put code into the folder (a resolved path) or the files in it;
-    None if nobody could."""
+    """Return why others could have put code into the folder (a resolved path) or its files, else None."""
     if not hasattr(
         os, "geteuid"
     ):  # Windows: the user's own folders are protected by their access control lists
         return None
     user, root = os.geteuid(), os.stat("/").st_uid
     for path in (folder, *files):
-        found = os.lstat(path)
-        if stat.S_ISLNK(found.st_mode):
+        status = os.lstat(path)
+        if stat.S_ISLNK(status.st_mode):
             return f"{path} is a link"
-        if found.st_uid != user:
-            return f"{path} belongs to user {found.st_uid}, and this process to user {user}"
-        if found.st_mode & _WRITABLE_BY_OTHERS:
-            return f"{path} can be written by others (mode {stat.S_IMODE(found.st_mode):o}; chmod go-w helps)"
+        if status.st_uid != user:
+            return f"{path} belongs to user {status.st_uid}, and this process to user {user}"
+        if status.st_mode & _WRITABLE_BY_OTHERS:
+            return (
+                f"{path} can be written by others (mode {stat.S_IMODE(status.st_mode):o}; chmod go-w helps)"
+            )
     for parent in folder.parents:
-        found = os.stat(parent)
-        if found.st_uid not in (user, root, 0):
-            return f"{parent} belongs to user {found.st_uid}, who can replace what is in it"
-        if _others_can_replace_entries(found):
-            return f"others can replace what is in {parent} (mode {stat.S_IMODE(found.st_mode):o})"
+        status = os.stat(parent)
+        if status.st_uid not in (user, root, 0):
+            return f"{parent} belongs to user {status.st_uid}, who can replace what is in it"
+        if _others_can_replace_entries(status):
+            return f"others can replace what is in {parent} (mode {stat.S_IMODE(status.st_mode):o})"
     return None
 
 
@@ -130,10 +145,7 @@ def _others_can_replace_entries(folder: os.stat_result) -> bool:
 
 
 def _is_private_group(uid: int, gid: int) -> bool:
-    """Is it the group that many systems make for each user, with nobody else in it?
-
-    Home folders are open to that one.
-    """
+    """Return True for the group that many systems create per user, which home folders are open to."""
     import grp
     import pwd
 
