@@ -31,7 +31,7 @@ __attribute__((constructor)) static void planted() { std::FILE *f = std::fopen("
 @pytest.fixture(autouse=True)
 def a_process_of_its_own(monkeypatch, tmp_path):
     """As in a new process: nothing has been warned of, and there is no temporary folder yet."""
-    monkeypatch.setattr(trust, "_warned", set())
+    monkeypatch.setattr(cache_dir, "_warned", set())
     temporary = tmp_path / "temporary"
     temporary.mkdir(mode=0o700)
     monkeypatch.setattr("tempfile.tempdir", str(temporary))
