@@ -8,12 +8,22 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from typer.main import get_command
 
 import unsoft
 from tests.conftest import HANG
 from unsoft.cli import main
+from unsoft.cli.app import application
 
 SCRIPT = Path(sys.executable).parent / "unsoft"
+
+
+def every_command(command=None, words=()):
+    """The words and the command, of all of them and of their groups."""
+    command = command or get_command(application())
+    yield words, command
+    for name, inner in getattr(command, "commands", {}).items():
+        yield from every_command(inner, (*words, name))
 
 
 @dataclass

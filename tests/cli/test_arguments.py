@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 import typer
 
+from tests.cli.conftest import every_command
 from unsoft.cli.arguments import check_file, check_folder, load_plugin, prepare_folder
 
 READ_ONLY = Path("/proc")  # for root too
@@ -60,6 +61,24 @@ def test_no_work_is_done_for_a_place_that_cannot_be_written(run_here, monkeypatc
     assert (done.returncode, done.stdout) == (2, "")
     assert out.rpartition("/")[0] in done.stderr and "cannot be written" in done.stderr
     assert "Errno" not in done.stderr and len(done.stderr.splitlines()) == 1
+
+
+WRITING = [
+    (words, parameter.opts[0])
+    for words, command in every_command()
+    for parameter in command.params
+    if parameter.name in ("out", "to", "runs")
+]
+
+
+@pytest.mark.parametrize(
+    ("words", "option"), WRITING, ids=lambda value: value if isinstance(value, str) else " ".join(value)
+)
+def test_an_empty_path_is_wrong_usage_in_every_command(run_here, words, option):
+    """It would be the current folder."""
+    done = run_here(*words, f"{option}=")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert f"'{option}': a path cannot be empty" in done.stderr and len(done.stderr.splitlines()) == 1
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,20 @@ from typing import Annotated, Any
 import typer
 
 _OUT = "'--out'"
+
+
+def path_option(help: str, *, show_default: bool = True) -> Any:
+    """Return an option for a path that is written to. An empty one is an error: it would become the current
+    folder."""
+    return typer.Option(help=help, parser=_path, metavar="<path>", show_default=show_default)
+
+
+def _path(text: str | Path) -> Path:
+    if not str(text):
+        raise typer.BadParameter("a path cannot be empty; the current folder is '.'")
+    return Path(text)
+
+
 Plugin = Annotated[
     str | None,
     typer.Option(

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from unsoft.cli.arguments import AsJson, check_file
+from unsoft.cli.arguments import AsJson, check_file, path_option
 from unsoft.cli.mechanisms import Formulas, Names, NamesOption, chosen
 from unsoft.cli.terminal import INTERRUPTED, console, note, progress, warn_if_busy
 
@@ -26,7 +26,7 @@ def command(
     full: Annotated[
         bool, typer.Option("--full", help="Every case, FlexAttention too; half an hour.")
     ] = False,
-    out: Annotated[Path | None, typer.Option(help="Keep the results in this JSON file.")] = None,
+    out: Annotated[Path | None, path_option("Keep the results in this JSON file.")] = None,
     only: Annotated[list[str] | None, typer.Option(help="Only this group of steps; may be repeated.")] = None,
     device: Annotated[
         str, typer.Option(help="cpu, or cuda for the GPU engine on this machine's GPU.")

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from unsoft.cli.arguments import AsJson, Plugin, check_drawing, check_folder, load_plugin
+from unsoft.cli.arguments import AsJson, Plugin, check_drawing, check_folder, load_plugin, path_option
 from unsoft.cli.claim_chain import print_chain
 from unsoft.cli.mechanisms import Formulas, NamesOption, chosen, complete_mechanism
 from unsoft.cli.terminal import INTERRUPTED, cell, console, note, progress, say, show_table, warn_if_busy
@@ -63,7 +63,7 @@ def command(
         bool, typer.Option("--again", help="Measure everything again, whatever earlier runs have kept.")
     ] = False,
     out: Annotated[
-        Path, typer.Option(help="Folder for the page, its data (JSON, CSV) and figures (PNG, SVG).")
+        Path, path_option("Folder for the page, its data (JSON, CSV) and figures (PNG, SVG).")
     ] = Path("report"),
     as_json: AsJson = False,
     plugin: Plugin = None,

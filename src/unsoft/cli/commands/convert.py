@@ -16,6 +16,7 @@ from unsoft.cli.arguments import (
     check_folder,
     folder_name,
     load_plugin,
+    path_option,
     read_layers,
     read_pairs,
 )
@@ -39,7 +40,7 @@ def command(
     ] = "",
     out: Annotated[
         Path | None,
-        typer.Option(help="Folder of the conversion; default: runs/MODEL-to-MECHANISM.", show_default=False),
+        path_option("Folder of the conversion; default: runs/MODEL-to-MECHANISM.", show_default=False),
     ] = None,
     fit_tokens: Annotated[
         int, typer.Option(help="Tokens that fit output projections before matching; 0: no fit.")

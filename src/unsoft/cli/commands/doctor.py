@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from unsoft.cli.arguments import AsJson, check_file
+from unsoft.cli.arguments import AsJson, check_file, path_option
 from unsoft.cli.terminal import INTERRUPTED, note, progress, show_table
 
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ def command(
     gpu: Annotated[
         bool, typer.Option("--gpu", help="Run the checks of the GPU engine on this machine's GPU.")
     ] = False,
-    out: Annotated[Path | None, typer.Option(help="Keep what was found in this JSON file.")] = None,
+    out: Annotated[Path | None, path_option("Keep what was found in this JSON file.")] = None,
     as_json: AsJson = False,
 ) -> None:
     """Show versions, compiler, GPUs and engines, what is missing and how to get it.

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from unsoft.cli.arguments import AsJson, prepare_folder, read_text
+from unsoft.cli.arguments import AsJson, path_option, prepare_folder, read_text
 from unsoft.cli.reader import load_reader
 from unsoft.cli.terminal import cell, console, progress, show_table
 
@@ -29,7 +29,7 @@ def command(
     ] = None,
     out: Annotated[
         Path | None,
-        typer.Option(help="Keep records (JSON, CSV) and a page (HTML) in this folder.", show_default=False),
+        path_option("Keep records (JSON, CSV) and a page (HTML) in this folder.", show_default=False),
     ] = None,
     length: Annotated[
         int, typer.Option(min=2, help="Tokens of each sequence that the text is cut into.")

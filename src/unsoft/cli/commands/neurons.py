@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from unsoft.cli.arguments import AsJson, check_folder, prepare_folder, read_text
+from unsoft.cli.arguments import AsJson, check_folder, path_option, prepare_folder, read_text
 from unsoft.cli.reader import load_reader
 from unsoft.cli.terminal import cell, console, progress, show_table
 
@@ -31,7 +31,7 @@ def command(
     ] = None,
     out: Annotated[
         Path | None,
-        typer.Option(help="Keep records (JSON, CSV) and a page (HTML) in this folder.", show_default=False),
+        path_option("Keep records (JSON, CSV) and a page (HTML) in this folder.", show_default=False),
     ] = None,
     layer: Annotated[
         int | None,

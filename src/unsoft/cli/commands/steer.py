@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
-from unsoft.cli.arguments import AsJson, check_file, prepare_folder
+from unsoft.cli.arguments import AsJson, check_file, path_option, prepare_folder
 from unsoft.cli.steer_inputs import lines, listed, load, pairs, places, prose
 from unsoft.cli.steer_tables import show_judgement, show_measures
 from unsoft.cli.terminal import INTERRUPTED, console, note, progress, show_table
@@ -59,7 +59,7 @@ KeepNorm = Annotated[bool, typer.Option("--keep-norm", help="States keep their l
 @command.command()
 def fit(
     model: Model,
-    out: Annotated[Path, typer.Option(help="The file to write, such as joy.safetensors.")],
+    out: Annotated[Path, path_option("The file to write, such as joy.safetensors.")],
     positive: Positive = None,
     negative: Negative = None,
     method: Method = "mean",
@@ -187,7 +187,7 @@ def check(
     keep_norm: KeepNorm = False,
     out: Annotated[
         Path | None,
-        typer.Option(help="Keep table, verdict, directions and a page in this folder.", show_default=False),
+        path_option("Keep table, verdict, directions and a page in this folder.", show_default=False),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -249,9 +249,7 @@ def check(
 
 @command.command()
 def scenes(
-    out: Annotated[Path, typer.Option(help="Folder of the model, the measurements and the page.")] = Path(
-        "scenes"
-    ),
+    out: Annotated[Path, path_option("Folder of the model, the measurements and the page.")] = Path("scenes"),
     steps: Annotated[int, typer.Option(min=1, help="Steps of training.")] = 500,
     seed: Annotated[int, typer.Option(min=0, help="Seed of weights and training scenes.")] = 0,
     negative: Annotated[

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from unsoft.cli.arguments import AsJson, Plugin, check_folder, load_plugin
+from unsoft.cli.arguments import AsJson, Plugin, check_folder, load_plugin, path_option
 from unsoft.cli.mechanisms import Formulas, chosen, complete_mechanism
 from unsoft.cli.study_arguments import numbers_of, study_of, words_of, workers_of
 from unsoft.cli.study_tables import print_defaults, print_study, study_record
@@ -41,7 +41,7 @@ command = typer.Typer(
     """,
     rich_markup_mode=None,
 )
-_Out = Annotated[Path, typer.Option(help="Folder of the store, study.db.")]
+_Out = Annotated[Path, path_option("Folder of the store, study.db.")]
 
 
 @command.command()
@@ -116,7 +116,7 @@ def run(
     gpus_per_run: Annotated[float, typer.Option(min=0, help="GPUs of the cluster for each run.")] = 0,
     out: _Out = Path("study"),
     runs: Annotated[
-        Path | None, typer.Option(help="Folder of checkpoints; default: runs in --out.", show_default=False)
+        Path | None, path_option("Folder of checkpoints; default: runs in --out.", show_default=False)
     ] = None,
     retry: Annotated[bool, typer.Option("--retry", help="Run again what failed.")] = False,
     any_code: Annotated[
@@ -242,7 +242,7 @@ def status(out: _Out = Path("study"), as_json: AsJson = False) -> None:
 
 @command.command()
 def export(
-    to: Annotated[Path, typer.Option(help="FILE.csv, FILE.json or FILE.parquet.", show_default=False)],
+    to: Annotated[Path, path_option("FILE.csv, FILE.json or FILE.parquet.", show_default=False)],
     out: _Out = Path("study"),
     study: Annotated[
         str | None, typer.Option(help="One study of the store; default: all.", show_default=False)
@@ -279,7 +279,7 @@ def export(
 def report(
     out: _Out = Path("study"),
     to: Annotated[
-        Path | None, typer.Option(help="Folder of the page; default: report in --out.", show_default=False)
+        Path | None, path_option("Folder of the page; default: report in --out.", show_default=False)
     ] = None,
     as_json: AsJson = False,
 ) -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from unsoft.cli.arguments import AsJson, KeepFirstLast, Layers, check_folder, read_layers
+from unsoft.cli.arguments import AsJson, KeepFirstLast, Layers, check_folder, path_option, read_layers
 from unsoft.cli.mechanisms import Name, NameOption, OneFormula, chosen_one
 from unsoft.files import whole_folder
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 def command(
     model: Annotated[str, typer.Argument(help="smollm2, minilm, a folder, or a hub id.")],
-    out: Annotated[Path, typer.Option(help="The folder to write; new or empty.")],
+    out: Annotated[Path, path_option("The folder to write; new or empty.")],
     mechanism: Name = None,
     mechanism_option: NameOption = None,
     formula: OneFormula = None,

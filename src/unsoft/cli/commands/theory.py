@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from unsoft.cli.arguments import AsJson, check_drawing, prepare_folder
+from unsoft.cli.arguments import AsJson, check_drawing, path_option, prepare_folder
 from unsoft.cli.mechanisms import Formulas, Names, NamesOption, chosen
 from unsoft.cli.terminal import show_table
 
@@ -31,7 +31,7 @@ def command(
     ] = "0.05:4:80",
     n: Annotated[int, typer.Option(help="Number of keys, for formulas that depend on it.")] = 1024,
     out: Annotated[
-        Path | None, typer.Option(help="Keep figures (HTML, PNG, SVG) and data (CSV, JSON) in this folder.")
+        Path | None, path_option("Keep figures (HTML, PNG, SVG) and data (CSV, JSON) in this folder.")
     ] = None,
     as_json: AsJson = False,
 ) -> None:

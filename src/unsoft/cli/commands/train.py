@@ -8,7 +8,15 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from unsoft.cli.arguments import AsJson, Plugin, check_folder, folder_name, load_plugin, read_pairs
+from unsoft.cli.arguments import (
+    AsJson,
+    Plugin,
+    check_folder,
+    folder_name,
+    load_plugin,
+    path_option,
+    read_pairs,
+)
 from unsoft.cli.mechanisms import Name, NameOption, OneFormula, chosen_one
 from unsoft.cli.terminal import INTERRUPTED, note
 
@@ -78,7 +86,7 @@ def command(
     ] = None,
     out: Annotated[
         Path | None,
-        typer.Option(help="Folder of the run; default: runs/TASK-MECHANISM-SEED.", show_default=False),
+        path_option("Folder of the run; default: runs/TASK-MECHANISM-SEED.", show_default=False),
     ] = None,
     save_every: Annotated[
         int | None,

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from unsoft.cli.arguments import AsJson, check_file
+from unsoft.cli.arguments import AsJson, check_file, path_option
 from unsoft.cli.mechanisms import Formulas, Names, NamesOption, chosen
 from unsoft.cli.terminal import INTERRUPTED, note, progress, show_table
 
@@ -22,7 +22,7 @@ def command(
     width: Annotated[list[int] | None, typer.Option(help="Head width; may be repeated (64 and 128).")] = None,
     dtype: Annotated[str, typer.Option(help="bfloat16, float16 or float32.")] = "bfloat16",
     length: Annotated[int, typer.Option(help="Tokens of the call that is timed.")] = 4096,
-    out: Annotated[Path | None, typer.Option(help="Keep the figures in this JSON file.")] = None,
+    out: Annotated[Path | None, path_option("Keep the figures in this JSON file.")] = None,
     as_json: AsJson = False,
 ) -> None:
     """Measure the GPU engine's kernels with many tile sizes and keep the fastest for later calls.
