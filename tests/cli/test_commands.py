@@ -93,8 +93,8 @@ def test_cache_counts_and_clears_what_is_kept_and_nothing_else(run_here, cache):
         (["cache"], 2, "command"),
         (["bench", "--quick", "--full"], 2, "--quick and --full"),
         (["bench", "--out", "/does/not/exist/x.json"], 2, "/does/not/exist"),
-        (["bench", "--mechanism", "cogg"], 1, "did you mean 'cog'?"),
-        (["bench", "--only", "nope", "--mechanism", "cog"], 1, "unknown name 'nope'"),
+        (["bench", "--mechanism", "cogg"], 2, "did you mean 'cog'?"),
+        (["bench", "--only", "nope", "--mechanism", "cog"], 2, "unknown name 'nope'"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
@@ -170,7 +170,7 @@ def test_a_new_command_is_one_file(run_here, tmp_path, monkeypatch):
     assert "Usage: unsoft hello" in run_here("hello", "--help").stdout
     assert run_here("hello", "you").stdout == "hello you\n"
     failed = run_here("hello", "")
-    assert (failed.returncode, failed.stderr) == (1, "unsoft: no name\n")
+    assert (failed.returncode, failed.stderr) == (2, "unsoft: no name\n")
     sys.modules.pop("unsoft.cli.commands.hello")
 
 

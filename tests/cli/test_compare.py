@@ -109,7 +109,7 @@ def test_two_runs(run_here, tmp_path):
 def test_nonsense_is_one_line(run_here, tmp_path, monkeypatch, arguments, says):
     monkeypatch.chdir(tmp_path)
     done = run_here("compare", *arguments)
-    assert done.returncode in (1, 2) and says in done.stderr and len(done.stderr.splitlines()) == 1
+    assert done.returncode == 2 and says in done.stderr and len(done.stderr.splitlines()) == 1
 
 
 def test_a_folder_that_cannot_be_made(run_here, tmp_path):
@@ -136,7 +136,7 @@ def test_a_model_is_inspected_swapped_and_never_served_stale(run_here, tmp_path)
         str(tmp_path / "model"),
     )
     missing = run_here(*arguments, "--out", str(tmp_path / "report"))
-    assert missing.returncode == 1 and missing.stdout == "" and len(missing.stderr.splitlines()) == 1
+    assert missing.returncode == 2 and missing.stdout == "" and len(missing.stderr.splitlines()) == 1
     assert "is neither a folder here nor the id of a model" in missing.stderr
     assert not (tmp_path / "report").exists()
     save(tmp_path / "model")
@@ -216,7 +216,7 @@ def test_an_unknown_claim_and_a_study_that_is_none(run_here, tmp_path):
     done = run_here(
         "compare", "--only", "training", "--study", str(tmp_path / "mine.csv"), "--out", str(tmp_path)
     )
-    assert done.returncode in (1, 2) and "is not an exported study" in done.stderr
+    assert done.returncode == 2 and "is not an exported study" in done.stderr
 
 
 def test_runs_of_different_levels_are_told_apart(run_here, tmp_path):

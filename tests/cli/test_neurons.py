@@ -74,7 +74,7 @@ def test_a_mistake_is_answered_by_one_line(run_here, folder, text, tmp_path, arg
     given = arguments if "--text" in arguments else ["--text", str(text), *arguments]
     extra = [] if "--out" in arguments else ["--out", str(tmp_path / "out")]
     done = run_here("neurons", str(folder), *given, *extra)
-    assert done.returncode != 0 and done.stdout == ""
+    assert done.returncode == 2 and done.stdout == ""
     lines = [line for line in done.stderr.splitlines() if line.startswith("unsoft: ")]
     assert len(lines) == 1 and words in lines[0]
     assert not (tmp_path / "out").exists()
@@ -87,7 +87,7 @@ def test_a_text_that_is_none(run_here, folder, tmp_path, content, words):
     path = tmp_path / "text"
     path.write_bytes(content)
     done = run_here("neurons", str(folder), "--text", str(path), "--out", str(tmp_path / "out"))
-    assert done.returncode != 0 and words in done.stderr and not (tmp_path / "out").exists()
+    assert done.returncode == 2 and words in done.stderr and not (tmp_path / "out").exists()
 
 
 def test_a_model_without_what_is_needed(run_here, text, tmp_path, capsys):
@@ -96,4 +96,4 @@ def test_a_model_without_what_is_needed(run_here, text, tmp_path, capsys):
     BertTokenizer(str(tmp_path / "vocab.txt")).save_pretrained(tmp_path / "bert")
     capsys.readouterr()
     done = run_here("neurons", str(tmp_path / "bert"), "--text", str(text))
-    assert done.returncode == 1 and "it lacks a list of blocks" in done.stderr
+    assert done.returncode == 2 and "it lacks a list of blocks" in done.stderr

@@ -110,14 +110,14 @@ def test_bad_options_of_fit(run_here, folder, tmp_path, arguments, message):
     done = run_here(
         "steer", "fit", str(folder / "model"), *pairs(folder), "--out", str(tmp_path / "way"), *arguments
     )
-    assert done.returncode == 1 and message in done.stderr and len(done.stderr.splitlines()) == 1
+    assert done.returncode == 2 and message in done.stderr and len(done.stderr.splitlines()) == 1
     assert list(tmp_path.iterdir()) == []
 
 
 def test_bad_pairs_write_nothing(run_here, folder, tmp_path):
     model, out = str(folder / "model"), ["--out", str(tmp_path / "way")]
     done = run_here("steer", "fit", model, *pairs(folder, negative="short"), *out)
-    assert done.returncode == 1 and "as many positive examples as negative ones, not 3 and 2" in done.stderr
+    assert done.returncode == 2 and "as many positive examples as negative ones, not 3 and 2" in done.stderr
     done = run_here("steer", "fit", model, "--positive", str(folder / "positive.txt"), *out)
     assert done.returncode == 2 and "--positive and --negative belong together" in done.stderr
     done = run_here("steer", "fit", model, *pairs(folder, positive="missing"), *out)
@@ -137,7 +137,7 @@ def test_bad_questions_write_nothing(run_here, folder, tmp_path):
     }
     for message, change in wrong.items():
         done = run_here("steer", "check", model, *given, *change, "--out", str(out))
-        assert done.returncode == 1 and message in done.stderr, done.stderr
+        assert done.returncode == 2 and message in done.stderr, done.stderr
         assert not out.exists() or not list(out.iterdir())
 
 
@@ -145,7 +145,7 @@ def test_directions_of_another_model_are_refused(run_here, folder, tmp_path):
     other = Directions({1: torch.ones(32)}, site="block", method="mean", model="f" * 40)
     other.save(tmp_path / "way")
     done = run_here("steer", "generate", str(folder / "model"), str(tmp_path / "way"), "--prompt", "w1")
-    assert done.returncode == 1 and "found in another model" in done.stderr
+    assert done.returncode == 2 and "found in another model" in done.stderr
 
 
 @pytest.mark.parametrize("as_json", [False, True])

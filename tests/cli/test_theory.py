@@ -149,8 +149,8 @@ def test_the_data_are_those_of_the_theory(folder):
 @pytest.mark.parametrize(
     ("arguments", "code", "words"),
     [
-        (["cogg"], 1, "did you mean 'cog'?"),
-        (["gpam"], 1, "not a formula"),
+        (["cogg"], 2, "did you mean 'cog'?"),
+        (["gpam"], 2, "not a formula"),
         (["--gamma", "-1"], 2, "cannot be negative"),
         (["--gamma", "1,nan"], 2, "'1,nan'"),
         (["--gamma", "0:1"], 2, "first:last:count"),
@@ -172,8 +172,8 @@ def test_the_data_are_those_of_the_theory(folder):
             2,
             "two formulas are called 'a'",
         ),
-        (["--formula", "weight=sqrt(s)"], 1, "not a number at the logit"),
-        (["--formula", "weight=exp(s**2)"], 1, "infinite"),
+        (["--formula", "weight=sqrt(s)"], 2, "not a number at the logit"),
+        (["--formula", "weight=exp(s**2)"], 2, "infinite"),
         (["--out", "/proc/version/figures"], 2, "--out"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",

@@ -68,10 +68,12 @@ def main() -> None:
     except (Exception, typer.Abort) as error:
         if os.environ.get("UNSOFT_TRACEBACK"):
             raise
+        # The library raises these two for arguments that do not fit; everything else is a failure.
+        wrong_usage = isinstance(error, (ValueError, TypeError))
         # What is wrong with the arguments is wrong in every process of torchrun; the first says so.
-        if not isinstance(error, (ValueError, TypeError)) or os.environ.get("RANK", "0") == "0":
+        if not wrong_usage or os.environ.get("RANK", "0") == "0":
             _complain(str(error) or type(error).__name__)
-        code = 1
+        code = 2 if wrong_usage else 1
     sys.exit(code if isinstance(code, int) else 0)
 
 

@@ -90,7 +90,7 @@ def _check_device(device: str) -> None:
     if device != "cuda":
         raise typer.BadParameter(f"{device!r} is neither cpu nor cuda", param_hint="'--device'")
     if reason := gpu_problem(device):
-        raise ValueError(f"--device: the engine 'triton' cannot run here: {reason}")
+        raise RuntimeError(f"--device: the engine 'triton' cannot run here: {reason}")
 
 
 def _run(todo: list[Step], keep: Callable[[list[Result], bool], None]) -> tuple[list[Result], bool]:

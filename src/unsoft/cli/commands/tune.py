@@ -50,7 +50,7 @@ def command(
     names = chosen(mechanism, mechanism_option, formula) or ["softmax", "cog"]
     formulas = {name: resolve_formula(name) for name in names}
     if reason := gpu_problem():
-        raise ValueError(f"the engine 'triton' cannot run here: {reason}")
+        raise RuntimeError(f"the engine 'triton' cannot run here: {reason}")
     rows, finished = _measure(formulas, widths, dtype, length)
     from unsoft.bench.machine import gpu, versions
 
