@@ -71,7 +71,9 @@ WRITING = [
 ]
 
 
-@pytest.mark.parametrize(("words", "option"), WRITING, ids=lambda value: " ".join(value) if value else "")
+@pytest.mark.parametrize(
+    ("words", "option"), WRITING, ids=lambda value: value if isinstance(value, str) else " ".join(value)
+)
 def test_an_empty_path_is_wrong_usage_in_every_command(run_here, words, option):
     """It would be the current folder."""
     done = run_here(*words, f"{option}=")
