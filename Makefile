@@ -38,7 +38,7 @@ gpu-check-slow: gpu-check
 
 # Every page and picture that is made from the library; tests/test_docs.py and tests/measure/test_page.py say when one is stale.
 docs:
-	$(BIN)/unsoft list --markdown > docs/mechanisms.md
+	$(BIN)/python docs/generate/mechanisms.py
 	$(BIN)/python docs/generate/readme_table.py
 	$(BIN)/python docs/generate/measures.py
 	$(BIN)/python docs/generate/picture.py

@@ -1,6 +1,5 @@
 """Pages and pictures made from the library are those that the library makes today."""
 
-import importlib.util
 import json
 import re
 import sys
@@ -12,26 +11,19 @@ import pytest
 import torch
 
 import unsoft
-from unsoft.cli.mechanism_page import mechanism_page
+from docs.generate import converting, evidence, mechanisms, picture, tasks
 from unsoft.lab.tasks import registry
 from unsoft.mechanisms import formulas
 
 DOCS = Path(__file__).parents[1] / "docs"
 
 
-def picture_script():
-    spec = importlib.util.spec_from_file_location("picture", DOCS / "generate/picture.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
 def test_mechanism_page_is_up_to_date():
-    assert (DOCS / "mechanisms.md").read_text() == mechanism_page(), "run: make docs"
+    assert (DOCS / "mechanisms.md").read_text() == mechanisms.mechanism_page(), "run: make docs"
 
 
 def test_picture_is_up_to_date():
-    script = picture_script()
+    script = picture
     drawn = script.picture(script.measured_ratios(script.RECORD))
     assert script.PICTURE.read_text() == drawn, "run: make docs"
 
@@ -46,7 +38,7 @@ def test_picture_shows_every_mechanism():
 
 
 def test_picture_plots_what_the_formula_says():
-    script = picture_script()
+    script = picture
     weights = script.moving_weights(unsoft.mechanisms()["cog"])
     others = torch.tensor(script.OTHERS, dtype=torch.float64).abs().exp().sum()
     size = script.LOGITS.abs().exp()
@@ -58,9 +50,9 @@ def test_picture_reads_the_benchmark_record(tmp_path):
     row = {"group": "main", "engine": "native", "mode": "training", "mechanism": "cog", "ratio": 0.5}
     rows = [row, row | {"ratio": 2.0}, row | {"engine": "tiled"}, row | {"mechanism": "relu", "ratio": None}]
     record.write_text(json.dumps({"timings": rows}))
-    assert picture_script().measured_ratios(record) == {"cog": 1.0}
-    assert "1.00x" in picture_script().picture({"cog": 1.0})
-    assert picture_script().measured_ratios(tmp_path / "none.json") == {}
+    assert picture.measured_ratios(record) == {"cog": 1.0}
+    assert "1.00x" in picture.picture({"cog": 1.0})
+    assert picture.measured_ratios(tmp_path / "none.json") == {}
 
 
 def test_page_of_tasks_lists_every_task():
@@ -72,9 +64,7 @@ def test_page_of_tasks_lists_every_task():
 
 
 def test_page_of_tasks_shows_what_was_measured():
-    spec = importlib.util.spec_from_file_location("tasks_script", DOCS / "generate/tasks.py")
-    script = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(script)
+    script = tasks
     text, rows = script.PAGE.read_text(), json.loads(script.RECORD.read_text())
     assert script.page(text, rows) == text, "run: python docs/generate/tasks.py --table"
     wanted, there = [run.to_dict() for run in script.runs()], [row["run"] for row in rows]
@@ -93,28 +83,18 @@ def test_pages_about_training_run(monkeypatch, name):
         exec(compile(source.partition("```")[0], name, "exec"), module.__dict__)
 
 
-def conversions_script():
-    spec = importlib.util.spec_from_file_location("converting", DOCS / "generate/converting.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
 def test_evidence_page_shows_its_record():
-    spec = importlib.util.spec_from_file_location("evidence", DOCS / "generate/evidence.py")
-    script = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(script)
-    assert script.page() == (DOCS / "evidence.md").read_text(), "run: python docs/generate/evidence.py"
+    assert evidence.page() == (DOCS / "evidence.md").read_text(), "run: python docs/generate/evidence.py"
 
 
 def test_converting_page_shows_its_record():
-    script = conversions_script()
+    script = converting
     text = script.PAGE.read_text()
     assert script.page(text) == text, "run: python docs/generate/converting.py"
 
 
 def test_converting_page_says_what_is_in_the_record():
-    script = conversions_script()
+    script = converting
     spec = {"batch": 2, "tokens": 10, "held_out": 100, "fit_tokens": 70, "match_steps": 3, "tune_steps": 2}
     found = {
         "spec": spec,

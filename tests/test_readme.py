@@ -1,11 +1,12 @@
 """The README is true: its two commands are the ones CI runs, its python blocks run,
 its table quotes the records."""
 
-import importlib.util
 import re
 from pathlib import Path
 
 import pytest
+
+from docs.generate import readme_table
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
@@ -47,16 +48,9 @@ def test_there_are_python_blocks():
     assert len(blocks("python")) >= 2
 
 
-def table_script():
-    spec = importlib.util.spec_from_file_location("readme_table", ROOT / "docs/generate/readme_table.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
 @pytest.mark.parametrize("name", ["README.md", "README.zh-CN.md"])
 def test_the_table_quotes_what_was_measured(name):
-    script, text = table_script(), (ROOT / name).read_text()
+    script, text = readme_table, (ROOT / name).read_text()
     assert len(script.QUOTED.findall(text)) > 10
     assert script.page(text) == text, "run: make docs"
 

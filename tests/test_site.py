@@ -1,6 +1,5 @@
 """The site builds without a warning from the pages, the mechanisms and the docstrings."""
 
-import importlib.util
 import re
 import sys
 import warnings
@@ -9,6 +8,7 @@ from pathlib import Path
 import pytest
 
 import unsoft
+from docs.generate import choose, peers
 from unsoft.modules.registry import modifiers
 
 DOCS = Path(__file__).parents[1] / "docs"
@@ -69,21 +69,14 @@ def test_the_site_as_it_is_seen(tmp_path):
         assert not loaded, f"{page.name} loads from elsewhere: {loaded[:2]}"
 
 
-def docs_script(name: str):
-    spec = importlib.util.spec_from_file_location(f"docs_{name}", DOCS / "generate" / f"{name}.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
 def test_choose_shows_its_record():
-    script = docs_script("choose")
+    script = choose
     text = script.PAGE.read_text()
     assert script.page(text, script.read()) == text, "run: python docs/generate/choose.py"
 
 
 def test_choose_names_who_meets_a_need_best_first():
-    script = docs_script("choose")
+    script = choose
     column = {"name": "speed", "title": "fast?", "help": "seconds", "unit": "s", "low_is_good": True}
     cells = {"cog": (2.0, "yes"), "relu": (1.0, "yes"), "sinh": (3.0, "partly"), "softmax": (9.0, "no")}
     rows = [
@@ -100,7 +93,7 @@ def test_choose_names_who_meets_a_need_best_first():
 
 
 def test_page_about_peers_shows_its_records():
-    script = docs_script("peers")
+    script = peers
     text = script.PAGE.read_text()
     assert script.page(text) == text, "run: python docs/generate/peers.py"
 

@@ -14,8 +14,8 @@ from pathlib import Path
 
 import choose
 import picture
+from mechanisms import mechanism_page
 
-from unsoft.cli.mechanism_page import mechanism_page
 from unsoft.formula import Formula
 from unsoft.mechanisms import mechanisms
 from unsoft.modules.registry import modifiers

@@ -66,11 +66,6 @@ def test_list_json_holds_formulas_that_can_be_rebuilt(run_here):
     assert rows["cog"]["properties"]["signed"] is True
 
 
-def test_list_markdown_is_the_page_of_the_docs(run_here):
-    page = Path(__file__).parents[2] / "docs" / "mechanisms.md"
-    assert run_here("list", "--markdown").stdout == page.read_text()
-
-
 def test_cache_counts_and_clears_what_is_kept_and_nothing_else(run_here, cache):
     assert "0 compiled libraries" in run_here("cache", "info").stdout
     (cache / "models" / "tiny").mkdir(parents=True)
@@ -102,7 +97,6 @@ def test_a_cache_folder_that_is_a_file(run_here, monkeypatch, tmp_path, action, 
     [
         (["nope"], 2, "nope"),
         (["list", "--nope"], 2, "--nope"),
-        (["list", "--json", "--markdown"], 2, "--json and --markdown"),
         (["cache"], 2, "command"),
         (["bench", "--quick", "--full"], 2, "--quick and --full"),
         (["bench", "--out", "/does/not/exist/x.json"], 2, "/does/not/exist"),

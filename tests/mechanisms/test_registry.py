@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import unsoft
-from unsoft.cli.mechanism_page import mechanism_page
+from docs.generate.mechanisms import mechanism_page
 from unsoft.formula import Formula
 from unsoft.lab.compare.subject import subjects_of
 from unsoft.mechanisms import formulas, mechanisms, register, resolve, unregister

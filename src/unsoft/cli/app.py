@@ -1,4 +1,4 @@
-"""The application: its commands, and one rule for everything that goes wrong."""
+"""The command-line application: its commands, error messages and exit codes."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ Completion for your shell: unsoft --install-completion
 
 
 def application() -> typer.Typer:
-    """All commands. Their files import what they need when they run, so that help does not wait for torch."""
+    """Return the application. Command files import torch only when they run, so that help is fast."""
     app = typer.Typer(
         name="unsoft",
         help=_HELP,
@@ -75,7 +75,7 @@ def run(app: typer.Typer) -> None:
             raise
         # The library raises these two for arguments that do not fit; everything else is a failure.
         wrong_usage = isinstance(error, (ValueError, TypeError))
-        # What is wrong with the arguments is wrong in every process of torchrun; the first says so.
+        # Every process of torchrun sees the same wrong arguments; only the first reports them.
         if not wrong_usage or os.environ.get("RANK", "0") == "0":
             _complain(str(error) or type(error).__name__)
         code = 2 if wrong_usage else 1
@@ -83,5 +83,5 @@ def run(app: typer.Typer) -> None:
 
 
 def _complain(message: str) -> None:
-    """One line, whatever the message looked like."""
+    """Print an error as one line."""
     typer.echo(f"unsoft: {' '.join(message.split())}", err=True)

@@ -1,4 +1,4 @@
-"""What users give to commands, checked before any work: folders and files to write, plug-ins, settings."""
+"""Options and arguments that several commands share, checked before any work starts."""
 
 from __future__ import annotations
 
@@ -15,8 +15,7 @@ _OUT = "'--out'"
 
 
 def path_option(help: str, *, show_default: bool = True) -> Any:
-    """Return an option for a path that is written to. An empty one is an error: it would become the current
-    folder."""
+    """Return an option for a path to write to. An empty path is an error: it means the current folder."""
     return typer.Option(help=help, parser=_path, metavar="<path>", show_default=show_default)
 
 
@@ -33,8 +32,6 @@ Plugin = Annotated[
         show_default=False,
     ),
 ]
-"""The option ``--plugin``: code of the user's own that registers tasks or mechanisms before a command
-runs."""
 
 AsJson = Annotated[
     bool, typer.Option("--json", help="Print the result as JSON instead of tables; notes go to stderr.")
@@ -46,11 +43,10 @@ Layers = Annotated[
 KeepFirstLast = Annotated[
     bool, typer.Option("--keep-first-last", help="Softmax in the first and last layer.")
 ]
-"""The layers of a model that a mechanism goes into."""
 
 
 def folder_name(*words: object) -> Path:
-    """The folder of a run in runs/, from words of which some may hold what files cannot be called.
+    """Return the folder of a run in runs/, with characters that file names cannot have replaced.
 
     >>> folder_name("census", "s/n + 1", 0)
     PosixPath('runs/census-s_n_+_1-0')
@@ -59,8 +55,7 @@ def folder_name(*words: object) -> Path:
 
 
 def check_folder(out: Path, option: str = _OUT) -> None:
-    """Can files be written in the folder ``out`` that ``option`` names, which need not exist yet? Leaves
-    nothing behind."""
+    """Raise BadParameter unless files can be written in ``out``, which need not exist."""
     nearest = out.absolute()
     try:
         while not nearest.exists():
@@ -68,7 +63,7 @@ def check_folder(out: Path, option: str = _OUT) -> None:
         if not nearest.is_dir():
             raise typer.BadParameter(f"{out} cannot be made a folder: {nearest} is a file", param_hint=option)
         descriptor, tried = tempfile.mkstemp(dir=nearest, prefix=".unsoft-", suffix=".tmp")
-        # Asking for permission is not enough: root has it everywhere, on read-only file systems too.
+        # os.access is not enough: root has permission everywhere, even on read-only file systems.
         try:
             os.write(descriptor, b"\n")
         finally:
@@ -79,7 +74,7 @@ def check_folder(out: Path, option: str = _OUT) -> None:
 
 
 def prepare_folder(out: Path) -> None:
-    """Makes the folder ``out``, in which files can be written."""
+    """Create the folder ``out``, or raise BadParameter."""
     check_folder(out)
     try:
         out.mkdir(parents=True, exist_ok=True)
@@ -90,7 +85,7 @@ def prepare_folder(out: Path) -> None:
 
 
 def check_file(out: Path, option: str = _OUT) -> None:
-    """Can the file ``out`` be written or replaced? Its folder must exist."""
+    """Raise BadParameter unless the file ``out`` can be written or replaced; its folder must exist."""
     if not out.absolute().parent.is_dir():
         raise typer.BadParameter(f"the folder {out.absolute().parent} does not exist", param_hint=option)
     if out.is_dir():
@@ -99,43 +94,40 @@ def check_file(out: Path, option: str = _OUT) -> None:
 
 
 def check_drawing() -> None:
-    """Are the packages there that draw figures and pages?"""
+    """Raise BadParameter unless the packages for figures and pages are installed."""
     try:
         import altair  # noqa: F401
         import jinja2  # noqa: F401
         import vl_convert  # noqa: F401
     except ImportError:
         raise typer.BadParameter(
-            (
-                "pages and figures need altair and vl-convert-python; install them with pip install"
-                " 'unsoft[report]'"
-            ),
+            "pages and figures need altair and vl-convert-python; pip install 'unsoft[report]'",
             param_hint=_OUT,
         ) from None
 
 
 def read_text(path: Path, option: str) -> str:
-    """The text of a file that ``option`` names: UTF-8, and not empty."""
+    """Return the text of a file, which must be UTF-8 and not empty."""
     try:
-        found = path.read_text(encoding="utf-8")
+        text = path.read_text(encoding="utf-8")
     except UnicodeDecodeError:
         raise typer.BadParameter(f"{path} is not text in UTF-8", param_hint=option) from None
     except OSError as problem:
         raise typer.BadParameter(f"{path} cannot be read: {problem.strerror}", param_hint=option) from None
-    if not found.strip():
+    if not text.strip():
         raise typer.BadParameter(f"{path} is empty", param_hint=option)
-    return found
+    return text
 
 
 def load_plugin(name: str | None) -> None:
-    """Imports a module by its name, or a file by its path."""
+    """Import a module by name or a .py file by path, so that it registers tasks or mechanisms."""
     if name is None:
         return
     from unsoft.modules.plugins import import_plugin
 
     try:
         import_plugin(name)
-    except Exception as problem:  # it may do anything
+    except Exception as problem:  # a plug-in can raise anything
         if os.environ.get("UNSOFT_TRACEBACK"):
             raise
         raise typer.BadParameter(
@@ -144,25 +136,25 @@ def load_plugin(name: str | None) -> None:
 
 
 def read_pairs(pairs: list[str] | None, option: str) -> dict[str, Any]:
-    """Names and values; numbers and true or false are read as such.
+    """Return NAME=VALUE pairs as a dict; numbers, true and false are parsed as JSON.
 
     >>> read_pairs(["repeats=16", "form=joined"], "--set")
     {'repeats': 16, 'form': 'joined'}
     """
-    found = {}
+    values = {}
     for pair in pairs or []:
         name, equals, text = pair.partition("=")
         if not equals:
             raise typer.BadParameter(f"{pair!r} is not NAME=VALUE", param_hint=f"'{option}'")
         try:
-            found[name.strip()] = json.loads(text)
+            values[name.strip()] = json.loads(text)
         except ValueError:
-            found[name.strip()] = text
-    return found
+            values[name.strip()] = text
+    return values
 
 
 def read_layers(text: str) -> list[str] | dict[str, str]:
-    """The argument ``layers`` of :func:`unsoft.hf.swap` from text.
+    """Parse the argument ``layers`` of :func:`unsoft.hf.swap`.
 
     >>> read_layers("0,4-7"), read_layers("0=softmax, 8-=relu2")
     (['0', '4-7'], {'0': 'softmax', '8-': 'relu2'})
@@ -176,3 +168,19 @@ def read_layers(text: str) -> list[str] | dict[str, str]:
             f"{text!r} mixes layers with and without a mechanism", param_hint="'--layers'"
         )
     return {which.strip(): what.strip() for which, what in pairs}
+
+
+def load_reader(model: str, length: int, instead: str) -> tuple[Any, Any, int]:
+    """Return a model, its tokenizer and the number of tokens to read at a time, at most ``length``.
+
+    ``instead`` names the Python function to use for a model without a tokenizer.
+    """
+    from unsoft.hf.models import load_model
+
+    network, tokenizer = load_model(model)
+    if tokenizer is None:
+        raise typer.BadParameter(
+            f"{model} has no tokenizer, so it cannot read text; use {instead} from Python",
+            param_hint="'MODEL'",
+        )
+    return network, tokenizer, min(length, getattr(network.config, "max_position_embeddings", None) or length)

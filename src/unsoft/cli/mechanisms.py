@@ -1,4 +1,4 @@
-"""How every command is told which mechanisms: as words, by ``--mechanism``, or as ``--formula``."""
+"""Options that select mechanisms: names as arguments, ``--mechanism``, or ``--formula``."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def complete_mechanism(incomplete: str) -> list[str]:
-    """Names for the shell, from the files alone: torch would take longer than a reader waits."""
+    """Return names for shell completion, read from file names because importing torch is too slow."""
     import unsoft
 
     before, plus, start = incomplete.rpartition("+")
@@ -37,7 +37,7 @@ NamesOption = Annotated[
     typer.Option(
         "--mechanism",
         "-m",
-        help="The same as an option; may be repeated.",
+        help="Mechanism names as an option; may be repeated.",
         show_default=False,
         autocompletion=complete_mechanism,
     ),
@@ -56,7 +56,7 @@ NameOption = Annotated[
     typer.Option(
         "--mechanism",
         "-m",
-        help="The same as an option.",
+        help="The mechanism name as an option.",
         show_default=False,
         autocompletion=complete_mechanism,
     ),
@@ -64,19 +64,19 @@ NameOption = Annotated[
 _OWN = '"name=mine;weight=...;mass=...;peak=...;tau=2"; logn+mine puts a modifier before it'
 Formulas = Annotated[
     list[str] | None,
-    typer.Option("--formula", help=f"One of your own, {_OWN}; may be repeated.", show_default=False),
+    typer.Option("--formula", help=f"Custom formula, {_OWN}; may be repeated.", show_default=False),
 ]
 OneFormula = Annotated[
-    str | None, typer.Option("--formula", help=f"One of your own, {_OWN}.", show_default=False)
+    str | None, typer.Option("--formula", help=f"Custom formula, {_OWN}.", show_default=False)
 ]
 
 
 def chosen(
-    words: Sequence[str] | None, option: Sequence[str] | None, formulas: Sequence[str] | None
+    names: Sequence[str] | None, option: Sequence[str] | None, formulas: Sequence[str] | None
 ) -> list[str]:
-    """All mechanisms that were asked for, each as a name; formulas stand in braces, and last.
+    """Return the selected mechanisms as names; formulas are in braces and come last.
 
-    A formula with a name may be used by it, with modifiers before it; then it does not stand alone.
+    A named formula can be used by its name, with modifiers before it; then it is not listed again.
 
     >>> chosen(["cog", "logn+mine"], None, ["name=mine;weight=s/n"])
     ['cog', 'logn+{name=mine;weight=s/n}']
@@ -92,33 +92,33 @@ def chosen(
             raise typer.BadParameter(f"two formulas are called {name!r}", param_hint="'--formula'")
         texts[name] = f"{{{text.strip()}}}"
     used = set()
-    found = []
-    for name in dict.fromkeys((*(words or ()), *(option or ()))):
+    selected = []
+    for name in dict.fromkeys((*(names or ()), *(option or ()))):
         *before, base = parts_of(name)
         if base in texts:
             used.add(base)
-        found.append("+".join((*before, texts.get(base, base))))
-    return found + [text for name, text in texts.items() if name not in used]
+        selected.append("+".join((*before, texts.get(base, base))))
+    return selected + [text for name, text in texts.items() if name not in used]
 
 
 def chosen_one(word: str | None, option: str | None, formula: str | None, default: str | None = None) -> str:
-    """The only mechanism, as a name; a formula stands in braces.
+    """Return the one selected mechanism as a name; a formula is in braces.
 
     >>> chosen_one("logn+mine", None, "name=mine;weight=s/n")
     'logn+{name=mine;weight=s/n}'
     """
-    found = chosen(*([text] if text is not None else None for text in (word, option, formula)))
-    if len(found) > 1:
-        raise typer.BadParameter(f"one mechanism is needed, not {len(found)}", param_hint="'MECHANISM'")
-    if not found and default is None:
+    selected = chosen(*([text] if text is not None else None for text in (word, option, formula)))
+    if len(selected) > 1:
+        raise typer.BadParameter(f"one mechanism is needed, not {len(selected)}", param_hint="'MECHANISM'")
+    if not selected and default is None:
         raise typer.BadParameter(
             "which mechanism? Give a name (unsoft list shows them) or --formula", param_hint="'MECHANISM'"
         )
-    return found[0] if found else str(default)
+    return selected[0] if selected else str(default)
 
 
 def read_formula(text: str) -> Formula:
-    """Reads "weight=...;mass=...;peak=..." (also norm, offset_mass, name); other names are parameters."""
+    """Parse "weight=...;mass=...;peak=..." (also norm, offset_mass, name); other names are parameters."""
     from unsoft.errors import FormulaError
     from unsoft.formula.from_text import formula_from_text
 

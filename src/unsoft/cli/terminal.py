@@ -1,4 +1,4 @@
-"""What commands show: tables, progress, and what to know about the machine."""
+"""Terminal output of commands: tables, progress bars and notes."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ if TYPE_CHECKING:
 INTERRUPTED = 130
 """The exit code after Ctrl-C."""
 _WIDE = 140
-"""Columns, when a file or a pipe reads."""
+"""Columns, when the output is a file or a pipe."""
 _HEADING = 10
-"""Letters of a heading that are not broken over two lines."""
+"""Headings up to this length stay on one line."""
 
 
 def console() -> Console:
-    """Text as it is, without colours made up from it; wide where there is no window to fit."""
+    """Return a console that prints text unchanged, without highlighting; wide if it is not a terminal."""
     from rich.console import Console
 
-    found = Console(highlight=False, markup=False)
-    return found if found.is_terminal else Console(highlight=False, markup=False, width=_WIDE)
+    screen = Console(highlight=False, markup=False)
+    return screen if screen.is_terminal else Console(highlight=False, markup=False, width=_WIDE)
 
 
 def show_table(
@@ -37,10 +37,9 @@ def show_table(
     box: bool = True,
     keys: int = 1,
 ) -> None:
-    """``columns`` are titles with "left", "right", or "whole" for one that is never broken.
+    """Print a table. ``columns`` maps titles to "left", "right", or "whole" for a column that never wraps.
 
-    What is too wide for the window is shown in several tables, one below the other, each of which begins
-    with the first ``keys`` columns: nothing is cut.
+    A table wider than the window is split into several, each starting with the first ``keys`` columns.
     """
     from rich import box as boxes
     from rich.table import Table
@@ -65,7 +64,7 @@ def show_table(
 def _fitting(
     columns: Mapping[str, str], rows: Sequence[Sequence[str]], width: int, keys: int
 ) -> list[list[int]]:
-    """The numbers of the columns of each table: as many as fit, and at least one besides the keys.
+    """Return the column indices of each table: as many as fit, and at least one besides the keys.
 
     >>> _fitting({"name": "left", "one": "right", "two": "right"}, [["cog", "1.234", "5.678"]], 18, 1)
     [[0, 1], [0, 2]]
@@ -86,7 +85,7 @@ def _fitting(
 
 
 def _broken(title: str, width: int) -> str:
-    """A title in lines that are no longer than its longest word or the cells below it."""
+    """Return a title wrapped to its longest word or the width of the cells below it."""
     import textwrap
 
     longest = max(map(len, (*title.split(), "")))
@@ -94,27 +93,28 @@ def _broken(title: str, width: int) -> str:
 
 
 def has_bar() -> bool:
-    """May a bar be drawn? Only where both outputs are a terminal: nothing moves while one goes to a file."""
+    """Return True if a progress bar may be drawn: only if stdout and stderr are both terminals."""
     return sys.stdout.isatty() and sys.stderr.isatty()
 
 
 @contextmanager
 def progress(total: int, *, refresh: bool = True) -> Iterator[Callable[[int, str, str], None]]:
-    """Yields what to call before each step, with its number, kind and title: a
-    bar on a terminal, else, or if the output goes to a file, a line for each new kind.
+    """Yield a function to call before each step with its number, kind and title.
 
-    Without ``refresh`` the bar is drawn between steps only, to leave the cores alone.
+    It draws a bar on a terminal; elsewhere it prints a line for each new kind. Without ``refresh`` the bar is
+    drawn between steps only, so that it does not disturb timings.
     """
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
     screen = Console(stderr=True)
     if not has_bar():
-        said: list[str] = []
+        last = ""
 
         def announce(number: int, kind: str, title: str) -> None:
-            if said[-1:] != [kind]:
-                said.append(kind)
+            nonlocal last
+            if kind != last:
+                last = kind
                 typer.echo(f"[{min(number + 1, total)}/{total}] {title}", err=True)
 
         yield announce
@@ -131,18 +131,18 @@ def progress(total: int, *, refresh: bool = True) -> Iterator[Callable[[int, str
 
 
 def say(line: str) -> None:
-    """A line on a terminal that the next one replaces."""
+    """Print a line on a terminal that the next one overwrites."""
     if has_bar():
         typer.echo(f"{line}\x1b[K\r", err=True, nl=False)
 
 
 def note(line: str) -> None:
-    """A line on standard error."""
+    """Print a line on standard error."""
     typer.echo(f"unsoft: {line}", err=True)
 
 
 def warn_if_busy() -> None:
-    """Says so if other processes will disturb what is timed."""
+    """Print a note if the load of the machine will disturb timings."""
     from unsoft.lab.bench.machine import load
 
     busy, cores = load(), os.cpu_count() or 1
@@ -151,7 +151,7 @@ def warn_if_busy() -> None:
 
 
 def cell(value: Any) -> str:
-    """A number or word of a table, short and harmless."""
+    """Return a table cell as short text without control characters."""
     from unsoft.lab.report.escape import printable
     from unsoft.lab.report.page import number
 

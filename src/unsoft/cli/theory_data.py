@@ -1,4 +1,4 @@
-"""The numbers behind ``unsoft theory``: long tables of plain rows, for CSV, JSON and charts alike."""
+"""Rows of plain numbers for the tables, files and charts of ``unsoft theory``."""
 
 from __future__ import annotations
 
@@ -23,10 +23,8 @@ _INFINITE = "infinite"
 
 
 @dataclass(frozen=True)
-class Subject:
-    """A mechanism to be shown, by name (whose closed form is used if
-    there is one) or as a formula of one's own.
-    """
+class TheorySubject:
+    """A mechanism to show: by name, using its closed form if there is one, or a custom formula."""
 
     label: str
     formula: Formula
@@ -39,15 +37,15 @@ class Subject:
 
     @property
     def mechanism(self) -> str | Formula:
-        """What the theory takes."""
+        """The argument for functions of :mod:`unsoft.theory`."""
         return self.label if self.closed else self.formula
 
     def sparsity(self, beta: Any, gamma: Any, **options: Any) -> torch.Tensor:
         return theory.sparsity(self.mechanism, beta, gamma, n=self.n, **options)
 
 
-def sparsity_rows(subjects: list[Subject], betas: list[float], gammas: list[float]) -> Rows:
-    """S of every subject at every (beta, gamma)."""
+def sparsity_rows(subjects: list[TheorySubject], betas: list[float], gammas: list[float]) -> Rows:
+    """Return S of every subject at every (beta, gamma)."""
     grid = torch.tensor(betas, dtype=torch.float64)[:, None]
     rows = []
     for subject in subjects:
@@ -62,7 +60,7 @@ def sparsity_rows(subjects: list[Subject], betas: list[float], gammas: list[floa
 
 
 def closed_rows(name: str, betas: tuple[float, ...]) -> Rows:
-    """S against gamma for some beta, in closed form, as Su 2023 draws it."""
+    """Return S against gamma for some beta in closed form, as in Su (2023)."""
     values = theory.sparsity(name, torch.tensor(betas, dtype=torch.float64)[:, None], CLOSED_GAMMAS)
     return [
         {"beta": beta, "gamma": round(gamma, 2), "S": value}
@@ -71,8 +69,8 @@ def closed_rows(name: str, betas: tuple[float, ...]) -> Rows:
     ]
 
 
-def hijack_rows(subjects: list[Subject]) -> Rows:
-    """Share of a unique key against more and more clones; for magnitude also what reaches the output."""
+def hijack_rows(subjects: list[TheorySubject]) -> Rows:
+    """Return the share of a unique key against the number of clones; for magnitude also at the output."""
     rows = []
     for subject in subjects:
         shares = theory.hijack_share(subject.formula, CLONES, unique=UNIQUE, clone=CLONE)
@@ -82,9 +80,9 @@ def hijack_rows(subjects: list[Subject]) -> Rows:
         "w": {"gate": "weight"},
     }
     for name, gate in gates.items():
-        for place in ("values", "mass"):
-            found = theory.magnitude_hijack(CLONES, unique=UNIQUE, clone=CLONE, on=place, **gate)
-            rows += _hijack(f"magnitude on {place}, gate {name}", found.share, found.unique, found.clones)
+        for target in ("values", "mass"):
+            hijack = theory.magnitude_hijack(CLONES, unique=UNIQUE, clone=CLONE, on=target, **gate)
+            rows += _hijack(f"magnitude on {target}, gate {name}", hijack.share, hijack.unique, hijack.clones)
     return rows
 
 
@@ -96,8 +94,8 @@ def _hijack(label: str, share: torch.Tensor, unique: torch.Tensor, clones: torch
     ]
 
 
-def length_rows(subject: Subject) -> Rows:
-    """Mean S of random rows of finite length against that of an infinite one."""
+def length_rows(subject: TheorySubject) -> Rows:
+    """Return the mean S of random finite rows and of an infinite row."""
     gammas = [0.25 * k for k in range(1, 17)]
     infinite = subject.sparsity(0.0, gammas).tolist()
     rows = [
@@ -106,14 +104,14 @@ def length_rows(subject: Subject) -> Rows:
     ]
     for length in LENGTHS:
         for gamma in gammas:
-            found = theory.empirical_sparsity(subject.formula, 0.0, gamma, length, rows=64, n=subject.n)
-            row = {"keys": str(length), "gamma": gamma, "S": found.mean, "error": found.error}
+            sampled = theory.empirical_sparsity(subject.formula, 0.0, gamma, length, rows=64, n=subject.n)
+            row = {"keys": str(length), "gamma": gamma, "S": sampled.mean, "error": sampled.error}
             rows.append(row | {"at least": 1 / math.sqrt(length)})
     return rows
 
 
-def dimension_rows(subjects: list[Subject]) -> Rows:
-    """S for keys on a sphere of few dimensions, of that for Gaussian keys."""
+def dimension_rows(subjects: list[TheorySubject]) -> Rows:
+    """Return S for keys on a low-dimensional sphere, relative to Gaussian keys."""
     rows = []
     for subject in subjects:
         gaussian = float(subject.sparsity(0.0, 1.0))
@@ -126,7 +124,7 @@ def dimension_rows(subjects: list[Subject]) -> Rows:
 
 
 def performer_rows() -> Rows:
-    """S of random features, mean of 30 draws, against softmax, for keys with sigma = 1/2 in 2 dimensions."""
+    """Return the mean S of random features over 30 draws, and of softmax; keys have sigma = 1/2 in 2-D."""
     generator = torch.Generator().manual_seed(0)
     draws = torch.randn(30, FEATURES[-1], 2, generator=generator, dtype=torch.float64)
     rows = []
@@ -134,19 +132,19 @@ def performer_rows() -> Rows:
         query = torch.tensor([2 * gamma, 0.0], dtype=torch.float64)
         limit = float(theory.sparsity("softmax", 0.0, gamma))
         for count in FEATURES:
-            found = [float(theory.performer_sparsity(query, w[:count], 0.0, 0.5)) for w in draws]
-            rows.append({"gamma": gamma, "features": count, "S": sum(found) / len(found), "softmax": limit})
+            values = [float(theory.performer_sparsity(query, w[:count], 0.0, 0.5)) for w in draws]
+            rows.append({"gamma": gamma, "features": count, "S": sum(values) / len(values), "softmax": limit})
     return rows
 
 
 def rank_rows(width: int = 8) -> Rows:
-    """Ranks of linear attention with ``width`` positive features."""
+    """Return ranks of linear attention with ``width`` positive features."""
     generator = torch.Generator().manual_seed(0)
     rows = []
     for length in (4, 8, 16, 32, 64, 96, 128, 192, 256):
         q, k = torch.rand(2, length, width, generator=generator, dtype=torch.float64)
-        found = theory.ranks(q, k)
+        ranks = theory.ranks(q, k)
         for kind in ("full", "causal", "effective"):
             label = {"full": "full matrix", "causal": "causal", "effective": "causal, effective"}[kind]
-            rows.append({"matrix": label, "length": length, "rank": float(getattr(found, kind))})
+            rows.append({"matrix": label, "length": length, "rank": float(getattr(ranks, kind))})
     return rows

@@ -1,4 +1,4 @@
-"""The figures of ``unsoft theory``: charts of the rows of ``theory_data``, each written as five files."""
+"""Figures of ``unsoft theory``, each written as five files."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import altair as alt
 
 from unsoft.cli import theory_data
-from unsoft.cli.theory_data import Rows, Subject
+from unsoft.cli.theory_data import Rows, TheorySubject
 from unsoft.files import write_csv, write_json, write_whole
 from unsoft.lab.report.control import Control
 from unsoft.lab.report.figure import Figure, by_mechanism, by_value, dashes, svg_and_png
@@ -17,12 +17,12 @@ from unsoft.lab.report.figure_page import figure_page
 
 _PANELS = 9
 _COLOURS = ["#c1272d", "#e34a33", "#f4a04c", "#888888", "#74add1", "#4575b4", "#5b6fd6"]
-"""Of beta from low to high, grey in the middle, where it is 0; each is seen on light and on dark ground."""
+"""Colours of beta from low to high, grey at 0; visible on light and dark backgrounds."""
 _LOGITS = "Logits are N(beta, gamma²), rows infinitely long; S = 1 is even, S = 0 all on one key."
 
 
-def figures(subjects: list[Subject], rows: Rows) -> Iterator[tuple[Figure, Sequence[Control]]]:
-    """All figures with the choices above them, each made when it is asked for."""
+def figures(subjects: list[TheorySubject], rows: Rows) -> Iterator[tuple[Figure, Sequence[Control]]]:
+    """Yield every figure with its controls, created on demand."""
     yield _closed("relu2", (-2.0, -1.0, -0.5, 0.0, 0.5, 1.0, 2.0), "relu2 focuses only if beta < 0"), ()
     floor = "The plain logit never focuses: S stays above sqrt(2/pi)"
     yield _closed("identity", (0.0, 0.5, 1.0, 2.0, 4.0), floor), ()
@@ -35,7 +35,7 @@ def figures(subjects: list[Subject], rows: Rows) -> Iterator[tuple[Figure, Seque
 
 
 def write_figure(figure: Figure, controls: Sequence[Control], folder: Path, library: str) -> None:
-    """Five files, each whole or not there; ``library`` is the script of Vega-Embed."""
+    """Write five files atomically; ``library`` is the script of Vega-Embed."""
     spec = figure.for_file()
     text = figure_page(figure, controls, library)
     for kind, content in (svg_and_png(spec) | {"html": text.encode()}).items():
@@ -53,7 +53,7 @@ def _closed(name: str, betas: tuple[float, ...], title: str) -> Figure:
 
 
 def _sparsity(rows: Rows) -> tuple[Figure, Sequence[Control]]:
-    """The page has a choice of beta, files a panel for each."""
+    """Return the sparsity figure: the page lets the reader choose beta, files show one panel per beta."""
     betas = sorted({row["beta"] for row in rows})
     some = betas[:: -(-len(betas) // _PANELS)]
     first = min(some, key=abs)
@@ -72,7 +72,7 @@ def _sparsity(rows: Rows) -> tuple[Figure, Sequence[Control]]:
     return figure, [control] if len(betas) > 1 else []
 
 
-def _hijack(subjects: list[Subject]) -> Figure:
+def _hijack(subjects: list[TheorySubject]) -> Figure:
     rows = theory_data.hijack_rows(subjects)
     # on values and on mass the share is the same: one line for both
     shown = [
@@ -86,7 +86,7 @@ def _hijack(subjects: list[Subject]) -> Figure:
     return Figure("hijack", "A unique key against clones of another", note, rows, chart)
 
 
-def _length(subject: Subject) -> Figure:
+def _length(subject: TheorySubject) -> Figure:
     rows = theory_data.length_rows(subject)
     title = f"{subject.label}: rows of finite length"
     order = ["64", "1024", "16384", "infinite"]
@@ -96,7 +96,7 @@ def _length(subject: Subject) -> Figure:
     )
 
 
-def _dimension(subjects: list[Subject]) -> Figure:
+def _dimension(subjects: list[TheorySubject]) -> Figure:
     rows = theory_data.dimension_rows(subjects)
     title_of_y = "S, of that for Gaussian keys"
     chart = _mechanisms(rows, "dimensions", "of gaussian", log_x=True, y_title=title_of_y)
@@ -120,7 +120,7 @@ def _rank() -> Figure:
 
 
 def _mechanisms(rows: Rows, x: str, y: str, *, y_title: str = "", **options: Any) -> Any:
-    """Bare lines in the looks of the mechanisms."""
+    """Return lines in the colours of the mechanisms."""
     labels = list(dict.fromkeys(row["mechanism"] for row in rows))
     return by_mechanism(labels, rows, x, y, x_title=x, y_title=y_title or y, dots=[], **options)
 

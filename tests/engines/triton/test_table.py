@@ -1,12 +1,12 @@
 """The committed table of what the compilers said, and the page made from it; Triton is not needed."""
 
 import csv
-import importlib.util
 import json
 from pathlib import Path
 
 import pytest
 
+from docs.generate import gpu
 from tests.engines.triton.targets import SHARED_KIB
 from unsoft.engines.triton.tile_sizes import KERNELS, TileSizes, candidates
 
@@ -42,9 +42,7 @@ def test_the_table_is_of_the_tile_sizes_that_are_shipped():
 
 
 def test_page_is_up_to_date():
-    spec = importlib.util.spec_from_file_location("docs_gpu", ROOT / "docs" / "gpu.py")
-    script = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(script)
+    script = gpu
     text = script.PAGE.read_text()
     assert "<!-- estimate -->" in text and "<!-- resources -->" in text
     assert script.page(text) == text, "run: python docs/generate/gpu.py"

@@ -1,20 +1,15 @@
 """Pages of docs/questions: what stands beside numbers of models is composed from them."""
 
-import importlib.util
-from pathlib import Path
-
 import pytest
 
-PATH = Path(__file__).parents[3] / "docs/generate/model_tables.py"
+from docs.generate import model_tables
+
 ABOUT = {"machine": "a machine", "written": "2026-11-16", "sequences": 4, "length": 8}
 
 
 @pytest.fixture(scope="module")
 def tables():
-    spec = importlib.util.spec_from_file_location("model_tables", PATH)
-    script = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(script)
-    return script
+    return model_tables
 
 
 def ablated(deleting, others, control, other_deletion=0.0):

@@ -1,4 +1,4 @@
-"""``unsoft cache``: compiled formulas, models read from another format and kept measurements on disk."""
+"""``unsoft cache``: compiled formulas, converted model files and stored measurements on disk."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def _check_folders() -> None:
 
 @command.command()
 def info(as_json: AsJson = False) -> None:
-    """Show what is kept where, how many there are, and their size.
+    """Show the folders, the number of files and their size.
 
     \b
     Examples:
@@ -55,7 +55,7 @@ def info(as_json: AsJson = False) -> None:
 
     _check_folders()
     libraries, models, kept = cache_directory(), models_directory(), Store(default_folder())
-    found = [
+    kinds = [
         (libraries, list(libraries.glob("*.so")), "compiled libraries", None),
         (libraries, unfinished_files(), "unfinished libraries", None),
         (models, list(models.glob("*/*")), "models", len(list(models.glob("*")))),
@@ -74,18 +74,18 @@ def info(as_json: AsJson = False) -> None:
             "count": len(files) if count is None else count,
             "bytes": sum(file.stat().st_size for file in files),
         }
-        for folder, files, what, count in found
+        for folder, files, what, count in kinds
     ]
     if as_json:
         typer.echo(json.dumps(records, indent=1))
         return
-    for one in records:
-        typer.echo(f"{one['folder']}: {one['count']} {one['what']}, {one['bytes'] / 2**20:.1f} MB")
+    for row in records:
+        typer.echo(f"{row['folder']}: {row['count']} {row['what']}, {row['bytes'] / 2**20:.1f} MB")
 
 
 @command.command()
 def clear() -> None:
-    """Delete all of it; what is needed again is made again.
+    """Delete everything; it is created again on demand.
 
     \b
     Examples:

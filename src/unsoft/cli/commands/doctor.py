@@ -1,8 +1,9 @@
-"""``unsoft doctor``: is everything there, and does the GPU engine compute the right numbers here?"""
+"""``unsoft doctor``: check the installation, and the numbers of the GPU engine on this machine."""
 
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -19,7 +20,7 @@ def command(
     gpu: Annotated[
         bool, typer.Option("--gpu", help="Run the checks of the GPU engine on this machine's GPU.")
     ] = False,
-    out: Annotated[Path | None, path_option("Keep what was found in this JSON file.")] = None,
+    out: Annotated[Path | None, path_option("Write the report to this JSON file.")] = None,
     as_json: AsJson = False,
 ) -> None:
     """Show versions, compiler, GPUs and engines, what is missing and how to get it.
@@ -36,10 +37,10 @@ def command(
         check_file(out)
     from unsoft.cli.installation import facts
 
-    found = facts()
-    record: dict[str, Any] = {"schema": 1, "facts": [fact.to_dict() for fact in found]}
+    known = facts()
+    record: dict[str, Any] = {"schema": 1, "facts": [asdict(fact) for fact in known]}
     if not as_json:
-        rows = [(fact.what, fact.found, fact.advice) for fact in found]
+        rows = [(fact.what, fact.found, fact.advice) for fact in known]
         show_table({"what": "left", "found": "left", "to get it": "left"}, rows)
     code = _check_gpu(record, show=not as_json) if gpu else 0
     if as_json:
@@ -54,16 +55,16 @@ def command(
 
 
 def _check_gpu(record: dict[str, Any], show: bool) -> int:
-    """Adds the findings to the record; the exit code."""
+    """Add the findings to the record and return the exit code."""
     from unsoft.cli.installation import gpu_problem
     from unsoft.engines.triton.launch import interpreted
     from unsoft.testing.device import KINDS, check_device, verdict
 
     device = "cpu" if interpreted() else "cuda"
     if reason := gpu_problem(device):
-        said = f"nothing was checked: the engine 'triton' cannot run here: {reason}"
-        record["gpu"] = {"verdict": said, "finished": False, "checks": []}
-        note(said)
+        message = f"nothing was checked: the engine 'triton' cannot run here: {reason}"
+        record["gpu"] = {"verdict": message, "finished": False, "checks": []}
+        note(message)
         return 1
     findings: list[Finding] = []
     interrupted = False
@@ -77,9 +78,10 @@ def _check_gpu(record: dict[str, Any], show: bool) -> int:
     if show:
         columns = {"check": "left", "largest error": "right", "limit": "right", "verdict": "left"}
         show_table(columns, [_row(finding) for finding in findings])
-    said = verdict(findings)
-    record["gpu"] = {"verdict": said, "finished": not interrupted, "checks": [x.to_dict() for x in findings]}
-    note(said)
+    summary = verdict(findings)
+    checks = [finding.to_dict() for finding in findings]
+    record["gpu"] = {"verdict": summary, "finished": not interrupted, "checks": checks}
+    note(summary)
     if interrupted:
         return INTERRUPTED
     return 0 if all(finding.passed for finding in findings) else 1
@@ -87,5 +89,5 @@ def _check_gpu(record: dict[str, Any], show: bool) -> int:
 
 def _row(finding: Finding) -> tuple[str, str, str, str]:
     error = f"{max(finding.errors.values()):.1e}" if finding.errors else ""
-    said = "ok" if finding.passed else f"FAILED {finding.problem}".strip()
-    return finding.name, error, f"{finding.limit:.0e}", said
+    outcome = "ok" if finding.passed else f"FAILED {finding.problem}".strip()
+    return finding.name, error, f"{finding.limit:.0e}", outcome

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from unsoft.cli.arguments import AsJson, path_option, prepare_folder, read_text
-from unsoft.cli.reader import load_reader
+from unsoft.cli.arguments import AsJson, load_reader, path_option, prepare_folder, read_text
 from unsoft.cli.terminal import cell, console, progress, show_table
 
 if TYPE_CHECKING:

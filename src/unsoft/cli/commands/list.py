@@ -1,4 +1,4 @@
-"""``unsoft list``: every mechanism and what it promises."""
+"""``unsoft list``: every mechanism with its properties."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ def command(
     as_json: Annotated[
         bool, typer.Option("--json", help="Machine-readable, with formulas and papers.")
     ] = False,
-    markdown: Annotated[bool, typer.Option("--markdown", help="The page docs/mechanisms.md.")] = False,
 ) -> None:
     """Show every mechanism with its formula and properties.
 
@@ -23,43 +22,12 @@ def command(
       unsoft list
       unsoft list --json
     """
-    if as_json and markdown:
-        raise typer.BadParameter("choose one of --json and --markdown")
-    if as_json:
-        typer.echo(json.dumps(_records(), indent=1))
-    elif markdown:
-        from unsoft.cli.mechanism_page import mechanism_page
-
-        typer.echo(mechanism_page(), nl=False)
-    else:
-        _print_table()
-
-
-def _records() -> list[dict[str, Any]]:
-    from dataclasses import asdict
-
-    from unsoft.mechanisms import mechanisms
-
-    return [
-        {"name": name, **_content(found), "properties": asdict(found.properties)}
-        for name, found in mechanisms().items()
-    ]
-
-
-def _content(found: Any) -> dict[str, Any]:
-    """The formula, or for a family what it is and the formula that it runs, if any."""
-    from unsoft.formula import Formula
-
-    if isinstance(found, Formula):
-        return {"formula": found.to_dict()}
-    formula = {} if found.formula is None else {"formula": found.formula.to_dict()}
-    return {"summary": found.summary, "paper": found.family.paper, **formula}
-
-
-def _print_table() -> None:
     from unsoft.mechanisms import mechanisms
     from unsoft.modules.registry import modifiers
 
+    if as_json:
+        typer.echo(json.dumps([_record(name, each) for name, each in mechanisms().items()], indent=1))
+        return
     rows = mechanisms().rows()
     show_table(
         {name: "whole" if name == "name" else "left" for name in rows[0]},
@@ -68,3 +36,18 @@ def _print_table() -> None:
     for modifier in modifiers():
         typer.echo(f"{modifier.name}+...  {modifier.summary}")
     typer.echo("Formulas and papers: unsoft list --json")
+
+
+def _record(name: str, mechanism: Any) -> dict[str, Any]:
+    """Return a mechanism as plain data; a family has a summary and paper, and a formula if it runs one."""
+    from dataclasses import asdict
+
+    from unsoft.formula import Formula
+
+    if isinstance(mechanism, Formula):
+        content: dict[str, Any] = {"formula": mechanism.to_dict()}
+    else:
+        content = {"summary": mechanism.summary, "paper": mechanism.family.paper}
+        if mechanism.formula is not None:
+            content["formula"] = mechanism.formula.to_dict()
+    return {"name": name, **content, "properties": asdict(mechanism.properties)}

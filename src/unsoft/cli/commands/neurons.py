@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from unsoft.cli.arguments import AsJson, check_folder, path_option, prepare_folder, read_text
-from unsoft.cli.reader import load_reader
+from unsoft.cli.arguments import AsJson, check_folder, load_reader, path_option, prepare_folder, read_text
 from unsoft.cli.terminal import cell, console, progress, show_table
 
 if TYPE_CHECKING:

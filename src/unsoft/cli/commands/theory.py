@@ -1,4 +1,4 @@
-"""``unsoft theory``: what can focus, what is hijacked, and how soon the theory holds."""
+"""``unsoft theory``: sparsity, clones and finite rows of formulas, in closed form."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from unsoft.cli.mechanisms import Formulas, Names, NamesOption, chosen
 from unsoft.cli.terminal import show_table
 
 if TYPE_CHECKING:
-    from unsoft.cli.theory_data import Subject
+    from unsoft.cli.theory_data import TheorySubject
 
 _DEFAULT = ("softmax", "cog", "sinh", "relu", "relu2", "sigmoid", "tanh", "identity")
 _SHOWN = 7  # columns of gamma in the terminal
@@ -31,7 +31,7 @@ def command(
     ] = "0.05:4:80",
     n: Annotated[int, typer.Option(help="Number of keys, for formulas that depend on it.")] = 1024,
     out: Annotated[
-        Path | None, path_option("Keep figures (HTML, PNG, SVG) and data (CSV, JSON) in this folder.")
+        Path | None, path_option("Write figures (HTML, PNG, SVG) and data (CSV, JSON) to this folder.")
     ] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -78,7 +78,7 @@ def command(
 
 
 def read_range(option: str, text: str) -> list[float]:
-    """Numbers "a,b,c", or "first:last:count" for that many at equal distances.
+    """Parse "a,b,c", or "first:last:count" for that many evenly spaced numbers.
 
     >>> read_range("--beta", "-1, 0"), read_range("--gamma", "0:1:5")
     ([-1.0, 0.0], [0.0, 0.25, 0.5, 0.75, 1.0])
@@ -93,23 +93,24 @@ def read_range(option: str, text: str) -> list[float]:
             steps = int(count)
             if not 2 <= steps <= _MOST:
                 raise wrong
-            found = [float(first) + (float(last) - float(first)) * k / (steps - 1) for k in range(steps)]
+            numbers = [float(first) + (float(last) - float(first)) * k / (steps - 1) for k in range(steps)]
         else:
-            found = [float(part) for part in text.split(",")]
+            numbers = [float(part) for part in text.split(",")]
     except ValueError:
         raise wrong from None
-    if not all(map(math.isfinite, found)) or len(found) > _MOST:
+    if not all(map(math.isfinite, numbers)) or len(numbers) > _MOST:
         raise wrong
-    return found
+    return numbers
 
 
-def _subjects(names: list[str], n: int) -> list[Subject]:
-    from unsoft.cli.theory_data import Subject
+def _subjects(names: list[str], n: int) -> list[TheorySubject]:
+    from unsoft.cli.theory_data import TheorySubject
     from unsoft.modules.inline import label_of
     from unsoft.modules.registry import resolve_formula
 
     return [
-        Subject(label_of(name), resolve_formula(name), n, named="{" not in name) for name in names or _DEFAULT
+        TheorySubject(label_of(name), resolve_formula(name), n, named="{" not in name)
+        for name in names or _DEFAULT
     ]
 
 

@@ -1,4 +1,7 @@
-"""The page docs/mechanisms.md, written from the mechanisms themselves: ``unsoft list --markdown``."""
+"""Write docs/mechanisms.md from the formulas and docstrings of src/unsoft/mechanisms.
+
+``python docs/generate/mechanisms.py``
+"""
 
 from __future__ import annotations
 
@@ -6,16 +9,18 @@ import importlib
 import importlib.util
 import inspect
 import re
+from pathlib import Path
 
+from unsoft.files import write_whole
 from unsoft.formula import Formula
 from unsoft.mechanisms import mechanisms
 from unsoft.modules.registry import modifiers
 from unsoft.modules.spec import MechanismSpec
 
-_HEAD = """# Mechanisms
+PAGE = Path(__file__).parents[1] / "mechanisms.md"
+_HEAD = """<!-- Written by docs/generate/mechanisms.py; do not edit by hand. -->
 
-Written by `unsoft list --markdown` from the formulas and docstrings of `src/unsoft/mechanisms/`;
-do not edit by hand.
+# Mechanisms
 
 Every mechanism turns the logits s of a row into weights: a = weight(s) / norm(sum of mass(s) + offset),
 where m is the largest peak(s) that the row sees and n is the number of keys that it sees. What the columns
@@ -29,7 +34,7 @@ _MODIFIERS = """Modifiers stand before a name, as in `"logn+cog"` or `"gated+log
 
 
 def mechanism_page() -> str:
-    """The whole page."""
+    """Return the page as Markdown."""
     rows = mechanisms().rows()
     table = [
         list(rows[0]),
@@ -38,10 +43,10 @@ def mechanism_page() -> str:
     ]
     lines = ["| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in table]
     sections = [
-        _section(row["name"], name, found)
-        if isinstance(found, Formula)
-        else _family_section(row["name"], name, found)
-        for row, (name, found) in zip(rows, mechanisms().items(), strict=True)
+        _section(row["name"], name, mechanism)
+        if isinstance(mechanism, Formula)
+        else _family_section(row["name"], name, mechanism)
+        for row, (name, mechanism) in zip(rows, mechanisms().items(), strict=True)
     ]
     notes = [f"- `{modifier.name}+...`: {modifier.summary}" for modifier in modifiers()]
     return "\n".join([_HEAD, *lines, "", _MODIFIERS, *notes, "", *sections])
@@ -61,7 +66,7 @@ def _section(label: str, name: str, formula: Formula) -> str:
 
 
 def _family_section(label: str, name: str, spec: MechanismSpec) -> str:
-    """What the docstring of its file says; files with several families are shown under each of them."""
+    """Return the section of a family: the docstring of its file, which several families may share."""
     if spec.family is None:
         raise TypeError(f"{label} is a formula with something around it, and has no page of its own")
     own = f"unsoft.mechanisms.{name.replace('-', '_')}"
@@ -72,7 +77,7 @@ def _family_section(label: str, name: str, spec: MechanismSpec) -> str:
 
 
 def _docstring(name: str) -> list[str]:
-    """The paragraphs of the mechanism's file; its formula is left out, since it stands above in LaTeX."""
+    """Return the paragraphs of the mechanism's docstring without the formula, which is shown in LaTeX."""
     module = importlib.import_module(f"unsoft.mechanisms.{name}")
     paragraphs = inspect.cleandoc(module.__doc__ or "").split("\n\n")
     first = paragraphs[0].partition(": ")[2]
@@ -83,3 +88,7 @@ def _docstring(name: str) -> list[str]:
         elif not paragraph.startswith("    "):
             shown.append(re.sub(r"\s(?=Cannot: )", "\n\n", paragraph).replace("``", "`"))
     return shown
+
+
+if __name__ == "__main__":
+    write_whole(PAGE, mechanism_page().encode())
