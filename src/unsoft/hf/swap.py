@@ -113,7 +113,7 @@ class SwappedModel:
             generation_config.cache_implementation in (None, "dynamic")
             and generation_config.use_cache is not False
         )
-        if plain and model_kwargs.get("past_key_values") is None and MechanismCache.needed(self):  # type: ignore[arg-type]
+        if plain and model_kwargs.get("past_key_values") is None and MechanismCache.preferred(self):  # type: ignore[arg-type]
             model_kwargs["past_key_values"] = MechanismCache(self)  # type: ignore[arg-type]
             return
         super()._prepare_cache_for_generation(generation_config, model_kwargs, *args, **kwargs)  # type: ignore[misc]

@@ -39,7 +39,7 @@ class Gated(Wrapper):
         return self._gate(inputs, self.inner.attend(inputs))
 
     def attend_cached(self, inputs: Inputs, cache: Cache) -> Tensor | tuple[Tensor, Tensor]:
-        return self._gate(inputs, self.inner.attend_cached(inputs, cache))
+        return self._gate(inputs, self.inner.decode(inputs, cache))
 
     def _gate(self, inputs: Inputs, result: Tensor | tuple[Tensor, Tensor]) -> Tensor | tuple[Tensor, Tensor]:
         every = self.inner.query_heads // self.layer_spec.heads

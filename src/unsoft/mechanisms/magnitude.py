@@ -46,7 +46,6 @@ from torch import Tensor, nn
 
 from unsoft.engines.arguments import checked_call
 from unsoft.engines.call import Call, compute_dtype
-from unsoft.engines.native.direct import observed
 from unsoft.formula.analysis import Properties
 from unsoft.magnitude.gaussian.system import System
 from unsoft.magnitude.points import Points, checked_eps
@@ -63,7 +62,7 @@ from unsoft.modules.magnitude.options import STARTS, check_choices, check_counts
 from unsoft.modules.magnitude.points import by_key_head, key_points
 from unsoft.modules.magnitude.row_gates import attend_by_rows, attend_by_rows_cached
 from unsoft.modules.module import Inputs, Mechanism, Wrapper
-from unsoft.modules.pointwise import SHORT_OPTIONS, Pointwise
+from unsoft.modules.pointwise import Pointwise
 from unsoft.modules.registry import family, module_modifier, resolve_formula
 from unsoft.tracing import transform_name
 
@@ -137,32 +136,8 @@ class Magnitude(Wrapper):
         steps = f", iterations={self.iterations}" if solver_of(self.solver).truncates else ""
         return f"where={self.where}, causal={self.causal}, eps={self.eps:g}, solver={self.solver}{steps}"
 
-    def forward(
-        self,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        *args: Any,
-        cache: Cache | None = None,
-        **options: Any,
-    ) -> Result:
-        """See :meth:`Mechanism.forward`. A plain step of decoding takes the short way."""
-        plain = not args and options.keys() <= SHORT_OPTIONS and not torch.is_grad_enabled()
-        if plain and type(cache) is MagnitudeCache and self.where == "values" and not observed():
-            cache.check(key)
-            found = None if cache.rows else self._gates(key, value, cache, "auto")
-            if found is not None:
-                result: Result = self.inner(query, key, found[1], cache=cache.inner, **options)
-                return result
-        if transform := transform_name():
-            raise NotImplementedError(
-                f"magnitude: {transform} is not supported, since the solvers of its gates have no rules for"
-                " transforms and forward-mode derivatives; use torch.autograd.grad for gradients, and batch"
-                " dimensions or a loop in place of vmap"
-            )
-        return super().forward(query, key, value, *args, cache=cache, **options)
-
     def attend(self, inputs: Inputs) -> Result:
+        _check_transforms()
         call = self._call(inputs)
         points = key_points(call, inputs, self.log_t)
         if 0 in points.x.shape[:2] or call.q.numel() == 0:  # no keys, or no queries
@@ -198,6 +173,7 @@ class Magnitude(Wrapper):
                 f"argument 'cache' is a {type(cache).__name__}; this mechanism's new_cache() makes another"
                 " kind"
             )
+        _check_transforms()
         cache.check(inputs.key)
         engine = inputs.options["engine"]
         plain = inputs.options["attn_mask"] is None and inputs.geometry_keys is None
@@ -266,7 +242,7 @@ class Magnitude(Wrapper):
         if value is None:
             value = gated_values(inputs.value, gate, inputs.options["engine"])
         gated = inputs.change(value=value)
-        result = self.inner.attend(gated) if cache is None else self.inner.attend_cached(gated, cache.inner)
+        result = self.inner.attend(gated) if cache is None else self.inner.decode(gated, cache.inner)
         if not isinstance(result, tuple):
             return result
         if cache is not None:
@@ -283,6 +259,15 @@ class Magnitude(Wrapper):
         if self.query_heads != self.layer_spec.heads:  # several queries for each head share its key
             options["enable_gqa"] = True
         return checked_call(inputs.query, inputs.key, inputs.value, resolve_formula("softmax"), **options)[0]
+
+
+def _check_transforms() -> None:
+    if transform := transform_name():
+        raise NotImplementedError(
+            f"magnitude: {transform} is not supported, since the solvers of its gates have no rules for"
+            " transforms and forward-mode derivatives; use torch.autograd.grad for gradients, and batch"
+            " dimensions or a loop in place of vmap"
+        )
 
 
 _SUMMARY = "a gate on every key from the geometry of the keys: a crowd of look-alikes counts as one"

@@ -50,7 +50,7 @@ class MassGate(Wrapper):
         log = log.repeat_interleave(inputs.query.shape[-3] // log.shape[-3], dim=-3)
         options = inputs.options | {"attn_mask": _added(inputs.options["attn_mask"], log)}
         gated = inputs.change(options=options)
-        return self.inner.attend(gated) if cache is None else self.inner.attend_cached(gated, cache)
+        return self.inner.attend(gated) if cache is None else self.inner.decode(gated, cache)
 
     def _divided(self, inputs: Inputs, gate: Tensor, cache: Cache | None) -> Tensor | tuple[Tensor, Tensor]:
         if gate.dim() == inputs.key.dim():
@@ -63,7 +63,7 @@ class MassGate(Wrapper):
         gated = inputs.change(
             value=torch.cat([inputs.value * gate, gate.expand(*inputs.value.shape[:-1], 1)], dim=-1)
         )
-        result = self.inner.attend(gated) if cache is None else self.inner.attend_cached(gated, cache)
+        result = self.inner.attend(gated) if cache is None else self.inner.decode(gated, cache)
         out = result[0] if isinstance(result, tuple) else result
         total = _divisor(out[..., -1:])
         if not isinstance(result, tuple):

@@ -1,14 +1,13 @@
-"""A formula as a module, with its short way through decoding."""
+"""A formula as a module, with its prepared decoding step."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from unsoft.engines.native.step import Field, prepare_step
+from unsoft.engines.native.step import Field
 from unsoft.engines.run import run_formula
 from unsoft.formula import Formula
 from unsoft.modules.cache import Cache, KeyValueCache
@@ -22,35 +21,6 @@ from unsoft.modules.field_source import (
 )
 from unsoft.modules.module import Inputs, Mechanism
 from unsoft.modules.spec import LayerSpec
-
-SHORT_OPTIONS = {"scale", "enable_gqa"}
-"""The options that :func:`short_step` knows."""
-
-
-def short_step(
-    formula: Formula,
-    cache: KeyValueCache,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    scale: float | None = None,
-    enable_gqa: bool = False,
-    field: Field | None = None,
-) -> Tensor | None:
-    """A plain step of decoding by one call of compiled code; None, and nothing done,
-    if it has to take the general way."""
-    buffers, options = cache.buffers, (scale, enable_gqa)
-    step = cache.step
-    if step is None or not step.serves(formula, buffers, options, field):
-        step = cache.step = prepare_step(query, key, value, formula, scale, enable_gqa, buffers, field)
-        if step is None:
-            return None
-    out = step.run(query, key, value, cache.length, field)
-    if out is None:
-        cache.step = None  # inputs of another shape, or a buffer that is full
-    else:
-        cache.length += key.shape[2]
-    return out
 
 
 class Pointwise(Mechanism):
@@ -77,23 +47,6 @@ class Pointwise(Mechanism):
             }
         )
 
-    def forward(
-        self,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        *args: Any,
-        cache: Cache | None = None,
-        **options: Any,
-    ) -> Tensor | tuple[Tensor, Tensor]:
-        """See :meth:`Mechanism.forward`. A plain step of decoding takes the short way."""
-        plain = not args and not len(self.values) and options.keys() <= SHORT_OPTIONS
-        if plain and type(cache) is KeyValueCache and not torch.compiler.is_compiling():
-            out = short_step(self.formula, cache, query, key, value, **options)
-            if out is not None:
-                return out
-        return super().forward(query, key, value, *args, cache=cache, **options)
-
     def attend(self, inputs: Inputs) -> Tensor | tuple[Tensor, Tensor]:
         params = dict(self.values) if len(self.values) else None
         options = inputs.options
@@ -109,38 +62,50 @@ class Pointwise(Mechanism):
             **options,
         )
 
+    def prepared_step(self, inputs: Inputs, cache: Cache) -> Tensor | None:
+        if type(cache) is not KeyValueCache or len(self.values):
+            return None
+        options = inputs.options
+        return cache.step_by(
+            self.formula, inputs.query, inputs.key, inputs.value, options["scale"], options["enable_gqa"]
+        )
+
     def attend_cached(self, inputs: Inputs, cache: Cache) -> Tensor | tuple[Tensor, Tensor]:
         if isinstance(cache, FieldCache):
             cache.check(inputs.key)
-            given = inputs.options.get("fields")
-            if self.source is not None:
-                given = self._computed(inputs, cache)
-            fields = with_cached_keys(self.formula, given or {}, cache, inputs.key)
-            out = self._short_step(inputs, cache, fields)
+            new = inputs.options.get("fields") if self.source is None else self._computed(inputs, cache)
+            fields = with_cached_keys(self.formula, new or {}, cache, inputs.key)
+            out = self._step_with_field(inputs, cache, fields) if inputs.is_plain else None
             if out is not None:
                 return out
             inputs = inputs.change(options=inputs.options | {"fields": fields})
         return super().attend_cached(inputs, cache)
 
-    def _short_step(self, inputs: Inputs, cache: FieldCache, fields: Mapping[str, Values]) -> Tensor | None:
-        """A plain step whose formula knows one number of queries and of keys; None, and nothing done, if it
-        has to take the general way."""
+    def _step_with_field(
+        self, inputs: Inputs, cache: FieldCache, fields: Mapping[str, Values]
+    ) -> Tensor | None:
+        """Return the output of the prepared step, which takes one field of queries and keys; None for others.
+
+        Not a :meth:`prepared_step`: the fields of the new keys are in the cache by now, and computing them
+        twice would cost more than the step.
+        """
         names, options = self.formula.fields, inputs.options
         one = list(names.values()) == ["query+key"] and len(self.formula.symbols.all) == 2
-        if not one or len(self.values) or inputs.return_weights or torch.compiler.is_compiling():
-            return None
-        if options["attn_mask"] is not None or options["positions"] is not None:
-            return None
-        if options["engine"] not in ("auto", "native") or options["dropout_p"] != 0.0:
+        if not one or len(self.values):
             return None
         (name,) = names
         of_queries = fields[name][0] if name in fields else None
         if type(of_queries) is not Tensor:
             return None
         field = Field(of_queries, cache.buffer(name))
-        scale, enable_gqa = options["scale"], options["enable_gqa"]
-        return short_step(
-            self.formula, cache, inputs.query, inputs.key, inputs.value, scale, enable_gqa, field
+        return cache.step_by(
+            self.formula,
+            inputs.query,
+            inputs.key,
+            inputs.value,
+            options["scale"],
+            options["enable_gqa"],
+            field,
         )
 
     def _computed(self, inputs: Inputs, cache: FieldCache | None = None) -> Mapping[str, Values]:
