@@ -191,7 +191,7 @@ def _decoder(model: PreTrainedModel) -> list[Swapped]:
 
 
 def _prepares_steps(model: PreTrainedModel) -> bool:
-    """Return True on a CPU, where prepared steps are compiled, unless layers read the keys of other layers."""
+    """Return True on a CPU, where steps are compiled, unless layers read the keys of other layers."""
     shared = getattr(model.config.get_text_config(decoder=True), "num_kv_shared_layers", 0)
     return model.device.type == "cpu" and not shared
 
