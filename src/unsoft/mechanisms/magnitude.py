@@ -47,13 +47,12 @@ from torch import Tensor, nn
 from unsoft.engines.arguments import checked_call
 from unsoft.engines.call import Call, compute_dtype
 from unsoft.formula.analysis import Properties
-from unsoft.magnitude.gaussian.system import System
+from unsoft.magnitude.gaussian import System
 from unsoft.magnitude.points import Points, checked_eps
 from unsoft.magnitude.prefix import arrival_weights, prefix_factors
-from unsoft.magnitude.solvers.contract import Options
-from unsoft.magnitude.solvers.registry import solver as solver_of
-from unsoft.magnitude.streaming.arriving import ExactArrival, StreamedArrival
-from unsoft.magnitude.streaming.chunk import CENTRES, CHUNK, streamed_weights
+from unsoft.magnitude.solver import Options
+from unsoft.magnitude.solver import solver as solver_of
+from unsoft.magnitude.streaming import CENTRES, CHUNK, ExactArrival, StreamedArrival, streamed_weights
 from unsoft.modules.cache import Cache
 from unsoft.modules.gated_mass import MassGate
 from unsoft.modules.magnitude.cache import MagnitudeCache

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from unsoft.engines.call import compute_dtype
-from unsoft.magnitude.streaming.arriving import ExactArrival, StreamedArrival
+from unsoft.magnitude.streaming import ExactArrival, StreamedArrival
 from unsoft.modules.cache import Cache, KeyValueCache
 from unsoft.modules.magnitude.points import by_key_head, key_scale
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from unsoft.magnitude.solvers.registry import solver_names
+from unsoft.magnitude.solver import solver_names
 
 WHERE = ("values", "mass")
 CAUSAL = ("auto", "arrival", "prefix", "streaming")

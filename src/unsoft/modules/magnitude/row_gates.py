@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 from torch.utils.checkpoint import checkpoint
 
-from unsoft.magnitude.streaming.arriving import ExactArrival
+from unsoft.magnitude.streaming import ExactArrival
 from unsoft.modules.cache import KeyValueCache
 from unsoft.modules.gated_mass import MassGate, weighted_values
 from unsoft.modules.magnitude.cache import MagnitudeCache
