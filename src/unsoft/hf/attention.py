@@ -62,7 +62,7 @@ class Swapped(nn.Module):
         # A window is a mask for each row, which a state of fixed size cannot honour.
         self.decodes_with_state = self.stateful and (kept.keeps_keys or not windowed)
         # A sliding window lets transformers drop keys, which buffers for prepared steps do not.
-        self.decodes_by_steps = kept.only_keys_and_values and not windowed
+        self.decodes_by_steps = mechanism.prepares_steps and not windowed
         self.causal_only = mechanism.causal_only
         self.aligned = any(part.aligned for part in mechanism.parts)
         self.wants_hidden = mechanism.uses_hidden and layer_spec.hidden_dim is not None

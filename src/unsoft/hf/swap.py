@@ -19,8 +19,8 @@ from unsoft.hf.cache import MechanismCache
 from unsoft.hf.hidden_state import bring_hidden, with_hidden
 from unsoft.hf.marked import mark, marked_class
 from unsoft.hf.recipe import Recipe
-from unsoft.modules.inline import label_of
 from unsoft.modules.module import Mechanism
+from unsoft.modules.registry import label_of
 
 _WRAPPERS = ("torch", "peft")
 """Packages whose wrappers call what is inside them: sharding, checkpointing, adapters."""

@@ -1,4 +1,4 @@
-"""Conjugate gradients: ``cg`` to a tolerance or for a fixed number of steps, ``pcg`` with a preconditioner."""
+"""Conjugate gradients: ``cg``, to a tolerance or for a fixed number of steps, and ``pcg``, preconditioned."""
 
 from __future__ import annotations
 

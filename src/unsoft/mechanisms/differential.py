@@ -78,6 +78,10 @@ class Differential(Mechanism):
     def new_cache(self, batch: int) -> Cache:
         return JoinedValueCache(batch)
 
+    @property
+    def prepares_steps(self) -> bool:
+        return True
+
     def prepared_step(self, inputs: Inputs, cache: Cache) -> Tensor | None:
         dtype = inputs.query.dtype
         # float32 at least: the norm below does not widen, as that of half precision has to.

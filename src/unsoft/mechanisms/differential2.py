@@ -58,6 +58,10 @@ class Differential2(Mechanism):
     def query_heads(self) -> int:
         return 2 * self.layer_spec.heads
 
+    @property
+    def prepares_steps(self) -> bool:
+        return True
+
     def prepared_step(self, inputs: Inputs, cache: Cache) -> Tensor | None:
         query, scale = inputs.query, inputs.options["scale"]
         if type(cache) is not KeyValueCache or query.dim() != 4 or query.shape[1] != self.query_heads:

@@ -35,6 +35,10 @@ class Gated(Wrapper):
             inner.layer_spec, width=inner.layer_spec.values if elementwise else 1, start=start
         )
 
+    @property
+    def prepares_steps(self) -> bool:
+        return self.inner.prepares_steps
+
     def attend(self, inputs: Inputs) -> Tensor | tuple[Tensor, Tensor]:
         return self._gate(inputs, self.inner.attend(inputs))
 

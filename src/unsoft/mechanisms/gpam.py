@@ -127,6 +127,10 @@ class Gpam(Mechanism):
         negative_map = self.negative_map.to(query.dtype)
         return (query @ negative_map).relu() if self.literal else query.relu() @ negative_map
 
+    @property
+    def prepares_steps(self) -> bool:
+        return True
+
     def prepared_step(self, inputs: Inputs, cache: Cache) -> Tensor | None:
         query, key, options = inputs.query, inputs.key, inputs.options
         # The compiled code before and after the step has no gradient, and the parameters may want one.

@@ -50,29 +50,30 @@ from unsoft.formula.analysis import Properties
 from unsoft.magnitude.gaussian import System
 from unsoft.magnitude.points import Points, checked_eps
 from unsoft.magnitude.prefix import arrival_weights, prefix_factors
-from unsoft.magnitude.solver import Options
+from unsoft.magnitude.solver import Options, solver_names
 from unsoft.magnitude.solver import solver as solver_of
 from unsoft.magnitude.streaming import CENTRES, CHUNK, ExactArrival, StreamedArrival, streamed_weights
-from unsoft.modules.cache import Cache
-from unsoft.modules.gated_mass import MassGate
-from unsoft.modules.magnitude.cache import MagnitudeCache
-from unsoft.modules.magnitude.gated_values import gated_values
-from unsoft.modules.magnitude.options import STARTS, check_choices, check_counts
-from unsoft.modules.magnitude.points import by_key_head, key_points
-from unsoft.modules.magnitude.row_gates import attend_by_rows, attend_by_rows_cached
-from unsoft.modules.module import Inputs, Mechanism, Wrapper
+from unsoft.modules.cache import Cache, KeyValueCache
+from unsoft.modules.key_gates import KeyGate, MassGate, Result, attend_by_rows, gated_values
+from unsoft.modules.magnitude_cache import MagnitudeCache, by_key_head, key_points
+from unsoft.modules.module import Inputs, Mechanism
 from unsoft.modules.pointwise import Pointwise
 from unsoft.modules.registry import family, module_modifier, resolve_formula
 from unsoft.tracing import transform_name
 
-Result = Tensor | tuple[Tensor, Tensor]
 EXACT = 256
 """Tokens for which causal="auto" is exact."""
+WHERE = ("values", "mass")
+CAUSAL = ("auto", "arrival", "prefix", "streaming")
+STARTS = {"plain": (1.0, 0.0), "open": (0.0, 9.0)}
+"""beta and gamma. Open: beta is 0, so no key, however placed, moves the gate from sigmoid(9) = 0.9999; it
+learns from there.
+"""
 _LEAST_EPS = 1e-6
 _RESIDUAL = 1e-4
 
 
-class Magnitude(Wrapper):
+class Magnitude(KeyGate):
     """See the module's docstring."""
 
     needs_all_keys = True
@@ -95,8 +96,18 @@ class Magnitude(Wrapper):
         chunk: int = CHUNK,
     ) -> None:
         super().__init__(inner)
-        check_choices(where=where, causal=causal, solver=solver, start=start)
-        check_counts(iterations=iterations, rank=rank, exact=exact, centres=centres, chunk=chunk)
+        known = {"where": WHERE, "causal": CAUSAL, "solver": solver_names(), "start": tuple(STARTS)}
+        for name, choice in {"where": where, "causal": causal, "solver": solver, "start": start}.items():
+            if choice not in known[name]:
+                raise ValueError(
+                    f"magnitude: argument '{name}' must be one of {', '.join(known[name])}, not {choice!r}"
+                )
+        counts = {"iterations": iterations, "rank": rank, "exact": exact, "centres": centres, "chunk": chunk}
+        for name, count in counts.items():
+            if not isinstance(count, int) or isinstance(count, bool) or count < 1:
+                raise ValueError(
+                    f"magnitude: argument '{name}' must be a whole number of at least 1, not {count!r}"
+                )
         if not (isinstance(t, (int, float)) and 0 < t < math.inf):
             raise ValueError(f"magnitude: argument 't' must be a positive number, not {t!r}")
         self.eps = checked_eps(eps, "magnitude", _LEAST_EPS)
@@ -187,8 +198,20 @@ class Magnitude(Wrapper):
             weights = cache.arriving.add(points.system(self.eps, engine).detach())
         cache.length += points.x.shape[1]
         if cache.rows:
-            return attend_by_rows_cached(self, inputs, cache)
+            return self._attend_by_rows_cached(inputs, cache)
         return self._gated(inputs, self._gate(weights, points), None, cache)
+
+    def _attend_by_rows_cached(self, inputs: Inputs, cache: MagnitudeCache) -> Result:
+        """Attend to all keys, once the new ones have arrived, with gates of each row."""
+        assert isinstance(cache.inner, KeyValueCache) and isinstance(cache.arriving, ExactArrival)
+        whole = self.with_cached_tokens(inputs, cache.inner)
+        if inputs.query.numel() == 0 or whole.key.numel() == 0:
+            return self.attend(whole)
+        window, rows = cache.arriving.window, inputs.query.shape[-2]
+        # The last row is the one before the first new key, unless there are other queries than keys.
+        before = cache.last_row if rows == inputs.key.shape[-2] else None
+        result, cache.last_row = attend_by_rows(self, whole, window.m, window.y, before, cache.length - rows)
+        return result
 
     def _new_points(self, inputs: Inputs, cache: MagnitudeCache) -> Points:
         """The points of the keys that a step of decoding brings."""

@@ -20,8 +20,10 @@ from unsoft.engines.native.direct import observed
 from unsoft.engines.threads import threads_are_used
 from unsoft.formula import Formula
 from unsoft.modules.cache import Cache, KeyValueCache
-from unsoft.modules.field_source import Values
 from unsoft.modules.spec import LayerSpec
+
+Values = Tensor | tuple[Tensor, Tensor]
+"""A field of tokens: (..., heads, length) of queries or of keys, or a pair of both."""
 
 
 class Inputs(NamedTuple):
@@ -199,6 +201,12 @@ class Mechanism(nn.Module):
         step.
         """
         return None
+
+    @property
+    def prepares_steps(self) -> bool:
+        """True if it has a :meth:`prepared_step`, and its :class:`KeyValueCache` holds keys and values
+        unchanged, so that others may append to it too."""
+        return False
 
     def attend_cached(self, inputs: Inputs, cache: Cache) -> Tensor | tuple[Tensor, Tensor]:
         """Append to the cache and attend; here for mechanisms that need all keys and values."""
