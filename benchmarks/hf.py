@@ -3,6 +3,8 @@
 SmolLM2-135M (30 layers, 9 heads over 3 key heads), float32. Every time is a ratio to the same model with
 transformers' own SDPA attention in the same interleaved run, the fastest of at least five rounds; the copies
 share their weights. Swapped softmax must first give the logits of the model's own attention.
+
+``--step`` measures one decoding step of a small Llama with random weights instead, in seconds.
 """
 
 from __future__ import annotations
@@ -10,6 +12,7 @@ from __future__ import annotations
 import argparse
 import copy
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -26,6 +29,9 @@ FORWARD = {"softmax": 1.05, "cog": 1.1}
 GENERATE = {"softmax": 1.03, "cog": 1.03}
 ALSO = ("linear-elu1", "magnitude+softmax")
 """Measured with --all, without a bar: mechanisms that decode with a state of their own."""
+STEP = ("softmax", "cog", "gpam", "magnitude", "differential2")
+STEP_AFTER, STEP_TOKENS = 256, 16
+"""Tokens before the first measured step, and measured steps in a round."""
 _WRONG = 1e-3
 
 
@@ -64,6 +70,44 @@ def generate(model: transformers.PreTrainedModel, ids: torch.Tensor) -> Callable
     return lambda: model.generate(**prompt, **options)
 
 
+@torch.no_grad()
+def step_seconds(model: transformers.PreTrainedModel, ids: torch.Tensor) -> float:
+    """Return the seconds of one decoding step, with the cache that ``generate`` would use."""
+    swapped = hasattr(model.model.layers[0].self_attn, "unsoft")
+    preferred = swapped and unsoft.hf.MechanismCache.preferred(model)
+    cache = unsoft.hf.MechanismCache(model) if preferred else transformers.DynamicCache(config=model.config)
+    prompt, warm, *tokens = ids.split([STEP_AFTER, 1] + [1] * STEP_TOKENS, dim=1)
+    for piece in (prompt, warm):
+        model(piece, past_key_values=cache)
+    start = time.perf_counter()
+    for token in tokens:
+        model(token, past_key_values=cache)
+    return (time.perf_counter() - start) / STEP_TOKENS
+
+
+def step_figures(rounds: int) -> list[dict]:
+    """Times of one decoding step of a small Llama, for its own SDPA and each swapped mechanism."""
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 4, "vocab_size": 1000}
+    config = transformers.LlamaConfig(**sizes, num_attention_heads=4, num_key_value_heads=4)
+    own = transformers.LlamaForCausalLM(config).eval()
+    named = {OWN: own} | {name: unsoft.hf.swap(shared_copy(own), name) for name in STEP}
+    ids = torch.randint(config.vocab_size, (1, STEP_AFTER + 1 + STEP_TOKENS))
+    samples: dict[str, list[float]] = {name: [] for name in named}
+    for _ in range(rounds):
+        for name, model in named.items():
+            samples[name].append(step_seconds(model, ids))
+    fastest = {name: min(seconds) for name, seconds in samples.items()}
+    return [
+        {
+            "what": f"{name}, one step after {STEP_AFTER} tokens ({1e3 * seconds:.2f} ms)",
+            "measured": seconds / fastest[OWN],
+            "at_most": None,
+        }
+        for name, seconds in fastest.items()
+    ]
+
+
 def ratios(calls: dict[str, Callable[[], object]], rounds: int) -> dict[str, float]:
     seconds = {name: min(taken) for name, taken in interleaved(calls, rounds=rounds).items()}
     return {name: taken / seconds[OWN] for name, taken in seconds.items() if name != OWN}
@@ -89,9 +133,11 @@ def main() -> None:
     parser.add_argument("--out", type=Path)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--all", action="store_true", help=f"also {', '.join(ALSO)}; three minutes more")
+    parser.add_argument("--step", action="store_true", help="one decoding step of a small Llama instead")
     arguments = parser.parse_args()
     results = []
-    for figure in figures(arguments.rounds, (*FORWARD, *ALSO) if arguments.all else tuple(FORWARD)):
+    names = (*FORWARD, *ALSO) if arguments.all else tuple(FORWARD)
+    for figure in step_figures(arguments.rounds) if arguments.step else figures(arguments.rounds, names):
         bar = figure["at_most"]
         verdict = "" if bar is None else f"<= {bar:<5} {'pass' if figure['measured'] <= bar else 'FAIL'}"
         print(f"{figure['what']:<60} {figure['measured']:6.2f}  {verdict}", flush=True)

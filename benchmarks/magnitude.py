@@ -29,7 +29,7 @@ from unsoft.lab.bench.probe import run_probe
 from unsoft.lab.bench.timing import interleaved
 from unsoft.magnitude.points import checked_points
 from unsoft.magnitude.prefix import arrival_weights
-from unsoft.magnitude.streaming.chunk import CHUNK, streamed_weights
+from unsoft.magnitude.streaming import CHUNK, streamed_weights
 
 HEADS, WIDTH, ROUNDS = 8, 64, 7
 EPS = 0.1

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 import unsoft
+from unsoft.engines.native.step import Step
 
 WIDTH, HEADS, BATCH, LENGTH = 12, 3, 2, 7
 
@@ -138,3 +139,26 @@ def test_unknown_mechanism_and_option():
         unsoft.nn.MultiheadAttention(WIDTH, HEADS, mechanism="cogg")
     with pytest.raises(TypeError, match="max_len"):
         unsoft.nn.MultiheadAttention(WIDTH, HEADS, mechanism="cosformer", max_len=3)
+
+
+@pytest.mark.parametrize("name", ["cog", "gpam", "magnitude+cog", "differential", "differential2"])
+def test_decoding_runs_prepared_steps(monkeypatch, name):
+    """One for each token after the prompt, with the outputs of the general path."""
+    count, run = [0], Step.run
+
+    def counted(self, *args):
+        out = run(self, *args)
+        count[0] += out is not None
+        return out
+
+    monkeypatch.setattr(Step, "run", counted)
+    layer = unsoft.nn.MultiheadAttention(16, 4, mechanism=name, batch_first=True).eval()
+    x = torch.randn(2, 9, 16)
+    with torch.no_grad():
+        whole, _ = layer(x, x, x, need_weights=False, is_causal=True)
+        cache = layer.new_cache(2)
+        parts = [
+            layer(y, y, y, need_weights=False, cache=cache)[0] for y in x.split([4, 1, 1, 1, 1, 1], dim=1)
+        ]
+    assert count[0] == 5
+    torch.testing.assert_close(torch.cat(parts, dim=1), whole, atol=1e-6, rtol=1e-5)

@@ -15,8 +15,8 @@ from torch.nn.functional import linear, pad
 from unsoft.formula import Formula
 from unsoft.modules.build import mechanism as build_mechanism
 from unsoft.modules.cache import Cache
-from unsoft.modules.field_source import FieldSource
 from unsoft.modules.module import Inputs, Mechanism
+from unsoft.modules.pointwise import FieldSource
 from unsoft.modules.spec import LayerSpec
 from unsoft.modules.written import WrittenOut
 

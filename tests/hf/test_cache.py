@@ -6,9 +6,11 @@ import pytest
 import torch
 import transformers
 from transformers import DynamicCache, StaticCache
+from transformers.cache_utils import DynamicLayer
 
 import unsoft
-from unsoft.hf.cache import MechanismCache, StateLayer
+from unsoft.engines.native.step import Step
+from unsoft.hf.cache import KeyValueLayer, MechanismCache, StateLayer
 
 STATEFUL = ["linear-elu1", "cosformer", "retention", "magnitude+softmax"]
 
@@ -27,7 +29,7 @@ def in_pieces(model, words, cache) -> torch.Tensor:
     return torch.cat(parts, dim=1)
 
 
-@pytest.mark.parametrize("name", ["cog", *STATEFUL])
+@pytest.mark.parametrize("name", ["cog", "differential", *STATEFUL])
 @pytest.mark.parametrize("make", [MechanismCache, lambda model: DynamicCache(config=model.config)])
 def test_prompts_chunks_and_tokens_give_the_whole(model, words, name, make):
     layer = model(name)
@@ -46,8 +48,77 @@ def test_a_state_does_not_grow_with_the_text(model, words):
 
 def test_layers_without_a_state_keep_keys_and_values(tiny):
     model = unsoft.hf.swap(tiny("llama"), "magnitude+softmax", layers=[1])
-    assert [type(layer).__name__ for layer in MechanismCache(model).layers] == ["DynamicLayer", "StateLayer"]
-    assert not MechanismCache.needed(unsoft.hf.swap(model, "cog"))
+    assert [type(layer).__name__ for layer in MechanismCache(model).layers] == ["KeyValueLayer", "StateLayer"]
+    windowed = unsoft.hf.swap(tiny("mistral"), "cog")  # transformers drops the keys that have left the window
+    assert not MechanismCache.preferred(windowed)
+    assert {type(layer) for layer in MechanismCache(windowed).layers} == {DynamicLayer}
+
+
+STEPS = ["cog", "gpam", "magnitude+cog", "differential", "differential2"]
+
+
+@pytest.fixture
+def steps(monkeypatch):
+    """Number of prepared steps that have run."""
+    count, run = [0], Step.run
+
+    def counted(self, *args):
+        out = run(self, *args)
+        count[0] += out is not None
+        return out
+
+    monkeypatch.setattr(Step, "run", counted)
+    return count
+
+
+@pytest.mark.parametrize("name", STEPS)
+def test_generation_decodes_by_prepared_steps(model, words, steps, name):
+    """One per layer and token after the prompt, and the logits of the general path."""
+    layer = model(name, "qwen3")
+    options = {"max_new_tokens": 5, "min_new_tokens": 5, "do_sample": False, "pad_token_id": 0}
+    out = layer.generate(words, return_dict_in_generate=True, output_logits=True, **options)
+    assert steps[0] == 2 * 4
+    with torch.no_grad():
+        expected = layer(out.sequences, use_cache=False).logits[:, words.shape[1] - 1 : -1]
+    assert steps[0] == 2 * 4
+    assert (torch.stack(out.logits, 1) - expected).abs().max() <= 2e-5
+    past = out.past_key_values
+    assert past.get_seq_length() == out.sequences.shape[1] - 1
+
+
+@pytest.mark.parametrize("name", ["cog", "differential"])
+def test_keys_that_a_model_changes_after_the_cache_lose_the_mark(model, words, steps, name, monkeypatch):
+    """Then every token gets all keys, as from transformers' own cache."""
+    layer, update = model(name), KeyValueLayer.update
+    monkeypatch.setattr(KeyValueLayer, "update", lambda *args, **more: [x + 0 for x in update(*args, **more)])
+    assert (in_pieces(layer, words, MechanismCache(layer)) - layer(words).logits).abs().max() <= 2e-5
+    assert steps[0] == 0
+
+
+@pytest.mark.parametrize("name", ["cog", "differential"])
+def test_a_cropped_cache_of_keys_and_values_goes_on(model, words, name):
+    layer = model(name)
+    cache, expected = MechanismCache(layer), layer(words).logits
+    with torch.no_grad():
+        layer(words[:, :6], past_key_values=cache)
+        layer(words[:, 6:7], past_key_values=cache)
+        layer(words[:, :2].flip(1), past_key_values=cache)
+        cache.crop(-3)
+        assert cache.get_seq_length() == 6 and cache.layers[0].keys.shape[2] == 6
+        assert cache.layers[0].values.shape == cache.layers[0].keys.shape
+        parts = [layer(token, past_key_values=cache).logits for token in words[:, 6:].split(1, dim=1)]
+    assert (torch.cat(parts, dim=1) - expected[:, 6:]).abs().max() <= 2e-5
+
+
+def test_a_compiled_step_takes_all_keys(model, words):
+    layer, cache = model("cog"), None
+    compiled = torch.compile(layer, backend="eager")
+    with torch.no_grad():
+        cache = MechanismCache(layer)
+        layer(words[:, :6], past_key_values=cache)
+        layer(words[:, 6:7], past_key_values=cache)
+        parts = [compiled(token, past_key_values=cache).logits for token in words[:, 7:].split(1, dim=1)]
+    assert (torch.cat(parts, dim=1) - layer(words).logits[:, 7:]).abs().max() <= 2e-5
 
 
 def test_generate_uses_states_by_itself(model, words):

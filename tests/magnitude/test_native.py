@@ -1,38 +1,32 @@
-"""Compiled code against torch: the two ways to compute everything in gaussian/, solvers/pivoted.py and
-prefix.py.
-"""
+"""Compiled code against torch: the two ways to compute everything in gaussian.py, direct.py and prefix.py."""
 
 import pytest
 import torch
 
 from unsoft.engines.native import gaussian as native
 from unsoft.magnitude import prefix_weighting, weighting
-from unsoft.magnitude.gaussian import matrix
-from unsoft.magnitude.gaussian.factor import congruence, inverse_factor
-from unsoft.magnitude.gaussian.system import System
+from unsoft.magnitude.direct import pivoted_cholesky
+from unsoft.magnitude.gaussian import DenseGaussian, System, congruence, inverse_factor
 from unsoft.magnitude.prefix import arrival_weights
-from unsoft.magnitude.solvers.pivoted import pivoted_cholesky
 
-ROOMS = [
-    "unsoft.magnitude.gaussian.similarity",
-    "unsoft.magnitude.gaussian.matrix",
-    "unsoft.magnitude.gaussian.factor",
-    "unsoft.magnitude.solvers.pivoted",
-    "unsoft.magnitude.streaming.window",
+MODULES = [
+    "unsoft.magnitude.gaussian",
+    "unsoft.magnitude.direct",
+    "unsoft.magnitude.window",
     "unsoft.magnitude.prefix",
 ]
 
 
 @pytest.fixture
 def without_compiler(monkeypatch):
-    for room in ROOMS:
-        monkeypatch.setattr(f"{room}.kernels_for", lambda x, engine: None)
+    for module in MODULES:
+        monkeypatch.setattr(f"{module}.kernels_for", lambda x, engine: None)
 
 
 def both(monkeypatch, compute):
     ours = compute()
-    for room in ROOMS:
-        monkeypatch.setattr(f"{room}.kernels_for", lambda x, engine: None)
+    for module in MODULES:
+        monkeypatch.setattr(f"{module}.kernels_for", lambda x, engine: None)
     return ours, compute()
 
 
@@ -42,7 +36,7 @@ def test_packed_and_dense(n, dtype):
     g = torch.Generator().manual_seed(n)
     x, present = torch.randn(3, n, 9, generator=g, dtype=dtype) / 3, torch.rand(3, n, generator=g) > 0.2
     first, u, v = (torch.randn(s, generator=g, dtype=dtype) for s in ((3, n), (3, 4, n), (3, 4, n)))
-    packed, dense = (kind(x, present, first) for kind in (native.PackedGaussian, matrix.DenseGaussian))
+    packed, dense = (kind(x, present, first) for kind in (native.PackedGaussian, DenseGaussian))
     tolerance = {"rtol": 100 * torch.finfo(dtype).eps, "atol": 100 * torch.finfo(dtype).eps * n**0.5}
     torch.testing.assert_close(packed.first_product, dense.first_product, **tolerance)
     torch.testing.assert_close(packed.product(first), dense.product(first), **tolerance)
@@ -54,7 +48,7 @@ def test_threads_and_systems(systems):
     """Fewer systems than threads are cut into parts, more are shared out."""
     x = torch.randn(systems, 300, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     v = torch.randn(systems, 300, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
-    expected = matrix.DenseGaussian(x, None, v)
+    expected = DenseGaussian(x, None, v)
     threads = torch.get_num_threads()
     try:
         for number in (1, 2, 3):
@@ -73,9 +67,7 @@ def test_memory_is_reused():
     first = native.PackedGaussian(x, None, ones)
     second = native.PackedGaussian(x[:1] + 1, None, ones[:1], first)
     assert second.matrix.data_ptr() == first.matrix.data_ptr()
-    torch.testing.assert_close(
-        second.first_product, matrix.DenseGaussian(x[:1] + 1, None, ones[:1]).first_product
-    )
+    torch.testing.assert_close(second.first_product, DenseGaussian(x[:1] + 1, None, ones[:1]).first_product)
 
 
 @pytest.mark.parametrize("n", [1, 30, 64, 130])

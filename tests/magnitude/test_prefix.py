@@ -5,10 +5,10 @@ import torch
 
 from unsoft.errors import SolverError
 from unsoft.magnitude import prefix_weighting
-from unsoft.magnitude.gaussian.system import System
+from unsoft.magnitude.gaussian import System
 from unsoft.magnitude.points import checked_points
 from unsoft.magnitude.prefix import arrival_weights
-from unsoft.magnitude.streaming.arriving import ExactArrival
+from unsoft.magnitude.streaming import ExactArrival
 
 
 def separate_solves(a, b):

@@ -7,9 +7,9 @@ import torch
 
 from unsoft.errors import SolverError
 from unsoft.magnitude import Status, weighting
-from unsoft.magnitude.gaussian.system import System
-from unsoft.magnitude.solvers.contract import Options
-from unsoft.magnitude.solvers.truncated import truncated
+from unsoft.magnitude.gaussian import System
+from unsoft.magnitude.iterative import truncated
+from unsoft.magnitude.solver import Options
 
 SCALES = torch.tensor([0.5, 1.0, 2.0], dtype=torch.float64)
 CONVERGED = [("cholesky", {}), ("cg", {}), ("pcg", {"rank": 20}), ("lowrank", {"rank": 90}), ("auto", {})]

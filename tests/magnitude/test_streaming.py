@@ -5,10 +5,9 @@ differentiable.
 import pytest
 import torch
 
-from unsoft.magnitude.gaussian.system import System
+from unsoft.magnitude.gaussian import System
 from unsoft.magnitude.prefix import arrival_weights
-from unsoft.magnitude.streaming.arriving import StreamedArrival
-from unsoft.magnitude.streaming.chunk import streamed_weights
+from unsoft.magnitude.streaming import StreamedArrival, streamed_weights
 
 
 def stream(n, crowds, noise, seed=0, systems=2, width=32):

@@ -4,12 +4,11 @@ import pytest
 import torch
 
 from unsoft.errors import SolverError
-from unsoft.magnitude.gaussian.system import System
+from unsoft.magnitude import window as module
+from unsoft.magnitude.gaussian import System
 from unsoft.magnitude.prefix import arrival_weights
-from unsoft.magnitude.streaming import window as module
-from unsoft.magnitude.streaming.arriving import ExactArrival, StreamedArrival
-from unsoft.magnitude.streaming.chunk import streamed_weights
-from unsoft.magnitude.streaming.window import Window
+from unsoft.magnitude.streaming import ExactArrival, StreamedArrival, streamed_weights
+from unsoft.magnitude.window import Window
 
 
 @pytest.fixture(params=["compiled", "torch"])

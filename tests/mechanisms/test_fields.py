@@ -9,8 +9,8 @@ from torch.nn.functional import cosine_similarity, logsigmoid
 
 import unsoft
 from unsoft.mechanisms.tda import direction
-from unsoft.modules.field_source import FieldCache, FieldSource
 from unsoft.modules.plugins import unregister
+from unsoft.modules.pointwise import FieldCache, FieldSource
 from unsoft.modules.registry import resolve
 
 B, H, D, L = 2, 4, 8, 30

@@ -19,7 +19,7 @@ def own_registry(monkeypatch):
     """A copy that a test may fill."""
     registry.discover()
     monkeypatch.setattr(registry, "_registered", dict(registry._registered))
-    monkeypatch.setattr(registry, "_made", dict(registry._made))
+    monkeypatch.setattr(registry, "_resolved", dict(registry._resolved))
     monkeypatch.setattr(plugins, "_homes", dict(plugins._homes))
     monkeypatch.setattr(registry, "_definitions", dict(registry._definitions))
     monkeypatch.setattr(registry, "_promises", dict(registry._promises))
@@ -193,7 +193,7 @@ def test_packages_bring_mechanisms_by_entry_points(own_registry, monkeypatch):
         Entry("gone", broken),
         Entry("nearest", lambda: Nearest),
     ]
-    monkeypatch.setattr(own_registry, "_discovered", [])
+    monkeypatch.setattr(own_registry, "_all_files_imported", False)
     monkeypatch.setattr(
         plugins.metadata, "entry_points", lambda group: entries if group == "unsoft.mechanisms" else []
     )
@@ -279,7 +279,7 @@ def two_files_more(own_registry, monkeypatch, tmp_path):
     (tmp_path / "brandnew_module.py").write_text(MODULE)
     package = sys.modules["unsoft.mechanisms"]
     monkeypatch.setattr(package, "__path__", [*package.__path__, str(tmp_path)])
-    monkeypatch.setattr(own_registry, "_discovered", [])
+    monkeypatch.setattr(own_registry, "_all_files_imported", False)
     yield
     for name in ("brandnew", "brandnew_module"):
         del sys.modules[f"unsoft.mechanisms.{name}"]

@@ -83,7 +83,7 @@ def chosen(
     >>> chosen(None, ["cog"], ["weight=s/n"])
     ['cog', '{weight=s/n}']
     """
-    from unsoft.modules.inline import parts_of
+    from unsoft.modules.registry import parts_of
 
     texts: dict[str, str] = {}
     for text in formulas or ():

@@ -61,6 +61,8 @@ class Swapped(nn.Module):
         self.gates_keys = any(part.needs_all_keys for part in mechanism.parts)
         # A window is a mask for each row, which a state of fixed size cannot honour.
         self.decodes_with_state = self.stateful and (kept.keeps_keys or not windowed)
+        # A sliding window lets transformers drop keys, which buffers for prepared steps do not.
+        self.decodes_by_steps = mechanism.prepares_steps and not windowed
         self.causal_only = mechanism.causal_only
         self.aligned = any(part.aligned for part in mechanism.parts)
         self.wants_hidden = mechanism.uses_hidden and layer_spec.hidden_dim is not None
@@ -105,8 +107,9 @@ class Swapped(nn.Module):
         if self.wants_more_queries and self.more_queries is not None:
             query = _with_more_queries(query, self.more_queries)
         length, cache, positions = query.shape[2], None, None
-        if self.stateful and not torch.compiler.is_compiling():
-            cache = getattr(key, "unsoft_cache", None)
+        if not torch.compiler.is_compiling():
+            layer = getattr(key, "unsoft_layer", None)
+            cache = None if layer is None else layer.cache_for(key)
         if self.uses_positions:
             keys = key.shape[2] + (0 if cache is None else cache.length)
             positions = token_positions(

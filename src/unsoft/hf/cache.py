@@ -1,8 +1,9 @@
-"""Decoding with mechanisms that keep a state of their own, through transformers' ``Cache``.
+"""Decoding with the caches of mechanisms, through transformers' ``Cache``.
 
-A mechanism that needs keys and values only works with every cache of transformers. Linear attention and
-magnitude gates keep something else: for them a layer of the cache holds the mechanism's own cache, hands the
-new keys on as they are, and marks them, so that the attention function finds the state they belong to.
+Linear attention and magnitude gates keep more than keys and values: for them a layer of the cache holds the
+mechanism's own cache, hands the new keys on as they are, and marks them, so that the attention function finds
+the cache they belong to. A mechanism that needs keys and values only works with every cache of transformers;
+``generate`` on a CPU gives it buffers that its prepared decoding step writes into.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from transformers.cache_utils import Cache as TransformersCache
 from transformers.cache_utils import CacheLayerMixin, DynamicLayer
 
 from unsoft.hf.attention import NAME, Swapped
-from unsoft.modules.cache import Cache
+from unsoft.modules.cache import Cache, KeyValueCache
 
 
 class StateLayer(CacheLayerMixin):
@@ -47,11 +48,16 @@ class StateLayer(CacheLayerMixin):
                 " use_cache=False, or start with a new cache"
             )
         self._promised += key_states.shape[-2]
-        key_states = key_states.view_as(
-            key_states
-        )  # a tensor of its own: the mark must not outlive this call
-        key_states.unsoft_cache = self.cache  # type: ignore[attr-defined]
-        return key_states, value_states
+        return self._marked(key_states), value_states
+
+    def _marked(self, keys: Tensor) -> Tensor:
+        keys = keys.view_as(keys)  # a tensor of its own: the mark must not outlive this call
+        keys.unsoft_layer = self  # type: ignore[attr-defined]
+        return keys
+
+    def cache_for(self, key: Tensor) -> Cache | None:
+        """Return the mechanism's cache, to which the attention function appends these marked keys."""
+        return self.cache
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
         return self.get_seq_length() + query_length, 0
@@ -84,9 +90,68 @@ class StateLayer(CacheLayerMixin):
             )
 
 
+class KeyValueLayer(StateLayer):
+    """Keys and values of a mechanism that keeps nothing else, in the buffers of its prepared decoding step.
+
+    The prompt gets all keys, as from transformers' own layer. A new token after it gets only its own key and
+    the mark, if the prompt's mark has reached the attention function: some models change their keys after the
+    cache, and go on with all keys.
+    """
+
+    is_croppable = True
+
+    def __init__(self, attention: Swapped) -> None:
+        super().__init__(attention)
+        self.is_initialized = True
+        self._whole = self._mark_arrives = False
+
+    def update(
+        self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any
+    ) -> tuple[Tensor, Tensor]:
+        if self.cache is None:
+            self.lazy_initialization(key_states, value_states)
+        assert isinstance(self.cache, KeyValueCache)
+        single = key_states.shape[-2] == 1 and self.cache.length > 0
+        self._whole = not (single and self._mark_arrives) or torch.compiler.is_compiling()
+        if not self._whole:
+            return super().update(key_states, value_states)
+        self.cache.append(key_states, value_states)
+        self._promised = self.cache.length
+        keys, values = self.cache.keys_and_values()
+        return self._marked(keys), values
+
+    def cache_for(self, key: Tensor) -> Cache | None:
+        self._mark_arrives = True
+        return None if self._whole else self.cache
+
+    @property
+    def keys(self) -> Tensor | None:
+        """All keys so far, (batch, heads, length, width)."""
+        return self.cache.keys_and_values()[0] if isinstance(self.cache, KeyValueCache) else None
+
+    @property
+    def values(self) -> Tensor | None:
+        """All values so far, (batch, heads, length, width)."""
+        return self.cache.keys_and_values()[1] if isinstance(self.cache, KeyValueCache) else None
+
+    @keys.setter
+    def keys(self, keys: Tensor | None) -> None:
+        """Ignored: the cache holds the keys."""
+
+    @values.setter
+    def values(self, values: Tensor | None) -> None:
+        """Ignored: the cache holds the values."""
+
+    def crop(self, tokens_to_remove: int) -> None:
+        if tokens_to_remove > 0:
+            raise ValueError(f"crop: expected a negative number of tokens to remove, not {tokens_to_remove}")
+        if self.cache is not None:
+            self.cache.length = self._promised = max(self.cache.length + tokens_to_remove, 0)
+
+
 class MechanismCache(TransformersCache):
     """A cache for a swapped model: states where mechanisms have them, keys and values elsewhere; ``generate``
-    makes it by itself.
+    creates it automatically.
 
     >>> from transformers import LlamaConfig, LlamaForCausalLM
     >>> import unsoft
@@ -94,16 +159,19 @@ class MechanismCache(TransformersCache):
     >>> tiny = LlamaConfig(**sizes, num_hidden_layers=2, num_attention_heads=2)
     >>> model = unsoft.hf.swap(LlamaForCausalLM(tiny).eval(), "linear-elu1", layers=[1])
     >>> MechanismCache(model)
-    MechanismCache(layers=[DynamicLayer, StateLayer])
+    MechanismCache(layers=[KeyValueLayer, StateLayer])
     """
 
     def __init__(self, model: PreTrainedModel) -> None:
-        super().__init__(layers=[_layer(attention) for attention in _decoder(model)])
+        super().__init__(layers=[_layer(model, attention) for attention in _decoder(model)])
 
     @staticmethod
-    def needed(model: PreTrainedModel) -> bool:
-        """Does any layer of the decoder keep a state of its own?"""
-        return any(attention.decodes_with_state for attention in _decoder(model))
+    def preferred(model: PreTrainedModel) -> bool:
+        """Return True if a layer keeps a state of its own, or if every layer has a prepared decoding step."""
+        layers = _decoder(model)
+        steps = [attention.decodes_by_steps for attention in layers]
+        state = any(attention.decodes_with_state for attention in layers)
+        return state or (bool(steps) and all(steps) and _prepares_steps(model))
 
 
 def _decoder(model: PreTrainedModel) -> list[Swapped]:
@@ -117,12 +185,21 @@ def _decoder(model: PreTrainedModel) -> list[Swapped]:
     }
     if model.config.is_encoder_decoder or any(hasattr(module, "kv_lora_rank") for module in swapped.values()):
         return []
-    found = {number: getattr(module, NAME) for number, module in swapped.items() if number is not None}
-    whole = sorted(found) == list(range(model.config.get_text_config(decoder=True).num_hidden_layers))
-    return [found[number] for number in sorted(found)] if whole else []
+    layers = {number: getattr(module, NAME) for number, module in swapped.items() if number is not None}
+    complete = sorted(layers) == list(range(model.config.get_text_config(decoder=True).num_hidden_layers))
+    return [layers[number] for number in sorted(layers)] if complete else []
 
 
-def _layer(attention: Swapped) -> CacheLayerMixin:
+def _prepares_steps(model: PreTrainedModel) -> bool:
+    """Return True on a CPU, where steps are compiled, unless layers read the keys of other layers."""
+    shared = getattr(model.config.get_text_config(decoder=True), "num_kv_shared_layers", 0)
+    return model.device.type == "cpu" and not shared
+
+
+def _layer(model: PreTrainedModel, attention: Swapped) -> CacheLayerMixin:
     """Keys and values are kept whole also for sliding windows: layers of one kind share a mask and must be
     equally long."""
-    return StateLayer(attention) if attention.decodes_with_state else DynamicLayer()
+    if attention.decodes_with_state:
+        return StateLayer(attention)
+    steps = attention.decodes_by_steps and _prepares_steps(model)
+    return KeyValueLayer(attention) if steps else DynamicLayer()

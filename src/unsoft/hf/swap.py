@@ -19,8 +19,8 @@ from unsoft.hf.cache import MechanismCache
 from unsoft.hf.hidden_state import bring_hidden, with_hidden
 from unsoft.hf.marked import mark, marked_class
 from unsoft.hf.recipe import Recipe
-from unsoft.modules.inline import label_of
 from unsoft.modules.module import Mechanism
+from unsoft.modules.registry import label_of
 
 _WRAPPERS = ("torch", "peft")
 """Packages whose wrappers call what is inside them: sharding, checkpointing, adapters."""
@@ -113,7 +113,7 @@ class SwappedModel:
             generation_config.cache_implementation in (None, "dynamic")
             and generation_config.use_cache is not False
         )
-        if plain and model_kwargs.get("past_key_values") is None and MechanismCache.needed(self):  # type: ignore[arg-type]
+        if plain and model_kwargs.get("past_key_values") is None and MechanismCache.preferred(self):  # type: ignore[arg-type]
             model_kwargs["past_key_values"] = MechanismCache(self)  # type: ignore[arg-type]
             return
         super()._prepare_cache_for_generation(generation_config, model_kwargs, *args, **kwargs)  # type: ignore[misc]

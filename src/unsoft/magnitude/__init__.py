@@ -12,7 +12,7 @@ tensor(1.9990)
 from unsoft.magnitude.counting import effective_count, median_t, shares, spread
 from unsoft.magnitude.prefix import PrefixWeighting, prefix_weighting
 from unsoft.magnitude.solve import Weighting, weighting
-from unsoft.magnitude.solvers.contract import Status
+from unsoft.magnitude.solver import Status
 
 __all__ = [
     "PrefixWeighting",

@@ -9,7 +9,7 @@ from numbers import Real
 import torch
 from torch import Tensor
 
-from unsoft.magnitude.gaussian.system import System
+from unsoft.magnitude.gaussian import System
 
 
 @dataclass(frozen=True)

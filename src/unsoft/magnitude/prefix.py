@@ -18,11 +18,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from unsoft.engines.gaussian import kernels_for
-from unsoft.magnitude.autograd import apply
-from unsoft.magnitude.gaussian.factor import check_done, inverse_factor
-from unsoft.magnitude.gaussian.matrix import matrix
-from unsoft.magnitude.gaussian.similarity import between, pull
-from unsoft.magnitude.gaussian.system import System
+from unsoft.magnitude.gaussian import System, between, check_done, inverse_factor, pull
 from unsoft.magnitude.points import checked_eps, checked_points
 from unsoft.magnitude.untraced import full_precision, untraced
 
@@ -73,7 +69,7 @@ class _Factors:
 
     def __init__(self, x: Tensor, present: Tensor | None, b: Tensor, eps: float, engine: str) -> None:
         self.x, self.present, self.engine = x, present, engine
-        self.m = inverse_factor(matrix(x, present, eps, engine), "torch")
+        self.m = inverse_factor(System(x, present, eps, engine).matrix(), "torch")
         self.y = (self.m @ b[..., None])[..., 0]
         self.weights = self.y * self.m.diagonal(dim1=-2, dim2=-1)
         self.done = x.shape[1]
@@ -115,5 +111,5 @@ class _Arrival(torch.autograd.Function):
 def arrival_weights(system: System) -> Tensor:
     """The weight of each point when it arrives (systems, n), differentiable."""
     dtype, system = system.x.dtype, system.to_working_dtype()
-    weights: Tensor = apply(_Arrival, system.x, system)
+    weights: Tensor = _Arrival.apply(system.x, system)
     return weights.to(dtype)

@@ -8,14 +8,12 @@ import torch
 from torch import Tensor
 
 from unsoft.errors import SolverError
-from unsoft.magnitude.gaussian.system import System
+from unsoft.magnitude.direct import pivoted_cholesky
+from unsoft.magnitude.gaussian import System
+from unsoft.magnitude.iterative import to_tolerance
 from unsoft.magnitude.points import checked_eps, checked_points
-from unsoft.magnitude.solvers.conjugate import to_tolerance
-from unsoft.magnitude.solvers.contract import Options, Outcome, Status
-from unsoft.magnitude.solvers.implicit import implicit
-from unsoft.magnitude.solvers.pivoted import pivoted_cholesky
-from unsoft.magnitude.solvers.registry import solver as solver_of
-from unsoft.magnitude.solvers.registry import solver_names
+from unsoft.magnitude.solver import Options, Outcome, Status, implicit, solver_names
+from unsoft.magnitude.solver import solver as solver_of
 from unsoft.magnitude.untraced import full_precision
 
 SMALL = 512

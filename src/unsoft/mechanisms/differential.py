@@ -29,14 +29,16 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import rms_norm
 
 from unsoft.engines.call import compute_dtype
 from unsoft.engines.run import run_formula
 from unsoft.formula import Formula
 from unsoft.formula.analysis import Properties
+from unsoft.modules.cache import Cache
 from unsoft.modules.definition import Pointwise, WrittenCall, logits_of, visible_part
-from unsoft.modules.head_pairs import check_pairs, joined, of_half, split
-from unsoft.modules.module import Inputs, Mechanism
+from unsoft.modules.head_pairs import JoinedValueCache, check_pairs, joined, of_half, split
+from unsoft.modules.module import Derived, Inputs, Mechanism
 from unsoft.modules.registry import family, resolve_formula
 from unsoft.modules.spec import LayerSpec
 
@@ -65,6 +67,7 @@ class Differential(Mechanism):
         self.first = first_lambda(layer_spec.layer)
         self.vectors = nn.Parameter(0.1 * torch.randn(4, layer_spec.head_dim))  # a1, b1, a2, b2
         self.gain = nn.Parameter(torch.ones(2 * layer_spec.values))
+        self._known_factors = Derived()
 
     def strength(self) -> Tensor:
         """l, a single number, computed in float32 at least."""
@@ -72,8 +75,39 @@ class Differential(Mechanism):
         strength: Tensor = (a1 @ b1).exp() - (a2 @ b2).exp() + self.first
         return strength
 
+    def new_cache(self, batch: int) -> Cache:
+        return JoinedValueCache(batch)
+
+    @property
+    def prepares_steps(self) -> bool:
+        return True
+
+    def prepared_step(self, inputs: Inputs, cache: Cache) -> Tensor | None:
+        dtype = inputs.query.dtype
+        # float32 at least: the norm below does not widen, as that of half precision has to.
+        if torch.is_grad_enabled() or type(cache) is not JoinedValueCache or compute_dtype(dtype) != dtype:
+            return None
+        maps = cache.step_by_pairs(self.base, inputs)
+        if maps is None:
+            return None
+        strength, gain = self._known_factors.get(
+            lambda: (self.strength().item(), (1 - self.first) * self.gain.to(dtype)),
+            dtype,
+            self.vectors,
+            self.gain,
+        )
+        out = torch.sub(*maps, alpha=strength)
+        return split(rms_norm(out, gain.shape, gain, _EPS))
+
+    def attend_cached(self, inputs: Inputs, cache: Cache) -> Tensor | tuple[Tensor, Tensor]:
+        return self._attend(self.with_cached_tokens(inputs, cache))
+
     def attend(self, inputs: Inputs) -> Tensor | tuple[Tensor, Tensor]:
-        values = joined(inputs.value)
+        return self._attend(inputs.change(value=joined(inputs.value)))
+
+    def _attend(self, inputs: Inputs) -> Tensor | tuple[Tensor, Tensor]:
+        """Attend to values that are joined already."""
+        values = inputs.value
         maps: list[Any] = []
         for which in (0, 1):
             query, key, options = of_half(which, inputs.query, inputs.key, inputs.options)

@@ -31,6 +31,7 @@ from torch import Tensor
 from unsoft.engines.run import run_formula
 from unsoft.formula import Formula
 from unsoft.formula.analysis import Properties
+from unsoft.modules.cache import Cache, KeyValueCache
 from unsoft.modules.definition import Pointwise, WrittenCall, logits_of, visible_part
 from unsoft.modules.module import Inputs, Mechanism
 from unsoft.modules.registry import family, resolve_formula
@@ -57,6 +58,17 @@ class Differential2(Mechanism):
     def query_heads(self) -> int:
         return 2 * self.layer_spec.heads
 
+    @property
+    def prepares_steps(self) -> bool:
+        return True
+
+    def prepared_step(self, inputs: Inputs, cache: Cache) -> Tensor | None:
+        query, scale = inputs.query, inputs.options["scale"]
+        if type(cache) is not KeyValueCache or query.dim() != 4 or query.shape[1] != self.query_heads:
+            return None
+        maps = cache.step_by(self.base, query, inputs.key, inputs.value, scale, enable_gqa=True)
+        return None if maps is None else self._difference(inputs, maps)[0]
+
     def attend(self, inputs: Inputs) -> Tensor | tuple[Tensor, Tensor]:
         heads = inputs.query.shape[-3]
         if heads != self.query_heads:
@@ -71,10 +83,15 @@ class Differential2(Mechanism):
         result = run_formula(
             inputs.query, inputs.key, inputs.value, self.base, return_weights=inputs.return_weights, **options
         )
+        if isinstance(result, tuple):
+            out, weights = self._difference(inputs, *result)
+            return out, weights
+        return self._difference(inputs, result)[0]
+
+    def _difference(self, inputs: Inputs, *maps: Tensor) -> list[Tensor]:
+        """Subtract the second map of every pair of heads from the first, in outputs and in weights."""
         strength = self.factor(inputs.query[..., 0::2, :, :], inputs.hidden).sigmoid()
-        results = result if isinstance(result, tuple) else (result,)
-        out, *weights = (x[..., 0::2, :, :] - strength * x[..., 1::2, :, :] for x in results)
-        return (out, weights[0]) if weights else out
+        return [x[..., 0::2, :, :] - strength * x[..., 1::2, :, :] for x in maps]
 
 
 def definition(call: WrittenCall, layer: Any, formula: Pointwise) -> Tensor:

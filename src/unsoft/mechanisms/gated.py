@@ -35,11 +35,15 @@ class Gated(Wrapper):
             inner.layer_spec, width=inner.layer_spec.values if elementwise else 1, start=start
         )
 
+    @property
+    def prepares_steps(self) -> bool:
+        return self.inner.prepares_steps
+
     def attend(self, inputs: Inputs) -> Tensor | tuple[Tensor, Tensor]:
         return self._gate(inputs, self.inner.attend(inputs))
 
     def attend_cached(self, inputs: Inputs, cache: Cache) -> Tensor | tuple[Tensor, Tensor]:
-        return self._gate(inputs, self.inner.attend_cached(inputs, cache))
+        return self._gate(inputs, self.inner.decode(inputs, cache))
 
     def _gate(self, inputs: Inputs, result: Tensor | tuple[Tensor, Tensor]) -> Tensor | tuple[Tensor, Tensor]:
         every = self.inner.query_heads // self.layer_spec.heads

@@ -45,15 +45,13 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from unsoft.engines.native.direct import observed
 from unsoft.engines.native.pairs import pair_difference, pair_queries, pairs_ready
 from unsoft.engines.run import run_formula
 from unsoft.formula import Formula
 from unsoft.formula.analysis import Properties
 from unsoft.modules.cache import Cache, KeyValueCache
 from unsoft.modules.definition import Pointwise, WrittenCall, logits_of, visible_part
-from unsoft.modules.module import Inputs, Mechanism
-from unsoft.modules.pointwise import SHORT_OPTIONS, short_step
+from unsoft.modules.module import Derived, Inputs, Mechanism
 from unsoft.modules.registry import family, resolve_formula
 from unsoft.modules.spec import LayerSpec
 
@@ -89,8 +87,7 @@ class Gpam(Mechanism):
             raise ValueError(f"gpam: argument 'fixed' must be a non-negative number, not {fixed!r}")
         self.base = base or resolve_formula("softmax")
         self.bound, self.tied, self.fixed, self.literal = bound, tied, fixed, literal
-        self._known: tuple[object, tuple[Tensor, Tensor]] | None = None
-        self._trained = False
+        self._known_factors = Derived()
         heads, width = layer_spec.heads, layer_spec.head_dim
         first = (
             -torch.eye(width).expand(heads, width, width)
@@ -130,31 +127,23 @@ class Gpam(Mechanism):
         negative_map = self.negative_map.to(query.dtype)
         return (query @ negative_map).relu() if self.literal else query.relu() @ negative_map
 
-    def forward(
-        self,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        *args: Any,
-        cache: Cache | None = None,
-        **options: Any,
-    ) -> Tensor | tuple[Tensor, Tensor]:
-        """See :meth:`Mechanism.forward`. A plain step of decoding takes the short way."""
-        plain = not args and options.keys() <= SHORT_OPTIONS and not torch.is_grad_enabled()
-        if plain and type(cache) is KeyValueCache and cache.length and not observed():
-            out = self._step(query, key, value, cache, options.get("scale"))
-            if out is not None:
-                return out
-        return super().forward(query, key, value, *args, cache=cache, **options)
+    @property
+    def prepares_steps(self) -> bool:
+        return True
 
-    def _step(
-        self, query: Tensor, key: Tensor, value: Tensor, cache: KeyValueCache, scale: float | None
-    ) -> Tensor | None:
-        negative_map = self.negative_map
-        if not pairs_ready(query, negative_map) or key.dim() != 4 or key.shape[1] != query.shape[1]:
+    def prepared_step(self, inputs: Inputs, cache: Cache) -> Tensor | None:
+        query, key, options = inputs.query, inputs.key, inputs.options
+        # The compiled code before and after the step has no gradient, and the parameters may want one.
+        if type(cache) is not KeyValueCache or not cache.length or torch.is_grad_enabled():
             return None
-        both = pair_queries(query, negative_map, self.literal)
-        maps = short_step(self.base, cache, both, key, value, scale, True)
+        if not pairs_ready(query, self.negative_map) or key.dim() != 4:
+            return None
+        heads, shared = query.shape[1], key.shape[1]
+        if heads != shared and not (options["enable_gqa"] and shared and heads % shared == 0):
+            return None
+        both = pair_queries(query, self.negative_map, self.literal)
+        # Head 2h and 2h + 1 are the two queries of head h, so the groups of key heads stay contiguous.
+        maps = cache.step_by(self.base, both, key, inputs.value, options["scale"], enable_gqa=True)
         return None if maps is None else pair_difference(maps, *self._factors(query.dtype))
 
     def attend(self, inputs: Inputs) -> Tensor | tuple[Tensor, Tensor]:
@@ -162,24 +151,16 @@ class Gpam(Mechanism):
         return paired_attention(inputs, self.second_query(inputs.query), self.base, *factors)
 
     def _factors(self, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        """1 + l+ and l-; where no gradient was ever wanted they are computed once for as long as the
-        parameters stay the same.
+        """Return 1 + l+ and l-."""
 
-        A module that is trained computes them in every call: fused optimizers change parameters without
-        counting their versions up.
-        """
-        learned = [x for x in (self.plus, self.minus) if x is not None]
-        compiling = torch.compiler.is_compiling()
-        if torch.is_grad_enabled() and not compiling:
-            self._trained = True
-        if self._trained or compiling or any(x.is_inference() for x in learned):
+        def compute() -> tuple[Tensor, Tensor]:
             plus, minus = self.strengths()
             return (1 + plus).to(dtype), minus.to(dtype)
-        state = (dtype, self.negative_map.device, *((x.data_ptr(), x._version) for x in learned))
-        if self._known is None or self._known[0] != state:
-            plus, minus = self.strengths()
-            self._known = (state, ((1 + plus).to(dtype), minus.to(dtype)))
-        return self._known[1]
+
+        factors: tuple[Tensor, Tensor] = self._known_factors.get(
+            compute, (dtype, self.negative_map.device), self.plus, self.minus
+        )
+        return factors
 
 
 def paired_attention(

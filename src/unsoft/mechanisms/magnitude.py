@@ -46,35 +46,34 @@ from torch import Tensor, nn
 
 from unsoft.engines.arguments import checked_call
 from unsoft.engines.call import Call, compute_dtype
-from unsoft.engines.native.direct import observed
 from unsoft.formula.analysis import Properties
-from unsoft.magnitude.gaussian.system import System
+from unsoft.magnitude.gaussian import System
 from unsoft.magnitude.points import Points, checked_eps
 from unsoft.magnitude.prefix import arrival_weights, prefix_factors
-from unsoft.magnitude.solvers.contract import Options
-from unsoft.magnitude.solvers.registry import solver as solver_of
-from unsoft.magnitude.streaming.arriving import ExactArrival, StreamedArrival
-from unsoft.magnitude.streaming.chunk import CENTRES, CHUNK, streamed_weights
-from unsoft.modules.cache import Cache
-from unsoft.modules.gated_mass import MassGate
-from unsoft.modules.magnitude.cache import MagnitudeCache
-from unsoft.modules.magnitude.gated_values import gated_values
-from unsoft.modules.magnitude.options import STARTS, check_choices, check_counts
-from unsoft.modules.magnitude.points import by_key_head, key_points
-from unsoft.modules.magnitude.row_gates import attend_by_rows, attend_by_rows_cached
-from unsoft.modules.module import Inputs, Mechanism, Wrapper
-from unsoft.modules.pointwise import SHORT_OPTIONS, Pointwise
+from unsoft.magnitude.solver import Options, solver_names
+from unsoft.magnitude.solver import solver as solver_of
+from unsoft.magnitude.streaming import CENTRES, CHUNK, ExactArrival, StreamedArrival, streamed_weights
+from unsoft.modules.cache import Cache, KeyValueCache
+from unsoft.modules.key_gates import KeyGate, MassGate, Result, attend_by_rows, gated_values
+from unsoft.modules.magnitude_cache import MagnitudeCache, by_key_head, key_points
+from unsoft.modules.module import Inputs, Mechanism
+from unsoft.modules.pointwise import Pointwise
 from unsoft.modules.registry import family, module_modifier, resolve_formula
 from unsoft.tracing import transform_name
 
-Result = Tensor | tuple[Tensor, Tensor]
 EXACT = 256
 """Tokens for which causal="auto" is exact."""
+WHERE = ("values", "mass")
+CAUSAL = ("auto", "arrival", "prefix", "streaming")
+STARTS = {"plain": (1.0, 0.0), "open": (0.0, 9.0)}
+"""beta and gamma. Open: beta is 0, so no key, however placed, moves the gate from sigmoid(9) = 0.9999; it
+learns from there.
+"""
 _LEAST_EPS = 1e-6
 _RESIDUAL = 1e-4
 
 
-class Magnitude(Wrapper):
+class Magnitude(KeyGate):
     """See the module's docstring."""
 
     needs_all_keys = True
@@ -97,8 +96,18 @@ class Magnitude(Wrapper):
         chunk: int = CHUNK,
     ) -> None:
         super().__init__(inner)
-        check_choices(where=where, causal=causal, solver=solver, start=start)
-        check_counts(iterations=iterations, rank=rank, exact=exact, centres=centres, chunk=chunk)
+        known = {"where": WHERE, "causal": CAUSAL, "solver": solver_names(), "start": tuple(STARTS)}
+        for name, choice in {"where": where, "causal": causal, "solver": solver, "start": start}.items():
+            if choice not in known[name]:
+                raise ValueError(
+                    f"magnitude: argument '{name}' must be one of {', '.join(known[name])}, not {choice!r}"
+                )
+        counts = {"iterations": iterations, "rank": rank, "exact": exact, "centres": centres, "chunk": chunk}
+        for name, count in counts.items():
+            if not isinstance(count, int) or isinstance(count, bool) or count < 1:
+                raise ValueError(
+                    f"magnitude: argument '{name}' must be a whole number of at least 1, not {count!r}"
+                )
         if not (isinstance(t, (int, float)) and 0 < t < math.inf):
             raise ValueError(f"magnitude: argument 't' must be a positive number, not {t!r}")
         self.eps = checked_eps(eps, "magnitude", _LEAST_EPS)
@@ -137,32 +146,8 @@ class Magnitude(Wrapper):
         steps = f", iterations={self.iterations}" if solver_of(self.solver).truncates else ""
         return f"where={self.where}, causal={self.causal}, eps={self.eps:g}, solver={self.solver}{steps}"
 
-    def forward(
-        self,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        *args: Any,
-        cache: Cache | None = None,
-        **options: Any,
-    ) -> Result:
-        """See :meth:`Mechanism.forward`. A plain step of decoding takes the short way."""
-        plain = not args and options.keys() <= SHORT_OPTIONS and not torch.is_grad_enabled()
-        if plain and type(cache) is MagnitudeCache and self.where == "values" and not observed():
-            cache.check(key)
-            found = None if cache.rows else self._gates(key, value, cache, "auto")
-            if found is not None:
-                result: Result = self.inner(query, key, found[1], cache=cache.inner, **options)
-                return result
-        if transform := transform_name():
-            raise NotImplementedError(
-                f"magnitude: {transform} is not supported, since the solvers of its gates have no rules for"
-                " transforms and forward-mode derivatives; use torch.autograd.grad for gradients, and batch"
-                " dimensions or a loop in place of vmap"
-            )
-        return super().forward(query, key, value, *args, cache=cache, **options)
-
     def attend(self, inputs: Inputs) -> Result:
+        _check_transforms()
         call = self._call(inputs)
         points = key_points(call, inputs, self.log_t)
         if 0 in points.x.shape[:2] or call.q.numel() == 0:  # no keys, or no queries
@@ -198,6 +183,7 @@ class Magnitude(Wrapper):
                 f"argument 'cache' is a {type(cache).__name__}; this mechanism's new_cache() makes another"
                 " kind"
             )
+        _check_transforms()
         cache.check(inputs.key)
         engine = inputs.options["engine"]
         plain = inputs.options["attn_mask"] is None and inputs.geometry_keys is None
@@ -212,8 +198,20 @@ class Magnitude(Wrapper):
             weights = cache.arriving.add(points.system(self.eps, engine).detach())
         cache.length += points.x.shape[1]
         if cache.rows:
-            return attend_by_rows_cached(self, inputs, cache)
+            return self._attend_by_rows_cached(inputs, cache)
         return self._gated(inputs, self._gate(weights, points), None, cache)
+
+    def _attend_by_rows_cached(self, inputs: Inputs, cache: MagnitudeCache) -> Result:
+        """Attend to all keys, once the new ones have arrived, with gates of each row."""
+        assert isinstance(cache.inner, KeyValueCache) and isinstance(cache.arriving, ExactArrival)
+        whole = self.with_cached_tokens(inputs, cache.inner)
+        if inputs.query.numel() == 0 or whole.key.numel() == 0:
+            return self.attend(whole)
+        window, rows = cache.arriving.window, inputs.query.shape[-2]
+        # The last row is the one before the first new key, unless there are other queries than keys.
+        before = cache.last_row if rows == inputs.key.shape[-2] else None
+        result, cache.last_row = attend_by_rows(self, whole, window.m, window.y, before, cache.length - rows)
+        return result
 
     def _new_points(self, inputs: Inputs, cache: MagnitudeCache) -> Points:
         """The points of the keys that a step of decoding brings."""
@@ -266,7 +264,7 @@ class Magnitude(Wrapper):
         if value is None:
             value = gated_values(inputs.value, gate, inputs.options["engine"])
         gated = inputs.change(value=value)
-        result = self.inner.attend(gated) if cache is None else self.inner.attend_cached(gated, cache.inner)
+        result = self.inner.attend(gated) if cache is None else self.inner.decode(gated, cache.inner)
         if not isinstance(result, tuple):
             return result
         if cache is not None:
@@ -283,6 +281,15 @@ class Magnitude(Wrapper):
         if self.query_heads != self.layer_spec.heads:  # several queries for each head share its key
             options["enable_gqa"] = True
         return checked_call(inputs.query, inputs.key, inputs.value, resolve_formula("softmax"), **options)[0]
+
+
+def _check_transforms() -> None:
+    if transform := transform_name():
+        raise NotImplementedError(
+            f"magnitude: {transform} is not supported, since the solvers of its gates have no rules for"
+            " transforms and forward-mode derivatives; use torch.autograd.grad for gradients, and batch"
+            " dimensions or a loop in place of vmap"
+        )
 
 
 _SUMMARY = "a gate on every key from the geometry of the keys: a crowd of look-alikes counts as one"

@@ -28,7 +28,7 @@ from torch import Tensor
 from unsoft.formula import Formula
 from unsoft.formula.formula import Facts
 from unsoft.modules.definition import WrittenCall, shares
-from unsoft.modules.field_source import field_family
+from unsoft.modules.pointwise import field_family
 
 RBF = Formula(
     weight="exp(2*s - k2 - m)",

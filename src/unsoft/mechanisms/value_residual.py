@@ -47,7 +47,7 @@ class ValueResidual(Wrapper):
         return self.inner.attend(self._mixed(inputs))
 
     def attend_cached(self, inputs: Inputs, cache: Cache) -> Tensor | tuple[Tensor, Tensor]:
-        return self.inner.attend_cached(self._mixed(inputs), cache)
+        return self.inner.decode(self._mixed(inputs), cache)
 
     def _mixed(self, inputs: Inputs) -> Inputs:
         if self.shares is None:

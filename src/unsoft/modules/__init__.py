@@ -1,15 +1,14 @@
-"""What mechanisms are made of; the files beside this folder are the mechanisms themselves, one each.
+"""Building blocks of mechanisms; the mechanisms themselves are in unsoft/mechanisms, one file each.
 
-module.py       what every mechanism is and says of itself
-cache.py        what decoding remembers
-registry.py     names, and what they stand for
-plugins.py      mechanisms that users and other packages bring
-spec.py         that, as data
-build.py        a name as a module
-catalogue.py    all mechanisms at a glance
-linear.py       linear attention; linear_call.py and linear_decoding.py are parts of it
-written.py      mechanisms given by their weights
-token_factor.py a learned number for each token
-gated_mass.py   a gate on the mass of every key
-definition.py   what results are held against
+module.py           base class, inputs of a call, choice of the prepared decoding step
+cache.py            what decoding keeps between steps
+pointwise.py        a formula as a module, and its fields
+registry.py         mechanisms by name; spec.py: the same as data; build.py: a name as a module
+plugins.py          mechanisms of users and of other packages
+linear.py           linear attention (with linear_call.py, linear_decoding.py); delta.py: the delta rule
+written.py          mechanisms given by their weights; row_coupled.py: by a rule for whole rows
+head_pairs.py       differences of the maps of two heads
+token_factor.py     a learned number for each token
+key_gates.py        gates on keys; magnitude_cache.py: the cache of those that magnitude computes
+definition.py       definitions that results are tested against
 """

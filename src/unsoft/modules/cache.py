@@ -12,7 +12,8 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from unsoft.engines.native.step import Step
+from unsoft.engines.native.step import Field, Step, prepare_step
+from unsoft.formula import Formula
 
 _FIRST_CAPACITY = 64
 Snapshot = list[tuple[object, dict[str, Any]]]
@@ -112,20 +113,54 @@ class KeyValueCache(Cache):
         return self._keys, self._values
 
     def append(self, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
-        """Adds the keys and values of new tokens; returns all of them."""
+        """Add the keys and values of new tokens; return those of all tokens, as the cache lays them out."""
         self.check(key)
         _check_fits("key", key, self._keys)
-        _check_fits("value", value, self._values)
         if value.dim() != 4 or value.shape[:3] != key.shape[:3]:
             raise ValueError(
                 f"argument 'value' has shape {tuple(value.shape)}, 'key' has {tuple(key.shape)}; batch, heads"
                 " and length must match"
             )
+        value = self._laid_out(value)
+        _check_fits("value", value, self._values)
         end = self.length + key.shape[2]
         self._keys = self._appended(self._keys, key, end)
         self._values = self._appended(self._values, value, end)
         self.length = end
         return self._keys.narrow(2, 0, end), self._values.narrow(2, 0, end)
+
+    def _laid_out(self, value: Tensor) -> Tensor:
+        """Return values (batch, heads, tokens, width) in the layout of the buffer."""
+        return value
+
+    def keys_and_values(self) -> tuple[Tensor, Tensor]:
+        """Return the keys and values of all tokens, (batch, heads, length, width)."""
+        assert self._keys is not None and self._values is not None
+        return self._keys.narrow(2, 0, self.length), self._values.narrow(2, 0, self.length)
+
+    def step_by(
+        self,
+        formula: Formula,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        scale: float | None,
+        enable_gqa: bool,
+        field: Field | None = None,
+    ) -> Tensor | None:
+        """Append and attend by one call of compiled code; None, with nothing appended, if it cannot."""
+        buffers = self.buffers
+        step = self.step
+        if step is None or not step.serves(formula, buffers, (scale, enable_gqa), field):
+            step = self.step = prepare_step(query, key, value, formula, scale, enable_gqa, buffers, field)
+            if step is None:
+                return None
+        out = step.run(query, key, value, self.length, field)
+        if out is None:
+            self.step = None  # inputs of another shape, or a full buffer
+        else:
+            self.length += key.shape[2]
+        return out
 
     def _appended(self, buffer: Tensor | None, new: Tensor, end: int) -> Tensor:
         if buffer is not None and torch.is_grad_enabled() and (new.requires_grad or buffer.requires_grad):

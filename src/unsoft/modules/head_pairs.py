@@ -1,4 +1,4 @@
-"""Heads in pairs: what mechanisms share that subtract the map of one head from that of its neighbour.
+"""Pairs of heads, for mechanisms that subtract the map of one head from that of its neighbour.
 
 Query and key heads 2p and 2p + 1 are the two maps of pair p, and both apply to the values of both, joined.
 """
@@ -9,11 +9,14 @@ from typing import Any
 
 from torch import Tensor
 
+from unsoft.formula import Formula
+from unsoft.modules.cache import KeyValueCache
+from unsoft.modules.module import Inputs
 from unsoft.modules.spec import LayerSpec
 
 
 def check_pairs(name: str, layer_spec: LayerSpec) -> None:
-    """ValueError unless heads can be paired."""
+    """Raise ValueError unless heads can be paired."""
     if layer_spec.heads % 2:
         raise ValueError(
             f"{name}: argument 'heads' must be even, since heads come in pairs, not {layer_spec.heads}"
@@ -21,13 +24,13 @@ def check_pairs(name: str, layer_spec: LayerSpec) -> None:
 
 
 def joined(value: Tensor) -> Tensor:
-    """Values (..., heads, keys, Dv) of neighbouring heads side by side: (..., pairs, keys, 2 Dv)."""
+    """Return values (..., heads, keys, Dv) of neighbouring heads side by side: (..., pairs, keys, 2 Dv)."""
     pairs: Tensor = value.unflatten(-3, (-1, 2)).transpose(-3, -2).flatten(-2)
     return pairs
 
 
 def split(out: Tensor) -> Tensor:
-    """The inverse for outputs (..., pairs, queries, 2 Dv).
+    """Undo :func:`joined` for outputs (..., pairs, queries, 2 Dv).
 
     >>> import torch
     >>> x = torch.arange(8.0).view(1, 2, 2, 2)
@@ -41,8 +44,62 @@ def split(out: Tensor) -> Tensor:
 def of_half(
     which: int, query: Tensor, key: Tensor, options: dict[str, Any]
 ) -> tuple[Tensor, Tensor, dict[str, Any]]:
-    """Queries, keys and options of the first or second map of all pairs."""
+    """Return queries, keys and options of the first or second map of all pairs."""
     mask = options["attn_mask"]
     if isinstance(mask, Tensor) and mask.dim() >= 3 and mask.shape[-3] > 1:
         options = options | {"attn_mask": mask[..., which::2, :, :]}
     return query[..., which::2, :, :], key[..., which::2, :, :], options
+
+
+class JoinedValueCache(KeyValueCache):
+    """Keys of single heads, and values of pairs of heads side by side."""
+
+    _views: tuple[Tensor, Tensor, tuple[Tensor, Tensor]] | None = None
+    """The buffers that the views of :attr:`buffers` belong to, and these views."""
+
+    @property
+    def buffers(self) -> tuple[Tensor | None, Tensor | None]:
+        """Keys (batch * pairs, 2, room, D) and values (batch * pairs, 2, room, 2 Dv) for one prepared step.
+
+        Both heads of a pair share its values: their stride is 0, and a step writes the same numbers twice.
+        """
+        keys, values = self._keys, self._values
+        if keys is None or values is None:
+            return None, None
+        if self._views is None or self._views[0] is not keys or self._views[1] is not values:
+            self._views = keys, values, (_as_pairs(keys), _shared_by_pair(values))
+        return self._views[2]
+
+    def _laid_out(self, value: Tensor) -> Tensor:
+        return joined(value)
+
+    def keys_and_values(self) -> tuple[Tensor, Tensor]:
+        keys, values = super().keys_and_values()
+        return keys, split(values)
+
+    def step_by_pairs(self, formula: Formula, inputs: Inputs) -> tuple[Tensor, Tensor] | None:
+        """Return the outputs (batch, pairs, queries, 2 Dv) of both maps by one prepared step, or None."""
+        query, key, value = inputs.query, inputs.key, inputs.value
+        if not self.length or any(x.dim() != 4 or x.shape[1] % 2 for x in (query, key, value)):
+            return None
+        (batch, heads, tokens, width), shared = query.shape, key.shape[1]
+        group = heads // shared if shared else 0
+        if group * shared != heads or (group > 1 and not inputs.options["enable_gqa"]):
+            return None
+        # Query pair p reads key pair p // group: a key head serves the same map of ``group`` pairs.
+        grouped = query.reshape(-1, group, 2, tokens, width).transpose(1, 2).flatten(1, 2)
+        new = grouped, key.reshape(-1, 2, *key.shape[2:]), _shared_by_pair(joined(value))
+        maps = self.step_by(formula, *new, inputs.options["scale"], enable_gqa=True)
+        if maps is None:
+            return None
+        first, second = maps.view(batch, shared // 2, 2, group, tokens, -1).unbind(2)
+        return first.flatten(1, 2), second.flatten(1, 2)
+
+
+def _as_pairs(x: Tensor) -> Tensor:
+    batch, heads, *rest = x.shape
+    return x.view(batch * heads // 2, 2, *rest)
+
+
+def _shared_by_pair(values: Tensor) -> Tensor:
+    return values.flatten(0, 1)[:, None].expand(-1, 2, -1, -1)

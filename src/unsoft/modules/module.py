@@ -12,16 +12,18 @@ from abc import abstractmethod
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, NamedTuple
 
+import torch
 from torch import Tensor, nn
 
 from unsoft.engines.inputs import as_autocast
+from unsoft.engines.native.direct import observed
 from unsoft.engines.threads import threads_are_used
 from unsoft.formula import Formula
 from unsoft.modules.cache import Cache, KeyValueCache
-from unsoft.modules.field_source import (
-    Values,
-)
 from unsoft.modules.spec import LayerSpec
+
+Values = Tensor | tuple[Tensor, Tensor]
+"""A field of tokens: (..., heads, length) of queries or of keys, or a pair of both."""
 
 
 class Inputs(NamedTuple):
@@ -40,10 +42,59 @@ class Inputs(NamedTuple):
     def change(self, **changes: Any) -> Inputs:
         return self._replace(**changes)
 
+    @property
+    def is_plain(self) -> bool:
+        """True if compiled code may decode these tokens: no mask, no dropout, no weights asked for, and
+        nothing (``torch.compile``, autocast, a transform) that has to see torch's own operations.
+
+        ``hidden`` and ``fields`` do not matter here: they are the business of the mechanism that reads them.
+        """
+        options = self.options
+        return (
+            options["attn_mask"] is None
+            and options["positions"] is None
+            and options["dropout_p"] == 0.0
+            and options["engine"] in ("auto", "native")
+            and not self.return_weights
+            and self.geometry_keys is None
+            and not torch.compiler.is_compiling()
+            and not observed()
+        )
+
     def as_autocast(self) -> Inputs:
         """Return the inputs as every engine takes them under autocast."""
         query, key, value = as_autocast(self.query, self.key, self.value)
         return self._replace(query=query, key=key, value=value)
+
+
+class Derived:
+    """A value computed from parameters, kept for as long as they stay the same.
+
+    It is never kept once a gradient was possible: fused optimizers change parameters without counting their
+    versions up. Copies and pickles of a module start without it, since another tensor may get the old
+    address.
+    """
+
+    def __init__(self) -> None:
+        self._key: object = None
+        self._value: Any = None
+        self._trained = False
+
+    def __reduce__(self) -> tuple[type, tuple[()]]:
+        return Derived, ()
+
+    def get(self, compute: Callable[[], Any], key: object, *parameters: Tensor | None) -> Any:
+        """Return ``compute()``, or the earlier result for this key and the same values of the parameters."""
+        learned = [x for x in parameters if x is not None]
+        compiling = torch.compiler.is_compiling()
+        if torch.is_grad_enabled() and not compiling:
+            self._trained = True
+        if self._trained or compiling or any(x.is_inference() for x in learned):
+            return compute()
+        key = (key, *((x.data_ptr(), x._version) for x in learned))
+        if self._key != key:
+            self._value, self._key = compute(), key
+        return self._value
 
 
 class Mechanism(nn.Module):
@@ -125,16 +176,44 @@ class Mechanism(nn.Module):
                 )
             options["fields"] = fields
         inputs = Inputs(query, key, value, hidden, geometry_keys, first_value, return_weights, options)
-        if cache is None:
-            return self.attend(inputs)
+        return self.attend(inputs) if cache is None else self.decode(inputs, cache)
+
+    def decode(self, inputs: Inputs, cache: Cache) -> Tensor | tuple[Tensor, Tensor]:
+        """Attend from new tokens to all tokens so far: by the prepared step if the call is plain and the
+        mechanism has one, otherwise by :meth:`attend_cached`.
+
+        This is the only place that chooses between the two. Wrappers call it on the mechanism inside them.
+        """
+        if inputs.is_plain:
+            out = self.prepared_step(inputs, cache)
+            if out is not None:
+                return out
         return self.attend_cached(inputs, cache)
 
     @abstractmethod
     def attend(self, inputs: Inputs) -> Tensor | tuple[Tensor, Tensor]:
-        """Output, and weights if asked for."""
+        """Return the output, and the weights if asked for."""
+
+    def prepared_step(self, inputs: Inputs, cache: Cache) -> Tensor | None:
+        """Return the output of a plain decoding step by compiled code that was prepared in an earlier one.
+
+        None, with the cache as it was, if these inputs need :meth:`attend_cached`. The base class has no such
+        step.
+        """
+        return None
+
+    @property
+    def prepares_steps(self) -> bool:
+        """True if it has a :meth:`prepared_step`, and its :class:`KeyValueCache` holds keys and values
+        unchanged, so that others may append to it too."""
+        return False
 
     def attend_cached(self, inputs: Inputs, cache: Cache) -> Tensor | tuple[Tensor, Tensor]:
-        """One step of decoding; here for mechanisms that need all keys and values."""
+        """Append to the cache and attend; here for mechanisms that need all keys and values."""
+        return self.attend(self.with_cached_tokens(inputs, cache))
+
+    def with_cached_tokens(self, inputs: Inputs, cache: Cache) -> Inputs:
+        """Append the new tokens to a cache of keys and values, and return the inputs with all tokens."""
         if not isinstance(cache, KeyValueCache):
             raise TypeError(
                 f"argument 'cache' is a {type(cache).__name__}; this mechanism's new_cache() makes another"
@@ -142,7 +221,7 @@ class Mechanism(nn.Module):
             )
         keys, values = cache.append(inputs.key, inputs.value)
         options = inputs.options | {"is_causal": "lower_right"}
-        return self.attend(inputs.change(key=keys, value=values, options=options))
+        return inputs.change(key=keys, value=values, options=options)
 
     def new_cache(self, batch: int) -> Cache:
         """An empty cache for decoding ``batch`` sequences."""

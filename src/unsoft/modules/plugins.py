@@ -17,13 +17,13 @@ from unsoft.errors import PluginWarning
 from unsoft.formula import Formula
 from unsoft.formula.analysis import Properties
 from unsoft.modules import registry
-from unsoft.modules.field_source import field_family
-from unsoft.modules.inline import parts_of
+from unsoft.modules.pointwise import field_family
+from unsoft.modules.registry import parts_of
 from unsoft.modules.spec import Factory, Family
 
 if TYPE_CHECKING:
-    from unsoft.modules.field_source import FieldSource
     from unsoft.modules.module import Mechanism
+    from unsoft.modules.pointwise import FieldSource
 
 PLUGINS = "unsoft.mechanisms"
 """The group of entry points by which other packages bring mechanisms."""

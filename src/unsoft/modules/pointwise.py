@@ -1,56 +1,217 @@
-"""A formula as a module, with its short way through decoding."""
+"""A formula as a module, with its prepared decoding step, and the modules and caches of its fields.
+
+A field is a number of each token that a formula uses besides the logit. A :class:`FieldSource` computes
+fields from the tokens; without one, the caller passes them.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from abc import abstractmethod
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from unsoft.engines.native.step import Field, prepare_step
+from unsoft.engines.call import compute_dtype
+from unsoft.engines.field_tables import squared_lengths
+from unsoft.engines.native.step import Field
 from unsoft.engines.run import run_formula
 from unsoft.formula import Formula
+from unsoft.formula.fields import BUILT_IN
 from unsoft.modules.cache import Cache, KeyValueCache
-from unsoft.modules.field_source import (
-    FieldCache,
-    FieldSource,
-    Tokens,
-    Values,
-    keys_there,
-    with_cached_keys,
-)
-from unsoft.modules.module import Inputs, Mechanism
-from unsoft.modules.spec import LayerSpec
-
-SHORT_OPTIONS = {"scale", "enable_gqa"}
-"""The options that :func:`short_step` knows."""
+from unsoft.modules.module import Inputs, Mechanism, Values
+from unsoft.modules.registry import builtin
+from unsoft.modules.spec import Family, LayerSpec
 
 
-def short_step(
+class Tokens(NamedTuple):
+    """What the fields of new tokens are computed from."""
+
+    query: Tensor
+    """(..., heads, L, D)"""
+    key: Tensor
+    """(..., key heads, T, D); without a cache, all keys."""
+    hidden: Tensor | None
+    """(..., L, hidden_dim), if the call brought it."""
+    past: Mapping[str, Tensor]
+    """Fields of the keys before these, by name, (..., heads, tokens); empty without a cache."""
+    offset: int
+    """Query i stands where key i + offset of these keys stands."""
+    there: Tensor | None = None
+    """Bool, broadcastable to (..., heads, T): False for keys that the mask hides from every row (padding)."""
+
+
+def keys_there(mask: Any, keys: int, cached: bool) -> Tensor | None:
+    """Which of the last ``keys`` keys a mask lets some row see; None = all.
+
+    Of a mask for every row, the rows of one step say nothing about those to come.
+
+    >>> import torch
+    >>> keys_there(torch.tensor([[True, False, True], [False, False, True]]), 3, cached=False)
+    tensor([ True, False,  True])
+    """
+    if (
+        not isinstance(mask, Tensor)
+        or mask.shape[-1] == 1
+        or (cached and mask.dim() > 1 and mask.shape[-2] > 1)
+    ):
+        return None
+    seen = mask if mask.dtype == torch.bool else mask > torch.finfo(mask.dtype).min
+    return (seen.any(-2) if seen.dim() > 1 else seen)[..., -keys:]
+
+
+class FieldSource(nn.Module):
+    """Base class of modules that compute fields; made as ``cls(layer_spec, **options)``.
+
+    >>> import torch, unsoft
+    >>> class Loudness(FieldSource):
+    ...     "Keys are heard more the longer they are."
+    ...     def __init__(self, layer_spec):
+    ...         super().__init__(layer_spec)
+    ...         self.gain = nn.Parameter(torch.ones(()))
+    ...     def forward(self, tokens):
+    ...         return {"loud": self.gain * tokens.key.norm(dim=-1)}
+    >>> formula = unsoft.Formula("exp(s + loud_j - m)", "exp(s + loud_j - m)", "s + loud_j",
+    ...                          fields={"loud": "key"})
+    >>> layer = unsoft.mechanism(formula, heads=2, head_dim=4, fields_from=Loudness)
+    >>> layer(*(torch.randn(1, 2, 3, 4) for _ in range(3))).shape
+    torch.Size([1, 2, 3, 4])
+    """
+
+    causal_only: ClassVar[bool] = False
+    """Do its fields mean something only where queries look back?"""
+    uses_hidden: ClassVar[bool] = False
+    """Does it want the hidden state? It gets one if ``layer_spec.hidden_dim`` says how wide that is."""
+
+    def __init__(self, layer_spec: LayerSpec) -> None:
+        super().__init__()
+        self.layer_spec = layer_spec
+
+    @abstractmethod
+    def forward(self, tokens: Tokens) -> Mapping[str, Values]:
+        """The fields of these tokens by name, as ``unsoft.attention(fields=)`` takes them."""
+
+    def open_start(self) -> None:
+        """Moves its parameters to where the mechanism does what plain attention does, if there is such a
+        place."""
+
+
+@dataclass(frozen=True)
+class FromFields:
+    """Makes the module of a formula whose fields a :class:`FieldSource` computes."""
+
+    formula: Formula
+    fields_from: Callable[..., FieldSource] | None = None
+
+    def __call__(self, layer_spec: LayerSpec, base: Formula | None = None, **options: Any) -> Mechanism:
+        """``base``: the formula as modifiers have rewritten it; the other options are those of the source."""
+        formula = base or self.formula
+        if self.fields_from is None:
+            if options:
+                raise TypeError(f"mechanism: {formula.name!r} has no option {', '.join(map(repr, options))}")
+            return Pointwise(formula, layer_spec)
+        return Pointwise(formula, layer_spec, self.fields_from(layer_spec, **options))
+
+
+def field_family(
+    name: str,
     formula: Formula,
-    cache: KeyValueCache,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    scale: float | None = None,
-    enable_gqa: bool = False,
-    field: Field | None = None,
-) -> Tensor | None:
-    """A plain step of decoding by one call of compiled code; None, and nothing done,
-    if it has to take the general way."""
-    buffers, options = cache.buffers, (scale, enable_gqa)
-    step = cache.step
-    if step is None or not step.serves(formula, buffers, options, field):
-        step = cache.step = prepare_step(query, key, value, formula, scale, enable_gqa, buffers, field)
-        if step is None:
-            return None
-    out = step.run(query, key, value, cache.length, field)
-    if out is None:
-        cache.step = None  # inputs of another shape, or a buffer that is full
-    else:
-        cache.length += key.shape[2]
-    return out
+    *,
+    fields_from: Callable[..., FieldSource] | None = None,
+    definition: Callable[..., Any] | None = None,
+) -> None:
+    """Adds a formula whose fields a module computes, or which looks at lengths of queries and keys only."""
+    summary = formula.summary or str(formula.weight)
+    build = FromFields(formula, fields_from)
+    found = Family(name, build, summary, formula.properties, formula, formula.paper, takes=fields_from)
+    builtin(name, found, definition=definition)
+
+
+class FieldCache(KeyValueCache):
+    """Keys, values, and the fields of keys.
+
+    >>> import torch
+    >>> cache = FieldCache(batch=1)
+    >>> fields = cache.append_fields({"c": torch.zeros(1, 2, 3)})
+    >>> keys, values = cache.append(torch.zeros(1, 2, 3, 4), torch.zeros(1, 2, 3, 5))
+    >>> cache.append_fields({"c": torch.ones(1, 2, 1)})["c"]
+    tensor([[[0., 0., 0., 1.],
+             [0., 0., 0., 1.]]])
+    """
+
+    only_keys_and_values = False
+
+    def __init__(self, batch: int, keeps_more: bool = True) -> None:
+        """``keeps_more``: could its fields not be computed again from the keys?"""
+        super().__init__(batch)
+        self.only_keys_and_values = not keeps_more  # type: ignore[misc]
+        self._fields: dict[str, Tensor] = {}
+
+    @property
+    def keeps_keys(self) -> bool:
+        return True
+
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        return (*super().tensors, *self._fields.values())
+
+    @property
+    def fields(self) -> dict[str, Tensor]:
+        """(batch, heads, length) by name."""
+        return {name: x[..., : self.length, 0] for name, x in self._fields.items()}
+
+    def append_fields(self, new: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Adds the fields of new keys; returns those of all keys. The keys must be appended next."""
+        held = {
+            name: self._appended(self._fields.get(name), x[..., None], self._end(x))
+            for name, x in new.items()
+        }
+        self._fields = held  # a new dictionary, so that snapshots keep theirs
+        return {name: x[..., : self._end(new[name]), 0] for name, x in held.items()}
+
+    def buffer(self, name: str) -> Tensor:
+        """(batch, heads, room) of a field, those that :meth:`append_fields` has added included."""
+        return self._fields[name][..., 0]
+
+    def _end(self, new: Tensor) -> int:
+        return self.length + new.shape[-1]
+
+    def reorder(self, index: Tensor) -> None:
+        super().reorder(index)
+        self._fields = {name: x[index] for name, x in self._fields.items()}
+
+
+def with_cached_keys(
+    formula: Formula, new: Mapping[str, Values], cache: FieldCache, key: Tensor
+) -> dict[str, Values]:
+    """The fields of a step: those of new queries, and those of all keys, which the cache then holds."""
+    of_queries: dict[str, Tensor] = {}
+    of_keys: dict[str, Tensor] = {}
+    for name, side in formula.fields.items():
+        if name not in new:
+            continue  # run_formula says what is missing
+        value = new[name]
+        both = value if isinstance(value, tuple) else (value, value)
+        if "query" in side:
+            of_queries[name] = both[0]
+        if "key" in side:
+            of_keys[name] = both[1]
+    if BUILT_IN["key"] in formula.symbols.key:
+        of_keys[BUILT_IN["key"]] = squared_lengths(key, compute_dtype(key.dtype))
+    held = cache.append_fields({name: _with_batch(x, key) for name, x in of_keys.items()})
+    sides = formula.fields
+    together: dict[str, Values] = {
+        n: (of_queries[n], x) for n, x in held.items() if "query" in sides.get(n, "")
+    }
+    return {**of_queries, **held, **together}
+
+
+def _with_batch(field: Tensor, key: Tensor) -> Tensor:
+    """(batch, heads or 1, tokens), as a cache keeps it."""
+    heads = field.shape[-2] if field.dim() > 1 else 1
+    return field.expand(key.shape[0], heads, key.shape[2])
 
 
 class Pointwise(Mechanism):
@@ -77,23 +238,6 @@ class Pointwise(Mechanism):
             }
         )
 
-    def forward(
-        self,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        *args: Any,
-        cache: Cache | None = None,
-        **options: Any,
-    ) -> Tensor | tuple[Tensor, Tensor]:
-        """See :meth:`Mechanism.forward`. A plain step of decoding takes the short way."""
-        plain = not args and not len(self.values) and options.keys() <= SHORT_OPTIONS
-        if plain and type(cache) is KeyValueCache and not torch.compiler.is_compiling():
-            out = short_step(self.formula, cache, query, key, value, **options)
-            if out is not None:
-                return out
-        return super().forward(query, key, value, *args, cache=cache, **options)
-
     def attend(self, inputs: Inputs) -> Tensor | tuple[Tensor, Tensor]:
         params = dict(self.values) if len(self.values) else None
         options = inputs.options
@@ -109,38 +253,54 @@ class Pointwise(Mechanism):
             **options,
         )
 
+    @property
+    def prepares_steps(self) -> bool:
+        return not self.formula.symbols.all and not len(self.values)
+
+    def prepared_step(self, inputs: Inputs, cache: Cache) -> Tensor | None:
+        if type(cache) is not KeyValueCache or len(self.values):
+            return None
+        options = inputs.options
+        return cache.step_by(
+            self.formula, inputs.query, inputs.key, inputs.value, options["scale"], options["enable_gqa"]
+        )
+
     def attend_cached(self, inputs: Inputs, cache: Cache) -> Tensor | tuple[Tensor, Tensor]:
         if isinstance(cache, FieldCache):
             cache.check(inputs.key)
-            given = inputs.options.get("fields")
-            if self.source is not None:
-                given = self._computed(inputs, cache)
-            fields = with_cached_keys(self.formula, given or {}, cache, inputs.key)
-            out = self._short_step(inputs, cache, fields)
+            new = inputs.options.get("fields") if self.source is None else self._computed(inputs, cache)
+            fields = with_cached_keys(self.formula, new or {}, cache, inputs.key)
+            out = self._step_with_field(inputs, cache, fields) if inputs.is_plain else None
             if out is not None:
                 return out
             inputs = inputs.change(options=inputs.options | {"fields": fields})
         return super().attend_cached(inputs, cache)
 
-    def _short_step(self, inputs: Inputs, cache: FieldCache, fields: Mapping[str, Values]) -> Tensor | None:
-        """A plain step whose formula knows one number of queries and of keys; None, and nothing done, if it
-        has to take the general way."""
+    def _step_with_field(
+        self, inputs: Inputs, cache: FieldCache, fields: Mapping[str, Values]
+    ) -> Tensor | None:
+        """Return the output of the prepared step, which takes one field of queries and keys; None for others.
+
+        Not a :meth:`prepared_step`: the fields of the new keys are in the cache by now, and computing them
+        twice would cost more than the step.
+        """
         names, options = self.formula.fields, inputs.options
         one = list(names.values()) == ["query+key"] and len(self.formula.symbols.all) == 2
-        if not one or len(self.values) or inputs.return_weights or torch.compiler.is_compiling():
-            return None
-        if options["attn_mask"] is not None or options["positions"] is not None:
-            return None
-        if options["engine"] not in ("auto", "native") or options["dropout_p"] != 0.0:
+        if not one or len(self.values):
             return None
         (name,) = names
         of_queries = fields[name][0] if name in fields else None
         if type(of_queries) is not Tensor:
             return None
         field = Field(of_queries, cache.buffer(name))
-        scale, enable_gqa = options["scale"], options["enable_gqa"]
-        return short_step(
-            self.formula, cache, inputs.query, inputs.key, inputs.value, scale, enable_gqa, field
+        return cache.step_by(
+            self.formula,
+            inputs.query,
+            inputs.key,
+            inputs.value,
+            options["scale"],
+            options["enable_gqa"],
+            field,
         )
 
     def _computed(self, inputs: Inputs, cache: FieldCache | None = None) -> Mapping[str, Values]:

@@ -1,7 +1,9 @@
-"""The list of mechanisms. Each file of the folder above registers its own; adding a file is enough.
+"""Mechanisms by name. Each file of unsoft/mechanisms registers its own; adding a file is enough.
 
 A name stands for a formula, or for a family: a module with weights or a state of its own. Modifiers stand
-before a name, joined by "+", and act from right to left: on the formula, or around the module.
+before a name, joined by "+", and act from right to left: on the formula, or around the module. A formula in
+braces, "logn+{weight=s*exp(s - m);mass=abs(s)*exp(s - m);peak=s}", needs no registration: such a name can be
+stored in files and sent to other processes.
 
 >>> resolve("relu2").weight
 Expr('max(s, 0)**2/n')
@@ -15,7 +17,6 @@ Expr('s*(log(n)/6.238324625039508)')
 
 from __future__ import annotations
 
-import difflib
 import importlib
 import importlib.util
 import inspect
@@ -26,23 +27,24 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, cast
 
+from unsoft.checks import did_you_mean
 from unsoft.formula import Formula
 from unsoft.formula.analysis import Properties
-from unsoft.modules.inline import parts_of, written
 from unsoft.modules.spec import AppliedModifier, Factory, Family, MechanismSpec, Modifier
 from unsoft.tracing import constant_in_graph
 
 if TYPE_CHECKING:
     from unsoft.modules.module import Mechanism
+from unsoft.formula.from_text import formula_from_text
 
 _FOLDER = "unsoft.mechanisms"
 _registered: dict[str, Formula | Factory | Family] = {}
 _modifiers: dict[str, Modifier] = {}
 _definitions: dict[str, Callable[..., Any]] = {}
 _promises: dict[str, Properties] = {}
-_made: dict[str, Formula | MechanismSpec] = {}  # by the text asked for, such as "polynomial(3)"
+_resolved: dict[str, Formula | MechanismSpec] = {}  # by the text asked for, such as "polynomial(3)"
 _discovery = threading.RLock()
-_discovered: list[bool] = []
+_all_files_imported = False
 _LONGEST_NAME = 64
 """Characters; names are parts of file names and columns of tables."""
 _CALL = re.compile(r"\s*([A-Za-z][A-Za-z0-9_-]*)\s*(?:\(\s*([-+0-9.eE]*)\s*\))?\s*")
@@ -55,10 +57,10 @@ def builtin(
     promises: Properties | None = None,
     definition: Callable[..., Any] | None = None,
 ) -> None:
-    """What the files of the folder call: ``unsoft.register`` without looking for other files first.
+    """Register a mechanism from its file in unsoft/mechanisms; ``unsoft.register`` is for users.
 
-    ``promises`` of a formula are stated by hand, beside those that are found by analysing it; ``definition``:
-    see definition.py.
+    ``promises`` of a formula are stated by hand, and tested against those that analysis finds; for
+    ``definition`` see definition.py.
     """
     if not isinstance(name, str) or not re.fullmatch(r"[a-z][a-z0-9_-]*", name):
         raise ValueError(
@@ -83,21 +85,21 @@ def builtin(
 
 
 def forget(name: str) -> None:
-    """Takes a name away, and everything that was made by it."""
-    for names in (_registered, _definitions, _promises):
-        names.pop(name, None)
-    for text in [text for text in _made if name in text]:
-        del _made[text]
+    """Unregister a mechanism and drop everything built from it."""
+    for by_name in (_registered, _definitions, _promises):
+        by_name.pop(name, None)
+    for text in [text for text in _resolved if name in text]:
+        del _resolved[text]
 
 
 def definition(name: str) -> Callable[..., Any] | None:
-    """The definition that the file of a mechanism or modifier holds."""
+    """Return the definition in the file of a mechanism or modifier."""
     discover()
     return _definitions.get(name)
 
 
 def promises(name: str) -> Properties | None:
-    """What the file of a formula says of it."""
+    """Return the properties that the file of a formula states."""
     discover()
     return _promises.get(name)
 
@@ -114,23 +116,22 @@ def family(
     takes: Callable[..., Any] | None = None,
     definition: Callable[..., Any] | None = None,
 ) -> None:
-    """Adds a mechanism that is a module: ``build(layer_spec, **options)``."""
-    made = Family(name, build, summary, properties, base, paper, argument, takes)
-    builtin(name, made, definition=definition)
+    """Register a mechanism that is a module: ``build(layer_spec, **options)``."""
+    spec = Family(name, build, summary, properties, base, paper, argument, takes)
+    builtin(name, spec, definition=definition)
 
 
 def formula_modifier(
     name: str, change: Callable[..., Formula], *, summary: str, definition: Callable[..., Any] | None = None
 ) -> None:
-    """Adds a modifier that makes a formula from a formula, and optionally a number."""
+    """Register a modifier that makes a formula from a formula, and optionally a number."""
     _add_modifier(Modifier(name, change, True, summary), definition)
 
 
 def module_modifier(
     name: str, change: Callable[..., Mechanism], *, summary: str, definition: Callable[..., Any] | None = None
 ) -> None:
-    """Adds a modifier that stands around a module; a family of the same name is what it is around its usual
-    base."""
+    """Register a modifier that wraps a module; a family of the same name wraps its usual base."""
     _add_modifier(Modifier(name, change, False, summary), definition)
 
 
@@ -143,57 +144,50 @@ def _add_modifier(modifier: Modifier, definition: Callable[..., Any] | None) -> 
 
 
 def modifiers() -> list[Modifier]:
-    """All modifiers in alphabetical order."""
+    """Return all modifiers in alphabetical order."""
     discover()
     return [_modifiers[name] for name in sorted(_modifiers)]
 
 
 def resolve_formula(mechanism: str | Formula) -> Formula:
-    """:func:`resolve` where only a formula will do."""
-    found = resolve(mechanism)
-    if isinstance(found, MechanismSpec):
+    """Return the formula of a mechanism; raise ValueError if it is not a formula."""
+    spec = resolve(mechanism)
+    if isinstance(spec, MechanismSpec):
         raise ValueError(
-            f"mechanism: {found.name!r} is not a formula; make a module of it with unsoft.mechanism(...)"
+            f"mechanism: {spec.name!r} is not a formula; make a module of it with unsoft.mechanism(...)"
         )
-    return found
+    return spec
 
 
 def resolve(mechanism: str | Formula) -> Formula | MechanismSpec:
-    """What a mechanism given by name ("cog", "polynomial(3)", "logn+gpam") or directly stands for."""
+    """Return the formula or the specification of a mechanism ("cog", "polynomial(3)", "logn+gpam")."""
     if isinstance(mechanism, Formula):
         return mechanism
     if not isinstance(mechanism, str):
         raise TypeError(f"mechanism: expected a name or a Formula, not {type(mechanism).__name__}")
-    _prepare(mechanism)
-    return _made[mechanism]
+    _ensure_resolved(mechanism)
+    return _resolved[mechanism]
 
 
-@constant_in_graph
-def _prepare(text: str) -> bool:
-    """Makes the formula called ``text`` unless that has been done."""
-    if text not in _made:
-        _made[text] = _make(text)
+@constant_in_graph  # a compiled caller sees no more than a look-up in a dictionary
+def _ensure_resolved(text: str) -> bool:
+    if text not in _resolved:
+        _resolved[text] = _from_text(text)
     return True
 
 
-# As torch.compiler.assume_constant_result does (which would import all of dynamo): a compiled caller runs
-# this while it is traced, and then sees no more than a look-up in a dictionary.
-
-
-def _make(text: str) -> Formula | MechanismSpec:
-    if not _found_in_its_file(text):
+def _from_text(text: str) -> Formula | MechanismSpec:
+    if not _import_file_of(text):
         discover()
     *before, base = parts_of(text)
-    found = written(base) or _base(text, base)
+    spec = _formula_in_braces(base) or _base(text, base)
     for part in reversed(before):
-        found = _modified(text, part, found)
-    if isinstance(found, MechanismSpec):
-        return replace(found, name=text)
-    return found
+        spec = _modified(text, part, spec)
+    return replace(spec, name=text) if isinstance(spec, MechanismSpec) else spec
 
 
 def split_name(text: str, part: str) -> tuple[str, float | int | None, bool]:
-    """Name, number in brackets, and whether there were brackets."""
+    """Split a part of ``text`` into name, number in brackets, and True if it has brackets."""
     match = _CALL.fullmatch(part)
     name, argument = match.groups() if match else (part, None)
     if not argument:
@@ -215,68 +209,69 @@ def _base(text: str, part: str) -> Formula | MechanismSpec:
         )
     if name not in _registered:
         raise ValueError(_unknown(text, name))
-    found = _registered[name]
-    if isinstance(found, Formula):
-        if brackets:
-            raise ValueError(f"mechanism: {name} takes no number in brackets; write {name!r}, not {text!r}")
-        return found
-    if isinstance(found, Family):
-        if number is not None and found.argument is None:
-            raise ValueError(f"mechanism: {name} takes no number in brackets; write {name!r}, not {text!r}")
-        base = None if found.base is None else resolve_formula(found.base)
-        return MechanismSpec(name, found, base, number)
-    return found() if number is None else found(number)
+    registered = _registered[name]
+    takes_none = isinstance(registered, Formula) and brackets
+    if isinstance(registered, Family):
+        takes_none = number is not None and registered.argument is None
+    if takes_none:
+        raise ValueError(f"mechanism: {name} takes no number in brackets; write {name!r}, not {text!r}")
+    if isinstance(registered, Formula):
+        return registered
+    if isinstance(registered, Family):
+        base = None if registered.base is None else resolve_formula(registered.base)
+        return MechanismSpec(name, registered, base, number)
+    return registered() if number is None else registered(number)
 
 
-def _modified(text: str, part: str, found: Formula | MechanismSpec) -> Formula | MechanismSpec:
+def _modified(text: str, part: str, inner: Formula | MechanismSpec) -> Formula | MechanismSpec:
+    """Return ``inner`` with the modifier ``part`` before it."""
     name, number, _ = split_name(text, part)
     if name not in _modifiers:
+        hint = did_you_mean(name.lower(), _modifiers, cutoff=0.4)
         known = ", ".join(sorted(_modifiers))
-        near = difflib.get_close_matches(name.lower(), _modifiers, n=1, cutoff=0.4)
-        hint = f"; did you mean {near[0]!r}?" if near else ""
         raise ValueError(f"mechanism: unknown modifier {name!r} in {text!r}{hint} (known: {known})")
     modifier = _modifiers[name]
     arguments = () if number is None else (number,)
     if not modifier.of_formula:
-        spec = found if isinstance(found, MechanismSpec) else MechanismSpec(text, None, found)
+        spec = inner if isinstance(inner, MechanismSpec) else MechanismSpec(text, None, inner)
         return replace(spec, modifiers=(*spec.modifiers, AppliedModifier(modifier.change, arguments)))
-    if isinstance(found, Formula):
-        return cast("Formula", modifier.change(found, *arguments))
-    if found.formula is None or found.modifiers:
+    if isinstance(inner, Formula):
+        return cast("Formula", modifier.change(inner, *arguments))
+    if inner.formula is None or inner.modifiers:
         raise ValueError(
             f"mechanism: in {text!r}, {name} rewrites a formula and must stand directly before one (or before"
             " a family that runs one)"
         )
-    return replace(found, formula=modifier.change(found.formula, *arguments))
+    return replace(inner, formula=modifier.change(inner.formula, *arguments))
 
 
 def names() -> list[str]:
-    """Names of all mechanisms in alphabetical order."""
+    """Return the names of all mechanisms in alphabetical order."""
     discover()
     return sorted(_registered)
 
 
 def takes_number(name: str) -> bool:
-    """Is it made by a function of one number, as polynomial(p) is?"""
+    """Return True for a mechanism made by a function of one number, such as polynomial(p)."""
     return not isinstance(_registered[name], (Formula, Family))
 
 
 def label(name: str) -> str:
-    """The name, with the argument of a parametrised mechanism: "polynomial(p)"."""
-    found = _registered[name]
-    if isinstance(found, Formula):
+    """Return the name, with the argument of a parametrised mechanism: "polynomial(p)"."""
+    registered = _registered[name]
+    if isinstance(registered, Formula):
         return name
-    if isinstance(found, Family):
-        return name if found.argument is None else f"{name}({found.argument})"
-    return f"{name}({', '.join(inspect.signature(found).parameters)})"
+    if isinstance(registered, Family):
+        return name if registered.argument is None else f"{name}({registered.argument})"
+    return f"{name}({', '.join(inspect.signature(registered).parameters)})"
 
 
-def _found_in_its_file(name: str) -> bool:
-    """Imports the file called like the mechanism, if there is one;
-    importing all of them would take longer."""
+def _import_file_of(name: str) -> bool:
+    """Import the file named like the mechanism and return True if that registers it: importing all files
+    takes longer."""
     file = name.replace("-", "_")
     with _discovery:
-        if _discovered or not file.isidentifier():
+        if _all_files_imported or not file.isidentifier():
             return False
         if importlib.util.find_spec(f"{_FOLDER}.{file}") is not None:
             importlib.import_module(f"{_FOLDER}.{file}")
@@ -284,19 +279,49 @@ def _found_in_its_file(name: str) -> bool:
 
 
 def discover() -> None:
-    """Imports every file of the folder once; each of them adds its mechanism."""
+    """Import every file of unsoft/mechanisms once, which registers its mechanism, and then the plugins."""
+    global _all_files_imported
     with _discovery:
-        if not _discovered:
+        if not _all_files_imported:
             for module in pkgutil.iter_modules(importlib.import_module(_FOLDER).__path__, f"{_FOLDER}."):
-                if not module.ispkg:
-                    importlib.import_module(module.name)
-            _discovered.append(True)
+                importlib.import_module(module.name)
+            _all_files_imported = True
             from unsoft.modules.plugins import load_plugins
 
             load_plugins()
 
 
 def _unknown(text: str, name: str) -> str:
-    near = difflib.get_close_matches(name.lower(), names(), n=1, cutoff=0.4)
-    suggestion = f"; did you mean {near[0]!r}?" if near else ""
-    return f"mechanism: unknown name {text!r}{suggestion} (known: {', '.join(names())})"
+    hint = did_you_mean(name.lower(), names(), cutoff=0.4)
+    return f"mechanism: unknown name {text!r}{hint} (known: {', '.join(names())})"
+
+
+_PLUS = re.compile(r"\+(?![^{}]*\})")
+
+
+def parts_of(text: str) -> list[str]:
+    """Return the modifiers and the mechanism that a name is made of.
+
+    >>> parts_of("logn + {weight=s + 1}")
+    ['logn', '{weight=s + 1}']
+    """
+    return [part.strip() for part in _PLUS.split(text)]
+
+
+def _formula_in_braces(part: str) -> Formula | None:
+    """Return the formula inside braces; None for a part that is a name."""
+    return formula_from_text(part[1:-1]) if part.startswith("{") and part.endswith("}") else None
+
+
+def label_of(text: str) -> str:
+    """Return the name to display: a formula in braces by its own name, or else its weight.
+
+    >>> label_of("logn+{name=mine;weight=s/n}"), label_of("{weight=s/n}"), label_of("magnitude+cog")
+    ('logn+mine', 's/n', 'magnitude+cog')
+    """
+    if "{" not in text:
+        return text
+    parts = [(part, _formula_in_braces(part)) for part in parts_of(text)]
+    return "+".join(
+        part if formula is None else formula.name or str(formula.weight) for part, formula in parts
+    )

@@ -133,7 +133,7 @@ class MechanismSpec:
         family's class."""
         around = [(modifier, modifier.take(options)) for modifier in reversed(self.modifiers)]
         if self.family is None:
-            from unsoft.modules.field_source import FromFields
+            from unsoft.modules.pointwise import FromFields
 
             fields_from = options.pop("fields_from", None)
             if fields_from is None:

@@ -183,7 +183,7 @@ def test_kernels_that_cannot_be_compiled_are_an_error_by_name(monkeypatch, which
 
 def test_an_engine_without_a_kernel_leaves_the_work_to_torch(monkeypatch):
     """Everything of magnitude works with the two kernels that a GPU engine has to bring."""
-    from unsoft.magnitude.gaussian.matrix import DenseGaussian
+    from unsoft.magnitude.gaussian import DenseGaussian
 
     def between(x, y):
         return (-torch.cdist(x, y).square()).exp()

@@ -85,7 +85,7 @@ def command(
     """
     load_plugin(plugin)
     name = chosen_one(mechanism, mechanism_option, formula)
-    from unsoft.modules.inline import label_of
+    from unsoft.modules.registry import label_of
 
     folder = out or folder_name(Path(model).name, "to", label_of(name))
     check_folder(folder)

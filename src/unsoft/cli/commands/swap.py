@@ -46,7 +46,7 @@ def command(
     import unsoft
     from unsoft.hf.quiet import quiet
     from unsoft.hf.recipe import Recipe
-    from unsoft.modules.inline import label_of
+    from unsoft.modules.registry import label_of
 
     which = None if layers is None else read_layers(layers)
     Recipe(name, which, keep_first_last, init)  # wrong arguments are told before a model is loaded

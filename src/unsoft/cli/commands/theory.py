@@ -105,8 +105,7 @@ def read_range(option: str, text: str) -> list[float]:
 
 def _subjects(names: list[str], n: int) -> list[TheorySubject]:
     from unsoft.cli.theory_data import TheorySubject
-    from unsoft.modules.inline import label_of
-    from unsoft.modules.registry import resolve_formula
+    from unsoft.modules.registry import label_of, resolve_formula
 
     return [
         TheorySubject(label_of(name), resolve_formula(name), n, named="{" not in name)

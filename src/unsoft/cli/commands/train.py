@@ -130,7 +130,7 @@ def command(
     if file is not None:
         _check_reads_files(task)
     name = chosen_one(mechanism, mechanism_option, formula, "softmax")
-    from unsoft.modules.inline import label_of
+    from unsoft.modules.registry import label_of
 
     folder = out or folder_name(task, label_of(name), seed)
     check_folder(folder)

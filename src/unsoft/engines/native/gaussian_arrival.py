@@ -61,7 +61,7 @@ class ArrivalFactors:
 
 
 class WindowKernel(Prepared):
-    """Adds points to the buffers of a :class:`unsoft.magnitude.streaming.window.Window`;
+    """Adds points to the buffers of a :class:`unsoft.magnitude.window.Window`;
     made again whenever a buffer is another one.
     """
 

@@ -13,7 +13,7 @@ from unsoft.lab.bench.plan import Result
 from unsoft.lab.bench.startup import Startup
 from unsoft.lab.bench.timing import Timing
 from unsoft.lab.bench.workload import MODES
-from unsoft.modules.inline import label_of
+from unsoft.modules.registry import label_of
 
 if TYPE_CHECKING:
     from rich.table import Table

@@ -27,8 +27,8 @@ from unsoft.lab.compare.store import Store, code_digest, key_of
 from unsoft.lab.compare.subject import Subject
 from unsoft.lab.report.comparison.page import SCHEMA, Playground, comparison_page
 from unsoft.lab.report.figure import Figure, has_drawn, svg_and_png, vega_script
+from unsoft.mechanisms import formulas
 from unsoft.mechanisms.magnitude import Magnitude
-from unsoft.modules.catalogue import formulas
 
 PAGE, RECORD = "index.html", "compare.json"
 

@@ -13,12 +13,11 @@ from torch import Tensor
 from unsoft.formula import Formula
 from unsoft.lab.compare.level import STANDARD, Level
 from unsoft.lab.compare.store import outside_digest
+from unsoft.mechanisms import summary_of
 from unsoft.modules.build import mechanism
-from unsoft.modules.catalogue import summary_of
-from unsoft.modules.inline import label_of
 from unsoft.modules.module import Mechanism
+from unsoft.modules.registry import label_of, resolve
 from unsoft.modules.registry import names as names_of_all
-from unsoft.modules.registry import resolve
 from unsoft.modules.spec import Family, MechanismSpec
 
 WIDTH = 64

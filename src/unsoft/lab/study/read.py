@@ -16,7 +16,7 @@ from unsoft.lab.study.places import places
 from unsoft.lab.study.plan import Group, Study, Variant
 from unsoft.lab.study.record import TUNED
 from unsoft.lab.study.rule import read_rule
-from unsoft.modules.inline import label_of
+from unsoft.modules.registry import label_of
 
 SEEDS = 5
 _MOST_SEEDS = 10_000

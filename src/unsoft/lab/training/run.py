@@ -25,7 +25,7 @@ from unsoft.lab.training.spec import Spec
 from unsoft.lab.training.stopping import StopOnSignal
 from unsoft.lab.training.trackers import check_trackers, tracked
 from unsoft.lab.training.trainer import TaskTrainer
-from unsoft.modules.inline import label_of
+from unsoft.modules.registry import label_of
 
 
 def train(

@@ -6,11 +6,11 @@ import torch
 import unsoft
 from unsoft.engines.gaussian import kernels_for
 from unsoft.engines.triton import gating, gaussian, launch
-from unsoft.magnitude.gaussian.system import System
+from unsoft.magnitude.direct import pivoted_cholesky
+from unsoft.magnitude.gaussian import System
 from unsoft.magnitude.prefix import arrival_weights
-from unsoft.magnitude.solvers.contract import Options
-from unsoft.magnitude.solvers.pivoted import pivoted_cholesky
-from unsoft.magnitude.solvers.registry import solver as solver_of
+from unsoft.magnitude.solver import Options
+from unsoft.magnitude.solver import solver as solver_of
 
 pytestmark = pytest.mark.gpu_check
 

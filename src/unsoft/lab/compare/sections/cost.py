@@ -28,9 +28,9 @@ from unsoft.lab.compare.subject import WIDTH, Subject
 from unsoft.lab.compare.timed_calls import Call, cached_step, sdpa_step, training_step
 from unsoft.lab.evidence import Estimate, grade
 from unsoft.lab.report.figure import Figure, by_mechanism
-from unsoft.magnitude.gaussian.system import System
-from unsoft.magnitude.solvers.contract import Options
-from unsoft.magnitude.solvers.truncated import truncated
+from unsoft.magnitude.gaussian import System
+from unsoft.magnitude.iterative import truncated
+from unsoft.magnitude.solver import Options
 
 PEER = "softmax of PyTorch (SDPA)"
 

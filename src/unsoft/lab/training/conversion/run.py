@@ -35,7 +35,7 @@ from unsoft.lab.training.conversion.text import split
 from unsoft.lab.training.folder import CHECKPOINTS, claimed, finish, finished, why_not_written
 from unsoft.lab.training.progress import ShowProgress, WriteLog
 from unsoft.lab.training.stopping import StopOnSignal
-from unsoft.modules.inline import label_of
+from unsoft.modules.registry import label_of
 
 _MEASURED = "measured.json"
 _CLOSE = 1e-3

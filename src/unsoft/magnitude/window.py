@@ -12,11 +12,8 @@ from torch.nn.functional import pad
 
 from unsoft.engines.gaussian import kernels_for
 from unsoft.engines.native.gaussian_arrival import WindowKernel
-from unsoft.magnitude.gaussian.factor import check_done, inverse_factor_of
-from unsoft.magnitude.gaussian.similarity import gaussian
-from unsoft.magnitude.gaussian.system import System
-from unsoft.magnitude.streaming.background import background
-from unsoft.magnitude.streaming.centres import Centres, similar_to_centres
+from unsoft.magnitude.centres import Centres, background, similar_to_centres
+from unsoft.magnitude.gaussian import System, check_done, gaussian, inverse_factor_of
 
 _FIRST_CAPACITY = 64
 _FEW = 16

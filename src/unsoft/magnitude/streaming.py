@@ -1,14 +1,13 @@
-"""Arrival weights of a stream of points with a state of fixed size: exact in a window, centres stand for all
-that came before.
+"""Arrival weights of a stream of points with a state of fixed size, in training (:func:`streamed_weights`)
+and in decoding (:class:`StreamedArrival`); :class:`ExactArrival` remembers all points instead.
 
-The weight of a new point is (1 - what the points before predict at it) / (the variance of that prediction +
-eps), in the language of Gaussian processes: every point is an observation of the value 1 with noise eps. The
-state is what is known of the values at the centres, their mean and covariance; a chunk of points is one step
-of a Kalman filter. Within a chunk all similarities are exact. After it every point that was near a centre
-moves the centre to the mean of its crowd, every other one becomes a centre, and where there are too many the
-ones with the smallest crowds that have not been met for longest go.
-
-If nothing is forgotten and no centre moves, the weights are the exact ones.
+Similarities are exact within a chunk, and centres stand for all points before it. The weight of a new point
+is (1 - what the points before predict at it) / (the variance of that prediction + eps), in the language of
+Gaussian processes: every point is an observation of the value 1 with noise eps. The state is what is known of
+the values at the centres, their mean and covariance; a chunk of points is one step of a Kalman filter. After
+a chunk, every point that was near a centre moves the centre to the mean of its crowd, and every other point
+becomes a centre. Where there are too many centres, those with the smallest crowds that have not been met for
+longest are forgotten. If nothing is forgotten and no centre moves, the weights are the exact ones.
 
 With x the points of the chunk and c the centres:
 
@@ -18,20 +17,17 @@ With x the points of the chunk and c the centres:
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from unsoft.magnitude.autograd import apply
-from unsoft.magnitude.gaussian.factor import congruence, halved, inverse_factor_of
-from unsoft.magnitude.gaussian.similarity import gaussian_within
-from unsoft.magnitude.gaussian.system import System
-from unsoft.magnitude.streaming.background import background, recalled, times
-from unsoft.magnitude.streaming.centres import Centres, regrouped, similar_to_centres
+from unsoft.magnitude.centres import Centres, background, recalled, regrouped, similar_to_centres, times
+from unsoft.magnitude.gaussian import System, congruence, gaussian_within, halved, inverse_factor_of
 from unsoft.magnitude.untraced import full_precision, untraced
+from unsoft.magnitude.window import Window
 
 CENTRES = 96
 CHUNK = 192
@@ -69,7 +65,7 @@ def advanced(
     after = recalled(chunk.x, chunk.ones, among, near, lost, beta, before, after)
     mean = mean + background(after.x, before) - background(after.x, after)
     similar = gaussian_within(after.x, 1 + _JITTER, chunk.engine)
-    alpha, explained = apply(_Solved, similar, mean, inside, chunk.engine)
+    alpha, explained = _Solved.apply(similar, mean, inside, chunk.engine)
     return replace(after, alpha=alpha, explained=explained)
 
 
@@ -167,8 +163,8 @@ def chunk_step(chunk: System, state: Centres, followed: bool = True) -> tuple[Te
     else:
         old, new = near[:, :0], near.mT[:, :0]
     expected = chunk.ones - background(chunk.x, state) * chunk.ones
-    weights, beta, mean, inside = apply(
-        _Chunk, among, near, expected, state.alpha, state.explained, old, new, chunk.engine
+    weights, beta, mean, inside = _Chunk.apply(
+        among, near, expected, state.alpha, state.explained, old, new, chunk.engine
     )
     if not followed:
         return weights, state
@@ -193,3 +189,90 @@ def streamed_weights(
         found, state = chunk_step(part, state, followed=done < n)
         weights.append(found)
     return torch.cat(weights, dim=-1).to(dtype)
+
+
+class ExactArrival:
+    """Remembers all points and the factor of their matrix."""
+
+    def __init__(self) -> None:
+        self.window = Window()
+
+    @full_precision
+    def add(self, new: System) -> Tensor:
+        return self.window.add(new.to_working_dtype()).to(new.x.dtype)
+
+    def gate(
+        self, key: Tensor, value: Tensor, eps: float, constants: tuple[Tensor, ...], engine: str
+    ) -> tuple[Tensor, Tensor] | None:
+        return self.window.gate(key, value, eps, constants, engine)
+
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        return self.window.tensors
+
+    def pick(self, index: Tensor) -> None:
+        self.window.pick(index)
+
+
+class StreamedArrival:
+    """Remembers the centres and the unfinished chunk: a state of fixed size. ``first``: the size of the first
+    chunk.
+    """
+
+    def __init__(self, centres: int, chunk: int, first: int | None = None) -> None:
+        self.size, self.chunk = centres, chunk
+        self.state: Centres | None = None
+        self.limit = first or chunk
+        """The size of the chunk that is being filled."""
+        self.window = Window(most=max(self.limit, chunk))
+
+    @full_precision
+    def add(self, new: System) -> Tensor:
+        dtype, new = new.x.dtype, new.to_working_dtype()
+        if self.state is None:
+            self.state = Centres.none(new.x, self.size)
+        weights, start = [], 0
+        while start < new.x.shape[1]:
+            part = slice(start, start + self.limit - self.window.length)
+            seen = None if new.present is None else new.present[:, part]
+            weights.append(self._piece(self.state, replace(new, x=new.x[:, part], present=seen)))
+            start = part.stop
+        return (weights[0] if len(weights) == 1 else torch.cat(weights, dim=1)).to(dtype)
+
+    def gate(
+        self, key: Tensor, value: Tensor, eps: float, constants: tuple[Tensor, ...], engine: str
+    ) -> tuple[Tensor, Tensor] | None:
+        window = self.window
+        if window.length + key.shape[2] >= self.limit:  # the end of a chunk is for add()
+            return None
+        return window.gate(key, value, eps, constants, engine, self.state)
+
+    def _piece(self, state: Centres, new: System) -> Tensor:
+        """Points that are no more than there is room for."""
+        window = self.window
+        if window.length + new.x.shape[1] < self.limit:
+            return window.add(new, state)
+        if window.length == 0:  # a whole chunk, as in training
+            finite = new.x.isfinite().all(-1)
+            if not bool(finite.all()):
+                present = finite if new.present is None else new.present & finite
+                new = replace(new, x=torch.where(finite[..., None], new.x, 0.0), present=present)
+            weights, self.state = chunk_step(new, state)
+        else:
+            weights = window.add(new, state)
+            seen = window.seen.bool()
+            chunk = replace(new, x=window.x, present=None if bool(seen.all()) else seen)
+            _, self.state = chunk_step(chunk, state)
+        window.clear()
+        self.limit = self.chunk
+        return weights
+
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        return (*(() if self.state is None else self.state.tensors), *self.window.tensors)
+
+    def pick(self, index: Tensor) -> None:
+        if self.state is not None:
+            moved = {f.name: getattr(self.state, f.name)[index] for f in fields(self.state)}
+            self.state = replace(self.state, **moved)
+        self.window.pick(index)

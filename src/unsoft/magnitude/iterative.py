@@ -1,0 +1,282 @@
+"""Conjugate gradients: ``cg``, to a tolerance or for a fixed number of steps, and ``pcg``, preconditioned."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from unsoft.magnitude.direct import Pivoted, pivoted_cholesky
+from unsoft.magnitude.gaussian import Matrix, System
+from unsoft.magnitude.solver import Options, Outcome, Status, implicit, joined, register, relative
+from unsoft.magnitude.untraced import full_precision, untraced
+
+Map = Callable[[Tensor], Tensor]
+MOST_STEPS = 1000
+REFRESH = 50
+"""Steps after which the residual is computed again from the weights."""
+
+
+class Iterated(NamedTuple):
+    """Where conjugate gradients stopped."""
+
+    weights: Tensor
+    steps: int
+    status: Status
+    active: Tensor
+    """Bool (systems, 1): which systems had not converged."""
+
+
+def floor_of(b: Tensor) -> float:
+    """The relative residual below which further steps would add nothing but rounding errors, for right-hand
+    sides (systems, n).
+    """
+    return (32 + 4 * math.sqrt(b.shape[-1])) * torch.finfo(b.dtype).eps
+
+
+def conjugate_gradients(
+    product: Map,
+    b: Tensor,
+    *,
+    steps: int,
+    tolerance: float,
+    first: Tensor | None = None,
+    precondition: Map | None = None,
+) -> Iterated:
+    """Weights, steps made, and how it ended, for systems that are solved side by side; each stops when it has
+    converged.
+
+    ``product`` multiplies with the whole matrix, eps included. ``first`` is its product with b, if that is
+    known.
+
+    >>> a = torch.tensor([[[2.0, 1.0], [1.0, 2.0]]])
+    >>> def product(x):
+    ...     return (a @ x[..., None])[..., 0]
+    >>> conjugate_gradients(product, torch.ones(1, 2), steps=9, tolerance=1e-6)[:3]
+    (tensor([[0.3333, 0.3333]]), 1, <Status.CONVERGED: 'converged'>)
+    """
+    w, r = torch.zeros_like(b), b
+    z = r if precondition is None else precondition(r)
+    p, rz = z, (r * z).sum(-1, keepdim=True)
+    goal = (tolerance * b.detach().norm(dim=-1, keepdim=True)) ** 2
+    active = (r.detach() ** 2).sum(-1, keepdim=True) > goal
+    before = torch.full_like(goal, torch.inf)
+    for step in range(1, steps + 1):
+        if not bool(active.any()):
+            return Iterated(w, step - 1, Status.CONVERGED, active)
+        q = first if step == 1 and first is not None and precondition is None else product(p)
+        curvature = (p * q).sum(-1, keepdim=True)
+        if bool((active & ~curvature.isfinite()).any()):
+            return Iterated(w, step - 1, Status.NOT_FINITE, active)
+        if bool((active & (curvature <= 0)).any()):
+            return Iterated(w, step - 1, Status.BREAKDOWN, active)
+        # where() on both sides: a system that has finished must not divide by what is left of its residual
+        alpha = torch.where(active, rz / torch.where(active, curvature, 1.0), 0.0)
+        w = w + alpha * p
+        r = r - alpha * q
+        size = (r.detach() ** 2).sum(-1, keepdim=True)
+        now = active & (size > goal)
+        begin_anew = step < steps and not bool(now.any())
+        if step % REFRESH == 0 or begin_anew:
+            r = b - product(w)  # the residual that is updated from step to step drifts away from the true one
+            size = (r.detach() ** 2).sum(-1, keepdim=True)
+            now = active & (size > goal)
+            if bool((now & (size > 0.5 * before)).any()):
+                return Iterated(w, step, Status.STAGNATED, now)
+            before = size
+        z = r if precondition is None else precondition(r)
+        fresh = (r * z).sum(-1, keepdim=True)
+        # The old direction belongs to another residual: start again from the gradient.
+        beta = torch.where(now & (not begin_anew), fresh / torch.where(active, rz, 1.0), 0.0)
+        p = z + beta * p
+        rz, active = fresh, now
+    return Iterated(w, steps, Status.STEPS if bool(active.any()) else Status.CONVERGED, active)
+
+
+def outcome(product: Map, b: Tensor, found: Iterated) -> Outcome:
+    """The solution together with its true residual."""
+    weights = found.weights.detach()
+    return Outcome(weights, relative(b - product(weights), b), found.status, found.steps, b.dtype)
+
+
+def to_tolerance(
+    system: System, b: Tensor, tolerance: float, steps: int | None = None, precondition: Map | None = None
+) -> Outcome:
+    """Steps until the residual is small enough, ``steps`` at most."""
+    z = system.similarities(b)
+
+    def product(p: Tensor) -> Tensor:
+        return z.product(p) + system.eps * p
+
+    found = conjugate_gradients(
+        product,
+        b,
+        steps=steps or MOST_STEPS,
+        tolerance=tolerance,
+        first=z.first_product + system.eps * b,
+        precondition=precondition,
+    )
+    return outcome(product, b, found)
+
+
+Pairs = list[tuple[Tensor, Tensor]]
+_TOGETHER = 2**15
+"""Numbers in the matrices of systems that are done together: for small ones calls take longer than work."""
+
+
+class _Recorded(torch.autograd.Function):
+    """Z p whose backward pass notes (gradient, p), from which the gradient of Z is made at the end."""
+
+    @staticmethod
+    def forward(ctx: Any, p: Tensor, z: Matrix, known: Tensor | None, pairs: Pairs) -> Tensor:
+        ctx.z, ctx.pairs = z, pairs
+        ctx.save_for_backward(p)
+        return z.product(p) if known is None else known.clone()
+
+    @staticmethod
+    @full_precision
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
+        (p,) = ctx.saved_tensors
+        ctx.pairs.append((grad, p))
+        return ctx.z.product(grad), None, None, None
+
+
+def _together(system: System) -> int:
+    """Not where one system could break down, and end the steps of the others with its own."""
+    safe = system.eps >= 1e-3 and bool(system.x.isfinite().all())
+    return _TOGETHER if safe else 0
+
+
+def _steps(
+    z: Matrix, b: Tensor, eps: float, steps: int, product: Callable[[Tensor], Tensor], first: Tensor
+) -> Iterated:
+    return conjugate_gradients(
+        lambda p: product(p) + eps * p, b, steps=steps, tolerance=floor_of(b), first=first + eps * b
+    )
+
+
+def _with_ridge(z: Matrix, eps: float, p: Tensor) -> Tensor:
+    return z.product(p) + eps * p
+
+
+class _Truncated(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        system: System,
+        b: Tensor,
+        steps: int,
+        check: bool,
+        report: list[Outcome],
+    ) -> Tensor:
+        outcomes: list[Outcome] = []
+        active: list[Tensor] = []
+        z: Matrix | None = None
+        eps = system.eps
+        for group, (ones,) in system.detach().groups(b, numbers=_together(system)):
+            z = group.similarities(ones, z)
+            found = _steps(z, ones, eps, steps, z.product, z.first_product)
+            active.append(found.active)
+            if check:
+                outcomes.append(outcome(partial(_with_ridge, z, eps), ones, found))
+            else:
+                residual = ones.new_zeros(len(ones))
+                outcomes.append(Outcome(found.weights, residual, found.status, found.steps, x.dtype))
+        whole = joined(outcomes)
+        report.append(whole)
+        ctx.save_for_backward(x, system.present, b, whole.weights, torch.cat(active))
+        ctx.eps, ctx.engine, ctx.steps = eps, system.engine, steps
+        return whole.weights
+
+    @staticmethod
+    @full_precision
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        x, present, b, weights, active = ctx.saved_tensors
+        gradients: list[Tensor] = []
+        z: Matrix | None = None
+        system = System(x, present, ctx.eps, ctx.engine)
+        for group, (ones, *rest) in system.groups(b, grad, weights, active, numbers=_together(system)):
+            z = group.similarities(ones, z)
+            pairs = _pairs(z, ones, ctx.eps, ctx.steps, *rest)
+            u, v = (torch.stack(side, dim=1) for side in zip(*pairs, strict=True))
+            gradients.append(z.gradient(u, v))
+        return torch.cat(gradients), None, None, None, None, None
+
+
+def _pairs(
+    z: Matrix, ones: Tensor, eps: float, steps: int, upstream: Tensor, weights: Tensor, active: Tensor
+) -> Pairs:
+    """(u, v) of which the sum of u v^T is the gradient of Z."""
+    pairs: Pairs = []
+    if bool(active.any()):
+        with torch.enable_grad():
+            start = ones.clone().requires_grad_()
+            first = _Recorded.apply(start, z, z.first_product, pairs)
+            found = _steps(z, start, eps, steps, lambda p: _Recorded.apply(p, z, None, pairs), first)
+            torch.autograd.backward(found.weights, torch.where(active, upstream, 0.0))
+    if not bool(active.all()):
+        right = torch.where(active | (ones == 0), 0.0, upstream)
+        adjoint = conjugate_gradients(
+            partial(_with_ridge, z, eps), right, steps=MOST_STEPS, tolerance=floor_of(right)
+        )
+        pairs.append((-adjoint.weights, torch.where(active, 0.0, weights)))
+    return pairs
+
+
+@untraced
+def truncated(system: System, b: Tensor, options: Options) -> Outcome:
+    """The weights after ``options.iterations`` steps, differentiable."""
+    report: list[Outcome] = []
+    weights = _Truncated.apply(system.x, system, b, options.iterations, options.check, report)
+    found = report[0]
+    reached = Status.TRUNCATED if found.status is Status.STEPS else found.status
+    return Outcome(weights, found.residual, reached, found.iterations, found.precision)
+
+
+_converged = implicit(lambda system, b, options: to_tolerance(system, b, options.tolerance))
+
+
+def cg(system: System, b: Tensor, options: Options) -> Outcome:
+    """With the gradient of the solution, or of the very steps that were made."""
+    return _converged(system, b, options) if options.iterations is None else truncated(system, b, options)
+
+
+register("cg", cg, takes=("iterations",), differentiable=True, truncates=True)
+
+
+RANK = 64
+
+
+def pcg(system: System, b: Tensor, options: Options) -> Outcome:
+    """``iterations`` steps at most; ``rank`` points for the preconditioner."""
+    chosen = pivoted_cholesky(system, options.rank or RANK, system.eps * 1e-3)
+    return to_tolerance(system, b, options.tolerance, options.iterations, preconditioner(chosen, system.eps))
+
+
+def preconditioner(found: Pivoted, eps: float) -> Callable[[Tensor], Tensor]:
+    """r -> (F F^T + s)^-1 r with s = eps + the mean of what is left: close to (Z + eps)^-1, at the cost of
+    two thin products.
+    """
+    f = found.factor
+    shift = eps + found.left.mean(-1)[:, None, None] + torch.finfo(f.dtype).eps
+    inner = f.mT @ f + shift * torch.eye(f.shape[-1], dtype=f.dtype, device=f.device)
+    half = torch.linalg.solve_triangular(
+        torch.linalg.cholesky(inner), f.mT, upper=False
+    )  # (systems, rank, n)
+
+    def preconditioned(r: Tensor) -> Tensor:
+        found: Tensor = (r - (half.mT @ (half @ r[..., None]))[..., 0]) / shift[..., 0]
+        return found
+
+    return preconditioned
+
+
+register("pcg", pcg, takes=("iterations", "rank"))

@@ -1,0 +1,262 @@
+"""Attention with a gate for every key: on its value, on its mass, or different gates in every row.
+
+A gate on the mass makes weights proportional to gate_j f(s_ij), for any mechanism that has a normaliser.
+Formulas get the logarithm of the gate as a float mask that multiplies weight and mass; linear attention
+carries the gate as one more column of the values and divides by it.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+
+import torch
+from torch import Tensor
+from torch.nn.functional import dropout, pad
+from torch.utils.checkpoint import checkpoint
+
+from unsoft.engines.call import compute_dtype
+from unsoft.engines.gaussian import kernels_for
+from unsoft.formula import Formula, parse
+from unsoft.modules.cache import Cache
+from unsoft.modules.module import Inputs, Mechanism, Wrapper
+
+Result = Tensor | tuple[Tensor, Tensor]
+_EXPONENTIAL = parse("exp(s - m)")
+_ROWS = 128
+"""Rows of a block of :func:`attend_by_rows`."""
+
+
+class MassGate(Wrapper):
+    """A mechanism whose calls pass a gate on the mass of every key."""
+
+    def __init__(self, inner: Mechanism) -> None:
+        super().__init__(inner)
+        if inner.mass_gate is None:
+            raise ValueError(
+                "magnitude: where='mass' needs a mechanism with a normaliser; this one has none, and"
+                " 'values' is the same"
+            )
+        self.by_column = inner.mass_gate == "column"
+        inner.replace_formulas(_with_strength)
+
+    def attend(self, inputs: Inputs) -> Result:
+        return self.inner.attend(inputs)
+
+    def attend_gated(
+        self, inputs: Inputs, gate: Tensor, cache: Cache | None = None, gates: Tensor | None = None
+    ) -> Result:
+        """``gate`` (..., key heads, keys), or (..., key heads, rows, keys) if it differs from row to row.
+
+        With a cache, ``gate`` belongs to the new keys and ``gates`` to all of them.
+        """
+        if self.by_column:
+            return self._divided(inputs, gate, cache)
+        log = (gate if gates is None else gates).clamp(min=torch.finfo(gate.dtype).tiny).log()
+        if log.dim() == inputs.key.dim() - 1:
+            log = log[..., None, :]
+        log = log.repeat_interleave(inputs.query.shape[-3] // log.shape[-3], dim=-3)
+        options = inputs.options | {"attn_mask": _added(inputs.options["attn_mask"], log)}
+        gated = inputs.change(options=options)
+        return self.inner.attend(gated) if cache is None else self.inner.decode(gated, cache)
+
+    def _divided(self, inputs: Inputs, gate: Tensor, cache: Cache | None) -> Result:
+        if gate.dim() == inputs.key.dim():
+            _, weights = self.inner.attend(inputs.change(return_weights=True))
+            weights = weights * _for_heads(gate, weights).to(weights.dtype)
+            weights = weights / _divisor(weights.sum(-1, keepdim=True))
+            out = weighted_values(weights, inputs.value, inputs.options["dropout_p"])
+            return (out, weights) if inputs.return_weights else out
+        gate = gate[..., None].to(inputs.value.dtype)
+        gated = inputs.change(
+            value=torch.cat([inputs.value * gate, gate.expand(*inputs.value.shape[:-1], 1)], dim=-1)
+        )
+        result = self.inner.attend(gated) if cache is None else self.inner.decode(gated, cache)
+        out = result[0] if isinstance(result, tuple) else result
+        total = _divisor(out[..., -1:])
+        if not isinstance(result, tuple):
+            return out[..., :-1] / total
+        return out[..., :-1] / total, result[1] * _for_heads(gate, result[1]).mT / total
+
+
+def weighted_values(weights: Tensor, value: Tensor, dropout_p: float) -> Tensor:
+    """Return weights (..., heads, rows, keys) times values (..., key heads, keys, width).
+
+    A key that no row sees has no effect, even if its value is NaN.
+    """
+    value = _for_heads(value, weights)
+    if not bool(value.isfinite().all()):
+        value = torch.where((weights != 0).any(-2)[..., None], value, 0.0)
+    return dropout(weights, dropout_p) @ value
+
+
+def _for_heads(x: Tensor, weights: Tensor) -> Tensor:
+    """Repeat a tensor of key heads for each head of the weights."""
+    return x.repeat_interleave(weights.shape[-3] // x.shape[-3], dim=-3)
+
+
+def _divisor(total: Tensor) -> Tensor:
+    """Replace the total of rows that see nothing by 1: they then output 0, not NaN."""
+    return torch.where(total > 0, total, 1.0)
+
+
+def _with_strength(formula: Formula) -> Formula:
+    if formula.mass is None:
+        raise ValueError(
+            f"magnitude: where='mass' needs a mechanism with a normaliser; {formula.name or formula.weight}"
+            " has none, and 'values' is the same"
+        )
+    # Added to the logit of softmax and its relatives, a mask multiplies weight and mass too.
+    exponential = formula.weight == formula.mass == _EXPONENTIAL
+    if formula.bias == "strength" or (exponential and formula.bias == "logit"):
+        return formula
+    return formula.change(bias="strength")
+
+
+def _added(mask: Tensor | None, log: Tensor) -> Tensor:
+    if mask is None:
+        return log
+    if mask.dtype == torch.bool:
+        return torch.where(mask, log, -torch.inf)
+    return mask.to(compute_dtype(mask.dtype)) + log
+
+
+def gated_values(value: Tensor, gate: Tensor, engine: str) -> Tensor:
+    """Return values (..., keys, width) times gates (..., keys), in the dtype of the values.
+
+    A value that is not finite, as a masked key's may be, gives the gate no gradient.
+    """
+    tracing = torch.compiler.is_compiling()
+    kernels = None if tracing else kernels_for(gate.flatten(0, -2)[..., None], engine)
+    if kernels is not None and kernels.gated is not None:
+        return kernels.gated(value, gate)
+    gate = gate[..., None].to(value.dtype)
+    if not gate.requires_grad:
+        return value * gate
+    finite = value.isfinite()
+    if not tracing and bool(finite.all()):
+        return value * gate
+    return torch.where(finite, value, 0.0) * gate + torch.where(finite, 0.0, value)
+
+
+class KeyGate(Wrapper):
+    """A mechanism with a gate on every key, computed from a weight of the key."""
+
+    @abstractmethod
+    def gate(self, weights: Tensor) -> Tensor:
+        """Return the gates of weights (batch, key heads, ...)."""
+
+
+def attend_by_rows(
+    layer: KeyGate, inputs: Inputs, m: Tensor, y: Tensor, before: Tensor | None, offset: int
+) -> tuple[Result, Tensor]:
+    """Attend with causal="prefix": row i has the gates of the first i + offset + 1 keys.
+
+    Returns the result and the weights of the last row. Gates are computed a block of rows at a time and never
+    kept. M and y (systems, keys, ...) are those of all keys (magnitude/prefix.py); ``before`` are the weights
+    of the prefix before the first row.
+    """
+    engine = inputs.options["engine"]
+    if engine not in ("auto", "dense"):
+        raise ValueError(
+            "magnitude: argument 'engine': causal='prefix' writes the weights of every row out, as 'dense'"
+            f" does; {engine!r} does not"
+        )
+    inputs = inputs.as_autocast()
+    rows, keys = inputs.query.shape[-2], inputs.key.shape[-2]
+    if rows + offset > keys:  # rows after the last key: fill up with keys that are masked
+        more = rows + offset - keys
+        wider = _with_masked_keys(inputs, more)
+        result, last = attend_by_rows(
+            layer, wider, pad(m, (0, more, 0, more)), pad(y, (0, more)), before, offset
+        )
+        return (result[0], result[1][..., :keys]) if inputs.return_weights else result, last
+    start = min(max(-offset, 0), rows)  # rows before the first key
+    first = start + offset
+    if before is None:
+        carry = y.new_zeros(len(y), keys) if first <= 0 else (y[:, :first, None] * m[:, :first]).sum(1)
+    else:
+        carry = pad(before, (0, keys - before.shape[1]))
+    parts = [_nothing(layer, inputs, start)]
+    differentiable = torch.is_grad_enabled() and not torch.compiler.is_compiling()
+    for low in range(start, rows, _ROWS):
+        block = _Block(layer, inputs, low, min(low + _ROWS, rows), offset)
+        arguments = (m[:, : block.seen], y, carry)
+        *part, carry = (
+            checkpoint(block, *arguments, use_reentrant=False) if differentiable else block(*arguments)
+        )
+        parts.append(part)
+    joined = [torch.cat(part, dim=-2) for part in zip(*parts, strict=True)]
+    return ((joined[0], joined[1]) if inputs.return_weights else joined[0]), carry
+
+
+def _with_masked_keys(inputs: Inputs, more: int) -> Inputs:
+    mask = inputs.options["attn_mask"]
+    if mask is None:
+        mask = torch.ones(inputs.key.shape[-2], dtype=torch.bool, device=inputs.key.device)[None]
+    elif mask.shape[-1] == 1:
+        mask = mask.expand(*mask.shape[:-1], inputs.key.shape[-2])
+    mask = pad(mask, (0, more), value=False if mask.dtype == torch.bool else -torch.inf)
+    key, value = (pad(x, (0, 0, 0, more)) for x in (inputs.key, inputs.value))
+    options = inputs.options | {"attn_mask": mask}
+    if options["positions"] is not None:
+        options["positions"] = (options["positions"][0], pad(options["positions"][1], (0, more)))
+    return inputs.change(key=key, value=value, options=options)
+
+
+def _nothing(layer: KeyGate, inputs: Inputs, rows: int) -> list[Tensor]:
+    """Return zeros for rows that see no key."""
+    shape = (*inputs.query.shape[:-3], layer.layer_spec.heads, rows)
+    out = inputs.query.new_zeros(*shape, inputs.value.shape[-1])
+    return [out, inputs.query.new_zeros(*shape, inputs.key.shape[-2])] if inputs.return_weights else [out]
+
+
+class _Block:
+    """Rows low to high of :func:`attend_by_rows`."""
+
+    def __init__(self, layer: KeyGate, inputs: Inputs, low: int, high: int, offset: int) -> None:
+        self.layer = layer
+        self.keys = inputs.key.shape[-2]
+        self.first, self.seen = low + offset, high + offset
+        options = dict(inputs.options)
+        mask = options["attn_mask"]
+        if mask is not None:
+            mask = mask if mask.dim() < 2 or mask.shape[-2] == 1 else mask[..., low:high, :]
+            options["attn_mask"] = mask if mask.shape[-1] == 1 else mask[..., : self.seen]
+        options["is_causal"] = "lower_right"
+        if options["positions"] is not None:
+            queries, keys = options["positions"]
+            options["positions"] = queries[..., low:high], keys[..., : self.seen]
+        self.inputs = inputs.change(
+            query=inputs.query[..., low:high, :],
+            key=inputs.key[..., : self.seen, :],
+            value=inputs.value[..., : self.seen, :],
+            hidden=None if inputs.hidden is None else inputs.hidden[..., low:high, :],
+            options=options,
+            return_weights=True,
+        )
+        self.return_weights = inputs.return_weights
+
+    def __call__(self, m: Tensor, y: Tensor, carry: Tensor) -> tuple[Tensor, ...]:
+        new = slice(self.first, self.seen)
+        table = torch.cat(
+            [carry[:, None, : self.seen], y[:, new, None] * m[:, new, : self.seen]], dim=1
+        ).cumsum(1)
+        last = pad(table[:, -1], (0, self.keys - self.seen))
+        table = table[:, 1:]
+        batch = self.inputs.key.shape[:-2]
+        weights = table.reshape(-1, batch[-1], *table.shape[1:])
+        gate = self.layer.gate(weights).reshape(*batch, *table.shape[1:])
+        out, weights = self._attend(gate)
+        return (out, pad(weights, (0, self.keys - self.seen)), last) if self.return_weights else (out, last)
+
+    def _attend(self, gate: Tensor) -> tuple[Tensor, Tensor]:
+        inner = self.layer.inner
+        if isinstance(inner, MassGate):
+            result = inner.attend_gated(self.inputs, gate)
+            assert isinstance(result, tuple)
+            return result
+        p = self.inputs.options["dropout_p"]
+        _, weights = inner.attend(self.inputs.change(options=self.inputs.options | {"dropout_p": 0.0}))
+        every = weights.shape[-3] // gate.shape[-3]
+        weights = weights * gate.repeat_interleave(every, dim=-3).to(weights.dtype)
+        return weighted_values(weights, self.inputs.value, p), weights
