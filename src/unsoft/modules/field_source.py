@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from unsoft.engines.call import compute_dtype
 from unsoft.engines.field_tables import squared_lengths
 from unsoft.formula import Formula
-from unsoft.formula.fields import BUILT_IN
+from unsoft.formula.arguments import BUILT_IN
 from unsoft.modules.cache import KeyValueCache
 from unsoft.modules.registry import builtin
 from unsoft.modules.spec import Family, LayerSpec

@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 
 from unsoft.formula import Formula
-from unsoft.formula.from_text import formula_from_text
+from unsoft.formula.formula import formula_from_text
 
 _PLUS = re.compile(r"\+(?![^{}]*\})")
 
