@@ -36,12 +36,10 @@ def command(
 
 
 def _records() -> list[dict[str, Any]]:
-    from dataclasses import asdict
-
     from unsoft.mechanisms import mechanisms
 
     return [
-        {"name": name, **_content(found), "properties": asdict(found.properties)}
+        {"name": name, **_content(found), "properties": found.properties.to_dict()}
         for name, found in mechanisms().items()
     ]
 
