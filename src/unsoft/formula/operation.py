@@ -118,7 +118,7 @@ def add_operator(name: str, symbol: str, value: Callable[..., Any], **record: An
     ``record`` has the other fields of :class:`Operation`, and those that differ.
     """
     written = f"{{0}} {symbol} {{1}}"
-    usual = {"fold": value, "torch": value, "into": getattr(torch, name)}
+    usual: dict[str, Any] = {"fold": value, "torch": value, "into": getattr(torch, name)}
     usual |= {"triton": written, "cpp": written, "javascript": written}
     usual["sympy"] = lambda sympy, a, b: value(a, b)
     add(Operation(name=name, arity=2, symbol=symbol, **usual | record))
@@ -130,7 +130,7 @@ def add_function(name: str, **record: Any) -> None:
     ``record`` has the other fields of :class:`Operation`, and those that differ.
     """
     value = getattr(torch, name, None)
-    usual = {"fold": getattr(math, name, None), "torch": value, "into": value}
+    usual: dict[str, Any] = {"fold": getattr(math, name, None), "torch": value, "into": value}
     usual |= {"triton": f"{name}({{0}})", "latex": rf"\{name}({{0}})", "sympy_name": name}
     add(Operation(name=name, arity=1, **usual | record))
 
