@@ -19,7 +19,7 @@ from mpmath import mp, mpf
 from unsoft import Formula, theory
 from unsoft.files import write_json
 from unsoft.lab.bench.machine import machine
-from unsoft.theory.named import WEIGHTS
+from unsoft.theory.weight import WEIGHTS
 
 BETAS, GAMMAS = (-4.0, -0.5, 0.0, 1.0, 20.0), (0.01, 0.3, 1.0, 3.0)
 EXACT: dict[str, Callable] = {

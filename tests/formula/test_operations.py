@@ -16,8 +16,8 @@ from unsoft import Formula, theory
 from unsoft.formula import derivative, evaluate, parse
 from unsoft.formula.expr import make
 from unsoft.formula.javascript import operations_source
-from unsoft.formula.latex import latex
 from unsoft.formula.operation import FUNCTIONS, OPERATIONS, Operation, add, lanewise, remove
+from unsoft.formula.printing import latex
 from unsoft.formula.sympy_bridge import from_sympy, to_sympy
 from unsoft.lab.report.comparison import page
 from unsoft.testing import check_mechanism

@@ -16,8 +16,7 @@ from unsoft.formula.cpp import literal, operation
 from unsoft.formula.expr import symbol
 from unsoft.formula.formula import Facts
 from unsoft.formula.javascript import arrow
-from unsoft.formula.latex import latex
-from unsoft.formula.torch_code import torch_expression
+from unsoft.formula.printing import latex, torch_expression
 from unsoft.mechanisms import formulas
 
 ROWS = [[-2.5, 0.0, 0.7, 3.2], [-1e4, 1e4, 12.0], [-30.0, -31.5], [0.4]]

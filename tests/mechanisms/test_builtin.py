@@ -97,15 +97,7 @@ def test_promises_are_kept_by_random_rows(name):
         weights = resolve(name).row(scale * torch.randn(50, 17, generator=generator, dtype=torch.float64))
         assert p.signed == bool((weights < 0).any())
         for promise, total in ((p.row_sum, weights.sum(-1)), (p.l1, weights.abs().sum(-1))):
-            low, high = {
-                "free": (-math.inf, math.inf),
-                "1": (1, 1),
-                "< 1": (0, 1),
-                "<= 1": (0, 1),
-                "in [-1, 1]": (-1, 1),
-                "in (-1, 1)": (-1, 1),
-                "in [1, sqrt(n)]": (1, math.sqrt(17)),
-            }[promise]
+            low, high = promise.ends(n=17)
             assert total.min() >= low - 1e-14 and total.max() <= high + 1e-14
 
 

@@ -234,7 +234,7 @@ builtin(
     BRANDNEW,
     definition=definition,
     promises=Properties(
-        signed=False, row_sum="free", l1="free", sparse=False, needs_length=True, continuous=True
+        signed=False, needs_length=True
     ),
 )
 '''
@@ -245,7 +245,7 @@ MODULE = '''"""brandnew-module: the mean of the values that a row sees.
 Can: nothing else. Cannot: look.
 """
 
-from unsoft.formula.analysis import Properties
+from unsoft.formula.analysis import ONE, Properties
 from unsoft.modules.definition import over_sum
 from unsoft.modules.registry import family
 from unsoft.modules.written import WrittenOut
@@ -265,7 +265,7 @@ family(
     Mean,
     summary="the mean",
     properties=Properties(
-        signed=False, row_sum="1", l1="1", sparse=False, needs_length=False, continuous=True
+        signed=False, row_sum=ONE, l1=ONE
     ),
     definition=definition,
 )

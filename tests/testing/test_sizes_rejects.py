@@ -19,7 +19,7 @@ from unsoft.testing.grid.point import AXES, COMBINED, Point, all_pairs, sample
 from unsoft.testing.sizes import CHECKS, Sizes, points_for
 
 pytestmark = pytest.mark.usefixtures("one_thread")
-PROMISES = Properties(True, "free", "free", False, False, True)
+PROMISES = Properties(signed=True)
 
 
 class Broken(Pointwise):

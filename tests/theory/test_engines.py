@@ -6,7 +6,7 @@ import torch
 import unsoft
 from unsoft import Formula, theory
 from unsoft.mechanisms import formulas
-from unsoft.theory.moments import Weight
+from unsoft.theory.weight import Weight
 
 KEYS, WIDTH = 200_000, 5
 OWN = {

@@ -69,16 +69,16 @@ def test_samples_repeat_by_seed_and_use_their_own_length():
 
 
 @pytest.mark.parametrize(
-    ("arguments", "words"),
+    ("arguments", "error", "message"),
     [
-        (("cog", 0.0, 1.0, 0), "length: .*0"),
-        (("cog", 0.0, 1.0, 2.5), "length: .*2.5"),
-        (("cog", [0.0, 1.0], 1.0, 5), "one number each"),
-        (("cog", 0.0, -1.0, 5), "gamma"),
+        (("cog", 0.0, 1.0, 0), ValueError, "'length' .*0"),
+        (("cog", 0.0, 1.0, 2.5), TypeError, "'length' .*2.5"),
+        (("cog", [0.0, 1.0], 1.0, 5), ValueError, "one number each"),
+        (("cog", 0.0, -1.0, 5), ValueError, "gamma"),
     ],
 )
-def test_bad_input_is_named(arguments, words):
-    with pytest.raises(ValueError, match=words):
+def test_errors_name_the_argument(arguments, error, message):
+    with pytest.raises(error, match=message):
         theory.empirical_sparsity(*arguments)
     with pytest.raises(ValueError, match="rows"):
         theory.empirical_sparsity("cog", 0.0, 1.0, 5, rows=0)
@@ -129,7 +129,7 @@ def test_random_features_fall_towards_softmax():
     limit = float(theory.sparsity("softmax", 0.0, 3.0 * 0.5))
     means = torch.tensor(
         [
-            sum(float(performer(query, count, seed, 0.5)) for seed in range(60)) / 60
+            sum(float(performer(query, count, seed, 0.5)) for seed in range(20)) / 20
             for count in (1, 8, 64, 512)
         ]
     )

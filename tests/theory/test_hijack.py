@@ -86,8 +86,8 @@ def test_edges_and_bad_input():
     for call, words in (
         (lambda: theory.hijack_share("softmax", 0), "clones: .*1"),
         (lambda: theory.hijack_share("softmax", 1, unique=math.nan), "unique: .*nan"),
-        (lambda: theory.magnitude_hijack(1, on="keys"), "on: .*'keys'"),
-        (lambda: theory.magnitude_hijack(1, gate="none"), "gate: .*'none'"),
+        (lambda: theory.magnitude_hijack(1, on="keys"), "'on' .*'keys'"),
+        (lambda: theory.magnitude_hijack(1, gate="none"), "'gate' .*'none'"),
         (lambda: theory.magnitude_hijack(1, eps=-1.0), "eps: .*-1"),
         (lambda: theory.hijack_share("sofmax", 1), "did you mean 'softmax'"),
     ):

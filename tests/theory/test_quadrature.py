@@ -12,10 +12,8 @@ from unsoft import Formula, theory
 from unsoft.formula import parse
 from unsoft.mechanisms import formulas
 from unsoft.theory.closed_forms import CLOSED_FORMS
-from unsoft.theory.kinks import kinks
-from unsoft.theory.named import WEIGHTS
 from unsoft.theory.quadrature import gauss_legendre
-from unsoft.theory.signed_log import signed_log
+from unsoft.theory.weight import WEIGHTS, kinks, signed_log
 
 BETAS = torch.tensor([-30.0, -4.0, -1.0, -1e-3, 0.0, 0.3, 2.0, 25.0], dtype=torch.float64)[:, None]
 GAMMAS = torch.tensor([1e-3, 0.05, 0.4, 1.0, 3.0, 10.0, 30.0], dtype=torch.float64)
@@ -177,7 +175,7 @@ def test_many_dimensions_are_gaussian():
     assert float(theory.sparsity("relu2", 0.5, 1.0, dim=10**7)) == pytest.approx(
         float(theory.sparsity("relu2", 0.5, 1.0)), abs=1e-6
     )
-    with pytest.raises(ValueError, match="dim: .*3"):
+    with pytest.raises(ValueError, match="'dim' .*3"):
         theory.sparsity("relu2", 0.5, 1.0, dim=2)
 
 

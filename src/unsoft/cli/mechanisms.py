@@ -120,7 +120,7 @@ def chosen_one(word: str | None, option: str | None, formula: str | None, defaul
 def read_formula(text: str) -> Formula:
     """Parse "weight=...;mass=...;peak=..." (also norm, offset_mass, name); other names are parameters."""
     from unsoft.errors import FormulaError
-    from unsoft.formula.from_text import formula_from_text
+    from unsoft.formula.formula import formula_from_text
 
     try:
         return formula_from_text(text)

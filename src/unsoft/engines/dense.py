@@ -27,8 +27,7 @@ from unsoft.engines.call import Call, finite_part
 from unsoft.engines.dropout import keep, keep_factor, row_keys
 from unsoft.engines.terms import BIAS, Terms, attention_terms
 from unsoft.engines.visibility import visible_tile
-from unsoft.formula.evaluation import evaluate, evaluate_all
-from unsoft.formula.row import vanishes
+from unsoft.formula.evaluation import evaluate, evaluate_all, vanishes
 
 _NEUTRAL = 0.5
 """Where rows that see nothing are evaluated: poles and corners of formulas are at 0, 1 and infinity."""

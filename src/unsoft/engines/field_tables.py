@@ -11,7 +11,7 @@ from torch import Tensor
 from unsoft.engines.call import finite_part
 from unsoft.engines.inputs import shape_of
 from unsoft.formula import Formula
-from unsoft.formula.fields import BUILT_IN, SIDES
+from unsoft.formula.arguments import BUILT_IN, SIDES
 
 Tables = tuple[Tensor | None, Tensor | None]
 

@@ -19,11 +19,10 @@ import torch
 from torch import Tensor
 
 from unsoft.formula import Expr, Formula, Instruction, lower
-from unsoft.formula.expr import make, symbol
-from unsoft.formula.fields import Symbols
+from unsoft.formula.arguments import Symbols
+from unsoft.formula.evaluation import vanishes
+from unsoft.formula.expr import make, substitute, symbol
 from unsoft.formula.instructions import Operand, run
-from unsoft.formula.row import vanishes
-from unsoft.formula.substitute import substitute
 from unsoft.tracing import constant_in_graph
 
 BIAS = "_bias"

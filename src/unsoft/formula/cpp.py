@@ -1,7 +1,6 @@
 """Prints instructions as C++ on SIMD registers, for the native engine.
 
-The text relies on the functions of engines/native/kernel/simd.h and on the definitions that operations bring
-along.
+The text uses the functions of engines/native/kernel/simd.h and the definitions in the operations' records.
 
 >>> operation("exp", ["s"]), operation("mul", ["a", "b"]), operation("where", ["c", "a", "b"])
 ('vexp(s)', 'a * b', 'vselect(c, a, b)')
@@ -17,7 +16,7 @@ from unsoft.formula.operation import OPERATIONS
 
 
 def literal(number: float) -> str:
-    """A number, exactly.
+    """Return a number, exactly.
 
     >>> literal(0.1), literal(2)
     ('real(0.1)', 'real(2.0)')
@@ -26,11 +25,11 @@ def literal(number: float) -> str:
 
 
 def operation(op: str, args: Sequence[str]) -> str:
-    """The expression of one instruction on operands that are names, literals or bracketed expressions."""
+    """Return one instruction on operands that are names, literals or bracketed expressions."""
     return OPERATIONS[op].write("cpp", f"v{op}", list(args))
 
 
 def definitions(ops: Iterable[str]) -> str:
-    """What the operations need beyond the functions of simd.h."""
+    """Return the C++ that the operations need beyond the functions of simd.h."""
     texts = (OPERATIONS[op].cpp_definition for op in sorted(set(ops)))
     return "\n".join(filter(None, texts))

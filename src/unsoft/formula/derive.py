@@ -13,21 +13,54 @@ Expr('where(s > 0, 2*max(s, 0), 0)/n')
 
 from functools import lru_cache
 
-from unsoft.formula.calculus import ONE, ZERO
-from unsoft.formula.expr import Expr, postorder
+from unsoft.formula.expr import Expr, bottom_up, make, number
 from unsoft.formula.operation import OPERATIONS
+
+ZERO, ONE = number(0), number(1)
 
 
 @lru_cache(maxsize=4096)
 def derivative(expr: Expr, symbol: str) -> Expr:
-    """The derivative of an expression by one of its symbols."""
-    slopes: dict[Expr, Expr] = {}
-    for node in postorder(expr):
-        rule = None if node.op in ("num", "sym") else OPERATIONS[node.op].slope
-        if node.op == "sym" and node.name == symbol:
-            slopes[node] = ONE
-        elif symbol not in node.symbols or rule is None:
-            slopes[node] = ZERO
-        else:
-            slopes[node] = rule(node, *node.args, *(slopes[a] for a in node.args))
-    return slopes[expr]
+    """Return the derivative of an expression by one of its symbols."""
+
+    def slope(node: Expr, slopes: list[Expr]) -> Expr:
+        if node.op == "sym":
+            return ONE if node.name == symbol else ZERO
+        rule = None if symbol not in node.symbols else OPERATIONS[node.op].slope
+        return ZERO if rule is None else rule(node, *node.args, *slopes)
+
+    return bottom_up(expr, slope)
+
+
+def times(a: Expr, b: Expr) -> Expr:
+    """Return a product in which an exact zero wins, and which enters a where that is zero on one side.
+
+    The branch with the zero then stays 0 even where the other factor is infinite.
+
+    >>> from unsoft.formula.parser import parse
+    >>> times(parse("1/s"), parse("where(s > 0, s, 0)"))
+    Expr('where(s > 0, 1/s*s, 0)')
+    """
+    if a is ZERO or b is ZERO:
+        return ZERO
+    if b.op == "where" and ZERO in b.args[1:]:
+        condition, yes, no = b.args
+        return make("where", condition, times(a, yes), times(a, no))
+    return a * b
+
+
+def over(a: Expr, b: Expr) -> Expr:
+    """Return a quotient in which an exact zero wins, and which enters such a where too if b could vanish."""
+    if a is ZERO:
+        return ZERO
+    if a.op == "where" and ZERO in a.args[1:] and b.op not in ("num", "sym"):
+        condition, yes, no = a.args
+        return make("where", condition, over(yes, b), over(no, b))
+    return a / b
+
+
+def off_corner(a: Expr, slope: Expr) -> Expr:
+    """Return the slope of a function of ``a`` that is infinitely steep at a = 0, where abs'(0) = 0 wins."""
+    if a.op != "abs" or slope is ZERO:
+        return slope
+    return make("where", make("eq", a, 0), ZERO, slope)

@@ -1,9 +1,9 @@
 """Evaluates expressions on tensors, differentiably.
 
-The gradient is not left to autograd's view of each small operation: it is the symbolic derivative, evaluated
-in turn, so that it obeys the conventions of :mod:`unsoft.formula.derive`, saves nothing but the inputs, and
-can be differentiated again to any order, forwards (jvp), backwards and under vmap: several expressions are
-one autograd function, whose derivatives are evaluated by the same function.
+The gradient does not come from autograd's rules for each small operation: it is the symbolic derivative,
+evaluated in turn. It follows the conventions of :mod:`unsoft.formula.derive`, saves only the inputs, and can
+be differentiated again to any order, forwards (jvp), backwards and under vmap: several expressions are one
+autograd function, whose derivatives are evaluated by the same function.
 
 >>> import torch
 >>> from unsoft.formula.parser import parse
@@ -34,9 +34,9 @@ Value = Tensor | float | int
 
 
 def evaluate(expr: Expr, env: Mapping[str, Value], *, constants: Collection[str] = ()) -> Tensor:
-    """Value of an expression, of the broadcast shape of all tensors in ``env`` and in their floating dtype.
+    """Return an expression's value, of the broadcast shape of all tensors in ``env`` and in their dtype.
 
-    ``env`` gives each symbol a tensor or a number. Gradients flow to every tensor in it, except those named
+    ``env`` maps each symbol to a tensor or a number. Gradients flow to every tensor in it, except those named
     in ``constants``. The result may be a view of a tensor in ``env`` (of s for the expression "s").
     """
     return evaluate_all({"value": expr}, env, constants=constants)["value"]
@@ -45,7 +45,7 @@ def evaluate(expr: Expr, env: Mapping[str, Value], *, constants: Collection[str]
 def evaluate_all(
     outputs: Mapping[str, Expr], env: Mapping[str, Value], *, constants: Collection[str] = ()
 ) -> dict[str, Tensor]:
-    """Values of several expressions at once, their shared parts computed once; see :func:`evaluate`.
+    """Return the values of several expressions, their shared parts computed once; see :func:`evaluate`.
 
     >>> from unsoft.formula.parser import parse
     >>> evaluate_all({"double": parse("2*s"), "half": parse("s/2")}, {"s": 3})
@@ -65,13 +65,13 @@ def evaluate_all(
 
 
 def _as_tensors(env: Mapping[str, Value]) -> dict[str, Tensor]:
-    """All values as tensors of one floating dtype on one device; at least one tensor."""
-    given = [value for value in env.values() if isinstance(value, Tensor)]
-    floating = [value.dtype for value in given if value.is_floating_point()]
+    """Return all values as tensors of one floating dtype on one device; at least one tensor."""
+    tensors = [value for value in env.values() if isinstance(value, Tensor)]
+    floating = [value.dtype for value in tensors if value.is_floating_point()]
     dtype = floating[0] if floating else torch.get_default_dtype()
     for other in floating[1:]:
         dtype = torch.promote_types(dtype, other)
-    device = given[0].device if given else None
+    device = tensors[0].device if tensors else None
     return {
         name: value.to(dtype)
         if isinstance(value, Tensor)
@@ -83,29 +83,28 @@ def _as_tensors(env: Mapping[str, Value]) -> dict[str, Tensor]:
 def values(
     exprs: Sequence[Expr], env: Mapping[str, Tensor], fixed: frozenset[str] = frozenset()
 ) -> list[Tensor | float]:
-    """Value of each expression: a number if it has no symbols, else of the shape of the symbols it uses.
+    """Return each expression's value: a number if it has no symbols, else of the shape of those it uses.
 
     No derivative is taken by the names in ``fixed``.
     """
-    proper = tuple(dict.fromkeys(expr for expr in exprs if expr.symbols and expr.op != "sym"))
-    found: dict[Expr, Tensor] = {}
-    if proper:
-        used = {name for expr in proper for name in expr.symbols}
+    computed = tuple(dict.fromkeys(expr for expr in exprs if expr.symbols and expr.op != "sym"))
+    results: dict[Expr, Tensor] = {}
+    if computed:
+        used = {name for expr in computed for name in expr.symbols}
         names = tuple(sorted(used))
-        found = dict(
-            zip(proper, _apply(proper, names, fixed & used, [env[name] for name in names]), strict=True)
-        )
+        tensors = _apply(computed, names, fixed & used, [env[name] for name in names])
+        results = dict(zip(computed, tensors, strict=True))
     for expr in exprs:
         if expr.op == "sym":  # an alias, which autograd handles best itself
-            found[expr] = env[expr.name].detach() if expr.name in fixed else env[expr.name]
-    return [found[expr] if expr.symbols else expr.constant for expr in exprs]
+            results[expr] = env[expr.name].detach() if expr.name in fixed else env[expr.name]
+    return [results[expr] if expr.symbols else expr.constant for expr in exprs]
 
 
 def _apply(
     exprs: tuple[Expr, ...], names: tuple[str, ...], fixed: frozenset[str], tensors: Sequence[Tensor]
 ) -> tuple[Tensor, ...]:
     if torch.compiler.is_compiling():
-        # Dynamo can carry text but not expressions into its graph.
+        # Dynamo's graph can contain text but no expressions.
         texts = [_text_in_graph(expr) for expr in exprs]
         return _values_of_text("\n".join(texts), " ".join(names), " ".join(sorted(fixed)), *tensors)
     return _applied(program(exprs, names, fixed), tensors)
@@ -119,7 +118,7 @@ def _values_of_text(texts: str, names: str, fixed: str, *tensors: Tensor) -> tup
 def _applied(program: Program, tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
     levels = torch._C._functorch.get_interpreter_stack() or ()
     if sum(level.key() == torch._C._functorch.TransformType.Jvp for level in levels) > 1:
-        # torch.autograd.Function drops the outer tangents without a word: the second derivative would be 0.
+        # torch.autograd.Function silently drops the outer tangents: the second derivative would be 0.
         raise NotImplementedError(
             "formula: torch.func.jvp inside torch.func.jvp (jacfwd of jacfwd) is not supported; use"
             " torch.func.hessian, which is jacfwd of jacrev, or jacrev of jacrev"
@@ -129,7 +128,7 @@ def _applied(program: Program, tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
 
 @constant_in_graph
 def _text_in_graph(expr: Expr) -> str:
-    """Text of an expression; on the way tells dynamo to call :func:`_values_of_text`, not to look inside."""
+    """Return the text of an expression, after telling dynamo not to trace :func:`_values_of_text`."""
     torch.compiler.allow_in_graph(_values_of_text)
     return str(expr)
 
@@ -142,19 +141,19 @@ class Program:
 
     @cached_property
     def lowered(self) -> tuple[list[Instruction], dict[str, Operand]]:
-        return lower({str(place): expr for place, expr in enumerate(self.exprs)})
+        return lower({str(k): expr for k, expr in enumerate(self.exprs)})
 
     def __call__(self, tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
         return tuple(run(*self.lowered, dict(zip(self.names, tensors, strict=True))).values())
 
-    def differentiable(self, asked: Sequence[bool]) -> list[bool]:
-        """Which of the inputs asked for get a derivative: all but the fixed ones."""
-        return [yes and name not in self.fixed for yes, name in zip(asked, self.names, strict=True)]
+    def differentiable(self, requested: Sequence[bool]) -> list[bool]:
+        """Return which of the requested inputs get a derivative: all but the fixed ones."""
+        return [yes and name not in self.fixed for yes, name in zip(requested, self.names, strict=True)]
 
     def slopes(
         self, tensors: Sequence[Tensor], wanted: Sequence[bool]
     ) -> dict[tuple[int, int], Tensor | float]:
-        """Derivatives {(output, input): value} that are not zero everywhere, for the wanted inputs."""
+        """Return the derivatives {(output, input): value} that are not zero everywhere, for wanted inputs."""
         slopes = {
             (o, k): slope
             for k, name in enumerate(self.names)
@@ -168,7 +167,7 @@ class Program:
 
 @lru_cache(maxsize=1024)
 def program(exprs: tuple[Expr, ...], names: tuple[str, ...], fixed: frozenset[str]) -> Program:
-    """The program of some expressions, made once."""
+    """Return the program of some expressions, built once."""
     return Program(exprs, names, fixed)
 
 
@@ -194,15 +193,13 @@ class _Apply(torch.autograd.Function):
         wanted = ctx.program.differentiable(ctx.needs_input_grad[1:])
         grads: list[Tensor | None] = [None] * len(tensors)
         for (o, k), slope in ctx.program.slopes(tensors, wanted).items():
-            given = upstream[o]
-            if given is None:
+            gradient = upstream[o]
+            if gradient is None:
                 continue
-            part = (given * slope).sum_to_size(tensors[k].shape)
+            part = (gradient * slope).sum_to_size(tensors[k].shape)
             grads[k] = part if grads[k] is None else grads[k] + part
         for k, yes in enumerate(wanted):
-            if (
-                yes and grads[k] is None
-            ):  # a slope that is zero everywhere, as that of sign(s), is still a slope
+            if yes and grads[k] is None:  # zero everywhere, as for sign(s), is still a gradient
                 grads[k] = torch.zeros_like(tensors[k])
         return None, *grads
 
@@ -218,3 +215,12 @@ class _Apply(torch.autograd.Function):
         return tuple(
             tensors[0].new_zeros(shape) if x is None else x for x, shape in zip(out, ctx.shapes, strict=True)
         )
+
+
+def vanishes(norm: Tensor) -> Tensor:
+    """Return where a normaliser counts as 0: below the smallest normal number, whose inverse may overflow.
+
+    >>> vanishes(torch.tensor([0.0, 1e-40, 1e-30, -1.0]))
+    tensor([ True,  True, False, False])
+    """
+    return norm.abs() < torch.finfo(norm.dtype).smallest_normal

@@ -10,6 +10,8 @@ exact numbers).
 Expr('exp(s - m)')
 >>> make("exp", s - m) is make("exp", s - m)
 True
+>>> str(-(s + 1) ** 2 / 3)
+'-(s + 1)**2/3'
 """
 
 from __future__ import annotations
@@ -20,14 +22,29 @@ import threading
 import weakref
 from collections.abc import Callable, Sequence
 from fractions import Fraction
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 from unsoft.errors import FormulaError
-from unsoft.formula.operation import COMPARISONS, OPERATIONS
+from unsoft.formula.operation import ATOM, COMPARISONS, OPERATIONS
 
 _nodes: weakref.WeakValueDictionary[tuple[Any, ...], Expr] = weakref.WeakValueDictionary()
 _lock = threading.RLock()
 Operand: TypeAlias = "Expr | int | float"
+T = TypeVar("T")
+_LOOSE = 2
+"""Operators of at most this precedence are printed between spaces."""
+
+
+def _methods(op: str) -> tuple[Callable[[Expr, Operand], Expr], Callable[[Expr, Operand], Expr]]:
+    """Return the special methods of an operation for an Expr on the left and on the right."""
+
+    def left(self: Expr, other: Operand) -> Expr:
+        return _operate(op, self, other)
+
+    def right(self: Expr, other: Operand) -> Expr:
+        return _operate(op, other, self)
+
+    return left, right
 
 
 class Expr:
@@ -46,7 +63,7 @@ class Expr:
     name: Any  # str of a "sym", else None
     symbols: frozenset[str]
     constant: Any  # float, bool for a comparison, None if there are symbols
-    text: Any  # str, made when first asked for
+    text: Any  # str, made on first use
 
     def __setattr__(self, attribute: str, value: object) -> None:
         raise AttributeError(f"an Expr cannot be changed (attribute {attribute!r})")
@@ -56,9 +73,7 @@ class Expr:
 
     def __str__(self) -> str:
         if self.text is None:
-            from unsoft.formula.text import source
-
-            object.__setattr__(self, "text", source(self))
+            object.__setattr__(self, "text", bottom_up(self, _source))
         return str(self.text)
 
     def __repr__(self) -> str:
@@ -69,47 +84,15 @@ class Expr:
             raise TypeError(f"the truth of {self} depends on its symbols; use make('where', condition, a, b)")
         return True
 
-    def __add__(self, other: Operand) -> Expr:
-        return _operate("add", self, other)
-
-    def __radd__(self, other: Operand) -> Expr:
-        return _operate("add", other, self)
-
-    def __sub__(self, other: Operand) -> Expr:
-        return _operate("sub", self, other)
-
-    def __rsub__(self, other: Operand) -> Expr:
-        return _operate("sub", other, self)
-
-    def __mul__(self, other: Operand) -> Expr:
-        return _operate("mul", self, other)
-
-    def __rmul__(self, other: Operand) -> Expr:
-        return _operate("mul", other, self)
-
-    def __truediv__(self, other: Operand) -> Expr:
-        return _operate("div", self, other)
-
-    def __rtruediv__(self, other: Operand) -> Expr:
-        return _operate("div", other, self)
-
-    def __pow__(self, other: Operand) -> Expr:
-        return _operate("pow", self, other)
-
-    def __rpow__(self, other: Operand) -> Expr:
-        return _operate("pow", other, self)
-
-    def __lt__(self, other: Operand) -> Expr:
-        return _operate("lt", self, other)
-
-    def __le__(self, other: Operand) -> Expr:
-        return _operate("le", self, other)
-
-    def __gt__(self, other: Operand) -> Expr:
-        return _operate("gt", self, other)
-
-    def __ge__(self, other: Operand) -> Expr:
-        return _operate("ge", self, other)
+    __add__, __radd__ = _methods("add")
+    __sub__, __rsub__ = _methods("sub")
+    __mul__, __rmul__ = _methods("mul")
+    __truediv__, __rtruediv__ = _methods("div")
+    __pow__, __rpow__ = _methods("pow")
+    __lt__ = _methods("lt")[0]
+    __le__ = _methods("le")[0]
+    __gt__ = _methods("gt")[0]
+    __ge__ = _methods("ge")[0]
 
     def __neg__(self) -> Expr:
         return make("neg", self)
@@ -122,7 +105,7 @@ class Expr:
 
 
 def number(value: int | float) -> Expr:
-    """The node of a finite number; 2 and 2.0 are the same node."""
+    """Return the node of a finite number; 2 and 2.0 are the same node."""
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         raise TypeError(f"a number in a formula must be an int or a float, not {type(value).__name__}")
     try:
@@ -136,12 +119,12 @@ def number(value: int | float) -> Expr:
 
 
 def symbol(name: str) -> Expr:
-    """The node of a named quantity."""
+    """Return the node of a named quantity."""
     return _node("sym", (), None, name)
 
 
 def make(op: str, *operands: Expr | int | float) -> Expr:
-    """The node ``op(operands)``, after the harmless simplifications described above.
+    """Return the node ``op(operands)``, after the harmless simplifications described above.
 
     >>> make("max", symbol("s"), 0)
     Expr('max(s, 0)')
@@ -151,17 +134,17 @@ def make(op: str, *operands: Expr | int | float) -> Expr:
     if OPERATIONS[op].arity != len(operands):
         raise FormulaError(f"{op} takes {OPERATIONS[op].arity} argument(s), not {len(operands)}")
     args = tuple(a if isinstance(a, Expr) else number(a) for a in operands)
-    for place, arg in enumerate(args):
-        wanted, given = op == "where" and place == 0, arg.op in COMPARISONS
-        if wanted and not given:
+    for k, arg in enumerate(args):
+        is_condition, is_comparison = op == "where" and k == 0, arg.op in COMPARISONS
+        if is_condition and not is_comparison:
             raise FormulaError(f"the first argument of where must be a comparison, not {arg}")
-        if given and not wanted:
+        if is_comparison and not is_condition:
             raise FormulaError(f"the comparison {arg} is not a number; write where({arg}, 1, 0)")
     return _simplified(op, args) or _node(op, args, None, None)
 
 
 def postorder(*roots: Expr) -> list[Expr]:
-    """Every node below the roots once, operands before the operations that use them; any depth."""
+    """Return every node below the roots once, operands before the operations that use them; any depth."""
     done: dict[Expr, None] = {}
     stack = list(reversed(roots))
     while stack:
@@ -172,6 +155,70 @@ def postorder(*roots: Expr) -> list[Expr]:
         else:
             done.setdefault(stack.pop())
     return list(done)
+
+
+def bottom_up(root: Expr, visit: Callable[[Expr, list[T]], T]) -> T:
+    """Return ``visit(node, values of its operands)`` of the root, computed once for each node below it.
+
+    >>> bottom_up(make("exp", symbol("s") - 1), lambda node, depths: 1 + max(depths, default=0))
+    3
+    """
+    values: dict[Expr, T] = {}
+    for node in postorder(root):
+        values[node] = visit(node, [values[a] for a in node.args])
+    return values[root]
+
+
+def substitute(expr: Expr, part: str | Expr, replacement: Expr) -> Expr:
+    """Return the expression with a symbol, or every occurrence of a larger part, replaced.
+
+    >>> s, m = symbol("s"), symbol("m")
+    >>> substitute(make("exp", s - m), "s", 2 * s)
+    Expr('exp(2*s - m)')
+    >>> substitute(make("exp", 2 * s) + 2 * s, 2 * s, symbol("n"))
+    Expr('exp(n) + n')
+    """
+    part = symbol(part) if isinstance(part, str) else part
+
+    def replaced(node: Expr, args: list[Expr]) -> Expr:
+        if node is part:
+            return replacement
+        return make(node.op, *args) if args else node
+
+    return bottom_up(expr, replaced)
+
+
+def precedence(node: Expr) -> int:
+    """Return how tightly the printed form of a node binds; a negative number binds like a negation."""
+    if node.op == "num":
+        return OPERATIONS["neg"].precedence if node.value < 0 else ATOM
+    return ATOM if node.op == "sym" else OPERATIONS[node.op].precedence
+
+
+def infix(node: Expr, parts: list[str]) -> str | None:
+    """Return an atom, or an operator between its printed operands with the brackets it needs; else None."""
+    if node.op in ("num", "sym"):
+        return repr(node.value) if node.op == "num" else str(node.name)
+    own = precedence(node)
+    if own == ATOM:
+        return None
+    # Operators group to the left, ** to the right: the other operand needs brackets at equal precedence.
+    unbracketed = {"neg": None, "pow": 1}.get(node.op, 0)
+    wrapped = [
+        part if precedence(arg) > own or (precedence(arg) == own and k == unbracketed) else f"({part})"
+        for k, (arg, part) in enumerate(zip(node.args, parts, strict=True))
+    ]
+    if node.op == "neg":
+        return "-" + wrapped[0]
+    left, right = wrapped
+    between = OPERATIONS[node.op].symbol or ""
+    between = f" {between} " if own <= _LOOSE else between
+    return left + between + (f"({right})" if right.startswith("-") else right)  # s*(-2), not s*-2
+
+
+def _source(node: Expr, parts: list[str]) -> str:
+    """Return formula text that parses back to the same expression."""
+    return infix(node, parts) or f"{node.op}({', '.join(parts)})"
 
 
 def _simplified(op: str, args: tuple[Expr, ...]) -> Expr | None:
@@ -230,7 +277,7 @@ def _new(op: str, args: tuple[Expr, ...], value: Any, name: Any) -> Expr:
 
 
 def fold(op: str, values: Sequence[float | bool]) -> float | bool:
-    """Value of one operation on numbers in double precision; FormulaError if that is not a finite number.
+    """Return one operation on numbers in double precision. Raise FormulaError unless it is a finite number.
 
     >>> fold("add", (2, 3)), fold("max", (2, 3)), fold("lt", (2, 3))
     (5.0, 3.0, True)
@@ -247,7 +294,7 @@ def fold(op: str, values: Sequence[float | bool]) -> float | bool:
 
 
 def exact(op: str, values: Sequence[float]) -> int | float | None:
-    """Value of an arithmetic operation on numbers if a double can hold it without rounding, else None.
+    """Return an arithmetic operation on numbers if a double can hold it without rounding, else None.
 
     Only such constants are folded while a formula is read, so that ``s/3`` keeps its 3 and ``1/3`` stays a
     fraction.

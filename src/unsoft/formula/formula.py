@@ -10,33 +10,33 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from functools import cached_property
 from types import MappingProxyType
 from typing import Any, NamedTuple
 from weakref import WeakValueDictionary
 
+import torch
 from torch import Tensor
 
 from unsoft.errors import FormulaError
-from unsoft.formula import analysis, invariance, javascript, torch_code
-from unsoft.formula.expr import Expr, symbol
-from unsoft.formula.fields import Symbols, read_fields, used
-from unsoft.formula.latex import formula_latex
-from unsoft.formula.reading import guarded, read_bias, read_params, read_part
-from unsoft.formula.row import weights_of_row
-from unsoft.formula.substitute import substitute
+from unsoft.formula import analysis, invariance, javascript, printing
+from unsoft.formula.arguments import Symbols, guarded, read_bias, read_fields, read_params, read_part, used
+from unsoft.formula.evaluation import evaluate, vanishes
+from unsoft.formula.expr import Expr, substitute, symbol
 from unsoft.tracing import outside_transforms
 
 _PARTS = ("weight", "mass", "peak", "norm", "offset_mass")
 _ABOUT = ("name", "title", "paper", "summary")
+_TEXT_PARTS = (*_PARTS, "name")
 _by_key: WeakValueDictionary[str, Formula] = WeakValueDictionary()
 
 
 class Facts(NamedTuple):
-    """Facts about a formula that are already known, so that the milliseconds of analysis are saved.
+    """Known facts about a formula, which save the milliseconds of analysis.
 
-    For the built-in mechanisms, whose facts a test compares with what is found.
+    Only for the built-in mechanisms: a test compares their facts with the analysis.
     """
 
     signed: bool
@@ -56,10 +56,10 @@ class Formula:
     "key". The text writes them c_i (of the query) and c_j (of the key). q2 and k2, the squared lengths of
     query and key times the scale of the logits, need not be declared.
 
-    ``bias`` says what an additive float mask b does: "logit" adds it to s, "strength" multiplies weight and
-    mass by exp(b), which moves the strength of a weight and never its sign. The default is "strength" for
-    signed formulas. An expression of s, such as "s*log(n)", has b added to it wherever it occurs; no other s
-    may occur.
+    ``bias`` selects what an additive float mask b does: "logit" adds it to s, "strength" multiplies weight
+    and mass by exp(b), which changes the strength of a weight and never its sign. The default is "strength"
+    for signed formulas. An expression of s, such as "s*log(n)", has b added to it wherever it occurs; no
+    other s may occur.
 
     >>> Formula("exp(s - m)", "exp(s - m)", "s") == Formula(weight="exp(s-m)", mass="exp( s - m )", peak="s")
     True
@@ -79,10 +79,10 @@ class Formula:
     params: Mapping[str, float]
     fields: Mapping[str, str]
     symbols: Symbols
-    """The symbols of fields that occur, of queries and of keys, q2 and k2 included."""
+    """Symbols of the fields that occur, of queries and of keys, including q2 and k2."""
     bias: str
     mask_target: Expr | None
-    """What a float mask is added to: s for the bias "logit", None for "strength"."""
+    """Expression that a float mask is added to: s for the bias "logit", None for "strength"."""
     name: str | None
     title: str | None
     paper: str | None
@@ -92,15 +92,15 @@ class Formula:
     safe_mass: Expr | None
     """The mass, guarded likewise."""
     signed: bool
-    """Can a weight be negative (with the default parameters)?"""
+    """True if a weight can be negative (with the default parameters)."""
     mass_degree: float
     """The p for which mass scales as exp(-p m) when weight scales as exp(-m)."""
     uses: frozenset[str]
     """All symbols and parameters that occur anywhere."""
     key: str
-    """Everything that decides the numbers (not names, papers) as one canonical line of JSON."""
+    """Everything that determines the numbers (not names, papers) as one canonical line of JSON."""
 
-    @outside_transforms()  # a formula is tried out on numbers of its own
+    @outside_transforms()  # the checks evaluate the formula on tensors of their own
     def __init__(
         self,
         weight: Any,
@@ -126,24 +126,26 @@ class Formula:
             raise FormulaError("mass: norm and offset_mass act on the summed mass, but no mass is given")
         own["params"] = MappingProxyType(read_params(params))
         own["fields"] = named = MappingProxyType(read_fields(fields, self.params))
-        for part, given in zip(_PARTS, (weight, mass, peak, norm, offset_mass), strict=True):
-            own[part] = (
-                None if given is None else read_part(part, given, self.params, peak is not None, named)
-            )
-        own["symbols"] = used(named, [own[part] for part in _PARTS if own[part] is not None])
+        values = dict(zip(_PARTS, (weight, mass, peak, norm, offset_mass), strict=True))
+        parts = {
+            part: None if value is None else read_part(part, value, self.params, peak is not None, named)
+            for part, value in values.items()
+        }
+        own.update(parts)
+        present = [expr for expr in parts.values() if expr is not None]
+        own["symbols"] = used(named, present)
         if facts is None:
             own["mass_degree"] = invariance.mass_degree(self.mass, self.norm, self.params, self.symbols)
-            parts = {part: own[part] for part in _PARTS}
             if self.peak is not None:
                 invariance.check(parts, self.mass_degree, self.params, self.symbols)
             elif self.mass is not None:
                 invariance.check_without_peak(parts, self.params, self.symbols)
         else:
             own["mass_degree"] = facts.mass_degree
-        # All computed now rather than when asked for: compiled code may read them, but not make them.
+        # Computed now and not on first use: compiled code can read attributes, but not create them.
         own["safe_weight"] = guarded(self.weight)
         own["safe_mass"] = None if self.mass is None else guarded(self.mass)
-        own["uses"] = frozenset().union(*(own[part].symbols for part in _PARTS if own[part] is not None))
+        own["uses"] = frozenset().union(*(expr.symbols for expr in present))
         if unused := sorted(set(self.params) - self.uses):
             raise FormulaError(
                 f"params: {', '.join(map(repr, unused))} occurs nowhere in the formula; use it or"
@@ -151,41 +153,66 @@ class Formula:
             )
         own["signed"] = analysis.is_signed(self) if facts is None else facts.signed
         bias = ("strength" if self.signed else "logit") if bias is None else bias
-        of_entries = [part for part in (self.weight, self.mass, self.peak) if part is not None]
-        own["mask_target"] = target = read_bias(bias, of_entries, self.params, named)
+        per_key = [expr for expr in (self.weight, self.mass, self.peak) if expr is not None]
+        own["mask_target"] = target = read_bias(bias, per_key, self.params, named)
         own["bias"] = {None: "strength", symbol("s"): "logit"}.get(target, str(target))
         numeric = {field: value for field, value in self.to_dict().items() if field not in _ABOUT}
         own["key"] = json.dumps(numeric, sort_keys=True)
-        _by_key.setdefault(self.key, self)  # an equal formula that lives shorter must not take its place
+        _by_key.setdefault(self.key, self)  # an equal, shorter-lived formula must not replace it
 
     def row(self, logits: Tensor, **values: Tensor | float) -> Tensor:
-        """Weights of a row of visible keys; the last dimension of ``logits`` runs over the keys.
+        """Return the weights of a row of visible keys; the last dimension of ``logits`` runs over the keys.
 
-        ``values`` may give parameters other than their defaults, and i, the row's position (default: the last
-        key's); they must give the fields: c_i a number, c_j one for each key.
+        This is the definition of a formula. ``values`` may contain parameters, which replace their defaults,
+        and i, the row's position (default: the last key's). It must contain the fields: a number for c_i, one
+        for each key for c_j.
 
         >>> import torch
         >>> Formula("max(s, 0)/n").row(torch.tensor([2.0, -1.0]))
         tensor([1., 0.])
         """
-        return weights_of_row(self, logits, values)
+        fields = set(self.symbols.all)
+        if unknown := values.keys() - self.params.keys() - fields - {"i"}:
+            raise ValueError(
+                f"values: {', '.join(sorted(unknown))} is neither a parameter or field of the formula nor i"
+            )
+        if missing := fields - values.keys():
+            raise ValueError(f"values: no value for the field {', '.join(sorted(missing))}")
+        count = logits.shape[-1]
+        env = {"s": logits, "n": count, "i": count - 1, **self.params, **values}
+        # As tensors, so that a part without s is not evaluated in the default dtype.
+        env = {name: torch.as_tensor(x, dtype=logits.dtype, device=logits.device) for name, x in env.items()}
+        env["j"] = torch.arange(count, dtype=logits.dtype, device=logits.device)
+        if self.peak is not None:
+            env["m"] = evaluate(self.peak, env).detach().amax(-1, keepdim=True)
+        weight = evaluate(self.safe_weight, env)
+        if self.safe_mass is None:
+            return weight
+        of_row = {name: value for name, value in env.items() if name not in ("s", "j", *self.symbols.key)}
+        total = evaluate(self.safe_mass, env).sum(-1, keepdim=True)
+        if self.offset_mass is not None:
+            total = total + evaluate(self.offset_mass, of_row)
+        if self.norm is not None:
+            total = evaluate(self.norm, of_row | {"z": total})
+        vanishing = vanishes(total)
+        return torch.where(vanishing, 0, weight / torch.where(vanishing, 1, total))
 
     def with_logit(self, logit: Expr) -> Formula:
-        """The formula of a changed logit, an expression of s. A float mask is added after the change.
+        """Return the formula of a changed logit, an expression of s. A float mask is added after the change.
 
         >>> sharper = Formula("exp(s - m)", "exp(s - m)", "s").with_logit(2*symbol("s"))
         >>> sharper.weight, sharper.bias
         (Expr('exp(2*s - m)'), '2*s')
         """
 
-        def of(part: Expr | None) -> Expr | None:
+        def changed(part: Expr | None) -> Expr | None:
             return None if part is None else substitute(part, "s", logit)
 
-        bias = "strength" if self.mask_target is None else substitute(self.mask_target, "s", logit)
-        return self.change(weight=of(self.weight), mass=of(self.mass), peak=of(self.peak), bias=bias)
+        parts = {name: changed(self.__dict__[name]) for name in ("weight", "mass", "peak")}
+        return self.change(**parts, bias=changed(self.mask_target) or "strength")
 
     def change(self, **parts: Any) -> Formula:
-        """The formula with other parts, params, fields or bias, and without a name.
+        """Return the formula with other parts, params, fields or bias, and without a name.
 
         >>> Formula("tanh(s)", name="mine").change(weight="tanh(2*s)")
         Formula(weight='tanh(2*s)', bias='strength')
@@ -194,16 +221,16 @@ class Formula:
         return Formula(**own | parts)
 
     def torch_source(self) -> str:
-        """Readable Python: a torch function from logits to weights. For people; unsoft never executes it."""
-        return torch_code.formula_source(self)
+        """Return a readable torch function from logits to weights. For people; unsoft never executes it."""
+        return printing.torch_source(self)
 
     def javascript_source(self) -> str:
-        """A JavaScript arrow function from an array of logits to an array of weights."""
+        """Return a JavaScript arrow function from an array of logits to an array of weights."""
         return javascript.formula_source(self)
 
     def latex(self) -> str:
-        """The definition in LaTeX."""
-        return formula_latex(self)
+        """Return the definition in LaTeX."""
+        return printing.formula_latex(self)
 
     def __setattr__(self, attribute: str, value: object) -> None:
         raise AttributeError(f"a Formula cannot be changed (attribute {attribute!r}); make a new one")
@@ -223,17 +250,17 @@ class Formula:
 
     @cached_property
     def properties(self) -> analysis.Properties:
-        """What the formula promises, found by analysing it."""
+        """Properties of the weights, determined by analysing the formula."""
         return analysis.analyse(self)
 
     @staticmethod
     def from_key(key: str) -> Formula:
-        """The formula of a :attr:`key`; the same object as long as it lives."""
+        """Return the formula of a :attr:`key`; the same object as long as it lives."""
         known = _by_key.get(key)
         return Formula.from_dict(json.loads(key)) if known is None else known
 
     def to_dict(self) -> dict[str, Any]:
-        """A plain dictionary (text, numbers) that :meth:`from_dict` turns back into an equal formula."""
+        """Return text and numbers as a dictionary that :meth:`from_dict` turns back into an equal formula."""
         parts = {part: str(self.__dict__[part]) for part in _PARTS if self.__dict__[part] is not None}
         about = {field: self.__dict__[field] for field in _ABOUT if self.__dict__[field] is not None}
         params = {"params": dict(self.params)} if self.params else {}
@@ -242,5 +269,38 @@ class Formula:
 
     @staticmethod
     def from_dict(content: Mapping[str, Any]) -> Formula:
-        """The inverse of :meth:`to_dict`."""
+        """Return the formula of a dictionary that :meth:`to_dict` made."""
         return Formula(**content)
+
+
+def formula_from_text(text: str) -> Formula:
+    """Return the formula of "weight=...;mass=...;peak=..." (also norm, offset_mass, name).
+
+    Other names are parameters. The command line and the names of mechanisms use this form.
+
+    >>> formula_from_text("weight=exp(tau*s - m); mass=exp(tau*s - m); peak=tau*s; tau=2").params["tau"]
+    2.0
+    """
+    parts: dict[str, str] = {}
+    params: dict[str, float] = {}
+    for piece in filter(str.strip, text.split(";")):
+        name, equals, content = (x.strip() for x in piece.partition("="))
+        if not equals or not content or name in parts or name in params:
+            raise FormulaError(
+                f"formula: expected 'weight=...;mass=...;peak=...', each once, but there is {piece.strip()!r}"
+            )
+        if name in _TEXT_PARTS:
+            parts[name] = content
+            continue
+        try:
+            params[name] = float(content)
+        except ValueError:
+            raise FormulaError(
+                f"formula: {name!r} is neither a part ({', '.join(_TEXT_PARTS)}) nor a parameter with a"
+                f" number, in {piece.strip()!r}"
+            ) from None
+    if not re.fullmatch(r"[\w .+()-]*", parts.get("name", "")):  # it becomes part of pages and tables
+        raise FormulaError(f"formula: a name is made of letters, digits and . + - ( ), not {parts['name']!r}")
+    if "weight" not in parts:
+        raise FormulaError("formula: it needs at least 'weight=...'")
+    return Formula.from_dict({**parts, "params": params})

@@ -1,8 +1,7 @@
-"""From expressions to a straight list of instructions, every shared part computed once; and running them.
+"""Lowers expressions to a straight list of instructions, every shared part computed once, and runs them.
 
-This is what the torch evaluation runs and what the C++ and JavaScript printers write out. Constants are
-folded, integer powers become multiplications, and an instruction names only symbols, numbers or earlier
-targets.
+The torch evaluation runs these, and the C++ and JavaScript printers write them out. Constants are folded,
+integer powers become multiplications, and an instruction uses only symbols, numbers and earlier targets.
 
 >>> from unsoft.formula.parser import parse
 >>> instructions, results = lower({"weight": parse("exp(s - m)"), "mass": parse("exp(s - m)**3")})
@@ -35,7 +34,7 @@ class Instruction(NamedTuple):
 
 
 def lower(outputs: Mapping[str, Expr]) -> tuple[list[Instruction], dict[str, Operand]]:
-    """Instructions that compute all outputs, and the operand that holds each of them.
+    """Return instructions that compute all outputs, and the operand that holds each of them.
 
     Targets are called _0, _1, ...; no symbol of a formula starts with an underscore. An operation on a
     comparison (only ``where`` has one) receives it as a target whose op is lt, le, gt, ge, eq or ne.
@@ -62,15 +61,16 @@ def _integer(exponent: Expr) -> int | None:
 def run(
     instructions: Sequence[Instruction], results: Mapping[str, Operand], env: Mapping[str, Tensor]
 ) -> dict[str, Any]:
-    """Executes lowered instructions on tensors of one dtype: one torch call each,
-    without conventions of our own for autograd.
+    """Execute lowered instructions on tensors of one dtype, one torch call each, and return the results.
+
+    The derivatives are autograd's own, without the conventions of :mod:`unsoft.formula.derive`.
 
     >>> import torch
     >>> from unsoft.formula.parser import parse
     >>> run(*lower({"y": parse("max(s, 0)")}), {"s": torch.tensor([-1.0, 3.0])})["y"].tolist()
     [0.0, 3.0]
 
-    Results have the shape of the symbols they depend on; a result that depends on none stays a number.
+    Results have the shape of the symbols they depend on; a result that depends on none is a number.
     """
     values: dict[str, Any] = dict(env)
     for target, op, args in instructions:
@@ -93,7 +93,7 @@ class _Builder:
         return self.known[key]
 
     def power(self, base: Operand, exponent: int) -> Operand:
-        """Binary powering; x**-n is 1 / x**n, so a power of a huge or tiny number acts like its product."""
+        """Emit binary powering; x**-n is 1 / x**n, so it overflows and underflows like the product."""
         if exponent < 0:
             return self.emit("div", 1.0, self.power(base, -exponent))
         if exponent == 1:

@@ -1,6 +1,6 @@
-"""Does the row peak m cancel? Checked with numbers when a formula is made.
+"""Numerical check, when a formula is made, that the row peak m cancels.
 
-The engines subtract a running peak, and different engines meet different values of it on the way. That is
+The engines subtract a running peak, and different engines see different intermediate values of it. That is
 harmless exactly if raising m by c divides every weight and its normaliser by the same exp(c):
 
     weight(m + c) = exp(-c) weight(m)        mass(m + c) = exp(-p c) mass(m)
@@ -20,22 +20,22 @@ import torch
 from torch import Tensor
 
 from unsoft.errors import FormulaError
+from unsoft.formula.arguments import BUILT_IN, Symbols
 from unsoft.formula.derive import derivative
 from unsoft.formula.evaluation import evaluate
-from unsoft.formula.expr import Expr, make, postorder, symbol
-from unsoft.formula.fields import BUILT_IN, Symbols
+from unsoft.formula.expr import Expr, bottom_up, make, postorder, symbol
 from unsoft.formula.operation import OPERATIONS
 
 _SHIFTS = (-2.5, 0.75, 6.0)
 _EXTREMES = torch.tensor([-1e4, 0.5, 1e4], dtype=torch.float64)
 _FAR = torch.tensor([1e5, -1e5], dtype=torch.float64)
-"""Logits at which exp(s/100) overflows float64; in float32 it does so at 1e4 already."""
+"""Logits at which exp(s/100) overflows float64; in float32 it already does at 1e4."""
 _FIELDS = torch.tensor([0.5, -1e3, 1e3], dtype=torch.float64)
-"""Values of fields at which exp overflows float64, and an ordinary one."""
+"""An ordinary value of a field, and two at which exp overflows float64."""
 
 
 def probes(params: Mapping[str, float], fields: Symbols, count: int = 256) -> dict[str, Tensor]:
-    """Random but fixed values of all symbols, in float64; parameters near their defaults."""
+    """Return random but fixed values of all symbols, in float64; parameters near their defaults."""
     generator = torch.Generator().manual_seed(20240613)
 
     def uniform(low: float, high: float) -> Tensor:
@@ -49,19 +49,19 @@ def probes(params: Mapping[str, float], fields: Symbols, count: int = 256) -> di
         "j": uniform(0, 200).round(),
         "z": uniform(-3, 5).exp(),
     }
-    near = torch.arange(count) % 2 == 0  # keys beside their query: farther away, weights may have faded to 0
+    near = torch.arange(count) % 2 == 0  # keys beside their query: farther away, weights may be 0
     env["j"] = torch.where(near, (env["i"] + env["m"].round()).clamp(min=0), env["j"])
     env |= {name: default * uniform(0.9, 1.1) for name, default in params.items()}
     return env | {name: field_value(name, uniform(-2, 2)) for name in fields.all}
 
 
 def field_value(name: str, x: Tensor) -> Tensor:
-    """A value that the field can have: squared lengths are not negative."""
+    """Return a value that the field can have: squared lengths are not negative."""
     return x.abs() if name in BUILT_IN.values() else x
 
 
 def mass_degree(mass: Expr | None, norm: Expr | None, params: Mapping[str, float], fields: Symbols) -> float:
-    """The p of this module: read off the mass if it contains m, else off a homogeneous norm, else 1."""
+    """Return the p of this module: from the mass if it contains m, else from a homogeneous norm, else 1."""
     env = probes(params, fields)
     if mass is not None and "m" in mass.symbols:
         p = -_log_ratio(mass, env, env | {"m": env["m"] + 1})
@@ -74,7 +74,7 @@ def mass_degree(mass: Expr | None, norm: Expr | None, params: Mapping[str, float
 
 
 def _log_ratio(expr: Expr, before: Mapping[str, Tensor], after: Mapping[str, Tensor]) -> float:
-    """log(after / before) if it is the same everywhere, else nan."""
+    """Return log(after / before) if it is the same everywhere, else nan."""
     ratio = (evaluate(expr, after) / evaluate(expr, before)).log()
     ratio = ratio[ratio.isfinite()]
     if not ratio.numel() or (ratio - ratio.median()).abs().max() > 1e-6:
@@ -83,7 +83,7 @@ def _log_ratio(expr: Expr, before: Mapping[str, Tensor], after: Mapping[str, Ten
 
 
 def check(parts: Mapping[str, Any], p: float, params: Mapping[str, float], fields: Symbols) -> None:
-    """Raises FormulaError unless m cancels and does its work; parts are those of a formula with a peak."""
+    """Raise FormulaError unless m cancels and prevents overflow; the formula has a peak."""
     if parts["mass"] is None:
         raise FormulaError("peak: a peak needs a mass: without a normaliser the shift by m cannot cancel")
     env = probes(params, fields)
@@ -99,21 +99,20 @@ def check(parts: Mapping[str, Any], p: float, params: Mapping[str, float], field
 
 
 def check_without_peak(parts: Mapping[str, Any], params: Mapping[str, float], fields: Symbols) -> None:
-    """Raises FormulaError if exponentials in the mass overflow, or vanish all at once, for want of a peak.
+    """Raise FormulaError if exponentials in the mass overflow, or all vanish, because there is no peak.
 
-    A row would then be NaN, or 0, where the weights are ordinary numbers. Powers of the logit are let
-    through: they stay in range as long as logits do, and no peak could help them.
+    A row would then be NaN, or 0, where the weights are ordinary numbers. Powers of the logit are allowed:
+    they stay in range as long as logits do, and a peak could not help them.
     """
     weight, mass, offset = parts["weight"], parts["mass"], parts["offset_mass"]
-    found = [_exponent(node) for node in postorder(weight, mass)]
-    exponents = list(dict.fromkeys(x for x in found if x is not None))
+    exponents = list(dict.fromkeys(filter(None, map(_exponent, postorder(weight, mass)))))
     if not exponents:
         return
     env: dict[str, Tensor | float] = {"n": 2.0, "i": 1.0, "j": 0.0, **params, "s": _FAR}
     env |= dict.fromkeys(fields.all, 0.5)
     total = mass if offset is None else mass + offset
     value = evaluate(total, env)
-    largest = str(exponents[0] if len(exponents) == 1 else _reduced("max", exponents))
+    largest = reduce(lambda a, b: make("max", a, b), exponents)
     for k, s in enumerate(_FAR.tolist()):
         if value[k].isinf():
             problem = f"overflows at the logit {s:g}"
@@ -130,35 +129,30 @@ def check_without_peak(parts: Mapping[str, Any], params: Mapping[str, float], fi
 
 
 def _exponent(node: Expr) -> Expr | None:
-    """What is in the exponent, if the node grows exponentially with it and it depends on the logit."""
+    """Return the exponent of a node that grows exponentially with it, if it depends on the logit."""
     rule = None if node.op in ("num", "sym") else OPERATIONS[node.op].exponent
-    exponent = None if rule is None else rule(*node.args)
-    return exponent if exponent is not None and "s" in exponent.symbols and _rises(node) else None
-
-
-def _rises(node: Expr) -> bool:
-    """A power rises with the logit exponentially only if the logit is in its exponent."""
-    return node.op != "pow" or "s" in node.args[1].symbols
+    # A power grows exponentially with the logit only if the logit is in its exponent.
+    if rule is None or (node.op == "pow" and "s" not in node.args[1].symbols):
+        return None
+    exponent = rule(*node.args)
+    return exponent if "s" in exponent.symbols else None
 
 
 def _floored(expr: Expr) -> Expr:
-    """The expression with exponentials that do not underflow."""
-    new: dict[Expr, Expr] = {}
-    for node in postorder(expr):
-        args = [new[a] for a in node.args]
-        if node.op == "exp":
-            args = [make("max", args[0], -200)]
-        new[node] = make(node.op, *args) if args else node
-    return new[expr]
+    """Return the expression with exponentials that do not underflow."""
 
+    def floored(node: Expr, args: list[Expr]) -> Expr:
+        args = [make("max", args[0], -200)] if node.op == "exp" else args
+        return make(node.op, *args) if args else node
 
-def _reduced(op: str, exprs: list[Expr]) -> Expr:
-    return reduce(lambda a, b: make(op, a, b), exprs)
+    return bottom_up(expr, floored)
 
 
 def _check_range(name: str, expr: Expr, peak: Expr, params: Mapping[str, float], fields: Symbols) -> None:
-    """No overflow, in the value or its slope, in rows of two logits of up to +-10,000, and fields of up to
-    +-1,000."""
+    """Raise FormulaError if the value or its slope overflows in a row of two logits.
+
+    Logits are up to +-10,000 and fields up to +-1,000.
+    """
     choices = (_EXTREMES, _EXTREMES, *((_FIELDS,) * 3 if fields.all else ()))
     s, other, *values = (x.flatten() for x in torch.meshgrid(*choices, indexing="ij"))
     env: dict[str, Tensor | float] = {"n": 2.0, "i": 1.0, "j": 0.0, **params}
@@ -169,17 +163,14 @@ def _check_range(name: str, expr: Expr, peak: Expr, params: Mapping[str, float],
         second = env | {name: field_value(name, others) for name in fields.key}
         env |= {name: field_value(name, own) for name in fields.key}
     m = torch.maximum(evaluate(peak, env | {"s": s}), evaluate(peak, second | {"s": other}))
-    value, slope = (
-        evaluate(expr, env | {"s": s, "m": m}),
-        evaluate(derivative(expr, "s"), env | {"s": s, "m": m}),
-    )
+    value, slope = (evaluate(x, env | {"s": s, "m": m}) for x in (expr, derivative(expr, "s")))
     bad = ~(value.isfinite() & slope.isfinite()) & ~m.isnan()
     if bad.any() and evaluate(expr, probes(params, fields)).isfinite().all():
         k = int(bad.nonzero()[0])
-        at = {name: env[name][k] for name in fields.all}  # type: ignore[index]
-        place = "".join(f", {name} = {value:g}" for name, value in at.items())
+        sample = {name: env[name][k] for name in fields.all}  # type: ignore[index]
+        where = "".join(f", {name} = {value:g}" for name, value in sample.items())
         raise FormulaError(
-            f"{name}: {expr} overflows in a row of logits {s[k]:g} and {other[k]:g}{place}, whose peak m is"
+            f"{name}: {expr} overflows in a row of logits {s[k]:g} and {other[k]:g}{where}, whose peak m is"
             f" {m[k]:g}. The peak {peak} must be at least as large as every exponent, for all keys; an extra"
             " exp(-m) needs a peak that is never negative, such as max(s, 0)"
         )
@@ -189,17 +180,16 @@ def _check_part(
     name: str, expr: Expr, degree: float, c: float, env: Mapping[str, Tensor], moved: Mapping[str, Tensor]
 ) -> None:
     before, after = evaluate(expr, env) * math.exp(-degree * c), evaluate(expr, moved)
-    wrong = (after - before).abs() > 1e-8 * (before.abs() + after.abs()) + 1e-290  # where digits get lost
+    # 1e-290: numbers that small are about to become subnormal and have lost digits
+    wrong = (after - before).abs() > 1e-8 * (before.abs() + after.abs()) + 1e-290
     wrong |= after.isnan() != before.isnan()
     if wrong.any():
         k = int(wrong.nonzero()[0])
-        place = ", ".join(
-            [f"{symbol} = {env[symbol][k]:.6g}" for symbol in sorted(expr.symbols)] + [f"c = {c:g}"]
-        )
+        sample = [f"{symbol} = {env[symbol][k]:.6g}" for symbol in sorted(expr.symbols)] + [f"c = {c:g}"]
         scale = "exp(-c)" if degree == 1 else f"exp(-{degree:g} c)"
         raise FormulaError(
             f"{name}: the row peak m does not cancel. Raising m by c must multiply {name} = {expr} by {scale}"
-            f"{' (with z scaled along)' if name == 'norm' else ''}; at {place} it gives"
+            f"{' (with z scaled along)' if name == 'norm' else ''}; at {', '.join(sample)} it gives"
             f" {after[k]:.6g} instead of {before[k]:.6g}. Write exponentials as exp(... - m), also in"
             " offset_mass, and leave peak out if no exponential needs it"
         )

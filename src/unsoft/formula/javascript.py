@@ -16,7 +16,7 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from unsoft.formula.expr import Expr
-from unsoft.formula.instructions import Instruction, Operand, lower
+from unsoft.formula.instructions import Operand, lower
 from unsoft.formula.operation import FUNCTIONS, OPERATIONS
 
 if TYPE_CHECKING:
@@ -24,16 +24,15 @@ if TYPE_CHECKING:
 
 
 def arrow(expr: Expr, inputs: Sequence[str]) -> str:
-    """An arrow function of numbers; it contains the helpers it needs."""
-    instructions, _ = lower({"value": expr})
-    return _function(expr, inputs, _helpers(instructions))
+    """Return an arrow function of numbers that contains the helpers it needs."""
+    return _function(expr, inputs, _helpers(expr))
 
 
 def formula_source(formula: Formula) -> str:
-    """An arrow function from a row of logits to its weights.
+    """Return an arrow function from a row of logits to its weights.
 
-    Its second argument may hold parameters and i, the position of the row, and holds the fields: a number
-    for those of the query, an array for those of the keys.
+    Its second argument may contain parameters and i, the position of the row. It must contain the fields: a
+    number for those of the query, an array for those of the keys.
 
     >>> from unsoft.formula.formula import Formula
     >>> print(formula_source(Formula("max(s, 0)/n")))
@@ -47,10 +46,8 @@ def formula_source(formula: Formula) -> str:
       return logits.map(weight);
     }
     """
-    names = ("peak", "weight", "mass", "offset_mass", "norm")
-    parts = {name: getattr(formula, name) for name in names if getattr(formula, name) is not None}
-    instructions, _ = lower(parts)
-    body = [*_helpers(instructions), "const n = logits.length;"]
+    parts = {name: getattr(formula, name) for name in _INPUTS if getattr(formula, name) is not None}
+    body = [*_helpers(*parts.values()), "const n = logits.length;"]
     for name, expr in parts.items():
         of_key = [f"const {field} = {field}_of[j];" for field in formula.symbols.key if field in expr.symbols]
         body.append(f"const {name} = {_function(expr, _INPUTS[name], of_key)};")
@@ -71,7 +68,7 @@ def formula_source(formula: Formula) -> str:
 
 
 def operations_source() -> str:
-    """The table of all functions and operators, for a page that reads formulas itself.
+    """Return the table of all functions and operators, for a page that parses formulas itself.
 
     ``unsoftOperations`` maps the name or symbol of each to its number of operands and the function.
 
@@ -81,25 +78,17 @@ def operations_source() -> str:
     entries = []
     for name, operation in OPERATIONS.items():
         letters = ["a", "b", "c"][: operation.arity]
-        value = _operation(name, letters)
-        written = json.dumps(operation.symbol or name)
+        value = f"({', '.join(letters)}) => {_operation(name, letters)}"
         entries.append(
-            f"    [{written}, {{arity: {operation.arity}, of: ({', '.join(letters)}) => {value}}}],"
+            f"    [{json.dumps(operation.symbol or name)}, {{arity: {operation.arity}, of: {value}}}],"
         )
-    definitions = [x.javascript_definition for x in OPERATIONS.values() if x.javascript_definition]
-    functions = json.dumps(list(FUNCTIONS))
-    body = [
-        *definitions,
-        f"const functions = new Set({functions});",
-        "const table = new Map([",
-        *entries,
-        "]);",
-    ]
-    lines = "\n".join(f"  {line}" for line in [*body, "return { functions, table };"])
+    body = [x.javascript_definition for x in OPERATIONS.values() if x.javascript_definition]
+    body += [f"const functions = new Set({json.dumps(list(FUNCTIONS))});", "const table = new Map(["]
+    lines = "\n".join(f"  {line}" for line in [*body, *entries, "]);", "return { functions, table };"])
     return f"const unsoftOperations = (() => {{\n{lines}\n}})();\n"
 
 
-_INPUTS = {  # what each part is a function of; m, n, i and the parameters are in scope
+_INPUTS: dict[str, list[str]] = {  # arguments of each part; m, n, i and the parameters are in scope
     "peak": ["s", "j"],
     "weight": ["s", "j"],
     "mass": ["s", "j"],
@@ -110,17 +99,17 @@ _INPUTS = {  # what each part is a function of; m, n, i and the parameters are i
 
 def _function(expr: Expr, inputs: Sequence[str], helpers: Sequence[str] = ()) -> str:
     instructions, results = lower({"value": expr})
-    body = [*helpers, *_statements(instructions), f"return {_operand(results['value'])};"]
+    values = {target: _operation(op, [_operand(a) for a in args]) for target, op, args in instructions}
+    statements = [f"const {target} = {value};" for target, value in values.items()]
+    body = [*helpers, *statements, f"return {_operand(results['value'])};"]
     return f"({', '.join(inputs)}) => {_block(body)}"
 
 
-def _helpers(instructions: Iterable[Instruction]) -> list[str]:
-    texts = (OPERATIONS[op].javascript_definition for op in sorted({x.op for x in instructions}))
+def _helpers(*exprs: Expr) -> list[str]:
+    """Return the definitions that the operations of all expressions need."""
+    ops = {instruction.op for expr in exprs for instruction in lower({"": expr})[0]}
+    texts = (OPERATIONS[op].javascript_definition for op in sorted(ops))
     return [text for text in texts if text]
-
-
-def _statements(instructions: Iterable[Instruction]) -> list[str]:
-    return [f"const {i.target} = {_operation(i.op, [_operand(a) for a in i.args])};" for i in instructions]
 
 
 def _operation(op: str, args: Sequence[str]) -> str:

@@ -1,4 +1,4 @@
-"""Reads formula text. The grammar below is all there is, and nothing is ever executed:
+"""Parses formula text. This is the whole grammar, and nothing is ever executed:
 
     value      :=  term  (("+" | "-") term)*
     term       :=  factor  (("*" | "/") factor)*
@@ -17,15 +17,16 @@ unsoft.errors.FormulaError: formula: unknown function 'exq'; did you mean 'exp'?
 allowed: numbers, + - * / **, comparisons inside where(condition, a, b), exp log ... and the names i j m n s
 """
 
-import difflib
 import re
-from collections.abc import Iterable, Mapping
+import unicodedata
+from collections.abc import Callable, Iterable, Mapping
 from functools import lru_cache
+from typing import Any, NamedTuple
 
+from unsoft.checks import did_you_mean
 from unsoft.errors import FormulaError
 from unsoft.formula.expr import Expr, make, number, symbol
 from unsoft.formula.operation import COMPARISONS, FUNCTIONS
-from unsoft.formula.tokens import Token, error, tokenize
 
 SYMBOLS = ("s", "m", "n", "i", "j")
 MAX_LENGTH = 2000
@@ -35,6 +36,23 @@ MAX_EXPONENT = 64
 _COMPARE = dict(zip(("<", "<=", ">", ">=", "==", "!="), COMPARISONS, strict=True))
 _SUMS = {"+": "add", "-": "sub"}
 _PRODUCTS = {"*": "mul", "/": "div"}
+_TOKEN = re.compile(
+    r"(?P<space>[ \t\r\n]+)"
+    r"|(?P<number>(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?)"
+    r"|(?P<name>[A-Za-z_][A-Za-z0-9_]*)"
+    r"|(?P<mark>\*\*|<=|>=|==|!=|[-+*/(),<>])"
+)
+_HINTS = {
+    "^": "powers are written with **",
+    "=": "equality is written with ==",
+    ".": "attributes do not exist in formulas",
+    "'": "text does not exist in formulas",
+    '"': "text does not exist in formulas",
+    "[": "only round brackets are allowed",
+    "{": "only round brackets are allowed",
+    "|": "the absolute value is written abs(s)",
+    "%": "there is no remainder in formulas",
+}
 _WORDS = {
     "if": "write where(condition, a, b)",
     "and": "nest where(...) instead",
@@ -44,6 +62,60 @@ _WORDS = {
 }
 
 
+class Token(NamedTuple):
+    """A piece of formula text; ``kind`` is "number", "name", "mark" or "end"."""
+
+    kind: str
+    text: str
+    column: int
+
+    @property
+    def shown(self) -> str:
+        return repr(self.text) if self.text else "the end"
+
+
+def tokenize(source: str, argument: str = "formula") -> list[Token]:
+    """Return all tokens of a formula text, closed by one of kind "end".
+
+    >>> [(token.kind, token.text) for token in tokenize("2*exp")]
+    [('number', '2'), ('mark', '*'), ('name', 'exp'), ('end', '')]
+    """
+    tokens, column = [], 0
+    while column < len(source):
+        match = _TOKEN.match(source, column)
+        if match is None:
+            raise error_at(column, _describe(source[column]), source, argument)
+        if match.lastgroup != "space":
+            tokens.append(Token(match.lastgroup or "", match.group(), column))
+        column = match.end()
+    return [*tokens, Token("end", "", len(source))]
+
+
+def error_at(column: int, problem: str, source: str, argument: str) -> FormulaError:
+    """Return an error that shows the text with a caret under the problem; long texts are cut around it.
+
+    >>> print(error_at(4, "unknown name 'x'", "s + x", "weight"))
+    weight: unknown name 'x'
+        s + x
+            ^
+    """
+    line = re.sub(r"[^ -~]", lambda c: c.group() if c.group().isprintable() else " ", source)
+    start = max(0, column - 60)
+    shown = line[start : start + 100]
+    lead, tail = ("..." if start else ""), ("..." if start + 100 < len(line) else "")
+    caret = " " * (len(lead) + column - start) + "^"
+    return FormulaError(f"{argument}: {problem}\n    {lead}{shown}{tail}\n    {caret}")
+
+
+def _describe(character: str) -> str:
+    if character in _HINTS:
+        return f"unexpected {character!r}: {_HINTS[character]}"
+    if ord(character) < 128:
+        return f"unexpected {character!r}"
+    name = unicodedata.name(character, "a character without a name")
+    return f"unexpected {character!r} (U+{ord(character):04X}, {name}): formulas are plain ASCII"
+
+
 def parse(
     source: str,
     symbols: Iterable[str] = SYMBOLS,
@@ -51,10 +123,10 @@ def parse(
     argument: str = "formula",
     hints: Mapping[str, str] | None = None,
 ) -> Expr:
-    """Formula text to expression; only the given symbol names may occur.
+    """Return the expression of a formula text, in which only the given symbol names may occur.
 
     ``argument`` is the name used in error messages; ``hints`` explain names that a user might expect but that
-    are not allowed here. Raises FormulaError that points at the place.
+    are not allowed here. Raises a FormulaError that points at the problem.
     """
     if not isinstance(source, str):
         raise TypeError(f"{argument}: expected formula text (str), not {type(source).__name__}")
@@ -67,7 +139,7 @@ def parse(
 
 @lru_cache(maxsize=1024)
 def reread(text: str) -> Expr:
-    """The expression that printed ``text``: no limits and any names, since the text is our own."""
+    """Return the expression that printed ``text``: no limits and any names, since the text is our own."""
     names = tuple(set(re.findall(r"[A-Za-z_][A-Za-z0-9_]*", text)) - FUNCTIONS.keys())
     return _Parser(text, names, "formula", _WORDS, limited=False).whole()
 
@@ -117,14 +189,13 @@ class _Parser:
         return token
 
     def wrong(self, problem: str, token: Token | None = None) -> FormulaError:
-        return error(problem, self.source, (token or self.peek).place, self.argument)
+        return error_at((token or self.peek).column, problem, self.source, self.argument)
 
     def expect(self, mark: str, why: str) -> None:
         if self.peek.text != mark:
             if self.peek.text in self.hints:
                 raise self.wrong(self.leftover(self.peek))
-            found = repr(self.peek.text) if self.peek.text else "the end"
-            raise self.wrong(f"expected {mark!r} {why}, found {found}")
+            raise self.wrong(f"expected {mark!r} {why}, found {self.peek.shown}")
         self.take()
 
     def build(self, token: Token, op: str, *args: Expr) -> Expr:
@@ -135,23 +206,26 @@ class _Parser:
             raise self.wrong(
                 f"the exponent {args[1].constant:g} is too large; at most {MAX_EXPONENT} is allowed", token
             )
+        return self.pointing(token, make, op, *args)
+
+    def pointing(self, token: Token, construct: Callable[..., Expr], *args: Any) -> Expr:
+        """Return ``construct(*args)``; an error points at the token."""
         try:
-            return make(op, *args)
+            return construct(*args)
         except FormulaError as problem:
             raise self.wrong(str(problem), token) from None
 
     def value(self) -> Expr:
-        left = self.term()
-        while self.peek.text in _SUMS:
-            token = self.take()
-            left = self.build(token, _SUMS[token.text], left, self.term())
-        return left
+        return self.chain(_SUMS, self.term)
 
     def term(self) -> Expr:
-        left = self.factor()
-        while self.peek.text in _PRODUCTS:
+        return self.chain(_PRODUCTS, self.factor)
+
+    def chain(self, operators: Mapping[str, str], operand: Callable[[], Expr]) -> Expr:
+        left = operand()
+        while self.peek.text in operators:
             token = self.take()
-            left = self.build(token, _PRODUCTS[token.text], left, self.factor())
+            left = self.build(token, operators[token.text], left, operand())
         return left
 
     def factor(self) -> Expr:
@@ -174,22 +248,15 @@ class _Parser:
     def atom(self) -> Expr:
         token = self.take()
         if token.kind == "number":
-            return self.number(token)
+            return self.pointing(token, number, float(token.text))
         if token.kind == "name":
             return self.call(token) if self.peek.text == "(" else self.symbol(token)
         if token.text == "(":
             inner = self.value()
-            self.refuse_comparison()
+            self.reject_comparison()
             self.expect(")", "to close the bracket")
             return inner
-        found = repr(token.text) if token.text else "the end"
-        raise self.wrong(f"expected a number, a symbol, a function or '(', found {found}", token)
-
-    def number(self, token: Token) -> Expr:
-        try:
-            return number(float(token.text))
-        except FormulaError as problem:
-            raise self.wrong(str(problem), token) from None
+        raise self.wrong(f"expected a number, a symbol, a function or '(', found {token.shown}", token)
 
     def symbol(self, token: Token) -> Expr:
         if token.text in self.symbols:
@@ -207,11 +274,11 @@ class _Parser:
             raise self.wrong(self.unknown("function", token.text, tuple(FUNCTIONS)), token)
         self.take()
         args = [self.condition() if token.text == "where" else self.value()]
-        self.refuse_comparison()
+        self.reject_comparison()
         while self.peek.text == ",":
             self.take()
             args.append(self.value())
-            self.refuse_comparison()
+            self.reject_comparison()
         self.expect(")", f"to close {token.text}(")
         return self.apply(token, args)
 
@@ -234,7 +301,7 @@ class _Parser:
         token = self.take()
         return self.build(token, _COMPARE[token.text], left, self.value())
 
-    def refuse_comparison(self) -> None:
+    def reject_comparison(self) -> None:
         if self.peek.text in _COMPARE:
             raise self.wrong(self.leftover(self.peek))
 
@@ -250,5 +317,4 @@ class _Parser:
     def unknown(self, kind: str, name: str, known: tuple[str, ...]) -> str:
         if name in self.hints:
             return f"unexpected {name!r}: {self.hints[name]}"
-        near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
-        return f"unknown {kind} {name!r}" + (f"; did you mean {near[0]!r}?" if near else "")
+        return f"unknown {kind} {name!r}{did_you_mean(name, known, cutoff=0.5)}"

@@ -1,7 +1,7 @@
-"""To and from SymPy, which is imported only when it is used.
+"""Conversion to and from SymPy, which is imported only when it is used.
 
-SymPy rewrites what it is given (exp(log(n) - s) becomes n*exp(-s), which overflows), so a formula that has to
-be numerically careful is better written as text.
+SymPy rewrites expressions (exp(log(n) - s) becomes n*exp(-s), which overflows), so a formula whose numerical
+form matters is better written as text.
 
 >>> import sympy
 >>> s = sympy.Symbol("s", real=True)
@@ -18,7 +18,7 @@ from functools import reduce
 from typing import TYPE_CHECKING, Any
 
 from unsoft.errors import FormulaError
-from unsoft.formula.expr import Expr, make, number, postorder, symbol
+from unsoft.formula.expr import Expr, bottom_up, make, number, symbol
 from unsoft.formula.operation import OPERATIONS
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 def from_sympy(expression: Any) -> Expr:
-    """The expression tree of a SymPy expression; FormulaError if it holds something formulas do not have."""
+    """Return the tree of a SymPy expression. Raise FormulaError if it uses something formulas do not have."""
     import sympy
 
     expression = sympy.sympify(expression, strict=True)
@@ -60,26 +60,18 @@ def from_sympy(expression: Any) -> Expr:
 
 
 def to_sympy(expr: Expr) -> sympy.Expr:
-    """The SymPy form of an expression; its symbols are real, n positive."""
+    """Return the SymPy form of an expression; its symbols are real, n positive."""
     import sympy
 
-    result: dict[Expr, Any] = {}
-    for node in postorder(expr):
+    def convert(node: Expr, operands: list[Any]) -> Any:
         if node.op == "num":
-            result[node] = (
-                sympy.Integer(node.value) if isinstance(node.value, int) else sympy.Float(node.value)
-            )
-        elif node.op == "sym":
-            result[node] = sympy.Symbol(
-                node.name, **({"positive": True} if node.name == "n" else {"real": True})
-            )
-        else:
-            operation, operands = OPERATIONS[node.op], [result[a] for a in node.args]
-            if operation.sympy is None:
-                result[node] = getattr(sympy, node.op)(*operands)
-            else:
-                result[node] = operation.sympy(sympy, *operands)
-    return result[expr]
+            return sympy.Integer(node.value) if isinstance(node.value, int) else sympy.Float(node.value)
+        if node.op == "sym":
+            return sympy.Symbol(node.name, **{"positive" if node.name == "n" else "real": True})
+        form = OPERATIONS[node.op].sympy
+        return getattr(sympy, node.op)(*operands) if form is None else form(sympy, *operands)
+
+    return bottom_up(expr, convert)
 
 
 def _sum(expression: sympy.Add) -> Expr:

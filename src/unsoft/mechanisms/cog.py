@@ -21,7 +21,7 @@ tensor([ 0.3750, -0.6250])
 from torch import Tensor
 
 from unsoft.formula import Formula
-from unsoft.formula.analysis import Properties
+from unsoft.formula.analysis import ONE, Interval, Properties
 from unsoft.formula.formula import Facts
 from unsoft.modules.definition import Logits, normalised
 from unsoft.modules.registry import builtin
@@ -47,7 +47,5 @@ builtin(
     definition=definition,
     # |sign(s) exp|s|| is the mass: absolute sum 1; the signs are free;
     # the weight jumps from -1/Z to 1/Z at 0.
-    promises=Properties(
-        signed=True, row_sum="in [-1, 1]", l1="1", sparse=False, needs_length=False, continuous=False
-    ),
+    promises=Properties(signed=True, row_sum=Interval(-1, 1), l1=ONE, continuous=False),
 )

@@ -36,7 +36,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from unsoft.formula.analysis import Properties
+from unsoft.formula.analysis import ONE, Properties
 from unsoft.modules.definition import WrittenCall, over_sum
 from unsoft.modules.linear import Linear
 from unsoft.modules.registry import family
@@ -87,6 +87,6 @@ family(
     summary="linear attention, rectified features, near keys preferred by a cosine",
     paper="Qin et al. 2022, arXiv 2202.08791",
     argument="max_length",
-    properties=Properties(False, "1", "1", True, False, True),
+    properties=Properties(signed=False, row_sum=ONE, l1=ONE, sparse=True),
     definition=definition,
 )

@@ -55,6 +55,6 @@ family(
     summary="weights that fade with distance, whatever the content",
     argument="start",
     paper="Orvieto et al. 2023, arXiv 2303.06349",
-    properties=Properties(False, "free", "free", False, False, True),
+    properties=Properties(signed=False),
     definition=definition,
 )

@@ -99,6 +99,6 @@ family(
     DeltaNet,
     summary="linear attention that corrects what its state holds for a key",
     paper="Yang et al. 2024, arXiv 2406.06484",
-    properties=Properties(True, "free", "free", False, False, True),
+    properties=Properties(signed=True),
     definition=definition,
 )

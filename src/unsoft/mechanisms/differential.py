@@ -149,7 +149,7 @@ family(
     Differential,
     summary="difference of two softmax maps, normalised per head",
     paper="Ye et al. 2024, arXiv 2410.05258",
-    properties=Properties(True, "free", "free", False, False, True),
+    properties=Properties(signed=True),
     base="softmax",
     definition=definition,
 )

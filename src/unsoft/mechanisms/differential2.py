@@ -30,7 +30,7 @@ from torch import Tensor
 
 from unsoft.engines.run import run_formula
 from unsoft.formula import Formula
-from unsoft.formula.analysis import Properties
+from unsoft.formula.analysis import Interval, Properties
 from unsoft.modules.cache import Cache, KeyValueCache
 from unsoft.modules.definition import Pointwise, WrittenCall, logits_of, visible_part
 from unsoft.modules.module import Inputs, Mechanism
@@ -106,7 +106,7 @@ family(
     Differential2,
     summary="difference of two softmax maps by an amount each token chooses",
     paper="Ye et al. 2026, Diff-Transformer V2",
-    properties=Properties(True, "in (0, 1)", "< 2", False, False, True),
+    properties=Properties(signed=True, row_sum=Interval(0, 1, open=True), l1=Interval(high=2, open=True)),
     base="softmax",
     definition=definition,
 )

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from unsoft.engines.rows.threshold import Threshold
-from unsoft.formula.analysis import Properties
+from unsoft.formula.analysis import Interval, Properties
 from unsoft.modules.definition import WrittenCall, shares
 from unsoft.modules.registry import family
 from unsoft.modules.row_coupled import RowCoupled
@@ -59,6 +59,8 @@ family(
     summary="softmax with its smallest weights cut off; the row sum may fall below 1",
     argument="tau",
     paper="Lazy Attention 2026, arXiv 2601.00919",
-    properties=Properties(False, "<= 1", "<= 1", True, True, True),
+    properties=Properties(
+        signed=False, row_sum=Interval(high=1), l1=Interval(high=1), sparse=True, needs_length=True
+    ),
     definition=definition,
 )

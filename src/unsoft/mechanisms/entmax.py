@@ -22,7 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from unsoft.engines.rows.threshold import Threshold
-from unsoft.formula.analysis import Properties
+from unsoft.formula.analysis import ONE, Properties
 from unsoft.modules.definition import WrittenCall
 from unsoft.modules.registry import family
 from unsoft.modules.row_coupled import RowCoupled
@@ -78,6 +78,6 @@ family(
     summary="alpha-entmax with a learned alpha per head, from softmax to sparsemax",
     argument="alpha",
     paper="Correia et al. 2019, arXiv 1909.00015",
-    properties=Properties(False, "1", "1", True, False, True),
+    properties=Properties(signed=False, row_sum=ONE, l1=ONE, sparse=True),
     definition=definition,
 )

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from unsoft.engines.rows.threshold import Threshold
-from unsoft.formula.analysis import Properties
+from unsoft.formula.analysis import ONE, Properties
 from unsoft.modules.definition import WrittenCall
 from unsoft.modules.registry import family
 from unsoft.modules.row_coupled import RowCoupled
@@ -60,6 +60,6 @@ family(
     Entmax15,
     summary="between softmax and sparsemax: squares above a threshold, exact zeros below",
     paper="Peters et al. 2019, arXiv 1905.05702",
-    properties=Properties(False, "1", "1", True, False, True),
+    properties=Properties(signed=False, row_sum=ONE, l1=ONE, sparse=True),
     definition=definition,
 )

@@ -77,6 +77,6 @@ family(
     GatedDeltaNet,
     summary="the delta rule on a state that fades as each token says",
     paper="Yang et al. 2024, arXiv 2412.06464",
-    properties=Properties(True, "free", "free", False, False, True),
+    properties=Properties(signed=True),
     definition=definition,
 )

@@ -48,7 +48,7 @@ from torch import Tensor, nn
 from unsoft.engines.native.pairs import pair_difference, pair_queries, pairs_ready
 from unsoft.engines.run import run_formula
 from unsoft.formula import Formula
-from unsoft.formula.analysis import Properties
+from unsoft.formula.analysis import Interval, Properties
 from unsoft.modules.cache import Cache, KeyValueCache
 from unsoft.modules.definition import Pointwise, WrittenCall, logits_of, visible_part
 from unsoft.modules.module import Derived, Inputs, Mechanism
@@ -209,12 +209,26 @@ def definition(call: WrittenCall, layer: Any, formula: Pointwise) -> Tensor:
     return weights
 
 
+def _row_sum(layer: Gpam) -> tuple[Tensor, Tensor]:
+    plus, minus = (strength.detach()[:, None] for strength in layer.strengths())
+    return 1 + plus - minus, 1 + plus - minus
+
+
+def _largest_l1(layer: Gpam) -> tuple[float, Tensor]:
+    plus, minus = (strength.detach()[:, None] for strength in layer.strengths())
+    return -math.inf, 1 + plus + minus
+
+
 family(
     "gpam",
     Gpam,
     summary="softmax attention minus a second one, with a fixed row sum",
     paper="Heo and Choi 2024, arXiv 2410.15578",
-    properties=Properties(True, "1 + l+ - l-", "<= 1 + l+ + l-", False, False, True),
+    properties=Properties(
+        signed=True,
+        row_sum=Interval(text="1 + l+ - l-", of_module=_row_sum),
+        l1=Interval(text="<= 1 + l+ + l-", of_module=_largest_l1),
+    ),
     base="softmax",
     definition=definition,
 )

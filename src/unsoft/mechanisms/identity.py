@@ -39,7 +39,5 @@ builtin(
     IDENTITY,
     definition=definition,
     # s/n: the sum is the mean logit, anything.
-    promises=Properties(
-        signed=True, row_sum="free", l1="free", sparse=False, needs_length=True, continuous=True
-    ),
+    promises=Properties(signed=True, needs_length=True),
 )

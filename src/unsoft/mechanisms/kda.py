@@ -56,6 +56,6 @@ family(
     KimiDelta,
     summary="the delta rule on a state whose every channel fades by itself",
     paper="Kimi Team 2025, arXiv 2510.26692",
-    properties=Properties(True, "free", "free", False, False, True),
+    properties=Properties(signed=True),
     definition=definition,
 )

@@ -19,7 +19,7 @@ tensor([0.6000, 0.8000])
 from torch import Tensor
 
 from unsoft.formula import Formula
-from unsoft.formula.analysis import Properties
+from unsoft.formula.analysis import Interval, Properties
 from unsoft.formula.formula import Facts
 from unsoft.modules.definition import Logits, normalised
 from unsoft.modules.registry import builtin
@@ -45,12 +45,5 @@ builtin(
     L2,
     definition=definition,
     # 2-norm 1 and positive: the sum is least (1) for one key alone and most (sqrt(n)) for n equal ones.
-    promises=Properties(
-        signed=False,
-        row_sum="in [1, sqrt(n)]",
-        l1="in [1, sqrt(n)]",
-        sparse=False,
-        needs_length=False,
-        continuous=True,
-    ),
+    promises=Properties(signed=False, row_sum=Interval(1, 1, power=0.5), l1=Interval(1, 1, power=0.5)),
 )

@@ -25,7 +25,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from unsoft.formula.analysis import Properties
+from unsoft.formula.analysis import ONE, Properties
 from unsoft.modules.definition import WrittenCall, shares_of_sums
 from unsoft.modules.linear import Linear
 from unsoft.modules.registry import family
@@ -65,8 +65,6 @@ family(
     lambda layer_spec: Linear(layer_spec, elu1_of_query, elu1, compiled_map="elu1"),
     summary="linear attention with elu(x) + 1 features",
     paper="Katharopoulos et al. 2020, arXiv 2006.16236",
-    properties=Properties(
-        signed=False, row_sum="1", l1="1", sparse=False, needs_length=False, continuous=True
-    ),
+    properties=Properties(signed=False, row_sum=ONE, l1=ONE),
     definition=definition,
 )

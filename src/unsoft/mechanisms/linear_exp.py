@@ -25,7 +25,7 @@ from typing import Any
 
 from torch import Tensor
 
-from unsoft.formula.analysis import Properties
+from unsoft.formula.analysis import ONE, Properties
 from unsoft.modules.definition import WrittenCall, scaled, shares_of_sums
 from unsoft.modules.linear import Linear, unchanged
 from unsoft.modules.registry import family
@@ -41,8 +41,6 @@ family(
     "linear-exp",
     lambda layer_spec: Linear(layer_spec, unchanged, scaled=True, logarithmic=True, compiled_map="identity"),
     summary="linear attention with exponential features",
-    properties=Properties(
-        signed=False, row_sum="1", l1="1", sparse=False, needs_length=False, continuous=True
-    ),
+    properties=Properties(signed=False, row_sum=ONE, l1=ONE),
     definition=definition,
 )

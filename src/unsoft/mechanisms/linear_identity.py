@@ -39,8 +39,6 @@ family(
         layer_spec, unchanged, scaled=True, normaliser="count", compiled_map="identity"
     ),
     summary="the formula identity in linear time",
-    properties=Properties(
-        signed=True, row_sum="free", l1="free", sparse=False, needs_length=True, continuous=True
-    ),
+    properties=Properties(signed=True, needs_length=True),
     definition=definition,
 )

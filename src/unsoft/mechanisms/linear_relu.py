@@ -26,7 +26,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from unsoft.formula.analysis import Properties
+from unsoft.formula.analysis import ONE, Properties
 from unsoft.modules.definition import WrittenCall, over_sum
 from unsoft.modules.linear import Linear
 from unsoft.modules.registry import family
@@ -41,8 +41,6 @@ family(
     "linear-relu",
     lambda layer_spec: Linear(layer_spec, torch.relu, compiled_map="relu"),
     summary="linear attention with rectified features",
-    properties=Properties(
-        signed=False, row_sum="1", l1="1", sparse=True, needs_length=False, continuous=True
-    ),
+    properties=Properties(signed=False, row_sum=ONE, l1=ONE, sparse=True),
     definition=definition,
 )

@@ -26,7 +26,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from unsoft.formula.analysis import Properties
+from unsoft.formula.analysis import ONE, Properties
 from unsoft.modules.definition import WrittenCall, over_sum
 from unsoft.modules.linear import Linear
 from unsoft.modules.registry import family
@@ -48,8 +48,6 @@ family(
     "linear-taylor2",
     lambda layer_spec: Linear(layer_spec, taylor2, scaled=True),
     summary="linear attention with the Taylor features of exp",
-    properties=Properties(
-        signed=False, row_sum="1", l1="1", sparse=False, needs_length=False, continuous=True
-    ),
+    properties=Properties(signed=False, row_sum=ONE, l1=ONE),
     definition=definition,
 )

@@ -46,7 +46,7 @@ from torch import Tensor, nn
 
 from unsoft.engines.arguments import checked_call
 from unsoft.engines.call import Call, compute_dtype
-from unsoft.formula.analysis import Properties
+from unsoft.formula.analysis import Interval, Properties
 from unsoft.magnitude.gaussian import System
 from unsoft.magnitude.points import Points, checked_eps
 from unsoft.magnitude.prefix import arrival_weights, prefix_factors
@@ -298,7 +298,7 @@ family(
     lambda layer_spec, base, **options: Magnitude(Pointwise(base, layer_spec), **options),
     summary=_SUMMARY,
     paper="Rosić 2026",
-    properties=Properties(False, "in (0, 1)", "< 1", False, False, True),
+    properties=Properties(signed=False, row_sum=Interval(0, 1, open=True), l1=Interval(high=1, open=True)),
     base="softmax",
     takes=Magnitude,
 )

@@ -25,7 +25,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from unsoft.formula.analysis import Properties
+from unsoft.formula.analysis import ONE, Properties
 from unsoft.modules.definition import WrittenCall, scaled, shares_of_sums
 from unsoft.modules.linear import Linear
 from unsoft.modules.registry import family
@@ -92,6 +92,6 @@ family(
     summary="random features that approach softmax as their number grows",
     paper="Choromanski et al. 2020, arXiv 2009.14794",
     argument="count",
-    properties=Properties(False, "1", "1", False, False, True),
+    properties=Properties(signed=False, row_sum=ONE, l1=ONE),
     definition=definition,
 )

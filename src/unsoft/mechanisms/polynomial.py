@@ -53,7 +53,5 @@ builtin(
     polynomial,
     definition=definition,
     # s^3/sqrt(n): anything.
-    promises=Properties(
-        signed=True, row_sum="free", l1="free", sparse=False, needs_length=True, continuous=True
-    ),
+    promises=Properties(signed=True, needs_length=True),
 )

@@ -41,7 +41,5 @@ builtin(
     RELU,
     definition=definition,
     # Zero for all s <= 0; grows with s.
-    promises=Properties(
-        signed=False, row_sum="free", l1="free", sparse=True, needs_length=True, continuous=True
-    ),
+    promises=Properties(signed=False, sparse=True, needs_length=True),
 )

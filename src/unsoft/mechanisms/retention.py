@@ -121,6 +121,6 @@ family(
     summary="linear attention whose weights fade with distance",
     argument="start",
     paper="Sun et al. 2023, arXiv 2307.08621",
-    properties=Properties(True, "free", "free", False, False, True),
+    properties=Properties(signed=True),
     definition=definition,
 )

@@ -41,7 +41,5 @@ builtin(
     SIGMOID,
     definition=definition,
     # Each key between 0 and 1, never 0: the sum is up to n.
-    promises=Properties(
-        signed=False, row_sum="free", l1="free", sparse=False, needs_length=True, continuous=True
-    ),
+    promises=Properties(signed=False, needs_length=True),
 )

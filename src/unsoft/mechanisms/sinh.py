@@ -20,7 +20,7 @@ tensor([  9.0000, -16.0000])
 from torch import Tensor
 
 from unsoft.formula import Formula
-from unsoft.formula.analysis import Properties
+from unsoft.formula.analysis import Interval, Properties
 from unsoft.formula.formula import Facts
 from unsoft.modules.definition import Logits, normalised
 from unsoft.modules.registry import builtin
@@ -44,7 +44,5 @@ builtin(
     SINH,
     definition=definition,
     # |sinh| < cosh.
-    promises=Properties(
-        signed=True, row_sum="in [-1, 1]", l1="<= 1", sparse=False, needs_length=False, continuous=True
-    ),
+    promises=Properties(signed=True, row_sum=Interval(-1, 1), l1=Interval(high=1)),
 )

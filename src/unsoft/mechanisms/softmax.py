@@ -16,7 +16,7 @@ tensor([0.2500, 0.7500])
 from torch import Tensor
 
 from unsoft.formula import Formula
-from unsoft.formula.analysis import Properties
+from unsoft.formula.analysis import ONE, Properties
 from unsoft.formula.formula import Facts
 from unsoft.modules.definition import Logits, normalised
 from unsoft.modules.registry import builtin
@@ -40,5 +40,5 @@ builtin(
     "softmax",
     SOFTMAX,
     definition=definition,
-    promises=Properties(signed=False, row_sum="1", l1="1", sparse=False, needs_length=False, continuous=True),
+    promises=Properties(signed=False, row_sum=ONE, l1=ONE),
 )

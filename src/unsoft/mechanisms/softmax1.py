@@ -18,7 +18,7 @@ tensor([0.2500, 0.5000])
 from torch import Tensor
 
 from unsoft.formula import Formula
-from unsoft.formula.analysis import Properties
+from unsoft.formula.analysis import Interval, Properties
 from unsoft.formula.formula import Facts
 from unsoft.modules.definition import Logits, normalised
 from unsoft.modules.registry import builtin
@@ -44,7 +44,5 @@ builtin(
     SOFTMAX1,
     definition=definition,
     # The extra 1 takes its share.
-    promises=Properties(
-        signed=False, row_sum="< 1", l1="< 1", sparse=False, needs_length=False, continuous=True
-    ),
+    promises=Properties(signed=False, row_sum=Interval(high=1, open=True), l1=Interval(high=1, open=True)),
 )

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from unsoft.formula import Formula
-from unsoft.formula.analysis import Properties
+from unsoft.formula.analysis import Interval, Properties
 from unsoft.formula.formula import Facts
 from unsoft.modules.definition import Logits, normalised
 from unsoft.modules.registry import builtin
@@ -50,7 +50,5 @@ builtin(
     SOFTPICK,
     definition=definition,
     # Zero for s <= 0, and these keys still take their share of the mass.
-    promises=Properties(
-        signed=False, row_sum="<= 1", l1="<= 1", sparse=True, needs_length=False, continuous=True
-    ),
+    promises=Properties(signed=False, row_sum=Interval(high=1), l1=Interval(high=1), sparse=True),
 )

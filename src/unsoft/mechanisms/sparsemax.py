@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from unsoft.engines.rows.threshold import Threshold
-from unsoft.formula.analysis import Properties
+from unsoft.formula.analysis import ONE, Properties
 from unsoft.modules.definition import WrittenCall
 from unsoft.modules.registry import family
 from unsoft.modules.row_coupled import RowCoupled
@@ -54,6 +54,6 @@ family(
     Sparsemax,
     summary="the point of the simplex nearest to the logits: far keys get exactly nothing",
     paper="Martins and Astudillo 2016, arXiv 1602.02068",
-    properties=Properties(False, "1", "1", True, False, True),
+    properties=Properties(signed=False, row_sum=ONE, l1=ONE, sparse=True),
     definition=definition,
 )

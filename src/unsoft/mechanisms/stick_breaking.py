@@ -27,7 +27,7 @@ from torch import Tensor
 from torch.nn.functional import logsigmoid
 
 from unsoft.engines.rows.sticks import Sticks
-from unsoft.formula.analysis import Properties
+from unsoft.formula.analysis import Interval, Properties
 from unsoft.modules.definition import WrittenCall
 from unsoft.modules.module import Inputs
 from unsoft.modules.registry import family
@@ -65,6 +65,6 @@ family(
     StickBreaking,
     summary="the nearest key takes its share first, earlier ones of what is left",
     paper="Tan et al. 2024, arXiv 2410.17980",
-    properties=Properties(False, "in [0, 1]", "in [0, 1]", False, False, True),
+    properties=Properties(signed=False, row_sum=Interval(0, 1), l1=Interval(0, 1)),
     definition=definition,
 )

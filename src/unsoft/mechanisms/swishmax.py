@@ -18,7 +18,7 @@ tensor([ 0.6652, -0.0900])
 from torch import Tensor
 
 from unsoft.formula import Formula
-from unsoft.formula.analysis import Properties
+from unsoft.formula.analysis import Interval, Properties
 from unsoft.formula.formula import Facts
 from unsoft.modules.definition import Logits, normalised
 from unsoft.modules.registry import builtin
@@ -43,7 +43,5 @@ builtin(
     SWISHMAX,
     definition=definition,
     # |weight| = mass, but the extra 1 takes its share.
-    promises=Properties(
-        signed=True, row_sum="in (-1, 1)", l1="< 1", sparse=False, needs_length=False, continuous=True
-    ),
+    promises=Properties(signed=True, row_sum=Interval(-1, 1, open=True), l1=Interval(high=1, open=True)),
 )

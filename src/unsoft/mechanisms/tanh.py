@@ -17,7 +17,7 @@ tensor([ 0.3000, -0.4000])
 from torch import Tensor
 
 from unsoft.formula import Formula
-from unsoft.formula.analysis import Properties
+from unsoft.formula.analysis import Interval, Properties
 from unsoft.formula.formula import Facts
 from unsoft.modules.definition import Logits
 from unsoft.modules.registry import builtin
@@ -39,7 +39,5 @@ builtin(
     TANH,
     definition=definition,
     # n weights of at most 1/n.
-    promises=Properties(
-        signed=True, row_sum="in [-1, 1]", l1="<= 1", sparse=False, needs_length=True, continuous=True
-    ),
+    promises=Properties(signed=True, row_sum=Interval(-1, 1), l1=Interval(high=1), needs_length=True),
 )

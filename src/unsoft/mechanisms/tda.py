@@ -127,6 +127,6 @@ family(
     TDA,
     summary="difference of two sparse maps: squared cosines above a threshold",
     paper="Huang et al. 2026, arXiv 2601.12145",
-    properties=Properties(True, "free", "free", True, True, True),
+    properties=Properties(signed=True, sparse=True, needs_length=True),
     definition=definition,
 )

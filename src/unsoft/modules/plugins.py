@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from unsoft.errors import PluginWarning
 from unsoft.formula import Formula
-from unsoft.formula.analysis import Properties
+from unsoft.formula.analysis import Interval, Properties
 from unsoft.modules import registry
 from unsoft.modules.pointwise import field_family
 from unsoft.modules.registry import parts_of
@@ -107,8 +107,8 @@ def _family_of(
     for given in promises:
         if given not in known:
             raise TypeError(f"register: unknown promise {given!r} (known: {', '.join(known)})")
-    nothing: dict[str, Any] = {"signed": True, "row_sum": "free", "l1": "free", "sparse": False}
-    properties = Properties(**nothing | {"needs_length": False, "continuous": True} | promises)
+    sums = {name: Interval.read(promises[name]) for name in ("row_sum", "l1") if name in promises}
+    properties = Properties(**promises | sums)
     first_line = inspect.cleandoc(cls.__doc__ or name).partition("\n")[0]
     return Family(name, cls, summary or first_line, properties, None, paper, argument)
 

@@ -19,7 +19,7 @@ from unsoft.engines.field_tables import squared_lengths
 from unsoft.engines.native.step import Field
 from unsoft.engines.run import run_formula
 from unsoft.formula import Formula
-from unsoft.formula.fields import BUILT_IN
+from unsoft.formula.arguments import BUILT_IN
 from unsoft.modules.cache import Cache, KeyValueCache
 from unsoft.modules.module import Inputs, Mechanism, Values
 from unsoft.modules.registry import builtin

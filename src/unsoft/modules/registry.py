@@ -35,7 +35,7 @@ from unsoft.tracing import constant_in_graph
 
 if TYPE_CHECKING:
     from unsoft.modules.module import Mechanism
-from unsoft.formula.from_text import formula_from_text
+from unsoft.formula.formula import formula_from_text
 
 _FOLDER = "unsoft.mechanisms"
 _registered: dict[str, Formula | Factory | Family] = {}

@@ -11,7 +11,7 @@ import torch
 from torch import Generator, Tensor
 
 from unsoft.formula import Formula
-from unsoft.formula.fields import SIDES
+from unsoft.formula.arguments import SIDES
 
 DOUBLE = torch.float64
 

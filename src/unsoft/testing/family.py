@@ -19,7 +19,7 @@ from unsoft.modules.module import Mechanism
 from unsoft.modules.spec import LayerSpec, MechanismSpec
 from unsoft.testing.check import NotApplicable
 from unsoft.testing.measure import Measure, close, equal, fact
-from unsoft.testing.promises import bounds_of, outside
+from unsoft.testing.promises import outside
 from unsoft.testing.report import Report, Row, worst_of
 
 HEADS, WIDTH, LENGTH, BATCH = 4, 6, 70, 2
@@ -182,15 +182,15 @@ def _promises(x: Subject) -> Iterator[Measure]:
         _, weights = x.module(size * q, size * k, v, is_causal=True, return_weights=True)
         weights = weights.detach()
         alive = weights.abs().sum(-1) > 0
-        for what, text, total in (
+        for what, interval, total in (
             ("sum", promised.row_sum, weights.sum(-1)),
             ("sum of absolute values", promised.l1, weights.abs().sum(-1)),
         ):
             low, high = (
                 torch.as_tensor(bound, dtype=x.dtype).expand(alive.shape)[alive]
-                for bound in bounds_of(text, x.module, alive.shape)
+                for bound in (interval.of_module(x.module) if interval.of_module else interval.ends(LENGTH))
             )
-            yield Measure(f"the {what} of a row is {text}", outside(total[alive], low, high), allowed)
+            yield Measure(f"the {what} of a row is {interval}", outside(total[alive], low, high), allowed)
         if not promised.signed:
             yield fact("there are no negative weights", bool((weights >= 0).all()))
         if size == 1.0:  # larger logits may underflow

@@ -16,9 +16,8 @@ import torch
 from torch import Tensor
 
 from unsoft.formula import Expr, Formula, derivative, evaluate
-from unsoft.formula.expr import symbol
-from unsoft.formula.row import vanishes
-from unsoft.formula.substitute import substitute
+from unsoft.formula.evaluation import vanishes
+from unsoft.formula.expr import substitute, symbol
 from unsoft.testing.case import Inputs
 
 MASK = "_mask"

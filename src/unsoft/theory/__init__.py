@@ -1,14 +1,13 @@
-"""Theory: closed forms and quadrature, an oracle that shares no numerics with what it judges.
+"""Closed forms and quadrature: an oracle that shares no numerics with the engines that it checks.
 
 >>> from unsoft import theory
 >>> theory.sparsity("relu2", beta=-1.0, gamma=[0.5, 1.0, 2.0])
 tensor([0.0720, 0.2053, 0.3015], dtype=torch.float64)
 """
 
-from unsoft.theory.bounds import Limits, Minimum, can_focus, limits, minimum
 from unsoft.theory.finite import Empirical, empirical_sparsity, length_correction, widest_spread
 from unsoft.theory.hijack import Hijack, hijack_share, magnitude_hijack
-from unsoft.theory.infinite import sparsity
+from unsoft.theory.infinite import Limits, Minimum, can_focus, limits, minimum, sparsity
 from unsoft.theory.linear import (
     Ranks,
     decay_sparsity,
@@ -34,10 +33,10 @@ __all__ = [
     "length_correction",
     "limits",
     "linear_sparsity",
-    "widest_spread",
     "magnitude_hijack",
     "minimum",
     "performer_sparsity",
     "ranks",
     "sparsity",
+    "widest_spread",
 ]

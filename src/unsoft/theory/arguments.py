@@ -1,4 +1,4 @@
-"""Reads beta, gamma and other numbers: float64 tensors, or an error that names the argument."""
+"""Checks of beta, gamma and other numbers, which return float64 tensors."""
 
 from __future__ import annotations
 
@@ -7,20 +7,22 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from unsoft.checks import whole_number
+
 Numbers = float | Sequence[float] | Tensor
 
 
-def read_numbers(name: str, given: Numbers) -> Tensor:
-    """The argument as a float64 tensor without NaN or infinity.
+def read_numbers(name: str, value: Numbers) -> Tensor:
+    """Return the argument as a float64 tensor without NaN or infinity.
 
     >>> read_numbers("beta", [1, 2])
     tensor([1., 2.], dtype=torch.float64)
     """
     try:
-        numbers = torch.as_tensor(given, dtype=torch.float64, device="cpu")
+        numbers = torch.as_tensor(value, dtype=torch.float64, device="cpu")
     except (TypeError, ValueError, RuntimeError):
         raise TypeError(
-            f"{name}: expected a number, a list of numbers or a tensor, not {type(given).__name__}"
+            f"{name}: expected a number, a list of numbers or a tensor, not {type(value).__name__}"
         ) from None
     if not numbers.isfinite().all():
         bad = numbers[~numbers.isfinite()].flatten()[0].item()
@@ -29,7 +31,7 @@ def read_numbers(name: str, given: Numbers) -> Tensor:
 
 
 def read_logits(beta: Numbers, gamma: Numbers) -> tuple[Tensor, Tensor]:
-    """Mean and spread of the logits, broadcast to one shape; the spread is 0 or more."""
+    """Return mean and spread of the logits, broadcast to one shape; the spread is 0 or more."""
     mean, spread = read_numbers("beta", beta), read_numbers("gamma", gamma)
     if (spread < 0).any():
         raise ValueError(
@@ -45,9 +47,14 @@ def read_logits(beta: Numbers, gamma: Numbers) -> tuple[Tensor, Tensor]:
     return mean, spread
 
 
-def read_at_least(name: str, given: Numbers, least: float) -> Tensor:
-    """:func:`read_numbers` with a lower bound."""
-    numbers = read_numbers(name, given)
+def read_at_least(name: str, value: Numbers, least: float) -> Tensor:
+    """Return :func:`read_numbers` of values that have a lower bound."""
+    numbers = read_numbers(name, value)
     if (numbers < least).any():
         raise ValueError(f"{name}: every value must be at least {least:g}, but one is {numbers.min():g}")
     return numbers
+
+
+def read_dim(dim: int | None) -> int | None:
+    """Return the dimension of a sphere of keys, at least 3, or None for Gaussian keys."""
+    return None if dim is None else whole_number("sparsity", "dim", dim, 3)

@@ -14,8 +14,8 @@ r = beta / gamma throughout; phi and Phi are the density and the distribution fu
 
 exp, relu2 and identity are those of Su 2023 ("Can attention really focus?"), the others are derived here.
 Anything that only rescales the row (a normaliser, an offset, 1/n) cancels, so softmax, softmax1 and l2 all
-are exp. The sigmoid has no closed form: E sigmoid(s) is the logistic-normal integral. Each function is
-arranged so that nothing cancels or overflows, and takes gamma > 0 so small that it stands for the limit.
+equal exp. The sigmoid has no closed form: E sigmoid(s) is the logistic-normal integral. The functions are
+arranged so that nothing cancels or overflows; gamma must be above 0, but may be as small as 1e-100.
 """
 
 from __future__ import annotations
@@ -37,29 +37,29 @@ _POLYNOMIALS = {  # E max(r + e, 0)^k = P(r) Phi(r) + Q(r) phi(r): (power of r, 
 
 
 def exponential(beta: Tensor, gamma: Tensor) -> Tensor:
-    """S of softmax: exp(-gamma^2 / 2), whatever beta."""
+    """Return S of softmax: exp(-gamma^2 / 2), independent of beta."""
     return torch.exp(-gamma.square() / 2)
 
 
 def identity(beta: Tensor, gamma: Tensor) -> Tensor:
-    """S of the plain logit; even in beta, never below sqrt(2/pi)."""
+    """Return S of the plain logit; even in beta, at least sqrt(2/pi)."""
     size, ratio = torch.hypot(beta, gamma), beta / gamma
     near = math.sqrt(2 / math.pi) * gamma / size * torch.exp(-ratio.square() / 2)
     return near + beta / size * torch.erf(ratio / _ROOT2)
 
 
 def relu(beta: Tensor, gamma: Tensor) -> Tensor:
-    """S of max(s, 0)."""
+    """Return S of max(s, 0)."""
     return torch.exp(log_rectified_moment(1, beta, gamma) - log_rectified_moment(2, beta, gamma) / 2)
 
 
 def relu2(beta: Tensor, gamma: Tensor) -> Tensor:
-    """S of max(s, 0)^2."""
+    """Return S of max(s, 0)^2."""
     return torch.exp(log_rectified_moment(2, beta, gamma) - log_rectified_moment(4, beta, gamma) / 2)
 
 
 def cog(beta: Tensor, gamma: Tensor) -> Tensor:
-    """S of sign(s) exp(|s|); even in beta."""
+    """Return S of sign(s) exp(|s|); even in beta."""
     beta, ratio = beta.abs(), beta.abs() / gamma
 
     def g(a: int) -> Tensor:
@@ -71,7 +71,7 @@ def cog(beta: Tensor, gamma: Tensor) -> Tensor:
 
 
 def sinh(beta: Tensor, gamma: Tensor) -> Tensor:
-    """S of sinh(s); even in beta. Both moments are divided by their leading exponential."""
+    """Return S of sinh(s); even in beta. Both moments are divided by their leading exponential."""
     beta, ratio = beta.abs(), (beta.abs() / gamma).clamp(max=1e4)
     fading = torch.exp(-2 * beta)
     difference = _erf_around(ratio / _ROOT2, gamma / _ROOT2)
@@ -83,26 +83,25 @@ def sinh(beta: Tensor, gamma: Tensor) -> Tensor:
 
 
 def _erf_around(x: Tensor, h: Tensor) -> Tensor:
-    """erf(x + h) - erf(x - h)."""
-    slope = (
-        2 * _ROOT2 * density(_ROOT2 * x)
-    )  # of erf; the next term of the series is below 1e-13 of the first
+    """Return erf(x + h) - erf(x - h)."""
+    slope = 2 * _ROOT2 * density(_ROOT2 * x)  # of erf
+    # For h < 1e-3 the next term of the series is below 1e-13 of the first.
     series = 2 * h * slope * (1 + h.square() * (2 * x.square() - 1) / 3)
     return torch.where(h < _SMALL, series, torch.erf(x + h) - torch.erf(x - h))
 
 
 def density(x: Tensor) -> Tensor:
-    """phi, the density of the standard normal distribution."""
+    """Return phi, the density of the standard normal distribution."""
     return torch.exp(-x.square() / 2) / math.sqrt(2 * math.pi)
 
 
 def log_rectified_moment(k: int, beta: Tensor, gamma: Tensor) -> Tensor:
-    """log of E max(s, 0)^k / (beta^2 + gamma^2)^(k/2) for s ~ N(beta, gamma^2), gamma > 0 and k = 1, 2, 4.
+    """Return log of E max(s, 0)^k / (beta^2 + gamma^2)^(k/2) for s ~ N(beta, gamma^2) and k = 1, 2, 4.
 
-    For beta > -gamma it is the polynomial in beta / gamma that integration by parts gives. Below, that
-    polynomial cancels, so the moment is phi(x) B_k with x = -beta / gamma and B_k = integral of u^k
-    exp(-u^2/2 - u x) over u > 0, whose ratios B_k / B_(k-1) = k / (x + B_(k+1) / B_k) are a continued
-    fraction of positive terms.
+    gamma is above 0. For beta > -gamma the moment is a polynomial in beta / gamma, by integration by parts.
+    For smaller beta its terms cancel, so the moment is computed as phi(x) B_k with x = -beta / gamma and
+    B_k = integral of u^k exp(-u^2/2 - u x) over u > 0. The ratios B_k / B_(k-1) = k / (x + B_(k+1) / B_k) are
+    a continued fraction of positive terms.
 
     >>> one, zero = torch.ones((), dtype=torch.float64), torch.zeros((), dtype=torch.float64)
     >>> log_rectified_moment(2, zero, one).exp()

@@ -1,4 +1,4 @@
-"""Rows of finite length: how soon the statements about infinitely many keys hold."""
+"""Rows of finite length: from which length on the results for infinitely many keys apply."""
 
 from __future__ import annotations
 
@@ -9,11 +9,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from unsoft.checks import whole_number
 from unsoft.formula import Formula
-from unsoft.theory.arguments import Numbers, read_at_least, read_logits
-from unsoft.theory.infinite import read_dim
-from unsoft.theory.moments import Weight, limit_spread
-from unsoft.theory.named import formula_of
+from unsoft.theory.arguments import Numbers, read_at_least, read_dim, read_logits
+from unsoft.theory.weight import Weight, formula_of, limit_spread
 
 _AT_ONCE = 2**20  # logits
 
@@ -26,7 +25,7 @@ class Empirical(NamedTuple):
 
 
 def row_sparsity(log_size: Tensor) -> Tensor:
-    """mean|a| / sqrt(mean a^2) of rows given as log|a|, never below 1/sqrt(n); a row of zeros gives 0.
+    """Return mean|a| / sqrt(mean a^2) of rows given as log|a|: at least 1/sqrt(n), or 0 for a row of zeros.
 
     >>> row_sparsity(torch.tensor([0.0, -math.inf, -math.inf, -math.inf]))
     tensor(0.5000)
@@ -48,23 +47,23 @@ def empirical_sparsity(
     n: float | None = None,
     params: Mapping[str, float] | None = None,
 ) -> Empirical:
-    """Mean S of random rows of ``length`` keys whose logits are N(beta, gamma^2).
+    """Return the mean S of random rows of ``length`` keys whose logits are N(beta, gamma^2).
 
     With ``dim`` they come from keys on a sphere of that many dimensions, as in :func:`sparsity`.
-    A formula that depends on n sees n = length unless told otherwise.
+    A formula that depends on n gets n = length by default.
 
     >>> empirical_sparsity("identity", 0.0, 1.0, 4096, rows=64).mean      # sqrt(2/pi) = 0.798
     0.79...
     """
-    (mean, spread), rows = read_logits(beta, gamma), _whole("rows", rows)
-    keys, dim = _whole("length", length), read_dim(dim)
+    mean, spread = read_logits(beta, gamma)
+    for name, count in (("rows", rows), ("length", length)):
+        whole_number("empirical_sparsity", name, count)
     if mean.ndim:
         raise ValueError("beta, gamma: expected one number each")
-    weight = Weight(formula_of(mechanism), n=keys if n is None else n, params=params)
-    found = torch.cat(
-        [row_sparsity(weight.log_size(mean + spread * e)) for e in _noise(rows, keys, dim, seed)]
-    )
-    return Empirical(float(found.mean()), float(found.std(unbiased=False) / math.sqrt(rows)))
+    weight = Weight(formula_of(mechanism), n=length if n is None else n, params=params)
+    noise = _noise(rows, length, read_dim(dim), seed)
+    values = torch.cat([row_sparsity(weight.log_size(mean + spread * e)) for e in noise])
+    return Empirical(float(values.mean()), float(values.std(unbiased=False) / math.sqrt(rows)))
 
 
 def length_correction(
@@ -75,7 +74,7 @@ def length_correction(
     n: float | None = None,
     params: Mapping[str, float] | None = None,
 ) -> Tensor:
-    """The c of E S_n = S (1 + c/n + O(1/n^2)): rows much longer than |c| are as good as infinite.
+    """Return the c of E S_n = S (1 + c/n + O(1/n^2)): rows much longer than |c| behave like infinite ones.
 
     c = 3/8 (M4 / M2^2 - 1) - 1/2 (M3 / (M1 M2) - 1), with M_p = E|f(s)|^p, by Taylor expansion of S_n in its
     two means. For softmax it grows as 3/8 exp(4 gamma^2): see :func:`widest_spread`.
@@ -91,7 +90,7 @@ def length_correction(
 
 
 def widest_spread(length: Numbers) -> Tensor:
-    """sqrt(log(n) / 2): the gamma up to which a row of n keys can show softmax's S = exp(-gamma^2 / 2).
+    """Return sqrt(log(n) / 2), the gamma up to which n keys can show softmax's S = exp(-gamma^2 / 2).
 
     E exp(2 s) comes from logits near beta + 2 gamma^2, but the largest of n logits is near beta + gamma
     sqrt(2 log n). Once the second is the smaller one, a row no longer holds the keys that make the sum, and S
@@ -104,21 +103,14 @@ def widest_spread(length: Numbers) -> Tensor:
 
 
 def _noise(rows: int, length: int, dim: int | None, seed: int) -> Iterator[Tensor]:
-    """Standard logits of all rows, some rows at a time."""
+    """Yield the standard logits of all rows, some rows at a time."""
     generator = torch.Generator().manual_seed(seed)
-    some = max(1, _AT_ONCE // length)
-    for start in range(0, rows, some):
-        shape = (min(some, rows - start), length)
+    step = max(1, _AT_ONCE // length)
+    for start in range(0, rows, step):
+        shape = (min(step, rows - start), length)
         e = torch.randn(shape, generator=generator, dtype=torch.float64)
         if dim is not None:  # the other dim - 1 squared coordinates of a Gaussian point, as a gamma variable
-            others = (
-                torch._standard_gamma(torch.full(shape, (dim - 1) / 2, dtype=torch.float64), generator) * 2
-            )
+            degrees = torch.full(shape, (dim - 1) / 2, dtype=torch.float64)
+            others = 2 * torch._standard_gamma(degrees, generator)
             e = math.sqrt(dim) * e / (e.square() + others).sqrt()
         yield e
-
-
-def _whole(name: str, number: int) -> int:
-    if isinstance(number, bool) or not isinstance(number, int) or number < 1:
-        raise ValueError(f"{name}: expected a whole number from 1 on, not {number!r}")
-    return number

@@ -1,7 +1,7 @@
-"""Hijacking: how much of a row a unique key keeps against m identical ones (Rosić 2026).
+"""Hijacking: the share of a row that a unique key keeps against m identical ones (Rosić 2026).
 
-One key has the logit u, m clones have the logit c; all other keys are left out. A pointwise mechanism gives
-the unique key
+One key has the logit u, m clones have the logit c; there are no other keys. Under a pointwise mechanism the
+unique key has
 
     share = |f(u)| / (|f(u)| + m |f(c)|)
 
@@ -21,19 +21,16 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from unsoft.checks import one_of
 from unsoft.formula import Formula
 from unsoft.theory.arguments import Numbers, read_at_least, read_numbers
-from unsoft.theory.moments import Weight
-from unsoft.theory.named import formula_of
+from unsoft.theory.weight import Weight, formula_of
 
 LOG_20 = math.log(20)
-GATES = ("sigmoid", "weight")
-PLACES = ("values", "mass")
 
 
 class Hijack(NamedTuple):
-    """Factors of the unique key's value and of all clones' together in the output,
-    and the share of the first."""
+    """Factors of the unique key's value and of all clones together in the output; share of the first."""
 
     unique: Tensor
     clones: Tensor
@@ -43,9 +40,9 @@ class Hijack(NamedTuple):
 def hijack_share(
     mechanism: str | Formula, clones: Numbers, *, unique: Numbers = LOG_20, clone: Numbers = 0.0
 ) -> Tensor:
-    """Share of the absolute weight that a key of logit ``unique`` keeps against clones of logit ``clone``.
+    """Return the share of absolute weight that a key of logit ``unique`` keeps against clones of ``clone``.
 
-    A formula that depends on n sees n = clones + 1. The default is the example of Rosić 2026: a key of
+    A formula that depends on n gets n = clones + 1. The default is the example of Rosić 2026: a key of
     relevance exp(u) = 20 against clones of relevance 1.
 
     >>> hijack_share("softmax", [1, 50])                 # 20/21, 20/70
@@ -69,12 +66,11 @@ def magnitude_hijack(
     offset: float = 0.0,
     eps: float = 0.1,
 ) -> Hijack:
-    """The same against clones when every key is gated by its magnitude weight.
+    """Return the factors and the share of a unique key if every key is gated by its magnitude weight.
 
-    ``gate="sigmoid"`` is g(w) = sigmoid(slope w + offset), ``gate="weight"`` passes the weight itself, as
-    Rosić 2026 computes its example. ``on="values"`` multiplies the values, so the row loses what the gate
-    takes; ``on="mass"`` multiplies the weights before they are normalised. The share is the same; what
-    reaches the output is not.
+    ``gate="sigmoid"`` is g(w) = sigmoid(slope w + offset), ``gate="weight"`` is the weight itself, as in the
+    example of Rosić 2026. ``on="values"`` multiplies the values, so the row loses what the gate removes;
+    ``on="mass"`` multiplies the weights before they are normalised. The share is the same; the output is not.
 
     A sigmoid gate only delays the hijack: as m grows, g(w_clone) -> sigmoid(offset), a constant, so the
     clones win again once m exceeds exp(u - c) g(w_unique) / sigmoid(offset). Only a gate that falls as 1/m
@@ -85,10 +81,8 @@ def magnitude_hijack(
     >>> magnitude_hijack(50, gate="sigmoid").share                      # softmax alone: 0.2857
     tensor(0.3609, dtype=torch.float64)
     """
-    if on not in PLACES:
-        raise ValueError(f"on: expected 'values' or 'mass', not {on!r}")
-    if gate not in GATES:
-        raise ValueError(f"gate: expected 'sigmoid' or 'weight', not {gate!r}")
+    one_of("magnitude_hijack", "on", on, ("values", "mass"))
+    one_of("magnitude_hijack", "gate", gate, ("sigmoid", "weight"))
     m, u, c = _read(clones, unique, clone)
     ridge = read_at_least("eps", eps, 0.0)
     own, theirs = 1 / (1 + ridge), 1 / (m + ridge)
@@ -112,12 +106,11 @@ def _read(clones: Numbers, unique: Numbers, clone: Numbers) -> tuple[Tensor, Ten
 
 
 def _log_weights(mechanism: str | Formula, m: Tensor, u: Tensor, c: Tensor) -> tuple[Tensor, Tensor]:
-    """log|f(u)| and log(m |f(c)|)."""
-    formula = formula_of(mechanism)
-    weight = Weight(formula, n=m + 1)
+    """Return log|f(u)| and log(m |f(c)|)."""
+    weight = Weight(formula_of(mechanism), n=m + 1)
     return weight.log_size(u), weight.log_size(c) + m.log()
 
 
 def _share(log_unique: Tensor, log_clones: Tensor) -> Tensor:
-    """Share of the first; 0 if nothing weighs anything."""
+    """Return the share of the first; 0 if all weights are 0."""
     return torch.where(log_unique == -math.inf, 0.0, torch.sigmoid(log_unique - log_clones))

@@ -1,5 +1,5 @@
-"""Linear attention: its sparsity for non-negative features and for random ones,
-that of plain decay (Su 2023), and its rank."""
+"""Linear attention: its sparsity for non-negative and for random features, that of plain decay (Su 2023),
+and its rank."""
 
 from __future__ import annotations
 
@@ -12,17 +12,18 @@ from unsoft.theory.arguments import Numbers, read_at_least, read_numbers
 
 
 def linear_sparsity(query: Numbers, mean: Numbers, covariance: Numbers) -> Tensor:
-    """S = 1 / sqrt(1 + q' Sigma q / (q' mu)^2) of weights q . k >= 0, for keys of mean mu, covariance Sigma.
+    """Return S = 1 / sqrt(1 + q' Sigma q / (q' mu)^2) of weights q . k >= 0.
 
-    Query and key are the non-negative features g(q), h(k). Exact for any distribution of the keys. ``query``
-    and ``mean`` are (..., F), ``covariance`` is (..., F, F).
+    The keys have the mean mu and the covariance Sigma.
+
+    Query and key are the non-negative features g(q), h(k). This is exact for any distribution of the keys.
+    ``query`` and ``mean`` are (..., F), ``covariance`` is (..., F, F).
 
     >>> linear_sparsity([1.0, 0.0], [1.0, 1.0], [[3.0, 0.0], [0.0, 3.0]])
     tensor(0.5000, dtype=torch.float64)
     """
-    q, mu, sigma = (
-        read_numbers(n, x) for n, x in (("query", query), ("mean", mean), ("covariance", covariance))
-    )
+    q, mu = read_numbers("query", query), read_numbers("mean", mean)
+    sigma = read_numbers("covariance", covariance)
     width = q.shape[-1] if q.ndim else 0
     if not width or mu.shape[-1:] != (width,) or sigma.shape[-2:] != (width, width):
         raise ValueError(
@@ -36,7 +37,7 @@ def linear_sparsity(query: Numbers, mean: Numbers, covariance: Numbers) -> Tenso
 
 
 def iid_linear_sparsity(query: Numbers, mean: Numbers, deviation: Numbers) -> Tensor:
-    """S = 1 / sqrt(1 + (sigma/mu)^2 (|q|_2 / |q|_1)^2) when the key features are independent and alike.
+    """Return S = 1 / sqrt(1 + (sigma/mu)^2 (|q|_2 / |q|_1)^2) for iid key features.
 
     |q|_2 / |q|_1 lies between 1/sqrt(F) (all features equal) and 1 (one feature), so S is never below 1 /
     sqrt(1 + (sigma/mu)^2), in any dimension: see :func:`iid_linear_floor`.
@@ -52,7 +53,7 @@ def iid_linear_sparsity(query: Numbers, mean: Numbers, deviation: Numbers) -> Te
 
 
 def iid_linear_floor(mean: Numbers, deviation: Numbers) -> Tensor:
-    """The smallest S of :func:`iid_linear_sparsity` over all queries of any dimension: one feature only.
+    """Return the smallest S of :func:`iid_linear_sparsity` over queries of any dimension: one feature only.
 
     >>> iid_linear_floor(1.0, 1.0)
     tensor(0.7071, dtype=torch.float64)
@@ -61,27 +62,26 @@ def iid_linear_floor(mean: Numbers, deviation: Numbers) -> Tensor:
 
 
 def decay_sparsity(length: Numbers, decay: Numbers) -> Tensor:
-    """S of the weights 1, d, d^2, ... d^(n-1): sqrt[(1 - d^n) (1 + d) / (n (1 - d) (1 + d^n))]; 1 for d = 1.
+    """Return S of the weights 1, d, ... d^(n-1): sqrt[(1 - d^n) (1 + d) / (n (1 - d) (1 + d^n))]; 1 if d = 1.
 
     >>> decay_sparsity(3, 0.5)      # (1 + 1/2 + 1/4) / sqrt(3 (1 + 1/4 + 1/16))
     tensor(0.8819, dtype=torch.float64)
     """
     n, d = read_at_least("length", length, 1.0), read_numbers("decay", decay)
-    if ((d <= 0) | (d > 1)).any():
-        raise ValueError(
-            f"decay: every value must lie in (0, 1], but one is {d[(d <= 0) | (d > 1)].flatten()[0]:g}"
-        )
+    outside = d[(d <= 0) | (d > 1)]
+    if outside.numel():
+        raise ValueError(f"decay: every value must lie in (0, 1], but one is {outside[0]:g}")
     if (n != n.round()).any():
         raise ValueError("length: expected whole numbers of keys")
     lost = 1 - d
     log_last = n * torch.log1p(-lost)
-    # (1 - d^n) / (n (1 - d)); the powers of d near 1 must not be rounded before 1 is taken away
+    # (1 - d^n) / (n (1 - d)); expm1, because a power of d near 1 loses its digits when 1 is subtracted
     mean = torch.where(lost == 0, 1.0, -torch.expm1(log_last) / (n * torch.where(lost == 0, 1.0, lost)))
     return (mean * (1 + d) / (1 + log_last.exp())).sqrt()
 
 
 def _from_noise(deviation: Tensor, mean: Tensor) -> Tensor:
-    """mean / sqrt(mean^2 + deviation^2); all weights 0 counts as 0, the limit of a mean that vanishes."""
+    """Return mean / sqrt(mean^2 + deviation^2); 0 if all weights are 0, the limit of a vanishing mean."""
     size = torch.hypot(mean, deviation)
     return torch.where(size == 0, 0.0, mean.abs() / torch.where(size == 0, 1.0, size))
 
@@ -89,8 +89,9 @@ def _from_noise(deviation: Tensor, mean: Tensor) -> Tensor:
 def performer_sparsity(
     query: Numbers, directions: Numbers, mean: Numbers = 0.0, sigma: Numbers = 1.0
 ) -> Tensor:
-    """S of a = sum_r exp(w_r . q) exp(w_r . k - |k|^2/2), a linear attention,
-    for keys k ~ N(mean, sigma^2 I).
+    """Return S of the linear attention a = sum_r exp(w_r . q) exp(w_r . k - |k|^2/2).
+
+    Keys are k ~ N(mean, sigma^2 I).
 
     Both moments are Gaussian integrals over the key,
 
@@ -98,9 +99,8 @@ def performer_sparsity(
 
     with v = 1 + c sigma^2, w = w_r, c = 1 for the first and w = w_r + w_t, c = 2 for the second.
     ``query`` is (D,), ``directions`` (m, D). With many random directions S approaches softmax's
-    exp(-sigma^2 |q|^2 / 2), slowly. It comes from above if keys are short (D sigma^2 below 1 or so); a
-    single feature of long keys is a lognormal of its own, exp(w . k - |k|^2/2), and may be sharper than
-    softmax, at the wrong keys.
+    exp(-sigma^2 |q|^2 / 2), slowly: from above if keys are short (D sigma^2 below 1 or so). A single feature
+    of long keys is a lognormal, exp(w . k - |k|^2/2), and may be sharper than softmax, at the wrong keys.
 
     >>> directions = torch.randn(4, 8, 2, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     >>> performer_sparsity([0.5, 0.0], directions[0])
@@ -113,41 +113,41 @@ def performer_sparsity(
         )
     centre = read_numbers("mean", mean).expand(len(q))
     variance = read_at_least("sigma", sigma, 0.0).square()
-    strength = w @ q
-    first = torch.logsumexp(strength + _log_integral(w.square().sum(-1), w @ centre, centre, variance, 1), 0)
-    squares = w.square().sum(-1)
+    strength, squares, means = w @ q, w.square().sum(-1), w @ centre
+    first = torch.logsumexp(strength + _log_integral(squares, means, centre, variance, 1), 0)
     pair_squares = squares[:, None] + squares + 2 * w @ w.mT
-    pair_means = (w @ centre)[:, None] + w @ centre
+    pair_means = means[:, None] + means
     pairs = strength[:, None] + strength + _log_integral(pair_squares, pair_means, centre, variance, 2)
     return torch.exp(first - torch.logsumexp(pairs.flatten(), 0) / 2)
 
 
 def _log_integral(square: Tensor, product: Tensor, centre: Tensor, variance: Tensor, c: int) -> Tensor:
-    """log E exp(w . k - c |k|^2 / 2), from |w|^2 and w . mean."""
+    """Return log E exp(w . k - c |k|^2 / 2), from |w|^2 and w . mean."""
     wider = 1 + c * variance
     exponent = variance * square / 2 + product - c * centre.square().sum() / 2
     return exponent / wider - len(centre) / 2 * wider.log()
 
 
 class Ranks(NamedTuple):
-    """Of the matrix q_i . k_j: its length, the numeric ranks of all of it and of its lower triangle,
-    and more."""
+    """Ranks of the matrix q_i . k_j."""
 
     length: int
     full: int
+    """Numerical rank of the whole matrix."""
     causal: int
+    """Numerical rank of its lower triangle."""
     smallest: float
-    """Smallest singular value of the lower triangle, of the largest."""
+    """Smallest singular value of the lower triangle, relative to the largest."""
     effective: float
     """exp(entropy) of the lower triangle's normalised singular values: how many directions carry weight."""
 
 
 def ranks(query_features: Tensor, key_features: Tensor) -> Ranks:
-    """Ranks of the attention matrix of non-negative features (length, F), bidirectional and causal.
+    """Return the ranks of the attention matrix of non-negative features (length, F), full and causal.
 
     The full matrix is a product of (length, F) and (F, length), so its rank is at most F. The causal one is
     triangular with the diagonal q_i . k_i: if no entry of that is 0, its determinant is not 0 and its rank is
-    the length. So a low rank cannot be what holds causal linear attention back.
+    the length. So a low rank cannot be what limits causal linear attention.
 
     >>> q, k = torch.rand(2, 64, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     >>> ranks(q, k)[:3]

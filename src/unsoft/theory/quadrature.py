@@ -3,7 +3,7 @@
 The integrand is |f(beta + gamma e)|^p rho(e), rho being the density of a standard normal, or of the first
 coordinate of a random point on the sphere of radius sqrt(d). It is kept as a logarithm and scaled by its
 largest value, so that the size of f does not matter. Every panel is compared with its two halves, and halved
-as long as they disagree; panels start at the kinks of f.
+until they agree; panels start at the kinks of f.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-_FAR = 1000.0  # how far from the mean, in units of gamma, the moments of a formula may lie
+_FAR = 1000.0  # end of the range of integration, in units of gamma from the mean
 _NODES = 16
-_TOLERANCE = 1e-11  # of a moment: how far a panel may be from its halves, which themselves are far closer
+_TOLERANCE = 1e-11  # of a moment: largest difference of a panel from its halves, which are far more exact
 _ROUNDS = 60
 _POSSIBLE = 38.0  # beyond, the normal density is 0 in float64
 _NEGLIGIBLE = 60.0  # exp(-60) of the largest value
@@ -31,7 +31,7 @@ def log_moments(
     breaks: Tensor,
     dim: int | None = None,
 ) -> Tensor:
-    """log E|f(s)|^p for each power (first dimension) and each point of the vectors beta, gamma (second).
+    """Return log E|f(s)|^p for each power (first dimension) and each point of the vectors beta, gamma.
 
     ``log_size`` maps logits to log|f|; ``breaks`` are logits at which panels must end.
 
@@ -47,7 +47,7 @@ def log_moments(
     left, right, owner = left[keep], right[keep], owner[keep]
 
     def logs(left: Tensor, right: Tensor, owner: Tensor) -> tuple[Tensor, Tensor]:
-        """Logarithms of the integrands (powers, panels, nodes), and the weights of the nodes."""
+        """Return logarithms of the integrands (powers, panels, nodes), and the weights of the nodes."""
         nodes, weights = gauss_legendre()
         half = (right - left)[:, None] / 2
         e = left[:, None] + half * (1 + nodes)
@@ -55,7 +55,7 @@ def log_moments(
 
     def integrands(e: Tensor, logits: Tensor) -> Tensor:
         size = log_size(logits)
-        _refuse_nan(size, e, logits)
+        _reject_nan(size, e, logits)
         return power * size.nan_to_num(nan=-math.inf, neginf=-math.inf) + _log_density(e, dim)
 
     def integrals(left: Tensor, right: Tensor, owner: Tensor) -> Tensor:
@@ -66,9 +66,8 @@ def log_moments(
     top = _largest(log.amax(-1), owner, len(beta))
     if dim is None:
         far = beta.new_tensor([-_FAR, _FAR])
-        _refuse_infinite(
-            integrands(far, beta[:, None] + gamma[:, None] * far).amax(-1) - top, powers, beta, gamma
-        )
+        edge = integrands(far, beta[:, None] + gamma[:, None] * far).amax(-1)
+        _reject_infinite(edge - top, powers, beta, gamma)
     whole = ((log - top[:, owner, None]).exp() * weights).sum(-1)
     settled = torch.zeros(len(powers), len(beta), dtype=torch.float64)
     for _ in range(_ROUNDS):
@@ -88,7 +87,7 @@ def log_moments(
 
 @lru_cache(maxsize=1)
 def gauss_legendre() -> tuple[Tensor, Tensor]:
-    """Nodes in (-1, 1) and weights: eigenvalues of the Jacobi matrix, first entries of its eigenvectors."""
+    """Return nodes in (-1, 1) and weights, from eigenvalues and eigenvectors of the Jacobi matrix."""
     k = torch.arange(1, _NODES, dtype=torch.float64)
     beside = k / (4 * k.square() - 1).sqrt()
     nodes, vectors = torch.linalg.eigh(beside.diag(1) + beside.diag(-1))
@@ -96,13 +95,13 @@ def gauss_legendre() -> tuple[Tensor, Tensor]:
 
 
 def _edges(beta: Tensor, gamma: Tensor, breaks: Tensor, dim: int | None) -> Tensor:
-    """Ends of the first panels of each point, in units of gamma around beta: of width 1, growing far out."""
+    """Return ends of the first panels of each point, in units of gamma around beta: width 1, then growing."""
     far = _FAR if dim is None else math.sqrt(dim)
     outer = torch.cat(
         [torch.arange(0, 8, dtype=torch.float64), 8 * 1.35 ** torch.arange(0, 17, dtype=torch.float64)]
     )
     outer = torch.cat([outer[outer < far], torch.tensor([far], dtype=torch.float64)])
-    # The scale of the formula itself is that of the logit, whatever gamma is.
+    # The formula varies on the scale of the logit, independent of gamma.
     scale = torch.tensor([-20.0, -5.0, -1.0, 0.0, 1.0, 5.0, 20.0], dtype=torch.float64)
     inner = (torch.cat([breaks, scale]) - beta[:, None]) / gamma[:, None]
     fixed = torch.cat([-outer.flip(0), outer[1:]]).expand(len(beta), -1)
@@ -116,7 +115,7 @@ def _log_density(e: Tensor, dim: int | None) -> Tensor:
     return scale + (dim - 3) / 2 * (-e.square() / dim).clamp(min=-1 + 1e-300).log1p()
 
 
-def _refuse_nan(size: Tensor, e: Tensor, logits: Tensor) -> None:
+def _reject_nan(size: Tensor, e: Tensor, logits: Tensor) -> None:
     bad = size.isnan() & (e.abs() < _POSSIBLE)
     if bad.any():
         raise ValueError(
@@ -125,8 +124,8 @@ def _refuse_nan(size: Tensor, e: Tensor, logits: Tensor) -> None:
         )
 
 
-def _refuse_infinite(edge: Tensor, powers: tuple[int, ...], beta: Tensor, gamma: Tensor) -> None:
-    """``edge``: the integrand at the ends of the range, against its largest value."""
+def _reject_infinite(edge: Tensor, powers: tuple[int, ...], beta: Tensor, gamma: Tensor) -> None:
+    """Raise ValueError unless ``edge``, the log integrand at both ends minus its maximum, is negligible."""
     bad = (edge > -_NEGLIGIBLE) & (edge > -math.inf)
     if bad.any():
         p, k = bad.nonzero()[0].tolist()
@@ -137,7 +136,7 @@ def _refuse_infinite(edge: Tensor, powers: tuple[int, ...], beta: Tensor, gamma:
 
 
 def _largest(values: Tensor, owner: Tensor, count: int) -> Tensor:
-    """Largest value of each owner; 0 where all are -inf, so that nothing becomes NaN."""
+    """Return the largest value of each owner; 0 where all are -inf, so that nothing becomes NaN."""
     start = torch.full((len(values), count), -math.inf, dtype=torch.float64)
     top = start.scatter_reduce(1, owner.expand(len(values), -1), values, "amax")
     return torch.where(top == -math.inf, 0.0, top)

@@ -40,8 +40,6 @@ def command(
 
 def _record(name: str, mechanism: Any) -> dict[str, Any]:
     """Return a mechanism as plain data; a family has a summary and paper, and a formula if it runs one."""
-    from dataclasses import asdict
-
     from unsoft.formula import Formula
 
     if isinstance(mechanism, Formula):
@@ -50,4 +48,4 @@ def _record(name: str, mechanism: Any) -> dict[str, Any]:
         content = {"summary": mechanism.summary, "paper": mechanism.family.paper}
         if mechanism.formula is not None:
             content["formula"] = mechanism.formula.to_dict()
-    return {"name": name, **content, "properties": asdict(mechanism.properties)}
+    return {"name": name, **content, "properties": mechanism.properties.to_dict()}

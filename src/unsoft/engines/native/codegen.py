@@ -11,9 +11,9 @@ from collections.abc import Callable, Mapping, Sequence
 
 from unsoft.engines.terms import BIAS, masked
 from unsoft.formula import Expr, Formula, Instruction, derivative, lower
+from unsoft.formula.arguments import NO_SYMBOLS, Symbols
 from unsoft.formula.cpp import definitions, literal, operation
 from unsoft.formula.expr import number, postorder, symbol
-from unsoft.formula.fields import NO_SYMBOLS, Symbols
 from unsoft.formula.instructions import Operand
 from unsoft.formula.operation import COMPARISONS
 

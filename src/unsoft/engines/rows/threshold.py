@@ -25,8 +25,8 @@ from unsoft.engines.native.direct import observed
 from unsoft.engines.native.row_codegen import threshold_source
 from unsoft.engines.rows.rule import RowRule
 from unsoft.formula import Expr, derivative, evaluate, parse
+from unsoft.formula.arguments import read_params
 from unsoft.formula.evaluation import evaluate_all
-from unsoft.formula.reading import read_params
 
 _MOST_STEPS = 60
 _JETS = 2

@@ -3,6 +3,6 @@
 A new one is one entry in a file of this folder.
 """
 
-from unsoft.formula.operations import arithmetic, choices, exponentials, functions
+from unsoft.formula.operations import arithmetic, choices, functions
 
-__all__ = ["arithmetic", "choices", "exponentials", "functions"]
+__all__ = ["arithmetic", "choices", "functions"]

@@ -10,13 +10,9 @@ import torch
 from torch import Tensor
 
 from unsoft.formula import signed_log
-from unsoft.formula.calculus import ZERO, off_corner, over, times
+from unsoft.formula.derive import ZERO, off_corner, over, times
 from unsoft.formula.expr import Expr, make
-from unsoft.formula.operation import Operation, add
-
-
-def _quotient_slope(node: Expr, a: Expr, b: Expr, da: Expr, db: Expr) -> Expr:
-    return over(da, b) - over(times(node, db), b)
+from unsoft.formula.operation import Operation, add, add_operator
 
 
 def _power_slope(node: Expr, a: Expr, b: Expr, da: Expr, db: Expr) -> Expr:
@@ -41,101 +37,62 @@ def _power_error(v: Any, a: Any, b: Any, ea: Any, eb: Any) -> Any:
     return passed + abs(v * torch.log(a)) * eb if isinstance(b, Tensor) else passed
 
 
-add(
-    Operation(
-        name="add",
-        arity=2,
-        symbol="+",
-        precedence=2,
-        commutative=True,
-        fold=operator.add,
-        slope=lambda node, a, b, da, db: da + db,
-        torch=operator.add,
-        into=torch.add,
-        triton="{0} + {1}",
-        cpp="{0} + {1}",
-        javascript="{0} + {1}",
-        latex=" + ",
-        sympy=lambda sympy, a, b: a + b,
-        log_form=signed_log.plus,
-        error=lambda v, a, b, ea, eb: ea + eb,
-    )
+add_operator(
+    "add",
+    "+",
+    operator.add,
+    precedence=2,
+    commutative=True,
+    slope=lambda node, a, b, da, db: da + db,
+    latex=" + ",
+    log_form=signed_log.plus,
+    error=lambda v, a, b, ea, eb: ea + eb,
 )
-add(
-    Operation(
-        name="sub",
-        arity=2,
-        symbol="-",
-        precedence=2,
-        fold=operator.sub,
-        slope=lambda node, a, b, da, db: da - db,
-        torch=operator.sub,
-        into=torch.sub,
-        triton="{0} - {1}",
-        cpp="{0} - {1}",
-        javascript="{0} - {1}",
-        latex=" - ",
-        sympy=lambda sympy, a, b: a - b,
-        log_form=signed_log.minus,
-        error=lambda v, a, b, ea, eb: ea + eb,
-    )
+add_operator(
+    "sub",
+    "-",
+    operator.sub,
+    precedence=2,
+    slope=lambda node, a, b, da, db: da - db,
+    latex=" - ",
+    log_form=signed_log.minus,
+    error=lambda v, a, b, ea, eb: ea + eb,
 )
-add(
-    Operation(
-        name="mul",
-        arity=2,
-        symbol="*",
-        precedence=3,
-        commutative=True,
-        fold=operator.mul,
-        slope=lambda node, a, b, da, db: times(b, da) + times(a, db),
-        torch=operator.mul,
-        into=torch.mul,
-        triton="{0} * {1}",
-        cpp="{0} * {1}",
-        javascript="{0} * {1}",
-        latex=r"\, ",
-        sympy=lambda sympy, a, b: a * b,
-        log_form=signed_log.product,
-        error=lambda v, a, b, ea, eb: abs(a) * eb + abs(b) * ea,
-    )
+add_operator(
+    "mul",
+    "*",
+    operator.mul,
+    precedence=3,
+    commutative=True,
+    slope=lambda node, a, b, da, db: times(b, da) + times(a, db),
+    latex=r"\, ",
+    log_form=signed_log.product,
+    error=lambda v, a, b, ea, eb: abs(a) * eb + abs(b) * ea,
 )
-add(
-    Operation(
-        name="div",
-        arity=2,
-        symbol="/",
-        precedence=3,
-        fold=operator.truediv,
-        slope=_quotient_slope,
-        torch=operator.truediv,
-        into=torch.div,
-        triton="{0} / {1}",
-        cpp="{0} / {1}",
-        javascript="{0} / {1}",
-        latex=r"\frac{{{0}}}{{{1}}}",
-        latex_binds=5,
-        sympy=lambda sympy, a, b: a / b,
-        log_form=signed_log.quotient,
-        error=lambda v, a, b, ea, eb: (ea + abs(v) * eb) / abs(b),
-    )
+add_operator(
+    "div",
+    "/",
+    operator.truediv,
+    precedence=3,
+    slope=lambda node, a, b, da, db: over(da, b) - over(times(node, db), b),
+    latex=r"\frac{{{0}}}{{{1}}}",
+    latex_binds=5,
+    log_form=signed_log.quotient,
+    error=lambda v, a, b, ea, eb: (ea + abs(v) * eb) / abs(b),
 )
-add(
-    Operation(
-        name="pow",
-        arity=2,
-        symbol="**",
-        precedence=5,
-        fold=math.pow,
-        slope=_power_slope,
-        torch=operator.pow,
-        into=torch.pow,
-        triton="power({0}, {1})",
-        sympy=lambda sympy, a, b: a**b,
-        log_form=signed_log.power,
-        error=_power_error,
-        exponent=lambda a, b: b * make("log", a),
-    )
+add_operator(
+    "pow",
+    "**",
+    operator.pow,
+    precedence=5,
+    fold=math.pow,
+    slope=_power_slope,
+    triton="power({0}, {1})",
+    cpp=None,
+    javascript=None,
+    log_form=signed_log.power,
+    error=_power_error,
+    exponent=lambda a, b: b * make("log", a),
 )
 add(
     Operation(

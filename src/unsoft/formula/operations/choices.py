@@ -10,30 +10,22 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from unsoft.formula.calculus import ZERO, times
+from unsoft.formula.derive import ZERO, times
 from unsoft.formula.expr import Expr, make
-from unsoft.formula.operation import COMPARISONS, Operation, add
+from unsoft.formula.operation import Operation, add, add_function, add_operator
 from unsoft.formula.signed_log import SignedLog, choose, compare, minus, of_plain
 
 
-def _max(a: Any, b: Any) -> Tensor:
+def _max(a: Any, b: Any, out: Tensor | None = None) -> Tensor:
     if isinstance(a, Tensor) and isinstance(b, Tensor):
-        return torch.maximum(a, b)
-    return torch.clamp(a, min=b) if isinstance(a, Tensor) else torch.clamp(b, min=a)
+        return torch.maximum(a, b, out=out)
+    return torch.clamp_min(a, b, out=out) if isinstance(a, Tensor) else torch.clamp_min(b, a, out=out)
 
 
-def _min(a: Any, b: Any) -> Tensor:
+def _min(a: Any, b: Any, out: Tensor | None = None) -> Tensor:
     if isinstance(a, Tensor) and isinstance(b, Tensor):
-        return torch.minimum(a, b)
-    return torch.clamp(a, max=b) if isinstance(a, Tensor) else torch.clamp(b, max=a)
-
-
-def _max_into(a: Tensor, b: Tensor | float, out: Tensor) -> Tensor:
-    return torch.maximum(a, b, out=out) if isinstance(b, Tensor) else torch.clamp_min(a, b, out=out)
-
-
-def _min_into(a: Tensor, b: Tensor | float, out: Tensor) -> Tensor:
-    return torch.minimum(a, b, out=out) if isinstance(b, Tensor) else torch.clamp_max(a, b, out=out)
+        return torch.minimum(a, b, out=out)
+    return torch.clamp_max(a, b, out=out) if isinstance(a, Tensor) else torch.clamp_max(b, a, out=out)
 
 
 def _sign(a: Tensor) -> Tensor:
@@ -41,7 +33,7 @@ def _sign(a: Tensor) -> Tensor:
 
 
 def _sign_into(a: Tensor, out: Tensor) -> Tensor:
-    # The factor twice takes even the smallest number beyond 1, while 0 and NaN stay what they are.
+    # Applied twice, the factor takes even the smallest number beyond 1; 0 and NaN are unchanged.
     huge = 2.0 ** (math.frexp(torch.finfo(out.dtype).max)[1] - 1)
     return torch.mul(a, huge, out=out).mul_(huge).clamp_(-1.0, 1.0)
 
@@ -72,53 +64,42 @@ def _difference(a: Expr, b: Expr) -> Expr:
     return make("sub", a, b)
 
 
-add(
-    Operation(
-        name="abs",
-        arity=1,
-        fold=abs,
-        slope=lambda node, a, da: times(make("sign", a), da),
-        torch=torch.abs,
-        into=torch.abs,
-        triton="tl.abs({0})",
-        latex=r"\left|{0}\right|",
-        sympy=lambda sympy, a: sympy.Abs(a),
-        sympy_name="Abs",
-        log_form=lambda a: SignedLog(a.plain.abs(), a.sign.abs(), a.log),
-        error=lambda v, a, ea: ea,
-        corner=lambda a: a,
-    )
+add_function(
+    "abs",
+    fold=abs,
+    slope=lambda node, a, da: times(make("sign", a), da),
+    triton="tl.abs({0})",
+    latex=r"\left|{0}\right|",
+    sympy=lambda sympy, a: sympy.Abs(a),
+    sympy_name="Abs",
+    log_form=lambda a: SignedLog(a.plain.abs(), a.sign.abs(), a.log),
+    error=lambda v, a, ea: ea,
+    corner=lambda a: a,
 )
-add(
-    Operation(
-        name="sign",
-        arity=1,
-        fold=lambda x: float((x > 0) - (x < 0)),
-        slope=lambda node, a, da: ZERO,
-        torch=_sign,
-        into=_sign_into,
-        triton="sign({0})",
-        sympy_name="sign",
-        log_form=lambda a: of_plain(a.sign),
-        error=lambda v, a, ea: 0.0,
-        corner=lambda a: a,
-    )
+add_function(
+    "sign",
+    fold=lambda x: float((x > 0) - (x < 0)),
+    slope=lambda node, a, da: ZERO,
+    torch=_sign,
+    into=_sign_into,
+    latex=None,
+    log_form=lambda a: of_plain(a.sign),
+    error=lambda v, a, ea: 0.0,
+    corner=lambda a: a,
 )
-add(
-    Operation(
-        name="relu",
-        arity=1,
-        fold=lambda x: max(x, 0.0),
-        slope=lambda node, a, da: make("where", make("gt", a, 0), da, ZERO),
-        torch=torch.relu,
-        into=lambda a, out: torch.clamp(a, min=0.0, out=out),
-        triton="tl.maximum({0}, 0.0)",
-        javascript="Math.max({0}, 0)",
-        sympy=lambda sympy, a: sympy.Max(a, 0),
-        log_form=lambda a: choose(a.sign > 0, a, of_plain(torch.zeros_like(a.plain))),
-        error=lambda v, a, ea: torch.where(a > 0, ea, 0.0),
-        corner=lambda a: a,
-    )
+add_function(
+    "relu",
+    fold=lambda x: max(x, 0.0),
+    slope=lambda node, a, da: make("where", make("gt", a, 0), da, ZERO),
+    into=lambda a, out: torch.clamp(a, min=0.0, out=out),
+    triton="tl.maximum({0}, 0.0)",
+    javascript="Math.max({0}, 0)",
+    latex=None,
+    sympy=lambda sympy, a: sympy.Max(a, 0),
+    sympy_name=None,
+    log_form=lambda a: choose(a.sign > 0, a, of_plain(torch.zeros_like(a.plain))),
+    error=lambda v, a, ea: torch.where(a > 0, ea, 0.0),
+    corner=lambda a: a,
 )
 add(
     Operation(
@@ -127,7 +108,7 @@ add(
         fold=max,
         slope=lambda node, a, b, da, db: make("where", make("gt", a, b), da, db),
         torch=_max,
-        into=_max_into,
+        into=_max,
         triton="tl.maximum({0}, {1})",
         python="torch.maximum({0}, {1})",
         latex=r"\max({0}, {1})",
@@ -144,7 +125,7 @@ add(
         fold=min,
         slope=lambda node, a, b, da, db: make("where", make("lt", a, b), da, db),
         torch=_min,
-        into=_min_into,
+        into=_min,
         triton="tl.minimum({0}, {1})",
         python="torch.minimum({0}, {1})",
         latex=r"\min({0}, {1})",
@@ -172,29 +153,15 @@ add(
     )
 )
 
-_WRITTEN = {  # as in formulas, in JavaScript, in LaTeX; SymPy's class
-    "lt": ("<", "<", " < ", "StrictLessThan"),
-    "le": ("<=", "<=", r" \le ", "LessThan"),
-    "gt": (">", ">", " > ", "StrictGreaterThan"),
-    "ge": (">=", ">=", r" \ge ", "GreaterThan"),
-    "eq": ("==", "===", " = ", "Equality"),
-    "ne": ("!=", "!==", r" \ne ", "Unequality"),
-}
 
-
-def _comparison(name: str) -> Operation:
-    symbol, javascript, latex, sympy_name = _WRITTEN[name]
+def _add_comparison(name: str, symbol: str, javascript: str, latex: str, sympy_name: str) -> None:
     test = getattr(operator, name)
-    return Operation(
-        name=name,
-        arity=2,
-        symbol=symbol,
+    add_operator(
+        name,
+        symbol,
+        test,
         precedence=1,
-        fold=test,
         torch=_Compare(test),
-        into=getattr(torch, name),
-        cpp=f"{{0}} {symbol} {{1}}",
-        triton=f"{{0}} {symbol} {{1}}",
         javascript=f"{{0}} {javascript} {{1}}",
         latex=latex,
         sympy=lambda sympy, a, b: getattr(sympy, name.capitalize())(a, b),
@@ -204,5 +171,9 @@ def _comparison(name: str) -> Operation:
     )
 
 
-for _name in COMPARISONS:
-    add(_comparison(_name))
+_add_comparison("lt", "<", "<", " < ", "StrictLessThan")
+_add_comparison("le", "<=", "<=", r" \le ", "LessThan")
+_add_comparison("gt", ">", ">", " > ", "StrictGreaterThan")
+_add_comparison("ge", ">=", ">=", r" \ge ", "GreaterThan")
+_add_comparison("eq", "==", "===", " = ", "Equality")
+_add_comparison("ne", "!=", "!==", r" \ne ", "Unequality")

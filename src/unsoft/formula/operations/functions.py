@@ -1,4 +1,4 @@
-"""Smooth functions of one number, apart from exponentials."""
+"""Smooth functions: exponentials and their differences, then logarithms, roots and sigmoids."""
 
 from __future__ import annotations
 
@@ -9,11 +9,19 @@ import torch
 from torch import Tensor
 
 from unsoft.formula import signed_log
-from unsoft.formula.calculus import off_corner, over, times
-from unsoft.formula.expr import make
-from unsoft.formula.operation import Operation, add, lanewise
-from unsoft.formula.signed_log import beyond
+from unsoft.formula.derive import off_corner, over, times
+from unsoft.formula.expr import Expr, make
+from unsoft.formula.operation import Operation, add, add_function, lanewise
+from unsoft.formula.signed_log import SignedLog, beyond
 
+_LN2 = math.log(2)
+_EXPDIFF_JAVASCRIPT = """const $expdiff = (a, b, c) =>
+  Math.abs(a - b) < 0.5 ? Math.exp(b - c) * Math.expm1(a - b) : Math.exp(a - c) - Math.exp(b - c);"""
+_EXPDIFF_PYTHON = (
+    "torch.where(torch.abs(({0}) - ({1})) < 0.5,"
+    " torch.exp(({1}) - ({2})) * torch.expm1(torch.clamp(({0}) - ({1}), -0.5, 0.5)),"
+    " torch.exp(({0}) - ({2})) - torch.exp(({1}) - ({2})))"
+)
 _ERF = """const $erf = (x) => {
   const a = Math.abs(x);
   if (a > 6) return Math.sign(x);
@@ -32,156 +40,168 @@ _SOFTPLUS = """static inline real softplus(real x) {
 """
 
 
+def _expdiff(a: Any, b: Any, c: Any) -> Any:
+    """Return exp(a - c) - exp(b - c). For close a and b, expm1 keeps the digits that subtracting loses."""
+    difference, above, below = a - b, _exp(a - c), _exp(b - c)
+    if not isinstance(difference, Tensor):
+        return above - below if abs(difference) >= 0.5 else math.expm1(difference) * below
+    near = torch.expm1(difference.clamp(-0.5, 0.5)) * below  # clamped: the branch not taken must be finite
+    return torch.where(difference.abs() < 0.5, near, above - below)
+
+
+def _exp(x: Any) -> Any:
+    return torch.exp(x) if isinstance(x, Tensor) else math.exp(x)
+
+
+def _expdiff_slope(node: Expr, a: Expr, b: Expr, c: Expr, da: Expr, db: Expr, dc: Expr) -> Expr:
+    return times(make("exp", a - c), da) - times(make("exp", b - c), db) - times(node, dc)
+
+
+def _expdiff_logarithm(a: SignedLog, b: SignedLog, c: SignedLog) -> SignedLog:
+    return signed_log.minus(*(signed_log.exponential(signed_log.minus(x, c)) for x in (a, b)))
+
+
+def _log1p_logarithm(a: SignedLog) -> SignedLog:
+    # From 1e15 on, 1 + a is a in float64, and log(a) is still known where a itself overflows.
+    near = signed_log.of_plain(a.plain.log1p())
+    return signed_log.choose(a.plain.abs() < 1e15, near, signed_log.logarithm(a))
+
+
 def _sigmoid(x: float) -> float:
     return 1 / (1 + math.exp(-x)) if x >= 0 else math.exp(x) / (1 + math.exp(x))
 
 
-def _softplus(a: Tensor) -> Tensor:
-    return torch.logaddexp(a, a.new_zeros(()))
-
-
-def _softplus_into(a: Tensor, out: Tensor) -> Tensor:
+def _softplus(a: Tensor, out: Tensor | None = None) -> Tensor:
     return torch.logaddexp(a, a.new_zeros(()), out=out)
 
 
-def _root_error(v: Any, a: Any, ea: Any) -> Any:
-    return torch.where(v == 0, 0.0, ea / (2 * v))
-
-
-add(
-    Operation(
-        name="log",
-        arity=1,
-        fold=math.log,
-        slope=lambda node, a, da: off_corner(a, over(da, a)),
-        torch=torch.log,
-        into=torch.log,
-        triton="tl.log({0})",
-        latex=r"\log({0})",
-        sympy_name="log",
-        log_form=signed_log.logarithm,
-        error=lambda v, a, ea: ea / abs(a),
-    )
+add_function(
+    "exp",
+    slope=lambda node, a, da: times(node, da),
+    triton="tl.exp({0})",
+    latex="e^{{{0}}}",
+    latex_binds=5,
+    log_form=signed_log.exponential,
+    error=lambda v, a, ea: v * ea,
+    exponent=lambda a: a,
+)
+add_function(  # exp(a) - 1, exact near 0
+    "expm1",
+    slope=lambda node, a, da: times(make("exp", a), da),
+    latex=r"\left(e^{{{0}}} - 1\right)",
+    sympy=lambda sympy, a: sympy.exp(a) - 1,
+    sympy_name=None,
+    log_form=beyond(600.0, torch.expm1, lambda x: x.clamp(min=0.0)),
+    error=lambda v, a, ea: (v + 1) * ea,
+    exponent=lambda a: a,
 )
 add(
-    Operation(  # log(1 + a), exact near 0
-        name="log1p",
-        arity=1,
-        fold=math.log1p,
-        slope=lambda node, a, da: over(da, 1 + a),
-        torch=torch.log1p,
-        into=torch.log1p,
-        triton="log1p({0})",
-        cpp_definition=lanewise("vlog1p", "std::log1p"),
-        latex=r"\log(1 + {0})",
-        sympy=lambda sympy, a: sympy.log(1 + a),
-        log_form=lambda a: signed_log.choose(
-            a.plain.abs() < 1e15, signed_log.of_plain(a.plain.log1p()), signed_log.logarithm(a)
-        ),
+    Operation(  # exp(a - c) - exp(b - c), exact where a and b are close, however large c is
+        name="expdiff",
+        arity=3,
+        fold=_expdiff,
+        slope=_expdiff_slope,
+        torch=_expdiff,
+        python=_EXPDIFF_PYTHON,
+        triton="expdiff({0}, {1}, {2})",
+        javascript="$expdiff({0}, {1}, {2})",
+        javascript_definition=_EXPDIFF_JAVASCRIPT,
+        latex=r"\left(e^{{{0} - {2}}} - e^{{{1} - {2}}}\right)",
+        sympy=lambda sympy, a, b, c: sympy.exp(a - c) - sympy.exp(b - c),
+        log_form=_expdiff_logarithm,
+        error=lambda v, a, b, c, ea, eb, ec: _exp(a - c) * ea + _exp(b - c) * eb + abs(v) * ec,
+        exponent=lambda a, b, c: make("max", a, b) - c,
     )
 )
-add(
-    Operation(
-        name="sqrt",
-        arity=1,
-        fold=math.sqrt,
-        slope=lambda node, a, da: off_corner(a, over(da, 2 * node)),
-        torch=torch.sqrt,
-        into=torch.sqrt,
-        triton="root({0})",
-        latex=r"\sqrt{{{0}}}",
-        log_form=signed_log.root,
-        error=_root_error,
-    )
+add_function(
+    "sinh",
+    slope=lambda node, a, da: times(make("cosh", a), da),
+    cpp_definition=lanewise("vsinh", "std::sinh"),
+    log_form=beyond(600.0, torch.sinh, lambda x: x.abs() - _LN2),
+    exponent=lambda a: make("abs", a),
 )
-add(
-    Operation(
-        name="tanh",
-        arity=1,
-        fold=math.tanh,
-        slope=lambda node, a, da: times(1 - node * node, da),
-        torch=torch.tanh,
-        into=torch.tanh,
-        triton="tanh({0})",
-        latex=r"\tanh({0})",
-        sympy_name="tanh",
-        error=lambda v, a, ea: (1 - v * v) * ea,
-    )
+add_function(
+    "cosh",
+    slope=lambda node, a, da: times(make("sinh", a), da),
+    cpp_definition=lanewise("vcosh", "std::cosh"),
+    log_form=beyond(600.0, torch.cosh, lambda x: x.abs() - _LN2),
+    exponent=lambda a: make("abs", a),
 )
-add(
-    Operation(
-        name="sin",
-        arity=1,
-        fold=math.sin,
-        slope=lambda node, a, da: times(make("cos", a), da),
-        torch=torch.sin,
-        into=torch.sin,
-        triton="tl.sin({0})",
-        cpp_definition=lanewise("vsin", "std::sin"),
-        latex=r"\sin({0})",
-        sympy_name="sin",
-    )
+add_function(
+    "log",
+    slope=lambda node, a, da: off_corner(a, over(da, a)),
+    triton="tl.log({0})",
+    log_form=signed_log.logarithm,
+    error=lambda v, a, ea: ea / abs(a),
 )
-add(
-    Operation(
-        name="cos",
-        arity=1,
-        fold=math.cos,
-        slope=lambda node, a, da: times(-make("sin", a), da),
-        torch=torch.cos,
-        into=torch.cos,
-        triton="tl.cos({0})",
-        cpp_definition=lanewise("vcos", "std::cos"),
-        latex=r"\cos({0})",
-        sympy_name="cos",
-    )
+add_function(  # log(1 + a), exact near 0
+    "log1p",
+    slope=lambda node, a, da: over(da, 1 + a),
+    cpp_definition=lanewise("vlog1p", "std::log1p"),
+    latex=r"\log(1 + {0})",
+    sympy=lambda sympy, a: sympy.log(1 + a),
+    sympy_name=None,
+    log_form=_log1p_logarithm,
 )
-add(
-    Operation(
-        name="sigmoid",
-        arity=1,
-        fold=_sigmoid,
-        slope=lambda node, a, da: times(node * (1 - node), da),
-        torch=torch.sigmoid,
-        into=torch.sigmoid,
-        triton="sigmoid({0})",
-        javascript="$sigmoid({0})",
-        javascript_definition="const $sigmoid = (x) => 1 / (1 + Math.exp(-x));",
-        latex=r"\sigma({0})",
-        sympy=lambda sympy, a: 1 / (1 + sympy.exp(-a)),
-        log_form=beyond(0.0, torch.sigmoid, torch.nn.functional.logsigmoid),
-        error=lambda v, a, ea: v * (1 - v) * ea,
-    )
+add_function(
+    "sqrt",
+    slope=lambda node, a, da: off_corner(a, over(da, 2 * node)),
+    triton="root({0})",
+    latex=r"\sqrt{{{0}}}",
+    sympy_name=None,
+    log_form=signed_log.root,
+    error=lambda v, a, ea: torch.where(v == 0, 0.0, ea / (2 * v)),
 )
-add(
-    Operation(  # log(1 + exp(a)), which never overflows
-        name="softplus",
-        arity=1,
-        fold=lambda x: max(x, 0.0) + math.log1p(math.exp(-abs(x))),
-        slope=lambda node, a, da: times(make("sigmoid", a), da),
-        torch=_softplus,
-        into=_softplus_into,
-        triton="softplus({0})",
-        python="torch.logaddexp({0}, torch.zeros_like({0}))",
-        cpp_definition=_SOFTPLUS + lanewise("vsoftplus", "softplus"),
-        javascript="$softplus({0})",
-        javascript_definition="const $softplus = (x) => Math.max(x, 0) + Math.log1p(Math.exp(-Math.abs(x)));",
-        sympy=lambda sympy, a: sympy.log(1 + sympy.exp(a)),
-        log_form=beyond(600.0, _softplus, lambda x: torch.where(x < 0, x, x.abs().log())),
-    )
+add_function(
+    "tanh",
+    slope=lambda node, a, da: times(1 - node * node, da),
+    error=lambda v, a, ea: (1 - v * v) * ea,
 )
-add(
-    Operation(
-        name="erf",
-        arity=1,
-        fold=math.erf,
-        slope=lambda node, a, da: times(2 / math.sqrt(math.pi) * make("exp", -(a * a)), da),
-        torch=torch.erf,
-        into=torch.erf,
-        triton="tl.erf({0})",
-        javascript="$erf({0})",
-        javascript_definition=_ERF,
-        sympy_name="erf",
-        error=lambda v, a, ea: 2 / math.sqrt(math.pi) * torch.exp(-a * a) * ea,
-    )
+add_function(
+    "sin",
+    slope=lambda node, a, da: times(make("cos", a), da),
+    triton="tl.sin({0})",
+    cpp_definition=lanewise("vsin", "std::sin"),
+)
+add_function(
+    "cos",
+    slope=lambda node, a, da: times(-make("sin", a), da),
+    triton="tl.cos({0})",
+    cpp_definition=lanewise("vcos", "std::cos"),
+)
+add_function(
+    "sigmoid",
+    fold=_sigmoid,
+    slope=lambda node, a, da: times(node * (1 - node), da),
+    javascript="$sigmoid({0})",
+    javascript_definition="const $sigmoid = (x) => 1 / (1 + Math.exp(-x));",
+    latex=r"\sigma({0})",
+    sympy=lambda sympy, a: 1 / (1 + sympy.exp(-a)),
+    sympy_name=None,
+    log_form=beyond(0.0, torch.sigmoid, torch.nn.functional.logsigmoid),
+    error=lambda v, a, ea: v * (1 - v) * ea,
+)
+add_function(  # log(1 + exp(a)), which never overflows
+    "softplus",
+    fold=lambda x: max(x, 0.0) + math.log1p(math.exp(-abs(x))),
+    slope=lambda node, a, da: times(make("sigmoid", a), da),
+    torch=_softplus,
+    into=_softplus,
+    python="torch.logaddexp({0}, torch.zeros_like({0}))",
+    cpp_definition=_SOFTPLUS + lanewise("vsoftplus", "softplus"),
+    javascript="$softplus({0})",
+    javascript_definition="const $softplus = (x) => Math.max(x, 0) + Math.log1p(Math.exp(-Math.abs(x)));",
+    latex=None,
+    sympy=lambda sympy, a: sympy.log(1 + sympy.exp(a)),
+    sympy_name=None,
+    log_form=beyond(600.0, _softplus, lambda x: torch.where(x < 0, x, x.abs().log())),
+)
+add_function(
+    "erf",
+    slope=lambda node, a, da: times(2 / math.sqrt(math.pi) * make("exp", -(a * a)), da),
+    triton="tl.erf({0})",
+    javascript="$erf({0})",
+    javascript_definition=_ERF,
+    latex=None,
+    error=lambda v, a, ea: 2 / math.sqrt(math.pi) * torch.exp(-a * a) * ea,
 )
