@@ -204,7 +204,6 @@ def test_costly_formulas_may_have_smaller_tiles(monkeypatch):
     costly = {name for name in costly if tile_sizes.is_costly(resolve(name).key)}
     assert {"softpick", "sinh", "tanh"} <= costly and not costly & {"cog", "softmax", "relu2", "sigmoid"}
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
-    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "a GPU")
     monkeypatch.setattr(launch, "architecture", lambda device: "sm_90")
     fixed = SimpleNamespace(exact=False, padded=128, value_padded=128)
     found = {

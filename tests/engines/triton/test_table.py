@@ -42,7 +42,7 @@ def test_the_table_is_of_the_tile_sizes_that_are_shipped():
 
 
 def test_page_is_up_to_date():
-    spec = importlib.util.spec_from_file_location("docs_gpu", ROOT / "docs" / "gpu.py")
+    spec = importlib.util.spec_from_file_location("docs_gpu", ROOT / "docs" / "generate" / "gpu.py")
     script = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(script)
     text = script.PAGE.read_text()

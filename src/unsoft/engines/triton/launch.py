@@ -18,8 +18,6 @@ from unsoft.engines.triton.tile_sizes import (
     TileSizes,
     candidates,
     is_costly,
-    tuned,
-    tuned_key,
 )
 from unsoft.errors import one_line
 
@@ -157,12 +155,9 @@ def _possible(launch: Launch) -> list[TileSizes]:
         return list(launch.sizes)
     if launch.only_for_nan:
         return [EXACT[launch.width > 128], SMALLEST]
-    device = torch.cuda.get_device_name()
-    key = tuned_key(launch.name, device, launch.formula, launch.width, str(launch.dtype))
-    measured = [TileSizes(*tuned()[key])] if key in tuned() else []
     known = architecture(torch.cuda.current_device())
     costly = is_costly(launch.formula)
-    return measured + candidates(launch.name, known, launch.width, 8 * launch.dtype.itemsize, costly)
+    return candidates(launch.name, known, launch.width, 8 * launch.dtype.itemsize, costly)
 
 
 def compiled(launch: Launch, sizes: TileSizes) -> Any:

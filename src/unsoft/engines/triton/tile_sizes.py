@@ -1,5 +1,4 @@
-"""How large a tile is for each kernel: a table found by compiling,
-or what ``unsoft tune`` measured on this machine's GPU."""
+"""Tile sizes of the kernels: a table found by compiling for each architecture."""
 
 from __future__ import annotations
 
@@ -9,8 +8,6 @@ from os.path import commonprefix
 from pathlib import Path
 from typing import NamedTuple
 
-from unsoft.cache_dir import cache_directory, make_private_folder
-from unsoft.files import write_json
 from unsoft.formula import Formula
 from unsoft.formula.expr import postorder
 
@@ -93,33 +90,3 @@ def _smaller(sizes: TileSizes) -> TileSizes:
 def _table() -> dict[str, dict[str, dict[str, list[int]]]]:
     content: dict[str, dict[str, dict[str, list[int]]]] = json.loads(_TABLE.read_text())
     return content
-
-
-def tuned_file() -> Path:
-    """Where ``unsoft tune`` keeps what it found."""
-    return cache_directory() / "triton-tile-sizes.json"
-
-
-@cache
-def tuned() -> dict[str, list[int]]:
-    """Measured sizes by :func:`tuned_key`; nothing if there is no such file, or it cannot be read."""
-    try:
-        content = json.loads(tuned_file().read_text())
-        return {
-            str(key): [int(x) for x in sizes] for key, sizes in content["sizes"].items() if len(sizes) == 4
-        }
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        return {}
-
-
-def tuned_key(kernel: str, device: str, formula: str, width: int, dtype: str) -> str:
-    """What measured sizes belong to."""
-    return json.dumps([kernel, device, formula, width, dtype])
-
-
-def keep_tuned(key: str, sizes: TileSizes) -> None:
-    """Keeps measured sizes beside those that are there."""
-    file = tuned_file()
-    make_private_folder(file.parent)
-    write_json(file, {"sizes": tuned() | {key: list(sizes)}})
-    tuned.cache_clear()
