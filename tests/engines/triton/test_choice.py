@@ -88,9 +88,7 @@ def test_triton_that_does_not_work_is_an_error_by_name(on_gpu, monkeypatch):
     def broken(device):
         raise RuntimeError("Failed to find C compiler")
 
-    import unsoft.engines.triton.probe as probe
-
-    monkeypatch.setattr(probe, "probe", broken)
+    monkeypatch.setattr(availability, "probe", broken)
     with pytest.raises(ValueError, match="'triton' is not available here: .*Failed to find C compiler"):
         unsoft.attention(X, X, X, "cog", engine="triton")
 

@@ -172,8 +172,8 @@ def test_kernels_that_cannot_be_compiled_are_an_error_by_name(monkeypatch, which
     def broken(*device):
         raise CannotCompileError("no room for tiles")
 
-    monkeypatch.setattr(recurrence, "_small_call", broken)
-    monkeypatch.setattr(gaussian, "_small_call", broken)
+    monkeypatch.setattr(recurrence, "_run_all_kernels", broken)
+    monkeypatch.setattr(gaussian, "_run_all_kernels", broken)
     with pytest.raises(ValueError, match="'triton' is not available here: no room for tiles"):
         if which == "gaussian":
             kernels_for(X[0], "triton")
