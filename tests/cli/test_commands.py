@@ -123,7 +123,6 @@ def test_a_reader_that_stops_early_causes_no_traceback(command, environment):
 
 
 COMMANDS = [
-    "tune",
     "doctor",
     "compare",
     "convert",

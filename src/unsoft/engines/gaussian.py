@@ -29,8 +29,7 @@ from unsoft.engines.native.gaussian import (
 from unsoft.engines.native.gaussian_arrival import ArrivalFactors, WindowKernel
 from unsoft.engines.registry import Engine, Registry
 from unsoft.engines.triton import availability as gpu
-from unsoft.engines.triton.gating import gated
-from unsoft.engines.triton.gaussian import TiledGaussian, kernels_failure
+from unsoft.engines.triton.gaussian import TiledGaussian, gated, kernels_failure
 from unsoft.engines.triton.gaussian import between as tiled_between
 
 

@@ -1,8 +1,12 @@
 """The GPU engine against the dense one in float64: one comparison, for interpreted and compiled code."""
 
+from contextlib import contextmanager
+from unittest import mock
+
 import torch
 
 import unsoft
+from unsoft.engines.triton import launch
 
 SHARP = unsoft.Formula(
     weight="s*exp(tau*s - m)", mass="abs(s)*exp(tau*s - m)", peak="tau*s", params={"tau": 1.0}
@@ -59,3 +63,11 @@ def check(mechanism, dtype, **options):
     """Fails unless every error is within the dtype's limit."""
     found = errors(mechanism, dtype, **options)
     assert max(found) < LIMIT[dtype], [f"{x:.1e}" for x in found]
+
+
+@contextmanager
+def started():
+    """Yield the list of the names of all kernels that are started inside."""
+    names, run = [], launch.run
+    with mock.patch.object(launch, "run", lambda made, sizes: (names.append(made.name), run(made, sizes))):
+        yield names

@@ -88,9 +88,7 @@ def test_triton_that_does_not_work_is_an_error_by_name(on_gpu, monkeypatch):
     def broken(device):
         raise RuntimeError("Failed to find C compiler")
 
-    import unsoft.engines.triton.probe as probe
-
-    monkeypatch.setattr(probe, "probe", broken)
+    monkeypatch.setattr(availability, "probe", broken)
     with pytest.raises(ValueError, match="'triton' is not available here: .*Failed to find C compiler"):
         unsoft.attention(X, X, X, "cog", engine="triton")
 
@@ -204,7 +202,6 @@ def test_costly_formulas_may_have_smaller_tiles(monkeypatch):
     costly = {name for name in costly if tile_sizes.is_costly(resolve(name).key)}
     assert {"softpick", "sinh", "tanh"} <= costly and not costly & {"cog", "softmax", "relu2", "sigmoid"}
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
-    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "a GPU")
     monkeypatch.setattr(launch, "architecture", lambda device: "sm_90")
     fixed = SimpleNamespace(exact=False, padded=128, value_padded=128)
     found = {

@@ -50,7 +50,6 @@ def info(as_json: AsJson = False) -> None:
     """
     from unsoft.cache_dir import cache_directory, models_directory
     from unsoft.engines.native.compiler import unfinished_files
-    from unsoft.engines.triton.tile_sizes import tuned, tuned_file
     from unsoft.lab.compare.store import Store, default_folder
 
     _check_folders()
@@ -60,12 +59,6 @@ def info(as_json: AsJson = False) -> None:
         (libraries, unfinished_files(), "unfinished libraries", None),
         (models, list(models.glob("*/*")), "models", len(list(models.glob("*")))),
         (kept.folder, kept.files(), "results of unsoft compare", None),
-        (
-            tuned_file(),
-            [file for file in (tuned_file(),) if file.is_file()],
-            "tile sizes of unsoft tune",
-            len(tuned()),
-        ),
     ]
     records: list[dict[str, Any]] = [
         {
@@ -95,13 +88,10 @@ def clear() -> None:
     from unsoft.cache_dir import cache_directory, models_directory
     from unsoft.engines.native.compiler import clear_cache
     from unsoft.engines.triton.source import generated_folder
-    from unsoft.engines.triton.tile_sizes import tuned, tuned_file
     from unsoft.lab.compare.store import Store, default_folder
 
     _check_folders()
     typer.echo(f"{cache_directory()}: {clear_cache()} compiled libraries deleted")
-    typer.echo(f"{tuned_file()}: {len(tuned())} tile sizes of unsoft tune deleted")
-    tuned_file().unlink(missing_ok=True)
     shutil.rmtree(generated_folder(), ignore_errors=True)
     models = models_directory()
     count = len(list(models.glob("*")))

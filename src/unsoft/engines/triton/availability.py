@@ -1,4 +1,4 @@
-"""Can the Triton engine run a call here? What stands in the way is said once, clearly."""
+"""Reasons why the Triton engine cannot run a call, or does not work on a device."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ import torch
 
 from unsoft.engines.call import Call
 from unsoft.engines.triton.codegen import unprintable
-from unsoft.engines.triton.launch import CannotCompileError, interpreted
+from unsoft.engines.triton.launch import CannotCompileError, interpreted, on_device
 from unsoft.errors import one_line
 from unsoft.tracing import constant_in_graph
 
 WIDEST = 256
 MOST_HEADS = 65535
-"""Programs of a launch in its second direction."""
+"""Largest number of programs in the second dimension of a launch."""
 OLDEST = (8, 0)
-"""Compute capability of Ampere, the oldest whose code is compiled and run in the tests."""
+"""Compute capability of Ampere, the oldest architecture whose code is compiled and run in the tests."""
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 INSTALL = "pip install 'unsoft[gpu]'"
 
 
 def unsupported(call: Call) -> str | None:
-    """Why the engine cannot run a call; None if it can."""
+    """Return why the engine cannot run a call, None if it can."""
     if reason := missing(call.q.device.type, call.q.device.index):
         return reason
     if max(call.q.shape[3], call.v.shape[3]) > WIDEST:
@@ -36,7 +36,7 @@ def unsupported(call: Call) -> str | None:
 
 
 def unfit(call: Call) -> str | None:
-    """Why no kernel can run a call, whatever it computes; None if one could."""
+    """Return why no kernel can run a call, whatever it computes; None if one could."""
     if call.q.shape[0] * call.q.shape[1] > MOST_HEADS:
         return f"batch times heads is more than {MOST_HEADS}; use 'tiled'"
     if call.q.dtype not in DTYPES:
@@ -46,13 +46,13 @@ def unfit(call: Call) -> str | None:
 
 @cache
 def installed() -> bool:
-    """Could Triton be imported?"""
+    """Return True if Triton can be imported."""
     return importlib.util.find_spec("triton") is not None
 
 
 @constant_in_graph
 def missing(device: str, index: int | None) -> str | None:
-    """Why the engine cannot run on a device at all; None if it can.
+    """Return why the engine cannot run on a device at all, None if it can.
 
     >>> missing("mps", None) is None
     False
@@ -66,8 +66,8 @@ def missing(device: str, index: int | None) -> str | None:
         return f"it runs on GPUs of NVIDIA and AMD, and the tensors are on {device}; use 'tiled'"
     if not torch.version.hip and torch.cuda.get_device_capability(index) < OLDEST:
         name = torch.cuda.get_device_name(index)
-        found = ".".join(map(str, torch.cuda.get_device_capability(index)))
-        return f"it needs compute capability {OLDEST[0]}.{OLDEST[1]}, and {name} has {found}; use 'tiled'"
+        own, oldest = (f"{x[0]}.{x[1]}" for x in (torch.cuda.get_device_capability(index), OLDEST))
+        return f"it needs compute capability {oldest}, and {name} has {own}; use 'tiled'"
     return None
 
 
@@ -75,12 +75,23 @@ def device_of(device: str, index: int | None) -> torch.device:
     return torch.device(device) if index is None else torch.device(device, index)
 
 
+def probe(device: torch.device) -> None:
+    """Run the smallest kernel, which needs Triton, its compiler, a C compiler and the driver to work
+    together."""
+    from unsoft.engines.triton.kernel.tiles import copy_kernel
+
+    x = torch.arange(16, dtype=torch.float32, device=device)
+    y = torch.zeros_like(x)
+    with on_device(x):
+        copy_kernel[(1,)](x, y, SIZE=16)
+    if not torch.equal(x, y):
+        raise RuntimeError("a copy of sixteen numbers came out wrong")
+
+
 @cache
 def failure(device: str, index: int | None) -> str | None:
     """Return None if Triton compiles and runs a small kernel on the device, otherwise what went wrong."""
     try:
-        from unsoft.engines.triton.probe import probe
-
         probe(device_of(device, index))
     except Exception as error:  # whatever a compiler, a driver or a linker raises
         return one_line(error)
@@ -99,5 +110,5 @@ def first_failure(run: Callable[..., object], *arguments: object) -> str | None:
 
 @constant_in_graph
 def unavailable(device: str, index: int | None) -> str | None:
-    """Why the engine does not work on the device; None if it does."""
+    """Return why the engine does not work on the device, None if it does."""
     return failure(device, index)

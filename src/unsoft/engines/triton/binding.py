@@ -1,48 +1,48 @@
-"""Runs the kernels on a call. No step waits for the GPU, so that a call can be captured in a CUDA graph.
+"""Run the kernels on a call, forward and backward. No step waits for the GPU, so that a call can be captured
+in a CUDA graph.
 
-Kernels have no rules for NaN and Inf. So each is followed by one of a second kind, compiled from the same
-text, that has them: it ends at once unless the sum of all inputs is not finite, and otherwise computes
-everything again.
+The fast kernels ignore NaN and Inf. Each is followed by an exact kernel, compiled from the same text, that
+follows the rules for them: it returns at once if the sum of all inputs is finite, and computes everything
+again otherwise.
 """
 
 from __future__ import annotations
-
-from contextlib import nullcontext
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from unsoft.engines import tiled
-from unsoft.engines.call import Call, Gradients, Rows, Upstream
+from unsoft.engines.call import Call, Gradients, Rows, Upstream, finite_part
 from unsoft.engines.registry import warn_unavailable
-from unsoft.engines.terms import attention_terms
-from unsoft.engines.triton.call_arguments import CallArguments, fields_view, view
+from unsoft.engines.terms import Terms, attention_terms, inverse_norm, row_value
+from unsoft.engines.triton import launch
+from unsoft.engines.triton.call_arguments import CallArguments, fields_view, has_few_queries, view
 from unsoft.engines.triton.codegen import row_factor, slots
-from unsoft.engines.triton.few_queries import few_queries, has_few_queries
-from unsoft.engines.triton.kernel.structures import RowGradients, View
-from unsoft.engines.triton.launch import CannotCompileError, start
-from unsoft.engines.triton.row_gradients import row_gradients
+from unsoft.engines.triton.launch import CannotCompileError, on_device
+from unsoft.engines.triton.structures import KeyGradients, QueryGradients, Results, RowGradients, View
 from unsoft.engines.triton.tile_sizes import SMALLEST
+from unsoft.formula import Expr, derivative
 
 
 def forward(call: Call) -> Rows:
-    """Output, row peaks and row totals."""
+    """Return output, row peaks and row totals."""
     out = call.q.new_empty(*call.q.shape[:3], call.v.shape[3])
     peak = call.q.new_empty(call.q.shape[:3], dtype=call.compute_dtype)
     total = torch.empty_like(peak)
     if out.numel() == 0 or call.k.shape[2] == 0:
         return Rows(out.zero_(), peak.zero_(), total.fill_(1))
-    results = {"out": view(out), "peaks": peak, "totals": total, "grad": view(None), "deltas": None}
+    results, no_grad = Results(view(out), peak, total), {"grad": view(None), "deltas": None}
     try:
         with on_device(call.q):
             common = CallArguments(call)
             if has_few_queries(call):
-                launches = few_queries(common, out, peak, total)
+                launches = common.few_queries(results)
             else:
-                launches = [common.by_rows("forward", exact, **results) for exact in (False, True)]
-            for launch in launches:
-                start(launch)
+                launches = [
+                    common.by_rows("forward", exact, results=results, **no_grad) for exact in (False, True)
+                ]
+            for started in launches:
+                launch.start(started)
     except CannotCompileError as error:
         warn_unavailable("triton", str(error))
         return tiled.forward(call)
@@ -50,75 +50,112 @@ def forward(call: Call) -> Rows:
 
 
 def backward(call: Call, upstream: Upstream) -> Gradients:
-    """Gradients of q, k and v, and of what else is needed."""
-    params, need_bias = call.params, upstream.need_bias and call.bias is not None
-    need_params = upstream.need_params and params.shape[0] > 0
+    """Return the gradients of q, k and v, and of the other inputs that need one."""
+    params, nothing = call.params, call.params.new_empty(0)
     dq, dk, dv = (torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in (call.q, call.k, call.v))
-    dbias = params.new_zeros(*call.q.shape[:3], call.k.shape[2]) if need_bias else None
-    dparams = torch.zeros_like(params) if upstream.need_params else params.new_empty(0)
-    dfields = [
-        torch.zeros_like(x) if needed and x is not None else None
-        for needed, x in (
-            (upstream.need_query_fields, call.query_fields),
-            (upstream.need_key_fields, call.spread_key_fields()),
-        )
-    ]
+    dbias = dquery_fields = dkey_fields = None
+    if upstream.need_bias and call.bias is not None:
+        dbias = params.new_zeros(*call.q.shape[:3], call.k.shape[2])
+    if upstream.need_query_fields and call.query_fields is not None:
+        dquery_fields = torch.zeros_like(call.query_fields)
+    if upstream.need_key_fields and (key_fields := call.spread_key_fields()) is not None:
+        dkey_fields = torch.zeros_like(key_fields)
+    dparams = torch.zeros_like(params) if upstream.need_params else nothing
     if upstream.grad_out.numel() == 0 or call.k.shape[2] == 0:
         for gradient in (dq, dk, dv):
             gradient.zero_()
     else:
+        count, blocks = slots(len(params)), -(-call.q.shape[2] // SMALLEST.rows)
+        need_params = upstream.need_params and len(params) > 0
+        partial = params.new_zeros(*call.q.shape[:2], blocks, count) if need_params else None
+        partials = View(partial, (blocks * count,))
+        of_queries = QueryGradients(view(dq), partials, view(dbias), fields_view(dquery_fields))
+        of_keys = KeyGradients(view(dk), view(dv), fields_view(dkey_fields))
         try:
             with on_device(call.q):
-                dparams = _run_backward(call, upstream, (dq, dk, dv), dbias, dfields, dparams, need_params)
+                row_params, row_fields = _start_backward(call, upstream, of_queries, of_keys)
         except CannotCompileError as error:
             warn_unavailable("triton", str(error))
             return tiled.backward(call, upstream)
-    summed = params.new_empty(0) if dbias is None or call.bias is None else dbias.sum_to_size(call.bias.shape)
-    if dfields[1] is not None:
-        dfields[1] = tiled.shared_heads(dfields[1], call)
-    of_queries, of_keys = (
-        params.new_empty(0) if d is None or x is None else torch.where(x.isfinite(), d, 0.0)
-        for d, x in zip(dfields, (call.query_fields, call.key_fields), strict=True)
+        if dquery_fields is not None:
+            dquery_fields += row_fields
+        if partial is not None:
+            dparams = row_params + partial.sum((0, 2))[:, : len(params)].T
+    if dkey_fields is not None:
+        dkey_fields = tiled.shared_heads(dkey_fields, call)
+    summed = nothing if dbias is None or call.bias is None else dbias.sum_to_size(call.bias.shape)
+    fields = (
+        nothing if d is None or x is None else torch.where(x.isfinite(), d, 0.0)
+        for d, x in ((dquery_fields, call.query_fields), (dkey_fields, call.key_fields))
     )
-    return Gradients(dq, dk, dv, summed, dparams, of_queries, of_keys)
+    return Gradients(dq, dk, dv, summed, dparams, *fields)
 
 
-def _run_backward(
-    call: Call,
-    upstream: Upstream,
-    results: tuple[Tensor, Tensor, Tensor],
-    dbias: Tensor | None,
-    dfields: list[Tensor | None],
-    dparams: Tensor,
-    need_params: bool,
-) -> Tensor:
-    """Fills the gradients; returns that of the parameters."""
-    grad, rows, params = upstream.grad_out.resolve_neg(), upstream.rows, call.params
-    batch, heads, length, _ = call.q.shape
-    common = CallArguments(call)
-    delta = (grad.to(call.compute_dtype) * rows.out.to(call.compute_dtype)).sum(-1)
-    nothing = {"out": view(None), "peaks": None, "totals": None}
-    start(common.by_rows("forward", True, **nothing, grad=view(grad), deltas=delta))
+def _start_backward(
+    call: Call, upstream: Upstream, of_queries: QueryGradients, of_keys: KeyGradients
+) -> tuple[Tensor, Tensor]:
+    """Start the kernels that fill the gradients; return what :func:`row_gradients` adds to parameters and
+    query fields."""
+    grad, common = upstream.grad_out.resolve_neg(), CallArguments(call)
+    delta = (grad.to(call.compute_dtype) * upstream.rows.out.to(call.compute_dtype)).sum(-1)
+    no_results = Results(view(None), None, None)
+    launch.start(common.by_rows("forward", True, results=no_results, grad=view(grad), deltas=delta))
     terms, factor = row_factor(attention_terms(call.formula, call.bias is not None))
-    found = row_gradients(terms, factor, call, upstream, delta)
-    gradients = RowGradients(view(found.peaks), view(found.inverses), view(found.totals))
-    count, blocks = slots(params.shape[0]), -(-length // SMALLEST.rows)
-    partial = params.new_zeros(batch, heads, blocks, count) if need_params else None
-    partials = View(partial, (blocks * count,))
-    dq, dk, dv = (view(x) for x in results)
+    gradients, row_params, row_fields = row_gradients(terms, factor, call, upstream, delta)
     shared = {"grad": view(grad), "gradients": gradients}
-    of_queries, of_keys = (fields_view(x) for x in dfields)
-    more = {"dparams": partials, "dbias": view(dbias), "PARAMETERS_TOO": need_params, "dfields": of_queries}
     for exact in (False, True):
-        start(common.by_rows("query_gradients", exact, **shared, **more, dq=dq))
-        start(common.by_keys("key_gradients", exact, **shared, dk=dk, dv=dv, dfields=of_keys))
-    if dfields[0] is not None:
-        dfields[0] += found.query_fields
-    if partial is None:
-        return dparams
-    return found.params + partial.sum((0, 2))[:, : params.shape[0]].T
+        launch.start(common.by_rows("query_gradients", exact, **shared, outputs=of_queries))
+        launch.start(common.by_keys("key_gradients", exact, **shared, outputs=of_keys))
+    return row_params, row_fields
 
 
-def on_device(x: Tensor) -> Any:
-    """Triton starts kernels on the current GPU, which need not be the tensor's."""
-    return torch.cuda.device(x.device) if x.device.type == "cuda" else nullcontext()
+def row_gradients(
+    terms: Terms, factor: Expr, call: Call, upstream: Upstream, delta: Tensor
+) -> tuple[RowGradients, Tensor, Tensor]:
+    """Return the numbers of every row that the backward kernels need, and the gradients of parameters (P, H)
+    and query fields (F, B, H, L) through norm and offset. By torch operations: rows are few compared to
+    entries.
+
+    ``terms`` are without the ``factor`` of the row; ``delta`` is the product of each row's output with its
+    gradient."""
+    rows = upstream.rows
+    live, m = rows.live_peak()
+    peaks = view(None if terms.peak is None else m)
+    symbols = _row_symbols(terms, call, rows, m)
+    dparams = torch.zeros_like(call.params)
+    dfields = delta.new_zeros(len(terms.fields.query), *delta.shape)
+    if terms.mass is None:
+        scaled = None if factor.constant == 1 else torch.where(live, row_value(factor, symbols), 0.0)
+        return RowGradients(peaks, view(scaled), view(None)), dparams, dfields
+    inverse = inverse_norm(terms, symbols, rows.total, live)
+    d_norm = -delta * inverse
+    slope = 1.0 if terms.norm is None else row_value(derivative(terms.norm, "z"), symbols)
+    d_total = torch.where(inverse == 0, 0.0, d_norm * slope)
+
+    def by_row(name: str) -> Tensor:
+        part = torch.zeros_like(d_total)
+        if terms.norm is not None:
+            part = d_norm * row_value(derivative(terms.norm, name), symbols)
+        if terms.offset is not None:
+            part = part + d_total * row_value(derivative(terms.offset, name), symbols)
+        return torch.where(inverse == 0, 0.0, part)
+
+    for row, name in enumerate(terms.names if upstream.need_params else ()):
+        dparams[row] = by_row(name).sum((0, 2))
+    for row, name in enumerate(terms.fields.query if upstream.need_query_fields else ()):
+        dfields[row] = by_row(name)
+    return RowGradients(peaks, view(inverse), view(d_total)), dparams, dfields
+
+
+def _row_symbols(terms: Terms, call: Call, rows: Rows, m: Tensor) -> dict[str, Tensor]:
+    """Return m, z, n, i, the parameters and query fields, each broadcastable to (B, H, L)."""
+    length = call.q.shape[2]
+    if call.positions is None:
+        i = torch.arange(length, device=m.device, dtype=m.dtype) + (call.causal_offset or 0)
+    else:
+        i = call.positions[:, None, :length]
+    symbols = {"m": m, "z": rows.total, "i": i}
+    symbols |= {name: values[:, None] for name, values in zip(terms.names, call.params, strict=True)}
+    if call.query_fields is not None:
+        symbols |= dict(zip(terms.fields.query, finite_part(call.query_fields), strict=True))
+    return symbols if call.counts is None else symbols | {"n": call.counts}

@@ -1,9 +1,8 @@
-"""Writes the Triton functions of one formula, which the kernels of kernel/ are compiled around.
-Derivatives are symbolic.
+"""Print the Triton functions of one formula, which its kernels call. Derivatives are symbolic.
 
-Nothing in the text says what belongs to a row and what to an entry: broadcasting keeps the values of a row
-small. A factor of the weight that belongs to the row (1/n in relu2) is taken out of the tile and applied to
-the sum. So small weights do not underflow in float16; large ones are scaled by the kernels (``GROWS``).
+The text does not distinguish values of a row from values of an entry: broadcasting keeps the former small. A
+factor of the weight that belongs to the row (1/n in relu2) is moved out of the tile and applied to the sum,
+so that small weights do not underflow in float16. Large weights are scaled by the kernels (``GROWS``).
 
 >>> from unsoft.formula import Formula
 >>> print(formula_source(Formula("max(s, 0)**2/n"), biased=False).split("def value")[1].split("@")[0].strip())
@@ -47,8 +46,8 @@ _SYMBOLS = frozenset({"s", "m", "n", "i", "j", "z"})
 
 @constant_in_graph
 def unprintable(key: str) -> str | None:
-    """Why the formula of a key has no Triton code, if so: an operation of someone's own,
-    or a symbol that the kernels are not given."""
+    """Return why the formula of a key has no Triton code: a user's operation without it, or a symbol that the
+    kernels do not have. None if it has."""
     formula = Formula.from_key(key)
     if unknown := formula.uses - _SYMBOLS - {*formula.params, *formula.symbols.all}:
         return f"its kernels know no {', '.join(sorted(unknown))}"
@@ -59,7 +58,8 @@ def unprintable(key: str) -> str | None:
 
 
 def formula_source(formula: Formula, biased: bool) -> str:
-    """A module with the functions and constants of a formula; ``biased``: for calls with an additive mask."""
+    """Return the source of a formula's functions and constants; ``biased``: for calls with an additive
+    mask."""
     terms, factor = row_factor(attention_terms(formula, biased))
     mass = terms.mass or _ZERO
     in_formula = biased and formula.bias != "logit"
@@ -99,7 +99,7 @@ def formula_source(formula: Formula, biased: bool) -> str:
 
 
 def slots(count: int) -> int:
-    """A power of two: Triton's tensors have no other sizes.
+    """Return the next power of two, the only sizes of Triton's tensors.
 
     >>> [slots(count) for count in (0, 1, 3)]
     [1, 1, 4]
@@ -108,11 +108,10 @@ def slots(count: int) -> int:
 
 
 def row_factor(terms: Terms) -> tuple[Terms, Expr]:
-    """The terms with a factor of the weight that belongs to the row taken out,
-    and that factor (1 if there is none).
+    """Return the terms without the factor of the weight that belongs to the row, and that factor (1 if none).
 
-    Only of formulas without mass, where the weight is all there is to scale.
-    The guards for NaN logits go too: kernels see none.
+    Formulas with a mass keep their factor, because it would have to be taken out of the mass as well. Guards
+    for NaN logits are removed: kernels replace NaN before they compute.
     """
     weight, mass, factor = _unguarded(terms.weight), terms.mass, _ONE
     while mass is None and weight.op in ("mul", "div"):
@@ -127,7 +126,7 @@ def row_factor(terms: Terms) -> tuple[Terms, Expr]:
 
 
 def grows(terms: Terms) -> bool:
-    """Return True unless the shape of the weight and of its slopes shows that they stay in the range of
+    """Return False if the expressions of the weight and its slopes show that they stay in the range of
     float16.
 
     >>> from unsoft.formula import Formula
@@ -140,7 +139,7 @@ def grows(terms: Terms) -> bool:
 
 
 def _bound(part: Expr, peak: Expr | None) -> float:
-    """An upper bound of the absolute value, infinite if the shape of the expression shows none."""
+    """Return an upper bound of the absolute value, infinite if the expression does not show one."""
     if part.constant is not None:
         return float(abs(part.constant))
     if part.op in _AT_MOST_ONE:
@@ -167,7 +166,7 @@ def _bound(part: Expr, peak: Expr | None) -> float:
 
 
 def _is_below(power: Expr, peak: Expr | None) -> bool:
-    """Does the expression never exceed the peak?"""
+    """Return True if the expression never exceeds the peak, so that exp(power - m) is at most 1."""
     if peak is None or power is peak:
         return power is peak
     if peak.op == "abs":
@@ -176,7 +175,8 @@ def _is_below(power: Expr, peak: Expr | None) -> bool:
 
 
 def undefined_alone(terms: Terms, factor: Expr) -> bool:
-    """Could a row that sees no key have no finite factor / norm? Then kernels must know such rows.
+    """Return True if factor / norm may not be finite in a row that sees no key, so that kernels track such
+    rows.
 
     >>> from unsoft.formula import Formula
     >>> [undefined_alone(*row_factor(attention_terms(Formula("s", "s*s", norm=norm), False)))
@@ -185,7 +185,7 @@ def undefined_alone(terms: Terms, factor: Expr) -> bool:
     """
     parts = [part for part in (factor, terms.offset, terms.norm) if part is not None]
     if not frozenset().union(*(part.symbols for part in parts)) <= {"m", "n", "z"}:
-        return True  # it depends on where the row is, or on its parameters or fields
+        return True  # depends on the position of the row, its parameters or fields
     zero, one = torch.zeros((), dtype=torch.float64), torch.ones((), dtype=torch.float64)
     symbols = {"m": zero, "n": one}
     scale = one * row_value(factor, symbols)
@@ -209,7 +209,7 @@ def _function(name: str, arguments: Sequence[str], outputs: Sequence[Expr], term
     renamed |= {field: f"row.fields[{k}]" for k, field in enumerate(terms.fields.query)}
     renamed |= {field: f"key.fields[{k}]" for k, field in enumerate(terms.fields.key)}
     spanning: set[Operand] = {"s", BIAS}
-    """What has the size of the tile: all that depends on the logit or the bias."""
+    """Operands of the size of the tile: all that depends on the logit or the bias."""
 
     def text(x: Operand) -> str:
         return renamed.get(x, x) if isinstance(x, str) else repr(float(x))
@@ -227,7 +227,7 @@ def _function(name: str, arguments: Sequence[str], outputs: Sequence[Expr], term
 
 
 def _choice(kind: str, count: int) -> str:
-    """The slopes of weight and mass by the parameter or field of a number that is known at compile time."""
+    """Print the function that selects the slopes of weight and mass by the parameter or field K."""
     lines, entry = [], ", ".join(_ENTRY)
     for k in range(count):
         lines += [f"{'elif' if k else 'if'} K == {k}:", f"    return {kind}_slope_{k}({entry}, p)"]
@@ -236,14 +236,14 @@ def _choice(kind: str, count: int) -> str:
 
 
 def _loads(count: int) -> str:
-    """The parameters of one head."""
+    """Print the function that loads the parameters of one head."""
     loads = [f"tl.load(table + {k} * heads + h)" for k in range(count)]
     return _jitted("parameters(table, heads, h)", [f"return ({', '.join(loads or ['0.0'])},)"])
 
 
 def _field_loads(kind: str, count: int) -> str:
-    """The fields of rows or keys, and a number that is NaN where one of them is NaN or Inf; ``at`` is where
-    the first field is, ``step`` how far the next."""
+    """Print the function that loads the fields of rows or keys, followed by a number that is NaN where one of
+    them is NaN or Inf. ``at``: pointers to the first field, ``step``: distance to the next."""
     loads = [f"_{k} = tl.load(at + {k} * step, mask=mask, other=0.0)" for k in range(count)]
     clean = "".join(f"cleaned(_{k}, EXACT), " for k in range(count))
     bad = " + ".join(f"_{k} * 0.0" for k in range(count)) or "0.0"

@@ -1,54 +1,57 @@
-"""Gaussian matrices on a GPU: built in tiles, multiplied, and the gradient of points; the kernels are in
-kernel/gaussian.py."""
+"""Magnitude on a GPU (kernels in kernel/gaussian.py): Gaussian matrices, built in tiles, multiplied, with the
+gradient of points; and the gate on values as an operator.
+
+Torch operations for the gate would read the values several times to keep those that are not finite out of the
+gates' gradient, and wait for the GPU to learn whether there are any.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from unsoft.engines.triton import gating
+from unsoft.engines.operator import define, refuse
 from unsoft.engines.triton.availability import device_of, first_failure
-from unsoft.engines.triton.binding import on_device
-from unsoft.engines.triton.call_arguments import padded, precision
-from unsoft.engines.triton.kernel.structures import GaussianFixed, GaussianShape
-from unsoft.engines.triton.launch import INTERPRETED_SIZES, Launch, interpreted, start
+from unsoft.engines.triton.call_arguments import padded, precision, view
+from unsoft.engines.triton.launch import start_on, usual_or_small
+from unsoft.engines.triton.structures import ChunkShape, GatingFixed, GaussianFixed, GaussianShape
 from unsoft.engines.triton.tile_sizes import TileSizes
 
 STORED = 2**28
-"""Up to this many numbers the matrices of a call are kept: reading one costs less than making it again from
-points of 64 coordinates. Larger ones exist in tiles only."""
+"""Up to this many numbers the matrices of a call are kept: reading one costs less than computing it again
+from points of 64 coordinates. Larger matrices exist in tiles only."""
 _PROGRAMS = 512
 """So many programs keep a large GPU busy."""
 _COORDINATES = 64
-"""Of the points of a tile, at most."""
+"""Most coordinates of the points of a tile."""
 SIZES = {False: TileSizes(64, 64, 4, 1), True: TileSizes(32, 32, 4, 1)}
-"""Rows and columns of a tile, warps and stages, by whether numbers are float64."""
+"""Rows and columns of a tile, warps and stages, by whether numbers are float64; the largest without spilled
+registers, as are the following."""
 GRADIENT_SIZES = TileSizes(32, 32, 4, 1)
-"""Of the kernel for gradients; found, like the others, by compiling: nothing is spilled."""
+GATING_SIZES = TileSizes(64, 64, 4, 1)
+"""Keys, columns of values at a time, warps and stages."""
 
 
 def kernels_failure(device: str, index: int | None, dtype: torch.dtype) -> str | None:
-    """Why the kernels for float32 or float64 do not compile or run on the device; None if they do."""
-    return first_failure(_small_call, device, index, dtype)
+    """Return why the kernels for float32 or float64 do not compile or run on the device, None if they do."""
+    return first_failure(_run_all_kernels, device, index, dtype)
 
 
-def _small_call(device: str, index: int | None, dtype: torch.dtype) -> None:
-    """All kernels once."""
+def _run_all_kernels(device: str, index: int | None, dtype: torch.dtype) -> None:
     x = torch.zeros(1, 1, 1, device=device_of(device, index), dtype=dtype)
     for kept in (0, 1):
         z = TiledGaussian(x, None, x[..., 0], most=kept)
         z.gradient(x, z.product(x[..., 0])[:, None])
     value, gate = x[None], x[None, ..., 0]
-    gating.backward(gating.forward(value, gate), value, gate)
+    gated_gradients(gated_values(value, gate), value, gate)
 
 
 class TiledGaussian:
-    """What :class:`unsoft.engines.native.gaussian.PackedGaussian` is, on a GPU. Matrices beyond ``most``
-    numbers are not kept: every product makes their tiles again. ``reuse`` is not: a GPU does all systems at
-    once."""
+    """The counterpart of :class:`unsoft.engines.native.gaussian.PackedGaussian` on a GPU. Matrices beyond
+    ``most`` numbers are not kept: every product computes their tiles again. ``reuse`` is ignored, since a GPU
+    solves all systems at once."""
 
     def __init__(
         self,
@@ -73,31 +76,34 @@ class TiledGaussian:
             _run_product(self._coordinates, self._coordinates, self._present, self._matrix, None)
 
     def product(self, x: Tensor) -> Tensor:
-        """Z x for vectors (systems, n)."""
+        """Return Z x for vectors (systems, n)."""
         return self._multiplied(x, stored=self._matrix is not None)
 
     def gradient(self, u: Tensor, v: Tensor) -> Tensor:
-        """The gradient of sum_r u_r Z v_r with respect to the points; u and v are (systems, rank, n)."""
+        """Return the gradient of sum_r u_r Z v_r with respect to the points; u and v are (systems, rank,
+        n)."""
         from unsoft.engines.triton.kernel.gaussian import gradient_kernel
 
-        result = torch.empty_like(self.x)
+        result, sizes = torch.empty_like(self.x), usual_or_small(GRADIENT_SIZES)
         systems, points, width = self.x.shape
         coordinates = min(padded(width), _COORDINATES)
-        arguments = {
-            "x": self._coordinates,
-            "points": self.x,
-            "present": self._present,
-            "matrix": self._matrix,
-            "u": u.contiguous(),
-            "v": v.contiguous(),
-            "result": result,
-            "rank": u.shape[1],
-            "shape": GaussianShape(points, points, width, 1, points),
-            "FIXED": _fixed(self.x, stored=self._matrix is not None, coordinates=coordinates),
-        }
-        blocks = -(-width // coordinates)
-        sizes = INTERPRETED_SIZES if interpreted() else GRADIENT_SIZES
-        _start("gaussian_gradient", gradient_kernel, arguments, lambda rows: rows * blocks, self.x, sizes)
+        start_on(
+            self.x,
+            "gaussian_gradient",
+            gradient_kernel,
+            (-(-points // sizes.rows) * -(-width // coordinates), systems),
+            sizes,
+            x=self._coordinates,
+            points=self.x,
+            present=self._present,
+            matrix=self._matrix,
+            u=u.contiguous(),
+            v=v.contiguous(),
+            result=result,
+            rank=u.shape[1],
+            shape=GaussianShape(points, points, width, 1, points),
+            FIXED=GaussianFixed(self._matrix is not None, coordinates, precision(self.x.dtype)),
+        )
         return result
 
     def _multiplied(self, x: Tensor, *, stored: bool) -> Tensor:
@@ -107,7 +113,7 @@ class TiledGaussian:
 
 
 def between(x: Tensor, y: Tensor) -> Tensor:
-    """exp(-|x_j - y_l|^2) for points (systems, n, d) and (systems, m, d): a tensor (systems, n, m)."""
+    """Return exp(-|x_j - y_l|^2) for points (systems, n, d) and (systems, m, d): a tensor (systems, n, m)."""
     matrix = x.new_empty(len(x), x.shape[1], y.shape[1])
     if matrix.numel():
         rows, columns = (points.detach().mT.contiguous() for points in (x, y))
@@ -124,44 +130,109 @@ def _run_product(
     *,
     stored: bool = False,
 ) -> Tensor:
-    """Coordinates are (systems, d, n). The product with the vector (systems, columns), if there is one."""
+    """Return the product with the vector (systems, columns), if there is one. Coordinates are (systems, d,
+    n)."""
     from unsoft.engines.triton.kernel.gaussian import product_kernel
 
     (systems, width, rows), columns = x.shape, y.shape[2]
-    sizes = INTERPRETED_SIZES if interpreted() else SIZES[x.dtype == torch.float64]
-    across = -(-columns // sizes.keys)
+    sizes = usual_or_small(SIZES[x.dtype == torch.float64])
+    blocks, across = -(-rows // sizes.rows), -(-columns // sizes.keys)
     parts = across  # nothing is summed: a program for each tile
     if vector is not None:
-        parts = min(max(_PROGRAMS // (systems * -(-rows // sizes.rows)), 1), across)
-    span = -(-across // parts) * sizes.keys
+        parts = min(max(_PROGRAMS // (systems * blocks), 1), across)
     sums = x.new_empty(systems, parts, rows if vector is not None else 0)
-    arguments = {
-        "x": x,
-        "y": y,
-        "present": present,
-        "matrix": matrix,
-        "vector": vector,
-        "result": None if vector is None else sums,
-        "shape": GaussianShape(rows, columns, width, parts, span),
-        "FIXED": _fixed(x, stored=stored),
-    }
-    _start("gaussian_product", product_kernel, arguments, lambda blocks: blocks * parts, x, sizes)
+    start_on(
+        x,
+        "gaussian_product",
+        product_kernel,
+        (blocks * parts, systems),
+        sizes,
+        x=x,
+        y=y,
+        present=present,
+        matrix=matrix,
+        vector=vector,
+        result=None if vector is None else sums,
+        shape=GaussianShape(rows, columns, width, parts, -(-across // parts) * sizes.keys),
+        FIXED=GaussianFixed(stored, 0, precision(x.dtype)),
+    )
     return sums[:, 0] if parts == 1 else sums.sum(1)
 
 
-def _fixed(x: Tensor, *, stored: bool, coordinates: int = 0) -> GaussianFixed:
-    return GaussianFixed(stored, coordinates, precision(x.dtype))
+def gated(value: Tensor, gate: Tensor) -> Tensor:
+    """Return values (..., keys, width) times gates (..., keys), in the dtype of the values.
+
+    A value that is not finite gives the gate no gradient.
+    """
+    shape = torch.broadcast_shapes(value.shape[:-1], gate.shape)
+    values, gates = value.expand(*shape, value.shape[-1]), gate.expand(shape)
+    if len(shape) != 3:
+        values, gates = values.reshape(-1, 1, *values.shape[-2:]), gates.reshape(-1, 1, shape[-1])
+    out: Tensor = torch.ops.unsoft.triton_gated.default(values, gates)
+    return out.reshape(*shape, value.shape[-1])
 
 
-def _start(
-    name: str,
-    kernel: Any,
-    arguments: dict[str, Any],
-    grid: Callable[[int], int],
-    x: Tensor,
-    sizes: TileSizes,
-) -> None:
-    """``grid``: from the number of blocks of rows to that of programs of a system."""
-    programs = grid(-(-arguments["shape"].rows // sizes.rows)), len(x)
-    with on_device(x):
-        start(Launch(name, kernel, arguments, lambda _: programs, "", x.dtype, (sizes,)))
+def gated_values(value: Tensor, gate: Tensor) -> Tensor:
+    out = torch.empty(value.shape, dtype=value.dtype, device=value.device)
+    _run_gating(value, gate, None, out, None)
+    return out
+
+
+def gated_gradients(grad: Tensor, value: Tensor, gate: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the gradients of values and gates."""
+    d_value = torch.empty(value.shape, dtype=value.dtype, device=value.device)
+    d_gate = torch.empty(gate.shape, dtype=gate.dtype, device=gate.device)
+    _run_gating(value, gate, grad.resolve_neg(), d_value, d_gate)
+    return d_value, d_gate
+
+
+def _run_gating(value: Tensor, gate: Tensor, grad: Tensor | None, out: Tensor, d_gate: Tensor | None) -> None:
+    from unsoft.engines.triton.kernel.gaussian import gating_kernel
+
+    batch, heads, keys, width = value.shape
+    if value.numel() == 0:
+        return
+    sizes = usual_or_small(GATING_SIZES)
+    start_on(
+        value,
+        "gating",
+        gating_kernel,
+        (-(-keys // sizes.rows), batch * heads),
+        sizes._replace(keys=min(sizes.keys, padded(width))),
+        values=view(value.resolve_neg()),
+        gates=view(gate.resolve_neg()),
+        grad=view(grad),
+        out=view(out),
+        d_gates=d_gate,
+        shape=ChunkShape(heads, heads, keys),
+        FIXED=GatingFixed(width, gate.dtype == torch.float64),
+    )
+
+
+def _gated_shapes(value: Tensor, gate: Tensor) -> Tensor:
+    return value.new_empty(value.shape)
+
+
+def _gradient_shapes(grad: Tensor, value: Tensor, gate: Tensor) -> tuple[Tensor, Tensor]:
+    return value.new_empty(value.shape), gate.new_empty(gate.shape)
+
+
+def _setup(ctx: Any, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+    ctx.save_for_backward(*inputs)
+
+
+def _differentiate(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:
+    run = torch.ops.unsoft.triton_gated_backward.default
+    d_value, d_gate = run(grad, *ctx.saved_tensors)
+    return d_value, d_gate
+
+
+define("triton_gated", "(Tensor value, Tensor gate) -> Tensor", gated_values, _gated_shapes)
+define(
+    "triton_gated_backward",
+    "(Tensor grad, Tensor value, Tensor gate) -> (Tensor, Tensor)",
+    gated_gradients,
+    _gradient_shapes,
+)
+torch.library.register_autograd("unsoft::triton_gated", _differentiate, setup_context=_setup)
+torch.library.register_autograd("unsoft::triton_gated_backward", refuse)

@@ -1,11 +1,10 @@
-"""Instructions of a formula as a GPU likes them.
+"""Rewrite the instructions of a formula for a GPU.
 
-An operand is a number, belongs to the row (m, n, i, parameters, fields of queries) or to the entry (s, j,
-the bias, fields of keys). What
-belongs to the row is cheap, so work is moved there: exp(x) becomes exp2(x log2(e)) with the factor folded
-into whatever belongs to the row, so that exp(s - m) is one multiplication with addition and one special
-function; a division by something of the row becomes a product; sign(x) y becomes y with another sign bit,
-unless y is a number, which has none to change.
+An operand is a number, belongs to the row (m, n, i, parameters, query fields) or to the entry (s, j, the
+bias, key fields). Operations on rows are cheap, so work is moved there: exp(x) becomes exp2(x log2(e)) with
+the factor folded into operands of the row, so that exp(s - m) takes one fused multiply-add and one special
+function. A division by an operand of the row becomes a product. sign(x) y becomes y with the sign bit
+flipped, unless y is a number.
 
 >>> from unsoft.formula import parse
 >>> body, results = gpu_instructions([parse("exp(s - m)/n")])
@@ -37,8 +36,8 @@ _ENTRY = frozenset({"s", "j", BIAS})
 def gpu_instructions(
     outputs: Sequence[Expr], key_fields: Sequence[str] = ()
 ) -> tuple[list[Instruction], list[Operand]]:
-    """Instructions that compute all outputs, and the operand that holds each. Besides the operations of
-    formulas they use ``exp2`` and ``with_sign_of``."""
+    """Return instructions that compute all outputs, and the operand that holds each. Besides the operations
+    of formulas they use ``exp2`` and ``with_sign_of``."""
     instructions, results = tidy(*lower({str(k): expr for k, expr in enumerate(outputs)}))
     rewriting = _Rewriting(instructions, key_fields)
     for instruction in instructions:

@@ -1,26 +1,18 @@
-"""Starts kernels with the tile sizes that suit them."""
+"""Start kernels, with the first tile sizes that the GPU has room for."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import nullcontext
 from functools import cache
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from unsoft.engines.triton.kernel.structures import Fixed
-from unsoft.engines.triton.tile_sizes import (
-    EXACT,
-    SMALLEST,
-    TileSizes,
-    candidates,
-    is_costly,
-    tuned,
-    tuned_key,
-)
+from unsoft.engines.triton.structures import Fixed
+from unsoft.engines.triton.tile_sizes import EXACT, SMALLEST, TileSizes, candidates, is_costly
 from unsoft.errors import one_line
 
 Grid = Callable[[TileSizes], tuple[int, int]]
@@ -28,22 +20,21 @@ INTERPRETED_SIZES = TileSizes(16, 16, 4, 1)
 """Small, so that small tests have several tiles."""
 _chosen: dict[tuple[object, ...], TileSizes] = {}
 _refused: dict[tuple[object, ...], str] = {}
-"""What cannot be compiled, and why: the next call is not to try it again."""
+"""Why a kernel cannot be compiled, so that the next call does not try again."""
 
 
 class Launch(NamedTuple):
     """One kernel with its arguments."""
 
     name: str
-    """What errors, measurements and tests call it; of those in
-    :data:`unsoft.engines.triton.tile_sizes.KERNELS` the table has tile sizes."""
+    """The table has tile sizes for the names in :data:`unsoft.engines.triton.tile_sizes.KERNELS`."""
     kernel: Any
     arguments: dict[str, Any]
     grid: Grid
     formula: str
     dtype: torch.dtype
     sizes: tuple[TileSizes, ...] = ()
-    """Tile sizes to try one after the other, for kernels that the table does not know."""
+    """Tile sizes to try one after the other, for kernels that are not in the table."""
 
     @property
     def fixed(self) -> Fixed:
@@ -52,7 +43,7 @@ class Launch(NamedTuple):
 
     @property
     def only_for_nan(self) -> bool:
-        """Does the kernel end at once unless there is NaN or Inf in the inputs?"""
+        """True if the kernel returns at once unless the inputs contain NaN or Inf."""
         return self.fixed.exact and "flag" in self.arguments
 
     @property
@@ -61,31 +52,26 @@ class Launch(NamedTuple):
 
 
 def interpreted() -> bool:
-    """Do kernels run in Triton's interpreter, on the CPU?"""
+    """Return True if kernels run in Triton's interpreter, on the CPU."""
     return os.environ.get("TRITON_INTERPRET") == "1"
 
 
+def usual_or_small(sizes: TileSizes) -> TileSizes:
+    """Return ``sizes``, or small tiles in Triton's interpreter."""
+    return INTERPRETED_SIZES if interpreted() else sizes
+
+
+def on_device(x: Tensor) -> Any:
+    """Make the tensor's GPU current, which is where Triton starts kernels."""
+    return torch.cuda.device(x.device) if x.device.type == "cuda" else nullcontext()
+
+
 class CannotCompileError(RuntimeError):
-    """Triton does not make a kernel of a formula on this GPU; the message is one line that says why."""
-
-
-_watching: list[Callable[[Launch], None]] = []
-
-
-@contextmanager
-def watched(look: Callable[[Launch], None]) -> Iterator[None]:
-    """Inside, ``look`` is given every launch before it starts."""
-    _watching.append(look)
-    try:
-        yield
-    finally:
-        _watching.remove(look)
+    """Triton cannot compile a kernel on this GPU; the message is one line that says why."""
 
 
 def start(launch: Launch) -> None:
-    """Runs a kernel; returns before it is done."""
-    for look in _watching:
-        look(launch)
+    """Start a kernel and return without waiting for it."""
     if interpreted():
         run(launch, sizes_for(launch))
         return
@@ -93,18 +79,26 @@ def start(launch: Launch) -> None:
 
     try:
         run(launch, sizes_for(launch))
-    except OutOfResources:  # strides of another kind than those for which the sizes were found to fit
+    except OutOfResources:  # Triton specialises on strides, and other strides may take more shared memory
         _chosen.pop(_kind(launch))
         run(launch, sizes_for(launch))
 
 
+def start_on(
+    x: Tensor, name: str, kernel: Any, grid: tuple[int, int], sizes: TileSizes, /, **arguments: Any
+) -> None:
+    """Start a kernel with tile sizes of its own on the GPU and in the dtype of ``x``."""
+    with on_device(x):
+        start(Launch(name, kernel, arguments, lambda _: grid, "", x.dtype, (sizes,)))
+
+
 def run(launch: Launch, sizes: TileSizes) -> None:
-    """Runs a kernel with given tile sizes."""
+    """Start a kernel with these tile sizes."""
     launch.kernel[launch.grid(sizes)](**launch.arguments, **options(sizes))
 
 
 def sizes_for(launch: Launch) -> TileSizes:
-    """The tile sizes of a launch: measured ones, or the first of the table's that the GPU has room for."""
+    """Return the first tile sizes of a launch that the GPU has room for."""
     if interpreted():
         return launch.sizes[0] if launch.sizes else INTERPRETED_SIZES
     key = _kind(launch)
@@ -120,22 +114,22 @@ def sizes_for(launch: Launch) -> TileSizes:
 
 
 def _kind(launch: Launch) -> tuple[object, ...]:
-    """What tile sizes are chosen for."""
+    """Return the key under which tile sizes are remembered."""
     present = kinds(launch.arguments)
     return id(launch.kernel), launch.fixed, launch.dtype, torch.cuda.current_device(), present
 
 
 def options(sizes: TileSizes) -> dict[str, Any]:
-    """Keywords of a launch.
+    """Return the keywords of a launch.
 
-    Fusing multiplications and additions is asked for aloud: exp2(s * log2(e) - m) is to be one.
+    Fusing multiplications and additions is requested explicitly: exp2(s * log2(e) - m) then takes one.
     """
     fusion = {} if interpreted() else {"enable_fp_fusion": True}
     return {"M": sizes.rows, "N": sizes.keys, "num_warps": sizes.warps, "num_stages": sizes.stages, **fusion}
 
 
 def kinds(arguments: dict[str, Any]) -> str:
-    """Which of the optional tensors are there."""
+    """Return a text that tells which of the optional tensors are present."""
 
     def kind(x: Any) -> str:
         return "".join(map(kind, x)) if isinstance(x, tuple) else "t" if isinstance(x, Tensor) else "-"
@@ -157,31 +151,27 @@ def _possible(launch: Launch) -> list[TileSizes]:
         return list(launch.sizes)
     if launch.only_for_nan:
         return [EXACT[launch.width > 128], SMALLEST]
-    device = torch.cuda.get_device_name()
-    key = tuned_key(launch.name, device, launch.formula, launch.width, str(launch.dtype))
-    measured = [TileSizes(*tuned()[key])] if key in tuned() else []
-    known = architecture(torch.cuda.current_device())
-    costly = is_costly(launch.formula)
-    return measured + candidates(launch.name, known, launch.width, 8 * launch.dtype.itemsize, costly)
+    target, bits = architecture(torch.cuda.current_device()), 8 * launch.dtype.itemsize
+    return candidates(launch.name, target, launch.width, bits, is_costly(launch.formula))
 
 
 def compiled(launch: Launch, sizes: TileSizes) -> Any:
-    """The kernel, compiled and loaded; None if the GPU has no room for tiles of this size."""
+    """Return the kernel, compiled and loaded; None if the GPU has no room for tiles of this size."""
     from triton.runtime.errors import OutOfResources
 
     try:
-        made = launch.kernel.warmup(**launch.arguments, **options(sizes), grid=launch.grid(sizes))
-        made._init_handles()  # loads the code, which tells whether shared memory and registers suffice
+        kernel = launch.kernel.warmup(**launch.arguments, **options(sizes), grid=launch.grid(sizes))
+        kernel._init_handles()  # loads the code, which raises if shared memory or registers do not suffice
     except OutOfResources:
         return None
     except Exception as error:  # whatever one of the compilers raises
         raise CannotCompileError(one_line(error)) from error
-    return made
+    return kernel
 
 
 @cache
 def architecture(device: int) -> str:
-    """Of a GPU: "sm_90", "gfx942"."""
+    """Return the architecture of a GPU: "sm_90", "gfx942"."""
     if torch.version.hip:
         return str(torch.cuda.get_device_properties(device).gcnArchName).partition(":")[0]
     major, minor = torch.cuda.get_device_capability(device)

@@ -1,5 +1,4 @@
-"""How large a tile is for each kernel: a table found by compiling,
-or what ``unsoft tune`` measured on this machine's GPU."""
+"""Tile sizes of the kernels: a table found by compiling for each architecture."""
 
 from __future__ import annotations
 
@@ -9,8 +8,6 @@ from os.path import commonprefix
 from pathlib import Path
 from typing import NamedTuple
 
-from unsoft.cache_dir import cache_directory, make_private_folder
-from unsoft.files import write_json
 from unsoft.formula import Formula
 from unsoft.formula.expr import postorder
 
@@ -28,8 +25,9 @@ KERNELS = ("forward", "query_gradients", "key_gradients")
 _TABLE = Path(__file__).parent / "tile_sizes.json"
 SMALLEST = TileSizes(16, 16, 4, 1)
 EXACT = {False: TileSizes(16, 32, 4, 1), True: SMALLEST}
-"""Of kernels that follow the rules for NaN and Inf, by whether heads are wider than 128; they rarely run. No
-other tile has fewer rows: partial sums that belong to blocks of rows are written over."""
+"""Tile sizes of exact kernels (see ``Fixed.exact``), by whether heads are wider than 128. They rarely run. No
+other kernel may have fewer rows in a tile: an exact kernel overwrites the partial sums of the fast one, which
+are stored by block of rows, so every block that the fast kernel wrote must be written again."""
 
 
 COSTLY = frozenset({"erf", "expdiff", "expm1", "log1p", "softplus", "tanh", "sin", "cos", "sinh"})
@@ -39,12 +37,12 @@ COSTLY = frozenset({"erf", "expdiff", "expm1", "log1p", "softplus", "tanh", "sin
 def candidates(
     kernel: str, architecture: str, width: int, bits: int, costly: bool = False
 ) -> list[TileSizes]:
-    """Sizes to try until one fits, the fastest to be expected first. ``bits``: of a number of the inputs.
+    """Return tile sizes to try until one fits, largest first. ``bits``: size of an input number.
 
     >>> candidates("forward", "sm_90", 64, 16)[0].rows >= 64
     True
 
-    A GPU that the table does not know has the sizes of its nearest relative:
+    A GPU that is not in the table gets the sizes of its nearest relative:
 
     >>> candidates("forward", "sm_89", 128, 16) == candidates("forward", "sm_80", 128, 16)
     True
@@ -52,32 +50,34 @@ def candidates(
     known = _table()[_relative(architecture)]
     usual, special = known[kernel], known.get(f"{kernel}, costly", {})
     widest = str(min(w for w in map(int, usual) if w >= min(width, 256)))
-    found = [TileSizes(*(special.get(widest, usual[widest]) if costly else usual[widest]))]
-    for _ in range(bits // 32):  # twice and four times the bytes for every number
-        rows, keys, warps, stages = found[0]
-        found = [TileSizes(max(rows // 2, 16), max(keys // 2, 16), warps, max(stages - 1, 1))]
-    while found[-1] != SMALLEST:
-        found.append(_smaller(found[-1]))
-    return found
+    first = TileSizes(*(special.get(widest, usual[widest]) if costly else usual[widest]))
+    for _ in range(bits // 32):  # the table is for 16 bits; numbers have twice or four times the bytes
+        rows, keys, warps, stages = first
+        first = TileSizes(max(rows // 2, 16), max(keys // 2, 16), warps, max(stages - 1, 1))
+    sizes = [first]
+    while sizes[-1] != SMALLEST:
+        sizes.append(_smaller(sizes[-1]))
+    return sizes
 
 
 @cache
 def is_costly(formula: str) -> bool:
-    """Does the formula of a key have an operation that takes many instructions?
+    """Return True if the formula of a key has an operation that takes many instructions.
 
     >>> is_costly(Formula("tanh(s)/n").key), is_costly(Formula("max(s, 0)/n").key)
     (True, False)
     """
-    made = Formula.from_key(formula)
-    parts = [part for part in (made.weight, made.mass, made.peak) if part is not None]
+    tree = Formula.from_key(formula)
+    parts = [part for part in (tree.weight, tree.mass, tree.peak) if part is not None]
     return any(node.op in COSTLY for node in postorder(*parts))
 
 
 def _relative(architecture: str) -> str:
-    """The architecture of the table whose name begins alike: sm_80 for sm_89, gfx942 for gfx90a."""
-    alike = {name: len(commonprefix((name, architecture))) for name in _table()}
-    nearest = max(alike, key=lambda name: alike[name])
-    return nearest if alike[nearest] >= len("sm_8") else "other"
+    """Return the architecture of the table with the longest common prefix: sm_80 for sm_89, gfx942 for
+    gfx90a."""
+    common = {name: len(commonprefix((name, architecture))) for name in _table()}
+    nearest = max(common, key=lambda name: common[name])
+    return nearest if common[nearest] >= len("sm_8") else "other"
 
 
 def _smaller(sizes: TileSizes) -> TileSizes:
@@ -93,33 +93,3 @@ def _smaller(sizes: TileSizes) -> TileSizes:
 def _table() -> dict[str, dict[str, dict[str, list[int]]]]:
     content: dict[str, dict[str, dict[str, list[int]]]] = json.loads(_TABLE.read_text())
     return content
-
-
-def tuned_file() -> Path:
-    """Where ``unsoft tune`` keeps what it found."""
-    return cache_directory() / "triton-tile-sizes.json"
-
-
-@cache
-def tuned() -> dict[str, list[int]]:
-    """Measured sizes by :func:`tuned_key`; nothing if there is no such file, or it cannot be read."""
-    try:
-        content = json.loads(tuned_file().read_text())
-        return {
-            str(key): [int(x) for x in sizes] for key, sizes in content["sizes"].items() if len(sizes) == 4
-        }
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        return {}
-
-
-def tuned_key(kernel: str, device: str, formula: str, width: int, dtype: str) -> str:
-    """What measured sizes belong to."""
-    return json.dumps([kernel, device, formula, width, dtype])
-
-
-def keep_tuned(key: str, sizes: TileSizes) -> None:
-    """Keeps measured sizes beside those that are there."""
-    file = tuned_file()
-    make_private_folder(file.parent)
-    write_json(file, {"sizes": tuned() | {key: list(sizes)}})
-    tuned.cache_clear()

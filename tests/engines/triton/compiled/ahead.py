@@ -13,7 +13,7 @@ from triton.runtime import driver
 
 from unsoft.engines.arguments import checked_call
 from unsoft.engines.call import Call, Upstream
-from unsoft.engines.triton import binding, chunks, few_queries, gating, gaussian, launch, pairs
+from unsoft.engines.triton import binding, call_arguments, launch, recurrence
 from unsoft.engines.triton.tile_sizes import candidates, is_costly
 
 TARGETS = {
@@ -48,15 +48,11 @@ def pretending(target: str, start):
     hip = "7" if target.startswith("gfx") else None
     with (
         mock.patch.object(driver, "_active", Driver(target)),
-        mock.patch.object(binding, "start", start),
-        mock.patch.object(gaussian, "start", start),
-        mock.patch.object(chunks, "start", start),
-        mock.patch.object(chunks, "architecture", lambda device: target),
-        mock.patch.object(gating, "start", start),
-        mock.patch.object(pairs, "start", start),
+        mock.patch.object(launch, "start", start),
+        mock.patch.object(recurrence, "architecture", lambda device: target),
         mock.patch.object(torch.cuda, "current_device", lambda: 0),
         mock.patch.object(torch.version, "hip", hip),
-        mock.patch.object(few_queries, "_splits", lambda programs, keys: 8),
+        mock.patch.object(call_arguments, "_splits", lambda programs, keys: 8),
     ):
         yield
 

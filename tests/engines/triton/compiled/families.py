@@ -18,7 +18,7 @@ import torch
 from tests.engines.triton.compiled.ahead import TARGETS, compile_launch, pretending
 from tests.engines.triton.compiled.resources import Resources, resources
 from tests.engines.triton.linear_definition import example, logarithmic_example
-from unsoft.engines.triton import gating, gaussian, recurrence
+from unsoft.engines.triton import gaussian, recurrence
 from unsoft.engines.triton.launch import Launch
 from unsoft.files import write_csv
 
@@ -64,7 +64,8 @@ def gaussian_kernels(target, *, width, dtype=torch.float32) -> list[Launch]:
             z.product(u[:, 0])
             z.gradient(u, u)
         gaussian.between(x, x)
-        gating.backward(gating.forward(x[None], u[None, :, 0]), x[None], u[None, :, 0])
+        values, gates = x[None], u[None, :, 0]
+        gaussian.gated_gradients(gaussian.gated_values(values, gates), values, gates)
     return found
 
 

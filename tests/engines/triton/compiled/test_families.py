@@ -27,7 +27,7 @@ from tests.engines.triton.linear_definition import (  # noqa: E402
 )
 from tests.engines.triton.parity import LIMIT  # noqa: E402
 from tests.engines.triton.targets import SHARED_KIB  # noqa: E402
-from unsoft.engines.triton import chunks, gating, gaussian, pairs, recurrence  # noqa: E402
+from unsoft.engines.triton import gaussian, logarithms, recurrence  # noqa: E402
 from unsoft.engines.triton.tile_sizes import TileSizes  # noqa: E402
 
 pytestmark = pytest.mark.gpu_check
@@ -98,11 +98,11 @@ def test_gaussian_matrices_in_float64_compile_without_spilling():
 
 @pytest.fixture
 def small(monkeypatch):
-    for kind in chunks.SIZES:
-        monkeypatch.setitem(chunks.SIZES, kind, SMALL)
+    for kind in recurrence.SIZES:
+        monkeypatch.setitem(recurrence.SIZES, kind, SMALL)
     monkeypatch.setitem(gaussian.SIZES, False, SMALL)
     monkeypatch.setattr(gaussian, "GRADIENT_SIZES", SMALL)
-    monkeypatch.setattr(pairs, "SIZES", TileSizes(16, 4, 2, 1))
+    monkeypatch.setattr(logarithms, "SIZES", TileSizes(16, 4, 2, 1))
 
 
 @pytest.mark.parametrize(("rough", "target"), [(True, "sm_80"), (False, "sm_80"), (False, "sm_90")])
@@ -150,7 +150,8 @@ def test_gates_on_values_are_executed(target):
     torch.manual_seed(0)
     value, gate, grad = torch.randn(1, 2, 70, 40), torch.rand(1, 2, 70), torch.randn(1, 2, 70, 40)
     with emulated(SMALL, target) as done:
-        out, (d_value, d_gate) = gating.forward(value, gate), gating.backward(grad, value, gate)
+        out = gaussian.gated_values(value, gate)
+        d_value, d_gate = gaussian.gated_gradients(grad, value, gate)
     torch.testing.assert_close(out, value * gate[..., None])
     torch.testing.assert_close(d_value, grad * gate[..., None])
     torch.testing.assert_close(d_gate, (grad * value).sum(-1), rtol=1e-5, atol=1e-5)

@@ -4,8 +4,9 @@ import pytest
 import torch
 
 import unsoft
+from tests.engines.triton.parity import started
 from unsoft.engines.gaussian import kernels_for
-from unsoft.engines.triton import gating, gaussian, launch
+from unsoft.engines.triton import gaussian, launch
 from unsoft.magnitude.direct import pivoted_cholesky
 from unsoft.magnitude.gaussian import System
 from unsoft.magnitude.prefix import arrival_weights
@@ -33,7 +34,7 @@ def close(found, expected, dtype, size=1.0):
 )
 @pytest.mark.parametrize("most", [0, gaussian.STORED], ids=["tiles", "stored"])
 def test_products_and_gradients(n, width, dtype, most, monkeypatch):
-    monkeypatch.setattr(gaussian, "INTERPRETED_SIZES", gaussian.SIZES[False])
+    monkeypatch.setattr(launch, "INTERPRETED_SIZES", gaussian.SIZES[False])
     source = torch.Generator().manual_seed(n)
     x = (torch.randn(1, n, width, generator=source) / width**0.5).to(dtype)
     present = torch.rand(1, n, generator=source) > 0.2
@@ -126,8 +127,8 @@ def test_magnitude(where, causal):
     torch.manual_seed(0)
     layer = unsoft.mechanism("magnitude+cog", heads=2, head_dim=8, where=where).double()
     q, k, v = (torch.randn(1, 2, 20, 8).double() for _ in range(3))
-    results, seen = [], []
-    with launch.watched(lambda made: seen.append(made.name)):
+    results = []
+    with started() as seen:
         for engine in ("triton", "dense"):
             leaves = [x.clone().requires_grad_() for x in (q, k, v)]
             out = layer(*leaves, is_causal=causal, engine=engine)
@@ -148,7 +149,7 @@ def test_gates_on_values(shape):
     grad = torch.randn_like(value)
     value[..., 5, 2], value[..., 6, 0] = torch.inf, torch.nan
     leaves = value.clone().requires_grad_(), gate.clone().requires_grad_()
-    out = gating.gated(*leaves)
+    out = gaussian.gated(*leaves)
     torch.testing.assert_close(out.detach(), value * gate[..., None], equal_nan=True)
     d_value, d_gate = torch.autograd.grad(out, leaves, grad)
     torch.testing.assert_close(d_value, grad * gate[..., None])
@@ -157,10 +158,10 @@ def test_gates_on_values(shape):
 
 def test_gates_on_values_in_bfloat16_are_rounded_once():
     value, gate = torch.randn(1, 2, 20, 8).bfloat16(), torch.rand(1, 2, 20, requires_grad=True)
-    out = gating.gated(value, gate)
+    out = gaussian.gated(value, gate)
     assert torch.equal(out, (value.float() * gate[..., None]).bfloat16())
     assert torch.autograd.grad(out.float().sum(), gate)[0].dtype == torch.float32
-    assert gating.gated(value[:, :, :0], gate[:, :, :0]).shape == (1, 2, 0, 8)
+    assert gaussian.gated(value[:, :, :0], gate[:, :, :0]).shape == (1, 2, 0, 8)
 
 
 def test_operator_of_gates():

@@ -1,3 +1,2 @@
-"""Triton code. symbols.py, sums.py, slopes.py and the kernels of formulas (forward.py, query_gradients.py,
-key_gradients.py, decode.py) are loaded once for every formula, with its functions in place of names that they
-leave open (see source.py); all others are ordinary modules."""
+"""Triton code. forward.py and backward.py are templates: source.py renders them into one module for every
+formula, behind the functions that the formula defines. All others are ordinary modules."""

@@ -1,68 +1,302 @@
-"""The forward kernel of one formula, whose functions and constants (codegen.py) and what sums.py defines
-source.py adds to this module.
+"""Forward kernels of one formula. :mod:`unsoft.engines.triton.source` renders a module for every formula: the
+functions and constants that codegen.py prints, then this file, then backward.py. It is never imported itself.
 
-A program owns a block of rows and walks over the keys.
+``forward_kernel`` owns a block of rows and walks over the keys. ``decode_kernel`` and ``combine_kernel``
+serve few queries on many keys (decoding): the keys are split among programs, and a second kernel adds their
+sums.
 """
 
 import triton
 import triton.language as tl
 
-from unsoft.engines.triton.kernel.tiles import at_head, load_rows, must_run, seen_keys, store_rows
+from unsoft.engines.triton.kernel.functions import LOG2E, is_finite
+from unsoft.engines.triton.kernel.tiles import (
+    add_product,
+    any_bad,
+    at_head,
+    cleaned,
+    extras_at_head,
+    full_precision,
+    load_entries,
+    load_rows,
+    load_values,
+    must_run,
+    only,
+    pointers,
+    positions,
+    seen_entries,
+    seen_keys,
+    store_rows,
+    survives,
+)
+from unsoft.engines.triton.structures import Head, Keys, Rows
+
+
+@triton.jit
+def head_of(context, number, DOUBLE: tl.constexpr):
+    """Return the Head ``number`` of B * H; if that is a tensor [M, 1], one for each row."""
+    extras, numbers, shape = context
+    batch, h = number // shape.heads, number % shape.heads
+    return Head(
+        number,
+        extras_at_head(extras, batch, h),
+        shape,
+        parameters(extras.parameters, shape.heads, h),
+        full_precision(numbers.scale, numbers.scale_low, DOUBLE),
+        full_precision(numbers.keep_factor, numbers.keep_factor_low, DOUBLE),
+        numbers.threshold,
+    )
+
+
+@triton.jit
+def rows_at(head, start, local, FIXED: tl.constexpr, CHECK: tl.constexpr):
+    """Return rows start + local of a head, without what only backward kernels need."""
+    extras, limit, fields = head.extras, head.shape.queries, (0.0,)
+    if extras.query_fields.pointer is not None:
+        at, mask = pointers(extras.query_fields, start, local), local < limit - start
+        fields = query_fields(at, extras.query_fields.strides[3], mask, FIXED.exact)
+    n = load_values(extras.counts, start, local, limit, 1.0, CHECK)
+    i = positions(extras.row_positions, start, local, head.shape.offset, limit, FIXED.double, CHECK)
+    return Rows(start, local, n, i, fields, 0.0, 1.0, 0.0)
+
+
+@triton.jit
+def keys_at(head, start, local, FIXED: tl.constexpr, CHECK: tl.constexpr):
+    """Return keys start + local, as a head sees them."""
+    extras, limit, fields = head.extras, head.shape.keys, (0.0,)
+    if extras.key_fields.pointer is not None:
+        at, mask = pointers(extras.key_fields, start, local), local < limit - start
+        fields = key_fields(at, extras.key_fields.strides[3], mask, FIXED.exact)
+    j = positions(extras.key_positions, start, local, 0, limit, FIXED.double, CHECK)
+    return Keys(start, local, j, fields)
+
+
+@triton.jit
+def load_bias(head, rows, keys, CHECK: tl.constexpr):
+    """Return a tile of the additive mask, or None without a mask."""
+    if head.extras.bias.pointer is None:
+        return None
+    else:
+        return load_entries(head.extras.bias, rows, keys, head.shape, CHECK)
+
+
+@triton.jit
+def biased(s, raw_bias, EXACT: tl.constexpr):
+    """Return the logits with the additive mask (unless the formula applies it elsewhere), and that mask."""
+    if raw_bias is None:
+        return s, 0.0
+    else:
+        b = cleaned(raw_bias, EXACT)
+        if BIAS_IN_FORMULA:
+            return s, b
+        else:
+            return s + b, b
+
+
+@triton.jit
+def no_sums(M: tl.constexpr, FIXED: tl.constexpr):
+    """Return empty sums: weighted values [M, BV], the peak so far [M, 1] (0 once a key was seen, if only
+    "nothing seen" = -inf matters) and the mass [M, 1]; in exact kernels also which rows see NaN or Inf in
+    queries, keys, fields or bias [M, 1], and which outputs see it in the values [M, BV]."""
+    REAL: tl.constexpr = tl.float64 if FIXED.double else tl.float32
+    return (
+        tl.zeros((M, FIXED.value_padded), REAL),
+        tl.full((M, 1), float("-inf"), REAL),
+        tl.zeros((M, 1), REAL),
+        tl.zeros((M, 1), tl.int32),
+        tl.zeros((M, FIXED.value_padded if FIXED.exact else 1), tl.float32),
+    )
+
+
+@triton.jit
+def add_keys(
+    sums, begin, end, queries, rows, k, v, head, FIXED: tl.constexpr, N: tl.constexpr, CHECK: tl.constexpr
+):
+    """Add keys begin .. end to the sums, which are rescaled when the peak rises."""
+    acc, top, z, bad_rows, bad_sums = sums
+    local, limit, p = tl.arange(0, N), head.shape.keys, head.parameters
+    columns_d, columns_v = tl.arange(0, FIXED.padded)[:, None], tl.arange(0, FIXED.value_padded)[None, :]
+    for j0 in tl.range(begin, end, N):
+        keys = keys_at(head, j0, local[None, :], FIXED, CHECK)
+        raw_keys = load_rows(k, j0, keys.local, limit, columns_d, FIXED.width, FIXED.padded, CHECK)
+        key_tile = cleaned(raw_keys, FIXED.exact)
+        s = tl.dot(
+            cleaned(queries, FIXED.exact), key_tile, input_precision=FIXED.precision, out_dtype=acc.dtype
+        )
+        raw_bias = load_bias(head, rows, keys, CHECK)
+        s, b = biased(s * head.scale, raw_bias, FIXED.exact)
+        seen = seen_entries(head, rows, keys, FIXED.causal, CHECK)
+        m = 0.0
+        if HAS_PEAK:
+            peaks = only(seen, peak(s, 0.0, rows, keys, b, p), float("-inf"))
+            new = tl.maximum(top, tl.max(peaks, 1)[:, None])
+            m = peak_or_zero(new)
+            acc, z = lowered(acc, z, top, m)
+            top = new
+        elif UNDEFINED_ALONE:
+            top = tl.maximum(top, tl.max(only(seen, tl.zeros_like(s), float("-inf")), 1)[:, None])
+        weight, mass = value(s, m, rows, keys, b, p)
+        weight = only(seen, weight, 0.0)
+        if HAS_MASS:
+            z += tl.sum(only(seen, mass, 0.0), 1)[:, None]
+        if head.extras.seed is not None:
+            weight = tl.where(survives(head, rows, keys), weight, 0.0)
+        raw_values = load_rows(
+            v, j0, local[:, None], limit, columns_v, FIXED.value_width, FIXED.value_padded, CHECK
+        )
+        values = cleaned(raw_values, FIXED.exact)
+        acc = add_product(acc, weight, values, GROWS, FIXED.precision)
+        if FIXED.exact:
+            bad = any_bad(queries, 1)[:, None] | any_bad(raw_keys, 0)[None, :]
+            if head.extras.query_fields.pointer is not None:
+                bad = bad | (is_finite(rows.fields[QUERY_FIELDS]) == 0)
+            if head.extras.key_fields.pointer is not None:
+                bad = bad | (is_finite(keys.fields[KEY_FIELDS]) == 0)
+            if raw_bias is not None:
+                bad = bad | (is_finite(raw_bias) == 0)
+            bad_rows = tl.maximum(bad_rows, tl.max((seen & bad).to(tl.int32), 1)[:, None])
+            bad_values = (is_finite(raw_values) == 0).to(tl.float16)
+            bad_sums = tl.dot(seen.to(tl.float16), bad_values, bad_sums)
+    return acc, top, z, bad_rows, bad_sums
+
+
+@triton.jit
+def peak_or_zero(top):
+    """Return the peak of rows, 0 for those that have seen nothing."""
+    return tl.where(top == float("-inf"), 0.0, top)
+
+
+@triton.jit
+def lowered(acc, z, top, m):
+    """Rescale sums that belong to the peak ``top`` to the higher peak ``m``."""
+    drop = (top - m) * LOG2E
+    acc = acc * tl.exp2(drop)
+    if HAS_MASS:
+        z = z * tl.exp2(drop * DEGREE)
+    return acc, z
+
+
+@triton.jit
+def finished(acc, top, z, rows, head, FIXED: tl.constexpr):
+    """Return the output of rows, their peak and their total mass from the sums over all keys."""
+    p, m = head.parameters, peak_or_zero(top)
+    rescale = tl.zeros_like(z) + factor(m, rows, p)
+    if HAS_MASS:
+        z += offset_mass(m, rows, p)
+        size = norm(m, rows, z, p)
+        TINY: tl.constexpr = 2.2250738585072014e-308 if FIXED.double else 1.1754943508222875e-38
+        gone = tl.abs(size) < TINY
+        rescale = tl.where(gone, 0.0, rescale / tl.where(gone, 1.0, size))
+    else:
+        z = tl.zeros_like(z) + 1.0
+    if UNDEFINED_ALONE:
+        rescale = tl.where(top == float("-inf"), 0.0, rescale)
+        m = top
+    return acc * (rescale * head.keep_factor), m, z
 
 
 @triton.jit
 def forward_kernel(
-    q,
-    k,
-    v,
-    out,
-    peaks,
-    totals,
-    grad,
-    deltas,
-    flag,
-    extras,
-    numbers,
-    shape,
-    FIXED: tl.constexpr,
-    M: tl.constexpr,
-    N: tl.constexpr,
+    inputs, results, grad, deltas, flag, context, FIXED: tl.constexpr, M: tl.constexpr, N: tl.constexpr
 ):
-    """Output, peaks and totals; or, if ``grad`` is given, its product with the output of each row before NaN
-    is added to that."""
+    """Write output, peaks and totals; or, with ``grad``, only its product with the output of each row, taken
+    before NaN is added to the output."""
+    shape = context.shape
     if must_run(flag, FIXED.exact):
         block, number = tl.program_id(0), tl.program_id(1)
         if FIXED.causal:
             block = tl.num_programs(0) - 1 - block  # longest rows first
         batch, h, i0 = number // shape.heads, number % shape.heads, block * M
-        head = head_of(extras, numbers, shape, number, FIXED.double)
+        head = head_of(context, number, FIXED.double)
         local, columns_d = tl.arange(0, M)[:, None], tl.arange(0, FIXED.padded)[None, :]
         columns_v = tl.arange(0, FIXED.value_padded)[None, :]
         rows = rows_at(head, i0, local, FIXED, True)
         queries = load_rows(
-            at_head(q, batch, h), i0, local, shape.queries, columns_d, FIXED.width, FIXED.padded, True
+            at_head(inputs.q, batch, h), i0, local, shape.queries, columns_d, FIXED.width, FIXED.padded, True
         )
         sums, (whole, end) = no_sums(M, FIXED), seen_keys(i0, shape, FIXED.causal, M, N)
-        # New names: a branch that is decided when the kernel runs may not give arguments another type.
-        k_h, v_h = at_head(k, batch, h // FIXED.group), at_head(v, batch, h // FIXED.group)
+        k, v = at_head(inputs.k, batch, h // FIXED.group), at_head(inputs.v, batch, h // FIXED.group)
         if FIXED.exact:
             whole = 0
         else:
-            sums = add_keys(sums, 0, whole, queries, rows, k_h, v_h, head, FIXED, N, False)
-        acc, top, z, bad_rows, bad_sums = add_keys(
-            sums, whole, end, queries, rows, k_h, v_h, head, FIXED, N, True
-        )
+            sums = add_keys(sums, 0, whole, queries, rows, k, v, head, FIXED, N, False)
+        sums = add_keys(sums, whole, end, queries, rows, k, v, head, FIXED, N, True)
+        acc, top, z, bad_rows, bad_sums = sums
         result, m, z = finished(acc, top, z, rows, head, FIXED)
         at, exists = number.to(tl.int64) * shape.queries + i0 + local, local < shape.queries - i0
         if deltas is None:
             if FIXED.exact:
                 result = tl.where((bad_rows > 0) | (bad_sums > 0), float("nan"), result)
-            store_rows(at_head(out, batch, h), i0, local, shape.queries, columns_v, result, FIXED.value_width)
-            tl.store(peaks + at, m, mask=exists)
-            tl.store(totals + at, z, mask=exists)
+            out = at_head(results.out, batch, h)
+            store_rows(out, i0, local, shape.queries, columns_v, result, FIXED.value_width)
+            tl.store(results.peaks + at, m, mask=exists)
+            tl.store(results.totals + at, z, mask=exists)
         else:
             g = at_head(grad, batch, h)
             grads = load_rows(
                 g, i0, local, shape.queries, columns_v, FIXED.value_width, FIXED.value_padded, True
             )
             tl.store(deltas + at, tl.sum(grads.to(result.dtype) * result, 1)[:, None], mask=exists)
+
+
+@triton.jit
+def decode_kernel(inputs, parts, context, chunk, FIXED: tl.constexpr, M: tl.constexpr, N: tl.constexpr):
+    """Write sums over keys split * chunk .. (split + 1) * chunk: (B, Hk, splits, M, BV), and peaks and masses
+    (B, Hk, splits, M).
+
+    The rows of a tile are all queries of all query heads that share a key head, so keys and values are read
+    once. Reading them is nearly all the work, so the rules for NaN and Inf are followed at once."""
+    shape = context.shape
+    split, number = tl.program_id(0), tl.program_id(1)
+    kv_heads = shape.heads // FIXED.group
+    batch, hk = number // kv_heads, number % kv_heads
+    # Rows beyond the last query of the last head repeat another row; combine_kernel does not read them.
+    r = tl.arange(0, M)[:, None]
+    h, local = hk * FIXED.group + r // shape.queries % FIXED.group, r % shape.queries
+    head = head_of(context, batch * shape.heads + h, FIXED.double)
+    rows = rows_at(head, 0, local, FIXED, True)
+    columns_d, columns_v = tl.arange(0, FIXED.padded)[None, :], tl.arange(0, FIXED.value_padded)[None, :]
+    q, k, v = at_head(inputs.q, batch, h), at_head(inputs.k, batch, hk), at_head(inputs.v, batch, hk)
+    queries = load_rows(q, 0, local, shape.queries, columns_d, FIXED.width, FIXED.padded, True)
+    begin, end = split * chunk, tl.minimum((split + 1) * chunk, shape.keys)
+    sums = add_keys(no_sums(M, FIXED), begin, end, queries, rows, k, v, head, FIXED, N, True)
+    acc, top, z, bad_rows, bad_sums = sums
+    acc = tl.where((bad_rows > 0) | (bad_sums > 0), float("nan"), acc)
+    at = (number.to(tl.int64) * tl.num_programs(0) + split) * M + r
+    tl.store(parts.sums + at * FIXED.value_padded + columns_v, acc)
+    tl.store(parts.tops + at, top)
+    tl.store(parts.masses + at, z)
+
+
+@triton.jit
+def combine_kernel(
+    parts, results, context, splits, ROWS: tl.constexpr, FIXED: tl.constexpr, M: tl.constexpr, N: tl.constexpr
+):
+    """Write one row from the sums of its N or fewer splits; the tile of decode_kernel had ROWS rows.
+
+    ``splits`` is no constexpr: it grows with the keys, and every new value would compile another kernel."""
+    shape = context.shape
+    row, number = tl.program_id(0), tl.program_id(1)
+    batch, h = number // shape.heads, number % shape.heads
+    kv_heads = shape.heads // FIXED.group
+    r = (h % FIXED.group) * shape.queries + row
+    split, columns = tl.arange(0, N)[:, None], tl.arange(0, FIXED.value_padded)[None, :]
+    at = ((batch * kv_heads + h // FIXED.group).to(tl.int64) * splits + split) * ROWS + r
+    exists = split < splits
+    part = tl.load(parts.sums + at * FIXED.value_padded + columns, mask=exists, other=0.0)
+    z = tl.load(parts.masses + at, mask=exists, other=0.0)
+    highest = tl.zeros((1, 1), z.dtype)
+    if HAS_PEAK or UNDEFINED_ALONE:
+        top = tl.load(parts.tops + at, mask=exists, other=float("-inf"))
+        highest = tl.max(top, 0)[:, None]
+    if HAS_PEAK:
+        part, z = lowered(part, z, top, peak_or_zero(highest))
+    one = tl.zeros((1, 1), tl.int32)
+    head = head_of(context, number, FIXED.double)
+    rows = rows_at(head, row, one, FIXED, True)
+    result, m, z = finished(tl.sum(part, 0)[None, :], highest, tl.sum(z, 0)[:, None], rows, head, FIXED)
+    out = at_head(results.out, batch, h)
+    at_row = out.pointer + row.to(tl.int64) * out.strides[2] + columns * out.strides[3] + one
+    tl.store(at_row, result.to(out.pointer.dtype.element_ty), mask=columns < FIXED.value_width)
+    tl.store(results.peaks + number.to(tl.int64) * shape.queries + row + one, m)
+    tl.store(results.totals + number.to(tl.int64) * shape.queries + row + one, z)

@@ -1,4 +1,4 @@
-"""Functions of formulas that triton.language lacks, for float32 and float64; and the hash of dropout."""
+"""Functions that triton.language lacks, for float32 and float64; and the hash of dropout."""
 
 import triton
 import triton.language as tl
@@ -13,7 +13,7 @@ def sign(x):
 
 @triton.jit
 def with_sign_of(y, x):
-    """sign(x) * y: the sign bit of x flips y, and x = 0 makes it 0."""
+    """Return sign(x) * y: the sign bit of x flips y, and x = 0 makes it 0."""
     if y.dtype.primitive_bitwidth == 64:
         bits = x.to(tl.int64, bitcast=True) & -0x8000000000000000
         flipped = (y.to(tl.int64, bitcast=True) ^ bits).to(tl.float64, bitcast=True)
@@ -33,13 +33,14 @@ def root(x):
 
 @triton.jit
 def power(a, b):
-    """a^b; of a < 0 only where b is whole."""
+    """Return a^b; NaN for a < 0 unless b is a whole number."""
     size = tl.exp2(b * tl.log2(tl.abs(a)))
     of_negative = tl.where(b % 1.0 == 0, tl.where(b % 2.0 == 0, size, -size), float("nan"))
     return tl.where(b == 0, 1.0, tl.where(a < 0, of_negative, size))
 
 
-# Kahan's device, twice: an error in u, which is close to 1, changes (u - 1) / log(u) by almost nothing.
+# Kahan's method, here and in log1p: near u = 1 a rounding error in u changes (u - 1) / log(u) hardly at all,
+# while u - 1 alone would keep only its leading digits.
 @triton.jit
 def expm1(x):
     u = tl.exp(x)
@@ -49,7 +50,7 @@ def expm1(x):
 
 @triton.jit
 def expdiff(x, y, m):
-    """exp(x - m) - exp(y - m)."""
+    """Return exp(x - m) - exp(y - m) without cancellation where x and y are close."""
     difference, below = x - y, tl.exp(y - m)
     return tl.where(tl.abs(difference) < 0.5, below * expm1(difference), tl.exp(x - m) - below)
 
@@ -98,7 +99,7 @@ def is_finite(x):
 
 @triton.jit
 def mix(x):
-    """One step of the hash lowbias32 on uint32; all engines share it (see unsoft/engines/dropout.py)."""
+    """Apply one step of the hash lowbias32 on uint32, the same in all engines (unsoft/engines/dropout.py)."""
     x = (x ^ (x >> 16)) * 0x7FEB352D
     x = (x ^ (x >> 15)) * 0x846CA68B
     return x ^ (x >> 16)
@@ -106,7 +107,7 @@ def mix(x):
 
 @triton.jit
 def kept(seed, threshold, head, rows, keys):
-    """Bool tile of the weights that survive dropout."""
+    """Return a bool tile of the weights that survive dropout."""
     low, high = tl.load(seed).to(tl.uint32), tl.load(seed + 1).to(tl.uint32)
     word = mix(mix(low + head.to(tl.uint32) * 0x9E3779B1) ^ high)
     word = mix(word + rows.to(tl.uint32) * 0x85EBCA77)

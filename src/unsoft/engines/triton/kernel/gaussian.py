@@ -1,17 +1,21 @@
-"""Gaussian matrices Z_jl = exp(-|x_i - y_j|^2) in tiles of M rows and N columns: built, multiplied, and the
-gradient of points.
+"""Gaussian matrices Z_ij = exp(-|x_i - y_j|^2) in tiles of M rows and N columns: building, products,
+gradients of points. Also the product of values and the gate of their key, with both gradients in one pass.
 
 Distances are sums of squared differences: |x|^2 + |y|^2 - 2 x y would lose all digits of points that nearly
-coincide. So points come twice, by coordinate (systems, d, n) for distances, and by point (systems, n, d).
+coincide. So points are passed twice, by coordinate (systems, d, n) for distances, and by point (systems, n,
+d).
 """
 
 import triton
 import triton.language as tl
 
+from unsoft.engines.triton.kernel.functions import is_finite
+from unsoft.engines.triton.kernel.tiles import at_head, load_rows, load_values, store_rows
+
 
 @triton.jit
 def similar(x, y, present, i, j, shape):
-    """A tile of Z, from coordinates; rows and columns of points that are absent are 0."""
+    """Compute a tile of Z from coordinates; rows and columns of absent points are 0."""
     squares = tl.zeros((i.shape[0], j.shape[0]), x.dtype.element_ty)
     for c in tl.range(0, shape.width):
         a = tl.load(x + c * shape.rows + i, mask=i < shape.rows, other=0.0)
@@ -27,7 +31,7 @@ def similar(x, y, present, i, j, shape):
 
 @triton.jit
 def tile_at(x, y, present, matrix, i, j, shape, FIXED: tl.constexpr):
-    """A tile of Z, read where it is stored."""
+    """Load a tile of Z if it is stored, compute it otherwise."""
     if FIXED.stored:
         inside = (i < shape.rows)[:, None] & (j < shape.columns)[None, :]
         at = i.to(tl.int64)[:, None] * shape.columns + j[None, :]
@@ -37,8 +41,8 @@ def tile_at(x, y, present, matrix, i, j, shape, FIXED: tl.constexpr):
 
 
 @triton.jit
-def of_system(pointer, system, size):
-    """The part of a tensor that belongs to one system."""
+def at_system(pointer, system, size):
+    """Return a pointer to the part of a tensor that belongs to one system."""
     if pointer is None:
         return pointer
     else:
@@ -47,27 +51,17 @@ def of_system(pointer, system, size):
 
 @triton.jit
 def product_kernel(
-    x,
-    y,
-    present,
-    matrix,
-    vector,
-    result,
-    shape,
-    FIXED: tl.constexpr,
-    M: tl.constexpr,
-    N: tl.constexpr,
+    x, y, present, matrix, vector, result, shape, FIXED: tl.constexpr, M: tl.constexpr, N: tl.constexpr
 ):
-    """Some rows of Z and the columns of one of the parts they are cut into: written to ``matrix``, unless
-    they come from it or there is none, and multiplied with ``vector``, if there is one. ``result``:
-    (systems, parts, rows)."""
+    """Write some rows and one part of the columns of Z to ``matrix`` (unless it is None or already holds
+    them), and multiply them by ``vector`` (unless it is None). ``result``: (systems, parts, rows)."""
     block, system = tl.program_id(0) // shape.parts, tl.program_id(1)
     part = tl.program_id(0) % shape.parts
-    x = of_system(x, system, shape.width * shape.rows)
-    y = of_system(y, system, shape.width * shape.columns)
-    present = of_system(present, system, shape.rows)
-    vector = of_system(vector, system, shape.columns)
-    matrix = of_system(matrix, system, tl.cast(shape.rows, tl.int64) * shape.columns)
+    x = at_system(x, system, shape.width * shape.rows)
+    y = at_system(y, system, shape.width * shape.columns)
+    present = at_system(present, system, shape.rows)
+    vector = at_system(vector, system, shape.columns)
+    matrix = at_system(matrix, system, tl.cast(shape.rows, tl.int64) * shape.columns)
     i = block * M + tl.arange(0, M)
     total = tl.zeros((M,), x.dtype.element_ty)
     for start in tl.range(part * shape.span, tl.minimum((part + 1) * shape.span, shape.columns), N):
@@ -99,24 +93,22 @@ def gradient_kernel(
     M: tl.constexpr,
     N: tl.constexpr,
 ):
-    """The gradient of sum_r u_r Z v_r on some points and some coordinates, from Z within a set:
-    2 sum_l w_jl (x_l - x_j) with w = Z times the sum of u v^T + v u^T."""
+    """Write the gradient of sum_r u_r Z v_r for some points and coordinates, where rows and columns of Z are
+    the same points: 2 sum_l w_jl (x_l - x_j) with w = Z times the sum of u v^T + v u^T."""
     REAL: tl.constexpr = x.dtype.element_ty
     blocks = tl.cdiv(shape.width, FIXED.coordinates)
     block, system = tl.program_id(0) // blocks, tl.program_id(1)
     c = tl.program_id(0) % blocks * FIXED.coordinates + tl.arange(0, FIXED.coordinates)
-    x = of_system(x, system, shape.width * shape.rows)
-    points = of_system(points, system, shape.width * shape.rows)
-    present = of_system(present, system, shape.rows)
-    matrix = of_system(matrix, system, tl.cast(shape.rows, tl.int64) * shape.columns)
-    u, v = of_system(u, system, rank * shape.rows), of_system(v, system, rank * shape.rows)
-    result = of_system(result, system, shape.width * shape.rows)
+    x = at_system(x, system, shape.width * shape.rows)
+    points = at_system(points, system, shape.width * shape.rows)
+    present = at_system(present, system, shape.rows)
+    matrix = at_system(matrix, system, tl.cast(shape.rows, tl.int64) * shape.columns)
+    u, v = at_system(u, system, rank * shape.rows), at_system(v, system, rank * shape.rows)
+    result = at_system(result, system, shape.width * shape.rows)
     i = block * M + tl.arange(0, M)
-    own = tl.load(
-        points + i[:, None] * shape.width + c[None, :],
-        mask=(i < shape.rows)[:, None] & (c < shape.width)[None, :],
-        other=0.0,
-    )
+    at = i[:, None] * shape.width + c[None, :]
+    inside = (i < shape.rows)[:, None] & (c < shape.width)[None, :]
+    own = tl.load(points + at, mask=inside, other=0.0)
     pulled, total = tl.zeros((M, FIXED.coordinates), REAL), tl.zeros((M, 1), REAL)
     for start in tl.range(0, shape.columns, N):
         j = start + tl.arange(0, N)
@@ -129,15 +121,35 @@ def gradient_kernel(
             slope += row_u * column_v + row_v * column_u
         w = tile_at(x, x, present, matrix, i, j, shape, FIXED) * slope
         w = tl.where(i[:, None] == j[None, :], 0.0, w)  # a point has no distance from itself
-        others = tl.load(
-            points + j[:, None] * shape.width + c[None, :],
-            mask=(j < shape.columns)[:, None] & (c < shape.width)[None, :],
-            other=0.0,
-        )
+        in_columns = (j < shape.columns)[:, None] & (c < shape.width)[None, :]
+        others = tl.load(points + j[:, None] * shape.width + c[None, :], mask=in_columns, other=0.0)
         pulled = tl.dot(w, others, pulled, input_precision=FIXED.precision, out_dtype=REAL)
         total += tl.sum(w, 1)[:, None]
-    tl.store(
-        result + i[:, None] * shape.width + c[None, :],
-        2 * (pulled - total * own),
-        mask=(i < shape.rows)[:, None] & (c < shape.width)[None, :],
-    )
+    tl.store(result + at, 2 * (pulled - total * own), mask=inside)
+
+
+@triton.jit
+def gating_kernel(
+    values, gates, grad, out, d_gates, shape, FIXED: tl.constexpr, M: tl.constexpr, N: tl.constexpr
+):
+    """Write values times gates of M keys of a head; with ``grad``, the gradients of the values (``out``) and
+    of the gates (``d_gates``), to which a value that is not finite adds nothing."""
+    REAL: tl.constexpr = tl.float64 if FIXED.double else tl.float32
+    PADDED: tl.constexpr = -(-FIXED.width // N) * N
+    batch, h = tl.program_id(1) // shape.heads, tl.program_id(1) % shape.heads
+    t0, a = tl.program_id(0) * M, tl.arange(0, M)[:, None]
+    gate = load_values(at_head(gates, batch, h), t0, a, shape.tokens, 0.0, True).to(REAL)
+    values, out = at_head(values, batch, h), at_head(out, batch, h)
+    slope = tl.zeros((M, 1), REAL)
+    for start in tl.range(0, FIXED.width, N):
+        c = start + tl.arange(0, N)[None, :]
+        tile = load_rows(values, t0, a, shape.tokens, c, FIXED.width, PADDED, True).to(REAL)
+        if grad.pointer is not None:
+            grad_h = at_head(grad, batch, h)
+            above = load_rows(grad_h, t0, a, shape.tokens, c, FIXED.width, PADDED, True).to(REAL)
+            slope += tl.sum(tl.where(is_finite(tile), tile, 0.0) * above, 1)[:, None]
+            tile = above
+        store_rows(out, t0, a, shape.tokens, c, tile * gate, FIXED.width)
+    if d_gates is not None:
+        at = d_gates + tl.program_id(1).to(tl.int64) * shape.tokens + t0 + a
+        tl.store(at, slope, mask=a < shape.tokens - t0)

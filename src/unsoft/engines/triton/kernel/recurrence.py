@@ -1,4 +1,4 @@
-"""Linear attention in chunks of M tokens. Two kernels do all of it, forward and backward:
+"""Linear attention in chunks of M tokens. Two kernels serve the forward and the backward pass:
 
 state_kernel    walks over the chunks and sums products of rows, x_t [y_t, e_t]^T: the state before each chunk
 chunk_kernel    rows of a chunk from the other rows of that chunk and from the state
@@ -9,11 +9,14 @@ dq          gradients, values, keys      the same, transposed
 dk          values, gradients, queries   of queries and gradients, from the end to the beginning; transposed
 dv          keys, queries, gradients     the same
 
-Values have one more column, which is 1 everywhere and sums the weights themselves; the gradient of that sum
-is the one more column of the gradients. Every program owns what it writes. Widths are cut into blocks of N.
+Values have an additional column of ones, which sums the weights themselves. The gradient of that sum is the
+additional column of the gradients. Every program owns what it writes. Widths are cut into blocks of N.
 
-Where features come as logarithms, the weights inside chunks are given (pairs.py), and before a chunk is added
-to the state, the state is multiplied by a number of that chunk for every feature, ``kept``.
+If features are logarithms, the weights inside chunks are an argument (pairs.py), and before a chunk is added
+to the state, each feature of the state is multiplied by ``kept`` of that chunk.
+
+decay_kernel computes the gradient of log d: summed over the weights d^(i-j) q_i . k_j inside a chunk, over
+what its rows read from the state before it, and over how that state becomes the state after it.
 """
 
 import triton
@@ -24,7 +27,7 @@ from unsoft.engines.triton.kernel.tiles import at_head, load_rows, load_values, 
 
 @triton.jit
 def rows_of(x, t0, tokens, limit, columns, WIDTH: tl.constexpr, FIXED: tl.constexpr, N: tl.constexpr):
-    """Some columns of tokens t0 + ``tokens``, in the orientation of the index tensors; 0 outside."""
+    """Load columns of tokens t0 + ``tokens``, in the orientation of the index tensors; 0 outside."""
     PADDED: tl.constexpr = -(-WIDTH // N) * N
     tile = load_rows(x, t0, tokens, limit, columns, WIDTH, PADDED, True)
     return tile.to(tl.float64 if FIXED.double else tl.float32)
@@ -32,7 +35,7 @@ def rows_of(x, t0, tokens, limit, columns, WIDTH: tl.constexpr, FIXED: tl.conste
 
 @triton.jit
 def logarithm_at(log_decay, head):
-    """log2 of a head's decay; 0 if nothing decays."""
+    """Return log2 of a head's decay, 0 without decay."""
     if log_decay is None:
         return 0.0
     else:
@@ -40,12 +43,17 @@ def logarithm_at(log_decay, head):
 
 
 @triton.jit
-def place_in(states, number, chunk, FIXED: tl.constexpr):
-    """Where the state before a chunk lies: its matrix (F, V), and its column (F)."""
+def state_at(states, number, chunk, FIXED: tl.constexpr):
+    """Return pointers to the state before a chunk: its matrix (F, V) and its column (F)."""
     at = number.to(tl.int64) * states.chunks + chunk
-    return states.matrices + at * (
-        FIXED.feature_width * FIXED.value_width
-    ), states.columns + at * FIXED.feature_width
+    matrix = states.matrices + at * (FIXED.feature_width * FIXED.value_width)
+    return matrix, states.columns + at * FIXED.feature_width
+
+
+@triton.jit
+def multiplied(left, right, acc, FIXED: tl.constexpr):
+    """Return acc + left @ right in the precision of the call."""
+    return tl.dot(left, right, acc, input_precision=FIXED.precision, out_dtype=acc.dtype)
 
 
 @triton.jit
@@ -63,7 +71,9 @@ def state_kernel(
     M: tl.constexpr,
     N: tl.constexpr,
 ):
-    """``extra``: the one more column of y, None = all 1. ``start`` and ``after``: (B, heads, F, V + 1);
+    """Write the state before each chunk and the state after the last.
+
+    ``extra``: the additional column of y, None = all 1. ``start`` and ``after``: (B, heads, F, V + 1);
     ``kept``: (B, heads, chunks, F)."""
     REAL: tl.constexpr = tl.float64 if FIXED.double else tl.float32
     blocks: tl.constexpr = (FIXED.value_width + N - 1) // N
@@ -71,12 +81,11 @@ def state_kernel(
     batch, own = number // shape.heads, number % shape.heads
     f, v = block // blocks * N + tl.arange(0, N), block % blocks * N + tl.arange(0, N)
     inside = (f < FIXED.feature_width)[:, None] & (v < FIXED.value_width)[None, :]
-    # Of the programs with the same f the first one writes the column.
+    # The first of the programs with the same f writes the column.
     in_column = f + block % blocks * FIXED.feature_width < FIXED.feature_width
     tokens, log_d = tl.arange(0, M), logarithm_at(log_decay, own)
-    outer = number.to(tl.int64) * (FIXED.feature_width * (FIXED.value_width + 1)) + f * (
-        FIXED.value_width + 1
-    )
+    WIDE: tl.constexpr = FIXED.value_width + 1
+    outer = number.to(tl.int64) * (FIXED.feature_width * WIDE) + f * WIDE
     matrix, column = tl.zeros((N, N), REAL), tl.zeros((N,), REAL)
     if start is not None:
         matrix += tl.load(start + outer[:, None] + v[None, :], mask=inside, other=0.0)
@@ -87,15 +96,15 @@ def state_kernel(
         if FIXED.backwards:
             chunk = chunks - 1 - c
         if FIXED.causal:
-            to, to_column = place_in(states, number, chunk, FIXED)
+            to, to_column = state_at(states, number, chunk, FIXED)
             tl.store(to + f[:, None] * FIXED.value_width + v[None, :], matrix, mask=inside)
             tl.store(to_column + f, column, mask=in_column)
         t0 = chunk * M
         there = tl.minimum(shape.tokens - t0, M)
         fade = tl.full((1, M), 1.0, REAL)
         if kept is not None:
-            place = kept + (number.to(tl.int64) * chunks + chunk) * FIXED.feature_width + f
-            share = tl.load(place, mask=f < FIXED.feature_width, other=0.0)
+            kept_at = kept + (number.to(tl.int64) * chunks + chunk) * FIXED.feature_width + f
+            share = tl.load(kept_at, mask=f < FIXED.feature_width, other=0.0)
             matrix, column = matrix * share[:, None], column * share
         if FIXED.decays:
             share = tl.exp2(log_d * there.to(REAL))
@@ -110,17 +119,16 @@ def state_kernel(
             left = rows_of(x_h, t0, tokens[None, :], shape.tokens, f[:, None], FIXED.feature_width, FIXED, N)
             right = rows_of(y_h, t0, tokens[:, None], shape.tokens, v[None, :], FIXED.value_width, FIXED, N)
             left = left * fade
-            matrix = tl.dot(left, right, matrix, input_precision=FIXED.precision, out_dtype=REAL)
+            matrix = multiplied(left, right, matrix, FIXED)
             e = 1.0
             if extra.pointer is not None:
-                e = load_values(at_head(extra, batch, head), t0, tokens[None, :], shape.tokens, 0.0, True).to(
-                    REAL
-                )
+                extra_h = at_head(extra, batch, head)
+                e = load_values(extra_h, t0, tokens[None, :], shape.tokens, 0.0, True).to(REAL)
             column += tl.sum(left * e, 1)
     tl.store(after + outer[:, None] + v[None, :], matrix, mask=inside)
     tl.store(after + outer + FIXED.value_width, column, mask=in_column)
     if not FIXED.causal:  # all rows see the state after the last key
-        to, to_column = place_in(states, number, 0, FIXED)
+        to, to_column = state_at(states, number, 0, FIXED)
         tl.store(to + f[:, None] * FIXED.value_width + v[None, :], matrix, mask=inside)
         tl.store(to_column + f, column, mask=in_column)
 
@@ -129,22 +137,22 @@ def state_kernel(
 def add_before(
     sums, x, slopes, states, number, chunk, at, log_d, shape, FIXED: tl.constexpr, N: tl.constexpr
 ):
-    """What the rows of a chunk take from the state, added to the sums: of a block of columns, and totals."""
+    """Add what the rows of a chunk read from the state to the sums: a block of columns, and totals."""
     result, total = sums
     INNER: tl.constexpr = FIXED.value_width if FIXED.transposed else FIXED.feature_width
     OUTER: tl.constexpr = FIXED.feature_width if FIXED.transposed else FIXED.value_width
     t0, a, age, o = at
-    state, column = place_in(states, number, chunk if FIXED.causal else 0, FIXED)
+    state, column = state_at(states, number, chunk if FIXED.causal else 0, FIXED)
     seen, mass = tl.zeros(result.shape, result.dtype), tl.zeros(total.shape, total.dtype)
     for start in tl.range(0, INNER, N):
         i = start + tl.arange(0, N)
         rows = rows_of(x, t0, a, shape.tokens, i[None, :], INNER, FIXED, N)
         if FIXED.transposed:
-            place = o[None, :] * FIXED.value_width + i[:, None]
+            entry = o[None, :] * FIXED.value_width + i[:, None]
         else:
-            place = i[:, None] * FIXED.value_width + o[None, :]
-        tile = tl.load(state + place, mask=(i < INNER)[:, None] & (o < OUTER)[None, :], other=0.0)
-        seen = tl.dot(rows, tile, seen, input_precision=FIXED.precision, out_dtype=result.dtype)
+            entry = i[:, None] * FIXED.value_width + o[None, :]
+        tile = tl.load(state + entry, mask=(i < INNER)[:, None] & (o < OUTER)[None, :], other=0.0)
+        seen = multiplied(rows, tile, seen, FIXED)
         if FIXED.totals:
             mass += tl.sum(rows * tl.load(column + i, mask=i < INNER, other=0.0)[None, :], 1)[:, None]
     if FIXED.transposed:
@@ -161,10 +169,10 @@ def add_before(
 
 @triton.jit
 def add_inside(
-    sums, x, y, z, slopes, given, at, log_d, shape, FIXED: tl.constexpr, M: tl.constexpr, N: tl.constexpr
+    sums, x, y, z, slopes, weights_in, at, log_d, shape, FIXED: tl.constexpr, M: tl.constexpr, N: tl.constexpr
 ):
-    """What the rows of a chunk take from the rows of the same chunk, added to the sums. ``given``: the
-    weights, by row and by the place of the key in the chunk; None = they are made here."""
+    """Add what the rows of a chunk read from rows of the same chunk to the sums. ``weights_in``: the weights
+    by row and by index of the key in the chunk; None = they are computed here."""
     result, total = sums
     INNER: tl.constexpr = FIXED.value_width if FIXED.transposed else FIXED.feature_width
     OUTER: tl.constexpr = FIXED.feature_width if FIXED.transposed else FIXED.value_width
@@ -174,17 +182,17 @@ def add_inside(
     if FIXED.backwards:
         distance = -distance
     weights = tl.zeros((M, M), result.dtype)
-    if given.pointer is not None:
+    if weights_in.pointer is not None:
         if FIXED.backwards:
-            weights += load_rows(given, t0, b[None, :], shape.tokens, a, M, M, True)
+            weights += load_rows(weights_in, t0, b[None, :], shape.tokens, a, M, M, True)
         else:
-            weights += load_rows(given, t0, a, shape.tokens, b[None, :], M, M, True)
+            weights += load_rows(weights_in, t0, a, shape.tokens, b[None, :], M, M, True)
     else:
         for start in tl.range(0, INNER, N):
             i = start + tl.arange(0, N)
             rows = rows_of(x, t0, a, shape.tokens, i[None, :], INNER, FIXED, N)
             others = rows_of(y, t0, b[None, :], shape.tokens, i[:, None], INNER, FIXED, N)
-            weights = tl.dot(rows, others, weights, input_precision=FIXED.precision, out_dtype=result.dtype)
+            weights = multiplied(rows, others, weights, FIXED)
     if FIXED.transposed and slopes.pointer is not None:
         if FIXED.backwards:
             weights += load_values(slopes, t0, b[None, :], shape.tokens, 0.0, True)
@@ -196,7 +204,7 @@ def add_inside(
     if FIXED.totals:
         total += tl.sum(weights, 1)[:, None]
     values = rows_of(z, t0, b[:, None], shape.tokens, o[None, :], OUTER, FIXED, N)
-    return tl.dot(weights, values, result, input_precision=FIXED.precision, out_dtype=result.dtype), total
+    return multiplied(weights, values, result, FIXED), total
 
 
 @triton.jit
@@ -205,7 +213,7 @@ def chunk_kernel(
     y,
     z,
     slopes,
-    given,
+    weights_in,
     log_decay,
     states,
     out,
@@ -215,8 +223,10 @@ def chunk_kernel(
     M: tl.constexpr,
     N: tl.constexpr,
 ):
-    """``slopes``: the one more column of the gradients, for dq and dk. ``given``: the weights inside chunks,
-    None = made here. ``totals``: sums of the weights of each row, by which the output is divided."""
+    """Write the rows of a chunk.
+
+    ``slopes``: the additional column of the gradients, for dq and dk. ``weights_in``: the weights inside
+    chunks, None = computed here. ``totals``: sums of the weights of each row, by which rows are divided."""
     REAL: tl.constexpr = tl.float64 if FIXED.double else tl.float32
     OUTER: tl.constexpr = FIXED.feature_width if FIXED.transposed else FIXED.value_width
     blocks: tl.constexpr = (OUTER + N - 1) // N
@@ -226,17 +236,11 @@ def chunk_kernel(
     age = a + 1
     if FIXED.backwards:
         age = tl.maximum(tl.minimum(shape.tokens - t0, M) - 1 - a, 0)
-    sums, at, own = (
-        (tl.zeros((M, N), REAL), tl.zeros((M, 1), REAL)),
-        (t0, a, age, o),
-        batch * shape.state_heads,
-    )
-    x_h = at_head(x, batch, h)
+    sums = (tl.zeros((M, N), REAL), tl.zeros((M, 1), REAL))
+    at, own, x_h = (t0, a, age, o), batch * shape.state_heads, at_head(x, batch, h)
     if not FIXED.decays:  # one state for all heads that share a key
-        owner = own + h * FIXED.members // FIXED.group
-        sums = add_before(
-            sums, x_h, at_head(slopes, batch, h), states, owner, chunk, at, 0.0, shape, FIXED, N
-        )
+        owner, slopes_x = own + h * FIXED.members // FIXED.group, at_head(slopes, batch, h)
+        sums = add_before(sums, x_h, slopes_x, states, owner, chunk, at, 0.0, shape, FIXED, N)
     for member in range(FIXED.members):
         head = h * FIXED.members + member
         other = head // FIXED.shared
@@ -247,13 +251,85 @@ def chunk_kernel(
             sums = add_before(sums, x_h, slopes_h, states, own + head, chunk, at, log_d, shape, FIXED, N)
         if FIXED.inside:
             y_h, z_h = at_head(y, batch, other), at_head(z, batch, other)
-            given_h = at_head(given, batch, mate)
-            sums = add_inside(sums, x_h, y_h, z_h, slopes_h, given_h, at, log_d, shape, FIXED, M, N)
+            weights_h = at_head(weights_in, batch, mate)
+            sums = add_inside(sums, x_h, y_h, z_h, slopes_h, weights_h, at, log_d, shape, FIXED, M, N)
     result, total = sums
     if FIXED.totals:
         gone = tl.abs(total) < FIXED.gone
         result = tl.where(gone, 0.0, result / tl.where(gone, 1.0, total))
-        place = totals + tl.program_id(1).to(tl.int64) * shape.tokens + t0 + a
-        # Of the programs of the same rows the first one writes.
-        tl.store(place, total, mask=a + tl.program_id(0) % blocks * M < tl.minimum(shape.tokens - t0, M))
+        total_at = totals + tl.program_id(1).to(tl.int64) * shape.tokens + t0 + a
+        # The first of the programs with the same rows writes.
+        tl.store(total_at, total, mask=a + tl.program_id(0) % blocks * M < tl.minimum(shape.tokens - t0, M))
     store_rows(at_head(out, batch, h), t0, a, shape.tokens, o[None, :], result, OUTER)
+
+
+@triton.jit
+def decay_kernel(
+    q,
+    k,
+    v,
+    grad,
+    slopes,
+    log_decay,
+    states,
+    later,
+    out,
+    shape,
+    FIXED: tl.constexpr,
+    M: tl.constexpr,
+    N: tl.constexpr,
+):
+    """Write the gradient of log d of a chunk. ``states``: before each chunk; ``later``: gradients of the
+    states after each chunk; ``out``: (B, H, chunks)."""
+    REAL: tl.constexpr = tl.float64 if FIXED.double else tl.float32
+    chunk, number = tl.program_id(0), tl.program_id(1)
+    batch, h = number // shape.heads, number % shape.heads
+    q, k = at_head(q, batch, h), at_head(k, batch, h // FIXED.group)
+    grad, v = at_head(grad, batch, h), at_head(v, batch, h // FIXED.group)
+    log_d, t0, tokens = tl.load(log_decay + h), chunk * M, tl.arange(0, M)
+    there = tl.minimum(shape.tokens - t0, M)
+    a, b = tokens[:, None], tokens[None, :]
+    since, until = (a + 1).to(REAL), tl.maximum(there - 1 - a, 0).to(REAL)
+    before, column = state_at(states, number, chunk, FIXED)
+    after, after_column = state_at(later, number, chunk, FIXED)
+    slope = tl.zeros((M, 1), REAL)
+    if slopes.pointer is not None:
+        slope += load_values(at_head(slopes, batch, h), t0, a, shape.tokens, 0.0, True)
+    weights, d_weights = tl.zeros((M, M), REAL), tl.zeros((M, M), REAL) + slope
+    rows, keys = tl.zeros((M, 1), REAL), tl.zeros((M, 1), REAL)
+    kept = tl.zeros((1,), REAL)
+    for f0 in tl.range(0, FIXED.feature_width, N):
+        f = f0 + tl.arange(0, N)
+        queries = rows_of(q, t0, a, shape.tokens, f[None, :], FIXED.feature_width, FIXED, N)
+        own_keys = rows_of(k, t0, a, shape.tokens, f[None, :], FIXED.feature_width, FIXED, N)
+        weights = multiplied(queries, tl.trans(own_keys), weights, FIXED)
+        sums = tl.load(column + f, mask=f < FIXED.feature_width, other=0.0)[None, :]
+        d_sums = tl.load(after_column + f, mask=f < FIXED.feature_width, other=0.0)[None, :]
+        rows += tl.sum(queries * sums, 1)[:, None] * slope
+        keys += tl.sum(own_keys * d_sums, 1)[:, None]
+        kept += tl.sum(sums * d_sums, 1)
+        for v0 in tl.range(0, FIXED.value_width, N):
+            c = v0 + tl.arange(0, N)
+            at = f[:, None] * FIXED.value_width + c[None, :]
+            inside = (f < FIXED.feature_width)[:, None] & (c < FIXED.value_width)[None, :]
+            state = tl.load(before + at, mask=inside, other=0.0)
+            d_state = tl.load(after + at, mask=inside, other=0.0)
+            grads = rows_of(grad, t0, a, shape.tokens, c[None, :], FIXED.value_width, FIXED, N)
+            values = rows_of(v, t0, a, shape.tokens, c[None, :], FIXED.value_width, FIXED, N)
+            read = tl.dot(queries, state, input_precision=FIXED.precision, out_dtype=REAL)
+            written = tl.dot(own_keys, d_state, input_precision=FIXED.precision, out_dtype=REAL)
+            rows += tl.sum(read * grads, 1)[:, None]
+            keys += tl.sum(written * values, 1)[:, None]
+            kept += tl.sum(tl.sum(state * d_state, 1)[None, :], 1)
+    for v0 in tl.range(0, FIXED.value_width, N):
+        c = v0 + tl.arange(0, N)
+        grads = rows_of(grad, t0, a, shape.tokens, c[None, :], FIXED.value_width, FIXED, N)
+        values = rows_of(v, t0, a, shape.tokens, c[None, :], FIXED.value_width, FIXED, N)
+        d_weights = multiplied(grads, tl.trans(values), d_weights, FIXED)
+    distance = tl.maximum(a - b, 0).to(REAL)
+    inside_chunk = distance * tl.exp2(log_d * distance) * weights * d_weights
+    by_row = tl.sum(inside_chunk, 1)[:, None]
+    by_row += since * tl.exp2(log_d * since) * rows + until * tl.exp2(log_d * until) * keys
+    length = there.to(REAL)
+    result = tl.sum(by_row, 0) + length * tl.exp2(log_d * length) * kept
+    tl.store(out + number * tl.num_programs(0) + chunk + tl.arange(0, 1), result)

@@ -1,21 +1,21 @@
-"""Tiles of tensors, and which of their entries count.
+"""Tiles of tensors: addresses, loads, stores and visibility, shared by all kernels.
 
 Index tensors carry their orientation: rows [M, 1] and keys [1, N] in forward and dq, rows [1, M] and keys [N,
-1] in dk and dv; what is here broadcasts and does not care. The first row or key of a tile is a scalar and
-what varies inside it 32 bits wide, so that addresses take few registers. CHECK: the tile may cross the
-diagonal or an edge of the matrix.
+1] in dk and dv; the functions here broadcast, so they serve both. The first row or key of a tile is a scalar
+and offsets inside the tile are 32 bits wide, so that addresses take few registers. CHECK: the tile may cross
+the diagonal or an edge of the matrix.
 """
 
 import triton
 import triton.language as tl
 
 from unsoft.engines.triton.kernel.functions import is_finite, kept
-from unsoft.engines.triton.kernel.structures import Extras, View
+from unsoft.engines.triton.structures import Extras, View
 
 
 @triton.jit
 def at_head(x, batch, head):
-    """The part of a view that belongs to one head."""
+    """Return the part of a view that belongs to one head."""
     if x.pointer is None:
         return x
     else:
@@ -26,6 +26,7 @@ def at_head(x, batch, head):
 
 @triton.jit
 def extras_at_head(extras, batch, head):
+    """Return the optional tensors of one head."""
     return Extras(
         at_head(extras.visible, batch, head),
         at_head(extras.bias, batch, head),
@@ -43,7 +44,7 @@ def extras_at_head(extras, batch, head):
 def load_rows(
     x, start, local, limit, columns, WIDTH: tl.constexpr, PADDED: tl.constexpr, CHECK: tl.constexpr
 ):
-    """Rows start + local of a matrix, in the orientation of the index tensors; 0 outside."""
+    """Load rows start + local of a matrix, in the orientation of the index tensors; 0 outside."""
     at = x.pointer + tl.cast(start, tl.int64) * x.strides[2] + (local * x.strides[2] + columns * x.strides[3])
     if CHECK and WIDTH != PADDED:
         return tl.load(at, mask=(local < limit - start) & (columns < WIDTH), other=0.0)
@@ -57,13 +58,14 @@ def load_rows(
 
 @triton.jit
 def store_rows(x, start, local, limit, columns, tile, WIDTH: tl.constexpr):
+    """Store a tile to rows start + local of a matrix, in the matrix's dtype."""
     at = x.pointer + tl.cast(start, tl.int64) * x.strides[2] + (local * x.strides[2] + columns * x.strides[3])
     tl.store(at, tile.to(x.pointer.dtype.element_ty), mask=(local < limit - start) & (columns < WIDTH))
 
 
 @triton.jit
 def load_entries(x, rows, keys, shape, CHECK: tl.constexpr):
-    """A tile of a mask or bias; 0 outside."""
+    """Load a tile of a mask or bias; 0 outside."""
     start = tl.cast(rows.start, tl.int64) * x.strides[2] + tl.cast(keys.start, tl.int64) * x.strides[3]
     at = x.pointer + start + (rows.local * x.strides[2] + keys.local * x.strides[3])
     if CHECK:
@@ -74,23 +76,23 @@ def load_entries(x, rows, keys, shape, CHECK: tl.constexpr):
 
 @triton.jit
 def inside(rows, keys, shape):
-    """Entries of a tile that are entries of the matrix."""
+    """Return a bool tile of the entries that lie inside the matrix."""
     return (rows.local < shape.queries - rows.start) & (keys.local < shape.keys - keys.start)
 
 
 @triton.jit
-def places(x, start, local):
-    """Where the numbers of some rows or keys are."""
+def pointers(x, start, local):
+    """Return pointers to the numbers of rows or keys start + local."""
     return x.pointer + tl.cast(start, tl.int64) * x.strides[2] + local * x.strides[2]
 
 
 @triton.jit
 def load_values(x, start, local, limit, other, CHECK: tl.constexpr):
-    """One number for each of some rows or keys; ``other`` where there is no tensor, or no such row."""
+    """Load one number per row or key; ``other`` without a tensor, and beyond its last row."""
     if x.pointer is None:
         return other
     else:
-        at = places(x, start, local)
+        at = pointers(x, start, local)
         if CHECK:
             return tl.load(at, mask=local < limit - start, other=other)
         else:
@@ -99,7 +101,7 @@ def load_values(x, start, local, limit, other, CHECK: tl.constexpr):
 
 @triton.jit
 def positions(x, start, local, offset, limit, DOUBLE: tl.constexpr, CHECK: tl.constexpr):
-    """The symbols i or j: counted from ``offset``, or read."""
+    """Return the symbol i or j: counted from ``offset``, or loaded if positions were passed."""
     if x.pointer is None:
         return (start + offset + local).to(tl.float64 if DOUBLE else tl.float32)
     else:
@@ -108,7 +110,7 @@ def positions(x, start, local, offset, limit, DOUBLE: tl.constexpr, CHECK: tl.co
 
 @triton.jit
 def seen_entries(head, rows, keys, CAUSAL: tl.constexpr, CHECK: tl.constexpr):
-    """Which entries of a tile count; None = all."""
+    """Return a bool tile of the visible entries; None = all."""
     seen = None
     if CHECK:
         seen = inside(rows, keys, head.shape)
@@ -125,7 +127,7 @@ def seen_entries(head, rows, keys, CAUSAL: tl.constexpr, CHECK: tl.constexpr):
 
 @triton.jit
 def only(seen, tile, other):
-    """The tile with ``other`` in place of the entries that do not count."""
+    """Replace entries that are not visible by ``other``."""
     if seen is None:
         return tile
     else:
@@ -134,7 +136,8 @@ def only(seen, tile, other):
 
 @triton.jit
 def seen_keys(i0, shape, CAUSAL: tl.constexpr, M: tl.constexpr, N: tl.constexpr):
-    """Keys before the first number are visible to all rows i0 .. i0 + M, keys from the second on to none."""
+    """Return two numbers of keys: rows i0 .. i0 + M all see the keys before the first, and none of them sees
+    a key from the second on."""
     end, whole = shape.keys, shape.keys
     if CAUSAL:
         end = tl.maximum(tl.minimum(end, i0 + M + shape.offset), 0)
@@ -146,7 +149,7 @@ def seen_keys(i0, shape, CAUSAL: tl.constexpr, M: tl.constexpr, N: tl.constexpr)
 
 @triton.jit
 def survives(head, rows, keys):
-    """Which weights of a tile dropout keeps."""
+    """Return a bool tile of the weights that dropout keeps."""
     return kept(
         head.extras.seed, head.threshold, head.number, rows.start + rows.local, keys.start + keys.local
     )
@@ -154,7 +157,7 @@ def survives(head, rows, keys):
 
 @triton.jit
 def full_precision(high, low, DOUBLE: tl.constexpr):
-    """A number that came as two of float32."""
+    """Return a number that was passed as the sum of two float32."""
     if DOUBLE:
         return tl.cast(high, tl.float64) + tl.cast(low, tl.float64)
     else:
@@ -163,7 +166,7 @@ def full_precision(high, low, DOUBLE: tl.constexpr):
 
 @triton.jit
 def cleaned(tile, EXACT: tl.constexpr):
-    """By the rules for NaN and Inf such an entry counts as 0."""
+    """Replace NaN and Inf by 0 in exact kernels, which then mark the rows that see them."""
     if EXACT:
         return tl.where(is_finite(tile), tile, 0.0).to(tile.dtype)
     else:
@@ -172,7 +175,7 @@ def cleaned(tile, EXACT: tl.constexpr):
 
 @triton.jit
 def add_product(acc, left, right, GROWS: tl.constexpr, PRECISION: tl.constexpr):
-    """acc + left @ right, with ``left`` rounded to the dtype of ``right``.
+    """Return acc + left @ right, with ``left`` rounded to the dtype of ``right``.
 
     ``GROWS``: the rows of ``left`` may leave the range of float16; such rows are scaled by a power of two.
     """
@@ -186,10 +189,10 @@ def add_product(acc, left, right, GROWS: tl.constexpr, PRECISION: tl.constexpr):
 
 @triton.jit
 def row_scale(tile):
-    """A power of two for each row [M, 1] of a float32 tile, at least 1, by which its entries are divided to
-    be less than 2**15; float16 ends at 65504.
+    """Return a power of two >= 1 for each row [M, 1] of a float32 tile. Divided by it, entries are less than
+    2**15; float16 ends at 65504.
 
-    Numbers below are kept, too: the smallest float16 is 2**-39 of the largest of a scaled row.
+    Small entries survive, too: the smallest float16 is 2**-39 of the largest entry of a scaled row.
     """
     largest = tl.max(tl.abs(tile), 1)[:, None]
     power = (largest.to(tl.int32, bitcast=True) & 0x7F800000).to(tl.float32, bitcast=True)
@@ -198,14 +201,21 @@ def row_scale(tile):
 
 @triton.jit
 def any_bad(tile, AXIS: tl.constexpr):
-    """Is there NaN or Inf along the axis?"""
+    """Return True where there is NaN or Inf along the axis."""
     return tl.max((is_finite(tile) == 0).to(tl.int32), AXIS) > 0
 
 
 @triton.jit
 def must_run(flag, EXACT: tl.constexpr):
-    """A kernel that follows the rules for NaN and Inf runs only if the sum of all inputs is not finite."""
+    """Return False for an exact kernel whose inputs have a finite sum: the fast kernel was right then."""
     if EXACT:
         return is_finite(tl.load(flag)) == 0
     else:
         return True
+
+
+@triton.jit
+def copy_kernel(x, y, SIZE: tl.constexpr):
+    """Copy SIZE numbers: the smallest kernel, which shows whether Triton works at all."""
+    at = tl.arange(0, SIZE)
+    tl.store(y + at, tl.load(x + at))

@@ -1,4 +1,4 @@
-"""``unsoft tune`` and ``unsoft bench --device``: wrong arguments, no GPU, a run, an interruption."""
+"""``unsoft bench --device``: wrong arguments, no GPU, a run, a peer that fails."""
 
 import json
 from dataclasses import replace
@@ -9,17 +9,12 @@ from typer.testing import CliRunner
 
 from unsoft.cli import installation
 from unsoft.cli.app import application
-from unsoft.cli.terminal import INTERRUPTED
 from unsoft.engines import POINTWISE, Engine, registry
-from unsoft.engines.triton import tuning
-from unsoft.engines.triton.tile_sizes import TileSizes
-from unsoft.engines.triton.tuning import Tuned
 from unsoft.lab.bench import gpu as gpu_bench
 from unsoft.lab.bench import machine, plan, record
 from unsoft.lab.bench.contender import Contender
 from unsoft.lab.bench.plan import QUICK
 
-FOUND = Tuned("forward", TileSizes(64, 64, 4, 2), 0.002, TileSizes(128, 64, 8, 2), 0.003)
 no_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU here")
 
 
@@ -27,27 +22,8 @@ def run(*arguments):
     return CliRunner().invoke(application(), list(map(str, arguments)))
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["cog", "--dtype", "int8"], "none of bfloat16"),
-        (["cog", "--width", "300"], "1 to 256"),
-        (["cog", "--length", "3"], "16 to 1048576"),
-        (["cog", "--out", "/no/such/folder/x.json"], "does not exist"),
-    ],
-)
-def test_wrong_arguments(arguments, message):
-    done = run("tune", *arguments)
-    assert done.exit_code == 2 and message in " ".join(done.output.split())
-
-
-def test_an_unknown_mechanism():
-    assert "unknown" in str(run("tune", "cogg").exception)
-
-
 @no_gpu
 def test_no_gpu():
-    assert "cannot run here: torch sees no GPU" in str(run("tune", "cog").exception)
     done = run("bench", "--device", "cuda")
     assert done.exit_code == 1 and "cannot run here: torch sees no GPU" in str(done.exception)
 
@@ -61,32 +37,6 @@ def test_an_unknown_device():
 def with_gpu(monkeypatch):
     monkeypatch.setattr(installation, "gpu_problem", lambda device="cuda": None)
     monkeypatch.setattr(machine, "gpu", lambda: "a GPU")
-
-
-def test_a_run(with_gpu, monkeypatch, tmp_path):
-    asked = []
-    monkeypatch.setattr(tuning, "tune", lambda formula, **options: asked.append(options) or [FOUND])
-    done = run("tune", "cog", "--out", tmp_path / "tune.json")
-    assert done.exit_code == 0, done.output
-    assert [options["width"] for options in asked] == [64, 128]
-    kept = json.loads((tmp_path / "tune.json").read_text())
-    assert kept["gpu"] == "a GPU" and kept["finished"]
-    assert kept["tiles"][0]["tile"] == [64, 64, 4, 2] and kept["tiles"][0]["milliseconds"] == 2.0
-
-
-def test_json_instead_of_a_table(with_gpu, monkeypatch):
-    monkeypatch.setattr(tuning, "tune", lambda formula, **options: [FOUND])
-    record = json.loads(run("tune", "cog", "--json").stdout)
-    assert [row["mechanism"] for row in record["tiles"]] == ["cog", "cog"]
-
-
-def test_an_interrupted_run_shows_what_it_found(with_gpu, monkeypatch):
-    def interrupted(formula, **options):
-        yield FOUND
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(tuning, "tune", interrupted)
-    assert run("tune", "cog").exit_code == INTERRUPTED
 
 
 def test_steps_on_a_gpu_measure_the_engine_against_sdpa():

@@ -1,4 +1,4 @@
-"""What the kernels are given, as plain tuples with names; no Triton is needed to make them."""
+"""Arguments of the kernels as named tuples, which Triton flattens. Making them needs no Triton."""
 
 from __future__ import annotations
 
@@ -6,15 +6,23 @@ from typing import Any, NamedTuple
 
 
 class View(NamedTuple):
-    """A tensor: where it begins, None if there is none, and its strides. (B, H, rows, columns),
-    or (B, H, rows) of numbers per row."""
+    """A tensor (B, H, rows, columns) or (B, H, rows) and its strides; the pointer is None without a
+    tensor."""
 
     pointer: Any
     strides: tuple[int, ...]
 
 
+class Inputs(NamedTuple):
+    """Queries, keys and values."""
+
+    q: View
+    k: View
+    v: View
+
+
 class Extras(NamedTuple):
-    """What a call may have besides q, k and v."""
+    """Optional tensors of a call."""
 
     visible: View
     bias: View
@@ -22,7 +30,7 @@ class Extras(NamedTuple):
     row_positions: View
     key_positions: View
     query_fields: View
-    """(B, H, rows, fields); of keys likewise."""
+    """(B, H, rows, fields); key fields likewise."""
     key_fields: View
     parameters: Any
     """(P, H)"""
@@ -30,9 +38,9 @@ class Extras(NamedTuple):
 
 
 class Numbers(NamedTuple):
-    """``keep_factor`` and ``threshold`` belong to dropout.
+    """Scale of the logits; ``keep_factor`` and ``threshold`` of dropout.
 
-    The lower parts matter in float64, since numbers come as float32.
+    Triton passes numbers as float32. The low parts hold the remaining digits for float64.
     """
 
     scale: float
@@ -51,8 +59,50 @@ class Shape(NamedTuple):
     offset: int
 
 
+class Context(NamedTuple):
+    """All arguments of a call besides q, k and v."""
+
+    extras: Extras
+    numbers: Numbers
+    shape: Shape
+
+
+class Results(NamedTuple):
+    """Output (B, H, L, Dv), row peaks and row totals (B, H, L)."""
+
+    out: View
+    peaks: Any
+    totals: Any
+
+
+class Parts(NamedTuple):
+    """Sums over some of the keys: weighted values, peaks and masses."""
+
+    sums: Any
+    tops: Any
+    masses: Any
+
+
+class QueryGradients(NamedTuple):
+    """Outputs of the backward kernel that owns blocks of rows."""
+
+    dq: View
+    dparams: View
+    """Partial sums (B, H, blocks, slots)."""
+    dbias: View
+    dfields: View
+
+
+class KeyGradients(NamedTuple):
+    """Outputs of the backward kernel that owns blocks of keys."""
+
+    dk: View
+    dv: View
+    dfields: View
+
+
 class RowGradients(NamedTuple):
-    """What the backward kernels need of every row (B, H, L)."""
+    """Inputs of the backward kernels for every row (B, H, L)."""
 
     peaks: View
     inverses: View
@@ -62,7 +112,7 @@ class RowGradients(NamedTuple):
 
 
 class Head(NamedTuple):
-    """Inside a kernel: what belongs to one head."""
+    """Inside a kernel: the context of one head."""
 
     number: Any
     """b * H + h"""
@@ -75,22 +125,22 @@ class Head(NamedTuple):
 
 
 class Rows(NamedTuple):
-    """Inside a kernel: rows start + local, and the symbols of the formula that belong to them; then what the
-    backward kernels need of them."""
+    """Inside a kernel: rows start + local, the formula's symbols that belong to them, and their gradients in
+    backward kernels."""
 
     start: Any
     local: Any
     n: Any
     i: Any
     fields: Any
-    """The values of all fields of queries, and a number that is NaN where one of them is NaN or Inf."""
+    """All query fields, then a number that is NaN where one of them is NaN or Inf."""
     m: Any
     inverse: Any
     d_total: Any
 
 
 class Keys(NamedTuple):
-    """Inside a kernel: keys start + local, and the symbols of the formula that belong to them."""
+    """Inside a kernel: keys start + local and the formula's symbols that belong to them."""
 
     start: Any
     local: Any
@@ -99,7 +149,7 @@ class Keys(NamedTuple):
 
 
 class Fixed(NamedTuple):
-    """What a kernel is compiled for, besides the formula and its tile sizes."""
+    """Compile-time constants of a kernel, besides the formula and its tile sizes."""
 
     group: int
     """Query heads per key head."""
@@ -113,7 +163,7 @@ class Fixed(NamedTuple):
     """Of products of float32 matrices, as tl.dot names it."""
     double: bool
     exact: bool
-    """Are the rules for NaN and Inf followed? Such a kernel runs only if there are any."""
+    """True: follow the rules for NaN and Inf. Such a kernel runs only if the inputs have any."""
 
 
 class States(NamedTuple):
@@ -135,7 +185,7 @@ class ChunkShape(NamedTuple):
 
 
 class ChunkFixed(NamedTuple):
-    """What a kernel of linear attention is compiled for, besides its tile sizes."""
+    """Compile-time constants of a kernel of linear attention, besides its tile sizes."""
 
     feature_width: int
     value_width: int
@@ -147,14 +197,14 @@ class ChunkFixed(NamedTuple):
     """Heads of what is computed that read the same head."""
     causal: bool
     inside: bool
-    """Do rows take from other rows of their chunk?"""
+    """True: rows attend to other rows of their chunk, not only to the state."""
     decays: bool
     backwards: bool
-    """From the last token to the first?"""
+    """True: from the last token to the first."""
     transposed: bool
-    """Is the state read as (V, F)?"""
+    """True: the state is read as (V, F)."""
     totals: bool
-    """Are the rows divided by the sums of their weights?"""
+    """True: rows are divided by the sums of their weights."""
     gone: float
     """Such a sum counts as 0 below this."""
     precision: str
@@ -163,13 +213,13 @@ class ChunkFixed(NamedTuple):
 
 
 class PairFixed(NamedTuple):
-    """What a kernel of weights inside chunks is compiled for, besides its tile sizes."""
+    """Compile-time constants of a kernel of weights inside chunks, besides its tile sizes."""
 
     feature_width: int
     group: int
     """Query heads per key head."""
     of_keys: bool
-    """Is the gradient that of the keys?"""
+    """True: the gradient of the keys; False: of the queries."""
     double: bool
     exact: bool = False
 
@@ -186,10 +236,10 @@ class GaussianShape(NamedTuple):
 
 
 class GaussianFixed(NamedTuple):
-    """What a kernel of Gaussian matrices is compiled for, besides its tile sizes."""
+    """Compile-time constants of a kernel of Gaussian matrices, besides its tile sizes."""
 
     stored: bool
-    """Are the tiles read, not made?"""
+    """True: tiles are read from memory; False: they are computed."""
     coordinates: int
     """Of a tile of points."""
     precision: str
@@ -197,7 +247,7 @@ class GaussianFixed(NamedTuple):
 
 
 class GatingFixed(NamedTuple):
-    """What the kernel of gates on values is compiled for, besides its tile sizes."""
+    """Compile-time constants of the kernel of gates on values, besides its tile sizes."""
 
     width: int
     double: bool

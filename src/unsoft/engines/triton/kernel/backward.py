@@ -1,0 +1,280 @@
+"""Backward kernels of one formula, rendered behind forward.py (see there).
+
+Tiles are recomputed from the peaks of the rows. ``query_gradients_kernel`` owns blocks of rows: dq and the
+gradients of parameters, query fields and bias. ``key_gradients_kernel`` owns blocks of keys: dk, dv and the
+gradients of key fields.
+"""
+
+import triton
+import triton.language as tl
+
+from unsoft.engines.triton.kernel.functions import is_finite
+from unsoft.engines.triton.kernel.tiles import (
+    add_product,
+    at_head,
+    cleaned,
+    full_precision,
+    inside,
+    load_rows,
+    load_values,
+    must_run,
+    only,
+    seen_entries,
+    seen_keys,
+    store_rows,
+    survives,
+)
+from unsoft.engines.triton.structures import Rows
+
+
+@triton.jit
+def rows_with_gradients(head, gradients, start, local, FIXED: tl.constexpr, CHECK: tl.constexpr):
+    """Return rows start + local of a head with their peaks and gradients."""
+    batch, h, limit = head.number // head.shape.heads, head.number % head.shape.heads, head.shape.queries
+    rows = rows_at(head, start, local, FIXED, CHECK)
+    return Rows(
+        start,
+        local,
+        rows.n,
+        rows.i,
+        rows.fields,
+        load_values(at_head(gradients.peaks, batch, h), start, local, limit, 0.0, CHECK),
+        load_values(at_head(gradients.inverses, batch, h), start, local, limit, 1.0, CHECK),
+        load_values(at_head(gradients.totals, batch, h), start, local, limit, 0.0, CHECK),
+    )
+
+
+@triton.jit
+def tile_gradients(s, d_weight, seen, rows, keys, head, FIXED: tl.constexpr, CHECK: tl.constexpr):
+    """Return logits and bias of a tile, its weights, and the gradients of the weights before the norm, of the
+    logits and of the bias; from the logits before the bias, the gradient of the weights and which entries
+    are seen."""
+    s, b = biased(s, load_bias(head, rows, keys, CHECK), FIXED.exact)
+    weight, by_s, mass_by_s, by_bias, mass_by_bias = slope(s, rows.m, rows, keys, b, head.parameters)
+    weight, d_weight = weight * rows.inverse, d_weight * rows.inverse
+    if head.extras.seed is not None:
+        keep = survives(head, rows, keys)
+        d_weight = tl.where(keep, d_weight * head.keep_factor, 0.0)
+        weight = tl.where(keep, weight * head.keep_factor, 0.0)
+    ds = chained(by_s, mass_by_s, d_weight, rows, seen)
+    d_bias = ds
+    if BIAS_IN_FORMULA:
+        d_bias = chained(by_bias, mass_by_bias, d_weight, rows, seen)
+    return s, b, only(seen, weight, 0.0), d_weight, ds, d_bias
+
+
+@triton.jit
+def chained(by_weight, by_mass, d_weight, rows, seen):
+    """Apply the chain rule: the gradient of what weights and masses depend on with these slopes."""
+    gradient = by_weight * d_weight
+    if HAS_MASS:
+        gradient += by_mass * rows.d_total
+    return only(seen, gradient, 0.0)
+
+
+@triton.jit
+def in_slot(kind, part, SLOTS: tl.constexpr):
+    """Return slots that are 0 except for column ``kind``: a number, or one for each row [M, 1]."""
+    return tl.where(tl.arange(0, SLOTS)[None, :] == kind, part, 0.0)
+
+
+@triton.jit
+def add_query_gradients(
+    sums, begin, end, tile, k, v, outputs, head, FIXED: tl.constexpr, N: tl.constexpr, CHECK: tl.constexpr
+):
+    """Add keys begin .. end to the gradients of the queries [M, BD], the parameters [1, slots] and the fields
+    [M, slots]. ``tile``: queries, gradients of the output, rows."""
+    dq, dp, df = sums
+    queries, grads, rows = tile
+    local, limit, p = tl.arange(0, N), head.shape.keys, head.parameters
+    down = local[:, None]
+    dbias = at_head(outputs.dbias, head.number // head.shape.heads, head.number % head.shape.heads)
+    columns_d, columns_v = tl.arange(0, FIXED.padded)[None, :], tl.arange(0, FIXED.value_padded)[None, :]
+    for j0 in tl.range(begin, end, N):
+        key_tile = load_rows(k, j0, down, limit, columns_d, FIXED.width, FIXED.padded, CHECK)
+        key_tile = cleaned(key_tile, FIXED.exact)
+        values = load_rows(v, j0, down, limit, columns_v, FIXED.value_width, FIXED.value_padded, CHECK)
+        values = cleaned(values, FIXED.exact)
+        s = tl.dot(queries, tl.trans(key_tile), input_precision=FIXED.precision, out_dtype=dq.dtype)
+        d_weight = tl.dot(grads, tl.trans(values), input_precision=FIXED.precision, out_dtype=dq.dtype)
+        keys = keys_at(head, j0, local[None, :], FIXED, CHECK)
+        seen = seen_entries(head, rows, keys, FIXED.causal, CHECK)
+        s, b, weight, d_weight, ds, d_bias = tile_gradients(
+            s * head.scale, d_weight, seen, rows, keys, head, FIXED, CHECK
+        )
+        if outputs.dparams.pointer is not None:
+            for kind in tl.static_range(PARAMETERS):
+                by_weight, by_mass = parameter_slope(kind, s, rows.m, rows, keys, b, p)
+                part = tl.sum(chained(by_weight, by_mass, d_weight, rows, seen))
+                dp += in_slot(kind, part, PARAMETER_SLOTS)
+        if outputs.dfields.pointer is not None:
+            for kind in tl.static_range(QUERY_FIELDS):
+                by_weight, by_mass = query_field_slope(kind, s, rows.m, rows, keys, b, p)
+                part = tl.sum(chained(by_weight, by_mass, d_weight, rows, seen), 1)
+                df += in_slot(kind, part[:, None], QUERY_FIELD_SLOTS)
+        if dbias.pointer is not None:
+            if FIXED.exact:
+                d_bias = tl.where(is_finite(load_bias(head, rows, keys, CHECK)), d_bias, 0.0)
+            at = (rows.start + rows.local).to(tl.int64) * dbias.strides[2] + (j0 + keys.local)
+            tl.store(dbias.pointer + at, d_bias, mask=inside(rows, keys, head.shape))
+        dq = add_product(dq, ds, key_tile, GROWS, FIXED.precision)
+    return dq, dp, df
+
+
+@triton.jit
+def query_gradients_kernel(
+    inputs, grad, outputs, gradients, flag, context, FIXED: tl.constexpr, M: tl.constexpr, N: tl.constexpr
+):
+    """Write the gradients of a block of queries, its part of those of the parameters, and of the bias."""
+    shape = context.shape
+    if must_run(flag, FIXED.exact):
+        REAL: tl.constexpr = tl.float64 if FIXED.double else tl.float32
+        block, number = tl.program_id(0), tl.program_id(1)
+        if FIXED.causal:
+            block = tl.num_programs(0) - 1 - block  # longest rows first
+        batch, h, i0 = number // shape.heads, number % shape.heads, block * M
+        head = head_of(context, number, FIXED.double)
+        local, columns_d = tl.arange(0, M)[:, None], tl.arange(0, FIXED.padded)[None, :]
+        columns_v = tl.arange(0, FIXED.value_padded)[None, :]
+        rows = rows_with_gradients(head, gradients, i0, local, FIXED, True)
+        raw = load_rows(
+            at_head(inputs.q, batch, h), i0, local, shape.queries, columns_d, FIXED.width, FIXED.padded, True
+        )
+        g, queries = at_head(grad, batch, h), cleaned(raw, FIXED.exact)
+        grads = load_rows(g, i0, local, shape.queries, columns_v, FIXED.value_width, FIXED.value_padded, True)
+        k, v = at_head(inputs.k, batch, h // FIXED.group), at_head(inputs.v, batch, h // FIXED.group)
+        tile = (queries, grads, rows)
+        sums = (
+            tl.zeros((M, FIXED.padded), REAL),
+            tl.zeros((1, PARAMETER_SLOTS), REAL),
+            tl.zeros((M, QUERY_FIELD_SLOTS), REAL),
+        )
+        whole, end = seen_keys(i0, shape, FIXED.causal, M, N)
+        if FIXED.exact:
+            whole = 0
+        else:
+            sums = add_query_gradients(sums, 0, whole, tile, k, v, outputs, head, FIXED, N, False)
+        sums = add_query_gradients(sums, whole, end, tile, k, v, outputs, head, FIXED, N, True)
+        result, dp, df = sums
+        result = result * head.scale
+        if FIXED.exact:
+            result = tl.where(is_finite(raw), result, 0.0)
+        store_rows(at_head(outputs.dq, batch, h), i0, local, shape.queries, columns_d, result, FIXED.width)
+        if outputs.dparams.pointer is not None:
+            at = number.to(tl.int64) * outputs.dparams.strides[0] + block * PARAMETER_SLOTS
+            tl.store(outputs.dparams.pointer + at + tl.arange(0, PARAMETER_SLOTS)[None, :], dp)
+        if outputs.dfields.pointer is not None:
+            kinds, dfields = tl.arange(0, QUERY_FIELD_SLOTS)[None, :], at_head(outputs.dfields, batch, h)
+            store_rows(dfields, i0, local, shape.queries, kinds, df, QUERY_FIELDS)
+
+
+@triton.jit
+def add_key_gradients(
+    sums,
+    blocks,
+    tile,
+    q,
+    grad,
+    gradients,
+    dfields,
+    head,
+    FIXED: tl.constexpr,
+    M: tl.constexpr,
+    N: tl.constexpr,
+    CHECK: tl.constexpr,
+):
+    """Add blocks of rows to dk [N, BD], dv [N, BV] and the gradients of fields [N, slots].
+
+    ``blocks``: begin, end, skip_from, skip; from block ``skip_from`` on, ``skip`` blocks are left out.
+    ``tile``: keys, values and the number of the first key."""
+    dk, dv, df = sums
+    begin, end, skip_from, skip = blocks
+    key_tile, value_tile, j0 = tile
+    local, limit = tl.arange(0, M), head.shape.queries
+    keys = keys_at(head, j0, tl.arange(0, N)[:, None], FIXED, True)
+    columns_d, columns_v = tl.arange(0, FIXED.padded)[None, :], tl.arange(0, FIXED.value_padded)[None, :]
+    for block in tl.range(begin, end):
+        i0 = block * M
+        if CHECK:
+            i0 = tl.where(block >= skip_from, block + skip, block) * M
+        rows = rows_with_gradients(head, gradients, i0, local[None, :], FIXED, CHECK)
+        queries = load_rows(q, i0, local[:, None], limit, columns_d, FIXED.width, FIXED.padded, CHECK)
+        queries = cleaned(queries, FIXED.exact)
+        grads = load_rows(
+            grad, i0, local[:, None], limit, columns_v, FIXED.value_width, FIXED.value_padded, CHECK
+        )
+        s = tl.dot(key_tile, tl.trans(queries), input_precision=FIXED.precision, out_dtype=dk.dtype)
+        d_weight = tl.dot(value_tile, tl.trans(grads), input_precision=FIXED.precision, out_dtype=dk.dtype)
+        seen = seen_entries(head, rows, keys, FIXED.causal, CHECK)
+        s, b, weight, d_weight, ds, d_bias = tile_gradients(
+            s * head.scale, d_weight, seen, rows, keys, head, FIXED, CHECK
+        )
+        if dfields.pointer is not None:
+            for kind in tl.static_range(KEY_FIELDS):
+                by_weight, by_mass = key_field_slope(kind, s, rows.m, rows, keys, b, head.parameters)
+                part = tl.sum(chained(by_weight, by_mass, d_weight, rows, seen), 1)
+                df += in_slot(kind, part[:, None], KEY_FIELD_SLOTS)
+        dv = add_product(dv, weight, grads, GROWS, FIXED.precision)
+        dk = add_product(dk, ds, queries, GROWS, FIXED.precision)
+    return dk, dv, df
+
+
+@triton.jit
+def key_gradients_kernel(
+    inputs, grad, outputs, gradients, flag, context, FIXED: tl.constexpr, M: tl.constexpr, N: tl.constexpr
+):
+    """Write the gradients of a block of keys and values; those of the fields for each query head."""
+    shape = context.shape
+    if must_run(flag, FIXED.exact):
+        REAL: tl.constexpr = tl.float64 if FIXED.double else tl.float32
+        kv_heads = shape.heads // FIXED.group
+        j0, batch, hk = tl.program_id(0) * N, tl.program_id(1) // kv_heads, tl.program_id(1) % kv_heads
+        keys, columns_d = tl.arange(0, N)[:, None], tl.arange(0, FIXED.padded)[None, :]
+        columns_v = tl.arange(0, FIXED.value_padded)[None, :]
+        k, v = at_head(inputs.k, batch, hk), at_head(inputs.v, batch, hk)
+        raw_keys = load_rows(k, j0, keys, shape.keys, columns_d, FIXED.width, FIXED.padded, True)
+        raw_values = load_rows(
+            v, j0, keys, shape.keys, columns_v, FIXED.value_width, FIXED.value_padded, True
+        )
+        tile = (cleaned(raw_keys, FIXED.exact), cleaned(raw_values, FIXED.exact), j0)
+        d_keys, d_values = tl.zeros((N, FIXED.padded), REAL), tl.zeros((N, FIXED.value_padded), REAL)
+        # Blocks of rows: first .. middle cross the diagonal, middle .. last see every key of the tile,
+        # last .. stop cross the edge of the matrix.
+        first, middle, last, stop = 0, 0, shape.queries // M, tl.cdiv(shape.queries, M)
+        if FIXED.causal:
+            first = tl.minimum(tl.maximum(j0 - shape.offset, 0) // M, stop)
+            middle = tl.cdiv(tl.maximum(j0 + N - 1 - shape.offset, 0), M)
+            middle = tl.minimum(tl.maximum(middle, first), stop)
+        if FIXED.exact:
+            middle = stop
+        elif j0 + N > shape.keys:
+            middle = stop
+        last = tl.maximum(last, middle)
+        for member in range(FIXED.group):
+            h = hk * FIXED.group + member
+            head = head_of(context, batch * shape.heads + h, FIXED.double)
+            q, grad_h = at_head(inputs.q, batch, h), at_head(grad, batch, h)
+            dfields = outputs.dfields
+            sums = (d_keys, d_values, tl.zeros((N, KEY_FIELD_SLOTS), REAL))
+            if not FIXED.exact:
+                blocks = (middle, last, 0, 0)
+                sums = add_key_gradients(
+                    sums, blocks, tile, q, grad_h, gradients, dfields, head, FIXED, M, N, False
+                )
+            blocks = (first, middle + stop - last, middle, last - middle)
+            sums = add_key_gradients(
+                sums, blocks, tile, q, grad_h, gradients, dfields, head, FIXED, M, N, True
+            )
+            d_keys, d_values, df = sums
+            if dfields.pointer is not None:
+                kinds = tl.arange(0, KEY_FIELD_SLOTS)[None, :]
+                store_rows(at_head(dfields, batch, h), j0, keys, shape.keys, kinds, df, KEY_FIELDS)
+        scale = full_precision(context.numbers.scale, context.numbers.scale_low, FIXED.double)
+        d_keys = d_keys * scale
+        if FIXED.exact:
+            d_keys = tl.where(is_finite(raw_keys), d_keys, 0.0)
+            d_values = tl.where(is_finite(raw_values), d_values, 0.0)
+        store_rows(at_head(outputs.dk, batch, hk), j0, keys, shape.keys, columns_d, d_keys, FIXED.width)
+        store_rows(
+            at_head(outputs.dv, batch, hk), j0, keys, shape.keys, columns_v, d_values, FIXED.value_width
+        )
