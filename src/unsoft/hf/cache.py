@@ -1,8 +1,8 @@
-"""Decoding with mechanisms that keep a state of their own, through transformers' ``Cache``.
+"""Decoding with mechanisms that have their own cache, through transformers' ``Cache``.
 
-A mechanism that needs keys and values only works with every cache of transformers. Linear attention and
-magnitude gates keep something else: for them a layer of the cache holds the mechanism's own cache, hands the
-new keys on as they are, and marks them, so that the attention function finds the state they belong to.
+A mechanism that needs only keys and values works with every cache of transformers. Linear attention and
+magnitude gates store something else. For them a layer of the cache holds the mechanism's own cache, returns
+the new keys unchanged, and marks them, so that the attention function finds the cache they belong to.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from unsoft.modules.cache import Cache
 
 
 class StateLayer(CacheLayerMixin):
-    """The layer of a transformers cache that holds a mechanism's own cache."""
+    """Layer of a transformers cache that holds a mechanism's own cache."""
 
     is_sliding = False
     supports_early_init = False
@@ -47,9 +47,7 @@ class StateLayer(CacheLayerMixin):
                 " use_cache=False, or start with a new cache"
             )
         self._promised += key_states.shape[-2]
-        key_states = key_states.view_as(
-            key_states
-        )  # a tensor of its own: the mark must not outlive this call
+        key_states = key_states.view_as(key_states)  # a new tensor: the mark must not outlive this call
         key_states.unsoft_cache = self.cache  # type: ignore[attr-defined]
         return key_states, value_states
 
@@ -85,8 +83,9 @@ class StateLayer(CacheLayerMixin):
 
 
 class MechanismCache(TransformersCache):
-    """A cache for a swapped model: states where mechanisms have them, keys and values elsewhere; ``generate``
-    makes it by itself.
+    """Cache of a swapped model: the mechanism's own cache where it has one, keys and values elsewhere.
+
+    ``generate`` creates it automatically.
 
     >>> from transformers import LlamaConfig, LlamaForCausalLM
     >>> import unsoft
@@ -102,14 +101,14 @@ class MechanismCache(TransformersCache):
 
     @staticmethod
     def needed(model: PreTrainedModel) -> bool:
-        """Does any layer of the decoder keep a state of its own?"""
+        """Return True if any layer of the decoder has a cache of its own kind."""
         return any(attention.decodes_with_state for attention in _decoder(model))
 
 
 def _decoder(model: PreTrainedModel) -> list[Swapped]:
-    """Attention by number of the layer in the cache; none where transformers' own caches must do.
+    """Return the swapped attention of each cache layer; empty where transformers' own caches are needed.
 
-    That is where a cache has layers of other kinds too, or where keys are made from what it holds (latent
+    Those are models whose cache has layers of other kinds too, or computes keys from what it stores (latent
     attention).
     """
     swapped = {
@@ -117,12 +116,12 @@ def _decoder(model: PreTrainedModel) -> list[Swapped]:
     }
     if model.config.is_encoder_decoder or any(hasattr(module, "kv_lora_rank") for module in swapped.values()):
         return []
-    found = {number: getattr(module, NAME) for number, module in swapped.items() if number is not None}
-    whole = sorted(found) == list(range(model.config.get_text_config(decoder=True).num_hidden_layers))
-    return [found[number] for number in sorted(found)] if whole else []
+    layers = {number: getattr(module, NAME) for number, module in swapped.items() if number is not None}
+    complete = sorted(layers) == list(range(model.config.get_text_config(decoder=True).num_hidden_layers))
+    return [layers[number] for number in sorted(layers)] if complete else []
 
 
 def _layer(attention: Swapped) -> CacheLayerMixin:
-    """Keys and values are kept whole also for sliding windows: layers of one kind share a mask and must be
-    equally long."""
+    """Return a cache layer. Sliding windows keep all keys, since layers of one kind share a mask and must
+    have equal lengths."""
     return StateLayer(attention) if attention.decodes_with_state else DynamicLayer()
