@@ -1,7 +1,9 @@
-"""Hugging Face models with other mechanisms of attention. Needs the extra ``hf``; imported on demand, since
-transformers is heavy."""
+"""Hugging Face models with other attention mechanisms. Needs the extra ``hf``.
 
-from unsoft.hf import auto  # noqa: F401  # registers swapped models with transformers' Auto classes
+``import unsoft`` imports this package on first use, since transformers is heavy. Importing it registers
+swapped models with transformers' Auto classes (:mod:`unsoft.hf.load`).
+"""
+
 from unsoft.hf.cache import MechanismCache
 from unsoft.hf.load import load
 from unsoft.hf.models import load_model

@@ -1,9 +1,8 @@
-"""The attention modules of a transformers model: where they are, how wide, and whether they can be swapped
-faithfully.
+"""The attention modules of a transformers model: names, sizes, and whether each can be swapped faithfully.
 
-A module can be swapped if its ``forward`` hands queries, keys and values to transformers' attention
-interface. What else it hands over must be something that a mechanism carries; what changes the logits in a
-way that no mechanism knows is refused by name.
+A module can be swapped if its ``forward`` passes queries, keys and values to transformers' attention
+interface. Further arguments must be ones that a mechanism supports; a module that changes the logits in a
+way no mechanism supports raises ValueError.
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import CodeType
 from typing import Any
 
@@ -20,82 +19,118 @@ from transformers import PreTrainedModel
 
 from unsoft.modules.spec import LayerSpec
 
-REFUSED = {
+UNSUPPORTED = {
     "s_aux": "has attention sinks: a learned logit in the normaliser",
     "position_bias": "adds a position bias to its logits",
     "indices": "attends to a choice of keys that it makes itself",
     "block_indices": "attends to a choice of keys that it makes itself",
 }
-"""Keywords of the interface that mechanisms do not carry, and what they mean."""
+"""Keywords of the attention interface that no mechanism supports, and their meaning."""
 _HEADS = ("num_heads", "num_attention_heads", "n_heads")
-_WIDTH = ("qk_head_dim", "head_dim", "attention_head_size", "head_size")
+_HEAD_WIDTH = ("qk_head_dim", "head_dim", "attention_head_size", "head_size")
+_HIDDEN_WIDTH = ("hidden_size", "embed_dim", "d_model", "n_embd")
 
 
 @dataclass(frozen=True)
-class Found:
+class AttentionModule:
     """An attention module, its name in the model, and its sizes."""
 
     name: str
     module: nn.Module
     layer_spec: LayerSpec
     causal: bool | None
-    """Does it look back only? None: its model says so in every call."""
+    """True if it is causal, None if the model decides in every call."""
 
 
-def attention_modules(model: PreTrainedModel) -> list[Found]:
-    """Every module of a model that goes through the attention interface, in order; ValueError if one cannot
-    be swapped."""
-    named = [(name, module) for name, module in model.named_modules() if _goes_through(module)]
+def attention_modules(model: PreTrainedModel) -> list[AttentionModule]:
+    """Return all modules that use the attention interface, in order.
+
+    Raise ValueError if there is none, or if one of them cannot be swapped.
+    """
+    named = [(name, module) for name, module in model.named_modules() if _uses_interface(module)]
     if not named:
         raise ValueError(
             f"swap: {type(model).__name__} cannot be swapped: its attention does not go through"
             " transformers' attention interface"
         )
     for _, module in named:
-        if reason := refusal(type(module)):
+        if reason := unsupported_reason(type(module)):
             raise ValueError(
                 f"swap: {type(model).__name__} cannot be swapped faithfully: {type(module).__name__}"
                 f" {reason}, which no mechanism carries"
             )
-    places = _positions([name for name, _ in named])
+    positions = _layer_positions([name for name, _ in named])
     return [
-        Found(name, module, _layer_spec(module, layer, layers), _causal(model, name))
-        for (name, module), (layer, layers) in zip(named, places, strict=True)
+        AttentionModule(name, module, _layer_spec(module, layer, layers), _causal(model, name))
+        for (name, module), (layer, layers) in zip(named, positions, strict=True)
     ]
 
 
-def refusal(kind: type[nn.Module]) -> str | None:
-    """Why an attention class cannot be swapped, in words; None if it can.
+def unsupported_reason(kind: type[nn.Module]) -> str | None:
+    """Return why an attention class cannot be swapped, or None if it can.
 
     >>> from transformers.models.gpt_oss.modeling_gpt_oss import GptOssAttention
-    >>> refusal(GptOssAttention)
+    >>> unsupported_reason(GptOssAttention)
     'has attention sinks: a learned logit in the normaliser (s_aux)'
     """
-    texts = set(_texts(_code(kind)))
-    return next((f"{meaning} ({word})" for word, meaning in REFUSED.items() if word in texts), None)
+    strings = set(_strings(_code(kind)))
+    return next((f"{meaning} ({word})" for word, meaning in UNSUPPORTED.items() if word in strings), None)
 
 
 def has_window(module: nn.Module) -> bool:
-    """May the module see less than all keys before it: a sliding window, or chunks?"""
+    """Return True if the module may hide some earlier keys: a sliding window, or chunks."""
     config = getattr(module, "config", None)
     window = getattr(module, "sliding_window", getattr(config, "sliding_window", None))
     return window is not None or getattr(config, "attention_chunk_size", None) is not None
 
 
+def with_hidden_width(attention: AttentionModule, label: str) -> LayerSpec:
+    """Return the layer with the width of its hidden state; raise ValueError if a mechanism cannot get it."""
+    parameters = inspect.signature(attention.module.forward).parameters
+    passes_on = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
+    if "hidden_states" not in parameters or not passes_on:
+        raise ValueError(
+            f"swap: {label!r} computes something from the hidden state, and"
+            f" {type(attention.module).__name__} does not pass it on to its attention function; use a"
+            " mechanism that needs queries and keys only"
+        )
+    width = _size(attention.module, _HIDDEN_WIDTH, "the width of its hidden state")
+    return replace(attention.layer_spec, hidden_dim=width)
+
+
+def pass_hidden_state(module: nn.Module) -> None:
+    """Make an attention module pass its hidden state to the attention function as ``unsoft_hidden``.
+
+    transformers projects the hidden state before it calls the attention function, so a hook adds it as one
+    more keyword; the module passes unknown keywords on.
+    """
+    if _add_hidden not in module._forward_pre_hooks.values():
+        module.register_forward_pre_hook(_add_hidden, with_kwargs=True)
+
+
+def _add_hidden(
+    module: nn.Module, args: tuple[Any, ...], options: dict[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+    swapped = getattr(module, "unsoft", None)
+    if swapped is None or not swapped.wants_hidden:  # a later swap may have replaced the mechanism
+        return None
+    return args, options | {"unsoft_hidden": args[0] if args else options["hidden_states"]}
+
+
 def _causal(model: PreTrainedModel, name: str) -> bool | None:
-    """What the attention module called ``name`` says, or else the modules around it."""
+    """Read causality from the attention module called ``name``, or else from the modules around it."""
     parts = name.split(".")
     *around, module = (model.get_submodule(".".join(parts[:count])) for count in range(len(parts) + 1))
     causal: bool | None = getattr(module, "is_causal", None)
     if causal:
         return True
     codes = [_code(type(part)) for part in around]
-    if any("is_causal" in _texts(code) for code in codes):  # CLIP, whose towers share a class
+    if any("is_causal" in _strings(code) for code in codes):  # CLIP, whose towers share a class
         return None
     return causal is None and any("causal_mask" in called for code in codes for called in code.co_names)
 
 
-def _goes_through(module: nn.Module) -> bool:
+def _uses_interface(module: nn.Module) -> bool:
     return "ALL_ATTENTION_FUNCTIONS" in _code(type(module)).co_names
 
 
@@ -103,8 +138,8 @@ def _code(kind: type[nn.Module]) -> CodeType:
     return getattr(inspect.unwrap(kind.forward), "__code__", (lambda: None).__code__)
 
 
-def _texts(code: CodeType) -> Iterator[str]:
-    """Texts in compiled code; the names of keyword arguments are among them."""
+def _strings(code: CodeType) -> Iterator[str]:
+    """Yield the string constants of compiled code, which include the names of keyword arguments."""
     for constant in code.co_consts:
         if isinstance(constant, str):
             yield constant
@@ -112,10 +147,10 @@ def _texts(code: CodeType) -> Iterator[str]:
             yield from (text for text in constant if isinstance(text, str))
 
 
-def _positions(names: list[str]) -> list[tuple[int, int]]:
-    """For each module: number of its layer, and how many layers its stack has. A stack is a list of blocks.
+def _layer_positions(names: list[str]) -> list[tuple[int, int]]:
+    """Return for each module its layer number and the number of layers of its stack, a list of blocks.
 
-    >>> _positions(["text.layers.0.attn", "text.layers.1.attn", "vision.layers.0.attn", "pool.attn"])
+    >>> _layer_positions(["text.layers.0.attn", "text.layers.1.attn", "vision.layers.0.attn", "pool.attn"])
     [(0, 2), (1, 2), (0, 1), (0, 1)]
     """
     stacks: dict[str, list[str]] = {}
@@ -131,17 +166,16 @@ def _positions(names: list[str]) -> list[tuple[int, int]]:
 
 
 def _layer_spec(module: nn.Module, layer: int, layers: int) -> LayerSpec:
-    heads = size_of(module, _HEADS, "heads")
-    width = size_of(module, _WIDTH, "the width of a head")
+    heads = _size(module, _HEADS, "heads")
+    width = _size(module, _HEAD_WIDTH, "the width of a head")
     value = getattr(module, "v_head_dim", None)
     return LayerSpec(heads, width, value if isinstance(value, int) else None, None, layer, layers)
 
 
-def size_of(module: nn.Module, names: tuple[str, ...], what: str) -> int:
-    """The first of the names that an attention module or its config has, as a number."""
-    config: Any = getattr(module, "config", None)
-    for owner in (module, config):
+def _size(module: nn.Module, names: tuple[str, ...], what: str) -> int:
+    """Return the first of the named attributes that an attention module or its config has as an int."""
+    for owner in (module, getattr(module, "config", None)):
         for name in names:
-            if isinstance(found := getattr(owner, name, None), int):
-                return found
+            if isinstance(size := getattr(owner, name, None), int):
+                return size
     raise ValueError(f"swap: {type(module).__name__} does not say {what} (looked for {', '.join(names)})")

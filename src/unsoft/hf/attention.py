@@ -1,5 +1,4 @@
-"""The attention function that transformers calls, and the module beside each attention module that it
-runs."""
+"""The attention function that transformers calls, and the module with the mechanism that it runs."""
 
 from __future__ import annotations
 
@@ -10,44 +9,44 @@ from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.utils.output_capturing import _active_collector
 
-from unsoft.hf.architecture import REFUSED
-from unsoft.hf.masks import key_mask
-from unsoft.hf.positions import token_positions
+from unsoft.hf.architecture import UNSUPPORTED
+from unsoft.hf.masks import key_mask, token_positions, visible
 from unsoft.modules.module import Mechanism
 from unsoft.modules.spec import LayerSpec
 
 NAME = "unsoft"
-"""Of the attention implementation, of the submodule, and of the section in config.json."""
+"""Name of the attention implementation, of the submodule, and of the section in config.json."""
 
 
 class FirstValues:
-    """The values of the first layer of a forward pass, from there to the last layer."""
+    """The values of the first layer, kept from the first to the last layer of a forward pass."""
 
     def __init__(self) -> None:
         self.value: Tensor | None = None
 
     def seen_by(self, layer_spec: LayerSpec, value: Tensor, label: str) -> Tensor:
-        """What a layer, whose own values are ``value``, gets; the first one brings it, the last one lets it
-        go."""
+        """Return the first layer's values for a layer whose own values are ``value``.
+
+        The first layer stores them and the last one drops them.
+        """
         first = value if layer_spec.layer == 0 else self.value
         self.value = None if layer_spec.layer + 1 == layer_spec.layers else first
         if first is None or first.shape != value.shape:
-            found = "are gone: gradient checkpointing, which runs layers again, does not work with it"
-            found = (
-                found if first is None else f"have the shape {tuple(first.shape)}, not {tuple(value.shape)}"
-            )
+            problem = "are gone: gradient checkpointing, which runs layers again, does not work with it"
+            if first is not None:
+                problem = f"have the shape {tuple(first.shape)}, not {tuple(value.shape)}"
             raise ValueError(
-                f"swap: {label!r} in layer {layer_spec.layer} adds the values of the first, which {found}"
+                f"swap: {label!r} in layer {layer_spec.layer} adds the values of the first, which {problem}"
             )
         return first
 
 
 class Swapped(nn.Module):
-    """A mechanism inside an attention module, with what it needs beyond the model's projections.
+    """A mechanism inside an attention module, with parameters that it needs beyond the model's projections.
 
-    Some mechanisms want several queries per head; the model makes one, so the others are a learned linear map
-    of it, at first the identity. The buffer ``swapped`` makes every saved model name something that plain
-    transformers does not expect, and says so.
+    Some mechanisms use several queries per head. The model computes one, so the others are a learned linear
+    map of it, initially the identity. The buffer ``swapped`` puts a name into every saved model that plain
+    transformers does not expect, so that it reports it.
     """
 
     def __init__(
@@ -59,7 +58,7 @@ class Swapped(nn.Module):
         self.stateful = not kept.only_keys_and_values
         self.uses_positions = mechanism.uses_positions
         self.gates_keys = any(part.needs_all_keys for part in mechanism.parts)
-        # A window is a mask for each row, which a state of fixed size cannot honour.
+        # A window is a mask for each row, which a cache of fixed size cannot apply.
         self.decodes_with_state = self.stateful and (kept.keeps_keys or not windowed)
         # A sliding window lets transformers drop keys, which buffers for prepared steps do not.
         self.decodes_by_steps = mechanism.prepares_steps and not windowed
@@ -68,7 +67,7 @@ class Swapped(nn.Module):
         self.wants_hidden = mechanism.uses_hidden and layer_spec.hidden_dim is not None
         self.needs_first_value = any(part.needs_first_value for part in mechanism.parts)
         self.first_values: FirstValues | None = None
-        """Given by swap if some layer of the model wants the values of its first one."""
+        """Set by swap if some layer of the model needs the values of its first one."""
         more = mechanism.query_heads // layer_spec.heads - 1
         self.wants_more_queries = more > 0
         identity = torch.eye(layer_spec.head_dim).expand(layer_spec.heads, more, -1, -1)
@@ -76,8 +75,7 @@ class Swapped(nn.Module):
         self.register_buffer("swapped", torch.tensor(1))
 
     def forward(self, *args: Any, **options: Any) -> tuple[Tensor, Tensor | None]:
-        """What :meth:`_attend` does; not traced where compiled code of our own solves for the gates of
-        keys."""
+        """Run the mechanism; key gates are not traced, since our own compiled code solves for them."""
         if self.gates_keys and torch.compiler.is_compiling():
             return self._untraced(*args, **options)  # type: ignore[no-any-return]
         return self._attend(*args, **options)
@@ -101,7 +99,7 @@ class Swapped(nn.Module):
         use_cache: bool = False,
         hidden: Tensor | None = None,
     ) -> tuple[Tensor, Tensor | None]:
-        """Output (batch, heads, queries, width), and weights if asked for."""
+        """Return the output (batch, heads, queries, width), and the weights if requested."""
         if self.causal_only and not causal:
             raise ValueError(f"swap: {self.label!r} looks back only, and this attention looks both ways")
         if self.wants_more_queries and self.more_queries is not None:
@@ -121,8 +119,8 @@ class Swapped(nn.Module):
             self._check(mask, causal, length, key, window)
             is_causal = "lower_right" if causal else False
         else:
-            # A mask for every row has causality in it. A single row sees everything before it, and needs the
-            # rule only where positions are counted by it.
+            # A mask with a row per query includes causality. A single query sees everything before it and
+            # needs the rule only if positions are counted by it.
             needed = (length > 1 or self.uses_positions) and (mask is None or mask.shape[2] == 1)
             is_causal = "lower_right" if causal and needed else False
         if self.gates_keys and causal and mask is not None:
@@ -149,7 +147,7 @@ class Swapped(nn.Module):
         return result if return_weights else (result, None)
 
     def _check(self, mask: Tensor | None, causal: bool, length: int, key: Tensor, window: int | None) -> None:
-        """ValueError where positions of keys are not what a mechanism with a state takes them for."""
+        """Raise ValueError if the positions of keys are not those that a mechanism with a cache assumes."""
         keys = key.shape[-2]
         if self.wants_hidden and length < keys:
             raise ValueError(
@@ -163,11 +161,9 @@ class Swapped(nn.Module):
                 " use generate() or past_key_values=unsoft.hf.MechanismCache(model), and around linear"
                 " attention use_cache=False"
             )
-        if (
-            mask is None or not causal or torch.compiler.is_compiling()
-        ):  # while tracing, values cannot be asked for
+        if mask is None or not causal or torch.compiler.is_compiling():  # tracing must not read values
             return
-        seen = _seen(mask)
+        seen = visible(mask)
         if length < keys and not bool(seen[..., -1].any()):
             raise ValueError(
                 f"swap: {self.label!r} depends on positions, which a static cache does not tell; use the"
@@ -182,12 +178,14 @@ class Swapped(nn.Module):
             )
 
     def _check_gates(self, mask: Tensor, window: int | None) -> None:
-        """Raise ValueError if a row may not see a key of another row that comes before it, unless that key
-        has left the window: its gate would depend on another text."""
+        """Raise ValueError if an earlier key is hidden from a row but visible to another, outside the window.
+
+        The gate of that key would depend on another text.
+        """
         length, keys = mask.shape[-2:]
         if length == 1 or torch.compiler.is_compiling():
             return
-        seen = _seen(mask)
+        seen = visible(mask)
         expected = seen.any(-2, keepdim=True).expand_as(seen).tril(keys - length)
         if window is not None:
             expected = expected.triu(keys - length - window + 1)
@@ -198,13 +196,8 @@ class Swapped(nn.Module):
             )
 
 
-def _seen(mask: Tensor) -> Tensor:
-    """Bool: which keys a mask lets a row see."""
-    return mask if mask.dtype == torch.bool else mask > torch.finfo(mask.dtype).min
-
-
 def _with_more_queries(query: Tensor, maps: Tensor) -> Tensor:
-    """The further queries of a head stand right after its first."""
+    """Insert the additional queries of each head right after its first."""
     more = torch.einsum("bhld,hmde->bhmle", query, maps.to(query.dtype))
     return torch.cat([query[:, :, None], more], dim=2).flatten(1, 2)
 
@@ -226,17 +219,17 @@ def attend(
     unsoft_hidden: Tensor | None = None,
     **options: Any,
 ) -> tuple[Tensor, Tensor | None]:
-    """The function of transformers' attention interface; output as (batch, queries, heads, width)."""
+    """Attention function for transformers' interface; returns (batch, queries, heads, width)."""
     swapped = getattr(module, NAME, None)
     if swapped is None:
         raise RuntimeError(
             f"this {type(module).__name__} has no mechanism: a model that was saved after unsoft.hf.swap"
             " must be loaded with unsoft.hf.load(path)"
         )
-    for word in options.keys() & REFUSED.keys() if options else ():
+    for word in options.keys() & UNSUPPORTED.keys() if options else ():
         if options[word] is not None:
             raise ValueError(
-                f"swap: {type(module).__name__} {REFUSED[word]} ({word}), which no mechanism carries"
+                f"swap: {type(module).__name__} {UNSUPPORTED[word]} ({word}), which no mechanism carries"
             )
     if swapped.wants_hidden and unsoft_hidden is None:
         raise ValueError(
@@ -249,10 +242,9 @@ def attend(
             f" {swapped.softcap}; swap again"
         )
     if is_causal is None:
-        # The dictionary, since a config's own look-up costs as much as a small attention call.
-        is_causal = getattr(module, "is_causal", swapped.causal) and vars(module.config).get(
-            "is_causal", True
-        )
+        # vars(), since attribute access on a config takes as long as a small attention call.
+        config_allows = vars(module.config).get("is_causal", True)
+        is_causal = getattr(module, "is_causal", swapped.causal) and config_allows
     out, weights = swapped(
         query,
         key,
@@ -271,7 +263,7 @@ def attend(
 
 
 def _weights_wanted() -> bool:
-    """Was the model called with output_attentions=True? Not every architecture passes that on."""
+    """Return True if the model was called with output_attentions=True; not every model passes that on."""
     if torch.compiler.is_compiling():
         return False
     return "attentions" in (_active_collector.get() or {})

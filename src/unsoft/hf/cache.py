@@ -21,7 +21,7 @@ from unsoft.modules.cache import Cache, KeyValueCache
 
 
 class StateLayer(CacheLayerMixin):
-    """The layer of a transformers cache that holds a mechanism's own cache."""
+    """Layer of a transformers cache that holds a mechanism's own cache."""
 
     is_sliding = False
     supports_early_init = False
@@ -150,8 +150,9 @@ class KeyValueLayer(StateLayer):
 
 
 class MechanismCache(TransformersCache):
-    """A cache for a swapped model: states where mechanisms have them, keys and values elsewhere; ``generate``
-    creates it automatically.
+    """Cache of a swapped model: the mechanism's own cache where it has one, keys and values elsewhere.
+
+    ``generate`` creates it automatically.
 
     >>> from transformers import LlamaConfig, LlamaForCausalLM
     >>> import unsoft
@@ -175,9 +176,9 @@ class MechanismCache(TransformersCache):
 
 
 def _decoder(model: PreTrainedModel) -> list[Swapped]:
-    """Attention by number of the layer in the cache; none where transformers' own caches must do.
+    """Return the swapped attention of each cache layer; empty where transformers' own caches are needed.
 
-    That is where a cache has layers of other kinds too, or where keys are made from what it holds (latent
+    Those are models whose cache has layers of other kinds too, or computes keys from what it stores (latent
     attention).
     """
     swapped = {

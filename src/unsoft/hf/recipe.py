@@ -1,11 +1,11 @@
-"""What was swapped, as data: the arguments of ``swap``, as they stand in a model's config.json."""
+"""The arguments of ``swap`` as data, as stored in a model's config.json."""
 
 from __future__ import annotations
 
 import json
 import re
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from unsoft.formula import Formula
@@ -17,13 +17,13 @@ from unsoft.modules.spec import LayerSpec
 
 STARTS = ("open", "paper")
 KEPT = "softmax"
-"""What layers run that are not named, or kept."""
+"""Mechanism of the layers that are not swapped."""
 _ONE, _RANGE = re.compile(r"-?\d+"), re.compile(r"(\d+)-(\d*)")
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """See :func:`unsoft.hf.swap` for the arguments.
+    """Arguments of :func:`unsoft.hf.swap`, which documents them.
 
     >>> recipe = Recipe("cog", layers={0: "softmax", "2-": "relu2"})
     >>> [recipe.mechanism_of(layer, 4) for layer in range(4)]
@@ -65,38 +65,29 @@ class Recipe:
             ) from None
 
     def mechanism_of(self, layer: int, layers: int) -> str | Formula:
-        """What layer number ``layer`` of ``layers`` runs; the last entry that names it counts."""
+        """Return the mechanism of layer ``layer`` of ``layers``; the last entry that names it counts."""
         if self.keep_first_last and layer in (0, layers - 1):
             return KEPT
         if isinstance(self.layers, Mapping):
-            found = [what for which, what in self.layers.items() if layer in select(which, layers)]
-            return found[-1] if found else self.mechanism
+            named = [what for which, what in self.layers.items() if layer in select(which, layers)]
+            return named[-1] if named else self.mechanism
         if isinstance(self.layers, Collection) and layer not in select_all(self.layers, layers):
             return KEPT
         return self.mechanism
 
     def build(self, layer_spec: LayerSpec) -> Mechanism:
-        """The mechanism of a layer. Options are for what was named; kept layers have none."""
+        """Build the mechanism of a layer. Options apply to swapped layers only."""
         what = self.mechanism_of(layer_spec.layer, layer_spec.layers or 1)
-        return build_mechanism(
-            what,
-            heads=layer_spec.heads,
-            head_dim=layer_spec.head_dim,
-            value_dim=layer_spec.value_dim,
-            hidden_dim=layer_spec.hidden_dim,
-            layer=layer_spec.layer,
-            layers=layer_spec.layers,
-            **({} if what == KEPT else self.options),
-        )
+        return build_mechanism(what, **asdict(layer_spec), **({} if what == KEPT else self.options))
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain data that :meth:`from_dict` turns back into an equal recipe."""
+        """Return plain data, the inverse of :meth:`from_dict`."""
         layers: Any = self.layers
         if isinstance(layers, Mapping):
             layers = {str(which): _plain(what) for which, what in layers.items()}
         elif layers is not None:
             layers = [str(which) for which in layers]
-        found = {
+        content = {
             "mechanism": _plain(self.mechanism),
             "layers": layers,
             "keep_first_last": self.keep_first_last,
@@ -106,11 +97,11 @@ class Recipe:
         named = [self.mechanism, *(self.layers.values() if isinstance(self.layers, Mapping) else ())]
         homes = [foreign_homes(name) for name in named if isinstance(name, str)]
         modules = {name: module for home in homes for name, module in home.items()}
-        return found | ({"modules": modules} if modules else {})
+        return content | ({"modules": modules} if modules else {})
 
     @staticmethod
     def from_dict(content: Mapping[str, Any]) -> Recipe:
-        """The inverse of :meth:`to_dict`; ValueError if a mechanism that others registered is not there."""
+        """Read :meth:`to_dict` data; raise ValueError if a mechanism that a plug-in registered is missing."""
         known = names()
         for name, module in content.get("modules", {}).items():
             if name not in known:
@@ -121,13 +112,8 @@ class Recipe:
         layers = content["layers"]
         if isinstance(layers, Mapping):
             layers = {which: _read(what) for which, what in layers.items()}
-        return Recipe(
-            _read(content["mechanism"]),
-            layers,
-            content["keep_first_last"],
-            content["init"],
-            content["options"],
-        )
+        rest = {name: content[name] for name in ("keep_first_last", "init", "options")}
+        return Recipe(_read(content["mechanism"]), layers, **rest)
 
 
 def _plain(mechanism: str | Formula) -> str | dict[str, Any]:
@@ -139,8 +125,7 @@ def _read(content: str | Mapping[str, Any]) -> str | Formula:
 
 
 def select(which: int | str, count: int) -> list[int]:
-    """The layers, counted from 0, that ``which`` means in a stack of ``count``: 3, -1 (the last), "4-7", "8-"
-    (to the end).
+    """Return layer numbers for 3, -1 (the last), "4-7" or "8-" (to the end) in a stack of ``count`` layers.
 
     >>> select("1-", 4), select(-1, 4), select("0-1", 4)
     ([1, 2, 3], [3], [0, 1])
@@ -166,7 +151,7 @@ def select(which: int | str, count: int) -> list[int]:
 
 
 def select_all(which: Iterable[int | str], count: int) -> set[int]:
-    """The layers that several of them mean.
+    """Return the union of several selections.
 
     >>> sorted(select_all([0, "2-"], 5))
     [0, 2, 3, 4]

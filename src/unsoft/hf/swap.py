@@ -1,4 +1,4 @@
-"""``unsoft.hf.swap``: another mechanism in the attention of a transformers model."""
+"""``unsoft.hf.swap``: replace the attention mechanism of a transformers model."""
 
 from __future__ import annotations
 
@@ -13,17 +13,22 @@ from transformers import PreTrainedConfig, PreTrainedModel
 
 from unsoft.formula import Formula
 from unsoft.formula.expr import make, symbol
-from unsoft.hf.architecture import Found, attention_modules, has_window
+from unsoft.hf.architecture import (
+    AttentionModule,
+    attention_modules,
+    has_window,
+    pass_hidden_state,
+    with_hidden_width,
+)
 from unsoft.hf.attention import NAME, FirstValues, Swapped
 from unsoft.hf.cache import MechanismCache
-from unsoft.hf.hidden_state import bring_hidden, with_hidden
 from unsoft.hf.marked import mark, marked_class
 from unsoft.hf.recipe import Recipe
 from unsoft.modules.module import Mechanism
 from unsoft.modules.registry import label_of
 
 _WRAPPERS = ("torch", "peft")
-"""Packages whose wrappers call what is inside them: sharding, checkpointing, adapters."""
+"""Packages whose wrappers call the wrapped module: sharding, checkpointing, adapters."""
 
 
 def swap(
@@ -34,22 +39,22 @@ def swap(
     init: str = "open",
     **options: Any,
 ) -> PreTrainedModel:
-    """The same model with ``mechanism`` in its attention; changed in place and returned.
+    """Replace the attention of a model by ``mechanism``, in place, and return the model.
 
     layers
-        None: all of them. Numbers and ranges (``[0, "4-7", -1]``): only those, softmax elsewhere. A mapping
-        (``{0: "softmax", "8-": "cog"}``): those get their own, all others ``mechanism``. Towers are counted
-        each for itself.
+        None: all layers. Numbers and ranges (``[0, "4-7", -1]``): only those, softmax elsewhere. A mapping
+        (``{0: "softmax", "8-": "cog"}``): a mechanism for each of those, ``mechanism`` for all others. Each
+        tower is numbered from 0.
     keep_first_last
-        Softmax in the first and last layer, as Cog's authors prescribe.
+        Softmax in the first and last layer, as Cog's authors recommend.
     init
-        "open": learnable mechanisms start close to doing nothing, where they can; "paper": as published.
+        "open": learnable mechanisms start close to softmax, where they can; "paper": as published.
     options
         Keywords of the mechanism, such as ``where="mass"`` for magnitude.
 
-    Projections, positions and masks stay the model's own. Parameters of the mechanism are submodules of the
-    attention modules: they are trained, saved by ``save_pretrained`` and read by :func:`unsoft.hf.load`. A
-    model that cannot be swapped faithfully is a ValueError.
+    Projections, positions and masks of the model are unchanged. Parameters of the mechanism are submodules of
+    the attention modules: they are trained, saved by ``save_pretrained`` and read by :func:`unsoft.hf.load`.
+    Raise ValueError for a model that cannot be swapped faithfully.
 
     >>> import torch, unsoft
     >>> from transformers import LlamaConfig, LlamaForCausalLM
@@ -71,11 +76,11 @@ def swap(
 
 
 class SwappedModel:
-    """What a model class gains when it is swapped; see :func:`swapped_class`."""
+    """Methods that a model class gains when it is swapped; see :func:`swapped_class`."""
 
     config: PreTrainedConfig
     unsoft_places: list[tuple[nn.Module, str, nn.Module]]
-    """Every attention module: what holds it, under which name, and itself."""
+    """Parent, attribute name and module of every attention module."""
 
     def __init__(self, config: PreTrainedConfig, *args: Any, **kwargs: Any) -> None:
         super().__init__(config, *args, **kwargs)  # type: ignore[call-arg]
@@ -84,7 +89,7 @@ class SwappedModel:
         _install(self, recipe)  # type: ignore[arg-type]
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """The model's own, unless a tool has put attention of its own in the place of the swapped one."""
+        """Run the model; raise ValueError if a tool has replaced the swapped attention by its own."""
         if not torch.compiler.is_compiling():
             for parent, name, module in self.unsoft_places:
                 if getattr(parent, name) is not module:
@@ -92,13 +97,13 @@ class SwappedModel:
         return super().__call__(*args, **kwargs)  # type: ignore[misc]
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """The class is made on the fly, so copies and pickles name the one it was made from."""
+        """Pickle and copy by the original class, since the swapped one is created at run time."""
         return _blank, (type(self).__bases__[1],), self.__dict__
 
     def set_attn_implementation(
         self, attn_implementation: str | dict[str, str], *args: Any, **kwargs: Any
     ) -> None:
-        """Refuses anything else: it would silently drop the mechanisms."""
+        """Raise ValueError for any other implementation: it would silently drop the mechanisms."""
         if attn_implementation != NAME:
             raise ValueError(
                 f"set_attn_implementation: {attn_implementation!r} would drop the mechanisms of this model;"
@@ -109,37 +114,37 @@ class SwappedModel:
     def _prepare_cache_for_generation(
         self, generation_config: Any, model_kwargs: dict[str, Any], *args: Any, **kwargs: Any
     ) -> None:
-        plain = (
-            generation_config.cache_implementation in (None, "dynamic")
-            and generation_config.use_cache is not False
-        )
-        if plain and model_kwargs.get("past_key_values") is None and MechanismCache.preferred(self):  # type: ignore[arg-type]
+        dynamic = generation_config.cache_implementation in (None, "dynamic")
+        wanted = generation_config.use_cache is not False and model_kwargs.get("past_key_values") is None
+        if dynamic and wanted and MechanismCache.preferred(self):  # type: ignore[arg-type]
             model_kwargs["past_key_values"] = MechanismCache(self)  # type: ignore[arg-type]
             return
         super()._prepare_cache_for_generation(generation_config, model_kwargs, *args, **kwargs)  # type: ignore[misc]
 
 
-def _check_wrapper(found: object, where: str) -> None:
-    """ValueError unless it is known to run the attention module that it stands for."""
-    tool = type(found).__module__.partition(".")[0]
+def _check_wrapper(module: object, where: str) -> None:
+    """Raise ValueError unless ``module`` is known to run the attention module that it replaced."""
+    tool = type(module).__module__.partition(".")[0]
     if tool not in _WRAPPERS:
         raise ValueError(
-            f"swap: {where} of this model was replaced by a {type(found).__name__} of {tool}, which may"
+            f"swap: {where} of this model was replaced by a {type(module).__name__} of {tool}, which may"
             " compute softmax instead of the mechanism; use unsoft.lab.interpret.inspect to look into"
             " swapped models"
         )
 
 
 def _blank(kind: type[PreTrainedModel]) -> PreTrainedModel:
-    """A swapped model with nothing in it, for copies and pickles to fill."""
+    """Return an empty swapped model, for copies and pickles to fill."""
     made = swapped_class(kind)  # type: ignore[arg-type]
     return made.__new__(made)
 
 
 @cache
 def swapped_class(kind: type[PreTrainedModel]) -> type[PreTrainedModel]:
-    """A model class whose instances have the mechanisms that their config names. It keeps its name, which
-    pipelines look at."""
+    """Return a model class whose instances have the mechanisms that their config lists.
+
+    It keeps its name, since pipelines depend on it.
+    """
     names: dict[str, Any] = {
         "__module__": kind.__module__,
         "__qualname__": kind.__qualname__,
@@ -150,33 +155,31 @@ def swapped_class(kind: type[PreTrainedModel]) -> type[PreTrainedModel]:
 
 
 def _install(model: PreTrainedModel, recipe: Recipe) -> None:
-    found = attention_modules(model)
-    with _ordinary_tensors():
-        built = [
-            _swapped(one, recipe) for one in found
-        ]  # all of them first: an error leaves the model as it was
-    _share_first_values(found, built)
-    for one, swapped in zip(found, built, strict=True):
-        setattr(one.module, NAME, swapped.train(one.module.training))
+    attentions = attention_modules(model)
+    with _ordinary_tensors():  # build all of them first, so that an error leaves the model unchanged
+        built = [_swapped(attention, recipe) for attention in attentions]
+    _share_first_values(attentions, built)
+    for attention, swapped in zip(attentions, built, strict=True):
+        setattr(attention.module, NAME, swapped.train(attention.module.training))
         if swapped.wants_hidden:
-            bring_hidden(one.module)
-    parts = [(one.name.rpartition("."), one.module) for one in found]
+            pass_hidden_state(attention.module)
+    parts = [(attention.name.rpartition("."), attention.module) for attention in attentions]
     places = [(model.get_submodule(parent), name, module) for (parent, _, name), module in parts]
     model.unsoft_places = places  # type: ignore[assignment]
     PreTrainedModel.set_attn_implementation(model, NAME)
     setattr(model.config, NAME, recipe.to_dict())
-    # Both are written to config.json, so that plain transformers refuses to load what it cannot run.
+    # Both are written to config.json, so that plain transformers raises instead of running softmax.
     model.config.attn_implementation = NAME
     mark(model.config)
 
 
-def _share_first_values(found: list[Found], built: list[Swapped]) -> None:
-    wanting = next((swapped for swapped in built if swapped.needs_first_value), None)
-    if wanting is None:
+def _share_first_values(attentions: list[AttentionModule], built: list[Swapped]) -> None:
+    needing = next((swapped for swapped in built if swapped.needs_first_value), None)
+    if needing is None:
         return
-    if sum(one.layer_spec.layer == 0 for one in found) != 1:
+    if sum(attention.layer_spec.layer == 0 for attention in attentions) != 1:
         raise ValueError(
-            f"swap: {wanting.label!r} adds the values of the first layer, and this model has several that"
+            f"swap: {needing.label!r} adds the values of the first layer, and this model has several that"
             " are first (an encoder and a decoder, or two towers)"
         )
     shared = FirstValues()
@@ -186,8 +189,10 @@ def _share_first_values(found: list[Found], built: list[Swapped]) -> None:
 
 @contextmanager
 def _ordinary_tensors() -> Iterator[None]:
-    """float32 on the CPU: while transformers loads a model, tensors have no content by default, and formulas
-    cannot be analysed."""
+    """Make new tensors float32 on the CPU.
+
+    While transformers loads a model, new tensors have no content, and formulas cannot be analysed.
+    """
     dtype = torch.get_default_dtype()
     torch.set_default_dtype(torch.float32)
     try:
@@ -197,9 +202,10 @@ def _ordinary_tensors() -> Iterator[None]:
         torch.set_default_dtype(dtype)
 
 
-def _swapped(found: Found, recipe: Recipe) -> Swapped:
-    mechanism = recipe.build(found.layer_spec)
-    what = recipe.mechanism_of(found.layer_spec.layer, found.layer_spec.layers or 1)
+def _swapped(attention: AttentionModule, recipe: Recipe) -> Swapped:
+    module, layer_spec = attention.module, attention.layer_spec
+    mechanism = recipe.build(layer_spec)
+    what = recipe.mechanism_of(layer_spec.layer, layer_spec.layers or 1)
     label = label_of(what) if isinstance(what, str) else str(what)
     if mechanism.takes_fields or "fields_from" in recipe.options:
         raise ValueError(
@@ -207,28 +213,29 @@ def _swapped(found: Found, recipe: Recipe) -> Swapped:
             " the formula with unsoft.register(name, formula, fields_from=...) and swap by that name"
         )
     if mechanism.uses_hidden:
-        mechanism = recipe.build(with_hidden(found, label))
-    _check_direction(mechanism, label, found)
-    _check_pairs(mechanism, label, getattr(found.module.config, "num_key_value_heads", None))
-    if recipe.init == "open":  # where each part does least; docs/hf.md lists how little
+        mechanism = recipe.build(with_hidden_width(attention, label))
+    _check_direction(mechanism, label, attention)
+    _check_key_heads(mechanism, label, getattr(module.config, "num_key_value_heads", None))
+    if recipe.init == "open":  # docs/hf.md lists how close each part starts to doing nothing
         for part in mechanism.parts:
             part.open_start()
-    softcap = getattr(found.module, "attn_logit_softcapping", None)
+    softcap = getattr(module, "attn_logit_softcapping", None)
     if softcap is not None and not mechanism.formulas:  # linear attention has none
         raise ValueError(
-            f"swap: {type(found.module).__name__} caps its logits at {softcap:g}, and {label!r} has no"
+            f"swap: {type(module).__name__} caps its logits at {softcap:g}, and {label!r} has no"
             " logits that could be capped"
         )
     if softcap is not None:
         mechanism.replace_formulas(lambda formula: capped(formula, softcap))
-    swapped = Swapped(mechanism, label, softcap, has_window(found.module), found.causal)
-    like = next(found.module.parameters())
+    swapped = Swapped(mechanism, label, softcap, has_window(module), attention.causal)
+    like = next(module.parameters())
     return swapped.to(device=like.device, dtype=like.dtype)
 
 
 def capped(formula: Formula, cap: float) -> Formula:
-    """The formula with Gemma 2's cap on logits: s becomes c tanh(s / c). A float mask acts after the cap, as
-    in the model.
+    """Return the formula with Gemma 2's cap on logits, s to c tanh(s / c).
+
+    A float mask is added after the cap, as in the model.
 
     >>> from unsoft.modules.registry import resolve
     >>> logits = torch.tensor([90.0, 0.0, -3.0])
@@ -238,21 +245,22 @@ def capped(formula: Formula, cap: float) -> Formula:
     return formula.with_logit(cap * make("tanh", symbol("s") / cap))
 
 
-def _check_direction(mechanism: Mechanism, label: str, found: Found) -> None:
-    both_ways = found.causal is False or not getattr(found.module.config, "is_causal", True)
+def _check_direction(mechanism: Mechanism, label: str, attention: AttentionModule) -> None:
+    module = attention.module
+    both_ways = attention.causal is False or not getattr(module.config, "is_causal", True)
     if both_ways and mechanism.causal_only:
         raise ValueError(
-            f"swap: {label!r} looks back only, and {type(found.module).__name__} looks both ways; use a"
+            f"swap: {label!r} looks back only, and {type(module).__name__} looks both ways; use a"
             " mechanism that can, such as 'linear-relu' or 'softmax', there"
         )
-    if both_ways and mechanism.uses_positions and getattr(found.module, "is_decoder", False):
+    if both_ways and mechanism.uses_positions and getattr(module, "is_decoder", False):
         raise ValueError(
-            f"swap: {label!r} uses positions, and queries and keys of the cross-attention {found.name} have"
-            " none in common"
+            f"swap: {label!r} uses positions, and queries and keys of the cross-attention {attention.name}"
+            " have none in common"
         )
 
 
-def _check_pairs(mechanism: Mechanism, label: str, key_heads: int | None) -> None:
+def _check_key_heads(mechanism: Mechanism, label: str, key_heads: int | None) -> None:
     for part in mechanism.parts:
         multiple = part.key_head_multiple
         if (key_heads or 0) % multiple:
