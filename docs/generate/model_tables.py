@@ -8,7 +8,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from unsoft.lab.compare.depths import FIELDS, KEPT, LOST, MOVED, word
+from unsoft.lab.compare.sections.collapse import FIELDS, KEPT, LOST, MOVED, word
 from unsoft.lab.evidence import Estimate, t_interval
 from unsoft.lab.report.page import number
 

@@ -9,20 +9,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from unsoft import measure
-from unsoft.lab.compare.claim import EXPERIMENT, SURVEY, Claim, Finding
-from unsoft.lab.compare.column import Column
+from unsoft.lab.compare.candidate import WIDTH, Candidate
 from unsoft.lab.compare.jobs import Job, Results
-from unsoft.lab.compare.section import Request, Section, job
-from unsoft.lab.compare.subject import WIDTH, Subject
+from unsoft.lab.compare.section import EXPERIMENT, SURVEY, Claim, Finding, Request, ScoreColumn, Section, job
 from unsoft.lab.evidence import Estimate, grade, t_interval
-from unsoft.lab.report.comparison.page import Part
+from unsoft.lab.report.comparison import Part
 from unsoft.measure.erasing import gain_of
 
 TOKENS, CONTEXTS = 48, 2
@@ -30,10 +27,11 @@ TOKENS, CONTEXTS = 48, 2
 
 def jobs(request: Request) -> list[Job]:
     draws = request.level.draws
-    return [job("deletion", s, partial(deletion, s, draws), 0.2, {"draws": draws}) for s in request.everyone]
+    candidates = request.with_references("softmax", "cog")
+    return [job("deletion", c, deletion, 0.2, draws=draws) for c in candidates]
 
 
-def deletion(subject: Subject, draws: int) -> list[dict[str, Any]]:
+def deletion(candidate: Candidate, draws: int) -> list[dict[str, Any]]:
     """Of random heads: the share of what they move that is removed, and how much of it the query decides.
 
     Half of the keys, the sources, and all queries meet twice, among other keys each time: what depends on
@@ -52,7 +50,7 @@ def deletion(subject: Subject, draws: int) -> list[dict[str, Any]]:
         for _ in range(CONTEXTS):
             keys = torch.cat([sources, normal(TOKENS - len(sources), WIDTH)])
             with torch.no_grad():
-                seen.append(subject.weights(queries, keys[None])[0, :, : len(sources)].to(sources.dtype))
+                seen.append(candidate.weights(queries, keys[None])[0, :, : len(sources)].to(sources.dtype))
         written = sources @ maps[0]
         found = measure.deletion(seen[0], written, residual=sources, out_proj=maps[1])
         gain = gain_of(written, sources, maps[1])
@@ -103,8 +101,8 @@ def _of(results: Results, label: str, field: str) -> Estimate:
 
 def _only_adds(results: Results) -> Finding:
     removed, dynamic = (_of(results, "softmax", field) for field in ("removed", "dynamic"))
-    never = (removed.high or removed.value) < 0.01
-    fixed = (dynamic.high if dynamic.high is not None else dynamic.value) < 0.01
+    never = removed.upper < 0.01
+    fixed = dynamic.upper < 0.01
     return grade(never and fixed, never or fixed), (
         f"through random value and output maps softmax removes {removed} of what it moves; the query"
         f" decides {dynamic} of it"
@@ -114,8 +112,8 @@ def _only_adds(results: Results) -> Finding:
 
 def _dynamic(results: Results) -> Finding:
     cog, softmax = (_of(results, name, "dynamic") for name in ("cog", "softmax"))
-    low = cog.low if cog.low is not None else cog.value
-    high = softmax.high if softmax.high is not None else softmax.value
+    low = cog.lower
+    high = softmax.upper
     return grade(low > 0.5 and low > high, low > high), (
         f"the query decides {cog} of what cog writes and removes, {softmax} under softmax"
     )
@@ -129,7 +127,7 @@ SECTION = Section(
     jobs=jobs,
     parts=parts,
     columns=[
-        Column(
+        ScoreColumn(
             "deletes",
             "deletes by query?",
             "share of what sources are moved that the query decides: written for some queries, removed for"

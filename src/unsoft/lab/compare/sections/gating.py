@@ -5,19 +5,24 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from unsoft.lab.compare.claim import EXPERIMENT, ROSIC, Claim, Finding
-from unsoft.lab.compare.gate import FITTED_TO, Gate, GatedSubject, fitted_gate
 from unsoft.lab.compare.jobs import Job, Results
-from unsoft.lab.compare.level import Level
-from unsoft.lab.compare.section import Section, job
-from unsoft.lab.compare.sections.hijack import CROWD, from_one, weights_of
+from unsoft.lab.compare.section import EXPERIMENT, ROSIC, Claim, ComparisonLevel, Finding, Section, job
+from unsoft.lab.compare.sections.hijack import (
+    CROWD,
+    FITTED_TO,
+    Gate,
+    GatedCandidate,
+    fitted_gate,
+    from_one,
+    weights_of,
+)
 from unsoft.lab.evidence import grade
-from unsoft.lab.report.comparison.page import Part
+from unsoft.lab.report.comparison import Part
 
 _PLACES = ("values", "mass")
 
 
-def facts(level: Level) -> list[Job]:
+def facts(level: ComparisonLevel) -> list[Job]:
     return [job("gates", None, gates, 0.5)]
 
 
@@ -28,10 +33,10 @@ def gates() -> list[dict[str, Any]]:
     rows = []
     for kind, gate in (("start", Gate(1.0, 0.0, 1.0)), ("fitted", fitted_gate())):
         for where in _PLACES:
-            subject = GatedSubject("magnitude", "magnitude", gate=gate, where=where)
-            alone = weights_of(subject, 1)
+            candidate = GatedCandidate("magnitude", "magnitude", gate=gate, where=where)
+            alone = weights_of(candidate, 1)
             for crowd in (CROWD, 1000):
-                row = weights_of(subject, crowd)
+                row = weights_of(candidate, crowd)
                 odds = [float(x[1:].sum() / x[0]) for x in (row, alone)]
                 about = {"gate": kind, "where": where, "beta": gate.beta, "gamma": gate.gamma, "t": gate.t}
                 rows.append(

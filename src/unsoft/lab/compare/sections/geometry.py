@@ -10,10 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from unsoft.lab.compare.claim import ROSIC, THEOREM, Claim, Finding
 from unsoft.lab.compare.jobs import Job, Results
-from unsoft.lab.compare.level import Level
-from unsoft.lab.compare.section import Section, job
+from unsoft.lab.compare.section import ROSIC, THEOREM, Claim, ComparisonLevel, Finding, Section, job
 from unsoft.lab.evidence import grade
 from unsoft.magnitude import weighting
 
@@ -21,7 +19,7 @@ WIDTH, EPS = 64, 1e-9
 RADII = (1e-3, 0.1, 1.0, 10.0, 1e3)
 
 
-def facts(level: Level) -> list[Job]:
+def facts(level: ComparisonLevel) -> list[Job]:
     return [
         job("magnitude of sets", None, sets, 0.3),
         job("scales", None, scales, 0.1),

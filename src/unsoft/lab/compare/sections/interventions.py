@@ -11,9 +11,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from unsoft.lab.compare.claim import SURVEY, TRAINED, Claim, Finding
 from unsoft.lab.compare.jobs import Job, Missing, Results
-from unsoft.lab.compare.section import Request, Section
+from unsoft.lab.compare.section import SURVEY, TRAINED, Claim, Finding, Request, Section
 from unsoft.lab.evidence import VERDICTS
 from unsoft.lab.records import INTERVENTIONS
 

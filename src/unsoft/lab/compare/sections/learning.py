@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from functools import partial
 from typing import Any
 
 import torch
 
-from unsoft.lab.compare.claim import EXPERIMENT, SURVEY, Claim, Finding
-from unsoft.lab.compare.column import Column
+from unsoft.lab.compare.candidate import Candidate
 from unsoft.lab.compare.jobs import Job, Results
-from unsoft.lab.compare.section import Request, Section, job
-from unsoft.lab.compare.subject import Subject
+from unsoft.lab.compare.section import EXPERIMENT, SURVEY, Claim, Finding, Request, ScoreColumn, Section, job
 from unsoft.lab.evidence import Estimate, grade, paired_ratio, t_interval
-from unsoft.lab.report.comparison.page import Part
+from unsoft.lab.report.comparison import Part
 
 KEYS, START, LIMIT, DRAWS = 16, -4.0, 100, 8
 RATES = tuple(2.0**k for k in range(11))
@@ -23,10 +20,10 @@ _STRIDE = 8.0
 
 
 def jobs(request: Request) -> list[Job]:
-    return [job("learning", s, partial(learning, s), 0.5) for s in request.everyone]
+    return [job("learning", c, learning, 0.5) for c in request.with_references("softmax", "cog", "gpam")]
 
 
-def learning(subject: Subject) -> list[dict[str, Any]]:
+def learning(candidate: Candidate) -> list[dict[str, Any]]:
     """Steps of gradient descent on all logits of a row until the key in question holds half of the mass.
 
     Its logit starts at -4, the others at N(0, 1); values are orthonormal and the loss is half the squared
@@ -35,7 +32,7 @@ def learning(subject: Subject) -> list[dict[str, Any]]:
     too large, counts as the limit.
     """
     # What is no formula takes far longer: half of the draws, every other rate.
-    draws, grid = (DRAWS, RATES) if subject.formula is not None else (DRAWS // 2, RATES[1::2])
+    draws, grid = (DRAWS, RATES) if candidate.formula is not None else (DRAWS // 2, RATES[1::2])
     generator = torch.Generator().manual_seed(23)
     start = torch.randn(DRAWS, KEYS, generator=generator, dtype=torch.float32)[:draws]
     start[:, 0] = START
@@ -43,7 +40,7 @@ def learning(subject: Subject) -> list[dict[str, Any]]:
     rates = torch.tensor(grid, dtype=torch.float32).repeat_interleave(draws)[:, None]
     target = torch.eye(KEYS, dtype=torch.float32)[0]
     steps = torch.full((len(logits),), LIMIT)
-    weigh, failed = subject.row(width=KEYS), torch.zeros(len(logits), dtype=torch.bool)
+    weigh, failed = candidate.row(width=KEYS), torch.zeros(len(logits), dtype=torch.bool)
     for step in range(LIMIT):
         (still,) = (~failed & (steps == LIMIT)).nonzero(as_tuple=True)
         if not len(still) or bool((steps.view(len(grid), draws) < LIMIT).all(1).any()):
@@ -96,7 +93,7 @@ def _needed(results: Results, label: str) -> list[float]:
 def _hard(results: Results) -> Finding:
     softmax, cog = _needed(results, "softmax"), _needed(results, "cog")
     ratio = paired_ratio(softmax, cog)
-    low = ratio.low if ratio.low is not None else ratio.value
+    low = ratio.lower
     return grade(low > 4, low > 1), (
         f"at the best learning rate softmax needs {t_interval(softmax)} steps, cog {t_interval(cog)}: {ratio}"
         f" times as many"
@@ -107,7 +104,7 @@ def _cured(results: Results) -> Finding:
     gpam = _needed(results, "gpam")
     softmax = _needed(results, "softmax")[: len(gpam)]  # the same draws
     ratio = paired_ratio(softmax, gpam)
-    low = ratio.low if ratio.low is not None else ratio.value
+    low = ratio.lower
     return grade(low > 2, low > 1), (
         f"at the best learning rate softmax needs {t_interval(softmax)} steps, gpam {t_interval(gpam)}:"
         f" {ratio} times as many"
@@ -122,7 +119,7 @@ SECTION = Section(
     jobs=jobs,
     parts=parts,
     columns=[
-        Column(
+        ScoreColumn(
             "learns",
             "learns from logit −4?",
             "gradient steps until a key that starts at logit −4 holds half of the mass, at the best"

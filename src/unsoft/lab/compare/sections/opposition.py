@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from unsoft.lab.compare.claim import EXPERIMENT, SURVEY, Claim, Finding
-from unsoft.lab.compare.column import Column
+from unsoft.lab.compare.candidate import Candidate
 from unsoft.lab.compare.jobs import Job, Results
-from unsoft.lab.compare.section import Request, Section, job
-from unsoft.lab.compare.subject import Subject
+from unsoft.lab.compare.section import EXPERIMENT, SURVEY, Claim, Finding, Request, ScoreColumn, Section, job
 from unsoft.lab.evidence import Estimate, grade, t_interval
 from unsoft.lab.report.figure import Figure, by_mechanism
 
@@ -30,20 +27,18 @@ _COMPARED = ("softmax1", "sinh")
 
 def jobs(request: Request) -> list[Job]:
     rows = max(request.level.geometries // 2, _BLOCKS)
-    sizes = {"rows": rows}
-    there = {s.label for s in request.everyone}
-    subjects = [*request.everyone, *(Subject(name, name) for name in _COMPARED if name not in there)]
-    return [job("opposition", s, partial(opposition, s, rows), 0.3, sizes) for s in subjects]
+    candidates = request.with_references("softmax", "cog", *_COMPARED)
+    return [job("opposition", c, opposition, 0.3, rows=rows) for c in candidates]
 
 
-def opposition(subject: Subject, rows: int) -> list[dict[str, Any]]:
+def opposition(candidate: Candidate, rows: int) -> list[dict[str, Any]]:
     """d' of each pair of logits that one key may have, among others N(0, 1), in eight blocks of rows."""
     generator = torch.Generator().manual_seed(22)
     others = torch.randn(rows, KEYS - 1, generator=generator, dtype=torch.float64)
     places = torch.randint(KEYS, (rows,), generator=generator)[:, None]
     logits = torch.zeros(rows, KEYS, dtype=torch.float64)
     logits.masked_scatter_(torch.arange(KEYS) != places, others)
-    weigh = subject.row()
+    weigh = candidate.row()
     seen: dict[float, tuple[Tensor, Tensor]] = {}
     with torch.no_grad():
         for at in LEVELS:
@@ -147,7 +142,7 @@ SECTION = Section(
     jobs=jobs,
     figures=figures,
     columns=[
-        Column(
+        ScoreColumn(
             "opposed",
             "opposed ≠ irrelevant?",
             "d′: weight at logit 0 minus weight at −4, over the root of the other 63 keys' squared weights",
