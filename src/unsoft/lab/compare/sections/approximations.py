@@ -152,9 +152,8 @@ SECTION = Section(
             SU,
             "The scale log n keeps the entropy of attention from growing with length.",
             EXPERIMENT,
-            "Random rows of 64 to 4096 keys: holds if the entropy rises by less than a tenth of what an"
-            " even row gains; with limits if by less than 80 %"
-            " of what it does without the scale.",
+            "Random rows of 64 to 4096 keys: holds if the entropy rises by less than a tenth of what an even"
+            " row gains; with limits if by less than 80 % of what it does without the scale.",
             "It rises by 80 % of softmax's rise or more.",
             _entropy,
         ),
@@ -163,9 +162,8 @@ SECTION = Section(
             SURVEY,
             "cosFormer's cosine re-weighting makes attention local.",
             EXPERIMENT,
-            "Random tokens, cosformer made for their number against linear attention with relu: holds if"
-            " the mean distance is a fifth smaller, interval"
-            " against interval; with limits if smaller at all.",
+            "Random tokens, cosformer made for their number against linear attention with relu: holds if the"
+            " mean distance is a fifth smaller, interval against interval; with limits if smaller at all.",
             "The mean distance is not smaller.",
             _local,
         ),

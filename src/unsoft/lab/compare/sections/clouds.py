@@ -148,8 +148,7 @@ _EXPERIMENTS = (
         "redundancy",
         "Keys in crowds are suppressed.",
         "Random clouds with crowds in two dimensions, interval over draws: holds if the rank correlation of"
-        " density and weight is below −0.5; with"
-        " limits if it is below 0.",
+        " density and weight is below −0.5; with limits if it is below 0.",
         "The interval reaches 0.",
         _redundancy,
     ),
@@ -165,8 +164,7 @@ _EXPERIMENTS = (
         "bound",
         "|X| is the maximum diversity of the set.",
         "16 random keys in two dimensions: holds if magnitude equals the largest diversity of any"
-        " distribution to a millionth in every set; with limits"
-        " if in some.",
+        " distribution to a millionth in every set; with limits if in some.",
         "They differ in every set.",
         _diversity,
     ),

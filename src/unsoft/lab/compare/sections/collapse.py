@@ -301,8 +301,7 @@ def _heads(results: Results) -> Finding:
     high = ends[0].upper
     return grade(low > 0.9, low > high), (
         f"mean cosine between the patterns of softmax heads: {ends[0]} in the first layer, {ends[1]} in the"
-        f" last; what training does is the"
-        " study's"
+        " last; what training does is the study's"
     )
 
 
@@ -312,11 +311,10 @@ SECTION = Section(
     title="Collapse",
     question="Do tokens collapse, drown or evolve?",
     about=(
-        f"Random networks, {TOKENS} tokens; queries and keys have the same map, so that each token is its"
-        f" own best match. Evolution: the"
-        " input can be decoded and tokens have moved. Collapse: the rank falls. Noise: the rank stays and"
-        " nothing can be decoded. With skip"
-        " connections what a layer adds to a token has the same length for every mechanism."
+        f"Random networks, {TOKENS} tokens; queries and keys have the same map, so that each token is its own"
+        " best match. Evolution: the input can be decoded and tokens have moved. Collapse: the rank falls."
+        " Noise: the rank stays and nothing can be decoded. With skip connections what a layer adds to a"
+        " token has the same length for every mechanism."
     ),
     jobs=jobs,
     facts=facts,
@@ -350,8 +348,7 @@ SECTION = Section(
             unit="share",
             why=(
                 "0 is noise; what adds nothing, or the same to all tokens, gets 0 too. A map that looks at"
-                " nothing but the token itself gets"
-                " about 0.8: yes from half of that, partly from 0.1."
+                " nothing but the token itself gets about 0.8: yes from half of that, partly from 0.1."
             ),
             noise=1e-3,
         ),

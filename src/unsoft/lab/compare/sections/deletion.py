@@ -81,11 +81,9 @@ def parts(results: Results) -> Iterator[Part]:
     if rows:
         text = (
             f"Random heads of width {WIDTH} with value and output maps, {TOKENS} tokens. Removed: share of"
-            f" what is moved along"
-            " the sources' own directions that is taken away. By the query: one source is written for some"
-            " queries and removed"
-            " for others, again so among other keys; 0 if the maps alone decide, as chance does, 1 if the"
-            " query decides all."
+            " what is moved along the sources' own directions that is taken away. By the query: one source is"
+            " written for some queries and removed for others, again so among other keys; 0 if the maps alone"
+            " decide, as chance does, 1 if the query decides all."
         )
         yield Part(
             "What is written and what is removed",
@@ -137,10 +135,9 @@ SECTION = Section(
             0.05,
             unit="share",
             why=(
-                "0 is what softmax gets, whose maps alone decide, and what random weights, weights of 0 and"
-                " a scaled softmax get"
-                " too; 1 is a sign that follows the query throughout. Yes nearer to that, partly from a"
-                " twentieth."
+                "0 is what softmax gets, whose maps alone decide, and what random weights, weights of 0 and a"
+                " scaled softmax get too; 1 is a sign that follows the query throughout. Yes nearer to that,"
+                " partly from a twentieth."
             ),
             noise=1e-3,
         )
@@ -152,8 +149,7 @@ SECTION = Section(
             "Softmax can only add; what is irrelevant cannot be taken away by the query.",
             EXPERIMENT,
             "Random value and output maps, interval over draws: holds if softmax removes less than 1 % of"
-            " what it moves and the"
-            " query decides less than 1 %; with limits if only one of the two is so.",
+            " what it moves and the query decides less than 1 %; with limits if only one of the two is so.",
             "softmax removes sources, and the query decides which.",
             _only_adds,
         ),
@@ -162,9 +158,8 @@ SECTION = Section(
             SURVEY,
             "Negative weights let a head delete or suppress by the query.",
             EXPERIMENT,
-            "Interval over draws: holds if the query decides more than half of what cog moves, and more"
-            " than under softmax;"
-            " with limits if only more than under softmax.",
+            "Interval over draws: holds if the query decides more than half of what cog moves, and more than"
+            " under softmax; with limits if only more than under softmax.",
             "Under cog the query decides no more than under softmax.",
             _dynamic,
         ),

@@ -128,10 +128,9 @@ def parts(results: Results) -> Iterator[Part]:
         if found.low is not None
     ]
     text = (
-        f"One key of logit 4, −4 or 0 among {KEYS - 1} others N(0, 1): is it support, opposition or"
-        f" neither? One number is"
-        " read, the output along the key's value; chance is 0.333. What each feature adds, others held fixed:"
-        f" {', '.join(words)}."
+        f"One key of logit 4, −4 or 0 among {KEYS - 1} others N(0, 1): is it support, opposition or neither?"
+        " One number is read, the output along the key's value; chance is 0.333. What each feature adds,"
+        f" others held fixed: {', '.join(words)}."
     )
     yield Part("Formulas that differ in one feature", text, columns, table)
 
@@ -165,8 +164,7 @@ SECTION = Section(
             "What lets attention tell irrelevant from opposed is that weights may be negative.",
             EXPERIMENT,
             "Ten formulas, accuracy regressed on four features: holds if the interval of the sign's effect"
-            " lies above 0"
-            " and above that of every other feature; with limits if it lies above 0 only.",
+            " lies above 0 and above that of every other feature; with limits if it lies above 0 only.",
             "The interval of the sign's effect reaches 0.",
             _sign_decides,
         )

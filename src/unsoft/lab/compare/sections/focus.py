@@ -181,9 +181,8 @@ def _rectified(results: Results) -> Finding:
     usual = sorted(abs(found - theory) / theory for _, _, found, theory in _pairs(results, "relu2"))
     middle = usual[len(usual) // 2]
     return grade(error < _RELATIVE, middle < _RELATIVE), (
-        f"largest relative distance {error:.1%}, at beta = {worst[0]:g}, gamma = {worst[1]:g}"
-        f" ({worst[2]:.4f} measured, {worst[3]:.4f} theory);"
-        f" in the middle of {len(usual)} points {middle:.1%}"
+        f"largest relative distance {error:.1%}, at beta = {worst[0]:g}, gamma = {worst[1]:g} ({worst[2]:.4f}"
+        f" measured, {worst[3]:.4f} theory); in the middle of {len(usual)} points {middle:.1%}"
     )
 
 
@@ -276,9 +275,8 @@ SECTION = Section(
     title="Focus",
     question="Can it focus?",
     about=(
-        "S = E|a| / √(E a²) over a row whose logits are N(beta, gamma²): 1 if the row is even, near 0 if"
-        " all is"
-        " on one key."
+        "S = E|a| / √(E a²) over a row whose logits are N(beta, gamma²): 1 if the row is even, near 0 if all"
+        " is on one key."
     ),
     jobs=jobs,
     figures=figures,

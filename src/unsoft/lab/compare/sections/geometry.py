@@ -117,8 +117,7 @@ def _triangle(results: Results) -> Finding:
     ends = rows[0]["found"], rows[-1]["found"]
     return grade(off < 1e-6 and ends[0] < 1.1 and ends[1] > 2.9), (
         f"three keys count as {ends[0]:.3f} at distance {rows[0]['distance']:g} and as {ends[1]:.3f} at"
-        f" {rows[-1]['distance']:g}; largest distance"
-        f" from 3/(1 + 2z): {off:.1g}"
+        f" {rows[-1]['distance']:g}; largest distance from 3/(1 + 2z): {off:.1g}"
     )
 
 

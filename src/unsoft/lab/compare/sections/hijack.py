@@ -198,8 +198,7 @@ def figures(results: Results) -> Iterator[Figure]:
     ideal = [{"clones": m, "share": share} for m, share in zip(CLONES, shares, strict=True)]
     note = (
         "A key of relevance 20 against clones of relevance 1, as each mechanism starts. Lines: theory where"
-        " there is one; dots: measured."
-        " Grey dots: a gate that passes the magnitude weight itself."
+        " there is one; dots: measured. Grey dots: a gate that passes the magnitude weight itself."
     )
     yield Figure("hijack", "Share of the unique key", note, rows, chart + grey_dots(ideal, "clones", "share"))
 
@@ -256,8 +255,7 @@ SECTION = Section(
             "clones",
             f"what {CROWD} clones count as",
             f"odds of {CROWD} clones against a unique key over the odds of one: 1 counts as one, {CROWD} is"
-            f" hijacked, below 1 the crowd is erased;"
-            " magnitude with its gate fitted",
+            " hijacked, below 1 the crowd is erased; magnitude with its gate fitted",
             effective_count,
             CROWD**0.25,
             CROWD**0.5,

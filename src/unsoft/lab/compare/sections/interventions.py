@@ -88,9 +88,8 @@ SECTION = Section(
         _claim(
             "steering",
             "Steering the latent space reduces hallucinated objects (VaLSe).",
-            "On a small image-text model with a planted habit: every control of python -m"
-            " experiments.scenes passes;"
-            " only side effects fail: with limits.",
+            "On a small image-text model with a planted habit: every control of python -m experiments.scenes"
+            " passes; only side effects fail: with limits.",
             "The effect on held-out scenes, or a control other than a side effect, fails.",
         ),
     ],

@@ -161,10 +161,8 @@ SECTION = Section(
             "The forced sum wastes attention on irrelevant keys and injects noise.",
             EXPERIMENT,
             "Rows in which nothing is relevant, softmax against softmax1, draw by draw: holds if softmax's"
-            " output is more than"
-            " twice as large already for logits N(0, 1), by the lower end of the interval; with limits if"
-            " only for logits that are pushed"
-            " further down.",
+            " output is more than twice as large already for logits N(0, 1), by the lower end of the"
+            " interval; with limits if only for logits that are pushed further down.",
             "The outputs are equally large at every mean down to −8.",
             _forced,
         ),
@@ -174,10 +172,9 @@ SECTION = Section(
             "Weights should be non-negative: negative ones aggregate what is opposed and hurt (cosFormer's"
             " ablation).",
             EXPERIMENT,
-            "ReLU against LeakyReLU and identity, each over the sum and over the sum of sizes: holds if"
-            " both signed scores explain"
-            " a tenth less under both divisors, interval against interval; with limits if some of the four"
-            " pairs do.",
+            "ReLU against LeakyReLU and identity, each over the sum and over the sum of sizes: holds if both"
+            " signed scores explain a tenth less under both divisors, interval against interval; with limits"
+            " if some of the four pairs do.",
             "No signed score explains a tenth less under either divisor.",
             _non_negative,
         ),

@@ -78,9 +78,8 @@ def parts(results: Results) -> Iterator[Part]:
             rows.append(dict(zip(titles, (label, found.value, said, rate), strict=True)))
     if rows:
         text = (
-            f"Gradient descent on the {KEYS} logits of a row; one starts at {START:g} and should hold half"
-            f" of the mass. The best of"
-            f" {len(RATES)} learning rates, {DRAWS} draws, at most {LIMIT} steps."
+            f"Gradient descent on the {KEYS} logits of a row; one starts at {START:g} and should hold half of"
+            f" the mass. The best of {len(RATES)} learning rates, {DRAWS} draws, at most {LIMIT} steps."
         )
         columns = [{"name": name, "title": name, "help": ""} for name in titles]
         yield Part("Steps until a key that starts at −4 is found", text, columns, rows)
@@ -130,9 +129,8 @@ SECTION = Section(
             low_is_good=True,
             unit="steps",
             why=(
-                "softmax needs about 28: yes up to half of that, partly if it gets there within"
-                f" {LIMIT}; no if it never does, as with an output of zeros, random weights and what is flat"
-                " below 0."
+                f"softmax needs about 28: yes up to half of that, partly if it gets there within {LIMIT}; no"
+                " if it never does, as with an output of zeros, random weights and what is flat below 0."
             ),
             limit=LIMIT,
         )
@@ -155,8 +153,7 @@ SECTION = Section(
             "GPAM's second map cures the vanishing gradient of softmax.",
             EXPERIMENT,
             "The same draws: holds if softmax needs more than twice as many steps as gpam, by the lower end"
-            " of the interval; with"
-            " limits if more at all.",
+            " of the interval; with limits if more at all.",
             "softmax needs no more steps than gpam.",
             _cured,
         ),

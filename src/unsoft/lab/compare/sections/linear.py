@@ -175,8 +175,7 @@ def _sparse_features(results: Results) -> Finding:
     falls = all(a["S"] > b["S"] for a, b in zip(rows, rows[1:], strict=False))
     return grade(falls and rows[-1]["S"] < 0.01, falls), (
         f"S falls from {rows[0]['S']:.3f} to {rows[-1]['S']:.1g} as the features' spread grows from"
-        f" {rows[0]['spread']:g} to"
-        f" {rows[-1]['spread']:g}"
+        f" {rows[0]['spread']:g} to {rows[-1]['spread']:g}"
     )
 
 
@@ -229,9 +228,8 @@ _CLAIMS = (
         "causal-rank",
         "Causal linear attention has full rank, so low rank does not explain its weakness.",
         THEOREM,
-        "A triangle has full rank if its diagonal has no zero: holds if none of four mechanisms has one on"
-        " 96 tokens with 16 features; with"
-        " limits if some have none.",
+        "A triangle has full rank if its diagonal has no zero: holds if none of four mechanisms has one on 96"
+        " tokens with 16 features; with limits if some have none.",
         _rank,
     ),
     (

@@ -150,8 +150,7 @@ def parts(results: Results) -> Iterator[Part]:
     yield Part(
         printable(found.model, 80),
         f"{len(found.heads)} heads, {found.tokens} tokens of text in {found.sequences} sequences. The same"
-        " questions, asked of its own"
-        " attention as unsoft inspect does.",
+        " questions, asked of its own attention as unsoft inspect does.",
     )
     yield perplexities(results)
     for role in ROLES:

@@ -161,8 +161,7 @@ SECTION = Section(
     question="Can it find one key among many?",
     about=(
         "Half of the mass of a row needs an advantage that grows like log n if weights are exponential, and"
-        " like a"
-        " power of n if they are not."
+        " like a power of n if they are not."
     ),
     jobs=jobs,
     facts=facts,
@@ -179,10 +178,9 @@ SECTION = Section(
             unit="logits",
             why=(
                 "yes up to 8, the logit of a key that points exactly where the query points, with 64"
-                " coordinates of"
-                f" variance 1 (softmax needs {_SOFTMAX:.2f} by theory); partly if {LIMIT:g}, eight times"
-                f" that, is"
-                " enough; no if it is not. An output of zeros and random weights never get there."
+                f" coordinates of variance 1 (softmax needs {_SOFTMAX:.2f} by theory); partly if {LIMIT:g},"
+                " eight times that, is enough; no if it is not. An output of zeros and random weights never"
+                " get there."
             ),
             limit=LIMIT,
         )
@@ -194,10 +192,8 @@ SECTION = Section(
             "Decay makes attention sparse, but fixed: it cannot look far when it should.",
             EXPERIMENT,
             f"Four rows of {KEYS} keys: holds if a key {DISTANCES[-1]} tokens back never gets half of the"
-            f" mass under"
-            f" decay and retention for any advantage up to {LIMIT:g}, while it does under softmax in every"
-            f" row;"
-            " with limits if that is so for one of the two.",
+            f" mass under decay and retention for any advantage up to {LIMIT:g}, while it does under softmax"
+            " in every row; with limits if that is so for one of the two.",
             "Retention or decay gives a far key half of the mass at some advantage.",
             _far,
         )

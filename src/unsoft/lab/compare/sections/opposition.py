@@ -95,9 +95,8 @@ def figures(results: Results) -> Iterator[Figure]:
             dots=[],
         )
         note = (
-            f"The weight of an irrelevant key (logit 0) minus that of an opposed one, over the noise of"
-            f" {KEYS - 1} other"
-            " keys. 1: right in 76 % of choices between two."
+            "The weight of an irrelevant key (logit 0) minus that of an opposed one, over the noise of"
+            f" {KEYS - 1} other keys. 1: right in 76 % of choices between two."
         )
         yield Figure("opposition", "Opposed against irrelevant", note, rows, chart)
 
@@ -124,8 +123,7 @@ def _influence(results: Results) -> Finding:
     free, signed = ((found[name].low or 0.0) > 1.1 * base for name in ("softmax1", "sinh"))
     return grade(free and signed, free or signed), (
         f"d′ of 0 against −4: softmax {found['softmax']}; with a free sum (softmax1) {found['softmax1']};"
-        f" with a free"
-        f" sum and signs (sinh) {found['sinh']}"
+        f" with a free sum and signs (sinh) {found['sinh']}"
     )
 
 
@@ -136,8 +134,7 @@ SECTION = Section(
     question="Does it tell an opposed key from an irrelevant one?",
     about=(
         "“Not about this” and “the opposite of this” are different answers. What counts is whether their"
-        " weights"
-        " differ by more than the other keys' weights make noise."
+        " weights differ by more than the other keys' weights make noise."
     ),
     jobs=jobs,
     figures=figures,
@@ -152,10 +149,8 @@ SECTION = Section(
             unit="d′",
             why=(
                 "yes from d′ = 1, the usual threshold of detection (76 % right in a choice between two);"
-                " partly from 0.36"
-                " (60 %); chance is 0, where an output of zeros, random weights and everything that is 0"
-                " below logit 0"
-                " stand."
+                " partly from 0.36 (60 %); chance is 0, where an output of zeros, random weights and"
+                " everything that is 0 below logit 0 stand."
             ),
             noise=1e-3,
         )
@@ -167,9 +162,8 @@ SECTION = Section(
             "Softmax erases differences among negative logits: weakly and strongly opposed keys look the"
             " same.",
             EXPERIMENT,
-            "d′ between logits −2 and −8, interval over eight blocks of rows: holds if softmax's stays"
-            " below 0.36 (60 %"
-            " right) while cog's exceeds 1; with limits if cog's does not.",
+            "d′ between logits −2 and −8, interval over eight blocks of rows: holds if softmax's stays below"
+            " 0.36 (60 % right) while cog's exceeds 1; with limits if cog's does not.",
             "softmax's d′ reaches 0.36.",
             _erased,
         ),
@@ -179,9 +173,8 @@ SECTION = Section(
             "Weights that are influence factors instead of probabilities tell keys apart better.",
             EXPERIMENT,
             "d′ of 0 against −4 for formulas that differ in one thing: holds if a free sum alone (softmax1)"
-            " and a free sum"
-            " with signs (sinh) both exceed softmax by a tenth, interval against interval; with limits if"
-            " one does.",
+            " and a free sum with signs (sinh) both exceed softmax by a tenth, interval against interval;"
+            " with limits if one does.",
             "Neither formula tells keys apart better than softmax.",
             _influence,
         ),

@@ -232,8 +232,7 @@ _CLAIMS = (
         "key-bias",
         "A bias of the keys helps relu² to be sparse.",
         "Queries without and with a common part, best of five lengths of the bias: holds if S falls by a"
-        " fifth in both cases, interval against"
-        " interval; with limits if in one.",
+        " fifth in both cases, interval against interval; with limits if in one.",
         "The best bias is none, or gains less than a fifth.",
         _bias,
     ),

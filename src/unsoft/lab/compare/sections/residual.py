@@ -137,8 +137,7 @@ SECTION = Section(
             "GPAM's representations collapse more slowly than softmax's.",
             EXPERIMENT,
             "Paired by draw, one bidirectional layer: holds if gpam's residual is more than 5 % larger at"
-            " each of four sizes, by the lower end"
-            " of the interval; with limits if at some.",
+            " each of four sizes, by the lower end of the interval; with limits if at some.",
             "At no size is it 5 % larger.",
             _slower,
         ),

@@ -193,8 +193,7 @@ def _deletion(results: Results) -> Finding:
     cog, softmax = results.rows("sums", "cog")[0], results.rows("sums", "softmax")[0]
     return grade(cog["deletion"] > 0.1 and softmax["deletion"] == 0), (
         f"without value and output maps {cog['deletion']:.0%} of what cog moves along the sources' own"
-        f" directions is"
-        f" removed, {softmax['deletion']:.0%} for softmax"
+        f" directions is removed, {softmax['deletion']:.0%} for softmax"
     )
 
 
@@ -206,8 +205,7 @@ def _vanishing_gradient(results: Results) -> Finding:
     cog = slope["cog", -4.0] / slope["softmax", -4.0]
     return grade(lost < 1e-3), (
         f"softmax's slope at logit −10 is {lost:.1g} of that at 0 and falls by {rate:.2f} for each 2 (e² ="
-        f" 7.39);"
-        f" at −4 cog's is {cog:.0f} times as large"
+        f" 7.39); at −4 cog's is {cog:.0f} times as large"
     )
 
 

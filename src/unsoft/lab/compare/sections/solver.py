@@ -247,8 +247,7 @@ SECTION = Section(
             "With the ridge gradients do not explode.",
             EXPERIMENT,
             "Nearly equal keys, ε from 1e-6 to 0.1: holds if the largest gradient falls by a factor of 100"
-            " and is below 10 for some ε; with limits if"
-            " it only falls.",
+            " and is below 10 for some ε; with limits if it only falls.",
             "The ridge does not make gradients a hundred times smaller.",
             _slopes,
         ),
