@@ -25,7 +25,7 @@ from torch import Tensor
 from unsoft.files import write_json
 from unsoft.hf import load, load_model
 from unsoft.lab.bench.machine import machine
-from unsoft.lab.compare.depths import by_depth
+from unsoft.lab.compare.sections.collapse import by_depth
 from unsoft.lab.interpret import inspect
 from unsoft.lab.interpret.inspection.roles import ROLES
 from unsoft.lab.interpret.inspection.without_deletion import PARTS, losses_without

@@ -159,11 +159,12 @@ WITHOUT_EXTRAS = """
 import sys
 for name in ("transformers", "accelerate", "sklearn", "ray", "pyarrow", "gguf"):
     sys.modules[name] = None  # as if it were not installed
-from unsoft.lab.compare.level import QUICK
-from unsoft.lab.compare.section import Request, plan, sections
-from unsoft.lab.compare.subject import subjects_of
+from unsoft.lab.compare.section import QUICK
+from unsoft.lab.compare.plan import plan, sections
+from unsoft.lab.compare.section import Request
+from unsoft.lab.compare.candidate import candidates_of
 assert len(sections()) > 10
-assert len(plan(Request(subjects_of(["softmax", "magnitude"], []), QUICK), ())) > 50
+assert len(plan(Request(candidates_of(["softmax", "magnitude"], []), QUICK), ())) > 50
 """
 
 

@@ -8,17 +8,15 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from unsoft.lab.compare.depths import FIELDS, KEPT, LOST, MOVED, word
+from unsoft.lab.compare.sections.collapse import FIELDS, KEPT, LOST, MOVED, word
 from unsoft.lab.evidence import Estimate, t_interval
 from unsoft.lab.report.page import number
 
 STORED = Path(__file__).parents[1] / "questions" / "models.json"
 _RULE = (
     f"The word is by a rule written before the numbers: unmoved below {MOVED:g}, collapse if the rank has"
-    " fallen below"
-    f" {KEPT:g} of that of the inputs, noise if less than {LOST:g} of the input can be decoded, evolution"
-    f" if {KEPT:g}"
-    " and more can."
+    f" fallen below {KEPT:g} of that of the inputs, noise if less than {LOST:g} of the input can be decoded,"
+    f" evolution if {KEPT:g} and more can."
 )
 _TITLES = ("rank", "input decoded", "moved", "")
 
@@ -52,12 +50,9 @@ def states_of(kept: dict[str, Any], name: str) -> list[str]:
     rows = [[str(d), *_cells(x)] for d, x in zip(found["depths"], found["measured"], strict=True)]
     text = (
         f"{found['sequences']} sequences of {found['length']} tokens of Python's language reference;"
-        " effective rank"
-        " of states of length 1 over that of the embeddings, share of the embeddings that a linear map"
-        " finds in"
-        " sequences it was not fitted to, 1 − squared cosine to the embeddings. Intervals over four"
-        " parts of the"
-        f" text, held out in turn. {_RULE} {_made(f'states-{name}', found)}"
+        " effective rank of states of length 1 over that of the embeddings, share of the embeddings that a"
+        " linear map finds in sequences it was not fitted to, 1 − squared cosine to the embeddings. Intervals"
+        f" over four parts of the text, held out in turn. {_RULE} {_made(f'states-{name}', found)}"
     )
     return [f"## {name}", "", text, "", *table(("depth", *_TITLES), rows)]
 
@@ -77,9 +72,8 @@ def trained_of(kept: dict[str, Any]) -> list[str]:
     seeds_used = len({row["seed"] for row in found["rows"]})
     text = (
         f"Networks of {found['layers']} layers, with skip connections and perceptrons, before and after"
-        f" {found['steps']}"
-        f" steps of learning to predict text; the same measures, intervals over {seeds_used} seeds."
-        f" {_made('trained', found)}"
+        f" {found['steps']} steps of learning to predict text; the same measures, intervals over {seeds_used}"
+        f" seeds. {_made('trained', found)}"
     )
     return [
         "## Small networks, trained",
@@ -103,13 +97,10 @@ def heads_of(kept: dict[str, Any]) -> list[str]:
         rows = [[heads, part, str(t_interval(gains))] for (heads, part), gains in more.items()]
         draws = len({row["draw"] for row in found["rows"] if row["heads"] == "others"})
         text = (
-            f"SmolLM2-135M has {found['deleting']} heads that remove at least half of what they move,"
-            " found on"
-            " another part of the text. The loss, in nats, that it gains on"
-            f" {found['sequences']} sequences of {found['length']} tokens when something is taken from"
-            " all of them at"
-            " once: the whole head; only that part of its values which points against the source; as"
-            " much along the"
+            f"SmolLM2-135M has {found['deleting']} heads that remove at least half of what they move, found"
+            f" on another part of the text. The loss, in nats, that it gains on {found['sequences']}"
+            f" sequences of {found['length']} tokens when something is taken from all of them at once: the"
+            " whole head; only that part of its values which points against the source; as much along the"
             " directions of other sources, the control. Others: other heads of the same layers, as many or"
             f" all there are, {draws} random draws. Intervals over sequences. {_made('heads', found)}"
         )

@@ -42,7 +42,6 @@ def _refuse(*_, **__):
     [
         (["bench", "--quick"], "/proc/x.json"),
         (["compare", "--quick"], "/proc/report"),
-        (["compare", "a.json", "b.json"], "/proc/report"),
         (["theory", "softmax"], "/proc/figures"),
         (["inspect", "minilm"], "/proc/figures"),
     ],
@@ -52,7 +51,6 @@ def test_no_work_is_done_for_a_place_that_cannot_be_written(run_here, monkeypatc
     for work in (
         "unsoft.lab.bench.plan.steps",
         "unsoft.lab.compare.jobs.run",
-        "unsoft.lab.report.comparison.two_runs.read_record",
         "unsoft.theory.infinite",
         "unsoft.hf.models.load_model",
     ):

@@ -19,7 +19,7 @@ from unsoft.formula.javascript import operations_source
 from unsoft.formula.operation import FUNCTIONS, OPERATIONS, Operation, add, lanewise, remove
 from unsoft.formula.printing import latex
 from unsoft.formula.sympy_bridge import from_sympy, to_sympy
-from unsoft.lab.report.comparison import page
+from unsoft.lab.report import page
 from unsoft.testing import check_mechanism
 from unsoft.testing.rounding import with_error
 

@@ -8,7 +8,7 @@ import torch
 import unsoft
 from docs.generate.mechanisms import mechanism_page
 from unsoft.formula import Formula
-from unsoft.lab.compare.subject import subjects_of
+from unsoft.lab.compare.candidate import candidates_of
 from unsoft.mechanisms import formulas, mechanisms, register, resolve, unregister
 from unsoft.modules import plugins, registry
 from unsoft.testing.definitions import definition_of
@@ -302,7 +302,7 @@ def test_adding_a_file_is_enough(own_registry, two_files_more):
         assert definition_of(name) is not None
         report = unsoft.testing.check_mechanism(name, only=["promises", "causality"])
         assert not report.failures and report.rows
-        (subject,) = subjects_of([name], [])
+        (subject,) = candidates_of([name], [])
         weights = subject.weights(torch.randn(1, 3, 16), torch.randn(1, 5, 16))
         assert weights.shape == (1, 3, 5) and (weights >= 0).all()
 

@@ -152,7 +152,6 @@ def warn_if_busy() -> None:
 
 def cell(value: Any) -> str:
     """Return a table cell as short text without control characters."""
-    from unsoft.lab.report.escape import printable
-    from unsoft.lab.report.page import number
+    from unsoft.lab.report.page import number, printable
 
     return printable(value) if isinstance(value, str) else number(value)

@@ -11,9 +11,15 @@ import altair as alt
 from unsoft.cli import theory_data
 from unsoft.cli.theory_data import Rows, TheorySubject
 from unsoft.files import write_csv, write_json, write_whole
-from unsoft.lab.report.control import Control
-from unsoft.lab.report.figure import Figure, by_mechanism, by_value, dashes, svg_and_png
-from unsoft.lab.report.figure_page import figure_page
+from unsoft.lab.report.figure import (
+    ChartControl,
+    Figure,
+    by_mechanism,
+    by_value,
+    dashes,
+    figure_page,
+    svg_and_png,
+)
 
 _PANELS = 9
 _COLOURS = ["#c1272d", "#e34a33", "#f4a04c", "#888888", "#74add1", "#4575b4", "#5b6fd6"]
@@ -21,7 +27,7 @@ _COLOURS = ["#c1272d", "#e34a33", "#f4a04c", "#888888", "#74add1", "#4575b4", "#
 _LOGITS = "Logits are N(beta, gamma²), rows infinitely long; S = 1 is even, S = 0 all on one key."
 
 
-def figures(subjects: list[TheorySubject], rows: Rows) -> Iterator[tuple[Figure, Sequence[Control]]]:
+def figures(subjects: list[TheorySubject], rows: Rows) -> Iterator[tuple[Figure, Sequence[ChartControl]]]:
     """Yield every figure with its controls, created on demand."""
     yield _closed("relu2", (-2.0, -1.0, -0.5, 0.0, 0.5, 1.0, 2.0), "relu2 focuses only if beta < 0"), ()
     floor = "The plain logit never focuses: S stays above sqrt(2/pi)"
@@ -34,7 +40,7 @@ def figures(subjects: list[TheorySubject], rows: Rows) -> Iterator[tuple[Figure,
     yield _rank(), ()
 
 
-def write_figure(figure: Figure, controls: Sequence[Control], folder: Path, library: str) -> None:
+def write_figure(figure: Figure, controls: Sequence[ChartControl], folder: Path, library: str) -> None:
     """Write five files atomically; ``library`` is the script of Vega-Embed."""
     spec = figure.for_file()
     text = figure_page(figure, controls, library)
@@ -52,7 +58,7 @@ def _closed(name: str, betas: tuple[float, ...], title: str) -> Figure:
     return Figure(f"{name}-sparsity", title, f"In closed form, after Su 2023. {_LOGITS}", rows, chart)
 
 
-def _sparsity(rows: Rows) -> tuple[Figure, Sequence[Control]]:
+def _sparsity(rows: Rows) -> tuple[Figure, Sequence[ChartControl]]:
     """Return the sparsity figure: the page lets the reader choose beta, files show one panel per beta."""
     betas = sorted({row["beta"] for row in rows})
     some = betas[:: -(-len(betas) // _PANELS)]
@@ -67,7 +73,9 @@ def _sparsity(rows: Rows) -> tuple[Figure, Sequence[Control]]:
             panels.append(panel.properties(width=280, height=300, title=f"beta = {beta:g}"))
         picture = alt.concat(*panels, columns=3).resolve_scale(color="shared", strokeDash="independent")
     note = f"{_LOGITS}{'' if len(some) > 1 else f' beta = {first:g}.'}"
-    control = Control("beta", "beta, the mean of the logits", [(beta, f"{beta:g}") for beta in betas], first)
+    control = ChartControl(
+        "beta", "beta, the mean of the logits", [(beta, f"{beta:g}") for beta in betas], first
+    )
     figure = Figure("sparsity", "How evenly a row spreads its weight", note, rows, chart, picture=picture)
     return figure, [control] if len(betas) > 1 else []
 

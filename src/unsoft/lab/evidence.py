@@ -70,6 +70,16 @@ class Estimate(NamedTuple):
     low: float | None = None
     high: float | None = None
 
+    @property
+    def lower(self) -> float:
+        """The lower end of the interval, or the value itself without one."""
+        return self.value if self.low is None else self.low
+
+    @property
+    def upper(self) -> float:
+        """The upper end of the interval, or the value itself without one."""
+        return self.value if self.high is None else self.high
+
     def __str__(self) -> str:
         if self.low is None or self.high is None:
             return f"{self.value:.3g}"

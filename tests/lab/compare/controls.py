@@ -5,11 +5,11 @@ from dataclasses import dataclass
 import torch
 
 from unsoft.formula import Formula
-from unsoft.lab.compare.subject import Subject
+from unsoft.lab.compare.candidate import Candidate
 
 
 @dataclass(frozen=True)
-class Control(Subject):
+class Control(Candidate):
     """Takes part like a mechanism, with weights of its own: ``make`` gets the shape."""
 
     kind: str = "zero"
@@ -39,4 +39,4 @@ class Control(Subject):
 ZERO = Control("zero", "softmax", kind="zero")
 NOISE = Control("noise", "softmax", kind="noise")
 ONE_TOKEN = Control("one token", "softmax", kind="one token")
-SCALED = Subject("0.01 softmax", Formula("0.01*exp(s - m)", "exp(s - m)", "s"))
+SCALED = Candidate("0.01 softmax", Formula("0.01*exp(s - m)", "exp(s - m)", "s"))

@@ -5,10 +5,11 @@ import copy
 import pytest
 
 from tests.lab.compare.tiny import record_of
-from unsoft.lab.compare.claim import COUNTED, DEFINITION, ELSEWHERE, EXPERIMENT, KINDS, TRAINED, Claim
+from unsoft.lab.compare.candidate import Candidate
 from unsoft.lab.compare.jobs import Results
-from unsoft.lab.compare.section import conclusions, sections
-from unsoft.lab.compare.subject import Subject
+from unsoft.lab.compare.output import conclusions
+from unsoft.lab.compare.plan import sections
+from unsoft.lab.compare.section import COUNTED, DEFINITION, ELSEWHERE, EXPERIMENT, KINDS, TRAINED, Claim
 from unsoft.lab.evidence import VERDICTS
 
 CLAIMS = {claim.name: claim for section in sections() for claim in section.claims}
@@ -28,7 +29,7 @@ DEFINITIONS = {
 @pytest.fixture(scope="module")
 def measured(tmp_path_factory):
     wanted = ["focus", "hijack", "sign", "claims", "solver"]
-    return record_of([Subject("softmax", "softmax")], tmp_path_factory.mktemp("store"), wanted)
+    return record_of([Candidate("softmax", "softmax")], tmp_path_factory.mktemp("store"), wanted)
 
 
 def judged(name, answers):

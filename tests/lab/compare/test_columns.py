@@ -7,16 +7,16 @@ import torch
 
 from tests.lab.compare.controls import NOISE, ONE_TOKEN, SCALED, ZERO
 from tests.lab.compare.tiny import TINY
-from unsoft.lab.compare.column import Column
+from unsoft.lab.compare.candidate import Candidate
 from unsoft.lab.compare.jobs import Results
-from unsoft.lab.compare.section import sections
+from unsoft.lab.compare.plan import sections
+from unsoft.lab.compare.section import ScoreColumn
 from unsoft.lab.compare.sections import collapse, deletion, hijack, learning, needle, opposition
-from unsoft.lab.compare.stack import Noise, stack
-from unsoft.lab.compare.subject import Subject
+from unsoft.lab.compare.sections.collapse import Noise, stack
 from unsoft.lab.evidence import Estimate
 
 COLUMNS = {column.name: column for section in sections() for column in section.columns}
-SOFTMAX, COG = Subject("softmax", "softmax"), Subject("cog", "cog")
+SOFTMAX, COG = Candidate("softmax", "softmax"), Candidate("cog", "cog")
 
 
 def results(**answers):
@@ -36,7 +36,7 @@ _kept = {}
 
 
 def noise_rows():
-    return _kept.setdefault("noise", collapse.collapse(Noise(), TINY))
+    return _kept.setdefault("noise", collapse.collapse(Noise(), TINY.depth, TINY.seeds))
 
 
 def reading(column, **answers):
@@ -55,10 +55,10 @@ def test_the_needle_needs_what_theory_says():
     # exp(advantage) = sum of the others: 1023 exp(1/2)
     assert found == pytest.approx([math.log(1023) + 0.5] * 2, abs=0.3)
     relu2 = [
-        row["advantage"] for row in needle.needle(Subject("relu2", "relu2"), 2) if row["kind"] == "needed"
+        row["advantage"] for row in needle.needle(Candidate("relu2", "relu2"), 2) if row["kind"] == "needed"
     ]
     assert relu2 == pytest.approx([math.sqrt(1023 / 2)] * 2, rel=0.1)
-    assert reading("needle", needle=needle.needle(Subject("identity", "identity"), 2)) == "no"
+    assert reading("needle", needle=needle.needle(Candidate("identity", "identity"), 2)) == "no"
 
 
 @pytest.mark.parametrize("control", [ZERO, NOISE], ids=lambda c: c.label)
@@ -81,7 +81,10 @@ def test_a_scaled_softmax_gains_nothing():
 
 @pytest.fixture(scope="module")
 def stacks():
-    return {s.label: collapse.collapse(s, TINY) for s in (ZERO, NOISE, ONE_TOKEN, SCALED, SOFTMAX)}
+    return {
+        s.label: collapse.collapse(s, TINY.depth, TINY.seeds)
+        for s in (ZERO, NOISE, ONE_TOKEN, SCALED, SOFTMAX)
+    }
 
 
 @pytest.mark.parametrize("name", ["zero", "noise", "one token"])
@@ -114,7 +117,7 @@ def test_what_looks_at_itself_alone_keeps_everything():
 
 def test_d_prime_of_the_plain_logit():
     found = opposition.told_apart(
-        results(opposition=opposition.opposition(Subject("identity", "identity"), 256)), "it"
+        results(opposition=opposition.opposition(Candidate("identity", "identity"), 256)), "it"
     )
     assert found.value == pytest.approx(4 / math.sqrt(63), rel=0.03)
 
@@ -128,9 +131,9 @@ def test_cog_deletes_by_the_query_and_softmax_does_not():
 def test_clones_count_as_clones_unless_a_gate_says_otherwise():
     assert hijack.effective_count(results(hijack=hijack.hijack(SOFTMAX)), "it") == pytest.approx(50)
     # xsa takes the row's own key away, which is one of the crowd and not the unique one.
-    exclusive = hijack.hijack(Subject("xsa+softmax", "xsa+softmax"))
+    exclusive = hijack.hijack(Candidate("xsa+softmax", "xsa+softmax"))
     assert 40 < hijack.effective_count(results(hijack=exclusive), "it") < 60
-    fitted = hijack.effective_count(results(hijack=hijack.hijack(Subject("magnitude", "magnitude"))), "it")
+    fitted = hijack.effective_count(results(hijack=hijack.hijack(Candidate("magnitude", "magnitude"))), "it")
     assert 0.5 < fitted < 2
     clones = COLUMNS["clones"]
     assert [clones.reading(x) for x in (1.0, 0.5, 0.1, 5.0, 50.0)] == ["yes", "yes", "no", "partly", "no"]
@@ -142,17 +145,17 @@ def test_clones_count_as_clones_unless_a_gate_says_otherwise():
 )
 def test_a_gate_on_keys_is_fitted_wherever_the_mechanism_has_one(name, gated):
     """It is asked of the mechanism, not of its name."""
-    kinds = {row["kind"] for row in hijack.hijack(Subject(name, name))}
+    kinds = {row["kind"] for row in hijack.hijack(Candidate(name, name))}
     assert ("fitted" in kinds) == gated
 
 
 def test_flat_formulas_never_learn():
-    assert reading("learns", learning=learning.learning(Subject("relu2", "relu2"))) == "no"
+    assert reading("learns", learning=learning.learning(Candidate("relu2", "relu2"))) == "no"
     assert reading("learns", learning=learning.learning(COG)) == "yes"
 
 
 def test_cells_carry_intervals_and_limits():
-    column = Column(
+    column = ScoreColumn(
         "x", "x", "", lambda *_: Estimate(64.0, 60.0, 68.0), 8.0, 63.0, low_is_good=True, limit=64.0
     )
     assert column.cell(results(), "it") == {

@@ -3,7 +3,7 @@
 import re
 from pathlib import Path
 
-from unsoft.lab.compare.section import sections
+from unsoft.lab.compare.plan import sections
 from unsoft.lab.study.read import read_study
 
 ROOT = Path(__file__).parents[3]

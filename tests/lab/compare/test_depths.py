@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from unsoft.lab.compare.depths import FIELDS, by_depth, word
+from unsoft.lab.compare.sections.collapse import FIELDS, by_depth, word
 from unsoft.lab.evidence import t_interval
 
 

@@ -5,8 +5,7 @@ import json
 import pytest
 
 from unsoft.lab.compare.jobs import Results
-from unsoft.lab.compare.level import QUICK
-from unsoft.lab.compare.section import Request
+from unsoft.lab.compare.section import QUICK, Request
 from unsoft.lab.compare.sections.interventions import NAME, SECTION, jobs, verdicts_of
 
 CLAIMS = {claim.name: claim for claim in SECTION.claims}

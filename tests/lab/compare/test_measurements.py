@@ -7,13 +7,12 @@ import torch
 
 from tests.lab.compare.tiny import TINY
 from unsoft.formula import Formula
-from unsoft.lab.compare import timed_calls
+from unsoft.lab.compare.candidate import Candidate, candidates_of, keys_of
 from unsoft.lab.compare.sections import clouds, cost, features, focus, geometry, hijack, linear, sign, solver
-from unsoft.lab.compare.subject import Subject, keys_of, subjects_of
 
 
 def subject(name):
-    return Subject(name, name)
+    return Candidate(name, name)
 
 
 def test_weights_are_those_of_softmax():
@@ -125,7 +124,7 @@ def test_sets_whose_magnitude_is_known():
 
 def test_a_step_of_decoding_leaves_the_cache_as_it_was():
     for name in ("softmax", "linear-relu", "magnitude"):
-        call = timed_calls.cached_step(subject(name), 16)
+        call = cost.cached_step(subject(name), 16)
         first, again = call(), call()
         torch.testing.assert_close(first, again)
 
@@ -141,6 +140,6 @@ def test_the_peer_has_the_ratio_one():
 
 def test_labels_are_unique_and_unknown_names_are_refused():
     twice = [Formula("s/n"), Formula("s/n")]
-    assert [s.label for s in subjects_of(["cog", "cog"], twice)] == ["cog", "s/n", "s/n (2)"]
+    assert [s.label for s in candidates_of(["cog", "cog"], twice)] == ["cog", "s/n", "s/n (2)"]
     with pytest.raises(ValueError, match="did you mean 'softmax'"):
-        subjects_of(["sofmax"], [])
+        candidates_of(["sofmax"], [])

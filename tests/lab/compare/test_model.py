@@ -11,19 +11,19 @@ import unsoft
 from tests.lab.interpret.inspection.tiny import tiny
 from unsoft.formula import Formula
 from unsoft.hf.quiet import quiet
+from unsoft.lab.compare.candidate import Candidate
 from unsoft.lab.compare.jobs import Results, run
 from unsoft.lab.compare.sections import model
 from unsoft.lab.compare.sections.model import Model, perplexities
-from unsoft.lab.compare.store import Store
-from unsoft.lab.compare.subject import Subject
+from unsoft.lab.compare.store import AnswerStore
 from unsoft.lab.interpret.inspection.batches import batches
 
 WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "the", "a", "of", "and", "to", "in", "is", ".", ","]
 SUBJECTS = [
-    Subject("softmax", "softmax"),
-    Subject("cog", "cog"),
-    Subject("mine", Formula("sigmoid(s)/n")),
-    Subject("differential", "differential"),
+    Candidate("softmax", "softmax"),
+    Candidate("cog", "cog"),
+    Candidate("mine", Formula("sigmoid(s)/n")),
+    Candidate("differential", "differential"),
 ]
 
 
@@ -54,7 +54,7 @@ def table(answers):
 
 
 def answers_of(folder, store):
-    answers, finished = run(Model(str(folder)).jobs(SUBJECTS), Store(store))
+    answers, finished = run(Model(str(folder)).jobs(SUBJECTS), AnswerStore(store))
     assert finished
     return {(a.name, a.mechanism): a for a in answers}
 

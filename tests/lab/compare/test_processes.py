@@ -17,12 +17,12 @@ import json, os, signal, sys, time
 from pathlib import Path
 import torch
 from unsoft.lab.compare.jobs import Job, run
-from unsoft.lab.compare.store import Store
+from unsoft.lab.compare.store import AnswerStore
 
 os.setpgrp()
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a test run in the background ignores it
 here, found = os.getpid(), {}
-store = Store(Path(sys.argv[1]))
+store = AnswerStore(Path(sys.argv[1]))
 
 def job(name, compute, expected=1.0, **more):
     return Job(name, "", {"name": name}, compute, expected, **more)

@@ -1,11 +1,11 @@
 """A section is one file: a new one is measured, drawn, scored, judged, kept and shown with no other edit.
 
-And how far a number walks.
+One that is requested alone runs without the others.
 """
 
-import collections
-import inspect
 import json
+import os
+import subprocess
 import sys
 from pathlib import Path
 
@@ -13,29 +13,28 @@ import pytest
 import torch
 
 import unsoft
-from tests.lab.compare.tiny import TINY, record_of
+from tests.lab.compare.tiny import record_of
 from unsoft.cli import main
 from unsoft.lab.compare import sections
+from unsoft.lab.compare.candidate import Candidate
+from unsoft.lab.compare.plan import section_names
+from unsoft.lab.compare.plan import sections as all_sections
 from unsoft.lab.compare.section import Section
-from unsoft.lab.compare.section import sections as all_sections
-from unsoft.lab.compare.subject import Subject
 
 OWN = '''
 """How heavy is the first of three equal keys?"""
-from unsoft.lab.compare.claim import THEOREM, Claim
+from unsoft.lab.compare.section import THEOREM, Claim, ScoreColumn, Section, job
 from unsoft.lab.evidence import grade
-from unsoft.lab.compare.column import Column
-from unsoft.lab.compare.section import Section, job
-from unsoft.lab.report.comparison.page import Part
+from unsoft.lab.report.comparison import Part
 from unsoft.lab.report.figure import Figure, by_mechanism
 import torch
 
 def jobs(request):
-    return [job("first key", s, lambda s=s: first(s), 0.1) for s in request.subjects]
+    return [job("first key", candidate, first, 0.1) for candidate in request.candidates]
 
-def first(subject):
+def first(candidate):
     q, k = torch.ones(1, 1, 8), torch.ones(1, 3, 8)
-    return [{"keys": n, "weight": float(subject.weights(q, k[:, :n])[0, 0, 0]) * FACTOR} for n in (1, 2, 3)]
+    return [{"keys": n, "weight": float(candidate.weights(q, k[:, :n])[0, 0, 0]) * FACTOR} for n in (1, 2, 3)]
 
 def figures(results):
     if rows := results.each("first key"):
@@ -44,9 +43,8 @@ def figures(results):
         yield Figure("first-key", "Weight of the first key", note, rows, chart)
 
 def parts(results):
-    rows = [{"mechanism": label, "weight": third(results, label)} for label in results.labels]
-    columns = [{"name": n, "title": n, "help": ""} for n in rows[0]]
-    yield Part("In numbers", "Of three keys.", columns, rows, in_terminal=True)
+    rows = [(label, third(results, label)) for label in results.labels]
+    yield Part.table("In numbers", "Of three keys.", ("mechanism", "weight"), rows, in_terminal=True)
 
 def third(results, label):
     rows = results.get("first key", label)
@@ -61,7 +59,7 @@ SECTION = Section(
     name="first", order=45, title="First", question="How heavy is the first key?",
     about="All keys are equal.",
     jobs=jobs, figures=figures, parts=parts,
-    columns=[Column("third", "a third?", "weight of one of three equal keys", third, 0.3, 0.1)],
+    columns=[ScoreColumn("third", "a third?", "weight of one of three equal keys", third, 0.3, 0.1)],
     claims=[Claim("fair", "nobody 2026", "Equal keys share alike.", THEOREM, "A third to 1e-6.", check=fair)],
 )
 '''
@@ -126,7 +124,7 @@ def test_the_section_that_the_docs_show(tmp_path, monkeypatch):
     page = (Path(__file__).parents[3] / "docs" / "compare.md").read_text()
     (tmp_path / "heaviest.py").write_text(page.partition("```python\n")[2].partition("```")[0])
     monkeypatch.setattr(sections, "__path__", [*sections.__path__, str(tmp_path)])
-    record = record_of([Subject("softmax", "softmax")], tmp_path / "store", ["heaviest"])
+    record = record_of([Candidate("softmax", "softmax")], tmp_path / "store", ["heaviest"])
     sys.modules.pop("unsoft.lab.compare.sections.heaviest")
     value = record["scoreboard"][0]["cells"]["heaviest"]["value"]
     q, k = torch.randn(2, 1, 4, 64, generator=torch.Generator().manual_seed(0))
@@ -134,19 +132,19 @@ def test_the_section_that_the_docs_show(tmp_path, monkeypatch):
 
 
 def test_every_section_of_ours_is_complete():
-    found = all_sections()
-    assert len(found) == len(list(Path(sections.__file__).parent.glob("*.py"))) - 1
-    for section in found:
+    every = all_sections()
+    assert sorted(section.name for section in every) == section_names()
+    for section in every:
         assert isinstance(section, Section) and section.claims or section.columns
         assert not (section.figures or section.parts) or (section.title and section.question), section.name
-    names = [column.name for section in found for column in section.columns]
+    names = [column.name for section in every for column in section.columns]
     assert len(names) == len(set(names))
 
 
 def test_the_report_knows_no_section_by_name():
     texts = [
         path.read_text()
-        for path in (Path(unsoft.__file__).parent / "report").rglob("*.*")
+        for path in (Path(unsoft.__file__).parent / "lab" / "report").rglob("*.*")
         if path.suffix in (".py", ".html")
     ]
     for section in all_sections():
@@ -155,48 +153,44 @@ def test_the_report_knows_no_section_by_name():
                 assert f'"{section.name}"' not in text and f"#{section.name}" not in text, section.name
 
 
-ROOMS = ("cli", "compare", "report", "bench", "files.py")
-"""Between the command and the page; what is measured lies elsewhere."""
+COUNTED = """
+import inspect, json, sys, threading
+from pathlib import Path
+
+files = set()
+
+def count(frame, event, argument):
+    if event == "call" and frame.f_code.co_flags & inspect.CO_OPTIMIZED:  # a function, no module or class
+        file = Path(frame.f_code.co_filename)
+        if "unsoft" in file.parts:
+            files.add("/".join(file.parts[len(file.parts) - file.parts[::-1].index("unsoft"):]))
+
+threading.active_count = lambda: 2  # no forks, whose work would not be counted
+threading.setprofile(count)
+sys.setprofile(count)
+from unsoft.cli import main
+sys.argv = ["unsoft", "compare", "cog", "softmax", "--only", "hijack", "--quick", "--out", sys.argv[1]]
+try:
+    main()
+finally:
+    sys.setprofile(None)
+    print(json.dumps({"ran": sorted(files), "imported": [name for name in sys.modules if "unsoft" in name]}))
+"""
+MOST_FILES = 67
+"""Files with a function that runs for one section, imports included; it was 147 when all were built."""
 
 
-def test_the_walk_from_the_command_to_the_page_is_short(tmp_path, monkeypatch, capsys):
-    """Counts the files whose functions run for two sections, at the smallest sizes, without pictures.
-
-    Other sections are asked for their columns and claims, too, and have nothing to say.
-    """
-    monkeypatch.setenv("UNSOFT_COMPARE_DIR", str(tmp_path / "store"))
-    monkeypatch.setattr("unsoft.lab.compare.output.vega", lambda store: "")
-    monkeypatch.setattr("unsoft.lab.compare.level.QUICK", TINY)
-    for user in ("jobs", "output"):  # what copies of the process do would not be counted
-        monkeypatch.setattr(f"unsoft.lab.compare.{user}.can_copy_itself", lambda: False)
-    monkeypatch.setattr("vl_convert.vegalite_to_svg", lambda spec: "<svg/>")
-    monkeypatch.setattr("vl_convert.svg_to_png", lambda svg, scale: b"")
-    package, seen = str(Path(unsoft.__file__).parent), collections.Counter()
-
-    def count(frame, event, argument) -> None:
-        file = frame.f_code.co_filename
-        function = frame.f_code.co_flags & inspect.CO_OPTIMIZED and not frame.f_code.co_name.endswith("comp>")
-        if event == "call" and function and file.startswith(package):
-            seen[str(Path(file).relative_to(package))] += 1
-
-    sys.setprofile(count)
-    try:
-        code, _ = compare(
-            monkeypatch,
-            capsys,
-            "softmax",
-            "magnitude",
-            "--quick",
-            "--only",
-            "hijack",
-            "--only",
-            "cost",
-            "--out",
-            str(tmp_path),
-        )
-    finally:
-        sys.setprofile(None)
-    asked = ("compare/sections/hijack.py", "compare/sections/cost.py")
-    ours = [file for file in seen if "/sections/" not in file or file in asked]
-    visited = sorted(file for file in ours if file.split("/")[0] in ROOMS)
-    assert code == 0 and len(visited) <= 25, visited
+def test_one_section_runs_without_the_others(tmp_path):
+    environment = os.environ | {"UNSOFT_CACHE_DIR": str(tmp_path / "cache"), "OMP_NUM_THREADS": "1"}
+    line = [sys.executable, "-c", COUNTED, str(tmp_path / "report")]
+    done = subprocess.run(line, capture_output=True, text=True, env=environment, check=False)
+    seen = json.loads(done.stdout.splitlines()[-1])
+    assert (tmp_path / "report" / "index.html").exists(), done.stderr
+    assert len(seen["ran"]) <= MOST_FILES, seen["ran"]
+    others = set(section_names()) - {"hijack"}
+    assert not others & {name.rpartition("sections.")[2] for name in seen["imported"]}
+    assert not [
+        name for name in seen["imported"] if name.startswith(("unsoft.lab.study", "unsoft.lab.tasks"))
+    ]
+    claims = json.loads((tmp_path / "report" / "compare.json").read_text())["claims"]
+    assert {claim["name"] for claim in claims} == {"example", "hijacking", "wasted-capacity"}

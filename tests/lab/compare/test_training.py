@@ -6,10 +6,10 @@ import pytest
 
 from unsoft.files import write_csv
 from unsoft.lab.compare.jobs import Results, run
-from unsoft.lab.compare.level import QUICK
-from unsoft.lab.compare.section import Request, sections
+from unsoft.lab.compare.plan import sections
+from unsoft.lab.compare.section import QUICK, Request
 from unsoft.lab.compare.sections import training
-from unsoft.lab.compare.store import Store
+from unsoft.lab.compare.store import AnswerStore
 from unsoft.lab.records import PACKAGED, command_for, write_packaged
 from unsoft.lab.study import default_study, verdict
 from unsoft.lab.study.record import Record, read_records
@@ -47,7 +47,7 @@ def results(tmp_path, records):
     path = tmp_path / "runs.csv"
     write_csv(path, [record.to_row() for record in records])
     request = Request([], QUICK, study=str(path))
-    answers, _ = run(training.jobs(request), Store(tmp_path / "store"))
+    answers, _ = run(training.jobs(request), AnswerStore(tmp_path / "store"))
     kept = [vars(answer) for answer in answers]
     return Results({"subjects": [], "answers": kept, "study": str(path)})
 

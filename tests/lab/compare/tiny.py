@@ -1,20 +1,33 @@
 """A comparison so small that it takes seconds, run through the real pipeline."""
 
+from unsoft.lab.compare.candidate import Candidate
 from unsoft.lab.compare.jobs import Answer, run
-from unsoft.lab.compare.level import Level
 from unsoft.lab.compare.output import record
-from unsoft.lab.compare.section import Request, plan
-from unsoft.lab.compare.store import Store
-from unsoft.lab.compare.subject import Subject
+from unsoft.lab.compare.plan import plan
+from unsoft.lab.compare.section import ComparisonLevel, Request
+from unsoft.lab.compare.store import AnswerStore
 
-TINY = Level("tiny", (), 256, 4, 3, 1, (64, 128), 1, 0.0, 32, 2)
+TINY = ComparisonLevel(
+    name="tiny",
+    mechanisms=(),
+    keys=256,
+    rows=4,
+    depth=3,
+    seeds=1,
+    lengths=(64, 128),
+    rounds=1,
+    seconds=0.0,
+    geometries=32,
+    draws=2,
+)
 
 
-def answers_of(subjects: list[Subject], folder, only=()) -> list[Answer]:
-    found, finished = run(plan(Request(subjects, TINY), only), Store(folder))
+def answers_of(candidates: list[Candidate], folder, only=()) -> list[Answer]:
+    answers, finished = run(plan(Request(candidates, TINY), only), AnswerStore(folder))
     assert finished
-    return found
+    return answers
 
 
-def record_of(subjects: list[Subject], folder, only=()) -> dict:
-    return record(subjects, answers_of(subjects, folder, only), TINY, finished=True, command="unsoft compare")
+def record_of(candidates: list[Candidate], folder, only=()) -> dict:
+    answers = answers_of(candidates, folder, only)
+    return record(Request(candidates, TINY), answers, only=only, finished=True, command="unsoft compare")

@@ -13,24 +13,23 @@ from tests.lab.compare.tiny import record_of
 from unsoft import theory
 from unsoft.cli.mechanisms import read_formula
 from unsoft.formula import Formula
+from unsoft.lab.compare.candidate import Candidate
 from unsoft.lab.compare.jobs import Results
 from unsoft.lab.compare.output import playground, vega, views_of
-from unsoft.lab.compare.section import sections
+from unsoft.lab.compare.plan import sections
 from unsoft.lab.compare.sections import hijack
-from unsoft.lab.compare.store import Store
-from unsoft.lab.compare.subject import Subject
-from unsoft.lab.report.comparison.page import comparison_page
-from unsoft.lab.report.comparison.two_runs import two_runs_page
+from unsoft.lab.compare.store import AnswerStore
+from unsoft.lab.report.comparison import comparison_page
 from unsoft.mechanisms import formulas
 
 HOSTILE = "</script><script>window.hurt = 1</script><img src=x onerror='window.hurt = 1'>{{7*7}}"
 SUBJECTS = [
-    Subject("softmax", "softmax"),
-    Subject("cog", "cog"),
-    Subject("relu2", "relu2"),
-    Subject("gpam", "gpam"),
-    Subject(HOSTILE, Formula("s*exp(s - m)", "abs(s)*exp(s - m)", "s", name=HOSTILE)),
-    Subject("__proto__", Formula("tanh(s)/n", name="__proto__")),
+    Candidate("softmax", "softmax"),
+    Candidate("cog", "cog"),
+    Candidate("relu2", "relu2"),
+    Candidate("gpam", "gpam"),
+    Candidate(HOSTILE, Formula("s*exp(s - m)", "abs(s)*exp(s - m)", "s", name=HOSTILE)),
+    Candidate("__proto__", Formula("tanh(s)/n", name="__proto__")),
 ]
 
 
@@ -48,7 +47,9 @@ def record(folder):
 def path(folder, record):
     results = Results(record)
     play = playground(results, SUBJECTS)
-    text = comparison_page(record, results.labels, views_of(results), play, vega(Store(folder / "store")))
+    text = comparison_page(
+        record, results.labels, views_of(results), play, vega(AnswerStore(folder / "store"))
+    )
     (folder / "index.html").write_text(text)
     return folder / "index.html"
 
@@ -395,7 +396,7 @@ def test_the_playground_and_the_scoreboard_speak_of_one_gate(page):
     found = float(theory.magnitude_hijack(50).share)
     assert found == pytest.approx(0.361, abs=5e-4)
     assert shown(page, "softmax")["gated"] == pytest.approx(found, rel=1e-6)
-    assert hijack.measured_share(Subject("magnitude", "magnitude"), 50) == pytest.approx(found, rel=1e-3)
+    assert hijack.measured_share(Candidate("magnitude", "magnitude"), 50) == pytest.approx(found, rel=1e-3)
 
 
 def test_it_can_be_reached_by_keyboard(page):
@@ -413,18 +414,3 @@ def test_it_fits_narrow_and_wide_windows(browser, path, width, scheme):
     browser.open(path, width=width, scheme=scheme)
     browser.run("window.unsoftDrawAll()")
     assert browser.run("document.documentElement.scrollWidth") <= width and browser.complaints == []
-
-
-def test_two_runs_side_by_side(browser, folder, record):
-    other = json.loads(json.dumps(record))
-    other["scoreboard"][0]["cells"]["needle"]["value"] -= 0.2
-    other["scoreboard"][0]["cells"]["opposed"]["value"] -= 0.2
-    other["claims"][0]["verdict"] = "does not hold"
-    (folder / "changes.html").write_text(two_runs_page(record, other, ("a.json", HOSTILE)))
-    browser.open(folder / "changes.html")
-    words = browser.run(
-        "[...document.querySelectorAll('#differences tbody tr')].map((r) => r.cells[5].textContent)"
-    )
-    assert words.count("better") == 1 == words.count("worse") and set(words) == {"better", "worse", "same"}
-    assert record["claims"][0]["text"] in browser.run("document.body.textContent")
-    assert browser.complaints == [] and browser.run("window.hurt") is None

@@ -6,8 +6,7 @@ from html.parser import HTMLParser
 import pytest
 
 from unsoft.lab.report import page as pages
-from unsoft.lab.report.escape import embedded_json, printable
-from unsoft.lab.report.page import page
+from unsoft.lab.report.page import embedded_json, page, printable
 
 PAYLOADS = [
     "<script>alert(1)</script>",
@@ -50,7 +49,7 @@ class Reader(HTMLParser):
 
 
 def whole(tmp_path, text):
-    from unsoft.lab.report.line_chart import line_chart
+    from unsoft.lab.report.page import line_chart
 
     template = tmp_path / "template.html"
     template.write_text(TEMPLATE)

@@ -4,7 +4,7 @@ import itertools
 
 import pytest
 
-from unsoft.lab.compare.level import STANDARD
+from unsoft.lab.compare.section import STANDARD
 from unsoft.lab.report.figure import Figure, by_mechanism
 from unsoft.lab.report.look import coinciding, in_turns, look_of
 from unsoft.mechanisms import mechanisms

@@ -50,10 +50,10 @@ def info(as_json: AsJson = False) -> None:
     """
     from unsoft.cache_dir import cache_directory, models_directory
     from unsoft.engines.native.compiler import unfinished_files
-    from unsoft.lab.compare.store import Store, default_folder
+    from unsoft.lab.compare.store import AnswerStore, default_folder
 
     _check_folders()
-    libraries, models, kept = cache_directory(), models_directory(), Store(default_folder())
+    libraries, models, kept = cache_directory(), models_directory(), AnswerStore(default_folder())
     kinds = [
         (libraries, list(libraries.glob("*.so")), "compiled libraries", None),
         (libraries, unfinished_files(), "unfinished libraries", None),
@@ -88,7 +88,7 @@ def clear() -> None:
     from unsoft.cache_dir import cache_directory, models_directory
     from unsoft.engines.native.compiler import clear_cache
     from unsoft.engines.triton.source import generated_folder
-    from unsoft.lab.compare.store import Store, default_folder
+    from unsoft.lab.compare.store import AnswerStore, default_folder
 
     _check_folders()
     typer.echo(f"{cache_directory()}: {clear_cache()} compiled libraries deleted")
@@ -97,4 +97,6 @@ def clear() -> None:
     count = len(list(models.glob("*")))
     shutil.rmtree(models, ignore_errors=True)
     typer.echo(f"{models}: {count} models deleted")
-    typer.echo(f"{default_folder()}: {Store(default_folder()).clear()} results of unsoft compare deleted")
+    typer.echo(
+        f"{default_folder()}: {AnswerStore(default_folder()).clear()} results of unsoft compare deleted"
+    )

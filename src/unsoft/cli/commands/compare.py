@@ -11,16 +11,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from unsoft.cli.arguments import AsJson, Plugin, check_drawing, check_folder, load_plugin, path_option
-from unsoft.cli.claim_chain import print_chain
 from unsoft.cli.mechanisms import Formulas, NamesOption, chosen, complete_mechanism
-from unsoft.cli.terminal import INTERRUPTED, cell, console, note, progress, say, show_table, warn_if_busy
+from unsoft.cli.terminal import INTERRUPTED, cell, note, progress, say, show_table, warn_if_busy
 
 if TYPE_CHECKING:
     from unsoft.lab.compare.jobs import Answer, Job
     from unsoft.lab.compare.section import Request
-    from unsoft.lab.compare.store import Store
+    from unsoft.lab.compare.store import AnswerStore
 
 _MARKS = {"yes": "●", "partly": "◐", "no": "○", "not run": " "}
+_MOST_ROWS = 24
+"""Rows of a measurement that ``--claim`` shows; compare.json has all."""
 
 
 def command(
@@ -28,7 +29,7 @@ def command(
         list[str] | None,
         typer.Argument(
             metavar="[MECHANISM]...",
-            help="Names of mechanisms, or two compare.json to see what changed; without any, a selection.",
+            help="Names of mechanisms; without any, a selection.",
             show_default=False,
             autocompletion=complete_mechanism,
         ),
@@ -70,7 +71,7 @@ def command(
 ) -> None:
     """Put mechanisms side by side and write one page that needs no network.
 
-    What is measured is kept, so a run that was interrupted, or asked again, goes on where the last one ended.
+    Measurements are kept: rerun the same command to resume an interrupted run.
 
     \b
     Examples:
@@ -79,53 +80,46 @@ def command(
     """
     if quick and full:
         raise typer.BadParameter("choose one of --quick and --full")
-    files = [name for name in (*(mechanism or ()), *(mechanism_option or ())) if name.endswith(".json")]
-    if files:
-        if len(files) != 2 or len([*(mechanism or ()), *(mechanism_option or ()), *(formula or ())]) != 2:
-            raise typer.BadParameter(
-                "to see what changed, give two files compare.json and nothing else", param_hint="'MECHANISM'"
-            )
-        _two_runs(files, out, as_json)
-        return
     load_plugin(plugin)
     names = chosen(mechanism, mechanism_option, formula)
     if claim is None:
         check_drawing()
         check_folder(out)
     from unsoft.lab.bench.machine import cores
+    from unsoft.lab.compare.candidate import candidates_of
     from unsoft.lab.compare.jobs import run
-    from unsoft.lab.compare.level import FULL, QUICK, STANDARD
-    from unsoft.lab.compare.section import Request, plan
-    from unsoft.lab.compare.store import Store, default_folder
-    from unsoft.lab.compare.subject import default_names, subjects_of
+    from unsoft.lab.compare.plan import plan
+    from unsoft.lab.compare.section import FULL, QUICK, STANDARD, Request, default_names
+    from unsoft.lab.compare.store import AnswerStore, default_folder
 
     level = QUICK if quick else FULL if full else STANDARD
     if all("{" in name for name in names):
         names = [*default_names(level, bool(names)), *names]
     records = [None if file is None else str(file) for file in (study, verdicts)]
-    request = Request(subjects_of(names, []), level, model, *records)
+    request = Request(candidates_of(names, []), level, model, *records)
+    store = AnswerStore(default_folder())
     if claim is not None:
-        print_chain(claim, request, Store(default_folder()), again)
+        _print_chain(claim, request, store, again)
         return
-    _check_sections(request, only or [])
-    jobs = plan(request, only or ())
+    only = only or []
+    _check_sections(request, only)
+    jobs = plan(request, only)
     if any(job.timed for job in jobs):
         warn_if_busy()
-    store = Store(default_folder())
     with progress(len(jobs), refresh=False) as announce:  # a thread that draws would be copied with us
 
-        def told(job: Job, number: int, left: float) -> None:
+        def begins(job: Job, number: int, left: float) -> None:
             announce(number, job.name, f"{job.title}, about {left:.0f} s left")
 
-        answers, finished = run(jobs, store, told, again=again, processes=len(cores()))
-    _write(out, request, answers, finished, store, as_json)
+        answers, finished = run(jobs, store, begins, again=again, processes=len(cores()))
+    _write(out, request, only, answers, finished, store, as_json)
     if any(answer.disturbed for answer in answers):
         note(
             "other programs used the machine while times were taken; they are shown, but the next run takes"
             " them again"
         )
     if not finished:
-        note("interrupted; the page shows what was measured until then, the next run goes on from there")
+        note("interrupted; the page shows what was measured until then, rerun the same command to resume")
         raise typer.Exit(INTERRUPTED)
     for job, answer in zip(jobs, answers, strict=True):
         if job.required and answer.problem:
@@ -134,42 +128,40 @@ def command(
 
 
 def _check_sections(request: Request, only: list[str]) -> None:
-    """Wrong names of sections, and sections that need another option."""
-    from unsoft.lab.compare.section import CLAIMS, sections
+    """Raise BadParameter for unknown sections, and for sections that need another option."""
+    from unsoft.lab.compare.plan import CLAIMS, section_names, sections
 
-    known = {section.name: section for section in sections()}
+    known = [*section_names(), CLAIMS]
     for name in only:
-        if name not in known and name != CLAIMS:
-            there = ", ".join((*known, CLAIMS))
+        if name not in known:
             raise typer.BadParameter(
-                f"there is no section {name!r}; there are {there}", param_hint="'--only'"
+                f"there is no section {name!r}; there are {', '.join(known)}", param_hint="'--only'"
             )
-        needs = known[name].needs if name in known else ""
-        if needs and not getattr(request, needs):
-            raise typer.BadParameter(f"the section {name!r} needs --{needs}", param_hint="'--only'")
+    for section in sections(only) if only and CLAIMS not in only else ():
+        if section.needs and not getattr(request, section.needs):
+            raise typer.BadParameter(
+                f"the section {section.name!r} needs --{section.needs}", param_hint="'--only'"
+            )
 
 
 def _write(
-    out: Path, request: Request, answers: list[Answer], finished: bool, store: Store, as_json: bool
+    out: Path,
+    request: Request,
+    only: list[str],
+    answers: list[Answer],
+    finished: bool,
+    store: AnswerStore,
+    as_json: bool,
 ) -> None:
     from unsoft.lab.bench.machine import cores
     from unsoft.lab.compare.jobs import Results
     from unsoft.lab.compare.output import PAGE, RECORD, record, views_of, write
-    from unsoft.lab.report.comparison.page import provenance
+    from unsoft.lab.report.comparison import provenance
 
     line = shlex.join(["unsoft", *sys.argv[1:]])
-    content = record(
-        request.subjects,
-        answers,
-        request.level,
-        finished=finished,
-        command=line,
-        out=str(out),
-        model=request.model,
-        study=request.study,
-    )
-    views = views_of(Results(content))
-    counts = write(out, content, views, request.subjects, store, say, len(cores()))
+    content = record(request, answers, only=only, finished=finished, command=line, out=str(out))
+    views = views_of(Results(content), only)
+    counts = write(out, content, views, request.candidates, store, only=only, say=say, processes=len(cores()))
     if as_json:
         typer.echo(json.dumps(content, indent=1))
         return
@@ -192,7 +184,7 @@ def _write(
 
 
 def _print_scoreboard(content: dict[str, Any]) -> None:
-    """The columns that have an answer, and how many claims got which verdict."""
+    """Print the columns that have an answer, and the number of claims by verdict."""
     board = content["scoreboard"]
     shown = [
         column
@@ -210,44 +202,50 @@ def _print_scoreboard(content: dict[str, Any]) -> None:
         show_table({"mechanism": "left"} | {column["title"]: "right" for column in shown}, rows, box=False)
     verdicts = [claim["verdict"] for claim in content["claims"] if claim["counts"]]
     counts = [(verdicts.count(verdict), verdict) for verdict in content["verdicts"] if verdict in verdicts]
-    if len(counts) > 1:
-        said = ", ".join(f"{count} {verdict}" for count, verdict in counts)
-        typer.echo(f"claims that could have failed: {said}")
+    if set(verdicts) - {"not run"}:
+        typer.echo(f"claims that could have failed: {', '.join(f'{n} {verdict}' for n, verdict in counts)}")
 
 
-def _two_runs(names: list[str], out: Path, as_json: bool) -> None:
-    check_drawing()
-    check_folder(out)
-    from unsoft.files import write_whole
-    from unsoft.lab.report.comparison.two_runs import (
-        caveats,
-        changed_claims,
-        differences,
-        read_record,
-        two_runs_page,
-    )
+def _print_chain(name: str, request: Request, store: AnswerStore, again: bool) -> None:
+    """Measure what one claim needs; print its sentence, its rule, the measurements and the verdict."""
+    from unsoft.lab.compare.plan import claim_named, follow
+    from unsoft.lab.compare.section import KINDS
 
     try:
-        first, second = (read_record(Path(name)) for name in names)
+        claim = claim_named(name)
     except ValueError as problem:
-        raise typer.BadParameter(str(problem), param_hint="'MECHANISM'") from None
-    out.mkdir(parents=True, exist_ok=True)
-    write_whole(out / "changes.html", two_runs_page(first, second, (names[0], names[1])).encode())
-    if as_json:
-        changes = {"differences": differences(first, second), "claims": changed_claims(first, second)}
-        typer.echo(json.dumps(changes | {"caveats": caveats(first, second)}, indent=1))
-        return
-    fields = ("mechanism", "question", "first", "second", "change", "word")
-    rows = [
-        [cell(row[field]) for field in fields] for row in differences(first, second) if row["word"] != "same"
-    ]
-    if rows:
-        show_table({field if field != "word" else "": "left" for field in fields}, rows, box=False)
-    else:
-        typer.echo("no number changed")
-    screen = console()
-    for sentence in caveats(first, second):
-        screen.print(sentence)
-    for claim in changed_claims(first, second):
-        screen.print(f"{claim['claim']} {claim['first']} -> {claim['second']}")
-    typer.echo(str(out / "changes.html"))
+        raise typer.BadParameter(str(problem), param_hint="'--claim'") from None
+    with progress(1) as announce:
+
+        def begins(job: Job, number: int, left: float) -> None:
+            announce(0, job.name, job.title)
+
+        try:
+            chain = follow(claim, request, store, begins, again=again)
+        except KeyboardInterrupt:
+            note("interrupted; what was measured until then is kept")
+            raise typer.Exit(INTERRUPTED) from None
+    typer.echo(f"{claim.source}: “{claim.text}”")
+    typer.echo(f"kind: {claim.kind} ({KINDS[claim.kind]})")
+    if claim.rule:
+        typer.echo(f"rule: {claim.rule}")
+    if claim.refuted:
+        typer.echo(f"refuted if: {claim.refuted}")
+    for answer in chain.answers:
+        _print_answer(answer)
+    verdict, numbers = chain.finding
+    typer.echo(f"verdict: {verdict}\n{numbers}")
+
+
+def _print_answer(answer: Answer) -> None:
+    about = f"{answer.name} of {answer.mechanism}" if answer.mechanism else answer.name
+    kept = f"kept from {answer.measured[:10]}" if answer.cached else "measured now"
+    problem = f"; {answer.problem}" if answer.problem else ""
+    typer.echo(f"data: {about}, {len(answer.rows)} rows, {kept}{problem}")
+    plain = [row for row in answer.rows if isinstance(row, dict)][:_MOST_ROWS]
+    names = list(dict.fromkeys(key for row in plain for key in row))
+    if plain:
+        shown = [[cell(row.get(key)) for key in names] for row in plain]
+        show_table(dict.fromkeys(names, "right"), shown, box=False)
+    if len(answer.rows) > len(plain):
+        typer.echo(f"... and {len(answer.rows) - len(plain)} more rows")

@@ -132,7 +132,7 @@ def _read(path: Path | None) -> str:
 def _print(found: Inspection) -> None:
     from unsoft.lab.interpret.inspection.columns import TITLES
     from unsoft.lab.interpret.inspection.roles import ROLES
-    from unsoft.lab.report.escape import printable
+    from unsoft.lab.report.page import printable
 
     screen = console()
     screen.print(

@@ -126,7 +126,7 @@ def command(
 def _print(found: Scan) -> None:
     from unsoft.lab.interpret.neurons.columns import TITLES
     from unsoft.lab.interpret.neurons.roles import ROLES
-    from unsoft.lab.report.escape import printable
+    from unsoft.lab.report.page import printable
 
     screen = console()
     told = found.settings

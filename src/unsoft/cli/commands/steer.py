@@ -117,7 +117,7 @@ def generate(
     """
     from unsoft.lab.interpret.steering import Directions, steering
     from unsoft.lab.interpret.steering.states import encoded
-    from unsoft.lab.report.escape import printable
+    from unsoft.lab.report.page import printable
 
     found = Directions.load(directions)
     network, tokenizer = load(model)

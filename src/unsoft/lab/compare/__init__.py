@@ -1,1 +1,1 @@
-"""Mechanisms side by side: what is measured, in which order, and the store that remembers it."""
+"""Mechanisms side by side: measurements, the store that keeps them, and the sections that interpret them."""

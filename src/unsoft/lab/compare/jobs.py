@@ -1,26 +1,33 @@
-"""Jobs and their answers; what is done is kept at once, and found again the next time.
+"""Jobs, their answers, and the run that keeps every answer in the store as soon as it is measured.
 
-What takes time is run alone, one job after the other; the rest in as many processes as are allowed.
+Jobs that measure time run alone, one after the other; the rest in as many processes as are allowed.
 """
 
 from __future__ import annotations
 
+import multiprocessing
+import signal
+import sys
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
 from unsoft.lab.bench.machine import Watch
-from unsoft.lab.compare.processes import can_copy_itself, in_processes
-from unsoft.lab.compare.store import Store, key_of
+from unsoft.lab.compare.store import AnswerStore, key_of
+from unsoft.lab.evidence import Estimate, t_interval
 from unsoft.lab.report.look import in_order
 
 Rows = list[Any]
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -37,19 +44,13 @@ class Job:
     compute: Callable[[], Rows]
     expected: float
     timed: bool = False
-    """Does it measure time?
-
-    Then all cores are its own; the others are many small steps, which one thread does faster.
-    """
+    """True if it measures time: it then runs alone with all cores, other jobs with a single thread."""
     keep: bool = True
-    """May the answer be kept?
-
-    Not if it depends on something that can change unseen, such as a model on a hub.
-    """
+    """False if the answer depends on something that can change unseen, such as a model on a hub."""
     prepare: Callable[[], object] | None = None
     """Called before anything is measured, if this job must run; an error of it ends the whole run."""
     required: bool = False
-    """Does the command fail, in the end, if there is no answer?"""
+    """True if the command must fail, in the end, without an answer."""
 
     @property
     def title(self) -> str:
@@ -65,12 +66,12 @@ class Answer:
     rows: Rows
     seconds: float
     cached: bool = False
-    """Was it measured by an earlier run, and kept?"""
+    """True if an earlier run measured it."""
     problem: str = ""
     measured: str = ""
     """Date and time (UTC) of the measurement."""
     disturbed: bool = False
-    """Did other programs use the machine while time was taken? Such an answer is shown, but not kept."""
+    """True if other programs used the machine while time was taken: it is shown, but not kept."""
 
 
 class Missing(LookupError):
@@ -96,41 +97,57 @@ class Results:
         self.labels = in_order([s["label"] for s in subjects], [s["label"] for s in subjects if s["own"]])
         self._answers = {(a["name"], a["mechanism"]): a for a in record["answers"]}
 
-    def rows(self, name: str, mechanism: str = "") -> list[Any]:
-        found = self._answers.get((name, mechanism))
+    def rows(self, name: str, mechanism: str = "", **where: Any) -> list[Any]:
+        """Return the rows of a measurement whose columns have the values ``where``."""
+        answer = self._answers.get((name, mechanism))
         of = f" of {mechanism}" if mechanism else ""
-        if found is None:
+        if answer is None:
             raise Missing(f"the measurement '{name}'{of} did not run", (name, mechanism))
-        if not found["rows"]:
+        if not answer["rows"]:
             raise Missing(
-                f"the measurement '{name}'{of} has no answer: {found['problem'] or 'nothing to measure'}"
+                f"the measurement '{name}'{of} has no answer: {answer['problem'] or 'nothing to measure'}"
             )
-        return list(found["rows"])
+        return matching(answer["rows"], **where)
 
-    def get(self, name: str, mechanism: str = "") -> list[Any]:
-        """The rows, or none."""
+    def get(self, name: str, mechanism: str = "", **where: Any) -> list[Any]:
+        """Return the rows, or none if the measurement has no answer."""
         try:
-            return self.rows(name, mechanism)
+            return self.rows(name, mechanism, **where)
         except Missing:
             return []
 
     def problem(self, name: str, mechanism: str = "") -> str:
-        """Why a measurement has no rows; empty if it has some, or did not run."""
-        found = self._answers.get((name, mechanism))
-        return "" if found is None else str(found["problem"])
+        """Return why a measurement has no rows; empty if it has some, or did not run."""
+        answer = self._answers.get((name, mechanism))
+        return "" if answer is None else str(answer["problem"])
 
-    def each(self, name: str) -> list[dict[str, Any]]:
-        """The rows of all mechanisms that take part, with the mechanism's label in each."""
-        return [{"mechanism": label, **row} for label in self.labels for row in self.get(name, label)]
+    def each(self, name: str, **where: Any) -> list[dict[str, Any]]:
+        """Return the rows of all compared mechanisms, with the mechanism's label in each."""
+        own = ((label, row) for label in self.labels for row in self.get(name, label, **where))
+        return [{"mechanism": label, **row} for label, row in own]
 
-    def matching(self, start: str) -> list[dict[str, Any]]:
-        """The rows of all measurements about no single mechanism whose name starts with this."""
-        return [
-            row
-            for (name, of), a in self._answers.items()
-            if not of and name.startswith(start)
-            for row in a["rows"]
-        ]
+    def starting_with(self, start: str) -> list[dict[str, Any]]:
+        """Return the rows of all measurements about no single mechanism whose name starts with this."""
+        answers = [a for (name, of), a in self._answers.items() if not of and name.startswith(start)]
+        return [row for answer in answers for row in answer["rows"]]
+
+
+def matching(rows: Sequence[Any], **where: Any) -> list[Any]:
+    """Return the rows whose columns have the values ``where``.
+
+    >>> matching([{"width": 4, "S": 0.1}, {"width": 8, "S": 0.2}], width=8)
+    [{'width': 8, 'S': 0.2}]
+    """
+    return [row for row in rows if all(row[name] == value for name, value in where.items())]
+
+
+def mean_of(rows: Sequence[Any], field: str, **where: Any) -> Estimate:
+    """Return the mean of a column over the rows with the values ``where``, with its confidence interval.
+
+    >>> print(mean_of([{"width": 4, "S": 0.1}, {"width": 8, "S": 0.2}], "S", width=8))
+    0.2
+    """
+    return t_interval([row[field] for row in matching(rows, **where)])
 
 
 Announce = Callable[[Job, int, float], None]
@@ -141,29 +158,30 @@ probably left.
 
 def run(
     jobs: Sequence[Job],
-    store: Store,
+    store: AnswerStore,
     announce: Announce = lambda *_: None,
     *,
     again: bool = False,
     clock: Callable[[], float] = time.perf_counter,
     processes: int = 1,
 ) -> tuple[list[Answer], bool]:
-    """The answers in the order of the jobs, and whether all were done: an
-    interrupt ends the run, not what it has found.
+    """Return the answers in the order of the jobs, and whether the run was completed.
 
-    With ``again`` everything is measured, whatever the store holds. Failures are not kept, nor are times that
-    were taken while other programs used the machine. Jobs that take time, or share something that is
-    prepared, run in this process; the others before them in ``processes`` copies of it, the longest first.
+    An interrupt ends the run but keeps its answers. With ``again`` everything is measured, whatever the store
+    holds. Failures are not kept, nor are times that were taken while other programs used the machine. Jobs
+    that measure time, or share something that is prepared, run in this process; the others before them in
+    ``processes`` copies of it, the longest first.
     """
     keys = {id(job): key_of(job.question) for job in jobs}
     answers: dict[int, Answer] = {}
     for job in jobs:
-        if job.keep and not again and (found := store.get(keys[id(job)])) is not None:
-            kept = (found["rows"], found["seconds"], True)
-            answers[id(job)] = Answer(job.name, job.mechanism, *kept, measured=found["measured"])
+        if job.keep and not again and (kept := store.get(keys[id(job)])) is not None:
+            answers[id(job)] = Answer(
+                job.name, job.mechanism, kept["rows"], kept["seconds"], cached=True, measured=kept["measured"]
+            )
     missing = [job for job in jobs if id(job) not in answers]
     shared: list[Job] = []
-    if processes > 1 and can_copy_itself():
+    if processes > 1 and can_fork():
         shared = [job for job in missing if not job.timed and job.prepare is None]
         shared.sort(key=lambda job: -job.expected)
     spent, done = 0.0, 0.0
@@ -189,8 +207,8 @@ def run(
         if len(shared) > 1:
             begins(shared[0])
             started = processes
-            for place, answer in in_processes([partial(_answer, job, clock) for job in shared], processes):
-                ends(shared[place], answer)
+            for index, answer in in_processes([partial(_answer, job, clock) for job in shared], processes):
+                ends(shared[index], answer)
                 if started < len(shared):
                     begins(shared[started])
                 started += 1
@@ -204,7 +222,7 @@ def run(
 
 
 def _answer(job: Job, clock: Callable[[], float]) -> Answer:
-    """One mechanism that cannot answer does not spoil the others."""
+    """Run one job; an error becomes the problem of its answer, so that other jobs go on."""
     watch, start = Watch(), clock()
     rows: Rows = []
     problem = ""
@@ -226,3 +244,43 @@ def _threads(count: int | None) -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(before)
+
+
+_work: Sequence[Callable[[], Any]] = ()
+"""Functions that forked processes inherit, so that they need not be picklable."""
+
+
+def can_fork() -> bool:
+    """Return True on Linux while no other thread runs, whose locks a copy of the process would keep."""
+    return sys.platform == "linux" and threading.active_count() == 1
+
+
+def in_processes(work: Sequence[Callable[[], T]], count: int) -> Iterator[tuple[int, T]]:
+    """Call the functions in ``count`` copies of this process; yield the index and result of each as they end.
+
+    If a copy dies, nothing more comes: what is missing is left to the caller.
+
+    >>> sorted(in_processes([lambda: "a", lambda: "b"], 2)) if can_fork() else [(0, "a"), (1, "b")]
+    [(0, 'a'), (1, 'b')]
+    """
+    global _work
+    _work = work
+    pool = ProcessPoolExecutor(count, multiprocessing.get_context("fork"), initializer=_end_at_once)
+    try:
+        indices = {pool.submit(_call, index): index for index in range(len(work))}
+        for done in as_completed(indices):
+            yield indices[done], done.result()
+    except BrokenProcessPool:
+        return
+    finally:
+        pool.shutdown(cancel_futures=True)
+        _work = ()
+
+
+def _end_at_once() -> None:
+    """Ctrl-C reaches all processes of a terminal; only the first one reports it."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
+def _call(index: int) -> Any:
+    return _work[index]()

@@ -1,4 +1,4 @@
-"""What a comparison leaves behind: its record as plain data; a folder with the page, tables and pictures."""
+"""Output of a comparison: its record as plain data, and a folder with the page, tables and pictures."""
 
 from __future__ import annotations
 
@@ -18,84 +18,129 @@ from altair.utils.schemapi import debug_mode
 
 from unsoft.files import write_csv, write_json, write_whole
 from unsoft.lab.bench.machine import load, machine, versions
-from unsoft.lab.compare.jobs import Answer, Results
-from unsoft.lab.compare.level import Level
-from unsoft.lab.compare.processes import can_copy_itself, in_processes
-from unsoft.lab.compare.section import conclusions, sections
-from unsoft.lab.compare.sections.sign import LOGITS, others
-from unsoft.lab.compare.store import Store, code_digest, key_of
-from unsoft.lab.compare.subject import Subject
-from unsoft.lab.report.comparison.page import SCHEMA, Playground, comparison_page
+from unsoft.lab.compare.candidate import CURVE_LOGITS, Candidate, other_logits
+from unsoft.lab.compare.jobs import Answer, Results, can_fork, in_processes
+from unsoft.lab.compare.plan import sections
+from unsoft.lab.compare.section import KINDS, Claim, Request, Section
+from unsoft.lab.compare.store import AnswerStore, code_digest, key_of
+from unsoft.lab.evidence import VERDICTS
+from unsoft.lab.report.comparison import SCHEMA, Playground, comparison_page
 from unsoft.lab.report.figure import Figure, has_drawn, svg_and_png, vega_script
 from unsoft.mechanisms import formulas
-from unsoft.mechanisms.magnitude import Magnitude
+from unsoft.theory.hijack import magnitude_hijack
 
 PAGE, RECORD = "index.html", "compare.json"
 
 
 def record(
-    subjects: Sequence[Subject],
+    request: Request,
     answers: Sequence[Answer],
-    level: Level,
     *,
+    only: Sequence[str] = (),
     finished: bool,
     command: str,
     out: str = "report",
-    model: str | None = None,
-    study: str | None = None,
 ) -> dict[str, Any]:
-    """Ready for JSON.
+    """Return everything that was measured and concluded, ready for JSON.
 
-    ``finished`` is False for a run that was interrupted; ``out`` is the folder of the page.
+    ``only`` are the names of the requested sections, all if empty. ``finished`` is False for a run that was
+    interrupted; ``out`` is the folder of the page.
     """
+    extra = {name: importlib.metadata.version(name) for name in ("altair", "vl-convert-python")}
     content: dict[str, Any] = {
         "schema": SCHEMA,
         "kind": "unsoft compare",
         "command": command,
         "out": out,
-        "model": model,
-        "study": study,
-        "level": dataclasses.asdict(level),
+        "model": request.model,
+        "study": request.study,
+        "level": dataclasses.asdict(request.level),
         "finished": finished,
         "written": datetime.now(UTC).isoformat(timespec="seconds"),
         "machine": machine(),
         "threads": torch.get_num_threads(),
         "load": load(),
-        "versions": versions()
-        | {name: importlib.metadata.version(name) for name in ("altair", "vl-convert-python")},
+        "versions": versions() | extra,
         "code": code_digest()[:16],
         "subjects": [
             {
-                "label": s.label,
-                "summary": s.summary,
-                "own": s.own,
-                "formula": None if s.formula is None else s.formula.to_dict(),
+                "label": one.label,
+                "summary": one.summary,
+                "own": one.own,
+                "formula": None if one.formula is None else one.formula.to_dict(),
             }
-            for s in subjects
+            for one in request.candidates
         ],
         "answers": [dict(vars(answer)) for answer in answers],  # asdict would copy every row
     }
-    return content | conclusions(Results(content), level.name)
+    return content | conclusions(Results(content), request.level.name, only)
 
 
-def views_of(results: Results) -> list[dict[str, Any]]:
-    """The sections as the page shows them."""
-    with debug_mode(False):  # charts that our own code makes need not be checked part by part
-        return [view for section in sections(results.record) if (view := section.view(results)) is not None]
+def conclusions(results: Results, level: str, only: Sequence[str] = ()) -> dict[str, Any]:
+    """Return the scoreboard and the verdicts on claims of the requested sections as plain data."""
+    requested = sections(only, results.record)
+    columns = [(section, column) for section in requested for column in section.columns]
+    fields = ("name", "title", "help", "low_is_good", "noise", "unit", "thresholds", "why")
+    return {
+        "columns": [
+            {"section": section.name} | {name: getattr(column, name) for name in fields}
+            for section, column in columns
+        ],
+        "scoreboard": [
+            {"mechanism": subject["label"], "summary": subject["summary"]}
+            | {"cells": {column.name: column.cell(results, subject["label"]) for _, column in columns}}
+            for subject in results.record["subjects"]
+        ],
+        "claims": [
+            _judged(claim, section, results, level) for section in requested for claim in section.claims
+        ],
+        "verdicts": VERDICTS,
+        "kinds": KINDS,
+    }
 
 
-def playground(results: Results, subjects: Sequence[Subject]) -> Playground:
-    """Formulas that take part come first, then all others there are; curves are those of the section on
-    signs, where it ran.
+def _judged(claim: Claim, section: Section, results: Results, level: str) -> dict[str, Any]:
+    verdict, numbers = claim.judge(results)
+    fields = ("name", "source", "text", "kind", "rule", "refuted", "counts")
+    return {name: getattr(claim, name) for name in fields} | {
+        "section": claim.evidence or (section.name if section.figures or section.parts else ""),
+        "verdict": verdict,
+        "found": numbers,
+        "command": command_again(claim.name, level) if claim.check is not None else "",
+    }
+
+
+def command_again(claim: str, level: str) -> str:
+    """Return the command that measures one claim again, at the level of the run.
+
+    >>> command_again("few-steps", "quick")
+    'unsoft compare --claim few-steps --quick --again'
     """
-    own = {s.label: s.formula for s in subjects if s.formula is not None and not s.formula.fields}
-    rows = {s.label: results.get("curves", s.label) for s in subjects if s.formula is None}
+    flag = f" --{level}" if level in ("quick", "full") else ""
+    return f"unsoft compare --claim {claim}{flag} --again"
+
+
+def views_of(results: Results, only: Sequence[str] = ()) -> list[dict[str, Any]]:
+    """Return the requested sections as the page shows them."""
+    with debug_mode(False):  # charts that our own code makes need not be validated part by part
+        views = [section.view(results) for section in sections(only, results.record)]
+    return [view for view in views if view is not None]
+
+
+def playground(results: Results, candidates: Sequence[Candidate], *, every: bool = True) -> Playground:
+    """Return the compared formulas, then with ``every`` all others, which imports all mechanisms.
+
+    Curves are those of the section "sign", if it ran.
+    """
+    own = {c.label: c.formula for c in candidates if c.formula is not None and not c.formula.fields}
+    others = formulas() if every else {}
+    rows = {c.label: results.get("curves", c.label) for c in candidates if c.formula is None}
     return Playground(
-        formulas=own | {name: formula for name, formula in formulas().items() if name not in own},
-        eps=inspect.signature(Magnitude).parameters["eps"].default,
-        logits=LOGITS,
-        others=others().tolist(),
-        curves={label: [row["weight"] for row in found] for label, found in rows.items() if found},
+        formulas=own | {name: formula for name, formula in others.items() if name not in own},
+        eps=inspect.signature(magnitude_hijack).parameters["eps"].default,
+        logits=CURVE_LOGITS,
+        others=other_logits().tolist(),
+        curves={label: [row["weight"] for row in curve] for label, curve in rows.items() if curve},
     )
 
 
@@ -103,22 +148,27 @@ def write(
     out: Path,
     content: dict[str, Any],
     views: Sequence[dict[str, Any]],
-    subjects: Sequence[Subject],
-    store: Store,
+    candidates: Sequence[Candidate],
+    store: AnswerStore,
+    *,
+    only: Sequence[str] = (),
     say: Callable[[str], None] = lambda _: None,
     processes: int = 1,
 ) -> dict[str, int]:
-    """Everything into the folder ``out``; how many tables and pictures there are.
+    """Write everything into the folder ``out`` and return the number of tables and figures.
 
-    ``say`` is told what is being drawn, in ``processes`` copies of this process where that is safe.
+    ``only`` are the requested sections: a page of some sections has no further formulas in its playground.
+    ``say`` gets progress messages. Pictures are drawn in ``processes`` copies of this process where that is
+    safe.
     """
     figures: list[Figure] = [figure for view in views for figure in view["figures"]]
     results = Results(content)
     for folder in (out, out / "data", out / "figures"):
         folder.mkdir(parents=True, exist_ok=True)
-    # Before this process bundles scripts itself: copies must not inherit what that starts.
+    # Before this process bundles scripts itself, since copies must not inherit the threads that starts.
     _write_pictures(out / "figures", figures, say, processes)
-    page = comparison_page(content, results.labels, views, playground(results, subjects), vega(store))
+    play = playground(results, candidates, every=not only)
+    page = comparison_page(content, results.labels, views, play, vega(store))
     write_whole(out / PAGE, page.encode())
     write_json(out / RECORD, content)
     tables = {figure.name: figure.rows for figure in figures}
@@ -136,7 +186,7 @@ def write(
 def _write_pictures(
     folder: Path, figures: Sequence[Figure], say: Callable[[str], None], processes: int
 ) -> None:
-    """PNG and SVG; pictures whose specification has not changed are left as they are."""
+    """Write PNG and SVG of figures whose specification has changed."""
     index_path = folder / "index.json"
     try:
         index = json.loads(index_path.read_text())
@@ -159,26 +209,23 @@ def _write_pictures(
 
 
 def _drawn(specs: dict[str, dict[str, Any]], processes: int) -> Iterator[tuple[str, dict[str, bytes]]]:
-    """Each picture by its name, as they come."""
+    """Yield each picture with its name, in the order in which they are drawn."""
     left = dict(specs)
-    if processes > 1 and len(specs) > 1 and can_copy_itself() and not has_drawn():
+    if processes > 1 and len(specs) > 1 and can_fork() and not has_drawn():
         names = list(specs)
-        for place, pictures in in_processes([partial(svg_and_png, specs[name]) for name in names], processes):
-            del left[names[place]]
-            yield names[place], pictures
+        for index, pictures in in_processes([partial(svg_and_png, specs[name]) for name in names], processes):
+            del left[names[index]]
+            yield names[index], pictures
     for name, spec in left.items():
         yield name, svg_and_png(spec)
 
 
-def vega(store: Store) -> str:
-    """The JavaScript that draws charts, as vl-convert brings it: one script.
-
-    Bundling takes seconds, so it is kept.
-    """
+def vega(store: AnswerStore) -> str:
+    """Return the JavaScript that draws charts, from the store if possible: bundling takes seconds."""
     key = key_of({"name": "vega", "version": importlib.metadata.version("vl-convert-python")})
-    found = store.get(key)
-    if found is not None and isinstance(found.get("script"), str) and store.trusts(key):
-        return str(found["script"])
+    kept = store.get(key)
+    if kept is not None and isinstance(kept.get("script"), str) and store.trusts(key):
+        return str(kept["script"])
     script = vega_script()
     store.put(key, {"script": script})
     return script

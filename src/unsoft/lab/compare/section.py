@@ -1,61 +1,271 @@
-"""What a section of a comparison consists of, and where its files
-are found: each file of ``sections`` is one.
-"""
+"""Parts of a section: the request it answers, its measurements, columns of the scoreboard, and claims."""
 
 from __future__ import annotations
 
-import importlib
-import pkgutil
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from unsoft.lab.compare import sections as folder
-from unsoft.lab.compare.claim import KINDS, Claim
-from unsoft.lab.compare.column import Column
-from unsoft.lab.compare.jobs import Job, Results, Rows
-from unsoft.lab.compare.level import Level
-from unsoft.lab.compare.store import outside_digest
-from unsoft.lab.compare.subject import Subject
-from unsoft.lab.evidence import VERDICTS
+from unsoft.lab.compare.candidate import Candidate
+from unsoft.lab.compare.jobs import Job, Missing, Results, Rows
+from unsoft.lab.evidence import BY_CONSTRUCTION, HOLDS, NOT_RUN, NOT_TESTABLE, Estimate
+from unsoft.modules.registry import names as all_names
 
 if TYPE_CHECKING:
-    from unsoft.lab.report.comparison.page import Part
-    from unsoft.lab.report.control import Control
-    from unsoft.lab.report.figure import Figure
+    from unsoft.lab.report.comparison import Part
+    from unsoft.lab.report.figure import ChartControl, Figure
 
-CLAIMS = "claims"
-"""Stands for the facts of all sections, as the name of a section to measure."""
-REFERENCES = ("softmax", "cog", "relu2", "identity", "gpam", "linear-relu", "magnitude")
-"""Measured in any case, since claims are about them; but no time is taken of them."""
+DEFINITION, THEOREM, EXPERIMENT = "definition", "theorem", "experiment"
+TRAINED, ELSEWHERE = "trained", "not testable here"
+KINDS = {
+    DEFINITION: "true by construction: shown, never counted",
+    THEOREM: "mathematics, checked to the digits that its rule names",
+    EXPERIMENT: "a measurement that could have come out otherwise",
+    TRAINED: "decided by trained models, from the records of a study",
+    ELSEWHERE: "this page cannot decide it, for the reason given",
+}
+COUNTED = (THEOREM, EXPERIMENT, TRAINED)
+"""Kinds of claims that could have failed."""
+SURVEY, SU, ROSIC = "survey of negative attention 2025", "Su 2023", "Rosić 2026"
+"""Sources of claims."""
+Finding = tuple[str, str]
+"""A verdict, and the sentence with the numbers it rests on."""
+_BESIDE_OWN = ("softmax", "cog", "relu2", "linear-relu", "magnitude")
+"""Compared with formulas of one's own unless other mechanisms are named."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ComparisonLevel:
+    """Sizes of every measurement."""
+
+    name: str
+    mechanisms: tuple[str, ...]
+    """Compared unless the user names some; empty for all there are."""
+    keys: int
+    """Length of the rows whose focus is measured."""
+    rows: int
+    depth: int
+    """Layers of the random networks."""
+    seeds: int
+    """Random networks that collapse is measured in."""
+    lengths: tuple[int, ...]
+    """Sequence lengths at which cost is measured."""
+    rounds: int
+    seconds: float
+    """Minimum time for which the mechanisms are timed in turn."""
+    geometries: int
+    draws: int
+    """Repetitions of everything random, from which confidence intervals come."""
+
+
+QUICK = ComparisonLevel(
+    name="quick",
+    mechanisms=(
+        *("softmax", "cog", "softpick", "relu2", "sigmoid", "identity", "gpam", "linear-relu"),
+        *("retention", "magnitude"),
+    ),
+    keys=1024,
+    rows=16,
+    depth=8,
+    seeds=3,
+    lengths=(256, 1024),
+    rounds=5,
+    seconds=0.0,
+    geometries=128,
+    draws=4,
+)
+STANDARD = ComparisonLevel(
+    name="standard",
+    mechanisms=(
+        *("softmax", "softmax1", "l2", "cog", "sinh", "swishmax", "softpick", "relu", "relu2", "sigmoid"),
+        *("tanh", "identity", "polynomial", "gpam", "differential", "differential2", "linear-relu"),
+        *("linear-elu1", "linear-exp", "cosformer", "performer", "retention", "decay", "magnitude"),
+        *("magnitude+cog", "logn+softmax", "sink+softmax", "sparsemax", "entmax15", "stick-breaking", "fox"),
+        *("rbf", "ssmax", "tda", "deltanet", "gated-deltanet"),
+    ),
+    keys=2048,
+    rows=16,
+    depth=12,
+    seeds=4,
+    lengths=(256, 1024, 2048),
+    rounds=5,
+    seconds=0.0,
+    geometries=256,
+    draws=8,
+)
+FULL = ComparisonLevel(
+    name="full",
+    mechanisms=(),
+    keys=8192,
+    rows=64,
+    depth=24,
+    seeds=8,
+    lengths=(256, 512, 1024, 2048, 4096),
+    rounds=7,
+    seconds=1.0,
+    geometries=1024,
+    draws=16,
+)
+
+
+def default_names(level: ComparisonLevel, own: bool) -> tuple[str, ...]:
+    """Return the mechanisms to compare if the user names none; ``own`` if there are formulas besides."""
+    if own:
+        return _BESIDE_OWN
+    return level.mechanisms or tuple(dict.fromkeys((*STANDARD.mechanisms, *all_names())))
 
 
 @dataclass(frozen=True)
 class Request:
     """What the user wants compared."""
 
-    subjects: Sequence[Subject]
-    level: Level
+    candidates: Sequence[Candidate]
+    level: ComparisonLevel
     model: str | None = None
     study: str | None = None
     """A file with records of trained models, in place of those that come with the package."""
     verdicts: str | None = None
-    """A file with verdicts of interventions inside a model, before those that come with the package."""
+    """A file with verdicts of interventions inside a model, added to those that come with the package."""
+
+    def with_references(self, *names: str) -> list[Candidate]:
+        """Return the candidates and these mechanisms, which claims are about."""
+        labels = {candidate.label for candidate in self.candidates}
+        return [*self.candidates, *(Candidate(name, name) for name in names if name not in labels)]
+
+
+def job(
+    name: str,
+    candidate: Candidate | None,
+    compute: Callable[..., Rows],
+    expected: float,
+    *,
+    timed: bool = False,
+    **sizes: Any,
+) -> Job:
+    """Return the measurement ``compute(candidate, **sizes)``, or ``compute(**sizes)`` without a candidate.
+
+    The sizes are part of the question, so they must be plain data that decide the answer.
+    """
+    question = {"name": name, **sizes}
+    call = partial(compute, **sizes)
+    if candidate is not None:
+        question["mechanism"] = candidate.identity
+        call = partial(compute, candidate, **sizes)
+    return Job(name, "" if candidate is None else candidate.label, question, call, expected, timed)
+
+
+@dataclass(frozen=True)
+class Claim:
+    """A claim of the literature: its kind, the rule that decides it, and the check that applies the rule.
+
+    ``rule`` says how the claim is decided and ``refuted`` which outcome would be against it: both are written
+    before the number is known. ``check`` computes the verdict; what it reads is what must be measured. A
+    claim of the kind "not testable here" has the reason in ``needs`` instead of a check.
+    """
+
+    name: str
+    source: str
+    text: str
+    kind: str
+    rule: str = ""
+    refuted: str = ""
+    check: Callable[[Results], Finding] | None = None
+    needs: str = ""
+    evidence: str = ""
+    """The section that shows it, if that is another one."""
+
+    def __post_init__(self) -> None:
+        if self.kind not in KINDS:
+            raise ValueError(f"claim {self.name}: there is no kind {self.kind!r}")
+        if self.kind == ELSEWHERE:
+            if not self.needs or self.check is not None:
+                raise ValueError(f"claim {self.name}: what cannot be tested has a reason and no check")
+        elif self.check is None or not self.rule:
+            raise ValueError(f"claim {self.name}: it needs a check and its rule in words")
+        if self.kind in (EXPERIMENT, TRAINED) and not self.refuted:
+            raise ValueError(f"claim {self.name}: it must say which outcome would refute it")
 
     @property
-    def everyone(self) -> list[Subject]:
-        """The mechanisms of the user, and those that claims are about."""
-        known = {subject.label for subject in self.subjects}
-        return [*self.subjects, *(Subject(name, name) for name in REFERENCES if name not in known)]
+    def counts(self) -> bool:
+        """True if it could have failed."""
+        return self.kind in COUNTED
+
+    def judge(self, results: Results) -> Finding:
+        """Return the verdict, "not run" with the reason if a measurement is missing."""
+        if self.check is None:
+            return NOT_TESTABLE, self.needs
+        try:
+            verdict, numbers = self.check(results)
+        except Missing as reason:
+            return NOT_RUN, str(reason)
+        return (BY_CONSTRUCTION if self.kind == DEFINITION and verdict == HOLDS else verdict), numbers
+
+
+@dataclass(frozen=True)
+class ScoreColumn:
+    """A column of the scoreboard: a number for each mechanism, its confidence interval, and a reading.
+
+    ``yes`` and ``partly`` are thresholds of the number; above them is good unless ``low_is_good``. ``noise``
+    is the relative change that repeated runs of the same code show.
+    """
+
+    name: str
+    title: str
+    help: str
+    answer: Callable[[Results, str], Estimate | float | None]
+    yes: float = 0.0
+    partly: float = 0.0
+    low_is_good: bool = False
+    noise: float = 1e-6
+    unit: str = ""
+    why: str = ""
+    """The reference points that the thresholds come from."""
+    limit: float | None = None
+    """The end of the measured range: a value that reaches it is shown as "at least"."""
+    note: Callable[[Results, str], str] | None = None
+    """Remark on one number, such as the tasks that it is a mean over."""
+    badness: Callable[[float], float] | None = None
+    """For a number that is best in the middle: its distance from there, which thresholds apply to."""
+
+    @property
+    def thresholds(self) -> str:
+        """The thresholds as text."""
+        up_to = "up to" if self.low_is_good or self.badness else "from"
+        unit = self.unit if self.badness is None else "times too many or too few"
+        return f"● {up_to} {self.yes:.3g}, ◐ {up_to} {self.partly:.3g} {unit}".rstrip()
+
+    def cell(self, results: Results, label: str) -> dict[str, Any]:
+        """Return value, reading, confidence interval and note of one mechanism as plain data."""
+        answer = self.answer(results, label)
+        estimate = answer if isinstance(answer, Estimate) or answer is None else Estimate(answer)
+        if estimate is None:
+            return {"value": None, "reading": self.reading(None), "beyond": False}
+        beyond = self.limit is not None and estimate.value >= self.limit
+        cell = {"value": estimate.value, "reading": self.reading(estimate.value), "beyond": beyond}
+        if estimate.low is not None:
+            cell |= {"low": estimate.low, "high": estimate.high}
+        note = "" if self.note is None else self.note(results, label)
+        return cell | {"note": note} if note else cell
+
+    def reading(self, value: float | None) -> str:
+        """Return yes, partly, no, or not run."""
+        if value is None:
+            return NOT_RUN
+        sign = -1.0 if self.low_is_good or self.badness else 1.0
+        value = value if self.badness is None else self.badness(value)
+        if sign * value >= sign * self.yes:
+            return "yes"
+        return "partly" if sign * value >= sign * self.partly else "no"
 
 
 @dataclass(frozen=True)
 class Section:
     """One question about mechanisms: how it is measured, drawn, scored, and which claims it decides.
 
-    ``order`` is its place among the others. Everything else is optional. ``jobs`` measure the mechanisms of a
-    request, ``facts`` what claims need besides. ``figures`` and ``parts`` are what the page shows; without
-    either it has no place there.
+    ``name`` is that of its file, ``order`` its position among the others. Everything else is optional.
+    ``jobs`` measure the mechanisms of a request, ``facts`` what claims need besides. ``figures`` and
+    ``parts`` are what the page shows; a section without either is not on the page.
     """
 
     name: str
@@ -67,115 +277,20 @@ class Section:
     about: str = ""
     """What to know before looking at the figures."""
     jobs: Callable[[Request], list[Job]] | None = None
-    facts: Callable[[Level], list[Job]] | None = None
+    facts: Callable[[ComparisonLevel], list[Job]] | None = None
     figures: Callable[[Results], Iterable[Figure]] | None = None
     parts: Callable[[Results], Iterable[Part]] | None = None
-    controls: Sequence[Control] = ()
-    columns: Sequence[Column] = ()
+    controls: Sequence[ChartControl] = ()
+    columns: Sequence[ScoreColumn] = ()
     claims: Sequence[Claim] = ()
     needs: str = ""
     """The field of a request (and of its record) without which there is nothing to measure or to show."""
 
     def view(self, results: Results) -> dict[str, Any] | None:
-        """What the page shows; None for a section without a place there, or
-        of which nothing was measured.
-        """
+        """Return what the page shows, or None if there is nothing."""
         figures = list(self.figures(results)) if self.figures else []
         parts = list(self.parts(results)) if self.parts else []
         if not figures and not parts:
             return None
         texts = {"name": self.name, "title": self.title, "question": self.question, "about": self.about}
         return texts | {"controls": self.controls, "figures": figures, "parts": parts}
-
-
-def sections(record: Mapping[str, Any] | None = None) -> list[Section]:
-    """All there are, in order; or those that have what they need in a record."""
-    found = []
-    for module in pkgutil.iter_modules(folder.__path__, f"{folder.__name__}."):
-        found.append(importlib.import_module(module.name).SECTION)
-    if record is not None:
-        found = [section for section in found if not section.needs or record.get(section.needs)]
-    return sorted(found, key=lambda section: (section.order, section.name))
-
-
-def plan(request: Request, only: Sequence[str] = ()) -> list[Job]:
-    """The jobs of the wanted sections, all unless told otherwise; first
-    those that must prepare something, facts last.
-    """
-    jobs: list[Job] = []
-    facts: list[Job] = []
-    for section in sections(vars(request)):
-        wanted = not only or section.name in only
-        if wanted and section.jobs:
-            jobs += _with_code(section.jobs, section.jobs(request))
-        if (wanted or CLAIMS in only) and section.facts:
-            facts += _with_code(section.facts, section.facts(request.level))
-    return sorted(jobs, key=lambda job: job.prepare is None) + facts
-
-
-def job(
-    name: str,
-    subject: Subject | None,
-    compute: Callable[[], Rows],
-    expected: float,
-    sizes: Mapping[str, Any] | None = None,
-    *,
-    timed: bool = False,
-) -> Job:
-    """A measurement of one mechanism, or of none; ``sizes`` are what its answer depends on besides."""
-    asked = {"name": name, **(sizes or {})}
-    if subject is not None:
-        asked["mechanism"] = subject.identity
-    return Job(name, "" if subject is None else subject.label, asked, compute, expected, timed)
-
-
-def conclusions(results: Results, level: str) -> dict[str, Any]:
-    """What measurements say, as plain data: the columns and rows of the
-    scoreboard, and every claim with its verdict.
-    """
-    every = sections(results.record)
-    columns = [(section, column) for section in every for column in section.columns]
-    told = ("name", "title", "help", "low_is_good", "noise", "unit", "thresholds", "why")
-    return {
-        "columns": [
-            {"section": section.name} | {name: getattr(column, name) for name in told}
-            for section, column in columns
-        ],
-        "scoreboard": [
-            {"mechanism": subject["label"], "summary": subject["summary"]}
-            | {"cells": {column.name: column.cell(results, subject["label"]) for _, column in columns}}
-            for subject in results.record["subjects"]
-        ],
-        "claims": [_judged(claim, section, results, level) for section in every for claim in section.claims],
-        "verdicts": VERDICTS,
-        "kinds": KINDS,
-    }
-
-
-def _judged(claim: Claim, section: Section, results: Results, level: str) -> dict[str, Any]:
-    verdict, found = claim.judge(results)
-    told = ("name", "source", "text", "kind", "rule", "refuted", "counts")
-    shown = claim.evidence or (section.name if section.figures or section.parts else "")
-    command = command_again(claim.name, level) if claim.check is not None else ""
-    return {name: getattr(claim, name) for name in told} | {
-        "section": shown,
-        "verdict": verdict,
-        "found": found,
-        "command": command,
-    }
-
-
-def command_again(claim: str, level: str) -> str:
-    """Measures one claim again, at the level of the run.
-
-    >>> command_again("few-steps", "quick")
-    'unsoft compare --claim few-steps --quick --again'
-    """
-    flag = f" --{level}" if level in ("quick", "full") else ""
-    return f"unsoft compare --claim {claim}{flag} --again"
-
-
-def _with_code(made_by: Callable[..., object], jobs: list[Job]) -> list[Job]:
-    """The code of a section that is not part of the package belongs to its questions."""
-    code = outside_digest(made_by)
-    return [replace(one, question={**one.question, "code": code}) for one in jobs] if code else jobs

@@ -1,4 +1,4 @@
-"""Results on disk, by what they are results of: same question, same code, same numbers, no second run."""
+"""Answers on disk, keyed by question, code and torch version, so that nothing is measured twice."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ _APART = ("cli/", "hf/", "lab/interpret/", "lab/report/")
 _NAME = re.compile(r"[0-9a-f]{40}\.json")
 
 
-class Store:
-    """A folder of JSON files. A file is whole or not there; one that cannot be read counts as not there.
+class AnswerStore:
+    """A folder of JSON files, written atomically; a file that cannot be read counts as missing.
 
     >>> import tempfile
-    >>> store = Store(Path(tempfile.mkdtemp()))
+    >>> store = AnswerStore(Path(tempfile.mkdtemp()))
     >>> store.put(key_of({"a": 1}), {"rows": [3]})
     >>> store.get(key_of({"a": 1}))["rows"], store.get(key_of({"a": 2})), store.clear()
     ([3], None, 1)
@@ -39,40 +39,40 @@ class Store:
 
     def get(self, key: str) -> dict[str, Any] | None:
         try:
-            found = json.loads(self._path(key).read_text())
+            content = json.loads(self._path(key).read_text())
         except (OSError, ValueError):
             return None
-        return found if isinstance(found, dict) and found.get("key") == key else None
+        return content if isinstance(content, dict) and content.get("key") == key else None
 
     def put(self, key: str, content: Mapping[str, Any]) -> None:
         make_private_folder(self.folder)
         write_whole(self._path(key), json.dumps({"key": key, **content}).encode())
 
     def trusts(self, key: str) -> bool:
-        """Can only the user have written what is kept under ``key``? Asked of what is code."""
+        """Return True if only the user can have written this entry; needed before running kept code."""
         return distrust(Path(os.path.realpath(self.folder)), [self._path(key)]) is None
 
     def files(self) -> list[Path]:
-        """What is kept, and what an interrupted write left behind."""
+        """Return all entries, and what interrupted writes left behind."""
         return [path for path in sorted(self.folder.glob("*.json*")) if _NAME.match(path.name)] + [
             path for path in sorted(self.folder.glob(".*.tmp")) if _NAME.match(path.name[1:])
         ]
 
     def clear(self) -> int:
-        """Deletes all of it; returns how many results there were. Files of others in the folder stay."""
-        found = self.files()
-        for path in found:
+        """Delete all entries and return how many there were. Other files in the folder stay."""
+        files = self.files()
+        for path in files:
             path.unlink(missing_ok=True)
-        with contextlib.suppress(OSError):  # not there, or not empty
+        with contextlib.suppress(OSError):  # missing, or not empty
             self.folder.rmdir()
-        return sum(path.suffix == ".json" for path in found)
+        return sum(path.suffix == ".json" for path in files)
 
     def _path(self, key: str) -> Path:
         return self.folder / f"{key}.json"
 
 
 def key_of(question: Mapping[str, Any]) -> str:
-    """Forty digits that stand for a question, the code that answers it and the torch it runs on.
+    """Return a digest of a question, the code that answers it and the version of torch.
 
     >>> key_of({"a": 1}) == key_of({"a": 1}), key_of({"a": 1}) == key_of({"a": 2})
     (True, False)
@@ -90,8 +90,9 @@ def code_digest(*folders: str) -> str:
 
 
 def outside_digest(thing: Callable[..., object]) -> str:
-    """Of the file that holds a function or class; empty if it belongs to
-    the package, which :func:`code_digest` covers.
+    """Return the digest of the file that defines a function or class, or "" if it is in the package.
+
+    Files of the package are covered by :func:`code_digest`.
 
     >>> outside_digest(code_digest), len(outside_digest(json.dumps))
     ('', 64)
@@ -101,7 +102,7 @@ def outside_digest(thing: Callable[..., object]) -> str:
 
 
 def outside_file(thing: Callable[..., object]) -> Path | None:
-    """The file that holds a function or class, unless it belongs to the package, or there is none."""
+    """Return the file that defines a function or class; None if it is in the package, or not in a file."""
     try:
         file = Path(inspect.getfile(inspect.unwrap(thing)))
     except TypeError:
@@ -110,7 +111,7 @@ def outside_file(thing: Callable[..., object]) -> Path | None:
 
 
 def folder_digest(folder: Path) -> str:
-    """Of all files that lie in a folder, by name and content; folders inside it are not looked at."""
+    """Return the digest of the names and contents of all files in a folder, without its subfolders."""
     total = hashlib.sha256()
     for path in sorted(folder.iterdir()):
         if path.is_file():
@@ -120,6 +121,6 @@ def folder_digest(folder: Path) -> str:
 
 
 def default_folder() -> Path:
-    """``UNSOFT_COMPARE_DIR``, or ``compare`` beside the compiled formulas."""
+    """Return ``UNSOFT_COMPARE_DIR``, or ``compare`` in the cache folder."""
     given = os.environ.get("UNSOFT_COMPARE_DIR")
     return expand_home(given, "UNSOFT_COMPARE_DIR") if given else cache_directory() / "compare"

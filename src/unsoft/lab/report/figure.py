@@ -1,4 +1,4 @@
-"""A chart with what is said about it, the kinds of charts there are, and the files they become."""
+"""Figures: a chart with its title and note, the kinds of charts, and the pictures and pages they become."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from typing import Any
 
 import altair as alt
 
-from unsoft.lab.report.look import PALETTE, coinciding, dash_of, look_of, panel_of, shown_at_first
+from unsoft.lab.report.look import PALETTE, coinciding, dash_of, look_of, looks, panel_of, shown_at_first
+from unsoft.lab.report.page import CHARTS, CHARTS_STYLE, HERE, page
 
 Rows = list[dict[str, Any]]
 _WIDTH, _HEIGHT = 560, 320
@@ -20,8 +21,18 @@ _LINE = 96
 
 
 @dataclass(frozen=True)
+class ChartControl:
+    """A choice above charts: ``options`` are pairs of a value and its label, ``name`` is the parameter."""
+
+    name: str
+    label: str
+    options: Sequence[tuple[float, str]]
+    first: float = 0.0
+
+
+@dataclass(frozen=True)
 class Figure:
-    """``name`` is that of its files; ``note`` says its setting and what to look for; ``rows`` are numbers."""
+    """A chart; ``name`` is that of its files, ``note`` its setting, ``rows`` the numbers for its table."""
 
     name: str
     title: str
@@ -29,12 +40,12 @@ class Figure:
     rows: Rows
     chart: Any
     on_page: bool = True
-    """False if a page shows the same by other means, and only files are wanted."""
+    """False if a page shows the same by other means, so that only files are written."""
     picture: Any = None
     """The chart of its files, if that is another one."""
 
     def for_page(self) -> dict[str, Any]:
-        """Vega-Lite as wide as its place; the page brings its theme, and a legend that follows its chips."""
+        """Return Vega-Lite as wide as its container; the page adds its theme and its own legend."""
         spec = _spec(self.chart.properties(width="container", height=_HEIGHT - 40))
         for layer in spec["layer"] if "usermeta" in spec else ():
             for channel in ("color", "shape"):
@@ -43,13 +54,13 @@ class Figure:
         return spec
 
     def for_file(self) -> dict[str, Any]:
-        """Vega-Lite with title, setting, legend and size."""
+        """Return Vega-Lite with title, note, legend and size."""
         chart = self.chart if self.picture is None else self.picture
         many = isinstance(chart, (alt.FacetChart, alt.ConcatChart))
         sizes = {} if many else {"width": _WIDTH, "height": _HEIGHT}
         spec = _spec(chart.properties(**sizes))
-        said = [self.note, _same_lines(spec.pop("usermeta", None))]
-        lines = [line for text in said if text for line in textwrap.wrap(text, _LINE)]
+        texts = [self.note, _same_lines(spec.pop("usermeta", None))]
+        lines = [line for text in texts if text for line in textwrap.wrap(text, _LINE)]
         spec["title"] = {"text": self.title, "subtitle": lines, "anchor": "start", "subtitlePadding": 4}
         config = {"view": {"stroke": None}, "axis": {"gridColor": "#e5e5e5"}}
         return {**spec, "background": "white", "config": config}
@@ -61,11 +72,11 @@ def _same_lines(about: Mapping[str, Any] | None) -> str:
 
 
 _drawing = False
-"""Has this process started vl-convert's runtime?"""
+"""True once this process has started the threads of vl-convert."""
 
 
 def has_drawn() -> bool:
-    """Has this process drawn anything? A copy of it would wait forever for threads that it does not have."""
+    """Return True once anything was drawn: a forked copy would wait forever for threads it does not have."""
     return _drawing
 
 
@@ -78,15 +89,36 @@ def _converter() -> Any:
 
 
 def svg_and_png(spec: dict[str, Any]) -> dict[str, bytes]:
-    """Pictures of a Vega-Lite specification, by the ending of their files."""
+    """Return pictures of a Vega-Lite specification by file extension."""
     vl_convert = _converter()
     svg = vl_convert.vegalite_to_svg(spec)
     return {"svg": svg.encode(), "png": vl_convert.svg_to_png(svg, scale=2)}
 
 
 def vega_script() -> str:
-    """The JavaScript that draws charts, as vl-convert brings it: one script. Bundling takes seconds."""
+    """Return the JavaScript of Vega-Embed that vl-convert bundles, which takes seconds."""
     return str(_converter().javascript_bundle())
+
+
+def figure_page(figure: Figure, controls: Sequence[ChartControl], library: str) -> str:
+    """Return one figure as a self-contained HTML page; ``library`` is the script of Vega-Embed."""
+    spec = figure.for_page()
+    labels = spec["usermeta"]["mechanisms"] if "usermeta" in spec else []
+    return page(
+        HERE / "figure.html",
+        title=f"unsoft: {figure.title}",
+        styles=[CHARTS_STYLE],
+        libraries=[library],
+        scripts=[CHARTS],
+        data={
+            "looks": looks(labels),
+            "shown": labels,
+            "figures": {figure.name: {"spec": spec, "chips": bool(labels)}},
+        },
+        figure=figure,
+        labels=labels,
+        controls=controls,
+    )
 
 
 def by_mechanism(
@@ -108,10 +140,10 @@ def by_mechanism(
     zero: bool = False,
     fixed: bool = False,
 ) -> Any:
-    """Lines of mechanisms, dots of measurements; chips of the page choose the mechanisms.
+    """Return a chart with a line per mechanism and dots for measurements; the page selects mechanisms.
 
-    ``choose`` are further columns of which the page shows one value at a time, with the value shown at first.
-    ``ends`` are columns with the lower and upper end of an interval around y, ``ticks`` the only values of x.
+    ``choose`` maps further columns, of which the page shows one value at a time, to their initial value.
+    ``ends`` are columns with the ends of a confidence interval around y, ``ticks`` the only values of x.
     A ``fixed`` chart has no choices and shows all mechanisms.
     """
     chosen = choose or {}
@@ -178,11 +210,9 @@ def by_value(
     colours: Sequence[str] = (),
     order: Sequence[str] = (),
 ) -> Any:
-    """Lines that differ by the value of a column, numbers or words; a legend tells which is which."""
-    words = any(isinstance(row[by], str) for row in rows)
-    scale = alt.Scale(range=list(colours)) if colours or words else alt.Scale(scheme="viridis")
-    if words and not colours:
-        scale = alt.Scale(range=list(PALETTE))
+    """Return a chart with a line for each value, number or text, of the column ``by``."""
+    texts = any(isinstance(row[by], str) for row in rows)
+    scale = alt.Scale(range=list(colours or PALETTE)) if colours or texts else alt.Scale(scheme="viridis")
     if by == "mechanism":
         names = list(dict.fromkeys(row[by] for row in rows))
         scale = alt.Scale(domain=names, range=[look_of(name).colour for name in names])
@@ -190,7 +220,7 @@ def by_value(
         "x": _x(x, x_title, log_x),
         "y": _y(y, y_title, log_y, y_domain, zero),
         "color": alt.Color(
-            f"{by}:{'N' if words else 'O'}",
+            f"{by}:{'N' if texts else 'O'}",
             title=by if by_title is None else by_title,
             scale=scale,
             sort=list(order) or alt.Undefined,
@@ -204,19 +234,19 @@ def by_value(
 
 
 def grey_dots(rows: Rows, x: str, y: str) -> Any:
-    """A line to compare the others with, to be added to a chart."""
+    """Return a dotted reference line to add to a chart."""
     line = alt.Chart(_data(rows)).mark_line(strokeDash=[2, 4], strokeWidth=2, color="#888888")
     return line.encode(x=f"{x}:Q", y=f"{y}:Q", tooltip=[f"{x}:Q", f"{y}:Q"])
 
 
 def dashes(rows: Rows, x: str, y: str, by: str) -> Any:
-    """Dashed lines in the colours of those of ``by``, to be added to a chart."""
+    """Return dashed lines in the colours of ``by`` to add to a chart."""
     line = alt.Chart(_data(rows)).mark_line(strokeDash=[4, 4])
     return line.encode(x=alt.X(f"{x}:Q"), y=alt.Y(f"{y}:Q"), color=alt.Color(f"{by}:O"))
 
 
 def heat_maps(rows: Rows) -> Any:
-    """A square for each mechanism: weights between -1 and 1 by query and key."""
+    """Return a heat map per mechanism: weights between -1 and 1 by query and key."""
     colours = alt.Scale(scheme="blueorange", domain=[1, -1])
     return (
         alt.Chart(_data(rows))
@@ -240,20 +270,20 @@ def _lines_and_dots(
     of_lines: Mapping[str, Any] | None = None,
     of_dots: Mapping[str, Any] | None = None,
 ) -> Any:
-    """``dots`` None marks the points of the lines, an empty list none; ``below`` is a layer to begin with."""
+    """Layer lines and dots; ``dots`` None marks the points of the lines, an empty list none."""
     layers = [] if below is None else [below]
     if rows:
         line = _chart(rows, filters).mark_line(clip=True, strokeWidth=2)
         layers.append(line.encode(**encoding, **(of_lines or {})))
     if marked := rows if dots is None else dots:
-        # Hollow, so that marks of different shapes on one place are all seen.
+        # Hollow, so that marks of different shapes at one point are all visible.
         point = _chart(marked, filters).mark_point(clip=True, size=46, filled=False, strokeWidth=1.8)
         layers.append(point.encode(**encoding, **(of_dots or {})))
     return alt.layer(*layers)
 
 
 def _chart(rows: Rows, filters: Sequence[str]) -> Any:
-    """Five digits are more than a chart can show."""
+    """Return a chart of the rows, rounded to five digits: a chart cannot show more."""
     short = [{k: float(f"{x:.5g}") if isinstance(x, float) else x for k, x in row.items()} for row in rows]
     chart: Any = alt.Chart(_data(short))
     for test in filters:
@@ -262,7 +292,7 @@ def _chart(rows: Rows, filters: Sequence[str]) -> Any:
 
 
 class _Named(str):
-    """The name of rows, which it brings along: Altair copies, deeply and often, what it is given itself."""
+    """A data name that carries its rows: Altair would deep-copy rows again and again."""
 
     rows: Rows
 
@@ -274,7 +304,7 @@ def _data(rows: Rows) -> Any:
 
 
 def _spec(chart: Any) -> dict[str, Any]:
-    """Vega-Lite with the rows in it."""
+    """Return Vega-Lite with the rows as named datasets."""
     spec: dict[str, Any] = chart.to_dict(validate=False)
     parts: list[Any] = [spec]
     for part in parts:
@@ -283,7 +313,7 @@ def _spec(chart: Any) -> dict[str, Any]:
 
 
 def _x(name: str, title: str, log: bool, ticks: Sequence[float] = (), padding: int = 0) -> Any:
-    """``padding`` are pixels at both ends, without which dots and intervals there would be cut."""
+    """Return the x axis; ``padding`` pixels at both ends keep dots and intervals there from being cut."""
     values = list(ticks) or [f * 10.0**k for k in range(-6, 5) for f in (1, 2, 5)]
     axis = alt.Axis(values=values, format="~g") if log or ticks else alt.Axis(tickCount=8)
     scale = alt.Scale(type="log" if log else "linear", nice=False, padding=padding or alt.Undefined)

@@ -1,21 +1,30 @@
-"""The skeleton of every page: one file, no network, a policy that runs
-nothing but the scripts it was written with.
+"""The skeleton of every page: one file, no network, a content policy that allows its own scripts only.
+
+Templates escape text and attributes. :func:`printable` and :func:`embedded_json` make text of others harmless
+in the two other contexts: a terminal, and the data of scripts.
 """
 
 from __future__ import annotations
 
 import base64
 import hashlib
+import json
+import math
+import unicodedata
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from unsoft.lab.report.escape import embedded_json, printable
-
 HERE = Path(__file__).parent
-_ALWAYS = (HERE / "elements.js", HERE / "tables.js")
 CHARTS, CHARTS_STYLE = HERE / "charts.js", HERE / "charts.css"
 """Of pages with charts; the script needs Vega-Embed, see :func:`unsoft.lab.report.figure.vega_script`."""
+_ALWAYS = (HERE / "elements.js", HERE / "tables.js")
+_HIDDEN = {"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"}
+"""Unicode categories: control, format (also bidirectional), surrogate, private, unassigned, separators."""
+_SHORT = {"\n": "⏎", "\t": "⇥", " ": "␣"}
+_WIDTH, _HEIGHT = 360, 200
+_LEFT, _RIGHT, _TOP, _BOTTOM = 52, 350, 10, 172
+"""Size of a line chart, and the edges of its plot area, in pixels."""
 
 
 def page(
@@ -28,12 +37,12 @@ def page(
     libraries: Sequence[str] = (),
     **values: Any,
 ) -> str:
-    """A whole page as text.
+    """Return a whole page as text.
 
     ``template`` is a Jinja2 file for the inside of ``<main>``, in which every value is escaped; ``values``
-    are its variables. ``data`` is what scripts find in the element ``#data``. ``styles`` and ``scripts`` are
-    files of this package, which follow the theme and the scripts of every page. ``libraries`` are texts of
-    further scripts, which run before these.
+    are its variables. Scripts find ``data`` in the element ``#data``. ``styles`` and ``scripts`` are files of
+    this package, added to the theme and the scripts of every page. ``libraries`` are texts of further
+    scripts, which run before these.
     """
     from jinja2 import Environment, StrictUndefined
     from markupsafe import Markup
@@ -64,7 +73,7 @@ def page(
 
 
 def number(value: Any) -> str:
-    """Short, for tables: four digits, no exponent where none is needed.
+    """Return a short text for tables: four digits, an exponent only where needed.
 
     >>> number(0.123456), number(12), number(1e-7), number("word"), number(None), number(float("nan"))
     ('0.123', '12', '1e-07', 'word', '', '')
@@ -82,3 +91,97 @@ def number(value: Any) -> str:
 
 def _hash(content: str) -> str:
     return "sha256-" + base64.b64encode(hashlib.sha256(content.encode()).digest()).decode()
+
+
+def printable(text: str, limit: int = 40) -> str:
+    r"""Return a short text without anything that could move a cursor, reverse a line or break a page.
+
+    >>> printable("a\x1b[31m b\n"), printable(" "), printable("x" * 50, 5)
+    ('a\\x1b[31m b⏎', '␣', 'xxxx…')
+    """
+    if text in _SHORT:
+        return _SHORT[text]
+    short = text if len(text) <= limit else text[: limit - 1] + "…"
+    return "".join(_SHORT[c] if c in "\n\t" else _named(c) for c in short)
+
+
+def _named(c: str) -> str:
+    if unicodedata.category(c) not in _HIDDEN:
+        return c
+    code = ord(c)
+    return f"\\x{code:02x}" if code < 256 else f"\\u{code:04x}" if code < 65536 else f"\\U{code:08x}"
+
+
+def embedded_json(data: Any) -> str:
+    """Return JSON for a ``<script type="application/json">``: nothing in it can end the element.
+
+    NaN and infinities become null.
+
+    >>> embedded_json({"a": "</script>", "b": float("nan")})
+    '{"a":"\\\\u003c/script\\\\u003e","b":null}'
+    """
+    # ASCII only, so that line separators are escaped too.
+    text = json.dumps(_finite(data), separators=(",", ":"), allow_nan=False)
+    return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
+
+
+def _finite(data: Any) -> Any:
+    if isinstance(data, float):
+        return data if math.isfinite(data) else None
+    if isinstance(data, dict):
+        return {str(key): _finite(value) for key, value in data.items()}
+    if isinstance(data, (list, tuple)):
+        return [_finite(value) for value in data]
+    return data
+
+
+def line_chart(xs: Sequence[float], ys: Sequence[float], x_name: str) -> dict[str, Any]:
+    """Return the coordinates that the macro ``line_chart`` draws; the y axis begins at 0 or below.
+
+    >>> chart = line_chart([0, 1, 2], [0.0, 5.0, 10.0], "depth")
+    >>> chart["points"].split()[0], chart["marks"][0]["label"], chart["spoken"]
+    ('52.0,172.0', '0', 'from 0.000 at depth 0 to 10 at depth 2')
+    """
+    ticks = _ticks(min(0.0, *ys), max(0.0, *ys))
+    low, span = ticks[0], ticks[-1] - ticks[0]
+    first, last = min(xs), max(xs)
+
+    def x_of(x: float) -> float:
+        return round(_LEFT + (x - first) / ((last - first) or 1) * (_RIGHT - _LEFT), 1)
+
+    def y_of(y: float) -> float:
+        return round(_BOTTOM - (y - low) / span * (_BOTTOM - _TOP), 1)
+
+    points = [(x_of(x), y_of(y)) for x, y in zip(xs, ys, strict=True)]
+    step = max(1, -(-len(xs) // 8))
+    return {
+        "width": _WIDTH,
+        "height": _HEIGHT,
+        "left": _LEFT,
+        "right": _RIGHT,
+        "bottom": _BOTTOM,
+        "points": " ".join(f"{x},{y}" for x, y in points),
+        "dots": [
+            {"x": x, "y": y, "label": f"{x_name} {number(at)}: {number(value)}"}
+            for (x, y), at, value in zip(points, xs, ys, strict=True)
+        ],
+        "ticks": [{"y": y_of(tick), "label": f"{tick:g}"} for tick in ticks],
+        "marks": [{"x": x_of(x), "label": f"{x:g}"} for x in xs[::step]],
+        "spoken": (
+            f"from {number(ys[0])} at {x_name} {number(xs[0])} to {number(ys[-1])} at {x_name}"
+            f" {number(xs[-1])}"
+        ),
+    }
+
+
+def _ticks(low: float, high: float) -> list[float]:
+    """Return three to seven round numbers from ``low`` or below to ``high`` or above.
+
+    >>> _ticks(0.0, 0.31), _ticks(-3.0, 8.0)
+    ([0.0, 0.1, 0.2, 0.3, 0.4], [-5.0, 0.0, 5.0, 10.0])
+    """
+    rough = (high - low) / 4 or 0.25
+    size = 10.0 ** math.floor(math.log10(rough))
+    step = next(size * factor for factor in (1, 2, 5, 10) if size * factor >= rough * 0.999)
+    first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
+    return [round(k * step, 12) for k in range(first, max(last, first + 1) + 1)]

@@ -8,10 +8,9 @@ from typing import Any
 
 from unsoft.files import write_csv, write_whole
 from unsoft.lab.evidence import DOES_NOT_HOLD, HOLDS, UNDECIDED
-from unsoft.lab.report.comparison.page import HERE as COMPARISON
 from unsoft.lab.report.figure import svg_and_png, vega_script
 from unsoft.lab.report.look import in_order, looks, shown_at_first
-from unsoft.lab.report.page import CHARTS, CHARTS_STYLE, number, page
+from unsoft.lab.report.page import CHARTS, CHARTS_STYLE, HERE, number, page
 from unsoft.lab.study.figures import figures_of, place_of
 from unsoft.lab.study.plan import Study
 from unsoft.lab.study.record import DONE, FAILED, Record
@@ -52,7 +51,7 @@ def study_page(studies: Sequence[Study], records: Sequence[Record], library: str
     return page(
         Path(__file__).parent / "page.html",
         title="unsoft study: what mechanisms learn",
-        styles=[CHARTS_STYLE, COMPARISON / "page.css"],
+        styles=[CHARTS_STYLE, HERE / "comparison.css"],
         libraries=[library],
         scripts=[CHARTS],
         data={

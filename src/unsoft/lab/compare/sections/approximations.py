@@ -3,29 +3,36 @@
 from __future__ import annotations
 
 import math
-from functools import partial
 from typing import Any
 
 import torch
 
 from unsoft import measure
-from unsoft.lab.compare.claim import EXPERIMENT, SU, SURVEY, THEOREM, Claim, Finding
+from unsoft.lab.compare.candidate import Candidate
 from unsoft.lab.compare.jobs import Job, Results
-from unsoft.lab.compare.level import Level
-from unsoft.lab.compare.section import Section, job
-from unsoft.lab.compare.subject import Subject
+from unsoft.lab.compare.section import (
+    EXPERIMENT,
+    SU,
+    SURVEY,
+    THEOREM,
+    Claim,
+    ComparisonLevel,
+    Finding,
+    Section,
+    job,
+)
 from unsoft.lab.evidence import Estimate, grade, t_interval
 
 FEATURES = (16, 64, 256, 1024)
 LENGTHS = (64, 256, 1024, 4096)
 
 
-def facts(level: Level) -> list[Job]:
+def facts(level: ComparisonLevel) -> list[Job]:
     draws = level.draws
     return [
-        job("random features", None, partial(random_features, draws), 0.5, {"draws": draws}),
-        job("entropy by length", None, partial(entropies, draws), 0.3, {"draws": draws}),
-        job("locality", None, partial(locality, draws), 0.2, {"draws": draws}),
+        job("random features", None, random_features, 0.5, draws=draws),
+        job("entropy by length", None, entropies, 0.3, draws=draws),
+        job("locality", None, locality, 0.2, draws=draws),
     ]
 
 
@@ -37,7 +44,7 @@ def random_features(draws: int) -> list[dict[str, Any]]:
             generator = torch.Generator().manual_seed(1300 + draw)
             query, key = (torch.randn(1, 64, 16, generator=generator) for _ in range(2))
             with torch.no_grad():
-                found = Subject("performer", f"performer({count})").weights(query, key)
+                found = Candidate("performer", f"performer({count})").weights(query, key)
             exact = torch.softmax(query @ key.mT / 4, -1)
             rows.append(
                 {"features": count, "draw": draw, "error": float((found - exact).norm() / exact.norm())}
@@ -55,7 +62,7 @@ def entropies(draws: int) -> list[dict[str, Any]]:
             key = 3 * torch.randn(1, length, 64, generator=generator)
             for name in ("softmax", "logn+softmax"):
                 with torch.no_grad():
-                    row = Subject(name, name).weights(query, key)
+                    row = Candidate(name, name).weights(query, key)
                 rows.append(
                     {
                         "mechanism": name,
@@ -77,7 +84,7 @@ def locality(draws: int) -> list[dict[str, Any]]:
         query, key = (torch.randn(1, tokens, 64, generator=generator, dtype=torch.float64) for _ in range(2))
         for name in ("linear-relu", "cosformer"):
             with torch.no_grad():
-                weights = Subject(name, name).weights(query, key)[0]
+                weights = Candidate(name, name).weights(query, key)[0]
             rows.append(
                 {"mechanism": name, "draw": draw, "distance": float((weights * distance).sum(-1).mean())}
             )
@@ -118,8 +125,8 @@ def _local(results: Results) -> Finding:
         t_interval([r["distance"] for r in rows if r["mechanism"] == name])
         for name in ("linear-relu", "cosformer")
     )
-    low = plain.value if plain.low is None else plain.low
-    high = local.value if local.high is None else local.high
+    low = plain.lower
+    high = local.upper
     return grade(high < 0.8 * low, high < low), (
         f"mean distance to the keys that a query of 128 tokens looks at: {plain} with relu alone, {local}"
         f" with the cosine"
@@ -145,9 +152,8 @@ SECTION = Section(
             SU,
             "The scale log n keeps the entropy of attention from growing with length.",
             EXPERIMENT,
-            "Random rows of 64 to 4096 keys: holds if the entropy rises by less than a tenth of what an"
-            " even row gains; with limits if by less than 80 %"
-            " of what it does without the scale.",
+            "Random rows of 64 to 4096 keys: holds if the entropy rises by less than a tenth of what an even"
+            " row gains; with limits if by less than 80 % of what it does without the scale.",
             "It rises by 80 % of softmax's rise or more.",
             _entropy,
         ),
@@ -156,9 +162,8 @@ SECTION = Section(
             SURVEY,
             "cosFormer's cosine re-weighting makes attention local.",
             EXPERIMENT,
-            "Random tokens, cosformer made for their number against linear attention with relu: holds if"
-            " the mean distance is a fifth smaller, interval"
-            " against interval; with limits if smaller at all.",
+            "Random tokens, cosformer made for their number against linear attention with relu: holds if the"
+            " mean distance is a fifth smaller, interval against interval; with limits if smaller at all.",
             "The mean distance is not smaller.",
             _local,
         ),

@@ -3,26 +3,23 @@
 from __future__ import annotations
 
 import math
-from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from unsoft.lab.compare.claim import EXPERIMENT, ROSIC, Claim, Finding
 from unsoft.lab.compare.jobs import Job, Results
-from unsoft.lab.compare.level import Level
-from unsoft.lab.compare.section import Section, job
+from unsoft.lab.compare.section import EXPERIMENT, ROSIC, Claim, ComparisonLevel, Finding, Section, job
 from unsoft.lab.compare.sections.geometry import similarities
 from unsoft.lab.evidence import Estimate, grade, t_interval
 from unsoft.magnitude import weighting
 
 
-def facts(level: Level) -> list[Job]:
+def facts(level: ComparisonLevel) -> list[Job]:
     draws = max(level.draws, 4)
     return [
-        job("clouds", None, partial(clouds, draws), 0.5, {"draws": draws}),
-        job("diversity", None, partial(diversity, draws), 0.5, {"draws": draws}),
+        job("clouds", None, clouds, 0.5, draws=draws),
+        job("diversity", None, diversity, 0.5, draws=draws),
     ]
 
 
@@ -117,7 +114,7 @@ def _cloud(results: Results, field: str) -> Estimate:
 
 def _redundancy(results: Results) -> Finding:
     found, negative = _cloud(results, "density"), _cloud(results, "negative")
-    high = found.value if found.high is None else found.high
+    high = found.upper
     return grade(
         high < -0.5, high < 0
     ), f"rank correlation of density and weight {found}; {negative.value:.0%} of the weights are negative"
@@ -125,7 +122,7 @@ def _redundancy(results: Results) -> Finding:
 
 def _edges(results: Results) -> Finding:
     found = _cloud(results, "edge")
-    low = found.value if found.low is None else found.low
+    low = found.lower
     return grade(low > 0.5, low > 0), f"rank correlation of the distance from the middle and weight {found}"
 
 
@@ -151,8 +148,7 @@ _EXPERIMENTS = (
         "redundancy",
         "Keys in crowds are suppressed.",
         "Random clouds with crowds in two dimensions, interval over draws: holds if the rank correlation of"
-        " density and weight is below −0.5; with"
-        " limits if it is below 0.",
+        " density and weight is below −0.5; with limits if it is below 0.",
         "The interval reaches 0.",
         _redundancy,
     ),
@@ -168,8 +164,7 @@ _EXPERIMENTS = (
         "bound",
         "|X| is the maximum diversity of the set.",
         "16 random keys in two dimensions: holds if magnitude equals the largest diversity of any"
-        " distribution to a millionth in every set; with limits"
-        " if in some.",
+        " distribution to a millionth in every set; with limits if in some.",
         "They differ in every set.",
         _diversity,
     ),

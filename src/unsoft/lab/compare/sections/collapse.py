@@ -1,47 +1,183 @@
-"""Do tokens become the same, drown in noise, or evolve? Rank, decodability and movement by depth."""
+"""Do tokens become the same, drown in noise, or evolve? Rank, decodability and movement by depth.
+
+Random attention layers are stacked. Queries and keys come from one random map, so that each token is its own
+best match, as in trained models: otherwise no mechanism has a reason to look at the token itself, and all
+forget it in the first layer. Without skip connections values are the states themselves, so that only the
+mixing is measured. With them values and outputs have random maps, and what a layer adds to a token has the
+same length for every mechanism.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import math
+from collections.abc import Iterator, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
-from unsoft.lab.compare.claim import EXPERIMENT, SURVEY, Claim, Finding
-from unsoft.lab.compare.column import Column
+import torch
+from torch import Tensor
+
+from unsoft import measure
 from unsoft.lab.compare.jobs import Job, Missing, Results
-from unsoft.lab.compare.level import Level
-from unsoft.lab.compare.section import Request, Section, job
-from unsoft.lab.compare.stack import TOKENS, Noise, Weighs, stack
+from unsoft.lab.compare.section import (
+    EXPERIMENT,
+    SURVEY,
+    Claim,
+    ComparisonLevel,
+    Finding,
+    Request,
+    ScoreColumn,
+    Section,
+    job,
+)
 from unsoft.lab.evidence import Estimate, grade, t_interval
-from unsoft.lab.report.control import Control
-from unsoft.lab.report.figure import Figure, by_mechanism
+from unsoft.lab.report.figure import ChartControl, Figure, by_mechanism
+from unsoft.measure.rows import unit_rows
 
-HALF, MOVED = 0.5, 0.1
 NOISE = "collapse of noise"
+SEQUENCES, TRAIN, TOKENS, HEADS, HEAD = 16, 12, 48, 4, 16
+WIDTH = HEADS * HEAD
+FIELDS = ("rank", "decoded", "moved")
+KEPT, LOST, MOVED = 0.5, 0.1, 0.1
+"""A rank, or a share of the input, counts as kept from a half on and as lost below a tenth of what it was;
+states count as moved from a tenth on."""
 
 
 def jobs(request: Request) -> list[Job]:
-    level = request.level
-    seconds = level.depth * level.seeds * 0.04
-    return [job("collapse", s, partial(collapse, s, level), seconds, _sizes(level)) for s in request.everyone]
+    depth, seeds = request.level.depth, request.level.seeds
+    candidates = request.with_references("softmax", "cog")
+    return [job("collapse", c, collapse, depth * seeds * 0.04, depth=depth, seeds=seeds) for c in candidates]
 
 
-def facts(level: Level) -> list[Job]:
-    return [job(NOISE, None, partial(collapse, Noise(), level), 1.0, _sizes(level))]
+def facts(level: ComparisonLevel) -> list[Job]:
+    return [job(NOISE, None, partial(collapse, Noise()), 1.0, depth=level.depth, seeds=level.seeds)]
 
 
-def _sizes(level: Level) -> dict[str, Any]:
-    return {"depth": level.depth, "seeds": level.seeds}
-
-
-def collapse(subject: Weighs, level: Level) -> list[dict[str, Any]]:
+def collapse(candidate: HasWeights, depth: int, seeds: int) -> list[dict[str, Any]]:
     """Every measure after each layer, for each random network, without and with skip connections."""
     return [
-        {"skip": skip, "seed": seed, "depth": depth} | row
+        {"skip": skip, "seed": seed, "depth": layer} | row
         for skip in (False, True)
-        for seed in range(level.seeds)
-        for depth, row in enumerate(stack(subject, level.depth, skip, seed))
+        for seed in range(seeds)
+        for layer, row in enumerate(stack(candidate, depth, skip, seed))
     ]
+
+
+class HasWeights(Protocol):
+    """What has weights: a mechanism, or a control."""
+
+    def weights(self, query: Tensor, key: Tensor, *, is_causal: bool = False) -> Tensor:
+        """(batch, queries, keys)."""
+
+
+class Noise:
+    """The control of every measure of states: weights that know nothing of queries and keys."""
+
+    def __init__(self) -> None:
+        self._generator = torch.Generator().manual_seed(0)
+
+    def weights(self, query: Tensor, key: Tensor, *, is_causal: bool = False) -> Tensor:
+        found = torch.randn(len(query), query.shape[1], key.shape[1], generator=self._generator)
+        return found.tril() if is_causal else found
+
+
+def stack(candidate: HasWeights, depth: int, skip: bool, seed: int) -> list[dict[str, Any]]:
+    """Measures of the states before the first layer and after each."""
+    generator = torch.Generator().manual_seed(100 + seed)
+    states = inputs = torch.randn(SEQUENCES, TOKENS, WIDTH, generator=generator)
+    length = math.sqrt(2 / depth)  # so that noise leaves (1 + 2/depth)^-depth, about e^-2, whatever the depth
+    rows = [measured(states, inputs)]
+    for _ in range(depth):
+        maps = torch.randn(3, WIDTH, WIDTH, generator=generator) / math.sqrt(WIDTH)
+        matched = _split_heads(states @ maps[0])
+        value = _split_heads(states @ maps[1] if skip else states)
+        with torch.no_grad():
+            weights = candidate.weights(matched, matched, is_causal=True).to(states.dtype)
+        out = (weights @ value).view(SEQUENCES, HEADS, TOKENS, HEAD).transpose(1, 2).flatten(2)
+        if skip:
+            out = states + length * states.norm(dim=-1, keepdim=True) * unit_rows(out @ maps[2])
+        # Only the scale of the whole is set right, so that neither 0 nor infinity is reached.
+        states = out / out.square().mean().sqrt().clamp(min=1e-30)
+        rows.append(measured(states, inputs) | {"alike": float(heads_alike(weights))})
+    return rows
+
+
+def _split_heads(x: Tensor) -> Tensor:
+    """(sequences * heads, tokens, head)."""
+    return x.view(*x.shape[:-1], HEADS, HEAD).transpose(1, 2).flatten(0, 1)
+
+
+def heads_alike(weights: Tensor) -> Tensor:
+    """Mean cosine between the patterns of different heads."""
+    similar: Tensor = measure.head_similarity(weights.view(SEQUENCES, HEADS, *weights.shape[1:]))
+    others = similar.sum((-2, -1)) - similar.diagonal(dim1=-2, dim2=-1).sum(-1)
+    return others.mean() / (HEADS * (HEADS - 1))
+
+
+def measured(states: Tensor, inputs: Tensor, train: int = TRAIN) -> dict[str, Any]:
+    """Residual over norm, effective rank over that of the inputs, tokens that can be told by their input,
+    what of the input can be decoded, and how far differences between tokens have moved from those of the
+    inputs. Maps are fitted to the first ``train`` sequences.
+    """
+    late = states[train:], inputs[train:]  # some sequences are enough for what each has by itself
+    ranks = [float(measure.effective_rank(unit_rows(x)).mean()) for x in late]
+    return {
+        "residual": float(
+            (measure.residual(states) / states.flatten(1).norm(dim=-1).clamp(min=1e-30)).mean()
+        ),
+        "rank": ranks[0] / ranks[1],
+        "recovery": float(measure.recovery(*late).mean()),
+        "decoded": float(measure.decodability(states, inputs, train)),
+        "moved": moved(states, inputs),
+    }
+
+
+def moved(states: Tensor, inputs: Tensor) -> float:
+    """1 - squared cosine between differences of tokens and those of the inputs."""
+    left, first = (x - x.mean(-2, keepdim=True) for x in (states, inputs))
+    sizes = float(left.square().sum() * first.square().sum())
+    return 1 - float((left * first).sum()) ** 2 / sizes if sizes > 0 else 1.0
+
+
+def by_depth(states: Sequence[Tensor], folds: int = 4) -> list[dict[str, list[float]]]:
+    """Of states (sequences, tokens, width) before the first layer and after each: effective rank, share of
+    the input that can be decoded, and how far they have moved; one number for each of ``folds`` parts of the
+    sequences, which is held out in turn.
+
+    >>> tokens = torch.randn(8, 32, 8, generator=torch.Generator().manual_seed(0))
+    >>> start, noise = by_depth([tokens, torch.randn(8, 32, 8)])
+    >>> min(start["decoded"]) > 0.9 > 0.1 > max(noise["decoded"]), min(noise["rank"]) > 0.9
+    (True, True)
+    """
+    inputs = states[0].double()
+    if len(inputs) < folds:
+        raise ValueError(f"depths: {len(inputs)} sequences cannot be cut into {folds} parts")
+    part = len(inputs) // folds
+    found: list[dict[str, list[float]]] = []
+    for here in states:
+        rows: list[dict[str, Any]] = []
+        for fold in range(folds):
+            order = torch.arange(len(inputs)).roll(part * fold)  # the last are held out
+            there, first = here.double()[order], inputs[order]
+            whole = measured(there, first, len(inputs) - part)
+            rows.append(whole | {"moved": moved(there[-part:], first[-part:])})
+        found.append({field: [row[field] for row in rows] for field in FIELDS})
+    return found
+
+
+def word(rank: Estimate, decoded: Estimate, moved: Estimate) -> str:
+    """What has become of the input, by means: evolution, collapse, noise, or something between.
+
+    >>> [word(*map(Estimate, given)) for given in ((0.9, 0.7, 0.5), (0.9, 0.01, 1.0), (0.1, 0.3, 0.9))]
+    ['evolution', 'noise', 'collapse']
+    """
+    if moved.value < MOVED:
+        return "unmoved"
+    if rank.value < KEPT:
+        return "collapse"
+    if decoded.value < LOST:
+        return "noise"
+    return "evolution" if decoded.value >= KEPT else "between evolution and noise"
 
 
 def figures(results: Results) -> Iterator[Figure]:
@@ -101,11 +237,11 @@ def layers_kept(rows: list[dict[str, Any]]) -> Estimate:
     for seed in sorted({row["seed"] for row in rows}):
         own = [row for row in rows if not row["skip"] and row["seed"] == seed]
         kept = [min(row["rank"], row["decoded"]) for row in own]
-        at = next((k for k, x in enumerate(kept) if x < HALF), None)
+        at = next((k for k, x in enumerate(kept) if x < KEPT), None)
         if at is None:
             found.append(float(len(kept) - 1))
         else:
-            found.append(at - 1 + (kept[at - 1] - HALF) / (kept[at - 1] - kept[at]) if at else 0.0)
+            found.append(at - 1 + (kept[at - 1] - KEPT) / (kept[at - 1] - kept[at]) if at else 0.0)
     return t_interval(found)
 
 
@@ -161,12 +297,11 @@ def _heads(results: Results) -> Finding:
     ends = []
     for at in (min(row["depth"] for row in rows), max(row["depth"] for row in rows)):
         ends.append(t_interval([row["alike"] for row in rows if row["depth"] == at]))
-    low = ends[1].value if ends[1].low is None else ends[1].low
-    high = ends[0].value if ends[0].high is None else ends[0].high
+    low = ends[1].lower
+    high = ends[0].upper
     return grade(low > 0.9, low > high), (
         f"mean cosine between the patterns of softmax heads: {ends[0]} in the first layer, {ends[1]} in the"
-        f" last; what training does is the"
-        " study's"
+        " last; what training does is the study's"
     )
 
 
@@ -176,18 +311,17 @@ SECTION = Section(
     title="Collapse",
     question="Do tokens collapse, drown or evolve?",
     about=(
-        f"Random networks, {TOKENS} tokens; queries and keys have the same map, so that each token is its"
-        f" own best match. Evolution: the"
-        " input can be decoded and tokens have moved. Collapse: the rank falls. Noise: the rank stays and"
-        " nothing can be decoded. With skip"
-        " connections what a layer adds to a token has the same length for every mechanism."
+        f"Random networks, {TOKENS} tokens; queries and keys have the same map, so that each token is its own"
+        " best match. Evolution: the input can be decoded and tokens have moved. Collapse: the rank falls."
+        " Noise: the rank stays and nothing can be decoded. With skip connections what a layer adds to a"
+        " token has the same length for every mechanism."
     ),
     jobs=jobs,
     facts=facts,
     figures=figures,
-    controls=[Control("skip", "Skip connections", [(0, "without"), (1, "with")], 1)],
+    controls=[ChartControl("skip", "Skip connections", [(0, "without"), (1, "with")], 1)],
     columns=[
-        Column(
+        ScoreColumn(
             "rank",
             "keeps rank?",
             "layers of attention alone that leave half of the effective rank and half of what can be"
@@ -203,7 +337,7 @@ SECTION = Section(
             ),
             noise=1e-3,
         ),
-        Column(
+        ScoreColumn(
             "identity",
             "keeps tokens apart?",
             "share of the input that can be decoded after the last layer with skip connections, beyond what"
@@ -214,8 +348,7 @@ SECTION = Section(
             unit="share",
             why=(
                 "0 is noise; what adds nothing, or the same to all tokens, gets 0 too. A map that looks at"
-                " nothing but the token itself gets"
-                " about 0.8: yes from half of that, partly from 0.1."
+                " nothing but the token itself gets about 0.8: yes from half of that, partly from 0.1."
             ),
             noise=1e-3,
         ),

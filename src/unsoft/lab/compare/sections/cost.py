@@ -6,7 +6,7 @@ import json
 import math
 import runpy
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -18,75 +18,88 @@ from unsoft.lab.bench.machine import machine
 from unsoft.lab.bench.memory import peak, reset_peak
 from unsoft.lab.bench.probe import run_probe
 from unsoft.lab.bench.timing import interleaved
-from unsoft.lab.compare.claim import EXPERIMENT, ROSIC, Claim, Finding
-from unsoft.lab.compare.column import Column
-from unsoft.lab.compare.jobs import Job, Missing, Results
-from unsoft.lab.compare.level import Level
-from unsoft.lab.compare.section import Request, Section, job
+from unsoft.lab.compare.candidate import WIDTH, Candidate
+from unsoft.lab.compare.jobs import Job, Missing, Results, Rows
+from unsoft.lab.compare.section import (
+    EXPERIMENT,
+    ROSIC,
+    Claim,
+    ComparisonLevel,
+    Finding,
+    Request,
+    ScoreColumn,
+    Section,
+)
 from unsoft.lab.compare.store import outside_file
-from unsoft.lab.compare.subject import WIDTH, Subject
-from unsoft.lab.compare.timed_calls import Call, cached_step, sdpa_step, training_step
 from unsoft.lab.evidence import Estimate, grade
 from unsoft.lab.report.figure import Figure, by_mechanism
 from unsoft.magnitude.gaussian import System
 from unsoft.magnitude.iterative import truncated
 from unsoft.magnitude.solver import Options
+from unsoft.modules.module import Mechanism
 
 PEER = "softmax of PyTorch (SDPA)"
+HEADS = 4
+TimedCall = Callable[[], object]
 
 
 def jobs(request: Request) -> list[Job]:
     """Of the mechanisms that were asked for; times depend on the machine and on what else is timed in
     turn.
     """
-    subjects, level = request.subjects, request.level
-    about = _where(level) | {
-        "mechanisms": [s.identity for s in subjects],
-        "labels": [s.label for s in subjects],
-    }
-    found = []
+    candidates, level = request.candidates, request.level
+    identities = {"mechanisms": [c.identity for c in candidates], "labels": [c.label for c in candidates]}
+    jobs = []
     for n in level.lengths:
-        seconds, one = len(subjects) * level.rounds * 0.01 * (n / 512) ** 2 + 2, about | {"length": n}
-        call = partial(training, subjects, n, level)
-        found.append(job(f"training at {n}", None, call, seconds, one, timed=True))
-        call = partial(decoding, subjects, n, level)
-        found.append(job(f"decoding at {n}", None, call, 2.0, one, timed=True))
-    sizes = about | {"lengths": level.lengths}
-    return [*found, job("memory", None, partial(memory, subjects, level.lengths), 8.0, sizes)]
+        expected = len(candidates) * level.rounds * 0.01 * (n / 512) ** 2 + 2
+        question = identities | {"length": n}
+        jobs.append(
+            _timed(f"training at {n}", partial(training, candidates, n, level), expected, level, question)
+        )
+        jobs.append(_timed(f"decoding at {n}", partial(decoding, candidates, n, level), 2.0, level, question))
+    question, call = identities | {"lengths": level.lengths}, partial(memory, candidates, level.lengths)
+    return [*jobs, _timed("memory", call, 8.0, level, question, timed=False)]
 
 
-def facts(level: Level) -> list[Job]:
-    sizes = _where(level) | {"lengths": level.lengths}
-    return [job("price of the solver", None, partial(price, level), 2.0, sizes, timed=True)]
+def facts(level: ComparisonLevel) -> list[Job]:
+    return [_timed("price of the solver", partial(price, level), 2.0, level, {"lengths": level.lengths})]
 
 
-def _where(level: Level) -> dict[str, Any]:
-    """What times depend on, besides what is timed."""
-    machine_and_threads = {"machine": machine(), "threads": torch.get_num_threads()}
-    return machine_and_threads | {"rounds": level.rounds, "seconds": level.seconds}
+def _timed(
+    name: str,
+    compute: Callable[[], Rows],
+    expected: float,
+    level: ComparisonLevel,
+    sizes: dict[str, Any],
+    timed: bool = True,
+) -> Job:
+    """Return a job whose question includes what times depend on besides the code."""
+    where = {"machine": machine(), "threads": torch.get_num_threads()}
+    question = {"name": name, **sizes, **where, "rounds": level.rounds, "seconds": level.seconds}
+    return Job(name, "", question, compute, expected, timed)
 
 
-def training(subjects: Sequence[Subject], length: int, level: Level) -> list[dict[str, Any]]:
+def training(candidates: Sequence[Candidate], length: int, level: ComparisonLevel) -> list[dict[str, Any]]:
     """Causal forward and backward, B=1 H=4 D=64 float32: seconds, and the ratio to SDPA."""
-    calls = {PEER: training_step(None, length)} | {s.label: training_step(s, length) for s in subjects}
+    calls = {PEER: training_step(None, length)} | {s.label: training_step(s, length) for s in candidates}
     return _ratios(calls, level, {"what": "training", "length": length})
 
 
-def decoding(subjects: Sequence[Subject], length: int, level: Level) -> list[dict[str, Any]]:
+def decoding(candidates: Sequence[Candidate], length: int, level: ComparisonLevel) -> list[dict[str, Any]]:
     """One more token after ``length`` tokens: seconds, and the ratio to SDPA with a cache of keys and values,
     which is given the token as well.
     """
-    calls = {PEER: sdpa_step(length)} | {s.label: cached_step(s, length) for s in subjects}
+    calls = {PEER: sdpa_step(length)} | {s.label: cached_step(s, length) for s in candidates}
     return _ratios(calls, level, {"what": "decoding", "length": length})
 
 
-def memory(subjects: Sequence[Subject], lengths: Sequence[int]) -> list[dict[str, Any]]:
+def memory(candidates: Sequence[Candidate], lengths: Sequence[int]) -> list[dict[str, Any]]:
     """Peak bytes of training on top of the inputs, all in one process of its own."""
-    families = [s.family for s in subjects if s.family is not None]
+    families = [s.family for s in candidates if s.family is not None]
     files = {str(file) for family in families if (file := outside_file(family.build)) is not None}
     task = {
         "lengths": list(lengths),
-        "subjects": [[s.label, _portable(s.mechanism)] for s in subjects],
+        "subjects": [[s.label, _portable(s.mechanism)] for s in candidates],
         "files": sorted(files),
     }
     rows = run_probe("-m", __name__, json.dumps(task), MALLOC_MMAP_THRESHOLD_="65536")["rows"]
@@ -94,7 +107,7 @@ def memory(subjects: Sequence[Subject], lengths: Sequence[int]) -> list[dict[str
     return [row | {"ratio": row["bytes"] / base[row["length"]], "low": None, "high": None} for row in rows]
 
 
-def _ratios(calls: dict[str, Call], level: Level, about: dict[str, Any]) -> list[dict[str, Any]]:
+def _ratios(calls: dict[str, TimedCall], level: ComparisonLevel, about: dict[str, Any]) -> Rows:
     """The ratio of the fastest samples; ``low`` and ``high`` are the range of the ratios within a round."""
     taken = interleaved(calls, rounds=level.rounds, seconds=level.seconds)
     seconds = {name: min(samples) for name, samples in taken.items()}
@@ -107,6 +120,66 @@ def _ratios(calls: dict[str, Call], level: Level, about: dict[str, Any]) -> list
     return rows
 
 
+def training_step(candidate: Candidate | None, length: int) -> TimedCall:
+    """Causal forward and backward; of PyTorch's softmax without a candidate."""
+    generator = torch.Generator().manual_seed(0)
+    module = None if candidate is None else candidate.module(length, HEADS)
+    queries, heads = (HEADS, HEADS) if module is None else (module.query_heads, module.layer_spec.heads)
+    q, k, v = (
+        torch.randn(1, h, length, WIDTH, generator=generator).requires_grad_()
+        for h in (queries, heads, heads)
+    )
+
+    def call() -> object:
+        if module is None:
+            out = scaled_dot_product_attention(q, k, v, is_causal=True)
+        else:
+            out = module(q, k, v, is_causal=True)
+        return torch.autograd.grad(out.sum(), (q, k, v), allow_unused=True)  # decay looks at no content
+
+    return call
+
+
+def sdpa_step(length: int) -> TimedCall:
+    """What a cached step costs in PyTorch: the token goes into room that was kept for it, then SDPA."""
+    generator = torch.Generator().manual_seed(0)
+    room_k, room_v = (torch.randn(1, HEADS, length + 2, WIDTH, generator=generator) for _ in range(2))
+    q, k, v = (torch.randn(1, HEADS, 1, WIDTH, generator=generator) for _ in range(3))
+
+    def call() -> object:
+        with torch.no_grad():
+            room_k[:, :, length + 1 :] = k
+            room_v[:, :, length + 1 :] = v
+            return scaled_dot_product_attention(q, room_k, room_v)
+
+    return call
+
+
+def cached_step(candidate: Candidate, length: int) -> TimedCall:
+    """One more token into the mechanism's own cache, which is put back afterwards."""
+    generator = torch.Generator().manual_seed(0)
+    module = candidate.module(length + 2, HEADS)  # a first token and the one that is timed
+    cache = module.new_cache(1)
+    with torch.no_grad():
+        module(*_random(module, length, generator), cache=cache)
+        token = _random(module, 1, generator)
+        module(*token, cache=cache)  # buffers grow now, not while the clock runs
+    before = cache.snapshot()
+
+    def call() -> object:
+        with torch.no_grad():
+            result = module(*token, cache=cache)
+        cache.restore(before)  # the next step is at the same length again
+        return result
+
+    return call
+
+
+def _random(module: Mechanism, length: int, generator: torch.Generator) -> list[torch.Tensor]:
+    heads = (module.query_heads, module.layer_spec.heads, module.layer_spec.heads)
+    return [torch.randn(1, h, length, WIDTH, generator=generator) for h in heads]
+
+
 def _portable(mechanism: str | Formula) -> Any:
     return mechanism if isinstance(mechanism, str) else mechanism.to_dict()
 
@@ -115,19 +188,19 @@ def _probe(task: dict[str, Any]) -> list[dict[str, Any]]:
     for file in task["files"]:
         runpy.run_path(file)  # registers a mechanism of the user's own
     known = [
-        Subject(label, given if isinstance(given, str) else Formula.from_dict(given))
+        Candidate(label, given if isinstance(given, str) else Formula.from_dict(given))
         for label, given in task["subjects"]
     ]
     rows = []
-    for subject in (None, *known):
-        training_step(subject, 128)()  # loads libraries, starts threads
+    for candidate in (None, *known):
+        training_step(candidate, 128)()  # loads libraries, starts threads
         for length in task["lengths"]:
-            call = training_step(subject, length)
+            call = training_step(candidate, length)
             before = reset_peak()
             call()
             rows.append(
                 {
-                    "mechanism": PEER if subject is None else subject.label,
+                    "mechanism": PEER if candidate is None else candidate.label,
                     "what": "memory",
                     "length": length,
                     "bytes": max(peak() - before, 0),
@@ -136,7 +209,7 @@ def _probe(task: dict[str, Any]) -> list[dict[str, Any]]:
     return rows
 
 
-def price(level: Level) -> list[dict[str, Any]]:
+def price(level: ComparisonLevel) -> list[dict[str, Any]]:
     """Seconds of five CG steps on all keys against a forward pass of
     SDPA, four heads: does the ratio grow with N?
     """
@@ -175,7 +248,7 @@ def figures(results: Results) -> Iterator[Figure]:
             "Causal, B=1 H=4 D=64 float32, on top of the inputs, in a process of its own.",
         ),
     ):
-        rows = [row for row in results.matching(what) if row["mechanism"] in results.labels]
+        rows = [row for row in results.starting_with(what) if row["mechanism"] in results.labels]
         if rows:
             chart = by_mechanism(
                 results.labels,
@@ -192,23 +265,24 @@ def figures(results: Results) -> Iterator[Figure]:
             yield Figure(f"cost-{what}", title, note, rows, chart)
 
 
-def _column(what: str, text: str, noise: float) -> Column:
+def _column(what: str, text: str, noise: float) -> ScoreColumn:
     """As much as PyTorch's softmax, within what repeated runs of the same code differ by, or up to twice."""
 
     def answer(results: Results, label: str) -> Estimate | None:
-        rows = [row for row in results.matching(what) if row.get("mechanism") == label]
+        rows = [row for row in results.starting_with(what) if row.get("mechanism") == label]
         if not rows:
             return None
         row = max(rows, key=lambda row: row["length"])
         return Estimate(row["ratio"], row["low"], row["high"])
 
     help = f"{text} at the largest N, of PyTorch's fused softmax; the range is that over rounds"
-    yes, partly = 1 + noise, 2.0
     why = (
         f"1 is PyTorch's fused softmax; repeated runs of the same code differ by {noise:.0%}, so ● costs no"
         " more than that as far as can be told; ◐ up to twice as much; ○ more."
     )
-    return Column(what, what, help, answer, yes, partly, low_is_good=True, noise=noise, unit="times", why=why)
+    return ScoreColumn(
+        what, what, help, answer, 1 + noise, 2.0, low_is_good=True, noise=noise, unit="times", why=why
+    )
 
 
 def _price(results: Results) -> Finding:

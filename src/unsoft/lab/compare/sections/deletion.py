@@ -9,20 +9,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from unsoft import measure
-from unsoft.lab.compare.claim import EXPERIMENT, SURVEY, Claim, Finding
-from unsoft.lab.compare.column import Column
+from unsoft.lab.compare.candidate import WIDTH, Candidate
 from unsoft.lab.compare.jobs import Job, Results
-from unsoft.lab.compare.section import Request, Section, job
-from unsoft.lab.compare.subject import WIDTH, Subject
+from unsoft.lab.compare.section import EXPERIMENT, SURVEY, Claim, Finding, Request, ScoreColumn, Section, job
 from unsoft.lab.evidence import Estimate, grade, t_interval
-from unsoft.lab.report.comparison.page import Part
+from unsoft.lab.report.comparison import Part
 from unsoft.measure.erasing import gain_of
 
 TOKENS, CONTEXTS = 48, 2
@@ -30,10 +27,11 @@ TOKENS, CONTEXTS = 48, 2
 
 def jobs(request: Request) -> list[Job]:
     draws = request.level.draws
-    return [job("deletion", s, partial(deletion, s, draws), 0.2, {"draws": draws}) for s in request.everyone]
+    candidates = request.with_references("softmax", "cog")
+    return [job("deletion", c, deletion, 0.2, draws=draws) for c in candidates]
 
 
-def deletion(subject: Subject, draws: int) -> list[dict[str, Any]]:
+def deletion(candidate: Candidate, draws: int) -> list[dict[str, Any]]:
     """Of random heads: the share of what they move that is removed, and how much of it the query decides.
 
     Half of the keys, the sources, and all queries meet twice, among other keys each time: what depends on
@@ -52,7 +50,7 @@ def deletion(subject: Subject, draws: int) -> list[dict[str, Any]]:
         for _ in range(CONTEXTS):
             keys = torch.cat([sources, normal(TOKENS - len(sources), WIDTH)])
             with torch.no_grad():
-                seen.append(subject.weights(queries, keys[None])[0, :, : len(sources)].to(sources.dtype))
+                seen.append(candidate.weights(queries, keys[None])[0, :, : len(sources)].to(sources.dtype))
         written = sources @ maps[0]
         found = measure.deletion(seen[0], written, residual=sources, out_proj=maps[1])
         gain = gain_of(written, sources, maps[1])
@@ -83,11 +81,9 @@ def parts(results: Results) -> Iterator[Part]:
     if rows:
         text = (
             f"Random heads of width {WIDTH} with value and output maps, {TOKENS} tokens. Removed: share of"
-            f" what is moved along"
-            " the sources' own directions that is taken away. By the query: one source is written for some"
-            " queries and removed"
-            " for others, again so among other keys; 0 if the maps alone decide, as chance does, 1 if the"
-            " query decides all."
+            " what is moved along the sources' own directions that is taken away. By the query: one source is"
+            " written for some queries and removed for others, again so among other keys; 0 if the maps alone"
+            " decide, as chance does, 1 if the query decides all."
         )
         yield Part(
             "What is written and what is removed",
@@ -103,8 +99,8 @@ def _of(results: Results, label: str, field: str) -> Estimate:
 
 def _only_adds(results: Results) -> Finding:
     removed, dynamic = (_of(results, "softmax", field) for field in ("removed", "dynamic"))
-    never = (removed.high or removed.value) < 0.01
-    fixed = (dynamic.high if dynamic.high is not None else dynamic.value) < 0.01
+    never = removed.upper < 0.01
+    fixed = dynamic.upper < 0.01
     return grade(never and fixed, never or fixed), (
         f"through random value and output maps softmax removes {removed} of what it moves; the query"
         f" decides {dynamic} of it"
@@ -114,8 +110,8 @@ def _only_adds(results: Results) -> Finding:
 
 def _dynamic(results: Results) -> Finding:
     cog, softmax = (_of(results, name, "dynamic") for name in ("cog", "softmax"))
-    low = cog.low if cog.low is not None else cog.value
-    high = softmax.high if softmax.high is not None else softmax.value
+    low = cog.lower
+    high = softmax.upper
     return grade(low > 0.5 and low > high, low > high), (
         f"the query decides {cog} of what cog writes and removes, {softmax} under softmax"
     )
@@ -129,7 +125,7 @@ SECTION = Section(
     jobs=jobs,
     parts=parts,
     columns=[
-        Column(
+        ScoreColumn(
             "deletes",
             "deletes by query?",
             "share of what sources are moved that the query decides: written for some queries, removed for"
@@ -139,10 +135,9 @@ SECTION = Section(
             0.05,
             unit="share",
             why=(
-                "0 is what softmax gets, whose maps alone decide, and what random weights, weights of 0 and"
-                " a scaled softmax get"
-                " too; 1 is a sign that follows the query throughout. Yes nearer to that, partly from a"
-                " twentieth."
+                "0 is what softmax gets, whose maps alone decide, and what random weights, weights of 0 and a"
+                " scaled softmax get too; 1 is a sign that follows the query throughout. Yes nearer to that,"
+                " partly from a twentieth."
             ),
             noise=1e-3,
         )
@@ -154,8 +149,7 @@ SECTION = Section(
             "Softmax can only add; what is irrelevant cannot be taken away by the query.",
             EXPERIMENT,
             "Random value and output maps, interval over draws: holds if softmax removes less than 1 % of"
-            " what it moves and the"
-            " query decides less than 1 %; with limits if only one of the two is so.",
+            " what it moves and the query decides less than 1 %; with limits if only one of the two is so.",
             "softmax removes sources, and the query decides which.",
             _only_adds,
         ),
@@ -164,9 +158,8 @@ SECTION = Section(
             SURVEY,
             "Negative weights let a head delete or suppress by the query.",
             EXPERIMENT,
-            "Interval over draws: holds if the query decides more than half of what cog moves, and more"
-            " than under softmax;"
-            " with limits if only more than under softmax.",
+            "Interval over draws: holds if the query decides more than half of what cog moves, and more than"
+            " under softmax; with limits if only more than under softmax.",
             "Under cog the query decides no more than under softmax.",
             _dynamic,
         ),

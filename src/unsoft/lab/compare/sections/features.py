@@ -6,18 +6,15 @@ Formulas that differ in one feature alone, the same task for each, and a regress
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from unsoft.lab.compare.claim import EXPERIMENT, SURVEY, Claim, Finding
 from unsoft.lab.compare.jobs import Job, Results
-from unsoft.lab.compare.level import Level
-from unsoft.lab.compare.section import Section, job
+from unsoft.lab.compare.section import EXPERIMENT, SURVEY, Claim, ComparisonLevel, Finding, Section, job
 from unsoft.lab.evidence import Estimate, grade, t_interval
-from unsoft.lab.report.comparison.page import Part
+from unsoft.lab.report.comparison import Part
 
 KEYS, CLASSES, BLUR = 16, (4.0, -4.0, 0.0), 0.5
 FEATURES = ("sign", "free sum", "jump at 0", "zero width")
@@ -61,9 +58,8 @@ FORMULAS: Mapping[str, tuple[tuple[int, int, int, int], Row]] = {
 """Which of the features each has, and its rows; neighbours differ in one."""
 
 
-def facts(level: Level) -> list[Job]:
-    rows, draws = level.geometries, level.draws
-    return [job("features", None, partial(features, rows, draws), 0.5, {"rows": rows, "draws": draws})]
+def facts(level: ComparisonLevel) -> list[Job]:
+    return [job("features", None, features, 0.5, rows=level.geometries, draws=level.draws)]
 
 
 def features(rows: int, draws: int) -> list[dict[str, Any]]:
@@ -132,10 +128,9 @@ def parts(results: Results) -> Iterator[Part]:
         if found.low is not None
     ]
     text = (
-        f"One key of logit 4, −4 or 0 among {KEYS - 1} others N(0, 1): is it support, opposition or"
-        f" neither? One number is"
-        " read, the output along the key's value; chance is 0.333. What each feature adds, others held fixed:"
-        f" {', '.join(words)}."
+        f"One key of logit 4, −4 or 0 among {KEYS - 1} others N(0, 1): is it support, opposition or neither?"
+        " One number is read, the output along the key's value; chance is 0.333. What each feature adds,"
+        f" others held fixed: {', '.join(words)}."
     )
     yield Part("Formulas that differ in one feature", text, columns, table)
 
@@ -169,8 +164,7 @@ SECTION = Section(
             "What lets attention tell irrelevant from opposed is that weights may be negative.",
             EXPERIMENT,
             "Ten formulas, accuracy regressed on four features: holds if the interval of the sign's effect"
-            " lies above 0"
-            " and above that of every other feature; with limits if it lies above 0 only.",
+            " lies above 0 and above that of every other feature; with limits if it lies above 0 only.",
             "The interval of the sign's effect reaches 0.",
             _sign_decides,
         )

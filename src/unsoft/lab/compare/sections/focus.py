@@ -7,20 +7,25 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from functools import partial
 from typing import Any
 
 import torch
 
 from unsoft import measure, theory
-from unsoft.lab.compare.claim import DEFINITION, SU, THEOREM, Claim, Finding
+from unsoft.lab.compare.candidate import WIDTH, Candidate
 from unsoft.lab.compare.jobs import Job, Missing, Results
-from unsoft.lab.compare.level import Level
-from unsoft.lab.compare.section import Request, Section, job
-from unsoft.lab.compare.subject import WIDTH, Subject
+from unsoft.lab.compare.section import (
+    DEFINITION,
+    SU,
+    THEOREM,
+    Claim,
+    Finding,
+    Request,
+    Section,
+    job,
+)
 from unsoft.lab.evidence import grade
-from unsoft.lab.report.control import Control
-from unsoft.lab.report.figure import Figure, Rows, by_mechanism, by_value
+from unsoft.lab.report.figure import ChartControl, Figure, Rows, by_mechanism, by_value
 
 BETAS = (-2.0, -1.0, 0.0, 1.0, 2.0)
 LINE = tuple(round(0.1 * k, 10) for k in range(1, 41))
@@ -32,24 +37,25 @@ _CLOSE, _RELATIVE = 0.02, 0.05
 
 def jobs(request: Request) -> list[Job]:
     level = request.level
-    seconds, sizes = level.keys * level.rows * 3e-5, {"keys": level.keys, "rows": level.rows}
-    return [job("focus", s, partial(focus, s, level), seconds, sizes) for s in request.everyone]
+    seconds = level.keys * level.rows * 3e-5
+    candidates = request.with_references("softmax", "relu2", "identity")
+    return [job("focus", c, focus, seconds, keys=level.keys, rows=level.rows) for c in candidates]
 
 
-def focus(subject: Subject, level: Level) -> list[dict[str, Any]]:
+def focus(candidate: Candidate, keys: int, rows: int) -> list[dict[str, Any]]:
     """Theory at every gamma of the line, measurements at some of them;
     families have measurements at beta = 0 only.
     """
-    return _theory(subject, level.keys) + _measured(subject, level)
+    return _theory(candidate, keys) + _measured(candidate, keys, rows)
 
 
-def _theory(subject: Subject, keys: int) -> list[dict[str, Any]]:
-    if subject.formula is None or subject.formula.uses & {"i", "j"}:
+def _theory(candidate: Candidate, keys: int) -> list[dict[str, Any]]:
+    if candidate.formula is None or candidate.formula.uses & {"i", "j"}:
         return []
     gammas, rows = torch.tensor(LINE, dtype=torch.float64), []
     for beta in BETAS:
         try:
-            found = theory.sparsity(subject.mechanism, beta, gammas, n=keys)
+            found = theory.sparsity(candidate.mechanism, beta, gammas, n=keys)
         except ValueError as problem:
             why = str(problem).splitlines()[0]
             return [{"kind": "no theory", "beta": 0.0, "gamma": 0.0, "S": None, "note": why}]
@@ -60,22 +66,22 @@ def _theory(subject: Subject, keys: int) -> list[dict[str, Any]]:
     return rows
 
 
-def _measured(subject: Subject, level: Level) -> list[dict[str, Any]]:
-    rows = []
-    pointwise = subject.formula is not None
+def _measured(candidate: Candidate, keys: int, rows: int) -> list[dict[str, Any]]:
+    table = []
+    pointwise = candidate.formula is not None
     width = 16 if pointwise else WIDTH  # a formula sees nothing but logits, whatever the keys' width
     for beta in BETAS if pointwise else (0.0,):
         for gamma in POINTS:
-            found = measured_sparsity(subject, beta, gamma, level.keys, level.rows, width)
+            found = measured_sparsity(candidate, beta, gamma, keys, rows, width)
             if len(found) > 1:
                 error = float(found.std() / math.sqrt(len(found)))
                 row = {"kind": "measured", "beta": beta, "gamma": gamma, "S": float(found.mean())}
-                rows.append(row | {"error": error})
-    return rows
+                table.append(row | {"error": error})
+    return table
 
 
 def measured_sparsity(
-    subject: Subject, beta: float, gamma: float, keys: int, rows: int, width: int = WIDTH
+    candidate: Candidate, beta: float, gamma: float, keys: int, rows: int, width: int = WIDTH
 ) -> torch.Tensor:
     """S of ``rows`` rows whose keys are N(mu, 1) in ``width`` dimensions, with |q| = gamma and q . mu = beta.
 
@@ -88,7 +94,7 @@ def measured_sparsity(
     for at in torch.split(direction, max(1, 2**20 // keys)):
         key = torch.randn(len(at), keys, width, generator=generator) + (beta / gamma) * at
         with torch.no_grad():
-            weights = subject.weights(gamma * at, key, scale=1.0)[:, 0]
+            weights = candidate.weights(gamma * at, key, scale=1.0)[:, 0]
         found.append(measure.sparsity(weights)[(weights != 0).any(-1)])
     return torch.cat(found).double()
 
@@ -175,9 +181,8 @@ def _rectified(results: Results) -> Finding:
     usual = sorted(abs(found - theory) / theory for _, _, found, theory in _pairs(results, "relu2"))
     middle = usual[len(usual) // 2]
     return grade(error < _RELATIVE, middle < _RELATIVE), (
-        f"largest relative distance {error:.1%}, at beta = {worst[0]:g}, gamma = {worst[1]:g}"
-        f" ({worst[2]:.4f} measured, {worst[3]:.4f} theory);"
-        f" in the middle of {len(usual)} points {middle:.1%}"
+        f"largest relative distance {error:.1%}, at beta = {worst[0]:g}, gamma = {worst[1]:g} ({worst[2]:.4f}"
+        f" measured, {worst[3]:.4f} theory); in the middle of {len(usual)} points {middle:.1%}"
     )
 
 
@@ -270,12 +275,11 @@ SECTION = Section(
     title="Focus",
     question="Can it focus?",
     about=(
-        "S = E|a| / √(E a²) over a row whose logits are N(beta, gamma²): 1 if the row is even, near 0 if"
-        " all is"
-        " on one key."
+        "S = E|a| / √(E a²) over a row whose logits are N(beta, gamma²): 1 if the row is even, near 0 if all"
+        " is on one key."
     ),
     jobs=jobs,
     figures=figures,
-    controls=[Control("beta", "beta of the last chart", [(beta, f"{beta:g}") for beta in BETAS])],
+    controls=[ChartControl("beta", "beta of the last chart", [(beta, f"{beta:g}") for beta in BETAS])],
     claims=[Claim(name, SU, text, kind, rule, check=check) for name, text, kind, rule, check in _CLAIMS],
 )

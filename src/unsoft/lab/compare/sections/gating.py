@@ -5,19 +5,24 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from unsoft.lab.compare.claim import EXPERIMENT, ROSIC, Claim, Finding
-from unsoft.lab.compare.gate import FITTED_TO, Gate, GatedSubject, fitted_gate
 from unsoft.lab.compare.jobs import Job, Results
-from unsoft.lab.compare.level import Level
-from unsoft.lab.compare.section import Section, job
-from unsoft.lab.compare.sections.hijack import CROWD, from_one, weights_of
+from unsoft.lab.compare.section import EXPERIMENT, ROSIC, Claim, ComparisonLevel, Finding, Section, job
+from unsoft.lab.compare.sections.hijack import (
+    CROWD,
+    FITTED_TO,
+    Gate,
+    GatedCandidate,
+    fitted_gate,
+    from_one,
+    weights_of,
+)
 from unsoft.lab.evidence import grade
-from unsoft.lab.report.comparison.page import Part
+from unsoft.lab.report.comparison import Part
 
 _PLACES = ("values", "mass")
 
 
-def facts(level: Level) -> list[Job]:
+def facts(level: ComparisonLevel) -> list[Job]:
     return [job("gates", None, gates, 0.5)]
 
 
@@ -28,10 +33,10 @@ def gates() -> list[dict[str, Any]]:
     rows = []
     for kind, gate in (("start", Gate(1.0, 0.0, 1.0)), ("fitted", fitted_gate())):
         for where in _PLACES:
-            subject = GatedSubject("magnitude", "magnitude", gate=gate, where=where)
-            alone = weights_of(subject, 1)
+            candidate = GatedCandidate("magnitude", "magnitude", gate=gate, where=where)
+            alone = weights_of(candidate, 1)
             for crowd in (CROWD, 1000):
-                row = weights_of(subject, crowd)
+                row = weights_of(candidate, crowd)
                 odds = [float(x[1:].sum() / x[0]) for x in (row, alone)]
                 about = {"gate": kind, "where": where, "beta": gate.beta, "gamma": gate.gamma, "t": gate.t}
                 rows.append(
@@ -82,9 +87,8 @@ def _gate(results: Results) -> Finding:
     )
     kept = [from_one(x) <= 2 for x in (fitted, beyond)]
     return grade(all(kept), kept[0]), (
-        f"{CROWD} clones count as {start:.1f} at the gate's start and as {fitted:.2f} once β and γ are"
-        f" fitted to crowds of up to"
-        f" {FITTED_TO}; 1000 clones then count as {beyond:.2f}"
+        f"{CROWD} clones count as {start:.1f} at the gate's start and as {fitted:.2f} once β and γ are fitted"
+        f" to crowds of up to {FITTED_TO}; 1000 clones then count as {beyond:.2f}"
     )
 
 
@@ -93,8 +97,7 @@ def _one_unit(results: Results) -> Finding:
     start = _row(results, "start", "values", CROWD)
     return grade(from_one(row["count"]) < 1.1, from_one(row["count"]) < 2), (
         f"{CROWD} clones count as {row['count']:.2f} with the fitted gate (β = {row['beta']:.3g}, γ ="
-        f" {row['gamma']:.3g}, t = {row['t']:.3g}),"
-        f" as {start['count']:.1f} at the start"
+        f" {row['gamma']:.3g}, t = {row['t']:.3g}), as {start['count']:.1f} at the start"
     )
 
 
@@ -111,9 +114,8 @@ def _shrinks(results: Results) -> Finding:
 def _values_or_mass(results: Results) -> Finding:
     values, mass = (_row(results, "fitted", where, CROWD)["unique"] for where in _PLACES)
     return grade(values > 1.05 * mass, values > 0.95 * mass), (
-        f"weight with which the unique key reaches the output, fitted gate, {CROWD} clones: {values:.3f}"
-        f" with the gate on values,"
-        f" {mass:.3f} with the gate on the mass"
+        f"weight with which the unique key reaches the output, fitted gate, {CROWD} clones: {values:.3f} with"
+        f" the gate on values, {mass:.3f} with the gate on the mass"
     )
 
 
@@ -131,8 +133,7 @@ SECTION = Section(
             "The magnitude gate keeps clones from taking over.",
             EXPERIMENT,
             f"Gate on the mass, β, γ and t fitted to crowds of 2 to {FITTED_TO}: holds if {CROWD} and 1000"
-            f" clones both count as one within a"
-            " factor of 2; with limits if 50 do.",
+            " clones both count as one within a factor of 2; with limits if 50 do.",
             "Even 50 clones count as more than 2, or less than half.",
             _gate,
         ),
@@ -161,9 +162,8 @@ SECTION = Section(
             ROSIC,
             "A gate on the values is better than one that only changes scores.",
             EXPERIMENT,
-            "Weight of the unique key in the output against 50 clones, fitted gate: holds if it is 5 %"
-            " larger with the gate on values than with the"
-            " gate on the mass; with limits if within 5 %.",
+            "Weight of the unique key in the output against 50 clones, fitted gate: holds if it is 5 % larger"
+            " with the gate on values than with the gate on the mass; with limits if within 5 %.",
             "It is more than 5 % smaller.",
             _values_or_mass,
         ),

@@ -10,10 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from unsoft.lab.compare.claim import ROSIC, THEOREM, Claim, Finding
 from unsoft.lab.compare.jobs import Job, Results
-from unsoft.lab.compare.level import Level
-from unsoft.lab.compare.section import Section, job
+from unsoft.lab.compare.section import ROSIC, THEOREM, Claim, ComparisonLevel, Finding, Section, job
 from unsoft.lab.evidence import grade
 from unsoft.magnitude import weighting
 
@@ -21,7 +19,7 @@ WIDTH, EPS = 64, 1e-9
 RADII = (1e-3, 0.1, 1.0, 10.0, 1e3)
 
 
-def facts(level: Level) -> list[Job]:
+def facts(level: ComparisonLevel) -> list[Job]:
     return [
         job("magnitude of sets", None, sets, 0.3),
         job("scales", None, scales, 0.1),
@@ -119,8 +117,7 @@ def _triangle(results: Results) -> Finding:
     ends = rows[0]["found"], rows[-1]["found"]
     return grade(off < 1e-6 and ends[0] < 1.1 and ends[1] > 2.9), (
         f"three keys count as {ends[0]:.3f} at distance {rows[0]['distance']:g} and as {ends[1]:.3f} at"
-        f" {rows[-1]['distance']:g}; largest distance"
-        f" from 3/(1 + 2z): {off:.1g}"
+        f" {rows[-1]['distance']:g}; largest distance from 3/(1 + 2z): {off:.1g}"
     )
 
 

@@ -4,21 +4,33 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from functools import partial
-from typing import Any
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, NamedTuple
 
 import torch
+from torch import Tensor
+from torch.nn.functional import logsigmoid
 
 from unsoft import theory
-from unsoft.lab.compare.claim import DEFINITION, ROSIC, THEOREM, Claim, Finding
-from unsoft.lab.compare.column import Column
-from unsoft.lab.compare.gate import GatedSubject, fitted_gate
+from unsoft.lab.compare.candidate import WIDTH, Candidate
 from unsoft.lab.compare.jobs import Job, Results
-from unsoft.lab.compare.level import Level
-from unsoft.lab.compare.section import Request, Section, job
-from unsoft.lab.compare.subject import WIDTH, Subject
+from unsoft.lab.compare.section import (
+    DEFINITION,
+    ROSIC,
+    THEOREM,
+    Claim,
+    ComparisonLevel,
+    Finding,
+    Request,
+    ScoreColumn,
+    Section,
+    job,
+)
 from unsoft.lab.evidence import grade
 from unsoft.lab.report.figure import Figure, by_mechanism, grey_dots
+from unsoft.modules.build import mechanism
+from unsoft.modules.module import Mechanism
 
 CLONES = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000)
 UNIQUE, CLONE = 1 + math.log(20), 1.0
@@ -27,38 +39,44 @@ UNIQUE, CLONE = 1 + math.log(20), 1.0
 Logit 0 would be nothing to many signed mechanisms.
 """
 FAR, CROWD = 40.0, 50
+FITTED_TO = CROWD
+_CROWDS = (2, 5, 10, 20, FITTED_TO)
+_NEAR, _APART = 2 * 0.03**2, 2.0
+"""Squared distances by coordinate: of near-clones with noise 0.03, and of standard normal keys."""
+_OPEN = 0.5
+"""The least that the gate of a key without look-alikes may be: closing everything is no answer."""
 
 
 def jobs(request: Request) -> list[Job]:
-    return [job("hijack", s, partial(hijack, s), 0.1) for s in request.everyone]
+    return [job("hijack", c, hijack, 0.1) for c in request.with_references("softmax")]
 
 
-def facts(level: Level) -> list[Job]:
+def facts(level: ComparisonLevel) -> list[Job]:
     return [job("example", None, example, 0.1)]
 
 
-def hijack(subject: Subject) -> list[dict[str, Any]]:
+def hijack(candidate: Candidate) -> list[dict[str, Any]]:
     """Shares as the mechanism starts; of magnitude also with the gate fitted to crowds of up to 50."""
     rows = [
-        {"kind": "measured", "clones": count, "share": measured_share(subject, count)} for count in CLONES
+        {"kind": "measured", "clones": count, "share": measured_share(candidate, count)} for count in CLONES
     ]
-    if _has_gate(subject):
-        fitted = GatedSubject(subject.label, subject.mechanism, gate=fitted_gate())
+    if _has_gate(candidate):
+        fitted = GatedCandidate(candidate.label, candidate.mechanism, gate=fitted_gate())
         rows += [{"kind": "fitted", "clones": m, "share": measured_share(fitted, m)} for m in CLONES]
     return rows + [
         {"kind": "theory", "clones": count, "share": share}
-        for count, share in zip(CLONES, _theory(subject), strict=False)
+        for count, share in zip(CLONES, _theory(candidate), strict=False)
     ]
 
 
-def _has_gate(subject: Subject) -> bool:
-    if subject.formula is not None:
+def _has_gate(candidate: Candidate) -> bool:
+    if candidate.formula is not None:
         return False
     gate = fitted_gate()
-    return subject.module(2).set_key_gate(beta=gate.beta, gamma=gate.gamma, t=gate.t)
+    return candidate.module(2).set_key_gate(beta=gate.beta, gamma=gate.gamma, t=gate.t)
 
 
-def weights_of(subject: Subject, clones: int, unique: float = UNIQUE, clone: float = CLONE) -> torch.Tensor:
+def weights_of(candidate: Candidate, clones: int, unique: float = UNIQUE, clone: float = CLONE) -> Tensor:
     """|a| of a row over one key, first, and ``clones`` equal ones, far away from it."""
     query = torch.zeros(1, 1, WIDTH, dtype=torch.float64)
     query[..., 0] = math.sqrt(WIDTH)
@@ -68,35 +86,93 @@ def weights_of(subject: Subject, clones: int, unique: float = UNIQUE, clone: flo
     key[:, :, 1] = FAR
     key[:, 0, 1] = -FAR
     with torch.no_grad():
-        return subject.weights(query, key)[0, 0].abs()
+        return candidate.weights(query, key)[0, 0].abs()
 
 
-def measured_share(subject: Subject, clones: int, unique: float = UNIQUE, clone: float = CLONE) -> float:
+def measured_share(candidate: Candidate, clones: int, unique: float = UNIQUE, clone: float = CLONE) -> float:
     """|a_unique| / sum |a|."""
-    row = weights_of(subject, clones, unique, clone)
+    row = weights_of(candidate, clones, unique, clone)
     total = float(row.sum())
     return float(row[0]) / total if total else 0.0
 
 
-def _theory(subject: Subject) -> list[float]:
+def _theory(candidate: Candidate) -> list[float]:
     """The shares that theory expects, as far as there is a theory of the mechanism."""
     try:
-        if subject.formula is None:
-            gates = subject.module(max(CLONES) + 1).clone_theory
+        if candidate.formula is None:
+            gates = candidate.module(max(CLONES) + 1).clone_theory
             if gates is None:
                 return []
             return theory.magnitude_hijack(CLONES, unique=UNIQUE, clone=CLONE, **gates).share.tolist()
-        if subject.formula.uses & {"i", "j"}:
+        if candidate.formula.uses & {"i", "j"}:
             return []
-        return theory.hijack_share(subject.formula, CLONES, unique=UNIQUE, clone=CLONE).tolist()
+        return theory.hijack_share(candidate.formula, CLONES, unique=UNIQUE, clone=CLONE).tolist()
     except ValueError:
         return []
 
 
 def example() -> list[dict[str, Any]]:
     """The example of Rosić 2026 on real attention weights: relevance 20 against 50 keys of relevance 1."""
-    share = measured_share(Subject("softmax", "softmax"), CROWD, unique=math.log(20), clone=0.0)
+    share = measured_share(Candidate("softmax", "softmax"), CROWD, unique=math.log(20), clone=0.0)
     return [{"mechanism": "softmax", "clones": CROWD, "share": share}]
+
+
+class Gate(NamedTuple):
+    """sigmoid(beta w + gamma) of the weight w that a key has in the geometry; t is the scale of distances."""
+
+    beta: float
+    gamma: float
+    t: float
+    eps: float = 0.1
+
+    def of(self, weight: float) -> float:
+        return 1 / (1 + math.exp(-(self.beta * weight + self.gamma)))
+
+
+@dataclass(frozen=True)
+class GatedCandidate(Candidate):
+    """A mechanism that gates its keys, with given parameters; ``where`` is an option of magnitude."""
+
+    gate: Gate = Gate(1.0, 0.0, 1.0)
+    where: str | None = None
+
+    def module(self, length: int, heads: int = 1, width: int = WIDTH) -> Mechanism:
+        options: dict[str, Any] = {} if self.where is None else {"where": self.where}
+        layer = mechanism(self.mechanism, heads=heads, head_dim=width, **options)
+        layer.set_key_gate(beta=self.gate.beta, gamma=self.gate.gamma, t=self.gate.t)
+        return layer
+
+
+@cache
+def fitted_gate() -> Gate:
+    """beta, gamma and t by which crowds count as one and distinct keys as many, as far as a sigmoid allows.
+
+    What m keys count as is m g(w_m) / g(w_1). For m = 2 to 50 near-clones, with noise of 0.03 in every
+    coordinate, it should be 1; for as many keys as far apart as random ones are, it should be m. The
+    squares of the logarithmic errors are made small over a grid of the three, under the condition that a
+    key without look-alikes keeps a gate of at least a half.
+
+    >>> gate = fitted_gate()
+    >>> 0.49 < gate.of(1 / 1.1), gate.of(1 / 50.1) < 0.05
+    (True, True)
+    """
+    sizes = torch.tensor(_CROWDS, dtype=torch.float64)
+    t, beta, gamma = torch.meshgrid(
+        torch.tensor([0.5, 1.0, 2.0, 4.0, 8.0, 16.0], dtype=torch.float64),
+        torch.linspace(1, 20, 96, dtype=torch.float64),
+        torch.linspace(-12, 2, 71, dtype=torch.float64),
+        indexing="ij",
+    )
+    eps = Gate(0, 0, 0).eps
+    alone = logsigmoid(beta / (1 + eps) + gamma)
+    errors = torch.where(alone.exp() < _OPEN, torch.inf, 0.0)
+    for distance, wanted in ((_NEAR, torch.zeros_like(sizes)), (_APART, sizes.log())):
+        alike = torch.exp(-t * distance)[..., None]
+        weights = 1 / (1 + eps + (sizes - 1) * alike)
+        gates = logsigmoid(beta[..., None] * weights + gamma[..., None])
+        errors = errors + (sizes.log() + gates - alone[..., None] - wanted).square().mean(-1)
+    best = errors.argmin()
+    return Gate(*(float(x.flatten()[best]) for x in (beta, gamma, t)))
 
 
 def figures(results: Results) -> Iterator[Figure]:
@@ -122,8 +198,7 @@ def figures(results: Results) -> Iterator[Figure]:
     ideal = [{"clones": m, "share": share} for m, share in zip(CLONES, shares, strict=True)]
     note = (
         "A key of relevance 20 against clones of relevance 1, as each mechanism starts. Lines: theory where"
-        " there is one; dots: measured."
-        " Grey dots: a gate that passes the magnitude weight itself."
+        " there is one; dots: measured. Grey dots: a gate that passes the magnitude weight itself."
     )
     yield Figure("hijack", "Share of the unique key", note, rows, chart + grey_dots(ideal, "clones", "share"))
 
@@ -176,12 +251,11 @@ SECTION = Section(
     facts=facts,
     figures=figures,
     columns=[
-        Column(
+        ScoreColumn(
             "clones",
             f"what {CROWD} clones count as",
             f"odds of {CROWD} clones against a unique key over the odds of one: 1 counts as one, {CROWD} is"
-            f" hijacked, below 1 the crowd is erased;"
-            " magnitude with its gate fitted",
+            " hijacked, below 1 the crowd is erased; magnitude with its gate fitted",
             effective_count,
             CROWD**0.25,
             CROWD**0.5,

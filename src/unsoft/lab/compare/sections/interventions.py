@@ -11,9 +11,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from unsoft.lab.compare.claim import SURVEY, TRAINED, Claim, Finding
 from unsoft.lab.compare.jobs import Job, Missing, Results
-from unsoft.lab.compare.section import Request, Section
+from unsoft.lab.compare.section import SURVEY, TRAINED, Claim, Finding, Request, Section
 from unsoft.lab.evidence import VERDICTS
 from unsoft.lab.records import INTERVENTIONS
 
@@ -89,9 +88,8 @@ SECTION = Section(
         _claim(
             "steering",
             "Steering the latent space reduces hallucinated objects (VaLSe).",
-            "On a small image-text model with a planted habit: every control of python -m"
-            " experiments.scenes passes;"
-            " only side effects fail: with limits.",
+            "On a small image-text model with a planted habit: every control of python -m experiments.scenes"
+            " passes; only side effects fail: with limits.",
             "The effect on held-out scenes, or a control other than a side effect, fails.",
         ),
     ],

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from unsoft.lab.compare.claim import EXPERIMENT, SURVEY, Claim, Finding
 from unsoft.lab.compare.jobs import Job, Results
-from unsoft.lab.compare.level import Level
-from unsoft.lab.compare.section import Section, job
+from unsoft.lab.compare.section import EXPERIMENT, SURVEY, Claim, ComparisonLevel, Finding, Section, job
 from unsoft.lab.evidence import Estimate, grade, paired_ratio, t_interval
 from unsoft.lab.report.figure import Figure, by_value
 from unsoft.modules.registry import resolve_formula
@@ -42,12 +39,11 @@ NORMS: Mapping[str, Callable[[Tensor], Tensor]] = {
 }
 
 
-def facts(level: Level) -> list[Job]:
-    rows, draws = 4 * level.geometries, level.draws
-    sizes = {"rows": rows, "draws": draws}
+def facts(level: ComparisonLevel) -> list[Job]:
+    sizes = {"rows": 4 * level.geometries, "draws": level.draws}
     return [
-        job("forced mass", None, partial(forced_mass, rows, draws), 0.2, sizes),
-        job("signed scores", None, partial(signed_scores, rows, draws), 0.2, sizes),
+        job("forced mass", None, forced_mass, 0.2, **sizes),
+        job("signed scores", None, signed_scores, 0.2, **sizes),
     ]
 
 
@@ -120,7 +116,7 @@ def _forced(results: Results) -> Finding:
             for name in (FORCED, FREE)
         ]
         ratios[mean] = paired_ratio(*pair)
-    lows = {mean: ratio.value if ratio.low is None else ratio.low for mean, ratio in ratios.items()}
+    lows = {mean: ratio.lower for mean, ratio in ratios.items()}
     where = [mean for mean in MEANS if lows[mean] > 2]
     said = ", ".join(f"{ratios[mean].value:.3g} at mean {mean:g}" for mean in MEANS)
     return grade(lows[0.0] > 2, bool(where)), (
@@ -137,10 +133,10 @@ def _non_negative(results: Results) -> Finding:
     worse = []
     for norm in NORMS:
         plain = explained("ReLU", norm)
-        floor = plain.value if plain.low is None else plain.low
+        floor = plain.lower
         for score in ("LeakyReLU", "identity"):
             signed = explained(score, norm)
-            worse.append((signed.value if signed.high is None else signed.high) < 0.9 * floor)
+            worse.append(signed.upper < 0.9 * floor)
     said = "; ".join(
         f"over {norm} " + ", ".join(f"{score} {explained(score, norm).value:.2f}" for score in SCORES)
         for norm in NORMS
@@ -165,10 +161,8 @@ SECTION = Section(
             "The forced sum wastes attention on irrelevant keys and injects noise.",
             EXPERIMENT,
             "Rows in which nothing is relevant, softmax against softmax1, draw by draw: holds if softmax's"
-            " output is more than"
-            " twice as large already for logits N(0, 1), by the lower end of the interval; with limits if"
-            " only for logits that are pushed"
-            " further down.",
+            " output is more than twice as large already for logits N(0, 1), by the lower end of the"
+            " interval; with limits if only for logits that are pushed further down.",
             "The outputs are equally large at every mean down to −8.",
             _forced,
         ),
@@ -178,10 +172,9 @@ SECTION = Section(
             "Weights should be non-negative: negative ones aggregate what is opposed and hurt (cosFormer's"
             " ablation).",
             EXPERIMENT,
-            "ReLU against LeakyReLU and identity, each over the sum and over the sum of sizes: holds if"
-            " both signed scores explain"
-            " a tenth less under both divisors, interval against interval; with limits if some of the four"
-            " pairs do.",
+            "ReLU against LeakyReLU and identity, each over the sum and over the sum of sizes: holds if both"
+            " signed scores explain a tenth less under both divisors, interval against interval; with limits"
+            " if some of the four pairs do.",
             "No signed score explains a tenth less under either divisor.",
             _non_negative,
         ),

@@ -7,14 +7,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from statistics import fmean
 
-from unsoft.lab.compare.claim import ROSIC, TRAINED, Claim, Finding
-from unsoft.lab.compare.gate import Gate
 from unsoft.lab.compare.jobs import Missing, Results
-from unsoft.lab.compare.section import Section
-from unsoft.lab.compare.sections.hijack import CROWD
-from unsoft.lab.compare.sections.training import STUDY, records_of, summaries_of
+from unsoft.lab.compare.section import ROSIC, TRAINED, Claim, Finding, Section
+from unsoft.lab.compare.sections.hijack import CROWD, Gate
+from unsoft.lab.compare.sections.training import STUDY, jobs, records_of, summaries_of
 from unsoft.lab.evidence import LIMITS, UNDECIDED, Estimate, grade, t_interval
-from unsoft.lab.report.comparison.page import Part
+from unsoft.lab.report.comparison import Part
 from unsoft.lab.study.read import default_studies, default_study
 from unsoft.lab.study.record import Record
 from unsoft.lab.study.rule import FEWEST, SCORE
@@ -169,6 +167,7 @@ SECTION = Section(
     order=92,
     title="Learned gates",
     question="What do gates on keys learn?",
+    jobs=jobs,
     parts=parts,
     claims=[
         Claim(

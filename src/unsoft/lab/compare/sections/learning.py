@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from functools import partial
 from typing import Any
 
 import torch
 
-from unsoft.lab.compare.claim import EXPERIMENT, SURVEY, Claim, Finding
-from unsoft.lab.compare.column import Column
+from unsoft.lab.compare.candidate import Candidate
 from unsoft.lab.compare.jobs import Job, Results
-from unsoft.lab.compare.section import Request, Section, job
-from unsoft.lab.compare.subject import Subject
+from unsoft.lab.compare.section import EXPERIMENT, SURVEY, Claim, Finding, Request, ScoreColumn, Section, job
 from unsoft.lab.evidence import Estimate, grade, paired_ratio, t_interval
-from unsoft.lab.report.comparison.page import Part
+from unsoft.lab.report.comparison import Part
 
 KEYS, START, LIMIT, DRAWS = 16, -4.0, 100, 8
 RATES = tuple(2.0**k for k in range(11))
@@ -23,10 +20,10 @@ _STRIDE = 8.0
 
 
 def jobs(request: Request) -> list[Job]:
-    return [job("learning", s, partial(learning, s), 0.5) for s in request.everyone]
+    return [job("learning", c, learning, 0.5) for c in request.with_references("softmax", "cog", "gpam")]
 
 
-def learning(subject: Subject) -> list[dict[str, Any]]:
+def learning(candidate: Candidate) -> list[dict[str, Any]]:
     """Steps of gradient descent on all logits of a row until the key in question holds half of the mass.
 
     Its logit starts at -4, the others at N(0, 1); values are orthonormal and the loss is half the squared
@@ -35,7 +32,7 @@ def learning(subject: Subject) -> list[dict[str, Any]]:
     too large, counts as the limit.
     """
     # What is no formula takes far longer: half of the draws, every other rate.
-    draws, grid = (DRAWS, RATES) if subject.formula is not None else (DRAWS // 2, RATES[1::2])
+    draws, grid = (DRAWS, RATES) if candidate.formula is not None else (DRAWS // 2, RATES[1::2])
     generator = torch.Generator().manual_seed(23)
     start = torch.randn(DRAWS, KEYS, generator=generator, dtype=torch.float32)[:draws]
     start[:, 0] = START
@@ -43,7 +40,7 @@ def learning(subject: Subject) -> list[dict[str, Any]]:
     rates = torch.tensor(grid, dtype=torch.float32).repeat_interleave(draws)[:, None]
     target = torch.eye(KEYS, dtype=torch.float32)[0]
     steps = torch.full((len(logits),), LIMIT)
-    weigh, failed = subject.row(width=KEYS), torch.zeros(len(logits), dtype=torch.bool)
+    weigh, failed = candidate.row(width=KEYS), torch.zeros(len(logits), dtype=torch.bool)
     for step in range(LIMIT):
         (still,) = (~failed & (steps == LIMIT)).nonzero(as_tuple=True)
         if not len(still) or bool((steps.view(len(grid), draws) < LIMIT).all(1).any()):
@@ -81,9 +78,8 @@ def parts(results: Results) -> Iterator[Part]:
             rows.append(dict(zip(titles, (label, found.value, said, rate), strict=True)))
     if rows:
         text = (
-            f"Gradient descent on the {KEYS} logits of a row; one starts at {START:g} and should hold half"
-            f" of the mass. The best of"
-            f" {len(RATES)} learning rates, {DRAWS} draws, at most {LIMIT} steps."
+            f"Gradient descent on the {KEYS} logits of a row; one starts at {START:g} and should hold half of"
+            f" the mass. The best of {len(RATES)} learning rates, {DRAWS} draws, at most {LIMIT} steps."
         )
         columns = [{"name": name, "title": name, "help": ""} for name in titles]
         yield Part("Steps until a key that starts at −4 is found", text, columns, rows)
@@ -96,7 +92,7 @@ def _needed(results: Results, label: str) -> list[float]:
 def _hard(results: Results) -> Finding:
     softmax, cog = _needed(results, "softmax"), _needed(results, "cog")
     ratio = paired_ratio(softmax, cog)
-    low = ratio.low if ratio.low is not None else ratio.value
+    low = ratio.lower
     return grade(low > 4, low > 1), (
         f"at the best learning rate softmax needs {t_interval(softmax)} steps, cog {t_interval(cog)}: {ratio}"
         f" times as many"
@@ -107,7 +103,7 @@ def _cured(results: Results) -> Finding:
     gpam = _needed(results, "gpam")
     softmax = _needed(results, "softmax")[: len(gpam)]  # the same draws
     ratio = paired_ratio(softmax, gpam)
-    low = ratio.low if ratio.low is not None else ratio.value
+    low = ratio.lower
     return grade(low > 2, low > 1), (
         f"at the best learning rate softmax needs {t_interval(softmax)} steps, gpam {t_interval(gpam)}:"
         f" {ratio} times as many"
@@ -122,7 +118,7 @@ SECTION = Section(
     jobs=jobs,
     parts=parts,
     columns=[
-        Column(
+        ScoreColumn(
             "learns",
             "learns from logit −4?",
             "gradient steps until a key that starts at logit −4 holds half of the mass, at the best"
@@ -133,9 +129,8 @@ SECTION = Section(
             low_is_good=True,
             unit="steps",
             why=(
-                "softmax needs about 28: yes up to half of that, partly if it gets there within"
-                f" {LIMIT}; no if it never does, as with an output of zeros, random weights and what is flat"
-                " below 0."
+                f"softmax needs about 28: yes up to half of that, partly if it gets there within {LIMIT}; no"
+                " if it never does, as with an output of zeros, random weights and what is flat below 0."
             ),
             limit=LIMIT,
         )
@@ -158,8 +153,7 @@ SECTION = Section(
             "GPAM's second map cures the vanishing gradient of softmax.",
             EXPERIMENT,
             "The same draws: holds if softmax needs more than twice as many steps as gpam, by the lower end"
-            " of the interval; with"
-            " limits if more at all.",
+            " of the interval; with limits if more at all.",
             "softmax needs no more steps than gpam.",
             _cured,
         ),

@@ -11,17 +11,15 @@ from typing import Any
 import torch
 
 from unsoft import measure, theory
-from unsoft.lab.compare.claim import DEFINITION, SU, THEOREM, Claim, Finding
+from unsoft.lab.compare.candidate import Candidate
 from unsoft.lab.compare.jobs import Job, Results
-from unsoft.lab.compare.level import Level
-from unsoft.lab.compare.section import Section, job
-from unsoft.lab.compare.subject import Subject
+from unsoft.lab.compare.section import DEFINITION, SU, THEOREM, Claim, ComparisonLevel, Finding, Section, job
 from unsoft.lab.evidence import grade
 
 WIDTHS = (2, 4, 8, 16, 32, 64, 128, 256)
 
 
-def facts(level: Level) -> list[Job]:
+def facts(level: ComparisonLevel) -> list[Job]:
     return [
         job("norm ratios", None, norm_ratios, 0.3),
         job("causal ranks", None, causal_ranks, 0.1),
@@ -62,9 +60,9 @@ def causal_ranks() -> list[dict[str, Any]]:
     query, key = (torch.randn(1, 96, 16, generator=generator, dtype=torch.float64) for _ in range(2))
     rows = []
     for name in ("linear-identity", "linear-elu1", "linear-exp", "linear-relu"):
-        subject = Subject(name, name)
+        candidate = Candidate(name, name)
         for is_causal in (False, True):
-            weights = subject.weights(query, key, is_causal=is_causal)[0]
+            weights = candidate.weights(query, key, is_causal=is_causal)[0]
             rank = int(torch.linalg.matrix_rank(weights, rtol=1e-12))
             rows.append(
                 {
@@ -116,10 +114,10 @@ def decay() -> list[dict[str, Any]]:
     """S of the last row of the mechanism decay, its closed form, and its upper bound."""
     rows = []
     for start in (0.9, 0.99):
-        subject = Subject("decay", f"decay({start})")
+        candidate = Candidate("decay", f"decay({start})")
         for length in (16, 64, 256, 1024):
             zero = torch.zeros(1, length, 16, dtype=torch.float64)
-            row = subject.weights(zero[:, :1], zero)[0, 0]
+            row = candidate.weights(zero[:, :1], zero)[0, 0]
             rate = min(float(row[-2] / row[-1]), 1.0)
             rows.append(
                 {
@@ -177,8 +175,7 @@ def _sparse_features(results: Results) -> Finding:
     falls = all(a["S"] > b["S"] for a, b in zip(rows, rows[1:], strict=False))
     return grade(falls and rows[-1]["S"] < 0.01, falls), (
         f"S falls from {rows[0]['S']:.3f} to {rows[-1]['S']:.1g} as the features' spread grows from"
-        f" {rows[0]['spread']:g} to"
-        f" {rows[-1]['spread']:g}"
+        f" {rows[0]['spread']:g} to {rows[-1]['spread']:g}"
     )
 
 
@@ -231,9 +228,8 @@ _CLAIMS = (
         "causal-rank",
         "Causal linear attention has full rank, so low rank does not explain its weakness.",
         THEOREM,
-        "A triangle has full rank if its diagonal has no zero: holds if none of four mechanisms has one on"
-        " 96 tokens with 16 features; with"
-        " limits if some have none.",
+        "A triangle has full rank if its diagonal has no zero: holds if none of four mechanisms has one on 96"
+        " tokens with 16 features; with limits if some have none.",
         _rank,
     ),
     (

@@ -14,14 +14,12 @@ from typing import Any
 
 import torch
 
-from unsoft.lab.compare.column import Column
+from unsoft.lab.compare.candidate import Candidate
 from unsoft.lab.compare.jobs import Job, Results, Rows
-from unsoft.lab.compare.section import Request, Section
+from unsoft.lab.compare.section import Request, ScoreColumn, Section
 from unsoft.lab.compare.store import code_digest, folder_digest
-from unsoft.lab.compare.subject import Subject
-from unsoft.lab.report.comparison.page import Part
-from unsoft.lab.report.escape import printable
-from unsoft.lab.report.page import number
+from unsoft.lab.report.comparison import Part
+from unsoft.lab.report.page import number, printable
 
 _LENGTH, _SEQUENCES = 256, 4
 TEXT = "the page of text that unsoft brings (lab/interpret/inspection/sample.txt)"
@@ -31,7 +29,7 @@ INSPECTION, PERPLEXITY = "model", "perplexity"
 
 
 def jobs(request: Request) -> list[Job]:
-    return Model(str(request.model)).jobs(request.subjects)
+    return Model(str(request.model)).jobs(request.candidates)
 
 
 class Model:
@@ -55,7 +53,7 @@ class Model:
             raise ValueError(f"model: {self.name} has no tokenizer, so it cannot read text")
         return network, tokenizer
 
-    def jobs(self, subjects: Sequence[Subject]) -> list[Job]:
+    def jobs(self, candidates: Sequence[Candidate]) -> list[Job]:
         """The inspection and the perplexity before anything is swapped, then
         the perplexity after each swap, in place.
         """
@@ -73,10 +71,10 @@ class Model:
             Job(INSPECTION, "", asked, self._inspected, 30.0, required=True, **options),
             Job(PERPLEXITY, "", asked | {"name": PERPLEXITY}, self._perplexity, 5.0, **options),
         ]
-        for subject in subjects:
-            question = asked | {"name": PERPLEXITY, "mechanism": subject.identity}
+        for candidate in candidates:
+            question = asked | {"name": PERPLEXITY, "mechanism": candidate.identity}
             found.append(
-                Job(PERPLEXITY, subject.label, question, partial(self._swapped, subject), 5.0, **options)
+                Job(PERPLEXITY, candidate.label, question, partial(self._swapped, candidate), 5.0, **options)
             )
         return found
 
@@ -101,13 +99,13 @@ class Model:
         )
         return [replace(found, model=self.name).to_dict()]
 
-    def _swapped(self, subject: Subject) -> Rows:
+    def _swapped(self, candidate: Candidate) -> Rows:
         from unsoft.hf import swap
 
         self._check_language_model()
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(0)  # of mechanisms that start at random
-            swap(self.loaded[0], subject.mechanism)
+            swap(self.loaded[0], candidate.mechanism)
         return self._perplexity()
 
     def _perplexity(self) -> Rows:
@@ -152,8 +150,7 @@ def parts(results: Results) -> Iterator[Part]:
     yield Part(
         printable(found.model, 80),
         f"{len(found.heads)} heads, {found.tokens} tokens of text in {found.sequences} sequences. The same"
-        " questions, asked of its own"
-        " attention as unsoft inspect does.",
+        " questions, asked of its own attention as unsoft inspect does.",
     )
     yield perplexities(results)
     for role in ROLES:
@@ -212,7 +209,7 @@ SECTION = Section(
     jobs=jobs,
     parts=parts,
     columns=[
-        Column(
+        ScoreColumn(
             "perplexity",
             "perplexity",
             (

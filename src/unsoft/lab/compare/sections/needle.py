@@ -10,12 +10,19 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from unsoft.lab.compare.claim import EXPERIMENT, SU, Claim, Finding
-from unsoft.lab.compare.column import Column
+from unsoft.lab.compare.candidate import Candidate
 from unsoft.lab.compare.jobs import Job, Results
-from unsoft.lab.compare.level import Level
-from unsoft.lab.compare.section import Request, Section, job
-from unsoft.lab.compare.subject import Subject
+from unsoft.lab.compare.section import (
+    EXPERIMENT,
+    SU,
+    Claim,
+    ComparisonLevel,
+    Finding,
+    Request,
+    ScoreColumn,
+    Section,
+    job,
+)
 from unsoft.lab.evidence import Estimate, grade, t_interval
 from unsoft.lab.report.figure import Figure, by_mechanism
 
@@ -29,14 +36,14 @@ _FAR = ("softmax", "retention", "decay(0.9)")
 
 def jobs(request: Request) -> list[Job]:
     draws = max(request.level.draws // 2, 2)
-    return [job("needle", s, partial(needle, s, draws), 0.3, {"draws": draws}) for s in request.everyone]
+    return [job("needle", c, needle, 0.3, draws=draws) for c in request.candidates]
 
 
-def facts(level: Level) -> list[Job]:
+def facts(level: ComparisonLevel) -> list[Job]:
     return [job("needle far away", None, far, 0.5)]
 
 
-def needle(subject: Subject, draws: int) -> list[dict[str, Any]]:
+def needle(candidate: Candidate, draws: int) -> list[dict[str, Any]]:
     """The needle's share of the mass at each advantage, and the advantage that gives it half, for each
     draw.
 
@@ -45,7 +52,7 @@ def needle(subject: Subject, draws: int) -> list[dict[str, Any]]:
     generator = torch.Generator().manual_seed(20)
     others = torch.randn(draws, KEYS, generator=generator, dtype=torch.float64)
     places = torch.randint(KEYS, (draws,), generator=generator)
-    share = partial(shares, subject.row(), others, places)
+    share = partial(shares, candidate.row(), others, places)
     with torch.no_grad():
         curve = torch.stack([share(torch.full((draws,), x, dtype=torch.float64)) for x in ADVANTAGES])
         rows: list[dict[str, Any]] = [
@@ -87,7 +94,7 @@ def far() -> list[dict[str, Any]]:
             generator = torch.Generator().manual_seed(21)
             others = torch.randn(4, KEYS, generator=generator, dtype=torch.float64)
             places = torch.full((4,), KEYS - 1 - distance)
-            share = partial(shares, Subject(name, name).row(width=16), others, places)
+            share = partial(shares, Candidate(name, name).row(width=16), others, places)
             with torch.no_grad():
                 grid = [share(torch.full((4,), x, dtype=torch.float64)) for x in ADVANTAGES]
                 needed = halfway(torch.stack(grid), share)
@@ -154,14 +161,13 @@ SECTION = Section(
     question="Can it find one key among many?",
     about=(
         "Half of the mass of a row needs an advantage that grows like log n if weights are exponential, and"
-        " like a"
-        " power of n if they are not."
+        " like a power of n if they are not."
     ),
     jobs=jobs,
     facts=facts,
     figures=figures,
     columns=[
-        Column(
+        ScoreColumn(
             "needle",
             "finds a needle?",
             f"advantage in logits that one key needs to get half of the mass among {KEYS}",
@@ -172,10 +178,9 @@ SECTION = Section(
             unit="logits",
             why=(
                 "yes up to 8, the logit of a key that points exactly where the query points, with 64"
-                " coordinates of"
-                f" variance 1 (softmax needs {_SOFTMAX:.2f} by theory); partly if {LIMIT:g}, eight times"
-                f" that, is"
-                " enough; no if it is not. An output of zeros and random weights never get there."
+                f" coordinates of variance 1 (softmax needs {_SOFTMAX:.2f} by theory); partly if {LIMIT:g},"
+                " eight times that, is enough; no if it is not. An output of zeros and random weights never"
+                " get there."
             ),
             limit=LIMIT,
         )
@@ -187,10 +192,8 @@ SECTION = Section(
             "Decay makes attention sparse, but fixed: it cannot look far when it should.",
             EXPERIMENT,
             f"Four rows of {KEYS} keys: holds if a key {DISTANCES[-1]} tokens back never gets half of the"
-            f" mass under"
-            f" decay and retention for any advantage up to {LIMIT:g}, while it does under softmax in every"
-            f" row;"
-            " with limits if that is so for one of the two.",
+            f" mass under decay and retention for any advantage up to {LIMIT:g}, while it does under softmax"
+            " in every row; with limits if that is so for one of the two.",
             "Retention or decay gives a far key half of the mass at some advantage.",
             _far,
         )

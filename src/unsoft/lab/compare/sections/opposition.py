@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from unsoft.lab.compare.claim import EXPERIMENT, SURVEY, Claim, Finding
-from unsoft.lab.compare.column import Column
+from unsoft.lab.compare.candidate import Candidate
 from unsoft.lab.compare.jobs import Job, Results
-from unsoft.lab.compare.section import Request, Section, job
-from unsoft.lab.compare.subject import Subject
+from unsoft.lab.compare.section import EXPERIMENT, SURVEY, Claim, Finding, Request, ScoreColumn, Section, job
 from unsoft.lab.evidence import Estimate, grade, t_interval
 from unsoft.lab.report.figure import Figure, by_mechanism
 
@@ -30,20 +27,18 @@ _COMPARED = ("softmax1", "sinh")
 
 def jobs(request: Request) -> list[Job]:
     rows = max(request.level.geometries // 2, _BLOCKS)
-    sizes = {"rows": rows}
-    there = {s.label for s in request.everyone}
-    subjects = [*request.everyone, *(Subject(name, name) for name in _COMPARED if name not in there)]
-    return [job("opposition", s, partial(opposition, s, rows), 0.3, sizes) for s in subjects]
+    candidates = request.with_references("softmax", "cog", *_COMPARED)
+    return [job("opposition", c, opposition, 0.3, rows=rows) for c in candidates]
 
 
-def opposition(subject: Subject, rows: int) -> list[dict[str, Any]]:
+def opposition(candidate: Candidate, rows: int) -> list[dict[str, Any]]:
     """d' of each pair of logits that one key may have, among others N(0, 1), in eight blocks of rows."""
     generator = torch.Generator().manual_seed(22)
     others = torch.randn(rows, KEYS - 1, generator=generator, dtype=torch.float64)
     places = torch.randint(KEYS, (rows,), generator=generator)[:, None]
     logits = torch.zeros(rows, KEYS, dtype=torch.float64)
     logits.masked_scatter_(torch.arange(KEYS) != places, others)
-    weigh = subject.row()
+    weigh = candidate.row()
     seen: dict[float, tuple[Tensor, Tensor]] = {}
     with torch.no_grad():
         for at in LEVELS:
@@ -100,9 +95,8 @@ def figures(results: Results) -> Iterator[Figure]:
             dots=[],
         )
         note = (
-            f"The weight of an irrelevant key (logit 0) minus that of an opposed one, over the noise of"
-            f" {KEYS - 1} other"
-            " keys. 1: right in 76 % of choices between two."
+            "The weight of an irrelevant key (logit 0) minus that of an opposed one, over the noise of"
+            f" {KEYS - 1} other keys. 1: right in 76 % of choices between two."
         )
         yield Figure("opposition", "Opposed against irrelevant", note, rows, chart)
 
@@ -129,8 +123,7 @@ def _influence(results: Results) -> Finding:
     free, signed = ((found[name].low or 0.0) > 1.1 * base for name in ("softmax1", "sinh"))
     return grade(free and signed, free or signed), (
         f"d′ of 0 against −4: softmax {found['softmax']}; with a free sum (softmax1) {found['softmax1']};"
-        f" with a free"
-        f" sum and signs (sinh) {found['sinh']}"
+        f" with a free sum and signs (sinh) {found['sinh']}"
     )
 
 
@@ -141,13 +134,12 @@ SECTION = Section(
     question="Does it tell an opposed key from an irrelevant one?",
     about=(
         "“Not about this” and “the opposite of this” are different answers. What counts is whether their"
-        " weights"
-        " differ by more than the other keys' weights make noise."
+        " weights differ by more than the other keys' weights make noise."
     ),
     jobs=jobs,
     figures=figures,
     columns=[
-        Column(
+        ScoreColumn(
             "opposed",
             "opposed ≠ irrelevant?",
             "d′: weight at logit 0 minus weight at −4, over the root of the other 63 keys' squared weights",
@@ -157,10 +149,8 @@ SECTION = Section(
             unit="d′",
             why=(
                 "yes from d′ = 1, the usual threshold of detection (76 % right in a choice between two);"
-                " partly from 0.36"
-                " (60 %); chance is 0, where an output of zeros, random weights and everything that is 0"
-                " below logit 0"
-                " stand."
+                " partly from 0.36 (60 %); chance is 0, where an output of zeros, random weights and"
+                " everything that is 0 below logit 0 stand."
             ),
             noise=1e-3,
         )
@@ -172,9 +162,8 @@ SECTION = Section(
             "Softmax erases differences among negative logits: weakly and strongly opposed keys look the"
             " same.",
             EXPERIMENT,
-            "d′ between logits −2 and −8, interval over eight blocks of rows: holds if softmax's stays"
-            " below 0.36 (60 %"
-            " right) while cog's exceeds 1; with limits if cog's does not.",
+            "d′ between logits −2 and −8, interval over eight blocks of rows: holds if softmax's stays below"
+            " 0.36 (60 % right) while cog's exceeds 1; with limits if cog's does not.",
             "softmax's d′ reaches 0.36.",
             _erased,
         ),
@@ -184,9 +173,8 @@ SECTION = Section(
             "Weights that are influence factors instead of probabilities tell keys apart better.",
             EXPERIMENT,
             "d′ of 0 against −4 for formulas that differ in one thing: holds if a free sum alone (softmax1)"
-            " and a free sum"
-            " with signs (sinh) both exceed softmax by a tenth, interval against interval; with limits if"
-            " one does.",
+            " and a free sum with signs (sinh) both exceed softmax by a tenth, interval against interval;"
+            " with limits if one does.",
             "Neither formula tells keys apart better than softmax.",
             _influence,
         ),

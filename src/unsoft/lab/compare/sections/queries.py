@@ -12,10 +12,8 @@ import torch
 from torch import Tensor
 
 from unsoft import measure
-from unsoft.lab.compare.claim import EXPERIMENT, SU, Claim, Finding
 from unsoft.lab.compare.jobs import Job, Results
-from unsoft.lab.compare.level import Level
-from unsoft.lab.compare.section import Section, job
+from unsoft.lab.compare.section import EXPERIMENT, SU, Claim, ComparisonLevel, Finding, Section, job
 from unsoft.lab.evidence import Estimate, grade, t_interval
 
 KEYS, STEPS, STARTS = 256, 80, 2
@@ -44,12 +42,12 @@ MECHANISMS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
 """Written out, so that queries of any length can be searched."""
 
 
-def facts(level: Level) -> list[Job]:
+def facts(level: ComparisonLevel) -> list[Job]:
     draws = level.draws
     return [
-        job("best queries", None, partial(best_queries, draws), 3.0, {"draws": draws}),
-        job("bias of keys", None, partial(key_bias, draws), 0.5, {"draws": draws}),
-        job("columns", None, partial(columns, 4 * draws), 0.2, {"draws": draws}),
+        job("best queries", None, best_queries, 3.0, draws=draws),
+        job("bias of keys", None, key_bias, 0.5, draws=draws),
+        job("columns", None, columns, 0.2, draws=4 * draws),
     ]
 
 
@@ -147,8 +145,8 @@ def _lowest(results: Results, name: str, width: int) -> Estimate:
 def _flat(results: Results) -> Finding:
     width = WIDTHS[-1]
     found = {name: _lowest(results, name, width) for name in MECHANISMS}
-    lows = [one.value if one.low is None else one.low for name, one in found.items() if name != "softmax"]
-    high = found["softmax"].value if found["softmax"].high is None else found["softmax"].high
+    lows = [one.lower for name, one in found.items() if name != "softmax"]
+    high = found["softmax"].upper
     held = [low > 2 * high for low in lows]
     return grade(all(held), any(held)), (
         f"lowest S over {KEYS} keys of width {width} with the best query: "
@@ -160,8 +158,8 @@ def _dimensions(results: Results) -> Finding:
     held, parts = [], []
     for name in ("linear-relu", "linear-elu1"):
         ends = [_lowest(results, name, width) for width in (WIDTHS[0], WIDTHS[-1])]
-        low = ends[0].value if ends[0].low is None else ends[0].low
-        high = ends[1].value if ends[1].high is None else ends[1].high
+        low = ends[0].lower
+        high = ends[1].upper
         held.append(high < low)
         parts.append(f"{name} {ends[0]} → {ends[1]}")
     return grade(all(held), any(held)), (
@@ -185,8 +183,8 @@ def _bias(results: Results) -> Finding:
     helps, said = [], []
     for common, words in ((0.0, "without"), (1.0, "with")):
         plain, biased, length = best(common)
-        low = plain.value if plain.low is None else plain.low
-        high = biased.value if biased.high is None else biased.high
+        low = plain.lower
+        high = biased.upper
         helps.append(high < 0.8 * low)
         said.append(f"{words} a common part of the queries {plain} → {biased} at length {length:g}")
     return grade(
@@ -202,8 +200,8 @@ def _columns(results: Results) -> Finding:
 
     first, last = SPREADS[0], SPREADS[-1]
     linear, softmax = of("linear", last, "same"), of("softmax", last, "same")
-    low = linear.value if linear.low is None else linear.low
-    high = softmax.value if softmax.high is None else softmax.high
+    low = linear.lower
+    high = softmax.upper
     sparser = of("linear", last, "S").value < of("linear", first, "S").value
     return grade(sparser and low > 0.5 and low > high, sparser and low > high), (
         f"S of linear attention falls from {of('linear', first, 'S').value:.2f} to"
@@ -234,8 +232,7 @@ _CLAIMS = (
         "key-bias",
         "A bias of the keys helps relu² to be sparse.",
         "Queries without and with a common part, best of five lengths of the bias: holds if S falls by a"
-        " fifth in both cases, interval against"
-        " interval; with limits if in one.",
+        " fifth in both cases, interval against interval; with limits if in one.",
         "The best bias is none, or gains less than a fifth.",
         _bias,
     ),

@@ -4,17 +4,23 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from functools import partial
 from typing import Any
 
 import torch
 
 from unsoft import measure
-from unsoft.lab.compare.claim import EXPERIMENT, SURVEY, THEOREM, Claim, Finding
+from unsoft.lab.compare.candidate import Candidate
 from unsoft.lab.compare.jobs import Job, Results
-from unsoft.lab.compare.level import Level
-from unsoft.lab.compare.section import Section, job
-from unsoft.lab.compare.subject import Subject
+from unsoft.lab.compare.section import (
+    EXPERIMENT,
+    SURVEY,
+    THEOREM,
+    Claim,
+    ComparisonLevel,
+    Finding,
+    Section,
+    job,
+)
 from unsoft.lab.evidence import Estimate, grade, paired_ratio, t_interval
 from unsoft.lab.report.figure import Figure, by_value
 
@@ -23,8 +29,8 @@ SIZES = tuple(10.0**-k for k in range(4))
 TOKENS, WIDTH = 48, 64
 
 
-def facts(level: Level) -> list[Job]:
-    return [job("residual", None, partial(residual, level.draws), 0.3, {"draws": level.draws})]
+def facts(level: ComparisonLevel) -> list[Job]:
+    return [job("residual", None, residual, 0.3, draws=level.draws)]
 
 
 def residual(draws: int) -> list[dict[str, Any]]:
@@ -42,7 +48,7 @@ def residual(draws: int) -> list[dict[str, Any]]:
             states = mean + size * around
             for name in MECHANISMS:
                 with torch.no_grad():
-                    weights = Subject(name, name).weights(states @ maps[0], states @ maps[1])
+                    weights = Candidate(name, name).weights(states @ maps[0], states @ maps[1])
                 after = float(measure.residual(weights @ states))
                 before = float(measure.residual(states))
                 rows.append({"mechanism": name, "size": size, "draw": draw, "before": before, "after": after})
@@ -99,7 +105,7 @@ def _slower(results: Results) -> Finding:
             for name in reversed(MECHANISMS)
         ]
         ratios[size] = paired_ratio(*pair)
-    above = [(one.value if one.low is None else one.low) > 1.05 for one in ratios.values()]
+    above = [one.lower > 1.05 for one in ratios.values()]
     said = ", ".join(f"{one} at size {size:g}" for size, one in ratios.items())
     return grade(all(above), any(above)), (
         f"residual after one bidirectional layer, gpam over softmax, draw by draw: {said}; both fall with"
@@ -131,8 +137,7 @@ SECTION = Section(
             "GPAM's representations collapse more slowly than softmax's.",
             EXPERIMENT,
             "Paired by draw, one bidirectional layer: holds if gpam's residual is more than 5 % larger at"
-            " each of four sizes, by the lower end"
-            " of the interval; with limits if at some.",
+            " each of four sizes, by the lower end of the interval; with limits if at some.",
             "At no size is it 5 % larger.",
             _slower,
         ),

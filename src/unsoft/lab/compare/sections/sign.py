@@ -3,72 +3,71 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from functools import partial
 from typing import Any
 
 import torch
 
 from unsoft import measure
-from unsoft.lab.compare.claim import DEFINITION, SURVEY, Claim, Finding
+from unsoft.lab.compare.candidate import CURVE_LOGITS, WIDTH, Candidate, other_logits
 from unsoft.lab.compare.jobs import Job, Results, Rows
-from unsoft.lab.compare.level import Level
-from unsoft.lab.compare.section import Request, Section, job
-from unsoft.lab.compare.subject import WIDTH, Subject
+from unsoft.lab.compare.section import (
+    DEFINITION,
+    SURVEY,
+    Claim,
+    ComparisonLevel,
+    Finding,
+    Request,
+    Section,
+    job,
+)
 from unsoft.lab.evidence import grade
-from unsoft.lab.report.comparison.page import Part
+from unsoft.lab.report.comparison import Part
 from unsoft.lab.report.figure import Figure, by_mechanism, heat_maps
 from unsoft.lab.report.look import shown_at_first
 from unsoft.modules.registry import resolve_formula
 
-LOGITS = tuple(round(-6 + 0.25 * k, 10) for k in range(49))
-OTHERS = 15
+OTHERS = len(other_logits())
 TOKENS = 20
 _MAPS, _BLUE = "Weights on the same queries and keys", "Blue adds, orange subtracts."
 
 
 def jobs(request: Request) -> list[Job]:
     kinds = (("curves", curves, 0.1), ("map", heat_map, 0.02), ("sums", sums, 0.05))
-    return [
-        job(name, s, partial(call, s), expected) for name, call, expected in kinds for s in request.everyone
-    ]
+    candidates = request.with_references("softmax", "cog", "gpam")
+    return [job(name, c, compute, expected) for name, compute, expected in kinds for c in candidates]
 
 
-def facts(level: Level) -> list[Job]:
+def facts(level: ComparisonLevel) -> list[Job]:
     return [job("negative logits", None, negative_logits, 0.1)]
 
 
-def curves(subject: Subject) -> Rows:
+def curves(candidate: Candidate) -> Rows:
     """Weight of a key and |da/ds| of the row against the key's logit; fifteen others are N(0, 1)."""
-    logits = torch.tensor(LOGITS, dtype=torch.float64)
-    weigh = subject.row()
+    logits = torch.tensor(CURVE_LOGITS, dtype=torch.float64)
+    weigh = candidate.row()
     with torch.no_grad():
-        weights = weigh(torch.cat([logits[:, None], others().expand(len(logits), -1)], -1))[:, 0]
-    slopes = measure.gradient(weigh, logits, others())
+        weights = weigh(torch.cat([logits[:, None], other_logits().expand(len(logits), -1)], -1))[:, 0]
+    slopes = measure.gradient(weigh, logits, other_logits())
     return [
         {"logit": s, "weight": a, "gradient": key}
-        for s, a, key in zip(LOGITS, weights.tolist(), slopes.key.tolist(), strict=True)
+        for s, a, key in zip(CURVE_LOGITS, weights.tolist(), slopes.key.tolist(), strict=True)
     ]
 
 
-def others() -> torch.Tensor:
-    """The logits of the other keys of a row, the same for everyone."""
-    return torch.randn(OTHERS, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
-
-
-def heat_map(subject: Subject) -> Rows:
+def heat_map(candidate: Candidate) -> Rows:
     """Causal weights on the same twenty tokens for every mechanism."""
     query, key = _tokens()
     with torch.no_grad():
-        found = subject.weights(query, key, is_causal=True)[0]
+        found = candidate.weights(query, key, is_causal=True)[0]
     return [[round(x, 5) for x in row] for row in found.tolist()]
 
 
-def sums(subject: Subject) -> Rows:
+def sums(candidate: Candidate) -> Rows:
     """Sums of rows on random tokens: what is promised, what is free, what is negative."""
     generator = torch.Generator().manual_seed(4)
     query, key = (torch.randn(4, 128, WIDTH, generator=generator, dtype=torch.float64) for _ in range(2))
     with torch.no_grad():
-        found = subject.weights(query, key, is_causal=True)[:, 16:]
+        found = candidate.weights(query, key, is_causal=True)[:, 16:]
     total, size = found.sum(-1), found.abs().sum(-1)
     deletion = measure.deletion(found, torch.randn(4, 128, 8, generator=generator, dtype=torch.float64))
     return [
@@ -194,8 +193,7 @@ def _deletion(results: Results) -> Finding:
     cog, softmax = results.rows("sums", "cog")[0], results.rows("sums", "softmax")[0]
     return grade(cog["deletion"] > 0.1 and softmax["deletion"] == 0), (
         f"without value and output maps {cog['deletion']:.0%} of what cog moves along the sources' own"
-        f" directions is"
-        f" removed, {softmax['deletion']:.0%} for softmax"
+        f" directions is removed, {softmax['deletion']:.0%} for softmax"
     )
 
 
@@ -207,8 +205,7 @@ def _vanishing_gradient(results: Results) -> Finding:
     cog = slope["cog", -4.0] / slope["softmax", -4.0]
     return grade(lost < 1e-3), (
         f"softmax's slope at logit −10 is {lost:.1g} of that at 0 and falls by {rate:.2f} for each 2 (e² ="
-        f" 7.39);"
-        f" at −4 cog's is {cog:.0f} times as large"
+        f" 7.39); at −4 cog's is {cog:.0f} times as large"
     )
 
 

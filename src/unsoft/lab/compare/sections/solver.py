@@ -4,17 +4,23 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from unsoft.errors import SolverError
-from unsoft.lab.compare.claim import EXPERIMENT, ROSIC, Claim, Finding
 from unsoft.lab.compare.jobs import Job, Results
-from unsoft.lab.compare.level import Level
-from unsoft.lab.compare.section import Request, Section, job
+from unsoft.lab.compare.section import (
+    EXPERIMENT,
+    ROSIC,
+    Claim,
+    ComparisonLevel,
+    Finding,
+    Request,
+    Section,
+    job,
+)
 from unsoft.lab.evidence import grade, paired_ratio, t_interval
 from unsoft.lab.report.figure import Figure, by_value
 from unsoft.magnitude import weighting
@@ -26,13 +32,12 @@ KINDS = ("distinct keys", "crowds, nearly coinciding")
 
 
 def jobs(request: Request) -> list[Job]:
-    return [job(f"solver, {kind}", None, partial(solver, kind), 0.5) for kind in KINDS]
+    return [job(f"solver, {kind}", None, solver, 0.5, kind=kind) for kind in KINDS]
 
 
-def facts(level: Level) -> list[Job]:
-    draws = level.draws
+def facts(level: ComparisonLevel) -> list[Job]:
     return [
-        job("stability", None, partial(stability, draws), 0.1, {"draws": draws}),
+        job("stability", None, stability, 0.1, draws=level.draws),
         job("slopes of weights", None, slopes, 0.2),
     ]
 
@@ -168,7 +173,7 @@ def _stable(results: Results) -> Finding:
     if isinstance(bare, str):
         return grade(max(ridge) < 1e-3), f"{start}; without the ridge: {bare}"
     times = paired_ratio(bare, ridge)
-    low = times.value if times.low is None else times.low
+    low = times.lower
     return grade(low > 100 and max(ridge) < 1e-3), f"{start}, and {times} times as far without the ridge"
 
 
@@ -178,10 +183,9 @@ def _steady(results: Results) -> Finding:
     if isinstance(changes, str):
         return grade(False), f"{start} {changes}"
     bare = t_interval(changes)
-    low, high = (bare.value if x is None else x for x in (bare.low, bare.high))
     largest = max(row["largest"] for row in results.rows("stability") if row["eps"] == 0.0)
     said = f"{start} weights move by {bare} of their size, the largest is {largest:.3g}"
-    return grade(high < 0.01, low < 0.01), said
+    return grade(bare.upper < 0.01, bare.lower < 0.01), said
 
 
 def _slopes(results: Results) -> Finding:
@@ -243,8 +247,7 @@ SECTION = Section(
             "With the ridge gradients do not explode.",
             EXPERIMENT,
             "Nearly equal keys, ε from 1e-6 to 0.1: holds if the largest gradient falls by a factor of 100"
-            " and is below 10 for some ε; with limits if"
-            " it only falls.",
+            " and is below 10 for some ε; with limits if it only falls.",
             "The ridge does not make gradients a hundred times smaller.",
             _slopes,
         ),

@@ -11,13 +11,11 @@ from pathlib import Path
 from typing import Any
 from weakref import WeakKeyDictionary
 
-from unsoft.lab.compare.claim import TRAINED, Claim, Finding
-from unsoft.lab.compare.column import Column
 from unsoft.lab.compare.jobs import Job, Missing, Results
-from unsoft.lab.compare.section import Request, Section
+from unsoft.lab.compare.section import TRAINED, Claim, Finding, Request, ScoreColumn, Section
 from unsoft.lab.evidence import Estimate, t_interval
 from unsoft.lab.records import PACKAGED, command_for
-from unsoft.lab.report.comparison.page import Part
+from unsoft.lab.report.comparison import Part
 from unsoft.lab.study.read import default_studies, default_study
 from unsoft.lab.study.record import DONE, Record, read_records
 from unsoft.lab.study.rule import verdict
@@ -226,7 +224,7 @@ SECTION = Section(
     jobs=jobs,
     parts=parts,
     columns=[
-        Column(
+        ScoreColumn(
             "trained",
             "trained score",
             "mean over tasks of a study: 0 is chance, 1 the best that is known to be possible; of a variant"

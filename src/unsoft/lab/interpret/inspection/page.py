@@ -11,9 +11,7 @@ from unsoft.lab.interpret.inspection.columns import COLUMNS, TITLES, Column
 from unsoft.lab.interpret.inspection.inspection import Inspection
 from unsoft.lab.interpret.inspection.patterns import Pattern
 from unsoft.lab.interpret.inspection.roles import ROLES
-from unsoft.lab.report.escape import printable
-from unsoft.lab.report.line_chart import line_chart
-from unsoft.lab.report.page import page
+from unsoft.lab.report.page import line_chart, page, printable
 
 HERE = Path(__file__).parent
 _PLACE = (Column("layer", "layer", ""), Column("head", "head", ""))

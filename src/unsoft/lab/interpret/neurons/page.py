@@ -10,8 +10,7 @@ from unsoft.lab.interpret.inspection.columns import Column
 from unsoft.lab.interpret.neurons.columns import COLUMNS, TITLES
 from unsoft.lab.interpret.neurons.result import Scan
 from unsoft.lab.interpret.neurons.roles import ROLES, Role
-from unsoft.lab.report.escape import printable
-from unsoft.lab.report.page import page
+from unsoft.lab.report.page import page, printable
 
 HERE = Path(__file__).parent
 MOST_RANKED = 40

@@ -13,8 +13,7 @@ import transformers
 import unsoft
 from unsoft.files import write_csv, write_json, write_whole
 from unsoft.lab.interpret.steering.controls import VERDICT_RULE, Judgement
-from unsoft.lab.report.line_chart import line_chart
-from unsoft.lab.report.page import page
+from unsoft.lab.report.page import line_chart, page
 
 HERE = Path(__file__).parent
 SCHEMA = 1

@@ -1,4 +1,4 @@
-"""A mechanism that takes part: its name, and its weights for queries and keys of our choice."""
+"""A mechanism to compare: its label, and its weights for given queries and keys."""
 
 from __future__ import annotations
 
@@ -11,52 +11,50 @@ import torch
 from torch import Tensor
 
 from unsoft.formula import Formula
-from unsoft.lab.compare.level import STANDARD, Level
 from unsoft.lab.compare.store import outside_digest
 from unsoft.mechanisms import summary_of
 from unsoft.modules.build import mechanism
 from unsoft.modules.module import Mechanism
 from unsoft.modules.registry import label_of, resolve
-from unsoft.modules.registry import names as names_of_all
 from unsoft.modules.spec import Family, MechanismSpec
 
 WIDTH = 64
 """Dimensions of queries and keys wherever they are drawn at random."""
+CURVE_LOGITS = tuple(round(-6 + 0.25 * k, 10) for k in range(49))
+"""Logits at which the weight of one key is drawn; those of the others are :func:`other_logits`."""
 
 
 @dataclass(frozen=True)
-class Subject:
+class Candidate:
     """``label`` is what pages and tables call it; ``mechanism`` a name or a formula."""
 
     label: str
     mechanism: str | Formula
 
     @cached_property
-    def found(self) -> Formula | MechanismSpec:
+    def spec(self) -> Formula | MechanismSpec:
         return resolve(self.mechanism)
 
     @property
     def formula(self) -> Formula | None:
-        """The formula, if that is all it is."""
-        return self.found if isinstance(self.found, Formula) else None
+        """The formula of a mechanism that consists of nothing else, or None."""
+        return self.spec if isinstance(self.spec, Formula) else None
 
     @property
     def identity(self) -> str:
-        """Everything that decides its numbers, as text; the code too, of a
-        mechanism that somebody else has registered.
-        """
-        if isinstance(self.found, Formula):
-            return self.found.key
+        """Everything that decides its numbers, as text, including the code of a registered plugin."""
+        if isinstance(self.spec, Formula):
+            return self.spec.key
         return f"{self.mechanism} {'' if self.family is None else outside_digest(self.family.build)}".strip()
 
     @property
     def family(self) -> Family | None:
-        """The family, if it is one, with or without something around it."""
-        return None if isinstance(self.found, Formula) else self.found.family
+        """The family of the mechanism inside any modifiers, or None for a formula."""
+        return None if isinstance(self.spec, Formula) else self.spec.family
 
     @property
     def own(self) -> bool:
-        """Did the user write its formula?"""
+        """True if the user wrote its formula."""
         return not isinstance(self.mechanism, str) or "{" in self.mechanism
 
     @property
@@ -64,43 +62,41 @@ class Subject:
         return summary_of(self.mechanism)
 
     def module(self, length: int, heads: int = 1, width: int = WIDTH) -> Mechanism:
-        """As it is at its start, for sequences of ``length`` keys;
-        mechanisms that come in pairs get twice the heads.
+        """Return the initial module for sequences of ``length`` keys; paired mechanisms get twice the heads.
 
-        The length is for mechanisms that are made for one, as cosformer is, unless the name says which.
+        Only mechanisms made for one length, such as cosformer, use it, unless their name has a number.
         """
-        made_for_a_length = self.family is not None and self.family.argument == "max_length"
-        said = isinstance(self.found, MechanismSpec) and self.found.number is not None
-        options = {"max_length": length} if made_for_a_length and not said else {}
+        needs_length = self.family is not None and self.family.argument == "max_length"
+        has_number = isinstance(self.spec, MechanismSpec) and self.spec.number is not None
+        options = {"max_length": length} if needs_length and not has_number else {}
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(0)
-            heads *= self.found.head_multiple if isinstance(self.found, MechanismSpec) else 1
+            heads *= self.spec.head_multiple if isinstance(self.spec, MechanismSpec) else 1
             return mechanism(self.mechanism, heads=heads, head_dim=width, **options)
 
     def weights(
         self, query: Tensor, key: Tensor, *, scale: float | None = None, is_causal: bool = False
     ) -> Tensor:
-        """Weights (batch, queries, keys) of one head for queries (batch,
-        queries, width) and keys (batch, keys, width).
+        """Return weights (batch, queries, keys) of one head for queries and keys (batch, tokens, width).
 
-        Where a mechanism wants several queries or keys for one head, the further ones are a fixed rotation of
-        the first, as projections are at random before training.
+        If a mechanism needs several queries or keys per head, the further ones are fixed random rotations of
+        the first, as random projections are before training.
         """
         module = self.module(key.shape[1], width=query.shape[-1]).to(query.dtype)
         queries = _rotations(query, module.query_heads, 7)
         keys = _rotations(key, module.layer_spec.heads, 8)
         values = torch.randn(keys.shape, generator=torch.Generator().manual_seed(9)).to(keys)
-        # Where a row must know its own key, the query is the last token.
+        # A mechanism that needs to know the key of each row gets the query as the last token.
         aligned = any(part.aligned for part in module.parts)
         causal: bool | str = is_causal or ("lower_right" if aligned else False)
-        found: Tensor = module(queries, keys, values, scale=scale, is_causal=causal, return_weights=True)[1]
-        return found[:, 0]
+        weights: Tensor = module(queries, keys, values, scale=scale, is_causal=causal, return_weights=True)[1]
+        return weights[:, 0]
 
     def row(self, *, width: int = WIDTH, seed: int = 0) -> Callable[[Tensor], Tensor]:
-        """The function from logits (..., keys) to weights that the mechanism is.
+        """Return the mechanism as a function from logits (..., keys) to weights.
 
-        A formula needs the logits only. For others keys are made that have these logits with one query, and
-        random parts orthogonal to it that stay the same.
+        A formula needs the logits only. Others get keys that have these logits with one query, plus fixed
+        random parts orthogonal to it.
         """
         if self.formula is not None:
             return self.formula.row
@@ -108,16 +104,21 @@ class Subject:
         def weigh(logits: Tensor) -> Tensor:
             flat = logits.reshape(-1, logits.shape[-1])
             query, key = keys_of(flat, width, seed)
-            found = [
+            weights = [
                 self.weights(query.expand(len(part), 1, width), part)[:, 0] for part in torch.split(key, 256)
             ]
-            return torch.cat(found).reshape(logits.shape)
+            return torch.cat(weights).reshape(logits.shape)
 
         return weigh
 
 
+def other_logits(count: int = 15) -> Tensor:
+    """Return the logits of the other keys of a curve's row, the same for every mechanism."""
+    return torch.randn(count, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
+
+
 def keys_of(logits: Tensor, width: int = WIDTH, seed: int = 0) -> tuple[Tensor, Tensor]:
-    """A query (1, width) and keys (rows, keys, width) with q . k / sqrt(width) = the logits (rows, keys).
+    """Return a query (1, width) and keys (rows, keys, width) with q . k / sqrt(width) = logits (rows, keys).
 
     >>> q, k = keys_of(torch.tensor([[1.0, -2.0]]))
     >>> torch.allclose(k @ q[0] / 8, torch.tensor([[1.0, -2.0]]), atol=1e-5)
@@ -140,29 +141,19 @@ def _rotations(x: Tensor, count: int, seed: int) -> Tensor:
     return torch.stack(heads, 1)
 
 
-def default_names(level: Level, own: bool) -> tuple[str, ...]:
-    """The names that take part unless the user says which: a few beside
-    formulas of one's own, all there are at the full level.
+def candidates_of(names: Sequence[str], own: Sequence[Formula]) -> list[Candidate]:
+    """Return the mechanisms by name, then the formulas; labels are made unique.
+
+    An unknown name raises here, not in the middle of a run.
     """
-    if own:
-        return ("softmax", "cog", "relu2", "linear-relu", "magnitude")
-    if level.mechanisms:
-        return level.mechanisms
-    return tuple(dict.fromkeys((*STANDARD.mechanisms, *names_of_all())))
-
-
-def subjects_of(names: Sequence[str], own: Sequence[Formula]) -> list[Subject]:
-    """The mechanisms by name, then the formulas; labels are made unique."""
-    found: list[Subject] = []
+    labels: dict[str, Candidate] = {}
     everything: list[str | Formula] = [*dict.fromkeys(names), *own]
     for given in everything:
-        first = label_of(given) if isinstance(given, str) else given.name or str(given.weight)
-        label = first
-        taken = {subject.label for subject in found}
+        first = label = label_of(given) if isinstance(given, str) else given.name or str(given.weight)
         number = 2
-        while label in taken:
+        while label in labels:
             label, number = f"{first} ({number})", number + 1
-        found.append(Subject(label, given))
-    for subject in found:
-        subject.found  # noqa: B018 - an unknown name is an error now, not in the middle of a run
-    return found
+        labels[label] = Candidate(label, given)
+    for candidate in labels.values():
+        resolve(candidate.mechanism)
+    return list(labels.values())

@@ -1,32 +1,27 @@
-"""The record of a comparison as one page. It shows the sections that it is given, and knows none by name."""
+"""The page of ``unsoft compare``: scoreboard, sections, playground and claims from one record."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from unsoft.formula import Formula
 from unsoft.formula.javascript import formula_source, operations_source
-from unsoft.lab.report.escape import embedded_json
 from unsoft.lab.report.look import looks, shown_at_first
-from unsoft.lab.report.page import CHARTS, CHARTS_STYLE, page
+from unsoft.lab.report.page import CHARTS, CHARTS_STYLE, HERE, embedded_json, page
 
-HERE = Path(__file__).parent
 SCHEMA = 3
-"""Of the record: it is raised whenever older records cannot be read any more."""
+"""Version of the record, raised whenever older records can no longer be read."""
 OWN = "your own"
-"""What the playground calls the formula that a reader types."""
+"""Label of the formula that a reader types into the playground."""
 _PLAYED = 6
-"""Formulas that the playground shows at first."""
+"""Number of formulas that the playground shows initially."""
 
 
 @dataclass(frozen=True)
 class Part:
-    """Something in a section besides its figures: text, then a table, small
-    charts by depth, or heat maps, if there are any.
-    """
+    """Something in a section besides its figures: a text with a table, small charts, or heat maps."""
 
     heading: str = ""
     text: str = ""
@@ -38,22 +33,41 @@ class Part:
     maps: Sequence[Mapping[str, Any]] = ()
     """Label and rows of weights of each."""
     in_terminal: bool = False
-    """Is it worth a place in the terminal, too?"""
+    """True to show it in the terminal, too."""
+
+    @classmethod
+    def table(
+        cls,
+        heading: str,
+        text: str,
+        titles: Sequence[str],
+        rows: Iterable[Sequence[Any]],
+        *,
+        in_terminal: bool = False,
+    ) -> Part:
+        """Return a part with a table; rows are cells in the order of the titles."""
+        cells = [dict(zip(titles, row, strict=True)) for row in rows]
+        return cls(heading, text, table_columns(titles), cells, in_terminal=in_terminal)
+
+
+def table_columns(titles: Sequence[str]) -> list[dict[str, str]]:
+    """Return the columns of a table whose names are their titles."""
+    return [{"name": title, "title": title, "help": ""} for title in titles]
 
 
 @dataclass(frozen=True)
 class Playground:
-    """What the playground computes with."""
+    """Data of the playground."""
 
     formulas: Mapping[str, Formula]
     eps: float
-    """Of the magnitude gate."""
+    """Ridge of the magnitude gate."""
     logits: Sequence[float]
-    """At which curves are drawn."""
+    """Logits at which curves are drawn."""
     others: Sequence[float]
-    """The logits of the other keys of such a row."""
+    """Logits of the other keys of such a row."""
     curves: Mapping[str, Sequence[float]]
-    """The weights at ``logits`` of mechanisms that are no formula."""
+    """Weights at ``logits`` of mechanisms that are no formula."""
 
 
 def comparison_page(
@@ -63,9 +77,9 @@ def comparison_page(
     play: Playground,
     library: str,
 ) -> str:
-    """The text of an HTML file that needs nothing else.
+    """Return a self-contained HTML page.
 
-    ``labels`` are the mechanisms in the order in which they are shown; ``sections`` have name, title,
+    ``labels`` are the mechanisms in display order; ``sections`` have name, title,
     question, about, controls, figures and parts; ``library`` is the script of Vega-Embed.
     """
     shown = shown_at_first(labels)
@@ -81,11 +95,11 @@ def comparison_page(
     asked = [column for column in record["columns"] if _answered(column, record)]
     disturbed = list(dict.fromkeys(a["name"] for a in record["answers"] if a["disturbed"]))
     return page(
-        HERE / "page.html",
+        HERE / "comparison.html",
         title="unsoft compare: attention mechanisms side by side",
-        styles=[CHARTS_STYLE, HERE / "page.css"],
+        styles=[CHARTS_STYLE, HERE / "comparison.css"],
         libraries=[library, playground_script(play.formulas)],
-        scripts=[CHARTS, HERE / "formula.js", HERE / "page.js", HERE / "playground.js"],
+        scripts=[CHARTS, HERE / "formula.js", HERE / "comparison.js", HERE / "playground.js"],
         data={
             "looks": looks(labels),
             "more": looks([OWN, *(label for label in play.formulas if label not in labels)]),
@@ -118,24 +132,21 @@ def comparison_page(
         verdicts=verdicts,
         claims=_by_source(record["claims"]),
         provenance=provenance(record["answers"]),
-        timing_columns=[
-            {"name": name, "title": name, "help": ""} for name in ("measurement", "times", "seconds")
-        ],
+        timing_columns=table_columns(("measurement", "times", "seconds")),
         timings=_timings(record["answers"]),
         problems=[answer for answer in record["answers"] if answer["problem"]],
     )
 
 
 def _answered(column: Mapping[str, Any], record: Mapping[str, Any]) -> bool:
-    """Does any mechanism have a number in this column?"""
+    """Return True if any mechanism has a number in this column."""
     return any(row["cells"][column["name"]]["value"] is not None for row in record["scoreboard"])
 
 
 def playground_script(formulas: Mapping[str, Formula]) -> str:
-    """A script that defines ``unsoftFormulas``, a list of [label, function
-    from logits to weights], as the formulas print it.
+    """Return a script that defines ``unsoftFormulas``: pairs of a label and a function of logits.
 
-    It also defines ``unsoftOperations``, with which the page reads formulas that are typed into it.
+    It also defines ``unsoftOperations``, with which the page parses formulas that readers type.
 
     >>> print(playground_script({"plain": Formula("s/n")}).splitlines()[1])
     const unsoftFormulas = [["plain", (logits, {i = logits.length - 1} = {}) => {
@@ -147,8 +158,7 @@ def playground_script(formulas: Mapping[str, Formula]) -> str:
 
 
 def provenance(answers: Sequence[Mapping[str, Any]]) -> str:
-    """Which measurements are of this run, which were kept from earlier
-    ones, and which of their times to doubt.
+    """Summarise which measurements are of this run, which are cached, and which times may be wrong.
 
     >>> provenance([{"cached": True, "measured": "2026-01-02T03:04:05+00:00", "disturbed": False}])
     '1 measurement: none by this run, 1 kept from 2026-01-02, made by the same code'
@@ -167,7 +177,7 @@ def provenance(answers: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _by_source(claims: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """The claims of each source together, and how many of them could have failed."""
+    """Group claims by source, with the number of those that could have failed."""
     return [
         {"source": source, "claims": own, "counted": sum(claim["counts"] for claim in own)}
         for source in dict.fromkeys(claim["source"] for claim in claims)

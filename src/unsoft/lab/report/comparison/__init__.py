@@ -1,1 +1,0 @@
-"""The page of ``unsoft compare``, its figures and its files."""
