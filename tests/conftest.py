@@ -3,8 +3,8 @@
 import os
 
 if "PYTEST_XDIST_WORKER" in os.environ:
-    # Every core has a worker already: a second thread of each would mostly wait, and OpenMP waits by
-    # spinning, which doubled the time of the suite. Tests about threads set their number themselves.
+    # Every core already has a worker. A second thread per worker would mostly wait, and OpenMP waits by
+    # spinning, which doubled the time of the suite. Tests about threads set the number of threads.
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
@@ -16,17 +16,25 @@ def pytest_report_header():
     return f"sizes are drawn from UNSOFT_TEST_SEED={os.environ.get('UNSOFT_TEST_SEED', '0')}"
 
 
-HANG = 1800
-"""Seconds after which a process that a test started is taken for hung.
+def pytest_addoption(parser):
+    parser.addoption("--shard", metavar="I/N", help="run the I-th of N parts of the selected tests")
 
-No test depends on the clock otherwise.
-"""
+
+@pytest.hookimpl(trylast=True)  # after -m and -k
+def pytest_collection_modifyitems(config, items):
+    if shard := config.getoption("shard", None):
+        from tests.slow_shards import select
+
+        items[:] = select(items, shard)
+
+
+HANG = 1800
+"""Seconds after which a process started by a test counts as hung. No test depends on the clock otherwise."""
 
 
 @pytest.fixture
 def one_thread():
-    """For many small calls: a second thread would only be waited for,
-    and the other core has tests of its own."""
+    """Use one thread: for many small calls, a second one only adds waiting."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -35,7 +43,7 @@ def one_thread():
 
 @pytest.fixture(scope="module")
 def browser():
-    """Chromium, for what a page does; skipped with a reason where there is none."""
+    """Chromium for tests of page behaviour; skipped with a reason when it is not installed."""
     from tests.lab.report.browser import Browser, needs_chromium
 
     needs_chromium()
