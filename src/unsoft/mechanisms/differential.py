@@ -31,7 +31,7 @@ import torch
 from torch import Tensor, nn
 
 from unsoft.engines.call import compute_dtype
-from unsoft.engines.run import run_formula
+from unsoft.engines.pointwise import run_formula
 from unsoft.formula import Formula
 from unsoft.formula.analysis import Properties
 from unsoft.modules.definition import Pointwise, WrittenCall, logits_of, visible_part

@@ -28,7 +28,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from unsoft.engines.run import run_formula
+from unsoft.engines.pointwise import run_formula
 from unsoft.formula import Formula
 from unsoft.formula.analysis import Properties
 from unsoft.modules.definition import Pointwise, WrittenCall, logits_of, visible_part

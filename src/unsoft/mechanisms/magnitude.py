@@ -64,7 +64,7 @@ from unsoft.modules.magnitude.points import by_key_head, key_points
 from unsoft.modules.magnitude.row_gates import attend_by_rows, attend_by_rows_cached
 from unsoft.modules.module import Inputs, Mechanism, Wrapper
 from unsoft.modules.pointwise import SHORT_OPTIONS, Pointwise
-from unsoft.modules.registry import family, module_modifier, resolve_formula
+from unsoft.modules.registry import family, module_modifier
 from unsoft.tracing import transform_name
 
 Result = Tensor | tuple[Tensor, Tensor]
@@ -282,7 +282,7 @@ class Magnitude(Wrapper):
         options = {name: x for name, x in inputs.options.items() if name not in ("engine", "positions")}
         if self.query_heads != self.layer_spec.heads:  # several queries for each head share its key
             options["enable_gqa"] = True
-        return checked_call(inputs.query, inputs.key, inputs.value, resolve_formula("softmax"), **options)[0]
+        return checked_call(inputs.query, inputs.key, inputs.value, **options)[0]
 
 
 _SUMMARY = "a gate on every key from the geometry of the keys: a crowd of look-alikes counts as one"

@@ -7,7 +7,7 @@ plugins.py      mechanisms that users and other packages bring
 spec.py         that, as data
 build.py        a name as a module
 catalogue.py    all mechanisms at a glance
-linear.py       linear attention; linear_call.py and linear_decoding.py are parts of it
+linear.py       linear attention
 written.py      mechanisms given by their weights
 token_factor.py a learned number for each token
 gated_mass.py   a gate on the mass of every key

@@ -14,7 +14,7 @@ from typing import Any, ClassVar, NamedTuple
 
 from torch import Tensor, nn
 
-from unsoft.engines.inputs import as_autocast
+from unsoft.engines.arguments import as_autocast
 from unsoft.engines.threads import threads_are_used
 from unsoft.formula import Formula
 from unsoft.modules.cache import Cache, KeyValueCache

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from unsoft.engines.native.step import Field, prepare_step
-from unsoft.engines.run import run_formula
+from unsoft.engines.pointwise import run_formula
 from unsoft.formula import Formula
 from unsoft.modules.cache import Cache, KeyValueCache
 from unsoft.modules.field_source import (

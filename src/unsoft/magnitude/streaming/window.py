@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from unsoft.engines.gaussian import kernels_for
-from unsoft.engines.native.gaussian_arrival import WindowKernel
+from unsoft.engines.native.gaussian import WindowKernel
 from unsoft.magnitude.gaussian.factor import check_done, inverse_factor_of
 from unsoft.magnitude.gaussian.similarity import gaussian
 from unsoft.magnitude.gaussian.system import System
