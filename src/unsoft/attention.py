@@ -5,7 +5,7 @@ from typing import Literal, overload
 
 from torch import Tensor
 
-from unsoft.engines.run import run_formula
+from unsoft.engines.pointwise import run_formula
 from unsoft.formula import Formula
 from unsoft.mechanisms import resolve
 from unsoft.modules.build import mechanism_like

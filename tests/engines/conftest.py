@@ -50,7 +50,7 @@ def _make_call(
         q=normal(batch, heads, length, dim),
         k=normal(batch, kv_heads, keys, dim),
         v=normal(batch, kv_heads, keys, value_dim),
-        formula=formula,
+        rule=formula,
         params=params.requires_grad_(),
         visible=visible,
         bias=None if bias is None else normal(*bias, to=compute),

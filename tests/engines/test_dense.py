@@ -267,7 +267,7 @@ def test_logit_and_strength_bias_agree_for_softmax(make_call):
     softmax = resolve("softmax")
     other = Formula(softmax.weight, softmax.mass, softmax.peak, bias="strength")
     call = make_call(softmax, bias=(1, 4, 7, 9))
-    torch.testing.assert_close(dense_attention(call)[0], dense_attention(replace(call, formula=other))[0])
+    torch.testing.assert_close(dense_attention(call)[0], dense_attention(replace(call, rule=other))[0])
 
 
 def test_a_normaliser_of_zero_gives_weights_and_gradients_zero(make_call, leaves):

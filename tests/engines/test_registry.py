@@ -8,7 +8,9 @@ import torch
 
 import unsoft
 from unsoft.engines import POINTWISE, Engine, registry
+from unsoft.engines.linear.call import LinearResult
 from unsoft.engines.linear.choice import LINEAR
+from unsoft.engines.registry import no_reason
 from unsoft.errors import CompilerWarning
 
 X = torch.linspace(-1, 1, 48).view(1, 2, 6, 4)
@@ -34,7 +36,11 @@ def test_a_formula_on_a_new_engine(monkeypatch):
 
 @pytest.mark.parametrize("name", ["linear-relu", "cosformer", "retention", "performer"])
 def test_linear_attention_on_a_new_engine(monkeypatch, name):
-    add(monkeypatch, LINEAR, Engine("mine", only_short, lambda work: (torch.zeros_like(work.call.q), None)))
+    add(
+        monkeypatch,
+        LINEAR,
+        Engine("mine", only_short, lambda work: LinearResult(torch.zeros_like(work.call.q))),
+    )
     layer = unsoft.mechanism(name, heads=2, head_dim=4)
     layer(X, X, X, is_causal=True, engine="mine")
     unsoft.attention(X, X, X, name, is_causal=True, engine="mine")
@@ -56,7 +62,7 @@ def test_an_engine_is_honoured_or_refused_for_every_kind_of_mechanism(name):
 
 
 def test_one_that_is_not_available_is_an_error_by_name_and_a_warning_of_auto(monkeypatch):
-    cold = Engine("cold", lambda call: None, lambda call: 1 / 0, unavailable=lambda call: "no compiler")
+    cold = Engine("cold", no_reason, lambda call: 1 / 0, unavailable_reason=lambda call: "no compiler")
     add(monkeypatch, POINTWISE, cold)
     monkeypatch.setattr(registry, "_warned", set())
     with warnings.catch_warnings():
@@ -65,8 +71,8 @@ def test_one_that_is_not_available_is_an_error_by_name_and_a_warning_of_auto(mon
             unsoft.attention(X, X, X, "cog", engine="cold")
     mask = torch.ones(6, 6, dtype=torch.bool)
     with pytest.warns(CompilerWarning, match="'cold' is not available .no compiler"):
-        found = unsoft.attention(X, X, X, "cog", attn_mask=mask)
-    torch.testing.assert_close(found, unsoft.attention(X, X, X, "cog", engine="dense"))
+        result = unsoft.attention(X, X, X, "cog", attn_mask=mask)
+    torch.testing.assert_close(result, unsoft.attention(X, X, X, "cog", engine="dense"))
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         unsoft.attention(X, X, X, "cog", attn_mask=mask)

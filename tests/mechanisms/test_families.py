@@ -396,7 +396,7 @@ def test_segments_change_nothing(name, monkeypatch):
         return outs + list(torch.autograd.grad(outs[0].square().sum(), variables, allow_unused=True))
 
     whole = results()
-    monkeypatch.setattr(sys.modules["unsoft.modules.linear"], "SEGMENT", 16)
+    monkeypatch.setattr(sys.modules["unsoft.engines.linear.choice"], "SEGMENT", 16)
     for a, b in zip(results(), whole, strict=True):
         torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-10)
 

@@ -5,7 +5,7 @@ import torch
 
 import unsoft
 from unsoft.engines import registry
-from unsoft.engines.native import availability, gaussian, gaussian_arrival
+from unsoft.engines.native import availability, gaussian
 from unsoft.engines.native.compiler import CompilationError
 from unsoft.errors import CompilerWarning
 
@@ -32,8 +32,7 @@ def blocked(monkeypatch):
     def library(double):
         raise AssertionError("compiled code was used")
 
-    for module in (gaussian, gaussian_arrival):
-        monkeypatch.setattr(module, "library", library)
+    monkeypatch.setattr(gaussian, "library", library)
 
 
 @pytest.fixture

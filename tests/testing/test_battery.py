@@ -67,11 +67,11 @@ def without_gradient(name):
 
 
 def mask_on_the_logit(call):
-    return right(replace(call, formula=Formula.from_dict(call.formula.to_dict() | {"bias": "logit"})))
+    return right(replace(call, rule=Formula.from_dict(call.formula.to_dict() | {"bias": "logit"})))
 
 
 def mask_as_strength(call):
-    return right(replace(call, formula=Formula.from_dict(call.formula.to_dict() | {"bias": "strength"})))
+    return right(replace(call, rule=Formula.from_dict(call.formula.to_dict() | {"bias": "strength"})))
 
 
 def lowest_number_instead_of_masked(call):

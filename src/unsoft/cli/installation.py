@@ -71,7 +71,7 @@ def engines(device: str) -> list[Fact]:
     call = checked_call(x, x, x, formula)[0]  # type: ignore[arg-type]
     facts = []
     for engine in POINTWISE.engines:
-        reason = engine.supports(call) or engine.unavailable(call)
+        reason = engine.unsupported_reason(call) or engine.unavailable_reason(call)
         facts.append(
             Fact(f"engine {engine.name} on {device}", "available" if reason is None else f"no: {reason}")
         )

@@ -12,29 +12,20 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from unsoft.engines.call import Call, compute_dtype
+from unsoft.engines.call import NO_NEEDS, Call, Rule, compute_dtype
 from unsoft.engines.dropout import draw_seed
 from unsoft.engines.field_tables import field_tables
-from unsoft.engines.inputs import (
-    as_4d,
-    as_autocast,
-    batch_shape,
-    check_sizes,
-    check_tensors,
-    head_count,
-    shape_of,
-)
 from unsoft.engines.visibility import count_visible, split_float_mask
-from unsoft.formula import Formula
 
 _LARGEST = sys.float_info.max
+DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 
 
 def checked_call(
     query: Any,
     key: Any,
     value: Any,
-    formula: Formula,
+    rule: Rule = NO_NEEDS,
     *,
     attn_mask: Any = None,
     dropout_p: float = 0.0,
@@ -68,19 +59,24 @@ def checked_call(
         q,
         k,
         v,
-        formula,
-        _parameter_table(formula, params, q.shape[1], dtype, device),
+        rule,
+        _parameter_table(rule, params, q.shape[1], dtype, device),
         visible,
         bias,
         offset,
-        count_visible(visible, offset, length, keys, device, dtype) if "n" in formula.uses else None,
-        None if positions is None else _positions(positions, batch, q, k, formula),
-        *field_tables(formula, fields, q, k, batch, scale, dtype),
+        count_visible(visible, offset, length, keys, device, dtype) if "n" in rule.uses else None,
+        None if positions is None else _positions(positions, batch, q, k, rule),
+        *field_tables(rule, fields, q, k, batch, scale, dtype),
         scale,
         float(dropout_p),
         draw_seed(device) if dropout_p > 0 else None,
     )
     return call, torch.Size((*batch, *heads))
+
+
+def with_leading(x: Tensor, leading: torch.Size) -> Tensor:
+    """Return ``x`` (B, H, ...) with the leading dimensions of the user's tensors."""
+    return x.reshape(*leading, *x.shape[2:])
 
 
 def _causal_offset(name: str, alignment: bool | str, length: int, keys: int) -> int | None:
@@ -150,8 +146,8 @@ def _mask_as_4d(mask: Any, query: Tensor, batch: tuple[int, ...], length: int, k
     return whole.expand(*batch, *whole.shape[-3:]).reshape(math.prod(batch), *whole.shape[-3:])
 
 
-def _positions(given: Any, batch: tuple[int, ...], q: Tensor, k: Tensor, formula: Formula) -> Tensor | None:
-    """(B|1, L + S): positions of the queries, then of the keys; None if the formula does not ask for them."""
+def _positions(given: Any, batch: tuple[int, ...], q: Tensor, k: Tensor, rule: Rule) -> Tensor | None:
+    """(B|1, L + S): positions of the queries, then of the keys; None if the rule does not use them."""
     if not isinstance(given, tuple) or len(given) != 2:
         raise TypeError(
             "attention: argument 'positions' must be a pair of tensors (of queries, of keys), not"
@@ -177,14 +173,14 @@ def _positions(given: Any, batch: tuple[int, ...], q: Tensor, k: Tensor, formula
             )
         x = x if x.dim() == 1 else x.expand(target)
         parts.append(x.reshape(-1, count).to(q.device, compute_dtype(q.dtype)))
-    if not formula.uses & {"i", "j"}:
+    if not rule.uses & {"i", "j"}:
         return None
     rows = max(len(x) for x in parts)
     return torch.cat([x.expand(rows, -1) for x in parts], dim=1)
 
 
 def _parameter_table(
-    formula: Formula, given: Mapping[str, Any] | None, heads: int, dtype: torch.dtype, device: torch.device
+    rule: Rule, given: Mapping[str, Any] | None, heads: int, dtype: torch.dtype, device: torch.device
 ) -> Tensor:
     """(P, H): the value of each parameter for each query head."""
     if given is not None and not isinstance(given, Mapping):
@@ -192,17 +188,15 @@ def _parameter_table(
             f"attention: argument 'params' must be a mapping from name to value, not {type(given).__name__}"
         )
     given = given or {}
-    known = sorted(formula.params)
+    known = sorted(rule.params)
     for name in given:
-        if name not in formula.params:
+        if name not in rule.params:
             listed = ", ".join(known) or "none"
             raise ValueError(
                 f"attention: argument 'params' names {name!r}, but the parameters of this mechanism are:"
                 f" {listed}"
             )
-    rows = [
-        _parameter_row(name, given.get(name, formula.params[name]), heads, dtype, device) for name in known
-    ]
+    rows = [_parameter_row(name, given.get(name, rule.params[name]), heads, dtype, device) for name in known]
     return torch.stack(rows) if rows else torch.zeros(0, heads, dtype=dtype, device=device)
 
 
@@ -240,3 +234,121 @@ def _check_number(name: str, value: Any, low: float = -_LARGEST, high: float = _
     if not low <= value <= high:
         allowed = "finite" if high == _LARGEST else f"between {low:g} and {high:g}"
         raise ValueError(f"attention: argument '{name}' must be {allowed}, not {value!r}")
+
+
+def device_type(x: Any) -> str:
+    return x.device.type if isinstance(x, Tensor) else "cpu"
+
+
+def as_autocast(query: Any, key: Any, value: Any) -> tuple[Any, Any, Any]:
+    """What autocast does to the inputs of torch's attention; the arithmetic inside keeps its precision."""
+    kind = device_type(query)
+    if not torch.is_autocast_enabled(kind):
+        return query, key, value
+    dtype = torch.get_autocast_dtype(kind)
+    narrow = (torch.float32, torch.bfloat16, torch.float16)
+    query, key, value = (
+        x.to(dtype) if isinstance(x, Tensor) and x.dtype in narrow else x for x in (query, key, value)
+    )
+    return query, key, value
+
+
+def check_tensors(query: Any, key: Any, value: Any) -> None:
+    named = {"query": query, "key": key, "value": value}
+    for name, x in named.items():
+        if not isinstance(x, Tensor):
+            raise TypeError(f"attention: argument '{name}' must be a tensor, not {type(x).__name__}")
+        if x.is_nested or x.layout != torch.strided:
+            raise TypeError(f"attention: argument '{name}' must be a dense tensor, not nested or {x.layout}")
+        if x.dtype not in DTYPES:
+            allowed = ", ".join(str(d).removeprefix("torch.") for d in DTYPES)
+            raise TypeError(f"attention: argument '{name}' has dtype {x.dtype}; supported are {allowed}")
+        if x.dim() < 2:
+            raise ValueError(
+                f"attention: argument '{name}' has shape {shape_of(x)}; expected (..., heads, length, dim),"
+                " at least 2-D"
+            )
+    for name in ("key", "value"):
+        x = named[name]
+        if x.dtype != query.dtype:
+            raise TypeError(
+                f"attention: argument '{name}' has dtype {x.dtype}, 'query' has {query.dtype}; they must"
+                " match"
+            )
+        if x.device != query.device:
+            raise ValueError(
+                f"attention: argument '{name}' is on device {x.device}, 'query' is on {query.device}; they"
+                " must match"
+            )
+        if x.dim() != query.dim():
+            raise ValueError(
+                f"attention: argument '{name}' has {x.dim()} dimensions (shape {shape_of(x)}), 'query' has"
+                f" {query.dim()} (shape {shape_of(query)}); they must match"
+            )
+
+
+def check_sizes(query: Tensor, key: Tensor, value: Tensor) -> None:
+    if key.shape[-1] != query.shape[-1]:
+        raise ValueError(_mismatch("key", key, "query", query, "head dimension", -1))
+    if value.shape[-2] != key.shape[-2]:
+        raise ValueError(_mismatch("value", value, "key", key, "keys", -2))
+
+
+def batch_shape(query: Tensor, key: Tensor, value: Tensor) -> tuple[int, ...]:
+    """The dimensions before the heads, broadcast over the three tensors."""
+    batch = list(query.shape[:-3])
+    for name, x in (("key", key), ("value", value)):
+        for place, size in enumerate(x.shape[:-3]):
+            if size != 1 and batch[place] not in (1, size):
+                raise ValueError(
+                    f"attention: argument '{name}' has batch size {size} in dimension {place} (shape"
+                    f" {shape_of(x)}), which does not broadcast with 'query' (shape {shape_of(query)}) and"
+                    f" 'key' (shape {shape_of(key)})"
+                )
+            batch[place] = size if batch[place] == 1 else batch[place]
+    return tuple(batch)
+
+
+def head_count(query: Tensor, key: Tensor, value: Tensor, enable_gqa: bool) -> tuple[int, ...]:
+    """The head dimension of the output: () for 2-D inputs."""
+    if not isinstance(enable_gqa, bool):
+        raise TypeError(f"attention: argument 'enable_gqa' must be True or False, not {enable_gqa!r}")
+    if query.dim() == 2:
+        return ()
+    heads, shared = query.shape[-3], key.shape[-3]
+    if value.shape[-3] != shared:
+        raise ValueError(_mismatch("value", value, "key", key, "heads", -3))
+    if heads != shared and not enable_gqa:
+        raise ValueError(
+            _mismatch("key", key, "query", query, "heads", -3)
+            + ", unless enable_gqa=True lets groups of query heads share one key head"
+        )
+    if heads != shared and (shared == 0 or heads % shared):
+        raise ValueError(
+            f"attention: argument 'query' has {heads} heads (shape {shape_of(query)}), which is not a"
+            f" multiple of the {shared} heads of 'key' (shape {shape_of(key)})"
+        )
+    return (heads,)
+
+
+def as_4d(x: Tensor, batch: tuple[int, ...]) -> Tensor:
+    if x.dim() < 4:
+        return x[(None,) * (4 - x.dim())]
+    if x.shape[:-3] != batch:
+        x = x.expand(*batch, *x.shape[-3:])
+    return x if x.dim() == 4 else x.reshape(math.prod(batch), *x.shape[-3:])
+
+
+def _mismatch(name: str, x: Tensor, other: str, y: Tensor, what: str, dim: int) -> str:
+    return (
+        f"attention: argument '{name}' has {_counted(what, x.shape[dim])} (shape {shape_of(x)}), '{other}'"
+        f" has {y.shape[dim]} (shape {shape_of(y)}); they must match"
+    )
+
+
+def _counted(what: str, size: int) -> str:
+    return f"{size} {what}" if what.endswith("s") else f"{what} {size}"
+
+
+def shape_of(x: Tensor) -> tuple[int, ...]:
+    return tuple(x.shape)

@@ -2,14 +2,57 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any, NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
 from unsoft.formula import Formula
+from unsoft.formula.arguments import NO_SYMBOLS, Symbols
+
+
+class Rule(Protocol):
+    """What defines the weights of a call. It lists which inputs have to be prepared for it.
+
+    A formula, a :class:`unsoft.engines.rows.rule.RowRule`, or plain :class:`Needs`.
+    """
+
+    @property
+    def uses(self) -> AbstractSet[str]:
+        """Symbols; "n" needs the counts of visible keys, "i" and "j" the positions."""
+
+    @property
+    def params(self) -> Mapping[str, float]:
+        """Names and default values of parameters."""
+
+    @property
+    def fields(self) -> Mapping[str, str]:
+        """Names of declared fields, and whether they belong to queries, keys or both."""
+
+    @property
+    def symbols(self) -> Symbols:
+        """Symbols of fields, in the order of ``Call.query_fields`` and ``Call.key_fields``."""
+
+    @property
+    def key(self) -> str:
+        """Everything that decides the numbers, as one line of text."""
+
+
+@dataclass(frozen=True)
+class Needs:
+    """The inputs that a mechanism needs which is neither a formula nor a rule of rows; by default none."""
+
+    uses: AbstractSet[str] = frozenset()
+    params: Mapping[str, float] = field(default_factory=dict)
+    fields: Mapping[str, str] = field(default_factory=dict)
+    symbols: Symbols = NO_SYMBOLS
+    key: str = ""
+
+
+NO_NEEDS = Needs()
 
 
 @dataclass(frozen=True)
@@ -27,9 +70,9 @@ class Call:
     """(B, Hk, S, D)"""
     v: Tensor
     """(B, Hk, S, Dv)"""
-    formula: Formula
+    rule: Rule
     params: Tensor
-    """(P, H) in compute_dtype, one row per name of ``formula.params``, sorted by name."""
+    """(P, H) in compute_dtype, one row per name of ``rule.params``, sorted by name."""
     visible: Tensor | None = None
     """Bool (B|1, H|1, L|1, S|1), False = masked; None = no mask."""
     bias: Tensor | None = None
@@ -37,23 +80,30 @@ class Call:
     causal_offset: int | None = None
     """Key j is visible to row i only if j <= i + causal_offset; None = not causal."""
     counts: Tensor | None = None
-    """(B|1, H|1, L) visible keys of each row, at least 1, compute_dtype; given iff the formula uses ``n``."""
+    """(B|1, H|1, L) visible keys of each row, at least 1, compute_dtype; present iff the rule uses ``n``."""
     positions: Tensor | None = None
-    """(B|1, L + S) the symbols i of all queries, then j of all keys, compute_dtype; given only if the formula
+    """(B|1, L + S) the symbols i of all queries, then j of all keys, compute_dtype; present only if the rule
     uses them. None = rows count from ``causal_offset`` and keys from 0."""
     query_fields: Tensor | None = None
-    """(F, B, H, L) in compute_dtype, one for each name of ``formula.symbols.query``; None = there is none."""
+    """(F, B, H, L) in compute_dtype, one for each name of ``rule.symbols.query``; None = there is none."""
     key_fields: Tensor | None = None
-    """(F, B, H or Hk, S) likewise for ``formula.symbols.key``; with Hk heads, query heads share them as they
+    """(F, B, H or Hk, S) likewise for ``rule.symbols.key``; with Hk heads, query heads share them as they
     share keys."""
     scale: float = 1.0
     dropout_p: float = 0.0
     seed: Tensor | None = None
-    """Two words (see dropout.py); given iff dropout_p > 0."""
+    """Two words (see dropout.py); present iff dropout_p > 0."""
 
     @property
     def compute_dtype(self) -> torch.dtype:
         return compute_dtype(self.q.dtype)
+
+    @property
+    def formula(self) -> Formula:
+        """The rule of a call of a formula."""
+        if not isinstance(self.rule, Formula):
+            raise TypeError(f"a formula is needed, not {type(self.rule).__name__}")
+        return self.rule
 
     def spread_key_fields(self) -> Tensor | None:
         """The fields of keys for every query head, (F, B, H, S)."""
@@ -64,7 +114,7 @@ class Call:
     def flat(self) -> tuple[tuple[Tensor | None, ...], dict[str, Any]]:
         """The tensors of :data:`TENSORS` and the other fields: all that an operator of torch may take."""
         options = {
-            "formula": self.formula.key,
+            "rule": self.rule.key,
             "causal_offset": self.causal_offset,
             "scale": self.scale,
             "dropout_p": self.dropout_p,
@@ -75,14 +125,14 @@ class Call:
     def from_flat(
         cls,
         tensors: Sequence[Tensor | None],
-        read: Callable[[str], Any] = Formula.from_key,
+        read: Callable[[str], Rule] = Formula.from_key,
         *,
-        formula: str,
+        rule: str,
         **options: Any,
     ) -> Call:
-        """The call that :meth:`flat` was made of; ``read`` makes a formula of its key."""
+        """Return the call that :meth:`flat` was made of; ``read`` makes the rule from its key."""
         fields: dict[str, Any] = dict(zip(TENSORS, tensors, strict=True))
-        return cls(formula=read(formula), **fields, **options)
+        return cls(rule=read(rule), **fields, **options)
 
 
 TENSORS = (

@@ -1,5 +1,4 @@
-"""The dense engine: attention written down as it is defined. It is the specification that all other engines
-meet.
+"""The dense engine: attention as it is defined. It is the specification of all other engines.
 
     s_ij = scale * q_i . k_j                      (+ float mask, for formulas whose bias is "logit")
     m_i  = max over visible j of peak(s_ij)
@@ -12,11 +11,11 @@ forward-mode derivatives and torch.compile work. Shapes are those of :class:`uns
 How masked and non-finite entries are kept apart:
 
 - A masked entry is evaluated at a point that its row does see and its weight is then replaced by 0.
-  Multiplying by 0
-  would not do: a masked logit may overflow, and 0 * inf is NaN in the output or in the gradient.
+  Multiplying by 0 would not do: a masked logit may overflow, and 0 * inf is NaN in the output or in the
+  gradient.
 - NaN and Inf in q, k, v, the fields and the float mask are replaced by 0 at the start, and NaN is added at
-  the end to exactly the
-  outputs that see one. So a masked one is inert, and gradients are those of the call with 0 in their place.
+  the end to exactly the outputs that see one. So a masked one has no effect, and gradients are those of the
+  call with 0 in their place.
 - m is treated as a constant: the weights do not depend on it, it only keeps exp in range.
 """
 
@@ -34,21 +33,32 @@ _NEUTRAL = 0.5
 
 
 def dense_attention(call: Call) -> tuple[Tensor, Tensor]:
-    """Output (B, H, L, Dv) and weights (B, H, L, S), both in the dtype of the inputs.
+    """Return the output (B, H, L, Dv) and weights (B, H, L, S), both in the dtype of the inputs.
 
     The weights are those before dropout, which touches the output only.
     """
     terms = attention_terms(call.formula, call.bias is not None)
-    q, k = (finite_part(x.to(call.compute_dtype)) for x in (call.q, call.k))
-    visible = visible_entries(call)
-    logits = call.scale * _heads_product(q, k.mT)
+    visible, logits = visible_entries(call), _logits(call)
     weights = _weights(terms, _symbols(terms, call, logits), visible)
     return weighted_values(call, weights, visible)
 
 
+def dense_logits(call: Call) -> tuple[Tensor, Tensor]:
+    """Return the logits with the float mask added, and the visible entries; both (B, H, L, S)."""
+    logits = _logits(call)
+    if call.bias is not None:
+        logits = logits + finite_part(call.bias)
+    return logits, visible_entries(call).expand(logits.shape)
+
+
+def _logits(call: Call) -> Tensor:
+    q, k = (finite_part(x.to(call.compute_dtype)) for x in (call.q, call.k))
+    return call.scale * _heads_product(q, k.mT)
+
+
 def weighted_values(call: Call, weights: Tensor, visible: Tensor) -> tuple[Tensor, Tensor]:
-    """Output of weights (B, H, L, S) that are 0 where not visible: dropout,
-    values and the rules for NaN and Inf."""
+    """Return the output for weights (B, H, L, S) that are 0 where not visible, and the weights: applies
+    dropout and the rules for NaN and Inf."""
     v = finite_part(call.v.to(call.compute_dtype))
     output = _heads_product(_dropped(weights, call), v)
     bad_rows, bad_outputs = _poison(call, visible)
@@ -57,7 +67,7 @@ def weighted_values(call: Call, weights: Tensor, visible: Tensor) -> tuple[Tenso
 
 
 def visible_entries(call: Call) -> Tensor:
-    """Bool (B|1, H|1, L, S): the mask and the causal rule together."""
+    """Return bool (B|1, H|1, L, S): the mask and the causal rule together."""
     length, keys, device = call.q.shape[2], call.k.shape[2], call.q.device
     visible = torch.ones(1, 1, length, keys, dtype=torch.bool, device=device)
     tile = visible_tile(call.visible, call.causal_offset, slice(0, length), slice(0, keys), device)
@@ -65,7 +75,7 @@ def visible_entries(call: Call) -> Tensor:
 
 
 def _symbols(terms: Terms, call: Call, logits: Tensor) -> dict[str, Tensor]:
-    """Every symbol of the formula but m, each broadcastable to (B, H, L, S)."""
+    """Return every symbol of the formula but m, each broadcastable to (B, H, L, S)."""
     dtype, device = call.compute_dtype, call.q.device
     length, keys = logits.shape[2:]
     if call.positions is None:
@@ -90,7 +100,7 @@ def _symbols(terms: Terms, call: Call, logits: Tensor) -> dict[str, Tensor]:
 
 
 def _each(fields: Tensor | None) -> list[Tensor]:
-    """The fields one by one, NaN and Inf taken out."""
+    """Return the fields one by one, with NaN and Inf replaced by 0."""
     return [] if fields is None else list(finite_part(fields))
 
 
@@ -119,7 +129,7 @@ def _weights(terms: Terms, symbols: dict[str, Tensor], visible: Tensor) -> Tenso
 def _at_visible_points(
     terms: Terms, symbols: dict[str, Tensor], visible: Tensor
 ) -> tuple[dict[str, Tensor], Tensor]:
-    """The symbols with masked entries moved to their row's peak, and that peak m, shape (B, H, L, 1)."""
+    """Return the symbols with masked entries moved to their row's peak, and that peak m (B, H, L, 1)."""
     shape = symbols["s"].shape
     if terms.peak is None:
         best = visible.expand(shape).to(torch.uint8).argmax(-1, keepdim=True)
@@ -164,7 +174,8 @@ def _dropped(weights: Tensor, call: Call) -> Tensor:
 
 
 def _poison(call: Call, visible: Tensor) -> tuple[Tensor, Tensor]:
-    """NaN where something non-finite is seen, else 0: for rows (B, H, L, 1) and outputs (B, H, L, Dv)."""
+    """Return NaN where something non-finite is visible, else 0: for rows (B, H, L, 1) and outputs (B, H, L,
+    Dv)."""
     (batch, heads, length, _), keys = call.q.shape, call.k.shape[2]
     bad_q, bad_k = (~x.isfinite().all(-1) for x in (call.q, call.k))
     bad_k = bad_k.repeat_interleave(heads // max(call.k.shape[1], 1), dim=1)
@@ -184,7 +195,8 @@ def _poison(call: Call, visible: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _heads_product(x: Tensor, y: Tensor) -> Tensor:
-    """(B, H, L, X) times (B, Hk, X, Y); query heads of one key head are stacked as rows, y is not copied."""
+    """Return (B, H, L, X) times (B, Hk, X, Y). Query heads of one key head are stacked as rows, so y is not
+    copied."""
     (batch, heads, length, inner), shared = x.shape, y.shape[1]
     if heads == shared:
         return x @ y

@@ -8,16 +8,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from unsoft.engines.call import finite_part
-from unsoft.engines.inputs import shape_of
-from unsoft.formula import Formula
+from unsoft.engines.call import Rule, finite_part
 from unsoft.formula.arguments import BUILT_IN, SIDES
 
 Tables = tuple[Tensor | None, Tensor | None]
 
 
 def field_tables(
-    formula: Formula,
+    rule: Rule,
     given: Mapping[str, Any] | None,
     q: Tensor,
     k: Tensor,
@@ -29,13 +27,13 @@ def field_tables(
 
     ``given`` may hold q2 and k2 too, as squared lengths without the scale, where they are known already.
     """
-    given = _checked_names(formula, given)
-    if not formula.symbols.all:
+    given = _checked_names(rule, given)
+    if not rule.symbols.all:
         return None, None
     by_symbol: dict[str, Tensor] = {}
     for side, x, heads in (("query", q, {q.shape[1]}), ("key", k, {q.shape[1], k.shape[1]})):
         name = BUILT_IN[side]
-        if name in formula.symbols.all:
+        if name in rule.symbols.all:
             known = name in given
             squared = (
                 _table(name, given[name], batch, {x.shape[1]}, x, dtype)
@@ -43,12 +41,12 @@ def field_tables(
                 else squared_lengths(x, dtype)
             )
             by_symbol[name] = scale * squared
-        for field, sides in formula.fields.items():
+        for field, sides in rule.fields.items():
             letter = SIDES[side]
             if letter in SIDES[sides]:
                 value = _of_side(field, given[field], sides, letter, q.shape[2] == k.shape[2])
                 by_symbol[f"{field}_{letter}"] = _table(field, value, batch, heads, x, dtype)
-    return _stacked(by_symbol, formula.symbols.query), _stacked(by_symbol, formula.symbols.key)
+    return _stacked(by_symbol, rule.symbols.query), _stacked(by_symbol, rule.symbols.key)
 
 
 def squared_lengths(x: Tensor, dtype: torch.dtype) -> Tensor:
@@ -57,20 +55,20 @@ def squared_lengths(x: Tensor, dtype: torch.dtype) -> Tensor:
     return finite_part(x.to(dtype)).square().sum(-1)
 
 
-def _checked_names(formula: Formula, fields: Any) -> Mapping[str, Any]:
+def _checked_names(rule: Rule, fields: Any) -> Mapping[str, Any]:
     if fields is not None and not isinstance(fields, Mapping):
         raise TypeError(
             f"attention: argument 'fields' must be a mapping from name to tensor, not {type(fields).__name__}"
         )
     given: Mapping[str, Any] = {} if fields is None else fields
-    known = {*formula.fields, *(set(BUILT_IN.values()) & set(formula.symbols.all))}
+    known = {*rule.fields, *(set(BUILT_IN.values()) & set(rule.symbols.all))}
     for name in given:
         if name not in known:
-            listed = ", ".join(formula.fields) or "none"
+            listed = ", ".join(rule.fields) or "none"
             raise ValueError(
                 f"attention: argument 'fields' names {name!r}, but the fields of this mechanism are: {listed}"
             )
-    for name, side in formula.fields.items():
+    for name, side in rule.fields.items():
         if name not in given:
             wanted = {"query": "(batch, heads, queries)", "key": "(batch, heads, keys)"}.get(
                 side, "(batch, heads, tokens), or a pair of them for queries and keys"
@@ -89,10 +87,11 @@ def _of_side(name: str, value: Any, sides: str, letter: str, same_tokens: bool) 
     if isinstance(value, (tuple, list)) and len(value) == 2:
         return value["ij".index(letter)]
     if not isinstance(value, Tensor) or not same_tokens:
-        found = f"one tensor of shape {shape_of(value)}" if isinstance(value, Tensor) else repr(type(value))
+        single = isinstance(value, Tensor)
+        got = f"one tensor of shape {tuple(value.shape)}" if single else repr(type(value))
         raise ValueError(
             f"attention: argument 'fields[{name!r}]' belongs to queries and keys, so it must be a pair of"
-            f" tensors (of queries, of keys), or one tensor if both are the same tokens, not {found}"
+            f" tensors (of queries, of keys), or one tensor if both are the same tokens, not {got}"
         )
     return value
 
@@ -103,22 +102,22 @@ def _table(
     """(B, one of ``heads``, length of ``like``), in the dtype of the arithmetic."""
     what = f"attention: argument 'fields[{name!r}]'"
     if not isinstance(value, Tensor) or not value.dtype.is_floating_point:
-        found = value.dtype if isinstance(value, Tensor) else type(value).__name__
-        raise TypeError(f"{what} must be a tensor of a floating dtype, not {found}")
+        got = value.dtype if isinstance(value, Tensor) else type(value).__name__
+        raise TypeError(f"{what} must be a tensor of a floating dtype, not {got}")
     if value.device != like.device:
         raise ValueError(f"{what} is on device {value.device}, 'query' is on {like.device}; they must match")
     length, shape = like.shape[2], value.shape
-    found_heads = shape[-2] if len(shape) > 1 else 1
+    own_heads = shape[-2] if len(shape) > 1 else 1
     fits = (
         0 < len(shape) <= len(batch) + 2
         and shape[-1] == length
-        and (found_heads == 1 or found_heads in heads)
+        and (own_heads == 1 or own_heads in heads)
         and all(size in (1, wanted) for size, wanted in zip(shape[-3::-1], batch[::-1], strict=False))
     )
     if not fits:
         allowed = " or ".join(str((*batch, count, length)) for count in sorted(heads))
-        raise ValueError(f"{what} has shape {shape_of(value)}, which does not broadcast to {allowed}")
-    count = found_heads if found_heads in heads else max(heads)
+        raise ValueError(f"{what} has shape {tuple(value.shape)}, which does not broadcast to {allowed}")
+    count = own_heads if own_heads in heads else max(heads)
     return value.to(dtype).expand(*batch, count, length).reshape(like.shape[0], count, length)
 
 

@@ -18,16 +18,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from unsoft.engines.native.gaussian import (
-    PackedGaussian,
-    congruences,
-    gaussian_between,
-    inverse_factors,
-    pivoted,
-    unavailable,
-)
-from unsoft.engines.native.gaussian_arrival import ArrivalFactors, WindowKernel
-from unsoft.engines.registry import Engine, Registry
+from unsoft.engines.native import gaussian as native
+from unsoft.engines.registry import Engine, Registry, no_reason
 from unsoft.engines.triton import availability as gpu
 from unsoft.engines.triton.gaussian import TiledGaussian, gated, kernels_failure
 from unsoft.engines.triton.gaussian import between as tiled_between
@@ -35,31 +27,31 @@ from unsoft.engines.triton.gaussian import between as tiled_between
 
 @dataclass(frozen=True)
 class GaussianKernels:
-    """The kernels of one engine; each has the signature of the native one below. None: torch operations."""
+    """The kernels of one engine, with the signatures of native/gaussian.py. None: torch operations."""
 
     between: Callable[[Tensor, Tensor], Tensor]
     """Similarities of two sets of points."""
-    matrix: type[PackedGaussian] | type[TiledGaussian]
+    matrix: type[native.PackedGaussian] | type[TiledGaussian]
     """Similarities within a set, as an object that multiplies."""
     inverse_factors: Callable[[Tensor], tuple[Tensor, int]] | None = None
     congruences: Callable[[Tensor, Tensor], Tensor] | None = None
     pivoted: Callable[[Tensor, Tensor | None, int, float, float], tuple[Tensor, Tensor, Tensor]] | None = None
-    arrival: type[ArrivalFactors] | None = None
+    arrival: type[native.ArrivalFactors] | None = None
     """Weights of every point among those before it."""
-    window: type[WindowKernel] | None = None
+    window: type[native.WindowKernel] | None = None
     """The same for points that come one by one."""
     gated: Callable[[Tensor, Tensor], Tensor] | None = None
     """Values (..., keys, width) times gates (..., keys)."""
 
 
 _NATIVE = GaussianKernels(
-    between=gaussian_between,
-    matrix=PackedGaussian,
-    inverse_factors=inverse_factors,
-    congruences=congruences,
-    pivoted=pivoted,
-    arrival=ArrivalFactors,
-    window=WindowKernel,
+    between=native.gaussian_between,
+    matrix=native.PackedGaussian,
+    inverse_factors=native.inverse_factors,
+    congruences=native.congruences,
+    pivoted=native.pivoted,
+    arrival=native.ArrivalFactors,
+    window=native.WindowKernel,
 )
 _TRITON = GaussianKernels(between=tiled_between, matrix=TiledGaussian, gated=gated)
 
@@ -71,7 +63,7 @@ def _native_unsupported(x: Tensor) -> str | None:
 
 
 def _native_unavailable(x: Tensor) -> str | None:
-    return unavailable(x.dtype == torch.float64)
+    return native.unavailable(x.dtype == torch.float64)
 
 
 def _triton_unsupported(x: Tensor) -> str | None:
@@ -85,25 +77,25 @@ def _triton_unavailable(x: Tensor) -> str | None:
     return gpu.unavailable(*device) or kernels_failure(*device, x.dtype)
 
 
-def _on_gpu(x: Tensor) -> bool:
-    return x.device.type != "cpu"  # there Triton has an interpreter, for tests alone
-
-
 GAUSSIAN: Registry[Tensor, GaussianKernels | None] = Registry(
     [
-        Engine("native", _native_unsupported, lambda x: _NATIVE, unavailable=_native_unavailable),
+        Engine("native", _native_unsupported, lambda x: _NATIVE, unavailable_reason=_native_unavailable),
         Engine(
-            "triton", _triton_unsupported, lambda x: _TRITON, pays=_on_gpu, unavailable=_triton_unavailable
+            "triton",
+            _triton_unsupported,
+            lambda x: _TRITON,
+            prefer=lambda x: x.device.type != "cpu",  # there Triton has an interpreter, for tests alone
+            unavailable_reason=_triton_unavailable,
         ),
-        Engine("torch", lambda x: None, lambda x: None),
+        Engine("torch", no_reason, lambda x: None),
     ],
 )
-"""All engines for Gaussian matrices, the preferred ones first; they are given points, float32 or float64."""
+"""All engines for Gaussian matrices, the preferred ones first; they take points, float32 or float64."""
 
 
 def kernels_for(x: Tensor, engine: str) -> GaussianKernels | None:
-    """The kernels with which an engine of attention works on points, or matrices, like these; None: torch
-    operations. "auto": those of the first engine that can.
+    """Return the kernels with which an engine of attention works on points, or matrices, like these; None:
+    torch operations. "auto": those of the first engine that can.
 
     >>> kernels_for(torch.zeros(1, 3, 2), "dense") is None
     True

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from unsoft.engines.call import TENSORS, Call, Gradients, Rows, Upstream, compute_dtype
+from unsoft.engines.call import TENSORS, Call, Gradients, Rows, Rule, Upstream, compute_dtype
 from unsoft.formula import Formula
 
 Forward = Callable[[Call], Rows]
@@ -23,7 +23,7 @@ Backward = Callable[[Call, Upstream], Gradients]
 
 _ALWAYS = {"q", "k", "v", "params"}
 _INPUTS = ", ".join(f"Tensor{'' if name in _ALWAYS else '?'} {name}" for name in TENSORS)
-_OPTIONS = "str formula, SymInt? causal_offset, float scale, float dropout_p"
+_OPTIONS = "str rule, SymInt? causal_offset, float scale, float dropout_p"
 _FORWARD = f"({_INPUTS}, *, {_OPTIONS}) -> (Tensor, Tensor, Tensor)"
 _NEEDED = ("bias", "params", "query_fields", "key_fields")
 """What has a gradient only if it is asked for."""
@@ -36,10 +36,10 @@ _COUNT = len(TENSORS)
 
 
 def fused_operator(
-    name: str, forward: Forward, backward: Backward, read: Callable[[str], Any] = Formula.from_key
+    name: str, forward: Forward, backward: Backward, read: Callable[[str], Rule] = Formula.from_key
 ) -> Callable[[Call], Tensor]:
     """Registers ``unsoft::<name>`` and ``unsoft::<name>_backward``; returns the function that runs a call on
-    them. ``read`` makes the formula, or whatever is in its place, from its key."""
+    them. ``read`` makes the rule from its key."""
 
     def forward_flat(*tensors: Tensor | None, **options: Any) -> tuple[Tensor, ...]:
         return tuple(forward(Call.from_flat(tensors, read, **options)))

@@ -1,25 +1,42 @@
-"""The engines that run a formula."""
+"""The engines that run a formula, and :func:`run_formula`: checks, autocast, choice of the engine.
+
+``sdpa`` is PyTorch's own fused kernel, for softmax where nothing can make its result differ from the
+specification. It has no exact rules for NaN and Inf (a masked NaN poisons rows that cannot see it, a NaN
+query gives zeros), so it is used for finite inputs only, and without masks.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from contextlib import nullcontext
+from typing import Any
+
 import torch
 from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
 
-from unsoft.engines import sdpa, tiled
+from unsoft.engines import tiled
+from unsoft.engines.arguments import as_autocast, checked_call, device_type, with_leading
 from unsoft.engines.call import Call
 from unsoft.engines.dense import dense_attention
 from unsoft.engines.native import availability, binding
+from unsoft.engines.native.direct import run_directly
 from unsoft.engines.operator import fused_operator
-from unsoft.engines.registry import Engine, Registry
+from unsoft.engines.registry import Engine, Registry, check_return_weights, no_reason
+from unsoft.engines.threads import threads_are_used
 from unsoft.engines.triton import availability as gpu
 from unsoft.engines.triton import binding as triton_binding
+from unsoft.formula import Formula
 
 SMALL = 1 << 14
-"""Up to this many weights one dense evaluation takes fewer torch calls than a walk over tiles."""
+"""Up to this many weights one dense evaluation takes fewer torch calls than a loop over tiles."""
+_COMPILED = ("auto", "native")
+_SOFTMAX = Formula(weight="exp(s - m)", mass="exp(s - m)", peak="s")
 
 
-def no_transforms(call: Call | None = None) -> str | None:
-    """Why a fused operator cannot run here, if so: its derivative is an operator too, not a torch program."""
+def no_transforms(call: object = None) -> str | None:
+    """Return why a fused operator cannot run here; None if it can. Its derivative is an operator too, not a
+    torch program."""
     if not torch.compiler.is_compiling() and torch._C._functorch.peek_interpreter_stack() is not None:
         return (
             "fused operators have no rules for torch.func transforms such as vmap and jvp; use engine='dense'"
@@ -31,11 +48,11 @@ def no_transforms(call: Call | None = None) -> str | None:
     return None
 
 
-def native_unsupported(call: Call) -> str | None:
-    """Why compiled code cannot run a call, if so."""
-    if call.q.device.type != "cpu":
-        return f"it runs on the CPU, and the tensors are on {call.q.device}; use 'tiled' there"
-    return no_transforms(call)
+def native_unsupported(q: Tensor) -> str | None:
+    """Return why compiled code cannot run on tensors like ``q``; None if it can."""
+    if q.device.type != "cpu":
+        return f"it runs on the CPU, and the tensors are on {q.device}; use 'tiled' there"
+    return no_transforms()
 
 
 def _native_unavailable(call: Call) -> str | None:
@@ -43,31 +60,49 @@ def _native_unavailable(call: Call) -> str | None:
 
 
 def _triton_unsupported(call: Call) -> str | None:
-    return gpu.unsupported(call) or no_transforms(call)
+    return gpu.unsupported(call) or no_transforms()
 
 
 def _triton_unavailable(call: Call) -> str | None:
     return gpu.unavailable(call.q.device.type, call.q.device.index)
 
 
-def _on_gpu(call: Call) -> bool:
-    return call.q.device.type != "cpu"  # there Triton has an interpreter, for tests alone
+def on_gpu(x: Tensor) -> bool:
+    """Return False on the CPU, where Triton only has an interpreter, for tests."""
+    return x.device.type != "cpu"
 
 
 def _sdpa_unsupported(call: Call) -> str | None:
-    return no_transforms(call) or sdpa.unsupported(call)
+    if reason := no_transforms():
+        return reason
+    if call.formula != _SOFTMAX:
+        return "it computes softmax only"
+    if call.visible is not None or call.bias is not None or call.causal_offset not in (None, 0):
+        return "it is used without masks, and with the causal alignment 'upper_left' only"
+    if call.dropout_p > 0:
+        return "it does not draw dropout from the counter that all other engines share"
+    if 0 in call.q.shape or 0 in call.k.shape or 0 in call.v.shape:
+        return "it is used for non-empty inputs only"
+    if torch.compiler.is_compiling():
+        return "whether its inputs are finite cannot be asked while a graph is being traced"
+    if not all(bool(x.isfinite().all()) for x in (call.q, call.k, call.v)):
+        return "its rules for NaN and Inf differ"
+    return None
+
+
+def _sdpa(call: Call) -> Tensor:
+    return scaled_dot_product_attention(
+        call.q,
+        call.k,
+        call.v,
+        is_causal=call.causal_offset is not None,
+        scale=call.scale,
+        enable_gqa=call.q.shape[1] != call.k.shape[1],
+    )
 
 
 def _is_large(call: Call) -> bool:
     return call.q.shape[:3].numel() * call.k.shape[2] > SMALL
-
-
-def _never_unsupported(call: Call) -> None:
-    return None
-
-
-def _dense(call: Call) -> Tensor:
-    return dense_attention(call)[0]
 
 
 POINTWISE: Registry[Call, Tensor] = Registry(
@@ -76,20 +111,73 @@ POINTWISE: Registry[Call, Tensor] = Registry(
             "triton",
             _triton_unsupported,
             fused_operator("triton", triton_binding.forward, triton_binding.backward),
-            pays=_on_gpu,
-            unavailable=_triton_unavailable,
+            prefer=lambda call: on_gpu(call.q),
+            unavailable_reason=_triton_unavailable,
         ),
         Engine(
             "native",
-            native_unsupported,
+            lambda call: native_unsupported(call.q),
             fused_operator("native", binding.forward, binding.backward),
-            unavailable=_native_unavailable,
+            unavailable_reason=_native_unavailable,
         ),
-        Engine("sdpa", _sdpa_unsupported, sdpa.run),
+        Engine("sdpa", _sdpa_unsupported, _sdpa),
         Engine(
-            "tiled", no_transforms, fused_operator("tiled", tiled.forward, tiled.backward), pays=_is_large
+            "tiled", no_transforms, fused_operator("tiled", tiled.forward, tiled.backward), prefer=_is_large
         ),
-        Engine("dense", _never_unsupported, _dense),
+        Engine("dense", no_reason, lambda call: dense_attention(call)[0]),
     ],
 )
 """All engines for formulas, the preferred ones first."""
+
+
+def run_formula(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    formula: Formula,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool | str = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+    *,
+    engine: str = "auto",
+    return_weights: bool = False,
+    params: Mapping[str, float | Tensor] | None = None,
+    positions: tuple[Tensor, Tensor] | None = None,
+    fields: Mapping[str, Any] | None = None,
+) -> Tensor | tuple[Tensor, Tensor]:
+    """Run a formula on tensors as a user passes them; see :func:`unsoft.attention`."""
+    plain = attn_mask is None and params is None and positions is None and return_weights is False
+    plain = plain and engine in _COMPILED and type(dropout_p) is float and dropout_p == 0.0
+    # The tracer of torch.compile must not look into the fast path.
+    if plain and not torch.compiler.is_compiling():
+        out = run_directly(query, key, value, formula, is_causal, scale, enable_gqa, fields)
+        if out is not None:
+            return out
+    POINTWISE.check(engine)
+    check_return_weights(return_weights, engine)
+    threads_are_used()
+    kind = device_type(query)
+    autocast = torch.is_autocast_enabled(kind)
+    # Narrowed before autocast is switched off: the arithmetic inside keeps its precision.
+    query, key, value = as_autocast(query, key, value)
+    with torch.autocast(kind, enabled=False) if autocast else nullcontext():
+        call, leading = checked_call(
+            query,
+            key,
+            value,
+            formula,
+            attn_mask=attn_mask,
+            dropout_p=dropout_p,
+            is_causal=is_causal,
+            scale=scale,
+            enable_gqa=enable_gqa,
+            params=params,
+            positions=positions,
+            fields=fields,
+        )
+        if return_weights:
+            out, weights = dense_attention(call)
+            return with_leading(out, leading), with_leading(weights, leading)
+        return with_leading(POINTWISE.choose(engine, call).run(call), leading)

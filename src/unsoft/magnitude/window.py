@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from unsoft.engines.gaussian import kernels_for
-from unsoft.engines.native.gaussian_arrival import WindowKernel
+from unsoft.engines.native.gaussian import WindowKernel
 from unsoft.magnitude.centres import Centres, background, similar_to_centres
 from unsoft.magnitude.gaussian import System, check_done, gaussian, inverse_factor_of
 

@@ -31,6 +31,7 @@ A row whose features all vanish outputs exact zeros (the authors divide by 1e-6 
 """
 
 import math
+from functools import partial
 from typing import Any
 
 import torch
@@ -46,30 +47,27 @@ from unsoft.modules.spec import LayerSpec
 class Cosformer(Linear):
     """See the module's docstring; ``max_length`` is M."""
 
-    uses_positions = turns = True
+    uses_positions = True
 
     def __init__(self, layer_spec: LayerSpec, max_length: int = 256) -> None:
         if isinstance(max_length, bool) or not isinstance(max_length, int) or max_length < 1:
             raise ValueError(
                 f"cosformer: argument 'max_length' must be a whole number from 1 on, not {max_length!r}"
             )
-        super().__init__(layer_spec, torch.relu, compiled_map="cosine")
-        self.max_length = self.position_limit = max_length
-
-    def features(self, q: Tensor, k: Tensor, first_query: int, first_key: int) -> tuple[Tensor, Tensor]:
-        queries, keys = (
-            torch.arange(first, first + x.shape[2], device=x.device)[None]
-            for x, first in ((q, first_query), (k, first_key))
+        turned = partial(turn, limit=max_length)
+        super().__init__(
+            layer_spec, turned, positional=True, compiled_map="cosine", position_limit=max_length
         )
-        return self.turned(q, queries), self.turned(k, keys)
+        self.max_length = max_length
 
-    def turned(self, x: Tensor, positions: Tensor) -> Tensor:
-        """[relu(x) cos, relu(x) sin] of the position: dot products of two such features hold the cosine of
-        the difference."""
-        limit, x = self.max_length, x.relu()
-        folded = limit - (positions % (2 * limit) - limit).abs()
-        angle = folded.to(x.dtype)[:, None, :, None] * (math.pi / 2 / limit)
-        return torch.cat([x * angle.cos(), x * angle.sin()], dim=-1)
+
+def turn(x: Tensor, positions: Tensor, limit: int) -> Tensor:
+    """Return [relu(x) cos, relu(x) sin] of the position: dot products of two such features contain the cosine
+    of the difference."""
+    x = x.relu()
+    folded = limit - (positions % (2 * limit) - limit).abs()
+    angle = folded.to(x.dtype)[:, None, :, None] * (math.pi / 2 / limit)
+    return torch.cat([x * angle.cos(), x * angle.sin()], dim=-1)
 
 
 def definition(call: WrittenCall, layer: Any) -> Tensor:

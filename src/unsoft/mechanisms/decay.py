@@ -38,10 +38,13 @@ class Decay(Retention):
 
     def __init__(self, layer_spec: LayerSpec, start: float | None = None, *, learnable: bool = False) -> None:
         super().__init__(layer_spec, start, learnable=learnable)
+        self.query_map = self.key_map = one
         self.compiled_map = None  # compiled code would multiply queries and keys
 
-    def features(self, q: Tensor, k: Tensor, first_query: int, first_key: int) -> tuple[Tensor, Tensor]:
-        return torch.ones_like(q[..., :1]), torch.ones_like(k[..., :1])
+
+def one(x: Tensor) -> Tensor:
+    """Return the feature 1 for every token."""
+    return torch.ones_like(x[..., :1])
 
 
 def definition(call: WrittenCall, layer: Any) -> Tensor:

@@ -32,7 +32,7 @@ from torch import Tensor, nn
 from torch.nn.functional import rms_norm
 
 from unsoft.engines.call import compute_dtype
-from unsoft.engines.run import run_formula
+from unsoft.engines.pointwise import run_formula
 from unsoft.formula import Formula
 from unsoft.formula.analysis import Properties
 from unsoft.modules.cache import Cache

@@ -28,7 +28,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from unsoft.engines.run import run_formula
+from unsoft.engines.pointwise import run_formula
 from unsoft.formula import Formula
 from unsoft.formula.analysis import Interval, Properties
 from unsoft.modules.cache import Cache, KeyValueCache

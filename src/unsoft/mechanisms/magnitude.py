@@ -58,7 +58,7 @@ from unsoft.modules.key_gates import KeyGate, MassGate, Result, attend_by_rows, 
 from unsoft.modules.magnitude_cache import MagnitudeCache, by_key_head, key_points
 from unsoft.modules.module import Inputs, Mechanism
 from unsoft.modules.pointwise import Pointwise
-from unsoft.modules.registry import family, module_modifier, resolve_formula
+from unsoft.modules.registry import family, module_modifier
 from unsoft.tracing import transform_name
 
 EXACT = 256
@@ -280,7 +280,7 @@ class Magnitude(KeyGate):
         options = {name: x for name, x in inputs.options.items() if name not in ("engine", "positions")}
         if self.query_heads != self.layer_spec.heads:  # several queries for each head share its key
             options["enable_gqa"] = True
-        return checked_call(inputs.query, inputs.key, inputs.value, resolve_formula("softmax"), **options)[0]
+        return checked_call(inputs.query, inputs.key, inputs.value, **options)[0]
 
 
 def _check_transforms() -> None:

@@ -32,9 +32,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from unsoft.engines.arguments import check_tensors
 from unsoft.engines.call import compute_dtype
-from unsoft.engines.inputs import check_tensors
-from unsoft.engines.run import run_formula
+from unsoft.engines.pointwise import run_formula
 from unsoft.formula import Formula
 from unsoft.formula.analysis import Properties
 from unsoft.formula.formula import Facts

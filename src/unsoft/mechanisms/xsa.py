@@ -28,7 +28,7 @@ from unsoft.engines.arguments import checked_call
 from unsoft.modules.cache import Cache
 from unsoft.modules.definition import Definition, WrittenCall
 from unsoft.modules.module import Inputs, Wrapper
-from unsoft.modules.registry import module_modifier, resolve_formula
+from unsoft.modules.registry import module_modifier
 
 
 class ExclusiveSelf(Wrapper):
@@ -59,7 +59,7 @@ def _own_keys(inputs: Inputs) -> tuple[int, Tensor | None]:
         return offset, None
     options = {name: x for name, x in inputs.options.items() if name not in ("engine", "positions")}
     options["enable_gqa"] = True  # some mechanisms have several queries per head
-    call, _ = checked_call(inputs.query, inputs.key, inputs.value, resolve_formula("softmax"), **options)
+    call, _ = checked_call(inputs.query, inputs.key, inputs.value, **options)
     visible = call.visible
     if visible is None:
         return offset, None

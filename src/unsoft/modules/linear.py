@@ -1,22 +1,22 @@
-"""Linear attention: the weight of a key is a dot product of features,
-so time and memory grow linearly with the length.
+"""Linear attention: the weight of a key is a dot product of features, so time and memory grow linearly with
+the length.
 
     a_ij = g(q_i) . h(k_j) / sum_l g(q_i) . h(k_l)
 
-The feature maps g and h get q and k (..., length, D), scaled so that their dot product is the logit if asked
-for, and return features (..., length, F), or their logarithms where features are exponentials: the engine
-takes maxima out where they cancel.
+The feature maps g and h get q and k (..., length, D), optionally scaled so that their dot product is the
+logit. They return features (..., length, F), or their logarithms where features are exponentials: the engine
+then subtracts maxima, which cancel.
 
-Can: run at a cost per token that does not grow, with a state of fixed size. Cannot: focus: the sparsity of
-its rows is bounded by the signal-to-noise ratio of the key features (Su 2023); only more features help.
+Strengths: constant cost per token, with a state of fixed size. Limitations: the sparsity of its rows is
+bounded by the signal-to-noise ratio of the key features (Su 2023); only more features help.
 
 Masks that hide whole keys (padding) stay linear. A mask that depends on the query, a float mask (which
 multiplies a weight by exp(mask)) and dropout need the weights written out, at quadratic cost. A row whose
 features are 0, or so small that nothing can be divided by them (below 1e-31 in float32), outputs 0.
 
 Engines: "tiled" cuts the sequence into chunks, "dense" writes the weights out, "native" is compiled code that
-goes from token to token and has no gradient; "auto" takes it for steps of decoding and chunks for the rest,
-on a GPU those of "triton". Others are refused.
+goes from token to token and has no gradient. "auto" uses it for decoding steps and chunks for the rest, on a
+GPU those of "triton". Other engines are unsupported.
 
 >>> import torch
 >>> from unsoft.modules.spec import LayerSpec
@@ -29,44 +29,40 @@ True
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from unsoft.engines.arguments import checked_call
-from unsoft.engines.call import Call, finite_part
-from unsoft.engines.dense import visible_entries, weighted_values
-from unsoft.engines.linear.attention import Sums, aligned_attention, linear_weights
-from unsoft.engines.linear.choice import LINEAR, LinearResult, LinearWork, is_small_step
-from unsoft.engines.linear.distances import check_distances
-from unsoft.engines.linear.nonfinite import finite_call
-from unsoft.engines.registry import check_return_weights
-from unsoft.formula import Formula
-from unsoft.modules.cache import Cache, StateCache
-from unsoft.modules.linear_call import (
+from unsoft.engines.arguments import checked_call, with_leading
+from unsoft.engines.call import Call
+from unsoft.engines.linear.call import (
+    LinearCall,
+    LinearResult,
+    LinearRule,
+    check_distances,
     hides_whole_keys,
     is_empty,
-    seen_keys,
+    present,
     without_zero_bias,
+    zero_weights,
     zeros,
 )
-from unsoft.modules.linear_decoding import by_chunks, by_compiled_code, call_of_new_tokens
+from unsoft.engines.linear.choice import LINEAR, is_compiled_step, run_compiled
+from unsoft.engines.registry import check_return_weights
+from unsoft.modules.cache import Cache, StateCache
 from unsoft.modules.module import Inputs, Mechanism
-from unsoft.modules.registry import resolve_formula
 from unsoft.modules.spec import LayerSpec
 
-FeatureMap = Callable[[Tensor], Tensor]
-_ASKS_FOR_POSITIONS = Formula("j")
-SEGMENT = 2048
-"""Tokens that are worked on at a time."""
+FeatureMap = Callable[..., Tensor]
 
 
 def unchanged(x: Tensor) -> Tensor:
-    """The feature map of mechanisms whose features are the query and key themselves,
-    or their logarithms are."""
+    """Return ``x``: the feature map of mechanisms whose features, or their logarithms, are the query and key
+    themselves."""
     return x
 
 
@@ -75,15 +71,13 @@ class Linear(Mechanism):
 
     ``key_map`` defaults to ``query_map``. ``scaled``: the maps get q and k times sqrt(scale), so that a dot
     product of them is the logit; otherwise the raw q and k, and ``scale=`` has no effect. ``normaliser``:
-    "sum" of the weights, "count" of visible keys, or "none". ``logarithmic``: the maps give the logarithms of
-    positive features, for a "sum" that cannot overflow.
+    "sum" of the weights, "count" of visible keys, or "none". ``logarithmic``: the maps return the logarithms
+    of positive features, for a "sum" that cannot overflow. ``positional``: the maps take the positions
+    (B|1, length) of the tokens as a second argument. ``compiled_map``: the name of the map in compiled code
+    (engines/native/recurrence.py), if it is there; ``position_limit`` is the M of its map "cosine".
     """
 
     causal_only = False
-    turns = False
-    """Do the features depend on positions (:meth:`turned`), so that any positions will do?"""
-    position_limit = 1
-    """The M of a feature map that turns with the position (cosformer)."""
 
     def __init__(
         self,
@@ -94,10 +88,10 @@ class Linear(Mechanism):
         scaled: bool = False,
         normaliser: str = "sum",
         logarithmic: bool = False,
+        positional: bool = False,
         compiled_map: str | None = None,
+        position_limit: int = 1,
     ) -> None:
-        """``compiled_map``: the name of the map in compiled code (engines/native/recurrence.py),
-        if it is there."""
         super().__init__(layer_spec)
         if normaliser not in ("sum", "count", "none"):
             raise ValueError(
@@ -110,182 +104,143 @@ class Linear(Mechanism):
             )
         self.query_map, self.key_map = query_map, key_map or query_map
         self.scaled, self.normaliser, self.logarithmic = scaled, normaliser, logarithmic
-        self.compiled_map = compiled_map
+        self.positional, self.position_limit, self.compiled_map = positional, position_limit, compiled_map
 
     @property
     def mass_gate(self) -> str | None:
         return "column" if self.normaliser == "sum" else None
 
     def decay(self) -> Tensor | None:
-        """d of each head, or None."""
+        """Return d of each head, or None."""
         return None
-
-    def features(self, q: Tensor, k: Tensor, first_query: int, first_key: int) -> tuple[Tensor, Tensor]:
-        """Features of queries and keys, which stand at positions from ``first_query`` and ``first_key``
-        on."""
-        return self.query_map(q), self.key_map(k)
-
-    def turned(self, x: Tensor, positions: Tensor) -> Tensor:
-        """Features of tokens at ``positions`` (B|1, length), of mechanisms that have ``turns`` set."""
-        raise NotImplementedError
 
     def new_cache(self, batch: int) -> Cache:
         return StateCache(batch)
 
     def attend(self, inputs: Inputs) -> Tensor | tuple[Tensor, Tensor]:
         call, leading = self.checked(inputs)
-        options = inputs.options
-        check_return_weights(inputs.return_weights, options["engine"])
-        decay = self.decay()
-        work = LinearWork(
-            call,
-            None,
-            decay,
-            compiled=lambda: by_compiled_code(
-                self, call.q, call.k, call.v, call.scale, decay, StateCache(len(call.q))
-            ),
-            by_chunks=lambda sums: self._by_chunks(call, sums),
-            written_out=lambda: self._written_out(call),
-            weights=inputs.return_weights,
-        )
-        engine = LINEAR.choose(options["engine"], work)
+        engine = inputs.options["engine"]
+        check_return_weights(inputs.return_weights, engine)
+        work = LinearCall(call, weights=inputs.return_weights)
+        chosen = LINEAR.choose(engine, work)
         with torch.autocast(call.q.device.type, enabled=False):
-            out, weights = _nothing(call) if is_empty(call) else engine.run(work)
-        out = out.reshape(*leading, *out.shape[2:])
-        if not inputs.return_weights or weights is None:
+            result = LinearResult(zeros(call), zero_weights(call)) if is_empty(call) else chosen.run(work)
+        out = with_leading(result.out, leading)
+        if not inputs.return_weights or result.weights is None:
             return out
-        return out, weights.reshape(*leading, *weights.shape[2:])
+        return out, with_leading(result.weights, leading)
 
     def attend_cached(self, inputs: Inputs, cache: Cache) -> Tensor | tuple[Tensor, Tensor]:
-        if not isinstance(cache, StateCache):
-            raise TypeError(
-                f"argument 'cache' is a {type(cache).__name__}; this mechanism's new_cache() makes another"
-                " kind"
-            )
+        cache = state_cache(cache)
         q, k, v, options = inputs.query, inputs.key, inputs.value, inputs.options
-        decay = self.decay()
-        shape = (
-            q.shape,
-            k.shape,
-            v.shape,
-            q.dtype,
-            k.dtype,
-            v.dtype,
-            options["scale"],
-            options["enable_gqa"],
-        )
-        if shape == cache.checked and is_small_step(options, q, k, v, cache.state, decay):
-            found = by_compiled_code(self, q, k, v, options["scale"], decay, cache)
-            if found is not None:
-                return found[0]
+        shapes = (q.shape, k.shape, v.shape, q.dtype, k.dtype, v.dtype)
+        layout = (*shapes, options["scale"], options["enable_gqa"])
+        if layout == cache.checked:
+            out = self._compiled_step(inputs, cache)
+            if out is not None:
+                return out
         call, leading = call_of_new_tokens(self, inputs, cache)
-        cache.checked = shape
+        cache.checked = layout
         with torch.autocast(q.device.type, enabled=False):
-            work = LinearWork(
-                call,
-                cache.state,
-                decay,
-                compiled=lambda: by_compiled_code(self, call.q, call.k, call.v, call.scale, decay, cache),
-                by_chunks=lambda sums: by_chunks(self, call, cache, sums),
-                written_out=lambda: self._written_out(call),
-                cached=True,
-            )
-            out, _ = LINEAR.choose(options["engine"], work).run(work)
-        return out.reshape(*leading, *out.shape[2:])
+            work = LinearCall(call, cache.state, cache.length, cached=True)
+            chosen = LINEAR.choose(options["engine"], work)
+            if is_empty(call):
+                cache.length += call.k.shape[2]
+                return with_leading(zeros(call), leading)
+            result = chosen.run(replace(work, call=self._counted(call, cache)))
+        assert result.state is not None  # every engine returns it for cached calls
+        cache.advance(result.state, call.k.shape[2])
+        return with_leading(result.out, leading)
+
+    def _compiled_step(self, inputs: Inputs, cache: StateCache) -> Tensor | None:
+        """Return the output for tokens like those of the last step, whose checks need not be repeated; None
+        if compiled code cannot run."""
+        q, k, v = inputs.query, inputs.key, inputs.value
+        rule, seen = self.rule(), cache.seen
+        if not is_compiled_step(inputs.options, q, k, v, cache.state, rule.decay):
+            return None
+        scale = inputs.options["scale"]
+        scale = 1.0 / math.sqrt(q.shape[-1]) if scale is None else scale
+        call = self._counted(Call(q, k, v, rule, q, causal_offset=0, scale=scale), cache)
+        result = run_compiled(LinearCall(call, cache.state, cache.length, cached=True))
+        if result is None or result.state is None:
+            cache.seen = seen  # the general path counts the keys again
+            return None
+        cache.advance(result.state, k.shape[2])
+        return result.out
+
+    def _counted(self, call: Call, cache: StateCache) -> Call:
+        """Return the call with counts of all keys, those of the cache among them, if they are divided by."""
+        if self.normaliser != "count":
+            return call
+        return replace(call, counts=cache.count(present(call)).clamp(min=1).to(call.compute_dtype))
+
+    def rule(self) -> LinearRule:
+        """Return what an engine needs to know of this mechanism, with the decay of this moment."""
+        return LinearRule(
+            uses=frozenset(("n",) * (self.normaliser == "count") + ("j",) * self.positional),
+            query_map=self.query_map,
+            key_map=self.key_map,
+            positional=self.positional,
+            scaled=self.scaled,
+            normaliser=self.normaliser,
+            logarithmic=self.logarithmic,
+            decay=self.decay(),
+            compiled_map=self.compiled_map,
+            position_limit=self.position_limit,
+        )
 
     def checked(self, inputs: Inputs) -> tuple[Call, torch.Size]:
+        """Return the checked call, and the leading dimensions of its results."""
         if self.causal_only and inputs.options["is_causal"] is False:
             raise ValueError(
                 f"argument 'is_causal': {type(self).__name__.lower()} looks back only; pass is_causal=True"
             )
-        # The formula tells the argument check what to prepare; it computes nothing here.
-        formula = resolve_formula("identity" if self.normaliser == "count" else "softmax")
-        formula = _ASKS_FOR_POSITIONS if self.turns else formula
         options = {name: x for name, x in inputs.options.items() if name != "engine"}
-        call, leading = checked_call(inputs.query, inputs.key, inputs.value, formula, **options)
-        if self.uses_positions and not self.turns and options["positions"] is not None:
+        call, leading = checked_call(inputs.query, inputs.key, inputs.value, self.rule(), **options)
+        if self.uses_positions and not self.positional and options["positions"] is not None:
             queries, keys = options["positions"]
             check_distances(call, queries, keys, type(self).__name__.lower())
         return without_zero_bias(call), leading
 
-    def _by_chunks(self, call: Call, sums: Sums) -> LinearResult:
-        if not hides_whole_keys(call):
-            return self._written_out(call)
-        call, bad = finite_call(call, seen_keys(call))
-        if call.causal_offset == 0 and call.q.shape[2] == call.k.shape[2]:
-            out = self._in_segments(call, sums)
-        else:
-            fq, fk, v = self.prepared(call, call.causal_offset or 0, 0)
-            options = self._summing(fq)
-            out = aligned_attention(fq, fk, v, offset=call.causal_offset, sums=sums, **options)
-        out = self.over_count(out, call.counts)
-        if bad is not None:
-            out = bad.in_rows(out, call.causal_offset)
-        return out.to(call.q.dtype), None
 
-    def _written_out(self, call: Call) -> tuple[Tensor, Tensor]:
-        visible = visible_entries(call)
-        finite = replace(
-            call, q=finite_part(call.q), k=finite_part(call.k), v=finite_part(call.v), visible=None
+class Checking(Protocol):
+    """A mechanism with its own check of arguments."""
+
+    def checked(self, inputs: Inputs) -> tuple[Call, torch.Size]: ...
+
+
+def state_cache(cache: Cache) -> StateCache:
+    """Return ``cache``; raise TypeError unless it is one of linear attention."""
+    if not isinstance(cache, StateCache):
+        raise TypeError(
+            f"argument 'cache' is a {type(cache).__name__}; this mechanism's new_cache() makes another kind"
         )
-        fq, fk, _ = self.prepared(finite, call.causal_offset or 0, 0)
-        bias = None if call.bias is None else finite_part(call.bias)
-        weights = linear_weights(fq, fk, visible, offset=call.causal_offset, bias=bias, **self._summing(fq))
-        return weighted_values(call, self.over_count(weights, call.counts), visible)
-
-    def prepared(self, call: Call, first_query: int, first_key: int) -> tuple[Tensor, Tensor, Tensor]:
-        """Features of queries and keys and the values, in the dtype of the arithmetic;
-        masked keys count nothing."""
-        q, k, v = (x.to(call.compute_dtype) for x in (call.q, call.k, call.v))
-        if self.scaled:
-            root = abs(call.scale) ** 0.5
-            q, k = q * (root if call.scale >= 0 else -root), k * root
-        if call.positions is None:
-            fq, fk = self.features(q, k, first_query, first_key)
-        else:
-            queries, keys = call.positions.split([q.shape[2], k.shape[2]], dim=1)
-            fq, fk = self.turned(q, queries), self.turned(k, keys)
-        seen = seen_keys(call)
-        if seen is not None:
-            seen = seen[..., None]
-            fk, v = torch.where(seen, fk, -torch.inf if self.logarithmic else 0.0), torch.where(seen, v, 0.0)
-        return fq, fk, v
-
-    def _in_segments(self, call: Call, sums: Sums) -> Tensor:
-        """A causal call, one segment after the other with the state in between:
-        features never exist for all tokens at once."""
-        # split and not slices: the gradient of a slice is as long as the whole
-        parts = list(zip(*(x.split(SEGMENT, dim=2) for x in (call.q, call.k, call.v)), strict=True))
-        outs, state = [], None
-        for number, (q, k, v) in enumerate(parts):
-            start = number * SEGMENT
-            seen = call.visible
-            if seen is not None and seen.shape[3] > 1:
-                seen = seen[..., start : start + SEGMENT]
-            places = call.positions
-            if places is not None:  # as many queries as keys
-                places = places.unflatten(1, (2, -1))[..., start : start + SEGMENT].flatten(1)
-            part = replace(call, q=q, k=k, v=v, visible=seen, positions=places)
-            fq, fk, v = self.prepared(part, start, start)
-            out, state = self.after_state(fq, fk, v, state, sums)
-            outs.append(out)
-        return torch.cat(outs, dim=2) if len(outs) > 1 else outs[0]
-
-    def after_state(
-        self, fq: Tensor, fk: Tensor, v: Tensor, state: Tensor | None, sums: Sums
-    ) -> tuple[Tensor, Tensor]:
-        """Causal attention of tokens that come after a state; the output and the state after them."""
-        return sums(fq, fk, v, causal=True, state=state, **self._summing(fq))
-
-    def _summing(self, like: Tensor) -> dict[str, Any]:
-        decay = self.decay()
-        decay = None if decay is None else decay.to(like.dtype)
-        return {"normalise": self.normaliser == "sum", "decay": decay, "logarithmic": self.logarithmic}
-
-    def over_count(self, x: Tensor, counts: Tensor | None) -> Tensor:
-        return x if counts is None else x / counts[..., None]
+    return cache
 
 
-def _nothing(call: Call) -> LinearResult:
-    """Output and weights of a call without queries, keys or batch."""
-    return zeros(call), call.q.new_zeros(*call.q.shape[:3], call.k.shape[2])
+def call_of_new_tokens(layer: Checking, inputs: Inputs, cache: StateCache) -> tuple[Call, torch.Size]:
+    """Return the checked call of tokens that come after those of the cache."""
+    cache.check(inputs.key)
+    tokens = inputs.key.shape[-2]
+    if inputs.query.shape[-2] != tokens:
+        raise ValueError(
+            f"argument 'key' has {tokens} tokens, 'query' has {inputs.query.shape[-2]}: with a cache of"
+            " fixed size every token brings its query, key and value"
+        )
+    if inputs.return_weights:
+        raise ValueError(
+            "argument 'return_weights': a cache of fixed size does not keep the keys that weights belong to"
+        )
+    mask = inputs.options["attn_mask"]
+    if isinstance(mask, Tensor) and mask.shape[-1] == cache.length + tokens:
+        mask = mask[..., cache.length :]  # the keys before are in the state already
+    options = inputs.options | {"is_causal": True, "attn_mask": mask}
+    if options["positions"] is not None:
+        options["positions"] = (options["positions"][0], options["positions"][1][..., cache.length :])
+    call, leading = layer.checked(inputs.change(options=options))
+    if not hides_whole_keys(call):
+        raise ValueError(
+            "arguments 'attn_mask', 'dropout_p': with a cache of fixed size only whole keys can be masked"
+        )
+    return call, leading

@@ -15,7 +15,7 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from unsoft.engines.inputs import as_autocast
+from unsoft.engines.arguments import as_autocast
 from unsoft.engines.native.direct import observed
 from unsoft.engines.threads import threads_are_used
 from unsoft.formula import Formula

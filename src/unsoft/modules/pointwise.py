@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from unsoft.engines.call import compute_dtype
 from unsoft.engines.field_tables import squared_lengths
 from unsoft.engines.native.step import Field
-from unsoft.engines.run import run_formula
+from unsoft.engines.pointwise import run_formula
 from unsoft.formula import Formula
 from unsoft.formula.arguments import BUILT_IN
 from unsoft.modules.cache import Cache, KeyValueCache

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from unsoft.engines.rows.choice import run_rows, stand_in
+from unsoft.engines.rows.choice import run_rows
 from unsoft.engines.rows.rule import RowRule
 from unsoft.modules.module import Inputs, Mechanism
 from unsoft.modules.spec import LayerSpec
@@ -30,7 +30,6 @@ class RowCoupled(Mechanism):
     def __init__(self, layer_spec: LayerSpec, rule: RowRule) -> None:
         super().__init__(layer_spec)
         self.rule = rule
-        stand_in(rule)  # torch.export could not make it
 
     def params(self) -> dict[str, Tensor]:
         """Values of the rule's parameters, one for each head."""

@@ -9,11 +9,9 @@ import torch
 from torch import Tensor
 
 from unsoft.engines import check_name
-from unsoft.engines.arguments import checked_call
-from unsoft.engines.call import finite_part
-from unsoft.engines.dense import visible_entries, weighted_values
+from unsoft.engines.arguments import checked_call, with_leading
+from unsoft.engines.dense import dense_logits, weighted_values
 from unsoft.modules.module import Inputs, Mechanism
-from unsoft.modules.registry import resolve_formula
 
 
 class WrittenOut(Mechanism):
@@ -50,17 +48,10 @@ class WrittenOut(Mechanism):
                 f"attention: argument 'engine': {engine!r} does not support this call: {type(self).__name__}"
                 " writes its weights out; use 'dense' or 'auto'"
             )
-        call, leading = checked_call(
-            inputs.query, inputs.key, inputs.value, resolve_formula("softmax"), **options
-        )
+        call, leading = checked_call(inputs.query, inputs.key, inputs.value, **options)
         with torch.autocast(call.q.device.type, enabled=False):
-            q, k = (finite_part(x.to(call.compute_dtype)) for x in (call.q, call.k))
-            group = q.shape[1] // max(k.shape[1], 1)
-            logits = call.scale * (q @ k.repeat_interleave(group, dim=1).mT)
-            if call.bias is not None:
-                logits = logits + finite_part(call.bias)
-            visible = visible_entries(call).expand(logits.shape)
+            logits, visible = dense_logits(call)
             weights = torch.where(visible, self.weights(logits, visible).to(logits.dtype), 0.0)
             out, weights = weighted_values(call, weights, visible)
-        out = out.reshape(*leading, *out.shape[2:])
-        return (out, weights.reshape(*leading, *weights.shape[2:])) if inputs.return_weights else out
+        out = with_leading(out, leading)
+        return (out, with_leading(weights, leading)) if inputs.return_weights else out

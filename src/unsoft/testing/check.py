@@ -162,7 +162,7 @@ class Check:
         with torch.random.fork_rng(devices=[], enabled=inputs.case.dropout > 0):
             call, _ = checked_call(q, k, v, self.formula, **arguments)
         chosen = engines.POINTWISE.named(engine)
-        reason = chosen.supports(call) or chosen.unavailable(call)
+        reason = chosen.unsupported_reason(call) or chosen.unavailable_reason(call)
         if reason is not None:
             raise NotApplicable(reason)
 

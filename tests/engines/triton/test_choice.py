@@ -77,7 +77,7 @@ def test_too_many_heads(on_gpu):
 
 def test_auto_prefers_it_on_a_gpu_and_nowhere_else(on_gpu, monkeypatch):
     engine = POINTWISE.named("triton")
-    assert engine.supports(call()) is None and not engine.pays(call())
+    assert engine.unsupported_reason(call()) is None and not engine.prefer(call())
     assert POINTWISE.engines[0] is engine
     assert POINTWISE.choose("auto", call()).name != "triton"
 

@@ -8,8 +8,8 @@ from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTens
 import unsoft
 from unsoft.engines import gaussian as choice
 from unsoft.engines.gaussian import GAUSSIAN, kernels_for
+from unsoft.engines.linear import call as linear_call
 from unsoft.engines.linear import choice as linear_choice
-from unsoft.engines.linear import nonfinite
 from unsoft.engines.linear.attention import linear_attention
 from unsoft.engines.triton import availability, gaussian, recurrence
 from unsoft.engines.triton.launch import CannotCompileError
@@ -67,7 +67,7 @@ def test_products_are_rough_where_inputs_have_few_digits(on_gpu):
 def test_nothing_waits_for_the_gpu(on_gpu, name, monkeypatch):
     """On tensors without numbers, where asking for one is an error: calls can be captured in CUDA graphs."""
     monkeypatch.setattr(linear_choice, "recurrence", recurrence.recurrence)
-    monkeypatch.setattr(nonfinite, "readable", lambda *tensors: False)  # as on a GPU
+    monkeypatch.setattr(linear_call, "_is_cheap_to_read", lambda *x: False)  # as on a GPU
     with FakeTensorMode():
         module = layer(name)
         x = torch.empty(1, 2, 40, 4, requires_grad=True)
@@ -97,7 +97,7 @@ def test_nan_and_inf_without_asking(name, monkeypatch):
         results = []
         for asks in (True, False):
             if not asks:
-                monkeypatch.setattr(nonfinite, "readable", lambda *tensors: False)
+                monkeypatch.setattr(linear_call, "_is_cheap_to_read", lambda *x: False)
             leaves = [x.clone().requires_grad_() for x in (q, k, v)]
             out = layer(name).double()(*leaves, mask, is_causal=True, engine="tiled")
             results.append([out, *torch.autograd.grad(out.nansum(), leaves)])
@@ -159,7 +159,7 @@ def test_auto_wants_them_on_a_gpu_and_nowhere_else(on_gpu):
     there = torch.zeros(1, 3, 2, device="meta")
     assert GAUSSIAN.choose("auto", there).name == "triton"
     assert GAUSSIAN.choose("auto", torch.zeros(1, 3, 2)).name in ("native", "torch")
-    assert GAUSSIAN.named("triton").supports(there.expand(70000, 3, 2)) == (
+    assert GAUSSIAN.named("triton").unsupported_reason(there.expand(70000, 3, 2)) == (
         "more than 65535 systems; use 'tiled'"
     )
 

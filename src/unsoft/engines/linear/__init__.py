@@ -1,5 +1,6 @@
 """Linear attention: weights that are products of features, summed once for all queries.
 
-attention.py     the sums, in chunks            choice.py      which engine runs a call
-logarithms.py    features that are exponentials    nonfinite.py   the rules for NaN and Inf
+call.py          the rule, the call, NaN and Inf      choice.py   the engines and how one is chosen
+attention.py     the sums, in chunks (chunks.py)      delta.py    the delta rule
+logarithms.py    features that are exponentials
 """

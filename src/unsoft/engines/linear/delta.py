@@ -1,4 +1,4 @@
-"""The delta rule: a state that is corrected by what it says of a key, not only added to.
+"""The delta rule, and its engines: a state that is corrected by its error at a key, not only added to.
 
     S_t = D_t S_(t-1) + b_t k_t (v_t - (D_t S_(t-1))^T k_t)^T          o_t = S_t^T q_t
 
@@ -14,9 +14,17 @@ state (B, H, D, Dv).
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
+
+from unsoft.engines.native.availability import library_failure
+from unsoft.engines.native.delta import compiled_delta
+from unsoft.engines.native.direct import observed
+from unsoft.engines.pointwise import native_unsupported
+from unsoft.engines.registry import Engine, Registry, no_reason, unsupported
 
 _CHUNK, _NARROW_CHUNK = 64, 16
 """Tokens per chunk. Where every channel decays by itself, exp(g) of half a chunk must not overflow."""
@@ -31,7 +39,7 @@ _STEP = 4
 def delta_attention(
     q: Tensor, k: Tensor, v: Tensor, b: Tensor, g: Tensor | None, state: Tensor | None
 ) -> tuple[Tensor, Tensor]:
-    """Output (B, H, T, Dv) and the state after the last token.
+    """Return the output (B, H, T, Dv) and the state after the last token.
 
     >>> q, k, v = (torch.nn.functional.normalize(torch.rand(1, 2, 70, 3), dim=-1) for _ in range(3))
     >>> b, g = torch.rand(1, 2, 70), -torch.rand(1, 2, 70, 1)
@@ -70,7 +78,7 @@ def delta_attention(
 def token_by_token(
     q: Tensor, k: Tensor, v: Tensor, b: Tensor, g: Tensor | None, state: Tensor | None
 ) -> tuple[Tensor, Tensor]:
-    """The same as it is defined: the specification."""
+    """Return the same, computed as it is defined: the specification."""
     if state is None:
         state = q.new_zeros(*q.shape[:2], q.shape[3], v.shape[3])
     outs = []
@@ -85,21 +93,65 @@ def token_by_token(
 
 
 def _cut(x: Tensor, size: int, chunks: int) -> Tensor:
-    """(B, H, T, X) as (B, H, chunks, size, X), filled up with tokens that change nothing."""
+    """Return (B, H, T, X) as (B, H, chunks, size, X), padded with tokens that change nothing."""
     cut: Tensor = pad(x, (0, 0, 0, chunks * size - x.shape[2])).unflatten(2, (chunks, size))
     return cut
 
 
 def _products(q: Tensor, k: Tensor, g: Tensor | None) -> tuple[Tensor, Tensor]:
-    """q_i . k_j for j <= i and k_i . k_j for j < i in every chunk, with what is kept of j until i."""
+    """Return q_i . k_j for j <= i and k_i . k_j for j < i in every chunk, times what is kept of j until i."""
     if g is None:
         return (q @ k.mT).tril(), (k @ k.mT).tril(-1)
     if g.shape[4] == 1:
         later = torch.ones(g.shape[3], g.shape[3], dtype=torch.bool, device=g.device).triu(1)
         kept = (g - g.mT).masked_fill(later, -torch.inf).exp()
         return q @ k.mT * kept, (k @ k.mT * kept).tril(-1)
-    # exp(g) reaches down to exp(-80) and 1 / exp(g) up to exp(80): brought to the middle, exactly, so that
-    # gradients do not overflow. A factor that depends on the chunk would let later tokens be felt, by a
-    # rounding.
+    # exp(g) reaches down to exp(-80) and 1 / exp(g) up to exp(80). A power of two, which is exact, brings
+    # both to the middle, so that gradients do not overflow. A factor that depends on the chunk would let
+    # later tokens change earlier rows, by a rounding.
     shrunk, grown = g.exp() * _MIDDLE, k * ((-g).exp() / _MIDDLE)
     return ((q * shrunk) @ grown.mT).tril(), ((k * shrunk) @ grown.mT).tril(-1)
+
+
+class DeltaCall(NamedTuple):
+    """The arguments of :func:`delta_attention`, in the dtype of the arithmetic."""
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    b: Tensor
+    g: Tensor | None
+    state: Tensor | None
+
+
+def _native_unsupported(call: DeltaCall) -> str | None:
+    if torch.compiler.is_compiling() or observed():
+        return "compiled code goes past torch.compile, torch's modes and transforms; use 'tiled'"
+    return native_unsupported(call.q)
+
+
+def _native_unavailable(call: DeltaCall) -> str | None:
+    return library_failure("delta", call.q.dtype == torch.float64)
+
+
+def _tiled(call: DeltaCall) -> tuple[Tensor, Tensor]:
+    return delta_attention(*call)
+
+
+DELTA: Registry[DeltaCall, tuple[Tensor, Tensor]] = Registry(
+    [
+        Engine(
+            "native",
+            _native_unsupported,
+            lambda call: compiled_delta(*call),
+            unavailable_reason=_native_unavailable,
+        ),
+        Engine("tiled", no_reason, _tiled),
+        Engine("dense", no_reason, lambda call: token_by_token(*call)),
+        Engine(
+            "triton", unsupported("it runs formulas only, and this is the delta rule; use 'tiled'"), _tiled
+        ),
+        Engine("sdpa", unsupported("it computes softmax, and this is the delta rule; use 'tiled'"), _tiled),
+    ],
+)
+"""All engines for the delta rule, the preferred ones first."""

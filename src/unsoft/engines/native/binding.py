@@ -21,22 +21,22 @@ from unsoft.formula import Formula
 
 TYPES = {torch.float32: 0, torch.float64: 1, torch.bfloat16: 2, torch.float16: 3}
 VARIABLE = struct.Struct("14q2d24q")
-"""The first fields of struct Call: sizes, flags and numbers, then q, k,
-v and out with their strides and types."""
-_HEAD, _NO_TENSOR = struct.Struct("14q2d"), (0,) * 5
+"""The first fields of struct Call: sizes, flags and numbers, then q, k, v and out with their strides and
+types."""
+_NO_TENSOR = (0,) * 5
 FINITE, _OUT_OF_MEMORY = 0, 2
 
 
 class Compiled(Protocol):
-    """A formula, or a rule of rows, as the kernel takes it."""
+    """A compiled formula or rule of rows."""
 
     mechanism: int
-    """Its address."""
+    """Address of its functions."""
 
 
 class Prepared:
-    """Base of what holds addresses of tensors, which mean nothing to a copy or in another process: copying
-    or pickling gives None, and the owner prepares it again."""
+    """Base of objects that hold addresses of tensors, which are invalid in a copy or in another process:
+    copying or pickling gives None, and the owner prepares it again."""
 
     def __reduce__(self) -> tuple[type[None], tuple[()]]:
         return type(None), ()
@@ -56,12 +56,12 @@ class Kernel:
 
 @lru_cache(maxsize=256)
 def kernel(formula: str, dtype: torch.dtype) -> Kernel:
-    """The compiled formula of a :attr:`Formula.key` for inputs of a dtype; compiles it if need be."""
+    """Return the compiled formula of a :attr:`Formula.key` for inputs of a dtype; compile it if need be."""
     return Kernel(Formula.from_key(formula), "double" if dtype == torch.float64 else "float")
 
 
 def forward(call: Call) -> Rows:
-    """Output, row peaks and row totals."""
+    """Return the output, row peaks and row totals."""
     q, k, v = call.q, call.k, call.v
     out = q.new_empty(*q.shape[:3], v.shape[3])
     peak = q.new_empty(q.shape[:3], dtype=call.compute_dtype)
@@ -70,7 +70,7 @@ def forward(call: Call) -> Rows:
         return Rows(out.zero_(), peak.zero_(), total.fill_(1))
     code = kernel(call.formula.key, q.dtype)
     common = Common(code, call)  # held until the kernel has returned
-    if check_status(code.forward(common.fields(out, peak, total))) == FINITE:
+    if check_status(code.forward(common.pack(out, peak, total))) == FINITE:
         return Rows(out, peak, total)
     exact = tiled.forward(call)
     finite = _finite_rows(out) & _finite_rows(exact.out)
@@ -82,43 +82,53 @@ def forward(call: Call) -> Rows:
 
 
 def backward(call: Call, upstream: Upstream) -> Gradients:
-    """Gradients of q, k and v, and of what else is needed."""
-    q, k, v, params = call.q, call.k, call.v, call.params
-    grad_out, rows, need_bias, need_params, need_query_fields, need_key_fields = upstream
-    dq, dk, dv = (torch.empty(x.shape, dtype=x.dtype) for x in (q, k, v))
-    dbias = params.new_zeros(*q.shape[:3], k.shape[2]) if need_bias else None
-    dparams = torch.zeros(q.shape[1], params.shape[0], dtype=torch.float64) if need_params else None
-    sides = zip(call.formula.symbols, (need_query_fields, need_key_fields), (q, k), strict=True)
-    dfields = [
-        params.new_zeros(len(names), *q.shape[:2], x.shape[2]) if needed else None
-        for names, needed, x in sides
-    ]
-    status = FINITE
-    if grad_out.numel() == 0 or k.shape[2] == 0:
-        for gradient in (dq, dk, dv):
-            gradient.zero_()
-    else:
-        code = kernel(call.formula.key, q.dtype)
+    """Return the gradients of q, k and v, and of what else is needed."""
+    dq, dk, dv = (torch.zeros(x.shape, dtype=x.dtype) for x in (call.q, call.k, call.v))
+    requested = requested_gradients(call, upstream)
+    if upstream.grad_out.numel() and call.k.shape[2]:
+        code = kernel(call.formula.key, call.q.dtype)
         common = Common(code, call)
-        fields = common.fields(*rows, (grad_out, dq, dk, dv), (dbias, dparams, *dfields))
-        status = check_status(code.backward(fields))
-    if status != FINITE:
-        exact = tiled.backward(call, upstream)
-        # A bad value does not reach its own gradient in the kernel, which has to be 0: hence the inputs too.
-        dq, dk, dv = (
-            _where_finite(_finite_rows(ours) & _finite_rows(theirs) & _finite_rows(given), ours, theirs)
-            for ours, theirs, given in ((dq, exact.q, q), (dk, exact.k, k), (dv, exact.v, v))
-        )
-        return exact._replace(q=dq, k=dk, v=dv)
-    dquery_fields, dkey_fields = dfields
+        packed = common.pack(*upstream.rows, (upstream.grad_out, dq, dk, dv), requested)
+        if check_status(code.backward(packed)) != FINITE:
+            exact = tiled.backward(call, upstream)
+            # The kernel does not set the gradient of a bad value to 0: hence the inputs are looked at too.
+            dq, dk, dv = (
+                _where_finite(_finite_rows(ours) & _finite_rows(theirs) & _finite_rows(x), ours, theirs)
+                for ours, theirs, x in ((dq, exact.q, call.q), (dk, exact.k, call.k), (dv, exact.v, call.v))
+            )
+            return exact._replace(q=dq, k=dk, v=dv)
+    return finished_gradients(call, dq, dk, dv, requested)
+
+
+Requested = tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None]
+"""Gradients of bias, parameters, fields of queries and fields of keys, as the kernel fills them."""
+
+
+def requested_gradients(call: Call, upstream: Upstream) -> Requested:
+    """Return zeros for the gradients that the kernel adds up, None for those that are not needed."""
+    new, (batch, heads, length, _), keys = call.params.new_zeros, call.q.shape, call.k.shape[2]
+    query, key = call.rule.symbols
+    return (
+        new(batch, heads, length, keys) if upstream.need_bias else None,
+        # float64: thousands of rows add to one number
+        torch.zeros(heads, len(call.params), dtype=torch.float64) if upstream.need_params else None,
+        new(len(query), batch, heads, length) if upstream.need_query_fields else None,
+        new(len(key), batch, heads, keys) if upstream.need_key_fields else None,
+    )
+
+
+def finished_gradients(call: Call, dq: Tensor, dk: Tensor, dv: Tensor, requested: Requested) -> Gradients:
+    """Return all gradients in the shapes of the inputs; those that were not requested are empty."""
+    dbias, dparams, dquery_fields, dkey_fields = requested
+    new = call.params.new_empty  # each its own: outputs of an operator must not share memory
     return Gradients(
         dq,
         dk,
         dv,
-        params.new_empty(0) if dbias is None or call.bias is None else dbias.sum_to_size(call.bias.shape),
-        params.new_empty(0) if dparams is None else dparams.T.to(params.dtype),
-        params.new_empty(0) if dquery_fields is None else dquery_fields,
-        params.new_empty(0) if dkey_fields is None else tiled.shared_heads(dkey_fields, call),
+        new(0) if dbias is None or call.bias is None else dbias.sum_to_size(call.bias.shape),
+        new(0) if dparams is None else dparams.T.to(call.params.dtype),
+        new(0) if dquery_fields is None else dquery_fields,
+        new(0) if dkey_fields is None else tiled.shared_heads(dkey_fields, call),
     )
 
 
@@ -127,67 +137,76 @@ class Common:
     call."""
 
     def __init__(self, code: Compiled, call: Call) -> None:
-        # What lies in the memory of a negative view (x.conj().imag is one) is not what it stands for.
-        q, k, v = self.tensors = call.q.resolve_neg(), call.k.resolve_neg(), call.v.resolve_neg()
-        (batch, heads, length, width), (_, kv_heads, keys, value_width) = q.shape, v.shape
-        full, seed = (batch, heads, length, keys), call.seed
+        # A tensor with the negative bit set (x.conj().imag is one) stores the negated values.
+        self.q, self.k, self.v = call.q.resolve_neg(), call.k.resolve_neg(), call.v.resolve_neg()
+        full = (*self.q.shape[:3], self.k.shape[2])
+        self.code, self.call = code, call
         self.params = call.params.resolve_neg().T.contiguous()
-        self.visible = None if call.visible is None else call.visible.expand(full)
-        self.bias = None if call.bias is None else call.bias.expand(full)
-        self.counts = None if call.counts is None else call.counts.expand(full[:3])
-        self.positions = None if call.positions is None else call.positions.expand(batch, -1)
-        self.query_fields = None if call.query_fields is None else call.query_fields.resolve_neg()
-        self.key_fields = None if call.key_fields is None else _row_by_row(call.key_fields.resolve_neg())
-        low, high = (0, 0) if seed is None else seed.tolist()
-        drop_below = 0 if seed is None else min(round(call.dropout_p * 2**32), 2**32 - 1)
-        self.head = _HEAD.pack(
-            code.mechanism,
-            thread_count(),
-            batch,
-            heads,
-            kv_heads,
-            length,
-            keys,
-            width,
-            value_width,
-            call.causal_offset is not None,
-            call.causal_offset or 0,
-            low,
-            high,
-            drop_below,
-            keep_factor(call.dropout_p),
-            call.scale,
+        self.masks = (
+            None if call.counts is None else call.counts.expand(full[:3]),
+            None if call.visible is None else call.visible.expand(full),
+            None if call.bias is None else call.bias.expand(full),
+            None if call.positions is None else call.positions.expand(full[0], -1),
         )
-        self.inputs = (*_typed(q), *_typed(k), *_typed(v))
+        self.fields = (
+            None if call.query_fields is None else call.query_fields.resolve_neg(),
+            None if call.key_fields is None else _row_by_row(call.key_fields.resolve_neg()),
+        )
 
-    def fields(
+    def pack(
         self,
         out: Tensor,
         peak: Tensor,
         total: Tensor,
         gradients: tuple[Tensor, Tensor, Tensor, Tensor] | None = None,
-        asked: tuple[Tensor | None, ...] = (),
+        requested: tuple[Tensor | None, ...] = (),
     ) -> bytes:
-        """``gradients``: of the output, and those of q, k and v to fill; ``asked``: those of bias,
-        parameters, fields of queries and of keys."""
-        values = [*self.inputs, *_typed(out)]
-        fields = (self.query_fields, self.key_fields)
-        masks = (self.counts, self.visible, self.bias, self.positions)
-        rest = pack_rest(peak, total, masks, self.params, fields, self.tensors[0].shape[1])
-        more: list[int] = []
-        if gradients is not None:
-            grad_out, *filled = gradients
-            self.grad_out = grad_out = grad_out.resolve_neg()
-            for x in (grad_out, out, *filled):
-                more += _typed(x)
-            more += _strided(asked[0])
-            more += (0 if x is None else x.data_ptr() for x in asked[1:])
-        return self.head + struct.pack("24q", *values) + rest + struct.pack(f"{len(more)}q", *more)
+        """Return struct Call. ``gradients``: of the output, and those of q, k and v to fill; ``requested``:
+        those of bias, parameters, fields of queries and of keys."""
+        call, dropout = self.call, (0, 0, 0)
+        if call.seed is not None:
+            low, high = call.seed.tolist()
+            dropout = (low, high, min(round(call.dropout_p * 2**32), 2**32 - 1))
+        numbers = (*dropout, keep_factor(call.dropout_p), call.scale)
+        tensors = (self.q, self.k, self.v, out)
+        inputs = pack_inputs(self.code, *tensors, self.k.shape[2], call.causal_offset, numbers)
+        rest = pack_rest(peak, total, self.masks, self.params, self.fields, self.q.shape[1])
+        if gradients is None:
+            return inputs + rest
+        grad_out, *filled = gradients
+        self.grad_out = grad_out = grad_out.resolve_neg()
+        more = [number for x in (grad_out, out, *filled) for number in _typed(x)]
+        more += (*_strided(requested[0]), *map(address, requested[1:]))
+        return inputs + rest + struct.pack(f"{len(more)}q", *more)
+
+
+def pack_inputs(
+    code: Compiled,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    out: Tensor,
+    keys: int,
+    causal_offset: int | None,
+    numbers: tuple[int, int, int, float, float],
+) -> bytes:
+    """Return the first fields of struct Call. ``numbers``: two words of the dropout seed, the threshold below
+    which a weight is dropped, the factor of kept weights, and the scale."""
+    (batch, heads, length, width), kind = q.shape, TYPES[q.dtype]
+    causal = (causal_offset is not None, causal_offset or 0)
+    return VARIABLE.pack(
+        *(code.mechanism, thread_count(), batch, heads, k.shape[1], length, keys, width, v.shape[3]),
+        *(*causal, *numbers),
+        *(q.data_ptr(), *q.stride(), kind),
+        *(k.data_ptr(), *k.stride(), kind),
+        *(v.data_ptr(), *v.stride(), kind),
+        *(out.data_ptr(), *out.stride(), kind),
+    )
 
 
 QUERY_FIELDS = 8 * (2 + 4 * 5 + 1)
-"""Where the address of the queries' fields stands in :func:`pack_rest`, in bytes: after row statistics, masks
-and parameters."""
+"""Offset in bytes of the address of the queries' fields in :func:`pack_rest`: after row statistics, masks and
+parameters."""
 
 
 def pack_rest(
@@ -198,9 +217,9 @@ def pack_rest(
     fields: tuple[Tensor | None, Tensor | None] = (None, None),
     heads: int = 1,
 ) -> bytes:
-    """The fields of struct Call after the output: row statistics (wanted by a backward pass only), masks
+    """Return the fields of struct Call after the output: row statistics (for a backward pass only), masks
     (counts, visible, bias, positions), parameters, and the fields of queries and keys."""
-    numbers = [0 if x is None else x.data_ptr() for x in (peak, total)]
+    numbers = [address(peak), address(total)]
     for mask in masks:
         numbers += _strided(mask)
     numbers.append(params.data_ptr())
@@ -210,8 +229,8 @@ def pack_rest(
     return struct.pack("34q", *numbers, shared)
 
 
-# The kernel has no rules for NaN and Inf, so a call that meets one is computed again by the engine that has
-# them. Rows that are finite in both keep the kernel's numbers: what a row cannot see must not change it, not
+# The kernel has no rules for NaN and Inf, so the tiled engine, which has them, repeats a call that contains
+# one. Rows that are finite in both keep the kernel's numbers: what a row cannot see must not change it, not
 # even in the last bit.
 def _finite_rows(x: Tensor) -> Tensor:
     return x.isfinite().all(-1)
@@ -219,6 +238,11 @@ def _finite_rows(x: Tensor) -> Tensor:
 
 def _where_finite(finite: Tensor, ours: Tensor, exact: Tensor) -> Tensor:
     return torch.where(finite[..., None], ours, exact)
+
+
+def address(x: Tensor | None) -> int:
+    """Return where a tensor lies in memory; 0 for None."""
+    return 0 if x is None else x.data_ptr()
 
 
 def _typed(x: Tensor) -> tuple[int, ...]:
@@ -233,11 +257,12 @@ def _strided(x: Tensor | None) -> tuple[int, ...]:
 
 
 def _row_by_row(x: Tensor) -> Tensor:
-    """The same numbers, those of neighbouring keys side by side."""
+    """Return the same numbers with those of neighbouring keys side by side."""
     return x if x.stride(-1) == 1 else x.contiguous()
 
 
 def check_status(code: int) -> int:
+    """Return what compiled code returned; raise MemoryError if it ran out of memory."""
     if code == _OUT_OF_MEMORY:
-        raise MemoryError("unsoft's native engine could not allocate its tile buffers")
+        raise MemoryError("unsoft's native engine could not allocate its buffers")
     return code

@@ -2,40 +2,27 @@
 
 from __future__ import annotations
 
-import ctypes
 import struct
-from functools import lru_cache
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from unsoft.engines.native.availability import failure
-from unsoft.engines.native.compiler import KERNEL, load_libraries
+from unsoft.engines.native.availability import library
+from unsoft.engines.native.binding import address, check_status
 from unsoft.engines.threads import thread_count
 
 _CHUNK, _NARROW_CHUNK = 32, 16
-"""Tokens per chunk, and where every channel decays by itself."""
+"""Tokens per chunk; the second where every channel has its own decay."""
 _CALL = struct.Struct("25q")
-
-
-@lru_cache(maxsize=2)
-def _library(double: bool) -> ctypes.CDLL:
-    source = (KERNEL / "delta.cpp").read_text()
-    (library,) = load_libraries({"delta": source}, "double" if double else "float")
-    return library
-
-
-def delta_failure(double: bool) -> str | None:
-    """Why there is no compiled code for float32, or float64 if ``double``; None if there is."""
-    return failure(("delta", double), lambda: _library(double))
 
 
 def compiled_delta(
     q: Tensor, k: Tensor, v: Tensor, b: Tensor, g: Tensor | None, state: Tensor | None
 ) -> tuple[Tensor, Tensor]:
-    """What :func:`unsoft.engines.linear.delta.delta_attention` gives, for float32 or float64 on the CPU.
+    """Return what :func:`unsoft.engines.linear.delta.delta_attention` does, for float32 or float64 on the
+    CPU.
 
     >>> from unsoft.engines.linear.delta import token_by_token
     >>> q, k, v = (torch.nn.functional.normalize(torch.rand(1, 2, 70, 8), dim=-1) for _ in range(3))
@@ -44,14 +31,14 @@ def compiled_delta(
     >>> torch.allclose(out, token_by_token(q, k, v, b, g, None)[0], atol=1e-5)
     True
     """
-    found: tuple[Tensor, Tensor] = _Delta.apply(q, k, v, b, g, state)  # type: ignore[no-untyped-call]
-    return found
+    result: tuple[Tensor, Tensor] = _Delta.apply(q, k, v, b, g, state)  # type: ignore[no-untyped-call]
+    return result
 
 
 class _Delta(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, *given: Tensor | None) -> tuple[Tensor, Tensor]:
-        q, k, v, b, g, state = inputs = [None if x is None else x.contiguous() for x in given]
+    def forward(ctx: Any, *tensors: Tensor | None) -> tuple[Tensor, Tensor]:
+        q, k, v, b, g, state = inputs = [None if x is None else x.contiguous() for x in tensors]
         assert q is not None and k is not None and v is not None
         (batch, heads, tokens, width), values = q.shape, v.shape[3]
         gates = 0 if g is None else g.shape[3]
@@ -77,9 +64,7 @@ class _Delta(torch.autograd.Function):
 
 
 def _run(name: str, dtype: torch.dtype, sizes: tuple[int, ...], tensors: list[Tensor | None]) -> None:
-    """Calls a function with the fields of struct Delta of kernel/delta.cpp."""
-    addresses = [0 if x is None else x.data_ptr() for x in tensors]
-    fields = [thread_count(), *sizes, *addresses]
+    """Call a function with the fields of struct Delta of kernel/delta.cpp."""
+    fields = [thread_count(), *sizes, *map(address, tensors)]
     call = _CALL.pack(*fields, *(0,) * (25 - len(fields)))
-    if getattr(_library(dtype == torch.float64), name)(call):
-        raise MemoryError("unsoft's native engine could not allocate its buffers")
+    check_status(getattr(library("delta", dtype == torch.float64), name)(call))

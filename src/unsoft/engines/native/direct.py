@@ -1,10 +1,10 @@
-"""The short way to the compiled kernel, for calls that need nothing else:
-decoding makes thousands of small ones.
+"""The fast path to the compiled kernel, for calls that need nothing else: decoding makes thousands of small
+ones.
 
-What depends only on the formula, the shape of the queries and the flags is found out once and kept
-(:class:`Plan`); what may change from call to call (the number of keys, where tensors lie) is compared with
-it. Whatever is unusual in any way (a wrong argument, a gradient, a transform, a mask, NaN) is left to the
-general way, which has all rules and messages.
+What depends only on the formula, the shape of the queries and the flags is prepared once (:class:`Plan`);
+what may change from call to call (the number of keys, addresses) is compared with it. Anything unusual (a
+wrong argument, a gradient, a transform, a mask, NaN) is left to the general path, which has all rules and
+messages.
 """
 
 from __future__ import annotations
@@ -21,7 +21,6 @@ from unsoft.engines.call import compute_dtype
 from unsoft.engines.field_tables import Tables, field_tables
 from unsoft.engines.native import binding
 from unsoft.engines.native.availability import formula_failure
-from unsoft.engines.threads import thread_count
 from unsoft.formula import Formula
 
 _ALIGNMENTS = (False, True, "upper_left", "lower_right")
@@ -31,10 +30,8 @@ _plans: dict[tuple[object, ...], Plan] = {}
 
 
 def observed() -> bool:
-    """Does something have to see torch's operations: a mode, a transform, a tracer, autocast?
-
-    Then nothing may go past them.
-    """
+    """Return True if a mode, a transform, a tracer or autocast is active, which has to see every torch
+    operation. Compiled code would bypass it."""
     return bool(
         torch._C._len_torch_dispatch_stack()
         or torch._C._len_torch_function_stack()
@@ -46,7 +43,7 @@ def observed() -> bool:
 
 
 class Plan:
-    """What stays the same between calls. It keeps alive what its numbers point to."""
+    """What stays the same between calls. It keeps the tensors alive whose addresses it holds."""
 
     def __init__(self, formula: Formula, query: Tensor, scale: float | None) -> None:
         self.formula = formula
@@ -55,7 +52,6 @@ class Plan:
         self.kernel = binding.kernel(formula.key, query.dtype)
         defaults = [formula.params[name] for name in sorted(formula.params)]
         self.parameters = torch.tensor([defaults] * query.shape[1], dtype=compute_dtype(query.dtype))
-        self.type = binding.TYPES[query.dtype]
         self.rest = binding.pack_rest(None, None, (None,) * 4, self.parameters)
 
 
@@ -69,7 +65,7 @@ def run_directly(
     enable_gqa: bool,
     fields: Mapping[str, Any] | None = None,
 ) -> Tensor | None:
-    """The output, or None if the call has to take the general way."""
+    """Return the output, or None if the call has to take the general path."""
     try:
         plan = plan_of(query, key, value, formula, is_causal, scale, enable_gqa, with_fields=True)
         if plan is None:
@@ -91,11 +87,11 @@ def run_directly(
 
 
 def _usual(table: Tensor | None) -> bool:
-    """Can the kernel read it where it lies, and need no gradient?"""
+    """Return True if the kernel can read the table in place, and nobody needs its gradient."""
     if table is None:
         return True
-    wanted = table.requires_grad and torch.is_grad_enabled()
-    return type(table) is Tensor and table.stride(3) == 1 and not wanted and not table.is_neg()
+    needs_grad = table.requires_grad and torch.is_grad_enabled()
+    return type(table) is Tensor and table.stride(3) == 1 and not needs_grad and not table.is_neg()
 
 
 def plan_of(
@@ -108,8 +104,8 @@ def plan_of(
     enable_gqa: bool,
     with_fields: bool = False,
 ) -> Plan | None:
-    """The plan of a call without anything unusual. ``with_fields``: the caller passes on what the formula
-    knows of tokens."""
+    """Return the plan of a call without anything unusual, else None. ``with_fields``: the caller packs the
+    fields of the formula."""
     if type(query) is not Tensor or type(key) is not Tensor or type(value) is not Tensor or observed():
         return None
     if torch.is_grad_enabled() and (query.requires_grad or key.requires_grad or value.requires_grad):
@@ -130,7 +126,7 @@ def plan_of(
         return None
     if heads != shared and not (enable_gqa and shared and heads % shared == 0):
         return None
-    if query.is_neg() or key.is_neg() or value.is_neg():  # what lies in memory is not what they stand for
+    if query.is_neg() or key.is_neg() or value.is_neg():  # they store the negated values
         return None
     return plan
 
@@ -145,30 +141,22 @@ def pack_call(
     is_causal: bool | str,
     fields: Tables = (None, None),
 ) -> bytes:
-    """Struct Call, for an output that is not yet computed. ``fields``: of queries and of keys, (F, B, H,
-    length)."""
-    batch, heads, queries, width = plan.shape
-    numbers = (plan.kernel.mechanism, thread_count(), batch, heads, key.shape[1], queries, keys, width)
-    offset = keys - queries if is_causal == "lower_right" else 0
-    kind = plan.type
-    variable = binding.VARIABLE.pack(
-        *(*numbers, value.shape[3], is_causal is not False, offset, 0, 0, 0, 1.0, plan.scale),
-        *(query.data_ptr(), *query.stride(), kind),
-        *(key.data_ptr(), *key.stride(), kind),
-        *(value.data_ptr(), *value.stride(), kind),
-        *(out.data_ptr(), *out.stride(), kind),
-    )
+    """Return struct Call for an output that is not yet computed. ``fields``: of queries and of keys, (F, B,
+    H, length)."""
+    offset = keys - plan.shape[2] if is_causal == "lower_right" else 0 if is_causal else None
+    numbers = (0, 0, 0, 1.0, plan.scale)  # no dropout
+    inputs = binding.pack_inputs(plan.kernel, query, key, value, out, keys, offset, numbers)
     if fields[0] is None and fields[1] is None:
-        return variable + plan.rest
-    return variable + binding.pack_rest(None, None, (None,) * 4, plan.parameters, fields, heads)
+        return inputs + plan.rest
+    return inputs + binding.pack_rest(None, None, (None,) * 4, plan.parameters, fields, plan.shape[1])
 
 
 def _plan(
     query: Tensor, dtype: torch.dtype, formula: Formula, is_causal: bool | str, scale: float | None
 ) -> Plan | None:
     shape = query.shape
-    what = (id(formula), shape, dtype, is_causal, scale)
-    plan = _plans.get(what)
+    key = (id(formula), shape, dtype, is_causal, scale)
+    plan = _plans.get(key)
     if plan is not None and plan.formula is formula:
         return plan if query.is_cpu else None
     usual = len(shape) == 4 and 0 not in shape and query.is_cpu and dtype in binding.TYPES
@@ -178,5 +166,5 @@ def _plan(
         return None
     if len(_plans) >= _MOST_PLANS:
         _plans.clear()
-    plan = _plans[what] = Plan(formula, query, scale)
+    plan = _plans[key] = Plan(formula, query, scale)
     return plan

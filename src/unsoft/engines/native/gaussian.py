@@ -1,37 +1,34 @@
-"""The Gaussian matrix of a set of points, held as half of its tiles by compiled code: products
-and gradients.
+"""Gaussian matrices by compiled code: products and gradients, factors, and the weights that points have when
+they arrive.
+
+The matrix of a set of points is symmetric and held as half of its tiles.
 """
 
 from __future__ import annotations
 
 import ctypes
 import struct
-from functools import lru_cache
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from unsoft.engines.native.availability import failure
-from unsoft.engines.native.compiler import KERNEL, load_libraries
+from unsoft.engines.native import availability
+from unsoft.engines.native.binding import Prepared, address
 from unsoft.engines.threads import thread_count
 
 SIDE = 64
-NO_MEMORY = "unsoft's magnitude kernel could not allocate its buffers"
-_HEAD = struct.Struct("7q")
+_HEAD, _WINDOW, _GATE = struct.Struct("7q"), struct.Struct("16q"), struct.Struct("7q")
 
 
-@lru_cache(maxsize=2)
 def library(double: bool) -> ctypes.CDLL:
-    """The compiled code for float32, or float64 if ``double``."""
-    source = (KERNEL / "gaussian" / "library.cpp").read_text()
-    (library,) = load_libraries({"gaussian": source}, "double" if double else "float")
-    return library
+    """Return the compiled code for float32, or float64 if ``double``."""
+    return availability.library("gaussian", double)
 
 
 def unavailable(double: bool) -> str | None:
-    """Why there is no compiled code for float32, or float64 if ``double``; None if there is."""
-    return failure(("gaussian", double), lambda: library(double))
+    """Return why there is no compiled code for float32, or float64 if ``double``; None if there is."""
+    return availability.failure(("gaussian", double), lambda: library(double))
 
 
 class PackedGaussian:
@@ -60,65 +57,45 @@ class PackedGaussian:
 
         ``reuse``: a matrix of as many points that is not needed any more, and whose memory is taken.
         """
-        systems, points, _ = x.shape
-        blocks = -(-points // SIDE)
-        self.x, self.present = contiguous(x, present)
-        if reuse is None:
-            self.matrix = x.new_empty(systems, blocks * (blocks + 1) // 2 * SIDE * SIDE)
-        else:
-            self.matrix = reuse.matrix[:systems]
+        self.x, self.present = _contiguous(x, present)
+        self.matrix: Tensor = _half_matrix(x) if reuse is None else reuse.matrix[: len(x)]
         self._library = library(x.dtype == torch.float64)
-        self._head = head(self.x, self.present, self.matrix)
+        self._head = _head(self.x, self.present, self.matrix)
         self.first_product = x.new_empty(0) if first is None else torch.empty_like(first)
-        run(
-            self._library.unsoft_gaussian_build,
-            self._head,
-            None if first is None else first.contiguous(),
-            None if first is None else self.first_product,
-        )
+        vectors = (None, None) if first is None else (first.contiguous(), self.first_product)
+        _run(self._library.unsoft_gaussian_build, self._head, *vectors)
 
     def product(self, x: Tensor) -> Tensor:
-        """Z x for vectors (systems, n)."""
+        """Return Z x for vectors (systems, n)."""
         y = torch.empty_like(x, memory_format=torch.contiguous_format)
-        run(self._library.unsoft_gaussian_product, self._head, x.contiguous(), y)
+        _run(self._library.unsoft_gaussian_product, self._head, x.contiguous(), y)
         return y
 
     def gradient(self, u: Tensor, v: Tensor) -> Tensor:
-        """The gradient of sum_r u_r Z v_r with respect to the points; u and v are (systems, rank, n)."""
+        """Return the gradient of sum_r u_r Z v_r by the points, for u and v (systems, rank, n)."""
         result = torch.empty_like(self.x)
-        run(
-            self._library.unsoft_gaussian_gradient,
-            self._head,
-            ctypes.c_int64(u.shape[1]),
-            u.contiguous(),
-            v.contiguous(),
-            result,
-        )
+        vectors = (u.shape[1], u.contiguous(), v.contiguous())
+        _run(self._library.unsoft_gaussian_gradient, self._head, *vectors, result)
         return result
 
 
 def gaussian_between(x: Tensor, y: Tensor) -> Tensor:
-    """exp(-|x_j - y_l|^2) for points (systems, n, d) and (systems, m, d): a tensor (systems, n, m).
+    """Return exp(-|x_j - y_l|^2) (systems, n, m) for points (systems, n, d) and (systems, m, d).
 
     >>> gaussian_between(torch.zeros(1, 2, 3), torch.ones(1, 1, 3)).flatten()       # exp(-3)
     tensor([0.0498, 0.0498])
     """
     (systems, rows, width), columns = x.shape, y.shape[1]
     z = x.new_empty(systems, rows, columns)
-    sizes = map(ctypes.c_int64, (thread_count(), systems, rows, columns, width))
-    run(
-        library(x.dtype == torch.float64).unsoft_gaussian_between,
-        *sizes,
-        x.detach().contiguous(),
-        y.detach().contiguous(),
-        z,
-    )
+    sizes = (thread_count(), systems, rows, columns, width)
+    points = (x.detach().contiguous(), y.detach().contiguous())
+    _run(library(x.dtype == torch.float64).unsoft_gaussian_between, *sizes, *points, z)
     return z
 
 
 def inverse_factors(a: Tensor) -> tuple[Tensor, int]:
-    """L^-1 of each positive definite A = L L^T (systems, n, n), and how many rows could be done in all of
-    them (n if all is well).
+    """Return L^-1 of each positive definite A = L L^T (systems, n, n), and how many rows could be done in all
+    of them (n if all is well).
 
     >>> a = torch.tensor([[[4.0, 2.0], [2.0, 5.0]]])           # L = [[2, 0], [1, 2]]
     >>> inverse_factors(a)
@@ -126,22 +103,16 @@ def inverse_factors(a: Tensor) -> tuple[Tensor, int]:
              [-0.2500,  0.5000]]]), 2)
     """
     systems, n, _ = a.shape
-    m, done = _room(a, systems, n), ctypes.c_int64()
-    sizes = map(ctypes.c_int64, (thread_count(), systems, n))
-    a = a.detach().contiguous()
-    run(
-        library(a.dtype == torch.float64).unsoft_inverse_factors,
-        *sizes,
-        a,
-        m,
-        ctypes.c_int64(m.stride(1)),
-        ctypes.byref(done),
-    )
+    # Rows of whole strips, and never a power of two apart, which would map them to the same cache lines.
+    m, done = a.new_empty(systems, n, -(-n // SIDE) * SIDE + 16), ctypes.c_int64()
+    function = library(a.dtype == torch.float64).unsoft_inverse_factors
+    sizes = (thread_count(), systems, n)
+    _run(function, *sizes, a.detach().contiguous(), m, m.stride(1), ctypes.byref(done))
     return m[:, :, :n], done.value
 
 
 def congruences(m: Tensor, t: Tensor) -> Tensor:
-    """The symmetric part of -M^T T M for lower triangular M and T (systems, n, n).
+    """Return the symmetric part of -M^T T M for lower triangular M and T (systems, n, n).
 
     >>> m, t = torch.tensor([[[1.0, 0.0], [2.0, 1.0]]]), torch.tensor([[[1.0, 0.0], [4.0, 1.0]]])
     >>> congruences(m, t)  # -[[13, 2], [6, 1]] before it is made symmetric
@@ -152,55 +123,126 @@ def congruences(m: Tensor, t: Tensor) -> Tensor:
     if m.stride(2) != 1 or m.stride(0) != n * m.stride(1):
         m = m.contiguous()
     result, t = t.new_empty(t.shape), t.contiguous()
-    sizes = map(ctypes.c_int64, (thread_count(), systems, n))
-    run(
-        library(m.dtype == torch.float64).unsoft_congruences,
-        *sizes,
-        m,
-        ctypes.c_int64(m.stride(1)),
-        t,
-        result,
-    )
+    function = library(m.dtype == torch.float64).unsoft_congruences
+    _run(function, thread_count(), systems, n, m, m.stride(1), t, result)
     return result
 
 
 def pivoted(
     x: Tensor, present: Tensor | None, rank: int, tolerance: float, least: float
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """F (systems, rank, n), pivots (systems, rank; -1 where nothing was left) and what is left of the
-    diagonal (systems, n).
-    """
+    """Return F (systems, rank, n), pivots (systems, rank; -1 where nothing was left) and what is left of the
+    diagonal (systems, n)."""
     systems, n, _ = x.shape
-    x, present = contiguous(x, present)
+    x, present = _contiguous(x, present)
     factor, left = x.new_empty(systems, rank, n), x.new_empty(systems, n)
     pivots = torch.empty(systems, rank, dtype=torch.int64)
-    numbers = (ctypes.c_int64(rank), ctypes.c_double(tolerance), ctypes.c_double(least))
-    run(library(x.dtype == torch.float64).unsoft_pivoted, head(x, present), *numbers, factor, pivots, left)
+    function = library(x.dtype == torch.float64).unsoft_pivoted
+    _run(function, _head(x, present), rank, float(tolerance), float(least), factor, pivots, left)
     return factor, pivots, left
 
 
-def contiguous(x: Tensor, present: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Points and which of them there are, 1 or 0, as the compiled code wants them."""
+class ArrivalFactors:
+    """The weights y_i M_ii that points (systems, n, d) have when they arrive, with M = L^-1 of Z + eps = L
+    L^T and y = M b.
+
+    ``done``: how many rows could be computed in all systems (n if all is well). The lower halves of M and Z
+    are kept for the gradient.
+    """
+
+    def __init__(self, x: Tensor, present: Tensor | None, b: Tensor, eps: float) -> None:
+        self.x, self.present = _contiguous(x, present)
+        self._factor, self._matrix = _half_matrix(x), _half_matrix(x)
+        self._head = _head(self.x, self.present, self._matrix)
+        self._library = library(x.dtype == torch.float64)
+        self._y, self.weights, done = x.new_empty(x.shape[:2]), x.new_empty(x.shape[:2]), ctypes.c_int64()
+        outputs = (self._factor, self._y, self.weights, ctypes.byref(done))
+        _run(self._library.unsoft_arrival_factors, self._head, float(eps), b.contiguous(), *outputs)
+        self.done = done.value
+
+    def gradient(self, slope: Tensor) -> Tensor:
+        """Return the gradient of the sum of slope_i y_i M_ii with respect to the points."""
+        result = torch.empty_like(self.x)
+        inputs = (self._factor, self._y, slope.contiguous())
+        _run(self._library.unsoft_arrival_gradient, self._head, *inputs, result)
+        return result
+
+
+class WindowKernel(Prepared):
+    """Adds points to the buffers of a :class:`unsoft.magnitude.window.Window`; made again whenever
+    a buffer is replaced."""
+
+    def __init__(self, capacity: int, buffers: tuple[Tensor, ...], state: tuple[Tensor, ...]) -> None:
+        """``buffers`` as in kernel/gaussian/window.h. ``state``: slots and Q in rows of whole registers,
+        alpha, level and middle; or nothing."""
+        points, _, near, _, _ = buffers
+        systems, room, width = points.shape
+        self._kept = tuple(x.contiguous() for x in state)
+        kept = [x.data_ptr() for x in self._kept] or [0] * 5
+        slots = self._kept[0].shape[2] if state else 0
+        addresses = (x.data_ptr() for x in buffers)
+        self._head = _WINDOW.pack(systems, room, near.shape[1], capacity, width, *addresses, slots, *kept)
+        self._add = library(points.dtype == torch.float64).unsoft_window_add
+
+    def add(self, length: int, x: Tensor, present: Tensor | None, eps: float) -> tuple[Tensor, int]:
+        """Return the weights (systems, n) of new points after ``length`` others, and how many of them could
+        be done in all systems."""
+        weights = x.new_empty(x.shape[:2])
+        return weights, self._run(length, x, present, eps, None, weights)
+
+    def gate(
+        self, length: int, key: Tensor, value: Tensor, eps: float, constants: tuple[Tensor, ...]
+    ) -> tuple[Tensor, Tensor, int]:
+        """Return the gates (batch, heads, n) of new keys (batch, heads, n, d), values times the gates, and
+        how many could be done.
+
+        ``constants``: sqrt(t / d), beta and gamma of each head.
+        """
+        gates, value = key.new_empty(key.shape[:3]), value.contiguous()
+        gated = torch.empty_like(value)
+        addresses = (x.data_ptr() for x in (*constants, value, gated))
+        head = _GATE.pack(key.shape[1], value.shape[3], *addresses)
+        return gates, gated, self._run(length, key, None, eps, head, gates)
+
+    def _run(
+        self, length: int, x: Tensor, present: Tensor | None, eps: float, gate: bytes | None, weights: Tensor
+    ) -> int:
+        x, done = x.contiguous(), ctypes.c_int64()
+        present = None if present is None else present.contiguous()
+        sizes = (length, x.shape[-2], float(eps))
+        _run(self._add, thread_count(), self._head, *sizes, x, present, gate, weights, ctypes.byref(done))
+        return done.value
+
+
+def _half_matrix(x: Tensor) -> Tensor:
+    """Return memory for the tiles of one half of a matrix of the points (systems, n, d)."""
+    blocks = -(-x.shape[1] // SIDE)
+    return x.new_empty(len(x), blocks * (blocks + 1) // 2 * SIDE * SIDE)
+
+
+def _contiguous(x: Tensor, present: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Return the points, and 1 or 0 for whether each is present, as the compiled code takes them."""
     present = x.new_ones(x.shape[:2]) if present is None else present.to(x.dtype).contiguous()
     return x.detach().contiguous(), present
 
 
-def head(x: Tensor, present: Tensor, matrix: Tensor | None = None) -> bytes:
-    """struct Gaussian; the tensors must outlive its use."""
-    pointers = (x.data_ptr(), present.data_ptr(), 0 if matrix is None else matrix.data_ptr())
-    return _HEAD.pack(thread_count(), *x.shape, *pointers)
+def _head(x: Tensor, present: Tensor, matrix: Tensor | None = None) -> bytes:
+    """Return struct Gaussian; the tensors must outlive its use."""
+    return _HEAD.pack(thread_count(), *x.shape, *map(address, (x, present, matrix)))
 
 
-def _room(like: Tensor, systems: int, n: int) -> Tensor:
-    """Memory for factors: rows of whole strips, and never a power of two apart, which caches do not like."""
-    return like.new_empty(systems, n, -(-n // SIDE) * SIDE + 16)
-
-
-def run(function: Any, *arguments: object) -> None:
-    """Calls compiled code; a tensor is handed over by its address."""
+def _run(function: Any, *arguments: object) -> None:
+    """Call compiled code with tensors by their address, and whole numbers and floats as 64 bits."""
     dtypes = {x.dtype for x in arguments if isinstance(x, Tensor) and x.is_floating_point()}
     if len(dtypes) > 1 or not dtypes <= {torch.float32, torch.float64}:  # it would write past their ends
         raise TypeError(f"magnitude: tensors of one dtype, float32 or float64, were expected, not {dtypes}")
-    pointers = [ctypes.c_void_p(x.data_ptr()) if isinstance(x, Tensor) else x for x in arguments]
-    if function(*pointers):
-        raise MemoryError(NO_MEMORY)
+    if function(*map(_as_argument, arguments)):
+        raise MemoryError("unsoft's magnitude kernel could not allocate its buffers")
+
+
+def _as_argument(x: object) -> object:
+    if isinstance(x, Tensor):
+        return ctypes.c_void_p(x.data_ptr())
+    if isinstance(x, float):
+        return ctypes.c_double(x)
+    return ctypes.c_int64(x) if isinstance(x, int) else x

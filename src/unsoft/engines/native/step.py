@@ -1,9 +1,9 @@
-"""Steps of decoding by one call of compiled code: new keys and values go into the buffers of a cache,
-then it attends to all.
+"""Decoding steps by one call of compiled code: it appends new keys and values to the buffers of a cache, then
+attends to all of them.
 
 What stays the same from step to step (formula, shapes, buffers) is checked and packed once
-(:func:`prepare_step`); after that a step compares a few numbers and passes on six. Whatever is unusual in any
-way is left to the general way, as in direct.py.
+(:func:`prepare_step`); after that a step compares a few numbers and passes on six. Anything unusual is left
+to the general path, as in direct.py.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _QUERY_FIELDS = 2 * _APPEND.size + binding.VARIABLE.size + binding.QUERY_FIELDS
 
 
 class Field(NamedTuple):
-    """One number per query and per key, for a formula that knows such a pair (fox)."""
+    """One number per query and per key, for a formula with such a field (fox)."""
 
     queries: Tensor
     """(batch, heads, tokens), of the new queries."""
@@ -36,8 +36,7 @@ class Field(NamedTuple):
 
 
 class Step(binding.Prepared):
-    """Steps of one kind, prepared: one formula, queries, keys and values of one shape,
-    the buffers of one cache."""
+    """Prepared steps of one formula, one shape of queries, keys and values, and the buffers of one cache."""
 
     def __init__(
         self,
@@ -71,20 +70,20 @@ class Step(binding.Prepared):
         options: object,
         field: Field | None = None,
     ) -> bool:
-        """Was it prepared for this formula, these very buffers and these options?"""
+        """Return True if it was prepared for this formula, these very buffers and these options."""
         same = self.buffers[0] is buffers[0] and self.buffers[1] is buffers[1]
         if field is not None:
-            mine = self.field
-            same = same and mine is not None and mine.keys.data_ptr() == field.keys.data_ptr()
-            same = same and mine is not None and mine.keys.stride() == field.keys.stride()
+            mine = None if self.field is None else self.field.keys
+            same = same and mine is not None and mine.data_ptr() == field.keys.data_ptr()
+            same = same and mine is not None and mine.stride() == field.keys.stride()
         return same and self.plan.formula is formula and self.options == options
 
     def run(
         self, query: Tensor, key: Tensor, value: Tensor, length: int, field: Field | None = None
     ) -> Tensor | None:
-        """The output of the step after ``length`` tokens.
+        """Return the output of the step after ``length`` tokens.
 
-        None if it has to take the general way; then nothing counts.
+        None if it has to take the general path; what was appended then does not count.
         """
         if length + self.tokens > self.room or observed():
             return None
@@ -103,8 +102,8 @@ class Step(binding.Prepared):
         return out if self._step(self._memory, token) == binding.FINITE else None
 
     def _takes(self, field: Field, grad: bool) -> bool:
-        """Puts the address of the queries' field in its place, if it lies as that one did for which the step
-        was prepared."""
+        """Pack the address of the queries' field if its layout is the one that the step was prepared for;
+        else return False."""
         new, mine = field.queries, self.field
         if mine is None or new.shape != mine.queries.shape or new.stride() != mine.queries.stride():
             return False
@@ -127,7 +126,7 @@ def prepare_step(
     buffers: tuple[Tensor | None, Tensor | None],
     field: Field | None = None,
 ) -> Step | None:
-    """A step for inputs like these, or None if such inputs have to take the general way."""
+    """Return a step for inputs like these, or None if such inputs have to take the general path."""
     keys, values = buffers
     if keys is None or values is None or keys.requires_grad or values.requires_grad:
         return None

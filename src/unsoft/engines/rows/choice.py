@@ -1,4 +1,4 @@
-"""Which engine runs a call of row-coupled attention; a name that cannot is refused with the reason.
+"""The engines of row-coupled attention, and how one is chosen.
 
 native  compiled code, CPU    logits of a few rows at a time; memory linear in the length
 dense   torch operations      the specification; any device, derivatives up to the third; quadratic memory
@@ -8,63 +8,54 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from functools import lru_cache
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from unsoft.engines.arguments import checked_call
+from unsoft.engines.arguments import checked_call, with_leading
 from unsoft.engines.call import Call
 from unsoft.engines.native.availability import failure
-from unsoft.engines.native.rows import backward, forward, row_kernel, rule_of
+from unsoft.engines.native.rows import backward, forward, row_kernel
 from unsoft.engines.operator import fused_operator
 from unsoft.engines.pointwise import native_unsupported
-from unsoft.engines.registry import Engine, Registry, check_return_weights
-from unsoft.engines.rows.dense import dense_rows
-from unsoft.engines.rows.rule import RowRule
-from unsoft.formula import Formula
+from unsoft.engines.registry import Engine, Registry, check_return_weights, no_reason, unsupported
+from unsoft.engines.rows.rule import RowRule, dense_rows
 from unsoft.tracing import constant_in_graph
-
-
-def _unavailable(call: Call) -> str | None:
-    return kernel_failure(rule_of(call).key, call.q.dtype == torch.float64)
 
 
 @constant_in_graph
 def kernel_failure(rule: str, double: bool) -> str | None:
-    """Why the rule cannot be compiled for float32, or float64 if ``double``; None if it is."""
+    """Return why the rule cannot be compiled for float32, or float64 if ``double``; None if it can."""
     return failure((rule, double), lambda: row_kernel(rule, double))
 
 
-def _no_softmax(call: Call) -> str:
-    return "it computes softmax, and this is another mechanism"
-
-
-def _no_kernel(call: Call) -> str:
-    return "it runs formulas only, and this mechanism needs whole rows; use 'dense'"
-
-
-def _no_tiles(call: Call) -> str:
-    return "its weights need whole rows, and it sees one tile at a time; use 'native' or 'dense'"
-
-
-def _anything(call: Call) -> None:
-    return None
+def _dense(call: Call) -> Tensor:
+    return dense_rows(call)[0]
 
 
 ROWS: Registry[Call, Tensor] = Registry(
     [
         Engine(
             "native",
-            native_unsupported,
+            lambda call: native_unsupported(call.q),
             fused_operator("rows", forward, backward, RowRule.from_key),
-            unavailable=_unavailable,
+            unavailable_reason=lambda call: kernel_failure(call.rule.key, call.q.dtype == torch.float64),
         ),
-        Engine("triton", _no_kernel, lambda call: dense_rows(call, rule_of(call))[0]),
-        Engine("sdpa", _no_softmax, lambda call: dense_rows(call, rule_of(call))[0]),
-        Engine("tiled", _no_tiles, lambda call: dense_rows(call, rule_of(call))[0]),
-        Engine("dense", _anything, lambda call: dense_rows(call, rule_of(call))[0]),
+        Engine(
+            "triton",
+            unsupported("it runs formulas only, and this mechanism needs whole rows; use 'dense'"),
+            _dense,
+        ),
+        Engine("sdpa", unsupported("it computes softmax, and this is another mechanism"), _dense),
+        Engine(
+            "tiled",
+            unsupported(
+                "its weights need whole rows, and it sees one tile at a time; use 'native' or 'dense'"
+            ),
+            _dense,
+        ),
+        Engine("dense", no_reason, _dense),
     ],
 )
 """All engines for row-coupled attention, the preferred ones first."""
@@ -82,33 +73,17 @@ def run_rows(
     before: bool = False,
     **options: Any,
 ) -> Tensor | tuple[Tensor, Tensor]:
-    """What :func:`unsoft.engines.run.run_formula` does, for a rule.
+    """Run a rule as :func:`unsoft.engines.pointwise.run_formula` runs a formula.
 
     ``before``: a causal row does not see its own key, only those before it.
     """
     ROWS.check(engine)
     check_return_weights(return_weights, engine)
-    call, leading = checked_call(query, key, value, stand_in(rule), params=params, **options)
-    call = replace(call, formula=cast(Formula, rule))
+    call, leading = checked_call(query, key, value, rule, params=params, **options)
     if before and call.causal_offset is not None:
         call = replace(call, causal_offset=call.causal_offset - 1)
     with torch.autocast(call.q.device.type, enabled=False):
         if not return_weights:
-            out = ROWS.choose(engine, call).run(call)
-            return out.reshape(*leading, *out.shape[2:])
-        out, weights = dense_rows(call, rule)
-    return out.reshape(*leading, *out.shape[2:]), weights.reshape(*leading, *weights.shape[2:])
-
-
-def stand_in(rule: RowRule) -> Formula:
-    """A formula that tells the check of arguments what to prepare; it computes nothing.
-
-    It is made once for a rule, and must be before a program is traced: a new formula is tried out on numbers.
-    """
-    names = sorted({"s", *rule.params, *(rule.uses & {"n"})})
-    return _formula(" + ".join(names), tuple(rule.params.items()))
-
-
-@lru_cache(maxsize=64)
-def _formula(text: str, params: tuple[tuple[str, float], ...]) -> Formula:
-    return Formula(text, params=dict(params))
+            return with_leading(ROWS.choose(engine, call).run(call), leading)
+        out, weights = dense_rows(call)
+    return with_leading(out, leading), with_leading(weights, leading)

@@ -60,7 +60,7 @@ class Threshold(RowRule):
         self.low, self.high = self._part("low", low, "ni"), self._part("high", high, "ni")
         self.straight = self._part("straight", straight, "zni")
         parts = (self.weight, self.mass, self.low, self.high, self.straight)
-        self.uses = frozenset().union(*(part.symbols for part in parts)) & {"n", "i"}
+        self.uses = frozenset().union(*(part.symbols for part in parts)) & {"n"}
 
     def _part(self, name: str, given: object, symbols: str) -> Expr:
         return parse(str(given), {*symbols, *self.params}, argument=name)
