@@ -64,8 +64,8 @@ class Cosformer(Linear):
         return self.turned(q, queries), self.turned(k, keys)
 
     def turned(self, x: Tensor, positions: Tensor) -> Tensor:
-        """[relu(x) cos, relu(x) sin] of the position: dot products of two such features hold the cosine of
-        the difference."""
+        """Return [relu(x) cos, relu(x) sin] of the position: dot products of two such features hold the
+        cosine of the difference."""
         limit, x = self.max_length, x.relu()
         folded = limit - (positions % (2 * limit) - limit).abs()
         angle = folded.to(x.dtype)[:, None, :, None] * (math.pi / 2 / limit)
