@@ -46,8 +46,8 @@ _HOME = {
 
 
 def __getattr__(name: str) -> Any:
-    """Public names are imported on first use, so that ``unsoft --help`` does not wait for torch,
-    nor you for transformers."""
+    """Import a public name on first use: ``unsoft --help`` then does not import torch, nor ``import unsoft``
+    transformers."""
     if name not in __all__:
         raise AttributeError(f"module 'unsoft' has no attribute {name!r}")
     if name not in _HOME:
@@ -57,7 +57,8 @@ def __getattr__(name: str) -> Any:
 
 
 def _imported(name: str) -> ModuleType:
-    """The module; nothing that it makes belongs to a torch.func transform in which it is first needed."""
+    """Import a module outside of torch.func transforms: what it creates outlives the one in which it is first
+    needed."""
     if "torch" not in sys.modules:
         return importlib.import_module(name)
     from unsoft.tracing import outside_transforms

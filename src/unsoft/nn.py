@@ -84,7 +84,7 @@ class MultiheadAttention(nn.MultiheadAttention):
         )
 
     def new_cache(self, batch: int) -> Cache:
-        """An empty cache for decoding with ``forward(..., cache=)``."""
+        """Return an empty cache for decoding with ``forward(..., cache=)``."""
         return self.mechanism.new_cache(batch)
 
     def forward(
@@ -100,7 +100,8 @@ class MultiheadAttention(nn.MultiheadAttention):
         *,
         cache: Cache | None = None,
     ) -> tuple[Tensor, Tensor | None]:
-        """Output and, if ``need_weights``, the weights: averaged over heads, or (batch, heads, L, S)."""
+        """Return the output and, if ``need_weights``, the weights: averaged over heads, or (batch, heads, L,
+        S)."""
         self._check(query, key, value)
         batched = query.dim() == 3
         if not batched:
@@ -145,7 +146,7 @@ class MultiheadAttention(nn.MultiheadAttention):
                 )
 
     def _projected(self, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Queries, keys and values as (batch, heads, length, head_dim)."""
+        """Return queries, keys and values as (batch, heads, length, head_dim)."""
         if self._qkv_same_embed_dim:
             weights = self.in_proj_weight.chunk(3)
         else:
@@ -165,7 +166,7 @@ class MultiheadAttention(nn.MultiheadAttention):
         return q, k, v
 
     def _with_extra_keys(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, int]:
-        """Appends the learned key and the zero key, if the layer has them; every query may see those."""
+        """Append the learned key and the zero key, if the layer has them; every query may see those."""
         extra = 0
         if self.bias_k is not None and self.bias_v is not None:
             shape = (self.num_heads, 1, self.head_dim)
@@ -188,7 +189,7 @@ def _joined_mask(
     extra: int,
     dtype: torch.dtype,
 ) -> Tensor | None:
-    """One mask in the convention of ``unsoft.attention``: bool with True = may attend, or additive."""
+    """Return one mask in the convention of ``unsoft.attention``: bool with True = may attend, or additive."""
     parts = []
     if attn_mask is not None:
         if attn_mask.dim() == 3 and attn_mask.shape[0] == batch * heads:

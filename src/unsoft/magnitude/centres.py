@@ -52,7 +52,7 @@ class Centres:
 
     @staticmethod
     def none(x: Tensor, centres: int) -> Centres:
-        """Before the first point, for points like ``x`` (systems, n, d)."""
+        """Return the state before the first point, for points like ``x`` (systems, n, d)."""
         systems, _, d = x.shape
         zeros = x.new_zeros(systems, centres)
         there = torch.zeros_like(zeros, dtype=torch.bool)
@@ -77,12 +77,12 @@ class Centres:
 
 
 def _nowhere(x: Tensor, centres: int) -> Tensor:
-    """Places (centres, 1) that are unlike all points and each other."""
+    """Return places (centres, 1) that are unlike all points and each other."""
     return (_FAR + torch.arange(centres, dtype=x.dtype, device=x.device) * _APART)[:, None]
 
 
 def similar_to_centres(system: System, state: Centres) -> Tensor:
-    """K_xc (systems, n, centres) of points x; 0 for a point or a centre that is not there."""
+    """Return K_xc (systems, n, centres) of points x; 0 for an absent point or centre."""
     near = gaussian(system.x, state.x, system.engine)
     return near if system.present is None else torch.where(system.present[..., None], near, 0.0)
 
@@ -91,7 +91,7 @@ def similar_to_centres(system: System, state: Centres) -> Tensor:
 def _choice(
     x: Tensor, present: Tensor | None, near: Tensor, among: Tensor, state: Centres
 ) -> tuple[Tensor, Tensor, Tensor, Centres]:
-    """Which of (centres, points of the chunk) are the next centres, how each is averaged, and their crowds.
+    """Choose the next centres among (centres, points of the chunk), how each is averaged, and their crowds.
 
     Returns the choice (systems, centres), indices into centres followed by points; the shares (systems,
     centres, points) with which points enter; who is lost, of (centres, points); and the state with its crowds
@@ -130,9 +130,8 @@ def _choice(
 def regrouped(
     chunk: System, among: Tensor, near: Tensor, state: Centres
 ) -> tuple[Centres, Tensor, Tensor, Tensor]:
-    """The next centres, with what is known of them still to come; their similarities to the old ones and to
-    the chunk; who is lost.
-    """
+    """Return the next centres, with alpha and Q still to be computed, their similarities to the old centres
+    and to the chunk, and which are lost."""
     x, present = chunk.x, chunk.present
     choice, shares, lost, after = _choice(x, present, near.detach(), among.detach(), state)
     index = choice[..., None].expand(-1, -1, x.shape[-1])
@@ -146,12 +145,12 @@ def regrouped(
 
 
 def times(matrix: Tensor, vector: Tensor) -> Tensor:
-    """Matrix times vector; for a batch of small ones faster than bmm."""
+    """Return matrix times vector; faster than bmm for a batch of small ones."""
     return (matrix * vector[:, None]).sum(-1)
 
 
 def background(x: Tensor, state: Centres) -> Tensor:
-    """What the forgotten points still predict at x (systems, n): little each, but they are many."""
+    """Return what the forgotten points still predict at x (systems, n)."""
     return state.level[:, None] * _bump(x, state.middle)
 
 
@@ -169,7 +168,7 @@ def recalled(
     before: Centres,
     after: Centres,
 ) -> Centres:
-    """The state with those that are lost, of (centres, points of the chunk), among the forgotten.
+    """Return the state with the lost ones, of (centres, points of the chunk), among the forgotten.
 
     beta are the weights of the points in the prediction, so that those of the centres are alpha - Q K_cx
     beta.

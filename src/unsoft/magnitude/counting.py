@@ -18,8 +18,8 @@ def effective_count(
     mask: Tensor | None = None,
     solver: str = "auto",
 ) -> Tensor:
-    """The magnitude of each set of points (..., n, d): between 1 and n if eps is small, additive over sets
-    that are far apart.
+    """Return the magnitude of each set of points (..., n, d): between 1 and n if eps is small, additive over
+    sets that are far apart.
 
     >>> effective_count(torch.tensor([[0.0], [0.0], [50.0]]), eps=1e-6)  # a pair of clones and one alone
     tensor(2.0000)
@@ -29,8 +29,8 @@ def effective_count(
 
 @full_precision
 def spread(points: Tensor, t: float | Tensor = 1.0, *, mask: Tensor | None = None) -> Tensor:
-    """Willerton's spread, sum_j 1 / sum_l Z_jl: a cheap relative of magnitude, positive term by term, no
-    system to solve.
+    """Return Willerton's spread, sum_j 1 / sum_l Z_jl: a cheap relative of magnitude, positive term by term,
+    without a system to solve.
 
     It removes clones among themselves only; near a crowd it counts more than magnitude does.
 
@@ -45,7 +45,7 @@ def spread(points: Tensor, t: float | Tensor = 1.0, *, mask: Tensor | None = Non
 
 
 def shares(weights: Tensor, labels: Tensor, groups: int | None = None) -> Tensor:
-    """The part of the magnitude that each group of points has: weights (..., n), labels 0, 1, ... (negative:
+    """Return the part of the magnitude of each group of points: weights (..., n), labels 0, 1, ... (negative:
     in no group).
 
     >>> w = weighting(torch.tensor([[0.0], [0.0], [50.0], [90.0]]), eps=1e-6).weights
@@ -68,7 +68,7 @@ def shares(weights: Tensor, labels: Tensor, groups: int | None = None) -> Tensor
 
 @full_precision
 def median_t(points: Tensor, *, mask: Tensor | None = None, most: int = 2048) -> Tensor:
-    """A scale to start from: t with Z = 1/e at the median distance, d / median of |k_j - k_l|^2 over pairs
+    """Return an initial scale: t with Z = 1/e at the median distance, d / median of |k_j - k_l|^2 over pairs
     that differ.
 
     Of more than ``most`` points an evenly spaced selection is looked at. Sets without two different points

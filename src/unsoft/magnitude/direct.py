@@ -20,7 +20,7 @@ from unsoft.magnitude.untraced import untraced
 
 @torch.no_grad()
 def cholesky(system: System, b: Tensor, options: Options) -> Outcome:
-    """Once more in float64 if float32 fails or leaves a residual above the tolerance.
+    """Solve by one factorisation, again in float64 if float32 fails or leaves a residual above the tolerance.
 
     With a small eps a small residual promises little about the weights of points that nearly coincide:
     float64 at once.
@@ -63,7 +63,7 @@ class Pivoted:
 
 @torch.no_grad()
 def pivoted_cholesky(system: System, rank: int, tolerance: float) -> Pivoted:
-    """Takes the point that is explained worst, until the mean of what is left is below the tolerance or the
+    """Take the point that is explained worst, until the mean of what is left is below the tolerance or the
     rank is reached. eps plays no part.
 
     >>> x = torch.tensor([[[0.0], [0.0], [9.0], [9.0], [9.0]]])                     # two crowds
@@ -112,7 +112,8 @@ RANK = 256
 
 @untraced
 def lowrank(system: System, b: Tensor, options: Options) -> Outcome:
-    """Differentiable (the choice of points is held fixed), with the estimated residual."""
+    """Solve with the points of :func:`pivoted_cholesky`; differentiable (the choice of points is fixed), with
+    an estimated residual."""
     x, present, eps, engine = system.x, system.present, system.eps, system.engine
     tolerance = options.tolerance
     chosen = pivoted_cholesky(system, options.rank or RANK, tolerance * eps)
@@ -145,9 +146,8 @@ def lowrank(system: System, b: Tensor, options: Options) -> Outcome:
 
 @torch.no_grad()
 def _sampled_residual(system: System, b: Tensor, weights: Tensor, left: Tensor) -> Tensor:
-    """Root mean square of b - (Z + eps) w over rows spread evenly and over the rows that are
-    explained worst.
-    """
+    """Return the root mean square of b - (Z + eps) w over rows spread evenly and over the rows that are
+    explained worst."""
     x, n = system.x, system.x.shape[1]
     even = torch.arange(0, n, max(1, n // _SAMPLE), device=x.device)[:_SAMPLE].expand(len(x), -1)
     rows = torch.cat([even, left.topk(min(_SAMPLE // 4, n), dim=-1).indices], dim=-1)

@@ -26,9 +26,8 @@ _EXACT = "donot_use_mm_for_euclid_dist"  # near-clones lose all their digits in 
 
 
 def pull(x: Tensor, w: Tensor) -> Tensor:
-    """-2 sum_l w_jl (x_j - x_l): the gradient that a symmetric w = Z (gradient of Z, both ways) puts on the
-    points. Overwrites w.
-    """
+    """Return -2 sum_l w_jl (x_j - x_l), the gradient that a symmetric w = Z (gradient of Z, both ways) puts
+    on the points. Overwrites w."""
     w.diagonal(dim1=-2, dim2=-1).zero_()  # a point has no distance from itself
     return 2 * (w @ x - w.sum(-1, keepdim=True) * x)
 
@@ -50,13 +49,13 @@ class _Within(torch.autograd.Function):
 
 
 def gaussian_within(x: Tensor, diagonal: float, engine: str) -> Tensor:
-    """exp(-|x_j - x_l|^2), shape (systems, n, n), of points (systems, n, d), with another diagonal."""
+    """Return exp(-|x_j - x_l|^2), shape (systems, n, n), of points (systems, n, d), with another diagonal."""
     z: Tensor = _Within.apply(x, diagonal, engine)
     return z
 
 
 def between(x: Tensor, y: Tensor, engine: str) -> Tensor:
-    """:func:`gaussian` without a gradient."""
+    """Return :func:`gaussian` without a gradient."""
     kernels = kernels_for(x, engine)
     if kernels is not None:
         return kernels.between(x, y)
@@ -82,7 +81,7 @@ class _Gaussian(torch.autograd.Function):
 
 
 def gaussian(x: Tensor, y: Tensor, engine: str = "auto") -> Tensor:
-    """exp(-|x_j - y_l|^2), shape (systems, n, m), of points (systems, n, d) and (systems, m, d).
+    """Return exp(-|x_j - y_l|^2), shape (systems, n, m), of points (systems, n, d) and (systems, m, d).
 
     >>> x = torch.zeros(1, 2, 3, requires_grad=True)
     >>> gaussian(x, x).sum().backward()
@@ -94,9 +93,8 @@ def gaussian(x: Tensor, y: Tensor, engine: str = "auto") -> Tensor:
 
 
 def working_dtype(dtype: torch.dtype, eps: float) -> torch.dtype:
-    """float64 where float32 could fail. It depends on nothing but eps: a choice by the points would not be
-    causal.
-    """
+    """Return float64 where float32 could fail. It depends on nothing but eps: a choice by the points would
+    not be causal."""
     return torch.float64 if eps < 1e-3 else dtype
 
 
@@ -111,11 +109,12 @@ class DenseGaussian:
         self.first_product = x.new_empty(0) if first is None else self.product(first)
 
     def product(self, x: Tensor) -> Tensor:
-        """Z x for vectors (systems, n)."""
+        """Return Z x for vectors (systems, n)."""
         return (self.matrix @ x[..., None])[..., 0]
 
     def gradient(self, u: Tensor, v: Tensor) -> Tensor:
-        """The gradient of sum_r u_r Z v_r with respect to the points; u and v are (systems, rank, n)."""
+        """Return the gradient of sum_r u_r Z v_r with respect to the points; u and v are (systems, rank,
+        n)."""
         return pull(self.x, self.matrix * (u.mT @ v + v.mT @ u))
 
 
@@ -127,8 +126,8 @@ _BLOCK = 128
 
 @untraced
 def inverse_factor(a: Tensor, engine: str = "auto") -> Tensor:
-    """M with M A M^T = 1 and M lower triangular, for positive definite A (systems, n, n), of which the lower
-    half is read.
+    """Return the lower triangular M with M A M^T = 1 for positive definite A (systems, n, n), of which the
+    lower half is read.
 
     The gradient is the symmetric one.
 
@@ -141,7 +140,7 @@ def inverse_factor(a: Tensor, engine: str = "auto") -> Tensor:
 
 
 def inverse_factor_of(a: Tensor, engine: str) -> Tensor:
-    """:func:`inverse_factor` without a gradient."""
+    """Return :func:`inverse_factor` without a gradient."""
     kernels = kernels_for(a, engine)
     factors = None if kernels is None else kernels.inverse_factors
     m, done = _by_blocks(a) if factors is None else factors(a)
@@ -166,9 +165,8 @@ class _InverseFactor(torch.autograd.Function):
 
 
 def congruence(m: Tensor, t: Tensor, engine: str) -> Tensor:
-    """The symmetric part of -M^T T M for lower triangular M and T: the gradient of A if T is that of M times
-    M^T, halved.
-    """
+    """Return the symmetric part of -M^T T M for lower triangular M and T: the gradient of A if T is that of M
+    times M^T, halved."""
     kernels = kernels_for(m, engine)
     if kernels is not None and kernels.congruences is not None:
         return kernels.congruences(m, t)
@@ -177,7 +175,7 @@ def congruence(m: Tensor, t: Tensor, engine: str) -> Tensor:
 
 
 def check_done(done: int, x: Tensor) -> None:
-    """SolverError unless all rows of a factor of x (systems, n, ...) could be computed."""
+    """Raise SolverError unless all rows of a factor of x (systems, n, ...) could be computed."""
     if done < x.shape[1]:
         raise SolverError(
             f"magnitude: the matrix of similarities is not positive definite in {x.dtype} from point {done}"
@@ -186,14 +184,13 @@ def check_done(done: int, x: Tensor) -> None:
 
 
 def halved(x: Tensor) -> Tensor:
-    """The lower half, the diagonal counted by half."""
+    """Return the lower half, with half of the diagonal."""
     return x.tril() - torch.diag_embed(x.diagonal(dim1=-2, dim2=-1) / 2)
 
 
 def _by_blocks(a: Tensor) -> tuple[Tensor, int]:
-    """What the compiled code does, block row by block row; also the number of rows before the first that
-    fails.
-    """
+    """Compute the factor as the compiled code does, block row by block row; also return the number of rows
+    before the first that fails."""
     n = a.shape[-1]
     m = torch.zeros_like(a)
     for start in range(0, n, _BLOCK):
@@ -252,23 +249,23 @@ class System:
         return replace(self, x=self.x.to(dtype))
 
     def detach(self) -> System:
-        """Without a gradient, as the forward pass of a function of our own needs it."""
+        """Return the system without a gradient, as the forward pass of an autograd function needs it."""
         return replace(self, x=self.x.detach())
 
     def to_working_dtype(self) -> System:
-        """In float64 where float32 could fail."""
+        """Return the system in float64 where float32 could fail."""
         return self.to(working_dtype(self.x.dtype, self.eps))
 
     def split(self, sizes: list[int]) -> list[System]:
-        """The points in pieces of these sizes; not slices, whose gradients are as long as the whole."""
+        """Return the points in pieces of these sizes; not slices, whose gradients are as long as the
+        whole."""
         presences = [None] * len(sizes) if self.present is None else self.present.split(sizes, dim=1)
         parts = zip(self.x.split(sizes, dim=1), presences, strict=True)
         return [replace(self, x=x, present=present) for x, present in parts]
 
     def groups(self, *more: Tensor, numbers: int = 0) -> Iterator[tuple[System, list[Tensor]]]:
-        """As many systems at a time as there are threads (all at once on other devices), or as have
-        ``numbers`` numbers in their matrices, with their parts of ``more``.
-        """
+        """Yield as many systems at a time as there are threads (all at once on other devices), or as have
+        ``numbers`` numbers in their matrices, with their parts of ``more``."""
         x, present = self.x, self.present
         small = numbers // max(x.shape[1] ** 2, 1)
         size = max(torch.get_num_threads(), small) if x.device.type == "cpu" else max(len(x), 1)

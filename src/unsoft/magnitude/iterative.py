@@ -33,9 +33,8 @@ class Iterated(NamedTuple):
 
 
 def floor_of(b: Tensor) -> float:
-    """The relative residual below which further steps would add nothing but rounding errors, for right-hand
-    sides (systems, n).
-    """
+    """Return the relative residual below which further steps would only add rounding errors, for right-hand
+    sides (systems, n)."""
     return (32 + 4 * math.sqrt(b.shape[-1])) * torch.finfo(b.dtype).eps
 
 
@@ -48,8 +47,8 @@ def conjugate_gradients(
     first: Tensor | None = None,
     precondition: Map | None = None,
 ) -> Iterated:
-    """Weights, steps made, and how it ended, for systems that are solved side by side; each stops when it has
-    converged.
+    """Return weights, number of steps and status of systems that are solved side by side; each stops when it
+    has converged.
 
     ``product`` multiplies with the whole matrix, eps included. ``first`` is its product with b, if that is
     known.
@@ -99,7 +98,7 @@ def conjugate_gradients(
 
 
 def outcome(product: Map, b: Tensor, found: Iterated) -> Outcome:
-    """The solution together with its true residual."""
+    """Return the solution together with its true residual."""
     weights = found.weights.detach()
     return Outcome(weights, relative(b - product(weights), b), found.status, found.steps, b.dtype)
 
@@ -107,7 +106,7 @@ def outcome(product: Map, b: Tensor, found: Iterated) -> Outcome:
 def to_tolerance(
     system: System, b: Tensor, tolerance: float, steps: int | None = None, precondition: Map | None = None
 ) -> Outcome:
-    """Steps until the residual is small enough, ``steps`` at most."""
+    """Iterate until the residual is small enough, for at most ``steps``."""
     z = system.similarities(b)
 
     def product(p: Tensor) -> Tensor:
@@ -148,7 +147,8 @@ class _Recorded(torch.autograd.Function):
 
 
 def _together(system: System) -> int:
-    """Not where one system could break down, and end the steps of the others with its own."""
+    """Return how many numbers may be done together: 0 where one system could break down and stop the
+    others."""
     safe = system.eps >= 1e-3 and bool(system.x.isfinite().all())
     return _TOGETHER if safe else 0
 
@@ -214,7 +214,7 @@ class _Truncated(torch.autograd.Function):
 def _pairs(
     z: Matrix, ones: Tensor, eps: float, steps: int, upstream: Tensor, weights: Tensor, active: Tensor
 ) -> Pairs:
-    """(u, v) of which the sum of u v^T is the gradient of Z."""
+    """Return pairs (u, v) of which the sum of u v^T is the gradient of Z."""
     pairs: Pairs = []
     if bool(active.any()):
         with torch.enable_grad():
@@ -233,7 +233,7 @@ def _pairs(
 
 @untraced
 def truncated(system: System, b: Tensor, options: Options) -> Outcome:
-    """The weights after ``options.iterations`` steps, differentiable."""
+    """Return the weights after ``options.iterations`` steps, differentiable."""
     report: list[Outcome] = []
     weights = _Truncated.apply(system.x, system, b, options.iterations, options.check, report)
     found = report[0]
@@ -245,7 +245,7 @@ _converged = implicit(lambda system, b, options: to_tolerance(system, b, options
 
 
 def cg(system: System, b: Tensor, options: Options) -> Outcome:
-    """With the gradient of the solution, or of the very steps that were made."""
+    """Solve with the gradient of the solution, or of the given number of steps."""
     return _converged(system, b, options) if options.iterations is None else truncated(system, b, options)
 
 
@@ -256,15 +256,14 @@ RANK = 64
 
 
 def pcg(system: System, b: Tensor, options: Options) -> Outcome:
-    """``iterations`` steps at most; ``rank`` points for the preconditioner."""
+    """Solve in at most ``iterations`` steps, with ``rank`` points for the preconditioner."""
     chosen = pivoted_cholesky(system, options.rank or RANK, system.eps * 1e-3)
     return to_tolerance(system, b, options.tolerance, options.iterations, preconditioner(chosen, system.eps))
 
 
 def preconditioner(found: Pivoted, eps: float) -> Callable[[Tensor], Tensor]:
-    """r -> (F F^T + s)^-1 r with s = eps + the mean of what is left: close to (Z + eps)^-1, at the cost of
-    two thin products.
-    """
+    """Return r -> (F F^T + s)^-1 r with s = eps + the mean of what is left: close to (Z + eps)^-1, at the
+    cost of two thin products."""
     f = found.factor
     shift = eps + found.left.mean(-1)[:, None, None] + torch.finfo(f.dtype).eps
     inner = f.mT @ f + shift * torch.eye(f.shape[-1], dtype=f.dtype, device=f.device)

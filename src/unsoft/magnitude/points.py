@@ -24,16 +24,17 @@ class Points:
     """Shape of the batch of systems."""
 
     def system(self, eps: float, engine: str = "auto") -> System:
-        """The matrices of the points, with their ridge."""
+        """Return the matrices of the points, with their ridge."""
         return System(self.x, self.present, eps, engine)
 
     def shaped(self, y: Tensor) -> Tensor:
-        """A result (systems, ...) with the batch as it came."""
+        """Return a result (systems, ...) with the original batch dimensions."""
         return y.reshape(self.leading + y.shape[1:])
 
 
 def checked_points(points: Tensor, t: float | Tensor, mask: Tensor | None, where: str) -> Points:
-    """ValueError or TypeError, naming the argument, unless points (..., n, d), t and mask fit together."""
+    """Raise ValueError or TypeError, naming the argument, unless points (..., n, d), t and mask fit
+    together."""
     if not isinstance(points, Tensor):
         raise TypeError(
             f"{where}: argument 'points' must be a tensor (..., n, d), not {type(points).__name__}"
@@ -63,7 +64,7 @@ def checked_points(points: Tensor, t: float | Tensor, mask: Tensor | None, where
 
 
 def checked_eps(eps: float, where: str, least: float = 0.0) -> float:
-    """ValueError unless eps is a finite number of at least ``least``."""
+    """Raise ValueError unless eps is a finite number of at least ``least``."""
     if not isinstance(eps, Real) or isinstance(eps, bool):
         raise TypeError(f"{where}: argument 'eps' must be a number, not {type(eps).__name__}")
     if not (math.isfinite(eps) and eps >= least):
@@ -89,7 +90,7 @@ def _checked_mask(mask: Tensor | None, shape: torch.Size, where: str) -> Tensor 
 
 
 def _checked_scale(t: float | Tensor, x: Tensor, leading: list[int], where: str) -> Tensor:
-    """t as a tensor (..., 1, 1) in the dtype of x."""
+    """Return t as a tensor (..., 1, 1) in the dtype of x."""
     if isinstance(t, bool) or not isinstance(t, (Real, Tensor)):
         raise TypeError(f"{where}: argument 't' must be a number or a tensor, not {type(t).__name__}")
     factor = (

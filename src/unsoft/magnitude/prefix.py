@@ -38,7 +38,7 @@ class PrefixWeighting(NamedTuple):
 def prefix_weighting(
     points: Tensor, t: float | Tensor = 1.0, eps: float = 1e-2, *, mask: Tensor | None = None
 ) -> PrefixWeighting:
-    """The weights of all prefixes of points (..., n, d); arguments as in :func:`weighting`.
+    """Return the weights of all prefixes of points (..., n, d); arguments as in :func:`weighting`.
 
     In float32 an eps below 1e-3 is computed in float64 inside. A masked point has weight 0 in every row.
 
@@ -58,7 +58,7 @@ def prefix_weighting(
 
 @full_precision
 def prefix_factors(system: System) -> tuple[Tensor, Tensor]:
-    """M (systems, n, n) and y (systems, n), differentiable."""
+    """Return M (systems, n, n) and y (systems, n), differentiable."""
     system = system.to_working_dtype()
     m = inverse_factor(system.matrix(), system.engine)
     return m, m.sum(-1) if system.present is None else (m @ system.ones[..., None])[..., 0]
@@ -109,7 +109,7 @@ class _Arrival(torch.autograd.Function):
 
 @untraced
 def arrival_weights(system: System) -> Tensor:
-    """The weight of each point when it arrives (systems, n), differentiable."""
+    """Return the weight of each point when it arrives (systems, n), differentiable."""
     dtype, system = system.x.dtype, system.to_working_dtype()
     weights: Tensor = _Arrival.apply(system.x, system)
     return weights.to(dtype)

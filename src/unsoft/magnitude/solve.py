@@ -59,7 +59,7 @@ def weighting(
     tolerance: float | None = None,
     rank: int | None = None,
 ) -> Weighting:
-    """Solves (Z + eps 1) w = 1 with Z_jl = exp(-t |k_j - k_l|^2 / d) for points k of shape (..., n, d).
+    """Solve (Z + eps 1) w = 1 with Z_jl = exp(-t |k_j - k_l|^2 / d) for points k of shape (..., n, d).
 
     Clones share the weight of one point, an isolated point keeps 1 / (1 + eps); the sum is the effective
     number of points.
@@ -125,7 +125,7 @@ def weighting(
 
 
 def _chosen(system: System, tolerance: float) -> tuple[str, str]:
-    """A solver, and why."""
+    """Return the solver that ``auto`` chooses, and the reason."""
     n, eps = system.x.shape[1], system.eps
     if n <= SMALL:
         return "cholesky", f"{n} points are few"
@@ -141,9 +141,8 @@ def _chosen(system: System, tolerance: float) -> tuple[str, str]:
 
 @implicit
 def _in_float64(system: System, b: Tensor, options: Options) -> Outcome:
-    """What ``auto`` does when its choice fails: conjugate gradients, which find the smallest weights of a
-    singular system.
-    """
+    """Solve again when the choice of ``auto`` fails: by conjugate gradients, which find the smallest weights
+    of a singular system."""
     found = to_tolerance(system.to(torch.float64), b.double(), options.tolerance)
     weights, residual = found.weights.to(b.dtype), found.residual.to(b.dtype)
     return Outcome(weights, residual, found.status, found.iterations, torch.float64)

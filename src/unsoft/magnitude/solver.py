@@ -46,7 +46,7 @@ class Status(StrEnum):
 
     @property
     def ok(self) -> bool:
-        """Did the solver do what it was asked to do?"""
+        """True if the solver did what it was asked to do."""
         return self in (Status.CONVERGED, Status.TRUNCATED)
 
 
@@ -81,7 +81,7 @@ Solve = Callable[[System, Tensor, Options], Outcome]
 
 
 def joined(outcomes: list[Outcome]) -> Outcome:
-    """Groups of systems as one."""
+    """Join the outcomes of groups of systems."""
     if len(outcomes) == 1:
         return outcomes[0]
     order = list(Status)
@@ -96,7 +96,7 @@ def joined(outcomes: list[Outcome]) -> Outcome:
 
 
 def relative(residual: Tensor, b: Tensor) -> Tensor:
-    """|r| / |b| of each system; 0 for a system without points."""
+    """Return |r| / |b| of each system; 0 for a system without points."""
     found: Tensor = residual.norm(dim=-1) / b.norm(dim=-1).clamp(min=torch.finfo(b.dtype).tiny)
     return found
 
@@ -186,7 +186,7 @@ def register(
     truncates: bool = False,
     needs_ridge: bool = False,
 ) -> None:
-    """Makes a solver known by name.
+    """Register a solver by name.
 
     Unless it is ``differentiable`` by itself, ``solve`` is called without gradients, on a few systems at a
     time, and the gradient is that of the solution: one more call.
@@ -196,10 +196,10 @@ def register(
 
 
 def solver_names() -> tuple[str, ...]:
-    """The names of all solvers, in alphabetical order."""
+    """Return the names of all solvers, in alphabetical order."""
     return tuple(sorted(_solvers))
 
 
 def solver(name: str) -> Solver:
-    """The solver of that name; KeyError if there is none."""
+    """Return the solver of that name; raise KeyError if there is none."""
     return _solvers[name]

@@ -37,9 +37,8 @@ _JITTER = 1e-5
 def learned(
     old: Tensor, new: Tensor, weighed: Tensor, m: Tensor, y: Tensor, alpha: Tensor, explained: Tensor
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """What a chunk with factor m and surprises y tells about the values at the next centres: gain, mean,
-    old Q, explained covariance.
-    """
+    """Return gain, mean, old Q and explained covariance of the values at the next centres, given a chunk with
+    factor m and surprises y."""
     # of the values at the next centres and in the chunk
     covariance = torch.baddbmm(new, old, weighed.mT, alpha=-1)
     gain = covariance @ m.mT
@@ -59,9 +58,8 @@ def advanced(
     before: Centres,
     after: Centres,
 ) -> Centres:
-    """The state after a chunk, from weights of its points and mean and explained covariance at the next
-    centres.
-    """
+    """Return the state after a chunk, from weights of its points and mean and explained covariance at the
+    next centres."""
     after = recalled(chunk.x, chunk.ones, among, near, lost, beta, before, after)
     mean = mean + background(after.x, before) - background(after.x, after)
     similar = gaussian_within(after.x, 1 + _JITTER, chunk.engine)
@@ -151,7 +149,7 @@ class _Chunk(torch.autograd.Function):
 
 
 def chunk_step(chunk: System, state: Centres, followed: bool = True) -> tuple[Tensor, Centres]:
-    """Weights (systems, n) of the points of one chunk, and what is remembered after it; training and decoding
+    """Return weights (systems, n) of the points of one chunk, and the state after it; training and decoding
     both take this step.
 
     If nothing follows, nothing need be remembered: the state is then the one before.
@@ -175,8 +173,8 @@ def chunk_step(chunk: System, state: Centres, followed: bool = True) -> tuple[Te
 def streamed_weights(
     system: System, *, centres: int = CENTRES, chunk: int = CHUNK, first: int | None = None
 ) -> Tensor:
-    """Weights (systems, n) of points that arrive, differentiable. ``first``: the size of the first
-    chunk, if it is another.
+    """Return weights (systems, n) of points that arrive, differentiable. ``first``: the size of the first
+    chunk, if it differs.
 
     As long as there is no more than the first chunk, these are the exact arrival weights.
     """
@@ -248,7 +246,7 @@ class StreamedArrival:
         return window.gate(key, value, eps, constants, engine, self.state)
 
     def _piece(self, state: Centres, new: System) -> Tensor:
-        """Points that are no more than there is room for."""
+        """Add points for which the current chunk has room."""
         window = self.window
         if window.length + new.x.shape[1] < self.limit:
             return window.add(new, state)

@@ -18,7 +18,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 def full_precision(function: F) -> F:
-    """The function with autocast switched off inside it."""
+    """Disable autocast inside the function."""
 
     @wraps(function)
     def run(*arguments: Any, **options: Any) -> Any:
@@ -34,9 +34,8 @@ def full_precision(function: F) -> F:
 
 
 def untraced(function: F) -> F:
-    """As ``torch.compiler.disable`` does, but it is asked only when something is compiled: it imports all of
-    dynamo.
-    """
+    """Exclude the function from torch.compile. ``torch.compiler.disable`` imports all of dynamo, so it is
+    called only when something is compiled."""
 
     name, function = function.__name__, full_precision(function)
     _functions[name] = function

@@ -43,22 +43,22 @@ class Window:
 
     @property
     def x(self) -> Tensor:
-        """(systems, n, d)"""
+        """Points (systems, n, d)."""
         return self._buffers[0][..., : self.length].mT
 
     @property
     def seen(self) -> Tensor:
-        """(systems, n): 1, or 0 for a point that is not there."""
+        """(systems, n): 1, or 0 for an absent point."""
         return self._buffers[1][:, : self.length]
 
     @property
     def m(self) -> Tensor:
-        """(systems, n, n)"""
+        """Factor M (systems, n, n)."""
         return self._buffers[3][:, : self.length, : self.length]
 
     @property
     def y(self) -> Tensor:
-        """(systems, n)"""
+        """y = M b (systems, n)."""
         return self._buffers[4][:, : self.length]
 
     @property
@@ -66,7 +66,7 @@ class Window:
         return self._buffers
 
     def add(self, new: System, state: Centres | None = None) -> Tensor:
-        """Weights (systems, n) of new points that need no gradient, in the dtype of the first ones.
+        """Return weights (systems, n) of new points that need no gradient, in the dtype of the first ones.
 
         A point that is masked or not finite is not there. ``state``: what is remembered of the points before
         the window; it must not change while there are points in it.
@@ -95,8 +95,8 @@ class Window:
         engine: str,
         state: Centres | None = None,
     ) -> tuple[Tensor, Tensor] | None:
-        """Gates (batch, heads, n) of a few new keys, not yet scaled, and values times those, in one call of
-        the compiled code.
+        """Return gates (batch, heads, n) of a few new keys, not yet scaled, and values times those, by one
+        call of compiled code.
 
         None where that is not possible (yet): then add() does it.
         """
@@ -119,16 +119,16 @@ class Window:
         return gates, gated
 
     def clear(self) -> None:
-        """Forgets all points, and the state they were added to; keeps the memory."""
+        """Drop all points, and the state they were added to; keep the memory."""
         self.length, self._kernel = 0, None
 
     def pick(self, index: Tensor) -> None:
-        """Puts system ``index[s]`` in place s."""
+        """Move system ``index[s]`` to position s."""
         self._buffers = tuple(x[index] for x in self._buffers)
         self._kernel = None
 
     def _add_block(self, added: System, state: Centres | None) -> Tensor:
-        """By torch: what the compiled code does row by row."""
+        """Add points by torch, as the compiled code does row by row."""
         finite = added.x.isfinite().all(-1)
         present = finite if added.present is None else added.present & finite
         x = torch.where(present[..., None], added.x, 0.0)
@@ -152,7 +152,7 @@ class Window:
         return fresh * own.diagonal(dim1=-2, dim2=-1)
 
     def _reserve(self, x: Tensor, state: Centres | None) -> None:
-        """Room for the points x after those that are there."""
+        """Make room for the points x after the present ones."""
         systems, new, width = x.shape
         end = self.length + new
         if self._buffers and (systems, width) != self._buffers[0].shape[:2]:
@@ -183,7 +183,7 @@ class Window:
         self._buffers, self.capacity, self._kernel = larger, size, None
 
     def _kernel_for(self, new: System, state: Centres | None) -> WindowKernel | None:
-        """None where torch has to do it."""
+        """Return the compiled code, or None where torch has to be used."""
         if self._kernel is None or self._engine != new.engine:
             self._kernel, self._engine = self._new_kernel(new, state), new.engine
         return self._kernel
@@ -202,5 +202,5 @@ class Window:
 
 
 def _whole(size: int) -> int:
-    """The length of a row of whole registers; never a power of two, which caches do not like."""
+    """Return the length of a row of whole registers; never a power of two, which conflicts in CPU caches."""
     return -(-size // 16) * 16 + 16

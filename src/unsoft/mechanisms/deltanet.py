@@ -49,13 +49,13 @@ class DeltaNet(Delta):
 
 
 def from_keys(call: WrittenCall, factor: Any) -> Tensor:
-    """x W + c of a token factor, for every key (B, H, S, width)."""
+    """Return x W + c of a token factor, for every key (B, H, S, width)."""
     result: Tensor = call.spread(call.key) @ factor.weight + factor.constant[:, None]
     return result
 
 
 def recurrence(call: WrittenCall, correct: Tensor, kept: Tensor) -> tuple[Tensor, Tensor]:
-    """Weights and output of the delta rule, token by token; ``kept`` (B, H, S, 1 or D) multiplies the
+    """Return weights and output of the delta rule, token by token; ``kept`` (B, H, S, 1 or D) multiplies the
     state."""
     whole = call.visible.any(-1, keepdim=True) & (call.keys <= call.rows[:, None]) & call.there[:, :, None]
     if not call.causal or bool((whole != call.visible).any()):

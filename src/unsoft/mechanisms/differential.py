@@ -46,7 +46,7 @@ _EPS = 1e-5
 
 
 def first_lambda(layer: int) -> float:
-    """l0 of a layer, counted from 0.
+    """Return l0 of a layer, counted from 0.
 
     >>> first_lambda(0), round(first_lambda(30), 3)
     (0.2, 0.8)
@@ -70,7 +70,7 @@ class Differential(Mechanism):
         self._known_factors = Derived()
 
     def strength(self) -> Tensor:
-        """l, a single number, computed in float32 at least."""
+        """Return l, a single number, computed in float32 at least."""
         a1, b1, a2, b2 = self.vectors if self.vectors.dtype == torch.float64 else self.vectors.float()
         strength: Tensor = (a1 @ b1).exp() - (a2 @ b2).exp() + self.first
         return strength

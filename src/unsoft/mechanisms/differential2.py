@@ -51,7 +51,7 @@ class Differential2(Mechanism):
 
     @torch.no_grad()
     def open_start(self) -> None:
-        """sigmoid(-4) = 0.02 of the second map is subtracted."""
+        """Subtract sigmoid(-4) = 0.02 of the second map."""
         self.factor.constant.fill_(-4.0)
 
     @property

@@ -68,7 +68,7 @@ class Slope(FieldSource):
 
     @torch.no_grad()
     def open_start(self) -> None:
-        """A slope of 6e-6: a token 8,192 steps away loses 5 %."""
+        """Set a slope of 6e-6: a token 8,192 steps away loses 5 %."""
         self.factor.constant.fill_(_FLAT)
 
 

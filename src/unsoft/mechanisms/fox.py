@@ -89,7 +89,7 @@ class ForgetGate(FieldSource):
 
     @torch.no_grad()
     def open_start(self) -> None:
-        """A token fades by 6e-6 a step: by 5 % in 8,192."""
+        """Let a token fade by 6e-6 a step: by 5 % in 8,192."""
         self.gate.constant.fill_(_OPEN)
 
 

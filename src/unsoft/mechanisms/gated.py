@@ -54,7 +54,7 @@ class Gated(Wrapper):
 
 
 def _gate_of(call: WrittenCall, layer: Any) -> Tensor:
-    """The factor (B, heads, R, 1) of "gated": sigmoid(q W + c) (Qiu et al. 2025)."""
+    """Return the factor (B, heads, R, 1) of "gated": sigmoid(q W + c) (Qiu et al. 2025)."""
     query = call.query[:, :: call.query.shape[1] // layer.layer_spec.heads]
     gate: Tensor = (query @ layer.factor.weight + layer.factor.constant[:, None]).sigmoid()
     return gate

@@ -39,7 +39,7 @@ RATE = math.log(math.expm1(0.01))
 
 
 def first_strengths(heads: int) -> Tensor:
-    """log A of every head at the start.
+    """Return the initial log A of every head.
 
     >>> first_strengths(4).exp().round()
     tensor([ 1.,  6., 11., 16.])

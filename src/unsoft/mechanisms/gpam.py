@@ -101,19 +101,19 @@ class Gpam(Mechanism):
 
     @torch.no_grad()
     def begin_at(self, strength: float) -> None:
-        """Sets what is added of the first map and subtracted of the second, if that is learnable."""
+        """Set how much is added of the first map and subtracted of the second, if that is learnable."""
         if self.plus is not None:
             self.plus.fill_(strength if self.literal else math.log(strength / (self.bound - strength)))
             if self.minus is not None:
                 self.minus.copy_(-self.plus if self.literal else self.plus)
 
     def open_start(self) -> None:
-        """2 % is added of the first map and subtracted of the second."""
+        """Add 2 % of the first map and subtract 2 % of the second."""
         self.begin_at(min(0.02, self.bound / 2))
 
     def strengths(self) -> tuple[Tensor, Tensor]:
-        """How much is added of the first map and subtracted of the second, one value per head:
-        l+ and l- (-l- if literal)."""
+        """Return how much is added of the first map and subtracted of the second, one value per head: l+ and
+        l- (-l- if literal)."""
         if self.plus is None:
             both = self.negative_map.new_full((self.layer_spec.heads,), cast(float, self.fixed))
             return both, both
@@ -123,7 +123,7 @@ class Gpam(Mechanism):
         return plus, plus if self.minus is None else self.bound * self.minus.sigmoid()
 
     def second_query(self, query: Tensor) -> Tensor:
-        """q-, the query of the map that is subtracted."""
+        """Return q-, the query of the map that is subtracted."""
         negative_map = self.negative_map.to(query.dtype)
         return (query @ negative_map).relu() if self.literal else query.relu() @ negative_map
 
@@ -166,8 +166,8 @@ class Gpam(Mechanism):
 def paired_attention(
     inputs: Inputs, second: Tensor, formula: Formula, a: Tensor, b: Tensor
 ) -> Tensor | tuple[Tensor, Tensor]:
-    """a A(query, k) v - b A(second, k) v, and the weights if asked for;
-    a and b have one number for each head.
+    """Return a A(query, k) v - b A(second, k) v, and the weights if asked for; a and b have one number for
+    each head.
 
     The two queries of a head are put side by side as heads that share keys and values, as grouped-query
     attention does, so keys are read once and no dense matrix is formed.

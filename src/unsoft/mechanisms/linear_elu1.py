@@ -32,7 +32,7 @@ from unsoft.modules.registry import family
 
 
 def elu1(x: Tensor) -> Tensor:
-    """elu(x) + 1, positive everywhere (Katharopoulos et al., arXiv 2006.16236)."""
+    """Return elu(x) + 1, positive everywhere (Katharopoulos et al., arXiv 2006.16236)."""
     return torch.nn.functional.elu(x) + 1
 
 

@@ -33,7 +33,8 @@ from unsoft.modules.registry import family
 
 
 def taylor2(x: Tensor) -> Tensor:
-    """1 + s + s^2 / 2, the second-order Taylor polynomial of exp(s), as a dot product: F = 1 + D + D^2."""
+    """Return features whose dot product is 1 + s + s^2 / 2, the second-order Taylor polynomial of exp(s): F =
+    1 + D + D^2."""
     squares = (x[..., :, None] * x[..., None, :]).flatten(-2) / math.sqrt(2)
     return torch.cat([torch.ones_like(x[..., :1]), x, squares], dim=-1)
 

@@ -31,7 +31,7 @@ from unsoft.modules.registry import formula_modifier
 
 
 def logn(base: Formula, n0: float = 512, least: float = 1) -> Formula:
-    """The formula with its logits scaled by log(n) / log(n0), where n counts as at least ``least``."""
+    """Return the formula with its logits scaled by log(n) / log(n0), where n counts as at least ``least``."""
     if not (isinstance(n0, (int, float)) and 1 < n0 < math.inf):
         raise ValueError(f"mechanism: the length n0 of logn(n0) must be a number above 1, not {n0!r}")
     n = symbol("n") if least == 1 else make("max", symbol("n"), least)
@@ -39,7 +39,7 @@ def logn(base: Formula, n0: float = 512, least: float = 1) -> Formula:
 
 
 def logn16(base: Formula, n0: float = 512) -> Formula:
-    """:func:`logn` with n at least 16, as in Su's own code."""
+    """Return :func:`logn` with n at least 16, as in Su's own code."""
     return logn(base, n0, least=16)
 
 

@@ -123,7 +123,7 @@ class Magnitude(KeyGate):
 
     @torch.no_grad()
     def open_start(self) -> None:
-        """Gates of sigmoid(9) = 0.9999 for every key."""
+        """Set gates of sigmoid(9) = 0.9999 for every key."""
         beta, gamma = STARTS["open"]
         self.beta.fill_(beta)
         self.gamma.fill_(gamma)
@@ -214,7 +214,7 @@ class Magnitude(KeyGate):
         return result
 
     def _new_points(self, inputs: Inputs, cache: MagnitudeCache) -> Points:
-        """The points of the keys that a step of decoding brings."""
+        """Return the points of the new keys of a decoding step."""
         new, options = inputs.key.shape[-2], inputs.options | {"is_causal": True}
         mask = options["attn_mask"]
         if isinstance(mask, Tensor) and mask.shape[-1] == cache.length + new:
@@ -224,13 +224,13 @@ class Magnitude(KeyGate):
         return key_points(self._call(changed), inputs, self.log_t)
 
     def _plain_points(self, key: Tensor, cache: MagnitudeCache) -> Points:
-        """The same without masks, at little cost; the mechanism inside checks the call."""
+        """Return the same points for a call without masks, cheaply; the mechanism inside checks the call."""
         keys = key.detach().to(compute_dtype(key.dtype))
         root, _, _ = cache.constants(self.log_t, self.beta, self.gamma, keys)
         return Points((keys * root).flatten(0, 1), None, key.shape[:2])
 
     def gate(self, weights: Tensor) -> Tensor:
-        """sigmoid(beta w + gamma) for weights (batch, key heads, ...)."""
+        """Return sigmoid(beta w + gamma) for weights (batch, key heads, ...)."""
         heads, more = weights.shape[1], (1,) * (weights.dim() - 2)
         beta, gamma = (
             by_key_head(x, heads).to(weights.dtype).view(-1, *more) for x in (self.beta, self.gamma)
@@ -243,9 +243,8 @@ class Magnitude(KeyGate):
     def _gates(
         self, key: Tensor, value: Tensor, cache: MagnitudeCache, engine: str
     ) -> tuple[Tensor, Tensor] | None:
-        """Gates of the keys that a step brings, and values times those, by one call of compiled code; None,
-        and nothing done, where that is not possible.
-        """
+        """Return gates of the new keys, and values times those, by one call of compiled code; None, with the
+        cache as it was, where that is not possible."""
         constants = cache.constants(self.log_t, self.beta, self.gamma, key)
         found = cache.arriving.gate(key, value, self.eps, constants, engine)
         if found is not None:
@@ -255,7 +254,8 @@ class Magnitude(KeyGate):
     def _gated(
         self, inputs: Inputs, gate: Tensor, value: Tensor | None = None, cache: MagnitudeCache | None = None
     ) -> Result:
-        """Attention with one gate (batch, key heads, keys) for all rows. ``value``: gated, if known."""
+        """Attend with one gate (batch, key heads, keys) for all rows. ``value``: the gated values, if
+        known."""
         gate = gate.reshape(*inputs.key.shape[:-1])
         if isinstance(self.inner, MassGate):
             if cache is None:
@@ -276,7 +276,7 @@ class Magnitude(KeyGate):
         return result[0], result[1] * gate.repeat_interleave(every, dim=-2)[..., None, :].to(result[1].dtype)
 
     def _call(self, inputs: Inputs) -> Call:
-        """The call, checked: its mask says which keys are there."""
+        """Return the checked call; its mask shows which keys are visible."""
         options = {name: x for name, x in inputs.options.items() if name not in ("engine", "positions")}
         if self.query_heads != self.layer_spec.heads:  # several queries for each head share its key
             options["enable_gqa"] = True

@@ -33,14 +33,14 @@ from unsoft.modules.spec import LayerSpec
 
 
 def log_positive_random(x: Tensor, directions: Tensor) -> Tensor:
-    """w . x - |x|^2 / 2 for random directions w: logarithms of unbiased features of exp(s) (Performer, arXiv
-    2009.14794)."""
+    """Return w . x - |x|^2 / 2 for random directions w: logarithms of unbiased features of exp(s) (Performer,
+    arXiv 2009.14794)."""
     return x @ directions.to(x.dtype).mT - x.square().sum(-1, keepdim=True) / 2
 
 
 def orthogonal_directions(count: int, width: int, seed: int) -> Tensor:
-    """``count`` random directions, orthogonal in groups of ``width``,
-    with the lengths of Gaussian vectors."""
+    """Return ``count`` random directions, orthogonal in groups of ``width``, with the lengths of Gaussian
+    vectors."""
     generator = torch.Generator().manual_seed(seed)
     blocks = []
     for _ in range(-(-count // width)):

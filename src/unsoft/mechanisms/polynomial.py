@@ -24,7 +24,7 @@ from unsoft.modules.registry import builtin
 
 
 def polynomial(p: int = 3) -> Formula:
-    """The formula s**p / sqrt(n) for a whole power p from 1 to 64."""
+    """Return the formula s**p / sqrt(n) for a whole power p from 1 to 64."""
     if isinstance(p, bool) or not isinstance(p, int) or not 1 <= p <= 64:
         raise ValueError(
             f"mechanism: the power p of polynomial(p) must be a whole number from 1 to 64, not {p!r}"

@@ -104,7 +104,7 @@ class Retention(Linear):
 
 
 def fading(call: WrittenCall, layer: Any) -> Tensor:
-    """d^(i-j), for the definitions of retention and decay."""
+    """Return d^(i-j), for the definitions of retention and decay."""
     distance = (call.rows[:, None] - call.keys).clamp(min=0)
     d: Tensor = layer.logit.to(call.query.dtype).sigmoid()[:, None, None]
     return d**distance * mask_factor(call)

@@ -26,7 +26,7 @@ from unsoft.modules.registry import formula_modifier
 
 
 def sink(base: Formula, start: float = 0.0) -> Formula:
-    """The formula with a parameter ``sink`` (one per head) whose exponential joins the total mass."""
+    """Return the formula with a parameter ``sink`` (one per head) whose exponential joins the total mass."""
     if base.peak is None or base.mass is None:
         raise ValueError(
             "mechanism: sink needs a mechanism that is normalised by exponentials (softmax, cog, sinh ...),"

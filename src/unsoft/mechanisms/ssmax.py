@@ -48,7 +48,7 @@ class SSMax(Pointwise):
 
     @torch.no_grad()
     def open_start(self) -> None:
-        """What softmax does, for rows of 512 keys."""
+        """Start as softmax for rows of 512 keys."""
         super().open_start()
         self.values["a"].fill_(1 / math.log(_USUAL_LENGTH))
 

@@ -91,8 +91,8 @@ class TDA(Mechanism):
 
 
 def direction(x: Tensor) -> Tensor:
-    """x / |x|; the direction of 0 is 0, with gradient 0. What is below the smallest normal number counts as
-    0: its gradient, about 1 / |x|, has no number.
+    """Return x / |x|; the direction of 0 is 0, with gradient 0. Numbers below the smallest normal one count
+    as 0: their gradient, about 1 / |x|, overflows.
 
     >>> direction(torch.tensor([[3e-30, 4e-30], [0.0, 0.0]]))
     tensor([[0.6000, 0.8000],

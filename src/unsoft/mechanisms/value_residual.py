@@ -39,7 +39,7 @@ class ValueResidual(Wrapper):
 
     @torch.no_grad()
     def open_start(self) -> None:
-        """Own values only."""
+        """Use the layer's own values only."""
         if self.shares is not None:
             self.shares.copy_(torch.tensor([0.0, 1.0]))
 

@@ -29,7 +29,7 @@ def mechanism(
     layers: int | None = None,
     **options: Any,
 ) -> Mechanism:
-    """The mechanism called ``name`` (or a formula) as an ``nn.Module``.
+    """Return the mechanism called ``name`` (or a formula) as an ``nn.Module``.
 
     ``heads`` and ``head_dim`` are those of the queries' layer; ``value_dim`` that of the values if it
     differs; ``hidden_dim`` the width of ``hidden=``, for mechanisms that compute a factor from the hidden
@@ -63,8 +63,8 @@ def mechanism(
 
 
 def mechanism_like(spec: MechanismSpec, query: Tensor, key: Tensor, value: Tensor) -> Mechanism:
-    """The mechanism as it is at its start, sized by tensors: what ``unsoft.attention`` runs for names that
-    are no formulas."""
+    """Return the mechanism with its initial parameters, sized by tensors, as ``unsoft.attention`` runs names
+    that are not formulas."""
     for name, x in (("query", query), ("key", key), ("value", value)):
         if not isinstance(x, Tensor) or x.dim() < 3:
             raise ValueError(

@@ -36,15 +36,15 @@ class Cache(ABC):
     @property
     @abstractmethod
     def tensors(self) -> tuple[Tensor, ...]:
-        """Everything held, each with the batch as its first dimension."""
+        """All tensors of the cache, each with the batch as its first dimension."""
 
     @property
     def nbytes(self) -> int:
-        """Bytes of memory held."""
+        """Bytes of memory in use."""
         return sum(x.numel() * x.element_size() for x in self.tensors)
 
     def check(self, key: Tensor) -> None:
-        """ValueError unless a key tensor (batch, heads, length, dim) fits this cache."""
+        """Raise ValueError unless a key tensor (batch, heads, length, dim) fits this cache."""
         if key.dim() != 4 or key.shape[0] != self.batch:
             raise ValueError(
                 f"argument 'key' has shape {tuple(key.shape)}; the cache was made for (batch, heads, length,"
@@ -53,16 +53,17 @@ class Cache(ABC):
 
     @property
     def keeps_keys(self) -> bool:
-        """Does it hold every key, so that a mask can still hide some of them?"""
+        """True if the cache holds every key, so that a mask can still hide some of them."""
         return self.only_keys_and_values
 
     @property
     def holders(self) -> tuple[object, ...]:
-        """Itself and the objects inside it that change as tokens come."""
+        """The cache and the objects inside it that change from token to token."""
         return (self,)
 
     def snapshot(self) -> Snapshot:
-        """What :meth:`restore` goes back to. Nothing is copied: buffers are only written behind their end.
+        """Return a state that :meth:`restore` takes. Nothing is copied: buffers are only written behind their
+        end.
 
         >>> cache = KeyValueCache(batch=1)
         >>> before = cache.snapshot()
@@ -74,14 +75,14 @@ class Cache(ABC):
         return [(holder, dict(vars(holder))) for holder in self.holders]
 
     def restore(self, before: Snapshot) -> None:
-        """Forgets the tokens since a snapshot of this cache; as often as one likes,
-        to try several continuations in turn."""
+        """Drop the tokens since a snapshot of this cache; repeatable, to try several continuations in
+        turn."""
         for holder, content in before:
             vars(holder).update(content)
 
     @abstractmethod
     def reorder(self, index: Tensor) -> None:
-        """Puts sequence ``index[b]`` in place b: what beam search does between steps."""
+        """Move sequence ``index[b]`` to position b, as beam search does between steps."""
 
 
 class KeyValueCache(Cache):
@@ -180,7 +181,8 @@ class KeyValueCache(Cache):
 
 
 def _check_fits(name: str, new: Tensor, held: Tensor | None) -> None:
-    """ValueError or TypeError unless new tokens have the heads, width and dtype of those that are held."""
+    """Raise ValueError or TypeError unless new tokens have the heads, width and dtype of those in the
+    cache."""
     if held is None:
         return
     if new.dim() != 4 or (new.shape[1], new.shape[3]) != (held.shape[1], held.shape[3]):
@@ -208,8 +210,8 @@ class StateCache(Cache):
         return tuple(x for x in (self.state, self.seen) if x is not None)
 
     def count(self, present: Tensor) -> Tensor:
-        """How many keys each new token sees, from which of the new keys (batch, heads | 1, tokens) are
-        there."""
+        """Return how many keys each new token sees, given which of the new keys (batch, heads | 1, tokens)
+        are visible."""
         counts = present.cumsum(-1)
         if self.seen is not None:
             counts = counts + self.seen[..., None]
@@ -217,7 +219,7 @@ class StateCache(Cache):
         return counts
 
     def advance(self, state: Tensor, tokens: int) -> None:
-        """Takes the state after ``tokens`` more tokens."""
+        """Store the state after ``tokens`` more tokens."""
         self.state = state
         self.length += tokens
 

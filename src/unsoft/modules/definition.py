@@ -73,11 +73,12 @@ class WrittenCall:
         return self.move(self.scale * (self.query @ self.spread(self.key).mT))
 
     def move(self, x: Tensor) -> Tensor:
-        """An intermediate result, or that with a rounding error."""
+        """Return an intermediate result, with a rounding error if ``rounding`` is set."""
         return x if self.rounding is None else self.rounding(x)
 
     def spread(self, x: Tensor) -> Tensor:
-        """A tensor (B, Hk, ...) of the key heads, for every query head: head h reads key head h // group."""
+        """Repeat a tensor (B, Hk, ...) of the key heads for every query head: head h reads key head h //
+        group."""
         return x.repeat_interleave(self.query.shape[1] // x.shape[1], dim=1)
 
     def change(self, **changes: Any) -> WrittenCall:
@@ -85,13 +86,13 @@ class WrittenCall:
 
 
 def over(x: Tensor, total: Tensor) -> Tensor:
-    """x / total, and 0 where the total is 0, with gradients that are 0 there too."""
+    """Return x / total, and 0 where the total is 0, with gradients that are 0 there too."""
     nothing = total == 0
     return torch.where(nothing, 0.0, x / torch.where(nothing, 1.0, total))
 
 
 def shares(log: Tensor, visible: Tensor) -> Tensor:
-    """Softmax over the visible entries; a row that sees nothing is 0."""
+    """Return the softmax over the visible entries; a row that sees nothing is 0."""
     hidden = ~visible
     weights = log.masked_fill(hidden, -torch.inf).masked_fill(hidden.all(-1, keepdim=True), 0.0).softmax(-1)
     return weights.masked_fill(hidden, 0.0)
@@ -121,7 +122,7 @@ class Logits:
 
     @property
     def boost(self) -> Tensor:
-        """What is left to be added to exponents."""
+        """What remains to be added to exponents."""
         return self.bias if self.strength else torch.zeros_like(self.bias)
 
 
@@ -138,8 +139,8 @@ def normalised(
     offsets: Sequence[float] = (),
     power: float = 1.0,
 ) -> Tensor:
-    """Weights over (total mass)^(1 / power), all times exp(boost);
-    the masses are those of the weights to the ``power``."""
+    """Return weights over (total mass)^(1 / power), all times exp(boost); the masses are those of the weights
+    to the ``power``."""
     hidden = ~x.visible
 
     def exponent(e: Tensor) -> Tensor:
@@ -162,7 +163,7 @@ def _root(total: Tensor, power: float) -> Tensor:
 
 
 def logits_of(call: WrittenCall, query: Tensor | None = None) -> Logits:
-    """The logits of a call, or of another query in its place."""
+    """Return the logits of a call, or of another query in its place."""
     call = call if query is None else call.change(query=query)
     squares = {
         "q2": call.scale * call.query.square().sum(-1)[..., None],
@@ -181,12 +182,12 @@ def logits_of(call: WrittenCall, query: Tensor | None = None) -> Logits:
 
 
 def visible_part(weights: Tensor, visible: Tensor) -> Tensor:
-    """The weights, exactly 0 where nothing may be seen."""
+    """Return the weights, exactly 0 where a key is hidden."""
     return torch.where(visible, weights, 0.0)
 
 
 def mask_factor(call: WrittenCall) -> Tensor:
-    """A float mask multiplies weights by its exponential; what is hidden weighs nothing."""
+    """Return the exponential of a float mask, which multiplies weights; 0 where a key is hidden."""
     return torch.where(call.visible, call.bias.exp(), 0.0)
 
 
@@ -201,8 +202,8 @@ def scaled(call: WrittenCall) -> tuple[Tensor, Tensor]:
 
 
 def shares_of_sums(call: WrittenCall, query: Tensor, key: Tensor) -> Tensor:
-    """Shares of sum_f exp(query_f + key_f), a row at a time: all features of all pairs at once would not
-    fit."""
+    """Return the shares of sum_f exp(query_f + key_f), a row at a time: all features of all pairs at once
+    would not fit into memory."""
     rows = [(query[:, :, r, None, :] + key).logsumexp(-1) for r in range(query.shape[2])]
     log = torch.stack(rows, dim=2) if rows else query.new_zeros(call.visible.shape)
     return shares(log + call.bias, call.visible)

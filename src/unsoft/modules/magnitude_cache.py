@@ -13,9 +13,8 @@ from unsoft.modules.module import Inputs
 
 
 def key_points(call: Call, inputs: Inputs, log_t: Tensor) -> Points:
-    """The keys, or those that were given for their geometry, scaled; a key that no row may see, or that is
-    not finite, is not there.
-    """
+    """Return the scaled keys, or ``geometry_keys`` in their place; a key that no row may see, or that is not
+    finite, counts as absent."""
     given = inputs.geometry_keys
     keys = call.k if given is None else _checked_geometry(given, inputs.key, call.k)
     present = _seen_by_some_row(call)
@@ -32,12 +31,12 @@ def key_points(call: Call, inputs: Inputs, log_t: Tensor) -> Points:
 
 
 def key_scale(log_t: Tensor, heads: int, width: int, dtype: torch.dtype) -> Tensor:
-    """sqrt(t / d) of each key head, (heads, 1, 1)."""
+    """Return sqrt(t / d) of each key head, (heads, 1, 1)."""
     return (by_key_head(log_t, heads).to(dtype).exp() / width).sqrt()[:, None, None]
 
 
 def by_key_head(parameter: Tensor, heads: int) -> Tensor:
-    """One value for each key head: the mean of those of the query heads that share it."""
+    """Return one value for each key head: the mean of those of the query heads that share it."""
     if len(parameter) == heads:
         return parameter
     if heads == 0 or len(parameter) % heads:
@@ -49,7 +48,7 @@ def by_key_head(parameter: Tensor, heads: int) -> Tensor:
 
 
 def _seen_by_some_row(call: Call) -> Tensor | None:
-    """Bool (B|1, Hk|1, S): may any row see the key?"""
+    """Return bool (B|1, Hk|1, S): True for keys that some row may see."""
     if call.visible is None:
         return None
     if call.visible.shape[2] > 1 and call.causal_offset is None:
@@ -103,18 +102,16 @@ class MagnitudeCache(Cache):
 
     @property
     def holders(self) -> tuple[object, ...]:
-        """A snapshot holds until the next chunk of a streaming window begins, in the memory of
-        the last one.
-        """
+        """A snapshot is valid until the next chunk of a streaming window begins, in the memory of the last
+        one."""
         gates = () if self.gates is None else self.gates.holders
         return (self, self.arriving, self.arriving.window, *self.inner.holders, *gates)
 
     def constants(
         self, log_t: Tensor, beta: Tensor, gamma: Tensor, key: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """sqrt(t / d), (heads, 1, 1), and beta and gamma, (heads, 1), of each key head; computed again only
-        when a parameter has changed.
-        """
+        """Return sqrt(t / d), (heads, 1, 1), and beta and gamma, (heads, 1), of each key head; computed again
+        only when a parameter has changed."""
         parameters = (log_t, beta, gamma)
         _, heads, _, width = key.shape
         stamp = (heads, width, *(x.data_ptr() for x in parameters), *(x._version for x in parameters))
@@ -126,9 +123,8 @@ class MagnitudeCache(Cache):
         return self._constants[1]
 
     def all_gates(self, new: Tensor) -> Tensor | None:
-        """The gates of all keys, once those of the new keys are added; None where the mechanism inside keeps
-        no keys either.
-        """
+        """Append the gates of new keys and return those of all keys; None if the mechanism inside keeps no
+        keys either."""
         if not self.keeps_keys:
             return None
         if self.gates is None:

@@ -224,23 +224,23 @@ class Mechanism(nn.Module):
         return inputs.change(key=keys, value=values, options=options)
 
     def new_cache(self, batch: int) -> Cache:
-        """An empty cache for decoding ``batch`` sequences."""
+        """Return an empty cache for decoding ``batch`` sequences."""
         return KeyValueCache(batch)
 
     @property
     def causal_only(self) -> bool:
-        """Does it look back only, so that ``is_causal`` must be set?"""
+        """True if it looks back only, so that ``is_causal`` must be set."""
         return False
 
     @property
     def aligned(self) -> bool:
-        """Must a row know which key is that of its own token, so that ``is_causal`` has to tell where there
-        are more keys than queries?"""
+        """True if a row must know which key belongs to its own token, so that ``is_causal`` is required where
+        there are more keys than queries."""
         return self.causal_only
 
     @property
     def query_heads(self) -> int:
-        """How many query heads it wants for ``layer_spec.heads`` heads of output."""
+        """Number of query heads for ``layer_spec.heads`` heads of output."""
         return self.layer_spec.heads
 
     @property
@@ -254,45 +254,46 @@ class Mechanism(nn.Module):
         return [getattr(part, name) for part in self.parts for name in part.formula_names]
 
     def replace_formulas(self, change: Callable[[Formula], Formula]) -> None:
-        """Puts ``change(formula)`` in the place of every formula."""
+        """Replace every formula by ``change(formula)``."""
         for part in self.parts:
             for name in part.formula_names:
                 setattr(part, name, change(getattr(part, name)))
 
     def open_start(self) -> None:
-        """Moves its own parameters to where it does what plain attention does, if there is such a place:
-        for trained models."""
+        """Set its parameters so that it does what plain attention does, if possible; for pretrained
+        models."""
 
     @property
     def uses_positions(self) -> bool:
-        """Does the result depend on where tokens stand, and not only on who sees whom?"""
+        """True if the result depends on the positions of tokens, beyond which keys a row sees."""
         return any(formula.uses & {"i", "j"} for formula in self.formulas)
 
     @property
     def takes_fields(self) -> bool:
-        """Must the caller give fields?"""
+        """True if the caller must pass fields."""
         return any(part.takes_fields for part in self.parts if part is not self)
 
     @property
     def uses_hidden(self) -> bool:
-        """Can a part of it compute something from the hidden state that the query is a poor stand-in for?"""
+        """True if a part of it computes something from the hidden state, for which the query is a poor
+        substitute."""
         return any(part.uses_hidden for part in self.parts if part is not self)
 
     @property
     def mass_gate(self) -> str | None:
-        """How a gate on the mass of keys gets in: by a "mask" of its formulas, a "column" of the values,
+        """How a gate on the mass of keys is applied: by a "mask" of its formulas, a "column" of the values,
         or not at all (None)."""
         return "mask" if self.formulas else None
 
     def set_key_gate(self, *, beta: float, gamma: float, t: float) -> bool:
-        """Puts these numbers into a gate sigmoid(beta w + gamma) on every key, w its weight in the geometry
-        of the keys at the scale t, and says whether there is one. Here there is none."""
+        """Set the gate sigmoid(beta w + gamma) on every key, w its weight in the geometry of the keys at the
+        scale t; return False if there is none, as here."""
         return False
 
     @property
     def clone_theory(self) -> dict[str, Any] | None:
-        """Keywords of :func:`unsoft.theory.magnitude_hijack` if that says how much attention clones of a key
-        get at the start; otherwise None."""
+        """Keywords of :func:`unsoft.theory.magnitude_hijack` if that predicts how much attention clones of a
+        key get with initial parameters; otherwise None."""
         return None
 
 

@@ -41,7 +41,7 @@ def register(
     fields_from: Callable[..., FieldSource] | None = None,
     **promises: Any,
 ) -> None:
-    """Adds a mechanism of your own under a new name, which then works wherever a name does.
+    """Register a mechanism of your own under a new name, which then works wherever a name does.
 
     ``mechanism`` is a formula, a function of one number that makes one, or a class: a subclass of
     :class:`unsoft.nn.Mechanism`, made as ``cls(layer_spec, **options)``. Of a class, ``argument`` is the
@@ -114,7 +114,7 @@ def _family_of(
 
 
 def unregister(name: str) -> None:
-    """Takes a name away that :func:`register` gave: to run a notebook cell again, for example."""
+    """Remove a name that :func:`register` added, for example to run a notebook cell again."""
     if name not in _homes:
         raise ValueError(f"name: {name!r} was not given by unsoft.register")
     del _homes[name]
@@ -122,14 +122,14 @@ def unregister(name: str) -> None:
 
 
 def foreign_homes(text: str) -> dict[str, str]:
-    """The mechanisms that a text such as "gated+mine(3)" names and others registered,
-    with the modules that did."""
+    """Return the registered mechanisms in a text such as "gated+mine(3)" that are not built in, with the
+    modules that registered them."""
     parts = [registry.split_name(text, part)[0] for part in parts_of(text)]
     return {name: _homes[name] for name in parts if name in _homes}
 
 
 def import_plugin(name: str) -> None:
-    """Imports a module by its name, or a file by its path; it registers mechanisms or tasks.
+    """Import a module by its name, or a file by its path; it registers mechanisms or tasks.
 
     Raises what the module raises, ImportError or OSError if it cannot be found.
     """
@@ -150,15 +150,13 @@ def import_plugin(name: str) -> None:
 
 
 def load_plugins() -> None:
-    """Imports what installed packages bring; :func:`unsoft.modules.registry.discover` calls it
-    once."""
+    """Load the mechanisms of installed packages; :func:`unsoft.modules.registry.discover` calls it once."""
     for entry in metadata.entry_points(group=PLUGINS):
         _load_plugin(entry)
 
 
 def _load_plugin(entry: metadata.EntryPoint) -> None:
-    """Imports what an installed package brings; its module registers,
-    or the entry point is the mechanism itself."""
+    """Load an entry point: its module registers mechanisms, or it is the mechanism itself."""
     try:
         found = entry.load()
         if not inspect.ismodule(found) and entry.name not in registry.names():

@@ -44,7 +44,7 @@ class Tokens(NamedTuple):
 
 
 def keys_there(mask: Any, keys: int, cached: bool) -> Tensor | None:
-    """Which of the last ``keys`` keys a mask lets some row see; None = all.
+    """Return which of the last ``keys`` keys a mask lets some row see; None = all.
 
     Of a mask for every row, the rows of one step say nothing about those to come.
 
@@ -91,11 +91,10 @@ class FieldSource(nn.Module):
 
     @abstractmethod
     def forward(self, tokens: Tokens) -> Mapping[str, Values]:
-        """The fields of these tokens by name, as ``unsoft.attention(fields=)`` takes them."""
+        """Return the fields of these tokens by name, as ``unsoft.attention(fields=)`` takes them."""
 
     def open_start(self) -> None:
-        """Moves its parameters to where the mechanism does what plain attention does, if there is such a
-        place."""
+        """Set its parameters so that the mechanism does what plain attention does, if possible."""
 
 
 @dataclass(frozen=True)
@@ -106,7 +105,8 @@ class FromFields:
     fields_from: Callable[..., FieldSource] | None = None
 
     def __call__(self, layer_spec: LayerSpec, base: Formula | None = None, **options: Any) -> Mechanism:
-        """``base``: the formula as modifiers have rewritten it; the other options are those of the source."""
+        """Build the module. ``base`` is the formula as modifiers have rewritten it; the other options are
+        those of the source."""
         formula = base or self.formula
         if self.fields_from is None:
             if options:
@@ -122,7 +122,8 @@ def field_family(
     fields_from: Callable[..., FieldSource] | None = None,
     definition: Callable[..., Any] | None = None,
 ) -> None:
-    """Adds a formula whose fields a module computes, or which looks at lengths of queries and keys only."""
+    """Register a formula whose fields a module computes, or which only uses the lengths of queries and
+    keys."""
     summary = formula.summary or str(formula.weight)
     build = FromFields(formula, fields_from)
     found = Family(name, build, summary, formula.properties, formula, formula.paper, takes=fields_from)
@@ -144,7 +145,7 @@ class FieldCache(KeyValueCache):
     only_keys_and_values = False
 
     def __init__(self, batch: int, keeps_more: bool = True) -> None:
-        """``keeps_more``: could its fields not be computed again from the keys?"""
+        """``keeps_more``: False if its fields can be computed again from the keys."""
         super().__init__(batch)
         self.only_keys_and_values = not keeps_more  # type: ignore[misc]
         self._fields: dict[str, Tensor] = {}
@@ -159,11 +160,11 @@ class FieldCache(KeyValueCache):
 
     @property
     def fields(self) -> dict[str, Tensor]:
-        """(batch, heads, length) by name."""
+        """Fields (batch, heads, length) by name."""
         return {name: x[..., : self.length, 0] for name, x in self._fields.items()}
 
     def append_fields(self, new: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Adds the fields of new keys; returns those of all keys. The keys must be appended next."""
+        """Add the fields of new keys and return those of all keys. The keys must be appended next."""
         held = {
             name: self._appended(self._fields.get(name), x[..., None], self._end(x))
             for name, x in new.items()
@@ -172,7 +173,8 @@ class FieldCache(KeyValueCache):
         return {name: x[..., : self._end(new[name]), 0] for name, x in held.items()}
 
     def buffer(self, name: str) -> Tensor:
-        """(batch, heads, room) of a field, those that :meth:`append_fields` has added included."""
+        """Return the buffer (batch, heads, room) of a field, those that :meth:`append_fields` has added
+        included."""
         return self._fields[name][..., 0]
 
     def _end(self, new: Tensor) -> int:
@@ -186,7 +188,8 @@ class FieldCache(KeyValueCache):
 def with_cached_keys(
     formula: Formula, new: Mapping[str, Values], cache: FieldCache, key: Tensor
 ) -> dict[str, Values]:
-    """The fields of a step: those of new queries, and those of all keys, which the cache then holds."""
+    """Return the fields of a step: those of new queries, and those of all keys, which the cache then
+    holds."""
     of_queries: dict[str, Tensor] = {}
     of_keys: dict[str, Tensor] = {}
     for name, side in formula.fields.items():
@@ -209,7 +212,7 @@ def with_cached_keys(
 
 
 def _with_batch(field: Tensor, key: Tensor) -> Tensor:
-    """(batch, heads or 1, tokens), as a cache keeps it."""
+    """Expand a field to (batch, heads or 1, tokens), as a cache keeps it."""
     heads = field.shape[-2] if field.dim() > 1 else 1
     return field.expand(key.shape[0], heads, key.shape[2])
 
@@ -304,7 +307,7 @@ class Pointwise(Mechanism):
         )
 
     def _computed(self, inputs: Inputs, cache: FieldCache | None = None) -> Mapping[str, Values]:
-        """The fields of the call's tokens, by the source."""
+        """Return the fields that the source computes for the tokens of a call."""
         assert self.source is not None
         alignment = inputs.options["is_causal"] if cache is None else "lower_right"
         if self.source.causal_only and alignment is False:
@@ -341,7 +344,7 @@ class Pointwise(Mechanism):
 
     @torch.no_grad()
     def open_start(self) -> None:
-        """A sink takes exp(-4) = 0.02 of the mass; fields are where their source does least."""
+        """Give a sink exp(-4) = 0.02 of the mass, and open the source of the fields."""
         if "sink" in self.values:
             self.values["sink"].fill_(-4.0)
         if self.source is not None:

@@ -60,7 +60,7 @@ class Family:
 
     @property
     def options(self) -> list[str] | None:
-        """Keywords that it takes; None if it takes any. Its first argument is the layer, or what it wraps."""
+        """Names of its keywords; None if it takes any. Its first argument is the layer, or what it wraps."""
         parameters = list(inspect.signature(self.takes or self.build).parameters.values())
         if any(p.kind is p.VAR_KEYWORD for p in parameters):
             return None
@@ -86,12 +86,12 @@ class AppliedModifier:
 
     @property
     def names(self) -> list[str]:
-        """Its keywords."""
+        """Names of its keywords."""
         parameters = inspect.signature(self.change).parameters.values()
         return [p.name for p in parameters if p.kind is p.KEYWORD_ONLY]
 
     def take(self, options: dict[str, Any]) -> dict[str, Any]:
-        """Removes from ``options`` the keywords that are this modifier's own, and returns them."""
+        """Remove the keywords of this modifier from ``options`` and return them."""
         return {name: options.pop(name) for name in self.names if name in options}
 
 
@@ -108,29 +108,29 @@ class MechanismSpec:
 
     @property
     def summary(self) -> str | None:
-        """What the list says of the mechanism before it is wrapped."""
+        """Summary of the mechanism without its wrappers."""
         return self._named.summary
 
     @property
     def properties(self) -> Properties:
-        """Of the mechanism before it is wrapped."""
+        """Properties of the mechanism without its wrappers."""
         if self.family is not None and isinstance(self.family.base, Formula) and self.formula is not None:
             return self.formula.properties  # as modifiers have rewritten it
         return self._named.properties
 
     @property
     def _named(self) -> Formula | Family:
-        """What the list of mechanisms speaks of; it has a formula wherever it has no family."""
+        """The family, or the formula where there is no family."""
         return cast("Formula", self.formula) if self.family is None else self.family
 
     @property
     def head_multiple(self) -> int:
-        """Its heads come in groups of this many."""
+        """The number of heads must be a multiple of this."""
         return getattr(self.family.build, "key_head_multiple", 1) if self.family is not None else 1
 
     def build(self, layer_spec: LayerSpec, **options: Any) -> Mechanism:
-        """The module for a layer; ``options`` are keywords of the modifiers (the outermost first) and of the
-        family's class."""
+        """Return the module for a layer; ``options`` are keywords of the modifiers (the outermost first) and
+        of the family's class."""
         around = [(modifier, modifier.take(options)) for modifier in reversed(self.modifiers)]
         if self.family is None:
             from unsoft.modules.pointwise import FromFields
@@ -153,7 +153,7 @@ class MechanismSpec:
         return module
 
     def _check(self, options: dict[str, Any], own: list[str]) -> None:
-        """TypeError for options that neither it nor a modifier takes."""
+        """Raise TypeError for options that neither it nor a modifier takes."""
         unknown = [name for name in options if name not in own]
         if unknown:
             known = sorted({*own, *(name for modifier in self.modifiers for name in modifier.names)})
