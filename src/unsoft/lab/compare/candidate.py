@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 
 import torch
 from torch import Tensor
@@ -112,9 +112,14 @@ class Candidate:
         return weigh
 
 
+def normals(seed: int, dtype: torch.dtype = torch.float64) -> Callable[..., Tensor]:
+    """Return a function from shapes to standard normal numbers, one stream for each seed."""
+    return partial(torch.randn, generator=torch.Generator().manual_seed(seed), dtype=dtype)
+
+
 def other_logits(count: int = 15) -> Tensor:
     """Return the logits of the other keys of a curve's row, the same for every mechanism."""
-    return torch.randn(count, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
+    return normals(2)(count)
 
 
 def keys_of(logits: Tensor, width: int = WIDTH, seed: int = 0) -> tuple[Tensor, Tensor]:

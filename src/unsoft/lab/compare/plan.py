@@ -43,7 +43,7 @@ def plan(request: Request, only: Sequence[str] = ()) -> list[Job]:
         if section.jobs and (not only or section.name in only):
             jobs += _with_code(section.jobs, section.jobs(request))
         if section.facts:
-            facts += _with_code(section.facts, section.facts(request.level))
+            facts += _with_code(section.facts, section.facts(request))
     unique = {(job.name, job.mechanism): job for job in jobs}  # two sections read the records of studies
     return sorted(unique.values(), key=lambda job: job.prepare is None) + facts
 

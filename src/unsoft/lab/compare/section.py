@@ -202,6 +202,29 @@ class Claim:
         return (BY_CONSTRUCTION if self.kind == DEFINITION and verdict == HOLDS else verdict), numbers
 
 
+def claim(
+    source: str, kind: str, text: str, *, refuted: str = "", rule: str = "", evidence: str = ""
+) -> Callable[[Callable[[Results], Finding]], Claim]:
+    """Return a decorator that makes a check a claim.
+
+    The claim is named after the function, with hyphens, and its rule is the docstring unless it is given.
+
+    >>> @claim(SURVEY, EXPERIMENT, "Water is wet.", refuted="It is dry.")
+    ... def _wet(results: Results) -> Finding:
+    ...     "Holds if a finger gets wet."
+    ...     return HOLDS, "it did"
+    >>> _wet.name, _wet.rule
+    ('wet', 'Holds if a finger gets wet.')
+    """
+
+    def decorated(check: Callable[[Results], Finding]) -> Claim:
+        name = check.__name__.strip("_").replace("_", "-")
+        words = rule or " ".join((check.__doc__ or "").split())
+        return Claim(name, source, text, kind, words, refuted, check, evidence=evidence)
+
+    return decorated
+
+
 @dataclass(frozen=True)
 class ScoreColumn:
     """A column of the scoreboard: a number for each mechanism, its confidence interval, and a reading.
@@ -277,7 +300,7 @@ class Section:
     about: str = ""
     """What to know before looking at the figures."""
     jobs: Callable[[Request], list[Job]] | None = None
-    facts: Callable[[ComparisonLevel], list[Job]] | None = None
+    facts: Callable[[Request], list[Job]] | None = None
     figures: Callable[[Results], Iterable[Figure]] | None = None
     parts: Callable[[Results], Iterable[Part]] | None = None
     controls: Sequence[ChartControl] = ()

@@ -2,38 +2,33 @@
 
 from __future__ import annotations
 
+import itertools
 import math
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from unsoft.lab.compare.jobs import Job, Results
-from unsoft.lab.compare.section import EXPERIMENT, ROSIC, Claim, ComparisonLevel, Finding, Section, job
+from unsoft.lab.compare.candidate import normals
+from unsoft.lab.compare.jobs import Job, Results, Rows, mean_of
+from unsoft.lab.compare.section import EXPERIMENT, ROSIC, Finding, Request, Section, claim, job
 from unsoft.lab.compare.sections.geometry import similarities
-from unsoft.lab.evidence import Estimate, grade, t_interval
+from unsoft.lab.evidence import grade
 from unsoft.magnitude import weighting
 
 
-def facts(level: ComparisonLevel) -> list[Job]:
-    draws = max(level.draws, 4)
+def facts(request: Request) -> list[Job]:
+    draws = max(request.level.draws, 4)
     return [
         job("clouds", None, clouds, 0.5, draws=draws),
         job("diversity", None, diversity, 0.5, draws=draws),
     ]
 
 
-def clouds(draws: int) -> list[dict[str, Any]]:
-    """Rank correlations of weights with density and with distance from the middle, in clouds with crowds,
-    and negative weights.
-    """
+def clouds(draws: int) -> Rows:
+    """Correlate magnitude weights with density and with distance from the middle, in clouds with crowds."""
     rows = []
     for draw in range(draws):
-        generator = torch.Generator().manual_seed(1100 + draw)
-
-        def normal(*shape: int, generator: torch.Generator = generator) -> Tensor:
-            return torch.randn(*shape, generator=generator, dtype=torch.float64)
-
+        normal = normals(1100 + draw)
         crowds = (normal(8, 1, 2) + 0.3 * normal(8, 8, 2)).flatten(0, 1)
         keys = torch.cat([crowds, 1.5 * normal(32, 2)]) * math.sqrt(2)
         weights = weighting(keys, t=1.0, eps=1e-6, solver="cholesky", throw=False).weights
@@ -50,35 +45,22 @@ def clouds(draws: int) -> list[dict[str, Any]]:
     return rows
 
 
-def diversity(draws: int) -> list[dict[str, Any]]:
-    """Magnitude, and the largest diversity that any distribution over the keys has: 1 / min p'Zp over the
-    simplex.
-    """
+def diversity(draws: int) -> Rows:
+    """Compare magnitude with the largest diversity of a distribution over the keys, 1 / min p'Zp."""
     rows = []
-    for draw in range(draws):
-        for spread in (0.5, 1.0, 3.0):
-            generator = torch.Generator().manual_seed(1200 + draw)
-            keys = spread * torch.randn(16, 2, generator=generator, dtype=torch.float64)
-            z = similarities(keys, 1.0)
-            weights = torch.linalg.solve(z, torch.ones(len(z), dtype=torch.float64))
-            rows.append(
-                {
-                    "draw": draw,
-                    "spread": spread,
-                    "magnitude": float(weights.sum()),
-                    "diversity": largest_diversity(z),
-                    "negative": int((weights < 0).sum()),
-                }
-            )
+    for draw, spread in itertools.product(range(draws), (0.5, 1.0, 3.0)):
+        z = similarities(spread * normals(1200 + draw)(16, 2), 1.0)
+        weights = torch.linalg.solve(z, torch.ones(len(z), dtype=torch.float64))
+        row = {"draw": draw, "spread": spread, "magnitude": float(weights.sum())}
+        rows.append(row | {"diversity": largest_diversity(z), "negative": int((weights < 0).sum())})
     return rows
 
 
 def largest_diversity(z: Tensor) -> float:
-    """1 / min p'Zp over distributions p: the key with the most negative weight is left out until none is
-    negative.
+    """Return 1 / min p'Zp over distributions p by an active-set search.
 
-    The minimum lies where the weights of the keys that it uses are positive, and no other key would lower
-    it (Leinster and Meckes 2016).
+    The minimum is where the weights of the keys in use are positive and no other key would lower it (Leinster
+    and Meckes 2016), so the key with the most negative weight is left out until none is negative.
 
     >>> largest_diversity(torch.eye(3, dtype=torch.float64))
     3.0
@@ -99,7 +81,7 @@ def largest_diversity(z: Tensor) -> float:
 
 
 def spearman(x: Tensor, y: Tensor) -> float:
-    """Rank correlation.
+    """Return the rank correlation.
 
     >>> spearman(torch.tensor([1.0, 2.0, 3.0]), torch.tensor([9.0, 5.0, 1.0]))
     -1.0
@@ -108,73 +90,63 @@ def spearman(x: Tensor, y: Tensor) -> float:
     return round(float(torch.corrcoef(ranks)[0, 1]), 12)
 
 
-def _cloud(results: Results, field: str) -> Estimate:
-    return t_interval([row[field] for row in results.rows("clouds")])
-
-
+@claim(
+    ROSIC, EXPERIMENT, "Keys in crowds are suppressed.", refuted="The interval reaches 0.", evidence="solver"
+)
 def _redundancy(results: Results) -> Finding:
-    found, negative = _cloud(results, "density"), _cloud(results, "negative")
-    high = found.upper
-    return grade(
-        high < -0.5, high < 0
-    ), f"rank correlation of density and weight {found}; {negative.value:.0%} of the weights are negative"
+    """Random clouds with crowds in two dimensions, interval over draws: holds if the rank correlation of
+    density and weight is below −0.5; with limits if it is below 0.
+    """
+    rows = results.rows("clouds")
+    density, negative = mean_of(rows, "density"), mean_of(rows, "negative")
+    return grade(density.upper < -0.5, density.upper < 0), (
+        f"rank correlation of density and weight {density}; {negative.value:.0%} of the weights are negative"
+    )
 
 
+@claim(
+    ROSIC,
+    EXPERIMENT,
+    "Unique keys and those at the edge are amplified.",
+    refuted="The interval reaches 0.",
+    evidence="solver",
+)
 def _edges(results: Results) -> Finding:
-    found = _cloud(results, "edge")
-    low = found.lower
-    return grade(low > 0.5, low > 0), f"rank correlation of the distance from the middle and weight {found}"
+    """The same clouds: holds if the rank correlation of distance from the middle and weight is above 0.5;
+    with limits if it is above 0.
+    """
+    edge = mean_of(results.rows("clouds"), "edge")
+    return grade(edge.lower > 0.5, edge.lower > 0), (
+        f"rank correlation of the distance from the middle and weight {edge}"
+    )
 
 
-def _diversity(results: Results) -> Finding:
+@claim(
+    ROSIC,
+    EXPERIMENT,
+    "|X| is the maximum diversity of the set.",
+    refuted="They differ in every set.",
+    evidence="solver",
+)
+def _bound(results: Results) -> Finding:
+    """16 random keys in two dimensions: holds if magnitude equals the largest diversity of any
+    distribution to a millionth in every set; with limits if in some.
+    """
     rows = results.rows("diversity")
     off = [row for row in rows if abs(row["magnitude"] - row["diversity"]) > 1e-6 * row["diversity"]]
     negative = [row for row in rows if row["negative"]]
     worst = max(rows, key=lambda row: row["magnitude"] / row["diversity"])
     same = {(r["draw"], r["spread"]) for r in off} == {(r["draw"], r["spread"]) for r in negative}
+    exactly, others = "exactly those with a negative weight", f"while {len(negative)} have a negative weight"
     return grade(not off, len(off) < len(rows)), (
-        f"different in {len(off)} of {len(rows)} random sets, "
-        + (
-            "exactly those with a negative weight"
-            if same
-            else f"while {len(negative)} have a negative weight"
-        )
-        + f"; farthest apart: magnitude {worst['magnitude']:.2f}, largest diversity {worst['diversity']:.2f}"
+        f"different in {len(off)} of {len(rows)} random sets, {exactly if same else others};"
+        f" farthest apart: magnitude {worst['magnitude']:.2f}, largest diversity {worst['diversity']:.2f}"
     )
 
 
-_EXPERIMENTS = (
-    (
-        "redundancy",
-        "Keys in crowds are suppressed.",
-        "Random clouds with crowds in two dimensions, interval over draws: holds if the rank correlation of"
-        " density and weight is below −0.5; with limits if it is below 0.",
-        "The interval reaches 0.",
-        _redundancy,
-    ),
-    (
-        "edges",
-        "Unique keys and those at the edge are amplified.",
-        "The same clouds: holds if the rank correlation of distance from the middle and weight is above"
-        " 0.5; with limits if it is above 0.",
-        "The interval reaches 0.",
-        _edges,
-    ),
-    (
-        "bound",
-        "|X| is the maximum diversity of the set.",
-        "16 random keys in two dimensions: holds if magnitude equals the largest diversity of any"
-        " distribution to a millionth in every set; with limits if in some.",
-        "They differ in every set.",
-        _diversity,
-    ),
-)
 SECTION = Section(
     name="clouds",
     order=54,
     facts=facts,
-    claims=[
-        Claim(name, ROSIC, text, EXPERIMENT, rule, no, check, evidence="solver")
-        for name, text, rule, no, check in _EXPERIMENTS
-    ],
+    claims=[_redundancy, _edges, _bound],
 )

@@ -18,18 +18,8 @@ import torch
 from torch import Tensor
 
 from unsoft import measure
-from unsoft.lab.compare.jobs import Job, Missing, Results
-from unsoft.lab.compare.section import (
-    EXPERIMENT,
-    SURVEY,
-    Claim,
-    ComparisonLevel,
-    Finding,
-    Request,
-    ScoreColumn,
-    Section,
-    job,
-)
+from unsoft.lab.compare.jobs import Job, Missing, Results, Rows
+from unsoft.lab.compare.section import EXPERIMENT, SURVEY, Finding, Request, ScoreColumn, Section, claim, job
 from unsoft.lab.evidence import Estimate, grade, t_interval
 from unsoft.lab.report.figure import ChartControl, Figure, by_mechanism
 from unsoft.measure.rows import unit_rows
@@ -49,11 +39,15 @@ def jobs(request: Request) -> list[Job]:
     return [job("collapse", c, collapse, depth * seeds * 0.04, depth=depth, seeds=seeds) for c in candidates]
 
 
-def facts(level: ComparisonLevel) -> list[Job]:
-    return [job(NOISE, None, partial(collapse, Noise()), 1.0, depth=level.depth, seeds=level.seeds)]
+def facts(request: Request) -> list[Job]:
+    return [
+        job(
+            NOISE, None, partial(collapse, Noise()), 1.0, depth=request.level.depth, seeds=request.level.seeds
+        )
+    ]
 
 
-def collapse(candidate: HasWeights, depth: int, seeds: int) -> list[dict[str, Any]]:
+def collapse(candidate: HasWeights, depth: int, seeds: int) -> Rows:
     """Every measure after each layer, for each random network, without and with skip connections."""
     return [
         {"skip": skip, "seed": seed, "depth": layer} | row
@@ -81,7 +75,7 @@ class Noise:
         return found.tril() if is_causal else found
 
 
-def stack(candidate: HasWeights, depth: int, skip: bool, seed: int) -> list[dict[str, Any]]:
+def stack(candidate: HasWeights, depth: int, skip: bool, seed: int) -> Rows:
     """Measures of the states before the first layer and after each."""
     generator = torch.Generator().manual_seed(100 + seed)
     states = inputs = torch.randn(SEQUENCES, TOKENS, WIDTH, generator=generator)
@@ -155,7 +149,7 @@ def by_depth(states: Sequence[Tensor], folds: int = 4) -> list[dict[str, list[fl
     part = len(inputs) // folds
     found: list[dict[str, list[float]]] = []
     for here in states:
-        rows: list[dict[str, Any]] = []
+        rows: Rows = []
         for fold in range(folds):
             order = torch.arange(len(inputs)).roll(part * fold)  # the last are held out
             there, first = here.double()[order], inputs[order]
@@ -216,9 +210,9 @@ def figures(results: Results) -> Iterator[Figure]:
         yield Figure(f"collapse-{field}", title, note, rows, chart)
 
 
-def _means(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def _means(rows: Rows) -> Rows:
     """Over networks."""
-    groups: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
+    groups: dict[tuple[Any, ...], Rows] = {}
     for row in rows:
         groups.setdefault((row["mechanism"], int(row["skip"]), row["depth"]), []).append(row)
     fields = ("rank", "decoded", "moved", "recovery", "residual")
@@ -229,7 +223,7 @@ def _means(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     ]
 
 
-def layers_kept(rows: list[dict[str, Any]]) -> Estimate:
+def layers_kept(rows: Rows) -> Estimate:
     """Layers of attention alone after which both the rank and what can be decoded have fallen to a half; a
     straight line between layers.
     """
@@ -245,7 +239,7 @@ def layers_kept(rows: list[dict[str, Any]]) -> Estimate:
     return t_interval(found)
 
 
-def evolved(rows: list[dict[str, Any]], noise: list[dict[str, Any]]) -> Estimate:
+def evolved(rows: Rows, noise: Rows) -> Estimate:
     """What can be decoded after the last layer with skip connections, beyond what noise of the same length
     leaves: 0 is noise, 1 everything.
 
@@ -272,7 +266,17 @@ def _evolved(results: Results, label: str) -> Estimate | None:
     return evolved(rows, noise) if rows and noise else None
 
 
-def _robust(results: Results) -> Finding:
+@claim(
+    SURVEY,
+    EXPERIMENT,
+    "Cog's representations are more robust against collapse.",
+    refuted="Neither interval lies above softmax's.",
+)
+def _cog_robust(results: Results) -> Finding:
+    """Random networks, interval over seeds: holds if cog keeps half of rank and input for more layers
+    than softmax, and more of the input with skip connections, interval against interval; with limits if
+    one of the two.
+    """
     noise = results.rows(NOISE)
     kept = {name: layers_kept(results.rows("collapse", name)) for name in ("cog", "softmax")}
     alive = {name: evolved(results.rows("collapse", name), noise) for name in ("cog", "softmax")}
@@ -290,7 +294,17 @@ def _ahead(first: Estimate, second: Estimate) -> bool:
     return first.low > second.high
 
 
-def _heads(results: Results) -> Finding:
+@claim(
+    SURVEY,
+    EXPERIMENT,
+    "Heads collapse into one another: several heads attend to the same.",
+    refuted="The patterns are no more alike in the last layer than in the first.",
+)
+def _head_collapse(results: Results) -> Finding:
+    """Patterns of softmax heads in random networks without skip connections, interval over seeds: holds
+    if their mean cosine exceeds 0.9 in the last layer; with limits if it only exceeds that of the first
+    layer.
+    """
     rows = [row for row in results.rows("collapse", "softmax") if not row["skip"] and row["depth"]]
     if not rows:
         raise Missing("no layer was measured")
@@ -353,28 +367,5 @@ SECTION = Section(
             noise=1e-3,
         ),
     ],
-    claims=[
-        Claim(
-            "cog-robust",
-            SURVEY,
-            "Cog's representations are more robust against collapse.",
-            EXPERIMENT,
-            "Random networks, interval over seeds: holds if cog keeps half of rank and input for more"
-            " layers than softmax, and more of the input"
-            " with skip connections, interval against interval; with limits if one of the two.",
-            "Neither interval lies above softmax's.",
-            _robust,
-        ),
-        Claim(
-            "head-collapse",
-            SURVEY,
-            "Heads collapse into one another: several heads attend to the same.",
-            EXPERIMENT,
-            "Patterns of softmax heads in random networks without skip connections, interval over seeds:"
-            " holds if their mean cosine exceeds 0.9 in"
-            " the last layer; with limits if it only exceeds that of the first layer.",
-            "The patterns are no more alike in the last layer than in the first.",
-            _heads,
-        ),
-    ],
+    claims=[_cog_robust, _head_collapse],
 )

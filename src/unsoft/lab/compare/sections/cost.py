@@ -23,12 +23,12 @@ from unsoft.lab.compare.jobs import Job, Missing, Results, Rows
 from unsoft.lab.compare.section import (
     EXPERIMENT,
     ROSIC,
-    Claim,
     ComparisonLevel,
     Finding,
     Request,
     ScoreColumn,
     Section,
+    claim,
 )
 from unsoft.lab.compare.store import outside_file
 from unsoft.lab.evidence import Estimate, grade
@@ -61,8 +61,16 @@ def jobs(request: Request) -> list[Job]:
     return [*jobs, _timed("memory", call, 8.0, level, question, timed=False)]
 
 
-def facts(level: ComparisonLevel) -> list[Job]:
-    return [_timed("price of the solver", partial(price, level), 2.0, level, {"lengths": level.lengths})]
+def facts(request: Request) -> list[Job]:
+    return [
+        _timed(
+            "price of the solver",
+            partial(price, request.level),
+            2.0,
+            request.level,
+            {"lengths": request.level.lengths},
+        )
+    ]
 
 
 def _timed(
@@ -79,13 +87,13 @@ def _timed(
     return Job(name, "", question, compute, expected, timed)
 
 
-def training(candidates: Sequence[Candidate], length: int, level: ComparisonLevel) -> list[dict[str, Any]]:
+def training(candidates: Sequence[Candidate], length: int, level: ComparisonLevel) -> Rows:
     """Causal forward and backward, B=1 H=4 D=64 float32: seconds, and the ratio to SDPA."""
     calls = {PEER: training_step(None, length)} | {s.label: training_step(s, length) for s in candidates}
     return _ratios(calls, level, {"what": "training", "length": length})
 
 
-def decoding(candidates: Sequence[Candidate], length: int, level: ComparisonLevel) -> list[dict[str, Any]]:
+def decoding(candidates: Sequence[Candidate], length: int, level: ComparisonLevel) -> Rows:
     """One more token after ``length`` tokens: seconds, and the ratio to SDPA with a cache of keys and values,
     which is given the token as well.
     """
@@ -93,7 +101,7 @@ def decoding(candidates: Sequence[Candidate], length: int, level: ComparisonLeve
     return _ratios(calls, level, {"what": "decoding", "length": length})
 
 
-def memory(candidates: Sequence[Candidate], lengths: Sequence[int]) -> list[dict[str, Any]]:
+def memory(candidates: Sequence[Candidate], lengths: Sequence[int]) -> Rows:
     """Peak bytes of training on top of the inputs, all in one process of its own."""
     families = [s.family for s in candidates if s.family is not None]
     files = {str(file) for family in families if (file := outside_file(family.build)) is not None}
@@ -184,7 +192,7 @@ def _portable(mechanism: str | Formula) -> Any:
     return mechanism if isinstance(mechanism, str) else mechanism.to_dict()
 
 
-def _probe(task: dict[str, Any]) -> list[dict[str, Any]]:
+def _probe(task: dict[str, Any]) -> Rows:
     for file in task["files"]:
         runpy.run_path(file)  # registers a mechanism of the user's own
     known = [
@@ -209,7 +217,7 @@ def _probe(task: dict[str, Any]) -> list[dict[str, Any]]:
     return rows
 
 
-def price(level: ComparisonLevel) -> list[dict[str, Any]]:
+def price(level: ComparisonLevel) -> Rows:
     """Seconds of five CG steps on all keys against a forward pass of
     SDPA, four heads: does the ratio grow with N?
     """
@@ -285,7 +293,17 @@ def _column(what: str, text: str, noise: float) -> ScoreColumn:
     )
 
 
+@claim(
+    ROSIC,
+    EXPERIMENT,
+    "The cost is that of standard attention, O(N²).",
+    refuted="The exponent is 2.3 or more.",
+)
 def _price(results: Results) -> Finding:
+    """Time of 5 truncated steps on all keys, four heads of width 64: holds if the fitted exponent is
+    below 2.3 and the time less than twice that of PyTorch's attention at the largest N; with limits if
+    only the exponent is.
+    """
     rows = results.rows("price of the solver")
     if len(rows) < 2:
         raise Missing("it takes two lengths to see a growth")
@@ -322,19 +340,7 @@ SECTION = Section(
         _column("decoding", "time of one more token", noise=0.2),
         _column("memory", "peak memory of training", noise=0.05),
     ],
-    claims=[
-        Claim(
-            "price",
-            ROSIC,
-            "The cost is that of standard attention, O(N²).",
-            EXPERIMENT,
-            "Time of 5 truncated steps on all keys, four heads of width 64: holds if the fitted exponent is"
-            " below 2.3 and the time less than twice"
-            " that of PyTorch's attention at the largest N; with limits if only the exponent is.",
-            "The exponent is 2.3 or more.",
-            _price,
-        )
-    ],
+    claims=[_price],
 )
 
 

@@ -9,15 +9,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from unsoft import measure
 from unsoft.lab.compare.candidate import WIDTH, Candidate
-from unsoft.lab.compare.jobs import Job, Results
-from unsoft.lab.compare.section import EXPERIMENT, SURVEY, Claim, Finding, Request, ScoreColumn, Section, job
+from unsoft.lab.compare.jobs import Job, Results, Rows
+from unsoft.lab.compare.section import EXPERIMENT, SURVEY, Finding, Request, ScoreColumn, Section, claim, job
 from unsoft.lab.evidence import Estimate, grade, t_interval
 from unsoft.lab.report.comparison import Part
 from unsoft.measure.erasing import gain_of
@@ -31,7 +30,7 @@ def jobs(request: Request) -> list[Job]:
     return [job("deletion", c, deletion, 0.2, draws=draws) for c in candidates]
 
 
-def deletion(candidate: Candidate, draws: int) -> list[dict[str, Any]]:
+def deletion(candidate: Candidate, draws: int) -> Rows:
     """Of random heads: the share of what they move that is removed, and how much of it the query decides.
 
     Half of the keys, the sources, and all queries meet twice, among other keys each time: what depends on
@@ -97,7 +96,16 @@ def _of(results: Results, label: str, field: str) -> Estimate:
     return t_interval([row[field] for row in results.rows("deletion", label)])
 
 
-def _only_adds(results: Results) -> Finding:
+@claim(
+    SURVEY,
+    EXPERIMENT,
+    "Softmax can only add; what is irrelevant cannot be taken away by the query.",
+    refuted="softmax removes sources, and the query decides which.",
+)
+def _softmax_only_adds(results: Results) -> Finding:
+    """Random value and output maps, interval over draws: holds if softmax removes less than 1 % of what
+    it moves and the query decides less than 1 %; with limits if only one of the two is so.
+    """
     removed, dynamic = (_of(results, "softmax", field) for field in ("removed", "dynamic"))
     never = removed.upper < 0.01
     fixed = dynamic.upper < 0.01
@@ -108,7 +116,16 @@ def _only_adds(results: Results) -> Finding:
     )
 
 
-def _dynamic(results: Results) -> Finding:
+@claim(
+    SURVEY,
+    EXPERIMENT,
+    "Negative weights let a head delete or suppress by the query.",
+    refuted="Under cog the query decides no more than under softmax.",
+)
+def _dynamic_deletion(results: Results) -> Finding:
+    """Interval over draws: holds if the query decides more than half of what cog moves, and more than
+    under softmax; with limits if only more than under softmax.
+    """
     cog, softmax = (_of(results, name, "dynamic") for name in ("cog", "softmax"))
     low = cog.lower
     high = softmax.upper
@@ -142,26 +159,5 @@ SECTION = Section(
             noise=1e-3,
         )
     ],
-    claims=[
-        Claim(
-            "softmax-only-adds",
-            SURVEY,
-            "Softmax can only add; what is irrelevant cannot be taken away by the query.",
-            EXPERIMENT,
-            "Random value and output maps, interval over draws: holds if softmax removes less than 1 % of"
-            " what it moves and the query decides less than 1 %; with limits if only one of the two is so.",
-            "softmax removes sources, and the query decides which.",
-            _only_adds,
-        ),
-        Claim(
-            "dynamic-deletion",
-            SURVEY,
-            "Negative weights let a head delete or suppress by the query.",
-            EXPERIMENT,
-            "Interval over draws: holds if the query decides more than half of what cog moves, and more than"
-            " under softmax; with limits if only more than under softmax.",
-            "Under cog the query decides no more than under softmax.",
-            _dynamic,
-        ),
-    ],
+    claims=[_softmax_only_adds, _dynamic_deletion],
 )

@@ -6,13 +6,12 @@ Formulas that differ in one feature alone, the same task for each, and a regress
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from unsoft.lab.compare.jobs import Job, Results
-from unsoft.lab.compare.section import EXPERIMENT, SURVEY, Claim, ComparisonLevel, Finding, Section, job
+from unsoft.lab.compare.jobs import Job, Results, Rows
+from unsoft.lab.compare.section import EXPERIMENT, SURVEY, Finding, Request, Section, claim, job
 from unsoft.lab.evidence import Estimate, grade, t_interval
 from unsoft.lab.report.comparison import Part
 
@@ -58,11 +57,11 @@ FORMULAS: Mapping[str, tuple[tuple[int, int, int, int], Row]] = {
 """Which of the features each has, and its rows; neighbours differ in one."""
 
 
-def facts(level: ComparisonLevel) -> list[Job]:
-    return [job("features", None, features, 0.5, rows=level.geometries, draws=level.draws)]
+def facts(request: Request) -> list[Job]:
+    return [job("features", None, features, 0.5, rows=request.level.geometries, draws=request.level.draws)]
 
 
-def features(rows: int, draws: int) -> list[dict[str, Any]]:
+def features(rows: int, draws: int) -> Rows:
     """Accuracy of each formula on the three-class task, draw by draw."""
     return [
         {"formula": name, "draw": draw, "accuracy": accuracy(weigh, rows, draw)}
@@ -96,7 +95,7 @@ def accuracy(weigh: Row, rows: int, seed: int) -> float:
     return float((guess == torch.arange(len(CLASSES))[:, None]).double().mean())
 
 
-def effects(rows: list[dict[str, Any]]) -> dict[str, Estimate]:
+def effects(rows: Rows) -> dict[str, Estimate]:
     """What each feature adds to the accuracy, others held fixed: least squares for each draw, then the
     interval.
     """
@@ -135,7 +134,16 @@ def parts(results: Results) -> Iterator[Part]:
     yield Part("Formulas that differ in one feature", text, columns, table)
 
 
+@claim(
+    SURVEY,
+    EXPERIMENT,
+    "What lets attention tell irrelevant from opposed is that weights may be negative.",
+    refuted="The interval of the sign's effect reaches 0.",
+)
 def _sign_decides(results: Results) -> Finding:
+    """Ten formulas, accuracy regressed on four features: holds if the interval of the sign's effect lies
+    above 0 and above that of every other feature; with limits if it lies above 0 only.
+    """
     found = effects(results.rows("features"))
     if any(one.low is None for one in found.values()):
         return "undecided", "one draw has no interval"
@@ -157,16 +165,5 @@ SECTION = Section(
     about="An open question of the survey of negative attention (2025).",
     facts=facts,
     parts=parts,
-    claims=[
-        Claim(
-            "sign-decides",
-            SURVEY,
-            "What lets attention tell irrelevant from opposed is that weights may be negative.",
-            EXPERIMENT,
-            "Ten formulas, accuracy regressed on four features: holds if the interval of the sign's effect"
-            " lies above 0 and above that of every other feature; with limits if it lies above 0 only.",
-            "The interval of the sign's effect reaches 0.",
-            _sign_decides,
-        )
-    ],
+    claims=[_sign_decides],
 )

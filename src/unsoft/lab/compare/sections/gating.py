@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from unsoft.lab.compare.jobs import Job, Results
-from unsoft.lab.compare.section import EXPERIMENT, ROSIC, Claim, ComparisonLevel, Finding, Section, job
+from unsoft.lab.compare.jobs import Job, Results, Rows
+from unsoft.lab.compare.section import EXPERIMENT, ROSIC, Finding, Request, Section, claim, job
 from unsoft.lab.compare.sections.hijack import (
     CROWD,
     FITTED_TO,
@@ -22,11 +22,11 @@ from unsoft.lab.report.comparison import Part
 _PLACES = ("values", "mass")
 
 
-def facts(level: ComparisonLevel) -> list[Job]:
+def facts(request: Request) -> list[Job]:
     return [job("gates", None, gates, 0.5)]
 
 
-def gates() -> list[dict[str, Any]]:
+def gates() -> Rows:
     """Magnitude in both forms, as it starts and fitted: what crowds count as, and what is left of the
     unique key.
     """
@@ -80,6 +80,16 @@ def _row(results: Results, gate: str, where: str, clones: int) -> dict[str, Any]
     )
 
 
+@claim(
+    ROSIC,
+    EXPERIMENT,
+    "The magnitude gate keeps clones from taking over.",
+    refuted="Even 50 clones count as more than 2, or less than half.",
+    rule=(
+        f"Gate on the mass, β, γ and t fitted to crowds of 2 to {FITTED_TO}: holds if {CROWD} and 1000"
+        " clones both count as one within a factor of 2; with limits if 50 do."
+    ),
+)
 def _gate(results: Results) -> Finding:
     start, fitted, beyond = (
         _row(results, *at)["count"]
@@ -92,7 +102,16 @@ def _gate(results: Results) -> Finding:
     )
 
 
+@claim(
+    ROSIC,
+    EXPERIMENT,
+    "A gated cluster of 50 clones counts as one unit of information.",
+    refuted="They count as more than 2, or less than half.",
+)
 def _one_unit(results: Results) -> Finding:
+    """Gate on values, fitted: holds if 50 clones count as one within 10 %; with limits if within a factor
+    of 2.
+    """
     row = _row(results, "fitted", "values", CROWD)
     start = _row(results, "start", "values", CROWD)
     return grade(from_one(row["count"]) < 1.1, from_one(row["count"]) < 2), (
@@ -101,7 +120,11 @@ def _one_unit(results: Results) -> Finding:
     )
 
 
-def _shrinks(results: Results) -> Finding:
+@claim(ROSIC, EXPERIMENT, "Redundant tokens shrink to near 0.", refuted="It is above 0.05 in both.")
+def _gates_shrink(results: Results) -> Finding:
+    """The gate of one of 50 clones: holds if it is below 0.05 at the start and when fitted; with limits
+    if in one of the two.
+    """
     start, fitted = (_row(results, kind, "values", CROWD) for kind in ("start", "fitted"))
     near = [row["clone_gate"] < 0.05 for row in (start, fitted)]
     return grade(all(near), any(near)), (
@@ -111,7 +134,16 @@ def _shrinks(results: Results) -> Finding:
     )
 
 
+@claim(
+    ROSIC,
+    EXPERIMENT,
+    "A gate on the values is better than one that only changes scores.",
+    refuted="It is more than 5 % smaller.",
+)
 def _values_or_mass(results: Results) -> Finding:
+    """Weight of the unique key in the output against 50 clones, fitted gate: holds if it is 5 % larger
+    with the gate on values than with the gate on the mass; with limits if within 5 %.
+    """
     values, mass = (_row(results, "fitted", where, CROWD)["unique"] for where in _PLACES)
     return grade(values > 1.05 * mass, values > 0.95 * mass), (
         f"weight with which the unique key reaches the output, fitted gate, {CROWD} clones: {values:.3f} with"
@@ -126,46 +158,5 @@ SECTION = Section(
     question="What does the gate of magnitude do?",
     facts=facts,
     parts=parts,
-    claims=[
-        Claim(
-            "gate",
-            ROSIC,
-            "The magnitude gate keeps clones from taking over.",
-            EXPERIMENT,
-            f"Gate on the mass, β, γ and t fitted to crowds of 2 to {FITTED_TO}: holds if {CROWD} and 1000"
-            " clones both count as one within a factor of 2; with limits if 50 do.",
-            "Even 50 clones count as more than 2, or less than half.",
-            _gate,
-        ),
-        Claim(
-            "one-unit",
-            ROSIC,
-            "A gated cluster of 50 clones counts as one unit of information.",
-            EXPERIMENT,
-            "Gate on values, fitted: holds if 50 clones count as one within 10 %; with limits if within a"
-            " factor of 2.",
-            "They count as more than 2, or less than half.",
-            _one_unit,
-        ),
-        Claim(
-            "gates-shrink",
-            ROSIC,
-            "Redundant tokens shrink to near 0.",
-            EXPERIMENT,
-            "The gate of one of 50 clones: holds if it is below 0.05 at the start and when fitted; with"
-            " limits if in one of the two.",
-            "It is above 0.05 in both.",
-            _shrinks,
-        ),
-        Claim(
-            "values-or-mass",
-            ROSIC,
-            "A gate on the values is better than one that only changes scores.",
-            EXPERIMENT,
-            "Weight of the unique key in the output against 50 clones, fitted gate: holds if it is 5 % larger"
-            " with the gate on values than with the gate on the mass; with limits if within 5 %.",
-            "It is more than 5 % smaller.",
-            _values_or_mass,
-        ),
-    ],
+    claims=[_gate, _one_unit, _gates_shrink, _values_or_mass],
 )

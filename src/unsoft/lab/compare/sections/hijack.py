@@ -14,17 +14,16 @@ from torch.nn.functional import logsigmoid
 
 from unsoft import theory
 from unsoft.lab.compare.candidate import WIDTH, Candidate
-from unsoft.lab.compare.jobs import Job, Results
+from unsoft.lab.compare.jobs import Job, Results, Rows
 from unsoft.lab.compare.section import (
     DEFINITION,
     ROSIC,
     THEOREM,
-    Claim,
-    ComparisonLevel,
     Finding,
     Request,
     ScoreColumn,
     Section,
+    claim,
     job,
 )
 from unsoft.lab.evidence import grade
@@ -51,11 +50,11 @@ def jobs(request: Request) -> list[Job]:
     return [job("hijack", c, hijack, 0.1) for c in request.with_references("softmax")]
 
 
-def facts(level: ComparisonLevel) -> list[Job]:
+def facts(request: Request) -> list[Job]:
     return [job("example", None, example, 0.1)]
 
 
-def hijack(candidate: Candidate) -> list[dict[str, Any]]:
+def hijack(candidate: Candidate) -> Rows:
     """Shares as the mechanism starts; of magnitude also with the gate fitted to crowds of up to 50."""
     rows = [
         {"kind": "measured", "clones": count, "share": measured_share(candidate, count)} for count in CLONES
@@ -111,7 +110,7 @@ def _theory(candidate: Candidate) -> list[float]:
         return []
 
 
-def example() -> list[dict[str, Any]]:
+def example() -> Rows:
     """The example of Rosić 2026 on real attention weights: relevance 20 against 50 keys of relevance 1."""
     share = measured_share(Candidate("softmax", "softmax"), CROWD, unique=math.log(20), clone=0.0)
     return [{"mechanism": "softmax", "clones": CROWD, "share": share}]
@@ -222,12 +221,16 @@ def from_one(count: float) -> float:
     return math.inf if count <= 0 else max(count, 1 / count)
 
 
+@claim(ROSIC, THEOREM, "Relevance 20 against 50 keys of relevance 1 leaves 0.286 and 0.714.")
 def _example(results: Results) -> Finding:
+    """20/70 to 1e-6."""
     share = results.rows("example")[0]["share"]
     return grade(abs(share - 20 / 70) < 1e-6), f"measured {share:.4f} and {1 - share:.4f}"
 
 
-def _hijacked(results: Results) -> Finding:
+@claim(ROSIC, DEFINITION, "Under softmax many mediocre copies drown one relevant key.")
+def _hijacking(results: Results) -> Finding:
+    """The share of the unique key is above 0.9 against one clone and below 0.05 against 1000."""
     rows = {r["clones"]: r["share"] for r in results.rows("hijack", "softmax") if r["kind"] == "measured"}
     return grade(rows[1] > 0.9 and rows[1000] < 0.05), (
         f"a key 20 times as relevant keeps {rows[1]:.3f} against 1 clone, {rows[50]:.3f} against 50,"
@@ -235,7 +238,9 @@ def _hijacked(results: Results) -> Finding:
     )
 
 
-def _wasted(results: Results) -> Finding:
+@claim(ROSIC, DEFINITION, "Attention is wasted on the same feature fifty times.")
+def _wasted_capacity(results: Results) -> Finding:
+    """More than half of softmax's mass lies on copies of a key, beyond the first."""
     rows = {r["clones"]: r["share"] for r in results.rows("hijack", "softmax") if r["kind"] == "measured"}
     copies = (1 - rows[CROWD]) * (CROWD - 1) / CROWD
     return grade(copies > 0.5), f"{copies:.1%} of softmax's mass goes to copies of a key that it already has"
@@ -270,30 +275,5 @@ SECTION = Section(
             badness=from_one,
         )
     ],
-    claims=[
-        Claim(
-            "example",
-            ROSIC,
-            "Relevance 20 against 50 keys of relevance 1 leaves 0.286 and 0.714.",
-            THEOREM,
-            "20/70 to 1e-6.",
-            check=_example,
-        ),
-        Claim(
-            "hijacking",
-            ROSIC,
-            "Under softmax many mediocre copies drown one relevant key.",
-            DEFINITION,
-            "The share of the unique key is above 0.9 against one clone and below 0.05 against 1000.",
-            check=_hijacked,
-        ),
-        Claim(
-            "wasted-capacity",
-            ROSIC,
-            "Attention is wasted on the same feature fifty times.",
-            DEFINITION,
-            "More than half of softmax's mass lies on copies of a key, beyond the first.",
-            check=_wasted,
-        ),
-    ],
+    claims=[_example, _hijacking, _wasted_capacity],
 )

@@ -9,9 +9,8 @@ import hashlib
 import json
 from functools import partial
 from pathlib import Path
-from typing import Any
 
-from unsoft.lab.compare.jobs import Job, Missing, Results
+from unsoft.lab.compare.jobs import Job, Missing, Results, Rows
 from unsoft.lab.compare.section import SURVEY, TRAINED, Claim, Finding, Request, Section
 from unsoft.lab.evidence import VERDICTS
 from unsoft.lab.records import INTERVENTIONS
@@ -30,11 +29,11 @@ def jobs(request: Request) -> list[Job]:
     return [Job(NAME, "", {"name": NAME, "content": content}, work, 0.1, prepare=prepare)]
 
 
-def _all_verdicts(files: list[Path]) -> list[dict[str, Any]]:
+def _all_verdicts(files: list[Path]) -> Rows:
     return [row for file in files for row in verdicts_of(file)]
 
 
-def verdicts_of(file: Path) -> list[dict[str, Any]]:
+def verdicts_of(file: Path) -> Rows:
     """The verdicts in a file of ``unsoft neurons`` (verdicts.json) or ``unsoft steer`` (steering.json)."""
     try:
         content = json.loads(file.read_text())

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from unsoft.lab.compare.jobs import Job, Results
-from unsoft.lab.compare.section import EXPERIMENT, SURVEY, Claim, ComparisonLevel, Finding, Section, job
+from unsoft.lab.compare.jobs import Job, Results, Rows
+from unsoft.lab.compare.section import EXPERIMENT, SURVEY, Finding, Request, Section, claim, job
 from unsoft.lab.evidence import Estimate, grade, paired_ratio, t_interval
 from unsoft.lab.report.figure import Figure, by_value
 from unsoft.modules.registry import resolve_formula
@@ -39,15 +38,15 @@ NORMS: Mapping[str, Callable[[Tensor], Tensor]] = {
 }
 
 
-def facts(level: ComparisonLevel) -> list[Job]:
-    sizes = {"rows": 4 * level.geometries, "draws": level.draws}
+def facts(request: Request) -> list[Job]:
+    sizes = {"rows": 4 * request.level.geometries, "draws": request.level.draws}
     return [
         job("forced mass", None, forced_mass, 0.2, **sizes),
         job("signed scores", None, signed_scores, 0.2, **sizes),
     ]
 
 
-def forced_mass(rows: int, draws: int) -> list[dict[str, Any]]:
+def forced_mass(rows: int, draws: int) -> Rows:
     """Size of the output when nothing is relevant: sqrt(sum a^2) with random values, by the mean of the
     logits.
     """
@@ -63,7 +62,7 @@ def forced_mass(rows: int, draws: int) -> list[dict[str, Any]]:
     return found
 
 
-def signed_scores(rows: int, draws: int) -> list[dict[str, Any]]:
+def signed_scores(rows: int, draws: int) -> Rows:
     """How much of a relevant key's value the output explains, with the best constant factor.
 
     One key has the logit 4 among 63 N(0, 1); values are random, so the output is a_1 times the value plus
@@ -103,11 +102,21 @@ def figures(results: Results) -> Iterator[Figure]:
         yield Figure("forced-mass", "Noise when nothing is relevant", note, shown, chart)
 
 
-def _noise(rows: list[dict[str, Any]], name: str, mean: float) -> Estimate:
+def _noise(rows: Rows, name: str, mean: float) -> Estimate:
     return t_interval([row["noise"] for row in rows if row["mechanism"] == name and row["mean"] == mean])
 
 
-def _forced(results: Results) -> Finding:
+@claim(
+    SURVEY,
+    EXPERIMENT,
+    "The forced sum wastes attention on irrelevant keys and injects noise.",
+    refuted="The outputs are equally large at every mean down to −8.",
+)
+def _forced_noise(results: Results) -> Finding:
+    """Rows in which nothing is relevant, softmax against softmax1, draw by draw: holds if softmax's
+    output is more than twice as large already for logits N(0, 1), by the lower end of the interval; with
+    limits if only for logits that are pushed further down.
+    """
     rows = results.rows("forced mass")
     ratios = {}
     for mean in MEANS:
@@ -124,7 +133,18 @@ def _forced(results: Results) -> Finding:
     )
 
 
-def _non_negative(results: Results) -> Finding:
+@claim(
+    SURVEY,
+    EXPERIMENT,
+    "Weights should be non-negative: negative ones aggregate what is opposed and hurt"
+    " (cosFormer's ablation).",
+    refuted="No signed score explains a tenth less under either divisor.",
+)
+def _non_negativity(results: Results) -> Finding:
+    """ReLU against LeakyReLU and identity, each over the sum and over the sum of sizes: holds if both
+    signed scores explain a tenth less under both divisors, interval against interval; with limits if some
+    of the four pairs do.
+    """
     rows = results.rows("signed scores")
 
     def explained(score: str, norm: str) -> Estimate:
@@ -154,29 +174,5 @@ SECTION = Section(
     question="What noise do irrelevant keys make?",
     facts=facts,
     figures=figures,
-    claims=[
-        Claim(
-            "forced-noise",
-            SURVEY,
-            "The forced sum wastes attention on irrelevant keys and injects noise.",
-            EXPERIMENT,
-            "Rows in which nothing is relevant, softmax against softmax1, draw by draw: holds if softmax's"
-            " output is more than twice as large already for logits N(0, 1), by the lower end of the"
-            " interval; with limits if only for logits that are pushed further down.",
-            "The outputs are equally large at every mean down to −8.",
-            _forced,
-        ),
-        Claim(
-            "non-negativity",
-            SURVEY,
-            "Weights should be non-negative: negative ones aggregate what is opposed and hurt (cosFormer's"
-            " ablation).",
-            EXPERIMENT,
-            "ReLU against LeakyReLU and identity, each over the sum and over the sum of sizes: holds if both"
-            " signed scores explain a tenth less under both divisors, interval against interval; with limits"
-            " if some of the four pairs do.",
-            "No signed score explains a tenth less under either divisor.",
-            _non_negative,
-        ),
-    ],
+    claims=[_forced_noise, _non_negativity],
 )

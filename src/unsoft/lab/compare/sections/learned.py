@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from statistics import fmean
 
 from unsoft.lab.compare.jobs import Missing, Results
-from unsoft.lab.compare.section import ROSIC, TRAINED, Claim, Finding, Section
+from unsoft.lab.compare.section import ROSIC, TRAINED, Finding, Section, claim
 from unsoft.lab.compare.sections.hijack import CROWD, Gate
 from unsoft.lab.compare.sections.training import STUDY, jobs, records_of, summaries_of
 from unsoft.lab.evidence import LIMITS, UNDECIDED, Estimate, grade, t_interval
@@ -133,7 +133,19 @@ def _trained(results: Results) -> list[Task]:
     return found
 
 
-def _radius(results: Results) -> Finding:
+@claim(
+    ROSIC,
+    TRAINED,
+    "The model learns the best radius t.",
+    refuted=(f"In no task do equally good runs agree on t within a factor of {AGREE:g}."),
+    rule=(
+        "A best radius would not depend on how it was learned. Runs of one task, at any seed and learning"
+        f" rate, whose validation scores lie within {AS_GOOD:g} of the best: holds if their t agree to"
+        f" a factor of {AGREE:g} in every task; with limits if in some; undecided below {FEWEST} seeds or"
+        " two such rates."
+    ),
+)
+def _learned_radius(results: Results) -> Finding:
     found = _trained(results)
     rates = [len({run.point for run in task.runs}) for task in found]
     if min(task.summary.seeds for task in found) < FEWEST or max(rates) < 2:
@@ -146,7 +158,19 @@ def _radius(results: Results) -> Finding:
     )
 
 
-def _trust(results: Results) -> Finding:
+@claim(
+    ROSIC,
+    TRAINED,
+    "Learned β and γ trust geometry only where it helps.",
+    refuted="Gates trust geometry where it does not help, or do not where it does, in every task.",
+    rule=(
+        f"A gate trusts geometry if with its β and γ {CROWD} clones count as at most {TRUSTS:.1f}."
+        f" Geometry helps if the gate gains {AS_GOOD:g} over softmax on the test of the study's rule,"
+        " interval above 0. Holds if gates trust in every task where it helps and in no other; with"
+        " limits if that is so in some; undecided without tasks of both kinds."
+    ),
+)
+def _learned_trust(results: Results) -> Finding:
     found = [task for task in _trained(results) if task.gain is not None and task.gain.seeds >= FEWEST]
     trusting = [task.counts.value <= TRUSTS for task in found]
     helped = [task.helps for task in found]
@@ -169,30 +193,5 @@ SECTION = Section(
     question="What do gates on keys learn?",
     jobs=jobs,
     parts=parts,
-    claims=[
-        Claim(
-            "learned-radius",
-            ROSIC,
-            "The model learns the best radius t.",
-            TRAINED,
-            "A best radius would not depend on how it was learned. Runs of one task, at any seed and learning"
-            f" rate, whose validation scores lie within {AS_GOOD:g} of the best: holds if their t agree to"
-            f" a factor of {AGREE:g} in every task; with limits if in some; undecided below {FEWEST} seeds or"
-            " two such rates.",
-            f"In no task do equally good runs agree on t within a factor of {AGREE:g}.",
-            _radius,
-        ),
-        Claim(
-            "learned-trust",
-            ROSIC,
-            "Learned β and γ trust geometry only where it helps.",
-            TRAINED,
-            f"A gate trusts geometry if with its β and γ {CROWD} clones count as at most {TRUSTS:.1f}."
-            f" Geometry helps if the gate gains {AS_GOOD:g} over softmax on the test of the study's rule,"
-            " interval above 0. Holds if gates trust in every task where it helps and in no other; with"
-            " limits if that is so in some; undecided without tasks of both kinds.",
-            "Gates trust geometry where it does not help, or do not where it does, in every task.",
-            _trust,
-        ),
-    ],
+    claims=[_learned_radius, _learned_trust],
 )

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
 import torch
 
 from unsoft.lab.compare.candidate import Candidate
-from unsoft.lab.compare.jobs import Job, Results
-from unsoft.lab.compare.section import EXPERIMENT, SURVEY, Claim, Finding, Request, ScoreColumn, Section, job
+from unsoft.lab.compare.jobs import Job, Results, Rows
+from unsoft.lab.compare.section import EXPERIMENT, SURVEY, Finding, Request, ScoreColumn, Section, claim, job
 from unsoft.lab.evidence import Estimate, grade, paired_ratio, t_interval
 from unsoft.lab.report.comparison import Part
 
@@ -23,7 +22,7 @@ def jobs(request: Request) -> list[Job]:
     return [job("learning", c, learning, 0.5) for c in request.with_references("softmax", "cog", "gpam")]
 
 
-def learning(candidate: Candidate) -> list[dict[str, Any]]:
+def learning(candidate: Candidate) -> Rows:
     """Steps of gradient descent on all logits of a row until the key in question holds half of the mass.
 
     Its logit starts at -4, the others at N(0, 1); values are orthonormal and the loss is half the squared
@@ -89,7 +88,16 @@ def _needed(results: Results, label: str) -> list[float]:
     return [max(float(row["steps"]), 1.0) for row in results.rows("learning", label)]
 
 
-def _hard(results: Results) -> Finding:
+@claim(
+    SURVEY,
+    EXPERIMENT,
+    "Softmax's tiny weights give tiny gradients, so what was ignored is hard to learn.",
+    refuted="softmax needs no more steps than cog.",
+)
+def _hard_to_learn(results: Results) -> Finding:
+    """Eight draws, each mechanism at its best rate, steps compared draw by draw: holds if softmax needs
+    more than 4 times as many steps as cog, by the lower end of the interval; with limits if more at all.
+    """
     softmax, cog = _needed(results, "softmax"), _needed(results, "cog")
     ratio = paired_ratio(softmax, cog)
     low = ratio.lower
@@ -99,7 +107,16 @@ def _hard(results: Results) -> Finding:
     )
 
 
-def _cured(results: Results) -> Finding:
+@claim(
+    SURVEY,
+    EXPERIMENT,
+    "GPAM's second map cures the vanishing gradient of softmax.",
+    refuted="softmax needs no more steps than gpam.",
+)
+def _gpam_gradient(results: Results) -> Finding:
+    """The same draws: holds if softmax needs more than twice as many steps as gpam, by the lower end of
+    the interval; with limits if more at all.
+    """
     gpam = _needed(results, "gpam")
     softmax = _needed(results, "softmax")[: len(gpam)]  # the same draws
     ratio = paired_ratio(softmax, gpam)
@@ -135,27 +152,5 @@ SECTION = Section(
             limit=LIMIT,
         )
     ],
-    claims=[
-        Claim(
-            "hard-to-learn",
-            SURVEY,
-            "Softmax's tiny weights give tiny gradients, so what was ignored is hard to learn.",
-            EXPERIMENT,
-            "Eight draws, each mechanism at its best rate, steps compared draw by draw: holds if softmax"
-            " needs more than 4 times as"
-            " many steps as cog, by the lower end of the interval; with limits if more at all.",
-            "softmax needs no more steps than cog.",
-            _hard,
-        ),
-        Claim(
-            "gpam-gradient",
-            SURVEY,
-            "GPAM's second map cures the vanishing gradient of softmax.",
-            EXPERIMENT,
-            "The same draws: holds if softmax needs more than twice as many steps as gpam, by the lower end"
-            " of the interval; with limits if more at all.",
-            "softmax needs no more steps than gpam.",
-            _cured,
-        ),
-    ],
+    claims=[_hard_to_learn, _gpam_gradient],
 )

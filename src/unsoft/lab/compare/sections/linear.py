@@ -5,21 +5,19 @@ figures.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from typing import Any
 
 import torch
 
 from unsoft import measure, theory
 from unsoft.lab.compare.candidate import Candidate
-from unsoft.lab.compare.jobs import Job, Results
-from unsoft.lab.compare.section import DEFINITION, SU, THEOREM, Claim, ComparisonLevel, Finding, Section, job
+from unsoft.lab.compare.jobs import Job, Results, Rows
+from unsoft.lab.compare.section import DEFINITION, SU, THEOREM, Finding, Request, Section, claim, job
 from unsoft.lab.evidence import grade
 
 WIDTHS = (2, 4, 8, 16, 32, 64, 128, 256)
 
 
-def facts(level: ComparisonLevel) -> list[Job]:
+def facts(request: Request) -> list[Job]:
     return [
         job("norm ratios", None, norm_ratios, 0.3),
         job("causal ranks", None, causal_ranks, 0.1),
@@ -29,7 +27,7 @@ def facts(level: ComparisonLevel) -> list[Job]:
     ]
 
 
-def norm_ratios() -> list[dict[str, Any]]:
+def norm_ratios() -> Rows:
     """The largest |q|_2 / |q|_1 found in each dimension, by ascent from random non-negative queries and at
     one-hot ones.
     """
@@ -54,7 +52,7 @@ def norm_ratios() -> list[dict[str, Any]]:
     return rows
 
 
-def causal_ranks() -> list[dict[str, Any]]:
+def causal_ranks() -> Rows:
     """Numeric ranks of the attention weights of linear mechanisms with 16 features on 96 tokens."""
     generator = torch.Generator().manual_seed(8)
     query, key = (torch.randn(1, 96, 16, generator=generator, dtype=torch.float64) for _ in range(2))
@@ -78,7 +76,7 @@ def causal_ranks() -> list[dict[str, Any]]:
     return rows
 
 
-def features() -> list[dict[str, Any]]:
+def features() -> Rows:
     """Weights q . k of 200,000 non-negative keys against the general and the independent closed form."""
     generator = torch.Generator().manual_seed(9)
     rows = []
@@ -97,7 +95,7 @@ def features() -> list[dict[str, Any]]:
     return rows
 
 
-def sparse_features() -> list[dict[str, Any]]:
+def sparse_features() -> Rows:
     """S of q . k for non-negative features that are nearly always 0: exp of normal numbers of growing
     spread.
     """
@@ -110,7 +108,7 @@ def sparse_features() -> list[dict[str, Any]]:
     return rows
 
 
-def decay() -> list[dict[str, Any]]:
+def decay() -> Rows:
     """S of the last row of the mechanism decay, its closed form, and its upper bound."""
     rows = []
     for start in (0.9, 0.99):
@@ -131,18 +129,27 @@ def decay() -> list[dict[str, Any]]:
     return rows
 
 
-def _closed_form(kind: str) -> Callable[[Results], Finding]:
-    def check(results: Results) -> Finding:
-        rows = [row for row in results.rows("linear features") if row["kind"] == kind]
-        error = max(abs(row["measured"] - row["theory"]) for row in rows)
-        return grade(
-            error < 2e-3
-        ), f"largest distance over {len(rows)} widths and 200,000 keys each: {error:.1g}"
-
-    return check
+@claim(SU, DEFINITION, "S of linear attention with non-negative features, from mean and covariance.")
+def _general_linear(results: Results) -> Finding:
+    """Measured and formula agree to 0.002; the same moments stand on both sides."""
+    return _closed_form(results, "general")
 
 
+@claim(SU, THEOREM, "The same with independent features.")
+def _iid_linear(results: Results) -> Finding:
+    """200,000 keys and formula agree to 0.002 for widths 4, 16 and 64."""
+    return _closed_form(results, "independent")
+
+
+def _closed_form(results: Results, kind: str) -> Finding:
+    rows = results.rows("linear features", kind=kind)
+    error = max(abs(row["measured"] - row["theory"]) for row in rows)
+    return grade(error < 2e-3), f"largest distance over {len(rows)} widths and 200,000 keys each: {error:.1g}"
+
+
+@claim(SU, THEOREM, "The closed form of S for decay; it tends to 0 as rows get longer.")
 def _decay(results: Results) -> Finding:
+    """Measured and formula agree to 1e-6; with decay 0.9 S falls to a third from 16 to 1024 keys."""
     rows = results.rows("decay")
     error = max(abs(row["measured"] - row["theory"]) for row in rows)
     fast = [row["measured"] for row in rows if row["decay"] < 0.95]
@@ -152,7 +159,9 @@ def _decay(results: Results) -> Finding:
     )
 
 
+@claim(SU, THEOREM, "S of decay has an upper bound that falls like 1/√n.")
 def _decay_bound(results: Results) -> Finding:
+    """S ≤ √((1 + λ)/((1 − λ) n)) to 1e-9 in eight rows."""
     rows = results.rows("decay")
     over = [row["measured"] / row["bound"] for row in rows]
     return grade(max(over) <= 1 + 1e-9), (
@@ -160,7 +169,9 @@ def _decay_bound(results: Results) -> Finding:
     )
 
 
-def _norms(results: Results) -> Finding:
+@claim(SU, THEOREM, "‖q‖₂/‖q‖₁ has the maximum √d.")
+def _norm_ratio(results: Results) -> Finding:
+    """The largest ratio found lies within 10 % of √d for d = 2 to 256."""
     rows = results.rows("norm ratios")
     largest = [row["largest"] for row in rows]
     last = rows[-1]
@@ -170,7 +181,14 @@ def _norms(results: Results) -> Finding:
     )
 
 
+@claim(
+    SU,
+    THEOREM,
+    "Non-negative linear attention can be arbitrarily sparse if features have a low mean against their"
+    " spread.",
+)
 def _sparse_features(results: Results) -> Finding:
+    """S falls with every step of the spread, and below 0.01 in the end; with limits if it only falls."""
     rows = results.rows("sparse features")
     falls = all(a["S"] > b["S"] for a, b in zip(rows, rows[1:], strict=False))
     return grade(falls and rows[-1]["S"] < 0.01, falls), (
@@ -179,8 +197,12 @@ def _sparse_features(results: Results) -> Finding:
     )
 
 
-def _rank(results: Results) -> Finding:
-    """A triangle has full rank exactly if its diagonal has no 0; small entries are no matter of rank."""
+@claim(SU, THEOREM, "Causal linear attention has full rank, so low rank does not explain its weakness.")
+def _causal_rank(results: Results) -> Finding:
+    """A triangle has full rank if its diagonal has no zero: holds if none of four mechanisms has one on
+    96 tokens with 16 features; with limits if some have none.
+    """
+    # A triangle has full rank exactly if its diagonal has no 0; small entries are no matter of rank.
     rows = results.rows("causal ranks")
     causal = [row for row in rows if row["causal"]]
     full = [row for row in causal if not row["zero_diagonal"]]
@@ -194,62 +216,9 @@ def _rank(results: Results) -> Finding:
     )
 
 
-_CLAIMS = (
-    (
-        "general-linear",
-        "S of linear attention with non-negative features, from mean and covariance.",
-        DEFINITION,
-        "Measured and formula agree to 0.002; the same moments stand on both sides.",
-        _closed_form("general"),
-    ),
-    (
-        "iid-linear",
-        "The same with independent features.",
-        THEOREM,
-        "200,000 keys and formula agree to 0.002 for widths 4, 16 and 64.",
-        _closed_form("independent"),
-    ),
-    (
-        "sparse-features",
-        "Non-negative linear attention can be arbitrarily sparse if features have a low mean against their"
-        " spread.",
-        THEOREM,
-        "S falls with every step of the spread, and below 0.01 in the end; with limits if it only falls.",
-        _sparse_features,
-    ),
-    (
-        "norm-ratio",
-        "‖q‖₂/‖q‖₁ has the maximum √d.",
-        THEOREM,
-        "The largest ratio found lies within 10 % of √d for d = 2 to 256.",
-        _norms,
-    ),
-    (
-        "causal-rank",
-        "Causal linear attention has full rank, so low rank does not explain its weakness.",
-        THEOREM,
-        "A triangle has full rank if its diagonal has no zero: holds if none of four mechanisms has one on 96"
-        " tokens with 16 features; with limits if some have none.",
-        _rank,
-    ),
-    (
-        "decay",
-        "The closed form of S for decay; it tends to 0 as rows get longer.",
-        THEOREM,
-        "Measured and formula agree to 1e-6; with decay 0.9 S falls to a third from 16 to 1024 keys.",
-        _decay,
-    ),
-    (
-        "decay-bound",
-        "S of decay has an upper bound that falls like 1/√n.",
-        THEOREM,
-        "S ≤ √((1 + λ)/((1 − λ) n)) to 1e-9 in eight rows.",
-        _decay_bound,
-    ),
-)
 SECTION = Section(
     name="linear",
     order=70,
     facts=facts,
-    claims=[Claim(name, SU, text, kind, rule, check=check) for name, text, kind, rule, check in _CLAIMS],
+    claims=[_general_linear, _iid_linear, _sparse_features, _norm_ratio, _causal_rank, _decay, _decay_bound],
 )

@@ -5,24 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from unsoft.lab.compare.candidate import Candidate
-from unsoft.lab.compare.jobs import Job, Results
-from unsoft.lab.compare.section import (
-    EXPERIMENT,
-    SU,
-    Claim,
-    ComparisonLevel,
-    Finding,
-    Request,
-    ScoreColumn,
-    Section,
-    job,
-)
+from unsoft.lab.compare.jobs import Job, Results, Rows
+from unsoft.lab.compare.section import EXPERIMENT, SU, Finding, Request, ScoreColumn, Section, claim, job
 from unsoft.lab.evidence import Estimate, grade, t_interval
 from unsoft.lab.report.figure import Figure, by_mechanism
 
@@ -39,11 +28,11 @@ def jobs(request: Request) -> list[Job]:
     return [job("needle", c, needle, 0.3, draws=draws) for c in request.candidates]
 
 
-def facts(level: ComparisonLevel) -> list[Job]:
+def facts(request: Request) -> list[Job]:
     return [job("needle far away", None, far, 0.5)]
 
 
-def needle(candidate: Candidate, draws: int) -> list[dict[str, Any]]:
+def needle(candidate: Candidate, draws: int) -> Rows:
     """The needle's share of the mass at each advantage, and the advantage that gives it half, for each
     draw.
 
@@ -55,7 +44,7 @@ def needle(candidate: Candidate, draws: int) -> list[dict[str, Any]]:
     share = partial(shares, candidate.row(), others, places)
     with torch.no_grad():
         curve = torch.stack([share(torch.full((draws,), x, dtype=torch.float64)) for x in ADVANTAGES])
-        rows: list[dict[str, Any]] = [
+        rows: Rows = [
             {"kind": "share", "advantage": x, "share": float(at.mean())}
             for x, at in zip(ADVANTAGES, curve, strict=True)
         ]
@@ -86,7 +75,7 @@ def halfway(curve: Tensor, share: Callable[[Tensor], Tensor]) -> list[float | No
     return [x if found else None for x, found in zip(high.tolist(), reached.any(0).tolist(), strict=True)]
 
 
-def far() -> list[dict[str, Any]]:
+def far() -> Rows:
     """The advantage that a key needs at some distance from the query, in a row of 1024."""
     rows = []
     for name in _FAR:
@@ -128,7 +117,18 @@ def needed(results: Results, label: str) -> Estimate | None:
     return t_interval([LIMIT if x is None else x for x in found]) if found else None
 
 
-def _far(results: Results) -> Finding:
+@claim(
+    SU,
+    EXPERIMENT,
+    "Decay makes attention sparse, but fixed: it cannot look far when it should.",
+    refuted="Retention or decay gives a far key half of the mass at some advantage.",
+    rule=(
+        f"Four rows of {KEYS} keys: holds if a key {DISTANCES[-1]} tokens back never gets half of the"
+        f" mass under decay and retention for any advantage up to {LIMIT:g}, while it does under softmax"
+        " in every row; with limits if that is so for one of the two."
+    ),
+)
+def _decay_far(results: Results) -> Finding:
     rows = results.rows("needle far away")
     farthest = max(row["distance"] for row in rows)
     never = {
@@ -185,17 +185,5 @@ SECTION = Section(
             limit=LIMIT,
         )
     ],
-    claims=[
-        Claim(
-            "decay-far",
-            SU,
-            "Decay makes attention sparse, but fixed: it cannot look far when it should.",
-            EXPERIMENT,
-            f"Four rows of {KEYS} keys: holds if a key {DISTANCES[-1]} tokens back never gets half of the"
-            f" mass under decay and retention for any advantage up to {LIMIT:g}, while it does under softmax"
-            " in every row; with limits if that is so for one of the two.",
-            "Retention or decay gives a far key half of the mass at some advantage.",
-            _far,
-        )
-    ],
+    claims=[_decay_far],
 )

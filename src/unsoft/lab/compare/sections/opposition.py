@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from unsoft.lab.compare.candidate import Candidate
-from unsoft.lab.compare.jobs import Job, Results
-from unsoft.lab.compare.section import EXPERIMENT, SURVEY, Claim, Finding, Request, ScoreColumn, Section, job
+from unsoft.lab.compare.jobs import Job, Results, Rows
+from unsoft.lab.compare.section import EXPERIMENT, SURVEY, Finding, Request, ScoreColumn, Section, claim, job
 from unsoft.lab.evidence import Estimate, grade, t_interval
 from unsoft.lab.report.figure import Figure, by_mechanism
 
@@ -31,7 +30,7 @@ def jobs(request: Request) -> list[Job]:
     return [job("opposition", c, opposition, 0.3, rows=rows) for c in candidates]
 
 
-def opposition(candidate: Candidate, rows: int) -> list[dict[str, Any]]:
+def opposition(candidate: Candidate, rows: int) -> Rows:
     """d' of each pair of logits that one key may have, among others N(0, 1), in eight blocks of rows."""
     generator = torch.Generator().manual_seed(22)
     others = torch.randn(rows, KEYS - 1, generator=generator, dtype=torch.float64)
@@ -45,7 +44,7 @@ def opposition(candidate: Candidate, rows: int) -> list[dict[str, Any]]:
             row = weigh(logits.scatter(1, places, at))
             own = row.gather(1, places)[:, 0]
             seen[at] = own, row.square().sum(-1) - own.square()
-    found: list[dict[str, Any]] = []
+    found: Rows = []
     for first, second in PAIRS:
         for block, part in enumerate(torch.arange(rows).chunk(_BLOCKS)):
             found.append(
@@ -108,7 +107,16 @@ def _needed(results: Results, label: str, pair: tuple[float, float]) -> Estimate
     return found
 
 
-def _erased(results: Results) -> Finding:
+@claim(
+    SURVEY,
+    EXPERIMENT,
+    "Softmax erases differences among negative logits: weakly and strongly opposed keys look the same.",
+    refuted="softmax's d′ reaches 0.36.",
+)
+def _erased_differences(results: Results) -> Finding:
+    """d′ between logits −2 and −8, interval over eight blocks of rows: holds if softmax's stays below
+    0.36 (60 % right) while cog's exceeds 1; with limits if cog's does not.
+    """
     softmax, cog = (_needed(results, name, WEAKLY) for name in ("softmax", "cog"))
     assert softmax.high is not None and cog.low is not None
     erased = softmax.high < HINTED
@@ -117,7 +125,17 @@ def _erased(results: Results) -> Finding:
     )
 
 
-def _influence(results: Results) -> Finding:
+@claim(
+    SURVEY,
+    EXPERIMENT,
+    "Weights that are influence factors instead of probabilities tell keys apart better.",
+    refuted="Neither formula tells keys apart better than softmax.",
+)
+def _influence_factors(results: Results) -> Finding:
+    """d′ of 0 against −4 for formulas that differ in one thing: holds if a free sum alone (softmax1) and
+    a free sum with signs (sinh) both exceed softmax by a tenth, interval against interval; with limits if
+    one does.
+    """
     found = {name: _needed(results, name, OPPOSED) for name in ("softmax", "softmax1", "sinh")}
     base = found["softmax"].high or 0.0
     free, signed = ((found[name].low or 0.0) > 1.1 * base for name in ("softmax1", "sinh"))
@@ -155,28 +173,5 @@ SECTION = Section(
             noise=1e-3,
         )
     ],
-    claims=[
-        Claim(
-            "erased-differences",
-            SURVEY,
-            "Softmax erases differences among negative logits: weakly and strongly opposed keys look the"
-            " same.",
-            EXPERIMENT,
-            "d′ between logits −2 and −8, interval over eight blocks of rows: holds if softmax's stays below"
-            " 0.36 (60 % right) while cog's exceeds 1; with limits if cog's does not.",
-            "softmax's d′ reaches 0.36.",
-            _erased,
-        ),
-        Claim(
-            "influence-factors",
-            SURVEY,
-            "Weights that are influence factors instead of probabilities tell keys apart better.",
-            EXPERIMENT,
-            "d′ of 0 against −4 for formulas that differ in one thing: holds if a free sum alone (softmax1)"
-            " and a free sum with signs (sinh) both exceed softmax by a tenth, interval against interval;"
-            " with limits if one does.",
-            "Neither formula tells keys apart better than softmax.",
-            _influence,
-        ),
-    ],
+    claims=[_erased_differences, _influence_factors],
 )

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from unsoft import measure
-from unsoft.lab.compare.jobs import Job, Results
-from unsoft.lab.compare.section import EXPERIMENT, SU, Claim, ComparisonLevel, Finding, Section, job
+from unsoft.lab.compare.jobs import Job, Results, Rows
+from unsoft.lab.compare.section import EXPERIMENT, SU, Finding, Request, Section, claim, job
 from unsoft.lab.evidence import Estimate, grade, t_interval
 
 KEYS, STEPS, STARTS = 256, 80, 2
@@ -42,8 +42,8 @@ MECHANISMS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
 """Written out, so that queries of any length can be searched."""
 
 
-def facts(level: ComparisonLevel) -> list[Job]:
-    draws = level.draws
+def facts(request: Request) -> list[Job]:
+    draws = request.level.draws
     return [
         job("best queries", None, best_queries, 3.0, draws=draws),
         job("bias of keys", None, key_bias, 0.5, draws=draws),
@@ -51,7 +51,7 @@ def facts(level: ComparisonLevel) -> list[Job]:
     ]
 
 
-def best_queries(draws: int) -> list[dict[str, Any]]:
+def best_queries(draws: int) -> Rows:
     """The lowest S of a row over 256 standard normal keys that gradient descent on the query finds, |q|
     free up to 16.
     """
@@ -79,7 +79,7 @@ def best_queries(draws: int) -> list[dict[str, Any]]:
     return rows
 
 
-def key_bias(draws: int) -> list[dict[str, Any]]:
+def key_bias(draws: int) -> Rows:
     """Mean S of relu² over 64 queries, with and without a bias of keys; queries with a common part or
     without one.
 
@@ -101,7 +101,7 @@ def key_bias(draws: int) -> list[dict[str, Any]]:
     return rows
 
 
-def columns(draws: int) -> list[dict[str, Any]]:
+def columns(draws: int) -> Rows:
     """Linear attention with sparse non-negative features: S, and how often two queries have the same
     heaviest key.
     """
@@ -142,7 +142,18 @@ def _lowest(results: Results, name: str, width: int) -> Estimate:
     return t_interval([r["S"] for r in rows if r["mechanism"] == name and r["width"] == width])
 
 
-def _flat(results: Results) -> Finding:
+@claim(
+    SU,
+    EXPERIMENT,
+    "Linear attention is harder to focus than softmax.",
+    refuted="With the best query linear attention comes within twice softmax's S.",
+    rule=(
+        f"The query is chosen by gradient descent for the lowest S over {KEYS} keys, interval over draws:"
+        f" holds if linear attention with relu and"
+        " with elu + 1 both stay above twice softmax's S; with limits if one does."
+    ),
+)
+def _linear_flat(results: Results) -> Finding:
     width = WIDTHS[-1]
     found = {name: _lowest(results, name, width) for name in MECHANISMS}
     lows = [one.lower for name, one in found.items() if name != "softmax"]
@@ -154,7 +165,16 @@ def _flat(results: Results) -> Finding:
     )
 
 
+@claim(
+    SU,
+    EXPERIMENT,
+    "More feature dimensions make linear attention sparser.",
+    refuted="S does not fall for either.",
+)
 def _dimensions(results: Results) -> Finding:
+    """Best query, 4 to 64 feature dimensions: holds if S falls for relu and for elu + 1, interval against
+    interval; with limits if for one.
+    """
     held, parts = [], []
     for name in ("linear-relu", "linear-elu1"):
         ends = [_lowest(results, name, width) for width in (WIDTHS[0], WIDTHS[-1])]
@@ -168,7 +188,16 @@ def _dimensions(results: Results) -> Finding:
     )
 
 
-def _bias(results: Results) -> Finding:
+@claim(
+    SU,
+    EXPERIMENT,
+    "A bias of the keys helps relu² to be sparse.",
+    refuted="The best bias is none, or gains less than a fifth.",
+)
+def _key_bias(results: Results) -> Finding:
+    """Queries without and with a common part, best of five lengths of the bias: holds if S falls by a
+    fifth in both cases, interval against interval; with limits if in one.
+    """
     rows = results.rows("bias of keys")
 
     def best(common: float) -> tuple[Estimate, Estimate, float]:
@@ -192,7 +221,18 @@ def _bias(results: Results) -> Finding:
     ), f"S of relu² without and with the best bias of keys: {'; '.join(said)}"
 
 
-def _columns(results: Results) -> Finding:
+@claim(
+    SU,
+    EXPERIMENT,
+    "Linear attention that is sparse by its features looks at absolute positions only: the same columns"
+    " for all queries.",
+    refuted="Queries share their heaviest key no more often than under softmax.",
+)
+def _absolute_positions(results: Results) -> Finding:
+    """Features of growing spread: holds if S falls, and at the largest spread two queries share their
+    heaviest key in more than half of the cases and more often than under softmax; with limits if only
+    more often.
+    """
     rows = results.rows("columns")
 
     def of(name: str, spread: float, field: str) -> Estimate:
@@ -210,49 +250,9 @@ def _columns(results: Results) -> Finding:
     )
 
 
-_CLAIMS = (
-    (
-        "linear-flat",
-        "Linear attention is harder to focus than softmax.",
-        f"The query is chosen by gradient descent for the lowest S over {KEYS} keys, interval over draws:"
-        f" holds if linear attention with relu and"
-        " with elu + 1 both stay above twice softmax's S; with limits if one does.",
-        "With the best query linear attention comes within twice softmax's S.",
-        _flat,
-    ),
-    (
-        "dimensions",
-        "More feature dimensions make linear attention sparser.",
-        "Best query, 4 to 64 feature dimensions: holds if S falls for relu and for elu + 1, interval"
-        " against interval; with limits if for one.",
-        "S does not fall for either.",
-        _dimensions,
-    ),
-    (
-        "key-bias",
-        "A bias of the keys helps relu² to be sparse.",
-        "Queries without and with a common part, best of five lengths of the bias: holds if S falls by a"
-        " fifth in both cases, interval against interval; with limits if in one.",
-        "The best bias is none, or gains less than a fifth.",
-        _bias,
-    ),
-    (
-        "absolute-positions",
-        "Linear attention that is sparse by its features looks at absolute positions only: the same columns"
-        " for all queries.",
-        "Features of growing spread: holds if S falls, and at the largest spread two queries share their"
-        " heaviest key in more than half of the"
-        " cases and more often than under softmax; with limits if only more often.",
-        "Queries share their heaviest key no more often than under softmax.",
-        _columns,
-    ),
-)
 SECTION = Section(
     name="queries",
     order=72,
     facts=facts,
-    claims=[
-        Claim(name, SU, text, EXPERIMENT, rule, refuted, check)
-        for name, text, rule, refuted, check in _CLAIMS
-    ],
+    claims=[_linear_flat, _dimensions, _key_bias, _absolute_positions],
 )

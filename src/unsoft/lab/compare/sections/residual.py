@@ -4,23 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from typing import Any
 
 import torch
 
 from unsoft import measure
-from unsoft.lab.compare.candidate import Candidate
-from unsoft.lab.compare.jobs import Job, Results
-from unsoft.lab.compare.section import (
-    EXPERIMENT,
-    SURVEY,
-    THEOREM,
-    Claim,
-    ComparisonLevel,
-    Finding,
-    Section,
-    job,
-)
+from unsoft.lab.compare.candidate import Candidate, normals
+from unsoft.lab.compare.jobs import Job, Results, Rows, matching
+from unsoft.lab.compare.section import EXPERIMENT, SURVEY, THEOREM, Finding, Request, Section, claim, job
 from unsoft.lab.evidence import Estimate, grade, paired_ratio, t_interval
 from unsoft.lab.report.figure import Figure, by_value
 
@@ -29,19 +19,15 @@ SIZES = tuple(10.0**-k for k in range(4))
 TOKENS, WIDTH = 48, 64
 
 
-def facts(level: ComparisonLevel) -> list[Job]:
-    return [job("residual", None, residual, 0.3, draws=level.draws)]
+def facts(request: Request) -> list[Job]:
+    return [job("residual", None, residual, 0.3, draws=request.level.draws)]
 
 
-def residual(draws: int) -> list[dict[str, Any]]:
-    """|res(A X)| for X = 1 m + size R, bidirectional, in float64; the same R for every mechanism."""
+def residual(draws: int) -> Rows:
+    """Measure |res(A X)| for X = 1 m + size R, bidirectional, with the same R for every mechanism."""
     rows = []
     for draw in range(draws):
-        generator = torch.Generator().manual_seed(700 + draw)
-
-        def normal(*shape: int, generator: torch.Generator = generator) -> torch.Tensor:
-            return torch.randn(*shape, generator=generator, dtype=torch.float64)
-
+        normal = normals(700 + draw)
         mean, around = normal(1, 1, WIDTH), normal(1, TOKENS, WIDTH)
         maps = normal(2, WIDTH, WIDTH) / math.sqrt(WIDTH)
         for size in SIZES:
@@ -55,23 +41,21 @@ def residual(draws: int) -> list[dict[str, Any]]:
     return rows
 
 
-def slopes(rows: list[dict[str, Any]], name: str) -> Estimate:
-    """d log(after) / d log(before) between the two smallest sizes, over draws."""
-    small = sorted({row["size"] for row in rows})[:2]
-    found = []
-    for draw in sorted({row["draw"] for row in rows}):
-        ends = [
-            next(r for r in rows if (r["mechanism"], r["size"], r["draw"]) == (name, s, draw)) for s in small
+def slopes(rows: Rows, name: str) -> Estimate:
+    """Return d log(after) / d log(before) between the two smallest sizes, over draws."""
+    small, large = (matching(rows, mechanism=name, size=s) for s in sorted({row["size"] for row in rows})[:2])
+    return t_interval(
+        [
+            math.log(b["after"] / a["after"]) / math.log(b["before"] / a["before"])
+            for a, b in zip(small, large, strict=True)
         ]
-        rise = math.log(ends[1]["after"] / ends[0]["after"])
-        found.append(rise / math.log(ends[1]["before"] / ends[0]["before"]))
-    return t_interval(found)
+    )
 
 
 def figures(results: Results) -> Iterator[Figure]:
     rows = results.get("residual")
     if rows:
-        shown = [row for row in rows if row["draw"] == 0]
+        shown = matching(rows, draw=0)
         chart = by_value(
             shown,
             "before",
@@ -87,16 +71,27 @@ def figures(results: Results) -> Iterator[Figure]:
         )
 
 
-def _cubic(results: Results) -> Finding:
+@claim(SURVEY, THEOREM, "The residual falls at a cubic rate, under GPAM still.")
+def _cubic_collapse(results: Results) -> Finding:
+    """Slopes of log residuals at sizes 0.01 and 0.001 lie within 0.05 of 3 for softmax and gpam."""
     rows = results.rows("residual")
-    found = {name: slopes(rows, name) for name in MECHANISMS}
-    return grade(all(abs(one.value - 3) < 0.05 for one in found.values())), (
+    powers = {name: slopes(rows, name) for name in MECHANISMS}
+    return grade(all(abs(one.value - 3) < 0.05 for one in powers.values())), (
         "slope of the residual after a layer against that before it, both small: "
-        + ", ".join(f"{name} {one}" for name, one in found.items())
+        + ", ".join(f"{name} {one}" for name, one in powers.items())
     )
 
 
-def _slower(results: Results) -> Finding:
+@claim(
+    SURVEY,
+    EXPERIMENT,
+    "GPAM's representations collapse more slowly than softmax's.",
+    refuted="At no size is it 5 % larger.",
+)
+def _slower_collapse(results: Results) -> Finding:
+    """Paired by draw, one bidirectional layer: holds if gpam's residual is more than 5 % larger at each
+    of four sizes, by the lower end of the interval; with limits if at some.
+    """
     rows = results.rows("residual")
     ratios = {}
     for size in SIZES:
@@ -122,24 +117,5 @@ SECTION = Section(
     about="Tokens that differ little: how little do they differ after one layer of attention without a mask?",
     facts=facts,
     figures=figures,
-    claims=[
-        Claim(
-            "cubic-collapse",
-            SURVEY,
-            "The residual falls at a cubic rate, under GPAM still.",
-            THEOREM,
-            "Slopes of log residuals at sizes 0.01 and 0.001 lie within 0.05 of 3 for softmax and gpam.",
-            check=_cubic,
-        ),
-        Claim(
-            "slower-collapse",
-            SURVEY,
-            "GPAM's representations collapse more slowly than softmax's.",
-            EXPERIMENT,
-            "Paired by draw, one bidirectional layer: holds if gpam's residual is more than 5 % larger at"
-            " each of four sizes, by the lower end of the interval; with limits if at some.",
-            "At no size is it 5 % larger.",
-            _slower,
-        ),
-    ],
+    claims=[_cubic_collapse, _slower_collapse],
 )

@@ -3,23 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
 import torch
 
 from unsoft import measure
 from unsoft.lab.compare.candidate import CURVE_LOGITS, WIDTH, Candidate, other_logits
 from unsoft.lab.compare.jobs import Job, Results, Rows
-from unsoft.lab.compare.section import (
-    DEFINITION,
-    SURVEY,
-    Claim,
-    ComparisonLevel,
-    Finding,
-    Request,
-    Section,
-    job,
-)
+from unsoft.lab.compare.section import DEFINITION, SURVEY, Finding, Request, Section, claim, job
 from unsoft.lab.evidence import grade
 from unsoft.lab.report.comparison import Part
 from unsoft.lab.report.figure import Figure, by_mechanism, heat_maps
@@ -37,7 +27,7 @@ def jobs(request: Request) -> list[Job]:
     return [job(name, c, compute, expected) for name, compute, expected in kinds for c in candidates]
 
 
-def facts(level: ComparisonLevel) -> list[Job]:
+def facts(request: Request) -> list[Job]:
     return [job("negative logits", None, negative_logits, 0.1)]
 
 
@@ -83,7 +73,7 @@ def sums(candidate: Candidate) -> Rows:
     ]
 
 
-def negative_logits() -> list[dict[str, Any]]:
+def negative_logits() -> Rows:
     """|da/ds| of a key at falling logits among fifteen others of logit 0 or 0.5."""
     logits = torch.tensor([0.0, -2.0, -4.0, -6.0, -8.0, -10.0], dtype=torch.float64)
     others = torch.zeros(OTHERS, dtype=torch.float64)
@@ -118,7 +108,7 @@ def figures(results: Results) -> Iterator[Figure]:
         yield Figure("maps", _MAPS, _BLUE, values, heat_maps(values), on_page=False)
 
 
-def _curve_figures(results: Results, rows: list[dict[str, Any]]) -> Iterator[Figure]:
+def _curve_figures(results: Results, rows: Rows) -> Iterator[Figure]:
     largest: dict[str, dict[str, float]] = {}
     for row in rows:
         own = largest.setdefault(row["mechanism"], {"weight": 0.0, "gradient": 0.0})
@@ -172,14 +162,18 @@ def parts(results: Results) -> Iterator[Part]:
         yield Part("The same queries and keys", text, maps=maps)
 
 
+@claim(SURVEY, DEFINITION, "Softmax's weights must sum to 1, whatever the query is.")
 def _forced_sum(results: Results) -> Finding:
+    """Row sums of random rows are 1 to 1e-6."""
     row = results.rows("sums", "softmax")[0]
     return grade(abs(row["sum_low"] - 1) < 1e-6 and abs(row["sum_high"] - 1) < 1e-6), (
         f"row sums of softmax between {row['sum_low']:.6f} and {row['sum_high']:.6f}"
     )
 
 
+@claim(SURVEY, DEFINITION, "Cog's weights have L1 norm 1 and a free row sum.")
 def _cog_sums(results: Results) -> Finding:
+    """Sums of sizes are 1 to 1e-6, row sums reach below −0.1 and above 0.1."""
     row = results.rows("sums", "cog")[0]
     unit = abs(row["l1_low"] - 1) < 1e-6 and abs(row["l1_high"] - 1) < 1e-6
     free = row["sum_low"] < -0.1 and row["sum_high"] > 0.1
@@ -189,7 +183,9 @@ def _cog_sums(results: Results) -> Finding:
     )
 
 
+@claim(SURVEY, DEFINITION, "Negative weights delete.")
 def _deletion(results: Results) -> Finding:
+    """Without maps, with the value as the source's direction: cog removes more than 10 %, softmax nothing."""
     cog, softmax = results.rows("sums", "cog")[0], results.rows("sums", "softmax")[0]
     return grade(cog["deletion"] > 0.1 and softmax["deletion"] == 0), (
         f"without value and output maps {cog['deletion']:.0%} of what cog moves along the sources' own"
@@ -197,7 +193,9 @@ def _deletion(results: Results) -> Finding:
     )
 
 
+@claim(SURVEY, DEFINITION, "Softmax's gradient vanishes for strongly negative logits.")
 def _vanishing_gradient(results: Results) -> Finding:
+    """The slope at −10 is below a thousandth of that at 0."""
     rows = results.rows("negative logits")
     slope = {(row["mechanism"], row["logit"]): row["gradient"] for row in rows}
     lost = slope["softmax", -10.0] / slope["softmax", 0.0]
@@ -209,7 +207,9 @@ def _vanishing_gradient(results: Results) -> Finding:
     )
 
 
+@claim(SURVEY, DEFINITION, "GPAM is an affine combination: fixed sum, entries below 0.")
 def _affine(results: Results) -> Finding:
+    """Row sums are equal to 1e-6, and some weights are negative."""
     row = results.rows("sums", "gpam")[0]
     fixed = abs(row["sum_low"] - row["sum_high"]) < 1e-6
     return grade(fixed and row["negative"] > 0), (
@@ -218,39 +218,6 @@ def _affine(results: Results) -> Finding:
     )
 
 
-_CLAIMS = (
-    (
-        "forced-sum",
-        "Softmax's weights must sum to 1, whatever the query is.",
-        "Row sums of random rows are 1 to 1e-6.",
-        _forced_sum,
-    ),
-    (
-        "cog-sums",
-        "Cog's weights have L1 norm 1 and a free row sum.",
-        "Sums of sizes are 1 to 1e-6, row sums reach below −0.1 and above 0.1.",
-        _cog_sums,
-    ),
-    (
-        "deletion",
-        "Negative weights delete.",
-        "Without maps, with the value as the source's direction: cog removes more than 10 %, softmax"
-        " nothing.",
-        _deletion,
-    ),
-    (
-        "affine",
-        "GPAM is an affine combination: fixed sum, entries below 0.",
-        "Row sums are equal to 1e-6, and some weights are negative.",
-        _affine,
-    ),
-    (
-        "vanishing-gradient",
-        "Softmax's gradient vanishes for strongly negative logits.",
-        "The slope at −10 is below a thousandth of that at 0.",
-        _vanishing_gradient,
-    ),
-)
 SECTION = Section(
     name="sign",
     order=30,
@@ -260,5 +227,5 @@ SECTION = Section(
     facts=facts,
     figures=figures,
     parts=parts,
-    claims=[Claim(name, SURVEY, text, DEFINITION, rule, check=check) for name, text, rule, check in _CLAIMS],
+    claims=[_forced_sum, _cog_sums, _deletion, _affine, _vanishing_gradient],
 )

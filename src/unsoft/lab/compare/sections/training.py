@@ -8,10 +8,9 @@ import hashlib
 from collections.abc import Iterator
 from functools import cache, partial
 from pathlib import Path
-from typing import Any
 from weakref import WeakKeyDictionary
 
-from unsoft.lab.compare.jobs import Job, Missing, Results
+from unsoft.lab.compare.jobs import Job, Missing, Results, Rows
 from unsoft.lab.compare.section import TRAINED, Claim, Finding, Request, ScoreColumn, Section
 from unsoft.lab.evidence import Estimate, t_interval
 from unsoft.lab.records import PACKAGED, command_for
@@ -69,7 +68,7 @@ def jobs(request: Request) -> list[Job]:
     return [Job(STUDY, "", asked, partial(rows_of, path), 0.1, prepare=prepare, required=given)]
 
 
-def rows_of(path: Path) -> list[dict[str, Any]]:
+def rows_of(path: Path) -> Rows:
     """The finished runs in a file, as the page keeps them."""
     if not path.is_file():
         return []
