@@ -1,4 +1,4 @@
-"""Closed forms against thirty-digit quadrature (204 points, a quarter of them without --slow), limits, symmetries."""
+"""Closed forms against thirty-digit quadrature (204 points, most of them slow), limits, symmetries."""
 
 import math
 
