@@ -7,7 +7,7 @@ import torch
 
 import unsoft
 from unsoft import measure
-from unsoft.measure.separation import _chance_of_less
+from unsoft.measure.mechanism import _chance_of_less
 from unsoft.mechanisms import formulas
 
 FORMULAS = formulas()
@@ -77,7 +77,7 @@ def test_seed_repeats():
         ({"opposition": 1.5}, ValueError, "'opposition' is 1.5; .* between 0 and 1"),
         ({"opposition": math.nan}, ValueError, "'opposition'"),
         ({"spread": -1}, ValueError, "'spread'"),
-        ({"keys": 0}, ValueError, "'keys' is 0"),
+        ({"keys": 0}, ValueError, "'keys' must be"),
         ({"geometries": 2.0}, TypeError, "'geometries' must be a whole number"),
     ],
 )
@@ -198,5 +198,5 @@ def test_unique_share_in_closed_form(clones):
 
 
 def test_bad_clones():
-    with pytest.raises(ValueError, match="'clones' is -1"):
+    with pytest.raises(ValueError, match="'clones' must be .*-1"):
         measure.unique_share(FORMULAS["softmax"], [-1])
