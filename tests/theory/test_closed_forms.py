@@ -74,8 +74,8 @@ def test_odd_weights_do_not_see_the_sign_of_beta(name):
 @pytest.mark.parametrize("ratio", [0.0, 0.3, 1.0, 3.0, 10.0])
 def test_sinh_of_tiny_logits_is_the_identity(ratio):
     gamma = torch.logspace(-300, -7, 50, dtype=torch.float64)
-    found, expected = (theory.sparsity(name, ratio * gamma, gamma) for name in ("sinh", "identity"))
-    assert torch.allclose(found, expected, rtol=1e-12)
+    result, expected = (theory.sparsity(name, ratio * gamma, gamma) for name in ("sinh", "identity"))
+    assert torch.allclose(result, expected, rtol=1e-12)
 
 
 def test_sinh_is_continuous_where_its_series_ends():
@@ -130,14 +130,14 @@ def test_gamma_0_is_the_limit(name, beta, limit):
 
 
 def test_shapes_broadcast_and_results_are_float64():
-    found = theory.sparsity("cog", torch.zeros(3, 1), torch.ones(4))
-    assert found.shape == (3, 4) and found.dtype == torch.float64
+    result = theory.sparsity("cog", torch.zeros(3, 1), torch.ones(4))
+    assert result.shape == (3, 4) and result.dtype == torch.float64
     assert theory.sparsity("cog", 0, 1).shape == ()
     assert theory.sparsity("cog", [], []).shape == (0,)
 
 
 @pytest.mark.parametrize(
-    ("arguments", "error", "words"),
+    ("arguments", "error", "message"),
     [
         (("softmax", 0.0, -1.0), ValueError, "gamma: .*-1"),
         (("softmax", math.nan, 1.0), ValueError, "beta: .*nan"),
@@ -149,6 +149,6 @@ def test_shapes_broadcast_and_results_are_float64():
     ],
     ids=str,
 )
-def test_bad_input_is_named(arguments, error, words):
-    with pytest.raises(error, match=words):
+def test_errors_name_the_argument(arguments, error, message):
+    with pytest.raises(error, match=message):
         theory.sparsity(*arguments)
