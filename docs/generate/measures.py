@@ -11,22 +11,12 @@ from typing import NamedTuple
 from unsoft import measure
 
 PAGE = Path(__file__).parents[1] / "measures.md"
-FIRST = (  # on the page; other modules follow in alphabetical order
-    "focus",
-    "sign",
-    "overview",
-    "erasing",
-    "separation",
-    "groups",
-    "redundancy",
-    "states",
-    "slopes",
-    "heads",
-)
+FIRST = ("row_measures", "erasing", "mechanism", "redundancy", "states", "heads")
+"""Modules at the beginning of the page; others follow in alphabetical order."""
 
 
 class Entry(NamedTuple):
-    """What the docstring of a measure says."""
+    """The parts of a measure's docstring."""
 
     name: str
     signature: str
@@ -39,42 +29,42 @@ class Entry(NamedTuple):
 
 
 def entry(function: Callable) -> Entry:
-    """The parts of a docstring; ValueError names what is missing."""
+    """Return the parts of a docstring; ValueError names what is missing."""
     text, _, example = inspect.getdoc(function).partition("\n>>> ")
     summary, *paragraphs = text.strip().split("\n\n")
-    found: dict[str, str] = {}
+    parts: dict[str, str] = {}
     details = []
     for paragraph in paragraphs:
         label = re.match(r"(Range|Answers): ", paragraph)
         if label:
-            found[label[1]] = plain(paragraph[label.end() :])
+            parts[label[1]] = plain(paragraph[label.end() :])
         elif all(line.startswith("    ") for line in paragraph.splitlines()):
-            found["formula"] = paragraph
+            parts["formula"] = paragraph
         else:
             details.append(plain(paragraph))
-    missing = [part for part in ("formula", "Range", "Answers") if part not in found]
+    missing = [part for part in ("formula", "Range", "Answers") if part not in parts]
     if missing or not example:
         raise ValueError(f"{function.__name__}: its docstring has no {', '.join(missing) or 'example'}")
     return Entry(
         function.__name__,
         re.sub(r"'|torch\.", "", str(inspect.signature(function)).partition(" ->")[0]),
         plain(summary),
-        [line.strip() for line in found["formula"].splitlines()],
-        found["Answers"],
-        found["Range"],
+        [line.strip() for line in parts["formula"].splitlines()],
+        parts["Answers"],
+        parts["Range"],
         details,
         ">>> " + example,
     )
 
 
 def plain(text: str) -> str:
-    """One line of Markdown."""
+    """Return the text as one line of Markdown."""
     text = re.sub(r":\w+:`", "`", " ".join(text.split()))
     return text.replace("``", "`")
 
 
 class Group(NamedTuple):
-    """A module: its question, what it says about all its measures, and they in the order of the source."""
+    """A module: heading, notes on all its measures, and the measures in the order of the source."""
 
     heading: str
     about: str
@@ -82,19 +72,20 @@ class Group(NamedTuple):
 
 
 def groups() -> list[Group]:
+    """Return the modules in the order of the page."""
     functions = [
         getattr(measure, name) for name in measure.__all__ if inspect.isfunction(getattr(measure, name))
     ]
-    placed = []
-    others = sorted({f.__module__.rpartition(".")[2] for f in functions} - set(FIRST))
-    for module in (*FIRST, *others):
+    groups = []
+    others = {f.__module__.rpartition(".")[2] for f in functions} - set(FIRST)
+    for module in (*FIRST, *sorted(others)):
         own = [f for f in functions if f.__module__ == f"unsoft.measure.{module}"]
         own.sort(key=lambda f: f.__code__.co_firstlineno)
         text = inspect.getdoc(inspect.getmodule(own[0]))
-        heading = re.match(r".*?[?.]", text)[0]
+        heading = re.match(r".*?[.]", text)[0]
         about = text.removeprefix(heading).strip().replace("``", "`")
-        placed.append(Group(heading.rstrip("."), about, [entry(f) for f in own]))
-    return placed
+        groups.append(Group(heading.rstrip("."), about, [entry(f) for f in own]))
+    return groups
 
 
 def row(item: Entry) -> str:
@@ -108,8 +99,7 @@ def page() -> str:
         "# Measures",
         "",
         "Written by `python docs/generate/measures.py` from the docstrings of `src/unsoft/measure/`; do not"
-        " edit by"
-        " hand. The",
+        " edit by hand. The",
         "examples of single measures assume `import torch` and `from unsoft.measure import *`.",
         "",
     ]

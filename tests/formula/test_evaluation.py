@@ -47,9 +47,9 @@ FUNCTIONS = [
 @pytest.mark.parametrize("text", FUNCTIONS)
 def test_values(text, exact):
     expr = parse(text)
-    found = evaluate(expr, {"s": VALUES, "m": 0.7})
+    result = evaluate(expr, {"s": VALUES, "m": 0.7})
     expected = [float(exact(expr, {"s": s, "m": 0.7})) for s in VALUES.tolist()]
-    torch.testing.assert_close(found, torch.tensor(expected, dtype=torch.float64), rtol=4e-15, atol=1e-300)
+    torch.testing.assert_close(result, torch.tensor(expected, dtype=torch.float64), rtol=4e-15, atol=1e-300)
 
 
 @pytest.mark.parametrize(
@@ -57,9 +57,9 @@ def test_values(text, exact):
 )
 def test_values_for_positive_arguments(text, exact):
     expr, s = parse(text), VALUES[VALUES > 0]
-    found = evaluate(expr, {"s": s, "m": 0.7})
+    result = evaluate(expr, {"s": s, "m": 0.7})
     expected = [float(exact(expr, {"s": x, "m": 0.7})) for x in s.tolist()]
-    torch.testing.assert_close(found, torch.tensor(expected, dtype=torch.float64), rtol=4e-15, atol=0)
+    torch.testing.assert_close(result, torch.tensor(expected, dtype=torch.float64), rtol=4e-15, atol=0)
 
 
 @pytest.mark.parametrize("op", ["abs", "sign", "relu", "exp", "tanh", "sigmoid", "erf", "sqrt", "log"])
@@ -73,7 +73,7 @@ def test_nan_passes_through_max_and_min(op, pattern):
     assert evaluate(parse(pattern.format(op)), {"s": torch.tensor(math.nan), "m": torch.tensor(1.0)}).isnan()
 
 
-def test_shape_is_the_broadcast_of_everything_given():
+def test_shape_is_the_broadcast_of_all_tensors():
     env = {"s": torch.ones(2, 1, 4), "m": torch.ones(3, 1), "n": 5}
     for text in ("s", "m", "n", "2", "s*m", "s*n"):
         assert evaluate(parse(text), env).shape == (2, 3, 4)
@@ -84,10 +84,10 @@ def test_shape_is_the_broadcast_of_everything_given():
     "text", ["2", "s", "s*0.1", "where(s > 0, 0.1, 0.2)", "max(s, 0.1)", "s + j", "0.1*n", "1/3"]
 )
 def test_dtype_is_that_of_the_tensors(text, dtype):
-    found = evaluate(parse(text), {"s": torch.ones(3, dtype=dtype), "j": torch.arange(3), "n": 3})
-    assert found.dtype == dtype
+    result = evaluate(parse(text), {"s": torch.ones(3, dtype=dtype), "j": torch.arange(3), "n": 3})
+    assert result.dtype == dtype
     if dtype == torch.float64 and text == "where(s > 0, 0.1, 0.2)":
-        assert found.tolist() == [0.1] * 3  # not rounded through float32
+        assert result.tolist() == [0.1] * 3  # not rounded through float32
 
 
 def test_several_at_once_equal_one_by_one():
@@ -176,8 +176,8 @@ def test_vmap_and_its_gradients():
     assert torch.equal(torch.func.vmap(_function, (0, 0, None))(s, m, tau), _function(s, m, tau))
     loss = lambda s, m, tau: _function(s, m, tau).sum()  # noqa: E731
     each = torch.func.vmap(torch.func.grad(loss, argnums=(0, 1)), (0, 0, None))(s, m, tau)
-    for found, expected in zip(each, torch.func.grad(loss, argnums=(0, 1))(s, m, tau), strict=True):
-        torch.testing.assert_close(found, expected)
+    for result, expected in zip(each, torch.func.grad(loss, argnums=(0, 1))(s, m, tau), strict=True):
+        torch.testing.assert_close(result, expected)
 
 
 @pytest.mark.parametrize("name", formulas())
@@ -191,10 +191,10 @@ def test_gradients_of_every_mechanism(name):
 def test_compiles_without_a_graph_break_and_agrees():
     inputs = _inputs()
     compiled = torch.compile(_function, fullgraph=True, backend="aot_eager")
-    expected, found = _function(*inputs), compiled(*inputs)
-    torch.testing.assert_close(found, expected, rtol=1e-14, atol=1e-14)
+    expected, result = _function(*inputs), compiled(*inputs)
+    torch.testing.assert_close(result, expected, rtol=1e-14, atol=1e-14)
     for a, b in zip(
-        torch.autograd.grad(found.sum(), inputs), torch.autograd.grad(expected.sum(), inputs), strict=True
+        torch.autograd.grad(result.sum(), inputs), torch.autograd.grad(expected.sum(), inputs), strict=True
     ):
         torch.testing.assert_close(a, b, rtol=1e-14, atol=1e-14)
 

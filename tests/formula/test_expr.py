@@ -73,7 +73,7 @@ def test_constants_know_their_value():
 
 
 @pytest.mark.parametrize("bad", [True, "s", None, 1j])
-def test_operators_refuse_what_is_not_a_number(bad):
+def test_operators_reject_other_types(bad):
     with pytest.raises(TypeError):
         s + bad
 
@@ -146,5 +146,5 @@ def _grow(children: st.SearchStrategy[Expr]) -> st.SearchStrategy[Expr]:
 
 @settings(max_examples=200, deadline=None)
 @given(st.recursive(atoms, _grow, max_leaves=25))
-def test_text_reads_back_to_the_same_expression(expr):
+def test_text_parses_back_to_the_same_expression(expr):
     assert parse(str(expr)) is expr

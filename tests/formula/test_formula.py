@@ -1,4 +1,4 @@
-"""Formulas: what they accept, what they refuse and why, and how they travel."""
+"""Formulas: accepted arguments, errors, and serialisation."""
 
 import copy
 import json
@@ -135,7 +135,7 @@ def test_mass_degree(arguments, degree):
         ({"weight": ""}, "weight: the formula is empty"),
     ],
 )
-def test_refuses_with_a_reason(arguments, message):
+def test_errors_have_a_reason(arguments, message):
     with pytest.raises(FormulaError, match=message):
         Formula(**arguments)
 
@@ -150,17 +150,17 @@ def test_refuses_with_a_reason(arguments, message):
         ({"weight": "s", "params": [("tau", 1)]}, "params: expected a mapping"),
     ],
 )
-def test_wrong_types(arguments, message):
+def test_wrong_types_raise(arguments, message):
     with pytest.raises(TypeError, match=message):
         Formula(**arguments)
 
 
-def test_wrong_bias():
+def test_invalid_bias_raises():
     with pytest.raises(ValueError, match="bias: expected 'logit', 'strength' or None, not 'log'"):
         Formula("s", bias="log")
 
 
-def test_what_cannot_be_parsed_cannot_be_smuggled_in_as_an_expression():
+def test_expressions_pass_the_same_limits_as_text():
     with pytest.raises(FormulaError, match="too large"):
         Formula(symbol("s") ** 1000)
 
@@ -206,7 +206,7 @@ def test_a_row_of_mass_zero_has_weights_zero_and_finite_gradients():
         ("s*exp(abs(s))", "abs(s)*exp(abs(s))", 'overflows .* peak="abs'),
     ],
 )
-def test_exponentials_without_a_peak_are_refused(weight, mass, message):
+def test_exponentials_without_a_peak_raise(weight, mass, message):
     with pytest.raises(FormulaError, match=message):
         Formula(weight, mass)
 
@@ -224,7 +224,7 @@ def test_exponentials_without_a_peak_are_refused(weight, mass, message):
         ("abs(s)*exp(-abs(i - j))", "abs(s)*exp(-abs(i - j))"),
     ],
 )
-def test_no_peak_is_asked_for_where_none_could_help(weight, mass):
+def test_no_peak_is_required_where_none_could_help(weight, mass):
     assert Formula(weight, mass).peak is None
 
 

@@ -51,8 +51,8 @@ def test_slopes_are_those_of_torch(text):
     for power in (1.0, 1.5, 2.0, 3.0):
         for point in POINTS:
             expected = gradients(LIKE_TORCH[text], point, power)
-            found = gradients(lambda s, p: evaluate(expr, {"s": s, "p": p}), point, power)
-            assert found == pytest.approx(expected, rel=1e-12, abs=1e-300), (point, power)
+            result = gradients(lambda s, p: evaluate(expr, {"s": s, "p": p}), point, power)
+            assert result == pytest.approx(expected, rel=1e-12, abs=1e-300), (point, power)
 
 
 @pytest.mark.parametrize("power", [0.0, 0.25, 1.0, 1.5, 2.0])
@@ -61,13 +61,13 @@ def test_a_power_of_zero_is_flat_in_its_exponent(power):
     s = torch.zeros(3, dtype=torch.float64)
     p = torch.tensor(power, dtype=torch.float64, requires_grad=True)
     plain = torch.autograd.grad((s**p).sum(), p)[0].item()
-    (found,) = torch.autograd.grad(evaluate(expr, {"s": s, "p": p}).sum(), p)
-    assert found.item() == plain == 0.0
+    (result,) = torch.autograd.grad(evaluate(expr, {"s": s, "p": p}).sum(), p)
+    assert result.item() == plain == 0.0
 
 
 def test_a_power_of_exponent_zero_is_flat_in_its_base():
-    found = gradients(lambda s, p: evaluate(parse("s**p", ["s", "p"]), {"s": s, "p": p}), 0.0, 0.0)
-    assert found == gradients(lambda s, p: s**p, 0.0, 0.0) == [0.0, 0.0]
+    result = gradients(lambda s, p: evaluate(parse("s**p", ["s", "p"]), {"s": s, "p": p}), 0.0, 0.0)
+    assert result == gradients(lambda s, p: s**p, 0.0, 0.0) == [0.0, 0.0]
 
 
 @pytest.mark.parametrize(
@@ -75,8 +75,8 @@ def test_a_power_of_exponent_zero_is_flat_in_its_base():
 )
 def test_the_slope_of_abs_at_zero_wins_against_an_infinite_one(text):
     """torch multiplies infinity by 0 here; one zero query would make all weights of a model NaN."""
-    found = gradients(lambda s, p: evaluate(parse(text, ["s", "p"]), {"s": s, "p": p}), 0.0, 0.5)
-    assert found == [0.0, 0.0]
+    result = gradients(lambda s, p: evaluate(parse(text, ["s", "p"]), {"s": s, "p": p}), 0.0, 0.5)
+    assert result == [0.0, 0.0]
     away = gradients(lambda s, p: evaluate(parse(text, ["s", "p"]), {"s": s, "p": p}), 1e-8, 0.5)
     assert all(math.isfinite(x) for x in away) and away[0] != 0
 

@@ -22,6 +22,7 @@ from unsoft.formula.sympy_bridge import from_sympy, to_sympy
 from unsoft.lab.report import page
 from unsoft.testing import check_mechanism
 from unsoft.testing.rounding import with_error
+from unsoft.theory.weight import signed_log
 
 SYMPY_HAS_NO = ("expm1", "expdiff", "log1p", "sigmoid", "relu", "softplus")  # they become what they mean
 SORTED_BY_SYMPY = ("max", "min")
@@ -75,8 +76,8 @@ def test_a_new_operation_works_everywhere(asinh):
     assert to_sympy(parse("asinh(2*s)")) == sympy.asinh(2 * s) and from_sympy(sympy.asinh(s)) == parse(
         "asinh(s)"
     )
-    for found in _run_javascript(formula, "asinh(2*s)/n"):
-        assert found == pytest.approx(row, rel=1e-13)
+    for result in _run_javascript(formula, "asinh(2*s)/n"):
+        assert result == pytest.approx(row, rel=1e-13)
     # theory and battery
     sparsity = float(theory.sparsity(formula, 0.0, 1.0))
     assert 0.79 < sparsity < 1 and sparsity == pytest.approx(
@@ -114,7 +115,7 @@ def test_every_function_is_itself_in_sympy_and_in_the_theory(name):
     value = float(to_sympy(expr).subs(symbols))
     s = torch.tensor(0.7, dtype=torch.float64)
     assert value == pytest.approx(evaluate(expr, {"s": s, "n": 3.0}).item(), rel=1e-14)
-    plain, sign, log = theory.signed_log.signed_log(expr, {"s": s, "n": 3.0})
+    plain, sign, log = signed_log(expr, {"s": s, "n": 3.0})
     assert (plain.item(), (sign * log.exp()).item()) == pytest.approx((value, value), rel=1e-14)
     if name not in (*SYMPY_HAS_NO, *SORTED_BY_SYMPY):
         assert from_sympy(to_sympy(expr)) == expr
@@ -133,5 +134,5 @@ def test_logarithms_take_over_where_floats_end(name):
         with mpmath.workdps(1000):
             true = exact(mpmath.mpf(x))
             sign, log = float(mpmath.sign(true)), float(mpmath.log(abs(true)))
-        found = theory.signed_log.signed_log(parse(f"{name}(s)"), {"s": torch.tensor(x, dtype=torch.float64)})
-        assert (found.sign.item(), found.log.item()) == pytest.approx((sign, log), rel=1e-14, abs=1e-14)
+        result = signed_log(parse(f"{name}(s)"), {"s": torch.tensor(x, dtype=torch.float64)})
+        assert (result.sign.item(), result.log.item()) == pytest.approx((sign, log), rel=1e-14, abs=1e-14)

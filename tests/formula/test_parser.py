@@ -1,4 +1,4 @@
-"""The grammar: what is read, how it is read, and how quickly everything else is refused."""
+"""The grammar, and errors for everything else."""
 
 import sys
 
@@ -37,7 +37,7 @@ s, m, n = symbol("s"), symbol("m"), symbol("n")
         ("sigmoid(relu(erf(tanh(sqrt(log(abs(s)))))))", None),
     ],
 )
-def test_reads(text, expected):
+def test_parses(text, expected):
     parsed = parse(text)
     assert expected is None or parsed is expected
     assert parse(str(parsed)) is parsed
@@ -113,7 +113,7 @@ def test_reads(text, expected):
         ("s := 1", 2, "unexpected ':'"),
     ],
 )
-def test_refuses_and_points(text, column, message):
+def test_errors_point_at_the_problem(text, column, message):
     with pytest.raises(FormulaError, match=message) as caught:
         parse(text, ("s", "m", "n", "i", "j", "tau"), argument="mass")
     problem, shown, caret, allowed = str(caught.value).split("\n")
@@ -140,7 +140,7 @@ def test_refuses_and_points(text, column, message):
     ],
     ids=lambda text: f"{text[:8]}x{len(text)}",
 )
-def test_hostile_text_is_refused_quickly(text):
+def test_hostile_text_is_rejected_quickly(text):
     """Counted in function calls, not in seconds: 20,000 of them take some milliseconds."""
     calls = 0
 
@@ -164,7 +164,7 @@ def test_the_limits_themselves_are_usable():
     parse("s**-64")
 
 
-def test_long_texts_are_cut_around_the_place():
+def test_long_texts_are_cut_around_the_problem():
     with pytest.raises(FormulaError) as caught:
         parse("s + " * 200 + "q" + " + s" * 200)
     _, shown, caret, _ = str(caught.value).split("\n")

@@ -107,8 +107,8 @@ def test_torch_expression(text):
         "s": torch.tensor(LOGITS, dtype=torch.float64),
         "m": torch.tensor(0.7, dtype=torch.float64),
     }
-    found = eval(torch_expression(parse(text)), scope) + 0 * scope["s"]
-    torch.testing.assert_close(found, _expected(text), rtol=1e-14, atol=1e-300)
+    result = eval(torch_expression(parse(text)), scope) + 0 * scope["s"]
+    torch.testing.assert_close(result, _expected(text), rtol=1e-14, atol=1e-300)
 
 
 # -- JavaScript
@@ -145,17 +145,17 @@ def javascript():
 
 @pytest.mark.parametrize("name", FORMULAS)
 def test_javascript_source(name, javascript):
-    for row, found in zip(ROWS, javascript["rows"][name], strict=True):
+    for row, result in zip(ROWS, javascript["rows"][name], strict=True):
         expected = FORMULAS[name].row(torch.tensor(row, dtype=torch.float64))
         torch.testing.assert_close(
-            torch.tensor(found, dtype=torch.float64), expected, rtol=1e-13, atol=1e-300
+            torch.tensor(result, dtype=torch.float64), expected, rtol=1e-13, atol=1e-300
         )
 
 
 @pytest.mark.parametrize("text", EXPRESSIONS)
 def test_javascript_arrow(text, javascript):
-    found = torch.tensor(javascript["values"][text], dtype=torch.float64)
-    torch.testing.assert_close(found, _expected(text), rtol=1e-14, atol=1e-300)
+    result = torch.tensor(javascript["values"][text], dtype=torch.float64)
+    torch.testing.assert_close(result, _expected(text), rtol=1e-14, atol=1e-300)
 
 
 def test_javascript_takes_parameters_and_position():
@@ -198,14 +198,14 @@ def cpp(tmp_path_factory):
     if compiler is None:
         pytest.skip("no C++ compiler is installed")
     spaces, prints = [], []
-    for place, formula in enumerate(FORMULAS.values()):
-        spaces.append(_struct(f"f{place}", formula))
-        prints.append(f"show<f{place}::Formula>();")
-    for place, text in enumerate(EXPRESSIONS):
+    for position, formula in enumerate(FORMULAS.values()):
+        spaces.append(_struct(f"f{position}", formula))
+        prints.append(f"show<f{position}::Formula>();")
+    for position, text in enumerate(EXPRESSIONS):
         # m is the expression's own: the mass makes it a legal formula, and is not looked at
         formula = Formula(text, "1", facts=Facts(signed=True)) if "m" not in text else _with_m(text)
-        spaces.append(_struct(f"e{place}", formula))
-        prints += [f"show_at<e{place}::Formula>({literal(s)});" for s in LOGITS]
+        spaces.append(_struct(f"e{position}", formula))
+        prints += [f"show_at<e{position}::Formula>({literal(s)});" for s in LOGITS]
     folder = tmp_path_factory.mktemp("cpp")
     source = ["#include <cstdio>", '#include "simd.h"', PRINT, *spaces, "int main() {", *prints, "}"]
     (folder / "all.cpp").write_text("\n".join(source))
@@ -235,7 +235,7 @@ def _struct(name, formula):
 
 
 def _cpp_values(formula):
-    """What ``show`` prints: peak, weight and its slope, and with a mass also that, its slope,
+    """Numbers that ``show`` prints: peak, weight and its slope, and with a mass also that, its slope,
     offset and norm."""
     weight, mass, zero, z = formula.weight, formula.mass, parse("0"), symbol("z")
     yield from [] if formula.peak is None else [formula.peak]

@@ -31,25 +31,25 @@ def by_hand(weights, directions, added, visible):
 
 
 @pytest.mark.parametrize("masked", [False, True])
-@pytest.mark.parametrize("given", ["values", "residual", "out_proj"])
-def test_definition(given, masked):
+@pytest.mark.parametrize("arguments", ["values", "residual", "out_proj"])
+def test_definition(arguments, masked):
     batch, heads, length, keys, dim = 2, 3, 4, 5, 6
-    width = {"values": dim, "residual": dim, "out_proj": 8}[given]
+    width = {"values": dim, "residual": dim, "out_proj": 8}[arguments]
     weights, values = normal(batch, heads, length, keys, seed=0), normal(batch, heads, keys, dim, seed=1)
-    residual = None if given == "values" else normal(batch, 1, keys, width, seed=2)
-    out_proj = normal(heads, dim, width, seed=3) if given == "out_proj" else None
+    residual = None if arguments == "values" else normal(batch, 1, keys, width, seed=2)
+    out_proj = normal(heads, dim, width, seed=3) if arguments == "out_proj" else None
     values[0, 0, 1] = 0  # a source without a direction
     if residual is not None:
         residual[1, 0, 2] = 0
     mask = torch.ones(length, keys, dtype=torch.bool).tril() if masked else None
-    found = measure.deletion(weights, values, residual, out_proj, mask)
+    result = measure.deletion(weights, values, residual, out_proj, mask)
     visible = torch.ones(length, keys, dtype=torch.bool) if mask is None else mask
     for b, h in itertools.product(range(batch), range(heads)):
         added = values[b, h] if out_proj is None else values[b, h] @ out_proj[h]
         directions = values[b, h] if residual is None else residual[b, 0]
         share, strength = by_hand(weights[b, h], directions.tolist(), added.tolist(), visible.tolist())
-        assert found.share[b, h].item() == pytest.approx(share, rel=1e-12)
-        assert found.strength[b, h].item() == pytest.approx(strength, rel=1e-12)
+        assert result.share[b, h].item() == pytest.approx(share, rel=1e-12)
+        assert result.strength[b, h].item() == pytest.approx(strength, rel=1e-12)
 
 
 def test_softmax_deletes_only_through_the_projection():
@@ -89,9 +89,9 @@ def test_size_of_the_source_does_not_matter(scale):
     weights, values, residual = (
         normal(*shape, seed=seed).float() for seed, shape in enumerate([(2, 3), (3, 2), (3, 2)])
     )
-    expected, found = (measure.deletion(weights, values * s, residual * s) for s in (1, scale))
-    torch.testing.assert_close(found.share, expected.share)
-    torch.testing.assert_close(found.strength, expected.strength)
+    expected, result = (measure.deletion(weights, values * s, residual * s) for s in (1, scale))
+    torch.testing.assert_close(result.share, expected.share)
+    torch.testing.assert_close(result.strength, expected.strength)
 
 
 def test_half_precision_and_gradient():
@@ -139,6 +139,42 @@ def test_half_precision_and_gradient():
         ),
     ],
 )
-def test_bad_input(arguments, error, message):
+def test_invalid_arguments_raise(arguments, error, message):
     with pytest.raises(error, match=message):
         measure.deletion(*arguments)
+
+
+def dynamic_by_hand(x, y):
+    scores = []
+    for j in range(x.shape[1]):
+        wrote = removed = mixed = 0.0
+        for i in range(x.shape[0]):
+            size = min(abs(x[i, j].item()), abs(y[i, j].item()))
+            if x[i, j] * y[i, j] < 0:
+                mixed += size
+            elif x[i, j] > 0:
+                wrote += size
+            else:
+                removed += size
+        if wrote + removed + mixed:
+            scores.append((2 * min(wrote, removed) - mixed) / (wrote + removed + mixed))
+    return max(0.0, sum(scores) / len(scores)) if scores else 0.0
+
+
+def test_definition_of_dynamic_deletion():
+    x = normal(6, 5, seed=0)
+    y = x + 0.3 * normal(6, 5, seed=1)
+    expected = dynamic_by_hand(x, y)
+    assert measure.dynamic_deletion(x, y).item() == pytest.approx(expected) and expected > 0.1
+
+
+def test_static_random_and_zero_weights_are_not_dynamic():
+    static = normal(40, 8, seed=0).abs() * normal(1, 8, seed=1).sign()
+    assert measure.dynamic_deletion(static, static) == 0
+    assert measure.dynamic_deletion(normal(400, 50, seed=0), normal(400, 50, seed=2)) < 0.02
+    assert measure.dynamic_deletion(torch.zeros(4, 3), torch.zeros(4, 3)) == 0
+
+
+def test_shapes_of_dynamic_deletion_must_match():
+    with pytest.raises(ValueError, match="'again'"):
+        measure.dynamic_deletion(torch.zeros(2, 3), torch.zeros(3, 3))

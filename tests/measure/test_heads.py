@@ -24,12 +24,12 @@ def by_hand(weights, visible):
     """(H, L, S) -> (H, H)."""
     out = torch.zeros(len(weights), len(weights), dtype=torch.float64)
     for g, h in itertools.product(range(len(weights)), repeat=2):
-        found = []
+        result = []
         for i in range(weights.shape[1]):
             pair = [torch.where(visible[head, i], weights[head, i], 0.0).tolist() for head in (g, h)]
             if any(pair[0]) and any(pair[1]):
-                found.append(cosine(*pair))
-        out[g, h] = sum(found) / len(found) if found else 0.0
+                result.append(cosine(*pair))
+        out[g, h] = sum(result) / len(result) if result else 0.0
     return out
 
 
@@ -41,16 +41,16 @@ def test_definition(monkeypatch, masked, block):
     weights[0, 1, 2] = 0  # a row without mass
     weights[1, 2] = 0  # a head without mass
     mask = torch.ones(5, 6, dtype=torch.bool).tril(-1) if masked else None  # the first row sees nothing
-    found = measure.head_similarity(weights, mask)
+    result = measure.head_similarity(weights, mask)
     visible = torch.ones(3, 5, 6, dtype=torch.bool) if mask is None else mask.expand(3, 5, 6)
     for b in range(2):
-        torch.testing.assert_close(found[b], by_hand(weights[b], visible), rtol=1e-12, atol=1e-12)
+        torch.testing.assert_close(result[b], by_hand(weights[b], visible), rtol=1e-12, atol=1e-12)
 
 
 def test_copies_and_scale():
     head = normal(1, 4, 5)
-    found = measure.head_similarity(torch.cat([head, 1e-200 * head, -3 * head]))
-    torch.testing.assert_close(found, torch.tensor([[1.0, 1, -1], [1, 1, -1], [-1, -1, 1]]).double())
+    result = measure.head_similarity(torch.cat([head, 1e-200 * head, -3 * head]))
+    torch.testing.assert_close(result, torch.tensor([[1.0, 1, -1], [1, 1, -1], [-1, -1, 1]]).double())
 
 
 def test_edges():
@@ -76,10 +76,10 @@ def test_nan_stays_with_its_head():
 
 def test_parameters():
     parameters = normal(4, 3, 5)
-    found = measure.parameter_similarity(parameters)
+    result = measure.parameter_similarity(parameters)
     for g, h in itertools.product(range(4), repeat=2):
         pair = parameters[g].flatten().tolist(), parameters[h].flatten().tolist()
-        assert found[g, h].item() == pytest.approx(cosine(*pair), rel=1e-12)
+        assert result[g, h].item() == pytest.approx(cosine(*pair), rel=1e-12)
     assert measure.parameter_similarity(parameters.half()).dtype == torch.float32
 
 
@@ -92,7 +92,7 @@ def test_gradients():
     assert zeros.grad.eq(0).all()
 
 
-def test_bad_input():
+def test_invalid_arguments_raise():
     with pytest.raises(
         ValueError, match=r"'weights' has shape \(2, 3\); expected \(..., heads, queries, keys\)"
     ):

@@ -7,7 +7,7 @@ import torch
 
 import unsoft
 from unsoft import measure
-from unsoft.measure.separation import _chance_of_less
+from unsoft.measure.mechanism import _chance_of_less
 from unsoft.mechanisms import formulas
 
 FORMULAS = formulas()
@@ -20,29 +20,29 @@ def test_auc_counts_pairs():
 
 
 @pytest.mark.parametrize("name", ["relu", "relu2", "softpick"])
-def test_what_is_cut_at_zero_cannot_be_told_apart(name):
+def test_weights_cut_at_zero_cannot_be_distinguished(name):
     assert measure.discrimination(FORMULAS[name], spread=0) == (0.5, 0.0)
     # A random direction has a positive logit half the time, and then it gets more than the opposed key's 0.
     assert measure.discrimination(FORMULAS[name]).auc == pytest.approx(0.75, abs=0.03)
 
 
 @pytest.mark.parametrize("name", ["cog", "sinh", "identity", "polynomial"])
-def test_signed_mechanisms_tell_and_mean_it(name):
-    found = measure.discrimination(FORMULAS[name])
-    assert found.auc > 0.99 and found.gap > 3
+def test_signed_mechanisms_separate_clearly(name):
+    result = measure.discrimination(FORMULAS[name])
+    assert result.auc > 0.99 and result.gap > 3
 
 
-def test_softmax_tells_but_has_little_to_take_away():
-    found = measure.discrimination(FORMULAS["softmax"], spread=0)
-    assert found.auc > 0.99
-    assert found.gap < 1  # a neutral key has less than a fair share, and a weight cannot go below 0
+def test_softmax_orders_but_has_a_small_gap():
+    result = measure.discrimination(FORMULAS["softmax"], spread=0)
+    assert result.auc > 0.99
+    assert result.gap < 1  # a neutral key has less than a fair share, and a weight cannot go below 0
 
 
 def test_gap_of_identity_by_quadrature():
     """With one key the row is its own mass: +-1 each, so the gap is 1 - (-1) when irrelevant is positive,
     else 0."""
-    found = measure.discrimination(FORMULAS["identity"], keys=1, geometries=20_000)
-    assert found.gap == pytest.approx(1.0, abs=0.03)
+    result = measure.discrimination(FORMULAS["identity"], keys=1, geometries=20_000)
+    assert result.gap == pytest.approx(1.0, abs=0.03)
 
 
 def test_geometry_has_the_cosines_it_promises():
@@ -77,11 +77,11 @@ def test_seed_repeats():
         ({"opposition": 1.5}, ValueError, "'opposition' is 1.5; .* between 0 and 1"),
         ({"opposition": math.nan}, ValueError, "'opposition'"),
         ({"spread": -1}, ValueError, "'spread'"),
-        ({"keys": 0}, ValueError, "'keys' is 0"),
+        ({"keys": 0}, ValueError, "'keys' must be"),
         ({"geometries": 2.0}, TypeError, "'geometries' must be a whole number"),
     ],
 )
-def test_bad_geometry(keywords, error, message):
+def test_invalid_geometry_raises(keywords, error, message):
     with pytest.raises(error, match=message):
         measure.discrimination(FORMULAS["softmax"], **keywords)
 
@@ -94,7 +94,7 @@ def test_bad_geometry(keywords, error, message):
         lambda mechanism: measure.unique_share(mechanism, [1, 2]),
     ],
 )
-def test_what_is_not_a_mechanism(run):
+def test_other_types_are_no_mechanism(run):
     with pytest.raises(TypeError, match=r"'mechanism' .* not 'cog'; .* unsoft.mechanisms\(\)\['cog'\]"):
         run("cog")
     with pytest.raises(ValueError, match="one weight for each logit"):
@@ -108,46 +108,46 @@ OTHERS = torch.tensor([0.3, -1.0, 2.0], dtype=torch.float64)
 
 
 def test_gradient_of_softmax_in_closed_form():
-    found = measure.gradient(FORMULAS["softmax"], LOGITS, OTHERS)
-    for place, s in enumerate(LOGITS):
+    result = measure.gradient(FORMULAS["softmax"], LOGITS, OTHERS)
+    for position, s in enumerate(LOGITS):
         a = torch.cat([s[None], OTHERS]).softmax(-1)
         jacobian = torch.diag(a) - torch.outer(a, a)
-        assert found.weight[place].item() == pytest.approx((a[0] * (1 - a[0])).item(), rel=1e-12)
-        assert found.key[place].item() == pytest.approx(jacobian[:, 0].norm().item(), rel=1e-12)
-        assert found.query[place].item() == pytest.approx(jacobian.norm().item(), rel=1e-12)
+        assert result.weight[position].item() == pytest.approx((a[0] * (1 - a[0])).item(), rel=1e-12)
+        assert result.key[position].item() == pytest.approx(jacobian[:, 0].norm().item(), rel=1e-12)
+        assert result.query[position].item() == pytest.approx(jacobian.norm().item(), rel=1e-12)
 
 
 @pytest.mark.parametrize("name", ["sigmoid", "sinh", "relu2", "swishmax", "softmax1"])
 def test_gradient_by_differences(name):
-    found, step = measure.gradient(FORMULAS[name], LOGITS, OTHERS), 1e-6
-    for place, s in enumerate(LOGITS):
+    result, step = measure.gradient(FORMULAS[name], LOGITS, OTHERS), 1e-6
+    for position, s in enumerate(LOGITS):
         row = torch.cat([s[None], OTHERS])
         nudges = torch.eye(4, dtype=torch.float64) * step
         slopes = [(FORMULAS[name].row(row + e) - FORMULAS[name].row(row - e)) / (2 * step) for e in nudges]
         jacobian = torch.stack(slopes, -1)
-        torch.testing.assert_close(found.weight[place], jacobian[0, 0].abs(), rtol=1e-6, atol=1e-9)
-        torch.testing.assert_close(found.key[place], jacobian[:, 0].norm(), rtol=1e-6, atol=1e-9)
-        torch.testing.assert_close(found.query[place], jacobian.norm(), rtol=1e-6, atol=1e-9)
+        torch.testing.assert_close(result.weight[position], jacobian[0, 0].abs(), rtol=1e-6, atol=1e-9)
+        torch.testing.assert_close(result.key[position], jacobian[:, 0].norm(), rtol=1e-6, atol=1e-9)
+        torch.testing.assert_close(result.query[position], jacobian.norm(), rtol=1e-6, atol=1e-9)
 
 
-def test_gradient_is_what_a_random_loss_teaches():
+def test_gradient_is_that_of_a_random_loss():
     """The meaning given in the docstring, by Monte Carlo: values, keys and the loss' slope are drawn at
     random."""
     generator = torch.Generator().manual_seed(0)
     draws, dim, s = 20_000, 8, torch.tensor([-1.0], dtype=torch.float64)
-    found = measure.gradient(FORMULAS["softmax"], s, OTHERS)
+    result = measure.gradient(FORMULAS["softmax"], s, OTHERS)
     row = torch.cat([s, OTHERS])
     a = row.softmax(-1)
     jacobian = torch.diag(a) - torch.outer(a, a)
     value_slopes = torch.randn(draws, 4, dtype=torch.float64, generator=generator)
     logit_slopes = value_slopes @ jacobian
-    assert logit_slopes[:, 0].square().mean().sqrt().item() == pytest.approx(found.key.item(), rel=0.02)
+    assert logit_slopes[:, 0].square().mean().sqrt().item() == pytest.approx(result.key.item(), rel=0.02)
     keys = torch.randn(draws, 4, dim, dtype=torch.float64, generator=generator)
     query_slopes = torch.einsum("bj,bjd->bd", logit_slopes, keys) / math.sqrt(dim)
-    assert query_slopes.square().sum(-1).mean().sqrt().item() == pytest.approx(found.query.item(), rel=0.02)
+    assert query_slopes.square().sum(-1).mean().sqrt().item() == pytest.approx(result.query.item(), rel=0.02)
 
 
-def test_what_negative_logits_teach():
+def test_gradients_at_negative_logits():
     low = torch.tensor([-8.0], dtype=torch.float64)
     teaches = {
         name: measure.gradient(FORMULAS[name], low, OTHERS).key.item()
@@ -158,7 +158,7 @@ def test_what_negative_logits_teach():
     assert teaches["identity"] == pytest.approx(1 / 4)
 
 
-def test_constant_weights_teach_nothing():
+def test_constant_weights_have_no_gradient():
     for constant in (torch.ones_like, lambda logits: logits.detach(), lambda logits: 0 * logits):
         assert measure.gradient(constant, LOGITS, OTHERS).query.eq(0).all()
 
@@ -166,11 +166,11 @@ def test_constant_weights_teach_nothing():
 def test_gradient_leaves_its_inputs_alone_and_works_under_no_grad():
     logits = LOGITS.clone().requires_grad_()
     with torch.no_grad():
-        found = measure.gradient(FORMULAS["sinh"], logits, OTHERS)
-    assert logits.grad is None and not found.query.requires_grad
+        result = measure.gradient(FORMULAS["sinh"], logits, OTHERS)
+    assert logits.grad is None and not result.query.requires_grad
 
 
-def test_bad_logits():
+def test_invalid_logits_raise():
     with pytest.raises(ValueError, match="must have one dimension"):
         measure.gradient(FORMULAS["relu"], torch.zeros(2, 2), torch.zeros(3))
     with pytest.raises(TypeError, match="'others' has dtype torch.int64"):
@@ -193,10 +193,10 @@ def test_unique_share_in_closed_form(clones):
         "sigmoid": lambda s: 1 / (1 + math.exp(math.log(n) - s)),
     }
     for name, w in weight.items():
-        found = measure.unique_share(unsoft.mechanisms()[name], [clones], unique=unique, clone=clone)
-        assert found.item() == pytest.approx(w(unique) / (w(unique) + clones * w(clone)), rel=1e-12)
+        result = measure.unique_share(unsoft.mechanisms()[name], [clones], unique=unique, clone=clone)
+        assert result.item() == pytest.approx(w(unique) / (w(unique) + clones * w(clone)), rel=1e-12)
 
 
-def test_bad_clones():
-    with pytest.raises(ValueError, match="'clones' is -1"):
+def test_invalid_clones_raise():
+    with pytest.raises(ValueError, match="'clones' must be .*-1"):
         measure.unique_share(FORMULAS["softmax"], [-1])

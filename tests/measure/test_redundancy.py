@@ -55,8 +55,8 @@ def shares_by_hand(row, worth, groups, visible):
 @pytest.mark.parametrize("seed", range(4))
 def test_groups(t, threshold, seed):
     keys = torch.stack([crowd(seed), normal(9, 4, seed=seed + 50)])
-    found = measure.key_groups(keys, t=t, threshold=threshold)
-    for labels, points in zip(found, keys, strict=True):
+    result = measure.key_groups(keys, t=t, threshold=threshold)
+    for labels, points in zip(result, keys, strict=True):
         assert torch.equal(labels, groups_by_hand(points, t, threshold))
 
 
@@ -115,46 +115,46 @@ def test_no_keys():
     ],
     ids=["none", "padding", "causal", "nothing"],
 )
-def test_definition_with_given_magnitude(mask):
+def test_definition_with_explicit_magnitude(mask):
     weights = normal(2, 3, 9, 9)
     weights[0, 0, 4] = 0
     keys = torch.stack([crowd(head) for head in range(3)])
     worth = torch.stack([worth_by_hand(points) for points in keys])
-    found = measure.hijack(weights, keys, mask, magnitude_weights=worth)
+    result = measure.hijack(weights, keys, mask, magnitude_weights=worth)
     visible = torch.ones(9, 9, dtype=torch.bool) if mask is None else mask.expand(9, 9)
     for b, h, i in itertools.product(range(2), range(3), range(9)):
         groups = groups_by_hand(keys[h], 1.0, 0.5, visible.any(0).tolist())
         attention, magnitude = shares_by_hand(
             weights[b, h, i].tolist(), worth[h].tolist(), groups.tolist(), visible[i].tolist()
         )
-        assert found.attention_share[b, h, i].item() == pytest.approx(attention, rel=1e-12)
-        assert found.magnitude_share[b, h, i].item() == pytest.approx(magnitude, rel=1e-12)
-        assert found.excess[b, h, i].item() == pytest.approx(attention - magnitude, abs=1e-12)
+        assert result.attention_share[b, h, i].item() == pytest.approx(attention, rel=1e-12)
+        assert result.magnitude_share[b, h, i].item() == pytest.approx(magnitude, rel=1e-12)
+        assert result.excess[b, h, i].item() == pytest.approx(attention - magnitude, abs=1e-12)
 
 
-def test_magnitude_may_be_given_for_each_row():
+def test_magnitude_per_row():
     weights, keys, causal = normal(9, 9).softmax(-1), crowd(), torch.ones(9, 9, dtype=torch.bool).tril()
     prefixes = torch.zeros(9, 9, dtype=torch.float64)
     for i in range(9):
         prefixes[i, : i + 1] = worth_by_hand(keys[: i + 1])
-    found = measure.hijack(weights, keys, causal, magnitude_weights=prefixes)
+    result = measure.hijack(weights, keys, causal, magnitude_weights=prefixes)
     groups = groups_by_hand(keys, 1.0, 0.5).tolist()
     for i in range(9):
         _, magnitude = shares_by_hand(weights[i].tolist(), prefixes[i].tolist(), groups, causal[i].tolist())
-        assert found.magnitude_share[i].item() == pytest.approx(magnitude, rel=1e-12)
+        assert result.magnitude_share[i].item() == pytest.approx(magnitude, rel=1e-12)
 
 
 def test_no_crowd_no_hijack():
     keys = torch.eye(4) * 50
-    found = measure.hijack(torch.rand(3, 4), keys, magnitude_weights=torch.ones(4))
-    assert all(share.eq(0).all() for share in found)
+    result = measure.hijack(torch.rand(3, 4), keys, magnitude_weights=torch.ones(4))
+    assert all(share.eq(0).all() for share in result)
 
 
 def test_rows_without_mass_and_hidden_nan():
     keys = torch.zeros(3, 2)
     weights = torch.tensor([[0.0, 0.0, 0.0], [1.0, 1.0, NAN]])
-    found = measure.hijack(weights, keys, torch.tensor([True, True, False]), magnitude_weights=torch.ones(3))
-    assert found.attention_share.tolist() == [0, 1]
+    result = measure.hijack(weights, keys, torch.tensor([True, True, False]), magnitude_weights=torch.ones(3))
+    assert result.attention_share.tolist() == [0, 1]
     assert measure.hijack(
         weights, keys, magnitude_weights=torch.ones(3)
     ).attention_share.isnan().tolist() == [
@@ -199,7 +199,7 @@ def test_rows_that_see_different_keys_need_their_own_magnitude():
         ),
     ],
 )
-def test_bad_input(arguments, keywords, error, message):
+def test_invalid_arguments_raise(arguments, keywords, error, message):
     with pytest.raises(error, match=message):
         measure.hijack(*arguments, **({"magnitude_weights": torch.ones(3)} | keywords))
 
@@ -209,22 +209,22 @@ def test_magnitude_of_the_library(seed):
     """Needs unsoft.magnitude."""
     weights, keys = normal(2, 5, 9).softmax(-1), torch.stack([crowd(seed), crowd(seed + 7)])
     worth = torch.stack([worth_by_hand(points, t=2.0, eps=0.1) for points in keys])
-    given = measure.hijack(weights, keys, t=2.0, eps=0.1, magnitude_weights=worth)
-    found = measure.hijack(weights, keys, t=2.0, eps=0.1)
-    torch.testing.assert_close(found.magnitude_share, given.magnitude_share, rtol=1e-4, atol=1e-5)
+    explicit = measure.hijack(weights, keys, t=2.0, eps=0.1, magnitude_weights=worth)
+    result = measure.hijack(weights, keys, t=2.0, eps=0.1)
+    torch.testing.assert_close(result.magnitude_share, explicit.magnitude_share, rtol=1e-4, atol=1e-5)
 
 
 def test_magnitude_of_the_library_with_padding():
     """Needs unsoft.magnitude. Hidden keys have no part in the magnitude."""
     weights, keys = normal(2, 5, 9).softmax(-1), torch.stack([crowd(1), crowd(8)])
     exists = torch.tensor([[True] * 6 + [False] * 3, [True] * 9])[:, None]
-    found = measure.hijack(weights, keys, exists)
+    result = measure.hijack(weights, keys, exists)
     for b, count in enumerate((6, 9)):
         alone = measure.hijack(
             weights[b, :, :count], keys[b, :count], magnitude_weights=worth_by_hand(keys[b, :count])
         )
-        torch.testing.assert_close(found.magnitude_share[b], alone.magnitude_share, rtol=1e-4, atol=1e-5)
-        torch.testing.assert_close(found.attention_share[b], alone.attention_share)
+        torch.testing.assert_close(result.magnitude_share[b], alone.magnitude_share, rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(result.attention_share[b], alone.attention_share)
 
 
 def test_a_crowd_takes_more_than_it_is_worth():
@@ -235,6 +235,6 @@ def test_a_crowd_takes_more_than_it_is_worth():
     keys = torch.zeros(51, 8, dtype=torch.float64)
     keys[0] = 10
     row = torch.tensor([[20.0] + [1.0] * 50], dtype=torch.float64) / 70
-    found = measure.hijack(row, keys, eps=1e-6)
-    assert found.attention_share.item() == pytest.approx(50 / 70)
-    assert found.magnitude_share.item() == pytest.approx(0.5, abs=1e-4)
+    result = measure.hijack(row, keys, eps=1e-6)
+    assert result.attention_share.item() == pytest.approx(50 / 70)
+    assert result.magnitude_share.item() == pytest.approx(0.5, abs=1e-4)

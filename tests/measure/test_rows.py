@@ -102,9 +102,9 @@ SHAPE = (2, 3, 5, 7)
 def test_definition(name, kind):
     weights, mask = random_weights(*SHAPE), masks(SHAPE)[kind]
     weights[0, 1, 2] = 0  # a row without mass
-    found = call(name, weights, mask)
-    assert found.shape == SHAPE[:-1] and found.dtype == torch.float64
-    torch.testing.assert_close(found, reference(name, weights, mask), rtol=1e-13, atol=1e-14)
+    result = call(name, weights, mask)
+    assert result.shape == SHAPE[:-1] and result.dtype == torch.float64
+    torch.testing.assert_close(result, reference(name, weights, mask), rtol=1e-13, atol=1e-14)
 
 
 @pytest.mark.parametrize("name", NO_MASS)
@@ -187,9 +187,9 @@ def test_scale_does_not_matter(name, scale):
 @pytest.mark.parametrize("name", NO_MASS)
 def test_half_precision_is_summed_in_float32(name, dtype):
     weights = random_weights(3, 4000, dtype=dtype) * 100  # in float16 sums and squares would overflow
-    found = call(name, weights)
-    assert found.dtype == torch.float32
-    torch.testing.assert_close(found, reference(name, weights, None).float(), rtol=2e-5, atol=2e-5)
+    result = call(name, weights)
+    assert result.dtype == torch.float32
+    torch.testing.assert_close(result, reference(name, weights, None).float(), rtol=2e-5, atol=2e-5)
 
 
 @pytest.mark.parametrize("name", NO_MASS)
@@ -205,19 +205,19 @@ def test_not_finite_stays_in_its_row(name, bad):
     weights = random_weights(4, 6)
     spoilt = weights.clone()
     spoilt[1, 2] = bad
-    found, clean = call(name, spoilt), call(name, weights)
-    assert not found[1].isfinite() if name == "row_sum" else found[1].isnan()
+    result, clean = call(name, spoilt), call(name, weights)
+    assert not result[1].isfinite() if name == "row_sum" else result[1].isnan()
     for row in (0, 2, 3):
-        assert found[row] == clean[row]
+        assert result[row] == clean[row]
 
 
 @pytest.mark.parametrize("name", NO_MASS)
 def test_hidden_entries_change_nothing(name):
     weights, mask = random_weights(4, 6), masks((4, 6))["some"]
     spoilt = torch.where(mask, weights, NAN).requires_grad_()
-    found = call(name, spoilt, mask)
-    assert torch.equal(found, call(name, torch.where(mask, weights, 7.0), mask))
-    found.sum().backward()
+    result = call(name, spoilt, mask)
+    assert torch.equal(result, call(name, torch.where(mask, weights, 7.0), mask))
+    result.sum().backward()
     assert spoilt.grad.isfinite().all() and (spoilt.grad[~mask] == 0).all()
 
 
@@ -280,7 +280,7 @@ def test_vmap():
         (torch.ones(2, 2), torch.ones(2, 2, device="meta").bool(), ValueError, "'mask' is on device meta"),
     ],
 )
-def test_bad_input(name, weights, mask, error, message):
+def test_invalid_arguments_raise(name, weights, mask, error, message):
     with pytest.raises(error, match=message):
         call(name, weights, mask)
 
@@ -288,7 +288,7 @@ def test_bad_input(name, weights, mask, error, message):
 @pytest.mark.parametrize(
     ("value", "error"), [(0, ValueError), (-1, ValueError), (1.5, TypeError), (True, TypeError)]
 )
-def test_bad_counts(value, error):
+def test_invalid_counts_raise(value, error):
     with pytest.raises(error, match="'k'"):
         measure.top_mass(torch.ones(2), k=value)
     with pytest.raises(error, match="'sinks'"):
@@ -331,7 +331,7 @@ def test_no_copy_of_the_weights_is_made(name):
     assert 0 < largest.bytes <= LARGE.numel() * 4 // 4
 
 
-def test_a_copy_would_be_noticed():
+def test_a_copy_would_be_detected():
     with Largest() as largest:
         LARGE.transpose(0, 1).abs()
     assert largest.bytes == LARGE.numel() * 4

@@ -1,8 +1,9 @@
-"""Collapse against loops over tokens, and against matrices whose answers are known."""
+"""Collapse against loops over tokens and known matrices, decodability against least squares of numpy."""
 
 import itertools
 import math
 
+import numpy as np
 import pytest
 import torch
 
@@ -61,11 +62,11 @@ def recovery_by_hand(states, inputs, names):
 def test_definition(name, shape, masked):
     states = normal(*shape) + 3
     mask = torch.arange(shape[-2]) != 1 if masked else None
-    found = getattr(measure, name)(states, mask)
-    assert found.shape == shape[:-2]
+    result = getattr(measure, name)(states, mask)
+    assert result.shape == shape[:-2]
     for at in itertools.product(*map(range, shape[:-2])):
         visible = states[at] if mask is None else states[at][mask]
-        assert found[at].item() == pytest.approx(by_hand(name, visible.tolist()), rel=1e-9, abs=1e-9)
+        assert result[at].item() == pytest.approx(by_hand(name, visible.tolist()), rel=1e-9, abs=1e-9)
 
 
 @pytest.mark.parametrize("named", [False, True])
@@ -75,11 +76,11 @@ def test_recovery(noise, named):
     inputs[:, [3, 7, 6]] = inputs[:, [0, 0, 1]]  # repeated tokens
     states = 2 * inputs + noise * normal(2, 8, 3, seed=1) + 10
     exists = torch.tensor([[True] * 8, [True] * 6 + [False] * 2])
-    found = measure.recovery(states, inputs, exists, tokens if named else None)
+    result = measure.recovery(states, inputs, exists, tokens if named else None)
     for b, count in enumerate((8, 6)):
         names = tokens.tolist()[:count] if named else list(range(count))
         expected = recovery_by_hand(states[b, :count].tolist(), inputs[b, :count].tolist(), names)
-        assert found[b].item() == pytest.approx(expected, rel=1e-12)
+        assert result[b].item() == pytest.approx(expected, rel=1e-12)
 
 
 def test_ties_up_to_rounding():
@@ -90,7 +91,7 @@ def test_ties_up_to_rounding():
     assert measure.recovery(states, inputs).item() == pytest.approx(1 / 9)
 
 
-def test_evolution_noise_and_collapse_are_told_apart():
+def test_evolution_noise_and_collapse_are_distinguished():
     inputs = normal(64, 32)
     layers = torch.stack(
         [
@@ -131,7 +132,7 @@ def test_known_ranks():
 
 
 @pytest.mark.parametrize("value", [0.1, 12345.678])
-def test_equal_tokens_leave_next_to_nothing(value):
+def test_equal_tokens_have_almost_no_residual(value):
     """The mean of equal float32 numbers is not exactly that number."""
     states = torch.full((1000, 3), value)
     assert measure.residual(states) < 1e-9 * value
@@ -154,8 +155,8 @@ def test_nan_shows_if_visible(name):
     states = normal(2, 4, 3)
     spoilt = states.clone()
     spoilt[0, 1] = NAN
-    found = getattr(measure, name)(spoilt)
-    assert found.isnan().tolist() == [True, False]
+    result = getattr(measure, name)(spoilt)
+    assert result.isnan().tolist() == [True, False]
     mask = torch.tensor([True, False, True, True])
     assert torch.equal(getattr(measure, name)(spoilt, mask), getattr(measure, name)(states, mask))
 
@@ -180,13 +181,13 @@ def test_gradient(name):
 @pytest.mark.parametrize("name", NUMBERS)
 def test_half_precision(name):
     states = normal(6, 4).bfloat16()
-    found = getattr(measure, name)(states)
-    assert found.dtype == torch.float32
-    assert found.item() == pytest.approx(by_hand(name, states.tolist()), rel=1e-5)
+    result = getattr(measure, name)(states)
+    assert result.dtype == torch.float32
+    assert result.item() == pytest.approx(by_hand(name, states.tolist()), rel=1e-5)
 
 
 @pytest.mark.parametrize("name", NUMBERS)
-def test_bad_states(name):
+def test_invalid_states_raise(name):
     call = getattr(measure, name)
     with pytest.raises(TypeError, match="'states' has dtype torch.int64"):
         call(torch.ones(3, 2).long())
@@ -196,7 +197,7 @@ def test_bad_states(name):
         call(torch.ones(3, 2), torch.ones(3, 2).bool())
 
 
-def test_bad_inputs_of_recovery():
+def test_invalid_inputs_of_recovery_raise():
     states = torch.ones(2, 4, 3)
     with pytest.raises(ValueError, match=r"'inputs' has shape \(4, 2\)"):
         measure.recovery(states, torch.ones(4, 2))
@@ -206,3 +207,28 @@ def test_bad_inputs_of_recovery():
         measure.recovery(states, states, tokens=torch.ones(4))
     with pytest.raises(ValueError, match=r"'tokens' has shape \(3,\)"):
         measure.recovery(states, states, tokens=torch.ones(3).long())
+
+
+def test_decodability_is_that_of_numpy():
+    inputs = normal(6, 20, 3)
+    states = inputs @ normal(3, 5, seed=1) + 0.5 * normal(6, 20, 5, seed=2)
+    unit = (states / states.norm(dim=-1, keepdim=True)).numpy()
+    x, e = unit[:4].reshape(-1, 5), inputs[:4].numpy().reshape(-1, 3)
+    middle, mean = x.mean(0), e.mean(0)
+    ridge = 1e-3 * np.mean(np.diag((x - middle).T @ (x - middle)))
+    stacked = np.vstack([x - middle, np.sqrt(ridge) * np.eye(5)])
+    fitted = np.linalg.lstsq(stacked, np.vstack([e - mean, np.zeros((5, 3))]), rcond=None)[0]
+    left = inputs[4:].numpy() - ((unit[4:] - middle) @ fitted + mean)
+    expected = 1 - (left**2).sum() / ((inputs[4:].numpy() - mean) ** 2).sum()
+    assert measure.decodability(states, inputs, train=4).item() == pytest.approx(expected, rel=1e-9)
+
+
+def test_noise_cannot_be_decoded():
+    assert measure.decodability(normal(12, 48, 16, seed=3), normal(12, 48, 16), train=9) < 0.02
+
+
+def test_invalid_arguments_of_decodability_raise():
+    with pytest.raises(ValueError, match="'train'"):
+        measure.decodability(torch.zeros(2, 3, 4), torch.zeros(2, 3, 4), train=2)
+    with pytest.raises(ValueError, match="'inputs'"):
+        measure.decodability(torch.zeros(2, 3, 4), torch.zeros(2, 2, 4), train=1)

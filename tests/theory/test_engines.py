@@ -26,7 +26,7 @@ def sampled(mechanism, beta, gamma, seed):
 
 
 def relative_error(formula, beta, gamma):
-    """Of S from KEYS samples, to first order in the errors of its two means."""
+    """Standard error of S from KEYS samples, to first order in the errors of its two means."""
     beta, gamma = torch.tensor([beta, gamma], dtype=torch.float64)
     one, two, three, four = Weight(formula, n=KEYS).log_moments(beta, gamma, (1, 2, 3, 4), None)
     variance = (two - 2 * one).expm1() + (four - 2 * two).expm1() / 4 - (three - one - two).expm1()
@@ -39,8 +39,8 @@ def test_engines_have_the_sparsity_of_the_theory(name, beta, gamma):
     mechanism = OWN.get(name, name)
     formula = mechanism if isinstance(mechanism, Formula) else unsoft.mechanisms()[name]
     expected = float(theory.sparsity(formula, beta, gamma, n=KEYS))
-    found = sampled(mechanism, beta, gamma, seed=5)
-    assert found == pytest.approx(expected, rel=4 * relative_error(formula, beta, gamma))
+    result = sampled(mechanism, beta, gamma, seed=5)
+    assert result == pytest.approx(expected, rel=4 * relative_error(formula, beta, gamma))
 
 
 @pytest.mark.parametrize("name", ["softmax", "identity", "relu", "relu2", "cog", "sinh"])
@@ -56,11 +56,11 @@ def test_linear_attention_has_the_sparsity_of_its_features():
     keys = torch.randn(1, 1, KEYS, WIDTH, generator=generator, dtype=torch.float64)
     module = unsoft.mechanism("linear-relu", heads=1, head_dim=WIDTH).double()
     _, weights = module(query, keys, keys, return_weights=True)
-    found = float(weights.mean() / weights.square().mean().sqrt())
+    result = float(weights.mean() / weights.square().mean().sqrt())
     # relu of a standard normal: mean 1/sqrt(2 pi), second moment 1/2
     mean = 1 / (2 * torch.pi) ** 0.5
     expected = theory.iid_linear_sparsity(query.flatten().relu(), mean, (0.5 - mean**2) ** 0.5)
-    assert found == pytest.approx(float(expected), rel=0.01)
+    assert result == pytest.approx(float(expected), rel=0.01)
 
 
 def test_decay_has_the_sparsity_of_its_powers():
@@ -68,6 +68,6 @@ def test_decay_has_the_sparsity_of_its_powers():
     x = torch.randn(1, 1, 40, WIDTH, dtype=torch.float64)
     _, weights = module(x, x, x, is_causal=True, return_weights=True)
     row = weights[0, 0, -1]
-    found = float(row.abs().mean() / row.square().mean().sqrt())
+    result = float(row.abs().mean() / row.square().mean().sqrt())
     decay = float(module.decay().flatten()[0])
-    assert found == pytest.approx(float(theory.decay_sparsity(40, decay)), rel=1e-6)
+    assert result == pytest.approx(float(theory.decay_sparsity(40, decay)), rel=1e-6)

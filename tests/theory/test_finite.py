@@ -24,10 +24,10 @@ def test_row_sparsity_is_its_definition():
 )
 def test_the_correction_predicts_short_rows(name, beta, gamma, n):
     """The 1/n term explains the gap to S; without it the same rows are many standard errors away."""
-    found = theory.empirical_sparsity(name, beta, gamma, n, rows=8_000_000 // n, seed=1)
+    result = theory.empirical_sparsity(name, beta, gamma, n, rows=8_000_000 // n, seed=1)
     limit, c = float(theory.sparsity(name, beta, gamma)), float(theory.length_correction(name, beta, gamma))
-    assert abs(found.mean - limit * (1 + c / n)) < 4 * found.error + 3 * c**2 * limit / n**2
-    assert abs(found.mean - limit) > 8 * found.error
+    assert abs(result.mean - limit * (1 + c / n)) < 4 * result.error + 3 * c**2 * limit / n**2
+    assert abs(result.mean - limit) > 8 * result.error
 
 
 def test_the_correction_of_softmax_is_that_of_lognormal_moments():
@@ -55,8 +55,8 @@ def test_beyond_the_widest_spread_softmax_stays_above_its_limit():
 
 @pytest.mark.parametrize("dim", [3, 8, 64])
 def test_samples_on_a_sphere_agree_with_quadrature(dim):
-    found = theory.empirical_sparsity("softmax", 0.0, 1.0, 4096, rows=100, dim=dim)
-    assert found.mean == pytest.approx(float(theory.sparsity("softmax", 0.0, 1.0, dim=dim)), rel=0.01)
+    result = theory.empirical_sparsity("softmax", 0.0, 1.0, 4096, rows=100, dim=dim)
+    assert result.mean == pytest.approx(float(theory.sparsity("softmax", 0.0, 1.0, dim=dim)), rel=0.01)
 
 
 def test_samples_repeat_by_seed_and_use_their_own_length():
@@ -87,9 +87,9 @@ def test_errors_name_the_argument(arguments, error, message):
 @pytest.mark.parametrize("width", [1, 2, 16])
 def test_a_causal_linear_attention_matrix_has_full_rank(width):
     q, k = torch.rand(2, 40, width, generator=torch.Generator().manual_seed(0), dtype=torch.float64) + 0.1
-    found = theory.ranks(q, k)
-    assert (found.length, found.full, found.causal) == (40, width, 40)
-    assert 0 < found.smallest < 1 and 1 <= found.effective <= 40
+    result = theory.ranks(q, k)
+    assert (result.length, result.full, result.causal) == (40, width, 40)
+    assert 0 < result.smallest < 1 and 1 <= result.effective <= 40
 
 
 def test_the_real_linear_attention_has_that_rank_too():

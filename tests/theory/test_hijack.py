@@ -52,12 +52,12 @@ def test_magnitude_is_the_solution_of_its_system(on, gate, base):
         logits = torch.tensor([unique] + [clone] * m, dtype=torch.float64)
         f = logits.exp() if base == "softmax" else logits.relu() ** 2
         weights = f / f.sum() * g if on == "values" else f * g / (f * g).sum()
-        found = theory.magnitude_hijack(
+        result = theory.magnitude_hijack(
             m, unique=unique, clone=clone, base=base, on=on, gate=gate, slope=slope, offset=offset, eps=eps
         )
-        assert float(found.unique) == pytest.approx(float(weights[0]), rel=1e-12)
-        assert float(found.clones) == pytest.approx(float(weights[1:].sum()), rel=1e-12)
-        assert float(found.share) == pytest.approx(float(weights[0] / weights.sum()), rel=1e-12)
+        assert float(result.unique) == pytest.approx(float(weights[0]), rel=1e-12)
+        assert float(result.clones) == pytest.approx(float(weights[1:].sum()), rel=1e-12)
+        assert float(result.share) == pytest.approx(float(weights[0] / weights.sum()), rel=1e-12)
 
 
 def test_a_sigmoid_gate_only_delays_the_hijack_and_the_weight_itself_stops_it():
@@ -71,11 +71,11 @@ def test_a_sigmoid_gate_only_delays_the_hijack_and_the_weight_itself_stops_it():
 
 def test_a_formula_of_ones_own_and_broadcasting():
     cubed = Formula("s**3/n")
-    found = theory.hijack_share(cubed, [[1], [3]], unique=[1.0, 2.0], clone=1.0)
-    assert torch.allclose(found, torch.tensor([[1 / 2, 8 / 9], [1 / 4, 8 / 11]]).double(), atol=1e-7)
+    result = theory.hijack_share(cubed, [[1], [3]], unique=[1.0, 2.0], clone=1.0)
+    assert torch.allclose(result, torch.tensor([[1 / 2, 8 / 9], [1 / 4, 8 / 11]]).double(), atol=1e-7)
 
 
-def test_edges_and_bad_input():
+def test_edge_cases_and_invalid_arguments():
     assert float(theory.hijack_share("relu2", 5, unique=-1.0, clone=2.0)) == 0.0
     assert float(theory.hijack_share("relu2", 5, unique=-1.0, clone=-1.0)) == 0.0
     nothing = theory.magnitude_hijack(5, unique=-1.0, clone=-1.0, base="relu2")
@@ -83,7 +83,7 @@ def test_edges_and_bad_input():
     assert float(theory.hijack_share("softmax", 3, unique=5000.0, clone=4999.0)) == pytest.approx(
         1 / (1 + 3 / math.e)
     )
-    for call, words in (
+    for call, message in (
         (lambda: theory.hijack_share("softmax", 0), "clones: .*1"),
         (lambda: theory.hijack_share("softmax", 1, unique=math.nan), "unique: .*nan"),
         (lambda: theory.magnitude_hijack(1, on="keys"), "'on' .*'keys'"),
@@ -91,5 +91,5 @@ def test_edges_and_bad_input():
         (lambda: theory.magnitude_hijack(1, eps=-1.0), "eps: .*-1"),
         (lambda: theory.hijack_share("sofmax", 1), "did you mean 'softmax'"),
     ):
-        with pytest.raises(ValueError, match=words):
+        with pytest.raises(ValueError, match=message):
             call()

@@ -53,7 +53,7 @@ def test_the_minimum_of_a_formula_is_found_inside_the_range():
     assert float(theory.sparsity(formula, 0.0, lowest.gamma)) == pytest.approx(lowest.sparsity, rel=1e-12)
 
 
-def test_bad_input_is_named():
+def test_errors_name_the_argument():
     with pytest.raises(ValueError, match="give n, such as 1024"):
         theory.limits("sigmoid", 0.0)
     with pytest.raises(ValueError, match="did you mean 'relu2'"):

@@ -20,8 +20,8 @@ def test_general_linear_attention_is_exact_for_any_keys():
     )  # far from Gaussian, correlated by chance
     query = torch.rand(6, generator=generator, dtype=torch.float64)
     covariance = torch.cov(keys.mT, correction=0)
-    found = theory.linear_sparsity(query, keys.mean(0), covariance)
-    assert float(found) == pytest.approx(by_definition(keys @ query), rel=1e-13)
+    result = theory.linear_sparsity(query, keys.mean(0), covariance)
+    assert float(result) == pytest.approx(by_definition(keys @ query), rel=1e-13)
 
 
 def test_independent_features_are_the_general_case():
@@ -67,7 +67,7 @@ def test_decay_focuses_with_length():
 
 
 @pytest.mark.parametrize(
-    ("call", "words"),
+    ("call", "message"),
     [
         (lambda: theory.decay_sparsity(3, 0.0), "decay: .* 0"),
         (lambda: theory.decay_sparsity(3, 1.5), "decay: .* 1.5"),
@@ -79,10 +79,10 @@ def test_decay_focuses_with_length():
         (lambda: theory.iid_linear_sparsity(1.0, 1.0, 1.0), "query: .*one number"),
     ],
 )
-def test_bad_input_is_named(call, words):
-    with pytest.raises(ValueError, match=words):
+def test_errors_name_the_argument(call, message):
+    with pytest.raises(ValueError, match=message):
         call()
 
 
-def test_weights_that_are_all_0_count_as_0():
+def test_zero_weights_have_sparsity_0():
     assert float(theory.linear_sparsity([0.0, 0.0], [1.0, 1.0], torch.eye(2))) == 0.0

@@ -67,14 +67,14 @@ def test_sparsity_is_that_of_the_weight(name, reference):
     ],
 )
 def test_limits_of_formulas_without_closed_form(name, beta, narrow, wide):
-    found = theory.limits(name, beta, n=64)
-    assert narrow is None or found.narrow == pytest.approx(narrow, abs=1e-6)
-    assert found.wide == pytest.approx(wide, abs=1e-6)
-    assert found.infimum <= min(found.narrow, found.wide)
-    assert theory.can_focus(name, beta, n=64) == (0.0 in (found.narrow, found.wide))
+    result = theory.limits(name, beta, n=64)
+    assert narrow is None or result.narrow == pytest.approx(narrow, abs=1e-6)
+    assert result.wide == pytest.approx(wide, abs=1e-6)
+    assert result.infimum <= min(result.narrow, result.wide)
+    assert theory.can_focus(name, beta, n=64) == (0.0 in (result.narrow, result.wide))
 
 
-def test_the_number_of_keys_is_asked_for_where_it_matters():
+def test_the_number_of_keys_is_required_where_it_matters():
     for name in ("sigmoid", "logn+cog", "logn+tanh"):
         with pytest.raises(ValueError, match="give n, such as 1024"):
             theory.sparsity(name, 0.0, 1.0)
@@ -84,7 +84,7 @@ def test_the_number_of_keys_is_asked_for_where_it_matters():
     )
 
 
-def test_what_is_no_formula_is_named():
+def test_mechanisms_that_are_no_formula_raise():
     with pytest.raises(ValueError, match="'gpam' is not a formula"):
         theory.sparsity("gpam", 0.0, 1.0)
     with pytest.raises(ValueError, match="did you mean 'tanh'"):

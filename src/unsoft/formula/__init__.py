@@ -1,6 +1,6 @@
-"""A mechanism is a formula: text in, tensors, derivatives and source code out."""
+"""Formulas: parsing, derivatives, evaluation on tensors, and printing as source code."""
 
-import unsoft.formula.operations  # noqa: F401  (the operations add themselves)
+import unsoft.formula.operations  # noqa: F401  (registers the operations)
 from unsoft.formula.derive import derivative
 from unsoft.formula.evaluation import evaluate, evaluate_all
 from unsoft.formula.expr import Expr

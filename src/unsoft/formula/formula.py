@@ -134,14 +134,9 @@ class Formula:
         own.update(parts)
         present = [expr for expr in parts.values() if expr is not None]
         own["symbols"] = used(named, present)
+        own["mass_degree"] = invariance.mass_degree(self) if facts is None else facts.mass_degree
         if facts is None:
-            own["mass_degree"] = invariance.mass_degree(self.mass, self.norm, self.params, self.symbols)
-            if self.peak is not None:
-                invariance.check(parts, self.mass_degree, self.params, self.symbols)
-            elif self.mass is not None:
-                invariance.check_without_peak(parts, self.params, self.symbols)
-        else:
-            own["mass_degree"] = facts.mass_degree
+            invariance.check(self)
         # Computed now and not on first use: compiled code can read attributes, but not create them.
         own["safe_weight"] = guarded(self.weight)
         own["safe_mass"] = None if self.mass is None else guarded(self.mass)

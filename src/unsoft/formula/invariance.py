@@ -14,17 +14,20 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from functools import reduce
-from typing import Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from unsoft.errors import FormulaError
-from unsoft.formula.arguments import BUILT_IN, Symbols
+from unsoft.formula.arguments import BUILT_IN
 from unsoft.formula.derive import derivative
 from unsoft.formula.evaluation import evaluate
 from unsoft.formula.expr import Expr, bottom_up, make, postorder, symbol
 from unsoft.formula.operation import OPERATIONS
+
+if TYPE_CHECKING:
+    from unsoft.formula.formula import Formula
 
 _SHIFTS = (-2.5, 0.75, 6.0)
 _EXTREMES = torch.tensor([-1e4, 0.5, 1e4], dtype=torch.float64)
@@ -34,7 +37,7 @@ _FIELDS = torch.tensor([0.5, -1e3, 1e3], dtype=torch.float64)
 """An ordinary value of a field, and two at which exp overflows float64."""
 
 
-def probes(params: Mapping[str, float], fields: Symbols, count: int = 256) -> dict[str, Tensor]:
+def probes(formula: Formula, count: int = 256) -> dict[str, Tensor]:
     """Return random but fixed values of all symbols, in float64; parameters near their defaults."""
     generator = torch.Generator().manual_seed(20240613)
 
@@ -51,8 +54,8 @@ def probes(params: Mapping[str, float], fields: Symbols, count: int = 256) -> di
     }
     near = torch.arange(count) % 2 == 0  # keys beside their query: farther away, weights may be 0
     env["j"] = torch.where(near, (env["i"] + env["m"].round()).clamp(min=0), env["j"])
-    env |= {name: default * uniform(0.9, 1.1) for name, default in params.items()}
-    return env | {name: field_value(name, uniform(-2, 2)) for name in fields.all}
+    env |= {name: default * uniform(0.9, 1.1) for name, default in formula.params.items()}
+    return env | {name: field_value(name, uniform(-2, 2)) for name in formula.symbols.all}
 
 
 def field_value(name: str, x: Tensor) -> Tensor:
@@ -60,13 +63,13 @@ def field_value(name: str, x: Tensor) -> Tensor:
     return x.abs() if name in BUILT_IN.values() else x
 
 
-def mass_degree(mass: Expr | None, norm: Expr | None, params: Mapping[str, float], fields: Symbols) -> float:
+def mass_degree(formula: Formula) -> float:
     """Return the p of this module: from the mass if it contains m, else from a homogeneous norm, else 1."""
-    env = probes(params, fields)
-    if mass is not None and "m" in mass.symbols:
-        p = -_log_ratio(mass, env, env | {"m": env["m"] + 1})
-    elif norm is not None:
-        degree = _log_ratio(norm, env, env | {"z": env["z"] * math.e})
+    env = probes(formula)
+    if formula.mass is not None and "m" in formula.mass.symbols:
+        p = -_log_ratio(formula.mass, env, env | {"m": env["m"] + 1})
+    elif formula.norm is not None:
+        degree = _log_ratio(formula.norm, env, env | {"z": env["z"] * math.e})
         p = 1 / degree if degree and math.isfinite(degree) else 1.0
     else:
         return 1.0
@@ -82,34 +85,38 @@ def _log_ratio(expr: Expr, before: Mapping[str, Tensor], after: Mapping[str, Ten
     return ratio.median().item()
 
 
-def check(parts: Mapping[str, Any], p: float, params: Mapping[str, float], fields: Symbols) -> None:
-    """Raise FormulaError unless m cancels and prevents overflow; the formula has a peak."""
-    if parts["mass"] is None:
+def check(formula: Formula) -> None:
+    """Raise FormulaError unless m cancels and prevents overflow, or nothing overflows without a peak."""
+    if formula.peak is None:
+        _check_without_peak(formula)
+        return
+    if formula.mass is None:
         raise FormulaError("peak: a peak needs a mass: without a normaliser the shift by m cannot cancel")
-    env = probes(params, fields)
+    env, p = probes(formula), formula.mass_degree
+    parts = {"weight": formula.weight, "mass": formula.mass, "offset_mass": formula.offset_mass}
+    present = {name: expr for name, expr in parts.items() if expr is not None}
     for c in _SHIFTS:
         moved = env | {"m": env["m"] + c, "z": env["z"] * math.exp(-p * c)}
-        for name in ("weight", "mass", "offset_mass", "norm"):
-            expr = symbol("z") if name == "norm" and parts[name] is None else parts[name]
-            if expr is not None:
-                _check_part(name, expr, p if name.endswith("mass") else 1.0, c, env, moved)
-    for name in ("weight", "mass", "offset_mass"):
-        if parts[name] is not None:
-            _check_range(name, parts[name], parts["peak"], params, fields)
+        for name, expr in (present | {"norm": formula.norm or symbol("z")}).items():
+            _check_part(name, expr, p if name.endswith("mass") else 1.0, c, env, moved)
+    for name, expr in present.items():
+        _check_range(name, expr, formula.peak, formula)
 
 
-def check_without_peak(parts: Mapping[str, Any], params: Mapping[str, float], fields: Symbols) -> None:
+def _check_without_peak(formula: Formula) -> None:
     """Raise FormulaError if exponentials in the mass overflow, or all vanish, because there is no peak.
 
     A row would then be NaN, or 0, where the weights are ordinary numbers. Powers of the logit are allowed:
     they stay in range as long as logits do, and a peak could not help them.
     """
-    weight, mass, offset = parts["weight"], parts["mass"], parts["offset_mass"]
-    exponents = list(dict.fromkeys(filter(None, map(_exponent, postorder(weight, mass)))))
+    mass, offset = formula.mass, formula.offset_mass
+    if mass is None:
+        return
+    exponents = list(dict.fromkeys(filter(None, map(_exponent, postorder(formula.weight, mass)))))
     if not exponents:
         return
-    env: dict[str, Tensor | float] = {"n": 2.0, "i": 1.0, "j": 0.0, **params, "s": _FAR}
-    env |= dict.fromkeys(fields.all, 0.5)
+    env: dict[str, Tensor | float] = {"n": 2.0, "i": 1.0, "j": 0.0, **formula.params, "s": _FAR}
+    env |= dict.fromkeys(formula.symbols.all, 0.5)
     total = mass if offset is None else mass + offset
     value = evaluate(total, env)
     largest = reduce(lambda a, b: make("max", a, b), exponents)
@@ -148,14 +155,15 @@ def _floored(expr: Expr) -> Expr:
     return bottom_up(expr, floored)
 
 
-def _check_range(name: str, expr: Expr, peak: Expr, params: Mapping[str, float], fields: Symbols) -> None:
+def _check_range(name: str, expr: Expr, peak: Expr, formula: Formula) -> None:
     """Raise FormulaError if the value or its slope overflows in a row of two logits.
 
     Logits are up to +-10,000 and fields up to +-1,000.
     """
+    fields = formula.symbols
     choices = (_EXTREMES, _EXTREMES, *((_FIELDS,) * 3 if fields.all else ()))
     s, other, *values = (x.flatten() for x in torch.meshgrid(*choices, indexing="ij"))
-    env: dict[str, Tensor | float] = {"n": 2.0, "i": 1.0, "j": 0.0, **params}
+    env: dict[str, Tensor | float] = {"n": 2.0, "i": 1.0, "j": 0.0, **formula.params}
     second = dict(env)
     if fields.all:
         query, own, others = values
@@ -165,7 +173,7 @@ def _check_range(name: str, expr: Expr, peak: Expr, params: Mapping[str, float],
     m = torch.maximum(evaluate(peak, env | {"s": s}), evaluate(peak, second | {"s": other}))
     value, slope = (evaluate(x, env | {"s": s, "m": m}) for x in (expr, derivative(expr, "s")))
     bad = ~(value.isfinite() & slope.isfinite()) & ~m.isnan()
-    if bad.any() and evaluate(expr, probes(params, fields)).isfinite().all():
+    if bad.any() and evaluate(expr, probes(formula)).isfinite().all():
         k = int(bad.nonzero()[0])
         sample = {name: env[name][k] for name in fields.all}  # type: ignore[index]
         where = "".join(f", {name} = {value:g}" for name, value in sample.items())

@@ -20,7 +20,7 @@ allowed: numbers, + - * / **, comparisons inside where(condition, a, b), exp log
 import re
 import unicodedata
 from collections.abc import Callable, Iterable, Mapping
-from functools import lru_cache
+from functools import lru_cache, reduce
 from typing import Any, NamedTuple
 
 from unsoft.checks import did_you_mean
@@ -192,9 +192,9 @@ class _Parser:
         return error_at((token or self.peek).column, problem, self.source, self.argument)
 
     def expect(self, mark: str, why: str) -> None:
+        if self.peek.text in self.hints or self.peek.text in _COMPARE:
+            raise self.wrong(self.leftover(self.peek))
         if self.peek.text != mark:
-            if self.peek.text in self.hints:
-                raise self.wrong(self.leftover(self.peek))
             raise self.wrong(f"expected {mark!r} {why}, found {self.peek.shown}")
         self.take()
 
@@ -253,7 +253,6 @@ class _Parser:
             return self.call(token) if self.peek.text == "(" else self.symbol(token)
         if token.text == "(":
             inner = self.value()
-            self.reject_comparison()
             self.expect(")", "to close the bracket")
             return inner
         raise self.wrong(f"expected a number, a symbol, a function or '(', found {token.shown}", token)
@@ -266,33 +265,27 @@ class _Parser:
         raise self.wrong(self.unknown("name", token.text, (*self.symbols, *FUNCTIONS)), token)
 
     def call(self, token: Token) -> Expr:
-        if token.text not in FUNCTIONS:
-            if token.text in self.symbols:
-                raise self.wrong(
-                    f"{token.text} is not a function; a product is written {token.text}*(...)", token
-                )
-            raise self.wrong(self.unknown("function", token.text, tuple(FUNCTIONS)), token)
+        name = token.text
+        if name in self.symbols and name not in FUNCTIONS:
+            raise self.wrong(f"{name} is not a function; a product is written {name}*(...)", token)
+        if name not in FUNCTIONS:
+            raise self.wrong(self.unknown("function", name, tuple(FUNCTIONS)), token)
         self.take()
-        args = [self.condition() if token.text == "where" else self.value()]
-        self.reject_comparison()
+        args = [self.condition() if name == "where" else self.value()]
         while self.peek.text == ",":
             self.take()
             args.append(self.value())
-            self.reject_comparison()
-        self.expect(")", f"to close {token.text}(")
+        self.expect(")", f"to close {name}(")
         return self.apply(token, args)
 
     def apply(self, token: Token, args: list[Expr]) -> Expr:
         arity, many = FUNCTIONS[token.text], token.text in ("max", "min")
         if len(args) != arity and not (many and len(args) > arity):
-            wanted = f"at least {arity}" if many else str(arity)
-            raise self.wrong(f"{token.text} takes {wanted} argument(s), not {len(args)}", token)
+            expected = f"at least {arity}" if many else str(arity)
+            raise self.wrong(f"{token.text} takes {expected} argument(s), not {len(args)}", token)
         if not many:
             return self.build(token, token.text, *args)
-        result = args[0]
-        for arg in args[1:]:
-            result = self.build(token, token.text, result, arg)
-        return result
+        return reduce(lambda a, b: self.build(token, token.text, a, b), args)
 
     def condition(self) -> Expr:
         left = self.value()
@@ -300,10 +293,6 @@ class _Parser:
             raise self.wrong("the first argument of where must be a comparison, such as s > 0")
         token = self.take()
         return self.build(token, _COMPARE[token.text], left, self.value())
-
-    def reject_comparison(self) -> None:
-        if self.peek.text in _COMPARE:
-            raise self.wrong(self.leftover(self.peek))
 
     def leftover(self, token: Token) -> str:
         if token.text in _COMPARE:

@@ -29,16 +29,16 @@ class SignedLog(NamedTuple):
 
 
 def of_plain(x: Tensor) -> SignedLog:
-    """A number that is in range."""
+    """Return the signed logarithm of a number that is in range."""
     return SignedLog(x, x.sign(), x.abs().log())
 
 
 def beyond(
     limit: float, function: Callable[[Tensor], Tensor], log: Callable[[Tensor], Tensor]
 ) -> Callable[..., SignedLog]:
-    """The log form of a function of one number that grows, or fades above 0, where |x| passes ``limit``.
+    """Return the log form of a function whose value leaves the range of floats where |x| is above ``limit``.
 
-    ``log`` gives the logarithm of its size out there.
+    ``log`` returns the logarithm of its size there.
     """
 
     def form(a: SignedLog) -> SignedLog:
@@ -51,7 +51,7 @@ def beyond(
 
 
 def choose(condition: Tensor, a: SignedLog, b: SignedLog) -> SignedLog:
-    """a where the condition holds, else b."""
+    """Return a where the condition is True, else b."""
     return SignedLog(*(torch.where(condition, x, y) for x, y in zip(a, b, strict=True)))
 
 
@@ -73,7 +73,7 @@ def minus(a: SignedLog, b: SignedLog) -> SignedLog:
 
 
 def product(a: SignedLog, b: SignedLog) -> SignedLog:
-    """An exact 0 beats an overflow."""
+    """Return a * b, where an exact 0 wins against an overflow."""
     plain = torch.where((a.sign == 0) | (b.sign == 0), 0.0, a.plain * b.plain)
     return SignedLog(plain, a.sign * b.sign, _log_sum(a.log, b.log))
 
@@ -103,7 +103,7 @@ def root(a: SignedLog) -> SignedLog:
 
 
 def compare(test: Callable[[Tensor, Tensor], Tensor]) -> Callable[..., SignedLog]:
-    """The log form of a comparison: 1 or 0."""
+    """Return the log form of a comparison: 1 or 0."""
 
     def form(a: SignedLog, b: SignedLog) -> SignedLog:
         difference = minus(a, b).sign

@@ -1,9 +1,8 @@
-"""Measures: tensors in, numbers out. Can it focus, does it subtract and delete, is it hijacked,
-does it collapse?
+"""Measures: functions from tensors to numbers, for focus, sign, deletion, hijacking and collapse.
 
 Weights are (..., queries, keys) of any floating dtype, signed or not, normalised or not; a bool ``mask`` that
-broadcasts to them says which keys each row sees (True = visible). Row measures give one number for each row,
-so that callers average as they like:
+broadcasts to them is True for the keys that each row sees. Row measures return one number for each row, so
+that callers average as they like:
 
 >>> import torch
 >>> from unsoft import measure
@@ -11,37 +10,81 @@ so that callers average as they like:
 >>> measure.effective_keys(weights)
 tensor([1., 4.])
 
-- Hidden entries change nothing, even if they hold NaN. A visible NaN or infinite weight makes NaN of exactly
+- Hidden entries change nothing, even if they are NaN. A visible NaN or infinite weight makes NaN of exactly
   the rows that see it (an infinite one leaves ``row_sum`` infinite).
 - Rows without mass (all weights 0, nothing visible, no keys) have values, never NaN, and finite gradients:
-  focus measures call them flat, shares of mass are 0. Each measure says which value.
-- Half precision is computed and answered in float32.
+  for measures of focus they are flat, shares of mass are 0. Each measure documents its value.
+- Half precision is computed and returned in float32.
 - Differentiable, except ``recovery``, ``key_groups``, ``discrimination``, ``gradient`` and counting.
-- Large tensors are walked through in blocks of rows; no copy of their size is made, unless gradients need it.
+- Large tensors are processed in blocks of rows; no copy of their size is made, unless gradients need it.
 
-A file of this folder is a measure: what its ``__all__`` names is found here, and a row measure
-(``@row_measure``) is part of ``summary`` and so of ``unsoft inspect``.
+To add a measure, write its function in a file of this folder and import it here. A measure of rows that is
+also a field of ``Summary`` is part of ``summary`` and so of ``unsoft inspect``.
 """
 
-import importlib
-import pkgutil
-from typing import Any as _Any
+from unsoft.measure.erasing import Deletion, deletion, dynamic_deletion
+from unsoft.measure.heads import head_similarity, parameter_similarity
+from unsoft.measure.mechanism import Discrimination, Gradient, discrimination, gradient, unique_share
+from unsoft.measure.redundancy import Hijack, hijack, key_groups
+from unsoft.measure.row_measures import (
+    Summary,
+    cancellation,
+    distance_to_uniform,
+    effective_keys,
+    entropy,
+    negative_share,
+    participation,
+    row_sum,
+    sink_mass,
+    sparsity,
+    summary,
+    top_mass,
+)
+from unsoft.measure.states import (
+    Collapse,
+    collapse,
+    composite_residual,
+    decodability,
+    effective_rank,
+    mean_cosine,
+    recovery,
+    residual,
+    stable_rank,
+)
 
-__all__: list[str] = []
-
-
-def _collect() -> None:
-    found = {info.name for info in pkgutil.iter_modules(__path__)}
-    for name in [*sorted(found - {"overview"}), "overview"]:  # which has a field for every measure before it
-        module = importlib.import_module(f"{__name__}.{name}")
-        for public in getattr(module, "__all__", ()):
-            globals()[public] = getattr(module, public)
-            __all__.append(public)
-    __all__.sort()
-
-
-_collect()
-
-
-def __getattr__(name: str) -> _Any:  # for type checkers, which cannot see what was collected
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+__all__ = [
+    "Collapse",
+    "Deletion",
+    "Discrimination",
+    "Gradient",
+    "Hijack",
+    "Summary",
+    "cancellation",
+    "collapse",
+    "composite_residual",
+    "decodability",
+    "deletion",
+    "discrimination",
+    "distance_to_uniform",
+    "dynamic_deletion",
+    "effective_keys",
+    "effective_rank",
+    "entropy",
+    "gradient",
+    "head_similarity",
+    "hijack",
+    "key_groups",
+    "mean_cosine",
+    "negative_share",
+    "parameter_similarity",
+    "participation",
+    "recovery",
+    "residual",
+    "row_sum",
+    "sink_mass",
+    "sparsity",
+    "stable_rank",
+    "summary",
+    "top_mass",
+    "unique_share",
+]

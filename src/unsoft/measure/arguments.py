@@ -1,21 +1,28 @@
-"""What a user passes to a measure, checked once.
+"""Checks of the tensors that users pass to a measure.
 
-Every message names the argument, what was given and what works.
+Every message names the argument, what was passed and what works.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from unsoft.formula import Formula
+
+def wrong_shape(problem: str, **tensors: Tensor) -> ValueError:
+    """Return an error with the shapes of the tensors, the wrong one first.
+
+    >>> wrong_shape("it must match", keys=torch.ones(2, 3), weights=torch.ones(4, 5))
+    ValueError("measure: argument 'keys' has shape (2, 3), 'weights' (4, 5); it must match")
+    """
+    shapes = ", ".join(f"'{name}' {tuple(x.shape)}" for name, x in tensors.items())
+    return ValueError(f"measure: argument {shapes.replace(' (', ' has shape (', 1)}; {problem}")
 
 
 def check_float(name: str, x: Any, dims: int, shape: str) -> None:
-    """A floating tensor of at least ``dims`` dimensions; ``shape`` says in words what they are."""
+    """Raise unless ``x`` is a floating tensor of at least ``dims`` dimensions, described by ``shape``."""
     if not isinstance(x, Tensor):
         raise TypeError(
             f"measure: argument '{name}' must be a tensor of shape {shape}, not {type(x).__name__}"
@@ -26,11 +33,11 @@ def check_float(name: str, x: Any, dims: int, shape: str) -> None:
             f" {name}.float()"
         )
     if x.dim() < dims:
-        raise ValueError(f"measure: argument '{name}' has shape {tuple(x.shape)}; expected {shape}")
+        raise wrong_shape(f"expected {shape}", **{name: x})
 
 
 def check_mask(name: str, mask: Any, shape: tuple[int, ...], device: torch.device) -> None:
-    """None, or a bool tensor that broadcasts to ``shape``."""
+    """Raise unless the mask is None or a bool tensor that broadcasts to ``shape``."""
     if mask is None:
         return
     if not isinstance(mask, Tensor):
@@ -50,7 +57,7 @@ def check_mask(name: str, mask: Any, shape: tuple[int, ...], device: torch.devic
 
 
 def check_broadcast(name: str, x: Tensor, shape: tuple[int, ...]) -> None:
-    """``x`` may be expanded to ``shape``."""
+    """Raise ValueError unless ``x`` can be expanded to ``shape``."""
     fits = x.dim() <= len(shape) and all(
         size in (1, wanted) for size, wanted in zip(x.shape[::-1], shape[::-1], strict=False)
     )
@@ -62,54 +69,20 @@ def check_broadcast(name: str, x: Tensor, shape: tuple[int, ...]) -> None:
 
 
 def check_leading(name: str, x: Tensor, weights: Tensor) -> None:
-    """The dimensions of ``x`` before the last two broadcast to those of ``weights``, heads and batch."""
+    """Raise ValueError unless batch and heads, all but the last two dimensions, broadcast to the weights'."""
     try:
         fits = torch.broadcast_shapes(x.shape[:-2], weights.shape[:-2]) == weights.shape[:-2]
     except RuntimeError:
         fits = False
     if not fits:
-        raise ValueError(
-            f"measure: argument '{name}' has shape {tuple(x.shape)}; the dimensions before the last two must"
-            f" broadcast to those of 'weights', {tuple(weights.shape)}. Where query heads share key heads,"
-            f" repeat these: {name}.repeat_interleave(queries_per_key_head, -3)"
+        raise wrong_shape(
+            "the dimensions before the last two must broadcast to those of 'weights',"
+            f" {tuple(weights.shape)}. Where query heads share key heads, repeat these:"
+            f" {name}.repeat_interleave(queries_per_key_head, -3)",
+            **{name: x},
         )
-
-
-def check_count(name: str, value: Any, least: int) -> None:
-    """A whole number of at least ``least``."""
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise TypeError(f"measure: argument '{name}' must be a whole number, not {value!r}")
-    if value < least:
-        raise ValueError(f"measure: argument '{name}' is {value}; it must be at least {least}")
 
 
 def computed(x: Tensor) -> Tensor:
-    """``x`` in the dtype that measures compute and answer in: float32 for half precision, else its own."""
+    """Return ``x`` in the dtype of computation and result: float32 for half precision, else its own."""
     return x.float() if x.dtype.itemsize < 4 else x
-
-
-def row_weights(mechanism: Any) -> Callable[[Tensor], Tensor]:
-    """The function from logits (..., keys), all visible, to weights of the same shape that a mechanism is.
-
-    >>> row_weights(Formula("max(s, 0)/n"))(torch.tensor([2.0, -1.0]))
-    tensor([1., 0.])
-    """
-    if isinstance(mechanism, Formula):
-        return mechanism.row
-    if not callable(mechanism):
-        raise TypeError(
-            "measure: argument 'mechanism' must be a Formula or a function from logits (..., keys) to"
-            f" weights, not {mechanism!r}; for a name such as 'cog' pass unsoft.mechanisms()['cog']"
-        )
-
-    def checked(logits: Tensor) -> Tensor:
-        weights = mechanism(logits)
-        if not isinstance(weights, Tensor) or weights.shape != logits.shape:
-            given = tuple(weights.shape) if isinstance(weights, Tensor) else type(weights).__name__
-            raise ValueError(
-                f"measure: argument 'mechanism' turned logits of shape {tuple(logits.shape)} into {given}; it"
-                " must return one weight for each logit"
-            )
-        return weights
-
-    return checked

@@ -1,4 +1,4 @@
-"""Can it delete? A head deletes if what it takes from a token points against that token."""
+"""Deletion. A head deletes if what it takes from a token points against that token."""
 
 from __future__ import annotations
 
@@ -7,19 +7,17 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from unsoft.measure.arguments import check_float, check_leading, check_mask, computed
+from unsoft.measure.arguments import check_float, check_leading, check_mask, computed, wrong_shape
 from unsoft.measure.rows import Rows, over_rows, ratio
-
-__all__ = ["Deletion", "deletion"]
 
 
 class Deletion(NamedTuple):
     """One number for each head (the shape of the weights without queries and keys)."""
 
     share: Tensor
-    """Of all that is moved along the sources' own directions, the part that is removed."""
+    """Fraction of what is moved along the sources' own directions that is removed."""
     strength: Tensor
-    """The mean multiple of a source that a deleting contribution removes; 1 would be the whole source."""
+    """Mean multiple of a source that a deleting contribution removes; 1 would be the whole source."""
 
 
 def deletion(
@@ -29,7 +27,7 @@ def deletion(
     out_proj: Tensor | None = None,
     mask: Tensor | None = None,
 ) -> Deletion:
-    """How much of the source tokens' own directions a head removes.
+    """Fraction of the source tokens' own directions that a head removes.
 
         x_ij = a_ij (v_j W_O . r_j) / |r_j|^2
         share = sum of |x| over x < 0 / sum |x|        strength = mean of |x| over x < 0
@@ -65,9 +63,46 @@ def deletion(
     return deletion_of(over_rows(moved, weights, mask, gain[..., None, :]).sum(-2))
 
 
+def dynamic_deletion(moved: Tensor, again: Tensor) -> Tensor:
+    """Fraction of what is moved whose sign the query decides: written for some queries, removed for others.
+
+        mean_j (2 min(P_j, N_j) - D_j) / (P_j + N_j + D_j)        size_ij = min(|x_ij|, |y_ij|)
+
+    ``moved`` x and ``again`` y (..., queries, sources) are multiples of each source that each query receives,
+    as in ``deletion``, in two contexts: the same queries and sources among other keys. P, N and D sum the
+    sizes of a source over queries that write it both times, that remove it both times, and that do each once.
+    Random weights have P = N = D/2. The mean is over sources that are moved at all.
+
+    Answers: can the query decide what the head deletes? Softmax through W_O deletes too, but a source is then
+    either always written or always removed.
+
+    Range: 0 (fixed by the maps, or random, or nothing is moved) to 1 (decided by the query, evenly).
+
+    >>> writes, removes = torch.tensor([0.5, 0.25]), torch.tensor([-0.5, -0.25])
+    >>> by_query, fixed = torch.stack([writes, removes]), torch.stack([writes, writes])
+    >>> dynamic_deletion(by_query, by_query), dynamic_deletion(fixed, fixed)
+    (tensor(1.), tensor(0.))
+    """
+    for name, x in (("moved", moved), ("again", again)):
+        check_float(name, x, 2, "(..., queries, sources)")
+    if moved.shape != again.shape:
+        raise wrong_shape("they must match", again=again, moved=moved)
+    first, second = computed(moved), computed(again)
+    size = torch.minimum(first.abs(), second.abs())
+    same = first.sign() == second.sign()
+    kinds = same & (first > 0), same & (first < 0), ~same
+    wrote, removed, mixed = (torch.where(kind, size, 0.0).sum(-2) for kind in kinds)
+    total = wrote + removed + mixed
+    score = ratio(2 * torch.minimum(wrote, removed) - mixed, total)
+    is_moved = (total > 0).to(total.dtype)
+    return ratio((score * is_moved).sum(-1), is_moved.sum(-1)).clamp_min(0)
+
+
 def moved_by(rows: Rows, gain: Tensor) -> Tensor:
-    """Of each row, with x = a * gain: what is removed, what is moved at all, how many entries remove;
-    (..., 3)."""
+    """Return sums of |x| over x < 0 and over all x of each row, and the count of x < 0; x = a * gain.
+
+    The result is (..., 3).
+    """
     along = rows.values * gain
     if rows.visible is not None:
         along = torch.where(rows.visible, along, 0.0)  # the value of a hidden key may be NaN
@@ -76,13 +111,13 @@ def moved_by(rows: Rows, gain: Tensor) -> Tensor:
 
 
 def deletion_of(moved: Tensor) -> Deletion:
-    """From sums of :func:`moved_by` over rows."""
+    """Return the deletion of sums of :func:`moved_by` over rows."""
     removed, total, count = moved.unbind(-1)
     return Deletion(ratio(removed, total), ratio(removed, count))
 
 
 def gain_of(values: Tensor, residual: Tensor | None, out_proj: Tensor | None) -> Tensor:
-    """(v W_O . r) / |r|^2 for each key, (..., keys)."""
+    """Return (v W_O . r) / |r|^2 for each key, (..., keys)."""
     values = computed(values)
     if residual is None:
         size = values.abs().sum(-1)
@@ -96,16 +131,14 @@ def gain_of(values: Tensor, residual: Tensor | None, out_proj: Tensor | None) ->
 
 
 def _check_sources(weights: Tensor, values: Tensor, residual: Tensor | None, out_proj: Tensor | None) -> None:
-    given = {"values": values}
+    sources = {"values": values}
     if residual is not None:
         check_float("residual", residual, 2, "(..., keys, E)")
-        given["residual"] = residual
-    for name, x in given.items():
+        sources["residual"] = residual
+    for name, x in sources.items():
         if x.shape[-2] != weights.shape[-1]:
-            raise ValueError(
-                f"measure: argument '{name}' has shape {tuple(x.shape)}, 'weights' {tuple(weights.shape)}; it"
-                f" needs one row for each of the {weights.shape[-1]} keys"
-            )
+            problem = f"it needs one row for each of the {weights.shape[-1]} keys"
+            raise wrong_shape(problem, **{name: x}, weights=weights)
         check_leading(name, x, weights)
     if out_proj is not None:
         if residual is None:
@@ -114,14 +147,10 @@ def _check_sources(weights: Tensor, values: Tensor, residual: Tensor | None, out
             )
         check_float("out_proj", out_proj, 2, "(..., D, E)")
         check_leading("out_proj", out_proj, weights)
-        if out_proj.shape[-2:] != (values.shape[-1], residual.shape[-1]):
-            raise ValueError(
-                f"measure: argument 'out_proj' has shape {tuple(out_proj.shape)}; to map 'values'"
-                f" {tuple(values.shape)} to 'residual' {tuple(residual.shape)} it must end in"
-                f" {(values.shape[-1], residual.shape[-1])}"
-            )
+        ends = (values.shape[-1], residual.shape[-1])
+        if out_proj.shape[-2:] != ends:
+            shapes = f"'values' {tuple(values.shape)} to 'residual' {tuple(residual.shape)}"
+            raise wrong_shape(f"to map {shapes} it must end in {ends}", out_proj=out_proj)
     elif residual is not None and residual.shape[-1] != values.shape[-1]:
-        raise ValueError(
-            f"measure: argument 'residual' has shape {tuple(residual.shape)}, 'values' {tuple(values.shape)};"
-            " without 'out_proj' their last dimensions must match"
-        )
+        problem = "without 'out_proj' their last dimensions must match"
+        raise wrong_shape(problem, residual=residual, values=values)

@@ -1,4 +1,4 @@
-"""Do heads differ? Cosines between the patterns, and between the parameters, of each pair of heads."""
+"""Similarity of heads. Cosines between the patterns, and between the parameters, of each pair."""
 
 from __future__ import annotations
 
@@ -7,13 +7,11 @@ from torch import Tensor
 from unsoft.measure.arguments import check_float, check_mask, computed
 from unsoft.measure.rows import Rows, ratio, unit_rows
 
-__all__ = ["head_similarity", "parameter_similarity"]
-
 _BLOCK = 2**20  # numbers in a block of rows of all heads
 
 
 def head_similarity(weights: Tensor, mask: Tensor | None = None) -> Tensor:
-    """How alike the attention patterns of heads are: the mean over rows of the cosine between their weights.
+    """Similarity of the attention patterns of heads: mean over rows of the cosine between their weights.
 
         sim_gh = mean_i  a_gi . a_hi / (|a_gi| |a_hi|)
 
@@ -46,15 +44,14 @@ def head_similarity(weights: Tensor, mask: Tensor | None = None) -> Tensor:
 
 
 def cosines_of(rows: Rows) -> tuple[Tensor, Tensor]:
-    """Sums over the rows (..., heads, queries, keys) of their cosines between heads,
-    and how many rows those heads share."""
+    """Return, for each pair of heads, the sum of cosines over rows and the number of rows they share."""
     unit = unit_rows(rows.values).transpose(-3, -2)
     filled = (~rows.empty).to(unit.dtype)
     return (unit @ unit.mT).sum(-3), filled @ filled.mT
 
 
 def parameter_similarity(parameters: Tensor) -> Tensor:
-    """How alike the parameters of heads are: the cosine between them, each head's taken as one vector.
+    """Similarity of the parameters of heads: the cosine between them, each head's taken as one vector.
 
         sim_gh = w_g . w_h / (|w_g| |w_h|)
 

@@ -1,41 +1,77 @@
-"""Is it hijacked?
-
-Crowds of look-alike keys against what they are worth (Rosić, 2026, "magnitude attention").
-"""
+"""Hijacking. Crowds of look-alike keys are compared with their magnitude (Rosić 2026)."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from unsoft.measure.arguments import (
     check_broadcast,
-    check_count,
     check_float,
     check_leading,
     check_mask,
     computed,
-    row_weights,
+    wrong_shape,
 )
-from unsoft.measure.groups import key_groups
 from unsoft.measure.rows import Rows, over_rows, ratio
-
-__all__ = ["Hijack", "hijack", "unique_share"]
 
 
 class Hijack(NamedTuple):
     """One number for each row."""
 
     attention_share: Tensor
-    """Of the row's mass, the part on keys of redundant groups."""
+    """Fraction of the row's mass on keys of redundant groups."""
     magnitude_share: Tensor
-    """Of the magnitude of the keys that the row sees, the part of these groups: what they are worth."""
+    """Fraction of these groups in the magnitude of the keys that the row sees: what they are worth."""
     excess: Tensor
     """The difference: above 0 crowds take more than they are worth, at 0 nothing is hijacked."""
+
+
+def key_groups(keys: Tensor, mask: Tensor | None = None, *, t: float = 1.0, threshold: float = 0.5) -> Tensor:
+    """The group of each key, as the position of the group's first key.
+
+        Z_jl = exp(-t |k_j - k_l|^2 / d) > threshold        groups = connected components of this relation
+
+    Connected components do not depend on the order of the keys, as clusters around leaders would. A long
+    chain of near keys becomes one group; :func:`hijack` compares groups with their magnitude, which counts
+    such a chain as many. ``keys`` is (..., keys, d), ``mask`` (..., keys) says which keys exist; a hidden key
+    is a group of its own. Memory is one matrix keys x keys.
+
+    Answers: which keys are redundant, seen at the resolution t?
+
+    Range: whole numbers from 0 to keys - 1.
+
+    >>> key_groups(torch.tensor([[0.0], [5.0], [0.1], [5.1]]))
+    tensor([0, 1, 0, 1])
+    """
+    check_float("keys", keys, 2, "(..., keys, d)")
+    check_mask("mask", mask, keys.shape[:-1], keys.device)
+    if not t > 0:
+        raise ValueError(f"measure: argument 't' is {t}; it must be positive")
+    if not 0 < threshold < 1:
+        raise ValueError(
+            f"measure: argument 'threshold' is {threshold}; similarities to compare with lie between 0 and 1"
+        )
+    lead, (count, dim) = keys.shape[:-2], keys.shape[-2:]
+    points = keys.detach().double()
+    if mask is not None:
+        mask = mask.expand(keys.shape[:-1])
+        points = torch.where(mask[..., None], points, 0.0)
+    if not points.isfinite().all():
+        raise ValueError("measure: argument 'keys' holds NaN or infinite numbers where keys are visible")
+    reach = -math.log(threshold) / t * dim
+    sets = math.prod(lead)
+    groups = keys.new_zeros(sets, count, dtype=torch.long)
+    for number, x in enumerate(points.reshape(sets, count, dim)):
+        near = _within(x, reach)
+        if mask is not None:
+            exists = mask.reshape(sets, count)[number]
+            near &= exists & exists[:, None]
+        groups[number] = _components(near)
+    return groups.reshape(*lead, count)
 
 
 def hijack(
@@ -75,10 +111,8 @@ def hijack(
     check_float("keys", keys, 2, "(..., keys, d)")
     check_mask("mask", mask, weights.shape, weights.device)
     if keys.shape[-2] != weights.shape[-1]:
-        raise ValueError(
-            f"measure: argument 'keys' has shape {tuple(keys.shape)}, 'weights' {tuple(weights.shape)}; keys"
-            f" need one row for each of the {weights.shape[-1]} keys"
-        )
+        problem = f"keys need one row for each of the {weights.shape[-1]} keys"
+        raise wrong_shape(problem, keys=keys, weights=weights)
     check_leading("keys", keys, weights)
     per_row = mask is not None and _differs_between_rows(mask)
     exists = None
@@ -108,51 +142,22 @@ def hijack(
     return Hijack(attention_share, magnitude_share, attention_share - magnitude_share)
 
 
-def unique_share(
-    mechanism: Any, clones: Sequence[int], *, unique: float = 1 + math.log(20), clone: float = 1.0
-) -> Tensor:
-    """What a unique key keeps of the mass as clones of another key become more.
-
-        |a_unique| / sum |a|        of the row  unique, clone, clone, ..., clone
-
-    ``unique`` and ``clone`` are logits; with the defaults exp says that the unique key is 20 times as
-    relevant as each clone, the example of the literature. (Clones with the logit 0 would hold nothing under
-    many signed mechanisms.) The result has one number for each number of ``clones``. ``mechanism`` is a
-    :class:`unsoft.Formula` or a function from logits to weights.
-
-    Answers: how many mediocre copies does it take to drown a relevant key?
-
-    Range: 0 to 1; a row without mass: 0.
-
-    >>> from unsoft.formula import Formula
-    >>> unique_share(Formula("exp(s - m)", "exp(s - m)", "s"), [0, 1, 50])        # 20/20, 20/21, 20/70
-    tensor([1.0000, 0.9524, 0.2857], dtype=torch.float64)
-    """
-    weigh = row_weights(mechanism)
-    shares = []
-    for count in clones:
-        check_count("clones", count, 0)
-        row = weigh(torch.tensor([unique] + [clone] * count, dtype=torch.float64)).abs()
-        shares.append(ratio(row[0], row.sum()))
-    return torch.stack(shares) if shares else torch.zeros(0, dtype=torch.float64)
-
-
 def _differs_between_rows(mask: Tensor) -> bool:
     return mask.dim() > 1 and not torch.equal(mask, mask[..., :1, :].expand_as(mask))
 
 
 def _by_row(magnitude_weights: Tensor, weights: Tensor) -> Tensor:
-    """(..., 1 or queries, keys): a tensor that begins like the weights without queries has none."""
+    """Return magnitude weights (..., 1 or queries, keys); with fewer dimensions than weights: no queries."""
     check_float("magnitude_weights", magnitude_weights, 1, "(..., keys) or (..., queries, keys)")
-    given = computed(magnitude_weights)
-    if given.dim() < weights.dim():
-        given = given[..., None, :]
-    check_broadcast("magnitude_weights", given, weights.shape)
-    return given
+    worth = computed(magnitude_weights)
+    if worth.dim() < weights.dim():
+        worth = worth[..., None, :]
+    check_broadcast("magnitude_weights", worth, weights.shape)
+    return worth
 
 
 def redundant_keys(groups: Tensor, visible: Tensor | None) -> Tensor:
-    """Which keys lie in a group of which two or more keys are visible."""
+    """Return which keys lie in a group of which two or more keys are visible."""
     visible = torch.ones_like(groups, dtype=torch.bool) if visible is None else visible
     members = torch.zeros_like(groups).scatter_add(-1, groups, visible.long())
     return members.gather(-1, groups) > 1
@@ -163,12 +168,12 @@ def _attention_share(block: Tensor, visible: Tensor | None, redundant: Tensor) -
 
 
 def attention_share_of(rows: Rows, redundant: Tensor) -> Tensor:
-    """Share of the mass on keys that are ``redundant`` (bool, broadcasts to the rows)."""
+    """Return the share of the mass on keys that are ``redundant`` (bool, broadcasts to the rows)."""
     return rows.per_mass((rows.relative * redundant).sum(-1))
 
 
 def magnitude_share_of(worth: Tensor, visible: Tensor | None, redundant: Tensor) -> Tensor:
-    """Share of magnitude weights (..., keys) on keys that are ``redundant``."""
+    """Return the share of magnitude weights (..., keys) on keys that are ``redundant``."""
     values = Rows(worth, visible).values
     return ratio((values * redundant).sum(-1), values.sum(-1))
 
@@ -178,3 +183,36 @@ def _shares_by_row(block: Tensor, visible: Tensor, groups: Tensor, worth: Tensor
     attention_share = _attention_share(block, visible, redundant)
     magnitude_share = magnitude_share_of(worth, visible, redundant)
     return torch.stack([attention_share, magnitude_share.to(attention_share.dtype)], -1)
+
+
+def _within(points: Tensor, reach: float) -> Tensor:
+    """Return which pairs have a squared distance |x_j|^2 - 2 x_j . x_l + |x_l|^2 below ``reach``.
+
+    One product of matrices, which saves passes over the result.
+    """
+    points = points - points.mean(0)
+    squares = points.square().sum(-1, keepdim=True)
+    ones = torch.ones_like(squares)
+    left, right = torch.cat([-2 * points, squares, ones], -1), torch.cat([points, ones, squares], -1)
+    # The distance of two clones far from the mean is a small difference of large numbers. Otherwise float32
+    # is exact enough.
+    if not (squares > 1000 * reach).any():
+        left, right = left.float(), right.float()
+    return left @ right.mT < reach
+
+
+def _components(near: Tensor) -> Tensor:
+    """Return the lowest member of each key's connected component, for a symmetric relation (keys, keys)."""
+    count = len(near)
+    labels = torch.arange(count, device=near.device)
+    left, right = near.nonzero().unbind(-1)
+    while True:
+        lowest = labels.scatter_reduce(0, left, labels[right], "amin")
+        # Pointer jumping: the label that a key had until now is replaced by the lowest label among its
+        # neighbours, and so on up, so that a chain of n keys needs about log n rounds instead of n.
+        merged = labels.scatter_reduce(0, labels, lowest, "amin")
+        while not torch.equal(merged, followed := merged[merged]):
+            merged = followed
+        if torch.equal(merged, labels):
+            return labels
+        labels = merged

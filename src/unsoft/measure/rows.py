@@ -1,32 +1,26 @@
-"""Rows of attention weights, walked through in blocks that fit the cache.
+"""Rows of attention weights, processed in blocks that fit the cache.
 
 A weight tensor may be as large as memory allows, so nothing here makes a second one: each block of rows is
-measured completely before the next is touched. Sums of squares and logarithms are taken of ``relative``
-sizes, so that a measure that does not depend on the scale of a row does not overflow or underflow with it
-either.
+measured completely before the next. Sums of squares and logarithms are taken of ``relative`` sizes, so that a
+measure that does not depend on the scale of a row does not overflow or underflow with it either.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cached_property
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from unsoft.measure.arguments import check_float, check_mask, computed
 
-RowMeasure = TypeVar("RowMeasure", bound=Callable[..., Tensor])
 _BLOCK = 2**18  # numbers in a block; several blocks of float32 fit a second-level cache
 
 
-ROW_MEASURES: dict[str, Callable[[Rows], Tensor]] = {}
-"""What :func:`unsoft.measure.summary` computes of each row, by name."""
-
-
 class Rows:
-    """A block of rows (..., keys). What several measures need is computed when first asked for, and kept."""
+    """A block of rows (..., keys). Quantities that several measures need are computed on first use."""
 
     def __init__(self, weights: Tensor, visible: Tensor | None) -> None:
         weights = computed(weights)
@@ -43,7 +37,7 @@ class Rows:
     def peak(self) -> Tensor:
         """The largest |a| of each row (..., 1); 1 in rows without mass.
 
-        A constant for autograd: what is divided by it does not depend on the scale in the end.
+        A constant for autograd: no measure that divides by it depends on the scale of the row.
         """
         if not self.sizes.shape[-1]:
             return self.sizes.new_ones(*self.sizes.shape[:-1], 1)
@@ -73,37 +67,31 @@ class Rows:
 
     @cached_property
     def empty(self) -> Tensor:
-        """Rows without mass: all that they see is 0, or they see nothing."""
+        """True for rows without mass: all visible weights are 0, or nothing is visible."""
         return self.mass == 0
 
     @cached_property
     def count(self) -> Tensor:
-        """How many keys each row sees."""
+        """Number of keys that each row sees."""
         if self.visible is None:
             return self.values.new_tensor(self.values.shape[-1])
         return self.visible.sum(-1).to(self.values.dtype)
 
     @cached_property
     def entropy(self) -> Tensor:
-        """Of the sizes, in nats."""
+        """Entropy of the sizes, in nats."""
         # The clamp only keeps log and its slope finite at 0, where size * log is 0 anyway.
         logs = self.relative.clamp_min(torch.finfo(self.relative.dtype).tiny).log()
         mean_log = self.per_mass((logs * self.relative).sum(-1))
         return torch.where(self.empty, self.count.clamp_min(1), self.mass).log() - mean_log
 
     def per_mass(self, part: Tensor, otherwise: Tensor | float = 0.0) -> Tensor:
-        """``part`` (in units of ``relative``) over the mass; ``otherwise`` in rows without mass."""
+        """Return ``part`` (in units of ``relative``) over the mass; ``otherwise`` in rows without mass."""
         return ratio(part, self.mass, otherwise)
 
 
-def row_measure(function: RowMeasure) -> RowMeasure:
-    """Makes a function ``NAME_of(rows)``, one number for each row, part of every summary as NAME."""
-    ROW_MEASURES[function.__name__.removesuffix("_of")] = function
-    return function
-
-
 def ratio(part: Tensor, whole: Tensor, otherwise: Tensor | float = 0.0) -> Tensor:
-    """part / whole, and ``otherwise`` where the whole is 0; gradients are finite there too.
+    """Return part / whole, and ``otherwise`` where the whole is 0; gradients are finite there too.
 
     >>> ratio(torch.tensor([1.0, 0.0]), torch.tensor([2.0, 0.0]))
     tensor([0.5000, 0.0000])
@@ -112,7 +100,7 @@ def ratio(part: Tensor, whole: Tensor, otherwise: Tensor | float = 0.0) -> Tenso
 
 
 def unit_rows(rows: Tensor) -> Tensor:
-    """Rows of length 1, in their direction; rows of zeros stay zeros.
+    """Return the rows scaled to length 1; rows of zeros stay zeros.
 
     >>> unit_rows(torch.tensor([[3.0, -4.0], [0.0, 0.0]]))
     tensor([[ 0.6000, -0.8000],
@@ -123,16 +111,16 @@ def unit_rows(rows: Tensor) -> Tensor:
 
 
 def measure_rows(function: Callable[[Rows], Tensor], weights: Any, mask: Any) -> Tensor:
-    """``function`` of the rows of checked ``weights`` (..., keys), of which ``mask`` says what is visible."""
+    """Return ``function`` of the rows of ``weights`` (..., keys), checked; ``mask`` is True where visible."""
     check_float("weights", weights, 1, "(..., queries, keys)")
     check_mask("mask", mask, weights.shape, weights.device)
     return over_rows(lambda block, visible: function(Rows(block, visible)), weights, mask)
 
 
 def over_rows(function: Callable[..., Tensor], weights: Tensor, *beside: Tensor | None) -> Tensor:
-    """``function(block, *beside)`` of blocks of rows, put together again.
+    """Return ``function(block, *beside)`` of blocks of rows, concatenated.
 
-    ``beside`` are tensors that broadcast to ``weights``, or None; they are cut alongside, never copied. The
+    ``beside`` are tensors that broadcast to ``weights``, or None; they are split alike, never copied. The
     result of ``function`` begins with the dimensions of its block except the last.
 
     >>> scale = torch.tensor([[1.0], [2.0]])

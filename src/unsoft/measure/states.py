@@ -1,10 +1,10 @@
-"""Do tokens become the same? Measures of the states (..., tokens, dim) of a layer; stack layers in front.
+"""Collapse and decodability of states. States are (..., tokens, dim); layers can be stacked in front.
 
 A small residual means that the tokens have collapsed. A large one does not mean that they carry information,
-noise has a residual too: ``recovery`` says whether the states have evolved and can still be told apart, or
-only differ.
+since noise has a residual too: ``recovery`` and ``decodability`` distinguish states that have evolved from
+states that only differ.
 
-A ``mask`` (..., tokens) says which tokens exist. Hidden ones change nothing, whatever they hold.
+A ``mask`` (..., tokens) is True for tokens that exist. Hidden ones change nothing, even if they are NaN.
 """
 
 from __future__ import annotations
@@ -15,19 +15,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from unsoft.measure.arguments import check_broadcast, check_float, check_mask, computed
+from unsoft.measure.arguments import check_broadcast, check_float, check_mask, computed, wrong_shape
 from unsoft.measure.rows import ratio, unit_rows
-
-__all__ = [
-    "Collapse",
-    "collapse",
-    "composite_residual",
-    "effective_rank",
-    "mean_cosine",
-    "recovery",
-    "residual",
-    "stable_rank",
-]
 
 
 class Collapse(NamedTuple):
@@ -45,7 +34,7 @@ class Collapse(NamedTuple):
 def collapse(
     states: Tensor, inputs: Tensor | None = None, mask: Tensor | None = None, tokens: Tensor | None = None
 ) -> Collapse:
-    """Every measure of collapse at once; give ``inputs`` to tell evolution from collapse and from noise.
+    """All measures of collapse at once; pass ``inputs`` to distinguish evolution from noise.
 
         (|R|_F, sqrt(|R|_1 |R|_inf), mean cosine, effective rank, stable rank, recovery)    R = X - 1 mean(X)
 
@@ -56,21 +45,23 @@ def collapse(
 
     >>> inputs = torch.eye(3)
     >>> layers = torch.stack([inputs, inputs * 0.5, torch.ones(3, 3)])
-    >>> seen = collapse(layers, inputs)
-    >>> seen.residual, seen.recovery
+    >>> by_layer = collapse(layers, inputs)
+    >>> by_layer.residual, by_layer.recovery
     (tensor([1.4142, 0.7071, 0.0000]), tensor([1.0000, 1.0000, 0.3333]))
     """
+    singular_values = _States(states, mask).singular_values()
     return Collapse(
-        residual(states, mask),
-        composite_residual(states, mask),
-        mean_cosine(states, mask),
-        *_ranks(states, mask),
-        None if inputs is None else recovery(states, inputs, mask, tokens),
+        residual=residual(states, mask),
+        composite_residual=composite_residual(states, mask),
+        mean_cosine=mean_cosine(states, mask),
+        effective_rank=_effective_rank(singular_values),
+        stable_rank=_stable_rank(singular_values),
+        recovery=None if inputs is None else recovery(states, inputs, mask, tokens),
     )
 
 
 def residual(states: Tensor, mask: Tensor | None = None) -> Tensor:
-    """What is left of the states without their mean, in the Frobenius norm.
+    """Size of the states without their mean, in the Frobenius norm.
 
         |X - 1 mean(X)|_F
 
@@ -86,7 +77,7 @@ def residual(states: Tensor, mask: Tensor | None = None) -> Tensor:
 
 
 def composite_residual(states: Tensor, mask: Tensor | None = None) -> Tensor:
-    """What is left of the states without their mean, in the norm of the papers on rank collapse.
+    """Size of the states without their mean, in the norm of the papers on rank collapse.
 
         sqrt(|R|_1 |R|_inf)        R = X - 1 mean(X), |R|_1 largest column sum, |R|_inf largest row sum of |R|
 
@@ -169,12 +160,6 @@ def _stable_rank(values: Tensor) -> Tensor:
     return ratio(values, strongest.expand_as(values)).square().sum(-1)
 
 
-def _ranks(states: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Both, from one decomposition."""
-    values = _States(states, mask).singular_values()
-    return _effective_rank(values), _stable_rank(values)
-
-
 def recovery(
     states: Tensor, inputs: Tensor, mask: Tensor | None = None, tokens: Tensor | None = None
 ) -> Tensor:
@@ -186,7 +171,7 @@ def recovery(
     share of right answers in it. With ``tokens`` (..., tokens), integer names of the tokens, any copy of the
     right token is right. Memory is one matrix tokens x tokens. Not differentiable.
 
-    Answers: can each token still be identified, or has it drowned in the others or in noise?
+    Answers: can each token still be identified among the others?
 
     Range: 0 to 1. If all states are equal, and on average for noise: 1/tokens (chance). No tokens: 0.
 
@@ -197,10 +182,7 @@ def recovery(
     check_float("inputs", inputs, 2, "(..., tokens, dim)")
     checked = _States(states, mask).values
     if inputs.shape[-2:] != states.shape[-2:]:
-        raise ValueError(
-            f"measure: argument 'inputs' has shape {tuple(inputs.shape)}, 'states' {tuple(states.shape)}; the"
-            " last two dimensions (tokens, dim) must match"
-        )
+        raise wrong_shape("the last two dimensions (tokens, dim) must match", inputs=inputs, states=states)
     check_broadcast("inputs", inputs, states.shape)
     lead, (count, dim) = states.shape[:-2], states.shape[-2:]
     sets = math.prod(lead)
@@ -215,15 +197,58 @@ def recovery(
             exists.expand(*lead, count).reshape(sets, count),
             strict=True,
         )
-        found = [_recovered(x[seen], e.to(x.dtype)[seen], name[seen]) for x, e, name, seen in one_by_one]
-    return torch.stack(found).reshape(lead) if found else checked.new_zeros(lead)
+        shares = [_recovered(x[seen], e.to(x.dtype)[seen], name[seen]) for x, e, name, seen in one_by_one]
+    return torch.stack(shares).reshape(lead) if shares else checked.new_zeros(lead)
+
+
+def decodability(states: Tensor, inputs: Tensor, train: int, ridge: float = 1e-3) -> Tensor:
+    """Share of the inputs' variance that a linear map explains from states it was not fitted to.
+
+        R^2 = 1 - |E - F(X)|^2 / |E - mean|^2        on the sequences after the first ``train``
+
+    ``states`` X and ``inputs`` E are (sequences, tokens, dim). Each state is taken with length 1. The map F
+    is fitted to the first ``train`` sequences by least squares, with ``ridge`` times the mean variance on
+    the diagonal.
+
+    Answers: can the input still be decoded from the states? Noise keeps its rank and loses this.
+
+    Range: 0 to 1; 0 if the map predicts no better than the mean, and for states that are all the same.
+
+    >>> inputs = torch.randn(8, 32, 4, generator=torch.Generator().manual_seed(0))
+    >>> turned = inputs[..., [2, 0, 3, 1]]
+    >>> bool(decodability(turned, inputs, train=6) > 0.7)
+    True
+    >>> decodability(torch.ones(8, 32, 4), inputs, train=6)
+    tensor(0.)
+    """
+    for name, x in (("states", states), ("inputs", inputs)):
+        check_float(name, x, 3, "(sequences, tokens, dim)")
+    if states.shape[:2] != inputs.shape[:2] or states.dim() != 3:
+        problem = "both are (sequences, tokens, dim), of the same sequences and tokens"
+        raise wrong_shape(problem, inputs=inputs, states=states)
+    if not 0 < train < len(states):
+        raise ValueError(
+            f"measure: argument 'train' is {train}; of {len(states)} sequences some must be left"
+        )
+    unit, wanted = unit_rows(computed(states)).double(), computed(inputs).double()
+    x, e = unit[:train].flatten(0, 1), wanted[:train].flatten(0, 1)
+    middle, mean = x.mean(0), e.mean(0)
+    gram = (x - middle).mT @ (x - middle)
+    if not gram.any():
+        return computed(states).new_zeros(())
+    more = ridge * gram.diagonal().mean() * torch.eye(len(gram), dtype=gram.dtype, device=gram.device)
+    fitted = torch.linalg.solve(gram + more, (x - middle).mT @ (e - mean))
+    error = wanted[train:] - ((unit[train:] - middle) @ fitted + mean)
+    energy = (wanted[train:] - mean).square().sum()
+    explained: Tensor = (1 - error.square().sum() / energy).clamp_min(0)
+    return explained.to(computed(states).dtype)
 
 
 def _recovered(states: Tensor, inputs: Tensor, names: Tensor) -> Tensor:
     if not len(states):
         return states.new_zeros(())
     cosines = unit_rows(states - states.mean(0)) @ unit_rows(inputs - inputs.mean(0)).mT
-    # Cosines are at most 1, so that rounding errors, and with them ties, have an absolute size.
+    # Cosines are at most 1, so rounding errors, and with them ties, have an absolute size.
     tied = cosines >= cosines.amax(-1, keepdim=True) - 16 * torch.finfo(cosines.dtype).eps
     right = tied & (names[:, None] == names)
     return (right.sum(-1).to(states.dtype) / tied.sum(-1).clamp_min(1)).mean()
@@ -251,7 +276,7 @@ class _States:
         return x if self.exists is None else torch.where(self.exists, x, 0.0)
 
     def centred(self) -> Tensor:
-        """The states without their mean."""
+        """Return the states without their mean."""
         left = self.values
         for _ in range(2):  # the second time removes the rounding error of a mean that is large
             mean = left.sum(-2, keepdim=True) / self.count.clamp_min(1)[..., None, None]
@@ -259,7 +284,7 @@ class _States:
         return left
 
     def singular_values(self) -> Tensor:
-        """NaN throughout for states that hold something that is not finite, which the solver refuses."""
+        """Return the singular values; NaN for states that are not finite, for which the solver raises."""
         bad = ~self.values.detach().isfinite().all(-1).all(-1)[..., None]
-        found = torch.linalg.svdvals(torch.where(bad[..., None], 0.0, self.values))
-        return torch.where(bad, torch.nan, found)
+        values = torch.linalg.svdvals(torch.where(bad[..., None], 0.0, self.values))
+        return torch.where(bad, torch.nan, values)

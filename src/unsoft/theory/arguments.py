@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
 
 from unsoft.checks import whole_number
+from unsoft.formula import Formula
 
+Mechanism = str | Formula
 Numbers = float | Sequence[float] | Tensor
+Params = Mapping[str, float] | None
 
 
 def read_numbers(name: str, value: Numbers) -> Tensor:

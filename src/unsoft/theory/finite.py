@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from unsoft.checks import whole_number
-from unsoft.formula import Formula
-from unsoft.theory.arguments import Numbers, read_at_least, read_dim, read_logits
+from unsoft.theory.arguments import Mechanism, Numbers, Params, read_at_least, read_dim, read_logits
 from unsoft.theory.weight import Weight, formula_of, limit_spread
 
 _AT_ONCE = 2**20  # logits
@@ -36,7 +35,7 @@ def row_sparsity(log_size: Tensor) -> Tensor:
 
 
 def empirical_sparsity(
-    mechanism: str | Formula,
+    mechanism: Mechanism,
     beta: float,
     gamma: float,
     length: int,
@@ -45,7 +44,7 @@ def empirical_sparsity(
     dim: int | None = None,
     seed: int = 0,
     n: float | None = None,
-    params: Mapping[str, float] | None = None,
+    params: Params = None,
 ) -> Empirical:
     """Return the mean S of random rows of ``length`` keys whose logits are N(beta, gamma^2).
 
@@ -67,12 +66,7 @@ def empirical_sparsity(
 
 
 def length_correction(
-    mechanism: str | Formula,
-    beta: Numbers,
-    gamma: Numbers,
-    *,
-    n: float | None = None,
-    params: Mapping[str, float] | None = None,
+    mechanism: Mechanism, beta: Numbers, gamma: Numbers, *, n: float | None = None, params: Params = None
 ) -> Tensor:
     """Return the c of E S_n = S (1 + c/n + O(1/n^2)): rows much longer than |c| behave like infinite ones.
 

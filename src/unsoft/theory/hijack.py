@@ -22,8 +22,7 @@ import torch
 from torch import Tensor
 
 from unsoft.checks import one_of
-from unsoft.formula import Formula
-from unsoft.theory.arguments import Numbers, read_at_least, read_numbers
+from unsoft.theory.arguments import Mechanism, Numbers, read_at_least, read_numbers
 from unsoft.theory.weight import Weight, formula_of
 
 LOG_20 = math.log(20)
@@ -38,7 +37,7 @@ class Hijack(NamedTuple):
 
 
 def hijack_share(
-    mechanism: str | Formula, clones: Numbers, *, unique: Numbers = LOG_20, clone: Numbers = 0.0
+    mechanism: Mechanism, clones: Numbers, *, unique: Numbers = LOG_20, clone: Numbers = 0.0
 ) -> Tensor:
     """Return the share of absolute weight that a key of logit ``unique`` keeps against clones of ``clone``.
 
@@ -59,7 +58,7 @@ def magnitude_hijack(
     *,
     unique: Numbers = LOG_20,
     clone: Numbers = 0.0,
-    base: str | Formula = "softmax",
+    base: Mechanism = "softmax",
     on: str = "values",
     gate: str = "sigmoid",
     slope: float = 1.0,
@@ -105,7 +104,7 @@ def _read(clones: Numbers, unique: Numbers, clone: Numbers) -> tuple[Tensor, Ten
     return broadcast
 
 
-def _log_weights(mechanism: str | Formula, m: Tensor, u: Tensor, c: Tensor) -> tuple[Tensor, Tensor]:
+def _log_weights(mechanism: Mechanism, m: Tensor, u: Tensor, c: Tensor) -> tuple[Tensor, Tensor]:
     """Return log|f(u)| and log(m |f(c)|)."""
     weight = Weight(formula_of(mechanism), n=m + 1)
     return weight.log_size(u), weight.log_size(c) + m.log()

@@ -6,14 +6,14 @@ Also its limits in gamma and its minimum: how far a mechanism can focus.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from unsoft.formula import Formula
-from unsoft.theory.arguments import Numbers, read_dim, read_logits, read_numbers
+from unsoft.theory.arguments import Mechanism, Numbers, Params, read_dim, read_logits, read_numbers
 from unsoft.theory.closed_forms import CLOSED_FORMS
 from unsoft.theory.weight import Weight, formula_of, limit_spread
 
@@ -51,12 +51,12 @@ class Minimum(NamedTuple):
 
 
 def sparsity(
-    mechanism: str | Formula,
+    mechanism: Mechanism,
     beta: Numbers,
     gamma: Numbers,
     *,
     n: float | None = None,
-    params: Mapping[str, float] | None = None,
+    params: Params = None,
     dim: int | None = None,
 ) -> Tensor:
     """Return S = E|a| / sqrt(E a^2) of a row of infinitely many keys whose logits are N(beta, gamma^2).
@@ -81,6 +81,7 @@ def sparsity(
         is beta + gamma sqrt(dim) u, u the first coordinate of a random unit vector. The Gaussian is the limit
         of many dimensions.
 
+    >>> from unsoft import Formula
     >>> sparsity("softmax", 0.0, [0.5, 1.0, 2.0])
     tensor([0.8825, 0.6065, 0.1353], dtype=torch.float64)
     >>> sparsity(Formula("exp(s - m)", "exp(s - m)", "s"), 0.0, [0.5, 1.0, 2.0])
@@ -109,13 +110,7 @@ def _numeric(weight: Weight, beta: Tensor, gamma: Tensor, dim: int | None) -> Te
     return torch.where(resting, 2 * values - at(2 * small), values) if resting.any() else values
 
 
-def limits(
-    mechanism: str | Formula,
-    beta: float,
-    *,
-    n: float | None = None,
-    params: Mapping[str, float] | None = None,
-) -> Limits:
+def limits(mechanism: Mechanism, beta: float, *, n: float | None = None, params: Params = None) -> Limits:
     """Return the limits in gamma at a fixed beta: in closed form where S is, else numerically to about 1e-6.
 
     ``n`` and ``params`` are those of :func:`sparsity`.
@@ -136,21 +131,19 @@ def limits(
     if isinstance(mechanism, str) and mechanism in CLOSED_FORMS:
         wide = _FLOORS.get(mechanism, 0.0)
         return Limits(narrow, wide, min(narrow, wide))
-    narrow, wide = _settled(narrow), _wide(mechanism, shift, n, params)
+    narrow, wide = _settled(narrow), _wide(partial(sparsity, mechanism, shift, n=n, params=params), shift)
     if 0.0 in (narrow, wide):
         return Limits(narrow, wide, 0.0)
     between = minimum(mechanism, shift, gamma=(1e-3, 100.0), n=n, params=params).sparsity
     return Limits(narrow, wide, min(narrow, wide, between))
 
 
-def _wide(
-    mechanism: str | Formula, beta: float, n: float | None, params: Mapping[str, float] | None
-) -> float:
-    """Return the limit of ever wider spreads, which S approaches as 1/gamma unless it falls to 0."""
+def _wide(s: Callable[[float], Tensor], beta: float) -> float:
+    """Return the limit of S(gamma), which it approaches as 1/gamma unless it falls to 0."""
     gamma, values = 10.0, [1.0]
     while gamma < _WIDEST * max(1.0, abs(beta)):
         gamma *= 4
-        values.append(float(sparsity(mechanism, beta, gamma, n=n, params=params)))
+        values.append(float(s(gamma)))
         if values[-1] < _VANISHING:
             return 0.0
     return _settled((4 * values[-1] - values[-2]) / 3)
@@ -161,13 +154,7 @@ def _settled(value: float) -> float:
     return 0.0 if value < _VANISHING else round(min(value, 1.0), 7)
 
 
-def can_focus(
-    mechanism: str | Formula,
-    beta: float,
-    *,
-    n: float | None = None,
-    params: Mapping[str, float] | None = None,
-) -> bool:
+def can_focus(mechanism: Mechanism, beta: float, *, n: float | None = None, params: Params = None) -> bool:
     """Return True if S can come arbitrarily near 0 at this beta. For relu2 (Su 2023): only if beta < 0.
 
     >>> [can_focus("relu2", beta) for beta in (-0.1, 0.0, 0.1)]
@@ -179,16 +166,16 @@ def can_focus(
 
 
 def minimum(
-    mechanism: str | Formula,
+    mechanism: Mechanism,
     beta: float,
     *,
     gamma: tuple[float, float] = (1e-3, 30.0),
     n: float | None = None,
-    params: Mapping[str, float] | None = None,
+    params: Params = None,
 ) -> Minimum:
     """Return the smallest S for gamma in a range, on a grid of 64 that is refined three times.
 
-    >>> lowest = minimum(Formula("tanh(s)"), 0.0)
+    >>> lowest = minimum("tanh", 0.0)
     >>> round(lowest.sparsity, 4), round(lowest.gamma, 3)
     (0.7979, 0.001)
     """

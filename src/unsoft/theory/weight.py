@@ -17,7 +17,7 @@ from unsoft.formula import Formula
 from unsoft.formula.expr import Expr, bottom_up, postorder
 from unsoft.formula.operation import OPERATIONS
 from unsoft.formula.signed_log import SignedLog, of_plain
-from unsoft.theory.arguments import Numbers, read_at_least
+from unsoft.theory.arguments import Mechanism, Numbers, Params, read_at_least
 from unsoft.theory.quadrature import log_moments
 
 WEIGHTS = {  # up to the factors that cancel
@@ -35,7 +35,7 @@ _REACH, _FINE, _POINTS = 1e5, 0.25, 8001
 _HALVINGS = 90
 
 
-def formula_of(mechanism: str | Formula) -> Formula:
+def formula_of(mechanism: Mechanism) -> Formula:
     """Return the formula to integrate, given by name or directly.
 
     >>> formula_of("relu").weight, formula_of("tanh").weight
@@ -64,9 +64,7 @@ class Weight:
     tensor([2., 0.], dtype=torch.float64)
     """
 
-    def __init__(
-        self, formula: Formula, *, n: Numbers | None = None, params: Mapping[str, float] | None = None
-    ) -> None:
+    def __init__(self, formula: Formula, *, n: Numbers | None = None, params: Params = None) -> None:
         if unknown := set(params or {}) - formula.params.keys():
             known = ", ".join(formula.params) or "none"
             raise ValueError(

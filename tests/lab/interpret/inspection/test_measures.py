@@ -8,7 +8,7 @@ import unsoft
 from tests.lab.interpret.inspection.tiny import TEXT, reading, tiny
 from unsoft import magnitude, measure
 from unsoft.lab.interpret.inspection import inspect
-from unsoft.measure.overview import Summary
+from unsoft.measure import Summary
 
 OUT_PROJ = {
     "llama": lambda m, k: m.model.layers[k].self_attn.o_proj.weight.T,

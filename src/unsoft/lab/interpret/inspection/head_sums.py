@@ -14,8 +14,8 @@ from unsoft.lab.interpret.inspection.crowds import Crowds, find_crowds
 from unsoft.lab.interpret.inspection.sequence import Sequence
 from unsoft.measure.erasing import deletion_of, gain_of, moved_by
 from unsoft.measure.heads import cosines_of, parameter_similarity
-from unsoft.measure.overview import Summary, summary_of
 from unsoft.measure.redundancy import attention_share_of
+from unsoft.measure.row_measures import Summary, summary_of
 from unsoft.measure.rows import Rows, ratio
 
 

@@ -1,4 +1,4 @@
-"""Fields in the text of a formula: how they are declared, and what is said if they are declared wrongly."""
+"""Fields in the text of a formula: declaration, use and errors."""
 
 import json
 import pickle
@@ -44,7 +44,7 @@ def test_a_changed_formula_keeps_its_fields():
 
 
 @pytest.mark.parametrize(
-    ("given", "said"),
+    ("arguments", "message"),
     [
         ({"weight": "c_j*s", "fields": {"c": "query+key"}}, "c_i occurs nowhere"),
         ({"weight": "c_k*s", "fields": {"c": "key"}}, "unknown name 'c_k'"),
@@ -62,9 +62,9 @@ def test_a_changed_formula_keeps_its_fields():
         ),
     ],
 )
-def test_what_is_said_about_mistakes(given, said):
-    with pytest.raises(FormulaError, match=re.escape(said)):
-        Formula(**given)
+def test_errors_explain_the_mistake(arguments, message):
+    with pytest.raises(FormulaError, match=re.escape(message)):
+        Formula(**arguments)
 
 
 def test_fields_must_be_a_mapping():
@@ -92,8 +92,8 @@ def test_printed_torch_code_gives_the_same_weights():
     names: dict = {}
     exec(FADING.torch_source(), names)  # our own text
     logits, c = torch.randn(4, 3), torch.randn(3)
-    found = names["weights"](logits, torch.tensor(0.3), c)
-    torch.testing.assert_close(found, FADING.row(logits, c_i=0.3, c_j=c))
+    result = names["weights"](logits, torch.tensor(0.3), c)
+    torch.testing.assert_close(result, FADING.row(logits, c_i=0.3, c_j=c))
 
 
 @pytest.mark.skipif(shutil.which("node") is None, reason="needs node")

@@ -1,4 +1,4 @@
-"""SymPy in and out."""
+"""Conversion from and to SymPy."""
 
 import pytest
 import sympy
@@ -19,7 +19,7 @@ def _value(expr):
 
 
 @pytest.mark.parametrize(
-    ("given", "text"),
+    ("expression", "text"),
     [
         (s - m, "s - m"),
         (-s - m, "-m - s"),
@@ -42,12 +42,12 @@ def _value(expr):
         (sympy.Integer(3), "3"),
     ],
 )
-def test_from_sympy(given, text):
-    assert str(from_sympy(given)) == text
+def test_from_sympy(expression, text):
+    assert str(from_sympy(expression)) == text
 
 
 @pytest.mark.parametrize(
-    "given",
+    "expression",
     [
         sympy.gamma(s),
         sympy.I * s,
@@ -57,14 +57,14 @@ def test_from_sympy(given, text):
         sympy.oo,
     ],
 )
-def test_refuses_what_formulas_do_not_have(given):
+def test_unsupported_expressions_raise(expression):
     with pytest.raises(FormulaError):
-        from_sympy(given)
+        from_sympy(expression)
 
 
 @pytest.mark.parametrize("name", formulas())
 @pytest.mark.parametrize("part", ["weight", "mass", "peak", "norm"])
-def test_every_mechanism_goes_there_and_back(name, part):
+def test_every_mechanism_survives_the_round_trip(name, part):
     expr = getattr(formulas()[name], part)
     if expr is not None:
         assert _value(from_sympy(to_sympy(expr))) == pytest.approx(_value(expr), rel=1e-14)
@@ -73,12 +73,12 @@ def test_every_mechanism_goes_there_and_back(name, part):
 @pytest.mark.parametrize(
     "text", ["sigmoid(s)", "relu(s)", "relu(-s)", "where(s >= m, s, m)", "s**m", "max(s, m, n)"]
 )
-def test_there_and_back(text):
+def test_round_trip(text):
     assert _value(from_sympy(to_sympy(parse(text)))) == pytest.approx(_value(parse(text)), rel=1e-14)
 
 
 @pytest.mark.parametrize("name", formulas())
-def test_our_derivative_is_theirs(name):
+def test_our_derivative_is_that_of_sympy(name):
     weight = formulas()[name].weight
     theirs = sympy.diff(to_sympy(weight), s).subs(sympy.DiracDelta(s), 0)
     values = {symbol: POINT[symbol.name] for symbol in theirs.free_symbols}

@@ -1,30 +1,38 @@
-"""Can it focus? Seven answers, all of the sizes |a|, so that signed and unnormalised weights have them too.
+"""Focus and sign of the rows of attention weights.
 
-n is the number of keys that a row sees and p_j = |a_j| / sum |a|. A row without mass (all weights 0) prefers
-no key: it counts as flat, like the limit of c, c, ..., c for c to 0, and has no share of mass anywhere.
+Here n is the number of keys that a row sees and p_j = |a_j| / sum |a|. Measures of focus use the sizes |a|,
+so they apply to signed and unnormalised weights too. A row without mass (all weights 0) prefers no key: it
+counts as flat, like the limit of c, c, ..., c for c to 0, and has no share of mass anywhere.
 """
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
 
-from unsoft.measure.arguments import check_count
-from unsoft.measure.rows import Rows, measure_rows, ratio, row_measure
+from unsoft.checks import whole_number
+from unsoft.measure.rows import Rows, measure_rows, ratio
 
-__all__ = [
-    "distance_to_uniform",
-    "effective_keys",
-    "entropy",
-    "participation",
-    "sink_mass",
-    "sparsity",
-    "top_mass",
-]
+
+class Summary(NamedTuple):
+    """Each field is the measure of the same name with its default arguments, one number for each row."""
+
+    sparsity: Tensor
+    entropy: Tensor
+    effective_keys: Tensor
+    participation: Tensor
+    top_mass: Tensor
+    sink_mass: Tensor
+    distance_to_uniform: Tensor
+    negative_share: Tensor
+    row_sum: Tensor
+    cancellation: Tensor
 
 
 def sparsity(weights: Tensor, mask: Tensor | None = None) -> Tensor:
-    """How flat a row is, without regard to its scale: small means that few keys hold the weight.
+    """Flatness of a row, independent of its scale: small if few keys have most of the weight.
 
         S = mean |a| / sqrt(mean a^2)        means over the n visible keys
 
@@ -50,7 +58,7 @@ def entropy(weights: Tensor, mask: Tensor | None = None) -> Tensor:
     >>> entropy(torch.tensor([[0.5, -0.5, 0.0], [1.0, 0.0, 0.0]]))
     tensor([0.6931, 0.0000])
     """
-    return measure_rows(entropy_of, weights, mask)
+    return measure_rows(lambda rows: rows.entropy, weights, mask)
 
 
 def effective_keys(weights: Tensor, mask: Tensor | None = None) -> Tensor:
@@ -95,12 +103,12 @@ def top_mass(weights: Tensor, mask: Tensor | None = None, k: int = 1) -> Tensor:
     >>> top_mass(torch.tensor([0.1, -0.6, 0.3]), k=2)
     tensor(0.9000)
     """
-    check_count("k", k, 1)
+    whole_number("measure", "k", k)
     return measure_rows(lambda rows: top_mass_of(rows, k), weights, mask)
 
 
 def sink_mass(weights: Tensor, mask: Tensor | None = None, sinks: int = 1) -> Tensor:
-    """Share of the first ``sinks`` keys of the sequence, where softmax parks attention that it does not need.
+    """Share of the first ``sinks`` keys of the sequence, where softmax puts attention that it does not need.
 
         sum over j < sinks of |a_j| / sum |a|
 
@@ -111,7 +119,7 @@ def sink_mass(weights: Tensor, mask: Tensor | None = None, sinks: int = 1) -> Te
     >>> sink_mass(torch.tensor([0.6, -0.3, 0.1]))
     tensor(0.6000)
     """
-    check_count("sinks", sinks, 1)
+    whole_number("measure", "sinks", sinks)
     return measure_rows(lambda rows: sink_mass_of(rows, sinks), weights, mask)
 
 
@@ -130,46 +138,125 @@ def distance_to_uniform(weights: Tensor, mask: Tensor | None = None) -> Tensor:
     return measure_rows(distance_to_uniform_of, weights, mask)
 
 
-@row_measure
+def negative_share(weights: Tensor, mask: Tensor | None = None) -> Tensor:
+    """Share of the mass that is negative.
+
+        sum of |a| over a < 0 / sum |a|
+
+    Answers: how much of the row subtracts?
+
+    Range: 0 (softmax, always) to 1. Rows without mass: 0.
+
+    >>> negative_share(torch.tensor([0.5, -0.25, -0.25]))
+    tensor(0.5000)
+    """
+    return measure_rows(negative_share_of, weights, mask)
+
+
+def row_sum(weights: Tensor, mask: Tensor | None = None) -> Tensor:
+    """Sum of the weights.
+
+        sum a
+
+    Answers: does the row average (1), attend to nothing (0) or point away (below 0)?
+
+    Range: any number; rows that see nothing: 0. Unlike the others it depends on the scale of the row.
+
+    >>> row_sum(torch.tensor([0.5, -0.25, 0.0]))
+    tensor(0.2500)
+    """
+    return measure_rows(row_sum_of, weights, mask)
+
+
+def cancellation(weights: Tensor, mask: Tensor | None = None) -> Tensor:
+    """Fraction of the mass that positive and negative weights cancel.
+
+        1 - |sum a| / sum |a|
+
+    Answers: does the row compare keys with each other rather than collect them?
+
+    Range: 0 (one sign) to 1 (both signs balance). Rows without mass: 0, nothing is cancelled.
+
+    >>> cancellation(torch.tensor([[0.5, -0.5], [0.5, 0.5]]))
+    tensor([1., 0.])
+    """
+    return measure_rows(cancellation_of, weights, mask)
+
+
+def summary(weights: Tensor, mask: Tensor | None = None) -> Summary:
+    """All measures of focus and sign at once, faster than one after the other.
+
+        (S, H, exp(H), ..., 1 - |sum a| / sum |a|)
+
+    Answers: what do the rows of this head look like?
+
+    Range: that of each measure.
+
+    >>> rows = summary(torch.tensor([[0.5, -0.5, 0.0, 0.0]]))
+    >>> rows.effective_keys, rows.cancellation
+    (tensor([2.]), tensor([1.]))
+    """
+    return Summary(*measure_rows(summary_of, weights, mask).unbind(-1))
+
+
+def summary_of(rows: Rows) -> Tensor:
+    """Return the fields of :class:`Summary`, side by side (..., fields)."""
+    fields = Summary(
+        sparsity=sparsity_of(rows),
+        entropy=rows.entropy,
+        effective_keys=effective_keys_of(rows),
+        participation=participation_of(rows),
+        top_mass=top_mass_of(rows),
+        sink_mass=sink_mass_of(rows),
+        distance_to_uniform=distance_to_uniform_of(rows),
+        negative_share=negative_share_of(rows),
+        row_sum=row_sum_of(rows),
+        cancellation=cancellation_of(rows),
+    )
+    return torch.stack(fields, -1)
+
+
 def sparsity_of(rows: Rows) -> Tensor:
     spread = torch.where(rows.empty, 1.0, rows.count * rows.energy).sqrt()
     return torch.where(rows.empty, 1.0, rows.mass / spread)
 
 
-@row_measure
-def entropy_of(rows: Rows) -> Tensor:
-    return rows.entropy
-
-
-@row_measure
 def effective_keys_of(rows: Rows) -> Tensor:
     return torch.where(rows.count == 0, 0.0, rows.entropy.exp())
 
 
-@row_measure
 def participation_of(rows: Rows) -> Tensor:
     return ratio(rows.mass.square(), rows.energy, otherwise=rows.count)
 
 
-@row_measure
 def top_mass_of(rows: Rows, k: int = 1) -> Tensor:
     return rows.per_mass(largest_sum(rows.relative, k))
 
 
-@row_measure
 def sink_mass_of(rows: Rows, sinks: int = 1) -> Tensor:
     return rows.per_mass(rows.relative[..., :sinks].sum(-1))
 
 
-@row_measure
 def distance_to_uniform_of(rows: Rows) -> Tensor:
-    # What lies above the mean weighs as much as what lies below; hidden keys, at 0, are not above.
+    # Deviations above and below the mean have equal sums; hidden keys, at 0, are not above it.
     mean = rows.mass / rows.count.clamp_min(1)
     return rows.per_mass((rows.relative - mean[..., None]).relu().sum(-1))
 
 
+def negative_share_of(rows: Rows) -> Tensor:
+    return rows.per_mass(-rows.signed.clamp(max=0).sum(-1))
+
+
+def row_sum_of(rows: Rows) -> Tensor:
+    return rows.values.sum(-1)
+
+
+def cancellation_of(rows: Rows) -> Tensor:
+    return 1 - rows.per_mass(rows.signed.sum(-1).abs(), otherwise=1.0)
+
+
 def largest_sum(sizes: Tensor, k: int) -> Tensor:
-    """Sum of the k largest numbers of each row.
+    """Return the sum of the k largest numbers of each row.
 
     The k largest of a row lie in those k columns of its (height, width) arrangement that have the largest
     maxima, so only k * height of them are sorted, not the whole row.
