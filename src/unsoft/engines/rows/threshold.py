@@ -21,8 +21,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from unsoft.engines.native.codegen import threshold_source
 from unsoft.engines.native.direct import observed
-from unsoft.engines.native.row_codegen import threshold_source
 from unsoft.engines.rows.rule import RowRule
 from unsoft.formula import Expr, derivative, evaluate, parse
 from unsoft.formula.evaluation import evaluate_all
