@@ -209,12 +209,12 @@ class Grid:
         device, heads = self.call.q.device, self.call.q.shape[1]
         b = torch.arange(chunk.batch.start, chunk.batch.stop, device=device)
         h = torch.arange(chunk.heads.start, chunk.heads.stop, device=device)
-        words = row_keys(
+        seeds = row_keys(
             self.call.seed,
             (b[:, None] * heads + h).flatten(),
             torch.arange(rows.start, rows.stop, device=device),
         )
-        kept = keep(words, torch.arange(keys.start, keys.stop, device=device), self.call.dropout_p)
+        kept = keep(seeds, torch.arange(keys.start, keys.stop, device=device), self.call.dropout_p)
         return bit_mask(kept, self.dtype).view(len(b), len(h), *kept.shape[1:])
 
     @cached_property
