@@ -6,8 +6,7 @@ import torch
 from torch.nn.functional import normalize
 
 import unsoft
-from unsoft.engines.linear.delta import delta_attention
-from unsoft.engines.native.delta import compiled_delta
+from unsoft.engines.linear.delta import compiled_delta, delta_attention
 
 WAYS = {"native": compiled_delta, "tiled": delta_attention}
 NAMES = ["deltanet", "gated-deltanet", "kda"]

@@ -10,8 +10,7 @@ from unsoft.engines import POINTWISE, tiled
 from unsoft.engines.call import Call, Upstream
 from unsoft.engines.dense import dense_attention
 from unsoft.engines.tiled import tiles
-from unsoft.engines.tiled.peephole import tidy
-from unsoft.engines.tiled.tile_program import Program, Workspace
+from unsoft.engines.tiled.program import Program, Workspace, tidy
 from unsoft.formula import Formula, derivative, evaluate, lower, parse
 from unsoft.formula.instructions import run
 from unsoft.mechanisms import formulas

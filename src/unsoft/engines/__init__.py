@@ -1,11 +1,11 @@
 """The engines and how one is chosen.
 
-An engine is a name, a question ("do you support this call?", answered by None or by the reason why not) and a
-function from a checked call to output (:mod:`unsoft.engines.registry`). All engines of one kind give the same
-result; they differ in speed, memory and what they can do. For formulas (:mod:`unsoft.engines.pointwise`):
+An engine is a name, a function that returns why a call is unsupported (or None), and a function from a
+checked call to output (:mod:`unsoft.engines.registry`). All engines of one kind give the same result; they
+differ in speed, memory and supported calls. For formulas (:mod:`unsoft.engines.pointwise`):
 
-    triton  made from the formula, GPU       NVIDIA and AMD, wherever Triton is installed; linear memory
-    native  C++ made from the formula, CPU   the fastest wherever a compiler is found; linear memory
+    triton  generated from the formula, GPU  NVIDIA and AMD, wherever Triton is installed; linear memory
+    native  C++ from the formula, CPU        the fastest wherever there is a compiler; linear memory
     sdpa    PyTorch's fused kernel           softmax on finite inputs without masks
     tiled   torch operations                 any device; linear memory
     dense   torch operations                 the specification; any derivative and transform; quadratic memory
@@ -19,7 +19,7 @@ __all__ = ["POINTWISE", "Call", "Engine", "Registry", "check_name", "engine_name
 
 
 def engine_names() -> list[str]:
-    """The names that the argument ``engine`` accepts.
+    """Return the names that the argument ``engine`` accepts.
 
     >>> engine_names()
     ['auto', 'triton', 'native', 'sdpa', 'tiled', 'dense']
@@ -28,5 +28,5 @@ def engine_names() -> list[str]:
 
 
 def check_name(name: str) -> None:
-    """ValueError or TypeError unless ``name`` is an engine."""
+    """Raise ValueError or TypeError unless ``name`` is an engine."""
     POINTWISE.check(name)

@@ -1,4 +1,4 @@
-"""From what a user passes to ``attention`` to one checked :class:`Call`. Everything wrong is said here,
+"""From what a user passes to ``attention`` to one checked :class:`Call`. Every wrong argument raises here,
 before any work.
 
 Every message names the argument, what was given, and what would work.
@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from unsoft.engines.call import NO_NEEDS, Call, Rule, compute_dtype
+from unsoft.engines.call import NO_NEEDS, Call, Rule, broadcasts, check_device, compute_dtype
 from unsoft.engines.dropout import draw_seed
 from unsoft.engines.field_tables import field_tables
 from unsoft.engines.visibility import count_visible, split_float_mask
@@ -36,7 +36,7 @@ def checked_call(
     positions: tuple[Tensor, Tensor] | None = None,
     fields: Mapping[str, Any] | None = None,
 ) -> tuple[Call, torch.Size]:
-    """The call, and the leading dimensions (batch dimensions and heads) that its results should get."""
+    """Return the checked call, and the leading dimensions (batch dimensions and heads) of its results."""
     query, key, value = as_autocast(query, key, value)
     check_tensors(query, key, value)
     check_sizes(query, key, value)
@@ -108,7 +108,7 @@ def _causal_bias_offset(mask: Any, length: int, keys: int) -> int:
 
 
 def _both_offsets(a: int | None, b: int) -> int:
-    """A key must satisfy both causal rules, which the stricter one decides."""
+    """Return the offset of the stricter causal rule: a key must satisfy both."""
     return b if a is None else min(a, b)
 
 
@@ -122,17 +122,10 @@ def _mask_as_4d(mask: Any, query: Tensor, batch: tuple[int, ...], length: int, k
             f"attention: argument 'attn_mask' has dtype {mask.dtype}; use bool (True = may attend) or a"
             " floating dtype (added to the logits)"
         )
-    if mask.device != query.device:
-        raise ValueError(
-            f"attention: argument 'attn_mask' is on device {mask.device}, 'query' is on {query.device}; they"
-            " must match"
-        )
+    check_device("attn_mask", mask, query.device)
     target = (*query.shape[:-2], length, keys)
     target = (*batch, *target[len(batch) :])
-    fits = mask.dim() <= len(target) and all(
-        size in (1, wanted) for size, wanted in zip(mask.shape[::-1], target[::-1], strict=False)
-    )
-    if not fits:
+    if not broadcasts(mask.shape, target):
         raise ValueError(
             f"attention: argument 'attn_mask' has shape {shape_of(mask)}, which does not broadcast to"
             f" {target}, the shape (..., heads, queries, keys) of the attention weights"
@@ -146,27 +139,22 @@ def _mask_as_4d(mask: Any, query: Tensor, batch: tuple[int, ...], length: int, k
     return whole.expand(*batch, *whole.shape[-3:]).reshape(math.prod(batch), *whole.shape[-3:])
 
 
-def _positions(given: Any, batch: tuple[int, ...], q: Tensor, k: Tensor, rule: Rule) -> Tensor | None:
-    """(B|1, L + S): positions of the queries, then of the keys; None if the rule does not use them."""
-    if not isinstance(given, tuple) or len(given) != 2:
+def _positions(positions: Any, batch: tuple[int, ...], q: Tensor, k: Tensor, rule: Rule) -> Tensor | None:
+    """Return (B|1, L + S): positions of the queries, then of the keys. None if the rule does not use them."""
+    if not isinstance(positions, tuple) or len(positions) != 2:
         raise TypeError(
             "attention: argument 'positions' must be a pair of tensors (of queries, of keys), not"
-            f" {type(given).__name__}"
+            f" {type(positions).__name__}"
         )
     parts = []
-    for what, x, count in zip(("queries", "keys"), given, (q.shape[2], k.shape[2]), strict=True):
+    for what, x, count in zip(("queries", "keys"), positions, (q.shape[2], k.shape[2]), strict=True):
         if not isinstance(x, Tensor) or x.dtype == torch.bool or x.is_complex():
-            found = x.dtype if isinstance(x, Tensor) else type(x).__name__
+            kind = x.dtype if isinstance(x, Tensor) else type(x).__name__
             raise TypeError(
-                f"attention: argument 'positions' of {what} must be a tensor of numbers, not {found}"
+                f"attention: argument 'positions' of {what} must be a tensor of numbers, not {kind}"
             )
         target = (*batch, count)
-        fits = (
-            0 < x.dim() <= len(target)
-            and x.shape[-1] == count
-            and all(size in (1, wanted) for size, wanted in zip(x.shape[::-1], target[::-1], strict=False))
-        )
-        if not fits:
+        if x.dim() == 0 or x.shape[-1] != count or not broadcasts(x.shape, target):
             raise ValueError(
                 f"attention: argument 'positions' of {what} has shape {shape_of(x)}, which does not broadcast"
                 f" to {target}"
@@ -180,23 +168,23 @@ def _positions(given: Any, batch: tuple[int, ...], q: Tensor, k: Tensor, rule: R
 
 
 def _parameter_table(
-    rule: Rule, given: Mapping[str, Any] | None, heads: int, dtype: torch.dtype, device: torch.device
+    rule: Rule, params: Mapping[str, Any] | None, heads: int, dtype: torch.dtype, device: torch.device
 ) -> Tensor:
-    """(P, H): the value of each parameter for each query head."""
-    if given is not None and not isinstance(given, Mapping):
+    """Return (P, H): the value of each parameter for each query head."""
+    if params is not None and not isinstance(params, Mapping):
         raise TypeError(
-            f"attention: argument 'params' must be a mapping from name to value, not {type(given).__name__}"
+            f"attention: argument 'params' must be a mapping from name to value, not {type(params).__name__}"
         )
-    given = given or {}
+    params = params or {}
     known = sorted(rule.params)
-    for name in given:
+    for name in params:
         if name not in rule.params:
             listed = ", ".join(known) or "none"
             raise ValueError(
                 f"attention: argument 'params' names {name!r}, but the parameters of this mechanism are:"
                 f" {listed}"
             )
-    rows = [_parameter_row(name, given.get(name, rule.params[name]), heads, dtype, device) for name in known]
+    rows = [_parameter_row(name, params.get(name, rule.params[name]), heads, dtype, device) for name in known]
     return torch.stack(rows) if rows else torch.zeros(0, heads, dtype=dtype, device=device)
 
 
@@ -208,10 +196,7 @@ def _parameter_row(name: str, value: Any, heads: int, dtype: torch.dtype, device
         raise TypeError(
             f"attention: argument 'params[{name!r}]' has dtype {value.dtype}; use a floating dtype"
         )
-    if value.device != device:
-        raise ValueError(
-            f"attention: argument 'params[{name!r}]' is on device {value.device}, 'query' is on {device}"
-        )
+    check_device(f"params[{name!r}]", value, device)
     if tuple(value.shape) not in ((), (heads,)):
         raise ValueError(
             f"attention: argument 'params[{name!r}]' has shape {shape_of(value)}; use a scalar or one value"
@@ -241,7 +226,8 @@ def device_type(x: Any) -> str:
 
 
 def as_autocast(query: Any, key: Any, value: Any) -> tuple[Any, Any, Any]:
-    """What autocast does to the inputs of torch's attention; the arithmetic inside keeps its precision."""
+    """Return the inputs in the dtype that autocast gives to torch's attention; the arithmetic inside keeps
+    its precision."""
     kind = device_type(query)
     if not torch.is_autocast_enabled(kind):
         return query, key, value
@@ -275,11 +261,7 @@ def check_tensors(query: Any, key: Any, value: Any) -> None:
                 f"attention: argument '{name}' has dtype {x.dtype}, 'query' has {query.dtype}; they must"
                 " match"
             )
-        if x.device != query.device:
-            raise ValueError(
-                f"attention: argument '{name}' is on device {x.device}, 'query' is on {query.device}; they"
-                " must match"
-            )
+        check_device(name, x, query.device)
         if x.dim() != query.dim():
             raise ValueError(
                 f"attention: argument '{name}' has {x.dim()} dimensions (shape {shape_of(x)}), 'query' has"
@@ -295,22 +277,22 @@ def check_sizes(query: Tensor, key: Tensor, value: Tensor) -> None:
 
 
 def batch_shape(query: Tensor, key: Tensor, value: Tensor) -> tuple[int, ...]:
-    """The dimensions before the heads, broadcast over the three tensors."""
+    """Return the dimensions before the heads, broadcast over the three tensors."""
     batch = list(query.shape[:-3])
     for name, x in (("key", key), ("value", value)):
-        for place, size in enumerate(x.shape[:-3]):
-            if size != 1 and batch[place] not in (1, size):
+        for dim, size in enumerate(x.shape[:-3]):
+            if size != 1 and batch[dim] not in (1, size):
                 raise ValueError(
-                    f"attention: argument '{name}' has batch size {size} in dimension {place} (shape"
+                    f"attention: argument '{name}' has batch size {size} in dimension {dim} (shape"
                     f" {shape_of(x)}), which does not broadcast with 'query' (shape {shape_of(query)}) and"
                     f" 'key' (shape {shape_of(key)})"
                 )
-            batch[place] = size if batch[place] == 1 else batch[place]
+            batch[dim] = size if batch[dim] == 1 else batch[dim]
     return tuple(batch)
 
 
 def head_count(query: Tensor, key: Tensor, value: Tensor, enable_gqa: bool) -> tuple[int, ...]:
-    """The head dimension of the output: () for 2-D inputs."""
+    """Return the head dimension of the output: () for 2-D inputs."""
     if not isinstance(enable_gqa, bool):
         raise TypeError(f"attention: argument 'enable_gqa' must be True or False, not {enable_gqa!r}")
     if query.dim() == 2:
@@ -340,14 +322,11 @@ def as_4d(x: Tensor, batch: tuple[int, ...]) -> Tensor:
 
 
 def _mismatch(name: str, x: Tensor, other: str, y: Tensor, what: str, dim: int) -> str:
+    size = f"{x.shape[dim]} {what}" if what.endswith("s") else f"{what} {x.shape[dim]}"
     return (
-        f"attention: argument '{name}' has {_counted(what, x.shape[dim])} (shape {shape_of(x)}), '{other}'"
-        f" has {y.shape[dim]} (shape {shape_of(y)}); they must match"
+        f"attention: argument '{name}' has {size} (shape {shape_of(x)}), '{other}' has {y.shape[dim]}"
+        f" (shape {shape_of(y)}); they must match"
     )
-
-
-def _counted(what: str, size: int) -> str:
-    return f"{size} {what}" if what.endswith("s") else f"{what} {size}"
 
 
 def shape_of(x: Tensor) -> tuple[int, ...]:

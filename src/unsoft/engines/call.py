@@ -1,4 +1,4 @@
-"""One attention call after every argument has been checked: the only thing that an engine sees."""
+"""One attention call after every argument has been checked: the only input of an engine."""
 
 from __future__ import annotations
 
@@ -106,13 +106,13 @@ class Call:
         return self.rule
 
     def spread_key_fields(self) -> Tensor | None:
-        """The fields of keys for every query head, (F, B, H, S)."""
+        """Return the fields of keys for every query head, (F, B, H, S)."""
         if self.key_fields is None or self.key_fields.shape[2] == self.q.shape[1]:
             return self.key_fields
         return self.key_fields.repeat_interleave(self.q.shape[1] // self.key_fields.shape[2], dim=2)
 
     def flat(self) -> tuple[tuple[Tensor | None, ...], dict[str, Any]]:
-        """The tensors of :data:`TENSORS` and the other fields: all that an operator of torch may take."""
+        """Return the tensors of :data:`TENSORS` and the other fields, in types that torch operators take."""
         options = {
             "rule": self.rule.key,
             "causal_offset": self.causal_offset,
@@ -143,21 +143,21 @@ TENSORS = (
 
 
 class Rows(NamedTuple):
-    """What a forward pass gives: the output (B, H, L, Dv), and per row the peak and the total mass (B, H,
-    L). The peak is 0 for formulas without one, and -inf in rows that see no key."""
+    """Result of a forward pass: the output (B, H, L, Dv), and per row the peak and the total mass (B, H, L).
+    The peak is 0 for formulas without one, and -inf in rows that see no key."""
 
     out: Tensor
     peak: Tensor
     total: Tensor
 
     def live_peak(self) -> tuple[Tensor, Tensor]:
-        """Which rows see any key, and the peak with 0 in the others: the symbol m."""
+        """Return which rows see any key, and the peak with 0 in the others: the symbol m."""
         live = self.peak != -torch.inf
         return live, torch.where(live, self.peak, 0.0)
 
 
 class Upstream(NamedTuple):
-    """What a backward pass gets besides the call."""
+    """Inputs of a backward pass besides the call."""
 
     grad_out: Tensor
     rows: Rows
@@ -168,7 +168,7 @@ class Upstream(NamedTuple):
 
 
 class Gradients(NamedTuple):
-    """What a backward pass gives; all but q, k and v are empty unless needed."""
+    """Result of a backward pass; all but q, k and v are empty unless needed."""
 
     q: Tensor
     k: Tensor
@@ -180,10 +180,28 @@ class Gradients(NamedTuple):
 
 
 def compute_dtype(dtype: torch.dtype) -> torch.dtype:
-    """Where the arithmetic happens: float64 stays, everything narrower is computed in float32."""
+    """Return the dtype of the arithmetic: float64 stays, everything narrower is computed in float32."""
     return torch.float64 if dtype == torch.float64 else torch.float32
 
 
 def finite_part(x: Tensor) -> Tensor:
-    """The tensor with NaN and Inf replaced by 0, in value and in gradient."""
+    """Return the tensor with NaN and Inf replaced by 0, in value and in gradient."""
     return torch.where(x.isfinite(), x, 0.0)
+
+
+def broadcasts(shape: Sequence[int], target: Sequence[int]) -> bool:
+    """Return True if a tensor of this shape can be expanded to ``target``.
+
+    >>> broadcasts((1, 5), (2, 3, 5)), broadcasts((2, 5), (2, 3, 5))
+    (True, False)
+    """
+    pairs = zip(shape[::-1], target[::-1], strict=False)
+    return len(shape) <= len(target) and all(size in (1, wanted) for size, wanted in pairs)
+
+
+def check_device(name: str, x: Tensor, device: torch.device) -> None:
+    """Raise ValueError unless the argument ``x`` is on the device of the query."""
+    if x.device != device:
+        raise ValueError(
+            f"attention: argument '{name}' is on device {x.device}, 'query' is on {device}; they must match"
+        )

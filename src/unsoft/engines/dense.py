@@ -166,10 +166,10 @@ def _dropped(weights: Tensor, call: Call) -> Tensor:
         return weights
     batch, heads, length, keys = weights.shape
     device = weights.device
-    words = row_keys(
+    seeds = row_keys(
         call.seed, torch.arange(batch * heads, device=device), torch.arange(length, device=device)
     )
-    kept = keep(words, torch.arange(keys, device=device), call.dropout_p).view(weights.shape)
+    kept = keep(seeds, torch.arange(keys, device=device), call.dropout_p).view(weights.shape)
     return weights * kept * keep_factor(call.dropout_p)
 
 

@@ -1,5 +1,5 @@
-"""Dropout decided by a counter, not by a stream: whether weight (b, h, i, j) is kept is a pure function of
-the seed.
+"""Dropout decided by a counter, not by a stream: a pure function of the seed decides whether weight
+(b, h, i, j) is kept.
 
 So every engine drops the same weights whatever its tile order, and a backward pass that recomputes its tiles
 finds the mask of the forward pass again without having stored it. The generator is the 32-bit mixer
@@ -14,7 +14,7 @@ _HEAD_STEP, _ROW_STEP, _KEY_STEP = 0x9E3779B1, 0x85EBCA77, 0xC2B2AE3D
 
 
 def draw_seed(device: torch.device) -> Tensor:
-    """Two 32-bit words from torch's generator of ``device``, as an int64 tensor of shape (2,).
+    """Return two 32-bit words from torch's generator of ``device``, as an int64 tensor of shape (2,).
 
     >>> _ = torch.manual_seed(0)
     >>> first = draw_seed(torch.device("cpu"))
@@ -26,20 +26,19 @@ def draw_seed(device: torch.device) -> Tensor:
 
 
 def keep_factor(p: float) -> float:
-    """What a kept weight is multiplied by: 1 / (1 - p), and 0 for p = 1, where nothing is kept."""
+    """Return the factor of a kept weight: 1 / (1 - p), and 0 for p = 1, where nothing is kept."""
     return 1.0 / (1.0 - p) if p < 1.0 else 0.0
 
 
 def row_keys(seed: Tensor, heads: Tensor, rows: Tensor) -> Tensor:
-    """One 32-bit word per (head, row), shape (len(heads), len(rows)); ``heads`` holds numbers b * H + h."""
+    """Return one 32-bit word per (head, row), shape (len(heads), len(rows)); ``heads``: b * H + h."""
     low, high = seed[0] & _WORD, seed[1] & _WORD
     per_head = _mix(_mix((low + heads * _HEAD_STEP) & _WORD) ^ high)
     return _mix((per_head[:, None] + rows * _ROW_STEP) & _WORD)
 
 
 def keep(row_key: Tensor, keys: Tensor, p: float) -> Tensor:
-    """Bool mask of the weights that survive: ``row_key`` of any shape, one more dimension for the key
-    positions.
+    """Return a bool mask of the weights that survive, with one more dimension than ``row_key``: the keys.
 
     >>> words = row_keys(torch.tensor([1, 2]), torch.arange(4), torch.arange(100))
     >>> kept = keep(words, torch.arange(200), p=0.25)

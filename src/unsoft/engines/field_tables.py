@@ -1,4 +1,4 @@
-"""The argument ``fields``: values per query and per key, checked and put into the tables of a call."""
+"""The argument ``fields``: values per query and per key, checked and arranged as the tables of a call."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from unsoft.engines.call import Rule, finite_part
+from unsoft.engines.call import Rule, broadcasts, check_device, finite_part
 from unsoft.formula.arguments import BUILT_IN, SIDES
 
 Tables = tuple[Tensor | None, Tensor | None]
@@ -16,42 +16,40 @@ Tables = tuple[Tensor | None, Tensor | None]
 
 def field_tables(
     rule: Rule,
-    given: Mapping[str, Any] | None,
+    fields: Mapping[str, Any] | None,
     q: Tensor,
     k: Tensor,
     batch: tuple[int, ...],
     scale: float,
     dtype: torch.dtype,
 ) -> Tables:
-    """The fields of queries (F, B, H, L) and of keys (F, B, H or Hk, S); None where a formula has none.
+    """Return the fields of queries (F, B, H, L) and of keys (F, B, H or Hk, S); None where a rule has none.
 
-    ``given`` may hold q2 and k2 too, as squared lengths without the scale, where they are known already.
+    ``fields`` may contain q2 and k2 too, as squared lengths without the scale, where they are known already.
     """
-    given = _checked_names(rule, given)
+    values = _checked_names(rule, fields)
     if not rule.symbols.all:
         return None, None
     by_symbol: dict[str, Tensor] = {}
     for side, x, heads in (("query", q, {q.shape[1]}), ("key", k, {q.shape[1], k.shape[1]})):
         name = BUILT_IN[side]
         if name in rule.symbols.all:
-            known = name in given
-            squared = (
-                _table(name, given[name], batch, {x.shape[1]}, x, dtype)
-                if known
-                else squared_lengths(x, dtype)
-            )
+            if name in values:
+                squared = _table(name, values[name], batch, {x.shape[1]}, x, dtype)
+            else:
+                squared = squared_lengths(x, dtype)
             by_symbol[name] = scale * squared
         for field, sides in rule.fields.items():
             letter = SIDES[side]
             if letter in SIDES[sides]:
-                value = _of_side(field, given[field], sides, letter, q.shape[2] == k.shape[2])
+                value = _of_side(field, values[field], sides, letter, q.shape[2] == k.shape[2])
                 by_symbol[f"{field}_{letter}"] = _table(field, value, batch, heads, x, dtype)
     return _stacked(by_symbol, rule.symbols.query), _stacked(by_symbol, rule.symbols.key)
 
 
 def squared_lengths(x: Tensor, dtype: torch.dtype) -> Tensor:
-    """|x|^2 along the last dimension, in ``dtype``. NaN and Inf count as 0: they make rows NaN by being in
-    the query or the key itself."""
+    """Return |x|^2 along the last dimension, in ``dtype``. NaN and Inf count as 0: being in the query or the
+    key, they make rows NaN anyway."""
     return finite_part(x.to(dtype)).square().sum(-1)
 
 
@@ -60,16 +58,16 @@ def _checked_names(rule: Rule, fields: Any) -> Mapping[str, Any]:
         raise TypeError(
             f"attention: argument 'fields' must be a mapping from name to tensor, not {type(fields).__name__}"
         )
-    given: Mapping[str, Any] = {} if fields is None else fields
+    values: Mapping[str, Any] = {} if fields is None else fields
     known = {*rule.fields, *(set(BUILT_IN.values()) & set(rule.symbols.all))}
-    for name in given:
+    for name in values:
         if name not in known:
             listed = ", ".join(rule.fields) or "none"
             raise ValueError(
                 f"attention: argument 'fields' names {name!r}, but the fields of this mechanism are: {listed}"
             )
     for name, side in rule.fields.items():
-        if name not in given:
+        if name not in values:
             wanted = {"query": "(batch, heads, queries)", "key": "(batch, heads, keys)"}.get(
                 side, "(batch, heads, tokens), or a pair of them for queries and keys"
             )
@@ -77,11 +75,11 @@ def _checked_names(rule: Rule, fields: Any) -> Mapping[str, Any]:
                 f"attention: argument 'fields' lacks {name!r}: this formula needs fields={{{name!r}: tensor}}"
                 f" of shape {wanted}"
             )
-    return given
+    return values
 
 
 def _of_side(name: str, value: Any, sides: str, letter: str, same_tokens: bool) -> Any:
-    """The values for queries (letter i) or keys (j)."""
+    """Return the values for queries (letter i) or keys (j)."""
     if sides != "query+key":
         return value
     if isinstance(value, (tuple, list)) and len(value) == 2:
@@ -99,20 +97,19 @@ def _of_side(name: str, value: Any, sides: str, letter: str, same_tokens: bool) 
 def _table(
     name: str, value: Any, batch: tuple[int, ...], heads: set[int], like: Tensor, dtype: torch.dtype
 ) -> Tensor:
-    """(B, one of ``heads``, length of ``like``), in the dtype of the arithmetic."""
+    """Return (B, one of ``heads``, length of ``like``), in the dtype of the arithmetic."""
     what = f"attention: argument 'fields[{name!r}]'"
     if not isinstance(value, Tensor) or not value.dtype.is_floating_point:
         got = value.dtype if isinstance(value, Tensor) else type(value).__name__
         raise TypeError(f"{what} must be a tensor of a floating dtype, not {got}")
-    if value.device != like.device:
-        raise ValueError(f"{what} is on device {value.device}, 'query' is on {like.device}; they must match")
+    check_device(f"fields[{name!r}]", value, like.device)
     length, shape = like.shape[2], value.shape
     own_heads = shape[-2] if len(shape) > 1 else 1
     fits = (
         0 < len(shape) <= len(batch) + 2
         and shape[-1] == length
         and (own_heads == 1 or own_heads in heads)
-        and all(size in (1, wanted) for size, wanted in zip(shape[-3::-1], batch[::-1], strict=False))
+        and broadcasts(shape[:-2], batch)
     )
     if not fits:
         allowed = " or ".join(str((*batch, count, length)) for count in sorted(heads))
@@ -122,7 +119,8 @@ def _table(
 
 
 def _stacked(by_symbol: dict[str, Tensor], names: tuple[str, ...]) -> Tensor | None:
-    """The fields in their order; where some are per query head and some per key head, all per query head."""
+    """Return the fields in the order of ``names``. If some are per query head and some per key head, all are
+    repeated for each query head."""
     if not names:
         return None
     tables = [by_symbol[name] for name in names]

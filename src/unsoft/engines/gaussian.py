@@ -1,13 +1,12 @@
-"""Which engine computes with Gaussian matrices Z_jl = exp(-|x_j - x_l|^2), the work of magnitude.
+"""The engines that compute with Gaussian matrices Z_jl = exp(-|x_j - x_l|^2), for magnitude.
 
 native  compiled code       CPU
 triton  kernels             GPUs
 torch   torch operations    everything, any device
 
-An engine brings kernels; torch operations need none: they stand beside each use in :mod:`unsoft.magnitude`,
-and do what an engine has no kernel for. Magnitude's gates are computed by the engine
-that the argument ``engine`` of attention names, if it is listed here, and by torch if it is another one:
-"tiled" and "dense" run no compiled code.
+An engine provides kernels. Torch operations are beside each use in :mod:`unsoft.magnitude`, for everything
+that an engine has no kernel for. Magnitude's gates are computed by the engine that the argument ``engine`` of
+attention names if it is listed here, otherwise by torch: "tiled" and "dense" run no compiled code.
 """
 
 from __future__ import annotations

@@ -1,10 +1,9 @@
-"""Makes PyTorch operators of an engine's forward and backward functions.
+"""Makes PyTorch operators from an engine's forward and backward functions.
 
 A fused engine is a pair of plain functions: from a :class:`Call` to its :class:`Rows`, and from a call and
-what came back (:class:`Upstream`) to :class:`Gradients`. Here they become operators of the dispatcher, with a
-shape rule for tracing and a gradient, so that autograd, ``torch.compile`` and ``torch.library.opcheck`` know
-them. Operators take tensors and numbers only, so this is also the one place where a call is taken apart and
-put together again.
+its :class:`Upstream` to :class:`Gradients`. Here they become operators of the dispatcher, with a shape rule
+for tracing and a gradient, for autograd, ``torch.compile`` and ``torch.library.opcheck``. Operators take
+tensors and numbers only, so a call is flattened and rebuilt here, and nowhere else.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ _INPUTS = ", ".join(f"Tensor{'' if name in _ALWAYS else '?'} {name}" for name in
 _OPTIONS = "str rule, SymInt? causal_offset, float scale, float dropout_p"
 _FORWARD = f"({_INPUTS}, *, {_OPTIONS}) -> (Tensor, Tensor, Tensor)"
 _NEEDED = ("bias", "params", "query_fields", "key_fields")
-"""What has a gradient only if it is asked for."""
+"""Inputs whose gradient is computed only if it is needed."""
 _BACKWARD = (
     f"(Tensor grad_out, {_INPUTS}, Tensor out, Tensor peak, Tensor total, *, {_OPTIONS}, "
     + ", ".join(f"bool need_{name}" for name in _NEEDED)
@@ -38,7 +37,7 @@ _COUNT = len(TENSORS)
 def fused_operator(
     name: str, forward: Forward, backward: Backward, read: Callable[[str], Rule] = Formula.from_key
 ) -> Callable[[Call], Tensor]:
-    """Registers ``unsoft::<name>`` and ``unsoft::<name>_backward``; returns the function that runs a call on
+    """Register ``unsoft::<name>`` and ``unsoft::<name>_backward``; return the function that runs a call on
     them. ``read`` makes the rule from its key."""
 
     def forward_flat(*tensors: Tensor | None, **options: Any) -> tuple[Tensor, ...]:
@@ -74,9 +73,7 @@ def fused_operator(
 
     def run(call: Call) -> Tensor:
         if not torch.compiler.is_compiling() and _is_unobserved(call):
-            return forward(
-                call
-            ).out  # going through the dispatcher would only cost time, which small calls notice
+            return forward(call).out  # the dispatcher would only cost time, which small calls notice
         tensors, options = call.flat()
         out: Tensor = operator(*tensors, **options)[0]
         return out
@@ -85,21 +82,21 @@ def fused_operator(
 
 
 def define(name: str, schema: str, run: Callable[..., Any], shapes: Callable[..., Any]) -> None:
-    """Registers ``unsoft::<name>`` with its shape rule."""
+    """Register ``unsoft::<name>`` with its shape rule."""
     torch.library.define(f"unsoft::{name}", schema)
     torch.library.impl(f"unsoft::{name}", "default", run)
     torch.library.register_fake(f"unsoft::{name}", shapes)
 
 
 def refuse(ctx: Any, *unused: Tensor) -> None:
-    """What an operator of a backward pass has for a derivative."""
+    """Raise NotImplementedError: the derivative of an operator of a backward pass."""
     raise NotImplementedError(
         "unsoft: fused engines have no second derivatives; call attention with engine='dense'"
     )
 
 
 def _is_unobserved(call: Call) -> bool:
-    """Is there no gradient to compute, and nothing that listens to torch's operations?"""
+    """Return True if there is no gradient to compute, and no mode that has to see torch's operations."""
     if torch._C._len_torch_dispatch_stack() or torch._C._len_torch_function_stack():
         return False
     tensors = [x for x in call.flat()[0] if x is not None]
@@ -107,17 +104,16 @@ def _is_unobserved(call: Call) -> bool:
     return not needs_grad and all(type(x) in (Tensor, torch.nn.Parameter) for x in tensors)
 
 
-# The shape rules make no Call: while tracing, tensors hold no numbers,
-# and a formula cannot be made without some.
+# The shape rules make no Call: while tracing, tensors hold no numbers, and making a formula needs some.
 def _forward_shapes(*tensors: Any, **options: Any) -> tuple[Tensor, Tensor, Tensor]:
-    given = dict(zip(TENSORS, tensors, strict=True))
-    q, v = given["q"], given["v"]
+    named = dict(zip(TENSORS, tensors, strict=True))
+    q, v = named["q"], named["v"]
     row = q.new_empty(q.shape[:3], dtype=compute_dtype(q.dtype))
     return q.new_empty(*q.shape[:3], v.shape[3]), row, torch.empty_like(row)
 
 
 def _backward_shapes(grad_out: Tensor, *tensors: Any, **options: Any) -> tuple[Tensor, ...]:
-    given = dict(zip(TENSORS, tensors[:_COUNT], strict=True))
-    always = [given[name].new_empty(given[name].shape) for name in ("q", "k", "v")]
-    asked = [given[name] if options[f"need_{name}"] else None for name in _NEEDED]
-    return (*always, *(given["params"].new_empty(0 if x is None else x.shape) for x in asked))
+    named = dict(zip(TENSORS, tensors[:_COUNT], strict=True))
+    always = [named[name].new_empty(named[name].shape) for name in ("q", "k", "v")]
+    requested = [named[name] if options[f"need_{name}"] else None for name in _NEEDED]
+    return (*always, *(named["params"].new_empty(0 if x is None else x.shape) for x in requested))

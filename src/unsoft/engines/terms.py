@@ -30,7 +30,7 @@ BIAS = "_bias"
 
 @dataclass(frozen=True)
 class Terms:
-    """What a_ij = weight / norm(sum of mass + offset) is made of; None = not there (norm: the sum itself)."""
+    """The parts of a_ij = weight / norm(sum of mass + offset); None = absent (norm: the sum itself)."""
 
     weight: Expr
     mass: Expr | None
@@ -49,13 +49,13 @@ _made: dict[str, Terms] = {}
 
 
 def attention_terms(formula: Formula, biased: bool) -> Terms:
-    """The terms of a formula, with a strength bias in them if ``biased``."""
+    """Return the terms of a formula, with a strength bias in them if ``biased``."""
     return _made[_prepare(formula, biased)]
 
 
 @constant_in_graph
 def _prepare(formula: Formula, biased: bool) -> str:
-    """Makes the terms unless that has been done; returns the name under which they are kept."""
+    """Make the terms unless they are cached; return the key of the cache."""
     name = f"{biased:d}{formula.key}"
     if name not in _made:
         _made[name] = _make(formula, biased)
@@ -82,7 +82,7 @@ def _make(formula: Formula, biased: bool) -> Terms:
 
 
 def masked(part: Expr, formula: Formula) -> Expr:
-    """A part of a formula with the mask added to what it belongs to.
+    """Return a part of a formula with the mask added to its target.
 
     >>> from unsoft.formula import parse
     >>> masked(parse("exp(2*s - m)"), Formula("exp(2*s)", bias="2*s"))
@@ -97,14 +97,14 @@ def _masked(part: Expr | None, formula: Formula) -> Expr | None:
 
 
 def inverse_norm(terms: Terms, symbols: dict[str, Tensor], z: Tensor, live: Tensor) -> Tensor:
-    """1 / norm(z) without autograd, and 0 where the norm vanishes or a row is not ``live`` (it sees no key,
-    and its norm may be undefined): such rows have weights 0."""
+    """Return 1 / norm(z) without autograd, and 0 where the norm vanishes or a row is not ``live`` (it sees no
+    key, and its norm may be undefined): such rows have weights 0."""
     norm = z if terms.norm is None else torch.zeros_like(z) + row_value(terms.norm, symbols | {"z": z})
     return torch.where(live & ~vanishes(norm), 1.0 / norm, 0.0)
 
 
 def row_value(expr: Expr, symbols: dict[str, Tensor]) -> Tensor | float:
-    """An expression of row quantities, without autograd; a number if it depends on nothing."""
+    """Return the value of an expression of row quantities, without autograd; a number if it is constant."""
     value: Tensor | float = run(*_lowered(expr), symbols)["value"]
     return value
 

@@ -1,9 +1,9 @@
-"""How many threads there are: those of torch, but one in a forked child.
+"""The number of threads: that of torch, but 1 in a forked child.
 
-The OpenMP threads of a process do not live on in a child made by ``os.fork`` (as the workers of a DataLoader
-are), and code that hands work to them waits for ever; torch's own operations do too. So compiled code runs on
-one thread there, and torch is told to do the same if unsoft had computed something before, which may have
-started those threads.
+The OpenMP threads of a process do not exist in a child made by ``os.fork`` (such as a DataLoader worker), and
+code that hands work to them waits for ever; torch's own operations do too. So compiled code runs on one
+thread there. If unsoft had computed something before, which may have started those threads, torch is limited
+to one thread too.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _forked = _used = False
 
 
 def thread_count() -> int:
-    """How many threads a kernel may use now."""
+    """Return the number of threads that a kernel may use now."""
     if _forked:
         return 1
     threads_are_used()
@@ -24,7 +24,7 @@ def thread_count() -> int:
 
 
 def threads_are_used() -> None:
-    """To be called before torch computes something on all threads."""
+    """Record that torch is about to compute something on all threads."""
     global _used
     _used = True
 

@@ -1,4 +1,4 @@
-"""Who sees whom: the causal rule and the mask of a call, for the whole call or for one tile of it.
+"""Visibility: the causal rule and the mask of a call, for the whole call or for one tile of it.
 
 A key j is visible to the query row i if the causal rule allows it (j <= i + offset) and the mask allows it.
 With ``L`` queries and ``S`` keys the two usual alignments of the causal rule are
@@ -15,7 +15,7 @@ from torch import Tensor
 
 
 def split_float_mask(mask: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """An additive mask as (visible, bias): -inf, and the lowest finite number of its dtype, mean "masked".
+    """Split an additive mask into (visible, bias). -inf and the lowest finite number of its dtype mask.
 
     Masked entries get the bias 0, so that nothing infinite ever reaches the arithmetic.
 
@@ -27,7 +27,7 @@ def split_float_mask(mask: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
 
 
 def causal_tile(rows: slice, keys: slice, offset: int, device: torch.device) -> Tensor:
-    """Bool tile (rows, keys) of the causal rule.
+    """Return the bool tile (rows, keys) of the causal rule.
 
     >>> causal_tile(slice(0, 2), slice(0, 3), 1, torch.device("cpu"))
     tensor([[ True,  True, False],
@@ -41,7 +41,7 @@ def causal_tile(rows: slice, keys: slice, offset: int, device: torch.device) -> 
 def visible_tile(
     visible: Tensor | None, offset: int | None, rows: slice, keys: slice, device: torch.device
 ) -> Tensor | None:
-    """The visible entries of one tile, broadcastable to (B, H, rows, keys); None = all are visible."""
+    """Return the visible entries of one tile, broadcastable to (B, H, rows, keys); None = all are visible."""
     tile = None if visible is None else take(visible, rows, keys)
     # The last row sees the most, the first row the least: only tiles that the diagonal cuts need the causal
     # rule.
@@ -52,7 +52,7 @@ def visible_tile(
 
 
 def take(broadcast: Tensor, rows: slice, keys: slice) -> Tensor:
-    """The tile (rows, keys) of a tensor whose last two dimensions may be 1 for "the same everywhere"."""
+    """Return the tile (rows, keys) of a tensor whose last two dimensions may be 1: the same everywhere."""
     rows = rows if broadcast.shape[-2] != 1 else slice(0, 1)
     keys = keys if broadcast.shape[-1] != 1 else slice(0, 1)
     return broadcast[..., rows, keys]
@@ -66,9 +66,9 @@ def count_visible(
     device: torch.device,
     dtype: torch.dtype,
 ) -> Tensor:
-    """How many keys each row sees, shape (B|1, H|1, L); at least 1, so that formulas may divide by it.
+    """Return how many keys each row sees (B|1, H|1, L); at least 1, so that formulas may divide by it.
 
-    A row that sees nothing outputs zero whatever its count, so calling it 1 changes no result.
+    A row that sees nothing outputs zero whatever its count, so 1 changes no result.
 
     >>> count_visible(None, 0, 3, 2, torch.device("cpu"), torch.float32)
     tensor([[[1., 2., 2.]]])
@@ -80,7 +80,7 @@ def count_visible(
         return last.clamp_(1, max(keys, 1)).view(1, 1, length)
     assert visible is not None
     if offset is None:
-        # A mask with one column says the same about every key.
+        # A mask with one column is the same for every key.
         counts = visible.sum(-1) * (keys if visible.shape[-1] == 1 else 1)
         return counts.expand(*visible.shape[:2], length).clamp(min=1).to(dtype)
     last = torch.arange(offset + 1, offset + 1 + length, device=device).clamp_(0, keys)

@@ -4,13 +4,12 @@
 
 Paper: Exclusive Self Attention, arXiv 2603.09078 (2026); taken up in speed runs of small language models.
 
-Can: bring only what the token does not have already: its own value reaches the next layer by the residual
+Can: add only what the token does not have already: its own value reaches the next layer by the residual
 stream anyway. Works around everything whose rows belong to tokens: ``xsa+softmax``, ``xsa+gated+cog``.
-Cannot: know a token's own value where there is none: rows that do not see their own key (padding, more
-queries than keys) are left as they are. Nothing is learned.
+Cannot: change rows that do not see their own key (padding, more queries than keys). Nothing is learned.
 
-Taking the part away is the same as lowering the weight of the own key by (o_i . v_i) / |v_i|^2, so the
-weights returned are those, and may be negative there.
+Removing the part is the same as lowering the weight of the own key by (o_i . v_i) / |v_i|^2, so the returned
+weights include that, and the weight of the own key may be negative.
 
 >>> import torch, unsoft
 >>> layer = unsoft.mechanism("xsa+softmax", heads=1, head_dim=4)
@@ -51,7 +50,7 @@ class ExclusiveSelf(Wrapper):
 
 
 def _own_keys(inputs: Inputs) -> tuple[int, Tensor | None]:
-    """How far the own key of a row stands after it in the call, and whether the row sees it (B|1, H|1, L)."""
+    """Return the index of a row's own key minus the row, and whether the row sees it (B|1, H|1, L)."""
     length, keys = inputs.query.shape[-2], inputs.key.shape[-2]
     offset = keys - length if inputs.options["is_causal"] == "lower_right" else 0
     mask = inputs.options["attn_mask"]
@@ -75,11 +74,11 @@ def _without_own(
     own_keys: tuple[int, Tensor | None],
     earlier: int = 0,
 ) -> Tensor | tuple[Tensor, Tensor]:
-    """``earlier``: keys that weights have before those of the call."""
+    """Remove the part along the own value. ``earlier``: keys of the weights before those of the call."""
     offset, seen = own_keys
     out = result[0] if isinstance(result, tuple) else result
     length, keys = inputs.query.shape[-2], inputs.key.shape[-2]
-    first, last = max(0, -offset), max(0, min(length, keys - offset))  # rows whose own key is there
+    first, last = max(0, -offset), max(0, min(length, keys - offset))  # rows whose own key is among the keys
     value = inputs.value[..., first + offset : last + offset, :]
     value = value.repeat_interleave(out.shape[-3] // max(value.shape[-3], 1), dim=-3)
     if seen is not None:
@@ -91,14 +90,14 @@ def _without_own(
     out = torch.cat([out[..., :first, :], rows - part * value, out[..., last:, :]], dim=-2)
     if not isinstance(result, tuple):
         return out
-    places = torch.arange(first, last, device=out.device)
+    index = torch.arange(first, last, device=out.device)
     less = torch.zeros_like(result[1])
-    less[..., places, places + offset + earlier] = part[..., 0]
+    less[..., index, index + offset + earlier] = part[..., 0]
     return out, result[1] - less
 
 
 def definition(inner: Definition) -> Definition:
-    """y - (y . v) v / |v|^2 for every row that sees its own key."""
+    """Return y - (y . v) v / |v|^2 for every row that sees its own key."""
 
     def exclusive(call: WrittenCall, layer: Any) -> tuple[Tensor, Tensor]:
         weights, out = inner(call, layer.inner)

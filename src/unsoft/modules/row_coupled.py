@@ -1,6 +1,6 @@
 """Mechanisms whose weights depend on whole rows: a rule (engines/rows) as a module.
 
-The next one is a file too. Its rule is a line of text, here shares that are never above 1/2:
+A rule is a line of text, here weights that are never above 1/2:
 
 >>> import torch
 >>> from unsoft.engines.rows.threshold import Threshold
@@ -11,7 +11,7 @@ The next one is a file too. Its rule is a line of text, here shares that are nev
 >>> torch.allclose(weights.sum(-1), torch.ones(1, 1, 9)), bool(weights.max() <= 0.5)
 (True, True)
 
-Registering it is what the files of sparsemax and its relatives do: ``family(name, class, ...)``.
+To register it, see the files of sparsemax and its relatives: ``family(name, class, ...)``.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from unsoft.modules.spec import LayerSpec
 
 
 class RowCoupled(Mechanism):
-    """A rule for whole rows. A subclass with learnable parameters gives their values (:meth:`params`)."""
+    """A rule for whole rows. A subclass with learnable parameters overrides :meth:`params`."""
 
     def __init__(self, layer_spec: LayerSpec, rule: RowRule) -> None:
         super().__init__(layer_spec)
         self.rule = rule
 
     def params(self) -> dict[str, Tensor]:
-        """Values of the rule's parameters, one for each head."""
+        """Return values of the rule's parameters, one for each head."""
         return {}
 
     def attend(self, inputs: Inputs) -> Tensor | tuple[Tensor, Tensor]:

@@ -1,5 +1,5 @@
-"""A mechanism given by its weights, all of them written out: the shortest way to one of your own that is no
-formula."""
+"""Mechanisms defined by a function that returns all their weights: the shortest way to a custom mechanism
+that is not a formula."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from unsoft.modules.module import Inputs, Mechanism
 
 
 class WrittenOut(Mechanism):
-    """Write :meth:`weights`; masks, causality, groups of heads, dropout, caches,
-    NaN and dtypes are taken care of.
+    """Base class: override :meth:`weights`. Masks, causality, groups of heads, dropout, caches, NaN and
+    dtypes are handled here.
 
-    It costs memory for every pair of a query and a key, and any parameters are yours: it is an ``nn.Module``.
+    Memory grows with queries times keys. It is an ``nn.Module``, so a subclass may have parameters.
 
     >>> class Nearest(WrittenOut):
     ...     def weights(self, logits, visible):
@@ -33,10 +33,10 @@ class WrittenOut(Mechanism):
 
     @abstractmethod
     def weights(self, logits: Tensor, visible: Tensor) -> Tensor:
-        """Weights (batch, heads, L, S) from the logits, float mask added,
-        and from which keys a row may see (bool, same shape).
+        """Return weights (batch, heads, L, S) from the logits, with the float mask added, and from the
+        visible entries (bool, same shape).
 
-        What is not visible is set to 0 afterwards, but a normaliser is yours to make.
+        Weights that are not visible are set to 0 afterwards; normalise them here.
         """
 
     def attend(self, inputs: Inputs) -> Tensor | tuple[Tensor, Tensor]:

@@ -24,7 +24,7 @@ from unsoft.engines.linear import logarithms
 from unsoft.engines.linear.chunks import by_group, chunk_size, cut, in_order, padded
 
 Sums = Callable[..., tuple[Tensor, Tensor]]
-"""What computes as :func:`linear_attention` does."""
+"""Signature of :func:`linear_attention`."""
 
 
 def linear_attention(
@@ -38,11 +38,11 @@ def linear_attention(
     state: Tensor | None = None,
     logarithmic: bool = False,
 ) -> tuple[Tensor, Tensor]:
-    """Output (B, H, L, Dv) and the state (B, heads, F, Dv + 1) after the last key;
-    its last column sums the keys themselves.
+    """Return the output (B, H, L, Dv) and the state (B, heads, F, Dv + 1) after the last key, whose last
+    column sums the keys themselves.
 
     A causal call aligns row i with key i (L = S); ``state`` continues from earlier keys. All inputs are
-    finite: rules for NaN and for masks are the caller's.
+    finite: the caller applies the rules for NaN and for masks.
 
     >>> q, k, v = (torch.rand(1, 2, 6, 3, dtype=torch.float64) for _ in range(3))
     >>> whole, _ = linear_attention(q, k, v, causal=True, normalise=True)
@@ -81,8 +81,8 @@ def aligned_attention(
     logarithmic: bool = False,
     sums: Sums = linear_attention,
 ) -> Tensor:
-    """Output for any number of queries and keys: key j is visible to row i iff j <= i + offset,
-    or always if that is None. ``sums``: :func:`linear_attention`, or an engine's."""
+    """Return the output for any number of queries and keys: key j is visible to row i iff j <= i + offset, or
+    always if that is None. ``sums``: :func:`linear_attention`, or that of an engine."""
     options: dict[str, Any] = {"normalise": normalise, "decay": decay, "logarithmic": logarithmic}
     if offset is None:
         return sums(q, k, v, causal=False, **options)[0]
@@ -104,8 +104,8 @@ def aligned_attention(
 
 
 def state_after(k: Tensor, v: Tensor, decay: Tensor | None = None, state: Tensor | None = None) -> Tensor:
-    """The state after all the keys given: sum_j d^(S-1-j) h(k_j) [v_j, 1]^T,
-    plus d^S times the state before them."""
+    """Return the state after all the keys: sum_j d^(S-1-j) h(k_j) [v_j, 1]^T, plus d^S times the state before
+    them."""
     length = k.shape[2]
     if decay is not None and length > 1:
         k = k * _powers(decay, torch.arange(length - 1, -1, -1, device=k.device))[..., None]
@@ -126,11 +126,11 @@ def linear_weights(
     bias: Tensor | None = None,
     logarithmic: bool = False,
 ) -> Tensor:
-    """The weights (B, H, L, S) written out: the specification of :func:`linear_attention`,
-    for looking at and for masks.
+    """Return the weights (B, H, L, S) written out: the specification of :func:`linear_attention`, for
+    inspection and for masks.
 
     ``visible`` is bool and broadcasts to the weights; ``bias`` multiplies them by exp(bias) before they are
-    normalised. ``offset``: row i stands at the position of key i + offset, for the decay.
+    normalised. ``offset``: row i is at the position of key i + offset, for the decay.
     """
     if logarithmic:
         return logarithms.weights(q, k, visible, bias)
@@ -140,11 +140,11 @@ def linear_weights(
         q = largest_one(q)
     weights = (by_group(q, k.shape[1]) @ k.mT).reshape(batch, heads, length, keys)
     if decay is not None:
-        places = torch.arange(length, device=q.device)[:, None] + (offset or 0)
-        distance = places - torch.arange(keys, device=q.device)
+        rows = torch.arange(length, device=q.device)[:, None] + (offset or 0)
+        distance = rows - torch.arange(keys, device=q.device)
         weights = weights * _powers(decay, distance.clamp(min=0))
     if bias is not None:
-        if normalise:  # the largest factor of a row is taken out, where it cancels
+        if normalise:  # exp of the largest would overflow; taken out of the whole row, it cancels
             seen = torch.where(visible, bias, -torch.inf).amax(-1, keepdim=True)
             bias = bias - torch.where(seen.isfinite(), seen, 0.0).detach()
         weights = weights * torch.where(visible, bias, 0.0).exp()
@@ -153,48 +153,47 @@ def linear_weights(
 
 
 def vanishing(dtype: torch.dtype) -> float:
-    """Below this a number counts as 0 where it is divided by: gradients of a quotient by less would
-    overflow."""
+    """Return the bound below which a divisor counts as 0: gradients of a quotient by less would overflow."""
     facts = torch.finfo(dtype)
     return facts.tiny / facts.eps
 
 
 def largest_one(q: Tensor) -> Tensor:
-    """Features of queries with the largest of a row brought to 1, which normalising undoes:
-    no size is too small or large."""
+    """Return features of queries with the largest of a row scaled to 1, which normalising undoes: no size is
+    too small or large."""
     largest = q.detach().abs().amax(-1, keepdim=True)
     return q / torch.where(largest < vanishing(q.dtype), 1.0, largest)
 
 
 def _divided(x: Tensor, by: Tensor) -> Tensor:
-    """x / by, and 0 where ``by`` vanishes, with gradient 0 there."""
+    """Return x / by, and 0 with gradient 0 where ``by`` vanishes."""
     gone = by.abs() < vanishing(by.dtype)
     return torch.where(gone, 0.0, x / torch.where(gone, 1.0, by))
 
 
 def _powers(decay: Tensor, exponents: Tensor) -> Tensor:
-    """decay ** exponents, (H, *exponents.shape); the exponents are non-negative integers."""
+    """Return decay ** exponents, (H, *exponents.shape); the exponents are non-negative integers."""
     return decay.view(-1, *(1,) * exponents.dim()) ** exponents
 
 
 def _chunked(
     q: Tensor, k: Tensor, v: Tensor, decay: Tensor | None, state: Tensor | None
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Sums over the keys of each row: of weighted values (B, H, L, Dv), of weights (B, H, L, 1);
-    and the state after."""
+    """Return sums over the keys of each row, of weighted values (B, H, L, Dv) and of weights (B, H, L, 1),
+    and the state after them."""
     shared, group, length = k.shape[1], q.shape[1] // k.shape[1], q.shape[2]
     size = min(chunk_size(q.shape[3]), length)
     after = state_after(k, v, decay, state)
     q, k, v = cut(q, size, shared), cut(k, size), cut(v, size)
     chunks = q.shape[2]
 
-    place = torch.arange(size, device=q.device)
+    index = torch.arange(size, device=q.device)
     weights = (q @ k.mT).reshape(*q.shape[:3], group, size, size)
-    weights = (weights.tril() if decay is None else weights * _decay_inside(decay, place)).flatten(3, 4)
+    weights = (weights.tril() if decay is None else weights * _decay_inside(decay, index)).flatten(3, 4)
     fading = None if decay is None else decay**size
     if decay is not None:
-        k = k * _powers(decay, size - 1 - place)[:, None, :, None]
-        q = q * _powers(decay, place + 1)[:, None, :, None]
+        k = k * _powers(decay, size - 1 - index)[:, None, :, None]
+        q = q * _powers(decay, index + 1)[:, None, :, None]
     before, before_keys = (_running_sum(x, fading) for x in (k.mT @ v, k.sum(3)))
     if state is not None:
         earlier = state[:, :, None]
@@ -206,14 +205,14 @@ def _chunked(
     return in_order(out, group, length), in_order(total, group, length), after
 
 
-def _decay_inside(decay: Tensor, place: Tensor) -> Tensor:
-    """d^(i-j) for j <= i in a chunk, else 0: (H, 1, 1, size, size)."""
-    distance = place[:, None] - place
+def _decay_inside(decay: Tensor, index: Tensor) -> Tensor:
+    """Return d^(i-j) for j <= i in a chunk, else 0: (H, 1, 1, size, size)."""
+    distance = index[:, None] - index
     return torch.where(distance >= 0, _powers(decay, distance.clamp(min=0)), 0.0)[:, None, None]
 
 
 def _running_sum(added: Tensor, decay: Tensor | None) -> Tensor:
-    """Sums over the chunks (dimension 2) before each chunk.
+    """Return the sums over the chunks (dimension 2) before each chunk.
 
     A loop: torch's cumsum is slow along an outer dimension.
     """

@@ -8,14 +8,14 @@ from torch import Tensor
 
 
 def chunk_size(width: int) -> int:
-    """Tokens per chunk: work inside chunks grows with it, the number of states shrinks;
+    """Return the tokens per chunk. Work inside chunks grows with it, the number of states shrinks; both are
     balanced near the feature width."""
     return min(max(1 << (width - 1).bit_length(), 64), 512)
 
 
 def cut(x: Tensor, size: int, shared: int | None = None, filler: float = 0.0) -> Tensor:
-    """(B, heads, L, F) as (B, shared, chunks, group * size, F), the last chunk filled up;
-    without ``shared`` there is no group.
+    """Return (B, heads, L, F) as (B, shared, chunks, group * size, F), the last chunk padded; without
+    ``shared`` there is no group.
 
     >>> cut(torch.arange(6.0).view(1, 2, 3, 1), size=2, shared=1).flatten(3)  # two heads, two chunks
     tensor([[[[0., 1., 3., 4.],
@@ -29,7 +29,7 @@ def cut(x: Tensor, size: int, shared: int | None = None, filler: float = 0.0) ->
 
 
 def in_order(x: Tensor, group: int, length: int) -> Tensor:
-    """The inverse of :func:`cut`: (B, shared, chunks, group * size, X) as (B, heads, length, X)."""
+    """Undo :func:`cut`: return (B, shared, chunks, group * size, X) as (B, heads, length, X)."""
     return (
         x.reshape(*x.shape[:3], group, -1, x.shape[4])
         .transpose(2, 3)
@@ -44,6 +44,6 @@ def padded(x: Tensor, length: int, filler: float = 0.0) -> Tensor:
 
 
 def by_group(q: Tensor, shared: int) -> Tensor:
-    """(B, H, L, F) as (B, Hk, G L, F): query heads that share a key head are stacked as rows."""
+    """Return (B, H, L, F) as (B, Hk, G L, F): query heads that share a key head are stacked as rows."""
     batch, heads, length, width = q.shape
     return q if heads == shared else q.reshape(batch, shared, heads // shared * length, width)

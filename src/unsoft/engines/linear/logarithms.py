@@ -1,5 +1,5 @@
-"""Linear attention whose features are exponentials, given by their logarithms:
-nothing overflows and no row vanishes.
+"""Linear attention whose features are exponentials, passed as logarithms: nothing overflows and no row
+vanishes.
 
     a_ij = sum_f exp(q_if + k_jf) / sum_l sum_f exp(q_if + k_lf)
 
@@ -30,7 +30,7 @@ _EXACT_AT_ONCE = 1 << 22
 def attention(
     q: Tensor, k: Tensor, v: Tensor, *, causal: bool, state: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Output (B, H, L, Dv) and the state after the last key; arguments as of
+    """Return the output (B, H, L, Dv) and the state after the last key; arguments as of
     :func:`unsoft.engines.linear.attention.linear_attention`.
 
     >>> q, k, v = (torch.randn(1, 2, 9, 3, dtype=torch.float64) for _ in range(3))
@@ -50,10 +50,10 @@ def attention(
         return _divided(summed[..., :-1], summed[..., -1:]).reshape(*q.shape[:3], -1), after
     size = min(_CHUNK, length)
     q, k, v = cut(q, size, shared), cut(k, size, filler=-torch.inf), cut(v, size)
-    place = torch.arange(size, device=q.device)
+    index = torch.arange(size, device=q.device)
     inside = log_products(q, k)
     inside = inside.reshape(*inside.shape[:3], group, size, size)
-    inside = torch.where(place[:, None] >= place, inside, -torch.inf).flatten(3, 4)
+    inside = torch.where(index[:, None] >= index, inside, -torch.inf).flatten(3, 4)
     before = _states_before(k, v, state)
     rows = q + or_zero(before[..., -1])[:, :, :, None]
     rows = torch.where(before[:, :, :, None, :, -2] == 0, -torch.inf, rows)
@@ -67,7 +67,7 @@ def attention(
 
 
 def state_after(k: Tensor, v: Tensor, state: Tensor | None = None) -> Tensor:
-    """The state after the keys (..., S, F) and values given, and after those of an earlier state."""
+    """Return the state after the keys (..., S, F) and values, and after those of an earlier state."""
     largest = k.detach().amax(-2)
     scaled = (k - or_zero(largest)[..., None, :]).exp()
     added = torch.cat([scaled.mT @ v, scaled.sum(-2)[..., None], largest[..., None]], dim=-1)
@@ -75,7 +75,7 @@ def state_after(k: Tensor, v: Tensor, state: Tensor | None = None) -> Tensor:
 
 
 def weights(q: Tensor, k: Tensor, visible: Tensor, bias: Tensor | None) -> Tensor:
-    """The weights (B, H, L, S) written out."""
+    """Return the weights (B, H, L, S) written out."""
     logits = log_products(by_group(largest_zero(q), k.shape[1]), k).reshape(*q.shape[:3], k.shape[2])
     if bias is not None:
         logits = logits + torch.where(visible, bias, 0.0)
@@ -85,7 +85,7 @@ def weights(q: Tensor, k: Tensor, visible: Tensor, bias: Tensor | None) -> Tenso
 
 
 def log_products(q: Tensor, k: Tensor) -> Tensor:
-    """log sum_f exp(q_if + k_jf) for rows q (..., L, F) and k (..., S, F); -inf where a key is masked.
+    """Return log sum_f exp(q_if + k_jf) for rows q (..., L, F) and k (..., S, F); -inf for masked keys.
 
     A product of matrices in float64 is enough unless a query and a key lie more than exp(600) apart from the
     best that each of them could meet; such pairs are summed one by one.
@@ -117,7 +117,7 @@ def _summed_one_by_one(q: Tensor, k: Tensor) -> Tensor:
 
 
 def _states_before(k: Tensor, v: Tensor, state: Tensor | None) -> Tensor:
-    """The state before each chunk (B, Hk, chunks, F, Dv + 2)."""
+    """Return the state before each chunk (B, Hk, chunks, F, Dv + 2)."""
     added = state_after(k, v)
     if state is None:
         state = torch.zeros_like(added[:, :, 0])
@@ -136,20 +136,19 @@ def _joined(a: Tensor, b: Tensor) -> Tensor:
 
 
 def largest_zero(q: Tensor) -> Tensor:
-    """Logarithms of a query's features with the largest brought to 0, which normalising undoes.
+    """Return logarithms of a query's features with the largest shifted to 0, which normalising undoes.
 
-    Otherwise a query of 10,000 would leave its sums with keys, which tell them apart,
-    three digits after the point in float32.
+    Otherwise the sums of a query of 10,000 with keys would keep three digits after the point in float32.
     """
     return q - q.detach().amax(-1, keepdim=True)
 
 
 def or_zero(x: Tensor) -> Tensor:
-    """0 in the place of the maximum of nothing."""
+    """Return ``x`` with 0 for -inf, the maximum of nothing."""
     return torch.where(x == -torch.inf, 0.0, x)
 
 
 def _divided(x: Tensor, total: Tensor) -> Tensor:
-    """x / total, and 0 for rows that see nothing; any other total is about 1 or more."""
+    """Return x / total, and 0 for rows that see nothing; any other total is about 1 or more."""
     nothing = total == 0
     return torch.where(nothing, 0.0, x / torch.where(nothing, 1.0, total))

@@ -2,4 +2,5 @@
 
 codegen.py    formula -> C++            compiler.py   C++ -> cached shared library
 binding.py    tensors -> the library    kernel/       what is the same for every formula
+direct.py, step.py: the fast paths of small calls and of decoding
 """

@@ -1,4 +1,4 @@
-"""Writes the C++ of one formula: the ``struct Formula`` that kernel/tile.h is compiled around.
+"""Generates the C++ of one formula, the ``struct Formula`` of kernel/tile.h, or of one rule of rows.
 
 What depends on the query only (m, n, i, its fields and the parameters) is computed once a row and kept in
 ``struct Row``; what depends on the logit s, the key position j or fields of the key is computed for every
@@ -19,10 +19,12 @@ from unsoft.formula.operation import COMPARISONS
 
 _ENTRY = {"s", "j", BIAS}
 _ROW_ARGUMENTS = "V m, V n, V i, const V *fields, const real *params"
+_RULE_ROW = "V m, V n, V i, V t, const real *params"
+_LIMITS = "V n, V i, const real *params"
 
 
 def formula_source(formula: Formula) -> str:
-    """The whole translation unit of a formula."""
+    """Return the translation unit of a formula."""
     names = sorted(formula.params)
     weight, mass, peak = formula.safe_weight, formula.safe_mass, formula.peak
     operand = formula.bias not in ("logit", "strength")
@@ -131,7 +133,7 @@ struct Formula {{
 
 
 def _row_slopes(offset: Expr | None, norm: Expr | None, names: Sequence[str]) -> dict[str, Expr]:
-    """Derivatives of what belongs to a whole row by each of the names."""
+    """Return the derivatives of offset and norm by each of the names."""
     parts = {"doffset": offset, "dnorm": norm}
     return {
         f"{part}[{k}]": _ZERO if expr is None else derivative(expr, name)
@@ -161,7 +163,7 @@ class EntryFunctions:
         self.bodies: dict[str, list[str]] = {}
 
         def operand(x: Operand) -> str:
-            """A name as an entry function sees it: what belongs to the row is read from there."""
+            """Return an operand of an entry function: what belongs to the row is read from there."""
             if not isinstance(x, str) or x in per_entry:
                 return row_operand(x)
             if x not in row_constants:
@@ -201,10 +203,10 @@ def row_function(outputs: Mapping[str, Expr], names: list[str], fields: Symbols 
     return body + [f"{output} = {operand(result)};" for output, result in results.items()]
 
 
-def _needed(wanted: list[Operand], by_target: Mapping[str, Instruction]) -> set[str]:
-    """Targets of all instructions that the wanted operands rest on."""
+def _needed(operands: list[Operand], by_target: Mapping[str, Instruction]) -> set[str]:
+    """Return the targets of all instructions that ``operands`` depend on."""
     seen: set[str] = set()
-    stack = [w for w in wanted if isinstance(w, str) and w in by_target]
+    stack = [x for x in operands if isinstance(x, str) and x in by_target]
     while stack:
         target = stack.pop()
         if target not in seen:
@@ -216,14 +218,14 @@ def _needed(wanted: list[Operand], by_target: Mapping[str, Instruction]) -> set[
 def _statement(x: Instruction, operand: Callable[[Operand], str]) -> str:
     args = [operand(a) for a in x.args]
     if x.op in ("max", "min") and any(not isinstance(a, str) for a in x.args):
-        # Against a number, one instruction that lets NaN through will do, if the number comes first.
+        # Against a number, one instruction propagates NaN if the number comes first.
         first, second = args if not isinstance(x.args[0], str) else reversed(args)
         return f"const auto {x.target} = {'larger' if x.op == 'max' else 'smaller'}({first}, {second});"
     return f"const auto {x.target} = {operation(x.op, args)};"
 
 
 def _operand_names(names: list[str], fields: Symbols) -> Callable[[Operand], str]:
-    """Operands as C++: parameters and fields are renamed, since their names may mean something there."""
+    """Return a function from operands to C++. Parameters and fields are renamed: their names may be taken."""
     renamed = {name: f"param_{k}" for k, name in enumerate(names)} | {BIAS: "b"}
     for kind, symbols in zip(("query_field", "key_field"), fields, strict=True):
         renamed |= {name: f"{kind}_{k}" for k, name in enumerate(symbols)}
@@ -245,6 +247,71 @@ def _bool(part: object) -> str:
 
 def code_lines(statements: list[str]) -> str:
     return "\n".join(f"        {line}" for line in statements)
+
+
+def threshold_source(parts: Mapping[str, Expr], names: list[str]) -> str:
+    """Return the translation unit of a rule with a threshold per row: the ``struct Rule`` of
+    kernel/rows/threshold.h. ``parts`` are weight, mass, low, high, straight and straight_slope."""
+    weight, mass = parts["weight"], parts["mass"]
+    functions = {
+        "mass": {"mass": mass, "mass_t": derivative(mass, "t")},
+        "weight": {"weight": weight},
+        "slope": {
+            "weight": weight,
+            "weight_s": derivative(weight, "s"),
+            "weight_t": derivative(weight, "t"),
+            "mass_s": derivative(mass, "s"),
+            "mass_t": derivative(mass, "t"),
+        },
+        "parameter_slopes": {
+            f"{part}_p[{k}]": derivative(parts[part], name)
+            for k, name in enumerate(names)
+            for part in ("weight", "mass")
+        },
+    }
+    entry = EntryFunctions(functions, names)
+    whole = [expr for group in functions.values() for expr in group.values()]
+    used = {node.op for node in postorder(*whole, *parts.values())}
+
+    def limit(part: str) -> str:
+        return code_lines(row_function({"return": parts[part]}, names))
+
+    straight = {"y": parts["straight"], "slope": parts["straight_slope"]}
+    return f"""#include "simd.h"
+{definitions(used - {"num", "sym"})}
+struct Rule {{
+    static constexpr int parameters = {len(names)};
+    struct Row {{
+{code_lines(entry.row_declarations)}
+    }};
+    UNSOFT_INLINE Row row({_RULE_ROW}) {{
+{code_lines(entry.row_body)}
+    }}
+    UNSOFT_INLINE void mass(V s, const Row &row, V &mass, V &mass_t) {{
+{code_lines(entry.bodies["mass"])}
+    }}
+    UNSOFT_INLINE void weight(V s, const Row &row, V &weight) {{
+{code_lines(entry.bodies["weight"])}
+    }}
+    UNSOFT_INLINE void slope(V s, const Row &row, V &weight, V &weight_s, V &weight_t, V &mass_s,
+                             V &mass_t) {{
+{code_lines(entry.bodies["slope"])}
+    }}
+    UNSOFT_INLINE void parameter_slopes(V s, const Row &row, V *weight_p, V *mass_p) {{
+{code_lines(entry.bodies["parameter_slopes"])}
+    }}
+    UNSOFT_INLINE V low({_LIMITS}) {{
+{limit("low")}
+    }}
+    UNSOFT_INLINE V high({_LIMITS}) {{
+{limit("high")}
+    }}
+    UNSOFT_INLINE void straight(V z, {_LIMITS}, V &y, V &slope) {{
+{code_lines(row_function(straight, names))}
+    }}
+}};
+#include "rows/threshold.h"
+"""
 
 
 _ZERO, _ONE, _Z = number(0), number(1), symbol("z")

@@ -1,7 +1,7 @@
 """Finds the system's C++ compiler and turns source into a shared library, cached on disk.
 
 The cache key covers the source, every kernel header it includes, the compiler's identity and the CPU's
-features, so a cached library is never used where it was not made for. A library is written aside and renamed
+features, so a cached library is never used elsewhere. A library is written aside and renamed
 into place, so no process sees half a file; a lock lets one process compile while others wait (locking.py).
 """
 
@@ -31,11 +31,11 @@ _INCLUDE = re.compile(r'^\s*#\s*include\s+"([^"]+)"', re.MULTILINE)
 
 
 class CompilationError(RuntimeError):
-    """No usable compiler, or it refused the source; the message is one line for the user."""
+    """No usable compiler, or it failed; the message is one line for the user."""
 
 
 def clear_cache() -> int:
-    """Deletes the compiled libraries of :func:`cache_directory`; returns how many there were."""
+    """Delete the compiled libraries of :func:`cache_directory`; return how many there were."""
     libraries = list(cache_directory().glob("*.so"))
     for library in libraries:
         library.unlink(missing_ok=True)
@@ -49,7 +49,7 @@ def unfinished_files() -> list[Path]:
 
 
 def load_libraries(sources: dict[str, str], real: str) -> list[ctypes.CDLL]:
-    """Shared libraries of several sources (name -> text) for ``real`` = "float" or "double".
+    """Return shared libraries of several sources (name -> text) for ``real`` = "float" or "double".
 
     Those that are not in the cache are compiled side by side.
     """
@@ -63,9 +63,9 @@ def load_libraries(sources: dict[str, str], real: str) -> list[ctypes.CDLL]:
 def _load(sources: dict[str, str], real: str, stems: dict[str, str]) -> list[ctypes.CDLL]:
     beginnings = tuple(f"{stem}-" for stem in stems.values())
     folder = trusted_folder(cache_directory(), beginnings)
-    there = files_in(folder, beginnings)
-    found = {name: _cached(there, stem) for name, stem in stems.items()}
-    missing = [name for name, library in found.items() if library is None]
+    files = files_in(folder, beginnings)
+    libraries = {name: _cached(files, stem) for name, stem in stems.items()}
+    missing = [name for name, library in libraries.items() if library is None]
     if missing:
         folder = folder if os.access(folder, os.W_OK) else temporary_folder()
         remove_unfinished(folder)
@@ -76,18 +76,17 @@ def _load(sources: dict[str, str], real: str, stems: dict[str, str]) -> list[cty
 
         with ThreadPoolExecutor(len(missing)) as pool:
             try:
-                found.update(zip(missing, pool.map(compiled, missing), strict=True))
+                libraries.update(zip(missing, pool.map(compiled, missing), strict=True))
             except BaseException:
                 cancelled.set()  # or leaving the pool would wait for those that wait for a lock
                 raise
-    return [library for library in found.values() if library is not None]
+    return [library for library in libraries.values() if library is not None]
 
 
-def _cached(there: list[Path], stem: str) -> ctypes.CDLL | None:
-    for library in (file for file in there if file.name.startswith(f"{stem}-")):
+def _cached(files: list[Path], stem: str) -> ctypes.CDLL | None:
+    for library in (file for file in files if file.name.startswith(f"{stem}-")):
         with suppress(FileNotFoundError):  # deleted meanwhile, by "unsoft cache clear"
-            # What is damaged must never be loaded: it can take the whole process down.
-            # So the name carries the digest.
+            # Loading a damaged library can crash the whole process, so the name contains the digest.
             if library.stem.endswith(f"-{_digest(library)}"):
                 return ctypes.CDLL(str(library))
             library.unlink()
@@ -95,20 +94,21 @@ def _cached(there: list[Path], stem: str) -> ctypes.CDLL | None:
 
 
 def library_stem(name: str, source: str, real: str) -> str:
-    """How the file name of a library begins: different for everything that its content depends on."""
+    """Return the beginning of the file name of a library, with a hash of all that its content depends on."""
     texts = (source, real, _environment_key(), *_included_headers(source, KERNEL))
     key = hashlib.sha256("\0".join(texts).encode()).hexdigest()
     return f"{name}-{key[:32]}"
 
 
 def _included_headers(source: str, folder: Path) -> list[str]:
-    """The headers in the kernel's folder that a source includes, also through others, in a fixed order."""
+    """Return the headers in the kernel's folder that a source includes, also through others, in a fixed
+    order."""
     texts: dict[str, str] = {}
     waiting = [(str(folder), name) for name in _INCLUDE.findall(source)]
     while waiting:
         beside, name = waiting.pop()
-        places = (os.path.normpath(os.path.join(where, name)) for where in (beside, folder))
-        path = next(place for place in places if _header(place) is not None)
+        candidates = (os.path.normpath(os.path.join(parent, name)) for parent in (beside, folder))
+        path = next(path for path in candidates if _header(path) is not None)
         if path not in texts and (header := _header(path)) is not None:
             texts[path], others = header
             waiting += [(os.path.dirname(path), other) for other in others]
@@ -117,7 +117,7 @@ def _included_headers(source: str, folder: Path) -> list[str]:
 
 @cache  # of a few files, each of which several sources include
 def _header(path: str) -> tuple[str, list[str]] | None:
-    """Its text and what it includes; None if there is no such file."""
+    """Return the text of a header and what it includes; None if there is no such file."""
     try:
         with open(path) as file:
             text = file.read()
@@ -132,7 +132,7 @@ def _digest(file: Path) -> str:
 
 @cache
 def find_compiler() -> str:
-    """Path of the C++ compiler: ``$CXX`` if set, else the first of g++, clang++ and c++ on the path."""
+    """Return the path of the C++ compiler: ``$CXX`` if set, else the first of g++, clang++ and c++."""
     chosen = os.environ.get("CXX")
     for candidate in (chosen,) if chosen else _COMPILERS:
         if path := shutil.which(candidate):
@@ -195,19 +195,8 @@ def _compile(source: str, real: str, folder: Path, stem: str, prefix: str) -> ct
 
 def _run_compiler(source: str, real: str, output: str) -> None:
     native = "-mcpu=native" if platform.machine() in ("aarch64", "arm64") else "-march=native"
-    base = [
-        find_compiler(),
-        "-x",
-        "c++",
-        "-",
-        "-std=c++17",
-        "-O2",
-        "-fno-math-errno",
-        "-fPIC",
-        "-shared",
-        "-fvisibility=hidden",
-    ]
-    base += [f"-DUNSOFT_REAL={real}", f"-I{KERNEL}", "-o", output]
+    base = [find_compiler(), *"-x c++ - -std=c++17 -O2 -fno-math-errno -fPIC -shared".split()]
+    base += ["-fvisibility=hidden", f"-DUNSOFT_REAL={real}", f"-I{KERNEL}", "-o", output]
     reason = ""
     # From the best to what every compiler takes: Apple's clang has no OpenMP,
     # some virtual machines no -march=native.

@@ -6,7 +6,7 @@
 >>> sparsemax.row(torch.tensor([3.0, 2.5, 0.0]))
 tensor([0.7500, 0.2500, 0.0000])
 
-The logits stand relative to the peak m, so that t stays near 0 whatever their size. Gradients are exact: t is
+Logits are relative to the peak m, so that t stays near 0 whatever their size. Gradients are exact: t is
 a function of the logits, by dt/ds_j = -mass_s(s_j, t) / sum mass_t.
 """
 
@@ -21,24 +21,25 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from unsoft.engines.native.codegen import threshold_source
 from unsoft.engines.native.direct import observed
-from unsoft.engines.native.row_codegen import threshold_source
 from unsoft.engines.rows.rule import RowRule
 from unsoft.formula import Expr, derivative, evaluate, parse
 from unsoft.formula.arguments import read_params
 from unsoft.formula.evaluation import evaluate_all
 
+_PARTS = ("weight", "mass", "low", "high", "straight")
 _MOST_STEPS = 60
 _JETS = 2
 """Differentiable steps at the solution: one makes the first derivative exact, two the third."""
 
 
 class Threshold(RowRule):
-    """A rule written as formula text in s, m, t, n, i and the parameters.
+    """A rule as formula text in s, m, t, n, i and the parameters.
 
-    ``mass`` must fall with t (``weight`` is meant if it is not given); between ``low`` and ``high``,
-    expressions of n, i and parameters, lies the solution. ``straight`` is a growing function of the total z
-    that is a straighter line in t than z itself, which saves steps: log(z) for exponentials, sqrt(z) for
+    ``mass`` must decrease with t and defaults to ``weight``. The solution is between ``low`` and ``high``,
+    expressions of n, i and parameters. ``straight`` is an increasing function of the total z that is closer
+    to a straight line in t than z itself, which saves Newton steps: log(z) for exponentials, sqrt(z) for
     squares.
     """
 
@@ -59,14 +60,14 @@ class Threshold(RowRule):
         self.mass = self.weight if mass is None else self._part("mass", mass, "smtni")
         self.low, self.high = self._part("low", low, "ni"), self._part("high", high, "ni")
         self.straight = self._part("straight", straight, "zni")
-        parts = (self.weight, self.mass, self.low, self.high, self.straight)
-        self.uses = frozenset().union(*(part.symbols for part in parts)) & {"n"}
+        symbols = (getattr(self, name).symbols for name in _PARTS)
+        self.uses = frozenset[str]().union(*symbols) & {"n"}
 
-    def _part(self, name: str, given: object, symbols: str) -> Expr:
-        return parse(str(given), {*symbols, *self.params}, argument=name)
+    def _part(self, name: str, text: object, symbols: str) -> Expr:
+        return parse(str(text), {*symbols, *self.params}, argument=name)
 
     def text(self) -> str:
-        parts = {name: str(getattr(self, name)) for name in ("weight", "mass", "low", "high", "straight")}
+        parts = {name: str(getattr(self, name)) for name in _PARTS}
         return json.dumps(parts | {"params": dict(self.params)}, sort_keys=True)
 
     @classmethod
@@ -74,15 +75,15 @@ class Threshold(RowRule):
         return cls(**json.loads(text))
 
     def row(self, logits: Tensor, **values: Tensor | float) -> Tensor:
-        """Weights of a row of visible keys; ``values`` may give parameters other than their defaults.
+        """Return the weights of a row of visible keys; ``values``: parameters other than their defaults.
 
         >>> entmax = Threshold("max((s - m)/2 - t, 0)**2", straight="sqrt(z)")
         >>> entmax.row(torch.tensor([1.0, 1.0, -9.0]))
         tensor([0.5000, 0.5000, 0.0000])
         """
         count = logits.shape[-1]
-        given: dict[str, Any] = {**self.params, "n": count, "i": count - 1, **values}
-        symbols = {name: torch.as_tensor(x, dtype=logits.dtype) for name, x in given.items()}
+        numbers: dict[str, Any] = {**self.params, "n": count, "i": count - 1, **values}
+        symbols = {name: torch.as_tensor(x, dtype=logits.dtype) for name, x in numbers.items()}
         return self.weights(logits, torch.ones_like(logits, dtype=torch.bool), symbols)
 
     def weights(self, logits: Tensor, visible: Tensor, symbols: Mapping[str, Tensor]) -> Tensor:
@@ -109,13 +110,13 @@ class Threshold(RowRule):
         return derivative(self.mass, "t")
 
     def _total(self, symbols: Mapping[str, Tensor], visible: Tensor, t: Tensor) -> tuple[Tensor, Tensor]:
-        """The sum of masses and its derivative by t."""
-        found = evaluate_all({"mass": self.mass, "slope": self._mass_slope}, {**symbols, "t": t})
-        total, slope = (torch.where(visible, x, 0.0).sum(-1, keepdim=True) for x in found.values())
+        """Return the sum of masses and its derivative by t."""
+        sums = evaluate_all({"mass": self.mass, "slope": self._mass_slope}, {**symbols, "t": t})
+        total, slope = (torch.where(visible, x, 0.0).sum(-1, keepdim=True) for x in sums.values())
         return total, slope
 
     def _solved(self, symbols: Mapping[str, Tensor], visible: Tensor, some: Tensor) -> Tensor:
-        """t of every row: Newton's method on the straightened total, inside a bracket that shrinks."""
+        """Return t of every row: Newton's method on the straightened total, inside a bracket that shrinks."""
         row = {name: x for name, x in symbols.items() if name not in ("s", "m")} | {
             "one": torch.ones_like(symbols["m"])
         }
@@ -126,10 +127,10 @@ class Threshold(RowRule):
             total, slope = self._total(symbols, visible, t)
             above = total >= 1
             low, high = torch.where(above, t, low), torch.where(above, high, t)
-            found = evaluate_all({"y": self.straight, "by": self.straight_slope}, row | {"z": total})
-            step = t - (found["y"] - one) / (found["by"] * slope)
+            line = evaluate_all({"y": self.straight, "by": self.straight_slope}, row | {"z": total})
+            step = t - (line["y"] - one) / (line["by"] * slope)
             step = torch.where((step >= low) & (step <= high), step, (low + high) / 2)
-            # A row that has settled stays as it is: what other rows need must not change it.
+            # A row that has converged stays as it is: further steps for other rows must not change it.
             moved, t = (step - t).abs(), torch.where(done, t, step)
             done = done | ~(moved > 2 * torch.finfo(t.dtype).eps)
             if not observed() and bool(done.all()):
@@ -137,14 +138,5 @@ class Threshold(RowRule):
         return t
 
     def source(self) -> str:
-        return threshold_source(
-            {
-                "weight": self.weight,
-                "mass": self.mass,
-                "low": self.low,
-                "high": self.high,
-                "straight": self.straight,
-                "straight_slope": self.straight_slope,
-            },
-            sorted(self.params),
-        )
+        parts = {name: getattr(self, name) for name in (*_PARTS, "straight_slope")}
+        return threshold_source(parts, sorted(self.params))

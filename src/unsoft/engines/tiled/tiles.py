@@ -18,8 +18,7 @@ from torch import Tensor
 from unsoft.engines.call import Call, finite_part
 from unsoft.engines.dropout import keep, row_keys
 from unsoft.engines.terms import BIAS
-from unsoft.engines.tiled.bit_masks import bit_mask, keep_
-from unsoft.engines.tiled.tile_program import Workspace
+from unsoft.engines.tiled.program import Workspace, bit_mask, keep_
 from unsoft.engines.visibility import take, visible_tile
 
 
@@ -39,7 +38,7 @@ CPU_TILES = TileSizes(rows=128, keys=512, elements=1 << 19)
 OTHER_TILES = TileSizes(rows=1024, keys=1024, elements=1 << 25)
 
 
-_MAY_BE_STRANGE = ("q", "k", "v", "bias", "query_fields", "key_fields")
+MAY_BE_NONFINITE = ("q", "k", "v", "bias", "query_fields", "key_fields")
 """The tensors of a call that may hold NaN or Inf."""
 
 
@@ -65,7 +64,7 @@ class Chunk:
         return self.batch_size * size_of(self.kv_heads)
 
     def of(self, x: Tensor) -> Tensor:
-        """The part of a (B|1, H|1, ...) tensor that belongs to the query heads of this chunk."""
+        """Return the part of a (B|1, H|1, ...) tensor that belongs to the query heads of this chunk."""
         batch = self.batch if x.shape[0] != 1 else slice(0, 1)
         heads = self.heads if x.shape[1] != 1 else slice(0, 1)
         return x[batch, heads]
@@ -101,7 +100,7 @@ class Grid:
 
     @cached_property
     def rows_per_block(self) -> int:
-        """Fewer rows where many query heads share a key head: they stand below each other in one matrix."""
+        """Fewer rows where many query heads share a key head: they are stacked in one matrix."""
         stacked = self.group * min(self.call.k.shape[2], self.sizes.keys)
         return max(1, min(self.call.q.shape[2], self.sizes.rows, self.sizes.elements // max(1, stacked)))
 
@@ -111,7 +110,7 @@ class Grid:
         return max(1, self.sizes.elements // max(1, stacked))
 
     def chunks(self) -> Iterator[Chunk]:
-        """Covers all heads; nothing if there is no output at all."""
+        """Yield chunks that cover all heads; nothing if there is no output at all."""
         batches, kv_heads = self.call.k.shape[:2]
         if self.call.q.shape[0] * self.call.q.shape[1] * self.call.q.shape[2] == 0:
             return
@@ -124,7 +123,7 @@ class Grid:
         yield from blocks(self.call.q.shape[2], self.rows_per_block)
 
     def key_blocks(self, chunk: Chunk, rows: slice) -> Iterator[tuple[slice, Tensor | None]]:
-        """Blocks of keys that some of the rows see, each with the bit mask of what is seen (None = all)."""
+        """Yield blocks of keys that some of the rows see, with the bit mask of what is seen (None = all)."""
         keys = self.call.k.shape[2]
         if self.call.causal_offset is not None:
             keys = min(keys, max(0, rows.stop + self.call.causal_offset))
@@ -138,7 +137,7 @@ class Grid:
                 yield block, bit_mask(seen, self.dtype)
 
     def row_symbols(self, chunk: Chunk, rows: slice) -> dict[str, Tensor]:
-        """i, n, the parameters and fields of queries, each broadcastable to (b, h, rows, 1)."""
+        """Return i, n, the parameters and fields of queries, each broadcastable to (b, h, rows, 1)."""
         symbols = {"i": self._positions(chunk, rows, self.call.causal_offset or 0, 0)[..., None]}
         if self.call.counts is not None:
             symbols["n"] = chunk.of(self.call.counts)[..., rows, None]
@@ -150,8 +149,8 @@ class Grid:
         return symbols
 
     def tile_symbols(self, chunk: Chunk, rows: slice, keys: slice, logits: Tensor) -> dict[str, Tensor]:
-        """s, j, fields of keys and the bias, broadcastable to (b, h, rows, keys). A logit bias is added to s
-        in place."""
+        """Return s, j, fields of keys and the bias, broadcastable to (b, h, rows, keys). A logit bias is
+        added to s in place."""
         symbols = {"s": logits}
         if self.key_fields is not None:
             of_keys = self.key_fields[:, chunk.batch, chunk.heads, None, keys]
@@ -167,62 +166,61 @@ class Grid:
         return symbols
 
     def _positions(self, chunk: Chunk, part: slice, offset: int, column: int) -> Tensor:
-        """Of some queries or keys: counted from ``offset``, or read from the columns that begin at
-        ``column``."""
+        """Return the positions of some queries or keys: counted from ``offset``, or read from the columns
+        that begin at ``column``."""
         if self.call.positions is None:
             start, stop = part.start + offset, part.stop + offset
             return torch.arange(start, stop, dtype=self.dtype, device=self.call.q.device)
         return chunk.of(self.call.positions[:, None])[..., column + part.start : column + part.stop]
 
     def stacked(self, x: Tensor, chunk: Chunk, rows: slice, factor: Tensor | float) -> Tensor:
-        """Rows of (B, H, L, X) times a factor, heads of one key head below each other: (b*hk, g*rows, X)."""
+        """Return rows of (B, H, L, X) times a factor, heads of one key head stacked: (b*hk, g*rows, X)."""
         part = x[chunk.batch, chunk.heads, rows].to(self.dtype) * factor
         return part.reshape(chunk.matrices, self.group * part.shape[2], part.shape[3])
 
     def keys_of(self, x: Tensor, chunk: Chunk) -> Tensor:
-        """The keys or values of a chunk as (b*hk, S, X), in the dtype of the arithmetic."""
+        """Return the keys or values of a chunk as (b*hk, S, X), in the dtype of the arithmetic."""
         return x[chunk.batch, chunk.kv_heads].to(self.dtype).reshape(chunk.matrices, *x.shape[2:])
 
     def product(self, chunk: Chunk, x: Tensor, y: Tensor) -> Tensor:
-        """x yᵀ as a tile (b, h, rows, keys) in a buffer, for x (b*hk, g*rows, X) and y (b*hk, keys, X)."""
+        """Return the tile x yᵀ (b, h, rows, keys) in a buffer, for x (b*hk, g*rows, X), y (b*hk, keys, X)."""
         shape = torch.Size((chunk.batch_size, chunk.head_count, x.shape[1] // self.group, y.shape[1]))
         tile = self.space.take(shape)
         torch.bmm(x, y.transpose(1, 2), out=self.as_matrices(tile))
         return tile
 
     def as_matrices(self, tile: Tensor) -> Tensor:
-        """A tile (b, h, rows, keys) as (b*hk, g*rows, keys)."""
+        """Return a tile (b, h, rows, keys) as (b*hk, g*rows, keys)."""
         return tile.view(
             tile.shape[0] * tile.shape[1] // self.group, self.group * tile.shape[2], tile.shape[3]
         )
 
     def filled(self, value: Tensor | float, like: Tensor) -> Tensor:
-        """A value that spans the tile as a buffer that may be written to; only what is smaller is copied."""
+        """Return a value that spans the tile in a buffer that may be written to; smaller ones are copied."""
         if isinstance(value, Tensor) and value.shape == like.shape:
             return value
         tile = self.space.take(like.shape)
         return tile.copy_(value) if isinstance(value, Tensor) else tile.fill_(value)
 
     def kept(self, chunk: Chunk, rows: slice, keys: slice) -> Tensor | None:
-        """Bit mask of the weights that dropout keeps."""
+        """Return the bit mask of the weights that dropout keeps; None without dropout."""
         if self.call.seed is None:
             return None
         device, heads = self.call.q.device, self.call.q.shape[1]
         b = torch.arange(chunk.batch.start, chunk.batch.stop, device=device)
         h = torch.arange(chunk.heads.start, chunk.heads.stop, device=device)
-        words = row_keys(
+        seeds = row_keys(
             self.call.seed,
             (b[:, None] * heads + h).flatten(),
             torch.arange(rows.start, rows.stop, device=device),
         )
-        kept = keep(words, torch.arange(keys.start, keys.stop, device=device), self.call.dropout_p)
+        kept = keep(seeds, torch.arange(keys.start, keys.stop, device=device), self.call.dropout_p)
         return bit_mask(kept, self.dtype).view(len(b), len(h), *kept.shape[1:])
 
     @cached_property
     def all_finite(self) -> bool:
-        """Are q, k, v, the fields and the float mask free of NaN and Inf?"""
-        given = (getattr(self.call, name) for name in _MAY_BE_STRANGE)
-        inputs = [x for x in given if x is not None]
+        """True if q, k, v, the fields and the float mask contain no NaN and Inf."""
+        inputs = list(self._inputs().values())
         # A sum is one cheap pass without temporaries. It may overflow, so only its failure is looked at
         # closely.
         if bool(torch.stack([x.sum(dtype=self.dtype) for x in inputs]).isfinite().all()):
@@ -230,13 +228,16 @@ class Grid:
         return all(bool(x.isfinite().all()) for x in inputs)
 
     def cleaned(self) -> Grid:
-        """The same grid with NaN and Inf replaced by 0."""
-        given = {name: getattr(self.call, name) for name in _MAY_BE_STRANGE}
-        clean: dict[str, Any] = {name: finite_part(x) for name, x in given.items() if x is not None}
+        """Return the same grid with NaN and Inf replaced by 0."""
+        clean: dict[str, Any] = {name: finite_part(x) for name, x in self._inputs().items()}
         return Grid(dataclasses.replace(self.call, **clean))
 
+    def _inputs(self) -> dict[str, Tensor]:
+        tensors = ((name, getattr(self.call, name)) for name in MAY_BE_NONFINITE)
+        return {name: x for name, x in tensors if x is not None}
+
     def poison(self) -> Tensor:
-        """(B, H, L, Dv): NaN at the outputs that see something non-finite, 0 elsewhere."""
+        """Return (B, H, L, Dv): NaN at the outputs that see something non-finite, 0 elsewhere."""
         seen_bad = torch.zeros(
             *self.call.q.shape[:3], self.call.v.shape[3], dtype=torch.bool, device=self.call.q.device
         )
@@ -249,31 +250,31 @@ class Grid:
         for chunk in self.chunks():
             y = self.keys_of(bad_key_or_value, chunk)
             for rows in self.row_blocks():
-                place = (chunk.batch, chunk.heads, rows)
+                block = (chunk.batch, chunk.heads, rows)
                 for keys, mask in self.key_blocks(chunk, rows):
-                    shape = (*seen_bad[place].shape[:3], keys.stop - keys.start)
+                    shape = (*seen_bad[block].shape[:3], keys.stop - keys.start)
                     seen = torch.ones(shape, dtype=self.dtype, device=self.call.q.device)
                     seen = seen if mask is None else keep_(seen, mask)
-                    seen_bad[place] |= (self.as_matrices(seen) @ y[:, keys]).view(seen_bad[place].shape) > 0
-                    bad_rows = bad_query[place] & (seen > 0).any(-1, keepdim=True)
+                    seen_bad[block] |= (self.as_matrices(seen) @ y[:, keys]).view(seen_bad[block].shape) > 0
+                    bad_rows = bad_query[block] & (seen > 0).any(-1, keepdim=True)
                     if bad_fields is not None:
                         bad_keys = bad_fields[chunk.batch, chunk.heads, None, keys]
                         bad_rows |= (bad_keys & (seen > 0)).any(-1, keepdim=True)
                     if self.call.bias is not None:
                         bad_bias = ~take(chunk.of(self.call.bias), rows, keys).isfinite()
                         bad_rows |= (bad_bias & (seen > 0)).any(-1, keepdim=True)
-                    seen_bad[place] |= bad_rows
+                    seen_bad[block] |= bad_rows
         return torch.where(seen_bad, torch.nan, 0.0).to(self.call.q.dtype)
 
 
 def size_of(part: slice) -> int:
-    """How many places a slice with a start and an end covers."""
+    """Return the length of a slice with a start and an end."""
     size: int = part.stop - part.start
     return size
 
 
 def blocks(length: int, size: int) -> Iterator[slice]:
-    """Slices of at most ``size`` that cover 0..length.
+    """Yield slices of at most ``size`` that cover 0..length.
 
     >>> list(blocks(5, 2))
     [slice(0, 2, None), slice(2, 4, None), slice(4, 5, None)]

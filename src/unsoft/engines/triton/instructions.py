@@ -25,7 +25,7 @@ import math
 from collections.abc import Sequence
 
 from unsoft.engines.terms import BIAS
-from unsoft.engines.tiled.peephole import tidy
+from unsoft.engines.tiled.program import tidy
 from unsoft.formula import Expr, Instruction, lower
 from unsoft.formula.instructions import Operand
 

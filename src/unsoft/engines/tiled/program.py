@@ -5,6 +5,14 @@ A value that spans the whole tile is written into a buffer of a :class:`Workspac
 buffer is free again after its last use, and an operation may write over an operand that dies there.
 Everything smaller (a value per row, per key, per head, a number) is computed with ordinary torch operations,
 which costs next to nothing.
+
+Conditions are bit masks: integer tensors of the width of the numbers, -1 (all bits) to keep and 0 to drop.
+They are exact, branch-free, and several times faster than torch.where on a CPU. Unlike a product with 0 and 1
+they drop NaN and Inf too.
+
+>>> x = torch.tensor([1.0, torch.nan, 3.0])
+>>> keep_(x, bit_mask(torch.tensor([True, False, True]), torch.float32))
+tensor([1., 0., 3.])
 """
 
 from collections.abc import Mapping, Sequence
@@ -13,11 +21,40 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from unsoft.engines.tiled.bit_masks import bit_mask, bits, flags_to_mask_
-from unsoft.engines.tiled.peephole import tidy
 from unsoft.formula import Expr, Instruction, lower
 from unsoft.formula.instructions import Operand
 from unsoft.formula.operation import COMPARISONS, OPERATIONS
+
+_INTEGERS = {torch.float32: torch.int32, torch.float64: torch.int64}
+
+
+def bits(x: Tensor) -> Tensor:
+    """Return the same memory as integers."""
+    return x.view(_INTEGERS[x.dtype])
+
+
+def bit_mask(keep: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return the mask of a bool tensor, for numbers of ``dtype``."""
+    return keep.to(_INTEGERS[dtype]).neg_()
+
+
+def keep_(x: Tensor, mask: Tensor) -> Tensor:
+    """Replace what the mask drops by 0, in place."""
+    bits(x).bitwise_and_(mask)
+    return x
+
+
+def keep_or_fill_(x: Tensor, mask: Tensor, filler: Tensor) -> Tensor:
+    """Replace what the mask drops by the number in ``filler`` (zero-dimensional), in place."""
+    bits(x).bitwise_and_(mask).bitwise_or_(~mask & bits(filler))
+    return x
+
+
+def flags_to_mask_(flags: Tensor) -> Tensor:
+    """Turn 1.0 and 0.0, which comparisons write into a float tensor, into a mask in the same memory."""
+    # 1.0 is a positive integer bit pattern and 0.0 is 0: after negation the sign bit alone tells them apart.
+    mask = bits(flags)
+    return mask.neg_().bitwise_right_shift_(8 * mask.element_size() - 1)
 
 
 class Workspace:
@@ -32,7 +69,7 @@ class Workspace:
         self._numbers: dict[float, Tensor] = {}
 
     def take(self, shape: torch.Size) -> Tensor:
-        """An uninitialised tensor of this shape, until it is given back."""
+        """Return an uninitialised tensor of this shape, to be used until it is given back."""
         if not self._free:
             self._buffers.append(torch.empty(0, dtype=self.dtype, device=self.device))
             self._free.append(len(self._buffers) - 1)
@@ -44,7 +81,7 @@ class Workspace:
         return view
 
     def give_back(self, tensor: Tensor) -> None:
-        """Ends the use of a tensor that :meth:`take` returned; any other tensor is ignored."""
+        """End the use of a tensor that :meth:`take` returned; any other tensor is ignored."""
         slot = self._owner.pop(id(tensor), None)
         if slot is not None:
             self._free.append(slot)
@@ -54,7 +91,7 @@ class Workspace:
         self._free = list(range(len(self._buffers)))
 
     def number(self, value: float) -> Tensor:
-        """A number as a zero-dimensional tensor, for operations that insist on tensors."""
+        """Return a number as a zero-dimensional tensor, for operations that only take tensors."""
         if value not in self._numbers:
             self._numbers[value] = torch.tensor(value, dtype=self.dtype, device=self.device)
         return self._numbers[value]
@@ -89,7 +126,7 @@ class Program:
         self._steps = _plan(instructions, kept)
 
     def run(self, symbols: Mapping[str, Tensor], space: Workspace) -> dict[Any, Any]:
-        """The value of each output, a tensor or a number; equal expressions are the same tensor."""
+        """Return the value of each output, a tensor or a number; equal expressions are the same tensor."""
         values = dict(symbols)
         for target, op, args, fills_buffer, dying in self._steps:
             operands = [values[a] if isinstance(a, str) else a for a in args]
@@ -108,7 +145,7 @@ _Step = tuple[str, str, tuple[Operand, ...], bool, list[str]]
 
 
 def _plan(instructions: Sequence[Instruction], kept: set[Operand]) -> list[_Step]:
-    """Each instruction with: does it fill a buffer, and which buffers it is the last to use."""
+    """Return each instruction with whether it fills a buffer, and the buffers that it is the last to use."""
     buffered = {"s"}
     for target, _, args in instructions:
         if buffered.intersection(args):
@@ -123,13 +160,13 @@ def _plan(instructions: Sequence[Instruction], kept: set[Operand]) -> list[_Step
 
 
 def _filled(op: str, space: Workspace, out: Tensor, *operands: Any) -> Tensor:
-    """The value of one operation, written into ``out``."""
+    """Return the value of one operation, written into ``out``."""
     if op == "where":
         return _where(space, out, *operands)
     operation, (first, *others) = OPERATIONS[op], operands
     if operation.into is None:
         return out.copy_(operation.torch(*operands))
-    # torch wants a tensor on the left; a number may stand on the right.
+    # torch needs a tensor on the left; the right may be a number.
     operation.into(first if isinstance(first, Tensor) else space.number(first), *others, out=out)
     if op in COMPARISONS:
         flags_to_mask_(out)  # a bit mask in a float buffer
@@ -150,3 +187,61 @@ def _where(
     torch.bitwise_xor(bits(either), b, out=bits(out))
     space.give_back(either)
     return out
+
+
+def tidy(
+    instructions: Sequence[Instruction], results: Mapping[Any, Operand]
+) -> tuple[list[Instruction], dict[Any, Operand]]:
+    """Return fewer instructions with the same results, bit for bit: each one saved is a pass over a tile.
+
+    Symbolic derivatives are full of (-1) x, a - (-b) and of products that differ only in the order of their
+    factors.
+
+    >>> from unsoft.formula import lower, parse
+    >>> instructions, results = tidy(*lower({"y": parse("s*m + m*s"), "x": parse("s - m*(-1)")}))
+    >>> for instruction in instructions: print(*instruction)
+    _0 mul ('s', 'm')
+    _2 add ('_0', '_0')
+    _4 add ('s', 'm')
+    >>> results
+    {'y': '_2', 'x': '_4'}
+    """
+    renamed: dict[Operand, Operand] = {}
+    known: dict[tuple[Operand, ...], str] = {}
+    negated: dict[Operand, Operand] = {}
+    kept: list[Instruction] = []
+    for target, op, args in instructions:
+        op, args = _rewritten(op, tuple(renamed.get(a, a) for a in args), negated)
+        key = (op, *(sorted(args, key=str) if OPERATIONS[op].commutative else args))
+        renamed[target] = known.setdefault(key, target)
+        if renamed[target] == target:
+            kept.append(Instruction(target, op, args))
+            if op == "neg":
+                negated[target] = args[0]
+    final = {name: renamed.get(operand, operand) for name, operand in results.items()}
+    return _used(kept, set(final.values())), final
+
+
+def _rewritten(
+    op: str, args: tuple[Operand, ...], negated: Mapping[Operand, Operand]
+) -> tuple[str, tuple[Operand, ...]]:
+    match op, args:
+        case ("mul", (-1.0, x)) | ("mul", (x, -1.0)):
+            return "neg", (x,)
+        case "add", (a, b) if b in negated:
+            return "sub", (a, negated[b])
+        case "add", (a, b) if a in negated:
+            return "sub", (b, negated[a])
+        case "sub", (a, b) if b in negated:
+            return "add", (a, negated[b])
+    return op, args
+
+
+def _used(instructions: list[Instruction], needed: set[Operand]) -> list[Instruction]:
+    """Return the instructions without those that nothing needs any more."""
+    used = []
+    for instruction in reversed(instructions):
+        if instruction.target in needed:
+            used.append(instruction)
+            needed.update(instruction.args)
+    return used[::-1]

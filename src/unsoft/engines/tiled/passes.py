@@ -1,6 +1,10 @@
-"""The backward pass of the tiled engine: tiles are recomputed, derivatives come from the formula.
+"""The forward and the backward pass of the tiled engine.
 
-With N the normaliser, z the summed mass and g the gradient of the output:
+Forward: row by row of tiles, a running peak m is kept, and what has been summed is rescaled when it rises:
+weights by exp(-dm), masses by exp(-p dm). That is exact, because it is how the formula scales.
+
+Backward: tiles are recomputed, derivatives come from the formula. With N the normaliser, z the summed mass
+and g the gradient of the output:
 
     delta_i = g_i . o_i          dZ_i = -delta_i norm'(z_i) / N_i          dP_ij = g_i . v_j
     ds_ij = dP_ij weight'(s_ij) / N_i + mass'(s_ij) dZ_i
@@ -15,19 +19,93 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from unsoft.engines.call import Call, Gradients, Upstream
+from unsoft.engines.call import Call, Gradients, Rows, Upstream
 from unsoft.engines.dropout import keep_factor
-from unsoft.engines.terms import BIAS, attention_terms, inverse_norm, row_value
-from unsoft.engines.tiled.bit_masks import keep_
-from unsoft.engines.tiled.tile_program import Program
+from unsoft.engines.terms import BIAS, Terms, attention_terms, inverse_norm, row_value
+from unsoft.engines.tiled.program import Program, keep_, keep_or_fill_
 from unsoft.engines.tiled.tiles import Chunk, Grid
 from unsoft.engines.visibility import take
 from unsoft.formula import Formula, derivative
 
 
 @lru_cache(maxsize=256)
+def _programs(formula: Formula, biased: bool) -> tuple[Terms, Program | None, Program]:
+    terms = attention_terms(formula, biased)
+    peak = None if terms.peak is None else Program({"peak": terms.peak}, keep_s=True)
+    wanted = {"weight": terms.weight} | ({} if terms.mass is None else {"mass": terms.mass})
+    return terms, peak, Program(wanted)
+
+
+def run_forward(grid: Grid) -> Rows:
+    """Return the output (B, H, L, Dv); per row (B, H, L) the peak (0 if there is none, -inf if no key is
+    seen) and the total (1 if no mass)."""
+    terms = attention_terms(grid.call.formula, grid.call.bias is not None)
+    shape = grid.call.q.shape[:3]
+    out = grid.call.q.new_empty(*shape, grid.call.v.shape[3])
+    peak = torch.zeros(shape, dtype=grid.dtype, device=grid.call.q.device)
+    total = torch.ones_like(peak)
+    for chunk in grid.chunks():
+        k, v = grid.keys_of(grid.call.k, chunk), grid.keys_of(grid.call.v, chunk)
+        for rows in grid.row_blocks():
+            block = (chunk.batch, chunk.heads, rows)
+            symbols = grid.row_symbols(chunk, rows)
+            summed, symbols["m"], z, live = _row_block(grid, chunk, rows, k, v, symbols)
+            if terms.offset is not None:
+                z = z + row_value(terms.offset, symbols)
+            inverse = inverse_norm(terms, symbols, z, live) if terms.mass is not None else 1.0
+            out[block] = summed * (inverse * keep_factor(grid.call.dropout_p))
+            peak[block] = torch.where(live, symbols["m"], -torch.inf).squeeze(-1)
+            if terms.mass is not None:
+                total[block] = z.squeeze(-1)
+    return Rows(out, peak, total)
+
+
+def _row_block(
+    grid: Grid, chunk: Chunk, rows: slice, k: Tensor, v: Tensor, symbols: dict[str, Tensor]
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Return the weighted sum of values (b, h, rows, Dv) before normalising, peak, summed mass, and whether
+    any key is seen (b, h, rows, 1)."""
+    terms, peak_program, program = _programs(grid.call.formula, grid.call.bias is not None)
+    q = grid.stacked(grid.call.q, chunk, rows, grid.call.scale)
+    summed = q.new_zeros(*q.shape[:2], v.shape[2])
+    shape = (chunk.batch_size, chunk.head_count, rows.stop - rows.start)
+    z = q.new_zeros(*shape, 1)
+    m, highest = z, q.new_full((*shape, 1), -torch.inf)
+    live = torch.zeros_like(z, dtype=torch.bool)
+    for keys, seen in grid.key_blocks(chunk, rows):
+        live |= True if seen is None else (seen != 0).any(-1, keepdim=True)
+        s = grid.product(chunk, q, k[:, keys])
+        symbols = symbols | grid.tile_symbols(chunk, rows, keys, s)
+        if peak_program is not None:
+            peaks = grid.filled(peak_program.run(symbols, grid.space)["peak"], s)
+            if seen is not None:
+                keep_or_fill_(peaks, seen, grid.space.number(-torch.inf))
+            before, highest = highest, torch.maximum(highest, peaks.amax(-1, keepdim=True))
+            m = torch.where(highest == -torch.inf, 0.0, highest)
+            if keys.start > 0:
+                drop = before - m
+                summed.mul_(drop.exp().view(*summed.shape[:2], 1))
+                z.mul_((terms.degree * drop).exp())
+            if peaks is not s:
+                grid.space.give_back(peaks)
+        values = program.run(symbols | {"m": m}, grid.space)
+        weight = grid.filled(values["weight"], s)
+        if terms.mass is not None:
+            mass = grid.filled(values["mass"], s)
+            if seen is not None:
+                keep_(mass, seen)
+            z += mass.sum(-1, keepdim=True)
+        for mask in (seen, grid.kept(chunk, rows, keys)):
+            if mask is not None:
+                keep_(weight, mask)
+        summed.baddbmm_(grid.as_matrices(weight), v[:, keys])
+        grid.space.give_back_all()
+    return summed.view(*shape, v.shape[2]), m, z, live
+
+
+@lru_cache(maxsize=256)
 def _program(formula: Formula, biased: bool, by: tuple[str, ...]) -> Program:
-    """The weight and the slopes of weight and mass by the symbols ``by``."""
+    """Return a program for the weight and the slopes of weight and mass by the symbols ``by``."""
     terms = attention_terms(formula, biased)
     slopes = {("weight", name): derivative(terms.weight, name) for name in by}
     if terms.mass is not None:
@@ -86,9 +164,9 @@ class BackwardPass:
 
     def _row_block(self, chunk: Chunk, rows: slice, k: Tensor, v: Tensor, dk: Tensor, dv: Tensor) -> None:
         grid, space = self.grid, self.grid.space
-        place = (chunk.batch, chunk.heads, rows)
-        symbols = grid.row_symbols(chunk, rows) | {"m": self.peak[place][..., None]}
-        inverse, d_total = self._normaliser(chunk, place, symbols)
+        block = (chunk.batch, chunk.heads, rows)
+        symbols = grid.row_symbols(chunk, rows) | {"m": self.peak[block][..., None]}
+        inverse, d_total = self._normaliser(chunk, block, symbols)
         q = grid.stacked(grid.call.q, chunk, rows, grid.call.scale)
         g = grid.stacked(self.grad_out, chunk, rows, inverse * keep_factor(grid.call.dropout_p))
         dq = torch.zeros_like(q)
@@ -113,36 +191,36 @@ class BackwardPass:
                     keep_(weight, mask)
             dv[:, keys].baddbmm_(grid.as_matrices(weight).transpose(1, 2), g)
             space.give_back_all()
-        self.dq[place] = dq.view_as(self.dq[place]).mul_(grid.call.scale)
+        self.dq[block] = dq.view_as(self.dq[block]).mul_(grid.call.scale)
 
     def _normaliser(
-        self, chunk: Chunk, place: tuple[slice, ...], symbols: dict[str, Tensor]
+        self, chunk: Chunk, block: tuple[slice, ...], symbols: dict[str, Tensor]
     ) -> tuple[Tensor, Tensor]:
-        """1 / N and the gradient of the total, (b, h, rows, 1); adds what offset and norm owe params and
-        fields."""
+        """Return 1 / N and the gradient of the total, (b, h, rows, 1). Add the parts of offset and norm to
+        the gradients of parameters and fields."""
         terms = self.terms
         if terms.mass is None:
             return symbols["m"].new_ones(()), symbols["m"].new_zeros(())
-        z = self.total[place][..., None]
-        inverse = inverse_norm(terms, symbols, z, self.live[place][..., None])
+        z = self.total[block][..., None]
+        inverse = inverse_norm(terms, symbols, z, self.live[block][..., None])
         dtype = self.grid.dtype
-        delta = (self.grad_out[place].to(dtype) * self.out[place].to(dtype)).sum(-1, keepdim=True)
+        delta = (self.grad_out[block].to(dtype) * self.out[block].to(dtype)).sum(-1, keepdim=True)
         d_norm = -delta * inverse
         slope = 1.0 if terms.norm is None else row_value(derivative(terms.norm, "z"), symbols | {"z": z})
         d_total = torch.where(inverse == 0, 0.0, d_norm * slope)
-        by_row = (*((self.dparams, *x) for x in self.params), *((None, *x) for x in self.query_fields))
-        for table, row, name in by_row:
+
+        def by(name: str) -> Tensor:
             part = torch.zeros_like(d_norm)
             if terms.norm is not None:
-                slope = row_value(derivative(terms.norm, name), symbols | {"z": z})
-                part = part + d_norm * slope
+                part = part + d_norm * row_value(derivative(terms.norm, name), symbols | {"z": z})
             if terms.offset is not None:
                 part = part + d_total * row_value(derivative(terms.offset, name), symbols)
-            part = torch.where(inverse == 0, 0.0, part)
-            if table is None:
-                self.dquery_fields[row][place] += part.squeeze(-1)
-            else:
-                table[row, chunk.heads] += part.sum((0, 2, 3))
+            return torch.where(inverse == 0, 0.0, part)
+
+        for row, name in self.params:
+            self.dparams[row, chunk.heads] += by(name).sum((0, 2, 3))
+        for row, name in self.query_fields:
+            self.dquery_fields[row][block] += by(name).squeeze(-1)
         return inverse, d_total
 
     def _add_others(
@@ -155,7 +233,7 @@ class BackwardPass:
         d_weight: Tensor,
         d_total: Tensor,
     ) -> None:
-        """Adds the tile's part to the gradients of bias, parameters and fields."""
+        """Add the tile's part to the gradients of bias, parameters and fields."""
         space = self.grid.space
 
         def by(name: str) -> Tensor:
@@ -165,18 +243,16 @@ class BackwardPass:
             tile = by(BIAS)
             self._add_to_bias(chunk, rows, keys, tile)
             space.give_back(tile)
-        for row, name in self.params:
-            tile = by(name)
-            self.dparams[row, chunk.heads] += tile.sum((0, 2, 3))
-            space.give_back(tile)
-        for row, name in self.query_fields:
-            tile = by(name)
-            self.dquery_fields[row, chunk.batch, chunk.heads, rows] += tile.sum(3)
-            space.give_back(tile)
-        for row, name in self.key_fields:
-            tile = by(name)
-            self.dkey_fields[row, chunk.batch, chunk.heads, keys] += tile.sum(2)
-            space.give_back(tile)
+        heads = (chunk.batch, chunk.heads)
+        for names, table, part, summed in (
+            (self.params, self.dparams, (chunk.heads,), (0, 2, 3)),
+            (self.query_fields, self.dquery_fields, (*heads, rows), (3,)),
+            (self.key_fields, self.dkey_fields, (*heads, keys), (2,)),
+        ):
+            for row, name in names:
+                tile = by(name)
+                table[row, *part] += tile.sum(summed)
+                space.give_back(tile)
 
     def _add_to_bias(self, chunk: Chunk, rows: slice, keys: slice, tile: Tensor) -> None:
         part = take(chunk.of(self.dbias), rows, keys)
@@ -184,7 +260,7 @@ class BackwardPass:
 
 
 def shared_heads(gradient: Tensor, call: Call) -> Tensor:
-    """The gradient (F, B, H, S) of the fields of keys, summed over query heads that share them."""
+    """Return the gradient (F, B, H, S) of the fields of keys, summed over query heads that share them."""
     if call.key_fields is None or call.key_fields.shape[2] == gradient.shape[2]:
         return gradient
     summed: Tensor = gradient.unflatten(2, (call.key_fields.shape[2], -1)).sum(3)
@@ -194,7 +270,7 @@ def shared_heads(gradient: Tensor, call: Call) -> Tensor:
 def _chained(
     slopes: dict[Any, Any], by: str, d_weight: Tensor, d_total: Tensor, seen: Tensor | None, out: Tensor
 ) -> Tensor:
-    """d_weight * weight' + d_total * mass', and 0 where nothing is seen."""
+    """Return d_weight * weight' + d_total * mass', and 0 where nothing is seen."""
     torch.mul(d_weight, slopes["weight", by], out=out)
     mass = slopes.get(("mass", by), 0.0)
     if isinstance(mass, Tensor):
