@@ -175,6 +175,11 @@ def view(x: Tensor | None) -> View:
     return View(None, (0, 0, 0, 0)) if x is None else View(x, x.stride())
 
 
+def views(**tensors: Tensor | None) -> dict[str, View]:
+    """Return tensors as kernels take them, by name."""
+    return {name: view(x) for name, x in tensors.items()}
+
+
 def fields_view(x: Tensor | None) -> View:
     """Return fields (F, B, H, rows), or their gradients, as a view (B, H, rows, F)."""
     return view(None if x is None else x.resolve_neg().permute(1, 2, 3, 0))

@@ -17,7 +17,7 @@ from unsoft.engines.linear.chunks import cut, in_order
 from unsoft.engines.operator import define, refuse
 from unsoft.engines.triton import logarithms
 from unsoft.engines.triton.availability import device_of, first_failure
-from unsoft.engines.triton.call_arguments import precision, view
+from unsoft.engines.triton.call_arguments import precision, views
 from unsoft.engines.triton.launch import architecture, interpreted, on_device, start_on, usual_or_small
 from unsoft.engines.triton.structures import ChunkFixed, ChunkShape, States
 from unsoft.engines.triton.tile_sizes import TileSizes
@@ -147,13 +147,10 @@ class ChunkWork:
         blocks = -(-features // self.sizes.keys) * -(-(columns - 1) // self.sizes.keys)
         start_on(
             self.q,
-            "state",
             state_kernel,
             (blocks, batch * heads),
             self.sizes,
-            x=view(x),
-            y=view(y),
-            extra=view(extra),
+            **views(x=x, y=y, extra=extra),
             log_decay=self.log_decay,
             kept=None if self.kept is None else self.kept.contiguous(),
             start=None if before is None else before.contiguous(),
@@ -177,18 +174,12 @@ class ChunkWork:
         totals = x.new_empty(batch, heads, tokens) if fixed.totals else x.new_empty(0)
         start_on(
             self.q,
-            "chunk",
             chunk_kernel,
             (-(-tokens // self.sizes.rows) * -(-width // self.sizes.keys), batch * heads),
             self.sizes._replace(warps=self.sizes.warps * self._more_warps(fixed)),
-            x=view(x),
-            y=view(y),
-            z=view(z),
-            slopes=view(slopes),
-            weights_in=view(self.weights),
+            **views(x=x, y=y, z=z, slopes=slopes, weights_in=self.weights, out=out),
             log_decay=self.log_decay,
             states=states,
-            out=view(out),
             totals=totals if fixed.totals else None,
             shape=ChunkShape(heads, self.state_shape[1], tokens),
             FIXED=fixed,
@@ -214,15 +205,10 @@ class ChunkWork:
         out = self.q.new_empty(batch, heads, states.chunks)
         start_on(
             self.q,
-            "decay",
             decay_kernel,
             (states.chunks, batch * heads),
             self.sizes._replace(keys=min(self.sizes.keys, _DECAY_COLUMNS)),
-            q=view(self.q),
-            k=view(self.k),
-            v=view(self.v),
-            grad=view(grad),
-            slopes=view(slopes),
+            **views(q=self.q, k=self.k, v=self.v, grad=grad, slopes=slopes),
             log_decay=self.log_decay,
             states=states,
             later=later,

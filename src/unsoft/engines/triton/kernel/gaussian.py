@@ -50,7 +50,7 @@ def at_system(pointer, system, size):
 
 
 @triton.jit
-def product_kernel(
+def gaussian_product_kernel(
     x, y, present, matrix, vector, result, shape, FIXED: tl.constexpr, M: tl.constexpr, N: tl.constexpr
 ):
     """Write some rows and one part of the columns of Z to ``matrix`` (unless it is None or already holds
@@ -79,7 +79,7 @@ def product_kernel(
 
 
 @triton.jit
-def gradient_kernel(
+def gaussian_gradient_kernel(
     x,
     points,
     present,

@@ -34,7 +34,7 @@ def terms(q, k, tops, t0, f, tokens, FIXED: tl.constexpr, M: tl.constexpr):
 
 
 @triton.jit
-def pair_kernel(q, k, tops, weights, shape, FIXED: tl.constexpr, M: tl.constexpr, N: tl.constexpr):
+def pairs_kernel(q, k, tops, weights, shape, FIXED: tl.constexpr, M: tl.constexpr, N: tl.constexpr):
     """Write the weights (B, H, tokens, M), by row and by index of the key in the chunk."""
     batch, h = tl.program_id(1) // shape.heads, tl.program_id(1) % shape.heads
     t0 = tl.program_id(0) * M
@@ -51,7 +51,9 @@ def pair_kernel(q, k, tops, weights, shape, FIXED: tl.constexpr, M: tl.constexpr
 
 
 @triton.jit
-def pair_gradient_kernel(q, k, tops, grad, out, shape, FIXED: tl.constexpr, M: tl.constexpr, N: tl.constexpr):
+def pair_gradients_kernel(
+    q, k, tops, grad, out, shape, FIXED: tl.constexpr, M: tl.constexpr, N: tl.constexpr
+):
     """Write the gradient of queries, or of keys if ``FIXED.of_keys``, from that of the weights."""
     AXIS: tl.constexpr = 0 if FIXED.of_keys else 1
     members: tl.constexpr = FIXED.group if FIXED.of_keys else 1
