@@ -7,6 +7,7 @@ gates' gradient, and wait for the GPU to learn whether there are any.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -70,14 +71,16 @@ class TiledGaussian:
         if systems * points**2 <= most:
             self._matrix = x.new_empty(systems, points, points)
         self.first_product = x.new_empty(0)
+        points_twice = (self._coordinates, self._coordinates)
+        self._multiply = partial(_run_product, *points_twice, self._present, self._matrix)
         if first is not None:
-            self.first_product = self._multiplied(first, stored=False)
+            self.first_product = self._multiply(first.contiguous())
         elif self._matrix is not None:
-            _run_product(self._coordinates, self._coordinates, self._present, self._matrix, None)
+            self._multiply(None)
 
     def product(self, x: Tensor) -> Tensor:
         """Return Z x for vectors (systems, n)."""
-        return self._multiplied(x, stored=self._matrix is not None)
+        return self._multiply(x.contiguous(), stored=self._matrix is not None)
 
     def gradient(self, u: Tensor, v: Tensor) -> Tensor:
         """Return the gradient of sum_r u_r Z v_r with respect to the points; u and v are (systems, rank,
@@ -104,11 +107,6 @@ class TiledGaussian:
             FIXED=GaussianFixed(self._matrix is not None, coordinates, precision(self.x.dtype)),
         )
         return result
-
-    def _multiplied(self, x: Tensor, *, stored: bool) -> Tensor:
-        return _run_product(
-            self._coordinates, self._coordinates, self._present, self._matrix, x.contiguous(), stored=stored
-        )
 
 
 def between(x: Tensor, y: Tensor) -> Tensor:

@@ -219,11 +219,11 @@ class ChunkWork:
         return out.sum((0, 2)) / decay
 
 
-def _work(q: Tensor, k: Tensor, v: Tensor, *others: Tensor | None, **options: bool) -> ChunkWork:
+def _work(q: Tensor, k: Tensor, v: Tensor, *others: Any, **options: Any) -> ChunkWork:
     return ChunkWork(q.resolve_neg(), k.resolve_neg(), v.resolve_neg(), *others, **options)
 
 
-def _forward(*inputs: Any, **options: bool) -> tuple[Tensor, Tensor, Tensor]:
+def _forward(*inputs: Any, **options: Any) -> tuple[Tensor, Tensor, Tensor]:
     """Return the output, the state after the last key, and the sums of the weights of each row (empty unless
     normalised)."""
     work = _work(*inputs, **options)
@@ -234,7 +234,7 @@ def _forward(*inputs: Any, **options: bool) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def _backward(
-    grad: Tensor, grad_after: Tensor | None, *saved: Any, need_decay: bool, **options: bool
+    grad: Tensor, grad_after: Tensor | None, *saved: Any, need_decay: bool, **options: Any
 ) -> tuple[Tensor, ...]:
     """Return the gradients of q, k, v, decay (empty unless needed), the state before and the weights."""
     *inputs, out, totals = saved
@@ -267,7 +267,7 @@ def _weight_gradient(grad: Tensor, slopes: Tensor, v: Tensor, size: int) -> Tens
     return in_order(square.unflatten(3, (group, size)).tril().flatten(3, 4), group, length)
 
 
-def _forward_shapes(*inputs: Any, **options: bool) -> tuple[Tensor, Tensor, Tensor]:
+def _forward_shapes(*inputs: Any, **options: Any) -> tuple[Tensor, Tensor, Tensor]:
     work = ChunkWork(*inputs, **options)
     rows = work.q.shape[:3]
     totals = work.q.new_empty(rows if work.normalise else (0,))
@@ -275,7 +275,7 @@ def _forward_shapes(*inputs: Any, **options: bool) -> tuple[Tensor, Tensor, Tens
 
 
 def _backward_shapes(
-    grad: Tensor, grad_after: Tensor | None, *saved: Any, need_decay: bool, **options: bool
+    grad: Tensor, grad_after: Tensor | None, *saved: Any, need_decay: bool, **options: Any
 ) -> tuple[Tensor, ...]:
     work = ChunkWork(*saved[:-2], **options)
     d_decay = work.q.new_empty(work.decay.shape if need_decay and work.decay is not None else (0,))

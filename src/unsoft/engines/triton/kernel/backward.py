@@ -67,12 +67,11 @@ def add_query_gradients(
     sums, begin, end, tile, k, v, outputs, head, FIXED: tl.constexpr, N: tl.constexpr, CHECK: tl.constexpr
 ):
     """Add keys begin .. end to the gradients of the queries [M, BD], the parameters [1, slots] and the fields
-    [M, slots]. ``tile``: queries, gradients of the output, rows."""
+    [M, slots]. ``tile``: queries, gradients of the output, rows; where to store the gradient of the bias."""
     dq, dp, df = sums
-    queries, grads, rows = tile
+    queries, grads, rows, dbias = tile
     local, limit, p = tl.arange(0, N), head.shape.keys, head.parameters
     down = local[:, None]
-    dbias = at_head(outputs.dbias, head.number // head.shape.heads, head.number % head.shape.heads)
     columns_d, columns_v = tl.arange(0, FIXED.padded)[None, :], tl.arange(0, FIXED.value_padded)[None, :]
     for j0 in tl.range(begin, end, N):
         key_tile = cleaned(load_features(k, j0, down, limit, columns_d, FIXED, CHECK), FIXED.exact)
@@ -123,7 +122,7 @@ def query_gradients_kernel(
         g, queries = at_head(grad, batch, h), cleaned(raw, FIXED.exact)
         grads = load_outputs(g, i0, local, shape.queries, columns_v, FIXED, True)
         k, v = at_head(inputs.k, batch, h // FIXED.group), at_head(inputs.v, batch, h // FIXED.group)
-        tile = (queries, grads, rows)
+        tile = (queries, grads, rows, at_head(outputs.dbias, batch, h))
         sums = (
             tl.zeros((M, FIXED.padded), REAL),
             tl.zeros((1, PARAMETER_SLOTS), REAL),
@@ -208,8 +207,9 @@ def key_gradients_kernel(
         j0, batch, hk = tl.program_id(0) * N, tl.program_id(1) // kv_heads, tl.program_id(1) % kv_heads
         keys, columns_d = tl.arange(0, N)[:, None], tl.arange(0, FIXED.padded)[None, :]
         columns_v = tl.arange(0, FIXED.value_padded)[None, :]
-        k, v = at_head(inputs.k, batch, hk), at_head(inputs.v, batch, hk)
+        k = at_head(inputs.k, batch, hk)
         raw_keys = load_features(k, j0, keys, shape.keys, columns_d, FIXED, True)
+        v = at_head(inputs.v, batch, hk)
         raw_values = load_outputs(v, j0, keys, shape.keys, columns_v, FIXED, True)
         tile = (cleaned(raw_keys, FIXED.exact), cleaned(raw_values, FIXED.exact), j0)
         d_keys, d_values = tl.zeros((N, FIXED.padded), REAL), tl.zeros((N, FIXED.value_padded), REAL)

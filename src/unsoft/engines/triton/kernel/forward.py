@@ -261,9 +261,9 @@ def decode_kernel(inputs, parts, context, chunk, FIXED: tl.constexpr, M: tl.cons
     head = head_of(context, batch * shape.heads + h, FIXED.double)
     rows = rows_at(head, 0, local, FIXED, True)
     columns_d, columns_v = tl.arange(0, FIXED.padded)[None, :], tl.arange(0, FIXED.value_padded)[None, :]
-    q, k, v = at_head(inputs.q, batch, h), at_head(inputs.k, batch, hk), at_head(inputs.v, batch, hk)
-    queries = load_features(q, 0, local, shape.queries, columns_d, FIXED, True)
+    queries = load_features(at_head(inputs.q, batch, h), 0, local, shape.queries, columns_d, FIXED, True)
     begin, end = split * chunk, tl.minimum((split + 1) * chunk, shape.keys)
+    k, v = at_head(inputs.k, batch, hk), at_head(inputs.v, batch, hk)
     sums = add_keys(no_sums(M, FIXED), begin, end, queries, rows, k, v, head, FIXED, N, True)
     acc, top, z, bad_rows, bad_sums = sums
     acc = tl.where((bad_rows > 0) | (bad_sums > 0), float("nan"), acc)

@@ -65,11 +65,12 @@ def pair_gradients_kernel(
         result = tl.zeros((M, N), tl.float64 if FIXED.double else tl.float32)
         for member in range(members):
             h = own * members + member
-            i, j, grad_h = local[:, None, None], local[None, :, None], at_head(grad, batch, h)
+            grad_h, i, j = at_head(grad, batch, h), local[:, None, None], local[None, :, None]
             slopes = entries(grad_h, t0, i, j, shape.tokens, M, 0.0)
             q_h, k_h, top = at_head(q, batch, h), at_head(k, batch, h // FIXED.group), at_head(tops, batch, h)
             e = terms(q_h, k_h, top, t0, f[None, None, :], shape.tokens, FIXED, M)
             result += tl.sum(slopes * e, AXIS)
-        at = (tl.cast(t0, tl.int64) + local[:, None]) * out.strides[2] + f[None, :] * out.strides[3]
+        at = out.pointer + (tl.cast(t0, tl.int64) + local[:, None]) * out.strides[2]
+        at = at + f[None, :] * out.strides[3]
         inside = (local[:, None] < shape.tokens - t0) & (f[None, :] < FIXED.feature_width)
-        tl.store(out.pointer + at, result, mask=inside)
+        tl.store(at, result, mask=inside)
