@@ -1,4 +1,4 @@
-"""What of these folders is read: nothing that needs Triton in the usual run, which leaves such tests out."""
+"""Keep tests that need Triton out of the usual run."""
 
 from importlib.util import find_spec
 from pathlib import Path
@@ -10,12 +10,12 @@ FOLDERS = [HERE / "compiled", HERE / "interpreted"]
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """A module that is read only to be skipped, for want of Triton, would count as a skipped test."""
+    """Ignore the folders, since a module that is imported only to be skipped counts as a skipped test."""
     return True if collection_path in FOLDERS and "not gpu_check" in config.option.markexpr else None
 
 
-# pytest reads every module for its doctests; helpers import Triton when they are read. A test itself is read,
-# and skipped with a reason.
+# pytest imports every module for its doctests, and helpers import Triton. Test modules are imported and skip
+# themselves with a reason.
 if find_spec("triton") is None:
     collect_ignore = [
         str(path.relative_to(HERE))

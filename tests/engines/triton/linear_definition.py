@@ -1,10 +1,11 @@
-"""Linear attention as it is defined, every weight written out: what the kernels are held against."""
+"""Definition of linear attention with every weight written out, the reference for the kernels."""
 
 import torch
 
 
 def written_out(q, k, v, decay, state, *, causal, normalise):
-    """Output and the state after the last key, for q (B, H, L, F), k (B, Hk, S, F), v (B, Hk, S, Dv)."""
+    """Return the output and the state after the last key, for q (B, H, L, F), k (B, Hk, S, F), v (B, Hk, S,
+    Dv)."""
     group = q.shape[1] // k.shape[1]
     state_group = 1 if decay is not None else group
     all_k, all_v = (x.repeat_interleave(group, dim=1) for x in (k, v))
@@ -30,8 +31,8 @@ def written_out(q, k, v, decay, state, *, causal, normalise):
 
 
 def logarithms_written_out(q, k, v, decay, state, *, causal, normalise, logarithmic):
-    """The same for features given by their logarithms. A state holds the largest of every feature in its last
-    column, by which its sums were divided; nothing is differentiated with respect to those."""
+    """Return the same for features given as logarithms. The last column of a state holds the largest value of
+    every feature, by which its sums were divided; these are not differentiated."""
     assert normalise and logarithmic and decay is None
     group, seen = q.shape[1] // k.shape[1], torch.ones(q.shape[2], k.shape[2], dtype=torch.bool)
     all_k, all_v = (x.repeat_interleave(group, dim=1) for x in (k, v))
@@ -55,7 +56,7 @@ def logarithms_written_out(q, k, v, decay, state, *, causal, normalise, logarith
 
 
 def logarithmic_example(*, size, state=False, dtype, width=8, value_width=5, kv_heads=1, **shape):
-    """Logarithms of features that spread by about ``size``."""
+    """Return logarithms of features with a spread of about ``size``."""
     given = example(dtype=dtype, width=width, value_width=value_width, kv_heads=kv_heads, **shape)
     source = torch.Generator().manual_seed(4)
     for name in ("q", "k"):
@@ -82,7 +83,7 @@ def example(
     state=False,
     dtype,
 ):
-    """Positive features, so that a sum of weights is never near 0."""
+    """Return positive features, so that a sum of weights is never near 0."""
     source = torch.Generator().manual_seed(length + width)
     keys = length if keys is None else keys
 
@@ -100,7 +101,7 @@ def example(
 
 
 def errors(function, given, dtype, definition=written_out, **options):
-    """Relative errors of output, state and every gradient, in the Euclidean norm, of ``function`` in one
+    """Return relative errors (Euclidean norm) of output, state and every gradient of ``function`` in one
     dtype against the definition in float64."""
 
     def run(compute, kind):

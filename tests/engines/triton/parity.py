@@ -1,4 +1,4 @@
-"""The GPU engine against the dense one in float64: one comparison, for interpreted and compiled code."""
+"""Compare the GPU engine with the dense engine in float64, for interpreted and compiled code."""
 
 from contextlib import contextmanager
 from unittest import mock
@@ -11,9 +11,9 @@ from unsoft.engines.triton import launch
 SHARP = unsoft.Formula(
     weight="s*exp(tau*s - m)", mass="abs(s)*exp(tau*s - m)", peak="tau*s", params={"tau": 1.0}
 )
-"""A signed formula of a user with a parameter."""
+"""A user's signed formula with a parameter."""
 LIMIT = {torch.float64: 1e-13, torch.float32: 3e-6, torch.float16: 2e-3, torch.bfloat16: 1.5e-2}
-"""Of the relative error in the Euclidean norm, for the output and each gradient: a few units of the dtype."""
+"""Largest relative error in the Euclidean norm of output and gradients: a few units of the dtype."""
 
 
 def errors(
@@ -31,7 +31,7 @@ def errors(
     spread=1.0,
     **options,
 ):
-    """Relative errors of output, dq, dk, dv (and of the mask and tau) on random inputs."""
+    """Return relative errors of output, dq, dk, dv (and of mask and tau) on random inputs."""
     source = torch.Generator().manual_seed(1)
     shapes = [(1, heads, length, width), (1, kv_heads, keys, width), (1, kv_heads, keys, value_width)]
     leaves = [torch.randn(shape, generator=source).to(dtype) for shape in shapes]
@@ -60,9 +60,9 @@ def errors(
 
 
 def check(mechanism, dtype, **options):
-    """Fails unless every error is within the dtype's limit."""
-    found = errors(mechanism, dtype, **options)
-    assert max(found) < LIMIT[dtype], [f"{x:.1e}" for x in found]
+    """Fail unless every error is within the dtype's limit."""
+    off = errors(mechanism, dtype, **options)
+    assert max(off) < LIMIT[dtype], [f"{x:.1e}" for x in off]
 
 
 @contextmanager

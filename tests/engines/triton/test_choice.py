@@ -1,5 +1,8 @@
-"""When the GPU engine is taken, and what it says when it cannot be; none of this needs Triton or a GPU."""
+"""Selection of the GPU engine, its reasons when it is unsupported, and code generation; without Triton or a
+GPU."""
 
+import builtins
+import symtable
 import sys
 from types import SimpleNamespace
 
@@ -12,6 +15,7 @@ from unsoft.engines.arguments import checked_call
 from unsoft.engines.triton import availability, launch, tile_sizes
 from unsoft.engines.triton.call_arguments import precision
 from unsoft.engines.triton.codegen import formula_source, unprintable
+from unsoft.engines.triton.source import render
 from unsoft.engines.triton.tile_sizes import KERNELS, SMALLEST, TileSizes, candidates
 from unsoft.formula import Formula
 from unsoft.formula.operation import OPERATIONS, Operation, add, remove
@@ -22,7 +26,7 @@ X = torch.linspace(-1, 1, 48).view(1, 2, 6, 4)
 
 @pytest.fixture
 def on_gpu(monkeypatch):
-    """As if tensors of the CPU were on a GPU that works."""
+    """Treat tensors of the CPU as if they were on a working GPU."""
     monkeypatch.setattr(availability, "missing", lambda device, index: None)
 
 
@@ -123,24 +127,35 @@ def test_every_formula_is_printed_as_valid_python(name):
             compile(formula_source(formula, biased), name, "exec")
 
 
+@pytest.mark.parametrize("biased", [False, True])
+def test_a_rendered_module_defines_every_name_it_uses(biased):
+    text = render(resolve("softpick"), biased)
+    module = symtable.symtable(text, "rendered", "exec")
+    defined = set(module.get_identifiers()) | set(dir(builtins))
+    functions = [table for table in module.get_children() if table.get_type() == "function"]
+    used = {name for table in functions for name in table.get_globals()}
+    assert {"forward_kernel", "key_gradients_kernel", "value", "HAS_MASS"} <= defined and used
+    assert not used - defined
+
+
 @pytest.mark.parametrize("bits", [16, 32, 64])
 @pytest.mark.parametrize("width", [16, 64, 128, 256])
 @pytest.mark.parametrize("architecture", ["sm_80", "sm_90", "gfx942", "sm_999"])
 def test_tile_sizes_end_with_the_smallest(architecture, width, bits):
     for kernel in KERNELS:
-        found = candidates(kernel, architecture, width, bits)
-        assert found[-1] == SMALLEST and len(set(found)) == len(found)
-        for sizes in found:
+        tried = candidates(kernel, architecture, width, bits)
+        assert tried[-1] == SMALLEST and len(set(tried)) == len(tried)
+        for sizes in tried:
             assert all(size & (size - 1) == 0 and size >= 16 for size in sizes[:2])
 
 
 class OutOfResources(Exception):
-    """As Triton's."""
+    """Replaces Triton's exception."""
 
 
 @pytest.fixture
 def one_launch(monkeypatch):
-    """Makes a launch of a kernel that stands for one of Triton's, with tile sizes to try."""
+    """Return a function that makes a launch of a fake kernel with tile sizes to try."""
     monkeypatch.setitem(sys.modules, "triton.runtime.errors", SimpleNamespace(OutOfResources=OutOfResources))
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
     monkeypatch.setattr(launch, "_chosen", {})
@@ -204,13 +219,13 @@ def test_costly_formulas_may_have_smaller_tiles(monkeypatch):
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
     monkeypatch.setattr(launch, "architecture", lambda device: "sm_90")
     fixed = SimpleNamespace(exact=False, padded=128, value_padded=128)
-    found = {
+    first = {
         name: launch._possible(
             launch.Launch("query_gradients", None, {"FIXED": fixed}, None, resolve(name).key, torch.bfloat16)
         )[0]
         for name in ("cog", "softpick")
     }
-    assert found == {"cog": (64, 64, 4, 2), "softpick": (64, 32, 4, 2)}
+    assert first == {"cog": (64, 64, 4, 2), "softpick": (64, 32, 4, 2)}
 
 
 @pytest.mark.parametrize(

@@ -43,9 +43,9 @@ def layer(name):
     "name", ["linear-relu", "linear-taylor2", "linear-exp", "performer(6)", "cosformer", "retention"]
 )
 def test_linear_attention_by_name(on_gpu, name):
-    found = layer(name)(X, X, X, is_causal=True, engine="triton")
+    actual = layer(name)(X, X, X, is_causal=True, engine="triton")
     assert on_gpu == [False]
-    assert torch.equal(found, layer(name)(X, X, X, is_causal=True, engine="tiled"))
+    assert torch.equal(actual, layer(name)(X, X, X, is_causal=True, engine="tiled"))
 
 
 def test_other_lengths_masks_of_keys_and_caches_are_taken(on_gpu):
@@ -103,8 +103,8 @@ def test_nan_and_inf_without_asking(name, monkeypatch):
             results.append([out, *torch.autograd.grad(out.nansum(), leaves)])
         monkeypatch.undo()
         assert bool(results[0][0].isnan().any()) == bad
-        for found, expected in zip(*results, strict=True):
-            torch.testing.assert_close(found, expected, equal_nan=True, rtol=0, atol=0)
+        for actual, expected in zip(*results, strict=True):
+            torch.testing.assert_close(actual, expected, equal_nan=True, rtol=0, atol=0)
 
 
 REFUSED = {

@@ -18,10 +18,10 @@ ROWS = list(csv.DictReader(RECORD.read_text().splitlines()))
 
 @pytest.mark.parametrize("target", SHARED_KIB)
 def test_every_target_has_every_kernel(target):
-    found = {(row["formula"], row["width"], row["kernel"]) for row in ROWS if row["target"] == target}
+    recorded = {(row["formula"], row["width"], row["kernel"]) for row in ROWS if row["target"] == target}
     kernels = {(width, kernel) for width in ("64", "128") for kernel in (*KERNELS, "decode", "combine")}
     for formula in FORMULAS:
-        assert {(width, kernel) for name, width, kernel in found if name == formula} == kernels
+        assert {(width, kernel) for name, width, kernel in recorded if name == formula} == kernels
     own = json.loads((ROOT / "src/unsoft/engines/triton/tile_sizes.json").read_text())
     assert target in own
 

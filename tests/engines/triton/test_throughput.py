@@ -13,7 +13,7 @@ def test_matrix_products_of_the_data_sheet(target, teraflops):
 
 
 @pytest.mark.parametrize(
-    ("name", "found"),
+    ("name", "expected"),
     [
         ("HMMA.16816.F32.BF16", 16 * 8 * 16),
         ("HMMA.1688.F32.TF32", 16 * 8 * 8),
@@ -21,29 +21,29 @@ def test_matrix_products_of_the_data_sheet(target, teraflops):
         ("FFMA", 0),
     ],
 )
-def test_multiplications(name, found):
-    assert multiplications(name) == found
+def test_multiplications(name, expected):
+    assert multiplications(name) == expected
 
 
 @pytest.mark.parametrize(
-    ("name", "found"), [("LDSM.16.M88.4", 512), ("LDS.128", 512), ("STS.64", 256), ("LDS", 128)]
+    ("name", "expected"), [("LDSM.16.M88.4", 512), ("LDS.128", 512), ("STS.64", 256), ("LDS", 128)]
 )
-def test_bytes(name, found):
-    assert bytes_moved(name) == found
+def test_bytes(name, expected):
+    assert bytes_moved(name) == expected
 
 
 def test_a_loop_counted_by_hand():
     """One warp, a tile of 16 x 8 logits: one product of depth 16, one exp2 and two products a logit."""
     loop = Counter({"HMMA.16816.F32.BF16": 1, "MUFU.EX2": 4, "FFMA": 8, "IADD3": 2, "BRA": 1, "": 3})
     masked = loop + Counter({"ISETP.GE.AND": 20})
-    found = cycles((masked, loop), "sm_80", logits=128, warps=1)
-    assert found["flop"] == 2 * 16
-    assert found["matrix"] == pytest.approx(16 / 1024)
-    assert found["special"] == pytest.approx(1 / 16)
-    assert found["fma"] == pytest.approx(2 / 64)
-    assert found["alu"] == pytest.approx(0.5 / 64)
-    assert found["memory"] == 0
-    assert found["issue"] == pytest.approx(16 / 4 / 128)
-    turns, overlap = teraflops(found, "sm_80")
+    busy = cycles((masked, loop), "sm_80", logits=128, warps=1)
+    assert busy["flop"] == 2 * 16
+    assert busy["matrix"] == pytest.approx(16 / 1024)
+    assert busy["special"] == pytest.approx(1 / 16)
+    assert busy["fma"] == pytest.approx(2 / 64)
+    assert busy["alu"] == pytest.approx(0.5 / 64)
+    assert busy["memory"] == 0
+    assert busy["issue"] == pytest.approx(16 / 4 / 128)
+    turns, overlap = teraflops(busy, "sm_80")
     assert overlap == pytest.approx(108 * 1.41e9 * 32 * 16 / 1e12)  # exp2 is the busiest, 1/16 cycle a logit
     assert turns == pytest.approx(overlap * (1 / 16) / (1 / 16 + 1 / 64))

@@ -53,7 +53,7 @@ UNITS = ("matrix", "special", "fma", "alu", "memory", "issue")
 def cycles(loops: tuple[Counter, ...], target: str, logits: int, warps: int) -> dict[str, float]:
     """Cycles a logit by unit, and under "flop" the floating-point operations of its matrix products, of the
     loop that has no masks; ``logits`` of a tile, ``warps`` of a program."""
-    machine, loop = MACHINES[target], min(loops, key=lambda found: sum(found.values()))
+    machine, loop = MACHINES[target], min(loops, key=lambda body: sum(body.values()))
     loop = Counter({name: n for name, n in loop.items() if name})
 
     def instructions(pattern: str) -> int:
@@ -73,7 +73,7 @@ def cycles(loops: tuple[Counter, ...], target: str, logits: int, warps: int) -> 
         "issue": total / machine.issue,
         "flop": 2 * products,
     }
-    return {unit: found / logits for unit, found in busy.items()}
+    return {unit: total / logits for unit, total in busy.items()}
 
 
 def teraflops(busy: dict[str, float], target: str) -> tuple[float, float]:

@@ -116,23 +116,18 @@ class CallArguments:
         splits, tile = _INTERPRETED if interpreted() else (_splits(batch * kv_heads, keys), 64)
         widths = (self.fixed.value_padded, 1, 1)
         new_empty, shape = results.peaks.new_empty, (batch, kv_heads, splits, rows)
-        shared = {"parts": Parts(*(new_empty(*shape, width) for width in widths)), "context": self.context}
+        shared: dict[str, Any] = {
+            "parts": Parts(*(new_empty(*shape, width) for width in widths)),
+            "context": self.context,
+        }
         shared["FIXED"] = self.fixed._replace(exact=True)
         decode = {**shared, "inputs": self.inputs, "chunk": -(-keys // (splits * tile)) * tile}
         combine = {**shared, "results": results, "splits": splits, "ROWS": rows}
+        tiles = tuple(TileSizes(rows, width, 4, stages) for width, stages in _decode_tiles(tile))
+        all_splits = TileSizes(16, 1 << (splits - 1).bit_length(), 4, 1)
         return [
-            self._launch(
-                "decode",
-                lambda _: (splits, batch * kv_heads),
-                decode,
-                tuple(TileSizes(rows, keys, 4, stages) for keys, stages in _decode_tiles(tile)),
-            ),
-            self._launch(
-                "combine",
-                lambda _: (length, batch * heads),
-                combine,
-                (TileSizes(16, 1 << (splits - 1).bit_length(), 4, 1),),
-            ),
+            self._launch("decode", lambda _: (splits, batch * kv_heads), decode, tiles),
+            self._launch("combine", lambda _: (length, batch * heads), combine, (all_splits,)),
         ]
 
     def _fast_or_exact(self, name: str, exact: bool, grid: Grid, arguments: dict[str, Any]) -> Launch:
@@ -173,6 +168,11 @@ def _splits(programs: int, keys: int) -> int:
 def view(x: Tensor | None) -> View:
     """Return a tensor as kernels take it."""
     return View(None, (0, 0, 0, 0)) if x is None else View(x, x.stride())
+
+
+def views(**tensors: Tensor | None) -> dict[str, View]:
+    """Return tensors as kernels take them, by name."""
+    return {name: view(x) for name, x in tensors.items()}
 
 
 def fields_view(x: Tensor | None) -> View:

@@ -7,6 +7,7 @@ gates' gradient, and wait for the GPU to learn whether there are any.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -14,7 +15,7 @@ from torch import Tensor
 
 from unsoft.engines.operator import define, refuse
 from unsoft.engines.triton.availability import device_of, first_failure
-from unsoft.engines.triton.call_arguments import padded, precision, view
+from unsoft.engines.triton.call_arguments import padded, precision, views
 from unsoft.engines.triton.launch import start_on, usual_or_small
 from unsoft.engines.triton.structures import ChunkShape, GatingFixed, GaussianFixed, GaussianShape
 from unsoft.engines.triton.tile_sizes import TileSizes
@@ -70,27 +71,28 @@ class TiledGaussian:
         if systems * points**2 <= most:
             self._matrix = x.new_empty(systems, points, points)
         self.first_product = x.new_empty(0)
+        points_twice = (self._coordinates, self._coordinates)
+        self._multiply = partial(_run_product, *points_twice, self._present, self._matrix)
         if first is not None:
-            self.first_product = self._multiplied(first, stored=False)
+            self.first_product = self._multiply(first.contiguous())
         elif self._matrix is not None:
-            _run_product(self._coordinates, self._coordinates, self._present, self._matrix, None)
+            self._multiply(None)
 
     def product(self, x: Tensor) -> Tensor:
         """Return Z x for vectors (systems, n)."""
-        return self._multiplied(x, stored=self._matrix is not None)
+        return self._multiply(x.contiguous(), stored=self._matrix is not None)
 
     def gradient(self, u: Tensor, v: Tensor) -> Tensor:
         """Return the gradient of sum_r u_r Z v_r with respect to the points; u and v are (systems, rank,
         n)."""
-        from unsoft.engines.triton.kernel.gaussian import gradient_kernel
+        from unsoft.engines.triton.kernel.gaussian import gaussian_gradient_kernel
 
         result, sizes = torch.empty_like(self.x), usual_or_small(GRADIENT_SIZES)
         systems, points, width = self.x.shape
         coordinates = min(padded(width), _COORDINATES)
         start_on(
             self.x,
-            "gaussian_gradient",
-            gradient_kernel,
+            gaussian_gradient_kernel,
             (-(-points // sizes.rows) * -(-width // coordinates), systems),
             sizes,
             x=self._coordinates,
@@ -105,11 +107,6 @@ class TiledGaussian:
             FIXED=GaussianFixed(self._matrix is not None, coordinates, precision(self.x.dtype)),
         )
         return result
-
-    def _multiplied(self, x: Tensor, *, stored: bool) -> Tensor:
-        return _run_product(
-            self._coordinates, self._coordinates, self._present, self._matrix, x.contiguous(), stored=stored
-        )
 
 
 def between(x: Tensor, y: Tensor) -> Tensor:
@@ -132,7 +129,7 @@ def _run_product(
 ) -> Tensor:
     """Return the product with the vector (systems, columns), if there is one. Coordinates are (systems, d,
     n)."""
-    from unsoft.engines.triton.kernel.gaussian import product_kernel
+    from unsoft.engines.triton.kernel.gaussian import gaussian_product_kernel
 
     (systems, width, rows), columns = x.shape, y.shape[2]
     sizes = usual_or_small(SIZES[x.dtype == torch.float64])
@@ -143,8 +140,7 @@ def _run_product(
     sums = x.new_empty(systems, parts, rows if vector is not None else 0)
     start_on(
         x,
-        "gaussian_product",
-        product_kernel,
+        gaussian_product_kernel,
         (blocks * parts, systems),
         sizes,
         x=x,
@@ -195,14 +191,10 @@ def _run_gating(value: Tensor, gate: Tensor, grad: Tensor | None, out: Tensor, d
     sizes = usual_or_small(GATING_SIZES)
     start_on(
         value,
-        "gating",
         gating_kernel,
         (-(-keys // sizes.rows), batch * heads),
         sizes._replace(keys=min(sizes.keys, padded(width))),
-        values=view(value.resolve_neg()),
-        gates=view(gate.resolve_neg()),
-        grad=view(grad),
-        out=view(out),
+        **views(values=value.resolve_neg(), gates=gate.resolve_neg(), grad=grad, out=out),
         d_gates=d_gate,
         shape=ChunkShape(heads, heads, keys),
         FIXED=GatingFixed(width, gate.dtype == torch.float64),

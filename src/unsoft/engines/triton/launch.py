@@ -44,7 +44,7 @@ class Launch(NamedTuple):
     @property
     def only_for_nan(self) -> bool:
         """True if the kernel returns at once unless the inputs contain NaN or Inf."""
-        return self.fixed.exact and "flag" in self.arguments
+        return "flag" in self.arguments and self.fixed.exact
 
     @property
     def width(self) -> int:
@@ -84,10 +84,9 @@ def start(launch: Launch) -> None:
         run(launch, sizes_for(launch))
 
 
-def start_on(
-    x: Tensor, name: str, kernel: Any, grid: tuple[int, int], sizes: TileSizes, /, **arguments: Any
-) -> None:
+def start_on(x: Tensor, kernel: Any, grid: tuple[int, int], sizes: TileSizes, /, **arguments: Any) -> None:
     """Start a kernel with tile sizes of its own on the GPU and in the dtype of ``x``."""
+    name = kernel.__name__.removesuffix("_kernel")
     with on_device(x):
         start(Launch(name, kernel, arguments, lambda _: grid, "", x.dtype, (sizes,)))
 

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from unsoft.engines.linear.logarithms import largest_zero, or_zero
 from unsoft.engines.operator import define, refuse
-from unsoft.engines.triton.call_arguments import view
+from unsoft.engines.triton.call_arguments import views
 from unsoft.engines.triton.launch import start_on, usual_or_small
 from unsoft.engines.triton.structures import ChunkShape, PairFixed
 from unsoft.engines.triton.tile_sizes import TileSizes
@@ -80,7 +80,7 @@ def pair_weights(q: Tensor, k: Tensor, tops: Tensor) -> Tensor:
 
 def _forward(q: Tensor, k: Tensor, tops: Tensor, *, size: int) -> Tensor:
     weights = _forward_shapes(q, k, tops, size=size)
-    _run("pairs", weights, q, k, tops, size=size, of_keys=False, weights=view(weights))
+    _run("pairs", weights, q, k, tops, size=size, of_keys=False, weights=weights)
     return weights
 
 
@@ -88,13 +88,13 @@ def _backward(grad: Tensor, q: Tensor, k: Tensor, tops: Tensor, *, size: int) ->
     """Return the gradients of q and k."""
     dq, dk = _backward_shapes(grad, q, k, tops, size=size)
     for of_keys, out in ((False, dq), (True, dk)):
-        views = {"grad": view(grad.resolve_neg()), "out": view(out)}
-        _run("pair_gradients", out, q, k, tops, size=size, of_keys=of_keys, **views)
+        of_weights = {"grad": grad.resolve_neg(), "out": out}
+        _run("pair_gradients", out, q, k, tops, size=size, of_keys=of_keys, **of_weights)
     return dq, dk
 
 
 def _run(
-    name: str, result: Tensor, q: Tensor, k: Tensor, tops: Tensor, *, size: int, of_keys: bool, **views: Any
+    name: str, result: Tensor, q: Tensor, k: Tensor, tops: Tensor, *, size: int, of_keys: bool, **more: Tensor
 ) -> None:
     """Start a kernel with one program for each chunk and each head of ``result``."""
     from unsoft.engines.triton.kernel import pairs
@@ -102,14 +102,10 @@ def _run(
     batch, heads, tokens, _ = result.shape
     start_on(
         q,
-        name,
-        pairs.pair_kernel if name == "pairs" else pairs.pair_gradient_kernel,
+        getattr(pairs, f"{name}_kernel"),
         (-(-tokens // size), batch * heads),
         SIZES._replace(rows=size),
-        q=view(q.resolve_neg()),
-        k=view(k.resolve_neg()),
-        tops=view(tops),
-        **views,
+        **views(q=q.resolve_neg(), k=k.resolve_neg(), tops=tops, **more),
         shape=ChunkShape(heads, k.shape[1], tokens),
         FIXED=PairFixed(q.shape[3], q.shape[1] // k.shape[1], of_keys, q.dtype == torch.float64),
     )

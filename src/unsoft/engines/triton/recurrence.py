@@ -17,7 +17,7 @@ from unsoft.engines.linear.chunks import cut, in_order
 from unsoft.engines.operator import define, refuse
 from unsoft.engines.triton import logarithms
 from unsoft.engines.triton.availability import device_of, first_failure
-from unsoft.engines.triton.call_arguments import precision, view
+from unsoft.engines.triton.call_arguments import precision, views
 from unsoft.engines.triton.launch import architecture, interpreted, on_device, start_on, usual_or_small
 from unsoft.engines.triton.structures import ChunkFixed, ChunkShape, States
 from unsoft.engines.triton.tile_sizes import TileSizes
@@ -147,13 +147,10 @@ class ChunkWork:
         blocks = -(-features // self.sizes.keys) * -(-(columns - 1) // self.sizes.keys)
         start_on(
             self.q,
-            "state",
             state_kernel,
             (blocks, batch * heads),
             self.sizes,
-            x=view(x),
-            y=view(y),
-            extra=view(extra),
+            **views(x=x, y=y, extra=extra),
             log_decay=self.log_decay,
             kept=None if self.kept is None else self.kept.contiguous(),
             start=None if before is None else before.contiguous(),
@@ -177,18 +174,12 @@ class ChunkWork:
         totals = x.new_empty(batch, heads, tokens) if fixed.totals else x.new_empty(0)
         start_on(
             self.q,
-            "chunk",
             chunk_kernel,
             (-(-tokens // self.sizes.rows) * -(-width // self.sizes.keys), batch * heads),
             self.sizes._replace(warps=self.sizes.warps * self._more_warps(fixed)),
-            x=view(x),
-            y=view(y),
-            z=view(z),
-            slopes=view(slopes),
-            weights_in=view(self.weights),
+            **views(x=x, y=y, z=z, slopes=slopes, weights_in=self.weights, out=out),
             log_decay=self.log_decay,
             states=states,
-            out=view(out),
             totals=totals if fixed.totals else None,
             shape=ChunkShape(heads, self.state_shape[1], tokens),
             FIXED=fixed,
@@ -214,15 +205,10 @@ class ChunkWork:
         out = self.q.new_empty(batch, heads, states.chunks)
         start_on(
             self.q,
-            "decay",
             decay_kernel,
             (states.chunks, batch * heads),
             self.sizes._replace(keys=min(self.sizes.keys, _DECAY_COLUMNS)),
-            q=view(self.q),
-            k=view(self.k),
-            v=view(self.v),
-            grad=view(grad),
-            slopes=view(slopes),
+            **views(q=self.q, k=self.k, v=self.v, grad=grad, slopes=slopes),
             log_decay=self.log_decay,
             states=states,
             later=later,
@@ -233,11 +219,11 @@ class ChunkWork:
         return out.sum((0, 2)) / decay
 
 
-def _work(q: Tensor, k: Tensor, v: Tensor, *others: Tensor | None, **options: bool) -> ChunkWork:
+def _work(q: Tensor, k: Tensor, v: Tensor, *others: Any, **options: Any) -> ChunkWork:
     return ChunkWork(q.resolve_neg(), k.resolve_neg(), v.resolve_neg(), *others, **options)
 
 
-def _forward(*inputs: Any, **options: bool) -> tuple[Tensor, Tensor, Tensor]:
+def _forward(*inputs: Any, **options: Any) -> tuple[Tensor, Tensor, Tensor]:
     """Return the output, the state after the last key, and the sums of the weights of each row (empty unless
     normalised)."""
     work = _work(*inputs, **options)
@@ -248,7 +234,7 @@ def _forward(*inputs: Any, **options: bool) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def _backward(
-    grad: Tensor, grad_after: Tensor | None, *saved: Any, need_decay: bool, **options: bool
+    grad: Tensor, grad_after: Tensor | None, *saved: Any, need_decay: bool, **options: Any
 ) -> tuple[Tensor, ...]:
     """Return the gradients of q, k, v, decay (empty unless needed), the state before and the weights."""
     *inputs, out, totals = saved
@@ -281,7 +267,7 @@ def _weight_gradient(grad: Tensor, slopes: Tensor, v: Tensor, size: int) -> Tens
     return in_order(square.unflatten(3, (group, size)).tril().flatten(3, 4), group, length)
 
 
-def _forward_shapes(*inputs: Any, **options: bool) -> tuple[Tensor, Tensor, Tensor]:
+def _forward_shapes(*inputs: Any, **options: Any) -> tuple[Tensor, Tensor, Tensor]:
     work = ChunkWork(*inputs, **options)
     rows = work.q.shape[:3]
     totals = work.q.new_empty(rows if work.normalise else (0,))
@@ -289,7 +275,7 @@ def _forward_shapes(*inputs: Any, **options: bool) -> tuple[Tensor, Tensor, Tens
 
 
 def _backward_shapes(
-    grad: Tensor, grad_after: Tensor | None, *saved: Any, need_decay: bool, **options: bool
+    grad: Tensor, grad_after: Tensor | None, *saved: Any, need_decay: bool, **options: Any
 ) -> tuple[Tensor, ...]:
     work = ChunkWork(*saved[:-2], **options)
     d_decay = work.q.new_empty(work.decay.shape if need_decay and work.decay is not None else (0,))

@@ -209,7 +209,6 @@ class ChunkFixed(NamedTuple):
     """Such a sum counts as 0 below this."""
     precision: str
     double: bool
-    exact: bool = False
 
 
 class PairFixed(NamedTuple):
@@ -221,7 +220,6 @@ class PairFixed(NamedTuple):
     of_keys: bool
     """True: the gradient of the keys; False: of the queries."""
     double: bool
-    exact: bool = False
 
 
 class GaussianShape(NamedTuple):
@@ -243,7 +241,6 @@ class GaussianFixed(NamedTuple):
     coordinates: int
     """Of a tile of points."""
     precision: str
-    exact: bool = False
 
 
 class GatingFixed(NamedTuple):
@@ -251,4 +248,3 @@ class GatingFixed(NamedTuple):
 
     width: int
     double: bool
-    exact: bool = False

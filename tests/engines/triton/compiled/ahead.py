@@ -1,7 +1,7 @@
-"""Compiles the kernels of a call for GPUs that are not there.
+"""Compile the kernels of a call without a GPU.
 
-A stand-in for Triton's driver names the target, so that the launch which the engine would make goes through
-the same specialisation and the same compiler, up to the cubin or hsaco, and stops there.
+A fake driver names the target, so that Triton specialises and compiles a launch as on that GPU, up to the
+cubin or hsaco, and stops there.
 """
 
 from contextlib import contextmanager
@@ -27,7 +27,7 @@ TARGETS = {
 
 
 class Driver:
-    """What Triton asks its driver while it compiles."""
+    """The part of Triton's driver that its compiler uses."""
 
     def __init__(self, target: str) -> None:
         self.target = TARGETS[target]
@@ -44,7 +44,7 @@ class Driver:
 
 @contextmanager
 def pretending(target: str, start):
-    """Inside, the engine is as if on the target, and gives its launches to ``start``."""
+    """Make the engine behave as on the target and pass its launches to ``start``."""
     hip = "7" if target.startswith("gfx") else None
     with (
         mock.patch.object(driver, "_active", Driver(target)),
@@ -58,12 +58,12 @@ def pretending(target: str, start):
 
 
 def compile_launch(made: launch.Launch, sizes):
-    """The compiled kernel; what it takes is in resources.py."""
+    """Return the compiled kernel; resources.py reads what it needs."""
     return made.kernel.warmup(**made.arguments, **launch.options(sizes), grid=made.grid(sizes))
 
 
 def first_sizes(made: launch.Launch, target: str):
-    """The tile sizes that the engine tries first on a target."""
+    """Return the tile sizes that the engine tries first on a target."""
     if made.sizes:
         return made.sizes[0]
     if made.only_for_nan:
@@ -84,18 +84,18 @@ def example(
     causal=True,
     **options,
 ):
-    """A call of zeros."""
+    """Return a call of zeros."""
     q = torch.zeros(1, heads, queries, width, dtype=dtype)
     k = torch.zeros(1, kv_heads, keys, width, dtype=dtype)
     return checked_call(q, k, k, formula, is_causal=causal, enable_gqa=True, **options)[0]
 
 
 def launches(call: Call, target: str, *, exact: bool = False) -> list[launch.Launch]:
-    """All kernels that a forward and a backward call start; those for NaN and Inf only if ``exact``."""
-    found: list[launch.Launch] = []
-    with pretending(target, found.append):
+    """Return the launches of a forward and a backward call: exact ones (for NaN and Inf) or fast ones."""
+    started: list[launch.Launch] = []
+    with pretending(target, started.append):
         rows = binding.forward(call)
         fields = (call.query_fields is not None, call.key_fields is not None)
         needs = (call.bias is not None, call.params.shape[0] > 0, *fields)
         binding.backward(call, Upstream(rows.out, rows, *needs))
-    return [made for made in found if made.only_for_nan == exact]
+    return [made for made in started if made.only_for_nan == exact]

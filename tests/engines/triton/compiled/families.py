@@ -39,7 +39,7 @@ def linear_kernels(
     target, *, width, decays=False, logarithmic=False, dtype=torch.float32, rough=False, causal=True
 ) -> list[Launch]:
     """All launches of a forward and a backward pass, none of which runs."""
-    found: list[Launch] = []
+    started: list[Launch] = []
     shape = {"length": 256, "width": width, "value_width": width, "heads": 8, "kv_heads": 2, "state": True}
     if logarithmic:
         given = logarithmic_example(size=1.0, dtype=dtype, **shape)
@@ -47,18 +47,18 @@ def linear_kernels(
         given = example(decays=decays, dtype=dtype, **shape)
     leaves = {name: x if x is None else x.requires_grad_() for name, x in given.items()}
     options = {"causal": causal, "normalise": True, "logarithmic": logarithmic, "rough": rough}
-    with pretending(target, found.append):
+    with pretending(target, started.append):
         out, after = recurrence.recurrence(**leaves, **options)
         (out.sum() + after.sum()).backward()
-    return found
+    return started
 
 
 def gaussian_kernels(target, *, width, dtype=torch.float32) -> list[Launch]:
     """All launches of building, products and gradients, with matrices that are kept and without, and of gates
     on values."""
-    found: list[Launch] = []
+    started: list[Launch] = []
     x, u = torch.zeros(4, 256, width, dtype=dtype), torch.zeros(4, 3, 256, dtype=dtype)
-    with pretending(target, found.append):
+    with pretending(target, started.append):
         for most in (0, gaussian.STORED):
             z = gaussian.TiledGaussian(x, torch.ones(4, 256, dtype=torch.bool), u[:, 0], most=most)
             z.product(u[:, 0])
@@ -66,7 +66,7 @@ def gaussian_kernels(target, *, width, dtype=torch.float32) -> list[Launch]:
         gaussian.between(x, x)
         values, gates = x[None], u[None, :, 0]
         gaussian.gated_gradients(gaussian.gated_values(values, gates), values, gates)
-    return found
+    return started
 
 
 FAMILIES = {
@@ -88,24 +88,24 @@ def compiled(launches: list[Launch], target: str) -> Iterator[tuple[Launch, Reso
 
 def rows(target: str, width: int, family: str) -> list[dict[str, str]]:
     """The lines of the table, compiled anew; equal ones once."""
-    found: list[dict[str, str]] = []
+    lines: list[dict[str, str]] = []
     for made, used in compiled(FAMILIES[family](target, width), target):
         row = {"target": target, "width": width, "family": family, "kernel": _part(made)}
         row |= {**made.sizes[0]._asdict(), "registers": used.registers, "spilled": used.spilled}
         row |= {"in_loops": used.spills_in_loops, "shared": used.shared, "products": used.matrix}
         written = {name: str(x) for name, x in row.items()}
-        if written not in found:
-            found.append(written)
-    return found
+        if written not in lines:
+            lines.append(written)
+    return lines
 
 
 def committed() -> dict[tuple[str, int, str], list[dict[str, str]]]:
     """The lines of the file by target, width and family."""
-    found: dict[tuple[str, int, str], list[dict[str, str]]] = {}
+    table: dict[tuple[str, int, str], list[dict[str, str]]] = {}
     with FILE.open(newline="") as file:
         for row in csv.DictReader(file):
-            found.setdefault((row["target"], int(row["width"]), row["family"]), []).append(row)
-    return found
+            table.setdefault((row["target"], int(row["width"]), row["family"]), []).append(row)
+    return table
 
 
 def _part(made: Launch) -> str:
@@ -120,11 +120,11 @@ def _part(made: Launch) -> str:
 
 
 def main() -> None:
-    found = committed() if FILE.exists() else {}
+    table = committed() if FILE.exists() else {}
     for width, family, target in product(WIDTHS, FAMILIES, sys.argv[1:] or TARGETS):
-        found[target, width, family] = rows(target, width, family)
+        table[target, width, family] = rows(target, width, family)
         print(target, family, width, flush=True)
-        order = [found.get(key, []) for key in product(TARGETS, WIDTHS, FAMILIES)]
+        order = [table.get(key, []) for key in product(TARGETS, WIDTHS, FAMILIES)]
         write_csv(FILE, [row for part in order for row in part])
 
 

@@ -45,12 +45,12 @@ def resources(made) -> Resources:
     text = made.asm["ptx"] if "ptx" in made.asm else made.asm["amdgcn"]
     if "cubin" in made.asm:
         usage = _tool("cuobjdump", "--dump-resource-usage", made.asm["cubin"])
-        found = {key: int(value) for key, value in re.findall(r"(REG|STACK|LOCAL):(\d+)", usage)}
-        registers, spilled = found["REG"], found["STACK"] + found["LOCAL"]
+        usage_by_kind = {key: int(value) for key, value in re.findall(r"(REG|STACK|LOCAL):(\d+)", usage)}
+        registers, spilled = usage_by_kind["REG"], usage_by_kind["STACK"] + usage_by_kind["LOCAL"]
     else:
         counts = re.findall(r"\.(vgpr_count|vgpr_spill_count):\s+(\d+)", text)
-        found = {key: int(value) for key, value in counts}
-        registers, spilled = found["vgpr_count"], 4 * found["vgpr_spill_count"]
+        usage_by_kind = {key: int(value) for key, value in counts}
+        registers, spilled = usage_by_kind["vgpr_count"], 4 * usage_by_kind["vgpr_spill_count"]
     return Resources(
         registers,
         spilled,
@@ -75,14 +75,14 @@ def hot_loops(code: str) -> tuple[Counter, ...]:
         elif (jump := re.search(_JUMP, line)) and labels.get(jump[1], at) < at - 8:
             loops.append((labels[jump[1]], at))
     inner = [a for a in loops if not any(a != b and a[0] <= b[0] and b[1] <= a[1] for b in loops)]
-    found = [Counter(_instruction(line) for line in lines[begin : end + 1]) for begin, end in inner]
-    return tuple(loop for loop in found if any(re.search(r"MMA|mfma|wmma", name) for name in loop))
+    bodies = [Counter(_instruction(line) for line in lines[begin : end + 1]) for begin, end in inner]
+    return tuple(loop for loop in bodies if any(re.search(r"MMA|mfma|wmma", name) for name in loop))
 
 
 def _instruction(line: str) -> str:
     nvidia = re.match(r"\s*/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+\s+)?([A-Z][\w.]*)", line)
-    found = nvidia or re.match(r"\t([a-z]\w+)", line)
-    return found[1] if found else ""
+    match = nvidia or re.match(r"\t([a-z]\w+)", line)
+    return match[1] if match else ""
 
 
 def _tool(name: str, option: str, code: bytes) -> str:

@@ -49,9 +49,9 @@ def without_fault(target: str, width: int, kernel: str, sizes: TileSizes, costly
 
 
 def main() -> None:
-    found = json.loads(tile_sizes._TABLE.read_text())
+    table = json.loads(tile_sizes._TABLE.read_text())
     for target in sys.argv[1:] or TARGETS:
-        known = found[target] = {kernel: dict(found["other"][kernel]) for kernel in KERNELS}
+        known = table[target] = {kernel: dict(table["other"][kernel]) for kernel in KERNELS}
         for width, kernel in product(CANDIDATES, KERNELS):
             tried = [TileSizes(*map(int, text.split())) for text in CANDIDATES[width][kernel]]
             for costly in (False, True):
@@ -61,7 +61,7 @@ def main() -> None:
                     known[kernel][str(width)] = chosen
                 elif chosen != known[kernel][str(width)]:
                     known.setdefault(f"{kernel}, costly", {})[str(width)] = chosen
-        write_whole(tile_sizes._TABLE, text_of(found).encode())
+        write_whole(tile_sizes._TABLE, text_of(table).encode())
 
 
 def text_of(content: dict[str, dict[str, dict[str, list[int]]]]) -> str:

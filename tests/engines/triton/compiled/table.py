@@ -45,29 +45,29 @@ def rows(target: str, width: int, formula: str) -> Iterator[dict[str, Any]]:
         row |= {"registers": used.registers, "spilled": used.spilled, "in_loops": used.spills_in_loops}
         row |= {"shared": used.shared, "products": used.matrix}
         if target in MACHINES and not made.sizes:
-            found = cycles(used.hot, target, sizes.rows * sizes.keys, sizes.warps)
-            row |= {unit: f"{number:.4f}" for unit, number in found.items()}
-            turns, overlap = teraflops(found, target)
+            busy = cycles(used.hot, target, sizes.rows * sizes.keys, sizes.warps)
+            row |= {unit: f"{number:.4f}" for unit, number in busy.items()}
+            turns, overlap = teraflops(busy, target)
             row |= {"gpu": MACHINES[target].name, "turns": round(turns), "overlap": round(overlap)}
         yield {name: str(x) for name, x in row.items()}
 
 
 def committed() -> dict[tuple[str, int, str], list[dict[str, str]]]:
     """The lines of the file by target, width and formula; without empty cells."""
-    found: dict[tuple[str, int, str], list[dict[str, str]]] = {}
+    table: dict[tuple[str, int, str], list[dict[str, str]]] = {}
     with FILE.open(newline="") as file:
         for row in csv.DictReader(file):
             filled = {name: x for name, x in row.items() if x}
-            found.setdefault((row["target"], int(row["width"]), row["formula"]), []).append(filled)
-    return found
+            table.setdefault((row["target"], int(row["width"]), row["formula"]), []).append(filled)
+    return table
 
 
 def main() -> None:
-    found = committed() if FILE.exists() else {}
+    table = committed() if FILE.exists() else {}
     for formula, width, target in product(FORMULAS, WIDTHS, sys.argv[1:] or TARGETS):
-        found[target, width, formula] = list(rows(target, width, formula))
+        table[target, width, formula] = list(rows(target, width, formula))
         print(target, formula, width, flush=True)
-        order = [found.get((t, w, f), []) for t, w, f in product(TARGETS, WIDTHS, FORMULAS)]
+        order = [table.get((t, w, f), []) for t, w, f in product(TARGETS, WIDTHS, FORMULAS)]
         write_csv(FILE, [row for part in order for row in part])
 
 

@@ -65,14 +65,14 @@ def test_fields():
         leaves = [x.to(dtype).requires_grad_() for x, dtype in zip((q, k, v, c), DTYPES, strict=True)]
         *qkv, field = leaves
         out = unsoft.attention(*qkv, FOX, fields={"c": field}, is_causal=True, engine="triton")
-        found = [out.detach(), *torch.autograd.grad(out, leaves, grad.bfloat16())]
+        actual = [out.detach(), *torch.autograd.grad(out, leaves, grad.bfloat16())]
     assert done == list(KERNELS)
     q, k, v, c = (x.detach().double().requires_grad_() for x in leaves)
     logits = 32**-0.5 * q @ k.mT + c[..., :, None] - c[..., None, :]
     hidden = torch.ones(40, 40, dtype=torch.bool).triu(1)
     expected = logits.masked_fill(hidden, -torch.inf).softmax(-1) @ v
     exact = [expected.detach(), *torch.autograd.grad(expected, (q, k, v, c), grad.bfloat16().double())]
-    off = [float((a.double() - b).norm() / b.norm()) for a, b in zip(found, exact, strict=True)]
+    off = [float((a.double() - b).norm() / b.norm()) for a, b in zip(actual, exact, strict=True)]
     assert max(off) < LIMIT[torch.bfloat16], off
 
 

@@ -52,9 +52,9 @@ KERNELS = {
 @pytest.mark.parametrize("target", TARGETS)
 def test_every_kernel_compiles_without_spilling(target, family):
     """As the table that is committed says."""
-    found = rows(target, 64, family)
-    assert found == committed()[target, 64, family]
-    fits(found)
+    actual = rows(target, 64, family)
+    assert actual == committed()[target, 64, family]
+    fits(actual)
 
 
 @pytest.mark.slow
@@ -111,8 +111,8 @@ def test_linear_attention_is_executed(rough, target, small):
     run, shape = partial(recurrence.recurrence, rough=rough), {"batch": 1, "width": 40, "value_width": 24}
     given = example(length=40, decays=not rough, state=not rough, dtype=torch.float32, **shape)
     with emulated(SMALL, target) as done:
-        found = errors(run, given, torch.float32, causal=True, normalise=True)
-    assert max(found) < LIMIT[torch.float16 if rough else torch.float32], [f"{x:.1e}" for x in found]
+        off = errors(run, given, torch.float32, causal=True, normalise=True)
+    assert max(off) < LIMIT[torch.float16 if rough else torch.float32], [f"{x:.1e}" for x in off]
     assert done == KERNELS["float32"] + ["decay"] * (not rough)
 
 
@@ -122,8 +122,8 @@ def test_linear_attention_by_logarithms_is_executed(target, small):
     given = logarithmic_example(dtype=torch.float32, **shape)
     options = {"causal": True, "normalise": True, "logarithmic": True}
     with emulated(SMALL, target) as done:
-        found = errors(recurrence.recurrence, given, torch.float32, logarithms_written_out, **options)
-    assert max(found) < LIMIT[torch.float32], [f"{x:.1e}" for x in found]
+        off = errors(recurrence.recurrence, given, torch.float32, logarithms_written_out, **options)
+    assert max(off) < LIMIT[torch.float32], [f"{x:.1e}" for x in off]
     assert sorted(done) == sorted(KERNELS["logarithms, TF32"])
 
 
@@ -139,8 +139,8 @@ def test_gaussian_matrices_are_executed(target, small):
             z = gaussian.TiledGaussian(x, None, u[:, 0], most=most)
             product, gradient = z.product(u[:, 0]), z.gradient(u, v)
         expected = (matrix.detach() @ u[:, 0].double()[..., None])[..., 0]
-        for found in (z.first_product, product):
-            torch.testing.assert_close(found.double(), expected, rtol=1e-5, atol=1e-5)
+        for actual in (z.first_product, product):
+            torch.testing.assert_close(actual.double(), expected, rtol=1e-5, atol=1e-5)
         torch.testing.assert_close(gradient.double(), slope, rtol=1e-5, atol=1e-5)
         assert done == ["gaussian_product", "gaussian_product", "gaussian_gradient"]
 

@@ -17,16 +17,16 @@ pytestmark = pytest.mark.gpu_check
 def compiled_for(queries, keys):
     """What the kernels of a call are compiled for, by name; Triton adds which numbers are 1, and which are
     multiples of 16."""
-    call, found = example(resolve("cog"), queries=queries, keys=keys, causal="lower_right"), []
+    call, started = example(resolve("cog"), queries=queries, keys=keys, causal="lower_right"), []
     with (
-        pretending("sm_80", found.append),
+        pretending("sm_80", started.append),
         mock.patch.object(call_arguments, "_splits", lambda programs, keys: keys // 256),
     ):
         rows = binding.forward(call)
         binding.backward(call, Upstream(rows.out, rows, False, False))
     return [
         (made.name, {x.name: made.arguments.get(x.name) for x in made.kernel.params if x.is_constexpr})
-        for made in found
+        for made in started
     ]
 
 

@@ -53,8 +53,8 @@ def test_every_formula_compiles(name, target):
 
 @pytest.mark.parametrize("target", ["sm_80", "gfx942"])
 def test_the_kernels_for_nan_compile(target):
-    found = [made.name for made, _ in compile_all(example(resolve("cog")), target, exact=True)]
-    assert found == ["forward", "forward", "query_gradients", "key_gradients"]
+    names = [made.name for made, _ in compile_all(example(resolve("cog")), target, exact=True)]
+    assert names == ["forward", "forward", "query_gradients", "key_gradients"]
 
 
 @pytest.mark.parametrize(

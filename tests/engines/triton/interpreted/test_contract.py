@@ -37,5 +37,5 @@ def test_compiled_by_torch():
     def attend(q, k, v):
         return 2 * unsoft.attention(q, k, v, "cog", is_causal=True, engine="triton")
 
-    found = torch.compile(attend, backend="aot_eager", fullgraph=True)(q, k, v)
-    torch.testing.assert_close(found, attend(q, k, v))
+    actual = torch.compile(attend, backend="aot_eager", fullgraph=True)(q, k, v)
+    torch.testing.assert_close(actual, attend(q, k, v))

@@ -27,15 +27,15 @@ def power_kernel(x, e, y):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 def test_log1p(dtype):
     x = torch.tensor([0.0, 1e-9, -1e-9, 0.7, -1.0, 1e35, torch.inf, torch.nan], dtype=dtype)
-    found = torch.empty_like(x)
-    log1p_kernel[(1,)](x, found)
-    torch.testing.assert_close(found, x.log1p(), equal_nan=True)
+    actual = torch.empty_like(x)
+    log1p_kernel[(1,)](x, actual)
+    torch.testing.assert_close(actual, x.log1p(), equal_nan=True)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 def test_power(dtype):
     x = torch.tensor([0.0, 0.0, 2.0, -2.0, -2.0, -2.0, -2.0, 3.0], dtype=dtype)
     e = torch.tensor([0.0, 1.5, -3.0, 3.0, 4.0, 0.5, 0.0, 2.5], dtype=dtype)
-    found = torch.empty_like(x)
-    power_kernel[(1,)](x, e, found)
-    torch.testing.assert_close(found, x**e, equal_nan=True)
+    actual = torch.empty_like(x)
+    power_kernel[(1,)](x, e, actual)
+    torch.testing.assert_close(actual, x**e, equal_nan=True)

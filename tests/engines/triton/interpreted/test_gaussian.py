@@ -22,10 +22,10 @@ def plain(x, y, present=None):
     return z if present is None else z * (present[:, :, None] & present[:, None, :])
 
 
-def close(found, expected, dtype, size=1.0):
+def close(actual, expected, dtype, size=1.0):
     limit = {torch.float64: 1e-13, torch.float32: 3e-6}[dtype] * size
-    error = float((found.double() - expected).norm() / expected.norm())
-    assert found.dtype == dtype and error < limit, error
+    error = float((actual.double() - expected).norm() / expected.norm())
+    assert actual.dtype == dtype and error < limit, error
 
 
 @pytest.mark.parametrize(
@@ -44,8 +44,8 @@ def test_products_and_gradients(n, width, dtype, most, monkeypatch):
     z = gaussian.TiledGaussian(x, present, first, most=most)
     exact = x.double().requires_grad_()
     matrix = plain(exact, exact, present)
-    for vector, found in ((first, z.first_product), (second, z.product(second))):
-        close(found, (matrix.detach() @ vector.double()[..., None])[..., 0], dtype)
+    for vector, actual in ((first, z.first_product), (second, z.product(second))):
+        close(actual, (matrix.detach() @ vector.double()[..., None])[..., 0], dtype)
     loss = (u.double() * (v.double() @ matrix.mT)).sum()
     (expected,) = torch.autograd.grad(loss, exact)
     if n > 1:
@@ -82,15 +82,15 @@ def test_solvers(solver):
     x = (torch.randn(1, 20, 6) / 2).double().requires_grad_()
     system = System(x, None, 0.1, "triton")
     rank = 20 if "rank" in solver_of(solver).takes else None
-    found = solver_of(solver).solve(system, system.ones, Options(1e-12, None, rank)).weights
+    actual = solver_of(solver).solve(system, system.ones, Options(1e-12, None, rank)).weights
     again = x.detach().clone().requires_grad_()
     a = plain(again, again) + 0.1 * torch.eye(20).double()
     expected = torch.linalg.solve(a, torch.ones(1, 20, 1).double())[..., 0]
-    torch.testing.assert_close(found, expected, atol=1e-8, rtol=1e-8)
+    torch.testing.assert_close(actual, expected, atol=1e-8, rtol=1e-8)
     slope = torch.randn(1, 20).double()
-    if found.requires_grad:
+    if actual.requires_grad:
         mine, exact = (
-            torch.autograd.grad((w * slope).sum(), y)[0] for w, y in ((found, x), (expected, again))
+            torch.autograd.grad((w * slope).sum(), y)[0] for w, y in ((actual, x), (expected, again))
         )
         torch.testing.assert_close(mine, exact, atol=1e-7, rtol=1e-7)
 
@@ -98,15 +98,15 @@ def test_solvers(solver):
 def test_arrival_weights():
     torch.manual_seed(0)
     x = (torch.randn(2, 20, 6) / 2).double().requires_grad_()
-    found = arrival_weights(System(x, None, 0.1, "triton"))
+    actual = arrival_weights(System(x, None, 0.1, "triton"))
     again = x.detach().clone().requires_grad_()
     a, each = plain(again, again) + 0.1 * torch.eye(20).double(), []
     for n in range(1, 21):
         each.append(torch.linalg.solve(a[:, :n, :n], torch.ones(2, n, 1).double())[:, -1, 0])
     expected = torch.stack(each, dim=1)
-    torch.testing.assert_close(found, expected, atol=1e-10, rtol=1e-10)
+    torch.testing.assert_close(actual, expected, atol=1e-10, rtol=1e-10)
     slope = torch.randn(2, 20).double()
-    mine, exact = (torch.autograd.grad((w * slope).sum(), y)[0] for w, y in ((found, x), (expected, again)))
+    mine, exact = (torch.autograd.grad((w * slope).sum(), y)[0] for w, y in ((actual, x), (expected, again)))
     torch.testing.assert_close(mine, exact, atol=1e-9, rtol=1e-9)
 
 

@@ -25,8 +25,8 @@ ROUGH = LIMIT[torch.float16]  # which has as many digits as TF32
 
 def check(dtype=torch.float64, *, causal=True, normalise=True, limit=None, rough=False, **shape):
     run = partial(recurrence.recurrence, rough=rough)
-    found = errors(run, example(dtype=dtype, **shape), dtype, causal=causal, normalise=normalise)
-    assert max(found) < (limit or LIMIT[dtype]), [f"{x:.1e}" for x in found]
+    off = errors(run, example(dtype=dtype, **shape), dtype, causal=causal, normalise=normalise)
+    assert max(off) < (limit or LIMIT[dtype]), [f"{x:.1e}" for x in off]
 
 
 @pytest.mark.parametrize("normalise", [True, False])
@@ -58,8 +58,8 @@ def test_borders_of_chunks_of_the_size_that_is_shipped(length, width, monkeypatc
 def check_logarithms(dtype=torch.float64, *, causal=True, limit=None, rough=False, **shape):
     options = {"causal": causal, "normalise": True, "logarithmic": True}
     run = partial(recurrence.recurrence, rough=rough)
-    found = errors(run, logarithmic_example(dtype=dtype, **shape), dtype, logarithms_written_out, **options)
-    assert max(found) < (limit or LIMIT[dtype]), [f"{x:.1e}" for x in found]
+    off = errors(run, logarithmic_example(dtype=dtype, **shape), dtype, logarithms_written_out, **options)
+    assert max(off) < (limit or LIMIT[dtype]), [f"{x:.1e}" for x in off]
 
 
 @pytest.mark.parametrize("size", [1.0, 500.0])
@@ -159,8 +159,8 @@ def test_mechanisms(name, call):
     mask = torch.arange(keys).view(1, 1, 1, -1) != 3 if padding else None
     offset = {True: 0, False: None, "lower_right": keys - length}[alignment]
     expected = attend(name, layer, q, *(x.expand(-1, 2, -1, -1) for x in (k, v)), visible=mask, offset=offset)
-    found = layer(q, k, v, mask, is_causal=alignment, enable_gqa=True, engine="triton")
-    near(found, expected, 1e-12, v)
+    actual = layer(q, k, v, mask, is_causal=alignment, enable_gqa=True, engine="triton")
+    near(actual, expected, 1e-12, v)
 
 
 @pytest.mark.parametrize("name", ["linear-identity", "linear-exp", "performer(12)", "cosformer", "retention"])
@@ -169,8 +169,8 @@ def test_pieces_after_a_cache(name):
     q, k, v = draw(layer, 21, dtype=torch.float64, batch=1)
     cache = layer.new_cache(1)
     parts = zip(*(x.split([1, 18, 2], dim=2) for x in (q, k, v)), strict=True)
-    found = torch.cat([layer(*part, cache=cache, engine="triton") for part in parts], dim=2)
-    near(found, attend(name, layer, q, k, v, offset=0), 1e-12, v)
+    actual = torch.cat([layer(*part, cache=cache, engine="triton") for part in parts], dim=2)
+    near(actual, attend(name, layer, q, k, v, offset=0), 1e-12, v)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
@@ -195,12 +195,12 @@ def test_nan_and_inf():
     layer = make("linear-elu1", dtype=torch.float64)
     q, k, v = draw(layer, 20, dtype=torch.float64, batch=1)
     q[0, 0, 3, 1], k[0, 1, 9, 0], v[0, 0, 12, 2] = torch.nan, torch.inf, -torch.inf
-    found, exact = (layer(q, k, v, is_causal=True, engine=engine) for engine in ("triton", "dense"))
-    torch.testing.assert_close(found, exact, equal_nan=True)
+    actual, exact = (layer(q, k, v, is_causal=True, engine=engine) for engine in ("triton", "dense"))
+    torch.testing.assert_close(actual, exact, equal_nan=True)
 
 
 def test_the_kernels_really_run():
-    """What the test suite found equal did not come from torch operations."""
+    """The results compared above came from kernels, not from torch operations."""
     q = torch.rand(1, 2, 20, 8, requires_grad=True)
     assert recurrence.kernels_failure("cpu", None, torch.float32) is None  # runs them too, the first time
     with started() as seen:
@@ -240,5 +240,5 @@ def test_compiled_by_torch(name):
     def attend(q, k, v):
         return 2 * layer(q, k, v, is_causal=True, engine="triton")
 
-    found = torch.compile(attend, backend="aot_eager", fullgraph=True)(q, k, v)
-    torch.testing.assert_close(found, attend(q, k, v))
+    actual = torch.compile(attend, backend="aot_eager", fullgraph=True)(q, k, v)
+    torch.testing.assert_close(actual, attend(q, k, v))

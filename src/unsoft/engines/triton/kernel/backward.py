@@ -8,23 +8,7 @@ gradients of key fields.
 import triton
 import triton.language as tl
 
-from unsoft.engines.triton.kernel.functions import is_finite
-from unsoft.engines.triton.kernel.tiles import (
-    add_product,
-    at_head,
-    cleaned,
-    full_precision,
-    inside,
-    load_rows,
-    load_values,
-    must_run,
-    only,
-    seen_entries,
-    seen_keys,
-    store_rows,
-    survives,
-)
-from unsoft.engines.triton.structures import Rows
+from unsoft.engines.triton.kernel.tiles import inside
 
 
 @triton.jit
@@ -83,18 +67,15 @@ def add_query_gradients(
     sums, begin, end, tile, k, v, outputs, head, FIXED: tl.constexpr, N: tl.constexpr, CHECK: tl.constexpr
 ):
     """Add keys begin .. end to the gradients of the queries [M, BD], the parameters [1, slots] and the fields
-    [M, slots]. ``tile``: queries, gradients of the output, rows."""
+    [M, slots]. ``tile``: queries, gradients of the output, rows; where to store the gradient of the bias."""
     dq, dp, df = sums
-    queries, grads, rows = tile
+    queries, grads, rows, dbias = tile
     local, limit, p = tl.arange(0, N), head.shape.keys, head.parameters
     down = local[:, None]
-    dbias = at_head(outputs.dbias, head.number // head.shape.heads, head.number % head.shape.heads)
     columns_d, columns_v = tl.arange(0, FIXED.padded)[None, :], tl.arange(0, FIXED.value_padded)[None, :]
     for j0 in tl.range(begin, end, N):
-        key_tile = load_rows(k, j0, down, limit, columns_d, FIXED.width, FIXED.padded, CHECK)
-        key_tile = cleaned(key_tile, FIXED.exact)
-        values = load_rows(v, j0, down, limit, columns_v, FIXED.value_width, FIXED.value_padded, CHECK)
-        values = cleaned(values, FIXED.exact)
+        key_tile = cleaned(load_features(k, j0, down, limit, columns_d, FIXED, CHECK), FIXED.exact)
+        values = cleaned(load_outputs(v, j0, down, limit, columns_v, FIXED, CHECK), FIXED.exact)
         s = tl.dot(queries, tl.trans(key_tile), input_precision=FIXED.precision, out_dtype=dq.dtype)
         d_weight = tl.dot(grads, tl.trans(values), input_precision=FIXED.precision, out_dtype=dq.dtype)
         keys = keys_at(head, j0, local[None, :], FIXED, CHECK)
@@ -137,13 +118,11 @@ def query_gradients_kernel(
         local, columns_d = tl.arange(0, M)[:, None], tl.arange(0, FIXED.padded)[None, :]
         columns_v = tl.arange(0, FIXED.value_padded)[None, :]
         rows = rows_with_gradients(head, gradients, i0, local, FIXED, True)
-        raw = load_rows(
-            at_head(inputs.q, batch, h), i0, local, shape.queries, columns_d, FIXED.width, FIXED.padded, True
-        )
+        raw = load_features(at_head(inputs.q, batch, h), i0, local, shape.queries, columns_d, FIXED, True)
         g, queries = at_head(grad, batch, h), cleaned(raw, FIXED.exact)
-        grads = load_rows(g, i0, local, shape.queries, columns_v, FIXED.value_width, FIXED.value_padded, True)
+        grads = load_outputs(g, i0, local, shape.queries, columns_v, FIXED, True)
         k, v = at_head(inputs.k, batch, h // FIXED.group), at_head(inputs.v, batch, h // FIXED.group)
-        tile = (queries, grads, rows)
+        tile = (queries, grads, rows, at_head(outputs.dbias, batch, h))
         sums = (
             tl.zeros((M, FIXED.padded), REAL),
             tl.zeros((1, PARAMETER_SLOTS), REAL),
@@ -198,11 +177,8 @@ def add_key_gradients(
         if CHECK:
             i0 = tl.where(block >= skip_from, block + skip, block) * M
         rows = rows_with_gradients(head, gradients, i0, local[None, :], FIXED, CHECK)
-        queries = load_rows(q, i0, local[:, None], limit, columns_d, FIXED.width, FIXED.padded, CHECK)
-        queries = cleaned(queries, FIXED.exact)
-        grads = load_rows(
-            grad, i0, local[:, None], limit, columns_v, FIXED.value_width, FIXED.value_padded, CHECK
-        )
+        queries = cleaned(load_features(q, i0, local[:, None], limit, columns_d, FIXED, CHECK), FIXED.exact)
+        grads = load_outputs(grad, i0, local[:, None], limit, columns_v, FIXED, CHECK)
         s = tl.dot(key_tile, tl.trans(queries), input_precision=FIXED.precision, out_dtype=dk.dtype)
         d_weight = tl.dot(value_tile, tl.trans(grads), input_precision=FIXED.precision, out_dtype=dk.dtype)
         seen = seen_entries(head, rows, keys, FIXED.causal, CHECK)
@@ -231,11 +207,10 @@ def key_gradients_kernel(
         j0, batch, hk = tl.program_id(0) * N, tl.program_id(1) // kv_heads, tl.program_id(1) % kv_heads
         keys, columns_d = tl.arange(0, N)[:, None], tl.arange(0, FIXED.padded)[None, :]
         columns_v = tl.arange(0, FIXED.value_padded)[None, :]
-        k, v = at_head(inputs.k, batch, hk), at_head(inputs.v, batch, hk)
-        raw_keys = load_rows(k, j0, keys, shape.keys, columns_d, FIXED.width, FIXED.padded, True)
-        raw_values = load_rows(
-            v, j0, keys, shape.keys, columns_v, FIXED.value_width, FIXED.value_padded, True
-        )
+        k = at_head(inputs.k, batch, hk)
+        raw_keys = load_features(k, j0, keys, shape.keys, columns_d, FIXED, True)
+        v = at_head(inputs.v, batch, hk)
+        raw_values = load_outputs(v, j0, keys, shape.keys, columns_v, FIXED, True)
         tile = (cleaned(raw_keys, FIXED.exact), cleaned(raw_values, FIXED.exact), j0)
         d_keys, d_values = tl.zeros((N, FIXED.padded), REAL), tl.zeros((N, FIXED.value_padded), REAL)
         # Blocks of rows: first .. middle cross the diagonal, middle .. last see every key of the tile,

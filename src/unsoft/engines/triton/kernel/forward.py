@@ -49,6 +49,18 @@ def head_of(context, number, DOUBLE: tl.constexpr):
 
 
 @triton.jit
+def load_features(x, start, local, limit, columns, FIXED: tl.constexpr, CHECK: tl.constexpr):
+    """Load queries or keys start + local."""
+    return load_rows(x, start, local, limit, columns, FIXED.width, FIXED.padded, CHECK)
+
+
+@triton.jit
+def load_outputs(x, start, local, limit, columns, FIXED: tl.constexpr, CHECK: tl.constexpr):
+    """Load values, or gradients of the output, start + local."""
+    return load_rows(x, start, local, limit, columns, FIXED.value_width, FIXED.value_padded, CHECK)
+
+
+@triton.jit
 def rows_at(head, start, local, FIXED: tl.constexpr, CHECK: tl.constexpr):
     """Return rows start + local of a head, without what only backward kernels need."""
     extras, limit, fields = head.extras, head.shape.queries, (0.0,)
@@ -118,11 +130,10 @@ def add_keys(
     columns_d, columns_v = tl.arange(0, FIXED.padded)[:, None], tl.arange(0, FIXED.value_padded)[None, :]
     for j0 in tl.range(begin, end, N):
         keys = keys_at(head, j0, local[None, :], FIXED, CHECK)
-        raw_keys = load_rows(k, j0, keys.local, limit, columns_d, FIXED.width, FIXED.padded, CHECK)
+        raw_keys = load_features(k, j0, keys.local, limit, columns_d, FIXED, CHECK)
         key_tile = cleaned(raw_keys, FIXED.exact)
-        s = tl.dot(
-            cleaned(queries, FIXED.exact), key_tile, input_precision=FIXED.precision, out_dtype=acc.dtype
-        )
+        query_tile = cleaned(queries, FIXED.exact)
+        s = tl.dot(query_tile, key_tile, input_precision=FIXED.precision, out_dtype=acc.dtype)
         raw_bias = load_bias(head, rows, keys, CHECK)
         s, b = biased(s * head.scale, raw_bias, FIXED.exact)
         seen = seen_entries(head, rows, keys, FIXED.causal, CHECK)
@@ -141,9 +152,7 @@ def add_keys(
             z += tl.sum(only(seen, mass, 0.0), 1)[:, None]
         if head.extras.seed is not None:
             weight = tl.where(survives(head, rows, keys), weight, 0.0)
-        raw_values = load_rows(
-            v, j0, local[:, None], limit, columns_v, FIXED.value_width, FIXED.value_padded, CHECK
-        )
+        raw_values = load_outputs(v, j0, local[:, None], limit, columns_v, FIXED, CHECK)
         values = cleaned(raw_values, FIXED.exact)
         acc = add_product(acc, weight, values, GROWS, FIXED.precision)
         if FIXED.exact:
@@ -211,9 +220,7 @@ def forward_kernel(
         local, columns_d = tl.arange(0, M)[:, None], tl.arange(0, FIXED.padded)[None, :]
         columns_v = tl.arange(0, FIXED.value_padded)[None, :]
         rows = rows_at(head, i0, local, FIXED, True)
-        queries = load_rows(
-            at_head(inputs.q, batch, h), i0, local, shape.queries, columns_d, FIXED.width, FIXED.padded, True
-        )
+        queries = load_features(at_head(inputs.q, batch, h), i0, local, shape.queries, columns_d, FIXED, True)
         sums, (whole, end) = no_sums(M, FIXED), seen_keys(i0, shape, FIXED.causal, M, N)
         k, v = at_head(inputs.k, batch, h // FIXED.group), at_head(inputs.v, batch, h // FIXED.group)
         if FIXED.exact:
@@ -233,9 +240,7 @@ def forward_kernel(
             tl.store(results.totals + at, z, mask=exists)
         else:
             g = at_head(grad, batch, h)
-            grads = load_rows(
-                g, i0, local, shape.queries, columns_v, FIXED.value_width, FIXED.value_padded, True
-            )
+            grads = load_outputs(g, i0, local, shape.queries, columns_v, FIXED, True)
             tl.store(deltas + at, tl.sum(grads.to(result.dtype) * result, 1)[:, None], mask=exists)
 
 
@@ -256,9 +261,9 @@ def decode_kernel(inputs, parts, context, chunk, FIXED: tl.constexpr, M: tl.cons
     head = head_of(context, batch * shape.heads + h, FIXED.double)
     rows = rows_at(head, 0, local, FIXED, True)
     columns_d, columns_v = tl.arange(0, FIXED.padded)[None, :], tl.arange(0, FIXED.value_padded)[None, :]
-    q, k, v = at_head(inputs.q, batch, h), at_head(inputs.k, batch, hk), at_head(inputs.v, batch, hk)
-    queries = load_rows(q, 0, local, shape.queries, columns_d, FIXED.width, FIXED.padded, True)
+    queries = load_features(at_head(inputs.q, batch, h), 0, local, shape.queries, columns_d, FIXED, True)
     begin, end = split * chunk, tl.minimum((split + 1) * chunk, shape.keys)
+    k, v = at_head(inputs.k, batch, hk), at_head(inputs.v, batch, hk)
     sums = add_keys(no_sums(M, FIXED), begin, end, queries, rows, k, v, head, FIXED, N, True)
     acc, top, z, bad_rows, bad_sums = sums
     acc = tl.where((bad_rows > 0) | (bad_sums > 0), float("nan"), acc)

@@ -50,7 +50,13 @@ def at_system(pointer, system, size):
 
 
 @triton.jit
-def product_kernel(
+def coordinates_at(x, i, c, shape):
+    """Return pointers to coordinates ``c`` of points ``i``."""
+    return x + i[:, None] * shape.width + c[None, :]
+
+
+@triton.jit
+def gaussian_product_kernel(
     x, y, present, matrix, vector, result, shape, FIXED: tl.constexpr, M: tl.constexpr, N: tl.constexpr
 ):
     """Write some rows and one part of the columns of Z to ``matrix`` (unless it is None or already holds
@@ -79,7 +85,7 @@ def product_kernel(
 
 
 @triton.jit
-def gradient_kernel(
+def gaussian_gradient_kernel(
     x,
     points,
     present,
@@ -106,9 +112,8 @@ def gradient_kernel(
     u, v = at_system(u, system, rank * shape.rows), at_system(v, system, rank * shape.rows)
     result = at_system(result, system, shape.width * shape.rows)
     i = block * M + tl.arange(0, M)
-    at = i[:, None] * shape.width + c[None, :]
     inside = (i < shape.rows)[:, None] & (c < shape.width)[None, :]
-    own = tl.load(points + at, mask=inside, other=0.0)
+    own = tl.load(coordinates_at(points, i, c, shape), mask=inside, other=0.0)
     pulled, total = tl.zeros((M, FIXED.coordinates), REAL), tl.zeros((M, 1), REAL)
     for start in tl.range(0, shape.columns, N):
         j = start + tl.arange(0, N)
@@ -122,10 +127,10 @@ def gradient_kernel(
         w = tile_at(x, x, present, matrix, i, j, shape, FIXED) * slope
         w = tl.where(i[:, None] == j[None, :], 0.0, w)  # a point has no distance from itself
         in_columns = (j < shape.columns)[:, None] & (c < shape.width)[None, :]
-        others = tl.load(points + j[:, None] * shape.width + c[None, :], mask=in_columns, other=0.0)
+        others = tl.load(coordinates_at(points, j, c, shape), mask=in_columns, other=0.0)
         pulled = tl.dot(w, others, pulled, input_precision=FIXED.precision, out_dtype=REAL)
         total += tl.sum(w, 1)[:, None]
-    tl.store(result + at, 2 * (pulled - total * own), mask=inside)
+    tl.store(coordinates_at(result, i, c, shape), 2 * (pulled - total * own), mask=inside)
 
 
 @triton.jit

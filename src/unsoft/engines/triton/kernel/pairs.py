@@ -34,7 +34,7 @@ def terms(q, k, tops, t0, f, tokens, FIXED: tl.constexpr, M: tl.constexpr):
 
 
 @triton.jit
-def pair_kernel(q, k, tops, weights, shape, FIXED: tl.constexpr, M: tl.constexpr, N: tl.constexpr):
+def pairs_kernel(q, k, tops, weights, shape, FIXED: tl.constexpr, M: tl.constexpr, N: tl.constexpr):
     """Write the weights (B, H, tokens, M), by row and by index of the key in the chunk."""
     batch, h = tl.program_id(1) // shape.heads, tl.program_id(1) % shape.heads
     t0 = tl.program_id(0) * M
@@ -51,7 +51,9 @@ def pair_kernel(q, k, tops, weights, shape, FIXED: tl.constexpr, M: tl.constexpr
 
 
 @triton.jit
-def pair_gradient_kernel(q, k, tops, grad, out, shape, FIXED: tl.constexpr, M: tl.constexpr, N: tl.constexpr):
+def pair_gradients_kernel(
+    q, k, tops, grad, out, shape, FIXED: tl.constexpr, M: tl.constexpr, N: tl.constexpr
+):
     """Write the gradient of queries, or of keys if ``FIXED.of_keys``, from that of the weights."""
     AXIS: tl.constexpr = 0 if FIXED.of_keys else 1
     members: tl.constexpr = FIXED.group if FIXED.of_keys else 1
@@ -63,11 +65,12 @@ def pair_gradient_kernel(q, k, tops, grad, out, shape, FIXED: tl.constexpr, M: t
         result = tl.zeros((M, N), tl.float64 if FIXED.double else tl.float32)
         for member in range(members):
             h = own * members + member
-            i, j, grad_h = local[:, None, None], local[None, :, None], at_head(grad, batch, h)
+            grad_h, i, j = at_head(grad, batch, h), local[:, None, None], local[None, :, None]
             slopes = entries(grad_h, t0, i, j, shape.tokens, M, 0.0)
             q_h, k_h, top = at_head(q, batch, h), at_head(k, batch, h // FIXED.group), at_head(tops, batch, h)
             e = terms(q_h, k_h, top, t0, f[None, None, :], shape.tokens, FIXED, M)
             result += tl.sum(slopes * e, AXIS)
-        at = (tl.cast(t0, tl.int64) + local[:, None]) * out.strides[2] + f[None, :] * out.strides[3]
+        at = out.pointer + (tl.cast(t0, tl.int64) + local[:, None]) * out.strides[2]
+        at = at + f[None, :] * out.strides[3]
         inside = (local[:, None] < shape.tokens - t0) & (f[None, :] < FIXED.feature_width)
-        tl.store(out.pointer + at, result, mask=inside)
+        tl.store(at, result, mask=inside)

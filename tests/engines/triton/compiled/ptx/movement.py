@@ -79,8 +79,8 @@ def shfl(program, kinds, args, active):
         "up": np.maximum(lane - other, 0),
         "down": np.minimum(lane + other, 31),
     }[kinds[1]]
-    found = np.take_along_axis(x, source & 31, 1).reshape(-1)
-    program.put(args[0].split("|")[0], found, active)
+    values = np.take_along_axis(x, source & 31, 1).reshape(-1)
+    program.put(args[0].split("|")[0], values, active)
 
 
 @handles("redux")
@@ -88,8 +88,8 @@ def redux(program, kinds, args, active):
     """One number of all threads of a warp."""
     reduce = {"max": np.max, "min": np.min, "add": np.sum, "or": np.bitwise_or.reduce}[kinds[1]]
     x = program.value(args[1], kinds[2]).reshape(-1, 32)
-    found = np.asarray(reduce(x, axis=1)).astype(x.dtype)
-    program.put(args[0], np.repeat(found, 32), active)
+    values = np.asarray(reduce(x, axis=1)).astype(x.dtype)
+    program.put(args[0], np.repeat(values, 32), active)
 
 
 @handles("ldmatrix")

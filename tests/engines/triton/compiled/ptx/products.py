@@ -24,8 +24,8 @@ def mma(program, kinds, args, active):
     product = x.astype(np.float64) @ y.astype(np.float64)
     for k, target in enumerate(d):
         old = program.value(c[k], "f32").reshape(-1, 32)
-        found = product[:, _G + 8 * (k // 2), 2 * _T + k % 2] + old
-        program.put(target, found.astype(np.float32).reshape(-1), active)
+        entries = product[:, _G + 8 * (k // 2), 2 * _T + k % 2] + old
+        program.put(target, entries.astype(np.float32).reshape(-1), active)
 
 
 def _tf32_operands(left, right, warps, depth, kind):
@@ -82,9 +82,9 @@ def _group_product(program, kinds, args, active):
     keep = np.full(program.threads, bool(scale)) if isinstance(scale, int) else program.registers[scale]
     program.products[-1][1].update(d)
     for k, target in enumerate(d):
-        found = product[:, 16 * warp + g + 8 * (k % 4 // 2), 8 * (k // 4) + 2 * t + k % 2].reshape(-1)
+        entries = product[:, 16 * warp + g + 8 * (k % 4 // 2), 8 * (k // 4) + 2 * t + k % 2].reshape(-1)
         old = program.registers[target].view(np.float32) if keep.any() else 0.0
-        program.put(target, (found + np.where(keep, old, 0.0)).astype(np.float32), active)
+        program.put(target, (entries + np.where(keep, old, 0.0)).astype(np.float32), active)
 
 
 def _from_shared(program, descriptor, rows, transposed, kind):
@@ -96,7 +96,7 @@ def _from_shared(program, descriptor, rows, transposed, kind):
         raise PtxError("matrix descriptor without swizzle, or with a base offset")
     width, mask = {1: (128, 7), 2: (64, 3), 3: (32, 1)}[mode]
     r, k = np.arange(rows)[:, None], np.arange(16)[None, :]
-    found = np.zeros((len(word), rows, 16), np.float32)
+    matrix = np.zeros((len(word), rows, 16), np.float32)
     for n in range(len(word)):
         if transposed:
             offset = (r * 2) % width + k % 8 * width + (r * 2) // width * leading[n] + k // 8 * stride[n]
@@ -106,5 +106,5 @@ def _from_shared(program, descriptor, rows, transposed, kind):
         at = (linear ^ ((linear >> 3) & (mask << 4)))[..., None] + np.arange(2)
         raw = program.shared.load_for_product(at, n)
         program.products[-1][0].append(at)
-        found[n] = from_half(np.ascontiguousarray(raw).view(np.uint16)[..., 0].astype(np.uint32), kind)
-    return found
+        matrix[n] = from_half(np.ascontiguousarray(raw).view(np.uint16)[..., 0].astype(np.uint32), kind)
+    return matrix

@@ -25,34 +25,34 @@ class Text:
 
 
 def read(text: str) -> Text:
-    """The only entry of a PTX file."""
+    """Return the only entry of a PTX file."""
     head, body = re.search(r"\.entry\s+\w+\((.*?)\)(.*)", text, re.S).groups()
     params = re.findall(r"\.param \.[a-z](\d+)[^,\n]*?(\w+_param_\d+)", head)
-    found = Text([(name, int(bits)) for bits, name in params])
+    entry = Text([(name, int(bits)) for bits, name in params])
     for line in body.splitlines():
         line = re.sub(r"//.*", "", line).strip()
         if label := re.fullmatch(r"(\$?\w+):", line):
-            found.labels[label[1]] = len(found.code)
+            entry.labels[label[1]] = len(entry.code)
         elif not line.startswith("."):
             parts = re.fullmatch(r"(?:@(!?%p\d+)\s+)?([a-z][\w.:]*)\s*(.*?)\s*;", line)
             if parts:
                 name, *kinds = parts[2].split(".")
-                found.code.append(Instruction(parts[1], name, kinds, _operands(parts[3])))
-    return found
+                entry.code.append(Instruction(parts[1], name, kinds, _operands(parts[3])))
+    return entry
 
 
 def _operands(text: str) -> list[Any]:
-    found: list[Any] = []
+    operands: list[Any] = []
     for part in re.findall(r"\{[^}]*\}|\[[^\]]*\]|[^,\s][^,]*", text):
         part = part.strip()
         if part[0] == "{":
-            found.append([_operand(x) for x in part[1:-1].split(",")])
+            operands.append([_operand(x) for x in part[1:-1].split(",")])
         elif part[0] == "[":
             base, _, offset = part[1:-1].replace(" ", "").partition("+")
-            found.append((base, int(offset or 0)))
+            operands.append((base, int(offset or 0)))
         else:
-            found.append(_operand(part))
-    return found
+            operands.append(_operand(part))
+    return operands
 
 
 def _operand(text: str) -> Any:
