@@ -11,8 +11,9 @@ joined, as in the paper (half as many heads, values twice as wide); so shapes ar
 Under grouped-query attention query pair p reads key pair p // group, which the authors' plain file gets
 wrong.
 
-Can: cancel what both maps agree on (noise, sinks). Rows sum to 1 - l before the norm; the norm then fixes the
-scale. Cannot: guarantee that l stays positive, as published: then the maps add.
+Strengths: it cancels what both maps agree on (noise, sinks). Rows sum to 1 - l before the norm; the norm then
+fixes the scale.
+Limitations: nothing keeps l positive, as published; if it is negative, the maps add.
 
 The weights returned are A times the scale of its row, so weights times values are the output up to the
 learned gain of the norm (1 at the start).

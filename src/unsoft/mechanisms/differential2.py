@@ -13,8 +13,9 @@ query of the pair stands in.
 Ours, and not the authors': l has a constant per head besides W x, and W begins at 0, so that every token
 begins with sigmoid(0) = 1/2 of the second map (the authors have no constant and a random W).
 
-Can: cancel what both maps agree on, by an amount that each token chooses. Rows sum to 1 - sigmoid(l), in (0,
-1). Cannot: amplify: no norm follows, and weights lie in (-1, 1).
+Strengths: it cancels what both maps agree on, by an amount that each token chooses. Rows sum to 1 -
+sigmoid(l), in (0, 1).
+Limitations: it cannot amplify; no norm follows, and weights lie in (-1, 1).
 
 >>> import torch
 >>> from unsoft.modules.spec import LayerSpec

@@ -4,9 +4,10 @@
 
 Paper: Qiu et al., Gated Attention for Large Language Models, arXiv 2505.06708.
 
-Can: switch a head off for a token, which removes the attention sink and lets plain softmax attend to nothing.
-Cannot: subtract one key from another. x is the hidden state if ``hidden=`` brings it, otherwise the query. At
-the start W = 0 and c = 4, so the gate is 0.98: almost open.
+Strengths: it switches a head off for a token, which removes the attention sink and lets plain softmax attend
+to nothing.
+Limitations: it cannot subtract one key from another. x is the hidden state if ``hidden=`` is passed,
+otherwise the query. Initially W = 0 and c = 4, so the gate is 0.98: almost open.
 
 The weights returned include the gate of the head. With ``elementwise=True`` (a gate for every channel) no
 matrix of weights can, and weights times values are the output before the gate.

@@ -5,10 +5,11 @@
 Paper: Heo and Choi, Generalized Probabilistic Attention Mechanism in Transformers,
 arXiv 2410.15578 (rejected from ICLR 2025).
 
-Can: subtract, with guarantees: the row sum is exactly 1 + l+ - l-, every weight lies in [-l-, 1 + l+]. As an
-affine instead of a convex combination it lets tokens drift apart where softmax pulls them together. Cannot:
-be free of its parameters: with a random W- the second map is nearly uniform, and what is subtracted is the
-mean value. It costs two attention maps.
+Strengths: it subtracts, with guarantees: the row sum is exactly 1 + l+ - l-, and every weight lies in [-l-, 1
++ l+]. As an affine instead of a convex combination it lets tokens drift apart where softmax pulls them
+together.
+Limitations: it depends on its parameters. With a random W- the second map is nearly uniform, and what is
+subtracted is the mean value. It costs two attention maps.
 
 Written down, the method is (survey of negative attention 2025)
 

@@ -4,8 +4,9 @@
 
 Paper: Sun et al., Retentive Network, arXiv 2307.08621 (d_h = 1 - 2^(-5-h)).
 
-Can: focus without limit: the sparsity measure S goes to 0 with the length; constant cost per token. Cannot:
-look far: what is attended to depends on distance. It looks back only.
+Strengths: focus without limit (the sparsity measure S goes to 0 with the length) at a constant cost per
+token.
+Limitations: it cannot look far: what is attended to depends on distance. It looks back only.
 
 d is one number per head in (0, 1), fixed as published, or ``learnable``.
 

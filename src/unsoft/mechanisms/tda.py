@@ -10,11 +10,11 @@ Modeling, arXiv 2601.12145 (ACL 2026); the authors' code is snap-research/TDA.
 The threshold is what the largest of n cosines of random vectors of width D reaches, so a key that has nothing
 to do with the query gets the weight 0, however many there are.
 
-Can: be exactly 0 for almost all keys, attend to nothing, and subtract. Cannot: feel the length of queries and
-keys, or the scale of the logits; normalise its rows: the output fades where few keys pass. A float mask is
-added to the cosine. Heads come in pairs, as in ``differential``. beta and l are learned, one for each pair;
-l starts at 0.5 and is clamped to [0, 1]; beta starts at 1, and lower for heads narrower than 32, where no
-cosine would pass.
+Strengths: it is exactly 0 for almost all keys, can attend to nothing, and subtracts.
+Limitations: it ignores the length of queries and keys and the scale of the logits, and its rows are not
+normalised: the output fades where few keys pass. A float mask is added to the cosine. Heads come in pairs, as
+in ``differential``. beta and l are learned, one for each pair; l starts at 0.5 and is clamped to [0, 1]; beta
+starts at 1, and lower for heads narrower than 32, where no cosine would pass.
 
 >>> import torch
 >>> from unsoft.modules.spec import LayerSpec

@@ -5,11 +5,12 @@
 Paper: Zhou et al., Value Residual Learning, arXiv 2410.17897 (ResFormer, ACL 2025). Both start at 1/2; in a
 trained model (``init="open"``) at 0 and 1, where nothing changes.
 
-Can: bring what the first layer said of a token to every depth, around any mechanism:
-``value-residual+cog``. The first layer itself is as it was. Cannot: work in a layer that stands alone:
-``unsoft.hf.swap`` and the models of ``unsoft train`` hand the first layer's values on; elsewhere pass
-``first_value=``. It needs values of one shape in all layers, and does not go with gradient checkpointing.
-The weights are those of the mechanism inside, and belong to the mixture.
+Strengths: it passes the first layer's values of a token to every depth, around any mechanism:
+``value-residual+cog``. The first layer itself is unchanged.
+Limitations: it does not work in a single layer. ``unsoft.hf.swap`` and the models of ``unsoft train`` pass
+the first layer's values on; elsewhere pass ``first_value=``. It needs values of one shape in all layers, and
+does not support gradient checkpointing. The weights are those of the mechanism inside, and belong to the
+mixture.
 
 >>> import torch, unsoft
 >>> layer = unsoft.mechanism("value-residual+softmax", heads=1, head_dim=4, layer=3)

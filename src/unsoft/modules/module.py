@@ -1,4 +1,4 @@
-"""Attention as a module: what every mechanism is once it belongs to a layer of a network.
+"""Base class of mechanisms as modules, and the inputs of one call.
 
 A mechanism that is a formula needs no module: ``unsoft.attention`` runs it. Mechanisms with weights of their
 own, with a state, or around another mechanism are subclasses of :class:`Mechanism`; a formula becomes one too
@@ -98,11 +98,11 @@ class Derived:
 
 
 class Mechanism(nn.Module):
-    """Base class. A subclass says how it attends (:meth:`attend`) and, if it keeps more than keys and values,
-    its cache.
+    """Base class of mechanisms.
 
-    The rest is what others ask of a mechanism without knowing which it is;
-    a subclass changes what is different for it.
+    A subclass defines :meth:`attend`, and its cache if it keeps more than keys and values. The other methods
+    and attributes describe a mechanism to code that does not know its class; a subclass overrides those that
+    differ.
     """
 
     formula_names: ClassVar[tuple[str, ...]] = ()
@@ -110,12 +110,12 @@ class Mechanism(nn.Module):
     key_head_multiple: ClassVar[int] = 1
     """The number of key heads must be a multiple of this."""
     needs_first_value: bool = False
-    """Does it want the values of the network's first layer (``first_value=``)?"""
+    """True if it needs the values of the network's first layer (``first_value=``)."""
     sees_itself: bool = True
-    """Does a causal row see the key of its own token?"""
+    """True if a causal row sees the key of its own token."""
     needs_all_keys: ClassVar[bool] = False
-    """Does it look at all keys at once, so that a cache that shows some of them,
-    or a mask that hides some from some rows, will not do?"""
+    """True if it uses all keys at once, so that neither a cache that drops some of them nor a mask that hides
+    some from some rows is supported."""
 
     def __init__(self, layer_spec: LayerSpec) -> None:
         super().__init__()

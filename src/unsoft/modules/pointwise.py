@@ -27,7 +27,7 @@ from unsoft.modules.spec import Family, LayerSpec
 
 
 class Tokens(NamedTuple):
-    """What the fields of new tokens are computed from."""
+    """New tokens, from which a :class:`FieldSource` computes their fields."""
 
     query: Tensor
     """(..., heads, L, D)"""
@@ -81,9 +81,9 @@ class FieldSource(nn.Module):
     """
 
     causal_only: ClassVar[bool] = False
-    """Do its fields mean something only where queries look back?"""
+    """True if its fields are defined only where queries look back."""
     uses_hidden: ClassVar[bool] = False
-    """Does it want the hidden state? It gets one if ``layer_spec.hidden_dim`` says how wide that is."""
+    """True if it uses the hidden state, which it gets if ``layer_spec.hidden_dim`` is set."""
 
     def __init__(self, layer_spec: LayerSpec) -> None:
         super().__init__()
@@ -126,8 +126,8 @@ def field_family(
     keys."""
     summary = formula.summary or str(formula.weight)
     build = FromFields(formula, fields_from)
-    found = Family(name, build, summary, formula.properties, formula, formula.paper, takes=fields_from)
-    builtin(name, found, definition=definition)
+    family = Family(name, build, summary, formula.properties, formula, formula.paper, takes=fields_from)
+    builtin(name, family, definition=definition)
 
 
 class FieldCache(KeyValueCache):
