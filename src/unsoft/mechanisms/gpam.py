@@ -52,7 +52,7 @@ from unsoft.formula import Formula
 from unsoft.formula.analysis import Properties
 from unsoft.modules.cache import Cache, KeyValueCache
 from unsoft.modules.definition import Pointwise, WrittenCall, logits_of, visible_part
-from unsoft.modules.module import Derived, Inputs, Mechanism
+from unsoft.modules.module import Derived, Inputs, Mechanism, Result
 from unsoft.modules.registry import family, resolve_formula
 from unsoft.modules.spec import LayerSpec
 
@@ -64,6 +64,7 @@ class Gpam(Mechanism):
     """
 
     formula_names = ("base",)
+    prepares_steps = True
 
     def __init__(
         self,
@@ -128,10 +129,6 @@ class Gpam(Mechanism):
         negative_map = self.negative_map.to(query.dtype)
         return (query @ negative_map).relu() if self.literal else query.relu() @ negative_map
 
-    @property
-    def prepares_steps(self) -> bool:
-        return True
-
     def prepared_step(self, inputs: Inputs, cache: Cache) -> Tensor | None:
         query, key, options = inputs.query, inputs.key, inputs.options
         # The compiled code before and after the step has no gradient, and the parameters may want one.
@@ -147,7 +144,7 @@ class Gpam(Mechanism):
         maps = cache.step_by(self.base, both, key, inputs.value, options["scale"], enable_gqa=True)
         return None if maps is None else pair_difference(maps, *self._factors(query.dtype))
 
-    def attend(self, inputs: Inputs) -> Tensor | tuple[Tensor, Tensor]:
+    def attend(self, inputs: Inputs) -> Result:
         factors = self._factors(inputs.query.dtype)
         return paired_attention(inputs, self.second_query(inputs.query), self.base, *factors)
 
@@ -164,9 +161,7 @@ class Gpam(Mechanism):
         return factors
 
 
-def paired_attention(
-    inputs: Inputs, second: Tensor, formula: Formula, a: Tensor, b: Tensor
-) -> Tensor | tuple[Tensor, Tensor]:
+def paired_attention(inputs: Inputs, second: Tensor, formula: Formula, a: Tensor, b: Tensor) -> Result:
     """Return a A(query, k) v - b A(second, k) v, and the weights if asked for; a and b have one number for
     each head.
 

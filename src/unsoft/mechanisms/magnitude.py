@@ -56,9 +56,9 @@ from unsoft.magnitude.solver import Options, solver_names
 from unsoft.magnitude.solver import solver as solver_of
 from unsoft.magnitude.streaming import CENTRES, CHUNK, ExactArrival, StreamedArrival, streamed_weights
 from unsoft.modules.cache import Cache, KeyValueCache
-from unsoft.modules.key_gates import KeyGate, MassGate, Result, attend_by_rows, gated_values
+from unsoft.modules.key_gates import KeyGate, MassGate, attend_by_rows, gated_values
 from unsoft.modules.magnitude_cache import MagnitudeCache, by_key_head, key_points
-from unsoft.modules.module import Inputs, Mechanism
+from unsoft.modules.module import Inputs, Mechanism, Result
 from unsoft.modules.pointwise import Pointwise
 from unsoft.modules.registry import family, module_modifier, resolve_formula
 from unsoft.tracing import transform_name

@@ -44,7 +44,7 @@ from unsoft.formula.analysis import Properties
 from unsoft.modules.cache import Cache
 from unsoft.modules.definition import WrittenCall, mask_factor
 from unsoft.modules.linear import Linear, unchanged
-from unsoft.modules.module import Inputs
+from unsoft.modules.module import Inputs, Result
 from unsoft.modules.registry import family
 from unsoft.modules.spec import LayerSpec
 from unsoft.modules.token_factor import TokenFactor
@@ -82,15 +82,13 @@ class Retention(Linear):
         self.norm = norm
         self.gate = TokenFactor(layer_spec, width=layer_spec.values, start=_OPEN_GATE) if gate else None
 
-    def attend(self, inputs: Inputs) -> Tensor | tuple[Tensor, Tensor]:
+    def attend(self, inputs: Inputs) -> Result:
         return self._finished(inputs, super().attend(inputs))
 
-    def attend_cached(self, inputs: Inputs, cache: Cache) -> Tensor | tuple[Tensor, Tensor]:
+    def attend_cached(self, inputs: Inputs, cache: Cache) -> Result:
         return self._finished(inputs, super().attend_cached(inputs, cache))
 
-    def _finished(
-        self, inputs: Inputs, result: Tensor | tuple[Tensor, Tensor]
-    ) -> Tensor | tuple[Tensor, Tensor]:
+    def _finished(self, inputs: Inputs, result: Result) -> Result:
         out = result[0] if isinstance(result, tuple) else result
         if self.norm == "group":
             out = functional.layer_norm(out, out.shape[-1:], eps=_EPS)

@@ -30,7 +30,7 @@ from torch.nn.functional import logsigmoid
 from unsoft.engines.rows.sticks import Sticks
 from unsoft.formula.analysis import Properties
 from unsoft.modules.definition import WrittenCall
-from unsoft.modules.module import Inputs
+from unsoft.modules.module import Inputs, Result
 from unsoft.modules.registry import family
 from unsoft.modules.row_coupled import RowCoupled
 from unsoft.modules.spec import LayerSpec
@@ -45,7 +45,7 @@ class StickBreaking(RowCoupled):
         super().__init__(layer_spec, Sticks())
         self.sees_itself = current
 
-    def attend(self, inputs: Inputs) -> Tensor | tuple[Tensor, Tensor]:
+    def attend(self, inputs: Inputs) -> Result:
         if inputs.options["is_causal"] is False:
             raise ValueError("argument 'is_causal': stick-breaking looks back only; pass is_causal=True")
         return super().attend(inputs)

@@ -25,7 +25,7 @@ from torch import Tensor, nn
 
 from unsoft.modules.cache import Cache
 from unsoft.modules.definition import Definition, NotDefined, WrittenCall
-from unsoft.modules.module import Inputs, Mechanism, Wrapper
+from unsoft.modules.module import Inputs, Mechanism, Result, Wrapper
 from unsoft.modules.registry import module_modifier
 
 
@@ -44,10 +44,10 @@ class ValueResidual(Wrapper):
         if self.shares is not None:
             self.shares.copy_(torch.tensor([0.0, 1.0]))
 
-    def attend(self, inputs: Inputs) -> Tensor | tuple[Tensor, Tensor]:
+    def attend(self, inputs: Inputs) -> Result:
         return self.inner.attend(self._mixed(inputs))
 
-    def attend_cached(self, inputs: Inputs, cache: Cache) -> Tensor | tuple[Tensor, Tensor]:
+    def attend_cached(self, inputs: Inputs, cache: Cache) -> Result:
         return self.inner.decode(self._mixed(inputs), cache)
 
     def _mixed(self, inputs: Inputs) -> Inputs:

@@ -22,6 +22,8 @@ from unsoft.formula import Formula
 from unsoft.modules.cache import Cache, KeyValueCache
 from unsoft.modules.spec import LayerSpec
 
+Result = Tensor | tuple[Tensor, Tensor]
+"""Output of a call, and the weights if asked for."""
 Values = Tensor | tuple[Tensor, Tensor]
 """A field of tokens: (..., heads, length) of queries or of keys, or a pair of both."""
 
@@ -140,7 +142,7 @@ class Mechanism(nn.Module):
         cache: Cache | None = None,
         positions: tuple[Tensor, Tensor] | None = None,
         fields: Mapping[str, Values] | None = None,
-    ) -> Tensor | tuple[Tensor, Tensor]:
+    ) -> Result:
         """The arguments of :func:`unsoft.attention`, and
 
         hidden
@@ -178,7 +180,7 @@ class Mechanism(nn.Module):
         inputs = Inputs(query, key, value, hidden, geometry_keys, first_value, return_weights, options)
         return self.attend(inputs) if cache is None else self.decode(inputs, cache)
 
-    def decode(self, inputs: Inputs, cache: Cache) -> Tensor | tuple[Tensor, Tensor]:
+    def decode(self, inputs: Inputs, cache: Cache) -> Result:
         """Attend from new tokens to all tokens so far: by the prepared step if the call is plain and the
         mechanism has one, otherwise by :meth:`attend_cached`.
 
@@ -191,7 +193,7 @@ class Mechanism(nn.Module):
         return self.attend_cached(inputs, cache)
 
     @abstractmethod
-    def attend(self, inputs: Inputs) -> Tensor | tuple[Tensor, Tensor]:
+    def attend(self, inputs: Inputs) -> Result:
         """Return the output, and the weights if asked for."""
 
     def prepared_step(self, inputs: Inputs, cache: Cache) -> Tensor | None:
@@ -208,7 +210,7 @@ class Mechanism(nn.Module):
         unchanged, so that others may append to it too."""
         return False
 
-    def attend_cached(self, inputs: Inputs, cache: Cache) -> Tensor | tuple[Tensor, Tensor]:
+    def attend_cached(self, inputs: Inputs, cache: Cache) -> Result:
         """Append to the cache and attend; here for mechanisms that need all keys and values."""
         return self.attend(self.with_cached_tokens(inputs, cache))
 

@@ -21,7 +21,7 @@ from unsoft.engines.run import run_formula
 from unsoft.formula import Formula
 from unsoft.formula.fields import BUILT_IN
 from unsoft.modules.cache import Cache, KeyValueCache
-from unsoft.modules.module import Inputs, Mechanism, Values
+from unsoft.modules.module import Inputs, Mechanism, Result, Values
 from unsoft.modules.registry import builtin
 from unsoft.modules.spec import Family, LayerSpec
 
@@ -241,7 +241,7 @@ class Pointwise(Mechanism):
             }
         )
 
-    def attend(self, inputs: Inputs) -> Tensor | tuple[Tensor, Tensor]:
+    def attend(self, inputs: Inputs) -> Result:
         params = dict(self.values) if len(self.values) else None
         options = inputs.options
         if self.source is not None and "fields" not in options:
@@ -268,7 +268,7 @@ class Pointwise(Mechanism):
             self.formula, inputs.query, inputs.key, inputs.value, options["scale"], options["enable_gqa"]
         )
 
-    def attend_cached(self, inputs: Inputs, cache: Cache) -> Tensor | tuple[Tensor, Tensor]:
+    def attend_cached(self, inputs: Inputs, cache: Cache) -> Result:
         if isinstance(cache, FieldCache):
             cache.check(inputs.key)
             new = inputs.options.get("fields") if self.source is None else self._computed(inputs, cache)
