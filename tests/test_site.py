@@ -44,8 +44,8 @@ def test_everything_is_read_and_every_mechanism_has_a_page(tmp_path):
     parts = (
         "$$a_{ij}",
         "arXiv 2411.07176",
-        "Can: ",
-        "Cannot: ",
+        "Strengths: ",
+        "Limitations: ",
         ">>> COG.row",
         "What it promises",
         "Measured",

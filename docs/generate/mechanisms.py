@@ -86,7 +86,7 @@ def _docstring(name: str) -> list[str]:
         if paragraph.startswith(">>>"):
             shown.append(f"```pycon\n{paragraph}\n```")
         elif not paragraph.startswith("    "):
-            shown.append(re.sub(r"\s(?=Cannot: )", "\n\n", paragraph).replace("``", "`"))
+            shown.append(re.sub(r"\s(?=Limitations: )", "\n\n", paragraph).replace("``", "`"))
     return shown
 
 

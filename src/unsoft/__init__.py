@@ -52,8 +52,8 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module 'unsoft' has no attribute {name!r}")
     if name not in _HOME:
         return _imported(f"unsoft.{name}")
-    globals()[name] = found = getattr(_imported(_HOME[name]), name)
-    return found
+    globals()[name] = value = getattr(_imported(_HOME[name]), name)
+    return value
 
 
 def _imported(name: str) -> ModuleType:

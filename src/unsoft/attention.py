@@ -1,4 +1,4 @@
-"""The front door: one function for every mechanism, with the arguments of torch's own attention."""
+"""``unsoft.attention``: one function for every mechanism, with the arguments of torch's own attention."""
 
 from collections.abc import Mapping
 from typing import Literal, overload
@@ -152,13 +152,13 @@ def attention(
     >>> torch.allclose(weights.abs().sum(-1), torch.ones(2, 8, 100)), bool((weights < 0).any())
     (True, True)
     """
-    found = resolve(mechanism)
-    if isinstance(found, Formula):
+    spec = resolve(mechanism)
+    if isinstance(spec, Formula):
         return run_formula(
             query,
             key,
             value,
-            found,
+            spec,
             attn_mask,
             dropout_p,
             is_causal,
@@ -170,13 +170,13 @@ def attention(
             positions=positions,
             fields=fields,
         )
-    for name, given in (("params", params), ("fields", fields)):
-        if given is not None:
+    for name, argument in (("params", params), ("fields", fields)):
+        if argument is not None:
             raise ValueError(
-                f"attention: argument '{name}' is for formulas; make a module of {found.name!r} with"
+                f"attention: argument '{name}' is for formulas; make a module of {spec.name!r} with"
                 " unsoft.mechanism(...)"
             )
-    module = mechanism_like(found, query, key, value)
+    module = mechanism_like(spec, query, key, value)
     result: Tensor | tuple[Tensor, Tensor] = module(
         query,
         key,

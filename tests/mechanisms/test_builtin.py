@@ -114,7 +114,7 @@ def test_polynomial_powers(p):
 @pytest.mark.parametrize("name", NAMES)
 def test_every_file_teaches(name):
     doc = import_module(f"unsoft.mechanisms.{name}").__doc__
-    for piece in ("a_j = ", "\nCan: ", "\nCannot: ", "\n>>> "):
+    for piece in ("a_j = ", "\nStrengths: ", "\nLimitations: ", "\n>>> "):
         assert piece in doc, piece
     assert doc.startswith(name)
     assert resolve(name).summary

@@ -210,7 +210,7 @@ BRANDNEW = """brandnew: a weight that grows with the size of the logit, whatever
 
     a_j = |s_j| / n
 
-Can: see opposed keys. Cannot: tell them from similar ones.
+Strengths: it sees opposed keys. Limitations: it cannot tell them from similar ones.
 
 >>> import torch
 >>> BRANDNEW.row(torch.tensor([2.0, -4.0]))
@@ -242,7 +242,7 @@ MODULE = '''"""brandnew-module: the mean of the values that a row sees.
 
     a_ij = 1 / n
 
-Can: nothing else. Cannot: look.
+Strengths: none. Limitations: it cannot look.
 """
 
 from unsoft.formula.analysis import ONE, Properties

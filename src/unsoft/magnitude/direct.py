@@ -67,8 +67,8 @@ def pivoted_cholesky(system: System, rank: int, tolerance: float) -> Pivoted:
     rank is reached. eps plays no part.
 
     >>> x = torch.tensor([[[0.0], [0.0], [9.0], [9.0], [9.0]]])                     # two crowds
-    >>> found = pivoted_cholesky(System(x, None, 0.0), rank=5, tolerance=1e-6)
-    >>> found.pivots.tolist(), found.left.sum().item()
+    >>> pivoted = pivoted_cholesky(System(x, None, 0.0), rank=5, tolerance=1e-6)
+    >>> pivoted.pivots.tolist(), pivoted.left.sum().item()
     ([[0, 2]], 0.0)
     """
     x, present, engine = system.x, system.present, system.engine

@@ -99,7 +99,8 @@ def working_dtype(dtype: torch.dtype, eps: float) -> torch.dtype:
 
 
 class DenseGaussian:
-    """What :class:`PackedGaussian` is, by torch: the whole matrix of each system, on any device."""
+    """The whole matrix of each system, by torch, on any device; the counterpart of
+    :class:`PackedGaussian`."""
 
     def __init__(self, x: Tensor, present: Tensor | None = None, first: Tensor | None = None) -> None:
         self.x = x.detach()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -97,10 +98,10 @@ def conjugate_gradients(
     return Iterated(w, steps, Status.STEPS if bool(active.any()) else Status.CONVERGED, active)
 
 
-def outcome(product: Map, b: Tensor, found: Iterated) -> Outcome:
+def outcome(product: Map, b: Tensor, result: Iterated) -> Outcome:
     """Return the solution together with its true residual."""
-    weights = found.weights.detach()
-    return Outcome(weights, relative(b - product(weights), b), found.status, found.steps, b.dtype)
+    weights = result.weights.detach()
+    return Outcome(weights, relative(b - product(weights), b), result.status, result.steps, b.dtype)
 
 
 def to_tolerance(
@@ -112,7 +113,7 @@ def to_tolerance(
     def product(p: Tensor) -> Tensor:
         return z.product(p) + system.eps * p
 
-    found = conjugate_gradients(
+    result = conjugate_gradients(
         product,
         b,
         steps=steps or MOST_STEPS,
@@ -120,7 +121,7 @@ def to_tolerance(
         first=z.first_product + system.eps * b,
         precondition=precondition,
     )
-    return outcome(product, b, found)
+    return outcome(product, b, result)
 
 
 Pairs = list[tuple[Tensor, Tensor]]
@@ -182,13 +183,13 @@ class _Truncated(torch.autograd.Function):
         eps = system.eps
         for group, (ones,) in system.detach().groups(b, numbers=_together(system)):
             z = group.similarities(ones, z)
-            found = _steps(z, ones, eps, steps, z.product, z.first_product)
-            active.append(found.active)
+            result = _steps(z, ones, eps, steps, z.product, z.first_product)
+            active.append(result.active)
             if check:
-                outcomes.append(outcome(partial(_with_ridge, z, eps), ones, found))
+                outcomes.append(outcome(partial(_with_ridge, z, eps), ones, result))
             else:
                 residual = ones.new_zeros(len(ones))
-                outcomes.append(Outcome(found.weights, residual, found.status, found.steps, x.dtype))
+                outcomes.append(Outcome(result.weights, residual, result.status, result.steps, x.dtype))
         whole = joined(outcomes)
         report.append(whole)
         ctx.save_for_backward(x, system.present, b, whole.weights, torch.cat(active))
@@ -220,8 +221,8 @@ def _pairs(
         with torch.enable_grad():
             start = ones.clone().requires_grad_()
             first = _Recorded.apply(start, z, z.first_product, pairs)
-            found = _steps(z, start, eps, steps, lambda p: _Recorded.apply(p, z, None, pairs), first)
-            torch.autograd.backward(found.weights, torch.where(active, upstream, 0.0))
+            result = _steps(z, start, eps, steps, lambda p: _Recorded.apply(p, z, None, pairs), first)
+            torch.autograd.backward(result.weights, torch.where(active, upstream, 0.0))
     if not bool(active.all()):
         right = torch.where(active | (ones == 0), 0.0, upstream)
         adjoint = conjugate_gradients(
@@ -236,9 +237,8 @@ def truncated(system: System, b: Tensor, options: Options) -> Outcome:
     """Return the weights after ``options.iterations`` steps, differentiable."""
     report: list[Outcome] = []
     weights = _Truncated.apply(system.x, system, b, options.iterations, options.check, report)
-    found = report[0]
-    reached = Status.TRUNCATED if found.status is Status.STEPS else found.status
-    return Outcome(weights, found.residual, reached, found.iterations, found.precision)
+    status = Status.TRUNCATED if report[0].status is Status.STEPS else report[0].status
+    return replace(report[0], weights=weights, status=status)
 
 
 _converged = implicit(lambda system, b, options: to_tolerance(system, b, options.tolerance))
@@ -261,19 +261,19 @@ def pcg(system: System, b: Tensor, options: Options) -> Outcome:
     return to_tolerance(system, b, options.tolerance, options.iterations, preconditioner(chosen, system.eps))
 
 
-def preconditioner(found: Pivoted, eps: float) -> Callable[[Tensor], Tensor]:
+def preconditioner(pivoted: Pivoted, eps: float) -> Callable[[Tensor], Tensor]:
     """Return r -> (F F^T + s)^-1 r with s = eps + the mean of what is left: close to (Z + eps)^-1, at the
     cost of two thin products."""
-    f = found.factor
-    shift = eps + found.left.mean(-1)[:, None, None] + torch.finfo(f.dtype).eps
+    f = pivoted.factor
+    shift = eps + pivoted.left.mean(-1)[:, None, None] + torch.finfo(f.dtype).eps
     inner = f.mT @ f + shift * torch.eye(f.shape[-1], dtype=f.dtype, device=f.device)
     half = torch.linalg.solve_triangular(
         torch.linalg.cholesky(inner), f.mT, upper=False
     )  # (systems, rank, n)
 
     def preconditioned(r: Tensor) -> Tensor:
-        found: Tensor = (r - (half.mT @ (half @ r[..., None]))[..., 0]) / shift[..., 0]
-        return found
+        solved: Tensor = (r - (half.mT @ (half @ r[..., None]))[..., 0]) / shift[..., 0]
+        return solved
 
     return preconditioned
 

@@ -24,7 +24,7 @@ from unsoft.magnitude.untraced import full_precision, untraced
 
 
 class PrefixWeighting(NamedTuple):
-    """What :func:`prefix_weighting` returns."""
+    """Result of :func:`prefix_weighting`."""
 
     weights: Tensor
     """(..., n, n): row i holds the weights of points 0..i in the system of the first i + 1 points; 0 beyond.
@@ -65,7 +65,7 @@ def prefix_factors(system: System) -> tuple[Tensor, Tensor]:
 
 
 class _Factors:
-    """What :class:`ArrivalFactors` is, by torch; ``engine`` makes the similarities."""
+    """Counterpart of :class:`ArrivalFactors` by torch; ``engine`` computes the similarities."""
 
     def __init__(self, x: Tensor, present: Tensor | None, b: Tensor, eps: float, engine: str) -> None:
         self.x, self.present, self.engine = x, present, engine
@@ -91,11 +91,11 @@ class _Arrival(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, system: System) -> Tensor:
         kernels = kernels_for(x, system.engine)
-        given = (x, system.present, system.ones, system.eps)
+        arguments = (x, system.present, system.ones, system.eps)
         if kernels is None or kernels.arrival is None:
-            ctx.factors = _Factors(*given, system.engine)
+            ctx.factors = _Factors(*arguments, system.engine)
         else:
-            ctx.factors = kernels.arrival(*given)
+            ctx.factors = kernels.arrival(*arguments)
         check_done(ctx.factors.done, x)
         weights: Tensor = ctx.factors.weights
         return weights

@@ -19,12 +19,12 @@ from unsoft.magnitude.untraced import full_precision
 SMALL = 512
 """Up to this many points a factorisation is the fastest way."""
 RANK = 64
-"""What ``auto`` tries to get by with."""
+"""Rank that ``auto`` tries."""
 
 
 @dataclass(frozen=True)
 class Weighting:
-    """The weights of points and how they were found."""
+    """The weights of points and how they were computed."""
 
     weights: Tensor
     """(..., n): how much of the set each point stands for; 0 for a masked point. Can be negative where points
@@ -98,28 +98,28 @@ def weighting(
     if solver == "auto":
         solver, reason = _chosen(system, options.tolerance)
     if 0 in b.shape:
-        found = Outcome(b, b.new_zeros(len(b)), Status.CONVERGED, 0, b.dtype)
+        outcome = Outcome(b, b.new_zeros(len(b)), Status.CONVERGED, 0, b.dtype)
     else:
-        found = solver_of(solver).solve(system, b, options)
-    if reason and not found.status.ok:
-        found, reason = _in_float64(system, b, options), f"in float64, after {found.status.name.lower()}"
+        outcome = solver_of(solver).solve(system, b, options)
+    if reason and not outcome.status.ok:
+        outcome, reason = _in_float64(system, b, options), f"in float64, after {outcome.status.name.lower()}"
         solver = "cg"
-    weights = found.weights
-    residual = float(found.residual.max()) if len(b) else 0.0
-    name = f"{solver}({found.rank})" if found.rank else solver
+    weights = outcome.weights
+    residual = float(outcome.residual.max()) if len(b) else 0.0
+    name = f"{solver}({outcome.rank})" if outcome.rank else solver
     result = Weighting(
         checked.shaped(weights),
         checked.shaped(weights.sum(-1)),
-        found.status,
+        outcome.status,
         residual,
-        found.iterations,
+        outcome.iterations,
         f"{name}: {reason}" if reason else name,
-        found.precision,
+        outcome.precision,
     )
-    if throw and not found.status.ok:
+    if throw and not outcome.status.ok:
         raise SolverError(
-            f"weighting: residual {residual:.1e} after {found.iterations} steps of {result.solver};"
-            f" {found.status}"
+            f"weighting: residual {residual:.1e} after {outcome.iterations} steps of {result.solver};"
+            f" {outcome.status}"
         )
     return result
 
@@ -143,9 +143,9 @@ def _chosen(system: System, tolerance: float) -> tuple[str, str]:
 def _in_float64(system: System, b: Tensor, options: Options) -> Outcome:
     """Solve again when the choice of ``auto`` fails: by conjugate gradients, which find the smallest weights
     of a singular system."""
-    found = to_tolerance(system.to(torch.float64), b.double(), options.tolerance)
-    weights, residual = found.weights.to(b.dtype), found.residual.to(b.dtype)
-    return Outcome(weights, residual, found.status, found.iterations, torch.float64)
+    outcome = to_tolerance(system.to(torch.float64), b.double(), options.tolerance)
+    weights, residual = outcome.weights.to(b.dtype), outcome.residual.to(b.dtype)
+    return Outcome(weights, residual, outcome.status, outcome.iterations, torch.float64)
 
 
 def _check_options(

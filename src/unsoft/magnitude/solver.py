@@ -64,7 +64,7 @@ class Options:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a solver found for several systems."""
+    """Result of a solver for several systems."""
 
     weights: Tensor
     """(systems, n)"""
@@ -97,8 +97,8 @@ def joined(outcomes: list[Outcome]) -> Outcome:
 
 def relative(residual: Tensor, b: Tensor) -> Tensor:
     """Return |r| / |b| of each system; 0 for a system without points."""
-    found: Tensor = residual.norm(dim=-1) / b.norm(dim=-1).clamp(min=torch.finfo(b.dtype).tiny)
-    return found
+    ratio: Tensor = residual.norm(dim=-1) / b.norm(dim=-1).clamp(min=torch.finfo(b.dtype).tiny)
+    return ratio
 
 
 def implicit(solve: Solve) -> Solve:
@@ -128,11 +128,11 @@ class _Implicit(torch.autograd.Function):
         solve: Solve,
         report: list[Outcome],
     ) -> Tensor:
-        found = _in_groups(solve, system.detach(), b, options)
-        report.append(found)
-        ctx.save_for_backward(x, system.present, found.weights)
+        outcome = _in_groups(solve, system.detach(), b, options)
+        report.append(outcome)
+        ctx.save_for_backward(x, system.present, outcome.weights)
         ctx.eps, ctx.engine, ctx.options, ctx.solve = system.eps, system.engine, options, solve
-        return found.weights
+        return outcome.weights
 
     @staticmethod
     @full_precision
@@ -167,11 +167,10 @@ class Solver:
     takes: frozenset[str]
     """Which of "iterations" and "rank" mean something to it."""
     truncates: bool
-    """Are ``iterations`` the steps to make, whatever the residual, with the gradient of those? Otherwise they
-    are the most.
-    """
+    """True if ``iterations`` is the exact number of steps, with the gradient of those; otherwise the
+    maximum."""
     needs_ridge: bool
-    """Must eps be positive?"""
+    """True if eps must be positive."""
 
 
 _solvers: dict[str, Solver] = {}
@@ -191,8 +190,8 @@ def register(
     Unless it is ``differentiable`` by itself, ``solve`` is called without gradients, on a few systems at a
     time, and the gradient is that of the solution: one more call.
     """
-    found = solve if differentiable else implicit(solve)
-    _solvers[name] = Solver(name, found, frozenset(takes), truncates, needs_ridge)
+    with_gradient = solve if differentiable else implicit(solve)
+    _solvers[name] = Solver(name, with_gradient, frozenset(takes), truncates, needs_ridge)
 
 
 def solver_names() -> tuple[str, ...]:

@@ -184,8 +184,8 @@ def streamed_weights(
     weights, state, done = [], Centres.none(system.x, centres), 0
     for part in system.split(sizes):
         done += part.x.shape[1]
-        found, state = chunk_step(part, state, followed=done < n)
-        weights.append(found)
+        new, state = chunk_step(part, state, followed=done < n)
+        weights.append(new)
     return torch.cat(weights, dim=-1).to(dtype)
 
 

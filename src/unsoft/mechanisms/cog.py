@@ -5,13 +5,13 @@
 Paper: Lv et al., More Expressive Attention with Negative Weights, arXiv 2411.07176 (withdrawn from ICLR
 2026).
 
-Can: subtract: a key with a negative logit is taken away, with strength, so one head can delete or copy. The
-weights' absolute values sum to 1, the weights themselves to anything in [-1, 1].
-Cannot: ignore a key: near s = 0 the weight jumps from -1/Z to +1/Z, so low-precision logits flip signs, and a
-row of tiny logits gives random +-1/n. Keys k and -k collide: where softmax returns the value of k, sharp cog
-returns half the difference of both values. With a zero-initialised query the output and every gradient are
-exactly 0 (sign(0) = 0), and training never starts. The paper keeps softmax in the first and last layer.
-``sinh`` is the smooth control for all of these.
+Strengths: it subtracts. A key with a negative logit is removed, with strength, so one head can delete or
+copy. The weights' absolute values sum to 1, the weights themselves to anything in [-1, 1].
+Limitations: it cannot ignore a key. Near s = 0 the weight jumps from -1/Z to +1/Z, so low-precision logits
+flip signs, and a row of tiny logits gives random +-1/n. Keys k and -k collide: where softmax returns the
+value of k, sharp cog returns half the difference of both values. With a zero-initialised query the output and
+every gradient are exactly 0 (sign(0) = 0), and training never starts. The paper keeps softmax in the first
+and last layer. ``sinh`` is the smooth control for all of these.
 
 >>> import math, torch
 >>> COG.row(torch.tensor([math.log(3), -math.log(5)]))     # exp(|s|) = 3, 5

@@ -5,8 +5,8 @@
 Paper: Qin et al., cosFormer: Rethinking Softmax in Attention, arXiv 2202.08791 (ICLR 2022). It argues for
 non-negative weights: the counter-view to signed attention.
 
-Can: concentrate locally at linear cost; weights are non-negative and sum to 1. Cannot:
-tell distances apart beyond M.
+Strengths: it concentrates locally at linear cost; weights are non-negative and sum to 1.
+Limitations: it cannot distinguish distances beyond M.
 
 M is fixed (``max_length``, in brackets by name: "cosformer(2048)"), not the length of the input as in the
 authors' code, where one and the same prefix gives different outputs as the sequence grows. The cosine matters

@@ -5,9 +5,10 @@
 The linear RNN of Su 2023; paper: Orvieto et al., Resurrecting Recurrent Neural Networks (LRU),
 arXiv 2303.06349.
 
-Can: focus without limit: the sparsity measure S goes to 0 with the length; constant cost per token. Cannot:
-look at content, or far. It looks back only. d is one number per head in (0, 1), as in retention, or
-``learnable``.
+Strengths: focus without limit (the sparsity measure S goes to 0 with the length) at a constant cost per
+token.
+Limitations: it sees neither content nor far keys, and looks back only. d is one number per head in (0, 1), as
+in retention, or ``learnable``.
 
 >>> import torch
 >>> from unsoft.modules.spec import LayerSpec

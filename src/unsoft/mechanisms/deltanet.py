@@ -6,9 +6,10 @@ Papers: Schlag et al., Linear Transformers Are Secretly Fast Weight Programmers,
 al., Parallelizing Linear Transformers with the Delta Rule over Sequence Length, arXiv 2406.06484 (NeurIPS
 2024).
 
-Can: replace the value of a key that comes again (b = 1 overwrites it, b = 0 ignores the token) at a cost per
-token that does not grow; the cache is the state. Cannot: hold more pairs exactly than keys have channels, let
-go of old content without overwriting it (see gated-deltanet), look ahead.
+Strengths: it replaces the value of a key that comes again (b = 1 overwrites it, b = 0 ignores the token) at a
+cost per token that does not grow; the cache is the state.
+Limitations: it holds at most as many exact pairs as keys have channels, drops old content only by overwriting
+it (see gated-deltanet), and looks back only.
 
 b_t = sigmoid(x_t W + c), x the hidden state if ``hidden=`` brings it, otherwise the key; it starts at 1/2.
 The papers' blocks have short convolutions, silu and a norm around it; this is the map itself.
@@ -83,9 +84,9 @@ def recurrence(call: WrittenCall, correct: Tensor, kept: Tensor) -> tuple[Tensor
         ):
             outs[row] = (query[:, :, row, :, None] * state).sum(2)
     nothing = values.new_zeros(batch, heads, values.shape[3])
-    found = torch.stack([outs.get(row, nothing) for row in range(len(call.rows))], dim=2)
-    found = torch.where(call.visible.any(-1, keepdim=True), found, 0.0)
-    return found[..., value.shape[3] :], found[..., : value.shape[3]]
+    rows = torch.stack([outs.get(row, nothing) for row in range(len(call.rows))], dim=2)
+    rows = torch.where(call.visible.any(-1, keepdim=True), rows, 0.0)
+    return rows[..., value.shape[3] :], rows[..., : value.shape[3]]
 
 
 def definition(call: WrittenCall, layer: Any) -> tuple[Tensor, Tensor]:

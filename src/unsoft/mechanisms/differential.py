@@ -11,8 +11,9 @@ joined, as in the paper (half as many heads, values twice as wide); so shapes ar
 Under grouped-query attention query pair p reads key pair p // group, which the authors' plain file gets
 wrong.
 
-Can: cancel what both maps agree on (noise, sinks). Rows sum to 1 - l before the norm; the norm then fixes the
-scale. Cannot: guarantee that l stays positive, as published: then the maps add.
+Strengths: it cancels what both maps agree on (noise, sinks). Rows sum to 1 - l before the norm; the norm then
+fixes the scale.
+Limitations: nothing keeps l positive, as published; if it is negative, the maps add.
 
 The weights returned are A times the scale of its row, so weights times values are the output up to the
 learned gain of the norm (1 at the start).
@@ -32,13 +33,12 @@ from torch import Tensor, nn
 from torch.nn.functional import rms_norm
 
 from unsoft.engines.call import compute_dtype
-from unsoft.engines.pointwise import run_formula
 from unsoft.formula import Formula
 from unsoft.formula.analysis import Properties
 from unsoft.modules.cache import Cache
 from unsoft.modules.definition import Pointwise, WrittenCall, logits_of, visible_part
-from unsoft.modules.head_pairs import JoinedValueCache, check_pairs, joined, of_half, split
-from unsoft.modules.module import Derived, Inputs, Mechanism
+from unsoft.modules.head_pairs import JoinedValueCache, check_pairs, difference_of_maps, joined, split
+from unsoft.modules.module import Derived, Inputs, Mechanism, Result
 from unsoft.modules.registry import family, resolve_formula
 from unsoft.modules.spec import LayerSpec
 
@@ -58,6 +58,7 @@ class Differential(Mechanism):
     """See the module's docstring."""
 
     formula_names = ("base",)
+    prepares_steps = True
     key_head_multiple = 2
 
     def __init__(self, layer_spec: LayerSpec, base: Formula | None = None) -> None:
@@ -78,10 +79,6 @@ class Differential(Mechanism):
     def new_cache(self, batch: int) -> Cache:
         return JoinedValueCache(batch)
 
-    @property
-    def prepares_steps(self) -> bool:
-        return True
-
     def prepared_step(self, inputs: Inputs, cache: Cache) -> Tensor | None:
         dtype = inputs.query.dtype
         # float32 at least: the norm below does not widen, as that of half precision has to.
@@ -99,24 +96,15 @@ class Differential(Mechanism):
         out = torch.sub(*maps, alpha=strength)
         return split(rms_norm(out, gain.shape, gain, _EPS))
 
-    def attend_cached(self, inputs: Inputs, cache: Cache) -> Tensor | tuple[Tensor, Tensor]:
+    def attend_cached(self, inputs: Inputs, cache: Cache) -> Result:
         return self._attend(self.with_cached_tokens(inputs, cache))
 
-    def attend(self, inputs: Inputs) -> Tensor | tuple[Tensor, Tensor]:
+    def attend(self, inputs: Inputs) -> Result:
         return self._attend(inputs.change(value=joined(inputs.value)))
 
-    def _attend(self, inputs: Inputs) -> Tensor | tuple[Tensor, Tensor]:
+    def _attend(self, inputs: Inputs) -> Result:
         """Attend to values that are joined already."""
-        values = inputs.value
-        maps: list[Any] = []
-        for which in (0, 1):
-            query, key, options = of_half(which, inputs.query, inputs.key, inputs.options)
-            maps.append(
-                run_formula(query, key, values, self.base, return_weights=inputs.return_weights, **options)
-            )
-        strength = self.strength().to(inputs.query.dtype)
-        pairs = zip(*maps, strict=True) if inputs.return_weights else [maps]
-        out, *weights = (first - strength * second for first, second in pairs)
+        out, *weights = difference_of_maps(inputs, self.base, self.strength().to(inputs.query.dtype))
         mean_square = out.to(compute_dtype(out.dtype)).square().mean(-1, keepdim=True)
         scale = (1 - self.first) * (mean_square + _EPS).rsqrt().to(out.dtype)
         out = split(out * scale * self.gain.to(out.dtype))

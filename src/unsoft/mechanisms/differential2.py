@@ -13,8 +13,9 @@ query of the pair stands in.
 Ours, and not the authors': l has a constant per head besides W x, and W begins at 0, so that every token
 begins with sigmoid(0) = 1/2 of the second map (the authors have no constant and a random W).
 
-Can: cancel what both maps agree on, by an amount that each token chooses. Rows sum to 1 - sigmoid(l), in (0,
-1). Cannot: amplify: no norm follows, and weights lie in (-1, 1).
+Strengths: it cancels what both maps agree on, by an amount that each token chooses. Rows sum to 1 -
+sigmoid(l), in (0, 1).
+Limitations: it cannot amplify; no norm follows, and weights lie in (-1, 1).
 
 >>> import torch
 >>> from unsoft.modules.spec import LayerSpec
@@ -33,7 +34,7 @@ from unsoft.formula import Formula
 from unsoft.formula.analysis import Interval, Properties
 from unsoft.modules.cache import Cache, KeyValueCache
 from unsoft.modules.definition import Pointwise, WrittenCall, logits_of, visible_part
-from unsoft.modules.module import Inputs, Mechanism
+from unsoft.modules.module import Inputs, Mechanism, Result
 from unsoft.modules.registry import family, resolve_formula
 from unsoft.modules.spec import LayerSpec
 from unsoft.modules.token_factor import TokenFactor
@@ -43,6 +44,7 @@ class Differential2(Mechanism):
     """See the module's docstring."""
 
     formula_names = ("base",)
+    prepares_steps = True
 
     def __init__(self, layer_spec: LayerSpec, base: Formula | None = None) -> None:
         super().__init__(layer_spec)
@@ -58,10 +60,6 @@ class Differential2(Mechanism):
     def query_heads(self) -> int:
         return 2 * self.layer_spec.heads
 
-    @property
-    def prepares_steps(self) -> bool:
-        return True
-
     def prepared_step(self, inputs: Inputs, cache: Cache) -> Tensor | None:
         query, scale = inputs.query, inputs.options["scale"]
         if type(cache) is not KeyValueCache or query.dim() != 4 or query.shape[1] != self.query_heads:
@@ -69,7 +67,7 @@ class Differential2(Mechanism):
         maps = cache.step_by(self.base, query, inputs.key, inputs.value, scale, enable_gqa=True)
         return None if maps is None else self._difference(inputs, maps)[0]
 
-    def attend(self, inputs: Inputs) -> Tensor | tuple[Tensor, Tensor]:
+    def attend(self, inputs: Inputs) -> Result:
         heads = inputs.query.shape[-3]
         if heads != self.query_heads:
             raise ValueError(

@@ -6,9 +6,9 @@ ALiBi (Press et al., Train Short, Test Long, arXiv 2108.12409) with the slope ma
 the start w = 0 and b gives ALiBi's own slopes 2^(-8 h / H). In ``fox`` the tokens in between decide how much
 is forgotten, here the token that looks back does.
 
-Can: look far or near as the query wants; no other positions are needed. Cannot: subtract, attend to nothing,
-or prefer a far key to a near one of the same content. Slopes are positive; distances count both ways, so it
-works without causality too.
+Strengths: each query chooses how far it looks; no other positions are needed.
+Limitations: it cannot subtract, attend to nothing, or prefer a far key to a near one of the same content.
+Slopes are positive; distances count both ways, so it works without causality too.
 
 The slope comes from the hidden state if ``hidden=`` brings it, otherwise from the query.
 

@@ -5,9 +5,10 @@
 Paper: Elastic-Softmax of Lazy Attention (Attention Needs to Focus, 2026, arXiv 2601.00919). tau is one number
 per head, learned, and starts at -1: what gets less than an equal share gets nothing.
 
-Can: attend to nothing much (equal logits give weights of exactly 0), give exact zeros; no sink is needed.
-Cannot: subtract. The row sum lies between 0 and 1 for tau below 0. Keys that are cut off have a gradient
-through the normaliser only.
+Strengths: it can attend to nothing (equal logits give weights of exactly 0) and give exact zeros; no sink is
+needed.
+Limitations: it cannot subtract. The row sum lies between 0 and 1 for tau below 0. Keys that are cut off have
+a gradient through the normaliser only.
 
 >>> import math, torch
 >>> ELASTIC.row(torch.tensor([0.0, math.log(3)]), tau=-1.0)      # 1/4 and 3/4, less 1/2

@@ -5,9 +5,10 @@
 Paper: Correia, Niculae and Martins, Adaptively Sparse Transformers, arXiv 1909.00015 (EMNLP 2019). As there,
 alpha = 1 + sigmoid(x) stays between 1 and 2; x is what is learned. Gradients of alpha are exact.
 
-Can: choose how sharply to ignore: a key 1 / (alpha - 1) below the best gets weight 0. ``entmax(1.2)``
-starts all heads at alpha = 1.2; the default is 1.5. Cannot: subtract, or attend to nothing (the row sum is
-1). A power that is learned is slow: ``entmax15`` and ``sparsemax`` are its fast special cases.
+Strengths: it learns how sharply to ignore; a key 1 / (alpha - 1) below the best gets weight 0.
+``entmax(1.2)`` starts all heads at alpha = 1.2; the default is 1.5.
+Limitations: it cannot subtract or attend to nothing (the row sum is 1). A learned power is slow: ``entmax15``
+and ``sparsemax`` are its fast special cases.
 
 >>> import torch
 >>> ENTMAX.row(torch.tensor([3.0, 2.5, 0.0]), a=2.0)      # sparsemax
@@ -65,10 +66,10 @@ def definition(call: WrittenCall, layer: Any) -> Tensor:
             enough = weights(middle).sum(-1, keepdim=True) >= 1
             low, high = torch.where(enough, middle, low), torch.where(enough, high, middle)
     # The derivative of t: sum w = 1 for all logits, and dw/dt = -w^(1 - power) / power.
-    found = weights(low)
-    steep = torch.where(found > 0, found.detach().clamp(min=1e-300) ** (1 - power), 0.0) / power
+    kept = weights(low)
+    steep = torch.where(kept > 0, kept.detach().clamp(min=1e-300) ** (1 - power), 0.0) / power
     total = steep.sum(-1, keepdim=True).detach()
-    moved = (found.sum(-1, keepdim=True) - 1) / torch.where(total > 0, total, 1.0)
+    moved = (kept.sum(-1, keepdim=True) - 1) / torch.where(total > 0, total, 1.0)
     return weights(low + moved)
 
 

@@ -5,8 +5,9 @@
 Papers: Peters, Niculae and Martins, Sparse Sequence-to-Sequence Models, arXiv 1905.05702 (ACL 2019); fused on
 GPUs: Goncalves et al., AdaSplash, arXiv 2502.12082.
 
-Can: ignore: every key whose logit is 2 or more below the best gets weight 0; smooth where a key enters,
-unlike sparsemax. Cannot: subtract, or attend to nothing (the row sum is 1). Keys that are ignored have no
+Strengths: it ignores every key whose logit is 2 or more below the best; smooth where a key enters, unlike
+sparsemax.
+Limitations: it cannot subtract or attend to nothing (the row sum is 1). Keys that are ignored have no
 gradient.
 
 >>> import torch

@@ -4,9 +4,10 @@
 
 Paper: Lin et al., Forgetting Transformer: Softmax Attention with a Forget Gate, arXiv 2503.02130 (ICLR 2025).
 
-Can: forget by content: a token that closes its gate hides everything before it, for the heads that want it;
-needs no other positions. Cannot: look ahead, subtract, or attend to nothing. With all gates open (f = 1) it
-is softmax; with a constant gate it is ALiBi.
+Strengths: it forgets by content. A token that closes its gate hides everything before it, head by head; no
+other positions are needed.
+Limitations: it cannot look ahead, subtract, or attend to nothing. With all gates open (f = 1) it is softmax;
+with a constant gate it is ALiBi.
 
 The gate comes from the hidden state if ``hidden=`` brings it, as in the paper, otherwise from the key. At the
 start w = 0 and b = 4, so a token fades by the factor 0.98 a step. A key that the mask hides from every row

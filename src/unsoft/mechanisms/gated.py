@@ -4,9 +4,10 @@
 
 Paper: Qiu et al., Gated Attention for Large Language Models, arXiv 2505.06708.
 
-Can: switch a head off for a token, which removes the attention sink and lets plain softmax attend to nothing.
-Cannot: subtract one key from another. x is the hidden state if ``hidden=`` brings it, otherwise the query. At
-the start W = 0 and c = 4, so the gate is 0.98: almost open.
+Strengths: it switches a head off for a token, which removes the attention sink and lets plain softmax attend
+to nothing.
+Limitations: it cannot subtract one key from another. x is the hidden state if ``hidden=`` is passed,
+otherwise the query. Initially W = 0 and c = 4, so the gate is 0.98: almost open.
 
 The weights returned include the gate of the head. With ``elementwise=True`` (a gate for every channel) no
 matrix of weights can, and weights times values are the output before the gate.
@@ -18,7 +19,7 @@ from torch import Tensor
 
 from unsoft.modules.cache import Cache
 from unsoft.modules.definition import Definition, WrittenCall
-from unsoft.modules.module import Inputs, Mechanism, Wrapper
+from unsoft.modules.module import Inputs, Mechanism, Result, Wrapper
 from unsoft.modules.registry import module_modifier
 from unsoft.modules.token_factor import TokenFactor
 
@@ -39,13 +40,13 @@ class Gated(Wrapper):
     def prepares_steps(self) -> bool:
         return self.inner.prepares_steps
 
-    def attend(self, inputs: Inputs) -> Tensor | tuple[Tensor, Tensor]:
+    def attend(self, inputs: Inputs) -> Result:
         return self._gate(inputs, self.inner.attend(inputs))
 
-    def attend_cached(self, inputs: Inputs, cache: Cache) -> Tensor | tuple[Tensor, Tensor]:
+    def attend_cached(self, inputs: Inputs, cache: Cache) -> Result:
         return self._gate(inputs, self.inner.decode(inputs, cache))
 
-    def _gate(self, inputs: Inputs, result: Tensor | tuple[Tensor, Tensor]) -> Tensor | tuple[Tensor, Tensor]:
+    def _gate(self, inputs: Inputs, result: Result) -> Result:
         every = self.inner.query_heads // self.layer_spec.heads
         gate: Tensor = self.factor(inputs.query[..., ::every, :, :], inputs.hidden).sigmoid()
         if not isinstance(result, tuple):

@@ -4,9 +4,9 @@
 
 Paper: Yang, Kautz and Hatamizadeh, Gated Delta Networks, arXiv 2412.06464 (ICLR 2025).
 
-Can: replace the value of a key that comes again, and let go of everything at once (a near 0), at a cost per
-token that does not grow; the cache is the state. Cannot: hold more pairs exactly than keys have channels,
-look ahead.
+Strengths: it replaces the value of a key that comes again, and can drop everything at once (a near 0), at a
+cost per token that does not grow; the cache is the state.
+Limitations: it holds at most as many exact pairs as keys have channels, and looks back only.
 
 As published b_t = sigmoid(x_t W + c) and a_t = exp(-A softplus(x_t W' + c')), one number per head; x is the
 hidden state if ``hidden=`` brings it, otherwise the key. b starts at 1/2. A starts at numbers from 1 to 16

@@ -5,10 +5,11 @@
 Paper: Heo and Choi, Generalized Probabilistic Attention Mechanism in Transformers,
 arXiv 2410.15578 (rejected from ICLR 2025).
 
-Can: subtract, with guarantees: the row sum is exactly 1 + l+ - l-, every weight lies in [-l-, 1 + l+]. As an
-affine instead of a convex combination it lets tokens drift apart where softmax pulls them together. Cannot:
-be free of its parameters: with a random W- the second map is nearly uniform, and what is subtracted is the
-mean value. It costs two attention maps.
+Strengths: it subtracts, with guarantees: the row sum is exactly 1 + l+ - l-, and every weight lies in [-l-, 1
++ l+]. As an affine instead of a convex combination it lets tokens drift apart where softmax pulls them
+together.
+Limitations: it depends on its parameters. With a random W- the second map is nearly uniform, and what is
+subtracted is the mean value. It costs two attention maps.
 
 Written down, the method is (survey of negative attention 2025)
 
@@ -51,7 +52,7 @@ from unsoft.formula import Formula
 from unsoft.formula.analysis import Interval, Properties
 from unsoft.modules.cache import Cache, KeyValueCache
 from unsoft.modules.definition import Pointwise, WrittenCall, logits_of, visible_part
-from unsoft.modules.module import Derived, Inputs, Mechanism
+from unsoft.modules.module import Derived, Inputs, Mechanism, Result
 from unsoft.modules.registry import family, resolve_formula
 from unsoft.modules.spec import LayerSpec
 
@@ -63,6 +64,7 @@ class Gpam(Mechanism):
     """
 
     formula_names = ("base",)
+    prepares_steps = True
 
     def __init__(
         self,
@@ -127,10 +129,6 @@ class Gpam(Mechanism):
         negative_map = self.negative_map.to(query.dtype)
         return (query @ negative_map).relu() if self.literal else query.relu() @ negative_map
 
-    @property
-    def prepares_steps(self) -> bool:
-        return True
-
     def prepared_step(self, inputs: Inputs, cache: Cache) -> Tensor | None:
         query, key, options = inputs.query, inputs.key, inputs.options
         # The compiled code before and after the step has no gradient, and the parameters may want one.
@@ -146,7 +144,7 @@ class Gpam(Mechanism):
         maps = cache.step_by(self.base, both, key, inputs.value, options["scale"], enable_gqa=True)
         return None if maps is None else pair_difference(maps, *self._factors(query.dtype))
 
-    def attend(self, inputs: Inputs) -> Tensor | tuple[Tensor, Tensor]:
+    def attend(self, inputs: Inputs) -> Result:
         factors = self._factors(inputs.query.dtype)
         return paired_attention(inputs, self.second_query(inputs.query), self.base, *factors)
 
@@ -163,9 +161,7 @@ class Gpam(Mechanism):
         return factors
 
 
-def paired_attention(
-    inputs: Inputs, second: Tensor, formula: Formula, a: Tensor, b: Tensor
-) -> Tensor | tuple[Tensor, Tensor]:
+def paired_attention(inputs: Inputs, second: Tensor, formula: Formula, a: Tensor, b: Tensor) -> Result:
     """Return a A(query, k) v - b A(second, k) v, and the weights if asked for; a and b have one number for
     each head.
 

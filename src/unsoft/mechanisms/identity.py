@@ -5,9 +5,9 @@
 This is linear attention without a feature map: sum_j (q.k_j) v_j / n. The ``linear`` engines of later
 versions compute it in O(length); here it runs like every other formula.
 
-Can: subtract, and give a smooth weight through 0; the cheapest mechanism there is.
-Cannot: focus: weights grow only in proportion to the logit, so one key never stands out from a crowd. The row
-sum is free.
+Strengths: it subtracts, with a smooth weight through 0; it is the cheapest mechanism.
+Limitations: it cannot focus: weights grow only in proportion to the logit, so one key never stands out from a
+crowd. The row sum is free.
 
 >>> import torch
 >>> IDENTITY.row(torch.tensor([1.0, -2.0, 3.0, 2.0]))

@@ -4,9 +4,10 @@
 
 Paper: Kimi Team, Kimi Linear, arXiv 2510.26692 (2025).
 
-Can: what gated-deltanet can, and keep some channels of the keys for long while others fade; the cache is
-the state. Cannot: hold more pairs exactly than keys have channels, look ahead. It takes smaller chunks,
-hence more time than gated-deltanet.
+Strengths: those of gated-deltanet, and some channels of the keys can be kept for long while others fade; the
+cache is the state.
+Limitations: it holds at most as many exact pairs as keys have channels, and looks back only. It uses smaller
+chunks, hence more time than gated-deltanet.
 
 As published b_t = sigmoid(x_t W + c) and a_t = exp(-A softplus(x_t W' + c')), a number for every channel,
 here with a full W' in place of one of low rank; x is the hidden state if ``hidden=`` brings it, otherwise

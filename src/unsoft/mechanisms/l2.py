@@ -6,10 +6,10 @@ Source: Su 2022, kexue.fm/archives/9105, on a theoretical flaw of relative posit
 1, equal values give equal outputs at every position, whatever relative positions do to the logits. Rows whose
 squares sum to 1 do not have it.
 
-Can: keep the size of the output when many keys agree in weight but their values are independent (the variance
-of the sum is kept, not the mean).
-Cannot: subtract, attend to nothing or give an exact zero. The row sum lies between 1 and sqrt(n), so it grows
-with length.
+Strengths: it keeps the size of the output when many keys agree in weight but their values are independent
+(the variance of the sum is kept, not the mean).
+Limitations: it cannot subtract, attend to nothing or give an exact zero. The row sum lies between 1 and
+sqrt(n), so it grows with length.
 
 >>> import math, torch
 >>> L2.row(torch.tensor([math.log(3), math.log(4)]))       # 3, 4 over 5

@@ -5,8 +5,9 @@
 Features are summed by their logarithms, each with its largest value so far taken out:
 no size of logits is too large.
 
-Can: run at a cost per token that does not grow, with a state of fixed size. Cannot: focus: the sparsity of
-its rows is bounded by the signal-to-noise ratio of the key features (Su 2023); only more features help.
+Strengths: the cost per token does not grow, and the state has a fixed size.
+Limitations: it cannot focus; the sparsity of its rows is bounded by the signal-to-noise ratio of the key
+features (Su 2023), and only more features help.
 
 Masks that hide whole keys (padding) stay linear. A mask that depends on the query, a float mask (which
 multiplies a weight by exp(mask)) and dropout need the weights written out, at quadratic cost.

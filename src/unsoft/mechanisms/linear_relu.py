@@ -5,8 +5,9 @@
 No 1/sqrt(d): ``scale=`` has no effect, it would cancel. A row whose features are 0, or so small that nothing
 can be divided by them (below 1e-31 in float32), outputs 0.
 
-Can: run at a cost per token that does not grow, with a state of fixed size. Cannot: focus: the sparsity of
-its rows is bounded by the signal-to-noise ratio of the key features (Su 2023); only more features help.
+Strengths: the cost per token does not grow, and the state has a fixed size.
+Limitations: it cannot focus; the sparsity of its rows is bounded by the signal-to-noise ratio of the key
+features (Su 2023), and only more features help.
 
 Masks that hide whole keys (padding) stay linear. A mask that depends on the query, a float mask (which
 multiplies a weight by exp(mask)) and dropout need the weights written out, at quadratic cost.

@@ -23,11 +23,13 @@ lowrank, up to ``rank``). Causal attention has four forms, ``causal=``:
 
 Which of the two ``auto`` uses is a matter of the position alone, so training, prefill and decoding agree.
 
-Can: tell a crowd's size from its worth: 50 clones of relevance 1 leave a unique key of relevance 20 the share
-0.286 under softmax, 0.73 on the mass with the gate sigmoid(4 w - 2), 0.999 with sigmoid(12 w - 8). Cannot:
-keep the weights of single keys steady where keys nearly coincide (their sum is far steadier), or know which
-member of a crowd matters. ``start="plain"`` is beta = 1, gamma = 0 (the paper gives no start values);
-``start="open"`` begins with gates of 0.9999, for pretrained models. docs/magnitude.md has the numbers.
+Strengths: the size of a crowd no longer counts as relevance. 50 clones of relevance 1 leave a unique key of
+relevance 20 the share 0.286 under softmax, 0.73 on the mass with the gate sigmoid(4 w - 2), 0.999 with
+sigmoid(12 w - 8).
+Limitations: the weights of single keys are unstable where keys nearly coincide (their sum is far more
+stable), and it cannot know which member of a crowd matters. ``start="plain"`` is beta = 1, gamma = 0 (the
+paper gives no initial values); ``start="open"`` begins with gates of 0.9999, for pretrained models.
+docs/magnitude.md has the numbers.
 
 >>> import torch, unsoft
 >>> layer = unsoft.mechanism("magnitude+cog", heads=2, head_dim=4, where="mass", eps=0.1)
@@ -54,9 +56,9 @@ from unsoft.magnitude.solver import Options, solver_names
 from unsoft.magnitude.solver import solver as solver_of
 from unsoft.magnitude.streaming import CENTRES, CHUNK, ExactArrival, StreamedArrival, streamed_weights
 from unsoft.modules.cache import Cache, KeyValueCache
-from unsoft.modules.key_gates import KeyGate, MassGate, Result, attend_by_rows, gated_values
+from unsoft.modules.key_gates import KeyGate, MassGate, attend_by_rows, gated_values
 from unsoft.modules.magnitude_cache import MagnitudeCache, by_key_head, key_points
-from unsoft.modules.module import Inputs, Mechanism
+from unsoft.modules.module import Inputs, Mechanism, Result
 from unsoft.modules.pointwise import Pointwise
 from unsoft.modules.registry import family, module_modifier
 from unsoft.tracing import transform_name
@@ -188,9 +190,9 @@ class Magnitude(KeyGate):
         engine = inputs.options["engine"]
         plain = inputs.options["attn_mask"] is None and inputs.geometry_keys is None
         if plain and not cache.rows and not torch.is_grad_enabled():
-            found = self._gates(inputs.key, inputs.value, cache, engine)
-            if found is not None:
-                return self._gated(inputs, *found, cache)
+            gated = self._gates(inputs.key, inputs.value, cache, engine)
+            if gated is not None:
+                return self._gated(inputs, *gated, cache)
         points = self._plain_points(inputs.key, cache) if plain else self._new_points(inputs, cache)
         if 0 in points.x.shape[:2]:
             weights = points.x.detach().sum(-1)
@@ -246,10 +248,10 @@ class Magnitude(KeyGate):
         """Return gates of the new keys, and values times those, by one call of compiled code; None, with the
         cache as it was, where that is not possible."""
         constants = cache.constants(self.log_t, self.beta, self.gamma, key)
-        found = cache.arriving.gate(key, value, self.eps, constants, engine)
-        if found is not None:
+        gated = cache.arriving.gate(key, value, self.eps, constants, engine)
+        if gated is not None:
             cache.length += key.shape[2]
-        return found
+        return gated
 
     def _gated(
         self, inputs: Inputs, gate: Tensor, value: Tensor | None = None, cache: MagnitudeCache | None = None

@@ -4,12 +4,13 @@
 
 Paper: Choromanski et al., Rethinking Attention with Performers, arXiv 2009.14794.
 
-Can: come as close to softmax as one pays for, at linear cost: the live demonstration that linear attention
-needs dimension to focus. Cannot: do it cheaply for sharp attention: the number of features needed grows
-exponentially with the size of the logits. The directions are drawn once from ``seed`` and are not trained.
-Features are summed by their logarithms, each with its largest value so far taken out, so that rows sum to 1
-for every head width and every size of queries and keys (the authors subtract one maximum over all tokens and
-add 1e-4 to every feature instead, which looks ahead and is not causal).
+Strengths: it approaches softmax as m grows, at linear cost, and shows that linear attention needs dimension
+to focus.
+Limitations: sharp attention is expensive; the number of features needed grows exponentially with the size of
+the logits. The directions are drawn once from ``seed`` and are not trained. Features are summed by their
+logarithms, each with its largest value so far taken out, so that rows sum to 1 for every head width and every
+size of queries and keys (the authors subtract one maximum over all tokens and add 1e-4 to every feature
+instead, which looks ahead and is not causal).
 
 >>> import torch
 >>> from unsoft.modules.spec import LayerSpec

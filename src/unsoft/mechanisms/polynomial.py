@@ -6,8 +6,10 @@ Paper: Saratchandran et al., Rethinking Attention: Polynomial Alternatives to So
 argues that softmax works because it bounds the size of the attention matrix, and that this scaling does so
 too.
 
-Can: subtract for odd p, and pass smoothly through 0; an even p treats k and -k alike and never subtracts.
-Cannot: normalise: the row sum is free and grows with the p-th power of the logits, so large logits need care.
+Strengths: it subtracts for odd p, and passes smoothly through 0; an even p treats k and -k alike and never
+subtracts.
+Limitations: it is not normalised; the row sum is free and grows with the p-th power of the logits, so large
+logits need care.
 
 >>> import torch
 >>> polynomial(3).row(torch.tensor([2.0, -1.0, 0.0, 1.0]))

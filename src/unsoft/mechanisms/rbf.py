@@ -5,10 +5,11 @@
 The radial basis function as a kernel of attention: Tsai et al., Transformer Dissection, arXiv 1908.11775. The
 part |q_i|^2 is the same for all keys of a row and cancels.
 
-Can: rank keys by how near they are, so that a key cannot win by its length alone: of all keys the query
-itself gets the largest weight. Cannot: subtract, attend to nothing, or use the length of a key as a measure
-of its importance, which trained softmax models do: swapped in, it changes them much. Rotary positions keep
-lengths, so they work.
+Strengths: it ranks keys by distance, so a key cannot win by its length alone; of all keys the query itself
+gets the largest weight.
+Limitations: it cannot subtract, attend to nothing, or use the length of a key as a measure of its importance.
+Trained softmax models do that, so swapping it in changes them a lot. Rotary positions keep lengths, so they
+work.
 
 >>> import torch, unsoft
 >>> q = torch.tensor([[[[1.0, 0.0]]]])

@@ -6,9 +6,9 @@ Paper: Wortsman et al., Replacing softmax with ReLU in Vision Transformers, arXi
 fixed length L; here n counts the keys the row can see, so that a prefix never changes when the sequence
 grows).
 
-Can: give exact zeros, and attend to nothing.
-Cannot: subtract, or normalise: the row sum is free and grows with the logits; a single relevant key among
-many is divided by n. Where all logits are negative there is no gradient.
+Strengths: it gives exact zeros and can attend to nothing.
+Limitations: it cannot subtract and is not normalised; the row sum is free and grows with the logits, and a
+single relevant key among many is divided by n. Where all logits are negative there is no gradient.
 
 >>> import torch
 >>> RELU.row(torch.tensor([-1.0, 3.0, 1.0, 0.0]))

@@ -5,9 +5,9 @@
 Paper: Hua et al., Transformer Quality in Linear Time (GAU), arXiv 2202.10447. Implementations disagree: some
 divide the logit by n before squaring (1/n^2), some the square (1/n). This is the 1/n form, n counted per row.
 
-Can: give exact zeros, focus more sharply than relu, with a continuous slope.
-Cannot: subtract, or normalise: the row sum is free and grows with the square of the logits; no gradient where
-all logits are negative.
+Strengths: it gives exact zeros and focuses more sharply than relu, with a continuous slope.
+Limitations: it cannot subtract and is not normalised; the row sum is free and grows with the square of the
+logits. There is no gradient where all logits are negative.
 
 >>> import torch
 >>> RELU2.row(torch.tensor([-1.0, 2.0, 1.0, 0.0]))

@@ -4,8 +4,9 @@
 
 Paper: Sun et al., Retentive Network, arXiv 2307.08621 (d_h = 1 - 2^(-5-h)).
 
-Can: focus without limit: the sparsity measure S goes to 0 with the length; constant cost per token. Cannot:
-look far: what is attended to depends on distance. It looks back only.
+Strengths: focus without limit (the sparsity measure S goes to 0 with the length) at a constant cost per
+token.
+Limitations: it cannot look far: what is attended to depends on distance. It looks back only.
 
 d is one number per head in (0, 1), fixed as published, or ``learnable``.
 
@@ -43,7 +44,7 @@ from unsoft.formula.analysis import Properties
 from unsoft.modules.cache import Cache
 from unsoft.modules.definition import WrittenCall, mask_factor
 from unsoft.modules.linear import Linear, unchanged
-from unsoft.modules.module import Inputs
+from unsoft.modules.module import Inputs, Result
 from unsoft.modules.registry import family
 from unsoft.modules.spec import LayerSpec
 from unsoft.modules.token_factor import TokenFactor
@@ -81,15 +82,13 @@ class Retention(Linear):
         self.norm = norm
         self.gate = TokenFactor(layer_spec, width=layer_spec.values, start=_OPEN_GATE) if gate else None
 
-    def attend(self, inputs: Inputs) -> Tensor | tuple[Tensor, Tensor]:
+    def attend(self, inputs: Inputs) -> Result:
         return self._finished(inputs, super().attend(inputs))
 
-    def attend_cached(self, inputs: Inputs, cache: Cache) -> Tensor | tuple[Tensor, Tensor]:
+    def attend_cached(self, inputs: Inputs, cache: Cache) -> Result:
         return self._finished(inputs, super().attend_cached(inputs, cache))
 
-    def _finished(
-        self, inputs: Inputs, result: Tensor | tuple[Tensor, Tensor]
-    ) -> Tensor | tuple[Tensor, Tensor]:
+    def _finished(self, inputs: Inputs, result: Result) -> Result:
         out = result[0] if isinstance(result, tuple) else result
         if self.norm == "group":
             out = functional.layer_norm(out, out.shape[-1:], eps=_EPS)

@@ -6,9 +6,10 @@ Paper: Ramapuram et al., Theory, Analysis, and Best Practices for Sigmoid Self-A
 The bias -log n makes a row of zero logits sum to about 1, like softmax. The paper fixes it from the training
 length; here n counts the keys the row can see.
 
-Can: attend to many keys fully or to none; keys do not compete, so no reduction over the row is needed.
-Cannot: subtract, or give an exact zero. The row sum is free, between 0 and n; large models need an extra norm
-or LayerScale to train stably.
+Strengths: it attends to many keys fully or to none; keys do not compete, so no reduction over the row is
+needed.
+Limitations: it cannot subtract or give an exact zero. The row sum is free, between 0 and n; large models need
+an extra norm or LayerScale to train stably.
 
 >>> import math, torch
 >>> SIGMOID.row(torch.tensor([math.log(2), math.log(6)]))      # s - log(2) = log(1), log(3)

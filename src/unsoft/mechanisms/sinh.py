@@ -6,10 +6,10 @@ Our own control for cog; whether it is new is not established. It equals a mix o
 softmax(s) and -softmax(-s), so it could be computed by two ordinary attention calls. expdiff(a, b,
 m) is exp(a - m) - exp(b - m), without the cancellation of a plain difference at small logits.
 
-Can: subtract like cog, and pass smoothly through exactly 0 at s = 0, so a key can be ignored and training can
-start from zero. The absolute weights sum to less than 1.
-Cannot: stay strong at small logits: it switches off where cog does not (close to cog at logit spread 2, far
-from it below 1). Keys k and -k still collide.
+Strengths: it subtracts like cog, and passes smoothly through exactly 0 at s = 0, so a key can be ignored and
+training can start from zero. The absolute weights sum to less than 1.
+Limitations: it is weak at small logits: it switches off where cog does not (close to cog at logit spread 2,
+far from it below 1). Keys k and -k still collide.
 
 >>> import math, torch
 >>> s = torch.tensor([math.log(2), -math.log(3)])      # sinh = 3/4, -4/3; cosh = 5/4, 5/3, in sum 35/12

@@ -5,8 +5,8 @@ a place for attention that has no use.
 
 Known from gpt-oss; with sink = 0 on softmax it is softmax1.
 
-Can: let a head attend to nothing, without a token being misused for it. Cannot:
-help a formula without a normaliser.
+Strengths: a head can attend to nothing, without misusing a token as a sink.
+Limitations: it does not help a formula without a normaliser.
 
 >>> import torch
 >>> from unsoft.modules.registry import resolve

@@ -4,9 +4,10 @@
 
 Paper: Vaswani et al., Attention Is All You Need, arXiv 1706.03762.
 
-Can: rank keys and average their values; every row is a probability distribution, the same at every length.
-Cannot: subtract (no negative weights), attend to nothing (the row sum is 1 even if no key fits, hence
-attention sinks), give an exact zero, or ignore a crowd: n copies of a key get n times the weight.
+Strengths: it ranks keys and averages their values; every row is a probability distribution, the same at every
+length.
+Limitations: it cannot subtract (no negative weights), attend to nothing (the row sum is 1 even if no key
+fits, hence attention sinks), give an exact zero, or ignore a crowd: n copies of a key get n times the weight.
 
 >>> import math, torch
 >>> SOFTMAX.row(torch.tensor([0.0, math.log(3)]))      # exp(s) = 1, 3

@@ -6,9 +6,9 @@ Source: Miller, Attention Is Off By One (2023). It equals softmax with one more 
 (``nn.MultiheadAttention(add_zero_attn=True)``). The peak is max(s, 0), so that the extra exp(-m) never
 overflows.
 
-Can: let a row fade to zero when all logits are very negative, which removes the need for attention sinks.
-Cannot: subtract, or give an exact zero; for large logits it is softmax. Longer rows have larger sums, so how
-much "nothing" weighs depends on length.
+Strengths: a row fades to zero when all logits are very negative, which removes the need for attention sinks.
+Limitations: it cannot subtract or give an exact zero; for large logits it is softmax. Longer rows have larger
+sums, so the weight of "nothing" depends on length.
 
 >>> import math, torch
 >>> SOFTMAX1.row(torch.tensor([0.0, math.log(2)]))     # exp(s) = 1, 2; their sum with the extra 1 is 4

@@ -8,9 +8,10 @@ very negative logits. The paper's epsilon is replaced by the rule that a row of 
 exp(s) - 1 is written with expdiff(a, b, m) = exp(a - m) - exp(b - m), which neither overflows nor cancels:
 logits of 1e-30 give the weights that their ratios say.
 
-Can: give exact zeros and attend to nothing; negative logits take part in the normaliser, so they still
-receive gradient.
-Cannot: subtract. The row sum is at most 1. Reported to lag behind softmax in larger models and long contexts.
+Strengths: it gives exact zeros and can attend to nothing; negative logits take part in the normaliser, so
+they still receive gradient.
+Limitations: it cannot subtract. The row sum is at most 1. Reported to lag behind softmax in larger models and
+long contexts.
 
 >>> import math, torch
 >>> s = torch.tensor([math.log(3), math.log(2), -math.log(2)])     # exp(s) - 1 = 2, 1, -1/2

@@ -4,10 +4,10 @@
 
 Paper: Martins and Astudillo, From Softmax to Sparsemax, arXiv 1602.02068 (ICML 2016).
 
-Can: ignore: every key whose logit is 1 or more below the best gets weight 0, and no gradient. Average the
-values of the rest, as softmax does; many copies of a key that lies below the threshold change nothing.
-Cannot: subtract (no negative weights) or attend to nothing (the row sum is 1). Its gradient is 0 for what it
-ignores, so that a key once lost is found again by other rows only.
+Strengths: it ignores every key whose logit is 1 or more below the best, and averages the values of the rest,
+as softmax does; many copies of a key below the threshold change nothing.
+Limitations: it cannot subtract (no negative weights) or attend to nothing (the row sum is 1). The gradient is
+0 for ignored keys, so only other rows can bring a lost key back.
 
 >>> import torch
 >>> SPARSEMAX.row(torch.tensor([3.0, 2.5, 0.0]))      # t = 2.25: 0.75 + 0.25

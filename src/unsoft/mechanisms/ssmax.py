@@ -5,10 +5,10 @@
 Paper: Nakanishi, Scalable-Softmax Is Superior for Attention, arXiv 2501.19399. The learned form of ``logn``,
 with no bias, as the paper recommends for long inputs. a starts at 0.43, the paper's fixed value.
 
-Can: keep the largest weight of a long row from fading, as softmax's does; learn per head how sharp. Cannot:
-subtract, attend to nothing or give an exact zero. A row that sees one key has logit 0. In a trained model
-start it where it does what softmax does at the lengths of its training: a = 1 / log(n0); ``swap`` takes
-n0 = 512. A float mask is added after the factor.
+Strengths: the largest weight of a long row does not fade, as softmax's does; sharpness is learned per head.
+Limitations: it cannot subtract, attend to nothing or give an exact zero. A row that sees one key has logit 0.
+In a pretrained model start it where it does what softmax does at the lengths of its training: a = 1 /
+log(n0); ``swap`` uses n0 = 512. A float mask is added after the factor.
 
 >>> import math, torch
 >>> SSMAX.row(torch.tensor([1.0, 0.0]), a=math.log(3) / math.log(2))            # 2^a = 3, against 1

@@ -4,10 +4,11 @@
 
 Paper: Tan et al., Scaling Stick-Breaking Attention, arXiv 2410.17980 (ICLR 2025).
 
-Can: prefer the nearest of several keys that fit, without any position encoding; attend to nothing (a row sums
-to what was taken, at most 1), so it needs no sink. Far keys cost nothing once nearer ones have taken all:
-they are not even multiplied. Cannot: subtract, or weigh a far key that fits better above a near one that fits
-well. It looks back only, and, as published, not at the token itself, whose row is 0 if nothing came before;
+Strengths: it prefers the nearest of several keys that fit, without any position encoding, and can attend to
+nothing (a row sums to what was taken, at most 1), so it needs no sink. Far keys cost nothing once nearer ones
+have taken all: they are not even multiplied.
+Limitations: it cannot subtract, or weight a far key that fits better above a near one that fits well. It
+looks back only, and, as published, not at the token itself, whose row is 0 if nothing came before;
 ``current=True`` lets it take the first share.
 
 >>> import torch
@@ -29,7 +30,7 @@ from torch.nn.functional import logsigmoid
 from unsoft.engines.rows.rule import Sticks
 from unsoft.formula.analysis import Interval, Properties
 from unsoft.modules.definition import WrittenCall
-from unsoft.modules.module import Inputs
+from unsoft.modules.module import Inputs, Result
 from unsoft.modules.registry import family
 from unsoft.modules.row_coupled import RowCoupled
 from unsoft.modules.spec import LayerSpec
@@ -44,7 +45,7 @@ class StickBreaking(RowCoupled):
         super().__init__(layer_spec, Sticks())
         self.sees_itself = current
 
-    def attend(self, inputs: Inputs) -> Tensor | tuple[Tensor, Tensor]:
+    def attend(self, inputs: Inputs) -> Result:
         if inputs.options["is_causal"] is False:
             raise ValueError("argument 'is_causal': stick-breaking looks back only; pass is_causal=True")
         return super().attend(inputs)

@@ -5,10 +5,10 @@
 The peak is max(s, 0): then neither exp(s - m) nor the extra exp(-m) can overflow, and |s| is the largest
 factor left.
 
-Can: subtract a little (s exp(s) is never below -1/e before normalising), ignore a key smoothly at s = 0,
-attend to nothing. The absolute weights sum to less than 1.
-Cannot: subtract strongly: against one positive logit of 3 the strongest negative weight is below 1%. Very
-negative logits are ignored rather than subtracted.
+Strengths: it subtracts a little (s exp(s) is never below -1/e before normalising), ignores a key smoothly at
+s = 0, and can attend to nothing. The absolute weights sum to less than 1.
+Limitations: it cannot subtract strongly: against one positive logit of 3 the strongest negative weight is
+below 1%. Very negative logits are ignored rather than subtracted.
 
 >>> import torch
 >>> SWISHMAX.row(torch.tensor([1.0, -1.0]))        # e = 2.71828 and -1/e = -0.36788 over 4.08616

@@ -5,9 +5,9 @@
 The division by n is our choice: it keeps the row's absolute sum below 1, as relu and identity are scaled
 here. CoDA (Tay et al., NeurIPS 2019) uses tanh in a different, gated form.
 
-Can: subtract, pass smoothly through 0, and stay bounded however large the logits are.
-Cannot: focus: no key weighs more than 1/n, so one relevant key among many is lost. Saturated logits get no
-gradient.
+Strengths: it subtracts, passes smoothly through 0, and stays bounded however large the logits are.
+Limitations: it cannot focus: no key gets more than 1/n, so one relevant key among many is lost. Saturated
+logits get no gradient.
 
 >>> import math, torch
 >>> TANH.row(torch.tensor([math.log(2), -math.log(3)]))        # tanh = 3/5, -4/5

@@ -10,11 +10,11 @@ Modeling, arXiv 2601.12145 (ACL 2026); the authors' code is snap-research/TDA.
 The threshold is what the largest of n cosines of random vectors of width D reaches, so a key that has nothing
 to do with the query gets the weight 0, however many there are.
 
-Can: be exactly 0 for almost all keys, attend to nothing, and subtract. Cannot: feel the length of queries and
-keys, or the scale of the logits; normalise its rows: the output fades where few keys pass. A float mask is
-added to the cosine. Heads come in pairs, as in ``differential``. beta and l are learned, one for each pair;
-l starts at 0.5 and is clamped to [0, 1]; beta starts at 1, and lower for heads narrower than 32, where no
-cosine would pass.
+Strengths: it is exactly 0 for almost all keys, can attend to nothing, and subtracts.
+Limitations: it ignores the length of queries and keys and the scale of the logits, and its rows are not
+normalised: the output fades where few keys pass. A float mask is added to the cosine. Heads come in pairs, as
+in ``differential``. beta and l are learned, one for each pair; l starts at 0.5 and is clamped to [0, 1]; beta
+starts at 1, and lower for heads narrower than 32, where no cosine would pass.
 
 >>> import torch
 >>> from unsoft.modules.spec import LayerSpec
@@ -34,13 +34,12 @@ from torch import Tensor, nn
 
 from unsoft.engines.arguments import check_tensors
 from unsoft.engines.call import compute_dtype
-from unsoft.engines.pointwise import run_formula
 from unsoft.formula import Formula
 from unsoft.formula.analysis import Properties
 from unsoft.formula.formula import Facts
 from unsoft.modules.definition import WrittenCall, visible_part
-from unsoft.modules.head_pairs import check_pairs, joined, of_half, split
-from unsoft.modules.module import Inputs, Mechanism
+from unsoft.modules.head_pairs import check_pairs, difference_of_maps, joined, split
+from unsoft.modules.module import Inputs, Mechanism, Result
 from unsoft.modules.registry import family
 from unsoft.modules.spec import LayerSpec
 
@@ -64,29 +63,20 @@ class TDA(Mechanism):
         self.beta = nn.Parameter(torch.full((layer_spec.heads // 2,), float(beta)))
         self.strength = nn.Parameter(torch.full((layer_spec.heads // 2,), float(strength)))
 
-    def attend(self, inputs: Inputs) -> Tensor | tuple[Tensor, Tensor]:
+    def attend(self, inputs: Inputs) -> Result:
         inputs = inputs.as_autocast()
         check_tensors(inputs.query, inputs.key, inputs.value)  # before they all become wide
         wide = compute_dtype(inputs.query.dtype)  # squares of small differences: rounded once, at the end
-        values = joined(inputs.value.to(wide))
         threshold = self.beta * (2 / self.layer_spec.head_dim) ** 0.5
-        maps: list[Any] = []
-        for which in (0, 1):
-            query, key, options = of_half(which, inputs.query, inputs.key, inputs.options)
-            maps.append(
-                run_formula(
-                    direction(query.to(wide)),
-                    direction(key.to(wide)),
-                    values,
-                    self.base,
-                    return_weights=inputs.return_weights,
-                    params={"t": threshold},
-                    **options | {"scale": 1.0},
-                )
-            )
+        cosines = inputs.change(
+            query=direction(inputs.query.to(wide)),
+            key=direction(inputs.key.to(wide)),
+            value=joined(inputs.value.to(wide)),
+            options=inputs.options | {"scale": 1.0},
+        )
         strength = self.strength.clamp(0, 1)[:, None, None].to(wide)
-        pairs = zip(*maps, strict=True) if inputs.return_weights else [maps]
-        out, *weights = ((first - strength * second).to(inputs.query.dtype) for first, second in pairs)
+        maps = difference_of_maps(cosines, self.base, strength, {"t": threshold})
+        out, *weights = (x.to(inputs.query.dtype) for x in maps)
         return (split(out), weights[0].repeat_interleave(2, dim=-3)) if weights else split(out)
 
 

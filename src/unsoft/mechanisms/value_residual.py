@@ -5,11 +5,12 @@
 Paper: Zhou et al., Value Residual Learning, arXiv 2410.17897 (ResFormer, ACL 2025). Both start at 1/2; in a
 trained model (``init="open"``) at 0 and 1, where nothing changes.
 
-Can: bring what the first layer said of a token to every depth, around any mechanism:
-``value-residual+cog``. The first layer itself is as it was. Cannot: work in a layer that stands alone:
-``unsoft.hf.swap`` and the models of ``unsoft train`` hand the first layer's values on; elsewhere pass
-``first_value=``. It needs values of one shape in all layers, and does not go with gradient checkpointing.
-The weights are those of the mechanism inside, and belong to the mixture.
+Strengths: it passes the first layer's values of a token to every depth, around any mechanism:
+``value-residual+cog``. The first layer itself is unchanged.
+Limitations: it does not work in a single layer. ``unsoft.hf.swap`` and the models of ``unsoft train`` pass
+the first layer's values on; elsewhere pass ``first_value=``. It needs values of one shape in all layers, and
+does not support gradient checkpointing. The weights are those of the mechanism inside, and belong to the
+mixture.
 
 >>> import torch, unsoft
 >>> layer = unsoft.mechanism("value-residual+softmax", heads=1, head_dim=4, layer=3)
@@ -24,7 +25,7 @@ from torch import Tensor, nn
 
 from unsoft.modules.cache import Cache
 from unsoft.modules.definition import Definition, NotDefined, WrittenCall
-from unsoft.modules.module import Inputs, Mechanism, Wrapper
+from unsoft.modules.module import Inputs, Mechanism, Result, Wrapper
 from unsoft.modules.registry import module_modifier
 
 
@@ -43,10 +44,10 @@ class ValueResidual(Wrapper):
         if self.shares is not None:
             self.shares.copy_(torch.tensor([0.0, 1.0]))
 
-    def attend(self, inputs: Inputs) -> Tensor | tuple[Tensor, Tensor]:
+    def attend(self, inputs: Inputs) -> Result:
         return self.inner.attend(self._mixed(inputs))
 
-    def attend_cached(self, inputs: Inputs, cache: Cache) -> Tensor | tuple[Tensor, Tensor]:
+    def attend_cached(self, inputs: Inputs, cache: Cache) -> Result:
         return self.inner.decode(self._mixed(inputs), cache)
 
     def _mixed(self, inputs: Inputs) -> Inputs:

@@ -57,8 +57,9 @@ def mechanism(
                 "mechanism: first_last(...) needs to know where it stands: pass layer= and layers="
             )
         name = match[1] if layer in (0, layers - 1) else match[2]
-    found = resolve(name)
-    spec = MechanismSpec(found.name or "this formula", None, found) if isinstance(found, Formula) else found
+    spec = resolve(name)
+    if isinstance(spec, Formula):
+        spec = MechanismSpec(spec.name or "this formula", None, spec)
     return spec.build(layer_spec, **options)
 
 
@@ -70,11 +71,11 @@ def mechanism_like(spec: MechanismSpec, query: Tensor, key: Tensor, value: Tenso
             raise ValueError(
                 f"attention: argument '{name}' must be a tensor (..., heads, length, dim) for {spec.name!r}"
             )
-    return _at_its_start(spec, query.shape[-3], query.shape[-1], value.shape[-1], query.device)
+    return _initial_module(spec, query.shape[-3], query.shape[-1], value.shape[-1], query.device)
 
 
 @lru_cache(maxsize=64)
-def _at_its_start(
+def _initial_module(
     spec: MechanismSpec, query_heads: int, head_dim: int, value_dim: int, device: torch.device
 ) -> Mechanism:
     # A start that is random is the same in every call, and costs the caller nothing. It is kept for later

@@ -1,4 +1,4 @@
-"""What decoding remembers between calls.
+"""Caches: what decoding keeps between calls.
 
 A cache belongs to one layer. It is made by ``mechanism.new_cache(batch)``, filled by
 ``mechanism(q, k, v, cache=cache)`` and knows its ``length`` (tokens seen) and ``nbytes`` (memory held).
@@ -24,7 +24,7 @@ class Cache(ABC):
     the bytes it holds."""
 
     only_keys_and_values: ClassVar[bool] = False
-    """Does it hold the keys and values, and nothing else? Then any other cache of keys and values will do."""
+    """True if it holds keys and values and nothing else, so that any other cache of those will do."""
 
     def __init__(self, batch: int) -> None:
         if not isinstance(batch, int) or isinstance(batch, bool):

@@ -1,4 +1,4 @@
-"""What mechanisms are held against: their papers once more in plain torch, slow, quadratic and in float64.
+"""Definitions that mechanisms are tested against: their papers again in plain torch, slow and in float64.
 
 The definition of a mechanism is in its file and is passed to the registry. It shares nothing with the
 engines, nor with the code beside it, of which only parameters and settings are read. A formula's is a
@@ -30,9 +30,9 @@ class NotDefined(Exception):
 class WrittenCall:
     """Some rows of a call to a mechanism.
 
-    Rows of attention do not know each other, so a definition may be asked for some of them only: R of the L
-    queries, at the positions ``rows``. All S keys are there, and what is masked is said by ``visible`` alone,
-    causality included.
+    Rows of attention are independent, so a definition may be computed for some of them only: R of the L
+    queries, at the positions ``rows``. All S keys are present; ``visible`` alone has the masks, causality
+    included.
     """
 
     query: Tensor
@@ -52,10 +52,10 @@ class WrittenCall:
     causal: bool
     scale: float
     rounding: Callable[[Tensor], Tensor] | None = None
-    """What rounding does to an intermediate result, where it is measured how much that matters."""
+    """Adds a rounding error to an intermediate result, to measure how much rounding matters."""
     strength: bool = False
-    """Does the float mask multiply weight and mass by its exponential,
-    whatever the mechanism's own rule is?"""
+    """True if the float mask multiplies weight and mass by its exponential, whatever the mechanism's own
+    rule is."""
 
     @property
     def count(self) -> Tensor:
@@ -111,7 +111,7 @@ class Logits:
     sink: Tensor | None = None
     """A logit per head that takes part in the normaliser only."""
     strength: bool = False
-    """Does the float mask multiply weights by its exponential, although the weights are not signed?"""
+    """True if the float mask multiplies weights by its exponential, although the weights are not signed."""
     squares: Mapping[str, Tensor] = field(default_factory=dict)
     """q2 and k2: scale |q|^2 and scale |k|^2."""
 
@@ -122,7 +122,7 @@ class Logits:
 
     @property
     def boost(self) -> Tensor:
-        """What remains to be added to exponents."""
+        """The float mask, where it is not in :attr:`added`."""
         return self.bias if self.strength else torch.zeros_like(self.bias)
 
 

@@ -5,10 +5,11 @@ Query and key heads 2p and 2p + 1 are the two maps of pair p, and both apply to 
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping
 
 from torch import Tensor
 
+from unsoft.engines.pointwise import run_formula
 from unsoft.formula import Formula
 from unsoft.modules.cache import KeyValueCache
 from unsoft.modules.module import Inputs
@@ -41,14 +42,21 @@ def split(out: Tensor) -> Tensor:
     return heads
 
 
-def of_half(
-    which: int, query: Tensor, key: Tensor, options: dict[str, Any]
-) -> tuple[Tensor, Tensor, dict[str, Any]]:
-    """Return queries, keys and options of the first or second map of all pairs."""
-    mask = options["attn_mask"]
-    if isinstance(mask, Tensor) and mask.dim() >= 3 and mask.shape[-3] > 1:
-        options = options | {"attn_mask": mask[..., which::2, :, :]}
-    return query[..., which::2, :, :], key[..., which::2, :, :], options
+def difference_of_maps(
+    inputs: Inputs, formula: Formula, strength: Tensor, params: Mapping[str, Tensor] | None = None
+) -> list[Tensor]:
+    """Return A1 v - strength A2 v for the two maps of each pair and joined values v; then, if
+    ``return_weights``, A1 - strength A2."""
+    mask, maps = inputs.options["attn_mask"], []
+    by_head = isinstance(mask, Tensor) and mask.dim() >= 3 and mask.shape[-3] > 1
+    for which in (0, 1):
+        query, key = (x[..., which::2, :, :] for x in (inputs.query, inputs.key))
+        options = inputs.options | {"attn_mask": mask[..., which::2, :, :] if by_head else mask}
+        result = run_formula(
+            query, key, inputs.value, formula, params=params, return_weights=inputs.return_weights, **options
+        )
+        maps.append(result if isinstance(result, tuple) else (result,))
+    return [first - strength * second for first, second in zip(*maps, strict=True)]
 
 
 class JoinedValueCache(KeyValueCache):

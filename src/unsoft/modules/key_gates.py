@@ -18,9 +18,8 @@ from unsoft.engines.call import compute_dtype
 from unsoft.engines.gaussian import kernels_for
 from unsoft.formula import Formula, parse
 from unsoft.modules.cache import Cache
-from unsoft.modules.module import Inputs, Mechanism, Wrapper
+from unsoft.modules.module import Inputs, Mechanism, Result, Wrapper
 
-Result = Tensor | tuple[Tensor, Tensor]
 _EXPONENTIAL = parse("exp(s - m)")
 _ROWS = 128
 """Rows of a block of :func:`attend_by_rows`."""

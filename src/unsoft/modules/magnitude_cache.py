@@ -15,8 +15,8 @@ from unsoft.modules.module import Inputs
 def key_points(call: Call, inputs: Inputs, log_t: Tensor) -> Points:
     """Return the scaled keys, or ``geometry_keys`` in their place; a key that no row may see, or that is not
     finite, counts as absent."""
-    given = inputs.geometry_keys
-    keys = call.k if given is None else _checked_geometry(given, inputs.key, call.k)
+    geometry = inputs.geometry_keys
+    keys = call.k if geometry is None else _checked_geometry(geometry, inputs.key, call.k)
     present = _seen_by_some_row(call)
     keys = keys.to(compute_dtype(keys.dtype))
     finite = keys.isfinite().all(-1)
@@ -84,7 +84,7 @@ class MagnitudeCache(Cache):
         self.arriving, self.rows = arriving, rows
         self.inner = KeyValueCache(batch) if rows else inner
         self._constants: tuple[tuple[int, ...], tuple[Tensor, Tensor, Tensor]] | None = None
-        """What was computed from the mechanism's parameters, and which parameters those were."""
+        """Values computed from the mechanism's parameters, and the state of these parameters."""
         self.last_row: Tensor | None = None
         """Weights of all keys in the prefix that ended with the last token, if ``rows``."""
         self.gates: KeyValueCache | None = None

@@ -1,4 +1,4 @@
-"""Attention as a module: what every mechanism is once it belongs to a layer of a network.
+"""Base class of mechanisms as modules, and the inputs of one call.
 
 A mechanism that is a formula needs no module: ``unsoft.attention`` runs it. Mechanisms with weights of their
 own, with a state, or around another mechanism are subclasses of :class:`Mechanism`; a formula becomes one too
@@ -22,6 +22,8 @@ from unsoft.formula import Formula
 from unsoft.modules.cache import Cache, KeyValueCache
 from unsoft.modules.spec import LayerSpec
 
+Result = Tensor | tuple[Tensor, Tensor]
+"""Output of a call, and the weights if asked for."""
 Values = Tensor | tuple[Tensor, Tensor]
 """A field of tokens: (..., heads, length) of queries or of keys, or a pair of both."""
 
@@ -98,11 +100,11 @@ class Derived:
 
 
 class Mechanism(nn.Module):
-    """Base class. A subclass says how it attends (:meth:`attend`) and, if it keeps more than keys and values,
-    its cache.
+    """Base class of mechanisms.
 
-    The rest is what others ask of a mechanism without knowing which it is;
-    a subclass changes what is different for it.
+    A subclass defines :meth:`attend`, and its cache if it keeps more than keys and values. The other methods
+    and attributes describe a mechanism to code that does not know its class; a subclass overrides those that
+    differ.
     """
 
     formula_names: ClassVar[tuple[str, ...]] = ()
@@ -110,12 +112,12 @@ class Mechanism(nn.Module):
     key_head_multiple: ClassVar[int] = 1
     """The number of key heads must be a multiple of this."""
     needs_first_value: bool = False
-    """Does it want the values of the network's first layer (``first_value=``)?"""
+    """True if it needs the values of the network's first layer (``first_value=``)."""
     sees_itself: bool = True
-    """Does a causal row see the key of its own token?"""
+    """True if a causal row sees the key of its own token."""
     needs_all_keys: ClassVar[bool] = False
-    """Does it look at all keys at once, so that a cache that shows some of them,
-    or a mask that hides some from some rows, will not do?"""
+    """True if it uses all keys at once, so that neither a cache that drops some of them nor a mask that hides
+    some from some rows is supported."""
 
     def __init__(self, layer_spec: LayerSpec) -> None:
         super().__init__()
@@ -140,7 +142,7 @@ class Mechanism(nn.Module):
         cache: Cache | None = None,
         positions: tuple[Tensor, Tensor] | None = None,
         fields: Mapping[str, Values] | None = None,
-    ) -> Tensor | tuple[Tensor, Tensor]:
+    ) -> Result:
         """The arguments of :func:`unsoft.attention`, and
 
         hidden
@@ -178,7 +180,7 @@ class Mechanism(nn.Module):
         inputs = Inputs(query, key, value, hidden, geometry_keys, first_value, return_weights, options)
         return self.attend(inputs) if cache is None else self.decode(inputs, cache)
 
-    def decode(self, inputs: Inputs, cache: Cache) -> Tensor | tuple[Tensor, Tensor]:
+    def decode(self, inputs: Inputs, cache: Cache) -> Result:
         """Attend from new tokens to all tokens so far: by the prepared step if the call is plain and the
         mechanism has one, otherwise by :meth:`attend_cached`.
 
@@ -191,7 +193,7 @@ class Mechanism(nn.Module):
         return self.attend_cached(inputs, cache)
 
     @abstractmethod
-    def attend(self, inputs: Inputs) -> Tensor | tuple[Tensor, Tensor]:
+    def attend(self, inputs: Inputs) -> Result:
         """Return the output, and the weights if asked for."""
 
     def prepared_step(self, inputs: Inputs, cache: Cache) -> Tensor | None:
@@ -208,7 +210,7 @@ class Mechanism(nn.Module):
         unchanged, so that others may append to it too."""
         return False
 
-    def attend_cached(self, inputs: Inputs, cache: Cache) -> Tensor | tuple[Tensor, Tensor]:
+    def attend_cached(self, inputs: Inputs, cache: Cache) -> Result:
         """Append to the cache and attend; here for mechanisms that need all keys and values."""
         return self.attend(self.with_cached_tokens(inputs, cache))
 

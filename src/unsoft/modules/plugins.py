@@ -104,9 +104,9 @@ def _family_of(
             " weights(logits, visible)"
         )
     known = [field.name for field in fields(Properties)]
-    for given in promises:
-        if given not in known:
-            raise TypeError(f"register: unknown promise {given!r} (known: {', '.join(known)})")
+    for promise in promises:
+        if promise not in known:
+            raise TypeError(f"register: unknown promise {promise!r} (known: {', '.join(known)})")
     sums = {name: Interval.read(promises[name]) for name in ("row_sum", "l1") if name in promises}
     properties = Properties(**promises | sums)
     first_line = inspect.cleandoc(cls.__doc__ or name).partition("\n")[0]
@@ -158,9 +158,9 @@ def load_plugins() -> None:
 def _load_plugin(entry: metadata.EntryPoint) -> None:
     """Load an entry point: its module registers mechanisms, or it is the mechanism itself."""
     try:
-        found = entry.load()
-        if not inspect.ismodule(found) and entry.name not in registry.names():
-            register(entry.name, found)
+        loaded = entry.load()
+        if not inspect.ismodule(loaded) and entry.name not in registry.names():
+            register(entry.name, loaded)
             _homes[entry.name] = entry.module
     except Exception as error:  # one package that does not work must not take all mechanisms away
         text = (

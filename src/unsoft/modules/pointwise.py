@@ -21,13 +21,13 @@ from unsoft.engines.pointwise import run_formula
 from unsoft.formula import Formula
 from unsoft.formula.arguments import BUILT_IN
 from unsoft.modules.cache import Cache, KeyValueCache
-from unsoft.modules.module import Inputs, Mechanism, Values
+from unsoft.modules.module import Inputs, Mechanism, Result, Values
 from unsoft.modules.registry import builtin
 from unsoft.modules.spec import Family, LayerSpec
 
 
 class Tokens(NamedTuple):
-    """What the fields of new tokens are computed from."""
+    """New tokens, from which a :class:`FieldSource` computes their fields."""
 
     query: Tensor
     """(..., heads, L, D)"""
@@ -81,9 +81,9 @@ class FieldSource(nn.Module):
     """
 
     causal_only: ClassVar[bool] = False
-    """Do its fields mean something only where queries look back?"""
+    """True if its fields are defined only where queries look back."""
     uses_hidden: ClassVar[bool] = False
-    """Does it want the hidden state? It gets one if ``layer_spec.hidden_dim`` says how wide that is."""
+    """True if it uses the hidden state, which it gets if ``layer_spec.hidden_dim`` is set."""
 
     def __init__(self, layer_spec: LayerSpec) -> None:
         super().__init__()
@@ -126,8 +126,8 @@ def field_family(
     keys."""
     summary = formula.summary or str(formula.weight)
     build = FromFields(formula, fields_from)
-    found = Family(name, build, summary, formula.properties, formula, formula.paper, takes=fields_from)
-    builtin(name, found, definition=definition)
+    family = Family(name, build, summary, formula.properties, formula, formula.paper, takes=fields_from)
+    builtin(name, family, definition=definition)
 
 
 class FieldCache(KeyValueCache):
@@ -241,7 +241,7 @@ class Pointwise(Mechanism):
             }
         )
 
-    def attend(self, inputs: Inputs) -> Tensor | tuple[Tensor, Tensor]:
+    def attend(self, inputs: Inputs) -> Result:
         params = dict(self.values) if len(self.values) else None
         options = inputs.options
         if self.source is not None and "fields" not in options:
@@ -268,7 +268,7 @@ class Pointwise(Mechanism):
             self.formula, inputs.query, inputs.key, inputs.value, options["scale"], options["enable_gqa"]
         )
 
-    def attend_cached(self, inputs: Inputs, cache: Cache) -> Tensor | tuple[Tensor, Tensor]:
+    def attend_cached(self, inputs: Inputs, cache: Cache) -> Result:
         if isinstance(cache, FieldCache):
             cache.check(inputs.key)
             new = inputs.options.get("fields") if self.source is None else self._computed(inputs, cache)

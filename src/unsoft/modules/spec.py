@@ -1,4 +1,4 @@
-"""What a name and a layer stand for, as data; modules are made from it later.
+"""Specifications of mechanisms and layers, as data; modules are built from them later.
 
 A name: a formula, or a family of modules, with modifiers around it. A layer: its heads and widths.
 """
@@ -51,12 +51,12 @@ class Family:
     summary: str
     properties: Properties
     base: str | Formula | None = None
-    """The formula it runs unless told otherwise; modifiers of formulas then rewrite that one."""
+    """The formula it runs by default; modifiers of formulas then rewrite that one."""
     paper: str | None = None
     argument: str | None = None
     """Name of the argument that a number in brackets sets."""
     takes: Callable[..., Any] | None = None
-    """What gets the options, if ``build`` passes them on without naming them."""
+    """The callable that gets the options, if ``build`` passes them on as ``**options``."""
 
     @property
     def options(self) -> list[str] | None:
@@ -97,7 +97,7 @@ class AppliedModifier:
 
 @dataclass(frozen=True)
 class MechanismSpec:
-    """What a name stands for if it is not a formula: the modules to be made once their layer is known."""
+    """A mechanism that is not a formula: the modules to build once their layer is known."""
 
     name: str
     family: Family | None
