@@ -159,9 +159,10 @@ def _exp(results: Results) -> Finding:
 def _relu2(results: Results) -> Finding:
     """Relative distance below 5 % at every measured point; with limits if at most points."""
     # Theory is that of an infinite row, as Su writes it, so the error includes that of a finite row.
-    pairs = sorted(_pairs(results, "relu2"), key=lambda at: abs(at[2] - at[3]) / at[3])
-    error, middle = (abs(at[2] - at[3]) / at[3] for at in (pairs[-1], pairs[len(pairs) // 2]))
-    worst = max(pairs, key=lambda at: abs(at[2] - at[3]) / at[3])
+    pairs = _pairs(results, "relu2")
+    errors = [abs(s - expected) / expected for _, _, s, expected in pairs]
+    error, middle = max(errors), sorted(errors)[len(errors) // 2]
+    worst = pairs[errors.index(error)]
     return grade(error < _RELATIVE, middle < _RELATIVE), (
         f"largest relative distance {error:.1%}, at beta = {worst[0]:g}, gamma = {worst[1]:g} ({worst[2]:.4f}"
         f" measured, {worst[3]:.4f} theory); in the middle of {len(pairs)} points {middle:.1%}"
