@@ -152,7 +152,7 @@ def irrelevant_or_opposed(record: dict[str, Any]) -> str:
         "",
     ]
     rows = [
-        [label, *(said(opposition.told_apart(results, label, pair)) for pair in opposition.PAIRS)]
+        [label, *(said(opposition.distance(results, label, pair)) for pair in opposition.PAIRS)]
         for label in results.labels
     ]
     lines += table(

@@ -18,7 +18,8 @@ import torch
 from torch import Tensor
 
 from unsoft import measure
-from unsoft.lab.compare.jobs import Job, Missing, Results, Rows
+from unsoft.lab.compare.candidate import normals
+from unsoft.lab.compare.jobs import Job, Missing, Results, Rows, matching, mean_of
 from unsoft.lab.compare.section import EXPERIMENT, SURVEY, Finding, Request, ScoreColumn, Section, claim, job
 from unsoft.lab.evidence import Estimate, grade, t_interval
 from unsoft.lab.report.figure import ChartControl, Figure, by_mechanism
@@ -40,15 +41,12 @@ def jobs(request: Request) -> list[Job]:
 
 
 def facts(request: Request) -> list[Job]:
-    return [
-        job(
-            NOISE, None, partial(collapse, Noise()), 1.0, depth=request.level.depth, seeds=request.level.seeds
-        )
-    ]
+    level = request.level
+    return [job(NOISE, None, partial(collapse, Noise()), 1.0, depth=level.depth, seeds=level.seeds)]
 
 
 def collapse(candidate: HasWeights, depth: int, seeds: int) -> Rows:
-    """Every measure after each layer, for each random network, without and with skip connections."""
+    """Measure states after each layer of each random network, without and with skip connections."""
     return [
         {"skip": skip, "seed": seed, "depth": layer} | row
         for skip in (False, True)
@@ -58,31 +56,31 @@ def collapse(candidate: HasWeights, depth: int, seeds: int) -> Rows:
 
 
 class HasWeights(Protocol):
-    """What has weights: a mechanism, or a control."""
+    """A mechanism or a negative control."""
 
     def weights(self, query: Tensor, key: Tensor, *, is_causal: bool = False) -> Tensor:
-        """(batch, queries, keys)."""
+        """Return weights (batch, queries, keys)."""
 
 
 class Noise:
-    """The control of every measure of states: weights that know nothing of queries and keys."""
+    """The negative control of every measure of states: weights independent of queries and keys."""
 
     def __init__(self) -> None:
         self._generator = torch.Generator().manual_seed(0)
 
     def weights(self, query: Tensor, key: Tensor, *, is_causal: bool = False) -> Tensor:
-        found = torch.randn(len(query), query.shape[1], key.shape[1], generator=self._generator)
-        return found.tril() if is_causal else found
+        weights = torch.randn(len(query), query.shape[1], key.shape[1], generator=self._generator)
+        return weights.tril() if is_causal else weights
 
 
 def stack(candidate: HasWeights, depth: int, skip: bool, seed: int) -> Rows:
-    """Measures of the states before the first layer and after each."""
-    generator = torch.Generator().manual_seed(100 + seed)
-    states = inputs = torch.randn(SEQUENCES, TOKENS, WIDTH, generator=generator)
+    """Measure the states before the first layer and after each."""
+    normal = normals(100 + seed, torch.float32)
+    states = inputs = normal(SEQUENCES, TOKENS, WIDTH)
     length = math.sqrt(2 / depth)  # so that noise leaves (1 + 2/depth)^-depth, about e^-2, whatever the depth
     rows = [measured(states, inputs)]
     for _ in range(depth):
-        maps = torch.randn(3, WIDTH, WIDTH, generator=generator) / math.sqrt(WIDTH)
+        maps = normal(3, WIDTH, WIDTH) / math.sqrt(WIDTH)
         matched = _split_heads(states @ maps[0])
         value = _split_heads(states @ maps[1] if skip else states)
         with torch.no_grad():
@@ -90,35 +88,36 @@ def stack(candidate: HasWeights, depth: int, skip: bool, seed: int) -> Rows:
         out = (weights @ value).view(SEQUENCES, HEADS, TOKENS, HEAD).transpose(1, 2).flatten(2)
         if skip:
             out = states + length * states.norm(dim=-1, keepdim=True) * unit_rows(out @ maps[2])
-        # Only the scale of the whole is set right, so that neither 0 nor infinity is reached.
+        # Rescaling the whole keeps it from underflow and overflow without changing any measure.
         states = out / out.square().mean().sqrt().clamp(min=1e-30)
         rows.append(measured(states, inputs) | {"alike": float(heads_alike(weights))})
     return rows
 
 
 def _split_heads(x: Tensor) -> Tensor:
-    """(sequences * heads, tokens, head)."""
+    """Return (sequences * heads, tokens, head)."""
     return x.view(*x.shape[:-1], HEADS, HEAD).transpose(1, 2).flatten(0, 1)
 
 
 def heads_alike(weights: Tensor) -> Tensor:
-    """Mean cosine between the patterns of different heads."""
+    """Return the mean cosine between the patterns of different heads."""
     similar: Tensor = measure.head_similarity(weights.view(SEQUENCES, HEADS, *weights.shape[1:]))
     others = similar.sum((-2, -1)) - similar.diagonal(dim1=-2, dim2=-1).sum(-1)
     return others.mean() / (HEADS * (HEADS - 1))
 
 
 def measured(states: Tensor, inputs: Tensor, train: int = TRAIN) -> dict[str, Any]:
-    """Residual over norm, effective rank over that of the inputs, tokens that can be told by their input,
-    what of the input can be decoded, and how far differences between tokens have moved from those of the
-    inputs. Maps are fitted to the first ``train`` sequences.
+    """Measure residual, rank, recovery, decodability and movement of states.
+
+    They are the residual over the norm, the effective rank over that of the inputs, the share of tokens
+    identified by their input, the share of the input that a linear map decodes, and how far differences
+    between tokens have moved from those of the inputs. Maps are fitted to the first ``train`` sequences.
     """
-    late = states[train:], inputs[train:]  # some sequences are enough for what each has by itself
+    late = states[train:], inputs[train:]  # some sequences are enough for measures of single sequences
     ranks = [float(measure.effective_rank(unit_rows(x)).mean()) for x in late]
+    norms = states.flatten(1).norm(dim=-1).clamp(min=1e-30)
     return {
-        "residual": float(
-            (measure.residual(states) / states.flatten(1).norm(dim=-1).clamp(min=1e-30)).mean()
-        ),
+        "residual": float((measure.residual(states) / norms).mean()),
         "rank": ranks[0] / ranks[1],
         "recovery": float(measure.recovery(*late).mean()),
         "decoded": float(measure.decodability(states, inputs, train)),
@@ -127,16 +126,17 @@ def measured(states: Tensor, inputs: Tensor, train: int = TRAIN) -> dict[str, An
 
 
 def moved(states: Tensor, inputs: Tensor) -> float:
-    """1 - squared cosine between differences of tokens and those of the inputs."""
+    """Return 1 - squared cosine between differences of tokens and those of the inputs."""
     left, first = (x - x.mean(-2, keepdim=True) for x in (states, inputs))
     sizes = float(left.square().sum() * first.square().sum())
     return 1 - float((left * first).sum()) ** 2 / sizes if sizes > 0 else 1.0
 
 
 def by_depth(states: Sequence[Tensor], folds: int = 4) -> list[dict[str, list[float]]]:
-    """Of states (sequences, tokens, width) before the first layer and after each: effective rank, share of
-    the input that can be decoded, and how far they have moved; one number for each of ``folds`` parts of the
-    sequences, which is held out in turn.
+    """Measure rank, decodability and movement of states before the first layer and after each.
+
+    States are (sequences, tokens, width). There is one number for each of ``folds`` parts of the sequences,
+    which is held out in turn.
 
     >>> tokens = torch.randn(8, 32, 8, generator=torch.Generator().manual_seed(0))
     >>> start, noise = by_depth([tokens, torch.randn(8, 32, 8)])
@@ -147,22 +147,22 @@ def by_depth(states: Sequence[Tensor], folds: int = 4) -> list[dict[str, list[fl
     if len(inputs) < folds:
         raise ValueError(f"depths: {len(inputs)} sequences cannot be cut into {folds} parts")
     part = len(inputs) // folds
-    found: list[dict[str, list[float]]] = []
-    for here in states:
+    measures: list[dict[str, list[float]]] = []
+    for layer in states:
         rows: Rows = []
         for fold in range(folds):
             order = torch.arange(len(inputs)).roll(part * fold)  # the last are held out
-            there, first = here.double()[order], inputs[order]
-            whole = measured(there, first, len(inputs) - part)
-            rows.append(whole | {"moved": moved(there[-part:], first[-part:])})
-        found.append({field: [row[field] for row in rows] for field in FIELDS})
-    return found
+            after, before = layer.double()[order], inputs[order]
+            whole = measured(after, before, len(inputs) - part)
+            rows.append(whole | {"moved": moved(after[-part:], before[-part:])})
+        measures.append({field: [row[field] for row in rows] for field in FIELDS})
+    return measures
 
 
 def word(rank: Estimate, decoded: Estimate, moved: Estimate) -> str:
-    """What has become of the input, by means: evolution, collapse, noise, or something between.
+    """Return what has become of the input, by means: evolution, collapse, noise, or something between.
 
-    >>> [word(*map(Estimate, given)) for given in ((0.9, 0.7, 0.5), (0.9, 0.01, 1.0), (0.1, 0.3, 0.9))]
+    >>> [word(*map(Estimate, values)) for values in ((0.9, 0.7, 0.5), (0.9, 0.01, 1.0), (0.1, 0.3, 0.9))]
     ['evolution', 'noise', 'collapse']
     """
     if moved.value < MOVED:
@@ -211,7 +211,7 @@ def figures(results: Results) -> Iterator[Figure]:
 
 
 def _means(rows: Rows) -> Rows:
-    """Over networks."""
+    """Average over networks."""
     groups: dict[tuple[Any, ...], Rows] = {}
     for row in rows:
         groups.setdefault((row["mechanism"], int(row["skip"]), row["depth"]), []).append(row)
@@ -224,36 +224,34 @@ def _means(rows: Rows) -> Rows:
 
 
 def layers_kept(rows: Rows) -> Estimate:
-    """Layers of attention alone after which both the rank and what can be decoded have fallen to a half; a
-    straight line between layers.
+    """Return the layers of attention alone after which rank or decodability has fallen to a half.
+
+    Between layers both are interpolated linearly.
     """
-    found = []
+    layers = []
     for seed in sorted({row["seed"] for row in rows}):
-        own = [row for row in rows if not row["skip"] and row["seed"] == seed]
-        kept = [min(row["rank"], row["decoded"]) for row in own]
+        kept = [min(row["rank"], row["decoded"]) for row in matching(rows, skip=False, seed=seed)]
         at = next((k for k, x in enumerate(kept) if x < KEPT), None)
         if at is None:
-            found.append(float(len(kept) - 1))
+            layers.append(float(len(kept) - 1))
         else:
-            found.append(at - 1 + (kept[at - 1] - KEPT) / (kept[at - 1] - kept[at]) if at else 0.0)
-    return t_interval(found)
+            layers.append(at - 1 + (kept[at - 1] - KEPT) / (kept[at - 1] - kept[at]) if at else 0.0)
+    return t_interval(layers)
 
 
 def evolved(rows: Rows, noise: Rows) -> Estimate:
-    """What can be decoded after the last layer with skip connections, beyond what noise of the same length
-    leaves: 0 is noise, 1 everything.
+    """Return the share of the input decoded after the last layer with skip connections, beyond noise.
 
-    0 for a network that has not moved differences between tokens: what adds nothing, or the same to all,
-    has kept nothing alive.
+    0 is what noise of the same length leaves, 1 everything. A network that has not moved differences between
+    tokens gets 0: one that adds nothing, or the same to all tokens, has kept nothing alive.
     """
     last = max(row["depth"] for row in rows)
-    floor = {row["seed"]: row["decoded"] for row in noise if row["skip"] and row["depth"] == last}
-    found = []
-    for row in rows:
-        if row["skip"] and row["depth"] == last:
-            beyond = (row["decoded"] - floor[row["seed"]]) / (1 - floor[row["seed"]])
-            found.append(max(beyond, 0.0) if row["moved"] >= MOVED else 0.0)
-    return t_interval(found)
+    floor = {row["seed"]: row["decoded"] for row in matching(noise, skip=True, depth=last)}
+    shares = []
+    for row in matching(rows, skip=True, depth=last):
+        beyond = (row["decoded"] - floor[row["seed"]]) / (1 - floor[row["seed"]])
+        shares.append(max(beyond, 0.0) if row["moved"] >= MOVED else 0.0)
+    return t_interval(shares)
 
 
 def _layers(results: Results, label: str) -> Estimate | None:
@@ -280,11 +278,11 @@ def _cog_robust(results: Results) -> Finding:
     noise = results.rows(NOISE)
     kept = {name: layers_kept(results.rows("collapse", name)) for name in ("cog", "softmax")}
     alive = {name: evolved(results.rows("collapse", name), noise) for name in ("cog", "softmax")}
-    better = [_ahead(found["cog"], found["softmax"]) for found in (kept, alive)]
+    better = [_ahead(one["cog"], one["softmax"]) for one in (kept, alive)]
     return grade(all(better), any(better)), (
         f"half of rank and input is kept for {kept['cog']} layers of cog and {kept['softmax']} of softmax;"
-        f" with skip connections"
-        f" {alive['cog']} and {alive['softmax']} of the input can be decoded beyond noise"
+        f" with skip connections {alive['cog']} and {alive['softmax']} of the input can be decoded beyond"
+        " noise"
     )
 
 
@@ -305,17 +303,13 @@ def _head_collapse(results: Results) -> Finding:
     if their mean cosine exceeds 0.9 in the last layer; with limits if it only exceeds that of the first
     layer.
     """
-    rows = [row for row in results.rows("collapse", "softmax") if not row["skip"] and row["depth"]]
+    rows = [row for row in results.rows("collapse", "softmax", skip=False) if row["depth"]]
     if not rows:
         raise Missing("no layer was measured")
-    ends = []
-    for at in (min(row["depth"] for row in rows), max(row["depth"] for row in rows)):
-        ends.append(t_interval([row["alike"] for row in rows if row["depth"] == at]))
-    low = ends[1].lower
-    high = ends[0].upper
-    return grade(low > 0.9, low > high), (
-        f"mean cosine between the patterns of softmax heads: {ends[0]} in the first layer, {ends[1]} in the"
-        " last; what training does is the study's"
+    first, last = (mean_of(rows, "alike", depth=end(row["depth"] for row in rows)) for end in (min, max))
+    return grade(last.lower > 0.9, last.lower > first.upper), (
+        f"mean cosine between the patterns of softmax heads: {first} in the first layer, {last} in the last;"
+        " what training does is the study's"
     )
 
 

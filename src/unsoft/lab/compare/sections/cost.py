@@ -44,9 +44,7 @@ TimedCall = Callable[[], object]
 
 
 def jobs(request: Request) -> list[Job]:
-    """Of the mechanisms that were asked for; times depend on the machine and on what else is timed in
-    turn.
-    """
+    """Return jobs about all candidates at once: times depend on the machine and on what else is timed."""
     candidates, level = request.candidates, request.level
     identities = {"mechanisms": [c.identity for c in candidates], "labels": [c.label for c in candidates]}
     jobs = []
@@ -88,21 +86,19 @@ def _timed(
 
 
 def training(candidates: Sequence[Candidate], length: int, level: ComparisonLevel) -> Rows:
-    """Causal forward and backward, B=1 H=4 D=64 float32: seconds, and the ratio to SDPA."""
+    """Time causal forward and backward, B=1 H=4 D=64 float32, and the ratio to SDPA."""
     calls = {PEER: training_step(None, length)} | {s.label: training_step(s, length) for s in candidates}
     return _ratios(calls, level, {"what": "training", "length": length})
 
 
 def decoding(candidates: Sequence[Candidate], length: int, level: ComparisonLevel) -> Rows:
-    """One more token after ``length`` tokens: seconds, and the ratio to SDPA with a cache of keys and values,
-    which is given the token as well.
-    """
+    """Time one more token after ``length`` tokens, and the ratio to SDPA with a key-value cache."""
     calls = {PEER: sdpa_step(length)} | {s.label: cached_step(s, length) for s in candidates}
     return _ratios(calls, level, {"what": "decoding", "length": length})
 
 
 def memory(candidates: Sequence[Candidate], lengths: Sequence[int]) -> Rows:
-    """Peak bytes of training on top of the inputs, all in one process of its own."""
+    """Measure peak bytes of training on top of the inputs, all in one separate process."""
     families = [s.family for s in candidates if s.family is not None]
     files = {str(file) for family in families if (file := outside_file(family.build)) is not None}
     task = {
@@ -116,7 +112,7 @@ def memory(candidates: Sequence[Candidate], lengths: Sequence[int]) -> Rows:
 
 
 def _ratios(calls: dict[str, TimedCall], level: ComparisonLevel, about: dict[str, Any]) -> Rows:
-    """The ratio of the fastest samples; ``low`` and ``high`` are the range of the ratios within a round."""
+    """Return ratios of the fastest samples; ``low`` and ``high`` are the range of ratios within a round."""
     taken = interleaved(calls, rounds=level.rounds, seconds=level.seconds)
     seconds = {name: min(samples) for name, samples in taken.items()}
     rows = []
@@ -129,7 +125,7 @@ def _ratios(calls: dict[str, TimedCall], level: ComparisonLevel, about: dict[str
 
 
 def training_step(candidate: Candidate | None, length: int) -> TimedCall:
-    """Causal forward and backward; of PyTorch's softmax without a candidate."""
+    """Return a call of causal forward and backward, of PyTorch's softmax without a candidate."""
     generator = torch.Generator().manual_seed(0)
     module = None if candidate is None else candidate.module(length, HEADS)
     queries, heads = (HEADS, HEADS) if module is None else (module.query_heads, module.layer_spec.heads)
@@ -149,7 +145,7 @@ def training_step(candidate: Candidate | None, length: int) -> TimedCall:
 
 
 def sdpa_step(length: int) -> TimedCall:
-    """What a cached step costs in PyTorch: the token goes into room that was kept for it, then SDPA."""
+    """Return a cached step of PyTorch: copy the token into a preallocated cache, then SDPA."""
     generator = torch.Generator().manual_seed(0)
     room_k, room_v = (torch.randn(1, HEADS, length + 2, WIDTH, generator=generator) for _ in range(2))
     q, k, v = (torch.randn(1, HEADS, 1, WIDTH, generator=generator) for _ in range(3))
@@ -164,7 +160,7 @@ def sdpa_step(length: int) -> TimedCall:
 
 
 def cached_step(candidate: Candidate, length: int) -> TimedCall:
-    """One more token into the mechanism's own cache, which is put back afterwards."""
+    """Return a step with the mechanism's own cache, which is restored afterwards."""
     generator = torch.Generator().manual_seed(0)
     module = candidate.module(length + 2, HEADS)  # a first token and the one that is timed
     cache = module.new_cache(1)
@@ -218,9 +214,7 @@ def _probe(task: dict[str, Any]) -> Rows:
 
 
 def price(level: ComparisonLevel) -> Rows:
-    """Seconds of five CG steps on all keys against a forward pass of
-    SDPA, four heads: does the ratio grow with N?
-    """
+    """Time five CG steps on all keys against a forward pass of SDPA, four heads, by length."""
     rows = []
     for length in level.lengths:
         generator = torch.Generator().manual_seed(0)
@@ -274,7 +268,7 @@ def figures(results: Results) -> Iterator[Figure]:
 
 
 def _column(what: str, text: str, noise: float) -> ScoreColumn:
-    """As much as PyTorch's softmax, within what repeated runs of the same code differ by, or up to twice."""
+    """Return a column: yes for as much as PyTorch's softmax within noise, partly for up to twice as much."""
 
     def answer(results: Results, label: str) -> Estimate | None:
         rows = [row for row in results.starting_with(what) if row.get("mechanism") == label]
@@ -317,7 +311,7 @@ def _price(results: Results) -> Finding:
 
 
 def growth(rows: Sequence[dict[str, Any]], field: str) -> float:
-    """The exponent p of seconds = c N^p, by least squares of the logarithms.
+    """Return the exponent p of seconds = c N^p, by least squares of the logarithms.
 
     >>> round(growth([{"length": n, "solve": 3.0 * n**2} for n in (2, 4, 8)], "solve"), 9)
     2.0

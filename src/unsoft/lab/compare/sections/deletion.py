@@ -11,13 +11,12 @@ import math
 from collections.abc import Iterator
 
 import torch
-from torch import Tensor
 
 from unsoft import measure
-from unsoft.lab.compare.candidate import WIDTH, Candidate
-from unsoft.lab.compare.jobs import Job, Results, Rows
+from unsoft.lab.compare.candidate import WIDTH, Candidate, normals
+from unsoft.lab.compare.jobs import Job, Results, Rows, mean_of
 from unsoft.lab.compare.section import EXPERIMENT, SURVEY, Finding, Request, ScoreColumn, Section, claim, job
-from unsoft.lab.evidence import Estimate, grade, t_interval
+from unsoft.lab.evidence import Estimate, grade
 from unsoft.lab.report.comparison import Part
 from unsoft.measure.erasing import gain_of
 
@@ -31,18 +30,14 @@ def jobs(request: Request) -> list[Job]:
 
 
 def deletion(candidate: Candidate, draws: int) -> Rows:
-    """Of random heads: the share of what they move that is removed, and how much of it the query decides.
+    """Measure the share of what random heads move that is removed, and how much of it the query decides.
 
     Half of the keys, the sources, and all queries meet twice, among other keys each time: what depends on
     the query alone is the same in both contexts.
     """
     rows = []
     for draw in range(draws):
-        generator = torch.Generator().manual_seed(400 + draw)
-
-        def normal(*shape: int, generator: torch.Generator = generator) -> Tensor:
-            return torch.randn(*shape, generator=generator)
-
+        normal = normals(400 + draw, torch.float32)
         maps = normal(2, WIDTH, WIDTH) / math.sqrt(WIDTH)
         sources, queries = normal(TOKENS // 2, WIDTH), normal(1, TOKENS, WIDTH)
         seen = []
@@ -51,32 +46,24 @@ def deletion(candidate: Candidate, draws: int) -> Rows:
             with torch.no_grad():
                 seen.append(candidate.weights(queries, keys[None])[0, :, : len(sources)].to(sources.dtype))
         written = sources @ maps[0]
-        found = measure.deletion(seen[0], written, residual=sources, out_proj=maps[1])
         gain = gain_of(written, sources, maps[1])
-        both = [weights * gain for weights in seen]
-        rows.append(
-            {
-                "draw": draw,
-                "removed": float(found.share),
-                "negative": float(measure.negative_share(seen[0]).mean()),
-                "dynamic": float(measure.dynamic_deletion(*both)),
-            }
-        )
+        removed = measure.deletion(seen[0], written, residual=sources, out_proj=maps[1]).share
+        negative = measure.negative_share(seen[0]).mean()
+        dynamic = measure.dynamic_deletion(*(weights * gain for weights in seen))
+        row = {"draw": draw, "removed": float(removed), "negative": float(negative)}
+        rows.append(row | {"dynamic": float(dynamic)})
     return rows
 
 
 def share(results: Results, label: str, field: str = "dynamic") -> Estimate | None:
     rows = results.get("deletion", label)
-    return t_interval([row[field] for row in rows]) if rows else None
+    return mean_of(rows, field) if rows else None
 
 
 def parts(results: Results) -> Iterator[Part]:
-    titles = ("mechanism", "removed", "of negative weight", "by the query")
-    rows = []
-    for label in results.labels:
-        found = [share(results, label, field) for field in ("removed", "negative", "dynamic")]
-        if found[0] is not None:
-            rows.append(dict(zip(titles, (label, *(one.value for one in found if one)), strict=True)))
+    fields = ("removed", "negative", "dynamic")
+    measured = {label: results.get("deletion", label) for label in results.labels}
+    rows = [(x, *(mean_of(own, field).value for field in fields)) for x, own in measured.items() if own]
     if rows:
         text = (
             f"Random heads of width {WIDTH} with value and output maps, {TOKENS} tokens. Removed: share of"
@@ -84,16 +71,8 @@ def parts(results: Results) -> Iterator[Part]:
             " written for some queries and removed for others, again so among other keys; 0 if the maps alone"
             " decide, as chance does, 1 if the query decides all."
         )
-        yield Part(
-            "What is written and what is removed",
-            text,
-            [{"name": n, "title": n, "help": ""} for n in titles],
-            rows,
-        )
-
-
-def _of(results: Results, label: str, field: str) -> Estimate:
-    return t_interval([row[field] for row in results.rows("deletion", label)])
+        titles = ("mechanism", "removed", "of negative weight", "by the query")
+        yield Part.table("What is written and what is removed", text, titles, rows)
 
 
 @claim(
@@ -106,9 +85,8 @@ def _softmax_only_adds(results: Results) -> Finding:
     """Random value and output maps, interval over draws: holds if softmax removes less than 1 % of what
     it moves and the query decides less than 1 %; with limits if only one of the two is so.
     """
-    removed, dynamic = (_of(results, "softmax", field) for field in ("removed", "dynamic"))
-    never = removed.upper < 0.01
-    fixed = dynamic.upper < 0.01
+    removed, dynamic = (mean_of(results.rows("deletion", "softmax"), x) for x in ("removed", "dynamic"))
+    never, fixed = removed.upper < 0.01, dynamic.upper < 0.01
     return grade(never and fixed, never or fixed), (
         f"through random value and output maps softmax removes {removed} of what it moves; the query"
         f" decides {dynamic} of it"
@@ -126,10 +104,9 @@ def _dynamic_deletion(results: Results) -> Finding:
     """Interval over draws: holds if the query decides more than half of what cog moves, and more than
     under softmax; with limits if only more than under softmax.
     """
-    cog, softmax = (_of(results, name, "dynamic") for name in ("cog", "softmax"))
-    low = cog.lower
-    high = softmax.upper
-    return grade(low > 0.5 and low > high, low > high), (
+    cog, softmax = (mean_of(results.rows("deletion", name), "dynamic") for name in ("cog", "softmax"))
+    more = cog.lower > softmax.upper
+    return grade(cog.lower > 0.5 and more, more), (
         f"the query decides {cog} of what cog writes and removes, {softmax} under softmax"
     )
 

@@ -10,9 +10,10 @@ from collections.abc import Callable, Iterator, Mapping
 import torch
 from torch import Tensor
 
-from unsoft.lab.compare.jobs import Job, Results, Rows
+from unsoft.lab.compare.candidate import normals
+from unsoft.lab.compare.jobs import Job, Results, Rows, matching, mean_of
 from unsoft.lab.compare.section import EXPERIMENT, SURVEY, Finding, Request, Section, claim, job
-from unsoft.lab.evidence import Estimate, grade, t_interval
+from unsoft.lab.evidence import UNDECIDED, Estimate, grade, t_interval
 from unsoft.lab.report.comparison import Part
 
 KEYS, CLASSES, BLUR = 16, (4.0, -4.0, 0.0), 0.5
@@ -29,7 +30,7 @@ def _over(weights: Tensor, mass: Tensor) -> Tensor:
 
 
 def _sum_of_one(weights: Tensor) -> Tensor:
-    """The same moved, so that each row sums to 1."""
+    """Shift the weights so that each row sums to 1."""
     return weights + (1 - weights.sum(-1, keepdim=True)) / weights.shape[-1]
 
 
@@ -38,7 +39,7 @@ def _sinh(s: Tensor) -> Tensor:
 
 
 def _zero_width(s: Tensor) -> Tensor:
-    """sinh with nothing for logits within 1 of 0, and without a jump there."""
+    """Return the weights of sinh with zeros for logits within 1 of 0, without a jump there."""
     return _sinh(s.sign() * (s.abs() - 1).relu())
 
 
@@ -54,7 +55,7 @@ FORMULAS: Mapping[str, tuple[tuple[int, int, int, int], Row]] = {
     "sinh, 0 near 0": ((1, 1, 0, 1), _zero_width),
     "sinh, 0 near 0, sum 1": ((1, 0, 0, 1), lambda s: _sum_of_one(_zero_width(s))),
 }
-"""Which of the features each has, and its rows; neighbours differ in one."""
+"""Features of each formula, and its weights; neighbours differ in one feature."""
 
 
 def facts(request: Request) -> list[Job]:
@@ -62,7 +63,7 @@ def facts(request: Request) -> list[Job]:
 
 
 def features(rows: int, draws: int) -> Rows:
-    """Accuracy of each formula on the three-class task, draw by draw."""
+    """Measure the accuracy of each formula on the three-class task, draw by draw."""
     return [
         {"formula": name, "draw": draw, "accuracy": accuracy(weigh, rows, draw)}
         | dict(zip(FEATURES, has, strict=True))
@@ -72,19 +73,13 @@ def features(rows: int, draws: int) -> Rows:
 
 
 def accuracy(weigh: Row, rows: int, seed: int) -> float:
-    """How often one number, the output along a key's value, says whether the key supports, opposes or
-    neither.
+    """Return the accuracy of telling support, opposition and neither by the output along a key's value.
 
     The key's logit is 4, -4 or 0 with a blur, the others are N(0, 1). Values are random, so the output
     along the key's value is its weight and noise from all others. Half of the rows set the mean of each
     class, the other half is judged by the nearest mean; chance is 1/3.
     """
-    generator = torch.Generator().manual_seed(300 + seed)
-
-    def normal(*shape: int) -> Tensor:
-        return torch.randn(*shape, generator=generator, dtype=torch.float64)
-
-    read = []
+    normal, read = normals(300 + seed), []
     for logit in CLASSES:
         own = logit + BLUR * normal(rows, 1)
         row = weigh(torch.cat([own, normal(rows, KEYS - 1)], -1))
@@ -96,18 +91,20 @@ def accuracy(weigh: Row, rows: int, seed: int) -> float:
 
 
 def effects(rows: Rows) -> dict[str, Estimate]:
-    """What each feature adds to the accuracy, others held fixed: least squares for each draw, then the
-    interval.
-    """
-    found: dict[str, list[float]] = {name: [] for name in FEATURES}
+    """Return what each feature adds to the accuracy, others held fixed, by least squares for each draw."""
+    solutions = []
     for draw in sorted({row["draw"] for row in rows}):
-        own = [row for row in rows if row["draw"] == draw]
+        own = matching(rows, draw=draw)
         table = torch.tensor([[1.0, *(row[name] for name in FEATURES)] for row in own], dtype=torch.float64)
         right = torch.tensor([[row["accuracy"]] for row in own], dtype=torch.float64)
-        solution = torch.linalg.lstsq(table, right).solution[1:, 0].tolist()
-        for name, value in zip(FEATURES, solution, strict=True):
-            found[name].append(value)
-    return {name: t_interval(values) for name, values in found.items()}
+        solutions.append(torch.linalg.lstsq(table, right).solution[1:, 0].tolist())
+    return {name: t_interval(x) for name, x in zip(FEATURES, zip(*solutions, strict=True), strict=True)}
+
+
+def _effect_words(estimates: Mapping[str, Estimate]) -> str:
+    return ", ".join(
+        f"{name} {x.value:+.3f} ({x.low:+.3f} to {x.high:+.3f})" for name, x in estimates.items()
+    )
 
 
 def parts(results: Results) -> Iterator[Part]:
@@ -116,22 +113,16 @@ def parts(results: Results) -> Iterator[Part]:
         return
     table = []
     for name, (has, _) in FORMULAS.items():
-        found = t_interval([row["accuracy"] for row in rows if row["formula"] == name])
-        marks = {feature: "yes" if there else "no" for feature, there in zip(FEATURES, has, strict=True)}
-        table.append({"formula": name, **marks, "accuracy": found.value, "interval": str(found)})
+        mean = mean_of(rows, "accuracy", formula=name)
+        table.append((name, *("yes" if present else "no" for present in has), mean.value, str(mean)))
     titles = ("formula", *FEATURES, "accuracy", "interval")
-    columns = [{"name": name, "title": name, "help": ""} for name in titles]
-    words = [
-        f"{name} {found.value:+.3f} ({found.low:+.3f} to {found.high:+.3f})"
-        for name, found in effects(rows).items()
-        if found.low is not None
-    ]
+    known = {name: one for name, one in effects(rows).items() if one.low is not None}
     text = (
         f"One key of logit 4, −4 or 0 among {KEYS - 1} others N(0, 1): is it support, opposition or neither?"
         " One number is read, the output along the key's value; chance is 0.333. What each feature adds,"
-        f" others held fixed: {', '.join(words)}."
+        f" others held fixed: {_effect_words(known)}."
     )
-    yield Part("Formulas that differ in one feature", text, columns, table)
+    yield Part.table("Formulas that differ in one feature", text, titles, table)
 
 
 @claim(
@@ -144,17 +135,13 @@ def _sign_decides(results: Results) -> Finding:
     """Ten formulas, accuracy regressed on four features: holds if the interval of the sign's effect lies
     above 0 and above that of every other feature; with limits if it lies above 0 only.
     """
-    found = effects(results.rows("features"))
-    if any(one.low is None for one in found.values()):
-        return "undecided", "one draw has no interval"
-    sign = found["sign"].low or 0.0
-    others = {name: one for name, one in found.items() if name != "sign"}
-    largest = max(others, key=lambda name: others[name].value)
-    ahead = sign > (others[largest].high or 0.0)
-    said = ", ".join(
-        f"{name} {one.value:+.3f} ({one.low:+.3f} to {one.high:+.3f})" for name, one in found.items()
-    )
-    return grade(sign > 0 and ahead, sign > 0), f"accuracy gained by each feature: {said}"
+    gains = effects(results.rows("features"))
+    if any(one.low is None for one in gains.values()):
+        return UNDECIDED, "one draw has no interval"
+    sign = gains["sign"].lower
+    largest = max((one for name, one in gains.items() if name != "sign"), key=lambda one: one.value)
+    ahead = sign > largest.upper
+    return grade(sign > 0 and ahead, sign > 0), f"accuracy gained by each feature: {_effect_words(gains)}"
 
 
 SECTION = Section(

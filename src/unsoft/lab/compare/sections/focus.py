@@ -5,6 +5,7 @@ S of rows measured on real attention weights, and the theory of infinitely many 
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterator
 from typing import Any
@@ -12,8 +13,8 @@ from typing import Any
 import torch
 
 from unsoft import measure, theory
-from unsoft.lab.compare.candidate import WIDTH, Candidate
-from unsoft.lab.compare.jobs import Job, Missing, Results, Rows
+from unsoft.lab.compare.candidate import WIDTH, Candidate, normals
+from unsoft.lab.compare.jobs import Job, Missing, Results, Rows, matching
 from unsoft.lab.compare.section import DEFINITION, SU, THEOREM, Finding, Request, Section, claim, job
 from unsoft.lab.evidence import grade
 from unsoft.lab.report.figure import ChartControl, Figure, by_mechanism, by_value
@@ -34,9 +35,7 @@ def jobs(request: Request) -> list[Job]:
 
 
 def focus(candidate: Candidate, keys: int, rows: int) -> Rows:
-    """Theory at every gamma of the line, measurements at some of them;
-    families have measurements at beta = 0 only.
-    """
+    """Compute S by theory at every gamma of the line and measure it at some; families only at beta = 0."""
     return _theory(candidate, keys) + _measured(candidate, keys, rows)
 
 
@@ -46,48 +45,45 @@ def _theory(candidate: Candidate, keys: int) -> Rows:
     gammas, rows = torch.tensor(LINE, dtype=torch.float64), []
     for beta in BETAS:
         try:
-            found = theory.sparsity(candidate.mechanism, beta, gammas, n=keys)
+            curve = zip(
+                LINE, theory.sparsity(candidate.mechanism, beta, gammas, n=keys).tolist(), strict=True
+            )
         except ValueError as problem:
             why = str(problem).splitlines()[0]
             return [{"kind": "no theory", "beta": 0.0, "gamma": 0.0, "S": None, "note": why}]
-        rows += [
-            {"kind": "theory", "beta": beta, "gamma": gamma, "S": s}
-            for gamma, s in zip(LINE, found.tolist(), strict=True)
-        ]
+        rows += [{"kind": "theory", "beta": beta, "gamma": gamma, "S": s} for gamma, s in curve]
     return rows
 
 
 def _measured(candidate: Candidate, keys: int, rows: int) -> Rows:
     table = []
     pointwise = candidate.formula is not None
-    width = 16 if pointwise else WIDTH  # a formula sees nothing but logits, whatever the keys' width
-    for beta in BETAS if pointwise else (0.0,):
-        for gamma in POINTS:
-            found = measured_sparsity(candidate, beta, gamma, keys, rows, width)
-            if len(found) > 1:
-                error = float(found.std() / math.sqrt(len(found)))
-                row = {"kind": "measured", "beta": beta, "gamma": gamma, "S": float(found.mean())}
-                table.append(row | {"error": error})
+    width = 16 if pointwise else WIDTH  # a formula depends on logits only, whatever the keys' width
+    for beta, gamma in itertools.product(BETAS if pointwise else (0.0,), POINTS):
+        values = measured_sparsity(candidate, beta, gamma, keys, rows, width)
+        if len(values) > 1:
+            row = {"kind": "measured", "beta": beta, "gamma": gamma, "S": float(values.mean())}
+            table.append(row | {"error": float(values.std() / math.sqrt(len(values)))})
     return table
 
 
 def measured_sparsity(
     candidate: Candidate, beta: float, gamma: float, keys: int, rows: int, width: int = WIDTH
 ) -> torch.Tensor:
-    """S of ``rows`` rows whose keys are N(mu, 1) in ``width`` dimensions, with |q| = gamma and q . mu = beta.
+    """Measure S of rows whose keys are N(mu, 1) in ``width`` dimensions, with |q| = gamma and q . mu = beta.
 
     Rows without any weight, which have no S, are left out.
     """
-    generator = torch.Generator().manual_seed(SEED)
-    direction = torch.randn(rows, 1, width, generator=generator)
+    normal = normals(SEED, torch.float32)
+    direction = normal(rows, 1, width)
     direction = direction / direction.norm(dim=-1, keepdim=True)
-    found = []
+    parts = []
     for at in torch.split(direction, max(1, 2**20 // keys)):
-        key = torch.randn(len(at), keys, width, generator=generator) + (beta / gamma) * at
+        key = normal(len(at), keys, width) + (beta / gamma) * at
         with torch.no_grad():
             weights = candidate.weights(gamma * at, key, scale=1.0)[:, 0]
-        found.append(measure.sparsity(weights)[(weights != 0).any(-1)])
-    return torch.cat(found).double()
+        parts.append(measure.sparsity(weights)[(weights != 0).any(-1)])
+    return torch.cat(parts).double()
 
 
 _ALONE = (
@@ -125,29 +121,23 @@ def figures(results: Results) -> Iterator[Figure]:
 
 
 def _split(rows: Rows) -> tuple[Rows, Rows]:
-    """Theory and measurements."""
-    kept = [
-        {key: x for key, x in row.items() if key not in ("error", "note")}
-        for row in rows
-        if row["S"] is not None
-    ]
-    kinds = ("theory", "measured")
-    lines, dots = ([row for row in kept if row["kind"] == kind] for kind in kinds)
-    return lines, dots
+    """Return the rows of theory, and those of measurements."""
+    kept = [{key: x for key, x in row.items() if key not in ("error", "note")} for row in rows]
+    return matching(kept, kind="theory"), matching(kept, kind="measured")
 
 
 def _pairs(results: Results, name: str) -> list[tuple[float, float, float, float]]:
-    """beta, gamma, measured, theory wherever both exist."""
-    rows = results.rows("focus", name)
-    theory = {(row["beta"], row["gamma"]): row["S"] for row in rows if row["kind"] == "theory"}
-    found = [
-        (row["beta"], row["gamma"], row["S"], theory[at])
-        for row in rows
-        if row["kind"] == "measured" and (at := (row["beta"], row["gamma"])) in theory
-    ]
-    if not found:
+    """Return beta, gamma, measured S and S by theory wherever both exist."""
+    theory, measured = (_points(results, name, kind) for kind in ("theory", "measured"))
+    pairs = [(*at, s, theory[at]) for at, s in measured.items() if at in theory]
+    if not pairs:
         raise Missing(f"no point of {name} has both theory and measurement")
-    return found
+    return pairs
+
+
+def _points(results: Results, name: str, kind: str) -> dict[tuple[float, float], float]:
+    """Return S by beta and gamma."""
+    return {(row["beta"], row["gamma"]): row["S"] for row in results.rows("focus", name, kind=kind)}
 
 
 @claim(SU, THEOREM, "Softmax: S = exp(−gamma²/2); it can be as sparse as one likes.")
@@ -156,30 +146,26 @@ def _exp(results: Results) -> Finding:
     by a factor of 2 at gamma = 3.
     """
     pairs = _pairs(results, "softmax")
-    near = max(abs(found - math.exp(-(gamma**2) / 2)) for _, gamma, found, _ in pairs if gamma <= 1)
-    wide = [(gamma, found) for beta, gamma, found, _ in pairs if beta == 0 and gamma == 3]
-    tail = (
-        f"; at gamma = 3 a finite row still has {wide[0][1]:.3f}, the formula {math.exp(-4.5):.3f}"
-        if wide
-        else ""
+    near = max(abs(s - math.exp(-(gamma**2) / 2)) for _, gamma, s, _ in pairs if gamma <= 1)
+    wide, limit = [s for beta, gamma, s, _ in pairs if (beta, gamma) == (0, 3)], math.exp(-4.5)
+    tail = f"; at gamma = 3 a finite row still has {wide[0]:.3f}, the formula {limit:.3f}" if wide else ""
+    leaves = bool(wide) and wide[0] > 2 * limit
+    return grade(near < _CLOSE and not leaves, near < _CLOSE), (
+        f"largest distance for gamma ≤ 1: {near:.4f}{tail}"
     )
-    leaves = bool(wide) and wide[0][1] > 2 * math.exp(-4.5)
-    return grade(
-        near < _CLOSE and not leaves, near < _CLOSE
-    ), f"largest distance for gamma ≤ 1: {near:.4f}{tail}"
 
 
 @claim(SU, THEOREM, "The closed form of S for relu².")
 def _relu2(results: Results) -> Finding:
     """Relative distance below 5 % at every measured point; with limits if at most points."""
-    # Against the infinite row as Su writes it; what a finite row adds to the error is said beside it.
-    worst = max(_pairs(results, "relu2"), key=lambda at: abs(at[2] - at[3]) / at[3])
-    error = abs(worst[2] - worst[3]) / worst[3]
-    usual = sorted(abs(found - theory) / theory for _, _, found, theory in _pairs(results, "relu2"))
-    middle = usual[len(usual) // 2]
+    # Theory is that of an infinite row, as Su writes it, so the error includes that of a finite row.
+    pairs = _pairs(results, "relu2")
+    errors = [abs(s - expected) / expected for _, _, s, expected in pairs]
+    error, middle = max(errors), sorted(errors)[len(errors) // 2]
+    worst = pairs[errors.index(error)]
     return grade(error < _RELATIVE, middle < _RELATIVE), (
         f"largest relative distance {error:.1%}, at beta = {worst[0]:g}, gamma = {worst[1]:g} ({worst[2]:.4f}"
-        f" measured, {worst[3]:.4f} theory); in the middle of {len(usual)} points {middle:.1%}"
+        f" measured, {worst[3]:.4f} theory); in the middle of {len(pairs)} points {middle:.1%}"
     )
 
 
@@ -188,17 +174,17 @@ def _identity(results: Results) -> Finding:
     """Measured and theory agree to 0.02."""
     worst = max(_pairs(results, "identity"), key=lambda at: abs(at[2] - at[3]))
     error = abs(worst[2] - worst[3])
-    return grade(
-        error < _CLOSE
-    ), f"largest distance {error:.4f}, at beta = {worst[0]:g}, gamma = {worst[1]:g}"
+    return grade(error < _CLOSE), (
+        f"largest distance {error:.4f}, at beta = {worst[0]:g}, gamma = {worst[1]:g}"
+    )
 
 
 @claim(SU, THEOREM, "relu² becomes sparse only if beta < 0.")
 def _relu2_beta(results: Results) -> Finding:
     """Lowest measured S above 0.38 for beta ≥ 0 (theory: 1/√6 = 0.408) and below 0.15 for beta < 0."""
-    found = [row for row in results.rows("focus", "relu2") if row["kind"] == "measured"]
-    above = min(row["S"] for row in found if row["beta"] >= 0)
-    below = min(row["S"] for row in found if row["beta"] < 0)
+    measured = _points(results, "relu2", "measured")
+    above = min(s for (beta, _), s in measured.items() if beta >= 0)
+    below = min(s for (beta, _), s in measured.items() if beta < 0)
     return grade(above > 0.38 and below < 0.15), (
         f"lowest measured S: {above:.3f} for beta ≥ 0 (theory 1/√6 = 0.408), {below:.3f} for beta < 0"
     )
@@ -207,9 +193,7 @@ def _relu2_beta(results: Results) -> Finding:
 @claim(SU, THEOREM, "The plain logit has a high floor: S ≥ 0.798.")
 def _identity_floor(results: Results) -> Finding:
     """Lowest S by theory at least √(2/π) to 1e-9, lowest measured within 0.02 of it."""
-    rows = results.rows("focus", "identity")
-    measured = min(row["S"] for row in rows if row["kind"] == "measured")
-    theory = min(row["S"] for row in rows if row["kind"] == "theory")
+    theory, measured = (min(_points(results, "identity", kind).values()) for kind in ("theory", "measured"))
     bound = math.sqrt(2 / math.pi)
     return grade(theory >= bound - 1e-9 and abs(measured - bound) < _CLOSE), (
         f"lowest S: {theory:.4f} by theory, {measured:.4f} measured; √(2/π) = {bound:.4f}"
@@ -219,10 +203,9 @@ def _identity_floor(results: Results) -> Finding:
 @claim(SU, DEFINITION, "For the plain logit S is even in beta.")
 def _identity_even(results: Results) -> Finding:
     """S(beta) and S(−beta) differ by less than 1e-9 in theory and 0.02 measured."""
-    rows = results.rows("focus", "identity")
     gaps = {}
     for kind in ("theory", "measured"):
-        at = {(row["beta"], row["gamma"]): row["S"] for row in rows if row["kind"] == kind}
+        at = _points(results, "identity", kind)
         gaps[kind] = max(abs(s - at[-beta, gamma]) for (beta, gamma), s in at.items() if (-beta, gamma) in at)
     return grade(gaps["theory"] < 1e-9 and gaps["measured"] < _CLOSE), (
         f"largest |S(beta) - S(-beta)|: {gaps['theory']:.1g} by theory, {gaps['measured']:.4f} measured"

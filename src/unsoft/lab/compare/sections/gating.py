@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from typing import Any
 
@@ -19,7 +20,7 @@ from unsoft.lab.compare.sections.hijack import (
 from unsoft.lab.evidence import grade
 from unsoft.lab.report.comparison import Part
 
-_PLACES = ("values", "mass")
+_FORMS = ("values", "mass")
 
 
 def facts(request: Request) -> list[Job]:
@@ -27,57 +28,47 @@ def facts(request: Request) -> list[Job]:
 
 
 def gates() -> Rows:
-    """Magnitude in both forms, as it starts and fitted: what crowds count as, and what is left of the
-    unique key.
-    """
+    """Measure what crowds count as under magnitude in both forms, initial and fitted."""
     rows = []
-    for kind, gate in (("start", Gate(1.0, 0.0, 1.0)), ("fitted", fitted_gate())):
-        for where in _PLACES:
-            candidate = GatedCandidate("magnitude", "magnitude", gate=gate, where=where)
-            alone = weights_of(candidate, 1)
-            for crowd in (CROWD, 1000):
-                row = weights_of(candidate, crowd)
-                odds = [float(x[1:].sum() / x[0]) for x in (row, alone)]
-                about = {"gate": kind, "where": where, "beta": gate.beta, "gamma": gate.gamma, "t": gate.t}
-                rows.append(
-                    about
-                    | {
-                        "clones": crowd,
-                        "count": odds[0] / odds[1],
-                        "unique": float(row[0]),
-                        "clone_gate": gate.of(1 / (crowd + gate.eps)),
-                        "unique_gate": gate.of(1 / (1 + gate.eps)),
-                    }
-                )
+    gates = {"start": Gate(1.0, 0.0, 1.0), "fitted": fitted_gate()}
+    for (kind, gate), where, crowd in itertools.product(gates.items(), _FORMS, (CROWD, 1000)):
+        candidate = GatedCandidate("magnitude", "magnitude", gate=gate, where=where)
+        row, alone = weights_of(candidate, crowd), weights_of(candidate, 1)
+        odds = [float(x[1:].sum() / x[0]) for x in (row, alone)]
+        rows.append(
+            {
+                "gate": kind,
+                "where": where,
+                "beta": gate.beta,
+                "gamma": gate.gamma,
+                "t": gate.t,
+                "clones": crowd,
+                "count": odds[0] / odds[1],
+                "unique": float(row[0]),
+                "clone_gate": gate.of(1 / (crowd + gate.eps)),
+                "unique_gate": gate.of(1 / (1 + gate.eps)),
+            }
+        )
     return rows
 
 
 def parts(results: Results) -> Iterator[Part]:
     rows = results.get("gates")
     if rows:
-        titles = ("gate", "where", "beta", "gamma", "t", "clones", "count", "unique", "clone_gate")
-        words = (
-            "gate",
-            "on",
-            "β",
-            "γ",
-            "t",
-            "clones",
-            "counts as",
-            "weight of the unique key",
-            "gate of a clone",
-        )
-        columns = [
-            {"name": name, "title": word, "help": ""} for name, word in zip(titles, words, strict=True)
-        ]
+        titles = {"gate": "gate", "where": "on", "beta": "β", "gamma": "γ", "t": "t", "clones": "clones"}
+        titles |= {
+            "count": "counts as",
+            "unique": "weight of the unique key",
+            "clone_gate": "gate of a clone",
+        }
+        columns = [{"name": name, "title": title, "help": ""} for name, title in titles.items()]
         text = f"As it starts, and with β, γ and t fitted so that crowds of 2 to {FITTED_TO} count as one."
         yield Part("The gate of magnitude, in both forms", text, columns, rows)
 
 
 def _row(results: Results, gate: str, where: str, clones: int) -> dict[str, Any]:
-    return next(
-        r for r in results.rows("gates") if (r["gate"], r["where"], r["clones"]) == (gate, where, clones)
-    )
+    row: dict[str, Any] = results.rows("gates", gate=gate, where=where, clones=clones)[0]
+    return row
 
 
 @claim(
@@ -144,7 +135,7 @@ def _values_or_mass(results: Results) -> Finding:
     """Weight of the unique key in the output against 50 clones, fitted gate: holds if it is 5 % larger
     with the gate on values than with the gate on the mass; with limits if within 5 %.
     """
-    values, mass = (_row(results, "fitted", where, CROWD)["unique"] for where in _PLACES)
+    values, mass = (_row(results, "fitted", where, CROWD)["unique"] for where in _FORMS)
     return grade(values > 1.05 * mass, values > 0.95 * mass), (
         f"weight with which the unique key reaches the output, fitted gate, {CROWD} clones: {values:.3f} with"
         f" the gate on values, {mass:.3f} with the gate on the mass"

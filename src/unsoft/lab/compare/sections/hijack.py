@@ -14,7 +14,7 @@ from torch.nn.functional import logsigmoid
 
 from unsoft import theory
 from unsoft.lab.compare.candidate import WIDTH, Candidate
-from unsoft.lab.compare.jobs import Job, Results, Rows
+from unsoft.lab.compare.jobs import Job, Results, Rows, matching
 from unsoft.lab.compare.section import (
     DEFINITION,
     ROSIC,
@@ -33,17 +33,17 @@ from unsoft.modules.module import Mechanism
 
 CLONES = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000)
 UNIQUE, CLONE = 1 + math.log(20), 1.0
-"""Logits: exp says that the unique key is 20 times as relevant.
+"""Logits of the two kinds of keys: their exponentials differ by a factor of 20.
 
-Logit 0 would be nothing to many signed mechanisms.
+A logit of 0 would have no weight under many signed mechanisms.
 """
 FAR, CROWD = 40.0, 50
 FITTED_TO = CROWD
 _CROWDS = (2, 5, 10, 20, FITTED_TO)
 _NEAR, _APART = 2 * 0.03**2, 2.0
-"""Squared distances by coordinate: of near-clones with noise 0.03, and of standard normal keys."""
+"""Squared distances per coordinate of near-clones with noise 0.03, and of standard normal keys."""
 _OPEN = 0.5
-"""The least that the gate of a key without look-alikes may be: closing everything is no answer."""
+"""Minimum gate of a key without look-alikes: closing everything is no solution."""
 
 
 def jobs(request: Request) -> list[Job]:
@@ -55,7 +55,7 @@ def facts(request: Request) -> list[Job]:
 
 
 def hijack(candidate: Candidate) -> Rows:
-    """Shares as the mechanism starts; of magnitude also with the gate fitted to crowds of up to 50."""
+    """Measure shares under the initial mechanism, of magnitude also with the fitted gate, and by theory."""
     rows = [
         {"kind": "measured", "clones": count, "share": measured_share(candidate, count)} for count in CLONES
     ]
@@ -76,7 +76,7 @@ def _has_gate(candidate: Candidate) -> bool:
 
 
 def weights_of(candidate: Candidate, clones: int, unique: float = UNIQUE, clone: float = CLONE) -> Tensor:
-    """|a| of a row over one key, first, and ``clones`` equal ones, far away from it."""
+    """Return |a| of a row over one key, first, and ``clones`` equal ones, far away from it."""
     query = torch.zeros(1, 1, WIDTH, dtype=torch.float64)
     query[..., 0] = math.sqrt(WIDTH)
     key = torch.zeros(1, clones + 1, WIDTH, dtype=torch.float64)
@@ -89,14 +89,14 @@ def weights_of(candidate: Candidate, clones: int, unique: float = UNIQUE, clone:
 
 
 def measured_share(candidate: Candidate, clones: int, unique: float = UNIQUE, clone: float = CLONE) -> float:
-    """|a_unique| / sum |a|."""
+    """Return |a_unique| / sum |a|."""
     row = weights_of(candidate, clones, unique, clone)
     total = float(row.sum())
     return float(row[0]) / total if total else 0.0
 
 
 def _theory(candidate: Candidate) -> list[float]:
-    """The shares that theory expects, as far as there is a theory of the mechanism."""
+    """Return the shares by theory, or none if there is no theory of the mechanism."""
     try:
         if candidate.formula is None:
             gates = candidate.module(max(CLONES) + 1).clone_theory
@@ -111,13 +111,13 @@ def _theory(candidate: Candidate) -> list[float]:
 
 
 def example() -> Rows:
-    """The example of Rosić 2026 on real attention weights: relevance 20 against 50 keys of relevance 1."""
+    """Measure the example of Rosić 2026: relevance 20 against 50 keys of relevance 1."""
     share = measured_share(Candidate("softmax", "softmax"), CROWD, unique=math.log(20), clone=0.0)
     return [{"mechanism": "softmax", "clones": CROWD, "share": share}]
 
 
 class Gate(NamedTuple):
-    """sigmoid(beta w + gamma) of the weight w that a key has in the geometry; t is the scale of distances."""
+    """The gate sigmoid(beta w + gamma) of a key's magnitude weight w; t is the scale of distances."""
 
     beta: float
     gamma: float
@@ -130,7 +130,7 @@ class Gate(NamedTuple):
 
 @dataclass(frozen=True)
 class GatedCandidate(Candidate):
-    """A mechanism that gates its keys, with given parameters; ``where`` is an option of magnitude."""
+    """A mechanism that gates its keys, with these parameters; ``where`` is an option of magnitude."""
 
     gate: Gate = Gate(1.0, 0.0, 1.0)
     where: str | None = None
@@ -144,12 +144,12 @@ class GatedCandidate(Candidate):
 
 @cache
 def fitted_gate() -> Gate:
-    """beta, gamma and t by which crowds count as one and distinct keys as many, as far as a sigmoid allows.
+    """Fit beta, gamma and t so that crowds count as one and distinct keys as many, as far as possible.
 
-    What m keys count as is m g(w_m) / g(w_1). For m = 2 to 50 near-clones, with noise of 0.03 in every
-    coordinate, it should be 1; for as many keys as far apart as random ones are, it should be m. The
-    squares of the logarithmic errors are made small over a grid of the three, under the condition that a
-    key without look-alikes keeps a gate of at least a half.
+    m keys count as m g(w_m) / g(w_1). For m = 2 to 50 near-clones, with noise of 0.03 in every coordinate, it
+    should be 1; for m keys as far apart as random ones, it should be m. The squares of the logarithmic errors
+    are minimised over a grid of the three, under the condition that a key without look-alikes keeps a gate of
+    at least a half.
 
     >>> gate = fitted_gate()
     >>> 0.49 < gate.of(1 / 1.1), gate.of(1 / 50.1) < 0.05
@@ -165,11 +165,11 @@ def fitted_gate() -> Gate:
     eps = Gate(0, 0, 0).eps
     alone = logsigmoid(beta / (1 + eps) + gamma)
     errors = torch.where(alone.exp() < _OPEN, torch.inf, 0.0)
-    for distance, wanted in ((_NEAR, torch.zeros_like(sizes)), (_APART, sizes.log())):
+    for distance, target in ((_NEAR, torch.zeros_like(sizes)), (_APART, sizes.log())):
         alike = torch.exp(-t * distance)[..., None]
         weights = 1 / (1 + eps + (sizes - 1) * alike)
         gates = logsigmoid(beta[..., None] * weights + gamma[..., None])
-        errors = errors + (sizes.log() + gates - alone[..., None] - wanted).square().mean(-1)
+        errors = errors + (sizes.log() + gates - alone[..., None] - target).square().mean(-1)
     best = errors.argmin()
     return Gate(*(float(x.flatten()[best]) for x in (beta, gamma, t)))
 
@@ -178,10 +178,9 @@ def figures(results: Results) -> Iterator[Figure]:
     rows = results.each("hijack")
     if not rows:
         return
-    dots = [row for row in rows if row["kind"] == "measured"]
-    lines = [row for row in rows if row["kind"] == "theory"]
-    have = {row["mechanism"] for row in lines}
-    lines += [row for row in dots if row["mechanism"] not in have]  # no theory: the measured points, joined
+    dots, lines = matching(rows, kind="measured"), matching(rows, kind="theory")
+    known = {row["mechanism"] for row in lines}
+    lines += [row for row in dots if row["mechanism"] not in known]  # no theory: the measured points, joined
     chart = by_mechanism(
         results.labels,
         lines,
@@ -203,12 +202,14 @@ def figures(results: Results) -> Iterator[Figure]:
 
 
 def effective_count(results: Results, label: str) -> float | None:
-    """What 50 clones count as, in clones: odds(50) / odds(1). Of magnitude with its fitted gate; without
-    any weight: the limit.
+    """Return what 50 clones count as, odds(50) / odds(1); of magnitude with its fitted gate.
+
+    A mechanism without any weight gets the limit.
     """
     rows = results.get("hijack", label)
-    kind = "fitted" if any(row["kind"] == "fitted" for row in rows) else "measured"
-    share = {row["clones"]: row["share"] for row in rows if row["kind"] == kind}
+    share = {
+        row["clones"]: row["share"] for kind in ("measured", "fitted") for row in matching(rows, kind=kind)
+    }
     if not share:
         return None
     if not 0 < share[1] < 1 or not share[CROWD] > 0:
@@ -217,7 +218,7 @@ def effective_count(results: Results, label: str) -> float | None:
 
 
 def from_one(count: float) -> float:
-    """How many times more or less than one."""
+    """Return how many times more or less than one."""
     return math.inf if count <= 0 else max(count, 1 / count)
 
 
@@ -231,18 +232,21 @@ def _example(results: Results) -> Finding:
 @claim(ROSIC, DEFINITION, "Under softmax many mediocre copies drown one relevant key.")
 def _hijacking(results: Results) -> Finding:
     """The share of the unique key is above 0.9 against one clone and below 0.05 against 1000."""
-    rows = {r["clones"]: r["share"] for r in results.rows("hijack", "softmax") if r["kind"] == "measured"}
-    return grade(rows[1] > 0.9 and rows[1000] < 0.05), (
-        f"a key 20 times as relevant keeps {rows[1]:.3f} against 1 clone, {rows[50]:.3f} against 50,"
-        f" {rows[1000]:.3f} against 1000"
+    shares = _softmax_shares(results)
+    return grade(shares[1] > 0.9 and shares[1000] < 0.05), (
+        f"a key 20 times as relevant keeps {shares[1]:.3f} against 1 clone, {shares[50]:.3f} against 50,"
+        f" {shares[1000]:.3f} against 1000"
     )
+
+
+def _softmax_shares(results: Results) -> dict[int, float]:
+    return {row["clones"]: row["share"] for row in results.rows("hijack", "softmax", kind="measured")}
 
 
 @claim(ROSIC, DEFINITION, "Attention is wasted on the same feature fifty times.")
 def _wasted_capacity(results: Results) -> Finding:
     """More than half of softmax's mass lies on copies of a key, beyond the first."""
-    rows = {r["clones"]: r["share"] for r in results.rows("hijack", "softmax") if r["kind"] == "measured"}
-    copies = (1 - rows[CROWD]) * (CROWD - 1) / CROWD
+    copies = (1 - _softmax_shares(results)[CROWD]) * (CROWD - 1) / CROWD
     return grade(copies > 0.5), f"{copies:.1%} of softmax's mass goes to copies of a key that it already has"
 
 

@@ -1,6 +1,6 @@
-"""What only interventions inside a trained model can tell: verdicts of ``unsoft neurons`` and ``steer``.
+"""Verdicts of interventions inside a trained model, by ``unsoft neurons`` and ``unsoft steer``.
 
-Those that come with the package lie in the folder ``trained``.
+Those that come with the package are in ``lab/records/interventions``.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ def jobs(request: Request) -> list[Job]:
     files = sorted(INTERVENTIONS.glob("*.json"))
     given = None if request.verdicts is None else Path(request.verdicts)
     if given is not None:
-        files.append(given)  # the last word on a claim
+        files.append(given)  # the last verdict on a claim counts
     content = hashlib.sha256(b"\0".join(file.read_bytes() for file in files if file.is_file())).hexdigest()
     prepare = None if given is None else partial(verdicts_of, given)
     work = partial(_all_verdicts, files)
@@ -34,7 +34,7 @@ def _all_verdicts(files: list[Path]) -> Rows:
 
 
 def verdicts_of(file: Path) -> Rows:
-    """The verdicts in a file of ``unsoft neurons`` (verdicts.json) or ``unsoft steer`` (steering.json)."""
+    """Return the verdicts in a verdicts.json of ``unsoft neurons`` or a steering.json of ``unsoft steer``."""
     try:
         content = json.loads(file.read_text())
         return [

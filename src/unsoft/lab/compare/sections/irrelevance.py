@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator, Mapping
 
 import torch
 from torch import Tensor
 
-from unsoft.lab.compare.jobs import Job, Results, Rows
+from unsoft.lab.compare.candidate import normals
+from unsoft.lab.compare.jobs import Job, Results, Rows, matching, mean_of
 from unsoft.lab.compare.section import EXPERIMENT, SURVEY, Finding, Request, Section, claim, job
-from unsoft.lab.evidence import Estimate, grade, paired_ratio, t_interval
+from unsoft.lab.evidence import grade, paired_ratio
 from unsoft.lab.report.figure import Figure, by_value
 from unsoft.modules.registry import resolve_formula
 
@@ -19,7 +21,7 @@ FORCED, FREE = "softmax", "softmax1"
 _MECHANISMS = (FORCED, FREE, "softpick", "cog", "sinh", "sigmoid")
 ADVANTAGE = 4.0
 SLOPE = 0.1
-"""Of LeakyReLU, below 0."""
+"""Slope of LeakyReLU below 0."""
 
 
 def _leaky(s: Tensor) -> Tensor:
@@ -31,7 +33,7 @@ SCORES: Mapping[str, Callable[[Tensor], Tensor]] = {
     "LeakyReLU": _leaky,
     "identity": lambda s: s,
 }
-"""Of cosFormer's ablation; the first cannot be negative."""
+"""Scores of cosFormer's ablation; the first cannot be negative."""
 NORMS: Mapping[str, Callable[[Tensor], Tensor]] = {
     "the sum": lambda w: w.sum(-1, keepdim=True),
     "the sum of sizes": lambda w: w.abs().sum(-1, keepdim=True),
@@ -47,48 +49,40 @@ def facts(request: Request) -> list[Job]:
 
 
 def forced_mass(rows: int, draws: int) -> Rows:
-    """Size of the output when nothing is relevant: sqrt(sum a^2) with random values, by the mean of the
-    logits.
-    """
-    found = []
+    """Measure the size sqrt(sum a^2) of the output if nothing is relevant, by the mean of the logits."""
+    table = []
     for draw in range(draws):
-        noise = torch.randn(
-            rows, KEYS, generator=torch.Generator().manual_seed(500 + draw), dtype=torch.float64
-        )
-        for name in _MECHANISMS:
-            for mean in MEANS:
-                size = resolve_formula(name).row(noise + mean).square().sum(-1).mean().sqrt()
-                found.append({"mechanism": name, "mean": mean, "draw": draw, "noise": float(size)})
-    return found
+        noise = normals(500 + draw)(rows, KEYS)
+        for name, mean in itertools.product(_MECHANISMS, MEANS):
+            size = resolve_formula(name).row(noise + mean).square().sum(-1).mean().sqrt()
+            table.append({"mechanism": name, "mean": mean, "draw": draw, "noise": float(size)})
+    return table
 
 
 def signed_scores(rows: int, draws: int) -> Rows:
-    """How much of a relevant key's value the output explains, with the best constant factor.
+    """Measure how much of a relevant key's value the output explains, with the best constant factor.
 
     One key has the logit 4 among 63 N(0, 1); values are random, so the output is a_1 times the value plus
     noise of variance sum a^2 over the others. explained = E[a_1]^2 / (E[a_1^2] + E[noise]).
     """
-    found = []
+    table = []
     for draw in range(draws):
-        generator = torch.Generator().manual_seed(600 + draw)
-        logits = torch.randn(rows, KEYS, generator=generator, dtype=torch.float64)
+        logits = normals(600 + draw)(rows, KEYS)
         logits[:, 0] = ADVANTAGE
-        for score, of in SCORES.items():
-            for norm, by in NORMS.items():
-                weights = of(logits) / by(of(logits))
-                own, energy = weights[:, 0], weights.square().sum(-1)
-                explained = float(own.mean().square() / energy.mean())
-                found.append({"score": score, "divided by": norm, "draw": draw, "explained": explained})
-    return found
+        for (score, function), (norm, divisor) in itertools.product(SCORES.items(), NORMS.items()):
+            weights = function(logits) / divisor(function(logits))
+            explained = float(weights[:, 0].mean().square() / weights.square().sum(-1).mean())
+            table.append({"score": score, "divided by": norm, "draw": draw, "explained": explained})
+    return table
 
 
 def figures(results: Results) -> Iterator[Figure]:
     rows = results.get("forced mass")
     if rows:
         shown = [
-            {"mechanism": name, "mean": mean, "noise": _noise(rows, name, mean).value}
-            for name in _MECHANISMS
-            for mean in MEANS
+            {"mechanism": name, "mean": mean}
+            | {"noise": mean_of(rows, "noise", mechanism=name, mean=mean).value}
+            for name, mean in itertools.product(_MECHANISMS, MEANS)
         ]
         chart = by_value(
             shown,
@@ -100,10 +94,6 @@ def figures(results: Results) -> Iterator[Figure]:
         )
         note = f"{KEYS} keys with logits N(mean, 1) and random values of length 1."
         yield Figure("forced-mass", "Noise when nothing is relevant", note, shown, chart)
-
-
-def _noise(rows: Rows, name: str, mean: float) -> Estimate:
-    return t_interval([row["noise"] for row in rows if row["mechanism"] == name and row["mean"] == mean])
 
 
 @claim(
@@ -118,18 +108,16 @@ def _forced_noise(results: Results) -> Finding:
     limits if only for logits that are pushed further down.
     """
     rows = results.rows("forced mass")
-    ratios = {}
-    for mean in MEANS:
-        pair = [
-            [r["noise"] for r in rows if r["mechanism"] == name and r["mean"] == mean]
-            for name in (FORCED, FREE)
-        ]
-        ratios[mean] = paired_ratio(*pair)
-    lows = {mean: ratio.lower for mean, ratio in ratios.items()}
-    where = [mean for mean in MEANS if lows[mean] > 2]
-    said = ", ".join(f"{ratios[mean].value:.3g} at mean {mean:g}" for mean in MEANS)
-    return grade(lows[0.0] > 2, bool(where)), (
-        f"noise of softmax over that of softmax1, which differs in the forced sum alone: {said}"
+    ratios = {
+        mean: paired_ratio(
+            *([r["noise"] for r in matching(rows, mechanism=name, mean=mean)] for name in (FORCED, FREE))
+        )
+        for mean in MEANS
+    }
+    twice = {mean: ratio.lower > 2 for mean, ratio in ratios.items()}
+    means = ", ".join(f"{ratio.value:.3g} at mean {mean:g}" for mean, ratio in ratios.items())
+    return grade(twice[0.0], any(twice.values())), (
+        f"noise of softmax over that of softmax1, which differs in the forced sum alone: {means}"
     )
 
 
@@ -147,22 +135,20 @@ def _non_negativity(results: Results) -> Finding:
     """
     rows = results.rows("signed scores")
 
-    def explained(score: str, norm: str) -> Estimate:
-        return t_interval([r["explained"] for r in rows if r["score"] == score and r["divided by"] == norm])
-
-    worse = []
-    for norm in NORMS:
-        plain = explained("ReLU", norm)
-        floor = plain.lower
-        for score in ("LeakyReLU", "identity"):
-            signed = explained(score, norm)
-            worse.append(signed.upper < 0.9 * floor)
-    said = "; ".join(
-        f"over {norm} " + ", ".join(f"{score} {explained(score, norm).value:.2f}" for score in SCORES)
+    explained = {
+        (score, norm): mean_of(rows, "explained", **{"score": score, "divided by": norm})
+        for score, norm in itertools.product(SCORES, NORMS)
+    }
+    worse = [
+        explained[score, norm].upper < 0.9 * explained["ReLU", norm].lower
+        for score, norm in itertools.product(("LeakyReLU", "identity"), NORMS)
+    ]
+    shares = "; ".join(
+        f"over {norm} " + ", ".join(f"{score} {explained[score, norm].value:.2f}" for score in SCORES)
         for norm in NORMS
     )
     return grade(all(worse), any(worse)), (
-        f"share of a relevant key's value that the output explains: {said}; what becomes of it in training"
+        f"share of a relevant key's value that the output explains: {shares}; what becomes of it in training"
         f" is the study's"
     )
 

@@ -19,23 +19,23 @@ from unsoft.lab.study.rule import FEWEST, SCORE
 from unsoft.lab.study.summary import CONTROL, Difference, Summary, current, difference
 
 AGREE = 2.0
-"""Radii that differ by a factor of no more than this count as the same."""
+"""Radii that differ by at most this factor count as equal."""
 AS_GOOD = 0.01
-"""Scores that differ by no more than this count as the same."""
+"""Scores that differ by at most this count as equal."""
 TRUSTS = CROWD**0.5
 """A gate trusts geometry if a crowd counts as no more than this: half of the way from all to one, as on the
 scoreboard."""
 
 
 @dataclass(frozen=True)
-class Task:
-    """A task on which a gate on keys was trained."""
+class TrainedGate:
+    """A gate on keys, trained on one task."""
 
     summary: Summary
     runs: list[Record]
-    """Those at the rate that validation chose, and those at other rates that are as good."""
+    """Runs at the rate that validation chose, and those at other rates that are as good."""
     gain: Difference | None
-    """Over softmax, on the test that the study's rule is about."""
+    """Gain over softmax, on the test that the study's rule is about."""
 
     @property
     def name(self) -> str:
@@ -47,28 +47,28 @@ class Task:
 
     @property
     def settled(self) -> bool:
-        """Do runs that are equally good agree on the radius, whatever seed and rate they had?"""
+        """True if equally good runs agree on the radius, whatever seed and rate they had."""
         return max(self.radii) <= AGREE * min(self.radii)
 
     @property
     def counts(self) -> Estimate:
-        """What a crowd of clones counts as under the gates that were learned, over seeds."""
+        """What a crowd of clones counts as under the learned gates, over seeds."""
         return t_interval([counted(_mean(run, "beta"), _mean(run, "gamma")) for run in self.summary.runs])
 
     @property
     def helps(self) -> bool:
-        found = self.gain
-        return found is not None and found.low is not None and found.low > 0 and found.mean >= AS_GOOD
+        gain = self.gain
+        return gain is not None and gain.low is not None and gain.low > 0 and gain.mean >= AS_GOOD
 
 
 def _mean(run: Record, name: str) -> float:
-    """Of a parameter of the gate, over layers and heads; of the radius the geometric mean."""
-    found = [x for key, values in run.learned.items() if key.rpartition(".")[2] == name for x in values]
-    return math.exp(fmean(map(math.log, found))) if name == "t" else fmean(found)
+    """Return the mean of a parameter over layers and heads, the geometric mean for the radius."""
+    values = [x for key, own in run.learned.items() if key.rpartition(".")[2] == name for x in own]
+    return math.exp(fmean(map(math.log, values))) if name == "t" else fmean(values)
 
 
 def counted(beta: float, gamma: float) -> float:
-    """What a crowd of clones counts as: the gates of all of them over the gate of one key alone.
+    """Return what a crowd of clones counts as: the gates of all of them over the gate of a single key.
 
     >>> round(counted(1.0, 0.0), 1), round(counted(0.0, 0.0), 1)
     (35.4, 50.0)
@@ -77,67 +77,60 @@ def counted(beta: float, gamma: float) -> float:
     return CROWD * gate.of(1 / (CROWD + gate.eps)) / gate.of(1 / (1 + gate.eps))
 
 
-def tasks(results: Results) -> list[Task]:
-    """All tasks on record in which a gate with t, beta and gamma was trained, whatever it is called."""
+def trained_gates(results: Results) -> list[TrainedGate]:
+    """Return every gate with t, beta and gamma on record, whatever it is called."""
     records = records_of(results)
     every = summaries_of(results)
     softmax = {(one.study, one.group): one for one in every if one.mechanism == CONTROL}
-    found = []
+    gates = []
     for one in every:
         if not {"t", "beta", "gamma"} <= one.learned.keys():
             continue
-        place = (one.study, one.group)
-        own = [r for r in current(records) if (r.study, r.group, r.mechanism) == (*place, one.mechanism)]
+        task = (one.study, one.group)
+        own = [r for r in current(records) if (r.study, r.group, r.mechanism) == (*task, one.mechanism)]
         best = max(run.merit or 0.0 for run in one.runs)
         good = [run for run in own if run.learned and (run.merit or 0.0) >= best - AS_GOOD]
-        control = softmax.get(place)
-        gain = None if control is None else difference(one, control, _judged_on(*place))
-        found.append(Task(one, good, gain))
-    return found
+        control = softmax.get(task)
+        gain = None if control is None else difference(one, control, _judged_on(*task))
+        gates.append(TrainedGate(one, good, gain))
+    return gates
 
 
 def _judged_on(study: str, group: str) -> str:
-    """The test that a study's rule is about."""
+    """Return the test that a study's rule is about."""
     rules = default_study(study).rules if study in default_studies() else ()
     return next((rule.on for rule in rules if rule.group == group), SCORE)
 
 
 def parts(results: Results) -> Iterator[Part]:
-    found = tasks(results)
-    if found:
+    rows = []
+    for gate in trained_gates(results):
+        parameters = (gate.summary.learned[name] for name in ("t", "beta", "gamma"))
+        learned = [f"{mean:.3g} ({low:.3g} to {high:.3g})" for mean, low, high in parameters]
+        gain = None if gate.gain is None else gate.gain.mean
+        rows.append((gate.name, gate.summary.mechanism, *learned, str(gate.counts), gain))
+    if rows:
         titles = ("task", "mechanism", "t", "β", "γ", f"{CROWD} clones count as", "gain over softmax")
-        rows = []
-        for task in found:
-            learned = [f"{mean:.3g} ({low:.3g} to {high:.3g})" for mean, low, high in _learned(task)]
-            gain = None if task.gain is None else task.gain.mean
-            values = (task.name, task.summary.mechanism, *learned, str(task.counts), gain)
-            rows.append(dict(zip(titles, values, strict=True)))
         text = (
             "Parameters of gates on keys after training: mean, smallest and largest over seeds. At the start"
             f" {CROWD} clones count as {counted(1.0, 0.0):.0f}."
         )
-        yield Part(
-            "What gates have learned", text, [{"name": n, "title": n, "help": ""} for n in titles], rows
-        )
+        yield Part.table("What gates have learned", text, titles, rows)
 
 
-def _learned(task: Task) -> list[tuple[float, float, float]]:
-    return [task.summary.learned[name] for name in ("t", "beta", "gamma")]
-
-
-def _trained(results: Results) -> list[Task]:
-    results.rows(STUDY)  # or the claim is not run
-    found = tasks(results)
-    if not found:
+def _trained(results: Results) -> list[TrainedGate]:
+    results.rows(STUDY)  # raises Missing without records
+    gates = trained_gates(results)
+    if not gates:
         raise Missing("no gate on keys was trained: unsoft study --default census, then --study FILE")
-    return found
+    return gates
 
 
 @claim(
     ROSIC,
     TRAINED,
     "The model learns the best radius t.",
-    refuted=(f"In no task do equally good runs agree on t within a factor of {AGREE:g}."),
+    refuted=f"In no task do equally good runs agree on t within a factor of {AGREE:g}.",
     rule=(
         "A best radius would not depend on how it was learned. Runs of one task, at any seed and learning"
         f" rate, whose validation scores lie within {AS_GOOD:g} of the best: holds if their t agree to"
@@ -146,15 +139,15 @@ def _trained(results: Results) -> list[Task]:
     ),
 )
 def _learned_radius(results: Results) -> Finding:
-    found = _trained(results)
-    rates = [len({run.point for run in task.runs}) for task in found]
-    if min(task.summary.seeds for task in found) < FEWEST or max(rates) < 2:
+    gates = _trained(results)
+    rates = [len({run.point for run in gate.runs}) for gate in gates]
+    if min(gate.summary.seeds for gate in gates) < FEWEST or max(rates) < 2:
         return UNDECIDED, f"it takes {FEWEST} seeds, and two learning rates that are as good, to see it"
-    settled = [task.settled for task in found]
+    settled = [gate.settled for gate in gates]
     return grade(all(settled), any(settled)), "; ".join(
-        f"{task.name}: t from {min(task.radii):.3g} to {max(task.radii):.3g} in {len(task.runs)} runs at"
+        f"{gate.name}: t from {min(gate.radii):.3g} to {max(gate.radii):.3g} in {len(gate.runs)} runs at"
         f" {count} learning rates whose scores are within {AS_GOOD:g}"
-        for task, count in zip(found, rates, strict=True)
+        for gate, count in zip(gates, rates, strict=True)
     )
 
 
@@ -171,19 +164,19 @@ def _learned_radius(results: Results) -> Finding:
     ),
 )
 def _learned_trust(results: Results) -> Finding:
-    found = [task for task in _trained(results) if task.gain is not None and task.gain.seeds >= FEWEST]
-    trusting = [task.counts.value <= TRUSTS for task in found]
-    helped = [task.helps for task in found]
-    said = "; ".join(
-        f"{task.name}: {CROWD} clones count as {task.counts}, gain over softmax {task.gain.mean:+.3f}"
-        for task in found
-        if task.gain is not None
+    gates = [one for one in _trained(results) if one.gain is not None and one.gain.seeds >= FEWEST]
+    trusting = [gate.counts.value <= TRUSTS for gate in gates]
+    helped = [gate.helps for gate in gates]
+    numbers = "; ".join(
+        f"{gate.name}: {CROWD} clones count as {gate.counts}, gain over softmax {gate.gain.mean:+.3f}"
+        for gate in gates
+        if gate.gain is not None
     )
     if len(set(helped)) < 2:
         lack = "where geometry helps" if not any(helped) else "where geometry does not help"
-        return UNDECIDED, f"no task {lack} is on record; {said}"
+        return UNDECIDED, f"no task {lack} is on record; {numbers}"
     right = [trusts == helps for trusts, helps in zip(trusting, helped, strict=True)]
-    return (LIMITS if any(right) and not all(right) else grade(all(right))), said
+    return (LIMITS if any(right) and not all(right) else grade(all(right))), numbers
 
 
 SECTION = Section(

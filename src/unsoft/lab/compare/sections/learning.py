@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 import torch
 
-from unsoft.lab.compare.candidate import Candidate
-from unsoft.lab.compare.jobs import Job, Results, Rows
+from unsoft.lab.compare.candidate import Candidate, normals
+from unsoft.lab.compare.jobs import Job, Results, Rows, mean_of
 from unsoft.lab.compare.section import EXPERIMENT, SURVEY, Finding, Request, ScoreColumn, Section, claim, job
 from unsoft.lab.evidence import Estimate, grade, paired_ratio, t_interval
 from unsoft.lab.report.comparison import Part
@@ -23,17 +23,16 @@ def jobs(request: Request) -> list[Job]:
 
 
 def learning(candidate: Candidate) -> Rows:
-    """Steps of gradient descent on all logits of a row until the key in question holds half of the mass.
+    """Count steps of gradient descent on all logits of a row until one key holds half of the mass.
 
     Its logit starts at -4, the others at N(0, 1); values are orthonormal and the loss is half the squared
     error of the output against that key's value, sum_j a_j^2 / 2 with a - 1 for the key. The rate is the
     one of a grid that needs the fewest steps on average; a draw that never gets there, or whose steps are
     too large, counts as the limit.
     """
-    # What is no formula takes far longer: half of the draws, every other rate.
+    # Mechanisms without a formula take far longer: half of the draws, every other rate.
     draws, grid = (DRAWS, RATES) if candidate.formula is not None else (DRAWS // 2, RATES[1::2])
-    generator = torch.Generator().manual_seed(23)
-    start = torch.randn(DRAWS, KEYS, generator=generator, dtype=torch.float32)[:draws]
+    start = normals(23, torch.float32)(DRAWS, KEYS)[:draws]
     start[:, 0] = START
     logits = start.repeat(len(grid), 1)
     rates = torch.tensor(grid, dtype=torch.float32).repeat_interleave(draws)[:, None]
@@ -64,24 +63,24 @@ def learning(candidate: Candidate) -> Rows:
 
 def steps(results: Results, label: str) -> Estimate | None:
     rows = results.get("learning", label)
-    return t_interval([row["steps"] for row in rows]) if rows else None
+    return mean_of(rows, "steps") if rows else None
 
 
 def parts(results: Results) -> Iterator[Part]:
-    titles, rows = ("mechanism", "steps", "interval", "best rate"), []
+    rows = []
     for label in results.labels:
-        found = steps(results, label)
-        if found is not None:
-            said = f"at least {LIMIT}" if found.value >= LIMIT else str(found)
-            rate = results.get("learning", label)[0]["rate"] if found.value < LIMIT else None
-            rows.append(dict(zip(titles, (label, found.value, said, rate), strict=True)))
+        if own := results.get("learning", label):
+            mean = mean_of(own, "steps")
+            reached = mean.value < LIMIT
+            interval, rate = (str(mean), own[0]["rate"]) if reached else (f"at least {LIMIT}", None)
+            rows.append((label, mean.value, interval, rate))
     if rows:
         text = (
             f"Gradient descent on the {KEYS} logits of a row; one starts at {START:g} and should hold half of"
             f" the mass. The best of {len(RATES)} learning rates, {DRAWS} draws, at most {LIMIT} steps."
         )
-        columns = [{"name": name, "title": name, "help": ""} for name in titles]
-        yield Part("Steps until a key that starts at −4 is found", text, columns, rows)
+        titles = ("mechanism", "steps", "interval", "best rate")
+        yield Part.table("Steps until a key that starts at −4 is found", text, titles, rows)
 
 
 def _needed(results: Results, label: str) -> list[float]:

@@ -1,15 +1,15 @@
-"""What mathematics says of linear attention and of decay: norms, ranks, closed forms. Only claims, no
-figures.
-"""
+"""Mathematics of linear attention and of decay: norms, ranks, closed forms. Only claims, no figures."""
 
 from __future__ import annotations
 
+import itertools
 import math
+from functools import partial
 
 import torch
 
 from unsoft import measure, theory
-from unsoft.lab.compare.candidate import Candidate
+from unsoft.lab.compare.candidate import Candidate, normals
 from unsoft.lab.compare.jobs import Job, Results, Rows
 from unsoft.lab.compare.section import DEFINITION, SU, THEOREM, Finding, Request, Section, claim, job
 from unsoft.lab.evidence import grade
@@ -28,9 +28,7 @@ def facts(request: Request) -> list[Job]:
 
 
 def norm_ratios() -> Rows:
-    """The largest |q|_2 / |q|_1 found in each dimension, by ascent from random non-negative queries and at
-    one-hot ones.
-    """
+    """Find the largest |q|_2 / |q|_1 by ascent from random non-negative queries, and at one-hot ones."""
     rows = []
     generator = torch.Generator().manual_seed(6)
     for width in WIDTHS:
@@ -42,63 +40,50 @@ def norm_ratios() -> Rows:
                 q.clamp_(min=0)
         climbed = float((q.norm(dim=-1) / q.abs().sum(-1)).max().detach())
         one_hot = torch.eye(width, dtype=torch.float64)[0]
+        largest = max(climbed, float(one_hot.norm() / one_hot.abs().sum()))
+        rows.append({"width": width, "largest": largest, "sqrt": math.sqrt(width)})
+    return rows
+
+
+def causal_ranks() -> Rows:
+    """Measure the rank of the attention weights of linear mechanisms with 16 features on 96 tokens."""
+    query, key = normals(8)(2, 1, 96, 16)
+    rows = []
+    names = ("linear-identity", "linear-elu1", "linear-exp", "linear-relu")
+    for name, is_causal in itertools.product(names, (False, True)):
+        weights = Candidate(name, name).weights(query, key, is_causal=is_causal)[0]
         rows.append(
             {
-                "width": width,
-                "largest": max(climbed, float(one_hot.norm() / one_hot.abs().sum())),
-                "sqrt": math.sqrt(width),
+                "mechanism": name,
+                "causal": is_causal,
+                "length": 96,
+                "features": 16,
+                "rank": int(torch.linalg.matrix_rank(weights, rtol=1e-12)),
+                "zero_diagonal": int((weights.diagonal() == 0).sum()),
+                "effective_rank": float(measure.effective_rank(weights)),
             }
         )
     return rows
 
 
-def causal_ranks() -> Rows:
-    """Numeric ranks of the attention weights of linear mechanisms with 16 features on 96 tokens."""
-    generator = torch.Generator().manual_seed(8)
-    query, key = (torch.randn(1, 96, 16, generator=generator, dtype=torch.float64) for _ in range(2))
-    rows = []
-    for name in ("linear-identity", "linear-elu1", "linear-exp", "linear-relu"):
-        candidate = Candidate(name, name)
-        for is_causal in (False, True):
-            weights = candidate.weights(query, key, is_causal=is_causal)[0]
-            rank = int(torch.linalg.matrix_rank(weights, rtol=1e-12))
-            rows.append(
-                {
-                    "mechanism": name,
-                    "causal": is_causal,
-                    "length": 96,
-                    "features": 16,
-                    "rank": rank,
-                    "zero_diagonal": int((weights.diagonal() == 0).sum()),
-                    "effective_rank": float(measure.effective_rank(weights)),
-                }
-            )
-    return rows
-
-
 def features() -> Rows:
-    """Weights q . k of 200,000 non-negative keys against the general and the independent closed form."""
-    generator = torch.Generator().manual_seed(9)
+    """Compare q . k of 200,000 non-negative keys with the general and the independent closed form."""
+    uniform = partial(torch.rand, generator=torch.Generator().manual_seed(9), dtype=torch.float64)
     rows = []
     for width in (4, 16, 64):
-        q = torch.rand(width, generator=generator, dtype=torch.float64)
-        independent = torch.rand(200_000, width, generator=generator, dtype=torch.float64).square()
-        mixing = torch.rand(width, width, generator=generator, dtype=torch.float64)
-        mixed = independent @ mixing
-        found = float(measure.sparsity(mixed @ q))
-        predicted = float(theory.linear_sparsity(q, mixed.mean(0), torch.cov(mixed.T)))
-        rows.append({"kind": "general", "width": width, "measured": found, "theory": predicted})
-        found = float(measure.sparsity(independent @ q))
+        q, independent = uniform(width), uniform(200_000, width).square()
+        mixed = independent @ uniform(width, width)
+        general = theory.linear_sparsity(q, mixed.mean(0), torch.cov(mixed.T))
         # u^2 of a uniform u has mean 1/3 and variance 4/45
-        predicted = float(theory.iid_linear_sparsity(q, 1 / 3, math.sqrt(4 / 45)))
-        rows.append({"kind": "independent", "width": width, "measured": found, "theory": predicted})
+        iid = theory.iid_linear_sparsity(q, 1 / 3, math.sqrt(4 / 45))
+        for kind, keys, predicted in (("general", mixed, general), ("independent", independent, iid)):
+            row = {"kind": kind, "width": width, "measured": float(measure.sparsity(keys @ q))}
+            rows.append(row | {"theory": float(predicted)})
     return rows
 
 
 def sparse_features() -> Rows:
-    """S of q . k for non-negative features that are nearly always 0: exp of normal numbers of growing
-    spread.
-    """
+    """Compute S of q . k for features that are nearly always 0: exp of normal numbers of growing spread."""
     rows = []
     for spread in (0.5, 1.0, 2.0, 3.0, 4.0):
         q = torch.rand(16, generator=torch.Generator().manual_seed(10), dtype=torch.float64)
@@ -109,23 +94,15 @@ def sparse_features() -> Rows:
 
 
 def decay() -> Rows:
-    """S of the last row of the mechanism decay, its closed form, and its upper bound."""
+    """Measure S of the last row of the mechanism decay beside its closed form and its upper bound."""
     rows = []
-    for start in (0.9, 0.99):
-        candidate = Candidate("decay", f"decay({start})")
-        for length in (16, 64, 256, 1024):
-            zero = torch.zeros(1, length, 16, dtype=torch.float64)
-            row = candidate.weights(zero[:, :1], zero)[0, 0]
-            rate = min(float(row[-2] / row[-1]), 1.0)
-            rows.append(
-                {
-                    "decay": rate,
-                    "length": length,
-                    "measured": float(measure.sparsity(row)),
-                    "theory": float(theory.decay_sparsity(length, rate)),
-                    "bound": math.sqrt((1 + rate) / (1 - rate) / length),
-                }
-            )
+    for start, length in itertools.product((0.9, 0.99), (16, 64, 256, 1024)):
+        zero = torch.zeros(1, length, 16, dtype=torch.float64)
+        weights = Candidate("decay", f"decay({start})").weights(zero[:, :1], zero)[0, 0]
+        rate = min(float(weights[-2] / weights[-1]), 1.0)
+        row = {"decay": rate, "length": length, "measured": float(measure.sparsity(weights))}
+        row |= {"theory": float(theory.decay_sparsity(length, rate))}
+        rows.append(row | {"bound": math.sqrt((1 + rate) / (1 - rate) / length)})
     return rows
 
 
@@ -202,17 +179,16 @@ def _causal_rank(results: Results) -> Finding:
     """A triangle has full rank if its diagonal has no zero: holds if none of four mechanisms has one on
     96 tokens with 16 features; with limits if some have none.
     """
-    # A triangle has full rank exactly if its diagonal has no 0; small entries are no matter of rank.
-    rows = results.rows("causal ranks")
-    causal = [row for row in rows if row["causal"]]
+    # Small entries on the diagonal do not lower the exact rank, so the numeric rank is not used.
+    causal, bidirectional = (results.rows("causal ranks", causal=x) for x in (True, False))
     full = [row for row in causal if not row["zero_diagonal"]]
     lost = [f"{row['mechanism']} ({row['zero_diagonal']} zeros)" for row in causal if row["zero_diagonal"]]
-    low = max(row["rank"] for row in rows if not row["causal"])
-    said = ", ".join(f"{row['mechanism']} {row['effective_rank']:.0f}" for row in causal)
+    low = max(row["rank"] for row in bidirectional)
+    effective = ", ".join(f"{row['mechanism']} {row['effective_rank']:.0f}" for row in causal)
     return grade(not lost, bool(full)), (
         f"no zero on the diagonal of {len(full)} of {len(causal)} triangles of {causal[0]['length']} tokens"
         + (f", zeros in {', '.join(lost)}" if lost else "")
-        + f"; without the mask the rank is at most {low}. Effective ranks of the triangles: {said}"
+        + f"; without the mask the rank is at most {low}. Effective ranks of the triangles: {effective}"
     )
 
 

@@ -1,6 +1,4 @@
-"""The same questions asked of a real model: it is inspected as it is, and
-each mechanism is swapped in, without training.
-"""
+"""A pretrained model: it is inspected as it is, and each mechanism is swapped in without training."""
 
 from __future__ import annotations
 
@@ -24,7 +22,7 @@ from unsoft.lab.report.page import number, printable
 _LENGTH, _SEQUENCES = 256, 4
 TEXT = "the page of text that unsoft brings (lab/interpret/inspection/sample.txt)"
 _NEAR = 1.1
-"""A perplexity that grows by less counts as near to what it was."""
+"""A perplexity that grows by a smaller factor counts as near to the original."""
 INSPECTION, PERPLEXITY = "model", "perplexity"
 
 
@@ -33,7 +31,7 @@ def jobs(request: Request) -> list[Job]:
 
 
 class Model:
-    """A model that :func:`unsoft.hf.load_model` knows; loaded when it is first needed."""
+    """A model for :func:`unsoft.hf.load_model`, loaded when it is first needed."""
 
     def __init__(self, name: str) -> None:
         from unsoft.hf.models import PACKAGED
@@ -54,9 +52,7 @@ class Model:
         return network, tokenizer
 
     def jobs(self, candidates: Sequence[Candidate]) -> list[Job]:
-        """The inspection and the perplexity before anything is swapped, then
-        the perplexity after each swap, in place.
-        """
+        """Return jobs for the inspection and the perplexity of the model, then for each swap, in place."""
         about = {
             "model": self.name,
             "length": _LENGTH,
@@ -67,16 +63,16 @@ class Model:
         }
         options: dict[str, Any] = {"keep": self.folder is not None, "prepare": self._load}
         asked = {"name": INSPECTION, **about}
-        found = [
+        jobs = [
             Job(INSPECTION, "", asked, self._inspected, 30.0, required=True, **options),
             Job(PERPLEXITY, "", asked | {"name": PERPLEXITY}, self._perplexity, 5.0, **options),
         ]
         for candidate in candidates:
             question = asked | {"name": PERPLEXITY, "mechanism": candidate.identity}
-            found.append(
+            jobs.append(
                 Job(PERPLEXITY, candidate.label, question, partial(self._swapped, candidate), 5.0, **options)
             )
-        return found
+        return jobs
 
     def _load(self) -> object:
         return self.loaded
@@ -89,15 +85,9 @@ class Model:
         from unsoft.lab.interpret import inspection
 
         network, tokenizer = self.loaded
-        found = inspection.inspect(
-            network,
-            _text(),
-            tokenizer=tokenizer,
-            batch_size=2,
-            max_length=self._length,
-            max_sequences=_SEQUENCES,
-        )
-        return [replace(found, model=self.name).to_dict()]
+        sizes = {"batch_size": 2, "max_length": self._length, "max_sequences": _SEQUENCES}
+        report = inspection.inspect(network, _text(), tokenizer=tokenizer, **sizes)
+        return [replace(report, model=self.name).to_dict()]
 
     def _swapped(self, candidate: Candidate) -> Rows:
         from unsoft.hf import swap
@@ -109,7 +99,7 @@ class Model:
         return self._perplexity()
 
     def _perplexity(self) -> Rows:
-        """exp of the mean surprise, in nats, at each next token of the text."""
+        """Measure exp of the mean surprise, in nats, at each next token of the text."""
         from unsoft.lab.interpret.inspection.batches import batches
 
         self._check_language_model()
@@ -138,7 +128,7 @@ def _text() -> str:
 
 
 def parts(results: Results) -> Iterator[Part]:
-    """Perplexities, the heads in each role, and collapse by depth."""
+    """Yield perplexities, the heads in each role, and collapse by depth."""
     inspected = results.get(INSPECTION)
     if not inspected:
         return
@@ -146,54 +136,47 @@ def parts(results: Results) -> Iterator[Part]:
     from unsoft.lab.interpret.inspection.page import depth_charts, role_table
     from unsoft.lab.interpret.inspection.roles import ROLES
 
-    found = Inspection(**{key: x for key, x in inspected[0].items() if key != "schema"})
+    report = Inspection(**{key: x for key, x in inspected[0].items() if key != "schema"})
     yield Part(
-        printable(found.model, 80),
-        f"{len(found.heads)} heads, {found.tokens} tokens of text in {found.sequences} sequences. The same"
+        printable(report.model, 80),
+        f"{len(report.heads)} heads, {report.tokens} tokens of text in {report.sequences} sequences. The same"
         " questions, asked of its own attention as unsoft inspect does.",
     )
     yield perplexities(results)
     for role in ROLES:
-        table = role_table(role, found)
+        table = role_table(role, report)
         yield Part(
             f"{table['count']} {table['name']} heads",
             table["meaning"],
             columns=table["columns"],
             rows=table["rows"],
         )
-    for stack in depth_charts(found):
+    for stack in depth_charts(report):
         yield Part(charts=stack["charts"])
 
 
 def perplexities(results: Results) -> Part:
-    """Before and after each swap, the least harm first."""
-    heading, titles = (
-        "With each mechanism in place of its own",
-        ("mechanism", "perplexity after", "times that before"),
-    )
+    """Return the perplexity before and after each swap, the least harm first."""
+    heading = "With each mechanism in place of its own"
     before = results.get(PERPLEXITY)
     if not before:
         return Part(heading, f"{results.problem(PERPLEXITY)}.", in_terminal=True)
-    rows, refused = [], []
+    rows, unsupported = [], []
     for label in results.labels:
         if after := results.get(PERPLEXITY, label):
-            numbers = (after[0]["perplexity"], after[0]["perplexity"] / before[0]["perplexity"])
-            rows.append(dict(zip(titles, (label, *numbers), strict=True)))
+            perplexity = after[0]["perplexity"]
+            rows.append((label, perplexity, perplexity / before[0]["perplexity"]))
         elif problem := results.problem(PERPLEXITY, label):
-            refused.append(f"{printable(label)}: {problem}.")
-    near = sum(row[titles[2]] < _NEAR for row in rows)
+            unsupported.append(f"{printable(label)}: {problem}.")
+    near = sum(times < _NEAR for _, _, times in rows)
     text = (
         f"Perplexity on {TEXT}, {before[0]['tokens']} tokens: {number(before[0]['perplexity'])} as the model"
         " is. Each mechanism stands in all"
         f" layers as it starts, without training: {near} of {len(rows)} stay within {_NEAR - 1:.0%} of that."
     )
-    return Part(
-        heading,
-        " ".join([text, *(["Not swapped:", *refused] if refused else [])]),
-        columns=[{"name": title, "title": title, "help": ""} for title in titles],
-        rows=sorted(rows, key=lambda row: row[titles[1]]),
-        in_terminal=True,
-    )
+    text = " ".join([text, *(["Not swapped:", *unsupported] if unsupported else [])])
+    titles = ("mechanism", "perplexity after", "times that before")
+    return Part.table(heading, text, titles, sorted(rows, key=lambda row: row[1]), in_terminal=True)
 
 
 def _times(results: Results, label: str) -> float | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -9,8 +10,8 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from unsoft.lab.compare.candidate import Candidate
-from unsoft.lab.compare.jobs import Job, Results, Rows
+from unsoft.lab.compare.candidate import Candidate, normals
+from unsoft.lab.compare.jobs import Job, Results, Rows, matching
 from unsoft.lab.compare.section import EXPERIMENT, SU, Finding, Request, ScoreColumn, Section, claim, job
 from unsoft.lab.evidence import Estimate, grade, t_interval
 from unsoft.lab.report.figure import Figure, by_mechanism
@@ -33,17 +34,16 @@ def facts(request: Request) -> list[Job]:
 
 
 def needle(candidate: Candidate, draws: int) -> Rows:
-    """The needle's share of the mass at each advantage, and the advantage that gives it half, for each
-    draw.
+    """Measure the needle's share of the mass by its advantage, and the advantage that gives it half.
 
-    The other logits are N(0, 1); the needle stands at a random place, since some mechanisms look at places.
+    The other logits are N(0, 1); the needle has a random position, since some mechanisms depend on it.
     """
     generator = torch.Generator().manual_seed(20)
     others = torch.randn(draws, KEYS, generator=generator, dtype=torch.float64)
-    places = torch.randint(KEYS, (draws,), generator=generator)
-    share = partial(shares, candidate.row(), others, places)
+    positions = torch.randint(KEYS, (draws,), generator=generator)
+    share = partial(shares, candidate.row(), others, positions)
     with torch.no_grad():
-        curve = torch.stack([share(torch.full((draws,), x, dtype=torch.float64)) for x in ADVANTAGES])
+        curve = _curve(share, draws)
         rows: Rows = [
             {"kind": "share", "advantage": x, "share": float(at.mean())}
             for x, at in zip(ADVANTAGES, curve, strict=True)
@@ -52,18 +52,16 @@ def needle(candidate: Candidate, draws: int) -> Rows:
     return rows + [{"kind": "needed", "draw": k, "advantage": x} for k, x in enumerate(needed)]
 
 
-def shares(weigh: Callable[[Tensor], Tensor], others: Tensor, places: Tensor, advantage: Tensor) -> Tensor:
-    """What of the mass of each row its needle holds, with a positive weight: a / sum |a|."""
-    row = weigh(others.scatter(1, places[:, None], advantage[:, None]))
+def shares(weigh: Callable[[Tensor], Tensor], others: Tensor, positions: Tensor, advantage: Tensor) -> Tensor:
+    """Return the share a / sum |a| of the mass of each row that its needle holds."""
+    row = weigh(others.scatter(1, positions[:, None], advantage[:, None]))
     mass = row.abs().sum(-1)
-    held = row.gather(1, places[:, None])[:, 0]
+    held = row.gather(1, positions[:, None])[:, 0]
     return torch.where(mass > 0, held / mass.clamp_min(1e-300), 0.0)
 
 
 def halfway(curve: Tensor, share: Callable[[Tensor], Tensor]) -> list[float | None]:
-    """The smallest advantage with half of the mass, between the points of the curve by halving; None:
-    never.
-    """
+    """Return the smallest advantage with half of the mass, by bisection; None if there is none."""
     reached = curve >= 0.5
     first = reached.int().argmax(0)
     grid = torch.tensor(ADVANTAGES, dtype=torch.float64)
@@ -72,28 +70,30 @@ def halfway(curve: Tensor, share: Callable[[Tensor], Tensor]) -> list[float | No
         middle = (low + high) / 2
         enough = share(middle) >= 0.5
         high, low = torch.where(enough, middle, high), torch.where(enough, low, middle)
-    return [x if found else None for x, found in zip(high.tolist(), reached.any(0).tolist(), strict=True)]
+    ever = reached.any(0).tolist()
+    return [x if once else None for x, once in zip(high.tolist(), ever, strict=True)]
 
 
 def far() -> Rows:
-    """The advantage that a key needs at some distance from the query, in a row of 1024."""
-    rows = []
-    for name in _FAR:
-        for distance in DISTANCES:
-            generator = torch.Generator().manual_seed(21)
-            others = torch.randn(4, KEYS, generator=generator, dtype=torch.float64)
-            places = torch.full((4,), KEYS - 1 - distance)
-            share = partial(shares, Candidate(name, name).row(width=16), others, places)
-            with torch.no_grad():
-                grid = [share(torch.full((4,), x, dtype=torch.float64)) for x in ADVANTAGES]
-                needed = halfway(torch.stack(grid), share)
-            for draw, x in enumerate(needed):
-                rows.append({"mechanism": name, "distance": distance, "draw": draw, "advantage": x})
+    """Measure the advantage that a key needs at some distance from the query, in a row of 1024."""
+    rows: Rows = []
+    for name, distance in itertools.product(_FAR, DISTANCES):
+        others, positions = normals(21)(4, KEYS), torch.full((4,), KEYS - 1 - distance)
+        share = partial(shares, Candidate(name, name).row(width=16), others, positions)
+        with torch.no_grad():
+            needed = halfway(_curve(share, 4), share)
+        row = {"mechanism": name, "distance": distance}
+        rows += [row | {"draw": draw, "advantage": x} for draw, x in enumerate(needed)]
     return rows
 
 
+def _curve(share: Callable[[Tensor], Tensor], draws: int) -> Tensor:
+    """Return the shares (advantages, draws) at every advantage."""
+    return torch.stack([share(torch.full((draws,), x, dtype=torch.float64)) for x in ADVANTAGES])
+
+
 def figures(results: Results) -> Iterator[Figure]:
-    rows = [row for row in results.each("needle") if row["kind"] == "share"]
+    rows = results.each("needle", kind="share")
     if rows:
         chart = by_mechanism(
             results.labels,
@@ -112,9 +112,9 @@ def figures(results: Results) -> Iterator[Figure]:
 
 
 def needed(results: Results, label: str) -> Estimate | None:
-    """With draws in which it never gets there counted as the limit."""
-    found = [row["advantage"] for row in results.get("needle", label) if row["kind"] == "needed"]
-    return t_interval([LIMIT if x is None else x for x in found]) if found else None
+    """Return the mean advantage needed; draws that never get there count as the limit."""
+    advantages = [row["advantage"] for row in results.get("needle", label, kind="needed")]
+    return t_interval([LIMIT if x is None else x for x in advantages]) if advantages else None
 
 
 @claim(
@@ -132,24 +132,20 @@ def _decay_far(results: Results) -> Finding:
     rows = results.rows("needle far away")
     farthest = max(row["distance"] for row in rows)
     never = {
-        name: [
-            row["advantage"] is None
-            for row in rows
-            if row["mechanism"] == name and row["distance"] == farthest
-        ]
+        name: [row["advantage"] is None for row in matching(rows, mechanism=name, distance=farthest)]
         for name in _FAR
     }
-    near = [r["advantage"] for r in rows if r["mechanism"] == "retention" and r["distance"] == 1]
+    near = [row["advantage"] for row in matching(rows, mechanism="retention", distance=1)]
     blind = [all(never[name]) for name in _FAR[1:]]
     seen = not any(never["softmax"])
-    words = [
+    counts = [
         f"{name} {'never' if all(x) else f'in {len(x) - sum(x)} of {len(x)} rows'}"
         for name, x in never.items()
     ]
     next_to = "never" if None in near else f"with {sum(near) / len(near):.1f}"
     return grade(all(blind) and seen, any(blind) and seen), (
         f"half of the mass for a key {farthest} tokens back, with an advantage of up to {LIMIT:g}:"
-        f" {', '.join(words)}; retention gets there {next_to} for the key next to the query"
+        f" {', '.join(counts)}; retention gets there {next_to} for the key next to the query"
     )
 
 

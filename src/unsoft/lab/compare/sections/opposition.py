@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from unsoft.lab.compare.candidate import Candidate
-from unsoft.lab.compare.jobs import Job, Results, Rows
+from unsoft.lab.compare.jobs import Job, Results, Rows, matching, mean_of
 from unsoft.lab.compare.section import EXPERIMENT, SURVEY, Finding, Request, ScoreColumn, Section, claim, job
-from unsoft.lab.evidence import Estimate, grade, t_interval
+from unsoft.lab.evidence import Estimate, grade
 from unsoft.lab.report.figure import Figure, by_mechanism
 
 KEYS = 64
@@ -31,39 +31,34 @@ def jobs(request: Request) -> list[Job]:
 
 
 def opposition(candidate: Candidate, rows: int) -> Rows:
-    """d' of each pair of logits that one key may have, among others N(0, 1), in eight blocks of rows."""
+    """Measure d' of pairs of logits that one key may have among others N(0, 1), in eight blocks of rows."""
     generator = torch.Generator().manual_seed(22)
     others = torch.randn(rows, KEYS - 1, generator=generator, dtype=torch.float64)
-    places = torch.randint(KEYS, (rows,), generator=generator)[:, None]
+    positions = torch.randint(KEYS, (rows,), generator=generator)[:, None]
     logits = torch.zeros(rows, KEYS, dtype=torch.float64)
-    logits.masked_scatter_(torch.arange(KEYS) != places, others)
+    logits.masked_scatter_(torch.arange(KEYS) != positions, others)
     weigh = candidate.row()
     seen: dict[float, tuple[Tensor, Tensor]] = {}
     with torch.no_grad():
         for at in LEVELS:
-            row = weigh(logits.scatter(1, places, at))
-            own = row.gather(1, places)[:, 0]
+            row = weigh(logits.scatter(1, positions, at))
+            own = row.gather(1, positions)[:, 0]
             seen[at] = own, row.square().sum(-1) - own.square()
-    found: Rows = []
-    for first, second in PAIRS:
-        for block, part in enumerate(torch.arange(rows).chunk(_BLOCKS)):
-            found.append(
-                {
-                    "kind": "pair",
-                    "first": first,
-                    "second": second,
-                    "block": block,
-                    "d": d_prime(seen[first][0][part], seen[second][0][part], seen[first][1][part]),
-                }
-            )
-    neutral = seen[0.0]
-    return found + [
-        {"kind": "curve", "logit": at, "d": d_prime(neutral[0], seen[at][0], neutral[1])} for at in LEVELS
+    blocks = list(enumerate(torch.arange(rows).chunk(_BLOCKS)))
+    pairs: Rows = [
+        {"kind": "pair", "first": first, "second": second, "block": block}
+        | {"d": d_prime(seen[first][0][part], seen[second][0][part], seen[first][1][part])}
+        for first, second in PAIRS
+        for block, part in blocks
+    ]
+    neutral, energy = seen[0.0]
+    return pairs + [
+        {"kind": "curve", "logit": at, "d": d_prime(neutral, seen[at][0], energy)} for at in LEVELS
     ]
 
 
 def d_prime(first: Tensor, second: Tensor, energy: Tensor) -> float:
-    """How far apart two weights of a key are, in units of the noise that the other keys' weights make.
+    """Return how far apart two weights of a key are, in units of the noise from the other keys' weights.
 
     With random values of variance 1, reading the output along the key's own value gives the key's weight
     plus noise of the variance ``energy``, the sum of the other weights' squares.
@@ -75,14 +70,14 @@ def d_prime(first: Tensor, second: Tensor, energy: Tensor) -> float:
     return float((first - second).abs().mean()) / noise if noise > 0 else 0.0
 
 
-def told_apart(results: Results, label: str, pair: tuple[float, float] = OPPOSED) -> Estimate | None:
-    rows = results.get("opposition", label)
-    found = [row["d"] for row in rows if row["kind"] == "pair" and (row["first"], row["second"]) == pair]
-    return t_interval(found) if found else None
+def distance(results: Results, label: str, pair: tuple[float, float] = OPPOSED) -> Estimate | None:
+    """Return d' between a pair of logits, or None if it was not measured."""
+    rows = matching(results.get("opposition", label, kind="pair"), first=pair[0], second=pair[1])
+    return mean_of(rows, "d") if rows else None
 
 
 def figures(results: Results) -> Iterator[Figure]:
-    rows = [row for row in results.each("opposition") if row["kind"] == "curve" and row["logit"] < 0]
+    rows = [row for row in results.each("opposition", kind="curve") if row["logit"] < 0]
     if rows:
         chart = by_mechanism(
             results.labels,
@@ -101,10 +96,8 @@ def figures(results: Results) -> Iterator[Figure]:
 
 
 def _needed(results: Results, label: str, pair: tuple[float, float]) -> Estimate:
-    results.rows("opposition", label)  # or the claim is not run
-    found = told_apart(results, label, pair)
-    assert found is not None and found.low is not None and found.high is not None
-    return found
+    rows = results.rows("opposition", label, kind="pair")
+    return mean_of(rows, "d", first=pair[0], second=pair[1])
 
 
 @claim(
@@ -118,9 +111,8 @@ def _erased_differences(results: Results) -> Finding:
     0.36 (60 % right) while cog's exceeds 1; with limits if cog's does not.
     """
     softmax, cog = (_needed(results, name, WEAKLY) for name in ("softmax", "cog"))
-    assert softmax.high is not None and cog.low is not None
-    erased = softmax.high < HINTED
-    return grade(erased and cog.low > DETECTED, erased), (
+    erased = softmax.upper < HINTED
+    return grade(erased and cog.lower > DETECTED, erased), (
         f"d′ between logits {WEAKLY[0]:g} and {WEAKLY[1]:g}: softmax {softmax}, cog {cog}"
     )
 
@@ -136,12 +128,11 @@ def _influence_factors(results: Results) -> Finding:
     a free sum with signs (sinh) both exceed softmax by a tenth, interval against interval; with limits if
     one does.
     """
-    found = {name: _needed(results, name, OPPOSED) for name in ("softmax", "softmax1", "sinh")}
-    base = found["softmax"].high or 0.0
-    free, signed = ((found[name].low or 0.0) > 1.1 * base for name in ("softmax1", "sinh"))
+    softmax, softmax1, sinh = (_needed(results, name, OPPOSED) for name in ("softmax", *_COMPARED))
+    free, signed = (one.lower > 1.1 * softmax.upper for one in (softmax1, sinh))
     return grade(free and signed, free or signed), (
-        f"d′ of 0 against −4: softmax {found['softmax']}; with a free sum (softmax1) {found['softmax1']};"
-        f" with a free sum and signs (sinh) {found['sinh']}"
+        f"d′ of 0 against −4: softmax {softmax}; with a free sum (softmax1) {softmax1};"
+        f" with a free sum and signs (sinh) {sinh}"
     )
 
 
@@ -161,7 +152,7 @@ SECTION = Section(
             "opposed",
             "opposed ≠ irrelevant?",
             "d′: weight at logit 0 minus weight at −4, over the root of the other 63 keys' squared weights",
-            told_apart,
+            distance,
             DETECTED,
             HINTED,
             unit="d′",

@@ -1,9 +1,8 @@
-"""What can the best query do? S where the query is chosen for it: linear attention, dimensions, a bias of
-keys, columns.
-"""
+"""What can the best query do? S for chosen queries: linear attention, dimensions, bias of keys, columns."""
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -12,9 +11,10 @@ import torch
 from torch import Tensor
 
 from unsoft import measure
-from unsoft.lab.compare.jobs import Job, Results, Rows
+from unsoft.lab.compare.candidate import normals
+from unsoft.lab.compare.jobs import Job, Results, Rows, matching, mean_of
 from unsoft.lab.compare.section import EXPERIMENT, SU, Finding, Request, Section, claim, job
-from unsoft.lab.evidence import Estimate, grade, t_interval
+from unsoft.lab.evidence import Estimate, grade
 
 KEYS, STEPS, STARTS = 256, 80, 2
 WIDTHS = (4, 16, 64)
@@ -52,75 +52,58 @@ def facts(request: Request) -> list[Job]:
 
 
 def best_queries(draws: int) -> Rows:
-    """The lowest S of a row over 256 standard normal keys that gradient descent on the query finds, |q|
-    free up to 16.
-    """
+    """Find the lowest S of a row over 256 normal keys by gradient descent on the query, with |q| ≤ 16."""
     rows = []
-    for width in WIDTHS:
-        for name, weigh in MECHANISMS.items():
-            generator = torch.Generator().manual_seed(800 + width)
-            keys = torch.randn(draws, KEYS, width, generator=generator)
-            query = torch.randn(draws, STARTS, width, generator=generator).requires_grad_()
-            optimiser = torch.optim.Adam([query], lr=0.1)
-            for _ in range(STEPS):
-                optimiser.zero_grad()
-                measure.sparsity(weigh(query, keys)).sum().backward()
-                optimiser.step()
-                with torch.no_grad():
-                    query *= (16 / query.norm(dim=-1, keepdim=True)).clamp(max=1)
+    for width, (name, weigh) in itertools.product(WIDTHS, MECHANISMS.items()):
+        normal = normals(800 + width, torch.float32)
+        keys, query = normal(draws, KEYS, width), normal(draws, STARTS, width).requires_grad_()
+        optimiser = torch.optim.Adam([query], lr=0.1)
+        for _ in range(STEPS):
+            optimiser.zero_grad()
+            measure.sparsity(weigh(query, keys)).sum().backward()
+            optimiser.step()
             with torch.no_grad():
-                lowest = measure.sparsity(weigh(query, keys)).amin(-1)
-                if name in FEATURES:  # a query that asks for one feature alone, which descent may miss
-                    alone = measure.sparsity(FEATURES[name](keys).mT).amin(-1)
-                    lowest = torch.minimum(lowest, alone)
-            rows += [
-                {"mechanism": name, "width": width, "draw": k, "S": float(x)} for k, x in enumerate(lowest)
-            ]
+                query *= (16 / query.norm(dim=-1, keepdim=True)).clamp(max=1)
+        with torch.no_grad():
+            lowest = measure.sparsity(weigh(query, keys)).amin(-1)
+            if name in FEATURES:  # a query for a single feature, which descent may miss
+                lowest = torch.minimum(lowest, measure.sparsity(FEATURES[name](keys).mT).amin(-1))
+        rows += [{"mechanism": name, "width": width, "draw": k, "S": float(x)} for k, x in enumerate(lowest)]
     return rows
 
 
 def key_bias(draws: int) -> Rows:
-    """Mean S of relu² over 64 queries, with and without a bias of keys; queries with a common part or
-    without one.
+    """Measure the mean S of relu² over 64 queries, with and without a common part, by the bias of keys.
 
-    The bias points against the mean of the queries, and has the best of some lengths.
+    The bias points against the mean of the queries.
     """
     rows = []
     for draw in range(draws):
-        generator = torch.Generator().manual_seed(900 + draw)
-        keys, queries = (torch.randn(n, 16, generator=generator, dtype=torch.float64) for n in (1024, 64))
+        normal = normals(900 + draw)
+        keys, queries = normal(1024, 16), normal(64, 16)
         for common in (0.0, 1.0):
             asked = (queries + common * torch.ones(16, dtype=torch.float64)) / 4
             bias = -asked.mean(0) / asked.mean(0).norm()
             for length in (0.0, 1.0, 2.0, 4.0, 8.0):
                 weights = (asked @ (keys + length * bias).mT).relu().square()
                 seen = weights[weights.sum(-1) > 0]
-                found = float(measure.sparsity(seen).mean()) if len(seen) else 1.0
-                lost = 1 - len(seen) / len(weights)
-                rows.append({"common": common, "length": length, "draw": draw, "S": found, "empty": lost})
+                row = {"common": common, "length": length, "draw": draw}
+                row |= {"S": float(measure.sparsity(seen).mean()) if len(seen) else 1.0}
+                rows.append(row | {"empty": 1 - len(seen) / len(weights)})
     return rows
 
 
 def columns(draws: int) -> Rows:
-    """Linear attention with sparse non-negative features: S, and how often two queries have the same
-    heaviest key.
-    """
+    """Measure S of linear attention with sparse features, and how often queries share their heaviest key."""
     rows = []
-    for spread in SPREADS:
-        for draw in range(draws):
-            generator = torch.Generator().manual_seed(1000 + draw)
-            key = (spread * torch.randn(KEYS, 16, generator=generator, dtype=torch.float64)).exp()
-            query = torch.rand(64, 16, generator=generator, dtype=torch.float64)
-            weights = query @ key.mT
-            rows.append(_agreement("linear", spread, draw, weights))
-            logits = (
-                spread
-                * torch.randn(64, 16, generator=generator, dtype=torch.float64)
-                @ key.log().mT
-                / 4
-                / spread
-            )
-            rows.append(_agreement("softmax", spread, draw, torch.softmax(logits * spread, -1)))
+    for spread, draw in itertools.product(SPREADS, range(draws)):
+        generator = torch.Generator().manual_seed(1000 + draw)
+        normal = partial(torch.randn, generator=generator, dtype=torch.float64)
+        key = (spread * normal(KEYS, 16)).exp()
+        query = torch.rand(64, 16, generator=generator, dtype=torch.float64)
+        rows.append(_agreement("linear", spread, draw, query @ key.mT))
+        logits = spread * normal(64, 16) @ key.log().mT / 4 / spread
+        rows.append(_agreement("softmax", spread, draw, torch.softmax(logits * spread, -1)))
     return rows
 
 
@@ -128,18 +111,12 @@ def _agreement(name: str, spread: float, draw: int, weights: Tensor) -> dict[str
     heaviest = weights.argmax(-1)
     same = (heaviest[:, None] == heaviest).double()
     pairs = (same.sum() - len(same)) / (len(same) * (len(same) - 1))
-    return {
-        "mechanism": name,
-        "spread": spread,
-        "draw": draw,
-        "S": float(measure.sparsity(weights).mean()),
-        "same": float(pairs),
-    }
+    row = {"mechanism": name, "spread": spread, "draw": draw}
+    return row | {"S": float(measure.sparsity(weights).mean()), "same": float(pairs)}
 
 
 def _lowest(results: Results, name: str, width: int) -> Estimate:
-    rows = results.rows("best queries")
-    return t_interval([r["S"] for r in rows if r["mechanism"] == name and r["width"] == width])
+    return mean_of(results.rows("best queries", width=width), "S", mechanism=name)
 
 
 @claim(
@@ -155,13 +132,11 @@ def _lowest(results: Results, name: str, width: int) -> Estimate:
 )
 def _linear_flat(results: Results) -> Finding:
     width = WIDTHS[-1]
-    found = {name: _lowest(results, name, width) for name in MECHANISMS}
-    lows = [one.lower for name, one in found.items() if name != "softmax"]
-    high = found["softmax"].upper
-    held = [low > 2 * high for low in lows]
+    lowest = {name: _lowest(results, name, width) for name in MECHANISMS}
+    held = [lowest[name].lower > 2 * lowest["softmax"].upper for name in FEATURES]
     return grade(all(held), any(held)), (
         f"lowest S over {KEYS} keys of width {width} with the best query: "
-        + ", ".join(f"{name} {one}" for name, one in found.items())
+        + ", ".join(f"{name} {one}" for name, one in lowest.items())
     )
 
 
@@ -176,12 +151,10 @@ def _dimensions(results: Results) -> Finding:
     interval; with limits if for one.
     """
     held, parts = [], []
-    for name in ("linear-relu", "linear-elu1"):
-        ends = [_lowest(results, name, width) for width in (WIDTHS[0], WIDTHS[-1])]
-        low = ends[0].lower
-        high = ends[1].upper
-        held.append(high < low)
-        parts.append(f"{name} {ends[0]} → {ends[1]}")
+    for name in FEATURES:
+        narrow, wide = (_lowest(results, name, width) for width in (WIDTHS[0], WIDTHS[-1]))
+        held.append(wide.upper < narrow.lower)
+        parts.append(f"{name} {narrow} → {wide}")
     return grade(all(held), any(held)), (
         f"lowest S with the best query from {WIDTHS[0]} to {WIDTHS[-1]} feature dimensions:"
         f" {', '.join(parts)}"
@@ -201,24 +174,19 @@ def _key_bias(results: Results) -> Finding:
     rows = results.rows("bias of keys")
 
     def best(common: float) -> tuple[Estimate, Estimate, float]:
-        own = [row for row in rows if row["common"] == common]
-        by_length = {
-            x: t_interval([r["S"] for r in own if r["length"] == x])
-            for x in sorted({r["length"] for r in own})
-        }
+        own = matching(rows, common=common)
+        by_length = {x: mean_of(own, "S", length=x) for x in sorted({r["length"] for r in own})}
         length = min(by_length, key=lambda x: by_length[x].value)
         return by_length[0.0], by_length[length], length
 
-    helps, said = [], []
-    for common, words in ((0.0, "without"), (1.0, "with")):
+    helps, cases = [], []
+    for common, word in ((0.0, "without"), (1.0, "with")):
         plain, biased, length = best(common)
-        low = plain.lower
-        high = biased.upper
-        helps.append(high < 0.8 * low)
-        said.append(f"{words} a common part of the queries {plain} → {biased} at length {length:g}")
-    return grade(
-        all(helps), any(helps)
-    ), f"S of relu² without and with the best bias of keys: {'; '.join(said)}"
+        helps.append(biased.upper < 0.8 * plain.lower)
+        cases.append(f"{word} a common part of the queries {plain} → {biased} at length {length:g}")
+    return grade(all(helps), any(helps)), (
+        f"S of relu² without and with the best bias of keys: {'; '.join(cases)}"
+    )
 
 
 @claim(
@@ -234,19 +202,14 @@ def _absolute_positions(results: Results) -> Finding:
     more often.
     """
     rows = results.rows("columns")
-
-    def of(name: str, spread: float, field: str) -> Estimate:
-        return t_interval([r[field] for r in rows if r["mechanism"] == name and r["spread"] == spread])
-
-    first, last = SPREADS[0], SPREADS[-1]
-    linear, softmax = of("linear", last, "same"), of("softmax", last, "same")
-    low = linear.lower
-    high = softmax.upper
-    sparser = of("linear", last, "S").value < of("linear", first, "S").value
-    return grade(sparser and low > 0.5 and low > high, sparser and low > high), (
-        f"S of linear attention falls from {of('linear', first, 'S').value:.2f} to"
-        f" {of('linear', last, 'S').value:.2f} as features get sparser; two"
-        f" queries then have the same heaviest key in {linear} of cases, under softmax in {softmax}"
+    first, last = (mean_of(rows, "S", mechanism="linear", spread=x).value for x in (SPREADS[0], SPREADS[-1]))
+    linear, softmax = (
+        mean_of(rows, "same", mechanism=name, spread=SPREADS[-1]) for name in ("linear", "softmax")
+    )
+    more_often = last < first and linear.lower > softmax.upper
+    return grade(more_often and linear.lower > 0.5, more_often), (
+        f"S of linear attention falls from {first:.2f} to {last:.2f} as features get sparser; two queries"
+        f" then have the same heaviest key in {linear} of cases, under softmax in {softmax}"
     )
 
 

@@ -93,19 +93,18 @@ def _slower_collapse(results: Results) -> Finding:
     of four sizes, by the lower end of the interval; with limits if at some.
     """
     rows = results.rows("residual")
-    ratios = {}
-    for size in SIZES:
-        pair = [
-            [r["after"] for r in rows if r["mechanism"] == name and r["size"] == size]
-            for name in reversed(MECHANISMS)
-        ]
-        ratios[size] = paired_ratio(*pair)
+    ratios = {
+        size: paired_ratio(
+            *([r["after"] for r in matching(rows, mechanism=name, size=size)] for name in ("gpam", "softmax"))
+        )
+        for size in SIZES
+    }
     above = [one.lower > 1.05 for one in ratios.values()]
-    said = ", ".join(f"{one} at size {size:g}" for size, one in ratios.items())
+    sizes = ", ".join(f"{one} at size {size:g}" for size, one in ratios.items())
     return grade(all(above), any(above)), (
-        f"residual after one bidirectional layer, gpam over softmax, draw by draw: {said}; both fall with"
-        f" the powers"
-        f" {slopes(rows, 'gpam').value:.2f} and {slopes(rows, 'softmax').value:.2f} of the residual before"
+        f"residual after one bidirectional layer, gpam over softmax, draw by draw: {sizes}; both fall with"
+        f" the powers {slopes(rows, 'gpam').value:.2f} and {slopes(rows, 'softmax').value:.2f} of the"
+        " residual before"
     )
 
 

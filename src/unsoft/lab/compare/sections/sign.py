@@ -7,8 +7,8 @@ from collections.abc import Iterator
 import torch
 
 from unsoft import measure
-from unsoft.lab.compare.candidate import CURVE_LOGITS, WIDTH, Candidate, other_logits
-from unsoft.lab.compare.jobs import Job, Results, Rows
+from unsoft.lab.compare.candidate import CURVE_LOGITS, WIDTH, Candidate, normals, other_logits
+from unsoft.lab.compare.jobs import Job, Results, Rows, matching
 from unsoft.lab.compare.section import DEFINITION, SURVEY, Finding, Request, Section, claim, job
 from unsoft.lab.evidence import grade
 from unsoft.lab.report.comparison import Part
@@ -32,7 +32,7 @@ def facts(request: Request) -> list[Job]:
 
 
 def curves(candidate: Candidate) -> Rows:
-    """Weight of a key and |da/ds| of the row against the key's logit; fifteen others are N(0, 1)."""
+    """Measure the weight of a key and |da/ds| of the row by the key's logit; the others are N(0, 1)."""
     logits = torch.tensor(CURVE_LOGITS, dtype=torch.float64)
     weigh = candidate.row()
     with torch.no_grad():
@@ -45,53 +45,45 @@ def curves(candidate: Candidate) -> Rows:
 
 
 def heat_map(candidate: Candidate) -> Rows:
-    """Causal weights on the same twenty tokens for every mechanism."""
-    query, key = _tokens()
+    """Return causal weights on the same twenty tokens for every mechanism."""
+    query, key = 1.5 * normals(3, torch.float32)(2, 1, TOKENS, WIDTH)
     with torch.no_grad():
-        found = candidate.weights(query, key, is_causal=True)[0]
-    return [[round(x, 5) for x in row] for row in found.tolist()]
+        weights = candidate.weights(query, key, is_causal=True)[0]
+    return [[round(x, 5) for x in row] for row in weights.tolist()]
 
 
 def sums(candidate: Candidate) -> Rows:
-    """Sums of rows on random tokens: what is promised, what is free, what is negative."""
-    generator = torch.Generator().manual_seed(4)
-    query, key = (torch.randn(4, 128, WIDTH, generator=generator, dtype=torch.float64) for _ in range(2))
+    """Measure sums, negative shares and zeros of rows on random tokens."""
+    normal = normals(4)
+    query, key = normal(4, 128, WIDTH), normal(4, 128, WIDTH)
     with torch.no_grad():
-        found = candidate.weights(query, key, is_causal=True)[:, 16:]
-    total, size = found.sum(-1), found.abs().sum(-1)
-    deletion = measure.deletion(found, torch.randn(4, 128, 8, generator=generator, dtype=torch.float64))
+        weights = candidate.weights(query, key, is_causal=True)[:, 16:]
+    total, size = weights.sum(-1), weights.abs().sum(-1)
+    deletion = measure.deletion(weights, normal(4, 128, 8))
     return [
         {
             "sum_low": float(total.min()),
             "sum_high": float(total.max()),
             "l1_low": float(size.min()),
             "l1_high": float(size.max()),
-            "negative": float(measure.negative_share(found).mean()),
+            "negative": float(measure.negative_share(weights).mean()),
             "deletion": float(deletion.share.mean()),
-            "zeros": float((found[:, -1] == 0).double().mean()),
+            "zeros": float((weights[:, -1] == 0).double().mean()),
         }
     ]
 
 
 def negative_logits() -> Rows:
-    """|da/ds| of a key at falling logits among fifteen others of logit 0 or 0.5."""
+    """Measure |da/ds| of a key at falling logits among fifteen others of logit 0 or 0.5."""
     logits = torch.tensor([0.0, -2.0, -4.0, -6.0, -8.0, -10.0], dtype=torch.float64)
     others = torch.zeros(OTHERS, dtype=torch.float64)
     others[::2] = 0.5
     rows = []
     for name in ("softmax", "cog", "relu"):
-        found = measure.gradient(resolve_formula(name), logits, others).key
-        rows += [
-            {"mechanism": name, "logit": s, "gradient": g}
-            for s, g in zip(logits.tolist(), found.tolist(), strict=True)
-        ]
+        slopes = measure.gradient(resolve_formula(name), logits, others).key
+        pairs = zip(logits.tolist(), slopes.tolist(), strict=True)
+        rows += [{"mechanism": name, "logit": s, "gradient": slope} for s, slope in pairs]
     return rows
-
-
-def _tokens() -> tuple[torch.Tensor, torch.Tensor]:
-    generator = torch.Generator().manual_seed(3)
-    query, key = (1.5 * torch.randn(1, TOKENS, WIDTH, generator=generator) for _ in range(2))
-    return query, key
 
 
 def figures(results: Results) -> Iterator[Figure]:
@@ -109,19 +101,11 @@ def figures(results: Results) -> Iterator[Figure]:
 
 
 def _curve_figures(results: Results, rows: Rows) -> Iterator[Figure]:
-    largest: dict[str, dict[str, float]] = {}
-    for row in rows:
-        own = largest.setdefault(row["mechanism"], {"weight": 0.0, "gradient": 0.0})
-        for field in own:
-            own[field] = max(own[field], abs(row[field]))
-    scaled = [
-        row
-        | {
-            f"of largest {field}": row[field] / (largest[row["mechanism"]][field] or 1)
-            for field in ("weight", "gradient")
-        }
-        for row in rows
-    ]
+    scaled: Rows = []
+    for label in results.labels:
+        own, fields = matching(rows, mechanism=label), ("weight", "gradient")
+        largest = {x: max((abs(row[x]) for row in own), default=0.0) or 1 for x in fields}
+        scaled += [row | {f"of largest {x}": row[x] / largest[x] for x in fields} for row in own]
     chart = by_mechanism(
         results.labels,
         scaled,

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from unsoft.errors import SolverError
+from unsoft.lab.compare.candidate import normals
 from unsoft.lab.compare.jobs import Job, Results, Rows
 from unsoft.lab.compare.section import EXPERIMENT, ROSIC, Finding, Request, Section, claim, job
 from unsoft.lab.evidence import grade, paired_ratio, t_interval
@@ -34,24 +35,23 @@ def facts(request: Request) -> list[Job]:
 
 
 def keys_of(kind: str) -> Tensor:
-    """Distinct: standard normal, t = 1. Crowds: eight centres whose 32 members differ by 1e-2."""
-    generator = torch.Generator().manual_seed(5)
+    """Return distinct standard normal keys, or crowds: eight centres whose 32 members differ by 1e-2."""
+    normal = normals(5)
     if kind == KINDS[0]:
-        return torch.randn(KEYS, WIDTH, generator=generator, dtype=torch.float64)
-    centres = torch.randn(8, 1, WIDTH, generator=generator, dtype=torch.float64)
-    noise = torch.randn(8, KEYS // 8, WIDTH, generator=generator, dtype=torch.float64)
-    return (centres + 1e-2 * noise).flatten(0, 1)
+        return normal(KEYS, WIDTH)
+    return (normal(8, 1, WIDTH) + 1e-2 * normal(8, KEYS // 8, WIDTH)).flatten(0, 1)
 
 
 def solver(kind: str) -> Rows:
+    """Measure the errors of truncated conjugate gradients by the ridge and the number of steps."""
     points, rows = keys_of(kind), []
     for eps in RIDGES:
         exact = weighting(points, eps=eps, solver="cholesky")
         for steps in STEPS:
-            found = weighting(points, eps=eps, solver="cg", iterations=steps, throw=False)
-            error = (found.weights - exact.weights).norm() / exact.weights.norm()
-            total = (found.magnitude - exact.magnitude).abs() / exact.magnitude.abs()
-            gates = (found.weights.sigmoid() - exact.weights.sigmoid()).abs().max()
+            truncated = weighting(points, eps=eps, solver="cg", iterations=steps, throw=False)
+            error = (truncated.weights - exact.weights).norm() / exact.weights.norm()
+            total = (truncated.magnitude - exact.magnitude).abs() / exact.magnitude.abs()
+            gates = (truncated.weights.sigmoid() - exact.weights.sigmoid()).abs().max()
             rows.append(
                 {
                     "keys": kind,
@@ -67,14 +67,12 @@ def solver(kind: str) -> Rows:
 
 
 def stability(draws: int) -> Rows:
-    """Nearly equal keys in float32: what the exact solver says, and
-    how far weights move if keys move by 1e-6.
-    """
+    """Measure how far the weights of nearly equal keys move if the keys move by 1e-6, in float32."""
     rows = []
     for draw in range(draws):
-        generator = torch.Generator().manual_seed(12 + draw)
-        keys = torch.randn(1, WIDTH, generator=generator) + 1e-3 * torch.randn(64, WIDTH, generator=generator)
-        moved = keys + 1e-6 * torch.randn(64, WIDTH, generator=generator)
+        normal = normals(12 + draw, torch.float32)
+        keys = normal(1, WIDTH) + 1e-3 * normal(64, WIDTH)
+        moved = keys + 1e-6 * normal(64, WIDTH)
         for eps in (0.0, 1e-6, 1e-4, 1e-2, 1e-1):
             rows.append({"eps": eps, "draw": draw} | _moved(keys, moved, eps))
     return rows
@@ -82,24 +80,23 @@ def stability(draws: int) -> Rows:
 
 def _moved(keys: Tensor, moved: Tensor, eps: float) -> dict[str, Any]:
     try:
-        found, other = (weighting(x, eps=eps, solver="cholesky", throw=False) for x in (keys, moved))
+        before, after = (weighting(x, eps=eps, solver="cholesky", throw=False) for x in (keys, moved))
     except SolverError as problem:
         return {"status": str(problem).splitlines()[0], "change": None, "largest": None, "total": None}
-    change = float((found.weights - other.weights).norm() / found.weights.norm())
+    change = float((before.weights - after.weights).norm() / before.weights.norm())
     return {
-        "status": found.status.name.lower(),
+        "status": before.status.name.lower(),
         "change": change if math.isfinite(change) else None,
-        "largest": float(found.weights.abs().max().nan_to_num()),
-        "total": float(found.magnitude.nan_to_num()),
+        "largest": float(before.weights.abs().max().nan_to_num()),
+        "total": float(before.magnitude.nan_to_num()),
     }
 
 
 def slopes() -> Rows:
-    """Largest size of d weights . r / d keys over random directions r, of nearly equal keys, by the ridge."""
-    generator = torch.Generator().manual_seed(14)
-    keys = torch.randn(1, WIDTH, generator=generator, dtype=torch.float64)
-    keys = keys + 1e-2 * torch.randn(64, WIDTH, generator=generator, dtype=torch.float64)
-    directions = torch.randn(4, 64, generator=generator, dtype=torch.float64)
+    """Measure the largest |d weights . r / d keys| over random directions r, of nearly equal keys."""
+    normal = normals(14)
+    keys = normal(1, WIDTH) + 1e-2 * normal(64, WIDTH)
+    directions = normal(4, 64)
     rows = []
     for eps in (1e-6, 1e-4, 1e-2, 1e-1):
         sizes = []
@@ -143,25 +140,23 @@ def _few_steps(results: Results) -> Finding:
     % of the exact ones in both sets; with limits if 5 steps do. Whether the gates sigmoid(w) are within
     0.01 is said besides.
     """
-    rows = [row for kind in KINDS for row in results.rows(f"solver, {kind}")]
-    at = {(row["keys"], row["eps"], row["steps"]): row for row in rows}
-    held, said = {}, []
+    held, errors = {}, []
     for steps in (3, 5):
-        distinct, crowds = (at[kind, 0.1, steps] for kind in KINDS)
+        distinct, crowds = (results.rows(f"solver, {kind}", eps=0.1, steps=steps)[0] for kind in KINDS)
         held[steps] = [row["weights"] < 0.01 for row in (distinct, crowds)]
-        said.append(
+        errors.append(
             f"after {steps} steps weights are off by {distinct['weights']:.0%} for distinct keys and"
             f" {crowds['weights']:.0%} for crowds, the total by"
             f" {distinct['total']:.0%} and {crowds['total']:.0%}, single gates sigmoid(w) by up to"
             f" {(gate := max(distinct['gate'], crowds['gate'])):.3f},"
             f" {'near enough' if gate < 0.01 else 'too far'} for 0.01"
         )
-    return grade(all(held[3]) and all(held[5]), all(held[5])), f"ε = 0.1: {'; '.join(said)}"
+    return grade(all(held[3]) and all(held[5]), all(held[5])), f"ε = 0.1: {'; '.join(errors)}"
 
 
 def _changes(results: Results, eps: float) -> list[float] | str:
-    """How far weights move, in each draw; or why they could not be computed."""
-    rows = [row for row in results.rows("stability") if row["eps"] == eps]
+    """Return how far weights move in each draw, or why they could not be computed."""
+    rows = results.rows("stability", eps=eps)
     lost = [row["status"] for row in rows if row["change"] is None]
     return lost[0] if lost else [row["change"] for row in rows]
 
@@ -183,8 +178,9 @@ def _tikhonov(results: Results) -> Finding:
     if isinstance(bare, str):
         return grade(max(ridge) < 1e-3), f"{start}; without the ridge: {bare}"
     times = paired_ratio(bare, ridge)
-    low = times.lower
-    return grade(low > 100 and max(ridge) < 1e-3), f"{start}, and {times} times as far without the ridge"
+    return grade(
+        times.lower > 100 and max(ridge) < 1e-3
+    ), f"{start}, and {times} times as far without the ridge"
 
 
 @claim(
@@ -203,9 +199,10 @@ def _steady(results: Results) -> Finding:
     if isinstance(changes, str):
         return grade(False), f"{start} {changes}"
     bare = t_interval(changes)
-    largest = max(row["largest"] for row in results.rows("stability") if row["eps"] == 0.0)
-    said = f"{start} weights move by {bare} of their size, the largest is {largest:.3g}"
-    return grade(bare.upper < 0.01, bare.lower < 0.01), said
+    largest = max(row["largest"] for row in results.rows("stability", eps=0.0))
+    return grade(bare.upper < 0.01, bare.lower < 0.01), (
+        f"{start} weights move by {bare} of their size, the largest is {largest:.3g}"
+    )
 
 
 @claim(

@@ -1,6 +1,4 @@
-"""What only trained models can tell: the records of a study, one claim for each of the studies that come
-with unsoft.
-"""
+"""Results of trained models: the records of studies, with one claim for each study of the package."""
 
 from __future__ import annotations
 
@@ -24,52 +22,27 @@ from unsoft.modules.registry import resolve
 
 STUDY = "study"
 _NEEDED = (
-    "study",
-    "group",
-    "task",
-    "mechanism",
-    "base",
-    "seed",
-    "lr",
-    "point",
-    "sweep",
-    "choose_on",
-    "swept",
-    "status",
-    "score",
-    "validation",
-    "best_validation",
-    "curve",  # between equal rates, the one that learned earlier is taken
-    "metric",
-    "higher_is_better",
-    "chance",
-    "known",
-    "shortcut",
-    "harder",
-    "validation_by",
-    "learned",
-    "attention",
-    "machine",
-    "finished",
-    "key",
+    *("study", "group", "task", "mechanism", "base", "seed", "lr", "point", "sweep", "choose_on", "swept"),
+    *("status", "score", "validation", "best_validation", "metric", "higher_is_better", "chance", "known"),
+    *("shortcut", "harder", "validation_by", "learned", "attention", "machine", "finished", "key"),
+    "curve",  # between equal rates, the one that learned earlier is chosen
 )
-"""Fields of a record that the page keeps."""
+"""Fields of a study's record that the page keeps."""
 _READ: WeakKeyDictionary[Results, list[Record]] = WeakKeyDictionary()
 _SUMMARISED: WeakKeyDictionary[Results, list[Summary]] = WeakKeyDictionary()
-"""Each record is read once: every column and claim asks for it."""
+"""Parsed records and summaries by results, since every column and claim reads them."""
 
 
 def jobs(request: Request) -> list[Job]:
     path = Path(request.study) if request.study else PACKAGED
     content = hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else ""
-    asked = {"name": STUDY, "content": content}
-    given = request.study is not None
-    prepare = partial(read_records, path) if given else None
-    return [Job(STUDY, "", asked, partial(rows_of, path), 0.1, prepare=prepare, required=given)]
+    question, required = {"name": STUDY, "content": content}, request.study is not None
+    prepare = partial(read_records, path) if required else None
+    return [Job(STUDY, "", question, partial(rows_of, path), 0.1, prepare=prepare, required=required)]
 
 
 def rows_of(path: Path) -> Rows:
-    """The finished runs in a file, as the page keeps them."""
+    """Return the finished runs in a file, as the page keeps them."""
     if not path.is_file():
         return []
     return [
@@ -86,14 +59,14 @@ def records_of(results: Results) -> list[Record]:
 
 
 def summaries_of(results: Results) -> list[Summary]:
-    """Of all studies; computed once, since every mechanism asks."""
+    """Return the summaries of all studies."""
     if results not in _SUMMARISED:
         _SUMMARISED[results] = summarise(records_of(results))
     return _SUMMARISED[results]
 
 
 def _share(summary: Summary, score: float) -> float | None:
-    """Of the way from chance to what is known to be possible."""
+    """Return the score as a share of the way from chance to the best known."""
     best = 1.0 if summary.known is None else summary.known
     if summary.chance is None or best == summary.chance:
         return None
@@ -101,8 +74,9 @@ def _share(summary: Summary, score: float) -> float | None:
 
 
 def trained_score(results: Results, label: str) -> Estimate | None:
-    """Mean over tasks of the share of the way from chance to the best known, over the first seed of each, the
-    second, and so on: studies need not have the same ones.
+    """Return the mean share over tasks, with its interval over seeds.
+
+    Seeds are paired by their number within a study, since studies need not have the same ones.
     """
     rounds: dict[int, list[float]] = {}
     for summary in _trained_as(results, label):
@@ -116,44 +90,40 @@ def trained_score(results: Results, label: str) -> Estimate | None:
 
 
 def trained_on(results: Results, label: str) -> str:
-    """The tasks that a score is the mean over, with the variant that was trained there if it was one."""
-    said = []
+    """Name the tasks that a score is the mean over, and the variants that were trained there."""
+    tasks = []
     for one in _trained_as(results, label):
         if one.chance is not None and one.runs:
-            said.append(one.group if one.mechanism == label else f"{one.group} as {one.mechanism}")
-    return f"mean over {', '.join(said)}"
+            tasks.append(one.group if one.mechanism == label else f"{one.group} as {one.mechanism}")
+    return f"mean over {', '.join(tasks)}"
 
 
 def _trained_as(results: Results, label: str) -> list[Summary]:
-    """One for each task: of the mechanism as it is, or, where only variants of it were trained (magnitude
-    with its gate on the mass), of the first of them.
+    """Return one summary per task: of the mechanism, or else of its first variant that was trained.
+
+    A variant is, for example, magnitude with its gate on the mass.
     """
-    found: dict[tuple[str, str], Summary] = {}
+    by_task: dict[tuple[str, str], Summary] = {}
     for summary in summaries_of(results):
-        place = (summary.study, summary.group)
-        stands_in = place not in found and summary.runs and _is_variant(summary.runs[0].base, label)
-        if summary.mechanism == label or stands_in:
-            found[place] = summary
-    return list(found.values())
-
-
-def _is_variant(base: str, label: str) -> bool:
-    """Do the two names stand for the same mechanism? "magnitude" and "magnitude+softmax" do."""
-    return _written_out(base) == _written_out(label)
+        task = (summary.study, summary.group)
+        is_variant = summary.runs and _full_name(summary.runs[0].base) == _full_name(label)
+        if summary.mechanism == label or (is_variant and task not in by_task):
+            by_task[task] = summary
+    return list(by_task.values())
 
 
 @cache
-def _written_out(name: str) -> str:
-    """With what a mechanism stands around if nothing is named."""
+def _full_name(name: str) -> str:
+    """Return the name with the default base: "magnitude" is "magnitude+softmax"."""
     try:
         family = getattr(resolve(name), "family", None)
-    except (ValueError, TypeError):  # the label of a formula, or a mechanism that is no longer there
+    except (ValueError, TypeError):  # the label of a formula, or a mechanism that no longer exists
         return name
     return name if family is None or not isinstance(family.base, str) else f"{name}+{family.base}"
 
 
 def where_and_when(records: list[Record]) -> str:
-    """On which machines, and between which days."""
+    """Return the number of runs, their machines and their dates as text."""
     days = sorted(record.finished[:10] for record in records if record.finished)
     machines = sorted({record.machine for record in records if record.machine})
     when = "" if not days else f", {days[0]}" if days[0] == days[-1] else f", {days[0]} to {days[-1]}"
@@ -165,39 +135,29 @@ def parts(results: Results) -> Iterator[Part]:
     if not records:
         yield Part("", "No trained models are on record: give the store of a study with --study FILE.")
         return
-    titles, rows = ("task", "mechanism", "score", "interval", "seeds", "chance", "best known", "sweep"), []
+    rows = []
     for one in summaries_of(results):
         if one.mean is not None:
-            said = "" if one.low is None else f"{one.low:.3f} to {one.high:.3f}"
-            values = (
-                one.group,
-                one.mechanism,
-                one.mean,
-                said,
-                one.seeds,
-                one.chance,
-                one.known,
-                one.sweep_words,
-            )
-            rows.append(dict(zip(titles, values, strict=True)))
-    given = results.record.get("study")
-    source = (
-        f"From {given}" if given else f"A record that comes with unsoft, made with: {command_for(records)}"
-    )
-    text = f"{source}. {where_and_when(records)}. `--study FILE` reads another."
-    yield Part("Trained from scratch", text, [{"name": n, "title": n, "help": ""} for n in titles], rows)
+            interval = "" if one.low is None else f"{one.low:.3f} to {one.high:.3f}"
+            score = (one.group, one.mechanism, one.mean, interval)
+            rows.append((*score, one.seeds, one.chance, one.known, one.sweep_words))
+    file = results.record.get("study")
+    packaged = f"A record that comes with unsoft, made with: {command_for(records)}"
+    text = f"{f'From {file}' if file else packaged}. {where_and_when(records)}. `--study FILE` reads another."
+    titles = ("task", "mechanism", "score", "interval", "seeds", "chance", "best known", "sweep")
+    yield Part.table("Trained from scratch", text, titles, rows)
 
 
 def _judge(name: str, results: Results) -> Finding:
-    results.rows(STUDY)  # or the claim is not run
+    results.rows(STUDY)  # raises Missing without records
     own = [record for record in records_of(results) if record.study == name]
     if not own:
         raise Missing(
             f"no run of the study {name!r} is on record: unsoft study --default {name}, then --study FILE"
         )
     study = default_study(name)
-    found, words = verdict(study.rules, own)
-    return found, "; ".join(filter(None, (words, earlier_words(study, own), where_and_when(own))))
+    outcome, numbers = verdict(study.rules, own)
+    return outcome, "; ".join(filter(None, (numbers, earlier_words(study, own), where_and_when(own))))
 
 
 def _claim(name: str) -> Claim:
