@@ -11,7 +11,8 @@ from unsoft.cli.commands import doctor
 from unsoft.engines import POINTWISE, Engine, registry
 from unsoft.engines.triton import availability
 from unsoft.testing import device
-from unsoft.testing.device import KINDS, Finding, Kind, check_device, verdict
+from unsoft.testing.case import Case
+from unsoft.testing.device import KINDS, DeviceCheck, Finding, check_device, verdict
 
 
 def run(*arguments):
@@ -75,8 +76,8 @@ def stand_in(monkeypatch):
     others = [x for x in POINTWISE.engines if x.name != "triton"]
     monkeypatch.setattr(POINTWISE, "engines", [engine, *others])
     kinds = (
-        Kind("short", length=20, keys=20),
-        Kind("NaN", length=20, keys=20, non_finite=True, dtype=torch.float32),
+        DeviceCheck("short", "cog", Case(20, 20, dtype=torch.bfloat16)),
+        DeviceCheck("NaN", "cog", Case(20, 20, dtype=torch.float32), non_finite=True),
     )
     monkeypatch.setattr(device, "KINDS", kinds)
     return engine
@@ -142,8 +143,8 @@ def test_nan_in_the_wrong_place_is_a_failure():
 
 
 def test_checks_of_every_dtype_and_mask_exist():
-    assert {kind.dtype for kind in KINDS} == set(device.LIMITS)
-    assert {kind.mask for kind in KINDS} == {"", "bool", "additive", "dead rows"}
+    assert {kind.case.dtype for kind in KINDS} == set(device.LIMITS)
+    assert {kind.case.mask for kind in KINDS} == {"none", "bool", "additive", "dead rows"}
 
 
 @pytest.mark.parametrize("kind", KINDS[-17:], ids=lambda kind: kind.name)

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from unsoft.testing.measure import rms
+from unsoft.testing.report import rms
 
 GATES = {torch.float32: 1.0, torch.float64: 4.0, torch.float16: 0.25, torch.bfloat16: 0.25}
 """The largest c that passes."""

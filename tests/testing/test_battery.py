@@ -418,7 +418,7 @@ def test_failure_explains_itself_and_can_be_repeated(engine):
         )
     text = str(failure.value)
     assert text.startswith("tanh(s)/n: 2 of ")
-    assert "parity: float32 = dense float64 on broken: FAILED: float32, B=" in text
+    assert "parity: float32 = dense float64 on broken: FAILED: float32, length=" in text
     assert "error" in text and "tolerance" in text
     command = next(line for line in text.splitlines() if "check_mechanism(" in line)
     assert "seed=3" in command and "engines=['broken']" in command

@@ -1,4 +1,4 @@
-"""The contract battery: does a mechanism, ours or yours, keep every promise of unsoft on every engine?"""
+"""The test suite for mechanisms: :func:`check_mechanism` tests built-in ones and yours on every engine."""
 
 from unsoft.testing.battery import check_mechanism
 from unsoft.testing.report import Report

@@ -1,4 +1,4 @@
-"""The contract battery: every property of the contract, on every engine, for one mechanism."""
+"""Run the test suite for one mechanism: every property, on every engine."""
 
 from __future__ import annotations
 
@@ -13,45 +13,30 @@ from unsoft.errors import CompilerWarning, MechanismError
 from unsoft.formula import Formula
 from unsoft.modules.registry import resolve
 from unsoft.modules.spec import MechanismSpec
-from unsoft.testing import (
-    causality,
-    decoding,
-    dropout,
-    dtypes,
-    edges,
-    equivariance,
-    gradients,
-    masking,
-    nonfinite,
-    parity,
-    promises,
-    purity,
-)
+from unsoft.testing.agreement import DROPOUT, DTYPES, GRADIENTS, PARITY
 from unsoft.testing.case import Case, draw
 from unsoft.testing.check import Check, NotApplicable, Property
 from unsoft.testing.definitions import definition_of
+from unsoft.testing.edges import EDGES, NONFINITE
 from unsoft.testing.family import FAMILY_THEMES, check_family
-from unsoft.testing.grid.point import Point
-from unsoft.testing.measure import Measure
-from unsoft.testing.report import Report, Row, worst_of
-from unsoft.testing.sizes import CHECKS, Sizes, points_for
+from unsoft.testing.invariance import EQUIVARIANCE, PROMISES, PURITY
+from unsoft.testing.report import Measure, Report, Row, worst_of
+from unsoft.testing.sizes import CHECKS, Sizes, cases_for
+from unsoft.testing.visibility import CAUSALITY, DECODING, MASKING
 
 THEMES: dict[str, list[Property]] = {
-    module.__name__.rpartition(".")[2]: module.PROPERTIES
-    for module in (
-        parity,
-        gradients,
-        causality,
-        decoding,
-        masking,
-        edges,
-        nonfinite,
-        equivariance,
-        dtypes,
-        dropout,
-        purity,
-        promises,
-    )
+    "parity": PARITY,
+    "gradients": GRADIENTS,
+    "causality": CAUSALITY,
+    "decoding": DECODING,
+    "masking": MASKING,
+    "edges": EDGES,
+    "nonfinite": NONFINITE,
+    "equivariance": EQUIVARIANCE,
+    "dtypes": DTYPES,
+    "dropout": DROPOUT,
+    "purity": PURITY,
+    "promises": PROMISES,
 }
 
 
@@ -66,7 +51,7 @@ def check_mechanism(
     thorough: bool = False,
     case: str | None = None,
 ) -> Report:
-    """Checks that a mechanism keeps every promise of unsoft on every engine; if not, raises MechanismError.
+    """Test that a mechanism has every property on every engine; raise MechanismError if not.
 
     Takes about half a minute, with ``quick`` a few seconds, ``thorough`` some minutes.
 
@@ -85,7 +70,7 @@ def check_mechanism(
         Names of engines; by default all that support the mechanism and are available here, "auto" included.
         Single cases that an engine does not support are left out.
     seed
-        Of the random inputs and of the sizes that are drawn. The same seed gives the same inputs.
+        Seed of the random inputs and of the sizes. The same seed gives the same inputs.
     quick
         Fewer and smaller cases.
     only
@@ -99,39 +84,35 @@ def check_mechanism(
         In the theme "sizes", every pair of lengths, widths, dtypes, masks ... on every engine, instead of a
         sample in which every one of them occurs.
     case
-        One case of the theme "sizes", as a failure prints it: "length=129 width=96 dtype=float32".
+        One case of the theme "sizes", in the form that a failure prints: "length=129 width=96 dtype=float32".
     """
-    found = resolve(mechanism)
-    formula = found if isinstance(found, Formula) else None
+    resolved = resolve(mechanism)
+    formula = resolved if isinstance(resolved, Formula) else None
     title = mechanism if isinstance(mechanism, str) else mechanism.name or str(mechanism.weight)
     options = dict(options or {})
     if formula is not None and options:
         raise ValueError(f"options: {title!r} is a formula and has none; got {', '.join(options)}")
     names = _engine_names(formula, engines)
-    themes = _themes(
-        "sizes" if case is not None else only, [*THEMES, "sizes"] if formula is not None else FAMILY_THEMES
-    )
+    known = FAMILY_THEMES if formula is None else [*THEMES, "sizes"]
+    themes = _themes("sizes" if case is not None else only, known)
     rows: list[Row] = []
     if formula is not None:
         rows += _formula_rows(formula, names, themes, seed, quick)
-    elif isinstance(found, MechanismSpec):
-        rows += check_family(found, seed, options, themes).rows
+    elif isinstance(resolved, MechanismSpec):
+        rows += check_family(resolved, seed, options, themes).rows
     if "sizes" in themes and formula is not None and formula.fields:
         reason = (
-            "a formula whose fields a caller gives has no module of its own; register it with fields_from="
+            "a formula whose fields are arguments has no module of its own; register it with fields_from="
         )
         rows += [Row("sizes", check, "auto", 0, None, reason) for check in CHECKS]
     elif "sizes" in themes:
-        spec = found if isinstance(found, MechanismSpec) else MechanismSpec(title, None, found)
+        spec = resolved if isinstance(resolved, MechanismSpec) else MechanismSpec(title, None, resolved)
         definition = definition_of(mechanism)
         if definition is None and formula is not None:
             definition = definition_of(formula)
-        points = (
-            (Point.parse(case),)
-            if case is not None
-            else points_for(spec, seed, quick=quick, thorough=thorough)
-        )
-        sizes = Sizes(spec, definition, seed, options, points)
+        one = None if case is None else (Case.parse(case),)
+        cases = one or cases_for(spec, seed, quick=quick, thorough=thorough)
+        sizes = Sizes(spec, definition, seed, options, cases)
         rows += size_rows(sizes, names, thorough or engines is not None)
     report = Report(title, seed, tuple(rows))
     if not report.ok:
@@ -149,12 +130,14 @@ def _formula_rows(
         for promise in THEMES.get(theme, []):
             for engine in names:
                 if promise.engines is None or engine in promise.engines:
-                    yield _judge(theme, promise, Check(formula, engine, seed, quick, memory))
+                    yield _row(theme, promise, Check(formula, engine, seed, quick, memory))
 
 
 def size_rows(sizes: Sizes, names: Sequence[str], every: bool = False) -> list[Row]:
-    """The theme "sizes". "auto" gets all points; the other engines share them,
-    unless ``every`` one is to have all."""
+    """Return the rows of the theme "sizes".
+
+    "auto" runs all cases; the other engines divide them among themselves, unless ``every`` is True.
+    """
     others = () if every else tuple(name for name in names if name != "auto")
     rows = []
     with warnings.catch_warnings():
@@ -162,12 +145,12 @@ def size_rows(sizes: Sizes, names: Sequence[str], every: bool = False) -> list[R
         for check in CHECKS:
             for engine in names:
                 measures = list(sizes.measures(check, engine, sizes.of(check, engine, others)))
-                skipped = "" if measures else "no point of the grid applies"
+                skipped = "" if measures else "no case of the grid applies"
                 rows.append(Row("sizes", check, engine, len(measures), worst_of(measures), skipped))
     return rows
 
 
-def _judge(theme: str, promise: Property, check: Check) -> Row:
+def _row(theme: str, promise: Property, check: Check) -> Row:
     measures: list[Measure] = []
     about: dict[str, Any] = {"theme": theme, "promise": promise.name, "engine": check.engine}
     with warnings.catch_warnings():
@@ -176,22 +159,22 @@ def _judge(theme: str, promise: Property, check: Check) -> Row:
             measures.extend(promise.measures(check))
         except NotApplicable as reason:
             about["skipped"] = str(reason)
-        except Exception as error:  # whatever an engine raises is a finding, not the end of the battery
+        except Exception as error:  # an exception of an engine is a failed property, not the end of the run
             about["error"] = f"{type(error).__name__}: {error}"
     return Row(**about, cases=len(measures), worst=worst_of(measures))
 
 
 def _explanation(report: Report, mechanism: str | Formula, options: Mapping[str, Any]) -> str:
-    """The failures, how to run the first one again, and the whole table."""
+    """Return the failures, the call that repeats the first one, and the whole table."""
     first = report.failures[0]
     what = repr(mechanism) if isinstance(mechanism, str) else f"unsoft.{mechanism!r}"
-    given = {
+    arguments = {
         "engines": [first.engine] if first.engine in all_engines.engine_names() else None,
         "seed": report.seed,
         **options,
         **({"case": first.worst.case} if first.worst and first.worst.case else {"only": first.theme}),
     }
-    keywords = ", ".join(f"{name}={value!r}" for name, value in given.items() if value or name == "seed")
+    keywords = ", ".join(f"{name}={value!r}" for name, value in arguments.items() if value or name == "seed")
     lines = [f"{report.mechanism}: {len(report.failures)} of {len(report.rows)} checks failed"]
     lines += [f"  {row.theme}: {row.promise} on {row.engine}: {row.finding}" for row in report.failures]
     lines += [
@@ -214,7 +197,7 @@ def _engine_names(formula: Formula | None, engines: Sequence[str] | None) -> lis
 
 
 def _supports(engine: str, formula: Formula) -> bool:
-    """Does an engine run the plainest call of a formula?"""
+    """Return True if an engine supports the plainest call of a formula."""
     try:
         Check(formula, engine).require(draw(Case(), formula, seed=0), torch.float32, engine)
     except NotApplicable:

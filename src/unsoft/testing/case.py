@@ -1,4 +1,4 @@
-"""What is called: sizes and kinds that can be printed, and the tensors drawn from a seed for them."""
+"""A case is one kind of call. Inputs are the tensors of a call, drawn from a seed."""
 
 from __future__ import annotations
 
@@ -14,11 +14,21 @@ from unsoft.formula import Formula
 from unsoft.formula.arguments import SIDES
 
 DOUBLE = torch.float64
+DTYPES = {str(dtype).removeprefix("torch."): dtype for dtype in (DOUBLE, torch.float32, torch.bfloat16)}
+_NOT_PRINTED = {"mask": "none", "layout": "contiguous", "spread": 1.0, "dropout": 0.0, "inputs": "normal"}
+"""Values that are left out of the text of a case."""
 
 
 @dataclass(frozen=True)
 class Case:
-    """One kind of call: L queries, S keys of width D, values of width Dv, H query heads on Hk key heads."""
+    """One kind of call: L queries, S keys of width D, values of width Dv, H query heads on Hk key heads.
+
+    >>> case = Case(length=129, keys=129, width=96, value_width=96, batch=1, causal=True)
+    >>> print(case)
+    length=129 keys=129 width=96/96 heads=2/2 batch=1 causal=True
+    >>> Case.parse(str(case)) == case
+    True
+    """
 
     length: int = 7
     keys: int = 9
@@ -35,6 +45,9 @@ class Case:
     spread: float = 1.0
     """Standard deviation of the logits."""
     dropout: float = 0.0
+    dtype: torch.dtype = DOUBLE
+    inputs: str = "normal"
+    """Kind of queries and keys, a name of :data:`unsoft.testing.grid.INPUTS`."""
 
     @property
     def shape(self) -> tuple[int, int, int, int]:
@@ -49,18 +62,59 @@ class Case:
         return self.keys - self.length if self.causal == "lower_right" else 0
 
     def __str__(self) -> str:
-        text = f"B={self.batch} H={self.heads}/{self.kv_heads} L={self.length} S={self.keys}"
-        text += f" D={self.width}/{self.value_width}"
-        text += "" if self.mask == "none" else f" mask={self.mask}"
-        text += f" causal={self.causal}" if self.causal else ""
-        text += "" if self.layout == "contiguous" else f" layout={self.layout}"
-        text += "" if self.spread == 1.0 else f" spread={self.spread:g}"
-        return text + (f" dropout={self.dropout:g}" if self.dropout else "")
+        text = f"length={self.length} keys={self.keys} width={self.width}/{self.value_width}"
+        text += f" heads={self.heads}/{self.kv_heads} batch={self.batch} causal={self.causal}"
+        text += "" if self.dtype == DOUBLE else f" dtype={str(self.dtype).removeprefix('torch.')}"
+        more = ((name, getattr(self, name)) for name in _NOT_PRINTED)
+        return text + "".join(f" {name}={value}" for name, value in more if value != _NOT_PRINTED[name])
+
+    @classmethod
+    def parse(cls, text: str) -> Case:
+        """Return the case that prints as ``text``.
+
+        Missing sizes are those of a short causal call: as many keys as queries, values as wide as keys.
+        """
+        words: dict[str, str] = {
+            "length": "20",
+            "width": "20",
+            "heads": "2/2",
+            "batch": "1",
+            "causal": "True",
+        }
+        name = ""
+        for word in text.split():
+            head, equals, tail = word.partition("=")
+            name = head if equals else name
+            words[name] = tail if equals else f"{words.get(name, '')} {word}"  # "mask=left padding"
+        known = ("length", "keys", "width", "heads", "batch", "causal", "dtype", *_NOT_PRINTED)
+        if unknown := words.keys() - {*known}:
+            raise ValueError(f"case: unknown {', '.join(sorted(unknown))} (known: {', '.join(known)})")
+        options = {
+            "causal": {"True": True, "False": False, "lower_right": "lower_right"},
+            "dtype": DTYPES,
+            "mask": {mask: mask for mask in MASKS},
+            "layout": {layout: layout for layout in LAYOUTS},
+        }
+        content: dict[str, Any] = {}
+        for name, value in words.items():
+            if name in options and value not in options[name]:
+                raise ValueError(f"case: {name}={value!r} is not one of {', '.join(options[name])}")
+            content[name] = options[name][value] if name in options else value
+        try:
+            for name, pair in (("width", ("width", "value_width")), ("heads", ("heads", "kv_heads"))):
+                first, _, second = words[name].partition("/")
+                content |= {pair[0]: int(first), pair[1]: int(second or first)}
+            content |= {name: int(words[name]) for name in ("length", "batch")}
+            content["keys"] = int(words.get("keys", words["length"]))
+            content |= {name: float(words[name]) for name in ("spread", "dropout") if name in words}
+        except ValueError:
+            raise ValueError(f"case: {text!r} has a size that is not a number") from None
+        return cls(**content)
 
 
 @dataclass(frozen=True)
 class Inputs:
-    """The tensors of one call, in float64, holding numbers that the dtype under test represents exactly."""
+    """Tensors of one call in float64, with numbers that the dtype under test represents exactly."""
 
     case: Case
     leaves: dict[str, Tensor]
@@ -68,7 +122,7 @@ class Inputs:
     everything that gets a gradient."""
     grad_out: Tensor
     visible: Tensor | None = None
-    """A bool mask, if there is one."""
+    """The bool mask, if there is one."""
     params: tuple[str, ...] = ()
     """Names of the formula's parameters."""
     fields: tuple[str, ...] = ()
@@ -79,7 +133,7 @@ class Inputs:
     """Further keyword arguments of the call."""
 
     def arguments(self, leaves: dict[str, Tensor]) -> dict[str, Any]:
-        """The keyword arguments of ``attention`` made of (copies of) the leaves."""
+        """Return the keyword arguments of ``attention`` made of (copies of) the leaves."""
         layout = LAYOUTS[self.case.layout]
         return {
             **{name: layout(leaves[name]) for name in ("query", "key", "value")},
@@ -93,22 +147,22 @@ class Inputs:
         }
 
     def copies(self, dtype: torch.dtype) -> dict[str, Tensor]:
-        """The leaves in a dtype, ready for gradients."""
+        """Return the leaves in a dtype, ready for gradients."""
         return {name: leaf.to(dtype, copy=True).requires_grad_() for name, leaf in self.leaves.items()}
 
     def with_leaves(self, **leaves: Tensor) -> Inputs:
-        """The same call with some leaves replaced."""
+        """Return the same call with some leaves replaced."""
         return replace(self, leaves=self.leaves | leaves)
 
 
 def _field(name: str, leaves: dict[str, Tensor]) -> Any:
-    """Both sides of a field as a pair, or the one that it has."""
+    """Return both sides of a field as a pair, or the only one."""
     sides = [leaves[f"fields.{name}.{letter}"] for letter in "ij" if f"fields.{name}.{letter}" in leaves]
     return tuple(sides) if len(sides) == 2 else sides[0]
 
 
 def side_of(leaf: str) -> str:
-    """Whom a leaf belongs to: "query" or "key" for those and for their fields, otherwise its own name.
+    """Return "query" or "key" for those and for their fields, otherwise the name of the leaf.
 
     >>> side_of("fields.c.j"), side_of("query"), side_of("mask")
     ('key', 'query', 'mask')
@@ -119,21 +173,21 @@ def side_of(leaf: str) -> str:
 
 
 def draw(case: Case, formula: Formula, seed: int, grid: torch.dtype = torch.float32) -> Inputs:
-    """Random inputs for a case: a function of the case and the seed. ``grid`` is the dtype they must fit in.
+    """Return random inputs for a case: a function of the case and the seed. ``grid`` must represent them.
 
     >>> inputs = draw(Case(length=3, mask="additive"), Formula("tanh(b*s)", params={"b": 1.0}), seed=0)
     >>> sorted(inputs.leaves)
     ['key', 'mask', 'params.b', 'query', 'value']
     """
-    source = torch.Generator().manual_seed(zlib.crc32(f"{seed} {case}".encode()))
-    normal = _Normal(source, grid)
+    source = Generator().manual_seed(zlib.crc32(f"{seed} {case}".encode()))
+    normal = Normal(source, grid)
     batch, heads, length, keys = case.shape
     leaves = {
         "query": normal(batch, heads, length, case.width, size=case.spread),
         "key": normal(batch, case.kv_heads, keys, case.width),
         "value": normal(batch, case.kv_heads, keys, case.value_width),
     }
-    mask = MASKS[case.mask](case, source, normal)
+    mask = MASKS[case.mask](case, normal)
     if mask is not None and mask.dtype != torch.bool:
         leaves["mask"] = mask
     for name, default in sorted(formula.params.items()):
@@ -151,51 +205,62 @@ def draw(case: Case, formula: Formula, seed: int, grid: torch.dtype = torch.floa
 
 
 @dataclass(frozen=True)
-class _Normal:
+class Normal:
+    """Draws normal numbers that ``grid`` represents."""
+
     source: Generator
     grid: torch.dtype
 
     def __call__(self, *shape: int, size: float = 1.0) -> Tensor:
         return _fit(size * torch.randn(*shape, generator=self.source, dtype=DOUBLE), self.grid)
 
+    def some(self, *shape: int, share: float = 0.7) -> Tensor:
+        """Return a bool tensor of which about ``share`` is True."""
+        return torch.rand(*shape, generator=self.source) < share
+
 
 def _fit(x: Tensor, grid: torch.dtype) -> Tensor:
-    """The nearest numbers that the dtype holds, without its subnormal ones, whose precision is lower."""
+    """Round to a dtype, without its subnormal numbers, whose precision is lower."""
     fitted = x.to(grid)
     return torch.where(fitted.abs() < torch.finfo(grid).smallest_normal, 0, fitted).double()
 
 
-def _some(*shape: int, source: Generator, share: float = 0.7) -> Tensor:
-    return torch.rand(*shape, generator=source) < share
+def _padding(case: Case, normal: Normal, left: bool = False) -> Tensor:
+    """(B, 1, 1, S): every sequence lacks up to half of its keys at one end."""
+    missing = torch.randint(0, case.keys // 2 + 1, (case.batch, 1, 1, 1), generator=normal.source)
+    keys = torch.arange(case.keys)
+    return keys >= missing if left else keys < case.keys - missing
 
 
-def _padding(case: Case, source: Generator, normal: _Normal) -> Tensor:
-    lengths = torch.randint(1, case.keys + 1, (case.batch, 1, 1, 1), generator=source)
-    return torch.arange(case.keys) < lengths
-
-
-def _dead_rows(case: Case, source: Generator, normal: _Normal) -> Tensor:
-    seen = _some(case.length, case.keys, source=source)
+def _dead_rows(case: Case, normal: Normal) -> Tensor:
+    seen = normal.some(case.length, case.keys)
     seen[::3] = False
     return seen
 
 
-def _hiding(case: Case, source: Generator, normal: _Normal) -> Tensor:
+def _hiding(case: Case, normal: Normal) -> Tensor:
     mask = normal(case.length, case.keys)
-    mask[_some(case.length, case.keys, source=source, share=0.3)] = -torch.inf
+    mask[normal.some(case.length, case.keys, share=0.3)] = -torch.inf
     mask[1::4] = -torch.inf
     return mask
 
 
-MASKS: dict[str, Callable[[Case, Generator, _Normal], Tensor | None]] = {
-    "none": lambda case, source, normal: None,
-    "bool": lambda case, source, normal: _some(*case.shape, source=source),
+def _hiding_keys(case: Case, normal: Normal) -> Tensor:
+    mask = normal(case.batch, 1, 1, case.keys)
+    return mask.masked_fill(normal.some(*mask.shape, share=0.2), -torch.inf)
+
+
+MASKS: dict[str, Callable[[Case, Normal], Tensor | None]] = {
+    "none": lambda case, normal: None,
+    "bool": lambda case, normal: normal.some(*case.shape),
     "padding": _padding,
+    "left padding": lambda case, normal: _padding(case, normal, left=True),
     "dead rows": _dead_rows,
-    "additive": lambda case, source, normal: normal(*case.shape),
-    "additive per key": lambda case, source, normal: normal(case.batch, 1, 1, case.keys),
-    "additive per row": lambda case, source, normal: normal(case.heads, case.length, 1),
+    "additive": lambda case, normal: normal(*case.shape),
+    "additive per key": lambda case, normal: normal(case.batch, 1, 1, case.keys),
+    "additive per row": lambda case, normal: normal(case.heads, case.length, 1),
     "additive with -inf": _hiding,
+    "additive per key with -inf": _hiding_keys,
 }
 """Masks by name. Bool: True = visible; floating: added."""
 
@@ -207,4 +272,4 @@ LAYOUTS: dict[str, Callable[[Tensor], Tensor]] = {
     "expanded batch": lambda x: x[:1].expand(x.shape),
     "expanded heads": lambda x: x[:, :1].expand(x.shape),
 }
-"""How a logical tensor lies in memory; each is a differentiable function of the contiguous one."""
+"""Memory layouts of a logical tensor; each is a differentiable function of the contiguous one."""

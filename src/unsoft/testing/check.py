@@ -1,10 +1,11 @@
-"""One mechanism on one engine, as the properties of the battery see it."""
+"""Check one formula on one engine: draw inputs, run, compare. Properties are tests written with it."""
 
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, TypeVar, cast
 
 import torch
@@ -15,9 +16,9 @@ from unsoft.attention import attention
 from unsoft.engines.arguments import checked_call
 from unsoft.formula import Formula
 from unsoft.testing.case import DOUBLE, Case, Inputs, draw
-from unsoft.testing.matrices import is_near_jump
-from unsoft.testing.measure import GATES, Measure, close, fact
-from unsoft.testing.natural import half_sizes, natural_sizes
+from unsoft.testing.reference import is_near_jump
+from unsoft.testing.report import GATES, Measure, close, fact
+from unsoft.testing.rounding import half_sizes, natural_sizes
 
 T = TypeVar("T")
 Results = dict[str, Tensor]
@@ -27,42 +28,65 @@ _NEAR = 2.0**-19
 """Inputs on which the formula jumps this close to a logit are drawn again: 32 relative float32 roundings."""
 
 _HEADROOM = 0.1
-"""How much of a dtype's range the exact results may take."""
+"""Share of a dtype's range that exact results may use."""
 
 
 class NotApplicable(Exception):
-    """A property or a case says nothing about this mechanism or engine; the message is the reason."""
+    """Raised when a property or a case does not apply to a mechanism or engine; the message is the reason."""
 
 
 @dataclass(frozen=True)
 class Property:
-    """A promise of the contract: a function that yields one measure for each thing it compared."""
+    """A property that mechanisms must have: a function that yields the comparisons of one case."""
 
     name: str
-    measures: Callable[[Check], Iterator[Measure]]
-    engines: tuple[str, ...] | None = None
-    """The engines it is about; None = all."""
+    function: Callable[[Check, Case], Iterator[Measure]]
+    cases: tuple[Case, ...]
+    quick: tuple[Case, ...]
+    engines: tuple[str, ...] | None
+    """The engines it applies to; None = all."""
+
+    def measures(self, check: Check) -> Iterator[Measure]:
+        """Yield the comparisons of all cases."""
+        yield from check.over(self.quick if check.quick else self.cases, partial(self.function, check))
+
+
+def require(
+    theme: list[Property],
+    name: str,
+    cases: Sequence[Case],
+    quick: slice | Sequence[Case] = slice(None),
+    engines: tuple[str, ...] | None = None,
+) -> Callable[[T], T]:
+    """Add a function as a property to a theme. ``quick`` selects the cases of a quick run."""
+
+    def add(function: T) -> T:
+        few = cases[quick] if isinstance(quick, slice) else quick
+        theme.append(Property(name, cast(Any, function), tuple(cases), tuple(few), engines))
+        return function
+
+    return add
 
 
 @dataclass(frozen=True)
 class Check:
-    """What a property gets: the mechanism, the engine, and ways to draw, run and compare."""
+    """A mechanism on an engine, with methods to draw, run and compare."""
 
     formula: Formula
     engine: str
     seed: int = 0
     quick: bool = False
     memory: dict[object, Any] = field(default_factory=dict)
-    """What the engines share: inputs, reference results and natural sizes of the cases."""
+    """Shared by engines: inputs, reference results and natural sizes of the cases."""
 
     def draw(self, case: Case, grid: torch.dtype = torch.float32, near: float = _NEAR) -> Inputs:
-        """Random inputs on which the result is well defined."""
+        """Return random inputs on which the result is well defined."""
         return self._remember(("draw", case, grid, near), lambda: self._draw(case, grid, near))
 
     def run(
         self, inputs: Inputs, dtype: torch.dtype = DOUBLE, engine: str | None = None, gradients: bool = True
     ) -> Results:
-        """Runs the call on this check's engine, or another."""
+        """Run the call on this check's engine, or another."""
         engine = engine or self.engine
         self.require(inputs, dtype, engine)
         leaves = inputs.copies(dtype)
@@ -78,30 +102,30 @@ class Check:
         return {"output": output.detach(), **dict(zip(wanted, grads, strict=True))}
 
     def call(self, inputs: Inputs, arguments: dict[str, Any], engine: str | None = None) -> Tensor:
-        """The output, from the generator's state that belongs to the inputs."""
+        """Return the output, starting from the generator state that belongs to the inputs."""
         with torch.random.fork_rng(devices=[], enabled=inputs.case.dropout > 0):
             if inputs.case.dropout > 0:
                 torch.manual_seed(inputs.seed)
             return cast(Tensor, attention(mechanism=self.formula, engine=engine or self.engine, **arguments))
 
     def output(self, inputs: Inputs, dtype: torch.dtype = DOUBLE) -> Tensor:
-        """The output alone."""
+        """Return the output alone."""
         return self.run(inputs, dtype, gradients=False)["output"]
 
     def weights(self, inputs: Inputs, dtype: torch.dtype = DOUBLE) -> Tensor:
-        """The weights (B, H, L, S) as any engine has them; see :func:`reading_weights`."""
+        """Return the weights (B, H, L, S) of any engine; see :func:`reading_weights`."""
         return self.output(reading_weights(inputs), dtype)
 
     def weight_sizes(self, inputs: Inputs) -> Tensor:
-        """Their natural sizes."""
+        """Return the natural sizes of the weights."""
         return natural_sizes(self.formula, reading_weights(inputs))["output"]
 
     def reference(self, inputs: Inputs, key: object) -> Results:
-        """What the dense engine says in float64."""
+        """Return the results of the dense engine in float64."""
         return self._remember(("reference", key), lambda: self.run(inputs, DOUBLE, engine="dense"))
 
     def sizes(self, inputs: Inputs, key: object, dtype: torch.dtype = DOUBLE) -> Results:
-        """What the error of each result is measured against, in units of the dtype's precision."""
+        """Return what the error of each result is measured against, in units of the dtype's precision."""
         sizes = self._remember(("sizes", key), lambda: natural_sizes(self.formula, inputs))
         if dtype in (torch.float32, DOUBLE):
             return sizes
@@ -112,16 +136,22 @@ class Check:
     def compare(
         self, label: str, results: Results, references: Results, sizes: Results, dtype: torch.dtype = DOUBLE
     ) -> Iterator[Measure]:
-        """One measure for each result that has a reference: dtype first, then the number."""
+        """Yield one measure for each result that has a reference: dtype first, then the numbers."""
         for name, reference in references.items():
-            what = f"{label}: {name if name == 'output' else f'gradient of {name}'}"
+            what = f"{label}: {titled(name)}"
             if results[name].dtype != dtype:
                 yield fact(f"{what} has dtype {dtype}, found {results[name].dtype}", False)
             else:
                 yield close(what, results[name], reference, sizes[name], dtype)
 
+    def compare_output(
+        self, label: str, result: Tensor, reference: Tensor, size: Tensor, dtype: torch.dtype = DOUBLE
+    ) -> Iterator[Measure]:
+        """Compare outputs alone."""
+        yield from self.compare(label, {"output": result}, {"output": reference}, {"output": size}, dtype)
+
     def against_dense(self, case: Case, dtype: torch.dtype) -> Iterator[Measure]:
-        """Output and every gradient against the dense engine in float64 on the same numbers."""
+        """Compare output and every gradient with the dense engine in float64 on the same numbers."""
         grid = torch.float32 if dtype == DOUBLE else dtype
         inputs, key = self.draw(case, grid), (case, grid)
         self.require(inputs, dtype, self.engine)
@@ -131,7 +161,7 @@ class Check:
         yield from self.compare(label, results, references, self.sizes(inputs, key, dtype), dtype)
 
     def require_range(self, inputs: Inputs, key: object, dtype: torch.dtype) -> Results:
-        """The references; :class:`NotApplicable` if one comes close to the largest number of the dtype."""
+        """Return references; raise :class:`NotApplicable` if one is near the largest number of the dtype."""
         references = self.reference(inputs, key)
         limit = _HEADROOM * torch.finfo(dtype).max
         if not all(bool((x.abs() < limit).all()) for x in references.values()):
@@ -141,16 +171,16 @@ class Check:
         return references
 
     def over(self, cases: Iterable[Case], measures: Callable[[Case], Iterator[Measure]]) -> Iterator[Measure]:
-        """The measures of all cases that the engine supports; :class:`NotApplicable` if that is none."""
-        found, reason = False, "there is no case"
+        """Yield the measures of all supported cases; raise :class:`NotApplicable` if there is none."""
+        applies, reason = False, "there is no case"
         for case in cases:
             try:
                 for measure in measures(case):
-                    found = True
+                    applies = True
                     yield measure
             except NotApplicable as refusal:
                 reason = str(refusal)
-        if not found:
+        if not applies:
             raise NotApplicable(reason)
 
     def require(self, inputs: Inputs, dtype: torch.dtype, engine: str) -> None:
@@ -180,8 +210,13 @@ class Check:
         return cast(T, self.memory[key])
 
 
+def titled(name: str) -> str:
+    """Return how a result is called in labels: the output, or the gradient of a leaf."""
+    return name if name == "output" else f"gradient of {name}"
+
+
 def reading_weights(inputs: Inputs) -> Inputs:
-    """The same call on values that form an identity matrix, so that the output is the weights."""
+    """Return the same call on values that form an identity matrix, so that the output is the weights."""
     case = replace(inputs.case, value_width=inputs.case.keys)
     eye = torch.eye(case.keys, dtype=DOUBLE).expand(*inputs.leaves["value"].shape[:2], -1, -1)
     grad_out = torch.zeros(*case.shape, dtype=DOUBLE)

@@ -1,9 +1,9 @@
-"""The contract battery for mechanisms that are modules: the same promises, asked of the module.
+"""The test suite for mechanisms that are modules: the same properties, tested through the module.
 
-Computed in float64 with parameters moved away from their start, so that a parameter that has no effect, or
-the wrong one, shows. The reference is the mechanism's own weights written out (``return_weights=True``),
-which ``tests/mechanisms`` compare with each paper's definition; what is compared with them is the fast form,
-decoding, masks and gradients.
+Computed in float64 with parameters moved away from their initial values, to detect parameters without effect.
+The reference is the mechanism with its weights written out (``return_weights=True``), which
+``tests/mechanisms`` compares with each paper's definition. It is compared with the fast form, decoding, masks
+and gradients.
 """
 
 from __future__ import annotations
@@ -18,21 +18,19 @@ from unsoft.engines import engine_names
 from unsoft.modules.module import Mechanism
 from unsoft.modules.spec import LayerSpec, MechanismSpec
 from unsoft.testing.check import NotApplicable
-from unsoft.testing.measure import Measure, close, equal, fact
-from unsoft.testing.promises import outside
-from unsoft.testing.report import Report, Row, worst_of
+from unsoft.testing.invariance import outside
+from unsoft.testing.report import Measure, Report, Row, close, equal, fact, worst_of
 
 HEADS, WIDTH, LENGTH, BATCH = 4, 6, 70, 2
 _PERTURB = 0.1
 _SLACK = 64.0
-"""Sizes here are those of results, not of the terms they are sums of:
-leave room for cancellation (float64)."""
+"""Sizes here are those of results, not of the terms they are sums of: this allows for cancellation."""
 
 Tensors = tuple[Tensor, Tensor, Tensor]
 
 
-class Subject:
-    """A module with the inputs it is tried on."""
+class ModuleInputs:
+    """A module with random inputs."""
 
     def __init__(
         self, spec: MechanismSpec, seed: int, options: Mapping[str, Any], dtype: torch.dtype = torch.float64
@@ -60,12 +58,12 @@ class Subject:
         return q, k, v
 
     def near(self, label: str, result: Tensor, reference: Tensor, terms: float = 0.0) -> Measure:
-        """``terms``: the size of what the reference is a sum of, where that is not its own."""
+        """Compare a result; ``terms`` is the size of the terms of the reference, if larger than itself."""
         size = _SLACK * (reference.abs() + reference.square().mean().sqrt() + terms)
         return close(label, result.detach(), reference.detach(), size.detach(), self.dtype)
 
 
-def _written_out(x: Subject) -> Iterator[Measure]:
+def _written_out(x: ModuleInputs) -> Iterator[Measure]:
     for alignment in (True,) if x.causal_only else (True, False):
         inputs = tuple(t.requires_grad_() for t in x.inputs())
         fast = x.module(*inputs, is_causal=alignment)
@@ -87,7 +85,7 @@ def _written_out(x: Subject) -> Iterator[Measure]:
                 yield x.near("gradient", a, b, terms if number >= len(inputs) else 0.0)
 
 
-def _decoding(x: Subject) -> Iterator[Measure]:
+def _decoding(x: ModuleInputs) -> Iterator[Measure]:
     q, k, v = x.inputs()
     whole = x.module(q, k, v, is_causal=True)
     for cuts in ([0, 1, 2, LENGTH], [0, 33, 34, 35, LENGTH], list(range(0, LENGTH + 1, 7))):
@@ -101,7 +99,7 @@ def _decoding(x: Subject) -> Iterator[Measure]:
         yield fact("the cache has seen every token", cache.length == LENGTH and cache.nbytes > 0)
 
 
-def _future(x: Subject) -> Iterator[Measure]:
+def _future(x: ModuleInputs) -> Iterator[Measure]:
     q, k, v = x.inputs()
     before = x.module(q, k, v, is_causal=True).detach()
     for t in (q, k, v):
@@ -111,7 +109,7 @@ def _future(x: Subject) -> Iterator[Measure]:
     yield fact("rows after it change", not torch.equal(after[:, :, 40:], before[:, :, 40:]))
 
 
-def _masked(x: Subject) -> Iterator[Measure]:
+def _masked(x: ModuleInputs) -> Iterator[Measure]:
     q, k, v = x.inputs()
     options: dict[str, Any] = {"is_causal": True} if x.causal_only else {}
     expected = x.module(q, k[:, :, :60], v[:, :, :60], **options)
@@ -126,7 +124,7 @@ def _masked(x: Subject) -> Iterator[Measure]:
     yield equal("their gradient", gradient, 0.0)
 
 
-def _precision(x: Subject) -> Iterator[Measure]:
+def _precision(x: ModuleInputs) -> Iterator[Measure]:
     q, k, v = x.inputs()
     exact = x.module(q, k, v, is_causal=True)
     for dtype, allowed in ((torch.float32, 1e-4), (torch.bfloat16, 0.05)):
@@ -136,32 +134,31 @@ def _precision(x: Subject) -> Iterator[Measure]:
         yield Measure(f"{dtype}", float(off), allowed)
 
 
-def _equivariance(x: Subject) -> Iterator[Measure]:
+def _equivariance(x: ModuleInputs) -> Iterator[Measure]:
     q, k, v = x.inputs()
     out = x.module(q, k, v, is_causal=True)
     yield x.near("one sequence alone", x.module(q[1:], k[1:], v[1:], is_causal=True), out[1:])
     yield equal("again", x.module(q, k, v, is_causal=True).detach(), out.detach())
 
 
-def _engines(x: Subject) -> Iterator[Measure]:
-    """``engine=`` does what it says: a name that is none is refused,
-    and so is one that cannot run this mechanism."""
+def _engines(x: ModuleInputs) -> Iterator[Measure]:
+    """``engine=`` is honoured: unknown engines and those that do not support the mechanism raise."""
     q, k, v = x.inputs()
     with torch.no_grad():
         expected = x.module(q, k, v, is_causal=True)
         yield fact("an unknown engine is refused", _answer(x, (q, k, v), "no such engine") is None)
         for name in engine_names():
-            found = _answer(x, (q, k, v), name)
-            if found is not None:
-                yield x.near(f"engine={name!r}", found, expected)
+            output = _answer(x, (q, k, v), name)
+            if output is not None:
+                yield x.near(f"engine={name!r}", output, expected)
         if not x.module.formulas:
             yield fact(
                 "engine='sdpa', which computes softmax, is refused", _answer(x, (q, k, v), "sdpa") is None
             )
 
 
-def _answer(x: Subject, tensors: Tensors, engine: str) -> Tensor | None:
-    """The output, or None if the engine is refused by a ValueError that names the argument."""
+def _answer(x: ModuleInputs, tensors: Tensors, engine: str) -> Tensor | None:
+    """Return the output, or None if a ValueError that names the argument says the engine is unsupported."""
     try:
         return cast(Tensor, x.module(*tensors, is_causal=True, engine=engine))
     except ValueError as refusal:
@@ -170,11 +167,11 @@ def _answer(x: Subject, tensors: Tensors, engine: str) -> Tensor | None:
         return None
 
 
-def _promises(x: Subject) -> Iterator[Measure]:
-    """The weights keep what the list of mechanisms says of them: sums, sign, exact zeros."""
+def _promises(x: ModuleInputs) -> Iterator[Measure]:
+    """The weights have the sums, signs and exact zeros that the list of mechanisms states."""
     promised = x.spec.properties
     if x.spec.modifiers:
-        raise NotApplicable("the list says what the mechanism inside promises, before it is wrapped")
+        raise NotApplicable("the list describes the mechanism inside, before it is wrapped")
     q, k, v = x.inputs()
     seen = torch.ones(LENGTH, LENGTH, dtype=torch.bool).tril(0 if x.module.sees_itself else -1)
     allowed = 64 * torch.finfo(x.dtype).eps * LENGTH**0.5
@@ -199,7 +196,7 @@ def _promises(x: Subject) -> Iterator[Measure]:
             yield fact(what, zeros == promised.sparse)
 
 
-PROPERTIES: dict[str, Callable[[Subject], Iterator[Measure]]] = {
+PROPERTIES: dict[str, Callable[[ModuleInputs], Iterator[Measure]]] = {
     "parity: fast form = weights written out": _written_out,
     "decoding: pieces = whole": _decoding,
     "causality: the future": _future,
@@ -219,19 +216,19 @@ def check_family(
     options: Mapping[str, Any] | None = None,
     themes: Sequence[str] = FAMILY_THEMES,
 ) -> Report:
-    """The battery for a mechanism that is a module, without its theme "sizes"."""
+    """Run the test suite for a mechanism that is a module, without its theme "sizes"."""
     rows = []
-    for name, measures in PROPERTIES.items():
+    for name, function in PROPERTIES.items():
         theme, _, promise = name.partition(": ")
         if theme not in themes:
             continue
-        found: list[Measure] = []
+        measures: list[Measure] = []
         error = skipped = ""
         try:
-            found.extend(measures(Subject(spec, seed, options or {})))
+            measures.extend(function(ModuleInputs(spec, seed, options or {})))
         except NotApplicable as reason:
             skipped = str(reason)
-        except Exception as reason:  # whatever a mechanism raises is a finding, not the end of the battery
+        except Exception as reason:  # an exception of a mechanism is a failed property, not the end
             error = f"{type(reason).__name__}: {reason}"
-        rows.append(Row(theme, promise, "module", len(found), worst_of(found), skipped, error))
+        rows.append(Row(theme, promise, "module", len(measures), worst_of(measures), skipped, error))
     return Report(spec.name, seed, tuple(rows))

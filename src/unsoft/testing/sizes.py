@@ -1,95 +1,381 @@
-"""At every size and in every state the mechanism does what its definition says, with and without a cache.
+"""Theme "sizes": at every size and in every state a mechanism agrees with its definition, with and without
+a cache.
 
 The definition is independent of all engines: plain torch from the paper (:mod:`unsoft.testing.definitions`),
-for a formula of your own its text. Sizes and states are those of :mod:`unsoft.testing.grid.point`: a sample
-that shows each of them, or all pairs.
+or the text of a formula. Sizes and states are those of :mod:`unsoft.testing.grid`.
+
+The tolerance comes from the definition with every input moved by a relative 2^-24 (float64: 2^-40): that
+change, times the precision of the dtype, is what rounding may change too. A row of queries and a key are
+moved as a whole, so that a logit that is exactly 0 stays 0. Added to it is the precision times the size of
+the result and of the terms it is a sum of (docs/numerics.md).
 """
 
 from __future__ import annotations
 
+import copy
+import math
+import random
 import re
-from collections.abc import Callable, Iterator, Mapping
+import zlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
-from unsoft.modules.definition import Definition
-from unsoft.modules.spec import LayerSpec, MechanismSpec
-from unsoft.testing.grid.checks import decoding, results
-from unsoft.testing.grid.point import AXES, COMBINED, EVEN_KEY_HEADS, Point, all_pairs, sample
-from unsoft.testing.grid.trial import Trial
-from unsoft.testing.measure import Measure, fact
+import torch
+from torch import Generator, Tensor
 
-CHECKS: dict[str, Callable[[Trial, str], Iterator[Measure]]] = {
-    "output and gradients = definition": results,
-    "decoding = definition": decoding,
+from unsoft.modules.definition import Definition, NotDefined, WrittenCall
+from unsoft.modules.module import Mechanism
+from unsoft.modules.spec import LayerSpec, MechanismSpec
+from unsoft.testing.case import DOUBLE, Case, Inputs
+from unsoft.testing.check import Results, titled
+from unsoft.testing.grid import AXES, COMBINED, EVEN_KEY_HEADS, all_pairs, compared_rows, draw_exact, sample
+from unsoft.testing.report import Measure, fact, rms
+
+GATE = 16.0
+"""c in RMS(y - r) <= c eps size, with the sizes of :class:`ModuleCheck`."""
+_HEADROOM = 0.1
+"""Share of a dtype's range that an exact result may use for a finite one to be expected."""
+_MOVES = {torch.float64: 2.0**-40, torch.float32: 2.0**-24, torch.bfloat16: 2.0**-24}
+"""How far inputs are moved: near the precision itself, since only small changes are proportional."""
+_PERTURB = 0.1
+"""Parameters are moved away from their initial values by this, to detect parameters without effect."""
+_UNSUPPORTED = re.compile(r"argument '(attn_mask|is_causal|engine)'|arguments 'attn_mask'")
+"""A ValueError with this text is no failure: the mechanism or engine does not support the call."""
+
+
+@dataclass(frozen=True)
+class ModuleCheck:
+    """A mechanism as a module at one case of the grid, with its reference and tolerances."""
+
+    spec: MechanismSpec
+    definition: Definition | None
+    """If None, or where it is not defined, the mechanism itself is the reference: float64, no cache."""
+    case: Case
+    seed: str
+    options: Mapping[str, Any]
+
+    @cached_property
+    def layer(self) -> Mechanism:
+        """The mechanism in the dtype of the case."""
+        sizes = LayerSpec(self.case.heads, self.case.width, self.case.value_width)
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(0)
+            layer = self.spec.build(sizes, **self.options)
+        source = Generator().manual_seed(1)
+        with torch.no_grad():
+            for parameter in layer.parameters():
+                if parameter.requires_grad:
+                    parameter.add_(torch.randn(parameter.shape, generator=source), alpha=_PERTURB)
+        return layer.to(torch.bfloat16).to(self.case.dtype)
+
+    @cached_property
+    def inputs(self) -> Inputs:
+        return draw_exact(self.case, self.seed, self.layer.query_heads)
+
+    @cached_property
+    def rows(self) -> Tensor:
+        """The rows that are compared."""
+        return compared_rows(self.case, self.seed)
+
+    @property
+    def scale(self) -> float | None:
+        """The argument ``scale``: a power of two, so that logits stay exact; None if the default is one."""
+        exact = 2.0 ** round(math.log2(self.case.width**-0.5))
+        return None if exact == self.case.width**-0.5 else exact
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        """The keyword arguments of the call that are not tensors."""
+        grouped = self.layer.query_heads != self.case.kv_heads
+        return {"is_causal": self.case.causal, "enable_gqa": grouped, "scale": self.scale}
+
+    def _call(self, layer: Mechanism, leaves: Mapping[str, Tensor], **options: Any) -> Tensor:
+        """Return the whole output of a layer."""
+        mask = leaves.get("mask", self.inputs.visible)
+        q, k, v = (leaves[name] for name in ("query", "key", "value"))
+        output: Tensor = layer(q, k, v, mask, **self.arguments | options)
+        return output
+
+    def run(self, engine: str = "auto") -> Results:
+        """Return the mechanism's output, whole and at the compared rows, and all gradients."""
+        leaves = self.inputs.copies(self.case.dtype)
+        output = self._call(self.layer, leaves, engine=engine)
+        grad_out = self.inputs.grad_out.to(output.dtype)
+        rows = output.detach()[:, :, self.rows]
+        gradients = self._gradients(output, leaves, self.layer, grad_out)
+        return {"whole output": output.detach(), "output": rows, **gradients}
+
+    def _gradients(
+        self, output: Tensor, leaves: Mapping[str, Tensor], layer: Mechanism, grad_out: Tensor
+    ) -> Results:
+        """Return all gradients; those of queries at the compared rows, since they are 0 elsewhere."""
+        wanted = _wanted(leaves, layer)
+        gradients = torch.autograd.grad(output, list(wanted.values()), grad_out, materialize_grads=True)
+        results = dict(zip(wanted, gradients, strict=True))
+        return results | {"query": results["query"][:, :, self.rows]}
+
+    @cached_property
+    def reference(self) -> Results:
+        """Output and gradients of the definition."""
+        return self._defined(None)
+
+    def decoded(self, pieces: Sequence[tuple[int, int]]) -> Tensor | None:
+        """Return the output of the definition when tokens come in pieces; None if it is undefined.
+
+        Which keys are present (magnitude) is known from the rows of the piece that a key comes with: later
+        rows are not there yet.
+        """
+        call = self.written(self.inputs.leaves)
+        seen = self._seen(self.inputs.leaves)
+        there = torch.cat([seen[:, :, start:end, start:end].any(2) for start, end in pieces], dim=-1)
+        if self.definition is None or bool((there == call.there).all()):
+            return self.reference["output"]
+        try:
+            with torch.no_grad():
+                return self.definition(call.change(there=there), copy.deepcopy(self._exact_layer))[1]
+        except NotDefined:
+            return None
+
+    @cached_property
+    def sizes(self) -> dict[str, float]:
+        """The error that every result may have, in units of the precision."""
+        moved = [self._defined(Generator().manual_seed(number)) for number in (2, 3)]
+        natural = self._natural_sizes()
+        sizes = {}
+        for name, exact in self.reference.items():
+            if name != "weights":
+                change = max(rms(other[name] - exact) for other in moved) / _MOVES[self.case.dtype]
+                sizes[name] = change + rms(exact) + natural.get(name, natural["parameter"])
+        return sizes
+
+    def _natural_sizes(self) -> dict[str, float]:
+        """Return the sizes of the terms that results are sums of, because a sum may cancel to 0."""
+        leaves, weights, keys = self.inputs.leaves, self.reference["weights"], max(1, self.case.keys)
+        q, k, v = (rms(leaves[name]) for name in ("query", "key", "value"))
+        g = rms(self.inputs.grad_out[:, :, self.rows])
+        scale, entries, w = self.case.width**-0.5, weights.numel(), rms(weights) + 1 / keys
+        by_weight = g * v * self.case.value_width**0.5
+        # Features of mechanisms other than formulas may be large where queries and keys are small.
+        formula = self.spec.formula if self.spec.family is None and not self.spec.modifiers else None
+        by_query, by_key = (0.0 if formula is not None else 1 + 1 / (size or 1.0) for size in (q, k))
+        shared = max(1.0, entries / max(1, leaves["mask"].numel())) ** 0.5 if "mask" in leaves else 1.0
+        # Positions may multiply a parameter.
+        reach = keys if formula is None or {"i", "j"} & formula.uses else 1
+        return {
+            "output": v,
+            "value": g,
+            "query": by_weight * (scale * k + by_query),
+            "key": by_weight * (scale * q + by_key),
+            "mask": by_weight * w * shared,
+            "parameter": by_weight * w * entries**0.5 * (1 + q + scale * q * k + reach),
+        }
+
+    @cached_property
+    def _exact_layer(self) -> Mechanism:
+        return copy.deepcopy(self.layer).to(DOUBLE)
+
+    def _defined(self, source: Generator | None) -> Results:
+        """Return the definition's results, exactly or with every input moved a little."""
+
+        def moved(x: Tensor, *shape: int) -> Tensor:
+            if source is None:
+                return x
+            noise = torch.randn(shape or x.shape, generator=source, dtype=DOUBLE)
+            return x * (1 + _MOVES[self.case.dtype] * noise)
+
+        leaves, layer = dict(self.inputs.leaves), copy.deepcopy(self._exact_layer)
+        with torch.no_grad():
+            for parameter in layer.parameters():
+                parameter.copy_(moved(parameter))
+        for name in ("query", "key"):
+            leaves[name] = moved(leaves[name], *leaves[name].shape[:3], 1)
+        leaves["value"] = moved(leaves["value"])
+        if (bias := leaves.get("mask")) is not None:
+            leaves["mask"] = torch.where(bias.isinf(), bias, moved(bias.nan_to_num(neginf=0.0)))
+        leaves = {name: leaf.clone().requires_grad_() for name, leaf in leaves.items()}
+        grad_out = self.inputs.grad_out[:, :, self.rows]
+        if min(self.case.batch, self.case.length, self.case.keys) == 0:
+            weights, output = grad_out.new_zeros(0), torch.zeros_like(grad_out)
+            gradients = {name: torch.zeros_like(leaf) for name, leaf in _wanted(leaves, layer).items()}
+            gradients["query"] = gradients["query"][:, :, self.rows]
+        else:
+            weights, output = self._written_out(leaves, layer, None if source is None else moved)
+            gradients = self._gradients(output, leaves, layer, moved(grad_out))
+        return {"output": output.detach(), "weights": weights.detach(), **gradients}
+
+    def _written_out(
+        self, leaves: Mapping[str, Tensor], layer: Mechanism, rounding: Callable[[Tensor], Tensor] | None
+    ) -> tuple[Tensor, Tensor]:
+        """Return weights and output at the compared rows."""
+        try:
+            if self.definition is not None:
+                return self.definition(self.written(leaves).change(rounding=rounding), layer)
+        except NotDefined:
+            pass
+        output = self._call(layer, leaves)[:, :, self.rows]
+        keys = self.case.keys  # weights of a size that a sum over keys could have
+        return torch.full((*output.shape[:3], keys), 1 / keys, dtype=DOUBLE), output
+
+    def written(self, leaves: Mapping[str, Tensor]) -> WrittenCall:
+        """Return the call at the compared rows, in the form that definitions take."""
+        offset, rows = self.case.offset, self.rows
+        seen, bias = self._seen(leaves), torch.zeros((), dtype=DOUBLE)
+        if "mask" in leaves:
+            bias = leaves["mask"].masked_fill(leaves["mask"] == -torch.inf, 0.0)
+        visible = seen if offset is None else seen.tril(offset)
+        return WrittenCall(
+            leaves["query"][:, :, rows],
+            leaves["key"],
+            leaves["value"],
+            visible[:, :, rows],
+            bias.expand(seen.shape)[:, :, rows],
+            seen.any(2),
+            (rows + (offset or 0)).to(DOUBLE),
+            offset is not None,
+            self.scale or self.case.width**-0.5,
+        )
+
+    def _seen(self, leaves: Mapping[str, Tensor]) -> Tensor:
+        """Return a bool tensor (B, H, L, S): the keys that the mask alone leaves to each row."""
+        seen = leaves["mask"] > -torch.inf if "mask" in leaves else self.inputs.visible
+        shape = (*leaves["query"].shape[:3], self.case.keys)
+        return torch.ones(shape, dtype=torch.bool) if seen is None else seen.expand(shape)
+
+    def fits(self, reference: Tensor) -> bool:
+        """Return True if the exact result is within the range of the dtype."""
+        return bool((reference.abs() <= _HEADROOM * torch.finfo(self.case.dtype).max).all())
+
+    def compare(self, name: str, result: Tensor, reference: Tensor, label: str) -> Iterator[Measure]:
+        """Compare a result with its reference, unless that is too large for the dtype."""
+        if not self.fits(reference):
+            return
+        yield fact(f"{label} is finite", bool(result.isfinite().all()))
+        if self.case.inputs != "denormal":  # whose digits are lost already
+            precision = torch.finfo(self.case.dtype)
+            tolerance = GATE * precision.eps * self.sizes[name] + precision.smallest_normal
+            yield Measure(label, rms(result.double() - reference), tolerance)
+
+
+def _wanted(leaves: Mapping[str, Tensor], layer: Mechanism) -> dict[str, Tensor]:
+    """Return everything that gets a gradient."""
+    return {**leaves, **{name: p for name, p in layer.named_parameters() if p.requires_grad}}
+
+
+def _results(check: ModuleCheck, engine: str) -> Iterator[Measure]:
+    """The output and every gradient agree with the definition."""
+    case, results = check.case, check.run(engine)
+    shape = (case.batch, case.heads, case.length, case.value_width)
+    whole = results.pop("whole output")
+    yield fact(f"output has shape {shape}, found {tuple(whole.shape)}", whole.shape == shape)
+    yield fact(f"output has dtype {case.dtype}, found {whole.dtype}", whole.dtype == case.dtype)
+    if check.fits(check.reference["output"]):
+        yield fact("every row of the output is finite", bool(whole.isfinite().all()))
+    for name, result in results.items():
+        yield from check.compare(name, result, check.reference[name], titled(name))
+
+
+def _decoding(check: ModuleCheck, engine: str) -> Iterator[Measure]:
+    """With a cache, in uneven pieces, the output agrees with the definition of the whole sequence.
+
+    A cache of fixed size does not support a mask that differs from row to row, but cannot tell it from
+    padding if every piece is one token. So it gets the chance to raise on the whole first.
+    """
+    case, leaves = check.case, check.inputs.leaves
+    if case.causal is not True or case.keys != case.length or case.length == 0:
+        return  # a cache is filled from the first token on
+    q, k, v = (leaves[name].to(case.dtype) for name in ("query", "key", "value"))
+    mask = leaves["mask"].to(case.dtype) if "mask" in leaves else check.inputs.visible
+    pieces = _pieces(case.length, f"{check.seed} {case}")
+    options = {**check.arguments, "is_causal": False, "engine": engine}
+    cache, parts = check.layer.new_cache(case.batch), []
+    with torch.no_grad():
+        if mask is not None and mask.shape[-2] > 1 and len(pieces) == case.length:
+            check.layer(q, k, v, mask, cache=check.layer.new_cache(case.batch), **options)
+        for start, end in pieces:
+            part = mask
+            if mask is not None:  # the rows of the new tokens and the keys so far
+                part = (mask if mask.shape[-2] == 1 else mask[..., start:end, :])[..., :end]
+            parts.append(check.layer(*(y[:, :, start:end] for y in (q, k, v)), part, cache=cache, **options))
+    yield fact("the cache has seen every token", cache.length == case.length)
+    expected = check.decoded(pieces)
+    if expected is not None:
+        whole = torch.cat(parts, dim=2)[:, :, check.rows]
+        yield from check.compare("output", whole, expected, "output with a cache")
+
+
+def _pieces(length: int, seed: str) -> list[tuple[int, int]]:
+    """Cut a sequence into pieces of any size, some of them one token."""
+    source = random.Random(zlib.crc32(seed.encode()))
+    cuts = {0, length, *(source.randrange(length + 1) for _ in range(3))}
+    start = source.randrange(max(1, length - 2))
+    cuts |= {min(length, start + step) for step in range(3)}
+    ordered = sorted(cuts)
+    return list(zip(ordered, ordered[1:], strict=False))
+
+
+CHECKS: dict[str, Callable[[ModuleCheck, str], Iterator[Measure]]] = {
+    "output and gradients = definition": _results,
+    "decoding = definition": _decoding,
 }
-_REFUSED = re.compile(r"argument '(attn_mask|is_causal|engine)'|arguments 'attn_mask'")
-"""A ValueError that says so is no failure: the call is one that the mechanism, or the engine,
-does not claim to do."""
 
 
 @dataclass(frozen=True)
 class Sizes:
-    """A mechanism, and the points that it is tried at."""
+    """A mechanism and the cases of the grid that it is tested at."""
 
     spec: MechanismSpec
     definition: Definition | None
     seed: int = 0
     options: Mapping[str, Any] = field(default_factory=dict)
-    points: tuple[Point, ...] = ()
-    trials: dict[Point, Trial] = field(default_factory=dict, compare=False)
-    """What was computed already; engines and checks share references."""
+    cases: tuple[Case, ...] = ()
+    checks: dict[Case, ModuleCheck] = field(default_factory=dict, compare=False)
+    """Shared by engines, with their references."""
 
-    def of(self, check: str, engine: str, others: tuple[str, ...]) -> tuple[Point, ...]:
-        """The points of one engine: all for "auto", and for each of the others a share,
-        so that together they have all."""
-        points = _decodable(self.points) if check == "decoding = definition" else self.points
-        return points if engine not in others else points[others.index(engine) :: len(others)]
+    def of(self, check: str, engine: str, others: tuple[str, ...]) -> tuple[Case, ...]:
+        """Return the cases of one engine: all for "auto"; the others divide them among themselves."""
+        cases = _decodable(self.cases) if check == "decoding = definition" else self.cases
+        return cases if engine not in others else cases[others.index(engine) :: len(others)]
 
-    def measures(self, check: str, engine: str, points: tuple[Point, ...]) -> Iterator[Measure]:
-        """One check at some points; whatever is raised is a finding."""
-        for point in points:
-            trial = self.trials.setdefault(
-                point, Trial(self.spec, self.definition, point, str(self.seed), self.options)
+    def measures(self, check: str, engine: str, cases: tuple[Case, ...]) -> Iterator[Measure]:
+        """Run one check at some cases; an exception counts as a failure."""
+        for case in cases:
+            module = self.checks.setdefault(
+                case, ModuleCheck(self.spec, self.definition, case, str(self.seed), self.options)
             )
             try:
-                for measure in CHECKS[check](trial, engine):
-                    yield replace(measure, label=f"{point}: {measure.label}", case=str(point))
-            except ValueError as error:
-                if not _REFUSED.search(str(error)):
-                    yield _raised(point, error)
+                for measure in CHECKS[check](module, engine):
+                    yield replace(measure, label=f"{case}: {measure.label}", case=str(case))
             except Exception as error:
-                yield _raised(point, error)
+                if not (isinstance(error, ValueError) and _UNSUPPORTED.search(str(error))):
+                    failure = fact(f"{case}: raised {type(error).__name__}: {error}", False)
+                    yield replace(failure, case=str(case))
 
 
-def _decodable(points: tuple[Point, ...]) -> tuple[Point, ...]:
-    """Points at which tokens come one after the other, and some of the others changed so that they do.
+def _decodable(cases: tuple[Case, ...]) -> tuple[Case, ...]:
+    """Return cases in which tokens come one after the other, some of them made so.
 
-    Every other mask there hides whole keys: caches of fixed size know no others.
+    In half of those the mask hides whole keys: caches of fixed size support no others.
     """
-    found = [p for p in points if p.causal == "upper left" and p.keys == "same" and p.length]
-    for number, point in enumerate(p for p in points[len(COMBINED) :: 3] if p.length > 1):
-        mask = point.mask if number % 2 else ("left padding", "none", "right padding")[number // 2 % 3]
-        found.append(replace(point, causal="upper left", keys="same", mask=mask))
-    return tuple(dict.fromkeys(found))
+    chosen = [case for case in cases if case.causal is True and case.keys == case.length > 0]
+    for number, case in enumerate(case for case in cases[len(COMBINED) :: 3] if case.length > 1):
+        mask = case.mask if number % 2 else ("left padding", "none", "padding")[number // 2 % 3]
+        chosen.append(replace(case, causal=True, keys=case.length, mask=mask))
+    return tuple(dict.fromkeys(chosen))
 
 
-def _raised(point: Point, error: Exception) -> Measure:
-    return replace(fact(f"{point}: raised {type(error).__name__}: {error}", False), case=str(point))
-
-
-def points_for(
+def cases_for(
     spec: MechanismSpec, seed: int, *, quick: bool = False, thorough: bool = False
-) -> tuple[Point, ...]:
-    """A sample for a mechanism; quick: its small points; thorough: every pair of values."""
+) -> tuple[Case, ...]:
+    """Return a sample for a mechanism; quick: its small cases; thorough: every pair of values."""
     name, layer = spec.name, spec.build(LayerSpec(heads=2, head_dim=2))
     axes = AXES if all(part.key_head_multiple == 1 for part in layer.parts) else EVEN_KEY_HEADS
     if thorough:
         return (*COMBINED, *all_pairs(f"{seed} {name}", axes))
-    found = sample(f"{seed} {name}", axes)
-    return (*COMBINED, *(p for p in found if not quick or _is_small(p)))
+    return (*COMBINED, *(case for case in sample(f"{seed} {name}", axes) if not quick or _is_small(case)))
 
 
-def _is_small(point: Point) -> bool:
-    longest = max(point.length, point.key_count)
-    return longest <= 300 and longest * point.width <= 300 * 128
+def _is_small(case: Case) -> bool:
+    longest = max(case.length, case.keys)
+    return longest <= 300 and longest * case.width <= 300 * 128

@@ -1,11 +1,11 @@
-"""The definition of attention once more, written for reading and independent of every engine.
+"""The definition of attention, written for reading and independent of every engine.
 
     a_ij = weight(s_ij) e^b / norm( sum over visible j of mass(s_ij) e^(p b) + offset_mass )
     m_i  = max over visible j of peak(s_ij) + b
 
 with b the float mask of formulas whose bias is "strength" and 0 for others, which add it to the logit or to
-an expression of it. It judges the dense engine, and it supplies the sizes of the terms that a result is
-summed from (see :mod:`unsoft.testing.natural`).
+an expression of it. It is the reference of the dense engine, and it supplies the sizes of the terms that a
+result is summed from (see :mod:`unsoft.testing.rounding`).
 """
 
 from __future__ import annotations
@@ -47,16 +47,7 @@ class Matrices:
         self.symbols = {
             "q2": self.scale * self.q.square().sum(-1)[..., :, None],
             "k2": self.scale * self.k.square().sum(-1)[..., None, :],
-            **{
-                f"{name}_i": inputs.leaves[f"fields.{name}.i"][..., :, None]
-                for name in inputs.fields
-                if f"fields.{name}.i" in inputs.leaves
-            },
-            **{
-                f"{name}_j": inputs.leaves[f"fields.{name}.j"][..., None, :]
-                for name in inputs.fields
-                if f"fields.{name}.j" in inputs.leaves
-            },
+            **_field_symbols(inputs),
             "s": logits + self.bias if formula.bias == "logit" else logits,
             MASK: self.bias,
             "n": self.visible.sum(-1, keepdim=True).clamp(min=1).double(),
@@ -69,9 +60,8 @@ class Matrices:
         }
         if self.formula.peak is not None:
             peaks = self._evaluate(self.formula.peak) + self.boost
-            lowest = peaks.new_full(
-                (*case.shape[:3], 1), -torch.inf
-            )  # so that there is a maximum over no keys
+            # One more entry, so that there is a maximum over no keys.
+            lowest = peaks.new_full((*case.shape[:3], 1), -torch.inf)
             m = torch.cat([lowest, peaks.masked_fill(~self.visible, -torch.inf)], -1).amax(-1, keepdim=True)
             self.symbols["m"] = m.nan_to_num(neginf=0.0)
         self.total = torch.ones(*case.shape[:3], 1, dtype=torch.float64)
@@ -83,18 +73,18 @@ class Matrices:
         self.inverse = torch.where(vanishes(self.norm), 0.0, 1.0 / self.norm)
 
     def entries(self, expr: Expr, degree: float = 1.0) -> Tensor:
-        """Values at every visible entry, 0 elsewhere, scaled by the float mask to the power ``degree``."""
+        """Return values at visible entries, 0 elsewhere, scaled by the float mask to the power ``degree``."""
         values = self._evaluate(expr) * (degree * self.boost).exp()
         return torch.where(self.visible, values, 0.0)
 
     def row(self, expr: Expr) -> Tensor:
-        """Values (B, H, L, 1) of an expression that needs no key."""
+        """Return values (B, H, L, 1) of an expression without symbols of keys."""
         of_keys = ("s", "j", MASK, "k2", *self.key_symbols)
         symbols = {name: x for name, x in self.symbols.items() if name not in of_keys}
         return evaluate(expr, symbols | {"z": self.total}).expand(self.total.shape)
 
     def shifted(self, expr: Expr, distance: Tensor) -> Tensor:
-        """:meth:`entries` at logits moved by a distance."""
+        """Return :meth:`entries` at logits moved by a distance."""
         values = evaluate(expr, self.symbols | {"s": self.symbols["s"] + distance})
         return torch.where(self.visible, values * self.boost.exp(), 0.0)
 
@@ -117,9 +107,19 @@ class Matrices:
         return evaluate(expr, self.symbols).expand(self.visible.shape)
 
 
+def _field_symbols(inputs: Inputs) -> dict[str, Tensor]:
+    """Return fields under their symbols, as columns (of queries) or rows (of keys)."""
+    symbols = {}
+    for leaf, x in inputs.leaves.items():
+        if leaf.startswith("fields."):
+            _, name, letter = leaf.split(".")
+            symbols[f"{name}_{letter}"] = x[..., :, None] if letter == "i" else x[..., None, :]
+    return symbols
+
+
 @dataclass(frozen=True)
 class MaskedFormula:
-    """The parts of a formula, with the symbol of the float mask in them if that is added to an expression."""
+    """A formula with the symbol of the float mask in its parts, if the mask is added to an expression."""
 
     weight: Expr
     mass: Expr | None
@@ -140,9 +140,9 @@ def _with_mask(formula: Formula) -> MaskedFormula:
 
 
 def is_near_jump(formula: Formula, inputs: Inputs, distance: float) -> bool:
-    """Does a weight, a mass or a slope of one jump within a relative distance of some logit?
+    """Return True if a weight, a mass or a slope jumps within a relative distance of some logit.
 
-    There the exact result depends on how a logit is rounded, so it cannot judge anything.
+    There the exact result depends on how a logit is rounded, so it is no reference.
     """
     definition = Matrices(formula, inputs)
     if definition.visible.numel() == 0:
@@ -159,7 +159,7 @@ def is_near_jump(formula: Formula, inputs: Inputs, distance: float) -> bool:
 
 
 def visible_entries(inputs: Inputs) -> Tensor:
-    """Bool (B, H, L, S): what the masks and the causal rule let each row see."""
+    """Return a bool tensor (B, H, L, S): the keys that masks and the causal rule leave to each row."""
     case = inputs.case
     visible = torch.ones(case.shape, dtype=torch.bool)
     if inputs.visible is not None:
