@@ -107,8 +107,9 @@ def _family_of(
     for given in promises:
         if given not in known:
             raise TypeError(f"register: unknown promise {given!r} (known: {', '.join(known)})")
-    sums = {name: Interval.read(promises[name]) for name in ("row_sum", "l1") if name in promises}
-    properties = Properties(**promises | sums)
+    for total in {"row_sum", "l1"} & promises.keys():
+        promises[total] = Interval.read(promises[total])
+    properties = Properties(**promises)
     first_line = inspect.cleandoc(cls.__doc__ or name).partition("\n")[0]
     return Family(name, cls, summary or first_line, properties, None, paper, argument)
 
