@@ -71,7 +71,12 @@ def test_limits_of_formulas_without_closed_form(name, beta, narrow, wide):
     assert narrow is None or result.narrow == pytest.approx(narrow, abs=1e-6)
     assert result.wide == pytest.approx(wide, abs=1e-6)
     assert result.infimum <= min(result.narrow, result.wide)
-    assert theory.can_focus(name, beta, n=64) == (0.0 in (result.narrow, result.wide))
+    assert (result.infimum == 0.0) == (0.0 in (result.narrow, result.wide))
+
+
+@pytest.mark.parametrize(("name", "focuses"), [("tanh", False), ("softpick", True), ("sink+softmax", True)])
+def test_a_formula_without_closed_form_can_focus(name, focuses):
+    assert theory.can_focus(name, 1.0, n=64) is focuses
 
 
 def test_the_number_of_keys_is_required_where_it_matters():

@@ -83,6 +83,14 @@ def check_leading(name: str, x: Tensor, weights: Tensor) -> None:
         )
 
 
+def check_per_key(name: str, x: Tensor, weights: Tensor) -> None:
+    """Raise ValueError unless ``x`` (..., keys, any) has a row for each key of ``weights``."""
+    if x.shape[-2] != weights.shape[-1]:
+        problem = f"it needs one row for each of the {weights.shape[-1]} keys"
+        raise wrong_shape(problem, **{name: x}, weights=weights)
+    check_leading(name, x, weights)
+
+
 def computed(x: Tensor) -> Tensor:
     """Return ``x`` in the dtype of computation and result: float32 for half precision, else its own."""
     return x.float() if x.dtype.itemsize < 4 else x

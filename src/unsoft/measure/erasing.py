@@ -7,7 +7,14 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from unsoft.measure.arguments import check_float, check_leading, check_mask, computed, wrong_shape
+from unsoft.measure.arguments import (
+    check_float,
+    check_leading,
+    check_mask,
+    check_per_key,
+    computed,
+    wrong_shape,
+)
 from unsoft.measure.rows import Rows, over_rows, ratio
 
 
@@ -52,7 +59,6 @@ def deletion(
     Deletion(share=tensor(1.), strength=tensor(0.6250))
     """
     check_float("weights", weights, 2, "(..., queries, keys)")
-    check_float("values", values, 2, "(..., keys, D)")
     check_mask("mask", mask, weights.shape, weights.device)
     _check_sources(weights, values, residual, out_proj)
     gain = gain_of(values, residual, out_proj)
@@ -131,15 +137,11 @@ def gain_of(values: Tensor, residual: Tensor | None, out_proj: Tensor | None) ->
 
 
 def _check_sources(weights: Tensor, values: Tensor, residual: Tensor | None, out_proj: Tensor | None) -> None:
-    sources = {"values": values}
+    check_float("values", values, 2, "(..., keys, D)")
+    check_per_key("values", values, weights)
     if residual is not None:
         check_float("residual", residual, 2, "(..., keys, E)")
-        sources["residual"] = residual
-    for name, x in sources.items():
-        if x.shape[-2] != weights.shape[-1]:
-            problem = f"it needs one row for each of the {weights.shape[-1]} keys"
-            raise wrong_shape(problem, **{name: x}, weights=weights)
-        check_leading(name, x, weights)
+        check_per_key("residual", residual, weights)
     if out_proj is not None:
         if residual is None:
             raise ValueError(

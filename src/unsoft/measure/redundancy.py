@@ -8,14 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from unsoft.measure.arguments import (
-    check_broadcast,
-    check_float,
-    check_leading,
-    check_mask,
-    computed,
-    wrong_shape,
-)
+from unsoft.measure.arguments import check_broadcast, check_float, check_mask, check_per_key, computed
 from unsoft.measure.rows import Rows, over_rows, ratio
 
 
@@ -110,10 +103,7 @@ def hijack(
     check_float("weights", weights, 2, "(..., queries, keys)")
     check_float("keys", keys, 2, "(..., keys, d)")
     check_mask("mask", mask, weights.shape, weights.device)
-    if keys.shape[-2] != weights.shape[-1]:
-        problem = f"keys need one row for each of the {weights.shape[-1]} keys"
-        raise wrong_shape(problem, keys=keys, weights=weights)
-    check_leading("keys", keys, weights)
+    check_per_key("keys", keys, weights)
     per_row = mask is not None and _differs_between_rows(mask)
     exists = None
     if mask is not None:
