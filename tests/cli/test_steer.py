@@ -100,8 +100,8 @@ def test_check_writes_verdict_tables_and_page(run_here, folder, tmp_path):
     ("arguments", "message"),
     [
         (["--layers", "9"], "9 is not among the 3 layers"),
-        (["--method", "magic"], "'method' must be one of mean, pca, probe"),
-        (["--site", "heads"], "'site' must be one of block, mlp"),
+        (["--method", "magic"], "'method' must be 'mean', 'pca' or 'probe'"),
+        (["--site", "heads"], "'site' must be 'block' or 'mlp'"),
     ],
 )
 def test_bad_options_of_fit(run_here, folder, tmp_path, arguments, message):
@@ -127,7 +127,7 @@ def test_bad_questions_write_nothing(run_here, folder, tmp_path):
     model, out = str(folder / "model"), tmp_path / "out"
     given = [*pairs(folder), *pairs(folder, "negative", "positive", "other-"), *questions(folder)]
     wrong = {
-        "'strength' must be finite, not nan": ["--strength", "nan"],
+        "'strength' must be a finite number, not nan": ["--strength", "nan"],
         "begin with the same token": ["--away", str(folder / "toward.txt")],
         "at least 128 are needed": ["--unrelated", str(folder / "short.txt")],
         "held-out prompts must not be among the pairs": ["--prompts", str(folder / "positive.txt")],

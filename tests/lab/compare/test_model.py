@@ -16,7 +16,7 @@ from unsoft.lab.compare.sections import model
 from unsoft.lab.compare.sections.model import Model, perplexities
 from unsoft.lab.compare.store import Store
 from unsoft.lab.compare.subject import Subject
-from unsoft.lab.interpret.inspection.batches import batches
+from unsoft.lab.interpret.models import batches
 
 WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "the", "a", "of", "and", "to", "in", "is", ".", ","]
 SUBJECTS = [

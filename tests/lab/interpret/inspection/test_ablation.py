@@ -8,9 +8,8 @@ import torch
 import unsoft
 from tests.lab.interpret.inspection.tiny import tiny
 from unsoft.lab.interpret.inspection.ablation import ablate, judged, without
-from unsoft.lab.interpret.inspection.batches import batches
 from unsoft.lab.interpret.inspection.layout import find_layout
-from unsoft.lab.interpret.inspection.walk import evaluating, runner
+from unsoft.lab.interpret.models import batches, body_runner, evaluating
 
 TOKENS = torch.randint(5, 25, (4, 24), generator=torch.Generator().manual_seed(0))
 
@@ -28,7 +27,7 @@ def found(model):
 def layout_of(model):
     parts = batches(TOKENS, None, 4, 64, model.device)
     with evaluating(model):
-        return find_layout(model, runner(model), parts[0])
+        return find_layout(model, body_runner(model), parts[0])
 
 
 def loss(model):

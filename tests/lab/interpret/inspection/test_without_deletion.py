@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from tests.lab.interpret.inspection.tiny import reading, tiny
-from unsoft.lab.interpret.inspection.without_deletion import losses_without
+from unsoft.lab.interpret.inspection.ablation import losses_without
 
 
 def tokens():

@@ -13,7 +13,7 @@ from tests.lab.interpret.neurons.planted import (
     text,
 )
 from unsoft.lab.interpret.neurons import scan
-from unsoft.lab.interpret.neurons.roles import ENTROPY, FREQUENCY
+from unsoft.lab.interpret.neurons.result import ENTROPY, FREQUENCY
 
 
 @pytest.fixture(scope="module")
