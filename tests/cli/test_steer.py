@@ -1,4 +1,4 @@
-"""``unsoft steer``: the files, the table, and every way to ask for nonsense, which writes nothing."""
+"""``unsoft steer``: the files, the table, and wrong arguments, which write nothing."""
 
 import json
 
@@ -64,18 +64,18 @@ def test_fit_and_generate(run_here, folder, tmp_path):
     assert done.returncode == 0, done.stderr
     found = Directions.load(file)
     assert list(found.vectors) == [0, 2] and found.site == "mlp" and found.about["pairs"] == 3
-    told = json.loads(run_here("steer", "fit", model, *pairs(folder), *options, "--json").stdout)
-    assert told.pop("norms") == {str(layer): norm for layer, norm in found.norms().items()}
-    assert told == {"file": str(file), "method": "pca", "site": "mlp"}
+    record = json.loads(run_here("steer", "fit", model, *pairs(folder), *options, "--json").stdout)
+    assert record.pop("norms") == {str(layer): norm for layer, norm in found.norms().items()}
+    assert record == {"file": str(file), "method": "pca", "site": "mlp"}
     options = ["--prompt", "w1 w2", "--tokens", "6", "--strength", "30", "--positions", "generated"]
     done = run_here("steer", "generate", model, str(file), *options)
     assert done.returncode == 0, done.stderr
     _, plain, steered = done.stdout.splitlines()
     assert plain.startswith("as it is w") and steered.startswith("steered  ")
     assert plain.removeprefix("as it is ") != steered.removeprefix("steered  ")
-    (told,) = json.loads(run_here("steer", "generate", model, str(file), *options, "--json").stdout)
-    assert told["prompt"] == "w1 w2"
-    assert plain == f"as it is {told['as it is']}" and steered == f"steered  {told['steered']}"
+    (record,) = json.loads(run_here("steer", "generate", model, str(file), *options, "--json").stdout)
+    assert record["prompt"] == "w1 w2"
+    assert plain == f"as it is {record['as it is']}" and steered == f"steered  {record['steered']}"
 
 
 def test_check_writes_verdict_tables_and_page(run_here, folder, tmp_path):

@@ -133,7 +133,7 @@ def generate(
     screen, results = console(), []
     for text in prompt:
         plain = continued(text)
-        where = {"layers": listed(layers), "positions": read_positions(positions)}
+        where: dict[str, Any] = {"layers": listed(layers), "positions": read_positions(positions)}
         with steering(network, loaded, strength, **where, keep_norm=keep_norm):
             steered = continued(text)
         results.append({"prompt": text, "as it is": plain, "steered": steered})

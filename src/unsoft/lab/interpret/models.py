@@ -30,13 +30,13 @@ def transformers_model(model: Any, caller: str) -> PreTrainedModel:
 
 def single_stack(model: Any) -> PreTrainedModel:
     """Return a model that ``inspect`` supports; raise ValueError for an encoder with a decoder."""
-    model = transformers_model(model, "inspect")
-    if getattr(model.config, "is_encoder_decoder", False):
+    network = transformers_model(model, "inspect")
+    if getattr(network.config, "is_encoder_decoder", False):
         raise ValueError(
-            f"inspect: {type(model).__name__} is an encoder and a decoder; give one of them, such as"
+            f"inspect: {type(network).__name__} is an encoder and a decoder; give one of them, such as"
             " model.get_encoder()"
         )
-    return model
+    return network
 
 
 def name_of(model: Any) -> str:

@@ -1,4 +1,4 @@
-"""What may be given to ``inspect``, what is refused, and that no map is ever whole."""
+"""Inputs of ``inspect``, unsupported models, and blocks of rows."""
 
 import types
 
@@ -94,10 +94,10 @@ def test_half_precision():
         assert half["entropy"] == pytest.approx(full["entropy"], abs=0.1)
 
 
-def test_progress_is_told():
-    told = []
-    inspect(tiny("llama"), reading("llama"), batch_size=2, progress=lambda *numbers: told.append(numbers))
-    assert told == [(2, 3), (3, 3)]
+def test_progress_is_reported():
+    calls = []
+    inspect(tiny("llama"), reading("llama"), batch_size=2, progress=lambda *numbers: calls.append(numbers))
+    assert calls == [(2, 3), (3, 3)]
 
 
 def test_maps_exist_in_blocks_of_rows_only(monkeypatch):

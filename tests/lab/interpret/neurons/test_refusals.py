@@ -1,4 +1,4 @@
-"""Models and inputs that cannot be looked at, and what is said of them."""
+"""Unsupported models and wrong inputs, with their error messages."""
 
 import pytest
 import torch

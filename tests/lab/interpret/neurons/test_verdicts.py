@@ -1,4 +1,4 @@
-"""Rules that turn figures into roles and verdicts, flipped both ways."""
+"""The rules that turn figures into roles and verdicts decide both ways."""
 
 from dataclasses import replace
 

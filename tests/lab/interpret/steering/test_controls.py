@@ -1,4 +1,4 @@
-"""The table of controls: on made-up models whose truth is known, every rule decides both ways."""
+"""The table of controls: on artificial models with known effects, every rule decides both ways."""
 
 import pytest
 import torch
@@ -125,7 +125,7 @@ def test_a_direction_of_another_task_that_does_the_same_is_noticed():
     assert failed(found) == {"another task"}
 
 
-def test_every_step_is_told_and_data_are_plain():
+def test_every_step_is_reported_and_data_are_plain():
     reported = []
     content = judged(progress=reported.append).to_dict()
     assert len(reported) == steps(bounds=1)

@@ -1,4 +1,4 @@
-"""Directions: against numpy and scikit-learn, planted truth, files, and every way to ask for nonsense."""
+"""Directions, against numpy, scikit-learn and planted truth; files; wrong arguments."""
 
 import numpy as np
 import pytest

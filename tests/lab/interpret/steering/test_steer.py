@@ -1,4 +1,4 @@
-"""Steering: against the same model with the direction built into its weights, token by token, and removed."""
+"""Steering, against the same model with the direction built into its weights, and token by token."""
 
 import copy
 

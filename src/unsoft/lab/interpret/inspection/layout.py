@@ -7,7 +7,7 @@ output of each call. Otherwise ValueError is raised.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -60,19 +60,18 @@ def find_layout(model: nn.Module, run: Callable[..., None], batch: InputBatch) -
             " look at" + (f" ({'; '.join(finder.skipped)})" if finder.skipped else "")
         )
     layers = {}
-    for number, (call, heads) in finder.calls.items():
-        swapped, projection = swapped_in(call.module), finder.projections.get(number)
+    for number, (name, module, heads) in finder.calls.items():
+        swapped, projection = swapped_in(module), finder.projections.get(number)
         label = "softmax" if swapped is None else swapped.label
-        layers[number] = AttentionLayer(
-            number, call.name, heads, label, _by_head(projection, heads), projection
-        )
+        out_proj = _by_head(projection, heads)
+        layers[number] = AttentionLayer(number, name, heads, label, out_proj, projection)
     return Layout(layers, _blocks(model, [layer.name for layer in layers.values()]), finder.skipped)
 
 
 class _Finder:
     def __init__(self, model: nn.Module, batch: InputBatch) -> None:
         self.model, self.batch = model, batch
-        self.calls: dict[int, tuple[AttentionCall, int]] = {}
+        self.calls: dict[int, tuple[str, nn.Module, int]] = {}
         self.projections: dict[int, nn.Module] = {}
         self.skipped: list[str] = []
         self._open: tuple[int, Tensor] | None = None
@@ -85,11 +84,7 @@ class _Finder:
             )
             return
         heads = _checked_heads(self.model, call, self.batch.real_positions(call.query.shape[-2])[:1])
-        # Keep only the structure, not the tensors of the call.
-        empty = call.query.new_empty(0)
-        tensors = {"query": empty, "key": empty, "value": empty, "output": empty}
-        kept = replace(call, **tensors, mask=None, options={}, states=None, rotary=None)
-        self.calls[call.number] = (kept, heads)
+        self.calls[call.number] = (call.name, call.module, heads)  # the structure, not the tensors
         self._open = (call.number, call.output)
 
     def stream(self, stack: str, depth: int, states: Tensor) -> None: ...
