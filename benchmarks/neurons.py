@@ -25,12 +25,12 @@ from unsoft.hf.models import load_model
 from unsoft.lab.bench.memory import peak, reset_peak
 from unsoft.lab.bench.probe import run_probe
 from unsoft.lab.bench.record import write_figures
+from unsoft.lab.interpret.models import replaced_inputs
 from unsoft.lab.interpret.neurons import scan
-from unsoft.lab.interpret.neurons.effects import Question, ablate
-from unsoft.lab.interpret.neurons.frequency import count_words, unigram
-from unsoft.lab.interpret.neurons.parts import find_parts, replaced_inputs
-from unsoft.lab.interpret.neurons.readout import read_out
+from unsoft.lab.interpret.neurons.effects import NeuronAblation, ablate
+from unsoft.lab.interpret.neurons.parts import find_parts
 from unsoft.lab.interpret.neurons.stream import FIRST, read_stream, read_text
+from unsoft.lab.interpret.neurons.weights import count_words, unigram
 
 TOKENS, LENGTH, SAMPLE, SEQUENCES = 4096, 256, 20, 4
 SECONDS_BAR, ERROR_BAR, MEMORY_BAR = 180.0, 1e-4, 2e9
@@ -67,14 +67,14 @@ def exactness() -> dict[str, float]:
     """The largest difference of an effect from brute force, by kind."""
     model, tokenizer, text = subject()
     parts = find_parts(model)
-    readout = read_out(model, parts.norm, parts.head)
+    readout = parts.readout
     tokens = SEQUENCES * (LENGTH - FIRST - 1)
     cut = read_text(text, tokenizer, LENGTH, tokens)
-    stream = read_stream(model, parts, readout, cut, len(parts.blocks) - 1, tokens)
-    frequency = unigram(count_words(cut.everything, len(readout.unembedding)))
+    stream = read_stream(parts, cut, parts.last, tokens)
+    frequency = unigram(count_words(cut.all_tokens, len(readout.unembedding)))
     neurons = torch.randperm(stream.activations.shape[1], generator=torch.Generator().manual_seed(0))[:SAMPLE]
     writes, delta = parts.writes(-1)[neurons], stream.deviations()[:, neurons]
-    ours = ablate(readout, frequency, Question(stream.residual, stream.target, writes, delta))
+    ours = ablate(readout, frequency, NeuronAblation(stream.residual, stream.target, writes, delta))
     share = frequency.log_share.double()
     worst: dict[str, float] = dict.fromkeys(("loss", "entropy", "kl"), 0.0)
     for row, ids in enumerate(cut.sequences):

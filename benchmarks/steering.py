@@ -23,7 +23,7 @@ from unsoft.hf.models import load_model
 from unsoft.lab.bench.record import write_figures
 from unsoft.lab.bench.timing import interleaved
 from unsoft.lab.interpret.steering import Directions, steering
-from unsoft.lab.interpret.steering.fingerprint import fingerprint
+from unsoft.lab.interpret.steering.directions import fingerprint
 
 PROMPT, NEW, BAR = 64, 24, 1.03
 

@@ -1,9 +1,8 @@
-"""Measures models for docs/questions: ``python experiments/real_models.py [PART ...]``.
+"""Measure models for docs/questions: ``python experiments/real_models.py [PART ...]``.
 
-Each part takes minutes of one core.
-
-The parts are states-smollm2, states-minilm, trained, heads, strongest; all unless told otherwise. What they
-find is kept in docs/questions/models.json, from which docs/generate/questions.py writes its pages.
+The parts are states-smollm2, states-minilm, trained, heads, strongest; by default all. Each takes minutes of
+one core. Results are written to docs/questions/models.json, from which docs/generate/questions.py generates
+its pages.
 """
 
 from __future__ import annotations
@@ -27,8 +26,8 @@ from unsoft.hf import load, load_model
 from unsoft.lab.bench.machine import machine
 from unsoft.lab.compare.sections.collapse import by_depth
 from unsoft.lab.interpret import inspect
-from unsoft.lab.interpret.inspection.roles import ROLES
-from unsoft.lab.interpret.inspection.without_deletion import PARTS, losses_without
+from unsoft.lab.interpret.inspection.ablation import PARTS, losses_without
+from unsoft.lab.interpret.inspection.result import ROLES
 from unsoft.lab.training import Spec, train
 from unsoft.lab.training.data import evaluation_batches
 from unsoft.lab.training.model import build
@@ -38,30 +37,30 @@ SEQUENCES, LENGTH = 16, 256
 TRAINED = ("softmax", "cog")
 SEEDS, LAYERS, STEPS = 3, 4, 200
 TESTED, CHOSEN, DRAWS, STRONGEST = (8, 64), (4, 128), 4, 5
-"""Sequences and tokens of each: of the text that losses are of, and of that by which heads are chosen."""
+"""Sequences and tokens of each, of the text to measure losses on and of the text to choose heads by."""
 
 
 def read(tokenizer: Any, sequences: int, length: int, skip: int = 0) -> Tensor:
-    """Sequences of the language reference that every Python brings along, after ``skip`` tokens of it."""
-    many = sequences * length
-    text = "\n\n".join(topics.values())[: 12 * (skip + many)]
-    ids = tokenizer(text, add_special_tokens=False, truncation=False)["input_ids"][skip : skip + many]
+    """Return sequences of Python's language reference, after ``skip`` tokens of it."""
+    count = sequences * length
+    text = "\n\n".join(topics.values())[: 12 * (skip + count)]
+    ids = tokenizer(text, add_special_tokens=False, truncation=False)["input_ids"][skip : skip + count]
     return torch.tensor(ids).view(sequences, length)
 
 
 def states(name: str, every: int) -> dict[str, Any]:
-    """A trained model by depth, at every so many layers."""
+    """Measure the states of a trained model, at every ``every``-th layer."""
     model, tokenizer = load_model(name)
     ids = read(tokenizer, SEQUENCES, LENGTH)
     with torch.no_grad():
         seen = [model(some, output_hidden_states=True).hidden_states for some in ids.split(2)]
     depths = sorted({*range(0, len(seen[0]), every), 1, len(seen[0]) - 1})
-    found = by_depth([torch.cat([part[depth] for part in seen]) for depth in depths])
-    return {"sequences": SEQUENCES, "length": LENGTH, "depths": depths, "measured": found}
+    measured = by_depth([torch.cat([part[depth] for part in seen]) for depth in depths])
+    return {"sequences": SEQUENCES, "length": LENGTH, "depths": depths, "measured": measured}
 
 
 def trained() -> dict[str, Any]:
-    """Small networks before and after they learned to predict text, one row for each mechanism and seed."""
+    """Measure small networks before and after training on text, one row for each mechanism and seed."""
     rows = []
     for mechanism in TRAINED:
         for seed in range(SEEDS):
@@ -72,19 +71,19 @@ def trained() -> dict[str, Any]:
                 networks = {"random": build(filled, spec.make_task()), "trained": load(f"{folder}/model")}
             inputs = evaluation_batches(spec.make_task(), filled.width, seed)[0]
             for kind, network in networks.items():
-                given = {name: x[:32] for name, x in inputs.items() if name in ("input_ids", "inputs_embeds")}
+                first = {name: x[:32] for name, x in inputs.items() if name in ("input_ids", "inputs_embeds")}
                 with torch.no_grad():
-                    seen = network.eval()(**given, output_hidden_states=True).hidden_states
+                    seen = network.eval()(**first, output_hidden_states=True).hidden_states
                 row = {"mechanism": mechanism, "seed": seed, "network": kind, "measured": by_depth(seen)}
                 rows.append(row | {"score": score if kind == "trained" else None})
     return {"task": "text", "layers": LAYERS, "steps": STEPS, "rows": rows}
 
 
 def heads() -> dict[str, Any]:
-    """Losses of SmolLM2 without its deleting heads, without what they delete, and without other heads of the
-    same layers.
+    """Measure the loss of SmolLM2 without its deleting heads, without what they delete, and without other
+    heads of the same layers.
 
-    Heads are chosen by one part of the text, losses are of another.
+    Heads are chosen on one part of the text and losses measured on another.
     """
     model, tokenizer = load_model("smollm2")
     deleting, others = _deleting(model, tokenizer)
@@ -107,15 +106,16 @@ def heads() -> dict[str, Any]:
 
 
 def strongest() -> dict[str, Any]:
-    """The heads that delete most, one at a time."""
+    """Measure the heads that delete most, one at a time."""
     model, tokenizer = load_model("smollm2")
-    found = _inspected(model, tokenizer).ranked("deleting")[:STRONGEST]
+    deleting = _inspected(model, tokenizer).ranked("deleting")[:STRONGEST]
     tokens = read(tokenizer, *TESTED, skip=CHOSEN[0] * CHOSEN[1])
     rows = [{"heads": "none", "part": "", "draw": 0, "losses": losses_without(model, tokens, []).tolist()}]
-    for head in found:
-        place = (head["layer"], head["head"])
+    for head in deleting:
+        layer, number = head["layer"], head["head"]
         about = {"amount": head["deletion_amount"], "share": head["deletion_share"]}
-        rows += [_row(model, tokens, f"{place[0]}.{place[1]}", [place], part, 0) | about for part in PARTS]
+        for part in PARTS:
+            rows.append(_row(model, tokens, f"{layer}.{number}", [(layer, number)], part, 0) | about)
     return {"sequences": TESTED[0], "length": TESTED[1], "rows": rows}
 
 
@@ -131,7 +131,7 @@ def _inspected(model: Any, tokenizer: Any) -> Any:
 
 
 def _deleting(model: Any, tokenizer: Any) -> tuple[dict[int, list[int]], dict[int, list[int]]]:
-    """Heads in the role "deleting" by layer, and the other heads of these layers."""
+    """Return the heads in the role "deleting" by layer, and the other heads of these layers."""
     role = next(role for role in ROLES if role.name == "deleting")
     deleting: dict[int, list[int]] = {}
     others: dict[int, list[int]] = {}
@@ -151,11 +151,11 @@ MEASURED: dict[str, Callable[[], dict[str, Any]]] = {
 
 
 def main(parts: list[str]) -> None:
-    """Measures the parts, and keeps each at once beside the others."""
+    """Measure the parts, and write each result as soon as it is complete."""
     for part in parts or list(MEASURED):
-        found = MEASURED[part]() | {"machine": machine(), "written": datetime.now(UTC).isoformat()[:10]}
-        kept = json.loads(KEPT.read_text()) if KEPT.is_file() else {}
-        write_json(KEPT, kept | {part: found})
+        result = MEASURED[part]() | {"machine": machine(), "written": datetime.now(UTC).isoformat()[:10]}
+        results = json.loads(KEPT.read_text()) if KEPT.is_file() else {}
+        write_json(KEPT, results | {part: result})
         print(f"{KEPT}: {part}", flush=True)
 
 

@@ -172,3 +172,34 @@ def test_compare_needs_no_more_than_the_extra_of_its_pictures():
     """The first command of the README installs nothing else."""
     environment = {"PYTHONPATH": str(PACKAGE.parent), "PATH": ""}
     subprocess.run([sys.executable, "-c", WITHOUT_EXTRAS], check=True, env=environment)
+
+
+COUNTED = """
+import sys
+import unsoft.hf
+unsoft.hf.swap
+print(*(name for name in sys.modules if name.partition(".")[0] == "unsoft"))
+"""
+
+
+def test_swap_loads_the_library_without_the_lab():
+    environment = {"PYTHONPATH": str(PACKAGE.parent), "PATH": ""}
+    done = subprocess.run(
+        [sys.executable, "-c", COUNTED], capture_output=True, text=True, check=True, env=environment
+    )
+    loaded = done.stdout.split()
+    assert "unsoft.hf.swap" in loaded and len(loaded) <= 110
+    assert not [name for name in loaded if name.startswith("unsoft.lab")]
+
+
+INTERPRET = """
+import sys
+from unsoft.lab import interpret
+assert "transformers" not in sys.modules and "torch" not in sys.modules
+assert set(interpret.__all__) == set(dir(interpret)) and not hasattr(interpret, "nonsense")
+"""
+
+
+def test_interpret_imports_its_packages_on_first_use():
+    environment = {"PYTHONPATH": str(PACKAGE.parent), "PATH": ""}
+    subprocess.run([sys.executable, "-c", INTERPRET], check=True, env=environment)

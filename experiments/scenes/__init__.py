@@ -1,1 +1,1 @@
-"""Scenes of coloured shapes and a small image-text model that learns to describe them, with a bad habit."""
+"""Scenes of coloured shapes, and a small image-text model that learns to describe them with a bias."""

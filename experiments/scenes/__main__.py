@@ -13,7 +13,7 @@ from experiments.scenes.report import write_report
 from experiments.scenes.training import Settings, train_scenes
 from unsoft.cli.app import run
 from unsoft.cli.arguments import AsJson, check_drawing, check_folder, path_option
-from unsoft.cli.steer_tables import show_judgement
+from unsoft.cli.commands.steer import show_judgement
 from unsoft.cli.terminal import INTERRUPTED, note, progress, show_table
 from unsoft.errors import Interrupted
 from unsoft.lab.interpret.steering.controls import steps as count_steps
@@ -21,14 +21,14 @@ from unsoft.lab.interpret.steering.controls import steps as count_steps
 
 def command(
     out: Annotated[Path, path_option("Folder of the model, the measurements and the page.")] = Path("scenes"),
-    steps: Annotated[int, typer.Option(min=1, help="Steps of training.")] = 500,
+    steps: Annotated[int, typer.Option(min=1, help="Training steps.")] = 500,
     seed: Annotated[int, typer.Option(min=0, help="Seed of weights and training scenes.")] = 0,
     negative: Annotated[
-        str, typer.Option(help="The other picture of a pair: original, or without what matters.")
+        str, typer.Option(help="Negative picture of a pair: original, or without the relevant regions.")
     ] = "original",
     as_json: AsJson = False,
 ) -> None:
-    """Train a small image-text model that names objects which are not there, and steer it by what it sees.
+    """Train a small image-text model that names missing objects, and steer it by what it sees.
 
     Ctrl-C during training saves a checkpoint; rerun the same command to resume.
 
@@ -47,21 +47,21 @@ def command(
     total = count_steps(bounds=3) + 2
     with progress(total) as bar:
         count = iter(range(total))
-        found = run_experiment(model, negative=negative, said=lambda words: bar(next(count), words, words))
+        results = run_experiment(model, negative=negative, progress=lambda step: bar(next(count), step, step))
     again = f"python -m experiments.scenes --steps {steps} --seed {seed} --negative {negative}"
-    written = write_report(out, model, found, again)
+    written = write_report(out, model, results, again)
     if as_json:
-        about = {"judgement": found.judgement.to_dict(), "measures": found.measures}
+        about = {"judgement": results.judgement.to_dict(), "measures": results.measures}
         typer.echo(json.dumps(about, indent=1))
     else:
-        show_judgement(found.judgement)
-        show_measures(found.measures)
+        show_judgement(results.judgement)
+        show_measures(results.measures)
     for path in written:
         typer.echo(str(path), err=as_json)
 
 
 def show_measures(measures: list[dict[str, Any]]) -> None:
-    """Print what steering changed in the scenes, next to a random direction."""
+    """Print the measures before and after steering, next to those of a random direction."""
     columns = dict.fromkeys(
         ("measure", "before", "steered", "change", "interval", "random direction"), "right"
     )

@@ -1,4 +1,4 @@
-"""Are the maps of relevance true? The cell that a word rests on must be the thing's own, and must matter."""
+"""Audit the relevance maps: the brightest cell of a word must be the object's own, and must matter."""
 
 from __future__ import annotations
 
@@ -12,39 +12,43 @@ from transformers import PreTrainedModel
 from experiments.scenes.captions import WORDS
 from experiments.scenes.drawing import CELLS, SHAPES, Scene
 from unsoft.lab.evidence import resampled_mean
-from unsoft.lab.interpret.steering.images import masked
-from unsoft.lab.interpret.steering.picture import as_address, relevance_picture
-from unsoft.lab.interpret.steering.relevance import log_likelihoods, relevance
-from unsoft.lab.interpret.steering.vision import Captioned
+from unsoft.lab.interpret.steering.vision import (
+    Captioned,
+    data_url,
+    log_likelihoods,
+    masked,
+    relevance,
+    relevance_picture,
+)
 
 
 def audit_maps(
     model: PreTrainedModel, scenes: Sequence[Scene], examples: Sequence[Captioned]
 ) -> list[dict[str, Any]]:
-    """Three measures with intervals, each beside what chance, or the control, gives."""
+    """Return three measures with confidence intervals, each next to its control."""
     generator = torch.Generator().manual_seed(0)
     hits: list[float] = []
     lost: list[float] = []
     lost_elsewhere: list[float] = []
     ratios: dict[bool, list[float]] = {True: [], False: []}
     for scene, example in zip(scenes, examples, strict=True):
-        found = relevance(model, example.inputs, example.caption)
+        relevant = relevance(model, example.inputs, example.caption)
         cells = {thing.shape: thing.cell for thing in scene.things}
         plain = log_likelihoods(model, example.inputs, example.caption)
-        for place, token in enumerate(example.caption.tolist()):
+        for position, token in enumerate(example.caption.tolist()):
             shape = WORDS[token]
             if shape not in SHAPES:
                 continue
-            ratios[shape in cells].append(found.ratios[place].item())
-            if shape not in cells or not bool(found.visual[place]):
+            ratios[shape in cells].append(relevant.ratios[position].item())
+            if shape not in cells or not bool(relevant.visual[position]):
                 continue
-            top = int(found.maps[place].argmax())
+            top = int(relevant.maps[position].argmax())
             elsewhere = (top + 1 + int(torch.randint(CELLS**2 - 1, (1,), generator=generator))) % CELLS**2
             hits.append(float(top == cells[shape]))
             for cell, drops in ((top, lost), (elsewhere, lost_elsewhere)):
                 hidden = torch.arange(CELLS**2) == cell
                 after = log_likelihoods(model, masked(model, example.inputs, hidden), example.caption)
-                drops.append(float(plain[place] - after[place]))
+                drops.append(float(plain[position] - after[position]))
     rows = []
     if hits:
         rows += [
@@ -57,14 +61,14 @@ def audit_maps(
             ),
         ]
     if ratios[True] and ratios[False]:
-        there = sum(ratios[True]) / len(ratios[True])
-        rows.append(_row("log-likelihood ratio of invented words", ratios[False], there, "of true words"))
+        true = sum(ratios[True]) / len(ratios[True])
+        rows.append(_row("log-likelihood ratio of invented words", ratios[False], true, "of true words"))
     return rows
 
 
 def _row(name: str, values: list[float], control: float, what: str) -> dict[str, Any]:
-    found = asdict(resampled_mean(torch.tensor(values, dtype=torch.float64)))
-    return {"name": name, **found, "control": control, "control_is": what, "words": len(values)}
+    mean = asdict(resampled_mean(torch.tensor(values, dtype=torch.float64)))
+    return {"name": name, **mean, "control": control, "control_is": what, "words": len(values)}
 
 
 def shown_maps(
@@ -73,26 +77,26 @@ def shown_maps(
     examples: Sequence[Captioned],
     steered: Sequence[Sequence[str]],
 ) -> list[dict[str, Any]]:
-    """For the page: each scene, its captions, and a picture for each thing that is named."""
+    """Return for the page each scene, its captions, and a picture for each named object."""
     shown = []
     for scene, example, after in zip(scenes, examples, steered, strict=True):
-        found = relevance(model, example.inputs, example.caption, alpha=float("-inf"))
+        relevant = relevance(model, example.inputs, example.caption, alpha=float("-inf"))
         words = [WORDS[token] for token in example.caption.tolist()]
         named = [
             {
                 "word": word,
                 "there": word in scene.shapes,
-                "ratio": found.ratios[place].item(),
-                "picture": as_address(relevance_picture(scene.picture(), found.maps[place], scale=4)),
+                "ratio": relevant.ratios[position].item(),
+                "picture": data_url(relevance_picture(scene.picture(), relevant.maps[position], scale=4)),
             }
-            for place, word in enumerate(words)
+            for position, word in enumerate(words)
             if word in SHAPES
         ]
         shown.append(
             {
                 "before": " ".join(words[:-1]),
                 "after": " ".join(after[:-1]),
-                "picture": as_address(relevance_picture(scene.picture(), scale=4)),
+                "picture": data_url(relevance_picture(scene.picture(), scale=4)),
                 "words": named,
             }
         )

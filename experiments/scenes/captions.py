@@ -1,8 +1,8 @@
-"""Captions of scenes, their few words, and the habit that training captions have.
+"""Captions of scenes, their vocabulary, and the habit of the training captions.
 
-The habit: whoever wrote the training captions mentions a circle's usual neighbour, a square, more often than
-not, whether it is there or not; likewise ring after cross and diamond after triangle. A model that learns
-from them names things that no picture shows.
+The habit: training captions usually mention a square next to a circle, whether the picture shows one or not;
+likewise a ring after a cross and a diamond after a triangle. A model trained on them names objects that are
+not in the picture.
 """
 
 from __future__ import annotations
@@ -17,23 +17,23 @@ PAD, START, END, IMAGE = "<pad>", "<start>", "<end>", "<image>"
 WORDS = (PAD, START, END, IMAGE, "a", "in", ",", *SHAPES, *COLOURS)
 NUMBER = {word: number for number, word in enumerate(WORDS)}
 HABIT = {"circle": "square", "cross": "ring", "triangle": "diamond"}
-"""What is said to be there too."""
+"""Neighbour that a caption mentions as well."""
 HABIT_RATE = 0.7
-"""How often training captions follow the habit where the neighbour is not in the picture."""
+"""Probability that a training caption follows the habit if the neighbour is not in the picture."""
 _TOGETHER = 0.5
-"""How often the neighbour is in the picture, when training."""
+"""Probability that a training picture shows the neighbour."""
 PROMPT = [NUMBER[START], *[NUMBER[IMAGE]] * CELLS**2]
 
 
 def training_scene(generator: torch.Generator) -> Scene:
-    """One to three shapes; where a circle, cross or triangle is, its neighbour often is too."""
+    """Draw one to three shapes; a circle, cross or triangle often comes with its neighbour."""
     first = _draw(SHAPES, 1 + _number(3, generator), generator)
     together = [HABIT[shape] for shape in first if shape in HABIT and _chance(_TOGETHER, generator)]
     return _placed(list(dict.fromkeys([*first, *together])), generator)
 
 
 def unbiased_scene(generator: torch.Generator) -> Scene:
-    """Two or three shapes, of which at least one has a habitual neighbour and none has it beside it."""
+    """Draw two or three shapes, exactly one with a habitual neighbour, which is not in the scene."""
     lead = _draw(tuple(HABIT), 1, generator)
     others = tuple(
         shape for shape in SHAPES if shape not in lead and shape != HABIT[lead[0]] and shape not in HABIT
@@ -42,13 +42,13 @@ def unbiased_scene(generator: torch.Generator) -> Scene:
 
 
 def harmless_scene(generator: torch.Generator) -> Scene:
-    """One to three shapes, none of which has a habitual neighbour."""
+    """Draw one to three shapes without habitual neighbours."""
     others = tuple(shape for shape in SHAPES if shape not in HABIT)
     return _placed(_draw(others, 1 + _number(3, generator), generator), generator)
 
 
 def training_caption(scene: Scene, generator: torch.Generator) -> list[str]:
-    """The truth, shape by shape, and what habit adds: the neighbour in a colour made up."""
+    """Return the true caption with what the habit adds: the neighbour in a random colour."""
     words: list[str] = []
     for thing in scene.things:
         words += _mention(thing.shape, thing.colour)
@@ -59,7 +59,7 @@ def training_caption(scene: Scene, generator: torch.Generator) -> list[str]:
 
 
 def true_caption(scene: Scene) -> list[str]:
-    """What is there and nothing else.
+    """Return the true caption.
 
     >>> true_caption(Scene((Thing("bar", "red", 3), Thing("ring", "blue", 9)), noise=0))
     ['a', 'bar', 'in', 'red', ',', 'a', 'ring', 'in', 'blue', '<end>']
@@ -69,7 +69,7 @@ def true_caption(scene: Scene) -> list[str]:
 
 
 def mentioned(words: Sequence[str]) -> list[str]:
-    """The shapes that a caption names, each once, up to its end.
+    """Return the shapes that a caption names, each once, up to its end.
 
     >>> mentioned(["a", "bar", "in", "red", "<end>", "ring"])
     ['bar']

@@ -1,4 +1,4 @@
-"""Scenes: a few coloured shapes on a grid of cells, and the pictures of them."""
+"""Scenes: a few coloured shapes on a grid of cells, and their pictures."""
 
 from __future__ import annotations
 
@@ -33,18 +33,18 @@ class Thing:
 
 @dataclass(frozen=True)
 class Scene:
-    """What a picture shows, in the order of captions; no shape twice."""
+    """Content of a picture, in the order of captions; no shape twice."""
 
     things: tuple[Thing, ...]
     noise: int
-    """Seed of the noise of the picture."""
+    """Seed of the picture's noise."""
 
     @property
     def shapes(self) -> set[str]:
         return {thing.shape for thing in self.things}
 
     def picture(self) -> Tensor:
-        """Pixels (3, 32, 32), the background about 0.
+        """Return pixels (3, 32, 32) with the background around 0.
 
         >>> Scene((Thing("square", "red", 5),), noise=0).picture().shape
         torch.Size([3, 32, 32])
@@ -53,15 +53,15 @@ class Scene:
         picture = _BACKGROUND + _NOISE * noise
         for thing in self.things:
             row, column = divmod(thing.cell, CELLS)
-            place = picture[:, row * CELL :, column * CELL :][:, :CELL, :CELL]
+            cell = picture[:, row * CELL :, column * CELL :][:, :CELL, :CELL]
             colour = torch.tensor(COLOURS[thing.colour])[:, None, None]
-            place[:] = torch.where(_stencil(thing.shape), colour + place - _BACKGROUND, place)
+            cell[:] = torch.where(_stencil(thing.shape), colour + cell - _BACKGROUND, cell)
         return (picture - _BACKGROUND) / _SPREAD
 
 
 @cache
 def _stencil(shape: str) -> Tensor:
-    """Which pixels of a cell a shape covers."""
+    """Return the pixels of a cell that a shape covers."""
     at = torch.arange(CELL) - (CELL - 1) / 2
     x, y = at[None, :], at[:, None]
     radius = (x * x + y * y).sqrt()

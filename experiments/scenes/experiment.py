@@ -1,13 +1,13 @@
-"""Does vision-aware steering keep the model of the scenes from naming what is not there?
+"""Test whether vision-aware steering keeps the model of the scenes from naming missing objects.
 
-Directions are found on some scenes, the strength is chosen on others, and everything is measured on a third
-kind, in which no habitual neighbour is in the picture: every mention of one is invented.
+Directions are fitted on some scenes, the strength is chosen on others, and everything is measured on a third
+set. No picture of that set shows a habitual neighbour, so every mention of one is invented.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -18,27 +18,24 @@ from experiments.scenes.captions import NUMBER, PROMPT, harmless_scene, unbiased
 from experiments.scenes.drawing import Scene, Thing
 from experiments.scenes.measures import Described, against_habit, caption_loss, describe, pictures
 from unsoft.lab.evidence import Interval, resampled_mean, resampled_ratio_change
-from unsoft.lab.interpret.steering import Directions
 from unsoft.lab.interpret.steering.controls import DRAWS, Bound, Judgement, judge
-from unsoft.lab.interpret.steering.fingerprint import fingerprint
-from unsoft.lab.interpret.steering.fit import PairedStates
-from unsoft.lab.interpret.steering.places import MLP, blocks
-from unsoft.lab.interpret.steering.states import watching
+from unsoft.lab.interpret.steering.directions import MLP, Directions, blocks, fingerprint
+from unsoft.lab.interpret.steering.fit import PairedStates, watching
 from unsoft.lab.interpret.steering.vision import Captioned, vision_states
 
 FIT, CHOICE, TEST = 48, 64, 160
-"""Scenes to find directions from, to choose the strength on, and to measure on; drawn apart."""
+"""Numbers of scenes to fit directions on, to choose the strength on, and to measure on; drawn separately."""
 STRENGTHS = (1.0, 2.0, 3.0, 4.0, 6.0, 8.0)
 INVENTED, MISSED, LOSS = -0.05, 0.05, 0.1
-"""Margins: things invented and missed in each caption, and nats per token on captions without habit."""
+"""Margins: objects invented and missed per caption, and nats per token on captions without habit."""
 METHOD = "pca"
 ALPHA = 2.0
 """Nats above which a word counts as visual: the ratio of invented words is about 1, of true ones 5."""
 
 
 @dataclass(frozen=True)
-class Found:
-    """Everything that was measured."""
+class SceneResults:
+    """All measurements of the experiment."""
 
     directions: Directions
     judgement: Judgement
@@ -49,7 +46,7 @@ class Found:
 
 
 def draw(make: Callable[[torch.Generator], Scene], count: int, seed: int) -> list[Scene]:
-    """Scenes from a seed of their own."""
+    """Draw scenes from a separate seed."""
     generator = torch.Generator().manual_seed(1_000_000_007 + seed)
     return [make(generator) for _ in range(count)]
 
@@ -60,14 +57,14 @@ def run_experiment(
     negative: str,
     sizes: tuple[int, int, int] = (FIT, CHOICE, TEST),
     draws: int = DRAWS,
-    said: Callable[[str], None] = lambda words: None,
-) -> Found:
-    """Directions, strength, controls, before and after."""
+    progress: Callable[[str], None] = lambda step: None,
+) -> SceneResults:
+    """Fit directions, choose the strength, measure controls, and compare before and after."""
     fit_scenes, choice, test = (draw(unbiased_scene, count, seed) for seed, count in enumerate(sizes))
-    said("directions")
+    progress("directions")
     states = vision_states(model, captioned(model, fit_scenes), negative=negative, alpha=ALPHA)
     directions = states.directions(METHOD)
-    said("strength")
+    progress("strength")
     strength = choose_strength(model, directions, choice)
     harmless = draw(harmless_scene, sizes[2], len(sizes))
 
@@ -98,27 +95,27 @@ def run_experiment(
         ],
         items="held-out scenes",
         draws=draws,
-        said=said,
+        progress=progress,
     )
     before, after = described(None, 0.0), described(directions, strength)
     chance = describe(model, test, directions.random(0), strength)
-    return Found(directions, judgement, before_and_after(before, after, chance), before, after, test)
+    return SceneResults(directions, judgement, before_and_after(before, after, chance), before, after, test)
 
 
 def choose_strength(model: PreTrainedModel, directions: Directions, scenes: Sequence[Scene]) -> float:
-    """The strength with the fewest inventions among those within the margin of what may be missed."""
+    """Return the strength with the fewest invented objects among those within the margin of missed ones."""
     plain = describe(model, scenes)
-    found = {strength: describe(model, scenes, directions, strength) for strength in STRENGTHS}
+    steered = {strength: describe(model, scenes, directions, strength) for strength in STRENGTHS}
     allowed = {
-        strength: float(one.invented.mean())
-        for strength, one in found.items()
-        if float(one.missed.mean() - plain.missed.mean()) <= MISSED
+        strength: float(described.invented.mean())
+        for strength, described in steered.items()
+        if float(described.missed.mean() - plain.missed.mean()) <= MISSED
     }
     return min(allowed, key=lambda strength: (allowed[strength], strength)) if allowed else STRENGTHS[0]
 
 
 def captioned(model: PreTrainedModel, scenes: Sequence[Scene]) -> list[Captioned]:
-    """Scenes with what the model says of them, one by one."""
+    """Return the scenes with the model's captions, one by one."""
     written = describe(model, scenes).captions
     return [
         Captioned(
@@ -131,7 +128,7 @@ def captioned(model: PreTrainedModel, scenes: Sequence[Scene]) -> list[Captioned
 
 @torch.no_grad()
 def colour_states(model: PreTrainedModel, scenes: Sequence[Scene]) -> PairedStates:
-    """Another task, as a control: the same scenes all in red, and all in blue."""
+    """Return the states of another task, as a control: the same scenes all in red, and all in blue."""
     layers = range(len(blocks(model)))
     sides: list[dict[int, Tensor]] = []
     for colour in ("red", "blue"):
@@ -151,18 +148,18 @@ def _last(states: Tensor, count: int) -> Tensor:
 
 
 def before_and_after(before: Described, after: Described, chance: Described) -> list[dict[str, Any]]:
-    """CHAIR per object and per caption, and recall, each with the interval of its change."""
+    """Return CHAIR per object and per caption, and recall, each with the interval of its change."""
     objects = resampled_ratio_change(before.invented, before.named, after.invented, after.named)
     captions = resampled_mean((after.invented > 0).double() - (before.invented > 0).double())
-    there = before.named - before.invented + before.missed
-    recall = resampled_ratio_change(there - before.missed, there, there - after.missed, there)
+    shown = before.named - before.invented + before.missed
+    recall = resampled_ratio_change(shown - before.missed, shown, shown - after.missed, shown)
 
     def row(name: str, measure: Callable[[Described], float], change: Interval) -> dict[str, Any]:
-        told = {"name": name, "before": measure(before), "after": measure(after), "random": measure(chance)}
-        return told | {"change": change.mean} | {key: asdict(change)[key] for key in ("low", "high")}
+        values = {"before": measure(before), "after": measure(after), "random": measure(chance)}
+        return {"name": name, **values, "change": change.mean, "low": change.low, "high": change.high}
 
     return [
         row("CHAIR per object", lambda one: one.chair_objects, objects),
         row("CHAIR per caption", lambda one: one.chair_captions, captions),
-        row("recall", lambda one: float(1 - one.missed.sum() / there.sum()), recall),
+        row("recall", lambda one: float(1 - one.missed.sum() / shown.sum()), recall),
     ]

@@ -1,4 +1,4 @@
-"""What captions say of scenes: things that are not there (CHAIR, Rohrbach et al. 2018), things left out."""
+"""Measures of captions: objects that are not in the scene (CHAIR, Rohrbach et al. 2018), missed objects."""
 
 from __future__ import annotations
 
@@ -30,24 +30,24 @@ _LONGEST = 32
 
 @dataclass(frozen=True)
 class Described:
-    """Captions of scenes, and three counts (scenes,) of each."""
+    """Captions of scenes, with three counts (scenes,)."""
 
     captions: list[list[str]]
     named: Tensor
-    """Things that the caption names."""
+    """Objects that the caption names."""
     invented: Tensor
-    """Those of them that are not in the picture."""
+    """Named objects that are not in the picture."""
     missed: Tensor
-    """Things in the picture that it does not name."""
+    """Objects in the picture that it does not name."""
 
     @property
     def chair_objects(self) -> float:
-        """CHAIR per object: of all things that are named, the share that is not there."""
+        """CHAIR per object: share of named objects that are not in the picture."""
         return float(self.invented.sum() / self.named.sum().clamp_min(1))
 
     @property
     def chair_captions(self) -> float:
-        """CHAIR per caption: the share of captions with something that is not there."""
+        """CHAIR per caption: share of captions with an invented object."""
         return float((self.invented > 0).double().mean())
 
 
@@ -57,7 +57,7 @@ def describe(
     directions: Directions | None = None,
     strength: float = 0.0,
 ) -> Described:
-    """Captions without chance, of the model as it is or steered."""
+    """Write greedy captions, unsteered or steered."""
     prompt = torch.tensor([PROMPT] * len(scenes))
     with steered(model, directions, strength):
         written = model.generate(  # type: ignore[operator]
@@ -73,21 +73,21 @@ def describe(
 
 
 def counted(captions: list[list[str]], scenes: Sequence[Scene]) -> Described:
-    """The counts of given captions.
+    """Count objects in captions.
 
     >>> from experiments.scenes.drawing import Thing
     >>> scene = Scene((Thing("bar", "red", 3), Thing("arch", "red", 4)), noise=0)
-    >>> found = counted([["a", "bar", "in", "red", ",", "a", "ring", "in", "blue", "<end>"]], [scene])
-    >>> found.named.item(), found.invented.item(), found.missed.item(), found.chair_objects
+    >>> described = counted([["a", "bar", "in", "red", ",", "a", "ring", "in", "blue", "<end>"]], [scene])
+    >>> described.named.item(), described.invented.item(), described.missed.item(), described.chair_objects
     (2.0, 1.0, 1.0, 0.5)
     """
     named = [set(mentioned(caption)) for caption in captions]
     shapes = [scene.shapes for scene in scenes]
     return Described(
         captions,
-        torch.tensor([float(len(said)) for said in named], dtype=torch.float64),
-        torch.tensor([float(len(said - there)) for said, there in zip(named, shapes, strict=True)]).double(),
-        torch.tensor([float(len(there - said)) for said, there in zip(named, shapes, strict=True)]).double(),
+        torch.tensor([float(len(words)) for words in named], dtype=torch.float64),
+        torch.tensor([float(len(words - true)) for words, true in zip(named, shapes, strict=True)]).double(),
+        torch.tensor([float(len(true - words)) for words, true in zip(named, shapes, strict=True)]).double(),
     )
 
 
@@ -98,7 +98,7 @@ def caption_loss(
     directions: Directions | None = None,
     strength: float = 0.0,
 ) -> Tensor:
-    """(scenes,): nats per token of the true captions."""
+    """Return (scenes,): nats per token of the true captions."""
     texts = [[NUMBER[word] for word in true_caption(scene)] for scene in scenes]
     logits, ids = _read(model, scenes, texts, directions, strength)
     losses = torch.nn.functional.cross_entropy(logits.mT, ids, reduction="none")
@@ -114,13 +114,15 @@ def against_habit(
     directions: Directions | None = None,
     strength: float = 0.0,
 ) -> Tensor:
-    """(scenes,): log odds that after its circle, cross or triangle, and the truth so far, no neighbour is
-    invented; each scene has one of the three."""
+    """Return (scenes,): log odds that no neighbour is invented after the circle, cross or triangle.
+
+    The caption is true up to there; each scene has one of the three shapes.
+    """
     texts = [_habitual(scene) for scene in scenes]
     logits, ids = _read(model, scenes, texts, directions, strength)
-    places = torch.tensor([[len(text) - back for back in (3, 2, 1)] for text in texts])
+    last = torch.tensor([[len(text) - back for back in (3, 2, 1)] for text in texts])
     likely = -torch.nn.functional.cross_entropy(logits.mT, ids, reduction="none")
-    ahead = likely.gather(1, places).sum(1)
+    ahead = likely.gather(1, last).sum(1)
     return torch.log(-torch.expm1(ahead)) - ahead
 
 
@@ -131,7 +133,7 @@ def _read(
     directions: Directions | None,
     strength: float,
 ) -> tuple[Tensor, Tensor]:
-    """Logits and words (scenes, longest text) of captions; what follows a shorter one has no meaning."""
+    """Return logits and words (scenes, longest text) of captions; shorter ones are padded."""
     longest = max(map(len, texts))
     ids = torch.tensor([PROMPT + text + [NUMBER[END]] * (longest - len(text)) for text in texts])
     with steered(model, directions, strength):
@@ -140,7 +142,7 @@ def _read(
 
 
 def _habitual(scene: Scene) -> list[int]:
-    """The true caption up to the thing with a habitual neighbour, and then that neighbour."""
+    """Return the true caption up to the shape with a habitual neighbour, and then that neighbour."""
     (lead,) = scene.shapes & set(HABIT)
     words = true_caption(scene)
     end = words.index(lead) + 3
@@ -148,14 +150,14 @@ def _habitual(scene: Scene) -> list[int]:
 
 
 def pictures(scenes: Sequence[Scene]) -> Tensor:
-    """Pixels (scenes, 3, 32, 32)."""
+    """Return pixels (scenes, 3, 32, 32)."""
     return torch.stack([scene.picture() for scene in scenes])
 
 
 def steered(
     model: PreTrainedModel, directions: Directions | None, strength: float
 ) -> AbstractContextManager[None]:
-    """Steering, or nothing without directions."""
+    """Return a context that steers, or does nothing without directions."""
     return nullcontext() if directions is None else steering(model, directions, strength)
 
 

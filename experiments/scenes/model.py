@@ -1,4 +1,4 @@
-"""The small image-text model of the scenes: a LLaVA of transformers, four orders of magnitude smaller."""
+"""The image-text model of the scenes: a LLaVA of transformers, four orders of magnitude smaller."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from experiments.scenes.drawing import CELL, SIZE
 
 
 def build_model(seed: int = 0) -> LlavaForConditionalGeneration:
-    """A CLIP vision tower of 2 layers, a projector, a Llama of 3 layers; not trained.
+    """Build an untrained CLIP vision tower of 2 layers, a projector, and a Llama of 3 layers.
 
     >>> sum(parameter.numel() for parameter in build_model().parameters()) < 500_000
     True

@@ -1,4 +1,4 @@
-"""Trains the model of the scenes in a minute or two of one core; an interrupted run goes on later."""
+"""Train the model of the scenes, in a minute or two of one core; an interrupted run can be resumed."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _SETTINGS, _MODEL, _CHECKPOINTS, _LOG = "scenes.json", "model", "checkpoints", "
 
 @dataclass(frozen=True)
 class Settings:
-    """Everything that decides the weights."""
+    """Everything that determines the weights."""
 
     steps: int = 500
     batch: int = 64
@@ -56,10 +56,10 @@ class Settings:
 def train_scenes(
     folder: Path, settings: Settings | None = None, *, progress: bool = False
 ) -> LlavaForConditionalGeneration:
-    """The trained model, which ``folder`` keeps; if it is there already, that one.
+    """Train the model in ``folder``, or load it if it is already trained.
 
-    Ctrl-C and SIGTERM save a checkpoint and raise :class:`unsoft.errors.Interrupted`; the same call goes on
-    from there, to the same weights bit for bit.
+    Ctrl-C and SIGTERM save a checkpoint and raise :class:`unsoft.errors.Interrupted`; the same call resumes
+    and reaches the same weights bit for bit.
     """
     settings = settings or Settings()
     _claim(folder, settings)
@@ -92,8 +92,8 @@ def train_scenes(
         step = trainer.state.global_step
         if stop.came and step < settings.steps:
             raise Interrupted(
-                f"scenes: stopped at step {step} of {settings.steps}; saved in {str(folder)!r}, and the same"
-                " command goes on from there"
+                f"scenes: stopped at step {step} of {settings.steps}; checkpoint saved in {str(folder)!r};"
+                " rerun the same command to resume"
             )
         model: LlavaForConditionalGeneration = trainer.model.eval()  # type: ignore[union-attr,assignment]
         _keep(model, folder)
@@ -101,7 +101,7 @@ def train_scenes(
 
 
 def _claim(folder: Path, settings: Settings) -> None:
-    """The folder is this run's, or becomes it."""
+    """Claim the folder for this run; raise ValueError if it contains something else."""
     written, mine = folder / _SETTINGS, asdict(settings)
     if not written.exists():
         if folder.exists() and any(folder.iterdir()):
@@ -145,7 +145,7 @@ class _Batches(Dataset[dict[str, Tensor]]):
             ids[row, : len(PROMPT)] = torch.tensor(PROMPT)
             ids[row, len(PROMPT) : end] = labels[row, len(PROMPT) : end] = torch.tensor(caption)
         pixels = torch.stack([scene.picture() for scene in scenes])
-        # Padding is on the right, so nobody before it can see it.
+        # Padding is on the right, so causal attention never sees it.
         return {
             "input_ids": ids,
             "attention_mask": torch.ones_like(ids),
@@ -158,7 +158,7 @@ class _SceneTrainer(Trainer):
     def _load_from_checkpoint(
         self, resume_from_checkpoint: str, model: torch.nn.Module | None = None
     ) -> None:
-        """transformers writes weights of a LLaVA under older names, which its Trainer does not find again."""
+        """Load the weights: transformers saves a LLaVA under older names, which its Trainer cannot read."""
         kept = LlavaForConditionalGeneration.from_pretrained(resume_from_checkpoint)
         (model or self.model).load_state_dict(kept.state_dict())  # type: ignore[union-attr]
 
@@ -167,7 +167,7 @@ class _SealCheckpoints(TrainerCallback):
     def on_save(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """Says that a checkpoint is whole."""
+        """Mark the checkpoint as complete."""
         seal(Path(args.output_dir or "") / f"checkpoint-{state.global_step}")
 
 
@@ -185,7 +185,7 @@ def _arguments(settings: Settings, folder: Path) -> TrainingArguments:
         per_device_train_batch_size=1,  # an item of the data is a whole batch
         train_sampling_strategy="sequential",
         seed=settings.seed,
-        use_cpu=True,  # so small that nothing else pays, and the numbers are the same everywhere
+        use_cpu=True,  # fastest for this size, and the same numbers everywhere
         logging_steps=tenth,
         save_steps=tenth,
         save_total_limit=2,

@@ -1,4 +1,4 @@
-"""``unsoft inspect``: the summary, the files, and every way to ask for nonsense."""
+"""``unsoft inspect``: the summary, the files, and wrong arguments."""
 
 import csv
 import json

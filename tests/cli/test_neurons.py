@@ -1,4 +1,4 @@
-"""``unsoft neurons``: the tables, the files, and every way to ask for nonsense."""
+"""``unsoft neurons``: the tables, the files, and wrong arguments."""
 
 import csv
 import json
@@ -44,9 +44,10 @@ def test_tables_and_files(run_here, folder, text, tmp_path):
     ]
     kept = json.loads((out / "neurons.json").read_text())
     assert kept["schema"] == 1 and kept["model"] == str(folder) and len(kept["neurons"]) == 24
-    told = json.loads((out / "verdicts.json").read_text())
-    assert told["kind"] == "neurons" and told["command"].startswith(f"unsoft neurons {folder} --text {text}")
-    assert [verdict["claim"] for verdict in told["verdicts"]] == ["entropy-neurons", "frequency-neurons"]
+    record = json.loads((out / "verdicts.json").read_text())
+    assert record["kind"] == "neurons"
+    assert record["command"].startswith(f"unsoft neurons {folder} --text {text}")
+    assert [verdict["claim"] for verdict in record["verdicts"]] == ["entropy-neurons", "frequency-neurons"]
     rows = list(csv.DictReader((out / "neurons.csv").read_text().splitlines()))
     assert len(rows) == 24 and float(rows[3]["rho"]) == pytest.approx(kept["neurons"][3]["rho"])
 

@@ -1,4 +1,4 @@
-"""``unsoft steer``: the files, the table, and every way to ask for nonsense, which writes nothing."""
+"""``unsoft steer``: the files, the table, and wrong arguments, which write nothing."""
 
 import json
 
@@ -64,18 +64,18 @@ def test_fit_and_generate(run_here, folder, tmp_path):
     assert done.returncode == 0, done.stderr
     found = Directions.load(file)
     assert list(found.vectors) == [0, 2] and found.site == "mlp" and found.about["pairs"] == 3
-    told = json.loads(run_here("steer", "fit", model, *pairs(folder), *options, "--json").stdout)
-    assert told.pop("norms") == {str(layer): norm for layer, norm in found.norms().items()}
-    assert told == {"file": str(file), "method": "pca", "site": "mlp"}
+    record = json.loads(run_here("steer", "fit", model, *pairs(folder), *options, "--json").stdout)
+    assert record.pop("norms") == {str(layer): norm for layer, norm in found.norms().items()}
+    assert record == {"file": str(file), "method": "pca", "site": "mlp"}
     options = ["--prompt", "w1 w2", "--tokens", "6", "--strength", "30", "--positions", "generated"]
     done = run_here("steer", "generate", model, str(file), *options)
     assert done.returncode == 0, done.stderr
     _, plain, steered = done.stdout.splitlines()
     assert plain.startswith("as it is w") and steered.startswith("steered  ")
     assert plain.removeprefix("as it is ") != steered.removeprefix("steered  ")
-    (told,) = json.loads(run_here("steer", "generate", model, str(file), *options, "--json").stdout)
-    assert told["prompt"] == "w1 w2"
-    assert plain == f"as it is {told['as it is']}" and steered == f"steered  {told['steered']}"
+    (record,) = json.loads(run_here("steer", "generate", model, str(file), *options, "--json").stdout)
+    assert record["prompt"] == "w1 w2"
+    assert plain == f"as it is {record['as it is']}" and steered == f"steered  {record['steered']}"
 
 
 def test_check_writes_verdict_tables_and_page(run_here, folder, tmp_path):
@@ -100,8 +100,8 @@ def test_check_writes_verdict_tables_and_page(run_here, folder, tmp_path):
     ("arguments", "message"),
     [
         (["--layers", "9"], "9 is not among the 3 layers"),
-        (["--method", "magic"], "'method' must be one of mean, pca, probe"),
-        (["--site", "heads"], "'site' must be one of block, mlp"),
+        (["--method", "magic"], "'method' must be 'mean', 'pca' or 'probe'"),
+        (["--site", "heads"], "'site' must be 'block' or 'mlp'"),
     ],
 )
 def test_bad_options_of_fit(run_here, folder, tmp_path, arguments, message):
@@ -127,7 +127,7 @@ def test_bad_questions_write_nothing(run_here, folder, tmp_path):
     model, out = str(folder / "model"), tmp_path / "out"
     given = [*pairs(folder), *pairs(folder, "negative", "positive", "other-"), *questions(folder)]
     wrong = {
-        "'strength' must be finite, not nan": ["--strength", "nan"],
+        "'strength' must be a finite number, not nan": ["--strength", "nan"],
         "begin with the same token": ["--away", str(folder / "toward.txt")],
         "at least 128 are needed": ["--unrelated", str(folder / "short.txt")],
         "held-out prompts must not be among the pairs": ["--prompts", str(folder / "positive.txt")],

@@ -24,14 +24,14 @@ from experiments.scenes.captions import (
     unbiased_scene,
 )
 from experiments.scenes.drawing import CELL, CELLS, COLOURS, SHAPES, Scene, Thing
-from experiments.scenes.experiment import Found, draw, run_experiment
+from experiments.scenes.experiment import SceneResults, draw, run_experiment
 from experiments.scenes.measures import against_habit, caption_loss, counted, describe
 from experiments.scenes.model import build_model
 from experiments.scenes.report import write_report
 from experiments.scenes.training import Settings, train_scenes
 from unsoft.errors import Interrupted
 from unsoft.lab.interpret.steering import Directions, steering
-from unsoft.lab.interpret.steering.fingerprint import fingerprint
+from unsoft.lab.interpret.steering.directions import fingerprint
 
 
 @pytest.fixture(scope="module")
@@ -163,7 +163,7 @@ def test_an_interrupted_run_ends_in_the_same_weights(tmp_path, monkeypatch):
 
     with monkeypatch.context() as patched:
         patched.setattr(training._Batches, "__getitem__", interrupt)
-        with pytest.raises(Interrupted, match="stopped at step [1-4] of 5; saved in .* goes on from there"):
+        with pytest.raises(Interrupted, match="stopped at step [1-4] of 5; checkpoint saved in .* to resume"):
             train_scenes(tmp_path / "parts", SMALL)
     again = weights(train_scenes(tmp_path / "parts", SMALL))
     assert all(torch.equal(again[name], tensor) for name, tensor in whole.items())
@@ -189,11 +189,10 @@ def test_the_whole_experiment_on_a_model_that_knows_nothing(model, tmp_path, mon
     monkeypatch.setattr(experiment, "ALPHA", -1e9)
     monkeypatch.setattr(experiment, "STRENGTHS", (1.0,))
     monkeypatch.setattr("experiments.scenes.report._AUDITED", 2)
-    said = []
-    found = run_experiment(model, negative="without", sizes=(3, 2, 4), draws=1, said=said.append)
-    assert (
-        isinstance(found, Found) and said[:2] == ["directions", "strength"] and len(said) == 2 + 5 + 2 + 1 + 3
-    )
+    steps = []
+    found = run_experiment(model, negative="without", sizes=(3, 2, 4), draws=1, progress=steps.append)
+    assert isinstance(found, SceneResults)
+    assert steps[:2] == ["directions", "strength"] and len(steps) == 2 + 5 + 2 + 1 + 3
     names = [one.name for one in found.judgement.controls]
     assert names[0] == "held-out scenes" and names[-3:] == [
         "invented things",
@@ -245,7 +244,7 @@ def test_the_audit_tells_true_maps_from_false_ones(model, monkeypatch):
             for row, token in enumerate(caption.tolist()):
                 if WORDS[token] in cells:
                     found[row].view(-1)[(cells[WORDS[token]] + shift) % CELLS**2] = 1
-            from unsoft.lab.interpret.steering.relevance import Relevance
+            from unsoft.lab.interpret.steering.vision import Relevance
 
             return Relevance(torch.ones(len(caption)), torch.ones(len(caption), dtype=torch.bool), found)
 

@@ -16,7 +16,7 @@ from unsoft.lab.compare.jobs import Results, run
 from unsoft.lab.compare.sections import model
 from unsoft.lab.compare.sections.model import Model, perplexities
 from unsoft.lab.compare.store import AnswerStore
-from unsoft.lab.interpret.inspection.batches import batches
+from unsoft.lab.interpret.models import batches
 
 WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "the", "a", "of", "and", "to", "in", "is", ".", ","]
 SUBJECTS = [

@@ -1,4 +1,4 @@
-"""``unsoft inspect``: which heads of a model are sinks, which are hijacked, which delete."""
+"""``unsoft inspect``: find the heads of a model that are sinks, are hijacked, or delete."""
 
 from __future__ import annotations
 
@@ -24,39 +24,38 @@ def command(
     model: Annotated[str, typer.Argument(help="smollm2, minilm, a folder, or a name on the hub.")],
     text: Annotated[
         Path | None,
-        typer.Option(help="Text to look at, UTF-8; without it a page of our own.", show_default=False),
+        typer.Option(help="Text to read, UTF-8; default: a built-in page.", show_default=False),
     ] = None,
     out: Annotated[
         Path | None,
-        path_option("Keep records (JSON, CSV) and a page (HTML) in this folder.", show_default=False),
+        path_option("Write records (JSON, CSV) and a page (HTML) to this folder.", show_default=False),
     ] = None,
-    length: Annotated[
-        int, typer.Option(min=2, help="Tokens of each sequence that the text is cut into.")
-    ] = 512,
-    sequences: Annotated[int, typer.Option(min=1, help="How many sequences to look at, at most.")] = 16,
-    batch: Annotated[int, typer.Option(min=1, help="Sequences that go through the model at a time.")] = 4,
+    length: Annotated[int, typer.Option(min=2, help="Tokens per sequence.")] = 512,
+    sequences: Annotated[int, typer.Option(min=1, help="Maximum number of sequences.")] = 16,
+    batch: Annotated[int, typer.Option(min=1, help="Sequences per forward pass.")] = 4,
     sentence: Annotated[
         list[str] | None,
-        typer.Option(help="A sentence whose patterns the page shows; may be repeated.", show_default=False),
+        typer.Option(help="Sentence whose patterns the page shows; may be repeated.", show_default=False),
     ] = None,
     ablate: Annotated[
         bool,
         typer.Option(
-            "--ablate", help="Remove the strongest heads of each role, and random ones: what is lost?"
+            "--ablate",
+            help="Measure the loss without the strongest heads of each role, and random ones.",
         ),
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Measure every head of a model: focus, sinks, hijacking by look-alike keys, deletion, collapse by depth.
+    """Measure every head of a model: focus, sinks, hijacking by near-duplicate keys, deletion, collapse.
 
-    The model is only watched, nothing is swapped or changed; --ablate silences heads for a while.
+    Inspection is read-only; --ablate disables heads temporarily.
 
     \b
     Examples:
       unsoft inspect smollm2 --out inspection
       unsoft inspect smollm2 --ablate --text book.txt --sequences 8
     """
-    words = _read(text)
+    content = _read(text)
     if out is not None:
         prepare_folder(out)
     from unsoft.lab.interpret.inspection import inspect as inspect_model
@@ -68,57 +67,56 @@ def command(
         )
     with progress(100) as show:
 
-        def tell(done: int, total: int) -> None:
+        def report(done: int, total: int) -> None:
             show(round(100 * done / total), "watching", f"watching, {done} of {total} sequences")
 
-        found = inspect_model(
+        inspection = inspect_model(
             network,
-            words,
+            content,
             tokenizer=tokenizer,
             batch_size=batch,
             max_length=longest,
             max_sequences=sequences,
-            progress=tell,
+            progress=report,
         )
-    found = replace(found, model=model)
+    inspection = replace(inspection, model=model)
     if ablate:
-        found = replace(found, ablation=_ablated(network, words, found, tokenizer))
+        inspection = replace(inspection, ablation=_ablated(network, content, inspection, tokenizer))
     if as_json:
-        typer.echo(json.dumps(found.to_dict(), indent=1))
+        typer.echo(json.dumps(inspection.to_dict(), indent=1))
     else:
-        _print(found)
+        _print(inspection)
     if out is None:
         return
     from unsoft.files import write_whole
-    from unsoft.lab.interpret.inspection.page import inspection_page
-    from unsoft.lab.interpret.inspection.patterns import find_patterns
+    from unsoft.lab.interpret.inspection.page import find_patterns, inspection_page
 
-    patterns = find_patterns(network, sentence or first_sentences(words), tokenizer)
-    write_whole(out / "inspection.html", inspection_page(found, patterns).encode())
-    for path in (*found.write(out), out / "inspection.html"):
+    patterns = find_patterns(network, sentence or first_sentences(content), tokenizer)
+    write_whole(out / "inspection.html", inspection_page(inspection, patterns).encode())
+    for path in (*inspection.write(out), out / "inspection.html"):
         typer.echo(str(path), err=as_json)
 
 
-def _ablated(network: Any, words: str, found: Inspection, tokenizer: Any) -> dict[str, Any]:
+def _ablated(network: Any, text: str, inspection: Inspection, tokenizer: Any) -> dict[str, Any]:
     from unsoft.lab.interpret.inspection.ablation import ablate
 
     with progress(100) as show:
 
-        def tell(done: int, total: int, words: str) -> None:
-            show(round(100 * done / total), "removing", f"removing {words}")
+        def report(done: int, total: int, heads: str) -> None:
+            show(round(100 * done / total), "removing", f"removing {heads}")
 
-        return ablate(network, words, found, tokenizer=tokenizer, progress=tell)
+        return ablate(network, text, inspection, tokenizer=tokenizer, progress=report)
 
 
 def first_sentences(text: str, count: int = _SENTENCES) -> list[str]:
-    """Sentences of a few words that begin a text.
+    """Return the first sentences of a text that have more than three words.
 
     >>> first_sentences("Hm. This is a sentence.  And is this another one? Yes.")
     ['This is a sentence.', 'And is this another one?']
     """
     pieces = (" ".join(piece.split()) for piece in re.split(r"(?<=[.!?])\s+", text[:20_000]))
-    found = [piece for piece in pieces if len(piece.split()) > 3][:count]
-    return found or [text[:200]]
+    sentences = [piece for piece in pieces if len(piece.split()) > 3][:count]
+    return sentences or [text[:200]]
 
 
 def _read(path: Path | None) -> str:
@@ -129,21 +127,19 @@ def _read(path: Path | None) -> str:
     return read_text(path, "'--text'")
 
 
-def _print(found: Inspection) -> None:
-    from unsoft.lab.interpret.inspection.columns import TITLES
-    from unsoft.lab.interpret.inspection.roles import ROLES
+def _print(inspection: Inspection) -> None:
+    from unsoft.lab.interpret.inspection.result import ROLES, TITLES
     from unsoft.lab.report.page import printable
 
     screen = console()
     screen.print(
-        f"{printable(found.model, 80)}: {len(found.heads)} heads in {len(found.layers)} layers,"
-        f" {found.tokens} tokens in"
-        f" {found.sequences} sequences"
+        f"{printable(inspection.model, 80)}: {len(inspection.heads)} heads in {len(inspection.layers)}"
+        f" layers, {inspection.tokens} tokens in {inspection.sequences} sequences"
     )
-    for line in found.skipped:
+    for line in inspection.skipped:
         screen.print(f"not looked at: {printable(line, 200)}")
     for role in ROLES:
-        heads = found.ranked(role)
+        heads = inspection.ranked(role)
         screen.print(f"\n{len(heads)} {role.name}: {role.meaning}")
         if not heads:
             continue
@@ -154,11 +150,11 @@ def _print(found: Inspection) -> None:
             screen.print(f"and {len(heads) - _SHOWN} more")
     screen.print("\nthe residual stream")
     fields = ("depth", "mean_cosine", "effective_rank", "stable_rank", "recovery", "residual")
-    step = max(1, -(-len(found.depths) // 8))
-    rows = [[cell(record[field]) for field in fields] for record in found.depths[::step]]
+    step = max(1, -(-len(inspection.depths) // 8))
+    rows = [[cell(record[field]) for field in fields] for record in inspection.depths[::step]]
     show_table(dict.fromkeys((field.replace("_", " ") for field in fields), "right"), rows, box=False)
-    if found.ablation is not None:
-        _print_ablation(found.ablation)
+    if inspection.ablation is not None:
+        _print_ablation(inspection.ablation)
 
 
 def _print_ablation(ablation: dict[str, Any]) -> None:
@@ -168,18 +164,11 @@ def _print_ablation(ablation: dict[str, Any]) -> None:
     )
     rows = []
     for one in ablation["removed"]:
-        beside = one["difference"]
-        rows.append(
-            [
-                one["role"],
-                one["heads"],
-                f"{one['change']:+.4f} ({one['low']:+.4f} to {one['high']:+.4f})",
-                "" if beside is None else f"{one['random']:+.4f}",
-                ""
-                if beside is None
-                else f"{beside:+.4f} ({one['difference_low']:+.4f} to {one['difference_high']:+.4f})",
-                one["verdict"],
-            ]
-        )
+        change = f"{one['change']:+.4f} ({one['low']:+.4f} to {one['high']:+.4f})"
+        beside = ["", ""]
+        if one["difference"] is not None:
+            ends = f"({one['difference_low']:+.4f} to {one['difference_high']:+.4f})"
+            beside = [f"{one['random']:+.4f}", f"{one['difference']:+.4f} {ends}"]
+        rows.append([one["role"], one["heads"], change, *beside, one["verdict"]])
     columns = {"role": "left", "heads": "left", "loss": "right", "random": "right", "difference": "right"}
     show_table(columns | {"": "left"}, rows, box=False, keys=2)

@@ -1,4 +1,4 @@
-"""``unsoft neurons``: which neurons of a language model regulate its confidence."""
+"""``unsoft neurons``: find the neurons of a language model that regulate its confidence."""
 
 from __future__ import annotations
 
@@ -24,61 +24,52 @@ def command(
     model: Annotated[str, typer.Argument(help="smollm2, a folder, or a name on the hub.")],
     text: Annotated[
         Path | None,
-        typer.Option(
-            help="Text to look at, UTF-8; without it Python's language reference.", show_default=False
-        ),
+        typer.Option(help="Text to read, UTF-8; default: Python's language reference.", show_default=False),
     ] = None,
     out: Annotated[
         Path | None,
-        path_option("Keep records (JSON, CSV) and a page (HTML) in this folder.", show_default=False),
+        path_option("Write records (JSON, CSV) and a page (HTML) to this folder.", show_default=False),
     ] = None,
     layer: Annotated[
         int | None,
-        typer.Option(
-            help="A layer other than the last; the model itself runs ablated then.", show_default=False
-        ),
+        typer.Option(help="Layer, if not the last; the model itself then runs ablated.", show_default=False),
     ] = None,
-    tokens: Annotated[int, typer.Option(min=1, help="How many tokens are looked at.")] = 4096,
-    length: Annotated[
-        int, typer.Option(min=2, help="Tokens of each sequence that the text is cut into.")
-    ] = 256,
+    tokens: Annotated[int, typer.Option(min=1, help="Number of tokens to measure on.")] = 4096,
+    length: Annotated[int, typer.Option(min=2, help="Tokens per sequence.")] = 256,
     null: Annotated[
         int | None,
-        typer.Option(
-            min=1, help="Directions of the null space; 1 % of the width if not given.", show_default=False
-        ),
+        typer.Option(min=1, help="Size of the null space; default: 1 % of the width.", show_default=False),
     ] = None,
     counts: Annotated[
         Path | None,
         typer.Option(
-            help="How often each word occurs, a JSON list; counted in the text if not given.",
+            help="JSON list with the count of each word; default: counted in the text.",
             show_default=False,
         ),
     ] = None,
     candidates: Annotated[
         int,
         typer.Option(
-            min=1, help="How many neurons, ranked by weights, to show; in another layer, to ablate."
+            min=1, help="Number of neurons, ranked by weights, to show; in another layer, to ablate."
         ),
     ] = 16,
-    seed: Annotated[int, typer.Option(help="Seed of controls and intervals.")] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of controls and confidence intervals.")] = 0,
     as_json: AsJson = False,
 ) -> None:
-    """Find entropy neurons and token-frequency neurons: ablate every neuron of a layer and compare with
-    controls.
+    """Find entropy neurons and token-frequency neurons: ablate each neuron and compare with controls.
 
-    Nothing of the model is changed.
+    The model is not changed.
 
     \b
     Examples:
       unsoft neurons smollm2 --out neurons
       unsoft neurons smollm2 --layer 20 --tokens 2048 --text book.txt
     """
-    words = _python_reference() if text is None else read_text(text, "'--text'")
+    content = _python_reference() if text is None else read_text(text, "'--text'")
     if out is not None:
         check_folder(out)
     from unsoft.lab.interpret.neurons import scan
-    from unsoft.lab.interpret.neurons.frequency import read_counts
+    from unsoft.lab.interpret.neurons.weights import read_counts
 
     counted = None if counts is None else read_counts(counts)
     network, tokenizer, longest = load_reader(
@@ -86,12 +77,12 @@ def command(
     )
     with progress(100 * len(_STEPS)) as show:
 
-        def tell(what: str, done: int, total: int) -> None:
-            show(round(100 * (_STEPS.index(what) + done / total)), what, what)
+        def report(stage: str, done: int, total: int) -> None:
+            show(round(100 * (_STEPS.index(stage) + done / total)), stage, stage)
 
-        found = scan(
+        result = scan(
             network,
-            words,
+            content,
             tokenizer=tokenizer,
             layer=layer,
             tokens=tokens,
@@ -100,44 +91,43 @@ def command(
             counts=counted,
             candidates=candidates,
             seed=seed,
-            progress=tell,
+            progress=report,
         )
-    found = replace(found, model=model)
+    result = replace(result, model=model)
     if as_json:
-        typer.echo(json.dumps(found.to_dict(), indent=1))
+        typer.echo(json.dumps(result.to_dict(), indent=1))
     else:
-        _print(found)
+        _print(result)
     if out is None:
         return
     from unsoft.files import write_whole
     from unsoft.lab.interpret.neurons.page import neurons_page
 
-    page = neurons_page(found).encode()
+    page = neurons_page(result).encode()
     prepare_folder(out)
-    given = "" if text is None else f" --text {shlex.quote(str(text))}"
+    source = "" if text is None else f" --text {shlex.quote(str(text))}"
     where = "" if layer is None else f" --layer {layer}"
     size = f" --tokens {tokens} --length {length}"
-    written = found.write(out, f"unsoft neurons {shlex.quote(model)}{given}{where}{size} --seed {seed}")
+    written = result.write(out, f"unsoft neurons {shlex.quote(model)}{source}{where}{size} --seed {seed}")
     write_whole(out / "neurons.html", page)
     for path in (*written, out / "neurons.html"):
         typer.echo(str(path), err=as_json)
 
 
-def _print(found: Scan) -> None:
-    from unsoft.lab.interpret.neurons.columns import TITLES
-    from unsoft.lab.interpret.neurons.roles import ROLES
+def _print(result: Scan) -> None:
+    from unsoft.lab.interpret.neurons.result import ROLES, TITLES
     from unsoft.lab.report.page import printable
 
     screen = console()
-    told = found.settings
+    settings = result.settings
     screen.print(
-        f"{printable(found.model, 80)}: {len(found.neurons)} neurons of layer {found.layer} (of"
-        f" {found.layers}), {told['tokens']} tokens, {told['controls']} controls each, {told['norm']}, null"
-        f" space of {told['null']} of {told['width']} directions"
+        f"{printable(result.model, 80)}: {len(result.neurons)} neurons of layer {result.layer} (of"
+        f" {result.layers}), {settings['tokens']} tokens, {settings['controls']} controls each,"
+        f" {settings['norm']}, null space of {settings['null']} of {settings['width']} directions"
     )
     for role in ROLES:
-        members = {record["neuron"] for record in role.members(found.neurons)}
-        ranked = role.ranked(found.neurons)
+        members = {record["neuron"] for record in role.members(result.neurons)}
+        ranked = role.ranked(result.neurons)
         surviving = sum(role.survives(record) for record in ranked)
         screen.print(
             f"\n{len(members)} {role.name} neurons: {role.meaning};"
@@ -153,12 +143,12 @@ def _print(found: Scan) -> None:
             for record in ranked[:_SHOWN]
         ]
         show_table(columns, rows, box=False)
-    for verdict in found.verdicts:
+    for verdict in result.verdicts:
         screen.print(f"{verdict['claim']}: {verdict['verdict']}; {verdict['found']}")
 
 
 def _python_reference() -> str:
-    """The language reference that comes with Python: some 110,000 tokens of English."""
+    """Return the language reference that comes with Python: some 110,000 tokens of English."""
     try:
         from pydoc_data.topics import topics
     except ImportError:

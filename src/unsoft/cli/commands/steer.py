@@ -1,4 +1,4 @@
-"""``unsoft steer``: push a model along a direction inside it, and find out whether that is real."""
+"""``unsoft steer``: push a model along a direction inside it, and test whether the effect is real."""
 
 from __future__ import annotations
 
@@ -6,17 +6,20 @@ import json
 import shlex
 import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from unsoft.cli.arguments import AsJson, check_file, path_option, prepare_folder
-from unsoft.cli.steer_inputs import lines, listed, load, pairs, places, prose
-from unsoft.cli.steer_tables import show_judgement
+from unsoft.cli.arguments import AsJson, check_file, path_option, prepare_folder, read_text
 from unsoft.cli.terminal import console, progress, show_table
 
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+    from unsoft.lab.interpret.steering.controls import Judgement
+
 command = typer.Typer(
-    help="""Push a model along directions inside it, and find out whether that is real.
+    help="""Push a model along directions inside it, and test whether the effect is real.
 
     \b
     Examples:
@@ -29,14 +32,12 @@ command = typer.Typer(
 Model = Annotated[str, typer.Argument(help="smollm2, a folder, or a name on the hub.")]
 Positive = Annotated[
     Path | None,
-    typer.Option(
-        help="Texts with the property, a line each; without it pairs of our own.", show_default=False
-    ),
+    typer.Option(help="Texts with the property, one per line; default: built-in pairs.", show_default=False),
 ]
 Negative = Annotated[
     Path | None,
     typer.Option(
-        help="Texts without the property; each line is the counterpart of one of --positive.",
+        help="Texts without the property; each line is the counterpart of one in --positive.",
         show_default=False,
     ),
 ]
@@ -45,15 +46,13 @@ Layers = Annotated[
     str | None,
     typer.Option(help="Layers, such as 3, 4-7 or 0,8-; default: the middle third.", show_default=False),
 ]
-Site = Annotated[str, typer.Option(help="What is steered: the output of a block, or that of its mlp.")]
-Pool = Annotated[str, typer.Option(help="The state of a text: last, that of its last token, or mean.")]
-Strength = Annotated[
-    float, typer.Option(help="How far to push; 1 is the distance between the two kinds of texts.")
-]
+Site = Annotated[str, typer.Option(help="What to steer: the output of a block, or that of its mlp.")]
+Pool = Annotated[str, typer.Option(help="State of a text: last (that of its last token), or mean.")]
+Strength = Annotated[float, typer.Option(help="Strength; 1 is the distance between the two kinds of texts.")]
 Positions = Annotated[
-    str, typer.Option(help="Tokens that are steered: all, prompt, generated, or numbers such as 0,-1.")
+    str, typer.Option(help="Tokens to steer: all, prompt, generated, or numbers such as 0,-1.")
 ]
-KeepNorm = Annotated[bool, typer.Option("--keep-norm", help="States keep their length and only turn.")]
+KeepNorm = Annotated[bool, typer.Option("--keep-norm", help="Rotate states and keep their length.")]
 
 
 @command.command()
@@ -68,7 +67,7 @@ def fit(
     pool: Pool = "last",
     as_json: AsJson = False,
 ) -> None:
-    """Find directions from pairs of texts, and keep them in a file.
+    """Fit directions to pairs of texts and write them to a file.
 
     \b
     Examples:
@@ -80,17 +79,18 @@ def fit(
     from unsoft.lab.interpret import steering
 
     network, tokenizer = load(model)
-    found = steering.fit(
+    directions = steering.fit(
         network, *halves, tokenizer, method=method, layers=listed(layers), site=site, pool=pool
     )
-    found.save(out)
+    directions.save(out)
+    norms = directions.norms()
     if as_json:
-        about = {"file": str(out), "method": found.method, "site": found.site, "norms": found.norms()}
+        about = {"file": str(out), "method": method, "site": site, "norms": norms}
         typer.echo(json.dumps(about, indent=1))
         return
     show_table(
         {"layer": "right", "length of the direction": "right"},
-        [[layer, f"{norm:.3g}"] for layer, norm in found.norms().items()],
+        [[layer, f"{norm:.3g}"] for layer, norm in norms.items()],
         box=False,
     )
     typer.echo(str(out))
@@ -99,16 +99,16 @@ def fit(
 @command.command()
 def generate(
     model: Model,
-    directions: Annotated[Path, typer.Argument(help="What unsoft steer fit wrote.")],
-    prompt: Annotated[list[str], typer.Option(help="A text to continue; may be repeated.")],
+    directions: Annotated[Path, typer.Argument(help="File that unsoft steer fit wrote.")],
+    prompt: Annotated[list[str], typer.Option(help="Text to continue; may be repeated.")],
     strength: Strength = 1.0,
     layers: Layers = None,
     positions: Positions = "all",
     keep_norm: KeepNorm = False,
-    tokens: Annotated[int, typer.Option(min=1, help="The most tokens to write.")] = 40,
+    tokens: Annotated[int, typer.Option(min=1, help="Maximum number of new tokens.")] = 40,
     as_json: AsJson = False,
 ) -> None:
-    """Let a model continue a prompt, as it is and steered, by the likeliest token at each step.
+    """Continue a prompt unsteered and steered, taking the most likely token at each step.
 
     \b
     Examples:
@@ -116,31 +116,25 @@ def generate(
       unsoft steer generate smollm2 joy.safetensors --prompt "Today I" --strength 0.5 --tokens 20
     """
     from unsoft.lab.interpret.steering import Directions, steering
-    from unsoft.lab.interpret.steering.states import encoded
+    from unsoft.lab.interpret.steering.fit import encoded
     from unsoft.lab.report.page import printable
 
-    found = Directions.load(directions)
+    loaded = Directions.load(directions)
     network, tokenizer = load(model)
     options: dict[str, Any] = {"max_new_tokens": tokens, "do_sample": False}
     if network.generation_config is not None and network.generation_config.pad_token_id is None:
         options["pad_token_id"] = tokenizer.eos_token_id
 
     def continued(text: str) -> str:
-        given = encoded(text, tokenizer, network)
-        written = network.generate(**given, **options)[0, given["input_ids"].shape[1] :]  # type: ignore[operator]
+        inputs = encoded(text, tokenizer, network)
+        written = network.generate(**inputs, **options)[0, inputs["input_ids"].shape[1] :]  # type: ignore[operator]
         return str(tokenizer.decode(written, skip_special_tokens=True))
 
     screen, results = console(), []
     for text in prompt:
         plain = continued(text)
-        with steering(
-            network,
-            found,
-            strength,
-            layers=listed(layers),
-            positions=places(positions),
-            keep_norm=keep_norm,
-        ):
+        where: dict[str, Any] = {"layers": listed(layers), "positions": read_positions(positions)}
+        with steering(network, loaded, strength, **where, keep_norm=keep_norm):
             steered = continued(text)
         results.append({"prompt": text, "as it is": plain, "steered": steered})
         if not as_json:
@@ -159,7 +153,7 @@ def check(
     prompts: Annotated[
         Path | None,
         typer.Option(
-            help="Prompts to measure on, which were not used to find the direction.", show_default=False
+            help="Held-out prompts to measure on, not used to fit the direction.", show_default=False
         ),
     ] = None,
     toward: Annotated[
@@ -176,7 +170,7 @@ def check(
     ] = None,
     other_negative: Annotated[Path | None, typer.Option(help="Texts without it.", show_default=False)] = None,
     unrelated: Annotated[
-        Path | None, typer.Option(help="Text that steering should leave alone.", show_default=False)
+        Path | None, typer.Option(help="Text that steering should not change.", show_default=False)
     ] = None,
     method: Method = "mean",
     layers: Layers = None,
@@ -187,22 +181,22 @@ def check(
     keep_norm: KeepNorm = False,
     out: Annotated[
         Path | None,
-        path_option("Keep table, verdict, directions and a page in this folder.", show_default=False),
+        path_option("Write table, verdict, directions and a page to this folder.", show_default=False),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Is it cheating or a real intervention? One table of controls, by rules that were fixed before.
+    """Test whether steering is a real intervention: one table of controls, with rules fixed in advance.
 
-    Without files: pairs of happy and unhappy sentences of our own, past and future as the other task.
+    Without files: built-in pairs of happy and unhappy sentences, with past and future as the other task.
 
     \b
     Examples:
       unsoft steer check smollm2
       unsoft steer check smollm2 --strength 0.2 --out steering
     """
-    from unsoft.lab.interpret.steering.text_check import TextQuestion, check_text
+    from unsoft.lab.interpret.steering.text_check import TextExamples, check_text
 
-    question = TextQuestion(
+    examples = TextExamples(
         *pairs(positive, negative),
         prompts=lines(prompts, "prompts"),
         toward=lines(toward, "toward"),
@@ -223,15 +217,15 @@ def check(
         directions, judgement = check_text(
             network,
             tokenizer,
-            question,
+            examples,
             method=method,
             layers=listed(layers),
             site=site,
             pool=pool,
             strength=strength,
-            positions=places(positions),
+            positions=read_positions(positions),
             keep_norm=keep_norm,
-            said=lambda words: bar(next(count), words, words),
+            progress=lambda step: bar(next(count), step, step),
         )
     if as_json:
         typer.echo(json.dumps(judgement.to_dict(), indent=1))
@@ -239,9 +233,84 @@ def check(
         show_judgement(judgement)
     if out is None:
         return
-    from unsoft.lab.interpret.steering.report import write
+    from unsoft.lab.interpret.steering.controls import write
 
     directions.save(out / "directions.safetensors")
     again = shlex.join(["unsoft", *sys.argv[1:]])
     for path in (out / "directions.safetensors", *write(out, model, judgement, again)):
         typer.echo(str(path), err=as_json)
+
+
+def show_judgement(judgement: Judgement) -> None:
+    """Print the table of controls and the verdict."""
+    columns = {"control": "whole", "effect": "right", "interval": "whole", "passed": "left", "rule": "left"}
+    rows = [
+        [
+            control.name,
+            f"{control.effect:+.3f}",
+            f"{control.low:+.3f} to {control.high:+.3f}",
+            "yes" if control.passed else "NO",
+            control.rule,
+        ]
+        for control in judgement.controls
+    ]
+    show_table(columns, rows, box=False)
+    typer.echo(f"{judgement.verdict}: {judgement.summary()}")
+
+
+def pairs(positive: Path | None, negative: Path | None, kind: str = "") -> tuple[list[str], list[str]]:
+    """Read texts with a property and their counterparts without it."""
+    if (positive is None) != (negative is None):
+        option = f"--{kind.replace('_', '-')}"
+        raise typer.BadParameter(f"{option}positive and {option}negative belong together")
+    return lines(positive, f"{kind}positive"), lines(negative, f"{kind}negative")
+
+
+def lines(path: Path | None, name: str) -> list[str]:
+    """Read the lines that are not empty, from the built-in sample if there is no file."""
+    from unsoft.lab.interpret import steering
+
+    sample = Path(steering.__file__).parent / "sample" / f"{name}.txt"
+    text = read_text(path or sample, f"'--{name.replace('_', '-')}'")
+    return [line.strip() for line in text.splitlines() if line.strip()]
+
+
+def prose(path: Path | None) -> str:
+    """Read the text that steering should not change."""
+    from unsoft.lab.interpret import inspection
+
+    return read_text(path or Path(inspection.__file__).parent / "sample.txt", "'--unrelated'")
+
+
+def listed(layers: str | None) -> list[str] | None:
+    """Split "0,8-" into a list.
+
+    >>> listed("0, 8-")
+    ['0', '8-']
+    """
+    return None if layers is None else [part.strip() for part in layers.split(",")]
+
+
+def read_positions(positions: str) -> str | list[int]:
+    """Return token numbers as a list, and other text unchanged.
+
+    >>> read_positions("0,-1"), read_positions("all")
+    ([0, -1], 'all')
+    """
+    try:
+        return [int(part) for part in positions.split(",")]
+    except ValueError:
+        return positions
+
+
+def load(model: str) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+    """Load a language model and its tokenizer."""
+    from unsoft.hf.models import load_model
+
+    network, tokenizer = load_model(model)
+    if tokenizer is None or not network.can_generate():
+        raise typer.BadParameter(
+            f"{model} is no language model with a tokenizer, so it cannot be steered with texts",
+            param_hint="'MODEL'",
+        )
+    return network, tokenizer

@@ -1,4 +1,4 @@
-"""``unsoft swap``: a model with another mechanism, written to a folder."""
+"""``unsoft swap``: write a model with another mechanism to a folder."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ if TYPE_CHECKING:
 
 def command(
     model: Annotated[str, typer.Argument(help="smollm2, minilm, a folder, or a hub id.")],
-    out: Annotated[Path, path_option("The folder to write; new or empty.")],
+    out: Annotated[Path, path_option("Folder to write, new or empty.")],
     mechanism: Name = None,
     mechanism_option: NameOption = None,
     formula: OneFormula = None,
     layers: Layers = None,
     keep_first_last: KeepFirstLast = False,
     init: Annotated[
-        str, typer.Option(help="Start of learnable parts: open (close to softmax) or paper.")
+        str, typer.Option(help="Initial values of learnable parts: open (close to softmax) or paper.")
     ] = "open",
     as_json: AsJson = False,
 ) -> None:
     """Put a mechanism into the attention of a transformers model and save it.
 
-    Load it with unsoft.hf.load(DIR); plain transformers refuses it.
+    Load it with unsoft.hf.load(DIR); plain transformers raises an error.
 
     \b
     Examples:
@@ -40,7 +40,7 @@ def command(
       unsoft swap smollm2 magnitude+softmax --layers 4-7 --out swapped
     """
     name = chosen_one(mechanism, mechanism_option, formula)
-    check_folder(out)  # loading a model takes long: what would stop it from being written is told before
+    check_folder(out)  # before a model is loaded, which takes long
     if out.exists() and any(out.iterdir()):
         raise typer.BadParameter(f"{out} exists and is not an empty folder", param_hint="'--out'")
     import unsoft
@@ -49,7 +49,7 @@ def command(
     from unsoft.modules.registry import label_of
 
     which = None if layers is None else read_layers(layers)
-    Recipe(name, which, keep_first_last, init)  # wrong arguments are told before a model is loaded
+    Recipe(name, which, keep_first_last, init)  # check the arguments before a model is loaded
     for one in {name, *(which.values() if isinstance(which, dict) else ())}:
         unsoft.mechanism(one, heads=2, head_dim=4, layer=1, layers=3)
     loaded, tokenizer = unsoft.hf.load_model(model)
@@ -71,7 +71,7 @@ def command(
 
 def _check_space(out: Path, model: PreTrainedModel) -> None:
     needed = sum(x.numel() * x.element_size() for x in model.state_dict().values())
-    nearest = next(place for place in (out.absolute(), *out.absolute().parents) if place.exists())
+    nearest = next(path for path in (out.absolute(), *out.absolute().parents) if path.exists())
     if (free := shutil.disk_usage(nearest).free) < needed:
         raise typer.BadParameter(
             f"{out}: the model takes {needed / 1e6:,.0f} MB, and the disk has {free / 1e6:,.0f} MB left",

@@ -1,4 +1,4 @@
-"""What may be given to ``inspect``, what is refused, and that no map is ever whole."""
+"""Inputs of ``inspect``, unsupported models, and blocks of rows."""
 
 import types
 
@@ -8,7 +8,8 @@ from transformers import GptOssConfig, GptOssForCausalLM, T5Config, T5EncoderMod
 
 import unsoft
 from tests.lab.interpret.inspection.tiny import GROUPED, reading, tiny
-from unsoft.lab.interpret.inspection import batches, inspect, sequence, weights
+from unsoft.lab.interpret.inspection import inspect, sequence
+from unsoft.lab.interpret.models import batches
 
 
 class Letters:
@@ -66,11 +67,11 @@ def test_long_texts_are_cut_and_the_first_sequences_kept():
 
 
 def test_labels_are_the_tokens_and_padding_has_none():
-    found = batches.batches(["ab", "abcd"], Letters(), 8, 512, torch.device("cpu"))
+    found = batches(["ab", "abcd"], Letters(), 8, 512, torch.device("cpu"))
     assert [batch.labels for batch in found] == [
         [["<s>", "a", "b", "</s>"], ["<s>", "a", "b", "c", "d", "</s>"]]
     ]
-    assert [None if x is None else x.tolist() for x in found[0].kept(6)] == [[0, 1, 2, 3], None]
+    assert [None if x is None else x.tolist() for x in found[0].real_positions(6)] == [[0, 1, 2, 3], None]
 
 
 def test_images_and_two_towers():
@@ -93,16 +94,16 @@ def test_half_precision():
         assert half["entropy"] == pytest.approx(full["entropy"], abs=0.1)
 
 
-def test_progress_is_told():
-    told = []
-    inspect(tiny("llama"), reading("llama"), batch_size=2, progress=lambda *numbers: told.append(numbers))
-    assert told == [(2, 3), (3, 3)]
+def test_progress_is_reported():
+    calls = []
+    inspect(tiny("llama"), reading("llama"), batch_size=2, progress=lambda *numbers: calls.append(numbers))
+    assert calls == [(2, 3), (3, 3)]
 
 
 def test_maps_exist_in_blocks_of_rows_only(monkeypatch):
     """With room for 2 * 16 rows of 4 heads and 200 keys, nothing larger is ever made."""
     largest = []
-    right = weights.softmax_rows
+    right = sequence.softmax_rows
 
     def watched(*arguments):
         result = right(*arguments)
@@ -157,7 +158,7 @@ def test_position_bias_is_refused():
         (torch.ones(0, 3).long(), {}, ValueError, "at least 1"),
         (torch.tensor([[5]]), {}, ValueError, "two tokens or more"),
         (torch.tensor([[5, 6]]), {"batch_size": 0}, ValueError, "'batch_size'"),
-        (torch.tensor([[5, 6]]), {"max_length": 2.5}, ValueError, "'max_length'"),
+        (torch.tensor([[5, 6]]), {"max_length": 2.5}, TypeError, "'max_length'"),
         (torch.tensor([[5, 6]]), {"max_sequences": 0}, ValueError, "'max_sequences'"),
     ],
 )

@@ -10,9 +10,8 @@ import torch
 from tests.lab.interpret.inspection.test_inspect import Letters
 from tests.lab.interpret.inspection.tiny import reading, tiny
 from unsoft.lab.interpret.inspection import inspect
-from unsoft.lab.interpret.inspection.columns import COLUMNS
-from unsoft.lab.interpret.inspection.patterns import Pattern, find_patterns
-from unsoft.lab.interpret.inspection.roles import ROLES
+from unsoft.lab.interpret.inspection.page import Pattern, find_patterns
+from unsoft.lab.interpret.inspection.result import COLUMNS, ROLES
 
 
 @pytest.fixture(scope="module")
@@ -75,7 +74,7 @@ def test_a_head_that_writes_minus_its_source_deletes():
 
 
 def test_an_unknown_role_is_named(found):
-    with pytest.raises(ValueError, match="one of sink, hijacked, deleting, not 'sinks'"):
+    with pytest.raises(ValueError, match="did you mean 'sink'"):
         found.ranked("sinks")
 
 

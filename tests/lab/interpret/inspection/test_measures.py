@@ -265,8 +265,14 @@ def test_mechanisms_have_a_card():
     assert card["gradient"]["weight"]["0"] == pytest.approx(a * (1 - a), rel=1e-5)
 
 
-@pytest.mark.parametrize("mechanism", ["softmax", "cog", "relu2", "magnitude+softmax", "gpam", "linear-elu1"])
-@pytest.mark.parametrize("side", ["", "left", "right"])
+@pytest.mark.parametrize(
+    ("mechanism", "side"),
+    [
+        *[("softmax", side) for side in ("", "left", "right")],
+        *[("cog", ""), ("relu2", "left"), ("magnitude+softmax", "right"), ("gpam", "left")],
+        *[("linear-elu1", ""), ("linear-elu1", "right"), ("magnitude+softmax", "left")],
+    ],
+)
 def test_swapped_mechanisms_are_seen_as_they_are(mechanism, side):
     model = unsoft.hf.swap(tiny("llama"), mechanism)
     inputs = reading("llama", side)

@@ -15,8 +15,8 @@ class Counting:
     def __init__(self):
         self.calls, self.streams = [], []
 
-    def attention(self, seen):
-        self.calls.append((seen.number, seen.name))
+    def attention(self, call):
+        self.calls.append((call.number, call.name))
 
     def stream(self, stack, depth, states):
         self.streams.append((stack, depth, states.clone()))

@@ -11,8 +11,7 @@ from tests.lab.interpret.inspection.test_inspect import Letters
 from tests.lab.interpret.inspection.tiny import tiny
 from tests.lab.report.test_escape import PAYLOADS, Reader
 from unsoft.lab.interpret.inspection import inspect
-from unsoft.lab.interpret.inspection.page import inspection_page, most_interesting
-from unsoft.lab.interpret.inspection.patterns import find_patterns
+from unsoft.lab.interpret.inspection.page import find_patterns, inspection_page, most_interesting
 
 SENTENCES = ["attention", "beyondsoftmaxbeyondsoftmaxbeyond"]
 

@@ -8,12 +8,10 @@ from tests.lab.interpret.inspection.tiny import GROUPED, WORDS, tiny
 from tests.lab.interpret.neurons.planted import counts, planted_model, text
 from tests.lab.interpret.neurons.reference import brute_force
 from unsoft.lab.interpret.neurons import effects as module
-from unsoft.lab.interpret.neurons.effects import NAMES, Question, ablate
-from unsoft.lab.interpret.neurons.frequency import count_words, unigram
-from unsoft.lab.interpret.neurons.layers import ablate_layer
+from unsoft.lab.interpret.neurons.effects import NAMES, NeuronAblation, ablate, ablate_layer
 from unsoft.lab.interpret.neurons.parts import find_parts
-from unsoft.lab.interpret.neurons.readout import read_out
 from unsoft.lab.interpret.neurons.stream import read_stream, read_text
+from unsoft.lab.interpret.neurons.weights import count_words, unigram
 
 IDS = torch.randint(3, WORDS, (3, 24), generator=torch.Generator().manual_seed(3))
 
@@ -48,15 +46,13 @@ def with_gain(model):
 @torch.no_grad()
 def measured(model, ids, layer, neurons, counted, **options):
     parts = find_parts(model)
-    readout = read_out(model, parts.norm, parts.head)
-    cut = read_text(ids, None, 256, 4096)
-    stream = read_stream(model, parts, readout, cut, layer, 4096)
+    stream = read_stream(parts, read_text(ids, None, 256, 4096), layer, 4096)
     frequency = unigram(counted)
     if layer == len(parts.blocks) - 1:
         delta = stream.deviations()[:, neurons]
-        question = Question(stream.residual, stream.target, parts.writes(layer)[neurons], delta)
-        return ablate(readout, frequency, question, **options)
-    return ablate_layer(model, parts, readout, frequency, cut, stream, layer, torch.tensor(neurons))
+        ablation = NeuronAblation(stream.residual, stream.target, parts.writes(layer)[neurons], delta)
+        return ablate(parts.readout, frequency, ablation, **options)
+    return ablate_layer(parts, frequency, stream, torch.tensor(neurons))
 
 
 @pytest.mark.parametrize("layer", [0, 1])

@@ -1,4 +1,4 @@
-"""Models and inputs that cannot be looked at, and what is said of them."""
+"""Unsupported models and wrong inputs, with their error messages."""
 
 import pytest
 import torch
@@ -14,9 +14,8 @@ from transformers import (
 
 from tests.lab.interpret.inspection.tiny import GROUPED, SIZES, WORDS, tiny
 from unsoft.lab.interpret.neurons import scan
-from unsoft.lab.interpret.neurons.frequency import read_counts
-from unsoft.lab.interpret.neurons.parts import find_parts
-from unsoft.lab.interpret.neurons.readout import read_norm
+from unsoft.lab.interpret.neurons.parts import find_parts, read_norm
+from unsoft.lab.interpret.neurons.weights import read_counts
 
 IDS = torch.randint(3, WORDS, (3, 24), generator=torch.Generator().manual_seed(3))
 
@@ -55,7 +54,7 @@ def test_a_model_that_lacks_something_is_told_what(model, words):
 
 
 def test_what_is_no_transformers_model():
-    with pytest.raises(TypeError, match="must be a transformers language model, not Linear"):
+    with pytest.raises(TypeError, match="must be a transformers model, not Linear"):
         scan(nn.Linear(2, 2), IDS)
 
 
@@ -76,7 +75,7 @@ def test_norms_are_told_apart():
         (["a"], {}, TypeError, "not list"),
         ("a text", {}, ValueError, "'tokenizer'"),
         (IDS, {"layer": 2}, ValueError, "'layer' must be a whole number from 0 to 1, not 2"),
-        (IDS, {"layer": True}, ValueError, "'layer'"),
+        (IDS, {"layer": True}, TypeError, "'layer'"),
         (IDS, {"tokens": 0}, ValueError, "'tokens'"),
         (IDS, {"null": 0}, ValueError, "'null'"),
         (IDS, {"null": 32}, ValueError, "'null' must be a whole number from 1 to 31"),

@@ -1,11 +1,10 @@
-"""Rules that turn figures into roles and verdicts, flipped both ways."""
+"""The rules that turn figures into roles and verdicts decide both ways."""
 
 from dataclasses import replace
 
 import pytest
 
-from unsoft.lab.interpret.neurons.result import Scan
-from unsoft.lab.interpret.neurons.roles import ENTROPY, ROLES
+from unsoft.lab.interpret.neurons.result import ENTROPY, ROLES, Scan
 
 GOOD = {"share": 0.6, "low": 0.4, "q": 0.001}
 
@@ -69,5 +68,5 @@ def test_measured_share_ranks_not_weights():
         3,
     ]  # 200 does not write into the null space
     assert [one["neuron"] for one in ENTROPY.ranked(records)][:6] == [4, 0, 1, 2, 3, 200]
-    with pytest.raises(ValueError, match="'role' must be one of entropy, frequency, not 'other'"):
+    with pytest.raises(ValueError, match="'role' must be 'entropy' or 'frequency', not 'other'"):
         scan.ranked("other")

@@ -8,7 +8,7 @@ from tokenizers.pre_tokenizers import Whitespace
 from transformers import PreTrainedTokenizerFast
 
 from unsoft.lab.interpret.steering import Directions
-from unsoft.lab.interpret.steering.fingerprint import fingerprint
+from unsoft.lab.interpret.steering.directions import fingerprint
 
 WORDS = ["<pad>", "<s>", "</s>", "<unk>", *(f"w{number}" for number in range(46))]
 

@@ -1,4 +1,4 @@
-"""The table of controls: on made-up models whose truth is known, every rule decides both ways."""
+"""The table of controls: on artificial models with known effects, every rule decides both ways."""
 
 import pytest
 import torch
@@ -63,7 +63,7 @@ def test_a_true_direction_holds():
     found = judged()
     assert found.verdict == HOLDS and not failed(found)
     assert found.after - found.before == pytest.approx(2.0, abs=0.01)
-    assert "6 of 6 controls passed" in found.told() and "+2.0" in found.told()
+    assert "6 of 6 controls passed" in found.summary() and "+2.0" in found.summary()
 
 
 def test_side_effects_are_limits():
@@ -125,10 +125,10 @@ def test_a_direction_of_another_task_that_does_the_same_is_noticed():
     assert failed(found) == {"another task"}
 
 
-def test_every_step_is_told_and_data_are_plain():
-    said = []
-    content = judged(said=said.append).to_dict()
-    assert len(said) == steps(bounds=1)
+def test_every_step_is_reported_and_data_are_plain():
+    reported = []
+    content = judged(progress=reported.append).to_dict()
+    assert len(reported) == steps(bounds=1)
     assert {"controls", "doses", "strength", "before", "after"} == set(content)
     assert [dose["strength"] for dose in content["doses"]] == [-1, -0.5, 0, 0.5, 1]
 

@@ -1,4 +1,4 @@
-"""Directions: against numpy and scikit-learn, planted truth, files, and every way to ask for nonsense."""
+"""Directions, against numpy, scikit-learn and planted truth; files; wrong arguments."""
 
 import numpy as np
 import pytest
@@ -126,9 +126,9 @@ def test_foreign_files_are_refused(tmp_path):
         ({"layers": 7}, "7 is not among the 2 layers 0-1"),
         ({"layers": "x"}, "expected a number"),
         ({"layers": []}, "names no layer"),
-        ({"method": "lasso"}, "'method' must be one of mean, pca, probe, not 'lasso'"),
-        ({"site": "attention"}, "'site' must be one of block, mlp"),
-        ({"pool": "max"}, "'pool' must be one of last, mean"),
+        ({"method": "lasso"}, "'method' must be 'mean', 'pca' or 'probe', not 'lasso'"),
+        ({"site": "attention"}, "'site' must be 'block' or 'mlp'"),
+        ({"pool": "max"}, "'pool' must be 'last' or 'mean'"),
         ({"positive": PAIRS[1]}, "the same states on the mean at layer 0, so there is no direction"),
         ({"positive": ["w1", "", "w2", "w3"]}, "the text '' has no token"),
     ],

@@ -6,10 +6,10 @@ import pytest
 import torch
 
 import unsoft
+from unsoft.lab.interpret import inspection
 from unsoft.lab.interpret import steering as package
-from unsoft.lab.interpret.inspection import inspection
 from unsoft.lab.interpret.steering import fit, steering
-from unsoft.lab.interpret.steering.text_trial import TextTrial
+from unsoft.lab.interpret.steering.text_check import TextExamples, TextTrial
 
 SAMPLE = Path(package.__file__).parent / "sample"
 
@@ -32,7 +32,10 @@ def test_happy_sentences_make_good_words_likelier_and_leave_no_trace():
     before = model(**words).logits
     found = fit(model, lines("positive"), lines("negative"), tokenizer)
     unrelated = (Path(inspection.__file__).parent / "sample.txt").read_text()
-    trial = TextTrial(model, tokenizer, lines("prompts"), lines("toward"), lines("away"), unrelated, {})
+    names = ("positive", "negative", "prompts", "toward", "away")
+    other = (lines("other_positive"), lines("other_negative"))
+    examples = TextExamples(*map(lines, names), other=other, unrelated=unrelated)
+    trial = TextTrial(model, tokenizer, examples, {})
     change = trial.score(found, 0.1) - trial.score(None, 0.0)
     by_chance = trial.score(found.random(0), 0.1) - trial.score(None, 0.0)
     assert change.mean() > 1 > 4 * by_chance.abs().mean()

@@ -1,4 +1,4 @@
-"""Steering: against the same model with the direction built into its weights, token by token, and removed."""
+"""Steering, against the same model with the direction built into its weights, and token by token."""
 
 import copy
 
@@ -7,8 +7,8 @@ import torch
 from torch import nn
 
 from unsoft.lab.interpret.steering import steering
-from unsoft.lab.interpret.steering.places import blocks, modules_at
-from unsoft.lab.interpret.steering.states import watching
+from unsoft.lab.interpret.steering.directions import blocks, modules_at
+from unsoft.lab.interpret.steering.fit import watching
 
 STACKS = {"llama": 2, "gpt2": 2, "gpt_neox": 2, "opt": 2, "gemma2": 2, "qwen3": 2}
 
@@ -124,8 +124,8 @@ def test_only_the_named_layers_are_touched(tiny, words, directions):
 @pytest.mark.parametrize(
     ("options", "kind", "message"),
     [
-        ({"strength": float("nan")}, ValueError, "'strength' must be finite, not nan"),
-        ({"strength": float("inf")}, ValueError, "'strength' must be finite, not inf"),
+        ({"strength": float("nan")}, ValueError, "'strength' must be a finite number, not nan"),
+        ({"strength": float("inf")}, ValueError, "'strength' must be a finite number, not inf"),
         ({"strength": "much"}, TypeError, "'strength' must be a number"),
         ({"layers": 2}, ValueError, "2 is not among the 2 layers 0-1"),
         ({"layers": "0"}, ValueError, "no direction for layer 0; there is for"),

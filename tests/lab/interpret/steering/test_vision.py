@@ -8,10 +8,19 @@ from transformers import AttentionInterface
 import unsoft
 from tests.lab.interpret.steering.image_text import GRIDS, IMAGE, image_text, written
 from unsoft.lab.interpret.steering import steering
-from unsoft.lab.interpret.steering.images import masked, noise, visual_columns, visual_grid
-from unsoft.lab.interpret.steering.picture import relevance_picture
-from unsoft.lab.interpret.steering.relevance import contributions, log_likelihoods, relevance
-from unsoft.lab.interpret.steering.vision import Captioned, most_relevant, vision_states
+from unsoft.lab.interpret.steering.vision import (
+    Captioned,
+    contributions,
+    log_likelihoods,
+    masked,
+    most_relevant,
+    noise,
+    relevance,
+    relevance_picture,
+    vision_states,
+    visual_columns,
+    visual_grid,
+)
 
 
 @pytest.fixture(params=GRIDS)
@@ -123,9 +132,9 @@ def test_what_all_tokens_share_is_taken_off(monkeypatch):
     maps = torch.full((3, 16), 0.1, dtype=torch.float64)
     maps[:, 0] = 10.0  # the sink
     maps[1, 9] = 1.0
-    monkeypatch.setattr("unsoft.lab.interpret.steering.relevance.contributions", lambda *given: maps.clone())
+    monkeypatch.setattr("unsoft.lab.interpret.steering.vision.contributions", lambda *given: maps.clone())
     monkeypatch.setattr(
-        "unsoft.lab.interpret.steering.relevance.likelihood_ratios",
+        "unsoft.lab.interpret.steering.vision.likelihood_ratios",
         lambda *given: torch.tensor([0.0, 3.0, 0.5]),
     )
     found = relevance(model, inputs, torch.tensor([20, 21, 22]))
@@ -186,7 +195,7 @@ def test_bad_arguments(tiny):
             log_likelihoods(model, inputs, wrong)
     with pytest.raises(ValueError, match="'share' must be between 0 and 1, not 1.5"):
         vision_states(model, examples, share=1.5)
-    with pytest.raises(ValueError, match="'negative' must be one of original, without"):
+    with pytest.raises(ValueError, match="'negative' must be 'original' or 'without'"):
         vision_states(model, examples, negative="blurred")
     with pytest.raises(ValueError, match="2 is not among the 2 layers"):
         vision_states(model, examples, layers=2)

@@ -100,7 +100,7 @@ class Model:
 
     def _perplexity(self) -> Rows:
         """Measure exp of the mean surprise, in nats, at each next token of the text."""
-        from unsoft.lab.interpret.inspection.batches import batches
+        from unsoft.lab.interpret.models import batches
 
         self._check_language_model()
         network, tokenizer = self.loaded
@@ -134,7 +134,7 @@ def parts(results: Results) -> Iterator[Part]:
         return
     from unsoft.lab.interpret.inspection import Inspection
     from unsoft.lab.interpret.inspection.page import depth_charts, role_table
-    from unsoft.lab.interpret.inspection.roles import ROLES
+    from unsoft.lab.interpret.inspection.result import ROLES
 
     report = Inspection(**{key: x for key, x in inspected[0].items() if key != "schema"})
     yield Part(

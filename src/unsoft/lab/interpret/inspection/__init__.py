@@ -1,6 +1,6 @@
-"""What do the heads of a transformers model do? Nothing of the model is changed to find out."""
+"""Measure the attention heads of a transformers model. Inspection is read-only."""
 
-from unsoft.lab.interpret.inspection.inspection import Inspection
+from unsoft.lab.interpret.inspection.result import Inspection
 from unsoft.lab.interpret.inspection.walk import inspect
 
 __all__ = ["Inspection", "inspect"]

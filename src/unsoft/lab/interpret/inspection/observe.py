@@ -1,12 +1,10 @@
-"""Looks over a model's shoulder: every attention call of a forward pass is shown to a visitor, and nothing is
-changed.
+"""Show every attention call of a forward pass to a visitor, without changing anything.
 
-The model's own attention function runs as it would anyway; the visitor gets its arguments and its output. So
-outputs are bit-equal with and without observation, on stock attention of any kind and on a swapped mechanism
-alike.
+The model's own attention function runs as usual; the visitor gets its arguments and its output. So outputs
+are bit-equal with and without observation, for any stock attention and for swapped mechanisms.
 
-Seen are models whose attention goes through transformers' attention interface. Not seen: attention written
-out inside a model's own forward, and models inside ``torch.export`` graphs.
+Supported are models whose attention goes through transformers' attention interface. Not supported: attention
+written out inside a model's own forward, and models inside ``torch.export`` graphs.
 """
 
 from __future__ import annotations
@@ -20,14 +18,13 @@ from torch import Tensor, nn
 
 
 @dataclass(frozen=True)
-class Seen:
-    """One attention call: (batch, heads, length, dim) of queries, keys and values, as the attention function
-    got them."""
+class AttentionCall:
+    """One attention call: queries, keys and values (batch, heads, length, dim) as the function got them."""
 
     number: int
-    """Of the call in its forward pass, from 0: what inspection calls the layer."""
+    """Index of the call in its forward pass, which inspection uses as the layer number."""
     name: str
-    """Of the module in the model."""
+    """Name of the module in the model."""
     module: nn.Module
     query: Tensor
     key: Tensor
@@ -41,22 +38,26 @@ class Seen:
     states: Tensor | None = None
     """The residual stream (batch, length, width) that entered the block."""
     rotary: tuple[Tensor, Tensor] | None = None
-    """cos and sin of the rotary embedding, if the block was given one."""
+    """cos and sin of the rotary embedding, if the block got one."""
+
+    @property
+    def self_attention(self) -> bool:
+        """True if the keys are those of the queries' own sequence."""
+        return self.query.shape[-2] == self.key.shape[-2]
 
 
 class Visitor(Protocol):
-    """What is told about a forward pass. Tensors must not be changed."""
+    """Observer of a forward pass. It must not change tensors."""
 
-    def attention(self, seen: Seen) -> None: ...
+    def attention(self, call: AttentionCall) -> None: ...
 
     def stream(self, stack: str, depth: int, states: Tensor) -> None:
-        """The residual stream (batch, length, width) before block ``depth`` of a stack, and after its
-        last."""
+        """Get the residual stream (batch, length, width) before block ``depth``, and after the last block."""
 
 
 @dataclass
-class _Current:
-    """What is known of the forward pass that is under way."""
+class _ForwardPass:
+    """State of the current forward pass."""
 
     calls: int = 0
     states: Tensor | None = None
@@ -66,15 +67,14 @@ class _Current:
 
 @contextmanager
 def observe(model: nn.Module, visitor: Visitor, blocks: dict[str, nn.Module] | None = None) -> Iterator[None]:
-    """Shows ``visitor`` every attention call of ``model`` inside the ``with`` block.
+    """Show every attention call of ``model`` to ``visitor`` inside the ``with`` block.
 
-    ``blocks`` are the model's blocks by name (``"layers.3"``), for those who want to see the residual stream
-    too.
+    ``blocks`` are the model's blocks by name (``"layers.3"``), for visitors that need the residual stream.
     """
     from transformers import AttentionInterface
 
     names = {id(module): name for name, module in model.named_modules()}
-    current = _Current()
+    current = _ForwardPass()
     original = AttentionInterface.get_interface
 
     def get_interface(self: Any, implementation: str, default: Callable[..., Any]) -> Callable[..., Any]:
@@ -91,24 +91,11 @@ def observe(model: nn.Module, visitor: Visitor, blocks: dict[str, nn.Module] | N
         ) -> Any:
             mask = options.pop("attention_mask", mask)
             result = function(module, query, key, value, mask, *more, **options)
-            if id(module) in names:  # another model may run at the same time
+            if (name := names.get(id(module))) is not None:  # another model may run at the same time
                 scale = options.get("scaling")
-                visitor.attention(
-                    Seen(
-                        current.calls,
-                        names[id(module)],
-                        module,
-                        query,
-                        key,
-                        value,
-                        mask,
-                        query.shape[-1] ** -0.5 if scale is None else scale,
-                        options,
-                        result[0],
-                        current.states,
-                        current.rotary,
-                    )
-                )
+                scale = query.shape[-1] ** -0.5 if scale is None else scale
+                tensors = (query, key, value, mask, scale, options, result[0], current.states, current.rotary)
+                visitor.attention(AttentionCall(current.calls, name, module, *tensors))
                 current.calls += 1
             return result
 
@@ -117,9 +104,7 @@ def observe(model: nn.Module, visitor: Visitor, blocks: dict[str, nn.Module] | N
     def begin(module: nn.Module, arguments: tuple[Any, ...], options: dict[str, Any]) -> None:
         current.calls, current.states, current.rotary, current.depth = 0, None, None, {}
 
-    def enter(name: str) -> Callable[..., None]:
-        stack = stack_of(name)
-
+    def enter(stack: str) -> Callable[..., None]:
         def hook(module: nn.Module, arguments: tuple[Any, ...], options: dict[str, Any]) -> None:
             current.states = arguments[0] if arguments else options.get("hidden_states")
             current.rotary = options.get("position_embeddings")
@@ -129,9 +114,7 @@ def observe(model: nn.Module, visitor: Visitor, blocks: dict[str, nn.Module] | N
 
         return hook
 
-    def leave(name: str) -> Callable[..., None]:
-        stack = stack_of(name)
-
+    def leave(stack: str) -> Callable[..., None]:
         def hook(module: nn.Module, arguments: tuple[Any, ...], result: Any) -> None:
             states = result if isinstance(result, Tensor) else result[0]
             visitor.stream(stack, current.depth[stack], states)
@@ -139,23 +122,24 @@ def observe(model: nn.Module, visitor: Visitor, blocks: dict[str, nn.Module] | N
         return hook
 
     with ExitStack() as undo:
-        # All instances, so that models with an interface of their own are seen too.
+        # Patch the class, so that models with their own instance of the interface are observed too.
         AttentionInterface.get_interface = get_interface  # type: ignore[method-assign, assignment]
         undo.callback(setattr, AttentionInterface, "get_interface", original)
         starts = {model, getattr(model, "base_model", model)}  # a pass may begin at either
         hooks = [start.register_forward_pre_hook(begin, with_kwargs=True) for start in starts]
         last = {stack_of(name): name for name in blocks or {}}
         for name, block in (blocks or {}).items():
-            hooks.append(block.register_forward_pre_hook(enter(name), with_kwargs=True))
-            if last[stack_of(name)] == name:
-                hooks.append(block.register_forward_hook(leave(name)))
+            stack = stack_of(name)
+            hooks.append(block.register_forward_pre_hook(enter(stack), with_kwargs=True))
+            if last[stack] == name:
+                hooks.append(block.register_forward_hook(leave(stack)))
         for hook in hooks:
             undo.callback(hook.remove)
         yield
 
 
 def stack_of(name: str) -> str:
-    """The list that a block stands in.
+    """Return the name of the list that holds a block.
 
     >>> stack_of("model.layers.3")
     'model.layers'

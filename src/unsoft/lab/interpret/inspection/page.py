@@ -1,123 +1,180 @@
-"""An inspection as one page: maps of layers by heads, patterns on sentences, collapse by depth, sorted
-tables."""
+"""An inspection as one HTML page: maps of layers by heads, attention patterns, collapse by depth, tables."""
 
 from __future__ import annotations
 
+import base64
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from unsoft.lab.interpret.inspection.columns import COLUMNS, TITLES, Column
-from unsoft.lab.interpret.inspection.inspection import Inspection
-from unsoft.lab.interpret.inspection.patterns import Pattern
-from unsoft.lab.interpret.inspection.roles import ROLES
+import torch
+from torch import Tensor, nn
+
+from unsoft.lab.interpret.inspection.observe import AttentionCall, observe
+from unsoft.lab.interpret.inspection.result import COLUMNS, ROLES, TITLES, Inspection
+from unsoft.lab.interpret.inspection.sequence import sequences
+from unsoft.lab.interpret.models import batches, body_runner, evaluating, single_stack
+from unsoft.lab.interpret.records import TableColumn
 from unsoft.lab.report.page import line_chart, page, printable
 
 HERE = Path(__file__).parent
-_PLACE = (Column("layer", "layer", ""), Column("head", "head", ""))
-_TOKEN = Column("sink_token", "sink token", "the token that gets most")
+_HEAD = (TableColumn("layer", "layer", ""), TableColumn("head", "head", ""))
+_TOKEN = TableColumn("sink_token", "sink token", "the token that receives most attention")
 _DEPTHS = (
     ("mean_cosine", "Mean cosine", "1: all tokens point the same way"),
-    ("effective_rank", "Effective rank", "directions that the tokens use"),
-    ("stable_rank", "Stable rank", "directions as strong as the strongest"),
-    ("recovery", "Recovery", "tokens that can still be told apart by their input"),
+    ("effective_rank", "Effective rank", "number of directions that the tokens use"),
+    ("stable_rank", "Stable rank", "number of directions as strong as the strongest"),
+    ("recovery", "Recovery", "share of tokens that can still be identified by their input"),
     ("residual", "Residual", "distance from all tokens being equal"),
     ("composite_residual", "Composite residual", "the same in the norm of the papers on collapse"),
 )
-_REMOVED = (
-    Column("role", "role", ""),
-    Column("heads", "heads", "layer.head of each that is removed"),
-    Column("change", "loss without", "nats per token more than with them"),
-    Column("interval", "95 % interval", "bootstrap over sequences"),
-    Column("random", "without random heads", "as many of the same layers, mean over draws"),
-    Column("difference", "difference", "loss without these, less that without random heads"),
-    Column("difference_interval", "95 % interval", "bootstrap over sequences and draws"),
-    Column("verdict", "verdict", "by the rule above"),
+_ABLATION = tuple(
+    TableColumn(*texts)
+    for texts in (
+        ("role", "role", ""),
+        ("heads", "heads", "layer.head of each removed head"),
+        ("change", "loss without", "increase in nats per token"),
+        ("interval", "95 % interval", "bootstrap over sequences"),
+        ("random", "without random heads", "as many heads of the same layers, mean over draws"),
+        ("difference", "difference", "loss without these, minus loss without random heads"),
+        ("difference_interval", "95 % interval", "bootstrap over sequences and draws"),
+        ("verdict", "verdict", "by the rule above"),
+    )
 )
 MOST_RANKED = 50
+MOST_TOKENS = 32
 
 
-def inspection_page(found: Inspection, patterns: Sequence[Pattern] = ()) -> str:
-    """The text of an HTML file that needs nothing else."""
-    columns = [column for column in COLUMNS if column.name in found.heads[0]]
-    first, measure = most_interesting(found)
+@dataclass(frozen=True)
+class Pattern:
+    """Attention of every head on one sentence: its tokens and, for each layer, the weights (heads, n, n)."""
+
+    text: str
+    tokens: list[str]
+    layers: dict[int, Tensor]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the weights as signed bytes in base64, 127 for the largest of a head, with their scales."""
+        layers = {}
+        for number, weights in self.layers.items():
+            scale = weights.abs().amax((-2, -1)).clamp_min(torch.finfo(weights.dtype).tiny)
+            small = (weights / scale[:, None, None] * 127).round().to(torch.int8)
+            content = base64.b64encode(bytes(small.flatten().view(torch.uint8).tolist())).decode()
+            layers[number] = {"scales": scale.tolist(), "weights": content}
+        return {"tokens": self.tokens, "layers": layers}
+
+
+def find_patterns(
+    model: nn.Module, texts: Sequence[str], tokenizer: Any, tokens: int = MOST_TOKENS
+) -> list[Pattern]:
+    """Return the patterns of the first ``tokens`` tokens of each text.
+
+    >>> Pattern("a b", ["a", "b"], {0: torch.tensor([[[1.0, 0.0], [0.5, 0.5]]])}).to_dict()["layers"][0]
+    {'scales': [1.0], 'weights': 'fwBAQA=='}
+    """
+    model = single_stack(model)
+    patterns = []
+    with evaluating(model):
+        for text in texts:
+            first = batches(text, tokenizer, 1, tokens, model.device)[0]
+            collector = _PatternCollector()
+            with observe(model, collector):
+                body_runner(model)(**first.inputs)
+            patterns.append(Pattern(text, first.labels[0], collector.layers))
+    return patterns
+
+
+class _PatternCollector:
+    def __init__(self) -> None:
+        self.layers: dict[int, Tensor] = {}
+
+    def attention(self, call: AttentionCall) -> None:
+        if call.self_attention:
+            (sequence,) = sequences(call, [None])
+            self.layers[call.number] = sequence.whole().cpu()
+
+    def stream(self, stack: str, depth: int, states: Tensor) -> None: ...
+
+
+def inspection_page(inspection: Inspection, patterns: Sequence[Pattern] = ()) -> str:
+    """Return the text of a self-contained HTML file."""
+    columns = [column for column in COLUMNS if column.name in inspection.heads[0]]
+    first, measure = most_interesting(inspection)
     return page(
         HERE / "page.html",
-        title=f"unsoft inspect: {printable(found.model, 120)}",
+        title=f"unsoft inspect: {printable(inspection.model, 120)}",
         styles=[HERE / "page.css"],
         scripts=[HERE / "page.js"],
         data={
-            "columns": [
-                {"name": column.name, "title": column.title, "help": column.help} for column in columns
-            ],
+            "columns": [asdict(column) for column in columns],
             "heads": [
-                {key: value for key, value in head.items() if key != "sink_token"} for head in found.heads
+                {key: value for key, value in head.items() if key != "sink_token"}
+                for head in inspection.heads
             ],
             "first": _key(first),
             "measure": measure,
-            "tokens": [printable(head["sink_token"]) for head in found.heads],
+            "tokens": [printable(head["sink_token"]) for head in inspection.heads],
             "patterns": [
                 pattern.to_dict() | {"tokens": [printable(token, 16) for token in pattern.tokens]}
                 for pattern in patterns
             ],
         },
-        found=found,
-        columns=[*_PLACE, *columns, _TOKEN],
-        roles=[role_table(role, found) for role in ROLES],
-        stacks=depth_charts(found),
+        inspection=inspection,
+        columns=[*_HEAD, *columns, _TOKEN],
+        roles=[role_table(role, inspection) for role in ROLES],
+        stacks=depth_charts(inspection),
         sentences=[printable(" ".join(pattern.text.split()), 80) for pattern in patterns],
-        keys=[_key(head) for head in found.heads],
-        ablation=found.ablation,
-        removed_columns=_REMOVED,
-        removed=[_removed(one) for one in (found.ablation or {}).get("removed", ())],
+        keys=[_key(head) for head in inspection.heads],
+        ablation=inspection.ablation,
+        ablation_columns=_ABLATION,
+        ablation_rows=[_with_intervals(row) for row in (inspection.ablation or {}).get("removed", ())],
     )
 
 
-def most_interesting(found: Inspection) -> tuple[dict[str, Any], str]:
-    """The head that the page opens on, and the measure that shows it: the strongest of the rarest role, or
-    else the most focused.
+def most_interesting(inspection: Inspection) -> tuple[dict[str, Any], str]:
+    """Return the head that the page opens on and its measure.
+
+    That is the strongest head of the rarest role, or else the most focused one.
     """
-    ranked = [(role, heads) for role in ROLES if (heads := found.ranked(role))]
+    ranked = [(role, heads) for role in ROLES if (heads := inspection.ranked(role))]
     if not ranked:
-        return min(found.heads, key=lambda head: head["effective_keys"]), "effective_keys"
+        return min(inspection.heads, key=lambda head: head["effective_keys"]), "effective_keys"
     role, heads = min(ranked, key=lambda pair: len(pair[1]))
     return heads[0], role.columns[0]
 
 
-def _removed(one: Mapping[str, Any]) -> dict[str, Any]:
-    beside = one["difference"] is not None
-    return dict(one) | {
-        "interval": f"{one['low']:+.4f} to {one['high']:+.4f}",
-        "difference_interval": f"{one['difference_low']:+.4f} to {one['difference_high']:+.4f}"
-        if beside
-        else "",
-    }
+def _with_intervals(row: Mapping[str, Any]) -> dict[str, Any]:
+    intervals = {"interval": f"{row['low']:+.4f} to {row['high']:+.4f}", "difference_interval": ""}
+    if row["difference"] is not None:
+        ends = f"{row['difference_low']:+.4f} to {row['difference_high']:+.4f}"
+        intervals["difference_interval"] = ends
+    return dict(row) | intervals
 
 
 def _key(head: dict[str, Any]) -> str:
     return f"{head['layer']}.{head['head']}"
 
 
-def role_table(role: Any, found: Inspection) -> dict[str, Any]:
-    """The heads in a role, strongest first, for the macro ``table``."""
-    heads = found.ranked(role)
-    columns = [TITLES.get(name, _TOKEN) for name in role.columns]
+def role_table(role: Any, inspection: Inspection) -> dict[str, Any]:
+    """Return the heads in a role, strongest first, for the macro ``table``."""
+    heads = inspection.ranked(role)
+    shown = heads[:MOST_RANKED]
     return {
         "name": role.name,
         "meaning": role.meaning,
         "count": len(heads),
-        "rows": heads[:MOST_RANKED],
-        "columns": [*_PLACE, *columns],
-        "keys": [_key(head) for head in heads[:MOST_RANKED]],
+        "rows": shown,
+        "columns": [*_HEAD, *(TITLES.get(name, _TOKEN) for name in role.columns)],
+        "keys": [_key(head) for head in shown],
     }
 
 
-def depth_charts(found: Inspection) -> list[dict[str, Any]]:
-    """Measures of collapse by depth, for the macro ``line_chart``, one entry for each stack of layers."""
-    names = dict.fromkeys(record["stack"] for record in found.depths)
+def depth_charts(inspection: Inspection) -> list[dict[str, Any]]:
+    """Return measures of collapse by depth, for the macro ``line_chart``, one entry per stack of layers."""
     result = []
-    for name in names:
-        records = [record for record in found.depths if record["stack"] == name]
+    for name in dict.fromkeys(record["stack"] for record in inspection.depths):
+        records = [record for record in inspection.depths if record["stack"] == name]
         depths = [record["depth"] for record in records]
         charts = [
             {

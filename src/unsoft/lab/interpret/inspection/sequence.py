@@ -1,32 +1,44 @@
-"""One sequence of a batch in one layer: what its heads saw, without padding."""
+"""One sequence of a batch in one layer, without padding: visible keys, and weights in blocks of rows."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from unsoft.lab.interpret.inspection.observe import Seen
-from unsoft.lab.interpret.inspection.visible import Visible, looks_back, visible_keys
-from unsoft.lab.interpret.inspection.weights import softmax_rows, swapped_in, swapped_weights
+from unsoft.hf.attention import NAME, Swapped
+from unsoft.lab.interpret.inspection.observe import AttentionCall
 
 _BLOCK = 2**18  # numbers in a block of rows of all heads, as in the measures
 _LEAST_ROWS = 16
 
 
 @dataclass(frozen=True)
-class Sequence:
-    """Tensors are (heads, n, dim), key heads may be fewer; all in float32 or wider."""
+class VisibleKeys:
+    """Visibility of n keys for n rows."""
+
+    kind: str
+    """``full``, ``causal``, or ``other`` for windows and everything else."""
+    table: Tensor | None
+    """Bool (1 or heads, n, n), None if everything is visible."""
+    bias: Tensor | None = None
+    """What the mask adds to the logits (1 or heads, n, n), if it does more than hide."""
+
+
+@dataclass(frozen=True)
+class AttendedSequence:
+    """Queries, keys and values (heads, n, dim) in float32 or wider; key heads may be fewer."""
 
     query: Tensor
     key: Tensor
     value: Tensor
     content_keys: Tensor
-    """The keys without rotary positions, where the model has these: clones are clones wherever they stand."""
-    visible: Visible
+    """The keys without rotary positions, if the model has them, so that clones are equal at any position."""
+    visible: VisibleKeys
     states: Tensor | None
     """(n, width)."""
     scale: float
@@ -40,26 +52,32 @@ class Sequence:
 
     @property
     def per_key_head(self) -> int:
-        """How many heads share the keys of one."""
+        """Number of heads that share one key head."""
         return self.heads // len(self.key)
 
     @property
     def length(self) -> int:
         return self.key.shape[-2]
 
-    def row_blocks(self) -> Iterator[tuple[Tensor, Tensor, Tensor | None]]:
-        """(numbers of rows, weights (heads, rows, keys), visible or None) over rows that see two keys or
-        more.
+    def values_by_head(self) -> Tensor:
+        """Return the values (heads, n, dim), repeated for heads that share them."""
+        return self.value.repeat_interleave(self.heads // len(self.value), 0)
 
-        A row that sees a single key has no choice, so its numbers say nothing. ``keys`` can be fewer than n
-        where the rest is hidden from all rows of the block.
+    def row_blocks(self) -> Iterator[tuple[Tensor, Tensor, Tensor | None]]:
+        """Yield (row numbers, weights (heads, rows, keys), visible or None) over rows that see two or more
+        keys.
+
+        A row with a single visible key has no choice, so its numbers carry no information. ``keys`` can be
+        less than n if the rest is hidden from all rows of the block.
         """
-        first = 1 if self.visible.kind == "causal" or self.length == 1 else 0
+        causal = self.visible.kind == "causal"
+        first = 1 if causal or self.length == 1 else 0
         step = max(_LEAST_ROWS, _BLOCK // max(1, self.heads * self.length))
         for start in range(first, self.length, step):
             stop = min(start + step, self.length)
-            table, keys = self.visible.rows(start, stop)
-            weights = self._rows(start, stop, table, self.length if keys < 0 else keys)
+            keys = stop if causal else self.length
+            table = None if self.visible.table is None else self.visible.table[:, start:stop, :keys]
+            weights = self._rows(start, stop, table, keys)
             numbers = torch.arange(start, stop, device=weights.device)
             if self.visible.kind == "other" and table is not None:
                 choice = (table.sum(-1) > 1).all(0)
@@ -67,7 +85,7 @@ class Sequence:
             yield numbers, weights, table
 
     def whole(self) -> Tensor:
-        """All weights at once (heads, n, n), for short sequences."""
+        """Return all weights at once (heads, n, n), for short sequences."""
         weights = self._rows(0, self.length, self.visible.table, self.length)
         return weights if self.visible.table is None else torch.where(self.visible.table, weights, 0.0)
 
@@ -75,53 +93,145 @@ class Sequence:
         if self.dense is not None:
             return self.dense[:, start:stop, :keys]
         bias = None if self.visible.bias is None else self.visible.bias[:, start:stop, :keys]
-        return softmax_rows(
-            self.query[:, start:stop], self.key[:, :keys], self.scale, table, bias, self.softcap
-        )
+        query, key = self.query[:, start:stop], self.key[:, :keys]
+        return softmax_rows(query, key, self.scale, table, bias, self.softcap)
 
 
-def sequences(seen: Seen, kept: list[Tensor | None]) -> Iterator[Sequence]:
-    """The sequences of a batch; ``kept`` are the positions of each that are not padding, None if all are."""
-    content = content_keys(seen)
-    swapped = swapped_in(seen.module)
+def sequences(call: AttentionCall, kept: list[Tensor | None]) -> Iterator[AttendedSequence]:
+    """Yield the sequences of a batch; ``kept`` are the positions of each that are real, None if all are."""
+    content = content_keys(call)
+    swapped = swapped_in(call.module)
     for item, positions in enumerate(kept):
 
         def part(x: Tensor, item: int = item, positions: Tensor | None = positions) -> Tensor:
             x = x[item] if positions is None else x[item].index_select(-2, positions)
             return x.float() if x.dtype.itemsize < 4 else x
 
-        visible = visible_keys(seen, item, positions)
-        query, key, value = part(seen.query), part(seen.key), part(seen.value)
-        dense = None
-        if swapped is not None:
-            dense = swapped_weights(swapped, query, key, value, visible, looks_back(seen), seen.scale)
-        yield Sequence(
+        visible = visible_keys(call, item, positions)
+        query, key, value = part(call.query), part(call.key), part(call.value)
+        yield AttendedSequence(
             query,
             key,
             value,
             part(content),
             visible,
-            None if seen.states is None else part(seen.states),
-            seen.scale,
-            seen.options.get("softcap"),
-            dense,
+            None if call.states is None else part(call.states),
+            call.scale,
+            call.options.get("softcap"),
+            None if swapped is None else _swapped_weights(swapped, call, query, key, value, visible),
         )
 
 
-def content_keys(seen: Seen) -> Tensor:
-    """The keys as they were before the rotary embedding, or as they are if there was none.
+def content_keys(call: AttentionCall) -> Tensor:
+    """Return the keys as they were before the rotary embedding, or unchanged if there was none.
 
-    A rotation by the negative angle undoes it, in whatever way the model's own function pairs the dimensions.
-    That the way back leads to the keys again is checked; if not, they stay as attention sees them.
+    A rotation by the negative angle undoes it, however the model's own function pairs the dimensions. The
+    result is rotated forwards again as a check; if that does not give the keys, they are returned as
+    attention sees them.
     """
-    rotate = getattr(sys.modules[type(seen.module).__module__], "apply_rotary_pos_emb", None)
-    if seen.rotary is None or rotate is None:
-        return seen.key
+    rotate = getattr(sys.modules[type(call.module).__module__], "apply_rotary_pos_emb", None)
+    if call.rotary is None or rotate is None:
+        return call.key
     try:
-        cos, sin = seen.rotary
-        _, content = rotate(seen.key, seen.key, cos, -sin)
+        cos, sin = call.rotary
+        _, content = rotate(call.key, call.key, cos, -sin)
         _, again = rotate(content, content, cos, sin)
     except (TypeError, ValueError, RuntimeError):  # a function of the same name with other arguments
-        return seen.key
-    close = torch.allclose(again, seen.key, atol=1e-3 * float(seen.key.abs().max()), rtol=1e-2)
-    return content if close else seen.key
+        return call.key
+    close = torch.allclose(again, call.key, atol=1e-3 * float(call.key.abs().max()), rtol=1e-2)
+    return content if close else call.key
+
+
+def visible_keys(call: AttentionCall, item: int, kept: Tensor | None) -> VisibleKeys:
+    """Read the visibility of one sequence from the mask; ``kept`` are its real positions, None if all."""
+    n = call.query.shape[-2] if kept is None else len(kept)
+    mask = call.mask
+    if mask is None:
+        causal = is_causal(call)
+        return VisibleKeys("causal", _causal(n, call.query.device)) if causal else VisibleKeys("full", None)
+    if not isinstance(mask, Tensor) or mask.dim() != 4:
+        raise ValueError(
+            f"inspect: the attention of {call.name} got a mask of type"
+            f" {type(mask).__name__}{list(mask.shape) if isinstance(mask, Tensor) else ''}, from which"
+            " visibility cannot be read; load the model with attn_implementation='sdpa' or 'eager'"
+        )
+    table = mask[item if len(mask) > 1 else 0]
+    table = table.expand(len(table), call.query.shape[-2], call.key.shape[-2])
+    if mask.shape[-2] == 1 and hasattr(call.module, NAME) and is_causal(call):
+        table = table & _causal(table.shape[-1], table.device)  # a swapped mechanism's mask has no rows
+    if kept is not None:
+        table = table[:, kept][:, :, kept]
+    bias = None
+    if table.dtype != torch.bool:
+        logits, table = table, table > torch.finfo(table.dtype).min / 2
+        bias = torch.where(table, logits, 0.0)
+        bias = bias if bool(bias.any()) else None
+    if bool(table.all()):
+        return VisibleKeys("full", None, bias)
+    triangle = _causal(n, table.device)
+    if torch.equal(table, triangle.expand_as(table)):
+        return VisibleKeys("causal", triangle, bias)
+    return VisibleKeys("other", table, bias)
+
+
+def is_causal(call: AttentionCall) -> bool:
+    """Return True if the attention is causal without a mask."""
+    explicit = call.options.get("is_causal")
+    if explicit is not None:
+        return bool(explicit)
+    config = getattr(call.module, "config", None)
+    return bool(getattr(call.module, "is_causal", True) and getattr(config, "is_causal", True))
+
+
+@lru_cache(maxsize=2)
+def _causal(n: int, device: torch.device) -> Tensor:
+    return torch.ones(1, n, n, dtype=torch.bool, device=device).tril()
+
+
+def softmax_rows(
+    query: Tensor,
+    key: Tensor,
+    scale: float,
+    visible: Tensor | None,
+    bias: Tensor | None = None,
+    softcap: float | None = None,
+) -> Tensor:
+    """Return the weights (heads, rows, keys) of stock attention for some of its rows.
+
+        s = scale q . k        softcap: s = c tanh(s / c)        a = softmax(s + bias over visible keys)
+
+    ``key`` may have fewer heads than ``query``. A row without visible keys has weights 0.
+
+    >>> softmax_rows(torch.zeros(2, 1, 4), torch.zeros(1, 2, 4), 0.5, None)
+    tensor([[[0.5000, 0.5000]],
+            [[0.5000, 0.5000]]])
+    """
+    heads, rows, dim = query.shape
+    shared = query.reshape(len(key), -1, dim)
+    logits = (shared @ key.mT).mul_(scale).view(heads, rows, -1)
+    if softcap is not None:
+        logits = (logits / softcap).tanh_().mul_(softcap)
+    if bias is not None:
+        logits += bias
+    if visible is None:
+        return logits.softmax(-1)
+    # The smallest number instead of -inf: a row without visible keys would become NaN.
+    weights = logits.masked_fill_(~visible, torch.finfo(logits.dtype).min).softmax(-1)
+    return weights if bool(visible.any(-1).all()) else torch.where(visible, weights, 0.0)
+
+
+def swapped_in(module: nn.Module) -> Swapped | None:
+    """Return what :func:`unsoft.hf.swap` put into an attention module, None for stock attention."""
+    swapped = getattr(module, NAME, None)
+    return swapped if isinstance(swapped, Swapped) else None
+
+
+def _swapped_weights(
+    swapped: Swapped, call: AttentionCall, query: Tensor, key: Tensor, value: Tensor, visible: VisibleKeys
+) -> Tensor:
+    """Return the whole weights (heads, n, n) of a swapped mechanism for one sequence of one layer."""
+    table = visible.table[None] if visible.kind == "other" and visible.table is not None else None
+    options = {"causal": is_causal(call), "scale": call.scale, "dropout": 0.0, "window": None}
+    weights: Tensor
+    _, weights = swapped(query[None], key[None], value[None], table, **options, return_weights=True)
+    return weights[0]

@@ -1,31 +1,30 @@
-"""``inspect``: walks a model's attention with some texts and measures every head, batch by batch, layer by
-layer."""
+"""``inspect``: run a model on some texts and measure every head, batch by batch, layer by layer."""
 
 from __future__ import annotations
 
-import inspect as signatures
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from functools import lru_cache
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from unsoft import measure
+from unsoft.checks import whole_number
 from unsoft.formula import Formula
-from unsoft.lab.interpret.inspection.batches import Batch, batches
-from unsoft.lab.interpret.inspection.depth import Depths
 from unsoft.lab.interpret.inspection.head_sums import HeadSums
-from unsoft.lab.interpret.inspection.inspection import Inspection
 from unsoft.lab.interpret.inspection.layout import Layout, find_layout
-from unsoft.lab.interpret.inspection.mechanism_card import mechanism_card
-from unsoft.lab.interpret.inspection.observe import Seen, observe
-from unsoft.lab.interpret.inspection.sequence import sequences
-from unsoft.lab.interpret.inspection.weights import swapped_in
+from unsoft.lab.interpret.inspection.observe import AttentionCall, observe
+from unsoft.lab.interpret.inspection.result import Inspection
+from unsoft.lab.interpret.inspection.sequence import sequences, swapped_in
+from unsoft.lab.interpret.models import InputBatch, batches, body_runner, evaluating, name_of, single_stack
+from unsoft.measure.states import Collapse
 from unsoft.modules.pointwise import Pointwise
 from unsoft.modules.registry import resolve_formula
 
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
+CLONES = (1, 10, 100)
+LOGITS = (-4.0, 0.0, 4.0)
+_OTHERS = 63
 
 
 def inspect(
@@ -38,95 +37,86 @@ def inspect(
     max_sequences: int | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> Inspection:
-    """Every measure of :mod:`unsoft.measure` for each layer and head of a transformers model.
+    """Compute every measure of :mod:`unsoft.measure` for each layer and head of a transformers model.
 
         per row: focus and sign (``measure.summary``), hijack    over rows: deletion, similarity of patterns
         per set of keys: magnitude, groups                       per depth: collapse of the residual stream
 
-    Works on stock attention and on swapped mechanisms; changes nothing, outputs are bit-equal with and
-    without it. The map of no more than a block of rows exists at a time (of one sequence and layer for
-    mechanisms that are no formula).
+    Works on stock attention and on swapped mechanisms. Inspection is read-only: outputs are bit-equal with
+    and without it. Only a block of rows of the attention map exists at a time (one sequence and layer for
+    mechanisms that are not a formula).
 
     texts_or_batch
-        A text or texts (with ``tokenizer``), token numbers (batch, length), or a dict of the model's
-        arguments with its ``attention_mask``. Padding is left out of everything.
+        A text or texts (with ``tokenizer``), token ids (batch, length), or a dict of the model's arguments
+        with its ``attention_mask``. Padding is ignored.
     batch_size
-        Sequences that go through the model at a time.
+        Number of sequences per forward pass.
     max_length
-        Texts are cut into sequences of at most so many tokens.
+        Texts are cut into sequences of at most this many tokens.
     max_sequences
-        At most so many sequences are looked at, the first ones.
+        Inspect only the first sequences, at most this many.
     progress
         Called with (sequences done, all sequences).
 
-    Means are over rows that see two keys or more. Keys are compared with each other without their rotary
-    positions.
+    Means are over rows that see two or more keys. Keys are compared without their rotary positions.
 
     >>> from transformers import LlamaConfig, LlamaForCausalLM
     >>> config = LlamaConfig(vocab_size=50, hidden_size=16, intermediate_size=16, num_hidden_layers=2,
     ...                      num_attention_heads=4, num_key_value_heads=2)
-    >>> found = inspect(LlamaForCausalLM(config), torch.randint(50, (3, 20)))
-    >>> len(found.heads), len(found.depths), 1 <= found.heads[0]["effective_keys"] <= 20
+    >>> inspection = inspect(LlamaForCausalLM(config), torch.randint(50, (3, 20)))
+    >>> len(inspection.heads), len(inspection.depths), 1 <= inspection.heads[0]["effective_keys"] <= 20
     (8, 3, True)
     """
-    model = model_of(model)
-    for name, value in (
-        ("batch_size", batch_size),
-        ("max_length", max_length),
-        ("max_sequences", 1 if max_sequences is None else max_sequences),
-    ):
-        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise ValueError(
-                f"inspect: argument '{name}' must be a whole number of at least 1, not {value!r}"
-            )
+    model = single_stack(model)
+    whole_number("inspect", "batch_size", batch_size)
+    whole_number("inspect", "max_length", max_length)
+    if max_sequences is not None:
+        whole_number("inspect", "max_sequences", max_sequences)
     parts = batches(texts_or_batch, tokenizer, batch_size, max_length, model.device, max_sequences)
     with evaluating(model):
-        run = runner(model)
+        run = body_runner(model)
         layout = find_layout(model, run, parts[0])
-        walk = Walk(layout, parts[0])
-        done, everything = 0, sum(len(part.kept(0)) for part in parts)
-        with observe(model, walk, layout.blocks):
+        measurer = HeadMeasurer(layout, parts[0])
+        done, total = 0, sum(map(len, parts))
+        with observe(model, measurer, layout.blocks):
             for part in parts:
-                walk.batch = part
+                measurer.batch = part
                 run(**part.inputs)
-                walk.depths.forget()
-                done += len(part.kept(0))
+                measurer.depths.release()
+                done += len(part)
                 if progress is not None:
-                    progress(done, everything)
-    tokens = sum(len(words) for part in parts for words in part.labels)
-    return walk.result(getattr(model, "name_or_path", "") or type(model).__name__, everything, tokens)
+                    progress(done, total)
+    tokens = sum(len(labels) for part in parts for labels in part.labels)
+    return measurer.result(name_of(model), total, tokens)
 
 
-class Walk:
+class HeadMeasurer:
     """The visitor that measures."""
 
-    def __init__(self, layout: Layout, batch: Batch) -> None:
-        self.layout, self.depths = layout, Depths()
+    def __init__(self, layout: Layout, batch: InputBatch) -> None:
+        self.layout, self.depths = layout, StreamSums()
         self.batch = batch
-        """The one that is under way."""
+        """The current batch."""
         self.layers = {
             layer.number: HeadSums(layer.heads, layer.out_proj) for layer in layout.layers.values()
         }
         self.formulas: dict[str, Formula] = {}
 
-    def attention(self, seen: Seen) -> None:
-        sums = self.layers.get(seen.number)
+    def attention(self, call: AttentionCall) -> None:
+        sums = self.layers.get(call.number)
         if sums is None:
             return
-        self._note_formula(seen)
-        for item, sequence in enumerate(sequences(seen, self.batch.kept(seen.query.shape[-2]))):
-            sums.add(sequence, self.batch.words(item, sequence.length))
-
-    def _note_formula(self, seen: Seen) -> None:
-        swapped = swapped_in(seen.module)
-        label = self.layout.layers[seen.number].mechanism
+        label, swapped = self.layout.layers[call.number].mechanism, swapped_in(call.module)
         if swapped is None:
             self.formulas[label] = resolve_formula("softmax")
         elif isinstance(mechanism := swapped.mechanism, Pointwise):
             self.formulas[label] = mechanism.formula
+        for item, sequence in enumerate(sequences(call, self.batch.real_positions(call.query.shape[-2]))):
+            sums.add(sequence, self.batch.labels_of(item, sequence.length))
 
     def stream(self, stack: str, depth: int, states: Tensor) -> None:
-        self.depths.add(stack, depth, states, self.batch.kept(states.shape[1]), self.batch.names)
+        real = self.batch.real_positions(states.shape[1])
+        self.depths.add(stack, depth, states, real, self.batch.token_ids)
 
     def result(self, name: str, count: int, tokens: int) -> Inspection:
         if not any(sums.rows for sums in self.layers.values()):
@@ -136,10 +126,9 @@ class Walk:
             )
         heads, layers = [], []
         for number, sums in self.layers.items():
-            layer = self.layout.layers[number]
-            found = sums.measures()
+            layer, measures = self.layout.layers[number], sums.measures()
             heads += [
-                {"layer": number, "head": head} | {name: values[head] for name, values in found.items()}
+                {"layer": number, "head": head} | {name: values[head] for name, values in measures.items()}
                 for head in range(sums.heads)
             ]
             layers.append(
@@ -154,46 +143,67 @@ class Walk:
                 }
             )
         cards = {label: mechanism_card(formula) for label, formula in self.formulas.items()}
-        return Inspection(
-            name, count, tokens, heads, self.depths.records(), layers, cards, self.layout.skipped
-        )
+        depths, skipped = self.depths.records(), self.layout.skipped
+        return Inspection(name, count, tokens, heads, depths, layers, cards, skipped)
 
 
-@contextmanager
-def evaluating(model: nn.Module) -> Iterator[None]:
-    """Without dropout and without gradients; every module gets its mode back."""
-    modes = {module: module.training for module in model.modules()}
-    model.eval()
-    try:
-        with torch.no_grad():
-            yield
-    finally:
-        for module, training in modes.items():
-            module.training = training
+class StreamSums:
+    """Collapse of the residual stream before and after each block: do tokens become the same with depth?"""
+
+    def __init__(self) -> None:
+        self._sums: dict[tuple[str, int], Tensor] = {}
+        self._count: dict[tuple[str, int], int] = {}
+        self._inputs: dict[str, Tensor] = {}
+
+    def add(
+        self, stack: str, depth: int, states: Tensor, kept: list[Tensor | None], token_ids: Tensor | None
+    ) -> None:
+        """Add states (batch, length, width), with their tokens (batch, length) if there are any."""
+        if depth == 0:
+            self._inputs[stack] = states
+        if token_ids is not None and token_ids.shape != states.shape[:-1]:
+            token_ids = None
+        for item, positions in enumerate(kept):
+
+            def part(x: Tensor, item: int = item, positions: Tensor | None = positions) -> Tensor:
+                return x[item] if positions is None else x[item][positions]
+
+            tokens = None if token_ids is None else part(token_ids)
+            collapse = measure.collapse(part(states), part(self._inputs[stack]), tokens=tokens)
+            values = torch.stack([x.double().cpu() for x in collapse if x is not None])
+            key = (stack, depth)
+            self._sums[key] = self._sums.get(key, 0.0) + values
+            self._count[key] = self._count.get(key, 0) + 1
+
+    def release(self) -> None:
+        """Drop the tensors of a batch."""
+        self._inputs.clear()
+
+    def records(self) -> list[dict[str, Any]]:
+        """Return means over sequences, one record per depth; depth 0 is the input of the first block."""
+        return [
+            {"stack": stack, "depth": depth}
+            | dict(zip(Collapse._fields, (sums / self._count[stack, depth]).tolist(), strict=True))
+            for (stack, depth), sums in sorted(self._sums.items())
+        ]
 
 
-def runner(model: nn.Module) -> Callable[..., Any]:
-    """Calls the model without its language-model head, which no measure needs and which is wide."""
-    body = getattr(model, "base_model", model)
-    known = signatures.signature(body.forward).parameters
-    open_ended = any(parameter.kind is parameter.VAR_KEYWORD for parameter in known.values())
+@lru_cache(maxsize=16)  # a quarter of a second each
+def mechanism_card(formula: Formula) -> dict[str, Any]:
+    """Return unique share, discrimination and gradient of a formula, for 64 keys whose other logits are 0.
 
-    def run(**inputs: Any) -> None:
-        body(**{name: x for name, x in inputs.items() if open_ended or name in known})
-
-    return run
-
-
-def model_of(model: Any) -> PreTrainedModel:
-    """The transformers model itself, if it can be looked at."""
-    from transformers import PreTrainedModel
-
-    model = getattr(model, "_orig_mod", model)  # of torch.compile, whose graphs cannot be watched
-    if not isinstance(model, PreTrainedModel):
-        raise TypeError(f"inspect: argument 'model' must be a transformers model, not {type(model).__name__}")
-    if getattr(model.config, "is_encoder_decoder", False):
-        raise ValueError(
-            f"inspect: {type(model).__name__} is an encoder and a decoder; give one of them, such as"
-            " model.get_encoder()"
-        )
-    return model
+    >>> card = mechanism_card(resolve_formula("softmax"))
+    >>> round(card["unique_share"]["10"], 4)                # 20 / 30
+    0.6667
+    """
+    shares = measure.unique_share(formula, CLONES).tolist()
+    discrimination = measure.discrimination(formula)
+    slopes = measure.gradient(formula, torch.tensor(LOGITS), torch.zeros(_OTHERS))
+    return {
+        "unique_share": {str(count): share for count, share in zip(CLONES, shares, strict=True)},
+        "discrimination": {"auc": discrimination.auc, "gap": discrimination.gap},
+        "gradient": {
+            field: {f"{logit:g}": value for logit, value in zip(LOGITS, values.tolist(), strict=True)}
+            for field, values in slopes._asdict().items()
+        },
+    }

@@ -1,15 +1,18 @@
-"""What ablating neurons of the last layer does to the model's predictions, without running the model again.
+"""Effects of ablating neurons on the model's predictions.
 
-Setting neuron i to its mean adds ``delta * write_i`` to the stream. With the scale s of the final norm before
-and s' after, logits move by
+In the last layer the model need not run again. Setting neuron i to its mean adds ``delta * write_i`` to the
+stream. With the scale s of the final norm before and s' after, logits move by
 
     shift = (s/s' - 1) * raw + delta/s' * reach_i
     raw = unembedding @ stream / s        reach_i = unembedding @ write_i
 
 and with the scale frozen by ``delta/s * reach_i`` alone. So the logits of a token and the reach of a neuron
-give everything, and no matrix is multiplied per neuron. Even so a sum of exponentials over 50,000 words for
-each of 1,500 neurons and 4,000 tokens is too much: see :mod:`unsoft.lab.interpret.neurons.tail` for how most
-of it is avoided.
+determine everything, and no matrix is multiplied per neuron. A sum of exponentials over 50,000 words for each
+of 1,500 neurons and 4,000 tokens would still be too slow; :mod:`unsoft.lab.interpret.neurons.tail` avoids
+most of it.
+
+In other layers the blocks from that layer on run again with each neuron ablated, several at a time, on their
+recorded inputs.
 """
 
 from __future__ import annotations
@@ -19,25 +22,31 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from unsoft.lab.interpret.neurons.frequency import Unigram
-from unsoft.lab.interpret.neurons.readout import Readout
-from unsoft.lab.interpret.neurons.tail import Shift, Tail
-from unsoft.lab.interpret.neurons.whole import ROWS, changes
+from unsoft.lab.interpret.models import body_runner, evaluating, hooked, recorded_inputs, replaced_inputs
+from unsoft.lab.interpret.neurons.parts import Parts, Readout
+from unsoft.lab.interpret.neurons.stream import FIRST, Stream
+from unsoft.lab.interpret.neurons.tail import Shift, Tail, TailMoments
+from unsoft.lab.interpret.neurons.weights import Unigram
 
 TOP = 128
-"""Words of a token that are always summed one by one: its most likely."""
+"""Most likely words of a token, which are always summed one by one."""
 TOLERANCE = 5e-5
-"""In nats: a pair of neuron and token whose expansion may be off by more is computed over all words."""
+"""In nats: pairs of neuron and token whose expansion may be off by more are computed over all words."""
 _TOKENS = 128
 _NUMBERS = 80_000_000
-"""In the reach of neurons that are looked at together: 320 MB."""
+"""Size of the reach of neurons that are processed together: 320 MB."""
+_CACHED_ROWS = 8
+"""Rows of logits at a time, few enough to stay in the processor's cache."""
+_COPIES = 8
+"""Ablations that run together in other layers."""
+_ROWS = 64
 
 
 @dataclass(frozen=True)
 class Effects:
-    """Changes by ablation (tokens, neurons), after less before; ``frozen``: with the norm's scale held;
+    """Changes by ablation (tokens, neurons), after minus before; ``frozen``: with the norm's scale held;
     ``held``: with the logits' component along word frequency held."""
 
     loss: Tensor
@@ -46,10 +55,10 @@ class Effects:
     entropy: Tensor
     entropy_frozen: Tensor
     kl: Tensor
-    """Of the divergence of the model from the unigram distribution."""
+    """Change of the divergence of the model from the unigram distribution."""
     kl_held: Tensor
     changed: Tensor
-    """1 where the most likely word became another one, else 0."""
+    """1 where another word became the most likely, else 0."""
     changed_frozen: Tensor
 
 
@@ -57,8 +66,8 @@ NAMES = tuple(field.name for field in fields(Effects))
 
 
 @dataclass(frozen=True)
-class Question:
-    """Tokens, neurons and how each of them is to be changed: ``delta`` is (tokens, neurons)."""
+class NeuronAblation:
+    """Tokens, neurons and the change ``delta`` (tokens, neurons) of each activation."""
 
     residual: Tensor
     target: Tensor
@@ -69,42 +78,44 @@ class Question:
 def ablate(
     readout: Readout,
     unigram: Unigram,
-    question: Question,
+    ablation: NeuronAblation,
     *,
     exactly: bool = False,
     progress: Callable[[int, int], None] | None = None,
 ) -> Effects:
-    """All effects of changing each neuron, alone, by ``delta`` at each token.
+    """Return the effects of changing each last-layer neuron, alone, by ``delta`` at each token.
 
-    ``exactly`` sums over all words everywhere, as is done anyway where logits have a soft-cap.
+    ``exactly`` sums over all words everywhere, as is always done for logits with a soft-cap.
     """
-    tokens, neurons = question.delta.shape
+    tokens, neurons = ablation.delta.shape
     kinds = {"changed": torch.int8, "changed_frozen": torch.int8}
     results = {name: torch.empty(tokens, neurons, dtype=kinds.get(name, torch.float32)) for name in NAMES}
     block = max(1, _NUMBERS // len(readout.unembedding))
-    done, everything = 0, -(-neurons // block) * tokens
+    done, total = 0, -(-neurons // block) * tokens
     for first in range(0, neurons, block):
         part = slice(first, first + block)
-        reach = _Reach(readout, unigram, question.writes[part], exactly)
+        reach = _Reach(readout, unigram, ablation.writes[part], exactly)
         for start in range(0, tokens, _TOKENS):
             rows = slice(start, min(start + _TOKENS, tokens))
-            found = reach.effects(question.residual[rows], question.target[rows], question.delta[rows, part])
-            for name, value in found.items():
+            effects = reach.effects(
+                ablation.residual[rows], ablation.target[rows], ablation.delta[rows, part]
+            )
+            for name, value in effects.items():
                 results[name][rows, part] = value.to(results[name].dtype).cpu()
             done += rows.stop - start
             if progress is not None:
-                progress(done, everything)
+                progress(done, total)
     return Effects(**results)
 
 
 class _Reach:
-    """A block of neurons with what they reach in the vocabulary."""
+    """A block of neurons with their effect on the logits of all words."""
 
     def __init__(self, readout: Readout, unigram: Unigram, writes: Tensor, exactly: bool) -> None:
         self.readout, self.unigram = readout, unigram
         self.exactly = exactly or readout.softcap is not None
         words = readout.unembedding
-        # Logits have no zero of their own unless a cap gives them one; centred numbers are the smaller ones.
+        # Without a soft-cap logits are defined up to a constant; centred numbers are the smaller ones.
         self.words = words if readout.softcap is not None else words - words.mean(0)
         self.writes = readout.norm.centre(writes)
         self.by_neuron = self.writes @ self.words.mT
@@ -124,45 +135,38 @@ class _Reach:
         raw = stream @ self.words.mT / before
         total = Shift(before / after - 1, delta / after)
         frozen = Shift(torch.zeros_like(delta), delta / before)
-        everywhere = torch.ones_like(delta, dtype=torch.bool)
         if self.exactly:
-            found: dict[str, Any] = {name: torch.empty_like(delta) for name in NAMES}
-            self._in_full(found, raw, target, total, frozen, everywhere, everywhere)
-            return found
-        chunk = self.tail.chunk(raw, self.readout.finish(raw).log_softmax(-1), min(TOP, raw.shape[1]))
-        held = Shift(total.scale, total.reach, -self._component(raw, total))
-        sums, sums_frozen, sums_held = chunk.sums(total), chunk.sums(frozen), chunk.sums(held, entropy=False)
+            everywhere = torch.ones_like(delta, dtype=torch.bool)
+            effects: dict[str, Any] = {name: torch.empty_like(delta) for name in NAMES}
+            self._in_full(effects, raw, target, total, frozen, everywhere, everywhere)
+            return effects
+        log_p = self.readout.finish(raw).log_softmax(-1)
+        moments = TailMoments(self.tail, raw, log_p, min(TOP, raw.shape[1]))
+        direction, likely = self.unigram.direction, self.unigram.log_share.exp()
+        along = -(total.scale * (raw @ direction)[:, None] + total.reach * self.along)
+        held = moments.sums(Shift(total.scale, total.reach, along), entropy=False)
+        sums, sums_frozen = moments.sums(total), moments.sums(frozen)
         at_target = self.by_neuron[:, target].mT
-        raw_target = raw.gather(1, target[:, None])
-        likely = self.unigram.log_share.exp()
-        raw_expected = (raw @ likely)[:, None]
-        direction = self.unigram.direction
-        shift_target = total.scale * raw_target + total.reach * at_target
-        shift_expected = total.scale * raw_expected + total.reach * self.expected
-        along = held.along
-        assert along is not None
-        found = {
+        shift_target = total.scale * raw.gather(1, target[:, None]) + total.reach * at_target
+        shift_expected = total.scale * (raw @ likely)[:, None] + total.reach * self.expected
+        effects = {
             "loss": sums.total - shift_target,
             "loss_frozen": sums_frozen.total - frozen.reach * at_target,
-            "loss_held": sums_held.total - shift_target - along * direction[target][:, None],
+            "loss_held": held.total - shift_target - along * direction[target][:, None],
             "entropy": sums.entropy,
             "entropy_frozen": sums_frozen.entropy,
             "kl": sums.total - shift_expected,
-            "kl_held": sums_held.total - shift_expected - along * (direction @ likely),
+            "kl_held": held.total - shift_expected - along * (direction @ likely),
             "changed": sums.changed,
             "changed_frozen": sums_frozen.changed,
         }
-        unsure = torch.maximum(sums.error, sums_held.error) > TOLERANCE
-        self._in_full(found, raw, target, total, frozen, unsure, sums_frozen.error > TOLERANCE)
-        return found
-
-    def _component(self, raw: Tensor, shift: Shift) -> Tensor:
-        """Of the shift along the direction of frequency."""
-        return shift.scale * (raw @ self.unigram.direction)[:, None] + shift.reach * self.along
+        unsure = torch.maximum(sums.error, held.error) > TOLERANCE
+        self._in_full(effects, raw, target, total, frozen, unsure, sums_frozen.error > TOLERANCE)
+        return effects
 
     def _in_full(
         self,
-        found: dict[str, Any],
+        effects: dict[str, Any],
         raw: Tensor,
         target: Tensor,
         total: Shift,
@@ -170,11 +174,11 @@ class _Reach:
         moving: Tensor,
         still: Tensor,
     ) -> None:
-        """Replaces the effects of chosen pairs of tokens and neurons by those over the whole vocabulary."""
+        """Replace the effects of chosen pairs of tokens and neurons by sums over the whole vocabulary."""
         for token in (moving | still).any(1).nonzero()[:, 0].tolist():
             before = self.readout.finish(raw[token])
             for shift, chosen, ending in ((total, moving, ""), (frozen, still, "_frozen")):
-                for neurons in chosen[token].nonzero()[:, 0].split(ROWS):
+                for neurons in chosen[token].nonzero()[:, 0].split(_CACHED_ROWS):
                     moved = torch.addcmul(
                         (1 + shift.scale[token, neurons, None]) * raw[token],
                         shift.reach[token, neurons, None],
@@ -183,5 +187,148 @@ class _Reach:
                     same = target[token].expand(len(neurons))
                     exact = changes(self.unigram, before[None], self.readout.finish(moved), same)
                     for name, value in exact.items():
-                        if (name + ending) in found:
-                            found[name + ending][token, neurons] = value.to(found[name + ending].dtype)
+                        if (name + ending) in effects:
+                            effects[name + ending][token, neurons] = value.to(effects[name + ending].dtype)
+
+
+def changes(unigram: Unigram, before: Tensor, after: Tensor, target: Tensor) -> dict[str, Tensor]:
+    """Return the changes (rows,) of loss, entropy, divergence and best word, summed over every word.
+
+    ``held`` means with the component along word frequency held. Logits ``after`` are (rows, words),
+    ``before`` too or (1, words); ``target`` is (rows,).
+
+    >>> from unsoft.lab.interpret.neurons.weights import unigram
+    >>> after = torch.tensor([[0.0, 0.0, 2.0]])
+    >>> moved = changes(unigram(torch.tensor([5, 2, 1])), torch.zeros(1, 3), after, torch.tensor([2]))
+    >>> bool(moved["loss"] < 0), bool(moved["entropy"] < 0), float(moved["changed"])
+    (True, True, 1.0)
+    """
+    start, end = _sums(before), _sums(after)
+    direction, likely = unigram.direction, unigram.log_share.exp()
+    shift = after - before
+    along = shift @ direction
+    held = _sums(torch.addr(after, along, direction, alpha=-1), entropy=False)
+    at_target, expected = shift.gather(1, target[:, None])[:, 0], shift @ likely
+    total, total_held = end["total"] - start["total"], held["total"] - start["total"]
+    return {
+        "loss": total - at_target,
+        "loss_held": total_held - at_target + along * direction[target],
+        "entropy": end["entropy"] - start["entropy"],
+        "kl": total - expected,
+        "kl_held": total_held - expected + along * (direction @ likely),
+        "changed": (end["best"] != start["best"]).float(),
+    }
+
+
+def entropies(logits: Tensor) -> Tensor:
+    """Return the entropy of the prediction of each row of logits, in nats.
+
+    >>> round(float(entropies(torch.zeros(1, 8)).exp()), 4)
+    8.0
+    """
+    return _sums(logits)["entropy"]
+
+
+def _sums(logits: Tensor, entropy: bool = True) -> dict[str, Tensor]:
+    """Return log-sum-exp, entropy and most likely word of rows of logits."""
+    best = logits.max(-1)
+    below = logits - best.values[:, None]  # small where the probability is, so that sums are accurate
+    weights = below.exp()
+    sums = weights.sum(-1)
+    result = {"total": sums.log() + best.values}
+    if entropy:
+        result |= {"entropy": sums.log() - weights.mul_(below).sum(-1) / sums, "best": best.indices}
+    return result
+
+
+def ablate_layer(
+    parts: Parts,
+    unigram: Unigram,
+    stream: Stream,
+    chosen: Tensor,
+    progress: Callable[[int, int], None] | None = None,
+) -> Effects:
+    """Return the effects of setting each of the chosen neurons of any layer, alone, to its mean."""
+    results = {name: torch.zeros(len(stream.target), len(chosen)) for name in NAMES}
+    model, sequences = parts.model, stream.text.sequences
+    means = stream.means.to(model.dtype)
+    with evaluating(model):
+        for number, row in enumerate(sequences.to(model.device)):
+            rows = (stream.sequence == number).nonzero()[:, 0]
+            if not len(rows):
+                break
+            calls, final = _first_run(parts, stream.layer, row)
+            for start in range(0, len(chosen), _COPIES):
+                part = chosen[start : start + _COPIES]
+                ablated = _ablated_run(parts.downs[stream.layer], calls, part, means[part])
+                for copy, states in enumerate(ablated):
+                    effects = _compare(parts.readout, unigram, final, states.float(), stream.target[rows])
+                    for name, value in effects.items():
+                        results[name][rows, start + copy] = value.cpu()
+            if progress is not None:
+                progress(number + 1, len(sequences))
+    return Effects(**results)
+
+
+BlockCall = tuple[nn.Module, tuple[Any, ...], dict[str, Any]]
+
+
+def _first_run(parts: Parts, layer: int, row: Tensor) -> tuple[list[BlockCall], Tensor]:
+    """Return the call of each block from ``layer`` on, and the input (length, width) of the final norm."""
+    calls: list[BlockCall] = []
+
+    def record(module: nn.Module, inputs: tuple[Any, ...], options: dict[str, Any]) -> None:
+        calls.append((module, inputs, options))
+
+    hooks = [block.register_forward_pre_hook(record, with_kwargs=True) for block in parts.blocks[layer:]]
+    with hooked(*hooks), recorded_inputs(parts.norm) as seen:
+        body_runner(parts.model)(input_ids=row[None], use_cache=False)
+    final = seen[parts.norm][0]
+    if not torch.allclose(_run(calls, 1)[0], final, rtol=1e-3, atol=1e-3):
+        raise ValueError(
+            f"neurons: the blocks of {type(parts.model).__name__} cannot be run one after the other from"
+            f" layer {layer} on: the stream does not come out as before; only the last layer can be looked at"
+        )
+    return calls, final.float()
+
+
+def _run(calls: list[BlockCall], copies: int) -> Tensor:
+    """Run the blocks one after the other on copies of the first one's input; (copies, length, width)."""
+    _, inputs, options = calls[0]
+    states: Tensor = (inputs[0] if inputs else options["hidden_states"]).expand(copies, -1, -1)
+    for block, inputs, options in calls:
+        rest = {name: value for name, value in options.items() if name != "hidden_states"}
+        output = block(states, *inputs[1:], **rest)
+        states = output if isinstance(output, Tensor) else output[0]
+    return states
+
+
+def _ablated_run(down: nn.Module, calls: list[BlockCall], neurons: Tensor, means: Tensor) -> Tensor:
+    """Run the blocks with another neuron at its mean in each copy."""
+    rows = torch.arange(len(neurons))
+
+    def silence(x: Tensor) -> Tensor:
+        flat = x.view(len(neurons), -1, x.shape[-1]).clone()  # OPT flattens its tokens
+        flat[rows, :, neurons] = means[:, None]
+        return flat.view(x.shape)
+
+    with replaced_inputs(down, silence):
+        return _run(calls, len(neurons))
+
+
+def _compare(
+    readout: Readout, unigram: Unigram, before: Tensor, after: Tensor, target: Tensor
+) -> dict[str, Tensor]:
+    """Return the effects at the tokens of one sequence, with the norm's scale free and frozen."""
+    before, after = (x[FIRST:][: len(target)] for x in (before, after))
+    pieces: dict[str, list[Tensor]] = {}
+    for start in range(0, len(target), _ROWS):
+        part = slice(start, start + _ROWS)
+        square = readout.norm.square(before[part])
+        logits = readout.logits(before[part])
+        effects = changes(unigram, logits, readout.logits(after[part]), target[part])
+        frozen = changes(unigram, logits, readout.logits(after[part], square), target[part])
+        effects |= {f"{name}_frozen": frozen[name] for name in ("loss", "entropy", "changed")}
+        for name, value in effects.items():
+            pieces.setdefault(name, []).append(value)
+    return {name: torch.cat(values) for name, values in pieces.items()}

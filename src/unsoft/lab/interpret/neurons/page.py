@@ -1,4 +1,4 @@
-"""A scan of neurons as one page: planes of all neurons, one neuron in detail, ranked tables, verdicts."""
+"""A scan of neurons as one HTML page: planes of all neurons, details of one, ranked tables, verdicts."""
 
 from __future__ import annotations
 
@@ -6,47 +6,51 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from unsoft.lab.interpret.inspection.columns import Column
-from unsoft.lab.interpret.neurons.columns import COLUMNS, TITLES
-from unsoft.lab.interpret.neurons.result import Scan
-from unsoft.lab.interpret.neurons.roles import ROLES, Role
+from unsoft.lab.interpret.neurons.result import COLUMNS, ROLES, TITLES, NeuronRole, Scan
+from unsoft.lab.interpret.records import TableColumn
 from unsoft.lab.report.page import page, printable
 
 HERE = Path(__file__).parent
 MOST_RANKED = 40
-_NEURON = Column("neuron", "neuron", "its number in the layer")
-_ROLE = Column("role", "", "what it is called by the rules")
+_NEURON = TableColumn("neuron", "neuron", "its number in the layer")
+_ROLE = TableColumn("role", "", "its role by the rules")
 _INDUCTION = (
     _NEURON,
-    Column("group", "looked at as", "entropy neuron, candidate by its weights, or control"),
-    Column("rise", "rise", "of the activation in the second reading, in standard deviations of the first"),
-    Column("rise_low", "from", "lower end of the 95 % interval"),
-    Column("rise_high", "to", "upper end of the 95 % interval"),
-    Column(
-        "clipping",
-        "Δ H clipped",
-        "change of the entropy in the second reading when the rise is clipped, in nats",
+    *(
+        TableColumn(*texts)
+        for texts in (
+            ("group", "looked at as", "entropy neuron, candidate by its weights, or control"),
+            ("rise", "rise", "of the activation in the second reading, in standard deviations of the first"),
+            ("rise_low", "from", "lower end of the 95 % interval"),
+            ("rise_high", "to", "upper end of the 95 % interval"),
+            (
+                "clipping",
+                "Δ H clipped",
+                "entropy change in the second reading if the rise is clipped, nats",
+            ),
+            ("clipping_low", "from", "lower end of the 95 % interval"),
+            ("clipping_high", "to", "upper end of the 95 % interval"),
+            ("clipping_frozen", "norm frozen", "the same with the scale of the final norm frozen"),
+            ("clipping_loss", "Δ loss", "change of the loss"),
+        )
     ),
-    Column("clipping_low", "from", "lower end of the 95 % interval"),
-    Column("clipping_high", "to", "upper end of the 95 % interval"),
-    Column("clipping_frozen", "norm frozen", "the same with the scale of the final norm frozen"),
-    Column("clipping_loss", "Δ loss", "change of the loss"),
 )
 
 
-def neurons_page(found: Scan) -> str:
-    """The text of an HTML file that needs nothing else."""
-    called = roles_of(found)
+def neurons_page(scan: Scan) -> str:
+    """Return the text of a self-contained HTML file."""
+    labels = role_labels(scan)
     names = [column.name for column in COLUMNS]
+    detailed = [record for record in scan.neurons if record["neuron"] in scan.details]
     return page(
         HERE / "page.html",
-        title=f"unsoft neurons: {printable(found.model, 120)}",
+        title=f"unsoft neurons: {printable(scan.model, 120)}",
         styles=[HERE / "page.css"],
         scripts=[HERE / "page.js"],
         data={
             "columns": [asdict(column) for column in COLUMNS],
             "neurons": [
-                [record["neuron"], *(_short(record[name]) for name in names)] for record in found.neurons
+                [record["neuron"], *(_short(record[name]) for name in names)] for record in scan.neurons
             ],
             "intervals": {
                 record["neuron"]: {
@@ -54,93 +58,85 @@ def neurons_page(found: Scan) -> str:
                     for name in names
                     if f"{name}_low" in record
                 }
-                for record in found.neurons
-                if record["neuron"] in found.details
+                for record in detailed
             },
-            "sweep": sweeps(found),
-            "roles": called,
-            "bands": {role.share: band(role, found) for role in ROLES},
-            "details": {number: _harmless(detail) for number, detail in found.details.items()},
-            "first": _first(found),
+            "sweep": sweeps(scan),
+            "roles": labels,
+            "bands": {role.share: band(role, scan) for role in ROLES},
+            "details": {number: _for_page(detail) for number, detail in scan.details.items()},
+            "first": int(ROLES[0].ranked(scan.neurons)[0]["neuron"]),  # the best entropy neuron
         },
-        found=found,
-        told=found.settings,
-        roles=[ranked_table(role, found, called) for role in ROLES],
-        verdicts=found.verdicts,
-        induction={"columns": _INDUCTION, "rows": found.induction},
+        scan=scan,
+        settings=scan.settings,
+        roles=[ranked_table(role, scan, labels) for role in ROLES],
+        verdicts=scan.verdicts,
+        induction={"columns": _INDUCTION, "rows": scan.induction},
     )
 
 
-def roles_of(found: Scan) -> dict[int, str]:
-    """By number what a neuron is called: a role, or "passes" if it passes a test without such weights, or
-    "candidate" if it has such weights and passes none."""
-    called: dict[int, str] = {}
+def role_labels(scan: Scan) -> dict[int, str]:
+    """Return the label of each neuron that has one: a role, "passes" for passing a test without candidate
+    weights, or "candidate" for candidate weights without passing."""
+    labels: dict[int, str] = {}
     for role in ROLES:
-        members = {record["neuron"] for record in role.members(found.neurons)}
-        named = {record["neuron"] for record in role.candidates(found.neurons)}
-        for record in found.neurons:
+        members = {record["neuron"] for record in role.members(scan.neurons)}
+        named = {record["neuron"] for record in role.candidates(scan.neurons)}
+        for record in scan.neurons:
             number = record["neuron"]
             if number in members:
-                called[number] = role.name
+                labels[number] = role.name
             elif role.survives(record):
-                called.setdefault(number, "passes")
+                labels.setdefault(number, "passes")
             elif number in named:
-                called.setdefault(number, "candidate")
-    return called
+                labels.setdefault(number, "candidate")
+    return labels
 
 
-def band(role: Role, found: Scan) -> list[float]:
-    """Where shares of controls lie: the mean and twice the spread, over all neurons' controls."""
+def band(role: NeuronRole, scan: Scan) -> list[float]:
+    """Return the range of the controls' shares: mean ± two standard deviations, averaged over neurons."""
     stem = role.share.removesuffix("_share")
-    mean = sum(record[f"{stem}_control"] for record in found.neurons) / len(found.neurons)
-    spread = sum(record[f"{stem}_control_spread"] for record in found.neurons) / len(found.neurons)
+    mean = sum(record[f"{stem}_control"] for record in scan.neurons) / len(scan.neurons)
+    spread = sum(record[f"{stem}_control_spread"] for record in scan.neurons) / len(scan.neurons)
     return [mean - 2 * spread, mean + 2 * spread]
 
 
-def sweeps(found: Scan) -> dict[str, Any]:
-    """ρ of neurons with details by size of the null space, and the median of the layer."""
-    sizes = sorted(
-        int(name[4:]) for name in found.neurons[0] if name.startswith("rho_") and name[4:].isdigit()
-    )
-    middle = [
-        sorted(record[f"rho_{size}"] for record in found.neurons)[len(found.neurons) // 2] for size in sizes
-    ]
+def sweeps(scan: Scan) -> dict[str, Any]:
+    """Return ρ by size of the null space for neurons with details, and the median of the layer."""
+    names = (name.removeprefix("rho_") for name in scan.neurons[0] if name.startswith("rho_"))
+    sizes = sorted(int(name) for name in names if name.isdigit())
+    middle = len(scan.neurons) // 2
     return {
         "sizes": sizes,
-        "median": middle,
+        "median": [sorted(record[f"rho_{size}"] for record in scan.neurons)[middle] for size in sizes],
         "neurons": {
             record["neuron"]: [_short(record[f"rho_{size}"]) for size in sizes]
-            for record in found.neurons
-            if record["neuron"] in found.details
+            for record in scan.neurons
+            if record["neuron"] in scan.details
         },
     }
 
 
-def ranked_table(role: Role, found: Scan, called: dict[int, str]) -> dict[str, Any]:
-    """The first neurons of a role, for the macro ``table``."""
-    rows = [record | {"role": called.get(record["neuron"], "")} for record in role.ranked(found.neurons)]
+def ranked_table(role: NeuronRole, scan: Scan, labels: dict[int, str]) -> dict[str, Any]:
+    """Return the first neurons of a role, for the macro ``table``."""
+    ranked = role.ranked(scan.neurons)[:MOST_RANKED]
     return {
         "name": role.name,
         "meaning": role.meaning,
-        "members": len(role.members(found.neurons)),
-        "passing": sum(role.survives(record) for record in found.neurons),
+        "members": len(role.members(scan.neurons)),
+        "passing": sum(role.survives(record) for record in scan.neurons),
         "columns": [_NEURON, *(TITLES[name] for name in role.columns), _ROLE],
-        "rows": rows[:MOST_RANKED],
-        "keys": [record["neuron"] for record in rows[:MOST_RANKED]],
+        "rows": [record | {"role": labels.get(record["neuron"], "")} for record in ranked],
+        "keys": [record["neuron"] for record in ranked],
     }
 
 
-def _first(found: Scan) -> int:
-    """The neuron that is shown at first: the best entropy neuron."""
-    return int(ROLES[0].ranked(found.neurons)[0]["neuron"])
-
-
 def _short(value: float) -> float:
-    """Four digits are more than a plane can show."""
+    """Round to four digits, more than a plane can show."""
     return float(f"{value:.4g}")
 
 
-def _harmless(detail: dict[str, Any]) -> dict[str, Any]:
+def _for_page(detail: dict[str, Any]) -> dict[str, Any]:
+    """Return the details with printable tokens and short numbers."""
     tokens = [
         {name: printable(x, 80) if isinstance(x, str) else _short(x) for name, x in token.items()}
         for token in detail["tokens"]

@@ -1,35 +1,47 @@
-"""Intervals, matched controls and corrected tests for figures of many neurons."""
+"""Records of every neuron from measurements at every token: means, confidence intervals, matched controls,
+and tests corrected for the number of neurons."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from unsoft.lab.interpret.neurons.effects import Effects
+from unsoft.lab.interpret.neurons.result import TOP
+from unsoft.lab.interpret.neurons.weights import NeuronWeights
+
 BLOCK = 32
-"""Neighbouring tokens that are resampled together, since what follows in a text is not independent."""
+"""Neighbouring tokens that are resampled together, since they are not independent."""
 ROUNDS = 1000
 CONTROLS = 50
-LEVEL = 0.05
+_LAYER_CONTROLS = 4
+"""Controls drawn for each candidate of another layer; together they serve every candidate."""
 
 
 @dataclass(frozen=True)
-class Interval:
-    """(neurons,) each: a figure, the ends of its 95 % interval, and its standard error, by bootstrap."""
+class NeuronEstimates:
+    """(neurons,) each: a figure, the ends of its 95 % confidence interval, and its standard error."""
 
     value: Tensor
     low: Tensor
     high: Tensor
     error: Tensor
 
+    def columns(self, name: str) -> dict[str, Tensor]:
+        """Return the figure and the ends of its interval under their names in records."""
+        return {name: self.value, f"{name}_low": self.low, f"{name}_high": self.high}
+
 
 class Bootstrap:
-    """Resamples blocks of tokens; the same samples for every figure, so that figures can be compared.
+    """Block bootstrap over tokens, with the same samples for every figure so that they can be compared.
 
-    >>> found = Bootstrap(640, seed=0).mean(torch.randn(640, 1, generator=torch.Generator().manual_seed(1)))
-    >>> bool(found.low < found.value < found.high)
+    >>> values = torch.randn(640, 1, generator=torch.Generator().manual_seed(1))
+    >>> mean = Bootstrap(640, seed=0).mean(values)
+    >>> bool(mean.low < mean.value < mean.high)
     True
     """
 
@@ -42,12 +54,12 @@ class Bootstrap:
         self.tokens = tokens
         self._sizes = self._by_block(torch.ones(tokens, 1))
 
-    def mean(self, values: Tensor) -> Interval:
-        """Of values (tokens, neurons) their mean over tokens."""
+    def mean(self, values: Tensor) -> NeuronEstimates:
+        """Estimate the mean over tokens of values (tokens, neurons)."""
         return self._interval(values.float().mean(0), self._means(values))
 
-    def share(self, part: Tensor, whole: Tensor) -> Interval:
-        """1 less the ratio of two means: which share of an effect is gone in another."""
+    def share(self, part: Tensor, whole: Tensor) -> NeuronEstimates:
+        """Estimate 1 minus the ratio of two means: the share of an effect that is absent in another."""
         samples = 1 - self._means(part) / self._means(whole).clamp_min(1e-30)
         value = 1 - part.float().mean(0) / whole.float().mean(0).clamp_min(1e-30)
         return self._interval(value, samples)
@@ -60,16 +72,16 @@ class Bootstrap:
         padded = torch.cat([values, values.new_zeros(missing, values.shape[1])])
         return padded.view(-1, self.block, values.shape[1]).sum(1)
 
-    def _interval(self, value: Tensor, samples: Tensor) -> Interval:
+    def _interval(self, value: Tensor, samples: Tensor) -> NeuronEstimates:
         low, high = torch.quantile(samples, torch.tensor([0.025, 0.975]), dim=0)
-        return Interval(value, low, high, samples.std(0))
+        return NeuronEstimates(value, low, high, samples.std(0))
 
 
 def matched_controls(features: Tensor, eligible: Tensor, count: int, seed: int) -> Tensor:
-    """(neurons, count): for each neuron random others that are like it.
+    """Draw for each neuron random similar ones; return (neurons, count).
 
-    ``features`` (neurons, kinds) say in what; each is scaled by its spread. Drawn are ``count`` of the
-    ``2 * count`` nearest that are ``eligible``, never the neuron itself.
+    Similarity is by ``features`` (neurons, kinds), each scaled by its spread. ``count`` of the ``2 * count``
+    nearest ``eligible`` neurons are drawn, never the neuron itself.
 
     >>> x = torch.arange(6.0)[:, None]
     >>> matched_controls(x, torch.ones(6, dtype=torch.bool), 1, seed=0).shape
@@ -87,39 +99,38 @@ def matched_controls(features: Tensor, eligible: Tensor, count: int, seed: int) 
 
 
 @dataclass(frozen=True)
-class Test:
-    """(neurons,) each: how far a figure lies above those of its controls,
-    and how likely that is by chance."""
+class ControlTest:
+    """(neurons,) each: how far a figure lies above those of its controls, and the probability of that."""
 
     control: Tensor
     """Median of the controls."""
     spread: Tensor
-    """How far they reach above it, as a standard deviation."""
+    """Standard deviation of the controls above it."""
     score: Tensor
     p: Tensor
     q: Tensor
     """``p`` corrected for the number of neurons by Benjamini and Hochberg."""
 
 
-def above_controls(found: Interval, controls: Tensor) -> Test:
-    """Is a figure larger than that of one more control would be? One-sided, by Student's t.
+def above_controls(estimates: NeuronEstimates, controls: Tensor) -> ControlTest:
+    """Test one-sided, by Student's t, whether a figure is larger than that of one more control.
 
-    The spread counts twice: among controls, and of the figure itself over tokens. Of the controls only those
-    above their median tell how far up chance reaches: shares of small effects can be far below it.
+    The variance has two terms: among controls, and of the figure itself over tokens. Only controls above
+    their median are used for the spread, since shares of small effects can be far below it.
     """
-    values = found.value[controls]
+    values = estimates.value[controls]
     count = controls.shape[1]
     middle = values.quantile(0.5, dim=1)
     above = (values - middle[:, None]).clamp_min(0.0)
     spread = (2 * above.square().mean(1)).sqrt()
-    error = (spread**2 * (1 + 1 / count) + found.error**2).sqrt().clamp_min(1e-12)
-    score = (found.value - middle) / error
+    error = (spread**2 * (1 + 1 / count) + estimates.error**2).sqrt().clamp_min(1e-12)
+    score = (estimates.value - middle) / error
     p = student_tail(score, max(1, count // 2))
-    return Test(middle, spread, score, p, benjamini_hochberg(p))
+    return ControlTest(middle, spread, score, p, benjamini_hochberg(p))
 
 
 def student_tail(score: Tensor, freedom: int) -> Tensor:
-    """The probability that Student's t exceeds ``score``, by Wallace's transformation to a normal variable.
+    """Return the probability that Student's t exceeds ``score``, by Wallace's normal approximation.
 
     >>> [round(float(p), 4) for p in student_tail(torch.tensor([0.0, 2.0096]), 49)]
     [0.5, 0.025]
@@ -131,7 +142,7 @@ def student_tail(score: Tensor, freedom: int) -> Tensor:
 
 
 def benjamini_hochberg(p: Tensor) -> Tensor:
-    """Smallest false discovery rate at which each test would be called significant.
+    """Return the smallest false discovery rate at which each test would be significant.
 
     >>> [round(float(x), 3) for x in benjamini_hochberg(torch.tensor([0.01, 0.04, 0.03, 0.5]))]
     [0.04, 0.053, 0.053, 0.5]
@@ -141,3 +152,95 @@ def benjamini_hochberg(p: Tensor) -> Tensor:
     raw = p[order] * len(p) / ranks
     smallest = raw.flip(0).cummin(0).values.flip(0).clamp_max(1.0)
     return torch.empty_like(p).scatter_(0, order, smallest)
+
+
+def neuron_records(
+    layer: int, numbers: Tensor, weights: NeuronWeights, activations: Tensor, effects: Effects, seed: int
+) -> tuple[list[dict[str, Any]], dict[str, Tensor]]:
+    """Return a record per neuron, and the controls (neurons, count) of each role as indices of the list.
+
+    ``activations`` and ``effects`` are those of the neurons ``numbers`` (neurons,); ``weights`` are those of
+    the whole layer.
+    """
+    bootstrap = Bootstrap(len(activations), seed)
+    features = matching_features(weights.norm[numbers], activations)
+    figures: dict[str, Tensor] = {
+        "norm": weights.norm[numbers],
+        "rho": weights.rho[numbers],
+        "rho_place": rank_of(weights.rho)[numbers],
+        **{f"rho_{size}": values[numbers] for size, values in weights.sweep.items()},
+        "logit_variance": weights.logit_variance[numbers],
+        "frequency_cosine": weights.frequency_cosine[numbers],
+        "frequency_cosine_place": rank_of(weights.frequency_cosine)[numbers],
+        "mean_activation": activations.mean(0),
+        "spread": activations.std(0),
+    }
+    for name, values in {
+        "total": effects.loss.abs(),
+        "direct": effects.loss_frozen.abs(),
+        "entropy_total": effects.entropy.abs(),
+        "entropy_frozen": effects.entropy_frozen.abs(),
+        "entropy_shift": effects.entropy,
+        "entropy_shift_frozen": effects.entropy_frozen,
+        "loss_shift": effects.loss,
+        "changed": effects.changed,
+        "changed_frozen": effects.changed_frozen,
+        "kl_total": effects.kl.abs(),
+        "kl_held": effects.kl_held.abs(),
+        "kl_shift": effects.kl,
+        "loss_held": effects.loss_held.abs(),
+    }.items():
+        figures |= bootstrap.mean(values).columns(name)
+    controls: dict[str, Tensor] = {}
+    for name, static, total, closed in (
+        ("mediated", "rho", effects.loss, effects.loss_frozen),
+        ("entropy_mediated", "rho", effects.entropy, effects.entropy_frozen),
+        ("frequency", "frequency_cosine", effects.kl, effects.kl_held),
+    ):
+        ordinary = figures[f"{static}_place"] >= TOP  # candidates by weights are no controls
+        count = max(2, min(CONTROLS, int(ordinary.sum()) // 4))  # fewer if there are few to draw from
+        controls[name] = matched_controls(features, ordinary, count, seed)
+        share = bootstrap.share(closed.abs(), total.abs())
+        figures |= share.columns(f"{name}_share")
+        figures |= bootstrap.mean(total.abs() - closed.abs()).columns(f"{name}_effect")
+        test = above_controls(share, controls[name])
+        figures |= {f"{name}_control": test.control, f"{name}_control_spread": test.spread}
+        figures |= {f"{name}_score": test.score, f"{name}_p": test.p, f"{name}_q": test.q}
+    columns = {name: values.tolist() for name, values in figures.items()}
+    records = [
+        {"layer": layer, "neuron": int(number)} | {name: values[row] for name, values in columns.items()}
+        for row, number in enumerate(numbers)
+    ]
+    return records, controls
+
+
+def matching_features(norm: Tensor, activations: Tensor) -> Tensor:
+    """Return the features (neurons, 3) that controls are matched in: log length of the output weights, mean
+    and log spread of activations."""
+    return torch.stack(
+        [norm.clamp_min(1e-12).log(), activations.mean(0), activations.std(0).clamp_min(1e-12).log()], 1
+    )
+
+
+def rank_of(static: Tensor) -> Tensor:
+    """Return the rank of each neuron in its layer, from 0 for the largest absolute value up to 1.
+
+    >>> rank_of(torch.tensor([0.1, -0.5, 0.2, 0.0]))
+    tensor([0.5000, 0.0000, 0.2500, 0.7500])
+    """
+    return static.abs().argsort(descending=True).argsort() / len(static)
+
+
+def choose_neurons(weights: NeuronWeights, activations: Tensor, candidates: int, seed: int) -> Tensor:
+    """Return the numbers of the strongest candidates by weights for both roles, and of controls, in order."""
+    count = min(candidates, len(weights.norm))
+    best = [figure.abs().topk(count).indices for figure in (weights.rho, weights.frequency_cosine)]
+    named = torch.cat(best).unique()
+    ordinary = (rank_of(weights.rho) >= TOP) & (rank_of(weights.frequency_cosine) >= TOP)
+    ordinary[named] = False
+    if int(ordinary.sum()) <= _LAYER_CONTROLS:
+        return torch.arange(len(weights.norm))
+    features = matching_features(weights.norm, activations)
+    drawn = matched_controls(features, ordinary, _LAYER_CONTROLS, seed)
+    chosen: Tensor = torch.cat([named, drawn[named].flatten()]).unique()
+    return chosen

@@ -1,15 +1,15 @@
 """Sums of exponentials over the vocabulary for many neurons at once.
 
-Of each token the likeliest words are summed one by one. The others, the tail, hold little probability, and
-ablating one neuron moves their logits little; so their sum is expanded around its mean shift:
+For each token the most likely words are summed one by one. The others, the tail, have little probability, and
+ablating one neuron moves their logits little, so their sum is expanded around its mean shift:
 with y = x - E x,
 
     sum p exp(x) = m exp(E x) (1 + E y^2 / 2 + E y^3 / 6 + error)        |error| <= E y^4 exp(max y) / 24
 
-E is over the tail. As a shift x is a combination of the token's logits, the neuron's reach and word
-frequency, its moments come from a few matrix products for all neurons together; of third moments only that of
-the reach is taken, and the others count as error. The error is bounded for every pair of token and neuron, so
-that those few where it is not small can be computed in full.
+E is over the tail. A shift x combines the token's logits, the neuron's reach and word frequency, so its
+moments come from a few matrix products for all neurons together. Of the third moments only that of the reach
+is used; the others count as error. The error is bounded for every pair of token and neuron, so that the few
+pairs where it is not small can be computed in full.
 """
 
 from __future__ import annotations
@@ -39,23 +39,22 @@ class Sums:
 
     total: Tensor
     entropy: Tensor
-    """Its change."""
+    """Change of the entropy."""
     changed: Tensor
-    """1 where another word is the likeliest now."""
+    """1 where another word becomes the most likely."""
     error: Tensor
-    """A bound, in nats. Infinite where a word of the tail might be the likeliest."""
+    """Bound of the error, in nats. Infinite where a word of the tail might be the most likely."""
 
 
 class Tail:
-    """What does not depend on the token. ``by_word`` is (words, neurons), the reach of each neuron."""
+    """Everything independent of the token. ``by_word`` is (words, neurons), the reach of each neuron."""
 
     def __init__(self, words: Tensor, writes: Tensor, by_word: Tensor, direction: Tensor) -> None:
         self.words, self.writes, self.by_word, self.direction = words, writes, by_word, direction
         self.largest = by_word.abs().amax(0)
 
     def powers(self, weights: Sequence[Tensor]) -> list[Tensor]:
-        """``weights @ reach**k`` for k = 2, 3, 4; some words at a time,
-        since powers of all would need much memory."""
+        """Return ``weights @ reach**k`` for k = 2, 3, 4, some words at a time to save memory."""
         results = [p.new_zeros(len(p), self.by_word.shape[1]) for p in weights]
         for start in range(0, len(self.by_word), _WORDS):
             part = slice(start, start + _WORDS)
@@ -66,21 +65,17 @@ class Tail:
                 result.addmm_(p[:, part], power)
         return results
 
-    def chunk(self, raw: Tensor, log_p: Tensor, top: int) -> Chunk:
-        """Some tokens: ``raw`` and ``log_p`` are (tokens, words)."""
-        return Chunk(self, raw, log_p, top)
 
-
-class Chunk:
-    """Moments of the tails of some tokens.
+class TailMoments:
+    """Moments of the tails of some tokens; ``raw`` and ``log_p`` are (tokens, words).
 
     Names: z logits, l logarithms of probabilities, q reach, v frequency.
     """
 
     def __init__(self, tail: Tail, raw: Tensor, log_p: Tensor, top: int) -> None:
         self.tail = tail
-        # In single precision probabilities of 50,000 words miss 1 by 3e-5,
-        # which would be found in every effect.
+        # In single precision the probabilities of 50,000 words sum to 1 within 3e-5 only, and that error
+        # would appear in every effect.
         log_p = log_p - log_p.exp().sum(1, keepdim=True, dtype=torch.float64).log().float()
         best = log_p.topk(top, dim=1)
         self.top_l, self.top = best.values, best.indices
@@ -116,7 +111,7 @@ class Chunk:
         self.lqq = lqq - 2 * q * lq
         self.qqq = qqq - 3 * q * qq + 2 * q**3
         self.lqqq = lqqq - 3 * q * lqq + 3 * q**2 * lq
-        # For the bound: norms over the tail, and largest distances from the mean.
+        # For the bound: fourth-order norms over the tail, and largest distances from the mean.
         inside = p > 0
         self.z_norm = (pz * z**3).sum(1, keepdim=True) ** 0.25
         self.z_high = torch.where(inside, z, 0.0).amax(1, keepdim=True)
@@ -126,7 +121,7 @@ class Chunk:
         self.v_far = float(v.abs().max()) + self.v.abs()
 
     def sums(self, shift: Shift, entropy: bool = True) -> Sums:
-        """The sums for one kind of shift; without ``entropy`` only the first of them and its error."""
+        """Return the sums for one kind of shift; without ``entropy`` only ``total`` and its error."""
         a, b, c = shift.scale, shift.reach, shift.along
         mean = a * self.z + b * self.q
         variance = a**2 * self.zz + b**2 * self.qq + 2 * a * b * self.zq
@@ -142,10 +137,10 @@ class Chunk:
         weight = self.mass * mean.exp()
         grown = 1 + variance / 2 + third / 6
         tail = weight * grown
-        # Norms rise with their order, so those of the fourth also bound the third moments that are left out.
+        # Norms increase with their order, so those of order four also bound the omitted third moments.
         norm = q_norm + other
         error = weight * ((norm**3 - q_norm**3) / 6 + norm**4 * far.exp() / 24)
-        top_sum, top_l, peak, moved = self._likeliest(shift, entropy)
+        top_sum, top_l, peak, moved = self._most_likely(shift, entropy)
         total = top_sum + tail
         if not entropy:
             return Sums(total.log(), total, total, error / total)
@@ -154,15 +149,15 @@ class Chunk:
         cube = b**3 * self.lqqq
         tail_l = weight * ((self.l + mean) * grown + variance + third / 2 + linear + square / 2 + cube / 6)
         log = total.log()
-        # log p falls far below zero in the tail, and by so much an error of the sum counts in the entropy.
+        # log p is far below zero in the tail, which multiplies an error of the sum in the entropy.
         error = error * (1 + self.l.abs()) / total
         within = self.top_l[:, -1:] + mean + far < peak
         error = torch.where(within | (self.mass <= 0), error, torch.inf)
         return Sums(log, log - (top_l + tail_l) / total - self.entropy, moved, error)
 
-    def _likeliest(self, shift: Shift, entropy: bool) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Of the likeliest words: sum p exp(x), sum p exp(x) log p', largest log p',
-        is it another word than before."""
+    def _most_likely(self, shift: Shift, entropy: bool) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Return for the most likely words: sum p exp(x), sum p exp(x) log p', the largest log p', and
+        whether it belongs to another word than before."""
         results = [torch.empty_like(shift.reach) for _ in range(4)]
         for token in range(len(self.top)):
             words = self.tail.by_word[self.top[token]]
@@ -171,8 +166,8 @@ class Chunk:
                 x += self.tail.direction[self.top[token]][:, None] * shift.along[token]
             x += self.top_l[token, :, None]
             if entropy:
-                results[2][token], place = x.max(0)
-                results[3][token] = place != 0
+                results[2][token], best = x.max(0)
+                results[3][token] = best != 0
                 p = x.exp()
                 results[0][token] = p.sum(0)
                 results[1][token] = p.mul_(x).sum(0)

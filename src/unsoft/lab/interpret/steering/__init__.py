@@ -1,4 +1,4 @@
-"""Steering: directions inside a model, found from pairs of examples, and pushed along while it runs."""
+"""Steering: find directions inside a model from pairs of examples, and push along them while it runs."""
 
 from unsoft.lab.interpret.steering.directions import Directions
 from unsoft.lab.interpret.steering.fit import fit

@@ -1,47 +1,51 @@
-"""Is steering a real intervention? One table of controls, each with an interval and a rule fixed here.
+"""Test whether steering is a real intervention: one table of controls, and the files of a check.
 
-The effect of directions is the change of a score, item by item, on items that played no part in finding them.
-It counts as real if it is there, if no control has as much of it, and if it grows with the strength; with
-limits if something else suffers by more than a margin.
+The effect of directions is the change of a score, item by item, on items that were not used to fit them. The
+rules are fixed here. The effect counts as real if it exists, if no control has as much of it, and if it grows
+with the strength; with limits if something else suffers by more than a margin.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from unsoft.lab.evidence import DOES_NOT_HOLD, HOLDS, LIMITS, Interval, resampled_mean
+from unsoft.lab.interpret.records import SCHEMA, versions, write_files
 from unsoft.lab.interpret.steering.directions import Directions
+from unsoft.lab.report.page import line_chart, page
 
+HERE = Path(__file__).parent
 DRAWS = 19
-"""Directions of each kind drawn by chance: if none has as much effect, chance has at most 1 in 20."""
+"""Random directions of each kind: if none has as much effect, chance has at most 1 in 20."""
 DOSES = (-1.0, -0.5, 0.0, 0.5, 1.0)
-"""Of the strength."""
+"""Fractions of the strength."""
 VERDICT_RULE = (
     f"{HOLDS!r} if every control passes; {LIMITS!r} if only side effects fail; else {DOES_NOT_HOLD!r}"
 )
 Measure = Callable[[Directions | None, float], Tensor]
-"""Numbers (items,) of a model steered along directions with a strength; None is the model as it is."""
+"""Numbers (items,) of a model steered along directions with a strength; None for the unsteered model."""
 
 
 @dataclass(frozen=True)
 class Bound:
-    """A measure that must not rise by more than the margin; a margin below 0 is a fall that must come."""
+    """A measure that must not rise by more than the margin; a negative margin is a required fall."""
 
     name: str
     measure: Measure
     margin: float
     unit: str
     side_effect: bool = True
-    """Something that steering should leave alone; False if it belongs to what is claimed."""
+    """Something that steering should not change; False if it belongs to the claim."""
 
 
 @dataclass(frozen=True)
-class Control:
+class ControlResult:
     """One line of the table."""
 
     name: str
@@ -55,46 +59,45 @@ class Control:
 
 @dataclass(frozen=True)
 class Judgement:
-    """The table, the doses, and what they amount to."""
+    """The table, the doses, and the verdict."""
 
     strength: float
     before: float
     after: float
-    controls: list[Control]
+    controls: list[ControlResult]
     doses: list[dict[str, float]]
 
     @property
     def verdict(self) -> str:
-        """By :data:`VERDICT_RULE`.
+        """Verdict by :data:`VERDICT_RULE`.
 
-        >>> fine, bad = (Control("", 0.0, 0.0, 0.0, "", passed, side_effect=True) for passed in (True, False))
-        >>> Judgement(1.0, 0.0, 0.0, [fine], []).verdict, Judgement(1.0, 0.0, 0.0, [bad], []).verdict
-        ('holds', 'holds with limits')
+        >>> side = {"name": "", "effect": 0.0, "low": 0.0, "high": 0.0, "rule": "", "side_effect": True}
+        >>> results = (ControlResult(**side, passed=passed) for passed in (True, False))
+        >>> [Judgement(1.0, 0.0, 0.0, [result], []).verdict for result in results]
+        ['holds', 'holds with limits']
         """
         failed = [control for control in self.controls if not control.passed]
         if not failed:
             return HOLDS
         return LIMITS if all(control.side_effect for control in failed) else DOES_NOT_HOLD
 
-    def told(self) -> str:
-        """The verdict's reasons in one sentence."""
+    def summary(self) -> str:
+        """Return the reasons of the verdict in one sentence."""
         first = self.controls[0]
         failed = [control.name for control in self.controls if not control.passed]
-        words = (
+        return (
             f"at strength {self.strength:g} the score went from {self.before:.3f} to {self.after:.3f},"
-            f" by {first.effect:+.3f} ({first.low:+.3f} to {first.high:+.3f}) on {first.name}"
-        )
-        return f"{words}; {len(self.controls) - len(failed)} of {len(self.controls)} controls passed" + (
-            f", not {', '.join(failed)}" if failed else ""
-        )
+            f" by {first.effect:+.3f} ({first.low:+.3f} to {first.high:+.3f}) on {first.name};"
+            f" {len(self.controls) - len(failed)} of {len(self.controls)} controls passed"
+        ) + (f", not {', '.join(failed)}" if failed else "")
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain data."""
+        """Return plain data."""
         return asdict(self)
 
 
 def steps(bounds: int, draws: int = DRAWS) -> int:
-    """How often :func:`judge` says that it goes on."""
+    """Return how often :func:`judge` calls ``progress``."""
     return 2 * draws + len(DOSES) + 1 + bounds
 
 
@@ -108,14 +111,14 @@ def judge(
     bounds: Sequence[Bound],
     items: str,
     draws: int = DRAWS,
-    said: Callable[[str], None] = lambda words: None,
+    progress: Callable[[str], None] = lambda step: None,
 ) -> Judgement:
-    """Measures every control.
+    """Measure every control.
 
     score
-        Higher is more of what is wanted; on held-out items, which ``items`` names.
+        Higher is better; on held-out items, which ``items`` names.
     shuffled
-        From a number: directions that were found with the labels of a chance half of the pairs exchanged.
+        From a seed, directions fitted with the labels of a random half of the pairs exchanged.
     other
         Directions of another task.
 
@@ -123,40 +126,33 @@ def judge(
     """
     doses = []
     for dose in DOSES:
-        said("dose")
+        progress("dose")
         doses.append(score(directions if dose else None, strength * dose).double())
     before, after = doses[DOSES.index(0.0)], doses[-1]
     effect = after - before
-    controls = [
-        _control(items, resampled_mean(effect), "the interval lies above 0", lambda found: found.low > 0)
-    ]
+    mean = resampled_mean(effect)
+    controls = [_result(items, mean, "the interval lies above 0", mean.low > 0)]
 
-    def by_chance(kind: str, draw: Callable[[int], Directions]) -> Control:
-        changes = torch.stack(list(_changes(kind, draw)))
+    def change_along(way: Directions, step: str) -> Tensor:
+        progress(step)
+        return score(way.as_long_as(directions), strength).double() - before
+
+    for kind, draw in (("random direction", directions.random), ("shuffled labels", shuffled)):
+        drawn = torch.stack([change_along(draw(number), kind) for number in range(draws)])
         rule = f"the effect is larger than that of each of {draws} draws"
-        passed = bool(effect.mean() > changes.mean(1).max())
-        return _control(kind, resampled_mean(changes), rule, lambda found: passed)
-
-    def _changes(kind: str, draw: Callable[[int], Directions]) -> Iterator[Tensor]:
-        for number in range(draws):
-            said(kind)
-            yield score(draw(number).as_long_as(directions), strength).double() - before
-
-    controls.append(by_chance("random direction", directions.random))
-    controls.append(by_chance("shuffled labels", shuffled))
-    said("another task")
-    elsewhere = score(other.as_long_as(directions), strength).double() - before
+        larger = bool(effect.mean() > drawn.mean(1).max())
+        controls.append(_result(kind, resampled_mean(drawn), rule, larger))
+    elsewhere = change_along(other, "another task")
     ahead = resampled_mean(effect - elsewhere)
     rule = f"the effect less this one lies above 0: {ahead}"
-    controls.append(_control("another task", resampled_mean(elsewhere), rule, lambda found: ahead.low > 0))
+    controls.append(_result("another task", resampled_mean(elsewhere), rule, ahead.low > 0))
     controls.append(_dose_response(doses, strength))
-    for one in bounds:
-        said(one.name)
-        change = one.measure(directions, strength).double() - one.measure(None, 0.0).double()
-        rule = f"the interval ends at {one.margin:g} {one.unit} or below"
-        found = resampled_mean(change)
-        passed = found.high <= one.margin
-        controls.append(Control(one.name, found.mean, found.low, found.high, rule, passed, one.side_effect))
+    for bound in bounds:
+        progress(bound.name)
+        change = bound.measure(directions, strength).double() - bound.measure(None, 0.0).double()
+        rule = f"the interval ends at {bound.margin:g} {bound.unit} or below"
+        mean = resampled_mean(change)
+        controls.append(_result(bound.name, mean, rule, mean.high <= bound.margin, bound.side_effect))
     rows = [
         {"strength": strength * dose, **asdict(resampled_mean(scores))}
         for dose, scores in zip(DOSES, doses, strict=True)
@@ -164,16 +160,71 @@ def judge(
     return Judgement(strength, before.mean().item(), after.mean().item(), controls, rows)
 
 
-def _dose_response(doses: Sequence[Tensor], strength: float) -> Control:
-    """Slope of the score over the strength."""
+def _dose_response(doses: Sequence[Tensor], strength: float) -> ControlResult:
+    """Test the slope of the score over the strength."""
     scores = torch.stack(list(doses))
-    places = torch.tensor(DOSES, dtype=torch.float64) * strength
-    away = places - places.mean()
-    slopes = (away[:, None] * scores).sum(0) / away.square().sum()
+    strengths = torch.tensor(DOSES, dtype=torch.float64) * strength
+    away = strengths - strengths.mean()
+    slope = resampled_mean((away[:, None] * scores).sum(0) / away.square().sum())
     rising = bool((scores.mean(1).diff() > 0).all())
     rule = "the slope's interval lies above 0, and each larger strength gives a higher mean score"
-    return _control("dose-response", resampled_mean(slopes), rule, lambda found: found.low > 0 and rising)
+    return _result("dose-response", slope, rule, slope.low > 0 and rising)
 
 
-def _control(name: str, found: Interval, rule: str, passes: Callable[[Interval], bool]) -> Control:
-    return Control(name, found.mean, found.low, found.high, rule, passes(found))
+def _result(name: str, mean: Interval, rule: str, passed: bool, side_effect: bool = False) -> ControlResult:
+    return ControlResult(name, mean.mean, mean.low, mean.high, rule, passed, side_effect)
+
+
+def write(
+    folder: Path,
+    model: str,
+    judgement: Judgement,
+    command: str,
+    *,
+    claim: str = "steering-text",
+    score: str = "log odds of the words to go toward",
+    measures: Sequence[dict[str, Any]] = (),
+    maps: Sequence[dict[str, Any]] = (),
+    pictures: Sequence[dict[str, Any]] = (),
+) -> list[Path]:
+    """Write steering.json, controls.csv, doses.csv and steering.html; return the paths.
+
+    ``claim`` is the name of the claim in ``unsoft compare``, ``score`` describes the score. ``measures`` are
+    rows of further measurements before and after, ``maps`` rows about the accuracy of relevance maps, and
+    ``pictures`` those maps with their words; page.html shows which fields they have.
+    """
+    verdict = {"claim": claim, "model": model, "verdict": judgement.verdict, "found": judgement.summary()}
+    record = {
+        "schema": SCHEMA,
+        "model": model,
+        "command": command,
+        "score": score,
+        "verdicts": [verdict],
+        "rule": VERDICT_RULE,
+        **judgement.to_dict(),
+        "measures": list(measures),
+        "maps": list(maps),
+        "versions": versions(),
+    }
+    files = {
+        "steering.json": record,
+        "controls.csv": [asdict(control) for control in judgement.controls],
+        "doses.csv": judgement.doses,
+        "steering.html": steering_page(record, pictures),
+    }
+    return write_files(folder, files)
+
+
+def steering_page(record: dict[str, Any], pictures: Sequence[dict[str, Any]] = ()) -> str:
+    """Return the text of a self-contained HTML file, from the content of steering.json."""
+    doses = record["doses"]
+    chart = line_chart([dose["strength"] for dose in doses], [dose["mean"] for dose in doses], "strength")
+    return page(
+        HERE / "page.html",
+        title=f"unsoft steer: {record['model']}",
+        styles=[HERE / "page.css"],
+        data={},
+        record=record,
+        chart=chart,
+        pictures=pictures,
+    )

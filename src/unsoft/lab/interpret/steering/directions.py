@@ -1,7 +1,8 @@
-"""Directions to steer a model in: a vector for each layer, whose model they are of, and their file."""
+"""Directions to steer a model in: where they apply, the model they belong to, and their file."""
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
@@ -11,38 +12,112 @@ from typing import Any
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save as to_bytes
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from unsoft.checks import one_of
 from unsoft.files import write_whole
+from unsoft.hf.attention import NAME
 from unsoft.hf.recipe import select_all
-from unsoft.lab.interpret.steering.fingerprint import fingerprint
-from unsoft.lab.interpret.steering.places import blocks, check_site, width
+from unsoft.lab.interpret.models import transformers_model
 
+BLOCK, MLP = "block", "mlp"
+SITES = (BLOCK, MLP)
+_MLPS = ("mlp", "feed_forward", "ffn", "fc2")
+"""Names of the MLP of a block in transformers; fc2 is the last layer of OPT's, which has no module."""
 _KEY, _SCHEMA = "unsoft.steering", 1
+_SAMPLE = 64
+"""Numbers of each tensor in a fingerprint, evenly spaced, so that models of any size take milliseconds."""
+
+
+def language_part(model: PreTrainedModel) -> nn.Module:
+    """Return the part of a model with the stack of language blocks, without head and vision tower."""
+    decoder = transformers_model(model, "steer").get_decoder()
+    return model if decoder is None else decoder
+
+
+def blocks(model: PreTrainedModel) -> nn.ModuleList:
+    """Return the stack of language blocks.
+
+    >>> from transformers import GPT2Config, GPT2LMHeadModel
+    >>> len(blocks(GPT2LMHeadModel(GPT2Config(n_layer=3, n_head=2, n_embd=8, vocab_size=9))))
+    3
+    """
+    part = language_part(model)
+    count = getattr(model.config.get_text_config(decoder=True), "num_hidden_layers", None)
+    for module in part.modules():
+        if isinstance(module, nn.ModuleList) and len(module) == count:
+            return module
+    raise ValueError(
+        f"steer: {type(model).__name__} has no stack of {count} language blocks, so no layer to steer"
+    )
+
+
+def modules_at(model: PreTrainedModel, site: str) -> list[nn.Module]:
+    """Return for each layer the module whose output is steered."""
+    one_of("steer", "site", site, SITES)
+    stack = list(blocks(model))
+    return stack if site == BLOCK else [_mlp(block, number) for number, block in enumerate(stack)]
+
+
+def _mlp(block: nn.Module, number: int) -> nn.Module:
+    for name in _MLPS:
+        if (mlp := getattr(block, name, None)) is not None:
+            return mlp  # type: ignore[no-any-return]
+    children = ", ".join(name for name, _ in block.named_children())
+    raise ValueError(
+        f"steer: layer {number} ({type(block).__name__}) has no MLP called {', '.join(_MLPS)}; it has"
+        f" {children}. Steer what leaves its blocks instead: site={BLOCK!r}"
+    )
+
+
+def states_of(output: Tensor | tuple[Tensor, ...]) -> Tensor:
+    """Return the states (batch, tokens, width) in the output of a block or an MLP."""
+    return output[0] if isinstance(output, tuple) else output
+
+
+@torch.no_grad()
+def fingerprint(model: PreTrainedModel) -> str:
+    """Return 40 hex digits of a model's class, mechanisms and weights.
+
+    They are the same for the same weights in float32 and bfloat16, if bfloat16 is what was saved.
+
+    >>> from transformers import GPT2Config, GPT2LMHeadModel
+    >>> config = GPT2Config(n_layer=1, n_head=2, n_embd=8, vocab_size=9)
+    >>> one, two = GPT2LMHeadModel(config), GPT2LMHeadModel(config)
+    >>> fingerprint(one) == fingerprint(one), fingerprint(one) == fingerprint(two)
+    (True, False)
+    """
+    total = hashlib.sha256(type(model).__name__.encode())
+    total.update(json.dumps(getattr(model.config, NAME, None), sort_keys=True).encode())
+    for name, tensor in sorted(model.named_parameters()):
+        step = max(1, -(-tensor.numel() // _SAMPLE))
+        total.update(f"{name} {tuple(tensor.shape)}".encode())
+        total.update(tensor.flatten()[::step].float().cpu().numpy().tobytes())
+    return total.hexdigest()[:40]
 
 
 @dataclass(frozen=True)
 class Directions:
-    """Vectors by layer. A strength of 1 moves a state as far as the two kinds of examples are apart.
+    """Vectors by layer. A strength of 1 moves a state by the distance between the two kinds of examples.
 
-    >>> found = Directions({1: torch.tensor([3.0, 4.0])}, site="block", method="mean", model="0" * 40)
-    >>> found.norms()
+    >>> directions = Directions({1: torch.tensor([3.0, 4.0])}, site="block", method="mean", model="0" * 40)
+    >>> directions.norms()
     {1: 5.0}
     """
 
     vectors: Mapping[int, Tensor]
     """Layer (from 0) to vector (width,), float32."""
     site: str
-    """What is steered: what leaves a "block", or what leaves its "mlp"."""
+    """What is steered: the output of a "block", or of its "mlp"."""
     method: str
     model: str
-    """The fingerprint of the model they were found in."""
+    """Fingerprint of the model they were fitted in."""
     about: Mapping[str, Any] = field(default_factory=dict)
-    """How they were found, as plain data."""
+    """How they were fitted, as plain data."""
 
     def __post_init__(self) -> None:
-        check_site(self.site)
+        one_of("steer", "site", self.site, SITES)
         if not self.vectors:
             raise ValueError("steer: directions need a vector for at least one layer")
         for layer, vector in self.vectors.items():
@@ -50,11 +125,11 @@ class Directions:
                 raise ValueError(f"steer: the vector of layer {layer} must be one row of finite numbers")
 
     def norms(self) -> dict[int, float]:
-        """Length of the vector of each layer."""
+        """Return the length of the vector of each layer."""
         return {layer: vector.norm().item() for layer, vector in self.vectors.items()}
 
     def only(self, layers: int | str | Iterable[int | str], count: int) -> Directions:
-        """Those of some layers, of a model with ``count``: 3, "4-7", [0, "8-"]."""
+        """Return those of some layers (3, "4-7", [0, "8-"]) of a model with ``count`` layers."""
         wanted = select_all([layers] if isinstance(layers, (int, str)) else layers, count)
         if missing := sorted(wanted - set(self.vectors)):
             raise ValueError(
@@ -63,7 +138,7 @@ class Directions:
         return replace(self, vectors={layer: self.vectors[layer] for layer in sorted(wanted)})
 
     def as_long_as(self, other: Directions) -> Directions:
-        """The same ways with the lengths of others, layer by layer."""
+        """Return the same directions with the lengths of others, layer by layer."""
         norms = other.norms()
         vectors = {
             layer: vector * (norms[layer] / vector.norm().clamp_min(1e-30))
@@ -72,7 +147,7 @@ class Directions:
         return replace(self, vectors=vectors)
 
     def random(self, seed: int) -> Directions:
-        """Directions drawn at random, with the same lengths: what steering must be better than."""
+        """Return random directions of the same lengths, as a negative control."""
         generator = torch.Generator().manual_seed(seed)
         vectors = {
             layer: torch.randn(vector.shape, generator=generator) for layer, vector in self.vectors.items()
@@ -80,49 +155,45 @@ class Directions:
         return replace(self, vectors=vectors, method="random").as_long_as(self)
 
     def check_model(self, model: PreTrainedModel) -> None:
-        """ValueError if they were found in another model."""
+        """Raise ValueError if they were fitted in another model."""
         count = len(blocks(model))
         if (last := max(self.vectors)) >= count or min(self.vectors) < 0:
             raise ValueError(
                 f"steer: a direction is for layer {last}, and {type(model).__name__} has {count} layers"
             )
+        width = int(model.config.get_text_config(decoder=True).hidden_size)
         for layer, vector in self.vectors.items():
-            if len(vector) != width(model):
+            if len(vector) != width:
                 raise ValueError(
                     f"steer: the direction of layer {layer} has {len(vector)} numbers, and states of this"
-                    f" model have {width(model)}"
+                    f" model have {width}"
                 )
-        if (mine := fingerprint(model)) != self.model:
+        if (own := fingerprint(model)) != self.model:
             raise ValueError(
                 "steer: these directions were found in another model, or in this one with other weights"
-                f" (fingerprint {self.model[:12]}, here {mine[:12]}); fit them again"
+                f" (fingerprint {self.model[:12]}, here {own[:12]}); fit them again"
             )
 
     def save(self, path: str | Path) -> None:
-        """A safetensors file: the vectors, and as metadata what they are."""
-        told = {
-            "schema": _SCHEMA,
-            "site": self.site,
-            "method": self.method,
-            "model": self.model,
-            "about": dict(self.about),
-        }
+        """Write a safetensors file with the vectors, and the rest as metadata."""
+        content = {"schema": _SCHEMA, "site": self.site, "method": self.method, "model": self.model}
+        content["about"] = dict(self.about)
         tensors = {str(layer): vector.float().contiguous() for layer, vector in self.vectors.items()}
-        write_whole(Path(path), to_bytes(tensors, {_KEY: json.dumps(told)}))
+        write_whole(Path(path), to_bytes(tensors, {_KEY: json.dumps(content)}))
 
     @staticmethod
     def load(path: str | Path) -> Directions:
-        """What :meth:`save` wrote."""
+        """Read what :meth:`save` wrote."""
         if not Path(path).is_file():
             raise ValueError(f"steer: there is no file {str(path)!r}")
         try:
             with safe_open(str(path), "pt") as file:
-                told = json.loads((file.metadata() or {})[_KEY])
+                content = json.loads((file.metadata() or {})[_KEY])
                 vectors = {int(name): file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-            if told["schema"] != _SCHEMA:
-                raise ValueError(f"its schema is {told['schema']}")
+            if content["schema"] != _SCHEMA:
+                raise ValueError(f"its schema is {content['schema']}")
             names = ("site", "method", "model", "about")
-            return Directions(dict(sorted(vectors.items())), **{name: told[name] for name in names})
+            return Directions(dict(sorted(vectors.items())), **{name: content[name] for name in names})
         except (SafetensorError, KeyError, TypeError, ValueError, OSError) as problem:
             raise ValueError(
                 f"steer: {str(path)!r} does not hold directions that unsoft wrote ({problem})"

@@ -1,8 +1,9 @@
-"""Directions from contrastive pairs: mean difference, first principal direction, logistic probe."""
+"""Fit directions to contrastive pairs: mean difference, first principal direction, logistic probe."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -10,29 +11,38 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from unsoft.checks import one_of
 from unsoft.hf.recipe import select_all
-from unsoft.lab.interpret.steering.directions import Directions
-from unsoft.lab.interpret.steering.fingerprint import fingerprint
-from unsoft.lab.interpret.steering.places import BLOCK, blocks, check_site
-from unsoft.lab.interpret.steering.states import LAST, POOLS, text_states
+from unsoft.lab.interpret.models import hooked
+from unsoft.lab.interpret.steering.directions import (
+    BLOCK,
+    SITES,
+    Directions,
+    blocks,
+    fingerprint,
+    modules_at,
+    states_of,
+)
 
+LAST, MEAN = "last", "mean"
+POOLS = (LAST, MEAN)
 _PENALTY = 1.0
-"""Of the probe: half the squared length of its weights, on states scaled to unit spread."""
+"""Weight of the probe's L2 penalty, half the squared length, on states scaled to unit spread."""
 
 
 @dataclass(frozen=True)
 class PairedStates:
-    """States of both sides of pairs, by layer (pairs, width): what directions are found from."""
+    """States of both sides of pairs, by layer (pairs, width)."""
 
     positive: Mapping[int, Tensor]
     negative: Mapping[int, Tensor]
     site: str
     model: str
-    """The fingerprint of the model they are of."""
+    """Fingerprint of the model."""
     about: Mapping[str, Any]
 
     def directions(self, method: str = "mean") -> Directions:
-        """From negative to positive."""
+        """Return the directions from negative to positive."""
         check_method(method)
         vectors = {layer: direction(up, self.negative[layer], method) for layer, up in self.positive.items()}
         if same := [layer for layer, vector in vectors.items() if not bool(vector.any())]:
@@ -43,10 +53,10 @@ class PairedStates:
         return Directions(vectors, self.site, method, self.model, self.about)
 
     def shuffled(self, seed: int, method: str = "mean") -> Directions:
-        """Directions found after labels were exchanged by chance: what the labels are worth.
+        """Return directions fitted to shuffled labels, as a negative control.
 
-        Half of the pairs exchange their sides. A principal direction would not notice, since differences and
-        their opposites have the same one; for it, all states get new labels and new partners.
+        Half of the pairs exchange their sides. That would not change a principal direction, since a
+        difference and its opposite have the same one; for it, all states get new labels and new partners.
         """
         generator = torch.Generator().manual_seed(seed)
         count = len(next(iter(self.positive.values())))
@@ -55,14 +65,12 @@ class PairedStates:
         else:
             turned = torch.zeros(count, dtype=torch.bool)
             turned[torch.randperm(count, generator=generator)[: count // 2]] = True
-            places = torch.arange(count)
-            order = torch.cat([places + count * turned, places + count * ~turned])
+            pairs = torch.arange(count)
+            order = torch.cat([pairs + count * turned, pairs + count * ~turned])
         mixed = {layer: torch.cat([up, self.negative[layer]])[order] for layer, up in self.positive.items()}
-        ups, downs = (
-            {layer: part[side] for layer, part in mixed.items()}
-            for side in (slice(count), slice(count, None))
-        )
-        return replace(self, positive=ups, negative=downs).directions(method)
+        positive = {layer: states[:count] for layer, states in mixed.items()}
+        negative = {layer: states[count:] for layer, states in mixed.items()}
+        return replace(self, positive=positive, negative=negative).directions(method)
 
 
 def paired_states(
@@ -75,16 +83,16 @@ def paired_states(
     site: str = BLOCK,
     pool: str = LAST,
 ) -> PairedStates:
-    """States of texts with a property and of texts without it, pair by pair; see :func:`fit`."""
+    """Return the states of texts with a property and of texts without it, pair by pair; see :func:`fit`."""
     check_pairs(positive, negative)
-    check_site(site)
-    if pool not in POOLS:
-        raise ValueError(f"steer: argument 'pool' must be one of {', '.join(POOLS)}, not {pool!r}")
-    wanted = chosen_layers(layers, len(blocks(model)))
-    options: dict[str, Any] = {"site": site, "layers": wanted, "pool": pool}
-    ups = text_states(model, positive, tokenizer, **options)
-    downs = text_states(model, negative, tokenizer, **options)
-    return PairedStates(ups, downs, site, fingerprint(model), {"pairs": len(positive), "pool": pool})
+    one_of("steer", "site", site, SITES)
+    one_of("steer", "pool", pool, POOLS)
+    chosen = chosen_layers(layers, len(blocks(model)))
+    up, down = (
+        text_states(model, texts, tokenizer, site=site, layers=chosen, pool=pool)
+        for texts in (positive, negative)
+    )
+    return PairedStates(up, down, site, fingerprint(model), {"pairs": len(positive), "pool": pool})
 
 
 def fit(
@@ -98,20 +106,20 @@ def fit(
     site: str = BLOCK,
     pool: str = LAST,
 ) -> Directions:
-    """Directions from texts without a property (``negative``) to texts with it (``positive``), pair by pair.
+    """Fit directions from texts without a property (``negative``) to texts with it (``positive``), paired.
 
     method
         "mean" difference; "pca", the first principal direction of the differences (VaLSe, Chen et al. 2025);
         "probe", the weights of a logistic regression.
     layers
-        Numbers and ranges such as 3, "4-7", "8-"; the middle third of the stack unless told otherwise.
+        Numbers and ranges such as 3, "4-7", "8-"; by default the middle third of the stack.
     site
-        What is looked at and later steered: what leaves a "block", or its "mlp".
+        What is read and later steered: the output of a "block", or of its "mlp".
     pool
         The state of a text's "last" token, or the "mean" over its tokens.
 
-    Every direction is as long as the two kinds of states are apart along it, on the mean, so that a strength
-    of 1 means the same for all methods.
+    The length of every direction is the mean distance between the two kinds of states along it, so that a
+    strength of 1 means the same for all methods.
     """
     check_method(method)
     states = paired_states(model, positive, negative, tokenizer, layers=layers, site=site, pool=pool)
@@ -119,18 +127,17 @@ def fit(
 
 
 def direction(positive: Tensor, negative: Tensor, method: str) -> Tensor:
-    """One vector (width,) from states (pairs, width), as long as the two means are apart along it.
+    """Return one vector (width,) from states (pairs, width), with the length of the gap between the means.
 
     >>> up, down = torch.tensor([[2.0, 0.0], [4.0, 0.0]]), torch.tensor([[0.0, 0.0], [0.0, 0.0]])
     >>> direction(up, down, "mean"), direction(up, down, "pca")
     (tensor([3., 0.]), tensor([3., 0.]))
     """
     up, down = positive.double(), negative.double()
-    gap = (up - down).mean(0)
-    way: Tensor = METHODS[method](up, down)
-    way = way / way.norm().clamp_min(torch.finfo(torch.float64).tiny)
-    found: Tensor = (way * (way @ gap)).float()  # turned round where it would point from positive to negative
-    return found
+    unit: Tensor = METHODS[method](up, down)
+    unit = unit / unit.norm().clamp_min(torch.finfo(torch.float64).tiny)
+    vector: Tensor = (unit * (unit @ (up - down).mean(0))).float()  # also fixes the sign
+    return vector
 
 
 def _mean(up: Tensor, down: Tensor) -> Tensor:
@@ -144,8 +151,10 @@ def _principal(up: Tensor, down: Tensor) -> Tensor:
 
 
 def _probe(up: Tensor, down: Tensor) -> Tensor:
-    """Weights of a logistic regression with an L2 penalty. They lie in the span of the centred states, so the
-    problem is solved there, which is small."""
+    """Return the weights of a logistic regression with an L2 penalty.
+
+    They lie in the span of the centred states, so the problem is solved in that small space.
+    """
     states = torch.cat([up, down])
     centred = states - states.mean(0)
     centred = centred / centred.square().mean().sqrt().clamp_min(1e-30)
@@ -154,13 +163,8 @@ def _probe(up: Tensor, down: Tensor) -> Tensor:
     inside = centred @ basis.mT
     weights = torch.zeros(len(basis), dtype=torch.float64, requires_grad=True)
     offset = torch.zeros((), dtype=torch.float64, requires_grad=True)
-    solver = torch.optim.LBFGS(
-        [weights, offset],
-        max_iter=1000,
-        tolerance_grad=1e-10,
-        tolerance_change=1e-15,
-        line_search_fn="strong_wolfe",
-    )
+    tolerances: dict[str, Any] = {"tolerance_grad": 1e-10, "tolerance_change": 1e-15}
+    solver = torch.optim.LBFGS([weights, offset], max_iter=1000, line_search_fn="strong_wolfe", **tolerances)
 
     def loss() -> Tensor:
         solver.zero_grad()
@@ -172,42 +176,84 @@ def _probe(up: Tensor, down: Tensor) -> Tensor:
 
     with torch.enable_grad():
         solver.step(loss)
-    way: Tensor = weights.detach() @ basis
-    return way
+    vector: Tensor = weights.detach() @ basis
+    return vector
 
 
-METHODS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
-    "mean": _mean,
-    "pca": _principal,
-    "probe": _probe,
-}
-
-
+METHODS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {"mean": _mean, "pca": _principal, "probe": _probe}
 SIGNLESS = ("pca",)
-"""Methods that find the same line whichever side of a pair is which."""
+"""Methods that give the same line whichever side of a pair is which."""
+
+
+@contextmanager
+def watching(
+    model: PreTrainedModel, site: str, layers: Iterable[int], see: Callable[[int, Tensor], None]
+) -> Iterator[None]:
+    """Call ``see`` with layer and states (batch, tokens, width) in every forward pass; change nothing."""
+    modules = modules_at(model, site)
+
+    def hook(layer: int) -> Callable[..., None]:
+        return lambda module, inputs, output: see(layer, states_of(output))
+
+    with hooked(*(modules[layer].register_forward_hook(hook(layer)) for layer in layers)):
+        yield
+
+
+@torch.no_grad()
+def text_states(
+    model: PreTrainedModel,
+    texts: Sequence[str],
+    tokenizer: PreTrainedTokenizerBase,
+    *,
+    site: str,
+    layers: Sequence[int],
+    pool: str = LAST,
+) -> dict[int, Tensor]:
+    """Return for each layer (texts, width) in float32: the state of the last token, or the mean over all.
+
+    Each text goes through the model alone, so that no padding can change a number.
+    """
+    pooled: dict[int, list[Tensor]] = {layer: [] for layer in layers}
+
+    def see(layer: int, states: Tensor) -> None:
+        state = states[0, -1] if pool == LAST else states[0].mean(0)
+        pooled[layer].append(state.float().cpu())
+
+    with watching(model, site, layers, see):
+        for text in texts:
+            model(**encoded(text, tokenizer, model))
+    return {layer: torch.stack(states) for layer, states in pooled.items()}
+
+
+def encoded(text: str, tokenizer: PreTrainedTokenizerBase, model: PreTrainedModel) -> Mapping[str, Any]:
+    """Return a text as the model's arguments; raise ValueError if it has no token."""
+    ids = tokenizer(text, return_tensors="pt")["input_ids"].to(model.device)
+    if ids.shape[1] == 0:
+        raise ValueError(f"steer: the text {text!r} has no token")
+    return {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
 
 
 def chosen_layers(layers: int | str | Iterable[int | str] | None, count: int) -> list[int]:
-    """Layers in order; the middle third if none are named.
+    """Return the selected layers in order, by default the middle third.
 
     >>> chosen_layers(None, 30) == list(range(10, 20)), chosen_layers([0, "28-"], 30)
     (True, [0, 28, 29])
     """
     if layers is None:
         return list(range(count // 3, max(count // 3 + 1, count - count // 3)))
-    found = sorted(select_all([layers] if isinstance(layers, (int, str)) else layers, count))
-    if not found:
+    chosen = sorted(select_all([layers] if isinstance(layers, (int, str)) else layers, count))
+    if not chosen:
         raise ValueError("steer: argument 'layers' names no layer")
-    return found
+    return chosen
 
 
 def check_method(method: str) -> None:
-    if method not in METHODS:
-        raise ValueError(f"steer: argument 'method' must be one of {', '.join(METHODS)}, not {method!r}")
+    """Raise ValueError for an unknown method."""
+    one_of("steer", "method", method, METHODS)
 
 
 def check_pairs(positive: Sequence[object], negative: Sequence[object]) -> None:
-    """As many of the one kind as of the other, at least two."""
+    """Raise ValueError unless there are equally many of both kinds, at least two."""
     if len(positive) != len(negative):
         raise ValueError(
             f"steer: pairs need as many positive examples as negative ones, not {len(positive)} and"

@@ -1,8 +1,7 @@
-"""``steering``: a model that is pushed in a direction for as long as a ``with`` block lasts."""
+"""``steering``: push a model in a direction inside a ``with`` block."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -12,8 +11,9 @@ from torch import Tensor
 from torch.linalg import vector_norm
 from transformers import PreTrainedModel
 
-from unsoft.lab.interpret.steering.directions import Directions
-from unsoft.lab.interpret.steering.places import blocks, language_part, modules_at, states_of
+from unsoft.checks import finite
+from unsoft.lab.interpret.models import hooked
+from unsoft.lab.interpret.steering.directions import Directions, blocks, language_part, modules_at, states_of
 
 ALL, PROMPT, GENERATED = "all", "prompt", "generated"
 POSITIONS = (ALL, PROMPT, GENERATED)
@@ -29,21 +29,20 @@ def steering(
     positions: str | Collection[int] = ALL,
     keep_norm: bool = False,
 ) -> Iterator[None]:
-    """Adds ``strength`` times the direction of each layer to the states of the model; ``generate`` included.
+    """Add ``strength`` times the direction of each layer to the states of the model, also in ``generate``.
 
     layers
-        Some of those that have a direction; all of them unless told otherwise.
+        Layers to steer, by default all that have a direction.
     positions
-        "all" tokens; those of the "prompt"; "generated": the last of the prompt, which the first new token is
-        read from, and every new token; or numbers of tokens, from 0, or from -1 at the prompt's end.
+        "all" tokens; those of the "prompt"; "generated": the last of the prompt, from which the first new
+        token is predicted, and every new token; or token numbers, from 0, or from -1 at the prompt's end.
     keep_norm
-        Each state keeps its length and only turns.
+        Rotate each state and keep its length.
 
-    Afterwards nothing is left: no weight was touched, and outputs are bit for bit what they were. Blocks may
-    be nested.
+    No weight is changed, and afterwards outputs are bit for bit as before. Blocks may be nested.
 
     >>> from transformers import GPT2Config, GPT2LMHeadModel
-    >>> from unsoft.lab.interpret.steering.fingerprint import fingerprint
+    >>> from unsoft.lab.interpret.steering.directions import fingerprint
     >>> model = GPT2LMHeadModel(GPT2Config(n_layer=2, n_head=2, n_embd=8, vocab_size=9)).eval()
     >>> ahead = Directions({1: torch.ones(8)}, site="block", method="mean", model=fingerprint(model))
     >>> words = torch.tensor([[1, 2, 3]])
@@ -53,36 +52,24 @@ def steering(
     >>> changed.any(-1), torch.equal(model(words).logits, before)
     (tensor([[False, False,  True]]), True)
     """
-    check_strength(strength)
+    finite("steer", "strength", strength)
     where = _Positions(positions)
     directions.check_model(model)
     if layers is not None:
         directions = directions.only(layers, len(blocks(model)))
     modules = modules_at(model, directions.site)
-    hooks = []
-    try:
-        if positions != ALL:
-            part = language_part(model)
-            hooks.append(part.register_forward_pre_hook(where.look, with_kwargs=True))
-        for layer, vector in directions.vectors.items():
-            push = _Push(strength * vector, where, keep_norm)
-            hooks.append(modules[layer].register_forward_hook(push))
+    hooks = [
+        modules[layer].register_forward_hook(_Push(strength * vector, where, keep_norm))
+        for layer, vector in directions.vectors.items()
+    ]
+    if positions != ALL:
+        hooks.append(language_part(model).register_forward_pre_hook(where.count_past, with_kwargs=True))
+    with hooked(*hooks):
         yield
-    finally:
-        for hook in hooks:
-            hook.remove()
-
-
-def check_strength(strength: float) -> None:
-    """A finite number."""
-    if isinstance(strength, bool) or not isinstance(strength, (int, float)):
-        raise TypeError(f"steer: argument 'strength' must be a number, not {strength!r}")
-    if not math.isfinite(strength):
-        raise ValueError(f"steer: argument 'strength' must be finite, not {strength}")
 
 
 class _Positions:
-    """Which columns of a forward pass are steered: it may hold the whole text, or the newest token only."""
+    """Columns of a forward pass to steer; a pass may contain the whole text, or the newest token only."""
 
     def __init__(self, wanted: str | Collection[int]) -> None:
         numbers = not isinstance(wanted, str)
@@ -95,13 +82,13 @@ class _Positions:
             )
         self.wanted, self.past, self.prompt = wanted, 0, 0
 
-    def look(self, module: object, given: tuple[Any, ...], named: dict[str, Any]) -> None:
-        """How many tokens went before those of this pass?"""
-        cache = named.get("past_key_values")
+    def count_past(self, module: object, inputs: tuple[Any, ...], options: dict[str, Any]) -> None:
+        """Read from the cache how many tokens precede those of this pass."""
+        cache = options.get("past_key_values")
         self.past = 0 if cache is None else int(cache.get_seq_length())
 
     def columns(self, count: int) -> slice | list[int] | None:
-        """Of ``count`` new tokens; None if all of them."""
+        """Return the columns to steer among ``count`` new tokens; None for all."""
         if self.wanted == ALL:
             return None
         if self.past == 0:
@@ -110,8 +97,8 @@ class _Positions:
             return None if self.past == 0 else []
         if self.wanted == GENERATED:
             return slice(count - 1, count) if self.past == 0 and count > 1 else None
-        places = {n + self.prompt if n < 0 else n for n in self.wanted if isinstance(n, int)}
-        return sorted(n - self.past for n in places if self.past <= n < self.past + count)
+        absolute = {n + self.prompt if n < 0 else n for n in self.wanted if isinstance(n, int)}
+        return sorted(n - self.past for n in absolute if self.past <= n < self.past + count)
 
 
 class _Push:
@@ -120,7 +107,7 @@ class _Push:
     def __init__(self, shift: Tensor, where: _Positions, keep_norm: bool) -> None:
         self.shift, self.where, self.keep_norm = shift, where, keep_norm
 
-    def __call__(self, module: object, given: object, output: Any) -> Any:
+    def __call__(self, module: object, inputs: object, output: Any) -> Any:
         states = states_of(output)
         columns = self.where.columns(states.shape[1])
         if columns == []:
@@ -139,5 +126,5 @@ class _Push:
         if not self.keep_norm:
             return moved
         size = vector_norm(moved, dim=-1, keepdim=True).clamp_min(torch.finfo(moved.dtype).tiny)
-        turned: Tensor = moved * (vector_norm(states, dim=-1, keepdim=True) / size)
-        return turned
+        rotated: Tensor = moved * (vector_norm(states, dim=-1, keepdim=True) / size)
+        return rotated

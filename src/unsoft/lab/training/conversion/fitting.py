@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from unsoft.hf.architecture import attention_modules
-from unsoft.lab.interpret.inspection.layout import matrix_of
+from unsoft.lab.interpret.models import matrix_of
 from unsoft.lab.training.conversion.matching import Pair, first_output
 
 _RIDGES = (1.0, 0.1, 0.01)
