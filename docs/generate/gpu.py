@@ -1,6 +1,6 @@
-"""Writes the tables of docs/gpu.md from what the compilers said: ``python docs/generate/gpu.py``.
+"""Write the tables of docs/gpu.md from the recorded compiler output: ``python docs/generate/gpu.py``.
 
-``python -m tests.engines.triton.compiled.table`` compiles all kernels anew and records that.
+``python -m tests.engines.triton.compiled.table`` compiles all kernels and updates the record.
 """
 
 from __future__ import annotations
@@ -19,32 +19,29 @@ UNITS = ("matrix", "special", "fma", "alu", "memory", "issue")
 
 
 def record(path: Path = RECORD) -> list[dict[str, str]]:
-    """The lines of a file of the record."""
+    """Return the lines of a file of the record."""
     with path.open(newline="") as file:
         return list(csv.DictReader(file))
 
 
 def resources() -> str:
-    """What the kernels of cog take, which others are recorded, and whether any kernel spills registers."""
+    """Return the resources of cog's kernels, the list of recorded formulas, and whether any kernel spills."""
     head = ("target", "width", "kernel", "tile (rows x keys)", "registers", "shared memory, KiB", "products")
     lines, rows = [_line(head), "|---" * len(head) + "|"], record()
     for row in rows:
         if row["formula"] == "cog" and row["kernel"] != "combine":
             tile = f"{row['rows']} x {row['keys']}, {row['warps']} warps, {row['stages']} stages"
             shared = f"{int(row['shared']) / 1024:.0f}"
-            lines.append(
-                _line(
-                    (
-                        row["target"],
-                        row["width"],
-                        _words(row),
-                        tile,
-                        row["registers"],
-                        shared,
-                        row["products"],
-                    )
-                )
+            cells = (
+                row["target"],
+                row["width"],
+                _kernel(row),
+                tile,
+                row["registers"],
+                shared,
+                row["products"],
             )
+            lines.append(_line(cells))
     formulas, targets, widths = (
         list(dict.fromkeys(row[name] for row in rows)) for name in ("formula", "target", "width")
     )
@@ -52,18 +49,18 @@ def resources() -> str:
     if len(rows) != len(formulas) * len(targets) * len(widths) * len(kernels):
         raise ValueError(f"{RECORD} lacks some kernels; make it anew")
     inside = sum(int(row["in_loops"]) > 0 for row in rows)
-    found = f"{inside} of them access" if inside else "None of them accesses"
+    subject = f"{inside} of them access" if inside else "None of them accesses"
     lines += [
         "",
         f"`{RECORD.relative_to(ROOT)}` has {len(rows)} kernels: {', '.join(formulas)} (a formula of a user",
         f"with a parameter), each for {', '.join(targets)} at widths {' and '.join(widths)}.",
-        f"{found} a spilled register in a loop that multiplies matrices.",
+        f"{subject} a spilled register in a loop that multiplies matrices.",
     ]
     return "\n".join(lines) + "\n"
 
 
 def estimate() -> str:
-    """Cycles by unit, and the speed that follows."""
+    """Return the cycles by unit, and the speed that follows."""
     head = ("GPU", "width", "formula", "kernel", *UNITS, "TFLOP/s, turns to overlap")
     lines = [_line(head), "|---" * len(head) + "|"]
     for row in record():
@@ -72,12 +69,12 @@ def estimate() -> str:
             busiest = max(cycles, key=lambda unit: cycles[unit])
             cells = [f"**{x:.3f}**" if unit == busiest else f"{x:.3f}" for unit, x in cycles.items()]
             speed = f"{row['turns']} to {row['overlap']}"
-            lines.append(_line((row["gpu"], row["width"], row["formula"], _words(row), *cells, speed)))
+            lines.append(_line((row["gpu"], row["width"], row["formula"], _kernel(row), *cells, speed)))
     return "\n".join(lines) + "\n"
 
 
 def families() -> str:
-    """The most that a kernel of each family takes, by target and width."""
+    """Return the largest resources of a kernel of each family, by target and width."""
     head = (
         "kernels of",
         "target",
@@ -99,8 +96,8 @@ def families() -> str:
         for row in record(FAMILIES)
         if int(row["in_loops"])
     ]
-    found = f"{', '.join(spilled)}; no others" if spilled else "none"
-    last = f"Spilled registers in a loop that multiplies matrices: {found}."
+    kernels = f"{', '.join(spilled)}; no others" if spilled else "none"
+    last = f"Spilled registers in a loop that multiplies matrices: {kernels}."
     return "\n".join([*lines, "", last]) + "\n"
 
 
@@ -108,12 +105,12 @@ def _line(cells: tuple[str, ...]) -> str:
     return "| " + " | ".join(cells) + " |"
 
 
-def _words(row: dict[str, str]) -> str:
+def _kernel(row: dict[str, str]) -> str:
     return row["kernel"].replace("_", " ")
 
 
 def page(text: str) -> str:
-    """The page with its tables made anew."""
+    """Return the page with its tables updated."""
     contents = {"resources": resources(), "estimate": estimate(), "families": families()}
     for name, content in contents.items():
         begin, end = f"<!-- {name} -->\n", f"<!-- end of {name} -->\n"

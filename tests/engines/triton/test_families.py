@@ -1,5 +1,5 @@
-"""When linear attention and the systems of magnitude run on the GPU engine, and what it says when they
-cannot; none of this needs Triton or a GPU."""
+"""Selection of the GPU engine for linear attention and magnitude, and its reasons when it is unsupported;
+without Triton or a GPU."""
 
 import pytest
 import torch
@@ -20,7 +20,8 @@ X = torch.linspace(-1, 1, 48).view(1, 2, 6, 4)
 
 @pytest.fixture
 def on_gpu(monkeypatch):
-    """As if tensors of the CPU were on a GPU, but kernels were done by torch operations; yields the calls."""
+    """Treat tensors of the CPU as if on a GPU, with torch operations instead of kernels; return the list of
+    calls."""
     calls = []
 
     def sums(*tensors, rough, **options):
@@ -87,7 +88,7 @@ def test_nothing_waits_for_the_gpu(on_gpu, name, monkeypatch):
 
 @pytest.mark.parametrize("name", ["linear-elu1", "linear-exp"])
 def test_nan_and_inf_without_asking(name, monkeypatch):
-    """What runs on a GPU, where it is not asked whether all numbers are finite, against what runs here."""
+    """Compare the path of a GPU, which does not read whether all numbers are finite, with that of the CPU."""
     q, k, v = torch.randn(3, 2, 2, 20, 4, generator=torch.Generator().manual_seed(0)).double()
     mask = torch.arange(20).view(1, 1, 1, 20) != 7
     k[0, 0, 7, 0] = torch.nan  # masked: nobody sees it

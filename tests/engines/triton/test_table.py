@@ -1,4 +1,4 @@
-"""The committed table of what the compilers said, and the page made from it; Triton is not needed."""
+"""The committed table of compiled resources, and the page generated from it; without Triton."""
 
 import csv
 import json

@@ -1,4 +1,4 @@
-"""The static estimate: its machines are those of data sheets, its counts those of a loop counted by hand."""
+"""The static estimate: machines as in data sheets, and a loop counted by hand."""
 
 from collections import Counter
 

@@ -1,5 +1,5 @@
-"""How many cycles one logit takes each unit of a multiprocessor, counted from the instructions of a loop: an
-estimate, not a measurement.
+"""Estimate the cycles per logit of each unit of a multiprocessor from the instructions of a loop; not a
+measurement.
 
 For each unit: instructions of the loop times the cycles that one of them keeps the unit busy, over the logits
 of a tile. If everything overlaps, the busiest unit decides; if matrix products and all other work take turns,
@@ -39,7 +39,7 @@ class Machine:
 
     @property
     def teraflops(self) -> float:
-        """Of matrix products, as the data sheet says it."""
+        """Speed of matrix products, as in the data sheet."""
         return 2 * self.products * self.multiprocessors * self.gigahertz / 1000
 
 
@@ -77,15 +77,15 @@ def cycles(loops: tuple[Counter, ...], target: str, logits: int, warps: int) -> 
 
 
 def teraflops(busy: dict[str, float], target: str) -> tuple[float, float]:
-    """Of the matrix products of a kernel, if matrix products and all other work take turns, and if everything
-    overlaps."""
+    """Return the speed of a kernel's matrix products if they take turns with all other work, and if
+    everything overlaps."""
     machine, others = MACHINES[target], max(busy[unit] for unit in UNITS[1:])
     speed = busy["flop"] * machine.multiprocessors * machine.gigahertz / 1000
     return speed / (busy["matrix"] + others), speed / max(busy["matrix"], others)
 
 
 def multiplications(name: str) -> float:
-    """Of one warp's matrix instruction; those of Hopper belong to four warps together."""
+    """Return the multiplications of one warp's matrix instruction; four warps of Hopper share one."""
     if shape := re.match(r"HGMMA\.(\d+)x(\d+)x(\d+)", name):
         return int(shape[1]) * int(shape[2]) * int(shape[3]) / 4
     if depth := re.match(r"HMMA\.16(?:8)?(8|16)\b", name):
@@ -94,7 +94,7 @@ def multiplications(name: str) -> float:
 
 
 def bytes_moved(name: str) -> int:
-    """Of the 32 lanes of a warp, through shared memory or its neighbour, the cache of the first level."""
+    """Return the bytes that a warp moves through shared memory or the first-level cache."""
     if matrices := re.search(r"LDSM\S*\.(2|4)$|STSM\S*\.(2|4)$", name):
         return 128 * int(matrices[1] or matrices[2])
     bits = re.search(r"\.(64|128)\b", name)

@@ -160,7 +160,7 @@ class Fixed(NamedTuple):
     value_padded: int
     causal: bool
     precision: str
-    """Of products of float32 matrices, as tl.dot names it."""
+    """Precision of float32 matrix products, as tl.dot names it."""
     double: bool
     exact: bool
     """True: follow the rules for NaN and Inf. Such a kernel runs only if the inputs have any."""
@@ -239,7 +239,7 @@ class GaussianFixed(NamedTuple):
     stored: bool
     """True: tiles are read from memory; False: they are computed."""
     coordinates: int
-    """Of a tile of points."""
+    """Coordinates of the points of a tile."""
     precision: str
 
 

@@ -1,4 +1,4 @@
-"""Runs the engine on the CPU with the PTX compiled for an NVIDIA GPU, instruction by instruction."""
+"""Run the engine on the CPU with the PTX compiled for an NVIDIA GPU, instruction by instruction."""
 
 from contextlib import contextmanager
 from unittest import mock
@@ -12,7 +12,7 @@ from unsoft.engines.triton.tile_sizes import TileSizes
 
 @contextmanager
 def emulated(sizes: TileSizes | dict[str, TileSizes], target: str = "sm_80"):
-    """Inside, launches compile for the target and run here. Yields the list of what was run."""
+    """Compile launches for the target and run them on the CPU. Yield the list of kernels that ran."""
     done: list[str] = []
 
     def start(launch: Launch) -> None:

@@ -1,5 +1,5 @@
-"""What the compilers make of the kernels of linear attention and of Gaussian matrices, for six kinds of GPU;
-writes families.csv beside this file.
+"""Record the resources of the kernels of linear attention and Gaussian matrices for six kinds of GPU in
+families.csv.
 
     python -m tests.engines.triton.compiled.families [TARGET ...]
 
@@ -38,7 +38,7 @@ _PARTS = {
 def linear_kernels(
     target, *, width, decays=False, logarithmic=False, dtype=torch.float32, rough=False, causal=True
 ) -> list[Launch]:
-    """All launches of a forward and a backward pass, none of which runs."""
+    """Return all launches of a forward and a backward pass, without running them."""
     started: list[Launch] = []
     shape = {"length": 256, "width": width, "value_width": width, "heads": 8, "kv_heads": 2, "state": True}
     if logarithmic:
@@ -54,7 +54,7 @@ def linear_kernels(
 
 
 def gaussian_kernels(target, *, width, dtype=torch.float32) -> list[Launch]:
-    """All launches of building, products and gradients, with matrices that are kept and without, and of gates
+    """Return all launches of building, products and gradients, with and without stored matrices, and of gates
     on values."""
     started: list[Launch] = []
     x, u = torch.zeros(4, 256, width, dtype=dtype), torch.zeros(4, 3, 256, dtype=dtype)
@@ -87,7 +87,7 @@ def compiled(launches: list[Launch], target: str) -> Iterator[tuple[Launch, Reso
 
 
 def rows(target: str, width: int, family: str) -> list[dict[str, str]]:
-    """The lines of the table, compiled anew; equal ones once."""
+    """Compile the kernels and return the lines of the table without duplicates."""
     lines: list[dict[str, str]] = []
     for made, used in compiled(FAMILIES[family](target, width), target):
         row = {"target": target, "width": width, "family": family, "kernel": _part(made)}
@@ -100,7 +100,7 @@ def rows(target: str, width: int, family: str) -> list[dict[str, str]]:
 
 
 def committed() -> dict[tuple[str, int, str], list[dict[str, str]]]:
-    """The lines of the file by target, width and family."""
+    """Return the lines of the file by target, width and family."""
     table: dict[tuple[str, int, str], list[dict[str, str]]] = {}
     with FILE.open(newline="") as file:
         for row in csv.DictReader(file):

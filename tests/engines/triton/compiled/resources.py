@@ -1,4 +1,4 @@
-"""What a compiled kernel takes of a GPU, read from the code itself: no GPU is asked."""
+"""Resources of a compiled kernel, read from its code without a GPU."""
 
 import re
 import subprocess
@@ -40,7 +40,7 @@ class Resources:
 
 
 def resources(made) -> Resources:
-    """Of what Triton compiled: cubin or hsaco."""
+    """Return the resources of a cubin or hsaco that Triton compiled."""
     arch = made.metadata.target.arch
     text = made.asm["ptx"] if "ptx" in made.asm else made.asm["amdgcn"]
     if "cubin" in made.asm:
@@ -67,7 +67,7 @@ def machine_code(made) -> str:
 
 
 def hot_loops(code: str) -> tuple[Counter, ...]:
-    """The innermost loops that multiply matrices, found by their backward jumps."""
+    """Return the innermost loops that multiply matrices, identified by their backward jumps."""
     lines, labels, loops = code.splitlines(), {}, []
     for at, line in enumerate(lines):
         if label := re.match(r"\s*(\.L\S+):", line):

@@ -1,4 +1,4 @@
-"""Which tile sizes fit which GPU? Writes src/unsoft/engines/triton/tile_sizes.json.
+"""Search tile sizes that fit each GPU and write src/unsoft/engines/triton/tile_sizes.json.
 
     python -m tests.engines.triton.compiled.search [TARGET ...]
 
@@ -34,7 +34,7 @@ CANDIDATES = {
 
 
 def without_fault(target: str, width: int, kernel: str, sizes: TileSizes, costly: bool) -> bool:
-    """Do all formulas of a kind compile well with tiles of this size?"""
+    """Return True if all formulas of a kind compile well with tiles of this size."""
     for name, formula in FORMULAS.items():
         if is_costly(formula.key) != costly:
             continue

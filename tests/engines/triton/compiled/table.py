@@ -1,4 +1,4 @@
-"""What the compilers make of the kernels, for six kinds of GPU; writes resources.csv beside this file.
+"""Record the resources of the kernels for six kinds of GPU in resources.csv.
 
     python -m tests.engines.triton.compiled.table [TARGET ...]
 
@@ -34,7 +34,7 @@ WIDTHS = (64, 128)
 
 
 def rows(target: str, width: int, formula: str) -> Iterator[dict[str, Any]]:
-    """The lines of the table, compiled anew."""
+    """Compile the kernels and yield the lines of the table."""
     usual = launches(example(FORMULAS[formula], width=width), target)
     few = launches(example(FORMULAS[formula], width=width, queries=1, keys=8192, causal=False), target)
     for made in [*usual, *(made for made in few if made.sizes)]:
@@ -53,7 +53,7 @@ def rows(target: str, width: int, formula: str) -> Iterator[dict[str, Any]]:
 
 
 def committed() -> dict[tuple[str, int, str], list[dict[str, str]]]:
-    """The lines of the file by target, width and formula; without empty cells."""
+    """Return the lines of the file by target, width and formula, without empty cells."""
     table: dict[tuple[str, int, str], list[dict[str, str]]] = {}
     with FILE.open(newline="") as file:
         for row in csv.DictReader(file):

@@ -45,13 +45,13 @@ KERNELS = {
         *["gaussian_product", "gating", "gating"],
     ],
 }
-"""What a forward and a backward pass start."""
+"""Kernels that a forward and a backward pass start."""
 
 
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("target", TARGETS)
 def test_every_kernel_compiles_without_spilling(target, family):
-    """As the table that is committed says."""
+    """Compare with the committed table."""
     actual = rows(target, 64, family)
     assert actual == committed()[target, 64, family]
     fits(actual)

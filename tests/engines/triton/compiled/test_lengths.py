@@ -15,8 +15,8 @@ pytestmark = pytest.mark.gpu_check
 
 
 def compiled_for(queries, keys):
-    """What the kernels of a call are compiled for, by name; Triton adds which numbers are 1, and which are
-    multiples of 16."""
+    """Return the compile-time constants of a call's kernels, by name; Triton adds which numbers are 1, and
+    which are multiples of 16."""
     call, started = example(resolve("cog"), queries=queries, keys=keys, causal="lower_right"), []
     with (
         pretending("sm_80", started.append),

@@ -1,5 +1,5 @@
-"""Calls on tensors that say they are on a GPU but hold no numbers: ``auto`` takes the GPU engine, and nothing
-asks for a number, which would wait for the GPU and could not be captured in a CUDA graph."""
+"""Calls on fake tensors of a GPU: ``auto`` selects the GPU engine, and nothing reads a number, which would
+wait for the GPU and could not be captured in a CUDA graph."""
 
 from contextlib import nullcontext
 
@@ -11,6 +11,7 @@ from unsoft.engines import POINTWISE
 from unsoft.engines.arguments import checked_call
 from unsoft.engines.call import Upstream
 from unsoft.engines.triton import availability, binding
+from unsoft.engines.triton.source import kernels
 from unsoft.formula import Formula
 from unsoft.mechanisms import resolve
 
@@ -38,7 +39,7 @@ CALLS = {
 
 
 class OneDevice(TorchDispatchMode):
-    """Refuses copies between a GPU and the CPU, for which a call would wait."""
+    """Raise an error for copies between a GPU and the CPU, for which a call would wait."""
 
     def __torch_dispatch__(self, function, types, arguments=(), options=None):
         result = function(*arguments, **(options or {}))
@@ -51,7 +52,11 @@ class OneDevice(TorchDispatchMode):
 
 @pytest.fixture(params=["sm_80", "gfx942"])
 def gpu(request, monkeypatch):
-    """Tensors on "cuda" can be made, and launches are collected."""
+    """Allow tensors on "cuda" and collect launches."""
+    # Rendering evaluates a formula's constants, once, on the CPU; on tensors without numbers it cannot.
+    for formula in (*map(resolve, ("cog", "softmax", "relu2")), SHARP, FADING):
+        for biased in (False, True):
+            kernels(formula.key, biased)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda index=None: (8, 0))
     monkeypatch.setattr(availability, "failure", lambda device, index: None)
     monkeypatch.setattr(binding, "on_device", lambda x: nullcontext())

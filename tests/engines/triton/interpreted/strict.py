@@ -1,6 +1,6 @@
-"""Triton's interpreter made strict: what it gets wrong is put right, what it hides becomes an error.
+"""A strict version of Triton's interpreter: wrong results are corrected, hidden faults become errors.
 
-As it comes (3.9.0) the interpreter multiplies the bit patterns of bfloat16 in tl.dot, truncates float32 to
+The original (3.9.0) multiplies the bit patterns of bfloat16 in tl.dot, truncates float32 to
 bfloat16 where a GPU rounds to nearest, computes TF32 products exactly, reads 0 where a GPU reads anything
 (masked entries of a load without ``other``), reads and writes any address, and runs programs one after the
 other, so that two programs that write the same element look fine. :func:`strict` changes that:
@@ -25,11 +25,11 @@ _SEVERAL = 2**31 - 1
 
 
 class MemoryFault(Exception):
-    """A kernel touched what it must not."""
+    """A kernel made an invalid memory access."""
 
 
 class Memory:
-    """The tensors of the launch, and which program has written or read each byte of them."""
+    """Tensors of a launch, with the program that has written or read each byte."""
 
     def begin(self, tensors: list[Any]) -> None:
         ranges = sorted({(t.untyped_storage().data_ptr(), t.untyped_storage().nbytes()) for t in tensors})
@@ -70,14 +70,14 @@ class Memory:
 
 
 def program() -> int:
-    """The number of the program that runs."""
+    """Return the number of the running program."""
     builder = interpreter.interpreter_builder
     (x, y, z), (_, height, depth) = builder.grid_idx, builder.grid_dim
     return (x * height + y) * depth + z
 
 
 def operand(x: Any, precision: Any) -> Any:
-    """The operand of a dot as the hardware sees it, in a dtype that holds it exactly."""
+    """Return the operand of a dot as the hardware reads it, in a dtype that holds it exactly."""
     if x.dtype.scalar == tl.bfloat16:
         return (x.data.astype(np.uint32) << 16).view(np.float32)
     if x.dtype.scalar == tl.float32 and str(precision).endswith(".TF32"):
@@ -87,7 +87,7 @@ def operand(x: Any, precision: Any) -> Any:
 
 
 def tensors_in(arguments: Any) -> list[Any]:
-    """All tensors of a launch, inside tuples too."""
+    """Return all tensors of a launch, also those inside tuples."""
     if hasattr(arguments, "data_ptr"):
         return [arguments]
     return [t for x in arguments for t in tensors_in(x)] if isinstance(arguments, (tuple, list)) else []
@@ -95,7 +95,7 @@ def tensors_in(arguments: Any) -> list[Any]:
 
 @contextmanager
 def strict():
-    """Inside, kernels run in the strict interpreter."""
+    """Run kernels in the strict interpreter."""
     builder, memory, patched = interpreter.InterpreterBuilder, Memory(), set()
     masked_load, cast_impl = builder.create_masked_load, builder.cast_impl
     executor = interpreter.GridExecutor._init_args_hst

@@ -1,4 +1,4 @@
-"""The contract battery on the GPU engine, and the engine as an operator that PyTorch knows completely."""
+"""The mechanism test suite on the GPU engine, and the engine as a registered PyTorch operator."""
 
 import pytest
 import torch

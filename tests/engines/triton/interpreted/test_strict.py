@@ -1,4 +1,4 @@
-"""The strict interpreter finds what Triton's own hides."""
+"""Faults that the strict interpreter reports and Triton's own hides."""
 
 import pytest
 import torch

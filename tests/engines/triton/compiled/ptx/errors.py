@@ -1,5 +1,5 @@
-"""What the executor of PTX complains about."""
+"""Errors of the PTX executor."""
 
 
 class PtxError(Exception):
-    """The kernel did something it must not."""
+    """The kernel did something invalid."""

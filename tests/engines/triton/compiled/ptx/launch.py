@@ -1,4 +1,4 @@
-"""Runs what Triton compiled for some arguments."""
+"""Run a compiled kernel on its arguments."""
 
 from typing import Any
 
@@ -11,7 +11,7 @@ from tests.engines.triton.compiled.ptx.text import read
 
 
 def run(made: Any, arguments: dict[str, Any], grid: tuple[int, int]) -> None:
-    """Tensors are changed in place."""
+    """Run all programs of the grid; tensors are changed in place."""
     memory, values = GlobalMemory(tensors_in(list(arguments.values()))), []
 
     def add(kind: Any, x: Any) -> None:
@@ -37,7 +37,7 @@ def run(made: Any, arguments: dict[str, Any], grid: tuple[int, int]) -> None:
 
 
 def tensors_in(arguments: Any) -> list[Any]:
-    """All tensors of a launch, inside tuples too."""
+    """Return all tensors of a launch, also those inside tuples."""
     if hasattr(arguments, "untyped_storage"):
         return [arguments]
     return [t for x in arguments for t in tensors_in(x)] if isinstance(arguments, (tuple, list)) else []
