@@ -1,5 +1,4 @@
-"""The native engine where its code takes different paths: few rows, odd widths, heads and threads,
-layouts."""
+"""The native engine where its code takes different paths: few rows, widths, heads, threads, layouts."""
 
 from dataclasses import replace
 
@@ -7,6 +6,7 @@ import pytest
 import torch
 
 import unsoft
+from tests.engines.pairwise import pairwise
 from unsoft.engines.native import binding
 from unsoft.mechanisms import resolve
 from unsoft.testing.case import LAYOUTS, MASKS, Case
@@ -20,10 +20,8 @@ OWN = unsoft.Formula(
     offset_mass="exp(-m)*c",
     params={"b": 0.5, "c": 0.2},
 )
-MECHANISMS = [pytest.param(m, id=str(m)) for m in ("softmax", "cog", "relu2")] + [pytest.param(OWN, id="own")]
-
-
-THREADS = pytest.mark.parametrize("threads", [1, 2], ids=["1 thread", "2 threads"])
+PLAIN = ["softmax", "cog", "relu2", OWN]
+MECHANISMS = [pytest.param(m, id=m if isinstance(m, str) else "own") for m in PLAIN]
 
 
 @pytest.fixture(autouse=True)
@@ -51,35 +49,28 @@ def test_few_rows(mechanism, length):
     check(mechanism, Case(length, 133, 16, 24, 2, 4, 2, causal="lower_right", mask="additive per key"))
 
 
-@pytest.mark.parametrize("mechanism", MECHANISMS)
-@pytest.mark.parametrize(
-    "width", [(1, 1), (7, 80), (80, 7), (128, 128), (256, 256), (15, 17), (33, 2)], ids=str
+@pairwise(
+    mechanism=PLAIN,
+    width=[(1, 1), (7, 80), (80, 7), (128, 128), (256, 256), (15, 17), (33, 2)],
+    length=[3, 37],
 )
-@pytest.mark.parametrize("length", [3, 37])
 def test_widths(mechanism, width, length):
     check(mechanism, Case(length, 41, *width, 1, 2, 1, causal=True))
 
 
-@pytest.mark.parametrize("mechanism", MECHANISMS)
-@pytest.mark.parametrize("heads", [(3, 3), (6, 3), (5, 1), (1, 1), (9, 3)], ids=str)
-@pytest.mark.parametrize("length", [2, 70])
-@THREADS
+@pairwise(mechanism=PLAIN, heads=[(3, 3), (6, 3), (5, 1), (1, 1), (9, 3)], length=[2, 70], threads=[1, 2])
 def test_heads_and_threads(mechanism, heads, length, threads):
     """Key heads that do not divide among the threads; gradients of shared key heads are summed over
     queries."""
     check(mechanism, Case(length, 75, 8, 8, 1, *heads, causal="lower_right"))
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("length", [2, 40])
+@pairwise(dtype=DTYPES, layout=list(LAYOUTS), length=[2, 40])
 def test_layouts(layout, dtype, length):
     check("cog", Case(length, 33, 12, 10, 3, 4, 2, layout=layout, mask="bool"), dtype)
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("mask", MASKS)
-@pytest.mark.parametrize("mechanism", ["cog", pytest.param(OWN, id="own")])
+@pairwise(dtype=DTYPES, mask=list(MASKS), mechanism=["cog", OWN])
 def test_masks_and_dtypes(mechanism, mask, dtype):
     """Also the gradients of float masks in their own shapes, and of parameters."""
     check(
@@ -109,9 +100,7 @@ def test_gradient_of_broadcast_masks(mechanism, shape):
         assert measure.ok, str(measure)
 
 
-@pytest.mark.parametrize("mechanism", MECHANISMS)
-@pytest.mark.parametrize("length", [1, 5, 70])
-@pytest.mark.parametrize("p", [0.1, 1.0])
+@pairwise(mechanism=PLAIN, length=[1, 5, 70], p=[0.1, 1.0])
 def test_dropout(mechanism, length, p):
     check(mechanism, Case(length, 75, 8, 8, 2, 4, 2, mask="bool", dropout=p))
 
@@ -125,7 +114,7 @@ def test_long_rows(mechanism, kind):
     check(mechanism, replace(Case(140, 900, 32, 24, 1, 2, 1), **kind))
 
 
-@THREADS
+@pytest.mark.parametrize("threads", [1, 2])
 def test_same_threads_same_bits_and_other_threads_within_the_gate(threads):
     subject = Check(resolve("cog"), "native")
     inputs = subject.draw(Case(130, 140, 16, 16, 1, 3, 3, causal=True))
@@ -162,10 +151,12 @@ def test_grad_out_of_any_layout():
     assert all(torch.allclose(a, b, atol=1e-6) for a, b in zip(summed, plain, strict=True))
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("mechanism", ["softmax", "relu2", "l2"])
-@pytest.mark.parametrize("length", [1, 3, 70])
-@pytest.mark.parametrize("mask", ["bool", "float", "causal"])
+@pairwise(
+    dtype=[torch.float32, torch.bfloat16],
+    mechanism=["softmax", "relu2", "l2"],
+    length=[1, 3, 70],
+    mask=["bool", "float", "causal"],
+)
 def test_what_no_row_sees_is_not_computed_again(mask, length, mechanism, dtype, monkeypatch):
     """The unused end of a cache is often uninitialised: NaN there must cost nothing and change no bit."""
 

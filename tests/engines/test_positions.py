@@ -5,6 +5,7 @@ import pytest
 import torch
 
 import unsoft
+from tests.engines.pairwise import pairwise
 
 ROWS = unsoft.Formula("sigmoid(s)*exp(-t*(i - j))/n", params={"t": 0.1})
 PEAK = unsoft.Formula(
@@ -33,13 +34,14 @@ def inputs(batch, heads, shared, length, keys, width, dtype=torch.float64):
     return [torch.randn(batch, h, n, width, generator=draw, dtype=torch.float64).to(dtype) for h, n in sizes]
 
 
-@pytest.mark.parametrize("engine", ["dense", "tiled", "native"])
-@pytest.mark.parametrize("formula", [ROWS, PEAK], ids=["rows", "peak"])
-@pytest.mark.parametrize(
-    "sizes", [(2, 4, 2, 5, 5, 8), (2, 2, 1, 1, 300, 8), (3, 4, 2, 130, 257, 64)], ids=str
+@pairwise(
+    engine=["dense", "tiled", "native"],
+    formula=[ROWS, PEAK],
+    sizes=[(2, 4, 2, 5, 5, 8), (2, 2, 1, 1, 300, 8), (3, 4, 2, 130, 257, 64)],
+    dtype=[torch.float64, torch.float32],
 )
-@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-12), (torch.float32, 5e-6)])
-def test_given_positions_enter_outputs_and_gradients(engine, formula, sizes, dtype, tolerance):
+def test_given_positions_enter_outputs_and_gradients(engine, formula, sizes, dtype):
+    tolerance = 1e-12 if dtype == torch.float64 else 5e-6
     batch, heads, _, length, keys, _ = sizes
     ours, exact = ([x.requires_grad_() for x in inputs(*sizes, dtype=d)] for d in (dtype, torch.float64))
     with torch.no_grad():

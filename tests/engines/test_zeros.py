@@ -5,6 +5,7 @@ import pytest
 import torch
 
 import unsoft
+from tests.engines.pairwise import pairwise
 from unsoft import Formula
 
 ENGINES = ("dense", "tiled", "native")
@@ -79,9 +80,7 @@ UNDEFINED = Formula(
 )
 
 
-@pytest.mark.parametrize("engine", ENGINES)
-@pytest.mark.parametrize("mask", ["bool", "float", "causal"])
-@pytest.mark.parametrize("length", [6, 70])
+@pairwise(engine=ENGINES, mask=["bool", "float", "causal"], length=[6, 70])
 def test_a_row_that_sees_nothing_is_zero_where_the_formula_is_undefined(engine, mask, length):
     """Rows 0 .. 2 see nothing, and there every part of the formula is the root or logarithm of a negative."""
     generator = torch.Generator().manual_seed(6)
