@@ -1,4 +1,4 @@
-"""The front door: what it accepts, how it refuses, and the promises that hold for every mechanism."""
+"""``unsoft.attention``: what it accepts, what it raises, and the promises that hold for every mechanism."""
 
 import inspect
 import itertools
@@ -20,6 +20,10 @@ from unsoft.nn import LayerSpec, WrittenOut
 
 NAMES = list(formulas())
 ENGINES = ["dense", "tiled"]
+EVERY = ["auto", *ENGINES]
+NAMES_AND_ENGINES = sorted(  # every formula once, and a signed and a non-negative one with every engine
+    {*zip(NAMES, itertools.cycle(EVERY), strict=False), *itertools.product(["cog", "softmax"], EVERY)}
+)
 DOUBLE = torch.float64
 
 
@@ -300,8 +304,7 @@ def test_softmax_is_scaled_dot_product_attention(dtype, engine):
         torch.testing.assert_close(a, b, rtol=16 * eps, atol=16 * eps)
 
 
-@pytest.mark.parametrize("engine", ["auto", *ENGINES])
-@pytest.mark.parametrize("mechanism", NAMES)
+@pytest.mark.parametrize(("mechanism", "engine"), NAMES_AND_ENGINES)
 def test_the_future_is_never_seen(mechanism, engine):
     """Changing keys, values and queries after row i changes nothing up to row i, not by one bit."""
     q, k, v = qkv(1, 2, length=20, keys=20)
@@ -313,8 +316,12 @@ def test_the_future_is_never_seen(mechanism, engine):
     assert not torch.equal(before[:, :, 12:], after[:, :, 12:])
 
 
-@pytest.mark.parametrize("engine", ["auto", *ENGINES])
-@pytest.mark.parametrize("mechanism", [*NAMES, Formula(weight="tanh(s)*(i - j + 1)/n")], ids=str)
+POSITIONS = Formula(weight="tanh(s)*(i - j + 1)/n")
+
+
+@pytest.mark.parametrize(
+    ("mechanism", "engine"), [*NAMES_AND_ENGINES, *((POSITIONS, engine) for engine in EVERY)], ids=str
+)
 def test_a_prefix_never_changes_and_decoding_gives_the_same(mechanism, engine):
     q, k, v = qkv(1, 2, length=16, keys=16)
     whole = attention(q, k, v, mechanism, is_causal=True, engine=engine)
@@ -332,9 +339,8 @@ def test_a_prefix_never_changes_and_decoding_gives_the_same(mechanism, engine):
         torch.testing.assert_close(step, whole[:, :, n : n + 1], rtol=1e-11, atol=1e-12)
 
 
-@pytest.mark.parametrize("engine", ["auto", *ENGINES])
 @pytest.mark.parametrize("masked", [-torch.inf, torch.finfo(torch.float32).min])
-@pytest.mark.parametrize("mechanism", NAMES)
+@pytest.mark.parametrize(("mechanism", "engine"), NAMES_AND_ENGINES)
 def test_a_masked_key_is_a_removed_key(mechanism, masked, engine):
     q, k, v = qkv(2, 2, length=5, keys=9, dtype=torch.float32)
     keep = torch.tensor([0, 2, 3, 7])
@@ -357,7 +363,7 @@ def test_a_float_mask_never_flips_the_sign_of_a_weight(mechanism):
     assert torch.equal(plain.sign(), biased.sign()) and (plain < 0).any()
 
 
-@pytest.mark.parametrize("engine", ["auto", *ENGINES])
+@pytest.mark.parametrize("engine", EVERY)
 @pytest.mark.parametrize("mechanism", ["softmax", "cog", "sinh", "l2"])
 def test_a_huge_float_mask_selects_without_overflow(mechanism, engine):
     q, k, v = qkv(2, 2, dtype=torch.float32)
@@ -408,7 +414,7 @@ def test_return_weights():
     assert out.shape == (4, 8) and weights.shape == (4, 6)
 
 
-@pytest.mark.parametrize("engine", ["auto", *ENGINES])
+@pytest.mark.parametrize("engine", EVERY)
 @pytest.mark.parametrize("mechanism", ["softmax", "cog", "sigmoid"])
 @pytest.mark.parametrize("shape", [(0, 2, 4, 6), (2, 0, 4, 6), (2, 2, 0, 6), (2, 2, 4, 0)], ids=str)
 def test_empty_inputs(shape, mechanism, engine):
@@ -420,7 +426,7 @@ def test_empty_inputs(shape, mechanism, engine):
     assert all((x.grad == 0).all() for x in (q, k, v))
 
 
-@pytest.mark.parametrize("engine", ["auto", *ENGINES])
+@pytest.mark.parametrize("engine", EVERY)
 def test_inputs_are_not_changed_and_not_aliased(engine):
     inputs = [*qkv(2, 2), torch.randn(6, 6, dtype=DOUBLE)]
     copies = [x.clone() for x in inputs]

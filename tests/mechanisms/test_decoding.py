@@ -240,3 +240,23 @@ def test_a_field_that_is_nan_poisons_the_rows_that_see_it(side):
     poisoned = torch.cat(out, 2).isnan().any(-1)
     assert poisoned[0, 1, 66:].tolist() == ([True, False, False, False] if side == 0 else [True] * 4)
     assert poisoned.sum() == (1 if side == 0 else 4) and cache.length == 70
+
+
+@pytest.mark.parametrize("name", ["gpam", "differential", "differential2", "magnitude+cog"])
+def test_a_step_uses_parameters_as_they_are_now(name):
+    """Prepared steps keep numbers computed from parameters; a changed parameter replaces them."""
+    q, k, v = (normal(1, 2 * HEADS if i == 0 and name == "differential2" else HEADS, 9, 8) for i in range(3))
+    layer = unsoft.mechanism(name, heads=HEADS, head_dim=8)
+    cache = layer.new_cache(1)
+    layer(*(token(x, 0, 6) for x in (q, k, v)), cache=cache)
+    layer(*(token(x, 6, 7) for x in (q, k, v)), cache=cache)
+    before = cache.snapshot()
+    old = layer(*(token(x, 7, 8) for x in (q, k, v)), cache=cache)
+    cache.restore(before)
+    for parameter in layer.parameters():
+        parameter += 0.5
+    prepared = layer(*(token(x, 7, 8) for x in (q, k, v)), cache=cache)
+    cache.restore(before)
+    general = layer(*(token(x, 7, 8) for x in (q, k, v)), cache=cache, engine="dense")
+    torch.testing.assert_close(prepared, general, rtol=1e-5, atol=1e-5)
+    assert not torch.allclose(prepared, old, rtol=1e-3, atol=1e-3)

@@ -32,19 +32,26 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def plan(base, **options):
-    found = resolve(base)
-    found = found if isinstance(found, MechanismSpec) else MechanismSpec(base, None, found)
+    spec = resolve(base)
+    spec = spec if isinstance(spec, MechanismSpec) else MechanismSpec(base, None, spec)
     return replace(
-        found,
+        spec,
         name=f"magnitude+{base} {options}",
-        modifiers=(*found.modifiers, AppliedModifier(partial(Magnitude, **options), ())),
+        modifiers=(*spec.modifiers, AppliedModifier(partial(Magnitude, **options), ())),
     )
 
 
-@pytest.mark.parametrize("causal", FORMS)
+GRID = [(base, where, form) for base in BASES for where in ("values", "mass") for form in FORMS]
+GRID += [(base, "values", form) for base in VALUES_ONLY for form in FORMS]
+PAIRWISE = {  # every base with every form and both places, every form with both places
+    *((x, ("values", "mass")[(i + j) % 2], y) for i, x in enumerate(BASES) for j, y in enumerate(FORMS)),
+    *((base, "values", form) for base, form in zip(VALUES_ONLY, FORMS, strict=True)),
+}
+
+
 @pytest.mark.parametrize(
-    ("base", "where"),
-    [(b, w) for b in BASES for w in ("values", "mass")] + [(b, "values") for b in VALUES_ONLY],
+    ("base", "where", "causal"),
+    [case if case in PAIRWISE else pytest.param(*case, marks=pytest.mark.slow) for case in GRID],
 )
 def test_contract(base, where, causal):
     report = check_family(plan(base, where=where, causal=causal, centres=16, chunk=20), seed=0)

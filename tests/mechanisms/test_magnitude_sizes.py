@@ -147,11 +147,21 @@ def test_auto_has_a_bounded_state():
     assert max(sizes) < 2 * 4 * (centres + window)  # two heads; whatever the length
 
 
-@pytest.mark.parametrize("base", ["softmax", "cog", "gpam", "differential2"])
+def with_both_places(bases, options):
+    """Every base with every option, on values and on the mass in turn."""
+    return [
+        (base, option, ("values", "mass")[(i + j) % 2])
+        for i, base in enumerate(bases)
+        for j, option in enumerate(options)
+    ]
+
+
+OPTIONS = [*({"causal": form} for form in FORMS), *({"solver": solver} for solver in SOLVERS)]
+
+
 @pytest.mark.parametrize(
-    "options", [{"causal": form} for form in FORMS] + [{"solver": solver} for solver in SOLVERS], ids=str
+    ("base", "options", "where"), with_both_places(["softmax", "cog", "gpam", "differential2"], OPTIONS)
 )
-@pytest.mark.parametrize("where", ["values", "mass"])
 def test_empty_sizes(base, options, where):
     layer = unsoft.mechanism(f"magnitude+{base}", heads=2, head_dim=4, where=where, **options)
     causal = "causal" in options
@@ -170,9 +180,10 @@ def test_empty_sizes(base, options, where):
             assert cache.length == keys
 
 
-@pytest.mark.parametrize("base", ["softmax", "cog", "gpam", "differential2", "linear-relu"])
-@pytest.mark.parametrize("where", ["values", "mass"])
-@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize(
+    ("base", "form", "where"),
+    with_both_places(["softmax", "cog", "gpam", "differential2", "linear-relu"], FORMS),
+)
 def test_one_row_of_a_padded_batch_with_shared_key_heads(base, where, form):
     """Decoding: keys of two heads for queries of four, left padding, one query; as if every query head had
     keys of its own.

@@ -129,14 +129,14 @@ class KeyValueLayer(StateLayer):
         """All keys so far, (batch, heads, length, width)."""
         return self.cache.keys_and_values()[0] if isinstance(self.cache, KeyValueCache) else None
 
+    @keys.setter
+    def keys(self, keys: Tensor | None) -> None:
+        """Ignored: the cache holds the keys."""
+
     @property
     def values(self) -> Tensor | None:
         """All values so far, (batch, heads, length, width)."""
         return self.cache.keys_and_values()[1] if isinstance(self.cache, KeyValueCache) else None
-
-    @keys.setter
-    def keys(self, keys: Tensor | None) -> None:
-        """Ignored: the cache holds the keys."""
 
     @values.setter
     def values(self, values: Tensor | None) -> None:

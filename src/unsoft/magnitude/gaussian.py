@@ -50,7 +50,7 @@ class _Within(torch.autograd.Function):
 
 def gaussian_within(x: Tensor, diagonal: float, engine: str) -> Tensor:
     """Return exp(-|x_j - x_l|^2), shape (systems, n, n), of points (systems, n, d), with another diagonal."""
-    z: Tensor = _Within.apply(x, diagonal, engine)
+    z: Tensor = _Within.apply(x, diagonal, engine)  # type: ignore[no-untyped-call]
     return z
 
 
@@ -88,7 +88,7 @@ def gaussian(x: Tensor, y: Tensor, engine: str = "auto") -> Tensor:
     >>> x.grad.abs().max()                                                  # coinciding points: 0, not NaN
     tensor(0.)
     """
-    z: Tensor = _Gaussian.apply(x, y, engine)
+    z: Tensor = _Gaussian.apply(x, y, engine)  # type: ignore[no-untyped-call]
     return z
 
 
@@ -136,7 +136,7 @@ def inverse_factor(a: Tensor, engine: str = "auto") -> Tensor:
     tensor([[[ 0.5000,  0.0000],
              [-0.2500,  0.5000]]])
     """
-    m: Tensor = _InverseFactor.apply(a, engine)
+    m: Tensor = _InverseFactor.apply(a, engine)  # type: ignore[no-untyped-call]
     return m
 
 

@@ -220,8 +220,8 @@ def _pairs(
     if bool(active.any()):
         with torch.enable_grad():
             start = ones.clone().requires_grad_()
-            first = _Recorded.apply(start, z, z.first_product, pairs)
-            result = _steps(z, start, eps, steps, lambda p: _Recorded.apply(p, z, None, pairs), first)
+            first = _Recorded.apply(start, z, z.first_product, pairs)  # type: ignore[no-untyped-call]
+            result = _steps(z, start, eps, steps, lambda p: _Recorded.apply(p, z, None, pairs), first)  # type: ignore[no-untyped-call]
             torch.autograd.backward(result.weights, torch.where(active, upstream, 0.0))
     if not bool(active.all()):
         right = torch.where(active | (ones == 0), 0.0, upstream)
@@ -236,7 +236,7 @@ def _pairs(
 def truncated(system: System, b: Tensor, options: Options) -> Outcome:
     """Return the weights after ``options.iterations`` steps, differentiable."""
     report: list[Outcome] = []
-    weights = _Truncated.apply(system.x, system, b, options.iterations, options.check, report)
+    weights = _Truncated.apply(system.x, system, b, options.iterations, options.check, report)  # type: ignore[no-untyped-call]
     status = Status.TRUNCATED if report[0].status is Status.STEPS else report[0].status
     return replace(report[0], weights=weights, status=status)
 

@@ -111,5 +111,5 @@ class _Arrival(torch.autograd.Function):
 def arrival_weights(system: System) -> Tensor:
     """Return the weight of each point when it arrives (systems, n), differentiable."""
     dtype, system = system.x.dtype, system.to_working_dtype()
-    weights: Tensor = _Arrival.apply(system.x, system)
+    weights: Tensor = _Arrival.apply(system.x, system)  # type: ignore[no-untyped-call]
     return weights.to(dtype)

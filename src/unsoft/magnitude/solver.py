@@ -109,7 +109,7 @@ def implicit(solve: Solve) -> Solve:
 @untraced
 def _solved(solve: Solve, system: System, b: Tensor, options: Options) -> Outcome:
     report: list[Outcome] = []
-    weights = _Implicit.apply(system.x, system, b, options, solve, report)
+    weights = _Implicit.apply(system.x, system, b, options, solve, report)  # type: ignore[no-untyped-call]
     return replace(report[0], weights=weights)
 
 

@@ -63,7 +63,7 @@ def advanced(
     after = recalled(chunk.x, chunk.ones, among, near, lost, beta, before, after)
     mean = mean + background(after.x, before) - background(after.x, after)
     similar = gaussian_within(after.x, 1 + _JITTER, chunk.engine)
-    alpha, explained = _Solved.apply(similar, mean, inside, chunk.engine)
+    alpha, explained = _Solved.apply(similar, mean, inside, chunk.engine)  # type: ignore[no-untyped-call]
     return replace(after, alpha=alpha, explained=explained)
 
 
@@ -161,7 +161,7 @@ def chunk_step(chunk: System, state: Centres, followed: bool = True) -> tuple[Te
     else:
         old, new = near[:, :0], near.mT[:, :0]
     expected = chunk.ones - background(chunk.x, state) * chunk.ones
-    weights, beta, mean, inside = _Chunk.apply(
+    weights, beta, mean, inside = _Chunk.apply(  # type: ignore[no-untyped-call]
         among, near, expected, state.alpha, state.explained, old, new, chunk.engine
     )
     if not followed:

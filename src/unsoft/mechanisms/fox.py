@@ -33,7 +33,8 @@ from unsoft.engines.call import compute_dtype, finite_part
 from unsoft.formula import Formula
 from unsoft.formula.formula import Facts
 from unsoft.modules.definition import WrittenCall, shares
-from unsoft.modules.pointwise import FieldSource, Tokens, Values, field_family
+from unsoft.modules.module import Values
+from unsoft.modules.pointwise import FieldSource, Tokens, field_family
 from unsoft.modules.spec import LayerSpec
 from unsoft.modules.token_factor import TokenFactor
 
