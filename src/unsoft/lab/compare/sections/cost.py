@@ -192,8 +192,8 @@ def _probe(task: dict[str, Any]) -> Rows:
     for file in task["files"]:
         runpy.run_path(file)  # registers a mechanism of the user's own
     known = [
-        Candidate(label, given if isinstance(given, str) else Formula.from_dict(given))
-        for label, given in task["subjects"]
+        Candidate(label, one if isinstance(one, str) else Formula.from_dict(one))
+        for label, one in task["subjects"]
     ]
     rows = []
     for candidate in (None, *known):
