@@ -182,7 +182,7 @@ def by_mechanism() -> dict[str, list[str]]:
                     f" ({number(answer['low'])} to {number(answer['high'])})" if "low" in answer else ""
                 )
                 lines.append(
-                    f"| {column['title']} | {cell(answer)} {column['unit']}{ends} | {answer['reading']} |"
+                    f"| {column['title']} | {cell(answer)} {column['unit']}{interval} | {answer['reading']} |"
                 )
         made[row["mechanism"]] = [*lines, "", "Of all, side by side: [choose a mechanism](../choose.md)."]
     for name, (ratio, where) in times.items():
