@@ -46,7 +46,10 @@ TimedCall = Callable[[], object]
 def jobs(request: Request) -> list[Job]:
     """Return jobs about all candidates at once: times depend on the machine and on what else is timed."""
     candidates, level = request.candidates, request.level
-    identities = {"mechanisms": [c.identity for c in candidates], "labels": [c.label for c in candidates]}
+    identities: dict[str, Any] = {
+        "mechanisms": [c.identity for c in candidates],
+        "labels": [c.label for c in candidates],
+    }
     jobs = []
     for n in level.lengths:
         expected = len(candidates) * level.rounds * 0.01 * (n / 512) ** 2 + 2
