@@ -1,4 +1,4 @@
-"""Writes the tables of docs/choose.md from what ``unsoft compare`` and the benchmarks measured.
+"""Write the tables of docs/choose.md from what ``unsoft compare`` and the benchmarks measured.
 
 ``python docs/generate/choose.py report [report ...]`` keeps the scoreboards of these folders in
 docs/choose.json (the
@@ -44,21 +44,21 @@ ANCHORS = {  # in docs/mechanisms.md, where the heading has the argument too
 
 
 def keep(reports: list[Path]) -> dict[str, Any]:
-    """The scoreboards of the reports as one record: the first that measured a cell counts."""
+    """Merge the scoreboards of the reports; the first that measured a cell counts."""
     runs: list[dict[str, Any]] = []
     columns: dict[str, Any] = {}
     board: dict[str, dict[str, Any]] = {}
     for report in reports:
-        found = json.loads((report / "compare.json").read_text())
+        content = json.loads((report / "compare.json").read_text())
         used = []
-        for row in found["scoreboard"]:
+        for row in content["scoreboard"]:
             cells = board.setdefault(row["mechanism"], {})
             new = {name: cell for name, cell in row["cells"].items() if cell["value"] is not None} | cells
             if new.keys() != cells.keys():
                 board[row["mechanism"]] = new
                 used.append(row["mechanism"])
-        columns = {column["name"]: column for column in found["columns"]} | columns
-        runs.append({key: found[key] for key in KEPT} | {"mechanisms": used})
+        columns = {column["name"]: column for column in content["columns"]} | columns
+        runs.append({key: content[key] for key in KEPT} | {"mechanisms": used})
     rows = [{"mechanism": name, "cells": cells} for name, cells in board.items()]
     return {"runs": runs, "columns": list(columns.values()), "scoreboard": rows}
 
@@ -68,7 +68,7 @@ def read() -> dict[str, Any]:
 
 
 def cell(value: dict[str, Any]) -> str:
-    """A number, and whether the measurement ended there.
+    """Return a number, marked if the measurement ended there.
 
     >>> cell({"value": 64.0, "beyond": True}), cell({"value": 0.0457, "beyond": False}), cell({"value": None})
     ('≥ 64', '0.046', '')
@@ -80,7 +80,7 @@ def cell(value: dict[str, Any]) -> str:
 
 
 def decisions(record: dict[str, Any]) -> str:
-    """What to take for each need: who reads "yes", best first, and what softmax has."""
+    """Return a table of needs: the mechanisms that read "yes", best first, and softmax's number."""
     lines = ["| you need | take (measured) | softmax | measured as |", "|---|---|---|---|"]
     for column in record["columns"]:
         cells = {
@@ -99,10 +99,8 @@ def decisions(record: dict[str, Any]) -> str:
 
 
 def best(cells: dict[str, Any], reading: str, column: dict[str, Any], before: str = "") -> str:
-    """The mechanisms with this reading, best first, each with its number and a link."""
-    names = [
-        name for name, found in cells.items() if found["value"] is not None and found["reading"] == reading
-    ]
+    """Return the mechanisms with this reading, best first, each with its number and a link."""
+    names = [name for name, one in cells.items() if one["value"] is not None and one["reading"] == reading]
     aim, down = AIMS.get(column["name"]), not column["low_is_good"]
     values = {name: cells[name]["value"] for name in names}
     if aim:
@@ -114,7 +112,7 @@ def best(cells: dict[str, Any], reading: str, column: dict[str, Any], before: st
 
 
 def _anchor(name: str) -> str:
-    """Of its heading; of none for a composition, whose modifiers stand at the head of the page."""
+    """Return the anchor of a mechanism's heading; none for a composition."""
     return f"#{ANCHORS[name]}" if name in ANCHORS else ""
 
 
@@ -122,22 +120,22 @@ MARKS = {"yes": "●", "partly": "◐", "no": "○"}
 
 
 def scoreboard(record: dict[str, Any]) -> str:
-    """Every mechanism and every column."""
+    """Return a table of every mechanism and every column."""
     columns = record["columns"]
     lines = ["| mechanism | " + " | ".join(column["title"] for column in columns) + " |"]
     lines.append("|---" * (len(columns) + 1) + "|")
     for row in record["scoreboard"]:
-        found = [row["cells"].get(column["name"], {"value": None}) for column in columns]
+        cells = [row["cells"].get(column["name"], {"value": None}) for column in columns]
         shown = [
             f"{MARKS.get(one['reading'], '')} {cell(one)}" if one["value"] is not None else ""
-            for one in found
+            for one in cells
         ]
         lines.append(f"| {row['mechanism']} | " + " | ".join(shown) + " |")
     return "\n".join(lines) + "\n"
 
 
 def about(record: dict[str, Any]) -> str:
-    """Where the numbers come from."""
+    """Return a list of the runs that the numbers come from."""
     lines = []
     for run in record["runs"]:
         busy = (
@@ -153,14 +151,14 @@ def about(record: dict[str, Any]) -> str:
 
 
 def training_times() -> dict[str, tuple[float, str]]:
-    """Time of forward and backward, PyTorch's fused softmax = 1, and what it was measured on."""
+    """Return times of forward and backward relative to PyTorch's fused softmax, and their sizes."""
     logs: dict[str, list[float]] = {}
     for row in json.loads((BENCHMARKS / "results.json").read_text())["timings"]:
         if (row["group"], row["engine"], row["mode"]) == ("main", "native", "training") and row["ratio"]:
             logs.setdefault(row["mechanism"], []).append(math.log(row["ratio"]))
     times = {
-        name: (math.exp(sum(found) / len(found)), "mean of 512, 2048 and 4096 tokens, causal and not")
-        for name, found in logs.items()
+        name: (math.exp(sum(values) / len(values)), "mean of 512, 2048 and 4096 tokens, causal and not")
+        for name, values in logs.items()
     }
     for figure in json.loads((BENCHMARKS / "families.json").read_text())["figures"]:
         name, _, what = figure["what"].partition(", ")
@@ -172,17 +170,19 @@ def training_times() -> dict[str, tuple[float, str]]:
 
 
 def by_mechanism() -> dict[str, list[str]]:
-    """What was measured of each, as lines of Markdown for its page."""
+    """Return the measurements of each mechanism as lines of Markdown for its page."""
     record, times = read(), training_times()
     made: dict[str, list[str]] = {}
     for row in record["scoreboard"]:
         lines = ["| question | found | reading |", "| --- | --- | --- |"]
         for column in record["columns"]:
-            found = row["cells"].get(column["name"], {"value": None})
-            if found["value"] is not None:
-                interval = f" ({number(found['low'])} to {number(found['high'])})" if "low" in found else ""
+            answer = row["cells"].get(column["name"], {"value": None})
+            if answer["value"] is not None:
+                interval = (
+                    f" ({number(answer['low'])} to {number(answer['high'])})" if "low" in answer else ""
+                )
                 lines.append(
-                    f"| {column['title']} | {cell(found)} {column['unit']}{interval} | {found['reading']} |"
+                    f"| {column['title']} | {cell(answer)} {column['unit']}{interval} | {answer['reading']} |"
                 )
         made[row["mechanism"]] = [*lines, "", "Of all, side by side: [choose a mechanism](../choose.md)."]
     for name, (ratio, where) in times.items():
@@ -194,7 +194,7 @@ def by_mechanism() -> dict[str, list[str]]:
 
 
 def page(text: str, record: dict[str, Any]) -> str:
-    """The page with other tables."""
+    """Return the page with new tables."""
     for name, block in (
         ("decisions", decisions(record)),
         ("scoreboard", scoreboard(record)),

@@ -1,4 +1,4 @@
-"""Writes docs/evidence.md: what the default studies found, from the record that comes with the package.
+"""Write docs/evidence.md, the results of the default studies, from the record in the package.
 
 ``python docs/generate/evidence.py``; ``python -m unsoft.lab.records study/study.db`` writes the record
 itself.
@@ -22,7 +22,7 @@ from unsoft.lab.study.versions import earlier_words
 DOCS = Path(__file__).parents[1]
 PAGE, FIGURES = DOCS / "evidence.md", DOCS / "evidence_figures"
 KINDS = {"curves": "learning curves", "difficulty": "score by difficulty"}
-"""Charts of a study that stand on the page, if it has them."""
+"""Charts of a study that the page shows, if it has them."""
 HEAD = """# Evidence: what trained models say of the claims
 
 Each claim has a study whose rule was written down before its first run (`unsoft study --list`, the files in
@@ -54,22 +54,22 @@ COLUMNS = ("mechanism", "score", "95 %", "over softmax", "95 %", "rate", "parame
 
 
 def between(low: float | None, high: float | None) -> str:
-    """An interval, if there are seeds enough for one."""
+    """Return the ends of an interval, or "" if there are too few seeds."""
     return "" if low is None or high is None else f"{low:.3f} to {high:.3f}"
 
 
 def section(name: str, records: list[Record]) -> str:
-    """One study: its claim, its table, its verdict; or that it has not been run."""
+    """Return one study: its claim, table and verdict, or that it has not been run."""
     study = default_study(name)
     title = f"## {name}: {study.claim} ({study.source})\n\n"
     own = [record for record in records if record.study == name]
     if not own:
         return title + f"Not run yet: `unsoft study --default {name}`.\n"
     lines = [f"| {' | '.join(COLUMNS)} |", "|---" * len(COLUMNS) + "|"]
-    found = summarise(own)
-    for one in found:
+    summaries = summarise(own)
+    for one in summaries:
         difference = one.difference
-        harder = ", ".join(f"{place}: {score:.3f}" for place, (score, *_) in one.harder.items())
+        harder = ", ".join(f"{difficulty}: {score:.3f}" for difficulty, (score, *_) in one.harder.items())
         cells = [
             one.mechanism,
             f"{one.mean:.3f}",
@@ -81,37 +81,37 @@ def section(name: str, records: list[Record]) -> str:
             harder,
         ]
         lines.append(f"| {' | '.join(cells)} |")
-    first = found[0]
+    first = summaries[0]
     better = "higher is better" if first.higher_is_better else "lower is better"
     shortcut = "" if first.shortcut is None else f", of a known shortcut {first.shortcut:.3f}"
     rule = "; ".join(one.text for one in study.rules)
-    said, words = verdict(study.rules, own)
+    outcome, numbers = verdict(study.rules, own)
     learned = "".join(
         f" Learned by {one.mechanism}: "
         + ", ".join(
             f"{name} {mean:.3g} ({low:.3g} to {high:.3g})" for name, (mean, low, high) in one.learned.items()
         )
         + "."
-        for one in found
+        for one in summaries
         if one.learned
     )
     watched = "".join(
         f" {words}: "
-        + ", ".join(f"{one.mechanism} {one.attention[key]:.3f}" for one in found if key in one.attention)
+        + ", ".join(f"{one.mechanism} {one.attention[key]:.3f}" for one in summaries if key in one.attention)
         + "."
         for key, words in ATTENTION.items()
-        if any(key in one.attention for one in found)
+        if any(key in one.attention for one in summaries)
     )
     by_seed = "".join(
         f" {rule.on} by seed: "
         + "; ".join(
             f"{one.mechanism} " + ", ".join(f"{fmean(run.attention[rule.on]):.2f}" for run in one.runs)
-            for one in found
+            for one in summaries
             if one.mechanism in (rule.mechanism, *rule.over)
         )
         + "."
         for rule in study.rules
-        if any(rule.on in one.attention for one in found)
+        if any(rule.on in one.attention for one in summaries)
     )
     figures = "".join(
         f"![{name}: {words}]({FIGURES.name}/{name}-{kind}.svg)\n\n"
@@ -125,7 +125,7 @@ def section(name: str, records: list[Record]) -> str:
     rates = ", ".join(f"{rate:g}" for rate in sorted({run.lr for run in own}))
     seeds = sorted({run.seed for run in own})
     return (
-        f"{title}**{said[:1].upper()}{said[1:]}.** The rule: {rule}. Found: {words}."
+        f"{title}**{outcome[:1].upper()}{outcome[1:]}.** The rule: {rule}. Found: {numbers}."
         f" Rates {rates}; seeds {seeds[0]} to {seeds[-1]}.{warning}\n\n{figures}"
         + "\n".join(lines)
         + f"\n\n{first.metric}, {better}; score of chance {first.chance:.3f}{shortcut}."
@@ -134,14 +134,14 @@ def section(name: str, records: list[Record]) -> str:
 
 
 def page() -> str:
-    """All of it."""
+    """Return the whole page."""
     records = read_records(PACKAGED)
     head = HEAD.format(command=command_for(records), where=where_and_when(records))
     return "\n".join([head, *(section(name, records) for name in default_studies())])
 
 
 def write_figures() -> None:
-    """The charts of the report that the page shows."""
+    """Write the charts of the report that the page shows."""
     records = read_records(PACKAGED)
     studies = [default_study(name) for name in dict.fromkeys(record.study for record in records)]
     with tempfile.TemporaryDirectory() as folder:

@@ -1,5 +1,7 @@
-"""Writes docs/gallery.md and its pictures from a folder that ``unsoft compare`` left:
-``python docs/generate/gallery.py report``."""
+"""Write docs/gallery.md and its pictures from the output folder of ``unsoft compare``.
+
+``python docs/generate/gallery.py report``.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,7 @@ HERE = Path(__file__).parents[1]
 
 
 def main(report: Path) -> None:
-    """Copies the figures and writes the page around them."""
+    """Copy the figures and write the page around them."""
     record = json.loads((report / "compare.json").read_text())
     pictures = HERE / "gallery"
     pictures.mkdir(exist_ok=True)
@@ -27,7 +29,7 @@ def main(report: Path) -> None:
 
 
 def gallery(record: dict, drawn: list[Figure]) -> str:
-    """The page as Markdown."""
+    """Return the page as Markdown."""
     made = (
         f"on {record['machine']}, {record['written'][:10]}; made by `python docs/generate/gallery.py report`."
     )

@@ -1,4 +1,4 @@
-"""What models say, for docs/generate/questions.py: tables and sentences from docs/questions/models.json."""
+"""Tables and sentences about models for docs/generate/questions.py, from docs/questions/models.json."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ _TITLES = ("rank", "input decoded", "moved", "")
 
 
 def stored() -> dict[str, Any]:
-    """What experiments/real_models.py has measured so far."""
+    """Return the stored measurements of experiments/real_models.py."""
     return json.loads(STORED.read_text()) if STORED.is_file() else {}
 
 
 def table(titles: Sequence[str], rows: Sequence[Sequence[Any]]) -> list[str]:
-    """Lines of Markdown; numbers as pages show them."""
+    """Return a table as lines of Markdown."""
     lines = [f"| {' | '.join(titles)} |", f"|{'---|' * len(titles)}"]
     shown = (" | ".join(x if isinstance(x, str) else number(x) for x in row) for row in rows)
     return [*lines, *(f"| {row} |" for row in shown), ""]
 
 
-def _made(part: str, found: dict[str, Any]) -> str:
-    return f"`python experiments/real_models.py {part}`, {found['machine']}, {found['written']}."
+def _made(part: str, record: dict[str, Any]) -> str:
+    return f"`python experiments/real_models.py {part}`, {record['machine']}, {record['written']}."
 
 
 def _cells(values: dict[str, list[float]]) -> list[str]:
@@ -43,37 +43,37 @@ def _cells(values: dict[str, list[float]]) -> list[str]:
 
 
 def states_of(kept: dict[str, Any], name: str) -> list[str]:
-    """A trained model by depth."""
-    found = kept.get(f"states-{name}")
-    if found is None:
+    """Return the section about a trained model by depth."""
+    record = kept.get(f"states-{name}")
+    if record is None:
         return []
-    rows = [[str(d), *_cells(x)] for d, x in zip(found["depths"], found["measured"], strict=True)]
+    rows = [[str(d), *_cells(x)] for d, x in zip(record["depths"], record["measured"], strict=True)]
     text = (
-        f"{found['sequences']} sequences of {found['length']} tokens of Python's language reference;"
+        f"{record['sequences']} sequences of {record['length']} tokens of Python's language reference;"
         " effective rank of states of length 1 over that of the embeddings, share of the embeddings that a"
         " linear map finds in sequences it was not fitted to, 1 − squared cosine to the embeddings. Intervals"
-        f" over four parts of the text, held out in turn. {_RULE} {_made(f'states-{name}', found)}"
+        f" over four parts of the text, held out in turn. {_RULE} {_made(f'states-{name}', record)}"
     )
     return [f"## {name}", "", text, "", *table(("depth", *_TITLES), rows)]
 
 
 def trained_of(kept: dict[str, Any]) -> list[str]:
-    """Small networks before and after training, over seeds."""
-    found = kept.get("trained")
-    if found is None:
+    """Return the section about small networks before and after training, over seeds."""
+    record = kept.get("trained")
+    if record is None:
         return []
     rows = []
-    for mechanism in dict.fromkeys(row["mechanism"] for row in found["rows"]):
+    for mechanism in dict.fromkeys(row["mechanism"] for row in record["rows"]):
         for network in ("random", "trained"):
-            own = [r for r in found["rows"] if (r["mechanism"], r["network"]) == (mechanism, network)]
+            own = [r for r in record["rows"] if (r["mechanism"], r["network"]) == (mechanism, network)]
             for depth in range(1, len(own[0]["measured"])):
                 seeds = {f: [fmean(row["measured"][depth][f]) for row in own] for f in FIELDS}
                 rows.append([mechanism, network, str(depth), *_cells(seeds)])
-    seeds_used = len({row["seed"] for row in found["rows"]})
+    seeds_used = len({row["seed"] for row in record["rows"]})
     text = (
-        f"Networks of {found['layers']} layers, with skip connections and perceptrons, before and after"
-        f" {found['steps']} steps of learning to predict text; the same measures, intervals over {seeds_used}"
-        f" seeds. {_made('trained', found)}"
+        f"Networks of {record['layers']} layers, with skip connections and perceptrons, before and after"
+        f" {record['steps']} steps of learning to predict text; the same measures, intervals over"
+        f" {seeds_used} seeds. {_made('trained', record)}"
     )
     return [
         "## Small networks, trained",
@@ -85,37 +85,37 @@ def trained_of(kept: dict[str, Any]) -> list[str]:
 
 
 def heads_of(kept: dict[str, Any]) -> list[str]:
-    """What deleting heads are worth to SmolLM2, together and one at a time."""
+    """Return the section about ablating the deleting heads of SmolLM2, together and one at a time."""
     lines: list[str] = []
-    if (found := kept.get("heads")) is not None:
+    if (record := kept.get("heads")) is not None:
         more = {
-            (heads, part): _increase(found["rows"], heads, part)
+            (heads, part): _increase(record["rows"], heads, part)
             for heads, part in dict.fromkeys(
-                (row["heads"], row["part"]) for row in found["rows"] if row["part"]
+                (row["heads"], row["part"]) for row in record["rows"] if row["part"]
             )
         }
         rows = [[heads, part, str(t_interval(gains))] for (heads, part), gains in more.items()]
-        draws = len({row["draw"] for row in found["rows"] if row["heads"] == "others"})
+        draws = len({row["draw"] for row in record["rows"] if row["heads"] == "others"})
         text = (
-            f"SmolLM2-135M has {found['deleting']} heads that remove at least half of what they move, found"
-            f" on another part of the text. The loss, in nats, that it gains on {found['sequences']}"
-            f" sequences of {found['length']} tokens when something is taken from all of them at once: the"
+            f"SmolLM2-135M has {record['deleting']} heads that remove at least half of what they move, found"
+            f" on another part of the text. The loss, in nats, that it gains on {record['sequences']}"
+            f" sequences of {record['length']} tokens when something is taken from all of them at once: the"
             " whole head; only that part of its values which points against the source; as much along the"
             " directions of other sources, the control. Others: other heads of the same layers, as many or"
-            f" all there are, {draws} random draws. Intervals over sequences. {_made('heads', found)}"
+            f" all there are, {draws} random draws. Intervals over sequences. {_made('heads', record)}"
         )
         lines += ["## Deleting heads of SmolLM2, ablated", "", text, ""]
         lines += table(("heads", "taken away", "loss gained"), rows)
         lines += [_compared(more), ""]
-    if (found := kept.get("strongest")) is not None:
+    if (record := kept.get("strongest")) is not None:
         rows = []
-        for heads in dict.fromkeys(row["heads"] for row in found["rows"] if row["part"]):
-            own = {row["part"]: row for row in found["rows"] if row["heads"] == heads}
-            gains = [str(t_interval(_increase(found["rows"], heads, part))) for part in own]
+        for heads in dict.fromkeys(row["heads"] for row in record["rows"] if row["part"]):
+            own = {row["part"]: row for row in record["rows"] if row["heads"] == heads}
+            gains = [str(t_interval(_increase(record["rows"], heads, part))) for part in own]
             rows.append([heads, next(iter(own.values()))["amount"], *gains])
         titles = ("layer.head", "multiples of a source removed per row", *own)
         lines += [
-            f"The heads that delete most, one at a time. {_made('strongest', found)}",
+            f"The heads that delete most, one at a time. {_made('strongest', record)}",
             "",
             *table(titles, rows),
         ]
@@ -123,14 +123,14 @@ def heads_of(kept: dict[str, Any]) -> list[str]:
 
 
 def _increase(rows: Sequence[dict[str, Any]], heads: str, part: str) -> list[float]:
-    """By how much the loss of each sequence grows, mean over draws."""
+    """Return the increase in loss of each sequence, averaged over draws."""
     plain = next(row["losses"] for row in rows if row["heads"] == "none")
     own = [row["losses"] for row in rows if (row["heads"], row["part"]) == (heads, part)]
     return [fmean(draw[k] for draw in own) - before for k, before in enumerate(plain)]
 
 
 def _compared(more: dict[tuple[str, str], list[float]]) -> str:
-    """Paired over sequences: do deleting heads matter more than others, and does their deletion?"""
+    """Compare deleting heads with others, and their deletion with controls, paired over sequences."""
     pairs = (
         ("Taking the deleting heads costs", ("deleting", "head"), "taking others", ("others", "head")),
         (

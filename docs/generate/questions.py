@@ -1,4 +1,4 @@
-"""Writes docs/questions/*.md from a report of ``unsoft compare``.
+"""Write docs/questions/*.md from a report of ``unsoft compare``.
 
 ``python docs/generate/questions.py [REPORT]``.
 
@@ -34,7 +34,7 @@ SECTIONS = (
     "sign",
     "training",
 )
-"""That the pages need."""
+"""Sections that the pages need."""
 MODELS = (
     (
         "Cog (Lv et al. 2024)",
@@ -85,7 +85,7 @@ MODELS = (
 
 
 def main(report: Path | None) -> None:
-    """All four pages."""
+    """Write all four pages."""
     if report is None:
         with tempfile.TemporaryDirectory() as folder:
             wanted = [word for name in SECTIONS for word in ("--only", name)]
@@ -118,12 +118,12 @@ def _head(title: str, asked: str, first: dict[str, Any]) -> list[str]:
 
 
 def _command(record: dict[str, Any]) -> str:
-    """Without the folder, which is of no interest here."""
+    """Return the command of a report without its output folder."""
     return str(record["command"].partition(" --out ")[0])
 
 
 def _claims(record: dict[str, Any], *names: str) -> list[str]:
-    """Verdict, numbers and command of each."""
+    """Return verdict, numbers and command of each claim."""
     lines = []
     for claim in record["claims"]:
         if claim["name"] in names:
@@ -133,8 +133,8 @@ def _claims(record: dict[str, Any], *names: str) -> list[str]:
     return [*lines, ""]
 
 
-def said(found: Estimate | None) -> str:
-    return "" if found is None else str(found)
+def _text(estimate: Estimate | None) -> str:
+    return "" if estimate is None else str(estimate)
 
 
 def irrelevant_or_opposed(record: dict[str, Any]) -> str:
@@ -152,7 +152,7 @@ def irrelevant_or_opposed(record: dict[str, Any]) -> str:
         "",
     ]
     rows = [
-        [label, *(said(opposition.distance(results, label, pair)) for pair in opposition.PAIRS)]
+        [label, *(_text(opposition.distance(results, label, pair)) for pair in opposition.PAIRS)]
         for label in results.labels
     ]
     lines += table(
@@ -200,9 +200,9 @@ def influence_factors(record: dict[str, Any]) -> str:
     )
     shown = []
     for name, signed, total in cells:
-        found = [row["accuracy"] for row in rows if row["formula"] == name]
-        if found:
-            shown.append([name, signed, total, sum(found) / len(found)])
+        values = [row["accuracy"] for row in rows if row["formula"] == name]
+        if values:
+            shown.append([name, signed, total, sum(values) / len(values)])
     lines += table(("formula", "signed", "row sum", "accuracy"), shown)
     lines += [
         "## Trained",
@@ -224,7 +224,7 @@ def deletion_quantified(record: dict[str, Any]) -> str:
     for part in deletion.parts(results):
         lines += [part.text, ""]
         rows = [
-            [label, *(said(deletion.share(results, label, f)) for f in ("removed", "negative", "dynamic"))]
+            [label, *(_text(deletion.share(results, label, f)) for f in ("removed", "negative", "dynamic"))]
             for label in results.labels
         ]
         lines += table([c["title"] for c in part.columns], [row for row in rows if row[1]])
@@ -243,9 +243,9 @@ def evolution_or_collapse(record: dict[str, Any]) -> str:
     lines += ["## Random networks", "", collapse.SECTION.about, ""]
     noise, rows = results.get(collapse.NOISE), []
     for label in results.labels:
-        found = results.get("collapse", label)
-        if found and noise:
-            rows.append([label, str(collapse.layers_kept(found)), str(collapse.evolved(found, noise))])
+        own = results.get("collapse", label)
+        if own and noise:
+            rows.append([label, str(collapse.layers_kept(own)), str(collapse.evolved(own, noise))])
     titles = (
         "mechanism",
         "layers that keep half of rank and input",

@@ -1,4 +1,4 @@
-"""What must lose: mechanisms that do nothing, know nothing, or only seem to do something."""
+"""Negative controls: mechanisms that do nothing, are random, or only rescale."""
 
 from dataclasses import dataclass
 
@@ -9,24 +9,24 @@ from unsoft.lab.compare.candidate import Candidate
 
 
 @dataclass(frozen=True)
-class Control(Candidate):
-    """Takes part like a mechanism, with weights of its own: ``make`` gets the shape."""
+class ControlCandidate(Candidate):
+    """A candidate with weights of its own."""
 
     kind: str = "zero"
 
     def weights(self, query, key, *, scale=None, is_causal=False):
         shape = (len(query), query.shape[1], key.shape[1])
         if self.kind == "noise":
-            found = torch.randn(
+            weights = torch.randn(
                 shape, generator=torch.Generator().manual_seed(int(key.abs().sum() * 1e4) % 2**31)
             )
         elif self.kind == "one token":
-            found = torch.zeros(shape)
-            found[..., 0] = 1.0
+            weights = torch.zeros(shape)
+            weights[..., 0] = 1.0
         else:
-            found = torch.zeros(shape)
-        found = found.to(query.dtype)
-        return found.tril() if is_causal else found
+            weights = torch.zeros(shape)
+        weights = weights.to(query.dtype)
+        return weights.tril() if is_causal else weights
 
     def row(self, *, width=64, seed=0):
         def weigh(logits):
@@ -36,7 +36,7 @@ class Control(Candidate):
         return weigh
 
 
-ZERO = Control("zero", "softmax", kind="zero")
-NOISE = Control("noise", "softmax", kind="noise")
-ONE_TOKEN = Control("one token", "softmax", kind="one token")
+ZERO = ControlCandidate("zero", "softmax", kind="zero")
+NOISE = ControlCandidate("noise", "softmax", kind="noise")
+ONE_TOKEN = ControlCandidate("one token", "softmax", kind="one token")
 SCALED = Candidate("0.01 softmax", Formula("0.01*exp(s - m)", "exp(s - m)", "s"))

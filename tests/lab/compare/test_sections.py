@@ -157,6 +157,9 @@ COUNTED = """
 import inspect, json, sys, threading
 from pathlib import Path
 
+import altair, jinja2, rich, torch, typer, vl_convert  # before the profiler, which slows imports down
+
+vl_convert.javascript_bundle = lambda: ""  # takes seconds
 files = set()
 
 def count(frame, event, argument):

@@ -153,12 +153,12 @@ def candidates_of(names: Sequence[str], own: Sequence[Formula]) -> list[Candidat
     """
     labels: dict[str, Candidate] = {}
     everything: list[str | Formula] = [*dict.fromkeys(names), *own]
-    for given in everything:
-        first = label = label_of(given) if isinstance(given, str) else given.name or str(given.weight)
+    for one in everything:
+        first = label = label_of(one) if isinstance(one, str) else one.name or str(one.weight)
         number = 2
         while label in labels:
             label, number = f"{first} ({number})", number + 1
-        labels[label] = Candidate(label, given)
+        labels[label] = Candidate(label, one)
     for candidate in labels.values():
         resolve(candidate.mechanism)
     return list(labels.values())

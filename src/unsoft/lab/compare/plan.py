@@ -23,15 +23,15 @@ def section_names() -> list[str]:
     return sorted(module.name for module in pkgutil.iter_modules(folder.__path__))
 
 
-def sections(only: Sequence[str] = (), given: Mapping[str, Any] | None = None) -> list[Section]:
+def sections(only: Sequence[str] = (), source: Mapping[str, Any] | None = None) -> list[Section]:
     """Import and return sections in the order of the page.
 
-    ``only`` are names; without any, or with "claims", all sections. ``given`` is a request or a record:
+    ``only`` are names; without any, or with "claims", all sections. ``source`` is a request or a record:
     sections that need a field which it lacks are left out.
     """
     names = only if only and CLAIMS not in only else section_names()
     every = [importlib.import_module(f"{folder.__name__}.{name}").SECTION for name in dict.fromkeys(names)]
-    usable = [one for one in every if given is None or not one.needs or given.get(one.needs)]
+    usable = [one for one in every if source is None or not one.needs or source.get(one.needs)]
     return sorted(usable, key=lambda section: (section.order, section.name))
 
 
@@ -73,8 +73,8 @@ def claim_named(name: str) -> Claim:
     claims = {claim.name: claim for section in sections() for claim in section.claims}
     if name not in claims:
         hint = did_you_mean(name, claims)
-        there = f"{hint} There" if hint else "; there"
-        raise ValueError(f"there is no claim {name!r}{there} are {', '.join(sorted(claims))}")
+        hint = f"{hint} There" if hint else "; there"
+        raise ValueError(f"there is no claim {name!r}{hint} are {', '.join(sorted(claims))}")
     return claims[name]
 
 

@@ -219,8 +219,8 @@ def claim(
 
     def decorated(check: Callable[[Results], Finding]) -> Claim:
         name = check.__name__.strip("_").replace("_", "-")
-        words = rule or " ".join((check.__doc__ or "").split())
-        return Claim(name, source, text, kind, words, refuted, check, evidence=evidence)
+        how = rule or " ".join((check.__doc__ or "").split())
+        return Claim(name, source, text, kind, how, refuted, check, evidence=evidence)
 
     return decorated
 

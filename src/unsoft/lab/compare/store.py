@@ -122,5 +122,5 @@ def folder_digest(folder: Path) -> str:
 
 def default_folder() -> Path:
     """Return ``UNSOFT_COMPARE_DIR``, or ``compare`` in the cache folder."""
-    given = os.environ.get("UNSOFT_COMPARE_DIR")
-    return expand_home(given, "UNSOFT_COMPARE_DIR") if given else cache_directory() / "compare"
+    folder = os.environ.get("UNSOFT_COMPARE_DIR")
+    return expand_home(folder, "UNSOFT_COMPARE_DIR") if folder else cache_directory() / "compare"

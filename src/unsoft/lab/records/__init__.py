@@ -1,7 +1,7 @@
-"""Trained models that the page shows at once: a small record that comes with the package.
+"""Records of trained models that come with the package.
 
-``python -m unsoft.lab.records study/study.db`` writes what a study found into it, without what the page
-does not need; studies that the file says nothing about stay as they are.
+``python -m unsoft.lab.records study/study.db`` replaces the runs of the studies in that file, without fields
+that pages do not need.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ INTERVENTIONS = Path(__file__).parent / "interventions"
 
 
 def command_for(records: Iterable[Record]) -> str:
-    """What makes such records, before they are made small.
+    """Return the command that makes such records.
 
     >>> run = Record(study="census", group="census", task="census", mechanism="cog", key="k", seed=0, lr=0.1)
     >>> command_for([run, run])
@@ -30,11 +30,11 @@ def command_for(records: Iterable[Record]) -> str:
 
 
 def write_packaged(study: str | Path, out: Path = PACKAGED) -> int:
-    """Runs of a study that are done, without losses and specifications; how many there are."""
-    found = [replace(record, losses=[], spec={}) for record in read_records(study) if record.status == DONE]
-    if not found:
+    """Store the finished runs of a study without losses and specifications; return their number."""
+    runs = [replace(record, losses=[], spec={}) for record in read_records(study) if record.status == DONE]
+    if not runs:
         raise ValueError(f"trained: there is no finished run in {str(study)!r}")
-    new = {record.study for record in found}
+    new = {record.study for record in runs}
     kept = [record for record in read_records(out) if record.study not in new] if out.is_file() else []
-    write_csv(out, [record.to_row() for record in [*kept, *found]])
-    return len(found)
+    write_csv(out, [record.to_row() for record in [*kept, *runs]])
+    return len(runs)

@@ -1,1 +1,1 @@
-"""Records become one self-contained page: no network, a strict policy, everything escaped, light and dark."""
+"""Self-contained pages and figures: no network, a strict content policy, everything escaped."""

@@ -1,6 +1,6 @@
-"""One colour, dash and mark for every mechanism, on every page and in every figure, whatever is shown.
+"""One colour, dash and mark for every mechanism, on every page and in every figure.
 
-Lines that lie on each other are found, and get dashes by which all of them are seen.
+Lines that coincide are drawn in alternating dashes, so that all of them are visible.
 """
 
 from __future__ import annotations
@@ -13,11 +13,9 @@ from dataclasses import dataclass
 from typing import Any
 
 PALETTE = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#8c6bb1", "#999999")
-"""Okabe and Ito's for colour-blind readers, with black and yellow,
-which one of the two themes would hide, replaced.
-"""
+"""Okabe and Ito's palette for colour-blind readers, without black and yellow, which one theme would hide."""
 _OTHERS = ("#c2185b", "#00838f", "#a9713a", "#7e57c2")
-"""Of mechanisms that are not in the list below, such as formulas of one's own."""
+"""Colours of mechanisms that are not in the list below, such as users' formulas."""
 _DASHES = ((1, 0), (6, 3), (2, 2), (8, 2, 2, 2), (12, 3), (3, 1), (14, 2, 2, 2))
 _MARKS = (
     "circle",
@@ -40,12 +38,12 @@ _NAMES = (
     *("deltanet", "gated-deltanet", "kda", "elastic", "entmax", "entmax15", "sparsemax", "stick-breaking"),
     *("fox", "rbf", "ssmax", "tda", "dynamic-alibi", "value-residual"),
 )
-"""The place of a name decides its look, so new ones are added at the end."""
+"""The position of a name decides its look, so new names are added at the end."""
 
 _APART = 0.006
-"""Of the height of a chart: two lines closer than this everywhere look like one."""
+"""Share of a chart's height: two lines closer than this everywhere look like one."""
 _UNIT = 9
-"""Pixels of each colour's turn."""
+"""Length of an alternating dash in pixels."""
 
 
 @dataclass(frozen=True)
@@ -59,8 +57,10 @@ class Look:
 
 
 def look_of(label: str) -> Look:
-    """The look of a mechanism by its label. A composition has the colour of its last part, and what stands
-    after a name, as in "softmax ×2 heads", changes dash and mark.
+    """Return the look of a mechanism by its label.
+
+    A composition has the colour of its last part; modifiers, and text after the name as in "softmax ×2
+    heads", change dash and mark.
 
     >>> look_of("cog")
     Look(colour='#d55e00', dash=(1, 0), mark='square')
@@ -69,14 +69,14 @@ def look_of(label: str) -> Look:
     """
     *modifiers, base = label.split("+")
     name, more = re.fullmatch(r"\s*([^\s(]*)(.*)", base, re.DOTALL).groups()  # type: ignore[union-attr]
-    found = _base(name)
+    base_look = _base(name)
     changes = [*modifiers, *([more] if more.strip() else [])]
-    dash, mark = found.dash, _MARKS.index(found.mark)
+    dash, mark = base_look.dash, _MARKS.index(base_look.mark)
     for change in changes:
         digest = zlib.crc32(change.strip().encode())
         dash = (dash if dash[1] else ()) + _MODIFIED[digest % len(_MODIFIED)]
         mark += 1 + digest // len(_MODIFIED) % (len(_MARKS) - 1)
-    return Look(found.colour, dash, _MARKS[mark % len(_MARKS)])
+    return Look(base_look.colour, dash, _MARKS[mark % len(_MARKS)])
 
 
 def _base(name: str) -> Look:
@@ -90,16 +90,12 @@ def _base(name: str) -> Look:
 
 
 def looks(labels: Sequence[str]) -> list[dict[str, Any]]:
-    """The looks of mechanisms as plain data, for scripts of pages."""
-    found = [(label, look_of(label)) for label in labels]
-    return [
-        {"label": label, "colour": look.colour, "dash": look.dash, "mark": look.mark} for label, look in found
-    ]
+    """Return the looks of mechanisms as plain data, for scripts of pages."""
+    return [{"label": label, **vars(look_of(label))} for label in labels]
 
 
 def in_order(labels: Sequence[str], own: Sequence[str] = ()) -> list[str]:
-    """The order in which mechanisms are shown: what users wrote themselves, then the best known, then the
-    rest.
+    """Return labels in display order: users' own formulas, then the best known, then the rest.
 
     >>> in_order(["tanh", "cog", "softmax", "mine"], own=["mine"])
     ['mine', 'softmax', 'cog', 'tanh']
@@ -108,14 +104,14 @@ def in_order(labels: Sequence[str], own: Sequence[str] = ()) -> list[str]:
 
 
 def shown_at_first(labels: Sequence[str]) -> list[str]:
-    """As many as there are colours."""
+    """Return the labels that are shown initially: as many as there are colours."""
     return list(labels[: len(PALETTE)])
 
 
 def coinciding(
     rows: Sequence[Mapping[str, Any]], x: str, y: str, *, choose: Sequence[str] = (), log_y: bool = False
 ) -> dict[str, list[list[str]]]:
-    """Groups of mechanisms whose lines look like one, by the values of the columns ``choose`` ("" if none).
+    """Return groups of mechanisms whose lines coincide, by the values of the columns ``choose``.
 
     >>> rows = [{"mechanism": name, "x": x, "y": x * slope} for name, slope in (("a", 1), ("b", 1), ("c", 2))
     ...         for x in (0.0, 1.0)]
@@ -129,11 +125,12 @@ def coinciding(
             continue
         lines = panels.setdefault(panel_of({name: row[name] for name in choose}), {})
         lines.setdefault(row["mechanism"], {})[row[x]] = math.log(value) if log_y else value
-    return {panel: found for panel, lines in panels.items() if (found := _groups(lines))}
+    groups = {panel: _groups(lines) for panel, lines in panels.items()}
+    return {panel: group for panel, group in groups.items() if group}
 
 
 def panel_of(chosen: Mapping[str, float]) -> str:
-    """The key of a choice; the script of charts writes it likewise.
+    """Return the key of a choice, as charts.js writes it.
 
     >>> panel_of({"beta": -1.0, "skip": 0})
     'beta=-1,skip=0'
@@ -141,13 +138,13 @@ def panel_of(chosen: Mapping[str, float]) -> str:
     return ",".join(f"{name}={value:g}" for name, value in chosen.items())
 
 
-def in_turns(place: int, count: int) -> list[int]:
-    """The dash of one of ``count`` lines that coincide: each is seen for a while, then the next.
+def in_turns(index: int, count: int) -> list[int]:
+    """Return the dash of one of ``count`` lines that coincide: they are visible in turns.
 
     >>> in_turns(0, 2), in_turns(1, 2)
     ([0, 0, 9, 9], [0, 9, 9, 0])
     """
-    return [0, place * _UNIT, _UNIT, (count - 1 - place) * _UNIT]
+    return [0, index * _UNIT, _UNIT, (count - 1 - index) * _UNIT]
 
 
 def _groups(lines: Mapping[str, Mapping[float, float]]) -> list[list[str]]:
@@ -158,7 +155,7 @@ def _groups(lines: Mapping[str, Mapping[float, float]]) -> list[list[str]]:
         for group in groups:
             other = lines[group[0]]
             close = len(line) > 1 and line.keys() == other.keys()
-            if close and all(abs(value - other[place]) <= apart for place, value in line.items()):
+            if close and all(abs(value - other[x]) <= apart for x, value in line.items()):
                 group.append(label)
                 break
         else:
@@ -167,7 +164,7 @@ def _groups(lines: Mapping[str, Mapping[float, float]]) -> list[list[str]]:
 
 
 def dash_of(label: str, shown: Sequence[str], same: Sequence[Sequence[str]]) -> list[int]:
-    """Lines that coincide are seen in turns."""
+    """Return the dash of a line, an alternating one if it coincides with others that are shown."""
     for group in same:
         seen = [name for name in group if name in shown]
         if label in seen and len(seen) > 1:

@@ -46,7 +46,10 @@ TimedCall = Callable[[], object]
 def jobs(request: Request) -> list[Job]:
     """Return jobs about all candidates at once: times depend on the machine and on what else is timed."""
     candidates, level = request.candidates, request.level
-    identities = {"mechanisms": [c.identity for c in candidates], "labels": [c.label for c in candidates]}
+    identities: dict[str, Any] = {
+        "mechanisms": [c.identity for c in candidates],
+        "labels": [c.label for c in candidates],
+    }
     jobs = []
     for n in level.lengths:
         expected = len(candidates) * level.rounds * 0.01 * (n / 512) ** 2 + 2
@@ -192,8 +195,8 @@ def _probe(task: dict[str, Any]) -> Rows:
     for file in task["files"]:
         runpy.run_path(file)  # registers a mechanism of the user's own
     known = [
-        Candidate(label, given if isinstance(given, str) else Formula.from_dict(given))
-        for label, given in task["subjects"]
+        Candidate(label, one if isinstance(one, str) else Formula.from_dict(one))
+        for label, one in task["subjects"]
     ]
     rows = []
     for candidate in (None, *known):

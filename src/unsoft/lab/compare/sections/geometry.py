@@ -4,6 +4,7 @@ diversity.
 
 from __future__ import annotations
 
+import itertools
 import math
 
 import torch
@@ -82,8 +83,8 @@ def _clones_share(results: Results) -> Finding:
 @claim(ROSIC, THEOREM, "An isolated key keeps the weight 1.", evidence="solver")
 def _isolated(results: Results) -> Finding:
     """To 1e-4."""
-    found = _set(results, "isolated")[0]["found"]
-    return grade(abs(found - 1) < 1e-4), f"weight {found:.6f} of a key far from twenty others"
+    weight = _set(results, "isolated")[0]["found"]
+    return grade(abs(weight - 1) < 1e-4), f"weight {weight:.6f} of a key far from twenty others"
 
 
 @claim(ROSIC, THEOREM, "Magnitude is additive over sets that are far apart.", evidence="solver")
@@ -125,11 +126,11 @@ def _invertible(results: Results) -> Finding:
 def _radius(results: Results) -> Finding:
     """Magnitude rises with t, from below 1.1 to within 1 % of the number of keys."""
     rows = results.rows("scales")
-    found = [row["magnitude"] for row in rows]
-    rises = all(a < b for a, b in zip(found, found[1:], strict=False))
-    ends = found[0] < 1.1 and found[-1] > 0.99 * rows[0]["count"]
+    counts = [row["magnitude"] for row in rows]
+    rises = all(a < b for a, b in itertools.pairwise(counts))
+    ends = counts[0] < 1.1 and counts[-1] > 0.99 * rows[0]["count"]
     return grade(rises and ends, rises), (
-        f"{rows[0]['count']} keys count as {found[0]:.3f} at t = {rows[0]['t']:g} and as {found[-1]:.3f} at"
+        f"{rows[0]['count']} keys count as {counts[0]:.3f} at t = {rows[0]['t']:g} and as {counts[-1]:.3f} at"
         f" t = {rows[-1]['t']:g}"
     )
 

@@ -20,11 +20,11 @@ NAME = "interventions"
 
 def jobs(request: Request) -> list[Job]:
     files = sorted(INTERVENTIONS.glob("*.json"))
-    given = None if request.verdicts is None else Path(request.verdicts)
-    if given is not None:
-        files.append(given)  # the last verdict on a claim counts
+    own = None if request.verdicts is None else Path(request.verdicts)
+    if own is not None:
+        files.append(own)  # the last verdict on a claim counts
     content = hashlib.sha256(b"\0".join(file.read_bytes() for file in files if file.is_file())).hexdigest()
-    prepare = None if given is None else partial(verdicts_of, given)
+    prepare = None if own is None else partial(verdicts_of, own)
     work = partial(_all_verdicts, files)
     return [Job(NAME, "", {"name": NAME, "content": content}, work, 0.1, prepare=prepare)]
 

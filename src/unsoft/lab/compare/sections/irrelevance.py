@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator, Mapping
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -41,7 +42,7 @@ NORMS: Mapping[str, Callable[[Tensor], Tensor]] = {
 
 
 def facts(request: Request) -> list[Job]:
-    sizes = {"rows": 4 * request.level.geometries, "draws": request.level.draws}
+    sizes: dict[str, Any] = {"rows": 4 * request.level.geometries, "draws": request.level.draws}
     return [
         job("forced mass", None, forced_mass, 0.2, **sizes),
         job("signed scores", None, signed_scores, 0.2, **sizes),

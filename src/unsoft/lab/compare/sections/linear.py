@@ -167,7 +167,7 @@ def _norm_ratio(results: Results) -> Finding:
 def _sparse_features(results: Results) -> Finding:
     """S falls with every step of the spread, and below 0.01 in the end; with limits if it only falls."""
     rows = results.rows("sparse features")
-    falls = all(a["S"] > b["S"] for a, b in zip(rows, rows[1:], strict=False))
+    falls = all(a["S"] > b["S"] for a, b in itertools.pairwise(rows))
     return grade(falls and rows[-1]["S"] < 0.01, falls), (
         f"S falls from {rows[0]['S']:.3f} to {rows[-1]['S']:.1g} as the features' spread grows from"
         f" {rows[0]['spread']:g} to {rows[-1]['spread']:g}"

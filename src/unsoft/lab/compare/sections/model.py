@@ -85,7 +85,7 @@ class Model:
         from unsoft.lab.interpret import inspection
 
         network, tokenizer = self.loaded
-        sizes = {"batch_size": 2, "max_length": self._length, "max_sequences": _SEQUENCES}
+        sizes: dict[str, Any] = {"batch_size": 2, "max_length": self._length, "max_sequences": _SEQUENCES}
         report = inspection.inspect(network, _text(), tokenizer=tokenizer, **sizes)
         return [replace(report, model=self.name).to_dict()]
 

@@ -1,4 +1,4 @@
-"""Evolution, collapse and noise are told apart by depth, as random states that are each show."""
+"""Measures by depth distinguish evolution, collapse and noise of random states."""
 
 import pytest
 import torch
@@ -12,20 +12,20 @@ def tokens():
     return torch.randn(8, 40, 12, generator=torch.Generator().manual_seed(0))
 
 
-def said(states, inputs):
-    found = by_depth([inputs, states])[-1]
-    return word(*(t_interval(found[field]) for field in FIELDS))
+def word_of(states, inputs):
+    measures = by_depth([inputs, states])[-1]
+    return word(*(t_interval(measures[field]) for field in FIELDS))
 
 
 def test_what_was_done_to_states_is_what_is_said(tokens):
     generator = torch.Generator().manual_seed(1)
     turn = torch.linalg.qr(torch.randn(12, 12, generator=generator)).Q
     line = torch.randn(12, generator=generator)
-    assert said(tokens, tokens) == said(3 * tokens, tokens) == "unmoved"
-    assert said(tokens @ turn, tokens) == "evolution"
-    assert said(torch.randn(tokens.shape, generator=generator), tokens) == "noise"
-    assert said(torch.ones_like(tokens), tokens) == "collapse"
-    assert said((tokens @ line)[..., None] * line + 1e-3 * tokens, tokens) == "collapse"
+    assert word_of(tokens, tokens) == word_of(3 * tokens, tokens) == "unmoved"
+    assert word_of(tokens @ turn, tokens) == "evolution"
+    assert word_of(torch.randn(tokens.shape, generator=generator), tokens) == "noise"
+    assert word_of(torch.ones_like(tokens), tokens) == "collapse"
+    assert word_of((tokens @ line)[..., None] * line + 1e-3 * tokens, tokens) == "collapse"
 
 
 def test_every_part_is_held_out_once(tokens):
