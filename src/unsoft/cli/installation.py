@@ -14,7 +14,6 @@ _PACKAGES = {
     "vl-convert-python": "report",
     "x-transformers": "bench",
     "ray": "cluster",
-    "pyarrow": "parquet",
     "scikit-learn": "tasks",
 }
 """Optional packages and the extra that brings them."""

@@ -61,8 +61,7 @@ def record(
         "machine": machine(),
         "threads": torch.get_num_threads(),
         "load": load(),
-        "versions": versions()
-        | {name: importlib.metadata.version(name) for name in ("altair", "vl-convert-python")},
+        "versions": versions("altair", "vl-convert-python"),
         "code": code_digest()[:16],
         "subjects": [
             {
