@@ -21,8 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from unsoft.hf.models import load_model
-from unsoft.lab.bench.memory import peak, reset_peak
-from unsoft.lab.bench.probe import run_probe
+from unsoft.lab.bench.fresh_process import peak, reset_peak, run_probe
 from unsoft.lab.bench.record import write_figures
 from unsoft.lab.bench.timing import interleaved
 from unsoft.lab.interpret.inspection import inspect

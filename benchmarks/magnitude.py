@@ -23,9 +23,8 @@ from torch.nn.functional import scaled_dot_product_attention
 
 import unsoft
 from unsoft.files import write_json
+from unsoft.lab.bench.fresh_process import peak, reset_peak, run_probe
 from unsoft.lab.bench.machine import machine
-from unsoft.lab.bench.memory import peak, reset_peak
-from unsoft.lab.bench.probe import run_probe
 from unsoft.lab.bench.timing import interleaved
 from unsoft.magnitude.points import checked_points
 from unsoft.magnitude.prefix import arrival_weights

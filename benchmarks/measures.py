@@ -18,8 +18,7 @@ from pathlib import Path
 import torch
 
 from unsoft import measure
-from unsoft.lab.bench.memory import peak, reset_peak
-from unsoft.lab.bench.probe import run_probe
+from unsoft.lab.bench.fresh_process import peak, reset_peak, run_probe
 from unsoft.lab.bench.record import write_figures
 from unsoft.lab.bench.timing import interleaved
 from unsoft.measure.rows import over_rows

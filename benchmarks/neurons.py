@@ -22,8 +22,7 @@ import torch
 from torch import Tensor
 
 from unsoft.hf.models import load_model
-from unsoft.lab.bench.memory import peak, reset_peak
-from unsoft.lab.bench.probe import run_probe
+from unsoft.lab.bench.fresh_process import peak, reset_peak, run_probe
 from unsoft.lab.bench.record import write_figures
 from unsoft.lab.interpret.models import replaced_inputs
 from unsoft.lab.interpret.neurons import scan

@@ -23,12 +23,10 @@ import transformers
 import unsoft
 from unsoft.lab.bench.record import write_figures
 from unsoft.lab.bench.timing import interleaved
-from unsoft.lab.study.local import LocalWorkers
-from unsoft.lab.study.worker import code_digest
+from unsoft.lab.study.worker import LocalWorkers, code_digest
 from unsoft.lab.training import Spec, repulse, train
-from unsoft.lab.training.data import Batches, evaluation_batches
 from unsoft.lab.training.model import build
-from unsoft.lab.training.trainer import TaskTrainer, measure
+from unsoft.lab.training.trainer import Batches, TaskTrainer, evaluation_batches, measure
 
 TOKENS, LENGTHS = 1024, (256, 1024)
 OWN = "SDPA"

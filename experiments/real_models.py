@@ -29,8 +29,8 @@ from unsoft.lab.interpret import inspect
 from unsoft.lab.interpret.inspection.ablation import PARTS, losses_without
 from unsoft.lab.interpret.inspection.result import ROLES
 from unsoft.lab.training import Spec, train
-from unsoft.lab.training.data import evaluation_batches
 from unsoft.lab.training.model import build
+from unsoft.lab.training.trainer import evaluation_batches
 
 KEPT = Path(__file__).parents[1] / "docs" / "questions" / "models.json"
 SEQUENCES, LENGTH = 16, 256

@@ -157,7 +157,7 @@ def test_public_names_are_what_they_say_whatever_is_imported_first(first):
 
 WITHOUT_EXTRAS = """
 import sys
-for name in ("transformers", "accelerate", "sklearn", "ray", "pyarrow", "gguf"):
+for name in ("transformers", "accelerate", "sklearn", "ray", "gguf"):
     sys.modules[name] = None  # as if it were not installed
 from unsoft.lab.compare.section import QUICK
 from unsoft.lab.compare.plan import plan, sections

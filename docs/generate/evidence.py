@@ -15,9 +15,9 @@ from unsoft.lab.compare.sections.training import where_and_when
 from unsoft.lab.records import PACKAGED, command_for
 from unsoft.lab.study import default_study, read_records, summarise, verdict
 from unsoft.lab.study.page import write_report
+from unsoft.lab.study.plan import earlier_words
 from unsoft.lab.study.read import default_studies
 from unsoft.lab.study.record import Record
-from unsoft.lab.study.versions import earlier_words
 
 DOCS = Path(__file__).parents[1]
 PAGE, FIGURES = DOCS / "evidence.md", DOCS / "evidence_figures"

@@ -28,10 +28,9 @@ from experiments.scenes.model import build_model
 from unsoft.errors import Interrupted
 from unsoft.files import write_json
 from unsoft.hf.quiet import quiet
-from unsoft.lab.training.checkpoints import seal, sweep
-from unsoft.lab.training.data import unwrap
-from unsoft.lab.training.progress import ShowProgress, WriteLog
-from unsoft.lab.training.stopping import StopOnSignal
+from unsoft.lab.training.callbacks import ShowProgress, StopOnSignal, WriteLog
+from unsoft.lab.training.folder import seal, sweep
+from unsoft.lab.training.trainer import unwrap
 
 _SETTINGS, _MODEL, _CHECKPOINTS, _LOG = "scenes.json", "model", "checkpoints", "log.jsonl"
 
@@ -73,7 +72,7 @@ def train_scenes(
     with ExitStack() as closing:
         closing.enter_context(quiet())
         stop = StopOnSignal()
-        closing.enter_context(stop.listening())
+        closing.enter_context(stop.handling())
         callbacks: list[TrainerCallback] = [stop, WriteLog(folder / _LOG), _SealCheckpoints()]
         if progress:
             shown = ShowProgress("scenes", "loss")
@@ -90,7 +89,7 @@ def train_scenes(
         trainer.remove_callback(PrinterCallback)
         trainer.train(resume_from_checkpoint=None if newest is None else str(newest))
         step = trainer.state.global_step
-        if stop.came and step < settings.steps:
+        if stop.received and step < settings.steps:
             raise Interrupted(
                 f"scenes: stopped at step {step} of {settings.steps}; checkpoint saved in {str(folder)!r};"
                 " rerun the same command to resume"

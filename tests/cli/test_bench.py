@@ -8,9 +8,9 @@ import pytest
 
 from tests.conftest import HANG
 from unsoft.engines.native import availability
-from unsoft.lab.bench import machine, plan, startup
-from unsoft.lab.bench.plan import Step
-from unsoft.lab.bench.startup import Startup
+from unsoft.lab.bench import fresh_process, machine, plan
+from unsoft.lab.bench.fresh_process import Startup
+from unsoft.lab.bench.plan import BenchStep
 from unsoft.lab.bench.timing import Timing
 from unsoft.lab.bench.workload import Workload
 
@@ -47,7 +47,7 @@ def test_a_small_run_prints_and_keeps_its_figures(run, tmp_path):
 def test_without_a_compiler_the_rest_is_measured(run_here, monkeypatch):
     monkeypatch.setattr(availability, "ready", lambda formula, double: False)
     monkeypatch.setattr(machine, "load", lambda: None)
-    monkeypatch.setattr(startup, "measure_import", lambda runs: [Startup("import unsoft", 0.5, runs)])
+    monkeypatch.setattr(fresh_process, "measure_import", lambda runs: [Startup("import unsoft", 0.5, runs)])
     done = run_here("bench", "--quick", "--only", "startup")
     assert done.returncode == 0
     assert done.stderr == "[1/1] import time\n"
@@ -57,7 +57,7 @@ def test_without_a_compiler_the_rest_is_measured(run_here, monkeypatch):
 def test_a_wrong_result_is_an_error(run_here, monkeypatch):
     wrong = Timing(Workload("decode", 1, 8), "native", "cog", error=0.5)
     monkeypatch.setattr(
-        plan, "steps", lambda level, mechanisms: [Step("decode", "decode", lambda: [SDPA, wrong])]
+        plan, "steps", lambda level, mechanisms: [BenchStep("decode", "decode", lambda: [SDPA, wrong])]
     )
     monkeypatch.setattr(machine, "load", lambda: 99.0)
     done = run_here("bench")

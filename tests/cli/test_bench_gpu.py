@@ -10,10 +10,9 @@ from typer.testing import CliRunner
 from unsoft.cli import installation
 from unsoft.cli.app import application
 from unsoft.engines import POINTWISE, Engine, registry
-from unsoft.lab.bench import gpu as gpu_bench
 from unsoft.lab.bench import machine, plan, record
-from unsoft.lab.bench.contender import Contender
 from unsoft.lab.bench.plan import QUICK
+from unsoft.lab.bench.workload import Contender
 
 no_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU here")
 
@@ -40,7 +39,7 @@ def with_gpu(monkeypatch):
 
 
 def test_steps_on_a_gpu_measure_the_engine_against_sdpa():
-    steps = gpu_bench.gpu_steps(QUICK)
+    steps = plan.gpu_steps(QUICK)
     assert {step.group for step in steps} == {"main", "wide", "decode", "linear", "magnitude"}
     work, contenders = steps[0].measure.args
     assert work.device == "cuda" and work.dtype == "bfloat16"
@@ -58,10 +57,10 @@ def test_timings_wait_for_the_device():
 @pytest.fixture
 def stand_in(with_gpu, monkeypatch):
     """The benchmark of a GPU on short calls of the CPU, with the tiled engine under the name of triton."""
-    monkeypatch.setattr(gpu_bench, "_LENGTHS", {"quick": (64,)})
+    monkeypatch.setattr(plan, "_GPU_LENGTHS", {"quick": (64,)})
     monkeypatch.setattr(plan, "QUICK", replace(QUICK, rounds=1, seconds=0.0))
-    monkeypatch.setattr(gpu_bench.gpu_steps, "__defaults__", (None, "cpu"))
-    monkeypatch.setattr(gpu_bench, "_peers", lambda is_causal: [Contender("flash-attn", "softmax", broken)])
+    monkeypatch.setattr(plan.gpu_steps, "__defaults__", (None, "cpu"))
+    monkeypatch.setattr(plan, "_gpu_peers", lambda is_causal: [Contender("flash-attn", "softmax", broken)])
     monkeypatch.setattr(record, "gpu", lambda: "a GPU")
     others = [x for x in POINTWISE.engines if x.name != "triton"]
     engine = Engine("triton", lambda call: None, POINTWISE.named("tiled").run)

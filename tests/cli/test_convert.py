@@ -47,7 +47,7 @@ def test_a_stage_that_is_worse_than_an_earlier_one_is_named(run_here, tiny, tmp_
         (["--mechanism", "cog", "--text", "/no/such.txt"], "'/no/such.txt' cannot be read"),
         (["--mechanism", "cog", "--tokens", "9999"], "too few for windows of 9999"),
         (["--mechanism", "cog", "--out", "/dev/null/x"], "--out"),
-        (["--mechanism", "cog", "--match-steps", "-1"], "'match_steps' must be at least 0"),
+        (["--mechanism", "cog", "--match-steps", "-1"], "'match_steps' must be a whole number of at least 0"),
         (["--mechanism", "cog", "--layers", "5"], "5 is not among the 2 layers"),
     ],
 )

@@ -102,9 +102,7 @@ def test_ctrl_c_and_kill_lose_nothing(command, environment, run_here, spec, tmp_
         _, errors = process.communicate(timeout=120)
         assert process.returncode == code, errors
         if number == signal.SIGINT:
-            assert (
-                "of 4 runs of small are done; the same command goes on from there" in errors.splitlines()[-1]
-            )
+            assert "of 4 runs of small are done; rerun the same command to resume" in errors.splitlines()[-1]
             assert "Traceback" not in errors
             assert "cut" in {record.status for record in read_records(out / NAME)}
     done = run_here("study", spec(100), "--out", str(out), "--workers", "1")
@@ -179,7 +177,7 @@ def made_up(monkeypatch):
 
     def made_up(answer):
         workers = MadeUpWorkers(answer)
-        monkeypatch.setattr("unsoft.cli.commands.study.workers_of", lambda *options: workers)
+        monkeypatch.setattr("unsoft.cli.commands.study._workers_of", lambda *options: workers)
         return workers
 
     return made_up
@@ -207,7 +205,7 @@ def test_an_interrupted_study_says_how_to_go_on(run_here, made_up, spec, tmp_pat
     done = run_here("study", spec(5), "--out", str(tmp_path / "out"))
     assert done.returncode == 130
     assert done.stderr.splitlines()[-1] == (
-        "unsoft: stopped: 1 of 4 runs of small are done; the same command goes on from there"
+        "unsoft: stopped: 1 of 4 runs of small are done; rerun the same command to resume"
     )
 
 

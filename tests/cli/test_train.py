@@ -58,7 +58,7 @@ def test_a_killed_run_goes_on_to_the_same_weights(run_here, command, environment
         _, errors = process.communicate(timeout=120)
         assert process.returncode == code, errors
         if number == signal.SIGTERM:
-            assert "the same command goes on from there" in errors.splitlines()[-1]
+            assert "rerun the same command to resume" in errors.splitlines()[-1]
             assert "Traceback" not in errors
     for name in ("run", "whole"):
         done = run_here(*steps, "--out", str(tmp_path / name), "--json")
@@ -122,12 +122,12 @@ def test_a_disk_that_is_full_in_the_end_is_one_line_and_the_run_can_end_later(ru
         (["copy", "--mechanism", ""], "unknown name ''"),
         (["copy", "--alpha", "0.3"], "'--alpha': it is the strength of --repulse, which is not given"),
         (["copy", "--option", "where=mass"], "'softmax' has no option 'where'"),
-        (["copy", "--steps", "0"], "'steps' must be at least 1"),
+        (["copy", "--steps", "0"], "'steps' must be a whole number of at least 1"),
         (["copy", "--steps", "99999999999999999999"], "'steps' must be less than 2**32"),
         (["census", "--width", "16"], "census has 20 features, so 'width' must be at least that, not 16"),
         (["copy", "--init-from", "/no/such/model"], "model"),
         (["copy", "--mechanism", "cog", "--option", "strength=2"], "strength"),
-        (["copy", "--repulse", "svg"], "svgd, spos, repel"),
+        (["copy", "--repulse", "svg"], "'svgd', 'spos' or 'repel'"),
     ],
 )
 def test_what_cannot_be_run_is_one_line(run_here, tmp_path, monkeypatch, arguments, problem):

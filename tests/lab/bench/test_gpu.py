@@ -7,11 +7,9 @@ from types import ModuleType
 import pytest
 import torch
 
-from unsoft.lab.bench import gate, peers
-from unsoft.lab.bench.contender import engine
-from unsoft.lab.bench.gpu import gpu_steps
-from unsoft.lab.bench.plan import QUICK
-from unsoft.lab.bench.workload import Workload
+from unsoft.lab.bench import timing, workload
+from unsoft.lab.bench.plan import QUICK, gpu_steps
+from unsoft.lab.bench.workload import Workload, engine
 
 
 def softmax(q, k, v, causal=True):
@@ -61,21 +59,21 @@ def test_linear_attention_and_magnitude_are_measured_too():
     assert found["magnitude"] == {"magnitude+cog"}
     for name in (*found["linear"], *found["magnitude"]):  # each by the engine that runs here
         work = Workload("linear", 40, 40, is_causal=True, mode="training", dtype="bfloat16")
-        assert gate.is_right(gate.error_of(engine("tiled", name), work, work.inputs()), work), name
+        assert timing.is_right(timing.error_of(engine("tiled", name), work, work.inputs()), work), name
 
 
 def test_without_them_nothing_is_missing():
-    if peers.fla() is None and peers.flash_attn() is None:
+    if workload.fla() is None and workload.flash_attn() is None:
         assert {name for _, names in contests() for name in names} == {"triton", "FlexAttention"}
 
 
 @pytest.mark.parametrize("name", ["fla", "flash_attn"])
 def test_peers_meet_the_definition_of_softmax(installed, name):
-    workload = Workload("main", 40, 40, is_causal=True, mode="training")
-    assert gate.error_of(getattr(peers, name)(), workload, workload.inputs()) < 1e-5
+    work = Workload("main", 40, 40, is_causal=True, mode="training")
+    assert timing.error_of(getattr(workload, name)(), work, work.inputs()) < 1e-5
 
 
 def test_fla_is_causal_only(installed):
-    workload = Workload("main", 40, 40, is_causal=False)
+    work = Workload("main", 40, 40, is_causal=False)
     with pytest.raises(ValueError, match="fla: its softmax attention is causal"):
-        peers.fla().compute(workload, workload.inputs())
+        workload.fla().compute(work, work.inputs())

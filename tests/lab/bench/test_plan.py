@@ -4,10 +4,9 @@ import pytest
 import torch
 
 import unsoft
-from unsoft.lab.bench import gate, memory, peers, plan
-from unsoft.lab.bench import steps as decoding
+from unsoft.lab.bench import fresh_process, plan, timing, workload
+from unsoft.lab.bench.fresh_process import ProbeError, run_probe
 from unsoft.lab.bench.plan import FULL, QUICK, STANDARD, choose, steps
-from unsoft.lab.bench.probe import ProbeError, run_probe
 from unsoft.lab.bench.workload import Workload
 from unsoft.mechanisms import formulas
 
@@ -52,8 +51,8 @@ def test_special_shapes_are_those_of_the_bars():
 
 def test_every_step_of_decoding_has_a_bar(compiled):
     titles = [step.title for step in steps(STANDARD) if "step at" in step.title]
-    assert titles == [f"decode, {name}, step at {position}" for name, position in decoding.STEPS]
-    assert {name for name, _ in decoding.STEPS} == {
+    assert titles == [f"decode, {name}, step at {position}" for name, position in timing.STEPS]
+    assert {name for name, _ in timing.STEPS} == {
         "cog",
         "gpam",
         "linear-relu",
@@ -65,14 +64,14 @@ def test_every_step_of_decoding_has_a_bar(compiled):
 
 @pytest.mark.parametrize("name", ["cog", "linear-relu", "gpam"])
 def test_a_step_is_measured_if_it_is_right(name):
-    sdpa, own = decoding.measure_step(name, 20, rounds=1)
+    sdpa, own = timing.measure_step(name, 20, rounds=1)
     assert (sdpa.engine, own.engine, own.workload.label) == ("sdpa", "module", "step at 20")
     assert own.ratio == own.seconds / sdpa.seconds and own.error < 1e-5
 
 
 def test_a_wrong_step_has_no_time(monkeypatch):
-    monkeypatch.setattr(decoding, "_whole", lambda name, q, k, v, position: torch.zeros(1, 8, 9, 64))
-    _, own = decoding.measure_step("cog", 20, rounds=1)
+    monkeypatch.setattr(timing, "_all_at_once", lambda name, qkv, position: torch.zeros(1, 8, 9, 64))
+    _, own = timing.measure_step("cog", 20, rounds=1)
     assert own.ratio is None and own.seconds is None
 
 
@@ -102,8 +101,8 @@ def test_a_formula_that_cannot_be_compiled_is_an_error(monkeypatch):
 
 
 def test_inputs_are_the_same_in_every_run_and_ready_for_gradients():
-    workload = Workload("main", 5, 7, dtype="bfloat16", mode="training")
-    first, second = workload.inputs(), workload.inputs()
+    work = Workload("main", 5, 7, dtype="bfloat16", mode="training")
+    first, second = work.inputs(), work.inputs()
     assert torch.equal(first.q, second.q) and first.q.dtype == torch.bfloat16
     assert (first.q.shape, first.k.shape) == ((1, 8, 5, 64), (1, 8, 7, 64))
     assert all(x.requires_grad for x in first.qkv) and not first.grad_out.requires_grad
@@ -111,24 +110,24 @@ def test_inputs_are_the_same_in_every_run_and_ready_for_gradients():
 
 @pytest.mark.parametrize("is_causal", [False, True])
 def test_dense_peer_meets_the_definition_of_softmax(is_causal):
-    workload = Workload("main", 40, 40, is_causal=is_causal, mode="training")
-    assert gate.error_of(peers.dense_pytorch(), workload, workload.inputs()) < 1e-5
+    work = Workload("main", 40, 40, is_causal=is_causal, mode="training")
+    assert timing.error_of(workload.dense_pytorch(), work, work.inputs()) < 1e-5
 
 
 def test_signed_peer_meets_the_definition_of_cog_where_it_is_installed():
-    peer = peers.x_transformers()
+    peer = workload.x_transformers()
     if peer is None:
         assert "x-transformers" not in [c.engine for _, contenders in contests(STANDARD) for c in contenders]
         return
-    workload = Workload("main", 40, 40, is_causal=True, mode="training")
-    assert gate.error_of(peer, workload, workload.inputs()) < 1e-5
+    work = Workload("main", 40, 40, is_causal=True, mode="training")
+    assert timing.error_of(peer, work, work.inputs()) < 1e-5
 
 
 def test_memory_probe_sees_what_a_call_allocates():
     """The dense engine at 1024 tokens holds several (heads, 1024, 1024) matrices;
     SDPA little more than its output."""
-    sdpa, dense = memory.measure_memory("cog", "forward", 1024, "dense")
-    matrix = memory.HEADS * 1024 * 1024 * 4
+    sdpa, dense = fresh_process.measure_memory("cog", "forward", 1024, "dense")
+    matrix = fresh_process.HEADS * 1024 * 1024 * 4
     assert dense.bytes >= 2 * matrix
     assert sdpa.bytes < matrix
     assert dense.ratio == dense.bytes / max(sdpa.bytes, 1)

@@ -9,11 +9,9 @@ import pytest
 
 from unsoft import files
 from unsoft.files import write_json
-from unsoft.lab.bench.bars import bars
-from unsoft.lab.bench.memory import Memory
-from unsoft.lab.bench.record import record
-from unsoft.lab.bench.startup import Startup
-from unsoft.lab.bench.table import grids
+from unsoft.lab.bench.fresh_process import Memory, Startup
+from unsoft.lab.bench.record import bars, record
+from unsoft.lab.bench.table import tables
 from unsoft.lab.bench.timing import Timing
 from unsoft.lab.bench.workload import Workload
 
@@ -97,8 +95,8 @@ def test_tables_show_ratios_and_name_wrong_results():
     ]
     decode = {"group": "decode", "queries": 1, "keys": 8192}
     results += [replace(SDPA, workload=replace(MAIN, **decode)), timing("relu", None, **decode)]
-    tables = {grid.title: grid for grid in grids(results)}
-    main = tables["forward, time relative to SDPA"]
+    shown_tables = {table.title: table for table in tables(results)}
+    main = shown_tables["forward, time relative to SDPA"]
     assert main.header == ["engine", "mechanism", "512"]
     assert main.rows == [
         ["native", "cog", "0.75"],
@@ -107,9 +105,9 @@ def test_tables_show_ratios_and_name_wrong_results():
         ["x-transformers", "cog", "not installed"],
         ["SDPA", "softmax", "1 ms"],
     ]
-    assert tables["special shapes, time relative to SDPA"].rows[0][-2] == "wrong: relu"
-    assert "forward + backward, time relative to SDPA" not in tables
-    shown = {row[0]: row[3] for row in tables["figures to reach"].rows}
+    assert shown_tables["special shapes, time relative to SDPA"].rows[0][-2] == "wrong: relu"
+    assert "forward + backward, time relative to SDPA" not in shown_tables
+    shown = {row[0]: row[3] for row in shown_tables["figures to reach"].rows}
     assert shown == {
         "native: forward, geometric mean": "not measured",
         "native: forward, slowest": "not measured",

@@ -5,10 +5,9 @@ import gc
 import pytest
 import torch
 
-from unsoft.lab.bench import gate, timing
-from unsoft.lab.bench.contender import Contender, baseline, engine
+from unsoft.lab.bench import timing
 from unsoft.lab.bench.timing import interleaved, measure
-from unsoft.lab.bench.workload import Workload
+from unsoft.lab.bench.workload import Contender, Workload, baseline, engine
 
 SMALL = {"queries": 33, "keys": 33, "heads": 2, "width": 16}
 
@@ -70,9 +69,9 @@ def test_ratio_is_that_of_the_fastest_samples(monkeypatch):
 @pytest.mark.parametrize("mode", ["forward", "training"])
 @pytest.mark.parametrize("is_causal", [False, True])
 def test_right_results_pass_the_gate(mode, is_causal):
-    workload = Workload("main", is_causal=is_causal, mode=mode, **SMALL)
+    work = Workload("main", is_causal=is_causal, mode=mode, **SMALL)
     for contender in (baseline(), engine("tiled", "cog"), engine("tiled", "relu2")):
-        assert gate.error_of(contender, workload, workload.inputs()) < 1e-5
+        assert timing.error_of(contender, work, work.inputs()) < 1e-5
 
 
 DEFECTS = {
@@ -88,8 +87,8 @@ DEFECTS = {
 def test_a_wrong_result_gets_no_ratio(defect, mode):
     right = engine("dense", "cog")
     wrong = Contender("wrong", "cog", lambda *arguments: DEFECTS[defect](right.attention(*arguments)))
-    workload = Workload("main", mode=mode, **SMALL)
-    reference, result = measure(workload, [wrong])
+    work = Workload("main", mode=mode, **SMALL)
+    reference, result = measure(work, [wrong])
     assert reference.ratio == 1.0
     assert (result.seconds, result.ratio) == (None, None)
     assert result.to_dict()["ratio"] is None

@@ -8,8 +8,8 @@ import pytest
 
 from tests.lab.study.made_up import MadeUpWorkers, result
 from unsoft.lab.study import make_study, read_records, run_study
-from unsoft.lab.study.local import LOST, NODE_LOST
-from unsoft.lab.study.store import NAME, Store
+from unsoft.lab.study.store import NAME, StudyStore
+from unsoft.lab.study.worker import LOST, NODE_LOST
 
 GROUP = {
     "task": "copy",
@@ -51,9 +51,25 @@ def test_another_study_of_the_store_takes_over_equal_runs(tmp_path):
     assert {record.study for record in read_records(tmp_path / NAME)} == {"mine", "other"}
 
 
-def test_other_code_runs_again_unless_told_otherwise(tmp_path, monkeypatch):
+def test_runs_of_other_code_stay_valid_and_are_counted(tmp_path, monkeypatch):
+    assert run(tmp_path)[0].other_code == 0
+    monkeypatch.setattr("unsoft.lab.study.driver.code_digest", lambda plugin: "later")
+    state, jobs = run(tmp_path)
+    assert (state.done, state.other_code, jobs) == (10, 10, [])
+    state, jobs = run(tmp_path, made=study(seeds=4))
+    assert (state.other_code, [job["code"] for job in jobs]) == (10, ["later"] * 2)
+
+
+def test_an_interrupted_run_of_other_code_resumes_with_the_code_of_now(tmp_path, monkeypatch):
+    run(tmp_path, lambda job: {"status": "failed", "error": "of a bug", "wall": 1.0})
+    monkeypatch.setattr("unsoft.lab.study.driver.code_digest", lambda plugin: "later")
+    state, jobs = run(tmp_path, retry=True)
+    assert {job["code"] for job in jobs} == {"later"} and (state.done, state.other_code) == (10, 0)
+
+
+def test_another_version_of_the_results_runs_again_unless_told_otherwise(tmp_path, monkeypatch):
     run(tmp_path)
-    monkeypatch.setattr("unsoft.lab.study.row.code_digest", lambda plugin: "later")
+    monkeypatch.setattr("unsoft.lab.study.driver.RESULTS", 2)
     assert run(tmp_path, any_code=True)[1] == []
     state, jobs = run(tmp_path)
     assert len(jobs) == state.done == 10
@@ -86,13 +102,11 @@ def test_tuned_takes_the_best_rate_where_the_study_chooses(tmp_path):
         assert found[0].validation_by == {"length=6": found[0].lr}
 
 
-def test_runs_of_other_code_that_did_not_measure_what_rates_are_chosen_by_are_run_again(
-    tmp_path, monkeypatch
-):
+@pytest.mark.parametrize("any_code", [False, True])
+def test_runs_that_did_not_measure_what_rates_are_chosen_by_are_repeated(tmp_path, any_code):
     run(tmp_path, lambda job: result(job, score=0.5, score_by=[]))
-    monkeypatch.setattr("unsoft.lab.study.row.code_digest", lambda plugin: "later")
     harder = study(group=[GROUP | {"choose_on": "length=6"}])
-    assert len(run(tmp_path, made=harder, any_code=True)[1]) == 10
+    assert len(run(tmp_path, made=harder, any_code=any_code)[1]) == 10
 
 
 def test_full_runs_every_seed_at_every_rate(tmp_path):
@@ -189,7 +203,7 @@ def test_runs_of_a_killed_driver_are_run_again(tmp_path):
 
 def test_a_second_driver_is_refused(tmp_path):
     with (
-        Store(tmp_path / NAME, write=True),
+        StudyStore(tmp_path / NAME, write=True),
         pytest.raises(ValueError, match=f"process {os.getpid()} on .* is running a study in"),
     ):
         run(tmp_path)

@@ -8,8 +8,8 @@ import pytest
 
 from tests.lab.study.made_up import runs
 from unsoft.lab.study import read_records, summarise
-from unsoft.lab.study.export import export
-from unsoft.lab.study.store import NAME, Store
+from unsoft.lab.study.record import write_records
+from unsoft.lab.study.store import NAME, StudyStore
 
 RECORDS = [
     *runs("softmax", [0.5, 0.25]),
@@ -36,10 +36,10 @@ RECORDS = [
 def test_what_is_written_is_read_back(tmp_path, kind):
     path = tmp_path / f"study.{kind}"
     if kind == "db":
-        with Store(path, write=True) as store:
+        with StudyStore(path, write=True) as store:
             store.put(RECORDS)
     else:
-        export(RECORDS, path)
+        write_records(RECORDS, path)
     found = read_records(path)
     wanted = (
         RECORDS if kind != "csv" else [*RECORDS[:2], type(RECORDS[2])(**{**vars(RECORDS[2]), "losses": []})]
@@ -51,32 +51,18 @@ def test_what_is_written_is_read_back(tmp_path, kind):
 
 def test_files_from_before_rates_could_be_chosen_on_harder_examples_are_read(tmp_path):
     """Exported ones; a store is written again and again, so one of another schema is refused."""
-    export(RECORDS[:2], tmp_path / "old.json")
+    write_records(RECORDS[:2], tmp_path / "old.json")
     rows = json.loads((tmp_path / "old.json").read_text())
     for row in rows:
         del row["choose_on"], row["validation_by"]
     (tmp_path / "old.json").write_text(json.dumps(rows))
     assert read_records(tmp_path / "old.json") == RECORDS[:2]
-    with Store(tmp_path / NAME, write=True) as store:
+    with StudyStore(tmp_path / NAME, write=True) as store:
         store.put(RECORDS)
     with closing(sqlite3.connect(tmp_path / NAME)) as base:
         base.execute("pragma user_version = 1")
     with pytest.raises(ValueError, match=r"written by another version of unsoft \(schema 1, not 2\)"):
         read_records(tmp_path / NAME)
-
-
-def test_parquet_is_read_by_others(tmp_path):
-    parquet = pytest.importorskip("pyarrow.parquet", reason="pyarrow is not installed (extra parquet)")
-    export(RECORDS, tmp_path / "study.parquet")
-    rows = parquet.read_table(tmp_path / "study.parquet").to_pylist()
-    assert [row["mechanism"] for row in rows] == [record.mechanism for record in RECORDS]
-    assert json.loads(rows[2]["harder"]) == {"repeats=64": 0.5} and rows[0]["score"] == 0.5
-
-
-def test_without_pyarrow_it_says_what_to_install(tmp_path, monkeypatch):
-    monkeypatch.setitem(__import__("sys").modules, "pyarrow", None)
-    with pytest.raises(ValueError, match=r"pip install 'unsoft\[parquet\]'"):
-        export(RECORDS, tmp_path / "study.parquet")
 
 
 def test_files_that_were_not_exported(tmp_path):
@@ -85,3 +71,8 @@ def test_files_that_were_not_exported(tmp_path):
         with pytest.raises(ValueError, match="is not an exported study"):
             read_records(tmp_path / name)
     assert not (tmp_path / NAME).exists()
+
+
+def test_a_file_of_another_kind_raises(tmp_path):
+    with pytest.raises(ValueError, match=r"must end in \.csv or \.json"):
+        write_records(RECORDS, tmp_path / "study.parquet")

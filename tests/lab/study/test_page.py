@@ -11,8 +11,7 @@ from tests.lab.study.made_up import runs
 from unsoft.lab.report.figure import vega_script
 from unsoft.lab.study import make_study
 from unsoft.lab.study import page as study_pages
-from unsoft.lab.study.figures import figures_of
-from unsoft.lab.study.page import study_page, write_report
+from unsoft.lab.study.page import figures_of, study_page, write_report
 from unsoft.lab.study.summary import summarise
 
 GROUP = {"name": "g", "task": "copy", "mechanisms": ["softmax", "cog", "sinh"]}

@@ -149,14 +149,13 @@ VARIANT = {"label": "big", "mechanism": "softmax"}
         ({"seeds": [[0], 1]}, "different whole numbers"),
         ({"seeds": [True, False]}, "different whole numbers"),
         ({"search": {"weight_decay": [1]}}, "'search' needs learning rates"),
-        ({"group": [GROUP | {"settings": {"lr": 0.1}}]}, "values stand in 'lrs' (--lrs)"),
+        ({"group": [GROUP | {"settings": {"lr": 0.1}}]}, "put its values in 'lrs' (--lrs)"),
         (
             {
                 "group": [GROUP | {"variant": [VARIANT | {"settings": {"warmup": 3}}]}],
                 "search": {"lr": [0.1, 0.2, 0.3], "warmup": [1, 2]},
             },
-            "'warmup' cannot be a setting, the same for all, since it is swept over; its values stand in"
-            " 'search'",
+            "'warmup' is swept, so it cannot be a setting, too; put its values in 'search'",
         ),
         ({"group": [GROUP | {"controls": "no"}]}, "'controls' must be true or false, not 'no'"),
         ({"group": [GROUP | {"variant": [VARIANT | {"options": {"where": "mass"}}]}]}, "no option 'where'"),

@@ -1,7 +1,7 @@
 """Workers: what they say of a run that cannot be made, of code that is not theirs, and tasks of users."""
 
-from unsoft.lab.study.row import key_of
-from unsoft.lab.study.worker import code_digest, perform
+from unsoft.lab.study.driver import key_of
+from unsoft.lab.study.worker import code_digest, perform, plugin_digest
 from unsoft.lab.training import Spec
 
 TINY = {
@@ -61,6 +61,6 @@ def test_tasks_of_users(tmp_path, monkeypatch, one_thread):
     found = perform(job(tmp_path / "run", spec=spec, plugin=str(path), code=code_digest(str(path))))
     assert found["status"] == "done", found
     before = key_of(spec, str(path))
-    code_digest.cache_clear()
+    plugin_digest.cache_clear()
     path.write_text(PLUGIN + "# changed")
     assert key_of(spec, str(path)) != before != key_of(spec)

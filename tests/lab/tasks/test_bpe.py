@@ -8,8 +8,7 @@ import tokenizers
 import torch
 
 from unsoft.lab.tasks import task
-from unsoft.lab.tasks.bpe import encode
-from unsoft.lab.tasks.corpus import corpus
+from unsoft.lab.tasks.corpus import corpus, encode
 
 
 @pytest.fixture

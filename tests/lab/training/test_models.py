@@ -8,9 +8,8 @@ import torch
 import unsoft
 from unsoft.lab.tasks import tasks
 from unsoft.lab.training import Spec
-from unsoft.lab.training.data import Batches, evaluation_batches
 from unsoft.lab.training.model import build, to_model
-from unsoft.lab.training.trainer import measure
+from unsoft.lab.training.trainer import Batches, evaluation_batches, measure
 
 NAMES = [
     pytest.param(

@@ -6,7 +6,7 @@ import math
 import pytest
 import torch
 
-from unsoft.lab.training.particles import descent
+from unsoft.lab.training.repulsion import descent
 
 
 def published(places, gradients, alpha):
@@ -87,5 +87,5 @@ def test_particles_in_one_place_separate(kind, distance):
 
 
 def test_an_unknown_kind_is_named():
-    with pytest.raises(ValueError, match="one of svgd, spos, repel, not 'svg'"):
+    with pytest.raises(ValueError, match="'svgd', 'spos' or 'repel', not 'svg'"):
         descent(torch.ones(2, 2), torch.ones(2, 2), "svg")

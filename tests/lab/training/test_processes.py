@@ -13,8 +13,8 @@ import unsoft
 from tests.conftest import HANG
 from unsoft.lab.tasks import task
 from unsoft.lab.training import Spec, processes, train
-from unsoft.lab.training.data import Batches
-from unsoft.lab.training.trackers import check_trackers, tracked
+from unsoft.lab.training.callbacks import check_trackers, tracked
+from unsoft.lab.training.trainer import Batches
 
 # fuzzy-recall has another number of answers in every example, so pieces of a batch weigh differently
 ARGUMENTS = (
@@ -38,7 +38,7 @@ def test_pieces_make_up_the_batch():
 
 def test_alone_there_is_nothing_to_share(monkeypatch):
     monkeypatch.delenv("WORLD_SIZE", raising=False)
-    assert processes.count() == 1 and processes.is_first() and processes.any_says(True)
+    assert processes.count() == 1 and processes.is_first() and processes.any_set(True)
     processes.join()
     processes.wait()
     with pytest.raises(ValueError, match="start them with torchrun"):
@@ -48,7 +48,7 @@ def test_alone_there_is_nothing_to_share(monkeypatch):
 @pytest.mark.skipif(torch.accelerator.is_available(), reason="for machines without a GPU")
 def test_fsdp_is_refused_where_it_would_be_ddp(monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "2")
-    with pytest.raises(ValueError, match="on CPUs accelerate would use DDP in its place"):
+    with pytest.raises(ValueError, match="accelerate silently falls back to DDP on CPUs"):
         train(Spec(task="copy"), fsdp=True)
 
 

@@ -7,7 +7,7 @@ import pytest
 from rich.console import Console
 from transformers import TrainerControl, TrainerState
 
-from unsoft.lab.training.progress import ShowProgress, WriteLog, records
+from unsoft.lab.training.callbacks import ShowProgress, WriteLog, records
 
 
 @pytest.fixture
@@ -32,7 +32,7 @@ def test_loss_and_score_are_shown(state, terminal, monkeypatch):
         shown.on_log(None, state, TrainerControl(), logs)
     state.global_step = 4
     shown.on_step_end(None, state, TrainerControl())
-    shown.say("checkpoint-2 is not complete and was removed")
+    shown.print("checkpoint-2 is not complete and was removed")
     shown.close()
     text = written.getvalue()
     assert "copy [cog]" in text and "loss 2.5000" in text and "accuracy 0.7500" in text

@@ -13,11 +13,9 @@ import torch
 import unsoft
 from unsoft.errors import DivergenceError, Interrupted
 from unsoft.lab.training import Spec, train
-from unsoft.lab.training.checkpoints import is_whole, seal, sweep
-from unsoft.lab.training.data import Batches, evaluation_batches
-from unsoft.lab.training.folder import claimed
+from unsoft.lab.training.folder import claimed, is_complete, seal, sweep
 from unsoft.lab.training.model import build
-from unsoft.lab.training.trainer import TaskTrainer
+from unsoft.lab.training.trainer import Batches, TaskTrainer, evaluation_batches
 
 TINY = {
     "task": "copy",
@@ -166,7 +164,7 @@ def test_a_stopped_run_ends_with_the_same_weights(tmp_path, uninterrupted, signa
     with pytest.raises(Interrupted, match=f"stopped at step {step} of 20; saved in"):
         run(Spec(**TINY), tmp_path / "run", save_every=5)
     assert [signal.getsignal(one) for one in (signal.SIGINT, signal.SIGTERM)] == handlers
-    assert is_whole(tmp_path / f"run/checkpoints/checkpoint-{step}")
+    assert is_complete(tmp_path / f"run/checkpoints/checkpoint-{step}")
     result = run(Spec(**TINY), tmp_path / "run", save_every=5)
     assert result.steps == 20
     assert_equal(weights(uninterrupted[0]), weights(tmp_path / "run"))
@@ -356,19 +354,19 @@ def test_a_disk_that_is_full_from_the_start_promises_no_checkpoint_before(tmp_pa
     def full(folder):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("unsoft.lab.training.sealed_trainer.seal", full)
-    with pytest.raises(OSError, match="of step 5 .*; it was the first, so the same command begins anew"):
+    monkeypatch.setattr("unsoft.lab.training.trainer.seal", full)
+    with pytest.raises(OSError, match="of step 5 .*; it was the first, so the same command starts over"):
         run(Spec(**TINY), tmp_path / "run", save_every=5)
 
 
 def test_a_seal_knows_its_files(tmp_path):
     (tmp_path / "inner").mkdir()
     (tmp_path / "inner/a").write_text("a")
-    assert not is_whole(tmp_path)
+    assert not is_complete(tmp_path)
     seal(tmp_path)
-    assert is_whole(tmp_path)
+    assert is_complete(tmp_path)
     (tmp_path / "inner/a").write_text("b")
-    assert not is_whole(tmp_path)
+    assert not is_complete(tmp_path)
 
 
 def test_own_parameters_have_their_own_rate_and_no_decay(tmp_path):
@@ -439,7 +437,7 @@ def test_a_run_can_start_from_the_model_of_another(tmp_path, uninterrupted):
 
 def test_wrong_intervals_are_named():
     for name in ("save_every", "eval_every"):
-        with pytest.raises(ValueError, match=f"'{name}' must be at least 1, not 0"):
+        with pytest.raises(ValueError, match=f"'{name}' must be a whole number of at least 1, not 0"):
             run(Spec(**TINY), **{name: 0})
 
 

@@ -30,11 +30,11 @@ def test_a_spec_is_plain_data():
         ({"task": "recall", "knobs": {"length": 10}}, "length of at least 16, not 10"),
         ({"task": "census", "width": 16}, "20 features"),
         ({"task": "copy", "width": 30, "heads": 4}, "does not give 4 heads"),
-        ({"task": "copy", "steps": 0}, "'steps' must be at least 1, not 0"),
-        ({"task": "copy", "lr": math.nan}, "'lr' must be a number"),
-        ({"task": "copy", "repulse": "svg"}, "svgd, spos, repel"),
+        ({"task": "copy", "steps": 0}, "'steps' must be a whole number of at least 1, not 0"),
+        ({"task": "copy", "lr": math.nan}, "'lr' must be a finite number"),
+        ({"task": "copy", "repulse": "svg"}, "'svgd', 'spos' or 'repel'"),
         ({"task": "copy", "repulse": "repel", "heads": 1}, "needs at least 2 'heads', not 1"),
-        ({"task": "copy", "start": "closed"}, "paper or open"),
+        ({"task": "copy", "start": "closed"}, "'paper' or 'open'"),
         ({"task": "copy", "init_from": "smollm2", "layers": 2}, "'layers' is decided by the model"),
         ({"task": "copy", "seed": 2**32}, "less than"),
         ({"task": "copy", "sed": 1}, "has no 'sed'"),
@@ -46,7 +46,7 @@ def test_what_cannot_be_run_is_said_before_anything_runs(content, problem):
 
 
 def test_wrong_types_are_named():
-    with pytest.raises(TypeError, match="'steps' must be a whole number, not '9'"):
+    with pytest.raises(TypeError, match="'steps' must be a whole number of at least 1, not '9'"):
         Spec(task="copy", steps="9")
     with pytest.raises(TypeError, match="plain data"):
         Spec(task="copy", options={"base": object()})

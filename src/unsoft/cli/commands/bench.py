@@ -15,7 +15,7 @@ from unsoft.cli.terminal import INTERRUPTED, console, note, progress, warn_if_bu
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from unsoft.lab.bench.plan import Result, Step
+    from unsoft.lab.bench.plan import BenchStep, Measured
 
 
 def command(
@@ -56,7 +56,7 @@ def command(
         todo = choose(steps(level, names), only)
     else:
         _check_device(device)
-        from unsoft.lab.bench.gpu import gpu_steps
+        from unsoft.lab.bench.plan import gpu_steps
 
         todo = choose(gpu_steps(level, names), only)
     warn_if_busy()
@@ -93,9 +93,9 @@ def _check_device(device: str) -> None:
         raise RuntimeError(f"--device: the engine 'triton' cannot run here: {reason}")
 
 
-def _run(todo: list[Step], keep: Callable[[list[Result], bool], None]) -> tuple[list[Result], bool]:
+def _run(todo: list[BenchStep], keep: Callable[[list[Measured], bool], None]) -> tuple[list[Measured], bool]:
     """The results, and whether all steps were done; what is done is kept after every step."""
-    results: list[Result] = []
+    results: list[Measured] = []
     try:
         with progress(len(todo), refresh=False) as announce:
             for number, step in enumerate(todo):
@@ -108,7 +108,7 @@ def _run(todo: list[Step], keep: Callable[[list[Result], bool], None]) -> tuple[
     return results, True
 
 
-def _keep(out: Path | None, level: str, results: list[Result], finished: bool, device: str) -> None:
+def _keep(out: Path | None, level: str, results: list[Measured], finished: bool, device: str) -> None:
     if out is not None:
         from unsoft.files import write_json
         from unsoft.lab.bench.record import record
@@ -116,11 +116,11 @@ def _keep(out: Path | None, level: str, results: list[Result], finished: bool, d
         write_json(out, record(level, results, finished=finished, device=device))
 
 
-def _show(results: list[Result]) -> None:
+def _show(results: list[Measured]) -> None:
     from unsoft.lab.bench.machine import machine, versions
-    from unsoft.lab.bench.table import draw, grids
+    from unsoft.lab.bench.table import tables
 
     screen = console()
     screen.print(f"{machine()}; " + ", ".join(f"{name} {version}" for name, version in versions().items()))
-    for grid in grids(results):
-        screen.print(draw(grid))
+    for table in tables(results):
+        screen.print(table.draw())

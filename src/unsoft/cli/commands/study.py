@@ -1,4 +1,4 @@
-"""``unsoft study``: many runs with a store, what they say, and where they are."""
+"""``unsoft study``: run studies, and show, export and report their results."""
 
 from __future__ import annotations
 
@@ -9,10 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from unsoft.cli.arguments import AsJson, Plugin, check_folder, load_plugin, path_option
+from unsoft.cli.arguments import AsJson, Plugin, check_folder, load_plugin, path_option, read_pairs
 from unsoft.cli.mechanisms import Formulas, chosen, complete_mechanism
-from unsoft.cli.study_arguments import numbers_of, study_of, words_of, workers_of
-from unsoft.cli.study_tables import print_defaults, print_study, study_record
+from unsoft.cli.study_output import print_defaults, print_study, study_record
 from unsoft.cli.terminal import INTERRUPTED, note, show_table
 
 if TYPE_CHECKING:
@@ -118,14 +117,17 @@ def run(
     runs: Annotated[
         Path | None, path_option("Folder of checkpoints; default: runs in --out.", show_default=False)
     ] = None,
-    retry: Annotated[bool, typer.Option("--retry", help="Run again what failed.")] = False,
+    retry: Annotated[bool, typer.Option("--retry", help="Repeat failed runs.")] = False,
     any_code: Annotated[
-        bool, typer.Option("--any-code", help="Keep results of other versions of the code.")
+        bool,
+        typer.Option(
+            "--any-code", help="Keep results of other versions of torch, a plug-in, or the results."
+        ),
     ] = False,
     plugin: Plugin = None,
     as_json: AsJson = False,
 ) -> None:
-    """Run what is missing of a study. Ctrl-C lets runs save themselves; the same command goes on.
+    """Run or resume a study. After Ctrl-C, rerun the same command to resume.
 
     \b
     Examples:
@@ -138,7 +140,7 @@ def run(
     check_folder(out)
     load_plugin(plugin)
     direct = (tasks, mechanisms, formula)
-    changes = {"seeds": seeds, "lrs": None if lrs is None else numbers_of(lrs), "sweep": sweep}
+    changes = {"seeds": seeds, "lrs": None if lrs is None else _numbers(lrs), "sweep": sweep}
     changes = {name: value for name, value in changes.items() if value is not None}
     if sum((spec is not None, bool(default), any(direct))) != 1:
         raise typer.BadParameter("give a file, --default NAME, or --tasks and --mechanisms")
@@ -149,9 +151,9 @@ def run(
             raise typer.BadParameter("a study from a file is run as it is written; change a copy of it")
         studies = [default_study(name) for name in default or []] if spec is None else [read_study(spec)]
     else:
-        names = chosen(words_of(mechanisms), None, formula)
-        studies = [study_of(words_of(tasks), names, settings, controls, changes)]
-    made = workers_of(workers, ray, cpus_per_run, gpus_per_run)
+        names = chosen(_split(mechanisms), None, formula)
+        studies = [_study_of(_split(tasks), names, settings, controls, changes)]
+    made = _workers_of(workers, ray, cpus_per_run, gpus_per_run)
     file = plugin is not None and plugin.endswith(".py")
     options: dict[str, Any] = {"runs": runs, "retry": retry, "any_code": any_code}
     options["plugin"] = str(Path(plugin or "").absolute()) if file else plugin or ""
@@ -171,22 +173,90 @@ def run(
         raise typer.Exit(1)
 
 
+def _study_of(
+    tasks: list[str],
+    mechanisms: list[str],
+    settings: list[str] | None,
+    controls: bool,
+    changes: dict[str, Any],
+) -> Study:
+    """Return a study of tasks and mechanisms; --set names a setting of a run (steps, width, ...) or a knob of
+    the task.
+    """
+    from dataclasses import fields
+
+    from unsoft.lab.study import make_study
+    from unsoft.lab.training import Spec
+
+    if not tasks or not mechanisms:
+        raise typer.BadParameter("--tasks and --mechanisms belong together")
+    own = {one.name for one in fields(Spec)}
+    given = read_pairs(settings, "--set")
+    group = {
+        "mechanisms": mechanisms,
+        "controls": controls,
+        "settings": {name: value for name, value in given.items() if name in own},
+        "knobs": {name: value for name, value in given.items() if name not in own},
+    }
+    return make_study(
+        {"name": "-".join(tasks), "group": [{"task": task, **group} for task in tasks], **changes}
+    )
+
+
+def _split(texts: list[str] | None) -> list[str]:
+    """Split texts at commas.
+
+    >>> _split(["census, needle", "copy"])
+    ['census', 'needle', 'copy']
+    """
+    return [name.strip() for text in texts or () for name in text.split(",") if name.strip()]
+
+
+def _numbers(text: str) -> list[float]:
+    try:
+        return [float(number) for number in _split([text])]
+    except ValueError:
+        raise typer.BadParameter(
+            f"{text!r} is not a list of numbers such as 0.001,0.003,0.01", param_hint="'--lrs'"
+        ) from None
+
+
+def _workers_of(count: int | None, ray: str | None, cpus: float, gpus: float) -> int | Workers:
+    """Return the number of processes, one for each core by default, or the workers of a Ray cluster."""
+    if ray is None:
+        from unsoft.lab.bench.machine import cores
+
+        return count or len(cores())
+    if count is not None:
+        raise typer.BadParameter(
+            "--workers is for this machine; a cluster has --cpus-per-run and --gpus-per-run"
+        )
+    from unsoft.lab.study.cluster import RayWorkers
+
+    return RayWorkers(ray, cpus, gpus)
+
+
 def _run_one(study: Study, out: Path, workers: int | Workers, options: dict[str, Any]) -> State:
-    from unsoft.cli.study_progress import progress
+    from unsoft.cli.study_output import progress
     from unsoft.lab.study import run_study
 
     try:
         with progress(study.name) as tell:
             state = run_study(study, out, workers=workers, tell=tell, **options)
     except KeyboardInterrupt:
-        note("stopped at once; the same command goes on from the last checkpoints")
+        note("stopped at once; rerun the same command to resume from the last checkpoints")
         raise typer.Exit(INTERRUPTED) from None
     if state.interrupted and state.waiting:
         note(
             f"stopped: {state.done} of {state.total} runs of {study.name} are done;"
-            " the same command goes on from there"
+            " rerun the same command to resume"
         )
         raise typer.Exit(INTERRUPTED)
+    if state.other_code:
+        note(
+            f"{state.other_code} of {state.total} runs of {study.name} were made by other code of unsoft, and"
+            " count as valid; to repeat them, give another folder (--out)"
+        )
     return state
 
 
@@ -217,11 +287,10 @@ def status(out: _Out = Path("study"), as_json: AsJson = False) -> None:
       unsoft study status --out study --json
     """
     from unsoft.lab.study.record import STATUSES
-    from unsoft.lab.study.row import words
-    from unsoft.lab.study.store import NAME, Store
+    from unsoft.lab.study.store import NAME, StudyStore
     from unsoft.lab.study.summary import current
 
-    with Store(out / NAME) as store:
+    with StudyStore(out / NAME) as store:
         rows = []
         every = current(store.records())
         for name, begun in store.studies().items():
@@ -235,14 +304,14 @@ def status(out: _Out = Path("study"), as_json: AsJson = False) -> None:
     show_table(titles, rows)
     for record in every:
         if record.error:
-            note(f"{record.study}: {words(record)}: {record.error}")
+            note(f"{record.study}: {record.label}: {record.error}")
     for study in dict.fromkeys(record.study for record in every):
         print_study(out, study)
 
 
 @command.command()
 def export(
-    to: Annotated[Path, path_option("FILE.csv, FILE.json or FILE.parquet.", show_default=False)],
+    to: Annotated[Path, path_option("FILE.csv or FILE.json.", show_default=False)],
     out: _Out = Path("study"),
     study: Annotated[
         str | None, typer.Option(help="One study of the store; default: all.", show_default=False)
@@ -254,21 +323,21 @@ def export(
     \b
     Examples:
       unsoft study export --to runs.csv
-      unsoft study export --to runs.parquet --study census
+      unsoft study export --to runs.json --study census
     """
     from unsoft.cli.arguments import check_file
-    from unsoft.lab.study.export import export as write
-    from unsoft.lab.study.store import NAME, Store
+    from unsoft.lab.study.record import write_records
+    from unsoft.lab.study.store import NAME, StudyStore
     from unsoft.lab.study.summary import current
 
     check_file(to, "'--to'")
-    with Store(out / NAME) as store:
+    with StudyStore(out / NAME) as store:
         if study is not None and study not in store.studies():
             raise ValueError(
                 f"study: there is no {study!r} in {out / NAME}; there are {', '.join(store.studies())}"
             )
         records = current(store.records(study))
-    write(records, to)
+    write_records(records, to)
     if as_json:
         typer.echo(json.dumps({"file": str(to), "runs": len(records)}))
     else:
@@ -291,9 +360,9 @@ def report(
       unsoft study report --out study --to page
     """
     from unsoft.cli.arguments import check_drawing
-    from unsoft.lab.study.store import NAME, Store
+    from unsoft.lab.study.store import NAME, StudyStore
 
-    with Store(out / NAME) as store:
+    with StudyStore(out / NAME) as store:
         records, definitions = store.records(), [store.definition(name) for name in store.studies()]
     check_drawing()
     folder = to or out / "report"

@@ -1,4 +1,4 @@
-"""The machine that a time was taken on: what it is, and whether other programs used it meanwhile."""
+"""The machine and the software versions of a measurement, and whether other programs disturbed it."""
 
 from __future__ import annotations
 
@@ -19,47 +19,55 @@ _NOISE = 0.25
 
 
 def machine() -> str:
-    """One line: processor, cores, system."""
+    """Return processor, cores and system in one line."""
     return f"{_processor()}, {os.cpu_count()} cores, {platform.system()} {platform.machine()}"
 
 
 def gpu() -> str:
-    """The current GPU, its memory and the driver's side of torch."""
-    about = torch.cuda.get_device_properties()
+    """Return the current GPU, its memory, and the CUDA or ROCm version of torch."""
+    device = torch.cuda.get_device_properties()
     build = f"CUDA {torch.version.cuda}" if torch.version.cuda else f"ROCm {torch.version.hip}"
-    return f"{about.name}, {about.total_memory / 2**30:.0f} GB, {build}"
+    return f"{device.name}, {device.total_memory / 2**30:.0f} GB, {build}"
 
 
 def load() -> float | None:
-    """How many processes wanted a core during the last minute; None where the system does not tell."""
+    """Return the load average of the last minute, or None if the system has none."""
     return os.getloadavg()[0] if hasattr(os, "getloadavg") else None
 
 
-def versions() -> dict[str, str]:
-    """Python, the compiler and the packages that took part; "not installed" is an answer too."""
-    found = {"unsoft": unsoft.__version__, "torch": torch.__version__, "python": platform.python_version()}
-    found["compiler"] = _compiler()
-    for package in _PEERS:
+def package_versions(*packages: str) -> dict[str, str]:
+    """Return the versions of unsoft, torch and the named packages; "not installed" for a missing one.
+
+    >>> list(package_versions("triton"))
+    ['unsoft', 'torch', 'triton']
+    """
+    versions = {"unsoft": unsoft.__version__, "torch": torch.__version__}
+    for package in packages:
         try:
-            found[package] = importlib.metadata.version(package)
+            versions[package] = importlib.metadata.version(package)
         except importlib.metadata.PackageNotFoundError:
-            found[package] = "not installed"
-    return found
+            versions[package] = "not installed"
+    return versions
+
+
+def versions(*packages: str) -> dict[str, str]:
+    """Return the versions of Python, the compiler, and the packages that benchmarks and ``packages`` use."""
+    system = {"python": platform.python_version(), "compiler": _compiler()}
+    return package_versions() | system | package_versions(*_PEERS, *packages)
 
 
 class Watch:
-    """Did other programs disturb what is timed? The load average
-    cannot tell, since it counts our own work too.
+    """Detects whether other programs used the cores that a measurement needed.
 
-    So the processor time of the whole machine is compared with that of this process, from when the watch is
-    made.
+    The load average cannot tell, since it counts our own work too. So the processor time of the whole machine
+    is compared with that of this process, from the creation of the watch on.
     """
 
     def __init__(self) -> None:
         self._start = (time.perf_counter(), _all_seconds(), _own_seconds())
 
     def others(self) -> float | None:
-        """How many cores other programs have used since then; None where the system does not tell."""
+        """Return how many cores other programs have used since then; None if unknown."""
         wall, everyone, own = self._start
         now = _all_seconds()
         if everyone is None or now is None:
@@ -67,24 +75,24 @@ class Watch:
         return max(0.0, (now - everyone) - (_own_seconds() - own)) / max(time.perf_counter() - wall, 1e-9)
 
     def disturbed(self, threads: int) -> bool:
-        """Did they take cores that ``threads`` threads of ours needed?
+        """Return True if they used cores that ``threads`` threads of ours needed.
 
-        Without an answer, the load average decides.
+        Falls back to the load average if the system does not report processor time.
         """
-        others, many = self.others(), len(cores())
+        others, available = self.others(), len(cores())
         if others is None:
             waiting = load()
-            return waiting is not None and waiting > many + 0.5
-        return others > many - min(threads, many) + _NOISE
+            return waiting is not None and waiting > available + 0.5
+        return others > available - min(threads, available) + _NOISE
 
 
 def cores() -> set[int]:
-    """Those that this process may use."""
+    """Return the cores that this process may use."""
     return os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set(range(os.cpu_count() or 1))
 
 
 def _all_seconds() -> float | None:
-    """Seconds in which our cores were not idle, since the system started."""
+    """Return the seconds in which our cores were busy since the system started; None if unknown."""
     try:
         lines = Path("/proc/stat").read_text().splitlines()
     except OSError:
@@ -99,7 +107,7 @@ def _all_seconds() -> float | None:
 
 
 def _own_seconds() -> float:
-    """Of this process and of those that it started and waited for."""
+    """Return the processor seconds of this process and of its finished child processes."""
     return sum(os.times()[:4])
 
 

@@ -1,4 +1,4 @@
-"""Results as tables: first plain rows of text, then drawn by rich."""
+"""Tables of benchmark results: rows of text, drawn by rich."""
 
 from __future__ import annotations
 
@@ -7,10 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from unsoft.lab.bench.bars import Bar, bars
-from unsoft.lab.bench.memory import Memory
-from unsoft.lab.bench.plan import Result
-from unsoft.lab.bench.startup import Startup
+from unsoft.lab.bench.fresh_process import Memory, Startup
+from unsoft.lab.bench.plan import Measured
+from unsoft.lab.bench.record import Bar, bars
 from unsoft.lab.bench.timing import Timing
 from unsoft.lab.bench.workload import MODES
 from unsoft.modules.registry import label_of
@@ -26,31 +25,46 @@ _X_TRANSFORMERS = ["x-transformers", "cog"]
 
 
 @dataclass(frozen=True)
-class Grid:
+class TextTable:
     """A table of texts."""
 
     title: str
     header: list[str]
     rows: list[list[str]]
 
+    def draw(self) -> Table:
+        """Return a rich table."""
+        from rich import box
+        from rich.table import Table
+        from rich.text import Text
 
-def grids(results: Sequence[Result]) -> list[Grid]:
-    """All tables of a run, those without a row left out; the bars come last."""
+        styles = {"pass": "green", "not measured": "dim", MISSING: "dim"}
+        styles |= dict.fromkeys(("FAIL", WRONG, FAILED), "bold red")
+        table = Table(title=self.title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD)
+        for index, name in enumerate(self.header):
+            is_number = all(_NUMBER.fullmatch(row[index]) for row in self.rows)
+            table.add_column(name, justify="right" if is_number else "left")
+        for row in self.rows:
+            table.add_row(*(Text(cell, style=styles.get(cell, "")) for cell in row))
+        return table
+
+
+def tables(results: Sequence[Measured]) -> list[TextTable]:
+    """Return all tables of a run that have a row; the bars come last."""
     timings = [x for x in results if isinstance(x, Timing)]
     main = [x for x in timings if x.workload.group == "main"]
-    rest = [x for x in timings if x.workload.group != "main"]
-    tables = [
-        *(_ratios(f"{_MODE_TITLES[mode]}, time relative to SDPA", main, mode) for mode in MODES),
-        _other_ratios(rest),
+    made = [
+        *(_ratios([x for x in main if x.workload.mode == mode], mode) for mode in MODES),
+        _other_ratios([x for x in timings if x.workload.group != "main"]),
         _memory([x for x in results if isinstance(x, Memory)]),
         _startup([x for x in results if isinstance(x, Startup)]),
-        bars_grid(bars(results)),
+        _bars(bars(results)),
     ]
-    return [table for table in tables if table.rows]
+    return [table for table in made if table.rows]
 
 
-def bars_grid(judged: Sequence[Bar]) -> Grid:
-    """Every bar that the run touched, with its measured value and the verdict."""
+def _bars(judged: Sequence[Bar]) -> TextTable:
+    """Show every bar that the run touched, with its measured value and verdict."""
     verdicts = {True: "pass", False: "FAIL", None: "not measured"}
     rows = [
         [
@@ -63,66 +77,55 @@ def bars_grid(judged: Sequence[Bar]) -> Grid:
         for bar in judged
         if bar.measured is not None or bar.scope
     ]
-    return Grid("figures to reach", ["what", "measured", "bar", "verdict", "scope"], rows)
+    return TextTable("figures to reach", ["what", "measured", "bar", "verdict", "scope"], rows)
 
 
-def draw(grid: Grid) -> Table:
-    """A rich table."""
-    from rich import box
-    from rich.table import Table
-    from rich.text import Text
-
-    styles = {"pass": "green", "not measured": "dim", MISSING: "dim"}
-    styles |= dict.fromkeys(("FAIL", WRONG, FAILED), "bold red")
-    table = Table(title=grid.title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD)
-    for place, name in enumerate(grid.header):
-        is_number = all(_NUMBER.fullmatch(row[place]) for row in grid.rows)
-        table.add_column(name, justify="right" if is_number else "left")
-    for row in grid.rows:
-        table.add_row(*(Text(cell, style=styles.get(cell, "")) for cell in row))
-    return table
-
-
-def _ratios(title: str, timings: Sequence[Timing], mode: str) -> Grid:
-    """One row for each contender, one column for each workload."""
-    timings = [x for x in timings if x.workload.mode == mode]
+def _ratios(timings: Sequence[Timing], mode: str) -> TextTable:
+    """Show one row for each contender, one column for each workload."""
     labels = list(dict.fromkeys(x.workload.label for x in timings))
-    cells = {(_who(x), x.workload.label): _cell(x) for x in timings}
-    whos = dict.fromkeys(_who(x) for x in timings if x.engine != "sdpa")
-    rows = [[*who, *(cells.get((who, label), "") for label in labels)] for who in whos]
+    cells: dict[tuple[str, str], dict[str, str]] = {}
+    for x in timings:
+        if x.engine != "sdpa":
+            contender = cells.setdefault((x.engine, label_of(x.mechanism)), {})
+            contender[x.workload.label] = _fault(x) if x.ratio is None else f"{x.ratio:.2f}"
+    rows = [[*who, *(row.get(label, "") for label in labels)] for who, row in cells.items()]
     peers = {row[0] for row in rows}
     if "dense PyTorch" in peers and _X_TRANSFORMERS[0] not in peers:
         rows.append([*_X_TRANSFORMERS, MISSING, *[""] * (len(labels) - 1)])
-    milliseconds = {x.workload.label: x for x in timings if x.engine == "sdpa"}
+    sdpa = {x.workload.label: x for x in timings if x.engine == "sdpa"}
     if rows:
-        rows.append(["SDPA", "softmax", *(_milliseconds(milliseconds[label]) for label in labels)])
-    return Grid(title, ["engine", "mechanism", *labels], rows)
+        rows.append(["SDPA", "softmax", *(_milliseconds(sdpa[label]) for label in labels)])
+    title = f"{_MODE_TITLES[mode]}, time relative to SDPA"
+    return TextTable(title, ["engine", "mechanism", *labels], rows)
 
 
-def _other_ratios(timings: Sequence[Timing]) -> Grid:
-    """One row for each workload with the extremes over the mechanisms."""
+def _other_ratios(timings: Sequence[Timing]) -> TextTable:
+    """Show one row for each workload with the extremes over the mechanisms."""
     rows = []
     for workload in dict.fromkeys(x.workload for x in timings):
         here = [x for x in timings if x.workload == workload]
         own = [x for x in here if x.engine != "sdpa"]
-        ratios = sorted((x.ratio, _short(x)) for x in own if x.ratio is not None)
-        wrong = [_short(x) for x in own if x.ratio is None]
-        best, worst = (
-            (f"{ratio:.2f} {name}" for ratio, name in (ratios[0], ratios[-1])) if ratios else ("", "")
-        )
-        what = [
-            workload.group,
-            _MODE_TITLES[workload.mode],
-            f"{workload.batch} x {workload.heads}",
-            workload.label,
+        ratios = [
+            f"{ratio:.2f} {name}" for ratio, name in sorted((x.ratio, _short(x)) for x in own if x.ratio)
         ]
-        sdpa = _milliseconds(next(x for x in here if x.engine == "sdpa"))
-        rows.append([*what, best, f"{WRONG}: {', '.join(wrong)}" if wrong else worst, sdpa])
+        wrong = ", ".join(_short(x) for x in own if x.ratio is None)
+        best, worst = (ratios[0], ratios[-1]) if ratios else ("", "")
+        rows.append(
+            [
+                workload.group,
+                _MODE_TITLES[workload.mode],
+                f"{workload.batch} x {workload.heads}",
+                workload.label,
+                best,
+                f"{WRONG}: {wrong}" if wrong else worst,
+                _milliseconds(next(x for x in here if x.engine == "sdpa")),
+            ]
+        )
     header = ["group", "mode", "batch x heads", "tokens", "fastest", "slowest", "SDPA"]
-    return Grid("special shapes, time relative to SDPA", header, rows)
+    return TextTable("special shapes, time relative to SDPA", header, rows)
 
 
-def _memory(memories: Sequence[Memory]) -> Grid:
+def _memory(memories: Sequence[Memory]) -> TextTable:
     rows = [
         [
             x.engine,
@@ -134,26 +137,17 @@ def _memory(memories: Sequence[Memory]) -> Grid:
         ]
         for x in memories
     ]
-    return Grid(
-        "peak extra memory, 2 heads", ["engine", "mechanism", "mode", "tokens", "memory", "to SDPA"], rows
-    )
+    header = ["engine", "mechanism", "mode", "tokens", "memory", "to SDPA"]
+    return TextTable("peak extra memory, 2 heads", header, rows)
 
 
-def _startup(startups: Sequence[Startup]) -> Grid:
-    return Grid("start-up", ["what", "time"], [[x.what, _quantity(x.seconds, "s")] for x in startups])
-
-
-def _who(timing: Timing) -> tuple[str, str]:
-    return timing.engine, label_of(timing.mechanism)
+def _startup(startups: Sequence[Startup]) -> TextTable:
+    return TextTable("start-up", ["what", "time"], [[x.what, _quantity(x.seconds, "s")] for x in startups])
 
 
 def _short(timing: Timing) -> str:
-    """The mechanism; of peers the name, since all of them compute softmax."""
+    """Return the mechanism, or the package if it is not ours, since all of those compute softmax."""
     return label_of(timing.mechanism) if timing.engine in _ENGINES else timing.engine
-
-
-def _cell(timing: Timing) -> str:
-    return _fault(timing) if timing.ratio is None else f"{timing.ratio:.2f}"
 
 
 def _milliseconds(timing: Timing) -> str:
@@ -165,7 +159,7 @@ def _fault(timing: Timing) -> str:
 
 
 def _quantity(value: float | None, unit: str) -> str:
-    """A number with its unit; short times in milliseconds.
+    """Return a number with its unit; short times in milliseconds.
 
     >>> _quantity(0.0042, "s"), _quantity(2.5, "s"), _quantity(0.8, "x"), _quantity(None, "x")
     ('4.2 ms', '2.50 s', '0.80 x', '-')

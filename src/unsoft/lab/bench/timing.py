@@ -1,33 +1,54 @@
-"""How long does it take?
+"""Time of attention calls and of decoding steps, relative to SDPA in the same run.
 
-Contenders run in turn, so that a change in the machine's speed affects all of them equally.
+Contenders run in turn, so that a change in the machine's speed affects all of them equally. A contender whose
+result differs from the dense engine in float64 gets no time.
 """
 
 from __future__ import annotations
 
+import copy
 import gc
 import math
 import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Any
+from functools import lru_cache
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
 
 from unsoft.errors import CompilerWarning, one_line
-from unsoft.lab.bench import gate
-from unsoft.lab.bench.contender import Contender, baseline
-from unsoft.lab.bench.workload import Inputs, Workload
+from unsoft.lab.bench.workload import Contender, Tensors, Workload, baseline, engine
+from unsoft.modules.build import mechanism
 
+Name = TypeVar("Name")
+
+LIMITS = {"float32": 1e-4, "bfloat16": 2e-2, "float16": 4e-3}
+"""Largest relative RMS error: far above rounding (float32 1e-6, bfloat16 4e-3), far below any real defect."""
+STEPS: dict[tuple[str, int], float] = {
+    ("cog", 256): 1.6,
+    ("gpam", 256): 3.0,
+    ("linear-relu", 256): 2.5,
+    ("cosformer", 256): 3.0,
+    ("retention", 256): 2.5,
+    ("magnitude", 256): 4.0,
+    ("magnitude", 1024): 3.0,
+    ("magnitude", 4096): 2.0,
+}
+"""Decoding steps to measure, by mechanism and number of earlier tokens, with the ratio to reach."""
 _SAMPLE_SECONDS = 0.004  # short calls are repeated until a sample is this long
 _MOST_CALLS, _MOST_ROUNDS = 200, 60
+_STEPS_PER_SAMPLE = 8
 
 
 @dataclass(frozen=True)
 class Timing:
-    """The fastest of ``rounds`` samples of one contender, and the ratio to the baseline of the same
-    interleaved run.
+    """Fastest of ``rounds`` samples of one contender, and its ratio to the baseline of the same run.
 
-    A contender whose result is wrong (``error`` above the gate), or that cannot run, has neither.
+    Both are None for a contender that cannot run or whose ``error`` exceeds the limit.
     """
 
     workload: Workload
@@ -38,7 +59,7 @@ class Timing:
     seconds: float | None = None
     ratio: float | None = None
     problem: str = ""
-    """What it raised, if it cannot run."""
+    """The error message of a contender that cannot run."""
 
     def to_dict(self) -> dict[str, Any]:
         own = asdict(self)
@@ -49,65 +70,61 @@ class Timing:
 def measure(
     workload: Workload, contenders: Sequence[Contender], *, rounds: int = 5, seconds: float = 0.0
 ) -> list[Timing]:
-    """Times the contenders whose results are right; the first result is the baseline's, with ratio 1."""
+    """Return one timing for SDPA (ratio 1) and one for each contender."""
     inputs = workload.inputs()
     everyone = [baseline(), *contenders]
     checked = [_checked(contender, workload, inputs) for contender in everyone]
     functions = {
-        place: lambda contender=contender: contender.compute(workload, inputs)
-        for place, (contender, (error, _)) in enumerate(zip(everyone, checked, strict=True))
-        if gate.is_right(error, workload)
+        index: lambda contender=contender: contender.compute(workload, inputs)
+        for index, contender in enumerate(everyone)
+        if is_right(checked[index][0], workload)
     }
-    samples = interleaved(functions, rounds=rounds, seconds=seconds, wait=_waiting(workload.device))
-    fastest = {place: min(taken) for place, taken in samples.items()}
+    wait = (lambda: None) if workload.device == "cpu" else torch.cuda.synchronize
+    samples = interleaved(functions, rounds=rounds, seconds=seconds, wait=wait)
     timings = []
-    for place, (contender, (error, problem)) in enumerate(zip(everyone, checked, strict=True)):
+    for index, (contender, (error, problem)) in enumerate(zip(everyone, checked, strict=True)):
         timing = Timing(workload, contender.engine, contender.mechanism, error, problem=problem)
-        if place in fastest:
-            ratio = fastest[place] / fastest[0] if 0 in fastest else None
-            timing = replace(timing, rounds=len(samples[place]), seconds=fastest[place], ratio=ratio)
+        if index in samples:
+            fastest = min(samples[index])
+            ratio = fastest / min(samples[0]) if 0 in samples else None
+            timing = replace(timing, rounds=len(samples[index]), seconds=fastest, ratio=ratio)
         timings.append(timing)
     return timings
 
 
-def _checked(contender: Contender, workload: Workload, inputs: Inputs) -> tuple[float, str]:
-    """The error of a contender's result, and what it raised: the others are measured all the same."""
+def _checked(contender: Contender, workload: Workload, inputs: Tensors) -> tuple[float, str]:
+    """Return the error of a contender's result and the message of what it raised, if it raised."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("error", CompilerWarning)  # or another engine would run under its name
-            return gate.error_of(contender, workload, inputs), ""
-    except Exception as error:  # whatever a compiler, a driver or a peer raises
+            return error_of(contender, workload, inputs), ""
+    except Exception as error:  # of a compiler, a driver or another package: the others are still measured
         return math.inf, one_line(error)
 
 
 def interleaved(
-    functions: Mapping[Any, Callable[[], object]],
+    functions: Mapping[Name, Callable[[], object]],
     *,
     rounds: int = 5,
     seconds: float = 0.0,
     clock: Callable[[], float] = time.perf_counter,
     wait: Callable[[], object] = lambda: None,
-) -> dict[Any, list[float]]:
-    """Samples of the seconds each function takes: ``rounds`` of them, or more until ``seconds`` have passed.
+) -> dict[Name, list[float]]:
+    """Return samples of the seconds each function takes: ``rounds`` of them, or more until ``seconds`` have
+    passed.
 
-    ``wait`` returns when what was started has been done; on a GPU calls return before that. In every round
-    each function is sampled once. Every other round goes backwards, so that none always runs after the same
-    one.
+    ``wait`` returns when all work is done; GPU calls return earlier. In every round each function is sampled
+    once, and every other round runs backwards, so that no function always runs after the same one.
     """
 
     def sample(function: Callable[[], object], calls: int) -> float:
-        wait()
-        start = clock()
-        for _ in range(calls):
-            function()
-        wait()
-        return (clock() - start) / calls
+        return seconds_per_call(function, calls, clock=clock, wait=wait)
 
     calls = {  # these first calls also warm up
         name: max(1, min(_MOST_CALLS, math.ceil(_SAMPLE_SECONDS / max(sample(function, 1), 1e-9))))
         for name, function in functions.items()
     }
-    samples: dict[Any, list[float]] = {name: [] for name in functions}
+    samples: dict[Name, list[float]] = {name: [] for name in functions}
     order, start, done = list(functions), clock(), 0
     collecting = gc.isenabled()
     gc.disable()
@@ -123,18 +140,134 @@ def interleaved(
     return samples
 
 
-def _waiting(device: str) -> Callable[[], object]:
-    if device == "cpu":
-        return lambda: None
-    import torch
+def fastest(functions: Mapping[Name, Callable[[], object]], **options: Any) -> dict[Name, float]:
+    """Return the smallest sample of each function; ``options`` are those of :func:`interleaved`."""
+    return {name: min(samples) for name, samples in interleaved(functions, **options).items()}
 
-    return torch.cuda.synchronize
+
+def seconds_per_call(
+    function: Callable[[], object],
+    calls: int = 1,
+    *,
+    clock: Callable[[], float] = time.perf_counter,
+    wait: Callable[[], object] = lambda: None,
+) -> float:
+    """Return the mean time of ``calls`` calls in a row."""
+    wait()
+    start = clock()
+    for _ in range(calls):
+        function()
+    wait()
+    return (clock() - start) / calls
 
 
 def geometric_mean(values: Sequence[float]) -> float:
-    """The mean that suits ratios.
+    """Return the mean that suits ratios.
 
     >>> geometric_mean([0.5, 2.0])
     1.0
     """
     return math.exp(sum(map(math.log, values)) / len(values))
+
+
+def error_of(contender: Contender, workload: Workload, inputs: Tensors) -> float:
+    """Return the largest relative RMS error of output and gradients, for the first head of the first batch
+    entry.
+
+    Heads never mix, so one head suffices, and it keeps the float64 reference affordable at any length.
+    """
+    results = contender.compute(workload, inputs)
+    references = _reference(contender.mechanism, replace(workload, group="", mode="training"))
+    # A forward workload has one result; its reference is the first of those for training.
+    return max(relative_error(x[:1, :1].detach(), r) for x, r in zip(results, references, strict=False))
+
+
+@lru_cache(maxsize=64)
+def _reference(mechanism: str, workload: Workload) -> tuple[Tensor, ...]:
+    """Return output and gradients of q, k and v by the dense engine in float64."""
+    first = Tensors(*(x[:1, :1].detach().double() for x in workload.inputs()))
+    for x in first.qkv:
+        x.requires_grad_()
+    return tuple(x.detach() for x in engine("dense", mechanism).compute(workload, first))
+
+
+def relative_error(result: Tensor, reference: Tensor) -> float:
+    """Return RMS(result - reference) / RMS(reference); infinite if the result is not finite.
+
+    >>> relative_error(torch.tensor([1.0, 2.0]), torch.tensor([1.0, 2.0]))
+    0.0
+    >>> relative_error(torch.tensor([1.0, torch.nan]), torch.tensor([1.0, 2.0]))
+    inf
+    """
+    if not bool(result.isfinite().all()):
+        return float("inf")
+    difference = (result.double() - reference).square().mean().sqrt()
+    return float(difference / reference.square().mean().sqrt().clamp(min=torch.finfo(torch.float64).tiny))
+
+
+def is_right(error: float, workload: Workload) -> bool:
+    """Return True if the error is within the limit of the workload's dtype."""
+    return error <= LIMITS[workload.dtype]
+
+
+def step_workload(position: int) -> Workload:
+    """Return the workload of one new token after ``position`` others."""
+    return Workload("decode", 1, position, mode="step")
+
+
+@torch.no_grad()
+def measure_step(name: str, position: int, *, rounds: int = 5, seconds: float = 0.0) -> list[Timing]:
+    """Return the timings of a decoding step: SDPA with as many keys, and the mechanism with its cache.
+
+    Every sample starts from a copy of the same cache, which grows by a few tokens only.
+    """
+    work = step_workload(position)
+    module = mechanism(name, heads=work.heads, head_dim=work.width)
+    tokens = position + 1 + _STEPS_PER_SAMPLE
+    generator = torch.Generator().manual_seed(position)
+    qkv = tuple(
+        torch.randn(1, heads, tokens, work.width, generator=generator)
+        for heads in (module.query_heads, work.heads, work.heads)
+    )
+    filled = module.new_cache(1)
+    module(*(x[:, :, :position] for x in qkv), cache=filled)
+
+    def token(index: int) -> list[Tensor]:
+        return [x[:, :, index : index + 1].contiguous() for x in qkv]
+
+    def decoded() -> Tensor:
+        cache = copy.deepcopy(filled)
+        return torch.cat([module(*token(index), cache=cache) for index in range(position, tokens)], dim=2)
+
+    def sample() -> float:
+        cache = copy.deepcopy(filled)
+        module(*token(position), cache=cache)  # brings the copied memory close to the processor
+        new = iter([token(position + 1 + index) for index in range(_STEPS_PER_SAMPLE)])
+        return seconds_per_call(lambda: module(*next(new), cache=cache), _STEPS_PER_SAMPLE)
+
+    def sample_baseline() -> float:
+        query = torch.randn(1, work.heads, 1, work.width, generator=generator)
+        keys, values = (x[:, :, : position + 1].contiguous() for x in qkv[1:])
+        scaled_dot_product_attention(query, keys, values)
+        call = lambda: scaled_dot_product_attention(query, keys, values)  # noqa: E731
+        return seconds_per_call(call, _STEPS_PER_SAMPLE)
+
+    error = relative_error(decoded(), _all_at_once(name, qkv, position))
+    samples: list[tuple[float, float]] = []
+    start = time.perf_counter()
+    while len(samples) < rounds or time.perf_counter() - start < seconds:
+        samples.append((sample_baseline(), sample()))
+    reference, taken = (min(column) for column in zip(*samples, strict=True))
+    figures = (len(samples), taken, taken / reference) if is_right(error, work) else ()
+    return [
+        Timing(work, "sdpa", "softmax", 0.0, len(samples), reference, 1.0),
+        Timing(work, "module", name, error, *figures),
+    ]
+
+
+def _all_at_once(name: str, qkv: Sequence[Tensor], position: int) -> Tensor:
+    """Return the same rows by the same mechanism in float64, without a cache."""
+    _, heads, _, width = qkv[1].shape
+    module = mechanism(name, heads=heads, head_dim=width).double()
+    out: Tensor = module(*(x.double() for x in qkv), is_causal=True)
+    return out[:, :, position:]

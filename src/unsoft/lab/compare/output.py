@@ -46,7 +46,6 @@ def record(
     ``only`` are the names of the requested sections, all if empty. ``finished`` is False for a run that was
     interrupted; ``out`` is the folder of the page.
     """
-    extra = {name: importlib.metadata.version(name) for name in ("altair", "vl-convert-python")}
     content: dict[str, Any] = {
         "schema": SCHEMA,
         "kind": "unsoft compare",
@@ -60,7 +59,7 @@ def record(
         "machine": machine(),
         "threads": torch.get_num_threads(),
         "load": load(),
-        "versions": versions() | extra,
+        "versions": versions("altair", "vl-convert-python"),
         "code": code_digest()[:16],
         "subjects": [
             {

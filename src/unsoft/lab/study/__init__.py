@@ -1,4 +1,4 @@
-"""Studies: many training runs with a store, and what they say. Imported on demand.
+"""Studies: many training runs with a store, and their summaries and verdicts. Imported on demand.
 
 >>> import unsoft
 >>> group = {"task": "census", "mechanisms": ["softmax", "cog"]}
@@ -10,7 +10,7 @@
 from unsoft.lab.study.driver import run_study
 from unsoft.lab.study.plan import Study
 from unsoft.lab.study.read import default_study, make_study, read_study
-from unsoft.lab.study.record import Record, read_records
+from unsoft.lab.study.record import Record, read_records, write_records
 from unsoft.lab.study.rule import Rule, verdict
 from unsoft.lab.study.summary import Summary, summarise
 
@@ -26,4 +26,5 @@ __all__ = [
     "run_study",
     "summarise",
     "verdict",
+    "write_records",
 ]

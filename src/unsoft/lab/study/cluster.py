@@ -1,5 +1,5 @@
-"""Workers of a Ray cluster. Ray finds machines and starts processes; runs, checkpoints and the store are the
-same as on one machine.
+"""Workers of a Ray cluster. Ray provides machines and processes; runs, checkpoints and the store work as on
+one machine.
 """
 
 from __future__ import annotations
@@ -8,27 +8,24 @@ import os
 import time
 from typing import Any
 
-from unsoft.lab.study.local import LOST, NODE_LOST
 from unsoft.lab.study.record import CUT
-from unsoft.lab.study.worker import perform
+from unsoft.lab.study.worker import LOST, NODE_LOST, perform
 
 HERE = "local"
-"""Instead of an address: a cluster of this machine alone, which ends with the command."""
-
-
+"""Used instead of an address: a cluster of this machine alone, which ends with the command."""
 _PATIENCE = 300.0
-"""Seconds to wait for a node with room for a run; a cluster that grows on demand needs some of them."""
+"""Seconds to wait for a node with room for a run; a cluster that grows on demand needs some time."""
 _NOTICE = 60.0
 """Seconds until a cluster has noticed that a node is dead; with Ray's defaults it takes about 15."""
 
 
 class RayWorkers:
-    """As many runs at a time as the cluster has room for. A run whose worker or node dies comes back as such,
-    and is given again by the driver.
+    """As many runs at a time as the cluster has room for. A run whose worker or node dies is reported as
+    such, and the driver submits it again.
     """
 
     def __init__(self, address: str, cpus: float, gpus: float) -> None:
-        # Ray would otherwise report its use to its makers.
+        # Ray sends usage statistics otherwise.
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
         try:
             import ray
@@ -49,15 +46,15 @@ class RayWorkers:
 
     def _connect(self) -> None:
         quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR"}
-        place: dict[str, Any] = (
+        where: dict[str, Any] = (
             {"include_dashboard": False} if self._address == HERE else {"address": self._address}
         )
         try:
-            self._ray.init(**place, **quiet)
+            self._ray.init(**where, **quiet)
         except (ConnectionError, RuntimeError, ValueError) as problem:
             raise ConnectionError(_first_line(problem)) from None
         self._cut_off = False
-        """Is this machine's own node dead, through which runs are given?"""
+        """True when the node of this machine, through which runs are submitted, is dead."""
         self._roomy = time.monotonic()
         """When the cluster last had room for a run."""
         # Ray's own retries would hide deaths from the record.
@@ -65,18 +62,18 @@ class RayWorkers:
 
     @property
     def slots(self) -> int:
-        """By what the cluster has now: it may grow."""
+        """Room that the cluster has now; it may grow."""
         return max(1, self._room())
 
     def _room(self) -> int:
-        there = self._ray.cluster_resources()
-        room = [there.get("CPU", 0) / self._cpus]
+        resources = self._ray.cluster_resources()
+        room = [resources.get("CPU", 0) / self._cpus]
         if self._gpus:
-            room.append(there.get("GPU", 0) / self._gpus)
+            room.append(resources.get("GPU", 0) / self._gpus)
         return int(min(room))
 
     def free(self) -> int:
-        """How many more runs there is room for."""
+        """Return how many more runs there is room for."""
         if self._cut_off:
             if self._running:  # on other nodes: they still report to this connection
                 return 0
@@ -89,7 +86,7 @@ class RayWorkers:
         return self.slots - len(self._running)
 
     def _reconnect(self) -> None:
-        """Connects through another node of this machine, or starts a cluster of its own again."""
+        """Connect through another node of this machine, or restart the local cluster."""
         mine, end = self._ray.get_runtime_context().get_node_id(), time.monotonic() + _NOTICE
         # Before it has noticed, the cluster would offer the dead node.
         while any(node["NodeID"] == mine and node["Alive"] for node in self._ray.nodes()):
@@ -111,13 +108,13 @@ class RayWorkers:
         return time.monotonic() - self._roomy > _PATIENCE
 
     def submit(self, key: str, job: dict[str, Any]) -> None:
-        """Gives a run to the cluster."""
+        """Submit a run to the cluster."""
         threads = max(1, int(self._cpus))
         reference = self._perform.remote({**job, "threads": threads})
         self._running[reference] = key
 
     def wait(self, seconds: float) -> list[tuple[str, dict[str, Any]]]:
-        """Runs that ended since, with what came of them."""
+        """Return runs that ended with their outcomes."""
         ready, _ = self._ray.wait(list(self._running), num_returns=1, timeout=seconds)
         if not ready and self._gave_up():
             for reference in self._running:
@@ -130,7 +127,7 @@ class RayWorkers:
     def _outcome(self, reference: Any) -> dict[str, Any]:
         errors = self._ray.exceptions
         try:
-            found: dict[str, Any] = self._ray.get(reference)
+            outcome: dict[str, Any] = self._ray.get(reference)
         except errors.TaskCancelledError:
             return {"status": CUT, "wall": 0.0}
         except (errors.NodeDiedError, errors.LocalRayletDiedError, errors.ObjectLostError) as problem:
@@ -138,15 +135,15 @@ class RayWorkers:
             return {"status": NODE_LOST, "error": f"its node was lost ({_first_line(problem)})", "wall": 0.0}
         except errors.RayError as problem:
             return {"status": LOST, "error": f"its worker died ({_first_line(problem)})", "wall": 0.0}
-        return found
+        return outcome
 
     def stop(self) -> None:
-        """Asks all runs to save themselves and to end; Ray hands the request on as Ctrl-C."""
+        """Ask all runs to save a checkpoint and end; Ray delivers the request as Ctrl-C."""
         for reference in self._running:
             self._ray.cancel(reference, force=False)
 
     def close(self, *, at_once: bool = False) -> None:
-        """Leaves the cluster."""
+        """Disconnect from the cluster."""
         if at_once:
             for reference in self._running:
                 self._ray.cancel(reference, force=True)

@@ -1,9 +1,11 @@
-"""Runs a study: gives runs to workers, writes what comes back, and can be stopped and started again at any
+"""Runs a study: gives runs to workers and stores their results. It can be stopped and resumed at any
 moment.
 """
 
 from __future__ import annotations
 
+import hashlib
+import json
 import shutil
 import time
 from collections import Counter
@@ -14,53 +16,72 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, Protocol
 
-from unsoft.lab.study.local import LOST, NODE_LOST, LocalWorkers
 from unsoft.lab.study.plan import Run, Study
 from unsoft.lab.study.record import CUT, DONE, FAILED, RUNNING, WAITING, Record
-from unsoft.lab.study.row import done, planned, words
-from unsoft.lab.study.store import NAME, Store
+from unsoft.lab.study.store import NAME, StudyStore
+from unsoft.lab.study.worker import LOST, NODE_LOST, LocalWorkers, code_digest, plugin_digest
 from unsoft.signals import STOPS, handled
 
+RESULTS = 1
+"""Version of the results. Increase it with a change that alters what any run finds: stored runs then no
+longer count, and tests/lab/records compares new runs with the shipped records. Other changes of the code keep
+it.
+"""
 _TRIES = 3
-"""So often a run is begun whose worker dies."""
+"""Attempts for a run whose worker dies."""
 _NODES = 5
-"""So often a run is begun whose node is lost; after that it is left for the next command. Without a limit a
-run that takes its machine down would end every node of a cluster."""
+"""Attempts for a run whose node is lost; after that it is left for the next command. Without a limit a run
+that takes its machine down would end every node of a cluster."""
+_FROM_RESULT = (
+    "score",
+    "validation",
+    "metric",
+    "higher_is_better",
+    "chance",
+    "known",
+    "shortcut",
+    "parameters",
+    "steps",
+    "seconds",
+    "learned",
+    "attention",
+    "versions",
+)
 RUNS = "runs"
 
 
 class Workers(Protocol):
-    """Who performs runs: processes on this machine, or a cluster."""
+    """Performs runs: processes on this machine, or a cluster."""
 
     @property
     def slots(self) -> int:
-        """How many runs can be under way at a time."""
+        """How many runs can be in progress at a time."""
 
     def free(self) -> int:
-        """How many more runs could be given now; ConnectionError if there is no machine left."""
+        """Return how many more runs could start now; ConnectionError if there is no machine left."""
 
     def submit(self, key: str, job: dict[str, Any]) -> None:
-        """Gives a run."""
+        """Start a run."""
 
     def wait(self, seconds: float) -> list[tuple[str, dict[str, Any]]]:
-        """Runs that ended, with what came of them."""
+        """Return runs that ended with their outcomes."""
 
     def stop(self) -> None:
-        """Asks all runs to save themselves and to end."""
+        """Ask all runs to save a checkpoint and end."""
 
     def close(self, *, at_once: bool = False) -> None:
-        """Frees everything."""
+        """Free everything."""
 
 
 @dataclass(frozen=True)
 class State:
-    """How far a study is: what :func:`run_study` tells while it runs, and returns."""
+    """Progress of a study: :func:`run_study` reports it while it runs, and returns it."""
 
     total: int
     done: int
     failed: int
     running: tuple[str, ...]
-    """In words."""
+    """Labels of the runs in progress."""
     seconds_left: float | None
     """None until a run is finished."""
     ended: Record | None = None
@@ -70,6 +91,8 @@ class State:
     """Distinct errors of the failed runs, the most frequent first."""
     lost: str = ""
     """Why runs had to be left for the next call: nodes of the cluster were lost."""
+    other_code: int = 0
+    """Finished runs that other code of the same results version made."""
 
     @property
     def waiting(self) -> int:
@@ -88,34 +111,35 @@ def run_study(
     plugin: str = "",
     tell: Callable[[State], None] = lambda state: None,
 ) -> State:
-    """Runs what is missing of a study.
+    """Run or resume a study.
 
     out
-        The folder of the store, ``study.db``. What it holds of this study is not run again; what was cut goes
-        on where it was.
+        The folder of the store, ``study.db``. Runs that it holds are not repeated; interrupted ones resume.
     workers
-        How many processes on this machine, or the workers of a cluster, which stay open.
+        The number of processes on this machine, or the workers of a cluster, which stay open.
     runs
-        The folder for checkpoints, which workers on other machines must see, too; ``runs`` in ``out`` unless
-        told otherwise.
+        The folder for checkpoints, which workers on other machines must see, too; ``runs`` in ``out`` by
+        default.
     retry, any_code
-        Run again what failed; take runs as done that other versions of the code have finished.
+        Repeat failed runs; keep finished runs of other versions of the results, of torch or of the plug-in.
     plugin
         A module or a .py file that workers import first: it registers tasks or mechanisms.
 
-    Ctrl-C and SIGTERM let runs save themselves; the same call goes on from there. A second one ends at once.
+    Ctrl-C and SIGTERM let runs save a checkpoint; the same call resumes from there. A second one ends at
+    once.
 
-    In a script, call it under ``if __name__ == "__main__":``: worker processes import the script, too.
+    In a script, call it under ``if __name__ == "__main__":``, because worker processes import the script,
+    too.
     """
     out = Path(out)
     study = study.with_sizes()
-    with Store(out / NAME, write=True) as store:
+    with StudyStore(out / NAME, write=True) as store:
         store.begin(study.name, study.to_dict())
         made = LocalWorkers(workers) if isinstance(workers, int) else workers
         driver = _Driver(study, store, made, Path(runs or out / RUNS), tell, any_code, plugin)
         if retry:
             driver.forget_failures()
-        with handled(driver.hear, *STOPS):
+        with handled(driver.handle, *STOPS):
             try:
                 return driver.run()
             finally:
@@ -123,11 +147,26 @@ def run_study(
                     made.close(at_once=driver.signals > 1 or bool(driver.running))
 
 
+def key_of(spec: dict[str, Any], plugin: str = "") -> str:
+    """Return forty digits that identify a run: its spec, the results version, the plug-in and torch's
+    version.
+
+    The code is not part of it, so that stored runs stay valid when code moves.
+
+    >>> key_of({"seed": 0}) == key_of({"seed": 0}), key_of({"seed": 0}) == key_of({"seed": 1})
+    (True, False)
+    """
+    import torch
+
+    content = {"spec": spec, "results": RESULTS, "plugin": plugin_digest(plugin), "torch": torch.__version__}
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:40]
+
+
 class _Driver:
     def __init__(
         self,
         study: Study,
-        store: Store,
+        store: StudyStore,
         workers: Workers,
         runs: Path,
         tell: Callable[[State], None],
@@ -135,20 +174,20 @@ class _Driver:
         plugin: str,
     ) -> None:
         self.study, self.store, self.workers, self.runs, self.tell = study, store, workers, runs, tell
-        self.any_code, self.plugin = any_code, plugin
+        self.any_code, self.plugin, self.code = any_code, plugin, code_digest(plugin)
         self.known = {record.key: record for record in store.records(study.name)}
         self.planned: dict[tuple[str, str, int, str], str] = {}
-        """Keys of the runs of this study, by their place in it."""
+        """Keys of the runs of this study, by their position in it."""
         self.running: dict[str, float] = {}
-        """When they began."""
-        self.tries: dict[str, int] = {}
-        self.nodes_lost: dict[str, int] = {}
+        """Start times."""
+        self.tries: Counter[str] = Counter()
+        self.nodes_lost: Counter[str] = Counter()
         self.lost = ""
         self.spent: list[float] = []
         self.signals = 0
 
-    def hear(self, number: int, frame: FrameType | None) -> None:
-        """A signal: the first lets runs save themselves, the second ends everything."""
+    def handle(self, number: int, frame: FrameType | None) -> None:
+        """Handle a signal: the first lets runs save a checkpoint, the second ends everything."""
         self.signals += 1
         if self.signals > 1:
             raise KeyboardInterrupt
@@ -175,27 +214,53 @@ class _Driver:
         return self.state()
 
     def plan(self) -> None:
-        """Writes down the runs that are decided by now; what is done already may decide more."""
+        """Store the runs that are decided by now; finished runs may decide more."""
         before = -1
         while before < len(self.planned):
             before = len(self.planned)
             mine = [self.known[key] for key in self.planned.values()]
-            new = [run for run in self.study.runs(mine) if run.place not in self.planned]
+            new = [run for run in self.study.runs(mine) if run.position not in self.planned]
             records = [self.record_of(run) for run in new]
             self.store.put(records)
             self.known |= {record.key: record for record in records}
-            self.planned |= {run.place: record.key for run, record in zip(new, records, strict=True)}
+            self.planned |= {run.position: record.key for run, record in zip(new, records, strict=True)}
 
     def record_of(self, run: Run) -> Record:
-        """The row of a run: as another study finished it, or still to be run."""
-        empty = planned(self.study, run, self.plugin)
-        found = self.known.get(empty.key) or self.store.finished(empty.key)
-        if found is None and self.any_code:
-            found = next((old for old in reversed(self.known.values()) if _same(old, empty)), None)
-        if found is None:
-            return empty
-        of_study = ("study", "group", "mechanism", "point", "sweep", "choose_on", "swept")
-        return replace(found, **{name: getattr(empty, name) for name in of_study})
+        """Return the record of a run: as this or another study stored it, or a new one."""
+        spec = run.spec.to_dict()
+        group, mechanism, seed, point = run.position
+        key = key_of(spec, self.plugin)
+        candidates = [self.known.get(key), self.store.finished(key)]
+        if self.any_code:
+            candidates += [
+                old
+                for old in reversed(self.known.values())
+                if old.status == DONE and (old.mechanism, old.spec) == (mechanism, spec)
+            ]
+        stored = next((old for old in candidates if old is not None and _is_measured(old, run)), None)
+        if stored is None:
+            stored = Record(
+                study=self.study.name,
+                group=group,
+                task=run.group.task,
+                mechanism=mechanism,
+                base=run.variant.mechanism,
+                seed=seed,
+                lr=run.point["lr"],
+                spec=spec,
+                key=key,
+            )
+        return replace(
+            stored,
+            study=self.study.name,
+            group=group,
+            mechanism=mechanism,
+            point=point,
+            sweep=self.study.sweep,
+            choose_on=run.group.choose_on,
+            swept=run.swept,
+            code=stored.code if stored.status == DONE else self.code,
+        )
 
     def submit(self) -> None:
         free = self.workers.free()
@@ -203,7 +268,7 @@ class _Driver:
             if free < 1:
                 return
             record = self.known[key]
-            left = record.status in (WAITING, CUT) and self.nodes_lost.get(key, 0) < _NODES
+            left = record.status in (WAITING, CUT) and self.nodes_lost[key] < _NODES
             if left and key not in self.running:
                 self.keep(replace(record, status=RUNNING, attempts=record.attempts + 1))
                 self.running[key] = time.monotonic()
@@ -211,26 +276,26 @@ class _Driver:
                 free -= 1
 
     def job(self, record: Record) -> dict[str, Any]:
-        """What a worker is told."""
+        """Return what a worker needs to know."""
         folder = str((self.runs / record.key).absolute())
         return {"spec": dict(record.spec), "folder": folder, "code": record.code, "plugin": self.plugin}
 
     def finish(self, key: str, outcome: dict[str, Any]) -> None:
-        """Writes what came of a run."""
+        """Store the outcome of a run."""
         del self.running[key]
         record, status = self.known[key], outcome["status"]
         record = replace(record, wall=record.wall + outcome["wall"])
         if status == LOST:
-            self.tries[key] = self.tries.get(key, 0) + 1
+            self.tries[key] += 1
             over = self.tries[key] >= _TRIES and not self.signals
             status, error = (FAILED, f"{outcome['error']}, {_TRIES} times") if over else (CUT, "")
             record = replace(record, status=status, error=error)
         elif status == NODE_LOST:
-            self.nodes_lost[key] = self.nodes_lost.get(key, 0) + 1
+            self.nodes_lost[key] += 1
             self.lost = outcome["error"]
             record = replace(record, status=CUT)
         elif status == DONE:
-            record = done(record, outcome)
+            record = _finished(record, outcome)
             self.spent.append(record.wall)
         else:
             record = replace(record, status=status, error=outcome.get("error", ""))
@@ -252,22 +317,43 @@ class _Driver:
         if self.spent:
             begun = sum(time.monotonic() - since for since in self.running.values())
             mean = sum(self.spent) / len(self.spent)
-            left = max(0.0, (total - done - failed) * mean - begun) / max(
-                1, min(self.workers.slots, total - done)
-            )
+            workers = max(1, min(self.workers.slots, total - done))
+            left = max(0.0, (total - done - failed) * mean - begun) / workers
         return State(
             total=total,
             done=done,
             failed=failed,
-            running=tuple(words(self.known[key]) for key in self.running),
+            running=tuple(self.known[key].label for key in self.running),
             seconds_left=left,
             interrupted=self.signals > 0,
             errors=tuple(error for error, _ in errors.most_common()),
             lost=self.lost if WAITING in statuses or CUT in statuses else "",
+            other_code=sum(record.status == DONE and record.code != self.code for record in records),
         )
 
 
-def _same(old: Record, new: Record) -> bool:
-    """Is it the same run, finished by other code, which measured what rates are chosen by here?"""
-    measured = not new.choose_on or new.choose_on in old.validation_by
-    return old.status == DONE and measured and (old.mechanism, old.spec) == (new.mechanism, new.spec)
+def _is_measured(record: Record, run: Run) -> bool:
+    """Return False for a finished record without the validation score by which rates are chosen here."""
+    choose_on = run.group.choose_on
+    return record.status != DONE or not choose_on or choose_on in record.validation_by
+
+
+def _finished(record: Record, outcome: dict[str, Any]) -> Record:
+    """Return the record with the result of its run."""
+    result = outcome["result"]
+    history, best = result["history"], max if result["higher_is_better"] else min
+    curve = [[row["step"], row["eval_score"]] for row in history if "eval_score" in row]
+    tests = {f"{result['difficulty']}={test['value']}": test for test in result["score_by"]}
+    return replace(
+        record,
+        status=DONE,
+        error="",
+        best_validation=best(score for _, score in curve),
+        curve=curve,
+        losses=[[row["step"], row["loss"]] for row in history if "loss" in row],
+        harder={label: test["score"] for label, test in tests.items()},
+        validation_by={label: test["validation"] for label, test in tests.items()},
+        machine=outcome["machine"],
+        seconds_per_step=result["seconds"] / result["steps"] if record.attempts == 1 else None,
+        **{name: result[name] for name in _FROM_RESULT},
+    )

@@ -1,21 +1,23 @@
-"""The page of a store: verdicts first, then for each task a table with intervals and the charts."""
+"""The page of a store: verdicts first, then for each task a table with confidence intervals and charts."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from unsoft.files import write_csv, write_whole
 from unsoft.lab.evidence import DOES_NOT_HOLD, HOLDS, UNDECIDED
-from unsoft.lab.report.figure import svg_and_png, vega_script
+from unsoft.lab.report.figure import Figure, by_mechanism, svg_and_png, vega_script
 from unsoft.lab.report.look import in_order, looks, shown_at_first
 from unsoft.lab.report.page import CHARTS, CHARTS_STYLE, HERE, number, page
-from unsoft.lab.study.figures import figures_of, place_of
-from unsoft.lab.study.plan import Study
+from unsoft.lab.study.plan import Group, Study
 from unsoft.lab.study.record import DONE, FAILED, Record
 from unsoft.lab.study.rule import edge_words, verdict
-from unsoft.lab.study.summary import Summary, current, summarise
+from unsoft.lab.study.summary import Summary, current, interval_text, summarise
 
 PAGE = "index.html"
 _MARKS = {HOLDS: "yes", UNDECIDED: "partly", DOES_NOT_HOLD: "no"}
@@ -26,26 +28,20 @@ _COLUMNS = (
     ("gain", "over softmax", "mean of the differences on the same seeds; positive is better"),
     ("gain_interval", "its interval", "bootstrap over seeds"),
     ("seeds", "seeds", ""),
-    (
-        "rate",
-        "rate",
-        "how it was chosen stands above the table; beyond an end of the sweep may be a better one",
-    ),
+    ("rate", "rate", "chosen as described above the table; a better one may lie beyond an end of the sweep"),
     ("parameters", "parameters", ""),
-    ("time", "ms per step", "with looks at the score, on the machine of the study"),
+    ("time", "ms per step", "including evaluations, on the machine of the study"),
     ("failed", "failed runs", ""),
 )
+_ENDS = ("low", "high")
+_AROUND = 0.05
+_Rows = Iterator[dict[str, Any]]
 
 
 def study_page(studies: Sequence[Study], records: Sequence[Record], library: str) -> str:
-    """The text of an HTML file that needs nothing else; ``library`` is the script of Vega-Embed."""
+    """Return a self-contained HTML file; ``library`` is the script of Vega-Embed."""
     records = current(records)
-    summaries = summarise(records)
-    labels = _labels(studies, summaries)
-    sections = [_section(study, group.name, summaries, labels) for study in studies for group in study.groups]
-    for section in sections:
-        runs = [record for record in records if place_of(record.study, record.group) == section["id"]]
-        section["failed"] = bool(runs) and all(record.status == FAILED for record in runs)
+    labels, sections = _sections(studies, records)
     figures = [figure for section in sections for figure in section["figures"]]
     done = [record for record in records if record.status == DONE]
     return page(
@@ -77,53 +73,62 @@ def study_page(studies: Sequence[Study], records: Sequence[Record], library: str
 
 
 def write_report(studies: Sequence[Study], records: Sequence[Record], out: Path) -> dict[str, int]:
-    """The page, its charts as PNG and SVG, and their numbers as CSV, into the folder ``out``."""
-    summaries = summarise(records)
-    labels = _labels(studies, summaries)
+    """Write the page, its charts as PNG and SVG, and their numbers as CSV, into the folder ``out``."""
     text = study_page(studies, records, vega_script())
     for folder in (out, out / "data", out / "figures"):
         folder.mkdir(parents=True, exist_ok=True)
     write_whole(out / PAGE, text.encode())
     count = 0
-    for study in studies:
-        for group in study.groups:
-            section = _section(study, group.name, summaries, labels)
-            if section["rows"]:
-                write_csv(out / "data" / f"{section['id']}.csv", section["rows"])
-            for figure in section["figures"]:
-                write_csv(out / "data" / f"{figure.name}.csv", figure.rows)
-                for kind, picture in svg_and_png(figure.for_file()).items():
-                    write_whole(out / "figures" / f"{figure.name}.{kind}", picture)
-                count += 1
+    for section in _sections(studies, current(records))[1]:
+        if section["rows"]:
+            write_csv(out / "data" / f"{section['id']}.csv", section["rows"])
+        for figure in section["figures"]:
+            write_csv(out / "data" / f"{figure.name}.csv", figure.rows)
+            for kind, picture in svg_and_png(figure.for_file()).items():
+                write_whole(out / "figures" / f"{figure.name}.{kind}", picture)
+            count += 1
     return {"figures": count}
 
 
-def _labels(studies: Sequence[Study], summaries: Sequence[Summary]) -> list[str]:
-    """Mechanisms that rules are about come first: of many, only the first are shown until one chooses."""
-    there = list(dict.fromkeys(one.mechanism for one in summaries))
+def _sections(studies: Sequence[Study], records: Sequence[Record]) -> tuple[list[str], list[dict[str, Any]]]:
+    """Return the labels of all mechanisms in the order of their colours, and one section for each task.
+
+    Mechanisms that rules are about come first: of many, a chart initially shows only the first.
+    """
+    summaries = summarise(records)
+    known = list(dict.fromkeys(one.mechanism for one in summaries))
     judged = [rule.mechanism for study in studies for rule in study.rules]
-    return in_order(there, own=[label for label in judged if label in there])
+    labels = in_order(known, own=[label for label in judged if label in known])
+    sections = []
+    for study in studies:
+        for group in study.groups:
+            runs = [one for one in records if (one.study, one.group) == (study.name, group.name)]
+            failed = bool(runs) and all(record.status == FAILED for record in runs)
+            sections.append(_section(study, group, summaries, labels) | {"failed": failed})
+    return labels, sections
 
 
-def _section(study: Study, group: str, summaries: Sequence[Summary], labels: Sequence[str]) -> dict[str, Any]:
-    """What the page shows about one task."""
-    planned = next(one for one in study.groups if one.name == group)
-    wanted = [variant.label for variant in planned.variants]
+def _section(
+    study: Study, group: Group, summaries: Sequence[Summary], labels: Sequence[str]
+) -> dict[str, Any]:
+    planned = [variant.label for variant in group.variants]
     mine = [
-        one for one in summaries if (one.study, one.group) == (study.name, group) and one.mechanism in wanted
+        one
+        for one in summaries
+        if (one.study, one.group) == (study.name, group.name) and one.mechanism in planned
     ]
-    there = [one for one in mine if one.seeds]
+    finished = [one for one in mine if one.seeds]
     return {
-        "id": place_of(study.name, group),
-        "title": group if group == study.name else f"{study.name}: {group}",
-        "knobs": ", ".join(f"{name} {value}" for name, value in planned.knobs.items()),
+        "id": section_id(study.name, group.name),
+        "title": group.name if group.name == study.name else f"{study.name}: {group.name}",
+        "knobs": ", ".join(f"{name} {value}" for name, value in group.knobs.items()),
         "sweep": mine[0].sweep_words if mine else "",
-        "edges": edge_words(there),
-        "rows": [_row(one) for one in there],
-        "figures": figures_of(there, labels) if there else [],
-        "attention": {one.mechanism: _figures(one.attention) for one in there if one.attention},
-        "learned": {one.mechanism: _learned(one.learned) for one in there if one.learned},
-        "first": there[0] if there else None,
+        "edges": edge_words(finished),
+        "rows": [_row(one) for one in finished],
+        "figures": figures_of(finished, labels) if finished else [],
+        "attention": {one.mechanism: _figures(one.attention) for one in finished if one.attention},
+        "learned": {one.mechanism: _learned(one.learned) for one in finished if one.learned},
+        "first": finished[0] if finished else None,
         "missing": [one.mechanism for one in mine if not one.seeds],
     }
 
@@ -133,9 +138,9 @@ def _row(one: Summary) -> dict[str, Any]:
     return {
         "mechanism": one.mechanism,
         "score": one.mean,
-        "interval": _interval(one.low, one.high),
+        "interval": interval_text(one.low, one.high),
         "gain": None if gain is None else gain.mean,
-        "gain_interval": "" if gain is None else _interval(gain.low, gain.high),
+        "gain_interval": "" if gain is None else interval_text(gain.low, gain.high),
         "seeds": one.seeds,
         "rate": one.rate_words,
         "parameters": one.parameters,
@@ -144,37 +149,171 @@ def _row(one: Summary) -> dict[str, Any]:
     }
 
 
-def _learned(found: Mapping[str, tuple[float, float, float]]) -> str:
+def _learned(values: Mapping[str, tuple[float, float, float]]) -> str:
     """
     >>> _learned({"t": (2.0, 1.5, 2.5)})
     't 2 (1.5 to 2.5)'
     """
     return ", ".join(
         f"{name} {number(mean)} ({number(low)} to {number(high)})"
-        for name, (mean, low, high) in found.items()
+        for name, (mean, low, high) in values.items()
     )
 
 
-def _figures(found: Mapping[str, float]) -> str:
+def _figures(values: Mapping[str, float]) -> str:
     """
     >>> _figures({"first_token": 0.25})
     'first token 0.250'
     """
-    return ", ".join(f"{name.replace('_', ' ')} {number(value)}" for name, value in found.items())
-
-
-def _interval(low: float | None, high: float | None) -> str:
-    return "" if low is None or high is None else f"{low:.3f} to {high:.3f}"
+    return ", ".join(f"{name.replace('_', ' ')} {number(value)}" for name, value in values.items())
 
 
 def _claim(study: Study, records: Sequence[Record]) -> dict[str, Any]:
-    found, why = verdict(study.rules, [record for record in records if record.study == study.name])
+    outcome, why = verdict(study.rules, [record for record in records if record.study == study.name])
     return {
-        "place": place_of(study.name, study.rules[0].group),
+        "place": section_id(study.name, study.rules[0].group),
         "source": study.source,
         "claim": study.claim,
         "rules": [rule.text for rule in study.rules],
-        "verdict": found,
-        "mark": _MARKS[found],
+        "verdict": outcome,
+        "mark": _MARKS[outcome],
         "why": why,
     }
+
+
+def section_id(study: str, group: str) -> str:
+    """Return the name of the section and of the files about one group.
+
+    >>> section_id("trust", "census without copies")
+    'trust-census-without-copies'
+    """
+    return re.sub(r"[^\w.-]+", "-", f"{study}-{group}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Chart:
+    """A chart of a group: its rows have the columns x and score."""
+
+    kind: str
+    title: str
+    note: str
+    rows: Callable[[Summary], _Rows]
+    x_title: str = ""
+    """Title of the x axis; "" for the knob that the rows name."""
+    log_x: bool = False
+    intervals: bool = False
+    is_scatter: bool = False
+    ticks_at_rows: bool = False
+
+    def figure(self, group: Sequence[Summary], labels: Sequence[str]) -> Figure | None:
+        """Return the figure, or None if no summary has a row for it."""
+        rows = [row for summary in group for row in self.rows(summary)]
+        if not rows:
+            return None
+        first = group[0]
+        chart = by_mechanism(
+            labels,
+            [] if self.is_scatter else rows,
+            "x",
+            "score",
+            x_title=self.x_title or rows[0]["of"],
+            y_title=f"{first.metric}, {'higher' if first.higher_is_better else 'lower'} is better",
+            log_x=self.log_x and min(row["x"] for row in rows) > 0,
+            ticks=sorted({row["x"] for row in rows}) if self.ticks_at_rows else (),
+            dots=rows if self.is_scatter else None,
+            ends=_ENDS if self.intervals else None,
+            y_domain=_domain(rows),
+        )
+        name = f"{section_id(first.study, first.group)}-{self.kind}"
+        note = self.note.format(sweep=first.sweep_words)
+        return Figure(name, f"{first.group}: {self.title.lower()}", note, rows, chart)
+
+
+def figures_of(group: Sequence[Summary], labels: Sequence[str]) -> list[Figure]:
+    """Return the charts of one group; ``labels`` are those of the page, in the order of their colours."""
+    figures = [chart.figure(group, labels) for chart in _CHARTS]
+    return [figure for figure in figures if figure is not None]
+
+
+def _domain(rows: Sequence[dict[str, Any]]) -> tuple[float, float] | None:
+    """Return an axis around scores that are all equal, for which Vega draws no numbers; else None.
+
+    >>> _domain([{"score": 0.5, "low": None}, {"score": 0.5}]), _domain([{"score": 0.5, "high": 0.6}])
+    ((0.45, 0.55), None)
+    """
+    ends = {row[name] for row in rows for name in ("score", *_ENDS) if row.get(name) is not None}
+    return (min(ends) - _AROUND, max(ends) + _AROUND) if len(ends) == 1 else None
+
+
+def _curves(summary: Summary) -> _Rows:
+    by_step: dict[float, list[float]] = {}
+    for run in summary.runs:
+        for step, score in run.curve:
+            by_step.setdefault(step, []).append(score)
+    for step, scores in by_step.items():
+        yield {"mechanism": summary.mechanism, "x": step, "score": fmean(scores)}
+
+
+def _rates(summary: Summary) -> _Rows:
+    """Yield rows only for sweeps over nothing but the rate: a line would join points that differ in more."""
+    for point, score in summary.rates.items():
+        if re.fullmatch(r"lr=[^,=]+", point) and len(summary.rates) > 1:
+            yield {"mechanism": summary.mechanism, "x": float(point[3:]), "score": score}
+
+
+def _difficulty(summary: Summary) -> _Rows:
+    """Yield tests that differ in one knob."""
+    for label, (mean, low, high) in summary.harder.items():
+        knob, _, value = label.partition("=")
+        if re.fullmatch(r"[\d.]+", value):
+            score = {"score": mean, "low": low, "high": high}
+            yield {"mechanism": summary.mechanism, "x": float(value), "of": knob, **score}
+
+
+def _cost(summary: Summary) -> _Rows:
+    if summary.mean is not None and summary.seconds_per_step is not None:
+        yield {
+            "mechanism": summary.mechanism,
+            "x": 1e3 * summary.seconds_per_step,
+            "parameters": summary.parameters,
+            "score": summary.mean,
+            "low": summary.low,
+            "high": summary.high,
+        }
+
+
+_CHARTS = (
+    _Chart(
+        kind="curves",
+        title="Learning curves",
+        note="Mean over seeds at the chosen rate ({sweep}).",
+        rows=_curves,
+        x_title="step",
+    ),
+    _Chart(
+        kind="rates",
+        title="Score by learning rate",
+        note="On validation examples; {sweep}.",
+        rows=_rates,
+        x_title="learning rate",
+        log_x=True,
+        ticks_at_rows=True,
+    ),
+    _Chart(
+        kind="difficulty",
+        title="Score by difficulty",
+        note="On the test; bars are 95 % intervals over seeds.",
+        rows=_difficulty,
+        log_x=True,
+        intervals=True,
+    ),
+    _Chart(
+        kind="cost",
+        title="Score against cost",
+        note="On the test, by the time of a step; bars are 95 % intervals over seeds.",
+        rows=_cost,
+        x_title="ms per step",
+        intervals=True,
+        is_scatter=True,
+    ),
+)

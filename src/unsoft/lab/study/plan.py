@@ -1,6 +1,4 @@
-"""A study as data: which mechanisms on which tasks, at which learning rates, how often, and which runs that
-makes.
-"""
+"""A study as data: mechanisms, tasks, learning rates and seeds, and the training runs that they make."""
 
 from __future__ import annotations
 
@@ -20,7 +18,7 @@ _FEWEST_RATES = 3
 
 @dataclass(frozen=True, kw_only=True)
 class Variant:
-    """A mechanism with its options and the model around it, under a label of its own."""
+    """A mechanism with its options and the model around it, under its own label."""
 
     label: str
     mechanism: str
@@ -35,17 +33,17 @@ class Variant:
 
 @dataclass(frozen=True, kw_only=True)
 class Group:
-    """Mechanisms on one task at one difficulty, that are compared with each other."""
+    """Mechanisms that are compared with each other on one task at one difficulty."""
 
     name: str
     task: str
     knobs: Mapping[str, Any] = field(default_factory=dict)
     settings: Mapping[str, Any] = field(default_factory=dict)
-    """Of every variant, unless it has its own."""
+    """Settings of every variant that does not override them."""
     variants: Sequence[Variant] = ()
     choose_on: str = ""
-    """The difficulty, such as "crowd=128", by whose validation examples places of the sweep are compared; ""
-    for that of training. It belongs where the rule judges: at the difficulty of training several rates may
+    """The difficulty, such as "crowd=128", on whose validation examples points of the sweep are compared; ""
+    for that of training. Choose the one that the rule judges: at the difficulty of training several rates may
     all be perfect.
     """
 
@@ -62,7 +60,7 @@ class Run:
 
     @property
     def spec(self) -> Spec:
-        """What is trained, with nothing left open."""
+        """The complete training spec."""
         from unsoft.lab.training import Spec
 
         content = {**self.group.settings, **self.variant.settings, **self.point}
@@ -76,8 +74,8 @@ class Run:
         ).filled()
 
     @property
-    def place(self) -> tuple[str, str, int, str]:
-        """Where in the study it stands."""
+    def position(self) -> tuple[str, str, int, str]:
+        """Group, mechanism, seed and point of the sweep."""
         return self.group.name, self.variant.label, self.seed, label_of(self.point)
 
 
@@ -86,16 +84,16 @@ class Study:
     """A study. :func:`unsoft.lab.study.read_study` makes one from a TOML file.
 
     sweep
-        "full": every seed at every place of the sweep. "tuned": every place on the first ``tuning_seeds``
-        seeds, then the best by validation on the others. "none": one place, and every number says that there
-        was no sweep.
+        "full": every seed at every point of the sweep. "tuned": every point on the first ``tuning_seeds``
+        seeds, then the best by validation on the others. "none": one point, and every number is shown with a
+        note that there was no sweep.
     """
 
     name: str
     groups: Sequence[Group]
     seeds: Sequence[int]
     points: Sequence[Mapping[str, Any]]
-    """The places of the sweep: settings, with a learning rate each. The same for every mechanism."""
+    """Points of the sweep: settings, each with a learning rate. The same for every mechanism."""
     sweep: str = TUNED
     tuning_seeds: int = 1
     source: str = ""
@@ -135,42 +133,43 @@ class Study:
             )
 
     def __len__(self) -> int:
-        """How many runs there will be."""
-        many, places = len(self.seeds), len(self.points)
-        tuned = places * self.tuning_seeds + many - self.tuning_seeds
-        each = {TUNED: tuned, FULL: places * many, NONE: many}[self.sweep]
+        """Return the number of runs when the study is complete."""
+        seeds, points = len(self.seeds), len(self.points)
+        tuned = points * self.tuning_seeds + seeds - self.tuning_seeds
+        each = {TUNED: tuned, FULL: points * seeds, NONE: seeds}[self.sweep]
         return each * sum(len(group.variants) for group in self.groups)
 
     def runs(self, known: Sequence[Record] = ()) -> Iterator[Run]:
-        """The runs that are decided: all but those of a tuned study whose rate the runs so far have not
-        chosen yet.
+        """Yield the runs that are decided: in a tuned study, those of later seeds follow once the known runs
+        have chosen a rate.
         """
-        first = list(self.seeds) if self.sweep != TUNED else list(self.seeds[: self.tuning_seeds])
-        swept = self.sweep != NONE
-        for seed in first:
-            for group in self.groups:
-                for variant in group.variants:
-                    for point in self.points:
-                        yield Run(group=group, variant=variant, point=point, seed=seed, swept=swept)
-        for seed in self.seeds[len(first) :]:
-            for group in self.groups:
-                for variant in group.variants:
-                    mine = [
-                        r for r in known if (r.group, r.mechanism) == (group.name, variant.label) and r.swept
-                    ]
-                    whole = len(mine) == len(self.points) * len(first)
-                    best = best_point(mine) if whole else None
-                    for point in self.points:
-                        if label_of(point) == best:
-                            yield Run(group=group, variant=variant, point=point, seed=seed, swept=False)
+        tuning = list(self.seeds) if self.sweep != TUNED else list(self.seeds[: self.tuning_seeds])
+        variants = [(group, variant) for group in self.groups for variant in group.variants]
+        for seed in tuning:
+            for group, variant in variants:
+                for point in self.points:
+                    swept = self.sweep != NONE
+                    yield Run(group=group, variant=variant, point=point, seed=seed, swept=swept)
+        for seed in self.seeds[len(tuning) :]:
+            for group, variant in variants:
+                swept_runs = [
+                    run
+                    for run in known
+                    if run.swept and (run.group, run.mechanism) == (group.name, variant.label)
+                ]
+                complete = len(swept_runs) == len(self.points) * len(tuning)
+                best = best_point(swept_runs) if complete else None
+                for point in self.points:
+                    if label_of(point) == best:
+                        yield Run(group=group, variant=variant, point=point, seed=seed, swept=False)
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain data."""
+        """Return plain data."""
         return asdict(self) | {"rules": [rule.to_dict() for rule in self.rules]}
 
     @staticmethod
     def from_dict(content: Mapping[str, Any]) -> Study:
-        """The inverse of :meth:`to_dict`."""
+        """Return the study of :meth:`to_dict`."""
         groups = [
             Group(**{**group, "variants": tuple(Variant(**one) for one in group["variants"])})
             for group in content["groups"]
@@ -179,11 +178,11 @@ class Study:
         return Study(**{**content, "groups": tuple(groups), "rules": rules})
 
     def with_sizes(self) -> Study:
-        """The same with every ``as_large_as`` replaced by the width it means; ValueError for what cannot be
-        trained.
-        """
-        from unsoft.lab.study.sizes import width_of_equal_parameters
+        """Return the study with every ``as_large_as`` replaced by the width it means.
 
+        Raise ValueError if two variants would be the same run, or a rule names a variant that was left out
+        because it is as large without a change.
+        """
         groups = []
         for group in self.groups:
             specs = {variant.label: self._example(group, variant) for variant in group.variants}
@@ -197,43 +196,41 @@ class Study:
                         )
                     width = width_of_equal_parameters(specs[variant.label], specs[variant.as_large_as])
                     if width == specs[variant.label].width:
-                        continue  # it is as large as it stands, so there is nothing to add to the others
+                        continue  # it is as large already, so there is nothing to add to the others
                     sizes = {**variant.settings, "width": width, "mlp": 2 * width}
                     variant = replace(variant, as_large_as="", settings=sizes)
                 variants.append(variant)
             groups.append(replace(group, variants=tuple(variants)))
         study = replace(self, groups=tuple(groups))
-        study._check_different()
+        for group in study.groups:
+            study._check_variants(group)
         return study
 
     def _example(self, group: Group, variant: Variant) -> Spec:
         run = Run(group=group, variant=variant, point=self.points[0], seed=self.seeds[0], swept=False)
         return run.spec
 
-    def _check_different(self) -> None:
-        """ValueError if two variants are the same run, or a rule is about one that was left out."""
-        for group in self.groups:
-            seen: list[tuple[str, Spec]] = []
-            for variant in group.variants:
-                spec = self._example(group, variant)
-                for label, other in seen:
-                    if spec == other:
-                        raise ValueError(
-                            f"study: {label!r} and {variant.label!r} of {group.name} are the same run"
-                        )
-                seen.append((variant.label, spec))
-            labels = [label for label, _ in seen]
-            for rule in self.rules:
-                for label in (rule.mechanism, *rule.over):
-                    if rule.group == group.name and label not in labels:
-                        raise ValueError(
-                            f"study: a rule is about {label!r}, which is as large as it stands:"
-                            " a rule about the same mechanism without it says the same"
-                        )
+    def _check_variants(self, group: Group) -> None:
+        specs: dict[str, Spec] = {}
+        for variant in group.variants:
+            spec = self._example(group, variant)
+            for label, other in specs.items():
+                if spec == other:
+                    raise ValueError(
+                        f"study: {label!r} and {variant.label!r} of {group.name} are the same run"
+                    )
+            specs[variant.label] = spec
+        for rule in self.rules:
+            for label in (rule.mechanism, *rule.over):
+                if rule.group == group.name and label not in specs:
+                    raise ValueError(
+                        f"study: a rule is about {label!r}, which is as large as it stands:"
+                        " a rule about the same mechanism without it says the same"
+                    )
 
 
 def label_of(point: Mapping[str, Any]) -> str:
-    """A place in the sweep, in words.
+    """Return the label of a point of the sweep.
 
     >>> label_of({"lr": 0.003, "weight_decay": 0})
     'lr=0.003, weight_decay=0'
@@ -242,6 +239,61 @@ def label_of(point: Mapping[str, Any]) -> str:
         f"{name}={value:g}" if isinstance(value, float) else f"{name}={value}"
         for name, value in point.items()
     )
+
+
+def earlier_words(study: Study, records: Sequence[Record]) -> str:
+    """Describe how records differ from what the study would run now; "" if they do not.
+
+    >>> from unsoft.lab.study.read import make_study
+    >>> study = make_study({"name": "s", "seeds": 3, "group": [{"task": "census", "mechanisms": ["cog"]}]})
+    >>> run = {"study": "s", "group": "census", "task": "census", "mechanism": "cog", "point": "lr=0.01"}
+    >>> earlier_words(study, [Record(**run, seed=7, lr=0.01, key="k")])
+    'these runs are of an earlier version of the study, with other seeds'
+    """
+    chosen_on = {group.name: group.choose_on for group in study.groups}
+    points = {label_of(point) for point in study.points}
+    differs = {
+        "seeds": any(run.seed not in study.seeds for run in records),
+        "rates": any(run.point not in points for run in records),
+        "examples by which rates are chosen": any(
+            run.choose_on != chosen_on.get(run.group, run.choose_on) for run in records
+        ),
+    }
+    names = [name for name in differs if differs[name]]
+    if not names:
+        return ""
+    return f"these runs are of an earlier version of the study, with other {' and other '.join(names)}"
+
+
+def count_parameters(spec: Spec) -> int:
+    """Return the number of parameters of the model that a spec describes.
+
+    >>> from unsoft.lab.training import Spec
+    >>> count_parameters(Spec(task="copy", width=16)) < count_parameters(Spec(task="copy", width=24))
+    True
+    """
+    from unsoft.lab.training.model import build
+
+    full = spec.filled()
+    return sum(parameter.numel() for parameter in build(full, full.make_task()).parameters())
+
+
+def width_of_equal_parameters(spec: Spec, like: Spec) -> int:
+    """Return the smallest width with which ``spec`` has at least the parameters of ``like``, with an MLP
+    twice as wide.
+
+    >>> from unsoft.lab.training import Spec
+    >>> small = Spec(task="copy", mechanism="softmax", width=16, heads=2)
+    >>> gated = Spec(task="copy", mechanism="gated+softmax", width=16, heads=2)
+    >>> width_of_equal_parameters(small, small), width_of_equal_parameters(small, gated)
+    (16, 20)
+    """
+    wanted, full = count_parameters(like), spec.filled()
+    assert full.width and full.heads
+    width = full.width
+    while count_parameters(replace(full, width=width, mlp=2 * width)) < wanted:
+        width += 2 * full.heads  # the width of a head must stay even, for rotary positions
+    return width
 
 
 def _unique(names: Sequence[str], problem: str) -> None:

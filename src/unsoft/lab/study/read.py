@@ -1,26 +1,27 @@
-"""Studies from TOML, with the short forms that people write, and those that come with the package: one file
-each in ``claims``.
-"""
+"""Studies from TOML, with short forms, and those that come with the package: one file each in ``claims``."""
 
 from __future__ import annotations
 
+import itertools
+import math
+import random
 import tomllib
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from dataclasses import fields, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
 
-from unsoft.lab.study.content import as_names, as_settings, as_table, as_tables, as_text, check_known
-from unsoft.lab.study.places import places
 from unsoft.lab.study.plan import Group, Study, Variant
-from unsoft.lab.study.record import TUNED
-from unsoft.lab.study.rule import read_rule
+from unsoft.lab.study.record import NONE, TUNED
+from unsoft.lab.study.rule import SCORE, Rule
 from unsoft.modules.registry import label_of
 
 SEEDS = 5
+RATES = (0.001, 0.003, 0.01)
+"""Learning rates of a study that names none."""
 _MOST_SEEDS = 10_000
-"""Every seed is a training run of its own; more is a slip of the keyboard."""
+"""Every seed is a training run of its own; a larger number is a typing error."""
 _CLAIMS = Path(__file__).parent / "claims"
 _STUDY = (
     "name",
@@ -37,10 +38,13 @@ _STUDY = (
 )
 _GROUP = ("name", "task", "knobs", "settings", "mechanisms", "variant", "controls", "choose_on")
 _VARIANT = ("label", "mechanism", "options", "settings", "as_large_as")
+_RULE = ("group", "mechanism", "over", "margin", "on")
+_FIXED = ("task", "knobs", "mechanism", "options", "seed")
+"""Fields of a run that a study decides in other ways than by settings."""
 
 
 def read_study(path: str | Path) -> Study:
-    """The study that a TOML file describes; its name is that of the file unless it has one.
+    """Return the study of a TOML file; its name is that of the file unless it has one.
 
     >>> read_study("nowhere.toml")
     Traceback (most recent call last):
@@ -59,122 +63,130 @@ def read_study(path: str | Path) -> Study:
 
 
 def default_studies() -> dict[str, Path]:
-    """The studies that come with the package, by name."""
+    """Return the studies that come with the package, by name."""
     return {path.stem: path for path in sorted(_CLAIMS.glob("*.toml"))}
 
 
-@cache  # frozen, and asked for by every claim that it decides
+@cache  # studies are frozen, and every claim that one decides reads it
 def default_study(name: str) -> Study:
-    """One of the studies that come with the package.
+    """Return one of the studies that come with the package.
 
     >>> default_study("nonsense")
     Traceback (most recent call last):
     ValueError: ...
     """
-    there = default_studies()
-    if name not in there:
-        raise ValueError(f"study: there is no default study {name!r}; there are {', '.join(there)}")
-    return read_study(there[name])
+    files = default_studies()
+    if name not in files:
+        raise ValueError(f"study: there is no default study {name!r}; there are {', '.join(files)}")
+    return read_study(files[name])
 
 
 def make_study(content: Mapping[str, Any]) -> Study:
-    """From plain data with short forms: seeds as a number, mechanisms as a list of names, ``controls =
-    true``.
+    """Return a study from plain data with short forms: seeds as a number, mechanisms as a list of names,
+    ``controls = true``.
 
     >>> group = {"task": "census", "mechanisms": ["softmax", "cog"]}
     >>> study = make_study({"name": "mine", "seeds": 2, "group": [group]})
     >>> len(study), [variant.label for variant in study.groups[0].variants]
     (8, ['softmax', 'cog'])
     """
-    check_known(content, _STUDY, "a study")
-    groups = tuple(_group(one) for one in as_tables(content.get("group", []), "group"))
+    _check_known(content, _STUDY, "a study")
+    groups = tuple(_group(one) for one in _tables(content, "group"))
     sweep = content.get("sweep", TUNED)
     study = Study(
-        name=as_text(content.get("name", "study"), "name"),
+        name=_text(content, "name", "study"),
         groups=groups,
         seeds=_seeds(content.get("seeds", SEEDS)),
-        points=places(content, sweep, groups),
+        points=_points(content, sweep, groups),
         sweep=sweep,
         tuning_seeds=content.get("tuning_seeds", 1),
-        source=as_text(content.get("source", ""), "source"),
-        claim=as_text(content.get("claim", ""), "claim"),
-        rules=(),
+        source=_text(content, "source"),
+        claim=_text(content, "claim"),
     )
     labels = {group.name: [variant.label for variant in group.variants] for group in groups}
-    rules = tuple(read_rule(one, labels) for one in as_tables(content.get("rule", []), "rule"))
-    _check_decided_once(study)
-    for run in study.runs():  # names and settings that cannot be trained are refused before anything runs
+    rules = tuple(_rule(one, labels) for one in _tables(content, "rule"))
+    _check_no_setting_is_swept(study)
+    for run in study.runs():  # raise for names and settings that cannot be trained before anything runs
         _ = run.spec
-    return Study(**{**vars(study), "rules": rules})
+    return replace(study, rules=rules)
 
 
-def _check_decided_once(study: Study) -> None:
-    """ValueError if a setting would be hidden by the place in the sweep."""
+def _check_no_setting_is_swept(study: Study) -> None:
+    """Raise ValueError if the sweep would hide a setting."""
     for group in study.groups:
         for settings in (group.settings, *(variant.settings for variant in group.variants)):
             for name in settings:
                 if name in study.points[0]:
                     where = "'lrs' (--lrs)" if name == "lr" else "'search'"
                     raise ValueError(
-                        f"study: {name!r} cannot be a setting, the same for all, since it is swept over; its"
-                        f" values stand in {where}"
+                        f"study: {name!r} is swept, so it cannot be a setting, too; put its values in {where}"
                     )
 
 
 def _group(content: Mapping[str, Any]) -> Group:
-    check_known(content, _GROUP, "a group")
+    _check_known(content, _GROUP, "a group")
     if "task" not in content:
         raise ValueError("study: a group needs 'task'")
-    names = as_names(content.get("mechanisms", []), "mechanisms")
-    variants = [Variant(label=label_of(name), mechanism=name) for name in names]
-    for one in as_tables(content.get("variant", []), "variant"):
-        check_known(one, _VARIANT, "a variant")
-        if "mechanism" not in one:
-            raise ValueError("study: a variant needs 'mechanism'")
-        variants.append(
-            Variant(
-                label=as_text(one.get("label", one["mechanism"]), "label"),
-                mechanism=as_text(one["mechanism"], "mechanism"),
-                options=as_table(one.get("options", {}), "options"),
-                settings=as_settings(one.get("settings", {})),
-                as_large_as=as_text(one.get("as_large_as", ""), "as_large_as"),
-            )
-        )
-    task_name = as_text(content["task"], "task")
+    names = content.get("mechanisms", [])
+    if not isinstance(names, list):
+        raise ValueError(f"study: 'mechanisms' must be a list of names, not {names!r}")
+    variants = [Variant(label=label_of(name), mechanism=name) for name in map(_mechanism_name, names)]
+    variants += [_variant(one) for one in _tables(content, "variant")]
+    task_name = _text(content, "task")
     group = Group(
-        name=as_text(content.get("name", task_name), "name"),
+        name=_text(content, "name", task_name),
         task=task_name,
-        knobs=as_table(content.get("knobs", {}), "knobs"),
-        settings=as_settings(content.get("settings", {})),
+        knobs=_table(content, "knobs"),
+        settings=_settings(content),
         variants=tuple(variants),
-        choose_on=as_text(content.get("choose_on", ""), "choose_on"),
+        choose_on=_text(content, "choose_on"),
     )
     _check_choose_on(group)
     controlled = content.get("controls", False)
     if not isinstance(controlled, bool):
         raise ValueError(f"study: 'controls' must be true or false, not {controlled!r}")
     if controlled:
-        there = {variant.label for variant in variants}
-        group = replace(
-            group, variants=(*variants, *(one for one in controls(group) if one.label not in there))
-        )
+        labels = {variant.label for variant in variants}
+        added = [control for control in controls(group) if control.label not in labels]
+        group = replace(group, variants=(*variants, *added))
     return group
 
 
+def _mechanism_name(name: Any) -> str:
+    return _text({"mechanisms": name}, "mechanisms")
+
+
+def _variant(content: Mapping[str, Any]) -> Variant:
+    _check_known(content, _VARIANT, "a variant")
+    if "mechanism" not in content:
+        raise ValueError("study: a variant needs 'mechanism'")
+    mechanism = _text(content, "mechanism")
+    return Variant(
+        label=_text(content, "label", mechanism),
+        mechanism=mechanism,
+        options=_table(content, "options"),
+        settings=_settings(content),
+        as_large_as=_text(content, "as_large_as"),
+    )
+
+
 def _check_choose_on(group: Group) -> None:
-    """ValueError unless runs of the group are measured there."""
+    """Raise ValueError unless runs of the group are measured at that difficulty."""
     from unsoft.lab.tasks import task
 
     made = task(group.task, **group.knobs)
-    there = [f"{made.difficulty}={value}" for value in made.difficulties()]
-    if group.choose_on and group.choose_on not in there:
-        could = f"be one of {', '.join(there)}" if there else f"be left out: {group.task} has one difficulty"
+    labels = [f"{made.difficulty}={value}" for value in made.difficulties()]
+    if group.choose_on and group.choose_on not in labels:
+        could = (
+            f"be one of {', '.join(labels)}" if labels else f"be left out: {group.task} has one difficulty"
+        )
         raise ValueError(f"study: 'choose_on' of {group.name} must {could}; not {group.choose_on!r}")
 
 
 def controls(group: Group) -> list[Variant]:
-    """What a mechanism has to beat: softmax itself, softmax that may attend to nothing, a gate, and more
-    softmax: as many parameters as the first other mechanism of the group, twice the heads, twice the layers.
+    """Return the baselines that a mechanism has to beat: softmax, softmax that may attend to nothing, a gate,
+    and larger softmax: the parameters of the first other mechanism of the group, twice the heads, twice the
+    layers.
 
     >>> group = Group(name="census", task="census", variants=(Variant(label="cog", mechanism="cog"),))
     >>> [control.label for control in controls(group)]
@@ -182,14 +194,36 @@ def controls(group: Group) -> list[Variant]:
     """
     from unsoft.lab.tasks import task
 
-    found = [Variant(label=name, mechanism=name) for name in ("softmax", "softmax1", "gated+softmax")]
+    variants = [Variant(label=name, mechanism=name) for name in ("softmax", "softmax1", "gated+softmax")]
     for first in [variant.label for variant in group.variants if variant.mechanism != "softmax"][:1]:
-        found.append(Variant(label="softmax as large", mechanism="softmax", as_large_as=first))
+        variants.append(Variant(label="softmax as large", mechanism="softmax", as_large_as=first))
     setup = task(group.task, **group.knobs).setup
     for name in ("heads", "layers"):
         twice = 2 * group.settings.get(name, getattr(setup, name))
-        found.append(Variant(label=f"softmax ×2 {name}", mechanism="softmax", settings={name: twice}))
-    return found
+        variants.append(Variant(label=f"softmax ×2 {name}", mechanism="softmax", settings={name: twice}))
+    return variants
+
+
+def _rule(content: Mapping[str, Any], groups: Mapping[str, Sequence[str]]) -> Rule:
+    """Return a rule; ``groups`` are the mechanisms of each group, which a rule may name."""
+    _check_known(content, _RULE, "a rule")
+    for name in ("mechanism", "over", "margin"):
+        if name not in content:
+            raise ValueError(f"study: a rule needs {name!r}")
+    over = [content["over"]] if isinstance(content["over"], str) else content["over"]
+    if not isinstance(over, list):
+        raise ValueError(f"study: 'over' of a rule must be a list of mechanisms, not {over!r}")
+    group = content.get("group", next(iter(groups)))
+    for name, value in (("group", group), ("on", content.get("on", SCORE))):
+        if not isinstance(value, str):
+            raise ValueError(f"study: {name!r} of a rule must be a text, not {value!r}")
+    rule = Rule(**{**content, "group": group, "over": over})
+    if group not in groups:
+        raise ValueError(f"study: a rule is about {group!r}, and the study has {', '.join(groups)}")
+    for label in (rule.mechanism, *rule.over):
+        if label not in groups[group]:
+            raise ValueError(f"study: a rule is about {label!r}, and {group} has {', '.join(groups[group])}")
+    return rule
 
 
 def _seeds(value: Any) -> tuple[int, ...]:
@@ -204,3 +238,98 @@ def _seeds(value: Any) -> tuple[int, ...]:
     if not all(type(seed) is int for seed in value) or len(set(value)) != len(value):
         raise ValueError(f"study: 'seeds' must be different whole numbers, not {value!r}")
     return tuple(value)
+
+
+def _points(content: Mapping[str, Any], sweep: str, groups: Sequence[Group]) -> tuple[dict[str, Any], ...]:
+    """Return the points of the sweep: all combinations of the listed values, or ``random`` ones."""
+    if "lrs" in content and "search" in content:
+        raise ValueError("study: give 'lrs' or a table 'search', not both")
+    if "lrs" not in content and "search" not in content and sweep == NONE:
+        return ({"lr": _rate_of_task(groups)},)
+    search = _table({"search": {"lr": content.get("lrs", list(RATES))}, **content}, "search")
+    if "lr" not in search:
+        raise ValueError("study: 'search' needs learning rates: lr = [0.001, 0.003, 0.01]")
+    _settings({"settings": search})
+    drawn = content.get("random")
+    if drawn is None:
+        for name, values in search.items():
+            if not isinstance(values, list) or not values:
+                raise ValueError(f"study: {name!r} of a sweep must be a list of values, not {values!r}")
+        points = [dict(zip(search, values, strict=True)) for values in itertools.product(*search.values())]
+        return tuple(point | {"lr": _rate(point["lr"])} for point in points)
+    if isinstance(drawn, bool) or not isinstance(drawn, int) or drawn < 1:
+        raise ValueError(f"study: 'random' must be a whole number of at least 1, not {drawn!r}")
+    dice = random.Random(0)
+    return tuple({name: _draw(name, values, dice) for name, values in search.items()} for _ in range(drawn))
+
+
+def _rate(value: Any) -> float:
+    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    if not is_number or not (math.isfinite(value) and value > 0):
+        raise ValueError(f"study: a learning rate must be a number over 0, not {value!r}")
+    return float(value)
+
+
+def _draw(name: str, values: Any, dice: random.Random) -> Any:
+    """Draw from a list, or a number between low and high, evenly on a logarithmic scale."""
+    if isinstance(values, list) and values:
+        chosen = dice.choice(values)
+        return _rate(chosen) if name == "lr" else chosen
+    if isinstance(values, dict) and sorted(values) == ["high", "low"]:
+        low, high = _rate(values["low"]), _rate(values["high"])
+        return float(f"{math.exp(dice.uniform(math.log(low), math.log(high))):.3g}")
+    raise ValueError(
+        f"study: {name!r} of a random search must be a list or {{low = , high = }}, not {values!r}"
+    )
+
+
+def _rate_of_task(groups: Sequence[Group]) -> float:
+    """Return the default learning rate of the tasks; ValueError if they differ."""
+    from unsoft.lab.tasks import task
+
+    rates = {task(group.task, **group.knobs).setup.lr for group in groups}
+    if len(rates) != 1:
+        raise ValueError(
+            "study: these tasks have different learning rates of their own; name one: lrs = [0.003]"
+        )
+    return rates.pop()
+
+
+def _check_known(content: Mapping[str, Any], known: Sequence[str], what: str) -> None:
+    """Raise ValueError for a name that is not ``known``."""
+    for name in content:
+        if name not in known:
+            raise ValueError(f"study: {what} has no {name!r}; it has {', '.join(known)}")
+
+
+def _settings(content: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the table 'settings'; ValueError for a setting that a run does not have."""
+    from unsoft.lab.training.spec import Spec
+
+    settings = _table(content, "settings")
+    known = [one.name for one in fields(Spec) if one.name not in _FIXED]
+    for name in settings:
+        if name not in known:
+            raise ValueError(f"study: a run has no setting {name!r}; it has {', '.join(known)}")
+    return settings
+
+
+def _table(content: Mapping[str, Any], name: str) -> dict[str, Any]:
+    value = content.get(name, {})
+    if not isinstance(value, dict):
+        raise ValueError(f"study: {name!r} must be a table, not {value!r}")
+    return dict(value)
+
+
+def _tables(content: Mapping[str, Any], name: str) -> list[dict[str, Any]]:
+    values = content.get(name, [])
+    if not isinstance(values, list):
+        raise ValueError(f"study: write [[{name}]], which may be repeated, not {values!r}")
+    return [_table({name: value}, name) for value in values]
+
+
+def _text(content: Mapping[str, Any], name: str, default: str = "") -> str:
+    value = content.get(name, default)
+    if not isinstance(value, str):
+        raise ValueError(f"study: {name!r} must be a text, not {value!r}")
+    return value

@@ -5,10 +5,12 @@ from __future__ import annotations
 import csv
 import io
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
+
+from unsoft.files import write_csv, write_json
 
 WAITING, RUNNING, DONE, FAILED, CUT = "waiting", "running", "done", "failed", "cut"
 STATUSES = (WAITING, RUNNING, DONE, FAILED, CUT)
@@ -19,10 +21,12 @@ SWEEPS = {
     NONE: "no learning-rate sweep",
 }
 """How learning rates were chosen."""
+_NOT_IN_CSV = ("losses",)
+"""Columns that would be most of a CSV file."""
 
 
 def sweep_words(sweep: str, choose_on: str = "") -> str:
-    """How learning rates were chosen, in words that stand beside every number.
+    """Describe how learning rates were chosen; shown beside every number.
 
     >>> sweep_words("tuned", "crowd=128")
     'rates swept on the first seeds, the best by validation with crowd=128 run on all'
@@ -32,7 +36,7 @@ def sweep_words(sweep: str, choose_on: str = "") -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class Record:
-    """A run: what was planned, what came of it. What is not known yet is None or empty.
+    """A run: its plan and its result. Values that are not known yet are None or empty.
 
     >>> record = Record(study="mine", group="g", task="census", mechanism="cog", key="k", seed=0, lr=0.003)
     >>> Record.from_row(record.to_row()) == record, record.status
@@ -50,14 +54,14 @@ class Record:
     seed: int
     lr: float
     point: str = ""
-    """The place in the sweep: "lr=0.003"."""
+    """The point of the sweep: "lr=0.003"."""
     sweep: str = NONE
     """How the study chose rates: tuned, full or none."""
     choose_on: str = ""
     """The difficulty by whose validation examples rates are chosen, such as "crowd=128"; "" for that of
     training."""
     swept: bool = False
-    """Is this run one of those by which rates are compared?"""
+    """True for the runs by which rates are compared."""
     status: str = WAITING
     score: float | None = None
     """On the test, after the last step."""
@@ -72,35 +76,45 @@ class Record:
     parameters: int | None = None
     steps: int | None = None
     seconds: float | None = None
-    """Of the training loop, with its looks at the score; of the last session if the run was resumed."""
+    """Time of the training loop with its evaluations; of the last session if the run was resumed."""
     seconds_per_step: float | None = None
     """None for a run that was resumed."""
     wall: float = 0.0
     """Seconds of a worker, start to end, over all sessions."""
     attempts: int = 0
     harder: Mapping[str, float] = field(default_factory=dict)
-    """Scores on tests of other difficulties, by what makes them so."""
+    """Scores on tests of other difficulties, by label such as "repeats=64"."""
     validation_by: Mapping[str, float] = field(default_factory=dict)
-    """The same on validation examples, which rates may be chosen by."""
+    """The same on validation examples, by which rates may be chosen."""
     learned: Mapping[str, list[float]] = field(default_factory=dict)
-    """The mechanism's own parameters in the end."""
+    """Final values of the mechanism's own parameters."""
     attention: Mapping[str, list[float]] = field(default_factory=dict)
-    """What attention does in the end, for each layer: :mod:`unsoft.lab.training.attention_figures`."""
+    """Statistics of the final attention, for each layer: :mod:`unsoft.lab.training.final_test`."""
     curve: list[list[float]] = field(default_factory=list)
     """Pairs of step and validation score."""
     losses: list[list[float]] = field(default_factory=list)
     """Pairs of step and training loss."""
     spec: Mapping[str, Any] = field(default_factory=dict)
-    """The run, with nothing left open; ``unsoft.lab.training.Spec.from_dict`` reads it."""
+    """The complete run; ``unsoft.lab.training.Spec.from_dict`` reads it."""
     versions: Mapping[str, str] = field(default_factory=dict)
     machine: str = ""
     code: str = ""
-    """Digest of the code that decides results."""
+    """Digest of the code that made the run; for information, it is not part of the key."""
     error: str = ""
     finished: str = ""
     """When, in UTC."""
     key: str
-    """Forty digits that stand for the spec and the code."""
+    """Forty digits that identify the run: :func:`unsoft.lab.study.driver.key_of`."""
+
+    @property
+    def label(self) -> str:
+        """Name of the run within its study.
+
+        >>> run = {"study": "s", "group": "g", "seed": 1, "lr": 0.1, "point": "lr=0.1", "key": "k"}
+        >>> Record(task="copy", mechanism="cog", **run).label
+        'g cog seed 1 lr=0.1'
+        """
+        return f"{self.group} {self.mechanism} seed {self.seed} {self.point}"
 
     @property
     def merit(self) -> float | None:
@@ -108,14 +122,14 @@ class Record:
         return self.validation_by.get(self.choose_on) if self.choose_on else self.validation
 
     def to_row(self) -> dict[str, Any]:
-        """Flat, for a table: what is a list or a mapping becomes JSON."""
+        """Return a flat row for a table, with lists and mappings as JSON."""
         row = {name: getattr(self, name) for name in COLUMNS}
         return row | {name: json.dumps(row[name]) for name in NESTED}
 
     @staticmethod
     def from_row(row: Mapping[str, Any]) -> Record:
-        """The inverse of :meth:`to_row`; also takes the words that a CSV file has."""
-        found: dict[str, Any] = {}
+        """Return the record of a row of :meth:`to_row`, whose values may also be text from a CSV file."""
+        content: dict[str, Any] = {}
         for name, value in row.items():
             if name not in COLUMNS:
                 continue
@@ -123,8 +137,8 @@ class Record:
                 value = json.loads(value) if value else NESTED[name]()
             elif name in _NUMBERS and value is not None:
                 value = _NUMBERS[name](value) if value != "" else None
-            found[name] = value
-        return Record(**found)
+            content[name] = value
+        return Record(**content)
 
 
 COLUMNS = tuple(one.name for one in fields(Record))
@@ -147,13 +161,13 @@ def _flag(value: Any) -> bool:
 _NUMBERS: dict[str, Any] = {
     one.name: kind
     for one in fields(Record)
-    for kind, words in ((int, "int"), (float, "float"), (_flag, "bool"))
-    if str(one.type).startswith(words)
+    for kind, name in ((int, "int"), (float, "float"), (_flag, "bool"))
+    if str(one.type).startswith(name)
 }
 
 
 def read_records(path: str | Path, study: str | None = None) -> list[Record]:
-    """The runs in a store (.db) or in an exported file (.csv, .json).
+    """Return the runs in a store (.db) or in an exported file (.csv, .json).
 
     >>> read_records("results.txt")
     Traceback (most recent call last):
@@ -165,16 +179,33 @@ def read_records(path: str | Path, study: str | None = None) -> list[Record]:
     if not path.is_file():
         raise ValueError(f"study: there is no file {str(path)!r}")
     if path.suffix == ".db":
-        from unsoft.lab.study.store import Store
+        from unsoft.lab.study.store import StudyStore
 
-        with Store(path) as store:
+        with StudyStore(path) as store:
             return store.records(study)
     try:
         text = path.read_text()
         rows: Iterable[Any] = (
             json.loads(text) if path.suffix == ".json" else csv.DictReader(io.StringIO(text, newline=""))
         )
-        found = [Record.from_row(row) for row in rows]
+        records = [Record.from_row(row) for row in rows]
     except (OSError, ValueError, TypeError, AttributeError) as problem:
         raise ValueError(f"study: {str(path)!r} is not an exported study: {problem}") from None
-    return [record for record in found if study is None or record.study == study]
+    return [record for record in records if study is None or record.study == study]
+
+
+def write_records(records: Sequence[Record], path: str | Path) -> None:
+    """Write a .csv or .json file that :func:`read_records` reads.
+
+    >>> write_records([], "runs.xlsx")
+    Traceback (most recent call last):
+    ValueError: ...
+    """
+    path = Path(path)
+    rows = [record.to_row() for record in records]
+    if path.suffix == ".csv":
+        write_csv(path, [{name: row[name] for name in row if name not in _NOT_IN_CSV} for row in rows])
+    elif path.suffix == ".json":
+        write_json(path, [row | {name: json.loads(row[name]) for name in NESTED} for row in rows])
+    else:
+        raise ValueError(f"study: {str(path)!r} must end in .csv or .json")

@@ -1,4 +1,6 @@
-"""The store of studies: one SQLite file, one row for each run. Many may read it, the driver alone writes."""
+"""The store of studies: one SQLite file with one row for each run. Many may read it, only the driver
+writes.
+"""
 
 from __future__ import annotations
 
@@ -26,14 +28,14 @@ _PUT = (
 )
 
 
-class Store:
-    """Opened to read, or with ``write`` by the one process that drives a study.
+class StudyStore:
+    """A store, open for reading, or with ``write`` for the one process that drives a study.
 
     >>> import tempfile
     >>> path = Path(tempfile.mkdtemp()) / NAME
-    >>> with Store(path, write=True) as store:
+    >>> with StudyStore(path, write=True) as store:
     ...     store.put([Record(study="s", group="g", task="copy", mechanism="cog", key="k", seed=0, lr=0.1)])
-    >>> with Store(path) as store:
+    >>> with StudyStore(path) as store:
     ...     [record.status for record in store.records()]
     ['waiting']
     """
@@ -77,7 +79,7 @@ class Store:
         self.close()
 
     def close(self) -> None:
-        """Frees the store for others."""
+        """Release the store."""
         if hasattr(self, "_base"):
             self._base.close()
         if self._lock is not None:
@@ -85,7 +87,7 @@ class Store:
             self._lock = None
 
     def begin(self, name: str, definition: dict[str, Any]) -> None:
-        """Keeps what the study is. Its rules may not change any more once it has begun."""
+        """Store the definition of a study; ValueError if its rules changed after its first run began."""
         before = self.definition(name)
         if before is not None and before["rules"] != definition["rules"]:
             raise ValueError(
@@ -98,41 +100,41 @@ class Store:
             " on conflict (name) do update set definition = excluded.definition",
             (name, json.dumps(definition), now),
         )
-        # What a driver that was killed left behind.
+        # A driver that was killed leaves runs behind as running.
         self._base.execute("update runs set status = ? where study = ? and status = ?", (CUT, name, RUNNING))
 
     def definition(self, name: str) -> dict[str, Any] | None:
-        """What a study is, as plain data."""
-        found = self._base.execute("select definition from studies where name = ?", (name,)).fetchone()
-        return None if found is None else json.loads(found[0])
+        """Return the definition of a study as plain data."""
+        row = self._base.execute("select definition from studies where name = ?", (name,)).fetchone()
+        return None if row is None else json.loads(row[0])
 
     def studies(self) -> dict[str, str]:
-        """Names, with the time at which each began."""
+        """Return the names of the studies, with the time at which each began."""
         return dict(
             tuple(row) for row in self._base.execute("select name, begun from studies order by begun, name")
         )
 
     def put(self, records: Iterable[Record]) -> None:
-        """Writes rows, all or none; a run that is there already is replaced."""
+        """Write records, all or none; an existing run is replaced."""
         rows = [tuple(record.to_row().values()) for record in records]
         self._base.execute("begin")
         self._base.executemany(_PUT, rows)
         self._base.execute("commit")
 
     def records(self, study: str | None = None) -> list[Record]:
-        """All runs, or those of one study, in the order in which they were planned."""
+        """Return all runs, or those of one study, in the order of the plan."""
         where, values = ("", ()) if study is None else (" where study = ?", (study,))
         rows = self._base.execute(f"select * from runs{where} order by rowid", values)
         return [Record.from_row(dict(row)) for row in rows]
 
     def finished(self, key: str) -> Record | None:
-        """The same run, finished for any study of this store."""
+        """Return the run with this key if any study of this store has finished it."""
         row = self._base.execute("select * from runs where key = ? and status = ?", (key, DONE)).fetchone()
         return None if row is None else Record.from_row(dict(row))
 
 
 def _claim(path: Path) -> Any:
-    """A lock beside the store, which ends with this process, however that ends."""
+    """Lock a file beside the store; the lock ends with this process, however that ends."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         lock = open(path.with_name(f"{path.name}.lock"), "a+")  # noqa: SIM115 (closed with the store)

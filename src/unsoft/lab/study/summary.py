@@ -1,5 +1,5 @@
-"""What the runs of a study say: for each task and mechanism a mean with its interval, and the difference to
-softmax.
+"""Summaries of a study: for each task and mechanism the mean score with its confidence interval, and the
+difference to softmax.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from statistics import fmean
 
 from unsoft.lab.evidence import bootstrap_interval
-from unsoft.lab.study.record import DONE, NONE, Record, sweep_words
+from unsoft.lab.study.record import DONE, FAILED, NONE, Record, sweep_words
 
 CONTROL = "softmax"
 _SCORE = "score"
@@ -18,8 +18,8 @@ _SCORE = "score"
 
 @dataclass(frozen=True)
 class Difference:
-    """How much better one mechanism is than another on the seeds that both have; positive is better whatever
-    the metric.
+    """How much better one mechanism is than another on the seeds that both have; positive is better for every
+    metric.
     """
 
     mean: float
@@ -45,44 +45,53 @@ class Summary:
     high: float | None = None
     lr: float | None = None
     point: str = ""
-    """The place in the sweep that was chosen, such as "lr=0.003"."""
+    """The point of the sweep that was chosen, such as "lr=0.003"."""
     rates: Mapping[str, float] = field(default_factory=dict)
-    """Mean validation score of every place in the sweep, by which one was chosen: the whole curve."""
+    """Mean validation score of every point of the sweep, by which one was chosen."""
     sweep: str = ""
     choose_on: str = ""
     """The difficulty of these validation examples, such as "crowd=128"; "" for that of training."""
     edge: str = ""
-    """ "largest" or "smallest" if the chosen rate is that of the sweep: a better one may lie beyond it."""
+    """ "largest" or "smallest" if the chosen rate is an end of the sweep: a better one may lie beyond it."""
     difference: Difference | None = None
-    """To plain softmax."""
+    """Difference to plain softmax."""
     parameters: int | None = None
     seconds_per_step: float | None = None
     chance: float | None = None
     known: float | None = None
     shortcut: float | None = None
     harder: Mapping[str, tuple[float, float | None, float | None]] = field(default_factory=dict)
-    """Mean and interval on harder tests."""
+    """Mean and confidence interval on harder tests."""
     attention: Mapping[str, float] = field(default_factory=dict)
-    """What attention does in the end, mean over seeds and layers."""
+    """Statistics of the final attention, mean over seeds and layers."""
     learned: Mapping[str, tuple[float, float, float]] = field(default_factory=dict)
     """Mean, smallest and largest of the mechanism's own parameters, over seeds, layers and heads."""
     failed: int = 0
     runs: Sequence[Record] = ()
-    """Those at the chosen rate."""
+    """The runs at the chosen rate."""
 
     @property
     def sweep_words(self) -> str:
-        """How the learning rate was chosen."""
+        """How the learning rate was chosen, as text."""
         return sweep_words(self.sweep, self.choose_on)
 
     @property
     def rate_words(self) -> str:
-        """The place that was chosen, and whether it lies at the edge of the sweep."""
+        """The chosen point, with a note if it is an end of the sweep."""
         return self.point.removeprefix("lr=") + (f" ({self.edge} tried)" if self.edge else "")
 
 
+def interval_text(low: float | None, high: float | None) -> str:
+    """Return the ends of a confidence interval as text; "" if there is none.
+
+    >>> interval_text(0.25, 0.5)
+    '0.250 to 0.500'
+    """
+    return "" if low is None or high is None else f"{low:.3f} to {high:.3f}"
+
+
 def summarise(records: Iterable[Record], control: str = CONTROL) -> list[Summary]:
-    """One summary for each study, group and mechanism, in the order in which they were planned.
+    """Return one summary for each study, group and mechanism, in the order of the plan.
 
     >>> from unsoft.lab.study.record import Record
     >>> runs = [
@@ -101,25 +110,25 @@ def summarise(records: Iterable[Record], control: str = CONTROL) -> list[Summary
 
 
 def current(records: Iterable[Record]) -> list[Record]:
-    """Without runs that were planned again, because the code has changed since."""
+    """Return the latest record of each run: a run is planned again when its key changes."""
     latest: dict[tuple[object, ...], Record] = {}
     for record in records:
-        place = (record.study, record.group, record.mechanism, record.seed, record.point)
-        latest.pop(place, None)
-        latest[place] = record
+        run = (record.study, record.group, record.mechanism, record.seed, record.point)
+        latest.pop(run, None)
+        latest[run] = record
     return list(latest.values())
 
 
 def best_point(runs: Sequence[Record]) -> str | None:
-    """The place in the sweep with the best validation score, :attr:`Record.merit`, on the seeds of the
+    """Return the point of the sweep with the best validation score, :attr:`Record.merit`, on the seeds of the
     sweep; None while runs are missing.
 
-    A place at which a run failed counts only if there is no other. Among equals, the one that learned earlier
-    wins, then the smaller rate. Without a sweep there is one place only.
+    A point at which a run failed counts only if there is no other. Among equals, the one that learned earlier
+    wins, then the smaller rate. Without a sweep there is one point only.
     """
     swept = [run for run in runs if run.swept] or list(runs)
     points = list(dict.fromkeys(run.point for run in swept))
-    if any(run.status not in (DONE, "failed") for run in swept):
+    if any(run.status not in (DONE, FAILED) for run in swept):
         return None
     whole = [p for p in points if all(run.status == DONE for run in swept if run.point == p)]
     some = [p for p in points if any(run.status == DONE for run in swept if run.point == p)]
@@ -136,28 +145,26 @@ def best_point(runs: Sequence[Record]) -> str | None:
 def _merit(run: Record) -> float:
     if run.merit is None:
         where = f" with {run.choose_on}, by which rates are to be chosen" if run.choose_on else ""
-        raise ValueError(
-            f"study: {run.group} {run.mechanism} seed {run.seed} {run.point} has no validation score{where}"
-        )
+        raise ValueError(f"study: {run.label} has no validation score{where}")
     return run.merit
 
 
 def chosen_runs(runs: Sequence[Record]) -> list[Record]:
-    """Finished runs at the chosen place, by seed; while the sweep is not over, there are none."""
+    """Return the finished runs at the chosen point, by seed; none while the sweep is incomplete."""
     point = best_point(runs)
-    found = [run for run in runs if run.point == point and run.status == DONE]
-    return sorted(found, key=lambda run: run.seed)
+    done = [run for run in runs if run.point == point and run.status == DONE]
+    return sorted(done, key=lambda run: run.seed)
 
 
 def difference(one: Summary, other: Summary, on: str = _SCORE) -> Difference | None:
-    """Paired over seeds: how much better ``one`` is; None if they have no seed in common."""
+    """Return how much better ``one`` is, paired over seeds; None if they share no seed."""
     return _difference(one.runs, other.runs, on)
 
 
 def _difference(mine: Sequence[Record], theirs: Sequence[Record], on: str = _SCORE) -> Difference | None:
     other = {run.seed: _value(run, on) for run in theirs}
     pairs = [(_value(run, on), other.get(run.seed)) for run in mine]
-    of_attention = any(on in run.attention for run in mine)  # there more is more, whatever the task's metric
+    of_attention = any(on in run.attention for run in mine)  # not affected by the direction of the metric
     sign = 1.0 if of_attention or all(run.higher_is_better for run in mine) else -1.0
     gains = [sign * (a - b) for a, b in pairs if a is not None and b is not None]
     if not gains:
@@ -205,17 +212,17 @@ def _summary(key: tuple[str, str, str], runs: Sequence[Record], control: Sequenc
         harder=_harder(chosen),
         attention=_attention(chosen),
         learned=_learned(chosen),
-        failed=sum(run.status == "failed" for run in runs),
+        failed=sum(run.status == FAILED for run in runs),
         runs=chosen,
     )
 
 
 def _rates(runs: Sequence[Record]) -> dict[str, float]:
-    found: dict[str, list[float]] = {}
+    merits: dict[str, list[float]] = {}
     for run in runs:
         if (run.swept or run.sweep == NONE) and run.merit is not None:
-            found.setdefault(run.point, []).append(run.merit)
-    return {point: fmean(values) for point, values in found.items()}
+            merits.setdefault(run.point, []).append(run.merit)
+    return {point: fmean(values) for point, values in merits.items()}
 
 
 def _edge(runs: Sequence[Record], chosen: Sequence[Record]) -> str:
@@ -227,27 +234,27 @@ def _edge(runs: Sequence[Record], chosen: Sequence[Record]) -> str:
 
 def _harder(runs: Sequence[Record]) -> dict[str, tuple[float, float | None, float | None]]:
     labels = dict.fromkeys(label for run in runs for label in run.harder)
-    found = {}
+    means = {}
     for label in labels:
         scores = [run.harder[label] for run in runs if label in run.harder]
-        found[label] = (fmean(scores), *(bootstrap_interval(scores) or (None, None)))
-    return found
+        means[label] = (fmean(scores), *(bootstrap_interval(scores) or (None, None)))
+    return means
 
 
 def _attention(runs: Sequence[Record]) -> dict[str, float]:
     names = dict.fromkeys(name for run in runs for name in run.attention)
-    found = {name: [fmean(run.attention[name]) for run in runs if run.attention.get(name)] for name in names}
-    return {name: fmean(values) for name, values in found.items() if values}
+    means = {name: [fmean(run.attention[name]) for run in runs if run.attention.get(name)] for name in names}
+    return {name: fmean(values) for name, values in means.items() if values}
 
 
 def _learned(runs: Sequence[Record]) -> dict[str, tuple[float, float, float]]:
-    """Names without their place in the model; what is learned as a logarithm is shown as itself."""
-    found: dict[str, list[float]] = {}
+    """Return mean and range by short name; a parameter learned as a logarithm is shown as itself."""
+    learned: dict[str, list[float]] = {}
     for run in runs:
         for name, values in run.learned.items():
             short = name.rpartition(".")[2]
             logs = short.startswith("log_")
-            found.setdefault(short.removeprefix("log_"), []).extend(
+            learned.setdefault(short.removeprefix("log_"), []).extend(
                 math.exp(x) if logs else x for x in values
             )
-    return {name: (fmean(values), min(values), max(values)) for name, values in found.items() if values}
+    return {name: (fmean(values), min(values), max(values)) for name, values in learned.items() if values}

@@ -1,5 +1,5 @@
-"""Data with a known answer: small tasks that tell mechanisms apart. One file each;
-``unsoft tasks`` lists them.
+"""Synthetic tasks with a known answer, on which mechanisms differ. One file each; ``unsoft tasks`` lists
+them.
 
 >>> import unsoft
 >>> task = unsoft.lab.tasks.task("deletion")

@@ -1,4 +1,4 @@
-"""Census: every source votes once, however often it is repeated."""
+"""Census: every source has one vote, however often it is repeated."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _SAME = 0.8  # the cosine above which two items come from one source
 @register
 @dataclass(frozen=True, kw_only=True)
 class Census(Task):
-    """What does the majority of sources say?
+    """Return the majority vote of the sources.
 
     Items are noisy copies of their source; some sources are copied much more often.
     """
@@ -78,17 +78,17 @@ class Census(Task):
         return labelled_last(inputs, (votes.sum(1, keepdim=True) * 2 > self.sources).long())
 
     def solve(self, inputs: Tensor) -> Tensor:
-        """Every item counts 1 / the number of items that point where it points."""
+        """Weigh every item by 1 / the number of items with its direction."""
         return self._count(inputs, by_source=True)
 
     def shortcut(self, inputs: Tensor) -> Tensor:
-        """Counts copies, as a mechanism must that cannot see which keys are alike."""
+        """Count copies, like a mechanism that cannot compare keys with each other."""
         return self._count(inputs, by_source=False)
 
     def _count(self, inputs: Tensor, by_source: bool) -> Tensor:
-        there = inputs[:, 1:-1]
-        where = pointing(there, self.dim)
-        alike = (where @ where.mT > _SAME).float()
-        weight = 1 / alike.sum(-1) if by_source else torch.ones(there.shape[:2])
-        yes = (weight * saying(there, self.dim, 2)).sum(-1) * 2 > weight.sum(-1)
+        copies = inputs[:, 1:-1]
+        direction = pointing(copies, self.dim)
+        alike = (direction @ direction.mT > _SAME).float()
+        weight = 1 / alike.sum(-1) if by_source else torch.ones(copies.shape[:2])
+        yes = (weight * saying(copies, self.dim, 2)).sum(-1) * 2 > weight.sum(-1)
         return chosen(yes.long()[:, None].expand(-1, inputs.shape[1]), 2)

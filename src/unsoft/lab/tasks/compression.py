@@ -10,19 +10,17 @@ from torch import Tensor
 
 from unsoft.lab.tasks.draw import integers
 from unsoft.lab.tasks.in_context_recall import MAD
-from unsoft.lab.tasks.marked import Marked
 from unsoft.lab.tasks.registry import register
-from unsoft.lab.tasks.task import IGNORE, Batch, Setup, chosen
+from unsoft.lab.tasks.task import IGNORE, Batch, MarkedTokens, Setup, chosen
 
 
 @register
 @dataclass(frozen=True, kw_only=True)
-class Compression(Marked):
-    """Random tokens and a mark; from the mark's output alone all tokens must be read,
-    so labels are (batch, length, tokens).
+class Compression(MarkedTokens):
+    """Random tokens and a mark; all tokens are read from the output of the mark, so labels are (batch,
+    length, tokens).
 
-    MAD reads them with a multilayer perceptron that is told the position, here it is one linear map,
-    the model's last.
+    MAD reads them with an MLP that knows the position; here it is the last linear map of the model.
     """
 
     name: ClassVar[str] = "compression"
@@ -55,6 +53,6 @@ class Compression(Marked):
         return Batch(inputs, labels)
 
     def solve(self, inputs: Tensor) -> Tensor:
-        """Every token in its place."""
+        """Return every token at its position."""
         read = chosen(inputs[:, :-1], self.vocabulary).flatten(1)
         return read[:, None].expand(-1, inputs.shape[1], -1)

@@ -1,4 +1,4 @@
-"""Copy: say a sequence again."""
+"""Copy: repeat a sequence."""
 
 from __future__ import annotations
 
@@ -9,14 +9,13 @@ import torch
 from torch import Tensor
 
 from unsoft.lab.tasks.draw import integers, one_integer
-from unsoft.lab.tasks.marked import Marked
 from unsoft.lab.tasks.registry import register
-from unsoft.lab.tasks.task import Batch, Retelling, Setup, chosen, labelled_last
+from unsoft.lab.tasks.task import Batch, MarkedTokens, Retelling, Setup, chosen, labelled_last
 
 
 @register
 @dataclass(frozen=True, kw_only=True)
-class Copy(Marked, Retelling):
+class Copy(MarkedTokens, Retelling):
     """Random tokens, a mark, and the same tokens again. Longer sequences in the test than in training."""
 
     name: ClassVar[str] = "copy"
@@ -48,5 +47,5 @@ class Copy(Marked, Retelling):
         return labelled_last(torch.cat([tokens, mark, tokens[:, :-1]], 1), tokens)
 
     def solve(self, inputs: Tensor) -> Tensor:
-        """Reads back half the sequence."""
+        """Return the token half a sequence earlier."""
         return chosen(inputs.roll(inputs.shape[1] // 2, 1).clamp(max=self.vocabulary - 1), self.outputs)

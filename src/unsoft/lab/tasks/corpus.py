@@ -1,26 +1,31 @@
-"""Text that every machine has: the documentation and the sources that come with Python;
-or any file or folder."""
+"""Corpora of text: the documentation and sources that come with Python, or any file or folder; as bytes, or
+as tokens of byte-pair encoding (BPE), learned from the training text alone.
+
+BPE maps every byte to one character of latin-1, so any file can be encoded and decoded without loss.
+"""
 
 from __future__ import annotations
 
 import hashlib
+import importlib
 import sysconfig
 from bisect import bisect_right
 from functools import lru_cache
 from itertools import accumulate
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 _TESTED, _VALIDATED = 0.1, 0.1
-"""The shares of documents that are kept for the test, and for validation."""
+"""Shares of documents for the test and for validation."""
 
 
 @lru_cache(maxsize=4)
 def corpus(path: str = "", *, validation: bool = False) -> tuple[Tensor, ...]:
-    """Bytes for training and for the test, and between them for validation if that is asked for; the test is
-    the same either way. Documents go wholly to one part, by a digest of their name, whatever else is there.
+    """Return the bytes for training and for the test, with those for validation between them if requested;
+    the test is the same either way. A document belongs to one part, by a digest of its name.
 
     A folder: each file in it is a document. A single file: its last tenth is the test, the tenth before that
     validation. Nothing: Python's own documentation topics and the modules of its standard library.
@@ -60,20 +65,75 @@ def _documents(path: Path) -> dict[str, bytes]:
     try:
         if path.is_dir():
             files = sorted(file for file in path.rglob("*") if file.is_file())
-            found = {str(file.relative_to(path)): file.read_bytes() for file in files}
+            documents = {str(file.relative_to(path)): file.read_bytes() for file in files}
         else:
-            found = {path.name: path.read_bytes()}
+            documents = {path.name: path.read_bytes()}
     except OSError as problem:
         raise ValueError(f"text: {str(path)!r} cannot be read: {problem.strerror}") from None
-    if not any(found.values()):
+    if not any(documents.values()):
         raise ValueError(f"text: {str(path)!r} is empty")
-    return found
+    return documents
 
 
 def _python() -> dict[str, bytes]:
     from pydoc_data.topics import topics
 
     library = Path(sysconfig.get_path("stdlib"))
-    found = {f"topic {name}": text.encode() for name, text in topics.items()}
-    found |= {file.name: file.read_bytes() for file in sorted(library.glob("*.py"))}
-    return found
+    documents = {f"topic {name}": text.encode() for name, text in topics.items()}
+    return documents | {file.name: file.read_bytes() for file in sorted(library.glob("*.py"))}
+
+
+BYTES = 256
+_WORDS = r"\s?\w+|\s?[^\s\w]+|\s+"
+"""Merges stay within a word with the space before it, a run of punctuation, or a run of spaces."""
+
+
+class Encoded(NamedTuple):
+    """A corpus in tokens."""
+
+    train: Tensor
+    validation: Tensor
+    test: Tensor
+    bytes_per_token: float
+    """Mean bytes per token of the test text."""
+    tokenizer: str
+    """As JSON, which the library ``tokenizers`` reads."""
+
+
+@lru_cache(maxsize=4)
+def encode(path: str, vocabulary: int) -> Encoded:
+    """Return the corpus of ``path`` in ``vocabulary`` tokens; the same text gives the same tokens."""
+    tokenizers = _library()
+    parts = [_lines(part) for part in corpus(path, validation=True)]
+    train, _, test = parts
+    made = tokenizers.Tokenizer(tokenizers.models.BPE())
+    made.pre_tokenizer = tokenizers.pre_tokenizers.Split(tokenizers.Regex(_WORDS), "isolated")
+    made.decoder = tokenizers.decoders.Fuse()
+    trainer = tokenizers.trainers.BpeTrainer(
+        vocab_size=vocabulary,
+        initial_alphabet=[chr(byte) for byte in range(BYTES)],
+        show_progress=False,
+        special_tokens=[],
+    )
+    made.train_from_iterator(train, trainer)
+    if made.get_vocab_size() < vocabulary:
+        raise ValueError(
+            f"text: the training text makes only {made.get_vocab_size()} tokens; 'vocabulary' must be at most"
+            f" that, not {vocabulary}"
+        )
+    first, second, third = (
+        torch.tensor([token for line in made.encode_batch_fast(lines) for token in line.ids])
+        for lines in parts
+    )
+    return Encoded(first, second, third, sum(map(len, test)) / len(third), made.to_str())
+
+
+def _lines(part: Tensor) -> list[str]:
+    return bytes(part.tolist()).decode("latin-1").splitlines(keepends=True)
+
+
+def _library() -> Any:
+    try:
+        return importlib.import_module("tokenizers")
+    except ImportError:
+        raise ValueError("text: 'level=bpe' needs the library tokenizers; pip install 'unsoft[hf]'") from None

@@ -1,4 +1,4 @@
-"""Deletion: what is left after things were taken away."""
+"""Deletion: find what is left after items were removed."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from unsoft.lab.tasks.task import Batch, Setup, Task, chosen, labelled_last
 
 @register
 @dataclass(frozen=True, kw_only=True)
-class Deletion(Task):
-    """What is left?
+class DeletionTask(Task):
+    """Find what is left.
 
     form
         "sum": items lie on ``places`` lists; the question names two of them: which item is on the first and
@@ -37,7 +37,7 @@ class Deletion(Task):
     others: int = 8
     """Items on lists that the sum does not ask for."""
     length: int = 32
-    """Of the stream, with its questions."""
+    """Length of the stream, with its questions."""
     deleted: float = 0.3
     """Share of the stream's tokens that delete."""
 
@@ -77,7 +77,7 @@ class Deletion(Task):
 
     @property
     def _empty(self) -> float:
-        """How often nothing is left at a place of the stream."""
+        """Probability that nothing is left at a place of the stream."""
         untouched = (1 - 1 / self.places) ** (self.length - self.places)
         return untouched + (1 - untouched) * self.deleted
 
@@ -135,7 +135,7 @@ class Deletion(Task):
         return total[:, None].expand(-1, inputs.shape[1], -1)
 
     def shortcut(self, inputs: Tensor) -> Tensor | None:
-        """Of the sum: reads the first list only, as weights that cannot be negative let one do."""
+        """Read only the first list of the sum, like non-negative weights; None for the stream."""
         return self._signed_sum(inputs, minus=0.0) if self.form == "sum" else None
 
     def _last(self, inputs: Tensor) -> Tensor:
@@ -146,5 +146,5 @@ class Deletion(Task):
         value = torch.where(deletes, self.items, tokens % self.items)
         hits = (touched[:, :, None] == asked) * torch.arange(1, steps + 1)[:, None]  # (batch, steps, length)
         last = hits.argmax(1)
-        found = torch.where(hits.amax(1) > 0, value.gather(1, last), self.items)
-        return chosen(found, self.outputs)
+        left = torch.where(hits.amax(1) > 0, value.gather(1, last), self.items)
+        return chosen(left, self.outputs)

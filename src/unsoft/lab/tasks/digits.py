@@ -67,14 +67,14 @@ class Digits(Task):
         return Batch(chosen_ones + self.noise * normal(tuple(chosen_ones.shape), random), digits[which])
 
     def solve(self, inputs: Tensor) -> Tensor:
-        """The digit of the nearest picture that is seen in training."""
+        """Return the digit of the nearest training picture."""
         pictures, digits = self._part(training=True)
         return chosen(digits[torch.cdist(inputs.flatten(1), pictures.flatten(1)).argmin(-1)], _CLASSES)
 
 
 @cache
 def _pictures() -> tuple[Tensor, Tensor]:
-    """All pictures and their digits, in an order of our own: scikit-learn's goes by writer."""
+    """Return all pictures and their digits in random order: scikit-learn's order is by writer."""
     try:
         datasets = importlib.import_module("sklearn.datasets")
     except ImportError:

@@ -1,7 +1,4 @@
-"""Random draws that tasks share.
-
-Everything comes from a generator, so a seed is all that is needed to see the same data again.
-"""
+"""Random draws for tasks, each from a generator, so that a seed reproduces the data."""
 
 from __future__ import annotations
 
@@ -13,8 +10,7 @@ from torch import Tensor
 
 
 def generator(seed: int, *names: object, device: torch.device | str = "cpu") -> torch.Generator:
-    """A generator of its own for each seed and names: torch's takes 32 bits of a seed,
-    so they are a digest of all.
+    """Return a generator for a seed and names. Its 32-bit seed is a digest of all of them.
 
     >>> first, second = (torch.rand(1, generator=generator(0, "test", index)) for index in (0, 1))
     >>> bool(first == second)
@@ -25,17 +21,17 @@ def generator(seed: int, *names: object, device: torch.device | str = "cpu") -> 
 
 
 def integers(below: int, shape: tuple[int, ...], random: torch.Generator) -> Tensor:
-    """Whole numbers from 0 to ``below`` - 1, all as likely."""
+    """Return uniform whole numbers from 0 to ``below`` - 1."""
     return torch.randint(below, shape, generator=random)
 
 
 def one_integer(low: int, high: int, random: torch.Generator) -> int:
-    """A whole number from ``low`` to ``high``, both included."""
+    """Return a whole number from ``low`` to ``high``, both included."""
     return int(torch.randint(low, high + 1, (), generator=random))
 
 
 def distinct(count: int, below: int, many: int, random: torch.Generator) -> Tensor:
-    """``many`` different numbers under ``below`` in random order, (count, many).
+    """Return ``many`` different numbers under ``below`` in random order, (count, many).
 
     >>> distinct(1, 3, 3, generator(0)).sort().values
     tensor([[0, 1, 2]])
@@ -44,32 +40,32 @@ def distinct(count: int, below: int, many: int, random: torch.Generator) -> Tens
 
 
 def normal(shape: tuple[int, ...], random: torch.Generator) -> Tensor:
-    """Standard normal numbers."""
+    """Return standard normal numbers."""
     return torch.randn(shape, generator=random)
 
 
 def directions(shape: tuple[int, ...], random: torch.Generator) -> Tensor:
-    """Vectors of length 1 in random directions."""
+    """Return unit vectors in random directions."""
     return torch.nn.functional.normalize(normal(shape, random), dim=-1)
 
 
 def across_from(asked: Tensor, vectors: Tensor) -> Tensor:
-    """The parts of vectors that are orthogonal to directions ``asked``, of length 1."""
+    """Return the parts of vectors that are orthogonal to the directions ``asked``, scaled to length 1."""
     return torch.nn.functional.normalize(vectors - (vectors * asked).sum(-1, keepdim=True) * asked, dim=-1)
 
 
 def blurred(vectors: Tensor, noise: float, random: torch.Generator) -> Tensor:
-    """Vectors with noise whose expected squared length is ``noise`` squared."""
+    """Add noise whose expected squared length is ``noise`` squared."""
     return vectors + noise * normal(tuple(vectors.shape), random) / math.sqrt(vectors.shape[-1])
 
 
 def shuffled(items: Tensor, random: torch.Generator) -> Tensor:
-    """The items of dimension 1 in random order, another one for each row."""
+    """Shuffle the items of dimension 1, independently for each row."""
     order = torch.rand(items.shape[:2], generator=random).argsort(1)
     return take(items, order)
 
 
 def take(items: Tensor, which: Tensor) -> Tensor:
-    """The items of dimension 1 whose numbers are (batch, many)."""
+    """Return the items of dimension 1 with indices ``which`` (batch, many)."""
     index = which.reshape(*which.shape, *(1 for _ in items.shape[2:]))
     return items.gather(1, index.expand(*which.shape, *items.shape[2:]))

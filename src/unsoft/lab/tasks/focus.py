@@ -17,9 +17,8 @@ from unsoft.lab.tasks.task import Batch, Setup, chosen, labelled_last
 @register
 @dataclass(frozen=True, kw_only=True)
 class Focus(Lookup):
-    """What does the one item say that points where the question points?
-
-    All others point anywhere; each question asks for another item.
+    """Find the label of the item with the direction of the question. All others have random directions; each
+    question asks for another item.
     """
 
     name: ClassVar[str] = "focus"
@@ -60,7 +59,7 @@ class Focus(Lookup):
         return labelled_last(torch.cat([items(where, said, self.labels, 1), asked], 1), take(said, which))
 
     def solve(self, inputs: Tensor) -> Tensor:
-        """Takes the item with the largest cosine to the question."""
+        """Take the item with the largest cosine to the question."""
         where, many = pointing(inputs, self.dim), self.length - self.questions
         nearest = (where @ where[:, :many].mT).argmax(-1)
         return chosen(take(saying(inputs[:, :many], self.dim, self.labels), nearest), self.labels)

@@ -73,13 +73,14 @@ class FuzzyRecall(Retelling):
         )
 
     def _dictionary(self, source: python_random.Random, training: bool) -> list[tuple[Word, Word]]:
-        found: dict[Word, Word] = {}
-        while len(found) < self.words:
-            size = source.randint(1, self.longest) if training and len(found) < self.keys else self.longest
+        dictionary: dict[Word, Word] = {}
+        while len(dictionary) < self.words:
+            shorter = training and len(dictionary) < self.keys
+            size = source.randint(1, self.longest) if shorter else self.longest
             key = tuple(source.sample(range(self.keys), size))
             values = range(self.keys, self.keys + self.values)
-            found[key] = tuple(source.sample(values, source.randint(1, self.longest)))
-        return list(found.items())
+            dictionary[key] = tuple(source.sample(values, source.randint(1, self.longest)))
+        return list(dictionary.items())
 
     def _sequence(self, source: python_random.Random, training: bool) -> tuple[list[int], list[int]]:
         words = self._dictionary(source, training)
@@ -96,7 +97,7 @@ class FuzzyRecall(Retelling):
                     break
                 asked = list(value) if key in seen else [IGNORE] * len(value)
                 tokens += [*key, *value]
-                # What is asked stands one place before the token that it is.
+                # A label is one position before the token that it predicts.
                 labels += [IGNORE] * (len(key) - 1) + asked + [IGNORE]
                 seen.add(key)
                 if last:
@@ -105,13 +106,13 @@ class FuzzyRecall(Retelling):
         return [self.keys + self.values] * blank + tokens, [IGNORE] * blank + labels
 
     def solve(self, inputs: Tensor) -> Tensor:
-        """Reads keys and values as runs of their kind of token, and looks every key up."""
-        found = torch.full_like(inputs, self.keys)
+        """Read keys and values as runs of their kind of token, and look every key up."""
+        answers = torch.full_like(inputs, self.keys)
         for row, tokens in enumerate(inputs.tolist()):
             known: dict[Word, Word] = {}
             key: Word = ()
             value: Word = ()
-            for place, token in enumerate(tokens):
+            for index, token in enumerate(tokens):
                 if token < self.keys:
                     if value:
                         known.setdefault(key, value)
@@ -121,5 +122,5 @@ class FuzzyRecall(Retelling):
                     value += (token,)
                 expected = known.get(key, ())
                 if len(value) < len(expected):
-                    found[row, place] = expected[len(value)]
-        return chosen(found, self.outputs)
+                    answers[row, index] = expected[len(value)]
+        return chosen(answers, self.outputs)

@@ -1,4 +1,4 @@
-"""Induction: what came after this token last time?"""
+"""Induction: predict the token that followed the last occurrence."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class Induction(Retelling):
         return labelled_last(torch.cat([tokens, take(tokens, which)], 1), take(tokens, which + 1))
 
     def solve(self, inputs: Tensor) -> Tensor:
-        """Finds the token among those before the questions, and takes the next."""
+        """Find the token among those before the questions, and take the next."""
         before = inputs[:, : self.length]
-        place = (inputs[:, :, None] == before[:, None]).long().argmax(-1)
-        return chosen(take(before, (place + 1).clamp(max=self.length - 1)), self.outputs)
+        index = (inputs[:, :, None] == before[:, None]).long().argmax(-1)
+        return chosen(take(before, (index + 1).clamp(max=self.length - 1)), self.outputs)

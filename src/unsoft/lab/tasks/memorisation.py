@@ -1,4 +1,4 @@
-"""Memorisation: facts that are in no context and must be in the weights."""
+"""Memorisation: facts that are in no context and must be stored in the weights."""
 
 from __future__ import annotations
 
@@ -61,6 +61,6 @@ class Memorisation(Task):
         return Batch(inputs.flatten(1), labels.flatten(1))
 
     def solve(self, inputs: Tensor) -> Tensor:
-        """Looks the facts up."""
+        """Look the facts up."""
         values = self._values()[inputs[:, 0::2]]
         return chosen(values.repeat_interleave(2, 1), self.outputs)

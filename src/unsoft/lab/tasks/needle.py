@@ -17,9 +17,8 @@ from unsoft.lab.tasks.task import Batch, Setup, chosen, labelled_last
 @register
 @dataclass(frozen=True, kw_only=True)
 class Needle(Lookup):
-    """What does the item say that points where the question points?
-
-    A crowd of look-alikes points close by and says something else.
+    """Find the label of the item with the direction of the question, among a crowd with a similar direction
+    and another label.
     """
 
     name: ClassVar[str] = "needle"
@@ -66,7 +65,7 @@ class Needle(Lookup):
         return labelled_last(torch.cat([there, query], 1), said[:, :1])
 
     def solve(self, inputs: Tensor) -> Tensor:
-        """Takes the item with the largest cosine to the question."""
+        """Take the item with the largest cosine to the question."""
         where = pointing(inputs, self.dim)
         nearest = (where[:, :-1] @ where[:, -1:].mT).squeeze(-1).argmax(-1, keepdim=True)
         said = saying(inputs, self.dim, self.labels).gather(1, nearest)

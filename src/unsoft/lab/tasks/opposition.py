@@ -1,4 +1,4 @@
-"""Opposition: evidence for, evidence against, and no evidence are three different answers."""
+"""Opposition: classify each question as supported, opposed or neither."""
 
 from __future__ import annotations
 
@@ -83,10 +83,9 @@ class Opposition(Lookup):
         return chosen(found.expand(-1, inputs.shape[1]), self.outputs)
 
     def solve(self, inputs: Tensor) -> Tensor:
-        """The item with the largest cosine to the question, whatever its sign."""
+        """Take the item with the largest absolute cosine to the question."""
         return self._answer(inputs, sees_opposition=True)
 
     def shortcut(self, inputs: Tensor) -> Tensor:
-        """Sees support only, as one head does whose weights cannot be negative:
-        opposition looks like neither."""
+        """See support only, like one head with non-negative weights: opposition looks like neither."""
         return self._answer(inputs, sees_opposition=False)

@@ -1,4 +1,4 @@
-"""Recall: pairs of key and value are given, then keys are asked."""
+"""Recall: look up the values of keys that were given as pairs."""
 
 from __future__ import annotations
 
@@ -107,10 +107,10 @@ class Recall(Task):
         return Batch(inputs, labels)
 
     def solve(self, inputs: Tensor) -> Tensor:
-        """Looks every token up among the pairs."""
+        """Look every token up among the pairs."""
         if self.form == "joined":
-            there = inputs[:, : self.pairs]
-            keys, values = there // self.values, there % self.values
+            pairs = inputs[:, : self.pairs]
+            keys, values = pairs // self.values, pairs % self.values
             looked_up = inputs - self.keys * self.values
         else:
             keys, values = inputs[:, 0 : 2 * self.pairs : 2], inputs[:, 1 : 2 * self.pairs : 2]

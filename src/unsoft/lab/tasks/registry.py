@@ -1,25 +1,23 @@
-"""The list of tasks. Each file beside this one registers its own; adding a file is enough."""
+"""Registry of tasks. Each file of this folder registers its own, so adding a file is enough."""
 
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import importlib
 import pkgutil
-import threading
+from functools import cache
 from typing import Any, TypeVar
 
+from unsoft.checks import did_you_mean
 from unsoft.lab.tasks.task import Task
 
 _registered: dict[str, type[Task]] = {}
-_discovery = threading.Lock()
-_discovered: list[bool] = []
 
 Kind = TypeVar("Kind", bound=type[Task])
 
 
 def register(kind: Kind) -> Kind:
-    """Adds a task, under the name that its class says; a decorator.
+    """Register a task class under its ``name``; a decorator.
 
     >>> @register
     ... class Again:
@@ -47,18 +45,21 @@ def register(kind: Kind) -> Kind:
 
 
 def tasks() -> dict[str, type[Task]]:
-    """Every task by name, in order."""
-    with _discovery:
-        if not _discovered:
-            package = importlib.import_module("unsoft.lab.tasks")
-            for found in pkgutil.iter_modules(package.__path__):
-                importlib.import_module(f"unsoft.lab.tasks.{found.name}")
-            _discovered.append(True)
+    """Return every task class by name, sorted."""
+    _import_all()
     return dict(sorted(_registered.items()))
 
 
+@cache
+def _import_all() -> None:
+    """Import the file of every task. Threads that come here together import each file once."""
+    package = importlib.import_module("unsoft.lab.tasks")
+    for module in pkgutil.iter_modules(package.__path__):
+        importlib.import_module(f"unsoft.lab.tasks.{module.name}")
+
+
 def task(name: str, **knobs: Any) -> Task:
-    """The task called ``name``, with another difficulty if knobs are given.
+    """Return the task called ``name``, with the difficulty that the knobs set.
 
     >>> task("copy", length=8).length
     8
@@ -71,12 +72,11 @@ def task(name: str, **knobs: Any) -> Task:
     """
     known = tasks()
     if name not in known:
-        close = difflib.get_close_matches(str(name), known, n=1)
-        hint = f"did you mean {close[0]!r}?" if close else f"there are {', '.join(known)}"
-        raise ValueError(f"task: no task is called {name!r}; {hint}")
+        hint = did_you_mean(str(name), known) or f"; there are {', '.join(known)}"
+        raise ValueError(f"task: no task is called {name!r}{hint}")
     kind = known[name]
-    there = [field.name for field in dataclasses.fields(kind)]
+    names = [field.name for field in dataclasses.fields(kind)]
     for knob in knobs:
-        if knob not in there:
-            raise ValueError(f"{name}: no knob is called {knob!r}; there are {', '.join(there)}")
+        if knob not in names:
+            raise ValueError(f"{name}: no knob is called {knob!r}; there are {', '.join(names)}")
     return kind(**knobs)

@@ -1,4 +1,4 @@
-"""Selective copy: say the tokens again that were not blank."""
+"""Selective copy: repeat the tokens that are not blank."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class SelectiveCopy(Retelling):
 
     length: int = 20
     tokens: int = 4
-    """To be copied."""
+    """Number of tokens to copy."""
     vocabulary: int = 8
 
     def __post_init__(self) -> None:
@@ -59,8 +59,8 @@ class SelectiveCopy(Retelling):
         return labelled_last(inputs, tokens)
 
     def solve(self, inputs: Tensor) -> Tensor:
-        """Collects what is not blank before the mark."""
+        """Collect the tokens before the mark that are not blank."""
         before = inputs[:, : self.length - self.tokens - 1]
         tokens = before[before < self.vocabulary].reshape(-1, self.tokens)
-        silent = torch.zeros(len(inputs), self.length - self.tokens, dtype=torch.long)
-        return chosen(torch.cat([silent, tokens], 1), self.outputs)
+        unasked = torch.zeros(len(inputs), self.length - self.tokens, dtype=torch.long)
+        return chosen(torch.cat([unasked, tokens], 1), self.outputs)

@@ -1,4 +1,4 @@
-"""What a task is: data with a known answer, and everything needed to judge a model on it."""
+"""Base classes of tasks: data with a known answer, and the score of a model on it."""
 
 from __future__ import annotations
 
@@ -14,17 +14,18 @@ from torch import Tensor
 from unsoft.lab.tasks.draw import generator, integers
 
 IGNORE = -100
-"""The label of a position at which nothing is asked, as in torch and transformers."""
+"""The label of positions without a question, as in torch and transformers."""
 
 
 class Batch(NamedTuple):
-    """Examples of a task. What the model sees at position i may only be asked for at i or later."""
+    """Examples of a task. A label at position i depends on inputs up to i only."""
 
     inputs: Tensor
     """Tokens (batch, length), features (batch, length, size) or images (batch, channels, height, width)."""
     labels: Tensor
-    """The right answer at every position that is asked, IGNORE elsewhere; (batch, length),
-    or (batch,) for images."""
+    """The right answer at positions with a question, IGNORE elsewhere; (batch, length), or (batch,) for
+    images.
+    """
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,16 +39,16 @@ class Setup:
     lr: float = 0.003
     batch: int = 64
     positions: bool = False
-    """Rotary positions; without them the order of the inputs can only be seen through causality."""
+    """Use rotary positions; without them a model knows the order of the inputs only through causality."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Task(ABC):
     """The base of every task. A task is a frozen dataclass whose fields are the knobs of its difficulty.
 
-    A task of your own says its name, what it tells apart, what goes in and out, how examples are drawn and
-    how they are solved; :func:`unsoft.lab.tasks.register` makes it known to ``unsoft tasks`` and
-    ``unsoft train``.
+    A custom task defines its name, what it tells apart, the sizes of inputs and outputs, how examples are
+    drawn and how they are solved; :func:`unsoft.lab.tasks.register` adds it to ``unsoft tasks`` and ``unsoft
+    train``.
 
     >>> import unsoft
     >>> task = unsoft.lab.tasks.task("recall", pairs=4, length=32, values=64)
@@ -62,9 +63,9 @@ class Task(ABC):
     tells: ClassVar[str]
     """What the task tells apart, in one line."""
     source: ClassVar[str] = ""
-    """Where it comes from."""
+    """Publication that introduced it."""
     kind: ClassVar[str] = "tokens"
-    """What the inputs are: "tokens", "features" or "image"."""
+    """Kind of the inputs: "tokens", "features" or "image"."""
     metric: ClassVar[str] = "accuracy"
     higher_is_better: ClassVar[bool] = True
     difficulty: ClassVar[str] = ""
@@ -72,59 +73,62 @@ class Task(ABC):
 
     @property
     def setup(self) -> Setup:
-        """The small model and schedule that learn it."""
+        """Small model and schedule that learn the task."""
         return Setup()
 
     @property
     @abstractmethod
     def size(self) -> int:
-        """Of the inputs: how many tokens or features there are, or the side of an image."""
+        """Number of tokens or features, or the side of an image."""
 
     @property
     def outputs(self) -> int:
-        """How many numbers a model gives at each position: one for each token, unless said otherwise."""
+        """Number of outputs of a model at each position; one for each token by default."""
         return self.size
 
     @property
     def answers_in_tokens(self) -> bool:
-        """Are labels tokens of the inputs?
-
-        Models then have one embedding for both, without which copying starts late.
+        """True if labels are tokens of the inputs. Models then share the embedding, without which they learn
+        to copy late.
         """
         return False
 
     @property
     def choices(self) -> range:
-        """The labels among which one who knows nothing would guess: all, unless said otherwise."""
+        """Labels among which a model without information would guess; all by default."""
         return range(self.outputs)
 
     @abstractmethod
     def draw(self, count: int, random: torch.Generator, training: bool) -> Batch:
-        """Examples, for training or for the test of exactly this difficulty."""
+        """Draw examples, for training or for the test of exactly this difficulty."""
 
     def draw_validation(self, count: int, random: torch.Generator) -> Batch:
-        """Examples by which settings are chosen: as those of the test, unless said otherwise. A task with a
-        fixed stock of data must keep some of it for validation alone."""
+        """Draw validation examples, by which settings are chosen; like those of the test by default. A task
+        with a fixed dataset must reserve a part of it."""
         return self.draw(count, random, training=False)
 
     @abstractmethod
     def solve(self, inputs: Tensor) -> Tensor:
-        """A known solution: from inputs what a model would give, (batch, length, outputs)."""
+        """Return the outputs of a known solution, (batch, length, outputs)."""
 
     def shortcut(self, inputs: Tensor) -> Tensor | None:
-        """What a mechanism falls back on that lacks what the task asks for; None if nothing particular."""
+        """Return the outputs of a mechanism that lacks what the task tests; None if there is no such
+        fallback.
+        """
         return None
 
     def at_rest(self, labels: Tensor) -> Tensor | None:
-        """Positions at which the right thing is to do nothing, (batch, length); None if there are none."""
+        """Return the positions at which the right answer is to do nothing, (batch, length); None if there
+        are none.
+        """
         return None
 
     def difficulties(self) -> tuple[int, ...]:
-        """Values of the knob :attr:`difficulty` at which models are tested, from easy to hard."""
+        """Return the values of the knob :attr:`difficulty` at which models are tested, from easy to hard."""
         return ()
 
     def sweep(self) -> tuple[Task, ...]:
-        """The same task at each of these values.
+        """Return the task at each of these values.
 
         >>> import unsoft
         >>> [task.repeats for task in unsoft.lab.tasks.task("census").sweep()]
@@ -133,7 +137,7 @@ class Task(ABC):
         return tuple(replace(self, **{self.difficulty: value}) for value in self.difficulties())
 
     def files(self) -> Mapping[str, str]:
-        """What else belongs in the folder of a run on this task: names and contents."""
+        """Return further files for the folder of a run: names and contents."""
         return {}
 
     @property
@@ -154,8 +158,7 @@ class Task(ABC):
         training: bool = False,
         validation: bool = False,
     ) -> Batch:
-        """Batch number ``index`` of a stream; the streams of different seeds, and of training and test,
-        have nothing in common."""
+        """Return batch number ``index`` of a stream; seeds, training and test have independent streams."""
         if count < 1:
             raise ValueError(f"{self.name}: argument 'count' must be at least 1, not {count}")
         if training and validation:
@@ -164,41 +167,41 @@ class Task(ABC):
         return self.draw_validation(count, random) if validation else self.draw(count, random, training)
 
     def grade(self, outputs: Tensor, labels: Tensor) -> Tensor:
-        """One number for every answer; their mean is the score."""
-        found, wanted = asked(outputs, labels)
-        return (found.argmax(-1) == wanted).float()
+        """Return one number for every answer; their mean is the score."""
+        answers, targets = asked(outputs, labels)
+        return (answers.argmax(-1) == targets).float()
 
     def loss(self, outputs: Tensor, labels: Tensor) -> Tensor:
-        """What training lowers."""
-        found, wanted = asked(outputs, labels)
-        return torch.nn.functional.cross_entropy(found.float(), wanted)
+        """Return the training loss."""
+        answers, targets = asked(outputs, labels)
+        return torch.nn.functional.cross_entropy(answers.float(), targets)
 
     def score(self, outputs: Tensor, labels: Tensor) -> float:
-        """The mean of :meth:`grade`."""
+        """Return the mean of :meth:`grade`."""
         return self.grade(outputs, labels).mean().item()
 
     def known(self, count: int = 256, seed: int = 0) -> float:
-        """The score of the known solution, computed on ``count`` test examples."""
+        """Return the score of the known solution on ``count`` test examples."""
         batch = self.sample(count, seed=seed)
         return self.score(self.solve(batch.inputs), batch.labels)
 
     def shortcut_score(self, count: int = 256, seed: int = 0) -> float | None:
-        """The score of the shortcut on the same examples."""
+        """Return the score of the shortcut on the same examples; None if there is none."""
         batch = self.sample(count, seed=seed)
-        found = self.shortcut(batch.inputs)
-        return None if found is None else self.score(found, batch.labels)
+        outputs = self.shortcut(batch.inputs)
+        return None if outputs is None else self.score(outputs, batch.labels)
 
     def knobs(self) -> dict[str, Any]:
-        """The difficulty as plain data."""
+        """Return the difficulty as plain data."""
         return {field.name: getattr(self, field.name) for field in fields(self)}
 
     def require(self, holds: bool, problem: str) -> None:
-        """ValueError unless it holds."""
+        """Raise ValueError unless ``holds``."""
         if not holds:
             raise ValueError(f"{self.name}: {problem}")
 
     def at_least(self, minimum: int, *knobs: str) -> None:
-        """ValueError unless the knobs are whole numbers that large."""
+        """Raise unless the knobs are whole numbers of at least ``minimum``."""
         for knob in knobs:
             value = getattr(self, knob)
             if isinstance(value, bool) or not isinstance(value, int):
@@ -206,7 +209,7 @@ class Task(ABC):
             self.require(value >= minimum, f"{knob!r} must be at least {minimum}, not {value}")
 
     def between(self, low: float, high: float, *knobs: str) -> None:
-        """ValueError unless the knobs are numbers in that range."""
+        """Raise unless the knobs are numbers from ``low`` to ``high``."""
         for knob in knobs:
             value = getattr(self, knob)
             if isinstance(value, bool) or not isinstance(value, (int, float)):
@@ -217,14 +220,14 @@ class Task(ABC):
             )
 
     def one_of(self, knob: str, *values: str) -> None:
-        """ValueError unless the knob has one of these values."""
+        """Raise ValueError unless the knob has one of these values."""
         value = getattr(self, knob)
         self.require(value in values, f"{knob!r} must be one of {', '.join(values)}, not {value!r}")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Retelling(Task):
-    """The base of tasks whose answers are tokens of the inputs."""
+    """Base of tasks whose answers are tokens of the inputs."""
 
     @property
     def answers_in_tokens(self) -> bool:
@@ -232,13 +235,13 @@ class Retelling(Task):
 
 
 def asked(outputs: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-    """The outputs at the positions that are asked, (answers, choices), and their labels, (answers,)."""
-    there = labels != IGNORE
-    return outputs.reshape(*labels.shape, -1)[there], labels[there]
+    """Return outputs (answers, choices) and labels (answers,) of the positions with a question."""
+    is_asked = labels != IGNORE
+    return outputs.reshape(*labels.shape, -1)[is_asked], labels[is_asked]
 
 
 def chosen(answers: Tensor, outputs: int) -> Tensor:
-    """Answers as a sure model gives them: 1 for the label that is chosen, 0 for all others.
+    """Return outputs that are 1 for the chosen label and 0 for all others.
 
     >>> chosen(torch.tensor([[0, 2]]), 3)
     tensor([[[1., 0., 0.], [0., 0., 1.]]])
@@ -247,7 +250,23 @@ def chosen(answers: Tensor, outputs: int) -> Tensor:
 
 
 def labelled_last(inputs: Tensor, answers: Tensor) -> Batch:
-    """A batch in which the last positions are asked: ``answers`` is (batch, how many)."""
+    """Return a batch whose questions are the last positions: ``answers`` is (batch, questions)."""
     labels = torch.full(inputs.shape[:2], IGNORE)
     labels[:, inputs.shape[1] - answers.shape[1] :] = answers
     return Batch(inputs, labels)
+
+
+@dataclass(frozen=True, kw_only=True)
+class MarkedTokens(Task):
+    """Base of tasks with ``length`` random tokens and a mark, the token with the largest number."""
+
+    length: int = 16
+    vocabulary: int = 16
+
+    def __post_init__(self) -> None:
+        self.at_least(1, "length")
+        self.at_least(2, "vocabulary")
+
+    @property
+    def size(self) -> int:
+        return self.vocabulary + 1

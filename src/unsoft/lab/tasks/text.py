@@ -11,19 +11,18 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from unsoft.lab.tasks.bpe import BYTES, Encoded, encode
-from unsoft.lab.tasks.corpus import corpus
+from unsoft.lab.tasks.corpus import BYTES, Encoded, corpus, encode
 from unsoft.lab.tasks.draw import integers
 from unsoft.lab.tasks.registry import register
 from unsoft.lab.tasks.task import Batch, Retelling, Setup, asked
 
 _LARGEST = 4096
-"""Tokens of byte-pair encoding: the known solution counts pairs of them."""
+"""Most tokens of byte-pair encoding: the known solution counts pairs of them."""
 
 
 @register
 @dataclass(frozen=True, kw_only=True)
-class Text(Retelling):
+class TextTask(Retelling):
     """The next byte or token of a text. Training, validation and test draw windows from different documents.
 
     path
@@ -71,7 +70,7 @@ class Text(Retelling):
 
     @property
     def _parts(self) -> tuple[Tensor, ...]:
-        """The texts of training, validation and test as numbers."""
+        """Texts of training, validation and test as token numbers."""
         encoded = self._encoded
         return corpus(self.path, validation=True) if encoded is None else encoded[:3]
 
@@ -81,7 +80,7 @@ class Text(Retelling):
 
     @property
     def _bytes_each(self) -> float:
-        """Bytes of a token of the test text, on average."""
+        """Mean bytes per token of the test text."""
         encoded = self._encoded
         return 1.0 if encoded is None else encoded.bytes_per_token
 
@@ -116,13 +115,13 @@ class Text(Retelling):
         return Batch(window[:, :-1], window[:, 1:])
 
     def grade(self, outputs: Tensor, labels: Tensor) -> Tensor:
-        found, wanted = asked(outputs, labels)
-        nats = torch.nn.functional.cross_entropy(found.float(), wanted, reduction="none")
+        answers, targets = asked(outputs, labels)
+        nats = torch.nn.functional.cross_entropy(answers.float(), targets, reduction="none")
         return nats / (math.log(2) * self._bytes_each)
 
     def solve(self, inputs: Tensor) -> Tensor:
-        """Counts of the training text as logarithms of probabilities: of three bytes, mixed with those of two
-        and one (Witten and Bell 1991); of two tokens, mixed with those of one."""
+        """Return log-probabilities of an n-gram model of the training text: three bytes, or two tokens,
+        smoothed with shorter ones (Witten and Bell 1991)."""
         size = self.size
         before = torch.nn.functional.pad(inputs, (1, 0), value=ord("\n"))[:, :-1]
         contexts = (None, inputs, before * size + inputs)
@@ -137,11 +136,11 @@ class Text(Retelling):
 
 
 @lru_cache(maxsize=1)
-def _counts(task: Text) -> list[Tensor]:
-    """How often each byte, pair and triple occurs in the training text; or each token and pair."""
+def _counts(task: TextTask) -> list[Tensor]:
+    """Return the counts of bytes, pairs and triples in the training text, or of tokens and pairs."""
     content, size = task._parts[0].long(), task.size
-    found, numbers = [torch.bincount(content, minlength=size)], content
+    counts, numbers = [torch.bincount(content, minlength=size)], content
     for order in (2, 3) if task.level == "bytes" else (2,):
         numbers = numbers[:-1] * size + content[order - 1 :]
-        found.append(torch.bincount(numbers, minlength=size**order).to(torch.int32))
-    return found
+        counts.append(torch.bincount(numbers, minlength=size**order).to(torch.int32))
+    return counts

@@ -20,7 +20,7 @@ _MARK = 2.0
 @register
 @dataclass(frozen=True, kw_only=True)
 class Trigger(Task):
-    """At the trigger give the mean of all content before it, at every other token give zero.
+    """Return the mean of all content before the trigger at the trigger, and zero at every other token.
 
     Labels are vectors, (batch, length, dim). The score is the squared error over that of always giving zero:
     1 is doing nothing, 0 is perfect. Content is drawn around a centre that differs from sequence to sequence.
@@ -71,8 +71,9 @@ class Trigger(Task):
 
     @property
     def _energy(self) -> float:
-        """The expected squared length of a label: the trigger is one of ``length`` tokens,
-        after 1 to length - 1 others."""
+        """Expected squared length of a label: the trigger is one of ``length`` tokens, after 1 to length -
+        1 others.
+        """
         before = range(1, self.length)
         return self.dim * (1 + self.noise**2 * sum(1 / n for n in before) / len(before)) / self.length
 
@@ -92,19 +93,19 @@ class Trigger(Task):
         return Batch(inputs, torch.cat([torch.full((count, 1, self.dim), float(IGNORE)), target], 1))
 
     def solve(self, inputs: Tensor) -> Tensor:
-        """Running mean of the content, where the trigger is."""
+        """Return the running mean of the content at the trigger."""
         content, marks = inputs[..., : self.dim], inputs[..., self.dim :]
         is_content = (marks[..., _CONTENT, None] > 0).float()
         mean = (content * is_content).cumsum(1) / is_content.cumsum(1).clamp(min=1)
         return mean * (marks[..., _TRIGGER, None] > 0)
 
     def at_rest(self, labels: Tensor) -> Tensor:
-        """Every token but the trigger, and the start, of which nothing is asked."""
+        """Return all positions but the trigger and the start, which has no label."""
         return (labels == 0).all(-1)
 
     def grade(self, outputs: Tensor, labels: Tensor) -> Tensor:
-        there = (labels != IGNORE).all(-1)
-        error = outputs.float()[there] - labels[there]
+        is_asked = (labels != IGNORE).all(-1)
+        error = outputs.float()[is_asked] - labels[is_asked]
         return error.square().sum(-1) / self._energy
 
     def loss(self, outputs: Tensor, labels: Tensor) -> Tensor:

@@ -1,5 +1,6 @@
-"""Training on tasks with transformers' Trainer, and heads that repel each other. Needs the extra ``hf``;
-imported on demand.
+"""Training on tasks with transformers' Trainer, conversion of pretrained models, and repulsion between heads.
+
+Needs the extra ``hf``; imported on demand.
 
 >>> import unsoft
 >>> spec = unsoft.lab.training.Spec(task="census", mechanism="magnitude+cog", steps=3)
@@ -16,8 +17,8 @@ from unsoft.lab.training.spec import Spec
 
 if TYPE_CHECKING:
     from unsoft.lab.training.conversion import Conversion, Converted, convert
+    from unsoft.lab.training.final_test import Result
     from unsoft.lab.training.repulsion import Repulsion, repulse
-    from unsoft.lab.training.result import Result
     from unsoft.lab.training.run import train
 
 __all__ = ["Conversion", "Converted", "Repulsion", "Result", "Spec", "convert", "repulse", "train"]
@@ -27,13 +28,13 @@ _HOME = {
     "convert": "conversion",
     "Repulsion": "repulsion",
     "repulse": "repulsion",
-    "Result": "result",
+    "Result": "final_test",
     "train": "run",
 }
 
 
 def __getattr__(name: str) -> Any:
-    """What needs transformers is imported on first use: a study can be read, and judged, without it."""
+    """Import names that need transformers on first use: studies can be read and judged without it."""
     if name not in _HOME:
         raise AttributeError(f"module 'unsoft.lab.training' has no attribute {name!r}")
     return getattr(importlib.import_module(f"unsoft.lab.training.{_HOME[name]}"), name)

@@ -1,11 +1,17 @@
-"""The folder of a run: whose it is, what it holds, and when it is finished."""
+"""The folder of a run and its checkpoints.
+
+Trainer writes a checkpoint file by file, so each gets a seal with digests when it is complete. A checkpoint
+without a seal, or with a file that differs from its digest, is never loaded.
+"""
 
 from __future__ import annotations
 
 import errno
 import fcntl
+import hashlib
 import json
 import os
+import re
 import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -20,12 +26,11 @@ from unsoft.files import UNFINISHED, write_whole
 _SPEC, _RESULT, _MODEL, _LOCK = "spec.json", "result.json", "model", ".lock"
 LOG, CHECKPOINTS = "log.jsonl", "checkpoints"
 _FULL = 1 << 14
-"""A disk with fewer free bytes is full, also if the last of them were too few for what was written."""
+"""A disk with fewer free bytes counts as full: the rest may be too small for the file."""
 
 
 def finished(folder: Path, spec: Mapping[str, Any], who: str) -> dict[str, Any] | None:
-    """The result of this very run if the folder has it; ValueError if the folder is another run's or
-    something else."""
+    """Return the result if the folder holds this run finished; ValueError if it holds something else."""
     written = folder / _SPEC
     try:
         if not written.exists():
@@ -42,8 +47,8 @@ def finished(folder: Path, spec: Mapping[str, Any], who: str) -> dict[str, Any] 
             raise ValueError(
                 f"{who}: {str(folder)!r} holds another run ({other}); give another folder (--out)"
             )
-        there = folder / _RESULT
-        return json.loads(there.read_bytes()) if there.exists() else None
+        result = folder / _RESULT
+        return json.loads(result.read_bytes()) if result.exists() else None
     except OSError as problem:
         raise ValueError(f"{who}: {str(folder)!r} cannot be read: {problem.strerror}") from None
     except json.JSONDecodeError as problem:
@@ -54,9 +59,9 @@ def finished(folder: Path, spec: Mapping[str, Any], who: str) -> dict[str, Any] 
 def claimed(
     folder: Path, spec: Mapping[str, Any], who: str, files: Mapping[str, str] | None = None
 ) -> Iterator[None]:
-    """Makes the folder this run's own; meanwhile no other process can train in it.
+    """Reserve the folder for this run, so that no other process can train in it.
 
-    ``files`` are put beside its spec. A lock ends with its process, however that ends.
+    ``files`` are written beside its spec. The lock ends with the process, however that ends.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -79,12 +84,12 @@ def claimed(
 
 
 def _left_behind(path: Path) -> bool:
-    """May a process that was killed before it wrote its spec have left this?"""
+    """Return True for files that a process leaves if it is killed before it writes its spec."""
     return path.name == _LOCK or (path.name.startswith(".") and path.suffix == UNFINISHED)
 
 
 def why_not_written(problem: Exception, folder: Path) -> str:
-    """What went wrong, in words: torch does not say of a full disk that it is one."""
+    """Explain an error of writing. torch reports a full disk as a write position error."""
     if shutil.disk_usage(folder).free < _FULL:
         return os.strerror(errno.ENOSPC)
     return getattr(problem, "strerror", None) or str(problem)
@@ -97,8 +102,9 @@ def finish(
     tokenizer: PreTrainedTokenizerBase | None = None,
     weights: Mapping[str, Tensor] | None = None,
 ) -> None:
-    """The model first and the result last: a folder with a result is complete. Checkpoints have done their
-    work then."""
+    """Write the model first and the result last, so that a folder with a result is complete; remove
+    checkpoints.
+    """
     unfinished = folder / f".{_MODEL}{UNFINISHED}"
     shutil.rmtree(unfinished, ignore_errors=True)
     try:
@@ -112,7 +118,51 @@ def finish(
         reason = why_not_written(problem, folder)
         shutil.rmtree(unfinished, ignore_errors=True)
         raise OSError(
-            f"the trained model cannot be written to {str(folder)!r}: {reason}; its last checkpoint is kept,"
-            " and the same command goes on from there"
+            f"the trained model cannot be written to {str(folder)!r}: {reason}; its last checkpoint is kept;"
+            " rerun the same command to resume"
         ) from problem
     shutil.rmtree(folder / CHECKPOINTS, ignore_errors=True)
+
+
+SEAL = "complete.json"
+
+
+def seal(folder: Path) -> None:
+    """Write the seal: digests of all files in the folder."""
+    digests = {}
+    for path in sorted(folder.rglob("*")):
+        if path.is_file() and path.name != SEAL:
+            with path.open("rb") as file:
+                digests[str(path.relative_to(folder))] = hashlib.file_digest(file, "sha256").hexdigest()
+                os.fsync(file.fileno())
+    write_whole(folder / SEAL, json.dumps(digests, indent=1).encode())
+
+
+def is_complete(folder: Path) -> bool:
+    """Return True if the folder is sealed and no file has changed since."""
+    try:
+        digests = json.loads((folder / SEAL).read_bytes())
+        for name, digest in digests.items():
+            with (folder / name).open("rb") as file:
+                if hashlib.file_digest(file, "sha256").hexdigest() != digest:
+                    return False
+    except (OSError, ValueError, AttributeError):
+        return False
+    return True
+
+
+def sweep(folder: Path) -> tuple[Path | None, list[str]]:
+    """Return the newest complete checkpoint; remove damaged or unfinished ones and return their names."""
+    newest, removed = None, []
+    for path in sorted(folder.glob("checkpoint-*"), key=_step, reverse=True):
+        if is_complete(path):
+            newest = newest or path
+        else:
+            shutil.rmtree(path, ignore_errors=True)
+            removed.append(path.name)
+    return newest, removed
+
+
+def _step(path: Path) -> int:
+    match = re.fullmatch(r"checkpoint-(\d+)", path.name)
+    return int(match[1]) if match else -1

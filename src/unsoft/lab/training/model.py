@@ -1,4 +1,4 @@
-"""The model of a run: a small one of transformers' with the mechanism in its attention.
+"""The model of a run: a small transformers model with the mechanism in its attention.
 
 Sequences: SmolLM3, which is Llama with rotary positions that can be left out. Images: ViT.
 """
@@ -23,14 +23,12 @@ from unsoft.lab.tasks import Batch, Task
 from unsoft.lab.training.spec import Spec
 
 _START = 0.8
-"""Initial weights have this over the root of the width: 0.1 at 64.
-
-With transformers' 0.02 small models do not start to learn.
-"""
+"""Initial weights have this standard deviation over the root of the width: 0.1 at 64. With transformers' 0.02
+small models do not start to learn."""
 
 
 def build(spec: Spec, task: Task) -> PreTrainedModel:
-    """The model that a filled spec describes, with its mechanism. The same seed gives the same weights."""
+    """Return the model of a filled spec, with its mechanism. The same seed gives the same weights."""
     torch.manual_seed(spec.seed)
     if spec.init_from:
         model, _ = load_model(spec.init_from)
@@ -43,7 +41,7 @@ def build(spec: Spec, task: Task) -> PreTrainedModel:
 def _sequence_model(spec: Spec, task: Task) -> PreTrainedModel:
     assert spec.layers and spec.width and spec.heads and spec.mlp
     config = SmolLM3Config(
-        # Features are given as embeddings, so the vocabulary is that of the answers.
+        # Features are passed as embeddings, so the vocabulary is that of the answers.
         vocab_size=task.outputs if task.kind == "features" else max(task.size, task.outputs),
         hidden_size=spec.width,
         intermediate_size=spec.mlp,
@@ -83,12 +81,12 @@ def _image_model(spec: Spec, task: Task) -> PreTrainedModel:
 
 
 def _check(model: PreTrainedModel, task: Task, name: str) -> None:
-    """ValueError if a given model cannot take the task's inputs or give its answers."""
+    """Raise ValueError if a pretrained model does not fit the inputs or outputs of the task."""
     config: Any = model.config
-    takes, wanted = model.main_input_name, "pixel_values" if task.kind == "image" else "input_ids"
-    if takes != wanted:
+    takes, needed = model.main_input_name, "pixel_values" if task.kind == "image" else "input_ids"
+    if takes != needed:
         raise ValueError(
-            f"train: {task.name} gives {wanted}, and {name} is a {type(model).__name__}, which takes {takes}"
+            f"train: {task.name} gives {needed}, and {name} is a {type(model).__name__}, which takes {takes}"
         )
     head = model.get_output_embeddings()
     outputs = config.num_labels if task.kind == "image" else getattr(head, "out_features", 0)
@@ -106,10 +104,7 @@ def _check(model: PreTrainedModel, task: Task, name: str) -> None:
 
 
 def to_model(batch: Batch, task: Task, width: int) -> dict[str, Tensor]:
-    """A batch as keywords of a model.
-
-    Features are embeddings that fill the first of the model's dimensions.
-    """
+    """Return a batch as keywords of a model. Features are embeddings that fill the first dimensions."""
     if task.kind == "features":
         inputs = torch.nn.functional.pad(batch.inputs, (0, width - task.size))
         return {"inputs_embeds": inputs, "labels": batch.labels}

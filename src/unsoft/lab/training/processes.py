@@ -1,4 +1,4 @@
-"""Several processes that train one model, as ``torchrun`` starts them; alone, all of this does nothing."""
+"""Several processes that train one model, as ``torchrun`` starts them; all no-ops in a single process."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from torch import distributed
 
 
 def count() -> int:
-    """How many processes train together."""
+    """Return the number of processes that train together."""
     return int(os.environ.get("WORLD_SIZE", "1"))
 
 
 def is_first() -> bool:
-    """Is this the one that prints and writes?"""
+    """Return True in the process that prints and writes."""
     return int(os.environ.get("RANK", "0")) == 0
 
 
 def join() -> None:
-    """Meets the others, before anything is read or written that all must see alike."""
+    """Join the process group, before files are read or written that all must see alike."""
     if count() > 1:
         from accelerate import PartialState  # type: ignore[import-untyped]
 
@@ -27,16 +27,16 @@ def join() -> None:
 
 
 def wait() -> None:
-    """Until all are here."""
+    """Wait for all processes."""
     if count() > 1:
         distributed.barrier()
 
 
-def any_says(flag: bool) -> bool:
-    """Does one of them say so? All get the same answer, so all stop at the same step."""
+def any_set(flag: bool) -> bool:
+    """Return True in all processes if the flag is set in any, so that all stop at the same step."""
     if count() == 1:
         return flag
     device = torch.accelerator.current_accelerator() or torch.device("cpu")
-    said = torch.tensor(int(flag), device=device)
-    distributed.all_reduce(said, distributed.ReduceOp.MAX)
-    return bool(said.item())
+    largest = torch.tensor(int(flag), device=device)
+    distributed.all_reduce(largest, distributed.ReduceOp.MAX)
+    return bool(largest.item())

@@ -1,7 +1,16 @@
-"""Heads that repel each other: the heads of an attention layer as particles of a posterior (An et al. 2020,
-arXiv 2009.09364).
+"""Repulsion between heads: the heads of an attention layer as particles of a posterior (An et al. 2020, arXiv
+2009.09364).
 
-Only the gradient changes, between backward and the optimizer's step; models and inference stay what they are.
+Only the gradient changes, between backward and the optimizer's step; models and inference do not.
+
+Particles are the rows of ``positions`` (particles, size), ``gradients`` those of the potential U = -log p at
+each, and K a Gaussian kernel:
+
+    svgd    g_i = 1/M sum_j (K_ij G_j - alpha K_ij (x_i - x_j) / h^2)               (Liu and Wang 2016)
+    spos    the same + T G_i - sqrt(2 T / step) noise                 (Zhang et al. 2020, their 1 / beta is T)
+    repel   G_i - alpha/M sum_j K_ij (x_i - x_j) / h^2: each particle's own gradient, and the push
+
+A step of gradient descent along g_i with the given step size is the published update.
 
 A head is a contiguous block of rows of the query, key or value projection, each matrix a system of particles
 of its own. (The published ELECTRA code reshapes the matrix so that its "heads" are interleaved columns; that
@@ -10,17 +19,18 @@ is not repeated here.) With grouped queries, keys and values have fewer heads, a
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from transformers import PreTrainedModel, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
+from unsoft.checks import one_of
 from unsoft.hf.architecture import attention_modules
 from unsoft.lab.tasks.draw import generator as seeded
-from unsoft.lab.training.checks import check_number
-from unsoft.lab.training.particles import check_kind, descent
+from unsoft.lab.training.spec import REPULSIONS, check_not_negative
 
 _NAMES = (
     ("q_proj", "k_proj", "v_proj"),
@@ -31,8 +41,8 @@ _NAMES = (
 
 
 def head_matrices(model: PreTrainedModel) -> list[tuple[str, nn.Parameter, int]]:
-    """Every projection to queries, keys and values: its name, its weight (heads * width, inputs),
-    and the number of its heads.
+    """Return every projection to queries, keys and values: its name, its weight (heads * width, inputs), and
+    the number of its heads.
 
     >>> from transformers import LlamaConfig, LlamaForCausalLM
     >>> sizes = {"vocab_size": 9, "hidden_size": 16, "intermediate_size": 8, "num_hidden_layers": 1}
@@ -40,29 +50,29 @@ def head_matrices(model: PreTrainedModel) -> list[tuple[str, nn.Parameter, int]]
     >>> [(name.rpartition(".")[2], heads) for name, _, heads in head_matrices(LlamaForCausalLM(config))]
     [('q_proj', 4), ('k_proj', 2), ('v_proj', 2)]
     """
-    found = list(_matrices(model))
-    if all(heads == 1 for _, _, heads in found):
+    matrices = list(_matrices(model))
+    if all(heads == 1 for _, _, heads in matrices):
         raise ValueError(
             f"repulse: the layers of {type(model).__name__} have one head each, and no other to repel"
         )
-    return found
+    return matrices
 
 
 def _matrices(model: PreTrainedModel) -> Iterator[tuple[str, nn.Parameter, int]]:
-    for found in attention_modules(model):
-        parts = dict(found.module.named_children())
+    for attention in attention_modules(model):
+        parts = dict(attention.module.named_children())
         names = next(
             (names for names in _NAMES if all(isinstance(parts.get(n), nn.Linear) for n in names)), None
         )
         if names is None:
             raise ValueError(
-                f"repulse: {type(found.module).__name__} has no separate linear maps to queries, keys and"
+                f"repulse: {type(attention.module).__name__} has no separate linear maps to queries, keys and"
                 " values"
             )
-        # A head of queries may have more rows than its width: Qwen3-Next has those of a gate beside them.
-        key_heads = len(_weight(parts[names[1]])) // found.layer_spec.head_dim
-        for name, heads in zip(names, (found.layer_spec.heads, key_heads, key_heads), strict=True):
-            yield f"{found.name}.{name}", _weight(parts[name]), heads
+        # A head of queries may have more rows than its width: in Qwen3-Next they include those of a gate.
+        key_heads = len(_weight(parts[names[1]])) // attention.layer_spec.head_dim
+        for name, heads in zip(names, (attention.layer_spec.heads, key_heads, key_heads), strict=True):
+            yield f"{attention.name}.{name}", _weight(parts[name]), heads
 
 
 def _weight(linear: nn.Module) -> nn.Parameter:
@@ -80,7 +90,7 @@ def repulse(
     step_size: float = 1e-3,
     generator: torch.Generator | None = None,
 ) -> None:
-    """Changes the gradients of a model's heads in place; call it between ``loss.backward()`` and
+    """Change the gradients of a model's heads in place; call it between ``loss.backward()`` and
     ``optimizer.step()``.
 
     alpha
@@ -90,11 +100,11 @@ def repulse(
         noise, which keeps heads spread where many dimensions let them collapse. "repel": every head keeps its
         own gradient, and is pushed.
     temperature, step_size
-        Of the noise of "spos": its own gradient counts ``temperature``; the step size is the learning rate.
-        Under Adam, which rescales gradients, this is no exact sampler.
+        Parameters of the noise of "spos": a head's own gradient has the weight ``temperature``; the step size
+        is the learning rate. Under Adam, which rescales gradients, this is no exact sampler.
     generator
-        Of the noise; torch's own unless given. Processes that train copies of one model (DDP) need
-        generators of the same seed for "spos", or their copies drift apart.
+        Random generator of the noise; torch's default if None. Processes that train copies of one model (DDP)
+        need generators of the same seed for "spos", or their copies drift apart.
 
     Distances are float32 whatever the model's dtype. Heads that are exactly alike are pushed in random
     directions.
@@ -120,9 +130,9 @@ def repulse(
 
 
 def _check(kind: str, **numbers: float) -> None:
-    check_kind(kind)
+    one_of("repulse", "kind", kind, REPULSIONS)
     for name, value in numbers.items():
-        check_number("repulse", name, value)
+        check_not_negative("repulse", name, value)
 
 
 def _change(
@@ -136,9 +146,9 @@ def _change(
     for _, weight, heads in matrices:
         if weight.grad is None:
             continue
-        places = weight.detach().float().reshape(heads, -1)
+        positions = weight.detach().float().reshape(heads, -1)
         changed = descent(
-            places,
+            positions,
             weight.grad.float().reshape(heads, -1),
             kind,
             alpha=alpha,
@@ -150,7 +160,8 @@ def _change(
 
 
 class Repulsion(TrainerCallback):
-    """The same for transformers' Trainer: ``Trainer(model, ..., callbacks=[Repulsion(alpha=0.1)])``.
+    """Callback of transformers' Trainer for :func:`repulse`: ``Trainer(model, ...,
+    callbacks=[Repulsion(alpha=0.1)])``.
 
     Trainer calls it after it has clipped the gradients, so the push is measured against clipped gradients;
     they are clipped once more after it. With gradient accumulation it is called once for each step of the
@@ -171,7 +182,7 @@ class Repulsion(TrainerCallback):
         model: Any = None,
         **kwargs: Any,
     ) -> None:
-        """Finds the heads once."""
+        """Collect the head matrices once."""
         self.matrices = head_matrices(model)
         if not any(weight.requires_grad for _, weight, _ in self.matrices):
             raise ValueError(
@@ -188,9 +199,69 @@ class Repulsion(TrainerCallback):
         optimizer: Any = None,
         **kwargs: Any,
     ) -> None:
-        """Changes the gradients of the heads."""
+        """Change the gradients of the heads."""
         step_size, device = optimizer.param_groups[0]["lr"], self.matrices[0][1].device
         noise = seeded(args.seed, "repulsion", state.global_step, device=device)
         _change(self.matrices, self.alpha, self.kind, self.temperature, step_size, noise)
         if args.max_grad_norm and args.max_grad_norm > 0:
             nn.utils.clip_grad_norm_(model.parameters(), args.max_grad_norm)
+
+
+_APART = 1e-3  # particles at one position are moved apart by this share of their size
+
+
+def descent(
+    positions: Tensor,
+    gradients: Tensor,
+    kind: str = "svgd",
+    *,
+    alpha: float = 1.0,
+    temperature: float = 1.0,
+    step_size: float = 1.0,
+    generator: torch.Generator | None = None,
+) -> Tensor:
+    """Return the direction that replaces the gradients, (particles, size).
+
+    >>> pair = torch.tensor([[0.0], [0.1]])
+    >>> descent(pair, torch.zeros(2, 1), "repel")          # gradient descent moves them apart
+    tensor([[ 3.6620], [-3.6620]])
+    """
+    one_of("repulse", "kind", kind, REPULSIONS)
+    count = len(positions)
+    if count > 1:
+        weights, bandwidth, positions = _kernel(positions, generator)
+        push = (weights.sum(1, keepdim=True) * positions - weights @ positions) * (alpha / bandwidth / count)
+        direction = (gradients if kind == "repel" else weights @ gradients / count) - push
+    else:
+        direction = gradients
+    if kind == "spos":
+        noise = _noise(positions, generator)
+        direction = direction + temperature * gradients - math.sqrt(2 * temperature / step_size) * noise
+    return direction
+
+
+def _noise(positions: Tensor, generator: torch.Generator | None) -> Tensor:
+    return torch.randn(positions.shape, dtype=positions.dtype, device=positions.device, generator=generator)
+
+
+def _kernel(positions: Tensor, generator: torch.Generator | None) -> tuple[Tensor, float, Tensor]:
+    """Return the kernel matrix, the squared bandwidth (from the median squared distance between different
+    particles), and the positions.
+
+    Published code takes the median of the whole matrix, whose diagonal is 0: with two particles its bandwidth
+    is 0. Particles at the same position have no direction to be pushed in, so they get a random one.
+    """
+    squares = _squares(positions)
+    different = ~torch.eye(len(positions), dtype=torch.bool, device=positions.device)
+    if not bool(squares[different].all()):
+        size = positions.square().mean().sqrt()
+        positions = positions + _APART * torch.where(size > 0, size, 1.0) * _noise(positions, generator)
+        squares = _squares(positions)
+    bandwidth = 0.5 * squares[different].median().item() / math.log(len(positions) + 1)
+    return torch.exp(-squares / (2 * bandwidth)), bandwidth, positions
+
+
+def _squares(positions: Tensor) -> Tensor:
+    # The usual shortcut over inner products cancels where particles are close,
+    # which is where repulsion matters.
+    return torch.cdist(positions, positions, compute_mode="donot_use_mm_for_euclid_dist").square()

@@ -1,4 +1,4 @@
-"""``train``: one run, from its spec to its result; interrupted runs go on where they stopped."""
+"""``train``: one run, from its spec to its result; interrupted runs resume."""
 
 from __future__ import annotations
 
@@ -12,18 +12,14 @@ from transformers import TrainerCallback
 
 from unsoft.errors import Interrupted
 from unsoft.hf.quiet import quiet
+from unsoft.lab.tasks import IGNORE, Task
 from unsoft.lab.training import processes
-from unsoft.lab.training.checkpoints import sweep
-from unsoft.lab.training.checks import check_examples
-from unsoft.lab.training.final_test import final_result
-from unsoft.lab.training.folder import CHECKPOINTS, LOG, claimed, finish, finished
+from unsoft.lab.training.callbacks import ShowProgress, StopOnSignal, WriteLog, check_trackers, tracked
+from unsoft.lab.training.final_test import Result, final_result
+from unsoft.lab.training.folder import CHECKPOINTS, LOG, claimed, finish, finished, sweep
 from unsoft.lab.training.model import build
-from unsoft.lab.training.progress import ShowProgress, WriteLog
 from unsoft.lab.training.repulsion import Repulsion
-from unsoft.lab.training.result import Result
-from unsoft.lab.training.spec import Spec
-from unsoft.lab.training.stopping import StopOnSignal
-from unsoft.lab.training.trackers import check_trackers, tracked
+from unsoft.lab.training.spec import Spec, check_whole
 from unsoft.lab.training.trainer import TaskTrainer
 from unsoft.modules.registry import label_of
 
@@ -38,21 +34,19 @@ def train(
     fsdp: bool = False,
     progress: bool = False,
 ) -> Result:
-    """Trains what ``spec`` says and tests it.
+    """Train and test the run of a spec.
 
     out
-        A folder for the run: ``spec.json``, ``log.jsonl``, checkpoints while it goes on, and in the end
-        ``model`` (which :func:`unsoft.hf.load` reads) and ``result.json``. If it holds the same run
-        unfinished, that is continued, and the weights become bit for bit those of a run that was never
-        stopped; if it is finished, its result is returned. Without a folder nothing is kept.
+        A folder for the run: ``spec.json``, ``log.jsonl``, checkpoints while it runs, and finally ``model``
+        (which :func:`unsoft.hf.load` reads) and ``result.json``. If it holds the same run unfinished, the run
+        resumes, with the same weights bit for bit as without the interruption; if it is finished, its result
+        is returned. Without a folder nothing is kept.
     save_every, eval_every
-        Steps from one checkpoint, or look at the score, to the next;
-        a tenth of the run unless told otherwise.
+        Steps between checkpoints and between evaluations; a tenth of the run by default.
     report_to
         Trackers that transformers' Trainer knows, such as ["tensorboard"].
     fsdp
-        Under torchrun: every process keeps a part of weights and optimizer (FSDP2), instead of all of it
-        (DDP).
+        Under torchrun: every process keeps a part of weights and optimizer (FSDP2) instead of a copy (DDP).
 
     Under torchrun the processes share every batch, and the first of them writes and prints.
 
@@ -68,19 +62,18 @@ def train(
     """
     full, task = spec.filled(), spec.make_task()
     assert full.steps
-    for name, value in (("save_every", save_every), ("eval_every", eval_every)):
-        if value is not None and value < 1:
-            raise ValueError(f"train: argument {name!r} must be at least 1, not {value}")
-    if out is not None and (found := finished(Path(out), full.to_dict(), "train")) is not None:
-        return Result.from_dict(found)
+    check_whole("train", "save_every", save_every)
+    check_whole("train", "eval_every", eval_every)
+    if out is not None and (content := finished(Path(out), full.to_dict(), "train")) is not None:
+        return Result.from_dict(content)
     _check_processes(full, fsdp)
-    check_examples(task)
+    _check_examples(task)
     check_trackers(report_to or [])
     first, damaged, tenth = processes.is_first(), [], max(1, full.steps // 10)
     with ExitStack() as closing:
         closing.enter_context(tracked(report_to or [], None if out is None else Path(out)))
         closing.enter_context(quiet())
-        model = build(full, task)  # first of all: what cannot be built leaves no folder behind
+        model = build(full, task)  # before the folder: a spec that cannot be built leaves none behind
         processes.join()
         if out is None:
             folder = Path(closing.enter_context(tempfile.TemporaryDirectory()))
@@ -91,7 +84,7 @@ def train(
                 damaged = sweep(folder / CHECKPOINTS)[1]
             processes.wait()
         stop = StopOnSignal()
-        closing.enter_context(stop.listening())
+        closing.enter_context(stop.handling())
         callbacks: list[TrainerCallback] = [stop]
         if first:
             callbacks.append(WriteLog(folder / LOG))
@@ -103,7 +96,7 @@ def train(
             closing.callback(shown.close)
             callbacks.append(shown)
             for name in damaged:
-                shown.say(f"{name} is not complete and was removed")
+                shown.print(f"{name} is not complete and was removed")
         trainer = TaskTrainer(
             model,
             full,
@@ -118,8 +111,8 @@ def train(
         begin = time.perf_counter()
         trainer.train(resume_from_checkpoint=None if newest is None else str(newest))
         seconds = time.perf_counter() - begin
-        if stop.came and trainer.state.global_step < full.steps:
-            raise Interrupted(_goodbye(trainer.state.global_step, full.steps, out))
+        if stop.received and trainer.state.global_step < full.steps:
+            raise Interrupted(_interrupted(trainer.state.global_step, full.steps, out))
         result = final_result(trainer, seconds)
         if out is not None:
             weights = trainer.accelerator.get_state_dict(trainer.model_wrapped) if fsdp else None
@@ -129,8 +122,26 @@ def train(
         return result
 
 
+def _check_examples(task: Task) -> None:
+    """Raise ValueError if an example of a task, perhaps a user's own, cannot be learned."""
+    inputs, labels = task.sample(1, training=True)
+    asked = labels[labels != IGNORE]
+    if not len(asked):
+        raise ValueError(f"{task.name}: an example asks nothing: all of its labels are {IGNORE}")
+    for what, values, count, field in (
+        ("token", inputs, task.size, "size"),
+        ("label", asked, task.outputs, "outputs"),
+    ):
+        if values.is_floating_point():  # features, images, and labels that are vectors
+            continue
+        low, high = int(values.min()), int(values.max())
+        if low < 0 or high >= count:
+            wrong = low if low < 0 else high
+            raise ValueError(f"{task.name}: the {what} {wrong} is none of the {count} of its {field!r}")
+
+
 def _check_processes(spec: Spec, fsdp: bool) -> None:
-    """ValueError if the batch cannot be shared, or there is nothing to share."""
+    """Raise ValueError if the batch or the model cannot be shared by the processes."""
     assert spec.batch
     if spec.batch < processes.count():
         raise ValueError(f"train: a batch of {spec.batch} cannot be shared by {processes.count()} processes")
@@ -138,15 +149,13 @@ def _check_processes(spec: Spec, fsdp: bool) -> None:
         raise ValueError("train: 'fsdp' shares a model among processes; start them with torchrun")
     if fsdp and not torch.accelerator.is_available():
         raise ValueError(
-            "train: 'fsdp' needs GPUs: on CPUs accelerate would use DDP in its place without saying so;"
-            " leave it out"
+            "train: 'fsdp' needs GPUs, since accelerate silently falls back to DDP on CPUs; leave it out"
         )
 
 
-def _goodbye(step: int, steps: int, out: str | Path | None) -> str:
+def _interrupted(step: int, steps: int, out: str | Path | None) -> str:
     if out is None:
         return f"train: stopped at step {step} of {steps}; nothing was kept, since no folder was given"
     return (
-        f"train: stopped at step {step} of {steps}; saved in {str(out)!r}, and the same command goes on from"
-        " there"
+        f"train: stopped at step {step} of {steps}; saved in {str(out)!r}; rerun the same command to resume"
     )

@@ -1,24 +1,26 @@
-"""A training run as data: what is trained, on what, and how."""
+"""A training run as data: the task, the mechanism, the model and the schedule."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any
 
 import torch
 
-from unsoft.lab.tasks import Task, task
-from unsoft.lab.training.checks import check_number, check_seed, check_whole
-from unsoft.lab.training.particles import KINDS
+from unsoft.checks import finite, one_of, whole_number
+from unsoft.lab.tasks import Setup, Task, task
 from unsoft.modules.build import mechanism as build_mechanism
 from unsoft.modules.registry import resolve
+
+REPULSIONS = ("svgd", "spos", "repel")
+"""Kinds of repulsion between heads; see :mod:`unsoft.lab.training.repulsion`."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Spec:
-    """Everything that decides the outcome of a run. What is None is taken from the task's own small setup.
+    """Everything that decides the outcome of a run. The task's small setup replaces values that are None.
 
     >>> spec = Spec(task="census", mechanism="magnitude+cog", knobs={"repeats": 4})
     >>> spec.filled().steps, Spec.from_dict(spec.to_dict()) == spec
@@ -35,31 +37,29 @@ class Spec:
     options: Mapping[str, Any] = field(default_factory=dict)
     """Keywords of the mechanism, such as ``where="mass"`` for magnitude."""
     start: str = "paper"
-    """Where learnable mechanisms begin: "paper", or "open" (close to doing nothing)."""
+    """Initial values of learnable mechanisms: "paper", or "open" (close to doing nothing)."""
     init_from: str = ""
-    """A model to start from, instead of a new one: a folder or a name that :func:`unsoft.hf.load_model`
-    knows."""
+    """A model to start from instead of a new one: a folder or a name of :func:`unsoft.hf.load_model`."""
     layers: int | None = None
     width: int | None = None
     heads: int | None = None
     mlp: int | None = None
-    """Width inside the perceptron of each layer; twice the model's unless told otherwise."""
+    """Width inside the MLP of each layer; twice the model's by default."""
     attention_bias: bool = False
     """Biases in the projections of attention: Su 2023 expects those of keys to help relu2."""
     steps: int | None = None
     batch: int | None = None
     lr: float | None = None
     mechanism_lr: float = 0.03
-    """Learning rate of the mechanism's own parameters: with the model's they hardly move.
-
-    They have no weight decay.
+    """Learning rate of the mechanism's own parameters, without weight decay: with the model's rate they
+    hardly change.
     """
     weight_decay: float = 0.01
     warmup: int = 50
     seed: int = 0
     bf16: bool = False
     repulse: str = ""
-    """Heads that repel each other: "svgd", "spos" or "repel"; see :mod:`unsoft.lab.training.repulsion`."""
+    """Repulsion between heads: "svgd", "spos" or "repel"; see :mod:`unsoft.lab.training.repulsion`."""
     alpha: float = 0.1
     """Strength of the repulsion."""
 
@@ -69,75 +69,68 @@ class Spec:
             raise TypeError(f"train: 'mechanism' must be a name, not {self.mechanism!r}")
         resolve(self.mechanism)
         for name in ("layers", "width", "heads", "mlp", "steps", "batch"):
-            check_whole("train", name, getattr(self, name), 1)
-        check_whole("train", "warmup", self.warmup, 0)
-        check_seed("train", self.seed)
+            check_whole("train", name, getattr(self, name))
+        for name in ("warmup", "seed"):
+            check_whole("train", name, getattr(self, name), 0)
         for name in ("lr", "mechanism_lr", "weight_decay", "alpha"):
-            check_number("train", name, getattr(self, name))
-        if self.start not in ("paper", "open"):
-            raise ValueError(f"train: 'start' must be paper or open, not {self.start!r}")
-        if self.repulse not in ("", *KINDS):
-            raise ValueError(f"train: 'repulse' must be one of {', '.join(KINDS)}, not {self.repulse!r}")
-        if self.init_from:
-            given = [name for name in ("layers", "width", "heads", "mlp") if getattr(self, name) is not None]
-            if given:
-                raise ValueError(f"train: {given[0]!r} is decided by the model that 'init_from' names")
+            check_not_negative("train", name, getattr(self, name))
+        one_of("train", "start", self.start, ("paper", "open"))
+        if self.repulse:
+            one_of("train", "repulse", self.repulse, REPULSIONS)
         try:
             json.dumps(self.to_dict())
         except TypeError as error:
             raise TypeError(f"train: knobs and options must be plain data: {error}") from None
         if not self.init_from:
             self._check_sizes(made)
+        elif given := [
+            name for name in ("layers", "width", "heads", "mlp") if getattr(self, name) is not None
+        ]:
+            raise ValueError(f"train: {given[0]!r} is decided by the model that 'init_from' names")
 
     def _check_sizes(self, made: Task) -> None:
-        full = self._filled(made)
-        assert full.width is not None and full.heads is not None
-        if full.width % (2 * full.heads):
+        sizes = {name: getattr(self, name) for name in ("layers", "width", "heads")} | self._defaults(made)
+        width, heads = sizes["width"], sizes["heads"]
+        if width % (2 * heads):
+            raise ValueError(f"train: a width of {width} does not give {heads} heads an even width each")
+        if made.kind == "features" and width < made.size:
             raise ValueError(
-                f"train: a width of {full.width} does not give {full.heads} heads an even width each"
+                f"train: {self.task} has {made.size} features, so 'width' must be at least that, not {width}"
             )
-        if made.kind == "features" and full.width < made.size:
-            raise ValueError(
-                f"train: {self.task} has {made.size} features, so 'width' must be at least that, not"
-                f" {full.width}"
-            )
-        if self.repulse and full.heads == 1:
+        if self.repulse and heads == 1:
             raise ValueError("train: 'repulse' pushes heads apart, so it needs at least 2 'heads', not 1")
         if self.options:
-            width = full.width // full.heads
-            with torch.random.fork_rng(devices=[]):  # some mechanisms start at random
-                build_mechanism(
-                    self.mechanism, heads=full.heads, head_dim=width, layers=full.layers, **self.options
-                )
+            sizes = {"heads": heads, "head_dim": width // heads, "layers": sizes["layers"]}
+            with torch.random.fork_rng(devices=[]):  # some mechanisms have random initial values
+                build_mechanism(self.mechanism, **sizes, **self.options)
 
     def make_task(self) -> Task:
-        """The task at its difficulty."""
+        """Return the task at its difficulty."""
         return task(self.task, **self.knobs)
 
     def filled(self) -> Spec:
-        """The same run with nothing left open."""
-        return self._filled(self.make_task())
+        """Return the run with every None replaced by the task's default."""
+        return replace(self, **self._defaults(self.make_task()))
 
-    def _filled(self, made: Task) -> Spec:
-        setup = made.setup
-        names = (
-            ("steps", "batch", "lr")
-            if self.init_from
-            else ("layers", "width", "heads", "steps", "batch", "lr")
-        )
-        missing = {name: getattr(setup, name) for name in names if getattr(self, name) is None}
-        full = _changed(self, **missing)
-        if full.mlp is None and full.width is not None:
-            full = _changed(full, mlp=2 * full.width)
-        return full
+    def _defaults(self, made: Task) -> dict[str, Any]:
+        """Return the values of the task's setup for what is None."""
+        names = ["steps", "batch", "lr"] if self.init_from else [one.name for one in fields(Setup)]
+        known = {one.name for one in fields(Spec)}
+        defaults = {
+            name: getattr(made.setup, name) for name in names if name in known and getattr(self, name) is None
+        }
+        width = defaults.get("width", self.width)
+        if self.mlp is None and width is not None:
+            defaults["mlp"] = 2 * width
+        return defaults
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain data that :meth:`from_dict` turns back into an equal spec."""
+        """Return plain data that :meth:`from_dict` turns back into an equal spec."""
         return asdict(self) | {"knobs": dict(self.knobs), "options": dict(self.options)}
 
     @staticmethod
     def from_dict(content: Mapping[str, Any]) -> Spec:
-        """The inverse of :meth:`to_dict`."""
+        """Return the spec of :meth:`to_dict`."""
         known = {one.name for one in fields(Spec)}
         for name in content:
             if name not in known:
@@ -145,9 +138,16 @@ class Spec:
         return Spec(**content)
 
 
-def _changed(spec: Spec, **changes: Any) -> Spec:
-    """A changed copy without another check, which would make the task again."""
-    made = object.__new__(Spec)
-    for one in fields(Spec):
-        object.__setattr__(made, one.name, changes.get(one.name, getattr(spec, one.name)))
-    return made
+def check_whole(who: str, name: str, value: object, low: int = 1) -> None:
+    """Raise unless ``value`` is None or a whole number of at least ``low`` and below 2**32.
+
+    Larger numbers overflow a random seed or the length of a range.
+    """
+    if value is not None and whole_number(who, name, value, low) >= 1 << 32:
+        raise ValueError(f"{who}: argument {name!r} must be less than 2**32, not {value}")
+
+
+def check_not_negative(who: str, name: str, value: object) -> None:
+    """Raise unless ``value`` is None or a finite number of at least 0."""
+    if value is not None and finite(who, name, value) < 0:
+        raise ValueError(f"{who}: argument {name!r} must be a number of at least 0, not {value}")

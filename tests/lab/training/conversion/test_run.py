@@ -12,9 +12,9 @@ import unsoft
 from tests.lab.training.conversion.tiny import save_encoder
 from unsoft.errors import DivergenceError, Interrupted
 from unsoft.lab.training import Conversion, convert
-from unsoft.lab.training.checkpoints import sweep
 from unsoft.lab.training.conversion import run as run
 from unsoft.lab.training.conversion.text import TextBatches
+from unsoft.lab.training.folder import sweep
 
 
 @pytest.fixture(autouse=True)
@@ -264,11 +264,11 @@ def test_several_processes_are_refused(spec, tmp_path, monkeypatch):
     [
         ({"mechanism": "relu22"}, "relu2"),
         ({"layers": {"0": "coog"}}, "coog"),
-        ({"match_steps": -1}, "'match_steps' must be at least 0, not -1"),
-        ({"tune": "some"}, "'tune' must be one of all, attention, not 'some'"),
-        ({"start": "shut"}, "'start' must be one of open, paper, not 'shut'"),
-        ({"tune_lr": math.nan}, "'tune_lr' must be a number of at least 0"),
-        ({"tokens": 1}, "'tokens' must be at least 2"),
+        ({"match_steps": -1}, "'match_steps' must be a whole number of at least 0, not -1"),
+        ({"tune": "some"}, "'tune' must be 'all' or 'attention', not 'some'"),
+        ({"start": "shut"}, "'start' must be 'open' or 'paper', not 'shut'"),
+        ({"tune_lr": math.nan}, "'tune_lr' must be a finite number"),
+        ({"tokens": 1}, "'tokens' must be a whole number of at least 2"),
         ({"text": 7}, "'text' must be text, not 7"),
     ],
 )

@@ -14,9 +14,8 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention
 
 from unsoft.formula import Formula
+from unsoft.lab.bench.fresh_process import peak, reset_peak, run_probe
 from unsoft.lab.bench.machine import machine
-from unsoft.lab.bench.memory import peak, reset_peak
-from unsoft.lab.bench.probe import run_probe
 from unsoft.lab.bench.timing import interleaved
 from unsoft.lab.compare.candidate import WIDTH, Candidate
 from unsoft.lab.compare.jobs import Job, Missing, Results, Rows

@@ -13,11 +13,11 @@ from unsoft.lab.compare.section import TRAINED, Claim, Finding, Request, ScoreCo
 from unsoft.lab.evidence import Estimate, t_interval
 from unsoft.lab.records import PACKAGED, command_for
 from unsoft.lab.report.comparison import Part
+from unsoft.lab.study.plan import earlier_words
 from unsoft.lab.study.read import default_studies, default_study
 from unsoft.lab.study.record import DONE, Record, read_records
 from unsoft.lab.study.rule import verdict
 from unsoft.lab.study.summary import Summary, summarise
-from unsoft.lab.study.versions import earlier_words
 from unsoft.modules.registry import resolve
 
 STUDY = "study"

@@ -1,12 +1,12 @@
 """The output projections of swapped attention, fitted to the original's output by least squares.
 
-A mechanism whose weights do not sum to one gives outputs of another size, which a projection can undo at
-once, where gradient steps take long. Layers are fitted one after the other in a single pass of the copy, each
-to the input that it really gets after the ones before it: fitted to the original's inputs, SmolLM2 with relu2
-had a perplexity of 22 million, fitted so 873 (sigmoid: 109 and 121).
+Outputs of a mechanism whose weights do not sum to one have another size, which a projection can undo at once,
+while gradient steps take long. Layers are fitted one after the other in a single pass of the copy, each to
+the input that it gets after the fitted layers before it. Fitted to the original's inputs instead, SmolLM2
+with relu2 had a perplexity of 22 million, not 873 (sigmoid: 109, not 121).
 
-Three quarters of the texts make the fit, the last quarter decides how far it may move: a projection is first
-scaled head by head, then changed by ridge regression around that.
+A projection is first scaled head by head, then changed by ridge regression around that. Three quarters of the
+texts are fitted; the last quarter selects the candidate.
 """
 
 from __future__ import annotations
@@ -23,35 +23,35 @@ from unsoft.lab.interpret.models import matrix_of
 from unsoft.lab.training.conversion.matching import Pair, first_output
 
 _RIDGES = (1.0, 0.1, 0.01)
-"""In units of the mean square of the inputs."""
+"""Ridge strengths in units of the mean square of the inputs."""
 FEWEST = 4
-"""Texts: the last quarter of them checks the fit."""
+"""Fewest texts: the last quarter checks the fit."""
 _TINY = 1e-9
 
 
 class _Sums:
-    """What least squares needs to know of inputs x and wanted outputs y: x^T x, x^T y, and |y|^2."""
+    """Sufficient statistics of least squares from inputs x to targets y: x^T x, x^T y and |y|^2."""
 
     def __init__(self, x: Tensor, y: Tensor) -> None:
         x, y = x.flatten(0, -2).double(), y.flatten(0, -2).double()
         self.xx, self.xy, self.yy = x.mT @ x, x.mT @ y, float(y.square().sum())
 
     def error(self, matrix: Tensor) -> float:
-        """|x matrix - y|^2 / |y|^2."""
-        apart = (matrix * (self.xx @ matrix - 2 * self.xy)).sum()
-        return (float(apart) + self.yy) / self.yy
+        """Return |x matrix - y|^2 / |y|^2, expanded so that x and y need not be kept."""
+        change = (matrix * (self.xx @ matrix - 2 * self.xy)).sum()
+        return (float(change) + self.yy) / self.yy
 
 
 @torch.no_grad()
 def fit(pair: Pair, windows: Tensor) -> int:
-    """Changes the projections of ``pair.student``; how many of them.
+    """Fit the projections of ``pair.student`` and return how many changed.
 
     windows
         Texts (count, tokens), at least four; all go through the original once, then through the copy. A layer
-        whose output is not that of a linear map, or that does best as it is, is left as it is.
+        whose output is not that of a linear map, or that is best unchanged, stays unchanged.
     """
-    wanted = _outputs(pair, windows)
-    heads = {found.name: found.layer_spec.heads for found in attention_modules(pair.student)}
+    targets = _outputs(pair, windows)
+    heads = {one.name: one.layer_spec.heads for one in attention_modules(pair.student)}
     last = len(windows) - len(windows) // FEWEST
     changed = []
 
@@ -59,18 +59,18 @@ def fit(pair: Pair, windows: Tensor) -> int:
         def before(projection: nn.Module, args: tuple[Any, ...]) -> None:
             matrix, bias = matrix_of(projection), getattr(projection, "bias", None)
             assert matrix is not None
-            x, y = args[0], wanted[name][1] if bias is None else wanted[name][1] - bias
+            x, y = args[0], targets[name][1] if bias is None else targets[name][1] - bias
             fitted, checked = _Sums(x[:last], y[:last]), _Sums(x[last:], y[last:])
-            found = _best(matrix.double(), heads[name], fitted, checked)
-            if found is not None:
-                matrix.copy_(found)
+            best = _best(matrix.double(), heads[name], fitted, checked)
+            if best is not None:
+                matrix.copy_(best)
                 changed.append(name)
 
         return before
 
     pair.student.eval()
     with ExitStack() as hooks:
-        for name, (path, _) in wanted.items():
+        for name, (path, _) in targets.items():
             projection = pair.student.get_submodule(path)
             hooks.callback(projection.register_forward_pre_hook(improve(name)).remove)
         pair.student.base_model(input_ids=windows, use_cache=False)
@@ -78,20 +78,22 @@ def fit(pair: Pair, windows: Tensor) -> int:
 
 
 def _outputs(pair: Pair, windows: Tensor) -> dict[str, tuple[str, Tensor]]:
-    """For each attention module that changed: the path of its output projection, the original's output."""
+    """Return, for each changed attention module, the path of its output projection and the original's
+    output.
+    """
     assert pair.teacher is not None
     calls: list[tuple[str, Tensor]] = []
-    found: dict[str, tuple[str, Tensor]] = {}
+    outputs: dict[str, tuple[str, Tensor]] = {}
 
-    def hear(path: str) -> Callable[..., None]:
+    def record_call(path: str) -> Callable[..., None]:
         return lambda module, args, output: calls.append((path, output))
 
-    def see(name: str) -> Callable[..., None]:
+    def find_projection(name: str) -> Callable[..., None]:
         def after(module: nn.Module, args: Any, output: Any) -> None:
             whole = first_output(output)
             for path, part in calls:
                 if part.shape == whole.shape and torch.equal(part, whole):
-                    found[name] = path, whole
+                    outputs[name] = path, whole
             calls.clear()
 
         return after
@@ -101,14 +103,14 @@ def _outputs(pair: Pair, windows: Tensor) -> dict[str, tuple[str, Tensor]]:
             module = pair.teacher.get_submodule(name)
             for path, inner in module.named_modules(prefix=name):
                 if matrix_of(inner) is not None:
-                    hooks.callback(inner.register_forward_hook(hear(path)).remove)
-            hooks.callback(module.register_forward_hook(see(name)).remove)
+                    hooks.callback(inner.register_forward_hook(record_call(path)).remove)
+            hooks.callback(module.register_forward_hook(find_projection(name)).remove)
         pair.teacher.base_model(input_ids=windows, use_cache=False)
-    return found
+    return outputs
 
 
 def _best(matrix: Tensor, heads: int, fitted: _Sums, checked: _Sums) -> Tensor | None:
-    """The candidate that does best on texts it has not seen; None if that is the matrix as it is."""
+    """Return the candidate with the smallest error on held-out texts; None if it is the unchanged matrix."""
     scaled = _scaled(matrix, heads, fitted)
     size = fitted.xx.diagonal().mean()
     candidates = [matrix, scaled]
@@ -121,10 +123,11 @@ def _best(matrix: Tensor, heads: int, fitted: _Sums, checked: _Sums) -> Tensor |
 
 
 def _scaled(matrix: Tensor, heads: int, fitted: _Sums) -> Tensor:
-    """Each head's rows times the number of its own that fits best."""
+    """Return the matrix with the rows of each head scaled by the best factor."""
     by_head = torch.block_diag(*matrix.new_ones(heads, len(matrix) // heads, 1)).mT
     parts = by_head[:, :, None] * matrix
     products = torch.einsum("hio,ij,gjo->hg", parts, fitted.xx, parts)
-    wanted = torch.einsum("hio,io->h", parts, fitted.xy)
+    target = torch.einsum("hio,io->h", parts, fitted.xy)
+    # A head whose output is always 0 would make the system singular.
     products.diagonal().add_(_TINY * products.diagonal().mean())
-    return torch.einsum("h,hio->io", torch.linalg.solve(products, wanted), parts)
+    return torch.einsum("h,hio->io", torch.linalg.solve(products, target), parts)

@@ -1,4 +1,4 @@
-"""Layer-wise distillation: every attention module gets the input that the original's has at that layer."""
+"""Layer-wise distillation: every attention module gets the input that the original has at that layer."""
 
 from __future__ import annotations
 
@@ -18,24 +18,24 @@ from unsoft.hf.recipe import KEPT, Recipe
 
 
 class Pair:
-    """The original model, its copy with other mechanisms, and which attention modules of them differ."""
+    """The original model, its copy with another mechanism, and the attention modules in which they differ."""
 
     def __init__(self, original: PreTrainedModel, recipe: Recipe) -> None:
-        names = [found.name for found in attention_modules(original)]
+        names = [attention.name for attention in attention_modules(original)]
         own = {id(x) for name in names for x in original.get_submodule(name).parameters()}
-        # What is not attention does not change while layers are matched, so both have the same tensors.
+        # Only attention changes while layers are matched, so both models share all other tensors.
         shared = {id(x): x for x in (*original.parameters(), *original.buffers()) if id(x) not in own}
         options = (recipe.mechanism, recipe.layers, recipe.keep_first_last, recipe.init)
         self.student = swap(copy.deepcopy(original, shared), *options, **recipe.options)
         if not hasattr(original.config, NAME):
-            swap(original, "softmax")  # the same numbers, and masks as the copy takes them
+            swap(original, "softmax")  # same outputs, and masks in the form that the copy uses
         self.teacher: PreTrainedModel | None = original
         before = Recipe.from_dict(getattr(original.config, NAME))
         same_options = before.options == recipe.options
         self.changed = [name for name in names if not self._is_same(name, same_options)]
 
     def _is_same(self, name: str, same_options: bool) -> bool:
-        """The same mechanism with the same options, and nothing that the original may have learned."""
+        """Return True for the same mechanism with the same options and without parameters to learn."""
         assert self.teacher is not None
         theirs, ours = (getattr(model.get_submodule(name), NAME) for model in (self.teacher, self.student))
         return theirs.label == ours.label and (
@@ -43,19 +43,18 @@ class Pair:
         )
 
     def errors(self, ids: Tensor) -> Tensor:
-        """For each module that differs: the squared distance of its output to the original's, over the
-        original's square.
+        """Return |ours - original|^2 / |original|^2 of the output of each module that differs.
 
         One pass of the original; gradients reach the copy's attention only.
         """
         assert self.teacher is not None
-        found: list[Tensor] = []
-        with self._listening(found), torch.no_grad():
+        errors: list[Tensor] = []
+        with self._comparing(errors), torch.no_grad():
             self.teacher(input_ids=ids, use_cache=False)
-        return torch.stack(found)
+        return torch.stack(errors)
 
     @contextmanager
-    def _listening(self, found: list[Tensor]) -> Iterator[None]:
+    def _comparing(self, errors: list[Tensor]) -> Iterator[None]:
         assert self.teacher is not None
         with_gradient = torch.is_grad_enabled()
 
@@ -65,7 +64,7 @@ class Pair:
             def hook(module: nn.Module, args: Any, options: Any, output: Any) -> None:
                 with torch.set_grad_enabled(with_gradient):
                     ours, theirs = (first_output(x) for x in (student(*args, **options), output))
-                    found.append((ours - theirs).square().sum() / theirs.square().sum())
+                    errors.append((ours - theirs).square().sum() / theirs.square().sum())
 
             return hook
 
@@ -80,17 +79,17 @@ class Pair:
                 handle.remove()
 
     def train_only_attention(self) -> None:
-        """Gradients for the modules that differ, and nothing else."""
+        """Enable gradients for the modules that differ only."""
         self.student.requires_grad_(False)
         for name in self.changed:
             self.student.get_submodule(name).requires_grad_(True)
 
     def forget_original(self) -> None:
-        """Frees it; the copy has everything of its own then."""
+        """Free the original."""
         self.teacher = None
 
 
 def first_output(output: Any) -> Tensor:
-    """The output of an attention module, without weights beside it."""
-    found: Tensor = output[0] if isinstance(output, tuple) else output
-    return found
+    """Return the output of an attention module without its weights."""
+    tensor: Tensor = output[0] if isinstance(output, tuple) else output
+    return tensor

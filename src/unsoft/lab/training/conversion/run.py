@@ -1,45 +1,165 @@
-"""``convert``: from a pretrained model to one with another mechanism; interrupted conversions go on where
-they stopped."""
+"""``convert``: from a pretrained model to one with another mechanism; interrupted conversions resume."""
 
 from __future__ import annotations
 
 import json
+import math
 import os
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-import transformers
+from safetensors.torch import load_model as load_weights
+from safetensors.torch import save_model as save_weights
+from torch import Tensor, nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, TrainerCallback
 
-import unsoft
 from unsoft.errors import Interrupted
 from unsoft.files import UNFINISHED, write_json
 from unsoft.hf import load_model
 from unsoft.hf.quiet import quiet
+from unsoft.lab.bench.machine import package_versions
 from unsoft.lab.tasks.corpus import corpus
 from unsoft.lab.tasks.draw import generator
 from unsoft.lab.training import processes
-from unsoft.lab.training.checkpoints import sweep
-from unsoft.lab.training.checks import check_whole
+from unsoft.lab.training.callbacks import ShowProgress, StopOnSignal, WriteLog
 from unsoft.lab.training.conversion.fitting import FEWEST, fit
 from unsoft.lab.training.conversion.matching import Pair
-from unsoft.lab.training.conversion.measuring import layer_errors, losses, margin, mean_loss, perplexity
-from unsoft.lab.training.conversion.result import Converted
-from unsoft.lab.training.conversion.spec import Conversion
-from unsoft.lab.training.conversion.stage import FIT, MATCH, Stage, StageTrainer, stages
-from unsoft.lab.training.conversion.text import split
-from unsoft.lab.training.folder import CHECKPOINTS, claimed, finish, finished, why_not_written
-from unsoft.lab.training.progress import ShowProgress, WriteLog
-from unsoft.lab.training.stopping import StopOnSignal
+from unsoft.lab.training.conversion.spec import Conversion, Converted
+from unsoft.lab.training.conversion.text import TextBatches, Windows, split
+from unsoft.lab.training.folder import CHECKPOINTS, claimed, finish, finished, sweep, why_not_written
+from unsoft.lab.training.spec import check_whole
+from unsoft.lab.training.trainer import SealedTrainer, arguments
 from unsoft.modules.registry import label_of
+
+FIT, MATCH, TUNE = "fit", "match", "tune"
+
+
+@dataclass(frozen=True)
+class Stage:
+    """A stage of training: its name, steps and learning rate."""
+
+    name: str
+    steps: int
+    lr: float
+
+
+def stages(spec: Conversion) -> tuple[Stage, Stage]:
+    """Return the stages of training: matching, then tuning."""
+    return Stage(MATCH, spec.match_steps, spec.match_lr), Stage(TUNE, spec.tune_steps, spec.tune_lr)
+
+
+class StageTrainer(SealedTrainer):
+    """Trainer whose loss is the mean error of the layers, or the next-token loss."""
+
+    def __init__(
+        self,
+        stage: Stage,
+        pair: Pair,
+        spec: Conversion,
+        text: Windows,
+        folder: Path,
+        save_every: int | None,
+        callbacks: list[TrainerCallback],
+    ) -> None:
+        self.stage, self.pair = stage, pair
+        super().__init__(
+            pair.student,
+            arguments(
+                folder,
+                steps=stage.steps,
+                lr=stage.lr,
+                warmup=max(1, stage.steps // 10),
+                save_every=save_every or max(1, -(-stage.steps // 4)),
+                weight_decay=0.0,
+                seed=spec.seed,
+                logging_steps=max(1, stage.steps // 10),
+                report_to="none",
+            ),
+            who="convert",
+            mechanism_lr=spec.mechanism_lr,
+            train_dataset=TextBatches(text, stage.name, stage.steps, spec.batch, spec.seed),
+            callbacks=callbacks,
+        )
+
+    def compute_loss(self, model: nn.Module, inputs: dict[str, Tensor], *args: Any, **options: Any) -> Any:
+        """Return the loss of a batch of texts."""
+        if self.stage.name == TUNE:
+            return self.finite(model(**inputs, use_cache=False).loss)
+        model.eval()  # the original has no dropout, so neither has what is matched to it
+        return self.finite(self.pair.errors(inputs["input_ids"]).mean())
+
+
+_AT_ONCE = 512
+"""Tokens in a batch of measurements."""
+
+
+def _batches(windows: Tensor) -> tuple[Tensor, ...]:
+    batches: tuple[Tensor, ...] = windows.split(max(1, _AT_ONCE // windows.shape[1]))
+    return batches
+
+
+@torch.no_grad()
+def losses(model: PreTrainedModel, windows: Tensor) -> list[float]:
+    """Return the mean next-token loss of each window."""
+    model.eval()
+    means: list[float] = []
+    for ids in _batches(windows):
+        logits = model(input_ids=ids, use_cache=False).logits[:, :-1].float()
+        each = torch.nn.functional.cross_entropy(logits.transpose(1, 2), ids[:, 1:], reduction="none")
+        means += each.double().mean(1).tolist()
+    return means
+
+
+@torch.no_grad()
+def layer_errors(pair: Pair, windows: Tensor) -> list[float]:
+    """Return the errors of :meth:`Pair.errors`, averaged over batches."""
+    pair.student.eval()
+    if not pair.changed:
+        return []
+    batches = torch.stack([pair.errors(ids) for ids in _batches(windows)])
+    means: list[float] = batches.double().mean(0).tolist()
+    return means
+
+
+def mean_loss(each: list[float]) -> float:
+    """Return the mean over windows; infinite where it is not a number, so that stages can be compared.
+
+    >>> mean_loss([1.0, 3.0]), mean_loss([1.0, math.nan])
+    (2.0, inf)
+    """
+    mean = sum(each) / len(each)
+    return math.inf if math.isnan(mean) else mean
+
+
+def perplexity(each: list[float]) -> float:
+    """Return exp of the mean loss; infinite where that overflows.
+
+    >>> perplexity([0.0, 2.0]) == math.e, perplexity([1e9])
+    (True, inf)
+    """
+    mean = mean_loss(each)
+    return math.exp(mean) if mean < 700 else math.inf
+
+
+def margin(each: list[float], original: list[float]) -> float:
+    """Return half the width of the 95 % confidence interval of the mean loss difference (nats), with
+    independent windows.
+
+    >>> margin([2.0, 2.0], [1.0, 1.0]), round(margin([2.0, 4.0], [1.0, 1.0]), 2)
+    (0.0, 1.96)
+    """
+    changes = torch.tensor(each, dtype=torch.float64) - torch.tensor(original, dtype=torch.float64)
+    return 0.0 if len(changes) < 2 else float(1.96 * changes.std() / math.sqrt(len(changes)))
+
 
 _MEASURED = "measured.json"
 _CLOSE = 1e-3
-"""Layers whose error is less on the mean after the swap are not matched. Adam takes steps of the same size
+"""Layers are not matched if their mean error after the swap is smaller. Adam's steps have the same size
 however small a gradient is: SmolLM2 with magnitude's open start went from an error of 1e-8 to 0.2 in three
 steps."""
 
@@ -47,43 +167,41 @@ steps."""
 def convert(
     spec: Conversion, out: str | Path, *, save_every: int | None = None, progress: bool = False
 ) -> Converted:
-    """Moves a pretrained causal language model to another mechanism.
+    """Convert a pretrained causal language model to another mechanism.
 
     First the swap, with the mechanism's open start. Then output projections are fitted to the original's
     output by least squares (:mod:`unsoft.lab.training.conversion.fitting`). Then every changed attention
-    module
-    learns to give the original's output for the original's input, all layers at once and independently. Then
-    the whole model is fine-tuned on the next token. The model is saved as it was after the stage with
-    the lowest loss on held-out text.
+    module learns the original's output for the original's input, all layers at once and independently. Then
+    the whole model is fine-tuned on the next token. The weights of the stage with the lowest loss on held-out
+    text are saved.
 
     out
-        A folder: ``spec.json``, ``match.jsonl`` and ``tune.jsonl``, checkpoints while it goes on, and in the
-        end ``model`` (which :func:`unsoft.hf.load` reads, float32, with the tokenizer) and ``result.json``.
-        If it holds the same conversion unfinished, that is continued; if it is finished, its result is
-        returned.
+        A folder: ``spec.json``, ``match.jsonl`` and ``tune.jsonl``, checkpoints while it runs, and finally
+        ``model`` (which :func:`unsoft.hf.load` reads, float32, with the tokenizer) and ``result.json``. If it
+        holds the same conversion unfinished, it resumes; if it is finished, its result is returned.
     save_every
-        Steps from one checkpoint to the next; a quarter of each stage unless told otherwise.
+        Steps between checkpoints; a quarter of each stage by default.
 
     Ctrl-C and SIGTERM save a checkpoint and raise :class:`unsoft.errors.Interrupted`; a loss that is not
     finite raises :class:`unsoft.errors.DivergenceError`.
     """
-    check_whole("convert", "save_every", save_every, 1)
+    check_whole("convert", "save_every", save_every)
     if processes.count() > 1:
         raise ValueError("convert: a conversion runs in one process; start it without torchrun")
     out = Path(out)
-    if (found := finished(out, spec.to_dict(), "convert")) is not None:
-        return Converted(**found)
-    corpus(spec.text)  # a text that cannot be read is told before a model is loaded
+    if (content := finished(out, spec.to_dict(), "convert")) is not None:
+        return Converted(**content)
+    corpus(spec.text)  # raises for a text that cannot be read before a model is loaded
     with ExitStack() as closing:
         closing.enter_context(quiet())
-        work = _Work(spec, out, save_every, progress)  # what cannot be converted leaves no folder behind
+        work = _Work(spec, out, save_every, progress)  # before the folder: an error leaves none behind
         closing.enter_context(claimed(out, spec.to_dict(), "convert"))
-        closing.enter_context(work.stop.listening())
-        return work.done()
+        closing.enter_context(work.stop.handling())
+        return work.run()
 
 
 class _Work:
-    """A conversion that is going on."""
+    """A conversion in progress."""
 
     def __init__(self, spec: Conversion, out: Path, save_every: int | None, progress: bool) -> None:
         self.spec, self.out, self.save_every, self.progress = spec, out, save_every, progress
@@ -104,10 +222,10 @@ class _Work:
             name: {} for name in ("losses", "layer_errors", "seconds", "cpu_seconds")
         }
         self.holds = "swapped"
-        """The stage whose weights the student has now."""
+        """The stage whose weights the student has."""
         self.shown = ShowProgress(f"{Path(spec.model).name} to {label_of(spec.mechanism)}", "")
 
-    def done(self) -> Converted:
+    def run(self) -> Converted:
         (self.out / CHECKPOINTS).mkdir(exist_ok=True)
         if (known := self.out / CHECKPOINTS / _MEASURED).exists():
             self.measured = json.loads(known.read_bytes())
@@ -127,12 +245,12 @@ class _Work:
         return result
 
     def _differs(self) -> bool:
-        """Is there anything to match? If layers are close already, Adam would only move them apart."""
+        """Return False when all layers already match: further steps only add noise."""
         errors = self.measured["layer_errors"]["swapped"]
         return bool(errors) and sum(errors) / len(errors) >= _CLOSE
 
     def _fit(self) -> None:
-        """Fits output projections, unless a checkpoint has them already."""
+        """Fit output projections, unless a checkpoint has them already."""
         if any(self._newest(stage) for stage in stages(self.spec)):
             return
         self._keep_best()
@@ -140,7 +258,7 @@ class _Work:
         with self._timed(FIT):
             changed = fit(self.pair, windows.to(self.test.device))
         self.holds = "fitted"
-        self._say(f"fitted {changed} of {len(self.pair.changed)} output projections")
+        self._print(f"fitted {changed} of {len(self.pair.changed)} output projections")
 
     @property
     def _fit_windows(self) -> int:
@@ -148,7 +266,7 @@ class _Work:
 
     @contextmanager
     def _timed(self, stage: str) -> Iterator[None]:
-        """Adds the time that is spent to that of the stage."""
+        """Add the time of the block to that of the stage."""
         clocks = {"seconds": time.perf_counter, "cpu_seconds": time.process_time}
         begin = {name: clock() for name, clock in clocks.items()}
         yield
@@ -157,22 +275,22 @@ class _Work:
             spent[stage] = spent.get(stage, 0.0) + clock() - begin[name]
 
     def _measure(self, name: str, model: PreTrainedModel) -> None:
-        found = self.measured
-        if name not in found["losses"]:
+        measured = self.measured
+        if name not in measured["losses"]:
             if name in ("swapped", "fitted", "matched"):
-                found["layer_errors"][name] = layer_errors(self.pair, self.test)
-            found["losses"][name] = losses(model, self.test)
-            write_json(self.out / CHECKPOINTS / _MEASURED, found)
-            errors = found["layer_errors"].get(name)
-            self._say(
-                f"{name}: perplexity {perplexity(found['losses'][name]):.4g}"
+                measured["layer_errors"][name] = layer_errors(self.pair, self.test)
+            measured["losses"][name] = losses(model, self.test)
+            write_json(self.out / CHECKPOINTS / _MEASURED, measured)
+            errors = measured["layer_errors"].get(name)
+            self._print(
+                f"{name}: perplexity {perplexity(measured['losses'][name]):.4g}"
                 + (f", layer error {sum(errors) / len(errors):.3g}" if errors else "")
             )
-        if self.stop.came:
-            raise Interrupted(self._goodbye(f"after measuring the {name} model"))
+        if self.stop.received:
+            raise Interrupted(self._interrupted(f"after measuring the {name} model"))
 
     def _run(self, stage: Stage, name: str) -> None:
-        """Trains to the end of the stage, from the newest checkpoint if there is one."""
+        """Train to the end of the stage, from the newest checkpoint if there is one."""
         self._keep_best()
         if stage.name == MATCH or self.spec.tune == "attention":
             self.pair.train_only_attention()
@@ -192,101 +310,94 @@ class _Work:
             trainer.train(resume_from_checkpoint=None if newest is None else str(newest))
         self.holds = name
         write_json(self.out / CHECKPOINTS / _MEASURED, self.measured)
-        if self.stop.came and trainer.state.global_step < stage.steps:
+        if self.stop.received and trainer.state.global_step < stage.steps:
             raise Interrupted(
-                self._goodbye(f"at step {trainer.state.global_step} of {stage.steps} of {stage.name}")
+                self._interrupted(f"at step {trainer.state.global_step} of {stage.steps} of {stage.name}")
             )
 
     def _weights(self, name: str) -> Path:
-        return self.out / CHECKPOINTS / f"{name}.pt"
+        return self.out / CHECKPOINTS / f"{name}.safetensors"
 
     def _best(self) -> str:
-        """Return the stage with the lowest held-out loss of those whose weights are there."""
+        """Return the stage with the lowest held-out loss of those whose weights are available."""
         losses = self.measured["losses"]
-        there = [name for name in losses if name == self.holds or self._weights(name).exists()]
-        return min(there, key=lambda name: mean_loss(losses[name]))
+        available = [name for name in losses if name == self.holds or self._weights(name).exists()]
+        return min(available, key=lambda name: mean_loss(losses[name]))
 
     def _keep_best(self) -> None:
         """Write the best weights so far before a stage changes them, unless they are written already."""
         best = self._best()
-        place = self._weights(best)
-        if best != self.holds or place.exists():
+        path = self._weights(best)
+        if best != self.holds or path.exists():
             return
-        unfinished = place.with_suffix(UNFINISHED)
+        unfinished = path.with_suffix(UNFINISHED)
         try:
-            torch.save(self.pair.student.state_dict(), unfinished)
-            os.replace(unfinished, place)
-        except Exception as problem:  # torch reports a full disk as a RuntimeError
+            save_weights(self.pair.student, str(unfinished))
+            os.replace(unfinished, path)
+        except Exception as problem:  # safetensors reports a full disk as an error of its own
             unfinished.unlink(missing_ok=True)
             raise OSError(
-                f"convert: the {best} model cannot be written to {str(place)!r}:"
-                f" {why_not_written(problem, place.parent)}"
+                f"convert: the {best} model cannot be written to {str(path)!r}:"
+                f" {why_not_written(problem, path.parent)}"
             ) from problem
-        for path in place.parent.glob("*.pt"):
-            if path != place:
-                path.unlink()
+        for other in path.parent.glob("*.safetensors"):
+            if other != path:
+                other.unlink()
 
     def _take_best(self) -> None:
-        """Give the student the best weights; later stages may have made it worse."""
+        """Load the best weights into the student; later stages may have made it worse."""
         best = self._best()
         if best != self.holds:
-            found = self.measured["losses"]
-            self._say(
-                f"the {self.holds} model is worse than the {best} one (perplexity"
-                f" {perplexity(found[self.holds]):.4g}, not {perplexity(found[best]):.4g}), which is saved"
+            worse, better = (perplexity(self.measured["losses"][name]) for name in (self.holds, best))
+            self._print(
+                f"the {self.holds} model is worse than the {best} one (perplexity {worse:.4g}, not"
+                f" {better:.4g}), which is saved"
             )
-            self.pair.student.load_state_dict(torch.load(self._weights(best), weights_only=True))
+            load_weights(self.pair.student, str(self._weights(best)))
             self.holds = best
 
     def _folder(self, stage: Stage) -> Path:
         return self.out / CHECKPOINTS / stage.name
 
     def _newest(self, stage: Stage) -> Path | None:
-        """Its newest checkpoint that is whole."""
+        """Return the newest complete checkpoint of a stage."""
         newest, damaged = sweep(self._folder(stage))
         for name in damaged:
-            self._say(f"{stage.name}/{name} is not complete and was removed")
+            self._print(f"{stage.name}/{name} is not complete and was removed")
         return newest
 
-    def _say(self, words: str) -> None:
+    def _print(self, text: str) -> None:
         if self.progress:
-            self.shown.say(words)
+            self.shown.print(text)
 
-    def _goodbye(self, where: str) -> str:
-        return (
-            f"convert: stopped {where}; saved in {str(self.out)!r}, and the same command goes on from there"
-        )
+    def _interrupted(self, where: str) -> str:
+        return f"convert: stopped {where}; saved in {str(self.out)!r}; rerun the same command to resume"
 
     def _result(self) -> Converted:
-        found = self.measured["losses"]
+        losses = self.measured["losses"]
         tokens = {stage.name: stage.steps * self.spec.batch * self.spec.tokens for stage in stages(self.spec)}
         tokens[FIT] = self._fit_windows * self.spec.tokens
         return Converted(
             spec=self.spec.to_dict(),
-            perplexity={name: perplexity(each) for name, each in found.items()},
-            margin={name: margin(each, found["original"]) for name, each in found.items()},
+            perplexity={name: perplexity(each) for name, each in losses.items()},
+            margin={name: margin(each, losses["original"]) for name, each in losses.items()},
             layer_errors=self.measured["layer_errors"],
             tokens={name: tokens[name] for name in self.measured["seconds"]},
             seconds=self.measured["seconds"],
             cpu_seconds=self.measured["cpu_seconds"],
             kept=self.holds,
             parameters=sum(x.numel() for x in self.pair.student.parameters()),
-            versions={
-                "unsoft": unsoft.__version__,
-                "torch": torch.__version__,
-                "transformers": transformers.__version__,
-            },
+            versions=package_versions("transformers"),
         )
 
 
 def _language_model(spec: Conversion) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-    """Model and tokenizer, in float32; ValueError if there is no next token to predict."""
+    """Return model and tokenizer, in float32; ValueError unless the model predicts the next token."""
     model, tokenizer = load_model(spec.model)
     if model.get_output_embeddings() is None or not model.can_generate():
         raise ValueError(
             f"convert: {spec.model} is a {type(model).__name__}, which predicts no next token; give a"
-            f" causal language"
-            " model"
+            " causal language model"
         )
     if tokenizer is None:
         raise ValueError(

@@ -1,0 +1,156 @@
+"""Output of ``unsoft study``: the table of a study with its verdict, the default studies, and progress."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from unsoft.cli.terminal import cell, has_bar, show_table
+
+if TYPE_CHECKING:
+    from unsoft.lab.study import Record, Study, Summary
+    from unsoft.lab.study.driver import State
+
+
+def _read(out: Path, name: str) -> tuple[Study, list[Record], list[Summary]]:
+    from unsoft.lab.study import Study, summarise
+    from unsoft.lab.study.store import NAME, StudyStore
+
+    with StudyStore(out / NAME) as store:
+        records, definition = store.records(name), store.definition(name)
+    assert definition is not None
+    return Study.from_dict(definition), records, summarise(records)
+
+
+def study_record(out: Path, name: str) -> dict[str, Any]:
+    """Return a study as plain data: the results by task and mechanism, and the verdict if it has rules."""
+    from unsoft.lab.study import verdict
+
+    study, records, summaries = _read(out, name)
+    content = {"study": name, "claim": study.claim, "source": study.source}
+    if study.rules:
+        content |= dict(zip(("verdict", "why"), verdict(study.rules, records), strict=True))
+    rows = [asdict(replace(one, runs=())) for one in summaries]
+    return content | {"results": [{key: row[key] for key in row if key != "runs"} for row in rows]}
+
+
+def print_study(out: Path, name: str) -> None:
+    """Print the table of a study, its verdict, and how rates were chosen."""
+    from unsoft.lab.study import verdict
+    from unsoft.lab.study.rule import edge_words
+
+    study, records, summaries = _read(out, name)
+    if not any(one.seeds for one in summaries):
+        return
+    titles = {"task": "whole", "mechanism": "whole"} | dict.fromkeys(
+        ("score", "95 % interval", "over softmax", "its interval", "seeds", "rate", "parameters", "ms/step"),
+        "right",
+    )
+    show_table(
+        titles, [_row(one) for one in summaries if one.seeds], title=f"{name} ({summaries[0].sweep_words})"
+    )
+    for one in {one.group: one for one in summaries if one.seeds}.values():
+        shortcut = "" if one.shortcut is None else f", shortcut {cell(one.shortcut)}"
+        better = "higher" if one.higher_is_better else "lower"
+        typer.echo(
+            f"{one.group}: {one.metric}, {better} is better; chance {cell(one.chance)}{shortcut},"
+            f" known solution {cell(one.known)}"
+        )
+    if study.rules:
+        outcome, why = verdict(study.rules, records)
+        typer.echo(f"{study.claim} ({study.source}): {outcome}. {why}")
+    else:  # with a rule they are part of the reasons
+        for warning in edge_words(summaries):
+            typer.echo(warning)
+
+
+def _row(one: Summary) -> list[str]:
+    from unsoft.lab.study.summary import interval_text
+
+    gain = one.difference
+    return [
+        one.group,
+        one.mechanism,
+        cell(one.mean),
+        interval_text(one.low, one.high),
+        "" if gain is None else f"{gain.mean:+.3f}",
+        "" if gain is None else interval_text(gain.low, gain.high),
+        str(one.seeds),
+        one.rate_words,
+        cell(one.parameters),
+        "" if one.seconds_per_step is None else cell(1e3 * one.seconds_per_step),
+    ]
+
+
+def print_defaults(*, as_json: bool) -> None:
+    """Print the studies that come with unsoft."""
+    from unsoft.lab.study.read import default_studies, read_study
+
+    titles = {"name": "whole", "source": "left", "claim": "left", "runs": "right"}
+    rows = []
+    for name, path in default_studies().items():
+        study = read_study(path)
+        rows.append([name, study.source, study.claim, len(study)])
+    if as_json:
+        typer.echo(json.dumps([dict(zip(titles, row, strict=True)) for row in rows], indent=1))
+    else:
+        show_table(titles, rows)
+
+
+@contextmanager
+def progress(name: str) -> Iterator[Callable[[State], None]]:
+    """Yield a function that shows the state of a running study: a bar in a terminal, else a line for each
+    run.
+    """
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+    from rich.table import Column
+
+    screen = Console(stderr=True, highlight=False, markup=False)
+    columns = (
+        TextColumn(name, markup=False),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("{task.fields[left]}", markup=False),
+        # In a narrow window this column wraps, not the numbers before it.
+        TextColumn("{task.description}", markup=False, table_column=Column(overflow="fold")),
+    )
+    with Progress(*columns, console=screen, disable=not has_bar(), transient=True) as bar:
+        number = bar.add_task("starting", total=None, left="")
+
+        def tell(state: State) -> None:
+            known = state.seconds_left is not None and state.waiting
+            left = f"{_time(state.seconds_left or 0)} left" if known else ""
+            shown = "; ".join(state.running[:3]) + (" ..." if len(state.running) > 3 else "")
+            ended = state.done + state.failed
+            bar.update(number, completed=ended, total=state.total, left=left, description=shown)
+            if state.ended is not None and (state.ended.error or not has_bar()):
+                screen.print(
+                    f"{name}: {ended} of {state.total}, {_describe(state)}{', ' * bool(left)}{left}",
+                    soft_wrap=True,
+                )
+
+        yield tell
+
+
+def _describe(state: State) -> str:
+    run = state.ended
+    assert run is not None
+    if run.error:
+        return f"{run.label} failed: {run.error}"
+    return f"{run.label}: " + (run.status if run.score is None else f"{run.metric} {run.score:.4f}")
+
+
+def _time(seconds: float) -> str:
+    """
+    >>> _time(59), _time(7300)
+    ('1 min', '2 h 2 min')
+    """
+    minutes = max(1, round(seconds / 60))
+    return f"{minutes} min" if minutes < 60 else f"{minutes // 60} h {minutes % 60} min"

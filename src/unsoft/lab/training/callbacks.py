@@ -1,0 +1,178 @@
+"""Callbacks of transformers' Trainer: log, progress, signals, and experiment trackers."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Column
+from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from transformers.integrations.integration_utils import (
+    INTEGRATION_TO_CALLBACK,
+    get_available_reporting_integrations,
+)
+
+from unsoft.files import write_whole
+from unsoft.lab.training import processes
+from unsoft.signals import STOPS, handled
+
+_KEPT = ("step", "loss", "grad_norm", "learning_rate", "eval_score", "eval_loss")
+
+
+def records(state: TrainerState) -> list[dict[str, Any]]:
+    """Return the history of a run without Trainer's bookkeeping."""
+    rows = [{name: record[name] for name in _KEPT if name in record} for record in state.log_history]
+    return [row for row in rows if len(row) > 1]
+
+
+class WriteLog(TrainerCallback):
+    """Writes the history as JSON lines. The file is rewritten each time, so a resumed run repeats and loses
+    no line.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def on_log(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        """Write all records so far."""
+        write_whole(self.path, "".join(json.dumps(record) + "\n" for record in records(state)).encode())
+
+
+class ShowProgress(TrainerCallback):
+    """Shows a bar in a terminal; elsewhere a line for each evaluation, or for each record of a run without a
+    metric."""
+
+    def __init__(self, title: str, metric: str) -> None:
+        self.title, self.metric, self.loss, self.score = title, metric, "", ""
+        self.console = Console(stderr=True, highlight=False, markup=False)
+        self.bar: Progress | None = None
+
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        """Start the bar at the first step, or where the run resumes."""
+        if sys.stdout.isatty() and self.console.is_terminal:
+            columns = (
+                # In a narrow window this column wraps, not the numbers behind it.
+                TextColumn("{task.description}", markup=False, table_column=Column(overflow="fold")),
+                BarColumn(),
+                MofNCompleteColumn(),
+                TimeRemainingColumn(),
+            )
+            self.bar = Progress(*columns, console=self.console)
+            self.bar.start()
+            self.number = self.bar.add_task(self.title, total=state.max_steps, completed=state.global_step)
+
+    def on_step_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        """Advance the bar."""
+        if self.bar is not None:
+            self.bar.update(self.number, completed=state.global_step)
+
+    def on_log(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        logs: dict[str, Any] | None = None,
+        **kwargs: Any,
+    ) -> None:
+        """Show the latest loss and score."""
+        logs = logs or {}
+        if "loss" in logs:
+            self.loss = f"loss {logs['loss']:.4f}"
+        if "eval_score" in logs:
+            self.score = f"{self.metric} {logs['eval_score']:.4f}"
+        if self.bar is not None:
+            self.bar.update(self.number, description=f"{self.title}  {self.loss}  {self.score}")
+        elif "eval_score" in logs or ("loss" in logs and not self.metric):
+            parts = (f"step {state.global_step} of {state.max_steps}", self.loss, self.score)
+            self.print(", ".join(filter(None, parts)))
+
+    def print(self, text: str) -> None:
+        """Print a line with the title in front."""
+        self.console.print(f"{self.title}: {text}")
+
+    def close(self) -> None:
+        """Remove the bar."""
+        if self.bar is not None:
+            self.bar.stop()
+
+
+class StopOnSignal(TrainerCallback):
+    """Stops training at the end of the step after Ctrl-C or SIGTERM; a second signal stops at once."""
+
+    def __init__(self) -> None:
+        self.received = False
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        if self.received:
+            raise KeyboardInterrupt
+        self.received = True
+
+    def handling(self) -> AbstractContextManager[None]:
+        """Return a context in which signals are handled."""
+        return handled(self._handle, *STOPS)
+
+    def on_step_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        """Make Trainer save and stop."""
+        self.received = processes.any_set(self.received)
+        if self.received:
+            control.should_training_stop = True
+            control.should_save = args.save_strategy != "no"
+
+
+def check_trackers(names: Iterable[str]) -> None:
+    """Raise ValueError for a tracker that Trainer does not know, or whose package is not installed.
+
+    >>> check_trackers(["tensorbord"])
+    Traceback (most recent call last):
+    ValueError: train: ...
+    """
+    known, installed = sorted(INTEGRATION_TO_CALLBACK), get_available_reporting_integrations()
+    for name in names:
+        if name not in known:
+            raise ValueError(f"train: Trainer knows no tracker {name!r}; it knows {', '.join(known)}")
+        if name not in installed:
+            raise ValueError(
+                f"train: the tracker {name!r} needs a package that is not here; pip install {name}"
+            )
+
+
+_TENSORBOARD = "TENSORBOARD_LOGGING_DIR"
+"""Trainer reads this; otherwise it writes beside the checkpoints, which are deleted when a run is done."""
+
+
+@contextmanager
+def tracked(names: Iterable[str], folder: Path | None) -> Iterator[None]:
+    """Make trackers that write files do so in ``folder``, where they stay.
+
+    >>> with tracked(["tensorboard"], Path("runs/first")):
+    ...     os.environ["TENSORBOARD_LOGGING_DIR"]
+    'runs/first/tensorboard'
+    """
+    if "tensorboard" not in names or _TENSORBOARD in os.environ:
+        yield
+        return
+    if folder is None:
+        raise ValueError(
+            f"train: TensorBoard's files need a folder; give argument 'out', or set {_TENSORBOARD}"
+        )
+    os.environ[_TENSORBOARD] = str(folder / "tensorboard")
+    try:
+        yield
+    finally:
+        del os.environ[_TENSORBOARD]
