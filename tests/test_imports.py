@@ -143,8 +143,8 @@ assert not hasattr(unsoft, "nonsense")
     [
         "",
         "import unsoft.attention",
-        "import unsoft.modules.registry",
-        "from unsoft.attention import attention",
+        pytest.param("import unsoft.modules.registry", marks=pytest.mark.slow),
+        pytest.param("from unsoft.attention import attention", marks=pytest.mark.slow),
     ],
 )
 def test_public_names_are_what_they_say_whatever_is_imported_first(first):

@@ -37,9 +37,10 @@ def page_names() -> list[str]:
     return [*unsoft.mechanisms(), *(f"with-{modifier.name}" for modifier in modifiers())]
 
 
+@pytest.mark.slow  # CI builds the site anyway (make site)
 def test_everything_is_read_and_every_mechanism_has_a_page(tmp_path):
-    found = built(tmp_path, "dummy").env.found_docs  # reads and links everything, writes no HTML
-    assert {f"mechanisms/{name}" for name in page_names()} <= found
+    pages = built(tmp_path, "dummy").env.found_docs  # reads and links everything, writes no HTML
+    assert {f"mechanisms/{name}" for name in page_names()} <= pages
     cog = (DOCS / "mechanisms" / "cog.md").read_text()
     parts = (
         "$$a_{ij}",

@@ -27,6 +27,8 @@ def test_bootstrap_covers_95_percent_of_all_resamples():
     means = torch.cartesian_prod(*[torch.tensor(VALUES).double()] * 5).mean(1)
     expected = means.quantile(torch.tensor([0.025, 0.975]).double())
     assert torch.tensor([low, high]).double().allclose(expected)
+    # Means of all resamples of two values are 0, 0.5, 0.5 and 1: both ends lie between neighbours.
+    assert evidence.bootstrap_interval([0.0, 1.0]) == pytest.approx((0.0375, 0.9625))
     narrow = evidence.bootstrap_interval(VALUES, 0.5)
     assert low < narrow[0] < narrow[1] < high
 

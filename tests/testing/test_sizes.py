@@ -1,8 +1,9 @@
 """Every mechanism, modifier and form of magnitude at the sizes and in the states of the grid.
 
-In every run a sample that shows each width, dtype, mask ... once for each mechanism, and each length for
-every third one, drawn from a seed that pytest prints (UNSOFT_TEST_SEED sets another); `make test-slow` runs
-every pair of them.
+Every run tests a sample that contains each width, dtype, mask ... once for each mechanism. The longest
+lengths are tested for a sixth of them, and a third of the modified mechanisms and forms of magnitude are
+tested at all; both are drawn from a seed that pytest prints (UNSOFT_TEST_SEED sets another). `make test-slow`
+runs everything, and every pair.
 """
 
 import os
@@ -73,15 +74,20 @@ FORMS = {
 }
 ALL = {name: (OWN.get(name, name), {}) for name in [*formulas(), *OWN, *FAMILIES, *MODIFIED]} | FORMS
 BRIEF = {*FORMS, *MODIFIED, "linear-taylor2"}
-"""What costs much (gates: the cube of the length, linear-taylor2: the fourth power of the width), or is made
-of mechanisms that are tested at all lengths anyway."""
-LONG = random.Random(SEED).sample(sorted(ALL.keys() - BRIEF), (len(ALL) - len(BRIEF)) // 3)
-"""Those that are tried at the longest lengths in this run."""
+"""Expensive ones (gates: the cube of the length, linear-taylor2: the fourth power of the width), and those
+made of mechanisms that are tested at all lengths."""
+LONG = random.Random(SEED).sample(sorted(ALL.keys() - BRIEF), (len(ALL) - len(BRIEF)) // 6)
+"""Those that are tested at the longest lengths in this run."""
+COMPOSED = sorted({*FORMS, *MODIFIED})
+LATER = set(COMPOSED) - set(random.Random(SEED).sample(COMPOSED, len(COMPOSED) // 3))
+"""Compositions of tested mechanisms that this run leaves to the slow tests."""
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 
-@pytest.mark.parametrize("name", ALL)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.slow if name in LATER else ()) for name in ALL]
+)
 def test_a_sample(name):
     mechanism, options = ALL[name]
     unsoft.testing.check_mechanism(
