@@ -87,7 +87,13 @@ def _load(where: str) -> tuple[PreTrainedModel, PreTrainedTokenizerBase | None]:
             else:
                 model = _model_class(config).from_pretrained(where, config=config, **options)
     except OSError as error:
-        raise ValueError(_missing(where, options, error)) from error
+        problem = f"model: {where!r} cannot be loaded: {' '.join(str(error).split())}"
+        if options.get("local_files_only"):
+            problem = (
+                f"model: {where!r} is not a folder here, is not in the local cache, and the hub cannot be"
+                f" reached; names that need no hub: {', '.join(PACKAGED)}"
+            )
+        raise ValueError(problem) from error
     return model, _tokenizer(where, **options)
 
 
@@ -171,12 +177,3 @@ def _hub_reachable(where: str) -> bool:
     except Exception:  # whatever the reason, the local cache is all there is then
         return False
     return True
-
-
-def _missing(where: str, options: dict[str, bool], error: OSError) -> str:
-    if options.get("local_files_only"):
-        return (
-            f"model: {where!r} is not a folder here, is not in the local cache, and the hub cannot be"
-            f" reached; names that need no hub: {', '.join(PACKAGED)}"
-        )
-    return f"model: {where!r} cannot be loaded: {' '.join(str(error).split())}"
