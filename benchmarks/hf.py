@@ -18,7 +18,7 @@ import transformers
 
 import unsoft
 from unsoft.lab.bench.record import write_figures
-from unsoft.lab.bench.timing import interleaved
+from unsoft.lab.bench.timing import fastest
 
 PROMPT, NEW, LENGTH = 32, 64, 512
 OWN = "SDPA"
@@ -65,7 +65,7 @@ def generate(model: transformers.PreTrainedModel, ids: torch.Tensor) -> Callable
 
 
 def ratios(calls: dict[str, Callable[[], object]], rounds: int) -> dict[str, float]:
-    seconds = {name: min(taken) for name, taken in interleaved(calls, rounds=rounds).items()}
+    seconds = fastest(calls, rounds=rounds)
     return {name: taken / seconds[OWN] for name, taken in seconds.items() if name != OWN}
 
 
