@@ -20,9 +20,9 @@ from torch.nn.functional import scaled_dot_product_attention
 
 import unsoft
 from unsoft.files import write_json
+from unsoft.lab.bench import timing
 from unsoft.lab.bench.fresh_process import peak, reset_peak, run_probe
 from unsoft.lab.bench.machine import machine
-from unsoft.lab.bench.timing import interleaved
 
 HEADS, WIDTH, ROUNDS = 8, 64, 5
 LINEAR = ("linear-relu", "linear-elu1", "cosformer(8192)", "retention")
@@ -57,7 +57,7 @@ def contenders(names: tuple[str, ...], length: int, is_causal: bool) -> dict[str
 
 def fastest(calls: dict[Any, Callable[[], object]], rounds: int = ROUNDS) -> dict[Any, float]:
     """Seconds of each call, all taking turns."""
-    return {name: min(taken) for name, taken in interleaved(calls, rounds=rounds, seconds=1.0).items()}
+    return timing.fastest(calls, rounds=rounds, seconds=1.0)
 
 
 def affine_figures() -> list[dict]:

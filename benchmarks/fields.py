@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -21,6 +20,7 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 import unsoft
+from unsoft.lab.bench.timing import seconds_per_call
 
 WITH = unsoft.Formula(
     "exp(s + (c_i - c_j) - m)",
@@ -60,18 +60,12 @@ def calls(length: int, gradient: bool) -> dict[str, Callable[[], object]]:
     }
 
 
-def seconds(call: Callable[[], object]) -> float:
-    start = time.perf_counter()
-    call()
-    return time.perf_counter() - start
-
-
 def measure(length: int, gradient: bool, rounds: int) -> dict[str, object]:
     """Milliseconds of each, and the ratios."""
     timed = calls(length, gradient)
     for call in timed.values():  # compiles, and fills the caches
         call()
-    rows = [{name: seconds(call) for name, call in timed.items()} for _ in range(rounds)]
+    rows = [{name: seconds_per_call(call) for name, call in timed.items()} for _ in range(rounds)]
     figures: dict[str, object] = {"length": length, "gradient": gradient}
     for name in timed:
         figures[f"{name} ms"] = round(1e3 * statistics.median(row[name] for row in rows), 3)

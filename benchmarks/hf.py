@@ -21,7 +21,7 @@ import transformers
 
 import unsoft
 from unsoft.lab.bench.record import write_figures
-from unsoft.lab.bench.timing import interleaved
+from unsoft.lab.bench.timing import fastest
 
 PROMPT, NEW, LENGTH = 32, 64, 512
 OWN = "SDPA"
@@ -109,7 +109,7 @@ def step_figures(rounds: int) -> list[dict]:
 
 
 def ratios(calls: dict[str, Callable[[], object]], rounds: int) -> dict[str, float]:
-    seconds = {name: min(taken) for name, taken in interleaved(calls, rounds=rounds).items()}
+    seconds = fastest(calls, rounds=rounds)
     return {name: taken / seconds[OWN] for name, taken in seconds.items() if name != OWN}
 
 

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from unsoft.hf.models import load_model
 from unsoft.lab.bench.fresh_process import peak, reset_peak, run_probe
 from unsoft.lab.bench.record import write_figures
-from unsoft.lab.bench.timing import interleaved
+from unsoft.lab.bench.timing import fastest
 from unsoft.lab.interpret.inspection import inspect
 from unsoft.lab.interpret.inspection.observe import observe
 
@@ -75,7 +75,7 @@ def main() -> None:
         if not torch.equal(plain, model(ids[:2]).logits):
             raise SystemExit("outputs differ under observation: no time is shown")
     calls = {"forward": lambda: model(ids), "inspect": lambda: inspect(model, ids)}
-    seconds = {name: min(taken) for name, taken in interleaved(calls, rounds=1).items()}
+    seconds = fastest(calls, rounds=1)
     ratio, more = seconds["inspect"] / seconds["forward"], needed["inspect"] - needed["forward"]
     figures = {
         "sequences": SEQUENCES,

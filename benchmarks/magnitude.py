@@ -25,7 +25,7 @@ import unsoft
 from unsoft.files import write_json
 from unsoft.lab.bench.fresh_process import peak, reset_peak, run_probe
 from unsoft.lab.bench.machine import machine
-from unsoft.lab.bench.timing import interleaved
+from unsoft.lab.bench.timing import fastest, interleaved
 from unsoft.magnitude.points import checked_points
 from unsoft.magnitude.prefix import arrival_weights
 from unsoft.magnitude.streaming import CHUNK, streamed_weights
@@ -79,7 +79,7 @@ def attention_figure(
         return run
 
     calls = {"ours": call(layer, list(layer.parameters())), "sdpa": call(scaled_dot_product_attention, [])}
-    seconds = {name: min(taken) for name, taken in interleaved(calls, rounds=ROUNDS, seconds=2.0).items()}
+    seconds = fastest(calls, rounds=ROUNDS, seconds=2.0)
     return {"what": what, "measured": seconds["ours"] / seconds["sdpa"], "at_most": at_most}
 
 
@@ -138,7 +138,7 @@ def one_set_figures(n: int = 4096) -> list[dict]:
         calls["magnipy's Cholesky"] = lambda: cholesky_as_magnipy(keys.double().numpy(), 1.0, 0.01)
     if importlib.util.find_spec("linear_operator") is not None:
         calls["linear_operator's CG"] = lambda: linear_operator_cg(keys, 1.0, 0.01, tolerance)
-    seconds = {name: min(taken) for name, taken in interleaved(calls, rounds=5, seconds=2.0).items()}
+    seconds = fastest(calls, rounds=5, seconds=2.0)
     chosen = unsoft.magnitude.weighting(keys, 1.0, 0.01, tolerance=tolerance)
     return [
         {
@@ -250,7 +250,7 @@ def default_decode_figures() -> list[dict]:
             layer(q, k, v, cache=layer.new_cache(1))
 
     calls = {"ours": prefill, "sdpa": lambda: scaled_dot_product_attention(q, k, v, is_causal=True)}
-    taken = {name: min(times) for name, times in interleaved(calls, rounds=ROUNDS, seconds=2.0).items()}
+    taken = fastest(calls, rounds=ROUNDS, seconds=2.0)
     what = f"causal auto (the default), prefill of {context} with a cache"
     return [*figures, {"what": what, "measured": taken["ours"] / taken["sdpa"], "at_most": 5.0}]
 
@@ -273,7 +273,7 @@ def decode_figures() -> list[dict]:
                 layer(*token, cache=cache)
 
         steps[position], sizes[position] = step, cache.nbytes
-    seconds = {name: min(taken) for name, taken in interleaved(steps, rounds=40, seconds=1.0).items()}
+    seconds = fastest(steps, rounds=40, seconds=1.0)
     return [
         {
             "what": "streaming, decode at 8192 / 512, time",

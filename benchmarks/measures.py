@@ -20,7 +20,7 @@ import torch
 from unsoft import measure
 from unsoft.lab.bench.fresh_process import peak, reset_peak, run_probe
 from unsoft.lab.bench.record import write_figures
-from unsoft.lab.bench.timing import interleaved
+from unsoft.lab.bench.timing import fastest
 from unsoft.measure.rows import over_rows
 
 HEADS, LENGTH, WIDTH = 32, 2048, 64
@@ -83,7 +83,7 @@ def main() -> None:
         print(json.dumps(memory()))
         return
     size = HEADS * LENGTH * LENGTH * 4
-    seconds = {name: min(taken) for name, taken in interleaved(calls(), rounds=3).items()}
+    seconds = fastest(calls(), rounds=3)
     # A fixed threshold makes malloc give large blocks back to the system, so that none hide from the peak.
     needed = run_probe(__file__, "--memory", MALLOC_MMAP_THRESHOLD_="65536")
     figures = []

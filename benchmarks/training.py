@@ -22,7 +22,7 @@ import transformers
 
 import unsoft
 from unsoft.lab.bench.record import write_figures
-from unsoft.lab.bench.timing import interleaved
+from unsoft.lab.bench.timing import fastest, interleaved
 from unsoft.lab.study.worker import LocalWorkers, code_digest
 from unsoft.lab.training import Spec, repulse, train
 from unsoft.lab.training.model import build
@@ -98,7 +98,7 @@ def steps(rounds: int) -> list[Figure]:
             raise RuntimeError(f"swapped softmax has a loss of {losses[1]}, the model's own {losses[0]}")
         calls = {name: step(name, ids) for name in (OWN, "softmax", *BARS)}
         calls["svgd"] = step(OWN, ids, repulsed=True)
-        seconds = {name: min(taken) for name, taken in interleaved(calls, rounds=rounds).items()}
+        seconds = fastest(calls, rounds=rounds)
         for name, taken in seconds.items():
             bar = REPULSION if name == "svgd" else BARS.get(name, {}).get(length)
             label = "repulsive heads (svgd)" if name == "svgd" else name

@@ -1,4 +1,4 @@
-"""Writes files and folders whole or not at all."""
+"""Atomic writing of files and folders, and digests of the package."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from pathlib import Path
 from typing import Any
 
 UNFINISHED = ".tmp"
-"""How the names of files and folders end that are not whole yet; they begin with a dot."""
+"""Suffix of files and folders that are not complete yet; their names start with a dot."""
 
 
 def write_whole(path: Path, content: bytes) -> None:
-    """Writes aside, then renames: whatever happens, the file is either the old one or the new one, whole."""
+    """Write a file atomically: to a temporary file, which is then renamed."""
     with _named(path):
         descriptor, unfinished = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=UNFINISHED)
         try:
@@ -35,7 +35,7 @@ def write_whole(path: Path, content: bytes) -> None:
 
 @contextmanager
 def _named(path: Path) -> Iterator[None]:
-    """What goes wrong while ``path`` is written says so."""
+    """Name ``path`` in errors that are raised while it is written."""
     try:
         yield
     except OSError as problem:
@@ -43,17 +43,17 @@ def _named(path: Path) -> Iterator[None]:
 
 
 def write_json(path: Path, content: object) -> None:
-    """Plain data as JSON, one value on a line."""
+    """Write plain data as JSON, one value on a line."""
     write_whole(path, (json.dumps(content, indent=1) + "\n").encode())
 
 
 def write_csv(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
-    """A table; its columns are all that occur in any row, in the order in which they first do."""
+    """Write a table with the columns of all rows, in the order of their first occurrence."""
     write_whole(path, csv_text(rows).encode())
 
 
 def csv_text(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Words that a spreadsheet would take for a formula get an apostrophe in front.
+    """Return a table as CSV. Texts that a spreadsheet would read as a formula get an apostrophe in front.
 
     >>> csv_text([{"word": "=1+1", "size": -2}, {"word": "plain", "more": None}])
     "word,size,more\\n'=1+1,-2,\\nplain,,\\n"
@@ -62,23 +62,22 @@ def csv_text(rows: Sequence[Mapping[str, Any]]) -> str:
     columns = list(dict.fromkeys(name for row in rows for name in row))
     writer = csv.DictWriter(text, columns, lineterminator="\n")
     writer.writeheader()
-    writer.writerows({name: _harmless(value) for name, value in row.items()} for row in rows)
+    writer.writerows({name: _escape(value) for name, value in row.items()} for row in rows)
     return text.getvalue()
 
 
-def _harmless(value: object) -> object:
+def _escape(value: object) -> object:
     return f"'{value}" if isinstance(value, str) and value.lstrip()[:1] in tuple("=+-@") else value
 
 
 @contextmanager
 def whole_folder(path: Path) -> Iterator[Path]:
-    """A folder to write in, which becomes ``path`` (new, or empty) when all
-    has been written; after a failure nothing is left.
+    """Yield a temporary folder, which becomes ``path`` (new, or empty) at the end; a failure leaves nothing.
 
-    >>> with tempfile.TemporaryDirectory() as place:
-    ...     with whole_folder(Path(place) / "out") as unfinished:
+    >>> with tempfile.TemporaryDirectory() as parent:
+    ...     with whole_folder(Path(parent) / "out") as unfinished:
     ...         count = (unfinished / "file").write_text("all of it")
-    ...     [file.name for file in (Path(place) / "out").iterdir()]
+    ...     [file.name for file in (Path(parent) / "out").iterdir()]
     ['file']
     """
     path = path.absolute()
@@ -96,8 +95,8 @@ def whole_folder(path: Path) -> Iterator[Path]:
 
 
 def package_digest(wanted: Callable[[str], bool]) -> str:
-    """Of the source files of this package, by name and content; ``wanted`` is asked for each path, such as
-    "tasks/copy.py".
+    """Return a digest of the names and contents of the source files for which ``wanted`` is true, called with
+    paths such as "tasks/copy.py".
 
     >>> package_digest(lambda path: path == "files.py") == package_digest(lambda path: path == "errors.py")
     False
@@ -106,7 +105,7 @@ def package_digest(wanted: Callable[[str], bool]) -> str:
 
     package, total = Path(unsoft.__file__).parent, hashlib.sha256()
     for path in sorted(package.rglob("*")):
-        place = path.relative_to(package)
-        if path.suffix in (".py", ".h", ".cpp", ".txt") and wanted(place.as_posix()):
-            total.update(str(place.parts).encode() + path.read_bytes())
+        name = path.relative_to(package)
+        if path.suffix in (".py", ".h", ".cpp", ".txt") and wanted(name.as_posix()):
+            total.update(str(name.parts).encode() + path.read_bytes())
     return total.hexdigest()

@@ -1,4 +1,4 @@
-"""Signals, such as Ctrl-C and SIGTERM, handled for a while."""
+"""Temporary handlers of signals such as Ctrl-C and SIGTERM."""
 
 from __future__ import annotations
 
@@ -9,21 +9,21 @@ from contextlib import contextmanager
 from types import FrameType
 
 STOPS = (signal.SIGINT, signal.SIGTERM)
-"""What a terminal and a scheduler send to a run that should stop."""
+"""Signals with which a terminal and a scheduler stop a run."""
 
 
 @contextmanager
 def handled(
     handle: Callable[[int, FrameType | None], None] | signal.Handlers, *numbers: int
 ) -> Iterator[None]:
-    """Meanwhile ``handle`` gets these signals; then the handlers before it get them again.
+    """Handle signals with ``handle`` inside the block, and restore the previous handlers after it.
 
-    Threads other than the first cannot handle signals; in them nothing changes.
+    Only the main thread can handle signals; in other threads this does nothing.
 
-    >>> came = []
-    >>> with handled(lambda number, frame: came.append(number), signal.SIGTERM):
+    >>> received = []
+    >>> with handled(lambda number, frame: received.append(number), signal.SIGTERM):
     ...     signal.raise_signal(signal.SIGTERM)
-    >>> came == [signal.SIGTERM]
+    >>> received == [signal.SIGTERM]
     True
     """
     if threading.current_thread() is not threading.main_thread():

@@ -40,7 +40,7 @@ class ExclusiveSelf(Wrapper):
 
     def attend_cached(self, inputs: Inputs, cache: Cache) -> Tensor | tuple[Tensor, Tensor]:
         before = cache.length
-        result = self.inner.attend_cached(inputs, cache)
+        result = self.inner.decode(inputs, cache)
         mask = inputs.options["attn_mask"]
         if isinstance(mask, Tensor) and mask.shape[-1] == cache.length:
             mask = mask[..., before:]  # of the new keys

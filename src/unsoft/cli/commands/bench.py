@@ -1,4 +1,4 @@
-"""``unsoft bench``: how fast, how big, how right."""
+"""``unsoft bench``: time and memory of mechanisms relative to SDPA."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def command(
     full: Annotated[
         bool, typer.Option("--full", help="Every case, FlexAttention too; half an hour.")
     ] = False,
-    out: Annotated[Path | None, path_option("Keep the results in this JSON file.")] = None,
+    out: Annotated[Path | None, path_option("Write results to this JSON file.")] = None,
     only: Annotated[list[str] | None, typer.Option(help="Only this group of steps; may be repeated.")] = None,
     device: Annotated[
         str, typer.Option(help="cpu, or cuda for the GPU engine on this machine's GPU.")
@@ -35,7 +35,7 @@ def command(
 ) -> None:
     """Measure every mechanism side by side with PyTorch's fused softmax (SDPA).
 
-    Without an option: all mechanisms, about six minutes. An interrupted run shows and keeps what it has done.
+    Without an option: all mechanisms, about six minutes. An interrupted run keeps its results so far.
     On a GPU the first run compiles every kernel, which takes most of the time: name a few mechanisms first.
 
     \b
@@ -94,7 +94,7 @@ def _check_device(device: str) -> None:
 
 
 def _run(todo: list[BenchStep], keep: Callable[[list[Measured], bool], None]) -> tuple[list[Measured], bool]:
-    """The results, and whether all steps were done; what is done is kept after every step."""
+    """Return the results and whether all steps ran; results are written after every step."""
     results: list[Measured] = []
     try:
         with progress(len(todo), refresh=False) as announce:

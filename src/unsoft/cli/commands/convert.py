@@ -1,4 +1,4 @@
-"""``unsoft convert``: a pretrained model moved to another mechanism."""
+"""``unsoft convert``: convert a pretrained model to another mechanism."""
 
 from __future__ import annotations
 
@@ -73,10 +73,10 @@ def command(
     as_json: AsJson = False,
     plugin: Plugin = None,
 ) -> None:
-    """Move a pretrained language model to another mechanism: swap, fit and match each layer to the
+    """Convert a pretrained language model to another mechanism: swap, fit and match each layer to the
     original, fine-tune.
 
-    Ctrl-C saves and stops; the same command goes on from there. DIR/model is what unsoft.hf.load reads.
+    Ctrl-C saves a checkpoint; rerun the same command to resume. unsoft.hf.load reads DIR/model.
 
     \b
     Examples:

@@ -1,4 +1,4 @@
-"""``unsoft tasks``: every task, what it tells apart, and what counts as good and bad on it."""
+"""``unsoft tasks``: every task, what it tells apart, and its reference scores."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def _record(task: Task, scores: bool) -> dict[str, Any]:
 def _scores(task: Task) -> dict[str, Any]:
     try:
         return {"known": task.known(), "shortcut": task.shortcut_score()}
-    except ValueError as problem:  # scikit-learn is not there
+    except ValueError as problem:  # scikit-learn is not installed
         return {"known": None, "shortcut": None, "problem": str(problem)}
 
 
@@ -71,8 +71,8 @@ def _print_table(made: list[Task], scores: bool) -> None:
     )
     rows = []
     for task in made:
-        setup, found = task.setup, _scores(task) if scores else {}
-        numbers = ["" if found[name] is None else f"{found[name]:.3g}" for name in shown]
+        setup, references = task.setup, _scores(task) if scores else {}
+        numbers = ["" if references[name] is None else f"{references[name]:.3g}" for name in shown]
         model = f"{setup.layers} x {setup.width} / {setup.heads}"
         rows.append([task.name, task.tells, task.metric, f"{task.chance:.3g}", *numbers, model])
     show_table(columns | {"name": "whole"}, rows)

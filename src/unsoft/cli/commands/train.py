@@ -54,9 +54,7 @@ def command(
     ] = None,
     mlp: Annotated[
         int | None,
-        typer.Option(
-            help="Width inside each layer's perceptron; default: twice the width.", show_default=False
-        ),
+        typer.Option(help="Width inside each layer's MLP; default: twice the width.", show_default=False),
     ] = None,
     steps: Annotated[
         int | None, typer.Option(help="Steps of training; default: the task's own.", show_default=False)
@@ -98,7 +96,7 @@ def command(
         int | None,
         typer.Option(
             min=1,
-            help="Steps between two looks at the score; default: a tenth of the run.",
+            help="Evaluate every N steps; default: a tenth of the run.",
             show_default=False,
         ),
     ] = None,
@@ -114,7 +112,7 @@ def command(
 ) -> None:
     """Train a small transformer with a mechanism on a task, and test it.
 
-    Without a mechanism: softmax. Ctrl-C saves and stops; the same command goes on from there, to the same
+    Without a mechanism: softmax. Ctrl-C saves a checkpoint; rerun the same command to resume, with the same
     weights bit for bit.
 
     \b

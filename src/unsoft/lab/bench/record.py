@@ -27,7 +27,7 @@ class Bar:
     unit: str
     measured: float | None
     scope: str = ""
-    """What the figure was taken over; "" also if nothing was measured."""
+    """Mechanisms and workloads of the figure; "" if nothing was measured."""
 
     @property
     def passed(self) -> bool | None:

@@ -53,10 +53,10 @@ class Focus(Lookup):
     def draw(self, count: int, random: torch.Generator, training: bool) -> Batch:
         many = self.length - self.questions
         where = directions((count, many, self.dim), random)
-        said = integers(self.labels, (count, many), random)
+        values = integers(self.labels, (count, many), random)
         which = distinct(count, many, self.questions, random)
         asked = question(blurred(take(where, which), self.noise, random), self.labels, 1)
-        return labelled_last(torch.cat([items(where, said, self.labels, 1), asked], 1), take(said, which))
+        return labelled_last(torch.cat([items(where, values, self.labels, 1), asked], 1), take(values, which))
 
     def solve(self, inputs: Tensor) -> Tensor:
         """Take the item with the largest cosine to the question."""

@@ -55,18 +55,18 @@ class Needle(Lookup):
         where = torch.cat(
             [blurred(asked, self.noise, random), blurred(close.expand(-1, crowd, -1), self.noise, random)], 1
         )
-        said = integers(self.labels, (count, 2), random)
-        says = torch.cat([said[:, :1], said[:, 1:].expand(-1, crowd)], 1)
+        values = integers(self.labels, (count, 2), random)
+        says = torch.cat([values[:, :1], values[:, 1:].expand(-1, crowd)], 1)
         if self.distractors:
             where = torch.cat([where, directions((count, self.distractors, self.dim), random)], 1)
             says = torch.cat([says, integers(self.labels, (count, self.distractors), random)], 1)
-        there = shuffled(items(where, says, self.labels, 1), random)
+        evidence = shuffled(items(where, says, self.labels, 1), random)
         query = question(blurred(asked, self.noise, random), self.labels, 1)
-        return labelled_last(torch.cat([there, query], 1), said[:, :1])
+        return labelled_last(torch.cat([evidence, query], 1), values[:, :1])
 
     def solve(self, inputs: Tensor) -> Tensor:
         """Take the item with the largest cosine to the question."""
         where = pointing(inputs, self.dim)
         nearest = (where[:, :-1] @ where[:, -1:].mT).squeeze(-1).argmax(-1, keepdim=True)
-        said = saying(inputs, self.dim, self.labels).gather(1, nearest)
-        return chosen(said.expand(-1, inputs.shape[1]), self.labels)
+        values = saying(inputs, self.dim, self.labels).gather(1, nearest)
+        return chosen(values.expand(-1, inputs.shape[1]), self.labels)

@@ -59,28 +59,28 @@ class Opposition(Lookup):
         where = across_from(asked, directions((count, self.irrelevant + 1, self.dim), random))
         sign = torch.tensor([1.0, -1.0, 0.0])[case][..., None]
         where[:, :1] = torch.where(sign == 0, where[:, :1], sign * asked)
-        said = integers(self.labels, (count, self.irrelevant + 1), random)
-        first = said[:, :1]
+        values = integers(self.labels, (count, self.irrelevant + 1), random)
+        first = values[:, :1]
         answer = torch.where(
             case == FOR, first, torch.where(case == AGAINST, self.labels + first, 2 * self.labels)
         )
-        there = shuffled(items(blurred(where, self.noise, random), said, self.labels, 1), random)
-        return labelled_last(torch.cat([there, question(asked, self.labels, 1)], 1), answer)
+        evidence = shuffled(items(blurred(where, self.noise, random), values, self.labels, 1), random)
+        return labelled_last(torch.cat([evidence, question(asked, self.labels, 1)], 1), answer)
 
     def _cosines(self, inputs: Tensor) -> Tensor:
-        there = torch.nn.functional.normalize(inputs[..., : self.dim], dim=-1)
-        return (there[:, :-1] @ there[:, -1:].mT).squeeze(-1)
+        directions = torch.nn.functional.normalize(inputs[..., : self.dim], dim=-1)
+        return (directions[:, :-1] @ directions[:, -1:].mT).squeeze(-1)
 
     def _answer(self, inputs: Tensor, sees_opposition: bool) -> Tensor:
         cosine = self._cosines(inputs)
         size = cosine.abs() if sees_opposition else cosine
         strongest = size.argmax(-1, keepdim=True)
-        said = saying(inputs, self.dim, self.labels).gather(1, strongest)
+        values = saying(inputs, self.dim, self.labels).gather(1, strongest)
         signed = cosine.gather(1, strongest)
-        found = torch.where(
-            signed > _CLEAR, said, torch.where(signed < -_CLEAR, self.labels + said, 2 * self.labels)
+        answer = torch.where(
+            signed > _CLEAR, values, torch.where(signed < -_CLEAR, self.labels + values, 2 * self.labels)
         )
-        return chosen(found.expand(-1, inputs.shape[1]), self.outputs)
+        return chosen(answer.expand(-1, inputs.shape[1]), self.outputs)
 
     def solve(self, inputs: Tensor) -> Tensor:
         """Take the item with the largest absolute cosine to the question."""

@@ -33,7 +33,7 @@ class Recall(Task):
     form: str = "stream"
     pairs: int = 4
     length: int = 16
-    """Of the stream; the joined form has one token for each pair and one for each question."""
+    """Length of the stream; the joined form has one token for each pair and one for each question."""
     keys: int = 16
     values: int = 16
     power: float = 0.01

@@ -61,7 +61,7 @@ class Task(ABC):
 
     name: ClassVar[str]
     tells: ClassVar[str]
-    """What the task tells apart, in one line."""
+    """Difference between mechanisms that the task shows, in one line."""
     source: ClassVar[str] = ""
     """Publication that introduced it."""
     kind: ClassVar[str] = "tokens"
@@ -146,7 +146,7 @@ class Task(ABC):
         return 1 / len(self.choices)
 
     def guess(self, labels: Tensor, random: torch.Generator) -> Tensor:
-        """What one who does not look at the inputs would give; ``labels`` only says what is asked."""
+        """Return the outputs of a guess without the inputs; ``labels`` only mark the questions."""
         return chosen(integers(len(self.choices), labels.shape, random) + self.choices.start, self.outputs)
 
     def sample(

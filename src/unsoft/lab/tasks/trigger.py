@@ -39,7 +39,7 @@ class Trigger(Task):
     """Tokens after the start token; one of them is the trigger."""
     dim: int = 8
     noise: float = 1.0
-    """Of the content around its centre; the centre itself has 1 in each dimension."""
+    """Standard deviation of the content around its centre; the centre has 1 in each dimension."""
 
     def __post_init__(self) -> None:
         self.at_least(2, "length")

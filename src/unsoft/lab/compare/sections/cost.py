@@ -16,7 +16,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from unsoft.formula import Formula
 from unsoft.lab.bench.fresh_process import peak, reset_peak, run_probe
 from unsoft.lab.bench.machine import machine
-from unsoft.lab.bench.timing import interleaved
+from unsoft.lab.bench.timing import fastest, interleaved
 from unsoft.lab.compare.candidate import WIDTH, Candidate
 from unsoft.lab.compare.jobs import Job, Missing, Results, Rows
 from unsoft.lab.compare.section import (
@@ -230,8 +230,7 @@ def price(level: ComparisonLevel) -> Rows:
             return truncated(System(points, None, 0.1), ones, Options(1e-4, iterations=5, check=False))
 
         with torch.no_grad():
-            taken = interleaved({"attention": attention, "solve": solve}, rounds=max(level.rounds, 5))
-        seconds = {name: min(samples) for name, samples in taken.items()}
+            seconds = fastest({"attention": attention, "solve": solve}, rounds=max(level.rounds, 5))
         rows.append({"length": length, **seconds, "ratio": seconds["solve"] / seconds["attention"]})
     return rows
 
