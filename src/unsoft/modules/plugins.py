@@ -107,7 +107,9 @@ def _family_of(
     for promise in promises:
         if promise not in known:
             raise TypeError(f"register: unknown promise {promise!r} (known: {', '.join(known)})")
-    sums = {name: Interval.read(promises[name]) for name in ("row_sum", "l1") if name in promises}
+    sums: dict[str, Any] = {
+        name: Interval.read(promises[name]) for name in ("row_sum", "l1") if name in promises
+    }
     properties = Properties(**promises | sums)
     first_line = inspect.cleandoc(cls.__doc__ or name).partition("\n")[0]
     return Family(name, cls, summary or first_line, properties, None, paper, argument)

@@ -7,6 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import product
+from typing import Any
 
 import torch
 
@@ -94,7 +95,7 @@ def steps(level: BenchLevel, mechanisms: Sequence[str] | None = None) -> list[Be
     imports = BenchStep("startup", "import time", partial(fresh_process.measure_import, level.runs))
     if not native:
         return [*timings, imports]
-    options = {"rounds": level.rounds, "seconds": level.seconds}
+    options: dict[str, Any] = {"rounds": level.rounds, "seconds": level.seconds}
     decoding = [
         BenchStep(
             "decode",
@@ -137,8 +138,9 @@ def gpu_steps(
     lengths = _GPU_LENGTHS[level.name]
     contests: list[Contest] = []
     for length, causal, mode, width in product(lengths, (True, False), MODES, (64, 128)):
-        size = {"queries": length, "keys": length, "width": width}
-        work = replace(base, group="main" if width == 64 else "wide", is_causal=causal, mode=mode, **size)
+        group = "main" if width == 64 else "wide"
+        size: dict[str, Any] = {"queries": length, "keys": length, "width": width}
+        work = replace(base, group=group, is_causal=causal, mode=mode, **size)
         contests.append((work, own + _gpu_peers(causal)))
     for keys in (1024, 8192, 65536):
         contests.append((replace(base, group="decode", queries=1, keys=keys, batch=8), own))
