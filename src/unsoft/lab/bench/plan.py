@@ -94,12 +94,11 @@ def steps(level: BenchLevel, mechanisms: Sequence[str] | None = None) -> list[Be
     imports = BenchStep("startup", "import time", partial(fresh_process.measure_import, level.runs))
     if not native:
         return [*timings, imports]
-    options = {"rounds": level.rounds, "seconds": level.seconds}
     decoding = [
         BenchStep(
             "decode",
             f"decode, {name}, {step_workload(position).label}",
-            partial(measure_step, name, position, **options),
+            partial(measure_step, name, position, rounds=level.rounds, seconds=level.seconds),
         )
         for name, position in STEPS
         if mechanisms is None or name in chosen
@@ -137,8 +136,8 @@ def gpu_steps(
     lengths = _GPU_LENGTHS[level.name]
     contests: list[Contest] = []
     for length, causal, mode, width in product(lengths, (True, False), MODES, (64, 128)):
-        size = {"queries": length, "keys": length, "width": width}
-        work = replace(base, group="main" if width == 64 else "wide", is_causal=causal, mode=mode, **size)
+        work = replace(base, queries=length, keys=length, is_causal=causal, mode=mode, width=width)
+        work = replace(work, group="main" if width == 64 else "wide")
         contests.append((work, own + _gpu_peers(causal)))
     for keys in (1024, 8192, 65536):
         contests.append((replace(base, group="decode", queries=1, keys=keys, batch=8), own))
