@@ -7,7 +7,6 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import product
-from typing import Any
 
 import torch
 
@@ -95,12 +94,11 @@ def steps(level: BenchLevel, mechanisms: Sequence[str] | None = None) -> list[Be
     imports = BenchStep("startup", "import time", partial(fresh_process.measure_import, level.runs))
     if not native:
         return [*timings, imports]
-    options: dict[str, Any] = {"rounds": level.rounds, "seconds": level.seconds}
     decoding = [
         BenchStep(
             "decode",
             f"decode, {name}, {step_workload(position).label}",
-            partial(measure_step, name, position, **options),
+            partial(measure_step, name, position, rounds=level.rounds, seconds=level.seconds),
         )
         for name, position in STEPS
         if mechanisms is None or name in chosen
@@ -138,9 +136,8 @@ def gpu_steps(
     lengths = _GPU_LENGTHS[level.name]
     contests: list[Contest] = []
     for length, causal, mode, width in product(lengths, (True, False), MODES, (64, 128)):
-        group = "main" if width == 64 else "wide"
-        size: dict[str, Any] = {"queries": length, "keys": length, "width": width}
-        work = replace(base, group=group, is_causal=causal, mode=mode, **size)
+        work = replace(base, queries=length, keys=length, is_causal=causal, mode=mode, width=width)
+        work = replace(work, group="main" if width == 64 else "wide")
         contests.append((work, own + _gpu_peers(causal)))
     for keys in (1024, 8192, 65536):
         contests.append((replace(base, group="decode", queries=1, keys=keys, batch=8), own))
