@@ -117,8 +117,10 @@ def _visible_has_a_footprint(check: Check, case: Case) -> Iterator[Measure]:
             label = f"{case}, {number_name} in {leaf}{list(entry)}"
             gone = results.isnan() if number_name == "NaN" else ~results.isfinite()
             yield fact(f"{label}: reaches exactly the rows that see it", torch.equal(gone, reached))
-            rest = (x[~reached] for x in (results, clean, sizes))
-            yield from check.compare_output(f"{label}: the other rows", *rest, torch.float32)
+            result, reference, size = (x[~reached] for x in (results, clean, sizes))
+            yield from check.compare_output(
+                f"{label}: the other rows", result, reference, size, torch.float32
+            )
 
 
 def _reached(inputs: Inputs, leaf: str, entry: tuple[int, ...]) -> Tensor:
