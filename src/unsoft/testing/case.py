@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -89,7 +89,7 @@ class Case:
         known = ("length", "keys", "width", "heads", "batch", "causal", "dtype", *_NOT_PRINTED)
         if unknown := words.keys() - {*known}:
             raise ValueError(f"case: unknown {', '.join(sorted(unknown))} (known: {', '.join(known)})")
-        options: dict[str, dict[str, Any]] = {
+        options: dict[str, Mapping[str, Any]] = {
             "causal": {"True": True, "False": False, "lower_right": "lower_right"},
             "dtype": DTYPES,
             "mask": {mask: mask for mask in MASKS},

@@ -125,7 +125,8 @@ def check_device(device: str, engine: str, checks: tuple[DeviceCheck, ...] = KIN
     """
     for check in checks:
         start = time.perf_counter()
-        limit, errors, problem = LIMITS[check.case.dtype], {}, ""
+        limit, problem = LIMITS[check.case.dtype], ""
+        errors: dict[str, float] = {}
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("error", CompilerWarning)  # or another engine would be checked
