@@ -53,7 +53,7 @@ def test_the_first_points_of_a_recorded_curve(one_thread, monkeypatch):
 @pytest.mark.slow
 @pytest.mark.parametrize("study", default_studies())
 def test_a_record_of_every_study(study, one_thread):
-    """The cheapest run of each, to the end. Rounding differs between versions of the kernels, and runs at high
+    """The cheapest run of each, to the end. Versions of the kernels round differently, and runs at high
     rates amplify it, so only the first points are compared closely."""
     record = min((one for one in RECORDS if one.study == study), key=lambda one: one.wall)
     result = train(run_of(record).spec)
