@@ -55,7 +55,8 @@ def test_the_first_points_of_a_recorded_curve(one_thread, monkeypatch):
 def test_a_record_of_every_study(study, one_thread):
     """The cheapest run of each, to the end. Versions of the kernels round differently, and runs at high
     rates amplify it, so only the first points are compared closely."""
-    record = min((one for one in RECORDS if one.study == study), key=lambda one: one.wall)
+    mine = [one for one in RECORDS if one.study == study and one.lr <= 0.01]
+    record = min(mine, key=lambda one: one.wall)
     result = train(run_of(record).spec)
     found = curve_of(result)
     print(f"{study}: {record.label}: equal {found == record.curve}, score {result.score} was {record.score}")
