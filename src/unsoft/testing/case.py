@@ -138,7 +138,7 @@ class Inputs:
         return {
             **{name: layout(leaves[name]) for name in ("query", "key", "value")},
             "attn_mask": leaves.get("mask", self.visible),
-            "params": {name: leaves[f"params.{name}"] for name in self.params},
+            **({"params": {name: leaves[f"params.{name}"] for name in self.params}} if self.params else {}),
             **({"fields": {name: _field(name, leaves) for name in self.fields}} if self.fields else {}),
             "is_causal": self.case.causal,
             "enable_gqa": self.case.heads != self.case.kv_heads,
