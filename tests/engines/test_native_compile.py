@@ -185,17 +185,20 @@ def test_a_holder_that_does_not_finish_is_not_waited_for_for_ever(tmp_path, monk
 
 
 WAITING = """
-import os, signal, sys, threading
+import signal, sys, threading
 from pathlib import Path
 from unsoft.engines.native import compiler, locking
 folder, source = Path(sys.argv[1]), sys.argv[2]
 stem = compiler.library_stem("answer", source, "float")
 with locking.library_lock(folder, stem, threading.Event()) as locked:
     assert locked
-    threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT)).start()
+    # Repeatedly: a KeyboardInterrupt that happens to be raised in a destructor is ignored by Python.
+    signal.signal(signal.SIGALRM, signal.default_int_handler)
+    signal.setitimer(signal.ITIMER_REAL, 0.5, 0.5)
     try:
         compiler.load_libraries({"answer": source}, "float")
     except KeyboardInterrupt:
+        signal.setitimer(signal.ITIMER_REAL, 0)
         print("interrupted")
 """
 FORKING = """
