@@ -17,7 +17,7 @@ from transformers import PreTrainedModel
 from experiments.scenes.captions import NUMBER, PROMPT, harmless_scene, unbiased_scene
 from experiments.scenes.drawing import Scene, Thing
 from experiments.scenes.measures import Described, against_habit, caption_loss, describe, pictures
-from unsoft.lab.evidence import Interval, resampled_mean, resampled_ratio_change
+from unsoft.lab.evidence import MeanInterval, resampled_mean, resampled_ratio_change
 from unsoft.lab.interpret.steering.controls import DRAWS, Bound, Judgement, judge
 from unsoft.lab.interpret.steering.directions import MLP, Directions, blocks, fingerprint
 from unsoft.lab.interpret.steering.fit import PairedStates, watching
@@ -154,7 +154,7 @@ def before_and_after(before: Described, after: Described, chance: Described) -> 
     shown = before.named - before.invented + before.missed
     recall = resampled_ratio_change(shown - before.missed, shown, shown - after.missed, shown)
 
-    def row(name: str, measure: Callable[[Described], float], change: Interval) -> dict[str, Any]:
+    def row(name: str, measure: Callable[[Described], float], change: MeanInterval) -> dict[str, Any]:
         values = {"before": measure(before), "after": measure(after), "random": measure(chance)}
         return {"name": name, **values, "change": change.mean, "low": change.low, "high": change.high}
 

@@ -10,7 +10,7 @@ from unsoft.engines import POINTWISE, tiled
 from unsoft.engines.call import Call, Upstream
 from unsoft.engines.dense import dense_attention
 from unsoft.engines.tiled import tiles
-from unsoft.engines.tiled.program import Program, Workspace, tidy
+from unsoft.engines.tiled.program import TileProgram, Workspace, tidy
 from unsoft.formula import Formula, derivative, evaluate, lower, parse
 from unsoft.formula.instructions import run
 from unsoft.mechanisms import formulas
@@ -309,7 +309,7 @@ class TestProgram:
         s = torch.tensor(special, dtype=dtype).view(1, 1, 1, 10).repeat(1, 1, 2, 1)
         r = torch.tensor([[0.7], [1.3]], dtype=dtype)
         expected = evaluate(parse(text, ["s", "r"]), {"s": s, "r": r})
-        actual = Program({"y": parse(text, ["s", "r"])}).run(
+        actual = TileProgram({"y": parse(text, ["s", "r"])}).run(
             {"s": s.clone(), "r": r}, Workspace(dtype, s.device)
         )["y"]
         torch.testing.assert_close(actual.expand_as(s), expected, rtol=1e-6, atol=0, equal_nan=True)
@@ -337,7 +337,7 @@ class TestProgram:
         space = Workspace(torch.float64, torch.device("cpu"))
         s = space.take(torch.Size((2, 3))).copy_(torch.randn(2, 3))
         before = s.clone()
-        values = Program(exprs).run({"s": s}, space)
+        values = TileProgram(exprs).run({"s": s}, space)
         torch.testing.assert_close(values["s"], before)
         torch.testing.assert_close(values["a"], before.exp())
         torch.testing.assert_close(values["b"], (2 * before).exp() + before.tanh())

@@ -14,11 +14,11 @@ import typer
 from unsoft.cli.terminal import cell, has_bar, show_table
 
 if TYPE_CHECKING:
-    from unsoft.lab.study import Record, Study, Summary
+    from unsoft.lab.study import Record, ResultSummary, Study
     from unsoft.lab.study.driver import State
 
 
-def _read(out: Path, name: str) -> tuple[Study, list[Record], list[Summary]]:
+def _read(out: Path, name: str) -> tuple[Study, list[Record], list[ResultSummary]]:
     from unsoft.lab.study import Study, summarise
     from unsoft.lab.study.store import NAME, StudyStore
 
@@ -70,7 +70,7 @@ def print_study(out: Path, name: str) -> None:
             typer.echo(warning)
 
 
-def _row(one: Summary) -> list[str]:
+def _row(one: ResultSummary) -> list[str]:
     from unsoft.lab.study.summary import interval_text
 
     gain = one.difference

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from unsoft.engines.call import NO_NEEDS, Call, Rule, broadcasts, check_device, compute_dtype
+from unsoft.engines.call import NO_NEEDS, Call, CallRule, broadcasts, check_device, compute_dtype
 from unsoft.engines.dropout import draw_seed
 from unsoft.engines.field_tables import field_tables
 from unsoft.engines.visibility import count_visible, split_float_mask
@@ -25,7 +25,7 @@ def checked_call(
     query: Any,
     key: Any,
     value: Any,
-    rule: Rule = NO_NEEDS,
+    rule: CallRule = NO_NEEDS,
     *,
     attn_mask: Any = None,
     dropout_p: float = 0.0,
@@ -139,7 +139,7 @@ def _mask_as_4d(mask: Any, query: Tensor, batch: tuple[int, ...], length: int, k
     return whole.expand(*batch, *whole.shape[-3:]).reshape(math.prod(batch), *whole.shape[-3:])
 
 
-def _positions(positions: Any, batch: tuple[int, ...], q: Tensor, k: Tensor, rule: Rule) -> Tensor | None:
+def _positions(positions: Any, batch: tuple[int, ...], q: Tensor, k: Tensor, rule: CallRule) -> Tensor | None:
     """Return (B|1, L + S): positions of the queries, then of the keys. None if the rule does not use them."""
     if not isinstance(positions, tuple) or len(positions) != 2:
         raise TypeError(
@@ -168,7 +168,7 @@ def _positions(positions: Any, batch: tuple[int, ...], q: Tensor, k: Tensor, rul
 
 
 def _parameter_table(
-    rule: Rule, params: Mapping[str, Any] | None, heads: int, dtype: torch.dtype, device: torch.device
+    rule: CallRule, params: Mapping[str, Any] | None, heads: int, dtype: torch.dtype, device: torch.device
 ) -> Tensor:
     """Return (P, H): the value of each parameter for each query head."""
     if params is not None and not isinstance(params, Mapping):

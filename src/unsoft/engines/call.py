@@ -14,8 +14,8 @@ from unsoft.formula import Formula
 from unsoft.formula.arguments import NO_SYMBOLS, Symbols
 
 
-class Rule(Protocol):
-    """What defines the weights of a call. It lists which inputs have to be prepared for it.
+class CallRule(Protocol):
+    """Definition of the weights of a call, with the inputs that have to be prepared for it.
 
     A formula, a :class:`unsoft.engines.rows.rule.RowRule`, or plain :class:`Needs`.
     """
@@ -70,7 +70,7 @@ class Call:
     """(B, Hk, S, D)"""
     v: Tensor
     """(B, Hk, S, Dv)"""
-    rule: Rule
+    rule: CallRule
     params: Tensor
     """(P, H) in compute_dtype, one row per name of ``rule.params``, sorted by name."""
     visible: Tensor | None = None
@@ -125,7 +125,7 @@ class Call:
     def from_flat(
         cls,
         tensors: Sequence[Tensor | None],
-        read: Callable[[str], Rule] = Formula.from_key,
+        read: Callable[[str], CallRule] = Formula.from_key,
         *,
         rule: str,
         **options: Any,

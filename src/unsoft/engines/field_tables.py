@@ -8,14 +8,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from unsoft.engines.call import Rule, broadcasts, check_device, finite_part
+from unsoft.engines.call import CallRule, broadcasts, check_device, finite_part
 from unsoft.formula.arguments import BUILT_IN, SIDES
 
 Tables = tuple[Tensor | None, Tensor | None]
 
 
 def field_tables(
-    rule: Rule,
+    rule: CallRule,
     fields: Mapping[str, Any] | None,
     q: Tensor,
     k: Tensor,
@@ -53,7 +53,7 @@ def squared_lengths(x: Tensor, dtype: torch.dtype) -> Tensor:
     return finite_part(x.to(dtype)).square().sum(-1)
 
 
-def _checked_names(rule: Rule, fields: Any) -> Mapping[str, Any]:
+def _checked_names(rule: CallRule, fields: Any) -> Mapping[str, Any]:
     if fields is not None and not isinstance(fields, Mapping):
         raise TypeError(
             f"attention: argument 'fields' must be a mapping from name to tensor, not {type(fields).__name__}"

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from unsoft.engines.call import TENSORS, Call, Gradients, Rows, Rule, Upstream, compute_dtype
+from unsoft.engines.call import TENSORS, Call, CallRule, Gradients, Rows, Upstream, compute_dtype
 from unsoft.formula import Formula
 
 Forward = Callable[[Call], Rows]
@@ -35,7 +35,7 @@ _COUNT = len(TENSORS)
 
 
 def fused_operator(
-    name: str, forward: Forward, backward: Backward, read: Callable[[str], Rule] = Formula.from_key
+    name: str, forward: Forward, backward: Backward, read: Callable[[str], CallRule] = Formula.from_key
 ) -> Callable[[Call], Tensor]:
     """Register ``unsoft::<name>`` and ``unsoft::<name>_backward``; return the function that runs a call on
     them. ``read`` makes the rule from its key."""

@@ -158,7 +158,7 @@ def _quantile(ordered: Sequence[float], part: float) -> float:
 
 
 @dataclass(frozen=True)
-class Interval:
+class MeanInterval:
     """The mean of many items with the ends of its 95 % confidence interval."""
 
     mean: float
@@ -169,7 +169,7 @@ class Interval:
         return f"{self.mean:+.3f} ({self.low:+.3f} to {self.high:+.3f})"
 
 
-def resampled_mean(values: Tensor, seed: int = 0) -> Interval:
+def resampled_mean(values: Tensor, seed: int = 0) -> MeanInterval:
     """Return the mean of items (n,), or of draws and items (draws, n), resampling both.
 
     >>> import torch
@@ -191,13 +191,13 @@ def resampled_mean(values: Tensor, seed: int = 0) -> Interval:
 
 def resampled_ratio_change(
     above: Tensor, below: Tensor, new_above: Tensor, new_below: Tensor, seed: int = 0
-) -> Interval:
+) -> MeanInterval:
     """Return the change of a ratio of sums over items, resampling items with all four numbers.
 
     >>> import torch
     >>> ones = torch.ones(10)
     >>> resampled_ratio_change(ones, 2 * ones, ones, 4 * ones)
-    Interval(mean=-0.25, low=-0.25, high=-0.25)
+    MeanInterval(mean=-0.25, low=-0.25, high=-0.25)
     """
     import torch
 
@@ -209,7 +209,7 @@ def resampled_ratio_change(
     return _percentiles(whole[2] / whole[3] - whole[0] / whole[1], sums[2] / sums[3] - sums[0] / sums[1])
 
 
-def _percentiles(value: Tensor, resampled: Tensor) -> Interval:
+def _percentiles(value: Tensor, resampled: Tensor) -> MeanInterval:
     tail = (1 - LEVEL) / 2
     low, high = resampled.quantile(resampled.new_tensor([tail, 1 - tail])).tolist()
-    return Interval(value.item(), low, high)
+    return MeanInterval(value.item(), low, high)

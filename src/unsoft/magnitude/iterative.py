@@ -24,7 +24,7 @@ REFRESH = 50
 
 
 class Iterated(NamedTuple):
-    """Where conjugate gradients stopped."""
+    """Result of conjugate gradients when they stopped."""
 
     weights: Tensor
     steps: int

@@ -52,7 +52,7 @@ class Status(StrEnum):
 
 @dataclass(frozen=True)
 class Options:
-    """How to solve; a solver is given only those of ``iterations`` and ``rank`` that it takes."""
+    """Options of a solver, which gets only those of ``iterations`` and ``rank`` that it takes."""
 
     tolerance: float
     """Relative residual to reach."""
@@ -165,7 +165,7 @@ class Solver:
     solve: Solve
     """Its weights carry the gradient with respect to the points."""
     takes: frozenset[str]
-    """Which of "iterations" and "rank" mean something to it."""
+    """Those of "iterations" and "rank" that the solver uses."""
     truncates: bool
     """True if ``iterations`` is the exact number of steps, with the gradient of those; otherwise the
     maximum."""

@@ -15,7 +15,7 @@ from unsoft.measure.arguments import (
     computed,
     wrong_shape,
 )
-from unsoft.measure.rows import Rows, over_rows, ratio
+from unsoft.measure.rows import WeightRows, over_rows, ratio
 
 
 class Deletion(NamedTuple):
@@ -64,7 +64,7 @@ def deletion(
     gain = gain_of(values, residual, out_proj)
 
     def moved(block: Tensor, visible: Tensor | None, gain: Tensor) -> Tensor:
-        return moved_by(Rows(block, visible), gain)
+        return moved_by(WeightRows(block, visible), gain)
 
     return deletion_of(over_rows(moved, weights, mask, gain[..., None, :]).sum(-2))
 
@@ -104,7 +104,7 @@ def dynamic_deletion(moved: Tensor, again: Tensor) -> Tensor:
     return ratio((score * is_moved).sum(-1), is_moved.sum(-1)).clamp_min(0)
 
 
-def moved_by(rows: Rows, gain: Tensor) -> Tensor:
+def moved_by(rows: WeightRows, gain: Tensor) -> Tensor:
     """Return sums of |x| over x < 0 and over all x of each row, and the count of x < 0; x = a * gain.
 
     The result is (..., 3).
@@ -128,7 +128,7 @@ def gain_of(values: Tensor, residual: Tensor | None, out_proj: Tensor | None) ->
     if residual is None:
         size = values.abs().sum(-1)
         return ratio(size, size)  # 1, or 0 without a direction
-    sources = Rows(residual, None)
+    sources = WeightRows(residual, None)
     direction = sources.signed
     if out_proj is not None:
         # v W . r = v . r W^T, which is as wide as a head and not as the model.

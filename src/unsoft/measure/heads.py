@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from unsoft.measure.arguments import check_float, check_mask, computed
-from unsoft.measure.rows import Rows, ratio, unit_rows
+from unsoft.measure.rows import WeightRows, ratio, unit_rows
 
 _BLOCK = 2**20  # numbers in a block of rows of all heads
 
@@ -37,13 +37,13 @@ def head_similarity(weights: Tensor, mask: Tensor | None = None) -> Tensor:
     cosines = shared = computed(weights.new_zeros(*weights.shape[:-3], heads, heads))
     for at in range(0, queries, step):
         block = slice(at, at + step)
-        rows = Rows(weights[..., block, :], None if mask is None else mask[..., block, :])
+        rows = WeightRows(weights[..., block, :], None if mask is None else mask[..., block, :])
         more_cosines, more_shared = cosines_of(rows)
         cosines, shared = cosines + more_cosines, shared + more_shared
     return ratio(cosines, shared)
 
 
-def cosines_of(rows: Rows) -> tuple[Tensor, Tensor]:
+def cosines_of(rows: WeightRows) -> tuple[Tensor, Tensor]:
     """Return, for each pair of heads, the sum of cosines over rows and the number of rows they share."""
     unit = unit_rows(rows.values).transpose(-3, -2)
     filled = (~rows.empty).to(unit.dtype)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from unsoft.measure.arguments import check_broadcast, check_float, check_mask, check_per_key, computed
-from unsoft.measure.rows import Rows, over_rows, ratio
+from unsoft.measure.rows import WeightRows, over_rows, ratio
 
 
 class Hijack(NamedTuple):
@@ -154,17 +154,17 @@ def redundant_keys(groups: Tensor, visible: Tensor | None) -> Tensor:
 
 
 def _attention_share(block: Tensor, visible: Tensor | None, redundant: Tensor) -> Tensor:
-    return attention_share_of(Rows(block, visible), redundant)
+    return attention_share_of(WeightRows(block, visible), redundant)
 
 
-def attention_share_of(rows: Rows, redundant: Tensor) -> Tensor:
+def attention_share_of(rows: WeightRows, redundant: Tensor) -> Tensor:
     """Return the share of the mass on keys that are ``redundant`` (bool, broadcasts to the rows)."""
     return rows.per_mass((rows.relative * redundant).sum(-1))
 
 
 def magnitude_share_of(worth: Tensor, visible: Tensor | None, redundant: Tensor) -> Tensor:
     """Return the share of magnitude weights (..., keys) on keys that are ``redundant``."""
-    values = Rows(worth, visible).values
+    values = WeightRows(worth, visible).values
     return ratio((values * redundant).sum(-1), values.sum(-1))
 
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from unsoft.checks import whole_number
-from unsoft.measure.rows import Rows, measure_rows, ratio
+from unsoft.measure.rows import WeightRows, measure_rows, ratio
 
 
 class Summary(NamedTuple):
@@ -199,7 +199,7 @@ def summary(weights: Tensor, mask: Tensor | None = None) -> Summary:
     return Summary(*measure_rows(summary_of, weights, mask).unbind(-1))
 
 
-def summary_of(rows: Rows) -> Tensor:
+def summary_of(rows: WeightRows) -> Tensor:
     """Return the fields of :class:`Summary`, side by side (..., fields)."""
     fields = Summary(
         sparsity=sparsity_of(rows),
@@ -216,42 +216,42 @@ def summary_of(rows: Rows) -> Tensor:
     return torch.stack(fields, -1)
 
 
-def sparsity_of(rows: Rows) -> Tensor:
+def sparsity_of(rows: WeightRows) -> Tensor:
     spread = torch.where(rows.empty, 1.0, rows.count * rows.energy).sqrt()
     return torch.where(rows.empty, 1.0, rows.mass / spread)
 
 
-def effective_keys_of(rows: Rows) -> Tensor:
+def effective_keys_of(rows: WeightRows) -> Tensor:
     return torch.where(rows.count == 0, 0.0, rows.entropy.exp())
 
 
-def participation_of(rows: Rows) -> Tensor:
+def participation_of(rows: WeightRows) -> Tensor:
     return ratio(rows.mass.square(), rows.energy, otherwise=rows.count)
 
 
-def top_mass_of(rows: Rows, k: int = 1) -> Tensor:
+def top_mass_of(rows: WeightRows, k: int = 1) -> Tensor:
     return rows.per_mass(largest_sum(rows.relative, k))
 
 
-def sink_mass_of(rows: Rows, sinks: int = 1) -> Tensor:
+def sink_mass_of(rows: WeightRows, sinks: int = 1) -> Tensor:
     return rows.per_mass(rows.relative[..., :sinks].sum(-1))
 
 
-def distance_to_uniform_of(rows: Rows) -> Tensor:
+def distance_to_uniform_of(rows: WeightRows) -> Tensor:
     # Deviations above and below the mean have equal sums; hidden keys, at 0, are not above it.
     mean = rows.mass / rows.count.clamp_min(1)
     return rows.per_mass((rows.relative - mean[..., None]).relu().sum(-1))
 
 
-def negative_share_of(rows: Rows) -> Tensor:
+def negative_share_of(rows: WeightRows) -> Tensor:
     return rows.per_mass(-rows.signed.clamp(max=0).sum(-1))
 
 
-def row_sum_of(rows: Rows) -> Tensor:
+def row_sum_of(rows: WeightRows) -> Tensor:
     return rows.values.sum(-1)
 
 
-def cancellation_of(rows: Rows) -> Tensor:
+def cancellation_of(rows: WeightRows) -> Tensor:
     return 1 - rows.per_mass(rows.signed.sum(-1).abs(), otherwise=1.0)
 
 

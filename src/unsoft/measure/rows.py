@@ -19,7 +19,7 @@ from unsoft.measure.arguments import check_float, check_mask, computed
 _BLOCK = 2**18  # numbers in a block; several blocks of float32 fit a second-level cache
 
 
-class Rows:
+class WeightRows:
     """A block of rows (..., keys). Quantities that several measures need are computed on first use."""
 
     def __init__(self, weights: Tensor, visible: Tensor | None) -> None:
@@ -106,15 +106,15 @@ def unit_rows(rows: Tensor) -> Tensor:
     tensor([[ 0.6000, -0.8000],
             [ 0.0000,  0.0000]])
     """
-    block = Rows(rows, None)
+    block = WeightRows(rows, None)
     return block.signed / torch.where(block.empty, 1.0, block.energy).sqrt()[..., None]
 
 
-def measure_rows(function: Callable[[Rows], Tensor], weights: Any, mask: Any) -> Tensor:
+def measure_rows(function: Callable[[WeightRows], Tensor], weights: Any, mask: Any) -> Tensor:
     """Return ``function`` of the rows of ``weights`` (..., keys), checked; ``mask`` is True where visible."""
     check_float("weights", weights, 1, "(..., queries, keys)")
     check_mask("mask", mask, weights.shape, weights.device)
-    return over_rows(lambda block, visible: function(Rows(block, visible)), weights, mask)
+    return over_rows(lambda block, visible: function(WeightRows(block, visible)), weights, mask)
 
 
 def over_rows(function: Callable[..., Tensor], weights: Tensor, *beside: Tensor | None) -> Tensor:

@@ -283,8 +283,8 @@ class Mechanism(nn.Module):
 
     @property
     def mass_gate(self) -> str | None:
-        """How a gate on the mass of keys is applied: by a "mask" of its formulas, a "column" of the values,
-        or not at all (None)."""
+        """Return the way to apply a gate on the mass of keys: a "mask" of the formulas, a "column" of the
+        values, or None if there is none."""
         return "mask" if self.formulas else None
 
     def set_key_gate(self, *, beta: float, gamma: float, t: float) -> bool:

@@ -113,7 +113,7 @@ class Case:
 
 
 @dataclass(frozen=True)
-class Inputs:
+class CaseInputs:
     """Tensors of one call in float64, with numbers that the dtype under test represents exactly."""
 
     case: Case
@@ -150,7 +150,7 @@ class Inputs:
         """Return the leaves in a dtype, ready for gradients."""
         return {name: leaf.to(dtype, copy=True).requires_grad_() for name, leaf in self.leaves.items()}
 
-    def with_leaves(self, **leaves: Tensor) -> Inputs:
+    def with_leaves(self, **leaves: Tensor) -> CaseInputs:
         """Return the same call with some leaves replaced."""
         return replace(self, leaves=self.leaves | leaves)
 
@@ -172,7 +172,7 @@ def side_of(leaf: str) -> str:
     return "query" if leaf.endswith(".i") else "key"
 
 
-def draw(case: Case, formula: Formula, seed: int, grid: torch.dtype = torch.float32) -> Inputs:
+def draw(case: Case, formula: Formula, seed: int, grid: torch.dtype = torch.float32) -> CaseInputs:
     """Return random inputs for a case: a function of the case and the seed. ``grid`` must represent them.
 
     >>> inputs = draw(Case(length=3, mask="additive"), Formula("tanh(b*s)", params={"b": 1.0}), seed=0)
@@ -201,7 +201,7 @@ def draw(case: Case, formula: Formula, seed: int, grid: torch.dtype = torch.floa
     grad_out = normal(batch, heads, length, case.value_width)
     visible = mask if mask is not None and mask.dtype == torch.bool else None
     names = tuple(sorted(formula.params)), tuple(formula.fields)
-    return Inputs(case, leaves, grad_out, visible, *names, seed)
+    return CaseInputs(case, leaves, grad_out, visible, *names, seed)
 
 
 @dataclass(frozen=True)

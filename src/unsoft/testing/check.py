@@ -15,7 +15,7 @@ from unsoft import engines
 from unsoft.attention import attention
 from unsoft.engines.arguments import checked_call
 from unsoft.formula import Formula
-from unsoft.testing.case import DOUBLE, Case, Inputs, draw
+from unsoft.testing.case import DOUBLE, Case, CaseInputs, draw
 from unsoft.testing.reference import is_near_jump
 from unsoft.testing.report import GATES, Measure, close, fact
 from unsoft.testing.rounding import half_sizes, natural_sizes
@@ -79,12 +79,16 @@ class Check:
     memory: dict[object, Any] = field(default_factory=dict)
     """Shared by engines: inputs, reference results and natural sizes of the cases."""
 
-    def draw(self, case: Case, grid: torch.dtype = torch.float32, near: float = _NEAR) -> Inputs:
+    def draw(self, case: Case, grid: torch.dtype = torch.float32, near: float = _NEAR) -> CaseInputs:
         """Return random inputs on which the result is well defined."""
         return self._remember(("draw", case, grid, near), lambda: self._draw(case, grid, near))
 
     def run(
-        self, inputs: Inputs, dtype: torch.dtype = DOUBLE, engine: str | None = None, gradients: bool = True
+        self,
+        inputs: CaseInputs,
+        dtype: torch.dtype = DOUBLE,
+        engine: str | None = None,
+        gradients: bool = True,
     ) -> Results:
         """Run the call on this check's engine, or another."""
         engine = engine or self.engine
@@ -101,30 +105,30 @@ class Check:
         )
         return {"output": output.detach(), **dict(zip(wanted, grads, strict=True))}
 
-    def call(self, inputs: Inputs, arguments: dict[str, Any], engine: str | None = None) -> Tensor:
+    def call(self, inputs: CaseInputs, arguments: dict[str, Any], engine: str | None = None) -> Tensor:
         """Return the output, starting from the generator state that belongs to the inputs."""
         with torch.random.fork_rng(devices=[], enabled=inputs.case.dropout > 0):
             if inputs.case.dropout > 0:
                 torch.manual_seed(inputs.seed)
             return cast(Tensor, attention(mechanism=self.formula, engine=engine or self.engine, **arguments))
 
-    def output(self, inputs: Inputs, dtype: torch.dtype = DOUBLE) -> Tensor:
+    def output(self, inputs: CaseInputs, dtype: torch.dtype = DOUBLE) -> Tensor:
         """Return the output alone."""
         return self.run(inputs, dtype, gradients=False)["output"]
 
-    def weights(self, inputs: Inputs, dtype: torch.dtype = DOUBLE) -> Tensor:
+    def weights(self, inputs: CaseInputs, dtype: torch.dtype = DOUBLE) -> Tensor:
         """Return the weights (B, H, L, S) of any engine; see :func:`reading_weights`."""
         return self.output(reading_weights(inputs), dtype)
 
-    def weight_sizes(self, inputs: Inputs) -> Tensor:
+    def weight_sizes(self, inputs: CaseInputs) -> Tensor:
         """Return the natural sizes of the weights."""
         return natural_sizes(self.formula, reading_weights(inputs))["output"]
 
-    def reference(self, inputs: Inputs, key: object) -> Results:
+    def reference(self, inputs: CaseInputs, key: object) -> Results:
         """Return the results of the dense engine in float64."""
         return self._remember(("reference", key), lambda: self.run(inputs, DOUBLE, engine="dense"))
 
-    def sizes(self, inputs: Inputs, key: object, dtype: torch.dtype = DOUBLE) -> Results:
+    def sizes(self, inputs: CaseInputs, key: object, dtype: torch.dtype = DOUBLE) -> Results:
         """Return what the error of each result is measured against, in units of the dtype's precision."""
         sizes = self._remember(("sizes", key), lambda: natural_sizes(self.formula, inputs))
         if dtype in (torch.float32, DOUBLE):
@@ -160,7 +164,7 @@ class Check:
         label = f"{str(dtype).removeprefix('torch.')}, {case}"
         yield from self.compare(label, results, references, self.sizes(inputs, key, dtype), dtype)
 
-    def require_range(self, inputs: Inputs, key: object, dtype: torch.dtype) -> Results:
+    def require_range(self, inputs: CaseInputs, key: object, dtype: torch.dtype) -> Results:
         """Return references; raise :class:`NotApplicable` if one is near the largest number of the dtype."""
         references = self.reference(inputs, key)
         limit = _HEADROOM * torch.finfo(dtype).max
@@ -183,7 +187,7 @@ class Check:
         if not applies:
             raise NotApplicable(reason)
 
-    def require(self, inputs: Inputs, dtype: torch.dtype, engine: str) -> None:
+    def require(self, inputs: CaseInputs, dtype: torch.dtype, engine: str) -> None:
         """Raise :class:`NotApplicable` if the engine does not support the call or is not available here."""
         if engine == "auto":
             return
@@ -196,7 +200,7 @@ class Check:
         if reason is not None:
             raise NotApplicable(reason)
 
-    def _draw(self, case: Case, grid: torch.dtype, near: float) -> Inputs:
+    def _draw(self, case: Case, grid: torch.dtype, near: float) -> CaseInputs:
         for attempt in range(50):
             seed = zlib.crc32(f"{self.seed} {attempt}".encode())
             inputs = draw(case, self.formula, seed, grid)
@@ -215,7 +219,7 @@ def titled(name: str) -> str:
     return name if name == "output" else f"gradient of {name}"
 
 
-def reading_weights(inputs: Inputs) -> Inputs:
+def reading_weights(inputs: CaseInputs) -> CaseInputs:
     """Return the same call on values that form an identity matrix, so that the output is the weights."""
     case = replace(inputs.case, value_width=inputs.case.keys)
     eye = torch.eye(case.keys, dtype=DOUBLE).expand(*inputs.leaves["value"].shape[:2], -1, -1)

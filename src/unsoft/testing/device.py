@@ -18,7 +18,7 @@ from torch import Tensor
 from unsoft.attention import attention
 from unsoft.errors import CompilerWarning, one_line
 from unsoft.formula import Formula
-from unsoft.testing.case import Case, Inputs, draw
+from unsoft.testing.case import Case, CaseInputs, draw
 
 LIMITS = {torch.float64: 1e-12, torch.float32: 1e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}
 """Limits of the relative error in the Euclidean norm: a few units of each dtype."""
@@ -166,7 +166,7 @@ def _errors(check: DeviceCheck, device: str, engine: str) -> dict[str, float]:
 
 
 def _run(
-    check: DeviceCheck, inputs: Inputs, engine: str, dtype: torch.dtype, device: str
+    check: DeviceCheck, inputs: CaseInputs, engine: str, dtype: torch.dtype, device: str
 ) -> dict[str, Tensor]:
     leaves = {name: x.to(device, dtype, copy=True).requires_grad_() for name, x in inputs.leaves.items()}
     arguments = inputs.arguments(leaves)

@@ -8,7 +8,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from unsoft.testing.case import Case, Inputs
+from unsoft.testing.case import Case, CaseInputs
 from unsoft.testing.check import Check, Property, require, titled
 from unsoft.testing.reference import visible_entries
 from unsoft.testing.report import Measure, equal, fact
@@ -66,7 +66,7 @@ def _empty_tensors(check: Check, case: Case) -> Iterator[Measure]:
     yield from _zeros(check, check.draw(case), str(case))
 
 
-def _zeros(check: Check, inputs: Inputs, label: str) -> Iterator[Measure]:
+def _zeros(check: Check, inputs: CaseInputs, label: str) -> Iterator[Measure]:
     results = check.run(inputs, torch.float32)
     shape = (*inputs.case.shape[:3], inputs.case.value_width)
     yield fact(f"{label}: output has shape {shape}", results["output"].shape == shape)
@@ -123,7 +123,7 @@ def _visible_has_a_footprint(check: Check, case: Case) -> Iterator[Measure]:
             )
 
 
-def _reached(inputs: Inputs, leaf: str, entry: tuple[int, ...]) -> Tensor:
+def _reached(inputs: CaseInputs, leaf: str, entry: tuple[int, ...]) -> Tensor:
     """Bool (B, H, L, Dv): the outputs that see an entry of q, k or v."""
     case, visible = inputs.case, visible_entries(inputs)
     batch, head, position, column = entry

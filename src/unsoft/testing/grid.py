@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Generator, Tensor
 
-from unsoft.testing.case import DOUBLE, DTYPES, MASKS, Case, Inputs, Normal
+from unsoft.testing.case import DOUBLE, DTYPES, MASKS, Case, CaseInputs, Normal
 
 KEYS: dict[str, Callable[[int], int]] = {
     "same": lambda length: length,
@@ -146,7 +146,7 @@ def _case(chosen: Mapping[str, Any], axes: Mapping[str, Sequence[Any]]) -> Case:
     return Case(**content | {"keys": keys, "heads": heads, "kv_heads": kv_heads})
 
 
-def draw_exact(case: Case, seed: str, query_heads: int) -> Inputs:
+def draw_exact(case: Case, seed: str, query_heads: int) -> CaseInputs:
     """Return inputs whose logits are exact, with a gradient of the output at :func:`compared_rows` only."""
     normal = Normal(Generator().manual_seed(zlib.crc32(f"{seed} {case}".encode())), torch.bfloat16)
     wide = Normal(normal.source, DOUBLE)
@@ -162,7 +162,7 @@ def draw_exact(case: Case, seed: str, query_heads: int) -> Inputs:
     leaves = {"query": query, "key": key, "value": value}
     if mask is not None and mask.is_floating_point():
         leaves, mask = leaves | {"mask": mask}, None
-    return Inputs(case, leaves, grad_out, mask)
+    return CaseInputs(case, leaves, grad_out, mask)
 
 
 def compared_rows(case: Case, seed: str) -> Tensor:

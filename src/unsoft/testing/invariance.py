@@ -9,7 +9,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from unsoft.testing.case import DOUBLE, Case, Inputs, side_of
+from unsoft.testing.case import DOUBLE, Case, CaseInputs, side_of
 from unsoft.testing.check import Check, NotApplicable, Property, require
 from unsoft.testing.report import Measure, equal, fact
 
@@ -179,7 +179,7 @@ def outside(x: Tensor, low: float | Tensor, high: float | Tensor) -> float:
     return float(torch.maximum(x - high, low - x).clamp(min=0.0).max()) if x.numel() else 0.0
 
 
-def _with_defaults(check: Check, case: Case) -> Inputs:
+def _with_defaults(check: Check, case: Case) -> CaseInputs:
     """Return inputs without parameters, so that the formula uses its defaults."""
     inputs = check.draw(case)
     leaves = {name: x for name, x in inputs.leaves.items() if not name.startswith("params.")}

@@ -18,7 +18,7 @@ from torch import Tensor
 from unsoft.formula import Expr, Formula, derivative, evaluate
 from unsoft.formula.evaluation import vanishes
 from unsoft.formula.expr import substitute, symbol
-from unsoft.testing.case import Inputs
+from unsoft.testing.case import CaseInputs
 
 MASK = "_mask"
 """The symbol of a float mask that is added to an expression of the logit."""
@@ -27,7 +27,7 @@ MASK = "_mask"
 class Matrices:
     """All matrices (B, H, L, S) of one call, in float64, without gradients."""
 
-    def __init__(self, formula: Formula, inputs: Inputs) -> None:
+    def __init__(self, formula: Formula, inputs: CaseInputs) -> None:
         case = inputs.case
         arguments = inputs.arguments(inputs.leaves)
         group = case.heads // case.kv_heads
@@ -107,7 +107,7 @@ class Matrices:
         return evaluate(expr, self.symbols).expand(self.visible.shape)
 
 
-def _field_symbols(inputs: Inputs) -> dict[str, Tensor]:
+def _field_symbols(inputs: CaseInputs) -> dict[str, Tensor]:
     """Return fields under their symbols, as columns (of queries) or rows (of keys)."""
     symbols = {}
     for leaf, x in inputs.leaves.items():
@@ -139,7 +139,7 @@ def _with_mask(formula: Formula) -> MaskedFormula:
     return MaskedFormula(masked(formula.weight), mass, peak, formula.norm, formula.offset_mass, formula.bias)
 
 
-def is_near_jump(formula: Formula, inputs: Inputs, distance: float) -> bool:
+def is_near_jump(formula: Formula, inputs: CaseInputs, distance: float) -> bool:
     """Return True if a weight, a mass or a slope jumps within a relative distance of some logit.
 
     There the exact result depends on how a logit is rounded, so it is no reference.
@@ -158,7 +158,7 @@ def is_near_jump(formula: Formula, inputs: Inputs, distance: float) -> bool:
     return False
 
 
-def visible_entries(inputs: Inputs) -> Tensor:
+def visible_entries(inputs: CaseInputs) -> Tensor:
     """Return a bool tensor (B, H, L, S): the keys that masks and the causal rule leave to each row."""
     case = inputs.case
     visible = torch.ones(case.shape, dtype=torch.bool)

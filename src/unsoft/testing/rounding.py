@@ -1,4 +1,4 @@
-"""How large an error rounding may make: the sizes of the terms that each result is a sum of.
+"""Bounds of rounding errors: the sizes of the terms that each result is a sum of.
 
 A result that is a small difference of large terms cannot be more precise than the terms. So an error is
 judged against the same sums with absolute values in them, carried from the logits through the formula
@@ -34,7 +34,7 @@ from unsoft.engines.dropout import keep_factor
 from unsoft.formula import Expr, Formula, derivative, evaluate
 from unsoft.formula.expr import make, postorder, symbol
 from unsoft.formula.operation import COMPARISONS, OPERATIONS
-from unsoft.testing.case import Inputs
+from unsoft.testing.case import CaseInputs
 from unsoft.testing.reference import MASK, Matrices
 
 
@@ -83,13 +83,13 @@ def _by_slopes(op: str, value: Any, *operands_and_errors: Any) -> Any:
     )
 
 
-def natural_sizes(formula: Formula, inputs: Inputs) -> dict[str, Tensor]:
+def natural_sizes(formula: Formula, inputs: CaseInputs) -> dict[str, Tensor]:
     """Return the size of the output and of every gradient, in their shapes."""
     return _Sizes(Matrices(formula, inputs), inputs).by_name()
 
 
 def half_sizes(
-    formula: Formula, inputs: Inputs, references: dict[str, Tensor], dtype: torch.dtype
+    formula: Formula, inputs: CaseInputs, references: dict[str, Tensor], dtype: torch.dtype
 ) -> dict[str, Tensor]:
     """Return what rounding to half precision adds, given the exact results."""
     sizes = _Sizes(Matrices(formula, inputs), inputs, only_rounded_output=True).by_name()
@@ -98,7 +98,7 @@ def half_sizes(
 
 
 class _Sizes:
-    def __init__(self, definition: Matrices, inputs: Inputs, only_rounded_output: bool = False) -> None:
+    def __init__(self, definition: Matrices, inputs: CaseInputs, only_rounded_output: bool = False) -> None:
         self.definition, self.inputs, formula = definition, inputs, definition.formula
         self.exact = only_rounded_output
         kept = keep_factor(inputs.case.dropout)

@@ -28,7 +28,7 @@ from torch import Generator, Tensor
 from unsoft.modules.definition import Definition, NotDefined, WrittenCall
 from unsoft.modules.module import Mechanism
 from unsoft.modules.spec import LayerSpec, MechanismSpec
-from unsoft.testing.case import DOUBLE, Case, Inputs
+from unsoft.testing.case import DOUBLE, Case, CaseInputs
 from unsoft.testing.check import Results, titled
 from unsoft.testing.grid import AXES, COMBINED, EVEN_KEY_HEADS, all_pairs, compared_rows, draw_exact, sample
 from unsoft.testing.report import Measure, fact, rms
@@ -71,7 +71,7 @@ class ModuleCheck:
         return layer.to(torch.bfloat16).to(self.case.dtype)
 
     @cached_property
-    def inputs(self) -> Inputs:
+    def inputs(self) -> CaseInputs:
         return draw_exact(self.case, self.seed, self.layer.query_heads)
 
     @cached_property

@@ -9,7 +9,7 @@ from itertools import product
 import torch
 from torch import Tensor
 
-from unsoft.testing.case import DOUBLE, Case, Inputs, side_of
+from unsoft.testing.case import DOUBLE, Case, CaseInputs, side_of
 from unsoft.testing.check import Check, Property, Results, require
 from unsoft.testing.reference import Matrices
 from unsoft.testing.report import Measure, close, equal, fact
@@ -47,7 +47,7 @@ def _future_is_inert(check: Check, case: Case) -> Iterator[Measure]:
             yield equal(f"{label}: gradient of future {name}", before[name][:, :, seen:], 0.0)
 
 
-def _with_other_future(inputs: Inputs, row: int, seen: int) -> Inputs:
+def _with_other_future(inputs: CaseInputs, row: int, seen: int) -> CaseInputs:
     source = torch.Generator().manual_seed(row)
     changed = {}
     starts = {"query": row + 1, "key": seen, "value": seen}
@@ -111,7 +111,7 @@ def _decode_is_prefill(check: Check, case: Case) -> Iterator[Measure]:
             yield from check.compare_output(label, result, whole[:, :, part], sizes[:, :, part], dtype)
 
 
-def _step(inputs: Inputs, stop: int, rows: int) -> Inputs:
+def _step(inputs: CaseInputs, stop: int, rows: int) -> CaseInputs:
     """Return the call that a decoder makes for its newest rows when there are ``stop`` keys."""
     starts = {"key": 0, "value": 0, "query": stop - rows}
     leaves = {
@@ -174,7 +174,7 @@ def _masks_broadcast(check: Check, case: Case) -> Iterator[Measure]:
         yield from check.compare_output(f"{case}, bool mask of shape {shape}", result, full, sizes["output"])
 
 
-def _with_bool_mask(inputs: Inputs, visible: Tensor | None) -> Inputs:
+def _with_bool_mask(inputs: CaseInputs, visible: Tensor | None) -> CaseInputs:
     leaves = {name: x for name, x in inputs.leaves.items() if name != "mask"}
     return replace(inputs, leaves=leaves, visible=visible)
 
@@ -201,7 +201,7 @@ def _float_mask_rule(check: Check, case: Case) -> Iterator[Measure]:
     yield from check.compare_output(f"{case}, {label}", check.output(inputs), expected, size)
 
 
-def _with_longer_keys(inputs: Inputs) -> Inputs:
+def _with_longer_keys(inputs: CaseInputs) -> CaseInputs:
     case, scale = inputs.case, inputs.case.width**-0.5
     mask = inputs.leaves["mask"].reshape(case.batch, 1, case.keys, 1).expand(-1, case.kv_heads, -1, -1)
     query, key = inputs.leaves["query"], inputs.leaves["key"]
@@ -211,7 +211,7 @@ def _with_longer_keys(inputs: Inputs) -> Inputs:
     return replace(longer, case=replace(case, width=case.width + 1), options={"scale": scale})
 
 
-def _as_strength(check: Check, inputs: Inputs) -> Iterator[Measure]:
+def _as_strength(check: Check, inputs: CaseInputs) -> Iterator[Measure]:
     plain, masked = check.weights(_with_bool_mask(inputs, None)), check.weights(inputs)
     yield fact(f"{inputs.case}: no weight changes its sign", torch.equal(plain.sign(), masked.sign()))
     boosted = plain * inputs.leaves["mask"].exp()

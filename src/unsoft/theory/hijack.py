@@ -28,7 +28,7 @@ from unsoft.theory.weight import Weight, formula_of
 LOG_20 = math.log(20)
 
 
-class Hijack(NamedTuple):
+class MagnitudeHijack(NamedTuple):
     """Factors of the unique key's value and of all clones together in the output; share of the first."""
 
     unique: Tensor
@@ -64,7 +64,7 @@ def magnitude_hijack(
     slope: float = 1.0,
     offset: float = 0.0,
     eps: float = 0.1,
-) -> Hijack:
+) -> MagnitudeHijack:
     """Return the factors and the share of a unique key if every key is gated by its magnitude weight.
 
     ``gate="sigmoid"`` is g(w) = sigmoid(slope w + offset), ``gate="weight"`` is the weight itself, as in the
@@ -94,7 +94,7 @@ def magnitude_hijack(
     gated = log_unique + own.log(), log_clones + theirs.log()
     total = torch.logaddexp(*(gated if on == "mass" else (log_unique, log_clones)))
     total = torch.where(total == -math.inf, 0.0, total)
-    return Hijack((gated[0] - total).exp(), (gated[1] - total).exp(), _share(*gated))
+    return MagnitudeHijack((gated[0] - total).exp(), (gated[1] - total).exp(), _share(*gated))
 
 
 def _read(clones: Numbers, unique: Numbers, clone: Numbers) -> tuple[Tensor, Tensor, Tensor]:

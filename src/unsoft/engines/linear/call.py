@@ -22,7 +22,7 @@ from unsoft.tracing import readable
 
 @dataclass(frozen=True)
 class LinearRule(Needs):
-    """What defines the weights of linear attention: feature maps, normaliser and decay."""
+    """Definition of the weights of linear attention: feature maps, normaliser and decay."""
 
     query_map: Callable[..., Tensor] = torch.relu
     """From (..., length, D) to features (..., length, F), or their logarithms."""
@@ -195,7 +195,7 @@ def check_distances(call: Call, queries: Tensor, keys: Tensor, name: str) -> Non
 
 @dataclass(frozen=True)
 class Bad:
-    """Where a call is not finite."""
+    """Positions of the entries of a call that are not finite."""
 
     queries: Tensor
     """(B, H, L)"""

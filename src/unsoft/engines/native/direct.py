@@ -43,7 +43,7 @@ def observed() -> bool:
 
 
 class Plan:
-    """What stays the same between calls. It keeps the tensors alive whose addresses it holds."""
+    """Arguments that stay the same between calls. It keeps alive the tensors whose addresses it holds."""
 
     def __init__(self, formula: Formula, query: Tensor, scale: float | None) -> None:
         self.formula = formula

@@ -22,18 +22,18 @@ from torch import Tensor
 from unsoft.engines.call import Call, Gradients, Rows, Upstream
 from unsoft.engines.dropout import keep_factor
 from unsoft.engines.terms import BIAS, Terms, attention_terms, inverse_norm, row_value
-from unsoft.engines.tiled.program import Program, keep_, keep_or_fill_
+from unsoft.engines.tiled.program import TileProgram, keep_, keep_or_fill_
 from unsoft.engines.tiled.tiles import Chunk, Grid
 from unsoft.engines.visibility import take
 from unsoft.formula import Formula, derivative
 
 
 @lru_cache(maxsize=256)
-def _programs(formula: Formula, biased: bool) -> tuple[Terms, Program | None, Program]:
+def _programs(formula: Formula, biased: bool) -> tuple[Terms, TileProgram | None, TileProgram]:
     terms = attention_terms(formula, biased)
-    peak = None if terms.peak is None else Program({"peak": terms.peak}, keep_s=True)
+    peak = None if terms.peak is None else TileProgram({"peak": terms.peak}, keep_s=True)
     wanted = {"weight": terms.weight} | ({} if terms.mass is None else {"mass": terms.mass})
-    return terms, peak, Program(wanted)
+    return terms, peak, TileProgram(wanted)
 
 
 def run_forward(grid: Grid) -> Rows:
@@ -104,13 +104,13 @@ def _row_block(
 
 
 @lru_cache(maxsize=256)
-def _program(formula: Formula, biased: bool, by: tuple[str, ...]) -> Program:
+def _program(formula: Formula, biased: bool, by: tuple[str, ...]) -> TileProgram:
     """Return a program for the weight and the slopes of weight and mass by the symbols ``by``."""
     terms = attention_terms(formula, biased)
     slopes = {("weight", name): derivative(terms.weight, name) for name in by}
     if terms.mass is not None:
         slopes |= {("mass", name): derivative(terms.mass, name) for name in by}
-    return Program({("weight", None): terms.weight, **slopes})
+    return TileProgram({("weight", None): terms.weight, **slopes})
 
 
 class BackwardPass:

@@ -105,14 +105,14 @@ class Workspace:
         return view
 
 
-class Program:
+class TileProgram:
     """Several expressions, evaluated together on one tile.
 
     The symbol s is the tile itself, all other symbols broadcast to it. Running the program consumes s: its
     buffer may hold a result afterwards, unless ``keep_s``.
 
     >>> from unsoft.formula import parse
-    >>> program = Program({"weight": parse("exp(s - m)"), "double": parse("2*exp(s - m)")})
+    >>> program = TileProgram({"weight": parse("exp(s - m)"), "double": parse("2*exp(s - m)")})
     >>> space = Workspace(torch.float64, torch.device("cpu"))
     >>> s = space.take(torch.Size([2, 2])).copy_(torch.tensor([[0.0, 1.0], [2.0, 2.0]]))
     >>> program.run({"s": s, "m": torch.tensor([[1.0], [2.0]])}, space)["double"]

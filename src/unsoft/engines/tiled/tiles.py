@@ -1,4 +1,4 @@
-"""How the tiled engine walks over an attention matrix: chunks of heads, blocks of rows, blocks of keys.
+"""Tiles of an attention matrix: chunks of heads, blocks of rows and blocks of keys.
 
 One tile is (b, h, rows, keys): all heads of a chunk at once, so that one batched matrix product serves many
 heads. Its size is bounded, which is what keeps the memory of the engine linear in the sequence length.
@@ -23,7 +23,7 @@ from unsoft.engines.visibility import take, visible_tile
 
 
 @dataclass(frozen=True)
-class TileSizes:
+class BlockSizes:
     """Rows and keys of a tile, and its elements over all heads of a chunk."""
 
     rows: int
@@ -33,9 +33,9 @@ class TileSizes:
 
 # Measured on 2 cores (Zen 4, 1 MB of L2 each): larger tiles leave the caches, smaller ones pay per torch
 # call.
-CPU_TILES = TileSizes(rows=128, keys=512, elements=1 << 19)
+CPU_TILES = BlockSizes(rows=128, keys=512, elements=1 << 19)
 # A guess for accelerators, where the Python loop should be short and memory bandwidth is high.
-OTHER_TILES = TileSizes(rows=1024, keys=1024, elements=1 << 25)
+OTHER_TILES = BlockSizes(rows=1024, keys=1024, elements=1 << 25)
 
 
 MAY_BE_NONFINITE = ("q", "k", "v", "bias", "query_fields", "key_fields")
@@ -72,7 +72,7 @@ class Chunk:
 
 @dataclass(frozen=True, eq=False)
 class Grid:
-    """Which tiles a call has, and what a tile looks like."""
+    """The tiles of a call and their layout."""
 
     call: Call
 
@@ -95,7 +95,7 @@ class Grid:
         return self.call.q.shape[1] // max(self.call.k.shape[1], 1)
 
     @cached_property
-    def sizes(self) -> TileSizes:
+    def sizes(self) -> BlockSizes:
         return CPU_TILES if self.call.q.device.type == "cpu" else OTHER_TILES
 
     @cached_property

@@ -19,7 +19,7 @@ from unsoft.engines.triton import launch
 from unsoft.engines.triton.call_arguments import CallArguments, fields_view, has_few_queries, view
 from unsoft.engines.triton.codegen import row_factor, slots
 from unsoft.engines.triton.launch import CannotCompileError, on_device
-from unsoft.engines.triton.structures import KeyGradients, QueryGradients, Results, RowGradients, View
+from unsoft.engines.triton.structures import KernelResults, KeyGradients, QueryGradients, RowGradients, View
 from unsoft.engines.triton.tile_sizes import SMALLEST
 from unsoft.formula import Expr, derivative
 
@@ -31,7 +31,7 @@ def forward(call: Call) -> Rows:
     total = torch.empty_like(peak)
     if out.numel() == 0 or call.k.shape[2] == 0:
         return Rows(out.zero_(), peak.zero_(), total.fill_(1))
-    results, no_grad = Results(view(out), peak, total), {"grad": view(None), "deltas": None}
+    results, no_grad = KernelResults(view(out), peak, total), {"grad": view(None), "deltas": None}
     try:
         with on_device(call.q):
             common = CallArguments(call)
@@ -98,7 +98,7 @@ def _start_backward(
     query fields."""
     grad, common = upstream.grad_out.resolve_neg(), CallArguments(call)
     delta = (grad.to(call.compute_dtype) * upstream.rows.out.to(call.compute_dtype)).sum(-1)
-    no_results = Results(view(None), None, None)
+    no_results = KernelResults(view(None), None, None)
     launch.start(common.by_rows("forward", True, results=no_results, grad=view(grad), deltas=delta))
     terms, factor = row_factor(attention_terms(call.formula, call.bias is not None))
     gradients, row_params, row_fields = row_gradients(terms, factor, call, upstream, delta)

@@ -19,10 +19,10 @@ from unsoft.engines.triton.structures import (
     Context,
     Extras,
     Fixed,
-    Inputs,
+    KernelInputs,
+    KernelParts,
+    KernelResults,
     Numbers,
-    Parts,
-    Results,
     Shape,
     View,
 )
@@ -52,7 +52,7 @@ class CallArguments:
         if call.positions is not None:
             both = call.positions.expand(batch, -1)[:, None].expand(-1, heads, -1)
             row_positions, key_positions = both[..., :length], both[..., length:]
-        self.inputs = Inputs(view(q), view(k), view(v))
+        self.inputs = KernelInputs(view(q), view(k), view(v))
         self.context = Context(
             Extras(
                 view(None if call.visible is None else call.visible.view(torch.uint8).expand(full)),
@@ -106,7 +106,7 @@ class CallArguments:
             name, exact, lambda sizes: (-(-keys // sizes.keys), batch * kv_heads), arguments
         )
 
-    def few_queries(self, results: Results) -> list[Launch]:
+    def few_queries(self, results: KernelResults) -> list[Launch]:
         """Return the two launches of decoding: sums over parts of the keys, then one row from its parts.
 
         The keys are split among programs, so that the whole GPU reads them."""
@@ -117,7 +117,7 @@ class CallArguments:
         widths = (self.fixed.value_padded, 1, 1)
         new_empty, shape = results.peaks.new_empty, (batch, kv_heads, splits, rows)
         shared: dict[str, Any] = {
-            "parts": Parts(*(new_empty(*shape, width) for width in widths)),
+            "parts": KernelParts(*(new_empty(*shape, width) for width in widths)),
             "context": self.context,
         }
         shared["FIXED"] = self.fixed._replace(exact=True)

@@ -13,7 +13,7 @@ class View(NamedTuple):
     strides: tuple[int, ...]
 
 
-class Inputs(NamedTuple):
+class KernelInputs(NamedTuple):
     """Queries, keys and values."""
 
     q: View
@@ -67,7 +67,7 @@ class Context(NamedTuple):
     shape: Shape
 
 
-class Results(NamedTuple):
+class KernelResults(NamedTuple):
     """Output (B, H, L, Dv), row peaks and row totals (B, H, L)."""
 
     out: View
@@ -75,7 +75,7 @@ class Results(NamedTuple):
     totals: Any
 
 
-class Parts(NamedTuple):
+class KernelParts(NamedTuple):
     """Sums over some of the keys: weighted values, peaks and masses."""
 
     sums: Any
@@ -124,7 +124,7 @@ class Head(NamedTuple):
     threshold: Any
 
 
-class Rows(NamedTuple):
+class KernelRows(NamedTuple):
     """Inside a kernel: rows start + local, the formula's symbols that belong to them, and their gradients in
     backward kernels."""
 

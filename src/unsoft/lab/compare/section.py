@@ -118,7 +118,7 @@ def default_names(level: ComparisonLevel, own: bool) -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class Request:
-    """What the user wants compared."""
+    """Candidates and settings of a comparison."""
 
     candidates: Sequence[Candidate]
     level: ComparisonLevel

@@ -1,4 +1,4 @@
-"""What inspection, neurons and steering share about results: columns of tables, roles, files."""
+"""Columns of tables, roles and files that inspection, neurons and steering share."""
 
 from __future__ import annotations
 

@@ -48,7 +48,7 @@ _UNIT = 9
 
 @dataclass(frozen=True)
 class Look:
-    """How lines and dots of a mechanism are drawn."""
+    """Colour, dash and marker of a mechanism."""
 
     colour: str
     dash: tuple[int, ...]

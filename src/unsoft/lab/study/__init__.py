@@ -12,13 +12,13 @@ from unsoft.lab.study.plan import Study
 from unsoft.lab.study.read import default_study, make_study, read_study
 from unsoft.lab.study.record import Record, read_records, write_records
 from unsoft.lab.study.rule import Rule, verdict
-from unsoft.lab.study.summary import Summary, summarise
+from unsoft.lab.study.summary import ResultSummary, summarise
 
 __all__ = [
     "Record",
     "Rule",
     "Study",
-    "Summary",
+    "ResultSummary",
     "default_study",
     "make_study",
     "read_records",

@@ -55,7 +55,7 @@ class Workers(Protocol):
 
     @property
     def slots(self) -> int:
-        """How many runs can be in progress at a time."""
+        """Number of runs that can be in progress at a time."""
 
     def free(self) -> int:
         """Return how many more runs could start now; ConnectionError if there is no machine left."""
@@ -90,7 +90,7 @@ class State:
     errors: tuple[str, ...] = ()
     """Distinct errors of the failed runs, the most frequent first."""
     lost: str = ""
-    """Why runs had to be left for the next call: nodes of the cluster were lost."""
+    """Reason why runs are left for the next call, if nodes of the cluster were lost."""
     other_code: int = 0
     """Finished runs that other code of the same results version made."""
 

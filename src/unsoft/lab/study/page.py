@@ -17,7 +17,7 @@ from unsoft.lab.report.page import CHARTS, CHARTS_STYLE, HERE, number, page
 from unsoft.lab.study.plan import Group, Study
 from unsoft.lab.study.record import DONE, FAILED, Record
 from unsoft.lab.study.rule import edge_words, verdict
-from unsoft.lab.study.summary import Summary, current, interval_text, summarise
+from unsoft.lab.study.summary import ResultSummary, current, interval_text, summarise
 
 PAGE = "index.html"
 _MARKS = {HOLDS: "yes", UNDECIDED: "partly", DOES_NOT_HOLD: "no"}
@@ -109,7 +109,7 @@ def _sections(studies: Sequence[Study], records: Sequence[Record]) -> tuple[list
 
 
 def _section(
-    study: Study, group: Group, summaries: Sequence[Summary], labels: Sequence[str]
+    study: Study, group: Group, summaries: Sequence[ResultSummary], labels: Sequence[str]
 ) -> dict[str, Any]:
     planned = [variant.label for variant in group.variants]
     mine = [
@@ -133,7 +133,7 @@ def _section(
     }
 
 
-def _row(one: Summary) -> dict[str, Any]:
+def _row(one: ResultSummary) -> dict[str, Any]:
     gain = one.difference
     return {
         "mechanism": one.mechanism,
@@ -197,7 +197,7 @@ class _Chart:
     kind: str
     title: str
     note: str
-    rows: Callable[[Summary], _Rows]
+    rows: Callable[[ResultSummary], _Rows]
     x_title: str = ""
     """Title of the x axis; "" for the knob that the rows name."""
     log_x: bool = False
@@ -205,7 +205,7 @@ class _Chart:
     is_scatter: bool = False
     ticks_at_rows: bool = False
 
-    def figure(self, group: Sequence[Summary], labels: Sequence[str]) -> Figure | None:
+    def figure(self, group: Sequence[ResultSummary], labels: Sequence[str]) -> Figure | None:
         """Return the figure, or None if no summary has a row for it."""
         rows = [row for summary in group for row in self.rows(summary)]
         if not rows:
@@ -229,7 +229,7 @@ class _Chart:
         return Figure(name, f"{first.group}: {self.title.lower()}", note, rows, chart)
 
 
-def figures_of(group: Sequence[Summary], labels: Sequence[str]) -> list[Figure]:
+def figures_of(group: Sequence[ResultSummary], labels: Sequence[str]) -> list[Figure]:
     """Return the charts of one group; ``labels`` are those of the page, in the order of their colours."""
     figures = [chart.figure(group, labels) for chart in _CHARTS]
     return [figure for figure in figures if figure is not None]
@@ -245,7 +245,7 @@ def _domain(rows: Sequence[dict[str, Any]]) -> tuple[float, float] | None:
     return (min(ends) - _AROUND, max(ends) + _AROUND) if len(ends) == 1 else None
 
 
-def _curves(summary: Summary) -> _Rows:
+def _curves(summary: ResultSummary) -> _Rows:
     by_step: dict[float, list[float]] = {}
     for run in summary.runs:
         for step, score in run.curve:
@@ -254,14 +254,14 @@ def _curves(summary: Summary) -> _Rows:
         yield {"mechanism": summary.mechanism, "x": step, "score": fmean(scores)}
 
 
-def _rates(summary: Summary) -> _Rows:
+def _rates(summary: ResultSummary) -> _Rows:
     """Yield rows only for sweeps over nothing but the rate: a line would join points that differ in more."""
     for point, score in summary.rates.items():
         if re.fullmatch(r"lr=[^,=]+", point) and len(summary.rates) > 1:
             yield {"mechanism": summary.mechanism, "x": float(point[3:]), "score": score}
 
 
-def _difficulty(summary: Summary) -> _Rows:
+def _difficulty(summary: ResultSummary) -> _Rows:
     """Yield tests that differ in one knob."""
     for label, (mean, low, high) in summary.harder.items():
         knob, _, value = label.partition("=")
@@ -270,7 +270,7 @@ def _difficulty(summary: Summary) -> _Rows:
             yield {"mechanism": summary.mechanism, "x": float(value), "of": knob, **score}
 
 
-def _cost(summary: Summary) -> _Rows:
+def _cost(summary: ResultSummary) -> _Rows:
     if summary.mean is not None and summary.seconds_per_step is not None:
         yield {
             "mechanism": summary.mechanism,

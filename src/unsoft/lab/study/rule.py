@@ -9,7 +9,7 @@ from typing import Any
 from unsoft.checks import finite
 from unsoft.lab.evidence import DOES_NOT_HOLD, HOLDS, UNDECIDED, worst
 from unsoft.lab.study.record import Record
-from unsoft.lab.study.summary import Difference, Summary, difference, summarise
+from unsoft.lab.study.summary import Difference, ResultSummary, difference, summarise
 
 SCORE = "score"
 FEWEST = 3
@@ -66,7 +66,7 @@ class Rule:
             does = f"have at most {most} less {self.on} than {others}"
         return f"{self.group}: {self.mechanism} must {does}"
 
-    def judge(self, summaries: Sequence[Summary]) -> tuple[str, str]:
+    def judge(self, summaries: Sequence[ResultSummary]) -> tuple[str, str]:
         """Return the verdict and the numbers it is based on, as text."""
         by_mechanism = {one.mechanism: one for one in summaries if one.group == self.group}
         verdicts, reasons = [], []
@@ -110,7 +110,7 @@ def verdict(rules: Sequence[Rule], records: Sequence[Record]) -> tuple[str, str]
     return worst([outcome for outcome, _ in judged]), ". ".join(sentences)
 
 
-def edge_words(summaries: Sequence[Summary]) -> list[str]:
+def edge_words(summaries: Sequence[ResultSummary]) -> list[str]:
     """Return a warning for each end of the sweep that is some mechanism's best rate.
 
     >>> from unsoft.lab.study.record import Record

@@ -18,9 +18,7 @@ _SCORE = "score"
 
 @dataclass(frozen=True)
 class Difference:
-    """How much better one mechanism is than another on the seeds that both have; positive is better for every
-    metric.
-    """
+    """Paired difference of two mechanisms on the seeds both have; positive is better for every metric."""
 
     mean: float
     low: float | None
@@ -29,7 +27,7 @@ class Difference:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Summary:
+class ResultSummary:
     """A mechanism on a task, at the learning rate that validation chose."""
 
     study: str
@@ -72,7 +70,7 @@ class Summary:
 
     @property
     def sweep_words(self) -> str:
-        """How the learning rate was chosen, as text."""
+        """Description of how the learning rate was chosen."""
         return sweep_words(self.sweep, self.choose_on)
 
     @property
@@ -90,7 +88,7 @@ def interval_text(low: float | None, high: float | None) -> str:
     return "" if low is None or high is None else f"{low:.3f} to {high:.3f}"
 
 
-def summarise(records: Iterable[Record], control: str = CONTROL) -> list[Summary]:
+def summarise(records: Iterable[Record], control: str = CONTROL) -> list[ResultSummary]:
     """Return one summary for each study, group and mechanism, in the order of the plan.
 
     >>> from unsoft.lab.study.record import Record
@@ -156,7 +154,7 @@ def chosen_runs(runs: Sequence[Record]) -> list[Record]:
     return sorted(done, key=lambda run: run.seed)
 
 
-def difference(one: Summary, other: Summary, on: str = _SCORE) -> Difference | None:
+def difference(one: ResultSummary, other: ResultSummary, on: str = _SCORE) -> Difference | None:
     """Return how much better ``one`` is, paired over seeds; None if they share no seed."""
     return _difference(one.runs, other.runs, on)
 
@@ -179,14 +177,14 @@ def _value(run: Record, on: str) -> float | None:
     return run.score if on == _SCORE else run.harder.get(on)
 
 
-def _summary(key: tuple[str, str, str], runs: Sequence[Record], control: Sequence[Record]) -> Summary:
+def _summary(key: tuple[str, str, str], runs: Sequence[Record], control: Sequence[Record]) -> ResultSummary:
     study, group, mechanism = key
     chosen = chosen_runs(runs)
     first = chosen[0] if chosen else runs[0]
     scores = [run.score for run in chosen if run.score is not None]
     low, high = bootstrap_interval(scores) or (None, None)
     times = [run.seconds_per_step for run in chosen if run.seconds_per_step is not None]
-    return Summary(
+    return ResultSummary(
         study=study,
         group=group,
         task=first.task,

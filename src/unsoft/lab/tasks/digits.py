@@ -20,8 +20,9 @@ _SIDE, _CLASSES, _TESTED = 8, 10, 360
 @register
 @dataclass(frozen=True, kw_only=True)
 class Digits(Task):
-    """Which digit? Pictures of 8 by 8 pixels from 0 to 1, of which 360 of 1797 are kept for the test;
-    needs scikit-learn.
+    """Classify pictures of digits, 8 by 8 pixels from 0 to 1; 360 of 1797 are kept for the test.
+
+    Needs scikit-learn.
 
     ``examples`` limits what is seen in training (0: all), ``noise`` is added to all pictures.
     """

@@ -16,7 +16,7 @@ def rows_with_gradients(head, gradients, start, local, FIXED: tl.constexpr, CHEC
     """Return rows start + local of a head with their peaks and gradients."""
     batch, h, limit = head.number // head.shape.heads, head.number % head.shape.heads, head.shape.queries
     rows = rows_at(head, start, local, FIXED, CHECK)
-    return Rows(
+    return KernelRows(
         start,
         local,
         rows.n,

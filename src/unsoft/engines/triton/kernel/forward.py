@@ -29,7 +29,7 @@ from unsoft.engines.triton.kernel.tiles import (
     store_rows,
     survives,
 )
-from unsoft.engines.triton.structures import Head, Keys, Rows
+from unsoft.engines.triton.structures import Head, KernelRows, Keys
 
 
 @triton.jit
@@ -69,7 +69,7 @@ def rows_at(head, start, local, FIXED: tl.constexpr, CHECK: tl.constexpr):
         fields = query_fields(at, extras.query_fields.strides[3], mask, FIXED.exact)
     n = load_values(extras.counts, start, local, limit, 1.0, CHECK)
     i = positions(extras.row_positions, start, local, head.shape.offset, limit, FIXED.double, CHECK)
-    return Rows(start, local, n, i, fields, 0.0, 1.0, 0.0)
+    return KernelRows(start, local, n, i, fields, 0.0, 1.0, 0.0)
 
 
 @triton.jit

@@ -1,4 +1,4 @@
-"""Are crowds suppressed and edges amplified? Magnitude weights of random clouds, and diversity of sets."""
+"""Magnitude weights of random clouds: suppressed crowds, amplified edges, diversity of sets."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Do tokens become the same, drown in noise, or evolve? Rank, decodability and movement by depth.
+"""Collapse by depth: rank, decodability and movement of tokens in stacked layers.
 
 Random attention layers are stacked. Queries and keys come from one random map, so that each token is its own
 best match, as in trained models: otherwise no mechanism has a reason to look at the token itself, and all

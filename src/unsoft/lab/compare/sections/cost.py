@@ -1,4 +1,4 @@
-"""What does it cost? Training and decoding beside PyTorch's fused softmax, in turn, and memory."""
+"""Cost of training and decoding next to PyTorch's fused softmax, interleaved, and memory."""
 
 from __future__ import annotations
 

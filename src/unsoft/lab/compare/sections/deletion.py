@@ -1,4 +1,4 @@
-"""Does it delete, and does the query decide what?
+"""Deletion, and whether the query decides what is deleted.
 
 A head writes a source into the residual stream or removes it from there. With weights that cannot be
 negative the value and output maps alone decide which: always the same for a source. Dynamic deletion is

@@ -1,4 +1,4 @@
-"""Which feature of a formula makes it tell support, opposition and irrelevance apart?
+"""Features of a formula that distinguish support, opposition and irrelevance.
 
 Formulas that differ in one feature alone, the same task for each, and a regression of accuracy on features.
 """

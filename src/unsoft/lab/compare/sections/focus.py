@@ -1,4 +1,4 @@
-"""Can it focus?
+"""Focus: the sparsity S of rows.
 
 S of rows measured on real attention weights, and the theory of infinitely many keys beside it.
 """

@@ -1,4 +1,4 @@
-"""What does the gate of magnitude do? As it starts, and fitted so that crowds count as one; in both forms."""
+"""The gate of magnitude, at initialisation and fitted so that crowds count as one, in both forms."""
 
 from __future__ import annotations
 

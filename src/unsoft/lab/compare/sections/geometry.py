@@ -1,6 +1,4 @@
-"""What are magnitude weights of sets whose answer is known, and of random ones? Clones, crowds, edges,
-diversity.
-"""
+"""Magnitude weights of sets with a known answer and of random sets: clones, crowds, edges, diversity."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Is it hijacked? What clones of a mediocre key count as, and what a unique key keeps."""
+"""Hijacking: the count of clones of a mediocre key, and the share that a unique key keeps."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What noise do irrelevant keys make? A sum that must be 1, and what signed weights are divided by."""
+"""Noise of irrelevant keys: a sum that must be 1, and the normaliser of signed weights."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What does training make of a gate on keys? The radius and the trust that models have learned, by task."""
+"""Learned gates on keys: the radius and the trust after training, by task."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from unsoft.lab.report.comparison import Part
 from unsoft.lab.study.read import default_studies, default_study
 from unsoft.lab.study.record import Record
 from unsoft.lab.study.rule import FEWEST, SCORE
-from unsoft.lab.study.summary import CONTROL, Difference, Summary, current, difference
+from unsoft.lab.study.summary import CONTROL, Difference, ResultSummary, current, difference
 
 AGREE = 2.0
 """Radii that differ by at most this factor count as equal."""
@@ -31,7 +31,7 @@ scoreboard."""
 class TrainedGate:
     """A gate on keys, trained on one task."""
 
-    summary: Summary
+    summary: ResultSummary
     runs: list[Record]
     """Runs at the rate that validation chose, and those at other rates that are as good."""
     gain: Difference | None
@@ -52,7 +52,7 @@ class TrainedGate:
 
     @property
     def counts(self) -> Estimate:
-        """What a crowd of clones counts as under the learned gates, over seeds."""
+        """Count of a crowd of clones under the learned gates, over seeds."""
         return t_interval([counted(_mean(run, "beta"), _mean(run, "gamma")) for run in self.summary.runs])
 
     @property

@@ -1,4 +1,4 @@
-"""Does a key that starts at a low logit get found by gradients? Steps until it holds half of the mass."""
+"""Learning from a low logit: gradient steps until a key holds half of the mass."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Can it find one key among many? The advantage in logits that a key needs to get half of the mass."""
+"""Finding one key among many: the advantage in logits that a key needs to get half of the mass."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Does it tell an irrelevant key from an opposed one, against the noise that the other keys make?"""
+"""Distinguishing an irrelevant key from an opposed one, against the noise of the other keys."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What can the best query do? S for chosen queries: linear attention, dimensions, bias of keys, columns."""
+"""Sparsity S for chosen queries: linear attention, dimensions, bias of keys, columns."""
 
 from __future__ import annotations
 

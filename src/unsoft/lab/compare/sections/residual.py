@@ -1,4 +1,4 @@
-"""How fast do tokens collapse? The residual after one layer against the residual before it."""
+"""Rate of collapse: the residual after one layer against the residual before it."""
 
 from __future__ import annotations
 

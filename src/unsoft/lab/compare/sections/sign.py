@@ -1,4 +1,4 @@
-"""What does a negative logit do? Weight and gradient of one key as its logit moves, and maps of weights."""
+"""Negative logits: weight and gradient of one key as its logit moves, and maps of weights."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How many steps does magnitude need, and how steady is what they find? Against the exact solution."""
+"""Steps of the magnitude solver and stability of its result, against the exact solution."""
 
 from __future__ import annotations
 

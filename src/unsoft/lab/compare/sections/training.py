@@ -17,7 +17,7 @@ from unsoft.lab.study.plan import earlier_words
 from unsoft.lab.study.read import default_studies, default_study
 from unsoft.lab.study.record import DONE, Record, read_records
 from unsoft.lab.study.rule import verdict
-from unsoft.lab.study.summary import Summary, summarise
+from unsoft.lab.study.summary import ResultSummary, summarise
 from unsoft.modules.registry import resolve
 
 STUDY = "study"
@@ -29,7 +29,7 @@ _NEEDED = (
 )
 """Fields of a study's record that the page keeps."""
 _READ: WeakKeyDictionary[Results, list[Record]] = WeakKeyDictionary()
-_SUMMARISED: WeakKeyDictionary[Results, list[Summary]] = WeakKeyDictionary()
+_SUMMARISED: WeakKeyDictionary[Results, list[ResultSummary]] = WeakKeyDictionary()
 """Parsed records and summaries by results, since every column and claim reads them."""
 
 
@@ -58,14 +58,14 @@ def records_of(results: Results) -> list[Record]:
     return _READ[results]
 
 
-def summaries_of(results: Results) -> list[Summary]:
+def summaries_of(results: Results) -> list[ResultSummary]:
     """Return the summaries of all studies."""
     if results not in _SUMMARISED:
         _SUMMARISED[results] = summarise(records_of(results))
     return _SUMMARISED[results]
 
 
-def _share(summary: Summary, score: float) -> float | None:
+def _share(summary: ResultSummary, score: float) -> float | None:
     """Return the score as a share of the way from chance to the best known."""
     best = 1.0 if summary.known is None else summary.known
     if summary.chance is None or best == summary.chance:
@@ -98,12 +98,12 @@ def trained_on(results: Results, label: str) -> str:
     return f"mean over {', '.join(tasks)}"
 
 
-def _trained_as(results: Results, label: str) -> list[Summary]:
+def _trained_as(results: Results, label: str) -> list[ResultSummary]:
     """Return one summary per task: of the mechanism, or else of its first variant that was trained.
 
     A variant is, for example, magnitude with its gate on the mass.
     """
-    by_task: dict[tuple[str, str], Summary] = {}
+    by_task: dict[tuple[str, str], ResultSummary] = {}
     for summary in summaries_of(results):
         task = (summary.study, summary.group)
         is_variant = summary.runs and _full_name(summary.runs[0].base) == _full_name(label)

@@ -22,7 +22,7 @@ from unsoft.measure.erasing import deletion_of, gain_of, moved_by
 from unsoft.measure.heads import cosines_of, parameter_similarity
 from unsoft.measure.redundancy import attention_share_of, magnitude_share_of, redundant_keys
 from unsoft.measure.row_measures import Summary, summary_of
-from unsoft.measure.rows import Rows, ratio
+from unsoft.measure.rows import WeightRows, ratio
 
 _EPS = 1e-2
 _SAMPLED_ROWS = 4
@@ -117,7 +117,7 @@ class HeadSums:
         columns = sequence.value.new_zeros(self.heads, sequence.length)
         rows_before = self.rows
         for numbers, weights, visible in sequence.row_blocks():
-            rows = Rows(weights, visible)
+            rows = WeightRows(weights, visible)
             self.rows += len(numbers)
             self._summary += _total(summary_of(rows), 1)
             self._moved += _total(moved_by(rows, gain[:, None, : weights.shape[-1]]), 1)
@@ -139,7 +139,7 @@ class HeadSums:
             return gain_of(value, None, None)
         return gain_of(value, sequence.states[None], self.out_proj.to(value.dtype))
 
-    def _add_hijack(self, rows: Rows, numbers: Tensor, crowds: Crowds) -> None:
+    def _add_hijack(self, rows: WeightRows, numbers: Tensor, crowds: Crowds) -> None:
         chosen, at = (numbers[:, None] == crowds.rows).nonzero().unbind(-1)
         if not len(chosen):
             return
@@ -148,7 +148,7 @@ class HeadSums:
         redundant = redundant if redundant.shape[1] == 1 else redundant[:, at]
         if len(chosen) != len(numbers):
             visible = None if rows.visible is None else rows.visible[:, chosen]
-            rows = Rows(rows.values[:, chosen], visible)
+            rows = WeightRows(rows.values[:, chosen], visible)
         share = attention_share_of(rows, redundant.repeat_interleave(per_key_head, 0))
         worth = crowds.magnitude_share[:, at].repeat_interleave(per_key_head, 0)
         self._hijack += _total(torch.stack([share, worth], -1), 1)

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from unsoft.lab.interpret.models import body_runner, evaluating, recorded_inputs, token_labels
 from unsoft.lab.interpret.neurons.effects import NeuronAblation, ablate, entropies
-from unsoft.lab.interpret.neurons.parts import Parts
+from unsoft.lab.interpret.neurons.parts import ModelParts
 from unsoft.lab.interpret.neurons.result import ENTROPY
 from unsoft.lab.interpret.neurons.statistics import Bootstrap
 from unsoft.lab.interpret.neurons.stream import FIRST, LEAST, Stream, TokenSequences, by_sequence
@@ -32,7 +32,7 @@ _ROWS = 64
 
 
 def neuron_details(
-    parts: Parts, unigram: Unigram, stream: Stream, neurons: list[int], tokenizer: Any
+    parts: ModelParts, unigram: Unigram, stream: Stream, neurons: list[int], tokenizer: Any
 ) -> dict[int, dict[str, Any]]:
     """Return by neuron ``curve``, mean changes by dose, and ``tokens``, those farthest from its mean."""
     chosen = torch.tensor(neurons)
@@ -74,7 +74,7 @@ def _strongest(stream: Stream, deviation: Tensor, number: int, tokenizer: Any) -
 
 
 def induction_check(
-    parts: Parts,
+    parts: ModelParts,
     unigram: Unigram,
     text: TokenSequences,
     records: list[dict[str, Any]],

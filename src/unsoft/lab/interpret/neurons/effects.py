@@ -25,7 +25,7 @@ import torch
 from torch import Tensor, nn
 
 from unsoft.lab.interpret.models import body_runner, evaluating, hooked, recorded_inputs, replaced_inputs
-from unsoft.lab.interpret.neurons.parts import Parts, Readout
+from unsoft.lab.interpret.neurons.parts import ModelParts, Readout
 from unsoft.lab.interpret.neurons.stream import FIRST, Stream
 from unsoft.lab.interpret.neurons.tail import Shift, Tail, TailMoments
 from unsoft.lab.interpret.neurons.weights import Unigram
@@ -242,7 +242,7 @@ def _sums(logits: Tensor, entropy: bool = True) -> dict[str, Tensor]:
 
 
 def ablate_layer(
-    parts: Parts,
+    parts: ModelParts,
     unigram: Unigram,
     stream: Stream,
     chosen: Tensor,
@@ -273,7 +273,7 @@ def ablate_layer(
 BlockCall = tuple[nn.Module, tuple[Any, ...], dict[str, Any]]
 
 
-def _first_run(parts: Parts, layer: int, row: Tensor) -> tuple[list[BlockCall], Tensor]:
+def _first_run(parts: ModelParts, layer: int, row: Tensor) -> tuple[list[BlockCall], Tensor]:
     """Return the call of each block from ``layer`` on, and the input (length, width) of the final norm."""
     calls: list[BlockCall] = []
 

@@ -88,7 +88,7 @@ class Readout:
 
 
 @dataclass(frozen=True)
-class Parts:
+class ModelParts:
     """The modules of a model that neurons act through."""
 
     model: Any
@@ -122,7 +122,7 @@ class Parts:
         return whole_number("neurons", "layer", layer, 0, count - 1)
 
 
-def find_parts(model: Any) -> Parts:
+def find_parts(model: Any) -> ModelParts:
     """Return the parts of a transformers language model; raise ValueError with what is missing.
 
     >>> from transformers import LlamaConfig, LlamaForCausalLM
@@ -143,7 +143,9 @@ def find_parts(model: Any) -> Parts:
     blocks = list(model.get_submodule(style.blocks).children())
     downs = [block.get_submodule(style.down) for block in blocks]
     norm = model.get_submodule(style.norm)
-    return Parts(model, style.name, blocks, downs, norm, read_out(model, norm, model.get_output_embeddings()))
+    return ModelParts(
+        model, style.name, blocks, downs, norm, read_out(model, norm, model.get_output_embeddings())
+    )
 
 
 def _missing(model: Any, style: NamingStyle) -> list[str]:
@@ -224,7 +226,7 @@ def read_out(model: Any, module: nn.Module, head: Any) -> Readout:
     return Readout(norm, norm.centre(weight * norm.gain), constant, softcap)
 
 
-def check_readout(parts: Parts, stream: Tensor, logits: Tensor) -> None:
+def check_readout(parts: ModelParts, stream: Tensor, logits: Tensor) -> None:
     """Raise ValueError if the model's logits differ from those of the formula."""
     ours = parts.readout.logits(stream.float())
     error = float((ours - logits.float()).abs().max())

@@ -1,4 +1,4 @@
-"""What a model computes on a text, kept for the analysis: streams, activations and next words."""
+"""Residual streams, activations and next words of a model on a text, kept for the analysis."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from unsoft.lab.interpret.models import body_runner, evaluating, recorded_inputs, replaced_inputs
-from unsoft.lab.interpret.neurons.parts import Parts, check_readout
+from unsoft.lab.interpret.neurons.parts import ModelParts, check_readout
 
 FIRST = 3
 """Positions at the start of a sequence that are skipped: the first token's stream is unlike all others."""
@@ -85,7 +85,7 @@ def read_text(text: Any, tokenizer: Any, length: int, tokens: int) -> TokenSeque
 
 
 def read_stream(
-    parts: Parts,
+    parts: ModelParts,
     text: TokenSequences,
     layer: int,
     tokens: int,
@@ -125,7 +125,7 @@ def by_sequence(activations: Tensor, stream: Tensor) -> Tensor:
     return activations.reshape(*stream.shape[:2], -1)
 
 
-def _check_addition(parts: Parts, tokens: Tensor, seen: dict[Any, Tensor]) -> None:
+def _check_addition(parts: ModelParts, tokens: Tensor, seen: dict[Any, Tensor]) -> None:
     """Raise ValueError unless a neuron of the last layer only adds its row of the map to the stream.
 
     Tested on the neuron with the largest spread.

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from unsoft.lab.evidence import DOES_NOT_HOLD, HOLDS, LIMITS, Interval, resampled_mean
+from unsoft.lab.evidence import DOES_NOT_HOLD, HOLDS, LIMITS, MeanInterval, resampled_mean
 from unsoft.lab.interpret.records import SCHEMA, versions, write_files
 from unsoft.lab.interpret.steering.directions import Directions
 from unsoft.lab.report.page import line_chart, page
@@ -171,7 +171,9 @@ def _dose_response(doses: Sequence[Tensor], strength: float) -> ControlResult:
     return _result("dose-response", slope, rule, slope.low > 0 and rising)
 
 
-def _result(name: str, mean: Interval, rule: str, passed: bool, side_effect: bool = False) -> ControlResult:
+def _result(
+    name: str, mean: MeanInterval, rule: str, passed: bool, side_effect: bool = False
+) -> ControlResult:
     return ControlResult(name, mean.mean, mean.low, mean.high, rule, passed, side_effect)
 
 
