@@ -152,8 +152,8 @@ def in_double() -> Callable[[Call], Call]:
 
 
 @pytest.fixture
-def tiny_tiles(monkeypatch: pytest.MonkeyPatch) -> tiles.TileSizes:
+def tiny_tiles(monkeypatch: pytest.MonkeyPatch) -> tiles.BlockSizes:
     """Tiles so small that a few rows and keys make many of them, with ragged ends."""
-    sizes = tiles.TileSizes(rows=3, keys=4, elements=40)
+    sizes = tiles.BlockSizes(rows=3, keys=4, elements=40)
     monkeypatch.setattr(tiles, "CPU_TILES", sizes)
     return sizes

@@ -79,7 +79,7 @@ def test_equals_dense_in_float64(mechanism, kind, make_call, leaves):
 @pytest.mark.parametrize("mechanism", NAMES)
 def test_precision(mechanism, dtype, make_call, leaves, in_double, monkeypatch):
     """Output and gradients are as close to dense float64 as each dtype allows, over several tiles."""
-    monkeypatch.setattr(tiles, "CPU_TILES", tiles.TileSizes(rows=64, keys=128, elements=1 << 15))
+    monkeypatch.setattr(tiles, "CPU_TILES", tiles.BlockSizes(rows=64, keys=128, elements=1 << 15))
     sizes = {"batch": 1, "length": 150, "keys": 300, "dim": 32, "value_dim": 24}
     call = make_call(mechanism, dtype=dtype, sigma=1.0, causal=150, **sizes)
     g = torch.randn(1, 4, 150, 24).to(dtype)
@@ -229,7 +229,7 @@ def tile_count(monkeypatch):
 
 
 def test_hidden_tiles_are_skipped(tile_count, monkeypatch, make_call):
-    monkeypatch.setattr(tiles, "CPU_TILES", tiles.TileSizes(rows=4, keys=4, elements=4 * 4 * 4))
+    monkeypatch.setattr(tiles, "CPU_TILES", tiles.BlockSizes(rows=4, keys=4, elements=4 * 4 * 4))
     call = make_call("cog", batch=1, length=16, keys=16)
     counts = {}
     band = (torch.arange(16)[:, None] // 4 == torch.arange(16) // 4)[None, None]
