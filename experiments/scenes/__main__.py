@@ -86,4 +86,4 @@ def application() -> typer.Typer:
 
 
 if __name__ == "__main__":
-    run(application())
+    run(application(), "python -m experiments.scenes")

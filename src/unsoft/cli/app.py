@@ -60,13 +60,13 @@ def _root(
 
 def main() -> None:
     """The console script."""
-    run(application())
+    run(application(), "unsoft")
 
 
-def run(app: typer.Typer) -> None:
-    """Run a command-line application and exit with its code; an error is one line on standard error."""
+def run(app: typer.Typer, name: str) -> None:
+    """Run the application called ``name`` and exit with its code; an error is one line on standard error."""
     try:
-        code = app(standalone_mode=False)
+        code = app(prog_name=name, standalone_mode=False)
     except typer.TyperException as error:
         _complain(error.format_message())
         code = error.exit_code
