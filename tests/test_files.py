@@ -20,3 +20,13 @@ def test_a_file_that_cannot_be_written_is_named_and_the_old_one_stays(tmp_path, 
         write_whole(path, b"new")
     assert caught.value.errno == errno.ENOSPC
     assert [(file.name, file.read_bytes()) for file in tmp_path.iterdir()] == [("log", b"old")]
+
+
+def test_readers_of_the_old_file_keep_it_whole(tmp_path):
+    """The new content gets a file of its own, so that an open file never changes under its reader."""
+    path = tmp_path / "log"
+    write_whole(path, b"old content")
+    with path.open("rb") as reader:
+        write_whole(path, b"new")
+        assert reader.read() == b"old content"
+    assert path.read_bytes() == b"new" and path.stat().st_mode & 0o777 == 0o644
