@@ -60,7 +60,7 @@ def transform_name() -> str | None:
 
 
 def readable(*tensors: Tensor) -> bool:
-    """Return True if Python code may branch on values of the tensors. Under vmap one tensor stands for many.
+    """Return True if Python code may branch on values of the tensors. Under vmap there are several values.
 
     >>> torch.vmap(lambda x: x if readable(x) else -x)(torch.ones(2))
     tensor([-1., -1.])

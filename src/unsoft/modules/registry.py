@@ -1,6 +1,6 @@
 """Mechanisms by name. Each file of unsoft/mechanisms registers its own; adding a file is enough.
 
-A name stands for a formula, or for a family: a module with weights or a state of its own. Modifiers stand
+A name refers to a formula, or to a family: a module with weights or a state of its own. Modifiers come
 before a name, joined by "+", and act from right to left: on the formula, or around the module. A formula in
 braces, "logn+{weight=s*exp(s - m);mass=abs(s)*exp(s - m);peak=s}", needs no registration: such a name can be
 stored in files and sent to other processes.

@@ -43,7 +43,7 @@ _CROWDS = (2, 5, 10, 20, FITTED_TO)
 _NEAR, _APART = 2 * 0.03**2, 2.0
 """Squared distances per coordinate of near-clones with noise 0.03, and of standard normal keys."""
 _OPEN = 0.5
-"""Minimum gate of a key without look-alikes: closing everything is no solution."""
+"""Minimum gate of a key without near-duplicates: closing everything is no solution."""
 
 
 def jobs(request: Request) -> list[Job]:
@@ -148,8 +148,8 @@ def fitted_gate() -> Gate:
 
     m keys count as m g(w_m) / g(w_1). For m = 2 to 50 near-clones, with noise of 0.03 in every coordinate, it
     should be 1; for m keys as far apart as random ones, it should be m. The squares of the logarithmic errors
-    are minimised over a grid of the three, under the condition that a key without look-alikes keeps a gate of
-    at least a half.
+    are minimised over a grid of the three, under the condition that a key without near-duplicates keeps
+    a gate of at least a half.
 
     >>> gate = fitted_gate()
     >>> 0.49 < gate.of(1 / 1.1), gate.of(1 / 50.1) < 0.05
