@@ -88,7 +88,7 @@ def test_check_writes_verdict_tables_and_page(run_here, folder, tmp_path):
     assert sorted(path.name for path in out.iterdir()) == names
     record = json.loads((out / "steering.json").read_text())
     (judged,) = record["verdicts"]
-    assert judged["verdict"] in ("holds", "holds with limits", "does not hold")
+    assert judged["verdict"] in ("supported", "partly supported", "not supported")
     assert judged["claim"] == "steering-text" and record["schema"] == 1
     assert record["command"].startswith("unsoft steer check") and "positive.txt" in record["command"]
     assert f"{judged['verdict']}: {judged['found']}" in done.stdout

@@ -42,7 +42,7 @@ def test_many_values_are_resampled_with_a_fixed_seed():
 
 
 def test_worst_verdict_decides():
-    verdicts = [evidence.HOLDS, evidence.UNDECIDED, evidence.DOES_NOT_HOLD]
-    assert evidence.worst(verdicts) == evidence.DOES_NOT_HOLD
+    verdicts = [evidence.SUPPORTED, evidence.UNDECIDED, evidence.NOT_SUPPORTED]
+    assert evidence.worst(verdicts) == evidence.NOT_SUPPORTED
     assert evidence.worst(verdicts[:2]) == evidence.UNDECIDED
-    assert evidence.worst(verdicts[:1]) == evidence.HOLDS
+    assert evidence.worst(verdicts[:1]) == evidence.SUPPORTED

@@ -21,19 +21,23 @@ from typing import TYPE_CHECKING, NamedTuple
 if TYPE_CHECKING:
     from torch import Tensor
 
-HOLDS, LIMITS, DOES_NOT_HOLD = "holds", "holds with limits", "does not hold"
-BY_CONSTRUCTION = "by construction"
-UNDECIDED, NOT_TESTABLE, NOT_RUN = "undecided", "not testable here", "not run"
+SUPPORTED, PARTLY, NOT_SUPPORTED = "supported", "partly supported", "not supported"
+UNDECIDED, AT_CEILING = "undecided", "at ceiling"
+BY_CONSTRUCTION, NOT_TESTABLE, NOT_RUN = "by construction", "not testable here", "not run"
 VERDICTS = {
-    HOLDS: "yes",
-    LIMITS: "partly",
-    DOES_NOT_HOLD: "no",
+    SUPPORTED: "yes",
+    PARTLY: "partly",
+    NOT_SUPPORTED: "no",
     UNDECIDED: "not-run",
+    AT_CEILING: "not-run",
     BY_CONSTRUCTION: "not-run",
     NOT_TESTABLE: "not-run",
     NOT_RUN: "not-run",
 }
-"""Every verdict, with the CSS class of its mark on a page."""
+"""Every verdict, with the CSS class of its mark on a page.
+
+``at ceiling``: the baseline leaves less room than the rule's margin, so the rule could not pass.
+"""
 
 LEVEL = 0.95
 _T = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228)
@@ -45,22 +49,22 @@ _DRAWN = 20_000
 _RESAMPLES = 2000
 
 
-def grade(holds: bool, partly: bool = False) -> str:
+def grade(supported: bool, partly: bool = False) -> str:
     """Return the verdict of a test with an outcome between yes and no.
 
     >>> grade(True), grade(False, partly=True), grade(False)
-    ('holds', 'holds with limits', 'does not hold')
+    ('supported', 'partly supported', 'not supported')
     """
-    return HOLDS if holds else LIMITS if partly else DOES_NOT_HOLD
+    return SUPPORTED if supported else PARTLY if partly else NOT_SUPPORTED
 
 
 def worst(verdicts: Sequence[str]) -> str:
     """Return the verdict of several tests that must all hold.
 
-    >>> worst([HOLDS, UNDECIDED]), worst([DOES_NOT_HOLD, UNDECIDED]), worst([HOLDS])
-    ('undecided', 'does not hold', 'holds')
+    >>> worst([SUPPORTED, UNDECIDED]), worst([NOT_SUPPORTED, UNDECIDED]), worst([SUPPORTED])
+    ('undecided', 'not supported', 'supported')
     """
-    return next((verdict for verdict in (DOES_NOT_HOLD, UNDECIDED) if verdict in verdicts), HOLDS)
+    return next((verdict for verdict in (NOT_SUPPORTED, UNDECIDED) if verdict in verdicts), SUPPORTED)
 
 
 class Estimate(NamedTuple):

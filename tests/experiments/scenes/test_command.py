@@ -27,4 +27,4 @@ def test_results_are_shown_as_tables_or_json(tmp_path, monkeypatch, as_json):
     if as_json:
         assert json.loads(done.stdout) == {"judgement": found.judgement.to_dict(), "measures": found.measures}
     else:
-        assert "recall" in done.stdout and "holds: at strength 2" in done.stdout
+        assert "recall" in done.stdout and "supported: at strength 2" in done.stdout

@@ -54,7 +54,7 @@ def test_every_experiment_says_beforehand_what_would_refute_it():
         if claim.kind in (EXPERIMENT, TRAINED):
             assert claim.rule and claim.refuted, claim.name
     with pytest.raises(ValueError, match="refute"):
-        Claim("x", "nobody 2026", "x", EXPERIMENT, "a rule", check=lambda results: ("holds", ""))
+        Claim("x", "nobody 2026", "x", EXPERIMENT, "a rule", check=lambda results: ("supported", ""))
     with pytest.raises(ValueError, match="reason"):
         Claim("x", "nobody 2026", "x", ELSEWHERE)
 
@@ -84,11 +84,11 @@ def test_what_mathematics_decides(measured):
         "three-keys",
         "radius",
     ):
-        assert found[name] == "holds", name
+        assert found[name] == "supported", name
     for name in ("invertible", "cubic-collapse", "sparse-features", "iid-linear", "relu2-beta"):
-        assert found[name] == "holds", name
+        assert found[name] == "supported", name
     for name in ("norm-ratio", "few-steps"):
-        assert found[name] == "does not hold", name
+        assert found[name] == "not supported", name
 
 
 def opposition_rows(d):
@@ -398,7 +398,7 @@ FLIPS = {
 def test_results_that_flip_the_verdict(name):
     good, bad = FLIPS[name]
     first, second = judged(name, good), judged(name, bad)
-    assert (first[0], second[0]) == ("holds", "does not hold"), (first, second)
+    assert (first[0], second[0]) == ("supported", "not supported"), (first, second)
     assert first[1] != second[1], "the words follow the numbers"
 
 
@@ -428,7 +428,7 @@ def test_another_measurement_is_another_verdict(measured, claim, name, mechanism
     (answer,) = (a for a in copied["answers"] if (a["name"], a["mechanism"]) == (name, mechanism))
     for row in answer["rows"]:
         change(row)
-    assert verdicts(copied)[claim] == "does not hold" != verdicts(measured)[claim]
+    assert verdicts(copied)[claim] == "not supported" != verdicts(measured)[claim]
 
 
 def test_norms_would_hold_if_the_numbers_were_so(measured):
@@ -437,4 +437,4 @@ def test_norms_would_hold_if_the_numbers_were_so(measured):
         if answer["name"] == "norm ratios":
             for row in answer["rows"]:
                 row["largest"] = row["sqrt"]
-    assert verdicts(copied)["norm-ratio"] == "holds"
+    assert verdicts(copied)["norm-ratio"] == "supported"

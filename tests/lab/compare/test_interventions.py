@@ -22,7 +22,7 @@ def file(path, verdict, claim="steering"):
     return path
 
 
-@pytest.mark.parametrize("verdict", ["holds", "holds with limits", "does not hold", "not testable here"])
+@pytest.mark.parametrize("verdict", ["supported", "partly supported", "not supported", "not testable here"])
 @pytest.mark.parametrize("name", CLAIMS)
 def test_the_verdict_is_that_of_the_file(tmp_path, name, verdict):
     rows = verdicts_of(file(tmp_path / "v.json", verdict, name))
@@ -33,14 +33,14 @@ def test_the_verdict_is_that_of_the_file(tmp_path, name, verdict):
 
 
 def test_ones_own_file_has_the_last_word(tmp_path):
-    own = file(tmp_path / "own.json", "does not hold")
-    for verdicts, expected in ((None, "holds"), (str(own), "does not hold")):
+    own = file(tmp_path / "own.json", "not supported")
+    for verdicts, expected in ((None, "supported"), (str(own), "not supported")):
         (job,) = jobs(Request([], QUICK, verdicts=verdicts))
         assert CLAIMS["steering"].judge(found(job.compute()))[0] == expected
 
 
 def test_without_a_verdict_it_is_not_run(tmp_path):
-    rows = verdicts_of(file(tmp_path / "v.json", "holds"))
+    rows = verdicts_of(file(tmp_path / "v.json", "supported"))
     assert CLAIMS["entropy-neurons"].judge(found(rows))[0] == "not run"
     strange = verdicts_of(file(tmp_path / "v.json", "maybe"))
     verdict, why = CLAIMS["steering"].judge(found(strange))

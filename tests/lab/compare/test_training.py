@@ -55,7 +55,9 @@ def results(tmp_path, records):
 CLAIM = next(claim for claim in training.SECTION.claims if claim.name == "trained-deletion")
 
 
-@pytest.mark.parametrize("cog, verdict", [(0.9, "holds"), (0.3, "does not hold"), (0.485, "does not hold")])
+@pytest.mark.parametrize(
+    "cog, verdict", [(0.9, "supported"), (0.3, "not supported"), (0.485, "not supported")]
+)
 def test_the_rule_of_the_study_decides(tmp_path, cog, verdict):
     found = CLAIM.judge(results(tmp_path, runs(cog)))
     assert found[0] == verdict and "16 runs on a machine, 2026-11-16" in found[1]

@@ -3,7 +3,7 @@
 import pytest
 
 from tests.lab.study.made_up import runs
-from unsoft.lab.evidence import DOES_NOT_HOLD, HOLDS
+from unsoft.lab.evidence import NOT_SUPPORTED, SUPPORTED
 from unsoft.lab.study import default_study, verdict
 from unsoft.lab.study.read import default_studies
 from unsoft.lab.study.rule import SCORE
@@ -32,7 +32,7 @@ def test_a_default_study_is_complete(name):
 
 
 @pytest.mark.parametrize("name, rule", [(name, rule) for name in NAMES for rule in default_study(name).rules])
-@pytest.mark.parametrize("better, wanted", [(0.6, HOLDS), (-0.6, DOES_NOT_HOLD)])
+@pytest.mark.parametrize("better, wanted", [(0.6, SUPPORTED), (-0.6, NOT_SUPPORTED)])
 def test_its_verdict_can_go_either_way(name, rule, better, wanted):
     """Attention is what it is, also where the score is an error; the score alone must not decide about it."""
     sign = -1 if name in ERRORS and rule.on not in ATTENTION else 1

@@ -3,7 +3,7 @@
 import pytest
 
 from tests.lab.study.made_up import runs
-from unsoft.lab.evidence import DOES_NOT_HOLD, HOLDS, UNDECIDED
+from unsoft.lab.evidence import NOT_SUPPORTED, SUPPORTED, UNDECIDED
 from unsoft.lab.study import Rule, verdict
 
 RULE = Rule(group="g", mechanism="cog", over=["softmax"], margin=0.1)
@@ -18,10 +18,10 @@ def judged(gains, rule=RULE, **more):
 @pytest.mark.parametrize(
     "gains, wanted",
     [
-        ([0.2, 0.21, 0.19, 0.2, 0.22], HOLDS),
-        ([0.1, 0.1, 0.1, 0.1, 0.11], HOLDS),
-        ([0.02, 0.01, 0.03, 0.02, 0.02], DOES_NOT_HOLD),  # surely better, but not by the margin
-        ([-0.2, -0.21, -0.19, -0.2, -0.22], DOES_NOT_HOLD),
+        ([0.2, 0.21, 0.19, 0.2, 0.22], SUPPORTED),
+        ([0.1, 0.1, 0.1, 0.1, 0.11], SUPPORTED),
+        ([0.02, 0.01, 0.03, 0.02, 0.02], NOT_SUPPORTED),  # surely better, but not by the margin
+        ([-0.2, -0.21, -0.19, -0.2, -0.22], NOT_SUPPORTED),
         ([0.8, 0.4, -0.3, -0.2, 0.0], UNDECIDED),  # more than the margin on average, by one seed
         ([0.09, 0.12, 0.05, 0.11, 0.08], UNDECIDED),  # the interval has the margin in it
     ],
@@ -34,15 +34,15 @@ def test_margin_and_interval_decide(gains, wanted):
 
 def test_a_negative_margin_asks_not_to_be_worse():
     rule = Rule(group="g", mechanism="cog", over=["softmax"], margin=-0.02)
-    assert judged([0.0, -0.01, 0.01, 0.0, 0.0], rule)[0] == HOLDS
-    assert judged([-0.1, -0.11, -0.1, -0.09, -0.1], rule)[0] == DOES_NOT_HOLD
+    assert judged([0.0, -0.01, 0.01, 0.0, 0.0], rule)[0] == SUPPORTED
+    assert judged([-0.1, -0.11, -0.1, -0.09, -0.1], rule)[0] == NOT_SUPPORTED
     assert judged([-0.1, 0.1, 0.0, -0.05, 0.06], rule)[0] == UNDECIDED
     assert rule.text == "g: cog must be at most 0.02 worse than softmax on the test"
 
 
 def test_lower_is_better_turns_the_sign():
-    assert judged([-0.2, -0.21, -0.19, -0.2, -0.22], higher_is_better=False)[0] == HOLDS
-    assert judged([0.2, 0.21, 0.19, 0.2, 0.22], higher_is_better=False)[0] == DOES_NOT_HOLD
+    assert judged([-0.2, -0.21, -0.19, -0.2, -0.22], higher_is_better=False)[0] == SUPPORTED
+    assert judged([0.2, 0.21, 0.19, 0.2, 0.22], higher_is_better=False)[0] == NOT_SUPPORTED
 
 
 def test_every_control_must_be_beaten():
@@ -50,8 +50,8 @@ def test_every_control_must_be_beaten():
     records = [*runs("softmax", SOFTMAX), *runs("cog", [0.9] * 5)]
     found, why = verdict([rule], records)
     assert found == UNDECIDED and "no result of softmax ×2 heads" in why
-    assert verdict([rule], [*records, *runs("softmax ×2 heads", [0.6] * 5)])[0] == HOLDS
-    assert verdict([rule], [*records, *runs("softmax ×2 heads", [0.9] * 5)])[0] == DOES_NOT_HOLD
+    assert verdict([rule], [*records, *runs("softmax ×2 heads", [0.6] * 5)])[0] == SUPPORTED
+    assert verdict([rule], [*records, *runs("softmax ×2 heads", [0.9] * 5)])[0] == NOT_SUPPORTED
 
 
 def test_few_seeds_decide_nothing():
@@ -65,15 +65,15 @@ def test_a_rule_can_be_about_a_harder_test():
     records = [
         run for name, score in same.items() for run in runs(name, SOFTMAX, harder={"repeats=64": score})
     ]
-    assert verdict([rule], records)[0] == HOLDS and verdict([RULE], records)[0] == DOES_NOT_HOLD
+    assert verdict([rule], records)[0] == SUPPORTED and verdict([RULE], records)[0] == NOT_SUPPORTED
     assert verdict([rule], [*runs("softmax", SOFTMAX), *runs("cog", SOFTMAX)])[0] == UNDECIDED
 
 
 def test_all_rules_of_a_claim_must_hold():
     records = [*runs("softmax", SOFTMAX), *runs("cog", [0.9] * 5), *runs("sinh", [0.5] * 5)]
     other = Rule(group="g", mechanism="sinh", over=["softmax"], margin=0.1)
-    assert verdict([RULE], records)[0] == HOLDS
-    assert verdict([RULE, other], records)[0] == DOES_NOT_HOLD
+    assert verdict([RULE], records)[0] == SUPPORTED
+    assert verdict([RULE, other], records)[0] == NOT_SUPPORTED
 
 
 def test_a_rule_can_be_about_what_attention_does():
@@ -89,4 +89,4 @@ def test_a_rule_can_be_about_what_attention_does():
             for run in runs(name, SOFTMAX, attention={"head_diversity": layers}, higher_is_better=better)
         ]
         found, why = verdict([rule], apart)
-        assert found == HOLDS and "+0.300" in why
+        assert found == SUPPORTED and "+0.300" in why

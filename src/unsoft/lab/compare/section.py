@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from unsoft.lab.compare.candidate import Candidate
 from unsoft.lab.compare.jobs import Job, Missing, Results, Rows
-from unsoft.lab.evidence import BY_CONSTRUCTION, HOLDS, NOT_RUN, NOT_TESTABLE, Estimate
+from unsoft.lab.evidence import BY_CONSTRUCTION, NOT_RUN, NOT_TESTABLE, SUPPORTED, Estimate
 from unsoft.modules.registry import names as all_names
 
 if TYPE_CHECKING:
@@ -199,7 +199,7 @@ class Claim:
             verdict, numbers = self.check(results)
         except Missing as reason:
             return NOT_RUN, str(reason)
-        return (BY_CONSTRUCTION if self.kind == DEFINITION and verdict == HOLDS else verdict), numbers
+        return (BY_CONSTRUCTION if self.kind == DEFINITION and verdict == SUPPORTED else verdict), numbers
 
 
 def claim(
@@ -211,10 +211,10 @@ def claim(
 
     >>> @claim(SURVEY, EXPERIMENT, "Water is wet.", refuted="It is dry.")
     ... def _wet(results: Results) -> Finding:
-    ...     "Holds if a finger gets wet."
-    ...     return HOLDS, "it did"
+    ...     "Supported if a finger gets wet."
+    ...     return SUPPORTED, "it did"
     >>> _wet.name, _wet.rule
-    ('wet', 'Holds if a finger gets wet.')
+    ('wet', 'Supported if a finger gets wet.')
     """
 
     def decorated(check: Callable[[Results], Finding]) -> Claim:

@@ -10,7 +10,7 @@ from statistics import fmean
 from typing import Any
 
 from unsoft.files import write_csv, write_whole
-from unsoft.lab.evidence import DOES_NOT_HOLD, HOLDS, UNDECIDED
+from unsoft.lab.evidence import NOT_SUPPORTED, SUPPORTED, UNDECIDED
 from unsoft.lab.report.figure import Figure, by_mechanism, svg_and_png, vega_script
 from unsoft.lab.report.look import in_order, looks, shown_at_first
 from unsoft.lab.report.page import CHARTS, CHARTS_STYLE, HERE, number, page
@@ -20,7 +20,7 @@ from unsoft.lab.study.rule import edge_words, verdict
 from unsoft.lab.study.summary import ResultSummary, current, interval_text, summarise
 
 PAGE = "index.html"
-_MARKS = {HOLDS: "yes", UNDECIDED: "partly", DOES_NOT_HOLD: "no"}
+_MARKS = {SUPPORTED: "yes", UNDECIDED: "partly", NOT_SUPPORTED: "no"}
 _COLUMNS = (
     ("mechanism", "mechanism", ""),
     ("score", "score", "mean over seeds, on the test, at the rate that validation chose"),

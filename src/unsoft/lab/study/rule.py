@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from unsoft.checks import finite
-from unsoft.lab.evidence import DOES_NOT_HOLD, HOLDS, UNDECIDED, worst
+from unsoft.lab.evidence import NOT_SUPPORTED, SUPPORTED, UNDECIDED, worst
 from unsoft.lab.study.record import Record
 from unsoft.lab.study.summary import Difference, ResultSummary, difference, summarise
 
@@ -20,11 +20,11 @@ FEWEST = 3
 class Rule:
     """``mechanism`` must beat every mechanism of ``over`` by ``margin``, on seeds that both have.
 
-    Holds: the mean of the paired differences is at least the margin, and their confidence interval lies above
-    0 (above the margin, if that is negative). Does not hold: for one of ``over`` the whole interval lies
-    below the margin. Otherwise it is undecided. A positive difference means a better score. For statistics of
-    attention a positive difference means more, whatever the task's metric: list the mechanism that must have
-    less in ``over``.
+    Supported: the mean of the paired differences is at least the margin, and their confidence interval lies
+    above 0 (above the margin, if that is negative). Not supported: for one of ``over`` the whole interval
+    lies below the margin. Otherwise it is undecided. A positive difference means a better score. For
+    statistics of attention a positive difference means more, whatever the task's metric: list the mechanism
+    that must have less in ``over``.
     """
 
     group: str
@@ -90,13 +90,12 @@ class Rule:
         if gain is None or gain.low is None or gain.high is None or gain.seeds < FEWEST:
             return UNDECIDED
         if gain.mean >= self.margin and gain.low > min(self.margin, 0.0):
-            return HOLDS
-        return DOES_NOT_HOLD if gain.high < self.margin else UNDECIDED
+            return SUPPORTED
+        return NOT_SUPPORTED if gain.high < self.margin else UNDECIDED
 
 
 def verdict(rules: Sequence[Rule], records: Sequence[Record]) -> tuple[str, str]:
-    """Return the verdict of a claim and its reasons: it holds if all rules hold, and does not if one does
-    not.
+    """Return the verdict of a claim and its reasons: supported if all its rules are.
 
     >>> verdict([], [])
     ('undecided', 'the study has no rule')

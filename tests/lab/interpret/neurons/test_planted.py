@@ -55,7 +55,7 @@ def test_a_frequency_neuron_is_ranked_first(found):
 def test_in_a_random_model_nothing_survives(seed):
     found = scan(random_model(seed), text(seed), counts=counts(), null=NULL, seed=seed)
     assert found.ranked("entropy") == [] == found.ranked("frequency")
-    assert {verdict["verdict"] for verdict in found.verdicts} == {"does not hold"}
+    assert {verdict["verdict"] for verdict in found.verdicts} == {"not supported"}
 
 
 def test_intervals_hold_their_figures(found):

@@ -40,7 +40,8 @@ def test_a_neuron_survives_by_chance_and_size(change, survives):
 
 
 @pytest.mark.parametrize(
-    ("surviving", "verdict"), [(3, "holds"), (2, "holds"), (1, "holds with limits"), (0, "does not hold")]
+    ("surviving", "verdict"),
+    [(3, "supported"), (2, "supported"), (1, "partly supported"), (0, "not supported")],
 )
 def test_the_verdict_counts_those_that_weights_name(surviving, verdict):
     for found in made(surviving).verdicts:

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from unsoft.lab.evidence import DOES_NOT_HOLD, HOLDS, LIMITS, resampled_mean
+from unsoft.lab.evidence import NOT_SUPPORTED, PARTLY, SUPPORTED, resampled_mean
 from unsoft.lab.interpret.steering import Directions
 from unsoft.lab.interpret.steering.controls import Bound, judge, steps
 
@@ -61,21 +61,21 @@ def failed(judgement):
 
 def test_a_true_direction_holds():
     found = judged()
-    assert found.verdict == HOLDS and not failed(found)
+    assert found.verdict == SUPPORTED and not failed(found)
     assert found.after - found.before == pytest.approx(2.0, abs=0.01)
     assert "6 of 6 controls passed" in found.summary() and "+2.0" in found.summary()
 
 
 def test_side_effects_are_limits():
-    assert judged(harm=0.1 - 1e-6).verdict == HOLDS
-    assert judged(harm=0.11).verdict == LIMITS and failed(judged(harm=0.11)) == {"unrelated loss"}
+    assert judged(harm=0.1 - 1e-6).verdict == SUPPORTED
+    assert judged(harm=0.11).verdict == PARTLY and failed(judged(harm=0.11)) == {"unrelated loss"}
 
 
 def test_what_belongs_to_the_claim_must_come():
     def lies(fall):
         return lambda directions, strength: torch.full((8,), 1.0 if directions is None else 1.0 - fall)
 
-    for fall, verdict in ((0.2, HOLDS), (0.04, DOES_NOT_HOLD)):
+    for fall, verdict in ((0.2, SUPPORTED), (0.04, NOT_SUPPORTED)):
         bound = Bound("lies", lies(fall), -0.05, "per caption", side_effect=False)
         shuffled = lambda seed: along(noise(1000 + seed))  # noqa: E731
         found = judge(
@@ -86,13 +86,13 @@ def test_what_belongs_to_the_claim_must_come():
 
 def test_what_any_push_does_is_no_intervention():
     found = judged(any_push)
-    assert found.verdict == DOES_NOT_HOLD
+    assert found.verdict == NOT_SUPPORTED
     assert failed(found) == {"random direction", "shuffled labels", "another task"}
 
 
 def test_a_wrong_direction_has_no_effect_of_its_own():
     assert "held-out items" in failed(judged(found=-TRUTH))
-    assert judged(found=OTHER, harm=0.2).verdict == DOES_NOT_HOLD
+    assert judged(found=OTHER, harm=0.2).verdict == NOT_SUPPORTED
 
 
 def test_more_must_be_more():

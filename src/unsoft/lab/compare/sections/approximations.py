@@ -68,7 +68,7 @@ def locality(draws: int) -> Rows:
 @claim(SU, THEOREM, "Softmax is linear attention with infinitely many features.")
 def _performer_limit(results: Results) -> Finding:
     """Performer's error against softmax falls like features^−½, exponent between −0.6 and −0.4 from 16 to
-    1024; with limits if it falls at all.
+    1024; partly if it falls at all.
     """
     rows = results.rows("random features")
     errors = {count: mean_of(rows, "error", features=count) for count in FEATURES}
@@ -87,8 +87,8 @@ def _performer_limit(results: Results) -> Finding:
     refuted="It rises by 80 % of softmax's rise or more.",
 )
 def _entropy_invariance(results: Results) -> Finding:
-    """Random rows of 64 to 4096 keys: holds if the entropy rises by less than a tenth of what an even row
-    gains; with limits if by less than 80 % of what it does without the scale.
+    """Random rows of 64 to 4096 keys: supported if the entropy rises by less than a tenth of what an even row
+    gains; partly if by less than 80 % of what it does without the scale.
     """
     rows, first, last = results.rows("entropy by length"), LENGTHS[0], LENGTHS[-1]
     plain, scaled = (
@@ -110,8 +110,8 @@ def _entropy_invariance(results: Results) -> Finding:
     refuted="The mean distance is not smaller.",
 )
 def _cosformer_local(results: Results) -> Finding:
-    """Random tokens, cosformer made for their number against linear attention with relu: holds if the
-    mean distance is a fifth smaller, interval against interval; with limits if smaller at all.
+    """Random tokens, cosformer made for their number against linear attention with relu: supported if the
+    mean distance is a fifth smaller, interval against interval; partly if smaller at all.
     """
     rows = results.rows("locality")
     plain, local = (mean_of(rows, "distance", mechanism=name) for name in ("linear-relu", "cosformer"))

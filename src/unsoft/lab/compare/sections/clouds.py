@@ -94,8 +94,8 @@ def spearman(x: Tensor, y: Tensor) -> float:
     ROSIC, EXPERIMENT, "Keys in crowds are suppressed.", refuted="The interval reaches 0.", evidence="solver"
 )
 def _redundancy(results: Results) -> Finding:
-    """Random clouds with crowds in two dimensions, interval over draws: holds if the rank correlation of
-    density and weight is below −0.5; with limits if it is below 0.
+    """Random clouds with crowds in two dimensions, interval over draws: supported if the rank correlation of
+    density and weight is below −0.5; partly if it is below 0.
     """
     rows = results.rows("clouds")
     density, negative = mean_of(rows, "density"), mean_of(rows, "negative")
@@ -112,8 +112,8 @@ def _redundancy(results: Results) -> Finding:
     evidence="solver",
 )
 def _edges(results: Results) -> Finding:
-    """The same clouds: holds if the rank correlation of distance from the middle and weight is above 0.5;
-    with limits if it is above 0.
+    """The same clouds: supported if the rank correlation of distance from the middle and weight is above 0.5;
+    partly if it is above 0.
     """
     edge = mean_of(results.rows("clouds"), "edge")
     return grade(edge.lower > 0.5, edge.lower > 0), (
@@ -129,8 +129,8 @@ def _edges(results: Results) -> Finding:
     evidence="solver",
 )
 def _bound(results: Results) -> Finding:
-    """16 random keys in two dimensions: holds if magnitude equals the largest diversity of any
-    distribution to a millionth in every set; with limits if in some.
+    """16 random keys in two dimensions: supported if magnitude equals the largest diversity of any
+    distribution to a millionth in every set; partly if in some.
     """
     rows = results.rows("diversity")
     off = [row for row in rows if abs(row["magnitude"] - row["diversity"]) > 1e-6 * row["diversity"]]

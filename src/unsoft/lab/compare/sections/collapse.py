@@ -271,8 +271,8 @@ def _evolved(results: Results, label: str) -> Estimate | None:
     refuted="Neither interval lies above softmax's.",
 )
 def _cog_robust(results: Results) -> Finding:
-    """Random networks, interval over seeds: holds if cog keeps half of rank and input for more layers
-    than softmax, and more of the input with skip connections, interval against interval; with limits if
+    """Random networks, interval over seeds: supported if cog keeps half of rank and input for more layers
+    than softmax, and more of the input with skip connections, interval against interval; partly if
     one of the two.
     """
     noise = results.rows(NOISE)
@@ -299,8 +299,8 @@ def _ahead(first: Estimate, second: Estimate) -> bool:
     refuted="The patterns are no more alike in the last layer than in the first.",
 )
 def _head_collapse(results: Results) -> Finding:
-    """Patterns of softmax heads in random networks without skip connections, interval over seeds: holds
-    if their mean cosine exceeds 0.9 in the last layer; with limits if it only exceeds that of the first
+    """Patterns of softmax heads in random networks without skip connections, interval over seeds: supported
+    if their mean cosine exceeds 0.9 in the last layer; partly if it only exceeds that of the first
     layer.
     """
     rows = [row for row in results.rows("collapse", "softmax", skip=False) if row["depth"]]

@@ -295,8 +295,8 @@ def _column(what: str, text: str, noise: float) -> ScoreColumn:
     refuted="The exponent is 2.3 or more.",
 )
 def _price(results: Results) -> Finding:
-    """Time of 5 truncated steps on all keys, four heads of width 64: holds if the fitted exponent is
-    below 2.3 and the time less than twice that of PyTorch's attention at the largest N; with limits if
+    """Time of 5 truncated steps on all keys, four heads of width 64: supported if the fitted exponent is
+    below 2.3 and the time less than twice that of PyTorch's attention at the largest N; partly if
     only the exponent is.
     """
     rows = results.rows("price of the solver")

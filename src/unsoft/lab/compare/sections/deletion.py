@@ -82,8 +82,8 @@ def parts(results: Results) -> Iterator[Part]:
     refuted="softmax removes sources, and the query decides which.",
 )
 def _softmax_only_adds(results: Results) -> Finding:
-    """Random value and output maps, interval over draws: holds if softmax removes less than 1 % of what
-    it moves and the query decides less than 1 %; with limits if only one of the two is so.
+    """Random value and output maps, interval over draws: supported if softmax removes less than 1 % of what
+    it moves and the query decides less than 1 %; partly if only one of the two is so.
     """
     removed, dynamic = (mean_of(results.rows("deletion", "softmax"), x) for x in ("removed", "dynamic"))
     never, fixed = removed.upper < 0.01, dynamic.upper < 0.01
@@ -101,8 +101,8 @@ def _softmax_only_adds(results: Results) -> Finding:
     refuted="Under cog the query decides no more than under softmax.",
 )
 def _dynamic_deletion(results: Results) -> Finding:
-    """Interval over draws: holds if the query decides more than half of what cog moves, and more than
-    under softmax; with limits if only more than under softmax.
+    """Interval over draws: supported if the query decides more than half of what cog moves, and more than
+    under softmax; partly if only more than under softmax.
     """
     cog, softmax = (mean_of(results.rows("deletion", name), "dynamic") for name in ("cog", "softmax"))
     more = cog.lower > softmax.upper

@@ -132,8 +132,8 @@ def parts(results: Results) -> Iterator[Part]:
     refuted="The interval of the sign's effect reaches 0.",
 )
 def _sign_decides(results: Results) -> Finding:
-    """Ten formulas, accuracy regressed on four features: holds if the interval of the sign's effect lies
-    above 0 and above that of every other feature; with limits if it lies above 0 only.
+    """Ten formulas, accuracy regressed on four features: supported if the interval of the sign's effect lies
+    above 0 and above that of every other feature; partly if it lies above 0 only.
     """
     gains = effects(results.rows("features"))
     if any(one.low is None for one in gains.values()):

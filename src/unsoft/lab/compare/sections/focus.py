@@ -142,7 +142,7 @@ def _points(results: Results, name: str, kind: str) -> dict[tuple[float, float],
 
 @claim(SU, THEOREM, "Softmax: S = exp(−gamma²/2); it can be as sparse as one likes.")
 def _exp(results: Results) -> Finding:
-    """Measured and theory agree to 0.02 for gamma up to 1; with limits if a finite row leaves the formula
+    """Measured and theory agree to 0.02 for gamma up to 1; partly if a finite row leaves the formula
     by a factor of 2 at gamma = 3.
     """
     pairs = _pairs(results, "softmax")
@@ -157,7 +157,7 @@ def _exp(results: Results) -> Finding:
 
 @claim(SU, THEOREM, "The closed form of S for relu².")
 def _relu2(results: Results) -> Finding:
-    """Relative distance below 5 % at every measured point; with limits if at most points."""
+    """Relative distance below 5 % at every measured point; partly if at most points."""
     # Theory is that of an infinite row, as Su writes it, so the error includes that of a finite row.
     pairs = _pairs(results, "relu2")
     errors = [abs(s - expected) / expected for _, _, s, expected in pairs]

@@ -77,8 +77,8 @@ def _row(results: Results, gate: str, where: str, clones: int) -> dict[str, Any]
     "The magnitude gate keeps clones from taking over.",
     refuted="Even 50 clones count as more than 2, or less than half.",
     rule=(
-        f"Gate on the mass, β, γ and t fitted to crowds of 2 to {FITTED_TO}: holds if {CROWD} and 1000"
-        " clones both count as one within a factor of 2; with limits if 50 do."
+        f"Gate on the mass, β, γ and t fitted to crowds of 2 to {FITTED_TO}: supported if {CROWD} and 1000"
+        " clones both count as one within a factor of 2; partly if 50 do."
     ),
 )
 def _gate(results: Results) -> Finding:
@@ -100,7 +100,7 @@ def _gate(results: Results) -> Finding:
     refuted="They count as more than 2, or less than half.",
 )
 def _one_unit(results: Results) -> Finding:
-    """Gate on values, fitted: holds if 50 clones count as one within 10 %; with limits if within a factor
+    """Gate on values, fitted: supported if 50 clones count as one within 10 %; partly if within a factor
     of 2.
     """
     row = _row(results, "fitted", "values", CROWD)
@@ -113,7 +113,7 @@ def _one_unit(results: Results) -> Finding:
 
 @claim(ROSIC, EXPERIMENT, "Redundant tokens shrink to near 0.", refuted="It is above 0.05 in both.")
 def _gates_shrink(results: Results) -> Finding:
-    """The gate of one of 50 clones: holds if it is below 0.05 at the start and when fitted; with limits
+    """The gate of one of 50 clones: supported if it is below 0.05 at the start and when fitted; partly
     if in one of the two.
     """
     start, fitted = (_row(results, kind, "values", CROWD) for kind in ("start", "fitted"))
@@ -132,8 +132,8 @@ def _gates_shrink(results: Results) -> Finding:
     refuted="It is more than 5 % smaller.",
 )
 def _values_or_mass(results: Results) -> Finding:
-    """Weight of the unique key in the output against 50 clones, fitted gate: holds if it is 5 % larger
-    with the gate on values than with the gate on the mass; with limits if within 5 %.
+    """Weight of the unique key in the output against 50 clones, fitted gate: supported if it is 5 % larger
+    with the gate on values than with the gate on the mass; partly if within 5 %.
     """
     values, mass = (_row(results, "fitted", where, CROWD)["unique"] for where in _FORMS)
     return grade(values > 1.05 * mass, values > 0.95 * mass), (

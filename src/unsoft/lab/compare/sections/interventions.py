@@ -74,21 +74,21 @@ SECTION = Section(
             "entropy-neurons",
             "Entropy neurons write into the null space of the unembedding and act through the layer norm.",
             "Of the 1 % of neurons of the last layer that write most into the null space at least half pass"
-            " the test against matched controls; one or more: with limits.",
+            " the test against matched controls; one or more: partly.",
             "None of them passes.",
         ),
         _claim(
             "frequency-neurons",
             "Token-frequency neurons move logits along the unigram distribution.",
             "Of the 1 % of neurons of the last layer that point most along word frequency at least half pass"
-            " the test against matched controls; one or more: with limits.",
+            " the test against matched controls; one or more: partly.",
             "None of them passes.",
         ),
         _claim(
             "steering",
             "Steering the latent space reduces hallucinated objects (VaLSe).",
             "On a small image-text model with a planted habit: every control of python -m experiments.scenes"
-            " passes; only side effects fail: with limits.",
+            " passes; only side effects fail: partly.",
             "The effect on held-out scenes, or a control other than a side effect, fails.",
         ),
     ],

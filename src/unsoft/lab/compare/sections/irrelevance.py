@@ -104,7 +104,7 @@ def figures(results: Results) -> Iterator[Figure]:
     refuted="The outputs are equally large at every mean down to −8.",
 )
 def _forced_noise(results: Results) -> Finding:
-    """Rows in which nothing is relevant, softmax against softmax1, draw by draw: holds if softmax's
+    """Rows in which nothing is relevant, softmax against softmax1, draw by draw: supported if softmax's
     output is more than twice as large already for logits N(0, 1), by the lower end of the interval; with
     limits if only for logits that are pushed further down.
     """
@@ -130,8 +130,8 @@ def _forced_noise(results: Results) -> Finding:
     refuted="No signed score explains a tenth less under either divisor.",
 )
 def _non_negativity(results: Results) -> Finding:
-    """ReLU against LeakyReLU and identity, each over the sum and over the sum of sizes: holds if both
-    signed scores explain a tenth less under both divisors, interval against interval; with limits if some
+    """ReLU against LeakyReLU and identity, each over the sum and over the sum of sizes: supported if both
+    signed scores explain a tenth less under both divisors, interval against interval; partly if some
     of the four pairs do.
     """
     rows = results.rows("signed scores")

@@ -11,7 +11,7 @@ from unsoft.lab.compare.jobs import Missing, Results
 from unsoft.lab.compare.section import ROSIC, TRAINED, Finding, Section, claim
 from unsoft.lab.compare.sections.hijack import CROWD, Gate
 from unsoft.lab.compare.sections.training import STUDY, jobs, records_of, summaries_of
-from unsoft.lab.evidence import LIMITS, UNDECIDED, Estimate, grade, t_interval
+from unsoft.lab.evidence import PARTLY, UNDECIDED, Estimate, grade, t_interval
 from unsoft.lab.report.comparison import Part
 from unsoft.lab.study.read import default_studies, default_study
 from unsoft.lab.study.record import Record
@@ -133,8 +133,8 @@ def _trained(results: Results) -> list[TrainedGate]:
     refuted=f"In no task do equally good runs agree on t within a factor of {AGREE:g}.",
     rule=(
         "A best radius would not depend on how it was learned. Runs of one task, at any seed and learning"
-        f" rate, whose validation scores lie within {AS_GOOD:g} of the best: holds if their t agree to"
-        f" a factor of {AGREE:g} in every task; with limits if in some; undecided below {FEWEST} seeds or"
+        f" rate, whose validation scores lie within {AS_GOOD:g} of the best: supported if their t agree to"
+        f" a factor of {AGREE:g} in every task; partly if in some; undecided below {FEWEST} seeds or"
         " two such rates."
     ),
 )
@@ -159,7 +159,7 @@ def _learned_radius(results: Results) -> Finding:
     rule=(
         f"A gate trusts geometry if with its β and γ {CROWD} clones count as at most {TRUSTS:.1f}."
         f" Geometry helps if the gate gains {AS_GOOD:g} over softmax on the test of the study's rule,"
-        " interval above 0. Holds if gates trust in every task where it helps and in no other; with"
+        " interval above 0. Supported if gates trust in every task where it helps and in no other; with"
         " limits if that is so in some; undecided without tasks of both kinds."
     ),
 )
@@ -176,7 +176,7 @@ def _learned_trust(results: Results) -> Finding:
         lack = "where geometry helps" if not any(helped) else "where geometry does not help"
         return UNDECIDED, f"no task {lack} is on record; {numbers}"
     right = [trusts == helps for trusts, helps in zip(trusting, helped, strict=True)]
-    return (LIMITS if any(right) and not all(right) else grade(all(right))), numbers
+    return (PARTLY if any(right) and not all(right) else grade(all(right))), numbers
 
 
 SECTION = Section(

@@ -94,8 +94,8 @@ def _needed(results: Results, label: str) -> list[float]:
     refuted="softmax needs no more steps than cog.",
 )
 def _hard_to_learn(results: Results) -> Finding:
-    """Eight draws, each mechanism at its best rate, steps compared draw by draw: holds if softmax needs
-    more than 4 times as many steps as cog, by the lower end of the interval; with limits if more at all.
+    """Eight draws, each mechanism at its best rate, steps compared draw by draw: supported if softmax needs
+    more than 4 times as many steps as cog, by the lower end of the interval; partly if more at all.
     """
     softmax, cog = _needed(results, "softmax"), _needed(results, "cog")
     ratio = paired_ratio(softmax, cog)
@@ -113,8 +113,8 @@ def _hard_to_learn(results: Results) -> Finding:
     refuted="softmax needs no more steps than gpam.",
 )
 def _gpam_gradient(results: Results) -> Finding:
-    """The same draws: holds if softmax needs more than twice as many steps as gpam, by the lower end of
-    the interval; with limits if more at all.
+    """The same draws: supported if softmax needs more than twice as many steps as gpam, by the lower end of
+    the interval; partly if more at all.
     """
     gpam = _needed(results, "gpam")
     softmax = _needed(results, "softmax")[: len(gpam)]  # the same draws

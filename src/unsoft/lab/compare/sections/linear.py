@@ -165,7 +165,7 @@ def _norm_ratio(results: Results) -> Finding:
     " spread.",
 )
 def _sparse_features(results: Results) -> Finding:
-    """S falls with every step of the spread, and below 0.01 in the end; with limits if it only falls."""
+    """S falls with every step of the spread, and below 0.01 in the end; partly if it only falls."""
     rows = results.rows("sparse features")
     falls = all(a["S"] > b["S"] for a, b in itertools.pairwise(rows))
     return grade(falls and rows[-1]["S"] < 0.01, falls), (
@@ -176,8 +176,8 @@ def _sparse_features(results: Results) -> Finding:
 
 @claim(SU, THEOREM, "Causal linear attention has full rank, so low rank does not explain its weakness.")
 def _causal_rank(results: Results) -> Finding:
-    """A triangle has full rank if its diagonal has no zero: holds if none of four mechanisms has one on
-    96 tokens with 16 features; with limits if some have none.
+    """A triangle has full rank if its diagonal has no zero: supported if none of four mechanisms has one on
+    96 tokens with 16 features; partly if some have none.
     """
     # Small entries on the diagonal do not lower the exact rank, so the numeric rank is not used.
     causal, bidirectional = (results.rows("causal ranks", causal=x) for x in (True, False))

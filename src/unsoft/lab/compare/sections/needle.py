@@ -123,9 +123,9 @@ def needed(results: Results, label: str) -> Estimate | None:
     "Decay makes attention sparse, but fixed: it cannot look far when it should.",
     refuted="Retention or decay gives a far key half of the mass at some advantage.",
     rule=(
-        f"Four rows of {KEYS} keys: holds if a key {DISTANCES[-1]} tokens back never gets half of the"
+        f"Four rows of {KEYS} keys: supported if a key {DISTANCES[-1]} tokens back never gets half of the"
         f" mass under decay and retention for any advantage up to {LIMIT:g}, while it does under softmax"
-        " in every row; with limits if that is so for one of the two."
+        " in every row; partly if that is so for one of the two."
     ),
 )
 def _decay_far(results: Results) -> Finding:

@@ -107,8 +107,8 @@ def _needed(results: Results, label: str, pair: tuple[float, float]) -> Estimate
     refuted="softmax's d′ reaches 0.36.",
 )
 def _erased_differences(results: Results) -> Finding:
-    """d′ between logits −2 and −8, interval over eight blocks of rows: holds if softmax's stays below
-    0.36 (60 % right) while cog's exceeds 1; with limits if cog's does not.
+    """d′ between logits −2 and −8, interval over eight blocks of rows: supported if softmax's stays below
+    0.36 (60 % right) while cog's exceeds 1; partly if cog's does not.
     """
     softmax, cog = (_needed(results, name, WEAKLY) for name in ("softmax", "cog"))
     erased = softmax.upper < HINTED
@@ -124,8 +124,8 @@ def _erased_differences(results: Results) -> Finding:
     refuted="Neither formula tells keys apart better than softmax.",
 )
 def _influence_factors(results: Results) -> Finding:
-    """d′ of 0 against −4 for formulas that differ in one thing: holds if a free sum alone (softmax1) and
-    a free sum with signs (sinh) both exceed softmax by a tenth, interval against interval; with limits if
+    """d′ of 0 against −4 for formulas that differ in one thing: supported if a free sum alone (softmax1) and
+    a free sum with signs (sinh) both exceed softmax by a tenth, interval against interval; partly if
     one does.
     """
     softmax, softmax1, sinh = (_needed(results, name, OPPOSED) for name in ("softmax", *_COMPARED))

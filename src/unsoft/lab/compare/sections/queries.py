@@ -126,8 +126,8 @@ def _lowest(results: Results, name: str, width: int) -> Estimate:
     refuted="With the best query linear attention comes within twice softmax's S.",
     rule=(
         f"The query is chosen by gradient descent for the lowest S over {KEYS} keys, interval over draws:"
-        f" holds if linear attention with relu and"
-        " with elu + 1 both stay above twice softmax's S; with limits if one does."
+        f" supported if linear attention with relu and"
+        " with elu + 1 both stay above twice softmax's S; partly if one does."
     ),
 )
 def _linear_flat(results: Results) -> Finding:
@@ -147,8 +147,8 @@ def _linear_flat(results: Results) -> Finding:
     refuted="S does not fall for either.",
 )
 def _dimensions(results: Results) -> Finding:
-    """Best query, 4 to 64 feature dimensions: holds if S falls for relu and for elu + 1, interval against
-    interval; with limits if for one.
+    """Best query, 4 to 64 feature dimensions: supported if S falls for relu and for elu + 1, interval against
+    interval; partly if for one.
     """
     held, parts = [], []
     for name in FEATURES:
@@ -168,8 +168,8 @@ def _dimensions(results: Results) -> Finding:
     refuted="The best bias is none, or gains less than a fifth.",
 )
 def _key_bias(results: Results) -> Finding:
-    """Queries without and with a common part, best of five lengths of the bias: holds if S falls by a
-    fifth in both cases, interval against interval; with limits if in one.
+    """Queries without and with a common part, best of five lengths of the bias: supported if S falls by a
+    fifth in both cases, interval against interval; partly if in one.
     """
     rows = results.rows("bias of keys")
 
@@ -197,8 +197,8 @@ def _key_bias(results: Results) -> Finding:
     refuted="Queries share their heaviest key no more often than under softmax.",
 )
 def _absolute_positions(results: Results) -> Finding:
-    """Features of growing spread: holds if S falls, and at the largest spread two queries share their
-    heaviest key in more than half of the cases and more often than under softmax; with limits if only
+    """Features of growing spread: supported if S falls, and at the largest spread two queries share their
+    heaviest key in more than half of the cases and more often than under softmax; partly if only
     more often.
     """
     rows = results.rows("columns")

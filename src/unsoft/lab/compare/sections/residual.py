@@ -89,8 +89,8 @@ def _cubic_collapse(results: Results) -> Finding:
     refuted="At no size is it 5 % larger.",
 )
 def _slower_collapse(results: Results) -> Finding:
-    """Paired by draw, one bidirectional layer: holds if gpam's residual is more than 5 % larger at each
-    of four sizes, by the lower end of the interval; with limits if at some.
+    """Paired by draw, one bidirectional layer: supported if gpam's residual is more than 5 % larger at each
+    of four sizes, by the lower end of the interval; partly if at some.
     """
     rows = results.rows("residual")
     ratios = {

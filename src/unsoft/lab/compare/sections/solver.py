@@ -136,8 +136,8 @@ def figures(results: Results) -> Iterator[Figure]:
     refuted="After 5 steps the weights of one set are off by more than 1 %.",
 )
 def _few_steps(results: Results) -> Finding:
-    """ε = 0.1, 256 keys, distinct ones and crowds: holds if 3 and 5 steps both leave the weights within 1
-    % of the exact ones in both sets; with limits if 5 steps do. Whether the gates sigmoid(w) are within
+    """ε = 0.1, 256 keys, distinct ones and crowds: supported if 3 and 5 steps both leave the weights within 1
+    % of the exact ones in both sets; partly if 5 steps do. Whether the gates sigmoid(w) are within
     0.01 is said besides.
     """
     held, errors = {}, []
@@ -168,7 +168,7 @@ def _changes(results: Results, eps: float) -> list[float] | str:
     refuted="With ε = 0.01 the weights still change by 1e-3 or more.",
 )
 def _tikhonov(results: Results) -> Finding:
-    """The same keys: holds if ε = 0.01 makes the change a hundred times smaller than without a ridge, by
+    """The same keys: supported if ε = 0.01 makes the change a hundred times smaller than without a ridge, by
     the lower end of the interval over draws, and below 1e-3 in every draw.
     """
     bare, ridge = _changes(results, 0.0), _changes(results, 0.01)
@@ -190,8 +190,8 @@ def _tikhonov(results: Results) -> Finding:
     refuted="The weights change by more than 1 % in the whole interval, or cannot be computed.",
 )
 def _steady(results: Results) -> Finding:
-    """64 distinct keys within 1e-3 of each other, no ridge, float32: holds if a move of all keys by 1e-6
-    changes the weights by less than 1 %, by the upper end of the interval over draws; with limits if by
+    """64 distinct keys within 1e-3 of each other, no ridge, float32: supported if a move of all keys by 1e-6
+    changes the weights by less than 1 %, by the upper end of the interval over draws; partly if by
     the lower end only.
     """
     changes = _changes(results, 0.0)
@@ -212,8 +212,8 @@ def _steady(results: Results) -> Finding:
     refuted="The ridge does not make gradients a hundred times smaller.",
 )
 def _calm_gradients(results: Results) -> Finding:
-    """Nearly equal keys, ε from 1e-6 to 0.1: holds if the largest gradient falls by a factor of 100 and
-    is below 10 for some ε; with limits if it only falls.
+    """Nearly equal keys, ε from 1e-6 to 0.1: supported if the largest gradient falls by a factor of 100 and
+    is below 10 for some ε; partly if it only falls.
     """
     rows = results.rows("slopes of weights")
     least, most = rows[0], rows[-1]

@@ -2,7 +2,7 @@
 
 Rules were fixed before any measurement. A verdict is one of those of ``unsoft compare``. Among the neurons
 that weights alone would name, the top 1 % by the figure in question, count those that act the way the claim
-says, more than controls do. At least half: holds. Some: holds with limits. None: does not hold.
+says, more than controls do. At least half: supported. Some: partly supported. None: not supported.
 """
 
 from __future__ import annotations

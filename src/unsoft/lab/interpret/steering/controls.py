@@ -2,7 +2,7 @@
 
 The effect of directions is the change of a score, item by item, on items that were not used to fit them. The
 rules are fixed here. The effect counts as real if it exists, if no control has as much of it, and if it grows
-with the strength; with limits if something else suffers by more than a margin.
+with the strength; partly if something else suffers by more than a margin.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from unsoft.lab.evidence import DOES_NOT_HOLD, HOLDS, LIMITS, MeanInterval, resampled_mean
+from unsoft.lab.evidence import NOT_SUPPORTED, PARTLY, SUPPORTED, MeanInterval, resampled_mean
 from unsoft.lab.interpret.records import SCHEMA, versions, write_files
 from unsoft.lab.interpret.steering.directions import Directions
 from unsoft.lab.report.page import line_chart, page
@@ -26,7 +26,7 @@ DRAWS = 19
 DOSES = (-1.0, -0.5, 0.0, 0.5, 1.0)
 """Fractions of the strength."""
 VERDICT_RULE = (
-    f"{HOLDS!r} if every control passes; {LIMITS!r} if only side effects fail; else {DOES_NOT_HOLD!r}"
+    f"{SUPPORTED!r} if every control passes; {PARTLY!r} if only side effects fail; else {NOT_SUPPORTED!r}"
 )
 Measure = Callable[[Directions | None, float], Tensor]
 """Numbers (items,) of a model steered along directions with a strength; None for the unsteered model."""
@@ -74,12 +74,12 @@ class Judgement:
         >>> side = {"name": "", "effect": 0.0, "low": 0.0, "high": 0.0, "rule": "", "side_effect": True}
         >>> results = (ControlResult(**side, passed=passed) for passed in (True, False))
         >>> [Judgement(1.0, 0.0, 0.0, [result], []).verdict for result in results]
-        ['holds', 'holds with limits']
+        ['supported', 'partly supported']
         """
         failed = [control for control in self.controls if not control.passed]
         if not failed:
-            return HOLDS
-        return LIMITS if all(control.side_effect for control in failed) else DOES_NOT_HOLD
+            return SUPPORTED
+        return PARTLY if all(control.side_effect for control in failed) else NOT_SUPPORTED
 
     def summary(self) -> str:
         """Return the reasons of the verdict in one sentence."""
