@@ -28,6 +28,10 @@ def attention(
     params: Mapping[str, float | Tensor] | None = ...,
     positions: tuple[Tensor, Tensor] | None = ...,
     fields: Mapping[str, Tensor | tuple[Tensor, Tensor]] | None = ...,
+    window: tuple[int | None, int | None] | None = ...,
+    documents: Tensor | tuple[Tensor, Tensor] | None = ...,
+    cu_seqlens: Tensor | tuple[Tensor, Tensor] | None = ...,
+    key_lengths: Tensor | None = ...,
 ) -> Tensor: ...
 
 
@@ -48,6 +52,10 @@ def attention(
     params: Mapping[str, float | Tensor] | None = ...,
     positions: tuple[Tensor, Tensor] | None = ...,
     fields: Mapping[str, Tensor | tuple[Tensor, Tensor]] | None = ...,
+    window: tuple[int | None, int | None] | None = ...,
+    documents: Tensor | tuple[Tensor, Tensor] | None = ...,
+    cu_seqlens: Tensor | tuple[Tensor, Tensor] | None = ...,
+    key_lengths: Tensor | None = ...,
 ) -> tuple[Tensor, Tensor]: ...
 
 
@@ -68,6 +76,10 @@ def attention(
     params: Mapping[str, float | Tensor] | None = ...,
     positions: tuple[Tensor, Tensor] | None = ...,
     fields: Mapping[str, Tensor | tuple[Tensor, Tensor]] | None = ...,
+    window: tuple[int | None, int | None] | None = ...,
+    documents: Tensor | tuple[Tensor, Tensor] | None = ...,
+    cu_seqlens: Tensor | tuple[Tensor, Tensor] | None = ...,
+    key_lengths: Tensor | None = ...,
 ) -> Tensor | tuple[Tensor, Tensor]: ...
 
 
@@ -87,6 +99,10 @@ def attention(
     params: Mapping[str, float | Tensor] | None = None,
     positions: tuple[Tensor, Tensor] | None = None,
     fields: Mapping[str, Tensor | tuple[Tensor, Tensor]] | None = None,
+    window: tuple[int | None, int | None] | None = None,
+    documents: Tensor | tuple[Tensor, Tensor] | None = None,
+    cu_seqlens: Tensor | tuple[Tensor, Tensor] | None = None,
+    key_lengths: Tensor | None = None,
 ) -> Tensor | tuple[Tensor, Tensor]:
     """Attention with any mechanism; the other arguments are those of ``F.scaled_dot_product_attention``.
 
@@ -153,6 +169,8 @@ def attention(
     (True, True)
     """
     spec = resolve(mechanism)
+    given = {"window": window, "documents": documents, "cu_seqlens": cu_seqlens, "key_lengths": key_lengths}
+    structure = {name: value for name, value in given.items() if value is not None}
     if isinstance(spec, Formula):
         return run_formula(
             query,
@@ -169,6 +187,7 @@ def attention(
             params=params,
             positions=positions,
             fields=fields,
+            **structure,
         )
     for name, argument in (("params", params), ("fields", fields)):
         if argument is not None:

@@ -7,6 +7,7 @@ Every message names the argument, what was given, and what would work.
 import math
 import sys
 from collections.abc import Mapping
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -15,7 +16,7 @@ from torch import Tensor
 from unsoft.engines.call import NO_NEEDS, Call, CallRule, broadcasts, check_device, compute_dtype
 from unsoft.engines.dropout import draw_seed
 from unsoft.engines.field_tables import field_tables
-from unsoft.engines.visibility import count_visible, split_float_mask
+from unsoft.engines.visibility import count_visible, spans_of, split_float_mask
 
 _LARGEST = sys.float_info.max
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
@@ -35,6 +36,10 @@ def checked_call(
     params: Mapping[str, float | Tensor] | None = None,
     positions: tuple[Tensor, Tensor] | None = None,
     fields: Mapping[str, Any] | None = None,
+    window: Any = None,
+    documents: Any = None,
+    cu_seqlens: Any = None,
+    key_lengths: Any = None,
 ) -> tuple[Call, torch.Size]:
     """Return the checked call, and the leading dimensions (batch dimensions and heads) of its results."""
     query, key, value = as_autocast(query, key, value)
@@ -50,7 +55,14 @@ def checked_call(
     offset = _causal_offset("is_causal", is_causal, length, keys)
     if _is_causal_bias(attn_mask):
         offset, attn_mask = _both_offsets(offset, _causal_bias_offset(attn_mask, length, keys)), None
+    spans, starts = _spans(
+        (length, keys), batch, offset, device, window, documents, cu_seqlens, key_lengths
+    )
+    if starts is not None and positions is None and rule.uses & {"i", "j"}:
+        positions = starts
     visible = bias = None
+    if is_block_mask(attn_mask):
+        attn_mask = _dense_block_mask(attn_mask, length, keys)
     if attn_mask is not None:
         mask = _mask_as_4d(attn_mask, query, batch, length, keys)
         visible, bias = (mask, None) if mask.dtype == torch.bool else split_float_mask(mask, dtype)
@@ -64,7 +76,8 @@ def checked_call(
         visible,
         bias,
         offset,
-        count_visible(visible, offset, length, keys, device, dtype) if "n" in rule.uses else None,
+        spans,
+        count_visible(visible, offset, length, keys, device, dtype, spans) if "n" in rule.uses else None,
         None if positions is None else _positions(positions, batch, q, k, rule),
         *field_tables(rule, fields, q, k, batch, scale, dtype),
         scale,
@@ -90,6 +103,165 @@ def _causal_offset(name: str, alignment: bool | str, length: int, keys: int) -> 
     raise error(
         f"attention: argument '{name}' must be True, False, 'upper_left' or 'lower_right', not {alignment!r}"
     )
+
+
+Starts = tuple[Tensor, Tensor]
+
+
+def _spans(
+    sizes: tuple[int, int],
+    batch: tuple[int, ...],
+    offset: int | None,
+    device: torch.device,
+    window: Any,
+    documents: Any,
+    cu_seqlens: Any,
+    key_lengths: Any,
+) -> tuple[Tensor | None, Starts | None]:
+    """Return the spans of rows, and positions of queries and keys that restart with every document."""
+    if documents is not None and cu_seqlens is not None:
+        raise ValueError("attention: give 'documents' or 'cu_seqlens', not both: they say the same")
+    length, keys = sizes
+    sides = (None, None) if window is None else _window(window)
+    numbers = None
+    if documents is not None:
+        numbers = _documents(documents, batch, sizes, device)
+    elif cu_seqlens is not None:
+        numbers = _from_cu_seqlens(cu_seqlens, sizes, device)
+    if key_lengths is not None:
+        key_lengths = _key_lengths(key_lengths, batch, keys, device)
+    if sides == (None, None) and numbers is None and key_lengths is None:
+        return None, None
+    spans = spans_of(
+        *(length, keys, offset),
+        window=sides,
+        documents=numbers,
+        key_lengths=key_lengths,
+        device=device,
+    )
+    if numbers is None:
+        return spans, None
+    of_queries, of_keys = numbers
+    first = (torch.searchsorted(x.contiguous(), x.contiguous()) for x in (of_queries, of_keys))
+    places = (torch.arange(n, device=device) for n in sizes)
+    i, j = (place - start for place, start in zip(places, first, strict=True))
+    return spans, (_like_batch(i, batch), _like_batch(j, batch))
+
+
+def _like_batch(x: Tensor, batch: tuple[int, ...]) -> Tensor:
+    """Return (B|1, n) with the batch dimensions of the user's tensors."""
+    return x[0] if len(x) == 1 else x.reshape(*batch, -1)
+
+
+def _window(window: Any) -> tuple[int | None, int | None]:
+    pair = tuple(window) if isinstance(window, (tuple, list)) else ()
+    good = all(x is None or (isinstance(x, int) and not isinstance(x, bool) and x >= 0) for x in pair)
+    if len(pair) != 2 or not good:
+        raise ValueError(
+            "attention: argument 'window' must be a pair (left, right) of whole numbers from 0 on, or None for"
+            f" no limit, not {window!r}; (256, 0) sees the 256 positions before a row's own"
+        )
+    return pair
+
+
+def _documents(
+    documents: Any, batch: tuple[int, ...], sizes: tuple[int, int], device: torch.device
+) -> tuple[Tensor, Tensor]:
+    """Return nondecreasing numbers of documents for queries and keys, (B|1, L) and (B|1, S)."""
+    pair = documents if isinstance(documents, tuple) else (documents, documents)
+    if len(pair) != 2:
+        raise TypeError("attention: argument 'documents' must be a tensor or a pair (of queries, of keys)")
+    numbers = []
+    for x, count in zip(pair, sizes, strict=True):
+        if not isinstance(x, Tensor) or x.is_floating_point() or x.is_complex() or x.dtype == torch.bool:
+            kind = x.dtype if isinstance(x, Tensor) else type(x).__name__
+            raise TypeError(f"attention: argument 'documents' must hold whole numbers, not {kind}")
+        check_device("documents", x, device)
+        target = (*batch, count)
+        if x.dim() == 0 or x.shape[-1] != count or not broadcasts(x.shape, target):
+            raise ValueError(
+                f"attention: argument 'documents' has shape {shape_of(x)}, which does not broadcast to {target};"
+                " give one number per token, or a pair (of queries, of keys)"
+            )
+        x = x if x.dim() == 1 else x.expand(target)
+        numbers.append(x.reshape(-1, count).long())
+    if isinstance(documents, tuple):
+        if not torch.compiler.is_compiling() and any(bool((x.diff(dim=-1) < 0).any()) for x in numbers):
+            raise ValueError("attention: argument 'documents' as a pair must hold nondecreasing numbers")
+        return numbers[0], numbers[1]
+    # Runs of equal numbers, counted: any labels will do, as long as no document is interrupted.
+    runs = torch.nn.functional.pad((numbers[0].diff(dim=-1) != 0).cumsum(-1), (1, 0))
+    if not torch.compiler.is_compiling() and _interrupted(numbers[0], runs):
+        raise ValueError(
+            "attention: argument 'documents' must not interrupt a document: equal numbers must be neighbours"
+        )
+    return runs, runs
+
+
+def _interrupted(numbers: Tensor, runs: Tensor) -> bool:
+    """Return True if some number occurs in two runs."""
+    ordered = numbers.sort(dim=-1).values
+    different = (ordered.diff(dim=-1) != 0).sum(-1)
+    return bool((different != runs[:, -1]).any()) if runs.shape[-1] else False
+
+
+def _from_cu_seqlens(cu_seqlens: Any, sizes: tuple[int, int], device: torch.device) -> tuple[Tensor, Tensor]:
+    """Return numbers of documents from where each begins: 0, ..., number of tokens."""
+    pair = cu_seqlens if isinstance(cu_seqlens, tuple) else (cu_seqlens, cu_seqlens)
+    if len(pair) != 2 or not all(isinstance(x, Tensor) and x.dim() == 1 for x in pair):
+        raise TypeError("attention: argument 'cu_seqlens' must be a 1-D tensor or a pair (of queries, of keys)")
+    if len(pair[0]) != len(pair[1]):
+        raise ValueError(
+            f"attention: argument 'cu_seqlens' has {len(pair[0]) - 1} documents of queries and"
+            f" {len(pair[1]) - 1} of keys; they must match"
+        )
+    numbers = []
+    for x, count in zip(pair, sizes, strict=True):
+        if not torch.compiler.is_compiling():
+            ends = x.tolist()
+            if len(ends) < 2 or ends[0] != 0 or ends[-1] != count or any(b < a for a, b in pairwise(ends)):
+                raise ValueError(
+                    f"attention: argument 'cu_seqlens' must rise from 0 to the number of tokens, {count}, not"
+                    f" {ends if len(ends) <= 8 else [*ends[:4], '...', *ends[-2:]]}"
+                )
+        places = torch.arange(count, device=device)
+        numbers.append((torch.searchsorted(x.to(device).long(), places, right=True) - 1)[None])
+    return numbers[0], numbers[1]
+
+
+def _key_lengths(lengths: Any, batch: tuple[int, ...], keys: int, device: torch.device) -> Tensor:
+    if not isinstance(lengths, Tensor) or lengths.is_floating_point() or lengths.dtype == torch.bool:
+        raise TypeError("attention: argument 'key_lengths' must be a tensor of whole numbers, one per batch row")
+    if lengths.numel() != math.prod(batch):
+        raise ValueError(
+            f"attention: argument 'key_lengths' has shape {shape_of(lengths)}; give one number for each of the"
+            f" {math.prod(batch)} batch rows"
+        )
+    if not torch.compiler.is_compiling() and bool(((lengths < 0) | (lengths > keys)).any()):
+        raise ValueError(
+            f"attention: argument 'key_lengths' must lie between 0 and the number of keys, {keys}, not"
+            f" {lengths.tolist()}"
+        )
+    return lengths.to(device).long().reshape(-1)
+
+
+def is_block_mask(mask: Any) -> bool:
+    """Return True for a BlockMask of FlexAttention, whose module is slow to import."""
+    module = sys.modules.get("torch.nn.attention.flex_attention")
+    return module is not None and isinstance(mask, module.BlockMask)
+
+
+def _dense_block_mask(mask: Any, length: int, keys: int) -> Tensor:
+    """Return the bool mask that a BlockMask describes."""
+    if mask.seq_lengths != (length, keys):
+        raise ValueError(
+            f"attention: argument 'attn_mask' is a BlockMask for {mask.seq_lengths[0]} queries and"
+            f" {mask.seq_lengths[1]} keys, but there are {length} queries and {keys} keys"
+        )
+    from torch.nn.attention.flex_attention import create_mask
+
+    batch, heads = mask.kv_num_blocks.shape[:2]
+    return create_mask(mask.mask_mod, batch, heads, length, keys, device=mask.kv_num_blocks.device)
 
 
 def _is_causal_bias(mask: Any) -> bool:

@@ -79,6 +79,9 @@ class Call:
     """Additive mask, same shapes, compute_dtype, with masked entries 0; None = no additive mask."""
     causal_offset: int | None = None
     """Key j is visible to row i only if j <= i + causal_offset; None = not causal."""
+    spans: Tensor | None = None
+    """int32 (B|1, L, 2): the first key that a row may see and one past the last; windows, documents, padding
+    and ``causal_offset`` together. None = the causal rule alone."""
     counts: Tensor | None = None
     """(B|1, H|1, L) visible keys of each row, at least 1, compute_dtype; present iff the rule uses ``n``."""
     positions: Tensor | None = None
@@ -137,7 +140,7 @@ class Call:
 
 TENSORS = (
     *("q", "k", "v", "visible", "bias", "counts", "positions", "params", "seed"),
-    *("query_fields", "key_fields"),
+    *("query_fields", "key_fields", "spans"),
 )
 """The fields of a call that are tensors, in the order in which operators take them."""
 

@@ -67,10 +67,10 @@ def weighted_values(call: Call, weights: Tensor, visible: Tensor) -> tuple[Tenso
 
 
 def visible_entries(call: Call) -> Tensor:
-    """Return bool (B|1, H|1, L, S): the mask and the causal rule together."""
+    """Return bool (B|1, H|1, L, S): the mask, the causal rule and the spans together."""
     length, keys, device = call.q.shape[2], call.k.shape[2], call.q.device
     visible = torch.ones(1, 1, length, keys, dtype=torch.bool, device=device)
-    tile = visible_tile(call.visible, call.causal_offset, slice(0, length), slice(0, keys), device)
+    tile = visible_tile(call, call.visible, slice(None), slice(0, length), slice(0, keys))
     return visible if tile is None else visible & tile
 
 

@@ -1,6 +1,8 @@
-"""Visibility: the causal rule and the mask of a call, for the whole call or for one tile of it.
+"""Visibility: the causal rule, spans and the mask of a call, for the whole call or for one tile of it.
 
-A key j is visible to the query row i if the causal rule allows it (j <= i + offset) and the mask allows it.
+A key j is visible to the query row i if the causal rule allows it (j <= i + offset), the span of the row
+contains it and the mask allows it. A span is an interval of keys: causality, windows, packed documents and
+padding at the end are all intervals, and so is what they have in common, so two numbers per row describe them.
 With ``L`` queries and ``S`` keys the two usual alignments of the causal rule are
 
     upper_left, offset 0            lower_right, offset S - L
@@ -10,8 +12,15 @@ With ``L`` queries and ``S`` keys the two usual alignments of the causal rule ar
     row 2    x x x . .              row 2    x x x x x
 """
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
 import torch
 from torch import Tensor
+
+if TYPE_CHECKING:
+    from unsoft.engines.call import Call
 
 
 def split_float_mask(mask: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
@@ -26,29 +35,63 @@ def split_float_mask(mask: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     return ~hidden, torch.where(hidden, 0.0, mask).to(dtype)
 
 
-def causal_tile(rows: slice, keys: slice, offset: int, device: torch.device) -> Tensor:
-    """Return the bool tile (rows, keys) of the causal rule.
+def spans_of(
+    length: int,
+    keys: int,
+    offset: int | None,
+    *,
+    window: tuple[int | None, int | None] = (None, None),
+    documents: tuple[Tensor, Tensor] | None = None,
+    key_lengths: Tensor | None = None,
+    device: torch.device,
+) -> Tensor:
+    """Return int32 (B|1, L, 2): the first key that each row may see, and one past the last.
 
-    >>> causal_tile(slice(0, 2), slice(0, 3), 1, torch.device("cpu"))
-    tensor([[ True,  True, False],
-            [ True,  True,  True]])
+    ``window`` counts positions to the left and right of the row's own, which is i + offset; ``documents`` are
+    nondecreasing numbers of queries and keys, (B|1, L) and (B|1, S); ``key_lengths`` (B,) hides padding at the
+    end. A row that may see nothing gets an empty span.
+
+    >>> spans_of(4, 4, 0, window=(1, None), device=torch.device("cpu")).tolist()
+    [[[0, 1], [0, 2], [1, 3], [2, 4]]]
     """
-    i = torch.arange(rows.start, rows.stop, device=device)
+    positions = torch.arange(length, device=device) + (offset or 0)
+    first, last = torch.zeros_like(positions)[None], torch.full_like(positions, keys)[None]
+    left, right = window
+    if left is not None:
+        first = (positions - left)[None]
+    if right is not None:
+        last = (positions + right + 1)[None]
+    if offset is not None:
+        last = torch.minimum(last, positions + 1)
+    if documents is not None:
+        batch = max(len(x) for x in documents)
+        of_queries, of_keys = (x.expand(batch, -1).contiguous() for x in documents)
+        first = torch.maximum(first, torch.searchsorted(of_keys, of_queries))
+        last = torch.minimum(last, torch.searchsorted(of_keys, of_queries, right=True))
+    if key_lengths is not None:
+        last = torch.minimum(last, key_lengths[:, None])
+    first, last = torch.broadcast_tensors(first.clamp(0, keys), last.clamp(0, keys))
+    return torch.stack([first, torch.maximum(first, last)], dim=-1).int()
+
+
+def visible_tile(call: Call, mask: Tensor | None, batch: slice, rows: slice, keys: slice) -> Tensor | None:
+    """Return the visible entries of one tile, broadcastable to (B, H, rows, keys); None = all are visible.
+
+    ``mask`` is the part of the call's mask that belongs to the heads of the tile.
+    """
+    tile, device = None if mask is None else take(mask, rows, keys), call.q.device
     j = torch.arange(keys.start, keys.stop, device=device)
-    return j <= i[:, None] + offset
-
-
-def visible_tile(
-    visible: Tensor | None, offset: int | None, rows: slice, keys: slice, device: torch.device
-) -> Tensor | None:
-    """Return the visible entries of one tile, broadcastable to (B, H, rows, keys); None = all are visible."""
-    tile = None if visible is None else take(visible, rows, keys)
+    if call.spans is not None:
+        spans = (call.spans if len(call.spans) == 1 else call.spans[batch])[:, None, rows]
+        allowed = (j >= spans[..., :1]) & (j < spans[..., 1:])
     # The last row sees the most, the first row the least: only tiles that the diagonal cuts need the causal
     # rule.
-    if offset is None or keys.stop - 1 <= rows.start + offset:
+    elif call.causal_offset is None or keys.stop - 1 <= rows.start + call.causal_offset:
         return tile
-    causal = causal_tile(rows, keys, offset, device)
-    return causal if tile is None else tile & causal
+    else:
+        i = torch.arange(rows.start, rows.stop, device=device)
+        allowed = j <= i[:, None] + call.causal_offset
+    return allowed if tile is None else tile & allowed
 
 
 def take(broadcast: Tensor, rows: slice, keys: slice) -> Tensor:
@@ -65,6 +108,7 @@ def count_visible(
     keys: int,
     device: torch.device,
     dtype: torch.dtype,
+    spans: Tensor | None = None,
 ) -> Tensor:
     """Return how many keys each row sees (B|1, H|1, L); at least 1, so that formulas may divide by it.
 
@@ -73,6 +117,8 @@ def count_visible(
     >>> count_visible(None, 0, 3, 2, torch.device("cpu"), torch.float32)
     tensor([[[1., 2., 2.]]])
     """
+    if spans is not None:
+        return _count_in_spans(visible, spans[:, None].long()).clamp(min=1).to(dtype)
     if visible is None and offset is None:
         return torch.full((1, 1, length), max(keys, 1), dtype=dtype, device=device)
     if visible is None and offset is not None:
@@ -91,3 +137,15 @@ def count_visible(
     else:
         counts = visible.tril(offset).sum(-1)
     return counts.clamp(min=1).to(dtype)
+
+
+def _count_in_spans(visible: Tensor | None, spans: Tensor) -> Tensor:
+    """Return how many keys of its span (B|1, 1, L, 2) each row sees (B|1, H|1, L)."""
+    if visible is None or visible.shape[-1] == 1:
+        # A mask with one column is the same for every key.
+        return (spans[..., 1] - spans[..., 0]) * (1 if visible is None else visible[..., 0])
+    before = torch.nn.functional.pad(visible.cumsum(-1), (1, 0))  # visible keys before each key
+    batch = max(len(before), len(spans))
+    before = before.expand(batch, -1, spans.shape[2], -1)
+    ends = spans.expand(batch, before.shape[1], -1, -1)
+    return before.gather(-1, ends).diff(dim=-1)[..., 0]

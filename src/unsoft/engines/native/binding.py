@@ -147,6 +147,8 @@ class Common:
             None if call.visible is None else call.visible.expand(full),
             None if call.bias is None else call.bias.expand(full),
             None if call.positions is None else call.positions.expand(full[0], -1),
+            # As (batch, head, row, end), the strides that struct Tensor has; the ends of a row are neighbours.
+            None if call.spans is None else call.spans.contiguous()[:, None].expand(*full[:3], 2),
         )
         self.fields = (
             None if call.query_fields is None else call.query_fields.resolve_neg(),
@@ -204,7 +206,7 @@ def pack_inputs(
     )
 
 
-QUERY_FIELDS = 8 * (2 + 4 * 5 + 1)
+QUERY_FIELDS = 8 * (2 + 5 * 5 + 1)
 """Offset in bytes of the address of the queries' fields in :func:`pack_rest`: after row statistics, masks and
 parameters."""
 
@@ -218,7 +220,7 @@ def pack_rest(
     heads: int = 1,
 ) -> bytes:
     """Return the fields of struct Call after the output: row statistics (for a backward pass only), masks
-    (counts, visible, bias, positions), parameters, and the fields of queries and keys."""
+    (counts, visible, bias, positions, spans), parameters, and the fields of queries and keys."""
     numbers = [address(peak), address(total)]
     for mask in masks:
         numbers += _strided(mask)
@@ -226,7 +228,7 @@ def pack_rest(
     for field in fields:
         numbers += _strided(field)
     shared = 1 if fields[1] is None else heads // fields[1].shape[2]
-    return struct.pack("34q", *numbers, shared)
+    return struct.pack("39q", *numbers, shared)
 
 
 # The kernel has no rules for NaN and Inf, so the tiled engine, which has them, repeats a call that contains

@@ -52,7 +52,7 @@ class Plan:
         self.kernel = binding.kernel(formula.key, query.dtype)
         defaults = [formula.params[name] for name in sorted(formula.params)]
         self.parameters = torch.tensor([defaults] * query.shape[1], dtype=compute_dtype(query.dtype))
-        self.rest = binding.pack_rest(None, None, (None,) * 4, self.parameters)
+        self.rest = binding.pack_rest(None, None, (None,) * 5, self.parameters)
 
 
 def run_directly(
@@ -148,7 +148,7 @@ def pack_call(
     inputs = binding.pack_inputs(plan.kernel, query, key, value, out, keys, offset, numbers)
     if fields[0] is None and fields[1] is None:
         return inputs + plan.rest
-    return inputs + binding.pack_rest(None, None, (None,) * 4, plan.parameters, fields, plan.shape[1])
+    return inputs + binding.pack_rest(None, None, (None,) * 5, plan.parameters, fields, plan.shape[1])
 
 
 def _plan(

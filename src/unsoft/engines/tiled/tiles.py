@@ -124,17 +124,27 @@ class Grid:
 
     def key_blocks(self, chunk: Chunk, rows: slice) -> Iterator[tuple[slice, Tensor | None]]:
         """Yield blocks of keys that some of the rows see, with the bit mask of what is seen (None = all)."""
-        keys = self.call.k.shape[2]
-        if self.call.causal_offset is not None:
-            keys = min(keys, max(0, rows.stop + self.call.causal_offset))
+        first, last = self._reach(chunk, rows)
         stacked = (rows.stop - rows.start) * chunk.batch_size * chunk.head_count
         mask = None if self.call.visible is None else chunk.of(self.call.visible)
-        for block in blocks(keys, max(1, self.sizes.elements // stacked)):
-            seen = visible_tile(mask, self.call.causal_offset, rows, block, self.call.q.device)
-            if seen is None or (mask is not None and seen.all()):
+        for part in blocks(last - first, max(1, self.sizes.elements // stacked)):
+            block = slice(first + part.start, first + part.stop)
+            seen = visible_tile(self.call, mask, chunk.batch, rows, block)
+            some_hidden = mask is not None or self.call.spans is not None
+            if seen is None or (some_hidden and seen.all()):
                 yield block, None
-            elif mask is None or seen.any():
+            elif not some_hidden or seen.any():
                 yield block, bit_mask(seen, self.dtype)
+
+    def _reach(self, chunk: Chunk, rows: slice) -> tuple[int, int]:
+        """Return the first key that some of the rows may see, and one past the last."""
+        keys, spans = self.call.k.shape[2], self.call.spans
+        if spans is not None:
+            own = (spans if len(spans) == 1 else spans[chunk.batch])[:, rows]
+            return int(own[..., 0].min()), int(own[..., 1].max())
+        if self.call.causal_offset is not None:
+            keys = min(keys, max(0, rows.stop + self.call.causal_offset))
+        return 0, keys
 
     def row_symbols(self, chunk: Chunk, rows: slice) -> dict[str, Tensor]:
         """Return i, n, the parameters and fields of queries, each broadcastable to (b, h, rows, 1)."""

@@ -15,7 +15,7 @@ struct BackwardScratch {
           grad_rows(QUERY_TILE * value_width), out_rows(QUERY_TILE * value_width), packed_queries(QUERY_TILE * width),
           packed_grads(QUERY_TILE * value_width), keys(KEY_TILE * width), values(KEY_TILE * value_width), logits(KEY_TILE * LANES),
           slopes(KEY_TILE * LANES), dq(QUERY_TILE * width), bias(KEY_TILE * LANES), bias_gradient(KEY_TILE * LANES),
-          clean_keys(c.visible.data ? KEY_TILE * width : 0), visible(KEY_TILE * LANES), rows(c, true) {}
+          clean_keys(may_hide(c) ? KEY_TILE * width : 0), visible(KEY_TILE * LANES), rows(c, true) {}
 };
 
 // Adds the partial sums that a key tile has gathered to the gradients of the fields of its keys, (fields, keys).
@@ -72,22 +72,28 @@ static bool backward_tile(const Call &c, BackwardScratch &w, int64_t b, int64_t 
         pack_lanes(g + long(p) * LANES * ldg, ldg, n, padded(n), int(c.value_width), 1, w.packed_grads + p * LANES * w.value_width);
     }
     std::fill_n((real *)w.dq, long(count) * w.width, real(0));
-    const int64_t end = c.causal ? std::clamp<int64_t>(i0 + count + c.causal_offset, 0, c.keys) : c.keys;
+    Extent extents[PANELS];
+    int64_t begin = c.keys, end = 0;
+    for (int first = 0; first < count; first += LANES) {
+        const Extent e = extents[first / LANES] = extent_of(c, b, i0 + first, i0 + std::min(first + LANES, count) - 1);
+        begin = std::min(begin, e.first_min), end = std::max(end, e.last_max);
+    }
     BadKeys bad;
-    for (int64_t j0 = 0; j0 < end; j0 += KEY_TILE) {
+    for (int64_t j0 = begin; j0 < end; j0 += KEY_TILE) {
         const int keys = int(std::min<int64_t>(KEY_TILE, end - j0));
         long ldk, ldv;
         const real *given_k = c.k.rows(b, hk, j0, keys, int(c.width), w.width, w.keys, ldk);
         const real *v = c.v.rows(b, hk, j0, keys, int(c.value_width), w.value_width, w.values, ldv);
         bad.any = false;
-        bool checked = !c.visible.data;
+        bool checked = !may_hide(c);
         if (dfields) std::fill_n((real *)rows.key_gradient, rows.key_field_count * KEY_TILE * VL, real(0));
         for (int p = 0; p * LANES < count; p++) {
             const int first = p * LANES, n = std::min(LANES, count - first), lanes = padded(n);
             Tile t = all;
             fill_tile(c, rows, t, first, h);
-            t.keys = c.causal ? int(std::min<int64_t>(keys, i0 + first + n + c.causal_offset - j0)) : keys;
-            if (t.keys <= 0) continue;
+            const Extent &e = extents[p];
+            t.keys = int(std::min<int64_t>(keys, e.last_max - j0));
+            if (t.keys <= 0 || e.first_min >= j0 + t.keys) continue;
             t.s = w.logits, t.p = w.slopes, t.queries = t.stride = lanes;
             set_keys(c, rows, t, b, j0);
             set_key_fields(c, rows, t, b, h, j0, t.keys);
@@ -95,8 +101,8 @@ static bool backward_tile(const Call &c, BackwardScratch &w, int64_t b, int64_t 
             if (dfields) t.key_field_gradient = rows.key_gradient, t.key_field_gradient_step = KEY_TILE * VL;
             t.inverse = rows.inverse + first, t.slope = rows.slope + first;
             t.bias_gradient = c.bias_gradient.data ? w.bias_gradient.data : nullptr;
-            for (int index = first; index < first + n; index++) rows.limit[index] = limit(c, i0 + index, j0, t.keys);
-            Seen seen = bring_masks(c, t, b, j0, n, true, w.visible, w.bias, t.limit, rows.seen + first,
+            for (int index = first; index < first + n; index++) rows.limit[index] = limit(c, b, i0 + index, j0, t.keys);
+            Seen seen = bring_masks(c, t, b, j0, n, true, e.first_max > j0, w.visible, w.bias, t.limit, rows.seen + first,
                                     [&](int index) { return std::make_pair(h, i0 + first + index); });
             if (seen == NONE) continue;
             if (!checked && bad.mark_rows(given_k, ldk, keys, w.width)) bad.clean(given_k, ldk, keys, w.width, w.clean_keys);
@@ -104,7 +110,7 @@ static bool backward_tile(const Call &c, BackwardScratch &w, int64_t b, int64_t 
             const bool hidden = bad.any && !bad.seen(t, n, true);  // NaN that is seen must come out as NaN
             const real *k = hidden ? w.clean_keys : given_k;
             const long ld = hidden ? w.width : ldk;
-            bool diagonal = c.causal && i0 + first + c.causal_offset < j0 + t.keys - 1;
+            const bool diagonal = e.last_min < j0 + t.keys;
             t.plain = seen == ALL && !diagonal && !t.bias && !t.drop_key && n == lanes;
             if (few) {
                 few_products(n, t.keys, w.width, w.packed_queries, w.width, k, ld, w.logits, 1, lanes);
@@ -147,7 +153,9 @@ static bool write_keys(const Call &c, int64_t unit, const real *dk, const real *
 
 static bool backward(const Call &c) {
     const int64_t group = c.heads / c.kv_heads, units = c.batch * c.kv_heads, parameters = c.mechanism->parameters;
-    const int64_t tiles = (c.queries + QUERY_TILE - 1) / QUERY_TILE;
+    std::vector<std::vector<Piece>> pieces;
+    for (int64_t b = 0; b < c.batch; b++) pieces.push_back(pieces_of(c, b, QUERY_TILE));
+    const int64_t tiles = (c.queries + QUERY_TILE - 1) / QUERY_TILE;  // at least
     const int64_t over = units % c.threads, whole = units - over;
     // The smallest number of parts that gives every thread the same share of the left-over heads.
     const int64_t parts = over ? std::min<int64_t>(c.threads / std::gcd(over, c.threads), std::max<int64_t>(tiles * group, 1)) : 1;
@@ -167,10 +175,11 @@ static bool backward(const Call &c) {
             real *sums = left >= 0 && parts > 1 ? shared_sums + size * left : own_sums;
             std::fill_n(sums, size, real(0));
             bool good = true;
-            for (int64_t turn = part; turn < group * tiles; turn += step) {
-                int64_t member = turn / tiles, i0 = turn % tiles * QUERY_TILE;
-                int count = int(std::min<int64_t>(QUERY_TILE, c.queries - i0));
-                good &= backward_tile(c, w, unit / c.kv_heads, unit % c.kv_heads * group + member, i0, count, sums, sums + dk_size,
+            const std::vector<Piece> &own = pieces[unit / c.kv_heads];
+            for (int64_t turn = part; turn < group * int64_t(own.size()); turn += step) {
+                const int64_t member = turn / int64_t(own.size());
+                const Piece &piece = own[turn % int64_t(own.size())];
+                good &= backward_tile(c, w, unit / c.kv_heads, unit % c.kv_heads * group + member, piece.i0, piece.count, sums, sums + dk_size,
                                       fields ? sums + before_fields + member * fields * c.keys : nullptr,
                                       c.parameter_gradient ? dparameters.data() + (item * group + member) * parameters : nullptr);
             }

@@ -27,6 +27,7 @@ struct Call {
     real *peak, *total;                         // (batch, heads, queries), contiguous; null if not wanted
     Tensor count, visible, bias;                // data null if absent; count of real, visible of bytes, bias of real
     Tensor positions;                           // of real, (batch, queries + keys): i of every query, then j of every key; or null
+    Tensor spans;                               // of int32, (batch, -, queries, 2): first visible key of a row, and one past its last; or null
     const real *parameters;                     // (heads, parameters)
     Fields query_fields, key_fields;            // as many as the mechanism says
     int64_t key_field_group;                    // query heads that share the fields of keys
@@ -54,6 +55,36 @@ static inline uint32_t mix(uint32_t x) {  // lowbias32, the hash shared by all e
     return x ^ x >> 16;
 }
 
+// What one row may see besides the mask: the keys first .. last - 1. Causality, windows, documents and padding are all such spans.
+struct Span {
+    int64_t first, last;
+};
+static inline Span span_of(const Call &c, int64_t b, int64_t i) {
+    if (c.spans.data) {
+        const int32_t *x = (const int32_t *)c.spans.data + b * c.spans.batch + i * c.spans.row;
+        return {x[0], x[1]};
+    }
+    return {0, c.causal ? std::clamp<int64_t>(i + c.causal_offset + 1, 0, c.keys) : c.keys};
+}
+
+// The smallest and the largest ends of the spans of some rows: no row sees a key outside first_min .. last_max, and every row sees
+// (as far as the mask lets it) all keys of first_max .. last_min.
+struct Extent {
+    int64_t first_min, first_max, last_min, last_max;
+};
+static inline Extent extent_of(const Call &c, int64_t b, int64_t lowest, int64_t highest) {
+    const Span start = span_of(c, b, lowest), stop = span_of(c, b, highest);
+    Extent e = {start.first, stop.first, start.last, stop.last};  // right where spans grow with the row, as causal ones do
+    for (int64_t i = lowest; c.spans.data && i <= highest; i++) {
+        const Span s = span_of(c, b, i);
+        e = {std::min(e.first_min, s.first), std::max(e.first_max, s.first), std::min(e.last_min, s.last), std::max(e.last_max, s.last)};
+    }
+    return e;
+}
+
+// A mask or spans may hide NaN from some rows and not from others.
+static inline bool may_hide(const Call &c) { return c.visible.data || c.spans.data; }
+
 static inline const real *positions_of(const Call &c, int64_t b) { return (const real *)c.positions.data + b * c.positions.batch; }
 
 // The row symbols of up to QUERY_TILE queries, and the tile buffers that masks are brought into.
@@ -77,12 +108,12 @@ struct Rows {
     // Query `index` of the tile is row `i` of head `h`.
     void set(const Call &c, int index, int64_t b, int64_t h, int64_t i) {
         int64_t position_of_row = i + (c.causal ? c.causal_offset : 0);
-        int64_t visible_keys = c.causal ? std::clamp<int64_t>(position_of_row + 1, 0, c.keys) : c.keys;
+        const Span span = span_of(c, b, i);
         peak[index] = NOTHING_SEEN;
         mass[index] = seen[index] = 0;
         position[index] = c.positions.data ? positions_of(c, b)[i] : real(position_of_row);
         for (int f = 0; f < query_field_count; f++) fields[f * QUERY_TILE + index] = c.query_fields.at(b, h, i)[f * c.query_fields.field];
-        count[index] = real(std::max<int64_t>(visible_keys, 1));  // formulas divide by it
+        count[index] = real(std::max<int64_t>(span.last - span.first, 1));  // formulas divide by it
         if (c.count.data) count[index] = ((const real *)c.count.data)[b * c.count.batch + h * c.count.head + i * c.count.row];
         if (c.drop_below)
             drop_key[index] = mix(mix(mix(uint32_t(c.seed_low) + uint32_t(b * c.heads + h) * 0x9E3779B1u) ^ uint32_t(c.seed_high)) +
@@ -142,9 +173,9 @@ static inline bool copy_key_fields(const Call &c, Rows &rows, Tile &t, int64_t b
     return finite;
 }
 
-// How many of the `keys` keys from j0 on row i may see.
-static inline real limit(const Call &c, int64_t i, int64_t j0, int keys) {
-    return real(c.causal ? std::clamp<int64_t>(i + c.causal_offset + 1 - j0, 0, keys) : keys);
+// How many of the `keys` keys from j0 on lie before the end of the span of row i.
+static inline real limit(const Call &c, int64_t b, int64_t i, int64_t j0, int keys) {
+    return real(std::clamp<int64_t>(span_of(c, b, i).last - j0, 0, keys));
 }
 
 enum Seen { NONE, SOME, ALL };
@@ -188,44 +219,75 @@ private:
     }
 };
 
-// Copies a mask's or bias's entries for one query and `keys` keys to `to`, `step` apart; counts those of the first `limit` that are not 0.
-// Out of line: inlined into a larger function, the loop was compiled to something slower.
-template <class T>
-static __attribute__((noinline)) int copy_entries(const Tensor &x, int64_t b, int64_t h, int64_t i, int64_t j, int keys, int limit, T *to, long step) {
-    const T *from = (const T *)x.data + b * x.batch + h * x.head + i * x.row + j * x.column;
+// Both out of line: inlined into a larger function, the loops were compiled to something slower.
+// How many entries of a mask for one query are not 0, among the keys `start` .. `limit` of a tile that begins with key j.
+static __attribute__((noinline)) int count_entries(const Tensor &x, int64_t b, int64_t h, int64_t i, int64_t j, int start, int limit) {
+    const uint8_t *from = (const uint8_t *)x.data + b * x.batch + h * x.head + i * x.row + j * x.column;
     int seen = 0;
-    for (int key = 0; key < limit; key++) {
-        T entry = from[key * x.column];
-        to[key * step] = entry;
-        seen += entry != 0;
-    }
-    for (int key = limit; key < keys; key++) to[key * step] = from[key * x.column];
+    if (x.column == 1)  // neighbours in memory: the compiler adds whole registers of bytes
+        for (int key = start; key < limit; key++) seen += from[key] != 0;
+    else
+        for (int key = start; key < limit; key++) seen += from[key * x.column] != 0;
     return seen;
+}
+// Copies a mask's or bias's entries for one query and `keys` keys to `to`, `step` apart.
+template <class T>
+static __attribute__((noinline)) void copy_entries(const Tensor &x, int64_t b, int64_t h, int64_t i, int64_t j, int keys, T *to, long step) {
+    const T *from = (const T *)x.data + b * x.batch + h * x.head + i * x.row + j * x.column;
+    for (int key = 0; key < keys; key++) to[key * step] = from[key * x.column];
 }
 
 // Brings the masks of a tile into `t` (laid out as t.s is): query number `index` of the tile is what row(index) says, and `limit`
-// and `seen` are its own (Rows). Returns what the queries see of the keys that causality leaves them; NONE: the tile can be skipped.
+// and `seen` are its own (Rows). `cut`: the span of some query begins inside the tile. Returns what the queries see of the keys
+// before the ends of their spans; NONE: the tile can be skipped. Entries are counted first, since most tiles need no copy of them.
 template <class Row>
-static Seen bring_masks(const Call &c, Tile &t, int64_t b, int64_t j0, int queries, bool transposed, uint8_t *visible, real *bias,
+static Seen bring_masks(const Call &c, Tile &t, int64_t b, int64_t j0, int queries, bool transposed, bool cut, uint8_t *visible, real *bias,
                         const real *limit, real *seen_any, Row row) {
     t.visible = nullptr;
     t.bias = nullptr;
     long step = transposed ? t.stride : 1, next = transposed ? 1 : t.stride;
+    auto start_of = [&](int index) { return cut ? int(std::clamp<int64_t>(span_of(c, b, row(index).second).first - j0, 0, t.keys)) : 0; };
     bool any = false, every = true;
     for (int index = 0; index < queries; index++) {
-        const int allowed = int(limit[index]);
-        int count = allowed;
-        if (c.visible.data)
-            count = copy_entries(c.visible, b, row(index).first, row(index).second, j0, t.keys, allowed, visible + index * next, step);
+        const int allowed = int(limit[index]), start = start_of(index);
+        const int count = c.visible.data ? count_entries(c.visible, b, row(index).first, row(index).second, j0, start, allowed)
+                                         : std::max(allowed - start, 0);
         if (count) any = true, seen_any[index] = 1;
         every &= count == allowed;
     }
     const Seen seen = !any ? NONE : every ? ALL : SOME;
-    if (seen == SOME) t.visible = visible;
+    if (seen == SOME) {
+        for (int index = 0; index < queries; index++) {
+            uint8_t *to = visible + index * next;
+            const int start = start_of(index);
+            if (c.visible.data) copy_entries(c.visible, b, row(index).first, row(index).second, j0, t.keys, to, step);
+            else
+                for (int key = start; key < t.keys; key++) to[key * step] = 1;
+            for (int key = 0; key < start; key++) to[key * step] = 0;
+        }
+        t.visible = visible;
+    }
     if (c.bias.data && seen != NONE) {
         for (int index = 0; index < queries; index++)
-            copy_entries(c.bias, b, row(index).first, row(index).second, j0, t.keys, 0, bias + index * next, step);
+            copy_entries(c.bias, b, row(index).first, row(index).second, j0, t.keys, bias + index * next, step);
         t.bias = bias;
     }
     return seen;
+}
+
+// Rows that are worked on together: `count` of them from i0 on. They never belong to two documents (spans without a common key), so
+// that packed documents take the same tiles, and get the same numbers, as each of them would alone.
+struct Piece {
+    int64_t i0;
+    int count;
+};
+static std::vector<Piece> pieces_of(const Call &c, int64_t b, int most) {
+    std::vector<Piece> pieces;
+    for (int64_t i = 0; i < c.queries;) {
+        int64_t stop = std::min<int64_t>(i + most, c.queries), next = i + 1;
+        while (c.spans.data && next < stop && span_of(c, b, next).first < span_of(c, b, next - 1).last) next++;
+        pieces.push_back({i, int((c.spans.data ? next : stop) - i)});
+        i += pieces.back().count;
+    }
+    return pieces;
 }

@@ -28,8 +28,8 @@ struct ForwardScratch {
           keys(c.k.direct(int(c.width)) ? 0 : KEY_TILE_ROWS * width),
           values(c.v.direct(int(c.value_width)) ? 0 : KEY_TILE_ROWS * value_width), logits(tile),
           sums(size_t(padded(rows)) * value_width), bias(c.bias.data ? tile : 0),
-          clean_values(c.visible.data ? KEY_TILE_ROWS * value_width : 0), sums_before(c.visible.data ? FEW * value_width : 0),
-          visible(c.visible.data ? tile : 0), rows(c) {}
+          clean_values(may_hide(c) ? KEY_TILE_ROWS * value_width : 0), sums_before(may_hide(c) ? FEW * value_width : 0),
+          visible(may_hide(c) ? tile : 0), rows(c) {}
 };
 
 // Multiplies the accumulated rows by what the new peak costs them.
@@ -68,9 +68,15 @@ static bool sum_over_keys(const Call &c, ForwardScratch &w, const Block &block, 
         pack_lanes(q + first * ldq, ldq, rows, padded(rows), int(c.width), real(c.scale), w.packed + first * w.width);
     }
     std::fill_n((real *)w.sums, long(padded(count)) * w.value_width, real(0));
-    if (c.causal) j_end = std::min(j_end, block.highest(0, count) + c.causal_offset + 1);
     const int tile_keys = few ? KEY_TILE_ROWS : KEY_TILE, panel = few ? FEW : LANES;
-    const bool masked = c.visible.data;
+    const bool masked = may_hide(c);
+    Extent extents[PANELS];
+    int64_t first_seen = c.keys, last_seen = 0;
+    for (int first = 0; first < count; first += panel) {
+        const Extent e = extents[first / panel] = extent_of(c, block.b, block.lowest(first), block.highest(first, std::min(panel, count - first)));
+        first_seen = std::min(first_seen, e.first_min), last_seen = std::max(last_seen, e.last_max);
+    }
+    j_begin = std::max(j_begin, first_seen), j_end = std::min(j_end, last_seen);
     BadKeys bad;
     for (int64_t j0 = j_begin; j0 < j_end; j0 += tile_keys) {
         const int keys = int(std::min<int64_t>(tile_keys, j_end - j0));
@@ -84,18 +90,17 @@ static bool sum_over_keys(const Call &c, ForwardScratch &w, const Block &block, 
             const int rows = std::min(panel, count - first), lanes = padded(rows);
             Tile t = {};
             fill_tile(c, w.rows, t, first, block.h0);
-            t.keys = keys;
-            if (c.causal) t.keys = int(std::min<int64_t>(keys, block.highest(first, rows) + c.causal_offset + 1 - j0));
-            if (t.keys <= 0) continue;
+            const Extent &e = extents[first / panel];
+            t.keys = int(std::min<int64_t>(keys, e.last_max - j0));
+            if (t.keys <= 0 || e.first_min >= j0 + t.keys) continue;
             t.s = w.logits, t.queries = few ? rows : lanes, t.stride = few ? KEY_TILE_ROWS : lanes;
             set_keys(c, w.rows, t, block.b, j0);
             bool fields = few ? copy_key_fields(c, w.rows, t, block.b, j0, rows, [&](int index) { return block.head(first + index); })
                               : set_key_fields(c, w.rows, t, block.b, block.h0, j0, t.keys);
             if (!masked && last) finite &= fields;
-            for (int index = first; index < first + rows; index++) w.rows.limit[index] = limit(c, block.row(index), j0, t.keys);
-            Seen seen = bring_masks(c, t, block.b, j0, rows, !few, w.visible, w.bias, t.limit, w.rows.seen + first, [&](int index) {
-                return std::make_pair(block.head(first + index), block.row(first + index));
-            });
+            for (int index = first; index < first + rows; index++) w.rows.limit[index] = limit(c, block.b, block.row(index), j0, t.keys);
+            Seen seen = bring_masks(c, t, block.b, j0, rows, !few, e.first_max > j0, w.visible, w.bias, t.limit, w.rows.seen + first,
+                                    [&](int index) { return std::make_pair(block.head(first + index), block.row(first + index)); });
             if (seen == NONE) continue;
             if (masked && !checked) {
                 checked = true;
@@ -107,7 +112,7 @@ static bool sum_over_keys(const Call &c, ForwardScratch &w, const Block &block, 
             }
             for (int f = 0; masked && !fields && f < w.rows.key_field_count; f++)
                 bad.mark_columns(t.key_fields + f * t.key_field_step, t.key_field_row, few ? rows : 1, t.keys);
-            bool diagonal = c.causal && block.lowest(first) + c.causal_offset < j0 + t.keys - 1;
+            const bool diagonal = e.last_min < j0 + t.keys;
             t.plain = seen == ALL && !diagonal && !t.bias && !t.drop_key && (!few || t.keys % VL == 0);
             real *sums = w.sums + long(first) * w.value_width;
             if (few) {
@@ -177,11 +182,14 @@ static bool forward(const Call &c) {
     // Parameters belong to a head, so heads share a block only if there are none; fields of keys do where queries are not rows.
     const int64_t most = c.mechanism->parameters ? 0 : c.mechanism->key_fields ? FEW : QUERY_TILE;
     const int members = c.queries * group <= most ? int(group) : 1;
-    const int64_t tiles = (c.queries + QUERY_TILE - 1) / QUERY_TILE, blocks = c.batch * c.heads / members * tiles;
-    auto block_of = [&](int64_t number) {
-        int64_t head = number / tiles * members, i0 = (tiles - 1 - number % tiles) * QUERY_TILE;  // longest causal rows first
-        return Block{head / c.heads, head % c.heads, i0, members, int(std::min<int64_t>(QUERY_TILE, c.queries - i0))};
-    };
+    std::vector<Block> all_blocks;
+    for (int64_t b = 0; b < c.batch; b++) {
+        const std::vector<Piece> pieces = pieces_of(c, b, QUERY_TILE);
+        for (int64_t h = 0; h < c.heads; h += members)
+            for (size_t x = pieces.size(); x-- > 0;)  // longest causal rows first
+                all_blocks.push_back({b, h, pieces[x].i0, members, pieces[x].count});
+    }
+    const int64_t blocks = int64_t(all_blocks.size());
     // Few blocks and many keys (decoding): cut the keys, so that every thread has the same share.
     int64_t parts = 1;
     if (blocks < 4 * c.threads) parts = std::clamp<int64_t>(c.threads / std::gcd(blocks, c.threads), 1, std::max<int64_t>(c.keys / (2 * KEY_TILE_ROWS), 1));
@@ -194,7 +202,7 @@ static bool forward(const Call &c) {
     share(tiny ? 1 : int(c.threads), blocks * parts, [&](auto next) {
         ForwardScratch w(c, rows);
         for (int64_t item; (item = next()) < blocks * parts;) {
-            const Block block = block_of(item / parts);
+            const Block &block = all_blocks[item / parts];
             const int64_t j_begin = item % parts * step;
             bool good = sum_over_keys(c, w, block, j_begin, std::min(j_begin + step, c.keys));
             if (parts > 1) {
@@ -209,7 +217,7 @@ static bool forward(const Call &c) {
     if (parts > 1) {
         ForwardScratch w(c, rows);
         for (int64_t number = 0; number < blocks; number++) {
-            const Block block = block_of(number);
+            const Block &block = all_blocks[number];
             for (int index = 0; index < block.count(); index++) w.rows.set(c, index, block.b, block.head(index), block.row(index));
             w.rows.pad(block.count(), padded(block.count()));
             std::fill_n((real *)w.sums, long(block.count()) * w.value_width, real(0));

@@ -24,7 +24,8 @@ static inline void add_rows(const real *from, const int32_t *chosen, int count, 
 // Adds to dk and dv (rows of padded width), writes dq.
 static bool backward_block(const Call &c, RowBackwardScratch &w, const RowBlock &block, real *dk, real *dv, double *dparameters) {
     const RowRule &rule = rule_of(c);
-    const int64_t hk = block.h / (c.heads / c.kv_heads), end = reach(c, block);
+    const int64_t hk = block.h / (c.heads / c.kv_heads);
+    const Extent e = extent_of(c, block);
     Panel x = panel_of(c, block, w.rows, w.logits);
     x.p = w.slopes, x.parameter_gradient = dparameters;
     long ldq, ldg, ldk, ldv;
@@ -32,12 +33,12 @@ static bool backward_block(const Call &c, RowBackwardScratch &w, const RowBlock 
     const real *g = c.grad_out.rows(block.b, block.h, block.i0, block.count, int(c.value_width), w.value_width, w.grad_rows, ldg);
     pack_queries(block, q, ldq, x.lanes, c.width, w.width, real(c.scale), w.packed);
     pack_queries(block, g, ldg, x.lanes, c.value_width, w.value_width, 1, w.packed_grads);
-    const int64_t from = panel_logits(c, block, end, w.packed, w.width, w.keys, x);
+    const int64_t from = panel_logits(c, block, e, w.packed, w.width, w.keys, x);
     for (int index = 0; index < block.count; index++) {  // as the forward pass found them
         const int64_t at = (block.b * c.heads + block.h) * c.queries + block.i0 + index;
         w.rows.peak[index] = c.peak[at], w.rows.total[index] = c.total[at];
     }
-    x.s += from * x.lanes, x.keys = end - from;
+    x.s += from * x.lanes, x.keys = e.last_max - from;
     rule.active(x, w.active);
     w.chosen.clear();
     for (int64_t key = 0; key < x.keys; key++)
@@ -100,7 +101,9 @@ static bool write_head(const Call &c, int64_t unit, const real *dk, const real *
 
 static bool rows_backward(const Call &c) {
     const int64_t group = c.heads / c.kv_heads, units = c.batch * c.kv_heads, parameters = rule_of(c).parameters;
-    const int64_t tiles = (c.queries + LANES - 1) / LANES;
+    std::vector<std::vector<Piece>> all_pieces;
+    for (int64_t b = 0; b < c.batch; b++) all_pieces.push_back(pieces_of(c, b, LANES));
+    const int64_t tiles = (c.queries + LANES - 1) / LANES;  // at least
     const int64_t parts = units % c.threads ? std::min<int64_t>(c.threads, std::max<int64_t>(tiles * group, 1)) : 1;
     const size_t dk_size = size_t(c.keys) * padded(c.width), size = dk_size + size_t(c.keys) * padded(c.value_width);
     Buffer<real> sums(size * size_t(units) * size_t(parts));
@@ -113,9 +116,11 @@ static bool rows_backward(const Call &c) {
             real *own = sums + size * size_t(item);
             std::fill_n(own, size, real(0));
             bool good = true;
-            for (int64_t turn = item % parts; turn < group * tiles; turn += parts) {
-                const int64_t member = turn / tiles, i0 = turn % tiles * LANES;
-                const RowBlock block = {unit / c.kv_heads, unit % c.kv_heads * group + member, i0, int(std::min<int64_t>(LANES, c.queries - i0))};
+            const std::vector<Piece> &pieces = all_pieces[unit / c.kv_heads];
+            for (int64_t turn = item % parts; turn < group * int64_t(pieces.size()); turn += parts) {
+                const int64_t member = turn / int64_t(pieces.size());
+                const Piece &piece = pieces[turn % int64_t(pieces.size())];
+                const RowBlock block = {unit / c.kv_heads, unit % c.kv_heads * group + member, piece.i0, piece.count};
                 good &= backward_block(c, w, block, own, own + dk_size,
                                        c.parameter_gradient ? dparameters.data() + (item * group + member) * parameters : nullptr);
             }

@@ -23,49 +23,49 @@ struct RowScratch {
           sums(size_t(LANES) * value_width), rows(c) {}
 };
 
-// How many keys, from the first on, some row of a block can see.
-static inline int64_t reach(const Call &c, const RowBlock &block) {
-    return c.causal ? std::clamp<int64_t>(block.i0 + block.count + c.causal_offset, 0, c.keys) : c.keys;
+static inline Extent extent_of(const Call &c, const RowBlock &block) {
+    return extent_of(c, block.b, block.i0, block.i0 + block.count - 1);
 }
 
-// Hides what the causal rule, the mask and the padding of lanes hide, and adds the float mask, in the rows j0 .. j0 + keys of s.
+// Hides what the spans of rows, the mask and the padding of lanes hide, and adds the float mask, in the rows j0 .. j0 + keys of s.
 static void apply_masks(const Call &c, const RowBlock &block, int64_t j0, int keys, int lanes, real *s) {
     for (int lane = 0; lane < lanes; lane++) {
         const int64_t i = block.i0 + lane;
-        int64_t limit = c.causal ? std::clamp<int64_t>(i + c.causal_offset + 1 - j0, 0, keys) : keys;
-        if (lane >= block.count) limit = 0;
+        const Span span = lane < block.count ? span_of(c, block.b, i) : Span{0, 0};
+        const int64_t limit = std::clamp<int64_t>(span.last - j0, 0, keys), start = std::clamp<int64_t>(span.first - j0, 0, limit);
         for (int64_t key = limit; key < keys; key++) s[key * lanes + lane] = HIDDEN;
+        for (int64_t key = 0; key < start; key++) s[key * lanes + lane] = HIDDEN;
         if (lane >= block.count) continue;
         if (c.bias.data) {
             const real *bias = (const real *)c.bias.data + block.b * c.bias.batch + block.h * c.bias.head + i * c.bias.row + j0 * c.bias.column;
-            for (int64_t key = 0; key < limit; key++) s[key * lanes + lane] += bias[key * c.bias.column];
+            for (int64_t key = start; key < limit; key++) s[key * lanes + lane] += bias[key * c.bias.column];
         }
         if (c.visible.data) {
             const uint8_t *visible =
                 (const uint8_t *)c.visible.data + block.b * c.visible.batch + block.h * c.visible.head + i * c.visible.row + j0 * c.visible.column;
-            for (int64_t key = 0; key < limit; key++)
+            for (int64_t key = start; key < limit; key++)
                 if (!visible[key * c.visible.column]) s[key * lanes + lane] = HIDDEN;
         }
     }
 }
 
-// The logits of a block with the keys `from` (returned) .. `end`; the rule has scanned them. Row j of `logits` is key j.
-static int64_t panel_logits(const Call &c, const RowBlock &block, int64_t end, const real *packed, int width, real *tile, Panel &x) {
+// The logits of a block with the keys `from` (returned) .. e.last_max; the rule has scanned them. Row j of `logits` is key j.
+static int64_t panel_logits(const Call &c, const RowBlock &block, const Extent &e, const real *packed, int width, real *tile, Panel &x) {
     const RowRule &rule = rule_of(c);
     const int64_t hk = block.h / (c.heads / c.kv_heads);
     const bool few = block.count <= FEW;
     rule.begin(x);
-    int64_t j0 = end;
-    while (j0 > 0) {
-        const int keys = int(std::min<int64_t>(KEY_TILE, j0));
+    int64_t j0 = e.last_max;
+    while (j0 > e.first_min) {
+        const int keys = int(std::min<int64_t>(KEY_TILE, j0 - e.first_min));
         j0 -= keys;
         long ldk;
         const real *k = c.k.rows(block.b, hk, j0, keys, int(c.width), width, tile, ldk);
         real *s = x.s + j0 * x.lanes;
         if (few) few_products(block.count, keys, width, packed, width, k, ldk, s, 1, x.lanes);
         else panel_product(keys, int(c.width), k, ldk, packed, x.lanes, s, x.lanes, x.lanes / VL);
-        const bool diagonal = c.causal && block.i0 + c.causal_offset < j0 + keys - 1;
-        if (diagonal || c.bias.data || c.visible.data || block.count < x.lanes) apply_masks(c, block, j0, keys, x.lanes, s);
+        const bool cut = e.last_min < j0 + keys || e.first_max > j0;
+        if (cut || c.bias.data || c.visible.data || block.count < x.lanes) apply_masks(c, block, j0, keys, x.lanes, s);
         if (!rule.scan(x, j0, j0 + keys)) break;
     }
     return j0;
@@ -110,13 +110,14 @@ static const real *gather(const Source &source, int64_t b, int64_t hk, const int
 
 static bool forward_block(const Call &c, RowScratch &w, const RowBlock &block) {
     const RowRule &rule = rule_of(c);
-    const int64_t hk = block.h / (c.heads / c.kv_heads), end = reach(c, block);
+    const int64_t hk = block.h / (c.heads / c.kv_heads);
+    const Extent e = extent_of(c, block);
     Panel x = panel_of(c, block, w.rows, w.logits);
     long ldq, ldv;
     const real *q = c.q.rows(block.b, block.h, block.i0, block.count, int(c.width), w.width, w.query_rows, ldq);
     pack_queries(block, q, ldq, x.lanes, c.width, w.width, real(c.scale), w.packed);
-    const int64_t from = panel_logits(c, block, end, w.packed, w.width, w.keys, x);
-    x.s += from * x.lanes, x.keys = end - from;
+    const int64_t from = panel_logits(c, block, e, w.packed, w.width, w.keys, x);
+    x.s += from * x.lanes, x.keys = e.last_max - from;
     rule.solve(x);
     rule.weights(x);
     w.chosen.clear();  // the keys that weigh anything are moved together
@@ -146,16 +147,19 @@ static bool forward_block(const Call &c, RowScratch &w, const RowBlock &block) {
 }
 
 static bool rows_forward(const Call &c) {
-    const int64_t tiles = (c.queries + LANES - 1) / LANES, blocks = c.batch * c.heads * tiles;
+    std::vector<RowBlock> all_blocks;
+    for (int64_t b = 0; b < c.batch; b++) {
+        const std::vector<Piece> pieces = pieces_of(c, b, LANES);
+        for (int64_t h = 0; h < c.heads; h++)
+            for (size_t x = pieces.size(); x-- > 0;) all_blocks.push_back({b, h, pieces[x].i0, pieces[x].count});  // longest causal rows first
+    }
+    const int64_t blocks = int64_t(all_blocks.size());
     const bool tiny = c.batch * c.heads * c.queries * c.keys * (c.width + c.value_width) < 1 << 17;
     std::atomic<bool> finite{true};
     share(tiny ? 1 : int(c.threads), blocks, [&](auto next) {
         RowScratch w(c);
-        for (int64_t item; (item = next()) < blocks;) {
-            const int64_t head = item / tiles, i0 = (tiles - 1 - item % tiles) * LANES;  // longest causal rows first
-            const RowBlock block = {head / c.heads, head % c.heads, i0, int(std::min<int64_t>(LANES, c.queries - i0))};
-            if (!forward_block(c, w, block)) finite = false;
-        }
+        for (int64_t item; (item = next()) < blocks;)
+            if (!forward_block(c, w, all_blocks[item])) finite = false;
     });
     return finite;
 }
