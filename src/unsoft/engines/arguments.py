@@ -56,7 +56,15 @@ def checked_call(
     if _is_causal_bias(attn_mask):
         offset, attn_mask = _both_offsets(offset, _causal_bias_offset(attn_mask, length, keys)), None
     spans, starts = _spans(
-        (length, keys), batch, offset, device, window, documents, cu_seqlens, key_lengths
+        (length, keys),
+        batch,
+        offset,
+        device,
+        lower_right=is_causal is False or is_causal == "lower_right",
+        window=window,
+        documents=documents,
+        cu_seqlens=cu_seqlens,
+        key_lengths=key_lengths,
     )
     if starts is not None and positions is None and rule.uses & {"i", "j"}:
         positions = starts
@@ -113,6 +121,8 @@ def _spans(
     batch: tuple[int, ...],
     offset: int | None,
     device: torch.device,
+    *,
+    lower_right: bool,
     window: Any,
     documents: Any,
     cu_seqlens: Any,
@@ -134,6 +144,7 @@ def _spans(
         return None, None
     spans = spans_of(
         *(length, keys, offset),
+        lower_right=lower_right,
         window=sides,
         documents=numbers,
         key_lengths=key_lengths,
@@ -209,7 +220,9 @@ def _from_cu_seqlens(cu_seqlens: Any, sizes: tuple[int, int], device: torch.devi
     """Return numbers of documents from where each begins: 0, ..., number of tokens."""
     pair = cu_seqlens if isinstance(cu_seqlens, tuple) else (cu_seqlens, cu_seqlens)
     if len(pair) != 2 or not all(isinstance(x, Tensor) and x.dim() == 1 for x in pair):
-        raise TypeError("attention: argument 'cu_seqlens' must be a 1-D tensor or a pair (of queries, of keys)")
+        raise TypeError(
+            "attention: argument 'cu_seqlens' must be a 1-D tensor or a pair (of queries, of keys)"
+        )
     if len(pair[0]) != len(pair[1]):
         raise ValueError(
             f"attention: argument 'cu_seqlens' has {len(pair[0]) - 1} documents of queries and"
@@ -231,7 +244,9 @@ def _from_cu_seqlens(cu_seqlens: Any, sizes: tuple[int, int], device: torch.devi
 
 def _key_lengths(lengths: Any, batch: tuple[int, ...], keys: int, device: torch.device) -> Tensor:
     if not isinstance(lengths, Tensor) or lengths.is_floating_point() or lengths.dtype == torch.bool:
-        raise TypeError("attention: argument 'key_lengths' must be a tensor of whole numbers, one per batch row")
+        raise TypeError(
+            "attention: argument 'key_lengths' must be a tensor of whole numbers, one per batch row"
+        )
     if lengths.numel() != math.prod(batch):
         raise ValueError(
             f"attention: argument 'key_lengths' has shape {shape_of(lengths)}; give one number for each of the"

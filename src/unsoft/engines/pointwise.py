@@ -77,7 +77,10 @@ def _sdpa_unsupported(call: Call) -> str | None:
         return reason
     if call.formula != _SOFTMAX:
         return "it computes softmax only"
-    if any(x is not None for x in (call.visible, call.bias, call.spans)) or call.causal_offset not in (None, 0):
+    if any(x is not None for x in (call.visible, call.bias, call.spans)) or call.causal_offset not in (
+        None,
+        0,
+    ):
         return "it is used without masks, and with the causal alignment 'upper_left' only"
     if call.dropout_p > 0:
         return "it does not draw dropout from the counter that all other engines share"
@@ -150,7 +153,13 @@ def run_formula(
 ) -> Tensor | tuple[Tensor, Tensor]:
     """Run a formula on tensors as a user passes them; see :func:`unsoft.attention`. ``structure``: window,
     documents, cu_seqlens, key_lengths."""
-    plain = not structure and attn_mask is None and params is None and positions is None and return_weights is False
+    plain = (
+        not structure
+        and attn_mask is None
+        and params is None
+        and positions is None
+        and return_weights is False
+    )
     plain = plain and engine in _COMPILED and type(dropout_p) is float and dropout_p == 0.0
     # The tracer of torch.compile must not look into the fast path.
     if plain and not torch.compiler.is_compiling():

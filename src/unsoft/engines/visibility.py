@@ -40,6 +40,7 @@ def spans_of(
     keys: int,
     offset: int | None,
     *,
+    lower_right: bool = False,
     window: tuple[int | None, int | None] = (None, None),
     documents: tuple[Tensor, Tensor] | None = None,
     key_lengths: Tensor | None = None,
@@ -47,27 +48,33 @@ def spans_of(
 ) -> Tensor:
     """Return int32 (B|1, L, 2): the first key that each row may see, and one past the last.
 
-    ``window`` counts positions to the left and right of the row's own, which is i + offset; ``documents`` are
-    nondecreasing numbers of queries and keys, (B|1, L) and (B|1, S); ``key_lengths`` (B,) hides padding at the
-    end. A row that may see nothing gets an empty span.
+    ``offset`` is that of the causal rule, None without it. ``window`` counts positions to the left and right
+    of the row's own key; rows and keys are aligned as the causal rule aligns them, at the lower right without
+    it. ``documents`` are nondecreasing numbers of queries and keys, (B|1, L) and (B|1, S); within each,
+    ``lower_right`` decides the alignment. ``key_lengths`` (B,) hides padding at the end. A row that may see
+    nothing gets an empty span.
 
     >>> spans_of(4, 4, 0, window=(1, None), device=torch.device("cpu")).tolist()
     [[[0, 1], [0, 2], [1, 3], [2, 4]]]
     """
-    positions = torch.arange(length, device=device) + (offset or 0)
-    first, last = torch.zeros_like(positions)[None], torch.full_like(positions, keys)[None]
-    left, right = window
-    if left is not None:
-        first = (positions - left)[None]
-    if right is not None:
-        last = (positions + right + 1)[None]
-    if offset is not None:
-        last = torch.minimum(last, positions + 1)
-    if documents is not None:
+    rows = torch.arange(length, device=device)
+    if documents is None:
+        own_key = (rows + (keys - length if offset is None else offset))[None]
+        first, last = torch.zeros_like(own_key), torch.full_like(own_key, keys)
+    else:
         batch = max(len(x) for x in documents)
         of_queries, of_keys = (x.expand(batch, -1).contiguous() for x in documents)
-        first = torch.maximum(first, torch.searchsorted(of_keys, of_queries))
-        last = torch.minimum(last, torch.searchsorted(of_keys, of_queries, right=True))
+        first, last = (torch.searchsorted(of_keys, of_queries, right=right) for right in (False, True))
+        begin, end = (torch.searchsorted(of_queries, of_queries, right=right) for right in (False, True))
+        shift = (last - first) - (end - begin) if lower_right else 0
+        own_key = first + rows - begin + shift
+    left, right = window
+    if left is not None:
+        first = torch.maximum(first, own_key - left)
+    if right is not None:
+        last = torch.minimum(last, own_key + right + 1)
+    if offset is not None:
+        last = torch.minimum(last, own_key + 1)
     if key_lengths is not None:
         last = torch.minimum(last, key_lengths[:, None])
     first, last = torch.broadcast_tensors(first.clamp(0, keys), last.clamp(0, keys))

@@ -9,13 +9,14 @@ struct BackwardScratch {
     int width, value_width;
     Buffer<real> query_rows, grad_rows, out_rows, packed_queries, packed_grads, keys, values, logits, slopes, dq, bias, bias_gradient, clean_keys;
     Buffer<uint8_t> visible;
+    Buffer<uint16_t> counts;
     Rows rows;
     explicit BackwardScratch(const Call &c)
         : width(padded(c.width)), value_width(padded(c.value_width)), query_rows(QUERY_TILE * width),
           grad_rows(QUERY_TILE * value_width), out_rows(QUERY_TILE * value_width), packed_queries(QUERY_TILE * width),
           packed_grads(QUERY_TILE * value_width), keys(KEY_TILE * width), values(KEY_TILE * value_width), logits(KEY_TILE * LANES),
           slopes(KEY_TILE * LANES), dq(QUERY_TILE * width), bias(KEY_TILE * LANES), bias_gradient(KEY_TILE * LANES),
-          clean_keys(may_hide(c) ? KEY_TILE * width : 0), visible(KEY_TILE * LANES), rows(c, true) {}
+          clean_keys(may_hide(c) ? KEY_TILE * width : 0), visible(KEY_TILE * LANES), counts(c.visible.data ? size_t(QUERY_TILE) * (c.keys / KEY_TILE + 1) : 0), rows(c, true) {}
 };
 
 // Adds the partial sums that a key tile has gathered to the gradients of the fields of its keys, (fields, keys).
@@ -78,6 +79,9 @@ static bool backward_tile(const Call &c, BackwardScratch &w, int64_t b, int64_t 
         const Extent e = extents[first / LANES] = extent_of(c, b, i0 + first, i0 + std::min(first + LANES, count) - 1);
         begin = std::min(begin, e.first_min), end = std::max(end, e.last_max);
     }
+    const int64_t tiles = end > begin ? (end - begin + KEY_TILE - 1) / KEY_TILE : 0;
+    for (int index = 0; c.visible.data && index < count; index++)
+        count_tiles(c, b, h, i0 + index, begin, end, KEY_TILE, w.counts + index * tiles);
     BadKeys bad;
     for (int64_t j0 = begin; j0 < end; j0 += KEY_TILE) {
         const int keys = int(std::min<int64_t>(KEY_TILE, end - j0));
@@ -103,7 +107,7 @@ static bool backward_tile(const Call &c, BackwardScratch &w, int64_t b, int64_t 
             t.bias_gradient = c.bias_gradient.data ? w.bias_gradient.data : nullptr;
             for (int index = first; index < first + n; index++) rows.limit[index] = limit(c, b, i0 + index, j0, t.keys);
             Seen seen = bring_masks(c, t, b, j0, n, true, e.first_max > j0, w.visible, w.bias, t.limit, rows.seen + first,
-                                    [&](int index) { return std::make_pair(h, i0 + first + index); });
+                                    t.keys == keys ? w.counts + first * tiles + (j0 - begin) / KEY_TILE : nullptr, tiles, [&](int index) { return std::make_pair(h, i0 + first + index); });
             if (seen == NONE) continue;
             if (!checked && bad.mark_rows(given_k, ldk, keys, w.width)) bad.clean(given_k, ldk, keys, w.width, w.clean_keys);
             checked = true;

@@ -1,5 +1,8 @@
 // One attention call as Python hands it over, and what forward and backward share: tile sizes, masks, row symbols.
 #pragma once
+#ifdef __AVX512BW__
+#include <immintrin.h>
+#endif
 #include <algorithm>
 #include <numeric>
 #include <utility>
@@ -223,12 +226,27 @@ private:
 // How many entries of a mask for one query are not 0, among the keys `start` .. `limit` of a tile that begins with key j.
 static __attribute__((noinline)) int count_entries(const Tensor &x, int64_t b, int64_t h, int64_t i, int64_t j, int start, int limit) {
     const uint8_t *from = (const uint8_t *)x.data + b * x.batch + h * x.head + i * x.row + j * x.column;
-    int seen = 0;
-    if (x.column == 1)  // neighbours in memory: the compiler adds whole registers of bytes
-        for (int key = start; key < limit; key++) seen += from[key] != 0;
-    else
-        for (int key = start; key < limit; key++) seen += from[key * x.column] != 0;
+    int seen = 0, key = start;
+#ifdef __AVX512BW__
+    for (; x.column == 1 && key + 64 <= limit; key += 64) {
+        const __m512i bytes = _mm512_loadu_si512(from + key);
+        seen += __builtin_popcountll(_mm512_test_epi8_mask(bytes, bytes));
+    }
+#endif
+    for (; x.column == 1 && key + 8 <= limit; key += 8) {  // neighbours in memory: eight at a time
+        uint64_t word;
+        memcpy(&word, from + key, 8);
+        constexpr uint64_t low = 0x7f7f7f7f7f7f7f7f;
+        seen += __builtin_popcountll((word | ((word & low) + low)) & ~low);  // the top bit of each byte that is not 0
+    }
+    for (; key < limit; key++) seen += from[key * x.column] != 0;
     return seen;
+}
+// The same for all tiles of `step` keys between j_begin and j_end at once: a mask that is read along its rows comes from memory many
+// times faster than one that is read tile by tile.
+static void count_tiles(const Call &c, int64_t b, int64_t h, int64_t i, int64_t j_begin, int64_t j_end, int step, uint16_t *to) {
+    for (int64_t j = j_begin; j < j_end; j += step)
+        *to++ = uint16_t(count_entries(c.visible, b, h, i, j, 0, int(std::min<int64_t>(step, j_end - j))));
 }
 // Copies a mask's or bias's entries for one query and `keys` keys to `to`, `step` apart.
 template <class T>
@@ -238,11 +256,11 @@ static __attribute__((noinline)) void copy_entries(const Tensor &x, int64_t b, i
 }
 
 // Brings the masks of a tile into `t` (laid out as t.s is): query number `index` of the tile is what row(index) says, and `limit`
-// and `seen` are its own (Rows). `cut`: the span of some query begins inside the tile. Returns what the queries see of the keys
-// before the ends of their spans; NONE: the tile can be skipped. Entries are counted first, since most tiles need no copy of them.
+// and `seen` are its own (Rows). `cut`: the span of some query begins inside the tile. `counts`: what count_tiles has found, `next_count`
+// apart, or null if the tile has been cut short. Returns what the queries see of the keys before the ends of their spans; NONE: the tile can be skipped.
 template <class Row>
 static Seen bring_masks(const Call &c, Tile &t, int64_t b, int64_t j0, int queries, bool transposed, bool cut, uint8_t *visible, real *bias,
-                        const real *limit, real *seen_any, Row row) {
+                        const real *limit, real *seen_any, const uint16_t *counts, long next_count, Row row) {
     t.visible = nullptr;
     t.bias = nullptr;
     long step = transposed ? t.stride : 1, next = transposed ? 1 : t.stride;
@@ -250,8 +268,9 @@ static Seen bring_masks(const Call &c, Tile &t, int64_t b, int64_t j0, int queri
     bool any = false, every = true;
     for (int index = 0; index < queries; index++) {
         const int allowed = int(limit[index]), start = start_of(index);
-        const int count = c.visible.data ? count_entries(c.visible, b, row(index).first, row(index).second, j0, start, allowed)
-                                         : std::max(allowed - start, 0);
+        int count = std::max(allowed - start, 0);
+        if (c.visible.data)
+            count = counts && count == t.keys ? counts[index * next_count] : count_entries(c.visible, b, row(index).first, row(index).second, j0, start, allowed);
         if (count) any = true, seen_any[index] = 1;
         every &= count == allowed;
     }

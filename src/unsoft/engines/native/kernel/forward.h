@@ -9,8 +9,9 @@ struct Block {
     int64_t b, h0, i0;
     int members, span;
     int count() const { return members * span; }
-    int64_t head(int index) const { return h0 + index / span; }
-    int64_t row(int index) const { return i0 + index % span; }
+    // Asked for every row of every tile: a division would cost more than scanning its mask.
+    int64_t head(int index) const { return members == 1 ? h0 : h0 + index / span; }
+    int64_t row(int index) const { return members == 1 ? i0 + index : i0 + index % span; }
     // First and last row among the queries `first` .. `first + rows`.
     int64_t lowest(int first) const { return members == 1 ? i0 + first : i0; }
     int64_t highest(int first, int rows) const { return members == 1 ? i0 + first + rows - 1 : i0 + span - 1; }
@@ -20,6 +21,8 @@ struct ForwardScratch {
     int width, value_width;
     Buffer<real> query_rows, packed, keys, values, logits, sums, bias, clean_values, sums_before;
     Buffer<uint8_t> visible;
+    Buffer<uint16_t> counts;  // visible keys of each query in each tile
+    int64_t counted[4] = {-1, -1, -1, -1};  // batch, first row, first and last key of what `counts` holds
     Rows rows;
     static constexpr int tile = std::max(KEY_TILE * LANES, KEY_TILE_ROWS * FEW);
     // For blocks of up to `rows` queries. Small calls spend much of their time on memory: none is taken that will not be used.
@@ -29,7 +32,7 @@ struct ForwardScratch {
           values(c.v.direct(int(c.value_width)) ? 0 : KEY_TILE_ROWS * value_width), logits(tile),
           sums(size_t(padded(rows)) * value_width), bias(c.bias.data ? tile : 0),
           clean_values(may_hide(c) ? KEY_TILE_ROWS * value_width : 0), sums_before(may_hide(c) ? FEW * value_width : 0),
-          visible(may_hide(c) ? tile : 0), rows(c) {}
+          visible(may_hide(c) ? tile : 0), counts(c.visible.data ? size_t(rows) * (c.keys / KEY_TILE + 1) : 0), rows(c) {}
 };
 
 // Multiplies the accumulated rows by what the new peak costs them.
@@ -77,6 +80,13 @@ static bool sum_over_keys(const Call &c, ForwardScratch &w, const Block &block, 
         first_seen = std::min(first_seen, e.first_min), last_seen = std::max(last_seen, e.last_max);
     }
     j_begin = std::max(j_begin, first_seen), j_end = std::min(j_end, last_seen);
+    const int64_t tiles = j_end > j_begin ? (j_end - j_begin + tile_keys - 1) / tile_keys : 0;
+    const int64_t wanted[4] = {block.b, block.i0, j_begin, j_end};
+    if (c.visible.data && (c.visible.head || !std::equal(wanted, wanted + 4, w.counted))) {
+        std::copy_n(wanted, 4, w.counted);
+        for (int index = 0; index < count; index++)
+            count_tiles(c, block.b, block.head(index), block.row(index), j_begin, j_end, tile_keys, w.counts + index * tiles);
+    }
     BadKeys bad;
     for (int64_t j0 = j_begin; j0 < j_end; j0 += tile_keys) {
         const int keys = int(std::min<int64_t>(tile_keys, j_end - j0));
@@ -100,7 +110,7 @@ static bool sum_over_keys(const Call &c, ForwardScratch &w, const Block &block, 
             if (!masked && last) finite &= fields;
             for (int index = first; index < first + rows; index++) w.rows.limit[index] = limit(c, block.b, block.row(index), j0, t.keys);
             Seen seen = bring_masks(c, t, block.b, j0, rows, !few, e.first_max > j0, w.visible, w.bias, t.limit, w.rows.seen + first,
-                                    [&](int index) { return std::make_pair(block.head(first + index), block.row(first + index)); });
+                                    t.keys == keys ? w.counts + first * tiles + (j0 - j_begin) / tile_keys : nullptr, tiles, [&](int index) { return std::make_pair(block.head(first + index), block.row(first + index)); });
             if (seen == NONE) continue;
             if (masked && !checked) {
                 checked = true;
@@ -185,9 +195,13 @@ static bool forward(const Call &c) {
     std::vector<Block> all_blocks;
     for (int64_t b = 0; b < c.batch; b++) {
         const std::vector<Piece> pieces = pieces_of(c, b, QUERY_TILE);
-        for (int64_t h = 0; h < c.heads; h += members)
-            for (size_t x = pieces.size(); x-- > 0;)  // longest causal rows first
-                all_blocks.push_back({b, h, pieces[x].i0, members, pieces[x].count});
+        const int64_t heads = c.heads / members, count = int64_t(pieces.size());
+        for (int64_t x = 0; x < heads * count; x++) {
+            // Neighbouring blocks read the same keys, or the same mask if all heads share one. Longest causal rows come first.
+            const bool by_rows = c.visible.data && !c.visible.head;
+            const Piece &piece = pieces[count - 1 - (by_rows ? x / heads : x % count)];
+            all_blocks.push_back({b, (by_rows ? x % heads : x / count) * members, piece.i0, members, piece.count});
+        }
     }
     const int64_t blocks = int64_t(all_blocks.size());
     // Few blocks and many keys (decoding): cut the keys, so that every thread has the same share.
