@@ -1,12 +1,13 @@
-"""Conversion from and to SymPy."""
+"""Conversion from SymPy, and SymPy as an oracle of derivatives."""
 
 import pytest
 import sympy
 import torch
 
+from tests.formula.sympy_form import to_sympy
 from unsoft.errors import FormulaError
 from unsoft.formula import Formula, derivative, evaluate, parse
-from unsoft.formula.sympy_bridge import from_sympy, to_sympy
+from unsoft.formula.sympy_bridge import from_sympy
 from unsoft.mechanisms import formulas
 
 s, m = sympy.symbols("s m", real=True)

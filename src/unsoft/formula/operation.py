@@ -65,8 +65,6 @@ class Operation:
     r"""Default: \operatorname{NAME}(...)."""
     latex_binds: int = ATOM
     """Precedence of the LaTeX form."""
-    sympy: Callable[..., Any] | None = None
-    """(sympy, operands) -> expression; default: SymPy's function of the same name."""
     sympy_name: str | None = None
     """SymPy's class that is read as this operation."""
     log_form: Callable[..., SignedLog] | None = None
@@ -120,7 +118,6 @@ def add_operator(name: str, symbol: str, value: Callable[..., Any], **record: An
     written = f"{{0}} {symbol} {{1}}"
     usual: dict[str, Any] = {"fold": value, "torch": value, "into": getattr(torch, name)}
     usual |= {"triton": written, "cpp": written, "javascript": written}
-    usual["sympy"] = lambda sympy, a, b: value(a, b)
     add(Operation(name=name, arity=2, symbol=symbol, **usual | record))
 
 

@@ -1,4 +1,4 @@
-"""Conversion to and from SymPy, which is imported only when it is used.
+"""Conversion from SymPy, which is imported only when it is used.
 
 SymPy rewrites expressions (exp(log(n) - s) becomes n*exp(-s), which overflows), so a formula whose numerical
 form matters is better written as text.
@@ -7,9 +7,6 @@ form matters is better written as text.
 >>> s = sympy.Symbol("s", real=True)
 >>> from_sympy(sympy.sign(s) * sympy.Max(s, 0) ** 2 / 3)
 Expr('sign(s)*max(s, 0)**2/3')
->>> from unsoft.formula.parser import parse
->>> sympy.diff(to_sympy(parse("exp(2*s)")), s)
-2*exp(2*s)
 """
 
 from __future__ import annotations
@@ -18,7 +15,7 @@ from functools import reduce
 from typing import TYPE_CHECKING, Any
 
 from unsoft.errors import FormulaError
-from unsoft.formula.expr import Expr, bottom_up, make, number, symbol
+from unsoft.formula.expr import Expr, make, number, symbol
 from unsoft.formula.operation import OPERATIONS
 
 if TYPE_CHECKING:
@@ -57,21 +54,6 @@ def from_sympy(expression: Any) -> Expr:
     raise FormulaError(
         f"SymPy's {name} in {expression} has no counterpart in formulas; allowed are {allowed}"
     )
-
-
-def to_sympy(expr: Expr) -> sympy.Expr:
-    """Return the SymPy form of an expression; its symbols are real, n positive."""
-    import sympy
-
-    def convert(node: Expr, operands: list[Any]) -> Any:
-        if node.op == "num":
-            return sympy.Integer(node.value) if isinstance(node.value, int) else sympy.Float(node.value)
-        if node.op == "sym":
-            return sympy.Symbol(node.name, **{"positive" if node.name == "n" else "real": True})
-        form = OPERATIONS[node.op].sympy
-        return getattr(sympy, node.op)(*operands) if form is None else form(sympy, *operands)
-
-    return bottom_up(expr, convert)
 
 
 def _sum(expression: sympy.Add) -> Expr:
