@@ -40,7 +40,6 @@ def asinh():
             slope=lambda node, a, da: da / make("sqrt", 1 + a * a),
             torch=torch.asinh,
             cpp_definition=lanewise("vasinh", "std::asinh"),
-            sympy_name="asinh",
         )
     )
     yield

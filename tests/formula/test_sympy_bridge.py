@@ -28,7 +28,7 @@ def _value(expr):
         (sympy.Rational(2, 3) * s, "2*s/3"),
         (sympy.sqrt(n) * s, "sqrt(n)*s"),
         (1 / sympy.sqrt(n), "1/sqrt(n)"),
-        (s**-3, "1/s**3"),
+        (s**-3, "s**(-3)"),
         (sympy.Max(s, 0), "max(s, 0)"),
         (sympy.Min(s, 0), "min(s, 0)"),
         (sympy.Abs(s), "abs(s)"),

@@ -74,20 +74,14 @@ class Case:
 
         Missing sizes are those of a short causal call: as many keys as queries, values as wide as keys.
         """
-        words: dict[str, str] = {
-            "length": "20",
-            "width": "20",
-            "heads": "2/2",
-            "batch": "1",
-            "causal": "True",
-        }
+        given = {"length": "20", "width": "20", "heads": "2/2", "batch": "1", "causal": "True"}
         name = ""
         for word in text.split():
             head, equals, tail = word.partition("=")
             name = head if equals else name
-            words[name] = tail if equals else f"{words.get(name, '')} {word}"  # "mask=left padding"
+            given[name] = tail if equals else f"{given.get(name, '')} {word}"  # "mask=left padding"
         known = ("length", "keys", "width", "heads", "batch", "causal", "dtype", *_NOT_PRINTED)
-        if unknown := words.keys() - {*known}:
+        if unknown := given.keys() - {*known}:
             raise ValueError(f"case: unknown {', '.join(sorted(unknown))} (known: {', '.join(known)})")
         options: dict[str, Mapping[str, Any]] = {
             "causal": {"True": True, "False": False, "lower_right": "lower_right"},
@@ -96,17 +90,17 @@ class Case:
             "layout": {layout: layout for layout in LAYOUTS},
         }
         content: dict[str, Any] = {}
-        for name, value in words.items():
+        for name, value in given.items():
             if name in options and value not in options[name]:
                 raise ValueError(f"case: {name}={value!r} is not one of {', '.join(options[name])}")
             content[name] = options[name][value] if name in options else value
         try:
             for name, pair in (("width", ("width", "value_width")), ("heads", ("heads", "kv_heads"))):
-                first, _, second = words[name].partition("/")
+                first, _, second = given[name].partition("/")
                 content |= {pair[0]: int(first), pair[1]: int(second or first)}
-            content |= {name: int(words[name]) for name in ("length", "batch")}
-            content["keys"] = int(words.get("keys", words["length"]))
-            content |= {name: float(words[name]) for name in ("spread", "dropout") if name in words}
+            content |= {name: int(given[name]) for name in ("length", "batch")}
+            content["keys"] = int(given.get("keys", given["length"]))
+            content |= {name: float(given[name]) for name in ("spread", "dropout") if name in given}
         except ValueError:
             raise ValueError(f"case: {text!r} has a size that is not a number") from None
         return cls(**content)

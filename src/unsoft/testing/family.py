@@ -15,14 +15,12 @@ import torch
 from torch import Tensor
 
 from unsoft.engines import engine_names
-from unsoft.modules.module import Mechanism
 from unsoft.modules.spec import LayerSpec, MechanismSpec
-from unsoft.testing.check import NotApplicable
 from unsoft.testing.invariance import outside
-from unsoft.testing.report import Measure, Report, Row, close, equal, fact, worst_of
+from unsoft.testing.report import Measure, NotApplicable, Row, close, equal, fact, tested
+from unsoft.testing.sizes import build_layer, learnable
 
 HEADS, WIDTH, LENGTH, BATCH = 4, 6, 70, 2
-_PERTURB = 0.1
 _SLACK = 64.0
 """Sizes here are those of results, not of the terms they are sums of: this allows for cancellation."""
 
@@ -32,25 +30,15 @@ Tensors = tuple[Tensor, Tensor, Tensor]
 class ModuleInputs:
     """A module with random inputs."""
 
-    def __init__(
-        self, spec: MechanismSpec, seed: int, options: Mapping[str, Any], dtype: torch.dtype = torch.float64
-    ) -> None:
-        self.generator = torch.Generator().manual_seed(seed)
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seed)
-            self.module: Mechanism = spec.build(LayerSpec(HEADS, WIDTH), **options).to(dtype)
-        with torch.no_grad():
-            for parameter in self.learnable:
-                parameter += _PERTURB * self.random(*parameter.shape, dtype=dtype)
-        self.dtype, self.spec = dtype, spec
+    dtype = torch.float64
+
+    def __init__(self, spec: MechanismSpec, seed: int, options: Mapping[str, Any]) -> None:
+        self.generator, self.spec = torch.Generator().manual_seed(seed), spec
+        self.module = build_layer(spec, LayerSpec(HEADS, WIDTH), options, seed).to(self.dtype)
         self.causal_only = self.module.causal_only
 
-    @property
-    def learnable(self) -> list[Tensor]:
-        return [p for p in self.module.parameters() if p.requires_grad]
-
-    def random(self, *shape: int, dtype: torch.dtype | None = None) -> Tensor:
-        return torch.randn(shape, generator=self.generator, dtype=dtype or self.dtype)
+    def random(self, *shape: int) -> Tensor:
+        return torch.randn(shape, generator=self.generator, dtype=self.dtype)
 
     def inputs(self) -> Tensors:
         heads = (self.module.query_heads, HEADS, HEADS)
@@ -72,14 +60,14 @@ def _written_out(x: ModuleInputs) -> Iterator[Measure]:
         if alignment:
             yield equal("weights of the future", weights.detach().triu(1), 0.0)
         upstream = x.random(*fast.shape)
-        variables = [*inputs, *x.learnable]
-        ours, theirs = (
+        variables = [*inputs, *learnable(x.module).values()]
+        of_fast, of_written = (
             torch.autograd.grad(y, variables, upstream, allow_unused=True) for y in (fast, written)
         )
         # The gradient of a parameter is a sum over all tokens, of terms as large as the gradients of the
         # inputs.
-        terms = sum(float(b.norm()) for b in theirs[: len(inputs)] if b is not None)
-        for number, (a, b) in enumerate(zip(ours, theirs, strict=True)):
+        terms = sum(float(b.norm()) for b in of_written[: len(inputs)] if b is not None)
+        for number, (a, b) in enumerate(zip(of_fast, of_written, strict=True)):
             yield fact("the same inputs have a gradient", (a is None) == (b is None))
             if a is not None and b is not None:
                 yield x.near("gradient", a, b, terms if number >= len(inputs) else 0.0)
@@ -142,27 +130,28 @@ def _equivariance(x: ModuleInputs) -> Iterator[Measure]:
 
 
 def _engines(x: ModuleInputs) -> Iterator[Measure]:
-    """``engine=`` is honoured: unknown engines and those that do not support the mechanism raise."""
+    """``engine=`` has an effect: unknown engines and those that do not support the mechanism raise."""
     q, k, v = x.inputs()
     with torch.no_grad():
         expected = x.module(q, k, v, is_causal=True)
-        yield fact("an unknown engine is refused", _answer(x, (q, k, v), "no such engine") is None)
+        yield fact("an unknown engine raises ValueError", _output_of(x, (q, k, v), "no such engine") is None)
         for name in engine_names():
-            output = _answer(x, (q, k, v), name)
+            output = _output_of(x, (q, k, v), name)
             if output is not None:
                 yield x.near(f"engine={name!r}", output, expected)
         if not x.module.formulas:
             yield fact(
-                "engine='sdpa', which computes softmax, is refused", _answer(x, (q, k, v), "sdpa") is None
+                "engine='sdpa', which computes softmax, raises ValueError",
+                _output_of(x, (q, k, v), "sdpa") is None,
             )
 
 
-def _answer(x: ModuleInputs, tensors: Tensors, engine: str) -> Tensor | None:
+def _output_of(x: ModuleInputs, tensors: Tensors, engine: str) -> Tensor | None:
     """Return the output, or None if a ValueError that names the argument says the engine is unsupported."""
     try:
         return cast(Tensor, x.module(*tensors, is_causal=True, engine=engine))
-    except ValueError as refusal:
-        if "engine" not in str(refusal):
+    except ValueError as error:
+        if "engine" not in str(error):
             raise
         return None
 
@@ -196,18 +185,18 @@ def _promises(x: ModuleInputs) -> Iterator[Measure]:
             yield fact(what, zeros == promised.sparse)
 
 
-PROPERTIES: dict[str, Callable[[ModuleInputs], Iterator[Measure]]] = {
-    "parity: fast form = weights written out": _written_out,
-    "decoding: pieces = whole": _decoding,
-    "causality: the future": _future,
-    "masking: masked = removed, dead rows": _masked,
-    "dtypes: float32, bfloat16": _precision,
-    "equivariance: batch, determinism": _equivariance,
-    "engines: honoured or refused": _engines,
-    "promises: row sums, signs, zeros": _promises,
+PROPERTIES: dict[str, tuple[str, Callable[[ModuleInputs], Iterator[Measure]]]] = {
+    "parity": ("fast form = weights written out", _written_out),
+    "decoding": ("pieces = whole", _decoding),
+    "causality": ("the future", _future),
+    "masking": ("masked = removed, dead rows", _masked),
+    "dtypes": ("float32, bfloat16", _precision),
+    "equivariance": ("batch, determinism", _equivariance),
+    "engines": ("used or unsupported", _engines),
+    "promises": ("row sums, signs, zeros", _promises),
 }
-FAMILY_THEMES = [*(name.partition(":")[0] for name in PROPERTIES), "sizes"]
-"""The themes that :func:`unsoft.testing.check_mechanism` knows for modules."""
+FAMILY_THEMES = [*PROPERTIES, "sizes"]
+"""The themes that :func:`unsoft.testing.check_mechanism` has for modules."""
 
 
 def check_family(
@@ -215,20 +204,14 @@ def check_family(
     seed: int,
     options: Mapping[str, Any] | None = None,
     themes: Sequence[str] = FAMILY_THEMES,
-) -> Report:
+) -> list[Row]:
     """Run the test suite for a mechanism that is a module, without its theme "sizes"."""
-    rows = []
-    for name, function in PROPERTIES.items():
-        theme, _, promise = name.partition(": ")
-        if theme not in themes:
-            continue
-        measures: list[Measure] = []
-        error = skipped = ""
-        try:
-            measures.extend(function(ModuleInputs(spec, seed, options or {})))
-        except NotApplicable as reason:
-            skipped = str(reason)
-        except Exception as reason:  # an exception of a mechanism is a failed property, not the end
-            error = f"{type(reason).__name__}: {reason}"
-        rows.append(Row(theme, promise, "module", len(measures), worst_of(measures), skipped, error))
-    return Report(spec.name, seed, tuple(rows))
+
+    def measures(function: Callable[[ModuleInputs], Iterator[Measure]]) -> Iterator[Measure]:
+        yield from function(ModuleInputs(spec, seed, options or {}))
+
+    return [
+        tested(theme, promise, "module", measures(function))
+        for theme, (promise, function) in PROPERTIES.items()
+        if theme in themes
+    ]

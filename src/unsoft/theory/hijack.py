@@ -91,14 +91,12 @@ def magnitude_hijack(
     one_of("magnitude_hijack", "gate", gate, ("sigmoid", "weight"))
     m, u, c = _read(clones, unique, clone)
     ridge = read_at_least("eps", eps, 0.0)
-    own, theirs = 1 / (1 + ridge), 1 / (m + ridge)
+    gates = 1 / (1 + ridge), 1 / (m + ridge)  # of the unique key and of each clone
     if gate == "sigmoid":
-        own, theirs = (
-            torch.sigmoid(read_numbers("slope", slope) * w + read_numbers("offset", offset))
-            for w in (own, theirs)
-        )
+        a, b = read_numbers("slope", slope), read_numbers("offset", offset)
+        gates = torch.sigmoid(a * gates[0] + b), torch.sigmoid(a * gates[1] + b)
     log_unique, log_clones = _log_weights(base, m, u, c)
-    gated = log_unique + own.log(), log_clones + theirs.log()
+    gated = log_unique + gates[0].log(), log_clones + gates[1].log()
     total = torch.logaddexp(*(gated if on == "mass" else (log_unique, log_clones)))
     return MagnitudeHijack((gated[0] - total).exp(), (gated[1] - total).exp(), _share(*gated))
 

@@ -100,7 +100,7 @@ def _read_decay(length: Numbers, decay: Numbers) -> tuple[Tensor, Tensor]:
 
 def _from_noise(deviation: Tensor, mean: Tensor) -> Tensor:
     """Return mean / sqrt(mean^2 + deviation^2); 0 if all weights are 0, the limit of a vanishing mean."""
-    size = torch.hypot(mean, deviation)
+    size = torch.hypot(mean, deviation)  # the squares themselves could overflow or underflow
     return torch.where(size == 0, 0.0, mean.abs() / torch.where(size == 0, 1.0, size))
 
 
@@ -179,7 +179,7 @@ def ranks(query_features: Tensor, key_features: Tensor) -> Ranks:
         )
     weights = q @ k.mT
     values = torch.linalg.svdvals(weights.tril())
-    share = values / values.sum().clamp(min=1e-300)
+    share = values / values.sum().clamp(min=1e-300)  # a matrix of zeros has rank 0, not NaN
     return Ranks(
         len(q),
         int(torch.linalg.matrix_rank(weights)),

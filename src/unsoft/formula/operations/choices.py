@@ -58,7 +58,6 @@ add_function(
     slope=lambda node, a, da: times(make("sign", a), da),
     triton="tl.abs({0})",
     latex=r"\left|{0}\right|",
-    sympy_name="Abs",
     log_form=lambda a: SignedLog(a.plain.abs(), a.sign.abs(), a.log),
     error=lambda v, a, ea: ea,
     corner=lambda a: a,
@@ -82,7 +81,6 @@ add_function(
     triton="tl.maximum({0}, 0.0)",
     javascript="Math.max({0}, 0)",
     latex=None,
-    sympy_name=None,
     log_form=lambda a: choose(a.sign > 0, a, of_plain(torch.zeros_like(a.plain))),
     error=lambda v, a, ea: torch.where(a > 0, ea, 0.0),
     corner=lambda a: a,
@@ -139,7 +137,7 @@ add(
 )
 
 
-def _add_comparison(name: str, symbol: str, javascript: str, latex: str, sympy_name: str) -> None:
+def _add_comparison(name: str, symbol: str, javascript: str, latex: str) -> None:
     test = getattr(operator, name)
     add_operator(
         name,
@@ -149,15 +147,14 @@ def _add_comparison(name: str, symbol: str, javascript: str, latex: str, sympy_n
         torch=_Compare(test),
         javascript=f"{{0}} {javascript} {{1}}",
         latex=latex,
-        sympy_name=sympy_name,
         log_form=compare(getattr(torch, name)),
         corner=_difference if name not in ("eq", "ne") else None,
     )
 
 
-_add_comparison("lt", "<", "<", " < ", "StrictLessThan")
-_add_comparison("le", "<=", "<=", r" \le ", "LessThan")
-_add_comparison("gt", ">", ">", " > ", "StrictGreaterThan")
-_add_comparison("ge", ">=", ">=", r" \ge ", "GreaterThan")
-_add_comparison("eq", "==", "===", " = ", "Equality")
-_add_comparison("ne", "!=", "!==", r" \ne ", "Unequality")
+_add_comparison("lt", "<", "<", " < ")
+_add_comparison("le", "<=", "<=", r" \le ")
+_add_comparison("gt", ">", ">", " > ")
+_add_comparison("ge", ">=", ">=", r" \ge ")
+_add_comparison("eq", "==", "===", " = ")
+_add_comparison("ne", "!=", "!==", r" \ne ")

@@ -89,7 +89,6 @@ add_function(  # exp(a) - 1, exact near 0
     "expm1",
     slope=lambda node, a, da: times(make("exp", a), da),
     latex=r"\left(e^{{{0}}} - 1\right)",
-    sympy_name=None,
     log_form=beyond(600.0, torch.expm1, lambda x: x.clamp(min=0.0)),
     error=lambda v, a, ea: (v + 1) * ea,
     exponent=lambda a: a,
@@ -137,7 +136,6 @@ add_function(  # log(1 + a), exact near 0
     slope=lambda node, a, da: over(da, 1 + a),
     cpp_definition=lanewise("vlog1p", "std::log1p"),
     latex=r"\log(1 + {0})",
-    sympy_name=None,
     log_form=_log1p_logarithm,
 )
 add_function(
@@ -145,7 +143,6 @@ add_function(
     slope=lambda node, a, da: off_corner(a, over(da, 2 * node)),
     triton="root({0})",
     latex=r"\sqrt{{{0}}}",
-    sympy_name=None,
     log_form=signed_log.root,
     error=lambda v, a, ea: torch.where(v == 0, 0.0, ea / (2 * v)),
 )
@@ -173,7 +170,6 @@ add_function(
     javascript="$sigmoid({0})",
     javascript_definition="const $sigmoid = (x) => 1 / (1 + Math.exp(-x));",
     latex=r"\sigma({0})",
-    sympy_name=None,
     log_form=beyond(0.0, torch.sigmoid, torch.nn.functional.logsigmoid),
     error=lambda v, a, ea: v * (1 - v) * ea,
 )
@@ -188,7 +184,6 @@ add_function(  # log(1 + exp(a)), which never overflows
     javascript="$softplus({0})",
     javascript_definition="const $softplus = (x) => Math.max(x, 0) + Math.log1p(Math.exp(-Math.abs(x)));",
     latex=None,
-    sympy_name=None,
     log_form=beyond(600.0, _softplus, lambda x: torch.where(x < 0, x, x.abs().log())),
 )
 add_function(
