@@ -1,7 +1,7 @@
 """``unsoft.attention``: one function for every mechanism, with the arguments of torch's own attention."""
 
 from collections.abc import Mapping
-from typing import Literal, overload
+from typing import Any, Literal, overload
 
 from torch import Tensor
 
@@ -153,41 +153,24 @@ def attention(
     (True, True)
     """
     spec = resolve(mechanism)
+    tensors = query, key, value
+    options: dict[str, Any] = {
+        "attn_mask": attn_mask,
+        "dropout_p": dropout_p,
+        "is_causal": is_causal,
+        "scale": scale,
+        "enable_gqa": enable_gqa,
+        "engine": engine,
+        "return_weights": return_weights,
+        "positions": positions,
+    }
     if isinstance(spec, Formula):
-        return run_formula(
-            query,
-            key,
-            value,
-            spec,
-            attn_mask,
-            dropout_p,
-            is_causal,
-            scale,
-            enable_gqa,
-            engine=engine,
-            return_weights=return_weights,
-            params=params,
-            positions=positions,
-            fields=fields,
-        )
+        return run_formula(*tensors, spec, params=params, fields=fields, **options)
     for name, argument in (("params", params), ("fields", fields)):
         if argument is not None:
             raise ValueError(
                 f"attention: argument '{name}' is for formulas; make a module of {spec.name!r} with"
                 " unsoft.mechanism(...)"
             )
-    module = mechanism_like(spec, query, key, value)
-    result: Tensor | tuple[Tensor, Tensor] = module(
-        query,
-        key,
-        value,
-        attn_mask,
-        dropout_p,
-        is_causal,
-        scale,
-        enable_gqa,
-        engine=engine,
-        return_weights=return_weights,
-        positions=positions,
-    )
+    result: Tensor | tuple[Tensor, Tensor] = mechanism_like(spec, *tensors)(*tensors, **options)
     return result

@@ -263,6 +263,12 @@ def test_accepts_what_is_right():
     assert findings(plan(resolve("softmax")), definition_of("softmax")) == []
 
 
+def test_accepts_a_mask_added_to_an_expression_of_the_logit():
+    scaled = unsoft.Formula("exp(2*s - m)", "exp(2*s - m)", "2*s", bias="2*s")
+    case = "length=9 mask=additive with -inf causal=False"
+    assert unsoft.testing.check_mechanism(scaled, engines=["dense"], case=case).ok
+
+
 def test_a_failure_prints_the_case_that_repeats_it(monkeypatch):
     monkeypatch.setattr(Gpam, "strengths", lambda self: (self.plus.sigmoid(), self.plus.sigmoid()))
     with pytest.raises(unsoft.errors.MechanismError) as failure:

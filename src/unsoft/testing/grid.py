@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Generator, Tensor
 
-from unsoft.testing.case import DOUBLE, DTYPES, MASKS, Case, CaseInputs, Normal
+from unsoft.testing.case import DOUBLE, DTYPES, Case, CaseInputs, Normal, add_mask
 
 Pair = tuple[Tensor, Tensor]
 
@@ -193,11 +193,9 @@ def draw_exact(case: Case, seed: str, query_heads: int) -> CaseInputs:
     grad_out[:, :, rows] = normal(case.batch, case.heads, len(rows), case.value_width)
     value = normal(case.batch, case.kv_heads, case.keys, case.value_width)
     # Layers with two maps have more query heads than the output has.
-    mask = MASKS[case.mask](replace(case, heads=query_heads), normal)
     leaves = {"query": query, "key": key, "value": value}
-    if mask is not None and mask.is_floating_point():
-        leaves, mask = leaves | {"mask": mask}, None
-    return CaseInputs(case, leaves, grad_out, mask)
+    visible = add_mask(leaves, replace(case, heads=query_heads), normal)
+    return CaseInputs(case, leaves, grad_out, visible)
 
 
 def compared_rows(case: Case, seed: str) -> Tensor:

@@ -167,4 +167,4 @@ def _with_defaults(check: Check, case: Case) -> CaseInputs:
     """Return inputs without parameters, so that the formula uses its defaults."""
     inputs = check.draw(case)
     leaves = {name: x for name, x in inputs.leaves.items() if not name.startswith("params.")}
-    return replace(inputs, leaves=leaves, params=())
+    return replace(inputs, leaves=leaves)

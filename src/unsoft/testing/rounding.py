@@ -140,14 +140,15 @@ class _Sizes:
         }
         if "mask" in leaves:
             sizes["mask"] = self.mask.expand(case.shape).sum_to_size(leaves["mask"].shape)
-        for name in self.inputs.params:
-            sizes[f"params.{name}"] = self.parameter(name).sum_to_size(leaves[f"params.{name}"].shape)
-        for leaf in leaves:
-            if leaf.startswith("fields."):
-                _, name, letter = leaf.split(".")
-                by = self._by(f"{name}_{letter}")
-                of_rows = by.sum(-1) + self._by_rows(f"{name}_{letter}")[..., 0] if letter == "i" else None
-                sizes[leaf] = by.sum(-2) if of_rows is None else of_rows
+        for leaf, x in leaves.items():
+            kind, _, name = leaf.partition(".")
+            if kind == "params":
+                size = self._by(name).sum((0, 2, 3)) + self._by_rows(name).sum((0, 2, 3))
+                sizes[leaf] = size.sum_to_size(x.shape)
+            elif kind == "fields":
+                symbol_name = name.replace(".", "_")
+                by, of_rows = self._by(symbol_name), self._by_rows(symbol_name)[..., 0]
+                sizes[leaf] = by.sum(-1) + of_rows if name.endswith(".i") else by.sum(-2)
         return sizes
 
     @property
@@ -157,10 +158,6 @@ class _Sizes:
             return self._by(MASK)
         by_mass = self.definition.degree * self._mass(self.definition.mass) * self.delta
         return self.w * self.p + by_mass
-
-    def parameter(self, name: str) -> Tensor:
-        """(H,)"""
-        return self._by(name).sum((0, 2, 3)) + self._by_rows(name).sum((0, 2, 3))
 
     def _by_rows(self, name: str) -> Tensor:
         """(B, H, L, 1): the part of offset and norm."""

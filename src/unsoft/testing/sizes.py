@@ -41,26 +41,9 @@ _HEADROOM = 0.1
 _MOVES = {torch.float64: 2.0**-40, torch.float32: 2.0**-24, torch.bfloat16: 2.0**-24}
 """How far inputs are moved: near the precision itself, since only small changes are proportional."""
 _PERTURB = 0.1
-"""Standard deviation of what :func:`build_layer` adds to parameters."""
+"""Parameters are moved this far from their initial values, where one without effect could go unnoticed."""
 _UNSUPPORTED = re.compile(r"argument '(attn_mask|is_causal|engine)'|arguments 'attn_mask'")
 """A ValueError with this text is no failure: the mechanism or engine does not support the call."""
-
-
-def build_layer(
-    spec: MechanismSpec, sizes: LayerSpec, options: Mapping[str, Any], seed: int = 0
-) -> Mechanism:
-    """Return the mechanism as a module whose parameters are moved away from their initial values.
-
-    Some of these, such as a gate that is open, would hide a parameter without effect.
-    """
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        layer = spec.build(sizes, **options)
-    source = Generator().manual_seed(seed + 1)
-    with torch.no_grad():
-        for parameter in learnable(layer).values():
-            parameter.add_(torch.randn(parameter.shape, generator=source), alpha=_PERTURB)
-    return layer
 
 
 def learnable(layer: Mechanism) -> dict[str, Tensor]:
@@ -83,7 +66,13 @@ class ModuleCheck:
     def layer(self) -> Mechanism:
         """The mechanism in the dtype of the case."""
         sizes = LayerSpec(self.case.heads, self.case.width, self.case.value_width)
-        layer = build_layer(self.spec, sizes, self.options)
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(0)
+            layer = self.spec.build(sizes, **self.options)
+        source = Generator().manual_seed(1)
+        with torch.no_grad():
+            for parameter in learnable(layer).values():
+                parameter.add_(torch.randn(parameter.shape, generator=source), alpha=_PERTURB)
         return layer.to(torch.bfloat16).to(self.case.dtype)
 
     @cached_property
@@ -306,6 +295,7 @@ def _decoding(check: ModuleCheck, engine: str) -> Iterator[Measure]:
                 part = (mask if mask.shape[-2] == 1 else mask[..., start:end, :])[..., :end]
             parts.append(check.layer(*(y[:, :, start:end] for y in (q, k, v)), part, cache=cache, **options))
     yield fact("the cache has seen every token", cache.length == case.length)
+    yield fact("the cache counts its bytes", cache.nbytes > 0 or case.batch == 0)
     expected = check.decoded(pieces)
     if expected is not None:
         whole = torch.cat(parts, dim=2)[:, :, check.rows]

@@ -110,20 +110,21 @@ add(
         exponent=lambda a, b, c: make("max", a, b) - c,
     )
 )
-add_function(
-    "sinh",
-    slope=lambda node, a, da: times(make("cosh", a), da),
-    cpp_definition=lanewise("vsinh", "std::sinh"),
-    log_form=beyond(600.0, torch.sinh, lambda x: x.abs() - _LN2),
-    exponent=lambda a: make("abs", a),
-)
-add_function(
-    "cosh",
-    slope=lambda node, a, da: times(make("sinh", a), da),
-    cpp_definition=lanewise("vcosh", "std::cosh"),
-    log_form=beyond(600.0, torch.cosh, lambda x: x.abs() - _LN2),
-    exponent=lambda a: make("abs", a),
-)
+
+
+def _add_hyperbolic(name: str, slope: str) -> None:
+    add_function(
+        name,
+        slope=lambda node, a, da: times(make(slope, a), da),
+        cpp_definition=lanewise(f"v{name}", f"std::{name}"),
+        # Beyond 600 the other exponential is below the last digit: log(exp(|x|) / 2).
+        log_form=beyond(600.0, getattr(torch, name), lambda x: x.abs() - _LN2),
+        exponent=lambda a: make("abs", a),
+    )
+
+
+_add_hyperbolic("sinh", "cosh")
+_add_hyperbolic("cosh", "sinh")
 add_function(
     "log",
     slope=lambda node, a, da: off_corner(a, over(da, a)),
