@@ -79,7 +79,7 @@ def _check_gpu(record: dict[str, Any], show: bool) -> int:
         columns = {"check": "left", "largest error": "right", "limit": "right", "verdict": "left"}
         show_table(columns, [_row(finding) for finding in findings])
     summary = verdict(findings)
-    checks = [finding.to_dict() for finding in findings]
+    checks = [asdict(finding) for finding in findings]
     record["gpu"] = {"verdict": summary, "finished": not interrupted, "checks": checks}
     note(summary)
     if interrupted:
