@@ -5,10 +5,9 @@ import pytest
 import torch
 
 import unsoft
-from unsoft.engines.native import rows
+from unsoft.engines.rows import choice
 from unsoft.engines.rows.choice import run_rows
-from unsoft.engines.rows.rule import RowRule
-from unsoft.engines.rows.threshold import Threshold
+from unsoft.engines.rows.rules import RowRule, Threshold
 
 POWERS = {"sparsemax": (1.0, 1.0), "entmax15": (0.5, 2.0), "entmax(1.25)": (0.25, 4.0)}
 """a = max(c s - t, 0)^p: c and p."""
@@ -197,7 +196,7 @@ def test_what_no_row_sees_stays_with_the_compiled_code(name, shape, monkeypatch)
     def never(*unused):
         raise AssertionError("computed by the dense engine")
 
-    monkeypatch.setattr(rows, "dense_rows", never)
+    monkeypatch.setattr(choice, "dense_rows", never)
     generator = torch.Generator().manual_seed(4)
     q, k, v = (torch.randn(1, h, n, 8, generator=generator) for h, n in ((4, 5), (2, 40), (2, 40)))
     seen = torch.rand(*shape, 5, 40, generator=generator) < 0.8

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from unsoft.engines.call import Call, finite_part
-from unsoft.engines.dropout import keep, keep_factor, row_keys
+from unsoft.engines.dropout import keep_factor, kept_tile
 from unsoft.engines.terms import BIAS, Terms, attention_terms
 from unsoft.engines.visibility import visible_tile
 from unsoft.formula.evaluation import evaluate, evaluate_all, vanishes
@@ -39,7 +39,7 @@ def dense_attention(call: Call) -> tuple[Tensor, Tensor]:
     """
     terms = attention_terms(call.formula, call.bias is not None)
     visible, logits = visible_entries(call), _logits(call)
-    weights = _weights(terms, _symbols(terms, call, logits), visible)
+    weights = _weights(terms, _symbols(call, logits), visible)
     return weighted_values(call, weights, visible)
 
 
@@ -74,34 +74,16 @@ def visible_entries(call: Call) -> Tensor:
     return visible if tile is None else visible & tile
 
 
-def _symbols(terms: Terms, call: Call, logits: Tensor) -> dict[str, Tensor]:
+def _symbols(call: Call, logits: Tensor) -> dict[str, Tensor]:
     """Return every symbol of the formula but m, each broadcastable to (B, H, L, S)."""
-    dtype, device = call.compute_dtype, call.q.device
-    length, keys = logits.shape[2:]
-    if call.positions is None:
-        i = torch.arange(length, dtype=dtype, device=device) + (call.causal_offset or 0)
-        j = torch.arange(keys, dtype=dtype, device=device)
-    else:
-        i, j = call.positions[:, None, :length], call.positions[:, None, length:]
-    symbols = {"s": logits, "i": i[..., None], "j": j[..., None, :]}
-    if call.counts is not None:
-        symbols["n"] = call.counts[..., None]
-    for name, values in zip(terms.names, call.params, strict=True):
-        symbols[name] = values[:, None, None]
-    for name, field in zip(terms.fields.query, _each(call.query_fields), strict=True):
-        symbols[name] = field[..., None]
-    for name, field in zip(terms.fields.key, _each(call.spread_key_fields()), strict=True):
-        symbols[name] = field[..., None, :]
+    symbols = {name: x[..., None] for name, x in call.row_symbols().items()}
+    symbols |= {name: x[..., None, :] for name, x in call.key_symbols().items()}
+    symbols["s"] = logits
     if call.bias is not None and call.formula.bias == "logit":
         symbols["s"] = logits + finite_part(call.bias)
     elif call.bias is not None:
         symbols[BIAS] = finite_part(call.bias)
     return symbols
-
-
-def _each(fields: Tensor | None) -> list[Tensor]:
-    """Return the fields one by one, with NaN and Inf replaced by 0."""
-    return [] if fields is None else list(finite_part(fields))
 
 
 def _weights(terms: Terms, symbols: dict[str, Tensor], visible: Tensor) -> Tensor:
@@ -162,15 +144,8 @@ def _normalised(terms: Terms, rows: dict[str, Tensor], weight: Tensor, total: Te
 
 
 def _dropped(weights: Tensor, call: Call) -> Tensor:
-    if call.seed is None:
-        return weights
-    batch, heads, length, keys = weights.shape
-    device = weights.device
-    seeds = row_keys(
-        call.seed, torch.arange(batch * heads, device=device), torch.arange(length, device=device)
-    )
-    kept = keep(seeds, torch.arange(keys, device=device), call.dropout_p).view(weights.shape)
-    return weights * kept * keep_factor(call.dropout_p)
+    kept = kept_tile(call, *(slice(0, size) for size in weights.shape))
+    return weights if kept is None else weights * kept * keep_factor(call.dropout_p)
 
 
 def _poison(call: Call, visible: Tensor) -> tuple[Tensor, Tensor]:

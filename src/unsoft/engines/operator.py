@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from unsoft.engines.call import TENSORS, Call, CallRule, Gradients, Rows, Upstream, compute_dtype
+from unsoft.engines.call import TENSORS, Call, CallRule, Gradients, Rows, Upstream
 from unsoft.formula import Formula
 
 Forward = Callable[[Call], Rows]
@@ -22,7 +22,7 @@ Backward = Callable[[Call, Upstream], Gradients]
 
 _ALWAYS = {"q", "k", "v", "params"}
 _INPUTS = ", ".join(f"Tensor{'' if name in _ALWAYS else '?'} {name}" for name in TENSORS)
-_OPTIONS = "str rule, SymInt? causal_offset, float scale, float dropout_p"
+_OPTIONS = "str rule, SymInt? causal_offset, float scale, float dropout_p, bool strict"
 _FORWARD = f"({_INPUTS}, *, {_OPTIONS}) -> (Tensor, Tensor, Tensor)"
 _NEEDED = ("bias", "params", "query_fields", "key_fields")
 """Inputs whose gradient is computed only if it is needed."""
@@ -105,11 +105,9 @@ def _is_unobserved(call: Call) -> bool:
 
 
 # The shape rules make no Call: while tracing, tensors hold no numbers, and making a formula needs some.
-def _forward_shapes(*tensors: Any, **options: Any) -> tuple[Tensor, Tensor, Tensor]:
+def _forward_shapes(*tensors: Any, **options: Any) -> tuple[Tensor, ...]:
     named = dict(zip(TENSORS, tensors, strict=True))
-    q, v = named["q"], named["v"]
-    row = q.new_empty(q.shape[:3], dtype=compute_dtype(q.dtype))
-    return q.new_empty(*q.shape[:3], v.shape[3]), row, torch.empty_like(row)
+    return tuple(Rows.empty(named["q"], named["v"]))
 
 
 def _backward_shapes(grad_out: Tensor, *tensors: Any, **options: Any) -> tuple[Tensor, ...]:

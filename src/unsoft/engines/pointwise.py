@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import nullcontext
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -180,4 +181,5 @@ def run_formula(
         if return_weights:
             out, weights = dense_attention(call)
             return with_leading(out, leading), with_leading(weights, leading)
-        return with_leading(POINTWISE.choose(engine, call).run(call), leading)
+        chosen = POINTWISE.choose(engine, call)
+        return with_leading(chosen.run(call if engine == "auto" else replace(call, strict=True)), leading)

@@ -15,10 +15,8 @@ from torch import Tensor
 
 from unsoft.engines.operator import define, refuse
 from unsoft.engines.triton.availability import device_of, first_failure
-from unsoft.engines.triton.call_arguments import padded, precision, views
-from unsoft.engines.triton.launch import start_on, usual_or_small
+from unsoft.engines.triton.launch import TileSizes, padded, precision, start_on, usual_or_small, views
 from unsoft.engines.triton.structures import ChunkShape, GatingFixed, GaussianFixed, GaussianShape
-from unsoft.engines.triton.tile_sizes import TileSizes
 
 STORED = 2**28
 """Up to this many numbers the matrices of a call are kept: reading one costs less than computing it again

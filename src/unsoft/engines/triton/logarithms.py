@@ -16,10 +16,8 @@ from torch import Tensor
 
 from unsoft.engines.linear.logarithms import largest_zero, or_zero
 from unsoft.engines.operator import define, refuse
-from unsoft.engines.triton.call_arguments import views
-from unsoft.engines.triton.launch import start_on, usual_or_small
+from unsoft.engines.triton.launch import TileSizes, start_on, usual_or_small, views
 from unsoft.engines.triton.structures import ChunkShape, PairFixed
-from unsoft.engines.triton.tile_sizes import TileSizes
 
 SIZES = TileSizes(32, 4, 4, 1)
 """Tokens of a chunk, features at a time, warps and stages. Every term inside a chunk costs an exponential,

@@ -17,10 +17,17 @@ from unsoft.engines.linear.chunks import cut, in_order
 from unsoft.engines.operator import define, refuse
 from unsoft.engines.triton import logarithms
 from unsoft.engines.triton.availability import device_of, first_failure
-from unsoft.engines.triton.call_arguments import precision, views
-from unsoft.engines.triton.launch import architecture, interpreted, on_device, start_on, usual_or_small
+from unsoft.engines.triton.launch import (
+    TileSizes,
+    architecture,
+    interpreted,
+    on_device,
+    precision,
+    start_on,
+    usual_or_small,
+    views,
+)
 from unsoft.engines.triton.structures import ChunkFixed, ChunkShape, States
-from unsoft.engines.triton.tile_sizes import TileSizes
 from unsoft.tracing import constant_in_graph
 
 SIZES = {

@@ -1,5 +1,5 @@
-"""Forward kernels of one formula. :mod:`unsoft.engines.triton.source` renders a module for every formula: the
-functions and constants that codegen.py prints, then this file, then backward.py. It is never imported itself.
+"""Forward kernels of one formula. codegen.py renders a module for every formula: the functions and constants
+that it prints, then this file, then backward.py. It is never imported itself.
 
 ``forward_kernel`` owns a block of rows and walks over the keys. ``decode_kernel`` and ``combine_kernel``
 serve few queries on many keys (decoding): the keys are split among programs, and a second kernel adds their
