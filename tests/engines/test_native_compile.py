@@ -85,7 +85,7 @@ def libraries(cache):
 
 
 def leftovers(cache):
-    """What a finished compilation leaves nothing of."""
+    """Return unfinished files and locks, which a finished compilation deletes."""
     return sorted(file for file in cache.iterdir() if file.suffix in (".tmp", ".lock"))
 
 

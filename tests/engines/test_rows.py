@@ -128,14 +128,14 @@ def test_an_engine_that_cannot_is_refused(engine):
 @pytest.mark.parametrize("name", ["entmax15", "stick-breaking"])
 def test_dropout_drops_the_same_weights_on_every_engine(name):
     q, k, v = (x.requires_grad_() for x in tensors(*[(1, 2, 50, 8)] * 3))
-    found = []
+    results = []
     for engine in ("native", "dense"):
         torch.manual_seed(1)
         out = unsoft.attention(q, k, v, name, dropout_p=0.4, is_causal=True, engine=engine)
-        found.append([out, *torch.autograd.grad(out.square().sum(), (q, k, v))])
-    for a, b in zip(*found, strict=True):
+        results.append([out, *torch.autograd.grad(out.square().sum(), (q, k, v))])
+    for a, b in zip(*results, strict=True):
         torch.testing.assert_close(a, b, atol=2e-5, rtol=1e-4)
-    assert not torch.allclose(found[0][0], unsoft.attention(q, k, v, name, is_causal=True))
+    assert not torch.allclose(results[0][0], unsoft.attention(q, k, v, name, is_causal=True))
 
 
 def test_nan_reaches_the_rows_that_see_it_only():

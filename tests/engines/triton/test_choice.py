@@ -116,7 +116,7 @@ TRITON_IN_TORCH = {
     "softplus": torch.nn.functional.softplus,
     "expdiff": lambda a, b, m: (a - m).exp() - (b - m).exp(),
 }
-"""What the functions in Triton's templates stand for; the functions themselves need Triton to run."""
+"""The functions in Triton's templates, in torch; the functions themselves need Triton to run."""
 
 
 @pytest.mark.parametrize("name", [name for name in OPERATIONS if name != "where"])
