@@ -29,7 +29,7 @@ from unsoft.engines.visibility import visible_tile
 from unsoft.formula.evaluation import evaluate, evaluate_all, vanishes
 
 _NEUTRAL = 0.5
-"""Where rows that see nothing are evaluated: poles and corners of formulas are at 0, 1 and infinity."""
+"""The logit of rows that see nothing: poles and corners of formulas are at 0, 1 and infinity."""
 
 
 def dense_attention(call: Call) -> tuple[Tensor, Tensor]:
@@ -114,6 +114,7 @@ def _at_visible_points(
     """Return the symbols with masked entries moved to their row's peak, and that peak m (B, H, L, 1)."""
     shape = symbols["s"].shape
     if terms.peak is None:
+        # Without a peak any visible key will do; argmax of a bool tensor is not implemented.
         best = visible.expand(shape).to(torch.uint8).argmax(-1, keepdim=True)
         m = torch.zeros_like(best, dtype=symbols["s"].dtype)
     else:
@@ -140,6 +141,7 @@ def _normalised(terms: Terms, rows: dict[str, Tensor], weight: Tensor, total: Te
         zero = vanishes(evaluate(terms.norm, detached)) | ~live
         # The slope of sqrt at 0 is infinite: take the zero out before the function, not only after it.
         norm = evaluate(terms.norm, rows | {"z": torch.where(zero, 1.0, total)})
+    # 1.0 before the division: its gradient at 0 would be Inf, and torch.where turns 0 * Inf into NaN.
     return torch.where(zero, 0.0, weight / torch.where(zero, 1.0, norm))
 
 
@@ -164,6 +166,7 @@ def _poison(call: Call, visible: Tensor) -> tuple[Tensor, Tensor]:
         bad = bad | ~call.bias.isfinite()
     seen = visible.expand(batch, heads, length, keys)
     bad_rows = (bad & seen).any(-1, keepdim=True)
+    # A product with 0 and 1 counts the bad values that a row sees; rounding cannot make a positive count 0.
     bad_outputs = _heads_product(seen.to(call.compute_dtype), (~call.v.isfinite()).to(call.compute_dtype)) > 0
     nan = torch.full((), torch.nan, dtype=call.compute_dtype, device=call.q.device)
     return torch.where(bad_rows, nan, 0.0), torch.where(bad_outputs, nan, 0.0)

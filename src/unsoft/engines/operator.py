@@ -34,6 +34,26 @@ _BACKWARD = (
 _COUNT = len(TENSORS)
 
 
+def save_inputs(
+    ctx: Any, inputs: tuple[Any, ...], output: Any, keyword_only_inputs: dict[str, Any] | None = None
+) -> None:
+    """Keep the inputs and options of an operator for its backward pass."""
+    ctx.save_for_backward(*inputs)
+    ctx.options = keyword_only_inputs
+
+
+def save_all(ctx: Any, inputs: tuple[Any, ...], output: Any, keyword_only_inputs: dict[str, Any]) -> None:
+    """Keep the results too. Results that nobody differentiates get None instead of zeros."""
+    save_inputs(ctx, (*inputs, *output), output, keyword_only_inputs)
+    ctx.set_materialize_grads(False)
+
+
+def _refuse(ctx: Any, *unused: Tensor) -> None:
+    raise NotImplementedError(
+        "unsoft: fused engines have no second derivatives; call attention with engine='dense'"
+    )
+
+
 def fused_operator(
     name: str, forward: Forward, backward: Backward, read: Callable[[str], CallRule] = Formula.from_key
 ) -> Callable[[Call], Tensor]:
@@ -48,18 +68,6 @@ def fused_operator(
         call = Call.from_flat(tensors[:_COUNT], read, **options)
         return tuple(backward(call, Upstream(grad_out, Rows(*tensors[_COUNT:]), **needs)))
 
-    define(name, _FORWARD, forward_flat, _forward_shapes)
-    define(f"{name}_backward", _BACKWARD, backward_flat, _backward_shapes)
-    operator = getattr(torch.ops.unsoft, name).default
-    gradient = getattr(torch.ops.unsoft, f"{name}_backward").default
-
-    def setup(
-        ctx: Any, inputs: tuple[Any, ...], keyword_only_inputs: dict[str, Any], output: tuple[Any, ...]
-    ) -> None:
-        ctx.save_for_backward(*inputs, *output)
-        ctx.options = keyword_only_inputs
-        ctx.set_materialize_grads(False)
-
     def differentiate(ctx: Any, grad_out: Tensor | None, *unused: None) -> tuple[Tensor | None, ...]:
         if grad_out is None:
             return (None,) * _COUNT
@@ -68,8 +76,10 @@ def fused_operator(
         gradients = Gradients(*gradient(grad_out, *ctx.saved_tensors, **ctx.options, **needs))
         return tuple(getattr(gradients, name, None) if needed[name] else None for name in TENSORS)
 
-    torch.library.register_autograd(f"unsoft::{name}", differentiate, setup_context=setup)
-    torch.library.register_autograd(f"unsoft::{name}_backward", refuse)
+    define(name, _FORWARD, forward_flat, _forward_shapes, differentiate, save_all)
+    define(f"{name}_backward", _BACKWARD, backward_flat, _backward_shapes)
+    operator = getattr(torch.ops.unsoft, name).default
+    gradient = getattr(torch.ops.unsoft, f"{name}_backward").default
 
     def run(call: Call) -> Tensor:
         if not torch.compiler.is_compiling() and _is_unobserved(call):
@@ -81,18 +91,19 @@ def fused_operator(
     return run
 
 
-def define(name: str, schema: str, run: Callable[..., Any], shapes: Callable[..., Any]) -> None:
-    """Register ``unsoft::<name>`` with its shape rule."""
+def define(
+    name: str,
+    schema: str,
+    run: Callable[..., Any],
+    shapes: Callable[..., Any],
+    differentiate: Callable[..., Any] = _refuse,
+    setup: Callable[..., None] | None = None,
+) -> None:
+    """Register ``unsoft::<name>`` with its shape rule and gradient; the default is for backward passes."""
     torch.library.define(f"unsoft::{name}", schema)
     torch.library.impl(f"unsoft::{name}", "default", run)
     torch.library.register_fake(f"unsoft::{name}", shapes)
-
-
-def refuse(ctx: Any, *unused: Tensor) -> None:
-    """Raise NotImplementedError: the derivative of an operator of a backward pass."""
-    raise NotImplementedError(
-        "unsoft: fused engines have no second derivatives; call attention with engine='dense'"
-    )
+    torch.library.register_autograd(f"unsoft::{name}", differentiate, setup_context=setup)
 
 
 def _is_unobserved(call: Call) -> bool:

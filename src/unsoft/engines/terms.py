@@ -100,6 +100,7 @@ def _masked(part: Expr | None, formula: Formula) -> Expr | None:
 def inverse_norm(terms: Terms, symbols: dict[str, Tensor], z: Tensor, live: Tensor) -> Tensor:
     """Return 1 / norm(z) without autograd, and 0 where the norm vanishes or a row is not ``live`` (it sees no
     key, and its norm may be undefined): such rows have weights 0."""
+    # Below the smallest normal number 1 / norm would be Inf, and Inf times a weight of 0 is NaN.
     norm = z if terms.norm is None else torch.zeros_like(z) + row_value(terms.norm, symbols | {"z": z})
     return torch.where(live & ~vanishes(norm), 1.0 / norm, 0.0)
 

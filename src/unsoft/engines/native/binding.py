@@ -139,6 +139,7 @@ class Common:
         call, dropout = self.call, (0, 0, 0)
         if call.seed is not None:
             low, high = call.seed.tolist()
+            # p = 1 would be 2**32, one more than 32 bits hold; the factor of kept weights is 0 then.
             dropout = (low, high, min(round(call.dropout_p * 2**32), 2**32 - 1))
         numbers = (*dropout, keep_factor(call.dropout_p), call.scale)
         tensors = (self.q, self.k, self.v, out)

@@ -22,7 +22,7 @@ from unsoft.engines.native.binding import Kernel, run_backward, run_forward
 from unsoft.engines.native.compiler import KERNEL
 from unsoft.engines.operator import fused_operator
 from unsoft.engines.pointwise import native_unsupported
-from unsoft.engines.registry import Engine, Registry, check_return_weights, no_reason, unsupported
+from unsoft.engines.registry import Engine, Registry, check_return_weights, no_reason
 from unsoft.engines.rows.rules import RowRule, dense_rows
 from unsoft.tracing import constant_in_graph
 
@@ -92,10 +92,6 @@ def kernel_failure(rule: str, double: bool) -> str | None:
     return failure((rule, double), lambda: row_kernel(rule, torch.float64 if double else torch.float32))
 
 
-def _dense(call: Call) -> Tensor:
-    return dense_rows(call)[0]
-
-
 ROWS: Registry[Call, Tensor] = Registry(
     [
         Engine(
@@ -104,21 +100,13 @@ ROWS: Registry[Call, Tensor] = Registry(
             fused_operator("rows", forward, backward, RowRule.from_key),
             unavailable_reason=lambda call: kernel_failure(call.rule.key, call.q.dtype == torch.float64),
         ),
-        Engine(
-            "triton",
-            unsupported("it runs formulas only, and this mechanism needs whole rows; use 'dense'"),
-            _dense,
-        ),
-        Engine("sdpa", unsupported("it computes softmax, and this is another mechanism"), _dense),
-        Engine(
-            "tiled",
-            unsupported(
-                "its weights need whole rows, and it sees one tile at a time; use 'native' or 'dense'"
-            ),
-            _dense,
-        ),
-        Engine("dense", no_reason, _dense),
+        Engine("dense", no_reason, lambda call: dense_rows(call)[0]),
     ],
+    missing={
+        "triton": "it runs formulas only, and this mechanism needs whole rows; use 'dense'",
+        "sdpa": "it computes softmax, and this is another mechanism",
+        "tiled": "its weights need whole rows, and it sees one tile at a time; use 'native' or 'dense'",
+    },
 )
 """All engines for row-coupled attention, the preferred ones first."""
 

@@ -109,6 +109,7 @@ class Sticks(RowRule):
     def weights(self, logits: Tensor, visible: Tensor, symbols: Mapping[str, Tensor]) -> Tensor:
         logits = torch.where(visible, logits, 0.0)
         left = torch.where(visible, logsigmoid(-logits), 0.0)
+        # In logarithms: the product of what later keys leave would underflow after three of them with s = 50.
         later = left.flip(-1).cumsum(-1).flip(-1) - left
         return torch.where(visible, (logsigmoid(logits) + later).exp(), 0.0)
 
@@ -218,13 +219,16 @@ class Threshold(RowRule):
         t, done = low, ~some
         for _ in range(_MOST_STEPS):
             total, slope = self._total(symbols, visible, t)
+            # Masses fall with t: a total of at least 1 puts the solution at t or right of it.
             above = total >= 1
             low, high = torch.where(above, t, low), torch.where(above, high, t)
             line = evaluate_all({"y": self.straight, "by": self.straight_slope}, row | {"z": total})
             step = t - (line["y"] - one) / (line["by"] * slope)
+            # Newton may leave the bracket, or be NaN where all masses and the slope are 0: then bisect.
             step = torch.where((step >= low) & (step <= high), step, (low + high) / 2)
             # A row that has converged stays as it is: further steps for other rows must not change it.
             moved, t = (step - t).abs(), torch.where(done, t, step)
+            # Not "moved <=": a row with NaN counts as done, or it would keep all rows busy to the last step.
             done = done | ~(moved > 2 * torch.finfo(t.dtype).eps)
             if not observed() and bool(done.all()):
                 break

@@ -83,6 +83,8 @@ def _row_block(
             before, highest = highest, torch.maximum(highest, peaks.amax(-1, keepdim=True))
             m = torch.where(highest == -torch.inf, 0.0, highest)
             if keys.start > 0:
+                # The peak never falls, so drop <= 0 and exp cannot overflow. It is -inf in rows that had seen
+                # nothing, whose sums are 0; m is 0 there, not -inf, because -inf + inf would be NaN.
                 drop = before - m
                 summed.mul_(drop.exp().view(*summed.shape[:2], 1))
                 z.mul_((terms.degree * drop).exp())

@@ -70,39 +70,19 @@ class Chunk:
         return x[batch, heads]
 
 
-@dataclass(frozen=True, eq=False)
 class Grid:
     """The tiles of a call and their layout."""
 
-    call: Call
-
-    @cached_property
-    def space(self) -> Workspace:
-        return Workspace(self.dtype, self.call.q.device)
-
-    @cached_property
-    def dtype(self) -> torch.dtype:
-        return self.call.compute_dtype
-
-    @cached_property
-    def group(self) -> int:
+    def __init__(self, call: Call) -> None:
+        self.call, self.dtype = call, call.compute_dtype
+        self.space = Workspace(self.dtype, call.q.device)
+        self.sizes = sizes = CPU_TILES if call.q.device.type == "cpu" else OTHER_TILES
+        self.group = call.q.shape[1] // max(call.k.shape[1], 1)
         """Query heads per key head."""
-        return self.call.q.shape[1] // max(self.call.k.shape[1], 1)
-
-    @cached_property
-    def sizes(self) -> BlockSizes:
-        return CPU_TILES if self.call.q.device.type == "cpu" else OTHER_TILES
-
-    @cached_property
-    def rows_per_block(self) -> int:
-        """Fewer rows where many query heads share a key head: they are stacked in one matrix."""
-        stacked = self.group * min(self.call.k.shape[2], self.sizes.keys)
-        return max(1, min(self.call.q.shape[2], self.sizes.rows, self.sizes.elements // max(1, stacked)))
-
-    @cached_property
-    def heads_per_chunk(self) -> int:
-        stacked = self.group * self.rows_per_block * min(self.call.k.shape[2], self.sizes.keys)
-        return max(1, self.sizes.elements // max(1, stacked))
+        # Fewer rows where many query heads share a key head: they are stacked in one matrix.
+        stacked = max(1, self.group * min(call.k.shape[2], sizes.keys))
+        self.rows_per_block = max(1, min(call.q.shape[2], sizes.rows, sizes.elements // stacked))
+        self.heads_per_chunk = max(1, sizes.elements // (stacked * self.rows_per_block))
 
     def chunks(self) -> Iterator[Chunk]:
         """Yield chunks that cover all heads; nothing if there is no output at all."""

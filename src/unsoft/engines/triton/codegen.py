@@ -48,6 +48,7 @@ from unsoft.engines.triton.kernel.functions import (
 )
 from unsoft.engines.triton.kernel.tiles import cleaned
 """
+# A quarter of the largest float16 (65504), so that rounding and a gradient of the same size stay in range.
 _SAFE = 2.0**14
 _AT_MOST_ONE = ("sign", "tanh", "sigmoid", "sin", "cos", "erf")
 _ROW, _ENTRY = ("m", "row"), ("s", "m", "row", "key", "b")
@@ -62,7 +63,7 @@ def unprintable(key: str) -> str | None:
     kernels do not have. None if it has."""
     formula = Formula.from_key(key)
     if unknown := formula.uses - _SYMBOLS - {*formula.params, *formula.symbols.all}:
-        return f"its kernels know no {', '.join(sorted(unknown))}"
+        return f"its kernels do not have the symbol {', '.join(sorted(unknown))}"
     parts = (formula.weight, formula.mass, formula.peak, formula.norm, formula.offset_mass)
     used = {node.op for node in postorder(*(part for part in parts if part is not None))} - {"num", "sym"}
     missing = sorted(op for op in used if OPERATIONS[op].triton is None)

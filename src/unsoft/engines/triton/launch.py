@@ -302,6 +302,7 @@ def two_floats(x: float) -> tuple[float, float]:
     >>> high + low - 0.1
     0.0
     """
+    # struct.pack raises OverflowError beyond the largest float32, 3.4e38.
     high: float = struct.unpack("f", struct.pack("f", x))[0] if abs(x) < 3e38 else math.copysign(3e38, x)
     return high, x - high
 
