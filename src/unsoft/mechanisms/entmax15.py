@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from unsoft.engines.rows.threshold import Threshold
+from unsoft.engines.rows.rules import Threshold
 from unsoft.formula.analysis import ONE, Properties
 from unsoft.modules.definition import WrittenCall
 from unsoft.modules.registry import family

@@ -46,7 +46,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from unsoft.engines.native.pairs import pair_difference, pair_queries, pairs_ready
+from unsoft.engines.native.step import pair_difference, pair_queries, pairs_ready
 from unsoft.engines.pointwise import run_formula
 from unsoft.formula import Formula
 from unsoft.formula.analysis import Interval, Properties

@@ -27,7 +27,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
-from unsoft.engines.rows.rule import Sticks
+from unsoft.engines.rows.rules import Sticks
 from unsoft.formula.analysis import Interval, Properties
 from unsoft.modules.definition import WrittenCall
 from unsoft.modules.module import Inputs, Result

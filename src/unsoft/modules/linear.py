@@ -74,7 +74,7 @@ class Linear(Mechanism):
     "sum" of the weights, "count" of visible keys, or "none". ``logarithmic``: the maps return the logarithms
     of positive features, for a "sum" that cannot overflow. ``positional``: the maps take the positions
     (B|1, length) of the tokens as a second argument. ``compiled_map``: the name of the map in compiled code
-    (engines/native/recurrence.py), if it is there; ``position_limit`` is the M of its map "cosine".
+    (engines/native/step.py), if it is there; ``position_limit`` is the M of its map "cosine".
     """
 
     causal_only = False

@@ -3,7 +3,7 @@
 A rule is a line of text, here weights that are never above 1/2:
 
 >>> import torch
->>> from unsoft.engines.rows.threshold import Threshold
+>>> from unsoft.engines.rows.rules import Threshold
 >>> from unsoft.modules.spec import LayerSpec
 >>> rule = Threshold("1/(1 + exp(t - 4*(s - m)))/2", low=-90, high=90)      # t makes a row sum to 1
 >>> layer = RowCoupled(LayerSpec(heads=1, head_dim=4), rule)
@@ -19,7 +19,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from unsoft.engines.rows.choice import run_rows
-from unsoft.engines.rows.rule import RowRule
+from unsoft.engines.rows.rules import RowRule
 from unsoft.modules.module import Inputs, Mechanism
 from unsoft.modules.spec import LayerSpec
 

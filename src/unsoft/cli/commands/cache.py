@@ -87,7 +87,7 @@ def clear() -> None:
     """
     from unsoft.cache_dir import cache_directory, models_directory
     from unsoft.engines.native.compiler import clear_cache
-    from unsoft.engines.triton.source import generated_folder
+    from unsoft.engines.triton.codegen import generated_folder
     from unsoft.lab.compare.store import AnswerStore, default_folder
 
     _check_folders()
