@@ -11,8 +11,7 @@ import torch
 from torch import Tensor
 
 from unsoft.lab.tasks.draw import distinct, generator, integers, normal
-from unsoft.lab.tasks.registry import register
-from unsoft.lab.tasks.task import Batch, Setup, Task, chosen
+from unsoft.lab.tasks.task import Batch, Setup, Task, chosen, register
 
 _SIDE, _CLASSES, _TESTED = 8, 10, 360
 
@@ -31,6 +30,9 @@ class Digits(Task):
     tells: ClassVar[str] = "mechanisms in attention that looks both ways, on pictures instead of sequences"
     source: ClassVar[str] = "Alpaydin and Kaynak 1998, the digits of scikit-learn"
     kind: ClassVar[str] = "image"
+    setup: ClassVar[Setup] = Setup(layers=2, heads=4, steps=300, lr=0.002, batch=64, positions=True)
+    size: ClassVar[int] = _SIDE
+    outputs: ClassVar[int] = _CLASSES
 
     patch: int = 2
     noise: float = 0.0
@@ -41,18 +43,6 @@ class Digits(Task):
         self.at_least(0, "examples")
         self.between(0, 10, "noise")
         self.require(_SIDE % self.patch == 0, f"'patch' must divide the side of 8 pixels, not {self.patch}")
-
-    @property
-    def setup(self) -> Setup:
-        return Setup(layers=2, heads=4, steps=300, lr=0.002, batch=64, positions=True)
-
-    @property
-    def size(self) -> int:
-        return _SIDE
-
-    @property
-    def outputs(self) -> int:
-        return _CLASSES
 
     def _part(self, training: bool) -> tuple[Tensor, Tensor]:
         pictures, digits = _pictures()
