@@ -277,6 +277,17 @@ def test_windows_of_training_validation_and_test_never_overlap(tmp_path, knobs):
         task("text", path=str(tmp_path / "lines.txt"), length=1800, **knobs)
 
 
+@pytest.mark.skipif(importlib.util.find_spec("sklearn") is None, reason="needs scikit-learn")
+def test_pictures_of_training_validation_and_test_never_overlap():
+    made = task("digits")
+    kinds = ({"training": True}, {"validation": True}, {})
+    training, validation, test = (
+        {picture.numpy().tobytes() for picture in made.sample(8192, **kind).inputs} for kind in kinds
+    )
+    assert not training & validation and not training & test and not validation & test
+    assert len(training) > len(test) > len(validation) > 150  # nearly all pictures of each part were drawn
+
+
 def test_default_text_has_documentation_and_sources():
     train, test = corpus()
     assert len(train) > 10 * len(test) / 2 > 100_000
