@@ -10,8 +10,7 @@ import pytest
 from unsoft import files
 from unsoft.files import write_json
 from unsoft.lab.bench.fresh_process import Memory, Startup
-from unsoft.lab.bench.record import bars, record
-from unsoft.lab.bench.table import tables
+from unsoft.lab.bench.record import bars, record, tables
 from unsoft.lab.bench.timing import Timing
 from unsoft.lab.bench.workload import Workload
 

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from unsoft.cli.arguments import AsJson, check_file, path_option
+from unsoft.cli.arguments import AsJson, check_file, path_option, wrong
 from unsoft.cli.mechanisms import Formulas, Names, NamesOption, chosen
-from unsoft.cli.terminal import INTERRUPTED, console, note, progress, warn_if_busy
+from unsoft.cli.terminal import INTERRUPTED, note, print_json, progress, show_table, warn_if_busy
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -60,13 +59,16 @@ def command(
 
         todo = choose(gpu_steps(level, names), only)
     warn_if_busy()
-    results, finished = _run(
-        todo, lambda results, finished: _keep(out, level.name, results, finished, device)
-    )
-    if as_json:
-        from unsoft.lab.bench.record import record
+    from unsoft.files import write_json
+    from unsoft.lab.bench.record import record
 
-        typer.echo(json.dumps(record(level.name, results, finished=finished, device=device), indent=1))
+    def keep(results: list[Measured], finished: bool) -> None:
+        if out is not None:
+            write_json(out, record(level.name, results, finished=finished, device=device))
+
+    results, finished = _run(todo, keep)
+    if as_json:
+        print_json(record(level.name, results, finished=finished, device=device))
     else:
         _show(results)
     if out is not None:
@@ -88,7 +90,7 @@ def _check_device(device: str) -> None:
     from unsoft.cli.installation import gpu_problem
 
     if device != "cuda":
-        raise typer.BadParameter(f"{device!r} is neither cpu nor cuda", param_hint="'--device'")
+        raise wrong(f"{device!r} is neither cpu nor cuda", "'--device'")
     if reason := gpu_problem(device):
         raise RuntimeError(f"--device: the engine 'triton' cannot run here: {reason}")
 
@@ -108,19 +110,10 @@ def _run(todo: list[BenchStep], keep: Callable[[list[Measured], bool], None]) ->
     return results, True
 
 
-def _keep(out: Path | None, level: str, results: list[Measured], finished: bool, device: str) -> None:
-    if out is not None:
-        from unsoft.files import write_json
-        from unsoft.lab.bench.record import record
-
-        write_json(out, record(level, results, finished=finished, device=device))
-
-
 def _show(results: list[Measured]) -> None:
     from unsoft.lab.bench.machine import machine, versions
-    from unsoft.lab.bench.table import tables
+    from unsoft.lab.bench.record import tables
 
-    screen = console()
-    screen.print(f"{machine()}; " + ", ".join(f"{name} {version}" for name, version in versions().items()))
+    typer.echo(f"{machine()}; " + ", ".join(f"{name} {version}" for name, version in versions().items()))
     for table in tables(results):
-        screen.print(table.draw())
+        show_table(table.columns, table.rows, title=table.title, keys=2)
