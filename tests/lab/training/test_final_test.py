@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from unsoft.lab.training.final_test import attention_figures
+from unsoft.lab.training.run import attention_figures
 
 
 class Stub:
