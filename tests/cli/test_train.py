@@ -68,8 +68,8 @@ def test_a_killed_run_goes_on_to_the_same_weights(run_here, command, environment
 
 def newest(folder) -> int:
     """The step of the newest checkpoint that is complete."""
-    found = folder.glob("checkpoints/checkpoint-*/complete.json")
-    return max((int(path.parent.name.split("-")[1]) for path in found), default=0)
+    seals = folder.glob("checkpoints/checkpoint-*/complete.json")
+    return max((int(path.parent.name.split("-")[1]) for path in seals), default=0)
 
 
 @pytest.fixture

@@ -81,9 +81,9 @@ def test_labels_are_what_brute_force_finds(name, knobs, training):
         inputs, labels = made.sample(8, seed=1, index=index, training=training)
         for row, answers in zip(inputs.tolist(), labels, strict=True):
             expected = torch.full_like(answers, IGNORE)
-            found = SOLVERS[name](made, row)
-            for place, answer in found.items():
-                expected[place] = torch.tensor(answer)
+            solved = SOLVERS[name](made, row)
+            for position, answer in solved.items():
+                expected[position] = torch.tensor(answer)
             if name == "recall":  # a random token that fills the stream may be a key, which is not asked
                 expected = torch.where(answers == IGNORE, IGNORE, expected)
                 assert (answers != IGNORE).sum() == made.pairs
@@ -172,8 +172,8 @@ def test_the_power_law_of_recall():
         labels = torch.cat([made.sample(512, index=index).labels for index in range(4)])
         expected = torch.arange(1.0, 25) ** (power - 1)
         expected /= expected.sum()
-        found = (labels[:, 2::2] != IGNORE).float().mean(0)
-        assert ((found - expected).abs() <= 4 * (expected * (1 - expected) / len(labels)).sqrt()).all()
+        shares = (labels[:, 2::2] != IGNORE).float().mean(0)
+        assert ((shares - expected).abs() <= 4 * (expected * (1 - expected) / len(labels)).sqrt()).all()
 
 
 def test_facts_stay_and_sequences_change():
