@@ -7,6 +7,7 @@ read.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -14,19 +15,26 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize, one_hot
 
-from unsoft.lab.tasks.draw import (
-    across_from,
-    blurred,
-    directions,
-    distinct,
-    integers,
-    one_integer,
-    shuffled,
-    take,
-)
+from unsoft.lab.tasks.draw import distinct, integers, normal, one_integer, shuffled, take
 from unsoft.lab.tasks.task import Batch, Setup, Task, chosen, labelled_last, register
 
 _DIRECTION, _LABEL, _MARK = 4.0, 2.0, 2.0
+
+
+def directions(shape: tuple[int, ...], random: torch.Generator) -> Tensor:
+    """Return unit vectors in random directions."""
+    return normalize(normal(shape, random), dim=-1)
+
+
+def across_from(asked: Tensor, vectors: Tensor) -> Tensor:
+    """Return the parts of vectors that are orthogonal to the directions ``asked``, scaled to length 1."""
+    return normalize(vectors - (vectors * asked).sum(-1, keepdim=True) * asked, dim=-1)
+
+
+def blurred(vectors: Tensor, noise: float, random: torch.Generator) -> Tensor:
+    """Add noise whose expected squared length is ``noise`` squared."""
+    # Each of n dimensions gets a variance of noise^2 / n, so that difficulty does not depend on n.
+    return vectors + noise * normal(tuple(vectors.shape), random) / math.sqrt(vectors.shape[-1])
 
 
 def items(directions: Tensor, values: Tensor, labels: int, marks: int) -> Tensor:
@@ -81,7 +89,9 @@ class Lookup(Task):
         return self.labels
 
 
-_SAME = 0.8  # the cosine above which two items come from one source
+_SAME = 0.8
+"""Cosine above which two items come from one source. With noise 0.3, the most, two copies have a cosine of
+about 1 / 1.09 = 0.92."""
 
 
 @register
@@ -190,16 +200,17 @@ class Needle(Lookup):
         crowd = one_integer(1, self.crowd, random) if training else self.crowd
         asked = directions((count, 1, self.dim), random)
         across = across_from(asked, directions((count, 1, self.dim), random))
+        # Unit vectors whose cosine to the question is exactly the similarity.
         close = self.similarity * asked + (1 - self.similarity**2) ** 0.5 * across
         where = torch.cat(
             [blurred(asked, self.noise, random), blurred(close.expand(-1, crowd, -1), self.noise, random)], 1
         )
         values = integers(self.labels, (count, 2), random)
-        says = torch.cat([values[:, :1], values[:, 1:].expand(-1, crowd)], 1)
+        labels = torch.cat([values[:, :1], values[:, 1:].expand(-1, crowd)], 1)
         if self.distractors:
             where = torch.cat([where, directions((count, self.distractors, self.dim), random)], 1)
-            says = torch.cat([says, integers(self.labels, (count, self.distractors), random)], 1)
-        evidence = shuffled(items(where, says, self.labels, 1), random)
+            labels = torch.cat([labels, integers(self.labels, (count, self.distractors), random)], 1)
+        evidence = shuffled(items(where, labels, self.labels, 1), random)
         query = question(blurred(asked, self.noise, random), self.labels, 1)
         return labelled_last(torch.cat([evidence, query], 1), values[:, :1])
 
@@ -258,7 +269,8 @@ class Focus(Lookup):
         return chosen(take(labels_of(inputs[:, :many], self.dim, self.labels), nearest), self.labels)
 
 
-_CLEAR = 0.5  # the cosine from which an item is evidence
+_CLEAR = 0.5
+"""Cosine from which an item is evidence: halfway between those across (0) and those along (1)."""
 
 
 @register

@@ -208,8 +208,8 @@ class FuzzyRecall(Task):
 @register
 @dataclass(frozen=True, kw_only=True)
 class SelectiveCopy(Task):
-    """Tokens at random places between blanks, a mark, and as many blanks as tokens: say them there,
-    in their order."""
+    """Tokens at random places between blanks, a mark, and as many blanks as tokens: repeat the
+    tokens there, in their order."""
 
     name: ClassVar[str] = "selective-copy"
     tells: ClassVar[str] = (

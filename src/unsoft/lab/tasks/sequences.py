@@ -185,6 +185,7 @@ class Recall(Task):
         inputs = integers(self.size, (count, self.length), random)
         inputs[:, 0:start:2], inputs[:, 1:start:2] = keys, values
         places = (self.length - start) // 2
+        # The power law of zoology: the smaller the power, the sooner after the pairs a key is asked.
         likely = torch.arange(1, places + 1, dtype=torch.float64) ** (self.power - 1)
         gaps = torch.multinomial(likely.expand(count, -1), self.pairs, generator=random)
         labels = torch.full_like(inputs, IGNORE)
@@ -336,6 +337,7 @@ class DeletionTask(Task):
         deletes = tokens >= pairs
         touched = torch.where(deletes, tokens - pairs, tokens // self.items)
         value = torch.where(deletes, self.items, tokens % self.items)
+        # The number of the step where it touches the place that is asked, else 0: the maximum is the last.
         hits = (touched[:, :, None] == asked) * torch.arange(1, steps + 1)[:, None]  # (batch, steps, length)
         last = hits.argmax(1)
         left = torch.where(hits.amax(1) > 0, value.gather(1, last), self.items)

@@ -124,6 +124,8 @@ class TextTask(Task):
         contexts = (None, inputs, before * size + inputs)
         likely = torch.full((size,), 1 / size)
         counted = _counts(replace(self, length=1))
+        # Witten and Bell: a context seen N times with K different continuations reserves K / (N + K) of its
+        # probability for the shorter context. One that was never seen leaves all of it (K = N = 0).
         for counts, context in zip(counted, contexts[: len(counted)], strict=True):
             seen = counts.reshape(-1, size)[0 if context is None else context].float()
             kinds = (seen > 0).sum(-1, keepdim=True)

@@ -64,6 +64,7 @@ class Trigger(Task):
         """Expected squared length of a label: the trigger is one of ``length`` tokens, after 1 to length -
         1 others.
         """
+        # A mean of n draws has variance noise^2 / n around a centre whose variance is 1 in each dimension.
         before = range(1, self.length)
         return self.dim * (1 + self.noise**2 * sum(1 / n for n in before) / len(before)) / self.length
 

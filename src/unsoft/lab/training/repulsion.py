@@ -113,9 +113,9 @@ def repulse(
     >>> from transformers import LlamaConfig, LlamaForCausalLM
     >>> sizes = {"vocab_size": 9, "hidden_size": 16, "intermediate_size": 8, "num_hidden_layers": 1}
     >>> config = LlamaConfig(**sizes, num_attention_heads=4)
-    >>> model, words = LlamaForCausalLM(config), torch.arange(9)[None]
+    >>> model, tokens = LlamaForCausalLM(config), torch.arange(9)[None]
     >>> optimizer = torch.optim.AdamW(model.parameters())
-    >>> model(words, labels=words).loss.backward()
+    >>> model(tokens, labels=tokens).loss.backward()
     >>> repulse(model, alpha=0.01, kind="repel")
     >>> optimizer.step()
     """
@@ -153,7 +153,7 @@ def _change(
             kind,
             alpha=alpha,
             temperature=temperature,
-            step_size=max(step_size, 1e-12),  # a schedule may end at 0
+            step_size=max(step_size, 1e-12),  # a schedule may end at 0, by which the noise is divided
             generator=generator,
         )
         weight.grad.copy_(changed.reshape(weight.shape))
@@ -230,6 +230,7 @@ def descent(
     count = len(positions)
     if count > 1:
         weights, bandwidth, positions = _kernel(positions, generator)
+        # sum_j K_ij (x_i - x_j) / h^2 as two products, without a tensor of all pairs.
         push = (weights.sum(1, keepdim=True) * positions - weights @ positions) * (alpha / bandwidth / count)
         direction = (gradients if kind == "repel" else weights @ gradients / count) - push
     else:
@@ -257,6 +258,8 @@ def _kernel(positions: Tensor, generator: torch.Generator | None) -> tuple[Tenso
         size = positions.square().mean().sqrt()
         positions = positions + _APART * torch.where(size > 0, size, 1.0) * _noise(positions, generator)
         squares = _squares(positions)
+    # K at the median distance is 1 / (n + 1), so that the others together weigh about as much as the
+    # particle itself (Liu and Wang 2016).
     bandwidth = 0.5 * squares[different].median().item() / math.log(len(positions) + 1)
     return torch.exp(-squares / (2 * bandwidth)), bandwidth, positions
 

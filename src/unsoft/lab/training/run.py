@@ -336,7 +336,7 @@ def attention_figures(
 
 
 def _first_token(weights: Tensor) -> float:
-    size = weights[:, :, 1:].double().abs()
+    size = weights[:, :, 1:].double().abs()  # without the first row, which sees the first token only
     return (size[..., 0].sum() / size.sum().clamp(min=torch.finfo(size.dtype).tiny)).item()
 
 

@@ -89,7 +89,7 @@ def arguments(
         learning_rate=lr,
         lr_scheduler_type="cosine",
         warmup_steps=min(warmup, steps // 2),
-        adam_beta2=0.98,
+        adam_beta2=0.98,  # 0.999, the default, averages over 1,000 steps: as many as most runs have
         max_grad_norm=1.0,
         per_device_train_batch_size=1,  # an item of the dataset is a whole batch
         train_sampling_strategy="sequential",

@@ -143,7 +143,7 @@ def perplexity(each: list[float]) -> float:
     (True, inf)
     """
     mean = mean_loss(each)
-    return math.exp(mean) if mean < 700 else math.inf
+    return math.exp(mean) if mean < 700 else math.inf  # exp overflows float64 above 709.78
 
 
 def margin(each: list[float], original: list[float]) -> float:
@@ -153,6 +153,7 @@ def margin(each: list[float], original: list[float]) -> float:
     >>> margin([2.0, 2.0], [1.0, 1.0]), round(margin([2.0, 4.0], [1.0, 1.0]), 2)
     (0.0, 1.96)
     """
+    # Paired: a text that is hard for one model is hard for the other, which cancels in the difference.
     changes = torch.tensor(each, dtype=torch.float64) - torch.tensor(original, dtype=torch.float64)
     return 0.0 if len(changes) < 2 else float(1.96 * changes.std() / math.sqrt(len(changes)))
 
