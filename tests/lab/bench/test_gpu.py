@@ -13,7 +13,7 @@ from unsoft.lab.bench.workload import Workload, engine
 
 
 def softmax(q, k, v, causal=True):
-    """As these packages take it: (batch, tokens, heads, width)."""
+    """Softmax attention with the layout of these packages: (batch, tokens, heads, width)."""
     q, k, v = (x.transpose(1, 2) for x in (q, k, v))
     logits = q.shape[-1] ** -0.5 * q @ k.mT
     if causal:

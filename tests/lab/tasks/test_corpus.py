@@ -70,13 +70,13 @@ def test_what_belongs_to_a_run_is_its_tokenizer(path):
 @pytest.mark.parametrize(
     ("knobs", "problem"),
     [
-        ({"level": "words"}, "one of bytes, bpe"),
+        ({"level": "words"}, "must be 'bytes' or 'bpe', not 'words'"),
         ({"vocabulary": 255}, "at least 256"),
         ({"vocabulary": 5000}, "at most 4096"),
         ({"level": "bpe", "vocabulary": 4096}, "'vocabulary' must be at most that, not 4096"),
         ({"level": "bpe", "vocabulary": 300, "length": 10**6}, "tokens of the training text"),
     ],
 )
-def test_what_cannot_be_made_is_said_clearly(path, knobs, problem):
+def test_knobs_that_do_not_fit_are_named(path, knobs, problem):
     with pytest.raises(ValueError, match=problem):
         task("text", path=path, **knobs)

@@ -1,4 +1,4 @@
-"""What is said about the attention of a trained model, against weights that are known."""
+"""Statistics of attention, for weights whose values are known."""
 
 import pytest
 import torch
@@ -57,7 +57,7 @@ def test_a_sink_is_weight_on_the_first_token_in_rows_that_should_do_nothing():
 
 
 def test_rows_that_are_nearly_empty_have_no_sink_whatever_their_little_weight_does():
-    """As relu may do: all that is left goes to the first token, a thousandth of what working rows have."""
+    """Rows at rest may put a tiny remaining weight on the first token, as relu does: that is no sink."""
     tiny, works = [0.004, 0.0, 0.0, 0.0], [0.0, 2.0, 2.0, 0.0]
     assert at_rest(tiny, tiny, works) == pytest.approx(0.001)
     weights = torch.tensor([[1.0, 0.0, 0.0, 0.0], tiny, tiny, works])[None, None]

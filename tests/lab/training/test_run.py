@@ -285,7 +285,7 @@ def test_a_task_that_no_model_could_learn_is_told_before_it_runs(tmp_path, monke
 
 
 def test_killed_before_the_spec_was_written(tmp_path):
-    """What a process leaves behind that is killed while it writes: a lock and an unfinished file."""
+    """A process that is killed while it writes leaves a lock and an unfinished file."""
     for name in (".lock", ".spec.json.abc.tmp"):
         (tmp_path / name).touch()
     assert run(Spec(**TINY), tmp_path).steps == 20

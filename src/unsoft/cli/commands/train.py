@@ -94,8 +94,9 @@ def command(
 
     folder = out or folder_name(task, label_of(name), seed)
     check_folder(folder)
-    from unsoft.lab.training import Spec, processes
+    from unsoft.lab.training import Spec
     from unsoft.lab.training import train as run
+    from unsoft.lab.training.callbacks import is_first_process
 
     knobs = read_pairs(knob, "--set") | ({} if file is None else {"path": str(file)})
     spec = Spec(
@@ -112,7 +113,7 @@ def command(
             fsdp=fsdp,
             progress=True,
         )
-    if not processes.is_first():
+    if not is_first_process():
         return
     if as_json:
         print_json(result.to_dict())

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
-import math
 import pkgutil
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
@@ -15,7 +14,7 @@ from typing import Any, ClassVar, NamedTuple, TypeVar
 import torch
 from torch import Tensor
 
-from unsoft.checks import did_you_mean
+from unsoft.checks import did_you_mean, finite, one_of, whole_number
 from unsoft.lab.tasks.draw import generator, integers
 
 IGNORE = -100
@@ -200,34 +199,25 @@ class Task(ABC):
         """Return the difficulty as plain data."""
         return {field.name: getattr(self, field.name) for field in fields(self)}
 
-    def require(self, holds: bool, problem: str) -> None:
-        """Raise ValueError unless ``holds``."""
-        if not holds:
+    def require(self, condition: bool, problem: str) -> None:
+        """Raise ValueError unless ``condition``."""
+        if not condition:
             raise ValueError(f"{self.name}: {problem}")
 
     def at_least(self, minimum: int, *knobs: str) -> None:
         """Raise unless the knobs are whole numbers of at least ``minimum``."""
         for knob in knobs:
-            value = getattr(self, knob)
-            if isinstance(value, bool) or not isinstance(value, int):
-                raise TypeError(f"{self.name}: {knob!r} must be a whole number, not {value!r}")
-            self.require(value >= minimum, f"{knob!r} must be at least {minimum}, not {value}")
+            whole_number(self.name, knob, getattr(self, knob), minimum)
 
     def between(self, low: float, high: float, *knobs: str) -> None:
         """Raise unless the knobs are numbers from ``low`` to ``high``."""
         for knob in knobs:
-            value = getattr(self, knob)
-            if isinstance(value, bool) or not isinstance(value, (int, float)):
-                raise TypeError(f"{self.name}: {knob!r} must be a number, not {value!r}")
-            self.require(
-                low <= value <= high and math.isfinite(value),
-                f"{knob!r} must be from {low:g} to {high:g}, not {value:g}",
-            )
+            value = finite(self.name, knob, getattr(self, knob))
+            self.require(low <= value <= high, f"{knob!r} must be from {low:g} to {high:g}, not {value:g}")
 
     def one_of(self, knob: str, *values: str) -> None:
         """Raise ValueError unless the knob has one of these values."""
-        value = getattr(self, knob)
-        self.require(value in values, f"{knob!r} must be one of {', '.join(values)}, not {value!r}")
+        one_of(self.name, knob, getattr(self, knob), values)
 
 
 def asked(outputs: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:

@@ -20,7 +20,6 @@ is not repeated here.) With grouped queries, keys and values have fewer heads, a
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -50,15 +49,7 @@ def head_matrices(model: PreTrainedModel) -> list[tuple[str, nn.Parameter, int]]
     >>> [(name.rpartition(".")[2], heads) for name, _, heads in head_matrices(LlamaForCausalLM(config))]
     [('q_proj', 4), ('k_proj', 2), ('v_proj', 2)]
     """
-    matrices = list(_matrices(model))
-    if all(heads == 1 for _, _, heads in matrices):
-        raise ValueError(
-            f"repulse: the layers of {type(model).__name__} have one head each, and no other to repel"
-        )
-    return matrices
-
-
-def _matrices(model: PreTrainedModel) -> Iterator[tuple[str, nn.Parameter, int]]:
+    matrices = []
     for attention in attention_modules(model):
         parts = dict(attention.module.named_children())
         names = next(
@@ -72,7 +63,12 @@ def _matrices(model: PreTrainedModel) -> Iterator[tuple[str, nn.Parameter, int]]
         # A head of queries may have more rows than its width: in Qwen3-Next they include those of a gate.
         key_heads = len(_weight(parts[names[1]])) // attention.layer_spec.head_dim
         for name, heads in zip(names, (attention.layer_spec.heads, key_heads, key_heads), strict=True):
-            yield f"{attention.name}.{name}", _weight(parts[name]), heads
+            matrices.append((f"{attention.name}.{name}", _weight(parts[name]), heads))
+    if all(heads == 1 for _, _, heads in matrices):
+        raise ValueError(
+            f"repulse: the layers of {type(model).__name__} have one head each, and no other to repel"
+        )
+    return matrices
 
 
 def _weight(linear: nn.Module) -> nn.Parameter:

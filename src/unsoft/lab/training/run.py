@@ -21,14 +21,17 @@ from unsoft.errors import Interrupted
 from unsoft.hf.quiet import quiet
 from unsoft.lab.bench.machine import package_versions
 from unsoft.lab.tasks import IGNORE, Task
-from unsoft.lab.training import processes
 from unsoft.lab.training.callbacks import (
     ShowProgress,
     StopOnSignal,
     WriteLog,
     check_trackers,
+    is_first_process,
+    join_processes,
+    process_count,
     records,
     tracked,
+    wait_for_processes,
 )
 from unsoft.lab.training.folder import CHECKPOINTS, LOG, claimed, finish, finished, sweep
 from unsoft.lab.training.model import build
@@ -135,12 +138,12 @@ def train(
     _check_processes(full, fsdp)
     _check_examples(task)
     check_trackers(report_to or [])
-    first, damaged, tenth = processes.is_first(), [], max(1, full.steps // 10)
+    first, damaged, tenth = is_first_process(), [], max(1, full.steps // 10)
     with ExitStack() as closing:
         closing.enter_context(tracked(report_to or [], None if out is None else Path(out)))
         closing.enter_context(quiet())
         model = build(full, task)  # before the folder: a spec that cannot be built leaves none behind
-        processes.join()
+        join_processes()
         if out is None:
             folder = Path(closing.enter_context(tempfile.TemporaryDirectory()))
         else:
@@ -148,7 +151,7 @@ def train(
             if first:
                 closing.enter_context(claimed(folder, full.to_dict(), "train", task.files()))
                 damaged = sweep(folder / CHECKPOINTS)[1]
-            processes.wait()
+            wait_for_processes()
         stop = StopOnSignal()
         closing.enter_context(stop.handling())
         callbacks: list[TrainerCallback] = [stop]
@@ -184,7 +187,7 @@ def train(
             weights = trainer.accelerator.get_state_dict(trainer.model_wrapped) if fsdp else None
             if first:
                 finish(folder, model, result.to_dict(), weights=weights)
-            processes.wait()
+            wait_for_processes()
         return result
 
 
@@ -209,9 +212,9 @@ def _check_examples(task: Task) -> None:
 def _check_processes(spec: Spec, fsdp: bool) -> None:
     """Raise ValueError if the batch or the model cannot be shared by the processes."""
     assert spec.batch
-    if spec.batch < processes.count():
-        raise ValueError(f"train: a batch of {spec.batch} cannot be shared by {processes.count()} processes")
-    if fsdp and processes.count() == 1:
+    if spec.batch < process_count():
+        raise ValueError(f"train: a batch of {spec.batch} cannot be shared by {process_count()} processes")
+    if fsdp and process_count() == 1:
         raise ValueError("train: 'fsdp' shares a model among processes; start them with torchrun")
     if fsdp and not torch.accelerator.is_available():
         raise ValueError(

@@ -24,7 +24,7 @@ def projections(model):
 
 
 def apart(pair):
-    """Of what attention gives in both models, each in a pass of its own, on texts that were not fitted."""
+    """Return the difference of attention outputs, on texts that were not fitted; one pass for each model."""
     seen = []
     for model in (pair.student, pair.teacher):
         hooks = [
@@ -82,7 +82,7 @@ def test_the_ridge_is_that_of_another_library():
 
 
 def test_nothing_is_changed_where_it_would_not_help(original):
-    """What the last quarter of the texts says decides: noise is not fitted."""
+    """The last quarter of the texts selects the candidate: noise is not fitted."""
     generator = torch.Generator().manual_seed(3)
     x, noise = (torch.randn(24, width, generator=generator).double() for width in (8, 5))
     matrix = torch.randn(8, 5, generator=generator).double()

@@ -25,8 +25,7 @@ from unsoft.hf.quiet import quiet
 from unsoft.lab.bench.machine import package_versions
 from unsoft.lab.tasks.corpus import corpus
 from unsoft.lab.tasks.draw import generator
-from unsoft.lab.training import processes
-from unsoft.lab.training.callbacks import ShowProgress, StopOnSignal, WriteLog
+from unsoft.lab.training.callbacks import ShowProgress, StopOnSignal, WriteLog, process_count
 from unsoft.lab.training.conversion.fitting import FEWEST, fit
 from unsoft.lab.training.conversion.matching import Pair
 from unsoft.lab.training.conversion.spec import Conversion, Converted
@@ -187,7 +186,7 @@ def convert(
     finite raises :class:`unsoft.errors.DivergenceError`.
     """
     check_whole("convert", "save_every", save_every)
-    if processes.count() > 1:
+    if process_count() > 1:
         raise ValueError("convert: a conversion runs in one process; start it without torchrun")
     out = Path(out)
     if (content := finished(out, spec.to_dict(), "convert")) is not None:
