@@ -50,7 +50,7 @@ FILES = sorted(path for path in PACKAGE.rglob("*.py") if path != PACKAGE / "__in
 
 
 def room_of(module: str) -> str:
-    """unsoft.formula.expr -> formula, unsoft.lab.tasks.copy -> lab/tasks; unsoft -> "" (the public names)."""
+    """unsoft.formula.expr -> formula, unsoft.lab.tasks.text -> lab/tasks; unsoft -> "" (the public names)."""
     names = module.split(".")[1:]
     return "/".join(names[:2] if names[:1] == ["lab"] else names[:1])
 

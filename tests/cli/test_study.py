@@ -116,8 +116,8 @@ def test_ctrl_c_and_kill_lose_nothing(command, environment, run_here, spec, tmp_
 
 def saved(out) -> int:
     """How many steps all complete checkpoints are from their beginning."""
-    found = out.glob("runs/*/checkpoints/checkpoint-*/complete.json")
-    return sum(int(path.parent.name.split("-")[1]) for path in found)
+    seals = out.glob("runs/*/checkpoints/checkpoint-*/complete.json")
+    return sum(int(path.parent.name.split("-")[1]) for path in seals)
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import unsoft
-from unsoft.lab.tasks.copy import Copy
+from unsoft.lab.tasks.sequences import Copy
 
 
 @unsoft.lab.tasks.register

@@ -31,10 +31,10 @@ class Elements(HTMLParser):
 
     def __init__(self):
         super().__init__()
-        self.found = []
+        self.elements = []
 
     def handle_starttag(self, tag, attrs):
-        self.found.append((tag, attrs))
+        self.elements.append((tag, attrs))
 
 
 def table(stdout):
@@ -118,8 +118,8 @@ def test_pages_need_no_network(folder, figure):
     page = (folder / f"{figure}.html").read_text()
     reader = Elements()
     reader.feed(page)
-    assert {tag for tag, _ in reader.found} >= {"html", "style", "script"}
-    links = [value for _, given in reader.found for name, value in given if name in ("src", "href")]
+    assert {tag for tag, _ in reader.elements} >= {"html", "style", "script"}
+    links = [value for _, given in reader.elements for name, value in given if name in ("src", "href")]
     assert links == ["data:,"], "the empty icon, so that browsers ask for none"
     assert "vegaEmbed" in page and len(page) > 300_000
 

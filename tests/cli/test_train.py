@@ -68,8 +68,8 @@ def test_a_killed_run_goes_on_to_the_same_weights(run_here, command, environment
 
 def newest(folder) -> int:
     """The step of the newest checkpoint that is complete."""
-    found = folder.glob("checkpoints/checkpoint-*/complete.json")
-    return max((int(path.parent.name.split("-")[1]) for path in found), default=0)
+    seals = folder.glob("checkpoints/checkpoint-*/complete.json")
+    return max((int(path.parent.name.split("-")[1]) for path in seals), default=0)
 
 
 @pytest.fixture
@@ -115,7 +115,7 @@ def test_a_disk_that_is_full_in_the_end_is_one_line_and_the_run_can_end_later(ru
         (["cpoy"], "did you mean 'copy'"),
         (["copy", "--mechanism", "cogg"], "cogg"),
         (["copy", "--set", "length"], "not NAME=VALUE"),
-        (["copy", "--set", "length=0"], "'length' must be at least 1, not 0"),
+        (["copy", "--set", "length=0"], "'length' must be a whole number of at least 1, not 0"),
         (["recall", "--set", "length=14"], "length of at least 16, not 14"),
         (["text", "--file", "/no/such.txt"], "'/no/such.txt' cannot be read"),
         (["copy", "--file", "/no/such.txt"], "'--file': copy reads no file; the task text does"),

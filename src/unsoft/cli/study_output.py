@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, replace
@@ -11,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from unsoft.cli.terminal import cell, has_bar, show_table
+from unsoft.cli.terminal import cell, has_bar, print_json, show_table
 
 if TYPE_CHECKING:
     from unsoft.lab.study import Record, ResultSummary, Study
@@ -98,7 +97,7 @@ def print_defaults(*, as_json: bool) -> None:
         study = read_study(path)
         rows.append([name, study.source, study.claim, len(study)])
     if as_json:
-        typer.echo(json.dumps([dict(zip(titles, row, strict=True)) for row in rows], indent=1))
+        print_json([dict(zip(titles, row, strict=True)) for row in rows])
     else:
         show_table(titles, rows)
 

@@ -149,9 +149,9 @@ def test_scores_over_difficulties_are_beside_what_they_are_compared_with():
 def test_the_same_spec_gives_the_same_weights_and_another_seed_others(tmp_path, uninterrupted):
     for name, seed in (("same", 0), ("other", 1)):
         run(Spec(**TINY, seed=seed), tmp_path / name)
-    found = weights(uninterrupted[0])
-    assert_equal(weights(tmp_path / "same"), found)
-    assert not torch.equal(weights(tmp_path / "other")["lm_head.weight"], found["lm_head.weight"])
+    trained = weights(uninterrupted[0])
+    assert_equal(weights(tmp_path / "same"), trained)
+    assert not torch.equal(weights(tmp_path / "other")["lm_head.weight"], trained["lm_head.weight"])
 
 
 @pytest.mark.parametrize(
@@ -285,7 +285,7 @@ def test_a_task_that_no_model_could_learn_is_told_before_it_runs(tmp_path, monke
 
 
 def test_killed_before_the_spec_was_written(tmp_path):
-    """What a process leaves behind that is killed while it writes: a lock and an unfinished file."""
+    """A process that is killed while it writes leaves a lock and an unfinished file."""
     for name in (".lock", ".spec.json.abc.tmp"):
         (tmp_path / name).touch()
     assert run(Spec(**TINY), tmp_path).steps == 20
@@ -406,11 +406,11 @@ def test_bfloat16_is_mixed_precision(tmp_path):
 
 def test_training_works_beside_the_main_thread(tmp_path, uninterrupted):
     """Where signals cannot be handled, nothing else changes."""
-    found = []
-    thread = threading.Thread(target=lambda: found.append(run(Spec(**TINY), tmp_path / "run")))
+    records = []
+    thread = threading.Thread(target=lambda: records.append(run(Spec(**TINY), tmp_path / "run")))
     thread.start()
     thread.join()
-    assert found[0].steps == 20
+    assert records[0].steps == 20
     assert_equal(weights(tmp_path / "run"), weights(uninterrupted[0]))
 
 

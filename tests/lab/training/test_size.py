@@ -9,7 +9,7 @@ import unsoft
 from unsoft.lab.training import Spec, train, trainer
 
 PACKAGE = Path(unsoft.__file__).parent
-MOST_OF_LAB, MOST = 16, 62
+MOST_OF_LAB, MOST = 10, 56
 """Files in which a function runs; 24 and 88 before modules were merged. The aim for all of them is 50."""
 
 

@@ -89,7 +89,7 @@ class Record:
     learned: Mapping[str, list[float]] = field(default_factory=dict)
     """Final values of the mechanism's own parameters."""
     attention: Mapping[str, list[float]] = field(default_factory=dict)
-    """Statistics of the final attention, for each layer: :mod:`unsoft.lab.training.final_test`."""
+    """Statistics of the final attention, for each layer: :mod:`unsoft.lab.training.run`."""
     curve: list[list[float]] = field(default_factory=list)
     """Pairs of step and validation score."""
     losses: list[list[float]] = field(default_factory=list)
