@@ -13,10 +13,9 @@ from unsoft import measure
 from unsoft.checks import whole_number
 from unsoft.formula import Formula
 from unsoft.lab.interpret.inspection.head_sums import HeadSums
-from unsoft.lab.interpret.inspection.layout import Layout, find_layout
-from unsoft.lab.interpret.inspection.observe import AttentionCall, observe
+from unsoft.lab.interpret.inspection.observe import Layout, find_layout, observe
 from unsoft.lab.interpret.inspection.result import Inspection
-from unsoft.lab.interpret.inspection.sequence import sequences, swapped_in
+from unsoft.lab.interpret.inspection.sequence import AttentionCall, sequences, swapped_in
 from unsoft.lab.interpret.models import InputBatch, batches, body_runner, evaluating, name_of, single_stack
 from unsoft.measure.states import Collapse
 from unsoft.modules.pointwise import Pointwise
@@ -73,16 +72,14 @@ def inspect(
     if max_sequences is not None:
         whole_number("inspect", "max_sequences", max_sequences)
     parts = batches(texts_or_batch, tokenizer, batch_size, max_length, model.device, max_sequences)
+    done, total = 0, sum(map(len, parts))
     with evaluating(model):
+        measurer = HeadMeasurer(find_layout(model, parts[0]), parts[0])
         run = body_runner(model)
-        layout = find_layout(model, run, parts[0])
-        measurer = HeadMeasurer(layout, parts[0])
-        done, total = 0, sum(map(len, parts))
-        with observe(model, measurer, layout.blocks):
+        with observe(model, measurer.attention, measurer.layout.blocks, measurer.stream):
             for part in parts:
                 measurer.batch = part
                 run(**part.inputs)
-                measurer.depths.release()
                 done += len(part)
                 if progress is not None:
                     progress(done, total)
@@ -91,16 +88,20 @@ def inspect(
 
 
 class HeadMeasurer:
-    """The visitor that measures."""
+    """Measures of every head and depth, from the calls and streams of forward passes."""
 
     def __init__(self, layout: Layout, batch: InputBatch) -> None:
-        self.layout, self.depths = layout, StreamSums()
+        self.layout = layout
         self.batch = batch
         """The current batch."""
         self.layers = {
             layer.number: HeadSums(layer.heads, layer.out_proj) for layer in layout.layers.values()
         }
         self.formulas: dict[str, Formula] = {}
+        self.inputs: dict[str, Tensor] = {}
+        """States before the first block, by stack."""
+        self.collapse: dict[tuple[str, int], list[Tensor]] = {}
+        """Collapse of the residual stream by stack and depth, one entry per sequence."""
 
     def attention(self, call: AttentionCall) -> None:
         sums = self.layers.get(call.number)
@@ -115,8 +116,18 @@ class HeadMeasurer:
             sums.add(sequence, self.batch.labels_of(item, sequence.length))
 
     def stream(self, stack: str, depth: int, states: Tensor) -> None:
-        real = self.batch.real_positions(states.shape[1])
-        self.depths.add(stack, depth, states, real, self.batch.token_ids)
+        """Measure the collapse of states (batch, length, width): do tokens become the same with depth?"""
+        if depth == 0:
+            self.inputs[stack] = states
+        ids = self.batch.inputs.get("input_ids")
+        if ids is not None and ids.shape != states.shape[:-1]:
+            ids = None
+        for item, kept in enumerate(self.batch.real_positions(states.shape[1])):
+            tokens = None if ids is None else ids[item][kept]
+            inputs = self.inputs[stack][item][kept]
+            collapse = measure.collapse(states[item][kept], inputs, tokens=tokens)
+            values = torch.stack([x.double().cpu() for x in collapse if x is not None])
+            self.collapse.setdefault((stack, depth), []).append(values)
 
     def result(self, name: str, count: int, tokens: int) -> Inspection:
         if not any(sums.rows for sums in self.layers.values()):
@@ -142,50 +153,13 @@ class HeadMeasurer:
                     "pattern_similarity": sums.pattern_similarity().tolist(),
                 }
             )
-        cards = {label: mechanism_card(formula) for label, formula in self.formulas.items()}
-        depths, skipped = self.depths.records(), self.layout.skipped
-        return Inspection(name, count, tokens, heads, depths, layers, cards, skipped)
-
-
-class StreamSums:
-    """Collapse of the residual stream before and after each block: do tokens become the same with depth?"""
-
-    def __init__(self) -> None:
-        self._sums: dict[tuple[str, int], Tensor] = {}
-        self._count: dict[tuple[str, int], int] = {}
-        self._inputs: dict[str, Tensor] = {}
-
-    def add(
-        self, stack: str, depth: int, states: Tensor, kept: list[Tensor | None], token_ids: Tensor | None
-    ) -> None:
-        """Add states (batch, length, width), with their tokens (batch, length) if there are any."""
-        if depth == 0:
-            self._inputs[stack] = states
-        if token_ids is not None and token_ids.shape != states.shape[:-1]:
-            token_ids = None
-        for item, positions in enumerate(kept):
-
-            def part(x: Tensor, item: int = item, positions: Tensor | None = positions) -> Tensor:
-                return x[item] if positions is None else x[item][positions]
-
-            tokens = None if token_ids is None else part(token_ids)
-            collapse = measure.collapse(part(states), part(self._inputs[stack]), tokens=tokens)
-            values = torch.stack([x.double().cpu() for x in collapse if x is not None])
-            key = (stack, depth)
-            self._sums[key] = self._sums.get(key, 0.0) + values
-            self._count[key] = self._count.get(key, 0) + 1
-
-    def release(self) -> None:
-        """Drop the tensors of a batch."""
-        self._inputs.clear()
-
-    def records(self) -> list[dict[str, Any]]:
-        """Return means over sequences, one record per depth; depth 0 is the input of the first block."""
-        return [
+        depths = [
             {"stack": stack, "depth": depth}
-            | dict(zip(Collapse._fields, (sums / self._count[stack, depth]).tolist(), strict=True))
-            for (stack, depth), sums in sorted(self._sums.items())
+            | dict(zip(Collapse._fields, (sum(values) / len(values)).tolist(), strict=True))
+            for (stack, depth), values in sorted(self.collapse.items())
         ]
+        cards = {label: mechanism_card(formula) for label, formula in self.formulas.items()}
+        return Inspection(name, count, tokens, heads, depths, layers, cards, self.layout.skipped)
 
 
 @lru_cache(maxsize=16)  # a quarter of a second each
