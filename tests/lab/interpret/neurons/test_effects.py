@@ -9,8 +9,7 @@ from tests.lab.interpret.neurons.planted import counts, planted_model, text
 from tests.lab.interpret.neurons.reference import brute_force
 from unsoft.lab.interpret.neurons import effects as module
 from unsoft.lab.interpret.neurons.effects import NAMES, NeuronAblation, ablate, ablate_layer
-from unsoft.lab.interpret.neurons.parts import find_parts
-from unsoft.lab.interpret.neurons.stream import read_stream, read_text
+from unsoft.lab.interpret.neurons.parts import find_parts, read_stream, read_text
 from unsoft.lab.interpret.neurons.weights import count_words, unigram
 
 IDS = torch.randint(3, WORDS, (3, 24), generator=torch.Generator().manual_seed(3))

@@ -74,8 +74,8 @@ def test_controls_far_below_do_not_hide_what_is_above():
     value[100:150] = -20.0
     value[3] = 1.0
     controls = torch.randint(10, 300, (300, 40), generator=generator)
-    found = above_controls(NeuronEstimates(value, value, value, torch.full((300,), 0.01)), controls)
-    assert (found.q < 0.05).nonzero().flatten().tolist() == [3]
+    test = above_controls(NeuronEstimates(value, value, value, torch.full((300,), 0.01)), controls)
+    assert (test["q"] < 0.05).nonzero().flatten().tolist() == [3]
 
 
 def test_only_what_is_beyond_its_controls_is_found():
@@ -83,8 +83,10 @@ def test_only_what_is_beyond_its_controls_is_found():
     value = 0.2 * torch.rand(500, generator=generator) - 0.1
     value[3] = 1.0
     controls = torch.randint(10, 500, (500, 50), generator=generator)
-    found = above_controls(NeuronEstimates(value, value, value, torch.full((500,), 0.01)), controls)
-    assert (found.q < 0.05).nonzero().flatten().tolist() == [3]
+    test = above_controls(NeuronEstimates(value, value, value, torch.full((500,), 0.01)), controls)
+    assert (test["q"] < 0.05).nonzero().flatten().tolist() == [3]
     # The same figure with an interval as wide as itself is not.
     unsure = torch.where(torch.arange(500) == 3, 1.0, 0.01)
-    assert not bool((above_controls(NeuronEstimates(value, value, value, unsure), controls).q < 0.05).any())
+    assert not bool(
+        (above_controls(NeuronEstimates(value, value, value, unsure), controls)["q"] < 0.05).any()
+    )
