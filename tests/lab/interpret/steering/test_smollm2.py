@@ -9,7 +9,7 @@ import unsoft
 from unsoft.lab.interpret import inspection
 from unsoft.lab.interpret import steering as package
 from unsoft.lab.interpret.steering import fit, steering
-from unsoft.lab.interpret.steering.text_check import TextExamples, TextTrial
+from unsoft.lab.interpret.steering.controls import TextExamples, TextTrial
 
 SAMPLE = Path(package.__file__).parent / "sample"
 

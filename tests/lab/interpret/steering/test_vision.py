@@ -16,7 +16,6 @@ from unsoft.lab.interpret.steering.vision import (
     most_relevant,
     noise,
     relevance,
-    relevance_picture,
     vision_states,
     visual_columns,
     visual_grid,
@@ -141,25 +140,6 @@ def test_what_all_tokens_share_is_taken_off(monkeypatch):
     assert found.visual.tolist() == [False, True, False]
     assert found.maps[1].argmax() == 9 and found.maps[1].flatten()[0] == 0 and found.maps[0].sum() == 0
     assert most_relevant(found, 1 / 16).nonzero()[:, 0].tolist() == [9]
-
-
-def test_pictures_show_what_matters(tmp_path):
-    """Read back by another program's rules: the PNG's own header and sums, and bytes after zlib."""
-    import struct
-    import zlib
-
-    data = relevance_picture(
-        torch.ones(3, 4, 4) * torch.tensor([0.0, 0.5, 1.0])[:, None, None], None, scale=2
-    )
-    width, height = struct.unpack(">II", data[16:24])
-    assert (width, height) == (8, 8)
-    start = data.index(b"IDAT") + 4
-    (length,) = struct.unpack(">I", data[start - 8 : start - 4])
-    raw = zlib.decompress(data[start : start + length])
-    assert len(raw) == 8 * (1 + 8 * 3) and raw[1:4] == bytes([0, 128, 255])
-    bright = relevance_picture(torch.rand(3, 4, 4), torch.tensor([[0.0, 1.0], [0.0, 0.0]]), scale=1)
-    plain = relevance_picture(torch.rand(3, 4, 4), scale=1)
-    assert bright != plain
 
 
 @pytest.mark.parametrize(
