@@ -59,13 +59,15 @@ def measured(model, ids, layer, neurons, counted, **options):
 def test_ablation_is_that_of_the_model(name, layer):
     model, counted = MODELS[name](), count_words(IDS, WORDS)
     neurons = [1, 5, 20]
-    found = measured(model, IDS, layer, neurons, counted)
+    result = measured(model, IDS, layer, neurons, counted)
     for place, neuron in enumerate(neurons):
         expected = brute_force(model, IDS, layer, neuron, counted)
         for kind in NAMES:
-            ours = getattr(found, kind)[:, place].double()
+            ours = getattr(result, kind)[:, place].double()
             assert torch.allclose(ours, expected[kind], atol=1e-4), (kind, neuron)
-    assert float(found.loss.abs().max()) > 1e-3 and float((found.loss - found.loss_frozen).abs().max()) > 1e-5
+    assert (
+        float(result.loss.abs().max()) > 1e-3 and float((result.loss - result.loss_frozen).abs().max()) > 1e-5
+    )
 
 
 def test_the_tail_is_as_exact_as_the_whole(monkeypatch):
@@ -75,9 +77,9 @@ def test_the_tail_is_as_exact_as_the_whole(monkeypatch):
     full = []
     original = module._Reach._in_full
 
-    def counted(self, found, raw, target, total, frozen, moving, still):
+    def counted(self, result, raw, target, total, frozen, moving, still):
         full.append((int(moving.sum()), moving.numel()))
-        original(self, found, raw, target, total, frozen, moving, still)
+        original(self, result, raw, target, total, frozen, moving, still)
 
     monkeypatch.setattr(module._Reach, "_in_full", counted)
     model = planted_model()

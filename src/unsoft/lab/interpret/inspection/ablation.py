@@ -196,7 +196,8 @@ def _predicted(part: InputBatch) -> Tensor:
     mask = part.inputs.get("attention_mask")
     if mask is None:
         return torch.ones_like(part.inputs["input_ids"])[:, 1:]
-    return mask[:, 1:] * mask[:, :-1]
+    counted: Tensor = mask[:, 1:] * mask[:, :-1]
+    return counted
 
 
 def _names(heads: Sequence[Head]) -> str:
