@@ -147,7 +147,9 @@ class Linear(Mechanism):
             if is_empty(call):
                 cache.length += call.k.shape[2]
                 return with_leading(zeros(call), leading)
-            result = chosen.run(replace(work, call=self._counted(call, cache)))
+            work = replace(work, call=self._counted(call, cache))
+            real = None if options["positions"] is None else _real_tokens(work)
+            result = chosen.run(work) if real is None else _by_sequence(chosen.run, work, real)
         assert result.state is not None  # every engine returns it for cached calls
         cache.advance(result.state, call.k.shape[2])
         return with_leading(result.out, leading)
@@ -202,6 +204,40 @@ class Linear(Mechanism):
             queries, keys = options["positions"]
             check_distances(call, queries, keys, type(self).__name__.lower())
         return without_zero_bias(call), leading
+
+
+def _real_tokens(work: LinearCall) -> Tensor | None:
+    """Return which tokens (B, S) are not padding, if padding would age the state; otherwise None.
+
+    A state that fades does so with every token that an engine sees. Positions count real tokens only, so
+    padding must not reach the engine. Padding before the first token of all is harmless: nothing fades yet.
+    """
+    if work.rule.decay is None or work.call.visible is None or torch.compiler.is_compiling():
+        return None
+    real = present(work.call).any(1)
+    harmless = real.all() if work.state is not None else real[:, -1].all()
+    return None if bool(harmless) else real
+
+
+def _by_sequence(run: Callable[[LinearCall], LinearResult], work: LinearCall, real: Tensor) -> LinearResult:
+    """Return the result of each sequence without its padding; rows of padding are 0."""
+    call, out, states = work.call, zeros(work.call), []
+    for b, tokens in enumerate(real):
+        state = None if work.state is None else work.state[[b]]
+        index = tokens.nonzero()[:, 0]
+        if state is None and not len(index):
+            index = index.new_zeros(1)  # one token of padding makes a state of zeros
+        if len(index):
+            q, k, v = (x[[b]][:, :, index] for x in (call.q, call.k, call.v))
+            counts = None if call.counts is None else call.counts[[b]][:, :, index]
+            visible = present(call)[[b]][:, :, None, index]
+            part = replace(call, q=q, k=k, v=v, visible=visible, counts=counts, positions=None)
+            result = run(replace(work, call=part, state=state))
+            out[b, :, index] = result.out[0]
+            state = result.state
+        assert state is not None  # of a cache, or of the tokens above
+        states.append(state)
+    return LinearResult(out, state=torch.cat(states))
 
 
 class Checking(Protocol):
