@@ -202,6 +202,19 @@ def test_packed_texts_have_their_own_positions(model, texts):
         swapped(packed, position_ids=positions)
 
 
+@pytest.mark.parametrize("name", ["dynamic-alibi", "retention"])
+@torch.no_grad()
+def test_packed_texts_work_where_attention_is_not_told_of_the_cache(tiny, words, name):
+    """Gemma 3 keeps use_cache to itself."""
+    swapped = unsoft.hf.swap(tiny("gemma3"), name, init="paper")
+    positions = torch.tensor([[0, 1, 2, 3, 0, 1, 2, 3, 4]])
+    packed = swapped(words[:1], position_ids=positions, use_cache=False).logits
+    alone = torch.cat([swapped(words[:1, :4]).logits, swapped(words[:1, 4:]).logits], dim=1)
+    assert (packed - alone).abs().max() <= 2e-5
+    with pytest.raises(ValueError, match="not consecutive; a cache keeps no positions.*one by one"):
+        swapped(words[:1], position_ids=positions)
+
+
 @torch.no_grad()
 def test_texts_that_begin_later_keep_their_positions(model, texts):
     """Explicit positions are honoured, in one call and in pieces."""

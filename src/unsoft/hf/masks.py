@@ -128,8 +128,8 @@ def token_positions(
     if length == keys and (not consecutive or traced):
         if not traced and cached:
             raise ValueError(
-                f"swap: {label!r} uses positions, and these position_ids are not consecutive: a cache would"
-                " not tell where its keys stand; pass use_cache=False"
+                f"swap: {label!r} uses positions, and these position_ids are not consecutive; a cache keeps"
+                " no positions of its keys. Pass use_cache=False, or the texts one by one or padded"
             )
         return positions, positions
     if not consecutive:

@@ -17,7 +17,7 @@ from unsoft.hf.architecture import (
     AttentionModule,
     attention_modules,
     has_window,
-    pass_hidden_state,
+    pass_on_inputs,
     with_hidden_width,
 )
 from unsoft.hf.attention import NAME, FirstValues, Swapped
@@ -161,8 +161,8 @@ def _install(model: PreTrainedModel, recipe: Recipe) -> None:
     _share_first_values(attentions, built)
     for attention, swapped in zip(attentions, built, strict=True):
         setattr(attention.module, NAME, swapped.train(attention.module.training))
-        if swapped.wants_hidden:
-            pass_hidden_state(attention.module)
+        if swapped.wants_hidden or swapped.uses_positions:
+            pass_on_inputs(attention.module)
     parts = [(attention.name.rpartition("."), attention.module) for attention in attentions]
     places = [(model.get_submodule(parent), name, module) for (parent, _, name), module in parts]
     model.unsoft_places = places  # type: ignore[assignment]
