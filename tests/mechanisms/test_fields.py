@@ -174,7 +174,7 @@ def test_fields_given_to_a_layer_are_kept_by_its_cache():
 
 def test_what_is_said():
     q = torch.randn(1, H, 5, D)
-    with pytest.raises(ValueError, match="argument 'is_causal' must be set"):
+    with pytest.raises(ValueError, match="argument 'is_causal': this mechanism looks back only"):
         unsoft.attention(q, q, q, "fox")
     with pytest.raises(ValueError, match="holds 5 tokens .* but there are 3 keys"):
         layer = unsoft.mechanism("fox", heads=H, head_dim=D, hidden_dim=3)

@@ -29,7 +29,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from unsoft.engines.pointwise import run_formula
 from unsoft.formula import Formula
 from unsoft.formula.analysis import Interval, Properties
 from unsoft.modules.cache import Cache, KeyValueCache
@@ -77,10 +76,7 @@ class Differential2(Mechanism):
         mask = inputs.options["attn_mask"]
         if isinstance(mask, Tensor) and mask.dim() >= 3 and 1 < mask.shape[-3] == self.layer_spec.heads:
             mask = mask.repeat_interleave(2, dim=-3)  # one for both queries of a pair
-        options = inputs.options | {"enable_gqa": True, "attn_mask": mask}
-        result = run_formula(
-            inputs.query, inputs.key, inputs.value, self.base, return_weights=inputs.return_weights, **options
-        )
+        result = inputs.with_options(enable_gqa=True, attn_mask=mask).run(self.base)
         if isinstance(result, tuple):
             out, weights = self._difference(inputs, *result)
             return out, weights

@@ -47,7 +47,6 @@ import torch
 from torch import Tensor, nn
 
 from unsoft.engines.native.pairs import pair_difference, pair_queries, pairs_ready
-from unsoft.engines.pointwise import run_formula
 from unsoft.formula import Formula
 from unsoft.formula.analysis import Interval, Properties
 from unsoft.modules.cache import Cache, KeyValueCache
@@ -171,8 +170,7 @@ def paired_attention(inputs: Inputs, second: Tensor, formula: Formula, a: Tensor
     query, key, options = inputs.query, inputs.key, inputs.options
     heads, shared = query.shape[-3], key.shape[-3]
     if heads != shared and (not options["enable_gqa"] or shared == 0 or heads % shared):
-        # The front door explains what does not fit.
-        return run_formula(query, key, inputs.value, formula, return_weights=inputs.return_weights, **options)
+        return inputs.run(formula)  # raises: its message says what does not fit
     group = heads // max(shared, 1)
     # Heads of one key head must lie together: (group of the first query, group of the second) for each key
     # head.
@@ -181,8 +179,7 @@ def paired_attention(inputs: Inputs, second: Tensor, formula: Formula, a: Tensor
     mask = options["attn_mask"]
     if isinstance(mask, Tensor) and mask.dim() >= 3 and mask.shape[-3] > 1:
         mask = torch.stack([mask.unflatten(-3, (shared, group))] * 2, dim=-4).flatten(-5, -3)
-    options = options | {"enable_gqa": True, "attn_mask": mask}
-    result = run_formula(both, key, inputs.value, formula, return_weights=inputs.return_weights, **options)
+    result = inputs.change(query=both).with_options(enable_gqa=True, attn_mask=mask).run(formula)
     plus, minus = a.view(shared, group, 1, 1), b.view(shared, group, 1, 1)
 
     def combined(x: Tensor) -> Tensor:

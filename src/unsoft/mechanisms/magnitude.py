@@ -46,7 +46,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from unsoft.engines.arguments import checked_call
 from unsoft.engines.call import Call, compute_dtype
 from unsoft.formula.analysis import Interval, Properties
 from unsoft.magnitude.gaussian import System
@@ -55,7 +54,7 @@ from unsoft.magnitude.prefix import arrival_weights, prefix_factors
 from unsoft.magnitude.solver import Options, solver_names
 from unsoft.magnitude.solver import solver as solver_of
 from unsoft.magnitude.streaming import CENTRES, CHUNK, ExactArrival, StreamedArrival, streamed_weights
-from unsoft.modules.cache import Cache, KeyValueCache
+from unsoft.modules.cache import Cache, KeyValueCache, of_kind
 from unsoft.modules.key_gates import KeyGate, MassGate, attend_by_rows, gated_values
 from unsoft.modules.magnitude_cache import MagnitudeCache, by_key_head, key_points
 from unsoft.modules.module import Inputs, Mechanism, Result
@@ -180,11 +179,7 @@ class Magnitude(KeyGate):
         return MagnitudeCache(batch, arriving, self.inner.new_cache(batch), rows=self.causal == "prefix")
 
     def attend_cached(self, inputs: Inputs, cache: Cache) -> Result:
-        if not isinstance(cache, MagnitudeCache):
-            raise TypeError(
-                f"argument 'cache' is a {type(cache).__name__}; this mechanism's new_cache() makes another"
-                " kind"
-            )
+        cache = of_kind(MagnitudeCache, cache)
         _check_transforms()
         cache.check(inputs.key)
         engine = inputs.options["engine"]
@@ -217,12 +212,11 @@ class Magnitude(KeyGate):
 
     def _new_points(self, inputs: Inputs, cache: MagnitudeCache) -> Points:
         """Return the points of the new keys of a decoding step."""
-        new, options = inputs.key.shape[-2], inputs.options | {"is_causal": True}
-        mask = options["attn_mask"]
+        new, mask = inputs.key.shape[-2], inputs.options["attn_mask"]
         if isinstance(mask, Tensor) and mask.shape[-1] == cache.length + new:
-            options["attn_mask"] = mask[..., cache.length :]  # which of the new keys are there?
+            mask = mask[..., cache.length :]  # which of the new keys are there?
         query = inputs.query[..., max(inputs.query.shape[-2] - new, 0) :, :]
-        changed = inputs.change(query=query, options=options)
+        changed = inputs.change(query=query).with_options(attn_mask=mask, is_causal=True)
         return key_points(self._call(changed), inputs, self.log_t)
 
     def _plain_points(self, key: Tensor, cache: MagnitudeCache) -> Points:
@@ -279,10 +273,9 @@ class Magnitude(KeyGate):
 
     def _call(self, inputs: Inputs) -> Call:
         """Return the checked call; its mask shows which keys are visible."""
-        options = {name: x for name, x in inputs.options.items() if name not in ("engine", "positions")}
-        if self.query_heads != self.layer_spec.heads:  # several queries for each head share its key
-            options["enable_gqa"] = True
-        return checked_call(inputs.query, inputs.key, inputs.value, **options)[0]
+        # Several queries for each head of the output share its key.
+        grouped = inputs.options["enable_gqa"] or self.query_heads != self.layer_spec.heads
+        return inputs.checked(enable_gqa=grouped, positions=None)[0]
 
 
 def _check_transforms() -> None:

@@ -23,7 +23,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from unsoft.engines.arguments import checked_call
 from unsoft.modules.cache import Cache
 from unsoft.modules.definition import Definition, WrittenCall
 from unsoft.modules.module import Inputs, Wrapper
@@ -44,8 +43,7 @@ class ExclusiveSelf(Wrapper):
         mask = inputs.options["attn_mask"]
         if isinstance(mask, Tensor) and mask.shape[-1] == cache.length:
             mask = mask[..., before:]  # of the new keys
-        options = inputs.options | {"attn_mask": mask, "is_causal": True, "positions": None}
-        new = inputs.change(options=options)
+        new = inputs.with_options(attn_mask=mask, is_causal=True)
         return _without_own(new, result, _own_keys(new), before)
 
 
@@ -56,9 +54,7 @@ def _own_keys(inputs: Inputs) -> tuple[int, Tensor | None]:
     mask = inputs.options["attn_mask"]
     if mask is None or keys == 0:
         return offset, None
-    options = {name: x for name, x in inputs.options.items() if name not in ("engine", "positions")}
-    options["enable_gqa"] = True  # some mechanisms have several queries per head
-    call, _ = checked_call(inputs.query, inputs.key, inputs.value, **options)
+    call, _ = inputs.checked(enable_gqa=True, positions=None)  # some have several queries per head
     visible = call.visible
     if visible is None:
         return offset, None

@@ -9,7 +9,6 @@ from collections.abc import Mapping
 
 from torch import Tensor
 
-from unsoft.engines.pointwise import run_formula
 from unsoft.formula import Formula
 from unsoft.modules.cache import KeyValueCache
 from unsoft.modules.module import Inputs
@@ -51,10 +50,8 @@ def difference_of_maps(
     by_head = isinstance(mask, Tensor) and mask.dim() >= 3 and mask.shape[-3] > 1
     for which in (0, 1):
         query, key = (x[..., which::2, :, :] for x in (inputs.query, inputs.key))
-        options = inputs.options | {"attn_mask": mask[..., which::2, :, :] if by_head else mask}
-        result = run_formula(
-            query, key, inputs.value, formula, params=params, return_weights=inputs.return_weights, **options
-        )
+        half = inputs.with_options(attn_mask=mask[..., which::2, :, :] if by_head else mask)
+        result = half.change(query=query, key=key).run(formula, params)
         maps.append(result if isinstance(result, tuple) else (result,))
     return [first - strength * second for first, second in zip(*maps, strict=True)]
 

@@ -255,7 +255,7 @@ class _Block:
             assert isinstance(result, tuple)
             return result
         p = self.inputs.options["dropout_p"]
-        _, weights = inner.attend(self.inputs.change(options=self.inputs.options | {"dropout_p": 0.0}))
+        _, weights = inner.attend(self.inputs.with_options(dropout_p=0.0))
         every = weights.shape[-3] // gate.shape[-3]
         weights = weights * gate.repeat_interleave(every, dim=-3).to(weights.dtype)
         return weighted_values(weights, self.inputs.value, p), weights

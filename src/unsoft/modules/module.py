@@ -15,11 +15,13 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from unsoft.engines.arguments import as_autocast
+from unsoft.engines.arguments import as_autocast, checked_call
+from unsoft.engines.call import NO_NEEDS, Call, CallRule
 from unsoft.engines.native.direct import observed
+from unsoft.engines.pointwise import run_formula
 from unsoft.engines.threads import threads_are_used
 from unsoft.formula import Formula
-from unsoft.modules.cache import Cache, KeyValueCache
+from unsoft.modules.cache import Cache, KeyValueCache, of_kind
 from unsoft.modules.spec import LayerSpec
 
 Result = Tensor | tuple[Tensor, Tensor]
@@ -43,6 +45,20 @@ class Inputs(NamedTuple):
 
     def change(self, **changes: Any) -> Inputs:
         return self._replace(**changes)
+
+    def with_options(self, **changes: Any) -> Inputs:
+        """Return the inputs with some options replaced."""
+        return self._replace(options=self.options | changes)
+
+    def checked(self, rule: CallRule = NO_NEEDS, **changes: Any) -> tuple[Call, torch.Size]:
+        """Return the checked call of a rule, and the leading dimensions of its results."""
+        options = {name: x for name, x in self.options.items() if name != "engine"} | changes
+        return checked_call(self.query, self.key, self.value, rule, **options)
+
+    def run(self, formula: Formula, params: Mapping[str, Tensor] | None = None) -> Result:
+        """Return the output of a formula, and the weights if asked for."""
+        inputs = (self.query, self.key, self.value, formula)
+        return run_formula(*inputs, params=params, return_weights=self.return_weights, **self.options)
 
     @property
     def is_plain(self) -> bool:
@@ -178,7 +194,11 @@ class Mechanism(nn.Module):
                 )
             options["fields"] = fields
         inputs = Inputs(query, key, value, hidden, geometry_keys, first_value, return_weights, options)
-        return self.attend(inputs) if cache is None else self.decode(inputs, cache)
+        if cache is not None:
+            return self.decode(inputs, cache)
+        if is_causal is False and self.causal_only:
+            raise ValueError("argument 'is_causal': this mechanism looks back only; pass is_causal=True")
+        return self.attend(inputs)
 
     def decode(self, inputs: Inputs, cache: Cache) -> Result:
         """Attend from new tokens to all tokens so far: by the prepared step if the call is plain and the
@@ -216,14 +236,8 @@ class Mechanism(nn.Module):
 
     def with_cached_tokens(self, inputs: Inputs, cache: Cache) -> Inputs:
         """Append the new tokens to a cache of keys and values, and return the inputs with all tokens."""
-        if not isinstance(cache, KeyValueCache):
-            raise TypeError(
-                f"argument 'cache' is a {type(cache).__name__}; this mechanism's new_cache() makes another"
-                " kind"
-            )
-        keys, values = cache.append(inputs.key, inputs.value)
-        options = inputs.options | {"is_causal": "lower_right"}
-        return inputs.change(key=keys, value=values, options=options)
+        keys, values = of_kind(KeyValueCache, cache).append(inputs.key, inputs.value)
+        return inputs.change(key=keys, value=values).with_options(is_causal="lower_right")
 
     def new_cache(self, batch: int) -> Cache:
         """Return an empty cache for decoding ``batch`` sequences."""
@@ -232,7 +246,7 @@ class Mechanism(nn.Module):
     @property
     def causal_only(self) -> bool:
         """True if it looks back only, so that ``is_causal`` must be set."""
-        return False
+        return any(part.causal_only for part in self.parts_inside)
 
     @property
     def aligned(self) -> bool:
@@ -249,6 +263,11 @@ class Mechanism(nn.Module):
     def parts(self) -> list[Mechanism]:
         """The mechanism and those inside it."""
         return [part for part in self.modules() if isinstance(part, Mechanism)]
+
+    @property
+    def parts_inside(self) -> list[Mechanism]:
+        """The mechanisms inside it."""
+        return self.parts[1:]
 
     @property
     def formulas(self) -> list[Formula]:
@@ -268,18 +287,19 @@ class Mechanism(nn.Module):
     @property
     def uses_positions(self) -> bool:
         """True if the result depends on the positions of tokens, beyond which keys a row sees."""
-        return any(formula.uses & {"i", "j"} for formula in self.formulas)
+        own = [getattr(self, name).uses & {"i", "j"} for name in self.formula_names]
+        return any(own) or any(part.uses_positions for part in self.parts_inside)
 
     @property
     def takes_fields(self) -> bool:
         """True if the caller must pass fields."""
-        return any(part.takes_fields for part in self.parts if part is not self)
+        return any(part.takes_fields for part in self.parts_inside)
 
     @property
     def uses_hidden(self) -> bool:
         """True if a part of it computes something from the hidden state, for which the query is a poor
         substitute."""
-        return any(part.uses_hidden for part in self.parts if part is not self)
+        return any(part.uses_hidden for part in self.parts_inside)
 
     @property
     def mass_gate(self) -> str | None:
@@ -310,14 +330,6 @@ class Wrapper(Mechanism):
     @property
     def query_heads(self) -> int:
         return self.inner.query_heads
-
-    @property
-    def causal_only(self) -> bool:
-        return self.inner.causal_only
-
-    @property
-    def uses_positions(self) -> bool:
-        return self.inner.uses_positions
 
     @property
     def mass_gate(self) -> str | None:

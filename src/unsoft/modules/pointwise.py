@@ -17,7 +17,6 @@ from torch import Tensor, nn
 from unsoft.engines.call import compute_dtype
 from unsoft.engines.field_tables import squared_lengths
 from unsoft.engines.native.step import Field
-from unsoft.engines.pointwise import run_formula
 from unsoft.formula import Formula
 from unsoft.formula.arguments import BUILT_IN
 from unsoft.modules.cache import Cache, KeyValueCache
@@ -243,30 +242,22 @@ class Pointwise(Mechanism):
 
     def attend(self, inputs: Inputs) -> Result:
         params = dict(self.values) if len(self.values) else None
-        options = inputs.options
-        if self.source is not None and "fields" not in options:
-            options = options | {"fields": self._computed(inputs)}
-        return run_formula(
-            inputs.query,
-            inputs.key,
-            inputs.value,
-            self.formula,
-            return_weights=inputs.return_weights,
-            params=params,
-            **options,
-        )
+        if self.source is not None and "fields" not in inputs.options:
+            inputs = inputs.with_options(fields=self._computed(inputs))
+        return inputs.run(self.formula, params)
 
     @property
     def prepares_steps(self) -> bool:
         return not self.formula.symbols.all and not len(self.values)
 
     def prepared_step(self, inputs: Inputs, cache: Cache) -> Tensor | None:
-        if type(cache) is not KeyValueCache or len(self.values):
+        return self._step(inputs, cache) if type(cache) is KeyValueCache else None
+
+    def _step(self, inputs: Inputs, cache: KeyValueCache, field: Field | None = None) -> Tensor | None:
+        if len(self.values):
             return None
-        options = inputs.options
-        return cache.step_by(
-            self.formula, inputs.query, inputs.key, inputs.value, options["scale"], options["enable_gqa"]
-        )
+        tokens, options = (inputs.query, inputs.key, inputs.value), inputs.options
+        return cache.step_by(self.formula, *tokens, options["scale"], options["enable_gqa"], field)
 
     def attend_cached(self, inputs: Inputs, cache: Cache) -> Result:
         if isinstance(cache, FieldCache):
@@ -276,7 +267,7 @@ class Pointwise(Mechanism):
             out = self._step_with_field(inputs, cache, fields) if inputs.is_plain else None
             if out is not None:
                 return out
-            inputs = inputs.change(options=inputs.options | {"fields": fields})
+            inputs = inputs.with_options(fields=fields)
         return super().attend_cached(inputs, cache)
 
     def _step_with_field(
@@ -287,34 +278,19 @@ class Pointwise(Mechanism):
         Not a :meth:`prepared_step`: the fields of the new keys are in the cache by now, and computing them
         twice would cost more than the step.
         """
-        names, options = self.formula.fields, inputs.options
-        one = list(names.values()) == ["query+key"] and len(self.formula.symbols.all) == 2
-        if not one or len(self.values):
+        names = self.formula.fields
+        if list(names.values()) != ["query+key"] or len(self.formula.symbols.all) != 2:
             return None
         (name,) = names
         of_queries = fields[name][0] if name in fields else None
         if type(of_queries) is not Tensor:
             return None
-        field = Field(of_queries, cache.buffer(name))
-        return cache.step_by(
-            self.formula,
-            inputs.query,
-            inputs.key,
-            inputs.value,
-            options["scale"],
-            options["enable_gqa"],
-            field,
-        )
+        return self._step(inputs, cache, Field(of_queries, cache.buffer(name)))
 
     def _computed(self, inputs: Inputs, cache: FieldCache | None = None) -> Mapping[str, Values]:
         """Return the fields that the source computes for the tokens of a call."""
         assert self.source is not None
         alignment = inputs.options["is_causal"] if cache is None else "lower_right"
-        if self.source.causal_only and alignment is False:
-            raise ValueError(
-                "argument 'is_causal' must be set: the fields of this mechanism mean something only where"
-                " queries look back"
-            )
         offset = inputs.key.shape[-2] - inputs.query.shape[-2] if alignment == "lower_right" else 0
         past = {} if cache is None else cache.fields
         there = keys_there(inputs.options["attn_mask"], inputs.key.shape[-2], cache is not None)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from unsoft.engines import check_name
-from unsoft.engines.arguments import checked_call, with_leading
+from unsoft.engines.arguments import with_leading
 from unsoft.engines.dense import dense_logits, weighted_values
 from unsoft.modules.module import Inputs, Mechanism
 
@@ -40,15 +40,14 @@ class WrittenOut(Mechanism):
         """
 
     def attend(self, inputs: Inputs) -> Tensor | tuple[Tensor, Tensor]:
-        options = dict(inputs.options)
-        engine = options.pop("engine")
+        engine = inputs.options["engine"]
         check_name(engine)
         if engine not in ("auto", "dense"):
             raise ValueError(
                 f"attention: argument 'engine': {engine!r} does not support this call: {type(self).__name__}"
                 " writes its weights out; use 'dense' or 'auto'"
             )
-        call, leading = checked_call(inputs.query, inputs.key, inputs.value, **options)
+        call, leading = inputs.checked()
         with torch.autocast(call.q.device.type, enabled=False):
             logits, visible = dense_logits(call)
             weights = torch.where(visible, self.weights(logits, visible).to(logits.dtype), 0.0)
