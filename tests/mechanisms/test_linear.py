@@ -15,7 +15,7 @@ from unsoft.errors import CompilerWarning
 from unsoft.modules.cache import StateCache
 from unsoft.modules.definition import WrittenCall
 from unsoft.modules.delta import Delta
-from unsoft.modules.row_coupled import RowCoupled
+from unsoft.modules.rows import RowCoupled
 from unsoft.modules.spec import MechanismSpec
 from unsoft.testing.definitions import definition_of
 

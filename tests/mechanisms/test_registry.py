@@ -248,7 +248,7 @@ Strengths: none. Limitations: it cannot look.
 from unsoft.formula.analysis import ONE, Properties
 from unsoft.modules.definition import over_sum
 from unsoft.modules.registry import family
-from unsoft.modules.written import WrittenOut
+from unsoft.modules.rows import WrittenOut
 
 
 class Mean(WrittenOut):

@@ -13,9 +13,8 @@ import torch
 from torch import Tensor
 
 from unsoft.engines.gaussian import kernels_for
-from unsoft.magnitude.gaussian import System, gaussian, inverse_factor, working_dtype
+from unsoft.magnitude.gaussian import System, gaussian, inverse_factor, untraced, working_dtype
 from unsoft.magnitude.solver import Options, Outcome, Status, register, relative
-from unsoft.magnitude.untraced import untraced
 
 
 @torch.no_grad()

@@ -13,9 +13,8 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from unsoft.magnitude.direct import Pivoted, pivoted_cholesky
-from unsoft.magnitude.gaussian import Matrix, System
+from unsoft.magnitude.gaussian import Matrix, System, full_precision, untraced
 from unsoft.magnitude.solver import Options, Outcome, Status, implicit, joined, register, relative
-from unsoft.magnitude.untraced import full_precision, untraced
 
 Map = Callable[[Tensor], Tensor]
 MOST_STEPS = 1000

@@ -18,8 +18,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from unsoft.errors import ConvergenceWarning
-from unsoft.magnitude.gaussian import Matrix, System
-from unsoft.magnitude.untraced import full_precision, untraced
+from unsoft.magnitude.gaussian import Matrix, System, full_precision, untraced
 
 
 class Status(StrEnum):

@@ -25,8 +25,15 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from unsoft.magnitude.centres import Centres, background, recalled, regrouped, similar_to_centres, times
-from unsoft.magnitude.gaussian import System, congruence, gaussian_within, halved, inverse_factor_of
-from unsoft.magnitude.untraced import full_precision, untraced
+from unsoft.magnitude.gaussian import (
+    System,
+    congruence,
+    full_precision,
+    gaussian_within,
+    halved,
+    inverse_factor_of,
+    untraced,
+)
 from unsoft.magnitude.window import Window
 
 CENTRES = 96

@@ -27,12 +27,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from unsoft.formula.analysis import Properties
+from unsoft.formula import Properties
 from unsoft.modules.definition import NotDefined, WrittenCall
 from unsoft.modules.delta import EPS, Delta
+from unsoft.modules.module import TokenFactor
 from unsoft.modules.registry import family
 from unsoft.modules.spec import LayerSpec
-from unsoft.modules.token_factor import TokenFactor
 
 _AFFORDABLE = 1 << 24
 """Numbers that all states of the recurrence together may hold, where its gradients are asked for."""

@@ -29,14 +29,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from unsoft.formula import Formula
-from unsoft.formula.analysis import Interval, Properties
+from unsoft.formula import Formula, Interval, Properties
 from unsoft.modules.cache import Cache, KeyValueCache
 from unsoft.modules.definition import Pointwise, WrittenCall, logits_of, visible_part
-from unsoft.modules.module import Inputs, Mechanism, Result
+from unsoft.modules.module import Inputs, Mechanism, Result, TokenFactor
 from unsoft.modules.registry import family, resolve_formula
 from unsoft.modules.spec import LayerSpec
-from unsoft.modules.token_factor import TokenFactor
 
 
 class Differential2(Mechanism):

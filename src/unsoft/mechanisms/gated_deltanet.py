@@ -26,13 +26,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import softplus
 
-from unsoft.formula.analysis import Properties
+from unsoft.formula import Properties
 from unsoft.mechanisms.deltanet import from_keys, recurrence
 from unsoft.modules.definition import WrittenCall
 from unsoft.modules.delta import Delta
+from unsoft.modules.module import TokenFactor
 from unsoft.modules.registry import family
 from unsoft.modules.spec import LayerSpec
-from unsoft.modules.token_factor import TokenFactor
 
 RATE = math.log(math.expm1(0.01))
 """softplus(this) = 0.01."""

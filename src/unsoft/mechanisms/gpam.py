@@ -47,8 +47,7 @@ import torch
 from torch import Tensor, nn
 
 from unsoft.engines.native.pairs import pair_difference, pair_queries, pairs_ready
-from unsoft.formula import Formula
-from unsoft.formula.analysis import Interval, Properties
+from unsoft.formula import Formula, Interval, Properties
 from unsoft.modules.cache import Cache, KeyValueCache
 from unsoft.modules.definition import Pointwise, WrittenCall, logits_of, visible_part
 from unsoft.modules.module import Derived, Inputs, Mechanism, Result

@@ -25,7 +25,7 @@ from typing import Any
 from torch import Tensor
 
 from unsoft.engines.linear.delta import LOWEST
-from unsoft.formula.analysis import Properties
+from unsoft.formula import Properties
 from unsoft.mechanisms.deltanet import from_keys, recurrence
 from unsoft.mechanisms.gated_deltanet import GatedDeltaNet
 from unsoft.modules.definition import WrittenCall

@@ -47,7 +47,7 @@ import torch
 from torch import Tensor, nn
 
 from unsoft.engines.call import Call, compute_dtype
-from unsoft.formula.analysis import Interval, Properties
+from unsoft.formula import Interval, Properties
 from unsoft.magnitude.gaussian import System
 from unsoft.magnitude.points import Points, checked_eps
 from unsoft.magnitude.prefix import arrival_weights, prefix_factors
@@ -55,11 +55,18 @@ from unsoft.magnitude.solver import Options, solver_names
 from unsoft.magnitude.solver import solver as solver_of
 from unsoft.magnitude.streaming import CENTRES, CHUNK, ExactArrival, StreamedArrival, streamed_weights
 from unsoft.modules.cache import Cache, KeyValueCache, of_kind
-from unsoft.modules.key_gates import KeyGate, MassGate, attend_by_rows, gated_values
-from unsoft.modules.magnitude_cache import MagnitudeCache, by_key_head, key_points
+from unsoft.modules.key_gates import (
+    KeyGate,
+    MagnitudeCache,
+    MassGate,
+    attend_by_rows,
+    by_key_head,
+    gated_values,
+    key_points,
+)
 from unsoft.modules.module import Inputs, Mechanism, Result
 from unsoft.modules.pointwise import Pointwise
-from unsoft.modules.registry import family, module_modifier
+from unsoft.modules.registry import family, modifier
 from unsoft.tracing import transform_name
 
 EXACT = 256
@@ -130,13 +137,15 @@ class Magnitude(KeyGate):
         self.gamma.fill_(gamma)
 
     @torch.no_grad()
-    def set_key_gate(self, *, beta: float, gamma: float, t: float) -> bool:
+    def set_key_gate(self, *, beta: float, gamma: float, t: float) -> None:
+        """Set the gate sigmoid(beta w + gamma) on every key, w its weight in the geometry at the scale t."""
         for parameter, value in ((self.beta, beta), (self.gamma, gamma), (self.log_t, math.log(t))):
             parameter.fill_(value)
-        return True
 
     @property
     def clone_theory(self) -> dict[str, Any] | None:
+        """Keywords of :func:`unsoft.theory.magnitude_hijack` if that predicts how much attention clones of a
+        key get; otherwise None."""
         base = self.inner.inner if isinstance(self.inner, MassGate) else self.inner
         if not isinstance(base, Pointwise) or base.uses_positions:
             return None
@@ -297,4 +306,4 @@ family(
     base="softmax",
     takes=Magnitude,
 )
-module_modifier("magnitude", Magnitude, summary=_SUMMARY)
+modifier("magnitude", Magnitude, summary=_SUMMARY)

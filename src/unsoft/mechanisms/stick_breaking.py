@@ -28,10 +28,10 @@ from torch import Tensor
 from torch.nn.functional import logsigmoid
 
 from unsoft.engines.rows.rule import Sticks
-from unsoft.formula.analysis import Interval, Properties
+from unsoft.formula import Interval, Properties
 from unsoft.modules.definition import WrittenCall
 from unsoft.modules.registry import family
-from unsoft.modules.row_coupled import RowCoupled
+from unsoft.modules.rows import RowCoupled
 from unsoft.modules.spec import LayerSpec
 
 

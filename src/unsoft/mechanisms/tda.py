@@ -34,9 +34,7 @@ from torch import Tensor, nn
 
 from unsoft.engines.arguments import check_tensors
 from unsoft.engines.call import compute_dtype
-from unsoft.formula import Formula
-from unsoft.formula.analysis import Properties
-from unsoft.formula.formula import Facts
+from unsoft.formula import Facts, Formula, Properties
 from unsoft.modules.definition import WrittenCall, visible_part
 from unsoft.modules.head_pairs import check_pairs, difference_of_maps, joined, split
 from unsoft.modules.module import Inputs, Mechanism, Result

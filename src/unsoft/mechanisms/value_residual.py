@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from unsoft.modules.cache import Cache
 from unsoft.modules.definition import Definition, NotDefined, WrittenCall
 from unsoft.modules.module import Inputs, Mechanism, Result, Wrapper
-from unsoft.modules.registry import module_modifier
+from unsoft.modules.registry import modifier
 
 
 class ValueResidual(Wrapper):
@@ -75,7 +75,7 @@ def definition(inner: Definition) -> Definition:
     return residual
 
 
-module_modifier(
+modifier(
     "value-residual",
     ValueResidual,
     summary="values are mixed with those of the first layer",

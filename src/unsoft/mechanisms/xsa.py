@@ -26,7 +26,7 @@ from torch import Tensor
 from unsoft.modules.cache import Cache
 from unsoft.modules.definition import Definition, WrittenCall
 from unsoft.modules.module import Inputs, Wrapper
-from unsoft.modules.registry import module_modifier
+from unsoft.modules.registry import modifier
 
 
 class ExclusiveSelf(Wrapper):
@@ -107,7 +107,7 @@ def definition(inner: Definition) -> Definition:
     return exclusive
 
 
-module_modifier(
+modifier(
     "xsa",
     ExclusiveSelf,
     summary="exclusive self attention: the output without its part along the token's own value",

@@ -115,6 +115,46 @@ class Derived:
         return self._value
 
 
+class TokenFactor(nn.Module):
+    """x W + c per head, shape (..., heads, length, width); at the start W is 0,
+    so every token begins with ``start``.
+
+    ``hidden`` is (..., length, hidden_dim), shared by the heads, with W (hidden_dim, heads * width); the
+    query that stands in for it is (..., heads, length, head_dim), with one W (head_dim, width) for each head.
+    """
+
+    def __init__(self, layer_spec: LayerSpec, width: int, start: float = 0.0) -> None:
+        super().__init__()
+        self.heads, self.width, self.hidden_dim = layer_spec.heads, width, layer_spec.hidden_dim
+        self.constant = nn.Parameter(torch.full((layer_spec.heads, width), start))
+        if layer_spec.hidden_dim is None:
+            self.weight = nn.Parameter(torch.zeros(layer_spec.heads, layer_spec.head_dim, width))
+        else:
+            self.weight = nn.Parameter(torch.zeros(layer_spec.hidden_dim, layer_spec.heads * width))
+
+    def forward(self, query: Tensor, hidden: Tensor | None) -> Tensor:
+        weight, constant = self.weight.to(query.dtype), self.constant.to(query.dtype)[:, None, :]
+        if self.hidden_dim is None:
+            if hidden is not None:
+                raise ValueError(
+                    "argument 'hidden' was given, but the mechanism was made without hidden_dim=; it uses"
+                    " the query"
+                )
+            return query @ weight + constant
+        if hidden is None:
+            raise ValueError(
+                f"argument 'hidden' is missing: the mechanism was made with hidden_dim={self.hidden_dim}"
+            )
+        if hidden.shape[-1] != self.hidden_dim:
+            raise ValueError(
+                f"argument 'hidden' has width {hidden.shape[-1]} (shape {tuple(hidden.shape)}); hidden_dim is"
+                f" {self.hidden_dim}"
+            )
+        by_head = (hidden.to(query.dtype) @ weight).unflatten(-1, (self.heads, self.width))
+        factor: Tensor = by_head.transpose(-3, -2) + constant
+        return factor
+
+
 class Mechanism(nn.Module):
     """Base class of mechanisms.
 
@@ -307,17 +347,6 @@ class Mechanism(nn.Module):
         values, or None if there is none."""
         return "mask" if self.formulas else None
 
-    def set_key_gate(self, *, beta: float, gamma: float, t: float) -> bool:
-        """Set the gate sigmoid(beta w + gamma) on every key, w its weight in the geometry of the keys at the
-        scale t; return False if there is none, as here."""
-        return False
-
-    @property
-    def clone_theory(self) -> dict[str, Any] | None:
-        """Keywords of :func:`unsoft.theory.magnitude_hijack` if that predicts how much attention clones of a
-        key get with initial parameters; otherwise None."""
-        return None
-
 
 class Wrapper(Mechanism):
     """A mechanism that stands around another one and keeps what that one keeps;
@@ -334,9 +363,6 @@ class Wrapper(Mechanism):
     @property
     def mass_gate(self) -> str | None:
         return self.inner.mass_gate
-
-    def set_key_gate(self, *, beta: float, gamma: float, t: float) -> bool:
-        return self.inner.set_key_gate(beta=beta, gamma=gamma, t=t)
 
     def new_cache(self, batch: int) -> Cache:
         return self.inner.new_cache(batch)

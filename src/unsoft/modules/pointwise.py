@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
 
 import torch
@@ -96,22 +95,8 @@ class FieldSource(nn.Module):
         """Set its parameters so that the mechanism does what plain attention does, if possible."""
 
 
-@dataclass(frozen=True)
-class FromFields:
-    """Makes the module of a formula whose fields a :class:`FieldSource` computes."""
-
-    formula: Formula
-    fields_from: Callable[..., FieldSource] | None = None
-
-    def __call__(self, layer_spec: LayerSpec, base: Formula | None = None, **options: Any) -> Mechanism:
-        """Build the module. ``base`` is the formula as modifiers have rewritten it; the other options are
-        those of the source."""
-        formula = base or self.formula
-        if self.fields_from is None:
-            if options:
-                raise TypeError(f"mechanism: {formula.name!r} has no option {', '.join(map(repr, options))}")
-            return Pointwise(formula, layer_spec)
-        return Pointwise(formula, layer_spec, self.fields_from(layer_spec, **options))
+def _no_source(layer_spec: LayerSpec) -> None:
+    """Take no options: the engines compute the lengths of queries and keys themselves."""
 
 
 def field_family(
@@ -124,8 +109,13 @@ def field_family(
     """Register a formula whose fields a module computes, or which only uses the lengths of queries and
     keys."""
     summary = formula.summary or str(formula.weight)
-    build = FromFields(formula, fields_from)
-    family = Family(name, build, summary, formula.properties, formula, formula.paper, takes=fields_from)
+
+    source = fields_from or _no_source
+
+    def build(layer_spec: LayerSpec, base: Formula, **options: Any) -> Mechanism:
+        return Pointwise(base, layer_spec, source(layer_spec, **options))
+
+    family = Family(name, build, summary, formula.properties, formula, formula.paper, takes=source)
     builtin(name, family, definition=definition)
 
 

@@ -10,8 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
-from unsoft.formula import Formula
-from unsoft.formula.analysis import Properties
+from unsoft.formula import Formula, Properties
 
 if TYPE_CHECKING:
     from unsoft.modules.module import Mechanism
@@ -133,13 +132,13 @@ class MechanismSpec:
         of the family's class."""
         around = [(modifier, modifier.take(options)) for modifier in reversed(self.modifiers)]
         if self.family is None:
-            from unsoft.modules.pointwise import FromFields
+            from unsoft.modules.pointwise import Pointwise
 
             fields_from = options.pop("fields_from", None)
             if fields_from is None:
                 self._check(options, [])
-            build = FromFields(cast("Formula", self.formula), fields_from)
-            module: Mechanism = build(layer_spec, **options)
+            source = None if fields_from is None else fields_from(layer_spec, **options)
+            module: Mechanism = Pointwise(cast("Formula", self.formula), layer_spec, source)
         else:
             if self.family.options is not None:
                 self._check(options, self.family.options)
