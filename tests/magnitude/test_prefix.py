@@ -8,7 +8,7 @@ from unsoft.magnitude import prefix_weighting
 from unsoft.magnitude.gaussian import System
 from unsoft.magnitude.points import checked_points
 from unsoft.magnitude.prefix import arrival_weights
-from unsoft.magnitude.streaming import ExactArrival
+from unsoft.magnitude.streaming import Arrival
 
 
 def separate_solves(a, b):
@@ -91,7 +91,7 @@ def test_in_pieces(pieces):
     x = torch.randn(3, 60, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64) / 2
     present = torch.rand(3, 60, generator=torch.Generator().manual_seed(1)) > 0.2
     whole = arrival_weights(System(x, present, 0.1))
-    arriving, start, found = ExactArrival(), 0, []
+    arriving, start, found = Arrival(), 0, []
     for n in pieces:
         found.append(arriving.add(System(x[:, start : start + n], present[:, start : start + n], 0.1)))
         start += n

@@ -7,7 +7,7 @@ import torch
 
 from unsoft.magnitude.gaussian import System
 from unsoft.magnitude.prefix import arrival_weights
-from unsoft.magnitude.streaming import StreamedArrival, streamed_weights
+from unsoft.magnitude.streaming import Arrival, streamed_weights
 
 
 def stream(n, crowds, noise, seed=0, systems=2, width=32):
@@ -124,7 +124,7 @@ def test_in_pieces_with_bounded_state(pieces):
     x, _ = stream(150, 6, 0.1)
     present = torch.rand(2, 150, generator=torch.Generator().manual_seed(1)) > 0.1
     whole = run(x, present)
-    arriving, start, found, sizes = StreamedArrival(48, 64), 0, [], []
+    arriving, start, found, sizes = Arrival(48, 64), 0, [], []
     for n in pieces:
         found.append(arriving.add(System(x[:, start : start + n], present[:, start : start + n], 0.1)))
         start += n

@@ -7,7 +7,7 @@ from unsoft.errors import SolverError
 from unsoft.magnitude import window as module
 from unsoft.magnitude.gaussian import System
 from unsoft.magnitude.prefix import arrival_weights
-from unsoft.magnitude.streaming import ExactArrival, StreamedArrival, streamed_weights
+from unsoft.magnitude.streaming import Arrival, streamed_weights
 from unsoft.magnitude.window import Window
 
 
@@ -37,7 +37,7 @@ def test_arrival_in_pieces(code, pieces, masked):
         "exact": arrival_weights(System(x, present, 0.1)),
         "streamed": streamed_weights(System(x, present, 0.1), centres=30, chunk=64, first=100),
     }
-    for name, arriving in (("exact", ExactArrival()), ("streamed", StreamedArrival(30, 64, 100))):
+    for name, arriving in (("exact", Arrival()), ("streamed", Arrival(30, 64, 100))):
         start, found = 0, []
         for n in pieces:
             seen = None if present is None else present[:, start : start + n]
@@ -59,7 +59,7 @@ def test_a_point_that_is_not_finite_is_not_there(code):
 
 def test_float32_is_close(code):
     x, _ = points()
-    wide, narrow = StreamedArrival(30, 64), StreamedArrival(30, 64)
+    wide, narrow = Arrival(30, 64), Arrival(30, 64)
     a, b = (
         torch.cat([s.add(System(y[:, [t]], None, 0.1)) for t in range(200)], 1)
         for s, y in ((wide, x), (narrow, x.float()))

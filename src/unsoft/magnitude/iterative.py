@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -97,6 +96,11 @@ def conjugate_gradients(
     return Iterated(w, steps, Status.STEPS if bool(active.any()) else Status.CONVERGED, active)
 
 
+def with_ridge(product: Map, eps: float) -> Map:
+    """Return the product with Z + eps, given that with Z."""
+    return lambda p: product(p) + eps * p
+
+
 def outcome(product: Map, b: Tensor, result: Iterated) -> Outcome:
     """Return the solution together with its true residual."""
     weights = result.weights.detach()
@@ -108,18 +112,9 @@ def to_tolerance(
 ) -> Outcome:
     """Iterate until the residual is small enough, for at most ``steps``."""
     z = system.similarities(b)
-
-    def product(p: Tensor) -> Tensor:
-        return z.product(p) + system.eps * p
-
-    result = conjugate_gradients(
-        product,
-        b,
-        steps=steps or MOST_STEPS,
-        tolerance=tolerance,
-        first=z.first_product + system.eps * b,
-        precondition=precondition,
-    )
+    product, first = with_ridge(z.product, system.eps), z.first_product + system.eps * b
+    options: dict[str, Any] = {"steps": steps or MOST_STEPS, "tolerance": tolerance}
+    result = conjugate_gradients(product, b, first=first, precondition=precondition, **options)
     return outcome(product, b, result)
 
 
@@ -153,16 +148,11 @@ def _together(system: System) -> int:
     return _TOGETHER if safe else 0
 
 
-def _steps(
-    z: Matrix, b: Tensor, eps: float, steps: int, product: Callable[[Tensor], Tensor], first: Tensor
-) -> Iterated:
-    return conjugate_gradients(
-        lambda p: product(p) + eps * p, b, steps=steps, tolerance=floor_of(b), first=first + eps * b
-    )
-
-
-def _with_ridge(z: Matrix, eps: float, p: Tensor) -> Tensor:
-    return z.product(p) + eps * p
+def _steps(product: Map, first: Tensor, b: Tensor, eps: float, steps: int) -> Iterated:
+    """Take a fixed number of steps, given the product with Z and that product of b; fewer only where a system
+    has converged to rounding errors."""
+    first = first + eps * b
+    return conjugate_gradients(with_ridge(product, eps), b, steps=steps, tolerance=floor_of(b), first=first)
 
 
 class _Truncated(torch.autograd.Function):
@@ -182,10 +172,10 @@ class _Truncated(torch.autograd.Function):
         eps = system.eps
         for group, (ones,) in system.detach().groups(b, numbers=_together(system)):
             z = group.similarities(ones, z)
-            result = _steps(z, ones, eps, steps, z.product, z.first_product)
+            result = _steps(z.product, z.first_product, ones, eps, steps)
             active.append(result.active)
             if check:
-                outcomes.append(outcome(partial(_with_ridge, z, eps), ones, result))
+                outcomes.append(outcome(with_ridge(z.product, eps), ones, result))
             else:
                 residual = ones.new_zeros(len(ones))
                 outcomes.append(Outcome(result.weights, residual, result.status, result.steps, x.dtype))
@@ -220,13 +210,12 @@ def _pairs(
         with torch.enable_grad():
             start = ones.clone().requires_grad_()
             first = _Recorded.apply(start, z, z.first_product, pairs)  # type: ignore[no-untyped-call]
-            result = _steps(z, start, eps, steps, lambda p: _Recorded.apply(p, z, None, pairs), first)  # type: ignore[no-untyped-call]
+            result = _steps(lambda p: _Recorded.apply(p, z, None, pairs), first, start, eps, steps)  # type: ignore[no-untyped-call]
             torch.autograd.backward(result.weights, torch.where(active, upstream, 0.0))
     if not bool(active.all()):
         right = torch.where(active | (ones == 0), 0.0, upstream)
-        adjoint = conjugate_gradients(
-            partial(_with_ridge, z, eps), right, steps=MOST_STEPS, tolerance=floor_of(right)
-        )
+        product = with_ridge(z.product, eps)
+        adjoint = conjugate_gradients(product, right, steps=MOST_STEPS, tolerance=floor_of(right))
         pairs.append((-adjoint.weights, torch.where(active, 0.0, weights)))
     return pairs
 

@@ -53,7 +53,7 @@ from unsoft.magnitude.points import Points, checked_eps
 from unsoft.magnitude.prefix import arrival_weights, prefix_factors
 from unsoft.magnitude.solver import Options, solver_names
 from unsoft.magnitude.solver import solver as solver_of
-from unsoft.magnitude.streaming import CENTRES, CHUNK, ExactArrival, StreamedArrival, streamed_weights
+from unsoft.magnitude.streaming import CENTRES, CHUNK, Arrival, streamed_weights
 from unsoft.modules.cache import Cache, KeyValueCache, of_kind
 from unsoft.modules.key_gates import (
     KeyGate,
@@ -184,7 +184,7 @@ class Magnitude(KeyGate):
 
     def new_cache(self, batch: int) -> Cache:
         exact = self.causal in ("arrival", "prefix")
-        arriving = ExactArrival() if exact else StreamedArrival(self.centres, self.chunk, self.first)
+        arriving = Arrival() if exact else Arrival(self.centres, self.chunk, self.first)
         return MagnitudeCache(batch, arriving, self.inner.new_cache(batch), rows=self.causal == "prefix")
 
     def attend_cached(self, inputs: Inputs, cache: Cache) -> Result:
@@ -194,8 +194,11 @@ class Magnitude(KeyGate):
         engine = inputs.options["engine"]
         plain = inputs.options["attn_mask"] is None and inputs.geometry_keys is None
         if plain and not cache.rows and not torch.is_grad_enabled():
-            gated = self._gates(inputs.key, inputs.value, cache, engine)
+            # One call of compiled code for the gates and the gated values, once a chunk is under way.
+            constants = cache.constants(self.log_t, self.beta, self.gamma, inputs.key)
+            gated = cache.arriving.gate(inputs.key, inputs.value, self.eps, constants, engine)
             if gated is not None:
+                cache.length += inputs.key.shape[2]
                 return self._gated(inputs, *gated, cache)
         points = self._plain_points(inputs.key, cache) if plain else self._new_points(inputs, cache)
         if 0 in points.x.shape[:2]:
@@ -209,7 +212,7 @@ class Magnitude(KeyGate):
 
     def _attend_by_rows_cached(self, inputs: Inputs, cache: MagnitudeCache) -> Result:
         """Attend to all keys, once the new ones have arrived, with gates of each row."""
-        assert isinstance(cache.inner, KeyValueCache) and isinstance(cache.arriving, ExactArrival)
+        assert isinstance(cache.inner, KeyValueCache)
         whole = self.with_cached_tokens(inputs, cache.inner)
         if inputs.query.numel() == 0 or whole.key.numel() == 0:
             return self.attend(whole)
@@ -244,17 +247,6 @@ class Magnitude(KeyGate):
 
     def _gate(self, weights: Tensor, points: Points) -> Tensor:
         return self.gate(points.shaped(weights)).reshape(*points.leading, weights.shape[-1])
-
-    def _gates(
-        self, key: Tensor, value: Tensor, cache: MagnitudeCache, engine: str
-    ) -> tuple[Tensor, Tensor] | None:
-        """Return gates of the new keys, and values times those, by one call of compiled code; None, with the
-        cache as it was, where that is not possible."""
-        constants = cache.constants(self.log_t, self.beta, self.gamma, key)
-        gated = cache.arriving.gate(key, value, self.eps, constants, engine)
-        if gated is not None:
-            cache.length += key.shape[2]
-        return gated
 
     def _gated(
         self, inputs: Inputs, gate: Tensor, value: Tensor | None = None, cache: MagnitudeCache | None = None

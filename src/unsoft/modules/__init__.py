@@ -1,6 +1,6 @@
 """Building blocks of mechanisms; the mechanisms themselves are in unsoft/mechanisms, one file each.
 
-module.py           base class, inputs of a call, choice of the prepared decoding step, learned numbers of tokens
+module.py           base class, inputs of a call, choice of the prepared decoding step, numbers of tokens
 cache.py            what decoding keeps between steps
 pointwise.py        a formula as a module, and its fields
 registry.py         mechanisms by name; spec.py: the same as data; build.py: a name as a module

@@ -19,7 +19,7 @@ from unsoft.engines.call import Call, compute_dtype
 from unsoft.engines.gaussian import kernels_for
 from unsoft.formula import Formula, parse
 from unsoft.magnitude.points import Points
-from unsoft.magnitude.streaming import ExactArrival, StreamedArrival
+from unsoft.magnitude.streaming import Arrival
 from unsoft.modules.cache import Cache, KeyValueCache
 from unsoft.modules.module import Inputs, Mechanism, Result, Wrapper
 
@@ -329,9 +329,7 @@ class MagnitudeCache(Cache):
     ungated.
     """
 
-    def __init__(
-        self, batch: int, arriving: ExactArrival | StreamedArrival, inner: Cache, *, rows: bool
-    ) -> None:
+    def __init__(self, batch: int, arriving: Arrival, inner: Cache, *, rows: bool) -> None:
         super().__init__(batch)
         self.arriving, self.rows = arriving, rows
         self.inner = KeyValueCache(batch) if rows else inner
