@@ -21,7 +21,7 @@ from unsoft.formula import Formula, parse
 from unsoft.magnitude.points import Points
 from unsoft.magnitude.streaming import Arrival
 from unsoft.modules.cache import Cache, KeyValueCache
-from unsoft.modules.module import Inputs, Mechanism, Result, Wrapper
+from unsoft.modules.module import Derived, Inputs, Mechanism, Result, Wrapper
 
 _EXPONENTIAL = parse("exp(s - m)")
 _ROWS = 128
@@ -333,8 +333,7 @@ class MagnitudeCache(Cache):
         super().__init__(batch)
         self.arriving, self.rows = arriving, rows
         self.inner = KeyValueCache(batch) if rows else inner
-        self._constants: tuple[tuple[int, ...], tuple[Tensor, Tensor, Tensor]] | None = None
-        """Values computed from the mechanism's parameters, and the state of these parameters."""
+        self._constants = Derived()
         self.last_row: Tensor | None = None
         """Weights of all keys in the prefix that ended with the last token, if ``rows``."""
         self.gates: KeyValueCache | None = None
@@ -362,15 +361,18 @@ class MagnitudeCache(Cache):
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Return sqrt(t / d), (heads, 1, 1), and beta and gamma, (heads, 1), of each key head; computed again
         only when a parameter has changed."""
-        parameters = (log_t, beta, gamma)
         _, heads, _, width = key.shape
-        stamp = (heads, width, *(x.data_ptr() for x in parameters), *(x._version for x in parameters))
-        if self._constants is None or self._constants[0] != stamp:
-            with torch.no_grad():
-                dtype = compute_dtype(key.dtype)
-                slope, offset = (by_key_head(x, heads).to(dtype)[:, None] for x in (beta, gamma))
-                self._constants = stamp, (key_scale(log_t, heads, width, dtype), slope, offset)
-        return self._constants[1]
+        dtype = compute_dtype(key.dtype)
+
+        @torch.no_grad()
+        def compute() -> tuple[Tensor, Tensor, Tensor]:
+            slope, offset = (by_key_head(x, heads).to(dtype)[:, None] for x in (beta, gamma))
+            return key_scale(log_t, heads, width, dtype), slope, offset
+
+        constants: tuple[Tensor, Tensor, Tensor] = self._constants.get(
+            compute, (heads, width, dtype), log_t, beta, gamma
+        )
+        return constants
 
     def all_gates(self, new: Tensor) -> Tensor | None:
         """Append the gates of new keys and return those of all keys; None if the mechanism inside keeps no

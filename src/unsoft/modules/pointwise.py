@@ -179,24 +179,14 @@ def with_cached_keys(
 ) -> dict[str, Values]:
     """Return the fields of a step: those of new queries, and those of all keys, which the cache then
     holds."""
-    of_queries: dict[str, Tensor] = {}
-    of_keys: dict[str, Tensor] = {}
-    for name, side in formula.fields.items():
-        if name not in new:
-            continue  # run_formula says what is missing
-        value = new[name]
-        both = value if isinstance(value, tuple) else (value, value)
-        if "query" in side:
-            of_queries[name] = both[0]
-        if "key" in side:
-            of_keys[name] = both[1]
+    sides = {name: side for name, side in formula.fields.items() if name in new}  # run_formula checks names
+    both = {name: x if isinstance(x, tuple) else (x, x) for name, x in new.items()}
+    of_queries: dict[str, Values] = {name: both[name][0] for name in sides if "query" in sides[name]}
+    of_keys = {name: both[name][1] for name in sides if "key" in sides[name]}
     if BUILT_IN["key"] in formula.symbols.key:
         of_keys[BUILT_IN["key"]] = squared_lengths(key, compute_dtype(key.dtype))
     held = cache.append_fields({name: _with_batch(x, key) for name, x in of_keys.items()})
-    sides = formula.fields
-    together: dict[str, Values] = {
-        n: (of_queries[n], x) for n, x in held.items() if "query" in sides.get(n, "")
-    }
+    together = {name: (both[name][0], x) for name, x in held.items() if name in of_queries}
     return {**of_queries, **held, **together}
 
 
