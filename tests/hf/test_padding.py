@@ -50,10 +50,10 @@ def test_a_padded_batch_decodes_what_each_text_does_alone(tiny, kind, name):
         "output_logits": True,
         "return_dict_in_generate": True,
     }
-    found = model.generate(input_ids=ids, attention_mask=mask, **settings).logits
+    actual = model.generate(input_ids=ids, attention_mask=mask, **settings).logits
     for b, start in enumerate((0, LONG - SHORT)):
         alone = model.generate(ids[[b], start:], **settings, use_cache=False).logits
-        for step, expected in zip(found, alone, strict=True):
+        for step, expected in zip(actual, alone, strict=True):
             assert (step[b] - expected[0]).abs().max() <= 1e-5 * expected.abs().max()
 
 
@@ -80,12 +80,12 @@ def test_a_prompt_padded_on_the_right_goes_on_as_it_does_alone(tiny, padded, wor
     for t in range(3):
         mask = torch.cat([mask, shown[:, [t]]], dim=1)
         positions = mask.cumsum(-1)[:, -1:] - 1
-        found = model(new[:, [t]], attention_mask=mask, position_ids=positions, past_key_values=cache).logits[
-            :, -1
-        ]
+        actual = model(
+            new[:, [t]], attention_mask=mask, position_ids=positions, past_key_values=cache
+        ).logits[:, -1]
     for b, tokens in enumerate((torch.cat([words[0], new[0]]), torch.cat([words[1, :6], new[1, ::2]]))):
         alone = model(tokens[None], use_cache=False).logits[0, -1]
-        assert (found[b] - alone).abs().max() <= 2e-5
+        assert (actual[b] - alone).abs().max() <= 2e-5
 
 
 @torch.no_grad()

@@ -239,7 +239,7 @@ def test_directions_of_denormal_vectors_have_finite_gradients():
     x = torch.full((3, 4), 1e-310, dtype=torch.float64)
     x[1] = 2.5e-300
     x.requires_grad_()
-    found = direction(x)
-    (gradient,) = torch.autograd.grad(found[:, 0].sum(), x)
-    assert found[0].tolist() == [0.0] * 4 and torch.allclose(found[1], torch.full((4,), 0.5).double())
+    actual = direction(x)
+    (gradient,) = torch.autograd.grad(actual[:, 0].sum(), x)
+    assert actual[0].tolist() == [0.0] * 4 and torch.allclose(actual[1], torch.full((4,), 0.5).double())
     assert gradient.isfinite().all() and gradient[1].abs().max() > 1e298
